@@ -2,7 +2,7 @@
 
     python scripts/bench_explorer.py --items 1000000 --dim 64
 
-Makes an index of random Gaussians, starts `python -m prolip.explorer` on it as a process of its own, and asks it: what
+Makes an index of random Gaussians, starts `prolip explore` on it as a process of its own, and asks it: what
 passes on the clock, and of all cores' time what the process takes since it started. Memory is that of the process: its
 own (RssAnon), and what it has read of the mapped index (RssFile), which the system may take back.
 """
@@ -76,7 +76,7 @@ def main() -> None:
         index = SearchIndex.create(f"{folder}/index", CSDScore(10.0, -5.0), args.dim)
         print(f"index built in {timed(lambda: index.add('random', parts(args.items, args.dim), CHUNK)):.0f} s")
         start = time.perf_counter()
-        words = [sys.executable, "-m", "prolip.explorer", f"{folder}/index", "--port", "0"]
+        words = [sys.executable, "-m", "prolip", "explore", f"{folder}/index", "--port", "0"]
         process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=os.environ)
         try:
             assert process.stdout is not None

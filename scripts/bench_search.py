@@ -1,7 +1,7 @@
 """Recall@k against queries per second of every approximate index, and of the papers' two steps, in one plot of one run.
 
-    PYTHONPATH=src python scripts/bench_search.py --plot search.png                         # 20,000 x 64
-    PYTHONPATH=src python scripts/bench_search.py --items 1000000 --dim 768 --kinds flat ivf pq --only-ours
+    PYTHONPATH=src python scripts/bench_search.py --output search.png                       # 20,000 x 64
+    PYTHONPATH=src python scripts/bench_search.py --items 1000000 --dim 768 --index-types flat ivf pq --only-ours
 
 Synthetic Gaussians: unit means in clusters, traces that are lognormal, so that some items are far wider than others.
 What is right is the order of csd by exact search. Per kind of index, at several efforts:
@@ -250,7 +250,7 @@ def main() -> None:
     add("--trace", type=float, default=0.05, help="the median one (default: 0.05)")
     add("--trace-spread", type=float, default=1.0, help="standard deviation of its logarithm (default: 1)")
     add("--top", type=int, default=10)
-    add("--kinds", nargs="+", default=[IVF, HNSW, PQ], choices=KINDS)
+    add("--index-types", nargs="+", default=[IVF, HNSW, PQ], choices=KINDS)
     add("--only-ours", action="store_true", help="leave out the papers' two steps")
     add("--rounds", type=int, default=3)
     add("--threads", type=int, default=2)
@@ -258,7 +258,7 @@ def main() -> None:
     add("--seed", type=int, default=0)
     add("--folder", help="where the indexes are kept; what a killed run of the same options left there goes on"
         " (default: one that is deleted)")  # fmt: skip
-    add("--plot", metavar="FILE", help="a PNG")
+    add("--output", metavar="FILE", help="the plot, a PNG")
     args = parser.parse_args()
     if args.processor_time:
         args.threads = 1
@@ -275,7 +275,7 @@ def run(args: argparse.Namespace, folder: Path) -> None:
           f" {faiss.__version__}\n\n| step | seconds | peak GB | own GB |\n|---|---|---|---|")  # fmt: skip
     curves: dict[str, dict[str, list[Point]]] = {}
     want = None
-    for kind in args.kinds:
+    for kind in args.index_types:
         with step(f"{kind}, build"):
             index = build(folder / kind, CSDScore(), kind, args)
         if want is None:
@@ -299,8 +299,8 @@ def run(args: argparse.Namespace, folder: Path) -> None:
     for kind, measured in curves.items():
         if "two steps" in measured:
             print(compare(kind, measured["ours"], measured["two steps"]))
-    if args.plot and curves:
-        plot(curves, args).savefig(args.plot)
+    if args.output and curves:
+        plot(curves, args).savefig(args.output)
 
 
 if __name__ == "__main__":

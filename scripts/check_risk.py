@@ -1,6 +1,6 @@
 """Does refusal by risk keep its promise? Random splits of an evaluation on a designer that a model never saw.
 
-    python -m prolip.evaluation.corpus --model local-dir:runs/demo/model --data data/emoji/emojione.tar --out eval
+    prolip eval emoji --model local-dir:runs/demo/model --data data/emoji/emojione.tar --output eval
     python scripts/check_risk.py eval --risk 0.1 0.2 0.3
 
 Questions are drawings, answered by the first of the names (`names_i2t`) or of all texts (`captions_i2t`), and names and
@@ -9,7 +9,7 @@ chosen of all that the evaluation refuses by (`refusal/...`), the lead over the 
 Half of the questions, drawn at random, find the threshold, and the other half is answered by it. Printed: the share of
 the splits in which anything is answered; of these the mean share of questions answered and of answers wrong; the share
 of splits with more wrong answers than risked (this counts the chance of the second half, too), and with more than
-`prolip.search.risk.most_wrong`, which should be at most twice delta.
+`prolip.search.risk.most_wrong`, which should be at most twice 1 - confidence.
 """
 from __future__ import annotations
 
@@ -38,14 +38,15 @@ def questions(result: CorpusResult) -> Iterator[tuple[str, dict[str, np.ndarray]
 
 def check(sure: dict[str, np.ndarray], wrong: np.ndarray, args: argparse.Namespace, risk: float) -> str:
     """A row of the table: over the splits."""
-    rows = []
+    rows, delta = [], 1 - args.confidence
     for seed in range(args.splits):
         known, new = np.array_split(np.random.default_rng(seed).permutation(len(wrong)), 2)
-        found = find_threshold({k: x[known] for k, x in sure.items()}, wrong[known], risk, args.delta, seed)
+        found = find_threshold({k: x[known] for k, x in sure.items()}, wrong[known], risk, delta, seed)
         given = found.answers({k: x[new] for k, x in sure.items()})
         count, bad = int(given.sum()), float(wrong[new][given].sum())
         if found.holds and count:
-            rows.append((given.mean(), bad / count, bad > risk * count, bad > most_wrong(count, risk, args.delta)))
+            beyond = bad > most_wrong(count, risk, delta)
+            rows.append((given.mean(), bad / count, bad > risk * count, beyond))
     share = len(rows) / args.splits
     if not rows:
         return f"{risk} | {wrong.mean():.3f} | {share:.2f} | - | - | - | -"
@@ -58,7 +59,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folders", nargs="+", metavar="FOLDER", help="what --out of the corpus's evaluation wrote")
     parser.add_argument("--risk", nargs="+", type=float, default=[0.1, 0.2, 0.3])
-    parser.add_argument("--delta", type=float, default=0.1)
+    parser.add_argument("--confidence", type=float, default=0.9, help="that the risk is kept (default: 0.9)")
     parser.add_argument("--splits", type=int, default=100)
     args = parser.parse_args()
     print("| evaluation | questions | risk | wrong of all | splits that answer | answered | wrong of these | more than"

@@ -1,6 +1,6 @@
 """Does exact search have the order of brute force on a model's own Gaussians? Every text and every drawing asks.
 
-    python -m prolip.evaluation.corpus --model local-dir:runs/demo/model --data data/icons/lucide.tar --out icons
+    prolip eval emoji --model local-dir:runs/demo/model --data data/icons/lucide.tar --output icons
     python scripts/check_search.py icons
 
 Each text looks for its 10 drawings and each drawing for its 10 texts by every score: csd and the cosine of means by

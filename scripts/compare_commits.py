@@ -56,6 +56,12 @@ class Commit:
             sys.exit(f"error: {self.name}: {said}")
 
     @property
+    def output(self) -> str:
+        """Its flag for the folder of all runs."""
+        settings = (self.folder / "src/training/config.py").read_text(encoding="utf-8")
+        return "--output-dir" if "output_dir: str" in settings else "--output"
+
+    @property
     def has_versions(self) -> bool:
         """Whether its random numbers have versions, which --draws chooses."""
         return (self.folder / "src/prolip/random.py").exists()
@@ -67,7 +73,7 @@ class Commit:
 def train(commit: Commit, out: Path, name: str, *words: object, ranks: int = 1) -> Path:
     """A run of the demo's recipe."""
     module = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", ranks] if ranks > 1 else []
-    commit.run(*module, "-m", "training.main", *RECIPE, *commit.flags, "--output-dir", out, "--name", name, *words)
+    commit.run(*module, "-m", "training.main", *RECIPE, *commit.flags, commit.output, out, "--name", name, *words)
     return out / name
 
 
@@ -90,16 +96,23 @@ def of_run(folder: Path) -> Iterator[tuple[str, Any]]:
 def of_evaluation(commit: Commit, out: Path, model: Path) -> Iterator[tuple[str, Any]]:
     """What every evaluator says of a model."""
     given = ["--model", f"local-dir:{model}"]
-    commit.run("-m", "prolip.evaluation.corpus", *given, *CORPUS, *NAMES, "--out", out / "corpus")
+    if (commit.folder / "src/prolip/cli/eval.py").exists():
+        drawings, sets_of_tasks, benchmark = (["-m", "prolip", "eval", x] for x in ("emoji", "tasks", "clip-benchmark"))
+        data, output = "--data", "--output"
+    else:  # before there was `prolip`
+        drawings, sets_of_tasks = ["-m", "prolip.evaluation.corpus"], ["-m", "prolip.evaluation"]
+        benchmark = ["-m", "prolip.evaluation.clip_benchmark"]
+        data, output = "--dataset", "--out"
+    commit.run(*drawings, *given, *CORPUS, *NAMES, output, out / "corpus")
     yield "corpus", lasting(json.loads((out / "corpus/metrics.json").read_text(encoding="utf-8")))
-    for task, words in (("emoji", []), ("subgroups", ["--classes", "subgroup"])):
-        commit.run("-m", "prolip.evaluation.datasets.emoji", *CORPUS, *NAMES[2:], "--out", out / f"wds_{task}", *words)
+    for task, write in (("emoji", "write_emoji"), ("subgroups", "write_emoji_classes")):
+        made = f"{write}(read({CORPUS[1:]}).select({NAMES[-1]!r}), {str(out / f'wds_{task}')!r})"
+        commit.run("-c", f"from prolip.data.emoji import read; from prolip.evaluation.datasets.emoji import *; {made}")
     sets = [f"wds:{out}/wds_emoji", f"wds:{out}/wds_subgroups"]
-    commit.run("-m", "prolip.evaluation", *given, "--dataset", *sets, "--similarity", "csd", "mean", "--uncertainty",
-               "--out", out / "tasks.json")  # fmt: skip
+    commit.run(*sets_of_tasks, *given, data, *sets, "--similarity", "csd", "mean", "--uncertainty",
+               output, out / "tasks.json")  # fmt: skip
     yield "tasks", lasting(json.loads((out / "tasks.json").read_text(encoding="utf-8").replace(str(out), "")))
-    command = "from prolip.evaluation.clip_benchmark.command import script; script()"
-    commit.run("-c", command, "eval", *given, "--dataset", "wds/emoji", "wds/subgroups",
+    commit.run(*benchmark, "eval", *given, "--dataset", "wds/emoji", "wds/subgroups",
                "--dataset_root", f"{out}/wds_{{dataset_cleaned}}", "--num_workers", 0,
                "--output", f"{out}/{{dataset}}.json")  # fmt: skip
     for task in ("emoji", "subgroups"):

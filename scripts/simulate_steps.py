@@ -1,9 +1,9 @@
 """Steps of up to thousands of ranks, played through event by event: loader, towers, PPCL, gradient exchange.
 
     python scripts/simulate_steps.py --mfu 0.4 --gpus 8 32 --steps 200
-    python scripts/simulate_steps.py --gpus 4096 --global-batch 524288 --steps 2
+    python scripts/simulate_steps.py --gpus 4096 --global-batch-size 524288 --steps 2
 
-It takes the flags of scripts/plan_run.py besides its own, and plays the steps of that plan. docs/scaling.md shows the
+It takes the flags of `prolip plan` besides its own, and plays the steps of that plan. docs/scaling.md shows the
 tables and says what is not simulated.
 
 Every array has one entry per rank; times are seconds since the start of the simulation. All factors are lognormal with
@@ -25,16 +25,15 @@ ROOT = Path(__file__).resolve().parents[1]
 if str(ROOT / "src") not in sys.path:
     sys.path.insert(0, str(ROOT / "src"))
 
-from plan_run import ask, settings  # noqa: E402
 from planner import question, tables  # noqa: E402
 from planner.hardware import Cluster  # noqa: E402
 from planner.plan import Plan, make_plans  # noqa: E402
-from planner.question import Supply, Training, at_least  # noqa: E402
+from planner.question import Supply, Training, ask, at_least, settings  # noqa: E402
 from planner.traffic import Pairs, Step  # noqa: E402
 from prolip.data.config import chunks_ahead  # noqa: E402
 from prolip.utils import console  # noqa: E402
 from prolip.utils.fields import option  # noqa: E402
-from training.flags import FlagError, Parser, add_flags, build, flag_of  # noqa: E402
+from prolip.utils.flags import FlagError, Parser, add_flags, build, flag_of  # noqa: E402
 
 Array = np.ndarray[Any, Any]
 # Of a lognormal factor: one beyond this is no jitter, and its exponential no number.
@@ -172,11 +171,11 @@ class Loader:
     """
 
     def __init__(self, cluster: Cluster, supply: Supply, noise: Noise, local: int, draws: np.random.Generator):
-        self.shape = (cluster.gpus, supply.cores_per_gpu)
-        self.images = local / supply.cores_per_gpu
+        self.shape = (cluster.gpus, supply.workers)
+        self.images = local / supply.workers
         self.supply, self.noise, self.draws = supply, noise, draws
         self.chunk_sigma = math.sqrt(math.log1p(math.expm1(noise.image_sigma**2) / max(1.0, self.images)))
-        share = supply.store_gbs * 1e9 / (cluster.per_node * supply.cores_per_gpu)
+        share = supply.store_gbs * 1e9 / (cluster.per_node * supply.workers)
         stream = min(supply.stream_mbs * 1e6, share)
         self.read_seconds = self.images * supply.sample_kb * 1e3 / stream
         self.left = draws.uniform(0, supply.shard_samples, self.shape)
@@ -240,7 +239,7 @@ def simulate(cluster: Cluster, step: Step, training: Training, supply: Supply, n
     backward pass of the last micro-batch. The host is assumed to run ahead of the device, so a late batch shows when
     the device needs it.
     """
-    local = training.global_batch // cluster.gpus
+    local = training.global_batch_size // cluster.gpus
     draws, links = np.random.default_rng(noise.seed), ring_links(cluster, step)
     lasting = factors(draws, noise.rank_sigma, cluster.gpus)
     loader = Loader(cluster, supply, noise, local, draws)
@@ -257,7 +256,7 @@ def simulate(cluster: Cluster, step: Step, training: Training, supply: Supply, n
         else:
             loss = exchange(start, step.pairs.block_seconds, links, draws, noise.block_sigma)
         own = loss.end + step.backward * pace
-        first = begin if training.parallel == "fsdp" else own - (own - loss.end) / training.accum_freq
+        first = begin if training.fsdp else own - (own - loss.end) / training.accum_freq
         together = gradients(step, cluster.gpus, first, own)
         if index >= WARM_UP:
             waits["data"] += float((begin - now).mean())
@@ -307,7 +306,7 @@ def play(given: dict[str, Any]) -> None:
 def main(arguments: list[str] | None = None) -> int:
     """0, or 2 after `error: ...`."""
     try:
-        play(build_parser().parse_strictly(sys.argv[1:] if arguments is None else arguments))
+        play(vars(build_parser().parse_strictly(sys.argv[1:] if arguments is None else arguments)))
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

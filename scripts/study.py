@@ -31,7 +31,7 @@ import numpy as np  # noqa: E402
 
 import study_few_shot as few_shot  # noqa: E402
 import sweep  # noqa: E402
-from prolip.evaluation.corpus import main as evaluate  # noqa: E402
+from prolip.cli.main import main as prolip  # noqa: E402
 from prolip.evaluation.kinds.retrieval import statistics_of  # noqa: E402
 from prolip.evaluation.metrics.bootstrap import Statistic, clustered, combine, intervals  # noqa: E402
 from prolip.evaluation.suites.emoji import recall_by_trace  # noqa: E402
@@ -149,8 +149,10 @@ class Runs:
             adapted = self.folder / f"{source}-by-{SOURCES[source][0]}-s{seed}" / "config.json"
             if adapted.exists() and not (run / "eval_lines" / "metrics.json").exists():
                 target = json.loads(adapted.read_text(encoding="utf-8"))["val"]
-                evaluate(["--model", f"local-dir:{run / 'model'}", "--data", str(ROOT / target["val_data"]),
-                          "--select", target["val_select"], "--out", str(run / "eval_lines")])  # fmt: skip
+                words = ["--model", f"local-dir:{run / 'model'}", "--data", str(ROOT / target["val_data"])]
+                words += ["--select", target["val_select"], "--output", str(run / "eval_lines")]
+                if code := prolip(["eval", "emoji", *words]):
+                    raise SystemExit(code)
 
     def results(self, name: str, evaluation: str = "eval") -> list[CorpusResult]:
         """Of every seed that has ended, in their order."""

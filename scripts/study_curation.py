@@ -4,7 +4,7 @@
     python scripts/study_curation.py --out runs/curation-icons --corpus icons --write docs/curation.md
 
 All captions of 30% of the samples are exchanged, by shard. A model by SigLIP's loss, trained on other designers'
-drawings, scores them (`python -m prolip.curate`); kept is what fits better than an average pair of its batch, a rule
+drawings, scores them (`prolip curate`); kept is what fits better than an average pair of its batch, a rule
 that knows of no share. That model then goes on with all samples, with those that are kept, and with the right ones
 alone, for each seed; evaluated on a designer that none has seen. A run that has ended is not trained again.
 """
@@ -28,8 +28,8 @@ from sklearn.metrics import roc_auc_score  # noqa: E402
 
 import study  # noqa: E402
 import sweep  # noqa: E402
-from prolip.curate.__main__ import main as curate  # noqa: E402
-from prolip.curate.figures import MEANINGS  # noqa: E402
+from prolip.cli.main import main as prolip_command  # noqa: E402
+from prolip.curate.columns import MEANINGS  # noqa: E402
 from prolip.curate.select import SELECTION  # noqa: E402
 from prolip.curate.tables import read_table  # noqa: E402
 from prolip.data.reading.shards import expand_source  # noqa: E402
@@ -105,13 +105,13 @@ class Curation:
         if not data.exists():
             exchange(self.folder, study.DESIGNERS[self.corpus][1], self.select, WRONG)
         commands = [
-            ["score", "--data", str(data), "--model", f"local-dir:{self.model}", "--out", str(scores)],
-            ["select", "--out", str(scores), "--drop", RULE],
-            ["write", "--out", str(scores), "--shards-out", str(self.folder / "kept")],
-            ["report", "--out", str(scores)],
+            ["score", "--data", str(data), "--model", f"local-dir:{self.model}", "--output", str(scores)],
+            ["select", str(scores), "--drop", RULE],
+            ["write", str(scores), "--output", str(self.folder / "kept")],
+            ["report", str(scores)],
         ]
         for command in commands:
-            if curate(command):
+            if prolip_command(["curate", *command]):
                 sys.exit("error: curation failed, see above")
 
     @property

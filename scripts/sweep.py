@@ -1,10 +1,10 @@
 """Train the variants of a sweep file, each with every seed, and print their figures as one Markdown table.
 
-    python scripts/sweep.py scripts/sweeps/siglip.yaml --output-dir runs/siglip
-    python scripts/sweep.py scripts/sweeps/uncertainty.yaml --output-dir runs/uncertainty --only ppcl default
+    python scripts/sweep.py scripts/sweeps/siglip.yaml --output runs/siglip
+    python scripts/sweep.py scripts/sweeps/uncertainty.yaml --output runs/uncertainty --only ppcl default
 
 A run that is finished is not trained again, so a sweep that was broken off goes on where it stood; one whose recipe or
-flags have changed since is refused. --table only prints, --again reckons the uncertainty figures anew from the
+flags have changed since is refused. --table only prints, --recompute computes the uncertainty metrics again from the
 embeddings that the runs left.
 --jobs 2 trains two runs at a time, each on half the cores: on two cores that is 1.45 times the samples per second.
 A sweep file: recipe (a config of training.main), seeds, flags (of every run), variants (name -> flags) and columns
@@ -103,7 +103,7 @@ def train(sweep: dict[str, Any], variant: str, seed: int, folder: Path, threads:
     flags = flags_of(sweep, variant)
     command = [
         sys.executable, "-m", "training.main", "--config", sweep["recipe"], "--seed", str(seed),
-        "--name", folder.name, "--output-dir", str(folder.parent), "--overwrite", *flags,
+        "--name", folder.name, "--output", str(folder.parent), "--overwrite", *flags,
     ]  # fmt: skip
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]),
@@ -130,7 +130,7 @@ def train_all(sweep: dict[str, Any], variants: list[str], folder: Path, jobs: in
     for variant, _, run in done:
         kept = run.parent / f"{run.name}.made-of"
         if kept.exists() and kept.read_text(encoding="utf-8") != made_of(sweep, variant):
-            sys.exit(f"error: {run} was trained with another recipe or flags: delete it, or give another --output-dir")
+            sys.exit(f"error: {run} was trained with another recipe or flags: delete it, or give another --output")
     failures: list[RuntimeError] = []
 
     def train_one(run: tuple[str, int, Path]) -> None:
@@ -222,13 +222,13 @@ def main() -> None:
     """Train what is missing, then print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("sweep", type=Path, help="sweep file")
-    parser.add_argument("--output-dir", type=Path, required=True, help="folder of the sweep's runs")
+    parser.add_argument("--output", type=Path, required=True, help="folder of the sweep's runs")
     parser.add_argument("--only", nargs="+", metavar="VARIANT", help="train only these variants")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time (default: %(default)s)")
-    parser.add_argument("--again", action="store_true", help="uncertainty figures anew from the runs' embeddings")
+    parser.add_argument("--recompute", action="store_true", help="uncertainty metrics from the runs' embeddings again")
     parser.add_argument("--table", action="store_true", help="train nothing, print what is there")
     options = parser.parse_args()
-    sweep, folder = read_sweep(options.sweep), options.output_dir.resolve()
+    sweep, folder = read_sweep(options.sweep), options.output.resolve()
     if options.jobs < 1:
         parser.error(f"--jobs {options.jobs}: give 1 or more")
     unknown = set(options.only or ()) - set(sweep["variants"])
@@ -239,7 +239,7 @@ def main() -> None:
             train_all(sweep, options.only or list(sweep["variants"]), folder, options.jobs)
         except KeyboardInterrupt:
             sys.exit("interrupted: the same command goes on with the runs that are missing")
-    if options.again:
+    if options.recompute:
         for found in sorted(folder.glob("*/eval.json")):
             reckon_again(found.parent)
     print("\n".join(table(sweep, folder)))

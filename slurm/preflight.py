@@ -20,11 +20,12 @@ from prolip.data.samples.captions import CaptionSampler
 from prolip.data.sources import check_sample, dataset_kind
 from prolip.data.survey import refuse_unusable, survey
 from prolip.factory import find_weights
+from prolip.utils.flags import FlagError
 from prolip.utils.messages import naming
 from prolip.utils.secrecy import redacted, scrub
 from training.config import Config, rows_per_rank
-from training.flags import FlagError
-from training.main import explain, parse
+from training.health.errors import explain
+from training.main import parse
 from training.run import build_tokenizer
 
 #: Gives up on a dead address within half a minute.

@@ -7,10 +7,8 @@ from typing import NamedTuple
 from planner.hardware import GB, Cluster
 from planner.memory import ADAM_STATES, FLOAT
 from planner.models import Model
-from planner.question import Safety, Training
-from training.flags import FlagError
-
-HOUR, MINUTE = 3600.0, 60.0
+from planner.question import HOUR, MINUTE, Safety, Training
+from prolip.utils.flags import FlagError
 
 
 class Risk(NamedTuple):
@@ -31,7 +29,7 @@ class Risk(NamedTuple):
 
 def checkpoint_bytes(model: Model, training: Training) -> float:
     """Parameters, AdamW's moments and the averaged weights, float32."""
-    return model.parameters * FLOAT * (1 + ADAM_STATES + training.ema)
+    return model.parameters * FLOAT * (1 + ADAM_STATES + (training.ema_decay is not None))
 
 
 def between_failures(cluster: Cluster, safety: Safety) -> float:
@@ -75,18 +73,18 @@ def risk(model: Model, training: Training, cluster: Cluster, safety: Safety, ste
     writing, and what was computed while the last file was being written is lost as well.
     """
     size = checkpoint_bytes(model, training)
-    shards = cluster.gpus if training.parallel == "fsdp" else 1
+    shards = cluster.gpus if training.fsdp else 1
     stop, write = size / shards / (safety.copy_gbs * GB), size / (safety.checkpoint_gbs * GB)
     mean = between_failures(cluster, safety)
     best = max(best_interval(stop, mean), write)
     every = best
-    if safety.every_steps is not None:
-        every = safety.every_steps * step
-    elif safety.every_samples is not None:
-        every = safety.every_samples / training.global_batch * step
-    elif safety.every_minutes is not None:
-        every = safety.every_minutes * MINUTE
-    work = training.samples / training.global_batch * step
+    if safety.save_every_steps is not None:
+        every = safety.save_every_steps * step
+    elif safety.save_every_samples is not None:
+        every = safety.save_every_samples / training.global_batch_size * step
+    elif safety.save_every_minutes is not None:
+        every = safety.save_every_minutes * MINUTE
+    work = training.max_samples / training.global_batch_size * step
     every = max(min(every, work), step)  # what is beyond the end of the run is its end
     restart = safety.restart_minutes * MINUTE + write
     wall = expected_wall(work, every, stop, mean, restart)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from planner.question import Machines
 from prolip.flops import PEAK_TFLOPS
-from training.flags import FlagError, did_you_mean
+from prolip.utils.flags import FlagError, did_you_mean
 
 GB = 1e9
 # Achievable share of a link's rate: assumed. docs/scaling.md gives the sources of the table.

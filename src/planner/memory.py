@@ -64,7 +64,7 @@ def exchange_of(training: Training, gpus: int, dim: int) -> Exchange:
         return training.exchange
     if training.method == "siglip":  # its texts go both ways round a ring, one block at a time
         return "ring"
-    return choose_exchange(gpus, training.global_batch // gpus, dim, torch.device("cuda"))
+    return choose_exchange(gpus, training.global_batch_size // gpus, dim, torch.device("cuda"))
 
 
 def gathered_bytes(local: int, dim: int, ranks: int) -> int:
@@ -103,9 +103,9 @@ def memory(model: Model, training: Training, gpus: int) -> dict[str, float]:
     they keep some dozens of numbers per dimension and row. Only one micro-batch has its activations at a time.
     """
     half = HALF if training.precision == "amp_bf16" else FLOAT
-    local = training.global_batch // gpus
+    local = training.global_batch_size // gpus
     micro = local / training.accum_freq
-    shards = gpus if training.parallel == "fsdp" else 1
+    shards = gpus if training.fsdp else 1
     weights = model.parameters * FLOAT / shards
     kept = sum(activations(part, micro * part.share, training.recompute, half) for part in model.passes)
     # Within one block: those of the MLP's hidden layer, before and after the GELU, of its input and of the stream.
@@ -118,7 +118,7 @@ def memory(model: Model, training: Training, gpus: int) -> dict[str, float]:
         "parameters": weights,
         "gradients (DDP's buckets)" if shards == 1 else "gradients": weights,
         "optimiser": ADAM_STATES * weights,
-        "averaged weights": weights if training.ema else 0.0,
+        "averaged weights": weights if training.ema_decay is not None else 0.0,
         "bf16 copies of weights" if shards == 1 else "whole blocks": copies + whole,
         "activations": kept,
         "gradients of activations": space,

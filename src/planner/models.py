@@ -16,7 +16,7 @@ from prolip.methods import find_method
 from prolip.methods.base import Objective
 from prolip.models.prolip import ProLIP
 from prolip.models.registry import get_model_config, list_models
-from training.flags import FlagError, did_you_mean
+from prolip.utils.flags import FlagError, did_you_mean
 
 
 class Pass(NamedTuple):

@@ -4,11 +4,11 @@ from __future__ import annotations
 import dataclasses
 from typing import NamedTuple
 
-from planner.failures import HOUR, Risk, risk
+from planner.failures import Risk, risk
 from planner.hardware import Cluster, build_cluster
 from planner.memory import gathered_bytes, memory
 from planner.models import Model, count_of_run
-from planner.question import Question
+from planner.question import HOUR, Question
 from planner.runs import Measurement, read_measurement
 from planner.traffic import Feed, Pairs, Step, feed, missing_shards, pairs, step_times
 from prolip.flops import FORWARD_AND_BACKWARD
@@ -75,7 +75,7 @@ def make_plans(question: Question) -> list[Plan]:
 def make_plan(question: Question, gpus: int, run: Measurement | None) -> Plan:
     """The plan for this number of GPUs."""
     training = question.training
-    local = training.global_batch // gpus
+    local = training.global_batch_size // gpus
     model = count_of_run(training.model, training.method, local)
     cluster = build_cluster(question.machines, gpus)
     if training.precision == "fp32":  # products go in TF32, at half of bf16's peak on every kind of GPU here
@@ -116,17 +116,17 @@ def judge(plan: Plan, question: Question) -> list[str]:
     used, missing = sum(plan.memory.values()), missing_shards(plan.cluster, supply)
     if used > plan.cluster.memory:  # what cannot be has a weight that puts it first
         limits.append((3.0, f"memory: {used / 1e9:.0f} GB of {plan.cluster.memory / 1e9:.0f}: --accum-freq, "
-                       "--recompute selective or full, --parallel fsdp, or more GPUs"))
+                       "--grad-checkpointing, --fsdp, or more GPUs"))
     if missing:
         limits.append((2.0, f"shards: {missing:,} too few for {plan.feed.open_streams:,} streams: fewer "
-                       "--cores-per-gpu, or smaller shards"))
+                       "--workers, or smaller shards"))
     found = [text for _, text in sorted(limits, key=lambda item: -item[0])] or ["computation"]
     if plan.feed.keeps_up and plan.feed.bridged < PAUSE * supply.open_ms * 1e-3:
         found.append(f"a shard that takes {plan.feed.bridged * 1e3:.0f} ms to open stops the step: raise --prefetch")
     if question.training.method == "prolip":
         found += suggestions(plan)
-    if plan.local % supply.cores_per_gpu:
-        found.append(f"{plan.local} samples per GPU do not divide among {supply.cores_per_gpu} loader processes")
+    if plan.local % supply.workers:
+        found.append(f"{plan.local} samples per GPU do not divide among {supply.workers} loader processes")
     if plan.local < SMALL_BATCH:
         found.append(f"{plan.local} samples per GPU: the towers will be slower than the MFU says")
     return found

@@ -2,11 +2,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_type_hints
 
 from prolip.utils.fields import option
-from training.flags import FlagError, check_alone, flag_of
+from prolip.utils.flags import FlagError, build, check_alone, flag_of
+
+HOUR, MINUTE = 3600.0, 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,35 +19,40 @@ class Training:
     model: str = option("ProLIP-ViT-B-16", "one of prolip.list_models(), or a model of OpenCLIP's for comparison")
     method: Literal["prolip", "siglip"] = option("prolip", "siglip: no masked views; OpenCLIP's models are always so")
     gpus: list[int] = option([8, 32, 256, 1024], "numbers of GPUs, one column of the tables each")
-    global_batch: int = option(16384, "samples per step over all GPUs")
+    global_batch_size: int = option(16384, "samples per step over all GPUs")
     accum_freq: int = option(1, "micro-batches per step, as the training's flag: less memory, a second forward pass")
-    samples: float = option(1.28e9, "samples seen in the whole run")
+    max_samples: float = option(1.28e9, "samples seen in the whole run")
     precision: Literal["amp_bf16", "fp32"] = option("amp_bf16", "arithmetic of the towers")
-    ema: bool = option(False, "averaged weights are kept as well")
-    recompute: Literal["none", "selective", "full"] = option(
-        "none", "activations made again in the backward pass: selective keeps products and attention, full the input"
+    ema_decay: float | None = option(None, "averaged weights are kept as well, whatever their decay")
+    grad_checkpointing: bool = option(False, "recompute activations in the backward pass")
+    checkpoint_policy: Literal["full", "selective"] = option(
+        "full", "what --grad-checkpointing keeps: selective products and attention, full the input of a block"
     )
-    parallel: Literal["ddp", "fsdp"] = option("ddp", "ddp: all on every GPU; fsdp: parameters and state in shards")
+    fsdp: bool = option(False, "parameters, gradients and optimiser state in shards over the GPUs, instead of DDP")
     block: int | None = option(None, "rows of PPCL scored at a time; without: losses.pairs.default_block")
     exchange: Literal["auto", "ring", "gather"] = option(
         "auto", "how texts come to all GPUs; auto: as in training, by losses.contrastive.choose_exchange (siglip: ring)"
     )
 
     def __post_init__(self) -> None:
-        at_least(self, 1, "global_batch", "accum_freq", "samples", "block")
+        at_least(self, 1, "global_batch_size", "accum_freq", "max_samples", "block")
         if self.method == "siglip" and self.exchange == "gather":
             raise FlagError("--exchange gather is of --method prolip: leave it out, SigLIP's texts go round a ring")
         if not self.gpus or min(self.gpus) < 1:
             raise FlagError(f"--gpus is {self.gpus}: give one or more numbers of at least 1, such as --gpus 8 32")
         for count in self.gpus:
             parts = count * self.accum_freq
-            if self.global_batch % parts:
-                low = self.global_batch // parts * parts
+            if self.global_batch_size % parts:
+                low = self.global_batch_size // parts * parts
                 near = " or ".join(str(size) for size in (low, low + parts) if size)
                 micro = f" x {self.accum_freq} micro-batches" if self.accum_freq > 1 else ""
-                raise FlagError(
-                    f"--global-batch {self.global_batch} does not divide among {count} GPUs{micro}: give {near}"
-                )
+                raise FlagError(f"--global-batch-size {self.global_batch_size} does not divide among {count} "
+                                f"GPUs{micro}: give {near}")  # fmt: skip
+
+    @property
+    def recompute(self) -> Literal["none", "selective", "full"]:
+        """What is made again in the backward pass."""
+        return self.checkpoint_policy if self.grad_checkpointing else "none"
 
     @property
     def repeats(self) -> int:
@@ -98,7 +106,7 @@ class Supply:
     """Where samples come from, and how fast they are decoded."""
 
     images_per_core: float = option(250.0, "images/s that one core decodes and crops; assumed, measure yours")
-    cores_per_gpu: int = option(16, "loader processes per GPU, the training's --workers, a core each")
+    workers: int = option(16, "loader processes per GPU, a core each")
     prefetch: int | None = option(
         None, "chunks that each process prepares ahead; without: as the loader's --prefetch, by the batch per GPU"
     )
@@ -111,7 +119,7 @@ class Supply:
 
     def __post_init__(self) -> None:
         above_zero(self, "images_per_core", "sample_kb", "store_gbs", "stream_mbs", "dataset_samples")
-        at_least(self, 1, "cores_per_gpu", "prefetch", "shard_samples")
+        at_least(self, 1, "workers", "prefetch", "shard_samples")
         at_least(self, 0, "open_ms")
 
 
@@ -124,12 +132,12 @@ class Safety:
     checkpoint_gbs: float = option(2.0, "GB/s at which a checkpoint is written; assumed")
     copy_gbs: float = option(20.0, "GB/s from the GPU to the host, while the step stands still; assumed")
     restart_minutes: float = option(10.0, "from a failure to the first new step: noticing, queueing, loading; assumed")
-    every_samples: float | None = option(None, "samples between checkpoints; without any: the best by Daly's formula")
-    every_steps: int | None = option(None, "steps between checkpoints")
-    every_minutes: float | None = option(None, "minutes between checkpoints")
+    save_every_samples: float | None = option(None, "samples between checkpoints; if none is given: Daly's formula")
+    save_every_steps: int | None = option(None, "steps between checkpoints")
+    save_every_minutes: float | None = option(None, "minutes between checkpoints")
 
     def __post_init__(self) -> None:
-        names = ("every_samples", "every_steps", "every_minutes")
+        names = ("save_every_samples", "save_every_steps", "save_every_minutes")
         check_alone(self, names, "one cadence")
         above_zero(self, "mtbf_gpu_hours", "mtbf_node_hours", "checkpoint_gbs", "copy_gbs", *names)
         at_least(self, 0, "restart_minutes")
@@ -147,6 +155,17 @@ class Question:
 
 
 SECTIONS: dict[str, type] = get_type_hints(Question)
+
+
+def ask(given: Mapping[str, Any]) -> Question:
+    """The question that flags make."""
+    return Question(**{name: build(kind, name, settings(given, name)) for name, kind in SECTIONS.items()})
+
+
+def settings(given: Mapping[str, Any], section: str) -> dict[str, Any]:
+    """Field -> value of the flags of one section, as `add_flags` calls them."""
+    prefix = f"{section}."
+    return {name.removeprefix(prefix): value for name, value in given.items() if name.startswith(prefix)}
 
 
 def at_least(config: Any, bound: float, *names: str) -> None:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from planner.models import count_of_run
 from prolip.utils.documents import loads, read_json
-from training.flags import FlagError
+from prolip.utils.flags import FlagError
 
 # The first lines hold compilation, caches that fill, and autotuning.
 WARM_UP = 0.2

@@ -2,10 +2,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from planner.failures import HOUR, MINUTE
-from planner.plan import Plan
+from planner.question import HOUR, MINUTE
+
+if TYPE_CHECKING:
+    from planner.plan import Plan
 
 #: What stands in the first column, and how a plan's cell is shown.
 Row = tuple[str, Callable[[Any], str]]

@@ -154,7 +154,7 @@ def reduce_bytes(model: Model, training: Training, gpus: int) -> float:
     """Bytes that a rank sends to make gradients equal: ring all-reduce of float32 (DDP), or two all-gathers of bf16
     parameters and one reduce-scatter of float32 gradients (FSDP2)."""
     share = (gpus - 1) / gpus
-    if training.parallel == "ddp":
+    if not training.fsdp:
         return 2 * share * model.parameters * FLOAT
     half = HALF if training.precision == "amp_bf16" else FLOAT
     return share * model.parameters * (2 * half + FLOAT)
@@ -162,8 +162,8 @@ def reduce_bytes(model: Model, training: Training, gpus: int) -> float:
 
 def optimiser_seconds(model: Model, training: Training, cluster: Cluster) -> float:
     """AdamW reads parameter, gradient and moments and writes all but the gradient; the average is read and written."""
-    visits = 2 * (1 + ADAM_STATES) + 1 + (3 if training.ema else 0)
-    shards = cluster.gpus if training.parallel == "fsdp" else 1
+    visits = 2 * (1 + ADAM_STATES) + 1 + (3 if training.ema_decay is not None else 0)
+    shards = cluster.gpus if training.fsdp else 1
     return visits * FLOAT * model.parameters / shards / cluster.memory_rate
 
 
@@ -175,7 +175,7 @@ def step_times(model: Model, training: Training, cluster: Cluster, flops_rate: f
     while the rest of the (last micro-batch's) backward pass computes, the last one after it; FSDP2's parameters travel
     during the forward pass too.
     """
-    local = training.global_batch // cluster.gpus
+    local = training.global_batch_size // cluster.gpus
     forward = model.flops / FORWARD_AND_BACKWARD * local / flops_rate
     backward = forward * (FORWARD_AND_BACKWARD - 1 + training.repeats)
     moved = reduce_bytes(model, training, cluster.gpus)
@@ -183,7 +183,7 @@ def step_times(model: Model, training: Training, cluster: Cluster, flops_rate: f
     # Before an all-reduce moves: up and down a tree of nodes, and round a node.
     delay = 2 * (math.log2(cluster.nodes) * cluster.inter_delay + math.log2(cluster.per_node) * cluster.intra_delay)
     exchange = moved / cluster.collective_rate + parts * delay if cluster.gpus > 1 else 0.0
-    hiding = backward / training.accum_freq + (forward if training.parallel == "fsdp" else 0.0)
+    hiding = backward / training.accum_freq + (forward if training.fsdp else 0.0)
     exposed = max(exchange / parts, exchange - hiding * (1 - 1 / parts))
     return Step(
         forward,
@@ -231,7 +231,7 @@ def feed(local: int, step_seconds: float, cluster: Cluster, supply: Supply) -> F
     for. Every process keeps one shard open. A chunk may begin `chunks_ahead` steps before it is due.
     """
     size = supply.sample_kb * 1e3
-    cores = supply.cores_per_gpu
+    cores = supply.workers
     wanted, ahead = local / step_seconds, chunks_ahead(supply.prefetch, local)
     opening = supply.open_ms * 1e-3 / supply.shard_samples
     per_core = 1 / (1 / supply.images_per_core + opening)
@@ -253,4 +253,4 @@ def missing_shards(cluster: Cluster, supply: Supply) -> int:
     """Streams without a shard of their own: each stream needs at least one of the data's shards."""
     if supply.dataset_samples is None:
         return 0
-    return max(0, supply.cores_per_gpu * cluster.gpus - int(supply.dataset_samples // supply.shard_samples))
+    return max(0, supply.workers * cluster.gpus - int(supply.dataset_samples // supply.shard_samples))

@@ -1,8 +1,10 @@
 """Probabilistic language-image pre-training: every image and every text is a Gaussian."""
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+import sys
+from typing import TYPE_CHECKING
+
+from prolip.utils.late import late
 
 if TYPE_CHECKING:
     from prolip import losses, measures
@@ -28,26 +30,23 @@ __all__ = [
 ]  # fmt: skip
 __version__ = "0.1.0"
 
+if sys.argv[:1] == ["-m"]:  # Python imports this before it runs a module of it as a program
+    from prolip.utils.doors import refuse
+
+    refuse()
+
 # OpenCLIP takes seconds and 240 MB to import, and Gaussians, measures, losses and metrics do without it; torch takes
 # seconds, in which a program wants its handlers of signals and its output in place; the readers of files bring Pillow
 # and what fetches URLs.
-_LATE = {
+__getattr__ = late(__name__, {
+    "losses": "", "measures": "",
     "Gaussian": "gaussian",
     "create_model": "factory", "create_model_and_transforms": "factory", "list_models": "models.registry",
     "get_tokenizer": "models.tokenizer", "create_model_from_pretrained": "factory", "open_image": "data.pictures",
     "score_of": "methods", "build_zero_shot_classifier": "openclip_names", "list_pretrained": "openclip_names",
     "tokenize": "openclip_names", "FewShotClassifier": "classifiers", "ZeroShotClassifier": "classifiers",
     "save_pretrained": "models.weights.checkpoint", "push_to_hub": "hub.saving",
-}  # fmt: skip
-
-
-def __getattr__(name: str) -> Any:
-    """A public name, imported when it is first asked for."""
-    if name in ("losses", "measures"):
-        return import_module(f"{__name__}.{name}")
-    if name not in _LATE:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_LATE[name]}"), name)
+})  # fmt: skip
 
 
 def __dir__() -> list[str]:

@@ -1,16 +1,13 @@
-"""Both towers for programs without this code: python -m prolip.export local-dir:runs/demo/model runs/demo/onnx
+"""Both towers for programs without this code: the work of `prolip export graph`.
 
-Each becomes a graph of its own with a dynamic batch, whose outputs are `mean` and `log_var`: ONNX, for which the
-command needs the extra `export`, or a program of PyTorch (`--format pt2`). What was written is run beside the model,
-and the largest difference printed. Models are ours of any method, OpenCLIP's, and those with fitted variances;
+Each becomes a graph of its own with a dynamic batch, whose outputs are `mean` and `log_var`: ONNX, which needs the
+extra `export`, or a program of PyTorch. Models are ours of any method, OpenCLIP's, and those with fitted variances;
 docs/export.md has more.
 """
 from __future__ import annotations
 
-import argparse
 import io
 import json
-import sys
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,14 +19,11 @@ from torch import Tensor, nn
 from prolip.evaluation.loading import load_model
 from prolip.evaluation.model import PointModel, evaluating, own_score
 from prolip.gaussian import Gaussian, kind_of
-from prolip.models.weights.checkpoint import CheckpointError
 from prolip.uncertainty.clip import FittedCLIP
-from prolip.utils import console
 from prolip.utils.outputs import check_output, replacing_folder
 
 NEEDED = ("onnx", "onnxscript", "onnxruntime")
 OUTPUTS = ("mean", "log_var")
-FORMATS = ("onnx", "pt2")
 #: The file of a program of PyTorch that says what a caller needs besides.
 FACTS = "prolip.json"
 BATCHES = (1, 3, 64)
@@ -120,7 +114,7 @@ def export_program(encoder: Encoder) -> torch.export.ExportedProgram:
         why = str(error).strip().splitlines()
         raise ValueError(f"torch.export cannot make a graph of the {encoder.name} tower"
                          f" ({type(error).__name__}: {why[0] if why else 'no word'}): take embeddings that"
-                         " python -m prolip.evaluation --save-features keeps instead") from error  # fmt: skip
+                         " prolip eval tasks --save-features keeps instead") from error  # fmt: skip
 
 
 def check_place(folder: str | Path, format: str, size: int = 0) -> None:
@@ -250,35 +244,5 @@ def largest_differences(
     return found
 
 
-@console.ends_in_one_line(ValueError, OSError, ImportError, CheckpointError)
-def main(args: Sequence[str] | None = None) -> int:
-    """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m prolip.export", description="Write both towers as graphs.")
-    parser.add_argument("model", help="local-dir:<folder> or hf-hub:<org/name>, or a name for --pretrained")
-    parser.add_argument("folder", help="where image.onnx and text.onnx go")
-    parser.add_argument("--pretrained", help="weights for a name, or OpenCLIP's tag; 'random' for untrained ones")
-    parser.add_argument("--format", nargs="+", choices=FORMATS, default=["onnx"], help="pt2: programs of PyTorch")
-    options = parser.parse_args(args)
-    ways = {"onnx": export_onnx, "pt2": export_pt2}
-    for name in options.format:
-        check_place(options.folder, name)
-    model = load(options.model, options.pretrained)
-    written = [ways[name](model, options.folder) for name in options.format]
-    equal = True
-    for files in written:
-        try:
-            found = largest_differences(model, files)
-        except ValueError as error:
-            print(f"error: {error}", file=sys.stderr)
-            return 1
-        for name, worst in found.items():
-            print(f"{files[name]}: at most {worst:.1e} from the model, batches of {', '.join(map(str, BATCHES))}")
-            equal &= worst <= TOLERANCE
-    if equal:
-        return 0
-    print(f"error: the graphs differ from the model by more than {TOLERANCE:g}: do not use them", file=sys.stderr)
-    return 1
-
-
-if __name__ == "__main__":
-    console.command(main)
+#: How a format is written.
+WAYS = {"onnx": export_onnx, "pt2": export_pt2}

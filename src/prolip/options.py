@@ -3,14 +3,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torchvision.transforms import Compose
-
-from prolip.factory import create_model_and_transforms
-from prolip.models.prolip import MAX_LOGIT_SCALE, ProLIP
+from prolip.methods.base import MAX_LOGIT_SCALE
 from prolip.utils.fields import option
+
+if TYPE_CHECKING:
+    import torch
+    from torchvision.transforms import Compose
+
+    from prolip.models.prolip import ProLIP
 
 # Fields whose names are keys of a model's configuration.
 KEYS = ("init_logit_bias", "init_unc_bias", "init_unc_gain")
@@ -65,6 +67,8 @@ class ModelOptions:
         load_weights: without, its parameters are drawn, for weights that come from elsewhere; method_cfg: what the
         model's configuration says of its method, {"name": ..., "config": {...}}.
         """
+        from prolip.factory import create_model_and_transforms  # late: flags need no OpenCLIP
+
         changes: dict[str, Any] = {name: getattr(self, name) for name in KEYS if getattr(self, name) is not None}
         if method_cfg is not None:
             changes["method_cfg"] = method_cfg

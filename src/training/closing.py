@@ -20,7 +20,7 @@ from prolip.uncertainty.hidden import Hidden
 from prolip.uncertainty.pairs import LEAST, check_enough
 from prolip.uncertainty.pool import PoolPart, embed_pool, join_pool, pool_encoder
 from prolip.utils.documents import text_lines
-from training.flags import FlagError
+from prolip.utils.flags import FlagError
 from training.health.errors import explain
 from training.model import autocast_for
 from training.parallel.distributed import gather_objects, share_object
@@ -115,7 +115,7 @@ def close_training(run: Run) -> int:
             problems += [problem] if problem else []
     said = f"closed by the method in {time.perf_counter() - start:.0f} s"
     if problems:
-        remedy = "the model is as it was trained; python -m prolip.uncertainty fits a saved one"
+        remedy = "the model is as it was trained; prolip uncertainty fits a saved one"
         said = f"warning: NOT closed by the method: {problems[0]}: {remedy}"
     run.kept.log.say(said)
     return 0

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
 import torch
-from timm.optim import list_optimizers
 
 from prolip.data.augment.affine import AugmentConfig
 from prolip.data.loader import DataConfig
@@ -18,9 +17,9 @@ from prolip.options import ModelOptions
 from prolip.random import VERSIONS
 from prolip.utils.documents import read_json, read_yaml
 from prolip.utils.fields import option
+from prolip.utils.flags import FlagError, build, check_alone, did_you_mean, flag_of
 from prolip.utils.messages import appearance_of
 from prolip.utils.secrecy import hide, redacted, tag
-from training.flags import FlagError, build, check_alone, did_you_mean, flag_of
 
 DEFAULT_EPOCHS = 32
 # The paper's, B.1, in OpenCLIP's names.
@@ -31,6 +30,8 @@ AUGMENTATION = {
 DERIVED = {"data": {f.name: f.metadata["follows"] for f in dataclasses.fields(DataConfig) if "follows" in f.metadata}}
 # Facts of one invocation, not of the run: left out of the saved config, so that it starts afresh.
 INVOCATION = ("resume", "overwrite", "traceback", "renewed_addresses")
+#: Section and setting of a config that an earlier version saved -> the setting's name today.
+RENAMED = {("run", "output_dir"): "output"}
 #: Where a saved config keeps the hashes of settings that it holds without what may be secret in them.
 REDACTED = "redacted"
 
@@ -91,6 +92,8 @@ class OptimConfig:
     swa_epochs: int = option(0, "average the weights at the ends of so many last epochs (SWA); saved as model_swa")
 
     def __post_init__(self) -> None:
+        from timm.optim import list_optimizers  # late: --help needs none of it
+
         known = [str(name) for name in list_optimizers()]
         if self.opt.lower() not in known:
             remedy = did_you_mean(self.opt.lower(), known, "timm.optim.list_optimizers() lists all names")
@@ -125,7 +128,7 @@ class RunConfig:
     """How long, how exactly, where to, and what to keep."""
 
     name: str | None = option(None, "name of the run's folder; without: model, method and time of the start")
-    output_dir: str = option("runs", "folder of all runs")
+    output: str = option("runs", "folder of all runs")
     epochs: int | None = option(None, f"length of the run in epochs; {DEFAULT_EPOCHS} when no length is given")
     max_steps: int | None = option(None, "length of the run in optimiser steps, instead of --epochs")
     max_samples: int | None = option(None, "length of the run in samples seen, instead of --epochs")
@@ -182,7 +185,7 @@ class RunConfig:
             raise FlagError("--keep-every-steps without --keep-checkpoints: say how many of the newest to keep")
         _at_least(1, self, "global_batch_size")
         if self.name is not None and (not self.name or Path(self.name).name != self.name or self.name in (".", "..")):
-            raise FlagError(f"--name {self.name!r} is no folder name: give the folder above it as --output-dir")
+            raise FlagError(f"--name {self.name!r} is no folder name: give the folder above it as --output")
         if self.resume in ("latest", "auto") and self.name is None:
             raise FlagError(f"--resume {self.resume} without --name: give the name of the run to go on with")
         if self.resume and self.overwrite:
@@ -199,7 +202,7 @@ class ValidationConfig:
     imagenet_val: str | None = option(None, "folder of ImageNet's validation images, a folder per class: imagenet/acc1")
     coco_test: str | None = option(None, "JSON,IMAGES: Karpathy's file and the folder of COCO's images: coco/i2t/R@1")
     val_tasks: tuple[str, ...] = option(
-        (), "further test sets as python -m prolip.evaluation names them: wds:FOLDER, flickr:JSON,IMAGES, ..."
+        (), "further test sets as prolip eval tasks names them: wds:FOLDER, flickr:JSON,IMAGES, ..."
     )
     val_split: str | None = option(None, "another split than test of the --val-tasks that have splits, such as val")
     val_frequency: int = option(0, "evaluate every so many epochs as well; 0: only at the end")
@@ -298,19 +301,21 @@ class Config:
         return shown | ({REDACTED: hashes} if hashes else {})
 
 
-def section_types(method: str) -> dict[str, type]:
-    """Section name -> dataclass, for a method: the fields of Config."""
+def section_types(method: str | None) -> dict[str, type]:
+    """Section name -> dataclass, for a method: the fields of Config. None: those that all methods have."""
+    types = get_type_hints(Config)
     try:
-        types = get_type_hints(Config) | {"objective": find_method(method).config}
+        types["objective"] = find_method(method).config if method else None
     except ValueError as error:
         raise FlagError(f"--{error}") from error
-    del types["method"]
+    for name in ("method", *(() if method else ("objective",))):
+        del types[name]
     return types
 
 
 def build_config(method: str, values: dict[str, dict[str, Any]]) -> Config:
     """The whole config from section -> setting -> value."""
-    types = section_types(method)
+    types, values = section_types(method), renewed(values)
     for section, settings in values.items():
         if section not in types:
             raise FlagError(f"a config has no section {section!r}: it has method, {', '.join(types)}")
@@ -329,6 +334,12 @@ def build_config(method: str, values: dict[str, dict[str, Any]]) -> Config:
     return Config(method=method, data=build(DataConfig, "data", data), **parts)
 
 
+def renewed(values: dict[str, Any]) -> dict[str, Any]:
+    """Saved settings by their names of today."""
+    return {section: {RENAMED.get((section, name), name): value for name, value in settings.items()}
+            if isinstance(settings, dict) else settings for section, settings in values.items()}  # fmt: skip
+
+
 def read_config_file(path: str) -> dict[str, Any]:
     """A saved config.json or a YAML file: {"method": ..., section: {setting: value}}."""
     file = Path(path)
@@ -345,7 +356,7 @@ def read_config_file(path: str) -> dict[str, Any]:
         raise FlagError(f"--config {path} is a model's: give RUN/config.json, or the model as --model local-dir:FOLDER")
     if not isinstance(values, dict) or not all(isinstance(v, (dict, str)[k == "method"]) for k, v in values.items()):
         raise FlagError(f'--config {path}: give {{"method": ..., "model": {{...}}, "data": {{...}}, ...}}')
-    return values
+    return renewed(values)
 
 
 def rows_per_rank(config: Config, world_size: int) -> int:

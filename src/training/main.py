@@ -6,62 +6,76 @@ whenever one of its processes does not end with 0.)
 """
 from __future__ import annotations
 
+import argparse
 import os
 import sys
-from typing import Any
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from prolip.utils import console
+from prolip.utils.documents import read_json
+from prolip.utils.flags import FlagError, Parser, add_flags, flag_of
 from training.health.preemption import EXIT_STOPPED, STOP, WAY_ON, Stopped, stop_with_launcher
 
-if __name__ == "__main__":  # before torch is imported, which takes seconds in which a signal would end the process
-    console.guard()
-    STOP.install()
-    stop_with_launcher()
+if TYPE_CHECKING:
+    from training.config import Config
 
-from prolip.data.associations import show_progress
-from prolip.data.reading.table import show_counts
-from prolip.methods import DEFAULT_METHOD, all_methods, retired_flags
-from training.config import DERIVED, REDACTED, Config, build_config, read_config_file, section_types
-from training.flags import FlagError, Parser, add_flags, flag_of
-from training.health.errors import explain
-from training.health.terms import NonFiniteError
-from training.run import run
-
+#: What OpenCLIP's users may type, spelled without the leading dashes, and what to type here.
+RETIRED: dict[str, str] = read_json(Path(__file__).with_name("retired_flags.json"))
 # One of each set is in force: naming one on the command line takes back the others of a config file.
 ALTERNATIVES = (
     (("run", "epochs"), ("run", "max_steps"), ("run", "max_samples")),
     (("data", "batch_size"), ("run", "global_batch_size")),
 )
-DESCRIPTION = (
-    "Train a probabilistic vision-language model. Start with `python -m training.main`, or on N devices with "
-    "`torchrun --nproc_per_node N -m training.main`, with the same flags."
-)
-USAGE = "python -m training.main [--config FILE] [--method METHOD] --train-data SHARDS [flags of the groups below]"
-SAME_ON_ALL_RANKS = (FlagError, NonFiniteError, Stopped)
+DESCRIPTION = """Train a probabilistic vision-language model.
+
+  prolip train --config scripts/recipes/emoji-demo.yaml --name first
+
+On N devices: torchrun --nproc_per_node N -m training.main, with the same flags.
+--help --method METHOD adds the flags of a method."""
+USAGE = "%(prog)s [--config FILE] [--method METHOD] --train-data SHARDS [flags of the groups below]"
 
 
-def build_parser(method: str, **settings: Any) -> Parser:
-    """All flags of a run with this method."""
-    parser = Parser(retired_flags(), prog="training.main", usage=USAGE, description=DESCRIPTION, **settings)
+def build_parser(method: str | None, prog: str = "training.main") -> Parser:
+    """All flags of a run with this method; without one, those that all methods have."""
+    from prolip.methods import retired_flags
+
+    form = argparse.RawDescriptionHelpFormatter
+    parser = Parser(RETIRED | retired_flags(), prog=prog, usage=USAGE, description=DESCRIPTION, formatter_class=form)
+    fill(parser, method)
+    return parser
+
+
+def fill(parser: argparse.ArgumentParser, method: str | None = None) -> None:
+    """Add the flags of a run to a parser."""
+    from prolip.methods import DEFAULT_METHOD, all_methods
+    from training.config import DERIVED, section_types
+
     parser.add_argument("--config", metavar="FILE", help="config.json of a run, or YAML: settings that flags override")
     names = "{" + ",".join(all_methods()) + "}"
     parser.add_argument("--method", metavar=names, help=f"what to train (default: {DEFAULT_METHOD})")
     for section, config in section_types(method).items():
         add_flags(parser, section, config, leave_out=DERIVED.get(section, ()))
-    return parser
 
 
-def parse(arguments: list[str]) -> Config:
+def parse(arguments: Sequence[str], prog: str = "training.main") -> Config:
     """Flags over a config file over the dataclasses' defaults, as one validated config."""
     first = Parser(add_help=False)
     first.add_argument("--config")
     first.add_argument("--method")
-    early, _ = first.parse_known_args(arguments)
+    early, rest = first.parse_known_args(arguments)
+    if not {"-h", "--help"}.isdisjoint(rest):
+        build_parser(early.method, prog).print_help()
+        raise SystemExit(0)
+    from prolip.methods import DEFAULT_METHOD
+    from training.config import REDACTED, build_config, read_config_file
+
     saved = read_config_file(early.config) if early.config else {}
     left_out = saved.pop(REDACTED, {})
     saved_method = saved.pop("method", DEFAULT_METHOD)
     method = early.method or saved_method
-    given = build_parser(method).parse_strictly(arguments)
+    given = vars(build_parser(method, prog).parse_strictly(arguments))
     if method != saved_method:
         saved.pop("objective", None)  # settings of another method
     flags: dict[str, dict[str, Any]] = {}
@@ -89,14 +103,12 @@ def merge(saved: dict[str, dict[str, Any]], flags: dict[str, dict[str, Any]]) ->
 
 
 @console.cleaning()
-def main(arguments: list[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None, prog: str = "training.main") -> int:
     """Run the command line; returns the exit code."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    if first_rank():
-        show_counts()
-        show_progress()
     try:
-        run(parse(arguments))
+        config = parse(arguments, prog)
+        start(config)
     except KeyboardInterrupt:
         complain(f"interrupted: {WAY_ON}")
         return console.EXIT_INTERRUPTED
@@ -104,14 +116,35 @@ def main(arguments: list[str] | None = None) -> int:
         if first_rank():
             print(f"stopped: {stop}", file=sys.stderr, flush=True)
         return EXIT_STOPPED
+    except FlagError as error:  # before what explains other errors, which imports OpenCLIP
+        if "--traceback" in arguments:
+            raise
+        if first_rank():
+            complain(console.one_line(error))
+        return 2
     except Exception as error:
+        from training.health.errors import explain
+        from training.health.terms import NonFiniteError
+
         text = explain(error)
         if text is None or "--traceback" in arguments:
             raise
-        if first_rank() or not isinstance(error, SAME_ON_ALL_RANKS):
+        if first_rank() or not isinstance(error, NonFiniteError):
             complain(text)
         return 2
     return 0
+
+
+def start(config: Config) -> None:
+    """Run it; rank 0 says how far it is with reading tables."""
+    from prolip.data.associations import show_progress
+    from prolip.data.reading.table import show_counts
+    from training.run import run
+
+    if first_rank():
+        show_counts()
+        show_progress()
+    run(config)
 
 
 def first_rank() -> bool:
@@ -125,5 +158,13 @@ def complain(text: str) -> None:
     print(f"error{rank}: {text}", file=sys.stderr, flush=True)
 
 
+def script(arguments: Sequence[str] | None = None, prog: str = "training.main") -> NoReturn:
+    """`main` as a process, which signals end behind a checkpoint, also in the seconds of importing torch."""
+    console.guard()
+    STOP.install()
+    stop_with_launcher()
+    sys.exit(main(arguments, prog))
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    script()

@@ -27,8 +27,8 @@ from prolip.methods import find_method
 from prolip.methods.base import Objective
 from prolip.models.tokenizer import get_tokenizer
 from prolip.random import Draws
+from prolip.utils.flags import FlagError
 from training.config import Config, RunConfig
-from training.flags import FlagError
 from training.parallel.distributed import World
 
 Autocast = Callable[[], AbstractContextManager]

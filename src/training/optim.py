@@ -14,8 +14,8 @@ from timm.utils import ModelEmaV3
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from prolip.utils.flags import FlagError, flag_of
 from training.config import OptimConfig
-from training.flags import FlagError, flag_of
 
 
 def build_optimizer(objective: nn.Module, config: OptimConfig) -> torch.optim.Optimizer:

@@ -72,7 +72,7 @@ def run(config: Config) -> Path:
         check_equal_batches(rows, world)
         model = Path(config.model.model.split(":")[-1]).name
         name = config.run.name or f"{model}-{config.method}-{time.strftime('%Y%m%d-%H%M%S')}"
-        folder = Path(config.run.output_dir) / share_object(name, world)
+        folder = Path(config.run.output) / share_object(name, world)
         state = build(config, world, folder, rows, held)
         try:
             with status_written(state):

@@ -21,12 +21,12 @@ from prolip.evaluation.metrics.ranking import retrieval_names
 from prolip.evaluation.model import Loaded, embedder_of
 from prolip.evaluation.suites.emoji import evaluate_corpus, gallery
 from prolip.models.weights.checkpoint import save_pretrained
+from prolip.utils.flags import FlagError, did_you_mean, nearest
 from prolip.utils.messages import naming
 from prolip.utils.outputs import replacing_folder
 from prolip.utils.threads import default_workers
 from training.checkpoint.run_folder import write_json
 from training.config import ValidationConfig
-from training.flags import FlagError, did_you_mean, nearest
 from training.parallel.distributed import World
 from training.state import AVERAGES, Evaluated
 

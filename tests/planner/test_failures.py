@@ -76,17 +76,17 @@ def test_a_cadence_that_is_given_is_taken_and_never_beats_the_best():
         return risk(model, training, cluster, Safety(mtbf_gpu_hours=500.0, **cadence), 0.1)
 
     best = wall()
-    assert wall(every_steps=100).every == pytest.approx(10.0)
-    assert wall(every_samples=163840.0).every == pytest.approx(1.0)
-    assert wall(every_minutes=30.0).every == pytest.approx(1800.0)
-    for other in (wall(every_minutes=0.2), wall(every_minutes=30.0)):
+    assert wall(save_every_steps=100).every == pytest.approx(10.0)
+    assert wall(save_every_samples=163840.0).every == pytest.approx(1.0)
+    assert wall(save_every_minutes=30.0).every == pytest.approx(1800.0)
+    for other in (wall(save_every_minutes=0.2), wall(save_every_minutes=30.0)):
         assert other.wall > best.wall
     assert best.lost == pytest.approx(best.every / 2 + best.write)
 
 
 def test_an_interval_beyond_the_end_of_the_run_is_its_end():
     model, cluster = count_of_run("ProLIP-ViT-B-16", "prolip", 512), build_cluster(Machines(), 32)
-    found = risk(model, Training(samples=16384 * 1000), cluster, Safety(every_samples=1e13), 0.2)
+    found = risk(model, Training(max_samples=16384 * 1000), cluster, Safety(save_every_samples=1e13), 0.2)
     assert found.every == pytest.approx(200.0) and found.lost == pytest.approx(100.0 + found.write)
     assert found.wall == pytest.approx(200.0, rel=0.001)
 

@@ -207,7 +207,7 @@ def test_loss_memory_of_the_ring_does_not_grow_with_the_number_of_ranks_that_of_
 
 @pytest.mark.parametrize("gpus, batch", [(1, 64), (2, 16384), (3, 384), (8, 16384), (1024, 262144), (4096, 524288)])
 def test_auto_is_what_the_training_chooses_on_gpus(gpus, batch):
-    training, cuda = Training(gpus=[gpus], global_batch=batch), torch.device("cuda")
+    training, cuda = Training(gpus=[gpus], global_batch_size=batch), torch.device("cuda")
     assert exchange_of(training, gpus, 768) == choose_exchange(gpus, batch // gpus, 768, cuda)
     # What it is chosen by is what the planner reckons with.
     fits = gathered_bytes(batch // gpus, 768, gpus) <= GATHERED_BYTES
@@ -236,9 +236,9 @@ def test_a_checkpoint_is_as_large_as_its_tensors():
 def test_memory_is_16_bytes_a_parameter_under_ddp_and_a_shard_of_it_under_fsdp():
     model = count_of_run("ProLIP-ViT-SO400M-14", "prolip", 64)
     sizes = {}
-    for parallel in ("ddp", "fsdp"):
-        parts = memory(model, Training(model=model.name, gpus=[8], global_batch=512, parallel=parallel), 8)
-        sizes[parallel] = parts["parameters"] + parts["optimiser"] + parts.get("gradients", 0.0)
-        sizes[parallel] += parts.get("gradients (DDP's buckets)", 0.0)
-    assert sizes["ddp"] == 16 * model.parameters
-    assert sizes["fsdp"] == 2 * model.parameters
+    for fsdp in (False, True):
+        parts = memory(model, Training(model=model.name, gpus=[8], global_batch_size=512, fsdp=fsdp), 8)
+        sizes[fsdp] = parts["parameters"] + parts["optimiser"] + parts.get("gradients", 0.0)
+        sizes[fsdp] += parts.get("gradients (DDP's buckets)", 0.0)
+    assert sizes[False] == 16 * model.parameters
+    assert sizes[True] == 2 * model.parameters

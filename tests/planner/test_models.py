@@ -8,7 +8,7 @@ from planner.models import count_of_run
 from prolip import create_model
 from prolip.flops import FORWARD_AND_BACKWARD, count_flops
 from prolip.methods.prolip import ProLIPConfig, ProLIPObjective
-from training.flags import FlagError
+from prolip.utils.flags import FlagError
 
 # Reference figures for ViT-B/16: GFLOPs of a sample, forward and backward, and the parameters of the released model.
 SIGLIP, PROLIP, PARAMETERS = 139.8, 147.4, 197_923_586

@@ -1,9 +1,7 @@
-"""scripts/plan_run.py: tables, JSON, measured speeds, refusals."""
+"""prolip plan: tables, JSON, measured speeds, refusals."""
 from __future__ import annotations
 
-import importlib.util
 import json
-from pathlib import Path
 
 import pytest
 
@@ -12,16 +10,11 @@ from planner.plan import make_plans
 from planner.question import Machines, Question, Safety, Speed, Supply, Training
 from planner.runs import read_measurement
 from planner.tables import SECTIONS, size, span
+from prolip.cli.main import main
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "plan_run.py"
 
-
-@pytest.fixture(scope="module")
-def program():
-    spec = importlib.util.spec_from_file_location("plan_run", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def plan(*words):
+    return main(["plan", *words])
 
 
 def run_folder(folder, speeds, waits, model="ProLIP-ViT-B-16", batch=512):
@@ -41,8 +34,8 @@ def question(**sections):
     return Question(training=Training(gpus=[32]), **sections)
 
 
-def test_all_tables_and_a_verdict_are_printed(program, capsys):
-    assert program.main(["--mfu", "0.4", "--gpus", "8", "32"]) == 0
+def test_all_tables_and_a_verdict_are_printed(capsys):
+    assert plan("--mfu", "0.4", "--gpus", "8", "32") == 0
     text = capsys.readouterr().out
     for name in SECTIONS:
         assert f"| {name} " in text
@@ -50,10 +43,10 @@ def test_all_tables_and_a_verdict_are_printed(program, capsys):
     assert "\n8 GPUs: memory: " in text and "\n32 GPUs: computation" in text
 
 
-def test_json_holds_what_the_tables_show(program, capsys, tmp_path):
-    file = tmp_path / "plan.json"
-    assert program.main(["--gpus", "32", "--mfu", "0.4", "--show", "time", "--json", str(file)]) == 0
-    (values,) = json.loads(file.read_text())
+def test_json_holds_what_the_tables_show(capsys):
+    assert plan("--gpus", "32", "--mfu", "0.4", "--json") == 0
+    (values,) = json.loads(capsys.readouterr().out)
+    assert plan("--gpus", "32", "--mfu", "0.4", "--show", "time") == 0
     assert f" {values['samples_per_second']:,.0f} |" in capsys.readouterr().out
     assert values["memory"]["parameters"] == 4 * values["parameters"]
     assert values["verdict"]
@@ -68,7 +61,7 @@ def test_time_and_cost_follow_from_samples_and_speed():
 
 
 def test_a_slow_loader_sets_the_pace_and_is_named():
-    (plan,) = make_plans(question(speed=Speed(mfu=0.4), supply=Supply(cores_per_gpu=4, images_per_core=100.0)))
+    (plan,) = make_plans(question(speed=Speed(mfu=0.4), supply=Supply(workers=4, images_per_core=100.0)))
     assert plan.per_gpu == pytest.approx(400, rel=0.01)
     assert plan.verdict[0].startswith("input: decoding gives")
     (plan,) = make_plans(question(speed=Speed(mfu=0.4), supply=Supply(store_gbs=0.1)))
@@ -86,7 +79,7 @@ def test_a_run_that_does_not_fit_or_fails_too_often_is_named():
 
 def test_micro_batches_take_less_memory_and_a_third_longer_in_the_towers():
     whole, parts = (
-        make_plans(Question(training=Training(gpus=[8], accum_freq=accum), supply=Supply(cores_per_gpu=64)))[0]
+        make_plans(Question(training=Training(gpus=[8], accum_freq=accum), supply=Supply(workers=64)))[0]
         for accum in (1, 4)
     )
     assert parts.memory["activations"] == pytest.approx(whole.memory["activations"] / 4)
@@ -94,7 +87,7 @@ def test_micro_batches_take_less_memory_and_a_third_longer_in_the_towers():
     assert parts.step.forward + parts.step.backward == pytest.approx(4 / 3 * (whole.step.forward + whole.step.backward))
     assert parts.step.pairs == whole.step.pairs
     with pytest.raises(ValueError, match="give 15360 or 18432"):
-        Training(gpus=[1024], accum_freq=3, global_batch=16384)
+        Training(gpus=[1024], accum_freq=3, global_batch_size=16384)
 
 
 def planned(exchange, gpus, **training):
@@ -115,11 +108,12 @@ def test_both_exchanges_are_planned_and_the_step_has_the_chosen_one():
 
 
 def test_texts_too_many_for_the_trainings_bound_are_named_with_what_gathering_would_save():
-    plan = planned("auto", 4096, global_batch=524288)
+    plan = planned("auto", 4096, global_batch_size=524288)
     assert plan.step.pairs.exchange == "ring"
     assert any("hold 3.2 GB: raise prolip.losses.contrastive.GATHERED_BYTES" in text for text in plan.verdict)
-    assert not any("gathered" in text for text in planned("auto", 4096, global_batch=524288, method="siglip").verdict)
-    small = planned("auto", 32, global_batch=524288)
+    siglip = planned("auto", 4096, global_batch_size=524288, method="siglip")
+    assert not any("gathered" in text for text in siglip.verdict)
+    small = planned("auto", 32, global_batch_size=524288)
     assert small.step.pairs.exchange == "ring" and not any("gathered" in text for text in small.verdict)
 
 
@@ -136,8 +130,8 @@ def test_models_of_openclip_are_planned_as_siglip_is():
     assert [part.name for part in theirs.model.passes] == ["image", "text"]
 
 
-def test_one_gpu_stands_beside_shards_and_a_part_of_a_node_beside_whole_ones(program, capsys):
-    assert program.main(["--gpus", "1", "32", "--parallel", "fsdp", "--show", "memory"]) == 0
+def test_one_gpu_stands_beside_shards_and_a_part_of_a_node_beside_whole_ones(capsys):
+    assert plan("--gpus", "1", "32", "--fsdp", "--show", "memory") == 0
     text = capsys.readouterr().out
     assert "H100, 8 to a node" in text
     rows = {cells[1].strip(): [cell.strip() for cell in cells[2:4]]
@@ -145,8 +139,8 @@ def test_one_gpu_stands_beside_shards_and_a_part_of_a_node_beside_whole_ones(pro
     assert rows["gradients (DDP's buckets)"] == ["792 MB", "-"] and rows["gradients"] == ["-", "24.7 MB"]
 
 
-def test_an_unknown_price_is_asked_for_not_guessed(program, capsys):
-    assert program.main(["--gpu", "B200", "--gpus", "8", "--show", "time"]) == 0
+def test_an_unknown_price_is_asked_for_not_guessed(capsys):
+    assert plan("--gpu", "B200", "--gpus", "8", "--show", "time") == 0
     assert "give --price" in capsys.readouterr().out
 
 
@@ -162,7 +156,7 @@ def test_a_measured_run_is_its_median_without_warm_up_and_waits(tmp_path):
 def test_a_measured_speed_is_extrapolated_by_flops_to_another_model(tmp_path):
     folder = str(run_folder(tmp_path / "run", [500.0] * 3, [0.0] * 3))
     speed, names = Speed(measured=folder), ("ProLIP-ViT-B-16", "ProLIP-ViT-L-16")
-    trainings = [Training(model=name, gpus=[1], global_batch=512) for name in names]
+    trainings = [Training(model=name, gpus=[1], global_batch_size=512) for name in names]
     same, other = (make_plans(Question(training=training, speed=speed))[0] for training in trainings)
     assert same.per_gpu == pytest.approx(500, rel=0.02)
     assert other.per_gpu * other.model.flops == pytest.approx(same.per_gpu * same.model.flops, rel=0.02)
@@ -170,30 +164,33 @@ def test_a_measured_speed_is_extrapolated_by_flops_to_another_model(tmp_path):
 
 
 REFUSED = [
-    (["--global-batch", "1000", "--gpus", "32"], "--global-batch 1000 does not divide among 32 GPUs: give 992 or 1024"),
-    (["--gpus", "12", "--global-batch", "1200"], "--gpus 12 fills no whole number of nodes of 8: give 8 or 16"),
+    (["--global-batch-size", "1000", "--gpus", "32"],
+     "--global-batch-size 1000 does not divide among 32 GPUs: give 992 or 1024"),
+    (["--gpus", "12", "--global-batch-size", "1200"], "--gpus 12 fills no whole number of nodes of 8: give 8 or 16"),
     (["--gpu", "H10"], "--gpu 'H10' is unknown: did you mean H100"),
     (["--model", "ProLIP-B"], "--model 'ProLIP-B' is neither ours nor OpenCLIP's"),
     (["--mfu", "40"], "--mfu 40.0 is outside (0, 1]: give a share such as 0.4"),
     (["--mfu", "0.4", "--rate", "100"], "--mfu and --rate contradict each other: give one of them"),
     (["--measured", "nowhere"], "--measured nowhere: there is no such file"),
     (["--gpus", "0"], "--gpus is [0]: give one or more numbers of at least 1"),
-    (["--every-steps", "5", "--every-minutes", "5"],
-     "--every-steps and --every-minutes contradict each other: give one cadence"),
+    (["--save-every-steps", "5", "--save-every-minutes", "5"],
+     "--save-every-steps and --save-every-minutes contradict each other: give one cadence"),
     (["--store-gbs", "0"], "--store-gbs is 0.0: give a number above 0"),
     (["--exchange", "post"], "--exchange"),
     (["--exchange", "gather", "--method", "siglip"], "--exchange gather is of --method prolip: leave it out"),
     (["--inter-hop-us", "-1"], "--inter-hop-us is -1.0: give a number of 0 or more"),
     (["--rate", "nan"], "--rate is nan: give a finite number"),
-    (["--samples", "inf"], "--samples is inf: give a finite number"),
+    (["--max-samples", "inf"], "--max-samples is inf: give a finite number"),
     (["--mtbf-gpu-hours", "0.001"], "such a run never ends; give a larger --mtbf-gpu-hours"),
     (["--link-rate", "5"], "unknown flag --link-rate"),
+    (["--parallel", "fsdp"], "--parallel is not a flag here: use --fsdp"),
+    (["--every-steps", "5"], "--every-steps is not a flag here: use --save-every-steps"),
 ]
 
 
 @pytest.mark.parametrize("words, said", REFUSED, ids=[" ".join(words) for words, _ in REFUSED])
-def test_bad_input_is_refused_with_a_remedy(program, capsys, words, said):
-    assert program.main(words) == 2
+def test_bad_input_is_refused_with_a_remedy(capsys, words, said):
+    assert plan(*words) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: ")
     assert said in error

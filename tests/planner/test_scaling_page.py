@@ -1,7 +1,6 @@
 """docs/scaling.md shows what the planner and the simulation print: every command runs again, every figure counts."""
 from __future__ import annotations
 
-import importlib
 import json
 import re
 import shlex
@@ -13,15 +12,22 @@ import pytest
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 
+import simulate_steps  # noqa: E402
+from prolip.cli.main import main  # noqa: E402
+
 PAGE = (ROOT / "docs" / "scaling.md").read_text()
 BLOCK = re.compile(
-    r"```bash\n(python scripts/(?:plan_run|simulate_steps)\.py [^\n]+)\n```\n\n```text\n(.*?)```", re.DOTALL
+    r"```bash\n((?:prolip plan|python scripts/simulate_steps\.py) [^\n]+)\n```\n\n```text\n(.*?)```", re.DOTALL
 )
 EXAMPLES = BLOCK.findall(PAGE)
 NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?(?:e-?\d+)?")
 # Random numbers and exp differ in the last places between processors; formulas may differ by a rounding.
 TOLERANCE = {True: 0.03, False: 0.006}
 POINTS = 0.25
+
+
+def plan(words):
+    return main(["plan", *words])
 
 
 @pytest.fixture
@@ -49,8 +55,8 @@ def differences(shown, printed, tolerance):
 
 
 def test_every_command_on_the_page_has_its_output():
-    for name in ("plan_run.py ", "simulate_steps.py "):
-        shown = PAGE.count(f"python scripts/{name}") - PAGE.count(f"`python scripts/{name}")
+    for name in ("prolip plan ", "python scripts/simulate_steps.py "):
+        shown = PAGE.count(name) - PAGE.count(f"`{name}")
         assert sum(name in command for command, _ in EXAMPLES) == shown > 3, name
     for count in ("8 GPUs", "32 GPUs", "256 GPUs", "1,024 GPUs"):
         for table in ("time", "memory", "traffic", "input", "simulation", "failures"):
@@ -59,14 +65,15 @@ def test_every_command_on_the_page_has_its_output():
 
 def example(command, shown):
     """As a parameter; thousands of ranks, event by event, take seconds."""
-    words = command.split(".py ")[1]
+    words = re.split(r"plan |\.py ", command)[1]
     return pytest.param(command, shown, id=words, marks=[pytest.mark.slow] if "--gpus 4096 --global" in words else [])
 
 
 @pytest.mark.parametrize("command, shown", [example(*found) for found in EXAMPLES])
 def test_the_page_shows_what_the_command_prints(capsys, measured_run, command, shown):
-    _, script, *words = shlex.split(command)
-    assert importlib.import_module(Path(script).stem).main(words) == 0
+    words = shlex.split(command)[1:]
+    run = simulate_steps.main if words.pop(0) == "scripts/simulate_steps.py" else plan
+    assert run(words) == 0
     printed = capsys.readouterr().out
     assert len(printed.splitlines()) == len(shown.splitlines())
     assert not differences(shown, printed, TOLERANCE["simulate_steps" in command]), (

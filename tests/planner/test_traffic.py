@@ -284,7 +284,7 @@ def test_one_gpu_sends_nothing():
     found = ring(512, 768, cluster(1))
     assert (found.messages, found.sent, found.exposed) == (0, 0, 0.0)
     model = count_of_run("ProLIP-ViT-test", "prolip", 64)
-    assert step_times(model, Training(global_batch=64, gpus=[1]), cluster(1), 1e12).reduce == 0
+    assert step_times(model, Training(global_batch_size=64, gpus=[1]), cluster(1), 1e12).reduce == 0
 
 
 def test_gradients_are_reduced_in_float32_and_hidden_but_for_the_last_bucket():
@@ -298,5 +298,5 @@ def test_gradients_are_reduced_in_float32_and_hidden_but_for_the_last_bucket():
 
 def test_recomputing_everything_takes_a_third_longer_in_the_towers():
     model = count_of_run("ProLIP-ViT-B-16", "prolip", 512)
-    plain, again = (step_times(model, Training(recompute=r), cluster(32), 4e14) for r in ("none", "full"))
+    plain, again = (step_times(model, Training(grad_checkpointing=r), cluster(32), 4e14) for r in (False, True))
     assert again.forward + again.backward == pytest.approx((plain.forward + plain.backward) * 4 / 3)

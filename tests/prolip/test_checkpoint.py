@@ -140,7 +140,7 @@ def test_a_checkpoint_that_training_wrote_may_be_given_as_pretrained(tmp_path):
     from training.main import main
 
     flags = "--model ProLIP-ViT-test --dataset-type synthetic --train-num-samples 8 --batch-size 4 --epochs 1"
-    flags += " --warmup 1 --precision fp32 --workers 0 --output-dir"
+    flags += " --warmup 1 --precision fp32 --workers 0 --output"
     assert main([*flags.split(), str(tmp_path)]) == 0
     (run,) = tmp_path.iterdir()
     (written,) = (run / "checkpoints").glob("*.pt")

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from prolip.cli import main as cli
 from prolip.models.weights.checkpoint import CheckpointError
 from prolip.utils import console
 
@@ -132,21 +133,30 @@ def test_a_command_ends_quietly_with_its_reader_and_not_well_without_room(line, 
     assert done.returncode == ended and "Traceback" not in done.stderr and done.stderr.count("\n") <= 1
 
 
-def test_what_a_user_can_mend_ends_in_one_line_and_other_errors_do_not(capsys):
-    raised: list[Exception | None] = [ValueError("no such thing"), KeyError("a key"), None]
+@pytest.fixture
+def raising(monkeypatch):
+    """`prolip` with a command that raises these errors, one a call, and returns 5 without."""
 
-    @console.ends_in_one_line(ValueError, KeyError)
-    def main(code: int) -> int:
-        """What it does."""
-        if error := raised.pop(0):
-            raise error
-        return code
+    def main(*raised):
+        left = list(raised)
 
-    assert [main(5), main(5), main(code=5)] == [2, 2, 5] and main.__doc__ == "What it does."
+        def run(words):
+            print("https://u:SECRET@h/x?id=3")
+            if error := left.pop(0):
+                raise error
+            return 5
+
+        monkeypatch.setattr(cli, "run", run)
+        return [cli.main([]) for _ in raised]
+
+    return main
+
+
+def test_what_a_user_can_mend_ends_in_one_line_and_other_errors_do_not(raising, capsys):
+    assert raising(ValueError("no such thing"), CheckpointError("a key"), None) == [2, 2, 5]
     assert capsys.readouterr().err == "error: no such thing\nerror: a key\n"
-    raised.append(TypeError("a mistake of ours"))
     with pytest.raises(TypeError, match="of ours"):
-        main(5)
+        raising(TypeError("a mistake of ours"))
 
 
 def test_what_is_guarded_is_there_before_torch():
@@ -156,9 +166,9 @@ def test_what_is_guarded_is_there_before_torch():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "words", [("-m", "prolip.evaluation", "--help"), ("-m", "prolip.evaluation.datacomp", "--list"),
-              ("-m", "prolip.data.index", "data/emoji/noto.tar", "--output", "OUT"),
-              ("scripts/published_runs.py",), ("-m", "prolip.report", "--help")]
+    "words", [("-m", "prolip", "eval", "tasks", "--help"), ("-m", "prolip", "eval", "datacomp", "--list"),
+              ("-m", "prolip", "data", "index", "data/emoji/noto.tar", "--output", "OUT"),
+              ("scripts/published_runs.py",), ("-m", "prolip", "report", "--help")]
 )  # fmt: skip
 def test_commands_that_print_end_quietly_when_nobody_reads(words, tmp_path):
     words = [str(tmp_path / "index.json") if word == "OUT" else word for word in words]
@@ -177,28 +187,18 @@ def test_names_from_data_do_not_steer_a_terminal(capsys):
     assert console.plain("a\nb\tc\rd\x1b") == "a\\nb\\tc\\rd\\x1b"
 
 
-def test_what_a_command_prints_is_cleaned_and_its_streams_are_given_back(capsys):
+def test_what_a_command_prints_is_cleaned_and_its_streams_are_given_back(raising, capsys):
     before = sys.stdout, sys.stderr
-
-    @console.ends_in_one_line(ValueError)
-    def main():
-        print("https://u:SECRET@h/x?id=3")
-        raise ValueError("\x1b[31m https://u:SECRET@h/x?id=3")
-
-    assert main() == 2 and (sys.stdout, sys.stderr) == before
+    assert raising(ValueError("\x1b[31m https://u:SECRET@h/x?id=3")) == [2] and (sys.stdout, sys.stderr) == before
     printed = capsys.readouterr()
     assert printed.out == "https://h/x?id=3\n" and printed.err == "error: \\x1b[31m https://h/x\n"
 
 
-def test_an_error_is_one_line_whatever_names_it_holds(capsys):
+def test_an_error_is_one_line_whatever_names_it_holds(raising, capsys):
     name = "a\nb\x1b[31m\udcff.png"
-
-    @console.ends_in_one_line(ValueError, KeyError)
-    def main(error: Exception) -> int:
-        raise error
-
-    for error in (ValueError(f"no {name}"), KeyError(f"no {name}")):
-        assert main(error) == 2 and capsys.readouterr().err == "error: no a\\nb\\x1b[31m\\udcff.png\n"
+    for error in (ValueError(f"no {name}"), OSError(f"no {name}")):
+        assert raising(error) == [2] and capsys.readouterr().err == "error: no a\\nb\\x1b[31m\\udcff.png\n"
+    assert console.one_line(KeyError(f"no {name}")) == "no a\\nb\\x1b[31m\\udcff.png"
 
 
 def test_an_error_that_lists_what_differs_keeps_its_lines():

@@ -12,8 +12,8 @@ from prolip.evaluation.datasets.folders import lines_beside
 from prolip.evaluation.datasets.places import find_place
 from prolip.evaluation.datasets.wds import parse, read_relevance
 from prolip.utils.documents import entries, loads, read_yaml, text_lines
+from prolip.utils.flags import FlagError
 from training.config import read_config_file
-from training.flags import FlagError
 
 SETTINGS = {"model": {"model": "ProLIP-ViT-test"}, "optim": {"lr": 0.1, "wd": 0.2}, "run": {"epochs": 3}}
 

@@ -11,6 +11,7 @@ import torch
 import yaml
 
 from prolip import export
+from prolip.cli.main import main
 from prolip.evaluation.model import evaluating
 from prolip.export import BATCHES, ImageEncoder, TextEncoder, export_onnx, export_program, largest_differences
 from prolip.factory import create_model
@@ -41,6 +42,10 @@ def build(name, options=None):
         for head in (model.visual.uncertainty_proj, model.text.text_uncertainty_projection):
             head.weight.normal_(std=head.in_features**-0.5)
     return model
+
+
+def graph(model, folder, *words):
+    return main(["export", "graph", "--model", model, "--output", str(folder), *words])
 
 
 def assert_equal_at_other_batches(run, encoder, batches=BATCHES):
@@ -127,13 +132,13 @@ def test_what_cannot_be_exported_is_refused_with_the_remedy(tmp_path, monkeypatc
     model = create_model("ProLIP-ViT-test", precision="bf16")
     with pytest.raises(ValueError, match="torch.bfloat16 on cpu.*precision='fp32'"):
         export_onnx(model, tmp_path)
-    assert export.main(["ProLIP-ViT-test", str(tmp_path)]) == 2
+    assert graph("ProLIP-ViT-test", tmp_path) == 2
     assert "no weights are given" in capsys.readouterr().err
     (tmp_path / "file").touch()
-    assert export.main(["ProLIP-ViT-test", str(tmp_path / "file"), "--pretrained", "random"]) == 2
+    assert graph("ProLIP-ViT-test", tmp_path / "file", "--pretrained", "random") == 2
     assert "is a file: give a folder" in capsys.readouterr().err
     save_pretrained(create_model("ProLIP-ViT-test"), tmp_path / "model")
-    assert export.main([f"local-dir:{tmp_path / 'model'}", str(tmp_path / "onnx"), "--pretrained", "random"]) == 2
+    assert graph(f"local-dir:{tmp_path / 'model'}", tmp_path / "onnx", "--pretrained", "random") == 2
     assert "has its own weights, pretrained='random' would be ignored: drop one" in capsys.readouterr().err
     monkeypatch.setattr(export, "NEEDED", ("onnx", "absent_module"))
     with pytest.raises(ImportError, match="ONNX needs absent_module: pip install absent_module"):
@@ -166,7 +171,7 @@ def test_a_full_disk_leaves_the_former_graphs(form, tmp_path, capsys, full_disk)
     for name in ("image", "text"):
         (place / f"{name}.{form}").write_bytes(b"former")
     full_disk()
-    assert export.main([f"local-dir:{tmp_path / 'model'}", str(place), "--format", form]) == 2
+    assert graph(f"local-dir:{tmp_path / 'model'}", place, "--format", form) == 2
     said = capsys.readouterr().err
     assert said.startswith("error: ") and said.count("\n") == 1
     assert f"{place} was not written (File too large): make room on its disk, or give another place" in said
@@ -187,7 +192,7 @@ def test_a_graph_that_fails_leaves_both_former_graphs(tmp_path, monkeypatch):
 @pytest.mark.parametrize("form", ["onnx", "pt2"])
 def test_a_folder_in_the_place_of_a_graph_is_refused_before_the_model_is_loaded(form, tmp_path, capsys):
     (tmp_path / f"text.{form}").mkdir()
-    assert export.main(["local-dir:no/such/model", str(tmp_path), "--format", form]) == 2
+    assert graph("local-dir:no/such/model", tmp_path, "--format", form) == 2
     assert f"text.{form} is a folder: move it" in capsys.readouterr().err
 
 

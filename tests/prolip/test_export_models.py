@@ -8,6 +8,7 @@ import torch
 from fitted_models import TINY, fitted_model, fitted_openclip, openclip_model
 
 from prolip import export
+from prolip.cli.main import main
 from prolip.evaluation.model import PointModel, evaluating, own_score
 from prolip.export import ImageEncoder, TextEncoder, export_onnx, export_pt2, largest_differences, load
 from prolip.factory import create_model
@@ -73,12 +74,16 @@ def test_a_program_runs_where_this_code_is_not(tmp_path):
     assert said["score"]["name"] == "true_match" and said["score"]["unit"] > 0 and said["context_length"] == 12
 
 
+def graph(model, folder, *words):
+    return main(["export", "graph", "--model", model, "--output", str(folder), *words])
+
+
 @pytest.mark.parametrize("fitted", [True, False])
 def test_openclips_models_are_exported_with_and_without_variances(fitted, tmp_path, capsys):
     pytest.importorskip("onnxruntime")
     words = [fitted_openclip(tmp_path)] if fitted else list(openclip_model(tmp_path))
     flags = words[:1] if fitted else [words[0], "--pretrained", words[1]]
-    assert export.main([flags[0], str(tmp_path / "out"), *flags[1:], "--format", "pt2", "onnx"]) == 0
+    assert graph(flags[0], tmp_path / "out", *flags[1:], "--format", "pt2", "onnx") == 0
     assert len([line for line in capsys.readouterr().out.splitlines() if "at most" in line]) == 4
     model = load(*words)
     facts = export.facts(model)
@@ -119,5 +124,5 @@ def test_a_tower_that_is_no_graph_is_refused_in_words(tmp_path, capsys, monkeypa
         export.export_program(Odd(create_model("ProLIP-ViT-test")))
     save_pretrained(create_model("ProLIP-ViT-test"), tmp_path / "model")
     monkeypatch.setattr(export, "ImageEncoder", Odd)
-    assert export.main([f"local-dir:{tmp_path}/model", str(tmp_path / "out"), "--format", "pt2"]) == 2
+    assert graph(f"local-dir:{tmp_path}/model", tmp_path / "out", "--format", "pt2") == 2
     assert "error: torch.export cannot make a graph" in capsys.readouterr().err

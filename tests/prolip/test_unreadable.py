@@ -27,12 +27,12 @@ from prolip.models.tokenizer import get_tokenizer
 from prolip.models.weights.checkpoint import CheckpointError, load_checkpoint, read_state_dict, save_pretrained
 from prolip.models.weights.unreadable import is_run
 from prolip.report.runs import read as read_run
+from prolip.utils.flags import FlagError
 from prolip.utils.messages import appearance, naming
 from training.checkpoint.files import check_checkpoint
 from training.checkpoint.files import load_checkpoint as load_run
 from training.checkpoint.run_folder import read_status
 from training.config import read_config_file
-from training.flags import FlagError
 from training.main import main as train
 
 NAME = "ProLIP-ViT-test"
@@ -236,7 +236,7 @@ def whole_run(tmp_path_factory):
     """A small run with all that it may leave."""
     folder = tmp_path_factory.mktemp("runs")
     flags = f"--model {NAME} --dataset-type synthetic --train-num-samples 8 --batch-size 4 --workers 0 --epochs 1"
-    flags += f" --warmup 0 --ema-decay 0.9 --output-dir {folder} --name r"
+    flags += f" --warmup 0 --ema-decay 0.9 --output {folder} --name r"
     assert train(flags.split()) == 0
     shutil.copytree(folder / "r/model", folder / "r/best")
     return folder / "r"

@@ -19,7 +19,7 @@ def bench():
 
 def test_every_kind_is_measured_both_ways_and_drawn(forked, tmp_path):
     words = ("--items", "700", "--dim", "8", "--queries", "20", "--clusters", "4", "--rounds", "1", "--threads", "1")
-    code = forked.script(ROOT / "scripts/bench_search.py", *words, "--plot", str(tmp_path / "plot.png"))
+    code = forked.script(ROOT / "scripts/bench_search.py", *words, "--output", str(tmp_path / "plot.png"))
     assert code == 0, forked.err[-2000:]
     for kind in ("ivf", "hnsw", "pq"):
         assert re.search(rf"^\| {kind}, build \| [\d.]+ \| [\d.]+ \| [\d.]+ \|$", forked.out, re.M), forked.out

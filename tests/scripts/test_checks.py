@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from commands import evaluate_corpus
 
 import prolip
-from prolip.evaluation.corpus import main as evaluate_corpus
 from prolip.evaluation.suites import emoji
 from prolip.gaussian import Gaussian
 from prolip.models.weights.checkpoint import save_pretrained
@@ -40,7 +40,7 @@ def evaluation(tmp_path_factory):
     torch.manual_seed(0)
     save_pretrained(prolip.create_model("ProLIP-ViT-test", init_unc_bias=-4.0, init_unc_gain=1.0), folder / "model")
     evaluate_corpus(["--model", f"local-dir:{folder}/model", "--data", str(ROOT / "data/emoji/emojione.tar"),
-                     "--select", "group=food drink", "--out", str(folder / "eval")])  # fmt: skip
+                     "--select", "group=food drink", "--output", str(folder / "eval")])  # fmt: skip
     return folder / "eval"
 
 

@@ -12,6 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 import demo  # noqa: E402
+from prolip.cli.main import main  # noqa: E402
 from training.checkpoint.resuming import is_finished  # noqa: E402
 from training.health.preemption import STOP  # noqa: E402
 
@@ -19,7 +20,7 @@ TOY = ["--model", "ProLIP-ViT-test", "--warmup", "1", "--batch-size", "16", "--w
 
 
 def call(folder: Path, *words: str) -> subprocess.CompletedProcess:
-    command = [sys.executable, str(ROOT / "scripts/demo.py"), "--output-dir", str(folder), *words]
+    command = [sys.executable, str(ROOT / "scripts/demo.py"), "--output", str(folder), *words]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
@@ -39,13 +40,12 @@ def typed(tmp_path, monkeypatch):
 
     def command(*words: str, code: int = 0) -> list[list[str]]:
         given.clear()
-        monkeypatch.setattr(sys, "argv", ["demo.py", "--output-dir", str(tmp_path), *words])
         monkeypatch.setattr("training.main.main", lambda flags: given.append(flags) or code)
-        monkeypatch.setattr("prolip.report.__main__.main", lambda folder: given.append(folder))
+        drawn = lambda folder: given.append([str(folder)]) or Path(__file__)  # noqa: E731
+        monkeypatch.setattr("prolip.report.page.make_report", drawn)
         monkeypatch.setattr(STOP, "install", lambda: None)
         monkeypatch.chdir(ROOT)
-        monkeypatch.setattr(sys, "path", list(sys.path))
-        demo.main()
+        assert main(["demo", "--output", str(tmp_path), *words]) == code
         return given
 
     return command
@@ -65,37 +65,36 @@ def test_what_has_not_ended_is_gone_on_with(state, typed, tmp_path):
     flags, page = typed("--", "--seed", "3")
     assert flags[-4:] == ["--resume", "auto", "--seed", "3"] and "--overwrite" not in flags
     assert page == [str(tmp_path / "demo")]
-    assert "--overwrite" in typed("--again")[0]
+    assert "--overwrite" in typed("--overwrite")[0]
 
 
 def test_a_run_that_has_ended_is_not_trained_again_unless_that_is_asked_for(typed, tmp_path, capsys):
     leave(tmp_path / "demo", "finished")
-    assert typed() == [[str(tmp_path / "demo")]] and "--again trains it anew" in capsys.readouterr().out
-    with pytest.raises(SystemExit, match="has ended: --again deletes it, or give another --output-dir"):
-        typed("--", "--seed", "1")
-    flags, page = typed("--again", "--", "--seed", "1")
+    assert typed() == [[str(tmp_path / "demo")]] and "--overwrite trains it anew" in capsys.readouterr().out
+    assert typed("--", "--seed", "1", code=2) == []
+    assert "has ended: --overwrite deletes it, or give another --output" in capsys.readouterr().err
+    flags, page = typed("--overwrite", "--", "--seed", "1")
     assert flags[-3:] == ["--overwrite", "--seed", "1"] and "--resume" not in flags
 
 
 @pytest.mark.parametrize(
-    ("code", "said"), [(75, "the same command goes on"), (130, "the same command goes on"), (2, "--again deletes what")]
+    ("code", "said"),
+    [(75, "the same command goes on"), (130, "the same command goes on"), (2, "--overwrite deletes what")],
 )
 def test_training_that_does_not_end_is_followed_by_what_to_type_and_no_page(code, said, typed, tmp_path, capsys):
     leave(tmp_path / "demo", "stopped")
-    with pytest.raises(SystemExit) as stop:
-        typed(code=code)
-    assert stop.value.code == code and said in capsys.readouterr().err
+    assert len(typed(code=code)) == 1 and said in capsys.readouterr().err
 
 
 def test_a_training_error_is_the_demos_error(tmp_path, forked):
-    assert forked.script(ROOT / "scripts/demo.py", "--output-dir", tmp_path, "--", "--batch-size", "0") == 2
+    assert forked.script(ROOT / "scripts/demo.py", "--output", tmp_path, "--", "--batch-size", "0") == 2
     assert "error:" in forked.err and not (tmp_path / "demo").exists()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
 def test_a_demo_that_is_stopped_says_so_in_a_line_and_goes_on_when_typed_again(sent, tmp_path):
-    words = ["--output-dir", str(tmp_path), "--", *TOY, "--log-every-n-steps", "1", "--save-every-steps", "2"]
+    words = ["--output", str(tmp_path), "--", *TOY, "--log-every-n-steps", "1", "--save-every-steps", "2"]
     started = subprocess.Popen(
         [sys.executable, str(ROOT / "scripts/demo.py"), *words, "--max-steps", "5000"],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -115,9 +114,16 @@ def test_a_demo_that_is_stopped_says_so_in_a_line_and_goes_on_when_typed_again(s
     assert f"at step {kept}" in more.stdout + more.stderr and is_finished(tmp_path / "demo")
 
 
+def test_the_demo_says_that_it_needs_a_clone(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("prolip.cli.plan.__file__", str(tmp_path / "lib/prolip/cli/plan.py"))
+    monkeypatch.chdir(tmp_path)
+    assert main(["demo"]) == 2
+    assert capsys.readouterr().err.startswith("error: the demo needs the bundled drawings: run prolip demo in a clone")
+
+
 def test_a_disk_without_room_is_reported_before_the_first_step(tmp_path, monkeypatch):
     monkeypatch.setattr(demo, "ROOM", 1e18)
-    with pytest.raises(SystemExit, match=f"MB are free at {tmp_path}, a run wants 1,000,000,000,000: free some"):
+    with pytest.raises(OSError, match=f"MB are free at {tmp_path}, a run wants 1,000,000,000,000: free some"):
         demo.check_room(tmp_path / "new/demo")
     monkeypatch.setattr(demo, "ROOM", 1)
     demo.check_room(tmp_path / "new/demo")
@@ -126,7 +132,7 @@ def test_a_disk_without_room_is_reported_before_the_first_step(tmp_path, monkeyp
 def test_a_python_without_torch_is_told_what_to_type(tmp_path):
     (tmp_path / "torch.py").write_text("raise ImportError('No module named torch')\n")
     ended = subprocess.run(
-        [sys.executable, str(ROOT / "scripts/demo.py"), "--output-dir", str(tmp_path)],
+        [sys.executable, str(ROOT / "scripts/demo.py"), "--output", str(tmp_path)],
         env=os.environ | {"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, check=False,
     )  # fmt: skip
-    assert ended.returncode == 1 and "`make demo` installs" in ended.stderr and "Traceback" not in ended.stderr
+    assert ended.returncode == 2 and "`make demo` installs" in ended.stderr and "Traceback" not in ended.stderr

@@ -13,8 +13,8 @@ from PIL import Image
 from safetensors.torch import save_file
 
 import prolip
-from prolip.data import index
-from prolip.evaluation.datasets import emoji
+from prolip.cli.main import main
+from prolip.data.index import build_index
 from prolip.evaluation.loading import load_embedder
 from prolip.methods import METHODS, LikelihoodConfig
 from prolip.models.weights.checkpoint import save_pretrained
@@ -83,11 +83,11 @@ def commands(page: str) -> list[str]:
 
 def source_of(words: list[str]) -> tuple[str, list[Path]] | None:
     """The program that a command starts, with the files that define its flags; None if it is none of ours."""
-    if "prolip-clip-benchmark" in words:
+    if "clip-benchmark" in words:
         from importlib.util import find_spec
 
-        own = ROOT / "src/prolip/evaluation/clip_benchmark"
-        return "prolip-clip-benchmark", [*own.glob("*.py"), Path(find_spec("clip_benchmark").origin).parent / "cli.py"]
+        own = ROOT / "src/prolip/cli/eval.py"
+        return "clip-benchmark", [own, Path(find_spec("clip_benchmark").origin).parent / "cli.py"]
     for word in words:
         if word.startswith("prolip.") and "-m" in words:
             path = ROOT / "src" / word.replace(".", "/")
@@ -107,7 +107,7 @@ def test_commands_start_what_exists_with_flags_that_it_has(page):
         except ValueError:  # the first or last line of a loop
             continue
         found = source_of(words)
-        if found is None or found[0].endswith((".sbatch", "plan_run.py", "simulate_steps.py")):
+        if found is None or found[0].endswith((".sbatch", "simulate_steps.py")):
             continue  # tested with the scripts and the planner
         name, files = found
         first = next(i for i, word in enumerate(words) if word == name)
@@ -180,7 +180,7 @@ def python_of(page: str) -> str:
 
 def test_python_of_streaming_md_runs_on_shards_with_an_index(tmp_path, capsys):
     shard = ROOT / "data/emoji/emojione.tar"
-    index.main([str(shard), "--output", str(tmp_path / "index.json")])
+    build_index([str(shard)], str(tmp_path / "index.json"))
     code = python_of("docs/streaming.md")
     assert "s3://bucket/index.json" in code and "s3://bucket/{00000..00009}.tar" in code
     code = code.replace("s3://bucket/index.json", str(tmp_path / "index.json"))
@@ -230,7 +230,7 @@ def test_python_of_export_md_computes_the_models_own_score(kind, tmp_path, monke
 
 def test_python_of_evaluation_md_runs_on_a_task_of_the_corpus(tmp_path, capsys):
     words = ["--data", str(ROOT / "data/emoji/emojione.tar"), "--select", "subgroup=food asian|food sweet"]
-    emoji.main([*words, "--classes", "subgroup", "--out", str(tmp_path)])
+    assert main(["data", "emoji", *words, "--classes", "subgroup", "--output", str(tmp_path)]) == 0
     code = python_of("docs/evaluation.md")
     assert "local-dir:runs/demo/model" in code and "wds:runs/tasks/wds_subgroups" in code
     code = code.replace('"local-dir:runs/demo/model"', '"ProLIP-ViT-test", pretrained="random"')

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from commands import evaluate
 
 import prolip
 from prolip.data import emoji
-from prolip.evaluation.__main__ import main as evaluate
 from prolip.models.weights.checkpoint import save_pretrained
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -53,7 +53,7 @@ def test_the_table_has_the_commands_figures_and_what_is_not_trained(runs, monkey
             continue
         found = []
         for seed in (0, 1):
-            address = ["--model", f"local-dir:{runs}/prolip-s{seed}/model", "--dataset", f"wds:{runs}/work/wds_4"]
+            address = ["--model", f"local-dir:{runs}/prolip-s{seed}/model", "--data", f"wds:{runs}/work/wds_4"]
             found.append(evaluate([*address, "--prompts", rule])[0].metrics)
         mean = {key: 50 * (found[0][key] + found[1][key]) for key in study_prompts.FIGURES}
         plain = plain or mean

@@ -11,10 +11,11 @@ from pathlib import Path
 import open_clip
 import pytest
 import torch
+from commands import evaluate
 from training_runs import assert_same_state, newest, stop_after
 
-from prolip.evaluation.__main__ import main as evaluate
-from prolip.evaluation.__main__ import parse as parse_evaluation
+from prolip.cli.command import parser_of
+from prolip.cli.main import find
 from prolip.evaluation.published.papers import PRINTED, find_printed
 from prolip.models.registry import get_model_config
 from training.health.preemption import EXIT_STOPPED
@@ -34,9 +35,9 @@ SIZES = {"b-16": ("ViT-B-16", "openai"), "b-32": ("ViT-B-32", "openai"), "l-14":
 
 
 def commands(name: str) -> list[list[str]]:
-    """The commands in the head of a recipe, as words behind `python -m`."""
+    """The commands in the head of a recipe, as words behind `python -m` or `prolip eval`."""
     text = re.sub(r" \\\n# +", " ", (RECIPES / f"{name}.yaml").read_text())
-    return [shlex.split(line)[2:] for line in re.findall(r"^#     (python -m .+)$", text, re.M)]
+    return [shlex.split(line)[2:] for line in re.findall(r"^#     ((?:python -m|prolip eval) .+)$", text, re.M)]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -50,8 +51,9 @@ def test_the_commands_in_its_head_can_be_typed_and_are_of_this_recipe(name, monk
             config = parse(words)
             assert config.run.epochs and config.data.train_data and config.run.global_batch_size == 128
         else:
-            assert find_printed(parse_evaluation(words).published)
-    assert [words[0] for words in found].count("prolip.evaluation") == 1
+            name, command, rest = find(["eval", program, *words])
+            assert find_printed(parser_of(name, command).parse_strictly(rest).published)
+    assert [words[0] for words in found].count("tasks") == 1
 
 
 def config_of(name: str):
@@ -169,7 +171,7 @@ def words_of(recipe: str, data: str, folder: Path, name: str, *more: object) -> 
     config = parse(begin)
     given = {"batch_size": 8, "workers": 0, "train_num_samples": 8, "epochs": 5, "precision": "fp32", "device": "cpu",
              "warmup": min(1, config.optim.warmup), "log_every_n_steps": 1, "val_frequency": 5,
-             "output_dir": folder, "name": name}  # fmt: skip
+             "output": folder, "name": name}  # fmt: skip
     if config.optim.swa_epochs:
         given["swa_epochs"] = 2
     if config.optim.text_freeze_epochs:
@@ -219,12 +221,12 @@ def test_a_recipe_trains_and_is_evaluated_beside_the_papers_rows(name, trained, 
     run, begun = trained(name)
     losses = [row["loss"] for row in map(json.loads, (run / "metrics.jsonl").read_text().splitlines()) if "loss" in row]
     assert len(losses) == 5 and all(map(math.isfinite, losses))
-    (told,) = (words for words in commands(name) if words[0] == "prolip.evaluation")
+    (told,) = (words for words in commands(name) if words[0] == "tasks")
     kept, published = (told[told.index(flag) + 1] for flag in ("--model", "--published"))
     split = ["--split", told[told.index("--split") + 1]] if "--split" in told else []
     model, data = f"local-dir:{run / Path(kept).name}", begun[begun.index("--val-tasks") + 1]
     capsys.readouterr()
-    (result,) = evaluate(["--model", model, "--dataset", data, *split, "--published", published, "source-free"])
+    (result,) = evaluate(["--model", model, "--data", data, *split, "--published", published, "source-free"])
     found = capsys.readouterr().out.partition("PCME Table E.2, cub" if name == "cub-pcme" else "Source-free Table II,")
     assert result.info["images"] == (4 if split else 10) and found[1]
     assert result.key in found[2] and f"{100 * result.metrics['i2t/R@1']:.2f}" in found[2]
@@ -238,7 +240,7 @@ def test_a_recipe_trains_and_is_evaluated_beside_the_papers_rows(name, trained, 
 ])  # fmt: skip
 def test_a_stopped_recipe_goes_on_as_if_it_had_not_been(name, trained, tmp_path):
     whole, begun = trained(name)
-    parts = [*begun, "--output-dir", str(tmp_path)]
+    parts = [*begun, "--output", str(tmp_path)]
     assert stop_after(3, parts) == EXIT_STOPPED
     assert main([*parts, "--resume", "latest"]) == 0
     assert_same_state(newest(whole), newest(tmp_path / name))

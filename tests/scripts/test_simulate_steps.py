@@ -13,11 +13,12 @@ from planner.hardware import build_cluster
 from planner.models import count_of_run
 from planner.question import Machines, Supply, Training
 from planner.traffic import feed, step_times
+from prolip.cli.main import main
+from prolip.cli.plan import RENAMED
 from prolip.data.config import chunks_ahead
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 
-import plan_run  # noqa: E402
 import simulate_steps  # noqa: E402
 from simulate_steps import Loader, Noise, collect, exchange, ring_links, simulate  # noqa: E402
 
@@ -26,7 +27,7 @@ EASY = Supply(images_per_core=1e6, open_ms=0, stream_mbs=1e6, store_gbs=1e6)
 
 
 def setting(gpus, local=512, rate=4e14, by="auto", **machines):
-    training = Training(gpus=[gpus], global_batch=gpus * local, exchange=by)
+    training = Training(gpus=[gpus], global_batch_size=gpus * local, exchange=by)
     cluster = build_cluster(Machines(**machines), gpus)
     return cluster, step_times(count_of_run(training.model, "prolip", local), training, cluster, rate), training
 
@@ -63,7 +64,7 @@ def test_gradients_of_micro_batches_travel_behind_the_last_one():
 
 def test_gradients_of_fsdp_travel_behind_the_forward_pass_and_ppcl_too():
     """The formula hides nothing behind PPCL."""
-    training = Training(gpus=[32], parallel="fsdp")
+    training = Training(gpus=[32], fsdp=True)
     cluster = build_cluster(Machines(inter_gbs=1.0), 32)
     step = step_times(count_of_run(training.model, "prolip", 512), training, cluster, 4e14)
     seconds = simulate(cluster, step, training, EASY, QUIET).steps.mean()
@@ -138,13 +139,13 @@ def test_a_loader_with_enough_cores_never_stalls():
     cluster, step, training = setting(8)
     cores = 2 * int(512 / step.seconds / 250) + 1
     noise = Noise(steps=200, stall_chance=0.0)
-    supply = Supply(cores_per_gpu=cores, prefetch=16, shard_samples=1000)
+    supply = Supply(workers=cores, prefetch=16, shard_samples=1000)
     assert simulate(cluster, step, training, supply, noise).waits["data"] == 0
 
 
 def test_a_loader_with_too_few_cores_sets_the_pace():
     cluster, step, training = setting(8)
-    supply = Supply(cores_per_gpu=4, images_per_core=100.0, open_ms=0.0)
+    supply = Supply(workers=4, images_per_core=100.0, open_ms=0.0)
     noise = dataclasses.replace(QUIET, image_sigma=0.5, steps=100)
     result = simulate(cluster, step, training, supply, noise)
     assert result.steps[20:].mean() == pytest.approx(512 / (4 * 100.0), rel=0.1)
@@ -253,9 +254,9 @@ def test_bad_input_is_refused_with_a_remedy(capsys, words, said):
     assert said in error
 
 
-@pytest.mark.parametrize("flag", [f"--{name}" for name in plan_run.MOVED])
+@pytest.mark.parametrize("flag", [f"--{name}" for name, to in RENAMED.items() if "simulate_steps" in to])
 def test_the_flags_that_planning_had_name_this_script(capsys, flag):
-    assert plan_run.main(["--mfu", "0.4", flag]) == 2
+    assert main(["plan", "--mfu", "0.4", flag]) == 2
     error = capsys.readouterr().err
     assert error.startswith(f"error: {flag} is not a flag here: python scripts/simulate_steps.py")
     assert error.count("\n") == 1

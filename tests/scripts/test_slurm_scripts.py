@@ -15,12 +15,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from prolip.curate.__main__ import parse as parse_curation
+from prolip.cli.command import parser_of
+from prolip.cli.main import find
 from prolip.data.config import chunks_ahead
 from prolip.models.registry import get_model_config
+from prolip.utils.flags import FlagError
+from training.checkpoint.export import export_checkpoint
 from training.checkpoint.run_folder import OURS, write_status
 from training.config import rows_per_rank, total_steps
-from training.flags import FlagError
 from training.main import parse
 from training.run import run as train
 
@@ -101,7 +103,7 @@ def test_without_words_the_papers_recipe_runs_on_the_given_shards(start, monkeyp
     config = parse(flags_of(words))
     assert status == 0
     assert (config.data.train_data, config.run.max_samples) == ("s3://bucket/{00000..12895}.tar", 1_280_000_000)
-    assert (config.run.name, config.run.resume, config.run.output_dir) == ("it", "auto", "runs")
+    assert (config.run.name, config.run.resume, config.run.output) == ("it", "auto", "runs")
 
 
 @pytest.mark.parametrize("recipe", sorted(path.name for path in RECIPES.glob("prolip-*.yaml")))
@@ -303,8 +305,8 @@ def test_evaluation_takes_flags_behind_two_dashes_and_the_gpu_it_was_given(start
     status, words, _, _ = start("eval.sbatch", "runs/a", "--", "--all-names")
     assert status == 0
     assert words[1:] == [
-        "prolip.evaluation.corpus", "--model", "local-dir:runs/a/model", "--data", "data/emoji/emojione.tar",
-        "--names", "data/emoji/noto.tar", "--device", "cuda", "--out", "runs/a/eval", "--all-names",
+        "prolip", "eval", "emoji", "--model", "local-dir:runs/a/model", "--data", "data/emoji/emojione.tar",
+        "--names", "data/emoji/noto.tar", "--device", "cuda", "--output", "runs/a/eval", "--all-names",
     ]  # fmt: skip
     assert "cpu" in start("eval.sbatch", "runs/a", SLURM_GPUS_ON_NODE="")[1]
 
@@ -330,7 +332,7 @@ def test_a_run_that_has_not_ended_is_refused_and_the_others_are_evaluated(start,
 )
 def test_a_checkpoint_is_exported_first(start, address, out):
     status, words, _, _ = start("eval.sbatch", address)
-    assert status == 0 and words[:3] == ["slurm/export.py", address, f"{out}/model"]
+    assert status == 0 and words[:7] == ["-m", "prolip", "export", "checkpoint", address, "--output", f"{out}/model"]
     assert evaluations(words) == [f"local-dir:{out}/model"] and words[-1] == f"{out}/eval"
 
 
@@ -338,34 +340,11 @@ def test_datacomps_tasks_are_shared_out_over_an_array(start, runs):
     status, words, _, _ = start("datacomp.sbatch", "runs/a", "--", "--tasks", "vtab", DATA="data")
     assert status == 0
     assert words[1:] == [
-        "prolip.evaluation.datacomp", "--model", "local-dir:runs/a/model", "--data-dir", "data", "--output",
-        "runs/a/datacomp", "--device", "cuda", "--tasks", "vtab",
+        "prolip", "eval", "datacomp", "--model", "local-dir:runs/a/model", "--data", "data", "--output",
+        "runs/a/datacomp", "--part", "slurm", "--device", "cuda", "--tasks", "vtab",
     ]  # fmt: skip
     words = start("datacomp.sbatch", "ViT-B-16", "--", "--pretrained", "openai", DATA="hf-hub", OUT="out")[1]
     assert evaluations(words) == ["ViT-B-16"] and words[-2:] == ["--pretrained", "openai"] and "out" in words
-
-
-def array(numbers, task):
-    """The environment of a task of sbatch --array=NUMBERS, as SLURM sets it."""
-    facts = {"ID": task, "MIN": min(numbers), "MAX": max(numbers), "COUNT": len(numbers)}
-    return {f"SLURM_ARRAY_TASK_{name}": str(value) for name, value in facts.items()}
-
-
-@pytest.mark.parametrize("numbers", [range(8), (1, 4, 7), (3, 5)], ids=str)
-def test_the_tasks_of_an_array_take_all_of_datacomps_shards_whatever_their_numbers(start, runs, numbers):
-    said = [start("datacomp.sbatch", "runs/a", DATA="data", **array(numbers, task))[1] for task in numbers]
-    assert [words[-2:] for words in said] == [["--shard", f"{i}/{len(numbers)}"] for i in range(len(numbers))]
-
-
-def test_an_array_of_one_task_takes_all_of_datacomps_tasks(start, runs):
-    status, words, _, _ = start("datacomp.sbatch", "runs/a", DATA="data", **array((4,), 4))
-    assert status == 0 and "--shard" not in words
-
-
-@pytest.mark.parametrize("numbers, task", [((0, 3, 7), 0), ((0, 3, 7), 3), ((0, 1, 5, 6), 1)])
-def test_an_array_with_gaps_is_told_what_to_submit(start, runs, numbers, task):
-    status, words, _, output = start("datacomp.sbatch", "runs/a", DATA="data", **array(numbers, task))
-    assert status == 2 and not words and "have gaps" in output and f"submit --array=0-{len(numbers) - 1}\n" in output
 
 
 @pytest.mark.parametrize(
@@ -376,7 +355,7 @@ def test_an_array_with_gaps_is_told_what_to_submit(start, runs, numbers, task):
         (["runs/a", "runs/b"], {"DATA": "data"}, "one model at a time"),
         (["runs"], {"DATA": "data"}, "runs holds no model/"),
         (["ViT-B-16"], {"DATA": "data"}, "OUT is not set"),
-        (["runs/c/step_7.pt"], {"DATA": "data", "OUT": "out"}, "slurm/export.py runs/c/step_7.pt"),
+        (["runs/c/step_7.pt"], {"DATA": "data", "OUT": "out"}, "prolip export checkpoint runs/c/step_7.pt"),
     ],
 )
 def test_what_datacomps_script_lacks_is_named(start, runs, words, variables, message):
@@ -385,29 +364,29 @@ def test_what_datacomps_script_lacks_is_named(start, runs, words, variables, mes
 
 
 def test_curation_scores_on_the_gpu_that_its_task_has(start):
-    given = ["score", "--data", "{0..9}.tar", "--model", "local-dir:m", "--out", "scores"]
+    given = ["score", "--data", "{0..9}.tar", "--model", "local-dir:m", "--output", "scores"]
     status, words, _, _ = start("curate.sbatch", *given)
     assert status == 0
-    assert words == ["-m", "prolip.curate", "score", "--device", "cuda", "--precision", "amp_bf16", *given[1:]]
-    assert parse_curation(words[2:]).device == "cuda"
-    assert start("curate.sbatch", *given, SLURM_GPUS_ON_NODE="0")[1] == ["-m", "prolip.curate", *given]
-    given = ["write", "--out", "scores", "--shards-out", "kept"]
-    assert start("curate.sbatch", *given)[1] == ["-m", "prolip.curate", *given]
+    assert words == ["-m", "prolip", "curate", "score", "--device", "cuda", "--precision", "amp_bf16", *given[1:]]
+    name, command, rest = find(words[2:])
+    assert parser_of(name, command).parse_strictly(rest).device == "cuda"
+    assert start("curate.sbatch", *given, SLURM_GPUS_ON_NODE="0")[1] == ["-m", "prolip", "curate", *given]
+    given = ["write", "scores", "--output", "kept"]
+    assert start("curate.sbatch", *given)[1] == ["-m", "prolip", "curate", *given]
     status, started, _, output = start("curate.sbatch")
     assert (status, started) == (2, []) and "got no command" in output
 
 
 def test_the_exported_model_is_the_one_that_the_run_left(tmp_path):
-    export = load("export")
     folder = train(parse([
         *TINY, "--dataset-type", "synthetic", "--train-num-samples", "16", "--batch-size", "8", "--max-steps", "2",
         "--warmup", "1", "--device", "cpu", "--precision", "fp32", "--ema-decay", "0.5", "--swa-epochs", "1",
-        "--output-dir", str(tmp_path), "--name", "run",
+        "--output", str(tmp_path), "--name", "run",
     ]))  # fmt: skip
     address = str(folder / "checkpoints/step_2.pt")
     for average, name in ((None, "model"), ("ema", "model_ema"), ("swa", "model_swa")):
         want = load_file(folder / name / "model.safetensors")
-        got = load_file(export.export(address, tmp_path / name, average) / "model.safetensors")
+        got = load_file(export_checkpoint(address, tmp_path / name, average) / "model.safetensors")
         assert want.keys() == got.keys() and all(torch.equal(value, got[key]) for key, value in want.items())
     (tmp_path / "bare").mkdir()  # a run that began from a folder whose weights are gone
     (tmp_path / "bare" / "config.json").write_text((folder / "model" / "config.json").read_text())
@@ -416,7 +395,7 @@ def test_the_exported_model_is_the_one_that_the_run_left(tmp_path):
     state["config"]["model"] |= began
     gone = tmp_path / "gone.pt"
     torch.save(state, gone)
-    assert (export.export(str(gone), tmp_path / "again") / "model.safetensors").read_bytes() == (
+    assert (export_checkpoint(str(gone), tmp_path / "again") / "model.safetensors").read_bytes() == (
         folder / "model" / "model.safetensors").read_bytes()
     with pytest.raises(FlagError, match="there is no such file"):
-        export.export(str(folder / "checkpoints/step_3.pt"), tmp_path / "none")
+        export_checkpoint(str(folder / "checkpoints/step_3.pt"), tmp_path / "none")

@@ -5,9 +5,9 @@ from statistics import harmonic_mean
 
 import pytest
 import torch
+from commands import evaluate
 
 import prolip
-from prolip.evaluation import __main__ as evaluation
 from prolip.evaluation.datasets.wds import open_wds
 from prolip.models.weights.checkpoint import save_pretrained
 
@@ -55,7 +55,7 @@ def test_the_table_has_the_figures_of_the_evaluation_and_its_own_differences(run
     for row, name in zip(rows[2:], ("siglip", "few-vacsr", "few-vacsr", "few-clip")):
         words = ["--similarity", "mean"] if "cosine" in row[0] else []
         model = f"local-dir:{runs.folder / f'{name}-s0' / 'model'}"
-        results = evaluation.main(["--model", model, "--dataset", *sets, *words])
+        results = evaluate(["--model", model, "--data", *sets, *words])
         a, b, *others = (100 * result.metrics["mean_per_class_recall"] for result in results)
         values.append([a, b, harmonic_mean([a, b]) if a and b else 0.0, *others])
         assert row[1:6] == [f"{value:.1f}" for value in values[-1]]

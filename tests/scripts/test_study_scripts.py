@@ -66,7 +66,7 @@ def runs(tmp_path_factory):
     for name, method, data in (("paper", "prolip", SHARD), ("ours", "likelihood", SHARD), ("frozen", "siglip", SHARD),
                                ("held", "siglip", folder / "shards/noto.tar")):  # fmt: skip
         code = train([*TOY, "--method", method, "--train-data", str(data), "--val-data", str(UNSEEN), "--val-select",
-                      SELECT, "--output-dir", str(folder), "--name", name])  # fmt: skip
+                      SELECT, "--output", str(folder), "--name", name])  # fmt: skip
         assert code == 0
     return folder
 

@@ -49,7 +49,7 @@ def call(*arguments: str) -> subprocess.CompletedProcess:
 
 def test_a_sweep_trains_each_run_once_and_prints_a_row_per_variant(tmp_path, forked):
     path = write_sweep(tmp_path, {"prolip": "", "siglip": "--method siglip"}, [0])
-    first = call(str(path), "--output-dir", str(tmp_path / "runs"), "--jobs", "2")
+    first = call(str(path), "--output", str(tmp_path / "runs"), "--jobs", "2")
     assert first.returncode == 0, first.stderr
     rows = [line.split(" | ") for line in first.stdout.splitlines()[2:]]
     assert [row[0] for row in rows] == ["| prolip", "| siglip"]
@@ -57,18 +57,18 @@ def test_a_sweep_trains_each_run_once_and_prints_a_row_per_variant(tmp_path, for
     assert float(rows[0][3]) == pytest.approx(figures["trace/group"], abs=6e-4)
     assert rows[0][5] == "– |" and float(rows[0][4]) > 0
     written = (tmp_path / "runs/siglip-s0/eval.json").stat().st_mtime_ns
-    again = call(str(path), "--output-dir", str(tmp_path / "runs"))
+    again = call(str(path), "--output", str(tmp_path / "runs"))
     assert again.stdout == first.stdout and "training" not in again.stderr
     assert (tmp_path / "runs/siglip-s0/eval.json").stat().st_mtime_ns == written
 
     (tmp_path / "runs/prolip-s0/eval.json").write_text(json.dumps({"names/i2t/R@1": figures["names/i2t/R@1"]}))
-    words = ["--output-dir", tmp_path / "runs", "--table", "--again"]
+    words = ["--output", tmp_path / "runs", "--table", "--recompute"]
     assert forked.script(ROOT / "scripts/sweep.py", path, *words) == 0 and forked.out == first.stdout
 
 
 def test_a_run_that_fails_ends_the_sweep_with_its_message_and_no_other_run(tmp_path):
     path = write_sweep(tmp_path, {"wrong": "--lr -1", "late": ""}, [0])
-    ended = call(str(path), "--output-dir", str(tmp_path / "runs"))
+    ended = call(str(path), "--output", str(tmp_path / "runs"))
     assert (tmp_path / "runs/late-s0/eval.json").exists()
     assert ended.returncode == 1
     assert "wrong-s0 ended with 2" in ended.stderr and "--lr -1.0: give a finite number above 0" in ended.stderr
@@ -140,9 +140,9 @@ def test_the_examples_of_the_help_are_variants():
 
 def test_unknown_variants_and_keys_are_refused(tmp_path):
     path = write_sweep(tmp_path, {"a": ""}, [0])
-    assert "no variant b: there are a" in call(str(path), "--output-dir", str(tmp_path), "--only", "b").stderr
+    assert "no variant b: there are a" in call(str(path), "--output", str(tmp_path), "--only", "b").stderr
     path.write_text(yaml.safe_dump({"recipe": "x"}))
-    assert "give columns, flags, recipe, seeds, variants" in call(str(path), "--output-dir", str(tmp_path)).stderr
+    assert "give columns, flags, recipe, seeds, variants" in call(str(path), "--output", str(tmp_path)).stderr
 
 
 CELLS = [([0.5], "0.500"), ([1.0, 2.0], "1.500 ± 0.500"), ([40.0, 42.0], "41.0 ± 1.0")]

@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from commands import datacomp
 from slurm_cluster import ROOT, Cluster, kill, missing, processes, sbatch, wait_for
 
-from prolip.evaluation.datacomp import main
 from prolip.evaluation.suites.datacomp.sharing import shard
 from prolip.evaluation.suites.datacomp.tasks import COUNTED, TASKS
 
@@ -81,10 +81,10 @@ def test_an_array_whose_task_is_killed_and_requeued_leaves_the_tables_of_one_pro
     ends = [cluster.wait_for_end(f"{job}_{task}", 120) for task in range(2)]
     assert [end["JobState"] for end in ends] == ["COMPLETED"] * 2, said.read_text() + cluster.logs()
     assert [end["Restarts"] for end in ends] == ["0", "1"]
-    assert "Killed" in said.read_text() and said.read_text().count("--shard 1/2") == 2  # what both tries said
+    assert "Killed" in said.read_text() and said.read_text().count("task 1 of the array") == 2  # what both tries said
 
-    main(["--model", f"local-dir:{folder}/run/model", "--data-dir", str(folder / "data"), "--device", "cpu",
-          "--output", str(folder / "alone")])  # fmt: skip
+    datacomp(["--model", f"local-dir:{folder}/run/model", "--data", str(folder / "data"), "--device", "cpu",
+              "--output", str(folder / "alone")])  # fmt: skip
     assert results(out) == pytest.approx(results(folder / "alone")) and len(results(out)) == len(TASKS)
     ours, alone = our_row(out), our_row(folder / "alone")
     assert ours == alone and all(ours[column] for column in ("Average", "VTAB", *(task.name for task in COUNTED)))

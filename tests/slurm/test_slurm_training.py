@@ -100,7 +100,7 @@ def reported(cluster: Cluster, folder: Path, job: str) -> str:
 def whole(forked, folder) -> Path:
     """The folder of an undisturbed run of two ranks, without SLURM."""
     words = ["--config", folder / "tiny.yaml", "--train-data", "data/emoji/{noto,twemoji}.tar"]
-    assert forked.run(*words, "--output-dir", folder, "--name", "whole", ranks=2) == 0, forked.err
+    assert forked.run(*words, "--output", folder, "--name", "whole", ranks=2) == 0, forked.err
     return folder / "whole"
 
 

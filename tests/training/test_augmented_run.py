@@ -20,7 +20,7 @@ def losses(folder: Path) -> torch.Tensor:
 
 def test_a_run_that_is_stopped_goes_on_with_the_same_changes(tmp_path):
     whole = start(tmp_path, "whole", *AUGMENTED)
-    assert stop_after(2, [*TINY, "--output-dir", str(tmp_path), "--name", "parts", *AUGMENTED]) == EXIT_STOPPED
+    assert stop_after(2, [*TINY, "--output", str(tmp_path), "--name", "parts", *AUGMENTED]) == EXIT_STOPPED
     parts = start(tmp_path, "parts", *AUGMENTED, "--resume", "latest")
     assert losses(parts).equal(losses(whole)) and len(losses(whole)) == 4
     plain = start(tmp_path, "plain", "--max-steps", "4", "--save-frequency", "0")
@@ -29,6 +29,6 @@ def test_a_run_that_is_stopped_goes_on_with_the_same_changes(tmp_path):
 
 def test_two_ranks_change_what_one_process_changes(tmp_path, forked):
     for name, ranks, batch, workers in (("one", 1, 16, 2), ("two", 2, 8, 1)):
-        words = [*TINY, *AUGMENTED, "--batch-size", batch, "--workers", workers, "--output-dir", tmp_path]
+        words = [*TINY, *AUGMENTED, "--batch-size", batch, "--workers", workers, "--output", tmp_path]
         assert forked.run(*words, "--name", name, ranks=ranks) == 0, forked.err[-3000:]
     torch.testing.assert_close(losses(tmp_path / "two"), losses(tmp_path / "one"), rtol=1e-4, atol=1e-5)

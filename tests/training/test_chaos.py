@@ -39,7 +39,7 @@ def launch(folder: Path, name: str, steps: int) -> subprocess.Popen:
         "PET_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1", "PET_SHUTDOWN_TIMEOUT": "60",
     }  # fmt: skip
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    command += ["-m", "training.main", *WORDS, "--max-steps", str(steps), "--output-dir", str(folder), "--name", name]
+    command += ["-m", "training.main", *WORDS, "--max-steps", str(steps), "--output", str(folder), "--name", name]
     with open(folder / f"{name}.log", "a") as log:
         return subprocess.Popen(
             command, cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
@@ -105,7 +105,7 @@ KINDS = ["all", "one", "term", "usr1", "launcher"]
 
 def test_ranks_that_are_killed_and_stopped_end_where_undisturbed_ones_end(forked, tmp_path):
     """Without torchrun, whose starts take long: kill -9 of one rank, which the other one notices, and USR1."""
-    words = [*WORDS, "--max-steps", 30, "--output-dir", tmp_path, "--name"]
+    words = [*WORDS, "--max-steps", 30, "--output", tmp_path, "--name"]
     assert forked.run(*words, "whole", ranks=2) == 0, forked.err[-3000:]
     rng, run = random.Random(0), tmp_path / "run"
     for number, code, state in ((signal.SIGKILL, -9, "failed"), (signal.SIGUSR1, 75, "stopped"), (None, 0, "finished")):
@@ -130,7 +130,7 @@ def test_ranks_that_are_killed_and_stopped_end_where_undisturbed_ones_end(forked
 )
 def test_disturbances_leave_no_trace(forked, tmp_path, seed, steps, disturbances):
     """kill -9 of all or of one rank, TERM and USR1, at random steps and also between them and while ranks start."""
-    words = [*WORDS, "--max-steps", steps, "--output-dir", tmp_path, "--name", "whole"]
+    words = [*WORDS, "--max-steps", steps, "--output", tmp_path, "--name", "whole"]
     assert forked.run(*words, ranks=2) == 0, forked.err[-3000:]
     rng, run, states = random.Random(seed), tmp_path / "run", []
     for moment, how in enumerate(disturbances):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from commands import evaluate_corpus
 from safetensors.torch import load_file
 from training_runs import SYNTHETIC, TINY, metrics, newest
 from training_runs import start as begin
@@ -17,7 +18,6 @@ import prolip
 import training.closing
 from drawings import SHARDS, UNSEEN, VALIDATION
 from prolip.data import emoji
-from prolip.evaluation.corpus import main as evaluate_corpus
 from prolip.evaluation.loading import load_embedder
 from prolip.uncertainty.collect import embed_images, embed_texts
 from training.checkpoint.files import load_checkpoint
@@ -43,7 +43,7 @@ def runs(forked, tmp_path_factory) -> Path:
         "shards": (2, ["--batch-size", "8", "--workers", "1", "--fsdp"]),
     }
     for name, (ranks, words) in ways.items():
-        words = [*TRAINING, *words, "--output-dir", folder, "--name", name]
+        words = [*TRAINING, *words, "--output", folder, "--name", name]
         assert forked.run(*words, ranks=ranks) == 0, forked.err[-3000:]
     return folder
 
@@ -83,7 +83,7 @@ def test_the_model_and_its_average_have_variances_of_their_own(runs):
 @pytest.mark.parametrize("ranks", [3, 4])
 def test_more_ranks_fit_what_one_process_fits(tmp_path, forked, ranks):
     """From the same weights: three ranks cannot share batches of 16, so next to nothing is learned on the way."""
-    words = [*TRAINING, "--lr", "1e-12", "--wd", "0", "--output-dir", tmp_path]
+    words = [*TRAINING, "--lr", "1e-12", "--wd", "0", "--output", tmp_path]
     for name, count in (("one", 1), ("more", ranks)):
         size = ["--batch-size", str(12 // count), "--workers", "1", "--name", name]
         assert forked.run(*words, *size, ranks=count) == 0, forked.err[-3000:]
@@ -133,7 +133,7 @@ def test_what_fails_at_the_end_is_reported_and_costs_no_model(tmp_path, monkeypa
 
 
 def test_synthetic_images_have_no_captions_to_fit_to(tmp_path, capsys):
-    assert main([*SYNTHETIC, "--method", "likelihood", "--max-steps", "2", "--output-dir", str(tmp_path),
+    assert main([*SYNTHETIC, "--method", "likelihood", "--max-steps", "2", "--output", str(tmp_path),
                  "--name", "synthetic"]) == 0  # fmt: skip
     assert "closed by" not in capsys.readouterr().out and len(metrics(tmp_path / "synthetic")) == 2
 
@@ -190,7 +190,7 @@ def test_a_run_that_is_stopped_in_the_fit_saves_its_last_step_and_fits_when_it_g
     monkeypatch.setattr("training.closing.embed_images", partial(embed_images, batch_size=32))
     with monkeypatch.context():
         stopped_in_the_fit(side)
-        assert main([*TINY, *words, "--output-dir", str(tmp_path), "--name", "stopped"]) == EXIT_STOPPED
+        assert main([*TINY, *words, "--output", str(tmp_path), "--name", "stopped"]) == EXIT_STOPPED
     folder = tmp_path / "stopped"
     state = load_checkpoint(newest(folder))
     assert state["step"] == 4 and not state["closed"] and not state["objective"]["model.match.values"].any()
@@ -240,7 +240,7 @@ training.closing.hidden_encoder = encoder
 
 @pytest.mark.slow
 def test_ranks_stop_together_when_one_of_them_is_asked_to_in_the_fit(forked, tmp_path):
-    words = [*TRAINING[:-4], "--batch-size", "8", "--workers", "1", "--output-dir", tmp_path, "--name", "run"]
+    words = [*TRAINING[:-4], "--batch-size", "8", "--workers", "1", "--output", tmp_path, "--name", "run"]
     assert forked.run(*words, ranks=2, before="import torch, training.closing\n" + STOPPED) == EXIT_STOPPED, forked.err
     assert not load_checkpoint(newest(tmp_path / "run"))["closed"]
     assert forked.run(*words, "--resume", "latest", ranks=2) == 0, forked.err[-3000:]

@@ -6,6 +6,7 @@ import json
 import pytest
 import torch
 
+from prolip.utils.flags import FlagError
 from training.config import (
     Config,
     ModelConfig,
@@ -18,7 +19,6 @@ from training.config import (
     rows_per_rank,
     total_steps,
 )
-from training.flags import FlagError
 
 
 def config(**sections) -> Config:
@@ -48,7 +48,7 @@ def config(**sections) -> Config:
         (RunConfig, {"epochs": 1, "max_steps": 2}, "--epochs and --max-steps contradict each other"),
         (RunConfig, {"accum_freq": 0}, "--accum-freq 0: give a number of at least 1"),
         (RunConfig, {"epochs": 0}, "--epochs 0: give a number of at least 1"),
-        (RunConfig, {"name": "a/b"}, "no folder name: give the folder above it as --output-dir"),
+        (RunConfig, {"name": "a/b"}, "no folder name: give the folder above it as --output"),
         (RunConfig, {"resume": "latest"}, "--resume latest without --name: give the name"),
         (RunConfig, {"resume": "a.pt", "overwrite": True}, "give one of them"),
         (ValidationConfig, {"val_frequency": 2}, "--val-frequency without anything to evaluate on"),
@@ -138,6 +138,12 @@ def test_a_run_folder_or_yaml_is_read_too(tmp_path):
     (tmp_path / "run.yaml").write_text("method: siglip\noptim:\n  lr: 1e-3\n")
     values = read_config_file(str(tmp_path / "run.yaml"))
     assert build_config(values.pop("method"), values).optim.lr == 1e-3
+
+
+def test_a_setting_that_an_earlier_version_saved_has_its_name_of_today(tmp_path):
+    (tmp_path / "config.json").write_text('{"run": {"output_dir": "there"}}')
+    assert read_config_file(str(tmp_path))["run"] == {"output": "there"}
+    assert build_config("siglip", {"run": {"output_dir": "there"}}).run.output == "there"
 
 
 def test_an_unreadable_config_says_why(tmp_path):

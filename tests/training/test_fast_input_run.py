@@ -6,8 +6,8 @@ from PIL import Image
 from prolip.data.augment.colour import ColourJitter
 from prolip.data.augment.crops import RandomCrop
 from prolip.random import Draws
+from prolip.utils.flags import FlagError
 from training.config import build_config
-from training.flags import FlagError
 from training.model import build_augment, build_model
 
 SMALL = {"model": "ProLIP-ViT-test"}

@@ -186,7 +186,7 @@ def trained(forked, tmp_path_factory):
         ranks, way = WAYS[name]
         place = folder / name.replace(" ", "-")
         if not place.exists():
-            given = [*DRAWINGS, *way, "--output-dir", folder, "--name", place.name]
+            given = [*DRAWINGS, *way, "--output", folder, "--name", place.name]
             assert forked.run(*given, ranks=ranks) == 0, forked.err[-3000:]
         return place
 

@@ -6,7 +6,8 @@ from typing import Any, Literal
 
 import pytest
 
-from training.flags import RETIRED, FlagError, Parser, add_flags, build, explain_unknown
+from prolip.utils.flags import FlagError, Parser, add_flags, build, explain_unknown
+from training.main import RETIRED
 
 
 @dataclass(kw_only=True)
@@ -27,9 +28,9 @@ class Example:
 
 
 def parse(*words: str) -> Example:
-    parser = Parser()
+    parser = Parser(RETIRED)
     add_flags(parser, "example", Example)
-    given = parser.parse_strictly(list(words))
+    given = vars(parser.parse_strictly(list(words)))
     return build(Example, "example", {name.split(".")[1]: value for name, value in given.items()})
 
 
@@ -64,7 +65,7 @@ def test_negative_numbers_are_no_flags(word):
         (["--train_data", "x"], "unknown flag --train_data: use --train-data"),
         (["--train_data=x"], "unknown flag --train_data: use --train-data"),
         (["--trian-data", "x"], "did you mean --train-data"),
-        (["--logs", "x"], "use --output-dir"),
+        (["--logs", "x"], "use --output"),
         (["--horovod"], "start with torchrun"),
         (["--coca-caption-loss-weight", "2"], "CoCa is not trained here"),
         (["--qqqq"], "--help lists all flags"),
@@ -83,8 +84,8 @@ def test_a_wrong_flag_is_answered_with_the_right_one(words, message):
 
 def test_every_retired_flag_names_its_replacement():
     for name, remedy in RETIRED.items():
-        assert remedy in explain_unknown(f"--{name}", ["--output-dir"])
-        assert remedy in explain_unknown(f"--{name.replace('-', '_')}=1", ["--output-dir"])
+        assert remedy in explain_unknown(f"--{name.replace('*', 'x')}", ["--output"], RETIRED)
+        assert remedy in explain_unknown(f"--{name.replace('*', 'x').replace('-', '_')}=1", ["--output"], RETIRED)
 
 
 def test_a_file_is_checked_as_flags_are():

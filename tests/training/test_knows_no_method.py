@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from prolip.cli.main import VERBS
 from prolip.methods import METHODS
 from prolip.models.config import ProLIPCfg
 
@@ -21,8 +22,10 @@ PARAMETERS = {field.name for method in METHODS.values()
 PARAMETERS |= {field.name for field in dataclasses.fields(ProLIPCfg)} - ALLOWED
 #: Attributes by which a model of one kind has its towers.
 PARTS = {"visual", "text"}
-#: A method's name; not the package `prolip` of an import or an address in it, not a part of --grad-clip-norm.
-METHOD = re.compile(rf"(?<![\w-])({'|'.join(METHODS)})(?!\w|\.[a-z_])", re.IGNORECASE)
+#: A method's name; not the package `prolip` of an import or an address in it, not a part of --grad-clip-norm, and not the
+#: command `prolip VERB`.
+VERBS_OF_PROLIP = "|".join(verb for group in VERBS.values() for verb in group)
+METHOD = re.compile(rf"(?<![\w-])(?!prolip (?:{VERBS_OF_PROLIP})\b)({'|'.join(METHODS)})(?!\w|\.[a-z_])", re.IGNORECASE)
 WORD = re.compile(r"[\w-]+")
 
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from commands import evaluate_corpus
 from safetensors.torch import load_file
 from training_runs import start as begin
 from training_runs import stop_after
 
 from drawings import UNSEEN
-from prolip.evaluation.corpus import main as evaluate_corpus
 from training.checkpoint.files import load_checkpoint
 from training.main import main
 
@@ -42,7 +42,7 @@ def memory_of(folder: Path) -> dict[str, torch.Tensor]:
 
 def test_the_adapted_model_stays_one_of_its_method_and_no_pair_is_read(source, tmp_path, capsys):
     words = [*ADAPT, "--model", f"local-dir:{source}", "--batch-size", "16", "--workers", "0", "--max-steps", "3",
-             "--output-dir", str(tmp_path)]  # fmt: skip
+             "--output", str(tmp_path)]  # fmt: skip
     assert main([*words, "--name", "one"]) == 0
     said = capsys.readouterr().out
     assert "epoch 0: looked at the whole data" in said and "\neach query retrieves 20 of " in said
@@ -75,7 +75,7 @@ def turned(folder: Path) -> Path:
 def test_ranks_adapt_as_one_process_does(source, tmp_path, forked):
     # by SGD: Adam makes whole steps of gradients that are rounding errors
     words = [*ADAPT, *EPOCH, "--model", f"local-dir:{source}", "--max-steps", "4", "--renew-pairs", "--opt", "sgd",
-             "--lr", "0.1", "--save-every-steps", "1", "--output-dir", str(tmp_path)]  # fmt: skip
+             "--lr", "0.1", "--save-every-steps", "1", "--output", str(tmp_path)]  # fmt: skip
     ways = {"one": (1, "16", "2"), "two": (2, "8", "1")}
     for name, (ranks, size, workers) in ways.items():
         place = ["--batch-size", size, "--workers", workers, "--name", name]
@@ -92,7 +92,7 @@ def test_ranks_adapt_as_one_process_does(source, tmp_path, forked):
 def test_a_run_goes_on_bit_for_bit(source, tmp_path, renew, stop):
     """Stopped within an epoch, at its end, and behind one."""
     words = [*ADAPT, *EPOCH, "--model", f"local-dir:{source}", "--max-steps", "5", "--batch-size", "16", "--workers",
-             "0", "--output-dir", str(tmp_path), *(["--renew-pairs"] if renew else [])]  # fmt: skip
+             "0", "--output", str(tmp_path), *(["--renew-pairs"] if renew else [])]  # fmt: skip
     assert main([*words, "--name", "whole"]) == 0
     assert stop_after(stop, [*words, "--name", "halves"]) != 0
     assert main([*words, "--name", "halves", "--resume", "latest"]) == 0
@@ -102,7 +102,7 @@ def test_a_run_goes_on_bit_for_bit(source, tmp_path, renew, stop):
 
 def test_pairs_are_found_again_only_where_that_is_asked_for(source, tmp_path, capsys):
     words = [*ADAPT, *EPOCH, "--model", f"local-dir:{source}", "--max-steps", "6", "--batch-size", "16", "--workers",
-             "0", "--output-dir", str(tmp_path)]  # fmt: skip
+             "0", "--output", str(tmp_path)]  # fmt: skip
     assert main([*words, "--name", "once"]) == 0
     assert capsys.readouterr().out.count("looked at the whole data") == 1
     assert main([*words, "--name", "each", "--renew-pairs"]) == 0
@@ -118,7 +118,7 @@ def test_texts_come_from_a_file_and_images_need_none(source, tmp_path):
     texts = tmp_path / "texts.txt"
     texts.write_text("a cat\na red rose\n\na cat\nhouse\n")
     words = [*ADAPT[2:], "--model", f"local-dir:{source}", "--max-steps", "2", "--batch-size", "8", "--workers", "0",
-             "--save-every-steps", "1", "--output-dir", str(tmp_path)]  # fmt: skip
+             "--save-every-steps", "1", "--output", str(tmp_path)]  # fmt: skip
     words = [w for w in words if w not in ("--caption-sampling", "name:2,keywords")]
     words += ["--train-data", str(images), "--target-texts", str(texts), "--name", "files"]
     assert main(words) == 0
@@ -133,7 +133,7 @@ def test_texts_come_from_a_file_and_images_need_none(source, tmp_path):
 ])  # fmt: skip
 def test_what_cannot_be_adapted_is_refused_before_the_first_step(source, tmp_path, capsys, words, message):
     given = [*ADAPT, "--model", f"local-dir:{source}", "--max-steps", "3", "--batch-size", "16", "--workers", "0",
-             "--output-dir", str(tmp_path), "--name", "no", *words]  # fmt: skip
+             "--output", str(tmp_path), "--name", "no", *words]  # fmt: skip
     assert main(given) != 0
     assert message in capsys.readouterr().err
     assert not (tmp_path / "no/metrics.jsonl").exists() or not (tmp_path / "no/metrics.jsonl").read_text()

@@ -108,7 +108,7 @@ def test_the_line_of_progress_shows_what_the_objective_wants_shown(toy, tmp_path
     words = [
         "--method", "toy", "--model", "ProLIP-ViT-test", "--dataset-type", "synthetic", "--train-num-samples", "24",
         "--batch-size", "8", "--workers", "0", "--max-steps", "1", "--warmup", "0", "--log-every-n-steps", "1",
-        "--device", "cpu", "--precision", "fp32", "--output-dir", str(tmp_path), "--name", "shown",
+        "--device", "cpu", "--precision", "fp32", "--output", str(tmp_path), "--name", "shown",
     ]  # fmt: skip
     assert main(words) == 0
     line = next(line for line in capsys.readouterr().out.splitlines() if "samples/s" in line)

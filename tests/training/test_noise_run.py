@@ -31,7 +31,7 @@ def test_a_noisy_run_goes_on_bit_for_bit_and_says_what_it_shuffled(tmp_path, cap
     found = swaps(whole)
     changed = sum(line["own"] != line["given"] for line in found)
     assert f"noise: {len(found):,} of " in said and said.endswith(f"(20.0%) shuffled, {changed:,} changed text")
-    command = [*TINY, "--output-dir", str(tmp_path), "--name", "parts", *NOISE]
+    command = [*TINY, "--output", str(tmp_path), "--name", "parts", *NOISE]
     assert stop_after(2, command) == EXIT_STOPPED
     parts = start(tmp_path, "parts", *NOISE, "--resume", "latest")
     assert swaps(parts) == found and losses(parts) == losses(whole)
@@ -40,9 +40,9 @@ def test_a_noisy_run_goes_on_bit_for_bit_and_says_what_it_shuffled(tmp_path, cap
 
 
 def test_other_noise_is_not_gone_on_with(tmp_path, capsys):
-    assert stop_after(2, [*TINY, "--output-dir", str(tmp_path), "--name", "run", *NOISE]) == EXIT_STOPPED
+    assert stop_after(2, [*TINY, "--output", str(tmp_path), "--name", "run", *NOISE]) == EXIT_STOPPED
     before = (tmp_path / "run" / "noise.jsonl").read_bytes()
-    command = [*TINY, "--output-dir", str(tmp_path), "--name", "run", *NOISE, "--resume", "latest"]
+    command = [*TINY, "--output", str(tmp_path), "--name", "run", *NOISE, "--resume", "latest"]
     for words in (["--noise-ratio", "0.5"], ["--noise-seed", "1"], ["--noise-ratio", "0"]):
         capsys.readouterr()
         assert main([*command, *words]) == 2
@@ -52,7 +52,7 @@ def test_other_noise_is_not_gone_on_with(tmp_path, capsys):
 
 def test_ranks_read_a_share_each_and_shuffle_as_one(tmp_path, forked):
     for name, ranks, batch, workers in (("one", 1, 16, 2), ("two", 2, 8, 1)):
-        words = [*TINY, *NOISE, "--batch-size", batch, "--workers", workers, "--output-dir", tmp_path, "--name", name]
+        words = [*TINY, *NOISE, "--batch-size", batch, "--workers", workers, "--output", tmp_path, "--name", name]
         assert forked.run(*words, "--seed", 3, ranks=ranks) == 0, forked.err[-3000:]
     one, two = (tmp_path / name for name in ("one", "two"))
     assert swaps(one) == swaps(two) and len(swaps(one)) > 100

@@ -10,8 +10,8 @@ from timm.optim import param_groups_weight_decay
 from torch import nn
 
 import prolip
+from prolip.utils.flags import FlagError
 from training.config import OptimConfig
-from training.flags import FlagError
 from training.optim import (
     EpochAverage,
     Stage,

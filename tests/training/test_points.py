@@ -6,15 +6,13 @@ import re
 from pathlib import Path
 
 import pytest
+from commands import clip_benchmark, evaluate
+from commands import evaluate_corpus as corpus
 from training_runs import start
 
 import prolip
 from drawings import UNSEEN, VALIDATION
-from prolip.evaluation.__main__ import main as evaluate
-from prolip.evaluation.clip_benchmark import command
-from prolip.evaluation.corpus import main as corpus
-from prolip.evaluation.datasets.emoji import main as write_task
-from prolip.report.__main__ import main as report
+from prolip.cli.main import main as command_line
 
 DATA = ["--data", UNSEEN]
 
@@ -29,7 +27,7 @@ def run(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def task(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("tasks") / "wds_drawings"
-    write_task([*DATA, "--out", str(folder)])
+    command_line(["data", "emoji", *DATA, "--output", str(folder)])
     return folder
 
 
@@ -51,7 +49,7 @@ def test_the_evaluation_of_training_ranks_by_mean_and_reports_no_trace(run):
 
 
 def test_the_corpus_command_ranks_by_mean_and_reports_no_trace(run, tmp_path, capsys):
-    result = corpus(["--model", f"local-dir:{run}/model", *DATA, "--out", str(tmp_path / "eval")])
+    result = corpus(["--model", f"local-dir:{run}/model", *DATA, "--output", str(tmp_path / "eval")])
     said = capsys.readouterr().out
     assert result.similarity == "mean" and without_traces(result.metrics)
     assert "trace" not in said and "points: this model's method trains means alone" in said
@@ -63,7 +61,7 @@ def test_the_corpus_command_ranks_by_mean_and_reports_no_trace(run, tmp_path, ca
 
 
 def test_the_evaluation_command_ranks_by_mean_and_refuses_by_score_alone(run, task, tmp_path, capsys):
-    (result,) = evaluate(["--model", f"local-dir:{run}/model", "--dataset", f"wds:{task}", "--uncertainty",
+    (result,) = evaluate(["--model", f"local-dir:{run}/model", "--data", f"wds:{task}", "--uncertainty",
                           "--save-features", str(tmp_path)])  # fmt: skip
     said = capsys.readouterr().out
     assert result.info["similarity"] == "mean" and without_traces(result.metrics)
@@ -71,18 +69,19 @@ def test_the_evaluation_command_ranks_by_mean_and_refuses_by_score_alone(run, ta
     (again,) = evaluate(["--features", str(tmp_path), "--uncertainty"])  # the score is kept with the features
     assert again.metrics == result.metrics and again.info["similarity"] == "mean"
     with pytest.raises(SystemExit):
-        evaluate(["--model", f"local-dir:{run}/model", "--dataset", f"wds:{task}", "--similarity", "elk"])
+        evaluate(["--model", f"local-dir:{run}/model", "--data", f"wds:{task}", "--similarity", "elk"])
     assert "its embeddings have no variance, and 'elk' needs one" in capsys.readouterr().err
 
 
 def test_clip_benchmark_compares_by_mean(run, task, tmp_path):
-    command.main(["eval", "--model", f"local-dir:{run}/model", "--dataset", "wds/drawings", "--dataset_root",
-                  f"{task.parent}/wds_{{dataset_cleaned}}", "--output", str(tmp_path / "{similarity}.json"),
-                  "--num_workers", "0"])  # fmt: skip
+    clip_benchmark(["eval", "--model", f"local-dir:{run}/model", "--dataset", "wds/drawings", "--dataset_root",
+                    f"{task.parent}/wds_{{dataset_cleaned}}", "--output", str(tmp_path / "{similarity}.json"),
+                    "--num_workers", "0"])  # fmt: skip
     assert json.loads((tmp_path / "mean.json").read_text())["similarity"] == "mean"
 
 
 def test_the_page_says_points(run):
-    page = report([str(run)]).read_text()
+    assert command_line(["report", str(run)]) == 0
+    page = (run / "report.html").read_text()
     assert "<b>Points.</b>" in page and "trace" not in page.split("<main>")[1]
     assert not (run / "figures/trace_histogram.png").exists()

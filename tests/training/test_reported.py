@@ -8,11 +8,11 @@ from pathlib import Path
 import open_clip
 import pytest
 import torch
+from commands import evaluate
+from commands import evaluate_corpus as corpus
 
 import prolip
-from prolip.evaluation.__main__ import main as evaluate
-from prolip.evaluation.corpus import main as corpus
-from prolip.evaluation.datasets.emoji import main as write_emoji
+from prolip.cli.main import main as command_line
 from prolip.models.weights.checkpoint import save_pretrained
 from training.main import main, parse
 from training.parallel.distributed import World
@@ -131,7 +131,7 @@ def test_errors_of_the_corpus_commands_name_their_flag(bad, capsys, value):
     for run, flag in (
         (lambda: corpus([*model, "--data", value]), "--data"),
         (lambda: corpus([*model, "--data", DRAWINGS, "--names", value]), "--names"),
-        (lambda: write_emoji(["--data", value, "--out", "o"]), "--data"),
+        (lambda: command_line(["data", "emoji", "--data", value, "--output", "o"]), "--data"),
     ):
         assert refused(capsys, run).startswith(flag)
     assert refused(capsys, lambda: corpus([*model, "--data", DRAWINGS, "--select", "a=b"])).startswith("--select")
@@ -139,13 +139,13 @@ def test_errors_of_the_corpus_commands_name_their_flag(bad, capsys, value):
 
 @pytest.mark.parametrize("spec", ["wds:none", "wds:sets", "imagenet:pictures", "coco:a.json,b", "flickr:a", "none"])
 def test_errors_of_an_evaluation_name_the_data_set(bad, capsys, spec):
-    said = refused(capsys, lambda: evaluate(["--model", NAME, "--pretrained", "random", "--dataset", spec]))
-    assert said.startswith(f"--dataset {spec}: ")
+    said = refused(capsys, lambda: evaluate(["--model", NAME, "--pretrained", "random", "--data", spec]))
+    assert said.startswith(f"--data {spec}: ")
 
 
 # --- the log ----------------------------------------------------------------------------------------------------------
 COMMON = ("--model", NAME, "--batch-size", "4", "--workers", "0", "--max-steps", "1", "--warmup", "0",
-          "--precision", "fp32", "--name", "r", "--output-dir", "runs")  # fmt: skip
+          "--precision", "fp32", "--name", "r", "--output", "runs")  # fmt: skip
 
 
 def start(*flags):

@@ -80,7 +80,7 @@ def test_an_interrupted_run_goes_on_bit_for_bit(whole, monkeypatch):
         raise KeyboardInterrupt
 
     folder = whole.parent
-    words = [*TINY, "--output-dir", str(folder), "--name", "parts", "--epochs", "2", "--ema-decay", "0.9"]
+    words = [*TINY, "--output", str(folder), "--name", "parts", "--epochs", "2", "--ema-decay", "0.9"]
     with monkeypatch.context() as patch:
         patch.setattr(training.loop, "save", save_then_stop)
         assert main(words) == 130
@@ -99,7 +99,7 @@ def test_a_run_that_is_stopped_inside_an_epoch_goes_on_bit_for_bit(tmp_path, wor
     """20 steps == stopped and resumed at every so many of them: state, losses and the ledger of samples."""
     words = ["--max-steps", "20", "--ledger", "--workers", workers, "--save-frequency", "0", "--ema-decay", "0.9"]
     whole, parts = start(tmp_path, "whole", *words), tmp_path / "parts"
-    again, stops = [*TINY, "--output-dir", str(tmp_path), "--name", "parts", *words], 0
+    again, stops = [*TINY, "--output", str(tmp_path), "--name", "parts", *words], 0
     while True:
         # the signal comes while that step from here is under way
         code, stops = stop_after(every, [*again, "--resume", "auto"]), stops + 1
@@ -118,7 +118,7 @@ def test_a_run_goes_on_with_a_loader_that_has_another_number_of_workers(tmp_path
     """One stream is one stream: in this process, or in one worker."""
     words = ["--max-steps", "7", "--ledger"]
     whole = start(tmp_path, "whole", *words)
-    command = [*TINY, "--output-dir", str(tmp_path), "--name", "parts", *words]
+    command = [*TINY, "--output", str(tmp_path), "--name", "parts", *words]
     assert stop_after(4, command) == EXIT_STOPPED
     parts = start(tmp_path, "parts", *words, "--workers", "1", "--resume", "latest")
     assert_same_state(newest(whole), newest(parts))
@@ -126,14 +126,14 @@ def test_a_run_goes_on_with_a_loader_that_has_another_number_of_workers(tmp_path
 
 
 def test_a_resume_with_other_streams_is_refused_inside_an_epoch(tmp_path, capsys):
-    command = [*TINY, "--output-dir", str(tmp_path), "--name", "run", "--max-steps", "7"]
+    command = [*TINY, "--output", str(tmp_path), "--name", "run", "--max-steps", "7"]
     assert stop_after(4, command) == EXIT_STOPPED
     assert main([*command, "--workers", "2", "--resume", "latest"]) == 2
     assert "choose --workers so that ranks x workers is 1" in capsys.readouterr().err
 
 
 def test_a_signal_before_the_first_step_is_not_lost(tmp_path):
-    assert stop_after(0, [*TINY, "--output-dir", str(tmp_path), "--name", "run", "--max-steps", "7"]) == EXIT_STOPPED
+    assert stop_after(0, [*TINY, "--output", str(tmp_path), "--name", "run", "--max-steps", "7"]) == EXIT_STOPPED
     assert json.loads((tmp_path / "run" / "status.json").read_text())["step"] == 1
 
 
@@ -174,13 +174,13 @@ def test_a_saved_config_starts_the_same_run_again(tmp_path):
 
 def test_a_finished_run_is_not_resumed_for_nothing(tmp_path, capsys):
     start(tmp_path, "run", "--max-steps", "3")
-    assert main([*TINY, "--output-dir", str(tmp_path), "--name", "run", "--max-steps", "3", "--resume", "latest"]) == 2
+    assert main([*TINY, "--output", str(tmp_path), "--name", "run", "--max-steps", "3", "--resume", "latest"]) == 2
     assert "the run has ended; give a larger --epochs or --max-steps" in capsys.readouterr().err
 
 
 def test_resuming_at_another_batch_size_is_refused(tmp_path, capsys):
     start(tmp_path, "run", "--max-steps", "3")
-    words = [*TINY, "--batch-size", "16", "--output-dir", str(tmp_path), "--name", "run", "--max-steps", "9"]
+    words = [*TINY, "--batch-size", "16", "--output", str(tmp_path), "--name", "run", "--max-steps", "9"]
     assert main([*words, "--resume", "latest"]) == 2
     assert "give --global-batch-size 32" in capsys.readouterr().err
 
@@ -272,7 +272,7 @@ def test_compiled_towers_train_alike(tmp_path):
 
 
 def test_a_failed_start_leaves_no_folder(tmp_path, capsys):
-    words = [*TINY, "--output-dir", str(tmp_path), "--name", "run", "--max-steps", "2"]
+    words = [*TINY, "--output", str(tmp_path), "--name", "run", "--max-steps", "2"]
     assert main(words) == 2
     assert "warm-up of 2 steps does not end" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()

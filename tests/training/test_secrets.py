@@ -20,12 +20,9 @@ import torch
 from training_runs import TINY
 
 from drawings import FOLDER
-from prolip.data import index
+from prolip.cli.main import main as command_line
 from prolip.data.reading.entries import read_index
 from prolip.data.reading.shards import expand_shards
-from prolip.evaluation.datasets.emoji import main as write_task
-from prolip.hub import __main__ as hub
-from prolip.report import __main__ as report
 from training.checkpoint.files import load_checkpoint
 from training.main import main
 
@@ -54,8 +51,8 @@ def host(tmp_path_factory):
     for name in ("noto", "twemoji", "emojione"):
         shutil.copy(FOLDER / f"{name}.tar", folder)
     (folder / "cut.tar").write_bytes((FOLDER / "noto.tar").read_bytes()[:3000])
-    write_task(["--data", str(FOLDER / "emojione.tar"), "--select", "subgroup=sport", "--classes", "subgroup",
-                "--out", str(folder / "wds_sport")])  # fmt: skip
+    words = ["--select", "subgroup=sport", "--classes", "subgroup", "--output", str(folder / "wds_sport")]
+    assert command_line(["data", "emoji", "--data", str(FOLDER / "emojione.tar"), *words]) == 0
     with ThreadingHTTPServer(("127.0.0.1", 0), partial(Guarded, directory=str(folder))) as server:
         Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
         yield f"127.0.0.1:{server.server_port}"
@@ -78,7 +75,7 @@ def sources(host: str) -> str:
 def settings(folder: Path, host: str, name: str = "run") -> list[str]:
     rest = TINY[TINY.index("--model") :]
     return [*rest, "--caption-sampling", "name", "--train-num-samples", "32", "--max-bad-fraction", "1",
-            "--shuffle-buffer", "1", "--output-dir", str(folder), "--name", name, "--read-retries", "0",
+            "--shuffle-buffer", "1", "--output", str(folder), "--name", name, "--read-retries", "0",
             "--save-frequency", "0"]  # fmt: skip
 
 
@@ -137,9 +134,9 @@ def test_the_card_and_the_page_of_a_run_hold_no_secret(trained, tmp_path, host, 
         if raw:
             config["data"]["train_data"], config["val"]["val_data"] = sources(host), f"http://u:{SECRET}@{host}/x.tar"
             (run / "config.json").write_text(json.dumps({**config, "redacted": {}}))
-        assert hub.main(["save", str(run), str(tmp_path / f"saved{raw}")]) == 0
-        assert hub.main(["push", str(run), "org/name", "--dry-run"]) == 0
-        report.main([str(run)])
+        assert command_line(["hub", "save", str(run), "--output", str(tmp_path / f"saved{raw}")]) == 0
+        assert command_line(["hub", "push", str(run), "org/name", "--dry-run"]) == 0
+        assert command_line(["report", str(run)]) == 0
         (run / "config.json").unlink()
     assert leaks(tmp_path) == [] and not found_in("".join(capfd.readouterr()).encode())
     assert f"http://{host}/auth/noto.tar" in (tmp_path / "savedTrue/README.md").read_text()
@@ -147,7 +144,7 @@ def test_the_card_and_the_page_of_a_run_hold_no_secret(trained, tmp_path, host, 
 
 def test_a_resume_asks_for_the_address_again_and_refuses_another_one(trained, tmp_path, host, capfd):
     shutil.copytree(trained[0] / "run", run := tmp_path / "run")
-    saved = ["--config", str(run / "config.json"), "--resume", "auto", "--epochs", "7", "--output-dir", str(tmp_path)]
+    saved = ["--config", str(run / "config.json"), "--resume", "auto", "--epochs", "7", "--output", str(tmp_path)]
     assert main(saved) == 2
     assert "give --train-data again" in capfd.readouterr().err
     rest = ["--val-data", "none", "--val-select", "none", "--val-tasks"]
@@ -160,7 +157,7 @@ def test_a_resume_asks_for_the_address_again_and_refuses_another_one(trained, tm
 @pytest.mark.slow
 def test_a_resume_goes_on_with_the_same_address_and_on_request_with_a_renewed_one(trained, tmp_path, host, capfd):
     shutil.copytree(trained[0] / "run", run := tmp_path / "run")
-    saved = ["--config", str(run / "config.json"), "--resume", "auto", "--output-dir", str(tmp_path),
+    saved = ["--config", str(run / "config.json"), "--resume", "auto", "--output", str(tmp_path),
              "--val-data", "none", "--val-select", "none", "--val-tasks"]  # fmt: skip
     assert main([*saved, "--epochs", "7", "--train-data", sources(host)]) == 0
     said = capfd.readouterr().out
@@ -214,12 +211,12 @@ def test_an_index_holds_no_secret_and_counts_for_the_same_addresses(host, tmp_pa
     shards = [f"http://user:{SECRET}@{host}/auth/noto.tar", f"http://{host}/open/twemoji.tar?sig={SECRET}",
               f"pipe:curl -sf -H 'Authorization: Bearer {SECRET}' "
               f"http://{host}/bearer/{{noto,twemoji}}.tar"]  # fmt: skip
-    assert index.main([*shards, "--output", str(place), "--workers", "0"]) == 0
+    assert command_line(["data", "index", *shards, "--output", str(place), "--processes", "0"]) == 0
     urls = [shard.url for source in shards for shard in expand_shards(source, pipes=True)]
     found = read_index(str(place))
     assert found.count(urls) == sum(found[url].samples for url in urls) > 0
     with pytest.raises(ValueError, match="no entry"):
         found["pipe:another"]
     twice = [f"http://{host}/open/noto.tar?part={part}" for part in (1, 2)]
-    assert index.main([*twice, "--output", str(tmp_path / "other.json")]) == 2
+    assert command_line(["data", "index", *twice, "--output", str(tmp_path / "other.json")]) == 2
     assert leaks(tmp_path) == [] and not found_in("".join(capfd.readouterr()).encode())

@@ -37,12 +37,12 @@ def runs(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def whole(forked, runs) -> Path:
     """The undisturbed run."""
-    assert forked.run(*WORDS, "--output-dir", runs, "--name", "whole") == 0, forked.err
+    assert forked.run(*WORDS, "--output", runs, "--name", "whole") == 0, forked.err
     return runs / "whole"
 
 
 def words(runs: Path, name: str, *more: object) -> list[object]:
-    return [*WORDS, "--output-dir", runs, "--name", name, *more]
+    return [*WORDS, "--output", runs, "--name", name, *more]
 
 
 def status(run: Path) -> dict:
@@ -340,7 +340,7 @@ def launch(runs: Path, name: str, *more: str, out: str = "", steps: int = STEPS)
     environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
     environment |= {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m",
-               "training.main", *RANKS, "--output-dir", str(runs), "--name", name, *more]  # fmt: skip
+               "training.main", *RANKS, "--output", str(runs), "--name", name, *more]  # fmt: skip
     with open(out or runs / f"{name}.log", "a") as log:
         return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log, start_new_session=True)
 

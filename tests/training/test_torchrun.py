@@ -47,9 +47,9 @@ def runs(tmp_path_factory, forked) -> Path:
     folder = tmp_path_factory.mktemp("runs")
     parts = (2, "--batch-size", "4", "--workers", "1", "--accum-freq", "2")
     for name, (ranks, *words) in (("one", ONE), ("parts", parts)):
-        train(forked, ranks, *words, "--output-dir", folder, "--name", name)
+        train(forked, ranks, *words, "--output", folder, "--name", name)
     ranks, *words = DDP
-    done = launch(ranks, *TRAINING, *words, "--output-dir", folder, "--name", "two")
+    done = launch(ranks, *TRAINING, *words, "--output", folder, "--name", "two")
     assert done.returncode == 0, done.stderr
     return folder
 
@@ -121,7 +121,7 @@ def test_ranks_and_micro_batches_give_the_parameters_of_one_process(runs, start,
 
 
 def test_only_the_first_rank_speaks_and_writes(forked, runs):
-    train(forked, 2, "--batch-size", "8", "--workers", "0", "--max-steps", "3", "--output-dir", runs, "--name", "quiet",
+    train(forked, 2, "--batch-size", "8", "--workers", "0", "--max-steps", "3", "--output", runs, "--name", "quiet",
           *VALIDATION)  # fmt: skip
     assert forked.out.count("step  3/3") + forked.out.count("step 3/3") == 1
     assert [row["step"] for row in rows(runs / "quiet") if row["kind"] == "train"] == [1, 2, 3]
@@ -129,14 +129,14 @@ def test_only_the_first_rank_speaks_and_writes(forked, runs):
 
 
 def test_a_refused_run_ends_on_all_ranks_with_one_message(forked, runs):
-    words = [*TRAINING, "--batch-size", "8", "--warmup", "99", "--output-dir", runs, "--name", "refused"]
+    words = [*TRAINING, "--batch-size", "8", "--warmup", "99", "--output", runs, "--name", "refused"]
     assert forked.run(*words, ranks=2) == 2
     assert forked.err.count("error: a warm-up of 99 steps does not end") == 1
 
 
 def test_two_ranks_stop_together_at_a_loss_that_is_not_finite(forked, runs):
     words = [*TRAINING, "--batch-size", "8", "--workers", "0", "--opt", "sgd", "--lr", "1e30"]
-    assert forked.run(*words, "--output-dir", runs, "--name", "burst", ranks=2) == 2
+    assert forked.run(*words, "--output", runs, "--name", "burst", ranks=2) == 2
     assert forked.err.count("the run stops before this reaches the parameters") == 1
     assert not (runs / "burst" / "checkpoints").exists()
     assert json.loads((runs / "burst" / "status.json").read_text())["state"] == "failed"
@@ -152,7 +152,7 @@ SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("shards-ddp", "t
 def test_runs_go_on_with_other_ranks_or_in_shards_as_one_process_would(forked, runs, tmp_path, start, name):
     """FSDP2, DDP and one process take over from each other: all is as in one process."""
     for (ranks, *words), steps, again in zip(CHANGES[name], ("10", "20"), ([], ["--resume", "latest"])):
-        train(forked, ranks, *words, "--output-dir", tmp_path, "--name", name, "--max-steps", steps, *again)
+        train(forked, ranks, *words, "--output", tmp_path, "--name", name, "--max-steps", steps, *again)
     for a, b in zip(rows(runs / "one"), rows(tmp_path / name), strict=True):
         assert b["loss"] == pytest.approx(a["loss"], rel=1e-5), (name, a["step"])
         assert all(b[term] == pytest.approx(a[term], rel=1e-4) for term in ("grad_norm", "grad_norm_text"))

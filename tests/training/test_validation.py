@@ -16,7 +16,7 @@ from prolip.evaluation.datasets.specs import open_dataset
 from prolip.evaluation.kinds import KINDS
 from prolip.evaluation.loading import load_embedder
 from prolip.evaluation.task import evaluate_dataset
-from training.flags import FlagError
+from prolip.utils.flags import FlagError
 from training.main import main, parse
 from training.parallel.distributed import World
 from training.validation import Best, check_metric, decoding_threads, open_validation
@@ -135,7 +135,7 @@ def test_ranks_share_the_work_and_find_what_one_process_finds(forked, run, sets,
     """Both trained on the same global batches; parameters differ in their last bits, and so do the figures."""
     code = forked.run(
         *TINY, *flags_of(sets), "--max-steps", str(STEPS), "--val-every-steps", "2", "--ema-decay", "0.5",
-        "--batch-size", "16", "--output-dir", tmp_path, "--name", "two", "--best-metric", "drawings/i2t/mAP@R",
+        "--batch-size", "16", "--output", tmp_path, "--name", "two", "--best-metric", "drawings/i2t/mAP@R",
         *words, ranks=2,
     )  # fmt: skip
     assert code == 0, forked.err
@@ -159,7 +159,7 @@ def test_ranks_share_the_work_and_find_what_one_process_finds(forked, run, sets,
     ],
 )
 def test_what_cannot_be_evaluated_on_is_refused_before_the_first_step(tmp_path, capsys, words, message):
-    assert main([*TINY, "--output-dir", str(tmp_path), "--name", "no", "--max-steps", "3", *words]) == 2
+    assert main([*TINY, "--output", str(tmp_path), "--name", "no", "--max-steps", "3", *words]) == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "no").exists()
 

@@ -37,13 +37,13 @@ SYNTHETIC = [
 
 def start(folder: Path, name: str, *words: str) -> Path:
     """A run on drawings that ends well; its folder."""
-    assert main([*TINY, "--output-dir", str(folder), "--name", name, *words]) == 0
+    assert main([*TINY, "--output", str(folder), "--name", name, *words]) == 0
     return folder / name
 
 
 def words(folder: Path, name: str, *more: object) -> list[str]:
     """The command line of a run on synthetic images."""
-    return [*SYNTHETIC, "--output-dir", str(folder), "--name", name, *map(str, more)]
+    return [*SYNTHETIC, "--output", str(folder), "--name", name, *map(str, more)]
 
 
 def metrics(folder: Path) -> list[dict]:

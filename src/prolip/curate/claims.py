@@ -5,14 +5,19 @@ import json
 import os
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+from tqdm import tqdm
 
 from prolip.curate.tables import read_words, write_words
 from prolip.utils.documents import shown
 from prolip.utils.outputs import lock, replacing
+
+T = TypeVar("T")
+Stamp = tuple[int, int] | None
 
 
 def turned(numbers: list[int]) -> list[int]:
@@ -21,7 +26,7 @@ def turned(numbers: list[int]) -> list[int]:
     return numbers[start:] + numbers[:start]
 
 
-def stamp(path: Path) -> tuple[int, int] | None:
+def stamp(path: Path) -> Stamp:
     """What is another once a file was replaced; None where there is none."""
     try:
         found = path.stat()
@@ -31,7 +36,7 @@ def stamp(path: Path) -> tuple[int, int] | None:
 
 
 @contextmanager
-def claimed(path: Path, seen: tuple[int, int] | None) -> Iterator[bool]:
+def claimed(path: Path, seen: Stamp) -> Iterator[bool]:
     """Whether a file is this process's to make: nobody holds it, and its `stamp` is what it was when it was looked at.
 
     The claim is a lock beside the file, which ends with its process. On a file system without locks everyone may.
@@ -47,6 +52,17 @@ def claimed(path: Path, seen: tuple[int, int] | None) -> Iterator[bool]:
             place.unlink(missing_ok=True)
         if held is not None:
             held.close()
+
+
+def made(missing: Mapping[int, Stamp], path: Callable[[int], Path], make: Callable[[int], T]) -> Iterator[T]:
+    """Make those of the missing shards that no other process makes, and give what `make` returns of each.
+
+    missing: number -> `stamp` of the shard's file when it was looked at; path: where this file is.
+    """
+    for number in tqdm(turned([*missing]), unit="shard", disable=None):
+        with claimed(path(number), missing[number]) as mine:
+            found = [make(number)] if mine else []
+        yield from found
 
 
 def agree(path: Path, words: dict[str, Any], remedy: str) -> None:

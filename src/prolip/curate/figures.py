@@ -15,24 +15,9 @@ from prolip.gaussian import Gaussian
 from prolip.measures import inclusion_test
 from prolip.scores import Score, Side
 
-#: Column -> what it is, for the help and the page.
-MEANINGS = {
-    "cosine": "cosine of the means (the CLIP score)",
-    "score": "the model's own score of the pair",
-    "match_probability": "probability that the caption is true of the image, by the model's scale and bias",
-    "normalised_score": "a score - 1/2 (log mean exp of it over the batch's texts + over its images)",
-    "image_uncertainty": "trace of the image, or what else the model's method calls its uncertainty",
-    "text_uncertainty": "the same of the caption",
-    "image_bits": "bits that the image says about which caption is meant, of models with units",
-    "text_bits": "bits that the caption says about which image is meant",
-    "inclusion": "inclusion test of the image in its caption: above 0 where the caption is the wider one",
-    "text_tokens": "tokens of the caption",
-    "width": "of the image, in pixels", "height": "of the image, in pixels",
-}  # fmt: skip
-
 
 class Figures:
-    """What an embedder says of batches of pairs: MEANINGS, and novelties by the end of the tower, where it has any."""
+    """What an embedder says of batches of pairs: those of `columns`, and novelties, where it has any."""
 
     def __init__(self, embedder: Embedder):
         self.embedder = embedder
@@ -62,7 +47,7 @@ class Figures:
 
 
 def pair_figures(score: Score, image: Gaussian, text: Gaussian, probabilistic: bool) -> dict[str, Tensor]:
-    """The MEANINGS that a batch of embedded pairs (B, D) has, (B,) each.
+    """The columns that a batch of embedded pairs (B, D) has, (B,) each.
 
     normalised_score compares a pair with the others of its batch, as Wang et al. 2024 (arXiv 2405.19547) do; means
     in place of their sums give a smaller last batch about the same numbers.

@@ -12,8 +12,8 @@ import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from PIL import Image
 
+from prolip.curate.columns import MEANINGS
 from prolip.curate.expressions import Expression
-from prolip.curate.figures import MEANINGS
 from prolip.curate.select import KEPT, SELECTION, selection_of
 from prolip.curate.sources import content_of
 from prolip.curate.tables import figures_of, manifest_of, read_table

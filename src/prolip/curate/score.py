@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,15 +16,18 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from prolip.curate.claims import agree
+from prolip.curate.claims import Stamp, agree, stamp
+from prolip.curate.figures import Figures
 from prolip.curate.sources import CHANGED, change_of, content_of, source_of
 from prolip.curate.tables import MANIFEST, PLACE, SCORES, SIZE, digest, read_table, table_path, write_table
 from prolip.data.faults import SampleFault, ShardFault
-from prolip.data.reading.entries import canonical
+from prolip.data.reading.entries import canonical, find_index
+from prolip.data.reading.opening import ReadPolicy
 from prolip.data.reading.tar import ShardReader, printable
 from prolip.data.samples.captions import CaptionSampler
 from prolip.data.samples.decoding import decode_image
 from prolip.data.samples.sample import Raw, caption_parts, image_bytes, json_record
+from prolip.evaluation.model import Embedder
 from prolip.utils.outputs import replacing
 from prolip.utils.secrecy import scrub
 from prolip.utils.threads import in_threads
@@ -51,6 +54,14 @@ class Scorer:
     read: ShardReader = ShardReader()
     threads: int = 1
 
+    @classmethod
+    def of(cls, model: Embedder, urls: Sequence[str], folder: Path, captions: str = "txt", threads: int = 1) -> Scorer:
+        """What scores these shards by a model. captions: as --caption-sampling; of several captions the likeliest."""
+        about = {"model": model.name, "fingerprint": model.fingerprint, "precision": model.precision,
+                 "captions": captions, "score": model.score.name}  # fmt: skip
+        read = ShardReader(ReadPolicy(), find_index(urls))
+        return cls(urls, folder, Figures(model), model.preprocess, CaptionSampler.parse(captions), about, read, threads)
+
     @cached_property
     def schema(self) -> pa.Schema:
         """The columns of every table, whatever is in its shard: the figures are those of a grey image."""
@@ -70,7 +81,7 @@ class Scorer:
 
     def begin(self) -> None:
         """Write the manifest, or compare: ValueError for tables of another model, option or data."""
-        agree(self.folder / SCORES / MANIFEST, self.words, f"give another --out, or delete {self.folder / SCORES}")
+        agree(self.folder / SCORES / MANIFEST, self.words, f"give another --output, or delete {self.folder / SCORES}")
 
     def path(self, number: int) -> Path:
         """Where the table of a shard is."""
@@ -87,10 +98,16 @@ class Scorer:
             return False
         if table.note.get("scores") != self.mark:
             raise ValueError(f"{path} is of an earlier version, or of other scores than {MANIFEST} beside it: give"
-                             " another --out, or delete it")  # fmt: skip
+                             " another --output, or delete it")  # fmt: skip
         if table.kinds != self.words["columns"] or table.note["broken"]:
             return False
         return change_of(self.urls[number], table.note["source"], self.read.policy) != CHANGED
+
+    def missing(self, numbers: Iterable[int]) -> dict[int, Stamp]:
+        """Those of these shards that are not done, each with the `stamp` of its table."""
+        stamps = {number: stamp(self.path(number)) for number in numbers}  # before it is asked whether they are done
+        done = in_threads(self.is_done, iter(stamps), self.threads, 64)
+        return {number: seen for (number, seen), is_done in zip(stamps.items(), done) if not is_done}
 
     def score(self, number: int) -> dict[str, Any]:
         """Score a shard and write its table; returns the table's note.

@@ -35,7 +35,7 @@ SELECTION = "selection"
 SUMMARY = "selection.json"
 #: Names in the folder of a selection.
 OURS = r"\d+\.parquet|selection\.json"
-AGAIN = "run `python -m prolip.curate select` again"
+AGAIN = "run `prolip curate select` again"
 #: Reasons that are no rules: it could not be read; it repeats a better one; it is not in the share that is kept; the
 #: draw of its copies gave none.
 UNUSABLE, DUPLICATE, RANK, COPIES = "unusable", "duplicate", "rank", "copies"
@@ -62,7 +62,7 @@ class Choice:
         if not 0 < self.keep <= 1:
             raise ValueError(f"--keep {self.keep}: give the share of the samples that is kept, above 0 to 1")
         if self.keep < 1 and self.by is None:
-            raise ValueError(f"--keep {self.keep} of the samples by what? Give --by, such as --by normalised_score")
+            raise ValueError(f"--keep {self.keep} of the samples by what? Give --rank-by, e.g. normalised_score")
         if clash := [rule.name for rule in self.rules if rule.name in (*OWN, KEPT)]:
             raise ValueError(f"--drop {clash[0]}: ... is a reason of its own already: give another name")
         if len(self.rules) > MOST_RULES:
@@ -134,12 +134,12 @@ def check_scores(path: Path, mark: str, columns: dict[str, str]) -> dict[str, An
     """The note of a table of scores. ValueError where it is not of the manifest with this checksum and these columns,
     or its shard is gone or another now, as far as a local file tells without being read.
     """
-    table, again = read_table(path), "run `python -m prolip.curate score` again"
+    table, again = read_table(path), "run `prolip curate score` again"
     if table.note.get("scores") != mark or table.kinds != columns:
         raise ValueError(f"{path} is of an earlier version or of other scores: delete it, and {again}")
     url = table.note["shard"]
     if is_local(url) and (change := change_of(url, table.note["source"], ReadPolicy())):
-        remedy = "bring it back, or score what is left into another --out" if change == GONE else again
+        remedy = "bring it back, or score what is left into another --output" if change == GONE else again
         raise ValueError(f"{plain(url)} {change} since it was scored: {remedy}")
     return table.note
 
@@ -151,7 +151,7 @@ def selection_of(folder: Path) -> tuple[dict[str, Any], list[Path]]:
     try:
         summary = read_words(folder / SELECTION / SUMMARY, AGAIN)
     except FileNotFoundError:
-        raise ValueError(f"{folder} has no {SELECTION}/{SUMMARY}: run `python -m prolip.curate select` first") from None
+        raise ValueError(f"{folder} has no {SELECTION}/{SUMMARY}: run `prolip curate select` first") from None
     _, paths = tables_of(folder)
     for path in paths:
         chosen(folder, path, summary)

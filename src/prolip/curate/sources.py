@@ -6,7 +6,10 @@ from contextlib import closing
 
 from prolip.data.faults import SampleFault
 from prolip.data.reading.connections import Identity, ReadPolicy
+from prolip.data.reading.entries import canonical
 from prolip.data.reading.opening import open_stream
+from prolip.data.reading.shards import expand_shards
+from prolip.data.reading.tar import ShardReader
 from prolip.data.samples.sample import Raw, suffixes_of
 
 GONE, CHANGED = "is gone", "has changed"
@@ -29,6 +32,12 @@ def change_of(url: str, was: list | None, policy: ReadPolicy) -> str:
     if was is None or now is None:
         return "" if was is None else GONE
     return CHANGED if Identity(*was).differs(now) else ""
+
+
+def reader_of(data: str | None = None, allow_private_hosts: bool = False) -> ShardReader:
+    """A reader of shards whose addresses stand in tables. data: the shards again, where these are without secrets."""
+    addresses = {canonical(shard.url): shard.url for shard in (expand_shards(data) if data else ())}
+    return ShardReader(ReadPolicy(public_only=not allow_private_hosts), addresses=addresses)
 
 
 def content_of(raw: Raw) -> bytes:

@@ -59,8 +59,8 @@ def read_table(path: Path, names: Sequence[str] = ()) -> Table:
     except Exception as error:  # Arrow has its own exceptions for every kind of damage
         command = "score" if path.parent.name == SCORES else "select"
         why = f"{type(error).__name__}: {error}".split("\n", maxsplit=1)[0]
-        raise ValueError(f"{path} is damaged, or no table of `prolip.curate` ({why}): delete it, and run"
-                         f" `python -m prolip.curate {command}` again") from None  # fmt: skip
+        raise ValueError(f"{path} is damaged, or no table of `prolip curate` ({why}): delete it, and run"
+                         f" `prolip curate {command}` again") from None  # fmt: skip
 
 
 def _values(column: pa.ChunkedArray) -> np.ndarray:
@@ -102,12 +102,12 @@ def read_words(path: Path, remedy: str) -> dict[str, Any]:
 
 def manifest_of(folder: Path) -> dict[str, Any]:
     """What the scores below `folder` are of: `Scorer.words`. ValueError where there are none, or those of before."""
-    path, again = folder / SCORES / MANIFEST, "`python -m prolip.curate score`"
+    path, again = folder / SCORES / MANIFEST, "`prolip curate score`"
     try:
         return read_words(path, f"delete it, and run {again} again")
     except FileNotFoundError:
         old = any((folder / SCORES).glob("*.parquet"))
-        how = f"its tables are of an earlier version, run {again} with a new --out" if old else f"run {again} first"
+        how = f"its tables are of an earlier version, run {again} with a new --output" if old else f"run {again} first"
         raise ValueError(f"no scores in {folder / SCORES}, it has no {MANIFEST}: {how}") from None
 
 
@@ -118,5 +118,5 @@ def tables_of(folder: Path) -> tuple[dict[str, Any], list[Path]]:
     paths = [table_path(folder / SCORES, number) for number in range(shards)]
     if missing := [number for number, path in enumerate(paths) if not path.exists()]:
         raise ValueError(f"{len(missing)} of {shards} shards have no scores yet, number {missing[0]} for one: go on"
-                         " with `python -m prolip.curate score`, in all of its parts")  # fmt: skip
+                         " with `prolip curate score`, in all of its parts")  # fmt: skip
     return manifest, paths

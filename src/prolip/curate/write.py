@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from prolip.curate.claims import agree
+from prolip.curate.claims import agree, made
 from prolip.curate.select import chosen, selection_of
 from prolip.curate.sources import content_of
 from prolip.data.faults import ShardFault
@@ -97,21 +97,32 @@ def write_shard(plan: Plan, out: Path, number: int) -> int:
     return len(seen)
 
 
+def write_shards(plan: Plan, out: Path, part: tuple[int, int] = (0, 1), processes: int = 0) -> tuple[list[int], int]:
+    """Write the new shards of part (I, N) that no other process writes, and the index where they are the last.
+
+    processes: that index. Returns the samples of each shard that was written, and how many shards are still missing.
+    """
+    begin(plan, out)
+    missing = {number: None for number in range(part[0], plan.count, part[1]) if not plan.path(out, number).exists()}
+    counts = [*made(missing, lambda number: plan.path(out, number), lambda number: write_shard(plan, out, number))]
+    return counts, finish(plan, out, processes)
+
+
 def begin(plan: Plan, out: Path) -> None:
     """Make the folder, or take it up where an earlier run left it. ValueError where that wrote another selection."""
     others = [*out.glob("[!.]*.tar"), *out.glob(INDEX_NAME)]
     if others and not (out / PLAN).exists():  # looked for after the others, which come behind it
-        raise ValueError(f"{out} holds shards of others, {others[0].name} for one: give an empty --shards-out")
-    agree(out / PLAN, plan.words(), f"{out} holds shards of another selection: give another --shards-out, or delete it")
+        raise ValueError(f"{out} holds shards of others, {others[0].name} for one: give an empty --output")
+    agree(out / PLAN, plan.words(), f"{out} holds shards of another selection: give another --output, or delete it")
 
 
-def finish(plan: Plan, out: Path, workers: int) -> int:
+def finish(plan: Plan, out: Path, processes: int) -> int:
     """Write the index once all new shards are there; how many are still missing."""
     paths = [plan.path(out, number) for number in range(plan.count)]
     missing = sum(not path.exists() for path in paths)
     if not missing and not (out / INDEX_NAME).exists():
         urls = [str(path) for path in paths]
-        entries = {canonical(found.url): found.entry for found in index_shards(urls, plan.read.policy, workers)
+        entries = {canonical(found.url): found.entry for found in index_shards(urls, plan.read.policy, processes)
                    if found.entry is not None}  # fmt: skip
         write_index(ShardIndex(str(out / INDEX_NAME), entries))
     return missing

@@ -7,7 +7,6 @@ from typing import Literal, get_args
 
 from prolip.data.reading.opening import ReadPolicy
 from prolip.data.reading.published.sets import FORMS, SETS, word_of
-from prolip.data.reading.shards import parse_factors
 from prolip.data.samples.captions import CaptionSampler, Selector
 from prolip.utils.fields import option
 from prolip.utils.messages import naming
@@ -22,7 +21,7 @@ SAMPLES_AHEAD, LEAST_AHEAD, MOST_AHEAD = 2048, 2, 32
 
 @dataclass(kw_only=True, frozen=True)
 class DataConfig:
-    """What to train on and how to read it; the names are OpenCLIP's where it has the flag.
+    """Which data, and how to read it; the names are OpenCLIP's where it has the flag.
 
     Fields with `follows` in their metadata are no flags: something else settles them.
     """
@@ -68,7 +67,7 @@ class DataConfig:
     noise_seed: int = option(0, "which captions these are, and where they go; --seed has no say in it")
     shard_index: str | None = option(
         None,
-        "path or URL of a shard index (python -m prolip.data.index) to count and to check against; "
+        "path or URL of a shard index (prolip data index) to count and to check against; "
         "default: index.json beside local shards",
     )
     read_timeout: float = option(ReadPolicy.read_timeout, "seconds without a byte after which a shard's source stalls")
@@ -145,6 +144,8 @@ class DataConfig:
                     "--train-data-upsampling-factors weigh the drawing of shards with replacement: "
                     "add --dataset-resampled, or leave the factors out"
                 )
+            from prolip.data.reading.shards import parse_factors  # late: it imports torch, and flags need none
+
             parse_factors(self.train_data_upsampling_factors, len((self.train_data or "").split("::")))
 
     def _check_noise(self) -> None:

@@ -1,21 +1,15 @@
-"""Write a shard index: python -m prolip.data.index SHARDS... [--output FILE] [--workers N]
+"""Write a shard index: every shard is read once by the strict reader.
 
-SHARDS as --train-data takes them. Every shard is read once by the strict reader; the index has its samples, bytes,
-SHA-256 (as `sha256sum` prints it) and CRC-32 per block. Shards that cannot be read are named, left out, and make the
-command end with 1.
+The index has its samples, bytes, SHA-256 (as `sha256sum` prints it) and CRC-32 per block.
 """
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 import multiprocessing
-import os
-import sys
-import time
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -32,9 +26,10 @@ from prolip.data.reading.shards import expand_shards
 from prolip.data.reading.tar import read_shard
 from prolip.data.samples.sample import has_image
 from prolip.data.survey import survey
-from prolip.utils import console
-from prolip.utils.messages import at_least, naming
 from prolip.utils.outputs import check_output, replacing
+
+#: Shards may be commands.
+PIPES = ReadPolicy(pipes=True)
 
 
 class IndexedShard(NamedTuple):
@@ -158,90 +153,40 @@ def default_output(urls: Sequence[str]) -> str:
     return f"{folders[0]}/{INDEX_NAME}"
 
 
-@dataclass
-class Progress:
-    """A line on stderr every few seconds, and the sums at the end."""
-
-    shards: int
-    every: float = 5.0
-    done: int = 0
-    samples: int = 0
-    bytes: int = 0
-    faults: Counter[str] = field(default_factory=Counter)
-    bad: int = 0
-    start: float = field(default_factory=time.monotonic)
-    last: float = 0.0
-
-    def add(self, result: IndexedShard) -> None:
-        """Count a shard; name one that cannot be read at once."""
-        self.done += 1
-        self.faults += result.faults
-        if result.entry is None:
-            self.bad += 1
-        else:
-            self.samples += result.entry.samples
-            self.bytes += result.entry.bytes
-        if result.message:
-            print(f"{result.url}: {result.message}", file=sys.stderr)
-        if time.monotonic() - self.last >= self.every:
-            self.last = time.monotonic()
-            print(self.line(), file=sys.stderr)
-
-    def line(self) -> str:
-        seconds = max(time.monotonic() - self.start, 1e-9)
-        return (
-            f"{self.done} of {self.shards} shards, {self.samples} samples, {self.bytes / 2**20:.1f} MiB "
-            f"({self.bytes / 2**20 / seconds:.0f} MiB/s)"
-        )
-
-
-def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
-    plain = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(prog="python -m prolip.data.index", description=__doc__, formatter_class=plain)
-    add, cores = parser.add_argument, min(4, os.cpu_count() or 1)
-    add("shards", nargs="+", help="paths, folders, URLs or pipe: commands; brace patterns, wildcards, '::'")
-    add("--output", help=f"where the index goes; default: {INDEX_NAME} beside the shards")
-    add("--workers", type=int, default=cores, help="processes, 0 for none but this one; default %(default)s")
-    add("--timeout", type=float, default=ReadPolicy.read_timeout, help="seconds without a byte; default %(default)s")
-    add("--retries", type=int, default=ReadPolicy.retries, help="failures in a row; default %(default)s")
-    return parser.parse_args(arguments)
-
-
-@console.ends_in_one_line(ValueError, OSError, ImportError)
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Index the shards of the command line: 0, 1 where one cannot be read, 2 where nothing could be started."""
-    options = parse_arguments(arguments)
-    at_least(options, 0, "workers", "retries")
-    shards = [shard for source in options.shards for shard in expand_shards(source, pipes=True)]
+def urls_of(sources: Iterable[str]) -> list[str]:
+    """The shards of sources as `expand_shards` takes them, each once. ValueError for some that an index cannot tell."""
+    shards = [shard for source in sources for shard in expand_shards(source, pipes=True)]
     urls = list(dict.fromkeys(shard.url for shard in shards))
     if len(set(map(canonical, remote := [url for url in urls if not is_local(url)]))) < len(remote):
         raise ValueError("some shards differ in user info or query alone, which an index does not hold: index them "
                          "under addresses of their own")  # fmt: skip
-    place = options.output or default_output(urls)
+    return urls
+
+
+def build_index(
+    urls: Sequence[str],
+    place: str | None = None,
+    workers: int = 1,
+    policy: ReadPolicy = PIPES,
+    seen: Callable[[IndexedShard], None] = lambda shard: None,
+) -> tuple[str, str]:
+    """Read shards and write their index; returns its place, which is empty where none could be read, and `dropped`.
+
+    place: `default_output` without. seen: is called with what became of each shard. Raises ValueError, ImportError and
+    OSError before anything is read where no index can be written there, and OSError where that fails at the end.
+    """
+    place = place or default_output(urls)
     check_place(place)
-    with naming("--timeout"):
-        policy = ReadPolicy(read_timeout=options.timeout, retries=options.retries, pipes=True)
-    progress = Progress(len(urls))
     entries: dict[str, Entry] = {}
-    for result in index_shards(urls, policy, options.workers):
-        progress.add(result)
+    for result in index_shards(urls, policy, workers):
+        seen(result)
         if result.entry is not None:
             entries[canonical(result.url)] = result.entry
-    if entries:
-        if words := dropped(place, urls):
-            print(f"note: {words}", file=sys.stderr)
-        try:
-            write_index(ShardIndex(place, entries))
-        except Exception as error:  # every store has its own exceptions
-            print(f"error: {place} cannot be written ({error}): make room, or give another --output", file=sys.stderr)
-            return 2
-    print(f"{place if entries else 'no index written'}: {progress.line()}")
-    if kinds := ", ".join(f"{kind} {count}" for kind, count in progress.faults.most_common()):
-        print(f"seen on the way: {kinds}")
-    if progress.bad:
-        print(f"{progress.bad} of {len(urls)} shards cannot be read and are left out (named above)")
-    return 1 if progress.bad else 0
-
-
-if __name__ == "__main__":
-    console.command(main)
+    if not entries:
+        return "", ""
+    gone = dropped(place, urls)
+    try:
+        write_index(ShardIndex(place, entries))
+    except Exception as error:  # every store has its own exceptions
+        raise OSError(f"{place} cannot be written ({error}): make room, or give another --output") from error
+    return place, gone

@@ -96,8 +96,8 @@ def build_shard_source(config: DataConfig, streams: int) -> tuple[Source, int]:
             index = read_index(config.shard_index, policy) if config.shard_index else find_index(urls)
         except ShardFault as fault:
             raise OSError(
-                f"--shard-index {config.shard_index!r} cannot be read ({fault.message}): make it by python -m "
-                f"prolip.data.index SHARDS --output {config.shard_index}, or leave it out"
+                f"--shard-index {config.shard_index!r} cannot be read ({fault.message}): make it by prolip "
+                f"data index SHARDS --output {config.shard_index}, or leave it out"
             ) from fault
         if index is not None:
             index.count(urls)  # a shard that is missing there, or has another size, is reported before training

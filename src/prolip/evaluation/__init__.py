@@ -1,8 +1,9 @@
 """Models on test sets: `load_embedder`, `open_dataset`, `compute_features`, `evaluate_dataset`, `study_features`."""
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from prolip.utils.late import late
 
 if TYPE_CHECKING:
     from prolip.evaluation.datasets.specs import open_dataset
@@ -12,14 +13,7 @@ if TYPE_CHECKING:
 __all__ = ["compute_features", "evaluate_dataset", "load_embedder", "open_dataset", "study_features"]
 
 # Late, as metrics alone need neither towers nor readers of files.
-_LATE = {
+__getattr__ = late(__name__, {
     "load_embedder": "loading", "open_dataset": "datasets.specs", "compute_features": "task",
     "evaluate_dataset": "task", "study_features": "task",
-}  # fmt: skip
-
-
-def __getattr__(name: str) -> Any:
-    """A public name, imported when it is first asked for."""
-    if name not in _LATE:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_LATE[name]}"), name)
+})  # fmt: skip

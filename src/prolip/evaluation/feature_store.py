@@ -99,7 +99,7 @@ class FeatureStore:
         paths = sorted(self.folder.glob("tasks/*.json")) if self.folder is not None else []
         if not paths:
             raise FileNotFoundError(
-                f"no features in {self.folder}: write them with --model ... --dataset ... --save-features {self.folder}"
+                f"no features in {self.folder}: write them with --model ... --data ... --save-features {self.folder}"
             )
         for path in paths:
             try:

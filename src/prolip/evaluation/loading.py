@@ -6,7 +6,7 @@ import json
 import pickle
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import is_dataclass
+from dataclasses import is_dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -74,7 +74,8 @@ def load_embedder(
     network = network.to(place).eval().requires_grad_(False)
     name = model if not pretrained else f"{model}:{pretrained}"
     fingerprint = model_fingerprint(network, preprocess, tokenize) if stored else ""
-    return embedder_of(name, Loaded(network, preprocess, tokenize), place, precision, fingerprint)
+    made = embedder_of(name, Loaded(network, preprocess, tokenize), place, precision, fingerprint)
+    return replace(made, loaded_from={"model": model, "pretrained": pretrained, "tokenizer": tokenizer})
 
 
 def load_model(model: str, pretrained: str | None, tokenizer: str | None) -> Loaded:
@@ -118,7 +119,7 @@ def load_openclip(model: str, pretrained: str | None, tokenizer: str | None) -> 
             "--pretrained FILE"
         ) from error
     schema, folder = parse_model_name(model)
-    if schema == "hf-hub" and read_json(config_file(model)).get("uncertainty"):  # as python -m prolip.hub writes it
+    if schema == "hf-hub" and read_json(config_file(model)).get("uncertainty"):  # as prolip hub writes it
         folder = str(hub_files(folder, (FILE,)))
     if folder and has_variances(folder):
         return Loaded(with_variances(network, folder), flattening(preprocess), tokenize)

@@ -2,7 +2,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
@@ -70,7 +71,8 @@ class Embedder:
     preprocess: a Pillow image -> (3, H, W); tokenizer: list of texts
     -> (B, L) ids. A deterministic model gives log_var = -inf, so its traces are exactly 0, and probabilistic is False.
     logit_scale, logit_bias: as in `ModelCard`; score: of its method; fingerprint: 32 digits that change with weights,
-    settings, preprocessing and tokenizer; parameters: how many the model has.
+    settings, preprocessing and tokenizer; parameters: how many the model has; loaded_from: the model, pretrained and
+    tokenizer of `load_embedder`, {} where it was made otherwise.
     """
 
     name: str
@@ -90,6 +92,7 @@ class Embedder:
     precision: str
     fingerprint: str
     parameters: int
+    loaded_from: Mapping[str, str | None] = field(default_factory=dict)
 
     @property
     def card(self) -> ModelCard:
@@ -207,9 +210,15 @@ def evaluating(model: nn.Module, device: torch.device | str, precision: str = "f
 
 
 def check_device(device: torch.device | str) -> torch.device:
-    """A device that this machine has. Raises ValueError for others."""
+    """A device that this machine has; ValueError for others. auto: a GPU if there is one, or else the CPU.
+
+    "auto" and "cuda" are the GPU of this process's number on its machine, where torchrun or srun started several.
+    """
+    if device in ("auto", "cuda") and (count := torch.cuda.device_count()):
+        local = os.environ.get("LOCAL_RANK") or os.environ.get("SLURM_LOCALID") or "0"
+        device = f"cuda:{int(local) % count}"
     try:
-        place = torch.device(device)
+        place = torch.device("cpu" if device == "auto" else device)
     except RuntimeError as error:
         raise ValueError(f"device {device!r} is unknown: use cpu, cuda or cuda:0") from error
     if place.type == "cuda" and not torch.cuda.is_available():

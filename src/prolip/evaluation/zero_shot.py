@@ -54,7 +54,7 @@ class PromptRule:
         except ValueError:
             pass
         raise ValueError(f"{word!r} chooses no prompts: give all, certain:K (1 or more), below:k (a number), best, "
-                         "bprw, bprw:K (labelled images of each class), or a file of python -m prolip.prompts fit")
+                         "bprw, bprw:K (labelled images of each class), or a file of prolip prompts fit")
 
     def __str__(self) -> str:
         if self.fit is not None:

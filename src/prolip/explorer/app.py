@@ -37,7 +37,7 @@ class Refused(Exception):
 class App:
     """The explorer without its web: `looks` take nothing, `questions` JSON values; both give JSON values.
 
-    scores: what `prolip.curate score` wrote, for rules over all of its samples; threshold: a calibrated refusal.
+    scores: what `prolip curate score` wrote, for rules over all of its samples; threshold: a calibrated refusal.
     """
 
     def __init__(

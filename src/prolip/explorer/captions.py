@@ -11,13 +11,14 @@ import torch
 from prolip.evaluation.model import Embedder
 from prolip.explorer.gallery import Gallery, Once, cut, number
 from prolip.gaussian import Gaussian, concatenate
-from prolip.hierarchy.traversal import ROOTS, Pairwise, traverse
+from prolip.hierarchy.choices import ROOTS
+from prolip.hierarchy.traversal import Pairwise, traverse
 from prolip.measures import pairwise_log_inclusion
 from prolip.scores import largest
 from prolip.search.store import Item
 
-#: Captions that are embedded at most, items that are looked through for them, and pictures beside each of a path.
-TEXTS, LOOKED, BESIDE = 2000, 20_000, 4
+#: Items that are looked through for captions, and pictures beside each of a path.
+LOOKED, BESIDE = 20_000, 4
 
 
 class Captions:

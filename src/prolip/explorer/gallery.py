@@ -58,7 +58,7 @@ class Gallery:
 
     def __init__(self, index: SearchIndex):
         if not len(index):
-            raise ValueError(f"{index.store.folder} holds no item: put some in, python -m prolip.search extend")
+            raise ValueError(f"{index.store.folder} holds no item: put some in, prolip search add")
         self.index, self.pictures = index, Pictures()
         self.units, self.own = meaning(index)
         self.probabilistic = index.store.gallery.log_var is not None

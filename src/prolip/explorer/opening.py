@@ -2,14 +2,21 @@
 from __future__ import annotations
 
 import tempfile
-from argparse import Namespace
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
+
+import torch
 
 from prolip.evaluation.model import Embedder
-from prolip.search import __main__ as command
+from prolip.explorer.asking import MOST
+from prolip.models.weights.unreadable import CONFIG_NAMES
 from prolip.search import sources
+from prolip.search.answers import calibrate, read_questions
+from prolip.search.build import build, find_embedder
 from prolip.search.index import SearchIndex
+from prolip.search.risk import Threshold
 from prolip.search.store import holds_index
 from prolip.utils.messages import explain_missing
 
@@ -17,71 +24,85 @@ from prolip.utils.messages import explain_missing
 @dataclass(frozen=True)
 class Opened:
     """index: of what is shown; embedder: of the model, None where there is none; lacks: what cannot be done, and why;
-    temporary: a folder that goes when the page does.
+    temporary: a folder that goes when the page does; changes: what building the index changed.
     """
 
     index: SearchIndex
     embedder: Embedder | None
     lacks: list[str]
     temporary: tempfile.TemporaryDirectory | None = None
+    changes: str = ""
 
 
-def open_source(args: Namespace) -> Opened:
-    """Index, features or model by the look of `args.source`. ValueError and OSError saying what to give.
+def open_source(
+    source: str, embedder: Embedder | None = None, data: str | None = None, output: str | None = None,
+    device: torch.device | str = "auto", precision: str = "fp32", **reading: Any,
+) -> Opened:  # fmt: skip
+    """An index, or one of kept features or of what a model embeds, built in `output` or a temporary folder.
 
-    The embedder is the one that made the index, None where nobody names one.
+    embedder: the one that made the index; by default the one that the index names, if any. device, precision: of that.
+    reading: of `prolip.search.build.fill`. ValueError and OSError saying what to give.
     """
-    source, folder, temporary = args.source, Path(args.source), None
-    if holds_index(folder):
-        if args.data or args.index:
-            raise ValueError(f"{source} is an index already: add to it with prolip-search extend {source} --data"
-                             f" {args.data or 'SOURCE'}, and leave --data and --index out")  # fmt: skip
-        index = SearchIndex(folder)
-    elif source.startswith("features:") or (folder / "tasks").is_dir():
-        if args.data:
-            raise ValueError(f"{source} are features, which were embedded already: leave --data out")
-        index, temporary = build(args, source if source.startswith("features:") else f"features:{source}")
+    if holds_index(source):
+        if data or output:
+            raise ValueError(f"{source} is an index already: leave --data and --output out, or first add to it, prolip"
+                             f" search add {source} --data {data or 'SOURCE'}")  # fmt: skip
+        index, temporary, changes = SearchIndex(source), None, ""
     else:
-        args.model = model_of(source)
-        if not args.data:
-            raise ValueError(f"{source} is a model, and there is nothing to explore yet: give --data, a folder, .tar"
-                             f" files or {sources.FORMS}; or an index of prolip-search")  # fmt: skip
-        index, temporary = build(args, address_of(args.data))
-    embedder = command.load(index, args) if args.model or index.store.values.get("load") else None
-    return Opened(index, embedder, lacks_of(index, embedder), temporary)
+        address, folder, temporary = address_of(source, data), output, None
+        if folder is None:
+            temporary = tempfile.TemporaryDirectory(prefix="prolip-explore-")
+            folder = f"{temporary.name}/index"
+        try:
+            built = build(folder, address, embedder, device=device, precision=precision, **reading)
+        except BaseException:
+            if temporary is not None:
+                temporary.cleanup()
+            raise
+        index, changes = built.index, str(built)
+    if embedder is not None or index.store.values.get("load"):
+        embedder = find_embedder(index, embedder, device, precision)
+    return Opened(index, embedder, lacks_of(index, embedder), temporary, changes)
 
 
-def build(args: Namespace, address: str) -> tuple[SearchIndex, tempfile.TemporaryDirectory | None]:
-    """The index as `prolip-search build` makes it, in `args.index`, where it goes on, or a temporary folder."""
-    temporary = None if args.index else tempfile.TemporaryDirectory(prefix="prolip-explore-")
-    options = command.parse(["build", f"{temporary.name}/index" if temporary else args.index, "--data", address])
-    for name in ("model", "pretrained", "tokenizer", "device", "precision", "skip_damaged"):
-        setattr(options, name, getattr(args, name))
-    try:
-        return command.build(options), temporary
-    except BaseException:
-        if temporary is not None:
-            temporary.cleanup()
-        raise
+def threshold_of(opened: Opened, path: str, risk: float, delta: float, allow_private_hosts: bool) -> Threshold:
+    """The refusal by risk that the questions of a file calibrate."""
+    if opened.embedder is None:
+        raise ValueError("--calibrate asks questions, and there is no model to embed them: give --model")
+    search = partial(opened.index.search, k=MOST + 1)  # as the page asks
+    return calibrate(opened.index, *read_questions(path, allow_private_hosts), opened.embedder, risk, delta, search)
 
 
-def model_of(source: str) -> str:
-    """A run's folder or a model's as `load_embedder` names it; anything else as it is."""
+def model_of(source: str, data: str | None) -> str | None:
+    """The model that a source is, as `load_embedder` names it; None of an index and of features."""
     folder = Path(source)
-    for place in (folder / "model", folder):
-        if any((place / name).is_file() for name in ("config.json", "open_clip_config.json")) \
-                and any(place.glob("*.safetensors")):  # fmt: skip
-            return f"local-dir:{place}"
-    if folder.is_dir():
+    if holds_index(folder) or holds_features(source):
+        return None
+    model = next((f"local-dir:{place}" for place in (folder / "model", folder) if any(place.glob("*.safetensors"))
+                  and any((place / name).is_file() for name in CONFIG_NAMES)), source)  # fmt: skip
+    if model == source and folder.is_dir():
         raise ValueError(f"{source} is no index, no kept features, and no run or model: a run has model/config.json"
                          " with weights beside it, an index index.json, features tasks/")  # fmt: skip
-    if "/" in source and ":" not in source:
+    if model == source and "/" in source and ":" not in source:
         raise FileNotFoundError(f"no folder {source}: {explain_missing(source)}")
-    return source
+    address_of(source, data)  # which refuses what cannot be embedded before the model is loaded
+    return model
 
 
-def address_of(data: str) -> str:
-    """A source of `prolip.search`; a folder counts as images:, tar files as shards:."""
+def holds_features(source: str) -> bool:
+    """Whether a source is kept features."""
+    return source.startswith("features:") or (Path(source) / "tasks").is_dir()
+
+
+def address_of(source: str, data: str | None) -> str:
+    """What is to be embedded, as `prolip.search` reads it; a folder counts as images:, tar files as shards:."""
+    if holds_features(source):
+        if data:
+            raise ValueError(f"{source} are features, which were embedded already: leave --data out")
+        return source if source.startswith("features:") else f"features:{source}"
+    if not data:
+        raise ValueError(f"{source} is a model, and there is nothing to explore yet: give --data, a folder, .tar"
+                         f" files or {sources.FORMS}; or an index of prolip search")  # fmt: skip
     if data.partition(":")[0] in ("images", "shards", "features", "texts"):
         return data
     if Path(data).is_dir():

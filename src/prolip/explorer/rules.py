@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from prolip.curate.columns import MEANINGS
 from prolip.curate.expressions import Rule, parse_rules
-from prolip.curate.figures import MEANINGS, pair_figures, side_figures
+from prolip.curate.figures import pair_figures, side_figures
 from prolip.curate.tables import figures_of, read_table, tables_of, whole_column
 from prolip.explorer.captions import Captions, captions_of
 from prolip.explorer.gallery import shown
@@ -69,7 +70,7 @@ def gallery_columns(captions: Captions) -> tuple[np.ndarray, dict[str, np.ndarra
 
 
 class ScoredTable:
-    """What `prolip.curate score` has written of shards, all of it, with the names of `GalleryTable`; a column is read
+    """What `prolip curate score` has written of shards, all of it, with the names of `GalleryTable`; a column is read
     when it is asked for.
     """
 
@@ -124,7 +125,7 @@ def outward(value: float, way: int) -> float:
 
 
 def try_rules(table: Table, texts: Sequence[str]) -> dict[str, Any]:
-    """What rules `NAME: FORMULA` would drop, counted as `prolip.curate select` does: by each, by it alone, by any.
+    """What rules `NAME: FORMULA` would drop, counted as `prolip curate select` does: by each, by it alone, by any.
 
     shown: some that are dropped, with why, and some that are kept, spread over all. ValueError for what is no rule.
     """
@@ -140,7 +141,7 @@ def try_rules(table: Table, texts: Sequence[str]) -> dict[str, Any]:
         "rows": table.rows, "total": table.total, "unusable": int((~usable).sum()), "kept": int(kept.sum()),
         "rules": [{"name": rule.name, "dropped": int(hit.sum()), "alone": int((hit & (how_many == 1)).sum())}
                   for rule, hit in zip(rules, hits[1:])],
-        "command": f"python -m prolip.curate select --out FOLDER {given}".strip(),
+        "command": f"prolip curate select FOLDER {given}".strip(),
         "shown": {"dropped": examples(table, any_of, rules, hits[1:]), "kept": examples(table, kept, [], hits[:0])},
     }  # fmt: skip
 

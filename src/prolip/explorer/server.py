@@ -8,11 +8,13 @@ from __future__ import annotations
 import ipaddress
 import json
 import secrets
+import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from email import errors
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -309,3 +311,24 @@ def make_server(app: App, host: str, port: int) -> Server:
     except (OSError, OverflowError) as error:
         raise ValueError(f"{host}:{port} cannot be served at ({error}): give another --port, or 0 for any that is free,"
                          " and with --host an address of this machine") from error  # fmt: skip
+
+
+def serve(server: Server) -> None:
+    """Answer until Ctrl-C or SIGTERM, then remove a temporary index."""
+    over = threading.Event()
+    threading.Thread(target=warm_up, args=(server.app, over), daemon=True).start()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that a temporary index goes then, too
+    with suppress(KeyboardInterrupt), server.app.opened.temporary or nullcontext(), server:
+        try:
+            server.serve_forever()
+        finally:
+            over.set()
+
+
+def warm_up(app: App, over: threading.Event) -> None:
+    """Have what takes longest ready before it is asked for; once all is `over` its index is gone, and it may fail."""
+    try:
+        app.warm_up()
+    except Exception:
+        if not over.is_set():
+            raise

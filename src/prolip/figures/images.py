@@ -50,7 +50,7 @@ class Pictures:
 
     @classmethod
     def read(cls, embedder: Embedder, folder: str | Path) -> Pictures:
-        """Those of a folder as `python -m prolip.hierarchy hierarimgs` writes it. ValueError for another."""
+        """Those of a folder as `prolip hierarchy hierarimgs` writes it. ValueError for another."""
         files = read_levels(folder)
         z = [levels.embed_files(embedder, paths, sys.stderr.isatty()) for paths in zip(*files)]
         return cls(embedder, z, lambda row, level: open_image(files[row][level]))

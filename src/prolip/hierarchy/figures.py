@@ -3,15 +3,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import cycle
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from prolip.gaussian import Gaussian
+from prolip.hierarchy import levels
 from prolip.hierarchy.ambiguity import Study
 from prolip.hierarchy.levels import Inclusion, LevelTraces
-from prolip.utils.style import INK, LOOKS, MUTED, panels, percent, styled
+from prolip.scores import Score
+from prolip.utils.style import INK, LOOKS, MUTED, panels, percent, styled, write
 
 #: What a study changes, for its axis.
 CHANGES = {"erase": "share of the pixels erased", "mix": "weight of a second image", "drop": "share of words dropped"}
@@ -129,3 +133,17 @@ def ambiguity(named: Mapping[str, Sequence[Study]]) -> Figure:
     if handles:
         axes[0].legend(handles, labels)
     return figure
+
+
+def write_levels(score: Score, z: Sequence[Gaussian], what: str, folder: str | Path) -> str:
+    """Write the figures of images or texts at levels, general to specific; returns what they show as text.
+
+    what: image or text, as files begin.
+    """
+    traces = levels.traces_by_level([score.uncertainty(of_level).numpy() for of_level in z])
+    inclusions = levels.inclusion_by_level(z)
+    write(trace_by_level(traces, f"{what}s"), folder, f"{what}_traces")
+    if what == "image":
+        write(trace_differences(traces, "images"), folder, "image_differences")
+    write(inclusion_by_level(inclusions), folder, f"{what}_inclusion")
+    return levels.format_levels(inclusions, traces, f"{what}s")

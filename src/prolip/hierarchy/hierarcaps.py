@@ -15,8 +15,11 @@ import numpy as np
 import torch
 from scipy.stats import kendalltau
 
+from prolip.evaluation.model import Embedder
 from prolip.gaussian import Gaussian
-from prolip.hierarchy.traversal import STEPS, Traversal, nearest_to_root
+from prolip.hierarchy.choices import INCLUSIONS, ROOTS, STEPS
+from prolip.hierarchy.levels import embed_files
+from prolip.hierarchy.traversal import Pairwise, Traversal, nearest_to_root, traverse
 
 COLUMNS = ("id", "captions", "image_url")
 ARROW = "=>"
@@ -168,6 +171,19 @@ def depth_correlation(values: np.ndarray) -> float:
     order = np.argsort(values, axis=1, kind="stable")
     levels = np.arange(values.shape[1])
     return float(np.mean([kendalltau(row, levels).statistic for row in order]))
+
+
+def evaluate_hierarcaps(  # noqa: PLR0913 (what the papers leave to choose)
+    data: HierarCaps, files: Sequence[Path], embedder: Embedder, steps: int = STEPS,
+    inclusion: str | Pairwise = INCLUSIONS[0], progress: bool = False,
+) -> dict[str, dict[str, float]]:
+    """Metrics of both protocols by root; files: `data.files(...)`. A model of points has the empty root only."""
+    image = embed_files(embedder, files, progress)
+    text, empty = embedder.embed_texts(data.texts), embedder.embed_texts([""])
+    metrics = {}
+    for root in ROOTS if embedder.probabilistic else ("empty",):
+        metrics[root] = paper_metrics(data, traverse(image, text, empty, root, steps, inclusion))
+    return metrics | {"empty": metrics["empty"] | benchmark_metrics(data, image, text, empty, steps)}
 
 
 def format_metrics(named: Sequence[tuple[str, dict[str, float]]]) -> str:

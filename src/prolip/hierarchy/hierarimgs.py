@@ -17,12 +17,13 @@ from PIL import Image
 from pycocotools import mask
 
 from prolip.data.pictures import open_image
+from prolip.hierarchy.choices import LEAST
 from prolip.utils.documents import loads
 from prolip.utils.messages import first_few
 from prolip.utils.outputs import check_output, replacing_folder
 
-#: The smallest segment of a kept image has more pixels than this; so many segments are pasted.
-LEAST, SEGMENTS = 5000, 3
+#: Segments that are pasted.
+SEGMENTS = 3
 #: The file that says that a folder is a build.
 MARK = "hierarimgs.json"
 BLANK = (255, 255, 255)
@@ -191,8 +192,8 @@ def read_levels(folder: str | Path) -> list[list[Path]]:
              for place in _folders(Path(folder))]  # fmt: skip
     found = [files for files in found if files]
     if not found or len({len(files) for files in found}) > 1:
-        raise ValueError(f"{folder} holds no images at levels, or not as many of each: write it with python -m"
-                         " prolip.hierarchy hierarimgs --instances FILE --images FOLDER --out FOLDER")
+        raise ValueError(f"{folder} holds no images at levels, or not as many of each: write it with prolip"
+                         " hierarchy hierarimgs --instances FILE --images FOLDER --output FOLDER")
     return found
 
 

@@ -9,16 +9,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from prolip.gaussian import Gaussian, without_autocast
+from prolip.hierarchy.choices import INCLUSIONS, ROOTS, STEPS
 from prolip.measures import pairwise_inclusion_test, pairwise_log_inclusion
 
-STEPS = 50
-#: What the traversal ends in: the most inclusive caption averaged with "", or "" alone.
-ROOTS = ("included", "empty")
-#: "Includes most" by which measure; H grows with the distance of the means where the caption is the wider.
 Pairwise = Callable[[Gaussian, Gaussian], Tensor]
-INCLUSIONS: dict[str, Pairwise] = {
-    "log_inclusion": pairwise_log_inclusion, "inclusion_test": pairwise_inclusion_test,
-}  # fmt: skip
+#: H grows with the distance of the means where the caption is the wider.
+MEASURES: dict[str, Pairwise] = dict(zip(INCLUSIONS, (pairwise_log_inclusion, pairwise_inclusion_test)))
 #: Elements of one block of similarities.
 ELEMENTS = 1 << 24
 
@@ -62,7 +58,7 @@ def traverse(  # noqa: PLR0913 (what the paper leaves to choose)
         raise ValueError(f"root {root!r} is unknown: use one of {', '.join(ROOTS)}")
     if isinstance(inclusion, str) and inclusion not in INCLUSIONS:
         raise ValueError(f"inclusion {inclusion!r} is unknown: use one of {', '.join(INCLUSIONS)}")
-    includes = INCLUSIONS[inclusion] if isinstance(inclusion, str) else inclusion
+    includes = MEASURES[inclusion] if isinstance(inclusion, str) else inclusion
     if steps < 2:
         raise ValueError(f"{steps} steps: give 2 or more, the caption and the root")
     if not len(text.mean):

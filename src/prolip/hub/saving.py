@@ -42,7 +42,7 @@ def save(source: Source, folder: Path, said: Said, address: str | None = None, r
     check_folder(folder, names, is_prolip(f"local-dir:{source.folder}"), source.folder)
     own = (folder / CARD).exists() and is_own_card(folder / CARD)
     if not (replace or own) and (folder / CARD).exists():
-        raise ValueError(f"{folder / CARD} is not a card of this program: give another folder, or --replace")
+        raise ValueError(f"{folder / CARD} is not a card of this program: give another folder, or --overwrite")
     card = make_card(source, said, address or f"local-dir:{folder}")  # known to be loadable before anything is written
     texts = {CARD: card} | ({FIGURES: json.dumps(source.metrics, indent=2) + "\n"} if source.metrics else {})
     if "open_clip_config.json" in names and (source.folder / FILE).is_file():

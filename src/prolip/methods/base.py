@@ -13,11 +13,13 @@ from torch import Tensor, nn
 from prolip.flops import EncoderPass
 from prolip.gaussian import Gaussian, check_gaussian, upcast
 from prolip.losses import Matches
-from prolip.models.prolip import MAX_LOGIT_SCALE
 from prolip.random import Draws
 from prolip.scores import Score
 from prolip.uncertainty.pairs import Pairs
 from prolip.uncertainty.pool import Pool
+
+#: Bound on a = exp(logit_scale), as OpenCLIP's.
+MAX_LOGIT_SCALE = 100.0
 
 Batch = dict[str, Any]
 Reps = dict[str, Tensor]

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from open_clip.loss import ClipLoss, SigLipLoss
 from torch import Tensor, nn
 
 from prolip.gaussian import upcast, without_autocast
@@ -57,6 +56,8 @@ class SigLIPObjective(_DeterministicObjective):
 
     def __init__(self, model: Any, config: SigLIPConfig, context: Context | None = None):
         super().__init__(model, config, context)
+        from open_clip.loss import SigLipLoss  # late: it takes seconds
+
         self.contrastive = SigLipLoss(rank=self.context.rank, world_size=self.context.world_size, dist_impl="bidir")
 
 
@@ -72,6 +73,8 @@ class CLIPObjective(_DeterministicObjective):
 
     def __init__(self, model: Any, config: CLIPConfig, context: Context | None = None):
         super().__init__(model, config, context)
+        from open_clip.loss import ClipLoss  # late: it takes seconds
+
         self.contrastive = ClipLoss(
             local_loss=True, gather_with_grad=True, rank=self.context.rank, world_size=self.context.world_size
         )

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import torch
-from open_clip.loss import ClipLoss
 from torch import Tensor, nn
 
 from prolip.flops import EncoderPass
@@ -22,36 +21,26 @@ from prolip.scores import TrueMatchScore
 from prolip.uncertainty.fit import Fitted, fit_variances
 from prolip.uncertainty.heads import Parts, VarianceHead
 from prolip.uncertainty.novelty import Novelty, Widths
+from prolip.uncertainty.options import FitOptions
 from prolip.uncertainty.pairs import Pairs
 from prolip.utils.fields import option
-
-#: Rows of a bank, or centres, that a model may hold.
-MOST_ROWS = 2**22
 
 PairLoss = Literal["sigmoid", "softmax"]
 
 
 @dataclass(kw_only=True)
-class LikelihoodConfig:
-    """What the variances are fitted with, when the means have settled."""
+class LikelihoodConfig(FitOptions):
+    """How the means are trained, and how the variances are fitted when the means have settled."""
 
     pair_loss: PairLoss = option("sigmoid", "of the means: sigmoid, SigLIP's, or softmax, CLIP's")
     captions_per_image: int = option(1, "texts drawn for each image of a batch: the loss is the mean over them")
-    fit_samples: int = option(100_000, "samples that are read once more at the end, to fit the variances; 0: no fit")
-    bank: int = option(2048, "texts that an image is compared with for its variance; 4 bytes per dimension of each")
-    centres: int = option(2048, "texts whose variances are kept one by one; of others their tokens speak")
-    novelty_centres: int = option(512, "classes of images and texts that a new one may be far from; 0: no novelty")
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.pair_loss not in get_args(PairLoss):
             raise ValueError(f"pair_loss={self.pair_loss!r}: use one of {', '.join(get_args(PairLoss))}")
-        bounds = {"captions_per_image": 1, "fit_samples": 0, "bank": 32, "centres": 0, "novelty_centres": 0}
-        for name, least in bounds.items():
-            if getattr(self, name) < least:
-                raise ValueError(f"{name}={getattr(self, name)}: give {least} or more")
-        for name in ("bank", "centres", "novelty_centres"):
-            if getattr(self, name) > MOST_ROWS:
-                raise ValueError(f"{name}={getattr(self, name)}: give at most {MOST_ROWS:,} rows")
+        if self.captions_per_image < 1:
+            raise ValueError(f"captions_per_image={self.captions_per_image}: give 1 or more")
 
 
 class MatchWeights(nn.Module):
@@ -137,6 +126,8 @@ class LikelihoodObjective(MeansObjective):
     def __init__(self, model: Any, config: LikelihoodConfig, context: Context | None = None):
         super().__init__(model, config, context)
         rank, ranks = self.context.rank, self.context.world_size
+        from open_clip.loss import ClipLoss  # late: it takes seconds
+
         self.softmax = ClipLoss(local_loss=True, gather_with_grad=True, rank=rank, world_size=ranks)
         if config.pair_loss == "softmax":
             model.logit_bias.requires_grad_(False)

@@ -7,7 +7,6 @@ from typing import Any, get_args
 
 import torch
 import torch.nn.functional as F
-from open_clip.loss import ClipLoss
 from torch import Tensor, nn
 
 from prolip.gaussian import Gaussian, without_autocast
@@ -146,6 +145,8 @@ class PCMEppObjective(HeadsObjective):
     def __init__(self, model: Any, config: PCMEppConfig, context: Context | None = None):
         super().__init__(model, config, context)
         rank, ranks = self.context.rank, self.context.world_size
+        from open_clip.loss import ClipLoss  # late: it takes seconds
+
         self.clip = ClipLoss(local_loss=True, gather_with_grad=True, rank=rank, world_size=ranks)
 
     def prepare(self, batch: Batch, step: int) -> Batch:

@@ -261,7 +261,7 @@ def own_trace(score: Score, pool: Pool, side: Side, near: Retrieved) -> Tensor:
     found = score.uncertainty(z)
     if not found.isfinite().all() or not found.std() > 1e-6 * found.abs().mean():
         raise ValueError(f"--pair-weight trace, but the {side}s of this model all have one trace: take a model with"
-                         " variances (python -m prolip.uncertainty fits them), or --pair-weight spread")  # fmt: skip
+                         " variances (prolip uncertainty fits them), or --pair-weight spread")  # fmt: skip
     return found
 
 
@@ -287,8 +287,8 @@ def strangeness(score: Score, pool: Pool, side: Side, near: Retrieved) -> Tensor
     """
     novelty = pool.image_novelty if side == "image" else pool.text_novelty
     if not novelty:
-        raise ValueError(f"--pair-weight novelty, but this model has no novelty of {side}s: python -m"
-                         " prolip.uncertainty fits it, or take --pair-weight spread")  # fmt: skip
+        raise ValueError(f"--pair-weight novelty, but this model has no novelty of {side}s: `prolip"
+                         " uncertainty` fits it, or take --pair-weight spread")  # fmt: skip
     return refusal(code_length(score, pool, side, near), novelty)
 
 

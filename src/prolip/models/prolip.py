@@ -19,8 +19,6 @@ from prolip.models.towers import ProbabilisticTextTransformer, ProbabilisticVisi
 
 # What OpenCLIP's towers take; the keys of its configurations have the same names.
 VISION_KEYS, TEXT_KEYS = signature(VisionTransformer).parameters.keys(), signature(TextTransformer).parameters.keys()
-# Bound on a = exp(logit_scale), as OpenCLIP's.
-MAX_LOGIT_SCALE = 100.0
 
 
 class ProLIPOutput(NamedTuple):

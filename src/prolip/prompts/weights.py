@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 FORMAT = "prolip-prompts-1"
 #: Bytes of a file: those of a thousand classes with 80 prompts have two million.
 MOST = 2**28
-AGAIN = "fit them again: python -m prolip.prompts fit"
+AGAIN = "fit them again: prolip prompts fit"
 
 
 class UnfitPrompts(ValueError):
@@ -88,13 +88,13 @@ class PromptWeights:
                                  f" {place + 1} is {mine} there and {theirs} here: {AGAIN} with these {what}")
         if data is not None and data == self.data:
             raise UnfitPrompts(f"{self} were fitted to these very images, which they may not be scored on: evaluate"
-                             " another split, or fit to one (python -m prolip.prompts fit --split train)")
+                             " another split, or fit to one (prolip prompts fit --split train)")
 
     def check_images(self, dataset: Dataset) -> None:
         """UnfitPrompts where the data set has images that they were fitted to, whatever reads them."""
         if self.contents and (shared := dataset.shared_with(self.contents)):
             raise UnfitPrompts(f"{self} were fitted to {shared} of {dataset.source}, which they may not be scored on:"
-                               " evaluate another split, or fit to one (python -m prolip.prompts fit --split train)")
+                               " evaluate another split, or fit to one (prolip prompts fit --split train)")
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values, from which `load` makes it."""
@@ -127,7 +127,7 @@ class PromptWeights:
                 raise ValueError(f"its prompt {bare[0]!r} has no {{c}} where the class goes")
             check_weights(found.table, len(found.templates))
         except FileNotFoundError:
-            raise FileNotFoundError(f"no file {path}: python -m prolip.prompts fit writes weights of prompts") from None
+            raise FileNotFoundError(f"no file {path}: prolip prompts fit writes weights of prompts") from None
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             why = f"it has no {error}" if isinstance(error, KeyError) else str(error)
             raise ValueError(f"{path} holds no weights of prompts: {why}. {AGAIN[0].upper()}{AGAIN[1:]}") from error

@@ -47,13 +47,18 @@ class Headline(NamedTuple):
 
 
 def make_report(
-    folder: str | Path, evaluation: str = "eval", out: str | Path | None = None, seed: int = 0, title: str | None = None
+    folder: str | Path, evaluation: str | None = None, out: str | Path | None = None, seed: int = 0,
+    title: str | None = None,
 ) -> Path:
     """Write `report.html` and `figures/*.png` into a run folder; returns the page's path.
 
-    evaluation: name of the evaluation's folder in it; out: another path for the page; seed: of the examples.
+    evaluation: name of the evaluation's folder in it, which must be there; None: eval, where it is there; out: another
+    path for the page; seed: of the examples.
     """
-    run = read(folder, evaluation)
+    if evaluation and not (there := Path(folder) / evaluation / "metrics.json").is_file():
+        raise FileNotFoundError(f"no evaluation {evaluation} in {folder}: prolip eval emoji --output {there.parent} "
+                                "writes one")  # fmt: skip
+    run = read(folder, evaluation or "eval")
     below, page = run.folder / "figures", Path(out) if out else run.folder / "report.html"
     check_output(below, folder=True)
     check_output(page)

@@ -45,7 +45,7 @@ def read(folder: str | Path, evaluation: str = "eval") -> RunFolder:
     except (ValueError, KeyError, TypeError, EOFError, BadZipFile) as error:
         raise ValueError(
             f"the evaluation in {there} cannot be read ({error}): delete that folder, or write it anew with "
-            f"python -m prolip.evaluation.corpus --out {there}"
+            f"prolip eval emoji --output {there}"
         ) from error
     if not (path.exists() or lines or result):
         inside = sorted(place for place in folder.glob("*") if is_run(place))

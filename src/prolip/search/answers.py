@@ -5,6 +5,7 @@ import json
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -199,6 +200,30 @@ def code_lengths(index: SearchIndex, queries: Gaussian, rows: Tensor) -> Tensor 
             part.copy_(part.logaddexp((own @ means.mT).double().logsumexp(1)))
     answer = (logits * index.gaussians(rows.clamp(min=0).tolist()).mean).double().sum(1)
     return (total - answer).where(rows >= 0, torch.inf)
+
+
+def ask(
+    index: SearchIndex, questions: Sequence[Question], embedder: Embedder, top: int = 10, wider: bool | None = None,
+    known: tuple[Sequence[Question], Sequence[Sequence[str]]] | None = None, risk: float = 0.1, delta: float = 0.1,
+    **settings: Any,
+) -> tuple[list[list[Answer] | None], Threshold | None]:  # fmt: skip
+    """The `top` answers to each question, None where it is refused, and the threshold that it is refused by.
+
+    wider: rank by inclusion, `SearchIndex.search_inclusion`. known: as `read_questions` gives it, asked the same way to
+    refuse by; risk, delta: of `calibrate`. settings: of `SearchIndex.search`.
+    """
+    embedded, threshold, most = embed(questions, embedder), None, top if known is None else max(top, COMPARED)
+    pairs = [(question.image if index.side == "image" else question.text) is None for question in questions]
+    if wider is not None:
+        found = index.search_inclusion(embedded.z, top, wider, settings.get("shortlist") or 1000)
+        return [*answers_of(index, found, pairs, by_score=False)], None
+    search: Callable[[Gaussian], Found] = partial(index.search, k=most, **settings)
+    found, given = search(embedded.z), [True] * len(questions)
+    if known is not None:
+        threshold = calibrate(index, *known, embedder, risk, delta, search)
+        given = threshold.answers(confidences(index, embedded, found.first(COMPARED))).tolist()
+    answers = answers_of(index, found.first(top), pairs)
+    return [own if is_given else None for own, is_given in zip(answers, given)], threshold
 
 
 def calibrate(

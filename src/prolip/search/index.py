@@ -175,7 +175,7 @@ class SearchIndex:
     def delete(self, keys: Sequence[str], **values: Any) -> None:
         """Have these keys found no more, also when their source is read again, and change values of the manifest.
 
-        KeyError, and nothing changes, where one is not there.
+        ValueError, and nothing changes, where one is not there.
         """
         self.store.delete(keys, unwanted=True, **values)
 
@@ -253,7 +253,7 @@ class SearchIndex:
         if self._near is None or self._near.ntotal < len(self.store):
             held = 0 if self._near is None else self._near.ntotal
             raise ValueError(f"the index holds {held} of {len(self.store)} rows: its building was broken off, go on"
-                             f" with python -m prolip.search finish {self.store.folder}")  # fmt: skip
+                             f" with prolip search finish {self.store.folder}")  # fmt: skip
         own, asked = self._factors(queries.float()), self.question_vectors(queries.float())
         usual = 128 if self.kind.name == HNSW else max(8, (self.kind.lists or lists_for(len(self.store))) // 16)
         rows, distance = indexes.search(self._near, asked, count, effort or usual, self.store.gallery.alive)

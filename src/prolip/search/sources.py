@@ -72,11 +72,12 @@ class Rebuild:
     """One pass over a source by the writer of an index, whose lock is held.
 
     data: the address as it was given, of which the manifest keeps none of its secrets; restore: whether items come back
-    that `delete` removed. added, replaced, removed: items; withheld: deleted before.
+    that `delete` removed; faults: counts what cannot be read, or it is raised. added, replaced, removed: items;
+    withheld: deleted before.
     """
 
-    def __init__(self, index: SearchIndex, data: str, restore: bool = False):
-        self.index, self.data, self.restore = index, data, restore
+    def __init__(self, index: SearchIndex, data: str, restore: bool = False, faults: FaultCounter | None = None):
+        self.index, self.data, self.restore, self.faults = index, data, restore, faults
         self.address = address = redacted(data)
         self.added = self.replaced = self.removed = self.withheld = 0
         self.source = digest(address.encode(errors="surrogatepass"))[:8]
@@ -146,7 +147,11 @@ class Rebuild:
 
     def __str__(self) -> str:
         withheld = f"; {self.withheld:,} stay deleted, --restore brings them back" if self.withheld else ""
-        return f"{self.added:,} added, {self.replaced:,} replaced, {self.removed:,} removed{withheld}"
+        counts = f"{self.added:,} added, {self.replaced:,} replaced, {self.removed:,} removed{withheld}"
+        if self.faults is None or not self.faults.kinds:
+            return counts
+        lost = ", ".join(f"{count} {kind}" for kind, count in self.faults.kinds.items())
+        return f"{counts}\nleft out: {lost}, such as {next(iter(self.faults.examples), '')}"
 
 
 def stamp(path: str) -> str:
@@ -174,19 +179,18 @@ def side_of(address: str) -> Side:
 
 
 def read(
-    rebuild: Rebuild, embedder: Embedder, batch_size: int = 256, faults: FaultCounter | None = None,
-    workers: int | None = None,
+    rebuild: Rebuild, embedder: Embedder, batch_size: int = 256, workers: int | None = None
 ) -> Iterator[Part]:  # fmt: skip
     """What a source has more than the index, through a model, by threads that read and decode.
 
-    faults: counts what cannot be read, or it is raised. An image with the bytes of before keeps its embedding.
+    An image with the bytes of before keeps its embedding.
     """
-    word, rest = split(rebuild.data)
+    (word, rest), faults = split(rebuild.data), rebuild.faults
     if word == "texts":
         texts = (Read({"key": text}, "", None) for text in lines_of(rest))
         yield from rebuild.parts(texts, batch_size, lambda some: embedder.embed_texts([x.item["key"] for x in some]))
         return
-    reads = images_below(Path(rest)) if word == "images" else images_of(rest, rebuild, faults)
+    reads = images_below(Path(rest)) if word == "images" else images_of(rest, rebuild)
 
     def decode(read: Read) -> Read:
         """With its pixels in the place of its data, a fault, or None where the bytes are those of before."""
@@ -245,8 +249,9 @@ def images_below(folder: Path) -> Iterator[Read]:
         raise ValueError(f"{folder} holds no picture ({', '.join(IMAGE_SUFFIXES)}) but {listing(str(folder))}")
 
 
-def images_of(shards: str, rebuild: Rebuild, faults: FaultCounter | None) -> Iterator[Read]:
+def images_of(shards: str, rebuild: Rebuild) -> Iterator[Read]:
     """The samples of shards with their captions, but of local shards that are as they were when they were read."""
+    faults = rebuild.faults
     for url, *_ in expand_shards(shards):
         shard, path = redacted(url), local_path(url) if is_local(url) else ""
         own = stamp(path) if os.path.isfile(path) else None

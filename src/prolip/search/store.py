@@ -45,7 +45,7 @@ GROWING = (VECTOR, MEAN, LOG_VAR, ITEMS, ENDS, DELETED, SHARDS)
 NUMBERED = re.compile(rf"{RUN}\d{{6,}}\.run|{NEAR}\d{{6,}}\.faiss")
 #: What to do about damaged files, and about a damaged approximate index.
 REMEDY = "put back a copy of the index, or build it anew in another folder"
-AGAIN = "python -m prolip.search finish {} --anew makes it again"
+AGAIN = "prolip search finish {} --rebuild makes it again"
 #: Bytes that are summed at once.
 READ = 2**24
 Item = dict[str, Any]
@@ -86,7 +86,7 @@ class Store:
         before, path = None, self.folder / NAME
         while True:
             if not path.is_file():
-                raise FileNotFoundError(f"no index in {self.folder}: build one with python -m prolip.search build"
+                raise FileNotFoundError(f"no index in {self.folder}: build one with prolip search build"
                                         f" {self.folder} --data ...")  # fmt: skip
             text = path.read_bytes()
             self.values: dict[str, Any] = _read_manifest(self.folder, text)
@@ -238,12 +238,12 @@ class Store:
             self.write(files=files)
 
     def delete(self, keys: Sequence[str], unwanted: bool = False, **values: Any) -> None:
-        """Have these keys found no more, `unwanted`: to stay so, and change some of the values. KeyError for others."""
+        """Have these keys found no more, `unwanted`: to stay so, and change values. ValueError for others."""
         with self.writing():
             files, rows = dict(self.values["files"]), self.find(keys)
             if missing := [plain(key) for key, row in zip(keys, rows) if row < 0]:
                 some = ", ".join(missing[:3])
-                raise KeyError(f"{len(missing)} of {len(keys)} keys are not in {self.folder}: {some}")
+                raise ValueError(f"{len(missing)} of {len(keys)} keys are not in {self.folder}: {some}")
             rows = np.unique(rows)
             self._grow(files, DELETED, ~rows if unwanted else rows)
             self.write(files=files, **values)
@@ -354,7 +354,7 @@ def _read_manifest(folder: Path, text: bytes) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError):
         version, is_whole = "", False
     if version == FORMER:
-        raise ValueError(f"{folder} is of an earlier version: python -m prolip.search convert {folder} makes it anew")
+        raise ValueError(f"{folder} is of an earlier version: prolip search convert {folder} makes it anew")
     if version != FORMAT or not is_whole:
         raise ValueError(f"{folder / NAME} describes no index, was changed by hand, or is damaged: {REMEDY}")
     return values

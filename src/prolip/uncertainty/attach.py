@@ -137,7 +137,7 @@ def probes(loaded: Loaded) -> list[tuple[Side, Tensor]]:
 
 def check_belongs(pairs: Pairs, loaded: Loaded, name: str) -> None:
     """ValueError where pairs were embedded by another model, as fingerprint or widths say."""
-    remedy = "embed them by this model: give --train-data"
+    remedy = "embed them by this model: give --data"
     if means_fingerprint(loaded) != pairs.model != "":
         raise ValueError(f"the pairs were embedded by another model than {name}: {remedy}")
     for side, batch in probes(loaded):

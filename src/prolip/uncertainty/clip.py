@@ -86,5 +86,5 @@ def with_variances(model: nn.Module, folder: str | os.PathLike) -> FittedCLIP:
         settings = {name: value for name, value in facts["score"].items() if name != "name"}
         return FittedCLIP(model, score=TrueMatchScore(**settings), **made)  # type: ignore[arg-type]
     except (SafetensorError, KeyError, TypeError, ValueError, RuntimeError) as error:
-        again = "fit them again with python -m prolip.uncertainty"
+        again = "fit them again with prolip uncertainty"
         raise ValueError(f"{path} holds no fitted variances ({error}): {again}") from error

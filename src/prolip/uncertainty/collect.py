@@ -1,20 +1,27 @@
 """Pairs of embeddings from samples and their captions, on one rank or on many."""
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import chain, islice
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from zlib import crc32
 
 import torch
 from torch import Tensor
+from tqdm import tqdm
 
-from prolip.data.captioned import Captioned
+from prolip.data.captioned import Captioned, captioned_samples
+from prolip.data.config import DataConfig
+from prolip.data.faults import FaultCounter
 from prolip.scores import Side
 from prolip.uncertainty.hidden import Hidden, encode_hidden
 from prolip.uncertainty.novelty import SAMPLE
 from prolip.uncertainty.pairs import LEAST, Pairs, check_enough
+
+if TYPE_CHECKING:
+    from prolip.evaluation.model import Embedder
 
 Encode = Callable[[Tensor], Hidden]
 Tokenize = Callable[[list[str]], Tensor]
@@ -34,6 +41,22 @@ class Part(NamedTuple):
     weight: Tensor
     first: Tensor | None
     first_of: Tensor
+
+
+def embed_pairs(
+    embedder: Embedder, fingerprint: str, data: DataConfig, samples: int, faults: FaultCounter, batch_size: int = 256
+) -> Pairs:
+    """Embed at most `samples` samples of `data` with all their captions.
+
+    fingerprint: of the model's means; faults: counts what is left out. ValueError for a model without a logit scale.
+    """
+    if embedder.logit_scale is None:
+        raise ValueError(f"{embedder.name} has no logit_scale, which says how sure a cosine is: it was not contrastive")
+    found = enough(captioned_samples(data, embedder.preprocess, samples, faults=faults))
+    counted = tqdm(found, desc="images", unit="", disable=not sys.stderr.isatty())
+    part = join([embed_images(counted, embedder.encode_hidden, batch_size)])
+    texts = embedder.encode_hidden_text, embedder.tokenizer, embedder.logit_scale
+    return embed_texts(part, *texts, batch_size, model=fingerprint)
 
 
 def enough(samples: Iterator[Captioned]) -> Iterator[Captioned]:

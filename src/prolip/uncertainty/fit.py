@@ -14,7 +14,6 @@ from typing import NamedTuple, get_args
 
 import numpy as np
 import torch
-from scipy.optimize import minimize
 from torch import Tensor
 
 from prolip.gaussian import without_autocast
@@ -210,6 +209,8 @@ def calibrate(log_nats: np.ndarray, probability: np.ndarray) -> tuple[float, flo
         slope = (probability * np.exp(eta) - 1) * eta
         return float((probability * np.exp(eta) - eta).mean()), np.array([(slope * log_nats).mean(), slope.mean()])
 
+    from scipy.optimize import minimize
+
     found = minimize(loss, np.array([0.5, 0.0]), jac=True, method="L-BFGS-B", bounds=[(0.05, 5.0), (-5.0, 5.0)])
     return float(found.x[0]), float(found.x[1])
 
@@ -324,6 +325,8 @@ def fit_true_match(pairs: Pairs, text_trace: Tensor, seed: int = 0) -> TrueMatch
     label = _labels(pairs, images, texts).double()
     problem = cosine.double(), (trace - middle) / width, label, stands_for / (stands_for.sum() * len(images))
     start = np.array([pairs.scale, 0.0, -pairs.scale])
+    from scipy.optimize import minimize
+
     found = minimize(
         _loss, start, problem, "trust-exact", jac=True, hess=_curvature,
         options={"gtol": MATCH_GRADIENT, "maxiter": MATCH_STEPS},

@@ -8,8 +8,6 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
-from open_clip.transformer import Transformer
-from timm.models import VisionTransformer
 from torch import Tensor, nn
 
 from prolip.gaussian import Gaussian, check_gaussian, upcast
@@ -50,6 +48,9 @@ def blocks_of(model: nn.Module, side: Side = "image") -> nn.Module | None:
 
     OpenCLIP's first models have their text tower's parts beside the image tower.
     """
+    from open_clip.transformer import Transformer  # late: both take seconds
+    from timm.models import VisionTransformer
+
     inner = innermost(model)
     tower: Any = getattr(inner, "visual", None) if side == "image" else getattr(inner, "text", inner)
     trunk = getattr(tower, "trunk", None)

@@ -8,18 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import functools
 import io
 import os
 import re
 import select
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any, NoReturn, ParamSpec
+from typing import Any, NoReturn
 
 from prolip.utils import secrecy
-
-P = ParamSpec("P")
 
 #: EX_IOERR of sysexits.h: what a command was asked to print could not be written.
 EXIT_LOST = 74
@@ -147,34 +144,6 @@ def guard() -> None:
         setattr(sys, name, Cleaned(text, queries=number == 2))
 
 
-def ends_in_one_line(*mistakes: type[Exception]) -> Callable[[Callable[P, int]], Callable[P, int]]:
-    """For a command's `main`: these errors, which its user can mend, are a line on stderr and exit code 2."""
-
-    def around(main: Callable[P, int]) -> Callable[P, int]:
-        @functools.wraps(main)
-        def run(*args: P.args, **kwargs: P.kwargs) -> int:
-            with cleaning():
-                try:
-                    return main(*args, **kwargs)
-                except mistakes as error:
-                    print(f"error: {one_line(error)}", file=sys.stderr)
-                    return 2
-
-        return run
-
-    return around
-
-
-@contextlib.contextmanager
-def exits_in_one_line(*mistakes: type[Exception]) -> Iterator[None]:
-    """`ends_in_one_line` for a `main` that returns what it made: the exit code is that of a SystemExit."""
-    try:
-        yield
-    except mistakes as error:
-        print(f"error: {one_line(error)}", file=sys.stderr)
-        raise SystemExit(2) from error
-
-
 def command(main: Callable[[], object]) -> NoReturn:
     """Run a command whose output is what was asked for, and end the process with the exit code that `main` returns.
 
@@ -186,8 +155,12 @@ def command(main: Callable[[], object]) -> NoReturn:
     except KeyboardInterrupt:
         say("interrupted")
         code = EXIT_INTERRUPTED
-    code = code if isinstance(code, int) else 0
+    sys.exit(finished(code if isinstance(code, int) else 0))
+
+
+def finished(code: int) -> int:
+    """The exit code of a command that returned `code`, when all that it printed is written, or lost."""
     for name in NAMES.values():
         getattr(sys, name).flush()
     cut_off = "stdout" in lost and lost["stdout"].errno != errno.EPIPE
-    sys.exit(code or (EXIT_LOST if cut_off else 0))
+    return code or (EXIT_LOST if cut_off else 0)

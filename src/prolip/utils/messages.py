@@ -3,7 +3,8 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
 from typing import NamedTuple
@@ -134,9 +135,25 @@ def naming(flag: str) -> Iterator[None]:
     except (OSError, ValueError, ImportError) as error:
         if str(error).startswith("--"):
             raise
-        kind = next(kind for kind in (OSError, ValueError, ImportError) if isinstance(error, kind))
-        try:
-            named: Exception = type(error)(f"{flag}{'' if str(error).startswith(QUOTES) else ':'} {error}")
-        except TypeError:
-            named = kind(f"{flag}: {error}")
-        raise named from error
+        begins_with_value = str(error).startswith(QUOTES) and not isinstance(error, UnicodeError)
+        raise _told_as(error, f"{flag}{'' if begins_with_value else ':'} {error}") from error
+
+
+@contextmanager
+def respelling(flags: Mapping[str, str]) -> Iterator[None]:
+    """In messages of errors, replace training's flags by those of this command."""
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        words = re.split(r"(?<![\w-])(--[\w-]+)", str(error))
+        if not flags.keys() & set(words):
+            raise
+        raise _told_as(error, "".join(flags.get(word, word) for word in words)) from error
+
+
+def _told_as(error: Exception, text: str) -> Exception:
+    kind = next(kind for kind in (OSError, ValueError, ImportError) if isinstance(error, kind))
+    try:
+        return type(error)(text)
+    except TypeError:
+        return kind(text)

@@ -28,8 +28,6 @@ LOOKS: tuple[tuple[str, Any, str], ...] = (
     ("#cc79a7", (0, (6, 2, 1.5, 2)), "^"), ("#e69f00", (0, (3, 1.5)), "v"), ("#56b4e9", "-", "P"),
 )  # fmt: skip
 GOOD, BAD = LOOKS[0][0], LOOKS[1][0]
-#: How vectors are written.
-VECTORS = ("svg", "pdf")
 
 STYLE: Any = {
     "font.size": 10.5, "axes.titlesize": 11.5, "axes.titleweight": "bold", "axes.titlelocation": "left",
@@ -65,7 +63,7 @@ def percent(axis: Axis) -> None:
 
 
 def write(
-    figure: Figure, folder: str | Path, name: str, vector: str = VECTORS[0], dpi: int = STYLE["savefig.dpi"]
+    figure: Figure, folder: str | Path, name: str, vector: str = "svg", dpi: int = STYLE["savefig.dpi"]
 ) -> list[Path]:
     """FOLDER/NAME.png of so many dots an inch and, to be printed at any size, NAME.svg or .pdf."""
     return [save(figure, Path(folder) / f"{name}.{kind}", dpi) for kind in ("png", vector)]

@@ -16,9 +16,9 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from prolip.models.weights.unreadable import checkpoints_in, foreign_objects
+from prolip.utils.flags import FlagError
 from prolip.utils.messages import appearance_of
 from training.checkpoint.storage import Storage
-from training.flags import FlagError
 from training.health.preemption import WAY_ON
 
 FORMAT = 2

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from prolip.utils.documents import read_json
+from prolip.utils.flags import FlagError, flag_of
 from prolip.utils.outputs import replacing
 from prolip.utils.secrecy import adopt, redacted
 from training.checkpoint.files import NAME, Saver, find_checkpoint, list_steps
@@ -25,7 +26,6 @@ from training.checkpoint.run_folder import (
 from training.checkpoint.snapshot import restore
 from training.checkpoint.storage import Storage
 from training.config import REDACTED, Config, RunConfig
-from training.flags import FlagError, flag_of
 from training.log import StepProfiler
 from training.parallel.distributed import World, share_object, wait_for_all
 from training.state import Run
@@ -33,7 +33,7 @@ from training.state import Run
 #: What begins the name of a checkpoint that a run has left behind by going on from an earlier one.
 SUPERSEDED = "superseded_"
 # Settings that say where a run lies, not what it is.
-PLACE = ("run.name", "run.output_dir")
+PLACE = ("run.name", "run.output")
 
 Choice = tuple[str | None, list[str]]
 
@@ -64,7 +64,7 @@ def claim(settings: RunConfig, folder: Path, storage: Storage, held: contextlib.
         note_killed(folder)
         open_run_folder(folder, settings.overwrite, bool(settings.resume))  # one may have begun while this waited
     except OSError as error:
-        raise FlagError(f"{folder} cannot be written ({error}): give another --output-dir") from None
+        raise FlagError(f"{folder} cannot be written ({error}): give another --output") from None
     if settings.checkpoint_dir:
         try:  # before the first step, not at the first checkpoint
             storage.write(".probe.tmp", lambda file: file.write_bytes(b"probe"))

@@ -12,9 +12,9 @@ from typing import IO, Any
 from prolip.models.weights.unreadable import json_of
 from prolip.utils import console
 from prolip.utils.documents import loads
+from prolip.utils.flags import FlagError
 from prolip.utils.outputs import holder_of, lock, replacing
 from prolip.utils.secrecy import scrub
-from training.flags import FlagError
 
 LOCK = ".lock"
 OURS = (

@@ -6,8 +6,8 @@ from typing import Any
 
 from prolip.data.loader import join_states
 from prolip.random import VERSIONS
+from prolip.utils.flags import FlagError
 from training.config import Config
-from training.flags import FlagError
 from training.optim import EpochAverage
 from training.parallel.distributed import gather_objects, read_random_state, write_random_state
 from training.parallel.sharding import load_module, load_optimizer, whole

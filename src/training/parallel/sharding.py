@@ -14,7 +14,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.utils._pytree import tree_map
 
-from training.flags import FlagError
+from prolip.utils.flags import FlagError
 from training.parallel.distributed import World
 
 

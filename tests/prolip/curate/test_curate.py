@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 
 import prolip
-from prolip.curate.__main__ import main
+from prolip.cli.main import main as prolip_command
 from prolip.curate.figures import normalised, side_figures
 from prolip.curate.write import write_shard
 from prolip.data.reading.tar import read_shard
@@ -24,6 +24,11 @@ from prolip.models.weights.checkpoint import save_pretrained
 from prolip.scores import TrueMatchScore
 
 WORDS = ["a red square", "a blue square", "a green one", "stripes", "dots and dots"]
+
+
+def main(words: list[str]) -> int:
+    """The exit code of `prolip curate`."""
+    return prolip_command(["curate", *words])
 
 
 def picture(seed: int) -> bytes:
@@ -72,13 +77,14 @@ def scored(shards, model, tmp_path_factory) -> Path:
 
 
 def score_words(shards: Path, model: str, out: Path, *more: str) -> list[str]:
-    return ["score", "--data", f"{shards}/{{0,1,2}}.tar", "--model", model, "--out", str(out), "--workers", "2", *more]
+    data = f"{shards}/{{0,1,2}}.tar"
+    return ["score", "--data", data, "--model", model, "--output", str(out), "--workers", "2", *more]
 
 
 def selected(scored: Path, out: Path, *words: str) -> dict:
     """A selection of its own, from the same scores."""
     shutil.copytree(scored / "scores", out / "scores")
-    assert main(["select", "--out", str(out), *words]) == 0
+    assert main(["select", str(out), *words]) == 0
     return json.loads((out / "selection/selection.json").read_text())
 
 
@@ -130,7 +136,7 @@ def test_what_cannot_be_used_keeps_its_reason_and_no_figure(scored, tmp_path, ca
 def test_a_killed_run_goes_on_and_parts_make_the_same_tables(scored, shards, model, tmp_path, monkeypatch, capsys):
     assert main(score_words(shards, model, tmp_path, "--part", "1/2")) == 0
     assert sorted(path.name for path in (tmp_path / "scores").iterdir()) == ["000001.parquet", "manifest.json"]
-    assert main(["select", "--out", str(tmp_path)]) == 2
+    assert main(["select", str(tmp_path)]) == 2
     assert "2 of 3 shards have no scores yet, number 0" in capsys.readouterr().err
     assert main(score_words(shards, model, tmp_path)) == 0
     before = (tmp_path / "scores/000001.parquet").stat().st_mtime_ns
@@ -146,7 +152,7 @@ def test_rules_shares_and_reasons_are_those_of_numpy(scored, tmp_path):
     columns = [table(scored / "scores", number) for number in range(3)]
     cosine = np.array([x if x is not None else np.nan for part in columns for x in part["cosine"]])
     summary = selected(scored, tmp_path, "--drop", "poor: cosine < quantile(cosine, 0.25)", "--keep", "0.5",
-                       "--by=-text_uncertainty")  # fmt: skip
+                       "--rank-by=-text_uncertainty")  # fmt: skip
     poor = cosine < np.nanquantile(cosine.astype(np.float32), 0.25)
     trace = np.array([x if x is not None else np.nan for part in columns for x in part["text_uncertainty"]])
     rest = np.flatnonzero(~poor & ~np.isnan(cosine))
@@ -166,7 +172,7 @@ def test_one_of_two_equal_pictures_stays(scored, tmp_path):
 
 def test_new_shards_hold_what_is_kept_and_no_byte_depends_on_kills_or_parts(scored, tmp_path, monkeypatch, capsys):
     summary = selected(scored, tmp_path / "a", "--drop", "poor: cosine < quantile(cosine, 0.3)")
-    words = ["write", "--out", str(tmp_path / "a"), "--shard-samples", "8", "--workers", "1", "--shards-out"]
+    words = ["write", str(tmp_path / "a"), "--shard-samples", "8", "--processes", "1", "--output"]
     assert main([*words, str(tmp_path / "whole")]) == 0
     samples = [raw for path in sorted((tmp_path / "whole").glob("*.tar")) for raw in read_shard(str(path))]
     assert len(samples) == summary["kept"] == summary["written"]
@@ -182,7 +188,7 @@ def test_new_shards_hold_what_is_kept_and_no_byte_depends_on_kills_or_parts(scor
             raise KeyboardInterrupt
         return write_shard(plan, out, number)
 
-    monkeypatch.setattr("prolip.curate.__main__.write_shard", killed)
+    monkeypatch.setattr("prolip.curate.write.write_shard", killed)
     with pytest.raises(KeyboardInterrupt):
         main([*words, str(tmp_path / "killed")])
     monkeypatch.undo()
@@ -192,15 +198,15 @@ def test_new_shards_hold_what_is_kept_and_no_byte_depends_on_kills_or_parts(scor
     for path in (tmp_path / "whole").iterdir():
         assert (tmp_path / "killed" / path.name).read_bytes() == path.read_bytes()
     assert "the index follows with the last" in capsys.readouterr().out
-    assert main(["select", "--out", str(tmp_path / "a")]) == 0
+    assert main(["select", str(tmp_path / "a")]) == 0
     assert main([*words, str(tmp_path / "whole")]) == 2
-    assert "holds shards of another selection: give another --shards-out" in capsys.readouterr().err
+    assert "holds shards of another selection: give another --output" in capsys.readouterr().err
 
 
 def test_copies_have_keys_of_their_own_and_the_mean_that_was_asked_for(scored, tmp_path):
     summary = selected(scored, tmp_path / "a", "--copies", "2.5")
     assert summary["written"] == pytest.approx(2.5 * 39, rel=0.1) and summary["kept"] == 39
-    assert main(["write", "--out", str(tmp_path / "a"), "--shards-out", str(tmp_path / "b"), "--workers", "0"]) == 0
+    assert main(["write", str(tmp_path / "a"), "--output", str(tmp_path / "b"), "--processes", "0"]) == 0
     faults: list = []
     keys = [raw["__key__"] for raw in read_shard(str(tmp_path / "b/000000.tar"), faults.append)]
     assert len(keys) == len(set(keys)) == summary["written"] and not faults
@@ -210,9 +216,9 @@ def test_a_shard_that_changed_is_not_written(scored, tmp_path, shards, model, ca
     copy = tmp_path / "shards"
     shutil.copytree(shards, copy)
     assert main(score_words(copy, model, tmp_path / "a")) == 0
-    assert main(["select", "--out", str(tmp_path / "a")]) == 0
+    assert main(["select", str(tmp_path / "a")]) == 0
     shutil.copy(shards / "2.tar", copy / "0.tar")
-    assert main(["write", "--out", str(tmp_path / "a"), "--shards-out", str(tmp_path / "b")]) == 2
+    assert main(["write", str(tmp_path / "a"), "--output", str(tmp_path / "b")]) == 2
     assert "0.tar has another sample '0000'" in capsys.readouterr().err
     assert not list((tmp_path / "b").glob("*.tar"))
 
@@ -226,7 +232,7 @@ def test_a_shard_that_breaks_off_is_said_and_scored_again(tmp_path, shards, mode
     assert "1.tar cannot be read to its end" in capsys.readouterr().err
     some = len(table(tmp_path / "a/scores", 1)["key"])
     assert 0 < some < 15
-    assert main(["select", "--out", str(tmp_path / "a")]) == 0
+    assert main(["select", str(tmp_path / "a")]) == 0
     (copy / "1.tar").write_bytes(whole)
     assert main(score_words(copy, model, tmp_path / "a")) == 0
     assert len(table(tmp_path / "a/scores", 1)["key"]) == 15
@@ -256,7 +262,7 @@ def test_the_page_shows_reasons_and_pictures_and_escapes_captions(scored, tmp_pa
     captions = ["<script>alert(1)</script>"] * 15
     changed = changed.set_column(changed.column_names.index("caption"), "caption", [captions])
     pq.write_table(changed, path)
-    assert main(["report", "--out", str(out), "--examples", "40"]) == 0
+    assert main(["report", str(out), "--top", "40"]) == 0
     page = (out / "report.html").read_text()
     assert "<script>" not in page and "&lt;script&gt;" in page
     assert page.count("data:image/webp") >= 39 and "Dropped: poor" in page and "Dropped: duplicate" in page
@@ -267,18 +273,18 @@ def test_the_page_shows_reasons_and_pictures_and_escapes_captions(scored, tmp_pa
     (["select", "--drop", "cosine < 1"], "give NAME: FORMULA"),
     (["select", "--drop", "x: cosin < 1"], "did you mean cosine"),
     (["select", "--drop", "rank: cosine < 1"], "is a reason of its own already"),
-    (["select", "--keep", "0.5"], "Give --by"),
-    (["select", "--keep", "0", "--by", "cosine"], "above 0 to 1"),
+    (["select", "--keep", "0.5"], "Give --rank-by"),
+    (["select", "--keep", "0", "--rank-by", "cosine"], "above 0 to 1"),
     (["select", "--duplicates", "2"], "--duplicates 2.0"),
-    (["write", "--shards-out", "{out}/new"], "run `python -m prolip.curate select` first"),
-    (["write", "--shards-out", "{out}/new", "--shard-samples", "0"], "--shard-samples 0: give 1 or more"),
-    (["write", "--shards-out", "{out}/new", "--workers", "-1"], "--workers -1: give 0 or more"),
-    (["report", "--examples", "-1"], "--examples -1: give 0 or more"),
-    (["report"], "run `python -m prolip.curate select` first"),
+    (["write", "--output", "{out}/new"], "run `prolip curate select` first"),
+    (["write", "--output", "{out}/new", "--shard-samples", "0"], "--shard-samples 0: give 1 or more"),
+    (["write", "--output", "{out}/new", "--processes", "-1"], "--processes -1: give 0 or more"),
+    (["report", "--top", "-1"], "--top -1: give 0 or more"),
+    (["report"], "run `prolip curate select` first"),
 ])  # fmt: skip
 def test_mistakes_end_in_one_line(scored, tmp_path, capsys, words, said):
     shutil.copytree(scored / "scores", tmp_path / "scores")
-    assert main([words[0], "--out", str(tmp_path), *(word.format(out=tmp_path) for word in words[1:])]) == 2
+    assert main([words[0], str(tmp_path), *(word.format(out=tmp_path) for word in words[1:])]) == 2
     error = capsys.readouterr().err
     assert said in error and error.startswith("error: ") and error.count("\n") == 1
 
@@ -294,5 +300,5 @@ def test_scores_of_another_model_are_not_mixed(scored, shards, tmp_path, capsys,
         assert "give I/N with I from 0 to N - 1" in capsys.readouterr().err
     assert main(score_words(shards, model, tmp_path / "b", "--precision", "amp_fp16")) == 2
     assert "amp_fp16 needs CUDA, the device is cpu: use amp_bf16 or fp32" in capsys.readouterr().err
-    assert main(["select", "--out", str(tmp_path / "b")]) == 2
-    assert "run `python -m prolip.curate score` first" in capsys.readouterr().err
+    assert main(["select", str(tmp_path / "b")]) == 2
+    assert "run `prolip curate score` first" in capsys.readouterr().err

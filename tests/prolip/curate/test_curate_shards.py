@@ -19,7 +19,7 @@ import pytest
 
 from buckets import Bucket
 from forked import one_thread
-from prolip.curate.__main__ import main
+from prolip.cli.main import main as prolip_command
 from prolip.curate.claims import claimed, stamp, turned
 from prolip.curate.expressions import Expression
 from prolip.curate.page import write_page
@@ -32,6 +32,11 @@ from signed import SIGNED, files_with_secrets, serving
 
 FORK = multiprocessing.get_context("fork")
 RULE = "dark: cosine < quantile(cosine, 0.5)"
+
+
+def main(words: list[str]) -> int:
+    """The exit code of `prolip curate`."""
+    return prolip_command(["curate", *words])
 
 
 @pytest.fixture
@@ -66,16 +71,16 @@ def exchange(path: Path, same_time: bool = False) -> None:
 # --- shards that change -----------------------------------------------------------------------------------------------
 def test_what_has_changed_is_refused_by_select_and_scored_again(scored, tmp_path, capsys):
     urls = sorted(map(str, (tmp_path / "shards").iterdir()))
-    assert make.score_all(urls, scored) == [] and main(["select", "--out", str(scored)]) == 0
+    assert make.score_all(urls, scored) == [] and main(["select", str(scored)]) == 0
     exchange(Path(urls[1]))
-    assert "1.tar has changed since it was scored: run `python -m prolip.curate score` again" in fails(
-        capsys, "select", "--out", scored)  # fmt: skip
+    assert "1.tar has changed since it was scored: run `prolip curate score` again" in fails(
+        capsys, "select", scored)  # fmt: skip
     assert [note["shard"] for note in make.score_all(urls, scored)] == [urls[1]]
     assert column(scored, 1, "caption") == [f"caption {n}" for n in (103, 102, 101, 100)]
-    for words in (["write", "--shards-out", tmp_path / "kept"], ["report"]):
-        assert "made of other scores" in fails(capsys, words[0], "--out", scored, *words[1:])
-    assert main(["select", "--out", str(scored)]) == 0
-    assert main(["write", "--out", str(scored), "--shards-out", str(tmp_path / "kept"), "--workers", "0"]) == 0
+    for words in (["write", "--output", tmp_path / "kept"], ["report"]):
+        assert "made of other scores" in fails(capsys, words[0], scored, *words[1:])
+    assert main(["select", str(scored)]) == 0
+    assert main(["write", str(scored), "--output", str(tmp_path / "kept"), "--processes", "0"]) == 0
 
 
 def test_a_remote_shard_is_asked_what_it_is_now(tmp_path):
@@ -97,7 +102,7 @@ def test_no_table_has_the_secrets_of_addresses_and_write_takes_them_again(tmp_pa
         url = f"{place}/0.tar{SIGNED}"
         make.score_all([url], out)
         make.choose(out)
-        write = ["write", "--out", out, "--shards-out", kept, "--workers", 1, "--allow-private-hosts"]
+        write = ["write", out, "--output", kept, "--processes", 1, "--allow-private-hosts"]
         assert "SECRET" not in fails(capsys, *write)
         assert main([str(word) for word in [*write, "--data", url]]) == 0
     assert (kept / "000000.tar").exists() and not files_with_secrets(tmp_path)
@@ -115,69 +120,69 @@ def test_tables_name_their_shards_from_any_folder(tmp_path, monkeypatch):
 
 def test_a_shard_that_is_gone_is_named(scored, tmp_path, capsys):
     (tmp_path / "shards/2.tar").unlink()
-    assert "2.tar is gone since it was scored: bring it back" in fails(capsys, "select", "--out", scored)
+    assert "2.tar is gone since it was scored: bring it back" in fails(capsys, "select", scored)
 
 
 def test_write_finds_what_size_and_time_do_not_tell(scored, tmp_path, capsys):
-    assert main(["select", "--out", str(scored)]) == 0
+    assert main(["select", str(scored)]) == 0
     exchange(tmp_path / "shards/1.tar", same_time=True)
-    assert main(["select", "--out", str(scored)]) == 0
-    words = ["write", "--out", scored, "--shards-out", tmp_path / "kept", "--shard-samples", 12]
+    assert main(["select", str(scored)]) == 0
+    words = ["write", scored, "--output", tmp_path / "kept", "--shard-samples", 12]
     error = fails(capsys, *words)
     assert "1.tar has another sample '0'" in error and f"delete {table_path(scored / 'scores', 1)}" in error
     assert not list((tmp_path / "kept").glob("*.tar"))
     table_path(scored / "scores", 1).unlink()
     assert len(make.score_all(sorted(map(str, (tmp_path / "shards").iterdir())), scored)) == 1
     assert "made of other scores" in fails(capsys, *words)
-    assert main(["select", "--out", str(scored)]) == 0
+    assert main(["select", str(scored)]) == 0
 
 
 def test_new_shards_of_other_content_are_not_mixed(scored, tmp_path, capsys):
-    assert main(["select", "--out", str(scored)]) == 0 and make.write_all(scored, tmp_path / "kept", 3) == 12
+    assert main(["select", str(scored)]) == 0 and make.write_all(scored, tmp_path / "kept", 3) == 12
     exchange(tmp_path / "shards/2.tar")
     make.score_all(sorted(map(str, (tmp_path / "shards").iterdir())), scored)
-    assert main(["select", "--out", str(scored)]) == 0
-    assert "holds shards of another selection: give another --shards-out" in fails(
-        capsys, "write", "--out", scored, "--shards-out", tmp_path / "kept", "--shard-samples", 3)  # fmt: skip
+    assert main(["select", str(scored)]) == 0
+    assert "holds shards of another selection: give another --output" in fails(
+        capsys, "write", scored, "--output", tmp_path / "kept", "--shard-samples", 3)  # fmt: skip
 
 
 def test_the_page_shows_no_picture_of_another_sample(scored, tmp_path):
-    assert main(["select", "--out", str(scored)]) == 0 and main(["report", "--out", str(scored)]) == 0
+    assert main(["select", str(scored)]) == 0 and main(["report", str(scored)]) == 0
     assert (scored / "report.html").read_text().count("data:image/webp") == 12
     exchange(tmp_path / "shards/1.tar", same_time=True)
-    assert main(["report", "--out", str(scored)]) == 0
+    assert main(["report", str(scored)]) == 0
     assert (scored / "report.html").read_text().count("data:image/webp") == 8
 
 
 # --- selections -------------------------------------------------------------------------------------------------------
 def test_tables_of_two_selections_are_not_mixed(scored, tmp_path, capsys):
-    assert main(["select", "--out", str(scored)]) == 0
+    assert main(["select", str(scored)]) == 0
     shutil.copytree(scored / "selection", tmp_path / "former")
-    assert main(["select", "--out", str(scored), "--drop", RULE]) == 0
+    assert main(["select", str(scored), "--drop", RULE]) == 0
     shutil.copy(tmp_path / "former/000001.parquet", scored / "selection")
-    for words in (["write", "--shards-out", tmp_path / "kept"], ["report"]):
-        assert "000001.parquet is of another selection" in fails(capsys, words[0], "--out", scored, *words[1:])
-    assert main(["select", "--out", str(scored), "--drop", RULE]) == 0 and main(["report", "--out", str(scored)]) == 0
+    for words in (["write", "--output", tmp_path / "kept"], ["report"]):
+        assert "000001.parquet is of another selection" in fails(capsys, words[0], scored, *words[1:])
+    assert main(["select", str(scored), "--drop", RULE]) == 0 and main(["report", str(scored)]) == 0
 
 
 @pytest.mark.parametrize("name", ["selection/selection.json", "scores/manifest.json"])
 def test_a_damaged_summary_is_one_line(scored, tmp_path, capsys, name):
-    assert main(["select", "--out", str(scored)]) == 0
+    assert main(["select", str(scored)]) == 0
     whole = (scored / name).read_text()
     damaged = ["{}", "", "[1]", "null", '{"choice": {}}', "{" * 9999, "\0", whole[:-9], whole.replace("1", "2", 1)]
     for text in damaged:
         (scored / name).write_text(text)
-        for words in (["write", "--shards-out", tmp_path / "kept"], ["report"]):
-            assert f"{Path(name).name} is damaged" in fails(capsys, words[0], "--out", scored, *words[1:])
+        for words in (["write", "--output", tmp_path / "kept"], ["report"]):
+            assert f"{Path(name).name} is damaged" in fails(capsys, words[0], scored, *words[1:])
     (scored / name).unlink()
     make.score_all(sorted(map(str, (tmp_path / "shards").iterdir())), scored)
-    assert main(["select", "--out", str(scored)]) == 0 and main(["report", "--out", str(scored)]) == 0
+    assert main(["select", str(scored)]) == 0 and main(["report", str(scored)]) == 0
 
 
 def test_a_folder_of_others_is_not_replaced(scored, capsys):
     (scored / "selection").mkdir()
     (scored / "selection/thesis\n.tex").write_text("years")
-    assert r"holds thesis\n.tex, which is no selection's" in fails(capsys, "select", "--out", scored)
+    assert r"holds thesis\n.tex, which is no selection's" in fails(capsys, "select", scored)
     assert (scored / "selection/thesis\n.tex").read_text() == "years"
 
 
@@ -197,13 +202,13 @@ def test_a_damaged_table_is_named_and_made_again(scored, tmp_path, capsys, kind)
     path = table_path(scored / "scores", 1)
     whole = path.read_bytes()
     path.write_bytes(damages(path)[kind])
-    assert "000001.parquet" in fails(capsys, "select", "--out", scored, "--drop", RULE)
+    assert "000001.parquet" in fails(capsys, "select", scored, "--drop", RULE)
     make.score_all(sorted(map(str, (tmp_path / "shards").iterdir())), scored)
     assert path.read_bytes() == whole
-    assert main(["select", "--out", str(scored)]) == 0
+    assert main(["select", str(scored)]) == 0
     place = table_path(scored / "selection", 1)
     place.write_bytes(damages(path)[kind])
-    assert "000001.parquet" in fails(capsys, "write", "--out", scored, "--shards-out", tmp_path / "kept")
+    assert "000001.parquet" in fails(capsys, "write", scored, "--output", tmp_path / "kept")
 
 
 def test_flipped_bits_of_a_page_are_seen(scored, capsys):
@@ -211,21 +216,21 @@ def test_flipped_bits_of_a_page_are_seen(scored, capsys):
     data, part = bytearray(path.read_bytes()), pq.read_metadata(path).row_group(0).column(1)
     data[part.dictionary_page_offset + part.total_compressed_size - 3] ^= 1  # in the last page of the keys
     path.write_bytes(data)
-    assert "000001.parquet is damaged" in fails(capsys, "select", "--out", scored, "--copies", "1")
+    assert "000001.parquet is damaged" in fails(capsys, "select", scored, "--copies", "1")
 
 
 def test_scores_of_before_are_refused_by_name(scored, tmp_path, capsys):
     path = table_path(scored / "scores", 0)
     pq.write_table(pq.read_table(path).replace_schema_metadata({b"prolip": json.dumps({"shard": "0.tar"})}), path)
-    with pytest.raises(ValueError, match="000000.parquet is of an earlier version.*give another --out, or delete it"):
+    with pytest.raises(ValueError, match="000000.parquet is of an earlier version.*another --output, or delete it"):
         make.score_all(sorted(map(str, (tmp_path / "shards").iterdir())), scored)
-    assert "000000.parquet is of an earlier version" in fails(capsys, "select", "--out", scored)
+    assert "000000.parquet is of an earlier version" in fails(capsys, "select", scored)
     (scored / "scores/manifest.json").unlink()
-    assert "with a new --out" in fails(capsys, "select", "--out", scored)
+    assert "with a new --output" in fails(capsys, "select", scored)
 
 
 def test_a_full_disk_is_one_line_and_leaves_what_was_there(scored, tmp_path, capsys):
-    words = ["--out", str(scored)]
+    words = [str(scored)]
     assert main(["select", *words]) == 0 and main(["report", *words]) == 0
     files = {path: path.read_bytes() for path in scored.rglob("*") if path.is_file()}
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -233,7 +238,7 @@ def test_a_full_disk_is_one_line_and_leaves_what_was_there(scored, tmp_path, cap
     resource.setrlimit(resource.RLIMIT_FSIZE, (700, limits[1]))
     try:
         for command in (["select", *words, "--drop", RULE], ["report", *words],
-                        ["write", *words, "--shards-out", tmp_path / "kept"]):  # fmt: skip
+                        ["write", *words, "--output", tmp_path / "kept"]):  # fmt: skip
             assert "File too large" in fails(capsys, *command)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
@@ -262,17 +267,17 @@ def test_a_shard_without_usable_samples_has_the_columns_of_all(tmp_path, kind, p
     summary = make.choose(tmp_path / "out", RULE, "long: text_tokens > 99")
     assert (summary["kept"], summary["samples"]) == (2, 4 + len(LACKING[kind]) // (1 + (kind == "broken")))
     assert make.write_all(tmp_path / "out", tmp_path / "kept") == 2
-    assert place or main(["report", "--out", f"{tmp_path}/out"]) == 0
+    assert place or main(["report", f"{tmp_path}/out"]) == 0
 
 
 @pytest.mark.parametrize("kind", LACKING)
 def test_shards_without_any_usable_sample_give_nothing_and_say_so(tmp_path, capsys, kind):
     make.score_all([make.write_tar(tmp_path / "bad.tar", LACKING[kind])], tmp_path / "out")
-    words = ["--out", str(tmp_path / "out")]
-    assert main(["select", *words, "--drop", RULE, "--keep", "0.5", "--by", "cosine", "--copies", "cosine"]) == 0
+    words = [str(tmp_path / "out")]
+    assert main(["select", *words, "--drop", RULE, "--keep", "0.5", "--rank-by", "cosine", "--copies", "cosine"]) == 0
     count = 0 if kind == "empty" else 2
     assert f"0 of {count} samples are kept" in capsys.readouterr().out
-    assert main(["write", *words, "--shards-out", str(tmp_path / "kept"), "--workers", "0"]) == 0
+    assert main(["write", *words, "--output", str(tmp_path / "kept"), "--processes", "0"]) == 0
     assert "0 samples in 0 new shards" in capsys.readouterr().out
     assert main(["report", *words]) == 0
 
@@ -311,7 +316,7 @@ def test_odd_names_are_written_and_read_and_never_steer_a_terminal(tmp_path, cap
         assert raw.keys() == {"__url__", "png", "txt", "", "_x", "json"}
         assert found[key] == raw | {"__url__": f"{out}/kept/000000.tar"}
     out.rename(tmp_path / "out")
-    words = ["--out", str(tmp_path / "out")]
+    words = [str(tmp_path / "out")]
     assert main(["select", *words]) == 0
     assert r"sample 'a\nb' has the uid '\\ud800'" in fails(capsys, "select", *words, "--subset", tmp_path / "uids.npy")
     shard.write_bytes(shard.read_bytes() + bytes(10240))
@@ -323,14 +328,14 @@ def test_odd_names_are_written_and_read_and_never_steer_a_terminal(tmp_path, cap
 def test_forty_rules_are_counted_each(scored, tmp_path):
     rules = [f"r{n}: cosine < quantile(cosine, {n / 80})" for n in range(60)]
     words = [word for rule in rules for word in ("--drop", rule)]
-    assert main(["select", "--out", str(scored), *words]) == 0
+    assert main(["select", str(scored), *words]) == 0
     summary = read_words(scored / "selection/selection.json", "")
     values = np.concatenate([column(scored, n, "cosine") for n in range(3)]).astype(np.float32)
     want = {f"r{n}": int((values < np.quantile(values, n / 80)).sum()) for n in range(60)}
     assert {name: summary["dropped"][name] for name in want} == want
     reasons = [pq.read_table(table_path(scored / "selection", n))["reasons"].to_numpy() for n in range(3)]
     assert (np.concatenate(reasons) >> np.uint64(63)).sum() == want["r59"] > 0
-    assert main(["report", "--out", str(scored), "--examples", "2"]) == 0
+    assert main(["report", str(scored), "--top", "2"]) == 0
     assert "Dropped: r59" in (scored / "report.html").read_text()
 
 
@@ -345,7 +350,7 @@ def test_forty_rules_are_counted_each(scored, tmp_path):
     (["--drop", "x: " + "cosine < 1 or " * 9000 + "cosine < 1"], "more than 20,000 characters"),
 ])  # fmt: skip
 def test_a_rule_that_cannot_be_is_one_line(scored, capsys, words, said):
-    error = fails(capsys, "select", "--out", scored, *words)
+    error = fails(capsys, "select", scored, *words)
     assert said in error and len(error) < 600
 
 
@@ -354,7 +359,7 @@ def test_a_rule_that_cannot_be_is_one_line(scored, capsys, words, said):
     "x: " + " or ".join(["cosine < 1"] * 1000), "x: " + "not " * 97 + "cosine < 0",
 ])  # fmt: skip
 def test_a_rule_of_any_numbers_gives_a_result(scored, rule):
-    assert main(["select", "--out", str(scored), "--drop", rule]) == 0
+    assert main(["select", str(scored), "--drop", rule]) == 0
 
 
 def test_the_subset_file_is_where_it_says(tmp_path, capsys):
@@ -362,7 +367,7 @@ def test_the_subset_file_is_where_it_says(tmp_path, capsys):
     members = [x for n, uid in enumerate(uids) for x in make.sample(str(n), n, json=json.dumps({"uid": uid}).encode())]
     make.score_all([make.write_tar(tmp_path / "0.tar", members)], tmp_path / "out")
     place = tmp_path / "new/subset"
-    assert main(["select", "--out", f"{tmp_path}/out", "--subset", str(place)]) == 0
+    assert main(["select", f"{tmp_path}/out", "--subset", str(place)]) == 0
     assert f"4 uids in {place}" in capsys.readouterr().out and len(np.load(place)) == 4
     assert os.listdir(place.parent) == ["subset"]
 

@@ -13,7 +13,9 @@ from faulty_servers import FaultyServer
 from PIL import Image
 
 import prolip
-from prolip.curate.__main__ import parse, reader_of
+from prolip.cli.command import parser_of
+from prolip.cli.curate import reader
+from prolip.cli.main import find
 from prolip.data.faults import SampleFault
 from prolip.data.reading import hosts
 from prolip.data.reading.folders import TableColumns, read_csv
@@ -95,10 +97,11 @@ def test_questions_of_a_file_name_public_hosts_unless_others_are_allowed(server,
 
 
 def test_shards_that_tables_of_scores_name_are_public_unless_others_are_allowed(tmp_path):
-    for words in (["write", "--shards-out", "x"], ["report"]):
-        command = [*words, "--out", str(tmp_path)]
-        assert reader_of(parse(command)).policy.public_only
-        assert not reader_of(parse([*command, "--allow-private-hosts"])).policy.public_only
+    for words in (["write", str(tmp_path), "--output", "x"], ["report", str(tmp_path)]):
+        name, command, rest = find(["curate", *words])
+        parse = parser_of(name, command).parse_strictly
+        assert reader(parse(rest)).policy.public_only
+        assert not reader(parse([*rest, "--allow-private-hosts"])).policy.public_only
 
 
 def test_an_address_in_a_cell_of_a_csv_is_a_missing_file(server, tmp_path):

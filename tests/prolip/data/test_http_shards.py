@@ -217,7 +217,7 @@ def blocks(server, size):
 def test_other_lengths_than_the_index_has_are_reported(server, truth, entry, mode):
     samples, faults, _ = read(server.url(mode, "0.tar"), PATIENT, entry)
     assert faults.kinds == {"index mismatch": 1} and not samples
-    assert f"the index says {entry.bytes} bytes: run python -m prolip.data.index" in faults.examples[0]
+    assert f"the index says {entry.bytes} bytes: run prolip data index" in faults.examples[0]
 
 
 def test_every_kind_that_ends_a_shard_is_held_against_the_shards():

@@ -2,8 +2,6 @@ import hashlib
 import json
 import os
 import re
-import runpy
-import sys
 import tempfile
 from pathlib import Path
 from zlib import crc32
@@ -12,6 +10,7 @@ import fsspec
 import pytest
 from tiny_tars import members, write_shards, write_tar
 
+from prolip.cli.main import main
 from prolip.data import index as command
 from prolip.data.faults import FaultCounter, ShardFault
 from prolip.data.reading.entries import BLOCK, FORMAT, Entry, find_index, read_index
@@ -21,7 +20,7 @@ from prolip.data.reading.tar import ShardReader
 
 
 def run(*arguments):
-    return command.main([str(argument) for argument in arguments])
+    return main(["data", "index", *map(str, arguments)])
 
 
 def urls_of(pattern):
@@ -31,7 +30,7 @@ def urls_of(pattern):
 # --- writing
 def test_the_command_writes_counts_bytes_and_checksums_beside_the_shards(tmp_path, capsys):
     urls = write_shards(tmp_path, [3, 2])
-    assert run(tmp_path, "--workers", 1) == 0
+    assert run(tmp_path, "--processes", 1) == 0
     data = json.loads((tmp_path / "index.json").read_text())
     assert data["format"] == FORMAT and data["block"] == BLOCK and list(data["shards"]) == ["0.tar", "1.tar"]
     content = Path(urls[0]).read_bytes()
@@ -49,7 +48,7 @@ def test_the_command_writes_counts_bytes_and_checksums_beside_the_shards(tmp_pat
 def test_several_processes_write_the_same_index(tmp_path):
     write_shards(tmp_path, [1] * 9)
     for workers in (1, 2):
-        assert run(f"{tmp_path}/{{0..8}}.tar", "--output", tmp_path / f"{workers}.json", "--workers", workers) == 0
+        assert run(f"{tmp_path}/{{0..8}}.tar", "--output", tmp_path / f"{workers}.json", "--processes", workers) == 0
     assert (tmp_path / "1.json").read_text() == (tmp_path / "2.json").read_text()
 
 
@@ -63,7 +62,7 @@ def test_blocks_have_checksums_of_their_own(tmp_path, monkeypatch):
 
 def test_samples_without_an_image_are_not_counted(tmp_path):
     write_tar(tmp_path / "0.tar", [("a", {"txt": b"no image"}), ("b", members(1))])
-    assert run(tmp_path, "--workers", 1) == 0
+    assert run(tmp_path, "--processes", 1) == 0
     assert count_samples([f"{tmp_path}/0.tar"]) == 1
     assert len(list(ShardReader(index=find_index([f"{tmp_path}/0.tar"]))(f"{tmp_path}/0.tar"))) == 2
 
@@ -71,17 +70,17 @@ def test_samples_without_an_image_are_not_counted(tmp_path):
 def test_unreadable_shards_are_named_left_out_and_end_the_command_with_1(tmp_path, capsys):
     a, b, c = write_shards(tmp_path, [2, 2, 2])
     Path(b).write_bytes(Path(b).read_bytes()[:3000])
-    assert run(tmp_path, "--workers", 1) == 1
+    assert run(tmp_path, "--processes", 1) == 1
     out = capsys.readouterr()
     assert f"{b}: broken shard" in out.err and "1 of 3 shards cannot be read" in out.out
     assert list(json.loads((tmp_path / "index.json").read_text())["shards"]) == ["0.tar", "2.tar"]
-    with pytest.raises(ValueError, match=f"has no entry for {b}: run: python -m prolip.data.index"):
+    with pytest.raises(ValueError, match=f"has no entry for {b}: run: prolip data index"):
         count_samples([a, b, c])
 
 
 def test_nothing_readable_writes_nothing_and_wrong_arguments_end_with_2(tmp_path, capsys):
     (tmp_path / "0.tar").write_bytes(b"")
-    assert run(tmp_path, "--workers", 1) == 1
+    assert run(tmp_path, "--processes", 1) == 1
     assert not (tmp_path / "index.json").exists()
     assert run(tmp_path / "no.tar") == 2 and "shards are missing" in capsys.readouterr().err
     assert run("pipe:cat x") == 2 and "--output FILE" in capsys.readouterr().err
@@ -117,24 +116,25 @@ def test_a_device_is_not_replaced_by_an_index(tmp_path, capsys):
 
 def test_shards_that_an_index_loses_by_being_written_anew_are_reported(tmp_path, capsys):
     a, b, c = write_shards(tmp_path, [1, 1, 1])
-    assert run(tmp_path, "--workers", 1) == 0 == run(tmp_path, "--workers", 1)
+    assert run(tmp_path, "--processes", 1) == 0 == run(tmp_path, "--processes", 1)
     assert "no more" not in capsys.readouterr().err
-    assert run(a, "--workers", 1) == 0
+    assert run(a, "--processes", 1) == 0
     assert f"index.json had 2 more shards, such as {b}, that were not given" in capsys.readouterr().err
     (tmp_path / "index.json").write_text("{}")
-    assert run(a, b, c, "--workers", 1) == 0 and "no more" not in capsys.readouterr().err
+    assert run(a, b, c, "--processes", 1) == 0 and "no more" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("workers", [-1, -8])
 def test_a_negative_number_of_processes_is_refused(tmp_path, workers, capsys):
     write_shards(tmp_path, [2])
-    assert run(tmp_path, "--workers", workers) == 2
-    assert f"--workers {workers}: give 0 or more" in capsys.readouterr().err and not (tmp_path / "index.json").exists()
+    assert run(tmp_path, "--processes", workers) == 2
+    assert f"--processes {workers}: give 0 or more" in capsys.readouterr().err
+    assert not (tmp_path / "index.json").exists()
 
 
 def test_a_failed_write_leaves_the_index_that_was_there(tmp_path, monkeypatch, capsys):
     write_shards(tmp_path, [2])
-    run(tmp_path, "--workers", 1)
+    run(tmp_path, "--processes", 1)
     before = (tmp_path / "index.json").read_text()
     write_shards(tmp_path, [3])
 
@@ -142,7 +142,7 @@ def test_a_failed_write_leaves_the_index_that_was_there(tmp_path, monkeypatch, c
         raise OSError("no space left")
 
     monkeypatch.setattr(os, "replace", fail)
-    assert run(tmp_path, "--workers", 1) == 2
+    assert run(tmp_path, "--processes", 1) == 2
     assert "index.json cannot be written (no space left): make room, or give another" in capsys.readouterr().err
     assert (tmp_path / "index.json").read_text() == before and sorted(os.listdir(tmp_path)) == ["0.tar", "index.json"]
 
@@ -151,33 +151,22 @@ def test_remote_and_piped_shards_are_indexed(tmp_path, capsys):
     urls = write_shards(tmp_path, [2, 3])
     for url in urls:
         fsspec.filesystem("gs").pipe_file(f"/indexed/{Path(url).name}", Path(url).read_bytes())
-    assert run("gs://indexed/{0..1}.tar", "--workers", 1) == 0
+    assert run("gs://indexed/{0..1}.tar", "--processes", 1) == 0
     index = read_index("gs://indexed/index.json")
     assert count_samples(["gs://indexed/0.tar", "gs://indexed/1.tar"], index=index) == 5
-    assert run(f"pipe:cat {urls[1]}", "--output", tmp_path / "piped.json", "--workers", 1) == 0
+    assert run(f"pipe:cat {urls[1]}", "--output", tmp_path / "piped.json", "--processes", 1) == 0
     index = read_index(str(tmp_path / "piped.json"))
     assert index[f"pipe:cat {urls[1]}"].samples == 3
     assert len(list(ShardReader(ReadPolicy(pipes=True), index)(f"pipe:cat {urls[1]}"))) == 3
-    assert run(f"pipe:cat {urls[1]}", "--output", tmp_path / "piped.json", "--workers", 1) == 0
+    assert run(f"pipe:cat {urls[1]}", "--output", tmp_path / "piped.json", "--processes", 1) == 0
     assert "not given" not in capsys.readouterr().err  # the same command is the same shard
-
-
-def test_the_command_runs_as_a_module(tmp_path, monkeypatch, capfd):
-    write_shards(tmp_path, [2])
-    for name in ("stdout", "stderr"):  # the command guards them for the rest of its process, which is this one
-        monkeypatch.setattr(sys, name, getattr(sys, name))
-    monkeypatch.setattr(sys, "argv", ["index", str(tmp_path / "0.tar"), "--workers", "1"])
-    monkeypatch.delitem(sys.modules, "prolip.data.index")
-    with pytest.raises(SystemExit) as end:
-        runpy.run_module("prolip.data.index", run_name="__main__")
-    assert end.value.code == 0 and "1 of 1 shards, 2 samples" in capfd.readouterr().out
 
 
 # --- counting
 def test_an_index_is_believed_before_other_records_and_any_folder_name_works(tmp_path):
     (tmp_path / "a").mkdir(), (tmp_path / "b").mkdir()
     urls = write_shards(tmp_path / "a", [3, 2]) + write_shards(tmp_path / "b", [4])
-    run(tmp_path / "a", "--workers", 1), run(tmp_path / "b", "--workers", 1)
+    run(tmp_path / "a", "--processes", 1), run(tmp_path / "b", "--processes", 1)
     (tmp_path / "a" / "__len__").write_text("1000")
     assert count_samples(urls) == 9
     assert count_samples([os.path.relpath(urls[0])]) == 3 and count_samples([f"file://{urls[0]}"]) == 3
@@ -187,19 +176,19 @@ def test_an_index_is_believed_before_other_records_and_any_folder_name_works(tmp
 def test_equal_names_in_two_folders_are_two_entries(tmp_path):
     (tmp_path / "a").mkdir(), (tmp_path / "b").mkdir()
     write_shards(tmp_path / "a", [3]), write_shards(tmp_path / "b", [4])
-    assert run(tmp_path / "a", tmp_path / "b", "--output", tmp_path / "both.json", "--workers", 1) == 0
+    assert run(tmp_path / "a", tmp_path / "b", "--output", tmp_path / "both.json", "--processes", 1) == 0
     index = read_index(str(tmp_path / "both.json"))
     assert [index[f"{tmp_path}/{name}/0.tar"].samples for name in "ab"] == [3, 4]
-    assert run(tmp_path / "a", tmp_path / "b", "--workers", 1) == 2
+    assert run(tmp_path / "a", tmp_path / "b", "--processes", 1) == 2
 
 
 def test_a_stale_index_is_named_with_what_to_run(tmp_path):
     (url,) = write_shards(tmp_path, [3])
-    run(tmp_path, "--workers", 1)
+    run(tmp_path, "--processes", 1)
     write_shards(tmp_path, [30])
     with pytest.raises(ValueError) as error:
         count_samples([url])
-    for part in ("index.json", url, "has 10240 bytes, it has", f"run: python -m prolip.data.index '{tmp_path}/*.tar'"):
+    for part in ("index.json", url, "has 10240 bytes, it has", f"run: prolip data index '{tmp_path}/*.tar'"):
         assert part in str(error.value)
 
 
@@ -208,7 +197,7 @@ def test_files_of_others_and_damaged_indices(tmp_path):
     place = tmp_path / "index.json"
     place.write_text('{"wids_version": 1, "shardlist": []}')
     assert find_index([url]) is None and count_samples([url]) == 3  # somebody else's index.json
-    with pytest.raises(ValueError, match="is no 'prolip shard index 1': make one by python -m prolip.data.index"):
+    with pytest.raises(ValueError, match="is no 'prolip shard index 1': make one by prolip data index"):
         read_index(str(place))
     place.write_text('{"format": "prolip shard index 1", "block": 4, "shards": {"0.tar": {"samples": 3}}}')
     with pytest.raises(ValueError, match=r"is damaged \(KeyError: 'bytes'\): write it anew"):
@@ -223,7 +212,7 @@ def test_files_of_others_and_damaged_indices(tmp_path):
 # --- reading
 def indexed(tmp_path, count=4):
     (url,) = write_shards(tmp_path, [count])
-    run(tmp_path, "--workers", 1)
+    run(tmp_path, "--processes", 1)
     return url, find_index([url])
 
 

@@ -7,7 +7,7 @@ import pytest
 from faulty_servers import CuttingProxy, closing_port
 from tiny_tars import letters, plain, png, write_tar
 
-from prolip.data import index as command
+from prolip.cli.main import main
 from prolip.data.faults import RESUMED, FaultCounter, ShardFault
 from prolip.data.loader import DataConfig, build_loader
 from prolip.data.reading.entries import read_index
@@ -135,7 +135,7 @@ def test_an_object_that_is_replaced_while_it_is_read_is_a_changed_shard(bucket, 
 
 def test_the_index_of_a_bucket_is_written_there_counts_and_is_read_against(bucket, tmp_path):
     pattern = f"s3://shards/{{0..{SHARDS - 1}}}.tar"
-    assert command.main([pattern, "--workers", "2"]) == 0
+    assert main(["data", "index", pattern, "--processes", "2"]) == 0
     index = read_index("s3://shards/index.json")
     urls = [shard.url for shard in expand_shards(pattern)]
     assert count_samples(urls, index=index) == SHARDS * SAMPLES

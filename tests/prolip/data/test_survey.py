@@ -16,8 +16,8 @@ import pytest
 from tiny_loaders import build
 from tiny_tars import png, write_tar
 
+from prolip.cli.main import main
 from prolip.data.faults import FaultCounter, TooManyBadSamples
-from prolip.data.index import main as index
 from prolip.data.reading.tar import read_shard
 from prolip.data.samples.sample import IMAGE_SUFFIXES, SampleFault
 from prolip.data.survey import refuse_unusable, survey
@@ -231,7 +231,7 @@ def test_only_so_many_shards_are_opened_before_all_are_held_to_be_unusable(tmp_p
 
 def test_an_index_tells_of_a_shard_without_a_sample(tmp_path, capsys):
     (tmp_path / "0.tar").write_bytes(archive([("img.v2.jpg", png())]))
-    assert index([str(tmp_path), "--workers", "0"]) == 0
+    assert main(["data", "index", str(tmp_path), "--processes", "0"]) == 0
     assert "0 samples: " in (said := capsys.readouterr().err) and "name it 'img_v2.jpg'" in said
 
 

@@ -9,12 +9,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from commands import evaluate_corpus
 from dense_ranking import rank
 from embedding import as_embedder, similarity_scores
 from PIL import Image
 from torch import nn
 
-from prolip.evaluation import corpus as command
 from prolip.evaluation.metrics.calibration import LOG_ODDS, reliability
 from prolip.evaluation.metrics.traces import by_decile
 from prolip.evaluation.suites import emoji as corpus_evaluation
@@ -238,7 +238,7 @@ def test_results_survive_saving(known, tmp_path):
     assert torch.equal(back.rankings["captions"][0].first, known.rankings["captions"][0].first)
     assert json.loads((tmp_path / "eval" / "metrics.json").read_text())["metrics"]["undefined"] is None
     (tmp_path / "eval" / "corpus.json").unlink()
-    with pytest.raises(FileNotFoundError, match=r"no corpus.json .*prolip.evaluation.corpus --out"):
+    with pytest.raises(FileNotFoundError, match=r"no corpus.json .*prolip eval emoji .*--output"):
         corpus_evaluation.load(tmp_path / "eval")
 
 
@@ -256,7 +256,7 @@ def test_the_command_evaluates_a_saved_model(shards, tmp_path, capsys):
     save_pretrained(prolip.create_model("ProLIP-ViT-test"), tmp_path / "model")
     out = tmp_path / "eval"
     arguments = ["--model", f"local-dir:{tmp_path / 'model'}", "--data", str(shards[0]), "--names", str(shards[1])]
-    got = command.main([*arguments, "--similarity", "mean", "--out", str(out)])
+    got = evaluate_corpus([*arguments, "--similarity", "mean", "--output", str(out)])
     assert "image -> names" in capsys.readouterr().out
     assert 0 <= got.metrics["names/i2t/R@10"] <= 1 and got.image.mean.shape == (9, 32)
     saved = corpus_evaluation.load(out)
@@ -264,7 +264,7 @@ def test_the_command_evaluates_a_saved_model(shards, tmp_path, capsys):
     assert saved.metrics["names/i2t/R@1"] == got.metrics["names/i2t/R@1"]
     assert saved.info["scale"] == pytest.approx(10, rel=1e-5) and saved.info["bias"] == -10
 
-    other = command.main([*arguments, "--intervals", "200", "--against", str(out)])  # by the method's score, csd
+    other = evaluate_corpus([*arguments, "--intervals", "200", "--against", str(out)])  # by the method's score, csd
     for key, (low, high) in other.info["intervals"].items():
         assert low <= other.metrics[key] <= high and not key.endswith("rsum")
     assert {"names/i2t/R@1", "captions/t2i/mAP@R", "zero_shot/subgroup/top1"} <= other.info["intervals"].keys()
@@ -272,7 +272,7 @@ def test_the_command_evaluates_a_saved_model(shards, tmp_path, capsys):
         assert change == pytest.approx(other.metrics[key] - saved.metrics[key], abs=1e-12) and low <= change <= high
     assert "difference to --against" in capsys.readouterr().out
     with pytest.raises(SystemExit):
-        command.main([*arguments, "--intervals", "--against", str(out), "--select", "subgroup!=bird"])
+        evaluate_corpus([*arguments, "--intervals", "--against", str(out), "--select", "subgroup!=bird"])
     assert "not of the same drawings" in capsys.readouterr().err
 
 
@@ -284,7 +284,7 @@ def test_the_command_evaluates_a_saved_model(shards, tmp_path, capsys):
         (["--similarity", "csd_similarty"], "did you mean csd_similarity"),
         (["--model", "local-dir:nowhere"], "nowhere is no folder"),
         (["--device", "warp"], "device 'warp' is unknown"),
-        (["--out", "setup.py"], "setup.py is a file: give a folder"),
+        (["--output", "setup.py"], "setup.py is a file: give a folder"),
         (["--intervals", "1"], "--intervals 1: give two draws or more"),
         (["--against", "runs/other/eval"], "give --intervals too"),
         (["--intervals", "--against", "nowhere"], "no metrics.json in nowhere"),
@@ -292,11 +292,11 @@ def test_the_command_evaluates_a_saved_model(shards, tmp_path, capsys):
 )
 def test_the_command_ends_in_one_line_on_what_the_user_can_mend(shards, capsys, change, message):
     with pytest.raises(SystemExit) as stop:
-        command.main(["--model", "ProLIP-ViT-test", "--data", str(shards[0]), *change])
+        evaluate_corpus(["--model", "ProLIP-ViT-test", "--data", str(shards[0]), *change])
     lines = capsys.readouterr().err.strip().splitlines()
     assert stop.value.code == 2 and len(lines) == 1 and lines[0].startswith("error: ") and message in lines[0]
 
 
 def test_a_bare_config_is_said_to_be_untrained(shards, capsys):
-    command.main(["--model", "ProLIP-ViT-test", "--data", str(shards[0])])
+    evaluate_corpus(["--model", "ProLIP-ViT-test", "--data", str(shards[0])])
     assert "its weights are random" in capsys.readouterr().err

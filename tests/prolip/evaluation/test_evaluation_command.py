@@ -1,4 +1,4 @@
-"""python -m prolip.evaluation: figures in a table and in JSON, with the model and without it, and errors in a line."""
+"""prolip eval tasks: figures in a table and in JSON, with the model and without it, and errors in a line."""
 import json
 import shutil
 from pathlib import Path
@@ -7,11 +7,12 @@ import dense_ranking
 import miniatures as mini
 import pytest
 import torch
+from commands import evaluate
 from embedding import similarity_scores
 
-from prolip.evaluation import __main__ as evaluation
-from prolip.evaluation import corpus
-from prolip.evaluation.__main__ import main
+from prolip.cli.command import parser_of
+from prolip.cli.main import commands_of
+from prolip.evaluation import loading
 from prolip.evaluation.feature_store import FeatureStore
 from prolip.evaluation.features import load_features
 from prolip.evaluation.metrics import ranking as metrics
@@ -37,8 +38,8 @@ def without_times(results):
 def test_two_sets_by_two_similarities_with_the_model_and_then_without(tmp_path, model, sets, capsys):
     similarities = ["--similarity", "csd", "wasserstein2"]
     kept, out, again = tmp_path / "kept", tmp_path / "a" / "out.json", tmp_path / "again.json"
-    options = [*similarities, "--save-features", str(kept), "--out", str(out)]
-    results = main(["--model", model, "--dataset", *sets, *options])
+    options = [*similarities, "--save-features", str(kept), "--output", str(out)]
+    results = evaluate(["--model", model, "--data", *sets, *options])
     table = capsys.readouterr().out
     assert [(r.key, r.info["similarity"]) for r in results] == [
         ("birds", "csd"), ("birds", "wasserstein2"), ("pairs", "csd"), ("pairs", "wasserstein2"),
@@ -49,14 +50,15 @@ def test_two_sets_by_two_similarities_with_the_model_and_then_without(tmp_path, 
         row = next(line for line in lines if line[:2] == [result.key, result.info["similarity"]])
         assert row[2] == str(result.info["images"]) and f"{100 * result.value:.2f}" in row[3:]
     assert json.loads(out.read_text()) == [result.to_dict() for result in results]
-    main(["--features", str(kept), *similarities, "--out", str(again)])
+    evaluate(["--features", str(kept), *similarities, "--output", str(again)])
     assert without_times(json.loads(again.read_text())) == without_times(json.loads(out.read_text()))
 
 
 def test_uncertainty_of_every_kind_of_task_in_a_table_and_as_plots(tmp_path, model, sets, capsys):
     multi, cues = mini.wds_multilabel(tmp_path / "wds_many"), mini.winogavil(tmp_path / "wino")
-    results = main([
-        "--model", model, "--dataset", *sets, f"wds:{multi}", f"winogavil:{cues}", "--plots", str(tmp_path / "plots"),
+    results = evaluate([
+        "--model", model, "--data", *sets, f"wds:{multi}", f"winogavil:{cues}",
+        "--plots", "--output", tmp_path / "x.json",
     ])  # fmt: skip
     table = capsys.readouterr().out
     for result, places in zip(results, (["image", "pair"], ["i2t by pair", "t2i by text"], ["image"], ["text"])):
@@ -86,9 +88,9 @@ def test_plausible_matches_of_coco_by_its_categories(tmp_path, model, sets, caps
         "annotations": [{"image_id": key, "category_id": category} for key, category in shown],
     }))  # fmt: skip
     kept = ["--save-features", str(tmp_path / "kept")]
-    main(["--model", model, "--dataset", f"coco:{annotations},{images}", "--dataset", sets[1], *kept])
+    evaluate(["--model", model, "--data", f"coco:{annotations},{images}", "--data", sets[1], *kept])
     assert "PMRP" not in capsys.readouterr().out
-    found = main(["--features", str(tmp_path / "kept"), "--instances", str(instances)])
+    found = evaluate(["--features", str(tmp_path / "kept"), "--instances", str(instances)])
     (features,) = [f for f in load_features(FeatureStore(tmp_path / "kept")) if "image_ids" in f.dataset.info]
     scores, odd = similarity_scores(features.image, features.text), torch.arange(6) % 2
     matches = odd.unsqueeze(1) == odd[features.owners]  # two labels: in one place or none, so zeta = 2 matches all
@@ -101,20 +103,20 @@ def test_plausible_matches_of_coco_by_its_categories(tmp_path, model, sets, caps
     assert coco["i2t/queries"] == 6 and len([result for result in found if "i2t/PMRP" in result.metrics]) == 1
     assert "i2t/PMRP" in capsys.readouterr().out
     instances.write_text(json.dumps({"categories": [], "images": [], "annotations": []}))
-    assert "i2t/PMRP" not in main(["--features", str(tmp_path / "kept"), "--instances", str(instances)])[0].metrics
+    assert "i2t/PMRP" not in evaluate(["--features", str(tmp_path / "kept"), "--instances", str(instances)])[0].metrics
 
 
 def test_intervals_take_a_thousand_draws_unless_a_number_is_given():
-    words = ["--features", "x"]
-    for parse in (evaluation.parse, lambda words: corpus.parse([*words[2:], "--model", "m", "--data", "d"])):
-        assert parse(words).intervals == 0
-        assert parse([*words, "--intervals"]).intervals == 1000
-        assert parse([*words, "--intervals", "7"]).intervals == 7
+    for sub, words in (("tasks", ["--features", "x"]), ("emoji", ["--model", "m", "--data", "d"])):
+        parser = parser_of(sub, commands_of("eval")[sub])
+        assert parser.parse_strictly(words).intervals == 0
+        assert parser.parse_strictly([*words, "--intervals"]).intervals == 1000
+        assert parser.parse_strictly([*words, "--intervals", "7"]).intervals == 7
 
 
 def test_flags_given_twice_add_up(model, sets):
     similarities = ["--similarity", "mean", "--similarity", "csd"]
-    both = main(["--model", model, "--dataset", sets[0], "--dataset", sets[1], *similarities])
+    both = evaluate(["--model", model, "--data", sets[0], "--data", sets[1], *similarities])
     assert [(r.key, r.info["similarity"]) for r in both] == [
         ("birds", "mean"), ("birds", "csd"), ("pairs", "mean"), ("pairs", "csd")
     ]  # fmt: skip
@@ -125,35 +127,35 @@ def test_a_damaged_set_ends_in_a_line_or_in_a_remark(tmp_path, model, capsys):
     shard = folder / "test" / "0.tar"
     shard.write_bytes(shard.read_bytes()[:6000])
     with pytest.raises(SystemExit) as stop:
-        main(["--model", model, "--dataset", f"wds:{folder}"])
+        evaluate(["--model", model, "--data", f"wds:{folder}"])
     assert stop.value.code == 2 and "0.tar: broken shard" in capsys.readouterr().err
-    (result,) = main(["--model", model, "--dataset", f"wds:{folder}", "--skip-damaged"])
+    (result,) = evaluate(["--model", model, "--data", f"wds:{folder}", "--skip-damaged"])
     assert result.info["damaged"]["kinds"]["broken shard"] == 1 and result.info["images"] < 13
     assert "! left out: broken shard 1" in capsys.readouterr().out
 
 
 def test_models_precisions_and_prompts_are_told_apart(tmp_path, model, sets, capsys):
     kept, other = tmp_path / "kept", mini.prolip_folder(tmp_path / "other", seed=1)
-    plots = ["--plots", str(tmp_path / "plots")]
+    plots = ["--plots", "--output", str(tmp_path / "x.json")]
 
     def rows(*flags):
-        main([*flags, "--similarity", "mean"])
+        evaluate([*flags, "--similarity", "mean"])
         shown = [line.split("  ") for line in capsys.readouterr().out.split("refused")[0].splitlines()]
         return [[cell.strip() for cell in line if cell] for line in shown if line[0] == "birds"]
 
     folder = shutil.copytree(sets[0].removeprefix("wds:"), tmp_path / "wds_birds")
-    main(["--model", model, "--dataset", f"wds:{folder}", "--save-features", str(kept)])
+    evaluate(["--model", model, "--data", f"wds:{folder}", "--save-features", str(kept)])
     capsys.readouterr()
     assert [row[:2] for row in rows("--features", str(kept))] == [["birds", "mean"]]
-    main(["--model", other, "--dataset", f"wds:{folder}", "--save-features", str(kept)])
-    main(["--model", model, "--dataset", f"wds:{folder}", "--save-features", str(kept), "--precision", "amp_bf16"])
+    evaluate(["--model", other, "--data", f"wds:{folder}", "--save-features", str(kept)])
+    evaluate(["--model", model, "--data", f"wds:{folder}", "--save-features", str(kept), "--precision", "amp_bf16"])
     capsys.readouterr()
     got = {tuple(row[:4]) for row in rows("--features", str(kept))}
     assert got == {
         ("birds", model, "fp32", "mean"), ("birds", other, "fp32", "mean"), ("birds", model, "amp_bf16", "mean")
     }  # fmt: skip
     (folder / "zeroshot_classification_templates.txt").write_text("{c}\n")
-    main(["--model", other, "--dataset", f"wds:{folder}", "--save-features", str(kept)])
+    evaluate(["--model", other, "--data", f"wds:{folder}", "--save-features", str(kept)])
     capsys.readouterr()
     found = rows("--features", str(kept), *plots)
     names = [path.stem.removeprefix("birds-") for path in (kept / "tasks").iterdir()]
@@ -164,21 +166,23 @@ def test_models_precisions_and_prompts_are_told_apart(tmp_path, model, sets, cap
 
 
 def test_a_file_that_cannot_be_written_is_known_before_a_model_is_loaded(tmp_path, model, sets, capsys, monkeypatch):
-    monkeypatch.setattr(evaluation, "load_embedder", lambda *_: pytest.fail("a model was loaded"))
+    monkeypatch.setattr(loading, "load_embedder", lambda *_: pytest.fail("a model was loaded"))
     (tmp_path / "file").write_text("")
-    good = ["--model", model, "--dataset", sets[0]]
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "plots").write_text("")
+    good = ["--model", model, "--data", sets[0]]
     for flags, message in (
-        (["--out", str(tmp_path)], "is a folder: give a file"),
-        (["--out", str(tmp_path / "file" / "a" / "b.json")], "file is a file: give another path"),
+        (["--output", str(tmp_path)], "is a folder: give a file"),
+        (["--output", str(tmp_path / "file" / "a" / "b.json")], "file is a file: give another path"),
         (["--save-features", str(tmp_path / "file")], "is a file: give a folder"),
-        (["--plots", str(tmp_path / "file" / "plots")], "file is a file"),
+        (["--plots", "--output", str(tmp_path / "there" / "out.json")], "plots is a file: give a folder"),
     ):
         with pytest.raises(SystemExit) as stop:
-            main([*good, *flags])
+            evaluate([*good, *flags])
         assert stop.value.code == 2 and message in capsys.readouterr().err
     monkeypatch.setattr(outputs.os, "access", lambda *_: False)
     with pytest.raises(SystemExit):
-        main([*good, "--out", str(tmp_path / "new" / "out.json")])
+        evaluate([*good, "--output", str(tmp_path / "new" / "out.json")])
     assert "you may not write to" in capsys.readouterr().err and not (tmp_path / "new").exists()
 
 
@@ -188,7 +192,7 @@ def test_a_full_disk_is_one_line(tmp_path, model, sets, capsys, monkeypatch):
 
     monkeypatch.setattr(Path, "write_text", full)
     with pytest.raises(SystemExit) as stop:
-        main(["--model", model, "--dataset", sets[0], "--out", str(tmp_path / "out.json")])
+        evaluate(["--model", model, "--data", sets[0], "--output", str(tmp_path / "out.json")])
     said = capsys.readouterr().err
     assert stop.value.code == 2 and said.count("\n") == 1
     assert said.startswith(f"error: [Errno 28] {tmp_path / 'out.json'} was not written")
@@ -201,27 +205,27 @@ def test_a_file_system_that_refuses_what_its_permissions_allow_is_reported_befor
 
 
 @pytest.mark.parametrize("flags, message", [
-    (["--dataset", "wds:nowhere"], "give --model and --dataset, or --features DIR"),
-    (["--model", "MODEL", "--dataset", "wds:/nowhere/wds_x"], "no test set at /nowhere/wds_x"),
-    (["--model", "ViT-B-32", "--dataset", "SET"], "no weights are given: use --pretrained"),
-    (["--model", "MODEL", "--dataset", "SET", "--similarity", "nearness"], "'nearness' is unknown"),
+    (["--data", "wds:nowhere"], "give --model and --data, or --features FOLDER"),
+    (["--model", "MODEL", "--data", "wds:/nowhere/wds_x"], "no test set at /nowhere/wds_x"),
+    (["--model", "ViT-B-32", "--data", "SET"], "no weights are given: use --pretrained"),
+    (["--model", "MODEL", "--data", "SET", "--similarity", "nearness"], "'nearness' is unknown"),
     (["--features", "kept", "--model", "MODEL"], "--features evaluates without a model: drop --model"),
     (["--features", "kept", "--instances", "/nowhere.json"], "--instances: no file /nowhere.json"),
     (["--features", "/nowhere"], "no features in /nowhere"),
     (["--features", "kept", "--split", "val", "--precision", "amp_bf16"], "drop --split, --precision"),
-    (["--model", "MODEL", "--dataset", "SET", "--device", "warp"], "device 'warp' is unknown"),
-    (["--model", "MODEL", "--dataset", "SET", "--batch-size", "0"], "--batch-size 0: give 1 or more"),
-    (["--model", "MODEL", "--dataset", "SET", "--workers", "-1"], "--workers -1: give 0 or more"),
-    (["--model", "MODEL", "--dataset", "SET", "--confusion"], "--confusion goes into the JSON: give --out"),
+    (["--model", "MODEL", "--data", "SET", "--device", "warp"], "device 'warp' is unknown"),
+    (["--model", "MODEL", "--data", "SET", "--batch-size", "0"], "--batch-size 0: give 1 or more"),
+    (["--model", "MODEL", "--data", "SET", "--workers", "-1"], "--workers -1: give 0 or more"),
+    (["--model", "MODEL", "--data", "SET", "--confusion"], "--confusion goes with the JSON: give --output"),
 ])  # fmt: skip
 def test_mistakes_are_one_line_and_exit_code_2(flags, message, model, sets, capsys):
     with pytest.raises(SystemExit) as stop:
-        main([{"MODEL": model, "SET": sets[0]}.get(flag, flag) for flag in flags])
+        evaluate([{"MODEL": model, "SET": sets[0]}.get(flag, flag) for flag in flags])
     error = capsys.readouterr().err
     assert stop.value.code == 2 and error.startswith("error: ") and message in error
 
 
 def test_a_missing_set_is_known_before_the_first_is_embedded(tmp_path, model, sets):
     with pytest.raises(SystemExit):
-        main(["--model", model, "--dataset", sets[0], "wds:/nowhere", "--save-features", str(tmp_path / "kept")])
+        evaluate(["--model", model, "--data", sets[0], "wds:/nowhere", "--save-features", str(tmp_path / "kept")])
     assert not (tmp_path / "kept").exists()

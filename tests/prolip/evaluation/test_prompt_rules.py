@@ -8,8 +8,8 @@ from dataclasses import replace
 import miniatures as mini
 import pytest
 import torch
+from commands import evaluate
 
-from prolip.evaluation.__main__ import main
 from prolip.evaluation.datasets.wds import open_wds
 from prolip.evaluation.kinds import best_prompts
 from prolip.evaluation.task import compute_features, evaluate_dataset, study_features
@@ -188,14 +188,14 @@ def test_halves_take_every_other_image_of_a_class_whatever_the_order():
 
 
 def test_the_command_names_the_rule_and_keeps_what_it_gives_apart(tmp_path, data, folder, capsys):
-    words = ["--model", folder, "--dataset", f"wds:{data}", "--save-features", str(tmp_path)]
-    plain, few = main(words)[0], main([*words, "--prompts", "certain:1"])[0]
+    words = ["--model", folder, "--data", f"wds:{data}", "--save-features", str(tmp_path)]
+    plain, few = evaluate(words)[0], evaluate([*words, "--prompts", "certain:1"])[0]
     assert "prompts: certain:1" in capsys.readouterr().out and few.info["prompts"] == "certain:1"
-    again = {result.info.get("prompts", "all"): result.metrics for result in main(["--features", str(tmp_path)])}
+    again = {result.info.get("prompts", "all"): result.metrics for result in evaluate(["--features", str(tmp_path)])}
     assert again == {"all": plain.metrics, "certain:1": few.metrics}
     capsys.readouterr()
     out = tmp_path / "out.json"
-    main([*words[:4], "--prompts", "best", "--out", str(out)])
+    evaluate([*words[:4], "--prompts", "best", "--output", str(out)])
     assert "chosen by one half of the labelled images for the other" in capsys.readouterr().out
     assert json.loads(out.read_text())[0]["info"]["prompts"] == best_prompts.CHOSEN
 
@@ -203,18 +203,18 @@ def test_the_command_names_the_rule_and_keeps_what_it_gives_apart(tmp_path, data
 def test_what_has_no_prompts_to_choose_from_is_refused(tmp_path, data, folder, theirs, capsys):
     def refused(*words):
         with pytest.raises(SystemExit) as ended:
-            main(list(words))
+            evaluate(list(words))
         assert ended.value.code == 2
         return capsys.readouterr().err
 
-    words = ["--model", folder, "--dataset", f"wds:{data}"]
+    words = ["--model", folder, "--data", f"wds:{data}"]
     assert "certain:9 of 4 prompts" in refused(*words, "--prompts", "certain:9")
     assert "drop --uncertainty" in refused(*words, "--prompts", "best", "--uncertainty")
     assert "drop --prompts" in refused("--features", str(tmp_path), "--prompts", "certain:1")
     pairs, many = mini.wds_retrieval(tmp_path / "wds_pairs"), mini.wds_multilabel(tmp_path / "wds_many")
     assert "retrieval set, which has no prompts" in refused(*words, f"wds:{pairs}", "--prompts", "below:0")
     assert "multilabel set" in refused(*words, f"wds:{many}", "--prompts", "best")
-    result = main(["--model", folder, "--dataset", f"wds:{many}", "--prompts", "certain:1"])[0]
+    result = evaluate(["--model", folder, "--data", f"wds:{many}", "--prompts", "certain:1"])[0]
     assert result.info["prompts"] == "certain:1"
     with pytest.raises(ValueError, match="gives points"):
         compute_features(open_wds(data), theirs, prompts=PromptRule.parse("certain:1"))

@@ -9,16 +9,15 @@ import miniatures as mini
 import numpy as np
 import pytest
 import torch
+from commands import evaluate, run
 from PIL import Image
 
-from prolip.evaluation.__main__ import main
 from prolip.evaluation.datasets.base import WHOLE, Sample
 from prolip.evaluation.datasets.wds import open_wds
 from prolip.evaluation.kinds import best_prompts
 from prolip.evaluation.task import compute_features, evaluate_dataset, study_features
 from prolip.evaluation.zero_shot import PromptRule
 from prolip.gaussian import Gaussian, mixture
-from prolip.prompts.__main__ import main as prompts_main
 from prolip.prompts.bprw import Reweighing, reweigh
 from prolip.prompts.fitting import check_pool, fit_prompts
 from prolip.prompts.weights import PromptWeights, UnfitPrompts
@@ -39,7 +38,7 @@ def kept(data, folder, tmp_path_factory):
     """A file of weights by the command."""
     path = tmp_path_factory.mktemp("kept") / "w.json"
     rule = ["--rule", "bprw:3,alpha=1.5"]
-    prompts_main(["fit", "--model", folder, "--dataset", f"wds:{data[0]}", *rule, "--out", str(path)])
+    prompts(["fit", "--model", folder, "--data", f"wds:{data[0]}", *rule, "--output", str(path)])
     return path
 
 
@@ -100,20 +99,20 @@ def test_a_file_holds_the_weights_of_its_images_and_classes_are_mixed_by_them(da
     mixed = mixture(each, found.table)
     torch.testing.assert_close(given.text.mean, mixed.mean)
     torch.testing.assert_close(given.text.log_var, mixed.log_var)
-    by_file = main(["--model", folder, "--dataset", f"wds:{data[1]}", "--prompts", str(kept), "--uncertainty"])[0]
+    by_file = evaluate(["--model", folder, "--data", f"wds:{data[1]}", "--prompts", str(kept), "--uncertainty"])[0]
     want_acc = evaluate_dataset(scored, given).metrics["acc1"]
     assert by_file.metrics["acc1"] == want_acc and "refusal/score/error" in by_file.metrics
     assert by_file.info["prompts"] == str(found) and str(found) in capsys.readouterr().out
-    by_fit = main(["--model", folder, "--dataset", f"wds:{data[1]}", "--prompts", "bprw:3,alpha=1.5",
+    by_fit = evaluate(["--model", folder, "--data", f"wds:{data[1]}", "--prompts", "bprw:3,alpha=1.5",
                    "--prompts-fit", f"wds:{data[0]}"])[0]  # fmt: skip
     assert by_fit.metrics["acc1"] == want_acc and by_fit.info["prompts"] == str(found)
     assert f"prompts: bprw:3,alpha=1.5, fitted to wds:{data[0]}" in capsys.readouterr().out
 
 
 def test_kept_features_hold_the_mixtures_of_each_file_apart(data, folder, kept, tmp_path):
-    words = ["--model", folder, "--dataset", f"wds:{data[1]}", "--save-features", str(tmp_path)]
-    plain, weighed = main(words)[0], main([*words, "--prompts", str(kept)])[0]
-    again = {result.info.get("prompts", "all"): result.metrics for result in main(["--features", str(tmp_path)])}
+    words = ["--model", folder, "--data", f"wds:{data[1]}", "--save-features", str(tmp_path)]
+    plain, weighed = evaluate(words)[0], evaluate([*words, "--prompts", str(kept)])[0]
+    again = {result.info.get("prompts", "all"): result.metrics for result in evaluate(["--features", str(tmp_path)])}
     assert again == {"all": plain.metrics, str(PromptWeights.load(kept)): weighed.metrics}
 
 
@@ -125,6 +124,10 @@ def test_many_classes_get_their_own_weights_some_at_a_time(data, ours, kept, mon
     torch.testing.assert_close(parts.mean, whole.mean)
 
 
+def prompts(words):
+    run("prompts", *words)
+
+
 def refusal(capsys, command, *words):
     with pytest.raises(SystemExit) as ended:
         command(list(words))
@@ -133,9 +136,9 @@ def refusal(capsys, command, *words):
 
 
 def test_what_may_not_be_scored_or_fits_nothing_is_refused(data, folder, kept, tmp_path, capsys, theirs):
-    words = ["--model", folder, "--dataset", f"wds:{data[1]}", "--prompts"]
+    words = ["--model", folder, "--data", f"wds:{data[1]}", "--prompts"]
 
-    def refused(*more, command=main):
+    def refused(*more, command=evaluate):
         return refusal(capsys, command, *more)
 
     assert "these very images" in refused(*words[:3], f"wds:{data[0]}", "--prompts", str(kept))
@@ -152,10 +155,10 @@ def test_what_may_not_be_scored_or_fits_nothing_is_refused(data, folder, kept, t
     assert "or give --prompts-fit" in refused(*words, "bprw", "--uncertainty")
     assert "no setting of bprw" in refused(*words, "bprw:x")
     assert "drop --prompts" in refused("--features", str(tmp_path), "--prompts", str(kept))
-    fit = ["fit", "--model", folder, "--dataset", f"wds:{data[0]}", "--out"]
-    assert "ends in .json" in refused(*fit, str(tmp_path / "w"), command=prompts_main)
-    assert "no weights to fit" in refused(*fit, str(tmp_path / "w.json"), "--rule", "best", command=prompts_main)
-    assert "--workers -1" in refused(*fit, str(tmp_path / "w.json"), "--workers", "-1", command=prompts_main)
+    fit = ["fit", "--model", folder, "--data", f"wds:{data[0]}", "--output"]
+    assert "ends in .json" in refused(*fit, str(tmp_path / "w"), command=prompts)
+    assert "no weights to fit" in refused(*fit, str(tmp_path / "w.json"), "--rule", "best", command=prompts)
+    assert "--workers -1" in refused(*fit, str(tmp_path / "w.json"), "--workers", "-1", command=prompts)
     with pytest.raises(ValueError, match="gives points"):
         fit_prompts(open_wds(data[0]), theirs, Reweighing())
 
@@ -180,29 +183,29 @@ def test_the_same_images_by_another_reader_are_refused(data, folder, kept, ours,
     check_pool(pool, replace(copied, samples=lambda share=WHOLE: iter([Sample("s0000000", b"1")])))  # a key is no image
     shards = mini.wds_classification(tmp_path / "wds_again", templates=TEMPLATES, images=35, seed=3, shards=3)
     assert open_wds(shards).fingerprint != pool.fingerprint
-    words = ["--model", folder, "--dataset", f"wds:{shards}", "--prompts"]
-    assert "were fitted to 35 of 35 images" in refusal(capsys, main, *words, str(kept))
+    words = ["--model", folder, "--data", f"wds:{shards}", "--prompts"]
+    assert "were fitted to 35 of 35 images" in refusal(capsys, evaluate, *words, str(kept))
     own = ["bprw", "--prompts-fit", f"wds:{data[0]}"]
-    assert "the very images that are scored, 35 of 35" in refusal(capsys, main, *words, *own)
+    assert "the very images that are scored, 35 of 35" in refusal(capsys, evaluate, *words, *own)
     before = replace(PromptWeights.load(kept), contents=frozenset())  # a file from before contents were kept
     assert compute_features(copied, ours, prompts=before).text is not None
 
 
 def test_templates_that_hold_no_prompt_are_refused(data, folder, tmp_path, capsys):
     lines = tmp_path / "prompts.txt"
-    fit = ["fit", "--model", folder, "--dataset", f"wds:{data[0]}", "--out", str(tmp_path / "w.json"), "--templates"]
+    fit = ["fit", "--model", folder, "--data", f"wds:{data[0]}", "--output", str(tmp_path / "w.json"), "--templates"]
     given = {"": "holds no prompt", "\n\n": "holds no prompt", "{c}\n\n{c}\n": "is blank", "a\n": "'a' has no {c}"}
     for text, words in given.items():
         lines.write_text(text)
-        assert words in refusal(capsys, prompts_main, *fit, str(lines))
+        assert words in refusal(capsys, prompts, *fit, str(lines))
     assert not (tmp_path / "w.json").exists()
 
 
 def test_prompts_of_a_file_take_the_place_of_the_data_sets_own(data, folder, ours, tmp_path):
     lines, out = tmp_path / "prompts.txt", tmp_path / "w.json"
     lines.write_text("the {c}\n{c}\n")
-    words = ["--templates", str(lines), "--out", str(out)]
-    prompts_main(["fit", "--model", folder, "--dataset", f"wds:{data[0]}", *words])
+    words = ["--templates", str(lines), "--output", str(out)]
+    prompts(["fit", "--model", folder, "--data", f"wds:{data[0]}", *words])
     found = PromptWeights.load(out)
     assert found.templates == ("the {c}", "{c}") and found.rule == "bprw" and found.table.shape == (7, 2)
     assert torch.equal(fit_prompts(open_wds(data[0]), ours, Reweighing(), ["the {}", "{}"]).table, found.table)
@@ -210,7 +213,7 @@ def test_prompts_of_a_file_take_the_place_of_the_data_sets_own(data, folder, our
 
 def test_the_listing_names_most_and_least_weighted_prompts_and_the_figure_is_drawn(kept, tmp_path, capsys):
     found = PromptWeights.load(kept)
-    prompts_main(["show", str(kept), "--most", "1", "--figures", str(tmp_path / "drawn")])
+    prompts(["show", str(kept), "--top", "1", "--output", str(tmp_path / "drawn")])
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == str(found) and lines[1].startswith("7 classes, 4 prompts, even weight 0.2500; entropy ")
     nats = -(found.table * found.table.log()).sum(1)
@@ -227,7 +230,7 @@ def test_the_listing_names_most_and_least_weighted_prompts_and_the_figure_is_dra
     assert (pixels != 255).any(2).mean() > 0.02 and pixels.shape[1] > 800
     assert (tmp_path / "drawn/weights.pdf").read_bytes().startswith(b"%PDF")
     assert "<svg" in (tmp_path / "drawn/weights.svg").read_text()
-    assert refusal(capsys, prompts_main, "show", str(kept), "--most", "0").startswith("error: --most 0")
+    assert refusal(capsys, prompts, "show", str(kept), "--top", "0").startswith("error: --top 0")
 
 
 def test_the_figure_has_a_class_in_every_histogram_and_lines_for_even_weights():

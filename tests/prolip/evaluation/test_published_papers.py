@@ -5,8 +5,8 @@ import json
 
 import miniatures as mini
 import pytest
+from commands import evaluate
 
-from prolip.evaluation.__main__ import main
 from prolip.evaluation.datasets.coco import label_set_names
 from prolip.evaluation.metrics.ranking import retrieval_names
 from prolip.evaluation.published.papers import PRINTED, find_printed, format_printed, own_value, read_printed
@@ -122,20 +122,20 @@ def test_results_stand_above_the_rows_of_their_own_data_in_their_columns_alone()
 
 
 def test_rows_are_listed_by_parts_of_their_names_and_others_are_refused(capsys):
-    assert main(["--list-published", "vacsr table 3", "e.2"]) == []
+    assert evaluate(["--list-published", "vacsr table 3", "e.2"]) is None
     out = capsys.readouterr().out
     assert "ViT-B/32, VACSR, 50% noise" in out and "539.0" in out and "PCME Table E.2, cub" in out
     assert "Source-free" not in out
-    assert main(["--list-published"]) == [] and capsys.readouterr().out.count("Source-free Table I from") == 2
-    for words in (["--list-published", "gpt"], ["--model", "x", "--dataset", "y", "--published", "gpt"]):
+    assert evaluate(["--list-published"]) is None and capsys.readouterr().out.count("Source-free Table I from") == 2
+    for words in (["--list-published", "gpt"], ["--model", "x", "--data", "y", "--published", "gpt"]):
         with pytest.raises(SystemExit):
-            main(words)
+            evaluate(words)
         assert "no published row is called 'gpt'" in capsys.readouterr().err
 
 
 def test_a_data_set_of_another_name_has_no_published_rows(tmp_path, capsys):
     root = mini.wds_retrieval(tmp_path / "pairs")
-    words = ["--model", mini.prolip_folder(tmp_path / "model"), "--dataset", f"wds:{root}"]
-    main([*words, "--published", "all", "--out", str(tmp_path / "out.json")])
+    words = ["--model", mini.prolip_folder(tmp_path / "model"), "--data", f"wds:{root}"]
+    evaluate([*words, "--published", "all", "--output", str(tmp_path / "out.json")])
     assert "no published row has a figure of these test sets" in capsys.readouterr().out
     assert json.loads((tmp_path / "out.json").read_text())[0]["metrics"]

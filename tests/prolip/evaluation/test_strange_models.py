@@ -5,12 +5,9 @@ from pathlib import Path
 
 import pytest
 import wds_folders
+from commands import clip_benchmark, datacomp, evaluate, evaluate_corpus
 
 from prolip import factory
-from prolip.evaluation import __main__ as evaluation
-from prolip.evaluation import corpus
-from prolip.evaluation import datacomp as datacomp
-from prolip.evaluation.clip_benchmark import command as benchmark
 from prolip.evaluation.loading import load_embedder
 from training import main as training
 
@@ -45,13 +42,13 @@ def arguments(name, model, data, out):
     task = str(data / "wds_cifar10_test")
     return {
         "training": (training.main, ["--model", model, "--dataset-type", "synthetic", "--max-steps", "1", "--warmup",
-                                     "0", "--batch-size", "2", "--workers", "0", "--output-dir", str(out / "runs"),
+                                     "0", "--batch-size", "2", "--workers", "0", "--output", str(out / "runs"),
                                      "--train-num-samples", "8", "--name", "x", "--device", "cpu"]),
-        "evaluation": (evaluation.main, ["--model", model, "--dataset", f"wds:{task}"]),
-        "corpus": (corpus.main, ["--model", model, "--data", str(CORPUS)]),
-        "benchmark": (benchmark.main, ["eval", "--model", model, "--dataset", "wds/wds_cifar10_test",
+        "evaluation": (evaluate, ["--model", model, "--data", f"wds:{task}"]),
+        "corpus": (evaluate_corpus, ["--model", model, "--data", str(CORPUS)]),
+        "benchmark": (clip_benchmark, ["eval", "--model", model, "--dataset", "wds/wds_cifar10_test",
                                        "--dataset_root", task, "--output", str(out / "r.json"), "--quiet"]),
-        "datacomp": (datacomp.main, ["--model", model, "--data-dir", str(data), "--tasks", "cifar10", "--device", "cpu",
+        "datacomp": (datacomp, ["--model", model, "--data", str(data), "--tasks", "cifar10", "--device", "cpu",
                                      "--output", str(out / "tables"), "--allow-missing"]),
     }[name]  # fmt: skip
 

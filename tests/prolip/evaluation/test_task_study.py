@@ -8,8 +8,8 @@ import pytest
 import torch
 from sklearn.metrics import average_precision_score
 
-from prolip.evaluation.__main__ import with_uncertainty
 from prolip.evaluation.datasets.base import Association, Dataset
+from prolip.evaluation.evaluate import with_uncertainty
 from prolip.evaluation.features import Features
 from prolip.evaluation.kinds import classification, retrieval
 from prolip.evaluation.metrics.calibration import reliability

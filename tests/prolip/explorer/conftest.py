@@ -5,11 +5,10 @@ import threading
 
 import pytest
 import torch
-from explored import COLOURS, HOSTILE, picture
+from explored import COLOURS, HOSTILE, make_app, picture
 from webdataset import TarWriter
 
 import prolip
-from prolip.explorer.__main__ import make_app, parse
 from prolip.explorer.server import make_server
 from prolip.models.weights.checkpoint import save_pretrained
 
@@ -36,7 +35,7 @@ def shard(tmp_path_factory) -> str:
 @pytest.fixture(scope="session")
 def app(small_model, shard, tmp_path_factory):
     place = tmp_path_factory.mktemp("explored") / "index"
-    return make_app(parse([small_model, "--data", shard, "--index", str(place)]))
+    return make_app([small_model, "--data", shard, "--output", str(place)])
 
 
 @pytest.fixture(scope="session")

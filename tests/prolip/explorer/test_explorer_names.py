@@ -10,10 +10,9 @@ import threading
 from pathlib import Path
 
 import pytest
-from explored import COLOURS, picture
+from explored import COLOURS, make_app, picture
 from PIL import Image
 
-from prolip.explorer.__main__ import make_app, parse
 from prolip.explorer.app import App
 from prolip.explorer.server import make_server
 from prolip.utils.console import STEERING_A_VALUE
@@ -80,7 +79,7 @@ def answers():
 def test_odd_names_are_shown_escaped_in_every_view(small_model, tmp_path, answers, kind):
     place = tmp_path / "of"
     source = shard_of(place) if kind == "shards" else folder_of(place)
-    app = make_app(parse([small_model, "--data", source, "--index", str(tmp_path / "index")]))
+    app = make_app([small_model, "--data", source, "--output", str(tmp_path / "index")])
     ask = answers(app)
     colours, found = set(), []
     for row in range(len(NAMES)):
@@ -107,5 +106,5 @@ def test_links_that_lead_round_end(small_model, tmp_path):
         (place / name / "x.png").write_bytes(picture("red"))
         for loop in ("c", "d"):
             os.symlink("..", place / name / loop)
-    app = make_app(parse([small_model, "--data", str(place), "--index", str(tmp_path / "index")]))
+    app = make_app([small_model, "--data", str(place), "--output", str(tmp_path / "index")])
     assert {item["key"] for item in app.gallery.index.items(range(2))} == {"a/x.png", "b/x.png"}

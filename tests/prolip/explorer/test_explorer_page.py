@@ -169,7 +169,7 @@ def test_rules_count_while_the_slider_moves(opened):
     slider.fill("50")
     expect(page.locator("#kept")).to_contain_text("6 of 12 stay")
     expect(page.locator("#goes li")).to_have_count(6)
-    command = "python -m prolip.curate select --out FOLDER --drop 'low: normalised_score <"
+    command = "prolip curate select FOLDER --drop 'low: normalised_score <"
     expect(page.locator("#command")).to_contain_text(command)
     page.click("#formula")
     page.locator("#list input[type=text]").last.fill("text_uncertainty <")

@@ -1,7 +1,6 @@
 """What the page shows, against brute force: the map, pictures, verdicts, scores side by side, paths, rules, ends."""
 from __future__ import annotations
 
-import argparse
 import io
 import json
 import math
@@ -13,7 +12,8 @@ import pyarrow as pa
 import pytest
 import torch
 import torch.nn.functional as F
-from explored import COLOURS, picture
+from commands import evaluate
+from explored import COLOURS, make_app, picture
 from PIL import Image
 
 from prolip.curate.expressions import parse_rules
@@ -22,7 +22,6 @@ from prolip.curate.select import Choice, select
 from prolip.curate.tables import MANIFEST, SCORES, digest, table_path, write_table, write_words
 from prolip.evaluation.loading import load_embedder
 from prolip.explorer import asking, pictures
-from prolip.explorer.__main__ import make_app, parse
 from prolip.explorer.captions import Captions
 from prolip.explorer.gallery import Gallery
 from prolip.explorer.pictures import Gone, Pictures, table_of
@@ -151,7 +150,7 @@ def test_the_ends_of_uncertainty_are_those_of_all_traces(tmp_path):
 def test_points_have_a_map_and_no_ends(tmp_path):
     z = gaussians(30)
     points = Gaussian(z.mean, torch.full_like(z.log_var, -torch.inf))
-    app = make_app(parse([str(indexed(tmp_path / "index", points).store.folder)]))
+    app = make_app([str(indexed(tmp_path / "index", points).store.folder)])
     assert [len(p["at"]) for p in app.looks["map"]()["points"]] == [5] * 30
     with pytest.raises(ValueError, match="gives points"):
         app.uncertain()
@@ -171,7 +170,7 @@ def elk_by_hand(query: Gaussian, z: Gaussian) -> torch.Tensor:
 @pytest.mark.parametrize("whole", [True, False])
 def test_side_by_side_is_brute_force_by_each_score(tmp_path, monkeypatch, whole):
     z = gaussians(150)
-    app = make_app(parse([str(indexed(tmp_path / "index", z).store.folder)]))
+    app = make_app([str(indexed(tmp_path / "index", z).store.folder)])
     if not whole:
         monkeypatch.setattr(asking, "NUMBERS", 0)
     found = app.compare({"row": 17})
@@ -189,7 +188,7 @@ def test_side_by_side_is_brute_force_by_each_score(tmp_path, monkeypatch, whole)
 
 
 def test_an_item_never_finds_itself(tmp_path):
-    app = make_app(parse([str(indexed(tmp_path / "index", gaussians(50)).store.folder)]))
+    app = make_app([str(indexed(tmp_path / "index", gaussians(50)).store.folder)])
     found = app.search({"row": 4, "count": 60})
     assert sorted(item["row"] for item in found["answers"]) == [i for i in range(50) if i != 4]
     assert found["question"]["rank"] is not None and found["verdict"]["probability"] is None
@@ -249,7 +248,7 @@ def test_a_calibrated_risk_refuses_questions(small_model, shard, app, tmp_path):
     wrong = [{"text": text, "keys": [app.search({"text": text})["answers"][-1]["key"]]} for text in texts]
     (tmp_path / "questions.jsonl").write_text("\n".join(map(json.dumps, wrong)))
     words = [str(app.opened.index.store.folder), "--risk", "0.1", "--calibrate", str(tmp_path / "questions.jsonl")]
-    risk = make_app(parse(words)).search({"text": "red"})["risk"]
+    risk = make_app(words).search({"text": "red"})["risk"]
     assert risk["answers"] is False and "all are refused" in risk["promise"]
 
 
@@ -266,7 +265,7 @@ def test_columns_are_those_that_curation_writes(app):
 
 
 def write_scores(folder: Path, shards: dict[str, dict]) -> None:
-    """Tables of shards as `prolip.curate score` writes them."""
+    """Tables of shards as `prolip curate score` writes them."""
     tables = {shard: pa.table(columns) for shard, columns in shards.items()}
     schema = next(iter(tables.values())).schema
     words = {"shards": list(shards), "columns": {field.name: str(field.type) for field in schema}}
@@ -316,7 +315,7 @@ def test_rules_count_as_select_does(tmp_path):
 
 def test_rules_without_captions_know_the_items_alone(tmp_path):
     z = gaussians(60)
-    app = make_app(parse([str(indexed(tmp_path / "index", z).store.folder)]))
+    app = make_app([str(indexed(tmp_path / "index", z).store.folder)])
     assert app.table().names == ["image_uncertainty"] and app.columns()["source"] == "all 60 items"
     found = app.rules({"rules": ["wide: image_uncertainty > quantile(image_uncertainty, 0.75)"]})
     assert found["kept"] == 45 and [item["row"] for item in found["shown"]["kept"]]
@@ -326,23 +325,22 @@ def test_rules_without_captions_know_the_items_alone(tmp_path):
 def test_a_temporary_index_goes_with_its_page(small_model, tmp_path):
     (tmp_path / "red.png").write_bytes(picture("red"))
     (tmp_path / "blue.png").write_bytes(picture("blue"))
-    app = make_app(parse([small_model.removeprefix("local-dir:"), "--data", str(tmp_path)]))
+    app = make_app([small_model.removeprefix("local-dir:"), "--data", str(tmp_path)])
     folder = app.opened.index.store.folder
-    assert len(app.gallery.index) == 2 and folder.is_dir() and isinstance(parse(["x"]), argparse.Namespace)
+    assert len(app.gallery.index) == 2 and folder.is_dir()
     assert any("No captions" in line for line in app.about()["lacks"])
     app.opened.temporary.cleanup()
     assert not folder.exists()
 
 
 def test_kept_features_are_explored_with_and_without_their_model(small_model, shard, tmp_path, capsys):
-    from prolip.evaluation.__main__ import main as evaluate
 
     (tmp_path / "task/test").mkdir(parents=True)
     (tmp_path / "task/test/0.tar").write_bytes(Path(shard).read_bytes())
     (tmp_path / "task/test/nshards.txt").write_text("1")
     (tmp_path / "task/dataset_type.txt").write_text("retrieval")
-    evaluate(["--model", small_model, "--dataset", f"wds:{tmp_path}/task", "--save-features", str(tmp_path / "kept")])
-    app = make_app(parse([str(tmp_path / "kept")]))
+    evaluate(["--model", small_model, "--data", f"wds:{tmp_path}/task", "--save-features", str(tmp_path / "kept")])
+    app = make_app([str(tmp_path / "kept")])
     about = app.about()
     assert len(app.gallery.index) == 12 and not about["can_ask"]
     assert "There is no model" in about["lacks"][0] and "where the pictures" in about["lacks"][1]
@@ -351,10 +349,10 @@ def test_kept_features_are_explored_with_and_without_their_model(small_model, sh
         app.thumbnail("item", 0)
     with pytest.raises(ValueError, match="embedded by a model"):
         app.walk({"row": 0})
-    asked = make_app(parse([f"features:{tmp_path}/kept", "--model", small_model]))
+    asked = make_app([f"features:{tmp_path}/kept", "--model", small_model])
     assert asked.about()["can_ask"] and len(asked.walk({"row": 0})["steps"]) and len(asked.about()["lacks"]) == 1
     with pytest.raises(ValueError, match="were embedded already: leave --data out"):
-        make_app(parse([str(tmp_path / "kept"), "--data", shard]))
+        make_app([str(tmp_path / "kept"), "--data", shard])
     for made in (app, asked):
         made.opened.temporary.cleanup()
 
@@ -364,7 +362,7 @@ def test_samples_that_were_scored_show_their_pictures(app, shard, tmp_path):
                "uid": pa.array([None] * 12, pa.string()), "caption": pa.array(COLOURS),
                "fault": pa.array([None] * 12, pa.string()), "cosine": np.arange(12, dtype=np.float32)}  # fmt: skip
     write_scores(tmp_path, {shard: columns})
-    scored = make_app(parse([str(app.opened.index.store.folder), "--scores", str(tmp_path)]))
+    scored = make_app([str(app.opened.index.store.folder), "--scores", str(tmp_path)])
     (goes,) = scored.rules({"rules": ["low: cosine < 1"]})["shown"]["dropped"]
     kind, row = goes["thumbnail"].split("/")
     image = Image.open(io.BytesIO(scored.thumbnail(kind, int(row)))).convert("RGB")
@@ -374,7 +372,7 @@ def test_samples_that_were_scored_show_their_pictures(app, shard, tmp_path):
 
 
 def test_one_item_is_a_gallery_without_a_map(tmp_path):
-    app = make_app(parse([str(indexed(tmp_path / "index", gaussians(1)).store.folder)]))
+    app = make_app([str(indexed(tmp_path / "index", gaussians(1)).store.folder)])
     found = app.search({"row": 0})
     app.warm_up()
     assert found["answers"] == [] and found["place"] is None
@@ -387,7 +385,7 @@ def test_one_item_is_a_gallery_without_a_map(tmp_path):
 
 def test_an_index_of_texts_is_asked_by_pictures(small_model, tmp_path):
     (tmp_path / "texts.txt").write_text("red\nblue\n<b>green</b>\n")
-    app = make_app(parse([small_model, "--data", f"texts:{tmp_path / 'texts.txt'}"]))
+    app = make_app([small_model, "--data", f"texts:{tmp_path / 'texts.txt'}"])
     kept = app.upload(picture("red", size=40))["upload"]
     found = app.search({"upload": kept})
     embedder = load_embedder(small_model)

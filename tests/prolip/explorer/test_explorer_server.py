@@ -16,7 +16,8 @@ import pytest
 from explored import picture
 from PIL import Image
 
-from prolip.explorer.__main__ import announce, main
+from prolip.cli.explore import announce
+from prolip.cli.main import main
 from prolip.explorer.server import is_loopback, make_server
 
 BYTES, JSON = {"Content-Type": "application/octet-stream"}, {"Content-Type": "application/json"}
@@ -113,7 +114,7 @@ def test_a_form_of_another_page_cannot_send_what_is_taken(ask):
 def test_an_open_server_says_so_and_takes_addresses_but_no_foreign_names(app, capsys):
     made = make_server(app, "0.0.0.0", 0)
     try:
-        announce(made, app)
+        announce(made)
         said = capsys.readouterr()
         assert "opens this to every machine" in said.err and "no password" in said.err and "ssh -L" in said.err
         assert made.url.startswith("http://127.0.0.1:") and made.url in said.out
@@ -234,7 +235,7 @@ def test_one_question_after_another_goes_over_one_connection(server):
 
 # --- the command -----------------------------------------------------------------------------------------------------
 def test_the_command_serves_until_it_is_ended_and_leaves_nothing(small_model, shard, tmp_path):
-    words = [sys.executable, "-m", "prolip.explorer", small_model, "--data", shard, "--port", "0"]
+    words = [sys.executable, "-m", "prolip", "explore", small_model, "--data", shard, "--port", "0"]
     env = os.environ | {"TMPDIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env) as process:
         said = process.stdout.readline()
@@ -255,7 +256,7 @@ def test_the_command_serves_until_it_is_ended_and_leaves_nothing(small_model, sh
     (["EMPTY"], "no index, no kept features, and no run or model"),
     (["INDEX", "--data", "x.tar"], "is an index already"),
     (["INDEX", "--risk", "0.1"], "--risk and --calibrate belong together"),
-    (["INDEX", "--captions", "0"], "give 1 or more"),
+    (["INDEX", "--max-captions", "0"], "give 1 or more"),
     (["INDEX", "--port", "-1"], "--port -1: give 0 or more"),
     (["INDEX", "--port", "70000"], "--port 70000: give 0 to 65535"),
     (["INDEX", "--scores", "EMPTY"], "no scores in"),
@@ -263,6 +264,6 @@ def test_the_command_serves_until_it_is_ended_and_leaves_nothing(small_model, sh
 ])  # fmt: skip
 def test_what_cannot_be_opened_is_said_in_a_line(words, said, small_model, app, tmp_path, capsys):
     places = {"MODEL": small_model, "EMPTY": str(tmp_path), "INDEX": str(app.opened.index.store.folder)}
-    assert main([places.get(word, word) for word in words]) == 2
+    assert main(["explore", *(places.get(word, word) for word in words)]) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: ") and said in error and error.count("\n") == 1

@@ -10,8 +10,8 @@ import pytest
 import torch
 from PIL import Image
 
-import prolip
-from prolip.figures.__main__ import main
+from prolip import create_model
+from prolip.cli.main import main as prolip
 from prolip.figures.index import FIGURES, file_of
 from prolip.models.weights.checkpoint import save_pretrained
 from prolip.prompts.bprw import Reweighing
@@ -19,12 +19,16 @@ from prolip.prompts.weights import PromptWeights
 from prolip.utils.console import STEERING
 
 
+def main(words):
+    return prolip(["figures", *words])
+
+
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
     """Small random models, of Gaussians and of points."""
     place = tmp_path_factory.mktemp("models")
-    made = prolip.create_model("ProLIP-ViT-test", init_unc_bias=-4.0, init_unc_gain=1.0)
-    points = prolip.create_model("ProLIP-ViT-test", method_cfg={"name": "siglip"})
+    made = create_model("ProLIP-ViT-test", init_unc_bias=-4.0, init_unc_gain=1.0)
+    points = create_model("ProLIP-ViT-test", method_cfg={"name": "siglip"})
     return {name: f"local-dir:{save_pretrained(model, place / name)}"
             for name, model in (("gaussians", made), ("points", points))}  # fmt: skip
 
@@ -70,7 +74,7 @@ def weights(tmp_path):
 
 def test_every_figure_is_written_as_pixels_and_as_vectors(models, shard, weights, tmp_path, capsys):
     out = tmp_path / "figures"
-    assert main(["--model", models["gaussians"], "--data", shard, "--weights", weights, "--out", str(out)]) == 0
+    assert main(["--model", models["gaussians"], "--data", shard, "--prompts", weights, "--output", str(out)]) == 0
     lines = capsys.readouterr().out.strip().split("\n")
     assert [line.split()[0] for line in lines] == ["1", "4", "5", "6", "7", "8", "9", "C.1", "C.2", "C.3", "C.4", "C.5"]
     assert {path.name for path in out.iterdir()} == {f"{file_of(key)}.{kind}" for key in FIGURES
@@ -84,10 +88,10 @@ def test_odd_texts_are_drawn_as_they_are(models, tmp_path, capsys):
     templates = ("a $\\frac{$ {c}.", "my\u202e {c}.", "{c}", "a\x1b \ndrawing of a {c}.")
     made = PromptWeights(("sub1", "sub3"), templates, table, "m", "f" * 32, Reweighing(5), "data", "d" * 32)
     made.save(tmp_path / "weights.json")
-    given = ["--data", shard_of(tmp_path / "odd.tar", ODD), "--weights", str(tmp_path / "weights.json"),
+    given = ["--data", shard_of(tmp_path / "odd.tar", ODD), "--prompts", str(tmp_path / "weights.json"),
              "--dpi", "30"]  # fmt: skip
     shown = ["1", "9", "C.5"]
-    assert main(["--model", models["gaussians"], *given, "--out", str(tmp_path), "--only", *shown]) == 0
+    assert main(["--model", models["gaussians"], *given, "--output", str(tmp_path), "--only", *shown]) == 0
     texts = ""
     for key in shown:
         text = (tmp_path / f"{file_of(key)}.svg").read_text(encoding="utf-8")
@@ -99,10 +103,10 @@ def test_odd_texts_are_drawn_as_they_are(models, tmp_path, capsys):
 
 
 def test_points_have_the_figures_that_need_no_variances(models, shard, tmp_path, capsys):
-    given = ["--model", models["points"], "--data", shard, "--out", str(tmp_path), "--vector", "pdf"]
+    given = ["--model", models["points"], "--data", shard, "--output", str(tmp_path), "--vector", "pdf"]
     assert main(given) == 0
     lines = capsys.readouterr().out.strip().split("\n")
-    assert sum("has no variances" in line for line in lines) == 8 and sum("--weights" in line for line in lines) == 2
+    assert sum("has no variances" in line for line in lines) == 8 and sum("--prompts" in line for line in lines) == 2
     assert {path.name for path in tmp_path.iterdir()} == {f"{file_of(key)}.{kind}" for key in ("1", "9")
                                                          for kind in ("png", "pdf")}  # fmt: skip
     assert main([*given, "--only", "9", "5"]) == 2
@@ -118,8 +122,8 @@ def test_data_of_others_takes_the_corpuss_place(models, shard, tmp_path, capsys)
             picture.save(tmp_path / "levels" / name / f"level{level}.png")
     csv = tmp_path / "captions.csv"
     csv.write_text("id,captions,image_url\n1,a => b c => d e f,x/1.jpg\n2,a => g => h i,x/2.jpg\n")
-    given = ["--model", models["gaussians"], "--data", shard, "--out", str(tmp_path / "out"), "--only", "7", "8", "9",
-             "--levels", str(tmp_path / "levels"), "--captions", str(csv), "--inclusion", "own",
+    given = ["--model", models["gaussians"], "--data", shard, "--only", "7", "8", "9", "--inclusion", "own",
+             "--images", str(tmp_path / "levels"), "--captions", str(csv), "--output", str(tmp_path / "out"),
              "--dpi", "40"]  # fmt: skip
     assert main(given) == 0
     with Image.open(tmp_path / "out" / f"{file_of('7')}.png") as picture:
@@ -136,21 +140,23 @@ def test_what_cannot_be_is_said_in_one_line(models, shard, tmp_path, capsys):
     place = tmp_path / "file"
     place.touch()
     model = models["gaussians"]
+    usual = ["--model", model, "--data", shard, "--output", str(tmp_path)]
     for given, words in (
-        (["--model", model, "--data", shard, "--out", str(place)], "is a file: give a folder"),
-        (["--model", model, "--data", "none.tar", "--out", str(tmp_path)], "no shard at none.tar"),
-        (["--model", "local-dir:nowhere", "--data", shard, "--out", str(tmp_path)], "nowhere"),
-        (["--model", model, "--data", shard, "--out", str(tmp_path), "--levels", str(place)], "no images at levels"),
-        (["--model", model, "--data", shard, "--out", str(tmp_path), "--only", "C.4"], "it takes --weights"),
-        (["--model", model, "--data", shard, "--out", str(tmp_path), "--weights", "none.json"], "no file none.json"),
-        (["--model", model, "--data", shard, "--out", str(tmp_path), "--dpi", "0"], "--dpi 0: give 10 or more"),
-            (["--model", model, "--data", shard, "--out", str(tmp_path), "--dpi", "100000"], "at most 1200"),
-            (["--model", model, "--data", shard, "--out", str(tmp_path), "--seed", "-1"], "--seed -1: give 0 or more"),
-            (["--model", model, "--data", shard, "--out", str(tmp_path), "--select", "hexcode=3"], "only concept"),
-        (["--model", model, "--data", shard, "--out", str(tmp_path), "--captions", "none.csv"], "no file at none.csv"),
+        (["--model", model, "--data", shard, "--output", str(place)], "is a file: give a folder"),
+        (["--model", model, "--data", "none.tar", "--output", str(tmp_path)], "no shard at none.tar"),
+        (["--model", "local-dir:nowhere", "--data", shard, "--output", str(tmp_path)], "nowhere"),
+        ([*usual, "--images", str(place)], "no images at levels"),
+        ([*usual, "--only", "C.4"], "it takes --prompts"),
+        ([*usual, "--only", "2"], "invalid choice: '2'"),
+        ([*usual, "--prompts", "none.json"], "no file none.json"),
+        ([*usual, "--inclusion", "most"], "argument --inclusion: invalid choice: 'most'"),
+        ([*usual, "--dpi", "0"], "--dpi 0: give 10 or more"),
+        ([*usual, "--dpi", "100000"], "at most 1200"),
+        ([*usual, "--seed", "-1"], "--seed -1: give 0 or more"),
+        ([*usual, "--select", "hexcode=3"], "only concept"),
+        ([*usual, "--captions", "none.csv"], "no file at none.csv"),
+        ([*usual, "--weights", "none.json"], "use --prompts"),
     ):
         assert main(given) == 2
         error = capsys.readouterr().err
         assert error.startswith("error: ") and words in error and error.count("\n") == 1
-    with pytest.raises(SystemExit):
-        main(["--model", model, "--data", shard, "--out", str(tmp_path), "--only", "2"])

@@ -11,8 +11,12 @@ from test_hierarcaps import ROWS, URL
 from test_hierarimgs import coco  # noqa: F401  # a fixture
 
 import prolip
-from prolip.hierarchy.__main__ import main
+from prolip.cli.main import main as prolip_main
 from prolip.models.weights.checkpoint import save_pretrained
+
+
+def main(words):
+    return prolip_main(["hierarchy", *words])
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +45,8 @@ def shard(tmp_path_factory):
 
 def test_entailment_of_two_models_is_one_table_and_json(model, shard, tmp_path, capsys):
     out = tmp_path / "sub" / "found.json"
-    given = ["entailment", "--model", model, "--model", model, "--data", shard, "--draws", "20", "--out", str(out)]
+    given = ["entailment", "--model", model, "--model", model, "--data", shard, "--intervals", "20"]
+    given += ["--output", str(out)]
     assert main(given) == 0
     text = capsys.readouterr().out
     assert "Is text A a kind of text B?" in text and "Is text B true of image A?" in text
@@ -52,14 +57,14 @@ def test_entailment_of_two_models_is_one_table_and_json(model, shard, tmp_path, 
 
 
 def test_traverse_prints_a_path_and_the_root_of_each_drawing(model, shard, capsys):
-    assert main(["traverse", "--model", model, "--data", shard, "--images", "3", "--steps", "9"]) == 0
+    assert main(["traverse", "--model", model, "--data", shard, "--top", "3", "--steps", "9"]) == 0
     lines = capsys.readouterr().out.strip().split("\n")
     assert len([line for line in lines if "[ROOT]" in line]) == 3 and lines[0].startswith("thing n0")
-    assert main(["traverse", "--model", model, "--data", shard, "--images", "2", "--root", "empty"]) == 0
+    assert main(["traverse", "--model", model, "--data", shard, "--top", "2", "--root", "empty"]) == 0
     assert "[ROOT]" not in capsys.readouterr().out
-    assert main(["traverse", "--model", model, "--data", shard, "--images", "2", "--inclusion", "own"]) == 0
+    assert main(["traverse", "--model", model, "--data", shard, "--top", "2", "--inclusion", "own"]) == 0
     assert capsys.readouterr().out.count("[ROOT]") == 2
-    assert main(["traverse", "--model", model, "--data", shard, "--images", "0"]) == 2
+    assert main(["traverse", "--model", model, "--data", shard, "--top", "0"]) == 2
 
 
 @pytest.fixture
@@ -75,7 +80,7 @@ def captions(tmp_path):
 def test_hierarcaps_prints_both_protocols_apart(model, captions, tmp_path, capsys):
     path, folder = captions
     out = tmp_path / "metrics.json"
-    given = ["hierarcaps", "--model", model, "--captions", str(path), "--images", str(folder), "--out", str(out)]
+    given = ["hierarcaps", "--model", model, "--captions", str(path), "--images", str(folder), "--output", str(out)]
     assert main(given) == 0
     assert "3 rows, 2 images, 10 captions, 4 levels" in capsys.readouterr().out
     included, empty = json.loads(out.read_text()).values()
@@ -88,21 +93,22 @@ def test_hierarcaps_prints_both_protocols_apart(model, captions, tmp_path, capsy
 def test_images_at_levels_are_built_and_drawn(model, coco, captions, tmp_path, capsys):  # noqa: F811
     built = tmp_path / "levels"
     given = ["hierarimgs", "--instances", str(coco / "instances.json"), "--images", str(coco / "val2017"),
-             "--out", str(built), "--least", "50"]  # fmt: skip
+             "--output", str(built), "--least", "50"]  # fmt: skip
     assert main(given) == 0 and "1 images at 4 levels" in capsys.readouterr().out
     shutil.copytree(built / "000000000001", built / "000000000002")
     figures = tmp_path / "figures"
-    given = ["levels", "--model", model, "--levels", str(built), "--captions", str(captions[0]), "--out", str(figures)]
+    given = ["levels", "--model", model, "--images", str(built), "--captions", str(captions[0])]
+    given += ["--output", str(figures)]
     assert main(given) == 0
     assert "images: 2 chains" in capsys.readouterr().out
     names = {"image_traces", "image_differences", "image_inclusion", "text_traces", "text_inclusion"}
     assert {path.name for path in figures.iterdir()} == {f"{name}.{kind}" for name in names for kind in ("png", "svg")}
-    assert main(["levels", "--model", model, "--out", str(figures)]) == 2
-    assert "--levels" in capsys.readouterr().err
+    assert main(["levels", "--model", model, "--output", str(figures)]) == 2
+    assert "--images" in capsys.readouterr().err
 
 
 def test_ambiguity_draws_all_three_changes(model, shard, tmp_path, capsys):
-    given = ["ambiguity", "--model", model, "--data", shard, "--inputs", "6", "--out", str(tmp_path / "out")]
+    given = ["ambiguity", "--model", model, "--data", shard, "--inputs", "6", "--output", str(tmp_path / "out")]
     assert main(given) == 0
     text = capsys.readouterr().out
     assert all(f"{name}: 6 inputs" in text for name in ("erase", "mix", "drop"))
@@ -113,19 +119,19 @@ def test_what_cannot_be_is_said_in_one_line(model, shard, tmp_path, capsys):
     place = tmp_path / "file"
     place.touch()
     for given, words in (
-        (["ambiguity", "--model", model, "--data", shard, "--out", str(place)], "is a file: give a folder"),
+        (["ambiguity", "--model", model, "--data", shard, "--output", str(place)], "is a file: give a folder"),
         (["entailment", "--model", model, "--data", "none.tar"], "no shard at none.tar"),
         (["entailment", "--model", "local-dir:nowhere", "--data", shard], "nowhere"),
-        (["entailment", "--model", model, "--data", shard, "--draws", "1"], "--draws 1: give 2 or more"),
-        (["entailment", "--model", "nowhere", "--data", shard, "--pairs", "-1"], "--pairs -1: give 1 or more"),
+        (["entailment", "--model", model, "--data", shard, "--intervals", "1"], "--intervals 1: give 2 or more"),
+        (["entailment", "--model", "nowhere", "--data", shard, "--max-pairs", "-1"], "--max-pairs -1: give 1 or more"),
         (["entailment", "--model", "nowhere", "--data", shard, "--seed", "-1"], "--seed -1: give 0 or more"),
-        (["traverse", "--model", "nowhere", "--data", shard, "--images", "-1"], "--images -1: give 1 or more"),
-        (["traverse", "--model", "nowhere", "--data", shard, "--images", "0"], "--images 0: give 1 or more"),
+        (["traverse", "--model", "nowhere", "--data", shard, "--top", "-1"], "--top -1: give 1 or more"),
+        (["traverse", "--model", "nowhere", "--data", shard, "--top", "0"], "--top 0: give 1 or more"),
         (["traverse", "--model", "nowhere", "--data", shard, "--steps", "1"], "--steps 1: give 2 or more"),
-        (["ambiguity", "--model", "nowhere", "--data", shard, "--inputs", "-1", "--out", "o"], "--inputs -1: give 1"),
-        (["hierarimgs", "--instances", "x", "--images", "y", "--out", "o", "--most", "-1"], "--most -1: give 1"),
+        (["ambiguity", "--model", "m", "--data", shard, "--inputs", "-1", "--output", "o"], "--inputs -1: give 1"),
+        (["hierarimgs", "--instances", "x", "--images", "y", "--output", "o", "--top", "-1"], "--top -1: give 1"),
         (["entailment", "--model", model, "--data", shard, "--device", "cuda:99"], "device"),
-        (["levels", "--model", model, "--levels", str(tmp_path), "--out", str(tmp_path / "o")], "no images at levels"),
+        (["levels", "--model", model, "--images", str(tmp_path), "--output", str(tmp_path)], "no images at levels"),
     ):
         assert main(given) == 2
         error = capsys.readouterr().err

@@ -18,13 +18,10 @@ from PIL import Image
 
 import prolip
 from drawings import UNSEEN
+from prolip.cli.main import main
 from prolip.evaluation.loading import load_embedder
-from prolip.figures import __main__ as drawing
-from prolip.hub.__main__ import main
 from prolip.hub.card import spaced
 from prolip.hub.figures import figures, licences, place
-from prolip.search import __main__ as search
-from prolip.uncertainty import __main__ as uncertainty
 from prolip.utils import console
 
 METRICS = {"step": 300, "names/i2t/R@1": 0.25, "names/i2t/chance_R@1": 0.01, "zero_shot/subgroup/top1": 0.5,
@@ -73,13 +70,17 @@ def hub(tmp_path, monkeypatch):
     return made
 
 
+def save(source, folder, *words):
+    return main(["hub", "save", str(source), "--output", str(folder), *words])
+
+
 def front_and_body(folder: Path):
     _, front, body = (folder / "README.md").read_text().split("---\n", 2)
     return yaml.safe_load(front), body
 
 
 def test_a_card_says_what_the_run_says_and_its_code_runs(run, tmp_path, capsys, monkeypatch):
-    assert main(["save", str(run), str(tmp_path / "mine"), "--license", "MIT", "--data-license", "Ask me."]) == 0
+    assert save(run, tmp_path / "mine", "--license", "MIT", "--data-license", "Ask me.") == 0
     written = {path.name for path in (tmp_path / "mine").iterdir()}
     assert written == {"config.json", "model.safetensors", "README.md", "eval.json"}
     for name in ("config.json", "model.safetensors"):
@@ -105,7 +106,7 @@ def test_a_card_says_what_the_run_says_and_its_code_runs(run, tmp_path, capsys, 
 
 
 def test_what_is_pushed_is_loaded_from_the_hub(run, hub, capsys):
-    assert main(["push", str(run), "org/mine", "--private"]) == 0
+    assert main(["hub", "push", str(run), "org/mine", "--private"]) == 0
     assert hub == {"org/mine": True} and "load it as hf-hub:org/mine" in capsys.readouterr().out
     ours, theirs = (load_embedder(name) for name in (f"local-dir:{run}/model", "hf-hub:org/mine"))
     assert ours.fingerprint == theirs.fingerprint
@@ -131,7 +132,7 @@ def test_a_model_in_memory_and_a_run_are_pushed_from_python(run, hub):
 
 def test_an_openclip_model_keeps_its_variances_on_the_hub(hub, tmp_path, capsys):
     name = fitted_openclip(tmp_path)
-    assert main(["push", str(tmp_path / "fitted"), "org/clip"]) == 0
+    assert main(["hub", "push", str(tmp_path / "fitted"), "org/clip"]) == 0
     fitted = load_embedder(name)
     again = load_embedder("hf-hub:org/clip")
     assert again.probabilistic and again.fingerprint == fitted.fingerprint
@@ -140,7 +141,7 @@ def test_an_openclip_model_keeps_its_variances_on_the_hub(hub, tmp_path, capsys)
 
 def test_a_dry_run_sends_nothing_and_shows_what_it_would(run, capsys, monkeypatch):
     monkeypatch.setattr(huggingface_hub, "HfApi", lambda: pytest.fail("asked the hub"))
-    assert main(["push", str(run), "org/mine", "--dry-run"]) == 0
+    assert main(["hub", "push", str(run), "org/mine", "--dry-run"]) == 0
     said = capsys.readouterr().out
     size = (run / "model/model.safetensors").stat().st_size
     assert f"{size:,} bytes  model.safetensors" in said and "hf-hub:org/mine" in said and "diary" not in said
@@ -164,19 +165,20 @@ def test_a_hub_that_refuses_is_an_error_in_one_line(run, capsys, monkeypatch):
         api = partial(huggingface_hub.HfApi, endpoint=f"http://127.0.0.1:{server.server_port}", token="hf_no")
         monkeypatch.setattr(huggingface_hub, "HfApi", api)
         getattr(huggingface_hub.utils, "reset_sessions", lambda: None)()  # before 1.0 a session made offline stays so
-        assert main(["push", str(run), "org/mine"]) == 2
+        assert main(["hub", "push", str(run), "org/mine"]) == 2
         server.shutdown()
     assert "401" in (said := capsys.readouterr().err) and "hf auth login" in said
 
 
 @pytest.mark.parametrize("words, said", [
     (["push", "RUN", "a name with spaces"], "error"), (["push", "RUN", "mine"], "give org/name"),
-    (["save", "RUN/model", "RUN/model"], "another folder"), (["save", "no/such", "x"], "no/such"),
-    (["save", "RUN", "x", "--eval", "no.json"], "no figures at no.json"),
+    (["save", "RUN/model", "--output", "RUN/model"], "another folder"),
+    (["save", "no/such", "--output", "x"], "no/such"),
+    (["save", "RUN", "--output", "x", "--metrics", "no.json"], "no figures at no.json"),
 ])  # fmt: skip
 def test_what_cannot_be_saved_is_refused(run, words, said, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    assert main([word.replace("RUN", str(run)) for word in words]) == 2
+    assert main(["hub", *(word.replace("RUN", str(run)) for word in words)]) == 2
     assert said in capsys.readouterr().err and not any(tmp_path.iterdir())
 
 
@@ -184,7 +186,7 @@ def test_a_model_without_a_run_or_variances_claims_nothing(tmp_path):
     openclip_model(folder := tmp_path / "clip")
     (folder / "weights.pt").rename(folder / "open_clip_pytorch_model.bin")
     (folder / "open_clip_config.json").write_text(json.dumps({"model_cfg": TINY, "preprocess_cfg": {}}))
-    assert main(["save", str(folder), str(tmp_path / "out")]) == 0
+    assert save(folder, tmp_path / "out") == 0
     front, body = front_and_body(tmp_path / "out")
     assert "model-index" not in front and "license" not in front
     for line in ("nothing is claimed", "a model of points", "Not recorded with this model"):
@@ -206,7 +208,7 @@ def test_tables_headings_and_code_stand_apart():
 
 
 def test_a_folder_with_a_card_loads_as_one_without(run, tmp_path):
-    assert main(["save", str(run / "model"), str(tmp_path / "copy")]) == 0
+    assert save(run / "model", tmp_path / "copy") == 0
     one, other = (load_embedder(f"local-dir:{folder}") for folder in (run / "model", tmp_path / "copy"))
     assert one.fingerprint == other.fingerprint
 
@@ -221,23 +223,23 @@ def test_a_folder_with_a_card_loads_as_one_without(run, tmp_path):
 ])  # fmt: skip
 def test_a_folder_with_the_files_of_others_is_refused(run, name, text, said, tmp_path, capsys):
     (tmp_path / name).write_text(text)
-    assert main(["save", str(run), str(tmp_path)]) == 2
+    assert save(run, tmp_path) == 2
     assert said in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == [name] and (tmp_path / name).read_text() == text
 
 
 def test_a_foreign_readme_is_replaced_on_request_and_an_own_card_always(run, tmp_path):
     (tmp_path / "README.md").write_text("# My project\n")
-    assert main(["save", str(run), str(tmp_path), "--replace"]) == 0
-    assert main(["save", str(run), str(tmp_path), "--name", "second"]) == 0
+    assert save(run, tmp_path, "--overwrite") == 0
+    assert save(run, tmp_path, "--name", "second") == 0
     assert "# second\n" in (tmp_path / "README.md").read_text()
 
 
 def test_figures_of_a_former_save_do_not_stay_and_other_files_do(run, tmp_path):
-    assert main(["save", str(run), str(tmp_path / "out")]) == 0
+    assert save(run, tmp_path / "out") == 0
     (tmp_path / "out/notes.txt").write_text("mine")
     shutil.copytree(run / "model", tmp_path / "bare/model")
-    assert main(["save", str(tmp_path / "bare/model"), str(tmp_path / "out")]) == 0
+    assert save(tmp_path / "bare/model", tmp_path / "out") == 0
     names = {path.name for path in (tmp_path / "out").iterdir()}
     assert {"notes.txt", "README.md", "config.json"} < names and "eval.json" not in names
 
@@ -245,20 +247,20 @@ def test_figures_of_a_former_save_do_not_stay_and_other_files_do(run, tmp_path):
 def test_a_model_saved_where_one_stands_is_called_by_that_folder(run, tmp_path, monkeypatch):
     (tmp_path / "birds").mkdir()
     monkeypatch.chdir(tmp_path / "birds")
-    assert main(["save", str(run), "."]) == 0
+    assert save(run, ".") == 0
     assert "# birds\n" in (tmp_path / "birds/README.md").read_text() and Path("config.json").exists()
 
 
 def test_a_disk_without_room_is_refused_before_the_card_is_made(run, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(total=10**9, free=10**5))
-    assert main(["save", str(run), str(tmp_path / "out")]) == 2
+    assert save(run, tmp_path / "out") == 2
     assert "MiB are free in" in capsys.readouterr().err and not list(tmp_path.iterdir())
 
 
 def test_an_openclip_model_is_not_saved_over_one_of_ours(run, tmp_path, capsys):
-    assert main(["save", str(run), str(tmp_path / "out")]) == 0
+    assert save(run, tmp_path / "out") == 0
     fitted_openclip(tmp_path)
-    assert main(["save", str(tmp_path / "fitted"), str(tmp_path / "out")]) == 2
+    assert save(tmp_path / "fitted", tmp_path / "out") == 2
     assert "another model (config.json, model.safetensors)" in capsys.readouterr().err
 
 
@@ -274,10 +276,10 @@ def test_values_in_a_card_are_text_wherever_they_stand(run, value, tmp_path):
               "run": {"precision": value}, "val": {"val_tasks": [value]}}  # fmt: skip
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "eval.json").write_text(json.dumps({**METRICS, f"{value.replace('/', '')}/acc1": 0.5, "step": 3}))
-    assert main(["save", str(folder), str(tmp_path / "out"), "--name", value, "--data-license", value]) == 0
+    assert save(folder, tmp_path / "out", "--name", value, "--data-license", value) == 0
     (folder / "config.json").write_text(json.dumps(config).replace(json.dumps(value), '"x"'))
     (folder / "eval.json").write_text(json.dumps({**METRICS, "x/acc1": 0.5, "step": 3}))
-    assert main(["save", str(folder), str(tmp_path / "plain"), "--name", "x", "--data-license", "x"]) == 0
+    assert save(folder, tmp_path / "plain", "--name", "x", "--data-license", "x") == 0
     front, body = front_and_body(tmp_path / "out")
     assert front["model-index"][0]["name"] == console.plain(value) and "license" not in front
     assert not any(character in body for character in "\x1b\u202e") and not re.search(r"<\w|<!|[^\\]\]\(java", body)
@@ -302,7 +304,7 @@ def shape(tokens) -> list[str]:
 ])  # fmt: skip
 def test_figures_that_cannot_be_are_refused(run, text, said, tmp_path, capsys):
     (tmp_path / "eval.json").write_text(text)
-    assert main(["save", str(run), str(tmp_path / "out"), "--eval", str(tmp_path / "eval.json")]) == 2
+    assert save(run, tmp_path / "out", "--metrics", str(tmp_path / "eval.json")) == 2
     error = capsys.readouterr().err
     assert said in error and error.count("\n") == 1 and not (tmp_path / "out").exists()
 
@@ -311,7 +313,7 @@ def test_figures_that_are_not_finite_are_left_out(run, tmp_path):
     (tmp_path / "eval.json").write_text(
         '{"refusal/names_i2t/answer/ece": NaN, "names/i2t/R@1": Infinity, "names/i2t/R@5": 0.5, '
         '"names/i2t/chance_R@5": NaN}')
-    assert main(["save", str(run), str(tmp_path / "out"), "--eval", str(tmp_path / "eval.json")]) == 0
+    assert save(run, tmp_path / "out", "--metrics", str(tmp_path / "eval.json")) == 0
     _, body = front_and_body(tmp_path / "out")
     assert "nan" not in body.lower() and "inf%" not in body and "| 50.0% |  |" in body and "off by" not in body
     assert json.loads((tmp_path / "out/eval.json").read_text())["names/i2t/R@1"] is None
@@ -324,7 +326,7 @@ def test_figures_that_are_not_finite_are_left_out(run, tmp_path):
 def test_a_configuration_of_other_types_is_an_error_in_one_line(run, config, tmp_path, capsys):
     shutil.copytree(run, folder := tmp_path / "run")
     (folder / "config.json").write_text(json.dumps(config))
-    assert main(["save", str(folder), str(tmp_path / "out")]) == 2
+    assert save(folder, tmp_path / "out") == 2
     error = capsys.readouterr().err
     assert "config.json" in error and "want" in error and error.count("\n") == 1
 
@@ -336,11 +338,11 @@ def test_links_out_of_a_folder_are_refused_and_those_of_the_cache_are_not(run, t
     for number, name in enumerate(("config.json", "model.safetensors")):
         shutil.copy(run / "model" / name, blobs / str(number))
         (snapshot / name).symlink_to(Path("../../blobs") / str(number))
-    assert main(["save", str(snapshot), str(tmp_path / "out")]) == 0
+    assert save(snapshot, tmp_path / "out") == 0
     (tmp_path / "secret").write_text("x")
     (snapshot / "vocab.json").symlink_to(tmp_path / "secret")
-    assert main(["save", str(snapshot), str(tmp_path / "other")]) == 2
-    assert main(["push", str(snapshot), "org/name", "--dry-run"]) == 2
+    assert save(snapshot, tmp_path / "other") == 2
+    assert main(["hub", "push", str(snapshot), "org/name", "--dry-run"]) == 2
     assert "vocab.json is a link to" in (said := capsys.readouterr().err) and "cp -rL" in said
     assert not (tmp_path / "other").exists()
 
@@ -352,13 +354,13 @@ def test_a_tokenizer_whose_package_is_missing_is_an_error_in_one_line(run, tmp_p
     config["model_cfg"]["text_cfg"]["hf_tokenizer_name"] = "any"
     (folder / "config.json").write_text(json.dumps(config))
     monkeypatch.setitem(sys.modules, "sentencepiece", None)
-    commands = {
-        main: ["save", str(folder), str(tmp_path / "out")],
-        uncertainty.main: ["--model", f"local-dir:{folder}", "--train-data", "x.csv", "--output", str(tmp_path / "u")],
-        drawing.main: ["--model", f"local-dir:{folder}", "--data", UNSEEN, "--out", str(tmp_path / "f")],
-        search.main: ["build", str(tmp_path / "i"), "--model", f"local-dir:{folder}", "--data", f"shards:{UNSEEN}"],
-    }
-    for command, words in commands.items():
-        assert command(words) == 2
+    model = ["--model", f"local-dir:{folder}"]
+    for words in (
+        ["hub", "save", str(folder), "--output", str(tmp_path / "out")],
+        ["uncertainty", *model, "--data", "x.csv", "--output", str(tmp_path / "u")],
+        ["figures", *model, "--data", UNSEEN, "--output", str(tmp_path / "f")],
+        ["search", "build", str(tmp_path / "i"), *model, "--data", f"shards:{UNSEEN}"],
+    ):
+        assert main(words) == 2
         error = capsys.readouterr().err
-        assert "pip install sentencepiece" in error and error.count("\n") == 1, command
+        assert "pip install sentencepiece" in error and error.count("\n") == 1, words

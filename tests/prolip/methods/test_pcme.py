@@ -6,13 +6,13 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from commands import evaluate_corpus
 from distributed_helpers import run_ranks
 from method_checks import assert_close, gradients
 from torch.nn.parallel import DistributedDataParallel
 
 import prolip
 from drawings import SHARDS, UNSEEN
-from prolip.evaluation.corpus import main as evaluate_corpus
 from prolip.gaussian import Gaussian
 from prolip.methods import score_of
 from prolip.methods.base import Context, accumulate_backward
@@ -214,7 +214,7 @@ def test_settings_out_of_range_are_refused(settings, words):
 def test_a_run_trains_saves_and_is_ranked_by_its_probability_and_by_other_measures(tmp_path, capsys):
     words = ["--method", "pcme", "--match-samples", "4", "--model", "ProLIP-ViT-test", "--train-data", SHARDS,
              "--caption-sampling", "name:2,keywords,group", "--batch-size", "16", "--max-steps", "6", "--warmup", "2",
-             "--workers", "0", "--precision", "fp32", "--output-dir", str(tmp_path), "--name", "run"]  # fmt: skip
+             "--workers", "0", "--precision", "fp32", "--output", str(tmp_path), "--name", "run"]  # fmt: skip
     assert main(words) == 0
     said = capsys.readouterr().out
     assert "  note       --kl-weight 0.0001: vib_beta 6.25e-06 of PCME's" in said and "0.0032 of PCME++'s rerun" in said

@@ -8,13 +8,13 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
+from commands import evaluate_corpus
 from distributed_helpers import run_ranks
 from method_checks import assert_close, gradients
 from torch.nn.parallel import DistributedDataParallel
 
 import prolip
 from drawings import SHARDS, UNSEEN
-from prolip.evaluation.corpus import main as evaluate_corpus
 from prolip.gaussian import Gaussian
 from prolip.losses import tiled_loss_over_ranks
 from prolip.methods.base import Context, accumulate_backward, split_batch
@@ -277,7 +277,7 @@ def test_labels_of_collisions_are_whole():
 def test_a_run_trains_saves_and_evaluates_by_its_distance(tmp_path, capsys):
     words = ["--method", "pcmepp", "--model", "ProLIP-ViT-test", "--train-data", SHARDS, "--caption-sampling",
              "name:2,keywords,group", "--batch-size", "16", "--max-steps", "6", "--warmup", "2", "--workers", "0",
-             "--precision", "fp32", "--output-dir", str(tmp_path), "--name", "run"]  # fmt: skip
+             "--precision", "fp32", "--output", str(tmp_path), "--name", "run"]  # fmt: skip
     assert main(words) == 0
     result = evaluate_corpus(["--model", f"local-dir:{tmp_path}/run/model", "--data", UNSEEN])
     assert result.similarity == "csd" and "trace/group" in result.metrics

@@ -7,17 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from commands import clip_benchmark, datacomp, evaluate, evaluate_corpus
 from safetensors.torch import load_file
 
 from drawings import SHARDS, UNSEEN, VALIDATION
 from forked import until
-from prolip.evaluation.__main__ import main as evaluate
-from prolip.evaluation.clip_benchmark import command as clip_benchmark
-from prolip.evaluation.corpus import main as evaluate_corpus
-from prolip.evaluation.datacomp import main as datacomp
-from prolip.evaluation.datasets.emoji import main as write_task
+from prolip.cli.main import main as command_line
 from prolip.methods import FURTHER
-from prolip.report.__main__ import main as report
 
 HERE = str(Path(__file__).parent)
 KNOWN = f"import os, sys, time; sys.path.append({HERE!r}); os.environ['{FURTHER}'] = 'near_method'\n"
@@ -35,7 +31,7 @@ OWN = {"near.weight", *(f"{tower}.head.shift.{part}" for tower in ("visual", "te
 def runs(forked, tmp_path_factory) -> Path:
     """Six steps of two ranks, twice: left alone, and killed behind the third."""
     folder = tmp_path_factory.mktemp("runs")
-    words = [*TRAINING, "--save-every-steps", "2", "--output-dir", folder, "--name"]
+    words = [*TRAINING, "--save-every-steps", "2", "--output", folder, "--name"]
     assert forked.run(*words, "whole", ranks=2, before=KNOWN) == 0, forked.err[-3000:]
     forked.start(*words, "killed", ranks=2, before=KNOWN + SLOW)
     log = folder / "killed/metrics.jsonl"
@@ -62,7 +58,7 @@ def test_it_trains_on_two_ranks_is_killed_and_goes_on_with_its_head_and_score(ru
 
 @pytest.mark.slow
 def test_shards_and_micro_batches_carry_its_head_and_score(runs, forked, tmp_path):
-    words = ["--output-dir", tmp_path, "--name", "shards", "--fsdp", "--accum-freq", "2", "--batch-size", "4"]
+    words = ["--output", tmp_path, "--name", "shards", "--fsdp", "--accum-freq", "2", "--batch-size", "4"]
     assert forked.run(*TRAINING, *words, ranks=2, before=KNOWN) == 0, forked.err[-3000:]
     for part in ("model", "model_ema"):
         whole, shards = (load_file(run / part / "model.safetensors") for run in (runs / "whole", tmp_path / "shards"))
@@ -78,32 +74,34 @@ def test_it_is_evaluated_by_its_own_score_everywhere(runs, tmp_path):
     in_training = json.loads((runs / "killed/eval.json").read_text())
     assert in_training["names/i2t/mAP@R"] == by_command.metrics["names/i2t/mAP@R"]
 
-    write_task([*DRAWINGS, "--out", str(tmp_path / "wds_pairs")])
-    (task,) = evaluate(["--model", model, "--dataset", f"wds:{tmp_path}/wds_pairs", "--uncertainty",
+    command_line(["data", "emoji", *DRAWINGS, "--output", str(tmp_path / "wds_pairs")])
+    (task,) = evaluate(["--model", model, "--data", f"wds:{tmp_path}/wds_pairs", "--uncertainty",
                         "--save-features", str(tmp_path / "kept")])  # fmt: skip
     assert task.info["similarity"] == "near" and "refusal/i2t/image/aurc" in task.metrics
     (kept,) = evaluate(["--features", str(tmp_path / "kept"), "--uncertainty"])
     assert kept.metrics == pytest.approx(task.metrics, rel=1e-12, nan_ok=True)  # scored and read off without the model
 
-    write_task([*DRAWINGS, "--classes", "subgroup", "--out", str(tmp_path / "data/wds_cars_test")])
-    datacomp(["--model", model, "--data-dir", str(tmp_path / "data"), "--tasks", "cars", "--device", "cpu",
+    words = ["--classes", "subgroup", "--output", str(tmp_path / "data/wds_cars_test")]
+    assert command_line(["data", "emoji", *DRAWINGS, *words]) == 0
+    datacomp(["--model", model, "--data", str(tmp_path / "data"), "--tasks", "cars", "--device", "cpu",
               "--output", str(tmp_path / "out")])  # fmt: skip
     (line,) = map(json.loads, (tmp_path / "out/results.jsonl").read_text().splitlines())
     assert line["metrics"]["acc1"] == by_command.metrics["zero_shot/subgroup/top1"]
 
-    clip_benchmark.main(["eval", "--model", model, "--dataset", "wds/pairs", "--output", str(tmp_path / "clip.json"),
-                         "--dataset_root", f"{tmp_path}/wds_{{dataset_cleaned}}", "--num_workers", "0"])  # fmt: skip
+    clip_benchmark(["eval", "--model", model, "--dataset", "wds/pairs", "--output", str(tmp_path / "clip.json"),
+                    "--dataset_root", f"{tmp_path}/wds_{{dataset_cleaned}}", "--num_workers", "0"])  # fmt: skip
     theirs = json.loads((tmp_path / "clip.json").read_text())
     assert theirs["similarity"] == "near"
     assert theirs["metrics"]["image_retrieval_recall@5"] == pytest.approx(task.metrics["own/t2i/R@5"])
-    assert "near" in report([str(runs / "killed")]).read_text()
+    assert command_line(["report", str(runs / "killed")]) == 0
+    assert "near" in (runs / "killed/report.html").read_text()
 
 
 def test_its_head_may_begin_with_the_weights_of_another_method(runs, forked, tmp_path):
     """What the checkpoint has none of keeps its initial values; half of it is a mismatch."""
-    plain = ["--warmup", "0", "--max-steps", "1", "--output-dir", tmp_path, "--name", "plain"]
+    plain = ["--warmup", "0", "--max-steps", "1", "--output", tmp_path, "--name", "plain"]
     assert forked.run("--method", "siglip", *TRAINING[4:], *plain) == 0, forked.err[-3000:]
     weights = str(tmp_path / "plain/model/model.safetensors")
-    more = ["--warmup", "0", "--max-steps", "1", "--output-dir", tmp_path, "--name", "on", "--pretrained", weights]
+    more = ["--warmup", "0", "--max-steps", "1", "--output", tmp_path, "--name", "on", "--pretrained", weights]
     assert forked.run(*TRAINING, *more, before=KNOWN) == 0, forked.err[-3000:]
     assert "near.weight" in forked.out + forked.err

@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from commands import evaluate_corpus
 from distributed_helpers import run_ranks
 from method_checks import assert_close, gradients
 from torch import distributions
@@ -14,7 +15,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 import prolip
 from drawings import SHARDS, UNSEEN
-from prolip.evaluation.corpus import main as evaluate_corpus
 from prolip.evaluation.metrics.blockwise import PairScores
 from prolip.evaluation.model import choose_score
 from prolip.gaussian import Gaussian
@@ -440,7 +440,7 @@ def test_it_learns_pairs_of_a_toy_whose_firsts_its_shortlist_holds():
 def test_a_run_trains_saves_and_is_ranked_by_its_adapter_whole_and_by_a_shortlist(tmp_path):
     words = ["--method", "vacsr", "--adapter-hidden", "24", "--model", "ProLIP-ViT-test", "--train-data", SHARDS,
              "--caption-sampling", "name:2,keywords,group", "--batch-size", "16", "--max-steps", "6", "--warmup", "2",
-             "--workers", "0", "--precision", "fp32", "--output-dir", str(tmp_path), "--name", "run"]  # fmt: skip
+             "--workers", "0", "--precision", "fp32", "--output", str(tmp_path), "--name", "run"]  # fmt: skip
     assert main(words) == 0
     model = f"local-dir:{tmp_path}/run/model"
     result = evaluate_corpus(["--model", model, "--data", UNSEEN])

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 import torch
+from commands import run
 
-from prolip.prompts.__main__ import main
 from prolip.prompts.bprw import Reweighing
 from prolip.prompts.figures import listing
 from prolip.prompts.weights import PromptWeights
@@ -91,6 +91,6 @@ def test_no_file_and_no_json_are_told_apart(tmp_path):
 
 def test_names_of_classes_are_shown_without_escape_sequences(kept, tmp_path, capsys):
     replace(kept, classnames=("a\x1b[31m\nb", *kept.classnames[1:])).save(tmp_path / "w.json")
-    main(["show", str(tmp_path / "w.json")])
+    run("prompts", "show", tmp_path / "w.json")
     printed = capsys.readouterr().out
     assert "\x1b" not in printed and "a\\x1b[31m\\nb" in printed

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 from report_stand_in import make_result, write_run
 
+from prolip.cli.main import main
 from prolip.report import runs
-from prolip.report.__main__ import main
-from prolip.report.page import headlines
+from prolip.report.page import headlines, make_report
 
 
 def test_a_whole_run_is_read(tmp_path):
@@ -93,15 +93,14 @@ def test_embeddings_of_other_rows_than_the_corpus_are_an_error_in_one_line(name,
 def test_a_log_whose_figures_are_all_null_makes_a_page(tmp_path):
     folder = write_run(tmp_path / "demo")
     (folder / "metrics.jsonl").write_text("".join(f'{{"step": {step}, "loss": null}}\n' for step in range(3)))
-    assert main([str(folder)]).exists()
+    assert make_report(folder).exists()
 
 
 def refused(folder, said, capsys):
     """The command ends with code 2 and a line that says it."""
-    with pytest.raises(SystemExit) as ended:
-        main([str(folder)])
-    error = capsys.readouterr().err.splitlines()[-1]
-    assert ended.value.code == 2 and "error: " in error and said in error, error
+    assert main(["report", str(folder)]) == 2
+    (error,) = capsys.readouterr().err.splitlines()
+    assert error.startswith("error: ") and said in error, error
     assert not (folder / "report.html").exists()
 
 

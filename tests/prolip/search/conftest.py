@@ -8,7 +8,7 @@ from webdataset import TarWriter
 
 import prolip
 from prolip.models.weights.checkpoint import save_pretrained
-from prolip.search import __main__ as command
+from prolip.search import build
 from prolip.search.index import SearchIndex
 
 
@@ -23,7 +23,7 @@ def small_model(tmp_path_factory) -> str:
 @pytest.fixture
 def small_appends(monkeypatch):
     """The command appends three rows at a time."""
-    monkeypatch.setattr(command, "CHUNK", 3)
+    monkeypatch.setattr(build, "CHUNK", 3)
 
 
 @pytest.fixture

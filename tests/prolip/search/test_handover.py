@@ -10,8 +10,8 @@ import pytest
 import torch
 from galleries import GALLERY, QUERIES, parts_of
 
+from prolip.cli.main import main
 from prolip.methods import find_score
-from prolip.search.__main__ import main
 from prolip.search.index import SearchIndex
 
 PAGE = (Path(__file__).parents[3] / "docs/search.md").read_text()
@@ -22,7 +22,7 @@ ASKING, QDRANT, POSTGRES = re.findall(r"^```python\n(.*?)^```", PAGE, re.S | re.
 def names(tmp_path, photos, small_model, monkeypatch, capsys) -> dict:
     """What the first snippet leaves, where its index and model are small ones."""
     monkeypatch.chdir(tmp_path)
-    assert main(["build", "runs/index", "--data", f"images:{photos}", "--model", small_model]) == 0
+    assert main(["search", "build", "runs/index", "--data", f"images:{photos}", "--model", small_model]) == 0
     names: dict = {}
     exec(ASKING.replace("local-dir:runs/demo/model", small_model), names)
     said = capsys.readouterr().out.splitlines()[1:]

@@ -14,10 +14,10 @@ from webdataset import TarWriter
 
 import faults
 import prolip
+from prolip.cli.main import main
 from prolip.models.weights.checkpoint import save_pretrained
 from prolip.scores import CSDScore
 from prolip.search import sources, store
-from prolip.search.__main__ import main
 from prolip.search.index import Part, SearchIndex
 from prolip.search.sources import Rebuild, parts_of
 from prolip.search.store import SHARDS
@@ -38,7 +38,8 @@ def build(folder, small_model, small_appends, capsys):
     """Runs a build of folder/i; the three counts, or what it said where it failed."""
 
     def run(*words: str, data: str = f"images:{folder}/p", to: str = "i", verb: str = "build"):
-        code = main([verb, str(folder / to), "--data", data, "--model", small_model, "--batch-size", "3", *words])
+        few = ("--model", small_model, "--batch-size", "3")
+        code = main(["search", verb, str(folder / to), "--data", data, *few, *words])
         said = capsys.readouterr().err
         counts = re.search(r"(\d+) added, (\d+) replaced, (\d+) removed", said)
         return said if code else tuple(map(int, counts.groups()))
@@ -122,11 +123,11 @@ def test_a_picture_that_is_damaged_now_is_removed_and_comes_back_repaired(folder
 
 def test_deleted_items_stay_deleted_until_they_are_asked_for(folder, build, capsys):
     build()
-    assert main(["delete", str(folder / "i"), "--keys", "red.png", "blue.png"]) == 0
-    main(["extend", str(folder / "i"), "--data", f"images:{folder}/p"])
+    assert main(["search", "delete", str(folder / "i"), "--keys", "red.png", "blue.png"]) == 0
+    main(["search", "add", str(folder / "i"), "--data", f"images:{folder}/p"])
     assert "0 added, 0 replaced, 0 removed; 2 stay deleted, --restore brings them back" in capsys.readouterr().err
     assert build("--restore") == (2, 0, 0) and build() == (0, 0, 0)
-    assert main(["delete", str(folder / "i"), "--keys", "red.png"]) == 0
+    assert main(["search", "delete", str(folder / "i"), "--keys", "red.png"]) == 0
     assert build() == (0, 0, 0) and len(SearchIndex(folder / "i")) == 7
     blue = (folder / "p/blue.png").rename(folder / "blue.png")
     assert build() == (0, 0, 1)
@@ -161,7 +162,7 @@ def test_the_manifest_does_not_grow_with_shards_and_deletions(folder, build):
     for number in range(12):
         write_shard(folder / f"s/{number}.tar", COLOURS[:2])
         build(data=data)
-        main(["delete", str(folder / "i"), "--keys", f"{number}/red"])
+        main(["search", "delete", str(folder / "i"), "--keys", f"{number}/red"])
         sizes.append((folder / "i/index.json").stat().st_size)
     assert max(sizes) < 1.15 * sizes[1] and len(SearchIndex(folder / "i").store.shards(data)) == 12
     for number in range(11):
@@ -174,12 +175,12 @@ def test_sources_do_not_remove_or_replace_what_others_gave(folder, build):
     build()
     shutil.copytree(folder / "p", folder / "q/sub")
     for _ in range(2):
-        assert build(data=f"images:{folder}/q", verb="extend") in ((8, 0, 0), (0, 0, 0))
+        assert build(data=f"images:{folder}/q", verb="add") in ((8, 0, 0), (0, 0, 0))
     (folder / "q/sub/red.png").unlink(), (folder / "p/blue.png").unlink()
-    assert build(data=f"images:{folder}/q", verb="extend") == (0, 0, 1)
-    assert build(verb="extend") == (0, 0, 1) and len(SearchIndex(folder / "i")) == 14
+    assert build(data=f"images:{folder}/q", verb="add") == (0, 0, 1)
+    assert build(verb="add") == (0, 0, 1) and len(SearchIndex(folder / "i")) == 14
     shutil.copytree(folder / "p", folder / "r")
-    said = build(data=f"images:{folder}/r", verb="extend")
+    said = build(data=f"images:{folder}/r", verb="add")
     assert "is in the index already, of another source" in said and len(found(folder / "i")) == 14
 
 
@@ -189,7 +190,7 @@ def test_another_model_is_refused_also_when_nothing_is_new(folder, build, capsys
     other = save_pretrained(prolip.create_model("ProLIP-ViT-test"), folder / "other")
     for model, says in ((f"local-dir:{other}", "is another model than made this index"),
                         (f"local-dir:{folder}/none", "none")):  # fmt: skip
-        assert main(["build", str(folder / "i"), "--data", f"images:{folder}/p", "--model", model]) == 2
+        assert main(["search", "build", str(folder / "i"), "--data", f"images:{folder}/p", "--model", model]) == 2
         said = capsys.readouterr().err
         assert says in said and said.count("\n") == 1
 
@@ -197,7 +198,7 @@ def test_another_model_is_refused_also_when_nothing_is_new(folder, build, capsys
 def test_a_second_writer_is_refused_before_it_reads_anything(folder, build):
     build()
     with SearchIndex(folder / "i").writing():
-        said = build(data=f"images:{folder}/p", verb="extend")
+        said = build(data=f"images:{folder}/p", verb="add")
     assert "is being written to by" in said and build() == (0, 0, 0)
 
 

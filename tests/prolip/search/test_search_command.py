@@ -12,14 +12,15 @@ from unittest.mock import Mock
 import pytest
 import torch
 import torch.nn.functional as F
+from commands import evaluate
 from squares import COLOURS, picture
 
+from prolip.cli.main import main
 from prolip.evaluation.loading import load_embedder
 from prolip.evaluation.model import Embedded, embed_texts
 from prolip.gaussian import Gaussian, mixture
 from prolip.scores import TrueMatchScore
 from prolip.search import sources
-from prolip.search.__main__ import main
 from prolip.search.answers import Question, confidences, embed
 from prolip.search.index import Part, SearchIndex
 from prolip.search.indexes import table
@@ -28,7 +29,7 @@ from prolip.uncertainty.novelty import refusal
 
 
 def run(capsys, *words: str) -> tuple[int, list[str], str]:
-    code = main([str(word) for word in words])
+    code = main(["search", *map(str, words)])
     said = capsys.readouterr()
     return code, said.out.splitlines(), said.err
 
@@ -36,7 +37,8 @@ def run(capsys, *words: str) -> tuple[int, list[str], str]:
 @pytest.fixture(scope="module")
 def built(tmp_path_factory, photos, small_model):
     folder = tmp_path_factory.mktemp("built") / "index"
-    assert main(["build", str(folder), "--data", f"images:{photos}", "--model", small_model, "--batch-size", "5"]) == 0
+    words = ["--data", f"images:{photos}", "--model", small_model, "--batch-size", "5"]
+    assert main(["search", "build", str(folder), *words]) == 0
     return folder
 
 
@@ -63,7 +65,7 @@ def test_pictures_are_found_by_text_picture_and_both(built, photos, embedder, ca
     keys = [item["key"] for item in index.items(want.argsort(descending=True)[:3].tolist())]
     assert [a["key"] for a in answers[0]["answers"]] == keys
     assert answers[0]["answers"][0]["similarity"] == pytest.approx(float(want.max()), abs=1e-6)
-    code, lines, _ = run(capsys, *words, "--text", "a red square", "--image", red, "--together")
+    code, lines, _ = run(capsys, *words, "--text", "a red square", "--image", red, "--combine")
     assert code == 0 and len(lines) == 1
     both = embed([Question("a red square", str(red))], embedder).z
     own = embed([Question("a red square"), Question(None, str(red))], embedder).z
@@ -78,32 +80,32 @@ def test_answers_are_read_by_people(built, capsys):
     code, lines, _ = run(capsys, "query", built, "--text", "red", "--top", 2)
     assert code == 0 and lines[0] == "red:" and len(lines) == 3
     assert re.fullmatch(r"   1  (warm|cold)/\w+\.png  similarity -?[\d.]+  match [\d.]+%  trace [\d.]+", lines[1])
-    for way in ("--wider", "--narrower"):
+    for way in ("--more-general", "--more-specific"):
         code, lines, _ = run(capsys, "query", built, "--text", "red", way)
         assert code == 0 and all("match" not in line for line in lines)
 
 
 def test_shards_extend_an_index_and_texts_are_searched_by_pictures(tmp_path, photos, shards, small_model, capsys):
     folder = tmp_path / "index"
-    words = ("--data", f"shards:{shards}/0.tar", "--model", small_model, "--kind", "ivf")
+    words = ("--data", f"shards:{shards}/0.tar", "--model", small_model, "--index-type", "ivf")
     assert run(capsys, "build", folder, *words)[0] == 0
-    assert run(capsys, "extend", folder, "--data", f"shards:{shards}/1.tar")[0] == 0
+    assert run(capsys, "add", folder, "--data", f"shards:{shards}/1.tar")[0] == 0
     index = SearchIndex(folder)
     items = index.items(range(12))
     assert [item["key"] for item in items] == [f"{n}/s{row}" for n in range(2) for row in range(6)]
     assert [item["captions"] for item in items] == [[f"a {colour} square", colour] for colour in COLOURS]
     code, lines, said = run(capsys, "build", folder, *words)
-    assert code == 2 and "extend it, or give another folder" in said
-    code, lines, said = run(capsys, "extend", folder, "--data", f"shards:{shards}/1.tar")
+    assert code == 2 and "use prolip search add, or give another folder" in said
+    code, lines, said = run(capsys, "add", folder, "--data", f"shards:{shards}/1.tar")
     assert code == 0 and said == "0 added, 0 replaced, 0 removed\n"
     assert run(capsys, "delete", folder, "--keys", "1/s0", "1/s1")[1][0].startswith("10 items")
-    assert run(capsys, "finish", folder, "--anew")[0] == 0 and len(SearchIndex(folder)) == 10
+    assert run(capsys, "finish", folder, "--rebuild")[0] == 0 and len(SearchIndex(folder)) == 10
     (tmp_path / "texts.txt").write_text("red\ngreen\nred\n\nblue\n")
     texts = tmp_path / "texts"
     assert run(capsys, "build", texts, "--data", f"texts:{tmp_path}/texts.txt", "--model", small_model)[0] == 0
     code, lines, _ = run(capsys, "query", texts, "--image", photos / "warm/green.png")
     assert code == 0 and len(lines) == 4 and all("match" in line for line in lines[1:])
-    code, _, said = run(capsys, "extend", texts, "--data", f"images:{photos}")
+    code, _, said = run(capsys, "add", texts, "--data", f"images:{photos}")
     assert code == 2 and "gives images, and this index has texts" in said
 
 
@@ -153,7 +155,6 @@ def test_hidden_pictures_are_not_read(tmp_path, small_model, capsys):
 
 
 def test_kept_features_need_no_model_to_be_built_and_their_model_to_be_asked(tmp_path, shards, small_model, capsys):
-    from prolip.evaluation.__main__ import main as evaluate
 
     task = tmp_path / "task/test"
     task.mkdir(parents=True)
@@ -161,7 +162,7 @@ def test_kept_features_need_no_model_to_be_built_and_their_model_to_be_asked(tmp
         (task / f"{number}.tar").write_bytes((shards / f"{number}.tar").read_bytes())
     (task / "nshards.txt").write_text("2")
     (tmp_path / "task/dataset_type.txt").write_text("retrieval")
-    evaluate(["--model", small_model, "--dataset", f"wds:{tmp_path}/task", "--save-features", str(tmp_path / "kept")])
+    evaluate(["--model", small_model, "--data", f"wds:{tmp_path}/task", "--save-features", str(tmp_path / "kept")])
     capsys.readouterr()
     code, lines, said = run(capsys, "build", tmp_path / "index", "--data", f"features:{tmp_path}/kept")
     assert code == 0 and lines[0].startswith("12 items"), said
@@ -259,15 +260,15 @@ def test_the_answer_among_all_items_and_novelty_are_what_is_refused_by(tmp_path,
      (["build", "{}/new", "--data", "images:{}"], "--model is wanted"),
      (["query", "{}/nothing", "--text", "a"], "no index in"),
      (["query", "{index}"], "give --text or --image"),
-     (["query", "{index}", "--text", "a", "--together"], "give as many"),
+     (["query", "{index}", "--text", "a", "--combine"], "give as many"),
      (["query", "{index}", "--text", "a", "--risk", "0.1"], "belong together"),
-     (["query", "{index}", "--text", "a", "--risk", "0.1", "--calibrate", "x", "--wider"], "rank by inclusion"),
+     (["query", "{index}", "--text", "a", "--risk", "0.1", "--calibrate", "x", "--more-general"], "rank by inclusion"),
      (["query", "{index}", "--image", "{}/no.png"], "no.png"),
      (["query", "{index}", "--text", "a", "--top", "0"], "give 1 or more"),
-     (["query", "{index}", "--text", "a", "--wider", "--top", "0"], "--top 0: give 1 or more"),
-     (["query", "{index}", "--text", "a", "--shortlist", "-1"], "--shortlist -1: give 1 or more"),
+     (["query", "{index}", "--text", "a", "--more-general", "--top", "0"], "--top 0: give 1 or more"),
+     (["query", "{index}", "--text", "a", "--rerank", "-1"], "--rerank -1: give 1 or more"),
      (["build", "{}/new", "--data", "images:{}", "--model", "m", "--workers", "-1"], "--workers -1: give 0 or more"),
-     (["extend", "{index}", "--data", "images:{}", "--batch-size", "0"], "--batch-size 0: give 1 or more"),
+     (["add", "{index}", "--data", "images:{}", "--batch-size", "0"], "--batch-size 0: give 1 or more"),
      (["build", "{}/new", "--data", "images:{}", "--dry-run", "0"], "--dry-run 0: give 1 or more"),
      (["build", "{}/new", "--data", "images:{}", "--dry-run", "9"], "--model is wanted"),
      (["delete", "{index}", "--keys", "x"], "1 of 1 keys are not in")],
@@ -312,7 +313,7 @@ def test_a_name_with_line_ends_and_escape_sequences_is_one_plain_line(tmp_path, 
 
 def test_items_of_shards_keep_no_secrets_of_addresses(monkeypatch):
     monkeypatch.setattr(sources, "read_shard", lambda url, note: iter([{"__key__": "a", "jpg": b"x"}]))
-    (found,) = sources.images_of("https://user:password@host/0.tar?key=signature", Mock(), None)
+    (found,) = sources.images_of("https://user:password@host/0.tar?key=signature", Mock(faults=None))
     assert found.item == {"key": "0/a", "shard": "https://host/0.tar"}
 
 
@@ -328,7 +329,7 @@ def odd(tmp_path_factory, small_model):
         path = os.path.join(os.fsencode(folder), b"p", name)
         os.makedirs(os.path.dirname(path), exist_ok=True)
         Path(os.fsdecode(path)).write_bytes(picture(colour))
-    assert main(["build", str(folder / "i"), "--data", f"images:{folder}/p", "--model", small_model]) == 0
+    assert main(["search", "build", str(folder / "i"), "--data", f"images:{folder}/p", "--model", small_model]) == 0
     return folder
 
 
@@ -367,7 +368,7 @@ def test_an_error_about_odd_names_is_one_line(odd, tmp_path, small_model, capsys
     assert code == 2 and "a\\nb.png" in said and said.count("\n") == 1
 
 
-@pytest.mark.parametrize("words", [(), ("--top", 30, "--effort", 3), ("--top", 1, "--shortlist", 1), ("--exactly",)])
+@pytest.mark.parametrize("words", [(), ("--top", 30, "--probe", 3), ("--top", 1, "--rerank", 1), ("--exact",)])
 def test_questions_with_known_answers_are_asked_as_the_others(built, tmp_path, monkeypatch, capsys, words):
     """The promise is of the first answers, and an approximate index finds other ones by other settings."""
     asked, search = [], SearchIndex.search

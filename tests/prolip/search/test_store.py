@@ -19,11 +19,11 @@ from galleries import DIM, GALLERY, QUERIES, parts_of
 
 import faults
 from forked import one_thread
+from prolip.cli.main import main
 from prolip.gaussian import Gaussian
 from prolip.methods import find_score
 from prolip.scores import CSDScore
 from prolip.search import store
-from prolip.search.__main__ import main
 from prolip.search.disk import keys as key_runs
 from prolip.search.disk.convert import convert
 from prolip.search.exact import nearest
@@ -275,7 +275,7 @@ def test_a_damaged_approximate_index_is_named_left_out_and_made_again(tmp_path, 
     index = SearchIndex(tmp_path / "index")
     assert index.search(ASKED, 5, exactly=True).rows.equal(want)
     for refused in (lambda: index.search(ASKED), index.finish, lambda: index.store.verify()):
-        with pytest.raises(ValueError, match=f"{path.name} is damaged.* finish {index.store.folder} --anew"):
+        with pytest.raises(ValueError, match=f"{path.name} is damaged.* finish {index.store.folder} --rebuild"):
             index.add("more", [part(60, 1)], replace=True)
             refused()
     index.finish(anew=True)
@@ -335,7 +335,7 @@ def test_a_second_writer_is_refused_by_one_line_and_loses_nothing(tmp_path, caps
         with pytest.raises(BlockingIOError, match=said) as error:
             change()
         assert "\n" not in str(error.value)
-    assert main(["delete", str(tmp_path / "index"), "--keys", "k1"]) == 2
+    assert main(["search", "delete", str(tmp_path / "index"), "--keys", "k1"]) == 2
     err = capsys.readouterr().err
     assert f"written to by process {process.pid}" in err and err.count("\n") == 1
     assert len(SearchIndex(tmp_path / "index")) == 80 and len(stale) == 60  # readers need no lock
@@ -446,7 +446,7 @@ def test_an_index_whose_build_was_broken_off_says_how_far_it_goes(tmp_path, capl
 def test_an_index_of_the_first_version_names_the_command_that_converts_it_and_answers_then(tmp_path):
     with zipfile.ZipFile(commits_store.FORMER) as archive:
         archive.extractall(tmp_path / "index")
-    with pytest.raises(ValueError, match="an earlier version: python -m prolip.search convert"):
+    with pytest.raises(ValueError, match="an earlier version: prolip search convert"):
         SearchIndex(tmp_path / "index")
     assert store.holds_index(tmp_path / "index")
     convert(tmp_path / "index")

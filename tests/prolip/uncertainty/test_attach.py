@@ -10,17 +10,14 @@ import numpy as np
 import open_clip
 import pytest
 import torch
+from commands import clip_benchmark, datacomp, evaluate, evaluate_corpus
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 import prolip
 from drawings import SHARDS, UNSEEN
+from prolip.cli.main import main as command_line
 from prolip.data import emoji
-from prolip.evaluation.__main__ import main as evaluate
-from prolip.evaluation.clip_benchmark import command as clip_benchmark
-from prolip.evaluation.corpus import main as evaluate_corpus
-from prolip.evaluation.datacomp import main as datacomp
-from prolip.evaluation.datasets.emoji import main as write_task
 from prolip.evaluation.feature_store import FeatureStore
 from prolip.evaluation.features import load_features
 from prolip.evaluation.loading import load_embedder
@@ -29,13 +26,12 @@ from prolip.evaluation.metrics.selective import auroc, risk_coverage
 from prolip.evaluation.suites.emoji import load
 from prolip.methods import LikelihoodConfig
 from prolip.models.weights.checkpoint import save_pretrained
-from prolip.uncertainty.__main__ import main
 from prolip.uncertainty.attach import attach
 from prolip.uncertainty.clip import FILE, FittedCLIP
 from prolip.uncertainty.novelty import novelty_of
 from prolip.uncertainty.pairs import Pairs
 
-DATA = ["--train-data", SHARDS, "--caption-sampling", "name:2,keywords,group"]
+DATA = ["--data", SHARDS, "--caption-sampling", "name:2,keywords,group"]
 SMALL = ["--bank", "64", "--centres", "64"]
 CONFIG = {
     "embed_dim": 32, "vision_cfg": {"image_size": 32, "layers": 1, "width": 32, "head_width": 16, "patch_size": 8},
@@ -43,10 +39,15 @@ CONFIG = {
 }  # fmt: skip
 
 
+def main(words: list[str]) -> int:
+    """The exit code of `prolip uncertainty`."""
+    return command_line(["uncertainty", *words])
+
+
 @pytest.fixture(scope="module")
 def task(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("tasks") / "wds_drawings"
-    write_task(["--data", UNSEEN, "--out", str(folder)])
+    command_line(["data", "emoji", "--data", UNSEEN, "--output", str(folder)])
     return folder
 
 
@@ -90,12 +91,12 @@ def test_every_evaluation_takes_it(pair, task, tmp_path, capsys):
     model = f"local-dir:{pair[1]}"
     corpus = evaluate_corpus(["--model", model, "--data", UNSEEN])
     assert corpus.similarity == "true_match" and "trace/group" in corpus.metrics
-    (result,) = evaluate(["--model", model, "--dataset", f"wds:{task}", "--uncertainty", "--save-features",
+    (result,) = evaluate(["--model", model, "--data", f"wds:{task}", "--uncertainty", "--save-features",
                           str(tmp_path)])  # fmt: skip
     assert result.info["similarity"] == "true_match" and any("refusal" in key for key in result.metrics)
     (again,) = evaluate(["--features", str(tmp_path), "--uncertainty"])
     assert again.metrics == pytest.approx(result.metrics, rel=0, abs=0, nan_ok=True)
-    clip_benchmark.main(["eval", "--model", model, "--dataset", "wds/drawings", "--dataset_root",
+    clip_benchmark(["eval", "--model", model, "--dataset", "wds/drawings", "--dataset_root",
                          f"{task.parent}/wds_{{dataset_cleaned}}", "--output", str(tmp_path / "{similarity}.json"),
                          "--num_workers", "0"])  # fmt: skip
     found = json.loads((tmp_path / "true_match.json").read_text())
@@ -103,8 +104,9 @@ def test_every_evaluation_takes_it(pair, task, tmp_path, capsys):
     scores = load_embedder(model).score.pairwise(features.image, features.text)
     hit = (scores.T.topk(5, dim=1).indices == features.owners.unsqueeze(1)).any(1)  # a caption's own image alone counts
     assert found["metrics"]["image_retrieval_recall@5"] == pytest.approx(hit.double().mean().item(), abs=1e-6)
-    write_task(["--data", UNSEEN, "--classes", "subgroup", "--out", str(tmp_path / "data/wds_cars_test")])
-    datacomp(["--model", model, "--data-dir", str(tmp_path / "data"), "--tasks", "cars", "--device", "cpu",
+    words = ["--classes", "subgroup", "--output", str(tmp_path / "data/wds_cars_test")]
+    assert command_line(["data", "emoji", "--data", UNSEEN, *words]) == 0
+    datacomp(["--model", model, "--data", str(tmp_path / "data"), "--tasks", "cars", "--device", "cpu",
               "--output", str(tmp_path / "datacomp")])  # fmt: skip
     (line,) = map(json.loads, (tmp_path / "datacomp/results.jsonl").read_text().splitlines())
     assert line["metrics"]["acc1"] == pytest.approx(corpus.metrics["zero_shot/subgroup/top1"])
@@ -123,7 +125,7 @@ def test_kept_embeddings_give_the_same_in_seconds(pair, tmp_path, capsys):
 
 def test_a_model_of_another_method_keeps_its_own_heads_beside_the_fitted_ones(tmp_path):
     save_pretrained(prolip.create_model("ProLIP-ViT-test"), tmp_path / "paper")
-    assert main(["--model", f"local-dir:{tmp_path}/paper", *DATA, *SMALL, "--samples", "100", "--output",
+    assert main(["--model", f"local-dir:{tmp_path}/paper", *DATA, *SMALL, "--fit-samples", "100", "--output",
                  str(tmp_path / "fitted")]) == 0  # fmt: skip
     old, new = (load_file(tmp_path / name / "model.safetensors") for name in ("paper", "fitted"))
     assert all(torch.equal(new[key], x) for key, x in old.items()) and new.keys() > old.keys()
@@ -201,7 +203,7 @@ def test_what_was_written_before_there_was_novelty_still_loads(pair, tmp_path):
 
 
 def test_the_corpus_is_refused_by_novelty_from_the_same_pass(pair, tmp_path, capsys):
-    result = evaluate_corpus(["--model", f"local-dir:{pair[1]}", "--data", UNSEEN, "--out", str(tmp_path)])
+    result = evaluate_corpus(["--model", f"local-dir:{pair[1]}", "--data", UNSEEN, "--output", str(tmp_path)])
     embedder = load_embedder(f"local-dir:{pair[1]}", stored=False)
     hidden = embedder.encode_hidden(images_of(f"local-dir:{pair[1]}"))
     for name, nats in embedder.novelty(hidden).items():
@@ -233,11 +235,15 @@ def test_the_corpus_is_refused_by_novelty_from_the_same_pass(pair, tmp_path, cap
 
 
 @pytest.mark.parametrize(("words", "error"), [
-    (["--train-data", "/nowhere.tar"], "/nowhere.tar"),
+    (["--data", "/nowhere.tar"], "/nowhere.tar"),
     (["--pairs", "/nowhere.safetensors"], "nowhere.safetensors"),
     ([*DATA, "--bank", "3"], "bank=3: give 32 or more"),
     ([*DATA, "--novelty-centres", "-1"], "novelty_centres=-1: give 0 or more"),
     (["--pairs", __file__], "header"),
+    ([], "give --data, or --pairs with embeddings that --save-pairs wrote"),
+    (["--data", SHARDS, "--split", "train"], "--split train, but --data has no splits"),
+    (["--data", SHARDS, "--select", "group=none"], "--data: 2 shards hold no sample that fits --select"),
+    (["--samples", "100"], "--samples is not a flag here: use --fit-samples"),
 ])  # fmt: skip
 def test_what_is_not_there_ends_in_one_line(words, error, tmp_path, capsys):
     save_pretrained(prolip.create_model("ProLIP-ViT-test"), tmp_path / "model")
@@ -253,7 +259,7 @@ def never_embeds(monkeypatch):
     def embed(*args, **kwargs):
         raise AssertionError("it embeds")
 
-    monkeypatch.setattr("prolip.uncertainty.__main__.embed_images", embed)
+    monkeypatch.setattr("prolip.uncertainty.collect.embed_images", embed)
 
 
 def refused(capsys, *words) -> str:
@@ -283,8 +289,8 @@ def test_fewer_than_thirty_pairs_are_refused_before_they_are_embedded(pair, pict
     model = ["--model", f"local-dir:{pair[0]}", "--output", tmp_path / "out"]
     for rows in (1, 29):
         data = as_csv(tmp_path / "few.csv", [(picture, picture.stem) for picture in pictures[:rows]])
-        assert f"{rows} pairs" in refused(capsys, *model, "--train-data", data)
-    assert "30 or more" in refused(capsys, *model, *DATA, "--samples", 1)
+        assert f"{rows} pairs" in refused(capsys, *model, "--data", data)
+    assert "30 or more" in refused(capsys, *model, *DATA, "--fit-samples", 1)
     assert not (tmp_path / "out").exists()
 
 
@@ -292,7 +298,7 @@ def test_thirty_pairs_are_fitted_with_a_warning_and_so_is_one_picture_with_many_
     save_pretrained(prolip.create_model("ProLIP-ViT-test"), tmp_path / "model")
     for name, rows in (("thirty", pictures), ("same", pictures[:1] * 60)):
         data = as_csv(tmp_path / f"{name}.csv", [(picture, f"number {i}") for i, picture in enumerate(rows)])
-        assert main(["--model", f"local-dir:{tmp_path}/model", *SMALL, "--train-data", str(data), "--output",
+        assert main(["--model", f"local-dir:{tmp_path}/model", *SMALL, "--data", str(data), "--output",
                      str(tmp_path / name)]) == 0  # fmt: skip
         said = capsys.readouterr()
         assert f"warning: {len(rows)} pairs" in said.err
@@ -303,7 +309,7 @@ def test_thirty_pairs_are_fitted_with_a_warning_and_so_is_one_picture_with_many_
 
 def test_paths_that_are_off_by_one_letter_end_in_a_message(pair, pictures, tmp_path, capsys):
     data = as_csv(tmp_path / "gone.csv", [(picture.with_suffix(".pgn"), "a") for picture in pictures])
-    assert main(["--model", f"local-dir:{pair[0]}", "--train-data", str(data), "--output", str(tmp_path / "out")]) == 2
+    assert main(["--model", f"local-dir:{pair[0]}", "--data", str(data), "--output", str(tmp_path / "out")]) == 2
     said = capsys.readouterr().err
     assert said.startswith("error: 1000 of 1000 samples") and "0.pgn: No such file" in said
 
@@ -368,7 +374,7 @@ def test_pairs_fit_the_same_model_with_variances_too(pair, tmp_path):
 
 def test_random_weights_are_fitted_as_any_others(tmp_path):
     model = "ProLIP-ViT-test"
-    assert main(["--model", model, "--pretrained", "random", *DATA, *SMALL, "--samples", "60", "--output",
+    assert main(["--model", model, "--pretrained", "random", *DATA, *SMALL, "--fit-samples", "60", "--output",
                  str(tmp_path / "out")]) == 0  # fmt: skip
     old, new = load_embedder(model, "random"), load_embedder(f"local-dir:{tmp_path}/out")
     assert torch.equal(old.embed_texts(["a", "b"]).mean, new.embed_texts(["a", "b"]).mean)

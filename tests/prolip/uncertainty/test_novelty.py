@@ -239,7 +239,7 @@ def test_half_precision_and_autocast_give_float32(fitted):
 
 def test_a_model_that_was_not_fitted_has_no_novelty():
     model = prolip.create_model("ProLIP-ViT-test", method_cfg={"name": "likelihood"}).eval()
-    with pytest.raises(ValueError, match="this model has no novelty of images: python -m prolip.uncertainty fits it"):
+    with pytest.raises(ValueError, match="this model has no novelty of images: prolip uncertainty fits it"):
         novelty_of(model, draw(2, 3, 32, 32))
     with pytest.raises(ValueError, match="no novelty of texts.*whose text tower is a transformer"):
         novelty_of(model, torch.zeros(2, 16, dtype=torch.int64), "text")

@@ -11,6 +11,7 @@ import fsspec
 import pytest
 import torch
 
+from prolip.utils.flags import FlagError
 from training.checkpoint.files import (
     Saver,
     check_checkpoint,
@@ -22,7 +23,6 @@ from training.checkpoint.files import (
 )
 from training.checkpoint.run_folder import clear_run_folder, lock_run_folder, open_run_folder, write_json
 from training.checkpoint.storage import Storage
-from training.flags import FlagError
 
 
 def state(step: int) -> dict:

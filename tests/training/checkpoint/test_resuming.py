@@ -14,13 +14,13 @@ import torch
 from training_runs import batches, make, metrics, words
 
 from drawings import SHARDS as DRAWINGS
+from prolip.utils.flags import FlagError
 from training.checkpoint.files import list_steps, load_checkpoint
 from training.checkpoint.resuming import changed_settings, claim
 from training.checkpoint.run_folder import lock_run_folder
 from training.checkpoint.snapshot import fit_optimizer, restore, save
 from training.checkpoint.storage import Storage
 from training.config import RunConfig, build_config
-from training.flags import FlagError
 from training.health.terms import NonFiniteError
 from training.main import main
 from training.parallel.distributed import World

@@ -104,7 +104,7 @@ def test_every_rank_of_a_hanging_run_prints_its_stacks(forked, tmp_path):
     code = forked.run(
         "--model", "ProLIP-ViT-test", "--dataset-type", "synthetic", "--train-num-samples", "64", "--batch-size", "4",
         "--workers", "0", "--max-steps", "4", "--warmup", "1", "--device", "cpu", "--stall-seconds", "2",
-        "--output-dir", tmp_path, "--name", "run", ranks=2, before=STUCK,
+        "--output", tmp_path, "--name", "run", ranks=2, before=STUCK,
     )  # fmt: skip
     assert code == 0, forked.err[-3000:]
     for rank in (0, 1):

@@ -1,6 +1,6 @@
 """What an index says of shards, and a stream that compares: counts, bytes, checksums by block.
 
-`python -m prolip.data.index` writes it. The file is JSON:
+`prolip data index` writes it. The file is JSON:
 {"format": FORMAT, "block": bytes, "shards": {name: {"samples", "bytes", "sha256", "crc32": [hex, one per block]}}},
 a name being relative to the index's folder where the shard lies below it, else its URL without user info and query, or
 the hash of a `pipe:` command.
@@ -97,7 +97,7 @@ def remedy(url: str, place: str) -> str:
     """The command that writes an index anew."""
     default = posixpath.join(parent(url), INDEX_NAME) in map(canonical, place.split(", "))
     shards = posixpath.join(parent(url), "*.tar") if is_local(url) else "SHARDS"
-    return f"run: python -m prolip.data.index '{shards}'" + ("" if default else f" --output {place}")
+    return f"run: prolip data index '{shards}'" + ("" if default else f" --output {place}")
 
 
 def to_json(index: ShardIndex) -> dict[str, Any]:
@@ -121,7 +121,7 @@ def to_json(index: ShardIndex) -> dict[str, Any]:
 def from_json(data: Any, place: str) -> ShardIndex:
     """The reverse of `to_json`; ValueError where it is something else."""
     if not isinstance(data, dict) or data.get("format") != FORMAT:
-        raise ValueError(f"{place} is no {FORMAT!r}: make one by python -m prolip.data.index SHARDS --output {place}")
+        raise ValueError(f"{place} is no {FORMAT!r}: make one by prolip data index SHARDS --output {place}")
     folder = parent(place)
     try:
         block = data["block"]
@@ -159,7 +159,7 @@ def read_index(place: str, policy: ReadPolicy | None = None) -> ShardIndex:
     try:
         values = loads(data)
     except ValueError as error:
-        raise ValueError(f"{place} is no JSON ({error}): write it anew by python -m prolip.data.index") from error
+        raise ValueError(f"{place} is no JSON ({error}): write it anew by prolip data index") from error
     return from_json(values, place)
 
 
@@ -229,6 +229,6 @@ class CheckedStream:
     def _mismatch(self, what: str) -> ShardFault:
         return ShardFault(
             "index mismatch",
-            f"{what}; the index says {self.entry.bytes} bytes: run python -m prolip.data.index again if the "
+            f"{what}; the index says {self.entry.bytes} bytes: run prolip data index again if the "
             "shards were written anew, else fetch this shard again",
         )

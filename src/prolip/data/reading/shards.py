@@ -141,7 +141,7 @@ def count_samples(urls: Sequence[str], select: str | None = None, index: ShardIn
     size = sum(os.path.getsize(local_path(url)) for url in urls if is_local(url))
     if remote or size > COUNT_LIMIT:
         reason = f"{len(remote)} of them are remote" if remote else f"they hold {size / 2**30:.1f} GiB"
-        others = ", or put a sizes.json {file name: count} beside the shards, or make an index (prolip.data.index)"
+        others = ", or put a sizes.json {file name: count} beside the shards, or make an index (prolip data index)"
         raise ValueError(
             f"the samples of {len(urls)} shards ({urls[0]}...) are not counted, because {reason}: give "
             "--train-num-samples" + ("" if selector else others)

@@ -1,11 +1,6 @@
-"""prolip-clip-benchmark: clip_benchmark with ProLIP models, compared by csd.
-
-All of clip_benchmark's flags stand below, for its own models and for ours: --model local-dir:FOLDER, hf-hub:ORG/NAME,
-or a name such as ProLIP-ViT-B-16 with --pretrained FILE. Numbers are float32 unless --amp is given.
-"""
+"""clip_benchmark with ProLIP models, compared by csd: `prolip eval clip-benchmark`."""
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 import os
@@ -15,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import NoReturn
+from typing import NamedTuple
 from unittest.mock import patch
 
 from clip_benchmark import cli
@@ -35,14 +30,13 @@ from prolip.factory import create_model_and_transforms
 from prolip.methods import find_method, find_score
 from prolip.models.registry import find_weights, get_model_config
 from prolip.models.tokenizer import get_tokenizer
-from prolip.models.weights.checkpoint import CheckpointError, find_in
+from prolip.models.weights.checkpoint import find_in
 from prolip.models.weights.unreadable import WEIGHT_NAMES
-from prolip.prompts.weights import PromptWeights, UnfitPrompts
+from prolip.prompts.weights import PromptWeights
 from prolip.scores import TrueMatchScore
-from prolip.utils import console
 from prolip.utils.outputs import replacing
 
-PROG = "prolip-clip-benchmark"
+PROG = "prolip eval clip-benchmark"
 FIELDS = ("dataset", "model", "pretrained", "pretrained_full_path", "language", "task", "similarity")
 UPSTREAM_OUTPUT = "{dataset}_{pretrained}_{model}_{language}_{task}.json"
 OUR_OUTPUT = "{dataset}_{pretrained}_{model}_{similarity}_{language}_{task}.json"
@@ -54,37 +48,21 @@ REMEDIES = {
 }
 
 
-def own_parser() -> argparse.ArgumentParser:
-    """The flags that clip_benchmark has not, and those whose meaning we widen."""
-    parser = argparse.ArgumentParser(
-        PROG, usage=f"{PROG} eval [options]", description=__doc__, add_help=False, allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
-    parser.add_argument(
-        "--similarity", type=score_called, metavar="SCORE",
-        help="how our models compare: csd, mean or a measure (default: the score of their method)",
-    )  # fmt: skip
-    parser.add_argument("--prompts", metavar="FILE", help="weights of prompts by python -m prolip.prompts fit")
-    parser.add_argument("--amp", action="store_true", help="mixed precision; without it all is computed in float32")
-    parser.add_argument("--tokenizer", help="a folder, a file or bpe: another tokenizer than the ProLIP model's own")
-    parser.add_argument(
-        "--pretrained", nargs="+", help="as below; models that have their own weights (local-dir:, hf-hub:) need none"
-    )
-    parser.add_argument(
-        "--output", help="as below, with {similarity} as one more field, which the default has for ProLIP models"
-    )
-    return parser
+class Added(NamedTuple):
+    """Flags that clip_benchmark has not, or in a narrower meaning."""
+
+    similarity: str | None = None
+    prompts: str | None = None
+    amp: bool = False
+    tokenizer: str | None = None
+    pretrained: Sequence[str] | None = None
+    output: str | None = None
 
 
-def score_called(name: str) -> str:
-    """A score's name, which argparse refuses where there is no such score."""
-    try:
-        return find_score(name).name
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
+NOTHING = Added()
 
 
-def load_encoder(model_name, pretrained, cache_dir, device, *, own: Namespace):
+def load_encoder(model_name, pretrained, cache_dir, device, *, own: Added):
     """clip_benchmark's loader of the model type `prolip`: (model, transform, tokenizer); own: our flags.
 
     ValueError where weights of prompts are of another model.
@@ -105,7 +83,7 @@ def load_encoder(model_name, pretrained, cache_dir, device, *, own: Namespace):
 
 
 @contextmanager
-def plugged_in(own: Namespace) -> Iterator[None]:
+def plugged_in(own: Added) -> Iterator[None]:
     """clip_benchmark, repaired, with the model type `prolip`; as it was afterwards."""
     loader = partial(load_encoder, own=own)
     with repaired(), patch.dict(registry.TYPE2FUNC, prolip=loader):
@@ -116,11 +94,9 @@ def plugged_in(own: Namespace) -> Iterator[None]:
             registry.MODEL_TYPES.remove("prolip")
 
 
-def parse(own: Namespace, rest: Sequence[str]) -> Namespace:
+def parse(own: Added, rest: Sequence[str]) -> Namespace:
     """clip_benchmark's flags, by its own parser; own: ours, which were taken out of `rest`."""
     rest = list(rest)
-    if not rest or ({"-h", "--help"} & set(rest) and rest[0] != "build"):
-        print(own_parser().format_help())  # ours on top, its own follows
     if own.pretrained is not None:
         rest += ["--pretrained", *own.pretrained]
     if own.output is not None:
@@ -131,11 +107,11 @@ def parse(own: Namespace, rest: Sequence[str]) -> Namespace:
         upstream.print_help()
         raise SystemExit(2)
     if own.amp and base.which == "eval" and not base.amp:
-        own_parser().error("--amp and --no_amp contradict each other: drop one")
+        raise ValueError("--amp and --no_amp contradict each other: drop one")
     return base
 
 
-def planned(own: Namespace, base: Namespace) -> list[Namespace]:
+def planned(own: Added, base: Namespace) -> list[Namespace]:
     """Every evaluation that clip_benchmark would make of these arguments, completed and checked."""
     checks.check_names(cli._as_list(base.pretrained_model))
     base.amp = own.amp  # the original's default is autocast, which is bfloat16 on CPU and changes rankings
@@ -164,7 +140,7 @@ def planned(own: Namespace, base: Namespace) -> list[Namespace]:
     return runs
 
 
-def complete(run: Namespace, own: Namespace) -> None:
+def complete(run: Namespace, own: Added) -> None:
     """Fill in what depends on the model and the data set: model type, weights, task, output."""
     if run.model_type == "open_clip" and checks.is_ours(run):
         run.model_type = "prolip"
@@ -183,7 +159,7 @@ def complete(run: Namespace, own: Namespace) -> None:
     run.output = output_of(run, own)
 
 
-def similarity_of(run: Namespace, own: Namespace) -> str:
+def similarity_of(run: Namespace, own: Added) -> str:
     """What the run compares by; a linear probe reads the means."""
     if run.model_type != "prolip":
         return "cosine"
@@ -197,7 +173,7 @@ def similarity_of(run: Namespace, own: Namespace) -> str:
     return find_method(config["method_cfg"]["name"]).score.name
 
 
-def output_of(run: Namespace, own: Namespace) -> str:
+def output_of(run: Namespace, own: Added) -> str:
     """The file of a run. The original puts the slashes of a model's name into it, and at the end finds no folder."""
     template = run.output
     if own.output is None and template == UPSTREAM_OUTPUT and run.model_type == "prolip":
@@ -235,7 +211,7 @@ def feature_folder(run: Namespace, shard_marks: Sequence[str]) -> str:
     return os.path.join(run.feature_root, hashlib.sha256(json.dumps(what).encode()).hexdigest()[:16])
 
 
-def evaluate_and_write(run: Namespace, own: Namespace) -> None:
+def evaluate_and_write(run: Namespace, own: Added) -> None:
     """One evaluation by clip_benchmark, its file completed with what was compared and how."""
     path = Path(run.output)
     if run.skip_existing and path.exists():
@@ -253,45 +229,34 @@ def evaluate_and_write(run: Namespace, own: Namespace) -> None:
     if run.verbose:
         print(f"Results are in {path}")
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """The console script: what the user can mend ends in one line and exit code 2, before a model is loaded."""
-    own, rest = own_parser().parse_known_args(list(sys.argv[1:] if argv is None else argv))
+
+def run(words: Sequence[str], own: Added = NOTHING) -> None:
+    """What clip_benchmark does with these words, `eval ...` or `build ...`, with our models in it.
+
+    What the user can mend is known before a model is loaded: OSError, ValueError or CheckpointError.
+    """
+    if own.similarity is not None:
+        own = own._replace(similarity=find_score(own.similarity).name)
     with plugged_in(own):
-        base = parse(own, rest)
-        try:
-            if base.which == "build":
-                checks.check_results(base.files)
-                checks.check_output(base.output)
-                with replacing(Path(base.output)) as temporary:
-                    base.output = str(temporary)
-                    cli.main_build(base)
-                return 0
-            runs = planned(own, base)
-        except (OSError, ValueError, CheckpointError) as error:
-            raise refused(error) from error
-        for run in runs:
+        base = parse(own, words)
+        if base.which == "build":
+            checks.check_results(base.files)
+            checks.check_output(base.output)
+            with replacing(Path(base.output)) as temporary:
+                base.output = str(temporary)
+                cli.main_build(base)
+            return
+        for one in planned(own, base):
             try:
-                evaluate_and_write(run, own)
-            except (CheckpointError, FileNotFoundError, UnfitPrompts) as error:
-                raise refused(error) from error
+                evaluate_and_write(one, own)
+            except FileNotFoundError:
+                raise
             except DamagedData as error:  # from a loader's worker with the worker's traceback before it
-                raise refused(str(error).splitlines()[-1].rpartition(f"{DamagedData.__name__}: ")[2]) from error
+                raise DamagedData(str(error).splitlines()[-1].rpartition(f"{DamagedData.__name__}: ")[2]) from error
             except OSError as error:  # no network to fetch the data from, no room for the result
-                raise refused(f"--dataset {run.dataset}, --output {run.output}: {error}") from error
+                raise OSError(f"--dataset {one.dataset}, --output {one.output}: {error}") from error
             except (ValueError, RuntimeError) as error:
                 remedy = next((words for start, words in REMEDIES.items() if str(error).startswith(start)), None)
                 if remedy is None:
                     raise
-                raise refused(f"{error} {remedy}") from error
-    return 0
-
-
-def script() -> NoReturn:
-    """`main` as a process of its own, whose output may die."""
-    console.command(main)
-
-
-def refused(message: object) -> SystemExit:
-    """Exit code 2, its reason in one line."""
-    print(f"{PROG}: error: {console.one_line(message)}", file=sys.stderr)
-    return SystemExit(2)
+                raise ValueError(f"{error} {remedy}") from error

@@ -171,7 +171,7 @@ def named_damage(samples: Iterable) -> Iterator:
 def damaged(place: str, fault: object) -> DamagedData:
     """What to say of a file that cannot be used."""
     return DamagedData(
-        f"{place}: {fault}. Fetch it again; python -m prolip.evaluation --skip-damaged evaluates what is left, and says"
+        f"{place}: {fault}. Fetch it again; prolip eval tasks --skip-damaged evaluates what is left, and says"
         " what it left out"
     )
 

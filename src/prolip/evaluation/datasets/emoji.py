@@ -1,8 +1,5 @@
 """The emoji corpus as tasks of clip_benchmark's layout: retrieval with its many-to-many labels, and classification.
 
-    python -m prolip.evaluation.datasets.emoji --data data/emoji/emojione.tar --out FOLDER
-    python -m prolip.evaluation.datasets.emoji --data data/emoji/emojione.tar --out FOLDER --classes subgroup
-
 Retrieval: every distinct text stands once in the gallery, a name with its own drawing, another text with the first
 drawing that it is true of. `relevance.json` holds all further true pairs; a tool that does not read it sees one caption
 set per image. Classification: a drawing's class is its concept's subgroup or group, with `data.emoji.TEMPLATES` as
@@ -10,7 +7,6 @@ prompts.
 """
 from __future__ import annotations
 
-import argparse
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -19,13 +15,10 @@ from pathlib import Path
 import numpy as np
 from webdataset import TarWriter
 
-from prolip.data import emoji
 from prolip.data.emoji import TEMPLATES, Corpus
 from prolip.data.faults import SampleFault
 from prolip.data.samples.decoding import decode_image
 from prolip.evaluation.datasets.wds import COUNT, RELEVANCE, TYPE, class_files
-from prolip.utils import console
-from prolip.utils.messages import naming
 from prolip.utils.outputs import check_output, replacing_folder
 
 SHARD = 1000
@@ -129,25 +122,3 @@ def suffix_of(data: bytes) -> str:
     if data[:4] == b"RIFF":
         return "webp"
     return "png" if data.startswith(b"\x89PNG") else "jpg"
-
-
-@console.exits_in_one_line(OSError, ValueError)
-def main(arguments: Sequence[str] | None = None) -> Path:
-    """The command: what the user can mend ends in one line and exit code 2."""
-    parser = argparse.ArgumentParser("python -m prolip.evaluation.datasets.emoji", description=__doc__.split("\n")[0])
-    parser.add_argument("--data", nargs="+", required=True, metavar="TAR", help="shards of the corpus")
-    parser.add_argument("--select", help="which concepts, e.g. 'group=animals nature|food drink'")
-    parser.add_argument("--classes", choices=("subgroup", "group"), help="classification by these instead of retrieval")
-    parser.add_argument("--out", required=True, metavar="FOLDER")
-    args = parser.parse_args(arguments)
-    with naming("--data"):
-        corpus = emoji.read(args.data)
-    with naming("--select"):
-        corpus = corpus.select(args.select) if args.select else corpus
-    folder = write_emoji_classes(corpus, args.out, args.classes) if args.classes else write_emoji(corpus, args.out)
-    print(f"{len(corpus.drawings)} drawings written; evaluate them with --dataset wds:{folder}")
-    return folder
-
-
-if __name__ == "__main__":
-    console.command(main)

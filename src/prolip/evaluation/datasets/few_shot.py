@@ -1,20 +1,16 @@
 """Few-shot tasks of any classification set: some images of each class to train on, and what they are no part of.
 
-    python -m prolip.evaluation.datasets.few_shot --dataset wds:runs/tasks/pets --shots 16 --seed 0 --out runs/few/pets
-    python -m prolip.evaluation.datasets.few_shot --dataset imagenet:train --test imagenet:val --classes all --out ...
-
 Base to novel (Zhou et al. 2022): the first half of the classes, in the set's order, are base, the others novel; of an
 uneven number base has one more. Written are
 
     FOLDER/train.tar        `shots` images of every base class, each with the prompt of its class as its caption
     FOLDER/base, novel      test sets in clip_benchmark's layout, which know no other class
 
-With --classes all, for domain generalisation, train.tar has every class, and FOLDER/all is the test set of its domain.
-Test images are those of --test, or else what was not drawn: then at most half of a class's images are drawn.
+Or with all classes, for domain generalisation: train.tar has every class, and FOLDER/all is the test set of its domain.
+Test images are those of another set, or else what was not drawn: then at most half of a class's images are drawn.
 """
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
@@ -26,10 +22,7 @@ from webdataset import ShardWriter, TarWriter
 
 from prolip.evaluation.datasets.base import Dataset, Sample, fingerprint
 from prolip.evaluation.datasets.emoji import SHARD, SPLIT, suffix_of
-from prolip.evaluation.datasets.specs import FORMS, open_dataset
 from prolip.evaluation.datasets.wds import COUNT, class_files
-from prolip.utils import console
-from prolip.utils.messages import at_least, naming
 from prolip.utils.outputs import check_output, replacing_folder
 
 #: The paper's words, VACSR B.1.
@@ -106,7 +99,7 @@ def draw(
         if shared:
             raise ValueError(
                 f"{len(shared)} of {len(rest)} test images of {test.source} are among those drawn to train on"
-                f" ({', '.join(shared[:SHOWN])}): give a split without them, or no --test, and what is not drawn is it"
+                f" ({', '.join(shared[:SHOWN])}): give a split without them, or no --test-data, to test on the rest"
             )
     shown = {row.label for row in rest}
     check_classes(test or dataset, [x for part in classes.values() for x in part if x not in shown], "test image")
@@ -132,7 +125,7 @@ def check_classes(dataset: Dataset, missing: Sequence[int], what: str) -> None:
     if missing:
         names = ", ".join(repr(dataset.classnames[label]) for label in missing[:SHOWN])
         raise ValueError(f"{len(missing)} of {len(dataset.classnames)} classes of {dataset.source} have no {what}"
-                         f" ({names}): leave them out of the set, or give --test images of all")  # fmt: skip
+                         f" ({names}): leave them out of the set, or give --test-data with images of all")  # fmt: skip
 
 
 def write_few_shot(
@@ -202,52 +195,4 @@ def describe(found: FewShot, dataset: Dataset, folder: Path, shots: int) -> Iter
         yield f"  fewer than {shots} images of {len(few)} classes: {named}"
     for name, rows in found.test.items():
         yield f"{folder / name}: {len(rows)} images of {len(found.classes[name])} classes"
-    yield f"evaluate with --dataset {' '.join(f'wds:{folder / name}' for name in found.test)}"
-
-
-def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    form = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser("python -m prolip.evaluation.datasets.few_shot", description=__doc__,
-                                     formatter_class=form)  # fmt: skip
-    add = parser.add_argument
-    add("--dataset", required=True, metavar="WORD:ADDRESS", help=f"what is drawn from: {FORMS}")
-    add("--split", help="its split (default: test)")
-    add("--test", metavar="WORD:ADDRESS", help="test images (default: what is not drawn, or --dataset's --test-split)")
-    add("--test-split", help="their split (default: test)")
-    add("--shots", type=int, default=16, help="images of each class (default: %(default)s)")
-    add("--seed", type=int, default=0, help="of the draw (default: %(default)s)")
-    add("--classes", choices=("base", "all"), default="base", help="train on the first half of them, or on all")
-    add("--template", default=TEMPLATE, help="what a class is called, {c} for its name (default: %(default)r)")
-    add("--out", required=True, type=Path, metavar="FOLDER")
-    args = parser.parse_args(arguments)
-    if args.test_split and not args.test:
-        args.test = args.dataset
-    return args
-
-
-def run(args: argparse.Namespace) -> FewShot:
-    """Open, draw, write and report."""
-    at_least(args, 1, "shots")
-    if "{c}" not in args.template and "{}" not in args.template:
-        raise ValueError(f"--template {args.template!r} has no {{c}} where the class goes")
-    check_new(args.out, ("all",) if args.classes == "all" else ("base", "novel"))  # before anything is read
-    with naming(f"--dataset {args.dataset}"):
-        dataset = open_dataset(args.dataset, args.split)
-    test = None
-    if args.test:
-        with naming(f"--test {args.test}"):
-            test = open_dataset(args.test, args.test_split)
-    found = draw(dataset, test, args.shots, args.seed, args.classes == "all")
-    write_few_shot(found, dataset, args.out, test, args.template)
-    print("\n".join(describe(found, dataset, args.out, args.shots)))
-    return found
-
-
-@console.exits_in_one_line(OSError, ValueError)
-def main(arguments: Sequence[str] | None = None) -> FewShot:
-    """The command: what the user can mend ends in one line and exit code 2."""
-    return run(parse(arguments))
-
-
-if __name__ == "__main__":
-    console.command(main)
+    yield f"evaluate with --data {' '.join(f'wds:{folder / name}' for name in found.test)}"

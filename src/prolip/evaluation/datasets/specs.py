@@ -1,27 +1,25 @@
 """Data sets by a word and an address, as commands take them: `wds:FOLDER`, `coco:JSON,ROOT`."""
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from prolip.data.faults import FaultCounter
-from prolip.evaluation.datasets.base import Dataset
-from prolip.evaluation.datasets.captioned import open_cub, open_iapr, open_karpathy
-from prolip.evaluation.datasets.coco import FURTHER
-from prolip.evaluation.datasets.folders import open_folder
-from prolip.evaluation.datasets.tables import open_caption_table, open_winogavil
-from prolip.evaluation.datasets.wds import open_wds
-from prolip.evaluation.metrics.blockwise import Further
-from prolip.models.config import near_matches
+from prolip.utils.flags import did_you_mean
+
+if TYPE_CHECKING:
+    from prolip.data.faults import FaultCounter
+    from prolip.evaluation.datasets.base import Dataset
+    from prolip.evaluation.metrics.blockwise import Further
 
 
 class Reader(NamedTuple):
     """A reader, whether it has splits, and how many comma-separated addresses it takes at least and at most.
 
-    One beyond the least is the place of the lists of its splits.
+    One beyond the least is the place of the lists of its splits. open: module of this folder and function, which is
+    imported late, as the command line shows the forms.
     """
 
-    open: Callable[..., Dataset]
+    open: str
     form: str
     splits: bool
     least: int = 1
@@ -29,20 +27,22 @@ class Reader(NamedTuple):
 
 
 READERS = {
-    "wds": Reader(open_wds, "wds:FOLDER or URL", True),
-    "imagenet": Reader(open_folder, "imagenet:FOLDER", False),
-    "coco": Reader(open_karpathy, "coco:JSON,IMAGES", True, 2, 2),
-    "flickr": Reader(open_karpathy, "flickr:JSON,IMAGES", True, 2, 2),
-    "cub": Reader(open_cub, "cub:CAPTIONS,IMAGES[,LISTS]", True, 2, 3),
-    "iapr": Reader(open_iapr, "iapr:FOLDER[,LISTS]", True, 1, 2),
-    "captions": Reader(open_caption_table, "captions:FOLDER", False),
-    "winogavil": Reader(open_winogavil, "winogavil:FOLDER", False),
+    "wds": Reader("wds.open_wds", "wds:FOLDER or URL", True),
+    "imagenet": Reader("folders.open_folder", "imagenet:FOLDER", False),
+    "coco": Reader("captioned.open_karpathy", "coco:JSON,IMAGES", True, 2, 2),
+    "flickr": Reader("captioned.open_karpathy", "flickr:JSON,IMAGES", True, 2, 2),
+    "cub": Reader("captioned.open_cub", "cub:CAPTIONS,IMAGES[,LISTS]", True, 2, 3),
+    "iapr": Reader("captioned.open_iapr", "iapr:FOLDER[,LISTS]", True, 1, 2),
+    "captions": Reader("tables.open_caption_table", "captions:FOLDER", False),
+    "winogavil": Reader("tables.open_winogavil", "winogavil:FOLDER", False),
 }
 FORMS = ", ".join(reader.form for reader in READERS.values())
 
 
 def further_of(info: dict[str, Any]) -> Further | None:
     """What the labels of a data set with this `info` add to its metrics, where only its description is left."""
+    from prolip.evaluation.datasets.coco import FURTHER
+
     return FURTHER if "caption_ids" in info else None
 
 
@@ -59,7 +59,8 @@ def open_dataset(spec: str, split: str | None = None, damage: FaultCounter | Non
     """
     word, colon, rest = spec.partition(":")
     if not colon or word not in READERS:
-        raise ValueError(f"the data set {spec!r} begins with no known word: {near_matches(word, READERS)} ({FORMS})")
+        remedy = did_you_mean(word, READERS, "give one of these")
+        raise ValueError(f"the data set {spec!r} begins with no known word: {remedy} ({FORMS})")
     reader = READERS[word]
     addresses = rest.split(",") if reader.most > 1 else [rest]
     if not reader.least <= len(addresses) <= reader.most or not all(addresses):
@@ -68,4 +69,6 @@ def open_dataset(spec: str, split: str | None = None, damage: FaultCounter | Non
         raise ValueError(f"{reader.form} has no splits: drop --split {split}")
     options = {"split": split} if split is not None else {}
     lists = {"lists": addresses.pop()} if len(addresses) > reader.least else {}
-    return reader.open(*addresses, **options, **lists, damage=damage)
+    module, _, name = reader.open.partition(".")
+    open_it = getattr(import_module(f"prolip.evaluation.datasets.{module}"), name)
+    return open_it(*addresses, **options, **lists, damage=damage)

@@ -72,8 +72,8 @@ def own_labels(features: Features) -> Tensor:
     """The labels. ValueError where the files have none."""
     if features.labels is None:
         raise ValueError(
-            f"{features.dataset.source} has no labels (.cls), only metadata (.npy): sets of faces are scored by python "
-            "-m prolip.evaluation.datacomp"
+            f"{features.dataset.source} has no labels (.cls), only metadata (.npy): sets of faces are scored by "
+            "prolip eval datacomp"
         )
     return features.labels
 

@@ -1,4 +1,4 @@
-"""What the tests of prolip-clip-benchmark share: small models, small test sets, one evaluation in this process."""
+"""What the tests of prolip eval clip-benchmark share: small models, small test sets, one evaluation in this process."""
 from __future__ import annotations
 
 import json
@@ -7,9 +7,9 @@ from pathlib import Path
 import open_clip
 import torch
 import wds_folders as wds
+from commands import clip_benchmark
 
 import prolip
-from prolip.evaluation.clip_benchmark import command
 from prolip.models.weights.checkpoint import save_pretrained
 
 WIDE = {"init_unc_bias": -4.0, "init_unc_gain": 1.0}
@@ -50,5 +50,5 @@ def evaluate(folder: Path | str, *flags: str, workers: int = 0) -> dict:
     """The whole result file of one evaluation by our command."""
     common = ["--dataset", f"wds/{Path(folder).name}", "--dataset_root", str(folder), "--output", "result.json"]
     arguments = ["eval", *common, "--batch_size", "5", "--num_workers", str(workers), "--quiet", *flags]
-    assert command.main(arguments) == 0
+    clip_benchmark(arguments)
     return json.loads(Path("result.json").read_text())

@@ -9,12 +9,15 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
 import miniatures
 import pytest
+import torch
+from commands import datacomp, returned
 from datacomp_suite import Oracle, write_suite
 
 from prolip.data.faults import ShardFault
-from prolip.evaluation.datacomp import main, parse
+from prolip.evaluation import loading
 from prolip.evaluation.datasets.base import DamagedData
 from prolip.evaluation.datasets.wds import open_wds
+from prolip.evaluation.model import check_device
 from prolip.evaluation.suites.datacomp import places, run
 from prolip.evaluation.suites.datacomp.tables import build_report
 from prolip.evaluation.suites.datacomp.tasks import TASKS, select_tasks
@@ -33,7 +36,7 @@ def data(tmp_path_factory):
 
 def command(data, out, *arguments):
     model, folder = data
-    return ["--model", model, "--data-dir", str(folder), "--output", str(out), "--workers", "0", "--device", "cpu",
+    return ["--model", model, "--data", str(folder), "--output", str(out), "--workers", "0", "--device", "cpu",
             *arguments]  # fmt: skip
 
 
@@ -57,7 +60,7 @@ def test_missing_datasets_are_named_with_the_command_that_fetches_them_before_an
     shutil.rmtree(folder / "wds_mnist_test")
     (folder / "wds_geode_test" / "test" / "0.tar").unlink()
     with pytest.raises(SystemExit) as stop:
-        main(command((model, folder), tmp_path / "out", "--tasks", *NAMES))
+        datacomp(command((model, folder), tmp_path / "out", "--tasks", *NAMES))
     assert stop.value.code == 2
     out, err = capsys.readouterr()
     assert f"2 of {len(FEW)} datasets cannot be read" in out
@@ -69,7 +72,7 @@ def test_missing_datasets_are_named_with_the_command_that_fetches_them_before_an
 def test_the_rest_is_evaluated_where_missing_ones_are_allowed(data, tmp_path, capsys):
     model, folder = copy(data, tmp_path / "data")
     shutil.rmtree(folder / "winogavil")
-    outcome = main(command((model, folder), tmp_path / "out", "--allow-missing", "--tasks", *NAMES))
+    outcome = datacomp(command((model, folder), tmp_path / "out", "--allow-missing", "--tasks", *NAMES))
     assert sorted(keys(tmp_path / "out")) == sorted(set(NAMES) - {"misc/winogavil"})
     assert list(outcome.missing) == ["misc/winogavil"]
     assert outcome.report.ours[0].averages == {}
@@ -83,26 +86,26 @@ def test_a_damaged_dataset_fails_alone_and_is_taken_up_when_it_is_mended(data, t
     shard.write_bytes(whole[: len(whole) // 2])
     arguments = command((model, folder), tmp_path / "out", "--tasks", *NAMES)
     with pytest.raises(SystemExit) as stop:
-        main(arguments)
+        datacomp(arguments)
     assert stop.value.code == 1
     assert "CIFAR-10 failed" in capsys.readouterr().err
     assert "cifar10" not in keys(tmp_path / "out") and len(keys(tmp_path / "out")) == len(FEW) - 1
     shard.write_bytes(whole)
-    main(arguments)
+    datacomp(arguments)
     assert keys(tmp_path / "out").count("cifar10") == 1 and len(keys(tmp_path / "out")) == len(FEW)
 
 
 def test_what_was_finished_before_is_said(data, tmp_path, capsys):
-    main(command(data, tmp_path / "out", "--tasks", "mnist"))
+    datacomp(command(data, tmp_path / "out", "--tasks", "mnist"))
     assert "are finished" not in capsys.readouterr().out
-    main(command(data, tmp_path / "out", "--tasks", "mnist", "cifar10", "--plots"))
+    datacomp(command(data, tmp_path / "out", "--tasks", "mnist", "cifar10", "--plots"))
     assert f"1 of 2 tasks are finished and get no plots: their results in {tmp_path}" in capsys.readouterr().out
     assert [path.name for path in (tmp_path / "out" / "plots").iterdir()] == ["cifar10-csd"]
 
 
 def test_tables_of_processes_that_end_together_hold_the_results_of_all(data, tmp_path, monkeypatch):
     for name, task in (("out", "mnist"), ("other", "cifar10")):
-        main(command(data, tmp_path / name, "--tasks", task))
+        datacomp(command(data, tmp_path / name, "--tasks", task))
     late = (tmp_path / "other" / "results.jsonl").read_text()
     read, seconds = threading.Event(), []
 
@@ -129,26 +132,26 @@ def test_tables_of_processes_that_end_together_hold_the_results_of_all(data, tmp
 def test_changed_data_is_evaluated_again(data, tmp_path):
     model, folder = copy(data, tmp_path / "data")
     arguments = command((model, folder), tmp_path / "out", "--tasks", "mnist", "cifar10")
-    main(arguments)
+    datacomp(arguments)
     templates = folder / "wds_mnist_test" / "zeroshot_classification_templates.txt"
     templates.write_text("a drawing of {c}\n")
-    main(arguments)
+    datacomp(arguments)
     assert sorted(keys(tmp_path / "out")) == ["cifar10", "mnist", "mnist"]
 
 
 def test_shards_of_the_suite_make_the_whole_together(data, tmp_path):
-    main(command(data, tmp_path / "out", "--tasks", *NAMES, "--shard", "0/2", "--no-uncertainty"))
+    datacomp(command(data, tmp_path / "out", "--tasks", *NAMES, "--part", "0/2", "--no-uncertainty"))
     first = keys(tmp_path / "out")
     assert 0 < len(first) < len(FEW)
-    main(command(data, tmp_path / "out", "--tasks", *NAMES, "--shard", "1/2", "--no-uncertainty"))
+    datacomp(command(data, tmp_path / "out", "--tasks", *NAMES, "--part", "1/2", "--no-uncertainty"))
     assert sorted(keys(tmp_path / "out")) == sorted(NAMES)
 
 
 def test_saved_embeddings_serve_a_later_similarity(data, tmp_path):
     features = ["--save-features", str(tmp_path / "features"), "--tasks", "mnist", "utkface"]
-    main(command(data, tmp_path / "out", *features))
+    datacomp(command(data, tmp_path / "out", *features))
     stored = {path: path.stat().st_mtime_ns for path in (tmp_path / "features").rglob("*.safetensors")}
-    main(command(data, tmp_path / "out", *features, "--similarity", "csd", "wasserstein2"))
+    datacomp(command(data, tmp_path / "out", *features, "--similarity", "csd", "wasserstein2"))
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "features").rglob("*.safetensors")} == stored
     assert sorted(keys(tmp_path / "out")) == ["fairness/utkface"] * 2 + ["mnist"] * 2
 
@@ -156,15 +159,15 @@ def test_saved_embeddings_serve_a_later_similarity(data, tmp_path):
 def test_a_place_for_embeddings_that_cannot_be_written_is_refused_before_the_model_is_loaded(
     data, tmp_path, monkeypatch, capsys
 ):  # fmt: skip
-    monkeypatch.setattr(run, "load_embedder", lambda *_: pytest.fail("loaded"))
+    monkeypatch.setattr(loading, "load_embedder", lambda *_: pytest.fail("loaded"))
     (tmp_path / "features").touch()
     with pytest.raises(SystemExit) as stop:
-        main(command(data, tmp_path / "out", "--save-features", str(tmp_path / "features")))
+        datacomp(command(data, tmp_path / "out", "--save-features", str(tmp_path / "features")))
     assert stop.value.code == 2 and "features is a file: give a folder" in capsys.readouterr().err
 
 
 def test_plots_of_a_task_lie_beside_the_tables(data, tmp_path):
-    main(command(data, tmp_path / "out", "--tasks", "renderedsst2", "--plots"))
+    datacomp(command(data, tmp_path / "out", "--tasks", "renderedsst2", "--plots"))
     plots = sorted(path.name for path in (tmp_path / "out" / "plots" / "renderedsst2-csd").iterdir())
     assert {"risk_coverage.png", "by_decile.png"} <= set(plots)
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in (tmp_path / "out" / "plots").rglob("*.png"))
@@ -181,7 +184,7 @@ def test_datasets_are_read_over_the_network(data, tmp_path):
     tasks = ["--tasks", "mnist", "mscoco_2014_5k_test_image_text_retrieval"]
     try:
         for place, out in ((f"http://127.0.0.1:{server.server_port}", "far"), (str(data[1]), "near")):
-            main(command((data[0], place), tmp_path / out, *tasks))
+            datacomp(command((data[0], place), tmp_path / out, *tasks))
     finally:
         server.shutdown()
         server.server_close()
@@ -210,13 +213,14 @@ def test_an_address_that_does_not_answer_is_waited_for_once_and_not_for_every_ta
 
 def test_tables_of_several_runs_stand_side_by_side(data, tmp_path, capsys):
     for name, similarity in (("a", "csd"), ("b", "mean")):
-        main(command(data, tmp_path / name, "--tasks", "imagenet", "--similarity", similarity))
+        datacomp(command(data, tmp_path / name, "--tasks", "imagenet", "--similarity", similarity))
     folders = [str(tmp_path / "a"), str(tmp_path / "b")]
-    outcome = main(["--tables-of", *folders, "--output", str(tmp_path / "c"), "--published", "openai"])
-    assert [row.label.split()[-1] for row in outcome.report.ours] == ["(csd)", "(mean)"]
+    words = ["--tables-of", *folders, "--output", str(tmp_path / "c"), "--published", "openai"]
+    report = returned("prolip.evaluation.suites.datacomp.run.write_tables", "eval", "datacomp", *words)
+    assert [row.label.split()[-1] for row in report.ours] == ["(csd)", "(mean)"]
     assert "OpenCLIP ViT-B-16, openai" in (tmp_path / "c" / "tables.md").read_text()
     with pytest.raises(SystemExit):
-        main(["--tables-of", str(tmp_path / "none"), "--output", str(tmp_path / "d")])
+        datacomp(["--tables-of", str(tmp_path / "none"), "--output", str(tmp_path / "d")])
     assert "no result in" in capsys.readouterr().err
 
 
@@ -224,7 +228,7 @@ def test_an_openclip_model_runs_beside_ours_without_uncertainty(data, tmp_path):
     small = miniatures.small_openclip(tmp_path / "clip")
     arguments = command(data, tmp_path / "out", "--tasks", *NAMES)
     arguments[1:2] = ["ViT-mini", "--pretrained", str(tmp_path / "clip" / "weights.pt")]
-    outcome = main(arguments)
+    outcome = datacomp(arguments)
     lines = [json.loads(line) for line in (tmp_path / "out" / "results.jsonl").read_text().splitlines()]
     assert sorted(line["key"] for line in lines) == sorted(NAMES)
     assert {line["identity"]["fingerprint"] for line in lines} == {small.fingerprint}
@@ -234,13 +238,13 @@ def test_an_openclip_model_runs_beside_ours_without_uncertainty(data, tmp_path):
 
 
 @pytest.mark.parametrize("arguments, message", [
-    (["--tasks", "imagenett"], "no task 'imagenett'"), (["--similarity", "dot"], "dot"), (["--shard", "2/2"], "from 0"),
-    (["--published", "gpt"], "no published row"), (["--data-dir", "nowhere"], "nowhere is no folder"),
+    (["--tasks", "imagenett"], "no task 'imagenett'"), (["--similarity", "dot"], "dot"), (["--part", "2/2"], "from 0"),
+    (["--published", "gpt"], "no published row"), (["--data", "nowhere"], "nowhere is no folder"),
     (["--output", __file__], __file__), (["--batch-size", "0"], "give 1 or more"), (["--workers", "-1"], "give 0 or"),
 ])  # fmt: skip
 def test_mistakes_end_in_one_line_before_the_model_is_loaded(data, tmp_path, capsys, arguments, message):
     with pytest.raises(SystemExit) as stop:
-        main(command(("ViT-does-not-exist", data[1]), tmp_path / "out", *arguments))
+        datacomp(command(("ViT-does-not-exist", data[1]), tmp_path / "out", *arguments))
     assert stop.value.code == 2
     error = capsys.readouterr().err
     assert error.startswith("error: ") and message in error
@@ -250,35 +254,39 @@ def test_weights_that_broke_off_end_in_one_line(data, tmp_path, capsys):
     shutil.copytree(data[0].removeprefix("local-dir:"), tmp_path / "model")
     (tmp_path / "model/model.safetensors").write_bytes(b"cut")
     with pytest.raises(SystemExit) as stop:
-        main(command((f"local-dir:{tmp_path}/model", data[1]), tmp_path / "out", "--tasks", "mnist"))
+        datacomp(command((f"local-dir:{tmp_path}/model", data[1]), tmp_path / "out", "--tasks", "mnist"))
     error = capsys.readouterr().err
     assert stop.value.code == 2 and error.startswith("error: ") and "model.safetensors cannot be read" in error
 
 
 @pytest.mark.parametrize("rank", ["LOCAL_RANK", "SLURM_LOCALID"])
 def test_processes_of_one_machine_take_a_gpu_each(monkeypatch, rank):
-    monkeypatch.setattr(run.torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.delenv("LOCAL_RANK", raising=False)
     monkeypatch.setenv(rank, "3")
-    assert [run.pick_device(name) for name in ("auto", "cuda", "cuda:0")] == ["cuda:1", "cuda:1", "cuda:0"]
-    monkeypatch.setattr(run.torch.cuda, "device_count", lambda: 0)
-    assert [run.pick_device(name) for name in ("auto", "cuda")] == ["cpu", "cuda"]  # which loading then refuses
+    assert [str(check_device(name)) for name in ("auto", "cuda", "cuda:0")] == ["cuda:1", "cuda:1", "cuda:0"]
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert check_device("auto") == torch.device("cpu")
+    with pytest.raises(ValueError, match="no CUDA device"):
+        check_device("cuda")
 
 
 def test_published_rows_are_listed_with_the_averages_that_do_not_follow(capsys):
-    main(["--list-published"])
+    datacomp(["--list-published"])
     reported = capsys.readouterr().out.splitlines()
     assert "ProLIP ViT-B/16, 12.8B: all 6 printed averages follow from its 38 values" in reported
     assert sum("ProLIP ViT-B/16, 1.28B: " in line and "is printed as" in line for line in reported) == 5
 
 
 def test_the_list_shows_every_task_and_what_to_fetch(capsys):
-    main(["--list"])
+    datacomp(["--list"])
     out = capsys.readouterr().out
     assert len(out.splitlines()) == 41 and "djghosh/wds_wilds-fmow_test" in out and "nlphuji/winogavil" in out
 
 
 def test_a_model_and_data_are_asked_for(capsys):
     with pytest.raises(SystemExit):
-        parse(["--model", "x"])
-    assert "--data-dir" in capsys.readouterr().err
+        datacomp(["--model", "x"])
+    assert "--data" in capsys.readouterr().err

@@ -7,16 +7,14 @@ from pathlib import Path
 import miniatures
 import pytest
 import torch
+from commands import datacomp, evaluate_corpus
 from datacomp_suite import Oracle, write_suite
 
 import prolip
 from drawings import SHARDS, UNSEEN
-from prolip.evaluation.corpus import main as evaluate_corpus
-from prolip.evaluation.datacomp import main
-from prolip.evaluation.datasets.emoji import main as write_task
+from prolip.cli.main import main as command_line
 from prolip.evaluation.suites.datacomp.tasks import select_tasks
 from prolip.models.weights.checkpoint import save_pretrained
-from prolip.uncertainty.__main__ import main as fit
 
 FLICKR = "retrieval/flickr_1k_test_image_text_retrieval"
 FEW = select_tasks(["cifar10", "fmow", "geode", "utkface", FLICKR, "winogavil"])
@@ -28,17 +26,18 @@ def folder(tmp_path_factory) -> Path:
     root = tmp_path_factory.mktemp("fitted")
     torch.manual_seed(0)
     save_pretrained(prolip.create_model("ProLIP-ViT-test", method_cfg={"name": "siglip"}), root / "before")
-    assert fit(["--model", f"local-dir:{root}/before", "--train-data", SHARDS, "--caption-sampling", "name:2,group",
-                "--bank", "64", "--centres", "64", "--output", str(root / "after")]) == 0  # fmt: skip
+    assert command_line(["uncertainty", "--model", f"local-dir:{root}/before", "--data", SHARDS, "--caption-sampling",
+                           "name:2,group", "--bank", "64", "--centres", "64", "--output", str(root / "after")]) == 0
     write_suite(root / "data", FEW, Oracle(miniatures.prolip_folder(root / "labels")))
-    write_task(["--data", UNSEEN, "--classes", "subgroup", "--out", str(root / "data/wds_cars_test")])
+    words = ["--classes", "subgroup", "--output", str(root / "data/wds_cars_test")]
+    assert command_line(["data", "emoji", "--data", UNSEEN, *words]) == 0
     return root
 
 
 def results(folder: Path, model: str, *similarity: str) -> dict[tuple[str, str], dict]:
     """Lines of results.jsonl by task and similarity."""
     out = folder / "out" / "-".join((model, *similarity))
-    main(["--model", f"local-dir:{folder}/{model}", "--data-dir", str(folder / "data"), "--output", str(out),
+    datacomp(["--model", f"local-dir:{folder}/{model}", "--data", str(folder / "data"), "--output", str(out),
           "--workers", "0", "--device", "cpu", "--tasks", "cars", *(x.key for x in FEW), *similarity])  # fmt: skip
     lines = [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
     return {(line["key"], line["identity"]["similarity"]): line for line in lines}

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import miniatures
 import pytest
+from commands import datacomp
 from datacomp_suite import Oracle, write_suite
 
-from prolip.evaluation.datacomp import main
 from prolip.evaluation.suites.datacomp import run
 from prolip.evaluation.suites.datacomp.sharing import share_tasks
 from prolip.evaluation.suites.datacomp.tasks import TASKS
@@ -33,16 +33,16 @@ def tasks_told(output):
 def test_a_killed_process_loses_no_finished_task_and_another_one_takes_up_the_rest(tmp_path, capsys):
     model, out = miniatures.prolip_folder(tmp_path / "model"), tmp_path / "out"
     write_suite(tmp_path / "data", TASKS, Oracle(model))
-    arguments = ["--model", model, "--data-dir", str(tmp_path / "data"), "--output", str(out), "--device", "cpu"]
+    arguments = ["--model", model, "--data", str(tmp_path / "data"), "--output", str(out), "--device", "cpu"]
     environment = {**os.environ, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"}
-    victim = subprocess.Popen([sys.executable, "-m", "prolip.evaluation.datacomp", *arguments], text=True,
+    victim = subprocess.Popen([sys.executable, "-m", "prolip", "eval", "datacomp", *arguments], text=True,
                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment)  # fmt: skip
     try:
         assert next(tasks_told(victim.stdout))
         os.kill(victim.pid, signal.SIGSTOP)  # alive and at the next task, whose claim it holds
         before = (out / "results.jsonl").read_text()
         threading.Timer(1.0, victim.kill).start()
-        main(arguments)
+        datacomp(arguments)
         assert victim.wait(10) == -signal.SIGKILL
     finally:
         victim.kill()
@@ -53,5 +53,5 @@ def test_a_killed_process_loses_no_finished_task_and_another_one_takes_up_the_re
     keys = [json.loads(line)["key"] for line in after.splitlines()]
     assert sorted(keys) == sorted(task.key for task in TASKS)  # each once
     assert len(list(tasks_told(capsys.readouterr().out.splitlines()))) == len(TASKS) - before.count("\n")
-    main(arguments)
+    datacomp(arguments)
     assert (out / "results.jsonl").read_text() == after

@@ -3,9 +3,9 @@ import json
 
 import miniatures
 import pytest
+from commands import datacomp
 from datacomp_suite import Oracle, write_suite
 
-from prolip.evaluation.datacomp import main
 from prolip.evaluation.datasets.wds import open_wds
 from prolip.evaluation.loading import load_embedder
 from prolip.evaluation.suites.datacomp.tasks import select_tasks
@@ -33,15 +33,15 @@ def suite(tmp_path_factory):
 
 def command(suite, *more):
     root, model, *_ = suite
-    return ["--model", model, "--data-dir", str(root / "data"), "--workers", "0", "--device", "cpu", "--tasks",
+    return ["--model", model, "--data", str(root / "data"), "--workers", "0", "--device", "cpu", "--tasks",
             *(task.key for task in FEW), *map(str, more)]  # fmt: skip
 
 
 def test_the_task_of_the_file_is_scored_by_its_weights_and_stands_in_a_row_of_its_own(suite, tmp_path, capsys):
     root, _, scored, embedder = suite
     weights = PromptWeights.load(root / "pool.json")
-    main(command(suite, "--output", tmp_path))
-    outcome = main(command(suite, "--output", tmp_path, "--prompts", root / "pool.json"))
+    datacomp(command(suite, "--output", tmp_path))
+    outcome = datacomp(command(suite, "--output", tmp_path, "--prompts", root / "pool.json"))
     lines = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
     assert len(lines) == 4 and len(outcome.report.ours) == 2
     plain, weighed = ([line for line in lines if (weights.digest in line["identity"]["model"]) is own]
@@ -54,7 +54,7 @@ def test_the_task_of_the_file_is_scored_by_its_weights_and_stands_in_a_row_of_it
     assert found[FEW[1].key]["metrics"] == other[FEW[1].key]
     assert found[FEW[0].key]["metrics"] != other[FEW[0].key]
     assert weights.digest in outcome.report.ours[1].label
-    again = main(command(suite, "--output", tmp_path, "--prompts", root / "pool.json"))
+    again = datacomp(command(suite, "--output", tmp_path, "--prompts", root / "pool.json"))
     assert "2 of 2 tasks are finished" in capsys.readouterr().out and len(again.report.ours) == 2
 
 
@@ -63,7 +63,7 @@ def test_weights_of_no_task_of_another_model_and_two_of_one_are_refused(suite, t
 
     def refused(*more):
         with pytest.raises(SystemExit) as ended:
-            main(command(suite, "--output", tmp_path / "out", *more))
+            datacomp(command(suite, "--output", tmp_path / "out", *more))
         assert ended.value.code == 2
         return capsys.readouterr().err
 

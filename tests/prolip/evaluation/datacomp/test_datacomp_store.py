@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from prolip.evaluation.suites.datacomp.sharing import parse_shard, shard, share_tasks
+from prolip.evaluation.suites.datacomp.sharing import shard, share_tasks
 from prolip.evaluation.suites.datacomp.store import (
     Identity,
     Line,
@@ -215,14 +215,3 @@ def test_shards_hold_every_task_once_and_about_as_many_images_each(count):
     if count <= 3:
         loads = [sum(task.size for task in part) for part in parts]
         assert max(loads) < 1.1 * min(loads)
-
-
-def test_a_shard_is_read_from_the_flag():
-    assert parse_shard(None) == (0, 1)
-    assert parse_shard("2/8") == (2, 8)
-
-
-@pytest.mark.parametrize("text, wanted", [("8/8", "from 0"), ("x", "write i/n"), ("array", "write i/n")])
-def test_a_wrong_shard_says_what_to_write(text, wanted):
-    with pytest.raises(ValueError, match=wanted):
-        parse_shard(text)

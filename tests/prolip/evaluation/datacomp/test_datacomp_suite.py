@@ -5,9 +5,9 @@ import time
 import miniatures
 import pytest
 import torch
+from commands import datacomp
 from datacomp_suite import SIMILARITIES, Oracle, write_suite
 
-from prolip.evaluation.datacomp import main
 from prolip.evaluation.suites.datacomp.tables import uncertainty_table
 from prolip.evaluation.suites.datacomp.tasks import AGGREGATES, BY_KEY, COUNTED, TASKS
 
@@ -23,7 +23,7 @@ class Suite:
         threads = torch.get_num_threads()
         torch.set_num_threads(1)  # threads that wait for one another take processor time too, and all on a busy machine
         started = time.process_time()
-        self.outcome = main(["--model", self.model, "--data-dir", str(self.data), "--output", str(self.out),
+        self.outcome = datacomp(["--model", self.model, "--data", str(self.data), "--output", str(self.out),
                              "--similarity", *SIMILARITIES, "--workers", "0", "--device", "cpu",
                              "--published", "12.8B"])  # fmt: skip
         self.seconds = time.process_time() - started
@@ -122,6 +122,6 @@ def test_all_forty_take_less_than_a_minute_of_one_core(suite):
 
 def test_a_finished_run_repeats_nothing(suite, capsys):
     before = (suite.out / "results.jsonl").read_bytes()
-    main(["--model", suite.model, "--data-dir", str(suite.data), "--output", str(suite.out), "--device", "cpu"])
+    datacomp(["--model", suite.model, "--data", str(suite.data), "--output", str(suite.out), "--device", "cpu"])
     assert (suite.out / "results.jsonl").read_bytes() == before
     assert not any(line.startswith("[") for line in capsys.readouterr().out.splitlines())

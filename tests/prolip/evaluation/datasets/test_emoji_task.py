@@ -5,6 +5,7 @@ import miniatures as mini
 import pytest
 from clip_benchmark.datasets.builder import build_wds_dataset
 
+from prolip.cli.main import main
 from prolip.data.emoji import Concept, Corpus, Drawing
 from prolip.evaluation.datasets import emoji
 from prolip.evaluation.datasets.wds import open_wds
@@ -100,11 +101,11 @@ def test_a_drawing_that_is_none_is_named_before_anything_is_written(tmp_path, co
 
 
 def test_the_command_writes_the_bundled_shard(tmp_path, capsys):
-    emoji.main(["--data", "data/emoji/emojione.tar", "--select", "group=food drink", "--out", str(tmp_path / "task")])
+    words = ["data", "emoji", "--data", "data/emoji/emojione.tar", "--select", "group=food drink"]
+    assert main([*words, "--output", str(tmp_path / "task")]) == 0
     dataset = open_wds(tmp_path / "task")
     samples = list(dataset.samples())
-    assert f"{len(samples)} drawings written; evaluate them with --dataset wds:" in capsys.readouterr().out
+    assert f"{len(samples)} drawings written; evaluate them with --data wds:" in capsys.readouterr().out
     assert all("emojione-" in sample.key and sample.captions for sample in samples) and len(samples) > 50
-    with pytest.raises(SystemExit):
-        emoji.main(["--data", "nowhere.tar", "--out", str(tmp_path / "other")])
+    assert main(["data", "emoji", "--data", "nowhere.tar", "--output", str(tmp_path / "other")]) == 2
     assert "error: --data: no shard at nowhere.tar" in capsys.readouterr().err

@@ -58,7 +58,7 @@ def test_a_data_dir_one_level_off_names_the_one_that_is_meant(sets, given):
     tasks = select_tasks(["cars"])
     with pytest.raises(FileNotFoundError) as refused:
         find_datasets(tasks, str(sets / given))
-    assert str(refused.value).startswith("--data-dir ") and str(sets) in str(refused.value)
+    assert str(refused.value).startswith("--data ") and str(sets) in str(refused.value)
     assert find_datasets(tasks, str(sets)).datasets.keys() == {"wds/cars"} or find_datasets(tasks, str(sets)).datasets
     assert find_datasets(select_tasks(["pets"]), str(sets)).missing  # its folder is not there: said with what to fetch
 

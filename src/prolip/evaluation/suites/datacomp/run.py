@@ -1,24 +1,19 @@
 """The suite from the command line to the tables: see what is there, share the work, keep every result, compare."""
 from __future__ import annotations
 
-import argparse
 import os
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-import torch
-
 from prolip.evaluation.datasets.base import Dataset, fingerprint
-from prolip.evaluation.feature_store import FeatureStore
-from prolip.evaluation.loading import load_embedder
 from prolip.evaluation.model import Embedder
 from prolip.evaluation.suites.datacomp.entries import Settings, evaluate_entry
 from prolip.evaluation.suites.datacomp.places import Found, find_datasets, missing_report
-from prolip.evaluation.suites.datacomp.published import PublishedRow, find_published
-from prolip.evaluation.suites.datacomp.sharing import Tell, parse_shard, shard, share_tasks, wanted_of
+from prolip.evaluation.suites.datacomp.published import PublishedRow
+from prolip.evaluation.suites.datacomp.sharing import Tell, shard, share_tasks, wanted_of
 from prolip.evaluation.suites.datacomp.store import Identity, Line, Store, latest, main_value
 from prolip.evaluation.suites.datacomp.tables import WRITERS, Report, build_report, table_1, text_of
 from prolip.evaluation.suites.datacomp.tasks import BY_KEY, TASKS, Task, select_tasks
@@ -42,43 +37,52 @@ class Outcome(NamedTuple):
     missing: dict[str, str]
 
 
-def run(args: argparse.Namespace, say: Say = print) -> Outcome:
-    """Everything the command does, cheapest mistakes first.
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """What is evaluated. tasks: keys, names or tags, default all; similarities: scores, None for the model's own;
+    prompts: files of their weights; part: (I, N), tasks of part I of N; allow_missing: do without data sets that are
+    not there; skip_damaged: leave out damaged samples."""
 
-    Raises ValueError and FileNotFoundError for what the user can mend: unknown names, missing datasets, a model that
-    cannot be loaded.
+    tasks: Sequence[str] | None = None
+    similarities: Sequence[str | None] = (None,)
+    prompts: Sequence[str] = ()
+    part: tuple[int, int] = (0, 1)
+    allow_missing: bool = False
+    skip_damaged: bool = False
+
+
+def run(  # noqa: PLR0913 (what, where from, where to, how)
+    load: Callable[[], Embedder], data: str, output: str, choice: Choice | None = None,
+    settings: Settings | None = None, published: Sequence[PublishedRow] = (), say: Say = print,
+) -> Outcome:
+    """The suite by a model, cheapest mistakes first: `load` is called when all else is right.
+
+    data: a folder or URL that holds the data sets, or "hf-hub"; output: a folder for results and tables, which keeps
+    what is finished. Raises ValueError and FileNotFoundError for what the user can mend: unknown names, missing
+    datasets, a model that cannot be loaded.
     """
-    published = find_published(args.published)
-    if args.tables_of:
-        return Outcome(write_tables(args.tables_of, args.output, published, say), {}, {})
-    tasks = select_tasks(args.tasks)
-    for similarity in args.similarity:
+    choice, settings = choice or Choice(), settings or Settings()
+    tasks = select_tasks(choice.tasks)
+    for similarity in choice.similarities:
         if similarity:
             find_score(similarity)
-    for flag, value, least in (("--batch-size", args.batch_size, 1), ("--workers", args.workers, 0)):
-        if value is not None and value < least:
-            raise ValueError(f"{flag} is {value}: give {least} or more")
-    mine = shard(tasks, *parse_shard(args.shard))
-    found = find_datasets(mine, args.data_dir, args.skip_damaged)
-    refuse_missing(mine, found, args, say)
-    prompts = weights_of(args.prompts, found.datasets, len(mine) == len(tasks))
-    store = Store(args.output)
+    mine = shard(tasks, *choice.part)
+    found = find_datasets(mine, data, choice.skip_damaged)
+    refuse_missing(mine, found, data, choice.allow_missing, say)
+    prompts = weights_of(choice.prompts, found.datasets, len(mine) == len(tasks))
+    store = Store(output)
     store.check()
-    if args.save_features:
-        check_output(args.save_features, folder=True)
-    embedder = load_embedder(args.model, args.pretrained, pick_device(args.device), args.precision, args.tokenizer)
-    similarities = [embedder.card.scored_by(similarity).name for similarity in args.similarity]
+    if settings.store and settings.store.folder:
+        check_output(settings.store.folder, folder=True)
+    embedder = load()
+    similarities = [embedder.card.scored_by(similarity).name for similarity in choice.similarities]
     for one in prompts:
         for dataset in found.datasets.values():
             if one.are_of(dataset.classnames, dataset.templates):
                 check_prompts(one, dataset, embedder.card)
-    settings = Settings(
-        uncertainty=not args.no_uncertainty, plots=Path(args.output) / "plots" if args.plots else None,
-        batch_size=args.batch_size, workers=args.workers, progress=sys.stderr.isatty(),
-        store=FeatureStore(args.save_features), prompts=prompts,
-    )  # fmt: skip
+    settings = replace(settings, prompts=prompts)
     failed = evaluate_all(mine, found.datasets, embedder, similarities, store, settings, say)
-    report = write_tables([args.output], args.output, published, say) if store.lines() else Report((), ())
+    report = write_tables([output], output, published, say) if store.lines() else Report((), ())
     return Outcome(report, failed, found.missing)
 
 
@@ -105,19 +109,19 @@ def row_of(embedder: Embedder, prompts: Sequence[PromptWeights]) -> tuple[str, s
     return ", ".join([embedder.name, *given]), fingerprint(embedder.fingerprint, given)
 
 
-def refuse_missing(tasks: Sequence[Task], found: Found, args: argparse.Namespace, say: Say) -> None:
+def refuse_missing(tasks: Sequence[Task], found: Found, data: str, allow_missing: bool, say: Say) -> None:
     """Say what to fetch from where; FileNotFoundError unless the rest may be evaluated without it."""
-    report = missing_report(tasks, found, args.data_dir)
+    report = missing_report(tasks, found, data)
     if not report:
         return
     say(report)
-    if not args.allow_missing:
+    if not allow_missing:
         raise FileNotFoundError(
             f"{len(found.missing)} of {len(tasks)} datasets are missing: fetch them as said above, choose others with "
             "--tasks, or go on without them with --allow-missing (averages that need them are then left out)"
         )
     if not found.datasets:
-        raise FileNotFoundError("no dataset is there at all: is --data-dir the folder that holds wds_cars_test?")
+        raise FileNotFoundError("no dataset is there at all: is --data the folder that holds wds_cars_test?")
 
 
 def evaluate_all(
@@ -177,16 +181,6 @@ def duration(seconds: float) -> str:
     if seconds >= 5400:
         return f"{seconds / 3600:.1f} h"
     return f"{seconds / 60:.0f} min" if seconds >= 90 else f"{seconds:.0f} s"
-
-
-def pick_device(device: str) -> str:
-    """A device by name; "cuda": the GPU of this process's number on its machine (torchrun, srun); "auto": that, or the
-    CPU where there is none."""
-    count = torch.cuda.device_count()
-    if device not in ("auto", "cuda") or not count:
-        return "cpu" if device == "auto" else device
-    local = os.environ.get("LOCAL_RANK") or os.environ.get("SLURM_LOCALID") or "0"
-    return f"cuda:{int(local) % count}"
 
 
 def write_tables(

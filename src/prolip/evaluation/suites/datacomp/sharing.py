@@ -78,19 +78,6 @@ def wanted_of(
     return {task.key: tuple(identity for identity, keys in there if task.key not in keys) for task in tasks}
 
 
-def parse_shard(text: str | None) -> tuple[int, int]:
-    """(index, count) of "i/n", (0, 1) without. ValueError for others."""
-    if text is None:
-        return 0, 1
-    try:
-        index, count = (int(part) for part in text.split("/"))
-    except ValueError:
-        raise ValueError(f"--shard {text!r}: write i/n, the first of eight is 0/8") from None
-    if not 0 <= index < count:
-        raise ValueError(f"shard {index} of {count}: i counts from 0, the last of {count} is {count - 1}/{count}")
-    return index, count
-
-
 def shard(tasks: Sequence[Task], index: int, count: int) -> tuple[Task, ...]:
     """This shard's tasks: the largest first, each to the shard with the fewest images, so that all end together."""
     loads, mine = [0] * count, []

@@ -4,7 +4,7 @@
     OUTPUT/claims/*.lock        held (flock) while a process evaluates a task; who holds it is written inside
 
 A process that is killed loses its locks with it, so its task is taken up by the next one; what it was writing is at
-worst one line without its end, which readers skip. Where locks do not reach from machine to machine, --shard shares the
+worst one line without its end, which readers skip. Where locks do not reach from machine to machine, --part shares the
 tasks without them.
 """
 from __future__ import annotations

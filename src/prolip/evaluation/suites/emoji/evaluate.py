@@ -1,4 +1,4 @@
-"""Evaluation on the emoji corpus: its two galleries, as `prolip.evaluation.corpus` says, classes, uncertainty."""
+"""Evaluation on the emoji corpus: two galleries, `names/...` and `captions/...`, classes, uncertainty."""
 from __future__ import annotations
 
 import os

@@ -184,7 +184,7 @@ class Written(dict[str, Any]):
         self.place = place
 
     def __missing__(self, name: str) -> Any:
-        raise ValueError(f"{self.place} has no {name!r}: evaluate again by python -m prolip.evaluation.corpus")
+        raise ValueError(f"{self.place} has no {name!r}: evaluate again by prolip eval emoji")
 
 
 #: Types of what an evaluation says of itself.
@@ -199,7 +199,7 @@ def load(folder: str | Path) -> CorpusResult:
     folder = Path(folder)
     for name in ("metrics.json", "corpus.json", "embeddings.npz"):
         if not (folder / name).exists():
-            raise FileNotFoundError(f"no {name} in {folder}: run python -m prolip.evaluation.corpus --out {folder}")
+            raise FileNotFoundError(f"no {name} in {folder}: run prolip eval emoji with --output {folder}")
     written = loads((folder / "metrics.json").read_text(encoding="utf-8"))
     place = str(folder / "metrics.json")
     info = Written(check_types(written["info"], KINDS, f"info of {place}"), place)

@@ -10,14 +10,12 @@ import math
 import re
 import types
 import typing
-from collections.abc import Iterable, Mapping
-from pathlib import Path
+from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import fnmatch
 from typing import Any, Literal, NoReturn, Union, get_args, get_origin
 
-from prolip.utils.documents import read_json, shown
+from prolip.utils.documents import shown
 
-# What OpenCLIP's users may type, spelled without the leading dashes, and what to type here.
-RETIRED: dict[str, str] = read_json(Path(__file__).with_name("retired_flags.json"))
 # argparse's own, before Python 3.14, takes -1e1 for a flag.
 NEGATIVE_NUMBER = re.compile(r"^-(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?$|^-inf$", re.IGNORECASE)
 
@@ -27,32 +25,38 @@ class FlagError(ValueError):
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse without abbreviations, whose errors are exceptions with a remedy. retired: more flags as RETIRED's."""
+    """argparse without abbreviations, whose errors are exceptions with a remedy.
+
+    retired: flags that there are no more, or in other programs only, without dashes -> what to type; `*` ends a prefix.
+    """
 
     def __init__(self, retired: Mapping[str, str] | None = None, **settings: Any):
         super().__init__(allow_abbrev=False, **settings)
-        self.retired = RETIRED | dict(retired or {})
+        self.retired = dict(retired or {})
         self._negative_number_matcher = NEGATIVE_NUMBER
 
     def error(self, message: str) -> NoReturn:
-        raise FlagError(message)
+        raise FlagError(f"{message} ({self.prog} --help)")
 
-    def parse_strictly(self, arguments: list[str]) -> dict[str, Any]:
-        """Destination -> value of the flags that were given, or FlagError with the flag to use instead."""
+    def parse_strictly(self, arguments: Sequence[str]) -> argparse.Namespace:
+        """The flags that were given, or FlagError with the flag to use instead. Flags of another program may follow."""
+        others = any(action.nargs == argparse.REMAINDER for action in self._actions)
+        for word in [] if others else arguments[: arguments.index("--") if "--" in arguments else None]:
+            # before argparse complains of what is missing, which may be what was mistyped
+            name = word.partition("=")[0]  # argparse takes what has a space for a value, too
+            if name.startswith("--") and " " not in name and name not in (known := self.flags()):
+                raise FlagError(explain_unknown(word, known, self.retired))
         given, unknown = self.parse_known_args(arguments)
-        for word in unknown:
-            if word.startswith("--"):
-                raise FlagError(explain_unknown(word, self.flags(), self.retired))
         if unknown:
             raise FlagError(f"got {' '.join(unknown)!r}, which belongs to no flag: give settings as --flag value")
-        return vars(given)
+        return given
 
     def flags(self) -> list[str]:
         """Every long flag."""
         return sorted(word for action in self._actions for word in action.option_strings if word.startswith("--"))
 
 
-def explain_unknown(word: str, known: Iterable[str], retired: Mapping[str, str] = RETIRED) -> str:
+def explain_unknown(word: str, known: Iterable[str], retired: Mapping[str, str]) -> str:
     """What to type for an unknown flag: its replacement, its spelling with dashes, or the nearest flags."""
     known = list(known)
     flag = word.split("=")[0]
@@ -60,14 +64,8 @@ def explain_unknown(word: str, known: Iterable[str], retired: Mapping[str, str] 
     if kebab in known:
         return f"unknown flag {flag}: use {kebab}"
     name = kebab.removeprefix("--")
-    if name in retired or name.removeprefix("no-") in retired:
-        return f"{flag} is not a flag here: {retired.get(name, retired.get(name.removeprefix('no-')))}"
-    for prefix, remedy in (
-        ("coca-", "CoCa is not trained here"),
-        ("distill-", RETIRED["distill-model"]),
-        ("remote-", RETIRED["remote-sync"]),
-    ):
-        if name.startswith(prefix):
+    for pattern, remedy in retired.items():
+        if fnmatch(name, pattern) or name.removeprefix("no-") == pattern:
             return f"{flag} is not a flag here: {remedy}"
     return f"unknown flag {flag}: " + did_you_mean(kebab, known, "--help lists all flags")
 

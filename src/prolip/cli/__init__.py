@@ -1,0 +1,1 @@
+"""The command `prolip`: parsing and printing. No other package imports this one."""

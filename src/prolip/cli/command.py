@@ -1,0 +1,145 @@
+"""What a command is, and the groups of flags that commands share, so that one word means one thing everywhere."""
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import textwrap
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_type_hints
+
+from prolip.utils.fields import option
+from prolip.utils.flags import Parser, argument_settings, flag_of
+
+if TYPE_CHECKING:
+    from prolip.evaluation.model import Embedder
+
+#: Old spellings that most commands had -> what to type.
+RENAMED = {
+    "out": "use --output", "output-dir": "use --output", "again": "use --overwrite", "replace": "use --overwrite",
+}  # fmt: skip
+
+
+class Command(NamedTuple):
+    """One program of the command line.
+
+    does: one line of help. example: a command line that works on the demo's model. flags: adds the flags. run: returns
+    the exit code, None for 0. more: the end of the help. retired: old spellings, without dashes -> what to type.
+    """
+
+    does: str
+    example: str
+    flags: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace], int | None]
+    more: str = ""
+    retired: Mapping[str, str] = MappingProxyType({})
+
+
+def parser_of(name: str, command: Command) -> Parser:
+    """The parser of a command that is typed as `name`."""
+    example = " \\\n      ".join(textwrap.wrap(command.example, 74, break_long_words=False, break_on_hyphens=False))
+    about = textwrap.fill(f"{command.does[0].upper()}{command.does[1:]}.", 80) + f"\n\n  {example}"
+    more = "\n".join(line if len(line) <= 80 else textwrap.fill(line, 80) for line in command.more.splitlines())
+    form = argparse.RawDescriptionHelpFormatter
+    retired = RENAMED | dict(command.retired)
+    parser = Parser(retired, prog=name, description=about, epilog=more, formatter_class=form)
+    command.flags(parser)
+    return parser
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Model:
+    """The model that embeds images and texts."""
+
+    model: str | None = option(
+        None, "local-dir:FOLDER, hf-hub:ORG/NAME, or a name of ours or OpenCLIP's", metavar="NAME"
+    )
+    pretrained: str | None = option(
+        None, "weights file, OpenCLIP's tag, or random for untrained weights", metavar="FILE"
+    )
+    tokenizer: str | None = option(
+        None, "folder of tokenizer files, or bpe, instead of the model's own", metavar="FOLDER"
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Compute:
+    """Where and how to compute."""
+
+    device: str = option("auto", "cpu, cuda or cuda:N; auto takes a GPU if there is one", metavar="DEVICE")
+    precision: Literal["fp32", "amp_bf16", "amp_fp16"] = option("fp32", "arithmetic of the towers")
+    batch_size: int = option(256, "images or texts in one forward pass", metavar="N")
+    workers: int | None = option(None, "threads that decode images; all cores but one if left out", metavar="N")
+    seed: int = option(0, "seed of all random choices", metavar="N")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Data:
+    """What is read."""
+
+    data: str | None = option(None, "what to read, as KIND:ADDRESS", metavar="SOURCE")
+    skip_damaged: bool = option(False, "leave out damaged samples and report them")
+    allow_private_hosts: bool = option(False, "fetch addresses that come from data even from hosts in private networks")
+    part: str | None = option(
+        None, "do part I of N (I/N), or slurm for the share of this task of a SLURM array", metavar="I/N"
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Output:
+    """What is written."""
+
+    output: str | None = option(None, "file or folder to write", metavar="PATH")
+    overwrite: bool = option(False, "delete what is there and start again")
+    json: bool = option(False, "print JSON lines instead of text")
+
+
+def add(
+    parser: argparse.ArgumentParser, group: type, *names: str, required: Iterable[str] = (),
+    help: Mapping[str, str] = MappingProxyType({}), **defaults: Any,
+) -> None:
+    """Add flags of a shared group, by the names of its fields; all of them if no name is given.
+
+    required: flags that must be given. help: a flag's text in this command, where more can be said than in all.
+    defaults: other defaults than the group's.
+    """
+    title = (group.__doc__ or "").partition("\n")[0].rstrip(".")
+    hints = get_type_hints(group)
+    shown = parser.add_argument_group(title)
+    for field in dataclasses.fields(group):
+        if names and field.name not in names:
+            continue
+        default = defaults.get(field.name, field.default)
+        text = help.get(field.name, field.metadata["help"]).replace("%", "%%")
+        settings = {"action": "store_true"} if hints[field.name] is bool else argument_settings(hints[field.name])
+        if "metavar" in field.metadata:
+            settings["metavar"] = field.metadata["metavar"]
+        needed = {"required": True} if field.name in required else {"default": default}
+        note = "" if default is None or default is False or needed.get("required") else f" (default: {default})"
+        shown.add_argument(flag_of(field.name), help=text + note, **settings, **needed)
+
+
+def load(args: argparse.Namespace, model: str | None = None, **settings: Any) -> Embedder:
+    """The model that the flags of `Model` and `Compute` name; model: one of several. settings: of `load_embedder`."""
+    from prolip.evaluation.loading import load_embedder
+
+    return load_embedder(model or args.model, args.pretrained, args.device, args.precision, args.tokenizer, **settings)
+
+
+def part_of(text: str | None) -> tuple[int, int]:
+    """(I, N) of `--part`, I from 0; (0, 1) without it, and for slurm outside an array. ValueError for others."""
+    if text is None:
+        return 0, 1
+    if text == "slurm":
+        mine, first, last, count = (int(os.environ.get(f"SLURM_ARRAY_TASK_{name}", number))
+                                    for name, number in (("ID", 0), ("MIN", 0), ("MAX", 0), ("COUNT", 1)))
+        step = (last - first) // max(count - 1, 1)  # a task is told the first number, the last and how many, not which
+        if count > 1 and (step * (count - 1) != last - first or (mine - first) % step):
+            raise ValueError(f"--part slurm: the {count} numbers of this array have gaps, so that no task knows its"
+                             f" part: submit --array=0-{count - 1}")  # fmt: skip
+        return (mine - first) // max(step, 1), count
+    part, slash, parts = text.partition("/")
+    if not (slash and part.isdecimal() and parts.isdecimal() and int(part) < int(parts)):
+        raise ValueError(f"--part {text!r}: give I/N with I from 0 to N - 1, such as 0/16, or slurm")
+    return int(part), int(parts)

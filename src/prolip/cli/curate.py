@@ -1,0 +1,200 @@
+"""`prolip curate`: score training data, select by rules, write what is kept, report what is not."""
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from prolip.cli.command import Command, Compute, Data, Model, Output, add, load, part_of
+from prolip.curate.columns import MEANINGS
+from prolip.utils.console import plain
+from prolip.utils.messages import at_least
+from prolip.utils.outputs import check_output
+from prolip.utils.threads import default_workers
+
+if TYPE_CHECKING:
+    from prolip.data.reading.tar import ShardReader
+
+AGAIN = "the shards again, where addresses have user info or queries: tables do not"
+MANY = """\
+Start it as often as you like, such as by a SLURM array: the processes share the shards, and the same command resumes
+an interrupted run.
+"""
+
+
+def reads_scores(parser: argparse.ArgumentParser) -> None:
+    """The folder of scores that a command reads."""
+    parser.add_argument("folder", metavar="FOLDER", type=Path, help="folder that prolip curate score wrote")
+
+
+def reader(args: argparse.Namespace) -> ShardReader:
+    """A reader of the shards that the tables name."""
+    from prolip.curate.sources import reader_of
+
+    return reader_of(args.data, args.allow_private_hosts)
+
+
+# --- score ------------------------------------------------------------------------------------------------------------
+def score_flags(parser: argparse.ArgumentParser) -> None:
+    """Those of `prolip curate score`."""
+    add(parser, Data, "data", "part", required=["data"], help={"data": "shards, as training takes them but for pipe:"})
+    add(parser, Model, required=["model"])
+    parser.add_argument("--caption-sampling", default="txt", metavar="FIELDS",
+                        help="fields of captions, as in training; of several captions the likeliest (default: txt)")
+    add(parser, Compute, "device", "precision", "workers")
+    add(parser, Output, "output", required=["output"], help={"output": "folder for the tables of scores"})
+
+
+def score(args: argparse.Namespace) -> int:
+    """Score what no other process scores; 1 where a shard cannot be read to its end, or no sample could be used."""
+    from prolip.curate.claims import made
+    from prolip.curate.score import Scorer
+    from prolip.curate.tables import SCORES
+    from prolip.data.reading.shards import expand_shards
+    from prolip.data.samples.captions import CaptionSampler
+    from prolip.evaluation.model import check_device
+
+    at_least(args, 0, "workers")
+    check_device(args.device)
+    CaptionSampler.parse(args.caption_sampling)
+    urls = [shard.url for shard in expand_shards(args.data)]
+    first, parts = part_of(args.part)
+    numbers, folder = range(first, len(urls), parts), Path(args.output)
+    check_output(folder, folder=True)
+    threads = default_workers() if args.workers is None else args.workers
+    scorer = Scorer.of(load(args), urls, folder, args.caption_sampling, threads)
+    scorer.begin()
+    missing = scorer.missing(numbers)
+    if len(numbers) > len(missing):
+        print(f"{len(numbers) - len(missing)} of {len(numbers)} shards have their scores already", file=sys.stderr)
+    notes = []
+    for note in made(missing, scorer.path, scorer.score):
+        notes.append(note)
+        complain(note)
+    faults = sum((Counter(note["faults"]) for note in notes), Counter())
+    seen = "".join(f"; {kind} {count}" for kind, count in faults.most_common())
+    broken = sum(bool(note["broken"]) for note in notes)
+    others = f", {len(missing) - len(notes)} by other processes" if len(missing) > len(notes) else ""
+    print(f"{len(notes) - broken} shards scored into {folder / SCORES}{others}{seen}")
+    useless = len(notes) == len(urls) and not any(note["usable"] for note in notes)
+    if useless:
+        print("no sample of any shard can be used", file=sys.stderr)
+    return 1 if broken or useless else 0
+
+
+def complain(note: dict[str, Any]) -> None:
+    """Say loudly what is wrong with a whole shard."""
+    shard, samples = plain(note["shard"]), note["samples"]
+    if note["broken"]:
+        print(f"{shard} cannot be read to its end; what came before is scored", file=sys.stderr)
+    elif samples and not note["usable"]:
+        print(f"{shard}: none of its {samples} samples can be used, the first: {plain(note['first'])}", file=sys.stderr)
+
+
+# --- select -----------------------------------------------------------------------------------------------------------
+def select_flags(parser: argparse.ArgumentParser) -> None:
+    """Those of `prolip curate select`."""
+    reads_scores(parser)
+    flag = parser.add_argument
+    flag("--drop", action="append", default=[], metavar="'NAME: FORMULA'",
+         help="drop samples of which the formula is true, for this reason; as many rules as you like, with columns such"
+              " as match_probability, text_bits, quantile(text_tokens, 0.9), and, or, not")  # fmt: skip
+    flag("--duplicates", type=float, metavar="COSINE", help="keep only the best of images nearer than this, e.g. 0.97")
+    flag("--keep", type=float, default=1.0, metavar="SHARE",
+         help="keep this share of all samples, the best by --rank-by (default: all)")  # fmt: skip
+    flag("--rank-by", metavar="FORMULA", help="what is better, such as normalised_score")
+    flag("--copies", metavar="FORMULA", help="times that a sample is written on average, 0 to 10")
+    flag("--subset", type=Path, metavar="FILE", help="also write the kept uids, as DataComp's filtering track has them"
+                                                     " (.npy)")  # fmt: skip
+
+
+def choose(args: argparse.Namespace) -> None:
+    """Select, and print what became of the samples."""
+    from prolip.curate.expressions import Expression, parse_rules
+    from prolip.curate.select import SELECTION, Choice, select, write_subset
+
+    by, copies = (None if text is None else Expression.parse(text) for text in (args.rank_by, args.copies))
+    rules = parse_rules(args.drop)
+    choice = Choice(rules=rules, keep=args.keep, by=by, copies=copies, duplicates=args.duplicates)
+    if args.subset is not None:
+        check_output(args.subset)
+    summary = select(args.folder, choice)
+    print(f"{summary['kept']:,} of {summary['samples']:,} samples are kept"
+          + (f", written {summary['written']:,} times" if summary["written"] != summary["kept"] else ""))  # fmt: skip
+    for name, dropped in summary["dropped"].items():
+        if dropped:
+            print(f"  {name:<16} {dropped:>10,} dropped, {summary['dropped_alone'][name]:,} by it alone")
+    if faults := summary["faults"]:
+        print("  seen while reading: " + ", ".join(f"{kind} {count}" for kind, count in faults.items()))
+    print(f"written to {args.folder / SELECTION}")
+    if args.subset is not None:
+        print(f"{write_subset(args.folder, args.subset):,} uids in {args.subset}")
+
+
+# --- write ------------------------------------------------------------------------------------------------------------
+def write_flags(parser: argparse.ArgumentParser) -> None:
+    """Those of `prolip curate write`."""
+    reads_scores(parser)
+    add(parser, Data, "data", "allow_private_hosts", "part", help={"data": AGAIN})
+    parser.add_argument("--shard-samples", type=int, default=10_000, metavar="N",
+                        help="samples of a new shard (default: %(default)s)")  # fmt: skip
+    parser.add_argument("--processes", type=int, metavar="N", help="processes that index (default: all cores but one)")
+    add(parser, Output, "output", required=["output"], help={"output": "folder for the new shards"})
+
+
+def write(args: argparse.Namespace) -> None:
+    """Write the new shards of this part, and the index where they are the last."""
+    from prolip.curate.write import Plan, write_shards
+
+    at_least(args, 0, "processes")
+    at_least(args, 1, "shard_samples")
+    plan, out = Plan(args.folder, args.shard_samples, reader(args)), Path(args.output)
+    part = part_of(args.part)
+    check_output(out, folder=True)
+    processes = default_workers() if args.processes is None else args.processes
+    counts, missing = write_shards(plan, out, part, processes)
+    left = f"; {missing} are still missing, the index follows with the last" if missing else ", with their index"
+    print(f"{sum(counts):,} samples in {len(counts)} new shards in {out}{left}")
+
+
+# --- report -----------------------------------------------------------------------------------------------------------
+def report_flags(parser: argparse.ArgumentParser) -> None:
+    """Those of `prolip curate report`."""
+    reads_scores(parser)
+    add(parser, Data, "data", "allow_private_hosts", help={"data": AGAIN})
+    parser.add_argument("--top", type=int, default=12, metavar="N",
+                        help="samples shown of each reason (default: %(default)s)")  # fmt: skip
+
+
+def report(args: argparse.Namespace) -> None:
+    """Write the page."""
+    from prolip.curate.page import write_page
+
+    at_least(args, 0, "top")
+    started = time.monotonic()
+    print(f"{write_page(args.folder, args.top, reader(args))} in {time.monotonic() - started:.0f} s")
+
+
+COLUMNS = "columns:\n" + "\n".join(f"  {name:<18} {words}" for name, words in MEANINGS.items())
+POSITIONAL = {"out": "name the folder of scores first, without a flag"}
+COMMANDS = {"curate": {
+    "score": Command(
+        "embed every sample and write its scores",
+        "prolip curate score --data data/emoji/noto.tar --model local-dir:runs/demo/model --output runs/curated",
+        score_flags, score, MANY),
+    "select": Command(
+        "select what is kept, by rules on the scores",
+        "prolip curate select runs/curated --drop 'weak:match_probability<0.2' --duplicates 0.97",
+        select_flags, choose, COLUMNS, {"by": "use --rank-by", **POSITIONAL}),
+    "write": Command(
+        "write the kept samples as new shards with an index",
+        "prolip curate write runs/curated --output runs/kept",
+        write_flags, write, MANY, {"shards-out": "use --output", "workers": "use --processes", **POSITIONAL}),
+    "report": Command(
+        "write a page of what was dropped and why, with examples",
+        "prolip curate report runs/curated",
+        report_flags, report, "", {"examples": "use --top", **POSITIONAL}),
+}}  # fmt: skip

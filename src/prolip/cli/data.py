@@ -1,0 +1,187 @@
+"""`prolip data`: indexes of shards, and data sets in the layouts that evaluation and training read."""
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from prolip.cli.command import Command, Compute, Output, add
+
+if TYPE_CHECKING:
+    from prolip.data.index import IndexedShard
+
+
+# --- index ------------------------------------------------------------------------------------------------------------
+INDEX = """Every shard is read once. The index holds its samples, bytes, SHA-256 and a CRC-32 per
+block. Shards that cannot be read are named and left out, and the exit code is 1."""
+
+
+@dataclass
+class Progress:
+    """A line on stderr every few seconds, and the sums at the end."""
+
+    shards: int
+    every: float = 5.0
+    done: int = 0
+    samples: int = 0
+    bytes: int = 0
+    faults: Counter[str] = field(default_factory=Counter)
+    bad: int = 0
+    start: float = field(default_factory=time.monotonic)
+    last: float = 0.0
+
+    def add(self, result: IndexedShard) -> None:
+        """Count a shard; name one that cannot be read at once."""
+        self.done += 1
+        self.faults += result.faults
+        if result.entry is None:
+            self.bad += 1
+        else:
+            self.samples += result.entry.samples
+            self.bytes += result.entry.bytes
+        if result.message:
+            print(f"{result.url}: {result.message}", file=sys.stderr)
+        if time.monotonic() - self.last >= self.every:
+            self.last = time.monotonic()
+            print(self.line(), file=sys.stderr)
+
+    def line(self) -> str:
+        seconds = max(time.monotonic() - self.start, 1e-9)
+        return (
+            f"{self.done} of {self.shards} shards, {self.samples} samples, {self.bytes / 2**20:.1f} MiB "
+            f"({self.bytes / 2**20 / seconds:.0f} MiB/s)"
+        )
+
+
+def index_flags(parser: argparse.ArgumentParser) -> None:
+    """Those of `prolip data index`."""
+    from prolip.data.reading.connections import ReadPolicy
+
+    argument = parser.add_argument
+    argument("shards", nargs="+", metavar="SHARDS", help="paths, folders, URLs or pipe: commands; {braces}, *, a::b")
+    argument("--processes", type=int, metavar="N", help="processes that read, 0 for only this one (default: up to 4)")
+    argument("--read-timeout", type=float, metavar="SECONDS", default=ReadPolicy.read_timeout,
+             help="seconds without a byte before a source stalls (default: %(default)s)")  # fmt: skip
+    argument("--read-retries", type=int, metavar="N", default=ReadPolicy.retries,
+             help="failures in a row before a shard is given up (default: %(default)s)")  # fmt: skip
+    add(parser, Output, "output", help={"output": "file for the index; index.json next to the shards if left out"})
+
+
+def index(args: argparse.Namespace) -> int:
+    """Write the index; 1 where a shard cannot be read."""
+    from prolip.data.index import build_index, urls_of
+    from prolip.data.reading.opening import ReadPolicy
+    from prolip.utils.messages import at_least, naming
+
+    at_least(args, 0, "processes", "read_retries")
+    with naming("--read-timeout"):
+        policy = ReadPolicy(read_timeout=args.read_timeout, retries=args.read_retries, pipes=True)
+    progress = Progress(len(urls := urls_of(args.shards)))
+    processes = min(4, os.cpu_count() or 1) if args.processes is None else args.processes
+    place, gone = build_index(urls, args.output, processes, policy, progress.add)
+    if gone:
+        print(f"note: {gone}", file=sys.stderr)
+    print(f"{place or 'no index written'}: {progress.line()}")
+    if kinds := ", ".join(f"{kind} {count}" for kind, count in progress.faults.most_common()):
+        print(f"seen on the way: {kinds}")
+    if progress.bad:
+        print(f"{progress.bad} of {len(urls)} shards cannot be read and are left out (named above)")
+    return 1 if progress.bad else 0
+
+
+# --- emoji ------------------------------------------------------------------------------------------------------------
+def emoji_flags(parser: argparse.ArgumentParser) -> None:
+    """Those of `prolip data emoji`."""
+    argument = parser.add_argument
+    argument("--data", nargs="+", required=True, metavar="TAR", help="shards of the corpus")
+    argument("--select", metavar="RULE", help="take these concepts: 'group=animals nature|food drink'")
+    argument("--classes", choices=("subgroup", "group"), help="write a classification by these instead of a retrieval")
+    add(parser, Output, "output", required=["output"], help={"output": "folder for the task"})
+
+
+def emoji(args: argparse.Namespace) -> None:
+    """Write the task and print how to evaluate on it."""
+    from prolip.data.emoji import read
+    from prolip.evaluation.datasets.emoji import write_emoji, write_emoji_classes
+    from prolip.utils.messages import naming
+
+    with naming("--data"):
+        corpus = read(args.data)
+    with naming("--select"):
+        corpus = corpus.select(args.select) if args.select else corpus
+    if args.classes:
+        write_emoji_classes(corpus, args.output, args.classes)
+    else:
+        write_emoji(corpus, args.output)
+    print(f"{len(corpus.drawings)} drawings written; evaluate them with --data wds:{Path(args.output)}")
+
+
+# --- few-shot ---------------------------------------------------------------------------------------------------------
+FEW_SHOT = """Without --test-data the test images are those that were not drawn, and at most half of a
+class's images are drawn. Written are:
+  FOLDER/train.tar      the drawn images, each with the prompt of its class as its caption
+  FOLDER/base, novel    test sets of the first half of the classes, and of the others
+  FOLDER/all            with --train-on all, in place of the two"""
+
+
+def few_shot_flags(parser: argparse.ArgumentParser) -> None:
+    """Those of `prolip data few-shot`."""
+    argument = parser.add_argument
+    argument("--data", required=True, metavar="WORD:ADDRESS", help="data set to draw from: wds:FOLDER, imagenet:FOLDER")
+    argument("--split", help="split of --data (default: test)")
+    argument("--test-data", metavar="WORD:ADDRESS", help="test images (default: --data, with --test-split or the rest)")
+    argument("--test-split", help="split of --test-data (default: test)")
+    argument("--shots", type=int, default=16, metavar="N", help="images of each class (default: %(default)s)")
+    argument("--train-on", choices=("base", "all"), default="base",
+             help="train on the first half of the classes (base, default), or on all")  # fmt: skip
+    argument("--template", help="prompt of a class, {c} for its name; 'a photo of a {c}' if left out")
+    add(parser, Compute, "seed", help={"seed": "seed of the draw"})
+    add(parser, Output, "output", required=["output"], help={"output": "folder for the training shard and the tests"})
+
+
+def few_shot(args: argparse.Namespace) -> None:
+    """Draw, write, and print what was written."""
+    from prolip.evaluation.datasets.few_shot import TEMPLATE, check_new, describe, draw, write_few_shot
+    from prolip.evaluation.datasets.specs import open_dataset
+    from prolip.utils.messages import at_least, naming
+
+    at_least(args, 1, "shots")
+    template = TEMPLATE if args.template is None else args.template
+    together, folder = args.train_on == "all", Path(args.output)
+    if "{c}" not in template and "{}" not in template:
+        raise ValueError(f"--template {template!r} has no {{c}} where the class goes")
+    check_new(folder, ("all",) if together else ("base", "novel"))  # before anything is read
+    with naming(f"--data {args.data}"):
+        dataset = open_dataset(args.data, args.split)
+    test, address = None, args.test_data or (args.data if args.test_split else None)
+    if address:
+        with naming(f"--test-data {address}"):
+            test = open_dataset(address, args.test_split)
+    found = draw(dataset, test, args.shots, args.seed, together)
+    write_few_shot(found, dataset, folder, test, template)
+    print("\n".join(describe(found, dataset, folder, args.shots)))
+
+
+COMMANDS = {
+    "data": {
+        "index": Command(
+            "write an index of shards: counts and checksums",
+            "prolip data index 'data/emoji/*.tar' --output index.json",
+            index_flags, index, INDEX,
+            {"workers": "use --processes", "timeout": "use --read-timeout", "retries": "use --read-retries"}),
+        "emoji": Command(
+            "write drawings of the bundled corpus as a test set",
+            "prolip data emoji --data data/emoji/emojione.tar --classes group --output runs/groups",
+            emoji_flags, emoji),
+        "few-shot": Command(
+            "draw few-shot training and test sets from a classification set",
+            "prolip data few-shot --data wds:runs/groups --shots 16 --output runs/few",
+            few_shot_flags, few_shot, FEW_SHOT,
+            {"dataset": "use --data", "test": "use --test-data", "classes": "use --train-on"}),
+    },
+}  # fmt: skip

@@ -1,0 +1,392 @@
+"""`prolip eval`: test sets of all kinds, the emoji corpus, DataComp's suite, clip_benchmark."""
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from prolip.cli.command import Command, Compute, Data, Model, Output, add, load, part_of
+from prolip.evaluation.datasets.specs import FORMS, open_dataset
+from prolip.utils.flags import Parser, flag_of
+from prolip.utils.messages import at_least, naming
+from prolip.utils.outputs import check_output
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from prolip.evaluation.datasets.base import Dataset
+    from prolip.evaluation.features import Features
+
+EXAMPLE = "prolip eval {} --model local-dir:runs/demo/model {}"
+#: Old flags of several of these commands.
+RETIRED = {"dataset": "use --data", "data-dir": "use --data", "shard": "use --part"}
+#: Flags that say how a model reads images and texts.
+OF_MODELS = (
+    "model", "pretrained", "tokenizer", "data", "split", "save_features", "device", "precision", "skip_damaged",
+    "prompts", "prompts_fit", "prompts_split",
+)  # fmt: skip
+#: Where --published finds nothing.
+NONE_PRINTED = "no published row has a figure of these test sets"
+
+
+def similarities_flag(parser: argparse.ArgumentParser) -> None:
+    """Which scores results are computed by."""
+    parser.add_argument("--similarity", nargs="+", action="extend", metavar="SCORE",
+                        help="csd, mean or measures (default: the score of the model's method)")  # fmt: skip
+
+
+def intervals_flag(parser: argparse.ArgumentParser, of: str) -> None:
+    """Bootstrap intervals."""
+    parser.add_argument("--intervals", nargs="?", type=int, const=1000, default=0, metavar="DRAWS",
+                        help=f"95%% intervals by bootstrap over {of} (without a number 1000 draws)")  # fmt: skip
+
+
+def save_features_flag(parser: argparse.ArgumentParser) -> None:
+    """Where embeddings are kept."""
+    parser.add_argument("--save-features", metavar="FOLDER", help="keep embeddings here, and reuse those that are here")
+
+
+# --- tasks ------------------------------------------------------------------------------------------------------------
+def tasks_flags(parser: argparse.ArgumentParser) -> None:
+    """Those of `prolip eval tasks`."""
+    flag = parser.add_argument
+    flag("--data", nargs="+", action="extend", default=[], metavar="WORD:ADDRESS", help=f"test sets: {FORMS}")
+    flag("--split", help="another split than test")
+    similarities_flag(parser)
+    flag("--prompts", default="all", metavar="RULE", help="prompts of a class: all (default), certain:K, below:k, "
+         "best, bprw, bprw:K, or a file of prolip prompts fit (see below)")  # fmt: skip
+    flag("--prompts-fit", metavar="WORD:ADDRESS", help="images that bprw is fitted to, for others to be scored")
+    flag("--prompts-split", metavar="SPLIT", help="split of --prompts-fit, if it is another than test")
+    save_features_flag(parser)
+    flag("--features", metavar="FOLDER", help="evaluate what --save-features kept, without a model")
+    flag("--uncertainty", action="store_true", help="add refusal by score and traces, and calibration")
+    flag("--plots", action="store_true", help="draw these next to --output: plots/TASK-MODEL-SIMILARITY/*.png")
+    flag("--instances", metavar="FILE", help="COCO's instances_val2014.json: also PMRP of its captions")
+    flag("--confusion", action="store_true", help="add counts of true and predicted classes to --output")
+    intervals_flag(parser, "images with their captions, also of differences to a test set's first result")
+    flag("--published", nargs="+", metavar="NAME", help="add papers' rows of these sets: parts of their names, or all")
+    flag("--list-published", nargs="*", metavar="NAME", help="only show these rows (default: all)")
+    add(parser, Model)
+    add(parser, Data, "skip_damaged")
+    add(parser, Compute, "device", "precision", "batch_size", "workers")
+    add(parser, Output, "output", help={"output": "JSON file for the results"})
+
+
+#: What --prompts takes.
+PROMPTS = """--prompts:
+  all         every prompt
+  certain:K   the K least uncertain of each class
+  below:k     those up to mean + k standard deviations of the class's uncertainties
+  best        as many of the least uncertain as half of the labelled images choose
+              for the other half
+  bprw        weights by which the prompts describe the images nearest to a class
+  bprw:K      by K labelled images of a class, half of them for the other; settings:
+              bprw:K,alpha=2,eps=0.02,prior=trace,nearest=5,samples=20,seed=0
+  FILE.json   weights of prolip prompts fit"""
+
+
+def check_tasks(args: argparse.Namespace) -> None:
+    """ValueError for flags that do not go together, before anything is loaded."""
+    from prolip.evaluation.published.papers import find_printed
+    from prolip.evaluation.zero_shot import ALL, BPRW, BY_IMAGES, read_prompts
+    from prolip.methods import find_score
+
+    find_printed(args.published or ())
+    for similarity in args.similarity or ():
+        find_score(similarity)
+    rule = read_prompts(args.prompts)
+    if args.prompts_fit and rule.way != BPRW:
+        raise ValueError(f"--prompts-fit says what bprw is fitted to, and --prompts is {args.prompts}: give --prompts "
+                         "bprw or bprw:K, or drop it")  # fmt: skip
+    if args.prompts_split and not args.prompts_fit:
+        raise ValueError("--prompts-split is the split of --prompts-fit: give both, or --split for what is scored")
+    if rule.way in BY_IMAGES and not args.prompts_fit and (args.uncertainty or args.plots or args.save_features):
+        raise ValueError(f"--prompts {rule.way} gives classes of two halves of the images: drop --uncertainty, --plots "
+                         "and --save-features"
+                         + (", or give --prompts-fit other images" if rule.way == BPRW else ""))  # fmt: skip
+    given = vars(args) | {"device": args.device != "auto", "precision": args.precision != "fp32"}
+    given["prompts"] = rule.way != ALL
+    useless = [flag_of(name) for name in OF_MODELS if given[name]]
+    if args.features and useless:
+        raise ValueError(
+            f"--features evaluates without a model: drop {', '.join(useless)}, or give --model, --data and "
+            f"--save-features {args.features}, which takes what is there and adds the rest"
+        )
+    if not args.features and not (args.model and args.data):
+        raise ValueError("give --model and --data, or --features FOLDER to evaluate saved embeddings")
+    check_intervals(args)
+    at_least(args, 1, "batch_size")
+    at_least(args, 0, "workers")
+    for name in ("confusion", "plots"):
+        if getattr(args, name) and not args.output:
+            raise ValueError(f"--{name} goes with the JSON: give --output FILE too")
+    if args.instances and not Path(args.instances).is_file():
+        raise FileNotFoundError(f"--instances: no file {args.instances}: give COCO's instances_val2014.json")
+    for path, folder in ((args.output, False), (args.save_features, True), (plots_of(args), True)):
+        if path:
+            check_output(path, folder)
+
+
+def check_intervals(args: argparse.Namespace) -> None:
+    """ValueError for numbers of draws that give no interval."""
+    if args.intervals < 0 or args.intervals == 1:
+        raise ValueError(f"--intervals {args.intervals}: give two draws or more, such as 1000, or no number")
+
+
+def plots_of(args: argparse.Namespace) -> Path | None:
+    """The folder of the plots, next to the results."""
+    return Path(args.output).parent / "plots" if args.plots else None
+
+
+def open_named(flag: str, spec: str, split: str | None, skip_damaged: bool) -> Dataset:
+    """The data set that a flag names."""
+    from prolip.data.faults import FaultCounter
+
+    with naming(f"{flag} {spec}"):
+        return open_dataset(spec, split, FaultCounter() if skip_damaged else None)
+
+
+def features_of(args: argparse.Namespace) -> Iterator[Features]:
+    """The features of all data sets: opened first, so that a missing one is known before the first is embedded."""
+    from prolip.evaluation.evaluate import embed_datasets
+    from prolip.evaluation.feature_store import FeatureStore
+    from prolip.evaluation.features import load_features
+    from prolip.evaluation.zero_shot import read_prompts
+    from prolip.prompts.fitting import check_pool
+
+    if args.features:
+        return load_features(FeatureStore(args.features))
+    datasets = [open_named("--data", spec, args.split, args.skip_damaged) for spec in args.data]
+    pool = None
+    if args.prompts_fit:
+        pool = open_named("--prompts-fit", args.prompts_fit, args.prompts_split, args.skip_damaged)
+        with naming(f"--prompts-fit {args.prompts_fit}"):
+            for dataset in datasets:
+                check_pool(pool, dataset)
+    embedder = load(args)
+    for similarity in args.similarity or ():
+        embedder.card.scored_by(similarity)
+    return embed_datasets(
+        datasets, embedder, read_prompts(args.prompts), pool, store=FeatureStore(args.save_features),
+        batch_size=args.batch_size, workers=args.workers, progress=sys.stderr.isatty(),
+    )  # fmt: skip
+
+
+def run_tasks(args: argparse.Namespace) -> None:
+    """Check, embed, score; the tables at the end."""
+    from prolip.data.reading.table import show_counts
+    from prolip.evaluation import table
+    from prolip.evaluation.evaluate import evaluate_all
+    from prolip.evaluation.published.papers import find_printed, format_printed
+
+    show_counts()
+    if args.list_published is not None:
+        print(format_printed(find_printed(args.list_published)))
+        return
+    check_tasks(args)
+    study = args.uncertainty or args.plots
+    results = evaluate_all(
+        features_of(args), args.similarity or [None], draws=args.intervals, confusion=args.confusion,
+        instances=args.instances, study=study, plots=plots_of(args), output=args.output,
+    )  # fmt: skip
+    tables = [table.format_table(results), table.harmonic_means(results, args.intervals)]
+    tables += [f"prompts: {said_of_prompts(args)}"] if args.prompts != "all" else []
+    tables += [table.format_uncertainty(results)] if study else []
+    tables += [table.format_intervals(results)] if args.intervals else []
+    if args.published:
+        tables.append(format_printed(find_printed(args.published), results) or NONE_PRINTED)
+    tables += [f"written to {args.output}"] if args.output else []
+    print("\n\n".join(filter(None, tables)))
+
+
+def said_of_prompts(args: argparse.Namespace) -> str:
+    """Which prompts classes are made of, for readers."""
+    from prolip.evaluation.kinds.best_prompts import described
+    from prolip.evaluation.zero_shot import read_prompts
+
+    if not args.prompts_fit:
+        return described(read_prompts(args.prompts))
+    split = f", split {args.prompts_split}" if args.prompts_split else ""
+    return f"{args.prompts}, fitted to {args.prompts_fit}{split}"
+
+
+# --- emoji ------------------------------------------------------------------------------------------------------------
+#: What the two galleries are.
+GALLERIES = """galleries:
+  names/...     which name is it? One right answer per drawing: the number to quote
+  captions/...  texts of all levels; a text is right for all drawings of all concepts
+                that carry it, for which mAP@R and R-Precision are made"""
+
+
+def drawings_flags(parser: argparse.ArgumentParser) -> None:
+    """Drawings of the corpus, and the names that they are told from."""
+    flag = parser.add_argument
+    flag("--data", nargs="+", required=True, metavar="TAR", help="shards whose drawings are evaluated")
+    flag("--select", metavar="RULE", help="which concepts, e.g. 'group=animals nature|food drink|travel places'")
+    flag("--names", nargs="+", metavar="TAR", help="shards whose concepts are in the gallery, too")
+    flag("--all-names", action="store_true", help="--select does not narrow the gallery")
+
+
+def emoji_flags(parser: argparse.ArgumentParser) -> None:
+    """Those of `prolip eval emoji`."""
+    drawings_flags(parser)
+    flag = parser.add_argument
+    flag("--similarity", metavar="SCORE", help="csd, mean or a measure (default: the score of the model's method)")
+    intervals_flag(parser, "concepts")
+    flag("--against", metavar="FOLDER", help="--output of another model: with --intervals, also of the difference")
+    add(parser, Model, required=["model"])
+    add(parser, Compute, "device", "precision")
+    add(parser, Output, "output", help={"output": "folder for metrics.json, corpus.json and embeddings.npz"})
+
+
+def run_emoji(args: argparse.Namespace) -> None:
+    """Read, load, evaluate, write, print, in the order in which mistakes are cheapest."""
+    from prolip.evaluation.model import check_device
+    from prolip.evaluation.suites import emoji
+    from prolip.methods import find_score
+
+    if args.similarity:
+        find_score(args.similarity)
+    check_device(args.device)
+    if args.output:
+        check_output(args.output, folder=True)
+    check_intervals(args)
+    if args.against and not args.intervals:
+        raise ValueError("--against is for intervals of differences: give --intervals too")
+    against = emoji.load(args.against) if args.against else None
+    corpus = emoji.gallery(args.data, args.select, args.names, args.all_names)
+    if ":" not in args.model and not args.pretrained:
+        args.pretrained = "random"
+        print(f"note: {args.model} is a bare config, so its weights are random; a run is local-dir:runs/NAME/model",
+              file=sys.stderr)  # fmt: skip
+    result = emoji.evaluate_corpus(load(args, stored=False), corpus, similarity=args.similarity)
+    result.info |= {"model": args.model, "data": args.data, "names": args.names, "select": args.select}
+    if args.intervals:
+        result.add_intervals(args.intervals, against)
+    if args.output:
+        result.save(args.output)
+    print(emoji.format_corpus(result) + (f"\n\nwritten to {args.output}" if args.output else ""))
+
+
+# --- datacomp ---------------------------------------------------------------------------------------------------------
+def datacomp_flags(parser: argparse.ArgumentParser) -> None:
+    """Those of `prolip eval datacomp`."""
+    flag = parser.add_argument
+    flag("--tasks", nargs="+", metavar="TASK", help="keys, names or tags (imagenet, shift, vtab, retrieval, wilds, "
+         "fairness; counted: the 38 of the average); default: all 40")  # fmt: skip
+    similarities_flag(parser)
+    flag("--prompts", nargs="+", default=[], metavar="FILE", help="weights of prolip prompts fit, each for the task "
+         "whose classes and prompts it has")  # fmt: skip
+    save_features_flag(parser)
+    flag("--allow-missing", action="store_true", help="evaluate what is there, without the averages that lack a task")
+    flag("--no-uncertainty", action="store_true", help="leave out refusal and calibration")
+    flag("--plots", action="store_true", help="draw refusal and calibration of every task: OUTPUT/plots/TASK/*.png")
+    flag("--published", nargs="+", metavar="NAME", help="published rows in the tables: parts of their names, all, none"
+         " (default: the paper's and OpenCLIP's ViT-B-16 on DataComp-1B)")  # fmt: skip
+    flag("--tables-of", nargs="+", metavar="FOLDER", help="only write tables of the results in these folders")
+    flag("--list", action="store_true", help="only show all tasks and what to fetch for them")
+    flag("--list-published", action="store_true", help="only show published rows, and which of their averages do not "
+         "follow")  # fmt: skip
+    add(parser, Model)
+    add(parser, Data, "data", "skip_damaged", "part", help={
+        "data": "folder or URL that holds the folders of the data sets, or hf-hub to stream them",
+        "part": "evaluate tasks of part I of N, from 0 (I/N); slurm: of this task of a SLURM array"})
+    add(parser, Compute, "device", "precision", "batch_size", "workers")
+    add(parser, Output, "output", output="datacomp", help={"output": "folder for results.jsonl and tables.*"})
+
+
+def run_datacomp(args: argparse.Namespace) -> int:
+    """1 where tasks failed."""
+    from prolip.data.reading.table import show_counts
+    from prolip.evaluation.feature_store import FeatureStore
+    from prolip.evaluation.suites.datacomp import run as suite
+    from prolip.evaluation.suites.datacomp.published import PUBLISHED, find_published, published_report
+    from prolip.evaluation.suites.datacomp.tasks import BY_KEY
+
+    show_counts()
+    if args.list or args.list_published:
+        print(suite.listing() if args.list else published_report(PUBLISHED))
+        return 0
+    published = find_published(args.published)
+    if args.tables_of:
+        suite.write_tables(args.tables_of, args.output, published, say)
+        return 0
+    if not (args.model and args.data):
+        raise ValueError("give --model and --data (or --tables-of FOLDER, or --list)")
+    at_least(args, 1, "batch_size")
+    at_least(args, 0, "workers")
+    choice = suite.Choice(
+        tasks=args.tasks, similarities=args.similarity or [None], prompts=args.prompts, part=part_of(args.part),
+        allow_missing=args.allow_missing, skip_damaged=args.skip_damaged,
+    )  # fmt: skip
+    settings = suite.Settings(
+        uncertainty=not args.no_uncertainty, plots=Path(args.output) / "plots" if args.plots else None,
+        batch_size=args.batch_size, workers=args.workers, progress=sys.stderr.isatty(),
+        store=FeatureStore(args.save_features),
+    )  # fmt: skip
+    outcome = suite.run(lambda: load(args), args.data, args.output, choice, settings, published, say)
+    for key, reason in outcome.failed.items():
+        print(f"error: {BY_KEY[key].name} failed: {reason}", file=sys.stderr)
+    return 1 if outcome.failed else 0
+
+
+def say(text: str) -> None:
+    """A line, at once."""
+    print(text, flush=True)
+
+
+# --- clip-benchmark ---------------------------------------------------------------------------------------------------
+#: Where the other flags are.
+UPSTREAM = """clip_benchmark's own flags: prolip eval clip-benchmark eval --help, and build --help.
+Models are clip_benchmark's and ours: --model local-dir:FOLDER, hf-hub:ORG/NAME, or
+a name such as ProLIP-ViT-B-16 with --pretrained FILE. All is float32 without --amp."""
+
+
+def added_flags(parser: argparse.ArgumentParser) -> None:
+    """The flags that clip_benchmark has not, and those whose meaning we widen."""
+    flag = parser.add_argument
+    flag("--similarity", metavar="SCORE", help="score of our models: csd, mean or a measure (default: their method's)")
+    flag("--prompts", metavar="FILE", help="weights of prolip prompts fit")
+    flag("--amp", action="store_true", help="compute in mixed precision")
+    flag("--tokenizer", help="folder of tokenizer files, a file, or bpe, instead of our model's own")
+    flag("--pretrained", nargs="+", help="weights; models with their own (local-dir:, hf-hub:) need none")
+    flag("--output", help="JSON file; the fields {dataset}, {pretrained}, {model}, {language}, {task} and {similarity} "
+         "are filled in")  # fmt: skip
+
+
+def benchmark_flags(parser: argparse.ArgumentParser) -> None:
+    """Those of `prolip eval clip-benchmark`."""
+    added_flags(parser)
+    parser.add_argument("words", nargs=argparse.REMAINDER, metavar="eval|build ...", help="evaluate; make a table")
+
+
+def run_benchmark(args: argparse.Namespace) -> None:
+    """Our flags are taken out of the words, the others are clip_benchmark's."""
+    if not args.words:
+        raise ValueError("give eval or build (prolip eval clip-benchmark --help)")
+    from prolip.evaluation.clip_benchmark.command import Added, run
+
+    parser = Parser(prog="prolip eval clip-benchmark", add_help=False)
+    added_flags(parser)
+    if {"-h", "--help"} & set(args.words[1:]) and args.words[0] != "build":
+        print(parser.format_help())  # clip_benchmark's follows
+    added, words = parser.parse_known_args(args.words, argparse.Namespace(**vars(args) | {"words": None}))
+    run(words, Added(*(getattr(added, name) for name in Added._fields)))
+
+
+COMMANDS = {
+    "eval": {
+        "tasks": Command("evaluate a model on any test sets", EXAMPLE.format("tasks", "--data wds:data/wds_cars"),
+                         tasks_flags, run_tasks, PROMPTS, RETIRED),
+        "emoji": Command("evaluate a model on the emoji corpus, whose labels are complete",
+                         EXAMPLE.format("emoji", "--data data/emoji/emojione.tar"), emoji_flags, run_emoji, GALLERIES),
+        "datacomp": Command("evaluate a model on the 38 tasks of DataComp and its two face sets",
+                            EXAMPLE.format("datacomp", "--data data/datacomp --output runs/demo/datacomp"),
+                            datacomp_flags, run_datacomp, retired=RETIRED),
+        "clip-benchmark": Command(
+            "run clip_benchmark with our models in it", "prolip eval clip-benchmark eval --model "
+            "local-dir:runs/demo/model --dataset wds/cars --dataset_root data/wds_cars", benchmark_flags, run_benchmark,
+            UPSTREAM),
+    },
+}  # fmt: skip

@@ -1,0 +1,97 @@
+"""`prolip explore`: a page on which an index, a run with data or features are explored."""
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import webbrowser
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from prolip.cli.command import Command, Compute, Data, Model, Output, add
+from prolip.cli.search import check_risk, given, reading, risk_flags
+from prolip.utils import console
+from prolip.utils.messages import at_least
+
+if TYPE_CHECKING:
+    from prolip.explorer.app import App
+    from prolip.explorer.server import Server
+
+
+def explore_flags(parser: argparse.ArgumentParser) -> None:
+    """Those of `prolip explore`."""
+    flag = parser.add_argument
+    flag("source", metavar="SOURCE", help="an index, saved features, or with --data a run or a model")
+    flag("--scores", metavar="FOLDER", help="folder of prolip curate score: try rules on all of its samples")
+    flag("--max-captions", type=int, default=2000, metavar="N", help="distinct captions to embed (default: 2,000)")
+    flag("--texts", metavar="FILE", help="further texts for paths, and to name images by: one a line")
+    flag("--host", default="127.0.0.1", help="address to listen at; others reach any but the default (127.0.0.1)")
+    flag("--port", type=int, default=8571, help="port to listen at, 0 for any free one (default: 8571)")
+    flag("--open", action="store_true", help="open the page in a browser")
+    risk_flags(parser)
+    add(parser, Data, "data", "skip_damaged", "allow_private_hosts",
+        help={"data": "what a model embeds: images:FOLDER, shards:TARS or texts:FILE"})  # fmt: skip
+    add(parser, Output, "output", help={"output": "folder to keep or resume the index in (default: a temporary one)"})
+    add(parser, Model, help={"model": "model that made the features, or the index at another address than it names"})
+    add(parser, Compute, "device", "precision", "batch_size", "workers")
+
+
+def make_app(args: argparse.Namespace) -> App:
+    """All that is shown."""
+    at_least(args, 1, "max_captions")
+    at_least(args, 0, "port")
+    if args.port > 65535:
+        raise ValueError(f"--port {args.port}: give 0 to 65535")
+    check_risk(args)
+    settings = reading(args)
+    from prolip.explorer.app import App
+    from prolip.explorer.captions import Captions
+    from prolip.explorer.gallery import Gallery
+    from prolip.explorer.opening import model_of, open_source, threshold_of
+    from prolip.search.sources import lines_of
+
+    further = [] if args.texts is None else lines_of(args.texts)
+    args.model = model_of(args.source, args.data) or args.model
+    opened = open_source(args.source, given(args), args.data, args.output, **settings)
+    if opened.changes:
+        print(opened.changes, file=sys.stderr)
+    captions = Captions(Gallery(opened.index), opened.embedder, args.max_captions, further)
+    asked = (opened, args.calibrate, args.risk, 1 - args.confidence, args.allow_private_hosts)
+    threshold = None if args.risk is None else threshold_of(*asked)
+    return App(opened, Path(args.source).name or args.source, captions, args.scores and Path(args.scores), threshold)
+
+
+def announce(server: Server) -> None:
+    """Where the page is, what it lacks, and who can see it."""
+    print(f"{len(server.app.gallery.index):,} items at {server.url}  (Ctrl-C ends it)", flush=True)
+    for line in server.app.opened.lacks:
+        print(f"note: {line}", file=sys.stderr)
+    if not server.is_private:
+        host, port = str(server.server_address[0]), server.server_address[1]
+        print(f"warning: --host {host} opens this to every machine that reaches this one: whoever"
+              " does sees all items, captions and pictures, and has texts and pictures embedded here. There is no"
+              " password, and nothing is encrypted. For one other machine leave --host out, and type there:"
+              f" ssh -L {port}:127.0.0.1:{port} THIS_MACHINE", file=sys.stderr)  # fmt: skip
+
+
+def explore(args: argparse.Namespace) -> None:
+    """Serve the page until Ctrl-C, and end the process."""
+    app = make_app(args)
+    from prolip.explorer.server import make_server, serve
+
+    server = make_server(app, args.host, args.port)
+    announce(server)
+    if args.open:
+        webbrowser.open(server.url)
+    serve(server)
+    print("ended", file=sys.stderr)
+    os._exit(console.finished(0))  # a thread that still embeds would abort beneath the interpreter's own clearing up
+
+
+COMMANDS = {
+    "explore": {
+        "": Command("explore an index, a run with data or saved features on a page of this machine",
+                    "prolip explore runs/demo --data shards:data/emoji/emojione.tar --output runs/index",
+                    explore_flags, explore, retired={"captions": "use --max-captions", "index": "use --output"}),
+    },
+}  # fmt: skip

@@ -1,0 +1,168 @@
+"""`prolip VERB [SUBVERB] ...`: finds the command, parses its flags, runs it. Only the command named is imported.
+
+Exit codes: 0 done, 1 a bug (with its traceback) or what the command's help says, 2 an error in one line, 74 the output
+could not be written, 130 interrupted; those of `prolip train` are in training/main.py.
+"""
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import NoReturn
+
+from prolip import __version__
+from prolip.cli.command import Command, parser_of
+from prolip.utils import console
+from prolip.utils.flags import FlagError, did_you_mean
+
+#: Verb -> module in prolip.cli that holds its commands, and one line of help; in groups as `prolip --help` shows them.
+VERBS: dict[str, dict[str, tuple[str, str]]] = {
+    "Train": {
+        "train": ("", "train a model (the same as python -m training.main)"),
+        "plan": ("plan", "estimate time, memory and cost of a run before you start it"),
+        "demo": ("plan", "train, evaluate and report on the bundled drawings (in a clone)"),
+        "uncertainty": ("uncertainty", "add calibrated variances and novelty to any CLIP model"),
+    },
+    "Measure": {
+        "eval": ("eval", "evaluate a model: tasks, emoji, datacomp, clip-benchmark"),
+        "report": ("pages", "write a run's report page"),
+        "figures": ("pages", "draw the figures of the ProLIP paper"),
+        "prompts": ("texts", "fit and show weights of prompts"),
+        "hierarchy": ("texts", "find more general texts of images, score hierarchies"),
+    },
+    "Use": {
+        "search": ("search", "build and query an index of images or texts"),
+        "explore": ("explore", "open a page to explore a run, an index or a folder"),
+        "curate": ("curate", "score, select, write and report training data"),
+        "data": ("data", "prepare data sets and indexes of shards"),
+        "export": ("ship", "export a model as a graph, or out of a checkpoint"),
+        "hub": ("ship", "save a model with its card, or push it to the hub"),
+    },
+}
+#: Verbs of other programs, and what to type here.
+RETIRED = {
+    "evaluate": "eval", "explorer": "explore", "finetune": "train", "fit": "uncertainty", "index": "search build",
+    "score": "curate score", "select": "curate select", "push": "hub push", "save": "hub save",
+    "query": "search query", "clip-benchmark": "eval clip-benchmark", "datacomp": "eval datacomp",
+}  # fmt: skip
+
+
+def overview() -> str:
+    """The text of `prolip --help`."""
+    lines = ["usage: prolip VERB ...", "", "Probabilistic vision-language models: train, measure and use them."]
+    for title, verbs in VERBS.items():
+        lines += ["", f"{title}:", *(f"  {verb:<12} {does}" for verb, (_, does) in verbs.items())]
+    return "\n".join([*lines, "", "prolip VERB --help shows an example and all flags.",
+                      "prolip --version; prolip --completion bash (or zsh, tcsh)"])  # fmt: skip
+
+
+def commands_of(verb: str) -> dict[str, Command]:
+    """Subverb -> command; one under the empty word where the verb has no subverbs. FlagError for an unknown verb."""
+    modules = {name: module for verbs in VERBS.values() for name, (module, _) in verbs.items()}
+    if verb not in modules:
+        hint = did_you_mean(verb, modules, "prolip --help lists all")
+        raise FlagError(f"unknown verb {verb!r}: {f'use prolip {RETIRED[verb]}' if verb in RETIRED else hint}")
+    commands: dict[str, dict[str, Command]] = import_module(f"prolip.cli.{modules[verb]}").COMMANDS
+    return commands[verb]
+
+
+def find(words: Sequence[str]) -> tuple[str, Command, list[str]]:
+    """What to call the command that these words name, the command, and the words that it is to parse."""
+    verb, *rest = words
+    commands = commands_of(verb)
+    if "" in commands:
+        return f"prolip {verb}", commands[""], rest
+    if not rest or rest[0].startswith("-"):
+        raise FlagError(f"prolip {verb} takes one of: {', '.join(commands)} (prolip {verb} --help)")
+    if rest[0] not in commands:
+        hint = did_you_mean(rest[0], commands, f"it has {', '.join(commands)}")
+        raise FlagError(f"prolip {verb} has no {rest[0]!r}: {hint}")
+    return f"prolip {verb} {rest[0]}", commands[rest[0]], rest[1:]
+
+
+def mistakes() -> tuple[type[Exception], ...]:
+    """Errors that the user can mend: their line is enough. Imported after one was raised, as its module then is."""
+    from safetensors import SafetensorError
+
+    from prolip.data.faults import SampleFault, TooManyBadSamples
+    from prolip.models.weights.checkpoint import CheckpointError
+
+    return OSError, ValueError, ImportError, CheckpointError, SafetensorError, SampleFault, TooManyBadSamples
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; returns its exit code."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if words[:1] == ["train"]:
+        from training.main import main as train
+
+        return train(words[1:], prog="prolip train")
+    with console.cleaning():
+        try:
+            return run(words)
+        except Exception as error:
+            if not isinstance(error, (OSError, ValueError, ImportError)) and not isinstance(error, mistakes()):
+                raise
+            print(f"error: {console.one_line(error)}", file=sys.stderr)
+            return 2
+
+
+def run(words: list[str]) -> int:
+    """Answer what is about `prolip` itself, or run the command that is named."""
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(overview())
+        return 0 if words else 2
+    if words[0] == "--version":
+        print(f"prolip {__version__}")
+        return 0
+    if words[0] == "--completion":
+        print(completion(*words[1:]))
+        return 0
+    if len(words) == 2 and words[1] in ("-h", "--help") and "" not in (commands := commands_of(words[0])):
+        print(f"usage: prolip {words[0]} SUBVERB ...\n")
+        print("\n".join(f"  {name:<16} {command.does}" for name, command in commands.items()))
+        print(f"\nprolip {words[0]} SUBVERB --help shows an example and all flags.")
+        return 0
+    name, command, rest = find(words)
+    given = parser_of(name, command).parse_strictly(rest)
+    return command.run(given) or 0
+
+
+def completion(shell: str = "bash") -> str:
+    """A script that completes verbs, flags and files in this shell."""
+    import shtab
+
+    from training.main import fill
+
+    if shell not in shtab.SUPPORTED_SHELLS:
+        raise FlagError(f"--completion {console.plain(shell)}: give {', '.join(shtab.SUPPORTED_SHELLS)}")
+    parser = argparse.ArgumentParser("prolip")
+    verbs = parser.add_subparsers()
+    for verb, (module, does) in {name: found for group in VERBS.values() for name, found in group.items()}.items():
+        one = verbs.add_parser(verb, help=does)
+        commands = commands_of(verb) if module else {"": Command(does, "", fill, lambda given: 0)}
+        subverbs = None if "" in commands else one.add_subparsers()
+        for name, command in commands.items():
+            last = one if subverbs is None else subverbs.add_parser(name, help=command.does)
+            command.flags(last)
+            for action in last._actions:
+                if action.nargs != 0 and action.choices is None:
+                    action.complete = shtab.FILE  # type: ignore[attr-defined]
+    script: str = shtab.complete(parser, shell=shell)
+    return script
+
+
+def clip_benchmark() -> NoReturn:
+    """`prolip-clip-benchmark`, an alias of `prolip eval clip-benchmark`."""
+    sys.argv[1:1] = ["eval", "clip-benchmark"]
+    script()
+
+
+def script() -> NoReturn:
+    """`prolip` as a process."""
+    if sys.argv[1:2] == ["train"]:
+        from training.main import script as train
+
+        train(sys.argv[2:], prog="prolip train")
+    console.command(main)

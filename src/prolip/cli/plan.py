@@ -1,0 +1,85 @@
+"""`prolip plan` and `prolip demo`: what a run will take, and a run to try everything on."""
+from __future__ import annotations
+
+import argparse
+import json
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+
+from prolip.cli.command import Command, Output, add
+from prolip.utils.flags import add_flags
+
+VERDICT = "verdict"
+#: Flags that plans had before -> what to type.
+RENAMED = {
+    "global-batch": "use --global-batch-size", "samples": "use --max-samples", "ema": "use --ema-decay",
+    "recompute": "use --grad-checkpointing and --checkpoint-policy", "parallel": "use --fsdp",
+    "cores-per-gpu": "use --workers", "every-samples": "use --save-every-samples",
+    "every-steps": "use --save-every-steps", "every-minutes": "use --save-every-minutes",
+} | dict.fromkeys(
+    ("simulate", "sim-steps", "rank-sigma", "step-sigma", "block-sigma", "image-sigma", "open-sigma", "stall-chance",
+     "stall-seconds", "seed"),
+    "python scripts/simulate_steps.py simulates, with the flags of a plan and its own; its --help lists them",
+)  # fmt: skip
+
+
+# --- plan -------------------------------------------------------------------------------------------------------------
+def plan_flags(parser: argparse.ArgumentParser) -> None:
+    """Those of `prolip plan`: every question of the planner."""
+    from planner.question import SECTIONS
+    from planner.tables import SECTIONS as TABLES
+
+    names = [*TABLES, VERDICT]
+    parser.add_argument("--show", nargs="+", choices=names, metavar="TABLE", help=f"only these: {', '.join(names)}")
+    add(parser, Output, "json", help={"json": "print all values as JSON instead: seconds, bytes, dollars"})
+    for section, config in SECTIONS.items():
+        add_flags(parser, section, config)
+
+
+def plan(args: argparse.Namespace) -> None:
+    """Print the tables, a column for each number of GPUs."""
+    from planner import tables
+    from planner.plan import make_plans
+    from planner.question import ask
+
+    plans = make_plans(ask(vars(args)))
+    if args.json:
+        print(json.dumps([tables.as_values(each) for each in plans], indent=2))
+        return
+    print(tables.heading(plans))
+    for name in args.show or [*tables.SECTIONS, VERDICT]:
+        print("\n" + (tables.verdicts(plans) if name == VERDICT else tables.table(name, plans)))
+
+
+# --- demo -------------------------------------------------------------------------------------------------------------
+def demo_flags(parser: argparse.ArgumentParser) -> None:
+    """Those of `prolip demo`."""
+    parser.add_argument("--recipe", choices=("demo", "paper", "full"), default="demo",
+                        help="demo: ten minutes on two cores; paper: ProLIP's loss; full: all concepts")
+    add(parser, Output, "output", "overwrite", output="runs", help={
+        "output": "folder of all runs", "overwrite": "delete the run that is there and start again"})  # fmt: skip
+    parser.add_argument("more", nargs="*", metavar="-- FLAGS", help="flags of prolip train: -- --max-steps 200")
+
+
+def demo(args: argparse.Namespace) -> int:
+    """Run scripts/demo.py of the clone that this package or the working directory belongs to."""
+    clones = Path(__file__).resolve().parents[3], Path.cwd()
+    script = next((path for clone in clones if (path := clone / "scripts/demo.py").is_file()), None)
+    if script is None:
+        raise ValueError("the demo needs the bundled drawings: run prolip demo in a clone of the repository")
+    spec = spec_from_file_location("demo", script)
+    assert spec and spec.loader
+    spec.loader.exec_module(module := module_from_spec(spec))
+    return module.run(args.recipe, args.output, args.overwrite, args.more)
+
+
+COMMANDS = {
+    "plan": {"": Command(
+        "estimate what a training run takes: time, cost, memory, traffic, input, failures",
+        "prolip plan --model ProLIP-ViT-B-16 --gpu H100 --gpus 8 32 --show time memory verdict",
+        plan_flags, plan, "docs/scaling.md explains the tables and what is assumed.", RENAMED)},
+    "demo": {"": Command(
+        "train on the bundled drawings, evaluate on a designer never seen, and draw the page of the run",
+        "prolip demo --recipe paper", demo_flags, demo,
+        "Typed again, it resumes an interrupted run, and draws the page of one that has ended.")},
+}  # fmt: skip

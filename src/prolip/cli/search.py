@@ -1,0 +1,232 @@
+"""`prolip search`: an index of images or texts, and questions to it."""
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from prolip.cli.command import Command, Compute, Data, Model, Output, add, load
+from prolip.utils import console
+from prolip.utils.messages import at_least
+
+if TYPE_CHECKING:
+    from prolip.evaluation.model import Embedder
+    from prolip.search.index import SearchIndex
+
+SOURCES = {"data": "what to read: images:FOLDER, shards:TARS, features:FOLDER[,NAME] or texts:FILE"}
+OWN = {"model": "model of the index at another address (default: the one the index names)"}
+RETIRED = {
+    "kind": "use --index-type", "effort": "use --probe", "shortlist": "use --rerank", "exactly": "use --exact",
+    "together": "use --combine", "wider": "use --more-general", "narrower": "use --more-specific",
+    "anew": "use --rebuild",
+}  # fmt: skip
+
+
+# --- flags ------------------------------------------------------------------------------------------------------------
+def index_flags(parser: argparse.ArgumentParser) -> None:
+    """Those of every command on an index."""
+    parser.add_argument("index", metavar="INDEX", help="folder of the index")
+    parser.add_argument("--verify", action="store_true", help="first read the whole index and compare its checksums")
+
+
+def add_flags(parser: argparse.ArgumentParser, model: Mapping[str, str] = OWN) -> None:
+    """Those of `prolip search add`. model: the help of --model."""
+    index_flags(parser)
+    parser.add_argument("--restore", action="store_true", help="add deleted items again, too")
+    add(parser, Data, "data", "skip_damaged", required=["data"], help=SOURCES)
+    add(parser, Model, help=model)
+    add(parser, Compute, "device", "precision", "batch_size", "workers")
+
+
+def build_flags(parser: argparse.ArgumentParser) -> None:
+    """Those of `prolip search build`."""
+    flag = parser.add_argument
+    flag("--index-type", default="flat", metavar="TYPE", help="flat (exact), ivf, hnsw or pq (default: flat)")
+    flag("--lists", type=int, default=0, metavar="N", help="lists of ivf and pq (default: 4 sqrt(items))")
+    flag("--similarity", metavar="SCORE", help="csd, mean, elk or another score (default: that of the model's method)")
+    flag("--dry-run", type=int, metavar="ITEMS", help="print how much room this many items take, and write nothing")
+    add_flags(parser, {})
+
+
+def finish_flags(parser: argparse.ArgumentParser) -> None:
+    """Those of `prolip search finish`."""
+    index_flags(parser)
+    parser.add_argument("--rebuild", action="store_true", help="learn the approximate index again, from all rows")
+
+
+def delete_flags(parser: argparse.ArgumentParser) -> None:
+    """Those of `prolip search delete`."""
+    index_flags(parser)
+    parser.add_argument("--keys", nargs="+", required=True, metavar="KEY", help="keys to remove from the results")
+
+
+def query_flags(parser: argparse.ArgumentParser) -> None:
+    """Those of `prolip search query`."""
+    index_flags(parser)
+    flag, ways = parser.add_argument, parser.add_mutually_exclusive_group()
+    flag("--text", action="append", default=[], help="text to search by; may be given several times")
+    flag("--image", action="append", default=[], help="path or URL of an image to search by; likewise")
+    flag("--combine", action="store_true", help="make one query of the first --text and --image, and so on")
+    ways.add_argument("--more-general", action="store_true", help="return near items that include the query")
+    ways.add_argument("--more-specific", action="store_true", help="return near items that the query includes")
+    flag("--top", type=int, default=10, metavar="N", help="answers to return (default: 10)")
+    flag("--probe", type=int, metavar="N", help="lists to read (ivf, pq), or candidates to visit (hnsw)")
+    flag("--rerank", type=int, metavar="N", help="candidates to score again, or to compare by inclusion")
+    flag("--exact", action="store_true", help="rank all items, with any type of index")
+    risk_flags(parser)
+    add(parser, Data, "allow_private_hosts")
+    add(parser, Output, "json")
+    add(parser, Model, help=OWN)
+    add(parser, Compute, "device", "precision")
+
+
+def risk_flags(parser: argparse.ArgumentParser) -> None:
+    """Those of refusal, which `prolip explore` has, too."""
+    flag = parser.add_argument_group("What is refused").add_argument
+    flag("--risk", type=float, help="refuse queries so that at most this share of the first answers is wrong")
+    flag("--calibrate", metavar="FILE", help='queries with known answers, a line each: {"text": ..., "keys": [...]}')
+    flag("--confidence", type=float, default=0.9, help="probability that --risk holds (default: 0.9)")
+
+
+# --- building ---------------------------------------------------------------------------------------------------------
+def given(args: argparse.Namespace) -> Embedder | None:
+    """The model that --model names, None without it."""
+    return load(args) if args.model else None
+
+
+def reading(args: argparse.Namespace) -> dict[str, Any]:
+    """The settings of `prolip.search.build.fill`."""
+    at_least(args, 1, "batch_size")
+    at_least(args, 0, "workers")
+    names = ("batch_size", "workers", "skip_damaged", "restore", "device", "precision")
+    return {name: getattr(args, name) for name in names if name in args} | {"progress": sys.stderr.isatty()}
+
+
+def opened(args: argparse.Namespace) -> SearchIndex:
+    """The index that is there."""
+    from prolip.search.index import SearchIndex
+
+    return SearchIndex(args.index, args.verify)
+
+
+def build_index(args: argparse.Namespace) -> None:
+    """Make an index, or bring it to what its source holds now."""
+    at_least(args, 1, "dry_run")
+    settings = reading(args)
+    from prolip.search.build import build, described
+    from prolip.search.indexes import Kind, table
+
+    kind, embedder = Kind(args.index_type, args.lists), given(args)
+    if args.dry_run:
+        card, dim, _ = described(args.data, embedder)
+        print(f"{args.dry_run:,} items of {dim} dimensions, csd\n\n{table(args.dry_run, dim, card.probabilistic)}")
+    else:
+        done = build(args.index, args.data, embedder, args.similarity, kind, args.verify, **settings)
+        summarize(args, done.index, str(done))
+
+
+def add_source(args: argparse.Namespace) -> None:
+    """Bring an index to what a further source holds now."""
+    settings = reading(args)
+    from prolip.search.build import fill
+
+    done = fill(opened(args), args.data, given(args), **settings)
+    summarize(args, done.index, str(done))
+
+
+def finish_index(args: argparse.Namespace) -> None:
+    """Add all rows to the approximate index."""
+    index = opened(args)
+    index.finish(args.rebuild, sys.stderr.isatty())
+    summarize(args, index)
+
+
+def delete_keys(args: argparse.Namespace) -> None:
+    """Remove keys from the results."""
+    from prolip.data.reading.tar import printable
+
+    index = opened(args)
+    index.delete([printable(key) for key in args.keys])
+    summarize(args, index)
+
+
+def convert_index(args: argparse.Namespace) -> None:
+    """Convert an index of an earlier version."""
+    from prolip.search.disk.convert import convert
+
+    convert(args.index)
+    summarize(args, opened(args))
+
+
+def summarize(args: argparse.Namespace, index: SearchIndex, changes: str = "") -> None:
+    """Print what changed, and what the index holds now."""
+    if changes:
+        print(changes, file=sys.stderr)
+    print(f"{len(index):,} items in {args.index}, by {index.score.name}, {index.kind.name}")
+
+
+# --- asking -----------------------------------------------------------------------------------------------------------
+def check_risk(args: argparse.Namespace) -> None:
+    """ValueError for half of what refusal takes."""
+    if (args.risk is None) != (args.calibrate is None):
+        raise ValueError("--risk and --calibrate belong together: how much is risked, and questions with known answers")
+
+
+def pairs_of(args: argparse.Namespace) -> list[tuple[str | None, str | None]]:
+    """The text and image of each question. ValueError for none, and for --combine of more of one than of the other."""
+    if args.combine and (len(args.text) != len(args.image) or not args.text):
+        raise ValueError(f"--combine with {len(args.text)} --text and {len(args.image)} --image: give as many")
+    if not args.text + args.image:
+        raise ValueError("no question: give --text or --image")
+    alone = [(text, None) for text in args.text] + [(None, image) for image in args.image]
+    return list(zip(args.text, args.image)) if args.combine else alone
+
+
+def query(args: argparse.Namespace) -> None:
+    """Ask, refuse what is to be refused, print."""
+    at_least(args, 1, "top", "probe", "rerank")
+    check_risk(args)
+    wider = args.more_general if args.more_general or args.more_specific else None
+    if wider is not None and args.risk is not None:
+        raise ValueError("--risk is of the first answer by the score, and --more-general and --more-specific rank by"
+                         " inclusion: leave one out")  # fmt: skip
+    pairs = pairs_of(args)
+    from prolip.search.answers import Question, ask, read_questions
+    from prolip.search.build import find_embedder
+
+    index, questions = opened(args), [Question(*pair) for pair in pairs]
+    embedder = find_embedder(index, given(args), args.device, args.precision)
+    known = None if args.risk is None else read_questions(args.calibrate, args.allow_private_hosts)
+    replies, threshold = ask(index, questions, embedder, args.top, wider, known, args.risk or 0.0, 1 - args.confidence,
+                             effort=args.probe, shortlist=args.rerank, exactly=args.exact)  # fmt: skip
+    if threshold is not None:
+        print(threshold, file=sys.stderr)
+    for question, answers in zip(questions, replies):
+        if args.json:
+            print(json.dumps({"text": question.text, "image": question.image, "refused": answers is None,
+                              "answers": [answer.to_dict() for answer in answers or []]}))  # fmt: skip
+            continue
+        print(f"{console.plain(question)}:{' refused' if answers is None else '' if answers else ' nothing found'}")
+        for place, answer in enumerate(answers or [], 1):
+            print(f"{place:4}  {console.plain(answer)}")
+
+
+BUILD = "prolip search build runs/index --data shards:data/emoji/emojione.tar --model local-dir:runs/demo/model"
+COMMANDS = {
+    "search": {
+        "build": Command("make an index, or update it to what its source holds now", BUILD, build_flags, build_index,
+                         retired=RETIRED),
+        "add": Command("add a source to an index, or update it to what that source holds now",
+                       "prolip search add runs/index --data shards:data/emoji/noto.tar", add_flags, add_source),
+        "finish": Command("add all rows to the approximate index", "prolip search finish runs/index --rebuild",
+                          finish_flags, finish_index, retired=RETIRED),
+        "delete": Command("remove keys from the results",
+                          "prolip search delete runs/index --keys emojione/emojione-1f600", delete_flags, delete_keys),
+        "query": Command("search the index by text and image", "prolip search query runs/index --text cat --top 5",
+                         query_flags, query, retired=RETIRED),
+        "convert": Command("convert an index of an earlier version", "prolip search convert runs/index",
+                           index_flags, convert_index),
+    },
+}  # fmt: skip

@@ -1,0 +1,139 @@
+"""`prolip hub` and `prolip export`: a model for others, and for other programs."""
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from pathlib import Path
+
+from prolip.cli.command import Command, Model, Output, add
+
+
+# --- hub --------------------------------------------------------------------------------------------------------------
+def about_model(parser: argparse.ArgumentParser) -> None:
+    """The flags of a model card."""
+    add_argument = parser.add_argument
+    add_argument("run", metavar="RUN", help="folder of a run, or of a model")
+    add_argument("--name", help="the model's name on its card; the target's if left out")
+    add_argument("--license", metavar="ID", help="the model's licence by its name on the hub: mit, cc-by-4.0")
+    add_argument("--data-license", metavar="TEXT", help="a sentence on the licence of the training data")
+    add_argument("--metrics", metavar="FILE", help="metrics of the card; the run's eval.json if left out")
+
+
+def save_flags(parser: argparse.ArgumentParser) -> None:
+    """Those of `prolip hub save`."""
+    about_model(parser)
+    add(parser, Output, "output", "overwrite", required=["output"], help={
+        "output": "folder for the model, its card and its plots",
+        "overwrite": "replace a README.md that ProLIP did not write"})  # fmt: skip
+
+
+def push_flags(parser: argparse.ArgumentParser) -> None:
+    """Those of `prolip hub push`."""
+    about_model(parser)
+    parser.add_argument("repo", metavar="ORG/NAME", help="repository on the hub")
+    parser.add_argument("--private", action="store_true", help="make a new repository private")
+    parser.add_argument("--dry-run", action="store_true", help="write all files here, and print what would be sent")
+
+
+def save_model(args: argparse.Namespace) -> None:
+    """Write the model with its card to a folder."""
+    from prolip.hub.card import Said, find_source
+    from prolip.hub.saving import save
+
+    folder = Path(args.output)
+    said = Said(args.name or folder.resolve().name, args.license, args.data_license)
+    written = save(find_source(args.run, args.metrics), folder, said, replace=args.overwrite)
+    print(f"{folder}: {', '.join(path.name for path in written)}; load it as local-dir:{folder}")
+
+
+def push_model(args: argparse.Namespace) -> None:
+    """Send the model with its card to the hub, or show what would be sent."""
+    from prolip.hub.card import Said, find_source
+    from prolip.hub.saving import check_repo, push, save
+
+    source = find_source(args.run, args.metrics)
+    check_repo(args.repo)
+    said = Said(args.name or args.repo.split("/")[1], args.license, args.data_license)
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place) / "model"
+        written = save(source, folder, said, f"hf-hub:{args.repo}")
+        if not args.dry_run:
+            print(f"load it as {push(folder, args.repo, args.private)}")
+            return
+        print(f"would be sent to {args.repo}:")
+        for path in written:
+            print(f"  {path.stat().st_size:>13,} bytes  {path.name}")
+        print(f"\n{(folder / 'README.md').read_text(encoding='utf-8')}")
+
+
+# --- export -----------------------------------------------------------------------------------------------------------
+def graph_flags(parser: argparse.ArgumentParser) -> None:
+    """Those of `prolip export graph`."""
+    add(parser, Model, "model", "pretrained", required=["model"])
+    add(parser, Output, "output", required=["output"], help={"output": "folder for the graphs of both towers"})
+    parser.add_argument("--format", nargs="+", choices=("onnx", "pt2"), default=["onnx"],
+                        help="onnx (default), which needs the extra export, or pt2, programs of PyTorch")
+
+
+def checkpoint_flags(parser: argparse.ArgumentParser) -> None:
+    """Those of `prolip export checkpoint`."""
+    parser.add_argument("checkpoint", metavar="FILE", help="file or URL of a checkpoint: .../step_N.pt")
+    averages = parser.add_mutually_exclusive_group()
+    averages.add_argument("--ema", dest="average", action="store_const", const="ema", help="take the averaged weights")
+    averages.add_argument("--swa", dest="average", action="store_const", const="swa", help="average of the last epochs")
+    add(parser, Output, "output", required=["output"], help={"output": "folder for the model"})
+
+
+def export_graph(args: argparse.Namespace) -> int:
+    """Write the graphs, run them next to the model, print the largest difference; 1 where one differs or fails."""
+    from prolip.export import BATCHES, TOLERANCE, WAYS, check_place, largest_differences, load
+
+    for name in args.format:
+        check_place(args.output, name)
+    model = load(args.model, args.pretrained)
+    written = [WAYS[name](model, args.output) for name in args.format]
+    equal = True
+    for files in written:
+        try:
+            found = largest_differences(model, files)
+        except ValueError as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 1
+        for name, worst in found.items():
+            print(f"{files[name]}: at most {worst:.1e} from the model, batches of {', '.join(map(str, BATCHES))}")
+            equal &= worst <= TOLERANCE
+    if not equal:
+        print(f"error: the graphs differ from the model by more than {TOLERANCE:g}: do not use them", file=sys.stderr)
+    return 0 if equal else 1
+
+
+def export_checkpoint(args: argparse.Namespace) -> None:
+    """Write the model of a checkpoint to a folder, and print its path."""
+    from training.checkpoint.export import export_checkpoint as export
+
+    print(export(args.checkpoint, Path(args.output), args.average))
+
+
+COMMANDS = {
+    "export": {
+        "graph": Command(
+            "write both towers as graphs for programs without this code",
+            "prolip export graph --model local-dir:runs/demo/model --output runs/demo/onnx",
+            graph_flags, export_graph),
+        "checkpoint": Command(
+            "write the model of a checkpoint to a folder",
+            "prolip export checkpoint runs/demo/checkpoints/step_1750.pt --output runs/demo/step_1750",
+            checkpoint_flags, export_checkpoint),
+    },
+    "hub": {
+        "save": Command(
+            "write a trained model and its card to a folder",
+            "prolip hub save runs/demo --output shared/demo --license mit",
+            save_flags, save_model, retired={"eval": "use --metrics"}),
+        "push": Command(
+            "push a trained model and its card to the hub",
+            "prolip hub push runs/demo org/name --license mit --dry-run",
+            push_flags, push_model, retired={"eval": "use --metrics"}),
+    },
+}  # fmt: skip

@@ -1,0 +1,370 @@
+"""`prolip prompts` and `prolip hierarchy`: how much each prompt counts, and what is a kind of what."""
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from prolip.cli.command import Command, Compute, Data, Model, Output, add, load
+from prolip.cli.eval import drawings_flags, open_named, save_features_flag
+from prolip.evaluation.datasets.specs import FORMS
+from prolip.hierarchy.choices import INCLUSIONS, LEAST, OWN, ROOTS, STEPS
+from prolip.utils.messages import at_least
+from prolip.utils.outputs import check_output, replacing
+
+if TYPE_CHECKING:
+    from prolip.data.emoji import Corpus
+    from prolip.evaluation.model import Embedder
+    from prolip.hierarchy.traversal import Pairwise
+
+
+# --- prompts ----------------------------------------------------------------------------------------------------------
+def fit_flags(parser: argparse.ArgumentParser) -> None:
+    """Those of `prolip prompts fit`."""
+    flag = parser.add_argument
+    flag("--data", required=True, metavar="WORD:ADDRESS", help=f"images, class names and prompts: {FORMS}")
+    flag("--split", help="another split than test")
+    flag("--rule", default="bprw", metavar="RULE", help="bprw (default): by the images nearest to a class; bprw:K: by "
+         "K labelled images of it; with settings as of prolip eval tasks --prompts")  # fmt: skip
+    flag("--templates", metavar="FILE", help="prompts, one a line with {c} for the class, instead of the data set's")
+    save_features_flag(parser)
+    add(parser, Model, required=["model"])
+    add(parser, Data, "skip_damaged")
+    add(parser, Compute, "device", "precision", "batch_size", "workers")
+    add(parser, Output, "output", required=["output"], help={"output": "file for the weights, NAME.json"})
+
+
+def run_fit(args: argparse.Namespace) -> None:
+    """Check, embed, fit, write."""
+    from prolip.data.reading.table import show_counts
+    from prolip.evaluation.feature_store import FeatureStore
+    from prolip.evaluation.kinds.base import class_prompts
+    from prolip.evaluation.zero_shot import PromptRule
+    from prolip.prompts.fitting import fit_prompts
+    from prolip.utils.documents import CONFIG_BYTES, entries, text_of
+
+    show_counts()
+    rule = PromptRule.parse(args.rule)
+    if rule.fit is None:
+        raise ValueError(f"--rule {args.rule} has no weights to fit: give bprw or bprw:K")
+    if not args.output.endswith(".json"):
+        raise ValueError(f"--output {args.output}: give a name that ends in .json, by which --prompts knows a file")
+    at_least(args, 1, "batch_size")
+    at_least(args, 0, "workers")
+    check_output(args.output)
+    if args.save_features:
+        check_output(args.save_features, folder=True)
+    templates = entries(text_of(args.templates, CONFIG_BYTES), args.templates) if args.templates else ()
+    if args.templates and not templates:
+        raise ValueError(f"--templates {args.templates} holds no prompt: write one a line, with {{c}} where the class"
+                         " goes")  # fmt: skip
+    class_prompts(["class"], templates or ["{c}"])
+    dataset = open_named("--data", args.data, args.split, args.skip_damaged)
+    found = fit_prompts(
+        dataset, load(args), rule.fit, templates, store=FeatureStore(args.save_features), batch_size=args.batch_size,
+        workers=args.workers, progress=sys.stderr.isatty(),
+    )  # fmt: skip
+    found.save(args.output)
+    print(f"{found}: {len(found.classnames)} classes, {len(found.templates)} prompts; written to {args.output}")
+
+
+def show_flags(parser: argparse.ArgumentParser) -> None:
+    """Those of `prolip prompts show`."""
+    parser.add_argument("file", metavar="FILE.json", help="weights that prolip prompts fit wrote")
+    parser.add_argument("--top", type=int, default=3, metavar="N",
+                        help="show N prompts at either end of each class (default: 3)")  # fmt: skip
+    add(parser, Output, "output", help={"output": "folder for weights.png, .pdf and .svg: largest weights, entropies"})
+
+
+def run_show(args: argparse.Namespace) -> None:
+    """The listing, and the figure where there is a folder for it."""
+    from prolip.prompts.weights import PromptWeights
+    from prolip.utils import console
+
+    at_least(args, 1, "top")
+    if args.output:
+        check_output(args.output, folder=True)
+    found = PromptWeights.load(args.file)
+    from prolip.prompts.figures import listing, write_weights  # after the file is read: matplotlib takes a second
+
+    print("\n".join(map(console.plain, listing(found, args.top))))
+    if args.output:
+        print(f"drawn: {', '.join(map(str, write_weights(found, args.output)))}")
+
+
+# --- hierarchy --------------------------------------------------------------------------------------------------------
+def models_flags(parser: argparse.ArgumentParser, *more: str) -> None:
+    """Several models, computed one after the other. more: flags of `Compute`."""
+    parser.add_argument("--model", action="append", required=True, metavar="STR",
+                        help="local-dir:FOLDER, hf-hub:ORG/NAME, or a name; once for each model")  # fmt: skip
+    add(parser, Model, "pretrained", "tokenizer", help={
+        "pretrained": "weights file, OpenCLIP's tag, or random for untrained weights; of all models"})
+    add(parser, Compute, "device", "precision", *more)
+
+
+def model_flags(parser: argparse.ArgumentParser) -> None:
+    """One model."""
+    add(parser, Model, required=["model"])
+    add(parser, Compute, "device", "precision")
+
+
+def output_flag(parser: argparse.ArgumentParser, what: str, needed: bool = True) -> None:
+    """What is written."""
+    add(parser, Output, "output", required=["output"] if needed else (), help={"output": what})
+
+
+def traversal_flags(parser: argparse.ArgumentParser) -> None:
+    """How to traverse."""
+    parser.add_argument("--steps", type=int, default=STEPS, metavar="N",
+                        help=f"steps from the caption to the root (default: {STEPS})")  # fmt: skip
+    inclusion_flag(parser)
+
+
+def inclusion_flag(parser: argparse.ArgumentParser, what: str = "a caption includes an image most") -> None:
+    """The measure of inclusion."""
+    text = f"measure by which {what}, or {OWN}: the model's score (default: {INCLUSIONS[0]})"
+    parser.add_argument("--inclusion", default=INCLUSIONS[0], choices=(*INCLUSIONS, OWN), help=text)
+
+
+def entailment_flags(parser: argparse.ArgumentParser) -> None:
+    """Those of `prolip hierarchy entailment`."""
+    drawings_flags(parser)
+    flag = parser.add_argument
+    flag("--max-pairs", type=int, default=5000, metavar="N", help="true pairs of each relation (default: 5000)")
+    flag("--intervals", type=int, default=500, metavar="DRAWS", help="95%% intervals by bootstrap (default: 500 draws)")
+    models_flags(parser, "seed")
+    output_flag(parser, "JSON file for all metrics", needed=False)
+
+
+def traverse_flags(parser: argparse.ArgumentParser) -> None:
+    """Those of `prolip hierarchy traverse`."""
+    drawings_flags(parser)
+    traversal_flags(parser)
+    flag = parser.add_argument
+    flag("--root", default=ROOTS[0], choices=ROOTS, help="end in the most inclusive caption, or in the empty text")
+    flag("--top", type=int, default=10, metavar="N", help="traverse from the first N drawings (default: 10)")
+    model_flags(parser)
+
+
+def hierarcaps_flags(parser: argparse.ArgumentParser) -> None:
+    """Those of `prolip hierarchy hierarcaps`."""
+    flag = parser.add_argument
+    flag("--captions", required=True, metavar="CSV", help="id,captions,image_url, such as hierarcaps_test.csv")
+    flag("--images", required=True, metavar="FOLDER", help="COCO's val2014")
+    traversal_flags(parser)
+    models_flags(parser)
+    output_flag(parser, "JSON file for the metrics", needed=False)
+
+
+def hierarimgs_flags(parser: argparse.ArgumentParser) -> None:
+    """Those of `prolip hierarchy hierarimgs`."""
+    flag = parser.add_argument
+    flag("--instances", required=True, metavar="FILE", help="COCO's instances_val2017.json")
+    flag("--images", required=True, metavar="FOLDER", help="COCO's val2017")
+    flag("--least", type=int, default=LEAST, metavar="PIXELS", help=f"size that segments exceed (default: {LEAST})")
+    flag("--top", type=int, metavar="N", help="build only the first N images")
+    output_flag(parser, "folder of images at levels; a former one is replaced")
+
+
+def levels_flags(parser: argparse.ArgumentParser) -> None:
+    """Those of `prolip hierarchy levels`."""
+    parser.add_argument("--images", metavar="FOLDER", help="images at levels that prolip hierarchy hierarimgs wrote")
+    parser.add_argument("--captions", metavar="CSV", help="texts at levels: HierarCaps' CSV")
+    model_flags(parser)
+    output_flag(parser, "folder for the figures, PNG and SVG")
+
+
+def ambiguity_flags(parser: argparse.ArgumentParser) -> None:
+    """Those of `prolip hierarchy ambiguity`."""
+    drawings_flags(parser)
+    parser.add_argument("--inputs", type=int, default=256, metavar="N",
+                        help="change N drawings and N captions (default: 256)")  # fmt: skip
+    models_flags(parser, "seed")
+    output_flag(parser, "folder for the figure, PNG and SVG")
+
+
+def checked(args: argparse.Namespace, folder: bool = False) -> None:
+    """ValueError for numbers, a place for results or a device that cannot be; before anything is read."""
+    at_least(args, 2, "intervals", "steps")
+    at_least(args, 1, "max_pairs", "top", "inputs")
+    at_least(args, 0, "seed", "least")
+    if getattr(args, "output", None):
+        check_output(args.output, folder=folder)
+    if hasattr(args, "device"):
+        from prolip.evaluation.model import check_device
+
+        check_device(args.device)
+
+
+def corpus_of(args: argparse.Namespace) -> Corpus:
+    """The drawings and their names."""
+    from prolip.evaluation.suites.emoji import gallery
+
+    return gallery(args.data, args.select, args.names, args.all_names)
+
+
+def inclusion_of(args: argparse.Namespace, embedder: Embedder) -> str | Pairwise:
+    """A measure by its name, or the model's score."""
+    return embedder.score.pairwise if args.inclusion == OWN else args.inclusion
+
+
+def keep(path: str | None, values: Any) -> None:
+    """Write JSON where there is a place for it."""
+    if path:
+        with replacing(Path(path)) as temporary:
+            temporary.write_text(json.dumps(values, indent=1), encoding="utf-8")
+
+
+def run_entailment(args: argparse.Namespace) -> None:
+    """AUC of every score."""
+    checked(args)
+    from prolip.hierarchy import entailment
+
+    corpus = corpus_of(args)
+    pairs = entailment.relations(corpus, corpus.caption_table(), args.max_pairs, args.seed)
+    results = [
+        entailment.evaluate_entailment(load(args, model, stored=False), corpus, pairs, args.intervals)
+        for model in args.model
+    ]
+    keep(args.output, entailment.as_json(results, pairs))
+    print(entailment.format_entailment(results, pairs, args.intervals))
+
+
+def run_traverse(args: argparse.Namespace) -> None:
+    """Captions met, and the roots."""
+    checked(args)
+    from prolip.data.emoji import Corpus
+    from prolip.evaluation.suites.emoji.evaluate import embed_drawings
+    from prolip.hierarchy.traversal import format_paths, traverse
+
+    corpus = corpus_of(args)
+    shown = Corpus(corpus.concepts, corpus.drawings[: args.top])
+    embedder, texts = load(args, stored=False), corpus.caption_table().texts
+    image, text = embed_drawings(shown, embedder)[0], embedder.embed_texts(texts)
+    found = traverse(image, text, embedder.embed_texts([""]), args.root, args.steps, inclusion_of(args, embedder))
+    names = [corpus.concepts[drawing.concept].name for drawing in shown.drawings]
+    print(format_paths(names, texts, found))
+    if args.root == "included":
+        roots = (texts[i] for i in found.root_caption.tolist())
+        print("\n".join(["", *(f"{name:<40}  [ROOT] {root}" for name, root in zip(names, roots))]))
+
+
+def run_hierarcaps(args: argparse.Namespace) -> None:
+    """The metrics of every model and root."""
+    checked(args)
+    from prolip.hierarchy.entailment import short
+    from prolip.hierarchy.hierarcaps import evaluate_hierarcaps, format_metrics, read_hierarcaps
+
+    data = read_hierarcaps(args.captions)
+    files, named = data.files(args.images), []
+    for model in args.model:
+        embedder = load(args, model, stored=False)
+        inclusion = inclusion_of(args, embedder)
+        found = evaluate_hierarcaps(data, files, embedder, args.steps, inclusion, sys.stderr.isatty())
+        named += [(f"{short(embedder.name)[-16:]} {root}", metrics) for root, metrics in found.items()]
+    keep(args.output, dict(named))
+    print(f"{len(data.chains):,} rows, {len(files):,} images, {len(data.texts):,} captions, {data.levels} levels")
+    print(format_metrics(named))
+
+
+def run_hierarimgs(args: argparse.Namespace) -> None:
+    """Build the folder."""
+    checked(args, folder=True)
+    from prolip.hierarchy.hierarimgs import SEGMENTS, build
+
+    count = build(args.instances, args.images, args.output, args.least, args.top)
+    print(f"{count:,} images at {SEGMENTS + 1} levels, below {args.output}")
+
+
+def run_levels(args: argparse.Namespace) -> None:
+    """Figures, and what they show."""
+    checked(args, folder=True)
+    if not args.images and not args.captions:
+        raise ValueError("give --images with images at levels, or --captions with HierarCaps' CSV, or both")
+    import torch
+
+    from prolip.hierarchy.hierarcaps import read_hierarcaps
+    from prolip.hierarchy.hierarimgs import read_levels
+    from prolip.hierarchy.levels import embed_files
+
+    files = list(zip(*read_levels(args.images))) if args.images else []
+    data = read_hierarcaps(args.captions) if args.captions else None
+    embedder = load_gaussian(args, args.model, "traces and inclusion")
+    from prolip.hierarchy.figures import write_levels
+
+    if files:
+        images = [embed_files(embedder, paths, sys.stderr.isatty()) for paths in files]
+        print(write_levels(embedder.score, images, "image", args.output))
+    if data is not None:
+        text = embedder.embed_texts(data.texts)
+        texts = [text.select(torch.from_numpy(rows)) for rows in data.rows.T]
+        print(write_levels(embedder.score, texts, "text", args.output))
+    print(f"figures written to {args.output}")
+
+
+def run_ambiguity(args: argparse.Namespace) -> None:
+    """The studies of every model, in one figure."""
+    checked(args, folder=True)
+    from prolip.hierarchy import ambiguity, figures
+    from prolip.hierarchy.entailment import short
+    from prolip.utils.style import write
+
+    corpus, named = corpus_of(args), {}
+    for model in args.model:
+        embedder = load_gaussian(args, model, "the studies")
+        studies = [*ambiguity.study_images(embedder, corpus, args.inputs, args.seed).values(),
+                   ambiguity.study_texts(embedder, corpus, args.inputs, args.seed)]  # fmt: skip
+        named[short(embedder.name)] = studies
+        print("\n".join([embedder.name, *map(ambiguity.format_study, studies), ""]))
+    written = write(figures.ambiguity(named), args.output, "ambiguity")
+    print(f"written to {', '.join(map(str, written))}")
+
+
+def load_gaussian(args: argparse.Namespace, model: str, what: str) -> Embedder:
+    """A model with variances; ValueError for one without."""
+    embedder = load(args, model, stored=False)
+    if not embedder.probabilistic:
+        raise ValueError(f"{embedder.name} has no variances, and {what} are of them: give another model")
+    return embedder
+
+
+MODEL = "--model local-dir:runs/demo/model"
+CORPUS = f"{MODEL} --data data/emoji/emojione.tar"
+BY_PROMPTS = """prolip eval tasks, datacomp and clip-benchmark take the file by --prompts. Images
+that weights were fitted to may not be scored by them."""
+COMMANDS = {
+    "prompts": {
+        "fit": Command(
+            "fit weights of prompts to images",
+            f"prolip prompts fit {MODEL} --data wds:data/wds_cars --split train --output cars.json",
+            fit_flags, run_fit, BY_PROMPTS, {"dataset": "use --data"}),
+        "show": Command(
+            "list the most and least weighted prompts, draw histograms", "prolip prompts show cars.json",
+            show_flags, run_show, retired={"most": "use --top", "figures": "use --output"}),
+    },
+    "hierarchy": {
+        "entailment": Command(
+            "measure how well scores tell what is a kind of what (AUC)", f"prolip hierarchy entailment {CORPUS}",
+            entailment_flags, run_entailment, retired={"pairs": "use --max-pairs", "draws": "use --intervals"}),
+        "traverse": Command(
+            "list the captions met on the way from an image to its root", f"prolip hierarchy traverse {CORPUS}",
+            traverse_flags, run_traverse, retired={"images": "use --top"}),
+        "hierarcaps": Command(
+            "evaluate HierarCaps by both published protocols",
+            f"prolip hierarchy hierarcaps {MODEL} --captions hierarcaps_test.csv --images val2014",
+            hierarcaps_flags, run_hierarcaps),
+        "hierarimgs": Command(
+            "build HierarImgs from COCO's segments",
+            "prolip hierarchy hierarimgs --instances instances_val2017.json --images val2017 --output hierarimgs",
+            hierarimgs_flags, run_hierarimgs, retired={"most": "use --top"}),
+        "levels": Command(
+            "draw traces and inclusion by level",
+            f"prolip hierarchy levels {MODEL} --images hierarimgs --output figures",
+            levels_flags, run_levels, retired={"levels": "use --images"}),
+        "ambiguity": Command(
+            "draw what erasing, mixing and dropping words do to uncertainty",
+            f"prolip hierarchy ambiguity {CORPUS} --output figures", ambiguity_flags, run_ambiguity),
+    },
+}  # fmt: skip

@@ -1,0 +1,131 @@
+"""`prolip uncertainty`: variances that mean something, and novelty, for a trained model; its means stay the same."""
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from prolip.cli.command import Command, Compute, Data, Model, Output, add, load
+from prolip.data.config import DataConfig
+from prolip.uncertainty.options import FitOptions
+from prolip.utils.messages import respelling
+from prolip.utils.outputs import check_output
+
+if TYPE_CHECKING:
+    from prolip.uncertainty.fit import Fitted
+    from prolip.uncertainty.pairs import Pairs
+
+#: Settings of `DataConfig` besides the data and its split that say how to read pairs.
+READING = ("caption_sampling", "select", "dataset_type", "csv_img_key", "csv_caption_key", "csv_separator",
+           "max_bad_fraction")  # fmt: skip
+FIT = ("fit_samples", "bank", "centres", "novelty_centres")
+MORE = """\
+The model is one of ours or of OpenCLIP's; its folder is evaluated as --model local-dir:FOLDER.
+--data takes what training takes: shards, a CSV, a folder of images, or coco:, flickr:, cub: or iapr:. It should
+be like the data that the model is used on. --save-pairs keeps the embeddings, and --pairs fits to them in seconds.
+"""
+
+
+def flags(parser: argparse.ArgumentParser) -> None:
+    """Those of `prolip uncertainty`."""
+    add(parser, Model, required=["model"])
+    add(parser, Compute, "device", "precision", "batch_size", "seed")
+    add(parser, Data, "data", help={"data": "images with texts to fit to (see below)"})
+    parser.add_argument("--split", help="which images of coco:, flickr:, cub: and iapr:, as --train-split of training")
+    add(parser, DataConfig, *READING, csv_separator=r"\t", help={
+        "caption_sampling": "fields whose captions are read, with optional weights: txt is the plain caption, others"
+                            " are JSON fields (CSV columns), e.g. name:2,keywords:1,group",
+        "dataset_type": "what --data is; auto goes by its first word or suffix, or by a folder's content"})  # fmt: skip
+    parser.add_argument("--pairs", metavar="FILE", help="embeddings that --save-pairs wrote, instead of --data")
+    parser.add_argument("--save-pairs", metavar="FILE", help="keep the embeddings in this file")
+    add(parser, FitOptions, *FIT, help={"fit_samples": "samples that are read at most"})
+    add(parser, Output, "output", required=["output"], help={"output": "folder for the model with its variances"})
+
+
+def fit(args: argparse.Namespace) -> None:
+    """Embed, fit, write; print what the texts and the images fit."""
+    if bool(args.pairs) == bool(args.data):
+        raise ValueError("give --data, or --pairs with embeddings that --save-pairs wrote")
+    from prolip.methods import LikelihoodConfig
+    from prolip.uncertainty.attach import attach, check_place
+
+    config = LikelihoodConfig(**{name: getattr(args, name) for name in FIT})
+    check_place(args.output, args.model)
+    if args.save_pairs:
+        check_output(args.save_pairs)
+        if not Path(args.save_pairs).absolute().parent.is_dir():
+            raise ValueError(f"--save-pairs {args.save_pairs}: its folder is not there, make it first")
+    start = time.perf_counter()
+    pairs = read_pairs(args) if args.pairs else embed(args)
+    embedded = time.perf_counter()
+    if args.save_pairs:
+        pairs.save(Path(args.save_pairs))
+    if pairs.caution:
+        print(f"warning: {pairs.caution}", file=sys.stderr)
+    fitted = attach(args.model, args.pretrained, args.tokenizer, pairs, config, args.output, args.seed)
+    done = time.perf_counter()
+    print(f"{len(pairs.image):,} images, {len(pairs.text):,} texts, {len(pairs):,} pairs;"
+          f" {'read' if args.pairs else 'embedded'} in {embedded - start:.0f} s, fitted and written in"
+          f" {done - embedded:.0f} s")  # fmt: skip
+    describe(fitted, pairs)
+    print(f"--model local-dir:{args.output} evaluates it")
+
+
+def read_pairs(args: argparse.Namespace) -> Pairs:
+    """The pairs of --pairs."""
+    from safetensors.torch import load_file
+
+    from prolip.uncertainty.pairs import Pairs, check_enough
+
+    pairs = Pairs.from_tensors(load_file(args.pairs))
+    check_enough(len(pairs))
+    if not pairs.model:
+        print(f"warning: {args.pairs} does not say which model embedded it: be sure that it was {args.model}, or"
+              " write it again with --save-pairs", file=sys.stderr)  # fmt: skip
+    return pairs
+
+
+def embed(args: argparse.Namespace) -> Pairs:
+    """The pairs of --data; the model that embedded them is gone afterwards."""
+    from prolip.data.faults import FaultCounter
+    from prolip.evaluation.loading import load_model
+    from prolip.uncertainty.attach import means_fingerprint
+    from prolip.uncertainty.collect import embed_pairs
+
+    with respelling({"--train-data": "--data", "--train-split": "--split"}):
+        reading = {name: getattr(args, name) for name in READING}
+        data = DataConfig(train_data=args.data, train_split=args.split, seed=args.seed, **reading)
+        fingerprint = means_fingerprint(load_model(args.model, args.pretrained, args.tokenizer))
+        faults = FaultCounter(limit=data.max_bad_fraction)
+        pairs = embed_pairs(load(args, stored=False), fingerprint, data, args.fit_samples, faults, args.batch_size)
+    lost = {kind: count for kind, count in faults.summary().items() if kind not in ("samples", "shards")}
+    if lost:
+        print(f"left out: {', '.join(f'{count} {kind}' for kind, count in lost.items())}", file=sys.stderr)
+    return pairs
+
+
+def describe(fitted: Fitted, pairs: Pairs) -> None:
+    """Print how many images a text fits, how many texts an image, and whether there is novelty."""
+    from prolip.uncertainty.novelty import FEWEST
+    from prolip.uncertainty.units import Units, in_words
+
+    units = Units(fitted.score.unit, len(pairs.image), len(pairs.text))
+    texts = fitted.text.trace(pairs.text.float(), pairs.text_ids)
+    for what, trace, of in (("text", texts, "images"), ("image", fitted.image.trace(pairs.image.float()), "texts")):
+        share, bits = units.share(trace, of), units.information(trace, of, bits=True)
+        low, middle, high = (in_words(float(share.quantile(q))) for q in (0.05, 0.5, 0.95))
+        print(f"{what}s: the median one fits {middle} of the {of} (one in twenty fits {low} or fewer, one in twenty"
+              f" {high} or more) and says {bits.median():.1f} bits")  # fmt: skip
+    for side, novelty in (("image", fitted.novelty), ("text", fitted.text_novelty)):
+        if novelty is None:
+            print(f"no novelty of {side}s: it takes {FEWEST} or more of --data that differ, a transformer as the"
+                  f" {side} tower, and --novelty-centres")  # fmt: skip
+
+
+EXAMPLE = "prolip uncertainty --model local-dir:runs/demo/model --data data/emoji/noto.tar --output runs/demo/fitted"
+COMMANDS = {"uncertainty": {"": Command(
+    "give a trained model variances and novelty; its means stay as they are", EXAMPLE, flags, fit, MORE,
+    {"train-data": "use --data", "train-split": "use --split", "samples": "use --fit-samples"},
+)}}  # fmt: skip

@@ -1,0 +1,95 @@
+"""Make an index of a source, bring it to what the source holds now, and find its model."""
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from prolip.data.faults import FaultCounter
+from prolip.evaluation.loading import load_embedder
+from prolip.evaluation.model import Embedder, ModelCard
+from prolip.scores import Similarity
+from prolip.search import sources
+from prolip.search.index import CHUNK, SearchIndex
+from prolip.search.indexes import Kind
+from prolip.search.sources import Rebuild
+from prolip.search.store import NAME
+from prolip.utils.outputs import check_output
+from prolip.utils.secrecy import redacted
+
+
+def build(
+    folder: str | os.PathLike, source: str, embedder: Embedder | None = None, similarity: Similarity = None,
+    kind: Kind | None = None, verify: bool = False, **reading: Any,
+) -> Rebuild:  # fmt: skip
+    """Make an index of a source, or bring the one that is there to what the source holds now. Its `index` has it.
+
+    embedder: of a new index, but of kept features; of one that is there the index's own by default. similarity: the
+    score of the model's method by default. verify: compare checksums of what is there first. reading: of `fill`.
+    FileExistsError where an index of another source or kind is there.
+    """
+    kind = kind or Kind()
+    check_output(folder, folder=True)
+    if (Path(folder) / NAME).exists():
+        index = SearchIndex(folder, verify)
+        addresses = [x["address"] for x in index.store.values["sources"]]
+        same = index.kind == kind and addresses in ([], [redacted(source)])
+        if not same or similarity not in (None, index.score.name):
+            raise FileExistsError(f"{folder} is an index of {', '.join(addresses)}, of the type {index.kind.name}, by"
+                                  f" {index.score.name}: use prolip search add, or give another folder")  # fmt: skip
+    else:
+        card, dim, further = described(source, embedder)
+        score, side = card.scored_by(similarity), sources.side_of(source)
+        index = SearchIndex.create(folder, score, dim, kind, side, card, further)
+    return fill(index, source, embedder, **reading)
+
+
+def described(source: str, embedder: Embedder | None) -> tuple[ModelCard, int, dict[str, Any]]:
+    """What a new index keeps of its model: the card, the dimensions, and how to load it, {} of kept features."""
+    if sources.split(source)[0] == "features":
+        features = sources.kept(source)
+        return features.model, features.image.mean.shape[1], {}
+    if embedder is None:
+        raise ValueError("--model is wanted: what the images, and the questions, are embedded by")
+    words = {"load": dict(embedder.loaded_from)} if embedder.loaded_from else {}
+    return embedder.card, embedder.embed_texts([""]).mean.shape[1], words
+
+
+def fill(
+    index: SearchIndex, source: str, embedder: Embedder | None = None, batch_size: int = 256,
+    workers: int | None = None, skip_damaged: bool = False, restore: bool = False, progress: bool = False, **where: Any,
+) -> Rebuild:  # fmt: skip
+    """Bring an index to what a source holds now; what was added, replaced, removed and left out.
+
+    workers: threads that decode, all cores but one by default. skip_damaged: leave out what cannot be read, and count
+    it. restore: add what `delete` removed, too. where: device and precision of `find_embedder`.
+    """
+    if sources.side_of(source) != index.side:
+        raise ValueError(f"{source} gives {sources.side_of(source)}s, and this index has {index.side}s")
+    with index.writing():
+        rebuild = Rebuild(index, source, restore, FaultCounter() if skip_damaged else None)
+        if sources.split(source)[0] == "features":
+            parts = sources.parts_of(sources.kept(source), rebuild)
+        else:
+            parts = sources.read(rebuild, find_embedder(index, embedder, **where), batch_size, workers)
+        rebuild.run(tqdm(parts, "read", unit="", unit_scale=batch_size, disable=not progress), CHUNK)
+        index.finish(progress=progress)
+    return rebuild
+
+
+def find_embedder(
+    index: SearchIndex, embedder: Embedder | None = None, device: torch.device | str = "auto", precision: str = "fp32",
+) -> Embedder:  # fmt: skip
+    """The model of an index; `embedder` where it is given and the same model. ValueError where it is another."""
+    if embedder is None:
+        words = index.store.values.get("load")
+        if words is None:
+            raise ValueError("this index was made of kept features: give the model that made them, --model")
+        embedder = load_embedder(words["model"], words["pretrained"], device, precision, words["tokenizer"])
+    if index.card is not None and embedder.fingerprint != index.card.fingerprint:
+        raise ValueError(f"{embedder.name} is another model than made this index, {index.card.name}: its weights,"
+                         " settings, preprocessing or tokenizer differ")  # fmt: skip
+    return embedder

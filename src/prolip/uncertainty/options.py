@@ -1,0 +1,27 @@
+"""What a fit of variances may cost, and what of it a model keeps. Needs no torch, so that flags start at once."""
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from prolip.utils.fields import option
+
+#: Rows of a bank, or centres, that a model may hold.
+MOST_ROWS = 2**22
+
+
+@dataclass(kw_only=True)
+class FitOptions:
+    """How the variances are fitted."""
+
+    fit_samples: int = option(100_000, "samples that are read once more at the end, to fit the variances; 0: no fit")
+    bank: int = option(2048, "texts that an image is compared with for its variance; 4 bytes per dimension of each")
+    centres: int = option(2048, "texts whose variances are kept one by one; of others their tokens speak")
+    novelty_centres: int = option(512, "classes of images and texts that a new one may be far from; 0: no novelty")
+
+    def __post_init__(self) -> None:
+        for name, least in {"fit_samples": 0, "bank": 32, "centres": 0, "novelty_centres": 0}.items():
+            if getattr(self, name) < least:
+                raise ValueError(f"{name}={getattr(self, name)}: give {least} or more")
+        for name in ("bank", "centres", "novelty_centres"):
+            if getattr(self, name) > MOST_ROWS:
+                raise ValueError(f"{name}={getattr(self, name)}: give at most {MOST_ROWS:,} rows")

@@ -1,0 +1,156 @@
+"""The command `prolip`: one door per task, help that starts at once, answers to words that it does not know."""
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from prolip.cli.command import parser_of
+from prolip.cli.main import RETIRED, VERBS, commands_of, find, main
+from prolip.utils.doors import DOORS
+from prolip.utils.flags import FlagError
+
+ROOT = Path(__file__).parents[3]
+#: Prints the CPU seconds that a command took, and which of these it imported.
+TIMED = """
+import resource, sys
+from prolip.cli.main import main
+try:
+    code = main(sys.argv[1:])
+except SystemExit as end:
+    code = end.code
+used = resource.getrusage(resource.RUSAGE_SELF)
+heavy = [name for name in ("torch", "open_clip", "timm", "faiss", "scipy", "matplotlib") if name in sys.modules]
+print(f"code={code} cpu={used.ru_utime + used.ru_stime:.3f} heavy={','.join(heavy)}")
+"""
+VERB_NAMES = [verb for verbs in VERBS.values() for verb in verbs]
+COMMANDS = [(verb, sub) for verb in VERB_NAMES if verb != "train" for sub in commands_of(verb)]
+
+
+def timed(*words):
+    """(what was printed, exit code, CPU seconds, heavy modules) of a fresh process; the quicker of two."""
+    best = None
+    for _ in range(2):
+        command = [sys.executable, "-c", TIMED, *words]
+        done = subprocess.run(command, env=os.environ | {"COLUMNS": "80"}, capture_output=True, text=True, timeout=60)
+        text, _, last = done.stdout.rstrip().rpartition("\n")
+        code, cpu, heavy = re.fullmatch(r"code=(\w+) cpu=([\d.]+) heavy=(.*)", last).groups()
+        found = text + done.stderr, int(code), float(cpu), heavy
+        best = found if best is None or found[2] < best[2] else best
+    return best
+
+
+def test_help_shows_every_verb_on_one_screen_within_three_tenths_of_a_second():
+    text, code, cpu, heavy = timed("--help")
+    assert code == 0 and cpu < 0.3 and not heavy
+    assert len(text.splitlines()) <= 30 and max(map(len, text.splitlines())) <= 80
+    assert all(re.search(rf"^  {verb} ", text, re.MULTILINE) for verb in VERB_NAMES)
+
+
+@pytest.mark.parametrize(("verb", "sub"), COMMANDS, ids=[f"{verb}-{sub}" for verb, sub in COMMANDS])
+def test_the_help_of_a_command_begins_with_an_example_and_needs_no_torch(verb, sub):
+    text, code, cpu, heavy = timed(verb, *filter(None, [sub]), "--help")
+    assert code == 0 and cpu < 1 and not heavy
+    assert text.startswith(f"usage: prolip {verb}") and re.search(rf"^  prolip {verb}", text, re.MULTILINE)
+    assert "--device" not in text or "(default: auto)" in " ".join(text.split())
+    assert all(len(line) <= 80 or "{" in line for line in text.splitlines())  # argparse breaks no choices
+
+
+@pytest.mark.parametrize(("verb", "sub"), COMMANDS, ids=[f"{verb}-{sub}" for verb, sub in COMMANDS])
+def test_the_example_of_a_command_is_one(verb, sub):
+    command = commands_of(verb)[sub]
+    name, found, rest = find(command.example.split()[1:])
+    assert found is command and command.example.startswith("prolip ")
+    parser_of(name, command).parse_strictly(rest)
+
+
+def test_the_help_of_training_needs_no_openclip_and_shows_a_method_where_one_is_named():
+    text, code, cpu, heavy = timed("train", "--help")
+    assert code == 0 and cpu < 2 and heavy in ("", "torch")
+    assert "--train-data" in text and "--kl-weight" not in text
+    assert "--kl-weight" in timed("train", "--help", "--method", "pcme")[0]
+    text, code, cpu, heavy = timed("train", "--trian-data", "x")
+    assert code == 2 and cpu < 2 and heavy in ("", "torch") and "did you mean --train-data" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["trian"], "unknown verb 'trian': did you mean train"),
+        (["evaluate"], "unknown verb 'evaluate': use prolip eval"),
+        (["\x1b[2J"], r"unknown verb '\\x1b\[2J': prolip --help lists all"),
+        (["hub"], "prolip hub takes one of: save, push"),
+        (["hub", "psh"], "prolip hub has no 'psh': did you mean push"),
+        (["hub", "save", "run", "--outptu", "x"], "unknown flag --outptu: did you mean --output"),
+        (["hub", "save", "run", "--out", "x"], "--out is not a flag here: use --output"),
+        (["hub", "save", "run", "more", "--output", "x"], "got 'more', which belongs to no flag"),
+        (["hub", "save"], r"required: RUN, --output \(prolip hub save --help\)"),
+    ],
+)
+def test_a_word_that_is_not_known_is_answered_with_the_near_ones(words, message, capsys):
+    assert main(words) == 2
+    error = capsys.readouterr().err
+    assert re.search(message, error) and error.startswith("error: ") and error.count("\n") == 1
+
+
+def test_retired_verbs_name_commands_that_there_are():
+    for verb in [*RETIRED.values(), *DOORS.values()]:
+        words = verb.split()
+        assert words[1:] == [] or words[1] in commands_of(words[0])
+        assert words[0] in VERB_NAMES
+
+
+def test_a_bug_shows_its_trace(monkeypatch):
+    monkeypatch.setattr("prolip.cli.main.run", lambda words: {}["bug"])
+    with pytest.raises(KeyError, match="bug"):
+        main(["hub"])
+
+
+def test_there_is_one_door_per_task():
+    mains = {path.relative_to(ROOT).as_posix() for path in (ROOT / "src").rglob("*.py")
+             if path.name == "__main__.py" or re.search(r"__name__ == .__main__.", path.read_text())}  # fmt: skip
+    assert mains == {"src/prolip/__main__.py", "src/training/main.py"}
+    scripts = re.findall(r'"([\w-]+)=[\w.]+:\w+"', (ROOT / "setup.py").read_text())
+    assert scripts == ["prolip", "prolip-clip-benchmark"]
+
+
+@pytest.mark.parametrize("module", sorted(DOORS))
+def test_a_module_that_was_a_command_names_the_verb(module):
+    done = subprocess.run([sys.executable, "-m", module, "--help"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr.startswith(f"error: python -m {module} is now: prolip {DOORS[module]} (prolip ")
+
+
+def test_the_verb_train_is_not_taken_for_a_folder_of_the_users(tmp_path):
+    (tmp_path / "training").mkdir()
+    (tmp_path / "training/__init__.py").write_text("")
+    words = "--model ProLIP-ViT-test --dataset-type synthetic --train-num-samples 16 --batch-size 4 --max-steps 2"
+    words = [*words.split(), *["--warmup", "1", "--workers", "1", "--precision", "fp32", "--name", "x"]]
+    for start in ([], ["-m", "torch.distributed.run", "--nproc_per_node", "1"]):
+        command = [sys.executable, *start, "-m", "prolip", "train", *words, "--overwrite"]
+        path = {"PYTHONPATH": str(ROOT / "src")}
+        done = subprocess.run(command, cwd=tmp_path, env=os.environ | path, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_unknown_commands_are_no_modules():
+    with pytest.raises(FlagError):
+        commands_of("main")
+
+
+def test_a_shell_completes_verbs_subverbs_and_flags(capsys):
+    script = """
+        source /dev/stdin <<< "$SCRIPT"
+        for words in "prolip se" "prolip search bu" "prolip search build --ind" "prolip train --init-logit-b"; do
+            COMP_WORDS=($words); COMP_CWORD=$((${#COMP_WORDS[@]} - 1)); COMPREPLY=()
+            _shtab_prolip; echo "${COMPREPLY[*]}"
+        done
+    """
+    assert main(["--completion", "bash"]) == 0
+    env = os.environ | {"SCRIPT": capsys.readouterr().out}
+    done = subprocess.run(["bash", "-c", script], env=env, capture_output=True, text=True, timeout=60)
+    assert done.stdout.split() == ["search", "build", "--index-type", "--init-logit-bias"], done.stderr
+    assert main(["--completion", "ksh"]) == 2
+    assert "--completion ksh: give bash, zsh, tcsh" in capsys.readouterr().err

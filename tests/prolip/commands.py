@@ -1,0 +1,49 @@
+"""Commands in this process: what their work returned, and SystemExit where they end with another code than 0."""
+from collections.abc import Iterable
+from pkgutil import resolve_name
+from typing import Any
+from unittest.mock import patch
+
+from prolip.cli.main import main
+from prolip.evaluation.suites.datacomp.run import Outcome
+from prolip.evaluation.suites.emoji import CorpusResult
+from prolip.evaluation.task import TaskResult
+
+
+def run(*words: object) -> None:
+    """`prolip WORDS`."""
+    if code := main([str(word) for word in words]):
+        raise SystemExit(code)
+
+
+def returned(target: str, *words: object) -> Any:
+    """What a function returned to `prolip WORDS`, None where it was not called."""
+    work, found = resolve_name(target), []
+
+    def kept(*args, **options):
+        found.append(work(*args, **options))
+        return found[-1]
+
+    with patch(target, kept):
+        run(*words)
+    return found[-1] if found else None
+
+
+def evaluate(words: Iterable[object]) -> list[TaskResult]:
+    """The results of `prolip eval tasks`."""
+    return returned("prolip.evaluation.evaluate.evaluate_all", "eval", "tasks", *words)
+
+
+def evaluate_corpus(words: Iterable[object]) -> CorpusResult:
+    """The result of `prolip eval emoji`."""
+    return returned("prolip.evaluation.suites.emoji.evaluate_corpus", "eval", "emoji", *words)
+
+
+def datacomp(words: Iterable[object]) -> Outcome:
+    """The outcome of `prolip eval datacomp`."""
+    return returned("prolip.evaluation.suites.datacomp.run.run", "eval", "datacomp", *words)
+
+
+def clip_benchmark(words: Iterable[object]) -> None:
+    """`prolip eval clip-benchmark`."""
+    run("eval", "clip-benchmark", *words)
