@@ -24,8 +24,8 @@ PARAMETERS |= {field.name for field in dataclasses.fields(ProLIPCfg)} - ALLOWED
 PARTS = {"visual", "text"}
 #: A method's name; not the package `prolip` of an import or an address in it, not a part of --grad-clip-norm, and not the
 #: command `prolip VERB`.
-VERBS_OF_PROLIP = "|".join(verb for group in VERBS.values() for verb in group)
-METHOD = re.compile(rf"(?<![\w-])(?!prolip (?:{VERBS_OF_PROLIP})\b)({'|'.join(METHODS)})(?!\w|\.[a-z_])", re.IGNORECASE)
+COMMAND = f"prolip (?:{'|'.join(verb for group in VERBS.values() for verb in group)})"
+METHOD = re.compile(rf"(?<![\w-])(?!{COMMAND}\b)({'|'.join(METHODS)})(?!\w|\.[a-z_])", re.IGNORECASE)
 WORD = re.compile(r"[\w-]+")
 
 
