@@ -22,7 +22,7 @@ PARAMETERS = {field.name for method in METHODS.values()
 PARAMETERS |= {field.name for field in dataclasses.fields(ProLIPCfg)} - ALLOWED
 #: Attributes by which a model of one kind has its towers.
 PARTS = {"visual", "text"}
-#: A method's name; not the package `prolip` of an import or an address in it, not a part of --grad-clip-norm, and not the
+#: A method's name; not the package `prolip` of an import or an address in it, not a part of --grad-clip-norm, not the
 #: command `prolip VERB`.
 COMMAND = f"prolip (?:{'|'.join(verb for group in VERBS.values() for verb in group)})"
 METHOD = re.compile(rf"(?<![\w-])(?!{COMMAND}\b)({'|'.join(METHODS)})(?!\w|\.[a-z_])", re.IGNORECASE)
