@@ -44,7 +44,8 @@ VERBS: dict[str, dict[str, tuple[str, str]]] = {
 RETIRED = {
     "evaluate": "eval", "explorer": "explore", "finetune": "train", "fit": "uncertainty", "index": "search build",
     "score": "curate score", "select": "curate select", "push": "hub push", "save": "hub save",
-    "query": "search query", "clip-benchmark": "eval clip-benchmark", "datacomp": "eval datacomp",
+    "query": "search query", "search extend": "search add", "search plan": "search build --dry-run",
+    "clip-benchmark": "eval clip-benchmark", "datacomp": "eval datacomp",
 }  # fmt: skip
 
 
@@ -76,7 +77,8 @@ def find(words: Sequence[str]) -> tuple[str, Command, list[str]]:
     if not rest or rest[0].startswith("-"):
         raise FlagError(f"prolip {verb} takes one of: {', '.join(commands)} (prolip {verb} --help)")
     if rest[0] not in commands:
-        hint = did_you_mean(rest[0], commands, f"it has {', '.join(commands)}")
+        was = RETIRED.get(f"{verb} {rest[0]}")
+        hint = f"use prolip {was}" if was else did_you_mean(rest[0], commands, f"it has {', '.join(commands)}")
         raise FlagError(f"prolip {verb} has no {rest[0]!r}: {hint}")
     return f"prolip {verb} {rest[0]}", commands[rest[0]], rest[1:]
 

@@ -82,6 +82,7 @@ def test_the_help_of_training_needs_no_openclip_and_shows_a_method_where_one_is_
         (["evaluate"], "unknown verb 'evaluate': use prolip eval"),
         (["\x1b[2J"], r"unknown verb '\\x1b\[2J': prolip --help lists all"),
         (["hub"], "prolip hub takes one of: save, push"),
+        (["search", "extend", "index"], "prolip search has no 'extend': use prolip search add"),
         (["hub", "psh"], "prolip hub has no 'psh': did you mean push"),
         (["hub", "save", "run", "--outptu", "x"], "unknown flag --outptu: did you mean --output"),
         (["hub", "save", "run", "--out", "x"], "--out is not a flag here: use --output"),
