@@ -4,6 +4,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import os
+import re
 import textwrap
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
@@ -40,12 +41,18 @@ def parser_of(name: str, command: Command) -> Parser:
     """The parser of a command that is typed as `name`."""
     example = " \\\n      ".join(textwrap.wrap(command.example, 74, break_long_words=False, break_on_hyphens=False))
     about = textwrap.fill(f"{command.does[0].upper()}{command.does[1:]}.", 80) + f"\n\n  {example}"
-    more = "\n".join(line if len(line) <= 80 else textwrap.fill(line, 80) for line in command.more.splitlines())
+    more = "\n".join(wrapped(line) for line in command.more.splitlines())
     form = argparse.RawDescriptionHelpFormatter
     retired = RENAMED | dict(command.retired)
     parser = Parser(retired, prog=name, description=about, epilog=more, formatter_class=form)
     command.flags(parser)
     return parser
+
+
+def wrapped(line: str) -> str:
+    """A line of help at 80 columns; what describes a word stays in its column."""
+    column = re.match(r" *\S+ {2,}", line)
+    return textwrap.fill(line, 80, subsequent_indent=" " * (column.end() if column else 0))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -19,10 +19,8 @@ if TYPE_CHECKING:
     from prolip.data.reading.tar import ShardReader
 
 AGAIN = "the shards again, where addresses have user info or queries: tables do not"
-MANY = """\
-Start it as often as you like, such as by a SLURM array: the processes share the shards, and the same command resumes
-an interrupted run.
-"""
+MANY = ("Start it as often as you like, such as by a SLURM array: the processes share the shards, and the same command "
+        "resumes an interrupted run.")
 
 
 def reads_scores(parser: argparse.ArgumentParser) -> None:

@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 READING = ("caption_sampling", "select", "dataset_type", "csv_img_key", "csv_caption_key", "csv_separator",
            "max_bad_fraction")  # fmt: skip
 FIT = ("fit_samples", "bank", "centres", "novelty_centres")
-MORE = """\
-The model is one of ours or of OpenCLIP's; its folder is evaluated as --model local-dir:FOLDER.
---data takes what training takes: shards, a CSV, a folder of images, or coco:, flickr:, cub: or iapr:. It should
-be like the data that the model is used on. --save-pairs keeps the embeddings, and --pairs fits to them in seconds.
-"""
+MORE = (
+    "The model is one of ours or of OpenCLIP's; its folder is evaluated as --model local-dir:FOLDER.\n"
+    "--data takes what training takes: shards, a CSV, a folder of images, or coco:, flickr:, cub: or iapr:. It should "
+    "be like the data that the model is used on. --save-pairs keeps the embeddings, and --pairs fits to them in seconds."
+)
 
 
 def flags(parser: argparse.ArgumentParser) -> None:
