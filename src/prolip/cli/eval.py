@@ -80,7 +80,8 @@ PROMPTS = """--prompts:
   below:k     those up to mean + k standard deviations of the class's uncertainties
   best        as many of the least uncertain as half of the labelled images choose for the other half
   bprw        weights by which the prompts describe the images nearest to a class
-  bprw:K      by K labelled images of a class, half of them for the other; settings: bprw:K,alpha=2,eps=0.02,prior=trace,nearest=5,samples=20,seed=0
+  bprw:K      by K labelled images of a class, half of them for the other; such as
+              bprw:K,alpha=2,eps=0.02,prior=trace,nearest=5,samples=20,seed=0
   FILE.json   weights of prolip prompts fit"""
 
 
@@ -213,7 +214,7 @@ def said_of_prompts(args: argparse.Namespace) -> str:
 #: What the two galleries are.
 GALLERIES = """galleries:
   names/...     which name is it? One right answer per drawing: the number to quote
-  captions/...  texts of all levels; a text is right for all drawings of all concepts that carry it: mAP@R"""
+  captions/...  texts of all levels; a text is right for all drawings of the concepts that carry it: mAP@R"""
 
 
 def drawings_flags(parser: argparse.ArgumentParser) -> None:
