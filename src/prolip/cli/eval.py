@@ -80,7 +80,7 @@ PROMPTS = """--prompts:
   below:k     those up to mean + k standard deviations of the class's uncertainties
   best        as many of the least uncertain as half of the labelled images choose for the other half
   bprw        weights by which the prompts describe the images nearest to a class
-  bprw:K      by K labelled images of a class, half of them for the other; such as
+  bprw:K      by K labelled images of a class, half for the other, e.g.
               bprw:K,alpha=2,eps=0.02,prior=trace,nearest=5,samples=20,seed=0
   FILE.json   weights of prolip prompts fit"""
 
