@@ -25,7 +25,7 @@ def check_room(folder: Path) -> None:
     there = next(path for path in (folder, *folder.parents) if path.exists())
     free = shutil.disk_usage(there).free
     if free < ROOM:
-        raise OSError(f"{free / 1e6:,.0f} MB are free at {there}, a run wants {ROOM / 1e6:,.0f}: "
+        raise OSError(f"{free / 1e6:,.0f} MB are free at {there}, a run needs {ROOM / 1e6:,.0f}: "
                       "free some, or name another place with --output")  # fmt: skip
 
 
@@ -59,7 +59,7 @@ def run(recipe: str, output: str = "runs", overwrite: bool = False, more: Sequen
     if is_finished(folder) and not overwrite:
         if more:
             raise ValueError(f"{folder} holds a run that has ended: --overwrite deletes it, or give another --output")
-        print(f"{folder} holds a run that has ended; --overwrite trains it anew")
+        print(f"{folder} holds a finished run; --overwrite trains again")
     else:
         check_room(folder)
         if code := train(recipe, output, overwrite, more):

@@ -70,7 +70,7 @@ def test_what_has_not_ended_is_gone_on_with(state, typed, tmp_path):
 
 def test_a_run_that_has_ended_is_not_trained_again_unless_that_is_asked_for(typed, tmp_path, capsys):
     leave(tmp_path / "demo", "finished")
-    assert typed() == [[str(tmp_path / "demo")]] and "--overwrite trains it anew" in capsys.readouterr().out
+    assert typed() == [[str(tmp_path / "demo")]] and "--overwrite trains again" in capsys.readouterr().out
     assert typed("--", "--seed", "1", code=2) == []
     assert "has ended: --overwrite deletes it, or give another --output" in capsys.readouterr().err
     flags, page = typed("--overwrite", "--", "--seed", "1")
@@ -123,7 +123,7 @@ def test_the_demo_says_that_it_needs_a_clone(tmp_path, monkeypatch, capsys):
 
 def test_a_disk_without_room_is_reported_before_the_first_step(tmp_path, monkeypatch):
     monkeypatch.setattr(demo, "ROOM", 1e18)
-    with pytest.raises(OSError, match=f"MB are free at {tmp_path}, a run wants 1,000,000,000,000: free some"):
+    with pytest.raises(OSError, match=f"MB are free at {tmp_path}, a run needs 1,000,000,000,000: free some"):
         demo.check_room(tmp_path / "new/demo")
     monkeypatch.setattr(demo, "ROOM", 1)
     demo.check_room(tmp_path / "new/demo")

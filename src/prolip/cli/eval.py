@@ -375,7 +375,7 @@ def run_benchmark(args: argparse.Namespace) -> None:
 
 COMMANDS = {
     "eval": {
-        "tasks": Command("evaluate a model on any test sets", EXAMPLE.format("tasks", "--data wds:data/wds_cars"),
+        "tasks": Command("evaluate a model on any test sets", EXAMPLE.format("tasks", "--data wds:runs/groups"),
                          tasks_flags, run_tasks, PROMPTS, RETIRED),
         "emoji": Command("evaluate a model on the emoji corpus, whose labels are complete",
                          EXAMPLE.format("emoji", "--data data/emoji/emojione.tar"), emoji_flags, run_emoji, GALLERIES),

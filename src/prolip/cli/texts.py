@@ -338,10 +338,10 @@ COMMANDS = {
     "prompts": {
         "fit": Command(
             "fit weights of prompts to images",
-            f"prolip prompts fit {MODEL} --data wds:data/wds_cars --split train --output cars.json",
+            f"prolip prompts fit {MODEL} --data wds:runs/groups --rule bprw:5 --output weights.json",
             fit_flags, run_fit, BY_PROMPTS, {"dataset": "use --data"}),
         "show": Command(
-            "list the most and least weighted prompts, draw histograms", "prolip prompts show cars.json",
+            "list the most and least weighted prompts, draw histograms", "prolip prompts show weights.json",
             show_flags, run_show, retired={"most": "use --top", "figures": "use --output"}),
     },
     "hierarchy": {
