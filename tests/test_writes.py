@@ -17,6 +17,7 @@ ALLOWED = {
     "prolip.data.index:write_index": "object stores show an object once it is complete",
     "prolip.data.samples.noise:write": "the caller's file",
     "prolip.evaluation.datasets.write:new_writer": "the caller's folder",
+    "prolip.evaluation.datasets.write:write_split": "the caller's folder",
     "prolip.evaluation.suites.datacomp.store:append": "a line, under a lock; readers skip a half one",
     "prolip.evaluation.suites.datacomp.store:alone": "a lock",
     "prolip.evaluation.suites.datacomp.store:check": "nothing is written",

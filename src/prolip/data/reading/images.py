@@ -5,9 +5,10 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from prolip.data.reading.folders import ImageRows
+from prolip.data.reading.published.images import CaptionedImage
 from prolip.data.reading.tar import printable
 from prolip.data.samples.captions import LIKELY, PLAIN, texts
 from prolip.data.samples.sample import IMAGE_SUFFIXES, SEVERAL, Raw, json_record, plain_text
@@ -16,32 +17,15 @@ from prolip.data.samples.sample import IMAGE_SUFFIXES, SEVERAL, Raw, json_record
 CLASSES = ("class", "label", "category", "class_name")
 
 
-class SourceImage(NamedTuple):
-    """An image of a table or a folder. key: its path; row: its first one; record: of that row."""
-
-    key: str
-    row: int
-    captions: tuple[str, ...]
-    record: dict[str, Any]
-
-    @property
-    def label(self) -> str | None:
-        """Its class, None where none is stated."""
-        return label_of(self.record)
-
-
-def images_of(rows: ImageRows, base: str = "") -> list[SourceImage]:
-    """The images in the order of their first rows, each with the captions of all its rows.
+def images_of(rows: ImageRows, base: str = "") -> list[CaptionedImage]:
+    """The images in the order of their first rows, each with the captions of all its rows and the record of the first.
 
     base: folder from which the keys of images below it start.
     """
-    found: dict[str, SourceImage] = {}
-    for number, row in enumerate(rows.rows):
-        captions = tuple(texts(row.caption, PLAIN))
-        if (known := found.get(row.path)) is not None:
-            found[row.path] = known._replace(captions=known.captions + captions)
-        else:
-            found[row.path] = SourceImage(short(row.path, base), number, captions, row.record)
+    found: dict[str, CaptionedImage] = {}
+    for row in rows.rows:
+        first = found.setdefault(row.path, CaptionedImage(short(row.path, base), row.path, (), row.record))
+        found[row.path] = first._replace(captions=(*first.captions, *texts(row.caption, PLAIN)))
     return list(found.values())
 
 
@@ -63,13 +47,15 @@ def captions_of(raw: Raw) -> list[str]:
     if PLAIN in raw:
         return [line for line in str(plain_text(raw)).splitlines() if line.strip()]
     record = json_record(raw) if "json" in raw else {}
-    return next((texts(record[name], name) for name in LIKELY if name not in CLASSES and record.get(name)), [])
+    names = (name for name in (SEVERAL, *LIKELY) if name not in CLASSES and record.get(name))
+    return next((texts(record[name], name) for name in names), [])
 
 
 def as_stored(raw: Raw, key: str, captions: Sequence[str]) -> Raw:
     """A sample as a shard holds it: one caption as `.txt`, several as `captions` of its `.json`."""
-    record = dict(raw.get("json") or {}) | ({SEVERAL: list(captions)} if len(captions) > 1 else {})
+    plain = len(captions) == 1 and len(captions[0].splitlines()) == 1  # readers take each line for a caption
+    record = dict(raw.get("json") or {}) | ({SEVERAL: list(captions)} if captions and not plain else {})
     found: Raw = {"__key__": re.sub(r"[^\w/-]+", "_", os.path.splitext(key)[0].strip("/"))}
     found |= {suffix: raw[suffix] for suffix in IMAGE_SUFFIXES if suffix in raw}
-    found |= {PLAIN: captions[0].encode()} if len(captions) == 1 else {}
+    found |= {PLAIN: captions[0].encode()} if plain else {}
     return found | ({"json": json.dumps(record, ensure_ascii=False).encode()} if record else {})

@@ -7,20 +7,22 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Sequence, Set
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from typing import NamedTuple
 
 from prolip.data.faults import FaultCounter, SampleFault
 from prolip.data.reading.entries import parent
 from prolip.data.reading.folders import ImageRows, read_folder
 from prolip.data.reading.images import CLASSES, captions_of, images_of, label_of
-from prolip.data.reading.published.images import check_files
 from prolip.data.reading.shards import expand_shards
 from prolip.data.reading.tar import printable, read_shard
 from prolip.data.samples.sample import Raw, image_bytes, json_record
 from prolip.data.survey import SAMPLES, survey
-from prolip.evaluation.datasets.base import WHOLE, DamagedData, Dataset, Kind, Sample, Share, fingerprint, note_fault
+from prolip.evaluation.datasets.base import DamagedData, Dataset, Kind, Sample, fingerprint
+from prolip.evaluation.datasets.captioned import captioned
 from prolip.evaluation.datasets.folders import lines_beside, names_of, open_folder, templates_of
 from prolip.evaluation.datasets.places import archive_state, shard_marks
 from prolip.evaluation.datasets.wds import CLASSNAMES, Reading, check_first, read_samples
@@ -31,57 +33,39 @@ from prolip.utils.secrecy import redacted
 Stated = tuple[Sequence[str], str | None]
 
 
+class Classes(NamedTuple):
+    """numbers: of the classes by their labels in the data; the names of all classes, and the prompts."""
+
+    numbers: dict[str, int]
+    names: tuple[str, ...] = ()
+    prompts: tuple[str, ...] = ()
+
+
 def open_rows(
     rows: ImageRows, place: str, name: str, task: Kind | None = None, damage: FaultCounter | None = None
 ) -> Dataset:
     """The images of a table or a folder. place: the folder of the table, or the folder itself, from which keys start.
 
-    FileNotFoundError for images that are missing, DamagedData for those that lack what the task is about, unless
-    `damage` counts them.
+    FileNotFoundError for images that are missing, DamagedData for some without captions, or without a class; `damage`
+    counts those.
     """
     images = images_of(rows, place)
-    kind = kind_of([(image.captions, image.label) for image in images], task, name)
-    numbers, classnames = {}, ()
-    if kind == "classification":
-        numbers, classnames = classes_of({image.label for image in images if image.label}, Path(place))
-        samples = [Sample(image.key, b"", numbers.get(image.label or "")) for image in images]
+    known = [label_of(image.facts) for image in images]
+    kind = kind_of([(image.captions, label) for image, label in zip(images, known)], task, name)
+    labels, classes = None, Classes({})
+    if kind == "retrieval":
+        lacking = [image.key for image in images if not image.captions]
     else:
-        samples = [Sample(image.key, b"", captions=image.captions or None) for image in images]
-    lacking = [sample.key for sample in samples if sample.label is None and not sample.captions]
+        classes = classes_of({label for label in known if label}, Path(place))
+        labels = [classes.numbers.get(label or "") for label in known]
+        lacking = [image.key for image, label in zip(images, labels) if label is None]
+        images = [image._replace(captions=()) for image in images]
     if lacking and damage is None:
-        what = f"{len(lacking)} of {len(images)} images of {name} have no {MEMBER[kind]} ({first_few(lacking, NAMED)})"
-        raise DamagedData(f"{what}: write it, or give --skip-damaged to leave them out")
-    paths = [rows.rows[image.row].path for image in images]
-    sizes = check_files(paths, f"images of {name}")
-    return Dataset(
-        name=name,
-        kind=kind,
-        samples=partial(read_rows, rows, [(image.row, sample) for image, sample in zip(images, samples)], damage),
-        fingerprint=fingerprint("rows", [(s.key, s.label, s.captions, size) for s, size in zip(samples, sizes)]),
-        source=name,
-        classnames=classnames,
-        templates=templates_of(Path(place), list(numbers), None) if classnames else (),
-        size=len(images),
-        damage=damage,
-    )
-
-
-MEMBER = {"retrieval": "caption", "classification": "class"}
-
-
-def read_rows(
-    rows: ImageRows, files: Sequence[tuple[int, Sample]], damage: FaultCounter | None, share: Share = WHOLE
-) -> Iterator[Sample]:
-    """The samples with their bytes, in this order."""
-    for number, (row, sample) in share.take(files):
-        if damage is not None:
-            damage.samples += 1
-        try:
-            if sample.label is None and not sample.captions:
-                raise SampleFault("missing text", "it has no caption and no class")
-            yield sample._replace(image=image_bytes(rows(row)), place=(0, number))
-        except SampleFault as fault:
-            note_fault(damage, fault, sample.key)
+        what = "caption" if kind == "retrieval" else "class"
+        raise DamagedData(f"{len(lacking)} of {len(images)} images of {name} have no {what}"
+                          f" ({first_few(lacking, NAMED)}): write it, or give --skip-damaged to leave them out")
+    found = captioned("rows", name, name, name, images, {}, damage, labels)
+    return replace(found, kind=kind, classnames=classes.names, templates=classes.prompts)
 
 
 def open_images(folder: str, task: Kind | None = None, damage: FaultCounter | None = None) -> Dataset:
@@ -103,20 +87,20 @@ def open_shards(address: str, task: Kind | None = None, damage: FaultCounter | N
     if not first:
         raise DamagedData(f"no sample in {source}: {survey(urls)}")
     kind, folder = kind_of(first, task, source), Path(parent(urls[0]))
-    numbers, classnames = {}, ()
+    classes = Classes({})
     if kind == "classification":
-        numbers, classnames = classes_of({label for _, label in stated(urls) if label}, folder)
-    reading = Reading(urls, kind, len(classnames), damage, None, partial(parse_own, kind, numbers))
+        classes = classes_of({label for _, label in stated(urls) if label}, folder)
+    reading = Reading(urls, kind, len(classes.names), damage, None, partial(parse_own, kind, classes.numbers))
     marks = shard_marks(urls)
     check_first(reading)
     return Dataset(
         name=printable(Path(redacted(urls[0])).stem if len(urls) == 1 else folder.name),
         kind=kind,
         samples=partial(read_samples, reading),
-        fingerprint=fingerprint("shards", kind, marks, sorted(numbers.items())),
+        fingerprint=fingerprint("shards", kind, marks, sorted(classes.numbers.items())),
         source=source,
-        classnames=classnames,
-        templates=templates_of(folder, list(numbers), None) if classnames else (),
+        classnames=classes.names,
+        templates=classes.prompts,
         info={"shards": len(urls)},
         damage=damage,
         state=archive_state(urls),
@@ -152,7 +136,7 @@ def parse_own(kind: Kind, numbers: dict[str, int], raw: Raw) -> Sample:
 
 
 def kind_of(known: Sequence[Stated], task: Kind | None, name: str) -> Kind:
-    """The task of these images: the one that is asked for, else retrieval if there are captions. ValueError for none."""
+    """The task that is asked for, else retrieval if there are captions. ValueError for data without what it takes."""
     there: list[Kind] = ["retrieval"] if any(captions for captions, _ in known) else []
     there += ["classification"] if any(label for _, label in known) else []
     if not there or task not in (None, *there):
@@ -161,15 +145,16 @@ def kind_of(known: Sequence[Stated], task: Kind | None, name: str) -> Kind:
     return task or there[0]
 
 
-def classes_of(labels: Set[str], folder: Path) -> tuple[dict[str, int], tuple[str, ...]]:
-    """The number of each label, and the names of all classes: those of classnames.txt beside the data, else the labels.
+def classes_of(labels: Set[str], folder: Path) -> Classes:
+    """The classes of data with these labels, by the files beside the data that name classes and prompts.
 
-    Numbers are lines of that file, from 0. Without it classes are in the order of their labels.
+    Labels that are numbers are lines of classnames.txt, from 0. Without it classes are in the order of their labels.
     """
+    order = sorted(labels, key=lambda label: (int(label) if label.isdecimal() else -1, label))
     lines = lines_beside(folder, CLASSNAMES, None) or ()
     if lines and all(label.isdecimal() and int(label) < len(lines) for label in labels):
-        return {label: int(label) for label in labels}, lines
-    if labels <= set(lines):
-        return {label: lines.index(label) for label in labels}, lines
-    order = sorted(labels, key=lambda label: (int(label) if label.isdecimal() else -1, label))
-    return {label: number for number, label in enumerate(order)}, names_of(folder, order, None)
+        numbers = {label: int(label) for label in order}
+    else:
+        numbers = {label: number for number, label in enumerate(order)}
+        lines = names_of(folder, order, None)
+    return Classes(numbers, lines, templates_of(folder, order, None))

@@ -26,7 +26,7 @@ def read_karpathy(
 ) -> tuple[KarpathyFile, list[CaptionedImage]]:
     """The images of some splits in the file's order, each with its first `captions` captions (None: all).
 
-    Where an image has fewer than `captions` the file is not the published one, and all captions of every image are read.
+    Where an image has fewer, the file is not the published one, and all captions of every image are read.
 
     images: the folder above val2014/ and train2014/, or that of Flickr30k's files. FileNotFoundError without file or
     folder, ValueError for a split without images, DamagedData for a file of another layout.
