@@ -85,7 +85,7 @@ def read_texts(path: str) -> set[str]:
 def samples_to_close(run: Run) -> int:
     """At most so many samples the method fits something to when training ends; 0: it fits nothing."""
     objective = run.trained.objective
-    return 0 if run.config.data.dataset_type == "synthetic" else objective.needs(objective.config).closing_samples
+    return 0 if run.config.data.synthetic else objective.needs(objective.config).closing_samples
 
 
 def warn_of_few_samples(run: Run) -> None:

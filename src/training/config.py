@@ -273,7 +273,7 @@ class Config:
             changed = [flag_of(f.name) for f in dataclasses.fields(AugmentConfig) if f.name in given - everywhere]
             raise FlagError(f"{', '.join(changed)} without --device-augment: add it, or augment with --aug-cfg instead")
         in_workers = not self.model.device_augment and (
-            self.model.openclip_transform or self.model.aug_cfg.get("use_timm") or self.data.dataset_type == "synthetic"
+            self.model.openclip_transform or self.model.aug_cfg.get("use_timm") or self.data.synthetic
         )
         for name in ("cutout", "erase_prob"):
             if getattr(self.augment, name) and in_workers:

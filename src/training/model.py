@@ -43,7 +43,7 @@ DTYPES = {"amp_bf16": torch.bfloat16, "amp_fp16": torch.float16}
 
 def build_tokenizer(config: Config) -> Any:
     """The model's tokenizer, or --tokenizer; none where no text is read."""
-    if config.data.dataset_type == "synthetic" and not config.val.asked_for:
+    if config.data.synthetic and not config.val.asked_for:
         return None
     wanted = config.model
     return get_tokenizer(wanted.model, tokenizer=wanted.tokenizer, context_length=wanted.force_context_length)
@@ -103,7 +103,7 @@ def check_augmentation(aug_cfg: Mapping[str, Any]) -> None:
 def split_transform(config: Config, model: Any) -> tuple[RandomCrop, ColourConfig] | None:
     """What workers and device make of --aug-cfg; None where OpenCLIP's transform is to do it all."""
     wanted = config.model
-    if wanted.openclip_transform or config.data.dataset_type == "synthetic":
+    if wanted.openclip_transform or config.data.synthetic:
         return None
     return split_augmentation(wanted.aug_cfg, model.image_size, wanted.dct_scaled_decoding)
 

@@ -302,7 +302,7 @@ def summary(run: Run) -> str:
         "model": f"{config.model.model}, {sum(total for total, _ in sizes.values()):,} parameters: {towers}",
         "method": f"{config.method} {dataclasses.asdict(config.objective) or ''}".strip(),
         "batch": f"{global_batch} = {world.world_size} ranks x {config.run.accum_freq} micro-batches x {per_rank}",
-        "data": f"{redacted(config.data.train_data) or config.data.dataset_type}: {loader.num_samples:,} samples per "
+        "data": f"{redacted(config.data.train_data) or 'synthetic'}: {loader.num_samples:,} samples per "
         "epoch",
         "length": f"{run.total_steps:,} steps = {run.total_steps / loader.num_batches:.1f} epochs "
         f"of {loader.num_batches:,} steps",

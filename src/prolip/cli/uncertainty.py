@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 #: Settings of `DataConfig` besides the data and its split that say how to read pairs.
 READING = ("caption_sampling", "select", "dataset_type", "csv_img_key", "csv_caption_key", "csv_separator",
-           "max_bad_fraction")  # fmt: skip
+           "image_root", "max_bad_fraction")  # fmt: skip
 FIT = ("fit_samples", "bank", "centres", "novelty_centres")
 MORE = (
     "The model is one of ours or of OpenCLIP's; its folder is evaluated as --model local-dir:FOLDER.\n"
@@ -34,7 +34,7 @@ def flags(parser: argparse.ArgumentParser) -> None:
     add(parser, Compute, "device", "precision", "batch_size", "seed")
     add(parser, Data, "data", help={"data": "images with texts to fit to (see below)"})
     parser.add_argument("--split", help="which images of coco:, flickr:, cub: and iapr:, as --train-split of training")
-    add(parser, DataConfig, *READING, csv_separator=r"\t", help={
+    add(parser, DataConfig, *READING, help={
         "caption_sampling": "fields whose captions are read, with optional weights: txt is the plain caption, others"
                             " are JSON fields (CSV columns), e.g. name:2,keywords:1,group",
         "dataset_type": "what --data is; auto goes by its first word or suffix, or by a folder's content"})  # fmt: skip

@@ -8,10 +8,12 @@ from typing import Literal, get_args
 from prolip.data.reading.opening import ReadPolicy
 from prolip.data.reading.published.sets import FORMS, SETS, word_of
 from prolip.data.samples.captions import CaptionSampler, Selector
+from prolip.data.samples.split import parse_split
 from prolip.utils.fields import option
 from prolip.utils.messages import naming
 
-DatasetType = Literal["auto", "webdataset", "csv", "folder", "coco", "flickr", "cub", "iapr", "synthetic"]
+DatasetType = Literal["auto", "webdataset", "csv", "parquet", "jsonl", "folder", "coco", "flickr", "cub", "iapr",
+                      "synthetic"]  # fmt: skip
 Quoting = Literal["csv", "none"]
 
 #: Samples of a rank that wait ready by default, and the bounds of the chunks per worker that hold them. Two small
@@ -28,11 +30,15 @@ class DataConfig:
 
     train_data: str | None = option(
         None,
-        "webdataset shards (paths, URLs or pipe: commands, brace patterns, sources joined by '::'), "
-        f"a folder of shards, a CSV, a folder of images, or {FORMS}",
+        "KIND:ADDRESS, or an address whose kind is recognised: shards:TARS (paths, URLs or pipe: commands, brace "
+        "patterns, sources joined by '::'), csv:FILE, parquet:FILE, jsonl:FILE, images:FOLDER, synthetic:SAMPLES, "
+        f"{FORMS}",
     )
     train_split: str | None = option(
         None, "which images of coco:, flickr:, cub: and iapr:, joined by '+'; default: train, of COCO train+restval"
+    )
+    split: float | None = option(
+        None, "share of the images, by their content, that is held out; a run without --val-data evaluates on it"
     )
     train_data_upsampling_factors: str | None = option(
         None, "one factor per source, joined by '::'; needs --dataset-resampled"
@@ -41,16 +47,19 @@ class DataConfig:
         None, "samples per epoch; default: sizes.json or __len__ beside the shards, else counted"
     )
     dataset_type: DatasetType = option(
-        "auto", "what --train-data is; auto goes by its first word or suffix, or by a folder's content"
+        "auto", "what --train-data is, instead of a word before it; auto goes by its word, suffix or content"
     )
     dataset_resampled: bool = option(False, "draw shards with replacement")
     batch_size: int = option(64, "samples per step and rank; a multiple of --workers")
     workers: int = option(4, "loader processes per rank; 0 loads in the training process")
-    csv_img_key: str = option("filepath", "CSV column with the image's path")
-    csv_caption_key: str = option("title", "CSV column with the caption")
-    csv_separator: str = option("\t", r"CSV separator; \t is a tab")
+    csv_img_key: str | None = option(None, "column of a table with the image's path; default: recognised")
+    csv_caption_key: str | None = option(None, "column of a table with the caption; default: recognised")
+    csv_separator: str | None = option(None, r"CSV separator, \t is a tab; default: recognised")
     csv_quoting: Quoting = option(
         "csv", "quotation marks enclose cells by the rules of CSV, or none: they are plain text"
+    )
+    image_root: str | None = option(
+        None, "folder that relative paths of a table start from; default: the table's folder or the working directory"
     )
     caption_sampling: str = option(
         "txt",
@@ -89,6 +98,11 @@ class DataConfig:
     )
 
     @property
+    def synthetic(self) -> bool:
+        """Whether the data is made up."""
+        return self.dataset_type == "synthetic" or (self.train_data or "").startswith("synthetic:")
+
+    @property
     def read_policy(self) -> ReadPolicy:
         """Time-outs and retries of shards, which may be commands; ValueError where they make no sense."""
         return ReadPolicy(read_timeout=self.read_timeout, retries=self.read_retries, pipes=True)
@@ -120,16 +134,17 @@ class DataConfig:
         self._check_noise()
         if self.train_split is not None and self.dataset_type not in SETS and not word_of(self.train_data or ""):
             raise ValueError(f"--train-split {self.train_split}, but --train-data has no splits: these have: {FORMS}")
+        parse_split(None if self.split is None else str(self.split))
         if self.train_num_samples is not None and self.train_num_samples < 1:
             raise ValueError(f"--train-num-samples is {self.train_num_samples}: give 1 or more, or leave it out")
         if not 0 <= self.word_drop < 1:
             raise ValueError(f"--word-drop is {self.word_drop}: give a share from 0 to below 1, such as 0.1")
-        if self.word_drop and (self.dataset_type == "synthetic" or self.captions == 0):
+        if self.word_drop and (self.synthetic or self.captions == 0):
             raise ValueError(f"--word-drop {self.word_drop}: no captions are read, so no words: leave it out")
         if not 0 <= self.max_bad_fraction <= 1:
             given = self.max_bad_fraction
             raise ValueError(f"--max-bad-fraction is {given}: give a fraction from 0 to 1, such as 0.01")
-        if len(self.csv_separator) != 1 or self.csv_separator in '"\r\n\0':
+        if self.csv_separator is not None and (len(self.csv_separator) != 1 or self.csv_separator in '"\r\n\0'):
             raise ValueError(
                 f"--csv-separator {self.csv_separator!r} is not one character that may stand between cells: "
                 "give e.g. ',' or '\\t'"
@@ -157,7 +172,7 @@ class DataConfig:
         reasons = {
             "--dataset-resampled draws shards from a stream without end, and every caption has to be read first: "
             "leave one of the two out": self.dataset_resampled,
-            "synthetic data has no captions to shuffle": self.dataset_type == "synthetic",
+            "synthetic data has no captions to shuffle": self.synthetic,
             "this method reads no captions": self.captions == 0,
             "this method pairs no image with its own caption": self.unpaired,
         }

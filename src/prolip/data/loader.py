@@ -29,7 +29,7 @@ from prolip.data.workers import hand_on, lost_worker, raise_file_limit, start_wo
 
 #: The settings that the order of an epoch follows from; where the shards are may change.
 ORDER_SETTINGS = (
-    "train_num_samples", "train_split", "dataset_resampled", "train_data_upsampling_factors", "select",
+    "train_num_samples", "train_split", "split", "dataset_resampled", "train_data_upsampling_factors", "select",
     "shuffle_buffer", "seed",
 )  # fmt: skip
 

@@ -5,54 +5,51 @@ import logging
 import os
 from collections.abc import Sequence
 from dataclasses import replace
-from difflib import get_close_matches
 from functools import partial
 
 from prolip.data.config import DataConfig
 from prolip.data.faults import SampleFault, ShardFault
 from prolip.data.order.streams import ResampledSource, RowSource, ShardSource, Source
-from prolip.data.reading.addresses import check_address
 from prolip.data.reading.entries import find_index, read_index
-from prolip.data.reading.folders import ImageRows, TableColumns, read_csv, read_folder, read_published
+from prolip.data.reading.folders import ImageRows
+from prolip.data.reading.named import KINDS, ROWS, NamedSource, parse_source
 from prolip.data.reading.opening import is_local, local_path
-from prolip.data.reading.published.sets import SETS, word_of
+from prolip.data.reading.rows import read_rows
 from prolip.data.reading.shards import COUNT_LIMIT, count_samples, expand_shards
+from prolip.data.reading.tables.columns import TableColumns
 from prolip.data.reading.tar import ShardReader, read_shard
 from prolip.data.samples.captions import PLAIN, CaptionSampler, Selector
 from prolip.data.samples.sample import Raw, caption_parts, has_image, image_bytes, is_selected, json_record
+from prolip.data.samples.split import Split
 from prolip.data.survey import refuse_unusable, survey
 from prolip.data.synthetic import SyntheticSource
 from prolip.utils.messages import naming
+from prolip.utils.secrecy import redacted
 
 log = logging.getLogger(__name__)
+#: Kinds of data that training takes.
+TRAINED = (*ROWS, "shards", "emoji", "synthetic")
 
 
 def build_source(config: DataConfig, streams: int) -> tuple[Source, int]:
     """The source of `config` and the samples of an epoch."""
-    kind = dataset_kind(config)
-    selector = Selector.parse(config.select)
+    kind, address = named = source_of(config)
     given = config.train_num_samples
-    if config.shard_index and kind != "webdataset":
+    if config.shard_index and kind != "shards":
         what = f"the data is of the kind {kind}, and shards alone have an index: leave it out"
         raise ValueError(f"--shard-index {config.shard_index!r}: {what}")
     if kind == "synthetic":
-        if given is None:
+        size = given or int(address or 0)
+        if not size:
             raise ValueError("synthetic data has no size of its own: give --train-num-samples")
-        return SyntheticSource(given), given
-    assert config.train_data is not None
-    if kind == "webdataset":
-        return build_shard_source(config, streams)
+        return SyntheticSource(size), size
+    if kind == "shards":
+        return build_shard_source(config, address, streams)
     if config.dataset_resampled:
-        what = f"of the kind {kind}" if kind in SETS else f"a {kind}"
-        raise ValueError(f"--dataset-resampled draws webdataset shards, --train-data {config.train_data!r} is {what}")
+        raise ValueError(f"--dataset-resampled draws shards, and --train-data {named!s} is of the kind {kind}")
     with naming("--train-data"):
-        if kind == "csv":
-            quoting = config.csv_quoting == "csv"
-            rows = read_csv(config.train_data, csv_columns(config), config.csv_separator, selector, quoting)
-        elif kind in SETS:
-            rows = read_published(kind, config.train_data, config.train_split, selector)
-        else:
-            rows = read_folder(config.train_data, selector)
+        rows = read_rows(named, table_columns(config), Selector.parse(config.select), config.train_split,
+                         rest_of(config), config.max_bad_fraction)  # fmt: skip
         if config.captions:
             check_captions(rows, CaptionSampler.parse(config.caption_sampling), kind)
     if len(rows) < streams:
@@ -60,22 +57,31 @@ def build_source(config: DataConfig, streams: int) -> tuple[Source, int]:
     return RowSource(len(rows), rows, rows.texts), given or len(rows)
 
 
-def csv_columns(config: DataConfig) -> TableColumns:
-    """The columns of a CSV that are read, each with the flag that names it."""
+def rest_of(config: DataConfig) -> Split | None:
+    """What --split leaves to train on."""
+    return None if config.split is None else Split(config.split, "rest")
+
+
+def table_columns(config: DataConfig) -> TableColumns:
+    """The columns of a table that are read, each with the flag that names it, and how."""
     sampled = CaptionSampler.parse(config.caption_sampling).fields
     selector = Selector.parse(config.select)
     return TableColumns(
         image=config.csv_img_key,
-        caption=config.csv_caption_key if PLAIN in sampled else None,
+        caption=config.csv_caption_key if PLAIN in sampled else "",
         captions=tuple(name for name in sampled if name != PLAIN),
         conditions=selector.fields if selector else (),
+        needs_caption=config.captions > 0,
+        separator=config.csv_separator,
+        quoting=config.csv_quoting == "csv",
+        image_root=config.image_root,
     )
 
 
-def build_shard_source(config: DataConfig, streams: int) -> tuple[Source, int]:
+def build_shard_source(config: DataConfig, address: str, streams: int) -> tuple[Source, int]:
     """The webdataset source: whole shards per stream where there are enough, every S-th sample of small local ones."""
     with naming("--train-data"):
-        shards = expand_shards(config.train_data or "", config.train_data_upsampling_factors, pipes=True)
+        shards = expand_shards(address, config.train_data_upsampling_factors, pipes=True)
     urls = tuple(shard.url for shard in shards)
     selector = Selector.parse(config.select)
     by_sample = not config.dataset_resampled and len(shards) < streams
@@ -101,12 +107,13 @@ def build_shard_source(config: DataConfig, streams: int) -> tuple[Source, int]:
             ) from fault
         if index is not None:
             index.count(urls)  # a shard that is missing there, or has another size, is reported before training
-    reader = ShardReader(config.read_policy, index)
+    reader = ShardReader(config.read_policy, index, split=rest_of(config))
     with naming("--train-data"):
         # where any loss is tolerated the first samples settle nothing; of remote shards the stream will tell
         if config.max_bad_fraction < 1 and all(map(is_local, urls)):
             refuse_unusable(urls, partial(check_sample, config), config.read_policy)
-        size = config.train_num_samples or count_samples(urls, config.select, index)
+        # of a split, which only reading tells sample by sample, as many as are expected
+        size = config.train_num_samples or round(count_samples(urls, config.select, index) * (1 - (config.split or 0)))
         if size == 0:
             raise ValueError(f"{len(urls)} shards hold no sample{why_none(urls, config)}")
     if config.dataset_resampled:
@@ -147,33 +154,24 @@ def check_captions(rows: ImageRows, captions: CaptionSampler, kind: str) -> None
         except SampleFault as error:
             fault = fault or error
     place = " (captions are the names of subfolders, or in IMAGE.txt or IMAGE.json beside each image)"
-    what = f"none of the {len(rows)} images has a caption{place if kind == 'folder' else ''}"
+    what = f"none of the {len(rows)} images has a caption{place if kind == 'images' else ''}"
     raise ValueError(f"{what}; of {rows.rows[0].key}: {fault.message if fault else ''}")
 
 
-def dataset_kind(config: DataConfig) -> str:
-    """dataset_type, or what train_data looks like."""
-    if config.dataset_type == "synthetic":
-        return "synthetic"
-    data = config.train_data
+def source_of(config: DataConfig) -> NamedSource:
+    """What --train-data is, by --dataset-type or by itself."""
+    data, given = config.train_data, {"webdataset": "shards", "folder": "images"}.get(kind := config.dataset_type, kind)
+    if given == "synthetic":
+        return NamedSource(given, (data or "").removeprefix("synthetic:") if config.synthetic else "")
     if not data:
         raise ValueError("no data to train on: give --train-data, e.g. --train-data 'data/emoji/noto.tar'")
-    if config.dataset_type != "auto":
-        return config.dataset_type
-    if word := word_of(data):
-        return word
-    if data.startswith("pipe:") or "::" in data:
-        return "webdataset"
-    if data.lower().endswith((".csv", ".tsv")):
-        return "csv"
-    if is_local(data) and os.path.isdir(local_path(data)):
-        return "webdataset" if any(name.endswith(".tar") for name in os.listdir(local_path(data))) else "folder"
-    if data.endswith((".tar", ".tar.gz", ".tgz", "}", "*")) or not is_local(data):
-        return "webdataset"
-    check_address(data, pipes=True)
-    near = get_close_matches(data.partition(":")[0], SETS, n=1) if ":" in data else []
-    raise ValueError(
-        f"--train-data {data!r} is no folder and ends in none of .tar, .csv, .tsv: "
-        + (f"did you mean {SETS[near[0]].form}?" if near else
-           "check the name, or say what it is with --dataset-type webdataset, csv or folder")
-    )  # fmt: skip
+    if given != "auto":
+        return NamedSource(given, data.removeprefix(f"{given}:"))
+    source = parse_source(data, "--train-data")
+    if source.kind not in TRAINED:
+        near = {"wds": "train on its tars, shards:FOLDER/train", "imagenet": "train on images:FOLDER"}
+        raise ValueError(
+            f"--train-data {redacted(data)!r} is data of the kind {source.kind}, which is for evaluation: "
+            + near.get(source.kind, f"give one of {', '.join(KINDS[kind] for kind in TRAINED)}")
+        )
+    return source._replace(kind="shards") if source.kind == "emoji" else source

@@ -55,7 +55,6 @@ def open_table(path: str, separator: str, quoting: bool = True) -> Iterator[Tabl
         try:
             table = Table(path, separator, lines, quoting)
             yield table
-            log.info("%s", table)
         except UnicodeDecodeError as error:
             with open(path, "rb") as file:
                 coding = "UTF-16" if file.read(2) in (b"\xff\xfe", b"\xfe\xff") else "LATIN1"
@@ -76,13 +75,13 @@ class Table:
 
     quoting: whether quotation marks enclose cells, or are plain text as in tables that were written without a library.
     rows, blank, spanning, enclosed: rows read so far, blank lines, rows that hold line breaks, and those with a cell in
-    quotation marks that were kept; open_end: whether the last line has no line break, as that of a file that was cut
-    has none.
+    quotation marks that were kept; number: the present row as a spreadsheet counts, the header being 1; open_end:
+    whether the last line has no line break, as that of a file that was cut has none.
     """
 
     def __init__(self, path: str, separator: str, lines: Iterable[str], quoting: bool = True):
         self.path, self.separator, self.quoting = path, separator, quoting
-        self.rows = self.blank = self.spanning = self.enclosed = 0
+        self.rows = self.blank = self.spanning = self.enclosed = self.number = 0
         self.open_end = False
         self._record: list[str] = []  # the lines of the row that is being read
         self._reader = csv.reader(
@@ -91,7 +90,8 @@ class Table:
         )  # fmt: skip
         self.columns: list[str] = []
         self._cells = self._records()
-        self.columns = next((cells for cells in self._cells if not self._is_blank(cells)), [])
+        header = next((cells for cells in self._cells if not self._is_blank(cells)), [])
+        self.columns = [name.strip() for name in header]
         check_utf8(self.columns)
 
     def __str__(self) -> str:
@@ -113,15 +113,20 @@ class Table:
             )
         return places[0]
 
-    def read(self, image: int | None = None) -> Iterator[list[str]]:
-        """The cells of each row. image: the place of the column that holds image paths."""
+    def read(self, image: int | None = None, damaged: dict[int, str] | None = None) -> Iterator[list[str]]:
+        """The cells of each row. image: the place of the column that holds image paths; damaged: takes the rows with
+        another number of cells and no quotation mark, row -> what is wrong, which otherwise are an error.
+        """
         width, record = len(self.columns), self._record
         named, doubt = False, None  # whether paths have suffixes; the first one that looks like none
         for cells in self._cells:
             if len(cells) != width:
                 if self._is_blank(cells):
                     continue
-                raise self._miscounted(cells)
+                if damaged is None or any('"' in line for line in record):
+                    raise self._miscounted(cells)
+                damaged[self.number] = str(self._miscounted(cells))
+                continue
             if not self.quoting:
                 self.enclosed += any(len(cell) > 1 and cell[0] == cell[-1] == '"' for cell in cells)
             elif len(record) > 1 or ('"' in record[0] and '"' in "".join(cells)):  # all others only enclose cells
@@ -139,6 +144,7 @@ class Table:
                     raise doubt
             self.rows += 1
             yield cells
+        log.info("%s", self)
 
     def _watch(self, lines: Iterable[str]) -> Iterator[str]:
         """The lines as they are; those of a row stay in `_record`."""
@@ -156,6 +162,7 @@ class Table:
         """The cells of each row and blank line."""
         try:
             for cells in self._reader:
+                self.number += 1
                 yield cells
                 self._record.clear()
         except csv.Error as error:

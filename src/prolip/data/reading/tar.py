@@ -15,7 +15,8 @@ from webdataset.tariterators import base_plus_ext
 from prolip.data.faults import HALF, SKIPPED, UNCHARGED, SampleFault, ShardFault
 from prolip.data.reading.entries import CheckedStream, Entry, ShardIndex
 from prolip.data.reading.opening import ReadPolicy, Stream, open_stream, read_up_to
-from prolip.data.samples.sample import Raw, has_image, suffixes_of
+from prolip.data.samples.sample import Raw, has_image, image_bytes, suffixes_of
+from prolip.data.samples.split import Split
 from prolip.utils.messages import HEAD, appearance
 
 Note = Callable[[SampleFault], None]
@@ -274,12 +275,14 @@ def strict_note(fault: SampleFault) -> None:
 class ShardReader:
     """`read_shard` with a run's settings: what a source of rows holds and its loader workers call.
 
-    addresses: what to read for canonical addresses, from which secrets were left out.
+    addresses: what to read for canonical addresses, from which secrets were left out; split: which side of a share that
+    is held out by content is handed out.
     """
 
     policy: ReadPolicy = ReadPolicy()
     index: ShardIndex | None = None
     addresses: Mapping[str, str] | None = None
+    split: Split | None = None
 
     def __call__(self, url: str, on_fault: Note | None = None) -> Iterator[Raw]:
         """Raw samples of one shard; ShardFault as `read_shard`, and where there is an index that says nothing of it."""
@@ -288,4 +291,6 @@ class ShardReader:
             entry = self.index[url] if self.index is not None else None
         except ValueError as error:
             raise ShardFault("index mismatch", str(error)) from error
-        return read_shard(url, on_fault, self.policy, entry)
+        every = read_shard(url, on_fault, self.policy, entry)
+        split = self.split
+        return every if split is None else (raw for raw in every if not has_image(raw) or split.takes(image_bytes(raw)))

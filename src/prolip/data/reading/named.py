@@ -1,0 +1,105 @@
+"""A source of data in one word: KIND:ADDRESS, or a bare path or URL whose kind is recognised."""
+from __future__ import annotations
+
+import os
+from collections.abc import Collection
+from typing import NamedTuple
+
+from prolip.data.reading.addresses import check_address
+from prolip.data.reading.opening import is_local, local_path
+from prolip.data.reading.published.sets import SETS
+from prolip.utils.flags import nearest
+from prolip.utils.messages import explain_missing
+from prolip.utils.secrecy import redacted
+
+#: Every kind of data -> how a user writes it.
+KINDS = {
+    "csv": "csv:FILE",
+    "parquet": "parquet:FILE or FOLDER",
+    "jsonl": "jsonl:FILE",
+    "images": "images:FOLDER",
+    "shards": "shards:TARS",
+    "wds": "wds:FOLDER or URL",
+    **{word: published.form for word, published in SETS.items()},
+    "imagenet": "imagenet:FOLDER",
+    "captions": "captions:FOLDER",
+    "winogavil": "winogavil:FOLDER",
+    "texts": "texts:FILE",
+    "features": "features:FOLDER[,NAME]",
+    "emoji": "emoji:TARS",
+    "synthetic": "synthetic:SAMPLES",
+}
+#: Tables of images with captions, a row each, which are local files.
+TABLES = ("csv", "parquet", "jsonl")
+#: Kinds that `read_rows` reads.
+ROWS = (*TABLES, "images", *SETS)
+#: How a file's name ends -> its kind.
+SUFFIXES = {".csv": "csv", ".tsv": "csv", ".parquet": "parquet", ".jsonl": "jsonl", ".tar": "shards",
+            ".tar.gz": "shards", ".tgz": "shards"}  # fmt: skip
+
+
+class NamedSource(NamedTuple):
+    """Data by its kind, a word of KINDS, and its address: a path, a URL, or several as the kind writes them."""
+
+    kind: str
+    address: str
+
+    def __str__(self) -> str:
+        return f"{self.kind}:{self.address}"
+
+
+def parse_source(text: str, flag: str = "--data", kinds: Collection[str] = tuple(KINDS)) -> NamedSource:
+    """The source that KIND:ADDRESS names, or a bare address, by its suffix or by what a folder holds.
+
+    kinds: the words that this flag takes. ValueError, which begins with the flag, for another word and for an address
+    whose kind cannot be told; FileNotFoundError for a bare path that is missing.
+    """
+    word, colon, address = text.partition(":")
+    forms = ", ".join(KINDS[kind] for kind in KINDS if kind in kinds)
+    if colon and word in KINDS:
+        source = NamedSource(word, address)
+        if not address.strip():
+            raise ValueError(f"{flag} {text!r} has no address: write {KINDS[word]}")
+    else:
+        kind = kind_of(text, flag, forms)
+        source = NamedSource(kind, text)
+    if source.kind not in kinds:
+        raise ValueError(f"{flag} {redacted(text)!r} is data of the kind {source.kind}, which this flag does not take: "
+                         f"give one of {forms}")  # fmt: skip
+    return source
+
+
+def kind_of(address: str, flag: str, forms: str) -> str:
+    """The kind of a bare address; errors as `parse_source`."""
+    path, (word, colon, _) = local_path(address), address.partition(":")
+    shown = f"{flag} {redacted(address)!r}"
+    if colon and "://" not in address and not os.path.exists(path) and (near := nearest(word, KINDS)):
+        raise ValueError(f"{shown}: {word!r} is no kind of data, did you mean {' or '.join(near)}? Write one of {forms}")
+    if address.startswith("pipe:") or "::" in address:
+        return "shards"
+    if is_local(address) and os.path.isdir(path):
+        return kind_of_folder(path)
+    end = next((kind for suffix, kind in SUFFIXES.items() if address.lower().endswith(suffix)), None)
+    if end is not None:
+        return end
+    check_address(address, pipes=True)
+    if not is_local(address) or address.endswith(("}", "*")):
+        return "shards"
+    if not colon and not os.path.exists(address):
+        raise FileNotFoundError(f"{shown} is missing (looked from {os.getcwd()}). {explain_missing(address)}")
+    raise ValueError(
+        f"{shown} is no folder and ends in none of {', '.join(SUFFIXES)}: check the name, or say what it is by a word, "
+        f"as one of {forms}"
+    )
+
+
+def kind_of_folder(folder: str) -> str:
+    """What a folder holds: shards, clip_benchmark's layout, Parquet tables, or images."""
+    names = sorted(os.listdir(folder))
+    below = [name for name in names if os.path.isfile(os.path.join(folder, name, "nshards.txt"))]
+    test = os.path.join(folder, "test")
+    if below or (os.path.isdir(test) and any(name.endswith(".tar") for name in os.listdir(test))):
+        return "wds"
+    if any(name.endswith(".tar") for name in names):
+        return "wds" if {"nshards.txt", "classnames.txt"} & set(names) else "shards"
+    return "parquet" if any(name.endswith(".parquet") for name in names) else "images"
