@@ -1,4 +1,4 @@
-"""A source as images: each once, with all of its captions and its class; and as a shard holds it."""
+"""What a row, or a shard's sample, states of an image: its captions and its class; and a row as a shard holds it."""
 from __future__ import annotations
 
 import json
@@ -7,55 +7,62 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from prolip.data.reading.folders import ImageRows
-from prolip.data.reading.published.images import CaptionedImage
+from prolip.data.reading.folders import ImageRow
+from prolip.data.reading.named import TABLES, NamedSource
+from prolip.data.reading.tables.columns import LABELS, plain
 from prolip.data.reading.tar import printable
 from prolip.data.samples.captions import LIKELY, PLAIN, texts
 from prolip.data.samples.sample import IMAGE_SUFFIXES, SEVERAL, Raw, json_record, plain_text
 
-#: Fields of a record that hold the class of its image; the first one counts.
-CLASSES = ("class", "label", "category", "class_name")
+#: The captions and the class of an image.
+Stated = tuple[Sequence[str], str | None]
 
 
-def images_of(rows: ImageRows, base: str = "") -> list[CaptionedImage]:
-    """The images in the order of their first rows, each with the captions of all its rows and the record of the first.
+def base_of(source: NamedSource) -> str:
+    """The folder that keys of a source's images start from: of its images, or of its table."""
+    places = [source.address] if source.kind in (*TABLES, "images") else source.address.split(",")
+    return next((place for place in reversed(places) if os.path.isdir(place)), os.path.dirname(places[0]))
 
-    base: folder from which the keys of images below it start.
+
+def key_of(row: ImageRow, base: str) -> str:
+    """The key of a row, from a folder that its image lies below."""
+    whole, base = os.path.abspath(row.path), os.path.abspath(base)
+    if os.path.commonpath([whole, base]) != base:
+        return row.key
+    return printable(os.path.relpath(whole, base).replace(os.sep, "/")) + row.key.removeprefix(printable(row.path))
+
+
+def stated_by_row(row: ImageRow) -> Stated:
+    """What a row states."""
+    return texts(row.caption, PLAIN), label_of(row.record)
+
+
+def stated_by(raw: Raw) -> Stated:
+    """What a shard's sample states: the lines of its `.txt`, or the field of its `.json` that captions are often called
+    by; its `.cls`, or a field `label` or `class`. SampleFault for a text or a JSON that cannot be read.
     """
-    found: dict[str, CaptionedImage] = {}
-    for row in rows.rows:
-        first = found.setdefault(row.path, CaptionedImage(short(row.path, base), row.path, (), row.record))
-        found[row.path] = first._replace(captions=(*first.captions, *texts(row.caption, PLAIN)))
-    return list(found.values())
-
-
-def short(path: str, base: str) -> str:
-    """A path from a folder that it lies below, else the whole one."""
-    whole, base = os.path.abspath(path), os.path.abspath(base)
-    inside = os.path.commonpath([whole, base]) == base
-    return printable((os.path.relpath(whole, base) if inside else whole).replace(os.sep, "/"))
+    record = json_record(raw) if "json" in raw else {}
+    label = raw["cls"].decode(errors="replace").strip() if "cls" in raw else label_of(record)
+    if PLAIN in raw:
+        return [line for line in str(plain_text(raw)).splitlines() if line.strip()], label
+    names = (name for name in (SEVERAL, *LIKELY) if name not in LABELS and record.get(name))
+    return next((texts(record[name], name) for name in names), []), label
 
 
 def label_of(record: Mapping[str, Any]) -> str | None:
     """The class that a record states, None without one."""
-    values = (record.get(name) for name in CLASSES)
+    values = (value for word in LABELS for name, value in record.items() if plain(name) == word)
     return next((str(x).strip() for x in values if isinstance(x, (str, int)) and str(x).strip()), None)
 
 
-def captions_of(raw: Raw) -> list[str]:
-    """The captions of a shard's sample: the lines of its `.txt`, or the field of its `.json` that is called so."""
-    if PLAIN in raw:
-        return [line for line in str(plain_text(raw)).splitlines() if line.strip()]
-    record = json_record(raw) if "json" in raw else {}
-    names = (name for name in (SEVERAL, *LIKELY) if name not in CLASSES and record.get(name))
-    return next((texts(record[name], name) for name in names), [])
-
-
-def as_stored(raw: Raw, key: str, captions: Sequence[str]) -> Raw:
-    """A sample as a shard holds it: one caption as `.txt`, several as `captions` of its `.json`."""
-    plain = len(captions) == 1 and len(captions[0].splitlines()) == 1  # readers take each line for a caption
-    record = dict(raw.get("json") or {}) | ({SEVERAL: list(captions)} if captions and not plain else {})
-    found: Raw = {"__key__": re.sub(r"[^\w/-]+", "_", os.path.splitext(key)[0].strip("/"))}
+def as_stored(raw: Raw, key: str) -> Raw:
+    """A row as a shard holds it: one caption as `.txt`, several as `captions` of its `.json`, under a key without dots.
+    """
+    captions = texts(raw.get(PLAIN), PLAIN)
+    single = len(captions) == 1 and len(captions[0].splitlines()) == 1  # readers take each line for a caption
+    record = raw["json"] | ({SEVERAL: captions} if captions and not single else {})
+    name = re.sub(rf"\.({'|'.join(IMAGE_SUFFIXES)})$", "", key.strip("/"), flags=re.IGNORECASE)
+    found: Raw = {"__key__": re.sub(r"[^\w/-]+", "_", name)}
     found |= {suffix: raw[suffix] for suffix in IMAGE_SUFFIXES if suffix in raw}
-    found |= {PLAIN: captions[0].encode()} if plain else {}
-    return found | ({"json": json.dumps(record, ensure_ascii=False).encode()} if record else {})
+    found |= {PLAIN: captions[0].encode()} if single else {}
+    return found | ({"json": json.dumps(record, ensure_ascii=False, default=str).encode()} if record else {})

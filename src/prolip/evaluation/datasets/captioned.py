@@ -94,15 +94,14 @@ def captioned(
     chosen: Sequence[CaptionedImage],
     info: dict[str, Any],
     damage: FaultCounter | None,
-    labels: Sequence[int | None] | None = None,
+    labels: Sequence[int] | None = None,
 ) -> Dataset:
     """A retrieval set of these images. word: of the fingerprint; where: for messages; labels: of the images."""
-    samples = [Sample(image.key, b"", captions=image.captions or None) for image in chosen]
+    samples = [Sample(image.key, b"", captions=image.captions) for image in chosen]
     if labels is not None:
         samples = [sample._replace(label=label) for sample, label in zip(samples, labels)]
     files = [(image.path, sample) for image, sample in zip(chosen, samples)]
-    split = f"the split {info['split']!r} of " if "split" in info else ""
-    sizes = check_files([path for path, _ in files], f"images of {split}{where}")
+    sizes = check_files([path for path, _ in files], f"images of the split {info['split']!r} of {where}")
     marks = [(s.key, *([] if labels is None else [s.label]), size, s.captions) for s, size in zip(samples, sizes)]
     return Dataset(
         name=name,

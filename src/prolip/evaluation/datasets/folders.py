@@ -159,9 +159,6 @@ def read_files(
             damage.samples += 1
         try:
             data = read_file(path, SAMPLE_BYTES)
-            if sample.label is None and sample.captions is None:
-                note_fault(damage, SampleFault("missing text", "neither a caption nor a class is known"), path)
-                continue
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or str(error)
             note_fault(damage, SampleFault("missing image", reason), place=path)
