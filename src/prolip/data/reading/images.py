@@ -4,15 +4,19 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from prolip.data.faults import SampleFault
 from prolip.data.reading.folders import ImageRow
 from prolip.data.reading.named import TABLES, NamedSource
+from prolip.data.reading.rows import read_rows
+from prolip.data.reading.shards import expand_shards
 from prolip.data.reading.tables.columns import LABELS, plain
-from prolip.data.reading.tar import printable
+from prolip.data.reading.tar import Note, ShardReader, printable
 from prolip.data.samples.captions import LIKELY, PLAIN, texts
 from prolip.data.samples.sample import IMAGE_SUFFIXES, SEVERAL, Raw, json_record, plain_text
+from prolip.data.samples.split import Split
 
 #: The captions and the class of an image.
 Stated = tuple[Sequence[str], str | None]
@@ -53,6 +57,24 @@ def label_of(record: Mapping[str, Any]) -> str | None:
     """The class that a record states, None without one."""
     values = (value for word in LABELS for name, value in record.items() if plain(name) == word)
     return next((str(x).strip() for x in values if isinstance(x, (str, int)) and str(x).strip()), None)
+
+
+def read_stored(source: NamedSource, on_fault: Note, split: str | Split | None = None) -> Iterator[Raw]:
+    """The samples of shards, or the images of a table, a folder or a published set as shards hold them.
+
+    on_fault: takes what cannot be read. split: of a published set, or a share that is held out. Errors of `read_rows`.
+    """
+    part = split if isinstance(split, Split) else None
+    if source.kind == "shards":
+        read = ShardReader(split=part)
+        yield from (raw for shard in expand_shards(source.address) for raw in read(shard.url, on_fault))
+        return
+    rows, base = read_rows(source, splits=split if isinstance(split, str) else None, split=part), base_of(source)
+    for number, row in enumerate(rows.rows):
+        try:
+            yield as_stored(rows(number), key_of(row, base))
+        except SampleFault as fault:
+            on_fault(fault)
 
 
 def as_stored(raw: Raw, key: str) -> Raw:

@@ -66,7 +66,8 @@ def open_dataset(
     """The data set that a word and its addresses name; ValueError for another word or number of addresses.
 
     split: of readers that have splits, default test; of all readers a number: the share of the images that is held out
-    by their content. task: of own data with both captions and classes. Errors of the readers pass through.
+    by their content. task: of own data that have both captions and classes; other sets have one. Errors of the readers
+    pass through.
     """
     source, part = parse_source(spec, "the data set", READERS), parse_split(split)
     reader = READERS[source.kind]
@@ -81,8 +82,6 @@ def open_dataset(
     open_it = getattr(import_module(f"prolip.evaluation.datasets.{module}"), name)
     given = addresses if reader.least else [source, task]
     found: Dataset = open_it(*given, **options, damage=damage)
-    if task not in (None, found.kind):
-        raise ValueError(f"{spec} is a {found.kind} set: drop --task {task}")
     return held_out(found, part) if isinstance(part, Split) else found
 
 
