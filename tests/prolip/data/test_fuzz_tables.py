@@ -16,9 +16,10 @@ from collections import Counter
 from typing import NamedTuple
 
 import pytest
+from tiny_loaders import read_csv
 
-from prolip.data.reading.folders import TableColumns, read_csv
-from prolip.data.reading.table import TableError, open_table
+from prolip.data.reading.tables.columns import TableColumns
+from prolip.data.reading.tables.csv import TableError, open_table
 
 WORDS = ["cat", "dog", "a", "nice", "screen", "of", "two", "naïve", "日本", "x\u2028y", "\x85", "5", "red;", "|", "#1"]
 COLUMNS = TableColumns("filepath", "title", ("name",))
