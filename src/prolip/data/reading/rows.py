@@ -79,30 +79,20 @@ def read_table(
         raise ValueError(f"{path!r} is {what}, and a {source.kind} table is a local file: name it, or fetch it first")
     if source.kind != "parquet" and not os.path.isfile(path):
         raise FileNotFoundError(f"{path!r} is missing (looked from {os.getcwd()}). {explain_missing(path)}")
-    beside = os.path.abspath(path if os.path.isdir(path) else os.path.dirname(path) or ".")
-    folders = [columns.image_root] if columns.image_root else ["", beside]
-    if columns.image_root and not os.path.isdir(columns.image_root):
-        what = f"--image-root {columns.image_root!r} is no folder"
-        raise FileNotFoundError(f"{what}: give the one that the paths of images start from")
+    folders = starts(path, columns.image_root)
     found = READERS[source.kind](path, columns, partial(looks_like_image, folders=folders))
-    every: list[ImageRow] = []
+    rows: list[ImageRow] = []
     broken = None
     try:
-        every.extend(found.rows)
+        rows.extend(found.rows)
     except TableError as error:  # nothing behind it can be read, and what came before is looked at
-        if not every and not found.damaged:
-            raise
         broken = error
     if found.chosen.guessed:
         log.info("%s: recognised %s", os.path.basename(path), ", ".join(found.chosen.guessed))
-    kept = keep_selected(every, selector, path).rows if every or not found.damaged else []
-    files = [row for row in kept if row.inside is None]
-    looked_at = list(islice((row.path for row in files if row.path and not os.path.isabs(row.path)), LOOKED_AT))
-    counts = [sum(os.path.isfile(os.path.join(folder, name)) for name in looked_at) for folder in folders]
-    base = folders[0] if counts[0] and counts[0] >= counts[-1] else folders[-1]
-    for row in files:
-        row.path = os.path.join(base, row.path) if row.path else ""
-    lacking, share = problems_of(kept, columns, os.path.abspath(base))
+    if rows or not (broken or found.damaged):
+        rows = list(keep_selected(rows, selector, path).rows)
+    base = place_files(rows, folders)
+    lacking, share = problems_of(rows, columns, base)
     problems = lacking if share > (max_bad or 0) else []
     if lacking and not problems:
         log.warning("%s: these rows are left out: %s", printable(path), "; ".join(map(printable, lacking)))
@@ -112,7 +102,8 @@ def read_table(
         problems = [*problems, f"{what} damaged: {name_rows(found.damaged)}: {first}"]
     if broken is not None and not problems:
         raise broken
-    problems += [str(broken)] if broken is not None else []
+    if broken is not None:
+        problems = [*problems, str(broken).removeprefix(f"{path} ")]
     if problems:
         tolerated = max_bad is not None and not found.damaged and broken is None
         remedy = "correct the table" + (", or raise --max-bad-fraction" if tolerated else "")
@@ -120,7 +111,27 @@ def read_table(
         if len(problems) == 1:
             raise TableError(f"{header}: {problems[0]}; {remedy}")
         raise TableProblems("\n  ".join([f"{header}:", *map(printable, problems), remedy.capitalize() + "."]))
-    return ImageRows(merged(kept, columns.captions), found.embedded())
+    return ImageRows(merged(rows, columns.captions), found.embedded())
+
+
+def starts(path: str, image_root: str | None) -> list[str]:
+    """Where relative paths of a table may start."""
+    if image_root is None:
+        return ["", os.path.abspath(path if os.path.isdir(path) else os.path.dirname(path))]
+    if not os.path.isdir(image_root):
+        raise FileNotFoundError(f"--image-root {image_root!r} is no folder: give the one that images' paths start from")
+    return [image_root]
+
+
+def place_files(rows: Sequence[ImageRow], folders: Sequence[str]) -> str:
+    """Make paths start where they do, which is returned: in the first folder if no fewer are there than in the last."""
+    files = [row for row in rows if row.inside is None]
+    looked_at = list(islice((row.path for row in files if row.path and not os.path.isabs(row.path)), LOOKED_AT))
+    counts = [sum(os.path.isfile(os.path.join(folder, name)) for name in looked_at) for folder in folders]
+    base = folders[0] if counts[0] and counts[0] >= counts[-1] else folders[-1]
+    for row in files:
+        row.path = os.path.join(base, row.path) if row.path else ""
+    return os.path.abspath(base)
 
 
 def problems_of(rows: Sequence[ImageRow], columns: TableColumns, base: str) -> tuple[list[str], float]:
