@@ -138,7 +138,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = "training.main") ->
 def start(config: Config) -> None:
     """Run it; rank 0 says how far it is with reading tables."""
     from prolip.data.associations import show_progress
-    from prolip.data.reading.table import show_counts
+    from prolip.data.reading.tables.csv import show_counts
     from training.run import run
 
     if first_rank():

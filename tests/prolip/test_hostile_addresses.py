@@ -16,9 +16,11 @@ from prolip.classifiers import ZeroShotClassifier
 from prolip.data import emoji
 from prolip.data.faults import SampleFault, ShardFault
 from prolip.data.reading.entries import read_index
-from prolip.data.reading.folders import TableColumns, read_csv
+from prolip.data.reading.named import NamedSource
 from prolip.data.reading.opening import open_stream
+from prolip.data.reading.rows import read_rows
 from prolip.data.reading.shards import expand_shards
+from prolip.data.reading.tables.columns import TableColumns
 from prolip.data.reading.tar import ShardReader
 from prolip.evaluation.datasets.specs import open_dataset
 from prolip.evaluation.datasets.wds import open_wds
@@ -211,7 +213,7 @@ def test_items_of_an_index_name_files_of_this_machine(canary):
 def test_rows_of_a_csv_name_files_of_this_machine(canary):
     rows = "".join(f"{hostile.format(canary)} .png\ta\n" for hostile in HOSTILE)
     Path("rows.csv").write_text(f"filepath\ttitle\n{rows}")
-    read = read_csv("rows.csv", TableColumns("filepath", "title"), "\t")
+    read = read_rows(NamedSource("csv", "rows.csv"), TableColumns("filepath", "title"), max_bad=1.0)
     for number in range(len(HOSTILE)):
         with pytest.raises(SampleFault, match="missing image"):
             read(number)

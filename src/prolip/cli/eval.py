@@ -188,7 +188,7 @@ def features_of(args: argparse.Namespace) -> Iterator[Features]:
 
 def run_tasks(args: argparse.Namespace) -> None:
     """Check, embed, score; the tables at the end."""
-    from prolip.data.reading.table import show_counts
+    from prolip.data.reading.tables.csv import show_counts
     from prolip.evaluation import table
     from prolip.evaluation.evaluate import evaluate_all
     from prolip.evaluation.published.papers import find_printed, format_printed
@@ -310,7 +310,7 @@ def datacomp_flags(parser: argparse.ArgumentParser) -> None:
 
 def run_datacomp(args: argparse.Namespace) -> int:
     """1 where tasks failed."""
-    from prolip.data.reading.table import show_counts
+    from prolip.data.reading.tables.csv import show_counts
     from prolip.evaluation.feature_store import FeatureStore
     from prolip.evaluation.suites.datacomp import run as suite
     from prolip.evaluation.suites.datacomp.published import PUBLISHED, find_published, published_report

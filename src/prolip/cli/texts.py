@@ -38,7 +38,7 @@ def fit_flags(parser: argparse.ArgumentParser) -> None:
 
 def run_fit(args: argparse.Namespace) -> None:
     """Check, embed, fit, write."""
-    from prolip.data.reading.table import show_counts
+    from prolip.data.reading.tables.csv import show_counts
     from prolip.evaluation.feature_store import FeatureStore
     from prolip.evaluation.kinds.base import class_prompts
     from prolip.evaluation.zero_shot import PromptRule

@@ -11,6 +11,7 @@ import pytest
 import torch
 from faulty_servers import FaultyServer
 from PIL import Image
+from tiny_loaders import read_csv
 
 import prolip
 from prolip.cli.command import parser_of
@@ -18,7 +19,7 @@ from prolip.cli.curate import reader
 from prolip.cli.main import find
 from prolip.data.faults import SampleFault
 from prolip.data.reading import hosts
-from prolip.data.reading.folders import TableColumns, read_csv
+from prolip.data.reading.tables.columns import TableColumns
 from prolip.search.answers import pictures_of, read_questions
 
 PICTURE = io.BytesIO()

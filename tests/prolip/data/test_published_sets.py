@@ -9,7 +9,7 @@ from tiny_tars import letters, plain
 from prolip.data.captioned import captioned_samples
 from prolip.data.config import DataConfig
 from prolip.data.samples.captions import caption_id
-from prolip.data.sources import dataset_kind
+from prolip.data.sources import source_of
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "evaluation"))
 import miniatures as mini  # noqa: E402
@@ -104,7 +104,7 @@ def test_captions_of_a_list_are_shuffled_by_their_place(sets):
     ({"train_data": "cub:a,b,c,d"}, r"write cub:CAPTIONS,IMAGES\[,LISTS\]"),
     ({"train_data": "cocoo:a.json,b"}, "did you mean coco:JSON,IMAGES"),
     ({"train_data": "a.csv", "train_split": "train"}, "--train-split train, but --train-data has no splits: .*coco:"),
-    ({"train_data": "coco:a,b", "dataset_resampled": True}, "draws webdataset shards, .* is of the kind coco"),
+    ({"train_data": "coco:a,b", "dataset_resampled": True}, "draws shards, .* is of the kind coco"),
 ])  # fmt: skip
 def test_other_forms_are_refused(settings, message):
     with pytest.raises(ValueError, match=message):
@@ -120,8 +120,8 @@ def test_missing_files_are_named_before_the_run(sets):
 
 def test_a_word_or_the_flag_says_what_it_is(sets):
     for word, data in sets.items():
-        assert dataset_kind(DataConfig(train_data=data)) == word
-    assert dataset_kind(DataConfig(train_data="a.json,b", dataset_type="coco")) == "coco"
+        assert source_of(DataConfig(train_data=data)).kind == word
+    assert source_of(DataConfig(train_data="a.json,b", dataset_type="coco")) == ("coco", "a.json,b")
     bare = sets["flickr"].removeprefix("flickr:")
     assert len(read(sets["flickr"], "train")["key"]) == 1
     loader = build(bare, batch_size=6, transform=plain, dataset_type="flickr", train_split="test")

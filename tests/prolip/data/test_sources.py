@@ -8,28 +8,26 @@ from tiny_loaders import build, epoch, write_csv
 from tiny_tars import letters, plain, png, write_shards
 
 from prolip.data.loader import DataConfig, build_loader
-from prolip.data.sources import build_source
+from prolip.data.sources import build_source, source_of
 
 
 def test_the_kind_of_data_is_reported_by_suffix_and_content(tmp_path):
-    from prolip.data.sources import dataset_kind
-
     write_shards(tmp_path, [1])
     (tmp_path / "images" / "cat").mkdir(parents=True)
     for data, kind in {
-        f"{tmp_path}/0.tar": "webdataset",
-        f"{tmp_path}": "webdataset",
-        f"{tmp_path}/images": "folder",
+        f"{tmp_path}/0.tar": "shards",
+        f"{tmp_path}": "shards",
+        f"{tmp_path}/images": "images",
         "a.csv": "csv",
         "a.TSV": "csv",
-        "a.tar::b.tar": "webdataset",
-        "s3://b/{0..9}.tar": "webdataset",
-        "{s3://b/0.tar,http://h/1.tar}": "webdataset",
-        "pipe:cat x": "webdataset",
-        "d/{a,b}": "webdataset",
+        "a.tar::b.tar": "shards",
+        "s3://b/{0..9}.tar": "shards",
+        "{s3://b/0.tar,http://h/1.tar}": "shards",
+        "pipe:cat x": "shards",
+        "d/{a,b}": "shards",
     }.items():
-        assert dataset_kind(DataConfig(train_data=data)) == kind
-    assert dataset_kind(DataConfig(train_data="a.dat", dataset_type="csv")) == "csv"
+        assert source_of(DataConfig(train_data=data)).kind == kind
+    assert source_of(DataConfig(train_data="a.dat", dataset_type="csv")) == ("csv", "a.dat")
 
 
 def test_csv_files_and_image_folders_are_trained_on(tmp_path):
@@ -64,7 +62,10 @@ def test_missing_data_is_refused_before_training(tmp_path):
         build(f"{tmp_path}/{{0..1}}.tar")
     with pytest.raises(ValueError, match="no data to train on: give --train-data"):
         build_loader(DataConfig(workers=0), plain, letters)
-    with pytest.raises(ValueError, match=r"ends in none of .tar, .csv, .tsv"):
+    with pytest.raises(FileNotFoundError, match=r"--train-data '.*0.zip' is missing .* holds 0.tar"):
+        build(tmp_path / "0.zip")
+    (tmp_path / "0.zip").touch()
+    with pytest.raises(ValueError, match=r"ends in none of .csv, .tsv, .*, .tar,"):
         build(tmp_path / "0.zip")
     with pytest.raises(ValueError, match="names no shard"):
         build(f"{tmp_path}/{{}}.tar")

@@ -5,11 +5,19 @@ import torch
 from tiny_tars import letters, members, noisy, png, write_tar
 
 from prolip.data.loader import DataConfig, build_loader
+from prolip.data.reading.named import NamedSource
+from prolip.data.reading.rows import RECOGNISED, read_rows
 
 
 def build(data, batch_size=4, workers=0, rank=0, world_size=1, transform=noisy, **settings):
     config = DataConfig(train_data=str(data), batch_size=batch_size, workers=workers, **settings)
     return build_loader(config, transform, letters, rank=rank, world_size=world_size)
+
+
+def read_csv(path, columns=RECOGNISED, separator=None, selector=None, quoting=True, max_bad=1.0):
+    """The rows of a CSV, however many lack an image or a caption."""
+    columns = columns._replace(separator=separator, quoting=quoting)
+    return read_rows(NamedSource("csv", str(path)), columns, selector, max_bad=max_bad)
 
 
 def epoch(loader, number=0):

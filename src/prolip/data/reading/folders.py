@@ -26,8 +26,9 @@ AHEAD = 64
 class ImageRow:
     """An image with its captions and the record in which caption fields, conditions and a label are looked up.
 
-    path: of its file, or of the table that holds its bytes; number: its row as a spreadsheet counts them, 0 where there
-    is no table; inside: where its bytes are, if a table holds them, as `EmbeddedImages` takes it.
+    path: of its file, unlike those of all other rows; of bytes that a table holds, TABLE#ROW; number: its row as a
+    spreadsheet counts them, 0 where there is no table; inside: where its bytes are in a table, as `EmbeddedImages`
+    takes it.
     """
 
     path: str
@@ -38,8 +39,8 @@ class ImageRow:
 
     @property
     def key(self) -> str:
-        """Unlike those of all other rows."""
-        return printable(self.path) + (f"#{self.number}" if self.inside else "")
+        """The path as it can be shown."""
+        return printable(self.path)
 
 
 @dataclass(frozen=True)
@@ -60,8 +61,8 @@ class ImageRows:
             data = self.embedded(row.inside) if inside else read_file(row.path, SAMPLE_BYTES)
         except (OSError, ValueError) as error:  # the latter for a path with a zero byte
             reason = getattr(error, "strerror", None) or error
-            where = f"row {row.number}, " if row.number else ""
-            raise SampleFault("missing image", f"{where}{printable(row.path)}: {reason}") from error
+            where = f" (row {row.number} of the table)" if row.number else ""
+            raise SampleFault("missing image", f"{printable(row.path)}: {reason}{where}") from error
         suffix = os.path.splitext(row.path)[1][1:].lower()
         # Pillow looks at the bytes, not at the name: a file without a known suffix may well be an image
         return {suffix if suffix in IMAGE_SUFFIXES else "jpg": data, **self.texts(index)}

@@ -74,7 +74,8 @@ def kind_of(address: str, flag: str, forms: str) -> str:
     path, (word, colon, _) = local_path(address), address.partition(":")
     shown = f"{flag} {redacted(address)!r}"
     if colon and "://" not in address and not os.path.exists(path) and (near := nearest(word, KINDS)):
-        raise ValueError(f"{shown}: {word!r} is no kind of data, did you mean {' or '.join(near)}? Write one of {forms}")
+        offer = " or ".join(KINDS[kind] for kind in near)
+        raise ValueError(f"{shown}: {word!r} is no kind of data, did you mean {offer}? There are {forms}")
     if address.startswith("pipe:") or "::" in address:
         return "shards"
     if is_local(address) and os.path.isdir(path):
@@ -82,9 +83,9 @@ def kind_of(address: str, flag: str, forms: str) -> str:
     end = next((kind for suffix, kind in SUFFIXES.items() if address.lower().endswith(suffix)), None)
     if end is not None:
         return end
-    check_address(address, pipes=True)
     if not is_local(address) or address.endswith(("}", "*")):
         return "shards"
+    check_address(address)
     if not colon and not os.path.exists(address):
         raise FileNotFoundError(f"{shown} is missing (looked from {os.getcwd()}). {explain_missing(address)}")
     raise ValueError(

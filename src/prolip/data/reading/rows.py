@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 from prolip.data.reading.folders import ImageRow, ImageRows, keep_selected, read_folder, read_published
 from prolip.data.reading.named import NamedSource
 from prolip.data.reading.opening import is_local, local_path
-from prolip.data.reading.table import QuotingError, TableError, log, open_table
-from prolip.data.reading.tables.columns import ROWS, Chosen, TableColumns, choose, looks_like_image, peek
+from prolip.data.reading.tables.columns import ROWS, Chosen, TableColumns, choose, looks_like_image, peek, plain
+from prolip.data.reading.tables.csv import QuotingError, TableError, log, open_table
 from prolip.data.reading.tar import printable
 from prolip.data.samples.captions import Plain, Selector
 from prolip.data.samples.split import Split
@@ -61,7 +61,7 @@ def read_rows(
     elif source.kind in READERS:
         rows = read_table(source, columns, selector, max_bad)
     else:
-        rows = read_published(source.kind, source.address, splits, selector)
+        rows = read_published(source.kind, str(source), splits, selector)
     return rows.part(split) if split is not None else rows
 
 
@@ -79,42 +79,59 @@ def read_table(
         raise ValueError(f"{path!r} is {what}, and a {source.kind} table is a local file: name it, or fetch it first")
     if source.kind != "parquet" and not os.path.isfile(path):
         raise FileNotFoundError(f"{path!r} is missing (looked from {os.getcwd()}). {explain_missing(path)}")
-    beside = os.path.abspath(path if os.path.isdir(path) else os.path.dirname(path) or ".")
-    folders = [columns.image_root] if columns.image_root else ["", beside]
-    if columns.image_root and not os.path.isdir(columns.image_root):
-        what = f"--image-root {columns.image_root!r} is no folder"
-        raise FileNotFoundError(f"{what}: give the one that the paths of images start from")
+    folders = starts(path, columns.image_root)
     found = READERS[source.kind](path, columns, partial(looks_like_image, folders=folders))
-    every: list[ImageRow] = []
+    rows: list[ImageRow] = []
     broken = None
     try:
-        every.extend(found.rows)
+        rows.extend(found.rows)
     except TableError as error:  # nothing behind it can be read, and what came before is looked at
-        if not every and not found.damaged:
-            raise
         broken = error
     if found.chosen.guessed:
         log.info("%s: recognised %s", os.path.basename(path), ", ".join(found.chosen.guessed))
-    kept = keep_selected(every, selector, path).rows if every or not found.damaged else []
-    files = [row for row in kept if row.inside is None]
+    if rows or not (broken or found.damaged):
+        rows = list(keep_selected(rows, selector, path).rows)
+    base = place_files(rows, folders)
+    lacking, share = problems_of(rows, columns, base)
+    problems = lacking if share > (max_bad or 0) else []
+    if lacking and not problems:
+        log.warning("%s: these rows are left out: %s", printable(path), "; ".join(map(printable, lacking)))
+    if found.damaged:
+        first, count = next(iter(found.damaged.values())).removeprefix(f"{path} "), len(found.damaged)
+        what = "1 row is" if count == 1 else f"{count:,} rows are"
+        problems = [*problems, f"{what} damaged: {name_rows(found.damaged)}: {first}"]
+    if broken is not None and not problems:
+        raise broken
+    if broken is not None:
+        problems = [*problems, str(broken).removeprefix(f"{path} ")]
+    if problems:
+        tolerated = max_bad is not None and not found.damaged and broken is None
+        remedy = "correct the table" + (", or raise --max-bad-fraction" if tolerated else "")
+        header = f"{printable(path)} ({'the header' if source.kind == 'csv' else 'the first'} is row 1)"
+        if len(problems) == 1:
+            raise TableError(f"{header}: {problems[0]}; {remedy}")
+        raise TableProblems("\n  ".join([f"{header}:", *map(printable, problems), remedy.capitalize() + "."]))
+    return ImageRows(merged(rows, columns.captions), found.embedded())
+
+
+def starts(path: str, image_root: str | None) -> list[str]:
+    """Where relative paths of a table may start."""
+    if image_root is None:
+        return ["", os.path.abspath(path if os.path.isdir(path) else os.path.dirname(path))]
+    if not os.path.isdir(image_root):
+        raise FileNotFoundError(f"--image-root {image_root!r} is no folder: give the one that images' paths start from")
+    return [image_root]
+
+
+def place_files(rows: Sequence[ImageRow], folders: Sequence[str]) -> str:
+    """Make paths start where they do, which is returned: in the first folder if no fewer are there than in the last."""
+    files = [row for row in rows if row.inside is None]
     looked_at = list(islice((row.path for row in files if row.path and not os.path.isabs(row.path)), LOOKED_AT))
     counts = [sum(os.path.isfile(os.path.join(folder, name)) for name in looked_at) for folder in folders]
     base = folders[0] if counts[0] and counts[0] >= counts[-1] else folders[-1]
     for row in files:
         row.path = os.path.join(base, row.path) if row.path else ""
-    problems, share = problems_of(kept, columns, os.path.abspath(base))
-    problems += [f"{len(found.damaged)} rows are damaged: {name_rows(found.damaged)}: {why}"
-                 for why in list(found.damaged.values())[:1]]  # fmt: skip
-    if broken is not None and not problems:
-        raise broken
-    problems += [str(broken)] if broken is not None else []
-    if problems:
-        said = "".join(f"\n  {printable(problem)}" for problem in problems)
-        if found.damaged or broken is not None or share > (max_bad or 0):
-            remedy = "Correct the table" + ("" if max_bad is None else ", or raise --max-bad-fraction")
-            raise TableProblems(f"{printable(path)} (the header is row 1):{said}\n{remedy}.")
-        log.warning("%s: these rows are left out:%s", printable(path), said)
-    return ImageRows(merged(kept, columns.captions), found.embedded())
+    return os.path.abspath(base)
 
 
 def problems_of(rows: Sequence[ImageRow], columns: TableColumns, base: str) -> tuple[list[str], float]:
@@ -153,9 +170,9 @@ def name_rows(numbers: Iterable[int]) -> str:
 
 def merged(rows: Sequence[ImageRow], fields: Sequence[str]) -> list[ImageRow]:
     """The rows with those of one file joined into its first: plain captions and fields become lists."""
-    found: dict[Any, ImageRow] = {}
+    found: dict[str, ImageRow] = {}
     for row in rows:
-        first = found.setdefault(row.inside or row.path, row)
+        first = found.setdefault(row.path, row)
         if first is not row:
             first.caption = both(first.caption, row.caption)
             for name in fields:
@@ -181,13 +198,14 @@ def make_row(path: Any, values: Sequence[Any], chosen: Chosen, names: Sequence[s
 
 
 def wanted(chosen: Chosen, columns: TableColumns) -> tuple[list[str], list[str]]:
-    """The columns that are read beside the images', and those of them that go into the record."""
-    record = list(dict.fromkeys((*columns.captions, *columns.conditions, *([chosen.label] if chosen.label else []))))
-    return [*([chosen.caption] if chosen.caption is not None else []), *record], record
+    """The columns that are read beside the images', and what those of the record are called there."""
+    record = list(dict.fromkeys((*columns.captions, *columns.conditions)))
+    label = [chosen.label] if chosen.label else []
+    return [*([chosen.caption] if chosen.caption is not None else []), *record, *label], [*record, *map(plain, label)]
 
 
 def read_csv(path: str, columns: TableColumns, is_image: Callable[[Any], bool]) -> Read:
-    """A CSV with a header; ValueError where it can be read in two ways (`prolip.data.reading.table`)."""
+    """A CSV with a header; ValueError where it can be read in two ways (`prolip.data.reading.tables.csv`)."""
     given = [name for name in (columns.image, columns.caption, *columns.captions) if name]
     separator, (header, *head) = peek(path, columns.separator, columns.quoting, given)
     chosen = choose(path, header, [dict(zip(header, cells)) for cells in head], columns, is_image, separator)
@@ -245,7 +263,7 @@ def read_parquet(path: str, columns: TableColumns, is_image: Callable[[Any], boo
 
     def rows() -> Iterator[ImageRow]:
         for file, number, inside, (image, *values) in table.read(chosen.image, every):
-            row = make_row(image if inside is None else file, values, chosen, record, number)
+            row = make_row(image if inside is None else f"{file}#{number}", values, chosen, record, number)
             row.inside = inside
             yield row
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from prolip.data.faults import FaultCounter, SampleFault
 from prolip.data.reading.shards import explain_missing
-from prolip.data.reading.table import TableError, open_table
+from prolip.data.reading.tables.csv import TableError, open_table
 from prolip.data.reading.tar import SAMPLE_BYTES
 from prolip.evaluation.datasets.base import (
     WHOLE,

@@ -10,15 +10,15 @@ from difflib import get_close_matches
 from typing import Any, NamedTuple
 
 from prolip.data.reading.opening import is_local
-from prolip.data.reading.table import open_table
+from prolip.data.reading.tables.csv import open_table
 from prolip.data.samples.captions import LIKELY
 from prolip.data.samples.sample import IMAGE_SUFFIXES
 
 #: Characters of a CSV, and rows of any table, by whose content columns are recognised.
 HEAD, ROWS = 2**16, 100
 SEPARATORS = {",": "','", "\t": r"'\t'", ";": "';'", "|": "'|'"}
-#: Columns that hold a class, which every record keeps.
-LABELS = ("label", "class")
+#: Columns that hold a class, which every record keeps under these names.
+LABELS = ("class", "label", "category", "class_name")
 #: What columns are often called, in lower case and with underscores.
 IMAGES = (
     "image", "image_path", "image_file", "image_name", "img", "img_path", "filename", "file_name", "filepath",

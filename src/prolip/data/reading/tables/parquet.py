@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from prolip.data.faults import SampleFault
-from prolip.data.reading.table import TableError
+from prolip.data.reading.tables.csv import TableError
 
 #: Bytes of row groups that a process keeps.
 ROOM = 256 << 20
