@@ -100,10 +100,10 @@ def index(args: argparse.Namespace) -> int:
 
 
 # --- shards -----------------------------------------------------------------------------------------------------------
-SHARDS = """A sample has the untouched bytes of its image. One caption is its .txt, several are the
-list `captions` of its .json, which holds the class, too. Training draws from them as from
-the source. --layout wds writes clip_benchmark's files, for evaluation: captions, or with
---task classification the classes."""
+SHARDS = """A sample has the untouched bytes of its image. One caption is its .txt. Several are the list
+`captions` of its .json, which training draws from, too. The .json also holds the class.
+--layout wds writes clip_benchmark's files for evaluation, of captions or with --task
+classification of classes."""
 
 
 def shards_flags(parser: argparse.ArgumentParser) -> None:
@@ -122,7 +122,7 @@ def shards(args: argparse.Namespace) -> None:
     """Write, and print how the shards are read."""
     from prolip.data.faults import FaultCounter
     from prolip.data.reading.images import read_stored
-    from prolip.data.reading.table import show_counts
+    from prolip.data.reading.tables.csv import show_counts
     from prolip.data.reading.tar import strict_note
     from prolip.data.samples.split import parse_split
     from prolip.evaluation.datasets.write import write_training, write_wds
