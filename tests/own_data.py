@@ -46,7 +46,7 @@ def write_csv(path: Path, rows: list[dict[str, str]]) -> Path:
 
 
 def write(folder: Path) -> dict[str, str]:
-    """The same images as a source of each kind: kind -> KIND:ADDRESS; `classes` in class folders, `bytes` in Parquet."""
+    """The same images as a source of each kind: kind -> KIND:ADDRESS; classes: class folders, bytes: Parquet."""
     (folder / "photos").mkdir(parents=True)
     for number in range(12):
         (folder / f"photos/{number:02d}.png").write_bytes(image(number))
@@ -55,7 +55,8 @@ def write(folder: Path) -> dict[str, str]:
     write_csv(folder / "own.csv", records())
     (folder / "own.jsonl").write_text("".join(json.dumps(row) + "\n" for row in records()))
     pq.write_table(pa.Table.from_pylist(records()), folder / "own.parquet")
-    whole = [{"image": {"bytes": image(n), "path": None}, "captions": captions(n), "label": label(n)} for n in range(12)]
+    whole = [{"image": {"bytes": image(n), "path": None}, "captions": captions(n), "label": label(n)}
+             for n in range(12)]  # fmt: skip
     pq.write_table(pa.Table.from_pylist(whole), folder / "bytes.parquet")
     (folder / "tars").mkdir()
     for shard in range(2):
@@ -66,6 +67,6 @@ def write(folder: Path) -> dict[str, str]:
                     member = tarfile.TarInfo(f"{number:02d}.{suffix}")
                     member.size = len(data)
                     tar.addfile(member, io.BytesIO(data))
-    return {"csv": f"csv:{folder}/own.csv", "jsonl": f"jsonl:{folder}/own.jsonl", "bytes": f"parquet:{folder}/bytes.parquet",
-            "parquet": f"parquet:{folder}/own.parquet", "shards": f"shards:{folder}/tars",
+    return {"csv": f"csv:{folder}/own.csv", "jsonl": f"jsonl:{folder}/own.jsonl",
+            "bytes": f"parquet:{folder}/bytes.parquet", "parquet": f"parquet:{folder}/own.parquet", "shards": f"shards:{folder}/tars",
             "classes": f"images:{folder}/classes"}  # fmt: skip

@@ -59,10 +59,11 @@ def label_of(record: Mapping[str, Any]) -> str | None:
     return next((str(x).strip() for x in values if isinstance(x, (str, int)) and str(x).strip()), None)
 
 
-def read_stored(source: NamedSource, on_fault: Note, split: str | Split | None = None) -> Iterator[Raw]:
+def read_stored(source: NamedSource, on_fault: Note | None, split: str | Split | None = None) -> Iterator[Raw]:
     """The samples of shards, or the images of a table, a folder or a published set as shards hold them.
 
-    on_fault: takes what cannot be read. split: of a published set, or a share that is held out. Errors of `read_rows`.
+    on_fault: takes what cannot be read; without it an image that cannot be read leaves a sample of its texts. split: of
+    a published set, or a share that is held out. Errors of `read_rows`.
     """
     part = split if isinstance(split, Split) else None
     if source.kind == "shards":
@@ -72,9 +73,13 @@ def read_stored(source: NamedSource, on_fault: Note, split: str | Split | None =
     rows, base = read_rows(source, splits=split if isinstance(split, str) else None, split=part), base_of(source)
     for number, row in enumerate(rows.rows):
         try:
-            yield as_stored(rows(number), key_of(row, base))
+            raw = rows(number)
         except SampleFault as fault:
-            on_fault(fault)
+            if on_fault is not None:
+                on_fault(fault)
+                continue
+            raw = rows.texts(number)
+        yield as_stored(raw, key_of(row, base))
 
 
 def as_stored(raw: Raw, key: str) -> Raw:

@@ -1,9 +1,10 @@
 """Own data as test sets: tables, folders and shards state the same, and give the same metrics."""
 import shutil
+from pathlib import Path
 
-import own_data
 import pytest
 
+import own_data
 from prolip.data.faults import FaultCounter
 from prolip.evaluation.datasets.base import DamagedData, Share
 from prolip.evaluation.datasets.specs import held_out, open_dataset, told_apart
@@ -113,8 +114,8 @@ def test_what_data_lack_is_named(tmp_path, task, message):
 
 
 def test_a_shard_that_breaks_off_is_damage(made, tmp_path):
-    whole = (tmp_path / "0.tar")
-    whole.write_bytes(open(made["shards"].removeprefix("shards:") + "/0.tar", "rb").read()[:9000])
+    whole = tmp_path / "0.tar"
+    whole.write_bytes(Path(made["shards"].removeprefix("shards:"), "0.tar").read_bytes()[:9000])
     with pytest.raises(DamagedData):
         contents(open_dataset(f"shards:{whole}"))
     damage = FaultCounter()
