@@ -149,7 +149,8 @@ class Runs:
             adapted = self.folder / f"{source}-by-{SOURCES[source][0]}-s{seed}" / "config.json"
             if adapted.exists() and not (run / "eval_lines" / "metrics.json").exists():
                 target = json.loads(adapted.read_text(encoding="utf-8"))["val"]
-                words = ["--model", f"local-dir:{run / 'model'}", "--data", str(ROOT / target["val_data"])]
+                drawings = ROOT / target["val_data"][0].removeprefix("emoji:")
+                words = ["--model", f"local-dir:{run / 'model'}", "--data", str(drawings)]
                 words += ["--select", target["val_select"], "--output", str(run / "eval_lines")]
                 if code := prolip(["eval", "emoji", *words]):
                     raise SystemExit(code)

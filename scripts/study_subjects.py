@@ -46,7 +46,8 @@ class Trained:
     def corpus(self) -> Corpus:
         """Drawings of a designer not seen in training."""
         asked = self.config["val"]
-        return gallery([asked["val_data"]], asked["val_select"], [asked["val_names"]] if asked["val_names"] else None)
+        drawings = [source.removeprefix("emoji:") for source in asked["val_data"]]
+        return gallery(drawings, asked["val_select"], [asked["val_names"]] if asked["val_names"] else None)
 
     @cached_property
     def pairs(self) -> Pairs:

@@ -9,7 +9,7 @@ from pathlib import Path
 CORPUS = Path(__file__).parents[1] / "data/emoji"
 FOLDER = Path(os.environ["PROLIP_TEST_DRAWINGS"])  # conftest.py makes it, once for all processes of a session
 SHARDS, UNSEEN = f"{FOLDER}/{{noto,twemoji}}.tar", str(FOLDER / "emojione.tar")
-VALIDATION = ["--val-data", UNSEEN]
+VALIDATION = ["--val-data", f"emoji:{UNSEEN}"]
 
 
 def write(folder: Path) -> None:

@@ -12,6 +12,7 @@ import torch
 
 from prolip.data.augment.affine import AugmentConfig
 from prolip.data.loader import DataConfig
+from prolip.data.reading.named import KINDS
 from prolip.methods import find_method
 from prolip.options import ModelOptions
 from prolip.random import VERSIONS
@@ -196,15 +197,15 @@ class RunConfig:
 class ValidationConfig:
     """What is measured on the way and at the end, and which model is kept for it."""
 
-    val_data: str | None = option(None, "shards of the emoji corpus to evaluate on")
-    val_names: str | None = option(None, "shards whose names the drawings must be distinguished from as well")
+    val_data: tuple[str, ...] = option(
+        (), "test sets, KIND:ADDRESS or an address whose kind is recognised: csv:FILE, images:FOLDER, shards:TARS, "
+        "wds:FOLDER, coco:JSON,IMAGES, ..., and emoji:TARS for the evaluations of the emoji corpus"
+    )  # fmt: skip
+    val_names: str | None = option(None, "shards whose names the drawings of emoji: must be distinguished from as well")
     val_select: str | None = option(None, "which concepts to evaluate, in the words of --select; without: all")
     imagenet_val: str | None = option(None, "folder of ImageNet's validation images, a folder per class: imagenet/acc1")
     coco_test: str | None = option(None, "JSON,IMAGES: Karpathy's file and the folder of COCO's images: coco/i2t/R@1")
-    val_tasks: tuple[str, ...] = option(
-        (), "further test sets as prolip eval tasks names them: wds:FOLDER, flickr:JSON,IMAGES, ..."
-    )
-    val_split: str | None = option(None, "another split than test of the --val-tasks that have splits, such as val")
+    val_split: str | None = option(None, "another split than test of the --val-data that has splits, such as val")
     val_frequency: int = option(0, "evaluate every so many epochs as well; 0: only at the end")
     val_every_steps: int | None = option(None, "evaluate whenever so many steps are done as well")
     val_batch_size: int = option(256, "images that a rank embeds at a time")
@@ -218,16 +219,10 @@ class ValidationConfig:
 
     def __post_init__(self) -> None:
         for name in ("val_names", "val_select"):
-            if getattr(self, name) and not self.val_data:
-                raise FlagError(f"{flag_of(name)} without --val-data: give the shards to evaluate on")
-        for name in ("val_frequency", "val_every_steps", "best_metric"):
-            if getattr(self, name) and not self.asked_for:
-                raise FlagError(
-                    f"{flag_of(name)} without anything to evaluate on: give --val-tasks, --imagenet-val, --coco-test "
-                    "or --val-data"
-                )
-        if self.val_split and not self.val_tasks:
-            raise FlagError("--val-split without --val-tasks: it is their split; --coco-test is the test split")
+            if getattr(self, name) and not self.emoji:
+                raise FlagError(f"{flag_of(name)} without --val-data emoji:TARS: give the shards to evaluate on")
+        if self.val_split and not self.val_data:
+            raise FlagError("--val-split without --val-data: it is their split; --coco-test is the test split")
         if self.coco_test is not None and len(list(filter(None, self.coco_test.split(",")))) != 2:
             raise FlagError(f"--coco-test {self.coco_test!r}: give JSON,IMAGES: Karpathy's file, the folder of images")
         if self.best_lowest and not self.best_metric:
@@ -237,20 +232,25 @@ class ValidationConfig:
 
     @property
     def asked_for(self) -> bool:
-        """Whether anything is to be evaluated on."""
-        return bool(self.val_data or self.specs)
+        """Whether anything is to be evaluated on, beside what --split holds out."""
+        return bool(self.val_data or self.imagenet_val or self.coco_test)
+
+    @property
+    def emoji(self) -> list[str]:
+        """The shards of the emoji corpus among --val-data."""
+        return [source.partition(":")[2] for source in self.val_data if source.startswith("emoji:")]
 
     @property
     def specs(self) -> dict[str, str]:
         """Address of every test set beside the corpus -> what its figures begin with ("": the set's own name)."""
         named = {"imagenet": self.imagenet_val, "coco": self.coco_test}
         chosen = {f"{word}:{place}": word for word, place in named.items() if place}
-        return chosen | dict.fromkeys(self.val_tasks, "")
+        return chosen | dict.fromkeys((source for source in self.val_data if not source.startswith("emoji:")), "")
 
     def flag_of(self, spec: str) -> str:
         """The flag, with its value, by which a test set of `specs` was asked for."""
         own = {"imagenet": f"--imagenet-val {self.imagenet_val}", "coco": f"--coco-test {self.coco_test}"}
-        return own[self.specs[spec]] if self.specs[spec] else f"--val-tasks {spec}"
+        return own[self.specs[spec]] if self.specs[spec] else f"--val-data {spec}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -281,6 +281,15 @@ class Config:
                                 "--openclip-transform, use_timm and synthetic data")  # fmt: skip
         if any(self.augment.token_shares) and self.data.captions == 0:
             raise FlagError("this method reads no texts: leave out --text-mask, --text-random and --text-delete")
+        for name in ("val_frequency", "val_every_steps", "best_metric"):
+            if getattr(self.val, name) and not self.evaluates:
+                raise FlagError(f"{flag_of(name)} without anything to evaluate on: give --val-data, --imagenet-val, "
+                                "--coco-test or --split")  # fmt: skip
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether the model is evaluated."""
+        return self.val.asked_for or self.data.split is not None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain types, as saved in config.json: enough to start the run again; facts of the invocation are left out.
@@ -335,9 +344,15 @@ def build_config(method: str, values: dict[str, dict[str, Any]]) -> Config:
 
 
 def renewed(values: dict[str, Any]) -> dict[str, Any]:
-    """Saved settings by their names of today."""
-    return {section: {RENAMED.get((section, name), name): value for name, value in settings.items()}
-            if isinstance(settings, dict) else settings for section, settings in values.items()}  # fmt: skip
+    """Saved settings by their names of today; before, val_data was the emoji corpus, and val_tasks the other sets."""
+    values = {section: {RENAMED.get((section, name), name): value for name, value in settings.items()}
+              if isinstance(settings, dict) else settings for section, settings in values.items()}  # fmt: skip
+    val = values.get("val")
+    if isinstance(val, dict) and ("val_tasks" in val or isinstance(val.get("val_data", ()), str | None)):
+        given, tasks = val.get("val_data"), val.pop("val_tasks", None) or []
+        before = [given if given.partition(":")[0] in KINDS else f"emoji:{given}"] if isinstance(given, str) else given
+        val["val_data"] = [*(before or []), *tasks]
+    return values
 
 
 def read_config_file(path: str) -> dict[str, Any]:

@@ -43,7 +43,7 @@ DTYPES = {"amp_bf16": torch.bfloat16, "amp_fp16": torch.float16}
 
 def build_tokenizer(config: Config) -> Any:
     """The model's tokenizer, or --tokenizer; none where no text is read."""
-    if config.data.synthetic and not config.val.asked_for:
+    if config.data.synthetic and not config.evaluates:
         return None
     wanted = config.model
     return get_tokenizer(wanted.model, tokenizer=wanted.tokenizer, context_length=wanted.force_context_length)

@@ -280,11 +280,11 @@ def build_validation(
     config: Config, world: World, tokenizer: Any, preprocess: Any, averaged: list[str]
 ) -> Validation | None:
     """What measures the model, and its twins `averaged`, on the way; None where nothing is asked for."""
-    if not config.val.asked_for:
+    if not config.evaluates:
         return None
     from training.validation import check_metric, open_validation
 
-    validation = open_validation(config.val, tokenizer, preprocess, world)
+    validation = open_validation(config, tokenizer, preprocess, world)
     if config.val.best_metric:
         check_metric(config.val.best_metric, validation, averaged)
     return validation

@@ -4,16 +4,27 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from torch import nn
 
+from prolip.data.config import DataConfig
 from prolip.data.emoji import Corpus
-from prolip.data.faults import FaultCounter
-from prolip.evaluation.datasets.base import Dataset
+from prolip.data.faults import FaultCounter, SampleFault
+from prolip.data.reading.folders import ImageRows
+from prolip.data.reading.named import ROWS, TESTED, parse_source
+from prolip.data.reading.rows import read_rows
+from prolip.data.reading.shards import expand_shards
+from prolip.data.reading.tar import ShardReader
+from prolip.data.samples.captions import CaptionSampler, Selector
+from prolip.data.samples.sample import Raw, caption_parts, image_bytes, is_selected
+from prolip.data.samples.split import Split
+from prolip.data.sources import source_of, table_columns
+from prolip.evaluation.datasets.base import WHOLE, Dataset, Sample, Share, fingerprint
 from prolip.evaluation.datasets.specs import has_splits, open_dataset
 from prolip.evaluation.distributed import TaskLost, evaluate_over_ranks
 from prolip.evaluation.kinds import KINDS
@@ -24,12 +35,15 @@ from prolip.models.weights.checkpoint import save_pretrained
 from prolip.utils.flags import FlagError, did_you_mean, nearest
 from prolip.utils.messages import naming
 from prolip.utils.outputs import replacing_folder
+from prolip.utils.secrecy import redacted
 from prolip.utils.threads import default_workers
 from training.checkpoint.run_folder import write_json
-from training.config import ValidationConfig
+from training.config import Config
 from training.parallel.distributed import World
 from training.state import AVERAGES, Evaluated
 
+#: What the part of the training data is called that --split holds out.
+HELD_OUT = "held-out"
 #: How the corpus's metrics begin, beside the rankings, whose names are known in full.
 CORPUS_METRICS = ("zero_shot/", "trace/", "spearman/", "inclusion/", "recall_by_trace/", "captions/t2i/", "refusal/")
 
@@ -38,8 +52,8 @@ CORPUS_METRICS = ("zero_shot/", "trace/", "spearman/", "inclusion/", "recall_by_
 class Validation:
     """The test sets of a run, and what a model needs to be evaluated on them.
 
-    corpus: --val-data, which the first rank evaluates; precision: of the arithmetic; batch_size: images of a rank at a
-    time.
+    corpus: emoji: of --val-data, which the first rank evaluates; precision: of the arithmetic; batch_size: images of a
+    rank at a time.
     """
 
     tasks: tuple[Dataset, ...]
@@ -81,22 +95,25 @@ def decoding_threads() -> int:
     return default_workers(processes=int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
 
 
-def open_validation(config: ValidationConfig, tokenizer: Any, preprocess: Any, world: World) -> Validation:
-    """All test sets, opened before the first step: what is missing shows now.
+def open_validation(whole: Config, tokenizer: Any, preprocess: Any, world: World) -> Validation:
+    """All test sets, opened before the first step: what is missing shows now. Without any: what --split holds out.
 
     Damaged samples are counted and left out. FlagError, FileNotFoundError and ValueError name what cannot be used.
     """
-    corpus = None
-    if config.val_data:
+    config, corpus = whole.val, None
+    if config.emoji:
         names = [config.val_names] if config.val_names else None
         flags = ("--val-data", "--val-names", "--val-select")
-        corpus = gallery([config.val_data], config.val_select, names, flags=flags)
+        corpus = gallery(config.emoji, config.val_select, names, flags=flags)
     tasks = []
     for spec, name in config.specs.items():
         with naming(config.flag_of(spec)):
-            split = config.val_split if spec in config.val_tasks and has_splits(spec) else None
-            dataset = open_dataset(spec, split, FaultCounter())
+            source = str(parse_source(spec, "--val-data", TESTED))
+            split = config.val_split if spec in config.val_data and has_splits(source) else None
+            dataset = open_dataset(source, split, FaultCounter())
             tasks.append(dataclasses.replace(dataset, name=name) if name else dataset)
+    if not config.asked_for:
+        tasks.append(open_held_out(whole.data))
     names_of_tasks = [task.name for task in tasks]
     for name in names_of_tasks:
         if names_of_tasks.count(name) > 1:
@@ -105,6 +122,49 @@ def open_validation(config: ValidationConfig, tokenizer: Any, preprocess: Any, w
         tasks=tuple(tasks), corpus=corpus, tokenizer=tokenizer, preprocess=preprocess, precision=config.val_precision,
         batch_size=config.val_batch_size,
     )  # fmt: skip
+
+
+def open_held_out(data: DataConfig) -> Dataset:
+    """The images of the training data that --split holds out, with all captions that training would draw."""
+    assert data.split is not None
+    source, split, damage = source_of(data), Split(data.split), FaultCounter()
+    selector = Selector.parse(data.select)
+    rows: ImageRows | None = None
+    if source.kind in ROWS:
+        rows = read_rows(source, table_columns(data), selector, data.train_split, split, data.max_bad_fraction)
+    urls = [shard.url for shard in expand_shards(source.address, pipes=True)] if rows is None else []
+    return Dataset(
+        name=HELD_OUT, kind="retrieval", samples=partial(held_out_samples, data, rows, urls, damage),
+        fingerprint=fingerprint(HELD_OUT, redacted(str(source)), data.split, data.select, data.caption_sampling),
+        source=redacted(str(source)), size=None if rows is None else len(rows), info={"split": HELD_OUT}, damage=damage,
+    )  # fmt: skip
+
+
+def held_out_samples(
+    data: DataConfig, rows: ImageRows | None, urls: Sequence[str], damage: FaultCounter, share: Share = WHOLE
+) -> Iterator[Sample]:
+    """One pass over what is held out; of shards every rank reads all."""
+    captions, selector = CaptionSampler.parse(data.caption_sampling), Selector.parse(data.select)
+    reader = ShardReader(data.read_policy, split=Split(data.split or 0))
+
+    def read() -> Iterator[tuple[Callable[[], Raw], str, str]]:
+        for number, row in enumerate(rows.rows if rows is not None else ()):
+            yield partial(cast(ImageRows, rows), number), row.key, ""
+        for url in urls:
+            try:
+                yield from ((partial(dict, raw), raw["__key__"], url) for raw in reader(url, lambda fault: None)
+                            if is_selected(raw, selector))  # fmt: skip
+            except SampleFault as fault:
+                damage.add(fault, url=url)
+
+    for number, (raw_of, key, url) in share.take(read()):
+        damage.samples += 1
+        try:
+            raw = raw_of()
+            every = captions.chances(*caption_parts(raw, captions))
+            yield Sample(key, image_bytes(raw), captions=tuple(every), place=(0, number))
+        except SampleFault as fault:
+            damage.add(fault, key, url)
 
 
 class Best:

@@ -355,7 +355,7 @@ def test_the_loader_reads_what_was_built(builder, packages, tmp_path):
 def test_the_recipe_trains_on_styles_that_are_built_and_none_of_the_designer_it_is_evaluated_on(builder):
     config = parse(["--config", str(ROOT / "scripts/recipes/icons.yaml")])
     trained = {Path(url).stem for url in expand_source(config.data.train_data)}
-    (evaluated,) = (Path(url).stem for url in expand_source(config.val.val_data))
+    (evaluated,) = (Path(url).stem for drawings in config.val.emoji for url in expand_source(drawings))
     assert trained | {evaluated} <= set(builder.STYLES)
     (package,) = (package for package in builder.PACKAGES.values() if evaluated in package.styles)
     assert not trained & set(package.styles)

@@ -167,7 +167,7 @@ def clip(tmp_path_factory) -> list[str]:
 
 def words_of(recipe: str, data: str, folder: Path, name: str, *more: object) -> list[str]:
     """A recipe's run in five epochs of a step: stages, milestones and averages keep their places in it."""
-    begin = ["--config", str(RECIPES / f"{recipe}.yaml"), "--train-data", data, "--val-tasks", data]
+    begin = ["--config", str(RECIPES / f"{recipe}.yaml"), "--train-data", data, "--val-data", data]
     config = parse(begin)
     given = {"batch_size": 8, "workers": 0, "train_num_samples": 8, "epochs": 5, "precision": "fp32", "device": "cpu",
              "warmup": min(1, config.optim.warmup), "log_every_n_steps": 1, "val_frequency": 5,
@@ -224,7 +224,7 @@ def test_a_recipe_trains_and_is_evaluated_beside_the_papers_rows(name, trained, 
     (told,) = (words for words in commands(name) if words[0] == "tasks")
     kept, published = (told[told.index(flag) + 1] for flag in ("--model", "--published"))
     split = ["--split", told[told.index("--split") + 1]] if "--split" in told else []
-    model, data = f"local-dir:{run / Path(kept).name}", begun[begun.index("--val-tasks") + 1]
+    model, data = f"local-dir:{run / Path(kept).name}", begun[begun.index("--val-data") + 1]
     capsys.readouterr()
     (result,) = evaluate(["--model", model, "--data", data, *split, "--published", published, "source-free"])
     found = capsys.readouterr().out.partition("PCME Table E.2, cub" if name == "cub-pcme" else "Source-free Table II,")

@@ -21,7 +21,7 @@ import study  # noqa: E402
 import study_curation  # noqa: E402
 
 TINY = (f"--model ProLIP-ViT-test --precision fp32 --device cpu --workers 0 --batch-size 16 --train-num-samples 32"
-        f" --val-data {UNSEEN} --val-names {UNSEEN} --val-select group=activities")  # fmt: skip
+        f" --val-data emoji:{UNSEEN} --val-names {UNSEEN} --val-select group=activities")  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -65,8 +65,8 @@ def runs(tmp_path_factory):
     hold_out_texts.main([str(SHARD), "--select", SELECT, "--output", str(folder / "shards")])
     for name, method, data in (("paper", "prolip", SHARD), ("ours", "likelihood", SHARD), ("frozen", "siglip", SHARD),
                                ("held", "siglip", folder / "shards/noto.tar")):  # fmt: skip
-        code = train([*TOY, "--method", method, "--train-data", str(data), "--val-data", str(UNSEEN), "--val-select",
-                      SELECT, "--output", str(folder), "--name", name])  # fmt: skip
+        code = train([*TOY, "--method", method, "--train-data", str(data), "--val-data", f"emoji:{UNSEEN}",
+                      "--val-select", SELECT, "--output", str(folder), "--name", name])  # fmt: skip
         assert code == 0
     return folder
 

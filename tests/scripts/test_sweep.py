@@ -23,7 +23,7 @@ TINY = {
     "run": {
         "max_steps": 2, "precision": "fp32", "device": "cpu", "log_every_n_steps": 1},
     "val": {
-        "val_data": UNSEEN, "val_select": "group=activities",
+        "val_data": [f"emoji:{UNSEEN}"], "val_select": "group=activities",
     },
 }  # fmt: skip
 

@@ -51,10 +51,9 @@ def config(**sections) -> Config:
         (RunConfig, {"name": "a/b"}, "no folder name: give the folder above it as --output"),
         (RunConfig, {"resume": "latest"}, "--resume latest without --name: give the name"),
         (RunConfig, {"resume": "a.pt", "overwrite": True}, "give one of them"),
-        (ValidationConfig, {"val_frequency": 2}, "--val-frequency without anything to evaluate on"),
-        (ValidationConfig, {"val_select": "group=x"}, "--val-select without --val-data"),
+        (ValidationConfig, {"val_select": "group=x"}, "--val-select without --val-data emoji:TARS"),
         (ValidationConfig, {"best_lowest": True}, "--best-lowest without --best-metric"),
-        (ValidationConfig, {"val_tasks": ("wds:x",), "val_batch_size": 0}, "--val-batch-size 0: give a number of at"),
+        (ValidationConfig, {"val_data": ("wds:x",), "val_batch_size": 0}, "--val-batch-size 0: give a number of at"),
         (RunConfig, {"global_batch_size": 0}, "--global-batch-size 0"),
         (ModelConfig, {"init_logit_scale": 0.0}, "it is a factor, not its logarithm"),
         (ModelConfig, {"init_logit_scale": 1000.0}, "at most 100, the bound on a"),
@@ -66,7 +65,7 @@ def config(**sections) -> Config:
         (RunConfig, {"seed": 2**63}, "give a number below 2.63"),
         (ModelConfig, {"init_uncertainty": True}, "--init-uncertainty without --pretrained"),
         (ModelConfig, {"lock_text_unlocked_layers": 1}, "without --lock-text"),
-        (ValidationConfig, {"val_split": "val", "coco_test": "a,b"}, "--val-split without --val-tasks"),
+        (ValidationConfig, {"val_split": "val", "coco_test": "a,b"}, "--val-split without --val-data"),
     ],
 )
 def test_a_wrong_setting_is_refused_when_the_config_is_made(kind, values, message):

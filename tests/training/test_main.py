@@ -27,7 +27,8 @@ PUBLIC_FLAGS = """
 --dataset-resampled --dataset-type --dct-scaled-decoding --decay-fraction --deterministic --device --device-augment
 --draws
 --ema-decay --epochs --eps --erase-prob --fill --force-context-length --force-image-size --fsdp --global-batch-size
---image-freeze-epochs --image-lr-mult --lr-milestones --lr-step-factor --swa-epochs --text-freeze-epochs --text-lr-mult
+--image-freeze-epochs --image-lr-mult --image-root
+--lr-milestones --lr-step-factor --swa-epochs --text-freeze-epochs --text-lr-mult
 --unfreeze-warmup-epochs
 --grad-checkpointing --grad-clip-norm --greyscale-prob --help --hue --imagenet-val --inclusion-eps --inclusion-form
 --inclusion-reduction --inclusion-scale --init-logit-bias --init-logit-scale --init-unc-bias
@@ -40,11 +41,11 @@ PUBLIC_FLAGS = """
 --peak-tflops --precision --prefetch --pretrained --profile --read-retries --read-timeout --renewed-addresses
 --resume --rotate
 --saturation --save-every-minutes --save-every-samples --save-every-steps --save-frequency --seed --select
---shard-index --shift --shuffle-buffer --stall-seconds --text-delete --text-mask --text-random
+--shard-index --shift --shuffle-buffer --split --stall-seconds --text-delete --text-mask --text-random
 --tokenizer --torchcompile --traceback --train-data
 --train-data-upsampling-factors --train-num-samples --train-split
 --val-batch-size --val-data --val-every-steps --val-frequency --val-names
---val-precision --val-select --val-split --val-tasks
+--val-precision --val-select --val-split
 --wandb-project --warmup --wd --word-drop --workers --zoom
 """.split()  # noqa: SIM905  easier to read
 
@@ -156,8 +157,8 @@ def refused(capsys, *words: str) -> str:
         (["--opt", "adahessian"], "--opt adahessian wants second derivatives"),
         (["--output", "setup.py"], "cannot be written ([Errno 20] Not a directory: 'setup.py/x'): give another"),
         (["--report-to", "wandb"], "for W&B use --wandb-project"),
-        (["--val-data", "data/emoji/nothing.tar"], "nothing.tar"),
-        (["--val-data", SHARD, "--val-select", "group=nothing"], "no group 'nothing' in the corpus"),
+        (["--val-data", "emoji:data/emoji/nothing.tar"], "nothing.tar"),
+        (["--val-data", f"emoji:{SHARD}", "--val-select", "group=nothing"], "no group 'nothing' in the corpus"),
         (["--config", "no.json"], "--config no.json: there is no such file"),
         (["--device", "cuda"], "0 CUDA devices"),
     ],

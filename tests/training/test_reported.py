@@ -65,15 +65,15 @@ def refused(capsys, run) -> str:
 def not_opened(*flags) -> str:
     """What a run says of test sets that it cannot open."""
     with pytest.raises((ValueError, OSError)) as refused:
-        val = parse([*COMMON, "--dataset-type", "synthetic", "--train-num-samples", "8", *flags]).val
+        val = parse([*COMMON, "--dataset-type", "synthetic", "--train-num-samples", "8", *flags])
         open_validation(val, None, None, World())
     assert "\n" not in str(refused.value)
     return str(refused.value)
 
 
-@pytest.mark.parametrize("flag", ["--val-data", "--val-tasks", "--imagenet-val", "--coco-test"])
+@pytest.mark.parametrize("flag", ["--val-data", "--imagenet-val", "--coco-test"])
 def test_a_run_that_cannot_open_its_test_sets_ends_in_one_line(bad, capsys, flag):
-    value = {"--val-tasks": "wds:sets", "--coco-test": "a.json,b"}.get(flag, "page.tar")
+    value = {"--val-data": "wds:sets", "--coco-test": "a.json,b"}.get(flag, "page.tar")
     assert refused(capsys, lambda: start(flag, value)).startswith(flag)
     assert not Path("runs").exists()
 
@@ -88,7 +88,8 @@ CORPUS_MISTAKES = (
 @pytest.mark.parametrize("value", CORPUS_MISTAKES)
 @pytest.mark.parametrize("flag", ["--val-data", "--val-names"])
 def test_errors_about_the_corpus_to_evaluate_on_name_its_flag(bad, flag, value):
-    given = [flag, value] if flag == "--val-data" else ["--val-data", DRAWINGS, flag, value]
+    given = ["--val-data", f"emoji:{value if flag == '--val-data' else DRAWINGS}"]
+    given += [flag, value] if flag == "--val-names" else []
     said = not_opened(*given)
     assert said.startswith((f"{flag} ", f"{flag}:")), said
     assert "train" not in said.replace(str(bad), "") and "Traceback" not in said
@@ -97,15 +98,15 @@ def test_errors_about_the_corpus_to_evaluate_on_name_its_flag(bad, flag, value):
 @pytest.mark.parametrize("given", [
     ("--val-select", "group=cars"), ("--val-select", "grop=objects"), ("--val-select", "group"),
     ("--val-select", "style=noto"),
-    ("--val-tasks", "wds:none"), ("--val-tasks", "wds:sets"), ("--val-tasks", "wds:sets/wds_a/test"),
-    ("--val-tasks", "none"), ("--val-tasks", "imagenet:pictures"), ("--val-tasks", "flickr:a.json"),
-    ("--val-tasks", "captions:none"), ("--val-tasks", "winogavil:none"), ("--val-tasks", "cub:a,b"),
+    ("--val-data", "wds:none"), ("--val-data", "wds:sets"), ("--val-data", "wds:sets/wds_a/test"),
+    ("--val-data", "none"), ("--val-data", "imagenet:pictures"), ("--val-data", "flickr:a.json"),
+    ("--val-data", "captions:none"), ("--val-data", "winogavil:none"), ("--val-data", "cub:a,b"),
     ("--imagenet-val", "nowhere"), ("--imagenet-val", "pictures"), ("--imagenet-val", "pictures/train"),
     ("--imagenet-val", "sets"), ("--coco-test", "a.json"), ("--coco-test", "a.json,b,c"), ("--coco-test", "a.json,b"),
     ("--coco-test", "table.csv,sets"), ("--coco-test", ","),
 ], ids=" ".join)  # fmt: skip
 def test_errors_about_test_sets_name_their_flag(bad, given):
-    more = ("--val-data", DRAWINGS) if given[0] == "--val-select" else ()
+    more = ("--val-data", f"emoji:{DRAWINGS}") if given[0] == "--val-select" else ()
     said = not_opened(*more, *given)
     assert said.startswith(given[0]) and "--train-data" not in said and "train_data" not in said, said
 

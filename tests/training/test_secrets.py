@@ -104,9 +104,9 @@ def trained(tmp_path_factory, host):
     """The folder of a run that has ended, and what it printed."""
     folder, printed = tmp_path_factory.mktemp("trained"), io.StringIO()
     words = ["--train-data", sources(host), *settings(folder, host), "--epochs", "6", "--ledger",
-             "--val-data", f"http://user:{SECRET}@{host}/auth/emojione.tar?sig={SECRET}",
-             "--val-select", "subgroup=sport",
-             "--val-tasks", f"wds:http://user:{ENCODED}@{host}/auth/wds_sport"]  # fmt: skip
+             "--val-data", f"emoji:http://user:{SECRET}@{host}/auth/emojione.tar?sig={SECRET}",
+             f"wds:http://user:{ENCODED}@{host}/auth/wds_sport",
+             "--val-select", "subgroup=sport"]  # fmt: skip
     with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
         assert main(words) == 0
     return folder, printed.getvalue()
@@ -119,7 +119,7 @@ def test_a_run_writes_and_prints_no_secret(trained, host):
     first, second, *_, last = config["data"]["train_data"].split("::")
     assert first == f"{{http://{host}/auth/noto.tar,http://{host}/auth/twemoji.tar}}" and "***" not in printed
     assert second == f"http://{host}/auth/noto.tar" and re.fullmatch(r"pipe:sha256=[0-9a-f]{16}-[0-9a-f]{24}", last)
-    assert set(config["redacted"]) == {"data.train_data", "val.val_data", "val.val_tasks"}
+    assert set(config["redacted"]) == {"data.train_data", "val.val_data"}
     assert "sport/acc1" in json.loads((folder / "run/eval.json").read_text())
     faults = load_checkpoint(max((folder / "run/checkpoints").iterdir()))["data"]["faults"]["total"]
     assert {"unreadable shard", "broken shard"} <= set(faults["kinds"]) and len(faults["examples"]) == 5
@@ -147,7 +147,7 @@ def test_a_resume_asks_for_the_address_again_and_refuses_another_one(trained, tm
     saved = ["--config", str(run / "config.json"), "--resume", "auto", "--epochs", "7", "--output", str(tmp_path)]
     assert main(saved) == 2
     assert "give --train-data again" in capfd.readouterr().err
-    rest = ["--val-data", "none", "--val-select", "none", "--val-tasks"]
+    rest = ["--val-data", "--val-select", "none"]
     other = sources(host).replace(f"sig={SECRET}", "sig=another4712")
     assert main([*saved, "--train-data", other, *rest]) == 2
     said = capfd.readouterr().err
@@ -158,7 +158,7 @@ def test_a_resume_asks_for_the_address_again_and_refuses_another_one(trained, tm
 def test_a_resume_goes_on_with_the_same_address_and_on_request_with_a_renewed_one(trained, tmp_path, host, capfd):
     shutil.copytree(trained[0] / "run", run := tmp_path / "run")
     saved = ["--config", str(run / "config.json"), "--resume", "auto", "--output", str(tmp_path),
-             "--val-data", "none", "--val-select", "none", "--val-tasks"]  # fmt: skip
+             "--val-data", "--val-select", "none"]  # fmt: skip
     assert main([*saved, "--epochs", "7", "--train-data", sources(host)]) == 0
     said = capfd.readouterr().out
     assert "going on from" in said and "data.train_data" not in said

@@ -86,7 +86,7 @@ def test_a_stop_is_heard_between_the_test_sets_of_an_evaluation(tmp_path, monkey
     for number, name in enumerate(("red", "blue")):
         (root / name).mkdir(parents=True)
         Image.new("RGB", (32, 32), name).save(root / name / f"{number}.png")
-    sets = ["--imagenet-val", root, "--val-tasks", f"imagenet:{root}/"]
+    sets = ["--imagenet-val", root, "--val-data", f"imagenet:{root}/"]
     command = words(tmp_path, "run", "--max-steps", 4, "--val-every-steps", 2, *sets, "--resume", "auto")
     honest, measured = training.validation.evaluate_over_ranks, []
 

@@ -51,7 +51,7 @@ def sets(tmp_path_factory) -> dict[str, str]:
 def flags_of(sets: dict[str, str]) -> list[str]:
     return [
         "--imagenet-val", sets["imagenet"].partition(":")[2], "--coco-test", sets["coco"].partition(":")[2],
-        "--val-tasks", sets["drawings"],
+        "--val-data", sets["drawings"],
     ]  # fmt: skip
 
 
@@ -75,7 +75,7 @@ def test_figures_come_at_the_steps_asked_for_and_once_at_the_end(run):
 
 def test_an_evaluation_that_is_due_for_two_reasons_is_done_once(sets, tmp_path):
     folder = start(
-        tmp_path, "both", "--val-tasks", sets["drawings"], "--train-num-samples", "64", "--max-steps", "6",
+        tmp_path, "both", "--val-data", sets["drawings"], "--train-num-samples", "64", "--max-steps", "6",
         "--val-frequency", "1", "--val-every-steps", "2",
     )  # fmt: skip
     assert [row["step"] for row in metrics(folder) if row["kind"] == "eval"] == [2, 4, 6]
@@ -105,7 +105,7 @@ def test_the_best_model_is_kept_with_its_figure(run, sets):
 
 def test_the_average_of_epochs_is_measured_once_there_is_one_and_can_be_the_best(sets, tmp_path):
     folder = start(
-        tmp_path, "swa", "--val-tasks", sets["drawings"], "--train-num-samples", "64", "--epochs", "4",
+        tmp_path, "swa", "--val-data", sets["drawings"], "--train-num-samples", "64", "--epochs", "4",
         "--val-frequency", "1", "--swa-epochs", "2", "--ema-decay", "0.5", "--best-metric", "swa/drawings/rsum",
     )  # fmt: skip
     rows = evaluations(folder)
@@ -152,10 +152,10 @@ def test_ranks_share_the_work_and_find_what_one_process_finds(forked, run, sets,
     "words, message",
     [
         (["--imagenet-val", "nowhere"], "no image folder nowhere"),
-        (["--val-tasks", "wds:nowhere"], "no test set at nowhere"),
-        (["--val-tasks", "imagenett:x"], "begins with no known word"),
+        (["--val-data", "wds:nowhere"], "no test set at nowhere"),
+        (["--val-data", "imagenett:x"], "did you mean imagenet:FOLDER"),
         (["--val-every-steps", "5"], "--val-every-steps without anything to evaluate on"),
-        (["--imagenet-v2", "x"], "use --val-tasks wds:FOLDER"),
+        (["--imagenet-v2", "x"], "use --val-data wds:FOLDER"),
     ],
 )
 def test_what_cannot_be_evaluated_on_is_refused_before_the_first_step(tmp_path, capsys, words, message):
@@ -166,7 +166,7 @@ def test_what_cannot_be_evaluated_on_is_refused_before_the_first_step(tmp_path, 
 
 def make(sets: dict[str, str], *words: str):
     config = parse([*TINY, *flags_of(sets), *words])
-    return open_validation(config.val, None, None, World())
+    return open_validation(config, None, None, World())
 
 
 @pytest.mark.parametrize(
@@ -195,20 +195,21 @@ def test_another_split_is_that_of_tasks_that_have_splits_alone(sets, tmp_path):
         record["split"] = "val"
     (tmp_path / "coco.json").write_text(json.dumps(content))
     task, classes = f"coco:{tmp_path / 'coco.json'},{images}", sets["imagenet"]
-    config = parse([*TINY, "--coco-test", f"{file},{images}", "--val-tasks", task, classes, "--val-split", "val"])
-    found = {one.name: one.size for one in open_validation(config.val, None, None, World()).tasks}
+    config = parse([*TINY, "--coco-test", f"{file},{images}", "--val-data", task, classes, "--val-split", "val"])
+    found = {one.name: one.size for one in open_validation(config, None, None, World()).tasks}
     assert found == {"coco": 8, "coco_karpathy_val": 3, "classes": found["classes"]}
     with pytest.raises(ValueError, match="no images of the split 'dev': it has test, val"):
-        open_validation(dataclasses.replace(config.val, val_split="dev"), None, None, World())
+        other = dataclasses.replace(config.val, val_split="dev")
+        open_validation(dataclasses.replace(config, val=other), None, None, World())
 
 
 def test_two_sets_of_one_name_are_refused(sets):
     with pytest.raises(FlagError, match="two test sets are called 'drawings'"):
-        make(sets, "--val-tasks", sets["drawings"], sets["drawings"] + "/")
+        make(sets, "--val-data", sets["drawings"], sets["drawings"] + "/")
 
 
 def test_a_run_that_is_overwritten_leaves_no_best_figure_to_beat(sets, tmp_path):
-    words = ["--val-tasks", sets["drawings"], "--max-steps", "3", "--best-metric", "drawings/i2t/median_rank"]
+    words = ["--val-data", sets["drawings"], "--max-steps", "3", "--best-metric", "drawings/i2t/median_rank"]
     folder = start(tmp_path, "again", *words)  # the highest median rank, so that every figure is below the one below
     (folder / "best" / "best.json").write_text(json.dumps({"step": 1, "metric": words[-1], "value": 1e9}))
     start(tmp_path, "again", *words, "--overwrite")

@@ -111,10 +111,15 @@ def spaced(text: str) -> str:
 def tested_on(source: Source) -> str:
     """The data of the run's evaluation."""
     val = source.config.get("val", {})
-    told = place(val.get("val_data"))
+    given = val.get("val_data") or []
+    before = [given] if isinstance(given, str) else []  # the emoji corpus, as earlier versions wrote it
+    sources = [] if before else [str(source) for source in given]
+    drawings = before or [source.removeprefix("emoji:") for source in sources if source.startswith("emoji:")]
+    others = val.get("val_tasks") or [source for source in sources if not source.startswith("emoji:")]
+    told = "::".join(map(place, drawings))
     chosen = f" ({val['val_select']})" if told and val.get("val_select") else ""
     names = f", beside the captions of {place(val['val_names'])}" if told and val.get("val_names") else ""
-    return f"{told}{chosen}{names}" if told else ", ".join(place(str(task)) for task in val.get("val_tasks") or [])
+    return f"{told}{chosen}{names}" if told else ", ".join(place(str(task)) for task in others)
 
 
 def trained_on(source: Source) -> str:

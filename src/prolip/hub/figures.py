@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from prolip.data.reading.named import without_word
 from prolip.data.reading.shards import expand_source
 from prolip.uncertainty.units import Units, in_words
 from prolip.utils.documents import shown
@@ -99,7 +100,7 @@ def licences(sources: Sequence[str | None]) -> list[tuple[str, str]]:
     """(shard, licence of its pictures) of the bundled data among these; "" where it is not known."""
     found = {}
     for source in sources:
-        for part in (source or "").split("::"):
+        for part in without_word(source or "").split("::"):
             for url in shards_of(part):
                 path = Path(url)
                 known = LICENCES.get(path.parent.name, {}) if path.suffix == ".tar" else {}
@@ -132,5 +133,6 @@ def readings(units: Units, metrics: Mapping[str, Any]) -> list[tuple[str, str, s
 
 def place(path: str | None) -> str:
     """Paths as others may read them: the end of those that are of this machine alone."""
-    parts = (path or "").split("::")
-    return "::".join("/".join(Path(part).parts[-2:]) if Path(part).is_absolute() else part for part in parts)
+    text = path or ""
+    word, parts = text.removesuffix(without_word(text)), without_word(text).split("::")
+    return word + "::".join("/".join(Path(part).parts[-2:]) if Path(part).is_absolute() else part for part in parts)

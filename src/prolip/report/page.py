@@ -12,6 +12,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from prolip.data.emoji import LEVELS
 from prolip.data.reading.addresses import expand_braces
+from prolip.data.reading.named import without_word
 from prolip.evaluation.suites.emoji.result import CorpusResult
 from prolip.report import examples, figures, readings, uncertainty
 from prolip.report.runs import RunFolder, flatten, read
@@ -143,7 +144,7 @@ def is_unseen(run: RunFolder) -> bool:
     """
     if run.config is None or run.result is None:
         return False
-    sources = str(run.config.get("data", {}).get("train_data") or "").split("::")
+    sources = without_word(str(run.config.get("data", {}).get("train_data") or "")).split("::")
     trained = [Path(shard).name.removesuffix(".tar") for source in sources for shard in expand_braces(source)]
     if not all(name in CREDITS for name in trained):
         return False

@@ -48,7 +48,7 @@ class ImageRows:
     """Reads row i as a raw sample, as if it came from a shard. embedded: reads the images that a table holds."""
 
     rows: Sequence[ImageRow]
-    embedded: Callable[[tuple[int, int, int]], bytes] | None = None
+    embedded: Callable[[Any], bytes] | None = None
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -57,8 +57,8 @@ class ImageRows:
         """The raw sample; SampleFault where the file cannot be read."""
         row = self.rows[index]
         try:
-            inside = row.inside is not None and self.embedded is not None
-            data = self.embedded(row.inside) if inside else read_file(row.path, SAMPLE_BYTES)
+            embedded = self.embedded if row.inside is not None else None
+            data = embedded(row.inside) if embedded is not None else read_file(row.path, SAMPLE_BYTES)
         except (OSError, ValueError) as error:  # the latter for a path with a zero byte
             reason = getattr(error, "strerror", None) or error
             where = f" (row {row.number} of the table)" if row.number else ""

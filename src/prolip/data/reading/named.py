@@ -33,6 +33,8 @@ KINDS = {
 TABLES = ("csv", "parquet", "jsonl")
 #: Kinds that `read_rows` reads.
 ROWS = (*TABLES, "images", *SETS)
+#: Kinds that are test sets.
+TESTED = tuple(kind for kind in KINDS if kind not in ("texts", "features", "synthetic"))
 #: How a file's name ends -> its kind.
 SUFFIXES = {".csv": "csv", ".tsv": "csv", ".parquet": "parquet", ".jsonl": "jsonl", ".tar": "shards",
             ".tar.gz": "shards", ".tgz": "shards"}  # fmt: skip
@@ -67,6 +69,12 @@ def parse_source(text: str, flag: str = "--data", kinds: Collection[str] = tuple
         raise ValueError(f"{flag} {redacted(text)!r} is data of the kind {source.kind}, which this flag does not take: "
                          f"give one of {forms}")  # fmt: skip
     return source
+
+
+def without_word(text: str) -> str:
+    """The address of a source, however it was written."""
+    word, colon, address = text.partition(":")
+    return address if colon and word in KINDS else text
 
 
 def kind_of(address: str, flag: str, forms: str) -> str:

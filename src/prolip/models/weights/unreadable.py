@@ -30,7 +30,7 @@ JOIN = "python -m torch.distributed.checkpoint.format_utils dcp_to_torch"
 RUN_SETTINGS: dict[str, dict[str, Any]] = {
     "data": {"train_data": str | None, "batch_size": int | None, "select": str | None},
     "model": {"pretrained": str | None}, "run": {"precision": str | None},
-    "val": {"val_data": str | None, "val_select": str | None, "val_names": str | None, "val_tasks": list | None},
+    "val": {"val_data": str | list | None, "val_select": str | None, "val_names": str | None, "val_tasks": list | None},
 }  # fmt: skip
 STEP = re.compile(r"\D*(\d+)\.pt")
 GLOBAL = re.compile(r"(?:GLOBAL|Unsupported class|Unsupported global:?(?: GLOBAL)?) ([A-Za-z_][\w.]*)")

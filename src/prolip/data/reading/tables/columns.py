@@ -73,7 +73,7 @@ def peek(path: str, separator: str | None, quoting: bool, wanted: Iterable[str])
     known = {*wanted, *IMAGES}
     found: dict[str, list[list[str]]] = {}
     for sign in [separator] if separator else SEPARATORS:
-        style = csv.QUOTE_MINIMAL if quoting else csv.QUOTE_NONE
+        style: Any = csv.QUOTE_MINIMAL if quoting else csv.QUOTE_NONE
         every = csv.reader(io.StringIO(text, newline=""), delimiter=sign, quoting=style)
         records = [cells for cells in every if any(map(str.strip, cells))]
         records = records[: ROWS + 1] if whole or len(records) < 2 else records[:-1][: ROWS + 1]
