@@ -68,5 +68,5 @@ def write(folder: Path) -> dict[str, str]:
                     member.size = len(data)
                     tar.addfile(member, io.BytesIO(data))
     return {"csv": f"csv:{folder}/own.csv", "jsonl": f"jsonl:{folder}/own.jsonl",
-            "bytes": f"parquet:{folder}/bytes.parquet", "parquet": f"parquet:{folder}/own.parquet", "shards": f"shards:{folder}/tars",
-            "classes": f"images:{folder}/classes"}  # fmt: skip
+            "parquet": f"parquet:{folder}/own.parquet", "bytes": f"parquet:{folder}/bytes.parquet",
+            "shards": f"shards:{folder}/tars", "classes": f"images:{folder}/classes"}  # fmt: skip
