@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from prolip.data.faults import FaultCounter, SampleFault, ShardFault
-from prolip.data.reading.images import Stated, base_of, key_of, stated_by, stated_by_row
+from prolip.data.reading.images import Stated, base_of, file_of, key_of, stated_by, stated_by_row
 from prolip.data.reading.named import KINDS as WORDS
 from prolip.data.reading.named import ROWS, NamedSource, parse_source
 from prolip.data.reading.opening import is_local, local_path
@@ -235,7 +235,8 @@ def images_in(source: NamedSource, max_bad: float | None) -> Iterator[Read]:
     for number, row in enumerate(rows.rows):
         item: Item = {"key": key_of(row, base), **words_of(stated_by_row(row))}
         item |= {"table": str(source), "row": number} if row.inside else {"path": os.path.abspath(row.path)}
-        yield Read(item, stamp(row.path) if os.path.isfile(row.path) else None, partial(rows, number))
+        mark = stamp(file_of(row)) if os.path.isfile(file_of(row)) else None
+        yield Read(item, mark, partial(rows, number))
 
 
 def words_of(known: Stated) -> Item:

@@ -251,7 +251,7 @@ def test_the_command_serves_until_it_is_ended_and_leaves_nothing(small_model, sh
 
 @pytest.mark.parametrize("words, said", [
     (["MODEL"], "nothing to explore yet: give --data"),
-    (["MODEL", "--data", "nowhere"], "neither a folder nor shards"),
+    (["MODEL", "--data", "nowhere"], "--data 'nowhere' is missing"),
     (["runs/nowhere", "--data", "x.tar"], "no folder runs/nowhere"),
     (["EMPTY"], "no index, no kept features, and no run or model"),
     (["INDEX", "--data", "x.tar"], "is an index already"),

@@ -7,16 +7,17 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from prolip.data.faults import SampleFault
+from prolip.data.faults import SampleFault, ShardFault
 from prolip.data.reading.folders import ImageRow
 from prolip.data.reading.named import TABLES, NamedSource
 from prolip.data.reading.rows import read_rows
 from prolip.data.reading.shards import expand_shards
 from prolip.data.reading.tables.columns import LABELS, plain
-from prolip.data.reading.tar import Note, ShardReader, printable
+from prolip.data.reading.tar import Note, ShardReader, printable, strict_note
 from prolip.data.samples.captions import LIKELY, PLAIN, texts
 from prolip.data.samples.sample import IMAGE_SUFFIXES, SEVERAL, Raw, json_record, plain_text
 from prolip.data.samples.split import Split
+from prolip.utils.secrecy import redacted
 
 #: The captions and the class of an image.
 Stated = tuple[Sequence[str], str | None]
@@ -33,7 +34,12 @@ def key_of(row: ImageRow, base: str) -> str:
     whole, base = os.path.abspath(row.path), os.path.abspath(base)
     if os.path.commonpath([whole, base]) != base:
         return row.key
-    return printable(os.path.relpath(whole, base).replace(os.sep, "/")) + row.key.removeprefix(printable(row.path))
+    return printable(os.path.relpath(whole, base).replace(os.sep, "/"))
+
+
+def file_of(row: ImageRow) -> str:
+    """The file that holds an image: its own, or a table."""
+    return row.path.rpartition("#")[0] if row.inside else row.path
 
 
 def stated_by_row(row: ImageRow) -> Stated:
@@ -67,8 +73,11 @@ def read_stored(source: NamedSource, on_fault: Note | None, split: str | Split |
     """
     part = split if isinstance(split, Split) else None
     if source.kind == "shards":
-        read = ShardReader(split=part)
-        yield from (raw for shard in expand_shards(source.address) for raw in read(shard.url, on_fault))
+        for url, *_ in expand_shards(source.address):
+            try:
+                yield from ShardReader(split=part)(url, on_fault)
+            except ShardFault as fault:
+                (on_fault or strict_note)(ShardFault(fault.kind, f"{redacted(url)}: {fault.message}"))
         return
     rows, base = read_rows(source, splits=split if isinstance(split, str) else None, split=part), base_of(source)
     for number, row in enumerate(rows.rows):

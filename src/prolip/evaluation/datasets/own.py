@@ -15,7 +15,7 @@ from typing import NamedTuple
 from prolip.data.faults import FaultCounter, SampleFault
 from prolip.data.reading.entries import parent
 from prolip.data.reading.folders import ImageRows
-from prolip.data.reading.images import Stated, base_of, key_of, stated_by, stated_by_row
+from prolip.data.reading.images import Stated, base_of, file_of, key_of, stated_by, stated_by_row
 from prolip.data.reading.named import NamedSource
 from prolip.data.reading.opening import local_path
 from prolip.data.reading.published.images import check_files
@@ -58,9 +58,9 @@ def open_rows(source: NamedSource, task: Kind | None = None, damage: FaultCounte
         what = f"{len(lacking)} of {len(rows)} images of {address} have no {'class' if classes.names else 'caption'}"
         raise DamagedData(f"{what} ({first_few(lacking, NAMED)}): write it, or give --skip-damaged to leave them out")
     if damage is None:
-        check_files([row.path for row in rows], f"images of {address}")
-    tables = {path: file_mark(path) for path in {row.path for row in rows if row.inside}}
-    marks = [tables.get(row.path) or (os.path.getsize(row.path) if os.path.isfile(row.path) else 0) for row in rows]
+        check_files([file_of(row) for row in rows], f"images of {address}")
+    tables = {path: file_mark(path) for path in {file_of(row) for row in rows if row.inside}}
+    marks = [tables.get(file_of(row)) or (os.path.isfile(row.path) and os.path.getsize(row.path)) for row in rows]
     return Dataset(
         name=printable(Path(local_path(address.partition(",")[0])).absolute().stem),
         kind=kind,
@@ -92,7 +92,7 @@ def open_shards(source: NamedSource, task: Kind | None = None, damage: FaultCoun
     reading = Reading(urls, kind, len(classes.names), damage, None, read)
     check_first(reading)
     return Dataset(
-        name=printable(Path(redacted(urls[0])).stem if len(urls) == 1 else folder.name),
+        name=printable(folder.name if len(urls) > 1 or os.path.isdir(source.address) else Path(redacted(urls[0])).stem),
         kind=kind,
         samples=partial(read_samples, reading),
         fingerprint=fingerprint("shards", kind, marks, sorted(classes.numbers.items())),

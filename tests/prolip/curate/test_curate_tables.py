@@ -1,0 +1,74 @@
+"""Curation of tables and folders of images: each is scored as one shard, and what is kept is written as shards."""
+import pytest
+import torch
+from commands import run
+
+import own_data
+import prolip
+from prolip.curate.tables import read_table, table_path
+from prolip.evaluation.datasets.specs import open_dataset
+from prolip.explorer.pictures import Pictures
+from prolip.explorer.rules import ScoredTable
+from prolip.models.weights.checkpoint import save_pretrained
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    torch.manual_seed(0)
+    model = prolip.create_model("ProLIP-ViT-test", init_unc_bias=-4.0, init_unc_gain=1.0)
+    return f"local-dir:{save_pretrained(model, tmp_path_factory.mktemp('model'))}"
+
+
+def cosines(folder):
+    return read_table(table_path(folder / "scores", 0), ["cosine", "caption"]).columns
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet", "bytes"])
+def test_a_table_is_scored_selected_written_and_reported(kind, model, tmp_path):
+    made, out = own_data.write(tmp_path / "d"), tmp_path / "out"
+    run("curate", "score", "--data", made[kind], "--model", model, "--output", out)
+    found = cosines(out)
+    assert found["caption"].tolist() == [own_data.captions(number)[0] for number in range(12)]
+    run("curate", "score", "--data", made["shards"], "--model", model, "--output", tmp_path / "shards")
+    assert found["cosine"][:6] == pytest.approx(cosines(tmp_path / "shards")["cosine"], abs=1e-5)
+    run("curate", "select", out, "--drop", "low: cosine < quantile(cosine, 0.5)")
+    run("curate", "write", out, "--output", tmp_path / "kept", "--processes", 0)
+    kept = list(open_dataset(f"shards:{tmp_path}/kept").samples())
+    low = sorted(range(12), key=found["cosine"].__getitem__)[:6]
+    assert [list(sample.captions) for sample in kept] == [own_data.captions(n) for n in range(12) if n not in low]
+    run("curate", "report", out)
+    assert (out / "report.html").stat().st_size > 10_000
+    assert Pictures().data(ScoredTable(out).item(5)) == own_data.image(5)
+
+
+def test_class_folders_are_scored_by_their_names(model, tmp_path):
+    made = own_data.write(tmp_path / "d")
+    run("curate", "score", "--data", made["classes"], "--model", model, "--output", tmp_path / "out")
+    assert set(cosines(tmp_path / "out")["caption"]) == set(own_data.CLASSES)
+
+
+def test_a_table_that_changed_is_scored_again(model, tmp_path, capsys):
+    made, out = own_data.write(tmp_path / "d"), tmp_path / "out"
+    run("curate", "score", "--data", made["csv"], "--model", model, "--output", out)
+    own_data.write_csv(tmp_path / "d/own.csv", own_data.records()[:7])
+    with pytest.raises(SystemExit):
+        run("curate", "select", out)
+    assert "own.csv has changed since it was scored" in capsys.readouterr().err
+    run("curate", "score", "--data", made["csv"], "--model", model, "--output", out)
+    assert len(cosines(out)["caption"]) == 7
+
+
+def test_shards_are_not_written_beside_scores(model, tmp_path, capsys):
+    made, out = own_data.write(tmp_path / "d"), tmp_path / "out"
+    run("curate", "score", "--data", made["csv"], "--model", model, "--output", out)
+    run("curate", "select", out)
+    with pytest.raises(SystemExit):
+        run("curate", "write", out, "--output", out)
+    assert "holds tables of scores" in capsys.readouterr().err and not list(out.glob("*.tar"))
+
+
+def test_a_table_whose_images_are_missing_is_refused(model, tmp_path, capsys):
+    table = own_data.write_csv(tmp_path / "lost.csv", own_data.records())
+    with pytest.raises(SystemExit):
+        run("curate", "score", "--data", table, "--model", model, "--output", tmp_path / "out")
+    assert "24 of 24 rows name no image that is there" in capsys.readouterr().err

@@ -1,0 +1,104 @@
+"""What `prolip data shards` writes: read by training, and evaluated to the metrics of its source."""
+import json
+import tarfile
+
+import pytest
+import torch
+from commands import run
+
+import own_data
+from prolip.data.captioned import captioned_samples
+from prolip.data.config import DataConfig
+from prolip.evaluation.datasets.specs import open_dataset
+from prolip.evaluation.task import evaluate_dataset
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    return own_data.write(tmp_path_factory.mktemp("own"))
+
+
+def members(path):
+    with tarfile.open(path) as tar:
+        return {member.name: tar.extractfile(member).read() for member in tar}
+
+
+def drawn(address):
+    """The captions that training draws of each image."""
+    rows = captioned_samples(DataConfig(train_data=address), lambda image: torch.tensor(image.getpixel((0, 0))), 100)
+    return sorted((tuple(row.pixels.tolist()), tuple(row.chances.items())) for row in rows)
+
+
+@pytest.mark.parametrize("kind", ["csv", "bytes", "shards"])
+def test_training_draws_from_written_shards_as_from_the_source(made, kind, tmp_path, ours):
+    run("data", "shards", made[kind], "--output", tmp_path / "s", "--shard-size", 5)
+    assert sorted(path.name for path in (tmp_path / "s").iterdir()) == ["000000.tar", "000001.tar", "000002.tar",
+                                                                         "index.json"]
+    assert drawn(f"{tmp_path}/s") == drawn(made[kind]) and len(drawn(made[kind])) == 12
+    index = json.loads((tmp_path / "s/index.json").read_text())
+    assert {name: entry["samples"] for name, entry in index["shards"].items()} == {
+        "000000.tar": 5, "000001.tar": 5, "000002.tar": 2}  # fmt: skip
+    for task in ("retrieval", "classification"):
+        found, source = (open_dataset(x, task=task) for x in (f"shards:{tmp_path}/s", made[kind]))
+        assert evaluate_dataset(found, ours).metrics == evaluate_dataset(source, ours).metrics
+
+
+def test_images_are_written_byte_for_byte_and_a_single_caption_as_text(made, tmp_path):
+    table = own_data.write_csv(tmp_path / "one.csv", [
+        {"image": row["image"], "caption": row["caption"], "label": row["label"]} for row in own_data.records()[:12]])
+    (tmp_path / "photos").symlink_to(made["csv"].removeprefix("csv:").removesuffix("own.csv") + "photos")
+    run("data", "shards", table, "--output", tmp_path / "s")
+    found = members(tmp_path / "s/000000.tar")
+    assert found["photos/03.png"] == own_data.image(3) and found["photos/03.txt"] == own_data.captions(3)[0].encode()
+    assert json.loads(found["photos/03.json"]) == {"label": own_data.label(3)}
+
+
+@pytest.mark.parametrize("kind", ["csv", "classes", "shards"])
+@pytest.mark.parametrize("task", ["retrieval", "classification"])
+def test_a_written_test_set_gives_the_metrics_of_its_source(made, kind, task, tmp_path, ours):
+    run("data", "shards", made[kind], "--layout", "wds", "--task", task, "--output", tmp_path / "w", "--shard-size", 5)
+    found, source = open_dataset(f"wds:{tmp_path}/w"), open_dataset(made[kind], task=task)
+    assert found.kind == source.kind and found.classnames == source.classnames and found.info["shards"] == 3
+    assert evaluate_dataset(found, ours).metrics == evaluate_dataset(source, ours).metrics
+
+
+def test_matches_beyond_own_captions_are_written(tmp_path, ours):
+    from prolip.data import emoji
+    from prolip.evaluation.datasets.emoji import write_emoji
+
+    corpus = emoji.read("data/emoji/emojione.tar").select("subgroup=animal bug|animal bird")
+    source = open_dataset(f"wds:{write_emoji(corpus, tmp_path / 'e')}")
+    run("data", "shards", f"wds:{tmp_path}/e", "--layout", "wds", "--output", tmp_path / "w")
+    found = open_dataset(f"wds:{tmp_path}/w")
+    assert found.relevance and len(found.relevance) == len(source.relevance)
+    assert evaluate_dataset(found, ours).metrics == evaluate_dataset(source, ours).metrics
+
+
+def test_a_held_out_share_is_written(made, tmp_path):
+    run("data", "shards", made["csv"], "--split", "0.5", "--output", tmp_path / "s")
+    part = {sample.content for sample in open_dataset(made["csv"], "0.5").samples()}
+    assert {sample.content for sample in open_dataset(f"shards:{tmp_path}/s").samples()} == part
+
+
+@pytest.mark.parametrize("words, says", [
+    (["FULL"], "holds files already"), (["new", "--shard-size", "0"], "--shard-size 0: give 1 or more"),
+])  # fmt: skip
+def test_mistakes_end_in_one_line_and_write_nothing(made, tmp_path, capsys, words, says):
+    (tmp_path / "FULL").mkdir()
+    (tmp_path / "FULL/notes").write_text("mine")
+    with pytest.raises(SystemExit):
+        run("data", "shards", made["csv"], "--output", tmp_path / words[0], *words[1:])
+    said = [line for line in capsys.readouterr().err.splitlines() if "own.csv:" not in line]
+    assert len(said) == 1 and says in said[0] and not (tmp_path / "new").exists()
+
+
+def test_an_image_that_cannot_be_read_ends_the_writing_or_is_left_out(tmp_path, capsys):
+    made = own_data.write(tmp_path / "d")
+    words = ("data", "shards", made["shards"], "--output", tmp_path / "s")
+    path = tmp_path / "d/tars/1.tar"
+    path.write_bytes(path.read_bytes()[:9000])
+    with pytest.raises(SystemExit):
+        run(*words)
+    assert not (tmp_path / "s").exists() and "1.tar" in capsys.readouterr().err
+    run(*words, "--skip-damaged")
+    assert "left out: " in capsys.readouterr().err and (tmp_path / "s/index.json").exists()
