@@ -17,7 +17,7 @@ from prolip.data.faults import SampleFault
 from prolip.data.reading.tables.csv import TableError
 
 #: Bytes of row groups that a process keeps.
-ROOM = 256 << 20
+ROOM = 128 << 20
 Inside = tuple[int, int, int]
 
 
@@ -140,6 +140,10 @@ class EmbeddedImages:
         if not data:
             raise SampleFault("missing image", f"{self.files[place[0]]} holds no bytes in column {self.column!r} there")
         return data
+
+    def share(self, file: int, group: int) -> float:
+        """What a row group takes of ROOM."""
+        return open_parquet(self.files[file]).metadata.row_group(group).total_byte_size / ROOM
 
     def _group(self, file: int, group: int) -> Any:
         if (found := self._kept.get((file, group))) is None:
