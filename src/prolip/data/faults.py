@@ -171,8 +171,8 @@ class FaultCounter:
         first = "; the first ones:" + "".join(f"\n  {example}" for example in self.examples) if self.examples else ""
         raise TooManyBadSamples(
             f"{reason}\nfaults by kind: {kinds}{first}\n"
-            f"Repair or leave out these {'rows' if self.rows else 'shards'}, or raise --max-bad-fraction if the loss is "
-            "acceptable."
+            f"Repair or leave out these {'rows' if self.rows else 'shards'}, or raise --max-bad-fraction if the loss "
+            "is acceptable."
         )
 
 

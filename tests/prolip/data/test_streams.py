@@ -5,11 +5,12 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
+import torch
 from tiny_tars import members, write_shards, write_tar
 
 from prolip.data.faults import FaultCounter, SampleFault, TooManyBadSamples
 from prolip.data.order.cursor import Cursor
-from prolip.data.order.streams import Place, ResampledSource, RowSource, ShardSource
+from prolip.data.order.streams import Groups, Place, ResampledSource, RowSource, ShardSource
 from prolip.data.samples.captions import Selector
 
 
@@ -183,5 +184,6 @@ def test_rows_of_a_group_are_read_together_where_a_process_keeps_few():
     whole = RowSource(60, rows.read, None, Groups(groups.of_row, groups.sizes / 12))
     alone = RowSource(60, rows.read)
     for place in (Place(0, 0, 0, 2), Place(0, 0, 1, 2)):
-        found = [[row.raw["__key__"] for row in islice(source.stream(place, FaultCounter()), 60)] for source in (whole, alone)]
+        found = [[row.raw["__key__"] for row in islice(source.stream(place, FaultCounter()), 60)]
+                 for source in (whole, alone)]  # fmt: skip
         assert found[0] == found[1]  # all fit, and the order is that of any other rows

@@ -141,9 +141,11 @@ class Groups(NamedTuple):
 
     def together(self, order: Tensor, generator: torch.Generator) -> Tensor:
         """The same permutation, but so many groups at a time, in random order, as a process keeps."""
-        drawn = torch.randperm(len(self.sizes), generator=generator)
-        turn = torch.empty(len(drawn), dtype=torch.int64)
-        turn[drawn] = (self.sizes[drawn].cumsum(0) - 1e-9).floor().long()
+        turn, now, filled = torch.empty(len(self.sizes), dtype=torch.int64), 0, 0.0
+        for group in torch.randperm(len(turn), generator=generator).tolist():
+            size = float(self.sizes[group])
+            now, filled = (now + 1, size) if filled + size > 1 else (now, filled + size)
+            turn[group] = now
         return order[turn[self.of_row[order]].argsort(stable=True)]
 
 
