@@ -79,8 +79,8 @@ class ParquetTable:
                 yield path, count, (number, group, row) if self.embedded else None, values
 
     def _has_bytes(self, image: str) -> bool:
-        """Whether the first row that has anything holds bytes; Hugging Face may write paths alone."""
-        batch = next(open_parquet(self.files[0]).iter_batches(batch_size=1, columns=[image], use_threads=False), None)
+        """Whether one of the first rows holds bytes; Hugging Face may write paths alone."""
+        batch = next(open_parquet(self.files[0]).iter_batches(batch_size=64, columns=[image], use_threads=False), None)
         return batch is not None and any(bytes_of(value) is not None for value in batch.column(0).to_pylist())
 
     def _values(self, file: pq.ParquetFile, columns: Sequence[str]) -> Iterator[list[Any]]:
