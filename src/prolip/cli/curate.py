@@ -38,7 +38,8 @@ def reader(args: argparse.Namespace) -> ShardReader:
 # --- score ------------------------------------------------------------------------------------------------------------
 def score_flags(parser: argparse.ArgumentParser) -> None:
     """Those of `prolip curate score`."""
-    add(parser, Data, "data", "part", required=["data"], help={"data": "shards, as training takes them but for pipe:"})
+    add(parser, Data, "data", "part", required=["data"], help={
+        "data": "shards:TARS but for pipe:, csv:FILE, parquet:FILE, jsonl:FILE or images:FOLDER"})
     add(parser, Model, required=["model"])
     parser.add_argument("--caption-sampling", default="txt", metavar="FIELDS",
                         help="fields of captions, as in training; of several captions the likeliest (default: txt)")
@@ -50,15 +51,15 @@ def score(args: argparse.Namespace) -> int:
     """Score what no other process scores; 1 where a shard cannot be read to its end, or no sample could be used."""
     from prolip.curate.claims import made
     from prolip.curate.score import Scorer
+    from prolip.curate.sources import urls_of
     from prolip.curate.tables import SCORES
-    from prolip.data.reading.shards import expand_shards
     from prolip.data.samples.captions import CaptionSampler
     from prolip.evaluation.model import check_device
 
     at_least(args, 0, "workers")
     check_device(args.device)
     CaptionSampler.parse(args.caption_sampling)
-    urls = [shard.url for shard in expand_shards(args.data)]
+    urls = urls_of(args.data)
     first, parts = part_of(args.part)
     numbers, folder = range(first, len(urls), parts), Path(args.output)
     check_output(folder, folder=True)

@@ -10,10 +10,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from prolip.cli.command import Command, Compute, Output, add
+from prolip.cli.command import Command, Compute, Data, Output, add
+from prolip.cli.eval import open_named, split_flag, task_flag
+from prolip.data.reading.named import KINDS, ROWS, parse_source
 
 if TYPE_CHECKING:
     from prolip.data.index import IndexedShard
+
+#: What shards can be written of.
+STORED = (*ROWS, "shards")
 
 
 # --- index ------------------------------------------------------------------------------------------------------------
@@ -94,6 +99,53 @@ def index(args: argparse.Namespace) -> int:
     return 1 if progress.bad else 0
 
 
+# --- shards -----------------------------------------------------------------------------------------------------------
+SHARDS = """A sample has the untouched bytes of its image. One caption is its .txt. Several are the list
+`captions` of its .json, which training draws from, too. The .json also holds the class.
+--layout wds writes clip_benchmark's files for evaluation, of captions or with --task
+classification of classes."""
+
+
+def shards_flags(parser: argparse.ArgumentParser) -> None:
+    """Those of `prolip data shards`."""
+    argument = parser.add_argument
+    argument("source", metavar="SOURCE", help="what to write: " + ", ".join(KINDS[kind] for kind in STORED))
+    argument("--layout", choices=("training", "wds"), default="training", help="who reads it (default: %(default)s)")
+    split_flag(parser)
+    task_flag(parser)
+    argument("--shard-size", type=int, default=1000, metavar="N", help="samples of a shard (default: %(default)s)")
+    add(parser, Data, "skip_damaged")
+    add(parser, Output, "output", required=["output"], help={"output": "folder for the shards, a new one"})
+
+
+def shards(args: argparse.Namespace) -> None:
+    """Write, and print how the shards are read."""
+    from prolip.data.faults import FaultCounter
+    from prolip.data.reading.images import read_stored
+    from prolip.data.reading.tables.csv import show_counts
+    from prolip.data.reading.tar import strict_note
+    from prolip.data.samples.split import parse_split
+    from prolip.evaluation.datasets.write import write_training, write_wds
+    from prolip.utils.messages import at_least, first_few
+
+    show_counts()
+    at_least(args, 1, "shard_size")
+    damage = FaultCounter()
+    if args.layout == "wds":
+        dataset = open_named("SOURCE", args.source, args.split, args.skip_damaged, args.task)
+        count, damage = write_wds(dataset, args.output, args.shard_size), dataset.damage or damage
+    else:
+        source = parse_source(args.source, "SOURCE", STORED)
+        found = read_stored(source, damage.add if args.skip_damaged else strict_note, parse_split(args.split))
+        count = write_training(found, args.output, args.shard_size)
+    use = f"evaluate on them with --data wds:{args.output}" if args.layout == "wds" else \
+        f"train on them with --train-data {args.output}"
+    print(f"{count:,} samples written; {use}")
+    if damage.kinds:
+        lost = ", ".join(f"{number} {kind}" for kind, number in damage.kinds.items())
+        print(f"left out: {lost}, such as {first_few(list(damage.examples), 1)}", file=sys.stderr)
+
+
 # --- emoji ------------------------------------------------------------------------------------------------------------
 def emoji_flags(parser: argparse.ArgumentParser) -> None:
     """Those of `prolip data emoji`."""
@@ -132,9 +184,9 @@ class's images are drawn. Written are:
 def few_shot_flags(parser: argparse.ArgumentParser) -> None:
     """Those of `prolip data few-shot`."""
     argument = parser.add_argument
-    argument("--data", required=True, metavar="WORD:ADDRESS", help="data set to draw from: wds:FOLDER, imagenet:FOLDER")
+    argument("--data", required=True, metavar="SOURCE", help="set to draw from: wds:FOLDER, images:FOLDER, csv:FILE")
     argument("--split", help="split of --data (default: test)")
-    argument("--test-data", metavar="WORD:ADDRESS", help="test images (default: --data, with --test-split or the rest)")
+    argument("--test-data", metavar="SOURCE", help="test images (default: --data, with --test-split or the rest)")
     argument("--test-split", help="split of --test-data (default: test)")
     argument("--shots", type=int, default=16, metavar="N", help="images of each class (default: %(default)s)")
     argument("--train-on", choices=("base", "all"), default="base",
@@ -157,11 +209,11 @@ def few_shot(args: argparse.Namespace) -> None:
         raise ValueError(f"--template {template!r} has no {{c}} where the class goes")
     check_new(folder, ("all",) if together else ("base", "novel"))  # before anything is read
     with naming(f"--data {args.data}"):
-        dataset = open_dataset(args.data, args.split)
+        dataset = open_dataset(args.data, args.split, task="classification")
     test, address = None, args.test_data or (args.data if args.test_split else None)
     if address:
         with naming(f"--test-data {address}"):
-            test = open_dataset(address, args.test_split)
+            test = open_dataset(address, args.test_split, task="classification")
     found = draw(dataset, test, args.shots, args.seed, together)
     write_few_shot(found, dataset, folder, test, template)
     print("\n".join(describe(found, dataset, folder, args.shots)))
@@ -174,6 +226,10 @@ COMMANDS = {
             "prolip data index 'data/emoji/*.tar' --output index.json",
             index_flags, index, INDEX,
             {"workers": "use --processes", "timeout": "use --read-timeout", "retries": "use --read-retries"}),
+        "shards": Command(
+            "write a table, a folder or a published set as shards",
+            "prolip data shards data/emoji/emojione.tar --layout wds --output runs/emojione",
+            shards_flags, shards, SHARDS),
         "emoji": Command(
             "write drawings of the bundled corpus as a test set",
             "prolip data emoji --data data/emoji/emojione.tar --classes group --output runs/groups",

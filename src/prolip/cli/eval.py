@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from prolip.cli.command import Command, Compute, Data, Model, Output, add, load, part_of
-from prolip.evaluation.datasets.specs import FORMS, open_dataset
+from prolip.evaluation.datasets.specs import FORMS, open_dataset, told_apart
 from prolip.utils.flags import Parser, flag_of
 from prolip.utils.messages import at_least, naming
 from prolip.utils.outputs import check_output
@@ -15,7 +15,7 @@ from prolip.utils.outputs import check_output
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from prolip.evaluation.datasets.base import Dataset
+    from prolip.evaluation.datasets.base import Dataset, Kind
     from prolip.evaluation.features import Features
 
 EXAMPLE = "prolip eval {} --model local-dir:runs/demo/model {}"
@@ -23,9 +23,11 @@ EXAMPLE = "prolip eval {} --model local-dir:runs/demo/model {}"
 RETIRED = {"dataset": "use --data", "data-dir": "use --data", "shard": "use --part"}
 #: Flags that say how a model reads images and texts.
 OF_MODELS = (
-    "model", "pretrained", "tokenizer", "data", "split", "save_features", "device", "precision", "skip_damaged",
+    "model", "pretrained", "tokenizer", "data", "split", "task", "save_features", "device", "precision", "skip_damaged",
     "prompts", "prompts_fit", "prompts_split",
 )  # fmt: skip
+#: What prompts are fitted to.
+CLASSES: Kind = "classification"
 #: Where --published finds nothing.
 NONE_PRINTED = "no published row has a figure of these test sets"
 
@@ -42,6 +44,17 @@ def intervals_flag(parser: argparse.ArgumentParser, of: str) -> None:
                         help=f"95%% intervals by bootstrap over {of} (without a number 1000 draws)")  # fmt: skip
 
 
+def split_flag(parser: argparse.ArgumentParser) -> None:
+    """Which images of a data set."""
+    parser.add_argument("--split", help="a split by its name, or a share such as 0.1 that is held out by content")
+
+
+def task_flag(parser: argparse.ArgumentParser) -> None:
+    """What own data are evaluated by."""
+    parser.add_argument("--task", choices=("retrieval", CLASSES),
+                        help="task of data that have both captions and classes (default: retrieval)")  # fmt: skip
+
+
 def save_features_flag(parser: argparse.ArgumentParser) -> None:
     """Where embeddings are kept."""
     parser.add_argument("--save-features", metavar="FOLDER", help="keep embeddings here, and reuse those that are here")
@@ -51,12 +64,13 @@ def save_features_flag(parser: argparse.ArgumentParser) -> None:
 def tasks_flags(parser: argparse.ArgumentParser) -> None:
     """Those of `prolip eval tasks`."""
     flag = parser.add_argument
-    flag("--data", nargs="+", action="extend", default=[], metavar="WORD:ADDRESS", help=f"test sets: {FORMS}")
-    flag("--split", help="another split than test")
+    flag("--data", nargs="+", action="extend", default=[], metavar="SOURCE", help=f"test sets: {FORMS}")
+    split_flag(parser)
+    task_flag(parser)
     similarities_flag(parser)
     flag("--prompts", default="all", metavar="RULE", help="prompts of a class: all (default), certain:K, below:k, "
          "best, bprw, bprw:K, or a file of prolip prompts fit (see below)")  # fmt: skip
-    flag("--prompts-fit", metavar="WORD:ADDRESS", help="images that bprw is fitted to, for others to be scored")
+    flag("--prompts-fit", metavar="SOURCE", help="images that bprw is fitted to, for others to be scored")
     flag("--prompts-split", metavar="SPLIT", help="split of --prompts-fit, if it is another than test")
     save_features_flag(parser)
     flag("--features", metavar="FOLDER", help="evaluate what --save-features kept, without a model")
@@ -138,12 +152,12 @@ def plots_of(args: argparse.Namespace) -> Path | None:
     return Path(args.output).parent / "plots" if args.plots else None
 
 
-def open_named(flag: str, spec: str, split: str | None, skip_damaged: bool) -> Dataset:
+def open_named(flag: str, spec: str, split: str | None, skip_damaged: bool, task: Kind | None = None) -> Dataset:
     """The data set that a flag names."""
     from prolip.data.faults import FaultCounter
 
     with naming(f"{flag} {spec}"):
-        return open_dataset(spec, split, FaultCounter() if skip_damaged else None)
+        return open_dataset(spec, split, FaultCounter() if skip_damaged else None, task)
 
 
 def features_of(args: argparse.Namespace) -> Iterator[Features]:
@@ -156,10 +170,10 @@ def features_of(args: argparse.Namespace) -> Iterator[Features]:
 
     if args.features:
         return load_features(FeatureStore(args.features))
-    datasets = [open_named("--data", spec, args.split, args.skip_damaged) for spec in args.data]
+    datasets = told_apart([open_named("--data", spec, args.split, args.skip_damaged, args.task) for spec in args.data])
     pool = None
     if args.prompts_fit:
-        pool = open_named("--prompts-fit", args.prompts_fit, args.prompts_split, args.skip_damaged)
+        pool = open_named("--prompts-fit", args.prompts_fit, args.prompts_split, args.skip_damaged, CLASSES)
         with naming(f"--prompts-fit {args.prompts_fit}"):
             for dataset in datasets:
                 check_pool(pool, dataset)

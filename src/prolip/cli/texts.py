@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from prolip.cli.command import Command, Compute, Data, Model, Output, add, load
-from prolip.cli.eval import drawings_flags, open_named, save_features_flag
+from prolip.cli.eval import CLASSES, drawings_flags, open_named, save_features_flag, split_flag
 from prolip.evaluation.datasets.specs import FORMS
 from prolip.hierarchy.choices import INCLUSIONS, LEAST, OWN, ROOTS, STEPS
 from prolip.utils.messages import at_least
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 def fit_flags(parser: argparse.ArgumentParser) -> None:
     """Those of `prolip prompts fit`."""
     flag = parser.add_argument
-    flag("--data", required=True, metavar="WORD:ADDRESS", help=f"images, class names and prompts: {FORMS}")
-    flag("--split", help="another split than test")
+    flag("--data", required=True, metavar="SOURCE", help=f"images, class names and prompts: {FORMS}")
+    split_flag(parser)
     flag("--rule", default="bprw", metavar="RULE", help="bprw (default): by the images nearest to a class; bprw:K: by "
          "K labelled images of it; with settings as of prolip eval tasks --prompts")  # fmt: skip
     flag("--templates", metavar="FILE", help="prompts, one a line with {c} for the class, instead of the data set's")
@@ -61,7 +61,7 @@ def run_fit(args: argparse.Namespace) -> None:
         raise ValueError(f"--templates {args.templates} holds no prompt: write one a line, with {{c}} where the class"
                          " goes")  # fmt: skip
     class_prompts(["class"], templates or ["{c}"])
-    dataset = open_named("--data", args.data, args.split, args.skip_damaged)
+    dataset = open_named("--data", args.data, args.split, args.skip_damaged, CLASSES)
     found = fit_prompts(
         dataset, load(args), rule.fit, templates, store=FeatureStore(args.save_features), batch_size=args.batch_size,
         workers=args.workers, progress=sys.stderr.isatty(),

@@ -18,10 +18,10 @@ from torch import Tensor
 
 from prolip.curate.claims import Stamp, agree, stamp
 from prolip.curate.figures import Figures
-from prolip.curate.sources import CHANGED, change_of, content_of, source_of
+from prolip.curate.sources import CHANGED, SourceReader, change_of, content_of, name_of, source_of
 from prolip.curate.tables import MANIFEST, PLACE, SCORES, SIZE, digest, read_table, table_path, write_table
 from prolip.data.faults import SampleFault, ShardFault
-from prolip.data.reading.entries import canonical, find_index
+from prolip.data.reading.entries import find_index
 from prolip.data.reading.opening import ReadPolicy
 from prolip.data.reading.tar import ShardReader, printable
 from prolip.data.samples.captions import CaptionSampler
@@ -59,7 +59,7 @@ class Scorer:
         """What scores these shards by a model. captions: as --caption-sampling; of several captions the likeliest."""
         about = {"model": model.name, "fingerprint": model.fingerprint, "precision": model.precision,
                  "captions": captions, "score": model.score.name}  # fmt: skip
-        read = ShardReader(ReadPolicy(), find_index(urls))
+        read = SourceReader(ReadPolicy(), find_index(urls))
         return cls(urls, folder, Figures(model), model.preprocess, CaptionSampler.parse(captions), about, read, threads)
 
     @cached_property
@@ -72,7 +72,7 @@ class Scorer:
     def words(self) -> dict[str, Any]:
         """What the manifest says of all tables. Addresses are without secrets."""
         columns = {field.name: str(field.type) for field in self.schema}
-        return {**self.about, "format": FORMAT, "columns": columns, "shards": [canonical(url) for url in self.urls]}
+        return {**self.about, "format": FORMAT, "columns": columns, "shards": [name_of(url) for url in self.urls]}
 
     @cached_property
     def mark(self) -> str:
@@ -138,7 +138,7 @@ class Scorer:
                 first = first or fault
                 faults.update([fault.partition(":")[0]])
         note = {
-            "scores": self.mark, "shard": canonical(self.urls[number]), "source": source,
+            "scores": self.mark, "shard": name_of(self.urls[number]), "source": source,
             "content": sums.hexdigest(), "samples": len(whole), "usable": whole.column("fault").null_count,
             "faults": dict(faults), "first": first, "broken": broken,
         }  # fmt: skip

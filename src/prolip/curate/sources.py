@@ -2,25 +2,59 @@
 from __future__ import annotations
 
 import hashlib
+import os
+from collections.abc import Iterator
 from contextlib import closing
 
 from prolip.data.faults import SampleFault
 from prolip.data.reading.connections import Identity, ReadPolicy
 from prolip.data.reading.entries import canonical
+from prolip.data.reading.images import read_stored
+from prolip.data.reading.named import TABLES, NamedSource, parse_source
 from prolip.data.reading.opening import open_stream
 from prolip.data.reading.shards import expand_shards
-from prolip.data.reading.tar import ShardReader
+from prolip.data.reading.tar import Note, ShardReader
 from prolip.data.samples.sample import Raw, suffixes_of
 
+#: Kinds that are scored as one shard.
+OWN = (*TABLES, "images")
 GONE, CHANGED = "is gone", "has changed"
+
+
+class SourceReader(ShardReader):
+    """A `ShardReader` that reads a table or a folder of images, too, as one shard of all its images."""
+
+    def __call__(self, url: str, on_fault: Note | None = None) -> Iterator[Raw]:
+        source = table_of(url)
+        return read_stored(source, None) if source else super().__call__(url, on_fault)
+
+
+def table_of(url: str) -> NamedSource | None:
+    """The table or the folder of images that a shard's address is, None for a shard."""
+    kind, _, address = url.partition(":")
+    return NamedSource(kind, address) if kind in OWN else None
+
+
+def urls_of(data: str) -> list[str]:
+    """The addresses of what is scored, a table or folder being one. ValueError for other kinds."""
+    source = parse_source(data, "--data", (*OWN, "shards"))
+    if source.kind == "shards":
+        return [shard.url for shard in expand_shards(source.address)]
+    return [f"{source.kind}:{os.path.abspath(source.address)}"]
+
+
+def name_of(url: str) -> str:
+    """What tables of scores call a shard."""
+    return url if table_of(url) else canonical(url)
 
 
 def source_of(url: str, policy: ReadPolicy) -> Identity | None:
     """Size, version and time of change of a shard as its file system or store tells them, at the cost of one opening;
-    None where it does not answer.
+    None where it does not answer, as a folder.
     """
+    source = table_of(url)
     try:
-        with closing(open_stream(url, policy)) as stream:
+        with closing(open_stream(source.address if source else url, policy)) as stream:
             return stream.identity
     except SampleFault:
         return None
@@ -36,8 +70,8 @@ def change_of(url: str, was: list | None, policy: ReadPolicy) -> str:
 
 def reader_of(data: str | None = None, allow_private_hosts: bool = False) -> ShardReader:
     """A reader of shards whose addresses stand in tables. data: the shards again, where these are without secrets."""
-    addresses = {canonical(shard.url): shard.url for shard in (expand_shards(data) if data else ())}
-    return ShardReader(ReadPolicy(public_only=not allow_private_hosts), addresses=addresses)
+    addresses = {name_of(url): url for url in (urls_of(data) if data else ())}
+    return SourceReader(ReadPolicy(public_only=not allow_private_hosts), addresses=addresses)
 
 
 def content_of(raw: Raw) -> bytes:

@@ -13,6 +13,7 @@ import numpy as np
 from prolip.curate.claims import agree, made
 from prolip.curate.select import chosen, selection_of
 from prolip.curate.sources import content_of
+from prolip.curate.tables import SCORES
 from prolip.data.faults import ShardFault
 from prolip.data.index import index_shards, write_index
 from prolip.data.reading.entries import INDEX_NAME, ShardIndex, canonical
@@ -110,6 +111,8 @@ def write_shards(plan: Plan, out: Path, part: tuple[int, int] = (0, 1), processe
 
 def begin(plan: Plan, out: Path) -> None:
     """Make the folder, or take it up where an earlier run left it. ValueError where that wrote another selection."""
+    if (out / SCORES).is_dir():
+        raise ValueError(f"{out} holds tables of scores: give a folder for shards alone, such as --output {out}/kept")
     others = [*out.glob("[!.]*.tar"), *out.glob(INDEX_NAME)]
     if others and not (out / PLAN).exists():  # looked for after the others, which come behind it
         raise ValueError(f"{out} holds shards of others, {others[0].name} for one: give an empty --output")

@@ -171,13 +171,14 @@ class Corpus:
 
 
 def read(shards: str | Path | Sequence[str | Path]) -> Corpus:
-    """Read whole shards (paths and URLs as --train-data takes them), in order.
+    """Read whole shards (emoji:TARS, or paths and URLs as --train-data takes them), in order.
 
     Raises FileNotFoundError for a missing file and ValueError for one that cannot be read to its end, a sample without
     picture or texts, or shards that disagree on the texts of a concept.
     """
     given = [str(shards)] if isinstance(shards, (str, Path)) else [str(shard) for shard in shards]
-    urls = [url for sources in given for source in sources.split("::") for url in expand_source(source)]
+    sources = [source for sources in given for source in sources.removeprefix("emoji:").split("::")]
+    urls = [url for source in sources for url in expand_source(source)]
     for url in urls:
         if is_local(url) and not Path(local_path(url)).is_file():
             raise FileNotFoundError(f"no shard at {url}: {WANTED}. {explain_missing(local_path(url))}")

@@ -9,7 +9,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import numpy as np
 import torch
 
-from prolip.explorer.pictures import Pictures
+from prolip.explorer.pictures import Pictures, has_picture
 from prolip.explorer.plane import Plane, fit_plane, place
 from prolip.scores import Side
 from prolip.search.answers import meaning
@@ -126,7 +126,7 @@ class Gallery:
 def shown(item: Item) -> dict[str, Any]:
     """An item without its paths, and with texts of bounded length."""
     captions = [cut(text) for text in item.get("captions", [])[:CAPTIONS]]
-    return {"key": cut(item["key"]), "captions": captions, "picture": "path" in item or "shard" in item}
+    return {"key": cut(item["key"]), "captions": captions, "picture": has_picture(item)}
 
 
 def cut(text: str) -> str:

@@ -9,8 +9,10 @@ from typing import Any
 
 import torch
 
+from prolip.data.reading.named import NamedSource
 from prolip.evaluation.model import Embedder
 from prolip.explorer.asking import MOST
+from prolip.explorer.pictures import has_picture
 from prolip.models.weights.unreadable import CONFIG_NAMES
 from prolip.search import sources
 from prolip.search.answers import calibrate, read_questions
@@ -95,21 +97,15 @@ def holds_features(source: str) -> bool:
 
 
 def address_of(source: str, data: str | None) -> str:
-    """What is to be embedded, as `prolip.search` reads it; a folder counts as images:, tar files as shards:."""
+    """What is to be embedded, as `prolip.search` reads it."""
     if holds_features(source):
         if data:
             raise ValueError(f"{source} are features, which were embedded already: leave --data out")
         return source if source.startswith("features:") else f"features:{source}"
     if not data:
-        raise ValueError(f"{source} is a model, and there is nothing to explore yet: give --data, a folder, .tar"
-                         f" files or {sources.FORMS}; or an index of prolip search")  # fmt: skip
-    if data.partition(":")[0] in ("images", "shards", "features", "texts"):
-        return data
-    if Path(data).is_dir():
-        return f"images:{data}" if not any(Path(data).glob("*.tar")) else f"shards:{data}"
-    if ".tar" in data:
-        return f"shards:{data}"
-    raise ValueError(f"--data {data!r} is neither a folder nor shards: give {sources.FORMS}")
+        raise ValueError(f"{source} is a model, and there is nothing to explore yet: give --data, one of"
+                         f" {sources.FORMS}; or an index of prolip search")  # fmt: skip
+    return str(NamedSource(*sources.split(data)))
 
 
 def lacks_of(index: SearchIndex, embedder: Embedder | None) -> list[str]:
@@ -118,12 +114,12 @@ def lacks_of(index: SearchIndex, embedder: Embedder | None) -> list[str]:
     if embedder is None:
         lacks.append("There is no model, so no text can be typed, no picture dropped and no path walked; items, the map"
                      " and uncertainties work. Give --model.")  # fmt: skip
-    if index.side == "image" and not any("path" in item or "shard" in item for item in some):
+    if index.side == "image" and not any(has_picture(item) for item in some):
         lacks.append("Nothing says where the pictures of these items are, as of kept features: they are shown by their"
-                     " keys. An index of images:FOLDER or shards:TARS knows.")  # fmt: skip
+                     " keys. An index of images or shards knows.")  # fmt: skip
     if index.side == "image" and not any(item.get("captions") for item in some):
         lacks.append("No captions are kept with these items, so rules know the items alone, and paths need --texts"
-                     " FILE. shards:TARS brings captions.")  # fmt: skip
+                     " FILE. Tables, shards and class folders bring captions.")  # fmt: skip
     card = index.card
     if card is not None and not card.probabilistic:
         lacks.append(f"{card.name} gives points, without variances: no ellipses, no uncertainty, no elk.")

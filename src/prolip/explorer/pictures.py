@@ -15,10 +15,12 @@ from PIL import Image
 from webdataset.tariterators import base_plus_ext
 
 from prolip.data.faults import SampleFault
+from prolip.data.reading.named import parse_source
 from prolip.data.reading.opening import is_local, local_path
+from prolip.data.reading.rows import read_rows
 from prolip.data.reading.tar import SAMPLE_BYTES, StrictHeader, printable
 from prolip.data.samples.decoding import decode_image
-from prolip.data.samples.sample import IMAGE_SUFFIXES
+from prolip.data.samples.sample import IMAGE_SUFFIXES, image_bytes
 from prolip.explorer.crowd import PATIENCE, Busy
 from prolip.search.store import Item, hashes_of
 from prolip.utils.documents import read_file
@@ -30,6 +32,15 @@ PIXELS = 2**26
 #: Decodes all pictures, also those that ask, one after the other; another thread would get memory of its own.
 DECODER = ThreadPoolExecutor(1)
 Value = TypeVar("Value")
+
+
+#: What says where the picture of an item is.
+PLACES = ("path", "table", "row", "shard")
+
+
+def has_picture(item: Item) -> bool:
+    """Whether an item says where its picture is."""
+    return any(name in item for name in PLACES)
 
 
 class Gone(Exception):
@@ -45,15 +56,18 @@ class Table(NamedTuple):
 
 
 class Pictures:
-    """Pictures of items that say where theirs is: `path`, or `shard` with a key SHARD/KEY, as `prolip.search` keeps."""
+    """Pictures of items that say where theirs is, as `prolip.search` keeps: `path`, or `table` with a row, or `shard`
+    with a key SHARD/KEY.
+    """
 
     def __init__(self) -> None:
         self._thumbnail = lru_cache(KEPT)(self._make_thumbnail)
+        self._rows = lru_cache(KEPT)(lambda table: read_rows(parse_source(table)))
         self._table = lru_cache(TABLES)(lambda shard: table_of(local_path(shard)))
 
     def thumbnail(self, item: Item) -> bytes:
         """WebP of at most SIDE pixels a side. `Gone` where there is none."""
-        return self._thumbnail(*((name, item[name]) for name in ("key", "path", "shard") if name in item))
+        return self._thumbnail(*((name, item[name]) for name in ("key", *PLACES) if name in item))
 
     def _make_thumbnail(self, *item: tuple[str, str]) -> bytes:
         return self.of(dict(item), thumbnail_of, 2 * SIDE)
@@ -74,8 +88,10 @@ class Pictures:
                 return read_file(item["path"], SAMPLE_BYTES)
             except ValueError as error:
                 raise Gone(str(error)) from error
+        if "table" in item:
+            return image_bytes(self._rows(item["table"])(int(item["row"])))
         if "shard" not in item:
-            raise Gone("kept features have no pictures: give an index of images:FOLDER or shards:TARS")
+            raise Gone("kept features have no pictures: give an index of images or shards")
         shard: str = item["shard"]
         if not is_local(shard):
             raise Gone(f"{shard} is not on this machine, and pictures are read from local shards alone")

@@ -13,6 +13,7 @@ import torch
 from prolip.curate.columns import MEANINGS
 from prolip.curate.expressions import Rule, parse_rules
 from prolip.curate.figures import pair_figures, side_figures
+from prolip.curate.sources import table_of
 from prolip.curate.tables import figures_of, read_table, tables_of, whole_column
 from prolip.explorer.captions import Captions, captions_of
 from prolip.explorer.gallery import shown
@@ -90,7 +91,8 @@ class ScoredTable:
         number = int(np.searchsorted(self._starts, row, side="right")) - 1
         table, place = read_table(self.paths[number], ["key", "caption"]), row - int(self._starts[number])
         shard, key = table.note["shard"], table.columns["key"][place]
-        return {"key": f"{Path(shard).stem}/{key}", "shard": shard, "captions": [table.columns["caption"][place] or ""]}
+        place_of = {"table": shard, "row": place} if table_of(shard) else {"shard": shard}
+        return {"key": f"{Path(shard).stem}/{key}", **place_of, "captions": [table.columns["caption"][place] or ""]}
 
     def items(self, rows: Sequence[int]) -> list[dict[str, Any]]:
         return [{**shown(self.item(int(row))), "row": None, "thumbnail": f"sample/{int(row)}"} for row in rows]

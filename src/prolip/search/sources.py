@@ -1,6 +1,7 @@
-"""What is put into an index: a folder of images, shards, kept features, or a file of texts, each read in one order.
+"""What is put into an index: images of any source, kept features, or a file of texts, each read in one order.
 
     images:FOLDER         every picture below it, by its path
+    csv:FILE ...          tables, coco: and other published sets, with captions or classes; a key is the image's path
     shards:TARS           as --train-data takes them but for pipe:, with captions; a key is SHARD/KEY
     features:FOLDER       what --save-features kept of one data set; of several features:FOLDER,NAME
     texts:FILE            a text per line, which is its own key
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,12 +27,15 @@ import torch
 from torch import Tensor
 
 from prolip.data.faults import FaultCounter, SampleFault, ShardFault
+from prolip.data.reading.images import Stated, base_of, key_of, stated_by, stated_by_row
+from prolip.data.reading.named import KINDS as WORDS
+from prolip.data.reading.named import ROWS, NamedSource, parse_source
 from prolip.data.reading.opening import is_local, local_path
+from prolip.data.reading.rows import read_rows
 from prolip.data.reading.shards import expand_shards
-from prolip.data.reading.tar import SAMPLE_BYTES, printable, read_shard
-from prolip.data.samples.captions import LIKELY
+from prolip.data.reading.tar import printable, read_shard
 from prolip.data.samples.decoding import decode_image
-from prolip.data.samples.sample import IMAGE_SUFFIXES, Raw, image_bytes, json_record, plain_text
+from prolip.data.samples.sample import image_bytes
 from prolip.evaluation.feature_store import FeatureStore
 from prolip.evaluation.features import Features, load_features
 from prolip.evaluation.model import Embedder, groups
@@ -38,13 +43,13 @@ from prolip.gaussian import Gaussian
 from prolip.scores import Side
 from prolip.search.index import Part, SearchIndex
 from prolip.search.store import Item
-from prolip.utils.documents import read_file, text_lines
-from prolip.utils.links import check_inside, walk
-from prolip.utils.messages import explain_missing, listing
+from prolip.utils.documents import text_lines
+from prolip.utils.messages import explain_missing
 from prolip.utils.secrecy import redacted
 from prolip.utils.threads import default_workers, in_threads
 
-FORMS = "images:FOLDER, shards:TARS, features:FOLDER[,NAME] or texts:FILE"
+KINDS = (*ROWS, "shards", "features", "texts")
+FORMS = ", ".join(WORDS[kind] for kind in KINDS)
 #: Batches that are decoded ahead of the one that is embedded.
 AHEAD = 2
 
@@ -166,11 +171,9 @@ def digest(data: bytes) -> str:
 
 
 def split(address: str) -> tuple[str, str]:
-    """The word and the rest of an address. ValueError for another word."""
-    word, _, rest = address.partition(":")
-    if word not in ("images", "shards", "features", "texts") or not rest:
-        raise ValueError(f"--data {address!r} begins with no known word: give {FORMS}")
-    return word, rest
+    """The kind and the address of a source. ValueError for others, FileNotFoundError."""
+    source = parse_source(address, "--data", KINDS)
+    return source.kind, source.address
 
 
 def side_of(address: str) -> Side:
@@ -190,7 +193,8 @@ def read(
         texts = (Read({"key": text}, "", None) for text in lines_of(rest))
         yield from rebuild.parts(texts, batch_size, lambda some: embedder.embed_texts([x.item["key"] for x in some]))
         return
-    reads = images_below(Path(rest)) if word == "images" else images_of(rest, rebuild)
+    own = NamedSource(word, rest)
+    reads = images_of(rest, rebuild) if word == "shards" else images_in(own, None if faults is None else 1.0)
 
     def decode(read: Read) -> Read:
         """With its pixels in the place of its data, a fault, or None where the bytes are those of before."""
@@ -198,10 +202,7 @@ def read(
         if isinstance(data, SampleFault):
             return read
         try:
-            data = read_file(data, SAMPLE_BYTES) if isinstance(data, str) else data
-        except (OSError, ValueError) as error:
-            return read._replace(data=SampleFault("missing image", getattr(error, "strerror", None) or str(error)))
-        try:
+            data = image_bytes(data()) if callable(data) else data
             mark, former = digest(data), (read.former or {}).get("print", "")
             read.item["print"] = (read.mark or "") + mark
             return read._replace(data=None if former.endswith(mark) else embedder.preprocess(decode_image(data)))
@@ -228,25 +229,19 @@ def read(
             yield rebuild.part(same, rebuild.index.gaussians([read.row for read in same]), batch[-1].position)
 
 
-def images_below(folder: Path) -> Iterator[Read]:
-    """The pictures below a folder, by their paths; hidden ones are left out, and a link that leaves it is a fault."""
-    if not folder.is_dir():
-        raise FileNotFoundError(f"no folder {folder}: {explain_missing(str(folder))}")
-    found = False
-    for here, names in walk(folder):
-        for name in names:
-            if name.startswith(".") or os.path.splitext(name)[1][1:].lower() not in IMAGE_SUFFIXES:
-                continue
-            found, path = True, os.path.join(here, name)
-            key = printable(os.path.relpath(path, folder).replace(os.sep, "/"))
-            item = {"key": key, "path": os.path.abspath(path)}
-            try:
-                check_inside(folder, path)
-                yield Read(item, stamp(path), path)
-            except (OSError, ValueError) as error:
-                yield Read(item, None, SampleFault("missing image", getattr(error, "strerror", None) or str(error)))
-    if not found:
-        raise ValueError(f"{folder} holds no picture ({', '.join(IMAGE_SUFFIXES)}) but {listing(str(folder))}")
+def images_in(source: NamedSource, max_bad: float | None) -> Iterator[Read]:
+    """The images of a folder, a table or a published set with their captions, or their classes."""
+    rows, base = read_rows(source, max_bad=max_bad), base_of(source)
+    for number, row in enumerate(rows.rows):
+        item: Item = {"key": key_of(row, base), **words_of(stated_by_row(row))}
+        item |= {"table": str(source), "row": number} if row.inside else {"path": os.path.abspath(row.path)}
+        yield Read(item, stamp(row.path) if os.path.isfile(row.path) else None, partial(rows, number))
+
+
+def words_of(known: Stated) -> Item:
+    """What an item keeps of what is stated: its captions, without any its class."""
+    texts = list(known[0]) or ([known[1]] if known[1] else [])
+    return {"captions": texts} if texts else {}
 
 
 def images_of(shards: str, rebuild: Rebuild) -> Iterator[Read]:
@@ -265,8 +260,7 @@ def images_of(shards: str, rebuild: Rebuild) -> Iterator[Read]:
             for raw in read_shard(url, None if faults is None else faults.add):
                 item: Item = {"key": printable(f"{Path(shard).stem}/{raw['__key__']}"), "shard": shard}
                 try:
-                    captions = captions_of(raw)
-                    yield Read(item | ({"captions": captions} if captions else {}), None, image_bytes(raw))
+                    yield Read(item | words_of(stated_by(raw)), None, image_bytes(raw))
                 except SampleFault as fault:
                     yield Read(item, None, fault)
         except ShardFault as fault:
@@ -276,15 +270,6 @@ def images_of(shards: str, rebuild: Rebuild) -> Iterator[Read]:
             rebuild.kept.add(shard)  # nothing says that what it held is gone
         if faults is not None and faults.kinds.total() > count:
             rebuild.shards.pop(shard, None)
-
-
-def captions_of(raw: Raw) -> list[str]:
-    """The lines of its `.txt`, or the first field of its `.json` that captions are often called by."""
-    if "txt" in raw:
-        return [line for line in plain_text(raw).splitlines() if line.strip()]
-    record = json_record(raw) if "json" in raw else {}
-    value: Any = next((record[name] for name in LIKELY if record.get(name)), [])
-    return [text for text in (value if isinstance(value, list) else [value]) if isinstance(text, str)]
 
 
 def lines_of(path: str) -> list[str]:

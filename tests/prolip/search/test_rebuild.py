@@ -15,6 +15,7 @@ from webdataset import TarWriter
 import faults
 import prolip
 from prolip.cli.main import main
+from prolip.data.reading import folders
 from prolip.models.weights.checkpoint import save_pretrained
 from prolip.scores import CSDScore
 from prolip.search import sources, store
@@ -84,8 +85,8 @@ def test_a_picture_replaced_by_an_older_one_of_its_size_is_seen(folder, build):
 def test_what_is_unchanged_is_not_read_and_what_was_touched_is_not_embedded(folder, build, monkeypatch):
     assert build() == (8, 0, 0)
     reads, decoded = [], []
-    read, decode = sources.read_file, sources.decode_image
-    monkeypatch.setattr(sources, "read_file", lambda path, limit: reads.append(path) or read(path, limit))
+    read, decode = folders.read_file, sources.decode_image
+    monkeypatch.setattr(folders, "read_file", lambda path, limit: reads.append(path) or read(path, limit))
     monkeypatch.setattr(sources, "decode_image", lambda data: decoded.append(1) or decode(data))
     assert build() == (0, 0, 0) and not reads
     os.utime(folder / "p/red.png")
@@ -250,7 +251,7 @@ def test_texts_are_followed_line_by_line(folder, build):
 def test_a_source_that_cannot_be_read_leaves_an_index_for_another(folder, build):
     (folder / "t.txt").write_bytes(b"a\xffb\n")
     assert "t.txt is no UTF-8" in build(data=f"texts:{folder}/t.txt", to="texts")
-    assert "no folder" in build(data=f"images:{folder}/nothing") and build() == (8, 0, 0)
+    assert "is missing" in build(data=f"images:{folder}/nothing") and build() == (8, 0, 0)
     (folder / "t.txt").write_bytes("a\u00ffb\n".encode())
     assert build(data=f"texts:{folder}/t.txt", to="texts") == (1, 0, 0)
 

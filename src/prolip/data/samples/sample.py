@@ -35,6 +35,8 @@ Raw = dict[str, Any]
 IMAGE_SUFFIXES = ("jpg", "jpeg", "png", "webp", "bmp", "gif", "tif", "tiff")
 #: Bytes of a sample's JSON: parsed, it may take fifty times as many.
 JSON_BYTES = 2**22
+#: Field of the JSON that lists the captions of an image that has several, in place of `.txt`.
+SEVERAL = "captions"
 #: Members that a message names.
 SHOWN = 8
 
@@ -96,11 +98,15 @@ def why_no_image(suffixes: Sequence[str], key: str) -> str:
     return f"no image is known by the suffix {others[0]!r}: name it after its format, or convert it to one of these"
 
 
-def plain_text(raw: Raw) -> str:
-    """The `.txt` member of a shard's sample; SampleFault where it is missing or no UTF-8."""
+def plain_text(raw: Raw) -> Plain:
+    """The `.txt` member of a shard's sample, without one the list that its JSON has as `captions`; SampleFault where
+    both are missing or no UTF-8.
+    """
     if PLAIN not in raw:
         if "json" in raw:
             try:
+                if isinstance(several := json_record(raw).get(SEVERAL), list):
+                    return several
                 instead = "; " + offer_fields(json_record(raw))
             except SampleFault as fault:
                 instead = f"; its json is no help: {fault.message}"

@@ -13,16 +13,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-from webdataset import TarWriter
 
 from prolip.data.emoji import TEMPLATES, Corpus
 from prolip.data.faults import SampleFault
 from prolip.data.samples.decoding import decode_image
 from prolip.evaluation.datasets.wds import COUNT, RELEVANCE, TYPE, class_files
+from prolip.evaluation.datasets.write import SHARD, SPLIT, suffix_of, write_split
 from prolip.utils.outputs import check_output, replacing_folder
-
-SHARD = 1000
-SPLIT = "test"
 
 
 def write_emoji(corpus: Corpus, folder: str | os.PathLike, shard: int = SHARD) -> Path:
@@ -76,18 +73,10 @@ def write_task(
     corpus: Corpus, folder: Path, shard: int, suffix: str, contents: Sequence[str], files: Mapping[str, str]
 ) -> Path:
     """Drawings, each with one text member, in shards of `shard`, and small files by their path, all in one step."""
-    shards = -(-len(corpus.drawings) // shard)
+    samples = ({"__key__": drawing.key, suffix_of(drawing.data): drawing.data, suffix: content.encode()}
+               for drawing, content in zip(corpus.drawings, contents))  # fmt: skip
     with replacing_folder(folder, kept=lambda name: True) as place:
-        (place / SPLIT).mkdir()
-        for number in range(shards):
-            # Names, dates and owners are constant, so the same corpus gives the same bytes.
-            with TarWriter(str(place / SPLIT / f"{number}.tar"), encoder=False, mtime=0, user="", group="") as writer:
-                for row in range(number * shard, min((number + 1) * shard, len(corpus.drawings))):
-                    drawing = corpus.drawings[row]
-                    content = contents[row].encode()
-                    writer.write({"__key__": drawing.key, suffix_of(drawing.data): drawing.data, suffix: content})
-        for name, text in {**files, f"{SPLIT}/{COUNT}": f"{shards}\n"}.items():
-            (place / name).write_text(text, encoding="utf-8")
+        write_split(place, samples, files, shard)
     return folder
 
 
@@ -115,10 +104,3 @@ def shared_out(corpus: Corpus) -> tuple[list[list[str]], dict[str, list[int]]]:
         if len(rows):
             further[drawing.key] = rows.tolist()
     return owned, further
-
-
-def suffix_of(data: bytes) -> str:
-    """The suffix that fits a picture's first bytes."""
-    if data[:4] == b"RIFF":
-        return "webp"
-    return "png" if data.startswith(b"\x89PNG") else "jpg"

@@ -18,19 +18,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from webdataset import ShardWriter, TarWriter
+from webdataset import TarWriter
 
 from prolip.evaluation.datasets.base import Dataset, Sample, fingerprint
-from prolip.evaluation.datasets.emoji import SHARD, SPLIT, suffix_of
 from prolip.evaluation.datasets.wds import COUNT, class_files
+from prolip.evaluation.datasets.write import CONSTANT, SHARD, SPLIT, new_writer, suffix_of
 from prolip.utils.outputs import check_output, replacing_folder
 
 #: The paper's words, VACSR B.1.
 TEMPLATE = "a photo of a {c}"
 TRAIN = "train.tar"
 SHOWN = 5
-#: Names, dates and owners are constant, so the same draw gives the same bytes.
-CONSTANT = {"encoder": False, "mtime": 0, "user": "", "group": ""}
 
 
 class Row(NamedTuple):
@@ -178,12 +176,6 @@ def check_new(folder: Path, parts: Iterable[str]) -> None:
 def members(sample: Sample, key: str) -> dict[str, str | bytes]:
     """The image under a key of its own, as paths and dots in keys would be read as folders and suffixes."""
     return {"__key__": key, suffix_of(sample.image): sample.image}
-
-
-def new_writer(folder: Path) -> ShardWriter:
-    """Shards 0.tar, ... in a new folder."""
-    folder.mkdir(parents=True)
-    return ShardWriter(str(folder / "%d.tar"), maxcount=SHARD, verbose=0, **CONSTANT)
 
 
 def describe(found: FewShot, dataset: Dataset, folder: Path, shots: int) -> Iterator[str]:

@@ -101,8 +101,8 @@ def names_of(root: Path, folders: list[str], given: str | os.PathLike | None) ->
     if lines is not None:
         if len(lines) != len(folders):
             raise ValueError(
-                f"{len(lines)} class names for {len(folders)} class folders of {root} ({folders[0]}, ...): give one "
-                "name per folder, in alphabetical order of the folders"
+                f"{len(lines)} class names for {len(folders)} classes of {root} ({folders[0]}, ...): give one name "
+                "per class, in alphabetical order of their folders or labels"
             )
         return lines
     if all(WNID.fullmatch(folder) for folder in folders):

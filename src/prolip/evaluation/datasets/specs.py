@@ -1,42 +1,50 @@
-"""Data sets by a word and an address, as commands take them: `wds:FOLDER`, `coco:JSON,ROOT`."""
+"""Data sets by a word and an address, or by a bare path whose kind is recognised, as commands take them."""
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from prolip.utils.flags import did_you_mean
+from prolip.data.reading.named import KINDS, ROWS, parse_source
+from prolip.data.samples.split import Split, parse_split
 
 if TYPE_CHECKING:
+    from typing import Any
+
     from prolip.data.faults import FaultCounter
-    from prolip.evaluation.datasets.base import Dataset
+    from prolip.evaluation.datasets.base import Dataset, Kind, Sample, Share
     from prolip.evaluation.metrics.blockwise import Further
 
 
 class Reader(NamedTuple):
     """A reader, whether it has splits, and how many comma-separated addresses it takes at least and at most.
 
-    One beyond the least is the place of the lists of its splits. open: module of this folder and function, which is
-    imported late, as the command line shows the forms.
+    One beyond the least is the place of the lists of its splits; 0: it takes the source itself, and a task. open:
+    module of this folder and function, which is imported late, as the command line shows the forms.
     """
 
     open: str
-    form: str
     splits: bool
     least: int = 1
     most: int = 1
 
 
 READERS = {
-    "wds": Reader("wds.open_wds", "wds:FOLDER or URL", True),
-    "imagenet": Reader("folders.open_folder", "imagenet:FOLDER", False),
-    "coco": Reader("captioned.open_karpathy", "coco:JSON,IMAGES", True, 2, 2),
-    "flickr": Reader("captioned.open_karpathy", "flickr:JSON,IMAGES", True, 2, 2),
-    "cub": Reader("captioned.open_cub", "cub:CAPTIONS,IMAGES[,LISTS]", True, 2, 3),
-    "iapr": Reader("captioned.open_iapr", "iapr:FOLDER[,LISTS]", True, 1, 2),
-    "captions": Reader("tables.open_caption_table", "captions:FOLDER", False),
-    "winogavil": Reader("tables.open_winogavil", "winogavil:FOLDER", False),
+    **dict.fromkeys(ROWS, Reader("own.open_rows", False, 0)),
+    "shards": Reader("own.open_shards", False, 0),
+    "wds": Reader("wds.open_wds", True),
+    "imagenet": Reader("folders.open_folder", False),
+    "coco": Reader("captioned.open_karpathy", True, 2, 2),
+    "flickr": Reader("captioned.open_karpathy", True, 2, 2),
+    "cub": Reader("captioned.open_cub", True, 2, 3),
+    "iapr": Reader("captioned.open_iapr", True, 1, 2),
+    "captions": Reader("tables.open_caption_table", False),
+    "winogavil": Reader("tables.open_winogavil", False),
 }
-FORMS = ", ".join(reader.form for reader in READERS.values())
+FORMS = ", ".join(KINDS[kind] for kind in READERS)
 
 
 def further_of(info: dict[str, Any]) -> Further | None:
@@ -52,23 +60,48 @@ def has_splits(spec: str) -> bool:
     return reader is not None and reader.splits
 
 
-def open_dataset(spec: str, split: str | None = None, damage: FaultCounter | None = None) -> Dataset:
+def open_dataset(
+    spec: str, split: str | None = None, damage: FaultCounter | None = None, task: Kind | None = None
+) -> Dataset:
     """The data set that a word and its addresses name; ValueError for another word or number of addresses.
 
-    split: of readers that have splits, default test. Errors of the readers pass through.
+    split: of readers that have splits, default test; of all readers a number: the share of the images that is held out
+    by their content. task: of own data that have both captions and classes; other sets have one. Errors of the readers
+    pass through.
     """
-    word, colon, rest = spec.partition(":")
-    if not colon or word not in READERS:
-        remedy = did_you_mean(word, READERS, "give one of these")
-        raise ValueError(f"the data set {spec!r} begins with no known word: {remedy} ({FORMS})")
-    reader = READERS[word]
-    addresses = rest.split(",") if reader.most > 1 else [rest]
-    if not reader.least <= len(addresses) <= reader.most or not all(addresses):
-        raise ValueError(f"the data set {spec!r} has {len(addresses)} address(es): write {reader.form}")
-    if split is not None and not reader.splits:
-        raise ValueError(f"{reader.form} has no splits: drop --split {split}")
-    options = {"split": split} if split is not None else {}
-    lists = {"lists": addresses.pop()} if len(addresses) > reader.least else {}
+    source, part = parse_source(spec, "the data set", READERS), parse_split(split)
+    reader = READERS[source.kind]
+    addresses = source.address.split(",") if reader.most > 1 else [source.address]
+    if not reader.least <= len(addresses) <= max(reader.most, 1) or not all(addresses):
+        raise ValueError(f"the data set {spec!r} has {len(addresses)} address(es): write {KINDS[source.kind]}")
+    options: dict[str, Any] = {"split": part} if isinstance(part, str) else {}
+    if options and not reader.splits:
+        raise ValueError(f"{KINDS[source.kind]} has no splits: drop --split {split}, or give a share such as 0.1")
+    options |= {"lists": addresses.pop()} if 0 < reader.least < len(addresses) else {}
     module, _, name = reader.open.partition(".")
     open_it = getattr(import_module(f"prolip.evaluation.datasets.{module}"), name)
-    return open_it(*addresses, **options, **lists, damage=damage)
+    given = addresses if reader.least else [source, task]
+    found: Dataset = open_it(*given, **options, damage=damage)
+    return held_out(found, part) if isinstance(part, Split) else found
+
+
+def held_out(dataset: Dataset, part: Split) -> Dataset:
+    """The images that a share holds out. ValueError where matches name captions by their place, which then changes."""
+    if dataset.relevance is not None or dataset.associations:
+        raise ValueError(f"{dataset.source} lists its matches by place: it cannot be split, drop --split {part.share}")
+    info = {name: value for name, value in dataset.info.items() if not name.endswith("_ids")} | {"split": part.share}
+    return replace(
+        dataset, name=f"{dataset.name}_{part.share:g}", samples=partial(taken, dataset, part), size=None, info=info,
+        further=None, fingerprint=f"{dataset.fingerprint}-{part.share}",
+    )  # fmt: skip
+
+
+def taken(dataset: Dataset, part: Split, *share: Share) -> Iterator[Sample]:
+    """The samples that are in a part."""
+    return (sample for sample in dataset.samples(*share) if part.takes(sample.image))
+
+
+def told_apart(datasets: Sequence[Dataset]) -> list[Dataset]:
+    """The same sets; those that have one name are called by their addresses."""
+    counts = Counter(dataset.name for dataset in datasets)
+    return [replace(dataset, name=dataset.source) if counts[dataset.name] > 1 else dataset for dataset in datasets]

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple, get_args
@@ -43,13 +43,14 @@ MEMBERS = {"classification": "cls", "multilabel": "npy", "retrieval": "txt"}
 
 
 class Reading(NamedTuple):
-    """What a pass over the shards needs to know."""
+    """What a pass over the shards needs to know. read: what makes a sample of a raw one where it is not `parse`."""
 
     urls: tuple[str, ...]
     kind: Kind
     classes: int
     damage: FaultCounter | None
     policy: ReadPolicy | None
+    read: Callable[[Raw], Sample] | None = None
 
 
 def open_wds(
@@ -216,6 +217,8 @@ def unique_keys(samples: Iterable[Sample]) -> Iterator[Sample]:
 
 def parse(raw: Raw, reading: Reading) -> Sample:
     """A raw sample with its label, groups or captions. SampleFault for what is missing or makes no sense."""
+    if reading.read is not None:
+        return reading.read(raw)
     key, image = raw["__key__"], image_bytes(raw)
     if reading.kind == "retrieval":
         if "txt" not in raw:

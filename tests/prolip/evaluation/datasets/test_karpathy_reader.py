@@ -62,9 +62,23 @@ def test_a_file_of_another_layout_is_refused(tmp_path, content, message):
         open_karpathy(file, images)
 
 
-def test_too_few_captions_and_unknown_splits_are_refused(tmp_path):
-    file, images = mini.karpathy(tmp_path, captions=4)
-    with pytest.raises(DamagedData, match="has 4 captions, wanted 5: give captions=None"):
-        open_karpathy(file, images)
+def test_a_file_of_own_images_keeps_all_captions_where_an_image_has_fewer_than_five(tmp_path):
+    file, images = mini.karpathy(tmp_path, captions=7)
+    content = json.loads(file.read_text())
+    first = next(record for record in content["images"] if record["split"] == "test")
+    del first["sentences"][1:]
+    file.write_text(json.dumps(content))
+    dataset = open_karpathy(file, images)
+    assert [len(sample.captions) for sample in dataset.samples()] == [1, 7, 7, 7, 7, 7]
+    assert len(dataset.info["caption_ids"]) == 36
+
+
+def test_empty_captions_and_unknown_splits_are_refused(tmp_path):
+    file, images = mini.karpathy(tmp_path)
+    content = json.loads(file.read_text())
+    content["images"][0]["sentences"][1]["raw"] = " "
+    (tmp_path / "empty.json").write_text(json.dumps(content))
+    with pytest.raises(DamagedData, match="has 1 empty captions: write them"):
+        open_karpathy(tmp_path / "empty.json", images)
     with pytest.raises(ValueError, match="no images of the split 'val': it has test, train"):
         open_karpathy(file, images, split="val")

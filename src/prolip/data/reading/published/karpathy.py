@@ -26,6 +26,8 @@ def read_karpathy(
 ) -> tuple[KarpathyFile, list[CaptionedImage]]:
     """The images of some splits in the file's order, each with its first `captions` captions (None: all).
 
+    Where an image has fewer, the file is not the published one, and all captions of every image are read.
+
     images: the folder above val2014/ and train2014/, or that of Flickr30k's files. FileNotFoundError without file or
     folder, ValueError for a split without images, DamagedData for a file of another layout.
     """
@@ -37,7 +39,11 @@ def read_karpathy(
         if split not in file.splits:
             raise ValueError(f"{file.path} has no images of the split {split!r}: it has {', '.join(file.splits)}")
     chosen = [record for record in file.records if record["split"] in splits]
-    return file, [parse_record(record, root, file.path, captions) for record in chosen]
+    found = [parse_record(record, root, file.path) for record in chosen]
+    if captions is None or min(len(image.captions) for image in found) < captions:
+        return file, found
+    cut = slice(captions)
+    return file, [x._replace(captions=x.captions[cut], caption_ids=x.caption_ids[cut]) for x in found]
 
 
 def read_records(file: Path) -> KarpathyFile:
@@ -56,21 +62,19 @@ def read_records(file: Path) -> KarpathyFile:
     return KarpathyFile(file, records, splits, str(content.get("dataset", "")))
 
 
-def parse_record(record: dict[str, Any], root: Path, file: Path, wanted: int | None) -> CaptionedImage:
+def parse_record(record: dict[str, Any], root: Path, file: Path) -> CaptionedImage:
     """One image; COCO's key is its id, Flickr30k's its name. DamagedData where it lacks something."""
     try:
         name, sentences = record["filename"], record["sentences"]
-        texts = tuple(sentence["raw"].strip() for sentence in sentences)[:wanted]
-        ids = tuple(int(sentence["sentid"]) for sentence in sentences)[:wanted]
+        texts = tuple(sentence["raw"].strip() for sentence in sentences)
+        ids = tuple(int(sentence["sentid"]) for sentence in sentences)
         number = int(record.get("cocoid", record.get("imgid", -1)))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         name = record.get("filename", "?")
         raise DamagedData(f"{file}: image {name!r} lacks {error}: fetch the file again") from error
-    if len(texts) < (wanted or 1) or not all(texts):
-        raise DamagedData(
-            f"{file}: {name} has {sum(map(bool, texts))} captions, wanted {wanted or 'at least 1'}: give captions=None "
-            "for as many as there are"
-        )
+    if not texts or not all(texts):
+        has = f"{sum(not text for text in texts)} empty captions" if texts else "no caption"
+        raise DamagedData(f"{file}: {name} has {has}: write them, or leave the image out of the split")
     below = root / record.get("filepath", "") / name
     path = below if below.is_file() else root / name
     key = str(record["cocoid"]) if "cocoid" in record else name

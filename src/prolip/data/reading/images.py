@@ -1,0 +1,95 @@
+"""What a row, or a shard's sample, states of an image: its captions and its class; and a row as a shard holds it."""
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from prolip.data.faults import SampleFault
+from prolip.data.reading.folders import ImageRow
+from prolip.data.reading.named import TABLES, NamedSource
+from prolip.data.reading.rows import read_rows
+from prolip.data.reading.shards import expand_shards
+from prolip.data.reading.tables.columns import LABELS, plain
+from prolip.data.reading.tar import Note, ShardReader, printable
+from prolip.data.samples.captions import LIKELY, PLAIN, texts
+from prolip.data.samples.sample import IMAGE_SUFFIXES, SEVERAL, Raw, json_record, plain_text
+from prolip.data.samples.split import Split
+
+#: The captions and the class of an image.
+Stated = tuple[Sequence[str], str | None]
+
+
+def base_of(source: NamedSource) -> str:
+    """The folder that keys of a source's images start from: of its images, or of its table."""
+    places = [source.address] if source.kind in (*TABLES, "images") else source.address.split(",")
+    return next((place for place in reversed(places) if os.path.isdir(place)), os.path.dirname(places[0]))
+
+
+def key_of(row: ImageRow, base: str) -> str:
+    """The key of a row, from a folder that its image lies below."""
+    whole, base = os.path.abspath(row.path), os.path.abspath(base)
+    if os.path.commonpath([whole, base]) != base:
+        return row.key
+    return printable(os.path.relpath(whole, base).replace(os.sep, "/")) + row.key.removeprefix(printable(row.path))
+
+
+def stated_by_row(row: ImageRow) -> Stated:
+    """What a row states."""
+    return texts(row.caption, PLAIN), label_of(row.record)
+
+
+def stated_by(raw: Raw) -> Stated:
+    """What a shard's sample states: the lines of its `.txt`, or the field of its `.json` that captions are often called
+    by; its `.cls`, or a field `label` or `class`. SampleFault for a text or a JSON that cannot be read.
+    """
+    record = json_record(raw) if "json" in raw else {}
+    label = raw["cls"].decode(errors="replace").strip() if "cls" in raw else label_of(record)
+    if PLAIN in raw:
+        return [line for line in str(plain_text(raw)).splitlines() if line.strip()], label
+    names = (name for name in (SEVERAL, *LIKELY) if name not in LABELS and record.get(name))
+    return next((texts(record[name], name) for name in names), []), label
+
+
+def label_of(record: Mapping[str, Any]) -> str | None:
+    """The class that a record states, None without one."""
+    values = (value for word in LABELS for name, value in record.items() if plain(name) == word)
+    return next((str(x).strip() for x in values if isinstance(x, (str, int)) and str(x).strip()), None)
+
+
+def read_stored(source: NamedSource, on_fault: Note | None, split: str | Split | None = None) -> Iterator[Raw]:
+    """The samples of shards, or the images of a table, a folder or a published set as shards hold them.
+
+    on_fault: takes what cannot be read; without it an image that cannot be read leaves a sample of its texts. split: of
+    a published set, or a share that is held out. Errors of `read_rows`.
+    """
+    part = split if isinstance(split, Split) else None
+    if source.kind == "shards":
+        read = ShardReader(split=part)
+        yield from (raw for shard in expand_shards(source.address) for raw in read(shard.url, on_fault))
+        return
+    rows, base = read_rows(source, splits=split if isinstance(split, str) else None, split=part), base_of(source)
+    for number, row in enumerate(rows.rows):
+        try:
+            raw = rows(number)
+        except SampleFault as fault:
+            if on_fault is not None:
+                on_fault(fault)
+                continue
+            raw = rows.texts(number)
+        yield as_stored(raw, key_of(row, base))
+
+
+def as_stored(raw: Raw, key: str) -> Raw:
+    """A row as a shard holds it: one caption as `.txt`, several as `captions` of its `.json`, under a key without dots.
+    """
+    captions = texts(raw.get(PLAIN), PLAIN)
+    single = len(captions) == 1 and len(captions[0].splitlines()) == 1  # readers take each line for a caption
+    record = raw["json"] | ({SEVERAL: captions} if captions and not single else {})
+    name = re.sub(rf"\.({'|'.join(IMAGE_SUFFIXES)})$", "", key.strip("/"), flags=re.IGNORECASE)
+    found: Raw = {"__key__": re.sub(r"[^\w/-]+", "_", name)}
+    found |= {suffix: raw[suffix] for suffix in IMAGE_SUFFIXES if suffix in raw}
+    found |= {PLAIN: captions[0].encode()} if single else {}
+    return found | ({"json": json.dumps(record, ensure_ascii=False, default=str).encode()} if record else {})

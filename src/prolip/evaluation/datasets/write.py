@@ -1,0 +1,100 @@
+"""Shards of a source: those that training reads, and test sets in clip_benchmark's layout."""
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+from webdataset import ShardWriter
+
+from prolip.data.index import build_index
+from prolip.data.reading.entries import INDEX_NAME
+from prolip.data.samples.sample import Raw
+from prolip.evaluation.datasets.base import Dataset, Sample
+from prolip.evaluation.datasets.wds import COUNT, RELEVANCE, TYPE, class_files
+from prolip.utils.outputs import check_output, replacing_folder
+
+#: Samples of a shard; the split that is written.
+SHARD, SPLIT = 1000, "test"
+#: Names, dates and owners are constant, so the same samples give the same bytes.
+CONSTANT = {"encoder": False, "mtime": 0, "user": "", "group": ""}
+
+
+def new_writer(folder: Path, pattern: str = "%d.tar", shard: int = SHARD) -> ShardWriter:
+    """Shards 0.tar, ... in a folder that is made."""
+    folder.mkdir(parents=True, exist_ok=True)
+    return ShardWriter(str(folder / pattern), maxcount=shard, verbose=0, **CONSTANT)
+
+
+def suffix_of(data: bytes) -> str:
+    """The suffix that fits an image's first bytes."""
+    if data[:4] == b"RIFF":
+        return "webp"
+    return "png" if data.startswith(b"\x89PNG") else "jpg"
+
+
+def check_empty(folder: str | os.PathLike) -> Path:
+    """The folder, where nothing is there yet. FileExistsError, and ValueError where it cannot be written."""
+    check_output(folder, folder=True)
+    if Path(folder).is_dir() and any(Path(folder).iterdir()):
+        raise FileExistsError(f"{folder} holds files already: give another folder, or remove it")
+    return Path(folder)
+
+
+def write_training(samples: Iterable[Raw], folder: str | os.PathLike, shard: int = SHARD) -> int:
+    """Write samples as training shards with their index, in one step; how many. A key that is there gets a number."""
+    keys: set[str] = set()
+    with replacing_folder(check_empty(folder)) as place:
+        with new_writer(place, "%06d.tar", shard) as writer:
+            for raw in samples:
+                key = raw["__key__"] if raw["__key__"] not in keys else f"{raw['__key__']}_{len(keys)}"
+                keys.add(key)
+                writer.write(raw | {"__key__": key})
+        build_index([str(path) for path in sorted(place.glob("*.tar"))], str(place / INDEX_NAME))
+    return len(keys)
+
+
+def write_wds(dataset: Dataset, folder: str | os.PathLike, shard: int = SHARD) -> int:
+    """Write a data set of classes or captions in clip_benchmark's layout, in one step; how many images.
+
+    Line breaks in captions become blanks. ValueError for other kinds, and for matches by class, which it cannot hold.
+    """
+    if dataset.kind not in ("classification", "retrieval") or dataset.info.get("relevant_by"):
+        what = "retrieval by class" if dataset.info.get("relevant_by") else dataset.kind
+        raise ValueError(f"{dataset.source} is {what}, which --layout wds has no files for: leave --layout out")
+    keys: dict[str, str] = {}
+
+    def samples() -> Iterator[Raw]:
+        for number, sample in enumerate(dataset.samples()):
+            keys[sample.key] = f"{number:07d}"
+            yield {"__key__": f"{number:07d}", suffix_of(sample.image): sample.image, **text_of(sample)}
+
+    files = {TYPE: "retrieval\n"}
+    if dataset.kind == "classification":
+        files = class_files(dataset.classnames, dataset.templates)
+    with replacing_folder(check_empty(folder)) as place:
+        write_split(place, samples(), files, shard)
+        if dataset.relevance is not None:
+            pairs: dict[str, list[int]] = {}
+            for key, index in sorted(dataset.relevance):
+                pairs.setdefault(keys[key], []).append(index)
+            (place / SPLIT / RELEVANCE).write_text(json.dumps({"pairs": pairs}), encoding="utf-8")
+    return len(keys)
+
+
+def text_of(sample: Sample) -> dict[str, bytes]:
+    """What stands beside the image."""
+    if sample.captions is None:
+        return {"cls": str(sample.label).encode()}
+    return {"txt": "\n".join(" ".join(text.splitlines()) for text in sample.captions).encode()}
+
+
+def write_split(place: Path, samples: Iterable[Raw], files: Mapping[str, str], shard: int = SHARD) -> None:
+    """Write samples as the shards of a split, and small files by their path."""
+    with new_writer(place / SPLIT, shard=shard) as writer:
+        for raw in samples:
+            writer.write(raw)
+    count = len(list((place / SPLIT).glob("*.tar")))
+    for name, text in {**files, f"{SPLIT}/{COUNT}": f"{count}\n"}.items():
+        (place / name).write_text(text, encoding="utf-8")

@@ -1,0 +1,137 @@
+"""Own data as test sets: tables, folders and shards state the same, and give the same metrics."""
+import shutil
+from pathlib import Path
+
+import pytest
+
+import own_data
+from prolip.data.faults import FaultCounter
+from prolip.evaluation.datasets.base import DamagedData, Share
+from prolip.evaluation.datasets.specs import held_out, open_dataset, told_apart
+from prolip.evaluation.task import evaluate_dataset
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    return own_data.write(tmp_path_factory.mktemp("own"))
+
+
+def contents(dataset, *share):
+    return [(sample.content, sample.captions, sample.label) for sample in dataset.samples(*share)]
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet", "bytes", "shards"])
+def test_every_form_gives_the_metrics_of_the_csv(made, kind, ours):
+    for task in ("retrieval", "classification"):
+        table, other = (open_dataset(made[name], task=task) for name in ("csv", kind))
+        assert table.kind == other.kind == task and contents(table) == contents(other)
+        first, second = (evaluate_dataset(dataset, ours) for dataset in (table, other))
+        assert first.metrics == second.metrics and first.info["images"] == 12
+
+
+def test_class_folders_give_the_metrics_of_a_label_column(made, ours):
+    folder, table = open_dataset(made["classes"]), open_dataset(made["csv"], task="classification")
+    assert folder.kind == "classification" and folder.classnames == table.classnames == own_data.CLASSES
+    assert evaluate_dataset(folder, ours).metrics == evaluate_dataset(table, ours).metrics
+
+
+def test_an_image_has_the_captions_of_all_its_rows(made):
+    dataset = open_dataset(made["csv"])
+    assert dataset.kind == "retrieval" and dataset.size == 12 and dataset.name == "own"
+    found = list(dataset.samples())
+    assert [sample.key for sample in found] == [f"photos/{number:02d}.png" for number in range(12)]
+    assert [list(sample.captions) for sample in found] == [own_data.captions(number) for number in range(12)]
+
+
+def test_bare_paths_are_recognised(made, tmp_path):
+    assert open_dataset(made["csv"].removeprefix("csv:")).size == 12
+    assert open_dataset(made["shards"].removeprefix("shards:")).info["shards"] == 2
+    assert open_dataset(made["classes"].removeprefix("images:")).kind == "classification"
+
+
+def test_texts_beside_images_make_retrieval_of_a_folder(made, tmp_path):
+    shutil.copytree(made["classes"].removeprefix("images:"), tmp_path / "f")
+    for path in (tmp_path / "f").rglob("*.png"):
+        path.with_suffix(".txt").write_text(f"the image {path.stem}")
+    dataset = open_dataset(f"images:{tmp_path}/f")
+    assert dataset.kind == "retrieval" and next(dataset.samples()).captions == ("the image 00",)
+    assert open_dataset(f"images:{tmp_path}/f", task="classification").classnames == own_data.CLASSES
+
+
+def test_shares_of_ranks_hold_every_image_once(made):
+    for kind in ("csv", "shards"):
+        dataset = open_dataset(made[kind])
+        parts = [row for number in range(3) for row in contents(dataset, Share(number, 3))]
+        assert sorted(parts) == sorted(contents(dataset))
+
+
+def test_a_share_holds_out_the_same_images_of_every_form(made):
+    parts = {kind: contents(open_dataset(made[kind], "0.5")) for kind in ("csv", "bytes", "shards")}
+    assert parts["csv"] == parts["bytes"] == parts["shards"]
+    every = contents(open_dataset(made["csv"]))
+    assert 0 < len(parts["csv"]) < 12 and set(parts["csv"]) < set(every)
+    dataset = open_dataset(made["csv"], "0.5")
+    assert dataset.name == "own_0.5" and dataset.fingerprint != open_dataset(made["csv"]).fingerprint
+    assert len(contents(open_dataset(made["classes"], "0.5"))) == len(parts["csv"])
+
+
+def test_numbers_are_lines_of_the_class_names_beside_the_table(tmp_path):
+    own_data.write(tmp_path / "d")
+    rows = [row | {"label": str(own_data.CLASSES.index(row["label"]) + 1)} for row in own_data.records()]
+    table = own_data.write_csv(tmp_path / "d/numbers.csv", rows)
+    assert open_dataset(f"csv:{table}", task="classification").classnames == ("1", "2", "3")
+    (tmp_path / "d/classnames.txt").write_text("\n".join(("snow", *own_data.CLASSES)))
+    dataset = open_dataset(f"csv:{table}", task="classification")
+    assert dataset.classnames == ("snow", *own_data.CLASSES)
+    assert [sample.label for sample in dataset.samples()][:4] == [1, 2, 3, 1]
+
+
+def test_a_csv_whose_images_are_missing_ends_in_a_clear_message(made, tmp_path):
+    table = own_data.write_csv(tmp_path / "lost.csv", own_data.records())
+    with pytest.raises(ValueError, match=r"24 of 24 rows name no image that is there: rows 2, 3"):
+        open_dataset(f"csv:{table}")
+
+
+def test_an_image_without_a_caption_is_refused_or_counted(made, tmp_path):
+    rows = [row | ({"caption": ""} if "03" in row["image"] else {}) for row in own_data.records()]
+    table = own_data.write_csv(tmp_path / "own.csv", rows)
+    shutil.copytree(made["csv"].removeprefix("csv:").removesuffix("own.csv") + "photos", tmp_path / "photos")
+    with pytest.raises(ValueError, match="2 of 24 rows have no caption: rows 5, 17"):
+        open_dataset(f"csv:{table}")
+    damage = FaultCounter()
+    assert len(contents(open_dataset(f"csv:{table}", damage=damage))) == 11 and damage.kinds == {"missing text": 1}
+
+
+@pytest.mark.parametrize("task, message", [
+    ("retrieval", "has no captions"), (None, "has no captions and no classes"), ("classification", "has no classes"),
+])  # fmt: skip
+def test_what_data_lack_is_named(tmp_path, task, message):
+    own_data.write(tmp_path / "d")
+    for path in (tmp_path / "d/photos").iterdir():
+        path.with_suffix(".json").write_text("{}")
+    with pytest.raises(ValueError, match=message):
+        open_dataset(f"images:{tmp_path}/d/photos", task=task)
+
+
+def test_a_shard_that_breaks_off_is_damage(made, tmp_path):
+    whole = tmp_path / "0.tar"
+    whole.write_bytes(Path(made["shards"].removeprefix("shards:"), "0.tar").read_bytes()[:9000])
+    with pytest.raises(DamagedData):
+        contents(open_dataset(f"shards:{whole}"))
+    damage = FaultCounter()
+    assert 0 < len(contents(open_dataset(f"shards:{whole}", damage=damage))) < 6 and damage.kinds.total() > 0
+
+
+def test_sets_of_one_name_are_called_by_their_addresses(made, tmp_path):
+    sets = [open_dataset(made["csv"]), open_dataset(made["jsonl"]), open_dataset(made["shards"])]
+    assert [dataset.name for dataset in told_apart(sets)] == [made["csv"], made["jsonl"], "tars"]
+
+
+def test_a_set_with_matches_by_place_cannot_be_split(made):
+    from dataclasses import replace
+
+    from prolip.data.samples.split import Split
+
+    dataset = replace(open_dataset(made["csv"]), relevance=frozenset({("a", 0)}))
+    with pytest.raises(ValueError, match="lists its matches by place"):
+        held_out(dataset, Split(0.5))
