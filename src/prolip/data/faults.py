@@ -58,7 +58,8 @@ class FaultCounter:
 
     samples, shards: read or opened, good or bad. kinds: faults by kind. examples: the first few, with key and shard.
     lost_in_a_row: shards that could not be read since the last sample. lost_samples: samples that could not be used
-    since the last one that could. limit: the fraction of samples that may be bad.
+    since the last one that could. limit: the fraction of samples that may be bad. rows: where samples are rows of a
+    table or a folder, how many there are to read.
     """
 
     samples: int = 0
@@ -68,14 +69,17 @@ class FaultCounter:
     lost_in_a_row: int = 0
     lost_samples: int = 0
     limit: float = 1.0
+    rows: int = 0
 
     def add(self, fault: SampleFault, key: str = "", url: str = "") -> None:
         """Count one fault and keep it as an example while there are few, without the secrets of addresses."""
         self.kinds[fault.kind] += 1
         if len(self.examples) < EXAMPLES and fault.kind not in UNCHARGED:
-            place = f"sample {key!r} of " if key else ""
-            place += redacted(url) or "(no shard)"
-            example = f"{place}: {scrub(str(fault).replace(url, redacted(url)) if url else str(fault))}"
+            place = redacted(url)
+            if key != url:
+                place = f"sample {key!r} of {place}" if key and url else key or place
+            said = scrub(str(fault).replace(url, redacted(url)) if url else str(fault))
+            example = f"{place}: {said}" if place else said
             if example not in self.examples:  # a small shard is read again and again
                 self.examples.append(example)
 
@@ -95,10 +99,12 @@ class FaultCounter:
         self.lost_samples = 0
 
     def lose_sample(self, fault: SampleFault, key: str = "", url: str = "") -> None:
-        """Count a sample that cannot be used; TooManyBadSamples after LOST_SAMPLES without a good one."""
+        """Count a sample that cannot be used; TooManyBadSamples after LOST_SAMPLES, or all rows, without a good one."""
         self.samples += 1
         self.add(fault, key, url)
         self.lost_samples += 1
+        if self.rows and self.lost_samples >= 2 * self.rows:  # which hold a whole pass
+            self.fail(f"none of {self.rows} rows can be used")
         if self.lost_samples >= LOST_SAMPLES:
             self.fail(f"{self.lost_samples} samples were lost since the last one that could be used")
 
@@ -107,7 +113,7 @@ class FaultCounter:
 
         The main process judges fractions, but it would wait for ever for a chunk that is never full.
         """
-        if self.bad_samples >= WINDOWS["samples"]:
+        if self.bad_samples >= min(WINDOWS["samples"], self.rows or WINDOWS["samples"]):
             self.check(self.limit, "samples", SURE)
 
     def merge(self, other: FaultCounter) -> None:
@@ -116,10 +122,11 @@ class FaultCounter:
         self.shards += other.shards
         self.kinds.update(other.kinds)
         self.examples = (self.examples + other.examples)[:EXAMPLES]
+        self.rows = self.rows or other.rows
 
     def drain(self) -> FaultCounter:
         """Everything since the last drain, for sending to another process."""
-        taken = FaultCounter(self.samples, self.shards, self.kinds, self.examples)
+        taken = FaultCounter(self.samples, self.shards, self.kinds, self.examples, rows=self.rows)
         self.samples, self.shards, self.kinds, self.examples = 0, 0, Counter(), []
         return taken
 
@@ -154,7 +161,9 @@ class FaultCounter:
         """
         bad, total = {"samples": (self.bad_samples, self.samples), "shards": (self.bad_shards, self.shards)}[what]
         if bad > limit * total + deviations * math.sqrt(limit * (1 - limit) * total):
-            self.fail(f"{bad} of {total} {what} ({bad / max(total, 1):.1%}) are unusable; the limit is {limit:.1%}")
+            noun = "rows" if self.rows and what == "samples" else what
+            share = f"{bad / max(total, 1):.1%}"
+            self.fail(f"{bad} of {total} {noun} ({share}) are unusable; the limit is {limit:.1%}")
 
     def fail(self, reason: str) -> None:
         """Raise TooManyBadSamples with `reason`, the counts and the first faults."""
@@ -162,7 +171,8 @@ class FaultCounter:
         first = "; the first ones:" + "".join(f"\n  {example}" for example in self.examples) if self.examples else ""
         raise TooManyBadSamples(
             f"{reason}\nfaults by kind: {kinds}{first}\n"
-            "Repair or leave out these shards, or raise --max-bad-fraction if the loss is acceptable."
+            f"Repair or leave out these {'rows' if self.rows else 'shards'}, or raise --max-bad-fraction if the loss "
+            "is acceptable."
         )
 
 

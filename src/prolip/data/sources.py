@@ -54,7 +54,7 @@ def build_source(config: DataConfig, streams: int) -> tuple[Source, int]:
             check_captions(rows, CaptionSampler.parse(config.caption_sampling), kind)
     if len(rows) < streams:
         raise ValueError(f"{len(rows)} samples for {streams} loader streams: use fewer --workers or ranks")
-    return RowSource(len(rows), rows, rows.texts), given or len(rows)
+    return RowSource(len(rows), rows, rows.texts, rows.groups()), given or len(rows)
 
 
 def rest_of(config: DataConfig) -> Split | None:

@@ -14,6 +14,7 @@ from itertools import count, islice
 from typing import NamedTuple, Protocol
 
 import torch
+from torch import Tensor
 
 from prolip.data.faults import FaultCounter, SampleFault, ShardFault
 from prolip.data.order.cursor import Cursor, Opened, ShuffledShards
@@ -130,32 +131,55 @@ class ResampledSource:
                 return
 
 
+class Groups(NamedTuple):
+    """Rows that are read together, as those of a row group in a table: the group of each row, (rows,) int64, and what
+    each group takes, (groups,) float64, as a share of what a process keeps.
+    """
+
+    of_row: Tensor
+    sizes: Tensor
+
+    def together(self, order: Tensor, generator: torch.Generator) -> Tensor:
+        """The same permutation, but so many groups at a time, in random order, as a process keeps."""
+        turn, now, filled = torch.empty(len(self.sizes), dtype=torch.int64), 0, 0.0
+        for group in torch.randperm(len(turn), generator=generator).tolist():
+            size = float(self.sizes[group])
+            now, filled = (now + 1, size) if filled + size > 1 else (now, filled + size)
+            turn[group] = now
+        return order[turn[self.of_row[order]].argsort(stable=True)]
+
+
 @dataclass(frozen=True)
 class RowSource:
     """Rows that are known beforehand (CSV, image folders): row i of the permutation goes to stream i % S.
 
     read: row number -> raw sample, SampleFault where its file is missing. texts: the same without the image, of which
-    no file is opened.
+    no file is opened. groups: see `Groups`.
     """
 
     length: int
     read: Callable[[int], Raw]
     texts: Callable[[int], Raw] | None = None
+    groups: Groups | None = None
 
     def stream(self, place: Place, faults: FaultCounter, cursor: Cursor | None = None) -> Iterator[Row]:
         """Passes over this stream's share of the permutation."""
         if place.stream >= self.length:
             raise ValueError(f"{self.length} rows for {place.streams} streams: use fewer ranks or workers")
         cursor = cursor or Cursor()
+        faults.rows = len(range(place.stream, self.length, place.streams))
         while True:
             seed = stable_hash(place.seed, place.epoch, cursor.turn, "rows", bits=63)
-            order = torch.randperm(self.length, generator=torch.Generator().manual_seed(seed))
+            generator = torch.Generator().manual_seed(seed)
+            order = torch.randperm(self.length, generator=generator)
+            if self.groups is not None:
+                order = self.groups.together(order, generator)
             for row in order[place.stream :: place.streams][cursor.drawn :].tolist():
                 cursor.drawn += 1
                 try:
                     raw = self.read(row)
                 except SampleFault as fault:
-                    faults.lose_sample(fault, f"row {row}")
+                    faults.lose_sample(fault, "" if self.texts is not None else f"row {row}")
                     faults.judge_chunk()  # nobody else can, while this stream has nothing to hand out
                     continue
                 yield Row(raw, cursor.turn)

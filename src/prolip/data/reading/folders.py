@@ -2,12 +2,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import torch
 
 from prolip.data.faults import SampleFault
+from prolip.data.order.streams import Groups
 from prolip.data.reading.published.sets import read_set
 from prolip.data.reading.tar import SAMPLE_BYTES, printable
 from prolip.data.samples.captions import Plain, Selector
@@ -17,6 +20,9 @@ from prolip.utils.documents import loads, read_file, text_of
 from prolip.utils.links import check_inside, walk
 from prolip.utils.messages import explain_missing, listing
 from prolip.utils.threads import default_workers, in_threads
+
+if TYPE_CHECKING:
+    from prolip.data.reading.tables.parquet import EmbeddedImages
 
 #: Files that are hashed ahead of the one that is wanted.
 AHEAD = 64
@@ -48,7 +54,7 @@ class ImageRows:
     """Reads row i as a raw sample, as if it came from a shard. embedded: reads the images that a table holds."""
 
     rows: Sequence[ImageRow]
-    embedded: Callable[[Any], bytes] | None = None
+    embedded: EmbeddedImages | None = None
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -57,8 +63,10 @@ class ImageRows:
         """The raw sample; SampleFault where the file cannot be read."""
         row = self.rows[index]
         try:
-            embedded = self.embedded if row.inside is not None else None
-            data = embedded(row.inside) if embedded is not None else read_file(row.path, SAMPLE_BYTES)
+            if row.inside is not None and self.embedded is not None:
+                data = self.embedded(row.inside)
+            else:
+                data = read_file(row.path, SAMPLE_BYTES)
         except (OSError, ValueError) as error:  # the latter for a path with a zero byte
             reason = getattr(error, "strerror", None) or error
             where = f" (row {row.number} of the table)" if row.number else ""
@@ -73,6 +81,15 @@ class ImageRows:
         plain = {} if row.caption is None else {"txt": row.caption}
         return {"__key__": row.key, "__url__": printable(row.path), **plain, "json": row.record}
 
+
+    def groups(self) -> Groups | None:
+        """The rows that lie together in a table and what they take of a process's memory; None for files."""
+        if self.embedded is None:
+            return None
+        places = [row.inside[:2] for row in self.rows if row.inside is not None]
+        numbers = {place: number for number, place in enumerate(dict.fromkeys(places))}
+        sizes = torch.tensor([self.embedded.share(*place) for place in numbers], dtype=torch.float64)
+        return Groups(torch.tensor([numbers[place] for place in places]), sizes)
 
     def part(self, split: Split) -> ImageRows:
         """The rows on one side of a split by the content of their images, all of which are read for it.

@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from prolip.data.reading.folders import ImageRow, ImageRows, keep_selected, read_folder, read_published
 from prolip.data.reading.named import NamedSource
@@ -17,6 +17,9 @@ from prolip.data.samples.captions import Plain, Selector
 from prolip.data.samples.split import Split
 from prolip.utils.documents import loads
 from prolip.utils.messages import explain_missing, first_few
+
+if TYPE_CHECKING:
+    from prolip.data.reading.tables.parquet import EmbeddedImages
 
 RECOGNISED = TableColumns()
 #: Rows of a table that are looked for to tell where relative paths start: the first one may well be missing.
@@ -39,7 +42,7 @@ class Read(NamedTuple):
     rows: Iterable[ImageRow]
     damaged: dict[int, str]
     chosen: Chosen
-    embedded: Callable[[], Callable | None] = lambda: None
+    embedded: Callable[[], EmbeddedImages | None] = lambda: None
 
 
 def read_rows(

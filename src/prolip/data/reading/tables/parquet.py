@@ -17,7 +17,7 @@ from prolip.data.faults import SampleFault
 from prolip.data.reading.tables.csv import TableError
 
 #: Bytes of row groups that a process keeps.
-ROOM = 256 << 20
+ROOM = 128 << 20
 Inside = tuple[int, int, int]
 
 
@@ -79,8 +79,8 @@ class ParquetTable:
                 yield path, count, (number, group, row) if self.embedded else None, values
 
     def _has_bytes(self, image: str) -> bool:
-        """Whether the first row that has anything holds bytes; Hugging Face may write paths alone."""
-        batch = next(open_parquet(self.files[0]).iter_batches(batch_size=1, columns=[image], use_threads=False), None)
+        """Whether one of the first rows holds bytes; Hugging Face may write paths alone."""
+        batch = next(open_parquet(self.files[0]).iter_batches(batch_size=64, columns=[image], use_threads=False), None)
         return batch is not None and any(bytes_of(value) is not None for value in batch.column(0).to_pylist())
 
     def _values(self, file: pq.ParquetFile, columns: Sequence[str]) -> Iterator[list[Any]]:
@@ -140,6 +140,10 @@ class EmbeddedImages:
         if not data:
             raise SampleFault("missing image", f"{self.files[place[0]]} holds no bytes in column {self.column!r} there")
         return data
+
+    def share(self, file: int, group: int) -> float:
+        """What a row group takes of ROOM."""
+        return open_parquet(self.files[file]).metadata.row_group(group).total_byte_size / ROOM
 
     def _group(self, file: int, group: int) -> Any:
         if (found := self._kept.get((file, group))) is None:

@@ -1,0 +1,100 @@
+"""Runs on one's own tables: trained on, validated on, and held out of, by the default flags of data."""
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from training_runs import TINY, metrics
+
+from drawings import FOLDER
+from prolip.data import emoji
+from prolip.data.samples.split import held_out
+from training.config import build_config, renewed
+from training.main import main, parse
+
+MINE = [*TINY[TINY.index("--model") :], "--batch-size", "8", "--max-steps", "3"]
+
+
+@pytest.fixture(scope="module")
+def tables(tmp_path_factory) -> Path:
+    """Drawings as files, which a CSV and JSON lines name, and inside a Parquet table."""
+    folder = tmp_path_factory.mktemp("own")
+    corpus = emoji.read([FOLDER / "noto.tar"])
+    rows = []
+    for number, drawing in enumerate(corpus.drawings[:40]):
+        (folder / f"{number}.png").write_bytes(drawing.data)
+        rows.append({"image": f"{number}.png", "caption": f"{corpus.concepts[drawing.concept].name}, drawn"})
+    with open(folder / "a.csv", "w", newline="") as file:
+        csv.writer(file).writerows([("image", "caption"), *(row.values() for row in rows)])
+    (folder / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    inside = [{"bytes": (folder / row["image"]).read_bytes(), "path": row["image"]} for row in rows]
+    pq.write_table(pa.table({"image": inside, "caption": [row["caption"] for row in rows]}), folder / "a.parquet")
+    return folder
+
+
+def begin(tmp_path, *words) -> Path:
+    assert main([*MINE, "--output", str(tmp_path), "--name", "run", *map(str, words)]) == 0
+    return tmp_path / "run"
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.jsonl", "a.parquet"])
+def test_a_table_is_trained_on_and_what_is_held_out_of_it_is_measured(tables, tmp_path, name, caplog):
+    with caplog.at_level("INFO"):
+        run = begin(tmp_path, "--train-data", tables / name, "--split", "0.3")
+    assert "images from column 'image', captions from column 'caption'" in caplog.text
+    assert [line["step"] for line in metrics(run) if line["kind"] == "train"] == [1, 2, 3]
+    found = json.loads((run / "eval.json").read_text())
+    held = sum(held_out(tables / f"{number}.png", 0.3) for number in range(40))
+    assert 3 <= held <= 20 and found["held-out/t2i/queries"] == found["held-out/i2t/queries"] == held
+    assert json.loads((run / "config.json").read_text())["data"]["split"] == 0.3
+
+
+def test_shards_are_held_out_of_as_they_are_read(tmp_path):
+    run = begin(tmp_path, "--train-data", f"emoji:{FOLDER}/noto.tar", "--caption-sampling", "name", "--split", "0.3")
+    drawings = emoji.read([FOLDER / "noto.tar"]).drawings
+    held = sum(held_out(drawing.data, 0.3) for drawing in drawings)
+    assert json.loads((run / "eval.json").read_text())["held-out/i2t/queries"] == held > 0
+
+
+def test_a_table_with_problems_is_refused_before_a_folder_is_made(tables, tmp_path, capsys):
+    bad = tables / "bad.csv"
+    bad.write_text("image,caption\n0.png,x\nno.png,y\n1.png,\n" + "2.png,z\n" * 30)
+    assert main([*MINE, "--output", str(tmp_path), "--name", "run", "--train-data", str(bad)]) == 2
+    said = capsys.readouterr().err
+    assert "1 of 33 rows name no image that is there: row 3" in said and "1 of 33 rows have no caption: row 4" in said
+    assert "--image-root" in said and not (tmp_path / "run").exists()
+
+
+def test_the_old_spelling_names_the_new_one(capsys):
+    assert main(["--val-tasks", "wds:x"]) == 2
+    assert "--val-tasks is not a flag here: use --val-data" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("saved", "sources"), [
+    ({"val_data": "data/x.tar", "val_tasks": ["wds:a"]}, ("emoji:data/x.tar", "wds:a")),
+    ({"val_data": None, "val_tasks": []}, ()), ({"val_tasks": ["coco:a,b"]}, ("coco:a,b",)),
+    ({"val_data": "http://h/x.tar"}, ("emoji:http://h/x.tar",)), ({"val_data": ["csv:a.csv"]}, ("csv:a.csv",)),
+    ({"val_data": "csv:a.csv"}, ("csv:a.csv",)), ({"val_batch_size": 3}, ()),
+])  # fmt: skip
+def test_configurations_of_earlier_versions_are_read(saved, sources):
+    assert build_config("prolip", {"val": saved}).val.val_data == sources
+    assert renewed(renewed({"val": dict(saved)})) == renewed({"val": dict(saved)})
+
+
+def test_synthetic_data_has_its_size_in_its_address(tmp_path):
+    config = parse([*MINE, "--train-data", "synthetic:64"])
+    assert config.data.synthetic and not config.evaluates
+    begin(tmp_path, "--train-data", "synthetic:64")
+
+
+@pytest.mark.parametrize(("source", "remedy"), [
+    ("wds:x", "train on its tars, shards:FOLDER/train"), ("texts:x", "give one of csv:FILE"),
+    ("imagenet:x", "train on images:FOLDER"),
+])  # fmt: skip
+def test_sources_that_are_for_evaluation_are_not_trained_on(tmp_path, capsys, source, remedy):
+    assert main([*MINE, "--output", str(tmp_path), "--name", "run", "--train-data", source]) == 2
+    assert remedy in capsys.readouterr().err and not (tmp_path / "run").exists()
