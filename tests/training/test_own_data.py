@@ -53,6 +53,14 @@ def test_a_table_is_trained_on_and_what_is_held_out_of_it_is_measured(tables, tm
     assert json.loads((run / "config.json").read_text())["data"]["split"] == 0.3
 
 
+@pytest.mark.parametrize("name", ["a.csv", "a.jsonl", "a.parquet"])
+def test_a_run_is_validated_on_a_table(tables, tmp_path, name):
+    run = begin(tmp_path, "--train-data", tables / "a.csv", "--val-data", tables / name, f"emoji:{FOLDER}/emojione.tar",
+                "--val-select", "subgroup=sport", "--best-metric", "a/i2t/R@1")  # fmt: skip
+    found = json.loads((run / "eval.json").read_text())
+    assert found["a/i2t/queries"] == 40 and "names/i2t/R@1" in found and (run / "best" / "best.json").exists()
+
+
 def test_shards_are_held_out_of_as_they_are_read(tmp_path):
     run = begin(tmp_path, "--train-data", f"emoji:{FOLDER}/noto.tar", "--caption-sampling", "name", "--split", "0.3")
     drawings = emoji.read([FOLDER / "noto.tar"]).drawings
