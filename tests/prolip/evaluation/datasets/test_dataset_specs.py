@@ -1,8 +1,8 @@
 """Data sets by word and address: each word opens its format, everything else is refused."""
 import miniatures as mini
-import own_data
 import pytest
 
+import own_data
 from prolip.data.faults import FaultCounter
 from prolip.evaluation.datasets.specs import READERS, open_dataset
 
