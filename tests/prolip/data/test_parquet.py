@@ -54,7 +54,7 @@ def test_a_folder_of_tables_is_one_source_with_captions_and_classes_by_name(tmp_
         write(tmp_path / f"train-{number}.parquet", [2 * number, 2 * number + 1], text=several, label=[0, 1])
     rows = read_rows(parse_source(str(tmp_path)))
     assert images(rows) == [png(n) for n in range(4)] and [row.caption for row in rows.rows] == several * 2
-    assert rows.rows[3].record == {"label": 1} and rows.rows[3].key == f"{tmp_path}/train-1.parquet#2"
+    assert rows.rows[3].record == {"label": 1} and rows.rows[3].path == f"{tmp_path}/train-1.parquet#2"
     schema = pa.schema({"image": pa.binary(), "label": pa.int64()}).with_metadata({"huggingface": json.dumps(
         {"info": {"features": {"image": {"_type": "Image"}, "label": {"names": ["cat", "dog"], "_type": "ClassLabel"}}}}
     )})  # fmt: skip

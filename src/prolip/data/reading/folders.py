@@ -32,8 +32,9 @@ AHEAD = 64
 class ImageRow:
     """An image with its captions and the record in which caption fields, conditions and a label are looked up.
 
-    path: of its file, or of the table that holds its bytes; number: its row as a spreadsheet counts them, 0 where there
-    is no table; inside: where its bytes are in a table, as `EmbeddedImages` takes it.
+    path: of its file, unlike those of all other rows; of bytes that a table holds, TABLE#ROW; number: its row as a
+    spreadsheet counts them, 0 where there is no table; inside: where its bytes are in a table, as `EmbeddedImages`
+    takes it.
     """
 
     path: str
@@ -44,8 +45,8 @@ class ImageRow:
 
     @property
     def key(self) -> str:
-        """Unlike those of all other rows: the path as it can be shown, with the row where many images are inside."""
-        return printable(self.path) + (f"#{self.number}" if self.inside else "")
+        """The path as it can be shown."""
+        return printable(self.path)
 
 
 @dataclass(frozen=True)

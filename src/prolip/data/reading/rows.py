@@ -173,9 +173,9 @@ def name_rows(numbers: Iterable[int]) -> str:
 
 def merged(rows: Sequence[ImageRow], fields: Sequence[str]) -> list[ImageRow]:
     """The rows with those of one file joined into its first: plain captions and fields become lists."""
-    found: dict[Any, ImageRow] = {}
+    found: dict[str, ImageRow] = {}
     for row in rows:
-        first = found.setdefault((row.path, row.inside), row)
+        first = found.setdefault(row.path, row)
         if first is not row:
             first.caption = both(first.caption, row.caption)
             for name in fields:
@@ -266,7 +266,7 @@ def read_parquet(path: str, columns: TableColumns, is_image: Callable[[Any], boo
 
     def rows() -> Iterator[ImageRow]:
         for file, number, inside, (image, *values) in table.read(chosen.image, every):
-            row = make_row(image if inside is None else file, values, chosen, record, number)
+            row = make_row(image if inside is None else f"{file}#{number}", values, chosen, record, number)
             row.inside = inside
             yield row
 
