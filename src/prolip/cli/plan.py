@@ -25,30 +25,34 @@ RENAMED = {
 
 # --- plan -------------------------------------------------------------------------------------------------------------
 def plan_flags(parser: argparse.ArgumentParser) -> None:
-    """Those of `prolip plan`: every question of the planner."""
-    from planner.question import SECTIONS
-    from planner.tables import SECTIONS as TABLES
+    """Add the settings of a plan."""
+    from planner.config import GROUPS
+    from planner.plan import TABLES
 
     names = [*TABLES, VERDICT]
     parser.add_argument("--show", nargs="+", choices=names, metavar="TABLE", help=f"only these: {', '.join(names)}")
-    add(parser, Output, "json", help={"json": "print all values as JSON instead: seconds, bytes, dollars"})
-    for section, config in SECTIONS.items():
-        add_flags(parser, section, config)
+    add(parser, Output, "json", help={"json": "print the tables as JSON instead: seconds, bytes, dollars"})
+    for group, config in GROUPS.items():
+        add_flags(parser, group, config)
 
 
 def plan(args: argparse.Namespace) -> None:
     """Print the tables, a column for each number of GPUs."""
-    from planner import tables
-    from planner.plan import make_plans
-    from planner.question import ask
+    from planner.config import read_flags
+    from planner.plan import TABLES, judge, make_plan
+    from planner.tables import column, table
 
-    plans = make_plans(ask(vars(args)))
+    config = read_flags(vars(args))
+    plans = [make_plan(config, gpus) for gpus in config.gpus]
+    titles = [column(gpus) for gpus in config.gpus]
     if args.json:
-        print(json.dumps([tables.as_values(each) for each in plans], indent=2))
-        return
-    print(tables.heading(plans))
-    for name in args.show or [*tables.SECTIONS, VERDICT]:
-        print("\n" + (tables.verdicts(plans) if name == VERDICT else tables.table(name, plans)))
+        values = [each.tables | {"gpus": each.gpus, VERDICT: judge(each, config)} for each in plans]
+        return print(json.dumps(values, indent=2))
+    print(max(plans, key=lambda each: each.cluster.per_node).heading)
+    for name in args.show or [*TABLES, VERDICT]:
+        lines = [f"{title}: {judge(each, config)}" for title, each in zip(titles, plans)]
+        shown = "\n".join(lines) if name == VERDICT else table([name, *titles], [each.tables[name] for each in plans])
+        print(f"\n{shown}")
 
 
 # --- demo -------------------------------------------------------------------------------------------------------------
