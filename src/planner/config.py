@@ -13,7 +13,7 @@ from training.config import ModelConfig, OptimConfig, RunConfig
 FLOAT, HALF = 4, 2
 
 
-def trained(config: type, name: str) -> Any:
+def trained(config: Any, name: str) -> Any:
     """Return a field with the default and the help of the training's flag of that name."""
     field = config.__dataclass_fields__[name]
     return option(field.default, **field.metadata)

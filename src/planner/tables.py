@@ -1,7 +1,7 @@
 """Numbers with units, and plans as tables that can be read on a terminal and pasted into a page."""
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 HOUR, MINUTE = 3600.0, 60.0
@@ -57,9 +57,10 @@ def column(gpus: int) -> str:
     return f"{gpus:,} GPU{'s' * (gpus > 1)}"
 
 
-def table(titles: Sequence[str], columns: Sequence[Rows]) -> str:
-    """Format a table; titles: of the first column and of the others, which have the same rows."""
-    return align([titles, *([name, *(str(rows[name]) for rows in columns)] for name in columns[0])])
+def table(title: str, columns: Mapping[str, Rows]) -> str:
+    """Format a table; columns: title -> rows, the same in all."""
+    names = next(iter(columns.values()))
+    return align([[title, *columns], *([name, *(str(rows[name]) for rows in columns.values())] for name in names)])
 
 
 def align(cells: Sequence[Sequence[str]]) -> str:

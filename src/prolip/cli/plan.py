@@ -14,8 +14,7 @@ VERDICT = "verdict"
 RENAMED = {
     "global-batch": "use --global-batch-size", "samples": "use --max-samples", "ema": "use --ema-decay",
     "recompute": "use --grad-checkpointing and --checkpoint-policy", "parallel": "use --fsdp",
-    "cores-per-gpu": "use --workers", "every-samples": "use --save-every-samples",
-    "every-steps": "use --save-every-steps", "every-minutes": "use --save-every-minutes",
+    "cores-per-gpu": "use --workers", "*every-*": "give --save-every-samples",
 } | dict.fromkeys(
     ("simulate", "sim-steps", "rank-sigma", "step-sigma", "block-sigma", "image-sigma", "open-sigma", "stall-chance",
      "stall-seconds", "seed"),
@@ -43,16 +42,16 @@ def plan(args: argparse.Namespace) -> None:
     from planner.tables import column, table
 
     config = read_flags(vars(args))
-    plans = [make_plan(config, gpus) for gpus in config.gpus]
-    titles = [column(gpus) for gpus in config.gpus]
+    plans = {column(gpus): make_plan(config, gpus) for gpus in config.gpus}
+    verdicts = {title: judge(each, config) for title, each in plans.items()}
     if args.json:
-        values = [each.tables | {"gpus": each.gpus, VERDICT: judge(each, config)} for each in plans]
-        return print(json.dumps(values, indent=2))
-    print(max(plans, key=lambda each: each.cluster.per_node).heading)
-    for name in args.show or [*TABLES, VERDICT]:
-        lines = [f"{title}: {judge(each, config)}" for title, each in zip(titles, plans)]
-        shown = "\n".join(lines) if name == VERDICT else table([name, *titles], [each.tables[name] for each in plans])
-        print(f"\n{shown}")
+        values = [each.tables | {VERDICT: verdicts[title], "gpus": each.gpus} for title, each in plans.items()]
+        print(json.dumps(values, indent=2))
+        return
+    shown = {name: table(name, {title: each.tables[name] for title, each in plans.items()}) for name in TABLES}
+    shown[VERDICT] = "\n".join(f"{title}: {said}" for title, said in verdicts.items())
+    heading = max(plans.values(), key=lambda each: each.cluster.per_node).heading
+    print(heading, *(shown[name] for name in args.show or shown), sep="\n\n")
 
 
 # --- demo -------------------------------------------------------------------------------------------------------------
