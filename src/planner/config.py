@@ -5,18 +5,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from prolip.data.config import DataConfig
 from prolip.utils.fields import option
 from prolip.utils.flags import FlagError, build, check_alone, flag_of
-from training.config import ModelConfig, OptimConfig, RunConfig
 
 FLOAT, HALF = 4, 2
-
-
-def trained(config: Any, name: str) -> Any:
-    """Return a field with the default and the help of the training's flag of that name."""
-    field = config.__dataclass_fields__[name]
-    return option(field.default, **field.metadata)
+#: Titles of the tables.
+TABLES = ("time", "memory", "traffic", "input", "failures")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,12 +21,14 @@ class Training:
     gpus: list[int] = option([8, 32, 256, 1024], "numbers of GPUs, one column of the tables each")
     global_batch_size: int = option(16384, "samples per step over all GPUs")
     max_samples: float = option(1.28e9, "samples seen in the whole run")
-    accum_freq: int = trained(RunConfig, "accum_freq")
-    precision: Literal["fp32", "amp_bf16", "amp_fp16"] = trained(RunConfig, "precision")
-    ema_decay: float | None = trained(OptimConfig, "ema_decay")
-    grad_checkpointing: bool = trained(ModelConfig, "grad_checkpointing")
-    checkpoint_policy: Literal["full", "selective"] = trained(ModelConfig, "checkpoint_policy")
-    fsdp: bool = trained(RunConfig, "fsdp")
+    accum_freq: int = option(1, "micro-batches per step, as the training's flag: less memory, a second forward pass")
+    precision: Literal["fp32", "amp_bf16", "amp_fp16"] = option("amp_bf16", "arithmetic of the towers")
+    ema_decay: float | None = option(None, "averaged weights are kept as well, whatever their decay")
+    grad_checkpointing: bool = option(False, "recompute activations in the backward pass")
+    checkpoint_policy: Literal["full", "selective"] = option(
+        "full", "what --grad-checkpointing keeps: selective products and attention, full the input of a block"
+    )
+    fsdp: bool = option(False, "parameters, gradients and optimiser state in shards over the GPUs, instead of DDP")
     exchange: Literal["auto", "ring", "gather"] = option("auto", "how texts come to all GPUs; auto: as in training")
     mfu: float | None = option(None, "share of the GPU's peak (fp32: TF32's) that model FLOPs reach; assumed 0.3")
     rate: float | None = option(None, "samples/s of one GPU, measured without waits")
@@ -67,7 +63,7 @@ class Supply:
 
     images_per_core: float = option(250.0, "images/s that one core decodes and crops; assumed, measure yours")
     workers: int = option(16, "loader processes per GPU, a core each")
-    prefetch: int | None = trained(DataConfig, "prefetch")
+    prefetch: int | None = option(None, "chunks that each process prepares ahead; without: as the loader, by the batch per GPU")
     shard_samples: int = option(10_000, "samples in a shard")
     sample_kb: float = option(40.0, "kB of a sample in its shard; 40: LAION-5B, 240 TB of 5.85 billion")
     dataset_samples: float | None = option(None, "samples in the data, to see whether there are shards for all streams")

@@ -20,8 +20,6 @@ from prolip.utils.flags import FlagError
 ASSUMED_MFU = 0.3
 # The first lines of a measured run hold compilation, caches that fill, and autotuning.
 WARM_UP = 0.2
-#: Titles of the tables.
-TABLES = ("time", "memory", "traffic", "input", "failures")
 #: Rows of the input that are limits.
 GIVES = "decoding gives", "the object store gives", "reading shards gives"
 # Below so many samples per GPU a GPU computes less efficiently than the MFU says: launching kernels takes over.

@@ -5,9 +5,9 @@ import json
 
 import pytest
 
-from planner.config import PlanConfig
+from planner.config import TABLES, PlanConfig
 from planner.models import count_of_run
-from planner.plan import TABLES, judge, make_plan, measured_flops
+from planner.plan import judge, make_plan, measured_flops
 from planner.tables import size, span
 from prolip.cli.main import main
 

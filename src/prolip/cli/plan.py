@@ -16,8 +16,7 @@ RENAMED = {
     "recompute": "use --grad-checkpointing and --checkpoint-policy", "parallel": "use --fsdp",
     "cores-per-gpu": "use --workers", "*every-*": "give --save-every-samples",
 } | dict.fromkeys(
-    ("simulate", "sim-steps", "rank-sigma", "step-sigma", "block-sigma", "image-sigma", "open-sigma", "stall-chance",
-     "stall-seconds", "seed"),
+    ("simulate", "sim-steps", "*-sigma", "stall-*", "seed"),
     "python scripts/simulate_steps.py simulates, with the flags of a plan and its own; its --help lists them",
 )  # fmt: skip
 
@@ -25,8 +24,7 @@ RENAMED = {
 # --- plan -------------------------------------------------------------------------------------------------------------
 def plan_flags(parser: argparse.ArgumentParser) -> None:
     """Add the settings of a plan."""
-    from planner.config import GROUPS
-    from planner.plan import TABLES
+    from planner.config import GROUPS, TABLES
 
     names = [*TABLES, VERDICT]
     parser.add_argument("--show", nargs="+", choices=names, metavar="TABLE", help=f"only these: {', '.join(names)}")
@@ -37,21 +35,20 @@ def plan_flags(parser: argparse.ArgumentParser) -> None:
 
 def plan(args: argparse.Namespace) -> None:
     """Print the tables, a column for each number of GPUs."""
-    from planner.config import read_flags
-    from planner.plan import TABLES, judge, make_plan
+    from planner.config import TABLES, read_flags
+    from planner.plan import judge, make_plan
     from planner.tables import column, table
 
     config = read_flags(vars(args))
     plans = {column(gpus): make_plan(config, gpus) for gpus in config.gpus}
-    verdicts = {title: judge(each, config) for title, each in plans.items()}
     if args.json:
-        values = [each.tables | {VERDICT: verdicts[title], "gpus": each.gpus} for title, each in plans.items()]
+        values = [each.tables | {VERDICT: judge(each, config), "gpus": each.gpus} for each in plans.values()]
         print(json.dumps(values, indent=2))
         return
     shown = {name: table(name, {title: each.tables[name] for title, each in plans.items()}) for name in TABLES}
-    shown[VERDICT] = "\n".join(f"{title}: {said}" for title, said in verdicts.items())
-    heading = max(plans.values(), key=lambda each: each.cluster.per_node).heading
-    print(heading, *(shown[name] for name in args.show or shown), sep="\n\n")
+    shown[VERDICT] = "\n".join(f"{title}: {judge(each, config)}" for title, each in plans.items())
+    largest = max(plans.values(), key=lambda each: each.cluster.per_node)
+    print(largest.heading, *(shown[name] for name in args.show or shown), sep="\n\n")
 
 
 # --- demo -------------------------------------------------------------------------------------------------------------
