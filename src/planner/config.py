@@ -38,7 +38,7 @@ class Training:
 
 @dataclass(frozen=True, kw_only=True)
 class Machines:
-    """The cluster, its failures and checkpoints; what is left out follows from the kind of GPU."""
+    """The cluster, its failures and checkpoints; --gpu settles the rest."""
 
     gpu: str = option("H100", "kind of GPU: A100-40GB, A100-80GB, H100, H200, B200")
     gpus_per_node: int = option(8, "GPUs in a node")
@@ -63,7 +63,7 @@ class Supply:
 
     images_per_core: float = option(250.0, "images/s that one core decodes and crops; assumed, measure yours")
     workers: int = option(16, "loader processes per GPU, a core each")
-    prefetch: int | None = option(None, "chunks that each process prepares ahead; without: as the loader, by the batch per GPU")
+    prefetch: int | None = option(None, "chunks that each process prepares ahead; without: as the loader")
     shard_samples: int = option(10_000, "samples in a shard")
     sample_kb: float = option(40.0, "kB of a sample in its shard; 40: LAION-5B, 240 TB of 5.85 billion")
     dataset_samples: float | None = option(None, "samples in the data, to see whether there are shards for all streams")
