@@ -21,7 +21,7 @@ FOLDER_NAMES = ("tokenizer.json", "tokenizer_config.json")
 TOKENIZER_NAMES = (*FOLDER_NAMES, *SENTENCEPIECE_NAMES, "vocab.json", "merges.txt", "vocab.txt",
                    "special_tokens_map.json", "added_tokens.json")  # fmt: skip
 WEIGHT_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".safetensors")
-WANTED = f"local-dir: wants a folder with {CONFIG_NAMES[0]} and {WEIGHT_NAMES[0]}"
+WANTED = f"local-dir: wants one with {CONFIG_NAMES[0]} and {WEIGHT_NAMES[0]}"
 #: What cards and pages read of a run's configuration, and its type.
 RUN_SETTINGS: dict[str, dict[str, Any]] = {
     "data": {"train_data": str | None, "batch_size": int | None, "select": str | None},
