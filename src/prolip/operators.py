@@ -16,6 +16,11 @@ COMPUTE = ("compute with its tensors z.mean and z.log_var (log sigma^2), join ro
            " prolip.gaussian.concatenate([z, w]), average them with prolip.gaussian.mixture(z)")
 COMPARE = "compare tensors, torch.equal(z.mean, w.mean), or Gaussians by a measure, prolip.measures.csd(z, w)"
 ROWS = "a Gaussian is indexed by 0 (mean) and 1 (log_var) alone: take rows with z.select(rows)"
+#: What OpenCLIP's users write first: features / features.norm(...), and features @ features.T.
+ATTRIBUTES = {
+    "norm": "means have unit length already, leave `z / z.norm()` out",
+    "T": "match images with texts by prolip.measures.pairwise_csd_similarity(image, text)",
+}
 Class = TypeVar("Class", bound=type)
 
 
@@ -44,8 +49,9 @@ def item(self: Any, index: Any) -> Any:
 
 def missing(self: Any, name: str) -> NoReturn:
     """AttributeError, with a remedy for what tensors have."""
+    remedy = ATTRIBUTES.get(name, f"{COMPUTE}, move it with z.to(...)")
     of_tensors = not name.startswith("_") and hasattr(Tensor, name)
-    raise AttributeError(f"a Gaussian has no {name!r}" + (f": {COMPUTE}, move it with z.to(...)" if of_tensors else ""))
+    raise AttributeError(f"a Gaussian has no {name!r}" + (f": {remedy}" if of_tensors else ""))
 
 
 def without_tuple_operators(cls: Class) -> Class:

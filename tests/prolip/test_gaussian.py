@@ -224,8 +224,9 @@ def test_only_the_two_tensors_are_indexed(index):
 
 
 @pytest.mark.parametrize("call, remedy", [
-    (lambda z: z / z.norm(dim=-1, keepdim=True), "compute with its tensors z.mean and z.log_var"),
-    (lambda z: torch.nn.functional.normalize(z, dim=-1), "z.mean and z.log_var"),
+    (lambda z: z / z.norm(dim=-1, keepdim=True), "unit length already"),
+    (lambda z: torch.nn.functional.normalize(z, dim=-1), "unit length already"),
+    (lambda z: z.T, "pairwise_csd_similarity"),
     (lambda z: z.cpu(), r"z.to\("),
     (lambda z: z.shape, "z.mean and z.log_var"),
     (lambda z: z.variance, "a Gaussian has no 'variance'"),

@@ -1,14 +1,16 @@
 """What turns the last tokens of a tower into a Gaussian: norms and projections, in float32 whatever the autocast."""
 from __future__ import annotations
 
+from typing import Any
+
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from prolip.gaussian import upcast, without_autocast
 
 
-def layer_norm(norm: nn.LayerNorm, x: Tensor) -> Tensor:
-    """`norm` applied in float32 (float64 stays), (..., width) -> (..., width)."""
+def layer_norm(norm: Any, x: Tensor) -> Tensor:
+    """An `nn.LayerNorm` applied in float32 (float64 stays), (..., width) -> (..., width)."""
     x = upcast(x)
     with without_autocast(x.device):
         bias = None if norm.bias is None else upcast(norm.bias)
