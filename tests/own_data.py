@@ -1,4 +1,4 @@
-"""Twelve images with two captions and a class each, in every form that own data have."""
+"""Twelve images, or more, with two captions and a class each, in every form that own data have."""
 from __future__ import annotations
 
 import csv
@@ -31,10 +31,10 @@ def captions(number: int) -> list[str]:
     return [f"image {number} of a {label(number)}", f"a {label(number)}, seen {number} times"]
 
 
-def records() -> list[dict[str, str]]:
+def records(count: int = 12) -> list[dict[str, str]]:
     """A row for each caption; those of an image do not follow each other."""
     return [{"image": f"photos/{number:02d}.png", "caption": captions(number)[which], "label": label(number)}
-            for which in range(2) for number in range(12)]  # fmt: skip
+            for which in range(2) for number in range(count)]  # fmt: skip
 
 
 def write_csv(path: Path, rows: list[dict[str, str]]) -> Path:
@@ -45,23 +45,23 @@ def write_csv(path: Path, rows: list[dict[str, str]]) -> Path:
     return path
 
 
-def write(folder: Path) -> dict[str, str]:
+def write(folder: Path, count: int = 12) -> dict[str, str]:
     """The same images as a source of each kind: kind -> KIND:ADDRESS; classes: class folders, bytes: Parquet."""
     (folder / "photos").mkdir(parents=True)
-    for number in range(12):
+    for number in range(count):
         (folder / f"photos/{number:02d}.png").write_bytes(image(number))
         (folder / "classes" / label(number).replace(" ", "_")).mkdir(parents=True, exist_ok=True)
         (folder / "classes" / label(number).replace(" ", "_") / f"{number:02d}.png").write_bytes(image(number))
-    write_csv(folder / "own.csv", records())
-    (folder / "own.jsonl").write_text("".join(json.dumps(row) + "\n" for row in records()))
-    pq.write_table(pa.Table.from_pylist(records()), folder / "own.parquet")
+    write_csv(folder / "own.csv", records(count))
+    (folder / "own.jsonl").write_text("".join(json.dumps(row) + "\n" for row in records(count)))
+    pq.write_table(pa.Table.from_pylist(records(count)), folder / "own.parquet")
     whole = [{"image": {"bytes": image(n), "path": None}, "captions": captions(n), "label": label(n)}
-             for n in range(12)]  # fmt: skip
+             for n in range(count)]  # fmt: skip
     pq.write_table(pa.Table.from_pylist(whole), folder / "bytes.parquet")
     (folder / "tars").mkdir()
     for shard in range(2):
         with tarfile.open(folder / f"tars/{shard}.tar", "w") as tar:
-            for number in range(6 * shard, 6 * shard + 6):
+            for number in range(shard * count // 2, (shard + 1) * count // 2):
                 words = json.dumps({"captions": captions(number), "label": label(number)}).encode()
                 for suffix, data in (("png", image(number)), ("json", words)):
                     member = tarfile.TarInfo(f"{number:02d}.{suffix}")

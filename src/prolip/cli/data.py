@@ -109,7 +109,8 @@ classification of classes."""
 def shards_flags(parser: argparse.ArgumentParser) -> None:
     """Those of `prolip data shards`."""
     argument = parser.add_argument
-    argument("source", metavar="SOURCE", help="what to write: " + ", ".join(KINDS[kind] for kind in STORED))
+    argument("source", metavar="SOURCE", help="what to write: " + ", ".join(KINDS[kind] for kind in STORED)
+             + "; with --layout wds any test set")  # fmt: skip
     argument("--layout", choices=("training", "wds"), default="training", help="who reads it (default: %(default)s)")
     split_flag(parser)
     task_flag(parser)

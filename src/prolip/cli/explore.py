@@ -30,7 +30,7 @@ def explore_flags(parser: argparse.ArgumentParser) -> None:
     flag("--open", action="store_true", help="open the page in a browser")
     risk_flags(parser)
     add(parser, Data, "data", "skip_damaged", "allow_private_hosts",
-        help={"data": "what a model embeds: images:FOLDER, shards:TARS or texts:FILE"})  # fmt: skip
+        help={"data": "what a model embeds: images:FOLDER, csv:FILE, shards:TARS, texts:FILE, ..."})  # fmt: skip
     add(parser, Output, "output", help={"output": "folder to keep or resume the index in (default: a temporary one)"})
     add(parser, Model, help={"model": "model that made the features, or the index at another address than it names"})
     add(parser, Compute, "device", "precision", "batch_size", "workers")

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from prolip.evaluation.model import Embedder
     from prolip.search.index import SearchIndex
 
-SOURCES = {"data": "what to read: images:FOLDER, shards:TARS, features:FOLDER[,NAME] or texts:FILE"}
+SOURCES = {"data": "what to read: images:FOLDER, csv:FILE, shards:TARS, features:FOLDER[,NAME], texts:FILE, ..."}
 OWN = {"model": "model of the index at another address (default: the one the index names)"}
 RETIRED = {
     "kind": "use --index-type", "effort": "use --probe", "shortlist": "use --rerank", "exactly": "use --exact",

@@ -23,8 +23,9 @@ READING = ("caption_sampling", "select", "dataset_type", "csv_img_key", "csv_cap
 FIT = ("fit_samples", "bank", "centres", "novelty_centres")
 MORE = (
     "The model is one of ours or of OpenCLIP's; its folder is evaluated as --model local-dir:FOLDER.\n"
-    "--data takes what training takes: shards, a CSV, a folder of images, or coco:, flickr:, cub: or iapr:. It should "
-    "be like the data that the model is used on. --save-pairs keeps the embeddings, and --pairs fits to them again."
+    "--data takes what training takes: csv:, parquet:, jsonl:, images:, shards:, coco:, flickr:, cub: or iapr:. "
+    "It should be like the data that the model is used on. --save-pairs keeps the embeddings, and --pairs fits to "
+    "them again."
 )
 
 

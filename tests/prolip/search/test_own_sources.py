@@ -53,3 +53,15 @@ def test_a_table_whose_images_are_missing_is_refused(tmp_path, small_model, caps
     with pytest.raises(SystemExit):
         run("search", "build", tmp_path / "i", "--data", table, "--model", small_model)
     assert "24 of 24 rows name no image that is there" in capsys.readouterr().err
+
+
+def test_the_explorer_shows_a_table_with_its_captions(made, small_model):
+    from prolip.evaluation.loading import load_embedder
+    from prolip.explorer.opening import address_of, open_source
+
+    table = made["csv"].removeprefix("csv:")
+    assert address_of(small_model, table) == made["csv"]
+    opened = open_source(small_model, load_embedder(small_model), table)
+    item = opened.index.items([3])[0]
+    assert item["captions"] == own_data.captions(3) and not any("caption" in lack for lack in opened.lacks)
+    opened.temporary.cleanup()

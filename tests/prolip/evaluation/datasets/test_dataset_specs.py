@@ -2,6 +2,7 @@
 import miniatures as mini
 import pytest
 
+import own_data
 from prolip.data.faults import FaultCounter
 from prolip.evaluation.datasets.specs import READERS, open_dataset
 
@@ -19,7 +20,10 @@ def specs(root):
         "iapr": str(mini.iapr(root / "iaprtc12")),
         "captions": str(mini.caption_table(root / "table")),
         "winogavil": str(mini.winogavil(root / "wino")),
-    }
+        **{kind: address.partition(":")[2] for kind, address in own_data.write(root / "own").items()
+           if kind not in ("bytes", "classes")},
+        "images": f"{root}/own/classes",
+    }  # fmt: skip
 
 
 def test_every_word_opens_its_format(tmp_path):
@@ -40,7 +44,8 @@ def test_a_list_may_follow_the_addresses(tmp_path):
 
 
 @pytest.mark.parametrize("spec, split, message", [
-    ("data/val", None, "'data/val' begins with no known word"),
+    ("data/val", None, "'data/val' is missing"),
+    ("texts:words.txt", None, "data of the kind texts, which this flag does not take: give one of csv:FILE"),
     ("wsd:data", None, "did you mean wds"),
     ("coco:a.json", None, r"has 1 address\(es\): write coco:JSON,IMAGES"),
     ("iapr:a,b,c", None, r"has 3 address\(es\): write iapr:FOLDER\[,LISTS\]"),
@@ -48,5 +53,5 @@ def test_a_list_may_follow_the_addresses(tmp_path):
     ("winogavil:a", "val", "winogavil:FOLDER has no splits: drop --split val"),
 ])  # fmt: skip
 def test_other_forms_are_refused(spec, split, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
         open_dataset(spec, split)

@@ -3,12 +3,14 @@ import shutil
 from pathlib import Path
 
 import pytest
+from commands import evaluate, run
 
 import own_data
 from prolip.data.faults import FaultCounter
 from prolip.evaluation.datasets.base import DamagedData, Share
 from prolip.evaluation.datasets.specs import held_out, open_dataset, told_apart
 from prolip.evaluation.task import evaluate_dataset
+from prolip.prompts.weights import PromptWeights
 
 
 @pytest.fixture(scope="module")
@@ -135,3 +137,20 @@ def test_a_set_with_matches_by_place_cannot_be_split(made):
     dataset = replace(open_dataset(made["csv"]), relevance=frozenset({("a", 0)}))
     with pytest.raises(ValueError, match="lists its matches by place"):
         held_out(dataset, Split(0.5))
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "bytes", "shards", "classes"])
+def test_every_form_with_classes_fits_prompts_and_is_drawn_from(made, kind, tmp_path, folder):
+    words = ("--data", made[kind], "--rule", "bprw", "--model", folder, "--output", tmp_path / "weights.json")
+    run("prompts", "fit", *words)
+    weights = PromptWeights.load(tmp_path / "weights.json")
+    assert weights.classnames == own_data.CLASSES
+    run("data", "few-shot", "--data", made[kind], "--shots", 2, "--train-on", "all", "--output", tmp_path / "few")
+    assert open_dataset(f"wds:{tmp_path}/few/all").classnames == own_data.CLASSES
+
+
+def test_the_command_evaluates_sets_of_one_name_and_a_share(made, folder):
+    results = evaluate(["--data", made["csv"], made["jsonl"], "--model", folder])
+    assert [result.key for result in results] == [made["csv"], made["jsonl"]]
+    (result,) = evaluate(["--data", made["csv"], "--split", "0.5", "--model", folder])
+    assert result.key == "own_0.5" and 0 < result.info["images"] < 12
