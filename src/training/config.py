@@ -205,7 +205,9 @@ class ValidationConfig:
     val_select: str | None = option(None, "which concepts to evaluate, in the words of --select; without: all")
     imagenet_val: str | None = option(None, "folder of ImageNet's validation images, a folder per class: imagenet/acc1")
     coco_test: str | None = option(None, "JSON,IMAGES: Karpathy's file and the folder of COCO's images: coco/i2t/R@1")
-    val_split: str | None = option(None, "another split than test of the --val-data that has splits, such as val")
+    val_split: str | None = option(
+        None, "another split than test of the --val-data that has splits, such as val; a number: the share held out"
+    )
     val_frequency: int = option(0, "evaluate every so many epochs as well; 0: only at the end")
     val_every_steps: int | None = option(None, "evaluate whenever so many steps are done as well")
     val_batch_size: int = option(256, "images that a rank embeds at a time")

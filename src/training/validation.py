@@ -22,7 +22,7 @@ from prolip.data.reading.shards import expand_shards
 from prolip.data.reading.tar import ShardReader
 from prolip.data.samples.captions import CaptionSampler, Selector
 from prolip.data.samples.sample import Raw, caption_parts, image_bytes, is_selected
-from prolip.data.samples.split import Split
+from prolip.data.samples.split import Split, parse_split
 from prolip.data.sources import source_of, table_columns
 from prolip.evaluation.datasets.base import WHOLE, Dataset, Sample, Share, fingerprint
 from prolip.evaluation.datasets.specs import has_splits, open_dataset
@@ -109,7 +109,8 @@ def open_validation(whole: Config, tokenizer: Any, preprocess: Any, world: World
     for spec, name in config.specs.items():
         with naming(config.flag_of(spec)):
             source = str(parse_source(spec, "--val-data", TESTED))
-            split = config.val_split if spec in config.val_data and has_splits(source) else None
+            splits = has_splits(source) or isinstance(parse_split(config.val_split), Split)
+            split = config.val_split if spec in config.val_data and splits else None
             dataset = open_dataset(source, split, FaultCounter())
             tasks.append(dataclasses.replace(dataset, name=name) if name else dataset)
     if not config.asked_for:

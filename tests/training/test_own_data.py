@@ -15,6 +15,8 @@ from prolip.data import emoji
 from prolip.data.samples.split import held_out
 from training.config import build_config, renewed
 from training.main import main, parse
+from training.parallel.distributed import World
+from training.validation import open_validation
 
 MINE = [*TINY[TINY.index("--model") :], "--batch-size", "8", "--max-steps", "3"]
 
@@ -59,6 +61,14 @@ def test_a_run_is_validated_on_a_table(tables, tmp_path, name):
                 "--val-select", "subgroup=sport", "--best-metric", "a/i2t/R@1")  # fmt: skip
     found = json.loads((run / "eval.json").read_text())
     assert found["a/i2t/queries"] == 40 and "names/i2t/R@1" in found and (run / "best" / "best.json").exists()
+
+
+def test_a_number_as_split_holds_a_share_out_of_every_test_set(tables):
+    words = ["--train-data", "synthetic:8", "--val-data", f"csv:{tables}/a.csv", f"shards:{FOLDER}/noto.tar"]
+    found = open_validation(parse([*MINE, *words, "--val-split", "0.3"]), None, None, World()).tasks
+    assert [sum(1 for _ in task.samples()) for task in found] == [
+        sum(held_out(tables / f"{number}.png", 0.3) for number in range(40)),
+        sum(held_out(drawing.data, 0.3) for drawing in emoji.read([FOLDER / "noto.tar"]).drawings)]  # fmt: skip
 
 
 def test_shards_are_held_out_of_as_they_are_read(tmp_path):

@@ -17,6 +17,7 @@ from prolip.data.samples.captions import Plain, Selector
 from prolip.data.samples.split import Split
 from prolip.utils.documents import loads
 from prolip.utils.messages import explain_missing, first_few
+from prolip.utils.secrecy import redacted
 
 if TYPE_CHECKING:
     from prolip.data.reading.tables.parquet import EmbeddedImages
@@ -147,7 +148,9 @@ def problems_of(rows: Sequence[ImageRow], columns: TableColumns, base: str) -> t
     if missing:
         name = missing[0].path
         spread = "" if len(looked_for) == len(rows) else f" that were looked for, of {len(rows):,}"
-        where = f"relative paths start from {base}; --image-root FOLDER sets another start. {explain_missing(name)}"
+        where = f"relative paths start from {base}; --image-root FOLDER sets another start"
+        where += f". {explain_missing(name).rstrip('.')}" if name else ""
+        name = redacted(name)
         if "://" in name:
             where = "addresses are no files: fetch the images first, e.g. by img2dataset"
         problems.append(f"{len(missing):,} of {len(looked_for):,} rows{spread} name no image that is there: "
