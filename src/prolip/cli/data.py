@@ -100,8 +100,8 @@ def index(args: argparse.Namespace) -> int:
 
 
 # --- shards -----------------------------------------------------------------------------------------------------------
-SHARDS = """Images keep their bytes. One caption is the .txt of a sample, several are the list
-`captions` of its .json, which also holds the class. Training reads both.
+SHARDS = """Images keep their bytes. One caption is the .txt of a sample. Several are the
+list `captions` of its .json, which also holds the class. Training reads both.
 --layout wds writes clip_benchmark's files for evaluation: captions, or classes."""
 
 
