@@ -5,7 +5,9 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from itertools import islice
+from pathlib import Path
 
 
 def in_threads(work: Callable, items: Iterator, workers: int, ahead: int) -> Iterator:
@@ -24,7 +26,21 @@ def in_threads(work: Callable, items: Iterator, workers: int, ahead: int) -> Ite
         pool.shutdown(cancel_futures=True)
 
 
-def default_workers(processes: int = 1) -> int:
-    """Threads that decode: all cores but the one that reads and batches, at most 16; of `processes` that share them."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(0, min(16, cores // processes - 1))
+def cores() -> int:
+    """Cores that this process may use, 1 or more: those of its affinity, of its container's quota and of its SLURM job,
+    shared with the other ranks that torchrun started here.
+    """
+    ranks, found = int(os.environ.get("LOCAL_WORLD_SIZE", 1)), [os.cpu_count() or 1]
+    if hasattr(os, "sched_getaffinity"):
+        found.append(len(os.sched_getaffinity(0)))
+    with suppress(OSError, ValueError):  # no control groups, no quota
+        quota, period = map(int, Path("/sys/fs/cgroup/cpu.max").read_text(encoding="utf-8").split())
+        found.append(quota // period)
+    slurm = ("SLURM_CPUS_ON_NODE", "SLURM_CPUS_PER_TASK")[: 2 if ranks == 1 else 1]
+    found += [int(os.environ[name]) for name in slurm if os.environ.get(name, "").isdecimal()]
+    return max(1, min(found) // ranks)
+
+
+def default_workers() -> int:
+    """Threads that decode: all cores but the one that reads and batches, at most 16."""
+    return min(16, cores() - 1)
