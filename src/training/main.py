@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from prolip.utils import console
 from prolip.utils.documents import read_json
 from prolip.utils.flags import FlagError, Parser, add_flags, did_you_mean, flag_of
+from prolip.utils.threads import share_busy_cores
 from training.health.preemption import EXIT_STOPPED, STOP, WAY_ON, Stopped, stop_with_launcher, under_torchrun
 
 if TYPE_CHECKING:
@@ -197,6 +198,7 @@ def complain(text: str) -> None:
 def script(arguments: Sequence[str] | None = None, prog: str = "training.main") -> NoReturn:
     """`main` as a process, which signals end behind a checkpoint, also in the seconds of importing torch."""
     console.guard()
+    share_busy_cores()
     STOP.install()
     stop_with_launcher()
     sys.exit(main(arguments, prog))

@@ -225,7 +225,8 @@ def test_a_run_whose_means_are_not_finite_names_the_samples(tmp_path, monkeypatc
 
     monkeypatch.setattr("training.closing.embed_images", lost)
     begin(tmp_path, "nan", *TRAINING[:-4], "--batch-size", "16", "--workers", "0")
-    assert "variances were NOT fitted: image holds NaN or infinite values in 1 of 170 rows ('" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "variances were NOT fitted: image holds NaN or infinite values in 1 of 170 rows ('" in said
 
 
 STOPPED = """

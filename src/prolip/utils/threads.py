@@ -41,6 +41,16 @@ def cores() -> int:
     return max(1, min(found) // ranks)
 
 
+def share_busy_cores() -> None:
+    """Where others use half of the machine or more, have OpenMP's threads sleep after a short wait for each other.
+
+    By default they spin for milliseconds, on cores that the thread which they wait for may need: docs/benchmarks.md has
+    what that costs. Only before torch is imported.
+    """
+    if os.getloadavg()[0] >= (os.cpu_count() or 1) / 2 and "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+
+
 def default_workers() -> int:
     """Threads that decode: all cores but the one that reads and batches, at most 16."""
     return min(16, cores() - 1)
