@@ -9,6 +9,9 @@ from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
+#: Microseconds of all cores in each period that a container may use, and the period.
+QUOTA = Path("/sys/fs/cgroup/cpu.max")
+
 
 def in_threads(work: Callable, items: Iterator, workers: int, ahead: int) -> Iterator:
     """`map(work, items)` by threads, in order; no more than `ahead` items are taken early. workers 0: none."""
@@ -34,7 +37,7 @@ def cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         found.append(len(os.sched_getaffinity(0)))
     with suppress(OSError, ValueError):  # no control groups, no quota
-        quota, period = map(int, Path("/sys/fs/cgroup/cpu.max").read_text(encoding="utf-8").split())
+        quota, period = map(int, QUOTA.read_text(encoding="utf-8").split())
         found.append(quota // period)
     slurm = ("SLURM_CPUS_ON_NODE", "SLURM_CPUS_PER_TASK")[: 2 if ranks == 1 else 1]
     found += [int(os.environ[name]) for name in slurm if os.environ.get(name, "").isdecimal()]
