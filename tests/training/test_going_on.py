@@ -63,7 +63,7 @@ def test_the_line_that_a_stopped_run_prints_goes_on_with_it_as_it_is_typed(typed
     line = text.partition("Go on by:\n")[2].splitlines()[0].strip()
     assert line == f"{program} --name 'my run' --resume latest"
     text, _ = typed(line).communicate(timeout=240)
-    assert f"going on from runs/my run/checkpoints/step_{stopped['step']}.pt" in text, text
+    assert f"runs/my run/checkpoints/step_{stopped['step']}.pt at step {stopped['step']}" in text, text
     ended = json.loads(status.read_text())
     assert (ended["state"], ended["step"]) == ("finished", STEPS), text
     config = json.loads((tmp_path / "runs/my run/config.json").read_text())
