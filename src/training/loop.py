@@ -214,10 +214,8 @@ def end_here(run: Run, watch: Stopwatch, stop: int) -> None:
     if run.kept.saver is not None:
         with run.health.watchdog.pause():
             run.kept.saver.settle(final=True)
-    raise Stopped(
-        f"{signal.Signals(stop).name} at step {run.at.step} of {run.total_steps}, which is saved",
-        run.kept.folder,
-    )
+    where = f"{signal.Signals(stop).name} at step {run.at.step} of {run.total_steps}"
+    raise Stopped(f"{where}, which is saved", run.kept.folder)
 
 
 def checked_save(run: Run, watch: Stopwatch) -> None:

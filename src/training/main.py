@@ -76,8 +76,7 @@ def parse(arguments: Sequence[str], prog: str = "training.main") -> Config:
     path = early.config or own_config(early)
     saved = read_config_file(path) if path else {}
     if path and not early.config:  # it may have been moved
-        place = Path(path).parent
-        saved["run"] = saved.get("run", {}) | {"name": place.name, "output": str(place.parent)}
+        saved["run"] = saved.get("run", {}) | {"name": early.name, "output": str(Path(path).parents[1])}
     left_out = saved.pop(REDACTED, {})
     saved_method = saved.pop("method", DEFAULT_METHOD)
     method = early.method or saved_method
@@ -106,9 +105,9 @@ def own_config(early: argparse.Namespace) -> str | None:
     runs = Path(early.output or RunConfig.output)
     file = runs / early.name / "config.json"
     if early.resume == "latest" and not (file.parent.is_dir() or early.checkpoint_dir):
-        others = [found.parent.name for found in runs.glob("*/config.json")]
-        raise FlagError(f"--resume latest: {file.parent} holds none: "
-                        + did_you_mean(early.name, others, "--resume auto begins at step 0"))  # fmt: skip
+        others = (run.parent.name for run in runs.glob("*/config.json"))
+        hint = did_you_mean(early.name, others, "--resume auto begins at step 0")
+        raise FlagError(f"--resume latest: {file.parent} holds none: {hint}")
     return str(file) if file.is_file() else None
 
 
@@ -162,14 +161,12 @@ def way_on(folder: Path, config: Config, prog: str) -> str:
 
     program = prog if prog.startswith("prolip") else f"python -m {prog}"
     if under_torchrun():
-        nodes = int(os.environ["GROUP_WORLD_SIZE"])
-        where = f"--nnodes {nodes} (and so on, as before)" if nodes > 1 else ""
-        program = f"torchrun {where} --nproc_per_node {os.environ['LOCAL_WORLD_SIZE']} -m training.main"
-    words = ["--name", folder.name, "--resume", "latest"]
-    if folder.parent != Path(type(config.run).output):
-        words += ["--output", str(folder.parent)]
+        several = os.environ["GROUP_WORLD_SIZE"] != "1"
+        ranks = "(its options, as before)" if several else f"--nproc_per_node {os.environ['LOCAL_WORLD_SIZE']}"
+        program = f"torchrun {ranks} -m training.main"
+    place = [] if folder.parent == Path(type(config.run).output) else ["--output", str(folder.parent)]
     hidden = [f"{flag_of(name.partition('.')[2])} (as before)" for name in config.to_dict().get(REDACTED, {})]
-    return " ".join([*program.split(), shlex.join(words), *hidden])
+    return " ".join([program, shlex.join(["--name", folder.name, "--resume", "latest", *place]), *hidden])
 
 
 def start(config: Config) -> None:

@@ -90,9 +90,7 @@ def run(config: Config) -> Path:
 
 
 def with_workers(config: Config, world: World, rows: int, folder: Path) -> Config:
-    """The config with a number of loader processes, the same on all ranks, where it leaves that to the machine: that of
-    the run in the folder, if it is gone on with, as the order of the data hangs on it; or what the cores allow.
-    """
+    """The config with a number of workers, the same on all ranks: by default the resumed run's, or by the cores."""
     batch, data = rows // config.run.accum_freq, config.data
     if data.workers is not None:
         return config

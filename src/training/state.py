@@ -113,10 +113,7 @@ class Measured:
 
 @dataclass(kw_only=True)
 class Clock:
-    """When the next checkpoint or line of the log is due, by steps and by seconds (0: not by these).
-
-    last_step, last_time: the step and the time of the one before, or of the start.
-    """
+    """When the next checkpoint or line of the log is due: steps and seconds after the last one (0: not by these)."""
 
     every_steps: int = 0
     every_seconds: float = 0.0
@@ -129,9 +126,7 @@ class Clock:
         return (self.last_step + 1) * over
 
     def due(self, step: int, agreed: int) -> bool:
-        """Whether it is due behind `step` steps. agreed: the largest number that a rank has told, maybe a step ago, so
-        that it counts for the next one alone.
-        """
+        """Whether it is due after `step` steps. agreed: the largest number that a rank told, maybe a step ago."""
         by_steps = bool(self.every_steps) and step - self.last_step >= self.every_steps
         return by_steps or agreed == self.last_step + 1
 

@@ -17,8 +17,7 @@ Quoting = Literal["csv", "none"]
 #: Samples of a rank that wait ready by default, and the bounds of the chunks per worker that hold them. Two small
 #: batches are gone while one shard opens, and then every rank waits for that one worker.
 SAMPLES_AHEAD, LEAST_AHEAD, MOST_AHEAD = 2048, 2, 32
-#: Loader processes of a rank at most, where --workers does not say how many.
-MOST_WORKERS = 8
+MOST_WORKERS = 8  # of a rank, by default
 
 
 @dataclass(kw_only=True, frozen=True)
@@ -47,9 +46,7 @@ class DataConfig:
     )
     dataset_resampled: bool = option(False, "draw shards with replacement")
     batch_size: int = option(64, "samples per step and rank; a multiple of --workers")
-    workers: int | None = option(
-        None, "loader processes per rank; default: the cores of a rank, at most 8; 0 loads in the training process"
-    )
+    workers: int | None = option(None, "loader processes per rank; default: its cores, at most 8; 0: the rank loads")
     csv_img_key: str = option("filepath", "CSV column with the image's path")
     csv_caption_key: str = option("title", "CSV column with the caption")
     csv_separator: str = option("\t", r"CSV separator; \t is a tab")
@@ -181,9 +178,7 @@ def chunks_ahead(prefetch: int | None, batch_size: int) -> int:
 
 
 def fitting_workers(batch_size: int, most: int, unpaired: bool = False) -> int:
-    """The largest number of loader processes that divides a batch, of `most` and MOST_WORKERS; where texts are unpaired
-    each has two samples or more.
-    """
+    """The largest number of loader processes up to `most` and MOST_WORKERS that divides a batch; unpaired: 2 each."""
     most = min(most, MOST_WORKERS, batch_size // 2 if unpaired else batch_size)
     return max((count for count in range(1, most + 1) if batch_size % count == 0), default=1)
 

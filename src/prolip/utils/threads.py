@@ -30,25 +30,20 @@ def in_threads(work: Callable, items: Iterator, workers: int, ahead: int) -> Ite
 
 
 def cores() -> int:
-    """Cores that this process may use, 1 or more: those of its affinity, of its container's quota and of its SLURM job,
-    shared with the other ranks that torchrun started here.
-    """
+    """Cores of this process by its affinity, its container's quota and its SLURM job; torchrun's ranks share them."""
     ranks, found = int(os.environ.get("LOCAL_WORLD_SIZE", 1)), [os.cpu_count() or 1]
-    if hasattr(os, "sched_getaffinity"):
-        found.append(len(os.sched_getaffinity(0)))
+    found += [len(os.sched_getaffinity(0))] if hasattr(os, "sched_getaffinity") else []
     with suppress(OSError, ValueError):  # no control groups, no quota
         quota, period = map(int, QUOTA.read_text(encoding="utf-8").split())
         found.append(quota // period)
-    slurm = ("SLURM_CPUS_ON_NODE", "SLURM_CPUS_PER_TASK")[: 2 if ranks == 1 else 1]
+    slurm = ("SLURM_CPUS_ON_NODE", "SLURM_CPUS_PER_TASK" if ranks == 1 else "")
     found += [int(os.environ[name]) for name in slurm if os.environ.get(name, "").isdecimal()]
     return max(1, min(found) // ranks)
 
 
 def share_busy_cores() -> None:
-    """Where others use half of the machine or more, have OpenMP's threads sleep after a short wait for each other.
-
-    By default they spin for milliseconds, on cores that the thread which they wait for may need: docs/benchmarks.md has
-    what that costs. Only before torch is imported.
+    """On a busy machine, have OpenMP's threads wait shortly, then sleep: before torch is imported. By default they spin
+    for milliseconds, on the core that the awaited thread may need; docs/benchmarks.md has what that costs.
     """
     if os.getloadavg()[0] >= (os.cpu_count() or 1) / 2 and "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")
