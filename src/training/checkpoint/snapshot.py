@@ -69,7 +69,6 @@ def restore(run: Run, state: dict[str, Any]) -> None:
                       closed=state.get("closed", state["step"] == state["total_steps"]))  # fmt: skip
     run.at.closed &= run.at.step == run.total_steps  # more steps, more to fit
     run.kept.saves.restart(run.at.step)
-    run.kept.lines.restart(run.at.step)
     run.health.meter.bad_steps = state.get("bad_steps", 0)
     trained.gate.bad_steps = trained.gate.bad_steps + run.health.meter.bad_steps
     saved_by = state["random"]
