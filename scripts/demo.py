@@ -50,7 +50,10 @@ def train(recipe: str, output: str, overwrite: bool, more: Sequence[str]) -> int
 
 def run(recipe: str, output: str = "runs", overwrite: bool = False, more: Sequence[str] = ()) -> int:
     """Training (which ends in the evaluation), then the report; returns the exit code. more: flags of training."""
+    from prolip.utils.threads import share_busy_cores
+
     os.chdir(ROOT)
+    share_busy_cores()
     try:
         from training.checkpoint.resuming import is_finished
     except ImportError as error:

@@ -40,7 +40,7 @@ def packages() -> list[str]:
 
 def check_batch(config: Config, ranks: int) -> None:
     """FlagError or ValueError where the global batch does not divide into ranks, micro-batches and workers."""
-    check_divisible(rows_per_rank(config, ranks) // config.run.accum_freq, config.data.workers)
+    check_divisible(rows_per_rank(config, ranks) // config.run.accum_freq, config.data.workers or 1)
 
 
 def check_shards(config: Config) -> str:

@@ -105,18 +105,18 @@ def close_training(run: Run) -> int:
     trained, wanted = run.trained, samples_to_close(run)
     if not wanted:
         return 0
-    start, problems = time.perf_counter(), []
+    start, problems, pairs = time.perf_counter(), [], 0
     models = [trained.objective.model, *trained.averaged(run.at.step).values()]
     with run.health.watchdog.pause(), torch.compiler.set_stance("force_eager"):
         for model in models:
-            problem = close_model(run, model, wanted)
+            problem, pairs = close_model(run, model, wanted)
             if problem and (stop := max(gather_objects(run.health.stop.number, run.world))):
                 return stop
             problems += [problem] if problem else []
-    said = f"closed by the method in {time.perf_counter() - start:.0f} s"
+    said = f"fitted variances to {pairs:,} pairs in {time.perf_counter() - start:.0f} s"
     if problems:
         remedy = "the model is as it was trained; prolip uncertainty fits a saved one"
-        said = f"warning: NOT closed by the method: {problems[0]}: {remedy}"
+        said = f"warning: variances were NOT fitted: {problems[0]}: {remedy}"
     run.kept.log.say(said)
     return 0
 
@@ -136,19 +136,19 @@ def encoder(run: Run, model: Any, side: Side) -> Encode:
     return unless_stopped
 
 
-def close_model(run: Run, model: Any, wanted: int) -> str:
-    """Of one model; what went wrong, the same on all ranks. The images are shared out to the ranks, the first one fits,
-    and all take the buffers that it has changed.
+def close_model(run: Run, model: Any, wanted: int) -> tuple[str, int]:
+    """Of one model; what went wrong, the same on all ranks, and to how many pairs it was fitted, on the first. The
+    images are shared out to the ranks, the first one fits, and all take the buffers that it has changed.
     """
     world, training = run.world, model.training
     whole = whole_model(model, world, everywhere=True).eval()
     parts = gather_objects(embed_share(run, whole, wanted), world)
     fitted: dict[str, Tensor] = {}
-    problem = next((found for _, found in parts if found), "")
+    count, problem = 0, next((found for _, found in parts if found), "")
     if world.is_first and not problem:
         try:
             joined = join([Part(*part) for part, _ in parts if part])
-            check_enough(len(joined.image_of))
+            check_enough(count := len(joined.image_of))
             scale = whole.logit_scale.exp().item()
             pairs = embed_texts(joined, encoder(run, whole, "text"), run.kept.tokenizer, scale)
             if pairs.caution:
@@ -161,7 +161,7 @@ def close_model(run: Run, model: Any, wanted: int) -> str:
     if not problem:
         model.load_state_dict(fitted, strict=False)
     model.train(training)
-    return problem
+    return problem, count
 
 
 def share_of_samples(run: Run, most: int) -> Iterator[Captioned]:

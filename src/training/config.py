@@ -150,16 +150,17 @@ class RunConfig:
     renewed_addresses: bool = option(
         False, "go on although addresses have another login, signature or command than the checkpoint's"
     )
-    save_frequency: int = option(1, "epochs between checkpoints; 0: only at the end")
+    save_frequency: int = option(0, "save as well after every so many epochs; 0: not by epochs")
     save_every_steps: int | None = option(None, "save as well whenever so many steps are done")
     save_every_samples: int | None = option(None, "save as well whenever so many samples were seen")
-    save_every_minutes: float | None = option(None, "save as well when the last checkpoint is so old")
-    keep_checkpoints: int = option(0, "keep only so many of the newest checkpoints; 0: keep all")
+    save_every_minutes: float | None = option(15.0, "save when the last checkpoint is so old; none: not by time")
+    keep_checkpoints: int = option(2, "keep so many of the newest checkpoints; 0: keep all")
     keep_every_steps: int = option(0, "of older checkpoints, keep the first behind each multiple of so many steps")
     checkpoint_dir: str | None = option(None, "folder or URL (s3://...) of checkpoints, not the run folder's")
     ledger: bool = option(False, "write the keys of all samples trained on, by step, into the run folder's ledger/")
     max_nonfinite: int = option(0, "steps with a term that is not finite to pass over before the run stops")
     log_every_n_steps: int = option(100, "steps between lines of the log")
+    log_every_seconds: float | None = option(10.0, "log as well when the last line is so old; none: not by time")
     stall_seconds: float = option(600.0, "a rank without a step for so long prints the stacks of its threads; 0: never")
     peak_tflops: float | None = option(
         None, "bf16 peak of one device, of which MFU is a share; without: known for A100, H100, H200 and B200"
@@ -181,7 +182,7 @@ class RunConfig:
             raise FlagError("--fsdp with --precision amp_fp16: use amp_bf16 or fp32, shards have no loss scaling")
         if self.wandb_project and importlib.util.find_spec("wandb") is None:
             raise FlagError("--wandb-project, but wandb is not installed: pip install wandb, or leave the flag out")
-        _above_zero(self, "save_every_minutes")
+        _above_zero(self, "save_every_minutes", "log_every_seconds", remedy=", or none")
         if self.keep_every_steps and not self.keep_checkpoints:
             raise FlagError("--keep-every-steps without --keep-checkpoints: say how many of the newest to keep")
         _at_least(1, self, "global_batch_size")
@@ -339,8 +340,7 @@ def build_config(method: str, values: dict[str, dict[str, Any]]) -> Config:
     if parts["run"].global_batch_size is not None:
         if "batch_size" in data:
             raise FlagError("--global-batch-size and --batch-size contradict each other: give one of them")
-        workers = data.get("workers", DataConfig().workers)
-        data["batch_size"] = max(1, workers)  # stands in until `rows_per_rank` knows the ranks
+        data["batch_size"] = data.get("workers") or 1  # stands in until `rows_per_rank` knows the ranks
     data |= {"seed": parts["run"].seed, **find_method(method).objective.needs(parts["objective"]).data}
     return Config(method=method, data=build(DataConfig, "data", data), **parts)
 

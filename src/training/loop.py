@@ -112,7 +112,7 @@ def train(run: Run) -> None:
             if at.step % run.config.run.log_every_n_steps == 0 or at.step == run.total_steps:
                 report(run, watch, started_at)
             if at.step < run.total_steps:
-                between_steps(run, watch)
+                between_steps(run, watch, started_at)
                 if evaluation_due(run.config.val, at, run.total_steps):
                     evaluate_when_due(run, watch)
             elif at.batch_in_epoch < loader.num_batches:
@@ -161,6 +161,7 @@ def report(run: Run, watch: Stopwatch, started_at: int) -> None:
     if health.meter.bad_steps:
         extra["nonfinite_steps"] = health.meter.bad_steps
     run.kept.log.metrics(at.step, values | extra | ({"faults": faults} if faults else {}))
+    run.kept.lines.restart(at.step)
 
 
 def warn_of_bad_steps(run: Run) -> None:
@@ -183,18 +184,18 @@ def total_faults(counts: list[dict[str, int]]) -> dict[str, int]:
 
 
 # --- checkpoints, stops ----------------------------------------------------------------------------------------------
-def between_steps(run: Run, watch: Stopwatch) -> None:
-    """Checkpoint where one is due by steps, samples or minutes; stop where any rank was asked to."""
-    clock, health = run.kept.clock, run.health
-    # what is agreed on was asked for a step ago: by minutes, only for the checkpoint behind the last one
-    due = clock.saved_step + 1
-    stop, by_minutes = health.agreement.exchange(health.stop.number, due if clock.by_minutes() else 0)
+def between_steps(run: Run, watch: Stopwatch, started_at: int) -> None:
+    """Log and checkpoint where these are due by time, steps or samples; stop where any rank was asked to."""
+    saves, lines, health = run.kept.saves, run.kept.lines, run.health
+    stop, save_asked, line_asked = health.agreement.exchange(health.stop.number, saves.asks(), lines.asks())
+    if lines.due(run.at.step, line_asked):
+        report(run, watch, started_at)
     if stop:
         end_here(run, watch, stop)
     # where the epoch ends at this step, and a checkpoint is taken then, once is enough
     every, ends = run.config.run.save_frequency, run.at.batch_in_epoch == run.fed.loader.num_batches
     saved_anyway = bool(every) and ends and (run.at.epoch + 1) % every == 0
-    if (by_minutes == due or clock.by_steps(run.at.step)) and not saved_anyway:
+    if saves.due(run.at.step, save_asked) and not saved_anyway:
         checked_save(run, watch)
 
 
@@ -208,15 +209,13 @@ def close_or_stop(run: Run, watch: Stopwatch) -> None:
 
 def end_here(run: Run, watch: Stopwatch, stop: int) -> None:
     """Raise Stopped behind a checkpoint of the present step; all ranks together. stop: number of the signal."""
-    if run.kept.clock.own_step != run.at.step:
+    if run.kept.saved_step != run.at.step:
         checked_save(run, watch)
     if run.kept.saver is not None:
         with run.health.watchdog.pause():
             run.kept.saver.settle(final=True)
-    raise Stopped(
-        f"{signal.Signals(stop).name} at step {run.at.step} of {run.total_steps}, which is saved: "
-        f"--name {run.kept.folder.name} --resume latest goes on"
-    )
+    where = f"{signal.Signals(stop).name} at step {run.at.step} of {run.total_steps}"
+    raise Stopped(f"{where}, which is saved", run.kept.folder)
 
 
 def checked_save(run: Run, watch: Stopwatch) -> None:

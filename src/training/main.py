@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,8 +16,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from prolip.utils import console
 from prolip.utils.documents import read_json
-from prolip.utils.flags import FlagError, Parser, add_flags, flag_of
-from training.health.preemption import EXIT_STOPPED, STOP, WAY_ON, Stopped, stop_with_launcher
+from prolip.utils.flags import FlagError, Parser, add_flags, did_you_mean, flag_of
+from prolip.utils.threads import share_busy_cores
+from training.health.preemption import EXIT_STOPPED, STOP, WAY_ON, Stopped, stop_with_launcher, under_torchrun
 
 if TYPE_CHECKING:
     from training.config import Config
@@ -61,9 +63,9 @@ def fill(parser: argparse.ArgumentParser, method: str | None = None) -> None:
 
 def parse(arguments: Sequence[str], prog: str = "training.main") -> Config:
     """Flags over a config file over the dataclasses' defaults, as one validated config."""
-    first = Parser(add_help=False)
-    first.add_argument("--config")
-    first.add_argument("--method")
+    first = Parser(add_help=False, prog=prog)
+    for flag in ("--config", "--method", "--resume", "--name", "--output", "--checkpoint-dir"):
+        first.add_argument(flag)
     early, rest = first.parse_known_args(arguments)
     if not {"-h", "--help"}.isdisjoint(rest):
         build_parser(early.method, prog).print_help()
@@ -71,7 +73,10 @@ def parse(arguments: Sequence[str], prog: str = "training.main") -> Config:
     from prolip.methods import DEFAULT_METHOD
     from training.config import REDACTED, build_config, read_config_file
 
-    saved = read_config_file(early.config) if early.config else {}
+    path = early.config or own_config(early)
+    saved = read_config_file(path) if path else {}
+    if path and not early.config:  # it may have been moved
+        saved["run"] = saved.get("run", {}) | {"name": early.name, "output": str(Path(path).parents[1])}
     left_out = saved.pop(REDACTED, {})
     saved_method = saved.pop("method", DEFAULT_METHOD)
     method = early.method or saved_method
@@ -86,9 +91,24 @@ def parse(arguments: Sequence[str], prog: str = "training.main") -> Config:
     for name in left_out:
         section, setting = name.split(".")
         if setting not in flags.get(section, {}):
-            raise FlagError(f"--config {early.config} holds {flag_of(setting)} without what may be secret in it (user "
+            raise FlagError(f"--config {path} holds {flag_of(setting)} without what may be secret in it (user "
                             f"info, query, command): give {flag_of(setting)} again")  # fmt: skip
     return build_config(method, merge(saved, flags))
+
+
+def own_config(early: argparse.Namespace) -> str | None:
+    """The saved config of the run that is gone on with, None where there is none; FlagError for a mistyped name."""
+    from training.config import RunConfig
+
+    if early.resume not in ("latest", "auto") or not early.name:
+        return None
+    runs = Path(early.output or RunConfig.output)
+    file = runs / early.name / "config.json"
+    if early.resume == "latest" and not (file.parent.is_dir() or early.checkpoint_dir):
+        others = (run.parent.name for run in runs.glob("*/config.json"))
+        hint = did_you_mean(early.name, others, "--resume auto begins at step 0")
+        raise FlagError(f"--resume latest: {file.parent} holds none: {hint}")
+    return str(file) if file.is_file() else None
 
 
 def merge(saved: dict[str, dict[str, Any]], flags: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -114,7 +134,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = "training.main") ->
         return console.EXIT_INTERRUPTED
     except Stopped as stop:
         if first_rank():
-            print(f"stopped: {stop}", file=sys.stderr, flush=True)
+            print(f"stopped: {stop}. Go on by:\n  {way_on(stop.folder, config, prog)}", file=sys.stderr, flush=True)
         return EXIT_STOPPED
     except FlagError as error:  # before what explains other errors, which imports OpenCLIP
         if "--traceback" in arguments:
@@ -133,6 +153,20 @@ def main(arguments: Sequence[str] | None = None, prog: str = "training.main") ->
             complain(text)
         return 2
     return 0
+
+
+def way_on(folder: Path, config: Config, prog: str) -> str:
+    """The command line that goes on with a stopped run, as it is typed."""
+    from training.config import REDACTED
+
+    program = prog if prog.startswith("prolip") else f"python -m {prog}"
+    if under_torchrun():
+        several = os.environ["GROUP_WORLD_SIZE"] != "1"
+        ranks = "(its options, as before)" if several else f"--nproc_per_node {os.environ['LOCAL_WORLD_SIZE']}"
+        program = f"torchrun {ranks} -m training.main"
+    place = [] if folder.parent == Path(type(config.run).output) else ["--output", str(folder.parent)]
+    hidden = [f"{flag_of(name.partition('.')[2])} (as before)" for name in config.to_dict().get(REDACTED, {})]
+    return " ".join([program, shlex.join(["--name", folder.name, "--resume", "latest", *place]), *hidden])
 
 
 def start(config: Config) -> None:
@@ -161,6 +195,7 @@ def complain(text: str) -> None:
 def script(arguments: Sequence[str] | None = None, prog: str = "training.main") -> NoReturn:
     """`main` as a process, which signals end behind a checkpoint, also in the seconds of importing torch."""
     console.guard()
+    share_busy_cores()
     STOP.install()
     stop_with_launcher()
     sys.exit(main(arguments, prog))

@@ -13,13 +13,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from prolip.data.config import fitting_workers
 from prolip.data.loader import Loader, build_loader
 from prolip.flops import flops_per_sample, peak_of
 from prolip.methods import find_method
 from prolip.methods.base import Context, Objective
 from prolip.models.weights.checkpoint import save_pretrained
+from prolip.models.weights.unreadable import json_of
 from prolip.utils.console import EXIT_INTERRUPTED
 from prolip.utils.secrecy import redacted
+from prolip.utils.threads import cores
 from training.checkpoint.files import load_checkpoint
 from training.checkpoint.resuming import go_on, open_records, take_folder
 from training.checkpoint.run_folder import write_json, write_status
@@ -55,7 +58,7 @@ from training.parallel.distributed import (
     wait_for_all,
 )
 from training.parallel.sharding import shard_model, whole_model
-from training.state import Fed, Health, Kept, Measured, Run, SaveClock, Trained
+from training.state import Clock, Fed, Health, Kept, Measured, Run, Trained
 
 if TYPE_CHECKING:
     from training.validation import Validation
@@ -73,6 +76,7 @@ def run(config: Config) -> Path:
         model = Path(config.model.model.split(":")[-1]).name
         name = config.run.name or f"{model}-{config.method}-{time.strftime('%Y%m%d-%H%M%S')}"
         folder = Path(config.run.output) / share_object(name, world)
+        config = with_workers(config, world, rows, folder)
         state = build(config, world, folder, rows, held)
         try:
             with status_written(state):
@@ -83,6 +87,18 @@ def run(config: Config) -> Path:
         finally:
             close(state)
     return folder
+
+
+def with_workers(config: Config, world: World, rows: int, folder: Path) -> Config:
+    """The config with a number of workers, the same on all ranks: by default the resumed run's, or by the cores."""
+    batch, data = rows // config.run.accum_freq, config.data
+    if data.workers is not None:
+        return config
+    saved = json_of(folder / "config.json").get("data", {}).get("workers") if config.run.resume else None
+    most = min(gather_objects(cores() if saved is None else saved, world))
+    workers = fitting_workers(batch, most, data.unpaired)
+    stand_in = workers if config.run.global_batch_size is not None else data.batch_size
+    return dataclasses.replace(config, data=dataclasses.replace(data, workers=workers, batch_size=stand_in))
 
 
 @contextlib.contextmanager
@@ -155,7 +171,7 @@ def build(config: Config, world: World, folder: Path, rows: int, held: contextli
         measured.best = Best(folder / "best", config.val.best_metric, config.val.best_lowest)
     by_samples = -(-settings.save_every_samples // global_batch) if settings.save_every_samples else 0
     cadences = [number for number in (settings.save_every_steps, by_samples) if number]
-    clock = SaveClock(every_steps=min(cadences, default=0), every_minutes=settings.save_every_minutes or 0.0)
+    saves = Clock(every_steps=min(cadences, default=0), every_seconds=60 * (settings.save_every_minutes or 0))
     run = Run(
         config=config,
         world=world,
@@ -167,7 +183,8 @@ def build(config: Config, world: World, folder: Path, rows: int, held: contextli
         health=build_health(config, world, trained.objective, rows),
         measured=measured,
         kept=Kept(
-            folder=folder, log=RunLog(folder, world.is_first), clock=clock, tokenizer=tokenizer, preprocess=preprocess
+            folder=folder, log=RunLog(folder, world.is_first), tokenizer=tokenizer, preprocess=preprocess,
+            saves=saves, lines=Clock(every_seconds=settings.log_every_seconds or 0),
         ),
     )
     say = run.kept.log.say
@@ -303,7 +320,7 @@ def summary(run: Run) -> str:
         "method": f"{config.method} {dataclasses.asdict(config.objective) or ''}".strip(),
         "batch": f"{global_batch} = {world.world_size} ranks x {config.run.accum_freq} micro-batches x {per_rank}",
         "data": f"{redacted(config.data.train_data) or 'synthetic'}: {loader.num_samples:,} samples per "
-        "epoch",
+        f"epoch, {config.data.workers} loader processes per rank",
         "length": f"{run.total_steps:,} steps = {run.total_steps / loader.num_batches:.1f} epochs "
         f"of {loader.num_batches:,} steps",
         "optimiser": f"{config.optim.opt}, lr {config.optim.lr:g} {config.optim.lr_scheduler}, "

@@ -112,40 +112,40 @@ class Measured:
 
 
 @dataclass(kw_only=True)
-class SaveClock:
-    """When the next checkpoint is due, by steps and by minutes (0: not by these), beside those between epochs.
-
-    saved_step: of the last one, which may be the one that the run goes on from, in another place; own_step: of the last
-    one that this process took; saved_time: when.
-    """
+class Clock:
+    """When the next checkpoint or line of the log is due: steps and seconds after the last one (0: not by these)."""
 
     every_steps: int = 0
-    every_minutes: float = 0.0
-    saved_step: int = 0
-    own_step: int | None = None
-    saved_time: float = field(default_factory=time.monotonic)
+    every_seconds: float = 0.0
+    last_step: int = 0
+    last_time: float = field(default_factory=time.monotonic)
 
-    def by_steps(self, step: int) -> bool:
-        """Whether it is time after `step` steps."""
-        return bool(self.every_steps) and step - self.saved_step >= self.every_steps
+    def asks(self) -> int:
+        """What this rank tells the others: the number of the next one if it is due by this rank's time, else 0."""
+        over = bool(self.every_seconds) and time.monotonic() - self.last_time >= self.every_seconds
+        return (self.last_step + 1) * over
 
-    def by_minutes(self) -> bool:
-        """Whether it is time by this rank's clock."""
-        return bool(self.every_minutes) and time.monotonic() - self.saved_time >= 60 * self.every_minutes
+    def due(self, step: int, agreed: int) -> bool:
+        """Whether it is due after `step` steps. agreed: the largest number that a rank told, maybe a step ago."""
+        by_steps = bool(self.every_steps) and step - self.last_step >= self.every_steps
+        return by_steps or agreed == self.last_step + 1
 
     def restart(self, step: int) -> None:
-        """A checkpoint was taken at `step`."""
-        self.saved_step, self.saved_time = step, time.monotonic()
+        """It was done at `step`."""
+        self.last_step, self.last_time = step, time.monotonic()
 
 
 @dataclass(kw_only=True)
 class Kept:
-    """What a run leaves. saver: rank 0's alone; tokenizer: that goes with a saved model; preprocess: of its evaluation.
+    """What a run leaves, and when. saves, lines: of checkpoints and of the log; saved_step: of the last checkpoint that
+    this process took; saver: rank 0's alone; tokenizer: that goes with a saved model; preprocess: of its evaluation.
     """
 
     folder: Path
     log: RunLog
-    clock: SaveClock
+    saves: Clock
+    lines: Clock
+    saved_step: int | None = None
     saver: Saver | None = None
     ledger: Ledger | None = None
     tokenizer: Any = None

@@ -3,7 +3,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -77,7 +76,7 @@ class Validation:
         for task in self.tasks:
             between()
             try:
-                result = evaluate_over_ranks(task, embedder, None, world.waiting, self.batch_size, decoding_threads())
+                result = evaluate_over_ranks(task, embedder, None, world.waiting, self.batch_size, default_workers())
             except TaskLost as lost:
                 found.headlines.append(f"{task.name} was lost: {lost}")
                 continue
@@ -88,11 +87,6 @@ class Validation:
             without = f" (without {', '.join(damaged)})" if damaged else ""
             found.headlines.append(f"{task.name} {result.main_metric} {100 * result.value:.2f}%{without}")
         return found
-
-
-def decoding_threads() -> int:
-    """Threads of this rank that decode: its part of the machine's cores."""
-    return default_workers(processes=int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
 
 
 def open_validation(whole: Config, tokenizer: Any, preprocess: Any, world: World) -> Validation:

@@ -24,6 +24,16 @@ def test_the_step_is_compared_with_siglips_and_with_the_released_views(forked):
 
 
 @pytest.mark.slow
+def test_ways_to_wait_are_compared_beside_busy_processes(forked):
+    tiny = ("--batch-size", "4", "--rounds", "2", "--steps", "1", "--busy", "0", "1", "--ways", "passive", "one thread")
+    text = run(forked, "bench_threads.py", *tiny)
+    for busy in (0, 1):
+        for name in ("default", "passive", "one thread"):
+            row = rf"^\| {busy} busy processes \| {name} \| {NUMBER} \| {NUMBER} \| {NUMBER} \("
+            assert re.search(row, text, re.M), text
+
+
+@pytest.mark.slow
 def test_every_method_is_compared_with_clip(forked):
     text = run(forked, "bench_methods.py", "--model", "ProLIP-ViT-test", "--batch-size", "8", "--rounds", "2")
     for name in (name for name, method in METHODS.items() if not method.adapts):

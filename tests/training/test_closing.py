@@ -113,7 +113,7 @@ def test_the_last_checkpoint_is_taken_behind_the_fit(tmp_path):
 
 def test_a_run_in_half_precision_is_closed_too(tmp_path, capsys):
     folder = begin(tmp_path, "half", *TRAINING, "--precision", "amp_bf16", "--batch-size", "16", "--workers", "0")
-    assert "closed by the method in" in capsys.readouterr().out
+    assert "fitted variances to" in capsys.readouterr().out
     found = traces(folder / "model")
     assert found.keys() == {"text", "image", "mean", "first", "text mean", "text first"}
     assert all(x.unique().numel() > 5 for x in found.values())
@@ -127,7 +127,7 @@ def test_what_fails_at_the_end_is_reported_and_costs_no_model(tmp_path, monkeypa
     monkeypatch.setattr(f"training.closing.{part}", gone)
     folder = begin(tmp_path, "gone", *TRAINING, "--batch-size", "16", "--workers", "0", *VALIDATION)
     said = capsys.readouterr().out
-    assert "warning: NOT closed by the method: the object store is gone" in said
+    assert "warning: variances were NOT fitted: the object store is gone" in said
     assert load_file(folder / "model/model.safetensors")["match.values"].abs().sum() == 0
     assert json.loads((folder / "eval.json").read_text())["names/i2t/R@1"] >= 0
 
@@ -135,7 +135,7 @@ def test_what_fails_at_the_end_is_reported_and_costs_no_model(tmp_path, monkeypa
 def test_synthetic_images_have_no_captions_to_fit_to(tmp_path, capsys):
     assert main([*SYNTHETIC, "--method", "likelihood", "--max-steps", "2", "--output", str(tmp_path),
                  "--name", "synthetic"]) == 0  # fmt: skip
-    assert "closed by" not in capsys.readouterr().out and len(metrics(tmp_path / "synthetic")) == 2
+    assert "fitted variances" not in capsys.readouterr().out and len(metrics(tmp_path / "synthetic")) == 2
 
 
 def drawings_as_csv(folder: Path, rows: int) -> Path:
@@ -156,10 +156,10 @@ def test_a_run_on_few_pairs_saves_its_means_and_says_before_the_first_step_what_
     said = capsys.readouterr().out
     fitted = rows >= 30
     assert (load_embedder(f"local-dir:{folder}/model").score.units is not None) is fitted
-    assert ("closed by the method in" in said) is fitted and ("30 pairs of 30 images" in said) is fitted
+    assert ("fitted variances to" in said) is fitted and ("30 pairs of 30 images" in said) is fitted
     if not fitted:
         assert said.index(f"warning: {rows} samples are few") < said.index("step 1/2")
-        assert f"warning: NOT closed by the method: {rows} pairs" in said
+        assert f"warning: variances were NOT fitted: {rows} pairs" in said
     assert json.loads((folder / "status.json").read_text())["state"] == "finished"
 
 
@@ -212,9 +212,9 @@ def test_a_run_that_is_closed_is_not_closed_again_unless_it_is_made_longer(tmp_p
     (folder / "status.json").write_text('{"state": "stopped"}')
     capsys.readouterr()
     begin(tmp_path, "run", *words, "--resume", "latest")
-    assert "closed by" not in capsys.readouterr().out
+    assert "fitted variances" not in capsys.readouterr().out
     begin(tmp_path, "run", *words, "--resume", "latest", "--max-steps", "6")
-    assert "closed by the method" in capsys.readouterr().out
+    assert "fitted variances to" in capsys.readouterr().out
 
 
 def test_a_run_whose_means_are_not_finite_names_the_samples(tmp_path, monkeypatch, capsys):
@@ -225,7 +225,8 @@ def test_a_run_whose_means_are_not_finite_names_the_samples(tmp_path, monkeypatc
 
     monkeypatch.setattr("training.closing.embed_images", lost)
     begin(tmp_path, "nan", *TRAINING[:-4], "--batch-size", "16", "--workers", "0")
-    assert "NOT closed by the method: image holds NaN or infinite values in 1 of 170 rows ('" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "variances were NOT fitted: image holds NaN or infinite values in 1 of 170 rows ('" in said
 
 
 STOPPED = """

@@ -203,7 +203,7 @@ class Late:
     """An agreement of several ranks: the answer is that to the call before."""
 
     def __init__(self):
-        self.asked = [0, 0]
+        self.asked = [0, 0, 0]
 
     def exchange(self, *asked):
         before, self.asked = self.asked, list(asked)
@@ -215,7 +215,7 @@ def steps_saved(run, monkeypatch) -> list[int]:
 
     def save(run):
         saved.append(run.at.step)
-        run.kept.clock.restart(run.at.step)
+        run.kept.saves.restart(run.at.step)
 
     monkeypatch.setattr("training.loop.save", save)
     train(run)
@@ -225,8 +225,39 @@ def steps_saved(run, monkeypatch) -> list[int]:
 
 def test_ranks_that_agree_a_step_later_save_once_when_the_minutes_are_over(tmp_path, monkeypatch):
     run = make(tmp_path, max_steps=6, save_frequency=0, save_every_minutes=10.0)
-    run.health.agreement, run.kept.clock.saved_time = Late(), run.kept.clock.saved_time - 601
+    run.health.agreement, run.kept.saves.last_time = Late(), run.kept.saves.last_time - 601
     assert steps_saved(run, monkeypatch) == [2, 6]
+
+
+def test_ranks_that_agree_a_step_later_log_once_when_the_seconds_are_over(tmp_path):
+    """Beside the lines by steps, and none for a line that one by steps came before."""
+    run = make(tmp_path, max_steps=7, log_every_n_steps=5, log_every_seconds=600.0)
+    run.health.agreement, run.kept.lines.last_time = Late(), run.kept.lines.last_time - 601
+    honest, noted = run.health.agreement.exchange, []
+
+    def exchange(*asked):
+        noted.append(asked)
+        if len(noted) == 4:  # due at step 4, agreed on at step 5, whose line is there by then
+            asked = (0, 0, run.kept.lines.last_step + 1)
+        return honest(*asked)
+
+    run.health.agreement.exchange = exchange
+    train(run)
+    run.kept.log.close()
+    rows = (run.kept.folder / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(row)["step"] for row in rows] == [2, 5, 7]
+    assert noted[:3] == [(0, 0, 1), (0, 0, 1), (0, 0, 0)]
+
+
+def test_a_line_by_time_has_the_means_of_its_steps(tmp_path):
+    every, timed = (make(tmp_path / str(n), max_steps=3, log_every_n_steps=n, log_every_seconds=seconds)
+                    for n, seconds in ((1, None), (100, 1e-9)))  # fmt: skip
+    for run in (every, timed):
+        train(run)
+        run.kept.log.close()
+    want, got = ([json.loads(row)["loss"] for row in (run.kept.folder / "metrics.jsonl").read_text().splitlines()]
+                 for run in (every, timed))  # fmt: skip
+    assert len(got) == 3 and got == want
 
 
 def test_a_step_that_ends_an_epoch_is_saved_once(tmp_path, monkeypatch):

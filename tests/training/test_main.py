@@ -34,7 +34,8 @@ PUBLIC_FLAGS = """
 --inclusion-reduction --inclusion-scale --init-logit-bias --init-logit-scale --init-unc-bias
 --init-unc-gain --init-uncertainty
 --jitter-prob --keep-checkpoints --keep-every-steps --known-matches --layer-decay --ledger --lock-image
---lock-image-unlocked-groups --lock-text --lock-text-unlocked-layers --log-every-n-steps --logit-lr-mult --lr
+--lock-image-unlocked-groups --lock-text --lock-text-unlocked-layers --log-every-n-steps
+--log-every-seconds --logit-lr-mult --lr
 --lr-min-ratio --lr-scheduler --mask-fraction --mask-padding --mask-ratio --max-bad-fraction --max-nonfinite
 --max-samples --max-steps --method --model --momentum --name --noise-ratio --noise-seed
 --openclip-transform --opt --output --overwrite
@@ -190,6 +191,7 @@ def test_a_tokenizer_without_files_says_how_to_get_them(capsys, tmp_path, monkey
 
 def test_a_taken_folder_is_refused(capsys, tmp_path):
     (tmp_path / "mine" / "checkpoints").mkdir(parents=True)
+    (tmp_path / "mine" / "checkpoints" / "step_3.pt").touch()
     words = [*TINY, "--train-data", SHARD, "--max-steps", "2", "--output", tmp_path, "--name", "mine"]
     assert "already holds a run: give another --name, --resume auto" in refused(capsys, *words)
 

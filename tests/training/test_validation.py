@@ -19,7 +19,7 @@ from prolip.evaluation.task import evaluate_dataset
 from prolip.utils.flags import FlagError
 from training.main import main, parse
 from training.parallel.distributed import World
-from training.validation import Best, check_metric, decoding_threads, open_validation
+from training.validation import Best, check_metric, open_validation
 
 STEPS = 6
 
@@ -214,13 +214,6 @@ def test_a_run_that_is_overwritten_leaves_no_best_figure_to_beat(sets, tmp_path)
     (folder / "best" / "best.json").write_text(json.dumps({"step": 1, "metric": words[-1], "value": 1e9}))
     start(tmp_path, "again", *words, "--overwrite")
     assert json.loads((folder / "best" / "best.json").read_text())["step"] == 3
-
-
-@pytest.mark.parametrize("cores, processes, threads", [(128, 8, 15), (32, 8, 3), (2, 2, 0), (1, 1, 0), (256, 1, 16)])
-def test_ranks_of_one_machine_share_its_cores(monkeypatch, cores, processes, threads):
-    monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(cores)))
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(processes))
-    assert decoding_threads() == threads
 
 
 def test_a_set_that_is_lost_on_the_way_does_not_end_the_run(sets, run):

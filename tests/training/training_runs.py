@@ -27,11 +27,12 @@ DATA = ["--train-data", SHARDS, "--caption-sampling", "name:2,keywords"]
 TINY = [
     *DATA, "--model", "ProLIP-ViT-test", "--precision", "fp32", "--device", "cpu", "--batch-size", "32",
     "--workers", "0", "--warmup", "2", "--init-logit-bias", "-3", "--log-every-n-steps", "1",
+    "--save-frequency", "1", "--keep-checkpoints", "0",
 ]  # fmt: skip
 SYNTHETIC = [
     "--dataset-type", "synthetic", "--train-num-samples", "64", "--model", "ProLIP-ViT-test", "--precision", "fp32",
     "--device", "cpu", "--batch-size", "8", "--workers", "0", "--warmup", "1", "--log-every-n-steps", "1",
-    "--save-frequency", "0",
+    "--save-frequency", "0", "--keep-checkpoints", "0",
 ]  # fmt: skip
 
 
@@ -80,7 +81,8 @@ def make(tmp_path: Path, objective: dict | None = None, optim: dict | None = Non
             "model": {"model": "ProLIP-ViT-test", "init_logit_bias": -2.0},
             "data": {"dataset_type": "synthetic", "train_num_samples": 24, "batch_size": 8, "workers": 0},
             "optim": {"warmup": 0, "lr": 1e-3} | (optim or {}),
-            "run": {"precision": "fp32", "log_every_n_steps": 1, "max_steps": 3, "device": str(world.device)} | run,
+            "run": {"precision": "fp32", "log_every_n_steps": 1, "max_steps": 3, "device": str(world.device)}
+            | {"log_every_seconds": None, "save_every_minutes": None} | run,
             "objective": objective or {},
         },
     )

@@ -19,6 +19,7 @@ Quoting = Literal["csv", "none"]
 #: Samples of a rank that wait ready by default, and the bounds of the chunks per worker that hold them. Two small
 #: batches are gone while one shard opens, and then every rank waits for that one worker.
 SAMPLES_AHEAD, LEAST_AHEAD, MOST_AHEAD = 2048, 2, 32
+MOST_WORKERS = 8  # of a rank, by default
 
 
 @dataclass(kw_only=True, frozen=True)
@@ -51,7 +52,7 @@ class DataConfig:
     )
     dataset_resampled: bool = option(False, "draw shards with replacement")
     batch_size: int = option(64, "samples per step and rank; a multiple of --workers")
-    workers: int = option(4, "loader processes per rank; 0 loads in the training process")
+    workers: int | None = option(None, "loader processes per rank; default: its cores, at most 8; 0: the rank loads")
     csv_img_key: str | None = option(None, "column of a table with the image's path; default: recognised")
     csv_caption_key: str | None = option(None, "column of a table with the caption; default: recognised")
     csv_separator: str | None = option(None, r"CSV separator, \t is a tab; default: recognised")
@@ -126,10 +127,10 @@ class DataConfig:
         if self.captions < 0 or (self.known_matches and self.captions != 1):
             known = " with known matches" if self.known_matches else ""
             raise ValueError(f"captions is {self.captions}{known}: give {'1' if known else '0 or more'}")
-        if self.unpaired and (self.known_matches or self.batch_size // max(self.workers, 1) < 2):
+        if self.unpaired and (self.known_matches or self.batch_size // (self.workers or 1) < 2):
             raise ValueError(
                 f"unpaired texts{' with known matches' if self.known_matches else ''}, {self.batch_size} samples of "
-                f"{self.workers} workers: give two samples or more for each worker, and no known matches"
+                f"{self.workers or 1} workers: give two samples or more for each worker, and no known matches"
             )
         self._check_noise()
         if self.train_split is not None and self.dataset_type not in SETS and not word_of(self.train_data or ""):
@@ -149,7 +150,7 @@ class DataConfig:
                 f"--csv-separator {self.csv_separator!r} is not one character that may stand between cells: "
                 "give e.g. ',' or '\\t'"
             )
-        check_divisible(self.batch_size, self.workers)
+        check_divisible(self.batch_size, self.workers or 1)
         CaptionSampler.parse(self.caption_sampling)
         with naming("--select"):
             Selector.parse(self.select)
@@ -189,6 +190,12 @@ def chunks_ahead(prefetch: int | None, batch_size: int) -> int:
     if prefetch is not None:
         return prefetch
     return min(MOST_AHEAD, max(LEAST_AHEAD, math.ceil(SAMPLES_AHEAD / batch_size)))
+
+
+def fitting_workers(batch_size: int, most: int, unpaired: bool = False) -> int:
+    """The largest number of loader processes up to `most` and MOST_WORKERS that divides a batch; unpaired: 2 each."""
+    most = min(most, MOST_WORKERS, batch_size // 2 if unpaired else batch_size)
+    return max((count for count in range(1, most + 1) if batch_size % count == 0), default=1)
 
 
 def check_divisible(batch_size: int, workers: int) -> None:

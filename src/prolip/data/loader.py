@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from itertools import chain
 from typing import Any
@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from prolip.data.associations import make_noise
 from prolip.data.augment.crops import RandomCrop
-from prolip.data.config import DataConfig, chunks_ahead
+from prolip.data.config import DataConfig, chunks_ahead, fitting_workers
 from prolip.data.faults import FaultCounter, FaultGuard, Gather, SampleFault
 from prolip.data.order.cursor import Cursor
 from prolip.data.order.streams import Place, Source
@@ -26,6 +26,7 @@ from prolip.data.samples.sample import Decoder, Example, Row, preserved_rng
 from prolip.data.sources import build_source
 from prolip.data.synthetic import SyntheticDecoder, SyntheticSource
 from prolip.data.workers import hand_on, lost_worker, raise_file_limit, start_worker
+from prolip.utils.threads import cores
 
 #: The settings that the order of an epoch follows from; where the shards are may change.
 ORDER_SETTINGS = (
@@ -66,7 +67,7 @@ class Chunks(IterableDataset):
     noise: Noise | None = None
 
     def __iter__(self) -> Iterator[Batch]:
-        worker, workers = get_worker_info(), max(self.config.workers, 1)
+        worker, workers = get_worker_info(), self.config.workers or 1
         number = worker.id if worker is not None else 0
         epoch = self.epoch.value
         place = Place(self.config.seed, epoch, number * self.ranks + self.rank, workers * self.ranks)
@@ -84,7 +85,7 @@ class Chunks(IterableDataset):
             yield chunk
 
     def _examples(self, rows: Iterator[Row], epoch: int, faults: FaultCounter) -> list[Example]:
-        wanted = self.config.batch_size // max(self.config.workers, 1)
+        wanted = self.config.batch_size // (self.config.workers or 1)
         examples: list[Example] = []
         while len(examples) < wanted:
             row = next(rows)
@@ -219,7 +220,7 @@ class Loader:
             "epoch": chunks.epoch.value,
             "batches": self._taken,
             "num_batches": self.num_batches,
-            "streams": chunks.ranks * max(self.config.workers, 1),
+            "streams": chunks.ranks * (self.config.workers or 1),
             "order": {**order, "global batch": self.config.batch_size * chunks.ranks},
             "cursors": dict(self._cursors),
             "faults": self._guard.to_dict(),
@@ -259,7 +260,7 @@ class Loader:
                 raise_file_limit()
             chunks = iter(self._chunks if self._workers is None else self._workers)
             while self._taken < self.num_batches:
-                parts = [next(chunks) for _ in range(max(self.config.workers, 1))]
+                parts = [next(chunks) for _ in range(self.config.workers or 1)]
                 for worker, part in enumerate(parts):
                     self._guard.add(part.pop("faults"))
                     self._cursors[worker * self._chunks.ranks + self._chunks.rank] = part.pop("cursor")
@@ -330,7 +331,9 @@ def build_loader(
     """
     if not 0 <= rank < world_size:
         raise ValueError(f"rank {rank} of {world_size}: ranks count from 0")
-    source, size = build_source(config, world_size * max(config.workers, 1))
+    if config.workers is None:
+        config = replace(config, workers=fitting_workers(config.batch_size, cores(), config.unpaired))
+    source, size = build_source(config, world_size * (config.workers or 1))
     whole = config.batch_size * world_size
     if size < whole:
         raise ValueError(

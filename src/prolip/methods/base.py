@@ -142,6 +142,10 @@ class Objective(nn.Module):
         """Scalar terms, `loss` among them, from the representations alone: no parameter is read here."""
         raise NotImplementedError
 
+    def logged(self, reps: Reps, batch: Batch) -> Terms:
+        """The terms, with those of the representations that are statistics, such as scale and bias."""
+        return self.terms(reps, batch) | {name: reps[name].detach() for name in self.statistics if name in reps}
+
     def after_step(self) -> None:
         """Called after every optimiser step, for constraints on parameters; must not wait for the device."""
 
@@ -154,7 +158,7 @@ class Objective(nn.Module):
         """The terms of a batch; with cotangents dL/d(rep), the sum of rep * cotangent, whose gradient is that of L."""
         reps = self.embed(batch)
         if cotangents is None:
-            return self.terms(reps, batch)
+            return self.logged(reps, batch)
         return torch.stack([(reps[name] * cotangent).sum() for name, cotangent in cotangents.items()]).sum()
 
 
@@ -311,7 +315,7 @@ def accumulate_backward(
     torch.clear_autocast_cache()
     whole = {name: value.detach().requires_grad_() for name, value in join_reps(reps, bare.shared).items()}
     with autocast():
-        terms = bare.terms(whole, batch)
+        terms = bare.logged(whole, batch)
     scaled = scale_loss(terms["loss"])
     gradients = torch.autograd.grad(scaled, list(whole.values()), allow_unused=True, materialize_grads=True)
     shares = split_cotangents(dict(zip(whole, gradients)), reps, bare.shared)

@@ -34,15 +34,12 @@ class _DeterministicObjective(MeansObjective):
     """A contrastive loss of OpenCLIP's on the means."""
 
     contrastive: nn.Module
-    #: What of the logit the loss takes.
-    takes: tuple[str, ...]
 
     def terms(self, reps: Reps, batch: Batch) -> Terms:
-        """loss, and what it takes of the detached scale and bias for the log."""
+        """loss."""
         image, text = upcast(reps["image_mean"]), upcast(reps["text_mean"])
         with without_autocast(image.device):
-            loss = self.contrastive(image, text, *(reps[name] for name in self.takes))
-        return {"loss": loss} | {name: reps[name].detach() for name in self.takes}
+            return {"loss": self.contrastive(image, text, *(reps[name] for name in self.statistics))}
 
 
 class SigLIPObjective(_DeterministicObjective):
@@ -51,8 +48,6 @@ class SigLIPObjective(_DeterministicObjective):
     Its exchange sends texts both ways round the ring with gradients; the mean over ranks of these losses is the loss of
     one process, for any world size.
     """
-
-    takes = ("scale", "bias")
 
     def __init__(self, model: Any, config: SigLIPConfig, context: Context | None = None):
         super().__init__(model, config, context)
@@ -69,7 +64,7 @@ class CLIPObjective(_DeterministicObjective):
     with gradients are exact too, but every rank scores all pairs. A bias cancels in the softmax, so it is frozen.
     """
 
-    takes = ("scale",)
+    statistics = ("scale",)  # of the logit, what the loss takes
 
     def __init__(self, model: Any, config: CLIPConfig, context: Context | None = None):
         super().__init__(model, config, context)
@@ -96,7 +91,7 @@ class InfoNCEObjective(MeansObjective, KnownMatches):
         model.logit_bias.requires_grad_(False)
 
     def terms(self, reps: Reps, batch: Batch) -> Terms:
-        """loss, and the detached scale for the log."""
+        """loss."""
         image, text, scale = (upcast(reps[name]) for name in ("image_mean", "text_mean", "scale"))
 
         def both_ways(cosine: Tensor, positive: Tensor) -> Tensor:
@@ -104,4 +99,4 @@ class InfoNCEObjective(MeansObjective, KnownMatches):
             return torch.stack([softmax_loss(scale * x, y) for x, y in ((cosine, positive), columns)]).mean()
 
         loss = tiled_loss_over_ranks(dot_products, (image,), (text,), both_ways, (scale,), self.matches(batch))
-        return {"loss": loss, "scale": reps["scale"].detach()}
+        return {"loss": loss}

@@ -150,10 +150,10 @@ class LikelihoodObjective(MeansObjective):
         } | logit_scale_and_bias(self.model)
 
     def terms(self, reps: Reps, batch: Batch) -> Terms:
-        """loss, with scale and bias for the log."""
+        """loss."""
         image, texts = upcast(reps["image_mean"]), upcast(reps["text_mean"]).unbind(1)
         loss = torch.stack([self.pair_loss(image, text, reps["scale"], reps["bias"]) for text in texts]).mean()
-        return {"loss": loss} | {name: reps[name].detach() for name in ("scale", "bias")}
+        return {"loss": loss}
 
     def pair_loss(self, image: Tensor, text: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
         """Of unit means (B, D), one caption for each image."""

@@ -199,7 +199,7 @@ class PCMEObjective(HeadsObjective):
             rows = max(1, UNIFORM_POINTS // (2 * self.context.world_size))
             terms["uniformity"] = uniformity_over_ranks(torch.cat([x[:rows, 0] for x in points]))
             loss = loss + config.uniformity_weight * terms["uniformity"]
-        return {"loss": loss} | terms | self.for_the_log(reps, image, text)
+        return {"loss": loss} | terms | self.for_the_log(image, text)
 
 
 def sampled(z: Gaussian, noise: Tensor) -> Tensor:

@@ -208,4 +208,4 @@ class PCMEppObjective(HeadsObjective):
             with without_autocast(image.mean.device):
                 terms["clip"] = self.clip(image.mean, text.mean, scale)
             loss = loss + config.clip_weight * terms["clip"]
-        return {"loss": loss} | terms | self.for_the_log(reps, image, text)
+        return {"loss": loss} | terms | self.for_the_log(image, text)

@@ -163,7 +163,7 @@ class ProLIPObjective(Objective):
         )
 
     def terms(self, reps: Reps, batch: Batch) -> Terms:
-        """Equation 6 and its parts, unweighted; with the detached scale, bias and statistics of traces for the log."""
+        """Equation 6 and its parts, unweighted; with the detached statistics of traces for the log."""
         config = self.config
         views = ("image", "text", "masked_image", "masked_text") if config.alpha2 > 0 else ("image", "text")
         z = {view: Gaussian(reps[f"{view}_mean"], reps[f"{view}_log_var"]).float() for view in views}
@@ -187,8 +187,7 @@ class ProLIPObjective(Objective):
         }
         # A term without weight is for the log: kept out of the sum, it cannot bring a non-finite gradient.
         loss = torch.stack([weights[name] * term for name, term in terms.items() if weights[name] > 0]).sum()
-        logit = {name: reps[name].detach() for name in ("scale", "bias")}
-        return {"loss": loss} | terms | logit | {f"trace_{view}": z[view].detach().trace.mean() for view in views}
+        return {"loss": loss} | terms | {f"trace_{view}": z[view].detach().trace.mean() for view in views}
 
     def _inclusion(self, inner: Gaussian, outer: Gaussian) -> Tensor:
         config = self.config

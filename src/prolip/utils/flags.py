@@ -6,6 +6,7 @@ import ast
 import contextlib
 import dataclasses
 import difflib
+import inspect
 import math
 import re
 import types
@@ -100,8 +101,9 @@ def add_flags(parser: argparse.ArgumentParser, section: str, config: type, leave
     A field's metadata may hold `help` and `choices`. Destinations are `section.field`; a flag that is not given leaves
     nothing behind, so that a config file can stand between the dataclass's default and the command line.
     """
-    summary = (config.__doc__ or "").strip().split("\n")[0]
-    group = parser.add_argument_group(section, summary)
+    # a dataclass without a docstring of its own gets its signature as one
+    text = "" if (config.__doc__ or "").startswith(f"{config.__name__}(") else inspect.getdoc(config) or ""
+    group = parser.add_argument_group(section, re.split(r"(?<=\.)\s", text.replace("\n", " "))[0])
     hints = typing.get_type_hints(config)
     for field in dataclasses.fields(config):
         if field.name in leave_out:

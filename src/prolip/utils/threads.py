@@ -5,7 +5,12 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from itertools import islice
+from pathlib import Path
+
+#: Microseconds of all cores in each period that a container may use, and the period.
+QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 
 def in_threads(work: Callable, items: Iterator, workers: int, ahead: int) -> Iterator:
@@ -24,7 +29,26 @@ def in_threads(work: Callable, items: Iterator, workers: int, ahead: int) -> Ite
         pool.shutdown(cancel_futures=True)
 
 
-def default_workers(processes: int = 1) -> int:
-    """Threads that decode: all cores but the one that reads and batches, at most 16; of `processes` that share them."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(0, min(16, cores // processes - 1))
+def cores() -> int:
+    """Cores of this process by its affinity, its container's quota and its SLURM job; torchrun's ranks share them."""
+    ranks, found = int(os.environ.get("LOCAL_WORLD_SIZE", 1)), [os.cpu_count() or 1]
+    found += [len(os.sched_getaffinity(0))] if hasattr(os, "sched_getaffinity") else []
+    with suppress(OSError, ValueError):  # no control groups, no quota
+        quota, period = map(int, QUOTA.read_text(encoding="utf-8").split())
+        found.append(quota // period)
+    slurm = ("SLURM_CPUS_ON_NODE", "SLURM_CPUS_PER_TASK" if ranks == 1 else "")
+    found += [int(os.environ[name]) for name in slurm if os.environ.get(name, "").isdecimal()]
+    return max(1, min(found) // ranks)
+
+
+def share_busy_cores() -> None:
+    """On a busy machine, have OpenMP's threads wait shortly, then sleep: before torch is imported. By default they spin
+    for milliseconds, on the core that the awaited thread may need; docs/benchmarks.md has what that costs.
+    """
+    if os.getloadavg()[0] >= (os.cpu_count() or 1) / 2 and "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+
+
+def default_workers() -> int:
+    """Threads that decode: all cores but the one that reads and batches, at most 16."""
+    return min(16, cores() - 1)

@@ -57,7 +57,7 @@ def take_folder(config: Config, world: World, folder: Path, storage: Storage, he
 
 
 def claim(settings: RunConfig, folder: Path, storage: Storage, held: contextlib.ExitStack) -> Choice:
-    """`take_folder` for one process; with --overwrite the run that was there is deleted, behind all checks."""
+    """`take_folder` for one process; what is not gone on with is deleted, behind all checks."""
     try:
         open_run_folder(folder, settings.overwrite, bool(settings.resume))
         held.enter_context(lock_run_folder(folder))
@@ -89,7 +89,7 @@ def claim(settings: RunConfig, folder: Path, storage: Storage, held: contextlib.
         for name in storage.names():
             if NAME.match(name.removeprefix(SUPERSEDED)):
                 storage.delete(name)
-    if settings.overwrite:
+    if settings.overwrite or not settings.resume:  # what a try has left that came to no step
         clear_run_folder(folder)
     return chosen
 

@@ -6,6 +6,7 @@ import json
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import IO, Any
 
@@ -21,17 +22,32 @@ OURS = (
     "config.json", "status.json", "metrics.jsonl", "eval.json", "eval", "eval_ema", "eval_swa", "tensorboard",
     "checkpoints", "ledger", "profile", "model", "model_ema", "model_swa", "best", "noise.jsonl",
 )  # fmt: skip
+#: Files of a run that has not come to its first checkpoint or line of the log.
+BEGUN = (
+    LOCK, ".*.tmp", "config.json", "status.json", "metrics.jsonl", "noise.jsonl", "tensorboard/events.*",
+    "checkpoints/.*.tmp", f"checkpoints/{LOCK}", "ledger/rank_*.jsonl", "wandb/*",
+)  # fmt: skip
 
 
 def open_run_folder(folder: Path, overwrite: bool, resume: bool) -> None:
-    """Make the run folder; refuse one that holds a run, unless it is to be resumed or overwritten."""
+    """Make the run folder; refuse one that holds a step of a run, unless it is to be resumed or overwritten."""
     taken = [folder / name for name in OURS if (folder / name).exists()]
-    if taken and not (overwrite or resume):
+    if taken and not (overwrite or resume or only_begun(folder)):
         raise FlagError(
             f"{folder} already holds a run: give another --name, --resume auto to go on with it, "
             "or --overwrite to delete it and start again"
         )
     folder.mkdir(parents=True, exist_ok=True)
+
+
+def only_begun(folder: Path) -> bool:
+    """Whether a folder holds no more than a run writes before its first checkpoint and its first line of the log."""
+    found = (path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())
+    names = (path.relative_to(folder).as_posix() for path in found)
+    if read_status(folder).get("checkpoint") or not all(any(fnmatch(x, known) for known in BEGUN) for x in names):
+        return False
+    log = folder / "metrics.jsonl"
+    return not any(path.stat().st_size for path in folder.glob("ledger/*")) and not (log.exists() and any(rows_of(log)))
 
 
 def clear_run_folder(folder: Path) -> None:

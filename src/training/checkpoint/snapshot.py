@@ -24,8 +24,8 @@ def save(run: Run) -> None:
         kept.ledger.flush()
     mine = {"random": read_random_state(run.world.device), "data": run.fed.loader.state_dict()}
     states = gather_objects(mine, run.world)
-    kept.clock.restart(at.step)
-    kept.clock.own_step = at.step
+    kept.saves.restart(at.step)
+    kept.saved_step = at.step
     weights = {
         "objective": trained.objective.state_dict(),
         "optimizer": trained.optimizer.state_dict(),
@@ -68,7 +68,7 @@ def restore(run: Run, state: dict[str, Any]) -> None:
                       seconds=state.get("seconds", 0.0),
                       closed=state.get("closed", state["step"] == state["total_steps"]))  # fmt: skip
     run.at.closed &= run.at.step == run.total_steps  # more steps, more to fit
-    run.kept.clock.restart(run.at.step)
+    run.kept.saves.restart(run.at.step)
     run.health.meter.bad_steps = state.get("bad_steps", 0)
     trained.gate.bad_steps = trained.gate.bad_steps + run.health.meter.bad_steps
     saved_by = state["random"]

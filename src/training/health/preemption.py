@@ -11,6 +11,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -27,7 +28,11 @@ WAY_ON = "--resume auto (with its --name) goes on from the newest checkpoint, or
 
 
 class Stopped(Exception):
-    """A run that ended on request, behind a checkpoint from which it can go on."""
+    """A run that ended on request, behind a checkpoint from which it can go on. folder: the run's."""
+
+    def __init__(self, message: str, folder: Path):
+        super().__init__(message)
+        self.folder = folder
 
 
 class StopSignal:

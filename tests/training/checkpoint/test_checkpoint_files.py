@@ -241,7 +241,7 @@ def test_a_missing_checkpoint_is_refused_with_what_to_do(tmp_path):
 def test_a_folder_with_a_run_is_not_taken_by_accident(tmp_path):
     folder = tmp_path / "run"
     open_run_folder(folder, overwrite=False, resume=False)
-    (folder / "config.json").touch()
+    save(folder / "checkpoints", 1)
     with pytest.raises(FlagError, match="already holds a run.*--name.*--resume auto.*--overwrite"):
         open_run_folder(folder, overwrite=False, resume=False)
     open_run_folder(folder, overwrite=False, resume=True)
