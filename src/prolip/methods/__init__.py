@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import Any
 
 from prolip.measures import MEASURES
-from prolip.methods.base import Method, Objective
+from prolip.methods.base import FITTED, Method, Objective
 from prolip.methods.deterministic import (
     CLIPConfig,
     CLIPObjective,
@@ -31,7 +31,7 @@ from prolip.scores import SCORES, CSDScore, MeanScore, Score, measure_score
 
 METHODS: dict[str, Method] = {
     "prolip": Method(ProLIPConfig, ProLIPObjective, CSDScore),
-    "likelihood": Method(LikelihoodConfig, LikelihoodObjective, LikelihoodScore, extend=extend),
+    "likelihood": Method(LikelihoodConfig, LikelihoodObjective, LikelihoodScore, extend=extend, variances=FITTED),
     "pcme": Method(PCMEConfig, PCMEObjective, PCMEScore, extend=extend_pcme),
     "pcmepp": Method(PCMEppConfig, PCMEppObjective, CSDScore, extend=extend_pcmepp),
     "vacsr": Method(VACSRConfig, VACSRObjective, VACSRScore, probabilistic=False, extend=extend_vacsr),
