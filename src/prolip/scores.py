@@ -106,6 +106,11 @@ class Score(nn.Module):
         return z.trace
 
     @property
+    def in_words(self) -> str:
+        """What it ranks by, for people."""
+        return self.words or self.name
+
+    @property
     def units(self) -> Units | None:
         """What its uncertainty means to a person; None where it is a number that only orders."""
         return None

@@ -346,14 +346,15 @@ def finish(run: Run, seconds: float) -> None:
 
 
 def leave_metrics(measured: Measured, kept: Kept) -> None:
-    """The last evaluation: a table for the person, eval.json, and folders with embeddings for the report."""
+    """The last evaluation: a short table for the person, eval.json, and folders with embeddings for the report."""
     from prolip.evaluation.suites.emoji import format_corpus
 
     for prefix, result in measured.results.items():
         if result.corpus is not None:
             folder = f"eval_{prefix}".rstrip("/_")
             result.corpus.save(kept.folder / folder)
-            kept.log.say(f"{folder}: {format_corpus(result.corpus)}")
+            kept.log.say(f"{folder}: {format_corpus(result.corpus, brief=True)}")
+            kept.log.say(f"all figures: {kept.folder / folder / 'metrics.json'}")
     write_json(kept.folder / "eval.json", {"step": measured.step, **measured.metrics})
     shown = {name: examples for name, examples in measured.results[""].examples.items() if examples}
     write_json(kept.folder / "examples.json", shown)

@@ -209,7 +209,7 @@ LEARNED = """Every image and text is a Gaussian. Training learns its variances t
 says that the input could mean many things."""
 FITTED = """Every image and text is a Gaussian. Training learns the means alone. Its end fits the variances to the
 matched pairs of the training data, so that they count how many images a text fits."""
-POINTS = "Every image and text is a point. Training learns no variances, so nothing here says how uncertain an input is."
+POINTS = "Every image and text is a point: training learns no variances, and the model states no uncertainty."
 
 
 class Method(NamedTuple):

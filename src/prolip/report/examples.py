@@ -135,7 +135,7 @@ def extremes(
     order, count = trace.argsort(stable=True).tolist(), min(count, len(trace) // 2)
     least, most = ([Extreme(of.labels[i], float(trace[i]), said[i], of.picture(i)) for i in rows[:count]]
                    for rows in (order, order[::-1]))  # fmt: skip
-    return "uncertainty" if units is None else f"{other} it may fit", least, most
+    return "their uncertainty" if units is None else f"how many {other} each may fit", least, most
 
 
 def show_features(features: Features) -> Shown | None:

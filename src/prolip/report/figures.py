@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.collections import PathCollection
 from matplotlib.figure import Figure
-from matplotlib.ticker import PercentFormatter, StrMethodFormatter
+from matplotlib.ticker import StrMethodFormatter
 
 from prolip.data.emoji import LEVELS
 from prolip.evaluation.kinds import KINDS
@@ -16,12 +16,11 @@ from prolip.evaluation.metrics import traces
 from prolip.evaluation.metrics.selective import risk_coverage
 from prolip.evaluation.plots import plot_risk_coverage
 from prolip.evaluation.suites.emoji import levels
-from prolip.evaluation.suites.emoji.evaluate import recall_by_trace
 from prolip.evaluation.suites.emoji.refusal import signs_against
-from prolip.evaluation.suites.emoji.result import CorpusResult
+from prolip.evaluation.suites.emoji.result import REFUSED_BY, CorpusResult
 from prolip.report.pca import pca
 from prolip.report.runs import RunFolder
-from prolip.utils.style import BAD, GOOD, IMAGE, INK, LEVEL_COLOURS, LEVEL_MARKERS, MUTED, TEXT, panels, percent, styled
+from prolip.utils.style import IMAGE, INK, LEVEL_COLOURS, LEVEL_MARKERS, MUTED, TEXT, panels, percent, styled
 
 #: Keys of a line of the log that are no terms of the loss.
 NO_TERMS = ("kind", "step", "epoch", "samples", "seconds", "time", "lr", "grad_norm", "scale", "bias", "faults",
@@ -224,58 +223,14 @@ def expected_matches(result: CorpusResult) -> Figure | None:
     return figure
 
 
-@styled
-def inclusion(result: CorpusResult) -> Figure:
-    """Share of true pairs of each two levels with H(inner in outer) > 0, the text version of ProLIP figure 8."""
-    rows = levels.hierarchy_inclusion(result.image, result.text, result.corpus, result.table)[::-1]
-    figure, (ax,) = panels(1, 1, width=6.4, height=0.36 * len(rows) + 1.0)
-    rates = [row.rate for row in rows]
-    ax.barh(range(len(rows)), rates, color=[GOOD if rate > 0.5 else BAD for rate in rates], height=0.66)
-    ax.axvline(0.5, color=INK, linewidth=1, linestyle="--")
-    for i, row in enumerate(rows):
-        ax.annotate(f"{row.rate:.0%}  of {row.pairs:,}", (max(row.rate, 0) + 0.012, i), va="center", fontsize=9)
-    ax.set_yticks(range(len(rows)), [f"{row.inner} in {row.outer}" for row in rows])
-    ax.set_xlim(0, 1.2)
-    ax.set_xticks([0, 0.25, 0.5, 0.75, 1])
-    ax.xaxis.set_major_formatter(PercentFormatter(1, decimals=0))
-    ax.grid(axis="y", visible=False)
-    ax.set_xlabel("pairs in which the specific one is included (H > 0)")
-    return figure
-
-
-@styled
-def recall_by_decile(result: CorpusResult) -> Figure:
-    """Retrieval of queries in deciles of their own trace, PCME++ figure 3, with rank correlations."""
-    deciles = recall_by_trace(result)
-    shown = {
-        "names_i2t": ("drawing → names", "R@1", IMAGE),
-        "names_t2i": ("name → drawings", "R@1", LEVEL_COLOURS["name"]),
-        "keywords_t2i": ("keyword → drawings", "mAP@R", LEVEL_COLOURS["keyword"]),
-    }
-    figure, axes = panels(1, len(shown), width=11)
-    for ax, (name, (title, unit, colour)) in zip(axes, shown.items()):
-        d = deciles[name]
-        ax.bar(range(1, len(d.value) + 1), d.value, color=colour, width=0.82)
-        rho = f"$\\rho$ {d.spearman_bins:+.2f} deciles, {d.spearman_queries:+.2f} queries"
-        ax.set_title(f"{title}\n{rho}", fontsize=10)
-        percent(ax.yaxis)
-        ax.set(xlabel="decile of trace (10 = most uncertain)", ylabel=unit, xticks=(1, 4, 7, 10))
-        ax.grid(axis="x", visible=False)
-    return figure
-
-
-#: What a first name can be refused by, the best that there is first, and how the legend calls it.
-REFUSED_BY = {"all": "answer and novelty", "answer": "answer's probability", "mean": "novelty", "score": "top score",
-              "image": "trace of the drawing"}  # fmt: skip
-
-
 def refused(result: CorpusResult) -> Figure:
     """Share of wrong first names of drawings against the share that is named, by what the unsure are refused."""
     ranking = result.rankings["names"][0]
     asked = ranking.answerable.numpy()
     wrong = (~ranking.hit(1)).numpy()[asked].astype(np.float64)
     signs = signs_against(result, result.text.select(result.name_texts), "i2t")
-    curves = {label: risk_coverage(signs[key][asked], wrong) for key, label in REFUSED_BY.items() if key in signs}
+    curves = {REFUSED_BY[key]: risk_coverage(signs[key][asked], wrong)
+              for key in ("all", "answer", "mean", "score", "image") if key in signs}  # fmt: skip
     return plot_risk_coverage(curves, f"Naming {len(wrong):,} drawings, refusing the unsure")
 
 
@@ -284,8 +239,7 @@ def draw_all(run: RunFolder, seed: int = 0) -> dict[str, Figure]:
     figures: dict[str, Figure | None] = {"evaluations": evaluations(run), "learning_curves": learning_curves(run)}
     if run.result is not None and run.result.probabilistic:
         of_result: tuple[Callable[[CorpusResult], Figure | None], ...] = (
-            trace_histogram, trace_by_level, trace_by_length, true_matches, expected_matches, inclusion,
-            recall_by_decile, refused,
+            trace_histogram, trace_by_level, trace_by_length, true_matches, expected_matches, refused,
         )  # fmt: skip
         figures |= {draw.__name__: draw(run.result) for draw in of_result}
         figures["pca"] = pca(run.result, seed)

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from prolip.data.reading.addresses import expand_braces
 from prolip.evaluation.suites.emoji.result import CorpusResult
 from prolip.methods import find_method
 from prolip.report import examples, figures, readings, uncertainty
@@ -107,7 +106,7 @@ def render(run: RunFolder, pictures: dict[str, bytes], seed: int = 0, title: str
     """The page as HTML; sections without data say what would fill them."""
     environment = Environment(
         loader=PackageLoader("prolip.report", "."), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
-        lstrip_blocks=True, finalize=lambda value: plain(value) if type(value) is str else value,
+        lstrip_blocks=True, finalize=lambda value: plain(value.replace("\n", " ")) if type(value) is str else value,
     )  # fmt: skip
     environment.filters |= {"percent": percent, "figure": number, "amount": examples.amount}
     result = run.result
@@ -116,12 +115,11 @@ def render(run: RunFolder, pictures: dict[str, bytes], seed: int = 0, title: str
         "folder": str(run.folder),
         "seed": seed,
         "pictures": {name: examples.data_uri(data, "png") for name, data in pictures.items()},
-        "colours": style.LEVEL_COLOURS,
+        "colours": style.LEVEL_COLOURS if result else {},
         "run": run,
         "facts": facts(run),
         "settings": flatten(run.config) if run.config else {},
         "result": result,
-        "unseen": is_unseen(run),
         "variances": what_variances_mean(run),
         "credits": list(dict.fromkeys(CREDITS.get(s, s) for s in result.info["styles"])) if result else [],
         "headlines": headlines(run),
@@ -142,49 +140,28 @@ def headlines(run: RunFolder) -> list[Headline]:
         name, _, metric = key.rpartition("/")
         value = run.evals[-1].get(key)
         if value is not None and metric in QUOTED:
-            among = f"; {run.shown[name].images:,} images, {run.shown[name].texts:,} texts" if name in run.shown else ""
-            out.append(Headline(percent(value), QUOTED[metric], f"{name}, step {run.evals[-1]['step']:,}{among}"))
+            said, test = f"{name}, step {run.evals[-1]['step']:,}", run.shown.get(name)
+            if test is not None and metric != "mAP":
+                said += f"; {test.images:,} images, {test.texts:,} texts; chance about {percent(1 / test.texts)}"
+            out.append(Headline(percent(value), QUOTED[metric], said))
     return out
 
 
 def corpus_headlines(result: CorpusResult) -> list[Headline]:
     """Those of the corpus."""
     m, names = result.metrics, len(result.corpus.concepts)
-    images, texts = len(result.corpus.drawings), len(result.table.texts)
+    images = len(result.corpus.drawings)
     if not m["zero_shot/subgroup_members/classes"] >= 1:
         raise ValueError(f"the evaluation of {images} drawings has no figures: evaluate again")
-    classes = int(m["zero_shot/subgroup_members/classes"])
     words = {
         "names/i2t/R@1": f"of the {images:,} drawings get their own name first, out of {names:,} names",
-        "names/i2t/R@5": "have it among their first five names",
         "names/t2i/R@1": f"of the names find their own drawing first, out of {images:,}",
-        "names/t2i/R@5": "have it among the first five drawings",
     }
-    shown = {key: said for key, said in words.items() if key in m}  # no R@5 among four
+    shown = {key: said for key, said in words.items() if key in m}
     chance = {key: percent(m[key.replace("/R@", "/chance_R@")]) for key in shown}
     out = [Headline(percent(m[key]), said, f"chance {chance[key]}") for key, said in shown.items()]
-    members, name, prompts = (percent(m[f"zero_shot/subgroup{kind}/top1"]) for kind in ("_members", "_plain", ""))
-    said = (
-        f"of the drawings go to the right one of {classes} subgroups, recognised by its members' names; {name} by its "
-        f"own name, {prompts} by prompts around it"
-    )
-    out.append(Headline(members, said, f"chance {percent(1 / classes)}"))
-    said = f"mAP@R of drawings against all {texts:,} texts: names, keywords, subgroups, groups"
+    said = f"mAP@R of drawings against all {len(result.table.texts):,} texts: names, keywords, subgroups, groups"
     return [*out, Headline(percent(m["captions/i2t/mAP@R"]), said, "every true caption counts")]
-
-
-def is_unseen(run: RunFolder) -> bool:
-    """Whether the run's config shows that none of the evaluated styles was trained on.
-
-    A folder, a wildcard or a shard of another name may hold any style, so only the corpus' own names show it.
-    """
-    if run.config is None or run.result is None:
-        return False
-    sources = str(run.config.get("data", {}).get("train_data") or "").split("::")
-    trained = [Path(shard).name.removesuffix(".tar") for source in sources for shard in expand_braces(source)]
-    if not all(name in CREDITS for name in trained):
-        return False
-    return not any(style in name for style in run.result.info["styles"] for name in trained)
 
 
 def what_variances_mean(run: RunFolder) -> str:
@@ -211,7 +188,7 @@ def facts(run: RunFolder) -> dict[str, str]:
         info = run.result.info
         out["evaluated on"] = f"{info['images']:,} drawings by {', '.join(info['styles'])}"
         out["model"] = f"{info.get('model') or run.folder.name}, {info['parameters']:,} parameters"
-        out["ranked by"] = run.result.score.words or run.result.similarity
+        out["ranked by"] = run.result.score.in_words
         of_score = info.get("score", info)  # what it was ranked by may have a scale of its own
         if of_score.get("scale") is not None and of_score.get("bias") is not None:
             out["logit"] = f"{of_score['scale']:.3g} x similarity {of_score['bias']:+.3g}"

@@ -9,7 +9,6 @@ import torch
 from prolip.data.emoji import LEVELS
 from prolip.evaluation.metrics.blockwise import Relevance
 from prolip.evaluation.metrics.traces import by_decile
-from prolip.evaluation.suites.emoji.levels import Expected, by_expected
 from prolip.evaluation.suites.emoji.refusal import signs_against
 from prolip.evaluation.suites.emoji.result import CorpusResult
 from prolip.report.examples import Example, Inputs, Shown, example, pick, picture, show
@@ -78,7 +77,6 @@ class Section(NamedTuple):
     texts: list[Text]
     thirds: list[Third]
     said: list[Said]
-    groups: list[Expected]
     errors: list[Error]
     constant: float
 
@@ -88,12 +86,11 @@ def section(result: CorpusResult, seed: int = 0) -> Section | None:
     units, expected = result.model_score.units, result.expected_matches
     if units is None or expected is None:
         return None
-    true = result.text_relation.sum(1)
     against = signs_against(result, result.text.select(result.name_texts), "i2t")
     sure = np.exp(-against["answer"]).clip(max=1.0)
     unsure = against.get("all", against["answer"])
     return Section(units, texts(result, units, expected), thirds(result, units, unsure, sure, seed),
-                   by_probability(result, sure), by_expected(expected, true), *errors(result, expected))  # fmt: skip
+                   by_probability(result, sure), *errors(result, expected))  # fmt: skip
 
 
 def drawn(result: CorpusResult) -> Inputs:
