@@ -219,7 +219,7 @@ class Method(NamedTuple):
     compare, `score.of(model)`; probabilistic: whether their variances mean something, or inputs are points; extend: a
     function of a fresh model and `config=`, which adds modules; the model's config.json then has a copy of the config.
     adapts: it goes on with a trained model of any method, which stays one of that method, with its modules and score.
-    variances: what they mean, in sentences for the report.
+    variances: what they mean, in sentences for the report, where LEARNED or POINTS do not say it.
     """
 
     config: type
@@ -228,12 +228,12 @@ class Method(NamedTuple):
     probabilistic: bool = True
     extend: Callable[..., None] | None = None
     adapts: bool = False
-    variances: str = LEARNED
+    variances: str = ""
 
     @property
     def meaning(self) -> str:
         """What the report says of the variances."""
-        return self.variances if self.probabilistic else POINTS
+        return self.variances or (LEARNED if self.probabilistic else POINTS)
 
 
 def logit_scale_and_bias(model: Any) -> Reps:

@@ -66,6 +66,8 @@ def learning_curves(run: RunFolder) -> Figure | None:
 @styled
 def evaluations(run: RunFolder) -> Figure | None:
     """The main metric of every test set over steps; of each, training rows against its own among as many pairs."""
+    if len(run.evals) < 2:
+        return None
     mains, drawn = main_metrics(run), list[Panel]()
     if mains:
         drawn.append((mains[0] if len(mains) == 1 else "Test sets", {key: (key, ()) for key in mains}))
