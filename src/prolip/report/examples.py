@@ -93,10 +93,11 @@ def show(image: Inputs, text: Inputs, relevance: Relevance, ranked_by: Score, ow
         kept = place[relation.query] >= 0
         right = torch.zeros_like(scores, dtype=torch.bool)
         right[place[relation.query[kept]], relation.item[kept]] = True
-        best, worst = best_and_worst(scores, right)
-        examples = [[example(scores[i], right[i], gallery, queries.labels[row], picture=queries.picture(row))
-                     for i in some for row in [int(rows[i])]] for some in (best, worst)]  # fmt: skip
-        found.append((kind, *examples))
+        best, worst = (
+            [example(scores[i], right[i], gallery, queries.labels[row], picture=queries.picture(row))
+             for i in some for row in [int(rows[i])]] for some in best_and_worst(scores, right)
+        )  # fmt: skip
+        found.append((kind, best, worst))
     ends = [] if own is None else [
         (kind, *extremes(of, own, kind, len(others.labels)))
         for kind, of, others in (("image", image, text), ("text", text, image))
@@ -149,8 +150,8 @@ def show_features(features: Features) -> Shown | None:
         relevance = own if complete is None else complete
     else:
         labels = own_labels(features)
-        pairs = labels.nonzero(as_tuple=True) if labels.ndim == 2 else (torch.arange(len(labels)), labels)
-        relevance = Relevance.from_pairs(*pairs, len(labels), len(texts))
+        image_of, text_of = labels.nonzero(as_tuple=True) if labels.ndim == 2 else (torch.arange(len(labels)), labels)
+        relevance = Relevance.from_pairs(image_of, text_of, len(labels), len(texts))
     first = dict(zip(reversed(relevance.query.tolist()), reversed(relevance.item.tolist())))
     named = [texts[first[i]] if i in first else key for i, key in enumerate(keys)]
     score = card.scored_by()
@@ -159,9 +160,9 @@ def show_features(features: Features) -> Shown | None:
         inputs = Inputs(features.image, named, picture), Inputs(text, texts)
         return show(*inputs, relevance, score, score if card.probabilistic else None)
 
-    wanted: set[str] = set()
-    shown(lambda row: wanted.add(keys[row]) or "")
-    found = pictures_of(dataset, wanted)
+    asked: dict[int, str] = {}
+    shown(lambda row: asked.setdefault(row, ""))  # a first pass, for the images that it shows
+    found = pictures_of(dataset, {keys[row] for row in asked})
     return shown(lambda row: found.get(keys[row], ""))
 
 

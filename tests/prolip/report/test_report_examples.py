@@ -37,7 +37,8 @@ def features(kind="retrieval", count=10, **card):
 
     words = tuple(f"text {i}" for i in range(count))
     dataset = Dataset("mine", kind, samples, "", "", classnames=() if kind == "retrieval" else words)
-    text = {"captions": words, "owners": torch.arange(count)} if kind == "retrieval" else {"labels": torch.arange(count)}
+    numbers = torch.arange(count)
+    text = {"captions": words, "owners": numbers} if kind == "retrieval" else {"labels": numbers}
     if kind == "multilabel":
         text = {"labels": torch.eye(count).long()}
     image = Gaussian(shown, log_var)

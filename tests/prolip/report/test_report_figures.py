@@ -165,7 +165,8 @@ def test_what_is_watched_beside_the_loss_is_no_term_of_it(tmp_path):
 def test_evaluations_draw_each_main_metric_and_training_rows_beside_validation(tmp_path):
     run = runs.RunFolder(tmp_path, evals=[
         {"step": i, "mine/mean_recall@1": i / 100, "mine/own/mean_recall@1": 0.5, "mine/i2t/R@1": 0.5,
-         "mine/pairs": 40.0, "mine/pairs_R@1": 0.1, "mine/train_pairs_R@1": i / 10, "ema/mine/mean_recall@1": i / 200, "birds/acc1": 0.3}
+         "mine/pairs": 40.0, "mine/pairs_R@1": 0.1, "mine/train_pairs_R@1": i / 10, "ema/mine/mean_recall@1": i / 200,
+         "birds/acc1": 0.3}
         for i in (4, 8)
     ])  # fmt: skip
     drawn = {ax.get_title(loc="left"): {line.get_label(): list(line.get_ydata()) for line in ax.lines}
