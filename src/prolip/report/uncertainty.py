@@ -58,25 +58,14 @@ class Error(NamedTuple):
     constant: tuple[float, float]
 
 
-class Said(NamedTuple):
-    """Drawings whose first names have a probability in [low, high): how many, its mean, the share that is right."""
-
-    low: float
-    high: float
-    drawings: int
-    sure: float
-    right: float
-
-
 class Section(NamedTuple):
-    """All of it. texts: specific ones first; thirds: the surest first; said: the least sure first; constant: the
+    """All of it. texts: specific ones first; thirds: the surest first; constant: the
     number for all texts that `errors` has beside the model.
     """
 
     units: Units
     texts: list[Text]
     thirds: list[Third]
-    said: list[Said]
     errors: list[Error]
     constant: float
 
@@ -90,7 +79,7 @@ def section(result: CorpusResult, seed: int = 0) -> Section | None:
     sure = np.exp(-against["answer"]).clip(max=1.0)
     unsure = against.get("all", against["answer"])
     return Section(units, texts(result, units, expected), thirds(result, units, unsure, sure, seed),
-                   by_probability(result, sure), *errors(result, expected))  # fmt: skip
+                   *errors(result, expected))  # fmt: skip
 
 
 def drawn(result: CorpusResult) -> Inputs:
@@ -147,17 +136,6 @@ def thirds(
     parts = np.array_split(unsure.argsort(kind="stable"), len(right))
     return [Third(len(rows), float(share), drawings(result, units, sure, pick(rows, each, rng)))
             for rows, share in zip(parts, right)]  # fmt: skip
-
-
-def by_probability(result: CorpusResult, sure: np.ndarray, steps: int = 5) -> list[Said]:
-    """The drawings in steps of the probability that their first names have, those steps that have any."""
-    right, edges = result.rankings["names"][0].hit(1).numpy(), np.linspace(0, 1, steps + 1)
-    step = np.digitize(sure, edges[1:-1])
-    parts = [(k, step == k) for k in range(steps) if (step == k).any()]
-    return [
-        Said(float(edges[k]), float(edges[k + 1]), int(own.sum()), float(sure[own].mean()), float(right[own].mean()))
-        for k, own in parts
-    ]
 
 
 def drawings(result: CorpusResult, units: Units, sure: np.ndarray, rows: list[int]) -> list[Drawing]:
