@@ -59,8 +59,8 @@ class Error(NamedTuple):
 
 
 class Section(NamedTuple):
-    """All of it. texts: specific ones first; thirds: the surest first; constant: the
-    number for all texts that `errors` has beside the model.
+    """All of it. texts: specific ones first; thirds: the surest first; constant: the number for all texts that `errors`
+    has beside the model.
     """
 
     units: Units
