@@ -49,7 +49,7 @@ def train(recipe: str, output: str, overwrite: bool, more: Sequence[str]) -> int
 
 
 def run(recipe: str, output: str = "runs", overwrite: bool = False, more: Sequence[str] = ()) -> int:
-    """Training (which ends in the evaluation), then the report; returns the exit code. more: flags of training."""
+    """Training, which ends in the evaluation and the report; returns the exit code. more: flags of training."""
     from prolip.utils.threads import share_busy_cores
 
     os.chdir(ROOT)
@@ -63,15 +63,14 @@ def run(recipe: str, output: str = "runs", overwrite: bool = False, more: Sequen
         if more:
             raise ValueError(f"{folder} holds a run that has ended: --overwrite deletes it, or give another --output")
         print(f"{folder} holds a finished run; --overwrite trains again")
+        from prolip.report.page import end_with_report
+
+        print(end_with_report(folder))
     else:
         check_room(folder)
         if code := train(recipe, output, overwrite, more):
             return code
-    from prolip.report.page import make_report
-
-    page = make_report(folder)
-    print(f"{page} ({page.stat().st_size / 1e6:.1f} MB)")
-    print(f"\ndone in {(time.perf_counter() - start) / 60:.1f} minutes. Open {page} in a browser.")
+    print(f"\ndone in {(time.perf_counter() - start) / 60:.1f} minutes. Open {folder / 'report.html'} in a browser.")
     print(f"The model: prolip.create_model('local-dir:{Path(output) / recipe / 'model'}')")
     return 0
 

@@ -34,6 +34,8 @@ class Score(nn.Module):
 
     #: What config.json and --similarity call it; with settings of its own, `NAME:setting=1`.
     name: str
+    #: What it ranks by, for people; "": its name says it.
+    words: ClassVar[str] = ""
     #: Settings that whoever asks for it may choose.
     choices: ClassVar[tuple[str, ...]] = ()
     #: How many of each query's nearest by `coarse` are scored by `paired`, the others staying behind them; 0: all are.
@@ -104,6 +106,11 @@ class Score(nn.Module):
         return z.trace
 
     @property
+    def in_words(self) -> str:
+        """What it ranks by, for people."""
+        return self.words or self.name
+
+    @property
     def units(self) -> Units | None:
         """What its uncertainty means to a person; None where it is a number that only orders."""
         return None
@@ -168,7 +175,7 @@ class MeasureScore(Score):
 class CSDScore(MeasureScore):
     """Closed-form sampled distance as a similarity, mean.mean' - (trace + trace')/2, ProLIP (A.1)."""
 
-    name, takes_points = "csd", True
+    name, takes_points, words = "csd", True, "similarity of Gaussians (CSD)"
     measure = get_measure("csd_similarity")
 
     def factors(self, z: Gaussian, side: Side = "image") -> Factors:
@@ -178,7 +185,7 @@ class CSDScore(MeasureScore):
 class MeanScore(MeasureScore):
     """Cosine of the means, which ignores the variances: SigLIP and CLIP."""
 
-    name, takes_points = "mean", True
+    name, takes_points, words = "mean", True, "cosine of the means"
     measure = get_measure("mean_cosine")
 
     def factors(self, z: Gaussian, side: Side = "image") -> Factors:
@@ -206,7 +213,7 @@ class TrueMatchScore(Score):
     unit, images, texts: as in `Units`; unit 0: the traces have none.
     """
 
-    name, symmetric = "true_match", False
+    name, symmetric, words = "true_match", False, "how likely the text is true of the image"
 
     def __init__(  # noqa: PLR0913 (what was trained)
         self, trace_weight: float, unit: float, images: int, texts: int, scale: float | None = None,

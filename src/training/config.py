@@ -166,6 +166,7 @@ class RunConfig:
         None, "bf16 peak of one device, of which MFU is a share; without: known for A100, H100, H200 and B200"
     )
     profile: int = option(0, "trace so many steps of rank 0, from the ninth on, into the run folder's profile/")
+    report: bool = option(True, "end with the run's report.html, which takes some seconds of one core")
     wandb_project: str | None = option(None, "log to this project of Weights & Biases as well (pip install wandb)")
     traceback: bool = option(False, "show where an error came from")
 

@@ -255,7 +255,8 @@ def evaluate_when_due(run: Run, watch: Stopwatch) -> None:
         """One model's metrics, and a remark where it is the best so far. A whole copy of shards lasts no longer."""
         model = whole_model(model, world, everywhere=True)
         with torch.compiler.set_stance("force_eager"):  # test sets have batches of other sizes, each minutes to compile
-            found = measured.results[prefix] = validation.measure(model, world, stop_if_asked)
+            last = run.at.step == run.total_steps and not prefix
+            found = measured.results[prefix] = validation.measure(model, world, stop_if_asked, last)
         best = measured.best
         if best is None or best.prefix != prefix or not world.is_first:
             return ""

@@ -86,6 +86,10 @@ def run(config: Config) -> Path:
                 finish(state, time.perf_counter() - start)
         finally:
             close(state)
+    if config.run.report and world.is_first:  # when the other ranks are free to end
+        from prolip.report.page import end_with_report
+
+        state.kept.log.say(end_with_report(folder))
     return folder
 
 
@@ -160,7 +164,8 @@ def build(config: Config, world: World, folder: Path, rows: int, held: contextli
     steps = total_steps(config, loader.num_batches, global_batch)
     trained = build_trained(config, world, model, (steps, loader.num_batches), tokenizer)
     draws = trained.objective.context.draws
-    measured = Measured(validation=build_validation(config, world, tokenizer, preprocess, list(trained.averages)))
+    averaged = list(trained.averages)
+    measured = Measured(validation=build_validation(config, world, tokenizer, preprocess, loader, averaged))
     storage = Storage(settings.checkpoint_dir or str(folder / "checkpoints"))
     address, passed_over = take_folder(config, world, folder, storage, held or contextlib.ExitStack())
     checkpoint = load_checkpoint(address) if address else None
@@ -294,14 +299,15 @@ def build_health(config: Config, world: World, objective: Objective, rows: int) 
 
 
 def build_validation(
-    config: Config, world: World, tokenizer: Any, preprocess: Any, averaged: list[str]
+    config: Config, world: World, tokenizer: Any, preprocess: Any, loader: Loader, averaged: list[str]
 ) -> Validation | None:
     """What measures the model, and its twins `averaged`, on the way; None where nothing is asked for."""
     if not config.evaluates:
         return None
-    from training.validation import check_metric, open_validation
+    from training.validation import check_metric, open_validation, training_rows
 
-    validation = open_validation(config, tokenizer, preprocess, world)
+    rows = partial(training_rows, config.data, preprocess, loader.noise)
+    validation = open_validation(config, tokenizer, preprocess, world, rows)
     if config.val.best_metric:
         check_metric(config.val.best_metric, validation, averaged)
     return validation
@@ -357,12 +363,15 @@ def finish(run: Run, seconds: float) -> None:
 
 
 def leave_metrics(measured: Measured, kept: Kept) -> None:
-    """The last evaluation: a table for the person, eval.json, and folders with embeddings for the report."""
+    """The last evaluation: a short table for the person, eval.json, and folders with embeddings for the report."""
     from prolip.evaluation.suites.emoji import format_corpus
 
     for prefix, result in measured.results.items():
         if result.corpus is not None:
             folder = f"eval_{prefix}".rstrip("/_")
             result.corpus.save(kept.folder / folder)
-            kept.log.say(f"{folder}: {format_corpus(result.corpus)}")
+            kept.log.say(f"{folder}: {format_corpus(result.corpus, brief=True)}")
+            kept.log.say(f"all figures: {kept.folder / folder / 'metrics.json'}")
     write_json(kept.folder / "eval.json", {"step": measured.step, **measured.metrics})
+    shown = {name: examples for name, examples in measured.results[""].examples.items() if examples}
+    write_json(kept.folder / "examples.json", shown)

@@ -89,11 +89,14 @@ class Health:
 
 @dataclass
 class Evaluated:
-    """Of one model, on the first rank: metrics by name, lines for the person, the corpus's whole result."""
+    """Of one model, on the first rank: metrics by name, lines for the person, the corpus's whole result, examples of
+    the test sets for the report.
+    """
 
     metrics: dict[str, float] = field(default_factory=dict)
     headlines: list[str] = field(default_factory=list)
     corpus: CorpusResult | None = None
+    examples: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(kw_only=True)

@@ -2,15 +2,18 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
+from prolip.data.captioned import Captioned, captioned_samples
 from prolip.data.config import DataConfig
 from prolip.data.emoji import Corpus
 from prolip.data.faults import FaultCounter, SampleFault
@@ -20,17 +23,22 @@ from prolip.data.reading.rows import read_rows
 from prolip.data.reading.shards import expand_shards
 from prolip.data.reading.tar import ShardReader
 from prolip.data.samples.captions import CaptionSampler, Selector
+from prolip.data.samples.noise import Noise
 from prolip.data.samples.sample import Raw, caption_parts, image_bytes, is_selected
 from prolip.data.samples.split import Split, parse_split
 from prolip.data.sources import source_of, table_columns
 from prolip.evaluation.datasets.base import WHOLE, Dataset, Sample, Share, fingerprint
 from prolip.evaluation.datasets.specs import has_splits, open_dataset
 from prolip.evaluation.distributed import TaskLost, evaluate_over_ranks
+from prolip.evaluation.features import Features
 from prolip.evaluation.kinds import KINDS
 from prolip.evaluation.metrics.ranking import retrieval_names
-from prolip.evaluation.model import Loaded, embedder_of
+from prolip.evaluation.model import Embedder, Loaded, embedder_of
 from prolip.evaluation.suites.emoji import evaluate_corpus, gallery
+from prolip.gaussian import Gaussian, concatenate
 from prolip.models.weights.checkpoint import save_pretrained
+from prolip.report.examples import show_features
+from prolip.scores import Score
 from prolip.utils.flags import FlagError, did_you_mean, nearest
 from prolip.utils.messages import naming
 from prolip.utils.outputs import replacing_folder
@@ -43,6 +51,8 @@ from training.state import AVERAGES, Evaluated
 
 #: What the part of the training data is called that --split holds out.
 HELD_OUT = "held-out"
+#: Pairs of the training data, and of a test set, that are ranked to show overfitting; test sets with examples.
+PAIRS, SHOWN = 256, 3
 #: How the corpus's metrics begin, beside the rankings, whose names are known in full.
 CORPUS_METRICS = ("zero_shot/", "trace/", "spearman/", "inclusion/", "recall_by_trace/", "captions/t2i/", "refusal/")
 
@@ -52,7 +62,7 @@ class Validation:
     """The test sets of a run, and what a model needs to be evaluated on them.
 
     corpus: emoji: of --val-data, which the first rank evaluates; precision: of the arithmetic; batch_size: images of a
-    rank at a time.
+    rank at a time; rows: gives the training pairs that are ranked beside as many of each test set.
     """
 
     tasks: tuple[Dataset, ...]
@@ -61,22 +71,29 @@ class Validation:
     preprocess: Any
     precision: str
     batch_size: int
+    rows: Callable[[], Sequence[Captioned]] = tuple
 
-    def measure(self, model: nn.Module, world: World, between: Callable[[], object] = lambda: None) -> Evaluated:
+    def measure(
+        self, model: nn.Module, world: World, between: Callable[[], object] = lambda: None, last: bool = False
+    ) -> Evaluated:
         """Every metric of a model, which all ranks hold; of them the first one learns the metrics.
 
         A test set that cannot be read is reported and passed over: a run does not end for it. between: called by all
-        ranks before each test set; it may raise.
+        ranks before each test set; it may raise. last: with examples for the report.
         """
         found, loaded = Evaluated(), Loaded(model, self.preprocess, self.tokenizer)
         embedder = embedder_of("the model in training", loaded, world.device, self.precision)
         if self.corpus is not None and world.is_first:
             found.corpus = evaluate_corpus(embedder, self.corpus)
             found.metrics |= found.corpus.metrics
+        trained = self.training_pairs(embedder, found) if world.is_first and self.tasks else None
         for task in self.tasks:
             between()
             try:
-                result = evaluate_over_ranks(task, embedder, None, world.waiting, self.batch_size, default_workers())
+                scored: list[Features] = []
+                result = evaluate_over_ranks(
+                    task, embedder, None, world.waiting, self.batch_size, default_workers(), scored.append
+                )
             except TaskLost as lost:
                 found.headlines.append(f"{task.name} was lost: {lost}")
                 continue
@@ -86,10 +103,85 @@ class Validation:
             damaged = [f"{kind} {count}" for kind, count in result.info.get("damaged", {}).get("kinds", {}).items()]
             without = f" (without {', '.join(damaged)})" if damaged else ""
             found.headlines.append(f"{task.name} {result.main_metric} {100 * result.value:.2f}%{without}")
+            pairs = pairs_of(scored[0]) if trained else None
+            if trained and pairs:
+                count = min(len(trained.ids), len(pairs.ids))
+                ranked = [recall_of_pairs(embedder.score, some, count) for some in (pairs, trained)]
+                names = ("pairs", "pairs_R@1", "train_pairs_R@1")
+                found.metrics |= {f"{task.name}/{name}": float(x) for name, x in zip(names, (count, *ranked))}
+                found.headlines[-1] += f"; among {count} pairs R@1 {ranked[0]:.1%}, of training rows {ranked[1]:.1%}"
+            if last and len(found.examples) < SHOWN:
+                try:
+                    found.examples[task.name] = show_features(scored[0])
+                except Exception as error:  # examples are not worth a run
+                    found.headlines.append(f"warning: no examples of {task.name}: {type(error).__name__}: {error}")
         return found
 
+    def training_pairs(self, embedder: Embedder, found: Evaluated) -> Pairs | None:
+        """The training rows by the model; None where there are none, which `found` says where they cannot be read."""
+        try:
+            rows = self.rows()
+            if not rows:
+                return None
+            texts = [max(row.chances, key=lambda text: row.chances[text]) for row in rows]
+            images = [embedder.encode_image(torch.stack([row.pixels for row in rows[i : i + self.batch_size]]))
+                      for i in range(0, len(rows), self.batch_size)]  # fmt: skip
+            return Pairs(concatenate(images), embedder.embed_texts(texts), numbered(texts))
+        except Exception as error:  # of files, object stores, decoders
+            found.headlines.append(f"warning: training rows were not measured: {type(error).__name__}: {error}")
+            return None
 
-def open_validation(whole: Config, tokenizer: Any, preprocess: Any, world: World) -> Validation:
+
+class Pairs(NamedTuple):
+    """Images and texts in pairs, (N, D); ids: (N,), pairs of one number have the same text."""
+
+    image: Gaussian
+    text: Gaussian
+    ids: Tensor
+
+
+def pairs_of(features: Features) -> Pairs | None:
+    """At most PAIRS random images of a test set, each with its first caption or its class; None where one has none."""
+    chosen = torch.randperm(len(features.keys), generator=torch.Generator().manual_seed(0))[:PAIRS]
+    if features.text is None:
+        return None
+    if features.owners is not None:
+        row = {int(owner): i for i, owner in reversed(list(enumerate(features.owners)))}
+        text = torch.tensor([row[i] for i in chosen.tolist() if i in row])
+        ids = numbered([features.captions[i] for i in text.tolist()])
+    elif features.labels is not None and features.labels.ndim == 1:
+        text = ids = features.labels[chosen]
+    else:
+        return None
+    if len(text) < len(chosen):
+        return None
+    return Pairs(features.image.select(chosen.tolist()), features.text.select(text.tolist()), ids)
+
+
+def numbered(texts: Sequence[str]) -> Tensor:
+    """A number for each text, (N,), the same for equal ones."""
+    places = {text: i for i, text in enumerate(dict.fromkeys(texts))}
+    return torch.tensor([places[text] for text in texts])
+
+
+def recall_of_pairs(score: Score, pairs: Pairs, count: int) -> float:
+    """R@1 among the first `count` pairs, the mean of both directions; any pair with the same text is right."""
+    image, text, ids = pairs.image.select(slice(count)), pairs.text.select(slice(count)), pairs.ids[:count]
+    scores, right = score.pairwise(image, text), ids[:, None] == ids
+    hits = [right.take_along_dim(scores.argmax(axis, keepdim=True), axis) for axis in (0, 1)]
+    return torch.cat([hit.flatten() for hit in hits]).double().mean().item()
+
+
+def training_rows(config: DataConfig, preprocess: Any, noise: Noise | None) -> list[Captioned]:
+    """At most PAIRS training pairs, the same at every call, without augmentation; none of data without captions."""
+    if source_of(config).kind == "synthetic" or not config.captions:
+        return []
+    return list(captioned_samples(config, preprocess, PAIRS, noise=noise))
+
+
+def open_validation(
+    whole: Config, tokenizer: Any, preprocess: Any, world: World, rows: Callable[[], Sequence[Captioned]] = tuple
+) -> Validation:
     """All test sets, opened before the first step: what is missing shows now. Without any: what --split holds out.
 
     Damaged samples are counted and left out. FlagError, FileNotFoundError and ValueError name what cannot be used.
@@ -115,7 +207,7 @@ def open_validation(whole: Config, tokenizer: Any, preprocess: Any, world: World
             raise FlagError(f"two test sets are called {name!r}, and so would their figures be: rename a folder")
     return Validation(
         tasks=tuple(tasks), corpus=corpus, tokenizer=tokenizer, preprocess=preprocess, precision=config.val_precision,
-        batch_size=config.val_batch_size,
+        batch_size=config.val_batch_size, rows=functools.cache(rows),
     )  # fmt: skip
 
 

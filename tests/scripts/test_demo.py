@@ -41,7 +41,7 @@ def typed(tmp_path, monkeypatch):
     def command(*words: str, code: int = 0) -> list[list[str]]:
         given.clear()
         monkeypatch.setattr("training.main.main", lambda flags: given.append(flags) or code)
-        drawn = lambda folder: given.append([str(folder)]) or Path(__file__)  # noqa: E731
+        drawn = lambda folder: given.append([str(folder)]) or folder / "report.html"  # noqa: E731
         monkeypatch.setattr("prolip.report.page.make_report", drawn)
         monkeypatch.setattr(STOP, "install", lambda: None)
         monkeypatch.chdir(ROOT)
@@ -62,9 +62,8 @@ def leave(run: Path, state: str) -> None:
 def test_what_has_not_ended_is_gone_on_with(state, typed, tmp_path):
     if state:
         leave(tmp_path / "demo", state)
-    flags, page = typed("--", "--seed", "3")
+    (flags,) = typed("--", "--seed", "3")
     assert flags[-4:] == ["--resume", "auto", "--seed", "3"] and "--overwrite" not in flags
-    assert page == [str(tmp_path / "demo")]
     assert "--overwrite" in typed("--overwrite")[0]
 
 
@@ -73,7 +72,7 @@ def test_a_run_that_has_ended_is_not_trained_again_unless_that_is_asked_for(type
     assert typed() == [[str(tmp_path / "demo")]] and "--overwrite trains again" in capsys.readouterr().out
     assert typed("--", "--seed", "1", code=2) == []
     assert "has ended: --overwrite deletes it, or give another --output" in capsys.readouterr().err
-    flags, page = typed("--overwrite", "--", "--seed", "1")
+    (flags,) = typed("--overwrite", "--", "--seed", "1")
     assert flags[-3:] == ["--overwrite", "--seed", "1"] and "--resume" not in flags
 
 

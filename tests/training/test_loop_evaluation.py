@@ -19,7 +19,7 @@ def test_evaluation_leaves_the_model_in_training_mode(tmp_path):
     run = make(tmp_path, optim={"ema_decay": 0.9})
 
     class Measuring:
-        def measure(self, model, here, between):
+        def measure(self, model, here, between, last):
             model.eval()
             return Evaluated({"names/i2t/R@1": float(model is run.trained.averages["ema"].module)})
 
@@ -32,7 +32,7 @@ def test_evaluation_leaves_the_model_in_training_mode(tmp_path):
 class Measured:
     """Stands in for the test sets."""
 
-    def measure(self, model, here, between):
+    def measure(self, model, here, between, last):
         return Evaluated({"f": 1.0})
 
 
@@ -66,7 +66,7 @@ def test_an_evaluation_compiles_nothing(tmp_path):
     layer.compile(backend=lambda graph, inputs: compiled.append(graph) or graph.forward, dynamic=False)
 
     class Embedding:
-        def measure(self, model, here, between):
+        def measure(self, model, here, between, last):
             return Evaluated({f"{rows}": layer(torch.ones(rows, 3)).sum().item() for rows in (5, 7)})
 
     layer(torch.ones(2, 3))

@@ -83,5 +83,5 @@ def test_clip_benchmark_compares_by_mean(run, task, tmp_path):
 def test_the_page_says_points(run):
     assert command_line(["report", str(run)]) == 0
     page = (run / "report.html").read_text()
-    assert "<b>Points.</b>" in page and "trace" not in page.split("<main>")[1]
+    assert "Every image and text is a point" in page and "trace" not in page.split("<main>")[1]
     assert not (run / "figures/trace_histogram.png").exists()

@@ -27,12 +27,12 @@ DATA = ["--train-data", SHARDS, "--caption-sampling", "name:2,keywords"]
 TINY = [
     *DATA, "--model", "ProLIP-ViT-test", "--precision", "fp32", "--device", "cpu", "--batch-size", "32",
     "--workers", "0", "--warmup", "2", "--init-logit-bias", "-3", "--log-every-n-steps", "1",
-    "--save-frequency", "1", "--keep-checkpoints", "0",
+    "--save-frequency", "1", "--keep-checkpoints", "0", "--no-report",
 ]  # fmt: skip
 SYNTHETIC = [
     "--dataset-type", "synthetic", "--train-num-samples", "64", "--model", "ProLIP-ViT-test", "--precision", "fp32",
     "--device", "cpu", "--batch-size", "8", "--workers", "0", "--warmup", "1", "--log-every-n-steps", "1",
-    "--save-frequency", "0", "--keep-checkpoints", "0",
+    "--save-frequency", "0", "--keep-checkpoints", "0", "--no-report",
 ]  # fmt: skip
 
 

@@ -44,16 +44,21 @@ def evaluate_over_ranks(
     group: Any = None,
     batch_size: int = 256,
     workers: int | None = None,
+    seen: Callable[[Features], object] = lambda features: None,
 ) -> TaskResult | None:
     """`evaluate_dataset` by all ranks of `group`: the result on the first one, None on the others.
 
     Every rank calls this with the same data set and weights; dataset: opened by every rank, with its own counter where
-    damage is counted. Without a process group it is `evaluate_dataset`. Raises TaskLost on all ranks where data cannot
-    be read or do not fit the device on any, and ValueError for a similarity that the model has not.
+    damage is counted; seen: called on the first rank with what was scored. Without a process group it is
+    `evaluate_dataset`. Raises TaskLost on all ranks where data cannot be read or do not fit the device on any, and
+    ValueError for a similarity that the model has not.
     """
     embedder.card.scored_by(similarity)
     features = features_over_ranks(dataset, embedder, group, batch_size, workers)
-    return agree(lambda: None if features is None else evaluate_dataset(dataset, features, similarity), group)
+    result = agree(lambda: None if features is None else evaluate_dataset(dataset, features, similarity), group)
+    if features is not None:
+        seen(features)
+    return result
 
 
 def features_over_ranks(

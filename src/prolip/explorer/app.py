@@ -79,7 +79,7 @@ class App:
             "title": self.title, "items": len(index), "dim": index.store.values["dim"], "side": index.side,
             "model": name, "parameters": None if embedder is None else embedder.parameters,
             "can_ask": embedder is not None, "probabilistic": gallery.probabilistic,
-            "score": index.score.name, "own_score": gallery.own.name, "kind": index.kind.name,
+            "score": index.score.in_words, "own_score": gallery.own.name, "kind": index.kind.name,
             "units": None if gallery.units is None else {"images": gallery.units.images, "texts": gallery.units.texts},
             "novelty": embedder is not None and embedder.novelty is not None,
             "lacks": self.opened.lacks, "risk": self.asker.threshold is not None,

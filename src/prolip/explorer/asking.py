@@ -144,7 +144,7 @@ class Asker:
         return {
             "question": self._question(asked), "answers": listed,
             "said": [] if captions is None else captions.nearest(asked.z, 5),
-            "verdict": self._verdict(asked, pair, captions), "by": index.score.name, "place": self._place(asked),
+            "verdict": self._verdict(asked, pair, captions), "by": index.score.in_words, "place": self._place(asked),
             "risk": self._risk(asked, near) if pair else None,
         }  # fmt: skip
 

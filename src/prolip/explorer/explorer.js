@@ -21,6 +21,8 @@ function h(tag, properties = {}, ...children) {
 }
 const fill = (place, ...children) => place.replaceChildren(...children.flat(Infinity).filter(Boolean));
 const percent = (x, digits = 0) => (x === null || x === undefined ? "–" : `${(100 * x).toFixed(x > 0 && x < 0.095 && !digits ? 1 : digits)}%`);
+/** A probability: in percent, or where that would be near 0% as 1 in so many. */
+const odds = (x) => (x === null || x === undefined || x >= 0.01 ? percent(x) : x < 1e-6 ? "under 1 in a million" : `1 in ${count(Number((1 / x).toPrecision(2)))}`);
 const figure = (x) => (x === null || x === undefined ? "–" : Math.abs(x) >= 1000 || (x && Math.abs(x) < 0.001) ? x.toExponential(2) : String(Number(x.toPrecision(4))));
 const count = (n) => n.toLocaleString("en-US");
 
@@ -77,7 +79,7 @@ const mostBits = (side) => (state.about.units ? Math.log2(side === "image" ? sta
 
 function figuresOf(item) {
   const rows = [];
-  if (item.probability !== undefined && item.probability !== null) rows.push(meter("match", percent(item.probability), item.probability));
+  if (item.probability !== undefined && item.probability !== null) rows.push(meter("match", odds(item.probability), item.probability));
   else if (item.score !== undefined) rows.push([h("div", {}, "score", h("b", {}, figure(item.score)))]);
   if (item.bits !== null) rows.push(meter("says", `${item.bits.toFixed(1)} bits`, item.bits / mostBits(state.about.side), "bits"));
   else if (state.about.probabilistic) rows.push([h("div", {}, "uncertainty", h("b", {}, figure(item.uncertainty)))]);
@@ -94,7 +96,7 @@ function card(item, figures = true) {
 }
 function spoken(item) {
   const parts = [];
-  if (item.probability !== undefined && item.probability !== null) parts.push(`match ${percent(item.probability)}`);
+  if (item.probability !== undefined && item.probability !== null) parts.push(`match ${odds(item.probability)}`);
   if (item.bits !== null) parts.push(`${item.bits.toFixed(1)} bits, fits ${item.fits}`);
   return parts.length ? `: ${parts.join(", ")}` : "";
 }
@@ -206,7 +208,7 @@ function made(found) {
   else if (verdict.familiar !== null) parts.push(...parted(verdict));
   if (found.said.length) {
     parts.push(h("hr.rule", {}), h("h2", {}, "Captions it would give"));
-    parts.push(h("ol.said", {}, found.said.map((said) => h("li", {}, said.text, h("span", {}, said.probability === null ? figure(said.score) : percent(said.probability))))));
+    parts.push(h("ol.said", {}, found.said.map((said) => h("li", {}, said.text, h("span", {}, said.probability === null ? figure(said.score) : odds(said.probability))))));
   }
   if (!parts.length) parts.push(h("p.legend", {}, "This model gives points and no probability: there is nothing to refuse by."));
   fill($("makes").querySelector("div"), parts);
@@ -234,10 +236,10 @@ function parted(verdict) {
 
 async function beside() {
   if (!state.question) return;
+  empty("beside", false);
   const say = begin("Ranking by each score…");
   const serial = state.serial, found = await attempt(() => ask("compare", state.question));
   if (!found || serial !== state.serial) return;
-  empty("beside", false);
   $("columns").style.setProperty("--count", found.columns.length);
   fill($("columns"), found.columns.map((column) => h(`section${column.own ? ".own" : ""}`, { ariaLabel: column.score },
     h("h2", {}, column.score, column.own ? h("span.hint", {}, " (ranks here)") : null),
@@ -257,11 +259,11 @@ function moved(item, rank, own) {
 
 async function path() {
   if (!state.question) return;
+  empty("path", false);
   const say = begin("Walking…");
   const root = document.querySelector("input[name=root]:checked").value, serial = state.serial;
   const found = await attempt(() => ask("walk", { ...state.question, root }));
   if (!found || serial !== state.serial) { if (!found) fill($("steps")); return; }
-  empty("path", false);
   const steps = found.steps.map((step) => h("li", {},
     h("div", {}, h("p.word", {}, step.text || "“”"), h("p.says", {}, step.bits === null ? (state.about.probabilistic ? `uncertainty ${figure(step.uncertainty)}` : "") : `${step.bits.toFixed(1)} bits; fits ${step.fits}`)),
     step.pictures ? h("div.row", {}, step.pictures.map((item) => h("button", { type: "button", ariaLabel: `Ask by ${called(item)}`, title: called(item), onclick: () => askBy({ row: item.row }, item) }, tile(item)))) : null));
@@ -522,6 +524,7 @@ async function tried() {
   fill($("kept"), h("span.big", {}, percent(share, 1)), ` – ${count(found.kept)} of ${count(found.rows)} stay${found.unusable ? `; ${count(found.unusable)} cannot be read` : ""}`);
   $("kept-bar").firstElementChild.style.width = `${100 * share}%`;
   mine.forEach((rule, i) => { rule.outcome.classList.remove("wrong"); fill(rule.outcome, "drops ", h("b", {}, count(found.rules[i].dropped)), ` (${percent(found.rules[i].dropped / found.rows, 1)}), ${count(found.rules[i].alone)} by this rule alone`); });
+  $("curating").hidden = !found.command;
   $("command").textContent = found.command;
   fill($("goes"), found.shown.dropped.map((item) => card(item, false)));
   fill($("stays"), found.shown.kept.map((item) => card(item, false)));

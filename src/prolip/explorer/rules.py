@@ -77,6 +77,7 @@ class ScoredTable:
 
     def __init__(self, folder: Path):
         manifest, self.paths = tables_of(folder)
+        self.folder = shlex.quote(str(folder))
         usable = [read_table(path, ["fault"]).columns["fault"] == np.array(None) for path in self.paths]
         self.usable, self._starts = np.concatenate(usable), np.cumsum([0, *map(len, usable)])
         self.rows = self.total = len(self.usable)
@@ -129,7 +130,8 @@ def outward(value: float, way: int) -> float:
 def try_rules(table: Table, texts: Sequence[str]) -> dict[str, Any]:
     """What rules `NAME: FORMULA` would drop, counted as `prolip curate select` does: by each, by it alone, by any.
 
-    shown: some that are dropped, with why, and some that are kept, spread over all. ValueError for what is no rule.
+    command: where the samples were scored, or nothing; shown: some that are dropped, with why, and some that are kept,
+    spread over all. ValueError for what is no rule.
     """
     if len(texts) > RULES or any(not isinstance(text, str) or len(text) > CHARACTERS for text in texts):
         raise ValueError(f"give at most {RULES} rules of at most {CHARACTERS} characters each")
@@ -143,7 +145,7 @@ def try_rules(table: Table, texts: Sequence[str]) -> dict[str, Any]:
         "rows": table.rows, "total": table.total, "unusable": int((~usable).sum()), "kept": int(kept.sum()),
         "rules": [{"name": rule.name, "dropped": int(hit.sum()), "alone": int((hit & (how_many == 1)).sum())}
                   for rule, hit in zip(rules, hits[1:])],
-        "command": f"prolip curate select FOLDER {given}".strip(),
+        "command": f"prolip curate select {table.folder} {given}".strip() if isinstance(table, ScoredTable) else "",
         "shown": {"dropped": examples(table, any_of, rules, hits[1:]), "kept": examples(table, kept, [], hits[:0])},
     }  # fmt: skip
 

@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import Any
 
 from prolip.measures import MEASURES
-from prolip.methods.base import Method, Objective
+from prolip.methods.base import FITTED, Method, Objective
 from prolip.methods.deterministic import (
     CLIPConfig,
     CLIPObjective,
@@ -24,17 +24,17 @@ from prolip.methods.pcmepp import extend as extend_pcmepp
 from prolip.methods.prolip import ProLIPConfig, ProLIPObjective
 from prolip.methods.source_free import SourceFreeConfig, SourceFreeObjective
 from prolip.methods.triplet import CosineScore, TripletConfig, TripletObjective, VSEConfig, VSEObjective
-from prolip.methods.vacsr import VACSRConfig, VACSRObjective, VACSRScore
+from prolip.methods.vacsr import OF_PAIRS, VACSRConfig, VACSRObjective, VACSRScore
 from prolip.methods.vacsr import extend as extend_vacsr
 from prolip.scores import SCORES, CSDScore, MeanScore, Score, measure_score
 from prolip.utils.flags import did_you_mean
 
 METHODS: dict[str, Method] = {
     "prolip": Method(ProLIPConfig, ProLIPObjective, CSDScore),
-    "likelihood": Method(LikelihoodConfig, LikelihoodObjective, LikelihoodScore, extend=extend),
+    "likelihood": Method(LikelihoodConfig, LikelihoodObjective, LikelihoodScore, extend=extend, variances=FITTED),
     "pcme": Method(PCMEConfig, PCMEObjective, PCMEScore, extend=extend_pcme),
     "pcmepp": Method(PCMEppConfig, PCMEppObjective, CSDScore, extend=extend_pcmepp),
-    "vacsr": Method(VACSRConfig, VACSRObjective, VACSRScore, probabilistic=False, extend=extend_vacsr),
+    "vacsr": Method(VACSRConfig, VACSRObjective, VACSRScore, False, extend_vacsr, variances=OF_PAIRS),
     "siglip": Method(SigLIPConfig, SigLIPObjective, MeanScore, probabilistic=False),
     "clip": Method(CLIPConfig, CLIPObjective, MeanScore, probabilistic=False),
     "infonce": Method(InfoNCEConfig, InfoNCEObjective, MeanScore, probabilistic=False),

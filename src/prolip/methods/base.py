@@ -208,6 +208,14 @@ class MeansObjective(Objective):
         clamp_logit_scale(self.model)
 
 
+#: What the variances of a method mean, as the report says it: learned in training, fitted at its end, or none.
+LEARNED = """Every image and text is a Gaussian. Training learns its variances together with its mean: a large variance
+says that the input could mean many things."""
+FITTED = """Every image and text is a Gaussian. Training learns the means alone. Its end fits the variances to the
+matched pairs of the training data, so that they count how many images a text fits."""
+POINTS = "Every image and text is a point: training learns no variances, and the model states no uncertainty."
+
+
 class Method(NamedTuple):
     """A way to train a model, and to read what it has learnt.
 
@@ -215,6 +223,7 @@ class Method(NamedTuple):
     compare, `score.of(model)`; probabilistic: whether their variances mean something, or inputs are points; extend: a
     function of a fresh model and `config=`, which adds modules; the model's config.json then has a copy of the config.
     adapts: it goes on with a trained model of any method, which stays one of that method, with its modules and score.
+    variances: what they mean, in sentences for the report, where LEARNED or POINTS do not say it.
     """
 
     config: type
@@ -223,6 +232,12 @@ class Method(NamedTuple):
     probabilistic: bool = True
     extend: Callable[..., None] | None = None
     adapts: bool = False
+    variances: str = ""
+
+    @property
+    def meaning(self) -> str:
+        """What the report says of the variances."""
+        return self.variances or (LEARNED if self.probabilistic else POINTS)
 
 
 def logit_scale_and_bias(model: Any) -> Reps:

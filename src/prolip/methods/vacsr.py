@@ -20,6 +20,9 @@ from prolip.random import Stream, pair_noise
 from prolip.scores import Score
 from prolip.utils.fields import option
 
+#: What the report says of its variances.
+OF_PAIRS = "Every image and text is a point. Training learns how uncertain the similarity of each pair is instead."
+
 ComponentNoise = Literal["independent", "shared"]
 
 

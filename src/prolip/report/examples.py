@@ -1,20 +1,36 @@
-"""Examples for the report, chosen by a seeded generator and never by how they look."""
+"""What a model retrieves and how certain it is: examples chosen by a rule that the page states."""
 from __future__ import annotations
 
 import base64
+import contextlib
 import io
-from collections.abc import Sequence
-from typing import NamedTuple
+import time
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch
+from PIL import Image
 from torch import Tensor
 
-from prolip.data.emoji import LEVELS
-from prolip.evaluation.suites.emoji.result import CorpusResult
+from prolip.data.faults import DamagedData, SampleFault
+from prolip.evaluation.datasets.base import Dataset
+from prolip.evaluation.datasets.wds import unique_keys
+from prolip.evaluation.features import Features
+from prolip.evaluation.kinds.base import own_labels
+from prolip.evaluation.kinds.retrieval import relevance_of
+from prolip.evaluation.metrics.blockwise import Relevance
+from prolip.gaussian import Gaussian
+from prolip.scores import Score
+
+#: Queries that examples are chosen from, and scores that are computed for it at once: a large test set takes seconds.
+QUERIES, SCORES = 512, 2**24
+#: Seconds for reading the images of the examples once more, and pixels of their longer side on the page.
+PATIENCE, PIXELS = 60.0, 96
 
 
 class Answer(NamedTuple):
-    """One retrieved item. mark: "right", "near" (another concept of the same subgroup) or "wrong"."""
+    """One retrieved item. mark: "right" or "wrong"."""
 
     label: str
     score: float
@@ -23,7 +39,7 @@ class Answer(NamedTuple):
 
 
 class Example(NamedTuple):
-    """A query and its first answers; rank: where the first right answer stands."""
+    """A query and its first answers. rank: of the first right answer; matches: how many answers are right."""
 
     label: str
     level: str
@@ -34,21 +50,143 @@ class Example(NamedTuple):
 
 
 class Extreme(NamedTuple):
-    """An input with its trace; said: the trace in print, or what it counts where it has a unit."""
+    """An input with its uncertainty; said: in print, or what it counts where it has a unit."""
 
     label: str
     trace: float
     said: str
     picture: str = ""
-    level: str = ""
 
 
-class Extremes(NamedTuple):
-    """The ends of a list sorted by trace, both from the outside in; a short list stands whole in `least`."""
+class Inputs(NamedTuple):
+    """One side of an evaluation: Gaussians (N, D), the label of each input, and its picture, "" for none."""
 
-    title: str
-    least: Sequence[Extreme]
-    most: Sequence[Extreme] = ()
+    z: Gaussian
+    labels: Sequence[str]
+    picture: Callable[[int], str] = lambda row: ""
+
+
+class Shown(NamedTuple):
+    """A test set on the page. found: (kind of query, best examples, worst examples); ends: (kind of input, what its
+    uncertainty counts, least uncertain, most uncertain), none for points.
+    """
+
+    images: int
+    texts: int
+    found: list[tuple[str, list[Example], list[Example]]]
+    ends: list[tuple[str, str, list[Extreme], list[Extreme]]]
+
+
+def show(image: Inputs, text: Inputs, relevance: Relevance, ranked_by: Score, own: Score | None) -> Shown:
+    """Examples of both directions and both ends of the uncertainty. relevance: images x texts; own: the score that
+    reads the uncertainty, None for points.
+    """
+    found = []
+    for kind, queries, gallery, relation in (("image", image, text, relevance),
+                                             ("text", text, image, relevance.transposed())):  # fmt: skip
+        most = min(QUERIES, max(1, SCORES // len(gallery.labels)))
+        rows = torch.linspace(0, relation.queries - 1, min(most, relation.queries)).long()
+        z = queries.z.select(rows.tolist())
+        scores = ranked_by.pairwise(z, gallery.z) if kind == "image" else ranked_by.pairwise(gallery.z, z).mT
+        place = torch.full((relation.queries,), -1)
+        place[rows] = torch.arange(len(rows))
+        kept = place[relation.query] >= 0
+        right = torch.zeros_like(scores, dtype=torch.bool)
+        right[place[relation.query[kept]], relation.item[kept]] = True
+        best, worst = (
+            [example(scores[i], right[i], gallery, queries.labels[row], picture=queries.picture(row))
+             for i in some for row in [int(rows[i])]] for some in best_and_worst(scores, right)
+        )  # fmt: skip
+        found.append((kind, best, worst))
+    ends = [] if own is None else [
+        (kind, *extremes(of, own, kind, len(others.labels)))
+        for kind, of, others in (("image", image, text), ("text", text, image))
+    ]  # fmt: skip
+    return Shown(len(image.labels), len(text.labels), found, ends)
+
+
+def best_and_worst(scores: Tensor, right: Tensor, count: int = 4) -> tuple[list[int], list[int]]:
+    """The queries whose best right answer leads the best wrong one by most, and by least; the extreme ones first.
+
+    scores, right: (Q, G). A query with no right answer, or with no wrong one, is left out.
+    """
+    lead = scores.masked_fill(~right, -torch.inf).amax(1) - scores.masked_fill(right, -torch.inf).amax(1)
+    rows = lead.isfinite().nonzero().flatten()
+    order = rows[lead[rows].argsort(descending=True, stable=True)].tolist()
+    return order[: min(count, (len(order) + 1) // 2)], order[::-1][: min(count, len(order) // 2)]
+
+
+def example(
+    scores: Tensor, right: Tensor, gallery: Inputs, label: str, level: str = "", top: int = 5, picture: str = ""
+) -> Example:
+    """A query with its best answers; scores, right: (G,)."""
+    order = scores.argsort(descending=True, stable=True)
+    answers = [Answer(gallery.labels[i], float(scores[i]), "right" if right[i] else "wrong", gallery.picture(i))
+               for i in order[:top].tolist()]  # fmt: skip
+    return Example(label, level, answers, int(right[order].int().argmax()) + 1, picture, int(right.sum()))
+
+
+def extremes(
+    of: Inputs, own: Score, kind: str, others: int, count: int = 6
+) -> tuple[str, list[Extreme], list[Extreme]]:
+    """What the uncertainty of inputs counts, the least uncertain ones, and the most uncertain ones."""
+    trace, units, other = own.uncertainty(of.z), own.units, "texts" if kind == "image" else "images"
+    said = [f"{x:#.4g}" for x in trace.tolist()] if units is None else [
+        amount(x) for x in units.matches(of.z.trace, others, of=other).tolist()]  # fmt: skip
+    order, count = trace.argsort(stable=True).tolist(), min(count, len(trace) // 2)
+    least, most = ([Extreme(of.labels[i], float(trace[i]), said[i], of.picture(i)) for i in rows[:count]]
+                   for rows in (order, order[::-1]))  # fmt: skip
+    return "their uncertainty" if units is None else f"how many {other} each may fit", least, most
+
+
+def show_features(features: Features) -> Shown | None:
+    """Examples of an evaluated test set, whose images are read once more; None for instances of WinoGAViL."""
+    dataset, text, keys, card = features.dataset, features.text, features.keys, features.model
+    if text is None or dataset.kind == "association":
+        return None
+    texts = features.captions or dataset.classnames
+    if dataset.kind == "retrieval":
+        own, complete = relevance_of(features)
+        relevance = own if complete is None else complete
+    else:
+        labels = own_labels(features)
+        image_of, text_of = labels.nonzero(as_tuple=True) if labels.ndim == 2 else (torch.arange(len(labels)), labels)
+        relevance = Relevance.from_pairs(image_of, text_of, len(labels), len(texts))
+    first = dict(zip(reversed(relevance.query.tolist()), reversed(relevance.item.tolist())))
+    named = [texts[first[i]] if i in first else key for i, key in enumerate(keys)]
+    score = card.scored_by()
+
+    def shown(picture: Callable[[int], str]) -> Shown:
+        inputs = Inputs(features.image, named, picture), Inputs(text, texts)
+        return show(*inputs, relevance, score, score if card.probabilistic else None)
+
+    asked: dict[int, str] = {}
+    shown(lambda row: asked.setdefault(row, ""))  # a first pass, for the images that it shows
+    found = pictures_of(dataset, {keys[row] for row in asked})
+    return shown(lambda row: found.get(keys[row], ""))
+
+
+def pictures_of(dataset: Dataset, keys: Collection[str]) -> dict[str, str]:
+    """Small pictures of some images by key. What cannot be read, or not within PATIENCE seconds, is left out."""
+    found: dict[str, str] = {}
+    deadline = time.monotonic() + PATIENCE
+    with contextlib.suppress(DamagedData, OSError):
+        for sample in unique_keys(dataset.samples()):
+            if len(found) == len(keys) or time.monotonic() > deadline:
+                break
+            if sample.key in keys:
+                with contextlib.suppress(SampleFault):
+                    small = sample.open()
+                    small.thumbnail((PIXELS, PIXELS))
+                    found[sample.key] = picture(small, quality=80)
+    return found
+
+
+def picture(image: Image.Image, **how: Any) -> str:
+    """An image as it stands in a self-contained page: a browser opens no TIFF. how: of Pillow's WebP."""
+    encoded = io.BytesIO()
+    image.save(encoded, "WEBP", **how)
+    return data_uri(encoded.getvalue(), "webp")
 
 
 def data_uri(data: bytes, kind: str) -> str:
@@ -56,107 +194,9 @@ def data_uri(data: bytes, kind: str) -> str:
     return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
 
 
-def picture(result: CorpusResult, drawing: int) -> str:
-    """One drawing for the page, as the model saw it: a browser shows transparency as the page, and opens no TIFF."""
-    encoded = io.BytesIO()
-    result.corpus.drawings[drawing].image().save(encoded, "WEBP", lossless=True)
-    return data_uri(encoded.getvalue(), "webp")
-
-
 def pick(rows: np.ndarray, count: int, rng: np.random.Generator) -> list[int]:
     """At most `count` of the rows, at random, in their order."""
     return sorted(rng.choice(rows, size=min(count, len(rows)), replace=False).tolist()) if len(rows) else []
-
-
-def image_examples(
-    result: CorpusResult, count: int = 8, failures: int = 4, top: int = 5, seed: int = 0
-) -> list[list[Example]]:
-    """Drawings with their best names: [random ones, random ones among those whose first answer is wrong]."""
-    rng = np.random.default_rng(seed)
-    ranking = result.rankings["names"][0]
-    wrong = np.flatnonzero(ranking.answerable.numpy() & ~ranking.hit(1).numpy())
-    groups = [pick(np.arange(len(result.corpus.drawings)), count, rng)]
-    groups.append(pick(np.setdiff1d(wrong, groups[0]), failures, rng))
-    return [[image_example(result, i, top) for i in group] for group in groups]
-
-
-def image_example(result: CorpusResult, drawing: int, top: int) -> Example:
-    """One drawing against all names."""
-    concepts = result.corpus.concepts
-    truth = concepts[result.corpus.drawings[drawing].concept]
-    names = result.text.select(result.name_texts)
-    scores = result.score.pairwise(result.image.select([drawing]), names)[0]
-    answers = []
-    for i in best_rows(scores, top):
-        near = "near" if concepts[i].subgroup == truth.subgroup else "wrong"
-        mark = "right" if concepts[i] == truth else near
-        answers.append(Answer(concepts[i].name, float(scores[i]), mark))
-    rank = int(result.rankings["names"][0].first[drawing])
-    return Example(truth.name, "drawing", answers, rank, picture(result, drawing))
-
-
-def text_examples(
-    result: CorpusResult, each: int = 2, failures: int = 4, top: int = 8, seed: int = 0
-) -> list[list[Example]]:
-    """Texts with their best drawings: [random ones of every level, random ones whose first answer is wrong]."""
-    rng = np.random.default_rng(seed + 1)
-    ranking, table = result.rankings["captions"][1], result.table
-    possible, missed = ranking.answerable.numpy(), ~ranking.hit(1).numpy()
-    chosen = []
-    for level in LEVELS:
-        texts = np.unique(table.text[table.rows(level)])
-        chosen += [(i, level) for i in pick(texts[possible[texts]], each, rng)]
-    wrong = np.setdiff1d(np.flatnonzero(possible & missed), [i for i, _ in chosen])
-    failed = [(i, LEVELS[table.text_level[i]]) for i in pick(wrong, failures, rng)]
-    return [[text_example(result, i, level, top) for i, level in group] for group in (chosen, failed)]
-
-
-def text_example(result: CorpusResult, text: int, level: str, top: int) -> Example:
-    """One text against all drawings, complete labels."""
-    scores = result.score.pairwise(result.image, result.text.select([text]))[:, 0]
-    answers = []
-    for i in best_rows(scores, top):
-        name = result.corpus.concepts[result.corpus.drawings[i].concept].name
-        mark = "right" if result.text_relation[text, i] else "wrong"
-        answers.append(Answer(name, float(scores[i]), mark, picture(result, i)))
-    ranking = result.rankings["captions"][1]
-    matches = int(ranking.matches[text])
-    return Example(result.table.texts[text], level, answers, int(ranking.first[text]), matches=matches)
-
-
-def extremes(result: CorpusResult, pictures: int = 12, texts: int = 8) -> list[Extremes]:
-    """Least and most uncertain drawings, then captions of every level."""
-    trace, concepts = result.uncertainty(result.image), result.corpus.concepts
-    order = trace.argsort(kind="stable").tolist()
-
-    said, texts_said = in_print(result)
-
-    def drawing(i: int) -> Extreme:
-        name = concepts[result.corpus.drawings[i].concept].name
-        return Extreme(name, float(trace[i]), said[i], picture(result, i))
-
-    pictures = min(pictures, len(order) // 2)
-    least, most = ([drawing(i) for i in rows[:pictures]] for rows in (order, order[::-1]))
-    out = [Extremes("drawings", least, most)]
-    traces = result.uncertainty(result.text)
-    for level in LEVELS:
-        rows = np.unique(result.table.text[result.table.rows(level)])
-        ordered = rows[traces[rows].argsort(kind="stable")]
-        shown = [Extreme(result.table.texts[i], float(traces[i]), texts_said[i], level=level) for i in ordered]
-        whole = len(shown) <= texts
-        out.append(Extremes(level, shown) if whole else Extremes(level, shown[:texts], shown[::-1][:texts]))
-    return out
-
-
-def in_print(result: CorpusResult) -> tuple[list[str], list[str]]:
-    """What the page prints for the uncertainty of every drawing and every text: its trace, or how many it fits."""
-    units = result.model_score.units
-    if units is None:
-        images, texts = ([f"{x:#.4g}" for x in result.uncertainty(z)] for z in (result.image, result.text))
-        return images, texts
-    of_images = units.matches(result.image.trace, len(result.table.texts), of="texts").tolist()
-    of_texts = units.matches(result.text.trace, len(result.corpus.drawings)).tolist()
-    return [amount(x) for x in of_images], [amount(x) for x in of_texts]
 
 
 def amount(number: float) -> str:
@@ -164,6 +204,10 @@ def amount(number: float) -> str:
     return f"{number:,.0f}" if number >= 9.95 else f"{number:.1f}" if number >= 0.995 else f"{number:.2f}"
 
 
-def best_rows(scores: Tensor, top: int) -> list[int]:
-    """Indices of the highest scores, equal ones by index."""
-    return scores.argsort(descending=True, stable=True)[:top].tolist()
+def restored(values: Any) -> Shown:
+    """What JSON has made of a `Shown`. TypeError or ValueError for anything else."""
+    images, texts, found, ends = values
+    return Shown(images, texts, [
+        (kind, *([Example(label, level, [Answer(*a) for a in answers], *rest) for label, level, answers, *rest in some]
+                 for some in both)) for kind, *both in found
+    ], [(kind, counts, *([Extreme(*x) for x in some] for some in both)) for kind, counts, *both in ends])  # fmt: skip

@@ -1,26 +1,26 @@
 """The report's figures. Each function draws one and returns it, or None where the run has nothing to show in it."""
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.collections import PathCollection
 from matplotlib.figure import Figure
-from matplotlib.ticker import PercentFormatter, StrMethodFormatter
+from matplotlib.ticker import StrMethodFormatter
 
 from prolip.data.emoji import LEVELS
+from prolip.evaluation.kinds import KINDS
 from prolip.evaluation.metrics import traces
 from prolip.evaluation.metrics.selective import risk_coverage
 from prolip.evaluation.plots import plot_risk_coverage
 from prolip.evaluation.suites.emoji import levels
-from prolip.evaluation.suites.emoji.evaluate import recall_by_trace
 from prolip.evaluation.suites.emoji.refusal import signs_against
-from prolip.evaluation.suites.emoji.result import CorpusResult
+from prolip.evaluation.suites.emoji.result import REFUSED_BY, CorpusResult
 from prolip.report.pca import pca
 from prolip.report.runs import RunFolder
-from prolip.utils.style import BAD, GOOD, IMAGE, INK, LEVEL_COLOURS, LEVEL_MARKERS, MUTED, TEXT, panels, percent, styled
+from prolip.utils.style import IMAGE, INK, LEVEL_COLOURS, LEVEL_MARKERS, MUTED, TEXT, panels, percent, styled
 
 #: Keys of a line of the log that are no terms of the loss.
 NO_TERMS = ("kind", "step", "epoch", "samples", "seconds", "time", "lr", "grad_norm", "scale", "bias", "faults",
@@ -28,6 +28,10 @@ NO_TERMS = ("kind", "step", "epoch", "samples", "seconds", "time", "lr", "grad_n
 NORMS = ("grad_norm", "param_norm")
 #: Colour and dashes of what is of one modality: texts are dashed, masked views dotted.
 DASHES, DOTS = (0, (6, 2)), (0, (1.5, 1.5))
+#: A panel of lines: its title, and by the label of each line its key in the log, and colour and dashes if it has any.
+Panel = tuple[str, Mapping[str, tuple[str, tuple[Any, ...]]]]
+#: How the metric of a test set ends that is measured of as many training pairs too; the corpus's metrics to quote.
+PAIRS, CORPUS_MAINS = "/pairs_R@1", ("/names/i2t/R@1", "/names/t2i/R@1")
 LINES: dict[str, tuple[str, Any]] = {
     **{f"{kind}_image": (IMAGE, "-") for kind in ("trace", "vib", "grad_norm", "inclusion")},
     **{f"{kind}_text": (TEXT, DASHES) for kind in ("trace", "vib", "grad_norm", "inclusion")},
@@ -37,11 +41,12 @@ LINES: dict[str, tuple[str, Any]] = {
 
 @styled
 def learning_curves(run: RunFolder) -> Figure | None:
-    """Loss and its terms, logit scale and bias, traces, learning rate, gradients, validation recall, over steps."""
+    """Loss and its terms, logit scale and bias, traces, learning rate, gradients, recall in a batch, over steps."""
     names = list(dict.fromkeys(key for line in run.train for key, value in line.items() if _is_number(value)))
     if len(run.train) < 2:
         return None
-    terms = [n for n in names if n not in NO_TERMS and not n.startswith(("trace_", *NORMS))]
+    recalls = [n for n in names if "R@" in n or "chance" in n]
+    terms = [n for n in names if n not in (*NO_TERMS, *recalls) and not n.startswith(("trace_", *NORMS))]
     main = [n for n in terms if n in ("loss", "ppcl") or not n.startswith(("inclusion", "vib"))]
     groups: list[tuple[str, Sequence[str]]] = [
         ("Loss", main),
@@ -52,20 +57,53 @@ def learning_curves(run: RunFolder) -> Figure | None:
         ("Logit bias b", [n for n in names if n == "bias"]),
         ("Learning rate", [n for n in names if n == "lr"]),
         ("Gradient norm", [n for n in names if n in ("grad_norm_image", "grad_norm_text")]),
+        ("R@1 within a batch", recalls),
     ]
-    drawn = [(title, run.train, keys) for title, keys in groups if keys]
-    recalls = [key for key in ("names/i2t/R@1", "names/t2i/R@1", "names/i2t/R@5") if any(key in e for e in run.evals)]
-    if recalls and len(run.evals) > 1:
-        drawn.append(("Recall in evaluation", run.evals, recalls))
+    panels = [(title, {_short(key): (key, LINES.get(key, ())) for key in keys}) for title, keys in groups if keys]
+    return over_steps(panels, run.train)
+
+
+@styled
+def evaluations(run: RunFolder) -> Figure | None:
+    """The main metric of every test set over steps; of each, training rows against its own among as many pairs."""
+    if len(run.evals) < 2:
+        return None
+    mains, drawn = main_metrics(run), list[Panel]()
+    if mains:
+        drawn.append((mains[0] if len(mains) == 1 else "Test sets", {key: (key, ()) for key in mains}))
+    drawn += [(f"R@1 among {run.evals[-1].get(f'{name}/pairs') or 0:.0f} pairs: {name}",
+               {"training rows": (f"{name}/train_pairs_R@1", (MUTED, DASHES)),
+                "validation": (f"{name}/pairs_R@1", (IMAGE, "-"))}) for name in sampled_sets(run)]  # fmt: skip
+    figure = over_steps(drawn, run.evals, marker="o", markersize=4)
+    for ax in [] if figure is None else figure.axes:
+        percent(ax.yaxis)
+        ax.set_ylim(bottom=0)
+    return figure
+
+
+def main_metrics(run: RunFolder) -> list[str]:
+    """The keys of the figure to quote of every test set, in the evaluations of a run."""
+    mains = (*(f"/{kind.main}" for kind in KINDS.values()), *CORPUS_MAINS)
+    keys = dict.fromkeys(key for line in run.evals for key, value in line.items() if _is_number(value))
+    return [key for key in keys if f"/{key}".endswith(mains) and "/own/" not in key]
+
+
+def sampled_sets(run: RunFolder, most: int = 5) -> list[str]:
+    """The first test sets of which as many pairs were ranked as of the training data."""
+    keys = dict.fromkeys(key for line in run.evals for key, value in line.items() if _is_number(value))
+    return [key.removesuffix(PAIRS) for key in keys if key.endswith(PAIRS)][:most]
+
+
+def over_steps(drawn: Sequence[Panel], lines: Sequence[Mapping[str, Any]], **form: Any) -> Figure | None:
+    """A panel for each (title, {label: (key of the lines, colour and dashes)}); None where there is nothing to draw."""
     if not drawn:
         return None
     columns = min(4 if len(drawn) in (4, 7, 8) else 3, len(drawn))
     figure, axes = panels(-(-len(drawn) // columns), columns, width=max(9.6, 3 * columns), height=2.7)
-    for ax, (title, lines, keys) in zip(axes, drawn):
-        for key in keys:
+    for ax, (title, keys) in zip(axes, drawn):
+        for label, (key, look) in keys.items():
             points = [(line["step"], line[key]) for line in lines if _is_number(line.get(key))]
-            form: Any = dict(zip(("color", "linestyle"), LINES.get(key, ())))  # others: as the style has it
-            ax.plot(*zip(*points), label=_short(key), **form)
+            ax.plot(*zip(*points), label=label, **dict(zip(("color", "linestyle"), look)), **form)  # else as the style
         ax.set_title(title)
         if len(keys) > 1:
             ax.legend()
@@ -187,68 +225,23 @@ def expected_matches(result: CorpusResult) -> Figure | None:
     return figure
 
 
-@styled
-def inclusion(result: CorpusResult) -> Figure:
-    """Share of true pairs of each two levels with H(inner in outer) > 0, the text version of ProLIP figure 8."""
-    rows = levels.hierarchy_inclusion(result.image, result.text, result.corpus, result.table)[::-1]
-    figure, (ax,) = panels(1, 1, width=6.4, height=0.36 * len(rows) + 1.0)
-    rates = [row.rate for row in rows]
-    ax.barh(range(len(rows)), rates, color=[GOOD if rate > 0.5 else BAD for rate in rates], height=0.66)
-    ax.axvline(0.5, color=INK, linewidth=1, linestyle="--")
-    for i, row in enumerate(rows):
-        ax.annotate(f"{row.rate:.0%}  of {row.pairs:,}", (max(row.rate, 0) + 0.012, i), va="center", fontsize=9)
-    ax.set_yticks(range(len(rows)), [f"{row.inner} in {row.outer}" for row in rows])
-    ax.set_xlim(0, 1.2)
-    ax.set_xticks([0, 0.25, 0.5, 0.75, 1])
-    ax.xaxis.set_major_formatter(PercentFormatter(1, decimals=0))
-    ax.grid(axis="y", visible=False)
-    ax.set_xlabel("pairs in which the specific one is included (H > 0)")
-    return figure
-
-
-@styled
-def recall_by_decile(result: CorpusResult) -> Figure:
-    """Retrieval of queries in deciles of their own trace, PCME++ figure 3, with rank correlations."""
-    deciles = recall_by_trace(result)
-    shown = {
-        "names_i2t": ("drawing → names", "R@1", IMAGE),
-        "names_t2i": ("name → drawings", "R@1", LEVEL_COLOURS["name"]),
-        "keywords_t2i": ("keyword → drawings", "mAP@R", LEVEL_COLOURS["keyword"]),
-    }
-    figure, axes = panels(1, len(shown), width=11)
-    for ax, (name, (title, unit, colour)) in zip(axes, shown.items()):
-        d = deciles[name]
-        ax.bar(range(1, len(d.value) + 1), d.value, color=colour, width=0.82)
-        rho = f"$\\rho$ {d.spearman_bins:+.2f} deciles, {d.spearman_queries:+.2f} queries"
-        ax.set_title(f"{title}\n{rho}", fontsize=10)
-        percent(ax.yaxis)
-        ax.set(xlabel="decile of trace (10 = most uncertain)", ylabel=unit, xticks=(1, 4, 7, 10))
-        ax.grid(axis="x", visible=False)
-    return figure
-
-
-#: What a first name can be refused by, the best that there is first, and how the legend calls it.
-REFUSED_BY = {"all": "answer and novelty", "answer": "answer's probability", "mean": "novelty", "score": "top score",
-              "image": "trace of the drawing"}  # fmt: skip
-
-
 def refused(result: CorpusResult) -> Figure:
     """Share of wrong first names of drawings against the share that is named, by what the unsure are refused."""
     ranking = result.rankings["names"][0]
     asked = ranking.answerable.numpy()
     wrong = (~ranking.hit(1)).numpy()[asked].astype(np.float64)
     signs = signs_against(result, result.text.select(result.name_texts), "i2t")
-    curves = {label: risk_coverage(signs[key][asked], wrong) for key, label in REFUSED_BY.items() if key in signs}
+    curves = {REFUSED_BY[key]: risk_coverage(signs[key][asked], wrong)
+              for key in ("all", "answer", "mean", "score", "image") if key in signs}  # fmt: skip
     return plot_risk_coverage(curves, f"Naming {len(wrong):,} drawings, refusing the unsure")
 
 
 def draw_all(run: RunFolder, seed: int = 0) -> dict[str, Figure]:
     """Every figure that the run has something to show in, by name."""
-    figures: dict[str, Figure | None] = {"learning_curves": learning_curves(run)}
+    figures: dict[str, Figure | None] = {"evaluations": evaluations(run), "learning_curves": learning_curves(run)}
     if run.result is not None and run.result.probabilistic:
         of_result: tuple[Callable[[CorpusResult], Figure | None], ...] = (
-            trace_histogram, trace_by_level, trace_by_length, true_matches, expected_matches, inclusion,
-            recall_by_decile, refused,
+            trace_histogram, trace_by_level, trace_by_length, true_matches, expected_matches, refused,
         )  # fmt: skip
         figures |= {draw.__name__: draw(run.result) for draw in of_result}
         figures["pca"] = pca(run.result, seed)

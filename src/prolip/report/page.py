@@ -4,16 +4,16 @@ from __future__ import annotations
 import io
 import math
 import platform
+import signal
+import threading
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from prolip.data.emoji import LEVELS
-from prolip.data.reading.addresses import expand_braces
-from prolip.data.reading.named import without_word
 from prolip.evaluation.suites.emoji.result import CorpusResult
+from prolip.methods import find_method
 from prolip.report import examples, figures, readings, uncertainty
 from prolip.report.runs import RunFolder, flatten, read
 from prolip.utils import style
@@ -31,12 +31,16 @@ CREDITS = {
     "fluent-emoji-high-contrast": "Fluent Emoji, Microsoft, MIT",
 }
 
-#: What answers are ranked by, in words.
-RANKED_BY = {
-    "csd": "csd similarity",
-    "mean": "cosine of the means",
-    "true_match": "cosine of the means + weighted trace of the text",
+#: What the figure to quote of a test set says, by its last word.
+QUOTED = {
+    "mean_recall@1": "of the images and texts find their own first",
+    "acc1": "of the images get their own class first",
+    "mAP": "mean average precision of the classes",
 }
+#: Of a test set and of the training data: how many pairs were ranked, and R@1 among them.
+SAMPLED = ("pairs", "pairs_R@1", "train_pairs_R@1")
+#: Longest time of the page that a run ends with, seconds.
+LIMIT = 120
 
 
 class Headline(NamedTuple):
@@ -63,8 +67,7 @@ def make_report(
     below, page = run.folder / "figures", Path(out) if out else run.folder / "report.html"
     check_output(below, folder=True)
     check_output(page)
-    if run.result:
-        facts(run), headlines(run.result)  # what is missing shows before minutes of drawing
+    facts(run), headlines(run)  # what is missing shows before minutes of drawing
     pictures = {}
     for name, figure in figures.draw_all(run, seed).items():
         buffer = io.BytesIO()
@@ -78,11 +81,32 @@ def make_report(
     return page
 
 
+def end_with_report(folder: Path) -> str:
+    """The page of a run that has just ended, as a line for the person: where it is, or why there is none. Of the main
+    thread alone it takes at most LIMIT seconds.
+    """
+    def stop(*_: Any) -> None:
+        raise TimeoutError(f"it took longer than {LIMIT} s")
+
+    bounded = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGALRM, stop) if bounded else None
+    try:
+        if bounded:
+            signal.alarm(LIMIT)
+        return f"report: {make_report(folder)}"
+    except Exception as error:  # a page is not worth a run
+        return f"warning: no report ({error}): prolip report {folder} writes it"
+    finally:
+        if bounded:
+            signal.alarm(0)
+            signal.signal(signal.SIGALRM, before)
+
+
 def render(run: RunFolder, pictures: dict[str, bytes], seed: int = 0, title: str | None = None) -> str:
     """The page as HTML; sections without data say what would fill them."""
     environment = Environment(
         loader=PackageLoader("prolip.report", "."), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
-        lstrip_blocks=True, finalize=lambda value: plain(value) if type(value) is str else value,
+        lstrip_blocks=True, finalize=lambda value: plain(value.replace("\n", " ")) if type(value) is str else value,
     )  # fmt: skip
     environment.filters |= {"percent": percent, "figure": number, "amount": examples.amount}
     result = run.result
@@ -91,73 +115,61 @@ def render(run: RunFolder, pictures: dict[str, bytes], seed: int = 0, title: str
         "folder": str(run.folder),
         "seed": seed,
         "pictures": {name: examples.data_uri(data, "png") for name, data in pictures.items()},
-        "colours": style.LEVEL_COLOURS,
+        "colours": style.LEVEL_COLOURS if result else {},
         "run": run,
         "facts": facts(run),
         "settings": flatten(run.config) if run.config else {},
         "result": result,
-        "unseen": is_unseen(run),
-        "variances": learned_variances(run),
-        "log_has_ppcl": any("ppcl" in line for line in run.train),
+        "variances": what_variances_mean(run),
         "credits": list(dict.fromkeys(CREDITS.get(s, s) for s in result.info["styles"])) if result else [],
-        "headlines": headlines(result) if result else [],
+        "headlines": headlines(run),
+        "sampled": [(name, *(run.evals[-1].get(f"{name}/{key}") for key in SAMPLED))
+                    for name in figures.sampled_sets(run)],
+        "quantiles": ", ".join(f"{100 * quantile:g}%" for quantile in uncertainty.QUANTILES),
         "lead": uncertainty.section(result, seed) if result and result.probabilistic else None,
         "reading": readings.read_all(result) if result and result.probabilistic else {},
-        "images": examples.image_examples(result, seed=seed) if result else [],
-        "texts": examples.text_examples(result, seed=seed) if result else [],
-        "extremes": examples.extremes(result) if result and result.probabilistic else [],
-        "levels": LEVELS,
+        "shown": ({"the drawings": uncertainty.show_corpus(result)} if result else {}) | run.shown,
     }
     return environment.get_template("page.html.j2").render(context)
 
 
-def headlines(result: CorpusResult) -> list[Headline]:
-    """The first numbers, in plain words."""
+def headlines(run: RunFolder) -> list[Headline]:
+    """The first numbers, in plain words: of the corpus if the run was evaluated on it, and of every other test set."""
+    out = corpus_headlines(run.result) if run.result else []
+    for key in figures.main_metrics(run):
+        name, _, metric = key.rpartition("/")
+        value = run.evals[-1].get(key)
+        if value is not None and metric in QUOTED:
+            said, test = f"{name}, step {run.evals[-1]['step']:,}", run.shown.get(name)
+            if test is not None and metric != "mAP":
+                said += f"; {test.images:,} images, {test.texts:,} texts; chance about {percent(1 / test.texts)}"
+            out.append(Headline(percent(value), QUOTED[metric], said))
+    return out
+
+
+def corpus_headlines(result: CorpusResult) -> list[Headline]:
+    """Those of the corpus."""
     m, names = result.metrics, len(result.corpus.concepts)
-    images, texts = len(result.corpus.drawings), len(result.table.texts)
+    images = len(result.corpus.drawings)
     if not m["zero_shot/subgroup_members/classes"] >= 1:
         raise ValueError(f"the evaluation of {images} drawings has no figures: evaluate again")
-    classes = int(m["zero_shot/subgroup_members/classes"])
     words = {
         "names/i2t/R@1": f"of the {images:,} drawings get their own name first, out of {names:,} names",
-        "names/i2t/R@5": "have it among their first five names",
         "names/t2i/R@1": f"of the names find their own drawing first, out of {images:,}",
-        "names/t2i/R@5": "have it among the first five drawings",
     }
-    shown = {key: said for key, said in words.items() if key in m}  # no R@5 among four
+    shown = {key: said for key, said in words.items() if key in m}
     chance = {key: percent(m[key.replace("/R@", "/chance_R@")]) for key in shown}
     out = [Headline(percent(m[key]), said, f"chance {chance[key]}") for key, said in shown.items()]
-    members, name, prompts = (percent(m[f"zero_shot/subgroup{kind}/top1"]) for kind in ("_members", "_plain", ""))
-    said = (
-        f"of the drawings go to the right one of {classes} subgroups, recognised by its members' names; {name} by its "
-        f"own name, {prompts} by prompts around it"
-    )
-    out.append(Headline(members, said, f"chance {percent(1 / classes)}"))
-    said = f"mAP@R of drawings against all {texts:,} texts: names, keywords, subgroups, groups"
+    said = f"mAP@R of drawings against all {len(result.table.texts):,} texts: names, keywords, subgroups, groups"
     return [*out, Headline(percent(m["captions/i2t/mAP@R"]), said, "every true caption counts")]
 
 
-def is_unseen(run: RunFolder) -> bool:
-    """Whether the run's config shows that none of the evaluated styles was trained on.
-
-    A folder, a wildcard or a shard of another name may hold any style, so only the corpus' own names show it.
-    """
-    if run.config is None or run.result is None:
-        return False
-    sources = without_word(str(run.config.get("data", {}).get("train_data") or "")).split("::")
-    trained = [Path(shard).name.removesuffix(".tar") for source in sources for shard in expand_braces(source)]
-    if not all(name in CREDITS for name in trained):
-        return False
-    return not any(style in name for style in run.result.info["styles"] for name in trained)
-
-
-def learned_variances(run: RunFolder) -> bool:
-    """Whether the variances mean something: the evaluation says so, or else, of runs from before it did, the log: a
-    training of means alone logs no traces.
-    """
-    if run.result is not None and "probabilistic" in run.result.info:
-        return run.result.probabilistic
-    return not run.train or any(key.startswith("trace_") for line in run.train for key in line)
+def what_variances_mean(run: RunFolder) -> str:
+    """The sentence of the run's method; nothing where the run does not say which, or it is not here."""
+    try:
+        return find_method(str((run.config or {})["method"])).meaning
+    except (KeyError, ValueError):
+        return ""
 
 
 def facts(run: RunFolder) -> dict[str, str]:
@@ -176,7 +188,7 @@ def facts(run: RunFolder) -> dict[str, str]:
         info = run.result.info
         out["evaluated on"] = f"{info['images']:,} drawings by {', '.join(info['styles'])}"
         out["model"] = f"{info.get('model') or run.folder.name}, {info['parameters']:,} parameters"
-        out["ranked by"] = RANKED_BY.get(run.result.similarity, run.result.similarity)
+        out["ranked by"] = run.result.score.in_words
         of_score = info.get("score", info)  # what it was ranked by may have a scale of its own
         if of_score.get("scale") is not None and of_score.get("bias") is not None:
             out["logit"] = f"{of_score['scale']:.3g} x similarity {of_score['bias']:+.3g}"
@@ -186,9 +198,9 @@ def facts(run: RunFolder) -> dict[str, str]:
     return out
 
 
-def percent(value: float, digits: int = 1) -> str:
-    """0.3725 as 37.2%, small shares with a digit more, NaN as a dash."""
-    if not math.isfinite(value):
+def percent(value: float | None, digits: int = 1) -> str:
+    """0.3725 as 37.2%, small shares with a digit more, NaN and None as a dash."""
+    if value is None or not math.isfinite(value):
         return "–"
     return f"{100 * value:.{digits + 1 if 0 < value < 0.01 else digits}f}%"
 

@@ -25,8 +25,6 @@ def read_all(result: CorpusResult) -> dict[str, str]:
         "length": length(result),
         "matches": matches(result),
         "expected": expected(result),
-        "inclusion": inclusion(result),
-        "deciles": deciles(result),
         "verdict": verdict(result),
     }
 
@@ -127,22 +125,6 @@ def matches(result: CorpusResult) -> str:
         f"Here Spearman's correlation is {_signed(rho)} over all texts and {_signed(within)} among the keywords alone: "
         f"{_direction(rho, 'widely applicable', 'rarely applicable')}."
     )
-
-
-def inclusion(result: CorpusResult) -> str:
-    """How many of the pairs of levels are included."""
-    rates = {k: v for k, v in result.metrics.items() if k.startswith("inclusion/") and k.count("/") == 1}
-    passed = sum(rate > 0.5 for rate in rates.values())
-    return f"Here {passed} of {len(rates)} kinds of pairs are included more often than not."
-
-
-def deciles(result: CorpusResult) -> str:
-    """Whether trace tells hard queries from easy ones."""
-    rho = result.metrics["recall_by_trace/names_i2t/spearman_deciles"]
-    if not math.isfinite(rho) or abs(rho) < 0.3:
-        return f"Here the deciles of the drawings show no clear trend (rho {_signed(rho)})."
-    said = "worse, so the trace warns of errors" if rho < 0 else "better, so the trace does not warn of errors"
-    return f"Here uncertain drawings are named {said} (rho {_signed(rho)} over the deciles of the drawings)."
 
 
 def _direction(rho: float, positive: str, negative: str) -> str:

@@ -8,19 +8,26 @@ from zipfile import BadZipFile
 
 from prolip.evaluation.suites.emoji.result import CorpusResult, load
 from prolip.models.weights.unreadable import check_config, is_model, is_run
+from prolip.report.examples import Shown, restored
 from prolip.utils.documents import check_types, loads, read_json, shown
 from prolip.utils.secrecy import redacted
+
+#: The file with the examples of a run's test sets.
+EXAMPLES = "examples.json"
 
 
 @dataclass(frozen=True)
 class RunFolder:
-    """config: the resolved config or None; train, evals: the objects of metrics.jsonl by kind; result: or None."""
+    """config: the resolved config or None; train, evals: the objects of metrics.jsonl by kind, the last one of evals
+    from eval.json; result: of the corpus, or None; shown: examples of the other test sets.
+    """
 
     folder: Path
     config: dict[str, Any] | None = None
     train: list[dict[str, Any]] = field(default_factory=list)
     evals: list[dict[str, Any]] = field(default_factory=list)
     result: CorpusResult | None = None
+    shown: dict[str, Shown] = field(default_factory=dict)
 
 
 def read(folder: str | Path, evaluation: str = "eval") -> RunFolder:
@@ -58,7 +65,21 @@ def read(folder: str | Path, evaluation: str = "eval") -> RunFolder:
     except ValueError as error:
         raise ValueError(f"{error}; or delete it, and the page leaves the settings out") from error
     train = [line for line in lines if line.get("kind", "train") == "train"]
-    return RunFolder(folder, config, train, [line for line in lines if line.get("kind") == "eval"], result)
+    evals = [line for line in lines if line.get("kind") == "eval"]
+    last = read_json(folder / "eval.json") if (folder / "eval.json").exists() else {}
+    if last and not any(line["step"] == last.get("step") for line in evals):
+        evals.append(check_types(last, {"step": int}, folder / "eval.json", int | float | None))
+    return RunFolder(folder, config, train, evals, result, read_examples(folder / EXAMPLES))
+
+
+def read_examples(path: Path) -> dict[str, Shown]:
+    """The examples that a run has left, by test set; ValueError for what is none."""
+    if not path.exists():
+        return {}
+    try:
+        return {name: restored(values) for name, values in loads(path.read_text("utf-8")).items()}
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path} cannot be read ({error}): delete it, and the page has no examples") from error
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:

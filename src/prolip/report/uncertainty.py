@@ -7,12 +7,16 @@ import numpy as np
 import torch
 
 from prolip.data.emoji import LEVELS
+from prolip.evaluation.metrics.blockwise import Relevance
 from prolip.evaluation.metrics.traces import by_decile
-from prolip.evaluation.suites.emoji.levels import Expected, by_expected
 from prolip.evaluation.suites.emoji.refusal import signs_against
 from prolip.evaluation.suites.emoji.result import CorpusResult
-from prolip.report.examples import Example, image_example, pick, text_example
+from prolip.report.examples import Example, Inputs, Shown, example, pick, picture, show
 from prolip.uncertainty.units import Units, in_words
+
+#: Where the texts of the first examples lie among all that fit a drawing, ordered by expected matches. Most fit one, so
+#: equal steps would show five alike.
+QUANTILES = (0.5, 0.8, 0.9, 0.97, 0.995)
 
 
 class Text(NamedTuple):
@@ -42,38 +46,28 @@ class Third(NamedTuple):
     examples: list[Drawing]
 
 
-class Count(NamedTuple):
-    """A text with the number of drawings that it is expected to fit, and that it does fit."""
+class Error(NamedTuple):
+    """How far the expected numbers of a level's texts are from the true ones, in doublings (log2): the mean with its
+    sign and without, of the model and of the one number for all that is nearest to all texts.
+    """
 
-    label: str
     level: str
-    expected: float
-    true: int
-
-
-class Said(NamedTuple):
-    """Drawings whose first names have a probability in [low, high): how many, its mean, the share that is right."""
-
-    low: float
-    high: float
-    drawings: int
-    sure: float
-    right: float
+    texts: int
+    true: float
+    model: tuple[float, float]
+    constant: tuple[float, float]
 
 
 class Section(NamedTuple):
-    """All of it. texts: general ones first; thirds: the surest first; said: the least sure first; wrong: the surest
-    whose first name is wrong.
+    """All of it. texts: specific ones first; thirds: the surest first; constant: the number for all texts that `errors`
+    has beside the model.
     """
 
     units: Units
     texts: list[Text]
     thirds: list[Third]
-    said: list[Said]
-    wrong: list[Drawing]
-    groups: list[Expected]
-    too_many: list[Count]
-    too_few: list[Count]
+    errors: list[Error]
+    constant: float
 
 
 def section(result: CorpusResult, seed: int = 0) -> Section | None:
@@ -81,34 +75,56 @@ def section(result: CorpusResult, seed: int = 0) -> Section | None:
     units, expected = result.model_score.units, result.expected_matches
     if units is None or expected is None:
         return None
-    groups = by_expected(expected, result.text_relation.sum(1))
-    most, least = worst_counts(result, expected)
     against = signs_against(result, result.text.select(result.name_texts), "i2t")
     sure = np.exp(-against["answer"]).clip(max=1.0)
     unsure = against.get("all", against["answer"])
-    order = unsure.argsort(kind="stable")
-    shown = thirds(result, units, unsure, sure, seed)
-    return Section(units, texts(result, units, seed), shown, by_probability(result, sure),
-                   surest_errors(result, units, order, sure), groups, most, least)  # fmt: skip
+    return Section(units, texts(result, units, expected), thirds(result, units, unsure, sure, seed),
+                   *errors(result, expected))  # fmt: skip
 
 
-def texts(result: CorpusResult, units: Units, seed: int = 0, steps: int = 6, top: int = 8) -> list[Text]:
-    """One text at random from each of `steps` equal steps of bits, of those that fit any drawing; general ones first.
+def drawn(result: CorpusResult) -> Inputs:
+    """The drawings of the corpus, as the model saw them, by their names."""
+    corpus = result.corpus
+    return Inputs(result.image, [corpus.concepts[one.concept].name for one in corpus.drawings],
+                  lambda row: picture(corpus.drawings[row].image(), lossless=True))  # fmt: skip
 
-    Deciles of the texts would be nearly all alike: most fit one drawing.
-    """
-    rng = np.random.default_rng(seed + 2)
-    bits = units.information(result.text.trace, bits=True).numpy()
+
+def show_corpus(result: CorpusResult) -> Shown:
+    """Drawings and all texts, as any other test set."""
+    own = result.model_score if result.probabilistic else None
+    relevance = Relevance.from_dense(torch.from_numpy(result.text_relation.T))
+    return show(drawn(result), Inputs(result.text, result.table.texts), relevance, result.score, own)
+
+
+def texts(result: CorpusResult, units: Units, expected: np.ndarray, top: int = 8) -> list[Text]:
+    """The texts at QUANTILES of the expected matches, of those that fit any drawing, with the drawings found first."""
     shown = np.flatnonzero(result.text_relation.any(1))
-    edges = np.linspace(bits[shown].min(), bits[shown].max(), steps + 1)
-    step = np.digitize(bits[shown], edges[1:-1])
-    chosen = [i for k in range(steps) for i in pick(shown[step == k], 1, rng)]
-    share = units.share(result.text.trace).tolist()
+    order = shown[expected[shown].argsort(kind="stable")]
+    chosen = [int(order[round(quantile * (len(order) - 1))]) for quantile in QUANTILES]
+    bits, share = units.information(result.text.trace, bits=True).tolist(), units.share(result.text.trace).tolist()
+    scores = result.score.pairwise(result.image, result.text.select(chosen)).mT
     return [
-        Text(text_example(result, i, LEVELS[result.table.text_level[i]], top), in_words(share[i]),
-             share[i] * len(result.corpus.drawings), float(bits[i]))
-        for i in chosen
+        Text(example(scores[k], torch.from_numpy(result.text_relation[i]), drawn(result), result.table.texts[i],
+                     LEVELS[result.table.text_level[i]], top),
+             in_words(share[i]), float(expected[i]), bits[i])
+        for k, i in enumerate(chosen)
     ]  # fmt: skip
+
+
+def errors(result: CorpusResult, expected: np.ndarray) -> tuple[list[Error], float]:
+    """The errors of every level's texts that fit any drawing, and the number that the constant has for all of them."""
+    true = result.text_relation.sum(1)
+    constant = 2 ** float(np.log2(true[true > 0]).mean())
+    rows = {level: np.flatnonzero((result.table.text_level == i) & (true > 0)) for i, level in enumerate(LEVELS)}
+    flat = np.full(len(true), constant)
+
+    def off(numbers: np.ndarray, own: np.ndarray) -> tuple[float, float]:
+        doublings = np.log2(numbers / true[own])
+        return float(doublings.mean()), float(np.abs(doublings).mean())
+
+    found = [Error(level, len(own), float(true[own].mean()), off(expected[own], own), off(flat[own], own))
+             for level, own in rows.items() if len(own)]  # fmt: skip
+    return found, constant
 
 
 def thirds(
@@ -122,39 +138,11 @@ def thirds(
             for rows, share in zip(parts, right)]  # fmt: skip
 
 
-def by_probability(result: CorpusResult, sure: np.ndarray, steps: int = 5) -> list[Said]:
-    """The drawings in steps of the probability that their first names have, those steps that have any."""
-    right, edges = result.rankings["names"][0].hit(1).numpy(), np.linspace(0, 1, steps + 1)
-    step = np.digitize(sure, edges[1:-1])
-    parts = [(k, step == k) for k in range(steps) if (step == k).any()]
-    return [
-        Said(float(edges[k]), float(edges[k + 1]), int(own.sum()), float(sure[own].mean()), float(right[own].mean()))
-        for k, own in parts
-    ]
-
-
-def surest_errors(
-    result: CorpusResult, units: Units, order: np.ndarray, sure: np.ndarray, count: int = 12
-) -> list[Drawing]:
-    """The drawings whose first name is wrong, in their order from the surest on."""
-    wrong = ~result.rankings["names"][0].hit(1).numpy()
-    return drawings(result, units, sure, order[wrong[order]][:count].tolist())
-
-
 def drawings(result: CorpusResult, units: Units, sure: np.ndarray, rows: list[int]) -> list[Drawing]:
     """Some drawings, each with its first name."""
-    trace = result.image.trace[torch.tensor(rows, dtype=torch.long)]
-    among = units.matches(trace, len(result.table.texts), of="texts").tolist()
-    return [Drawing(image_example(result, i, 1), float(sure[i]), texts) for i, texts in zip(rows, among)]
-
-
-def worst_counts(result: CorpusResult, expected: np.ndarray, count: int = 6) -> tuple[list[Count], list[Count]]:
-    """The texts whose expected number is too large and too small by the largest factors, of those that fit any."""
-    true, table = result.text_relation.sum(1), result.table
-    shown = np.flatnonzero(true)
-    factor = expected[shown] / true[shown]
-    ordered = shown[factor.argsort(kind="stable")]
-    counts = [Count(table.texts[i], LEVELS[table.text_level[i]], float(expected[i]), int(true[i])) for i in ordered]
-    many = [x for x in reversed(counts) if x.expected > x.true]
-    few = [x for x in counts if x.expected < x.true]
-    return many[:count], few[:count]
+    own, (names, named) = drawn(result), result.galleries["names"]
+    gallery = Inputs(names, [concept.name for concept in result.corpus.concepts])
+    z = result.image.select(rows)
+    scores, among = result.score.pairwise(z, names), units.matches(z.trace, len(result.table.texts), of="texts")
+    return [Drawing(example(x, torch.from_numpy(named[:, i]), gallery, own.labels[i], top=1, picture=own.picture(i)),
+                    float(sure[i]), float(texts)) for x, i, texts in zip(scores, rows, among)]  # fmt: skip

@@ -20,7 +20,8 @@ from prolip.utils.secrecy import scrub
 LOCK = ".lock"
 OURS = (
     "config.json", "status.json", "metrics.jsonl", "eval.json", "eval", "eval_ema", "eval_swa", "tensorboard",
-    "checkpoints", "ledger", "profile", "model", "model_ema", "model_swa", "best", "noise.jsonl",
+    "checkpoints", "ledger", "profile", "model", "model_ema", "model_swa", "best", "noise.jsonl", "examples.json",
+    "report.html", "figures",
 )  # fmt: skip
 #: Files of a run that has not come to its first checkpoint or line of the log.
 BEGUN = (

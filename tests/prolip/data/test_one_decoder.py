@@ -36,7 +36,7 @@ from prolip.evaluation.datasets.base import DamagedData
 from prolip.evaluation.datasets.folders import open_folder
 from prolip.evaluation.datasets.wds import open_wds
 from prolip.evaluation.model import encoder
-from prolip.report import examples
+from prolip.report import uncertainty
 
 SOURCE = Path(__file__).parents[3] / "src"
 
@@ -98,9 +98,9 @@ def corpus(folder, files):
 
 
 def report(folder, files):
-    result = SimpleNamespace(corpus=corpus_of(folder, files))
+    shown = uncertainty.drawn(SimpleNamespace(corpus=corpus_of(folder, files), image=None))
     for number in range(len(files)):
-        uri = examples.picture(result, number)
+        uri = shown.picture(number)
         yield np.asarray(Image.open(io.BytesIO(base64.b64decode(uri.split(",")[1]))))
 
 

@@ -160,6 +160,21 @@ def test_a_telephone_never_scrolls_sideways(opened):
         assert wide[0] <= wide[1] == 375, name
 
 
+def test_a_small_probability_is_one_in_so_many(opened):
+    page = opened()
+    said = {x: page.evaluate(f"odds({x})") for x in ("0.5", "0.034", "0.01", "0.0096", "0.00004321", "0", "null")}
+    assert list(said.values()) == ["50%", "3.4%", "1.0%", "1 in 100", "1 in 23,000", "under 1 in a million", "–"]
+
+
+def test_a_path_that_fails_after_a_question_does_not_say_to_ask_first(opened):
+    page = opened()
+    ask(page, "a red square")
+    page.route("**/api/walk", lambda route: route.fulfill(status=400, json={"error": "there are no captions here"}))
+    page.click("#tab-path")
+    expect(page.locator("#error")).to_have_text("There are no captions here")
+    expect(page.locator("#path .empty")).to_be_hidden()
+
+
 def test_rules_count_while_the_slider_moves(opened):
     page = opened(place="#rules")
     expect(page.locator("#kept")).to_contain_text("of 12 stay")
@@ -169,8 +184,7 @@ def test_rules_count_while_the_slider_moves(opened):
     slider.fill("50")
     expect(page.locator("#kept")).to_contain_text("6 of 12 stay")
     expect(page.locator("#goes li")).to_have_count(6)
-    command = "prolip curate select FOLDER --drop 'low: normalised_score <"
-    expect(page.locator("#command")).to_contain_text(command)
+    expect(page.locator("#curating")).to_be_hidden()  # nothing was scored that could be curated
     page.click("#formula")
     page.locator("#list input[type=text]").last.fill("text_uncertainty <")
     expect(page.locator("#list .wrong")).to_contain_text("is no rule")

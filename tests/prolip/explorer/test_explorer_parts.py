@@ -295,6 +295,7 @@ def test_rules_count_as_select_does(tmp_path):
     assert found["kept"] == want["kept"] and found["unusable"] == want["dropped"]["unusable"] == 8
     for rule in found["rules"]:
         assert rule["dropped"] == want["dropped"][rule["name"]] and rule["alone"] == want["dropped_alone"][rule["name"]]
+    assert found["command"].startswith(f"prolip curate select {tmp_path} --drop 'low: cosine < -0.5'")
     assert found["command"].endswith("--drop 'odd: not cosine > -1'")
     reasons = [item["reasons"] for item in found["shown"]["dropped"]]
     assert all(reasons) and all(not item["reasons"] for item in found["shown"]["kept"])

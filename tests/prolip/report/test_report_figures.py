@@ -48,13 +48,6 @@ def test_the_concepts_of_the_plane_are_drawn_by_seed(result):
     assert len(chosen) == 6 and all(subgroups.count(name) == 2 for name in set(subgroups))
 
 
-def test_bars_of_inclusion_are_the_rates(result):
-    (axes,) = figures.inclusion(result).axes
-    rows = levels.hierarchy_inclusion(result.image, result.text, result.corpus, result.table)
-    drawn = {label.get_text(): bar.get_width() for label, bar in zip(axes.get_yticklabels(), axes.patches)}
-    assert drawn == {f"{row.inner} in {row.outer}": row.rate for row in rows}
-
-
 def test_the_histogram_shows_shares_with_the_means(result):
     (axes,) = figures.trace_histogram(result).axes
     assert sum(bar.get_height() for bar in axes.patches) == pytest.approx(2)  # all drawings and all texts
@@ -114,15 +107,6 @@ def test_levels_are_drawn_in_order_with_their_means(result):
     np.testing.assert_allclose(said, wanted, rtol=6e-3)
 
 
-def test_bars_of_deciles_are_the_scores_that_the_axis_names(result):
-    drawn = figures.recall_by_decile(result).axes
-    assert [(a.get_title(loc="left").split("\n")[0], a.get_ylabel()) for a in drawn] == [
-        ("drawing → names", "R@1"), ("name → drawings", "R@1"), ("keyword → drawings", "mAP@R")
-    ]  # fmt: skip
-    mean = np.mean([bar.get_height() for bar in drawn[0].patches])
-    assert mean == pytest.approx(result.metrics["names/i2t/R@1"], abs=0.05)  # groups of two and three drawings
-
-
 def test_refusal_draws_the_errors_of_what_is_named_by_everything_that_the_model_knows(result):
     wrong = ~result.rankings["names"][0].hit(1).numpy()
     for made, names in ((result, ["top score", "trace of the drawing"]),
@@ -146,13 +130,13 @@ def test_contours_stand_at_one_and_two_standard_deviations(result):
         assert wide == wide_line == pytest.approx(2 * narrow) and narrow == narrow_line
 
 
-def test_learning_curves_draw_every_term_and_the_validation(tmp_path):
+def test_learning_curves_draw_every_term(tmp_path):
     run = runs.read(write_run(tmp_path / "demo"))
     drawn = figures.learning_curves(run)
     panels = {axes.get_title(loc="left"): axes for axes in drawn.axes if axes.get_visible()}
     assert set(panels) == {
         "Loss", "Inclusion terms (unweighted)", "VIB (unweighted)", "Mean trace", "Logit scale a", "Logit bias b",
-        "Learning rate", "Recall in evaluation",
+        "Learning rate",
     }  # fmt: skip
     (scale,) = panels["Logit scale a"].lines
     assert scale.get_ydata()[-1] == 22.0 and scale.get_xdata()[-1] == 12
@@ -178,11 +162,35 @@ def test_what_is_watched_beside_the_loss_is_no_term_of_it(tmp_path):
     assert panels == {"Loss": 1, "Learning rate": 1, "Gradient norm": 1}
 
 
+def test_evaluations_draw_each_main_metric_and_training_rows_beside_validation(tmp_path):
+    run = runs.RunFolder(tmp_path, evals=[
+        {"step": i, "mine/mean_recall@1": i / 100, "mine/own/mean_recall@1": 0.5, "mine/i2t/R@1": 0.5,
+         "mine/pairs": 40.0, "mine/pairs_R@1": 0.1, "mine/train_pairs_R@1": i / 10, "ema/mine/mean_recall@1": i / 200,
+         "birds/acc1": 0.3}
+        for i in (4, 8)
+    ])  # fmt: skip
+    drawn = {ax.get_title(loc="left"): {line.get_label(): list(line.get_ydata()) for line in ax.lines}
+             for ax in figures.evaluations(run).axes if ax.get_visible()}  # fmt: skip
+    assert drawn == {
+        "Test sets": {"mine/mean_recall@1": [0.04, 0.08], "ema/mine/mean_recall@1": [0.02, 0.04],
+                      "birds/acc1": [0.3, 0.3]},
+        "R@1 among 40 pairs: mine": {"training rows": [0.4, 0.8], "validation": [0.1, 0.1]},
+    }  # fmt: skip
+    assert figures.evaluations(runs.RunFolder(tmp_path, evals=run.evals[:1])) is None
+
+
+def test_recall_within_a_batch_has_a_panel_of_its_own(tmp_path):
+    lines = [{"step": i, "loss": 1.0, "R@1": 0.1 * i, "chance": 0.1} for i in range(1, 5)]
+    drawn = figures.learning_curves(runs.RunFolder(tmp_path, train=lines))
+    panels = {axes.get_title(loc="left"): len(axes.lines) for axes in drawn.axes if axes.get_visible()}
+    assert panels == {"Loss": 1, "R@1 within a batch": 2}
+
+
 def test_every_figure_is_drawn(result, tmp_path):
     drawn = figures.draw_all(runs.read(write_run(tmp_path / "demo", result)))
     assert set(drawn) == {
-        "learning_curves", "trace_histogram", "trace_by_level", "trace_by_length", "true_matches", "inclusion",
-        "recall_by_decile", "refused", "pca",
+        "evaluations", "learning_curves", "trace_histogram", "trace_by_level", "trace_by_length", "true_matches",
+        "refused", "pca",
     }  # fmt: skip
 
 

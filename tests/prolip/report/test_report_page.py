@@ -2,6 +2,7 @@
 import math
 import re
 from dataclasses import replace
+from html import escape
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,8 @@ import torch
 from report_stand_in import make_result, write_run
 
 from prolip.cli.main import main
-from prolip.report import examples, page, readings, runs
+from prolip.methods import METHODS
+from prolip.report import page, readings, runs, uncertainty
 from prolip.utils.console import STEERING
 
 
@@ -31,7 +33,7 @@ def test_the_page_needs_nothing_else(html):
     assert not re.findall(r"(?:src|href)=\"(?!data:)", text) and "<script" not in text
     assert "http://" not in text and "https://" not in text and "@import" not in text
     files = {path.stem for path in (folder / "figures").glob("*.png")}
-    assert text.count('<img class="figure"') == len(files) == 9
+    assert text.count('<img class="figure"') == len(files) == 8
 
 
 def test_a_place_that_cannot_be_written_is_refused_before_anything_is_drawn(tmp_path, monkeypatch):
@@ -64,47 +66,33 @@ def test_odd_names_are_shown_escaped(tmp_path, monkeypatch):
 
 def test_headlines_are_the_metrics(html, result):
     text, _ = html
-    for key in ("names/i2t/R@1", "names/t2i/R@5", "captions/i2t/mAP@R", "zero_shot/subgroup_members/top1"):
+    for key in ("names/i2t/R@1", "names/t2i/R@1", "captions/i2t/mAP@R"):
         assert f'<div class="number">{page.percent(result.metrics[key])}</div>' in text
     assert "22 drawings get their own name first, out of 24 names" in text and "chance 4.2%" in text
-    plain, prompts = (page.percent(result.metrics[f"zero_shot/subgroup{kind}/top1"]) for kind in ("_plain", ""))
-    assert plain != prompts and f"{plain} by its own name, {prompts} by prompts around it" in text
 
 
 def test_every_headline_is_its_own_metric_beside_its_own_chance(result):
-    m, lines = result.metrics, page.headlines(result)
-    keys = ("names/i2t/R@1", "names/i2t/R@5", "names/t2i/R@1", "names/t2i/R@5")
-    assert [line.value for line in lines[:4]] == [page.percent(m[key]) for key in keys]
-    # one of 24 names, five of 24 names, one of 22 drawings, five of 22 drawings
-    assert [line.chance for line in lines[:4]] == [f"chance {share}" for share in ("4.2%", "20.8%", "4.5%", "22.7%")]
-    words = ("own name first, out of 24", "first five names", "drawing first, out of 22", "first five drawings")
-    assert all(said in line.words for said, line in zip(words, lines))
-    assert (lines[4].chance, lines[5].value) == ("chance 33.3%", page.percent(m["captions/i2t/mAP@R"]))
+    m, lines = result.metrics, page.corpus_headlines(result)
+    keys = ("names/i2t/R@1", "names/t2i/R@1", "captions/i2t/mAP@R")
+    assert [line.value for line in lines] == [page.percent(m[key]) for key in keys]
+    # one of 24 names, one of 22 drawings
+    assert [line.chance for line in lines] == ["chance 4.2%", "chance 4.5%", "every true caption counts"]
+    assert all(said in line.words for said, line in zip(("own name first, out of 24", "first, out of 22"), lines))
 
 
-@pytest.mark.parametrize(
-    ("trained", "unseen"),
-    [
-        ("x/{noto,twemoji}.tar", True), ("noto.tar::y/twemoji.tar", True), ("noto.tar::y/emojione.tar", False),
-        ("{noto,emojione}.tar", False), ("data/emoji", False), ("data/emoji/*.tar", False), ("mine.tar", False),
-        (None, False),
-    ],
-)  # fmt: skip
-def test_a_designer_is_called_unseen_only_where_the_config_shows_it(trained, unseen, result):
-    assert page.is_unseen(runs.RunFolder(Path("run"), {"data": {"train_data": trained}}, result=result)) is unseen
-    assert not page.is_unseen(runs.RunFolder(Path("run"), None, result=result))
-    two = make_result()
-    two.info["styles"] = ["noto", "emojione"]
-    assert not page.is_unseen(runs.RunFolder(Path("run"), {"data": {"train_data": "noto.tar"}}, result=two))
+@pytest.mark.parametrize("name", METHODS)
+def test_the_page_says_of_every_method_what_its_variances_mean(name, tmp_path):
+    said = page.render(runs.RunFolder(tmp_path, {"method": name}), {})
+    method = METHODS[name]
+    assert escape(" ".join(method.meaning.split())) in said
+    fitted = name == "likelihood"
+    assert ("fits the variances" in said) == fitted and ("is a point" in said) == (not method.probabilistic)
+    assert ("Training learns its variances" in said) == (method.probabilistic and not fitted)
 
 
-def test_a_training_of_means_alone_is_not_read_as_uncertainty(html, result, tmp_path):
-    assert "to a Gaussian" in html[0] and "PPCL is" in html[0] and "taught the means alone" not in html[0]
-    means = runs.RunFolder(tmp_path, train=[{"step": i, "loss": 1.0, "seconds": 1.0} for i in (1, 2)], result=result)
-    text = page.render(means, {"learning_curves": b""})
-    assert "taught the means alone" in text and "to a point" in text
-    assert "PPCL is" not in text and "A mean trace that only" not in text
-    assert page.learned_variances(runs.RunFolder(tmp_path, result=result))  # no log, nothing known against it
+@pytest.mark.parametrize("config", [None, {}, {"method": "gone"}])
+def test_a_run_of_no_known_method_has_no_such_sentence(config, tmp_path):
+    assert page.what_variances_mean(runs.RunFolder(tmp_path, config)) == ""
 
 
 def test_designers_are_credited_as_the_corpus_has_it():
@@ -129,22 +117,25 @@ def test_texts_are_escaped(html):
 
 def test_what_ran_is_on_the_page(html):
     text, _ = html
-    for said in ("12 steps, 96 samples, 3.0 epochs", "6 min 00 s", "a designer it did not see in training", "optim.lr"):
+    for said in ("12 steps, 96 samples, 3.0 epochs", "6 min 00 s", "optim.lr"):
         assert said in text
     assert "data.unset" not in text
 
 
 def test_a_run_without_evaluation_says_how_to_make_one(tmp_path):
     text = page.make_report(write_run(tmp_path / "demo")).read_text()
-    assert "No evaluation in this run folder" in text and "prolip eval emoji" in text
-    assert text.count('<img class="figure"') == 1 and "Most and least uncertain" not in text
+    assert "No evaluation in this run" not in text  # it has two in its log
+    (tmp_path / "demo/metrics.jsonl").write_text('{"step": 1, "loss": 2.0}\n{"step": 2, "loss": 1.0}\n')
+    text = page.make_report(tmp_path / "demo").read_text()
+    assert "No evaluation in this run" in text and text.count('<img class="figure"') == 1
+    assert "Most and least certain" not in text and not re.search("emoji(?!})|drawing|corpus", text)
 
 
 def test_an_evaluation_alone_makes_a_page(result, tmp_path):
     result.save(tmp_path / "demo" / "eval")
     assert main(["report", str(tmp_path / "demo"), "--output", str(tmp_path / "out.html"), "--title", "Mine"]) == 0
     text = (tmp_path / "out.html").read_text()
-    assert "No learning curves" in text and "<title>Mine</title>" in text and "unseen" not in text
+    assert "No learning curves" in text and "<title>Mine</title>" in text
 
 
 def test_an_evaluation_asked_for_by_name_must_be_there(result, tmp_path, capsys):
@@ -171,50 +162,34 @@ def test_a_damaged_file_is_named_with_what_to_do(damaged, remedy, result, tmp_pa
     assert str((folder / damaged).parent) in said and remedy in said
 
 
-def test_examples_are_seeded_marked_by_the_labels_and_failures_are_failures():
+def test_the_corpus_examples_lead_by_most_and_by_least_with_complete_labels():
     result = make_result(noise=2.5)
-    chosen, failed = examples.image_examples(result, count=6, failures=3)
-    assert examples.image_examples(result, count=6, failures=3) == [chosen, failed]
-    assert examples.image_examples(result, count=6, failures=3, seed=1)[0] != chosen
-    for example in chosen + failed:
-        marks = [answer.mark for answer in example.answers]
-        assert [a.label == example.label for a in example.answers] == [mark == "right" for mark in marks]
-        assert ("right" in marks) == (example.rank <= 5)
-        scores = [answer.score for answer in example.answers]
-        assert scores == sorted(scores, reverse=True)
-    assert failed and all(example.answers[0].mark != "right" and example.rank > 1 for example in failed)
+    shown = uncertainty.show_corpus(result)
+    assert (shown.images, shown.texts) == (22, len(result.table.texts))
+    (kind, best, worst), (other, *_) = shown.found
+    assert (kind, other) == ("image", "text") and len(best) == len(worst) == 4
+    scores = result.score.pairwise(result.image, result.text)
+    right = torch.from_numpy(result.text_relation.T)
+    lead = torch.where(right, scores, -9).amax(1) - torch.where(right, -9, scores).amax(1)
+    names = [result.corpus.concepts[drawing.concept].name for drawing in result.corpus.drawings]
+    order = [names[i] for i in lead.argsort(descending=True)]
+    assert [x.label for x in best] == order[:4] and [x.label for x in worst] == order[::-1][:4]
+    for example in best + worst:
+        row = names.index(example.label)
+        true = {result.table.texts[i] for i in np.flatnonzero(result.text_relation[:, row])}
+        assert [a.mark == "right" for a in example.answers] == [a.label in true for a in example.answers]
+        assert example.matches == len(true) and example.picture.startswith("data:image/webp")
 
 
-def test_a_wrong_name_is_near_in_the_same_subgroup_alone():
-    result = make_result(noise=2.5)
-    subgroup = {concept.name: concept.subgroup for concept in result.corpus.concepts}
-    seen = set()
-    for example in examples.image_examples(result, count=12, top=12)[0]:
-        for answer in example.answers:
-            same = subgroup[answer.label] == subgroup[example.label]
-            assert answer.mark == ("right" if answer.label == example.label else "near" if same else "wrong")
-            seen.add((answer.mark, subgroup[answer.label], subgroup[example.label]))
-    assert ("wrong", "bird", "fish") in seen  # of one group, but not of one subgroup
-
-
-def test_text_examples_cover_the_levels_with_complete_labels():
-    result = make_result(noise=2.5)
-    chosen, failed = examples.text_examples(result, top=22)
-    assert [example.level for example in chosen] == [level for level in readings.LEVELS for _ in range(2)]
-    for example in chosen + failed:
-        assert sum(answer.mark == "right" for answer in example.answers) == example.matches
-        assert example.answers[example.rank - 1].mark == "right"
-    assert failed and all(example.rank > 1 for example in failed)
-
-
-def test_extremes_are_the_ends_of_the_sorted_list(result):
-    drawings, *levels = examples.extremes(result, pictures=3, texts=4)
-    order = np.sort(result.image.trace.numpy())
-    np.testing.assert_allclose([x.trace for x in drawings.least], order[:3])
-    np.testing.assert_allclose([x.trace for x in drawings.most], order[::-1][:3])
-    group = levels[0]
-    assert {x.label for x in group.least} == {"nature", "food"} and not group.most  # few are listed whole
-    assert len(levels[3].least) == len(levels[3].most) == 4
+def test_both_ends_are_those_of_the_sorted_list(result):
+    (image, *_), (text, counts, least, most) = uncertainty.show_corpus(result).ends
+    order = np.sort(result.text.trace.numpy())
+    assert (image, text, counts) == ("image", "text", "their uncertainty")
+    np.testing.assert_allclose([x.trace for x in least], order[:6])
+    np.testing.assert_allclose([x.trace for x in most], order[::-1][:6])
+    assert {x.label for x in most} >= {"nature", "food"}
+    points = replace(result, info=result.info | {"probabilistic": False})
+    assert uncertainty.show_corpus(points).ends == []
 
 
 @pytest.mark.parametrize(
@@ -243,10 +218,6 @@ READINGS = [
     (readings.matches, "spearman/trace_true_matches", 0.4, "widely applicable texts are the more uncertain"),
     (readings.matches, "spearman/trace_true_matches", -0.4, "rarely applicable texts are the more uncertain"),
     (readings.matches, "spearman/trace_true_matches", math.nan, "undefined (constant)"),
-    (readings.deciles, "recall_by_trace/names_i2t/spearman_deciles", -0.9, "worse, so the trace warns of errors"),
-    (readings.deciles, "recall_by_trace/names_i2t/spearman_deciles", 0.9, "better, so the trace does not warn"),
-    (readings.deciles, "recall_by_trace/names_i2t/spearman_deciles", -0.2, "no clear trend (rho -0.20)"),
-    (readings.inclusion, "inclusion/image_in_name", 0.0, "of 10 kinds"),
 ]
 
 
@@ -256,13 +227,6 @@ def test_a_reading_says_what_its_figure_says(read, key, value, said):
     assert key in result.metrics
     result.metrics[key] = value
     assert said in read(result)
-
-
-def test_pairs_included_more_often_than_not_are_counted():
-    result = make_result()
-    rates = [key for key in result.metrics if key.startswith("inclusion/") and not key.endswith("median")]
-    result.metrics |= dict.fromkeys(rates, 0.5) | dict.fromkeys(rates[:3], 0.6)
-    assert readings.inclusion(result) == "Here 3 of 10 kinds of pairs are included more often than not."
 
 
 def test_a_trace_that_is_one_number_for_each_length_is_reported_though_it_does_not_rise():

@@ -7,7 +7,7 @@ from report_stand_in import make_result, write_run
 
 from prolip.cli.main import main
 from prolip.report import runs
-from prolip.report.page import headlines, make_report
+from prolip.report.page import corpus_headlines, make_report
 
 
 def test_a_whole_run_is_read(tmp_path):
@@ -43,6 +43,24 @@ def test_a_line_cut_by_a_kill_is_left_out(tmp_path):
 
 def test_settings_are_flat_and_without_what_is_unset():
     assert runs.flatten({"a": {"b": 1, "c": None}, "d": [2]}) == {"a.b": 1, "d": [2]}
+
+
+def test_the_last_evaluation_is_taken_from_eval_json_where_the_log_has_lost_it(tmp_path):
+    folder = write_run(tmp_path / "demo")
+    (folder / "eval.json").write_text('{"step": 8, "names/i2t/R@1": 0.9}')
+    assert [line["step"] for line in runs.read(folder).evals] == [4, 8]
+    (folder / "eval.json").write_text('{"step": 12, "names/i2t/R@1": 0.9}')
+    assert runs.read(folder).evals[-1] == {"step": 12, "names/i2t/R@1": 0.9}
+    (folder / "eval.json").write_text('{"step": 12, "names/i2t/R@1": "x"}')
+    with pytest.raises(ValueError, match=r"eval.json: 'names/i2t/R@1' is 'x'"):
+        runs.read(folder)
+
+
+@pytest.mark.parametrize("text", ["[]", "5", '{"mine": 5}', '{"mine": [1, 2, [["image", [[1]], []]], []]}', "{"])
+def test_examples_that_are_none_are_an_error_in_one_line(text, tmp_path, capsys):
+    folder = write_run(tmp_path / "demo")
+    (folder / "examples.json").write_text(text)
+    refused(folder, "delete it, and the page has no examples", capsys)
 
 
 @pytest.mark.parametrize("line", [
@@ -107,5 +125,5 @@ def refused(folder, said, capsys):
 def test_a_page_is_made_without_a_headline_that_was_not_measured(tmp_path):
     result = make_result()
     del result.metrics["names/i2t/R@1"]
-    shown = [headline.words for headline in headlines(result)]
+    shown = [headline.words for headline in corpus_headlines(result)]
     assert shown and not any("their own name first" in words for words in shown)

@@ -24,9 +24,14 @@ from prolip.utils.console import plain
 from prolip.utils.documents import check_types, loads
 from prolip.utils.outputs import replacing_folder
 
-#: How the arrays of novelty begin; what a first place can be refused by, as it is printed.
+#: How the arrays of novelty begin.
 NOVELTY = "novelty_"
-REFUSED_BY = ("score", "image", "text", "pair", "mean", "first", "answer", "all")
+#: What a first place can be refused by, in the words of the table and of the report.
+REFUSED_BY = {
+    "score": "top score", "image": "trace of the drawing", "text": "trace of the text", "pair": "trace of both",
+    "mean": "novelty", "first": "novelty of the first token", "answer": "answer's probability",
+    "all": "answer and novelty",
+}  # fmt: skip
 
 
 @dataclass
@@ -227,8 +232,8 @@ def load(folder: str | Path) -> CorpusResult:
     return result
 
 
-def format_corpus(result: CorpusResult) -> str:
-    """The figures as a person reads them."""
+def format_corpus(result: CorpusResult, brief: bool = False) -> str:
+    """The figures as a person reads them; brief: those that are read first, in ten lines."""
     m, info = result.metrics, result.info
     lines = [
         f"{info['images']} drawings ({plain(', '.join(info['styles']))}), {info['concepts']} names, "
@@ -242,6 +247,11 @@ def format_corpus(result: CorpusResult) -> str:
             cells = [m.get(f"{p}/{key}") for key in ("R@1", "R@5", "R@10", "mAP@R", "R-Precision")]
             shares = "".join(share(value, 8) for value in cells)
             lines.append(f"{label:<26}{shares}{m[f'{p}/median_rank']:8.1f}{100 * m[f'{p}/chance_R@1']:8.2f}")
+    if brief:
+        named, within = m["zero_shot/subgroup_members/top1"], m.get("matches/within_factor_2")
+        lines.append(f"{'right subgroup':<26}{share(named, 8)}")
+        counted = f"{'counts within factor 2':<26}{share(within, 8)}" if within is not None else ""
+        return "\n".join([*lines, *filter(None, [counted])])
     lines += ["", f"{'zero-shot':<26}{'top-1':>8}{'top-5':>8}{'by class':>9}{'classes':>8}"]
     for level in ("subgroup", "group"):
         for kind in (level, f"{level}_plain", f"{level}_members"):
@@ -274,7 +284,7 @@ def refusal_lines(metrics: dict[str, float]) -> list[str]:
             lines += ["", f"{f'{title}, refused by':<26}{heads}"]
         for name in rows:
             keys = [f"refusal/{gallery}/{name}/{key}" for gallery in galleries for key in ("auroc", "aurc")]
-            lines.append(f"{name:<26}" + "".join(f"{metrics.get(key, math.nan):20.3f}" for key in keys))
+            lines.append(f"{REFUSED_BY[name]:<26}" + "".join(f"{metrics.get(key, math.nan):20.3f}" for key in keys))
     return lines
 
 

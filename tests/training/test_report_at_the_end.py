@@ -1,0 +1,125 @@
+"""A run ends with its report; training rows are ranked beside validation rows, and neither can cost a run."""
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from functools import partial
+
+import pytest
+import torch
+from training_runs import ROOT, TINY, metrics, start
+
+import prolip.report.page
+from prolip.data import emoji
+from prolip.evaluation.datasets.emoji import write_emoji
+from prolip.evaluation.loading import load_embedder
+from prolip.gaussian import Gaussian
+from prolip.report.runs import read
+from prolip.scores import MeanScore
+from training.main import parse
+from training.parallel.distributed import World
+from training.state import Evaluated
+from training.validation import Pairs, numbered, open_validation, read_rows, recall_of_pairs
+
+
+@pytest.fixture(scope="module")
+def task(tmp_path_factory) -> str:
+    """Drawings of a designer that the run does not train on."""
+    folder = tmp_path_factory.mktemp("sets") / "mine"
+    write_emoji(emoji.read([ROOT / "data/emoji/emojione.tar"]).select("group=activities"), folder)
+    return f"wds:{folder}"
+
+
+@pytest.fixture(scope="module")
+def run(task, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    return start(folder, "mine", "--report", "--max-steps", "4", "--val-every-steps", "2", "--val-tasks", task)
+
+
+def test_the_run_leaves_a_page_with_its_evaluations_and_examples_and_nothing_of_the_corpus(run):
+    page = (run / "report.html").read_text()
+    assert (run / "figures/evaluations.png").is_file() and (run / "figures/learning_curves.png").is_file()
+    (name, shown), = read(run).shown.items()
+    assert name == "mine" and shown.images == metrics_of(run)[-1]["mine/i2t/queries"]
+    assert "Examples from mine" in page
+    assert not any(said in page for said in ("names find their own drawing", "prolip eval emoji", "designer"))
+
+
+def metrics_of(folder):
+    return [line for line in metrics(folder) if line["kind"] == "eval"]
+
+
+def test_training_rows_are_ranked_as_the_saved_model_ranks_them_and_are_the_same_each_time(run, capsys):
+    config = parse(["--config", str(run / "config.json")])
+    embedder = load_embedder(f"local-dir:{run / 'model'}")
+    rows, again = (read_rows(config.data, embedder.preprocess, None) for _ in range(2))
+    assert [row.key for row in rows] == [row.key for row in again] 
+    assert len({row.key for row in rows}) == len(rows) == 170  # of all that there are, up to 256
+    last = metrics_of(run)[-1]
+    count = int(last["mine/pairs"])
+    texts = [max(row.chances, key=row.chances.get) for row in rows[:count]]
+    scores = embedder.score.pairwise(embedder.encode_image(torch.stack([row.pixels for row in rows[:count]])),
+                                     embedder.embed_texts(texts))  # fmt: skip
+    found = [texts[scores[i].argmax()] == texts[i] for i in range(count)]
+    found += [texts[scores[:, i].argmax()] == texts[i] for i in range(count)]
+    assert last["mine/train_pairs_R@1"] == pytest.approx(sum(found) / len(found), abs=1.5 / count)  # a tie or two
+    assert 0 <= last["mine/pairs_R@1"] <= 1 and count == min(170, last["mine/i2t/queries"])
+
+
+def test_recall_among_pairs_counts_both_directions_and_any_pair_of_the_same_text():
+    mean = torch.eye(5)
+    image = Gaussian(mean[[0, 1, 3, 2, 4]], torch.zeros(5, 5))  # the images 2 and 3 are exchanged
+    pairs = Pairs(image, Gaussian(mean, torch.zeros(5, 5)), numbered(["a", "b", "c", "d", "e"]))
+    assert recall_of_pairs(MeanScore(), pairs, 5) == pytest.approx(3 / 5)
+    assert recall_of_pairs(MeanScore(), pairs, 2) == 1
+    assert recall_of_pairs(MeanScore(), pairs._replace(ids=numbered(["a", "b", "c", "c", "e"])), 5) == 1
+
+
+@pytest.mark.parametrize("changed", [{"dataset_type": "synthetic", "train_num_samples": 8}, {"captions": 0}])
+def test_data_without_captions_has_no_training_rows(run, changed):
+    config = parse(["--config", str(run / "config.json")]).data
+    changed = changed | ({"train_data": None} if "dataset_type" in changed else {})
+    assert read_rows(dataclasses.replace(config, **changed), None, None) == []
+
+
+def test_training_rows_that_cannot_be_read_are_a_line_and_the_test_set_is_measured(run, task):
+    config = parse(["--config", str(run / "config.json")])
+    embedder = load_embedder(f"local-dir:{run / 'model'}")
+    gone = partial(read_rows, dataclasses.replace(config.data, train_data="gone.tar"), embedder.preprocess, None)
+    validation = open_validation(config.val, embedder.tokenizer, embedder.preprocess, World(), gone)
+    found = Evaluated()
+    assert validation.training_pairs(embedder, found) is None
+    assert found.headlines[0].startswith("warning: training rows were not measured: ")
+
+
+def test_a_run_without_a_test_set_ends_with_its_curves(tmp_path, capsys):
+    folder = start(tmp_path, "bare", "--report", "--max-steps", "3")
+    assert f"\nreport: {folder / 'report.html'}\n" in capsys.readouterr().out
+    assert (folder / "figures/learning_curves.png").is_file()
+    assert "No evaluation in this run" in (folder / "report.html").read_text()
+
+
+def test_a_run_draws_nothing_where_it_is_told_so(tmp_path, capsys):
+    folder = start(tmp_path, "none", "--max-steps", "3")
+    assert "--no-report" in TINY and not (folder / "report.html").exists()
+    assert "report" not in capsys.readouterr().out
+
+
+def fail(folder):
+    raise MemoryError("no room")
+
+
+def linger(folder):
+    time.sleep(30)
+
+
+@pytest.mark.parametrize(("drawn", "why"), [(fail, "no room"), (linger, "it took longer than 1 s")])
+def test_a_page_that_fails_or_takes_too_long_does_not_fail_the_run(drawn, why, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(prolip.report.page, "make_report", drawn)
+    monkeypatch.setattr(prolip.report.page, "LIMIT", 1)
+    began = time.monotonic()
+    folder = start(tmp_path, "run", "--report", "--max-steps", "3")
+    assert time.monotonic() - began < 25
+    assert f"warning: no report ({why}): prolip report {folder} writes it" in capsys.readouterr().out
+    assert json.loads((folder / "status.json").read_text())["state"] == "finished"
