@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from itertools import chain
 from typing import Any
@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from prolip.data.associations import make_noise
 from prolip.data.augment.crops import RandomCrop
-from prolip.data.config import DataConfig, chunks_ahead
+from prolip.data.config import DataConfig, chunks_ahead, fitting_batch
 from prolip.data.faults import FaultCounter, FaultGuard, Gather, SampleFault
 from prolip.data.order.cursor import Cursor
 from prolip.data.order.streams import Place, Source
@@ -26,6 +26,7 @@ from prolip.data.samples.sample import Decoder, Example, Row, preserved_rng
 from prolip.data.sources import build_source
 from prolip.data.synthetic import SyntheticDecoder, SyntheticSource
 from prolip.data.workers import hand_on, lost_worker, raise_file_limit, start_worker
+from prolip.utils.fields import AUTO
 
 #: The settings that the order of an epoch follows from; where the shards are may change.
 ORDER_SETTINGS = (
@@ -331,6 +332,8 @@ def build_loader(
     if not 0 <= rank < world_size:
         raise ValueError(f"rank {rank} of {world_size}: ranks count from 0")
     source, size = build_source(config, world_size * max(config.workers, 1))
+    if config.batch_size == AUTO:
+        config = replace(config, batch_size=fitting_batch(size, world_size, config.workers))
     whole = config.batch_size * world_size
     if size < whole:
         raise ValueError(
