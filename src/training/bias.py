@@ -14,7 +14,7 @@ from training.parallel.distributed import World, share_object
 from training.state import Run
 
 #: No bias is beyond, and how exactly it is found.
-FARTHEST, EXACT = 1e5, 1e-4
+FARTHEST, EXACT = 1e4, 1e-4
 
 
 def start_bias(run: Run, batch: Batch) -> None:
@@ -56,15 +56,9 @@ def slope(objective: Objective, reps: Reps, batch: Batch, bias: float, world: Wo
 
 def root(rising: Callable[[float], float]) -> float:
     """Where a rising function of the bias crosses 0, by bisection. FlagError where it does not."""
-    low, high = -1.0, 1.0
-    while rising(low) > 0 and low > -FARTHEST:
-        low *= 2
-    while rising(high) < 0 and high < FARTHEST:
-        high *= 2
-    if low <= -FARTHEST or high >= FARTHEST:
+    from scipy.optimize import bisect  # late: most runs need none of it
+
+    if not rising(-FARTHEST) < 0 < rising(FARTHEST):
         raise FlagError("--init-logit-bias auto, and no bias balances matches and others of the first batch: give a "
                         "number such as --init-logit-bias -10")  # fmt: skip
-    while high - low > EXACT:
-        middle = (low + high) / 2
-        low, high = (middle, high) if rising(middle) < 0 else (low, middle)
-    return round((low + high) / 2, 4)
+    return round(bisect(rising, -FARTHEST, FARTHEST, xtol=EXACT), 4)

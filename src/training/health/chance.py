@@ -7,11 +7,6 @@ from dataclasses import dataclass
 from prolip.measures.chance import is_at_chance
 from prolip.methods.base import CANDIDATES
 
-CAUSES = (
-    "likely causes: the bias (--init-logit-bias auto fits it to the batch), the learning rate (--lr), "
-    "captions that do not belong to their images, frozen towers (--lock-image, --lock-text)"
-)
-
 
 @dataclass
 class ChanceWatch:
@@ -45,5 +40,8 @@ class ChanceWatch:
         self.judged = 10 * step >= self.total
         if not self.judged or not is_at_chance(round(rate * CANDIDATES), CANDIDATES, self.candidates):
             return ""
-        return (f"warning: step {step}: the model is still at chance, its in-batch R@1 is {rate:.1%} where chance is "
-                f"{1 / self.candidates:.1%}; {CAUSES}")  # fmt: skip
+        return (
+            f"warning: step {step}: the model is still at chance, its in-batch R@1 is {rate:.1%} where chance is "
+            f"{1 / self.candidates:.1%}; likely causes: the bias (--init-logit-bias auto fits it to the batch), the "
+            "learning rate (--lr), captions of other images, frozen towers (--lock-image, --lock-text)"
+        )
