@@ -20,10 +20,12 @@ from prolip.data.samples.captions import CaptionSampler
 from prolip.data.sources import check_sample, dataset_kind
 from prolip.data.survey import refuse_unusable, survey
 from prolip.factory import find_weights
+from prolip.utils.fields import AUTO
 from prolip.utils.flags import FlagError
 from prolip.utils.messages import naming
 from prolip.utils.secrecy import redacted, scrub
-from training.config import Config, rows_per_rank
+from training.config import Config
+from training.defaults import rows_per_rank
 from training.health.errors import explain
 from training.main import parse
 from training.run import build_tokenizer
@@ -40,7 +42,9 @@ def packages() -> list[str]:
 
 def check_batch(config: Config, ranks: int) -> None:
     """FlagError or ValueError where the global batch does not divide into ranks, micro-batches and workers."""
-    check_divisible(rows_per_rank(config, ranks) // config.run.accum_freq, config.data.workers or 1)
+    rows = rows_per_rank(config, ranks)
+    if rows != AUTO:  # which follows from the data, and divides
+        check_divisible(rows // config.run.accum_freq, config.data.workers or 1)
 
 
 def check_shards(config: Config) -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from prolip.methods.base import MAX_LOGIT_SCALE
-from prolip.utils.fields import option
+from prolip.utils.fields import AUTO, option
 
 if TYPE_CHECKING:
     import torch
@@ -22,7 +22,11 @@ KEYS = ("init_logit_bias", "init_unc_bias", "init_unc_gain")
 class ModelOptions:
     """Which network, from which weights, with which initial values, and what of it is trained."""
 
-    model: str = option("ProLIP-ViT-B-16", "model config, by name (prolip.list_models()) or hf-hub:/local-dir: address")
+    model: str = option(
+        AUTO,
+        "model config, by name (prolip.list_models()) or hf-hub:/local-dir: address; auto: ProLIP-ViT-B-16 on a GPU, "
+        "else ProLIP-ViT-XS-16",
+    )
     pretrained: str | None = option(None, "weights to start from: a file, a folder or a hub name; none: random")
     force_image_size: int | None = option(None, "image size in pixels, instead of the model config's")
     force_context_length: int | None = option(None, "tokens of a text, instead of the model config's")
@@ -33,7 +37,12 @@ class ModelOptions:
     init_unc_gain: float | None = option(None, "initial spread of log sigma^2 over inputs, the model config's: 0.1")
     mask_padding: bool = option(False, "hide padding from the text tower's attention; the paper does not")
     init_logit_scale: float | None = option(None, "initial a as it enters the logit a * similarity + b; paper: 10")
-    init_logit_bias: float | None = option(None, "initial b; paper: -10, near -log(global batch) for small batches")
+    init_logit_bias: float | None = option(
+        AUTO,
+        "initial b; paper: -10; auto: -log(global batch - 1), and from trained weights where the first batch has "
+        "no slope in b (of methods with a sigmoid loss); none: the model's own",
+        also=AUTO,
+    )
     lock_image: bool = option(False, "freeze the image tower")
     lock_image_unlocked_groups: int = option(0, "leave the last groups of a locked image tower unlocked; 1: the heads")
     lock_text: bool = option(False, "freeze the text tower")
@@ -45,7 +54,7 @@ class ModelOptions:
             raise ValueError(f"--init-logit-scale {scale}: give a number above 0 and at most {MAX_LOGIT_SCALE:g}, the "
                              "bound on a; the paper starts at 10; it is a factor, not its logarithm")  # fmt: skip
         for name in KEYS:
-            if not math.isfinite(getattr(self, name) or 0.0):
+            if getattr(self, name) not in (None, AUTO) and not math.isfinite(getattr(self, name)):
                 raise ValueError(f"--{name.replace('_', '-')} {getattr(self, name)}: give a finite number")
         for name, least in (("force_image_size", 1), ("force_context_length", 1), ("lock_image_unlocked_groups", 0),
                             ("lock_text_unlocked_layers", 0)):  # fmt: skip
@@ -69,7 +78,7 @@ class ModelOptions:
         """
         from prolip.factory import create_model_and_transforms  # late: flags need no OpenCLIP
 
-        changes: dict[str, Any] = {name: getattr(self, name) for name in KEYS if getattr(self, name) is not None}
+        changes = {name: value for name in KEYS if (value := getattr(self, name)) not in (None, AUTO)}
         if method_cfg is not None:
             changes["method_cfg"] = method_cfg
         if self.mask_padding:

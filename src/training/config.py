@@ -17,12 +17,12 @@ from prolip.methods import find_method
 from prolip.options import ModelOptions
 from prolip.random import VERSIONS
 from prolip.utils.documents import read_json, read_yaml
-from prolip.utils.fields import option
+from prolip.utils.fields import AUTO, option
 from prolip.utils.flags import FlagError, build, check_alone, did_you_mean, flag_of
 from prolip.utils.messages import appearance_of
 from prolip.utils.secrecy import hide, redacted, tag
 
-DEFAULT_EPOCHS = 32
+DEFAULT_EPOCHS, LEAST_STEPS = 32, 300
 # The paper's, B.1, in OpenCLIP's names.
 AUGMENTATION = {
     "scale": (0.8, 1.0), "color_jitter": (0.32, 0.32, 0.32, 0.08), "color_jitter_prob": 0.8, "gray_scale_prob": 0.2,
@@ -35,6 +35,8 @@ INVOCATION = ("resume", "overwrite", "traceback", "renewed_addresses")
 RENAMED = {("run", "output_dir"): "output"}
 #: Where a saved config keeps the hashes of settings that it holds without what may be secret in them.
 REDACTED = "redacted"
+#: What a share of the run's steps looks like.
+SHARE = r"\d+(\.\d+)?%"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,16 +68,16 @@ class ModelConfig(ModelOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class OptimConfig:
-    """Optimiser, learning-rate schedule, clipping, averaging. Defaults: the paper's, B.1, for a batch of 16,384."""
+    """Optimiser, learning-rate schedule, clipping, averaging; `auto` is the paper's, B.1, or of fine-tuning."""
 
     opt: str = option("adamw", "optimiser by timm's name: adamw, adamp, muon, lamb, lion, sgd, ...")
-    lr: float = option(5e-4, "highest learning rate")
+    lr: float = option(AUTO, "highest learning rate; auto: 5e-4, from trained weights 5e-5", also=AUTO)
     beta1: float = option(0.9, "decay of the first moment")
-    beta2: float = option(0.95, "decay of the second moment")
+    beta2: float = option(AUTO, "decay of the second moment; auto: 0.95, from trained weights 0.98", also=AUTO)
     eps: float = option(1e-8, "added to the root of the second moment")
     momentum: float | None = option(None, "momentum of optimisers that have one (sgd, muon)")
     wd: float = option(0.2, "weight decay of matrices; biases, norms, scalars, tokens and positions have none")
-    warmup: int = option(10_000, "steps of linear warm-up; the small recipes take a twentieth of all steps")
+    warmup: int = option("5%", "linear warm-up, in steps or as a share of all steps", also=SHARE)
     lr_scheduler: Literal["cosine", "const", "wsd", "step"] = option("cosine", "learning rate after the warm-up")
     lr_min_ratio: float = option(0.0, "last learning rate of cosine and wsd, as a share of --lr")
     decay_fraction: float = option(0.2, "share of all steps in which wsd decays")
@@ -88,7 +90,9 @@ class OptimConfig:
     text_freeze_epochs: float = option(0.0, "first epochs, or parts of one, in which the text backbone stands still")
     unfreeze_warmup_epochs: float = option(0.0, "epochs of linear warm-up of a backbone that stood still")
     logit_lr_mult: float = option(1.0, "learning rate of logit scale and bias, as a multiple of --lr")
-    grad_clip_norm: float | None = option(None, "bound on the norm of all gradients")
+    grad_clip_norm: float | None = option(
+        AUTO, "bound on the norm of all gradients; auto: none, from trained weights 1; none: no bound", also=AUTO
+    )
     ema_decay: float | None = option(None, "average the weights with this decay (warmed up); saved as model_ema")
     swa_epochs: int = option(0, "average the weights at the ends of so many last epochs (SWA); saved as model_swa")
 
@@ -103,9 +107,11 @@ class OptimConfig:
         _above_zero(self, "image_lr_mult", "text_lr_mult", remedy="; --lock-image and --lock-text freeze a tower")
         _at_least(0, self, "wd", "logit_lr_mult", "warmup", "image_freeze_epochs", "text_freeze_epochs",
                   "unfreeze_warmup_epochs", "swa_epochs")  # fmt: skip
+        if isinstance(self.warmup, str) and float(self.warmup.removesuffix("%")) >= 100:
+            raise FlagError(f"--warmup {self.warmup}: give a share below 100%, such as 5%, or steps")
         for name in ("beta1", "beta2", "lr_min_ratio", "momentum", "ema_decay"):
             value = getattr(self, name)
-            if value is not None and not 0 <= value < 1:
+            if value not in (None, AUTO) and not 0 <= value < 1:
                 raise FlagError(f"{flag_of(name)} {value} is outside [0, 1): give a share such as 0.9")
         for name in ("layer_decay", "decay_fraction", "lr_step_factor"):
             value = getattr(self, name)
@@ -130,7 +136,9 @@ class RunConfig:
 
     name: str | None = option(None, "name of the run's folder; without: model, method and time of the start")
     output: str = option("runs", "folder of all runs")
-    epochs: int | None = option(None, f"length of the run in epochs; {DEFAULT_EPOCHS} when no length is given")
+    epochs: int | None = option(
+        None, f"length of the run in epochs; when no length is given {DEFAULT_EPOCHS}, or those of {LEAST_STEPS} steps"
+    )
     max_steps: int | None = option(None, "length of the run in optimiser steps, instead of --epochs")
     max_samples: int | None = option(None, "length of the run in samples seen, instead of --epochs")
     global_batch_size: int | None = option(
@@ -380,35 +388,9 @@ def read_config_file(path: str) -> dict[str, Any]:
     return renewed(values)
 
 
-def rows_per_rank(config: Config, world_size: int) -> int:
-    """Local rows of one step, micro-batches together; raises FlagError when the global batch cannot be shared out."""
-    accum, total = config.run.accum_freq, config.run.global_batch_size
-    if total is None:
-        return config.data.batch_size * accum
-    parts = world_size * accum
-    if total % parts:
-        low, high = total // parts * parts, (total // parts + 1) * parts
-        remedy = f"use {low} or {high}" if low else f"use {high}"
-        shares = f"{world_size} ranks" + (f" x {accum} micro-batches" if accum > 1 else "")
-        raise FlagError(f"batch {total} is not divisible by {shares}: {remedy}")
-    return total // world_size
-
-
-def total_steps(config: Config, steps_per_epoch: int, global_batch: int) -> int:
-    """Length of the run in steps; raises FlagError when the warm-up does not end before it."""
-    run = config.run
-    if run.max_steps is not None:
-        steps = run.max_steps
-    elif run.max_samples is not None:
-        steps = -(-run.max_samples // global_batch)
-    else:
-        steps = (run.epochs or DEFAULT_EPOCHS) * steps_per_epoch
-    if config.optim.warmup >= steps:
-        raise FlagError(
-            f"a warm-up of {config.optim.warmup} steps does not end within the run's {steps} steps: "
-            f"give --warmup {steps // 20}, or train longer (--epochs, --max-steps, --max-samples)"
-        )
-    return steps
+def changed(config: Config, section: str, **values: Any) -> Config:
+    """The config with other settings in one section."""
+    return dataclasses.replace(config, **{section: dataclasses.replace(getattr(config, section), **values)})
 
 
 def check_precision(flag: str, precision: str, device: torch.device) -> None:
@@ -421,16 +403,16 @@ def check_precision(flag: str, precision: str, device: torch.device) -> None:
 
 
 def _above_zero(config: Any, *names: str, remedy: str = "") -> None:
-    """FlagError for a given setting that is not above 0, or not finite."""
+    """FlagError for a given number that is not above 0, or not finite."""
     for name in names:
         value = getattr(config, name)
-        if value is not None and not 0 < value < float("inf"):
+        if not isinstance(value, str | None) and not 0 < value < float("inf"):
             raise FlagError(f"{flag_of(name)} {value}: give a finite number above 0{remedy}")
 
 
 def _at_least(bound: int, config: Any, *names: str) -> None:
-    """FlagError for a given setting that is below the bound, or not finite."""
+    """FlagError for a given number that is below the bound, or not finite."""
     for name in names:
         value = getattr(config, name)
-        if value is not None and not bound <= value < float("inf"):
+        if not isinstance(value, str | None) and not bound <= value < float("inf"):
             raise FlagError(f"{flag_of(name)} {value}: give a number of at least {bound}")

@@ -16,12 +16,13 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile, schedule
 
+from prolip.methods.base import RECALL
 from prolip.utils.console import plain
 from prolip.utils.secrecy import scrub
 from training.checkpoint.run_folder import keep_until_step
 
 # What stands elsewhere in the progress line than among the terms of the loss, or not at all.
-NO_TERMS = ("loss", "lr", "grad_norm", "samples_per_second", "data_wait")
+NO_TERMS = ("loss", "lr", "grad_norm", "samples_per_second", "data_wait", RECALL)
 NO_TERM_OF = "grad_norm_"
 #: Steps before the trace of --profile: what is done once (compilation, allocation, full queues) is no part of it.
 SETTLE, WARMUP = 5, 3
@@ -171,17 +172,19 @@ def report_thread_error(met: threading.ExceptHookArgs) -> None:
 
 def progress_line(
     values: Mapping[str, float], step: int, total: int, epoch: float, seconds_left: float, faults: Mapping[str, int],
-    statistics: Sequence[str] = (),
+    statistics: Sequence[str] = (), candidates: int = 1,
 ) -> str:
-    """step | loss and its terms | statistics | rates: one line, the same columns every time.
+    """step | loss and its terms | R@1 | statistics | rates: one line, the same columns every time.
 
-    statistics: those of `values` that are no terms of the loss.
+    statistics: those of `values` that are no terms of the loss; candidates: of which R@1 is.
     """
     width = len(str(total))
     parts = [f"step {step:>{width}}/{total} ({100 * step / total:.0f}%) epoch {epoch:.1f}"]
     others = (*NO_TERMS, *statistics)
     terms = {name: value for name, value in values.items() if name not in others and not name.startswith(NO_TERM_OF)}
     parts.append(f"loss {values['loss']:.4g}" + (f"  ({grouped(terms)})" if terms else ""))
+    if RECALL in values:
+        parts.append(f"R@1 {values[RECALL]:.1%} (chance {1 / candidates:.1%})")
     beside = {name: value for name, value in values.items() if name in statistics}
     if beside:
         parts.append(grouped(beside))

@@ -10,7 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from prolip.methods.base import Batch, Terms, accumulate_backward
+from prolip.methods.base import RECALL, Batch, Terms, accumulate_backward
+from prolip.utils.fields import AUTO
+from training.bias import start_bias
 from training.checkpoint.snapshot import save
 from training.closing import close_training, look_at_data, warn_of_few_samples
 from training.config import ValidationConfig
@@ -87,6 +89,7 @@ def train(run: Run) -> None:
     """From where the run stands to its last step: steps, log, checkpoints, evaluations. Stopped: it was asked to."""
     at, loader, health, watch = run.at, run.fed.loader, run.health, Stopwatch(run.at.seconds)
     started_at, save_every = at.step, run.config.run.save_frequency
+    health.chance.seen = at.step
     run.trained.network.train()
     if at.step < run.total_steps:
         warn_of_few_samples(run)
@@ -102,6 +105,8 @@ def train(run: Run) -> None:
             at.step += 1
             at.batch_in_epoch += 1
             batch = on_device(run.fed, batch, at.step - 1, run.world.device)
+            if run.config.model.init_logit_bias == AUTO:
+                start_bias(run, batch)
             health.meter.add(training_step(run.trained, batch, at.step - 1), at.step, batch["key"])
             health.watchdog.beat(at.step)
             if health.profiler is not None:
@@ -151,7 +156,10 @@ def report(run: Run, watch: Stopwatch, started_at: int) -> None:
     faults = total_faults(gather_objects(dict(run.fed.loader.faults()), run.world))
     left = (seconds - watch.before) / (at.step - started_at) * (total - at.step)
     shown = {name: value for name, value in values.items() if name not in trained.objective.details}
-    run.kept.log.progress(progress_line(shown, at.step, total, epoch, left, faults, trained.objective.statistics))
+    statistics, chance = trained.objective.statistics, health.chance
+    run.kept.log.progress(progress_line(shown, at.step, total, epoch, left, faults, statistics, chance.candidates))
+    if RECALL in values and (warning := chance.judge(at.step, values[RECALL])):
+        run.kept.log.say(warning)
     extra = {"epoch": epoch, "samples": at.step * run.fed.global_batch, "seconds": seconds}
     if health.utilisation is not None:
         extra["mfu"] = health.utilisation * values["samples_per_second"]

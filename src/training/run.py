@@ -21,13 +21,17 @@ from prolip.methods.base import Context, Objective
 from prolip.models.weights.checkpoint import save_pretrained
 from prolip.models.weights.unreadable import json_of
 from prolip.utils.console import EXIT_INTERRUPTED
+from prolip.utils.fields import AUTO
 from prolip.utils.secrecy import redacted
 from prolip.utils.threads import cores
+from training.bias import set_bias
 from training.checkpoint.files import load_checkpoint
 from training.checkpoint.resuming import go_on, open_records, take_folder
 from training.checkpoint.run_folder import write_json, write_status
 from training.checkpoint.storage import Storage
-from training.config import Config, check_precision, rows_per_rank, total_steps
+from training.config import Config, check_precision
+from training.defaults import rows_per_rank, settle, settle_model, total_steps
+from training.health.chance import ChanceWatch
 from training.health.errors import explain
 from training.health.preemption import EXIT_STOPPED, STOP, WAY_ON, Stopped
 from training.health.terms import StepGate, TermMeter
@@ -71,6 +75,7 @@ def run(config: Config) -> Path:
         check_precision("--val-precision", config.val.val_precision, world.device)
         if world.device.type == "cpu":
             keep_freed_memory()
+        config = settle_model(config, world)
         rows = rows_per_rank(config, world.world_size)
         check_equal_batches(rows, world)
         model = Path(config.model.model.split(":")[-1]).name
@@ -159,8 +164,10 @@ def build(config: Config, world: World, folder: Path, rows: int, held: contextli
     tokenizer = build_tokenizer(config)  # before the model: what is missing shows at once
     with heard("prolip.models.weights.checkpoint") as weights:
         model, transform, preprocess = build_model(config, world.device)
-    global_batch = rows * world.world_size
     loader = open_loader(config, world, rows, model, transform, tokenizer)
+    rows = loader.config.batch_size
+    global_batch, start = rows * world.world_size, config.model.init_logit_bias
+    config = settle(config, loader.num_batches, rows, world.world_size)
     steps = total_steps(config, loader.num_batches, global_batch)
     trained = build_trained(config, world, model, (steps, loader.num_batches), tokenizer)
     draws = trained.objective.context.draws
@@ -185,13 +192,15 @@ def build(config: Config, world: World, folder: Path, rows: int, held: contextli
             loader=loader, augment=build_augment(config, model, world.device, draws), global_batch=global_batch,
             token_augment=build_token_augment(config, model, tokenizer, world.device, draws),
         ),
-        health=build_health(config, world, trained.objective, rows),
+        health=build_health(config, world, trained.objective, (rows, steps)),
         measured=measured,
         kept=Kept(
             folder=folder, log=RunLog(folder, world.is_first), tokenizer=tokenizer, preprocess=preprocess,
             saves=saves, lines=Clock(every_seconds=settings.log_every_seconds or 0),
         ),
     )
+    if config.model.init_logit_bias != start and config.model.init_logit_bias is not None:
+        set_bias(run, config.model.init_logit_bias)
     say = run.kept.log.say
     notes = [f"  note       {line}" for line in trained.objective.notes(global_batch)]
     say("\n".join([summary(run), *notes, *(f"  weights    {record.getMessage()}" for record in weights)]))
@@ -278,9 +287,9 @@ def build_trained(config: Config, world: World, model: Any, length: tuple[int, i
     )
 
 
-def build_health(config: Config, world: World, objective: Objective, rows: int) -> Health:
-    """What looks after a run with `rows` rows of this rank in a step."""
-    settings, utilisation = config.run, None
+def build_health(config: Config, world: World, objective: Objective, length: tuple[int, int]) -> Health:
+    """What looks after a run. length: rows of this rank in a step, and steps."""
+    settings, utilisation, (rows, steps) = config.run, None, length
     peak = settings.peak_tflops * 1e12 if settings.peak_tflops else None
     if peak is None and world.device.type == "cuda":
         peak = peak_of(torch.cuda.get_device_name(world.device))
@@ -294,6 +303,7 @@ def build_health(config: Config, world: World, objective: Objective, rows: int) 
         stop=STOP,
         agreement=Agreement(world),
         watchdog=Watchdog(settings.stall_seconds, world.rank),
+        chance=ChanceWatch(rows, world.world_size, steps),
         utilisation=utilisation,
     )
 
@@ -315,8 +325,8 @@ def build_validation(
 
 def summary(run: Run) -> str:
     """What will run, for the person who started it."""
-    config, world, loader = run.config, run.world, run.fed.loader
-    sizes = count_parameters(run.trained.objective.model)
+    config, world, loader, model = run.config, run.world, run.fed.loader, run.trained.objective.model
+    sizes = count_parameters(model)
     towers = ", ".join(f"{part} {total:,}" + (f" ({trained:,} trained)" if trained != total else "")
                        for part, (total, trained) in sizes.items())
     global_batch = run.fed.global_batch
@@ -330,7 +340,10 @@ def summary(run: Run) -> str:
         "length": f"{run.total_steps:,} steps = {run.total_steps / loader.num_batches:.1f} epochs "
         f"of {loader.num_batches:,} steps",
         "optimiser": f"{config.optim.opt}, lr {config.optim.lr:g} {config.optim.lr_scheduler}, "
-        f"{config.optim.warmup} steps of warm-up, weight decay {config.optim.wd:g}",
+        f"{config.optim.warmup} steps of warm-up, weight decay {config.optim.wd:g}, beta2 {config.optim.beta2:g}, "
+        + (f"gradients clipped at {clip:g}" if (clip := config.optim.grad_clip_norm) else "no clipping"),
+        "logit": f"scale {model.logit_scale.exp().item():.4g}, bias " + (
+            "by the first batch" if config.model.init_logit_bias == AUTO else f"{model.logit_bias.item():.4g}"),
         **{f"{tower} backbone": f"stands still for {stage.frozen:,} steps, then {stage.warmup:,} of warm-up"
            for tower, stage in run.trained.stages.items()},
         "precision": f"{config.run.precision} on {world.device}" + (", compiled" if config.model.torchcompile else ""),

@@ -17,6 +17,7 @@ from prolip.methods.base import Objective
 from training.checkpoint.files import Saver
 from training.checkpoint.run_folder import Ledger
 from training.config import Config, OptimConfig
+from training.health.chance import ChanceWatch
 from training.health.preemption import StopSignal
 from training.health.terms import StepGate, TermMeter
 from training.health.watchdog import Watchdog
@@ -83,6 +84,7 @@ class Health:
     stop: StopSignal
     agreement: Agreement
     watchdog: Watchdog
+    chance: ChanceWatch
     utilisation: float | None = None
     profiler: StepProfiler | None = None
 

@@ -24,6 +24,7 @@ from prolip.losses import Matches, ppcl_over_ranks
 from prolip.losses.contrastive import GATHERED_BYTES, choose_exchange
 from prolip.methods.prolip import ProLIPConfig, ProLIPObjective
 from training.config import OptimConfig
+from training.defaults import SCRATCH
 from training.optim import build_optimizer
 
 NAME = "ProLIP-ViT-S-16"
@@ -224,7 +225,7 @@ def test_an_exchange_that_is_asked_for_is_taken_and_counts_into_the_memory():
 
 def test_a_checkpoint_is_as_large_as_its_tensors():
     network = create_model("ProLIP-ViT-test")
-    optimiser = build_optimizer(ProLIPObjective(network, ProLIPConfig()), OptimConfig())
+    optimiser = build_optimizer(ProLIPObjective(network, ProLIPConfig()), OptimConfig(**SCRATCH))
     loss = sum(p.sum() for p in network.parameters())
     loss.backward()
     optimiser.step()

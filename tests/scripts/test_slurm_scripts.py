@@ -22,7 +22,7 @@ from prolip.models.registry import get_model_config
 from prolip.utils.flags import FlagError
 from training.checkpoint.export import export_checkpoint
 from training.checkpoint.run_folder import OURS, write_status
-from training.config import rows_per_rank, total_steps
+from training.defaults import rows_per_rank, total_steps
 from training.main import parse
 from training.run import run as train
 

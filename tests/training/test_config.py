@@ -16,9 +16,8 @@ from training.config import (
     build_config,
     check_precision,
     read_config_file,
-    rows_per_rank,
-    total_steps,
 )
+from training.defaults import rows_per_rank, total_steps
 
 
 def config(**sections) -> Config:
@@ -182,8 +181,8 @@ def test_lengths_are_given_in_epochs_steps_or_samples():
 
 
 def test_a_warm_up_longer_than_the_run_is_refused():
-    with pytest.raises(FlagError, match="10000 steps does not end within the run's 100 steps: give --warmup 5"):
-        total_steps(config(run={"max_steps": 100}), steps_per_epoch=10, global_batch=16)
+    with pytest.raises(FlagError, match="10000 steps does not end within the run's 100 steps: give --warmup 5%"):
+        total_steps(config(run={"max_steps": 100}, optim={"warmup": 10_000}), steps_per_epoch=10, global_batch=16)
 
 
 def test_precision_that_the_device_lacks_is_refused(monkeypatch):

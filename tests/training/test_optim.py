@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,7 +12,8 @@ from torch import nn
 
 import prolip
 from prolip.utils.flags import FlagError
-from training.config import OptimConfig
+from training.config import OptimConfig as Unsettled
+from training.defaults import SCRATCH
 from training.optim import (
     EpochAverage,
     Stage,
@@ -25,6 +27,9 @@ from training.optim import (
     set_learning_rate,
     stages_of,
 )
+
+#: Settings of the optimiser, those that a run settles as it does from random weights.
+OptimConfig = partial(Unsettled, **SCRATCH, warmup=0)
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from prolip.data.reading.opening import ReadPolicy
 from prolip.data.reading.published.sets import FORMS, SETS, word_of
 from prolip.data.samples.captions import CaptionSampler, Selector
 from prolip.data.samples.split import parse_split
-from prolip.utils.fields import option
+from prolip.utils.fields import AUTO, option
 from prolip.utils.messages import naming
 
 DatasetType = Literal["auto", "webdataset", "csv", "parquet", "jsonl", "folder", "coco", "flickr", "cub", "iapr",
@@ -20,6 +20,8 @@ Quoting = Literal["csv", "none"]
 #: batches are gone while one shard opens, and then every rank waits for that one worker.
 SAMPLES_AHEAD, LEAST_AHEAD, MOST_AHEAD = 2048, 2, 32
 MOST_WORKERS = 8  # of a rank, by default
+#: Batch sizes of a rank to choose from where none is given, and the batches that an epoch is to have.
+BATCH_SIZES, LEAST_BATCHES = (64, 32, 16, 8), 3
 
 
 @dataclass(kw_only=True, frozen=True)
@@ -51,7 +53,12 @@ class DataConfig:
         "auto", "what --train-data is, instead of a word before it; auto goes by its word, suffix or content"
     )
     dataset_resampled: bool = option(False, "draw shards with replacement")
-    batch_size: int = option(64, "samples per step and rank; a multiple of --workers")
+    batch_size: int = option(
+        AUTO,
+        f"samples per step and rank, a multiple of --workers; auto: {BATCH_SIZES[0]}, or less for {LEAST_BATCHES} "
+        "batches an epoch",
+        also=AUTO,
+    )
     workers: int | None = option(None, "loader processes per rank; default: its cores, at most 8; 0: the rank loads")
     csv_img_key: str | None = option(None, "column of a table with the image's path; default: recognised")
     csv_caption_key: str | None = option(None, "column of a table with the caption; default: recognised")
@@ -122,12 +129,13 @@ class DataConfig:
             raise ValueError(f"--csv-quoting {self.csv_quoting!r}: use one of {', '.join(get_args(Quoting))}")
         for name, least in (("batch_size", 1), ("workers", 0), ("shuffle_buffer", 1), ("prefetch", 1)):
             value = getattr(self, name)
-            if value is not None and value < least:
+            if value not in (None, AUTO) and value < least:
                 raise ValueError(f"--{name.replace('_', '-')} is {value}: give {least} or more")
         if self.captions < 0 or (self.known_matches and self.captions != 1):
             known = " with known matches" if self.known_matches else ""
             raise ValueError(f"captions is {self.captions}{known}: give {'1' if known else '0 or more'}")
-        if self.unpaired and (self.known_matches or self.batch_size // (self.workers or 1) < 2):
+        batch_size = 2 * (self.workers or 1) if self.batch_size == AUTO else self.batch_size
+        if self.unpaired and (self.known_matches or batch_size // (self.workers or 1) < 2):
             raise ValueError(
                 f"unpaired texts{' with known matches' if self.known_matches else ''}, {self.batch_size} samples of "
                 f"{self.workers or 1} workers: give two samples or more for each worker, and no known matches"
@@ -150,7 +158,7 @@ class DataConfig:
                 f"--csv-separator {self.csv_separator!r} is not one character that may stand between cells: "
                 "give e.g. ',' or '\\t'"
             )
-        check_divisible(self.batch_size, self.workers or 1)
+        check_divisible(batch_size, self.workers or 1)
         CaptionSampler.parse(self.caption_sampling)
         with naming("--select"):
             Selector.parse(self.select)
@@ -196,6 +204,13 @@ def fitting_workers(batch_size: int, most: int, unpaired: bool = False) -> int:
     """The largest number of loader processes up to `most` and MOST_WORKERS that divides a batch; unpaired: 2 each."""
     most = min(most, MOST_WORKERS, batch_size // 2 if unpaired else batch_size)
     return max((count for count in range(1, most + 1) if batch_size % count == 0), default=1)
+
+
+def fitting_batch(samples: int, ranks: int, workers: int) -> int:
+    """The largest of BATCH_SIZES, as a multiple of `workers`, that gives an epoch LEAST_BATCHES; else the smallest."""
+    sizes = [size // max(workers, 1) * max(workers, 1) for size in BATCH_SIZES if size >= workers]
+    fitting = [size for size in sizes if math.ceil(samples / (size * ranks)) >= LEAST_BATCHES]
+    return (fitting or sizes[-1:] or [workers])[0]
 
 
 def check_divisible(batch_size: int, workers: int) -> None:

@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from prolip.flops import EncoderPass
-from prolip.gaussian import Gaussian, check_gaussian, upcast
+from prolip.gaussian import Gaussian, check_gaussian, upcast, without_autocast
 from prolip.losses import Matches
 from prolip.random import Draws
 from prolip.scores import Score
@@ -20,6 +21,8 @@ from prolip.uncertainty.pool import Pool
 
 #: Bound on a = exp(logit_scale), as OpenCLIP's.
 MAX_LOGIT_SCALE = 100.0
+#: Pairs of a rank among which in-batch R@1 is looked at in every step, and its name among the terms.
+CANDIDATES, RECALL = 256, "batch_R@1"
 
 Batch = dict[str, Any]
 Reps = dict[str, Tensor]
@@ -107,6 +110,11 @@ class Objective(nn.Module):
         return Needs()
 
     @classmethod
+    def balances(cls, config: Any) -> bool:
+        """Whether the loss is a sigmoid over all pairs of the global batch, whose bias starts at -log(batch - 1)."""
+        return False
+
+    @classmethod
     def passes(cls, config: Any, rows: int, patches: int) -> list[EncoderPass]:
         """What `embed` sends through the model for `rows` rows; patches: of a whole image."""
         return [EncoderPass("image", rows), EncoderPass("text", rows)]
@@ -143,8 +151,9 @@ class Objective(nn.Module):
         raise NotImplementedError
 
     def logged(self, reps: Reps, batch: Batch) -> Terms:
-        """The terms, with those of the representations that are statistics, such as scale and bias."""
-        return self.terms(reps, batch) | {name: reps[name].detach() for name in self.statistics if name in reps}
+        """The terms, in-batch R@1, and the representations that are statistics, such as scale and bias."""
+        statistics = {name: reps[name].detach() for name in self.statistics if name in reps}
+        return self.terms(reps, batch) | statistics | in_batch_recall(reps)
 
     def after_step(self) -> None:
         """Called after every optimiser step, for constraints on parameters; must not wait for the device."""
@@ -238,6 +247,21 @@ class Method(NamedTuple):
     def meaning(self) -> str:
         """What the report says of the variances."""
         return self.variances or (LEARNED if self.probabilistic else POINTS)
+
+
+@torch.no_grad()
+def in_batch_recall(reps: Reps) -> Terms:
+    """batch_R@1 (): how often, of the first CANDIDATES rows of this rank, an image's own text has the highest cosine.
+
+    The first of several texts of an image counts. Nothing where `reps` has no means of both sides.
+    """
+    if not {"image_mean", "text_mean"} <= reps.keys():
+        return {}
+    image, text = (upcast(reps[name][:CANDIDATES].detach()) for name in ("image_mean", "text_mean"))
+    text = text[:, 0] if text.ndim == 3 else text
+    with without_autocast(image.device):
+        first = (image @ F.normalize(text, dim=-1).mT).argmax(1)
+    return {RECALL: (first == torch.arange(len(image), device=image.device)).float().mean()}
 
 
 def logit_scale_and_bias(model: Any) -> Reps:

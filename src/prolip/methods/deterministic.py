@@ -49,6 +49,10 @@ class SigLIPObjective(_DeterministicObjective):
     one process, for any world size.
     """
 
+    @classmethod
+    def balances(cls, config: SigLIPConfig) -> bool:
+        return True
+
     def __init__(self, model: Any, config: SigLIPConfig, context: Context | None = None):
         super().__init__(model, config, context)
         from open_clip.loss import SigLipLoss  # late: it takes seconds

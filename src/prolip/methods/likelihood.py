@@ -137,6 +137,10 @@ class LikelihoodObjective(MeansObjective):
         return Needs(data={"captions": config.captions_per_image}, closing_samples=config.fit_samples)
 
     @classmethod
+    def balances(cls, config: LikelihoodConfig) -> bool:
+        return config.pair_loss == "sigmoid"
+
+    @classmethod
     def passes(cls, config: LikelihoodConfig, rows: int, patches: int) -> list[EncoderPass]:
         return [EncoderPass("image", rows), EncoderPass("text", rows * config.captions_per_image)]
 

@@ -100,6 +100,10 @@ class ProLIPObjective(Objective):
         return Needs(data={"known_matches": config.known_matches})
 
     @classmethod
+    def balances(cls, config: ProLIPConfig) -> bool:
+        return True
+
+    @classmethod
     def passes(cls, config: ProLIPConfig, rows: int, patches: int) -> list[EncoderPass]:
         if config.alpha2 == 0:
             return super().passes(config, rows, patches)

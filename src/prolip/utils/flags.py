@@ -113,12 +113,15 @@ def add_flags(parser: argparse.ArgumentParser, section: str, config: type, leave
             dest=f"{section}.{field.name}",
             default=argparse.SUPPRESS,
             help=_help(field),
-            **argument_settings(hints[field.name], field.metadata.get("choices")),
+            **argument_settings(hints[field.name], field.metadata.get("choices"), field.metadata.get("also", "")),
         )
 
 
-def argument_settings(hint: Any, choices: Iterable[Any] | None = None) -> dict[str, Any]:
-    """argparse's settings for a type: bool, int, float, str, Literal, Optional, list or tuple of these, dict."""
+def argument_settings(hint: Any, choices: Iterable[Any] | None = None, also: str = "") -> dict[str, Any]:
+    """argparse's settings for a type: bool, int, float, str, Literal, Optional, list or tuple of these, dict.
+
+    also: pattern of words that are taken as they are.
+    """
     inner, optional = _unwrap_optional(hint)
     origin = get_origin(inner)
     if inner is bool:
@@ -134,7 +137,7 @@ def argument_settings(hint: Any, choices: Iterable[Any] | None = None) -> dict[s
         inner = kinds[0]
     if inner not in (int, float, str):
         raise TypeError(f"no flag for a field of type {hint}: use bool, int, float, str, Literal, list, tuple or dict")
-    settings |= {"type": _converter(inner, optional), "metavar": inner.__name__.upper()}
+    settings |= {"type": _converter(inner, optional, also), "metavar": inner.__name__.upper()}
     if choices is not None:
         settings |= {"choices": tuple(choices), "metavar": "{" + ",".join(map(str, choices)) + "}"}
     return settings
@@ -143,19 +146,22 @@ def argument_settings(hint: Any, choices: Iterable[Any] | None = None) -> dict[s
 def build(config: type, section: str, values: Mapping[str, Any]) -> Any:
     """The dataclass with these values, as flags or a config file gave them; unknown names are refused."""
     hints = typing.get_type_hints(config)
-    names = [field.name for field in dataclasses.fields(config)]
+    names = {field.name: field.metadata.get("also", "") for field in dataclasses.fields(config)}
     for name in values:
         if name not in names:
             remedy = did_you_mean(str(name)[:80], names, f"it has {', '.join(names) or 'no settings'}")
             raise FlagError(f"{section} has no setting {shown(name)}: {remedy}")
-    return config(**{name: check_type(f"{section}.{name}", value, hints[name]) for name, value in values.items()})
+    return config(**{name: check_type(f"{section}.{name}", v, hints[name], names[name]) for name, v in values.items()})
 
 
-def check_type(name: str, value: Any, hint: Any) -> Any:
-    """A value from a file in the type of its field: lists become tuples where wanted, whole numbers become floats."""
+def check_type(name: str, value: Any, hint: Any, also: str = "") -> Any:
+    """A value from a file in the type of its field: lists become tuples where wanted, whole numbers become floats.
+
+    also: pattern of words that are taken as they are.
+    """
     inner, optional = _unwrap_optional(hint)
-    if value is None and optional:
-        return None
+    if (value is None and optional) or (also and isinstance(value, str) and re.fullmatch(also, value)):
+        return value
     origin = get_origin(inner)
     if origin is Literal:
         if value not in get_args(inner):
@@ -189,8 +195,10 @@ def _unwrap_optional(hint: Any) -> tuple[Any, bool]:
     return hint, False
 
 
-def _converter(kind: type, optional: bool):
+def _converter(kind: type, optional: bool, also: str):
     def convert(word: str) -> Any:
+        if also and re.fullmatch(also, word):
+            return word
         return None if optional and word.lower() == "none" else kind(word)
 
     convert.__name__ = kind.__name__  # argparse names it in its message
@@ -202,7 +210,7 @@ def _help(field: dataclasses.Field) -> str:
     default = field.default if field.default is not dataclasses.MISSING else None
     if field.default_factory is not dataclasses.MISSING:
         default = field.default_factory()
-    shown = "" if default in (None, (), [], {}, "") else f" (default: {default})"
+    shown = "" if default in (None, (), [], {}, "") else f" (default: {default})".replace("%", "%%")
     return f"{text}{shown}"
 
 

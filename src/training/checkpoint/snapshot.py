@@ -1,13 +1,13 @@
 """What a checkpoint holds: all that a run needs to go on as if it had never stopped."""
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 from prolip.data.loader import join_states
 from prolip.random import VERSIONS
+from prolip.utils.fields import AUTO
 from prolip.utils.flags import FlagError
-from training.config import Config
+from training.config import Config, changed
 from training.optim import EpochAverage
 from training.parallel.distributed import gather_objects, read_random_state, write_random_state
 from training.parallel.sharding import load_module, load_optimizer, whole
@@ -56,6 +56,8 @@ def restore(run: Run, state: dict[str, Any]) -> None:
     trained, world = run.trained, run.world
     check_same_run(run.config, trained, run.fed.global_batch, state)
     keep_draws(run, state.get("draws", 1))
+    if run.config.model.init_logit_bias == AUTO:  # it was found by the first batch
+        run.config = changed(run.config, "model", init_logit_bias=state["config"]["model"].get("init_logit_bias"))
     run.fed.loader.load_state_dict(state["data"])
     load_module(trained.objective, state["objective"])
     load_optimizer(trained.optimizer, fit_optimizer(state["optimizer"], trained.optimizer.param_groups))
@@ -86,7 +88,7 @@ def keep_draws(run: Run, version: Any) -> None:
     run.trained.objective.context.draws.version = version
     if version != run.config.run.draws:
         run.kept.log.say(f"note: random numbers stay at the checkpoint's version {version}")
-        run.config = dataclasses.replace(run.config, run=dataclasses.replace(run.config.run, draws=version))
+        run.config = changed(run.config, "run", draws=version)
 
 
 def check_same_run(config: Config, trained: Trained, global_batch: int, state: dict[str, Any]) -> None:

@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import prolip
 from prolip.methods import METHODS
-from prolip.methods.base import Context, Objective, accumulate_backward
+from prolip.methods.base import RECALL, Context, Objective, accumulate_backward
 from prolip.methods.prolip import ProLIPConfig, ProLIPObjective
 
 START, END, PAD, MASK = 49406, 49407, 0, 49408
@@ -132,6 +132,7 @@ def test_the_loss_is_equation_6_term_by_term(settings):
             "inclusion_image_text": inclusion_by_hand(z["image"], z["text"], config),
             "inclusion_image": inclusion_by_hand([x[:2] for x in z["image"]], z["masked_image"], config),
             "inclusion_text": inclusion_by_hand([x[:2] for x in z["text"]], z["masked_text"], config),
+            RECALL: sum(((z["text"][0] @ x).argmax() == i).float() for i, x in enumerate(z["image"][0])) / 8,
             "vib_image": vib_by_hand(z["image"]),
             "vib_text": vib_by_hand(z["text"]),
             "scale": model.logit_scale.exp(),

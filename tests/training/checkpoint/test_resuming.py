@@ -217,8 +217,9 @@ def test_what_is_refused_changes_nothing(stopped, capsys, more, message):
 
 
 def test_settings_that_change_are_reported_and_in_force(tmp_path, capsys):
-    run = start(tmp_path, "run", "--max-steps", 3)
-    more = ["--wd", 0.5, "--beta2", 0.5, "--logit-lr-mult", 7, "--layer-decay", 0.5, "--lr-scheduler", "const"]
+    bias = ["--init-logit-bias", -10]
+    run = start(tmp_path, "run", "--max-steps", 3, *bias)
+    more = [*bias, "--wd", 0.5, "--beta2", 0.5, "--logit-lr-mult", 7, "--layer-decay", 0.5, "--lr-scheduler", "const"]
     start(tmp_path, "run", "--max-steps", 4, "--resume", "latest", *more)
     text = capsys.readouterr().out
     for change in ("optim.wd: 0.2 -> 0.5", "optim.beta2: 0.95 -> 0.5", "run.max_steps: 3 -> 4"):

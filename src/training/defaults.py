@@ -1,0 +1,94 @@
+"""Settings that are left to the run: settled once, when data, weights and device are known, and saved as what they are.
+"""
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from prolip.data.config import BATCH_SIZES
+from prolip.methods import find_method
+from prolip.models.registry import find_weights
+from prolip.utils.fields import AUTO
+from prolip.utils.flags import FlagError
+from training.config import DEFAULT_EPOCHS, LEAST_STEPS, Config, changed
+from training.parallel.distributed import World
+
+#: Settings of the optimiser that are `auto`: from random weights, B.1, and from trained ones, docs/training.md.
+SCRATCH = {"lr": 5e-4, "beta2": 0.95, "grad_clip_norm": None}
+FINE_TUNING = {"lr": 5e-5, "beta2": 0.98, "grad_clip_norm": 1.0}
+
+
+def settle_model(config: Config, world: World) -> Config:
+    """The config with a model, which is said: the base one on a GPU, else the small one, whose tokenizer is bundled."""
+    if config.model.model != AUTO:
+        return config
+    on_gpu = world.device.type == "cuda"
+    name = "ProLIP-ViT-B-16" if on_gpu else "ProLIP-ViT-XS-16"
+    if world.is_first:
+        print(f"--model auto: {name}, as there is {'a' if on_gpu else 'no'} GPU", flush=True)
+    return changed(config, "model", model=name)
+
+
+def settle(config: Config, steps_per_epoch: int, rows: int, ranks: int) -> Config:
+    """The config with numbers in the place of `auto`, None and shares; rows: of a rank in a step.
+
+    A bias that the first batch is to say stays `auto`. FlagError where a batch of one pair is to give a bias.
+    """
+    trained = find_weights(config.model.model, config.model.pretrained) is not None
+    own = FINE_TUNING if trained else SCRATCH
+    config = changed(config, "optim", **{k: v for k, v in own.items() if getattr(config.optim, k) == AUTO})
+    if not (config.run.epochs or config.run.max_steps or config.run.max_samples):
+        config = changed(config, "run", epochs=default_epochs(steps_per_epoch))
+    if isinstance(config.optim.warmup, str):
+        steps = total_steps(config, steps_per_epoch, rows * ranks)
+        config = changed(config, "optim", warmup=round(float(config.optim.warmup[:-1]) / 100 * steps))
+    if config.data.batch_size == AUTO:
+        config = changed(config, "data", batch_size=rows // config.run.accum_freq)
+    if config.model.init_logit_bias != AUTO:
+        return config
+    if not find_method(config.method).objective.balances(config.objective):
+        return changed(config, "model", init_logit_bias=None)
+    if rows * ranks < 2:
+        raise FlagError("--init-logit-bias auto, and a batch of 1 has no pair that does not match: give --batch-size 2 "
+                        "or more, or a number such as --init-logit-bias -10")  # fmt: skip
+    return config if trained else changed(config, "model", init_logit_bias=round(math.log(1 / (rows * ranks - 1)), 4))
+
+
+def rows_per_rank(config: Config, world_size: int) -> Any:
+    """Local rows of one step, micro-batches together; `auto` where the loader is to choose by the data's size. Raises
+    FlagError when the global batch cannot be shared out.
+    """
+    accum, total = config.run.accum_freq, config.run.global_batch_size
+    if total is None:
+        if config.data.batch_size == AUTO:
+            return AUTO if accum == 1 else BATCH_SIZES[0] * accum
+        return config.data.batch_size * accum
+    parts = world_size * accum
+    if total % parts:
+        low, high = total // parts * parts, (total // parts + 1) * parts
+        remedy = f"use {low} or {high}" if low else f"use {high}"
+        shares = f"{world_size} ranks" + (f" x {accum} micro-batches" if accum > 1 else "")
+        raise FlagError(f"batch {total} is not divisible by {shares}: {remedy}")
+    return total // world_size
+
+
+def total_steps(config: Config, steps_per_epoch: int, global_batch: int) -> int:
+    """Length of the run in steps; raises FlagError when the warm-up does not end before it."""
+    run = config.run
+    if run.max_steps is not None:
+        steps = run.max_steps
+    elif run.max_samples is not None:
+        steps = -(-run.max_samples // global_batch)
+    else:
+        steps = (run.epochs or default_epochs(steps_per_epoch)) * steps_per_epoch
+    if not isinstance(config.optim.warmup, str) and config.optim.warmup >= steps:
+        raise FlagError(
+            f"a warm-up of {config.optim.warmup} steps does not end within the run's {steps} steps: "
+            "give --warmup 5%, or train longer (--epochs, --max-steps, --max-samples)"
+        )
+    return steps
+
+
+def default_epochs(steps_per_epoch: int) -> int:
+    """DEFAULT_EPOCHS, or as many more as LEAST_STEPS take."""
+    return max(DEFAULT_EPOCHS, -(-LEAST_STEPS // steps_per_epoch))
