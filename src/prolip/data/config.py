@@ -57,6 +57,13 @@ class DataConfig:
         "fields to draw each epoch's caption from, with optional weights: txt is the plain caption, other "
         "names are JSON fields (CSV columns), e.g. name:2,keywords:1,subgroup,group",
     )
+    caption_templates: tuple[str, ...] = option(
+        (), "prompts with {} for a caption, 'a photo of {}' 'a {} icon', or files with one in each line"
+    )
+    caption_template_share: float = option(0.5, "share of the captions that are put into one of --caption-templates")
+    caption_template_fields: tuple[str, ...] = option(
+        (), "fields of --caption-sampling whose captions may be put into templates; default: all"
+    )
     word_drop: float = option(0.0, "share of the words that captions lose, other ones in each epoch; one word stays")
     select: str | None = option(
         None, "keep only samples whose JSON fits, e.g. 'group=animals nature|food drink;style!=noto'"
@@ -92,6 +99,15 @@ class DataConfig:
     def read_policy(self) -> ReadPolicy:
         """Time-outs and retries of shards, which may be commands; ValueError where they make no sense."""
         return ReadPolicy(read_timeout=self.read_timeout, retries=self.read_retries, pipes=True)
+
+    @property
+    def sampler(self) -> CaptionSampler:
+        """What draws captions. OSError and ValueError for templates that cannot be read or used."""
+        sampler = CaptionSampler.parse(self.caption_sampling)
+        with naming("--caption-templates"):
+            return sampler.with_templates(
+                self.caption_templates, self.caption_template_share, self.caption_template_fields
+            )
 
     def __post_init__(self) -> None:
         for name, setting in (("read_timeout", "read_timeout"), ("read_retries", "retries")):
@@ -136,6 +152,9 @@ class DataConfig:
             )
         check_divisible(self.batch_size, self.workers)
         CaptionSampler.parse(self.caption_sampling)
+        if not 0 <= self.caption_template_share <= 1:
+            share = self.caption_template_share
+            raise ValueError(f"--caption-template-share is {share}: give a share from 0 to 1, such as 0.5")
         with naming("--select"):
             Selector.parse(self.select)
         if self.train_data_upsampling_factors is not None:

@@ -3,12 +3,14 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from prolip.data.faults import SampleFault
+from prolip.utils.documents import text_lines
 from prolip.utils.messages import first_few
 
 #: The sample's plain `.txt` member (the caption column of a CSV), as opposed to a field of its JSON.
@@ -24,10 +26,11 @@ SHOWN = 12
 
 
 class Drawn(NamedTuple):
-    """The caption of this epoch, and every caption the sample could have had (itself included)."""
+    """The caption of this epoch, every caption the sample could have had (itself included), and its template."""
 
     caption: str
     all: tuple[str, ...]
+    template: str = "{}"
 
 
 def stable_hash(*parts: object, bits: int = 64) -> int:
@@ -56,10 +59,15 @@ class CaptionSampler:
     """Draws a field in proportion to its weight, then one of the sample's captions in that field.
 
     fields: `txt` or names of JSON fields that hold a text or a list of texts. Fields that a sample lacks are left out.
+    templates: prompts with {} for the caption; share: the share of the captions that get one of them, if they are of a
+    field in `prompted` (empty: any) and no prompt already.
     """
 
     fields: tuple[str, ...] = (PLAIN,)
     weights: tuple[float, ...] = (1.0,)
+    templates: tuple[str, ...] = ()
+    share: float = 0.0
+    prompted: tuple[str, ...] = ()
 
     @classmethod
     def parse(cls, text: str) -> CaptionSampler:
@@ -79,6 +87,17 @@ class CaptionSampler:
             weights.append(value)
         return cls(tuple(fields), tuple(weights))
 
+    def with_templates(self, given: Sequence[str], share: float, prompted: Sequence[str] = ()) -> CaptionSampler:
+        """The same with templates, each one or a file with one in each line; ValueError names what cannot be used."""
+        files = [None if "{}" in one else Path(one).read_text(encoding="utf-8-sig") for one in given]
+        lines = [text_lines(file) if file is not None else [one] for one, file in zip(given, files)]
+        templates = tuple(line.strip() for one in lines for line in one if line.strip())
+        if wrong := [one for one in templates if one.count("{}") != 1 or one == "{}"]:
+            raise ValueError(f"the template {wrong[0]!r}: give words with one {{}} for the caption, a photo of {{}}")
+        if unknown := [field for field in prompted if field not in self.fields]:
+            raise ValueError(f"no captions are drawn from the field {unknown[0]!r}: give some of {', '.join(self.fields)}")
+        return replace(self, templates=templates, share=share if templates else 0.0, prompted=tuple(prompted))
+
     def draw(self, plain: Plain, record: Mapping[str, Any] | None, seed: int, but: Collection[str] = ()) -> Drawn:
         """The caption that belongs to `seed`, none of `but` if there are others; SampleFault where no field has one."""
         found, weights = self._find(plain, record)
@@ -86,19 +105,38 @@ class CaptionSampler:
         if but and not set(every) <= set(but):
             found = [[caption for caption in captions if caption not in but] for captions in found]
             weights = [weight if captions else 0.0 for weight, captions in zip(weights, found)]
-        if len(every) == 1:
-            return Drawn(every[0], every)
         rng = random.Random(seed)
-        return Drawn(rng.choice(rng.choices(found, weights)[0]), every)
+        field = rng.choices(range(len(found)), weights)[0]
+        caption = rng.choice(found[field])
+        template = "{}"
+        if self._takes_template(self.fields[field], caption) and rng.random() < self.share:
+            template = rng.choice(self.templates)
+        return Drawn(caption, every, template)
 
     def chances(self, plain: Plain, record: Mapping[str, Any] | None) -> dict[str, float]:
-        """Every caption of a sample with the probability that `draw` gives it; SampleFault where there is none."""
+        """Every text of a sample with the probability that training reads it; SampleFault where there is none.
+
+        One template, chosen by the caption, stands for all of them: the texts are at most twice as many as captions.
+        """
         found, weights = self._find(plain, record)
         out: dict[str, float] = {}
-        for captions, weight in zip(found, weights):
+        whole = sum(weights)
+        for field, captions, weight in zip(self.fields, found, weights):
             for caption in captions:
-                out[caption] = out.get(caption, 0.0) + weight / sum(weights) / len(captions)
-        return out
+                chance, share = weight / whole / len(captions), 0.0
+                if self._takes_template(field, caption):
+                    template, share = self.templates[stable_hash(caption) % len(self.templates)], self.share
+                    prompt = template.replace("{}", caption)
+                    out[prompt] = out.get(prompt, 0.0) + share * chance
+                out[caption] = out.get(caption, 0.0) + (1 - share) * chance
+        return {text: chance for text, chance in out.items() if chance > 0}
+
+    def _takes_template(self, field: str, caption: str) -> bool:
+        """Whether a caption of this field may be put into a template: it is not in the words of one already."""
+        if not self.share or (self.prompted and field not in self.prompted):
+            return False
+        ends = (template.lower().split("{}") for template in self.templates)
+        return not any(caption.lower().startswith(begin) and caption.lower().endswith(end) for begin, end in ends)
 
     def _find(self, plain: Plain, record: Mapping[str, Any] | None) -> tuple[list[list[str]], list[float]]:
         """The captions in every field, and the weights of these, 0 where there is none."""
