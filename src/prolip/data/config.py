@@ -58,11 +58,10 @@ class DataConfig:
         "names are JSON fields (CSV columns), e.g. name:2,keywords:1,subgroup,group",
     )
     caption_templates: tuple[str, ...] = option(
-        (), "prompts with {} for a caption, 'a photo of {}' 'a {} icon', or files with one in each line"
+        (), "prompts with {} for a caption, such as 'a photo of {}' 'a {} icon'; captions in such words get none"
     )
-    caption_template_share: float = option(0.5, "share of the captions that are put into one of --caption-templates")
-    caption_template_fields: tuple[str, ...] = option(
-        (), "fields of --caption-sampling whose captions may be put into templates; default: all"
+    caption_template_shares: dict[str, float] = option(
+        {}, "fields of --caption-sampling, each with the share of its captions that get a template: name=0.2"
     )
     word_drop: float = option(0.0, "share of the words that captions lose, other ones in each epoch; one word stays")
     select: str | None = option(
@@ -102,12 +101,8 @@ class DataConfig:
 
     @property
     def sampler(self) -> CaptionSampler:
-        """What draws captions. OSError and ValueError for templates that cannot be read or used."""
-        sampler = CaptionSampler.parse(self.caption_sampling)
-        with naming("--caption-templates"):
-            return sampler.with_templates(
-                self.caption_templates, self.caption_template_share, self.caption_template_fields
-            )
+        """What draws captions. ValueError for fields, templates and shares that cannot be used."""
+        return CaptionSampler.parse(self.caption_sampling, self.caption_templates, self.caption_template_shares)
 
     def __post_init__(self) -> None:
         for name, setting in (("read_timeout", "read_timeout"), ("read_retries", "retries")):
@@ -151,10 +146,7 @@ class DataConfig:
                 "give e.g. ',' or '\\t'"
             )
         check_divisible(self.batch_size, self.workers)
-        CaptionSampler.parse(self.caption_sampling)
-        if not 0 <= self.caption_template_share <= 1:
-            share = self.caption_template_share
-            raise ValueError(f"--caption-template-share is {share}: give a share from 0 to 1, such as 0.5")
+        _ = self.sampler  # which checks its settings
         with naming("--select"):
             Selector.parse(self.select)
         if self.train_data_upsampling_factors is not None:

@@ -4,13 +4,11 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from prolip.data.faults import SampleFault
-from prolip.utils.documents import text_lines
 from prolip.utils.messages import first_few
 
 #: The sample's plain `.txt` member (the caption column of a CSV), as opposed to a field of its JSON.
@@ -26,11 +24,11 @@ SHOWN = 12
 
 
 class Drawn(NamedTuple):
-    """The caption of this epoch, every caption the sample could have had (itself included), and its template."""
+    """The caption of this epoch, every caption the sample could have had (itself included), and the text to read."""
 
     caption: str
     all: tuple[str, ...]
-    template: str = "{}"
+    text: str
 
 
 def stable_hash(*parts: object, bits: int = 64) -> int:
@@ -59,18 +57,18 @@ class CaptionSampler:
     """Draws a field in proportion to its weight, then one of the sample's captions in that field.
 
     fields: `txt` or names of JSON fields that hold a text or a list of texts. Fields that a sample lacks are left out.
-    templates: prompts with {} for the caption; share: the share of the captions that get one of them, if they are of a
-    field in `prompted` (empty: any) and no prompt already.
+    templates: prompts with {} for a caption; shares: field -> how often a caption of it that is no prompt gets one.
     """
 
     fields: tuple[str, ...] = (PLAIN,)
     weights: tuple[float, ...] = (1.0,)
     templates: tuple[str, ...] = ()
-    share: float = 0.0
-    prompted: tuple[str, ...] = ()
+    shares: Mapping[str, float] | None = None
 
     @classmethod
-    def parse(cls, text: str) -> CaptionSampler:
+    def parse(
+        cls, text: str, templates: Sequence[str] = (), shares: Mapping[str, float] | None = None
+    ) -> CaptionSampler:
         """Read "txt", "name,keywords" or "name:2,keywords:1"; ValueError with an example otherwise."""
         remedy = "give fields with optional weights, e.g. txt or name:2,keywords:1,group"
         fields, weights = [], []
@@ -85,18 +83,12 @@ class CaptionSampler:
                 raise ValueError(f"--caption-sampling {text!r} holds {what}: {remedy}")
             fields.append(name)
             weights.append(value)
-        return cls(tuple(fields), tuple(weights))
-
-    def with_templates(self, given: Sequence[str], share: float, prompted: Sequence[str] = ()) -> CaptionSampler:
-        """The same with templates, each one or a file with one in each line; ValueError names what cannot be used."""
-        files = [None if "{}" in one else Path(one).read_text(encoding="utf-8-sig") for one in given]
-        lines = [text_lines(file) if file is not None else [one] for one, file in zip(given, files)]
-        templates = tuple(line.strip() for one in lines for line in one if line.strip())
         if wrong := [one for one in templates if one.count("{}") != 1 or one == "{}"]:
-            raise ValueError(f"the template {wrong[0]!r}: give words with one {{}} for the caption, a photo of {{}}")
-        if unknown := [field for field in prompted if field not in self.fields]:
-            raise ValueError(f"no captions are drawn from the field {unknown[0]!r}: give some of {', '.join(self.fields)}")
-        return replace(self, templates=templates, share=share if templates else 0.0, prompted=tuple(prompted))
+            raise ValueError(f"--caption-templates {wrong[0]!r}: give words with one {{}}, such as 'a photo of {{}}'")
+        if bool(templates) != bool(shares) or any(x not in fields or not 0 < y < 1 for x, y in (shares or {}).items()):
+            raise ValueError("--caption-template-shares: with --caption-templates, and only then, give fields of"
+                             " --caption-sampling with shares between 0 and 1, such as name=0.2")  # fmt: skip
+        return cls(tuple(fields), tuple(weights), tuple(templates), shares)
 
     def draw(self, plain: Plain, record: Mapping[str, Any] | None, seed: int, but: Collection[str] = ()) -> Drawn:
         """The caption that belongs to `seed`, none of `but` if there are others; SampleFault where no field has one."""
@@ -108,35 +100,30 @@ class CaptionSampler:
         rng = random.Random(seed)
         field = rng.choices(range(len(found)), weights)[0]
         caption = rng.choice(found[field])
-        template = "{}"
-        if self._takes_template(self.fields[field], caption) and rng.random() < self.share:
-            template = rng.choice(self.templates)
-        return Drawn(caption, every, template)
+        prompted = rng.random() < self._share(self.fields[field], caption)
+        return Drawn(caption, every, rng.choice(self.templates).replace("{}", caption) if prompted else caption)
 
     def chances(self, plain: Plain, record: Mapping[str, Any] | None) -> dict[str, float]:
         """Every text of a sample with the probability that training reads it; SampleFault where there is none.
 
-        One template, chosen by the caption, stands for all of them: the texts are at most twice as many as captions.
+        One template, chosen by the caption, stands for all: there are at most twice as many texts as captions.
         """
         found, weights = self._find(plain, record)
         out: dict[str, float] = {}
-        whole = sum(weights)
         for field, captions, weight in zip(self.fields, found, weights):
             for caption in captions:
-                chance, share = weight / whole / len(captions), 0.0
-                if self._takes_template(field, caption):
-                    template, share = self.templates[stable_hash(caption) % len(self.templates)], self.share
-                    prompt = template.replace("{}", caption)
-                    out[prompt] = out.get(prompt, 0.0) + share * chance
+                chance, share = weight / sum(weights) / len(captions), self._share(field, caption)
                 out[caption] = out.get(caption, 0.0) + (1 - share) * chance
-        return {text: chance for text, chance in out.items() if chance > 0}
+                if share:
+                    prompt = self.templates[stable_hash(caption) % len(self.templates)].replace("{}", caption)
+                    out[prompt] = out.get(prompt, 0.0) + share * chance
+        return out
 
-    def _takes_template(self, field: str, caption: str) -> bool:
-        """Whether a caption of this field may be put into a template: it is not in the words of one already."""
-        if not self.share or (self.prompted and field not in self.prompted):
-            return False
-        ends = (template.lower().split("{}") for template in self.templates)
-        return not any(caption.lower().startswith(begin) and caption.lower().endswith(end) for begin, end in ends)
+    def _share(self, field: str, caption: str) -> float:
+        """How often a caption is put into a template: never one that is in the words of one already."""
+        ends, lower = (template.lower().split("{}") for template in self.templates), caption.lower()
+        known = any(lower.startswith(begin) and lower.endswith(end) for begin, end in ends)
+        return 0.0 if known else (self.shares or {}).get(field, 0.0)
 
     def _find(self, plain: Plain, record: Mapping[str, Any] | None) -> tuple[list[list[str]], list[float]]:
         """The captions in every field, and the weights of these, 0 where there is none."""

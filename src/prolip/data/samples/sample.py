@@ -19,7 +19,6 @@ from prolip.data.samples.captions import (
     LIKELY,
     PLAIN,
     CaptionSampler,
-    Drawn,
     Plain,
     Selector,
     caption_id,
@@ -201,16 +200,14 @@ class Decoder:
             for n in range(1, self.count):
                 seed, but = stable_hash(*identity, "caption", n), [one.caption for one in several if distinct]
                 several.append(self.captions.draw(*parts, seed, but=but))
-            return Example(key, pixels, tuple(self._text(one, *identity, n) for n, one in enumerate(several)))
-        text = self._text(drawn, *identity, 0)
+            return Example(key, pixels, tuple(self._drop(one.text, *identity, n) for n, one in enumerate(several)))
+        text = self._drop(drawn.text, *identity, 0)
         if not self.with_ids:
             return Example(key, pixels, text)
         return Example(key, pixels, text, caption_id(drawn.caption), tuple(map(caption_id, drawn.all)))
 
-    def _text(self, drawn: Drawn, *identity: object) -> str:
-        """What the text tower reads: the caption without dropped words, in its template."""
-        drop = stable_hash(*identity, "words") if self.word_drop else 0
-        return drawn.template.replace("{}", drop_words(drawn.caption, self.word_drop, drop))
+    def _drop(self, caption: str, *identity: object) -> str:
+        return drop_words(caption, self.word_drop, stable_hash(*identity, "words")) if self.word_drop else caption
 
     def _pixels(self, data: bytes, seed: int) -> Tensor:
         """The augmented image of a file; SampleFault "failed transform" where it can be opened and no more."""
