@@ -31,7 +31,8 @@ from training.parallel.distributed import World
 from training.state import AVERAGES, Evaluated
 
 #: How the corpus's metrics begin, beside the rankings, whose names are known in full.
-CORPUS_METRICS = ("zero_shot/", "trace/", "spearman/", "inclusion/", "recall_by_trace/", "captions/t2i/", "refusal/")
+CORPUS_METRICS = ("zero_shot/", "trace/", "spearman/", "inclusion/", "recall_by_trace/", "captions/t2i/", "refusal/",
+                  "prompts/")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -124,8 +124,6 @@ def choose(args: argparse.Namespace) -> None:
     if args.subset is not None:
         check_output(args.subset)
     summary = select(args.folder, choice, args.yes)
-    if summary["warning"]:
-        print(f"warning: {summary['warning']}", file=sys.stderr)
     print(f"{summary['kept']:,} of {summary['samples']:,} samples are kept"
           + (f", written {summary['written']:,} times" if summary["written"] != summary["kept"] else ""))  # fmt: skip
     for name in summary["listed"]:
@@ -135,6 +133,8 @@ def choose(args: argparse.Namespace) -> None:
     print(f"written to {args.folder / SELECTION}")
     if args.subset is not None:
         print(f"{write_subset(args.folder, args.subset):,} uids in {args.subset}")
+    if summary["warning"]:
+        print(f"warning: {summary['warning']}", file=sys.stderr)
 
 
 # --- write ------------------------------------------------------------------------------------------------------------

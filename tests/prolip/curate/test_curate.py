@@ -84,7 +84,7 @@ def score_words(shards: Path, model: str, out: Path, *more: str) -> list[str]:
 def selected(scored: Path, out: Path, *words: str) -> dict:
     """A selection of its own, from the same scores."""
     shutil.copytree(scored / "scores", out / "scores")
-    assert main(["select", str(out), *words]) == 0
+    assert main(["select", str(out), "--yes", *words]) == 0
     return json.loads((out / "selection/selection.json").read_text())
 
 
