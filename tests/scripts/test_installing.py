@@ -1,4 +1,4 @@
-"""An archive, a wheel and a clone installed into environments of their own, and used in a folder without the sources."""
+"""An archive, a wheel and a clone, installed into environments of their own and used where no sources are."""
 from __future__ import annotations
 
 import os
@@ -99,7 +99,8 @@ def test_what_was_installed_trains_and_reports_in_a_folder_without_the_sources(k
 @pytest.mark.slow
 def test_a_wheel_and_an_archive_have_every_file_of_the_packages(sources, wheel, archive):
     files = {path.relative_to(sources / "src").as_posix() for path in (sources / "src").rglob("*") if path.is_file()}
-    files = {name for name in files if not name.split("/")[0].endswith(".egg-info")}
+    files = {name for name in files if ".egg-info/" not in name and "/__pycache__/" not in name}
     assert files <= set(zipfile.ZipFile(wheel).namelist())
-    packed = {name.partition("/src/")[2] for name in tarfile.open(archive).getnames()}
+    with tarfile.open(archive) as opened:
+        packed = {name.partition("/src/")[2] for name in opened.getnames()}
     assert files <= packed

@@ -140,8 +140,8 @@ def embedder_of(
     if not has_variances and inner is network:
         network = PointModel(network)
     if score.units is not None and (score.scale or 1.0) < 1.01 * LEAST_SCALE:
-        warn_once(f"{name} was fitted to pairs that it finds as chance would: similarities, variances and novelty of it"
-                  " mean nothing")  # fmt: skip
+        warn_once(f"{name}: its cosines said nothing of the pairs that its variances were fitted to, and so its"
+                  " similarities, variances and novelty mean nothing")  # fmt: skip
     trained = inner.model if isinstance(inner, FittedCLIP) else inner
     scale, bias = (getattr(trained, part, None) for part in ("logit_scale", "logit_bias"))
     return Embedder(

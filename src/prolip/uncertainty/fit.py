@@ -305,8 +305,8 @@ class TrueMatch(NamedTuple):
 
 def fit_true_match(pairs: Pairs, text_trace: Tensor, seed: int = 0) -> TrueMatch:
     """Logistic regression of "is a pair" on cosine and trace of the text (M,), over some images with all of their texts
-    and a sample of the others, each of which stands for as many as were left out. Where the model finds the pairs no
-    more often than chance, cosine and trace get no weight: every pair is as probable as any.
+    and a sample of the others, each of which stands for as many as were left out. Where the cosines say nothing of the
+    pairs, neither gets a weight: every pair is as probable as any.
 
     Newton's method in a trust region, on three numbers in float64. Traces that are all alike get no weight.
     """
@@ -333,9 +333,8 @@ def fit_true_match(pairs: Pairs, text_trace: Tensor, seed: int = 0) -> TrueMatch
         options={"gtol": MATCH_GRADIENT, "maxiter": MATCH_STEPS},
     )  # fmt: skip
     scale, by_trace, bias = map(float, found.x)
-    if pairs.own_first.at_chance:
+    if scale <= LEAST_SCALE:
         return TrueMatch(LEAST_SCALE, 0.0, (problem[2] * problem[3]).sum().logit(1e-9).item())
-    scale = max(scale, LEAST_SCALE)
     by_trace /= width
     return TrueMatch(scale, by_trace / scale, bias - by_trace * middle)
 

@@ -274,7 +274,8 @@ def test_a_shard_without_usable_samples_has_the_columns_of_all(tmp_path, kind, p
 def test_shards_without_any_usable_sample_give_nothing_and_say_so(tmp_path, capsys, kind):
     make.score_all([make.write_tar(tmp_path / "bad.tar", LACKING[kind])], tmp_path / "out")
     words = [str(tmp_path / "out")]
-    assert main(["select", *words, "--yes", "--drop", RULE, "--keep", "0.5", "--rank-by", "cosine", "--copies", "cosine"]) == 0
+    rules = ["--drop", RULE, "--keep", "0.5", "--rank-by", "cosine", "--copies", "cosine"]
+    assert main(["select", *words, *rules]) == 0
     count = 0 if kind == "empty" else 2
     assert f"0 of {count} samples are kept" in capsys.readouterr().out
     assert main(["write", *words, "--output", str(tmp_path / "kept"), "--processes", "0"]) == 0

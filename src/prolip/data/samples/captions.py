@@ -85,7 +85,10 @@ class CaptionSampler:
             weights.append(value)
         if wrong := [one for one in templates if one.count("{}") != 1 or one == "{}"]:
             raise ValueError(f"--caption-templates {wrong[0]!r}: give words with one {{}}, such as 'a photo of {{}}'")
-        if bool(templates) != bool(shares) or any(x not in fields or not 0 < y < 1 for x, y in (shares or {}).items()):
+        if bool(templates) != bool(shares) or any(
+            name not in fields or not isinstance(share, float) or not 0 < share < 1
+            for name, share in (shares or {}).items()
+        ):
             raise ValueError("--caption-template-shares: with --caption-templates, and only then, give fields of"
                              " --caption-sampling with shares between 0 and 1, such as name=0.2")  # fmt: skip
         return cls(tuple(fields), tuple(weights), tuple(templates), shares)
