@@ -86,13 +86,14 @@ class Pairs:
     @property
     def caution(self) -> str:
         """Why variances fitted to these pairs are rough or mean nothing; nothing where they are sound."""
-        if (first := self.own_first).at_chance:
-            return f"{first}, and variances and similarities that are fitted to it mean nothing"
+        found = []
         images, texts = len(self.image_of.unique()), len(self.text_of.unique())
-        if len(self) >= SOUND and min(images, texts) >= LEAST:
-            return ""
-        return (f"{len(self):,} pairs of {images:,} images and {texts:,} texts are few: their variances are rough; give"
-                f" {SOUND} pairs or more, of {LEAST} images and texts or more")  # fmt: skip
+        if len(self) < SOUND or min(images, texts) < LEAST:
+            found = [f"{len(self):,} pairs of {images:,} images and {texts:,} texts are few: their variances are rough;"
+                     f" give {SOUND} pairs or more, of {LEAST} images and texts or more"]  # fmt: skip
+        if (first := self.own_first).at_chance:
+            found.append(f"{first}, and variances and similarities that are fitted to it mean nothing")
+        return "; ".join(found)
 
     @property
     def own_first(self) -> OwnFirst:
