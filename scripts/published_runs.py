@@ -13,15 +13,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import open_clip
+import torch
+from open_clip.model import CLIP
+
 ROOT = Path(__file__).resolve().parents[1]
 if str(ROOT / "src") not in sys.path:
     sys.path.insert(0, str(ROOT / "src"))
 
-from planner.failures import HOUR  # noqa: E402
 from planner.hardware import GPUS  # noqa: E402
 from planner.models import count_of_run  # noqa: E402
-from planner.tables import align  # noqa: E402
-from prolip.flops import FORWARD_AND_BACKWARD  # noqa: E402
+from planner.tables import HOUR, align  # noqa: E402
+from prolip.flops import FORWARD_AND_BACKWARD, forward_flops  # noqa: E402
+from prolip.models.registry import list_models  # noqa: E402
 from prolip.utils import console  # noqa: E402
 
 
@@ -72,16 +76,25 @@ def check_published(runs: Sequence[Published] = RUNS) -> list[Check]:
     time does, so runs that recompute are compared by the FLOPs they do."""
     facts = []
     for run in runs:
-        flops = count_of_run(run.model, "prolip", run.global_batch // run.gpus).flops
+        flops = flops_of(run)
         rate = run.samples_per_second / run.gpus
-        facts.append((run, flops, rate, rate * flops / (GPUS[run.gpu].bf16 * 1e12)))
+        facts.append((run, flops, rate, rate * flops / (GPUS[run.gpu].peak_tflops * 1e12)))
     checks = []
     for run, flops, rate, mfu in facts:
         others = [m * done(r) for r, _, _, m in facts if r is not run and r.family == run.family]
         others = others or [m * done(r) for r, _, _, m in facts if r is not run]
-        speed = statistics.median(others) * GPUS[run.gpu].bf16 * 1e12
+        speed = statistics.median(others) * GPUS[run.gpu].peak_tflops * 1e12
         checks.append(Check(run, flops, rate, mfu, speed / (flops * done(run))))
     return checks
+
+
+def flops_of(run: Published) -> float:
+    """Model FLOPs of a sample, forward and backward, of one of our models or OpenCLIP's."""
+    if run.model in list_models():
+        return count_of_run(run.model, "prolip", run.global_batch // run.gpus).flops
+    with torch.device("meta"):
+        model = CLIP(**open_clip.get_model_config(run.model)).requires_grad_(False)
+    return FORWARD_AND_BACKWARD * sum(forward_flops(model, kind) for kind in ("image", "text"))
 
 
 def done(run: Published) -> float:

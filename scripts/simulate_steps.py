@@ -25,10 +25,10 @@ ROOT = Path(__file__).resolve().parents[1]
 if str(ROOT / "src") not in sys.path:
     sys.path.insert(0, str(ROOT / "src"))
 
-from planner import question, tables  # noqa: E402
-from planner.hardware import Cluster  # noqa: E402
-from planner.plan import Plan, make_plans  # noqa: E402
-from planner.question import Supply, Training, ask, at_least, settings  # noqa: E402
+from planner import tables  # noqa: E402
+from planner.config import GROUPS, PlanConfig, check_bounds, read_flags  # noqa: E402
+from planner.hardware import GB, INTER_DELAY, INTRA_DELAY, Cluster  # noqa: E402
+from planner.plan import Plan, make_plan  # noqa: E402
 from planner.traffic import Pairs, Step  # noqa: E402
 from prolip.data.config import chunks_ahead  # noqa: E402
 from prolip.utils import console  # noqa: E402
@@ -57,9 +57,9 @@ class Noise:
     seed: int = option(0, "seed of all draws")
 
     def __post_init__(self) -> None:
-        at_least(self, 1, "steps")
+        check_bounds(self, 1, "steps")
         sigmas = ("rank_sigma", "step_sigma", "block_sigma", "image_sigma", "open_sigma")
-        at_least(self, 0, *sigmas, "stall_seconds", "seed")
+        check_bounds(self, 0, *sigmas, "stall_seconds", "seed")
         for name in sigmas:
             if getattr(self, name) > MOST_SIGMA:
                 raise FlagError(f"{flag_of(name)} is {getattr(self, name)}: give {MOST_SIGMA:g} or less, which is a "
@@ -106,9 +106,8 @@ def ring_links(cluster: Cluster, step: Step) -> Array:
     The link into rank r is between nodes iff r is the first of its node and there are several nodes.
     """
     crossing = (np.arange(cluster.gpus) % cluster.per_node == 0) & (cluster.nodes > 1)
-    rate = np.where(crossing, min(cluster.inter_rate, cluster.intra_rate), cluster.intra_rate)
-    delay = np.where(crossing, max(cluster.inter_delay, cluster.intra_delay), cluster.intra_delay)
-    return step.pairs.text_bytes / rate + delay
+    rate = np.where(crossing, cluster.sheet.inter_gbs, cluster.sheet.intra_gbs) * GB
+    return step.pairs.message_bytes / rate + np.where(crossing, INTER_DELAY, INTRA_DELAY)
 
 
 def exchange(start: Array, block: float, links: Array, draws: np.random.Generator, sigma: float) -> Exchange:
@@ -170,18 +169,18 @@ class Loader:
     the time it takes to stream in, if that is longer. A shard that ends within a chunk is followed by an opening.
     """
 
-    def __init__(self, cluster: Cluster, supply: Supply, noise: Noise, local: int, draws: np.random.Generator):
-        self.shape = (cluster.gpus, supply.workers)
-        self.images = local / supply.workers
-        self.supply, self.noise, self.draws = supply, noise, draws
+    def __init__(self, cluster: Cluster, config: PlanConfig, noise: Noise, local: int, draws: np.random.Generator):
+        self.shape = (cluster.gpus, config.workers)
+        self.images = local / config.workers
+        self.config, self.noise, self.draws = config, noise, draws
         self.chunk_sigma = math.sqrt(math.log1p(math.expm1(noise.image_sigma**2) / max(1.0, self.images)))
-        share = supply.store_gbs * 1e9 / (cluster.per_node * supply.workers)
-        stream = min(supply.stream_mbs * 1e6, share)
-        self.read_seconds = self.images * supply.sample_kb * 1e3 / stream
-        self.left = draws.uniform(0, supply.shard_samples, self.shape)
+        share = config.store_gbs * 1e9 / (cluster.per_node * config.workers)
+        stream = min(config.stream_mbs * 1e6, share)
+        self.read_seconds = self.images * config.sample_kb * 1e3 / stream
+        self.left = draws.uniform(0, config.shard_samples, self.shape)
         # Begun long before the first step: all queues are full.
-        ahead = chunks_ahead(supply.prefetch, local)
-        head_start = -HEAD_START * ahead * max(self.images / supply.images_per_core, self.read_seconds)
+        ahead = chunks_ahead(config.prefetch, local)
+        head_start = -HEAD_START * ahead * max(self.images / config.images_per_core, self.read_seconds)
         self.done = np.full(self.shape, head_start)
         # When the last batches were taken, from where on every worker may begin another chunk.
         self.taken: deque[Array] = deque([self.done[:, 0]] * ahead, maxlen=ahead)
@@ -208,15 +207,15 @@ class Loader:
         """Of one chunk of every worker."""
         # The mean of a chunk is exactly n / rate: the median-1 factor is brought to mean 1.
         factor = factors(self.draws, self.chunk_sigma, *self.shape) / math.exp(self.chunk_sigma**2 / 2)
-        seconds = np.maximum(self.images / self.supply.images_per_core * factor, self.read_seconds)
+        seconds = np.maximum(self.images / self.config.images_per_core * factor, self.read_seconds)
         self.left -= self.images
         opening = self.left < 0
         count = int(opening.sum())
         if count:
-            wait = self.supply.open_ms * 1e-3 * factors(self.draws, self.noise.open_sigma, count)
+            wait = self.config.open_ms * 1e-3 * factors(self.draws, self.noise.open_sigma, count)
             stalled = self.draws.random(count) < self.noise.stall_chance
             seconds[opening] += wait + stalled * self.noise.stall_seconds
-            self.left[opening] += self.supply.shard_samples
+            self.left[opening] += self.config.shard_samples
         return seconds
 
 
@@ -231,7 +230,7 @@ def gradients(step: Step, ranks: int, start: Array, end: Array) -> Array:
     return np.full_like(end, at)
 
 
-def simulate(cluster: Cluster, step: Step, training: Training, supply: Supply, noise: Noise) -> Simulated:
+def simulate(cluster: Cluster, step: Step, config: PlanConfig, noise: Noise) -> Simulated:
     """Play `noise.steps` steps after a few that are not counted.
 
     Within a step: the batch is waited for; forward pass; PPCL; backward pass, behind which the gradients travel, bucket
@@ -239,10 +238,10 @@ def simulate(cluster: Cluster, step: Step, training: Training, supply: Supply, n
     backward pass of the last micro-batch. The host is assumed to run ahead of the device, so a late batch shows when
     the device needs it.
     """
-    local = training.global_batch_size // cluster.gpus
+    local = config.global_batch_size // cluster.gpus
     draws, links = np.random.default_rng(noise.seed), ring_links(cluster, step)
     lasting = factors(draws, noise.rank_sigma, cluster.gpus)
-    loader = Loader(cluster, supply, noise, local, draws)
+    loader = Loader(cluster, config, noise, local, draws)
     begins = loader.settle(step.seconds)
     now, ends = np.full(cluster.gpus, begins), [begins]
     waits = dict.fromkeys(("data", "texts", "gradients"), 0.0)
@@ -256,7 +255,7 @@ def simulate(cluster: Cluster, step: Step, training: Training, supply: Supply, n
         else:
             loss = exchange(start, step.pairs.block_seconds, links, draws, noise.block_sigma)
         own = loss.end + step.backward * pace
-        first = begin if training.fsdp else own - (own - loss.end) / training.accum_freq
+        first = begin if config.fsdp else own - (own - loss.end) / config.accum_freq
         together = gradients(step, cluster.gpus, first, own)
         if index >= WARM_UP:
             waits["data"] += float((begin - now).mean())
@@ -288,19 +287,20 @@ def build_parser() -> Parser:
     """The flags of the simulation, then those of a plan."""
     about = "Play the steps of a planned run through, event by event; see docs/scaling.md."
     parser = Parser(prog="simulate_steps.py", description=about)
-    for section, config in {"noise": Noise, **question.SECTIONS}.items():
+    for section, config in {"noise": Noise, **GROUPS}.items():
         add_flags(parser, section, config)
     return parser
 
 
 def play(given: dict[str, Any]) -> None:
     """Print the table."""
-    asked, noise = ask(given), build(Noise, "noise", settings(given, "noise"))
-    plans = make_plans(asked)
-    played = [simulate(p.cluster, p.step, asked.training, asked.supply, noise) for p in plans]
-    cells: list[Sequence[str]] = [["simulation", *map(tables.column, plans)]]
+    own = {name.removeprefix("noise."): value for name, value in given.items() if name.startswith("noise.")}
+    config, noise = read_flags(given), build(Noise, "noise", own)
+    plans = [make_plan(config, gpus) for gpus in config.gpus]
+    played = [simulate(p.cluster, p.step, config, noise) for p in plans]
+    cells: list[Sequence[str]] = [["simulation", *(tables.column(p.gpus) for p in plans)]]
     cells += [[name, *(show(p, s) for p, s in zip(plans, played))] for name, show in ROWS]
-    print(f"{tables.heading(plans)}\n\n{tables.align(cells)}")
+    print(f"{max(plans, key=lambda p: p.cluster.per_node).heading}\n\n{tables.align(cells)}")
 
 
 def main(arguments: list[str] | None = None) -> int:

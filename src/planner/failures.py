@@ -2,42 +2,13 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
+from planner.config import FLOAT, PlanConfig
 from planner.hardware import GB, Cluster
-from planner.memory import ADAM_STATES, FLOAT
+from planner.memory import ADAM_STATES
 from planner.models import Model
-from planner.question import HOUR, MINUTE, Safety, Training
+from planner.tables import HOUR, MINUTE, Rows, Value, number, size, span
 from prolip.utils.flags import FlagError
-
-
-class Risk(NamedTuple):
-    """Bytes and seconds. stop: how long a step stands still for a checkpoint; write: until it is safe; every: between
-    checkpoints; best: by Daly's formula; lost: of work per failure; failures, wall, share_lost: of the whole run."""
-
-    checkpoint: float
-    stop: float
-    write: float
-    between_failures: float
-    best: float
-    every: float
-    lost: float
-    failures: float
-    wall: float
-    share_lost: float
-
-
-def checkpoint_bytes(model: Model, training: Training) -> float:
-    """Parameters, AdamW's moments and the averaged weights, float32."""
-    return model.parameters * FLOAT * (1 + ADAM_STATES + (training.ema_decay is not None))
-
-
-def between_failures(cluster: Cluster, safety: Safety) -> float:
-    """Seconds between failures of the whole cluster: rates of all GPUs and nodes add up."""
-    rate = cluster.gpus / safety.mtbf_gpu_hours
-    if safety.mtbf_node_hours is not None:
-        rate += cluster.nodes / safety.mtbf_node_hours
-    return HOUR / rate
 
 
 def best_interval(stop: float, mean: float) -> float:
@@ -66,27 +37,32 @@ def expected_wall(work: float, every: float, stop: float, mean: float, restart: 
         ) from None
 
 
-def risk(model: Model, training: Training, cluster: Cluster, safety: Safety, step: float) -> Risk:
-    """What failures do to a run whose steps take `step` seconds.
+def failures(model: Model, config: PlanConfig, cluster: Cluster, step: float) -> tuple[float, Rows]:
+    """Return (seconds of the run, failures included; its table), for steps that take `step` seconds.
 
-    The step waits for the copy to the host only; the file is written behind it, so the interval is at least the time of
+    The step waits for the copy to the host only. The file is written after that: the interval is at least the time of
     writing, and what was computed while the last file was being written is lost as well.
     """
-    size = checkpoint_bytes(model, training)
-    shards = cluster.gpus if training.fsdp else 1
-    stop, write = size / shards / (safety.copy_gbs * GB), size / (safety.checkpoint_gbs * GB)
-    mean = between_failures(cluster, safety)
+    # Parameters, AdamW's moments and the averaged weights, float32.
+    saved = model.parameters * FLOAT * (1 + ADAM_STATES + (config.ema_decay is not None))
+    stop, write = saved / cluster.shards / (config.copy_gbs * GB), saved / (config.checkpoint_gbs * GB)
+    # Rates of all GPUs and nodes add up.
+    mean = HOUR / (cluster.gpus / config.mtbf_gpu_hours + cluster.nodes / (config.mtbf_node_hours or math.inf))
+    per_sample = step / config.global_batch_size
+    work = config.max_samples * per_sample
     best = max(best_interval(stop, mean), write)
-    every = best
-    if safety.save_every_steps is not None:
-        every = safety.save_every_steps * step
-    elif safety.save_every_samples is not None:
-        every = safety.save_every_samples / training.global_batch_size * step
-    elif safety.save_every_minutes is not None:
-        every = safety.save_every_minutes * MINUTE
-    work = training.max_samples / training.global_batch_size * step
+    every = best if config.save_every_samples is None else config.save_every_samples * per_sample
     every = max(min(every, work), step)  # what is beyond the end of the run is its end
-    restart = safety.restart_minutes * MINUTE + write
-    wall = expected_wall(work, every, stop, mean, restart)
-    lost = every / 2 + write
-    return Risk(size, stop, write, mean, best, every, lost, wall / mean, wall, 1 - work / wall)
+    wall = expected_wall(work, every, stop, mean, config.restart_minutes * MINUTE + write)
+    return wall, {
+        "between failures": Value(mean, span),
+        "failures in the run": Value(wall / mean, "{:.2g}".format),
+        "checkpoint": Value(saved, size),
+        "step stands still for": Value(stop, span),
+        "written in": Value(write, span),
+        "best interval (Daly)": Value(best, span),
+        "interval taken": Value(every, span),
+        "in samples": Value(every / per_sample, number),
+        "work lost per failure": Value(every / 2 + write, span),
+        "time lost in the run": Value(1 - work / wall, "{:.2%}".format),
+    }

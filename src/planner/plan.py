@@ -1,177 +1,149 @@
 """The plan for one number of GPUs: every formula once, and a verdict."""
 from __future__ import annotations
 
-import dataclasses
+import math
+import statistics
+from pathlib import Path
 from typing import NamedTuple
 
-from planner.failures import Risk, risk
-from planner.hardware import Cluster, build_cluster
-from planner.memory import gathered_bytes, memory
+from planner.config import PlanConfig
+from planner.failures import failures
+from planner.hardware import GB, Cluster, build_cluster
+from planner.memory import memory
 from planner.models import Model, count_of_run
-from planner.question import HOUR, Question
-from planner.runs import Measurement, read_measurement
-from planner.traffic import Feed, Pairs, Step, feed, missing_shards, pairs, step_times
+from planner.tables import HOUR, Rows, Value, number, size, span
+from planner.traffic import LAUNCH, Pairs, Step, feed, step_times, traffic
 from prolip.flops import FORWARD_AND_BACKWARD
-from prolip.losses.contrastive import GATHERED_BYTES, Exchange
-from prolip.models.registry import list_models
+from prolip.report.runs import read
+from prolip.utils.flags import FlagError
 
 ASSUMED_MFU = 0.3
+# The first lines of a measured run hold compilation, caches that fill, and autotuning.
+WARM_UP = 0.2
+#: Rows of the input that are limits.
+GIVES = "decoding gives", "the object store gives", "reading shards gives"
 # Below so many samples per GPU a GPU computes less efficiently than the MFU says: launching kernels takes over.
 SMALL_BATCH = 64
-EXCHANGES: dict[Exchange, str] = {"ring": "ring", "gather": "PPCL with texts gathered"}
-# The gathered texts are worth naming where they save so much of the time and take less than so much of the memory.
-SAVING, ROOM = 0.5, 0.1
-# What a part of the step may take before the verdict names it; and how much longer than usual a shard may open.
-NOTABLE, PAUSE = 0.05, 3
+# What a part of the step may take before the verdict names it.
+NOTABLE = 0.05
 
 
 class Plan(NamedTuple):
-    """All of one column. seconds: of a step, the loader's pace included; cost: dollars, failures included; exchanges:
-    PPCL by the ring and with all texts gathered, whichever of them the step has."""
+    """One column. heading: the model, and where the speed comes from; seconds: of a step, the loader's pace included;
+    tables: rows by title."""
 
     gpus: int
-    local: int
-    model: Model
+    heading: str
     cluster: Cluster
-    speed_from: str
-    memory: dict[str, float]
     step: Step
     seconds: float
-    feed: Feed
-    risk: Risk
-    exchanges: dict[str, Pairs]
-    verdict: list[str]
-
-    @property
-    def gathered(self) -> int:
-        """Bytes of all texts and the sums of their gradients."""
-        return gathered_bytes(self.local, self.model.dim, self.gpus)
-
-    @property
-    def per_gpu(self) -> float:
-        """Samples/s of one GPU."""
-        return self.local / self.seconds
-
-    @property
-    def mfu(self) -> float:
-        """Model FLOPs over the peak, waits included."""
-        return self.per_gpu * self.model.flops / self.cluster.peak
-
-    @property
-    def cost(self) -> float | None:
-        """Dollars."""
-        return None if self.cluster.price is None else self.cluster.price * self.gpus * self.risk.wall / HOUR
+    tables: dict[str, Rows]
 
 
-def make_plans(question: Question) -> list[Plan]:
-    """One plan per number of GPUs."""
-    speed, training = question.speed, question.training
-    if training.model not in list_models():  # OpenCLIP's are trained as SigLIP is
-        question = dataclasses.replace(question, training=dataclasses.replace(training, method="siglip"))
-    run = None if speed.measured is None else read_measurement(speed.measured, speed.measured_gpus)
-    return [make_plan(question, gpus, run) for gpus in training.gpus]
-
-
-def make_plan(question: Question, gpus: int, run: Measurement | None) -> Plan:
-    """The plan for this number of GPUs."""
-    training = question.training
-    local = training.global_batch_size // gpus
-    model = count_of_run(training.model, training.method, local)
-    cluster = build_cluster(question.machines, gpus)
-    if training.precision == "fp32":  # products go in TF32, at half of bf16's peak on every kind of GPU here
-        cluster = dataclasses.replace(cluster, peak=cluster.peak / 2)
-    flops_rate, source = flops_per_second(question, model, cluster, run)
-    step = step_times(model, training, cluster, flops_rate)
-    fed = feed(local, step.seconds, cluster, question.supply)
-    seconds = max(step.seconds, local / fed.limit)
-    danger = risk(model, training, cluster, question.safety, seconds)
-    plan = Plan(
-        gpus, local, model, cluster, source, memory(model, training, gpus), step, seconds, fed, danger,
-        {name: pairs(name, local, model.dim, cluster, training.block) for name in EXCHANGES}, [],
-    )
-    return plan._replace(verdict=judge(plan, question))
-
-
-def flops_per_second(question: Question, model: Model, cluster: Cluster, run: Measurement | None) -> tuple[float, str]:
-    """(FLOP/s of one GPU while it computes, where that comes from). FLOPs that are done twice are counted twice."""
-    speed = question.speed
-    twice = 1 + question.training.repeats / FORWARD_AND_BACKWARD
-    if speed.rate is not None:
-        return speed.rate * model.flops * twice, f"{speed.rate:g} samples/s of one GPU, given"
-    if run is not None:
-        flops = model.flops if run.flops is None else run.flops
-        source = f"{run.samples_per_second:.4g} samples/s of one rank, measured over {run.lines} lines of {run.path}"
-        if run.model not in (None, model.name):
-            source += f" with {run.model}, {flops / 1e9:.3g} GFLOPs a sample; this model takes {model.flops / 1e9:.3g}"
-        return run.samples_per_second * flops, source
-    mfu = ASSUMED_MFU if speed.mfu is None else speed.mfu
-    return mfu * cluster.peak, f"MFU {mfu:.0%} of {cluster.peak / 1e12:g} TFLOP/s" + (
-        ", assumed" if speed.mfu is None else ", given"
-    )
-
-
-def judge(plan: Plan, question: Question) -> list[str]:
-    """What limits this run, the worst first, then what to look out for; "computation" if nothing limits it."""
-    supply, limits = question.supply, delays(plan)
-    used, missing = sum(plan.memory.values()), missing_shards(plan.cluster, supply)
-    if used > plan.cluster.memory:  # what cannot be has a weight that puts it first
-        limits.append((3.0, f"memory: {used / 1e9:.0f} GB of {plan.cluster.memory / 1e9:.0f}: --accum-freq, "
-                       "--grad-checkpointing, --fsdp, or more GPUs"))
-    if missing:
-        limits.append((2.0, f"shards: {missing:,} too few for {plan.feed.open_streams:,} streams: fewer "
-                       "--workers, or smaller shards"))
-    found = [text for _, text in sorted(limits, key=lambda item: -item[0])] or ["computation"]
-    if plan.feed.keeps_up and plan.feed.bridged < PAUSE * supply.open_ms * 1e-3:
-        found.append(f"a shard that takes {plan.feed.bridged * 1e3:.0f} ms to open stops the step: raise --prefetch")
-    if question.training.method == "prolip":
-        found += suggestions(plan)
-    if plan.local % supply.workers:
-        found.append(f"{plan.local} samples per GPU do not divide among {supply.workers} loader processes")
-    if plan.local < SMALL_BATCH:
-        found.append(f"{plan.local} samples per GPU: the towers will be slower than the MFU says")
-    return found
-
-
-def delays(plan: Plan) -> list[tuple[float, str]]:
-    """What takes a notable share of the time, with that share."""
-    step, seconds, found = plan.step, plan.seconds, []
-    if not plan.feed.keeps_up:
-        fed = plan.feed
-        limits = {"decoding": fed.decoding, "the object store": fed.store, "reading shards": fed.streams}
-        slowest = min(limits, key=lambda name: limits[name])
-        found.append((1 - step.seconds / seconds, f"input: {slowest} gives {fed.limit:,.0f} of "
-                      f"{fed.wanted:,.0f} samples/s/GPU"))
-    parts = {
-        EXCHANGES[step.pairs.exchange]: (step.pairs.seconds, why_pairs(plan)),
-        "gradient exchange": (step.reduce_exposed, "not hidden behind the backward pass"),
-        "optimiser": (step.optimiser, "the same for any batch"),
+def make_plan(config: PlanConfig, gpus: int) -> Plan:
+    """Make the plan for this number of GPUs."""
+    local = config.global_batch_size // gpus
+    model, cluster = count_of_run(config.model, "prolip", local), build_cluster(config, gpus)
+    rate, source = flops_per_second(config, model, cluster)
+    step = step_times(model, config, cluster, rate)
+    fed = feed(local, step.seconds, cluster, config)
+    seconds = max(step.seconds, local / min(fed[name] for name in GIVES))
+    speed, price = local / seconds, cluster.sheet.price
+    wall, failed = failures(model, config, cluster, seconds)
+    space = {name: Value(value, size) for name, value in memory(model, config, cluster).items()}
+    used = sum(space.values())
+    share = Value(used / (cluster.sheet.memory_gb * GB), "{:.0%}".format)
+    parts = ", ".join(f"{part.name} {part.flops * part.share / 1e9:.1f}" for part in model.passes)
+    tables: dict[str, Rows] = {
+        "time": {
+            "samples per GPU": Value(local, "{:.0f}".format),
+            "step": Value(seconds, span),
+            "samples/s": Value(speed * gpus, number),
+            "samples/s/GPU": Value(speed, number),
+            "MFU with waits": Value(speed * model.flops / cluster.peak, "{:.1%}".format),
+            "run, with failures": Value(wall, span),
+            "GPU-hours": Value(wall / HOUR * gpus, number),
+            "cost": "give --price" if price is None else Value(price * gpus * wall / HOUR, lambda x: f"${number(x)}"),
+        },
+        "memory": space | {"sum": Value(used, size), "share of the GPU's": share},
+        "traffic": traffic(step, local, model.dim, cluster),
+        "input": fed,
+        "failures": failed,
     }
-    for name, (taken, why) in parts.items():
-        if taken > NOTABLE * seconds:
-            found.append((taken / seconds, f"{name}: {taken / seconds:.0%} of the step, {why}"))
-    if plan.risk.share_lost > NOTABLE:
-        found.append((plan.risk.share_lost, f"failures: {plan.risk.share_lost:.0%} of the time"))
-    return found
+    heading = (f"{model.name}: {model.parameters:,} parameters, {model.flops / 1e9:.1f} GFLOPs a sample "
+               f"(forward: {parts})\n{config.gpu}, {cluster.per_node} to a node: {source}")
+    return Plan(gpus, heading, cluster, step, seconds, tables)
 
 
-def why_pairs(plan: Plan) -> str:
-    """What takes the time of PPCL."""
-    parts = plan.step.pairs
+def flops_per_second(config: PlanConfig, model: Model, cluster: Cluster) -> tuple[float, str]:
+    """Return (FLOP/s of one GPU while it computes, where that comes from). Repeated FLOPs count twice."""
+    if config.rate is not None:
+        twice = 1 + config.repeats / FORWARD_AND_BACKWARD
+        return config.rate * model.flops * twice, f"{config.rate:g} samples/s of one GPU, given"
+    if config.measured is not None:
+        return measured_flops(config.measured, config.measured_gpus, model)
+    mfu, origin = (ASSUMED_MFU, "assumed") if config.mfu is None else (config.mfu, "given")
+    return mfu * cluster.peak, f"MFU {mfu:.0%} of {cluster.peak / 1e12:g} TFLOP/s, {origin}"
+
+
+def measured_flops(place: str, ranks: int, model: Model) -> tuple[float, str]:
+    """Return (FLOP/s, source) of one rank of a run: the median after the first fifth, without the wait for data."""
+    try:
+        run = read(Path(place).parent if Path(place).name == "metrics.jsonl" else place)
+        lines = [line for line in run.train if line.get("samples_per_second")]
+        kept = lines[int(len(lines) * WARM_UP):]
+        speed = statistics.median(line["samples_per_second"] / max(1e-9, 1 - float(line.get("data_wait") or 0.0))
+                                  for line in kept) / ranks
+        name, flops = model.name, model.flops
+        if run.config is not None:
+            name, data = run.config["model"]["model"], run.config["data"]
+            local = data.get("batch_size") or (run.config["run"].get("global_batch_size") or ranks) // ranks
+            flops = count_of_run(name, run.config["method"], max(1, local)).flops
+    except statistics.StatisticsError:
+        raise FlagError(f"--measured {place}: got no line with samples_per_second, wanted at least one: train longer, "
+                        "or log more often with --log-every-n-steps") from None
+    except (OSError, ValueError, KeyError) as error:
+        raise FlagError(f"--measured {place}: {error}: give the folder that training wrote") from error
+    source = f"{speed:.4g} samples/s of one rank, measured over {len(kept)} lines of {place}"
+    if name != model.name:
+        source += f" with {name}, {flops / 1e9:.3g} GFLOPs a sample; this model takes {model.flops / 1e9:.3g}"
+    return speed * flops, source
+
+
+def judge(plan: Plan, config: PlanConfig) -> str:
+    """Say what limits this run, the worst first; "computation" if nothing does."""
+    step, fed, found = plan.step, plan.tables["input"], list[tuple[float, str]]()
+    used, lost = plan.tables["memory"]["sum"] / GB, plan.tables["failures"]["time lost in the run"]
+    if used > plan.cluster.sheet.memory_gb:  # what cannot be has a weight that puts it first
+        found.append((3.0, f"memory: {used:.0f} GB of {plan.cluster.sheet.memory_gb:.0f}: --accum-freq, "
+                      "--grad-checkpointing, --fsdp, or more GPUs"))
+    missing = fed["shards open"] - (config.dataset_samples or math.inf) // config.shard_samples
+    if missing > 0:
+        found.append((2.0, f"shards: {missing:,.0f} too few for {fed['shards open']} streams: fewer --workers, or "
+                      "smaller shards"))
+    slowest = min(GIVES, key=lambda name: fed[name])
+    if fed[slowest] < fed["wanted samples/s/GPU"]:
+        found.append((1 - step.seconds / plan.seconds, f"input: {slowest} {fed[slowest]} of "
+                      f"{fed['wanted samples/s/GPU']} samples/s/GPU"))
+    exchange = "ring" if step.pairs.exchange == "ring" else "PPCL with texts gathered"
+    for name, seconds, why in (
+        (exchange, step.pairs.seconds, why_pairs(step.pairs)),
+        ("gradient exchange", step.reduce_exposed, "not hidden behind the backward pass"),
+        ("optimiser", step.optimiser, "the same for any batch"),
+    ):
+        share = seconds / plan.seconds
+        found += [(share, f"{name}: {share:.0%} of the step, {why}")] if share > NOTABLE else []
+    found += [(lost, f"failures: {lost:.0%} of the time")] if lost > NOTABLE else []
+    texts = [text for _, text in sorted(found, key=lambda item: -item[0])] or ["computation"]
+    local = plan.tables["time"]["samples per GPU"]
+    if local < SMALL_BATCH:
+        texts.append(f"{local} samples per GPU: the towers will be slower than the MFU says")
+    return "; ".join(texts)
+
+
+def why_pairs(parts: Pairs) -> str:
+    """Say what takes the time of PPCL."""
     if 2 * parts.exposed > parts.seconds:
         return "messages" if parts.exchange == "ring" else "an all-gather and a reduce-scatter that nothing hides"
-    if parts.kernels * plan.cluster.launch > (1 - NOTABLE) * parts.scoring:
-        return "kernels started for each of its blocks"
-    return "pairs to score"
-
-
-def suggestions(plan: Plan) -> list[str]:
-    """That gathering texts would be worth its memory, where the ring takes a notable share of the step."""
-    ring, gathered = plan.exchanges["ring"], plan.exchanges["gather"]
-    if plan.step.pairs.exchange == "gather" or ring.seconds < NOTABLE * plan.seconds:
-        return []
-    if gathered.seconds > SAVING * ring.seconds or plan.gathered > ROOM * plan.cluster.memory:
-        return []
-    fits = plan.gathered <= GATHERED_BYTES
-    remedy = "leave --exchange out" if fits else "raise prolip.losses.contrastive.GATHERED_BYTES"
-    return [f"texts gathered would save {(ring.seconds - gathered.seconds) * 1e3:.0f} ms of the step and hold "
-            f"{plan.gathered / 1e9:.2g} GB: {remedy}"]
+    starting = parts.kernels * LAUNCH > (1 - NOTABLE) * parts.scoring
+    return "kernels started for each of its blocks" if starting else "pairs to score"

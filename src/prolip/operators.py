@@ -1,8 +1,9 @@
 """What a Gaussian refuses: it is a tuple of two tensors, no sequence to add and repeat, and no tensor either.
 
-Left alone `z * 2`, `z + w` and `z[:2]` would act on the tuple without a word. None has one meaning for a Gaussian
-(twice the random variable has 4 sigma^2, twice the density is no density), so each raises and says what to write. All
-that takes a tuple apart stays: unpacking, z[0], len(z), pickle, tree_map, DDP, torch.compile.
+Left alone `z * 2`, `z + w`, `z == w` and `z[:2]` would act on the tuple without a word. None has one meaning for a
+Gaussian (twice the random variable has 4 sigma^2, twice the density is no density), so each raises and says what to
+write. Tuples have no other operators. All that takes a tuple apart stays: unpacking, z[0], len(z), pickle, tree_map,
+DDP, torch.compile.
 """
 from __future__ import annotations
 
@@ -14,22 +15,11 @@ from torch import Tensor
 COMPUTE = ("compute with its tensors z.mean and z.log_var (log sigma^2), join rows with"
            " prolip.gaussian.concatenate([z, w]), average them with prolip.gaussian.mixture(z)")
 COMPARE = "compare tensors, torch.equal(z.mean, w.mean), or Gaussians by a measure, prolip.measures.csd(z, w)"
-MATCH = "compare images with texts by prolip.measures.pairwise_csd_similarity(image, text)"
-UNIT = "means have unit length already, leave `z / z.norm()` out"
-ROWS = "take rows with z.select(rows)"
-MOVE = "move or cast both with z.to(...)"
-
-ARITHMETIC = {"add": "+", "sub": "-", "mul": "*", "truediv": "/", "floordiv": "//", "mod": "%", "pow": "**",
-              "matmul": "@", "and": "&", "or": "|", "xor": "^"}  # fmt: skip
-UNARY = {"neg": "-", "pos": "+", "abs": "abs()", "invert": "~"}
-COMPARISONS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
-REMEDIES = {"truediv": f"{UNIT}, or {COMPUTE}", "matmul": MATCH}
-#: Attributes of tensors by what their users want. All others are named too, without a remedy of their own.
+ROWS = "a Gaussian is indexed by 0 (mean) and 1 (log_var) alone: take rows with z.select(rows)"
+#: What OpenCLIP's users write first: features / features.norm(...), and features @ features.T.
 ATTRIBUTES = {
-    **dict.fromkeys(("norm", "renorm", "div"), UNIT),
-    **dict.fromkeys(("T", "mT", "t", "transpose", "matmul", "mm", "dot"), MATCH),
-    **dict.fromkeys(("cpu", "cuda", "half", "double", "bfloat16", "type"), MOVE),
-    **dict.fromkeys(("squeeze", "unsqueeze", "view", "reshape", "flatten"), ROWS),
+    "norm": "means have unit length already, leave `z / z.norm()` out",
+    "T": "match images with texts by prolip.measures.pairwise_csd_similarity(image, text)",
 }
 Class = TypeVar("Class", bound=type)
 
@@ -51,27 +41,25 @@ def comparison(name: str, symbol: str) -> Callable[[Any, Any], Any]:
 def item(self: Any, index: Any) -> Any:
     """z[0] is the mean and z[1] the log variance, as in unpacking. TypeError and IndexError for rows."""
     if type(index) is not int:
-        raise TypeError(f"a Gaussian is indexed by 0 (mean) and 1 (log_var) alone: {ROWS}")
+        raise TypeError(ROWS)
     if not -2 <= index < 2:
-        raise IndexError(f"z[{index}]: a Gaussian is indexed by 0 (mean) and 1 (log_var) alone: {ROWS}")
+        raise IndexError(f"z[{index}]: {ROWS}")
     return self.log_var if index % 2 else self.mean  # torch.compile traces this, and not tuple's own in every version
 
 
 def missing(self: Any, name: str) -> NoReturn:
     """AttributeError, with a remedy for what tensors have."""
-    if name.startswith("_") or not hasattr(Tensor, name):
-        raise AttributeError(f"a Gaussian has no {name!r}")
-    remedy = f": {ATTRIBUTES[name]}" if name in ATTRIBUTES else ""
-    raise AttributeError(f"a Gaussian has no {name!r}, its tensors z.mean and z.log_var have{remedy}")
+    remedy = ATTRIBUTES.get(name, f"{COMPUTE}, move it with z.to(...)")
+    of_tensors = not name.startswith("_") and hasattr(Tensor, name)
+    raise AttributeError(f"a Gaussian has no {name!r}" + (f": {remedy}" if of_tensors else ""))
 
 
 def without_tuple_operators(cls: Class) -> Class:
     """Class decorator. (A NamedTuple keeps `tuple` as its only base, or tree_map would take it for a leaf.)"""
-    methods: dict[str, Any] = {f"__{name}__": comparison(f"__{name}__", sign) for name, sign in COMPARISONS.items()}
-    methods |= {f"__{name}__": refuse(f"operator {sign}", COMPUTE) for name, sign in UNARY.items()}
-    for side in ("", "r"):
-        for name, sign in ARITHMETIC.items():
-            methods[f"__{side}{name}__"] = refuse(f"operator {sign}", REMEDIES.get(name, COMPUTE))
+    methods: dict[str, Any] = {f"__{side}{name}__": refuse(f"operator {sign}", COMPUTE)
+                               for name, sign in (("add", "+"), ("mul", "*")) for side in ("", "r")}  # fmt: skip
+    methods |= {f"__{name}__": comparison(f"__{name}__", sign) for name, sign in (
+        ("eq", "=="), ("ne", "!="), ("lt", "<"), ("le", "<="), ("gt", ">"), ("ge", ">="))}  # fmt: skip
     methods |= {"__contains__": refuse("operator in", COMPARE), "__getitem__": item, "__getattr__": missing}
     # Or NumPy would stack both tensors, in np.asarray(z) and in array * z.
     methods |= {"__array__": refuse("one array", "take z.mean.numpy() and z.log_var.numpy()"), "__array_ufunc__": None}

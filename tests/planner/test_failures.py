@@ -7,10 +7,10 @@ import random
 import numpy as np
 import pytest
 
-from planner.failures import best_interval, between_failures, expected_wall, risk
+from planner.config import PlanConfig
+from planner.failures import best_interval, expected_wall, failures
 from planner.hardware import build_cluster
 from planner.models import count_of_run
-from planner.question import Machines, Safety, Training
 
 
 def play(work, every, stop, mean, restart, generator):
@@ -56,42 +56,38 @@ def test_frequent_failures_give_dalys_interval():
     assert best_interval(200.0, 100.0) == 100.0
 
 
+def planned(gpus, step=0.1, model="ProLIP-ViT-B-16", **settings):
+    """(seconds of the run, its table) on so many GPUs."""
+    config = PlanConfig(gpus=[gpus], **settings)
+    return failures(count_of_run(model, "prolip", 16), config, build_cluster(config, gpus), step)
+
+
 def test_failure_rates_of_gpus_and_nodes_add_up():
-    cluster = build_cluster(Machines(), 64)
-    both = between_failures(cluster, Safety(mtbf_gpu_hours=6400.0, mtbf_node_hours=800.0))
-    assert both == pytest.approx(50 * 3600)
+    assert planned(64, mtbf_gpu_hours=6400.0, mtbf_node_hours=800.0)[1]["between failures"] == pytest.approx(50 * 3600)
 
 
 def test_the_default_rate_is_that_of_llama_3():
     """419 interruptions nobody expected in 54 days of 16,384 H100s."""
-    cluster = build_cluster(Machines(), 16384)
-    assert 54 * 86400 / between_failures(cluster, Safety()) == pytest.approx(419, rel=0.03)
+    assert 54 * 86400 / planned(16384)[1]["between failures"] == pytest.approx(419, rel=0.03)
 
 
 def test_a_cadence_that_is_given_is_taken_and_never_beats_the_best():
-    model = count_of_run("ProLIP-ViT-B-16", "prolip", 16)
-    cluster, training = build_cluster(Machines(), 1024), Training()
-
-    def wall(**cadence):
-        return risk(model, training, cluster, Safety(mtbf_gpu_hours=500.0, **cadence), 0.1)
-
-    best = wall()
-    assert wall(save_every_steps=100).every == pytest.approx(10.0)
-    assert wall(save_every_samples=163840.0).every == pytest.approx(1.0)
-    assert wall(save_every_minutes=30.0).every == pytest.approx(1800.0)
-    for other in (wall(save_every_minutes=0.2), wall(save_every_minutes=30.0)):
-        assert other.wall > best.wall
-    assert best.lost == pytest.approx(best.every / 2 + best.write)
+    best, rows = planned(1024, mtbf_gpu_hours=500.0)
+    assert rows["interval taken"] == rows["best interval (Daly)"]
+    assert rows["work lost per failure"] == pytest.approx(rows["interval taken"] / 2 + rows["written in"])
+    for seconds in (12.0, 1800.0):
+        wall, other = planned(1024, mtbf_gpu_hours=500.0, save_every_samples=seconds / 0.1 * 16384)
+        assert other["interval taken"] == pytest.approx(seconds)
+        assert wall > best
 
 
 def test_an_interval_beyond_the_end_of_the_run_is_its_end():
-    model, cluster = count_of_run("ProLIP-ViT-B-16", "prolip", 512), build_cluster(Machines(), 32)
-    found = risk(model, Training(max_samples=16384 * 1000), cluster, Safety(save_every_samples=1e13), 0.2)
-    assert found.every == pytest.approx(200.0) and found.lost == pytest.approx(100.0 + found.write)
-    assert found.wall == pytest.approx(200.0, rel=0.001)
+    wall, rows = planned(32, step=0.2, max_samples=16384 * 1000, save_every_samples=1e13)
+    assert rows["interval taken"] == pytest.approx(200.0)
+    assert rows["work lost per failure"] == pytest.approx(100.0 + rows["written in"])
+    assert wall == pytest.approx(200.0, rel=0.001)
 
 
 def test_checkpoints_are_not_begun_before_the_last_one_is_written():
-    model, cluster = count_of_run("ProLIP-ViT-H-14", "prolip", 16), build_cluster(Machines(), 1024)
-    found = risk(model, Training(), cluster, Safety(checkpoint_gbs=0.01, mtbf_gpu_hours=1000.0), 0.1)
-    assert found.best == found.write
+    _, rows = planned(1024, model="ProLIP-ViT-H-14", checkpoint_gbs=0.01, mtbf_gpu_hours=1000.0)
+    assert rows["best interval (Daly)"] == rows["written in"]

@@ -57,16 +57,7 @@ def test_the_parameters_that_autocast_copies_are_the_products():
     assert count_of_run("ProLIP-ViT-test", "prolip", 8).cast == wanted
 
 
-@pytest.mark.parametrize("name", ["ViT-B-16", "ViT-B-16-SigLIP"])
-def test_openclip_models_are_counted_without_masked_views(name):
-    model = count_of_run(name, "prolip", 512)
-    assert [part.name for part in model.passes] == ["image", "text"]
-    assert all(part.layers == 12 for part in model.passes)
-    assert model.dim in (512, 768)
-
-
-@pytest.mark.parametrize("name, said", [("ProLIP-ViT-B16", "ProLIP-ViT-B-16"), ("RN50", "give a ViT"),
-                                        ("coca_ViT-B-32", "plain transformer")])
+@pytest.mark.parametrize("name, said", [("ProLIP-ViT-B16", "did you mean ProLIP-ViT-B-16"), ("RN50", "give one of")])
 def test_a_model_that_cannot_be_planned_is_refused_with_a_remedy(name, said):
     with pytest.raises(FlagError, match=said):
         count_of_run(name, "prolip", 8)

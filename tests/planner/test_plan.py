@@ -5,11 +5,10 @@ import json
 
 import pytest
 
+from planner.config import TABLES, PlanConfig
 from planner.models import count_of_run
-from planner.plan import make_plans
-from planner.question import Machines, Question, Safety, Speed, Supply, Training
-from planner.runs import read_measurement
-from planner.tables import SECTIONS, size, span
+from planner.plan import judge, make_plan, measured_flops
+from planner.tables import size, span
 from prolip.cli.main import main
 
 
@@ -30,14 +29,17 @@ def run_folder(folder, speeds, waits, model="ProLIP-ViT-B-16", batch=512):
     return folder
 
 
-def question(**sections):
-    return Question(training=Training(gpus=[32]), **sections)
+def planned(gpus=32, **settings):
+    """(plan, its verdict) for so many GPUs."""
+    config = PlanConfig(gpus=[gpus], **settings)
+    plan = make_plan(config, gpus)
+    return plan, judge(plan, config)
 
 
 def test_all_tables_and_a_verdict_are_printed(capsys):
     assert plan("--mfu", "0.4", "--gpus", "8", "32") == 0
     text = capsys.readouterr().out
-    for name in SECTIONS:
+    for name in TABLES:
         assert f"| {name} " in text
     assert text.splitlines()[0].startswith("ProLIP-ViT-B-16: 197,923,586 parameters, 147.6 GFLOPs")
     assert "\n8 GPUs: memory: " in text and "\n32 GPUs: computation" in text
@@ -47,87 +49,64 @@ def test_json_holds_what_the_tables_show(capsys):
     assert plan("--gpus", "32", "--mfu", "0.4", "--json") == 0
     (values,) = json.loads(capsys.readouterr().out)
     assert plan("--gpus", "32", "--mfu", "0.4", "--show", "time") == 0
-    assert f" {values['samples_per_second']:,.0f} |" in capsys.readouterr().out
-    assert values["memory"]["parameters"] == 4 * values["parameters"]
-    assert values["verdict"]
+    assert f" {values['time']['samples/s']:,.0f} |" in capsys.readouterr().out
+    assert values["memory"]["parameters"] == 4 * 197_923_586
+    assert values["traffic"]["texts come by"] == "gather"
+    assert (values["gpus"], values["verdict"]) == (32, "computation")
 
 
 def test_time_and_cost_follow_from_samples_and_speed():
-    (plan,) = make_plans(question(speed=Speed(rate=463.0), machines=Machines(price=2.0)))
-    assert plan.per_gpu == pytest.approx(463, rel=0.02)
-    assert plan.risk.wall == pytest.approx(86400, rel=0.03)
-    assert plan.cost == pytest.approx(2.0 * 32 * plan.risk.wall / 3600)
-    assert plan.mfu == pytest.approx(0.069, rel=0.03)
+    time = planned(rate=463.0, price=2.0)[0].tables["time"]
+    assert time["samples/s/GPU"] == pytest.approx(463, rel=0.02)
+    assert time["run, with failures"] == pytest.approx(86400, rel=0.03)
+    assert time["cost"] == pytest.approx(2.0 * 32 * time["run, with failures"] / 3600)
+    assert time["MFU with waits"] == pytest.approx(0.069, rel=0.03)
 
 
 def test_a_slow_loader_sets_the_pace_and_is_named():
-    (plan,) = make_plans(question(speed=Speed(mfu=0.4), supply=Supply(workers=4, images_per_core=100.0)))
-    assert plan.per_gpu == pytest.approx(400, rel=0.01)
-    assert plan.verdict[0].startswith("input: decoding gives")
-    (plan,) = make_plans(question(speed=Speed(mfu=0.4), supply=Supply(store_gbs=0.1)))
-    assert plan.verdict[0].startswith("input: the object store gives")
+    plan, verdict = planned(mfu=0.4, workers=4, images_per_core=100.0)
+    assert plan.tables["time"]["samples/s/GPU"] == pytest.approx(400, rel=0.01)
+    assert verdict.startswith("input: decoding gives")
+    assert planned(mfu=0.4, store_gbs=0.1)[1].startswith("input: the object store gives")
 
 
 def test_a_run_that_does_not_fit_or_fails_too_often_is_named():
-    (plan,) = make_plans(question(machines=Machines(memory_gb=40.0)))
-    assert plan.verdict[0].startswith("memory: ")
-    (plan,) = make_plans(question(safety=Safety(mtbf_gpu_hours=50.0)))
-    assert any(text.startswith("failures: ") for text in plan.verdict)
-    (plan,) = make_plans(question(supply=Supply(dataset_samples=3e6)))
-    assert plan.verdict[0].startswith("shards: 212 too few for 512 streams")
+    assert planned(memory_gb=40.0)[1].startswith("memory: ")
+    assert "failures: " in planned(mtbf_gpu_hours=50.0)[1]
+    assert planned(dataset_samples=3e6)[1].startswith("shards: 212 too few for 512 streams")
+    assert "16 samples per GPU: the towers will be slower" in planned(1024)[1]
 
 
 def test_micro_batches_take_less_memory_and_a_third_longer_in_the_towers():
-    whole, parts = (
-        make_plans(Question(training=Training(gpus=[8], accum_freq=accum), supply=Supply(workers=64)))[0]
-        for accum in (1, 4)
-    )
-    assert parts.memory["activations"] == pytest.approx(whole.memory["activations"] / 4)
-    assert parts.memory["PPCL"] == whole.memory["PPCL"]
+    whole, parts = (planned(8, accum_freq=accum, workers=64)[0] for accum in (1, 4))
+    assert parts.tables["memory"]["activations"] == pytest.approx(whole.tables["memory"]["activations"] / 4)
+    assert parts.tables["memory"]["PPCL"] == whole.tables["memory"]["PPCL"]
     assert parts.step.forward + parts.step.backward == pytest.approx(4 / 3 * (whole.step.forward + whole.step.backward))
     assert parts.step.pairs == whole.step.pairs
     with pytest.raises(ValueError, match="give 15360 or 18432"):
-        Training(gpus=[1024], accum_freq=3, global_batch_size=16384)
-
-
-def planned(exchange, gpus, **training):
-    choice = Training(gpus=[gpus], exchange=exchange, **training)
-    return make_plans(Question(training=choice, speed=Speed(mfu=0.4)))[0]
+        PlanConfig(gpus=[1024], accum_freq=3, global_batch_size=16384)
 
 
 def test_both_exchanges_are_planned_and_the_step_has_the_chosen_one():
-    auto, ring, gather = (planned(exchange, 256) for exchange in ("auto", "ring", "gather"))
+    (auto, _), (ring, slow), (gather, fast) = (planned(256, mfu=0.4, exchange=e) for e in ("auto", "ring", "gather"))
     assert auto == gather
-    assert ring.exchanges == gather.exchanges
-    assert (ring.step.pairs, gather.step.pairs) == (ring.exchanges["ring"], ring.exchanges["gather"])
+    rows = ring.tables["traffic"]
+    for name in ("PPCL by the ring", "PPCL with texts gathered", "gathered texts and sums"):
+        assert rows[name] == gather.tables["traffic"][name]
+    assert rows["PPCL"] == rows["PPCL by the ring"] == ring.step.pairs.seconds
+    assert gather.step.pairs.seconds == rows["PPCL with texts gathered"]
     saved = ring.step.pairs.seconds - gather.step.pairs.seconds
     assert saved > 0.02 and ring.seconds - gather.seconds == pytest.approx(saved)
-    assert ring.verdict[0].startswith("ring: ") and "kernels started for each of its blocks" in ring.verdict[0]
-    assert any("gathered would save" in text and "leave --exchange out" in text for text in ring.verdict)
-    assert gather.verdict[0].startswith("PPCL with texts gathered: ") and "nothing hides" in gather.verdict[0]
-
-
-def test_texts_too_many_for_the_trainings_bound_are_named_with_what_gathering_would_save():
-    plan = planned("auto", 4096, global_batch_size=524288)
-    assert plan.step.pairs.exchange == "ring"
-    assert any("hold 3.2 GB: raise prolip.losses.contrastive.GATHERED_BYTES" in text for text in plan.verdict)
-    siglip = planned("auto", 4096, global_batch_size=524288, method="siglip")
-    assert not any("gathered" in text for text in siglip.verdict)
-    small = planned("auto", 32, global_batch_size=524288)
-    assert small.step.pairs.exchange == "ring" and not any("gathered" in text for text in small.verdict)
+    assert slow.startswith("ring: ") and "kernels started for each of its blocks" in slow
+    assert fast.startswith("PPCL with texts gathered: ") and "nothing hides" in fast
 
 
 def test_float32_is_reckoned_by_the_peak_of_tf32():
-    half, single = (planned("ring", 32, precision=precision) for precision in ("amp_bf16", "fp32"))
-    assert single.cluster.peak == 494.7e12 and "40% of 494.7 TFLOP/s" in single.speed_from
+    half, single = (planned(mfu=0.4, exchange="ring", precision=precision)[0] for precision in ("amp_bf16", "fp32"))
+    assert single.cluster.peak == 494.7e12 and "40% of 494.7 TFLOP/s" in single.heading
     assert single.step.forward == pytest.approx(2 * half.step.forward)
-    assert single.mfu == pytest.approx(half.mfu, rel=0.02)
-
-
-def test_models_of_openclip_are_planned_as_siglip_is():
-    (theirs,) = make_plans(Question(training=Training(model="ViT-B-16-SigLIP", gpus=[32]), speed=Speed(mfu=0.4)))
-    assert theirs.step.pairs.exchange == "ring" and not any("gathered" in text for text in theirs.verdict)
-    assert [part.name for part in theirs.model.passes] == ["image", "text"]
+    shares = [plan.tables["time"]["MFU with waits"] for plan in (half, single)]
+    assert shares[1] == pytest.approx(shares[0], rel=0.02)
 
 
 def test_one_gpu_stands_beside_shards_and_a_part_of_a_node_beside_whole_ones(capsys):
@@ -136,7 +115,7 @@ def test_one_gpu_stands_beside_shards_and_a_part_of_a_node_beside_whole_ones(cap
     assert "H100, 8 to a node" in text
     rows = {cells[1].strip(): [cell.strip() for cell in cells[2:4]]
             for cells in (line.split("|") for line in text.splitlines()) if len(cells) == 5}  # fmt: skip
-    assert rows["gradients (DDP's buckets)"] == ["792 MB", "-"] and rows["gradients"] == ["-", "24.7 MB"]
+    assert rows["gradients"] == ["792 MB", "24.7 MB"]
 
 
 def test_an_unknown_price_is_asked_for_not_guessed(capsys):
@@ -146,21 +125,23 @@ def test_an_unknown_price_is_asked_for_not_guessed(capsys):
 
 def test_a_measured_run_is_its_median_without_warm_up_and_waits(tmp_path):
     folder = run_folder(tmp_path / "run", [10, 400, 300, 200, 400, 500], [0.9, 0.0, 0.25, 0.5, 0.0, 0.0])
-    found = read_measurement(str(folder), ranks=2)
-    assert found.lines == 5
-    assert found.samples_per_second == pytest.approx(400 / 2)
-    assert (found.model, found.flops) == ("ProLIP-ViT-B-16", count_of_run("ProLIP-ViT-B-16", "prolip", 512).flops)
-    assert read_measurement(str(folder / "metrics.jsonl"), 2) == found._replace(path=str(folder / "metrics.jsonl"))
+    for place in (folder, folder / "metrics.jsonl"):
+        rate, source = measured_flops(str(place), 2, count_of_run("ProLIP-ViT-B-16", "prolip", 512))
+        assert source == f"200 samples/s of one rank, measured over 5 lines of {place}"
+        assert rate == pytest.approx(400 / 2 * count_of_run("ProLIP-ViT-B-16", "prolip", 512).flops)
+    (folder / "config.json").unlink()
+    assert measured_flops(str(folder), 2, count_of_run("ProLIP-ViT-B-16", "prolip", 512))[0] == rate
 
 
 def test_a_measured_speed_is_extrapolated_by_flops_to_another_model(tmp_path):
     folder = str(run_folder(tmp_path / "run", [500.0] * 3, [0.0] * 3))
-    speed, names = Speed(measured=folder), ("ProLIP-ViT-B-16", "ProLIP-ViT-L-16")
-    trainings = [Training(model=name, gpus=[1], global_batch_size=512) for name in names]
-    same, other = (make_plans(Question(training=training, speed=speed))[0] for training in trainings)
-    assert same.per_gpu == pytest.approx(500, rel=0.02)
-    assert other.per_gpu * other.model.flops == pytest.approx(same.per_gpu * same.model.flops, rel=0.02)
-    assert "with ProLIP-ViT-B-16" in other.speed_from and "with" not in same.speed_from
+    names = "ProLIP-ViT-B-16", "ProLIP-ViT-L-16"
+    same, other = (planned(1, model=name, global_batch_size=512, measured=folder)[0] for name in names)
+    speeds = [plan.tables["time"]["samples/s/GPU"] * count_of_run(name, "prolip", 512).flops
+              for name, plan in zip(names, (same, other))]
+    assert same.tables["time"]["samples/s/GPU"] == pytest.approx(500, rel=0.02)
+    assert speeds[1] == pytest.approx(speeds[0], rel=0.02)
+    assert "with ProLIP-ViT-B-16" in other.heading and "with" not in same.heading
 
 
 REFUSED = [
@@ -168,23 +149,20 @@ REFUSED = [
      "--global-batch-size 1000 does not divide among 32 GPUs: give 992 or 1024"),
     (["--gpus", "12", "--global-batch-size", "1200"], "--gpus 12 fills no whole number of nodes of 8: give 8 or 16"),
     (["--gpu", "H10"], "--gpu 'H10' is unknown: did you mean H100"),
-    (["--model", "ProLIP-B"], "--model 'ProLIP-B' is neither ours nor OpenCLIP's"),
+    (["--model", "ProLIP-B"], "--model 'ProLIP-B' is no bundled architecture"),
     (["--mfu", "40"], "--mfu 40.0 is outside (0, 1]: give a share such as 0.4"),
     (["--mfu", "0.4", "--rate", "100"], "--mfu and --rate contradict each other: give one of them"),
-    (["--measured", "nowhere"], "--measured nowhere: there is no such file"),
+    (["--measured", "nowhere"], "--measured nowhere: no run folder nowhere: give"),
     (["--gpus", "0"], "--gpus is [0]: give one or more numbers of at least 1"),
-    (["--save-every-steps", "5", "--save-every-minutes", "5"],
-     "--save-every-steps and --save-every-minutes contradict each other: give one cadence"),
     (["--store-gbs", "0"], "--store-gbs is 0.0: give a number above 0"),
     (["--exchange", "post"], "--exchange"),
-    (["--exchange", "gather", "--method", "siglip"], "--exchange gather is of --method prolip: leave it out"),
     (["--inter-hop-us", "-1"], "--inter-hop-us is -1.0: give a number of 0 or more"),
     (["--rate", "nan"], "--rate is nan: give a finite number"),
     (["--max-samples", "inf"], "--max-samples is inf: give a finite number"),
     (["--mtbf-gpu-hours", "0.001"], "such a run never ends; give a larger --mtbf-gpu-hours"),
     (["--link-rate", "5"], "unknown flag --link-rate"),
     (["--parallel", "fsdp"], "--parallel is not a flag here: use --fsdp"),
-    (["--every-steps", "5"], "--every-steps is not a flag here: use --save-every-steps"),
+    (["--save-every-steps", "5"], "--save-every-steps is not a flag here: give --save-every-samples"),
 ]
 
 
@@ -199,7 +177,7 @@ def test_bad_input_is_refused_with_a_remedy(capsys, words, said):
 def test_empty_metrics_are_refused(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"kind": "eval", "step": 1}\n')
     with pytest.raises(ValueError, match="wanted at least one"):
-        read_measurement(str(tmp_path), 1)
+        measured_flops(str(tmp_path), 1, count_of_run("ProLIP-ViT-test", "prolip", 8))
 
 
 def test_units_keep_three_digits():

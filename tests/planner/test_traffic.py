@@ -10,11 +10,11 @@ from kernel_stand_in import blocks_as_on_cuda, needs_triton
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from planner.config import PlanConfig
 from planner.hardware import build_cluster
 from planner.memory import gathered_bytes, kernel_sums
 from planner.models import count_of_run
-from planner.question import Machines, Training
-from planner.traffic import PAIR_VISITS, gather, payload, ring, scoring, step_times
+from planner.traffic import BLOCK_KERNELS, LAUNCH, PAIR_VISITS, pairs, scoring, step_times
 from prolip.gaussian import Gaussian
 from prolip.losses import Factors, Matches, csd_factors, ppcl_over_ranks
 from prolip.losses import ring as real_ring
@@ -125,7 +125,15 @@ def real_gathered():
 
 
 def cluster(gpus, **machines):
-    return build_cluster(Machines(**machines), gpus)
+    return build_cluster(PlanConfig(**machines), gpus)
+
+
+def ring(local, dim, cluster):
+    return pairs("ring", local, dim, cluster)
+
+
+def gather(local, dim, cluster):
+    return pairs("gather", local, dim, cluster)
 
 
 @pytest.mark.parametrize("size", WORLDS)
@@ -134,9 +142,9 @@ def test_messages_and_bytes_are_those_of_the_real_ring(real, size):
     for rank in WORLDS[size]:
         sent = real[rank][size][0]
         assert len(sent) == planned.messages
-        assert sum(count for _, count in sent) == planned.sent
-        assert {count for tag, count in sent if tag == TEXT_TAG} == {planned.text_bytes}
-        assert {count for tag, count in sent if tag == GRADIENT_TAG} == {planned.sum_bytes}
+        assert sum(count for _, count in sent) == planned.messages * planned.message_bytes
+        for wanted in (TEXT_TAG, GRADIENT_TAG):
+            assert {count for tag, count in sent if tag == wanted} == {planned.message_bytes}
 
 
 @pytest.mark.parametrize("size", WORLDS)
@@ -150,43 +158,46 @@ def test_the_real_ring_scores_blocks_in_the_order_of_the_simulation(real, size):
 
 @pytest.mark.parametrize("size", WORLDS)
 def test_bytes_of_gathered_texts_are_those_that_the_collectives_get(real_gathered, size):
-    planned, text = gather(LOCAL, DIM, cluster(size)), payload(LOCAL, row_width(DIM))
+    planned, text = gather(LOCAL, DIM, cluster(size)), LOCAL * row_width(DIM) * 4
     for rank in WORLDS[size]:
         seen, with_ids, _ = real_gathered[rank][size]
         assert seen == [("all_gather_into_tensor", text, size * text), ("reduce_scatter_tensor", size * text, text)]
         assert len(seen) == planned.messages
         # A rank passes on everything but one part: of what comes out of a gather, of what goes into a reduction.
-        assert [abs(out - given) for _, given, out in seen] == [planned.text_bytes, planned.sum_bytes]
+        assert [abs(out - given) for _, given, out in seen] == [planned.message_bytes] * 2
         assert seen[0][2] + seen[1][1] == gathered_bytes(LOCAL, DIM, size)
         known = sum(given for name, given, _ in with_ids if name == "all_gather_into_tensor")
         assert known == text + 8 * LOCAL
     # Rows are padded for alignment, those of the ring are not.
-    assert planned.sent * (DIM + 1) == ring(LOCAL, DIM, cluster(size)).sent * row_width(DIM)
+    by_ring = ring(LOCAL, DIM, cluster(size))
+    assert 2 * planned.message_bytes * (DIM + 1) == by_ring.messages * by_ring.message_bytes * row_width(DIM)
 
 
 def test_gathered_texts_start_as_many_kernels_whatever_the_number_of_ranks(real_gathered):
     counts = [real_gathered[0][size][2] for size in WORLDS]
     assert counts[0] == counts[1] == counts[2]
     # gloo copies once within its reduce-scatter.
-    assert counts[0] - 1 == pytest.approx(Machines().block_kernels, abs=2)
+    assert counts[0] - 1 == pytest.approx(BLOCK_KERNELS, abs=2)
     planned = [gather(16, 768, cluster(gpus)).kernels for gpus in (8, 1024)]
-    assert planned[0] == planned[1] == Machines().block_kernels
-    assert ring(16, 768, cluster(1024)).kernels == 1024 * Machines().block_kernels
+    assert planned[0] == planned[1] == BLOCK_KERNELS
+    assert ring(16, 768, cluster(1024)).kernels == 1024 * BLOCK_KERNELS
 
 
 @pytest.mark.parametrize(
     "local, ranks, block, blocks", [(6, 4, None, 1), (6, 4, 2, 3), (6, 4, 4, 2), (2048, 8, None, 2)]
 )
-def test_blocks_of_gathered_texts_are_those_of_rows(local, ranks, block, blocks):
-    assert gather(local, 768, cluster(ranks), block).blocks == blocks
-    assert scoring(local, ranks * local, 768, cluster(ranks), block)[1] == blocks
+def test_blocks_of_gathered_texts_are_those_of_rows(monkeypatch, local, ranks, block, blocks):
+    if block is not None:
+        monkeypatch.setattr("planner.memory.default_block", lambda *_: block)
+    assert gather(local, 768, cluster(ranks)).blocks == blocks
+    assert scoring(local, ranks * local, 768, cluster(ranks))[1] == blocks
 
 
 def test_collectives_are_exposed_and_take_a_hop_for_every_rank():
     found = gather(16, 768, cluster(1024))
     assert found.seconds - found.exposed == pytest.approx(found.scoring)
     hops = 127 * 14e-6 + 896 * 3.4e-6
-    assert found.exposed == pytest.approx(2 * (found.text_bytes / 320e9 + 20e-6 + hops))
+    assert found.exposed == pytest.approx(2 * (found.message_bytes / 320e9 + 20e-6 + hops))
     free = gather(16, 768, cluster(1024, intra_hop_us=0.0, inter_hop_us=0.0))
     assert found.exposed - free.exposed == pytest.approx(2 * hops)
 
@@ -219,7 +230,7 @@ def test_kernels_of_a_text_block_are_counted():
         add_pairs(rows, text, out, scale, bias, Positives(), LOCAL)
     assert len(kernel.starts) == 1
     around = 4  # zeros and sum of an accumulator, two messages
-    assert len(kernel.starts) + len(counter.names) + around == Machines().block_kernels, counter.names
+    assert len(kernel.starts) + len(counter.names) + around == BLOCK_KERNELS, counter.names
 
 
 class CountVisits(TorchDispatchMode):
@@ -260,16 +271,17 @@ def test_sums_of_the_kernel_are_as_many_as_it_gets_room_for(rows, columns):
 
 def test_scoring_is_bound_by_starts_for_few_pairs_and_by_products_and_memory_for_many():
     found = cluster(1)
-    assert scoring(64, 64, 768, found)[0] == Machines().block_kernels * found.launch
+    assert scoring(64, 64, 768, found)[0] == BLOCK_KERNELS * LAUNCH
     pairs = 4096 * 4096
-    products = 3 * 2 * pairs * 768 / (0.4 * found.fp32)
-    memory = (pairs * (5 + 2 * (1 / 32 + 1 / 128 + 1 / 4096)) + 5 * 4096 * 768) * 4 / found.memory_rate
+    products = 3 * 2 * pairs * 768 / (0.4 * 67e12)
+    memory = (pairs * (5 + 2 * (1 / 32 + 1 / 128 + 1 / 4096)) + 5 * 4096 * 768) * 4 / 3350e9
     assert scoring(4096, 4096, 768, found)[0] == pytest.approx(products + memory)
 
 
 @pytest.mark.parametrize("gpus, share", [(8, 0.001), (64, 0.001)])
-def test_a_ring_that_computes_long_enough_waits_for_no_message(gpus, share):
-    found = ring(512, 768, cluster(gpus, launch_us=50.0))
+def test_a_ring_that_computes_long_enough_waits_for_no_message(monkeypatch, gpus, share):
+    monkeypatch.setattr("planner.traffic.LAUNCH", 50e-6)
+    found = ring(512, 768, cluster(gpus))
     assert found.exposed <= share * found.seconds
     assert found.seconds == pytest.approx(gpus * found.block_seconds, rel=share)
 
@@ -282,13 +294,13 @@ def test_a_slow_network_makes_the_ring_wait_for_two_messages_a_step():
 
 def test_one_gpu_sends_nothing():
     found = ring(512, 768, cluster(1))
-    assert (found.messages, found.sent, found.exposed) == (0, 0, 0.0)
+    assert (found.messages, found.exposed) == (0, 0.0)
     model = count_of_run("ProLIP-ViT-test", "prolip", 64)
-    assert step_times(model, Training(global_batch_size=64, gpus=[1]), cluster(1), 1e12).reduce == 0
+    assert step_times(model, PlanConfig(global_batch_size=64, gpus=[1]), cluster(1), 1e12).reduce == 0
 
 
 def test_gradients_are_reduced_in_float32_and_hidden_but_for_the_last_bucket():
-    model, training = count_of_run("ProLIP-ViT-B-16", "prolip", 512), Training()
+    model, training = count_of_run("ProLIP-ViT-B-16", "prolip", 512), PlanConfig()
     step = step_times(model, training, cluster(32), 0.4 * 989e12)
     assert step.reduce_bytes == pytest.approx(2 * 31 / 32 * 4 * model.parameters)
     assert step.reduce_exposed == pytest.approx(step.reduce / step.buckets)
@@ -298,5 +310,5 @@ def test_gradients_are_reduced_in_float32_and_hidden_but_for_the_last_bucket():
 
 def test_recomputing_everything_takes_a_third_longer_in_the_towers():
     model = count_of_run("ProLIP-ViT-B-16", "prolip", 512)
-    plain, again = (step_times(model, Training(grad_checkpointing=r), cluster(32), 4e14) for r in (False, True))
+    plain, again = (step_times(model, PlanConfig(grad_checkpointing=r), cluster(32), 4e14) for r in (False, True))
     assert again.forward + again.backward == pytest.approx((plain.forward + plain.backward) * 4 / 3)

@@ -185,13 +185,15 @@ def others():
 
 @pytest.mark.parametrize("other", others())
 @pytest.mark.parametrize("apply", [*BINARY, *INPLACE], ids=lambda f: f.__name__)
-def test_operators_are_refused_from_both_sides_with_what_to_write(apply, other):
+def test_operators_are_refused_from_both_sides_and_a_tuples_own_with_what_to_write(apply, other):
     z, other = gaussian(3, 4), others()[other]
-    with pytest.raises(TypeError, match="a Gaussian has no operator .*: .*(prolip.gaussian|prolip.measures|leave)"):
+    of_tuples = apply in (operator.add, operator.mul, operator.iadd, operator.imul)
+    said = r"a Gaussian has no operator [+*]: .*prolip.gaussian" if of_tuples else "Gaussian|tuple"
+    with pytest.raises(TypeError, match=said):
         apply(z, other)
     if apply in INPLACE and isinstance(other, np.ndarray):
         return  # an array takes its operand apart before it asks
-    with pytest.raises(TypeError, match="a Gaussian has no operator .*: .*(prolip.gaussian|prolip.measures|leave)"):
+    with pytest.raises(TypeError, match=said):
         apply(other, z)
 
 
@@ -202,8 +204,11 @@ def test_comparisons_are_refused_but_for_what_is_no_gaussian_at_all(apply):
         with pytest.raises(TypeError, match="no operator .*torch.equal.*prolip.measures.csd"):
             apply(z, other)
     assert (z == None, z != None, z == "z", z in [z]) == (False, True, False, True)  # noqa: E711
-    for call in (lambda: z.mean in z, lambda: -z, lambda: +z, lambda: abs(z), lambda: ~z, lambda: sum([z, z])):
+    for call in (lambda: z.mean in z, lambda: sum([z, z])):
         with pytest.raises(TypeError, match="a Gaussian has no operator .*: "):
+            call()
+    for call in (lambda: -z, lambda: +z, lambda: abs(z), lambda: ~z):
+        with pytest.raises(TypeError, match="Gaussian"):
             call()
 
 
@@ -223,9 +228,7 @@ def test_only_the_two_tensors_are_indexed(index):
     (lambda z: torch.nn.functional.normalize(z, dim=-1), "unit length already"),
     (lambda z: z.T, "pairwise_csd_similarity"),
     (lambda z: z.cpu(), r"z.to\("),
-    (lambda z: z.shape, "z.mean and z.log_var have"),
-    (lambda z: z.numpy(), "z.mean and z.log_var have"),
-    (lambda z: z.unsqueeze(0), "z.select"),
+    (lambda z: z.shape, "z.mean and z.log_var"),
     (lambda z: z.variance, "a Gaussian has no 'variance'"),
 ])
 def test_what_tensors_have_is_refused_with_where_it_is(call, remedy):

@@ -315,39 +315,11 @@ def test_output_tokens_are_the_tokens_without_the_special_ones():
     torch.testing.assert_close(z.mean, text_tower()(texts()).mean)
 
 
-def test_intermediates_of_images_know_two_prefix_tokens():
-    tower, x = vision(), images()
-    output = tower.forward_intermediates(x, indices=1, normalize_intermediates=True, output_extra_tokens=True)
-    (grid,), (prefix,) = output["image_intermediates"], output["image_intermediates_prefix"]
-    y = tower.ln_post(tower.transformer(tower._embeds(x)))
-    assert grid.shape == (3, 16, 4, 4)
-    torch.testing.assert_close(grid.flatten(2).transpose(1, 2), y[:, 2:])
-    torch.testing.assert_close(prefix, y[:, :2])
-    z = tower(x, normalize=False)
-    torch.testing.assert_close(output["image_features"], z.mean)
-    torch.testing.assert_close(output["image_log_var"], z.log_var)
-    only = tower.forward_intermediates(x, output_fmt="NLC", intermediates_only=True)
-    assert set(only) == {"image_intermediates"} and [y.shape for y in only["image_intermediates"]] == [(3, 16, 16)] * 2
-
-
-def test_intermediates_of_texts_know_two_suffix_tokens():
-    tower, ids = text_tower(), texts()
-    output = tower.forward_intermediates(ids, indices=1, output_extra_tokens=True)
-    y = tower.transformer(tower._embeds(ids)[0])
-    torch.testing.assert_close(output["text_intermediates"][0], y[:, :-2])
-    torch.testing.assert_close(output["text_intermediates_suffix"][0], y[:, -2:])
-    z = tower(ids, normalize=False)
-    torch.testing.assert_close(output["text_features"], z.mean)
-    torch.testing.assert_close(output["text_log_var"], z.log_var)
-
-
-@pytest.mark.parametrize("make, inputs", [(vision, images), (text_tower, texts)])
-def test_a_pruned_tower_gives_intermediates_and_says_that_its_head_is_gone(make, inputs):
-    tower = make()
-    tower.prune_intermediate_layers(1)
-    assert tower.forward_intermediates(inputs(), indices=1, intermediates_only=True)
-    with pytest.raises(RuntimeError, match="head was pruned"):
-        tower(inputs())
+@pytest.mark.parametrize("make", [vision, text_tower])
+def test_intermediate_tokens_are_refused_with_what_to_do(make):
+    for call in (make().forward_intermediates, make().prune_intermediate_layers):
+        with pytest.raises(NotImplementedError, match="register hooks on tower.blocks"):
+            call(1)
 
 
 @pytest.mark.parametrize("make, head", [(vision, "proj"), (text_tower, "text_projection.weight")])
@@ -405,21 +377,11 @@ SIGNATURES = {
     (VisionTransformer, "lock"): ["self", "unlocked_groups", "freeze_bn_stats"],
     (VisionTransformer, "no_weight_decay"): ["self"],
     (VisionTransformer, "set_grad_checkpointing"): ["self", "enable"],
-    (VisionTransformer, "prune_intermediate_layers"): ["self", "indices", "prune_norm", "prune_head"],
-    (VisionTransformer, "forward_intermediates"): [
-        "self", "x", "indices", "stop_early", "normalize_intermediates", "intermediates_only", "output_fmt",
-        "output_extra_tokens",
-    ],
     (TextTransformer, "_embeds"): ["self", "text"],
     (TextTransformer, "forward"): ["self", "text"],
     (TextTransformer, "lock"): ["self", "unlocked_layers", "freeze_layer_norm"],
     (TextTransformer, "no_weight_decay"): ["self"],
     (TextTransformer, "set_grad_checkpointing"): ["self", "enable"],
-    (TextTransformer, "prune_intermediate_layers"): ["self", "indices", "prune_norm", "prune_head"],
-    (TextTransformer, "forward_intermediates"): [
-        "self", "text", "indices", "stop_early", "normalize_intermediates", "intermediates_only", "output_fmt",
-        "output_extra_tokens",
-    ],
 }
 
 

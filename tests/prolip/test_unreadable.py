@@ -18,7 +18,6 @@ import numpy as np
 import open_clip
 import pytest
 import torch
-from safetensors.torch import load_file, save, save_file
 
 import prolip
 from prolip.evaluation.loading import load_embedder
@@ -90,7 +89,7 @@ def no_weights(rng, trap):
         (f"weights {rest}", ["text ('weights"]),
         (b"\x89HDF\r\n\x1a\n" + rng.randbytes(99), ["HDF5", ".safetensors, .pt"]),
         (b"\x08\x08\x12\x07pytorch\x1a\x052.1.0" + rng.randbytes(99), ["ONNX", ".safetensors, .pt"]),
-        (array.getvalue(), ["a zip archive of a.npy"]), (b"GGUF" + rng.randbytes(99), ["a GGUF model"]),
+        (array.getvalue(), ["is it complete?"]), (b"GGUF" + rng.randbytes(99), ["a GGUF model"]),
         (b"\x1f\x8b" + rng.randbytes(99), ["gzip", "unpack it"]),
     ])  # fmt: skip
     return data.encode() if isinstance(data, str) else data, words
@@ -98,16 +97,15 @@ def no_weights(rng, trap):
 
 def cut(rng, trap):
     data = saved({"state_dict": tensors(rng)})
-    return data[: rng.randrange(len(data) // 4, len(data) - 30)], ["is it complete?", "cut off or damaged"]
+    return data[: rng.randrange(len(data) // 4, len(data) - 30)], ["is it complete?"]
 
 
 def no_state(rng, trap):
     inside = rng.choice(["ema", "net", "model_state_dict", "params"])
     value, words = rng.choice([
         ([1, 2], ["got list"]), (torch.zeros(3), ["got Tensor"]), ({}, ["holds no state dict"]),
-        ({inside: tensors(rng), "epoch": 3}, [f"its {inside!r} looks like one", f"[{inside!r}]"]),
-        ({"state": {}, "param_groups": [{"lr": 1.0}]}, ["the state of an optimiser and no model"]),
-        ({"optimizer": {"state": {}, "param_groups": []}, "epoch": 3}, ["the state of an optimiser and no model"]),
+        ({inside: tensors(rng), "epoch": 3}, [f"got ['epoch', {inside!r}]", "under objective or state_dict or model"]),
+        ({"optimizer": {"state": {}}, "epoch": 3}, ["holds no state dict", "['epoch', 'optimizer']"]),
         ({"a": 1, "b": "x"}, ["holds no state dict", "'a', 'b'"]),
     ])  # fmt: skip
     return saved(value), words
@@ -171,23 +169,6 @@ def test_the_command_for_a_checkpoint_with_foreign_objects_makes_a_file_that_loa
     assert all(torch.equal(value, state[name]) for name, value in read_state_dict(plain).items())
     trusted = read_state_dict(tmp_path / "theirs.pt", weights_only=False)
     assert trusted.keys() == state.keys()
-
-
-def test_the_command_for_weights_in_several_files_joins_them(tmp_path):
-    model = prolip.create_model(NAME)
-    save_pretrained(model, tmp_path)
-    state = load_file(tmp_path / "model.safetensors")
-    (tmp_path / "model.safetensors").unlink()
-    names = sorted(state)
-    for i, part in enumerate((names[:20], names[20:])):
-        save_file({name: state[name] for name in part}, tmp_path / f"model-0000{i + 1}-of-00002.safetensors")
-    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {}}))
-    for wrong in (lambda: prolip.create_model(f"local-dir:{tmp_path}"),
-                  lambda: read_state_dict(tmp_path / "model.safetensors.index.json")):  # fmt: skip
-        with pytest.raises((FileNotFoundError, CheckpointError), match="index of weights in several files") as refused:
-            wrong()
-    exec(re.search(r'python -c "(.*)"$', str(refused.value))[1], {})
-    assert prolip.create_model(f"local-dir:{tmp_path}").state_dict().keys() == state.keys()
 
 
 def test_nested_containers_and_prefixes_are_taken_off():
@@ -300,7 +281,7 @@ def test_an_address_given_as_a_model_is_reported_for_what_it_is(given, wanted):
     ("{run}/model", "is a folder: give it as local-dir:{run}/model"),
     ("{run}/modle", "Did you mean model"),
     ("local-dir:{run}/modle", "Did you mean model"),
-    ("local-dir:{run}/..", "is the folder of a run, use local-dir:"),
+    ("local-dir:{run}/..", "is one level too high: {run}/../r is the folder of a run: use local-dir:"),
     ("local_dir:{run}/model", "did you mean local-dir:{run}/model?"),
     ("hf:org/name", "did you mean hf-hub:org/name?"),
 ])  # fmt: skip
@@ -311,16 +292,13 @@ def test_a_path_that_is_no_model_names_the_one_that_is_meant(whole_run, given, w
         assert wanted.format(run=whole_run) in str(refused.value)
 
 
-def test_weights_that_are_a_folder_or_a_configuration_name_what_is_meant(tmp_path, whole_run):
-    (tmp_path / "__0_0.distcp").write_bytes(b"x")
-    for given, wanted in ((tmp_path, "dcp_to_torch"), (whole_run / "checkpoints", f"use local-dir:{whole_run}/model")):
-        with pytest.raises(FileNotFoundError, match=re.escape(wanted)):
-            find_weights(NAME, str(given))
-        with pytest.raises(FileNotFoundError, match=re.escape(wanted)):
-            load_embedder("ViT-B-32", str(given))
-    with pytest.raises(CheckpointError, match=f"the configuration of a run: use local-dir:{whole_run}/model"):
-        read_state_dict(whole_run / "config.json")
-    with pytest.raises(CheckpointError, match=f"the configuration of a model: give {whole_run}/model$"):
+def test_weights_that_are_a_folder_or_a_configuration_name_what_is_meant(whole_run):
+    wanted = re.escape(f"use local-dir:{whole_run}/model")
+    with pytest.raises(FileNotFoundError, match=wanted):
+        find_weights(NAME, str(whole_run / "checkpoints"))
+    with pytest.raises(FileNotFoundError, match=wanted):
+        load_embedder("ViT-B-32", str(whole_run / "checkpoints"))
+    with pytest.raises(CheckpointError, match="config.json is a configuration without weights: give a .safetensors"):
         read_state_dict(whole_run / "model" / "config.json")
 
 
@@ -397,10 +375,3 @@ def test_a_configuration_that_is_nested_too_deeply_is_one_line_through_every_doo
             door(f"local-dir:{tmp_path}")
         assert "\n" not in str(reported.value)
     assert not is_run(tmp_path) and read_status(tmp_path) == {}
-
-
-def test_a_path_that_safetensors_cannot_open_is_said_to_be_one(tmp_path):
-    path = tmp_path / "caf\udce9.safetensors"
-    path.write_bytes(save({"x": torch.zeros(2)}))
-    with pytest.raises(CheckpointError, match="takes no path that is no UTF-8: rename its folder or"):
-        read_state_dict(path)

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from planner.config import PlanConfig
 from planner.hardware import build_cluster
 from planner.models import count_of_run
-from planner.question import Machines, Supply, Training
 from planner.traffic import feed, step_times
 from prolip.cli.main import main
 from prolip.cli.plan import RENAMED
@@ -23,13 +23,18 @@ import simulate_steps  # noqa: E402
 from simulate_steps import Loader, Noise, collect, exchange, ring_links, simulate  # noqa: E402
 
 QUIET = Noise(rank_sigma=0, step_sigma=0, block_sigma=0, image_sigma=0, open_sigma=0, steps=5)
-EASY = Supply(images_per_core=1e6, open_ms=0, stream_mbs=1e6, store_gbs=1e6)
+EASY = {"images_per_core": 1e6, "open_ms": 0, "stream_mbs": 1e6, "store_gbs": 1e6}
 
 
 def setting(gpus, local=512, rate=4e14, by="auto", **machines):
-    training = Training(gpus=[gpus], global_batch_size=gpus * local, exchange=by)
-    cluster = build_cluster(Machines(**machines), gpus)
-    return cluster, step_times(count_of_run(training.model, "prolip", local), training, cluster, rate), training
+    config = PlanConfig(gpus=[gpus], global_batch_size=gpus * local, exchange=by, **machines)
+    cluster = build_cluster(config, gpus)
+    return cluster, step_times(count_of_run(config.model, "prolip", local), config, cluster, rate), config
+
+
+def play(cluster, step, config, supply, noise):
+    """The steps of a plan with other settings of the loader."""
+    return simulate(cluster, step, dataclasses.replace(config, **supply), noise)
 
 
 def draws():
@@ -38,7 +43,7 @@ def draws():
 
 def test_one_rank_without_jitter_is_the_closed_form():
     cluster, step, training = setting(1)
-    result = simulate(cluster, step, training, EASY, QUIET)
+    result = play(cluster, step, training, EASY, QUIET)
     wanted = step.forward + step.backward + step.optimiser + step.pairs.block_seconds
     np.testing.assert_allclose(result.steps, wanted, rtol=1e-9)
     assert result.efficiency == pytest.approx(1)
@@ -50,24 +55,24 @@ def test_one_rank_without_jitter_is_the_closed_form():
 def test_equal_ranks_without_jitter_take_the_step_of_the_formula(by, gpus, local, inter):
     cluster, step, training = setting(gpus, local, by=by, inter_gbs=inter)
     assert step.pairs.exchange == by
-    result = simulate(cluster, step, training, EASY, QUIET)
+    result = play(cluster, step, training, EASY, QUIET)
     np.testing.assert_allclose(result.steps, step.seconds, rtol=0.02)
 
 
 def test_gradients_of_micro_batches_travel_behind_the_last_one():
-    training = Training(gpus=[32], accum_freq=4)
-    cluster = build_cluster(Machines(inter_gbs=1.0), 32)
+    training = PlanConfig(gpus=[32], accum_freq=4, inter_gbs=1.0)
+    cluster = build_cluster(training, 32)
     step = step_times(count_of_run(training.model, "prolip", 512), training, cluster, 4e14)
     assert step.reduce_exposed > step.reduce / step.buckets
-    np.testing.assert_allclose(simulate(cluster, step, training, EASY, QUIET).steps, step.seconds, rtol=0.02)
+    np.testing.assert_allclose(play(cluster, step, training, EASY, QUIET).steps, step.seconds, rtol=0.02)
 
 
 def test_gradients_of_fsdp_travel_behind_the_forward_pass_and_ppcl_too():
     """The formula hides nothing behind PPCL."""
-    training = Training(gpus=[32], fsdp=True)
-    cluster = build_cluster(Machines(inter_gbs=1.0), 32)
+    training = PlanConfig(gpus=[32], fsdp=True, inter_gbs=1.0)
+    cluster = build_cluster(training, 32)
     step = step_times(count_of_run(training.model, "prolip", 512), training, cluster, 4e14)
-    seconds = simulate(cluster, step, training, EASY, QUIET).steps.mean()
+    seconds = play(cluster, step, training, EASY, QUIET).steps.mean()
     assert step.seconds - step.pairs.seconds < seconds < step.seconds
 
 
@@ -123,14 +128,14 @@ def test_stragglers_slow_monotonically(name, by, block_least):
     seconds = []
     for sigma in (0.0, 0.05, 0.1, 0.2, 0.4):
         noise = dataclasses.replace(QUIET, **{name: sigma}, steps=8)
-        seconds.append(simulate(cluster, step, training, EASY, noise).steps.mean())
+        seconds.append(play(cluster, step, training, EASY, noise).steps.mean())
     assert seconds == sorted(seconds)
     assert seconds[-1] > (block_least if name == "block_sigma" else 1.005) * seconds[0]
 
 
 def test_more_ranks_wait_for_the_slowest_of_more():
     noise = dataclasses.replace(QUIET, step_sigma=0.1, steps=20)
-    efficiency = [simulate(*setting(gpus), EASY, noise).efficiency for gpus in (1, 8, 64)]
+    efficiency = [play(*setting(gpus), EASY, noise).efficiency for gpus in (1, 8, 64)]
     assert efficiency == sorted(efficiency, reverse=True)
     assert efficiency[0] > 0.95 > efficiency[-1]
 
@@ -139,15 +144,15 @@ def test_a_loader_with_enough_cores_never_stalls():
     cluster, step, training = setting(8)
     cores = 2 * int(512 / step.seconds / 250) + 1
     noise = Noise(steps=200, stall_chance=0.0)
-    supply = Supply(workers=cores, prefetch=16, shard_samples=1000)
-    assert simulate(cluster, step, training, supply, noise).waits["data"] == 0
+    supply = {"workers": cores, "prefetch": 16, "shard_samples": 1000}
+    assert play(cluster, step, training, supply, noise).waits["data"] == 0
 
 
 def test_a_loader_with_too_few_cores_sets_the_pace():
     cluster, step, training = setting(8)
-    supply = Supply(workers=4, images_per_core=100.0, open_ms=0.0)
+    supply = {"workers": 4, "images_per_core": 100.0, "open_ms": 0.0}
     noise = dataclasses.replace(QUIET, image_sigma=0.5, steps=100)
-    result = simulate(cluster, step, training, supply, noise)
+    result = play(cluster, step, training, supply, noise)
     assert result.steps[20:].mean() == pytest.approx(512 / (4 * 100.0), rel=0.1)
     # The rank whose loader is last waits for data, the others for that rank in PPCL.
     assert result.waits["data"] + result.waits["texts"] > 0.7 * result.steps.mean()
@@ -156,7 +161,7 @@ def test_a_loader_with_too_few_cores_sets_the_pace():
 
 def test_chunks_take_the_mean_time_of_their_images_and_scatter_less_than_one():
     cluster, *_ = setting(64)
-    loader = Loader(cluster, Supply(open_ms=0.0, stream_mbs=1e6, store_gbs=1e6), Noise(), 512, draws())
+    loader = Loader(cluster, PlanConfig(open_ms=0.0, stream_mbs=1e6, store_gbs=1e6), Noise(), 512, draws())
     seconds = np.stack([loader.chunk_seconds() for _ in range(50)])
     assert seconds.mean() == pytest.approx(512 / 16 / 250, rel=0.01)
     one_image = np.sqrt(np.expm1(Noise().image_sigma ** 2))
@@ -165,7 +170,7 @@ def test_chunks_take_the_mean_time_of_their_images_and_scatter_less_than_one():
 
 def test_shards_are_opened_as_often_as_samples_say_and_stalls_cost_time():
     cluster, *_ = setting(8)
-    supply = Supply(shard_samples=1000, open_ms=100.0, stream_mbs=1e6, store_gbs=1e6)
+    supply = PlanConfig(shard_samples=1000, open_ms=100.0, stream_mbs=1e6, store_gbs=1e6)
     plain, slow = (
         Loader(cluster, supply, dataclasses.replace(QUIET, stall_chance=chance, stall_seconds=5.0), 512, draws())
         for chance in (0.0, 1.0)
@@ -181,27 +186,29 @@ def test_shards_are_opened_as_often_as_samples_say_and_stalls_cost_time():
 def test_prefetch_bridges_pauses():
     cluster, step, training = setting(8)
     noise = Noise(steps=60, open_sigma=0.0)
-    supplies = [Supply(prefetch=chunks, open_ms=1500.0, shard_samples=2000) for chunks in (1, 2, 16)]
-    late = [simulate(cluster, step, training, supply, noise).waits["data"] for supply in supplies]
+    supplies = [{"prefetch": chunks, "open_ms": 1500.0, "shard_samples": 2000} for chunks in (1, 2, 16)]
+    late = [play(cluster, step, training, supply, noise).waits["data"] for supply in supplies]
     assert late[0] > late[1] > late[2] == 0
 
 
 @pytest.mark.parametrize("local", [16, 100, 512, 4096])
 def test_the_planner_prepares_as_many_chunks_ahead_as_the_loader(local):
     cluster, step, training = setting(8, local)
-    noise, least = Noise(steps=4), Supply(prefetch=2, open_ms=600.0)
-    default, same = Supply(open_ms=600.0), Supply(prefetch=chunks_ahead(None, local), open_ms=600.0)
-    assert feed(local, step.seconds, cluster, default) == feed(local, step.seconds, cluster, same)
-    longer = feed(local, step.seconds, cluster, default).bridged - feed(local, step.seconds, cluster, least).bridged
+    noise, least = Noise(steps=4), {"prefetch": 2, "open_ms": 600.0}
+    default, same = {"open_ms": 600.0}, {"prefetch": chunks_ahead(None, local), "open_ms": 600.0}
+    configs = [PlanConfig(**supply) for supply in (default, same, least)]
+    first, other, short = (feed(local, step.seconds, cluster, config) for config in configs)
+    assert first == other
+    longer = first["pause that prefetch bridges"] - short["pause that prefetch bridges"]
     assert longer == pytest.approx((chunks_ahead(None, local) - 2) * step.seconds)
-    left, given = (simulate(cluster, step, training, supply, noise).steps for supply in (default, same))
+    left, given = (play(cluster, step, training, supply, noise).steps for supply in (default, same))
     assert np.array_equal(left, given)
 
 
 def test_small_batches_are_not_held_up_by_shards_that_open_late():
     cluster, step, training = setting(64, 64)
-    supplies = [Supply(prefetch=prefetch, shard_samples=1000) for prefetch in (2, None)]
-    few, default = (simulate(cluster, step, training, supply, Noise()) for supply in supplies)
+    supplies = [{"prefetch": prefetch, "shard_samples": 1000} for prefetch in (2, None)]
+    few, default = (play(cluster, step, training, supply, Noise()) for supply in supplies)
     assert few.steps.mean() > 1.5 * default.steps.mean()
 
 
@@ -209,13 +216,13 @@ def test_a_shard_that_opens_later_than_the_chunks_last_is_waited_for_in_the_firs
     monkeypatch.setattr(simulate_steps, "WARM_UP", 0)
     cluster, step, training = setting(8, 64)
     quiet = dataclasses.replace(QUIET, steps=20)
-    supply = Supply(open_ms=2e3 * 32 * step.seconds, shard_samples=400)
-    assert simulate(cluster, step, training, supply, quiet).steps.max() > 10 * step.seconds
+    supply = {"open_ms": 2e3 * 32 * step.seconds, "shard_samples": 400}
+    assert play(cluster, step, training, supply, quiet).steps.max() > 10 * step.seconds
 
 
 def test_the_same_seed_gives_the_same_steps_and_another_one_others():
     cluster, step, training = setting(16)
-    results = [simulate(cluster, step, training, Supply(), Noise(seed=seed, steps=4)).steps for seed in (1, 1, 2)]
+    results = [play(cluster, step, training, {}, Noise(seed=seed, steps=4)).steps for seed in (1, 1, 2)]
     assert np.array_equal(results[0], results[1])
     assert not np.array_equal(results[0], results[2])
 

@@ -1,14 +1,14 @@
 """Classes by a few images of each, and by their names where a model knows them."""
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from sklearn.covariance import ledoit_wolf
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 
 from prolip.classifiers.base import ImageClassifier, Names, class_logits, named_classes, text_classes, unknown_label
-from prolip.classifiers.discriminant import Discriminant, fit_discriminant
 from prolip.classifiers.inputs import Shown
 from prolip.classifiers.sharpness import Sharpness, fit_sharpness
 from prolip.evaluation.model import Embedder
@@ -18,6 +18,8 @@ FOLDS = 5
 #: Deviations of the log weights of names and shots before any is known: the model's own scale was trained, that of
 #: densities is a guess.
 LOOSE_TEXTS, LOOSE_SHOTS = 1.0, 2.0
+#: What is added to a covariance, as a share of its mean variance, so that it can be inverted.
+RIDGE = 1e-3
 
 
 class FewShotClassifier(ImageClassifier):
@@ -104,6 +106,35 @@ class FewShotClassifier(ImageClassifier):
         if self.model is None and self.card_ is None:
             return validate_data(self, X, dtype=np.float64, reset=False)
         return super()._shown(X)
+
+
+class Discriminant(NamedTuple):
+    """log N(x; mean_c, S) of classes but for what all of them share: weight x + offset, (C, D) and (C,)."""
+
+    weight: np.ndarray
+    offset: np.ndarray
+
+    def logits(self, x: np.ndarray) -> np.ndarray:
+        """(N, D) -> (N, C)."""
+        return x @ self.weight.T + self.offset
+
+
+def fit_discriminant(x: np.ndarray, labels: np.ndarray, classes: int) -> Discriminant:
+    """Features (N, D) of `classes` classes, labels (N,) below that, an image or more of each.
+
+    S: covariance within classes, shrunk by Ledoit and Wolf's share (2004); that of all images where no class has two.
+    The classes are equally frequent: few shots do not say how often each is met.
+    """
+    x = np.asarray(x, np.float64)
+    mean = np.stack([x[labels == c].mean(0) for c in range(classes)])
+    apart, freedom = x - mean[labels], len(x) - classes
+    if freedom < 1 or not apart.any():
+        apart, freedom = x - x.mean(0), max(1, len(x) - 1)
+    covariance = ledoit_wolf(apart, assume_centered=True)[0] * (len(x) / freedom)
+    level = np.trace(covariance) / len(covariance)
+    covariance[np.diag_indices_from(covariance)] += RIDGE * level if level > 0 else 1.0
+    weight = np.linalg.solve(covariance, mean.T).T
+    return Discriminant(weight, -0.5 * (weight * mean).sum(1))
 
 
 def shot_logits(discriminant: Discriminant, x: np.ndarray) -> np.ndarray:

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_type_hints
 
 from prolip.utils.fields import option
 from prolip.utils.flags import Parser, argument_settings, flag_of
+from prolip.utils.messages import at_least
+from prolip.utils.outputs import check_output
 
 if TYPE_CHECKING:
     from prolip.evaluation.model import Embedder
@@ -98,6 +100,7 @@ class Output:
     """What is written."""
 
     output: str | None = option(None, "file or folder to write", metavar="PATH")
+    save_features: str | None = option(None, "keep embeddings here, and reuse those that are here", metavar="FOLDER")
     overwrite: bool = option(False, "delete what is there and start again")
     json: bool = option(False, "print JSON lines instead of text")
 
@@ -132,6 +135,23 @@ def load(args: argparse.Namespace, model: str | None = None, **settings: Any) ->
     from prolip.evaluation.loading import load_embedder
 
     return load_embedder(model or args.model, args.pretrained, args.device, args.precision, args.tokenizer, **settings)
+
+
+def check(args: argparse.Namespace, folder: bool = False) -> None:
+    """ValueError for numbers, a device or a place for results that cannot be; before anything is read or loaded.
+
+    folder: whether `--output` is one.
+    """
+    at_least(args, 2, "steps")
+    at_least(args, 1, "batch_size", "inputs", "max_pairs", "top")
+    at_least(args, 0, "least", "seed", "workers")
+    for name, is_folder in (("output", folder), ("save_features", True)):
+        if path := getattr(args, name, None):
+            check_output(path, is_folder)
+    if hasattr(args, "device"):
+        from prolip.evaluation.model import check_device
+
+        check_device(args.device)
 
 
 def part_of(text: str | None) -> tuple[int, int]:

@@ -6,15 +6,16 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from prolip.cli.command import Command, Compute, Data, Model, Output, add, load, part_of
+from prolip.cli.command import Command, Compute, Data, Model, Output, add, check, load, part_of
 from prolip.evaluation.datasets.specs import FORMS, open_dataset
 from prolip.utils.flags import Parser, flag_of
-from prolip.utils.messages import at_least, naming
+from prolip.utils.messages import naming
 from prolip.utils.outputs import check_output
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from prolip.data.emoji import Corpus
     from prolip.evaluation.datasets.base import Dataset
     from prolip.evaluation.features import Features
 
@@ -42,11 +43,6 @@ def intervals_flag(parser: argparse.ArgumentParser, of: str) -> None:
                         help=f"95%% intervals by bootstrap over {of} (without a number 1000 draws)")  # fmt: skip
 
 
-def save_features_flag(parser: argparse.ArgumentParser) -> None:
-    """Where embeddings are kept."""
-    parser.add_argument("--save-features", metavar="FOLDER", help="keep embeddings here, and reuse those that are here")
-
-
 # --- tasks ------------------------------------------------------------------------------------------------------------
 def tasks_flags(parser: argparse.ArgumentParser) -> None:
     """Those of `prolip eval tasks`."""
@@ -58,7 +54,6 @@ def tasks_flags(parser: argparse.ArgumentParser) -> None:
          "best, bprw, bprw:K, or a file of prolip prompts fit (see below)")  # fmt: skip
     flag("--prompts-fit", metavar="WORD:ADDRESS", help="images that bprw is fitted to, for others to be scored")
     flag("--prompts-split", metavar="SPLIT", help="split of --prompts-fit, if it is another than test")
-    save_features_flag(parser)
     flag("--features", metavar="FOLDER", help="evaluate what --save-features kept, without a model")
     flag("--uncertainty", action="store_true", help="add refusal by score and traces, and calibration")
     flag("--plots", action="store_true", help="draw these next to --output: plots/TASK-MODEL-SIMILARITY/*.png")
@@ -70,7 +65,7 @@ def tasks_flags(parser: argparse.ArgumentParser) -> None:
     add(parser, Model)
     add(parser, Data, "skip_damaged")
     add(parser, Compute, "device", "precision", "batch_size", "workers")
-    add(parser, Output, "output", help={"output": "JSON file for the results"})
+    add(parser, Output, "output", "save_features", help={"output": "JSON file for the results"})
 
 
 #: What --prompts takes.
@@ -115,16 +110,14 @@ def check_tasks(args: argparse.Namespace) -> None:
     if not args.features and not (args.model and args.data):
         raise ValueError("give --model and --data, or --features FOLDER to evaluate saved embeddings")
     check_intervals(args)
-    at_least(args, 1, "batch_size")
-    at_least(args, 0, "workers")
+    check(args)
     for name in ("confusion", "plots"):
         if getattr(args, name) and not args.output:
             raise ValueError(f"--{name} goes with the JSON: give --output FILE too")
     if args.instances and not Path(args.instances).is_file():
         raise FileNotFoundError(f"--instances: no file {args.instances}: give COCO's instances_val2014.json")
-    for path, folder in ((args.output, False), (args.save_features, True), (plots_of(args), True)):
-        if path:
-            check_output(path, folder)
+    if args.plots:
+        check_output(plots_of(args), folder=True)
 
 
 def check_intervals(args: argparse.Namespace) -> None:
@@ -133,9 +126,9 @@ def check_intervals(args: argparse.Namespace) -> None:
         raise ValueError(f"--intervals {args.intervals}: give two draws or more, such as 1000, or no number")
 
 
-def plots_of(args: argparse.Namespace) -> Path | None:
+def plots_of(args: argparse.Namespace) -> Path:
     """The folder of the plots, next to the results."""
-    return Path(args.output).parent / "plots" if args.plots else None
+    return Path(args.output).parent / "plots"
 
 
 def open_named(flag: str, spec: str, split: str | None, skip_damaged: bool) -> Dataset:
@@ -187,7 +180,7 @@ def run_tasks(args: argparse.Namespace) -> None:
     study = args.uncertainty or args.plots
     results = evaluate_all(
         features_of(args), args.similarity or [None], draws=args.intervals, confusion=args.confusion,
-        instances=args.instances, study=study, plots=plots_of(args), output=args.output,
+        instances=args.instances, study=study, plots=plots_of(args) if args.plots else None, output=args.output,
     )  # fmt: skip
     tables = [table.format_table(results), table.harmonic_means(results, args.intervals)]
     tables += [f"prompts: {said_of_prompts(args)}"] if args.prompts != "all" else []
@@ -226,6 +219,13 @@ def drawings_flags(parser: argparse.ArgumentParser) -> None:
     flag("--all-names", action="store_true", help="--select does not narrow the gallery")
 
 
+def corpus_of(args: argparse.Namespace) -> Corpus:
+    """The drawings and their names."""
+    from prolip.evaluation.suites.emoji import gallery
+
+    return gallery(args.data, args.select, args.names, args.all_names)
+
+
 def emoji_flags(parser: argparse.ArgumentParser) -> None:
     """Those of `prolip eval emoji`."""
     drawings_flags(parser)
@@ -240,20 +240,17 @@ def emoji_flags(parser: argparse.ArgumentParser) -> None:
 
 def run_emoji(args: argparse.Namespace) -> None:
     """Read, load, evaluate, write, print, in the order in which mistakes are cheapest."""
-    from prolip.evaluation.model import check_device
     from prolip.evaluation.suites import emoji
     from prolip.methods import find_score
 
     if args.similarity:
         find_score(args.similarity)
-    check_device(args.device)
-    if args.output:
-        check_output(args.output, folder=True)
+    check(args, folder=True)
     check_intervals(args)
     if args.against and not args.intervals:
         raise ValueError("--against is for intervals of differences: give --intervals too")
     against = emoji.load(args.against) if args.against else None
-    corpus = emoji.gallery(args.data, args.select, args.names, args.all_names)
+    corpus = corpus_of(args)
     if ":" not in args.model and not args.pretrained:
         args.pretrained = "random"
         print(f"note: {args.model} is a bare config, so its weights are random; a run is local-dir:runs/NAME/model",
@@ -276,7 +273,6 @@ def datacomp_flags(parser: argparse.ArgumentParser) -> None:
     similarities_flag(parser)
     flag("--prompts", nargs="+", default=[], metavar="FILE", help="weights of prolip prompts fit, each for the task "
          "whose classes and prompts it has")  # fmt: skip
-    save_features_flag(parser)
     flag("--allow-missing", action="store_true", help="evaluate what is there, without the averages that lack a task")
     flag("--no-uncertainty", action="store_true", help="leave out refusal and calibration")
     flag("--plots", action="store_true", help="draw refusal and calibration of every task: OUTPUT/plots/TASK/*.png")
@@ -291,7 +287,8 @@ def datacomp_flags(parser: argparse.ArgumentParser) -> None:
         "data": "folder or URL that holds the folders of the data sets, or hf-hub to stream them",
         "part": "evaluate tasks of part I of N, from 0 (I/N); slurm: of this task of a SLURM array"})
     add(parser, Compute, "device", "precision", "batch_size", "workers")
-    add(parser, Output, "output", output="datacomp", help={"output": "folder for results.jsonl and tables.*"})
+    add(parser, Output, "output", "save_features", output="datacomp",
+        help={"output": "folder for results.jsonl and tables.*"})  # fmt: skip
 
 
 def run_datacomp(args: argparse.Namespace) -> int:
@@ -312,8 +309,7 @@ def run_datacomp(args: argparse.Namespace) -> int:
         return 0
     if not (args.model and args.data):
         raise ValueError("give --model and --data (or --tables-of FOLDER, or --list)")
-    at_least(args, 1, "batch_size")
-    at_least(args, 0, "workers")
+    check(args, folder=True)
     choice = suite.Choice(
         tasks=args.tasks, similarities=args.similarity or [None], prompts=args.prompts, part=part_of(args.part),
         allow_missing=args.allow_missing, skip_damaged=args.skip_damaged,

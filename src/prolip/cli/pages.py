@@ -3,8 +3,8 @@ from __future__ import annotations
 
 import argparse
 
-from prolip.cli.command import Command, Compute, Model, Output, add, load
-from prolip.cli.eval import drawings_flags
+from prolip.cli.command import Command, Compute, Model, Output, add, check, load
+from prolip.cli.eval import corpus_of, drawings_flags
 from prolip.cli.texts import inclusion_flag
 from prolip.figures.index import FIGURES, VECTORS
 
@@ -48,18 +48,14 @@ def figure_flags(parser: argparse.ArgumentParser) -> None:
 
 def draw(args: argparse.Namespace) -> None:
     """Draw the figures and print the path of each."""
-    from prolip.evaluation.suites.emoji import gallery
     from prolip.figures.draw import Source, draw_figures
     from prolip.prompts.weights import PromptWeights
-    from prolip.utils.messages import at_least
-    from prolip.utils.outputs import check_output
 
-    check_output(args.output, folder=True)
-    at_least(args, 0, "seed")
+    check(args, folder=True)
     if args.dpi is not None and not 10 <= args.dpi <= MOST_DPI:
         raise ValueError(f"--dpi {args.dpi}: give 10 or more, at most {MOST_DPI}: 100 for a page, 300 for print")
     weights = PromptWeights.load(args.prompts) if args.prompts else None
-    corpus = gallery(args.data, args.select, args.names, args.all_names)
+    corpus = corpus_of(args)
     source = Source(load(args, stored=False), corpus, args.images, args.captions, weights, args.inclusion, args.seed)
     for key, files, missing in draw_figures(source, args.output, args.only, args.vector, args.dpi):
         words = f"{key:<5}{FIGURES[key].words}"

@@ -14,41 +14,41 @@ VERDICT = "verdict"
 RENAMED = {
     "global-batch": "use --global-batch-size", "samples": "use --max-samples", "ema": "use --ema-decay",
     "recompute": "use --grad-checkpointing and --checkpoint-policy", "parallel": "use --fsdp",
-    "cores-per-gpu": "use --workers", "every-samples": "use --save-every-samples",
-    "every-steps": "use --save-every-steps", "every-minutes": "use --save-every-minutes",
+    "cores-per-gpu": "use --workers", "*every-*": "give --save-every-samples",
 } | dict.fromkeys(
-    ("simulate", "sim-steps", "rank-sigma", "step-sigma", "block-sigma", "image-sigma", "open-sigma", "stall-chance",
-     "stall-seconds", "seed"),
+    ("simulate", "sim-steps", "*-sigma", "stall-*", "seed"),
     "python scripts/simulate_steps.py simulates, with the flags of a plan and its own; its --help lists them",
 )  # fmt: skip
 
 
 # --- plan -------------------------------------------------------------------------------------------------------------
 def plan_flags(parser: argparse.ArgumentParser) -> None:
-    """Those of `prolip plan`: every question of the planner."""
-    from planner.question import SECTIONS
-    from planner.tables import SECTIONS as TABLES
+    """Add the settings of a plan."""
+    from planner.config import GROUPS, TABLES
 
     names = [*TABLES, VERDICT]
     parser.add_argument("--show", nargs="+", choices=names, metavar="TABLE", help=f"only these: {', '.join(names)}")
-    add(parser, Output, "json", help={"json": "print all values as JSON instead: seconds, bytes, dollars"})
-    for section, config in SECTIONS.items():
-        add_flags(parser, section, config)
+    add(parser, Output, "json", help={"json": "print the tables as JSON instead: seconds, bytes, dollars"})
+    for group, config in GROUPS.items():
+        add_flags(parser, group, config)
 
 
 def plan(args: argparse.Namespace) -> None:
     """Print the tables, a column for each number of GPUs."""
-    from planner import tables
-    from planner.plan import make_plans
-    from planner.question import ask
+    from planner.config import TABLES, read_flags
+    from planner.plan import judge, make_plan
+    from planner.tables import column, table
 
-    plans = make_plans(ask(vars(args)))
+    config = read_flags(vars(args))
+    plans = {column(gpus): make_plan(config, gpus) for gpus in config.gpus}
     if args.json:
-        print(json.dumps([tables.as_values(each) for each in plans], indent=2))
+        values = [each.tables | {VERDICT: judge(each, config), "gpus": each.gpus} for each in plans.values()]
+        print(json.dumps(values, indent=2))
         return
-    print(tables.heading(plans))
-    for name in args.show or [*tables.SECTIONS, VERDICT]:
-        print("\n" + (tables.verdicts(plans) if name == VERDICT else tables.table(name, plans)))
+    shown = {name: table(name, {title: each.tables[name] for title, each in plans.items()}) for name in TABLES}
+    shown[VERDICT] = "\n".join(f"{title}: {judge(each, config)}" for title, each in plans.items())
+    largest = max(plans.values(), key=lambda each: each.cluster.per_node)
+    print(largest.heading, *(shown[name] for name in args.show or shown), sep="\n\n")
 
 
 # --- demo -------------------------------------------------------------------------------------------------------------

@@ -7,15 +7,14 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from prolip.cli.command import Command, Compute, Data, Model, Output, add, load
-from prolip.cli.eval import drawings_flags, open_named, save_features_flag
+from prolip.cli.command import Command, Compute, Data, Model, Output, add, check, load
+from prolip.cli.eval import corpus_of, drawings_flags, open_named
 from prolip.evaluation.datasets.specs import FORMS
 from prolip.hierarchy.choices import INCLUSIONS, LEAST, OWN, ROOTS, STEPS
 from prolip.utils.messages import at_least
-from prolip.utils.outputs import check_output, replacing
+from prolip.utils.outputs import replacing
 
 if TYPE_CHECKING:
-    from prolip.data.emoji import Corpus
     from prolip.evaluation.model import Embedder
     from prolip.hierarchy.traversal import Pairwise
 
@@ -29,11 +28,11 @@ def fit_flags(parser: argparse.ArgumentParser) -> None:
     flag("--rule", default="bprw", metavar="RULE", help="bprw (default): by the images nearest to a class; bprw:K: by "
          "K labelled images of it; with settings as of prolip eval tasks --prompts")  # fmt: skip
     flag("--templates", metavar="FILE", help="prompts, one a line with {c} for the class, instead of the data set's")
-    save_features_flag(parser)
     add(parser, Model, required=["model"])
     add(parser, Data, "skip_damaged")
     add(parser, Compute, "device", "precision", "batch_size", "workers")
-    add(parser, Output, "output", required=["output"], help={"output": "file for the weights, NAME.json"})
+    add(parser, Output, "output", "save_features", required=["output"],
+        help={"output": "file for the weights, NAME.json"})  # fmt: skip
 
 
 def run_fit(args: argparse.Namespace) -> None:
@@ -51,11 +50,7 @@ def run_fit(args: argparse.Namespace) -> None:
         raise ValueError(f"--rule {args.rule} has no weights to fit: give bprw or bprw:K")
     if not args.output.endswith(".json"):
         raise ValueError(f"--output {args.output}: give a name that ends in .json, by which --prompts knows a file")
-    at_least(args, 1, "batch_size")
-    at_least(args, 0, "workers")
-    check_output(args.output)
-    if args.save_features:
-        check_output(args.save_features, folder=True)
+    check(args)
     templates = entries(text_of(args.templates, CONFIG_BYTES), args.templates) if args.templates else ()
     if args.templates and not templates:
         raise ValueError(f"--templates {args.templates} holds no prompt: write one a line, with {{c}} where the class"
@@ -83,9 +78,7 @@ def run_show(args: argparse.Namespace) -> None:
     from prolip.prompts.weights import PromptWeights
     from prolip.utils import console
 
-    at_least(args, 1, "top")
-    if args.output:
-        check_output(args.output, folder=True)
+    check(args, folder=True)
     found = PromptWeights.load(args.file)
     from prolip.prompts.figures import listing, write_weights  # after the file is read: matplotlib takes a second
 
@@ -185,26 +178,6 @@ def ambiguity_flags(parser: argparse.ArgumentParser) -> None:
     output_flag(parser, "folder for the figure, PNG and SVG")
 
 
-def checked(args: argparse.Namespace, folder: bool = False) -> None:
-    """ValueError for numbers, a place for results or a device that cannot be; before anything is read."""
-    at_least(args, 2, "intervals", "steps")
-    at_least(args, 1, "max_pairs", "top", "inputs")
-    at_least(args, 0, "seed", "least")
-    if getattr(args, "output", None):
-        check_output(args.output, folder=folder)
-    if hasattr(args, "device"):
-        from prolip.evaluation.model import check_device
-
-        check_device(args.device)
-
-
-def corpus_of(args: argparse.Namespace) -> Corpus:
-    """The drawings and their names."""
-    from prolip.evaluation.suites.emoji import gallery
-
-    return gallery(args.data, args.select, args.names, args.all_names)
-
-
 def inclusion_of(args: argparse.Namespace, embedder: Embedder) -> str | Pairwise:
     """A measure by its name, or the model's score."""
     return embedder.score.pairwise if args.inclusion == OWN else args.inclusion
@@ -219,7 +192,8 @@ def keep(path: str | None, values: Any) -> None:
 
 def run_entailment(args: argparse.Namespace) -> None:
     """AUC of every score."""
-    checked(args)
+    at_least(args, 2, "intervals")
+    check(args)
     from prolip.hierarchy import entailment
 
     corpus = corpus_of(args)
@@ -234,7 +208,7 @@ def run_entailment(args: argparse.Namespace) -> None:
 
 def run_traverse(args: argparse.Namespace) -> None:
     """Captions met, and the roots."""
-    checked(args)
+    check(args)
     from prolip.data.emoji import Corpus
     from prolip.evaluation.suites.emoji.evaluate import embed_drawings
     from prolip.hierarchy.traversal import format_paths, traverse
@@ -253,7 +227,7 @@ def run_traverse(args: argparse.Namespace) -> None:
 
 def run_hierarcaps(args: argparse.Namespace) -> None:
     """The metrics of every model and root."""
-    checked(args)
+    check(args)
     from prolip.hierarchy.entailment import short
     from prolip.hierarchy.hierarcaps import evaluate_hierarcaps, format_metrics, read_hierarcaps
 
@@ -271,7 +245,7 @@ def run_hierarcaps(args: argparse.Namespace) -> None:
 
 def run_hierarimgs(args: argparse.Namespace) -> None:
     """Build the folder."""
-    checked(args, folder=True)
+    check(args, folder=True)
     from prolip.hierarchy.hierarimgs import SEGMENTS, build
 
     count = build(args.instances, args.images, args.output, args.least, args.top)
@@ -280,7 +254,7 @@ def run_hierarimgs(args: argparse.Namespace) -> None:
 
 def run_levels(args: argparse.Namespace) -> None:
     """Figures, and what they show."""
-    checked(args, folder=True)
+    check(args, folder=True)
     if not args.images and not args.captions:
         raise ValueError("give --images with images at levels, or --captions with HierarCaps' CSV, or both")
     import torch
@@ -306,7 +280,7 @@ def run_levels(args: argparse.Namespace) -> None:
 
 def run_ambiguity(args: argparse.Namespace) -> None:
     """The studies of every model, in one figure."""
-    checked(args, folder=True)
+    check(args, folder=True)
     from prolip.hierarchy import ambiguity, figures
     from prolip.hierarchy.entailment import short
     from prolip.utils.style import write

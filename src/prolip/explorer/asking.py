@@ -14,9 +14,8 @@ from prolip.data.faults import SampleFault
 from prolip.data.samples.decoding import decode_image
 from prolip.evaluation.model import Embedded, Embedder
 from prolip.explorer.captions import Captions
-from prolip.explorer.gallery import cut, number
+from prolip.explorer.gallery import cut, number, place
 from prolip.explorer.pictures import PIXELS, Gone, decoded
-from prolip.explorer.plane import place
 from prolip.explorer.verdict import first_answer, judge
 from prolip.gaussian import Gaussian, concatenate, mixture
 from prolip.methods import find_score

@@ -5,7 +5,6 @@ pairwise_f(p, q) with (B1, D), (B2, D) -> (B1, B2). `MEASURES` lists those that 
 """
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -43,6 +42,7 @@ from prolip.measures.pairwise import (
     pairwise_mean_cosine,
     pairwise_wasserstein2,
 )
+from prolip.utils.flags import did_you_mean
 
 
 class Measure(NamedTuple):
@@ -76,9 +76,8 @@ MEASURES = {
 def get_measure(name: str) -> Measure:
     """The entry of MEASURES; an unknown name raises ValueError with the near ones."""
     if name not in MEASURES:
-        near = difflib.get_close_matches(name, MEASURES, n=3, cutoff=0.4)
-        hint = f"did you mean {' or '.join(near)}? " if near else ""
-        raise ValueError(f"measure {name!r} is unknown: {hint}Known are {', '.join(MEASURES)}")
+        known = f"known are {', '.join(MEASURES)}"
+        raise ValueError(f"measure {name!r} is unknown: {did_you_mean(name, MEASURES, known)}")
     return MEASURES[name]
 
 

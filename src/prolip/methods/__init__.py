@@ -3,7 +3,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from difflib import get_close_matches
 from importlib import import_module
 from typing import Any
 
@@ -28,6 +27,7 @@ from prolip.methods.triplet import CosineScore, TripletConfig, TripletObjective,
 from prolip.methods.vacsr import VACSRConfig, VACSRObjective, VACSRScore
 from prolip.methods.vacsr import extend as extend_vacsr
 from prolip.scores import SCORES, CSDScore, MeanScore, Score, measure_score
+from prolip.utils.flags import did_you_mean
 
 METHODS: dict[str, Method] = {
     "prolip": Method(ProLIPConfig, ProLIPObjective, CSDScore),
@@ -70,12 +70,9 @@ def find_method(name: str) -> Method:
     """A method by name. ValueError with the near ones for an unknown name."""
     known = all_methods()
     if name not in known:
-        near = get_close_matches(str(name), known, n=3, cutoff=0.4)
-        hint = f"did you mean {' or '.join(near)}? " if near else ""
-        raise ValueError(
-            f"method {name!r} is unknown: {hint}there are {', '.join(known)}; one of your own is in a module that"
-            f" {FURTHER}=<module> names"
-        )
+        hint = did_you_mean(str(name), known, f"there are {', '.join(known)}")
+        raise ValueError(f"method {name!r} is unknown: {hint} (one of your own is in a module that {FURTHER}=<module>"
+                         " names)")  # fmt: skip
     return known[name]
 
 
@@ -100,9 +97,7 @@ def find_score(name: str) -> type[Score]:
     if name in MEASURES:
         return measure_score(name)
     known = list(dict.fromkeys([*scores, *MEASURES]))
-    near = get_close_matches(str(name), known, n=3, cutoff=0.4)
-    hint = f"did you mean {' or '.join(near)}? " if near else ""
-    raise ValueError(f"the score {name!r} is unknown: {hint}known are {', '.join(known)}")
+    raise ValueError(f"the score {name!r} is unknown: " + did_you_mean(name, known, f"known are {', '.join(known)}"))
 
 
 def score_of(model: Any) -> Score:

@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import copy
-import difflib
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
@@ -15,6 +14,7 @@ from open_clip.utils import to_2tuple
 from prolip.models.config_rules import FLAG, RULES, check_sizes, check_values, count_patches
 from prolip.models.towers import check_grid, check_stem
 from prolip.utils.documents import check_tree, shown
+from prolip.utils.flags import did_you_mean
 
 TOP_KEYS = (
     "embed_dim", "vision_cfg", "text_cfg", "prolip_cfg", "quick_gelu", "init_logit_scale", "init_logit_bias",
@@ -73,9 +73,7 @@ PROLIP_KEYS = tuple(f.name for f in fields(ProLIPCfg))
 def near_matches(name: str, known: Iterable[str]) -> str:
     """`a, b or c`, the known names closest to `name`; all of them when none is close."""
     known = list(known)
-    lower = {k.lower(): k for k in known}
-    close = [lower[k] for k in difflib.get_close_matches(str(name).lower(), lower, n=3, cutoff=0.5)]
-    return f"did you mean {' or '.join(close)}?" if close else f"choose from {', '.join(known)}"
+    return did_you_mean(str(name), known, f"choose from {', '.join(known)}")
 
 
 def check_keys(given: Iterable[str], known: Iterable[str], where: str) -> None:

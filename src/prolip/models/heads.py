@@ -1,26 +1,24 @@
 """What turns the last tokens of a tower into a Gaussian: norms and projections, in float32 whatever the autocast."""
 from __future__ import annotations
 
+from typing import Any
+
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from prolip.gaussian import upcast, without_autocast
 
 
-def layer_norm(norm: nn.Module, x: Tensor) -> Tensor:
-    """`norm` applied in float32 (float64 stays), (..., width) -> (..., width); a pruned norm is the identity."""
+def layer_norm(norm: Any, x: Tensor) -> Tensor:
+    """An `nn.LayerNorm` applied in float32 (float64 stays), (..., width) -> (..., width)."""
     x = upcast(x)
-    if not isinstance(norm, nn.LayerNorm):
-        return x
     with without_autocast(x.device):
         bias = None if norm.bias is None else upcast(norm.bias)
         return F.layer_norm(x, norm.normalized_shape, upcast(norm.weight), bias, norm.eps)
 
 
-def project(x: Tensor, projection: nn.Linear | nn.Parameter | None) -> Tensor:
+def project(x: Tensor, projection: nn.Linear | nn.Parameter) -> Tensor:
     """x W + b in float32 (float64 stays), (..., width) -> (..., D), for both forms of OpenCLIP's projections."""
-    if projection is None:
-        raise RuntimeError("this tower's head was pruned: only forward_intermediates(intermediates_only=True) is left")
     x = upcast(x)
     with without_autocast(x.device):
         if isinstance(projection, nn.Linear):

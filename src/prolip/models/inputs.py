@@ -22,7 +22,7 @@ ID_DTYPES = (torch.int64, torch.int32)
 def check_images(x: Any, image_size: Sequence[int], device: torch.device, raw: bool = False) -> None:
     """TypeError and ValueError unless `x` is (B, 3, H, W), floats or, where `raw`, uint8, on `device`."""
     if not isinstance(x, Tensor):
-        raise TypeError(f"images are {kind_of(x)}, want a tensor: {_tensor_remedy(x)}")
+        raise TypeError(f"images are {kind_of(x)}, want a tensor: torch.stack([preprocess(picture), ...])")
     if x.layout != torch.strided:
         raise TypeError(f"images are {x.layout}, want a dense tensor: x.to_dense()")
     if not x.is_floating_point() and not (raw and x.dtype == torch.uint8):
@@ -32,8 +32,8 @@ def check_images(x: Any, image_size: Sequence[int], device: torch.device, raw: b
     if torch.jit.is_tracing():  # shapes are variables there
         return
     if x.ndim != 4 or tuple(x.shape[1:]) != want:
-        raise ValueError(f"images are {tuple(x.shape)}, want (B, {', '.join(map(str, want))}):"
-                         f" {_shape_remedy(x, want)}")
+        raise ValueError(f"images are {tuple(x.shape)}, want (B, {', '.join(map(str, want))}): stack what the"
+                         " model's preprocess makes (of one picture x[None]), or create it with force_image_size")
     check_device("images", x, device)
 
 
@@ -103,21 +103,3 @@ def holds(condition: Tensor) -> bool:
         return bool(condition)
     except RuntimeError:
         return False
-
-
-def _tensor_remedy(x: Any) -> str:
-    if isinstance(x, (list, tuple)):
-        tensors = bool(x) and all(isinstance(part, Tensor) for part in x)
-        return "torch.stack(x)" if tensors else "torch.stack([preprocess(picture) for picture in x])"
-    return "torch.from_numpy(x)" if hasattr(x, "__array_interface__") and hasattr(x, "ndim") else "preprocess(x)[None]"
-
-
-def _shape_remedy(x: Tensor, want: tuple[int, ...]) -> str:
-    shape = tuple(x.shape)
-    if shape == want:
-        return "x[None] is a batch of one"
-    if x.ndim == 4 and shape[3] == 3 and shape[1] != 3:
-        return "x.permute(0, 3, 1, 2) puts channels first"
-    if x.ndim == 4 and shape[1] in (1, 2, 4):
-        return "pictures need three channels, picture.convert('RGB') before preprocess"
-    return "resize them, as the model's preprocess does, or create the model with force_image_size"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar, NoReturn
 
 import torch
 from open_clip.transformer import TextTransformer, Transformer, VisionTransformer, to_2tuple
@@ -117,8 +117,7 @@ class Probabilistic:
 
     def uncertainty_parameters(self) -> list[nn.Parameter]:
         """The [UNC] token and the log-variance head."""
-        head = getattr(self, self.unc_head_name)
-        return [getattr(self, self.unc_name), *(head.parameters() if head is not None else ())]
+        return [getattr(self, self.unc_name), *getattr(self, self.unc_head_name).parameters()]
 
     def no_weight_decay(self) -> set[str]:
         """Names that OpenCLIP keeps from weight decay, and the [UNC] token."""
@@ -129,11 +128,11 @@ class Probabilistic:
         for parameter in [*self.uncertainty_parameters(), *(self.head.parameters() if self.head is not None else ())]:
             parameter.requires_grad = on
 
-    def prune_intermediate_layers(self, indices=1, prune_norm: bool = False, prune_head: bool = True):
-        """As OpenCLIP's; both heads go together."""
-        if prune_head:
-            setattr(self, self.unc_head_name, None)
-        return super().prune_intermediate_layers(indices, prune_norm, prune_head)  # type: ignore[misc]
+    def forward_intermediates(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Not here: OpenCLIP's know one special token, and this tower has two."""
+        raise NotImplementedError("a tower with [UNC] gives no intermediate tokens: register hooks on tower.blocks")
+
+    prune_intermediate_layers = forward_intermediates
 
 
 class ProbabilisticVisionTransformer(Probabilistic, VisionTransformer):
@@ -146,7 +145,7 @@ class ProbabilisticVisionTransformer(Probabilistic, VisionTransformer):
     unc_name, unc_head_name = "unc_embedding", "uncertainty_proj"
     stem = ("conv1", "class_embedding", "unc_embedding", "positional_embedding", "ln_pre")
     positional_embedding: nn.Parameter
-    uncertainty_proj: LogVarianceHead | None
+    uncertainty_proj: LogVarianceHead
     #: A method's own head: (last tokens (B, 2 + N, width), the Gaussian that the plain heads make) -> Gaussian.
     head: nn.Module | None
 
@@ -259,27 +258,6 @@ class ProbabilisticVisionTransformer(Probabilistic, VisionTransformer):
         z = z if self.head is None else self.head(x, z, **beside)
         return (z, patches) if self.output_tokens else z
 
-    def forward_intermediates(  # noqa: PLR0913 (OpenCLIP's signature)
-        self, x, indices=None, stop_early=False, normalize_intermediates=False, intermediates_only=False,
-        output_fmt="NCHW", output_extra_tokens=False,
-    ) -> dict:
-        """As OpenCLIP's, with two prefix tokens; `image_features` is the mean before L2, beside `image_log_var`."""
-        if output_fmt not in ("NCHW", "NLC"):
-            raise ValueError(f"output_fmt is {output_fmt!r}: choose NCHW or NLC")
-        x, layers = self.transformer.forward_intermediates(self._embeds(x), indices=indices, stop_early=stop_early)
-        if normalize_intermediates:
-            layers = [layer_norm(self.ln_post, y) for y in layers]
-        patches = [y[:, SPECIAL_TOKENS:] for y in layers]
-        if output_fmt == "NCHW":
-            patches = [y.transpose(1, 2).unflatten(2, self.grid_size).contiguous() for y in patches]
-        output: dict = {"image_intermediates": patches}
-        if output_extra_tokens:
-            output["image_intermediates_prefix"] = [y[:, :SPECIAL_TOKENS] for y in layers]
-        if not intermediates_only:
-            z = self.gaussian(x, self._pool(x)[0], normalize=False)
-            output |= {"image_features": z.mean, "image_log_var": z.log_var}
-        return output
-
 
 class ProbabilisticTextTransformer(Probabilistic, TextTransformer):
     """ProLIP's text tower: tokens, [UNC], [CLS] -> bidirectional transformer, LayerNorm -> N(L2norm(Linear(CLS)),
@@ -293,7 +271,7 @@ class ProbabilisticTextTransformer(Probabilistic, TextTransformer):
 
     unc_name, unc_head_name = "unc_emb", "text_uncertainty_projection"
     stem = ("token_embedding", "cls_emb", "unc_emb", "positional_embedding")
-    text_uncertainty_projection: LogVarianceHead | None
+    text_uncertainty_projection: LogVarianceHead
     #: A method's own head: (last tokens (B, L + 2, width), the Gaussian that the plain heads make, ids) -> Gaussian.
     head: nn.Module | None
 
@@ -359,22 +337,3 @@ class ProbabilisticTextTransformer(Probabilistic, TextTransformer):
         z = self.gaussian(x, normalize)
         z = z if self.head is None else self.head(x, z, text, **beside)
         return (z, x[:, :-SPECIAL_TOKENS]) if self.output_tokens else z
-
-    def forward_intermediates(  # noqa: PLR0913 (OpenCLIP's signature)
-        self, text, indices=None, stop_early=False, normalize_intermediates=False, intermediates_only=False,
-        output_fmt="NLC", output_extra_tokens=False,
-    ) -> dict:
-        """As OpenCLIP's, with two suffix tokens; `text_features` is the mean before L2, beside `text_log_var`."""
-        if output_fmt != "NLC":
-            raise ValueError(f"output_fmt is {output_fmt!r}: texts have NLC only")
-        x, mask = self._embeds(text)
-        x, layers = self.transformer.forward_intermediates(x, attn_mask=mask, indices=indices, stop_early=stop_early)
-        if normalize_intermediates:
-            layers = [layer_norm(self.ln_final, y) for y in layers]
-        output: dict = {"text_intermediates": [y[:, :-SPECIAL_TOKENS] for y in layers]}
-        if output_extra_tokens:
-            output["text_intermediates_suffix"] = [y[:, -SPECIAL_TOKENS:] for y in layers]
-        if not intermediates_only:
-            z = self.gaussian(x, normalize=False)
-            output |= {"text_features": z.mean, "text_log_var": z.log_var}
-        return output

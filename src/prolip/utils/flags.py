@@ -71,8 +71,9 @@ def explain_unknown(word: str, known: Iterable[str], retired: Mapping[str, str])
 
 
 def nearest(word: str, known: Iterable[str]) -> list[str]:
-    """Up to three known words close to this one, nearest first."""
-    return difflib.get_close_matches(word, list(known), n=3, cutoff=0.6)
+    """Up to three known words close to this one in any case, nearest first."""
+    lower = {name.lower(): name for name in known}
+    return [lower[name] for name in difflib.get_close_matches(word.lower(), lower, n=3, cutoff=0.5)]
 
 
 def did_you_mean(word: str, known: Iterable[str], otherwise: str) -> str:

@@ -196,7 +196,7 @@ def load_checkpoint(address: str | Path) -> dict[str, Any]:
             reason = str(error).strip().split("\n")[0]
             why = f" ({type(error).__name__}: {reason[:120]}): {WANTED}"
             if foreign := foreign_objects(path, error):
-                why = f": it holds Python objects besides tensors ({', '.join(foreign)}), so no run wrote it; {WANTED}"
+                why = f": it holds Python objects besides tensors ({foreign}), so no run wrote it; {WANTED}"
             elif "TorchScript" in reason:
                 why = f": it is a TorchScript archive; {WANTED}"
             raise FlagError(f"{address} cannot be loaded{why}") from None

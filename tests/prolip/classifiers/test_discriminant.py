@@ -5,7 +5,7 @@ from scipy.stats import multivariate_normal
 from sklearn.covariance import ledoit_wolf
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
-from prolip.classifiers.discriminant import RIDGE, fit_discriminant
+from prolip.classifiers.few_shot import RIDGE, fit_discriminant
 
 
 @pytest.fixture

@@ -23,9 +23,8 @@ from prolip.curate.tables import MANIFEST, SCORES, digest, table_path, write_tab
 from prolip.evaluation.loading import load_embedder
 from prolip.explorer import asking, pictures
 from prolip.explorer.captions import Captions
-from prolip.explorer.gallery import Gallery
+from prolip.explorer.gallery import Gallery, fit_plane, place
 from prolip.explorer.pictures import Gone, Pictures, table_of
-from prolip.explorer.plane import fit_plane, place
 from prolip.explorer.rules import ScoredTable, describe, try_rules
 from prolip.explorer.verdict import first_answer, judge, rarity
 from prolip.gaussian import Gaussian, concatenate

@@ -3,17 +3,15 @@ from __future__ import annotations
 
 import pickle
 import re
-import zipfile
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from prolip.utils.documents import check_types, read_json
-from prolip.utils.messages import appearance_of, explain_missing
+from prolip.utils.messages import appearance_of, explain_missing, first_few
 
 CONFIG_NAMES = ("config.json", "open_clip_config.json")
 WEIGHT_NAMES = ("model.safetensors", "open_clip_model.safetensors", "pytorch_model.bin", "open_clip_pytorch_model.bin")
@@ -23,9 +21,7 @@ FOLDER_NAMES = ("tokenizer.json", "tokenizer_config.json")
 TOKENIZER_NAMES = (*FOLDER_NAMES, *SENTENCEPIECE_NAMES, "vocab.json", "merges.txt", "vocab.txt",
                    "special_tokens_map.json", "added_tokens.json")  # fmt: skip
 WEIGHT_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".safetensors")
-#: What begins the files of a distributed checkpoint, and the name of the tool that joins them.
-DISTRIBUTED = ".distcp"
-JOIN = "python -m torch.distributed.checkpoint.format_utils dcp_to_torch"
+WANTED = f"local-dir: wants one with {CONFIG_NAMES[0]} and {WEIGHT_NAMES[0]}"
 #: What cards and pages read of a run's configuration, and its type.
 RUN_SETTINGS: dict[str, dict[str, Any]] = {
     "data": {"train_data": str | None, "batch_size": int | None, "select": str | None},
@@ -34,7 +30,6 @@ RUN_SETTINGS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 STEP = re.compile(r"\D*(\d+)\.pt")
 GLOBAL = re.compile(r"(?:GLOBAL|Unsupported class|Unsupported global:?(?: GLOBAL)?) ([A-Za-z_][\w.]*)")
-SHOWN, NAMED = 5, 3
 
 
 # --- files ------------------------------------------------------------------------------------------------------------
@@ -46,60 +41,37 @@ def why_no_weights(path: Path, error: Exception) -> str:
     if foreign := foreign_objects(path, error):
         plain = path.with_suffix(".tensors.pt")
         return (
-            f"{path} holds Python objects besides tensors ({', '.join(foreign)}), and to read these is to run code from"
+            f"{path} holds Python objects besides tensors ({foreign}), and to read these is to run code from"
             f" the file. If you trust its source, save its tensors alone: python -c \"import torch; s = torch.load("
             f"'{path}', weights_only=False); torch.save(s.get('state_dict', s.get('model', s)), '{plain}')\" and give"
             f" {plain} (in Python, weights_only=False reads it as it is)"
         )
-    if path.name.endswith(".index.json"):
-        return f"{path} is {sharded(path.parent)}"
-    if path.name in CONFIG_NAMES:
-        what = f"of a run: {model_of(path.parent)}" if is_run(path.parent) else f"of a model: give {path.parent}"
-        return f"{path} is the configuration {what}"
-    seen = appearance_of(path)
-    reason = (str(error).strip() or type(error).__name__).splitlines()[0].split(". ")[0][:120]
-    if "zip archive" in seen.what:
-        with suppress(zipfile.BadZipFile), zipfile.ZipFile(path) as archive:
-            names = archive.namelist()
-            if not any(name.endswith("data.pkl") for name in names):
-                return (f"{path} is a zip archive of {', '.join(names[:SHOWN])}, and no torch file: unpack it, or give"
-                        " a .safetensors, .pt, .pth or .bin file")  # fmt: skip
-        return f"{path} cannot be read, is it complete? It is cut off or damaged ({reason}): copy or fetch it again"
-    if "safetensors" in seen.what and str(path) != str(path).encode(errors="ignore").decode():
-        return f"{path} cannot be opened: safetensors takes no path that is no UTF-8: rename its folder or the file"
-    if "safetensors" in seen.what or "pickle" in seen.what:
-        return f"{path} cannot be read, is it complete? ({reason}): copy or fetch it again"
     wanted = "give a .safetensors, .pt, .pth or .bin file"
+    if path.suffix == ".json":
+        return f"{path} is a configuration without weights: {wanted}, or the model's folder as local-dir:FOLDER"
+    seen = appearance_of(path)
+    if any(kind in seen.what for kind in ("zip archive", "safetensors", "pickle")):
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0].split(". ")[0][:120]
+        return f"{path} cannot be read, is it complete? ({reason}): copy or fetch it again"
     remedy = wanted if seen.remedy == "check the path" else seen.remedy
     return f"{path} cannot be read as weights, it is {seen.what}: {remedy}"
 
 
-def foreign_objects(path: Path, error: Exception) -> list[str]:
-    """The classes and functions beside tensors that reading a torch file would call; none where that is not why."""
+def foreign_objects(path: Path, error: Exception) -> str:
+    """The classes and functions beside tensors that reading a torch file would call; "" where that is not why."""
     if not isinstance(error, pickle.UnpicklingError):
-        return []
+        return ""
     found: list[str] = []
     with suppress(Exception):  # only of files in torch's present format, and only of whole ones
         found = sorted(torch.serialization.get_unsafe_globals_in_checkpoint(str(path)))
-    found = found or GLOBAL.findall(str(error))[:1]
-    return [*found[:NAMED], *([f"and {len(found) - NAMED} more"] if len(found) > NAMED else [])]
+    return first_few(found or GLOBAL.findall(str(error))[:1], 3)
 
 
 def why_no_state_dict(state: Any, source: object, containers: tuple[str, ...]) -> str:
-    """Why what was read from a file is no state dict, and which of its parts is one."""
+    """Why what was read from a file is no state dict."""
+    got = f"[{', '.join(sorted(map(repr, state))[:8])}]" if isinstance(state, Mapping) else type(state).__name__
     wanted = f"want name -> tensor, at the top level or under {' or '.join(containers)}"
-    if not isinstance(state, Mapping):
-        return f"{source} holds no state dict: got {type(state).__name__}, {wanted}"
-    keys = ", ".join(sorted(map(repr, state))[:8])
-    inside = [key for key, part in state.items() if isinstance(part, Mapping) and len(part)
-              and all(isinstance(value, Tensor) for value in part.values())]  # fmt: skip
-    if inside:
-        return (f"{source} holds no state dict: got [{keys}], {wanted}; its {inside[0]!r} looks like one: save it"
-                f" alone, torch.save(torch.load({str(source)!r})[{inside[0]!r}], FILE), and give that")  # fmt: skip
-    if {"state", "param_groups"} <= state.keys() or "optimizer" in state:
-        return (f"{source} holds the state of an optimiser and no model (got [{keys}]): give the file of weights that"
-                " was saved beside it")  # fmt: skip
-    return f"{source} holds no state dict: got [{keys}], {wanted}"
+    return f"{source} holds no state dict: got {got}, {wanted}"
 
 
 # --- folders ----------------------------------------------------------------------------------------------------------
@@ -127,20 +99,15 @@ def why_no_model(folder: Path) -> str | None:
     if folder.is_file():
         return why_a_file(folder)
     if not folder.exists():
-        wanted = f"local-dir: wants one with {CONFIG_NAMES[0]} and {WEIGHT_NAMES[0]}"
-        return f"{folder} is no folder: {wanted}. {explain_missing(str(folder))}"
+        return f"{folder} is no folder: {WANTED}. {explain_missing(str(folder))}"
     if is_run(folder):
         return f"{folder} is the folder of a run: {model_of(folder)}"
     if is_run(folder.parent) and checkpoints_in(folder):
         return f"{folder} holds the checkpoints of a run: {model_of(folder.parent)}"
-    if any(folder.glob(f"*{DISTRIBUTED}")):
-        return f"{folder} is a distributed checkpoint: join it, {JOIN} {folder} FILE.pt, and give --pretrained FILE.pt"
     below = [place for place in sorted(folder.glob("*")) if place.is_dir() and (is_run(place) or is_model(place))]
     if below and not any((folder / name).is_file() for name in (*CONFIG_NAMES, *WEIGHT_NAMES)):
-        found = below[0]
-        return f"{folder} is one level too high: " + (
-            f"{found} is the folder of a run, {model_of(found)}" if is_run(found) else f"give local-dir:{found}"
-        )
+        what = f"is the folder of a run: {model_of(below[0])}" if is_run(below[0]) else "is a model's folder: give that"
+        return f"{folder} is one level too high: {below[0]} {what}"
     return None
 
 
@@ -151,27 +118,20 @@ def why_a_file(path: Path) -> str:
     run = path.parent.parent
     if is_run(run):
         return f"{path} is a checkpoint of a run: {model_of(run, path)}"
-    if path.suffix in WEIGHT_SUFFIXES:
-        return f"{path} is a file of weights: give --model NAME --pretrained {path}, NAME being their architecture"
-    return f"{path} is a file: local-dir: wants a folder with {CONFIG_NAMES[0]} and {WEIGHT_NAMES[0]}"
+    return f"{path} is a file: {WANTED}; weights alone are --model NAME --pretrained {path}"
 
 
 def model_of(run: Path, checkpoint: Path | None = None) -> str:
     """What to give to use the model of a run. checkpoint: the one of its files that was asked for."""
-    whole = [run / name for name in ("model", "model_ema", "model_swa", "best") if is_model(run / name)]
-    name = (json_of(run / "config.json").get("model") or {}).get("model", "NAME")
+    folders = [run / name for name in ("model", "model_ema", "model_swa", "best") if is_model(run / name)]
     files = [checkpoint] if checkpoint else checkpoints_in(run / "checkpoints")
-    from_file = f"--model {name} --pretrained {files[-1]}" if files else ""
-    if whole and whole[0].name != "best":
-        further = [f"local-dir:{place}" for place in whole[1:]] + ([from_file] if checkpoint else [])
-        return f"use local-dir:{whole[0]}" + (f" (or {' or '.join(further)})" if further else "")
-    if whole:
-        return f"the run has not ended; its best model so far is local-dir:{whole[0]}"
-    if files:
-        return f"it has no model folder: give {from_file}, or have training write one with --resume latest"
-    if json_of(run / "status.json").get("state") == "finished":
-        return "it has ended, and neither a model nor a checkpoint of it is left: train again with --overwrite"
-    return "it has left neither a model nor a checkpoint yet: end it with --resume auto"
+    ways = [f"local-dir:{folder}" for folder in folders[:1]]
+    if files and (checkpoint or not folders):
+        name = (json_of(run / "config.json").get("model") or {}).get("model", "NAME")
+        ways.append(f"--model {name} --pretrained {files[-1]}")
+    if not ways:
+        return "it has left neither a model nor a checkpoint yet: train on with --resume auto"
+    return f"use {' or '.join(ways)}"
 
 
 def checkpoints_in(folder: Path) -> list[Path]:
@@ -180,32 +140,19 @@ def checkpoints_in(folder: Path) -> list[Path]:
     return [path for _, path in sorted(found)]
 
 
-def sharded(folder: Path) -> str:
-    """What to do about weights in several files."""
-    parts = sorted(folder.glob("*-of-*.safetensors")) or sorted(folder.glob("*-of-*.bin"))
-    example = f" ({parts[0].name}, ...)" if parts else ""
-    return (f"the index of weights in several files{example}: join them into {folder / WEIGHT_NAMES[0]}, python -c "
-            "\"import glob; from safetensors.torch import load_file, save_file; save_file({k: v for f in glob.glob("
-            f"'{folder}/*-of-*.safetensors') for k, v in load_file(f).items()}}, '{folder / WEIGHT_NAMES[0]}')\"")
-
-
 def why_not_in(folder: Path, names: tuple[str, ...], what: str) -> str:
     """Why a folder that holds none of the files `names` does not: an error's whole message."""
-    if known := why_no_model(folder):
-        return known
-    if any(folder.glob("*.index.json")) and not any((folder / name).is_file() for name in WEIGHT_NAMES):
-        return f"no {what} in {folder}: it holds {sharded(folder)}"
-    there = ", ".join(sorted(place.name for place in folder.iterdir())[:8]) or "nothing"
-    return f"no {what} in {folder}: want one of {', '.join(names)}, found {there}"
+    there = first_few(sorted(place.name for place in folder.iterdir()), 8) if folder.is_dir() else ""
+    return why_no_model(folder) or f"no {what} in {folder}: want one of {', '.join(names)}, found {there or 'nothing'}"
 
 
 def why_no_name(name: str) -> str | None:
     """What a model's name that is none was meant to be, where it is or looks like a path; None for other names."""
     place, colon, rest = name.partition(":")
-    if colon and rest.startswith("//"):
-        page = re.fullmatch(r"//(?:www\.)?huggingface\.co/([^/]+/[^/]+)(?:/.*)?", rest)
-        return f"the model {name!r} is an address: " + (
-            f"give hf-hub:{page[1]}" if page else "fetch its folder, and give local-dir:FOLDER")
+    if rest.startswith("//"):
+        page = re.match(r"//(?:www\.)?huggingface\.co/([^/]+/[^/]+)", rest)
+        remedy = f"give hf-hub:{page[1]}" if page else "fetch its folder, and give local-dir:FOLDER"
+        return f"the model {name!r} is an address: {remedy}"
     if colon and "/" not in place:
         schema = "hf-hub" if place.lower().startswith("hf") else "local-dir"
         return f"the model {name!r} begins with no known word: did you mean {schema}:{rest}?"

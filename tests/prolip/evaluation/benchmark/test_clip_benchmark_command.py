@@ -107,7 +107,7 @@ def wrong(folders: Path, ours: str) -> dict[str, tuple[list[str], str]]:
         "output is a folder": (["--output", "."], "is a folder: give a file"),
         "classifier in a file": (["--save_clf", "few.json/clf.pt"], "few.json is a file"),
         "a run as model": (["--model", "local-dir:run"], "run is the folder of a run: it has left neither"),
-        "a checkpoint as model": (["--model", "run/x.pt"], "is a file of weights: give --model NAME --pretrained"),
+        "a checkpoint as model": (["--model", "run/x.pt"], "weights alone are --model NAME --pretrained"),
         "root one level too high": (["--dataset_root", str(folders)], "one level too high: give"),
         "root inside": (["--dataset_root", str(folders / "single" / "test")], "it lies inside a data set: give"),
         "no archive": (["--dataset_root", "page"], "it is no tar archive but an HTML page"),

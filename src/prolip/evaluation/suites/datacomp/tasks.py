@@ -7,11 +7,12 @@ ProLIP B.2. Pascal VOC 2007 is of cropped objects, one class each.
 from __future__ import annotations
 
 import csv
-import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
+
+from prolip.utils.flags import did_you_mean
 
 Kind = Literal["classification", "retrieval", "association", "faces"]
 
@@ -117,8 +118,7 @@ def find_task(name: str) -> Task:
         known |= {alias.lower(): task for alias in (task.key, short, task.name, *task.folders)}
     task_or_none = known.get(name.lower())
     if task_or_none is None:
-        near = difflib.get_close_matches(name.lower(), [*known, *TAGS, COUNTED_TAG], n=3, cutoff=0.5)
-        hint = f"did you mean {' or '.join(near)}?" if near else "--list shows all 40"
+        hint = did_you_mean(name, [*known, *TAGS, COUNTED_TAG], "--list shows all 40")
         raise ValueError(f"there is no task {name!r}: {hint}")
     return task_or_none
 
