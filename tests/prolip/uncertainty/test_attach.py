@@ -417,5 +417,5 @@ def test_a_model_whose_cosines_said_nothing_of_its_pairs_is_warned_of_once(tmp_p
         score = load_embedder(f"local-dir:{tmp_path}/fitted", stored=False).score
     assert score.trace_weight == 0 and score.scale == pytest.approx(LEAST_SCALE)
     assert [one for one in caplog.messages if "its cosines said nothing of the pairs" in one] == [
-        f"local-dir:{tmp_path}/fitted: its cosines said nothing of the pairs that its variances were fitted to, and so its"
-        " similarities, variances and novelty mean nothing"]  # fmt: skip
+        f"local-dir:{tmp_path}/fitted: its cosines said nothing of the pairs that its variances were fitted to, and so"
+        " its similarities, variances and novelty mean nothing"]  # fmt: skip
