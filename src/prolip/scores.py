@@ -21,6 +21,8 @@ from prolip.measures.matching import pairwise_match_probability
 from prolip.measures.pairwise import check_pairwise
 from prolip.uncertainty.units import Units
 
+#: The scale that is fitted where cosines say nothing of the pairs.
+LEAST_SCALE = 1e-3
 #: What a Gaussian is of.
 Side = Literal["image", "text"]
 

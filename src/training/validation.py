@@ -54,7 +54,8 @@ HELD_OUT = "held-out"
 #: Pairs of the training data, and of a test set, that are ranked to show overfitting; test sets with examples.
 PAIRS, SHOWN = 256, 3
 #: How the corpus's metrics begin, beside the rankings, whose names are known in full.
-CORPUS_METRICS = ("zero_shot/", "trace/", "spearman/", "inclusion/", "recall_by_trace/", "captions/t2i/", "refusal/")
+CORPUS_METRICS = ("zero_shot/", "trace/", "spearman/", "inclusion/", "recall_by_trace/", "captions/t2i/", "refusal/",
+                  "prompts/")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -88,7 +88,7 @@ def three_shards(folder: Path) -> list[str]:
 
 
 def choose(out: Path, *rules: str) -> dict[str, Any]:
-    return select(out, Choice(rules=parse_rules(list(rules))))
+    return select(out, Choice(rules=parse_rules(list(rules))), yes=True)
 
 
 def _shards(folder: Path) -> list[str]:

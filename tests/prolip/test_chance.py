@@ -1,7 +1,8 @@
 import pytest
+import torch
 from scipy.stats import binomtest
 
-from prolip.measures.chance import is_at_chance
+from prolip.measures.chance import OwnFirst, is_at_chance, warn_once
 
 
 @pytest.mark.parametrize("pairs, candidates", [(256, 256), (64, 64), (48, 16), (512, 16), (7, 7), (4, 1)])
@@ -24,3 +25,26 @@ def test_a_model_that_is_worse_than_chance_is_at_chance():
 def test_counts_that_do_not_fit_are_refused(counts):
     with pytest.raises(ValueError, match="give 0 <= hits <= pairs"):
         is_at_chance(*counts)
+
+
+def test_own_first_counts_the_rows_whose_own_candidate_scores_highest():
+    scores = torch.tensor([[3.0, 1, 1], [0, 2, 0], [5, 0, 1], [0, 0, 1]])
+    found = OwnFirst.of(scores, torch.tensor([0, 1, 2, 2]))
+    assert found == (3, 4, 3) and str(found).startswith("the model finds its own caption first in 75.0% (chance 33.3%)")
+
+
+def test_own_first_of_many_rows_looks_at_256_of_them():
+    found = OwnFirst.of(torch.eye(1000), torch.arange(1000))
+    assert found == (256, 256, 1000) and not found.at_chance
+    assert "it does not know this data" in str(OwnFirst(1, 256, 256)) and OwnFirst(1, 256, 256).at_chance
+
+
+def test_equal_scores_are_no_knowledge_and_one_candidate_is_no_test():
+    assert OwnFirst.of(torch.zeros(64, 64), torch.arange(64)).at_chance
+    assert not OwnFirst.of(torch.zeros(64, 1), torch.zeros(64, dtype=torch.int64)).at_chance
+
+
+def test_a_warning_is_given_once(caplog):
+    for _ in range(3):
+        warn_once("of this test alone")
+    assert caplog.messages == ["of this test alone"]

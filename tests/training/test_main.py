@@ -21,7 +21,7 @@ TINY = ["--model", "ProLIP-ViT-test", "--precision", "fp32", "--workers", "0", "
 # Frozen: other people's scripts type these. Add freely; rename or remove only with an entry in flags.RETIRED.
 PUBLIC_FLAGS = """
 --accum-freq --alpha1 --alpha2 --aspect --aug-cfg --batch-size --best-lowest --best-metric --beta --beta1 --beta2
---brightness --caption-sampling
+--brightness --caption-sampling --caption-template-shares --caption-templates
 --checkpoint-dir --checkpoint-policy --coco-test --config --contrast --csv-caption-key --csv-img-key
 --csv-quoting --csv-separator --cutout --cutout-prob
 --dataset-resampled --dataset-type --dct-scaled-decoding --decay-fraction --deterministic --device --device-augment

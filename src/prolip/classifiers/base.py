@@ -22,6 +22,7 @@ from prolip.evaluation.loading import load_embedder
 from prolip.evaluation.model import Embedder, ModelCard
 from prolip.evaluation.zero_shot import fill_all, mix_groups
 from prolip.gaussian import Gaussian, check_embeddings, kind_of
+from prolip.measures.chance import OwnFirst, warn_once
 from prolip.models.config import near_matches
 from prolip.scores import Score
 from prolip.search.risk import Threshold, find_threshold
@@ -156,6 +157,11 @@ class ImageClassifier(ClassifierMixin, BaseEstimator):
         self.card_ = None if embedder is None else embedder.card
         if self.card_ is not None:
             self.score_ = self.card_.scored_by(self.similarity)
+
+    def _judge(self, logits: np.ndarray, labels: np.ndarray) -> None:
+        """Warn where the names of the classes say no more of labelled images than chance. (N, C), (N,)"""
+        if (first := OwnFirst.of(torch.from_numpy(logits), torch.from_numpy(labels))).at_chance:
+            warn_once(f"{first}, by the names of its classes")
 
     def _shown(self, X: Any) -> Any:
         check_is_fitted(self)

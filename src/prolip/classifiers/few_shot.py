@@ -82,6 +82,8 @@ class FewShotClassifier(ImageClassifier):
         fold = folds(labels, self.seed)
         held = fold >= 0
         texts = [] if self.texts_ is None else [class_logits(self.score_, shown.z, self.texts_)]
+        for logits in texts:
+            self._judge(logits, labels)
         if not held.any() or min((fold != turn).sum() for turn in range(fold.max() + 1)) <= count:
             return Sharpness(np.array([1.0, 0.0] if texts else [1.0]))
         shots = np.zeros((len(x), count))

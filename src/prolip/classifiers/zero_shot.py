@@ -53,6 +53,7 @@ class ZeroShotClassifier(ImageClassifier):
                 if label not in place:
                     raise ValueError(unknown_label(label, list(place)))
             labels = np.array([place[label] for label in y.tolist()])
+            self._judge(self._parts(shown)[0], labels)
             sharpness = fit_sharpness(self._parts(shown), labels, self._uncertainty(shown))
         self.sharpness_ = sharpness
         return self

@@ -51,6 +51,7 @@ def score(args: argparse.Namespace) -> int:
     """Score what no other process scores; 1 where a shard cannot be read to its end, or no sample could be used."""
     from prolip.curate.claims import made
     from prolip.curate.score import Scorer
+    from prolip.curate.select import own_first
     from prolip.curate.sources import urls_of
     from prolip.curate.tables import SCORES
     from prolip.data.samples.captions import CaptionSampler
@@ -78,6 +79,8 @@ def score(args: argparse.Namespace) -> int:
     broken = sum(bool(note["broken"]) for note in notes)
     others = f", {len(missing) - len(notes)} by other processes" if len(missing) > len(notes) else ""
     print(f"{len(notes) - broken} shards scored into {folder / SCORES}{others}{seen}")
+    if paths := [path for path in map(scorer.path, numbers) if path.exists()]:
+        print(own_first(paths))
     useless = len(notes) == len(urls) and not any(note["usable"] for note in notes)
     if useless:
         print("no sample of any shard can be used", file=sys.stderr)
@@ -106,6 +109,7 @@ def select_flags(parser: argparse.ArgumentParser) -> None:
          help="keep this share of all samples, the best by --rank-by (default: all)")  # fmt: skip
     flag("--rank-by", metavar="FORMULA", help="what is better, such as normalised_score")
     flag("--copies", metavar="FORMULA", help="times that a sample is written on average, 0 to 10")
+    flag("--yes", action="store_true", help="drop more than half by rules on scores, and by scores that are noise")
     flag("--subset", type=Path, metavar="FILE", help="also write the kept uids, as DataComp's filtering track has them"
                                                      " (.npy)")  # fmt: skip
 
@@ -120,17 +124,18 @@ def choose(args: argparse.Namespace) -> None:
     choice = Choice(rules=rules, keep=args.keep, by=by, copies=copies, duplicates=args.duplicates)
     if args.subset is not None:
         check_output(args.subset)
-    summary = select(args.folder, choice)
+    summary = select(args.folder, choice, args.yes)
     print(f"{summary['kept']:,} of {summary['samples']:,} samples are kept"
           + (f", written {summary['written']:,} times" if summary["written"] != summary["kept"] else ""))  # fmt: skip
-    for name, dropped in summary["dropped"].items():
-        if dropped:
-            print(f"  {name:<16} {dropped:>10,} dropped, {summary['dropped_alone'][name]:,} by it alone")
+    for name in summary["listed"]:
+        print(f"  {name:<16} {summary['dropped'][name]:>10,} dropped, {summary['dropped_alone'][name]:,} by it alone")
     if faults := summary["faults"]:
         print("  seen while reading: " + ", ".join(f"{kind} {count}" for kind, count in faults.items()))
     print(f"written to {args.folder / SELECTION}")
     if args.subset is not None:
         print(f"{write_subset(args.folder, args.subset):,} uids in {args.subset}")
+    if summary["warning"]:
+        print(f"warning: {summary['warning']}", file=sys.stderr)
 
 
 # --- write ------------------------------------------------------------------------------------------------------------

@@ -63,9 +63,9 @@ def fit(args: argparse.Namespace) -> None:
     embedded = time.perf_counter()
     if args.save_pairs:
         pairs.save(Path(args.save_pairs))
+    fitted = attach(args.model, args.pretrained, args.tokenizer, pairs, config, args.output, args.seed)
     if pairs.caution:
         print(f"warning: {pairs.caution}", file=sys.stderr)
-    fitted = attach(args.model, args.pretrained, args.tokenizer, pairs, config, args.output, args.seed)
     done = time.perf_counter()
     print(f"{len(pairs.image):,} images, {len(pairs.text):,} texts, {len(pairs):,} pairs;"
           f" {'read' if args.pairs else 'embedded'} in {embedded - start:.0f} s, fitted and written in"

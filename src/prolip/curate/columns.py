@@ -7,6 +7,7 @@ MEANINGS = {
     "score": "the model's own score of the pair",
     "match_probability": "probability that the caption is true of the image, by the model's scale and bias",
     "normalised_score": "a score - 1/2 (log mean exp of it over the batch's texts + over its images)",
+    "own_first": "1 where the image scores highest with its own caption, of all in its batch",
     "image_uncertainty": "trace of the image, or what else the model's method calls its uncertainty",
     "text_uncertainty": "the same of the caption",
     "image_bits": "bits that the image says about which caption is meant, of models with units",
@@ -15,3 +16,5 @@ MEANINGS = {
     "text_tokens": "tokens of the caption",
     "width": "of the image, in pixels", "height": "of the image, in pixels",
 }  # fmt: skip
+#: Columns that need no model.
+PLAIN = {"text_tokens", "width", "height"}

@@ -30,6 +30,8 @@ class Figures:
         ids = model.tokenizer(list(captions))
         (z, image_novelty), (t, text_novelty) = model.embed(pixels, "image"), model.embed(ids, "text")
         found = pair_figures(model.score, z, t, model.probabilistic) | {"text_tokens": lengths_of(ids, self.pad)}
+        _, first, own = np.unique(np.array(captions, dtype=object), return_index=True, return_inverse=True)
+        found["own_first"] = model.score.pairwise(z, t.select(first)).argmax(1) == torch.from_numpy(own)
         for side, novelty in (("image", image_novelty), ("text", text_novelty)):
             found |= {f"{side}_novelty_{end}": nats for end, nats in novelty.items()}
         columns: dict[str, np.ndarray | pa.Array] = {name: x.float().numpy() for name, x in found.items()}

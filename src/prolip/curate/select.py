@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from prolip.curate.columns import PLAIN
 from prolip.curate.duplicates import duplicates_of, radius_of, read_signatures
 from prolip.curate.expressions import Expression, Quantiles, Rule
 from prolip.curate.sources import GONE, change_of
@@ -28,6 +29,7 @@ from prolip.curate.tables import (
 from prolip.data.reading.connections import ReadPolicy
 from prolip.data.reading.opening import is_local
 from prolip.data.samples.captions import stable_hash
+from prolip.measures.chance import PAIRS, OwnFirst
 from prolip.utils.console import plain
 from prolip.utils.outputs import replacing, replacing_folder
 
@@ -89,11 +91,12 @@ class Choice:
         }  # fmt: skip
 
 
-def select(folder: Path, choice: Choice) -> dict[str, Any]:
+def select(folder: Path, choice: Choice, yes: bool = False) -> dict[str, Any]:
     """Decide on every sample that has scores below `folder`; commit the tables and their summary, and return this.
 
     Figures of all samples are held for one column at a time: some 8 bytes a sample, 32 more for duplicates.
-    ValueError for a column that is not there, and for scores whose shard has changed.
+    ValueError for a column that is not there, for scores whose shard has changed and, unless `yes`, for what
+    `check_noise` refuses.
     """
     target = folder / SELECTION
     if target.exists() and (others := [x.name for x in target.iterdir() if not re.fullmatch(OURS, x.name)]):
@@ -110,6 +113,12 @@ def select(folder: Path, choice: Choice) -> dict[str, Any]:
     if choice.copies is not None:
         copies = drawn_copies(paths, choice.copies, quantiles) * copies
         reasons[(copies == 0) & (reasons == 0)] |= bits[COPIES]
+    first = own_first(paths)
+    warning = "it is not known whether the model knows this data: prolip curate score measures it now"
+    if first is not None:
+        warning = f"{first}; rules on scores are noise" if first.at_chance else ""
+    if not yes:
+        check_noise(choice, reasons, warning if first is not None else "")
     starts = np.cumsum([0, *(note["samples"] for note in notes)])
     summary = {
         "choice": choice.words(), "reasons": list(bits), "samples": len(copies),
@@ -117,8 +126,10 @@ def select(folder: Path, choice: Choice) -> dict[str, Any]:
         "by_shard": [int(copies[start:end].sum()) for start, end in zip(starts, starts[1:])],
         "content": digest({"content": [note["content"] for note in notes]}),
         "quantiles": {f"{name} at {share:g}": value for (name, share), value in quantiles.items()},
+        "listed": [name for name, bit in bits.items() if name not in OWN or (reasons & bit).any()],
         "dropped": {name: int((reasons & bit > 0).sum()) for name, bit in bits.items()},
         "dropped_alone": {name: int((reasons == bit).sum()) for name, bit in bits.items()},
+        "own_first": first, "warning": warning,
         "faults": dict(sum((Counter(note["faults"]) for note in notes), Counter()).most_common()),
     }  # fmt: skip
     with replacing_folder(target) as new:
@@ -128,6 +139,29 @@ def select(folder: Path, choice: Choice) -> dict[str, Any]:
             write_table(new / path.name, pa.table(columns), note | {"choice": choice.words()})
         write_words(new / SUMMARY, summary)
     return summary
+
+
+def own_first(paths: Sequence[Path]) -> OwnFirst | None:
+    """Of the first PAIRS samples of the shard with most of them; None where it has none, as in an earlier version."""
+    path = max(paths, key=lambda path: read_table(path).note["usable"])
+    if "own_first" not in read_table(path).kinds:
+        return None
+    hits, captions = (x[:PAIRS] for x in read_table(path, ["own_first", "caption"]).columns.values())
+    there = ~np.isnan(hits)
+    return OwnFirst(int(hits[there].sum()), int(there.sum()), len(set(captions[there]))) if there.any() else None
+
+
+def check_noise(choice: Choice, reasons: np.ndarray, warning: str) -> None:
+    """ValueError where scores drop anything despite a warning, or rules on scores more than half. reasons: (N,)."""
+    ways = {RANK: choice.by, COPIES: choice.copies, **{rule.name: rule.drop for rule in choice.rules}}
+    noisy = [name for name, formula in ways.items()
+             if formula is not None and formula.columns - PLAIN and (reasons & choice.bits[name]).any()]  # fmt: skip
+    if noisy and warning:
+        raise ValueError(f"{warning}. Leave out {', '.join(noisy)}, or give --yes")
+    bits = np.uint64(sum(int(choice.bits[name]) for name in noisy if name not in OWN))
+    if 2 * (dropped := np.count_nonzero(reasons & bits)) > len(reasons):
+        raise ValueError(f"rules on scores drop {dropped:,} of {len(reasons):,} samples, more than half: change"
+                         f" {', '.join(noisy)}, or give --yes")  # fmt: skip
 
 
 def check_scores(path: Path, mark: str, columns: dict[str, str]) -> dict[str, Any]:

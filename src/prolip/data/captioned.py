@@ -13,7 +13,6 @@ from prolip.data.config import DataConfig
 from prolip.data.faults import FaultCounter, SampleFault
 from prolip.data.order.cursor import Cursor
 from prolip.data.order.streams import Place, Source
-from prolip.data.samples.captions import CaptionSampler
 from prolip.data.samples.decoding import decode_image
 from prolip.data.samples.noise import Noise
 from prolip.data.samples.sample import Row, caption_parts, image_bytes
@@ -54,7 +53,7 @@ def captioned_samples(
     if isinstance(source, SyntheticSource):
         raise ValueError("synthetic data has no captions to fit anything to")
     noise = make_noise(config, source) if noise is None else noise
-    captions = CaptionSampler.parse(config.caption_sampling)
+    captions = config.sampler
     counter = FaultCounter(limit=config.max_bad_fraction) if faults is None else faults
     share = count // ranks + (rank < count % ranks)
 

@@ -74,6 +74,12 @@ class DataConfig:
         "fields to draw each epoch's caption from, with optional weights: txt is the plain caption, other "
         "names are JSON fields (CSV columns), e.g. name:2,keywords:1,subgroup,group",
     )
+    caption_templates: tuple[str, ...] = option(
+        (), "prompts with {} for a caption, such as 'a photo of {}' 'a {} icon'; captions in such words get none"
+    )
+    caption_template_shares: dict[str, float] = option(
+        {}, "fields of --caption-sampling, each with the share of its captions that get a template: name=0.2"
+    )
     word_drop: float = option(0.0, "share of the words that captions lose, other ones in each epoch; one word stays")
     select: str | None = option(
         None, "keep only samples whose JSON fits, e.g. 'group=animals nature|food drink;style!=noto'"
@@ -114,6 +120,11 @@ class DataConfig:
     def read_policy(self) -> ReadPolicy:
         """Time-outs and retries of shards, which may be commands; ValueError where they make no sense."""
         return ReadPolicy(read_timeout=self.read_timeout, retries=self.read_retries, pipes=True)
+
+    @property
+    def sampler(self) -> CaptionSampler:
+        """What draws captions. ValueError for fields, templates and shares that cannot be used."""
+        return CaptionSampler.parse(self.caption_sampling, self.caption_templates, self.caption_template_shares)
 
     def __post_init__(self) -> None:
         for name, setting in (("read_timeout", "read_timeout"), ("read_retries", "retries")):
@@ -159,7 +170,7 @@ class DataConfig:
                 "give e.g. ',' or '\\t'"
             )
         check_divisible(batch_size, self.workers or 1)
-        CaptionSampler.parse(self.caption_sampling)
+        _ = self.sampler  # which checks its settings
         with naming("--select"):
             Selector.parse(self.select)
         if self.train_data_upsampling_factors is not None:

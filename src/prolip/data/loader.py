@@ -20,7 +20,6 @@ from prolip.data.config import BATCH_SIZES, DataConfig, chunks_ahead, fitting_ba
 from prolip.data.faults import FaultCounter, FaultGuard, Gather, SampleFault
 from prolip.data.order.cursor import Cursor
 from prolip.data.order.streams import Place, Source
-from prolip.data.samples.captions import CaptionSampler
 from prolip.data.samples.noise import Noise
 from prolip.data.samples.sample import Decoder, Example, Row, preserved_rng
 from prolip.data.sources import build_source
@@ -352,7 +351,7 @@ def build_loader(
     elif transform is None or (tokenizer is None and config.captions):
         raise ValueError("build_loader got no transform or no tokenizer: only synthetic data goes without")
     else:
-        captions = CaptionSampler.parse(config.caption_sampling)
+        captions = config.sampler
         decode = Decoder(transform, captions, config.seed, config.known_matches, config.captions, config.word_drop)
         if tokenizer is not None and context_length is not None:
             tokenizer = partial(tokenizer, context_length=context_length)

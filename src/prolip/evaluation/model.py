@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from prolip.gaussian import Gaussian, concatenate, kind_of
+from prolip.measures.chance import warn_once
 from prolip.methods import find_method, find_score, score_from_dict, score_of
-from prolip.scores import CSDScore, Score, Side, Similarity
+from prolip.scores import LEAST_SCALE, CSDScore, Score, Side, Similarity
 from prolip.uncertainty.clip import FittedCLIP
 from prolip.uncertainty.hidden import Hidden, encode_hidden
 from prolip.uncertainty.novelty import Novelty, fitted_novelty
@@ -138,6 +139,9 @@ def embedder_of(
     probabilistic = has_variances and inner is network
     if not has_variances and inner is network:
         network = PointModel(network)
+    if score.units is not None and (score.scale or 1.0) < 1.01 * LEAST_SCALE:
+        warn_once(f"{name}: its cosines said nothing of the pairs that its variances were fitted to, and so its"
+                  " similarities, variances and novelty mean nothing")  # fmt: skip
     trained = inner.model if isinstance(inner, FittedCLIP) else inner
     scale, bias = (getattr(trained, part, None) for part in ("logit_scale", "logit_bias"))
     return Embedder(

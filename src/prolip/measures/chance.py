@@ -1,8 +1,19 @@
 """Whether a model finds its pairs more often than chance would."""
 from __future__ import annotations
 
+import logging
+from functools import cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+#: Logs a warning, the same one only once in a process.
+warn_once = cache(logging.getLogger(__name__).warning)
 #: Of the two-sided Clopper-Pearson interval.
 CONFIDENCE = 0.95
+#: Pairs that are looked at to say whether a model knows some data.
+PAIRS = 256
 
 
 def is_at_chance(hits: int, pairs: int, candidates: int) -> bool:
@@ -20,3 +31,32 @@ def is_at_chance(hits: int, pairs: int, candidates: int) -> bool:
     if hits == 0:
         return True
     return bool(bdtrc(hits - 1, pairs, 1 / candidates) >= (1 - CONFIDENCE) / 2)
+
+
+class OwnFirst(NamedTuple):
+    """How many of some images have their own text first among the candidates, which are distinct."""
+
+    hits: int
+    pairs: int
+    candidates: int
+
+    @classmethod
+    def of(cls, scores: Tensor, own: Tensor) -> OwnFirst:
+        """Of scores (N, C) and the candidate that each image has, (N,): PAIRS of the rows, or all of fewer."""
+        rows = evenly(len(own))
+        return cls(int((scores[rows].argmax(1) == own[rows]).sum()), len(rows), scores.shape[1])
+
+    @property
+    def at_chance(self) -> bool:
+        """Whether chance finds as many; False where there is nothing to choose from."""
+        return self.candidates > 1 and is_at_chance(*self)
+
+    def __str__(self) -> str:
+        known = ": it does not know this data" if self.at_chance else ""
+        hits, chance = self.hits / self.pairs, 1 / self.candidates
+        return f"the model finds its own caption first in {hits:.1%} (chance {chance:.1%}){known}"
+
+
+def evenly(rows: int) -> Tensor:
+    """PAIRS of so many rows, evenly spread, or all of fewer: int64."""
+    return torch.linspace(0, rows - 1, min(rows, PAIRS)).long()

@@ -11,6 +11,7 @@ from tqdm import tqdm
 from prolip.data.faults import FaultCounter
 from prolip.evaluation.loading import load_embedder
 from prolip.evaluation.model import Embedder, ModelCard
+from prolip.measures.chance import OwnFirst, evenly
 from prolip.scores import Similarity
 from prolip.search import sources
 from prolip.search.index import CHUNK, SearchIndex
@@ -74,10 +75,25 @@ def fill(
         if sources.split(source)[0] == "features":
             parts = sources.parts_of(sources.kept(source), rebuild)
         else:
-            parts = sources.read(rebuild, find_embedder(index, embedder, **where), batch_size, workers)
+            embedder = find_embedder(index, embedder, **where)
+            parts = sources.read(rebuild, embedder, batch_size, workers)
         rebuild.run(tqdm(parts, "read", unit="", unit_scale=batch_size, disable=not progress), CHUNK)
+        if embedder is not None and index.side == "image":
+            index.store.write(own_first=own_first(index, embedder))
+            index.warn()
         index.finish(progress=progress)
     return rebuild
+
+
+def own_first(index: SearchIndex, embedder: Embedder) -> OwnFirst | None:
+    """Of items with the first caption of each, None where there are none."""
+    items = [(row, item["captions"][0]) for row in evenly(len(index.store)).tolist()
+             for item in index.items([row]) if item.get("captions")]  # fmt: skip
+    if not items:
+        return None
+    texts = list(dict.fromkeys(caption for _, caption in items))
+    scores = index.score.pairwise(index.gaussians([row for row, _ in items]), embedder.embed_texts(texts))
+    return OwnFirst.of(scores, torch.tensor([texts.index(caption) for _, caption in items]))
 
 
 def find_embedder(
@@ -92,4 +108,5 @@ def find_embedder(
     if index.card is not None and embedder.fingerprint != index.card.fingerprint:
         raise ValueError(f"{embedder.name} is another model than made this index, {index.card.name}: its weights,"
                          " settings, preprocessing or tokenizer differ")  # fmt: skip
+    index.warn()
     return embedder

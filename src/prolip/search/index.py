@@ -19,6 +19,7 @@ from prolip.evaluation.model import ModelCard
 from prolip.gaussian import Gaussian, check_embeddings, concatenate
 from prolip.losses import Factors
 from prolip.measures import MEASURES, pairwise_inclusion_test, pairwise_log_inclusion
+from prolip.measures.chance import OwnFirst, warn_once
 from prolip.methods import find_score, score_from_dict
 from prolip.scores import Score, Side, index_vectors
 from prolip.search import exact, indexes
@@ -89,6 +90,11 @@ class SearchIndex:
     def __len__(self) -> int:
         """Items that can be found."""
         return len(self.store) - len(self.store.deleted)
+
+    def warn(self) -> None:
+        """Warn where the model finds the captions of the items as chance would."""
+        if (first := OwnFirst(*self.store.values.get("own_first") or (0, 0, 0))).at_chance:
+            warn_once(str(first))
 
     # --- building ----------------------------------------------------------------------------------------------------
     def add(self, address: str, parts: Iterable[Part], rows: int = CHUNK, replace: bool = False) -> None:

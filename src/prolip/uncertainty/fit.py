@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from prolip.gaussian import without_autocast
-from prolip.scores import Side, TrueMatchScore
+from prolip.scores import LEAST_SCALE, Side, TrueMatchScore
 from prolip.uncertainty.heads import ROWS, AmbiguityHead, Parts, VarianceHead, in_blocks, token_features
 from prolip.uncertainty.novelty import FEWEST, AllAlike, Novelty, Widths, fit_novelty
 from prolip.uncertainty.pairs import Pairs, check_enough
@@ -305,7 +305,8 @@ class TrueMatch(NamedTuple):
 
 def fit_true_match(pairs: Pairs, text_trace: Tensor, seed: int = 0) -> TrueMatch:
     """Logistic regression of "is a pair" on cosine and trace of the text (M,), over some images with all of their texts
-    and a sample of the others, each of which stands for as many as were left out.
+    and a sample of the others, each of which stands for as many as were left out. Where the cosines say nothing of the
+    pairs, neither gets a weight: every pair is as probable as any.
 
     Newton's method in a trust region, on three numbers in float64. Traces that are all alike get no weight.
     """
@@ -332,7 +333,8 @@ def fit_true_match(pairs: Pairs, text_trace: Tensor, seed: int = 0) -> TrueMatch
         options={"gtol": MATCH_GRADIENT, "maxiter": MATCH_STEPS},
     )  # fmt: skip
     scale, by_trace, bias = map(float, found.x)
-    scale = max(scale, 1e-3)  # cosines that say nothing of the pairs leave it at nothing
+    if scale <= LEAST_SCALE:
+        return TrueMatch(LEAST_SCALE, 0.0, (problem[2] * problem[3]).sum().logit(1e-9).item())
     by_trace /= width
     return TrueMatch(scale, by_trace / scale, bias - by_trace * middle)
 

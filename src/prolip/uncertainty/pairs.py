@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from prolip.gaussian import kind_of
+from prolip.measures.chance import OwnFirst, evenly
 from prolip.utils.messages import first_few
 from prolip.utils.outputs import replacing
 
@@ -84,12 +85,23 @@ class Pairs:
 
     @property
     def caution(self) -> str:
-        """Why variances fitted to these pairs are rough; nothing where they are many enough."""
+        """Why variances fitted to these pairs are rough or mean nothing; nothing where they are sound."""
+        found = []
         images, texts = len(self.image_of.unique()), len(self.text_of.unique())
-        if len(self) >= SOUND and min(images, texts) >= LEAST:
-            return ""
-        return (f"{len(self):,} pairs of {images:,} images and {texts:,} texts are few: their variances are rough; give"
-                f" {SOUND} pairs or more, of {LEAST} images and texts or more")  # fmt: skip
+        if len(self) < SOUND or min(images, texts) < LEAST:
+            found = [f"{len(self):,} pairs of {images:,} images and {texts:,} texts are few: their variances are rough;"
+                     f" give {SOUND} pairs or more, of {LEAST} images and texts or more"]  # fmt: skip
+        if (first := self.own_first).at_chance:
+            found.append(f"{first}, and variances and similarities that are fitted to it mean nothing")
+        return "; ".join(found)
+
+    @property
+    def own_first(self) -> OwnFirst:
+        """By the cosine, of images and the text that each has most often."""
+        rows = (self.likeliest_text >= 0).nonzero().squeeze(1)
+        rows = rows[evenly(len(rows))]
+        texts, own = self.likeliest_text[rows].unique(return_inverse=True)
+        return OwnFirst.of(self.image[rows].float() @ self.text[texts].float().T, own)
 
     def _check_part(self, side: str, name: str, keys: Sequence[str] | None) -> None:
         x, some, rows = getattr(self, name), getattr(self, f"{name}_of", None), len(getattr(self, side))

@@ -18,10 +18,12 @@ from sklearn.utils.estimator_checks import check_estimator
 
 import prolip
 from prolip.classifiers import FewShotClassifier, ZeroShotClassifier
+from prolip.classifiers.base import class_logits
 from prolip.classifiers.inputs import Shown, from_array, to_array
 from prolip.evaluation.loading import load_embedder
 from prolip.evaluation.model import Embedder
 from prolip.gaussian import Gaussian
+from prolip.measures.chance import OwnFirst, warn_once
 from prolip.models.weights.checkpoint import save_pretrained
 from prolip.scores import CSDScore
 from prolip.uncertainty.novelty import refusal
@@ -392,3 +394,16 @@ def test_rows_of_features_come_back_as_what_was_embedded():
     assert all(torch.equal(again.novelty[end], shown.novelty[end]) for end in shown.novelty)
     points = from_array(z.mean.numpy(), 5, False)
     assert torch.equal(points.z.mean, z.mean) and points.z.log_var.isneginf().all() and points.novelty == {}
+
+
+def test_classes_that_a_model_does_not_know_are_named_once(small, drawings, caplog):
+    pictures, labels = drawings[0][:60], np.array(drawings[1][:60])
+    mixed = np.random.default_rng(0).permutation(labels)
+    z = Gaussian(*(x.detach() for x in small.encode_image(torch.stack([
+        small.preprocess(prolip.open_image(one)) for one in pictures]))))  # fmt: skip
+    for _ in range(2):
+        warn_once.cache_clear() if not caplog.messages else None
+        ZeroShotClassifier(small, NAMES).fit(z, mixed)
+    own = OwnFirst.of(torch.from_numpy(class_logits(small.score, z, small.embed_texts(sorted(NAMES)))),
+                      torch.from_numpy(np.searchsorted(sorted(NAMES), mixed)))  # fmt: skip
+    assert own.at_chance and caplog.messages == [f"{own}, by the names of its classes"]

@@ -3,11 +3,13 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import shutil
 import tarfile
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -15,7 +17,7 @@ from PIL import Image
 
 import prolip
 from prolip.cli.main import main as prolip_command
-from prolip.curate.figures import normalised, side_figures
+from prolip.curate.figures import Figures, normalised, side_figures
 from prolip.curate.write import write_shard
 from prolip.data.reading.tar import read_shard
 from prolip.evaluation.loading import load_embedder
@@ -84,7 +86,7 @@ def score_words(shards: Path, model: str, out: Path, *more: str) -> list[str]:
 def selected(scored: Path, out: Path, *words: str) -> dict:
     """A selection of its own, from the same scores."""
     shutil.copytree(scored / "scores", out / "scores")
-    assert main(["select", str(out), *words]) == 0
+    assert main(["select", str(out), "--yes", *words]) == 0
     return json.loads((out / "selection/selection.json").read_text())
 
 
@@ -111,6 +113,7 @@ def test_figures_are_those_of_the_model(scored, model, shards):
     }  # fmt: skip
     for name, values in want.items():
         np.testing.assert_allclose(found[name], values.numpy(), rtol=2e-4, atol=2e-5, err_msg=name)
+    assert found["own_first"] == [float(first == row) for row, first in enumerate(scores.argmax(1).tolist())]
     assert found["caption"] == texts and found["row"] == list(range(15)) and found["uid"][3] == f"{3:032x}"
     assert (found["width"][0], found["height"][0]) == (36, 40) and set(found["fault"]) == {None}
     assert normalised(None) is None
@@ -252,6 +255,58 @@ def test_the_subset_is_datacomps(scored, tmp_path):
     assert uids.dtype == np.dtype("u8,u8") and (np.sort(uids) == uids).all()
     copies = np.concatenate([table(tmp_path / "a/selection", number)["copies"] for number in range(3)])
     assert uids["f0"].tolist() == [0] * len(uids) and uids["f1"].tolist() == np.flatnonzero(copies).tolist()
+
+
+def knowing(scored: Path, out: Path, known: bool) -> Path:
+    """The scores of a model that finds every caption, or of one that finds as many as chance."""
+    shutil.copytree(scored / "scores", out / "scores")
+    for path in (out / "scores").glob("*.parquet"):
+        found = pq.read_table(path)
+        first = [None if fault else float(known or row == 0) for row, fault in enumerate(found["fault"].to_pylist())]
+        place = found.column_names.index("own_first")
+        pq.write_table(found.set_column(place, found.schema.field(place), pa.array(first, pa.float32())), path)
+    return out
+
+
+def test_scores_that_are_noise_drop_nothing_without_yes(scored, tmp_path, capsys):
+    out, rule = knowing(scored, tmp_path, False), ["--drop", "poor: cosine < quantile(cosine, 0.3)"]
+    capsys.readouterr()
+    for words in (rule, ["--keep", "0.5", "--rank-by", "score"], ["--copies", "0.5 * match_probability"]):
+        assert main(["select", str(out), *words]) == 2
+        error = capsys.readouterr().err
+        assert "finds its own caption first in 6.7% (chance 6.7%): it does not know this data; rules" in error
+        assert error.count("\n") == 1 and "or give --yes" in error and not (out / "selection").exists()
+    assert main(["select", str(out), "--drop", "small: width < 9", "--keep", "0.5", "--rank-by=-text_tokens"]) == 0
+    assert "warning: the model finds its own caption first in 6.7%" in capsys.readouterr().err
+    assert main(["select", str(out), "--yes", *rule]) == 0 and main(["report", str(out)]) == 0
+    assert 'class="card warning" role="alert">Warning: the model finds' in (out / "report.html").read_text()
+
+
+def test_a_rule_on_scores_drops_at_most_half_without_yes(scored, tmp_path, capsys):
+    out = knowing(scored, tmp_path, True)
+    many, half = "poor: cosine < quantile(cosine, 0.8)", "poor: cosine < quantile(cosine, 0.4)"
+    assert main(["select", str(out), "--drop", many]) == 2
+    assert "of 40 samples, more than half: change poor, or give --yes" in capsys.readouterr().err
+    for words in ([many, "--yes"], [half], ["wide: width > 1"]):
+        assert main(["select", str(out), "--drop", *words]) == 0
+        assert capsys.readouterr().err == ""
+    assert main(["report", str(out)]) == 0 and 'role="alert"' not in (out / "report.html").read_text()
+
+
+def test_a_rule_that_drops_nothing_is_listed_with_0(scored, tmp_path, capsys):
+    assert main(["select", str(knowing(scored, tmp_path, True)), "--drop", "vague: cosine > 2"]) == 0
+    assert re.search(r"vague +0 dropped, 0 by it alone", capsys.readouterr().out)
+    assert main(["report", str(tmp_path)]) == 0
+    assert re.search(r"<b>vague</b>.*?>0</td><td class=\"n\">0<", (tmp_path / "report.html").read_text(), re.DOTALL)
+
+
+def test_scores_of_an_earlier_version_are_selected_from_with_a_line(shards, model, tmp_path, capsys, monkeypatch):
+    plain = Figures.__call__
+    monkeypatch.setattr(Figures, "__call__", lambda *given: {
+        name: x for name, x in plain(*given).items() if name != "own_first"})  # fmt: skip
+    assert main(score_words(shards, model, tmp_path)) == 0
+    assert main(["select", str(tmp_path), "--drop", "poor: cosine < quantile(cosine, 0.4)"]) == 0
+    assert "warning: it is not known whether the model knows this data" in capsys.readouterr().err
 
 
 def test_the_page_shows_reasons_and_pictures_and_escapes_captions(scored, tmp_path, capsys):

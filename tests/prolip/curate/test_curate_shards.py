@@ -158,11 +158,11 @@ def test_the_page_shows_no_picture_of_another_sample(scored, tmp_path):
 def test_tables_of_two_selections_are_not_mixed(scored, tmp_path, capsys):
     assert main(["select", str(scored)]) == 0
     shutil.copytree(scored / "selection", tmp_path / "former")
-    assert main(["select", str(scored), "--drop", RULE]) == 0
+    assert main(["select", str(scored), "--yes", "--drop", RULE]) == 0
     shutil.copy(tmp_path / "former/000001.parquet", scored / "selection")
     for words in (["write", "--output", tmp_path / "kept"], ["report"]):
         assert "000001.parquet is of another selection" in fails(capsys, words[0], scored, *words[1:])
-    assert main(["select", str(scored), "--drop", RULE]) == 0 and main(["report", str(scored)]) == 0
+    assert main(["select", str(scored), "--yes", "--drop", RULE]) == 0 and main(["report", str(scored)]) == 0
 
 
 @pytest.mark.parametrize("name", ["selection/selection.json", "scores/manifest.json"])
@@ -202,7 +202,7 @@ def test_a_damaged_table_is_named_and_made_again(scored, tmp_path, capsys, kind)
     path = table_path(scored / "scores", 1)
     whole = path.read_bytes()
     path.write_bytes(damages(path)[kind])
-    assert "000001.parquet" in fails(capsys, "select", scored, "--drop", RULE)
+    assert "000001.parquet" in fails(capsys, "select", scored, "--yes", "--drop", RULE)
     make.score_all(sorted(map(str, (tmp_path / "shards").iterdir())), scored)
     assert path.read_bytes() == whole
     assert main(["select", str(scored)]) == 0
@@ -237,7 +237,7 @@ def test_a_full_disk_is_one_line_and_leaves_what_was_there(scored, tmp_path, cap
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (700, limits[1]))
     try:
-        for command in (["select", *words, "--drop", RULE], ["report", *words],
+        for command in (["select", *words, "--yes", "--drop", RULE], ["report", *words],
                         ["write", *words, "--output", tmp_path / "kept"]):  # fmt: skip
             assert "File too large" in fails(capsys, *command)
     finally:
@@ -274,7 +274,8 @@ def test_a_shard_without_usable_samples_has_the_columns_of_all(tmp_path, kind, p
 def test_shards_without_any_usable_sample_give_nothing_and_say_so(tmp_path, capsys, kind):
     make.score_all([make.write_tar(tmp_path / "bad.tar", LACKING[kind])], tmp_path / "out")
     words = [str(tmp_path / "out")]
-    assert main(["select", *words, "--drop", RULE, "--keep", "0.5", "--rank-by", "cosine", "--copies", "cosine"]) == 0
+    rules = ["--drop", RULE, "--keep", "0.5", "--rank-by", "cosine", "--copies", "cosine"]
+    assert main(["select", *words, *rules]) == 0
     count = 0 if kind == "empty" else 2
     assert f"0 of {count} samples are kept" in capsys.readouterr().out
     assert main(["write", *words, "--output", str(tmp_path / "kept"), "--processes", "0"]) == 0
@@ -328,7 +329,7 @@ def test_odd_names_are_written_and_read_and_never_steer_a_terminal(tmp_path, cap
 def test_forty_rules_are_counted_each(scored, tmp_path):
     rules = [f"r{n}: cosine < quantile(cosine, {n / 80})" for n in range(60)]
     words = [word for rule in rules for word in ("--drop", rule)]
-    assert main(["select", str(scored), *words]) == 0
+    assert main(["select", str(scored), "--yes", *words]) == 0
     summary = read_words(scored / "selection/selection.json", "")
     values = np.concatenate([column(scored, n, "cosine") for n in range(3)]).astype(np.float32)
     want = {f"r{n}": int((values < np.quantile(values, n / 80)).sum()) for n in range(60)}
@@ -359,7 +360,7 @@ def test_a_rule_that_cannot_be_is_one_line(scored, capsys, words, said):
     "x: " + " or ".join(["cosine < 1"] * 1000), "x: " + "not " * 97 + "cosine < 0",
 ])  # fmt: skip
 def test_a_rule_of_any_numbers_gives_a_result(scored, rule):
-    assert main(["select", str(scored), "--drop", rule]) == 0
+    assert main(["select", str(scored), "--yes", "--drop", rule]) == 0
 
 
 def test_the_subset_file_is_where_it_says(tmp_path, capsys):

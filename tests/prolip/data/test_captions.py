@@ -104,3 +104,51 @@ def test_another_caption_is_drawn_where_there_is_one():
         assert sampler.draw(plain, record, seed, but=("a", "n")).caption in "bc"
         assert sampler.draw(plain, record, seed, but=("a", "b", "c")).caption == "n"
         assert sampler.draw(plain, record, seed, but=("a", "b", "c", "n")) == sampler.draw(plain, record, seed)
+
+
+TEMPLATES = ("a photo of {}", "the {} icon")
+
+
+def test_a_share_of_the_captions_of_named_fields_stands_in_templates():
+    sampler = CaptionSampler.parse("name,group", TEMPLATES, {"name": 0.4})
+    texts = Counter(sampler.draw(None, RECORD, stable_hash("draw", i)).text for i in range(6000))
+    wanted = {"grapes": 0.3, "a photo of grapes": 0.1, "the grapes icon": 0.1, "food drink": 0.5}
+    assert texts.keys() == wanted.keys()
+    for text, share in wanted.items():
+        assert abs(texts[text] / 6000 - share) < 5 * (share * (1 - share) / 6000) ** 0.5
+
+
+def test_templates_leave_captions_their_identity_and_their_order():
+    plain = CaptionSampler.parse("name,keywords")
+    prompted = CaptionSampler.parse("name,keywords", TEMPLATES, {"name": 0.9})
+    for seed in range(50):
+        assert plain.draw(None, RECORD, seed)[:2] == prompted.draw(None, RECORD, seed)[:2]
+
+
+def test_a_caption_that_is_a_prompt_gets_no_template():
+    sampler = CaptionSampler.parse("txt", TEMPLATES, {"txt": 0.99})
+    for caption in ("A photo of a cat", "The cat icon"):
+        assert {sampler.draw(caption, None, seed).text for seed in range(99)} == {caption}
+        assert sampler.chances(caption, None) == {caption: 1.0}
+
+
+def test_one_template_stands_for_all_in_the_chances():
+    chances = CaptionSampler.parse("name,group", TEMPLATES, {"name": 0.4}).chances(None, RECORD)
+    prompt = next(text for text in chances if "grapes" in text and text != "grapes")
+    assert prompt in ("a photo of grapes", "the grapes icon")
+    assert chances == pytest.approx({"grapes": 0.3, prompt: 0.2, "food drink": 0.5})
+
+
+@pytest.mark.parametrize("templates, shares, said", [
+    (["a photo"], {"name": 0.5}, "one {}"),
+    (["{}"], {"name": 0.5}, "one {}"),
+    (["a {} {}"], {"name": 0.5}, "one {}"),
+    (["a {}"], {}, "such as name=0.2"),
+    ([], {"name": 0.5}, "such as name=0.2"),
+    (["a {}"], {"group": 0.5}, "such as name=0.2"),
+    (["a {}"], {"name": 1.0}, "such as name=0.2"),
+    (["a {}"], {"name": "half"}, "such as name=0.2"),
+])  # fmt: skip
+def test_templates_and_shares_that_cannot_be_used_are_refused(templates, shares, said):
+    with pytest.raises(ValueError, match=said):
+        CaptionSampler.parse("name", templates, shares)

@@ -104,6 +104,7 @@ def test_a_model_that_knows_everything_scores_one_everywhere(known):
     assert m["names/t2i/queries"] == 9 and m["names/t2i/queries_without_match"] == 3
     assert m["zero_shot/subgroup/top1"] == m["zero_shot/group_members/top1"] == 1.0
     assert m["zero_shot/subgroup/classes"] == 3
+    assert m["prompts/i2t/R@1"] == m["prompts/a photo of a {}/i2t/R@1"] == 1.0
     assert m["names/i2t/chance_R@1"] == pytest.approx(1 / 12) and m["names/t2i/chance_R@5"] == pytest.approx(5 / 9)
     assert m["spearman/trace_true_matches"] == pytest.approx(1) and m["inclusion/name_in_group"] == 1.0
     assert m["trace/group"] > m["trace/subgroup"] > m["trace/keyword"] > m["trace/name"] > m["trace/image"]

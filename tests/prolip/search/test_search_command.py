@@ -19,6 +19,7 @@ from prolip.cli.main import main
 from prolip.evaluation.loading import load_embedder
 from prolip.evaluation.model import Embedded, embed_texts
 from prolip.gaussian import Gaussian, mixture
+from prolip.measures.chance import OwnFirst, warn_once
 from prolip.scores import TrueMatchScore
 from prolip.search import sources
 from prolip.search.answers import Question, confidences, embed
@@ -84,6 +85,33 @@ def test_answers_are_read_by_people(built, capsys):
     for way in ("--more-general", "--more-specific"):
         code, lines, _ = run(capsys, "query", built, "--text", "red", way)
         assert code == 0 and all("match" not in line for line in lines)
+
+
+def test_a_model_at_chance_on_the_captions_of_an_index_is_named_once(tmp_path, shards, small_model, capsys, caplog):
+    folder, words = tmp_path / "index", ("--data", f"shards:{shards}/{{0,1}}.tar", "--model", small_model)
+    warn_once.cache_clear()
+    assert run(capsys, "build", folder, *words)[0] == 0
+    index = SearchIndex(folder)
+    hits, pairs, candidates = index.store.values["own_first"]
+    first = [f"a {colour} square" for colour in COLOURS]
+    best = index.score.pairwise(index.gaussians(range(12)), load_embedder(small_model).embed_texts(first)).argmax(1)
+    assert (hits, pairs, candidates) == (int((best == torch.arange(12)).sum()), 12, 12) and hits < 4
+    said = [one for one in caplog.messages if "does not know this data" in one]
+    assert said == [str(OwnFirst(hits, pairs, candidates))]
+    assert run(capsys, "query", folder, "--text", "red")[0] == 0
+    assert [one for one in caplog.messages if "does not know this data" in one] == said
+
+
+def test_a_model_that_finds_the_captions_of_an_index_is_not_warned_of(tmp_path, shards, small_model, capsys, caplog):
+    folder = tmp_path / "index"
+    warn_once.cache_clear()
+    assert run(capsys, "build", folder, "--data", f"shards:{shards}/{{0,1}}.tar", "--model", small_model)[0] == 0
+    caplog.clear()
+    index = SearchIndex(folder)
+    with index.writing():
+        index.store.write(own_first=OwnFirst(9, 12, 12))
+    assert run(capsys, "query", folder, "--text", "red")[0] == 0
+    assert not [one for one in caplog.messages if "does not know this data" in one]
 
 
 def test_shards_extend_an_index_and_texts_are_searched_by_pictures(tmp_path, photos, shards, small_model, capsys):

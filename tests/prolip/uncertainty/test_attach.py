@@ -26,6 +26,7 @@ from prolip.evaluation.metrics.selective import auroc, risk_coverage
 from prolip.evaluation.suites.emoji import load
 from prolip.methods import LikelihoodConfig
 from prolip.models.weights.checkpoint import save_pretrained
+from prolip.scores import LEAST_SCALE
 from prolip.uncertainty.attach import attach
 from prolip.uncertainty.clip import FILE, FittedCLIP
 from prolip.uncertainty.novelty import novelty_of
@@ -403,3 +404,19 @@ def test_a_fit_that_ends_early_leaves_the_files_of_openclip_as_they_were(pair, t
         main(words)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
     assert [path.name for path in tmp_path.iterdir()] == ["fitted"]
+
+
+def test_a_model_whose_cosines_said_nothing_of_its_pairs_is_warned_of_once(tmp_path, caplog):
+    save_pretrained(prolip.create_model("ProLIP-ViT-test"), tmp_path / "plain")
+    width = prolip.create_model("ProLIP-ViT-test").embed_dim
+    image = torch.nn.functional.normalize(torch.randn(64, width, generator=torch.Generator().manual_seed(0)), dim=1)
+    ids = prolip.get_tokenizer("ProLIP-ViT-test")([f"picture {row}" for row in range(64)])
+    far = (image @ image.T).argmin(1)
+    pairs = Pairs(image=image, text=image, image_of=torch.arange(64), text_of=far, scale=10.0, text_ids=ids)
+    attach(f"local-dir:{tmp_path}/plain", None, None, pairs, LikelihoodConfig(bank=32, centres=8), tmp_path / "fitted")
+    for _ in range(2):
+        score = load_embedder(f"local-dir:{tmp_path}/fitted", stored=False).score
+    assert score.trace_weight == 0 and score.scale == pytest.approx(LEAST_SCALE)
+    assert [one for one in caplog.messages if "its cosines said nothing of the pairs" in one] == [
+        f"local-dir:{tmp_path}/fitted: its cosines said nothing of the pairs that its variances were fitted to, and so"
+        " its similarities, variances and novelty mean nothing"]  # fmt: skip

@@ -11,6 +11,7 @@ from ambiguous_pairs import FITTED, ambiguous_world, few, points
 from scipy.stats import spearmanr
 from sklearn.linear_model import LogisticRegression
 
+from prolip.scores import LEAST_SCALE
 from prolip.uncertainty import fit
 from prolip.uncertainty.fit import (
     calibrate,
@@ -271,3 +272,12 @@ def test_a_fit_that_is_not_finite_is_not_handed_on(monkeypatch, part):
         monkeypatch.setattr(fit, "calibrate", lambda *args: (math.inf, 0.0))
     with pytest.raises(ValueError, match="not finite .*(score.trace_weight|text.ambiguity.gamma)"):
         fit_variances(few(30), bank=32, centres=8)
+
+
+def test_cosines_against_the_pairs_leave_every_pair_as_probable_as_any():
+    image, text = points(60, 5), points(60, 5, seed=1)
+    far = (image @ text.T).argmin(1)  # the texts that are least like the images
+    pairs = Pairs(image=image, text=text, image_of=torch.arange(60), text_of=far, scale=9.0)
+    found = fit_true_match(pairs, torch.rand(60))
+    assert (found.scale, found.trace_weight) == (LEAST_SCALE, 0.0)
+    assert 1 / (1 + np.exp(-found.bias)) == pytest.approx(1 / 60, rel=1e-3)

@@ -121,3 +121,10 @@ def test_few_pairs_images_or_texts_call_for_caution():
     one = Pairs(image=points(300), text=points(2), image_of=torch.arange(300), scale=10.0,
                 text_of=torch.zeros(300, dtype=torch.int64))  # fmt: skip
     assert "300 pairs of 300 images and 1 texts are few" in one.caution
+
+
+def test_pairs_that_a_model_does_not_find_call_for_caution():
+    image, text = points(400), points(400, seed=1)
+    caution = Pairs.in_rows(image, text, 10.0).caution
+    assert caution.startswith("the model finds its own caption first in") and "it does not know this data" in caution
+    assert Pairs.in_rows(image, image, 10.0).own_first == (256, 256, 256)

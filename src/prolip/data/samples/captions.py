@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -24,10 +24,11 @@ SHOWN = 12
 
 
 class Drawn(NamedTuple):
-    """The caption of this epoch, and every caption the sample could have had (itself included)."""
+    """The caption of this epoch, every caption the sample could have had (itself included), and the text to read."""
 
     caption: str
     all: tuple[str, ...]
+    text: str
 
 
 def stable_hash(*parts: object, bits: int = 64) -> int:
@@ -56,13 +57,18 @@ class CaptionSampler:
     """Draws a field in proportion to its weight, then one of the sample's captions in that field.
 
     fields: `txt` or names of JSON fields that hold a text or a list of texts. Fields that a sample lacks are left out.
+    templates: prompts with {} for a caption; shares: field -> how often a caption of it that is no prompt gets one.
     """
 
     fields: tuple[str, ...] = (PLAIN,)
     weights: tuple[float, ...] = (1.0,)
+    templates: tuple[str, ...] = ()
+    shares: Mapping[str, float] | None = None
 
     @classmethod
-    def parse(cls, text: str) -> CaptionSampler:
+    def parse(
+        cls, text: str, templates: Sequence[str] = (), shares: Mapping[str, float] | None = None
+    ) -> CaptionSampler:
         """Read "txt", "name,keywords" or "name:2,keywords:1"; ValueError with an example otherwise."""
         remedy = "give fields with optional weights, e.g. txt or name:2,keywords:1,group"
         fields, weights = [], []
@@ -77,7 +83,15 @@ class CaptionSampler:
                 raise ValueError(f"--caption-sampling {text!r} holds {what}: {remedy}")
             fields.append(name)
             weights.append(value)
-        return cls(tuple(fields), tuple(weights))
+        if wrong := [one for one in templates if one.count("{}") != 1 or one == "{}"]:
+            raise ValueError(f"--caption-templates {wrong[0]!r}: give words with one {{}}, such as 'a photo of {{}}'")
+        if bool(templates) != bool(shares) or any(
+            name not in fields or not isinstance(share, float) or not 0 < share < 1
+            for name, share in (shares or {}).items()
+        ):
+            raise ValueError("--caption-template-shares: with --caption-templates, and only then, give fields of"
+                             " --caption-sampling with shares between 0 and 1, such as name=0.2")  # fmt: skip
+        return cls(tuple(fields), tuple(weights), tuple(templates), shares)
 
     def draw(self, plain: Plain, record: Mapping[str, Any] | None, seed: int, but: Collection[str] = ()) -> Drawn:
         """The caption that belongs to `seed`, none of `but` if there are others; SampleFault where no field has one."""
@@ -86,19 +100,33 @@ class CaptionSampler:
         if but and not set(every) <= set(but):
             found = [[caption for caption in captions if caption not in but] for captions in found]
             weights = [weight if captions else 0.0 for weight, captions in zip(weights, found)]
-        if len(every) == 1:
-            return Drawn(every[0], every)
         rng = random.Random(seed)
-        return Drawn(rng.choice(rng.choices(found, weights)[0]), every)
+        field = rng.choices(range(len(found)), weights)[0]
+        caption = rng.choice(found[field])
+        prompted = rng.random() < self._share(self.fields[field], caption)
+        return Drawn(caption, every, rng.choice(self.templates).replace("{}", caption) if prompted else caption)
 
     def chances(self, plain: Plain, record: Mapping[str, Any] | None) -> dict[str, float]:
-        """Every caption of a sample with the probability that `draw` gives it; SampleFault where there is none."""
+        """Every text of a sample with the probability that training reads it; SampleFault where there is none.
+
+        One template, chosen by the caption, stands for all: there are at most twice as many texts as captions.
+        """
         found, weights = self._find(plain, record)
         out: dict[str, float] = {}
-        for captions, weight in zip(found, weights):
+        for field, captions, weight in zip(self.fields, found, weights):
             for caption in captions:
-                out[caption] = out.get(caption, 0.0) + weight / sum(weights) / len(captions)
+                chance, share = weight / sum(weights) / len(captions), self._share(field, caption)
+                out[caption] = out.get(caption, 0.0) + (1 - share) * chance
+                if share:
+                    prompt = self.templates[stable_hash(caption) % len(self.templates)].replace("{}", caption)
+                    out[prompt] = out.get(prompt, 0.0) + share * chance
         return out
+
+    def _share(self, field: str, caption: str) -> float:
+        """How often a caption is put into a template: never one that is in the words of one already."""
+        ends, lower = (template.lower().split("{}") for template in self.templates), caption.lower()
+        known = any(lower.startswith(begin) and lower.endswith(end) for begin, end in ends)
+        return 0.0 if known else (self.shares or {}).get(field, 0.0)
 
     def _find(self, plain: Plain, record: Mapping[str, Any] | None) -> tuple[list[list[str]], list[float]]:
         """The captions in every field, and the weights of these, 0 where there is none."""

@@ -202,12 +202,12 @@ class Decoder:
         parts = caption_parts(raw, self.captions)
         drawn = self.captions.draw(*parts, stable_hash(*identity, "caption"))
         if self.count > 1:
-            texts, distinct = [drawn.caption], isinstance(parts[0], list)
+            several, distinct = [drawn], isinstance(parts[0], list)
             for n in range(1, self.count):
-                seed = stable_hash(*identity, "caption", n)
-                texts.append(self.captions.draw(*parts, seed, but=texts if distinct else ()).caption)
-            return Example(key, pixels, tuple(self._drop(text, *identity, n) for n, text in enumerate(texts)))
-        text = self._drop(drawn.caption, *identity, 0)
+                seed, but = stable_hash(*identity, "caption", n), [one.caption for one in several if distinct]
+                several.append(self.captions.draw(*parts, seed, but=but))
+            return Example(key, pixels, tuple(self._drop(one.text, *identity, n) for n, one in enumerate(several)))
+        text = self._drop(drawn.text, *identity, 0)
         if not self.with_ids:
             return Example(key, pixels, text)
         return Example(key, pixels, text, caption_id(drawn.caption), tuple(map(caption_id, drawn.all)))

@@ -32,6 +32,8 @@ from prolip.utils.messages import naming
 
 #: Drawings that are embedded at a time.
 BATCH = 256
+#: What a person types first; no recipe trains on these templates.
+UNSEEN = ("a photo of a {}", "a drawing of a {}", "a picture of a {}")
 
 
 def evaluate_corpus(
@@ -44,9 +46,9 @@ def evaluate_corpus(
 
     shards: a Corpus or what `emoji.read` takes (a Corpus may hold concepts without drawings, `Corpus.with_concepts`: a
     wider gallery); select: a rule of `Corpus.select`; similarity: a score or the name of one, default: that of the
-    model's method. Keys of `metrics`: names/..., captions/..., zero_shot/..., refusal/..., calibration/... where scores
-    have a match probability, where variances mean something trace/..., spearman/..., inclusion/...,
-    recall_by_trace/... and, where traces have a unit, matches/...; shares in [0, 1].
+    model's method. Keys of `metrics`: names/..., captions/..., prompts/..., zero_shot/..., refusal/...,
+    calibration/... where scores have a match probability, where variances mean something trace/..., spearman/...,
+    inclusion/..., recall_by_trace/... and, where traces have a unit, matches/...; shares in [0, 1].
     """
     started = time.perf_counter()
     score = embedder.card.scored_by(similarity)
@@ -69,6 +71,7 @@ def evaluate_corpus(
     lengths = token_lengths(embedder.tokenizer, table.texts).numpy()
     result = CorpusResult(corpus, image, text, lengths, {}, info | facts_of(embedder), novelty)
     result.metrics |= corpus_retrieval(result)
+    result.metrics |= prompt_metrics(embedder, result)
     result.metrics |= refusal.metrics(result) | refusal.calibration(result)
     for level in ("subgroup", "group"):
         result.metrics |= zero_shot_metrics(embedder, result, level)
@@ -147,6 +150,16 @@ def recall_by_trace(result: CorpusResult) -> dict[str, Deciles]:
         name: by_decile(trace[kept.numpy()], value.double().numpy()[kept.numpy()])
         for name, (trace, value, kept) in cases.items()
     }
+
+
+def prompt_metrics(embedder: Embedder, result: CorpusResult) -> dict[str, float]:
+    """`prompts/<template>/i2t/R@1` of the drawings among the names in each of UNSEEN, and their mean."""
+    truth, out = torch.from_numpy(result.corpus.drawing_concepts), dict[str, float]()
+    for template in UNSEEN:
+        texts = embedder.embed_texts(template.replace("{}", concept.name) for concept in result.corpus.concepts)
+        first = result.score.pairwise(result.image, texts).argmax(1)
+        out[f"prompts/{template}/i2t/R@1"] = float((first == truth).double().mean())
+    return out | {"prompts/i2t/R@1": sum(out.values()) / len(out)}
 
 
 def zero_shot_metrics(embedder: Embedder, result: CorpusResult, level: str) -> dict[str, float]:
