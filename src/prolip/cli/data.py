@@ -100,10 +100,9 @@ def index(args: argparse.Namespace) -> int:
 
 
 # --- shards -----------------------------------------------------------------------------------------------------------
-SHARDS = """A sample has the untouched bytes of its image. One caption is its .txt. Several are the list
-`captions` of its .json, which training draws from, too. The .json also holds the class.
---layout wds writes clip_benchmark's files for evaluation, of captions or with --task
-classification of classes."""
+SHARDS = """Images keep their bytes. One caption is the .txt of a sample. Several are the
+list `captions` of its .json, which also holds the class. Training reads both.
+--layout wds writes clip_benchmark's files for evaluation: captions, or classes."""
 
 
 def shards_flags(parser: argparse.ArgumentParser) -> None:

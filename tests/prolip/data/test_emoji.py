@@ -130,7 +130,7 @@ def test_a_sample_without_a_picture_names_what_it_has(tmp_path):
 
 
 def test_the_bundled_unseen_designer_has_its_known_counts():
-    corpus = emoji.read(BUNDLED / "emojione.tar")
+    corpus = emoji.read(f"emoji:{BUNDLED}/emojione.tar")
     assert len(corpus.drawings) == len(corpus.concepts) == 1076
     wide = corpus.with_concepts(emoji.read(BUNDLED / "noto.tar").concepts)
     table = wide.caption_table()

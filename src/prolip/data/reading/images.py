@@ -5,6 +5,7 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext, suppress
 from typing import Any
 
 from prolip.data.faults import SampleFault, ShardFault
@@ -49,9 +50,11 @@ def stated_by_row(row: ImageRow) -> Stated:
 
 def stated_by(raw: Raw) -> Stated:
     """What a shard's sample states: the lines of its `.txt`, or the field of its `.json` that captions are often called
-    by; its `.cls`, or a field `label` or `class`. SampleFault for a text or a JSON that cannot be read.
+    by; its `.cls`, or a field `label` or `class`. SampleFault for a text that cannot be read, without one for a JSON.
     """
-    record = json_record(raw) if "json" in raw else {}
+    record: dict[str, Any] = {}
+    with suppress(SampleFault) if PLAIN in raw else nullcontext():
+        record = json_record(raw) if "json" in raw else {}
     label = raw["cls"].decode(errors="replace").strip() if "cls" in raw else label_of(record)
     if PLAIN in raw:
         return [line for line in str(plain_text(raw)).splitlines() if line.strip()], label

@@ -53,7 +53,7 @@ def open_rows(source: NamedSource, task: Kind | None = None, damage: FaultCounte
         return open_folder(address, damage=damage)
     classes = classes_of(kind, known, Path(base))
     samples = [sample_of(kind, classes, key_of(row, base), stated) for row, stated in zip(rows, known)]
-    lacking = [sample.key for sample in samples if is_bare(sample)]
+    lacking = [sample.key for sample in samples if sample.label is None and not sample.captions]
     if lacking and damage is None:
         what = f"{len(lacking)} of {len(rows)} images of {address} have no {'class' if classes.names else 'caption'}"
         raise DamagedData(f"{what} ({first_few(lacking, NAMED)}): write it, or give --skip-damaged to leave them out")
@@ -135,14 +135,9 @@ def sample_of(kind: Kind, classes: Classes, key: str, known: Stated) -> Sample:
     return Sample(key, b"", classes.numbers.get(label or ""))
 
 
-def is_bare(sample: Sample) -> bool:
-    """Whether nothing is known of an image."""
-    return sample.label is None and not sample.captions
-
-
 def whole(sample: Sample, raw: Raw) -> Sample:
     """A sample with its bytes; SampleFault where it has none, or neither a caption nor a class."""
-    if is_bare(sample):
+    if sample.label is None and not sample.captions:
         raise SampleFault("missing text", "it has no caption, or none of the classes")
     return sample._replace(image=image_bytes(raw))
 

@@ -2,9 +2,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -15,7 +14,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from prolip.data.faults import FaultCounter
-    from prolip.evaluation.datasets.base import Dataset, Kind, Sample, Share
+    from prolip.evaluation.datasets.base import Dataset, Kind
     from prolip.evaluation.metrics.blockwise import Further
 
 
@@ -91,14 +90,10 @@ def held_out(dataset: Dataset, part: Split) -> Dataset:
         raise ValueError(f"{dataset.source} lists its matches by place: it cannot be split, drop --split {part.share}")
     info = {name: value for name, value in dataset.info.items() if not name.endswith("_ids")} | {"split": part.share}
     return replace(
-        dataset, name=f"{dataset.name}_{part.share:g}", samples=partial(taken, dataset, part), size=None, info=info,
-        further=None, fingerprint=f"{dataset.fingerprint}-{part.share}",
+        dataset, name=f"{dataset.name}_{part.share:g}", size=None, info=info, further=None,
+        samples=lambda *share: (sample for sample in dataset.samples(*share) if part.takes(sample.image)),
+        fingerprint=f"{dataset.fingerprint}-{part.share}",
     )  # fmt: skip
-
-
-def taken(dataset: Dataset, part: Split, *share: Share) -> Iterator[Sample]:
-    """The samples that are in a part."""
-    return (sample for sample in dataset.samples(*share) if part.takes(sample.image))
 
 
 def told_apart(datasets: Sequence[Dataset]) -> list[Dataset]:
