@@ -1,0 +1,68 @@
+"""The study of defaults: its draws of data, its parts, and what a run goes on with."""
+from __future__ import annotations
+
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "scripts"))
+import study_defaults  # noqa: E402
+from training.main import parse  # noqa: E402
+
+
+@pytest.fixture
+def trained(monkeypatch) -> list[tuple[str, list[str]]]:
+    """What would be trained, in order, with its flags; nothing is."""
+    found = []
+
+    def note(sweep, variants, folder, jobs):
+        run = folder / f"{variants[0]}-s{sweep['seeds'][0]}"
+        if not run.exists():
+            run.mkdir(parents=True)
+            found.append((run.name, ["--config", sweep["recipe"], *study_defaults.sweep.flags_of(sweep, variants[0])]))
+
+    monkeypatch.setattr(study_defaults.sweep, "train_all", note)
+    return found
+
+
+def test_a_subset_is_a_draw_of_whole_samples_and_another_for_every_seed(tmp_path):
+    names = []
+    for seed in (0, 1):
+        with tarfile.open(study_defaults.subset(tmp_path, "emoji", 50, seed)) as shard:
+            files = shard.getnames()
+        names.append({name.partition(".")[0] for name in files})
+        assert len(names[-1]) == 50 and len(files) == 150
+    assert len(names[0] & names[1]) < 10
+    assert not any("emojione" in name for name in names[0])
+
+
+def test_parts_make_up_the_study_and_every_command_line_is_one(tmp_path, trained):
+    words = ["--sizes", "50", "--starts", "scratch", "--variants", "defaults", "lr-2", "bias-10", "--seeds", "0"]
+    for part in (1, 2):
+        study_defaults.main(["--out", str(tmp_path), "--part", f"{part}/2", *words])
+    second = next(name for name in study_defaults.corpora() if name != "emoji")
+    wanted = {f"{corpus}-50-scratch-{v}-s0" for corpus in ("emoji", second) for v in ("defaults", "lr-2", "bias-10")}
+    assert {name for name, _ in trained} == wanted and len(trained) == 6
+    flags = dict(trained)
+    assert parse(flags["emoji-50-scratch-defaults-s0"]).model.init_logit_bias == "auto"
+    assert parse(flags["emoji-50-scratch-bias-10-s0"]).model.init_logit_bias == -10
+    assert parse(flags["emoji-50-scratch-lr-2-s0"]).optim.lr == 1e-3
+
+
+def test_a_run_from_trained_weights_has_the_other_corpuss_model_trained_first(tmp_path, trained):
+    words = ["--sizes", "50", "--starts", "trained", "--variants", "no-clip", "--seeds", "2", "--part", "1/2"]
+    study_defaults.main(["--out", str(tmp_path), *words])
+    second = next(name for name in study_defaults.corpora() if name != "emoji")
+    assert [name for name, _ in trained] == [f"{second}-3000-scratch-defaults-s2", "emoji-50-trained-no-clip-s2"]
+    config = parse(trained[1][1])
+    assert config.model.pretrained == str(tmp_path / f"{second}-3000-scratch-defaults-s2" / "model")
+    assert config.optim.grad_clip_norm is None
+
+
+@pytest.mark.parametrize("words", [["--part", "3/2"], ["--part", "x"], ["--variants", "lr-99"]])
+def test_what_is_no_part_or_variant_is_refused(tmp_path, words):
+    with pytest.raises(SystemExit):
+        study_defaults.parse(["--out", str(tmp_path), *words])
