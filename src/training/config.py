@@ -350,10 +350,13 @@ def renewed(values: dict[str, Any]) -> dict[str, Any]:
     values = {section: {RENAMED.get((section, name), name): value for name, value in settings.items()}
               if isinstance(settings, dict) else settings for section, settings in values.items()}  # fmt: skip
     val = values.get("val")
-    if isinstance(val, dict) and ("val_tasks" in val or isinstance(val.get("val_data", ()), str | None)):
-        given, tasks = val.get("val_data"), val.pop("val_tasks", None) or []
-        before = [given if given.partition(":")[0] in KINDS else f"emoji:{given}"] if isinstance(given, str) else given
-        val["val_data"] = [*(before or []), *tasks]
+    if isinstance(val, dict) and {"val_data", "val_tasks"} & val.keys():
+        given, tasks = val.get("val_data"), val.get("val_tasks")
+        if given and isinstance(given, str):
+            given = [given if given.partition(":")[0] in KINDS else f"emoji:{given}"]
+        if all(isinstance(found, list | tuple | None) for found in (given, tasks)):
+            val.pop("val_tasks", None)
+            val["val_data"] = [*(given or []), *(tasks or [])]
     return values
 
 

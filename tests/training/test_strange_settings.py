@@ -48,7 +48,8 @@ def try_one(folder, seed):
     assert all(math.isfinite(leaf) for leaf in leaves(made.to_dict()) if isinstance(leaf, float)), (name, value)
     got = getattr(getattr(made, section), name, None) if isinstance(values, dict) and section in values else value
     same = got == value or (isinstance(value, str) and isinstance(got, float)) or isinstance(value, list)
-    assert same or name == "csv_separator", (section, name, value, got)
+    before = name == "val_data" and got == (f"emoji:{value}",)  # a text is what earlier versions wrote
+    assert same or before or name == "csv_separator", (section, name, value, got)
     return "taken"
 
 

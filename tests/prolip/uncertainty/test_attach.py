@@ -311,7 +311,8 @@ def test_paths_that_are_off_by_one_letter_end_in_a_message(pair, pictures, tmp_p
     data = as_csv(tmp_path / "gone.csv", [(picture.with_suffix(".pgn"), "a") for picture in pictures])
     assert main(["--model", f"local-dir:{pair[0]}", "--data", str(data), "--output", str(tmp_path / "out")]) == 2
     said = capsys.readouterr().err
-    assert said.startswith("error: 1000 of 1000 samples") and "0.pgn: No such file" in said
+    assert said.startswith("error: --data: ") and f"{len(pictures)} of {len(pictures)} rows name no image" in said
+    assert "rows 2, 3, 4 and" in said and "0.pgn" in said and not (tmp_path / "out").exists()
 
 
 def test_places_that_cannot_be_written_are_refused_before_anything_is_embedded(pair, tmp_path, capsys, never_embeds):
