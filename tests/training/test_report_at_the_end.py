@@ -34,7 +34,7 @@ def task(tmp_path_factory) -> str:
 @pytest.fixture(scope="module")
 def run(task, tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
-    return start(folder, "mine", "--report", "--max-steps", "4", "--val-every-steps", "2", "--val-tasks", task)
+    return start(folder, "mine", "--report", "--max-steps", "4", "--val-every-steps", "2", "--val-data", task)
 
 
 def test_the_run_leaves_a_page_with_its_evaluations_and_examples_and_nothing_of_the_corpus(run):
