@@ -26,7 +26,8 @@ class ModelOptions:
 
     model: str = option(
         AUTO,
-        f"model config, by name (prolip.list_models()) or hf-hub:/local-dir: address; auto: {BASE} on a GPU, else {SMALL}",
+        "model config, by name (prolip.list_models()) or hf-hub:/local-dir: address; auto: "
+        f"{BASE} on a GPU, else {SMALL}",
     )
     pretrained: str | None = option(None, "weights to start from: a file, a folder or a hub name; none: random")
     force_image_size: int | None = option(None, "image size in pixels, instead of the model config's")
