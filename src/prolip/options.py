@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
     from prolip.models.prolip import ProLIP
 
+#: Models that are taken on a GPU, and without one, where none is named.
+BASE, SMALL = "ProLIP-ViT-B-16", "ProLIP-ViT-XS-16"
 # Fields whose names are keys of a model's configuration.
 KEYS = ("init_logit_bias", "init_unc_bias", "init_unc_gain")
 
@@ -24,8 +26,8 @@ class ModelOptions:
 
     model: str = option(
         AUTO,
-        "model config, by name (prolip.list_models()) or hf-hub:/local-dir: address; auto: ProLIP-ViT-B-16 on a GPU, "
-        "else ProLIP-ViT-XS-16",
+        "model config, by name (prolip.list_models()) or hf-hub:/local-dir: address; auto: "
+        f"{BASE} on a GPU, else {SMALL}",
     )
     pretrained: str | None = option(None, "weights to start from: a file, a folder or a hub name; none: random")
     force_image_size: int | None = option(None, "image size in pixels, instead of the model config's")

@@ -8,6 +8,7 @@ from typing import Any
 from prolip.data.config import BATCH_SIZES
 from prolip.methods import find_method
 from prolip.models.registry import find_weights
+from prolip.options import BASE, SMALL
 from prolip.utils.fields import AUTO
 from prolip.utils.flags import FlagError
 from training.config import DEFAULT_EPOCHS, LEAST_STEPS, Config, changed
@@ -23,7 +24,7 @@ def settle_model(config: Config, world: World) -> Config:
     if config.model.model != AUTO:
         return config
     on_gpu = world.device.type == "cuda"
-    name = "ProLIP-ViT-B-16" if on_gpu else "ProLIP-ViT-XS-16"
+    name = BASE if on_gpu else SMALL
     if world.is_first:
         print(f"--model auto: {name}, as there is {'a' if on_gpu else 'no'} GPU", flush=True)
     return changed(config, "model", model=name)

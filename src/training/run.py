@@ -341,7 +341,7 @@ def summary(run: Run) -> str:
         f"of {loader.num_batches:,} steps",
         "optimiser": f"{config.optim.opt}, lr {config.optim.lr:g} {config.optim.lr_scheduler}, "
         f"{config.optim.warmup} steps of warm-up, weight decay {config.optim.wd:g}, beta2 {config.optim.beta2:g}, "
-        + (f"gradients clipped at {clip:g}" if (clip := config.optim.grad_clip_norm) else "no clipping"),
+        + (f"gradients clipped at {bound:g}" if (bound := config.optim.grad_clip_norm) else "no clipping"),
         "logit": f"scale {model.logit_scale.exp().item():.4g}, bias " + (
             "by the first batch" if config.model.init_logit_bias == AUTO else f"{model.logit_bias.item():.4g}"),
         **{f"{tower} backbone": f"stands still for {stage.frozen:,} steps, then {stage.warmup:,} of warm-up"
