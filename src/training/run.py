@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from prolip.data.config import fitting_workers
+from prolip.data.config import BATCH_SIZES, fitting_workers
 from prolip.data.loader import Loader, build_loader
 from prolip.flops import flops_per_sample, peak_of
 from prolip.methods import find_method
@@ -100,14 +100,15 @@ def run(config: Config) -> Path:
 
 def with_workers(config: Config, world: World, rows: int, folder: Path) -> Config:
     """The config with a number of workers, the same on all ranks: by default the resumed run's, or by the cores."""
-    batch, data = rows // config.run.accum_freq, config.data
+    data = config.data
     if data.workers is not None:
         return config
+    batch = BATCH_SIZES[-1] if rows == AUTO else rows // config.run.accum_freq  # the smallest, which divides the others
     saved = json_of(folder / "config.json").get("data", {}).get("workers") if config.run.resume else None
     most = min(gather_objects(cores() if saved is None else saved, world))
     workers = fitting_workers(batch, most, data.unpaired)
-    stand_in = workers if config.run.global_batch_size is not None else data.batch_size
-    return dataclasses.replace(config, data=dataclasses.replace(data, workers=workers, batch_size=stand_in))
+    batch_size = AUTO if config.run.global_batch_size is not None else data.batch_size
+    return dataclasses.replace(config, data=dataclasses.replace(data, workers=workers, batch_size=batch_size))
 
 
 @contextlib.contextmanager
