@@ -85,8 +85,8 @@ def embed_images(samples: Iterable[Captioned], encode: Encode, batch_size: int =
     if "first" in image:  # of some, or first tokens were the largest part of what travels between ranks
         some = chosen(keys)
         image["first"] = image["first"][some]
-    rows = (torch.tensor(x, dtype=torch.int64) for x in (image_of, text_of))  # of images without captions, too
-    return Part(keys, image, list(row_of), *rows, torch.tensor(weight), some)
+    images, texts = (torch.tensor(x, dtype=torch.int64) for x in (image_of, text_of))
+    return Part(keys, image, list(row_of), images, texts, torch.tensor(weight), some)
 
 
 def chosen(names: Sequence[str]) -> Tensor:
