@@ -23,7 +23,7 @@ from prolip.evaluation.suites.emoji.result import CorpusResult
 from prolip.gaussian import Gaussian
 from prolip.methods import LikelihoodConfig
 from prolip.uncertainty.attach import attach
-from prolip.uncertainty.collect import embed_images, embed_texts, join
+from prolip.uncertainty.collect import embed_images, embed_texts, join, means
 from prolip.uncertainty.pairs import Pairs
 
 #: Uncertainty of Gaussians of a side ("image", "text"), (N,); None where a method knows no such thing.
@@ -55,10 +55,12 @@ class Trained:
         data = self.config["data"]
         config = DataConfig(**{key: data[key] for key in ("train_data", "caption_sampling", "select")})
         embedder = self.embedder
-        part = join([embed_images(captioned_samples(config, embedder.preprocess, 10**9), embedder.encode_hidden)])
+        samples = captioned_samples(config, embedder.preprocess, 10**9)
+        part = join([embed_images(samples, lambda batch: means(embedder.encode_hidden(batch)))])
         assert embedder.logit_scale is not None
         empty = embedder.embed_texts([""]).mean[0]
-        return embed_texts(part, embedder.encode_hidden_text, embedder.tokenizer, embedder.logit_scale, empty=empty)
+        encode = lambda ids: means(embedder.encode_hidden_text(ids))  # noqa: E731
+        return embed_texts(part, encode, embedder.tokenizer, embedder.logit_scale, empty=empty)
 
     @property
     def kept_out(self) -> list[str]:

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,8 @@ from prolip.data.captioned import Captioned, captioned_samples
 from prolip.methods import find_method, score_of
 from prolip.methods.base import PoolNeeds
 from prolip.scores import Side
-from prolip.uncertainty.collect import Encode, Part, embed_images, embed_texts, hidden_encoder, join
-from prolip.uncertainty.hidden import Hidden
+from prolip.uncertainty.collect import Part, embed_images, embed_pool, embed_texts, hidden_encoder, join, pool_encoder
 from prolip.uncertainty.pairs import LEAST, check_enough
-from prolip.uncertainty.pool import PoolPart, embed_pool, join_pool, pool_encoder
 from prolip.utils.documents import text_lines
 from prolip.utils.flags import FlagError
 from training.health.errors import explain
@@ -56,21 +54,21 @@ def look_with(run: Run, wanted: PoolNeeds, model: Any) -> tuple[dict[str, Tensor
     autocast = autocast_for(config.val.val_precision, world.device)
     points = not find_method(model.config["method_cfg"]["name"]).probabilistic
     encode = partial(pool_encoder, model, device=world.device, autocast=autocast, points=points)
-    mine: PoolPart | None = None
+    mine: Part | None = None
     problem = ""
     try:
         if config.data.dataset_resampled:
             raise ValueError("--dataset-resampled has no end, and all of the data is to be looked at: leave it out")
-        mine = embed_pool(share_of_samples(run, sys.maxsize), encode("image"))
+        mine = embed_images(share_of_samples(run, sys.maxsize), encode("image"))
     except Exception as error:  # of files, object stores, decoders: the other ranks must not wait for this one
         problem = explain(error) or f"{type(error).__name__}: {error}"
     parts = gather_objects((mine, problem), world)
     problem, found = next((said for _, said in parts if said), ""), {}
     if world.is_first and not problem:
         try:
-            seen = [part for part, _ in parts if part is not None]
-            texts = set().union(*(part.texts for part in seen)) if wanted.texts is None else read_texts(wanted.texts)
-            pool = join_pool(seen, texts, run.kept.tokenizer, encode("text"))
+            seen = join([part for part, _ in parts if part is not None])
+            texts = None if wanted.texts is None else read_texts(wanted.texts)
+            pool = embed_pool(seen, encode("text"), run.kept.tokenizer, texts)
             found = run.trained.objective.look(score_of(model), pool)
         except Exception as error:  # whatever the method or the data brings
             problem = explain(error) or f"{type(error).__name__}: {error}"
@@ -121,14 +119,14 @@ def close_training(run: Run) -> int:
     return 0
 
 
-def encoder(run: Run, model: Any, side: Side) -> Encode:
+def encoder(run: Run, model: Any, side: Side) -> Callable[[Tensor], dict[str, Tensor]]:
     """A tower as it is evaluated, not as it is trained: bfloat16's rounding of the means is no ambiguity.
     InterruptedError once this rank was asked to stop.
     """
     device = run.world.device
     encode = hidden_encoder(model, side, device, autocast_for(run.config.val.val_precision, device))
 
-    def unless_stopped(batch: Tensor) -> Hidden:
+    def unless_stopped(batch: Tensor) -> dict[str, Tensor]:
         if run.health.stop.number:
             raise InterruptedError("asked to stop")
         return encode(batch)

@@ -144,11 +144,11 @@ def test_transformers_is_told_not_to_trust(tmp_path, monkeypatch):
         def __call__(self, texts, **kwargs):
             return {"input_ids": [[0] for _ in texts]}
 
-    stand_in = types.SimpleNamespace(AutoTokenizer=AutoTokenizer)
+    stand_in = types.SimpleNamespace(AutoTokenizer=AutoTokenizer, __spec__="stand-in")
     monkeypatch.setitem(sys.modules, "transformers", stand_in)
     (tmp_path / "tokenizer.json").write_text("{}")
     made = prolip.get_tokenizer("ProLIP-ViT-B-16", tokenizer=str(tmp_path))
-    assert asked == {"local_files_only": True, "trust_remote_code": False}
+    assert asked == {"cache_dir": None, "local_files_only": True, "trust_remote_code": False}
     assert made.vocab_size == 10  # its highest id, of which the model needs an embedding
 
 

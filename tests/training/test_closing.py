@@ -220,7 +220,7 @@ def test_a_run_that_is_closed_is_not_closed_again_unless_it_is_made_longer(tmp_p
 def test_a_run_whose_means_are_not_finite_names_the_samples(tmp_path, monkeypatch, capsys):
     def lost(samples, encode, honest=training.closing.embed_images):
         part = honest(samples, encode)
-        part.image[0] = torch.nan
+        part.image["mean"][0] = torch.nan
         return part
 
     monkeypatch.setattr("training.closing.embed_images", lost)

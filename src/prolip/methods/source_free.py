@@ -20,7 +20,7 @@ from prolip.methods.base import Batch, Context, MeansObjective, Needs, PoolNeeds
 from prolip.random import Stream
 from prolip.scores import Score, Side, largest
 from prolip.uncertainty.novelty import refusal
-from prolip.uncertainty.pool import Pool
+from prolip.uncertainty.pairs import Pool
 from prolip.utils.fields import option
 
 PairWeight = Literal["none", "spread", "trace", "probability", "novelty"]

@@ -8,12 +8,13 @@ import os
 import shutil
 from collections.abc import Iterable
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 from open_clip.factory import parse_model_name
-from open_clip.tokenizer import SimpleTokenizer, get_clean_fn
+from open_clip.tokenizer import HFTokenizer, SimpleTokenizer, get_clean_fn
 from torch import Tensor
 
 from prolip.gaussian import kind_of
@@ -61,6 +62,13 @@ def listed(texts: Any) -> list[str]:
     return every
 
 
+def checked(texts: Any, length: Any, own: int) -> tuple[list[str], int]:
+    """Texts as `listed` and `cut` give them, and the context to fill: the given one or `own`; TypeError, ValueError."""
+    if length:
+        check_values({"context_length": length}, RULES["text_cfg"], "")
+    return cut(listed(texts), length or own), length or own
+
+
 def cut(texts: Iterable[str], length: int) -> list[str]:
     """The beginnings of texts, of which `length` ids are wanted: cleaning and encoding cost what they take in.
 
@@ -68,13 +76,6 @@ def cut(texts: Iterable[str], length: int) -> list[str]:
     """
     letters = max(LEAST_LETTERS, LETTERS_PER_TOKEN * length)
     return [text if len(text) <= letters else text.lstrip()[:letters] for text in texts]
-
-
-def wanted_length(given: Any, own: int) -> int:
-    """The context to fill: a tokenizer's own, or the one given for a call; ValueError for what is none."""
-    if given:
-        check_values({"context_length": given}, RULES["text_cfg"], "")
-    return given or own
 
 
 class Tokenizer:
@@ -103,9 +104,8 @@ class Tokenizer:
 
     def __call__(self, texts: str | Iterable[str], context_length: int | None = None) -> Tensor:
         """One text or several -> (N, context) int64."""
-        length = wanted_length(context_length, self.context_length)
-        cleaned = [self._clean(text) for text in cut(listed(texts), length)]
-        return pad_rows(self.encode(cleaned, length), length, self.pad_token_id)
+        cleaned, length = checked(texts, context_length, self.context_length)
+        return pad_rows(self.encode([self._clean(text) for text in cleaned], length), length, self.pad_token_id)
 
 
 class SentencePieceTokenizer(Tokenizer):
@@ -144,15 +144,13 @@ class FolderTokenizer(Tokenizer):
 
     def __init__(self, folder: str | os.PathLike, context_length: int, pad_token_id: int, clean: str = "whitespace"):
         super().__init__(context_length, pad_token_id, clean)
-        try:
-            from transformers import AutoTokenizer
-        except ImportError as error:
+        if find_spec("transformers") is None:
             raise ImportError(f"{folder} needs transformers: pip install transformers; a sentencepiece model file, such"
-                              f" as {SENTENCEPIECE_NAMES[0]}, works without") from error
+                              f" as {SENTENCEPIECE_NAMES[0]}, works without")
         for name in os.listdir(folder):
             check_file(Path(folder) / name)
         try:
-            self.tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+            self.tokenizer = HFTokenizer(str(folder), local_files_only=True, trust_remote_code=False).tokenizer
             ids = self.tokenizer.get_vocab().values()
             self.eos_token_id = self.tokenizer.eos_token_id
             self.all_special_ids = list(self.tokenizer.all_special_ids)
@@ -179,8 +177,7 @@ class BPETokenizer(SimpleTokenizer):
 
     def __call__(self, texts: str | list[str], context_length: int | None = None) -> Tensor:
         """One text or several -> (N, context) int64, as OpenCLIP's for texts that `cut` leaves whole."""
-        length = wanted_length(context_length, self.context_length)
-        return super().__call__(cut(listed(texts), length), length)
+        return super().__call__(*checked(texts, context_length, self.context_length))
 
     def bpe(self, token: str) -> str:
         """The pieces of a word, joined by blanks; OpenCLIP keeps those of every word, here long ones are forgotten."""
@@ -253,7 +250,7 @@ def _make(source: str, pad: int, options: dict[str, Any], cache_dir: str | None,
         check_links(path)
         pieces = [path / name for name in SENTENCEPIECE_NAMES if (path / name).is_file()]
         whole = any((path / name).is_file() for name in FOLDER_NAMES)
-        if pieces and not (whole and _has_transformers()):
+        if pieces and not (whole and find_spec("transformers")):
             return SentencePieceTokenizer(pieces[0], pad_token_id=pad, **options)
         if whole:
             return FolderTokenizer(path, pad_token_id=pad, **options)
@@ -271,14 +268,6 @@ def _make(source: str, pad: int, options: dict[str, Any], cache_dir: str | None,
             f" folder here and give it: --tokenizer <folder> (or a sentencepiece file: --tokenizer <file>.model); in"
             f" Python get_tokenizer({model_name!r}, tokenizer=<folder or file>). ({error})"
         ) from error
-
-
-def _has_transformers() -> bool:
-    with suppress(ImportError):
-        import transformers  # noqa: F401
-
-        return True
-    return False
 
 
 def _check_ids(made: Any, source: str, model_name: str, config: dict[str, Any]) -> None:

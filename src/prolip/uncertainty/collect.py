@@ -1,4 +1,4 @@
-"""Pairs of embeddings from samples and their captions, on one rank or on many."""
+"""Embeddings of samples and their captions, on one rank or on many: as matched pairs, or as a pool without matches."""
 from __future__ import annotations
 
 import sys
@@ -15,31 +15,34 @@ from tqdm import tqdm
 from prolip.data.captioned import Captioned, captioned_samples
 from prolip.data.config import DataConfig
 from prolip.data.faults import FaultCounter
+from prolip.gaussian import Gaussian
 from prolip.scores import Side
 from prolip.uncertainty.hidden import Hidden, encode_hidden
-from prolip.uncertainty.novelty import SAMPLE
-from prolip.uncertainty.pairs import LEAST, Pairs, check_enough
+from prolip.uncertainty.novelty import SAMPLE, fitted_novelty
+from prolip.uncertainty.pairs import LEAST, Pairs, Pool, check_enough
 
 if TYPE_CHECKING:
     from prolip.evaluation.model import Embedder
 
-Encode = Callable[[Tensor], Hidden]
+#: Tensors by name on the CPU, a row for each input: mean (B, D); first (B, 2 W), as `Hidden` has it, or log_var (B, D)
+#: and nats of novelty (B,).
+Rows = dict[str, Tensor]
+Encode = Callable[[Tensor], Rows]
 Tokenize = Callable[[list[str]], Tensor]
+NOVELTY = "novelty "
 
 
 class Part(NamedTuple):
-    """What one rank has embedded. image: (n, D), with keys; texts of pair p: `texts[text_of[p]]`, of image
-    `image_of[p]`; first: (f, 2 W) half precision, what `Hidden` has of the first tokens of the images first_of (f,),
-    where there is a transformer.
+    """What one rank has embedded. image: rows of n images, with keys; its `first`, where there is a transformer, is of
+    the images first_of (f,) alone; texts of pair p: `texts[text_of[p]]`, of image `image_of[p]`.
     """
 
     keys: list[str]
-    image: Tensor
+    image: Rows
     texts: list[str]
     image_of: Tensor
     text_of: Tensor
     weight: Tensor
-    first: Tensor | None
     first_of: Tensor
 
 
@@ -54,9 +57,9 @@ def embed_pairs(
         raise ValueError(f"{embedder.name} has no logit_scale, which says how sure a cosine is: it was not contrastive")
     found = enough(captioned_samples(data, embedder.preprocess, samples, faults=faults))
     counted = tqdm(found, desc="images", unit="", disable=not sys.stderr.isatty())
-    part = join([embed_images(counted, embedder.encode_hidden, batch_size)])
-    texts = embedder.encode_hidden_text, embedder.tokenizer, embedder.logit_scale
-    return embed_texts(part, *texts, batch_size, model=fingerprint)
+    part = join([embed_images(counted, lambda batch: means(embedder.encode_hidden(batch)), batch_size)])
+    encode = lambda ids: means(embedder.encode_hidden_text(ids))  # noqa: E731
+    return embed_texts(part, encode, embedder.tokenizer, embedder.logit_scale, batch_size, model=fingerprint)
 
 
 def enough(samples: Iterator[Captioned]) -> Iterator[Captioned]:
@@ -68,27 +71,22 @@ def enough(samples: Iterator[Captioned]) -> Iterator[Captioned]:
 
 def embed_images(samples: Iterable[Captioned], encode: Encode, batch_size: int = 128) -> Part:
     """This rank's images, and what their captions are."""
-    means: list[Tensor] = []
-    firsts: list[Tensor] = []
-    row_of: dict[str, int] = {}
-    keys: list[str] = []
+    found, keys, row_of, iterator = list[Rows](), list[str](), dict[str, int](), iter(samples)
     image_of, text_of, weight = [], [], []
-    iterator = iter(samples)
     while group := list(islice(iterator, batch_size)):
-        hidden = encode(torch.stack([sample.pixels for sample in group]))
-        means.append(hidden.z.mean.float().cpu())
-        if hidden.first is not None:
-            firsts.append(hidden.first.half().cpu())
+        found.append(encode(torch.stack([sample.pixels for sample in group])))
         for sample in group:
             for caption, chance in sample.chances.items():
                 image_of.append(len(keys))
                 text_of.append(row_of.setdefault(caption, len(row_of)))
                 weight.append(chance)
             keys.append(sample.key)
-    image = torch.cat(means) if means else torch.empty(0, 0)
-    pairs = torch.tensor(image_of), torch.tensor(text_of), torch.tensor(weight)
-    some = chosen(keys)  # of first tokens, which else were the largest part of what travels between ranks
-    return Part(keys, image, list(row_of), *pairs, torch.cat(firsts)[some] if firsts else None, some)
+    image, some = join_rows(found), torch.empty(0, dtype=torch.int64)
+    if "first" in image:  # of some, or first tokens were the largest part of what travels between ranks
+        some = chosen(keys)
+        image["first"] = image["first"][some]
+    images, texts = (torch.tensor(x, dtype=torch.int64) for x in (image_of, text_of))
+    return Part(keys, image, list(row_of), images, texts, torch.tensor(weight), some)
 
 
 def chosen(names: Sequence[str]) -> Tensor:
@@ -102,30 +100,33 @@ def chosen(names: Sequence[str]) -> Tensor:
 def join(parts: Sequence[Part]) -> Part:
     """The parts of all ranks as one: images by key and texts by letters, in an order that does not depend on the ranks.
 
-    ValueError where there is no sample at all.
+    ValueError where there is no image at all.
     """
     parts = [part for part in parts if len(part.keys)]
     if not parts:
-        raise ValueError("no sample with an image and a caption was found: nothing can be fitted")
+        raise ValueError("no image was found in the data: nothing can be fitted")
     keys = [key for part in parts for key in part.keys]
     order = sorted(range(len(keys)), key=keys.__getitem__)
-    place = torch.empty(len(keys), dtype=torch.int64)
-    place[order] = torch.arange(len(keys))
+    place = torch.tensor(order).argsort()
     texts = sorted({text for part in parts for text in part.texts})
     row_of = {text: row for row, text in enumerate(texts)}
     starts = torch.tensor([0, *(len(part.keys) for part in parts)]).cumsum(0)
     image_of = torch.cat([place[start + part.image_of] for start, part in zip(starts, parts)])
-    text_of = torch.cat([torch.tensor([row_of[text] for text in part.texts])[part.text_of] for part in parts])
+    own = [torch.tensor([row_of[text] for text in part.texts], dtype=torch.int64) for part in parts]
+    text_of = torch.cat([rows[part.text_of] for rows, part in zip(own, parts)])
     pairs = (image_of * len(texts) + text_of).argsort()
     rows = torch.cat([place[start + part.first_of] for start, part in zip(starts, parts)])
     some = chosen([keys[order[row]] for row in rows.tolist()])
     some = some[rows[some].argsort()]
-    firsts = [part.first for part in parts if part.first is not None]
-    return Part(
-        [keys[row] for row in order], torch.cat([part.image for part in parts])[order], texts, image_of[pairs],
-        text_of[pairs], torch.cat([part.weight for part in parts])[pairs],
-        torch.cat(firsts)[some] if firsts else None, rows[some],
-    )  # fmt: skip
+    image = join_rows([part.image for part in parts])
+    image = {name: x[some] if name == "first" else x[order] for name, x in image.items()}
+    weight = torch.cat([part.weight for part in parts])
+    return Part([keys[row] for row in order], image, texts, image_of[pairs], text_of[pairs], weight[pairs], rows[some])
+
+
+def join_rows(found: Sequence[Rows]) -> Rows:
+    """Batches one after another."""
+    return {name: torch.cat([rows[name] for rows in found]) for name in (found[0] if found else ())}
 
 
 def embed_texts(
@@ -135,20 +136,43 @@ def embed_texts(
     """The texts of a part embedded: the whole pairs, with the texts' token ids. empty: the mean of the text ""; model:
     its fingerprint, as in `Pairs`.
     """
-    means, ids, firsts, some = [], [], [], chosen(part.texts)
-    for start in range(0, len(part.texts), batch_size):
-        ids.append(tokenize(part.texts[start : start + batch_size]))
-        hidden = encode(ids[-1])
-        means.append(hidden.z.mean.float().cpu())
-        if hidden.first is not None:
-            own = some[(start <= some) & (some < start + batch_size)]
-            firsts.append(hidden.first[own - start].half().cpu())
+    some = chosen(part.texts)
+    text, ids = encode_texts(part.texts, encode, tokenize, batch_size, some)
+    image_first, text_first = part.image.get("first"), text.get("first")
     return Pairs(
-        image=part.image, text=torch.cat(means), image_of=part.image_of, text_of=part.text_of, weight=part.weight,
-        text_ids=join_ids(ids, tokenize), image_first=part.first, text_first=torch.cat(firsts) if firsts else None,
-        image_first_of=None if part.first is None else part.first_of, text_first_of=some if firsts else None,
+        image=part.image["mean"], text=text["mean"], image_of=part.image_of, text_of=part.text_of, weight=part.weight,
+        text_ids=ids, image_first=image_first, image_first_of=None if image_first is None else part.first_of,
+        text_first=text_first, text_first_of=None if text_first is None else some,
         scale=scale, empty=empty, image_keys=part.keys, text_keys=part.texts, model=model,
     )  # fmt: skip
+
+
+def embed_pool(
+    part: Part, encode: Encode, tokenize: Tokenize, texts: Iterable[str] | None = None, batch_size: int = 512
+) -> Pool:
+    """The images of a part and texts, its own by default, without their matches; encode: of `pool_encoder`."""
+    listed = part.texts if texts is None else sorted(set(texts))
+    if not listed:
+        raise ValueError("there is no text: give a file of texts, a line each")
+    text, ids = encode_texts(listed, encode, tokenize, batch_size)
+    z = [Gaussian(rows["mean"], rows["log_var"]) for rows in (part.image, text)]
+    nats = [{name[len(NOVELTY) :]: x for name, x in rows.items() if name.startswith(NOVELTY)}
+            for rows in (part.image, text)]  # fmt: skip
+    return Pool(keys=part.keys, image=z[0], text=z[1], text_ids=ids, image_novelty=nats[0], text_novelty=nats[1])
+
+
+def encode_texts(
+    texts: list[str], encode: Encode, tokenize: Tokenize, batch_size: int, some: Tensor | None = None
+) -> tuple[Rows, Tensor]:
+    """Rows and ids (M, L) of texts; some: the texts whose first tokens are kept."""
+    found, ids = [], []
+    for start in range(0, len(texts), batch_size):
+        ids.append(tokenize(texts[start : start + batch_size]))
+        rows = encode(ids[-1])
+        if some is not None and "first" in rows:
+            rows["first"] = rows["first"][some[(start <= some) & (some < start + batch_size)] - start]
+        found.append(rows)
+    return join_rows(found), join_ids(ids, tokenize)
 
 
 def join_ids(ids: Sequence[Tensor], tokenize: Tokenize) -> Tensor:
@@ -157,13 +181,38 @@ def join_ids(ids: Sequence[Tensor], tokenize: Tokenize) -> Tensor:
     return torch.cat([torch.nn.functional.pad(x, (0, longest - x.shape[1]), value=padding) for x in ids]).long()
 
 
-def hidden_encoder(
-    model: Any, side: Side, device: torch.device, autocast: Callable[[], AbstractContextManager] = nullcontext
-) -> Encode:
-    """`encode_hidden` of a model in evaluation mode, of one batch on its device, under autocast."""
+def means(hidden: Hidden) -> Rows:
+    """What pairs keep of a batch: means in float32, first tokens, where there are any, in half precision."""
+    first = {} if hidden.first is None else {"first": hidden.first.half().cpu()}
+    return {"mean": hidden.z.mean.float().cpu(), **first}
 
-    def run(batch: Tensor) -> Hidden:
+
+def hidden_encoder(
+    model: Any, side: Side, device: torch.device, autocast: Callable[[], AbstractContextManager] = nullcontext,
+    kept: Callable[[Hidden], Rows] = means,
+) -> Encode:  # fmt: skip
+    """What is kept of `encode_hidden` of a model in evaluation mode, of one batch on its device, under autocast."""
+
+    def run(batch: Tensor) -> Rows:
         with autocast():
-            return encode_hidden(model, batch.to(device, non_blocking=True), side)
+            hidden = encode_hidden(model, batch.to(device, non_blocking=True), side)
+        return kept(hidden)
 
     return run
+
+
+def pool_encoder(
+    model: Any, side: Side, device: torch.device, autocast: Callable[[], AbstractContextManager] = nullcontext,
+    points: bool = False,
+) -> Encode:  # fmt: skip
+    """The same for a pool: Gaussians, and novelty where the model has one; points: without its variances."""
+    novelty = fitted_novelty(model, side)
+
+    @torch.no_grad()
+    def kept(hidden: Hidden) -> Rows:
+        mean, log_var = (x.float().cpu() for x in hidden.z)
+        nats = {} if novelty is None else novelty(hidden)
+        log_var = torch.full_like(log_var, -torch.inf) if points else log_var
+        return {"mean": mean, "log_var": log_var, **{NOVELTY + name: x.cpu() for name, x in nats.items()}}
+
+    return hidden_encoder(model, side, device, autocast, kept)

@@ -1,4 +1,4 @@
-"""Matched pairs of embedded images and texts: what every uncertainty here is fitted to."""
+"""Embedded images and texts: matched pairs, which uncertainty is fitted to, and pools without matches."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from prolip.gaussian import kind_of
+from prolip.gaussian import Gaussian, kind_of
 from prolip.measures.chance import OwnFirst, evenly
 from prolip.utils.messages import first_few
 from prolip.utils.outputs import replacing
@@ -171,6 +171,33 @@ class Pairs:
                              f" {', '.join(sorted(known - wanted))}; got {', '.join(sorted(tensors))}")
         given: dict[str, Any] = {**tensors, "scale": float(tensors["scale"])}
         return cls(**given | {"model": bytes(tensors["model"].tolist()).hex() if "model" in tensors else ""})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pool:
+    """N images and M texts by one model; nothing in it says which texts an image came with.
+
+    keys: of the images, in order; image: (N, D), text: (M, D), unit means, float32, on the CPU, the texts in the order
+    of their letters; log_var is -inf where the model's variances mean nothing; text_ids: (M, L) int64; image_novelty,
+    text_novelty: depth -> nats (N,), (M,), empty where the model knows of none.
+    """
+
+    keys: Sequence[str]
+    image: Gaussian
+    text: Gaussian
+    text_ids: Tensor
+    image_novelty: dict[str, Tensor]
+    text_novelty: dict[str, Tensor]
+
+    def __post_init__(self) -> None:
+        if len(self.keys) != len(self.image.mean) or len(self.text_ids) != len(self.text.mean):
+            raise ValueError(f"{len(self.keys)} keys of {len(self.image.mean)} images, {len(self.text_ids)} rows of ids"
+                             f" of {len(self.text.mean)} texts: give one of each")  # fmt: skip
+        if len(self.keys) < 2 or len(self.text_ids) < 2:
+            raise ValueError(f"{len(self.keys)} images and {len(self.text_ids)} texts: give two of each or more")
+        if len(set(self.keys)) < len(self.keys):
+            twice = next(key for key, after in zip(sorted(self.keys), sorted(self.keys)[1:]) if key == after)
+            raise ValueError(f"two images have the key {twice!r}: give every sample of the training data its own")
 
 
 def check_enough(pairs: int) -> None:

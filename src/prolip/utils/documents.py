@@ -111,20 +111,17 @@ def check_tree(value: Any) -> Any:
 
     A few aliases of aliases stand for billions of values, which nothing shows until they are written.
     """
-    count, level = 0, [value]
+    count, level = 1, [value]
     for _ in range(DEPTH):
-        count += len(level)
-        if count > VALUES:
-            raise ValueError(f"it has more than {VALUES:,} values")
         below: list[Any] = []
         for part in level:
             if isinstance(part, (list, tuple, Mapping)):
                 below.extend(part.values() if isinstance(part, Mapping) else part)
-            if len(below) > VALUES:
+            if count + len(below) > VALUES:
                 raise ValueError(f"it has more than {VALUES:,} values")
         if not below:
             return value
-        level = below
+        count, level = count + len(below), below
     raise ValueError(f"it is nested more than {DEPTH} levels deep")
 
 

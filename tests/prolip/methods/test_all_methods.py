@@ -21,7 +21,7 @@ from prolip.methods import METHODS, find_score
 from prolip.methods.base import Context, Objective
 from prolip.random import Draws, Stream
 from prolip.scores import SCORES, CSDScore
-from prolip.uncertainty.pool import Pool
+from prolip.uncertainty.pairs import Pool
 
 PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "linear", "dot", "mv", "_cdist_forward", "convolution", "gru")
 #: Terms that are off by default.

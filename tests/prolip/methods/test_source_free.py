@@ -25,7 +25,7 @@ from prolip.methods.source_free import (
     weigh,
 )
 from prolip.scores import CSDScore, MatchProbabilityScore, MeanScore, TrueMatchScore
-from prolip.uncertainty.pool import Pool
+from prolip.uncertainty.pairs import Pool
 
 DOUBLE = torch.float64
 SCORES = {"csd": CSDScore(10.0, -5.0), "mean": MeanScore(10.0, None), "true_match": TrueMatchScore(0.5, 0, 0, 0, 9.0),
