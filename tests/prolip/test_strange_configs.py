@@ -86,7 +86,7 @@ def test_whole_numbers_stand_for_fractions_lists_for_pairs_and_null_for_what_is_
 # --- what could be built and would not end
 @pytest.mark.parametrize("changes, named", [
     ({"vision_cfg": {"layers": 10**9}}, "vision_cfg.layers is 1000000000: it should be at most 1000"),
-    ({"text_cfg": {"width": 2**16, "heads": 1024, "layers": 1000}}, "text_cfg is a tower of 5.2e+13 parameters, at most 2e+10"),
+    ({"text_cfg": {"width": 2**16, "heads": 1024, "layers": 1000}}, "of 5.2e+13 parameters, at most 2e+10"),
     ({"text_cfg": {"vocab_size": 2**22, "width": 2**16}}, "text_cfg is a tower of"),
     ({"vision_cfg": {"image_size": 2**14, "patch_size": 8}}, "is 4,194,304 patches, at most 65,536"),
     ({"vision_cfg": {"patch_size": 2**14, "image_size": 2**14, "width": 2**15}}, "vision_cfg is a tower of"),

@@ -31,8 +31,6 @@ FOREIGN = ("timm_", "hf_model_name", "hf_pooler_type", "hf_proj_type")
 # What OpenCLIP's default block leaves out in silence.
 CUSTOM = ("qk_norm", "scale_heads", "scale_attn_inner", "scale_attn", "scale_fc")
 SIGLIP_PAD, SIGLIP_MASK = 1, 32000
-
-
 # Defaults of the released code that differ from OpenCLIP's; the number of heads follows from no shape.
 RELEASED_TEXT = {
     "context_length": 64, "vocab_size": 32100, "width": 768, "heads": 12, "layers": 12, "proj_bias": True,
