@@ -14,17 +14,10 @@ from torchvision.transforms import Compose
 
 from prolip.data.samples.decoding import as_rgb
 from prolip.methods import find_method
-from prolip.models.config import DEFAULTS, complete, near_matches, override
-from prolip.models.config_rules import count_parameters
+from prolip.models.config import ProLIPRules, complete, override
+from prolip.models.config_rules import PreprocessRules, check, count_parameters, near_matches
 from prolip.models.prolip import ProLIP, cast_to
-from prolip.models.registry import (
-    check_forward,
-    check_preprocess,
-    config_beside,
-    find_weights,
-    get_model_config,
-    grid_of,
-)
+from prolip.models.registry import check_forward, config_beside, find_weights, get_model_config, grid_of
 from prolip.models.weights.checkpoint import load_checkpoint
 from prolip.utils.documents import shown
 
@@ -97,7 +90,7 @@ def create_model(  # noqa: PLR0913 (OpenCLIP's signature)
     if force_context_length is not None:
         config["text_cfg"]["context_length"] = force_context_length
     config = complete(override(config, **_drop_openclip_only(model_kwargs)))
-    check_preprocess(force_preprocess_cfg or {})
+    check(PreprocessRules, force_preprocess_cfg or {}, "preprocess_cfg")
     _check_memory(config)
     weights = find_weights(model_name, pretrained, cache_dir) if load_weights else None
     if weights is None and (require_pretrained or init_uncertainty):
@@ -133,8 +126,7 @@ def _extend(model: ProLIP) -> None:
 
 def _check_memory(config: dict[str, Any]) -> None:
     """ValueError for a model that this machine cannot hold; a machine that does not tell is not asked."""
-    towers = {block: {**DEFAULTS[block], **config[block]} for block in DEFAULTS}
-    wanted = 4 * sum(count_parameters({**config, **towers}).values())
+    wanted = 4 * count_parameters(check(ProLIPRules, config))
     try:
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):

@@ -278,7 +278,7 @@ def test_a_folder_with_both_kinds_of_files_is_read_by_transformers_where_it_is_t
 
 
 def test_an_unknown_cleaning_is_refused(pieces):
-    with pytest.raises(ValueError, match="clean is 'upper': choose one of canonicalize, lower, whitespace"):
+    with pytest.raises(ValueError, match="clean is 'upper': it should be 'canonicalize', 'lower' or 'whitespace'"):
         prolip.get_tokenizer("ProLIP-ViT-B-16", tokenizer=pieces, clean="upper")
 
 
@@ -295,7 +295,7 @@ def test_what_is_no_text_is_refused(texts, reported):
 
 @pytest.mark.parametrize("length", [-1, 10**9, 3.5, "77", True])
 def test_a_context_that_is_none_is_refused_at_a_call(length):
-    with pytest.raises(ValueError, match=r"context_length is .*: give a whole number of at least 1"):
+    with pytest.raises(ValueError, match="context_length is .*: (give a whole|it should be at (least 1|most 65536)$)"):
         get_tokenizer("ProLIP-ViT-test")("a", context_length=length)
 
 

@@ -19,7 +19,7 @@ FILES = sorted(SOURCE.rglob("*.py"))
 ALLOWED = {"forward"}
 PARAMETERS = {field.name for method in METHODS.values()
               for field in dataclasses.fields(method.config)}
-PARAMETERS |= {field.name for field in dataclasses.fields(ProLIPCfg)} - ALLOWED
+PARAMETERS |= ProLIPCfg.model_fields.keys() - ALLOWED
 #: Attributes by which a model of one kind has its towers.
 PARTS = {"visual", "text"}
 #: A method's name; not the package `prolip` of an import or an address in it, not a part of --grad-clip-norm, not the

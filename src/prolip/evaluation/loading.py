@@ -24,8 +24,8 @@ from prolip.data.samples import decoding
 from prolip.evaluation.model import PRECISIONS, Embedder, Loaded, PointModel, check_device, embedder_of
 from prolip.factory import create_model_and_transforms, flattening
 from prolip.gaussian import kind_of
-from prolip.models.config import check_openclip, is_released, near_matches
-from prolip.models.config_rules import RULES, check_values
+from prolip.models.config import check_openclip, is_released
+from prolip.models.config_rules import PreprocessRules, check, near_matches
 from prolip.models.registry import list_models
 from prolip.models.tokenizer import ALL_NAMES, BPETokenizer, cut, first_line, get_tokenizer
 from prolip.models.weights.checkpoint import CheckpointError, find_in, read_config, read_state_dict
@@ -134,7 +134,8 @@ def check_openclip_config(model: str) -> bool:
     config, preprocess = read_config(path)
     try:
         check_openclip(config)
-        check_values(preprocess, RULES["preprocess_cfg"], "preprocess_cfg")
+        read = {key: value for key, value in preprocess.items() if key in PreprocessRules.model_fields}
+        check(PreprocessRules, read, "preprocess_cfg")
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
     return bool(config["text_cfg"].get("hf_model_name"))

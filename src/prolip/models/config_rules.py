@@ -1,216 +1,181 @@
-"""What every key of a model's configuration may hold: one table, and the size of what a configuration would build."""
+"""What every key of a model's configuration may hold, checked by pydantic, and the size of what it would build."""
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import fields
-from numbers import Integral, Real
-from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, cast, get_args, get_type_hints
 
 from open_clip.coca_model import MultimodalCfg
 from open_clip.model import CLIPTextCfg, CLIPVisionCfg
-from open_clip.utils import to_2tuple
+from open_clip.transform import PreprocessCfg
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model
 
-from prolip.models.towers import FORMS
 from prolip.utils.documents import shown
+from prolip.utils.flags import did_you_mean
 
 #: Larger models are refused before anything is built: some 80 GB of float32.
 MAX_PARAMETERS = 20_000_000_000
 #: Patches of an image and tokens of a text, each of which attends to all others.
 MAX_TOKENS = 2**16
-MAX_WIDTH, MAX_LAYERS, MAX_HEADS, MAX_VOCABULARY, MAX_PIXELS = 2**16, 1000, 1024, 2**22, 2**14
-MAX_LETTERS = 500
-CLEANERS = ("canonicalize", "lower", "whitespace")
-#: They go into a regular expression.
-SPECIAL_TOKEN = re.compile(r"<\w{1,64}>")
+
+Count = Annotated[int, Field(ge=1, le=MAX_TOKENS)]
+Layers = Annotated[int, Field(ge=1, le=1000)]
+Token = Annotated[int, Field(ge=0, lt=2**22)]
+Side = Annotated[int, Field(ge=1, le=2**14)]
+#: Height and width, or one number for both.
+Sides = Annotated[
+    list[Side],
+    Field(min_length=2, max_length=2, strict=False),
+    BeforeValidator(lambda sides: sides if isinstance(sides, (list, tuple)) else [sides, sides]),
+]
+Share = Annotated[float, Field(ge=0, le=1)]
+Exponent = Annotated[float, Field(ge=-80, le=80)]
+Colours = Annotated[list[Annotated[float, Field(ge=-256, le=256)]], Field(min_length=3, max_length=3, strict=False)]
+Spreads = Annotated[list[Annotated[float, Field(ge=1e-6, le=256)]], Field(min_length=3, max_length=3, strict=False)]
 
 
-class Rule(NamedTuple):
-    """What a value must be, as a remedy says it, and whether one is."""
+class Rules(BaseModel):
+    """Values are of their key's type without conversion, and numbers are finite."""
 
-    remedy: str
-    fits: Callable[[Any], bool]
-
-
-#: A key's rule, or the rules of the keys below it, where null stands for none of them.
-Rules = Mapping[str, Union[Rule, "Rules"]]
-
-
-def whole(least: int, most: int, what: str = "a whole number") -> Rule:
-    """A whole number, which true is not."""
-    return Rule(f"give {what} of at least {least} and at most {most:,}", lambda x: _within(x, Integral, least, most))
-
-
-def number(least: float, most: float) -> Rule:
-    """A number in finite bounds, which NaN never is."""
-    return Rule(f"give a number from {least:g} to {most:g}", lambda x: _within(x, Real, least, most))
-
-
-def _within(x: Any, kind: type, least: float, most: float) -> bool:
-    return isinstance(x, kind) and not isinstance(x, bool) and bool(least <= x <= most)  # type: ignore[operator]
-
-
-def choice(*words: str) -> Rule:
-    """One of a few words."""
-    listed = " or ".join(words) if len(words) < 3 else f"one of {', '.join(words)}"
-    return Rule(f"choose {listed}", lambda x: isinstance(x, str) and x in words)
-
-
-def several(rule: Rule, what: str, least: int = 0, most: int = 1000) -> Rule:
-    """A list of values that fit a rule."""
-    return Rule(
-        f"give {what}", lambda x: isinstance(x, (list, tuple)) and least <= len(x) <= most and all(map(rule.fits, x))
+    model_config = ConfigDict(
+        strict=True, extra="forbid", allow_inf_nan=False, str_max_length=500, validate_default=True
     )
 
 
-def either(*rules: Rule) -> Rule:
-    """What fits any of several rules; an error gives the first one's remedy."""
-    return Rule(rules[0].remedy, lambda x: any(rule.fits(x) for rule in rules))
+class TokenizerRules(Rules):
+    """OpenCLIP's options of tokenizers; special tokens go into a regular expression."""
+
+    clean: Literal["canonicalize", "lower", "whitespace"] = "whitespace"
+    reduction_mask: Literal["simple", "random", "shuffle", "syntax"] = "simple"
+    strip_sep_token: bool = False
+    language: str = ""
+    additional_special_tokens: Annotated[
+        list[Annotated[str, Field(pattern=r"^<\w{1,64}>$")]], Field(max_length=1000, strict=False)
+    ] = []
 
 
-def optional(rule: Rule) -> Rule:
-    """What fits a rule, or null."""
-    return Rule(f"{rule.remedy}, or null", lambda x: x is None or rule.fits(x))
+def rules_of(name: str, /, **keys: Any) -> Any:
+    """Rules for keys, each with its type and default."""
+    return create_model(name, __base__=Rules, **keys)
 
 
-FLAG = Rule("give true or false", lambda x: isinstance(x, bool))
-TEXT = Rule(f"give a text of at most {MAX_LETTERS} letters", lambda x: isinstance(x, str) and len(x) <= MAX_LETTERS)
-SIDE = whole(1, MAX_PIXELS)
-SIDES = Rule(
-    "give one number, or height and width",
-    lambda x: SIDE.fits(x) or (isinstance(x, (list, tuple)) and len(x) == 2 and all(map(SIDE.fits, x))),
-)
-TOKEN = whole(0, MAX_VOCABULARY - 1, "a token's id, a whole number")
+def of_dataclass(config: type, **types: Any) -> Any:
+    """Rules for every field of a dataclass: those given, and its own types."""
+    given = {**get_type_hints(config), **types}
+    return rules_of(config.__name__, **{field.name: (given[field.name], field.default) for field in fields(config)})
 
-#: Keys whose type says too little.
-TOWER: dict[str, Rule | Rules] = {
-    "width": whole(1, MAX_WIDTH), "layers": whole(1, MAX_LAYERS), "mlp_ratio": number(0.01, 100),
-    "ls_init_value": optional(number(0, 1000)), "block_type": optional(choice("default", "custom")),
-    "act_kwargs": {"approximate": choice("none", "tanh")}, "norm_kwargs": {"eps": number(1e-12, 1)},
+
+TOWER: dict[str, Any] = {
+    "width": Count, "layers": Layers, "mlp_ratio": Annotated[float, Field(ge=0.01, le=100)],
+    "ls_init_value": Annotated[float, Field(ge=0, le=1000)] | None, "block_type": Literal["default", "custom"] | None,
+    "act_kwargs": rules_of("GELURules", approximate=(Literal["none", "tanh"], "none")) | None,
+    "norm_kwargs": rules_of("NormRules", eps=(Annotated[float, Field(ge=1e-12, le=1)], 1e-5)) | None,
 }  # fmt: skip
-VISION: dict[str, Rule | Rules] = TOWER | {
-    "layers": either(TOWER["layers"], several(TOWER["layers"], "", 4, 4)),  # type: ignore[arg-type]
-    "head_width": whole(1, MAX_WIDTH), "image_size": SIDES, "patch_size": SIDES, "patch_dropout": number(0, 0.999),
-    "attentional_pool": either(FLAG, choice("parallel", "cascade")), "attn_pooler_queries": whole(1, MAX_TOKENS),
-    "attn_pooler_heads": whole(1, MAX_HEADS), "pos_embed_type": choice("learnable", "sin_cos_2d"),
-    "pool_type": choice("tok", "avg", "none"),
+TEXT: dict[str, Any] = TOWER | {
+    "heads": Count, "context_length": Count, "vocab_size": Annotated[int, Field(ge=1, le=2**22)],
+    "pad_id": Token, "eos_id": Token, "pool_type": Literal["first", "last", "argmax", "eos", "none"],
+    "proj_type": Literal["linear", "none"], "tokenizer_mode": Literal["clips"] | None,
+    "tokenizer_kwargs": TokenizerRules | None,
 }  # fmt: skip
-TEXT_TOWER: dict[str, Rule | Rules] = TOWER | {
-    "heads": whole(1, MAX_HEADS), "context_length": whole(1, MAX_TOKENS), "vocab_size": whole(1, MAX_VOCABULARY),
-    "pad_id": TOKEN, "eos_id": TOKEN, "pool_type": choice("first", "last", "argmax", "eos", "none"),
-    "proj_type": choice("linear", "none"), "tokenizer_mode": optional(choice("clips")),
-    "tokenizer_kwargs": {
-        "clean": choice(*CLEANERS), "reduction_mask": choice("simple", "random", "shuffle", "syntax"),
-        "strip_sep_token": FLAG, "language": TEXT,
-        "additional_special_tokens": several(
-            Rule("", lambda x: isinstance(x, str) and SPECIAL_TOKEN.fullmatch(x) is not None),
-            "a list of texts such as <mask>",
-        ),
-    },
+VisionRules = of_dataclass(CLIPVisionCfg, **TOWER | {
+    "layers": Layers | Annotated[list[Layers], Field(min_length=4, max_length=4)],
+    "head_width": Count, "image_size": Sides, "patch_size": Sides,
+    "patch_dropout": Annotated[Share, Field(le=0.999)], "attentional_pool": bool | Literal["parallel", "cascade"],
+    "attn_pooler_queries": Count, "attn_pooler_heads": Count, "timm_drop": Share, "timm_drop_path": Share | None,
+    "pos_embed_type": Literal["learnable", "sin_cos_2d"], "pool_type": Literal["tok", "avg", "none"],
+})  # fmt: skip
+TextRules = of_dataclass(CLIPTextCfg, **TEXT)
+DecoderRules = of_dataclass(MultimodalCfg, **TEXT, dim_head=Count, n_queries=Count, attn_pooler_heads=Count)
+PREPROCESS: dict[str, Any] = {
+    "size": Sides, "mode": Literal["RGB"], "mean": Colours, "std": Spreads,
+    "interpolation": Literal["bicubic", "bilinear", "random"], "resize_mode": Literal["shortest", "longest", "squash"],
+    "fill_color": Annotated[int, Field(ge=0, le=255)],
 }  # fmt: skip
+PreprocessRules = of_dataclass(PreprocessCfg, **{key: kind | None for key, kind in PREPROCESS.items()})
 
 
-def by_type(hint: Any) -> Rule | Rules:
-    """The rule that the type of a dataclass's field is enough for."""
-    if get_origin(hint) is Union and type(None) in get_args(hint):
-        inner = by_type(next(kind for kind in get_args(hint) if kind is not type(None)))
-        return optional(inner) if isinstance(inner, Rule) else inner
-    rules: dict[Any, Rule | Rules] = {bool: FLAG, str: TEXT, float: number(0, 1), int: whole(0, MAX_WIDTH), dict: {}}
-    return rules[hint]
+class TwoTowers(Rules):
+    """What OpenCLIP's configurations and ours have in common."""
+
+    embed_dim: Count
+    vision_cfg: VisionRules  # type: ignore[valid-type]
+    text_cfg: TextRules  # type: ignore[valid-type]
+    quick_gelu: bool | None = None
+    custom_text: bool | None = None
+    init_logit_scale: Exponent | None = None
+    init_logit_bias: Annotated[float, Field(ge=-1e6, le=1e6)] | None = None
 
 
-def of_dataclass(config: type, rules: Rules) -> Rules:
-    """Rules for every field of a dataclass: those given, and by its type."""
-    hints = get_type_hints(config)
-    return {field.name: rules.get(field.name) or by_type(hints[field.name]) for field in fields(config)}
+class OpenCLIPRules(TwoTowers):
+    """OpenCLIP reads what it knows."""
+
+    model_config = ConfigDict(extra="ignore")
+    multimodal_cfg: DecoderRules | None = None  # type: ignore[valid-type]
 
 
-ANY = Rule("give name -> value", lambda x: isinstance(x, Mapping))
-
-RULES: dict[str, Rules] = {
-    "": {
-        "method_cfg": {"name": TEXT, "config": ANY},
-        "embed_dim": whole(1, MAX_WIDTH), "quick_gelu": optional(FLAG), "custom_text": optional(FLAG),
-        "init_logit_scale": optional(number(-80, 80)), "init_logit_bias": optional(number(-1e6, 1e6)),
-    },
-    "vision_cfg": of_dataclass(CLIPVisionCfg, VISION),
-    "text_cfg": of_dataclass(CLIPTextCfg, TEXT_TOWER),
-    "multimodal_cfg": of_dataclass(MultimodalCfg, TEXT_TOWER | {
-        "dim_head": whole(1, MAX_WIDTH), "n_queries": whole(1, MAX_TOKENS), "attn_pooler_heads": whole(1, MAX_HEADS),
-    }),
-    "prolip_cfg": {
-        "forward": Rule(f"choose one of {', '.join(FORMS)}", lambda x: isinstance(x, str) and x in FORMS),
-        "init_unc_bias": number(-80, 80), "init_unc_gain": number(0, 100), "conv_stem": FLAG, "mask_padding": FLAG,
-        "pad_token_id": TOKEN, "mask_token_id": optional(TOKEN),
-        "special_token_ids": several(TOKEN, "a list of tokens' ids"),
-    },
-    "preprocess_cfg": {
-        "size": optional(SIDES), "mode": optional(choice("RGB")),
-        "mean": optional(several(number(-256, 256), "three numbers, of red, green and blue", 3, 3)),
-        "std": optional(several(number(1e-6, 256), "three numbers above 0, of red, green and blue", 3, 3)),
-        "interpolation": optional(choice("bicubic", "bilinear", "random")),
-        "resize_mode": optional(choice("shortest", "longest", "squash")), "fill_color": optional(whole(0, 255)),
-    },
-}  # fmt: skip
+def near_matches(name: str, known: Iterable[str]) -> str:
+    """`a, b or c`, the known names closest to `name`; all of them when none is close."""
+    known = list(known)
+    return did_you_mean(str(name), known, f"choose from {', '.join(known)}")
 
 
-def check_values(values: Any, rules: Rules, where: str) -> None:
-    """ValueError naming the first key whose value does not fit its rule, or that has none below a nested key."""
-    for key, value in values.items():
-        rule, name = rules.get(key), f"{where}.{key}" if where else str(key)
-        if isinstance(rule, Rule) and not rule.fits(value):
-            if rule is SIDES and (not isinstance(value, (list, tuple)) or len(value) == 2):
-                sides = value if isinstance(value, (list, tuple)) else [value]
-                value, rule = next(side for side in sides if not SIDE.fits(side)), SIDE
-            raise ValueError(f"{name} is {shown(value)}: {rule.remedy}")
-        if isinstance(rule, Mapping) and value is not None:
-            if not isinstance(value, Mapping):
-                raise ValueError(f"{name} is {shown(value)}: give name -> value")
-            if strange := [below for below in value if below not in rule]:
-                raise ValueError(f"{name} has the key {shown(strange[0])}: leave it out, it may have {', '.join(rule)}")
-            check_values(value, rule, name)
+def check_keys(given: Iterable[Any], known: Iterable[str], where: str) -> None:
+    """Refuse keys that nobody reads."""
+    for key in given:
+        if key not in known:
+            raise ValueError(f"unknown key {shown(key)} in {where}: {near_matches(str(key)[:80], known)}")
 
 
-def count_blocks(tower: Mapping[str, Any]) -> int:
-    """Parameters of a tower's blocks, to a thousandth: four square matrices and two of the MLP, biases, norms."""
-    width, hidden = tower["width"], int(tower["width"] * tower["mlp_ratio"])
-    return tower["layers"] * (4 * width**2 + 2 * width * hidden + 9 * width + hidden)
+Checked = TypeVar("Checked", bound=Rules)
+WANTED = {"model_type": "give name -> value", "dict_type": "give name -> value", "int_type": "give a whole number",
+          "float_type": "give a number", "bool_type": "give true or false", "list_type": "give a list",
+          "string_type": "give a text", "tuple_type": "give a list"}  # fmt: skip
+#: Pydantic's words, and plainer ones.
+SAID = {"Input": "it", "List": "it", "Tuple": "it", "String": "it", " after validation": "",
+        "less than or equal to": "at most", "greater than or equal to": "at least"}  # fmt: skip
 
 
-def count_patches(vision: Mapping[str, Any]) -> int:
-    """Patches of an image."""
-    return math.prod(image // patch for image, patch in zip(to_2tuple(vision["image_size"]),
-                                                            to_2tuple(vision["patch_size"])))  # fmt: skip
+def check(rules: type[Checked], values: Any, where: str = "") -> Checked:
+    """The values with all defaults. ValueError naming the first key that nobody reads, is missing, or does not fit."""
+    try:
+        return rules.model_validate(values)
+    except ValidationError as error:
+        errors = error.errors(include_url=False)
+    first = min(errors, key=lambda error: ("extra_forbidden", "missing", error["type"]).index(error["type"]))
+    kind, path, names, found, inner = first["type"], first["loc"], [where] if where else [], values, cast(Any, rules)
+    for part in path:  # a key, a place in a list, or a type of a union
+        if isinstance(found, Mapping) and part in found:
+            names, found = [*names, str(part)], found[part]
+    if kind == "extra_forbidden":
+        for part in path[:-1]:
+            types = inner.model_fields[part].annotation
+            inner = next(one for one in (types, *get_args(types)) if hasattr(one, "model_fields"))
+        check_keys(path[-1:], inner.model_fields, ".".join(names[:-1]) or "the model configuration")
+    name = ".".join(names) or "the model configuration"
+    if kind == "missing":
+        raise ValueError(f"{name} has no {path[-1]}{inner.model_fields[path[-1]].description or ''}")
+    said = first["msg"]
+    for theirs, ours in SAID.items():
+        said = said.replace(theirs, ours)
+    raise ValueError(f"{name} is {shown(found)}: {WANTED.get(kind, said)}")
 
 
-def count_parameters(config: Mapping[str, Any]) -> dict[str, int]:
-    """About how many parameters each tower has, from a configuration whose every value was checked.
-
-    vision_cfg and text_cfg have all of their keys.
-    """
-    vision, text, dim = config["vision_cfg"], config["text_cfg"], config["embed_dim"]
-    wide, width = vision["width"], text["width"]
-    stem = 6 * wide**2 if config.get("prolip_cfg", {}).get("conv_stem") else 0
-    patch = stem or 3 * math.prod(to_2tuple(vision["patch_size"])) * wide
-    rows = vision["attn_pooler_queries"] if vision["attentional_pool"] else 0
-    counts = {
-        "vision_cfg": count_blocks(vision) + patch + (count_patches(vision) + rows) * wide + 2 * wide * dim,
-        "text_cfg": count_blocks(text) + (text["vocab_size"] + text["context_length"]) * width + 2 * width * dim,
-    }
-    decoder = config.get("multimodal_cfg")  # of OpenCLIP's captioning models: each block attends twice
-    return counts | ({"multimodal_cfg": 2 * count_blocks(decoder)} if decoder else {})
-
-
-def check_sizes(config: Mapping[str, Any]) -> None:
-    """ValueError where a tower would have too many tokens or parameters."""
-    vision = config["vision_cfg"]
-    if (patches := count_patches(vision)) > MAX_TOKENS:
-        raise ValueError(f"vision_cfg.image_size {vision['image_size']} in patches of {vision['patch_size']} is"
-                         f" {patches:,} patches, at most {MAX_TOKENS:,} are read: enlarge patch_size")
-    for block, count in count_parameters(config).items():
-        if count > MAX_PARAMETERS:
-            keys = ("width", "layers", "mlp_ratio", *(("patch_size",) if block == "vision_cfg" else ("vocab_size",)))
-            named = ", ".join(f"{key} {config[block][key]}" for key in keys)
-            raise ValueError(f"{block} with {named} is a tower of {count:.1e} parameters, at most {MAX_PARAMETERS:.0e}"
-                             " are built: make one of them smaller")
+def count_parameters(config: Any) -> int:
+    """About how many parameters checked towers have, but for a ResNet's. ValueError where one would be too large."""
+    vision, text = config.vision_cfg, config.text_cfg
+    patches = math.prod(image // patch for image, patch in zip(vision.image_size, vision.patch_size))
+    if patches > MAX_TOKENS:
+        raise ValueError(f"vision_cfg.image_size {vision.image_size} in patches of {vision.patch_size} is {patches:,}"
+                         f" patches, at most {MAX_TOKENS:,} are read: enlarge patch_size")
+    total, rows = 0, {"vision_cfg": patches + 3 * math.prod(vision.patch_size), "text_cfg": text.vocab_size}
+    for block in ("vision_cfg", "text_cfg", "multimodal_cfg"):  # the last: of OpenCLIP's captioning models
+        tower = getattr(config, block, None)
+        if tower and isinstance(tower.layers, int):
+            squares = tower.layers * (4 + 2 * tower.mlp_ratio) * tower.width
+            count = int(tower.width * (squares + rows.get(block, 0) + 2 * config.embed_dim))
+            if count > MAX_PARAMETERS:
+                raise ValueError(f"{block} is a tower of {count:.1e} parameters, at most {MAX_PARAMETERS:.0e} are"
+                                 " built: lower its width, layers, mlp_ratio, patch_size or vocab_size")
+            total += count
+    return total

@@ -9,10 +9,11 @@ from typing import Any
 
 import open_clip
 from open_clip.factory import parse_model_name
+from open_clip.model import CLIPVisionCfg
 from open_clip.utils import to_2tuple
 
-from prolip.models.config import DEFAULTS, check_keys, check_openclip, complete, is_released, near_matches
-from prolip.models.config_rules import RULES, check_values
+from prolip.models.config import check_openclip, complete, is_released
+from prolip.models.config_rules import PreprocessRules, check, near_matches
 from prolip.models.weights.checkpoint import CONFIG_NAMES, WEIGHT_NAMES, find_in, read_config
 from prolip.models.weights.hub import hub_file
 from prolip.models.weights.unreadable import why_no_name
@@ -44,7 +45,7 @@ def get_model_config(model_name: str, cache_dir: str | None = None) -> tuple[dic
         path = _named_file(schema, name, CONFIG_NAMES, "configuration", cache_dir)
         config, preprocess = read_config(path)
         try:
-            check_preprocess(preprocess)
+            check(PreprocessRules, preprocess, "preprocess_cfg")
             return complete(config), preprocess
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from error
@@ -55,12 +56,6 @@ def get_model_config(model_name: str, cache_dir: str | None = None) -> tuple[dic
         raise ValueError(why_no_name(name) or f"unknown model {name!r}: {near_matches(name, list_models())} (or"
                          f" hf-hub:<org/name>, local-dir:<folder with config.json and model.safetensors>{ours})")
     return complete(_configs()[name]), {}
-
-
-def check_preprocess(values: dict[str, Any]) -> None:
-    """ValueError for preprocessing that OpenCLIP's transforms would not read, or could not do."""
-    check_keys(values, RULES["preprocess_cfg"], "preprocess_cfg")
-    check_values(values, RULES["preprocess_cfg"], "preprocess_cfg")
 
 
 def find_weights(model_name: str, pretrained: str | None, cache_dir: str | None = None) -> Path | None:
@@ -140,6 +135,7 @@ def grid_of(theirs: dict[str, Any]) -> tuple[int, int] | None:
     """Rows and columns of patches that a configuration means; None without one."""
     if not theirs:
         return None
-    vision = {**DEFAULTS["vision_cfg"], **theirs["vision_cfg"]}
-    (height, width), (rows, columns) = to_2tuple(vision["image_size"]), to_2tuple(vision["patch_size"])
+    vision = theirs["vision_cfg"]
+    height, width = to_2tuple(vision.get("image_size", CLIPVisionCfg.image_size))
+    rows, columns = to_2tuple(vision.get("patch_size", CLIPVisionCfg.patch_size))
     return height // rows, width // columns

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from open_clip.factory import parse_model_name
@@ -18,8 +18,7 @@ from open_clip.tokenizer import HFTokenizer, SimpleTokenizer, get_clean_fn
 from torch import Tensor
 
 from prolip.gaussian import kind_of
-from prolip.models.config import check_keys
-from prolip.models.config_rules import CLEANERS, RULES, Rules, check_values
+from prolip.models.config_rules import TextRules, TokenizerRules, check, check_keys
 from prolip.models.registry import get_model_config
 from prolip.models.weights.hub import HubFileNotFoundError, hub_files
 from prolip.models.weights.unreadable import FOLDER_NAMES, SENTENCEPIECE_NAMES
@@ -33,7 +32,6 @@ LETTERS_PER_TOKEN, LEAST_LETTERS = 32, 8192
 LONG_WORD = 64
 #: Bytes of a tokenizer's file; the largest ones published have 35 million.
 FILE_BYTES = 2**27
-OPTIONS = cast(Rules, RULES["text_cfg"]["tokenizer_kwargs"])
 #: Options of the bundled encoding; `bpe_path` may be given in Python alone, as no configuration should name a file.
 BPE_OPTIONS = ("clean", "reduction_mask", "additional_special_tokens", "bpe_path")
 
@@ -65,7 +63,7 @@ def listed(texts: Any) -> list[str]:
 def checked(texts: Any, length: Any, own: int) -> tuple[list[str], int]:
     """Texts as `listed` and `cut` give them, and the context to fill: the given one or `own`; TypeError, ValueError."""
     if length:
-        check_values({"context_length": length}, RULES["text_cfg"], "")
+        check(TextRules, {"context_length": length})
     return cut(listed(texts), length or own), length or own
 
 
@@ -89,8 +87,7 @@ class Tokenizer:
     all_special_ids: list[int]
 
     def __init__(self, context_length: int, pad_token_id: int, clean: str = "whitespace"):
-        if clean not in CLEANERS:
-            raise ValueError(f"tokenizer_kwargs.clean is {clean!r}: choose one of {', '.join(CLEANERS)}")
+        check(TokenizerRules, {"clean": clean}, "tokenizer_kwargs")
         self.context_length, self.pad_token_id = context_length, pad_token_id
         self._clean = get_clean_fn(clean)
 
@@ -216,9 +213,9 @@ def get_tokenizer(
     config, _ = get_model_config(model_name, cache_dir)
     text = config["text_cfg"]
     options = {**(text.get("tokenizer_kwargs") or {}), **kwargs}
-    check_values({key: value for key, value in kwargs.items() if key != "bpe_path"}, OPTIONS, "")
+    check(TokenizerRules, {key: value for key, value in kwargs.items() if key != "bpe_path"}, "tokenizer_kwargs")
     if context_length is not None:
-        check_values({"context_length": context_length}, RULES["text_cfg"], "")
+        check(TextRules, {"context_length": context_length})
     options["context_length"] = context_length or text.get("context_length", 77)
     source = str(tokenizer) if tokenizer is not None else _own_source(model_name, text, cache_dir)
     pad = config["prolip_cfg"]["pad_token_id"]
