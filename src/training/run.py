@@ -107,7 +107,7 @@ def with_workers(config: Config, world: World, rows: int, folder: Path) -> Confi
     saved = json_of(folder / "config.json").get("data", {}).get("workers") if config.run.resume else None
     most = min(gather_objects(cores() if saved is None else saved, world))
     workers = fitting_workers(batch, most, data.unpaired)
-    batch_size = AUTO if config.run.global_batch_size is not None else data.batch_size
+    batch_size: Any = AUTO if config.run.global_batch_size is not None else data.batch_size
     return dataclasses.replace(config, data=dataclasses.replace(data, workers=workers, batch_size=batch_size))
 
 

@@ -109,14 +109,20 @@ def test_advice_is_never_a_circle(tmp_path, finished, capsys, seed):
 
 
 def test_a_run_without_checkpoints_is_not_written_over_by_going_on(tmp_path, finished, capsys):
-    """One that has ended, or keeps them elsewhere, would be begun anew, and lose its log and model."""
-    for left in ("no checkpoint", "elsewhere"):
-        (tmp_path / left).mkdir()
-        leave(left, finished, tmp_path / left)
-        before = (tmp_path / left / "run" / "metrics.jsonl").read_bytes()
-        assert main(words(tmp_path / left, "run", "--max-steps", STEPS + 2, "--resume", "auto")) == 2
-        assert "holds no" in (said := capsys.readouterr().err) or "no checkpoint to go on from" in said
-        assert (tmp_path / left / "run" / "metrics.jsonl").read_bytes() == before
+    """It would be begun anew, and lose its log and model."""
+    leave("no checkpoint", finished, tmp_path)
+    before = (tmp_path / "run" / "metrics.jsonl").read_bytes()
+    assert main(words(tmp_path, "run", "--max-steps", STEPS + 2, "--resume", "auto")) == 2
+    assert "no checkpoint to go on from" in capsys.readouterr().err
+    assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before
+
+
+def test_a_run_that_keeps_its_checkpoints_elsewhere_goes_on_from_there(tmp_path, finished, capsys):
+    leave("elsewhere", finished, tmp_path)
+    before = (tmp_path / "run" / "metrics.jsonl").read_bytes()
+    assert main(words(tmp_path, "run", "--max-steps", STEPS + 2, "--resume", "auto")) == 0
+    assert (tmp_path / "run" / "metrics.jsonl").read_bytes().startswith(before)
+    assert (tmp_path / "c" / f"step_{STEPS + 2}.pt").exists()
 
 
 @pytest.mark.parametrize(

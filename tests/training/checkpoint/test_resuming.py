@@ -133,6 +133,7 @@ def test_a_run_that_began_while_another_waited_for_its_folder_is_not_written_int
 
     def first_run() -> None:
         (folder / "config.json").touch()
+        (folder / "metrics.jsonl").write_text('{"step": 1}\n')
         held.close()
 
     threading.Timer(0.3, first_run).start()
