@@ -159,10 +159,11 @@ def way_on(folder: Path, config: Config, prog: str) -> str:
     """The command line that goes on with a stopped run, as it is typed."""
     from training.config import REDACTED
 
-    program = prog if prog.startswith("prolip") else f"python -m {prog}"
+    program = prog if " " in prog else f"python -m {prog}"  # a verb of the command, or this module
     if under_torchrun():
-        several = os.environ["GROUP_WORLD_SIZE"] != "1"
-        ranks = "(its options, as before)" if several else f"--nproc_per_node {os.environ['LOCAL_WORLD_SIZE']}"
+        several = os.environ.get("GROUP_WORLD_SIZE", "1") != "1"
+        local = os.environ.get("LOCAL_WORLD_SIZE", "1")
+        ranks = "(its options, as before)" if several else f"--nproc_per_node {local}"
         program = f"torchrun {ranks} -m training.main"
     place = [] if folder.parent == Path(type(config.run).output) else ["--output", str(folder.parent)]
     hidden = [f"{flag_of(name.partition('.')[2])} (as before)" for name in config.to_dict().get(REDACTED, {})]

@@ -160,7 +160,8 @@ DRAWINGS = [
     *DATA, "--model", "ProLIP-ViT-test", "--precision", "fp32", "--device", "cpu", "--train-num-samples", "48",
     "--epochs", "4", "--warmup", "0", "--eps", "0.1", "--lr", "0.02", "--wd", "1e-3",
     "--image-freeze-epochs", "2", "--unfreeze-warmup-epochs", "1", "--image-lr-mult", "0.3", "--text-lr-mult", "0.5",
-    "--swa-epochs", "2", "--grad-clip-norm", "0.5", "--save-frequency", "1", "--log-every-n-steps", "1",
+    "--swa-epochs", "2", "--grad-clip-norm", "0.5", "--save-frequency", "1", "--keep-checkpoints", "0",
+    "--log-every-n-steps", "1",
     "--init-logit-bias", "-3", "--alpha2", "0",  # masked rows are whole ones of each rank, and three ranks have others
 ]  # fmt: skip
 WAYS = {

@@ -40,7 +40,7 @@ PUBLIC_FLAGS = """
 --max-samples --max-steps --method --model --momentum --name --noise-ratio --noise-seed
 --openclip-transform --opt --output --overwrite
 --peak-tflops --precision --prefetch --pretrained --profile --read-retries --read-timeout --renewed-addresses
---resume --rotate
+--report --resume --rotate
 --saturation --save-every-minutes --save-every-samples --save-every-steps --save-frequency --seed --select
 --shard-index --shift --shuffle-buffer --split --stall-seconds --text-delete --text-mask --text-random
 --tokenizer --torchcompile --traceback --train-data

@@ -20,7 +20,7 @@ from prolip.scores import MeanScore
 from training.main import parse
 from training.parallel.distributed import World
 from training.state import Evaluated
-from training.validation import Pairs, numbered, open_validation, read_rows, recall_of_pairs
+from training.validation import Pairs, numbered, open_validation, recall_of_pairs, training_rows
 
 
 @pytest.fixture(scope="module")
@@ -53,8 +53,8 @@ def metrics_of(folder):
 def test_training_rows_are_ranked_as_the_saved_model_ranks_them_and_are_the_same_each_time(run, capsys):
     config = parse(["--config", str(run / "config.json")])
     embedder = load_embedder(f"local-dir:{run / 'model'}")
-    rows, again = (read_rows(config.data, embedder.preprocess, None) for _ in range(2))
-    assert [row.key for row in rows] == [row.key for row in again] 
+    rows, again = (training_rows(config.data, embedder.preprocess, None) for _ in range(2))
+    assert [row.key for row in rows] == [row.key for row in again]
     assert len({row.key for row in rows}) == len(rows) == 170  # of all that there are, up to 256
     last = metrics_of(run)[-1]
     count = int(last["mine/pairs"])
@@ -80,14 +80,14 @@ def test_recall_among_pairs_counts_both_directions_and_any_pair_of_the_same_text
 def test_data_without_captions_has_no_training_rows(run, changed):
     config = parse(["--config", str(run / "config.json")]).data
     changed = changed | ({"train_data": None} if "dataset_type" in changed else {})
-    assert read_rows(dataclasses.replace(config, **changed), None, None) == []
+    assert training_rows(dataclasses.replace(config, **changed), None, None) == []
 
 
 def test_training_rows_that_cannot_be_read_are_a_line_and_the_test_set_is_measured(run, task):
     config = parse(["--config", str(run / "config.json")])
     embedder = load_embedder(f"local-dir:{run / 'model'}")
-    gone = partial(read_rows, dataclasses.replace(config.data, train_data="gone.tar"), embedder.preprocess, None)
-    validation = open_validation(config.val, embedder.tokenizer, embedder.preprocess, World(), gone)
+    gone = partial(training_rows, dataclasses.replace(config.data, train_data="gone.tar"), embedder.preprocess, None)
+    validation = open_validation(config, embedder.tokenizer, embedder.preprocess, World(), gone)
     found = Evaluated()
     assert validation.training_pairs(embedder, found) is None
     assert found.headlines[0].startswith("warning: training rows were not measured: ")

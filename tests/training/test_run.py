@@ -40,7 +40,7 @@ def whole(tmp_path_factory) -> Path:
 def test_a_run_leaves_model_figures_and_checkpoints(whole):
     assert {path.name for path in whole.iterdir()} == {
         ".lock", "config.json", "status.json", "metrics.jsonl", "tensorboard", "checkpoints", "model", "model_ema",
-        "eval", "eval_ema", "eval.json",
+        "eval", "eval_ema", "eval.json", "examples.json",
     }  # fmt: skip
     steps = len(losses(whole))
     assert {path.name for path in (whole / "checkpoints").iterdir()} == {f"step_{steps // 2}.pt", f"step_{steps}.pt"}

@@ -172,7 +172,7 @@ def test_a_stop_signal_to_all_processes_leaves_a_checkpoint_that_goes_on_bit_for
     at = status(run)
     assert at["state"] == "stopped" and at["exit_code"] == 75 and f"{name} at step {at['step']} of" in at["reason"]
     assert forked.err.splitlines()[0].startswith(f"{name} received: the run will finish its step, save and stop")
-    assert forked.err.splitlines()[1] == f"stopped: {at['reason']}" and len(forked.err.splitlines()) == 2
+    assert forked.err.splitlines()[1] == f"stopped: {at['reason']}. Go on by:" and len(forked.err.splitlines()) == 3
     assert forked.run(*words(runs, run.name, "--resume", "latest")) == 0, forked.err
     assert_same(run, whole)
 

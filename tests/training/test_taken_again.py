@@ -72,6 +72,8 @@ def test_a_link_is_nothing_that_a_start_writes(begun, tmp_path):
 
 def test_a_run_that_was_refused_before_its_first_step_is_typed_again_without_overwrite(tmp_path, capsys):
     table = tmp_path / "data.tsv"
+    for n in range(8):
+        (tmp_path / f"{n}.png").write_text("no image")
     table.write_text("filepath\ttitle\n" + "".join(f"{tmp_path}/{n}.png\tnumber {n}\n" for n in range(8)))
     line = ["--train-data", str(table), "--dataset-type", "auto", "--batch-size", "2", "--max-steps", "2"]
     assert main(words(tmp_path, "run", *line)) == 2

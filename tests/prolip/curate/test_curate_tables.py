@@ -31,7 +31,7 @@ def test_a_table_is_scored_selected_written_and_reported(kind, model, tmp_path):
     assert found["caption"].tolist() == [own_data.captions(number)[0] for number in range(12)]
     run("curate", "score", "--data", made["shards"], "--model", model, "--output", tmp_path / "shards")
     assert found["cosine"][:6] == pytest.approx(cosines(tmp_path / "shards")["cosine"], abs=1e-5)
-    run("curate", "select", out, "--drop", "low: cosine < quantile(cosine, 0.5)")
+    run("curate", "select", out, "--drop", "low: cosine < quantile(cosine, 0.5)", "--yes")
     run("curate", "write", out, "--output", tmp_path / "kept", "--processes", 0)
     kept = list(open_dataset(f"shards:{tmp_path}/kept").samples())
     low = sorted(range(12), key=found["cosine"].__getitem__)[:6]

@@ -271,7 +271,7 @@ def write_scores(folder: Path, shards: dict[str, dict]) -> None:
     (folder / SCORES).mkdir(parents=True)
     for number, (shard, table) in enumerate(tables.items()):
         note = {"scores": digest(words), "shard": shard, "source": None, "content": "", "samples": len(table),
-                "faults": {}}  # fmt: skip
+                "usable": len(table), "faults": {}}  # fmt: skip
         write_table(table_path(folder / SCORES, number), table, note)
     write_words(folder / SCORES / MANIFEST, words)
 

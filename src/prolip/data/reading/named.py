@@ -81,10 +81,12 @@ def kind_of(address: str, flag: str, forms: str) -> str:
     """The kind of a bare address; errors as `parse_source`."""
     path, (word, colon, _) = local_path(address), address.partition(":")
     shown = f"{flag} {redacted(address)!r}"
+    if address.startswith("pipe:"):
+        return "shards"
     if colon and "://" not in address and not os.path.exists(path) and (near := nearest(word, KINDS)):
         offer = " or ".join(KINDS[kind] for kind in near)
         raise ValueError(f"{shown}: {word!r} is no kind of data, did you mean {offer}? There are {forms}")
-    if address.startswith("pipe:") or "::" in address:
+    if "::" in address:
         return "shards"
     if is_local(address) and os.path.isdir(path):
         return kind_of_folder(path)
