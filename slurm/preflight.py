@@ -17,7 +17,7 @@ from prolip.data.reading.opening import ReadPolicy
 from prolip.data.reading.shards import expand_shards
 from prolip.data.reading.tar import read_shard
 from prolip.data.samples.captions import CaptionSampler
-from prolip.data.sources import check_sample, dataset_kind
+from prolip.data.sources import check_sample, source_of
 from prolip.data.survey import refuse_unusable, survey
 from prolip.factory import find_weights
 from prolip.utils.fields import AUTO
@@ -49,10 +49,11 @@ def check_batch(config: Config, ranks: int) -> None:
 
 def check_shards(config: Config) -> str:
     """Read a sample of the first and of the last shard; returns what was read. FlagError where one cannot be."""
-    if dataset_kind(config.data) != "webdataset":
-        return f"{redacted(config.data.train_data) or config.data.dataset_type}: not read before the start"
+    source = source_of(config.data)
+    if source.kind != "shards":
+        return f"{redacted(str(source))}: not read before the start"
     with naming("--train-data"):
-        shards = expand_shards(config.data.train_data or "", config.data.train_data_upsampling_factors)
+        shards = expand_shards(source.address, config.data.train_data_upsampling_factors)
     urls = [shard.url for shard in shards]
     for url in dict.fromkeys((urls[0], urls[-1])):
         try:

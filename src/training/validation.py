@@ -8,10 +8,10 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from prolip.data.captioned import Captioned, captioned_samples
 from prolip.data.config import DataConfig
@@ -34,11 +34,11 @@ from prolip.evaluation.features import Features
 from prolip.evaluation.kinds import KINDS
 from prolip.evaluation.metrics.ranking import retrieval_names
 from prolip.evaluation.model import Embedder, Loaded, embedder_of
+from prolip.evaluation.pairs import PAIRS, Pairs, numbered, pairs_of, recall_of_pairs
 from prolip.evaluation.suites.emoji import evaluate_corpus, gallery
-from prolip.gaussian import Gaussian, concatenate
+from prolip.gaussian import concatenate
 from prolip.models.weights.checkpoint import save_pretrained
 from prolip.report.examples import show_features
-from prolip.scores import Score
 from prolip.utils.flags import FlagError, did_you_mean, nearest
 from prolip.utils.messages import naming
 from prolip.utils.outputs import replacing_folder
@@ -51,8 +51,8 @@ from training.state import AVERAGES, Evaluated
 
 #: What the part of the training data is called that --split holds out.
 HELD_OUT = "held-out"
-#: Pairs of the training data, and of a test set, that are ranked to show overfitting; test sets with examples.
-PAIRS, SHOWN = 256, 3
+#: Test sets with examples.
+SHOWN = 3
 #: How the corpus's metrics begin, beside the rankings, whose names are known in full.
 CORPUS_METRICS = ("zero_shot/", "trace/", "spearman/", "inclusion/", "recall_by_trace/", "captions/t2i/", "refusal/",
                   "prompts/")
@@ -131,46 +131,6 @@ class Validation:
         except Exception as error:  # of files, object stores, decoders
             found.headlines.append(f"warning: training rows were not measured: {type(error).__name__}: {error}")
             return None
-
-
-class Pairs(NamedTuple):
-    """Images and texts in pairs, (N, D); ids: (N,), pairs of one number have the same text."""
-
-    image: Gaussian
-    text: Gaussian
-    ids: Tensor
-
-
-def pairs_of(features: Features) -> Pairs | None:
-    """At most PAIRS random images of a test set, each with its first caption or its class; None where one has none."""
-    chosen = torch.randperm(len(features.keys), generator=torch.Generator().manual_seed(0))[:PAIRS]
-    if features.text is None:
-        return None
-    if features.owners is not None:
-        row = {int(owner): i for i, owner in reversed(list(enumerate(features.owners)))}
-        text = torch.tensor([row[i] for i in chosen.tolist() if i in row])
-        ids = numbered([features.captions[i] for i in text.tolist()])
-    elif features.labels is not None and features.labels.ndim == 1:
-        text = ids = features.labels[chosen]
-    else:
-        return None
-    if len(text) < len(chosen):
-        return None
-    return Pairs(features.image.select(chosen.tolist()), features.text.select(text.tolist()), ids)
-
-
-def numbered(texts: Sequence[str]) -> Tensor:
-    """A number for each text, (N,), the same for equal ones."""
-    places = {text: i for i, text in enumerate(dict.fromkeys(texts))}
-    return torch.tensor([places[text] for text in texts])
-
-
-def recall_of_pairs(score: Score, pairs: Pairs, count: int) -> float:
-    """R@1 among the first `count` pairs, the mean of both directions; any pair with the same text is right."""
-    image, text, ids = pairs.image.select(slice(count)), pairs.text.select(slice(count)), pairs.ids[:count]
-    scores, right = score.pairwise(image, text), ids[:, None] == ids
-    hits = [right.take_along_dim(scores.argmax(axis, keepdim=True), axis) for axis in (0, 1)]
-    return torch.cat([hit.flatten() for hit in hits]).double().mean().item()
 
 
 def training_rows(config: DataConfig, preprocess: Any, noise: Noise | None) -> list[Captioned]:

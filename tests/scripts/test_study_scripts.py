@@ -81,7 +81,8 @@ def test_the_tables_have_a_row_for_each_uncertainty_and_the_models_own_figures(r
     figures = json.loads((runs / "ours/eval.json").read_text())
     retrieval = printed[printed.index("Retrieval") :]
     ours = next(line for line in retrieval.splitlines() if line.startswith("| likelihood"))
-    assert f"{100 * figures['captions/t2i/mAP@R']:.1f}" in ours
+    cells = [float(cell) for cell in ours.split("|")[2:-1] if cell.strip() != "-"]
+    assert any(cell == pytest.approx(100 * figures["captions/t2i/mAP@R"], abs=0.05) for cell in cells)
     asym = next(line for line in printed[printed.index("Refusal") :].splitlines() if line.startswith("| AsymVLM"))
     assert asym.split("|")[2].strip() == "-"  # it knows no uncertainty of images
     assert "| 0 | " in printed[printed.index("likelihood - the paper's loss") :]

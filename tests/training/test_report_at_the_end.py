@@ -14,13 +14,14 @@ import prolip.report.page
 from prolip.data import emoji
 from prolip.evaluation.datasets.emoji import write_emoji
 from prolip.evaluation.loading import load_embedder
+from prolip.evaluation.pairs import Pairs, numbered, recall_of_pairs
 from prolip.gaussian import Gaussian
 from prolip.report.runs import read
 from prolip.scores import MeanScore
 from training.main import parse
 from training.parallel.distributed import World
 from training.state import Evaluated
-from training.validation import Pairs, numbered, open_validation, recall_of_pairs, training_rows
+from training.validation import open_validation, training_rows
 
 
 @pytest.fixture(scope="module")

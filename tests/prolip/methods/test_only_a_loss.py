@@ -5,6 +5,7 @@ import json
 import re
 import shlex
 import sys
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
@@ -31,9 +32,7 @@ def lines(tmp_path, monkeypatch) -> str:
 
 
 def module() -> ModuleType:
-    import smooth
-
-    return smooth
+    return import_module("smooth")
 
 
 def test_the_example_is_25_lines_and_opens_the_page(lines):

@@ -24,6 +24,7 @@ from prolip.evaluation.loading import load_embedder
 from prolip.evaluation.metrics.calibration import reliability
 from prolip.evaluation.metrics.selective import auroc, risk_coverage
 from prolip.evaluation.suites.emoji import load
+from prolip.evaluation.suites.emoji.result import REFUSED_BY
 from prolip.methods import LikelihoodConfig
 from prolip.models.weights.checkpoint import save_pretrained
 from prolip.scores import LEAST_SCALE
@@ -230,7 +231,8 @@ def test_the_corpus_is_refused_by_novelty_from_the_same_pass(pair, tmp_path, cap
     wrong = ~result.rankings["captions"][1].hit(1)[result.rankings["captions"][1].answerable]
     assert result.metrics["refusal/captions_t2i/all/aurc"] == pytest.approx(risk_coverage(nats, wrong).aurc)
     said = capsys.readouterr().out
-    assert all(said.count(f"\n{name} ") >= 2 for name in ("score", "text", "pair", "mean", "first", "answer", "all"))
+    ways = (REFUSED_BY[name] for name in ("score", "text", "pair", "mean", "first", "answer", "all"))
+    assert all(said.count(f"\n{words} ") >= 2 for words in ways)
     points = evaluate_corpus(["--model", f"local-dir:{pair[0]}", "--data", UNSEEN])
     assert {key.split("/")[2] for key in points.metrics if key.startswith("refusal/")} == {"score"}
 

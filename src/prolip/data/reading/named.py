@@ -3,12 +3,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection
+from difflib import get_close_matches
 from typing import NamedTuple
 
 from prolip.data.reading.addresses import check_address
 from prolip.data.reading.opening import is_local, local_path
 from prolip.data.reading.published.sets import SETS
-from prolip.utils.flags import nearest
 from prolip.utils.messages import explain_missing
 from prolip.utils.secrecy import redacted
 
@@ -83,7 +83,7 @@ def kind_of(address: str, flag: str, forms: str) -> str:
     shown = f"{flag} {redacted(address)!r}"
     if address.startswith("pipe:"):
         return "shards"
-    if colon and "://" not in address and not os.path.exists(path) and (near := nearest(word, KINDS)):
+    if colon and "://" not in address and not os.path.exists(path) and (near := get_close_matches(word, KINDS)):
         offer = " or ".join(KINDS[kind] for kind in near)
         raise ValueError(f"{shown}: {word!r} is no kind of data, did you mean {offer}? There are {forms}")
     if "::" in address:
