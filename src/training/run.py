@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from prolip.data.config import BATCH_SIZES, fitting_workers
+from prolip.data.config import fitting_workers
 from prolip.data.loader import Loader, build_loader
 from prolip.flops import flops_per_sample, peak_of
 from prolip.methods import find_method
@@ -103,7 +103,7 @@ def with_workers(config: Config, world: World, rows: int, folder: Path) -> Confi
     data = config.data
     if data.workers is not None:
         return config
-    batch = BATCH_SIZES[-1] if rows == AUTO else rows // config.run.accum_freq  # the smallest, which divides the others
+    batch = AUTO if rows == AUTO else rows // config.run.accum_freq
     saved = json_of(folder / "config.json").get("data", {}).get("workers") if config.run.resume else None
     most = min(gather_objects(cores() if saved is None else saved, world))
     workers = fitting_workers(batch, most, data.unpaired)

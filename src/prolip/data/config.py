@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from prolip.data.reading.opening import ReadPolicy
 from prolip.data.reading.published.sets import FORMS, SETS, word_of
@@ -211,8 +211,11 @@ def chunks_ahead(prefetch: int | None, batch_size: int) -> int:
     return min(MOST_AHEAD, max(LEAST_AHEAD, math.ceil(SAMPLES_AHEAD / batch_size)))
 
 
-def fitting_workers(batch_size: int, most: int, unpaired: bool = False) -> int:
-    """The largest number of loader processes up to `most` and MOST_WORKERS that divides a batch; unpaired: 2 each."""
+def fitting_workers(batch_size: Any, most: int, unpaired: bool = False) -> int:
+    """The largest number of loader processes up to `most` and MOST_WORKERS that divides a batch, and where that is auto
+    every batch that may be chosen; unpaired: two samples each.
+    """
+    batch_size = BATCH_SIZES[-1] if batch_size == AUTO else batch_size
     most = min(most, MOST_WORKERS, batch_size // 2 if unpaired else batch_size)
     return max((count for count in range(1, most + 1) if batch_size % count == 0), default=1)
 

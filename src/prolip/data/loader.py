@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from prolip.data.associations import make_noise
 from prolip.data.augment.crops import RandomCrop
-from prolip.data.config import BATCH_SIZES, DataConfig, chunks_ahead, fitting_batch, fitting_workers
+from prolip.data.config import DataConfig, chunks_ahead, fitting_batch, fitting_workers
 from prolip.data.faults import FaultCounter, FaultGuard, Gather, SampleFault
 from prolip.data.order.cursor import Cursor
 from prolip.data.order.streams import Place, Source
@@ -331,9 +331,8 @@ def build_loader(
     """
     if not 0 <= rank < world_size:
         raise ValueError(f"rank {rank} of {world_size}: ranks count from 0")
-    if config.workers is None:  # which divide any batch that is chosen below
-        batch_size = BATCH_SIZES[-1] if config.batch_size == AUTO else config.batch_size
-        config = replace(config, workers=fitting_workers(batch_size, cores(), config.unpaired))
+    if config.workers is None:
+        config = replace(config, workers=fitting_workers(config.batch_size, cores(), config.unpaired))
     source, size = build_source(config, world_size * (config.workers or 1))
     if config.batch_size == AUTO:
         config = replace(config, batch_size=fitting_batch(size, world_size, config.workers or 0))
