@@ -106,7 +106,7 @@ class Curation:
             exchange(self.folder, study.DESIGNERS[self.corpus][1], self.select, WRONG)
         commands = [
             ["score", "--data", str(data), "--model", f"local-dir:{self.model}", "--output", str(scores)],
-            ["select", str(scores), "--drop", RULE],
+            ["select", str(scores), "--drop", RULE, "--yes"],
             ["write", str(scores), "--output", str(self.folder / "kept")],
             ["report", str(scores)],
         ]
