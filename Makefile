@@ -75,7 +75,7 @@ $(LOWEST)/.ready: requirements.txt setup.py tests/lowest.txt
 	@echo 'Installing the lowest versions of requirements.txt into $(LOWEST), once.'
 	$(PYTHON) -m venv $(LOWEST)
 	@$(LOWEST)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint tests/lowest.txt \
-	  --requirement requirements.txt pytest pytest-timeout pytest-xdist hypothesis mpmath || { $(BROKEN); } >&2
+	  --requirement requirements.txt --editable . pytest pytest-timeout pytest-xdist hypothesis mpmath || { $(BROKEN); } >&2
 	@touch $@
 
 clean:

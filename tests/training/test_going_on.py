@@ -55,9 +55,10 @@ def typed(tmp_path, monkeypatch):
 def test_the_line_that_a_stopped_run_prints_goes_on_with_it_as_it_is_typed(typed, tmp_path, program):
     first = typed(f"{program} {shlex.join(TRAINING)} --name 'my run'")
     status = tmp_path / "runs/my run/status.json"
-    until(status.exists, 240)
-    os.kill(first.pid, signal.SIGTERM)
+    until(lambda: status.exists() or first.poll() is not None, 240)
+    first.terminate()
     text, _ = first.communicate(timeout=240)
+    assert status.exists(), text
     stopped = json.loads(status.read_text())
     assert stopped["state"] == "stopped" and 0 < stopped["step"] < STEPS, text
     line = text.partition("Go on by:\n")[2].splitlines()[0].strip()
