@@ -49,9 +49,10 @@ class ProLIPConfig:
     )
     mask_fraction: float = option(0.125, "share of each batch that gets masked views")
     mask_ratio: float = option(0.75, "share of patches dropped, and probability of a token to become [MASK]")
-    known_matches: bool = option(
-        False, "count every true caption of an image in the batch as a positive, not only its own"
-    )
+    known_matches: bool | None = option(
+        None, "count every true caption of an image in the batch as a positive, not only its own; default: in a run on"
+        " a table or a folder, where texts may repeat, such as classes"
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         for name in ("alpha1", "alpha2", "beta", "inclusion_scale"):
@@ -171,7 +172,8 @@ class ProLIPObjective(Objective):
         config = self.config
         views = ("image", "text", "masked_image", "masked_text") if config.alpha2 > 0 else ("image", "text")
         z = {view: Gaussian(reps[f"{view}_mean"], reps[f"{view}_log_var"]).float() for view in views}
-        labels = Matches(batch["caption_ids"], batch["caption_id"]) if config.known_matches else None
+        known = "caption_ids" in batch if config.known_matches is None else config.known_matches
+        labels = Matches(batch["caption_ids"], batch["caption_id"]) if known else None
         terms = {
             "ppcl": ppcl_over_ranks(z["image"], z["text"], reps["scale"], reps["bias"], labels),
             "inclusion_image_text": self._inclusion(z["image"], z["text"]),
