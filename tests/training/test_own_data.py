@@ -3,6 +3,8 @@ from __future__ import annotations
 
 import csv
 import json
+import re
+import shlex
 from pathlib import Path
 
 import pyarrow as pa
@@ -11,6 +13,7 @@ import pytest
 from training_runs import TINY, metrics
 
 from drawings import FOLDER
+from prolip.cli.main import main as prolip
 from prolip.data import emoji
 from prolip.data.samples.split import held_out
 from training.config import build_config, renewed
@@ -18,6 +21,8 @@ from training.main import main, parse
 from training.parallel.distributed import World
 from training.validation import open_validation
 
+PAGE = (Path(__file__).parents[2] / "docs/own-data.md").read_text(encoding="utf-8")
+COMMANDS = re.findall(r"^prolip train (--.*)$", PAGE, re.MULTILINE)
 MINE = [*TINY[TINY.index("--model") :], "--batch-size", "8", "--max-steps", "3"]
 
 
@@ -41,6 +46,35 @@ def tables(tmp_path_factory) -> Path:
 def begin(tmp_path, *words) -> Path:
     assert main([*MINE, "--output", str(tmp_path), "--name", "run", *map(str, words)]) == 0
     return tmp_path / "run"
+
+
+@pytest.fixture(scope="module")
+def described(tables, tmp_path_factory) -> Path:
+    """The materials of docs/own-data.md: a table and its images, class folders, Parquet, and shards of it."""
+    folder = tmp_path_factory.mktemp("page")
+    for number in range(40):
+        place = folder / f"drawings/{number % 2}/{number}.png"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes((tables / f"{number}.png").read_bytes())
+    rows = "".join(f"drawings/{number % 2}/{number}.png,drawing {number}\n" for number in range(40))
+    (folder / "captions.csv").write_text(f"image,caption\n{rows}")
+    (folder / "pairs.parquet").write_bytes((tables / "a.parquet").read_bytes())
+    assert prolip(["data", "shards", str(folder / "pairs.parquet"), "--output", str(folder / "shards")]) == 0
+    return folder
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_page_on_own_data_trains_as_it_says(described, tmp_path, monkeypatch, command):
+    monkeypatch.chdir(described)
+    words = shlex.split(command)
+    assert main([*words, *MINE, "--workers", "0", "--no-report", "--output", str(tmp_path)]) == 0
+    run = tmp_path / words[words.index("--name") + 1]
+    assert (run / "model/config.json").exists() and len(metrics(run)) >= 3
+    assert ("--split" in words) == (run / "eval.json").exists()
+
+
+def test_the_page_on_own_data_trains_on_every_kind():
+    assert len(COMMANDS) == 4
 
 
 @pytest.mark.parametrize("name", ["a.csv", "a.jsonl", "a.parquet"])

@@ -138,8 +138,9 @@ def shards(args: argparse.Namespace) -> None:
         source = parse_source(args.source, "SOURCE", STORED)
         found = read_stored(source, damage.add if args.skip_damaged else strict_note, parse_split(args.split))
         count = write_training(found, args.output, args.shard_size)
-    use = f"evaluate on them with --data wds:{args.output}" if args.layout == "wds" else \
-        f"train on them with --train-data {args.output}"
+    use = f"train on them with --train-data {args.output}"
+    if args.layout == "wds" or not isinstance(parse_split(args.split), str | None):  # what a share holds out
+        use = f"evaluate on them with --data {'wds' if args.layout == 'wds' else 'shards'}:{args.output}"
     print(f"{count:,} samples written; {use}")
     if damage.kinds:
         lost = ", ".join(f"{number} {kind}" for kind, number in damage.kinds.items())

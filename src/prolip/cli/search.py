@@ -164,7 +164,7 @@ def summarize(args: argparse.Namespace, index: SearchIndex, changes: str = "") -
     """Print what changed, and what the index holds now."""
     if changes:
         print(changes, file=sys.stderr)
-    print(f"{len(index):,} items in {args.index}, by {index.score.name}, {index.kind.name}")
+    print(f"{len(index):,} items in {args.index}, ranked by {index.score.in_words}, {index.kind.name}")
 
 
 # --- asking -----------------------------------------------------------------------------------------------------------

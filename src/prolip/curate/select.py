@@ -152,13 +152,14 @@ def own_first(paths: Sequence[Path]) -> OwnFirst | None:
 
 
 def check_noise(choice: Choice, reasons: np.ndarray, warning: str) -> None:
-    """ValueError where scores drop anything despite a warning, or rules on scores more than half. reasons: (N,)."""
+    """ValueError where scores drop anything despite a warning, or rules and duplicates more than half."""
     ways = {RANK: choice.by, COPIES: choice.copies, **{rule.name: rule.drop for rule in choice.rules}}
     noisy = [name for name, formula in ways.items()
              if formula is not None and formula.columns - PLAIN and (reasons & choice.bits[name]).any()]  # fmt: skip
     if noisy and warning:
         raise ValueError(f"{warning}. Leave out {', '.join(noisy)}, or give --yes")
-    bits = np.uint64(sum(int(choice.bits[name]) for name in noisy if name not in OWN))
+    noisy += [DUPLICATE] * bool((reasons & choice.bits[DUPLICATE]).any())  # a model may see one image in all
+    bits = np.uint64(sum(int(choice.bits[name]) for name in noisy if name not in (RANK, COPIES)))
     if 2 * (dropped := np.count_nonzero(reasons & bits)) > len(reasons):
         raise ValueError(f"rules on scores drop {dropped:,} of {len(reasons):,} samples, more than half: change"
                          f" {', '.join(noisy)}, or give --yes")  # fmt: skip

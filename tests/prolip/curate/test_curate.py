@@ -287,7 +287,9 @@ def test_a_rule_on_scores_drops_at_most_half_without_yes(scored, tmp_path, capsy
     many, half = "poor: cosine < quantile(cosine, 0.8)", "poor: cosine < quantile(cosine, 0.4)"
     assert main(["select", str(out), "--drop", many]) == 2
     assert "of 40 samples, more than half: change poor, or give --yes" in capsys.readouterr().err
-    for words in ([many, "--yes"], [half], ["wide: width > 1"]):
+    assert main(["select", str(out), "--duplicates", "0.01"]) == 2  # a model that sees one image in all
+    assert "more than half: change duplicate, or give --yes" in capsys.readouterr().err
+    for words in ([many, "--yes"], [half], ["wide: width > 1"], [half, "--duplicates", "0.01", "--yes"]):
         assert main(["select", str(out), "--drop", *words]) == 0
         assert capsys.readouterr().err == ""
     assert main(["report", str(out)]) == 0 and 'role="alert"' not in (out / "report.html").read_text()
