@@ -4,8 +4,8 @@ What csv.writer writes, with any of its separators, quotings and line ends, and 
 separators and line breaks, is read cell by cell and never refused. A table that was damaged is either refused, in one
 line that names the file and the damaged row's line and says what to do (in several where the damage led to more), or
 read as the sound one. (Where a quotation mark closes by accident and its row looks whole, the line is that of a row
-behind it.) Only where quotation marks are gone, or the separator before one, may those that are left pair up by accident:
-then a cell has other text.
+behind it.) Only where quotation marks are gone, or the separator before one, may the others pair up by accident: then a
+cell has other text.
 
 What no reader can see is left out: letters that changed within a cell, the end of a last cell that is in no quotation
 marks, whole cells at the end and whole rows that are gone, and captions of quotation marks alone.

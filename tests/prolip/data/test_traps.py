@@ -281,15 +281,14 @@ def test_small_files_of_test_sets_are_bounded_and_deep_json_is_named(tmp_path, m
 
 
 def index_json(**changes):
-    entry = {"samples": 3, "bytes": 10, "sha256": "", "crc32": ["0", "1", "2"]} | changes.pop("entry", {})
-    return {"format": "prolip shard index 1", "block": 4, "shards": {"0.tar": entry}} | changes
+    entry = {"samples": 3, "bytes": 10, "sha256": ""} | changes.pop("entry", {})
+    return {"format": "prolip shard index 1", "shards": {"0.tar": entry}} | changes
 
 
 @pytest.mark.parametrize("data", [
-    index_json(block=0), index_json(block=2**40), index_json(block=True), index_json(block="4"), index_json(shards=[]),
-    index_json(entry={"samples": -1}), index_json(entry={"samples": True}), index_json(entry={"bytes": 1e400}),
-    index_json(entry={"bytes": 2**60}), index_json(entry={"crc32": ["0"]}), index_json(entry={"crc32": [None] * 3}),
-    index_json(entry={"samples": "3"}), index_json(shards={"0.tar": 3}),
+    index_json(shards=[]), index_json(shards={"0.tar": 3}), index_json(entry={"samples": -1}),
+    index_json(entry={"samples": True}), index_json(entry={"samples": "3"}), index_json(entry={"bytes": 1e400}),
+    index_json(entry={"sha256": None}),
 ])  # fmt: skip
 def test_an_index_of_values_that_cannot_be_is_damaged(data):
     with pytest.raises(ValueError, match="i.json is damaged .*: write it anew") as caught:

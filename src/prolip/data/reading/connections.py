@@ -43,7 +43,7 @@ class ReadPolicy:
     connect_timeout, read_timeout: seconds for a connection, and without a byte. least_rate: bytes/s below which a
     source counts as stalled, over read_timeout. retries: attempts in a row that bring less than 1 MiB. backoff: seconds
     before the first retry, doubled for each further one up to backoff_limit, times a random factor of 0.5 to 1. block:
-    bytes fetched at once from object stores. checksums: compare blocks with the index. The defaults wait out one to two
+    bytes fetched at once from object stores. checksums: compare them with the index's. The defaults wait out one to two
     minutes of errors, and some five of stalling: less than the ten after which collectives of the other ranks give up.
 
     pipes: whether `pipe:` commands are run, as for shards to train on alone. public_only: whether http(s) addresses

@@ -101,12 +101,6 @@ class ResumingStream:
         """The next bytes, after as many retries as it takes."""
         return self._attempt(lambda: self._read(size))
 
-    def rewind(self, position: int, reason: str) -> None:
-        """Go back to a byte over a new connection, because what came from there on was wrong."""
-        self.close()
-        self.position, self._tail = position, b""
-        self._failed(Transient(reason))
-
     def close(self) -> None:
         """Close the connection, if there is one."""
         connection, self._connection = self._connection, None

@@ -1,4 +1,4 @@
-"""CSV and TSV files read strictly: a quotation mark that is not closed and a row of another width have their line named.
+"""CSV and TSV files read strictly: a quotation mark that is not closed, or a row of another width, has its line named.
 
 What csv.writer and pandas write is always read, line breaks and doubled quotation marks in quoted cells included. Rows
 that a stray quotation mark joins to one cell show in the count of rows that span several lines, which the log has.
