@@ -115,7 +115,7 @@ def read_published(
     word: str, train_data: str, splits: str | None = None, selector: Selector | None = None
 ) -> ImageRows:
     """The images of a published set, each with all its captions; errors as `read_set`."""
-    images = read_set(word, train_data, splits)
+    images = read_set(word, train_data, splits).images
     rows = [ImageRow(image.path, list(image.captions), dict(image.facts)) for image in images]
     return keep_selected(rows, selector, train_data)
 
