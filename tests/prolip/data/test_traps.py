@@ -25,11 +25,11 @@ from prolip.data import emoji
 from prolip.data.faults import FaultCounter, SampleFault, ShardFault
 from prolip.data.reading import shards, tar
 from prolip.data.reading.entries import from_json
-from prolip.data.reading.folders import ImageRow, ImageRows
+from prolip.data.reading.folders import ImageRow, ImageRows, rows_of
 from prolip.data.reading.opening import ReadPolicy
 from prolip.data.reading.tar import read_shard
 from prolip.data.samples import sample as samples
-from prolip.evaluation.datasets import base, folders, places, tables, wds
+from prolip.evaluation.datasets import base, places, tables, wds
 
 BOUND = 2**16
 POLICY = ReadPolicy(retries=0)
@@ -40,7 +40,7 @@ PACKERS = {"": lambda data: data, ".gz": gzip.compress, ".bz2": bz2.compress, ".
 def low_bounds(monkeypatch, request):
     if "slow" in request.keywords and "generated" not in request.node.name:
         return
-    for module in (tar, shards, folders, tables):
+    for module in (tar, shards, tables):
         monkeypatch.setattr(module, "SAMPLE_BYTES", BOUND)
     monkeypatch.setattr(tar, "EXPANSION_FROM", 16 * BOUND)
 
@@ -240,7 +240,7 @@ def test_images_beside_rows_are_bounded_and_devices_are_not_read(tmp_path, monke
             rows(index)
     for path in (tmp_path / "b.png", "/dev/zero"):
         with pytest.raises(base.DamagedData, match="a pipe or a device"):
-            next(folders.read_files([(str(path), base.Sample("a", b""))], None))
+            next(base.read_images(rows_of([str(path)]), [base.Sample("a", b"", 0)], None))
 
 
 def test_members_of_zips_are_bounded(tmp_path):

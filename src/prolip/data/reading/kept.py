@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 from prolip.data.reading.opening import is_local, local_path
 
@@ -13,21 +13,6 @@ from prolip.data.reading.opening import is_local, local_path
 ROOM = 64 << 20
 #: What a sample takes besides its members.
 OVERHEAD = 512
-
-
-class File(NamedTuple):
-    """What tells a file from the one that stood there before."""
-
-    changed: int
-    size: int
-
-
-class Kept(NamedTuple):
-    """The samples of a file, and the bytes that they take."""
-
-    file: File
-    samples: list[dict[str, Any]]
-    size: int
 
 
 class KeptShards:
@@ -38,17 +23,17 @@ class KeptShards:
 
     def __init__(self, room: int = ROOM):
         self.room = room
-        self._kept: dict[str, Kept] = {}
+        self._kept: dict[str, tuple[Any, list[dict[str, Any]], int]] = {}  # of a file its mark, samples and their bytes
 
     def get(self, url: str) -> list[dict[str, Any]] | None:
         """The samples of a shard that was kept and has not changed since; they are the caller's own."""
-        kept = self._kept.get(url)
-        return [dict(sample) for sample in kept.samples] if kept is not None and kept.file == file_of(url) else None
+        mark, samples, _ = self._kept.get(url, (None, [], 0))
+        return [dict(sample) for sample in samples] if mark is not None and mark == mark_of(url) else None
 
     def keeping(self, url: str, samples: Iterator[dict[str, Any]], faults: Collection[Any]) -> Iterator[dict[str, Any]]:
         """The same samples, kept when they have ended if `faults` is empty then."""
-        file = file_of(url)
-        if file is None or file.size > self.room:
+        mark = mark_of(url)
+        if mark is None or mark[1] > self.room:
             yield from samples
             return
         held: list[dict[str, Any]] = []
@@ -58,18 +43,15 @@ class KeptShards:
                 held.append(dict(sample))
                 size += OVERHEAD + sum(len(part) for part in sample.values())
             yield sample
-        if size <= self.room and not faults and file == file_of(url):
-            before = self._kept.get(url)  # of the file that stood there before, or another stream was quicker
-            self.room += (before.size if before is not None else 0) - size
-            self._kept[url] = Kept(file, held, size)
+        if size <= self.room and not faults and mark == mark_of(url):
+            *_, before = self._kept.get(url, (0,))  # of the file that stood there before, or another stream was quicker
+            self.room += before - size
+            self._kept[url] = (mark, held, size)
 
 
-def file_of(url: str) -> File | None:
-    """What a local file is now; None for what is remote, a command's output, or not there."""
-    if not is_local(url):
+def mark_of(url: str) -> tuple[int, int] | None:
+    """When a local file was changed, and its size; None for what is remote, a command's output, or not there."""
+    if not is_local(url) or not os.path.exists(local_path(url)):
         return None
-    try:
-        found = os.stat(local_path(url))
-    except OSError:
-        return None
-    return File(found.st_mtime_ns, found.st_size)
+    found = os.stat(local_path(url))
+    return found.st_mtime_ns, found.st_size

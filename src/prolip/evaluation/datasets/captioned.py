@@ -9,11 +9,11 @@ from functools import partial
 from typing import Any
 
 from prolip.data.faults import FaultCounter
+from prolip.data.reading.folders import rows_of
 from prolip.data.reading.named import NamedSource
 from prolip.data.reading.published.sets import read_set
-from prolip.evaluation.datasets.base import Dataset, Kind, Sample, fingerprint
+from prolip.evaluation.datasets.base import Dataset, Kind, Sample, fingerprint, read_images
 from prolip.evaluation.datasets.coco import FURTHER
-from prolip.evaluation.datasets.folders import read_files
 
 #: Captions per image that the field evaluates: COCO's 5K test is 5,000 images and 25,000 captions, though some images
 #: have six or seven.
@@ -39,19 +39,20 @@ def open_published(
             images = [x._replace(captions=x.captions[cut], caption_ids=x.caption_ids[cut]) for x in images]
         info["image_ids"] = [image.image_id for image in images]
         info["caption_ids"] = [number for image in images for number in image.caption_ids]
-    files = [(image.path, Sample(image.key, b"", captions=image.captions)) for image in images]
+    paths, samples = [x.path for x in images], [Sample(x.key, b"", captions=x.captions) for x in images]
     if word == "cub":
         info["relevant_by"] = "label"
         classes = sorted(entry.name for entry in os.scandir(source.address.split(",")[1]) if entry.is_dir())
-        files = [(path, x._replace(label=classes.index(x.key.partition("/")[0]))) for path, x in files]
-    marks = [(x.key, *([] if x.label is None else [x.label]), os.path.getsize(path), x.captions) for path, x in files]
+        samples = [x._replace(label=classes.index(x.key.partition("/")[0])) for x in samples]
+    marks = [(x.key, *([] if x.label is None else [x.label]), os.path.getsize(path), x.captions)
+             for path, x in zip(paths, samples)]  # fmt: skip
     return Dataset(
         name=f"{name}_{split}",
         kind="retrieval",
-        samples=partial(read_files, files, damage),
+        samples=partial(read_images, rows_of(paths), samples, damage),
         fingerprint=fingerprint(word, marks),
         source=source.address,
-        size=len(files),
+        size=len(samples),
         info=info,
         damage=damage,
         further=FURTHER if word == "karpathy" else None,

@@ -44,7 +44,8 @@ def read_set(word: str, train_data: str, splits: str | None = None) -> Published
     addresses = train_data.removeprefix(f"{word}:").split(",")
     least, most = known.addresses
     if not least <= len(addresses) <= most or not all(addresses):
-        raise ValueError(f"{train_data!r} has {len(list(filter(None, addresses)))} address(es): write {known.form}")
+        count = len(list(filter(None, addresses)))
+        raise ValueError(f"the data set {train_data!r} has {count} address(es): write {known.form}")
     found = known.read(addresses, (splits or known.splits).split("+"))
     check_files([image.path for image in found.images], f"images of {word}, {splits or known.splits}")
     return found
