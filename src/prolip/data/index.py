@@ -5,7 +5,7 @@ import json
 import multiprocessing
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -60,20 +60,14 @@ def index_shard(url: str, policy: ReadPolicy) -> IndexedShard:
 
 
 def index_shards(urls: Sequence[str], policy: ReadPolicy, workers: int = 1) -> Iterator[IndexedShard]:
-    """One result per shard, in their order, from `workers` processes; at most four shards each are under way."""
+    """One result per shard, in their order, from `workers` processes."""
     work = partial(index_shard, policy=policy)
     if workers <= 1:
         yield from map(work, urls)
         return
     method = "fork" if "fork" in multiprocessing.get_all_start_methods() else None
     with ProcessPoolExecutor(workers, multiprocessing.get_context(method)) as pool:
-        waiting: list[Future[IndexedShard]] = []
-        for url in urls:
-            waiting.append(pool.submit(work, url))
-            if len(waiting) == 4 * workers:
-                yield waiting.pop(0).result()
-        for future in waiting:
-            yield future.result()
+        yield from pool.map(work, urls)
 
 
 def write_index(index: ShardIndex) -> None:

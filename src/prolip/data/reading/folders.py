@@ -11,7 +11,6 @@ import torch
 
 from prolip.data.faults import SampleFault
 from prolip.data.order.streams import Groups
-from prolip.data.reading.published.sets import read_set
 from prolip.data.reading.tar import SAMPLE_BYTES, printable
 from prolip.data.samples.captions import Plain, Selector
 from prolip.data.samples.sample import IMAGE_SUFFIXES, JSON_BYTES, Raw, image_bytes
@@ -118,15 +117,6 @@ class ImageRows:
             smaller = "a smaller share, such as --split 0.1"
             raise ValueError(f"--split {split.share} leaves none of {len(self)} images: give {smaller}")
         return replace(rest, held_out=held)
-
-
-def read_published(
-    word: str, train_data: str, splits: str | None = None, selector: Selector | None = None
-) -> ImageRows:
-    """The images of a published set, each with all its captions; errors as `read_set`."""
-    images = read_set(word, train_data, splits).images
-    rows = [ImageRow(image.path, list(image.captions), dict(image.facts)) for image in images]
-    return keep_selected(rows, selector, train_data)
 
 
 def rows_of(paths: Iterable[str]) -> ImageRows:

@@ -155,16 +155,11 @@ class Table:
 
     def _miscounted(self, cells: list[str]) -> TableError:
         """A row with too many cells or too few."""
-        line, width, sign = self._line(), len(self.columns), repr(self.separator)
-        got = f"{self.path} line {line} has {len(cells)} cell{'s' * (len(cells) != 1)}, the header {width} columns"
-        if len(cells) > width:
-            return self._error(
-                f"{got}, the last {self.columns[-1]!r}: put texts that hold {sign} in quotation marks (without a blank "
-                "before the first), as csv.writer and pandas do"
-            )
+        count, sign = f"{len(cells)} cell{'s' * (len(cells) != 1)}", repr(self.separator)
         return self._error(
-            f"{got}: nothing stands in column {self.columns[len(cells)]!r}; complete the line if it was cut, and look "
-            f"for a text with a line break that is in no quotation marks, or for another separator than {sign}"
+            f"{self.path} line {self._line()} has {count}, the header {len(self.columns)} columns, the last "
+            f"{self.columns[-1]!r}: put texts that hold {sign} or line breaks in quotation marks, as csv.writer and "
+            "pandas do, and complete a line that was cut"
         )
 
     def _error(self, message: str) -> TableError:
