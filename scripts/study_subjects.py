@@ -13,9 +13,9 @@ import numpy as np
 from torch import Tensor
 
 from baselines import BASELINES
-from prolip.data.captioned import captioned_samples
 from prolip.data.config import DataConfig
 from prolip.data.emoji import Corpus
+from prolip.data.sources import captioned_samples
 from prolip.evaluation.loading import load_embedder
 from prolip.evaluation.model import Embedder
 from prolip.evaluation.suites.emoji.evaluate import evaluate_corpus, gallery

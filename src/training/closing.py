@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from prolip.data.captioned import Captioned, captioned_samples
+from prolip.data.sources import Captioned, captioned_samples
 from prolip.methods import find_method, score_of
 from prolip.methods.base import PoolNeeds
 from prolip.scores import Side
@@ -164,8 +164,8 @@ def close_model(run: Run, model: Any, wanted: int) -> tuple[str, int]:
 
 def share_of_samples(run: Run, most: int) -> Iterator[Captioned]:
     """This rank's share of at most so many samples of the training data, with the loader's noise."""
-    place = run.world.rank, run.world.world_size
-    return captioned_samples(run.config.data, run.kept.preprocess, most, *place, noise=run.fed.loader.noise)
+    place, loader = (run.world.rank, run.world.world_size), run.fed.loader
+    return captioned_samples(run.config.data, run.kept.preprocess, most, *place, noise=loader.noise, source=loader.rows)
 
 
 def embed_share(run: Run, model: Any, wanted: int) -> tuple[tuple[Any, ...] | None, str]:

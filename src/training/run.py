@@ -317,8 +317,8 @@ def build_validation(
         return None
     from training.validation import check_metric, open_validation, training_rows
 
-    rows = partial(training_rows, config.data, preprocess, loader.noise)
-    validation = open_validation(config, tokenizer, preprocess, world, rows)
+    rows = partial(training_rows, config.data, preprocess, loader.noise, loader.rows)
+    validation = open_validation(config, tokenizer, preprocess, world, rows, loader.held_out)
     if config.val.best_metric:
         check_metric(config.val.best_metric, validation, averaged)
     return validation

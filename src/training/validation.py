@@ -13,20 +13,19 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from prolip.data.captioned import Captioned, captioned_samples
 from prolip.data.config import DataConfig
 from prolip.data.emoji import Corpus
 from prolip.data.faults import FaultCounter, SampleFault
+from prolip.data.noise import Noise
+from prolip.data.order.streams import Source
 from prolip.data.reading.folders import ImageRows
-from prolip.data.reading.named import ROWS, TESTED, parse_source
-from prolip.data.reading.rows import read_rows
+from prolip.data.reading.named import TESTED, parse_source
 from prolip.data.reading.shards import expand_shards
 from prolip.data.reading.tar import ShardReader
 from prolip.data.samples.captions import CaptionSampler, Selector
-from prolip.data.samples.noise import Noise
 from prolip.data.samples.sample import Raw, caption_parts, image_bytes, is_selected
 from prolip.data.samples.split import Split, parse_split
-from prolip.data.sources import source_of, table_columns
+from prolip.data.sources import Captioned, captioned_samples, source_of
 from prolip.evaluation.datasets.base import WHOLE, Dataset, Sample, Share, fingerprint
 from prolip.evaluation.datasets.specs import has_splits, open_dataset
 from prolip.evaluation.distributed import TaskLost, evaluate_over_ranks
@@ -133,19 +132,23 @@ class Validation:
             return None
 
 
-def training_rows(config: DataConfig, preprocess: Any, noise: Noise | None) -> list[Captioned]:
+def training_rows(
+    config: DataConfig, preprocess: Any, noise: Noise | None, source: Source | None = None
+) -> list[Captioned]:
     """At most PAIRS training pairs, the same at every call, without augmentation; none of data without captions."""
     if source_of(config).kind == "synthetic" or not config.captions:
         return []
-    return list(captioned_samples(config, preprocess, PAIRS, noise=noise))
+    return list(captioned_samples(config, preprocess, PAIRS, noise=noise, source=source))
 
 
 def open_validation(
-    whole: Config, tokenizer: Any, preprocess: Any, world: World, rows: Callable[[], Sequence[Captioned]] = tuple
-) -> Validation:
+    whole: Config, tokenizer: Any, preprocess: Any, world: World, rows: Callable[[], Sequence[Captioned]] = tuple,
+    held_out: ImageRows | None = None,
+) -> Validation:  # fmt: skip
     """All test sets, opened before the first step: what is missing shows now. Without any: what --split holds out.
 
-    Damaged samples are counted and left out. FlagError, FileNotFoundError and ValueError name what cannot be used.
+    held_out: the rows that this is, where the data is no shards. Damaged samples are counted and left out. FlagError,
+    FileNotFoundError and ValueError name what cannot be used.
     """
     config, corpus = whole.val, None
     if config.emoji:
@@ -161,7 +164,7 @@ def open_validation(
             dataset = open_dataset(source, split, FaultCounter())
             tasks.append(dataclasses.replace(dataset, name=name) if name else dataset)
     if not config.asked_for:
-        tasks.append(open_held_out(whole.data))
+        tasks.append(open_held_out(whole.data, held_out))
     names_of_tasks = [task.name for task in tasks]
     for name in names_of_tasks:
         if names_of_tasks.count(name) > 1:
@@ -172,19 +175,15 @@ def open_validation(
     )  # fmt: skip
 
 
-def open_held_out(data: DataConfig) -> Dataset:
+def open_held_out(data: DataConfig, rows: ImageRows | None) -> Dataset:
     """The images of the training data that --split holds out, with all captions that training would draw."""
-    assert data.split is not None
-    source, split, damage = source_of(data), Split(data.split), FaultCounter()
-    selector = Selector.parse(data.select)
-    rows: ImageRows | None = None
-    if source.kind in ROWS:
-        rows = read_rows(source, table_columns(data), selector, data.train_split, split, data.max_bad_fraction)
+    source, damage = source_of(data), FaultCounter()
     urls = [shard.url for shard in expand_shards(source.address, pipes=True)] if rows is None else []
     return Dataset(
         name=HELD_OUT, kind="retrieval", samples=partial(held_out_samples, data, rows, urls, damage),
         fingerprint=fingerprint(HELD_OUT, redacted(str(source)), data.split, data.select, data.caption_sampling),
-        source=redacted(str(source)), size=None if rows is None else len(rows), info={"split": HELD_OUT}, damage=damage,
+        source=redacted(str(source)), size=None if rows is None else len(rows), info={"split": data.split},
+        damage=damage,
     )  # fmt: skip
 
 

@@ -81,7 +81,7 @@ def test_the_page_on_own_data_trains_on_every_kind():
 def test_a_table_is_trained_on_and_what_is_held_out_of_it_is_measured(tables, tmp_path, name, caplog):
     with caplog.at_level("INFO"):
         run = begin(tmp_path, "--train-data", tables / name, "--split", "0.3")
-    assert "images from column 'image', captions from column 'caption'" in caplog.text
+    assert caplog.text.count("images from column 'image', captions from column 'caption'") == 1  # it is read once
     assert [line["step"] for line in metrics(run) if line["kind"] == "train"] == [1, 2, 3]
     found = json.loads((run / "eval.json").read_text())
     held = sum(held_out(tables / f"{number}.png", 0.3) for number in range(40))
@@ -150,3 +150,10 @@ def test_synthetic_data_has_its_size_in_its_address(tmp_path):
 def test_sources_that_are_for_evaluation_are_not_trained_on(tmp_path, capsys, source, remedy):
     assert main([*MINE, "--output", str(tmp_path), "--name", "run", "--train-data", source]) == 2
     assert remedy in capsys.readouterr().err and not (tmp_path / "run").exists()
+
+
+def test_a_share_that_holds_out_nothing_is_refused_with_what_to_type(tables, tmp_path, capsys):
+    words = ["--train-data", str(tables / "a.csv"), "--split", "0.000001", "--output", str(tmp_path), "--name", "run"]
+    assert main([*MINE, *words]) == 2
+    assert "holds out none of 40 images: give a larger share, such as --split 0.075" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()

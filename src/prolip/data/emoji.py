@@ -25,7 +25,7 @@ from prolip.data.reading.shards import expand_source
 from prolip.data.reading.tar import read_shard
 from prolip.data.samples.captions import Condition, Selector
 from prolip.data.samples.decoding import decode_image
-from prolip.data.samples.sample import IMAGE_SUFFIXES, json_record, suffixes_of
+from prolip.data.samples.sample import image_bytes, json_record
 from prolip.data.survey import survey
 from prolip.utils.documents import shown
 from prolip.utils.messages import explain_missing
@@ -214,12 +214,8 @@ def parse_rule(rule: str) -> tuple[Condition, ...]:
 def _parse(sample: dict) -> tuple[Concept, str, bytes]:
     """Concept, style and encoded picture of one webdataset sample."""
     key, url = sample["__key__"], sample["__url__"]
-    data = next((sample[kind] for kind in IMAGE_SUFFIXES if kind in sample), None)
-    if data is None or "json" not in sample:
-        found, kinds = sorted(suffixes_of(sample)), ", ".join(IMAGE_SUFFIXES)
-        raise ValueError(f"sample {key} of {url} has {found}: wanted a picture ({kinds}) and a .json; {WANTED}")
     try:
-        record = json_record(sample)
+        data, record = image_bytes(sample), json_record(sample)
     except SampleFault as fault:
         raise ValueError(f"sample {key} of {url}: {fault}; {WANTED}") from fault
     wanted = ("hexcode", "name", "subgroup", "group", "style")

@@ -1,17 +1,11 @@
-"""Write a shard index: every shard is read once by the strict reader.
-
-The index has its samples, bytes, SHA-256 (as `sha256sum` prints it) and CRC-32 per block.
-"""
+"""Write a shard index, of samples, bytes and SHA-256: every shard is read once by the strict reader."""
 from __future__ import annotations
 
-import hashlib
 import json
 import multiprocessing
-import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
-from dataclasses import dataclass, field
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -20,8 +14,17 @@ import fsspec
 
 from prolip.data.faults import SampleFault, ShardFault
 from prolip.data.reading.addresses import check_address
-from prolip.data.reading.entries import BLOCK, INDEX_NAME, Entry, ShardIndex, canonical, parent, read_index, to_json
-from prolip.data.reading.opening import ReadPolicy, Stream, is_local, local_path
+from prolip.data.reading.entries import (
+    INDEX_NAME,
+    CheckedStream,
+    Entry,
+    ShardIndex,
+    canonical,
+    parent,
+    read_index,
+    to_json,
+)
+from prolip.data.reading.opening import ReadPolicy, is_local, local_path, open_stream
 from prolip.data.reading.shards import expand_shards
 from prolip.data.reading.tar import read_shard
 from prolip.data.samples.sample import has_image
@@ -41,65 +44,30 @@ class IndexedShard(NamedTuple):
     message: str = ""
 
 
-@dataclass
-class Digest:
-    """Sums up what is read of a stream."""
-
-    stream: Stream = field(init=False)
-    length: int = 0
-    sha256: hashlib._Hash = field(default_factory=hashlib.sha256)
-    crc32: list[int] = field(default_factory=list)
-
-    def over(self, stream: Stream) -> Digest:
-        """Itself, for reading the stream."""
-        self.stream = stream
-        return self
-
-    def read(self, size: int) -> bytes:
-        data = self.stream.read(size)
-        self.sha256.update(data)
-        rest = memoryview(data)
-        while rest:
-            if self.length % BLOCK == 0:
-                self.crc32.append(0)
-            part = rest[: BLOCK - self.length % BLOCK]
-            self.crc32[-1] = zlib.crc32(part, self.crc32[-1])
-            self.length += len(part)
-            rest = rest[len(part) :]
-        return data
-
-
 def index_shard(url: str, policy: ReadPolicy) -> IndexedShard:
     faults: Counter[str] = Counter()
 
     def note(fault: SampleFault) -> None:
         faults[fault.kind] += 1
 
-    digest = Digest()
     try:
-        samples = sum(map(has_image, read_shard(url, note, policy, through=digest.over)))
+        stream = CheckedStream(open_stream(url, policy, note))
+        samples = sum(map(has_image, read_shard(url, note, stream=stream)))
     except ShardFault as fault:
         return IndexedShard(url, None, faults + Counter([fault.kind]), str(fault))
     message = "" if samples else f"0 samples: {survey([url], policy)}"
-    entry = Entry(samples, digest.length, digest.sha256.hexdigest(), tuple(digest.crc32))
-    return IndexedShard(url, entry, faults, message)
+    return IndexedShard(url, Entry(samples, stream.length, stream.sha256.hexdigest()), faults, message)
 
 
 def index_shards(urls: Sequence[str], policy: ReadPolicy, workers: int = 1) -> Iterator[IndexedShard]:
-    """One result per shard, in their order, from `workers` processes; at most four shards each are under way."""
+    """One result per shard, in their order, from `workers` processes."""
     work = partial(index_shard, policy=policy)
     if workers <= 1:
         yield from map(work, urls)
         return
     method = "fork" if "fork" in multiprocessing.get_all_start_methods() else None
     with ProcessPoolExecutor(workers, multiprocessing.get_context(method)) as pool:
-        waiting: list[Future[IndexedShard]] = []
-        for url in urls:
-            waiting.append(pool.submit(work, url))
-            if len(waiting) == 4 * workers:
-                yield waiting.pop(0).result()
-        for future in waiting:
-            yield future.result()
+        yield from pool.map(work, urls)
 
 
 def write_index(index: ShardIndex) -> None:

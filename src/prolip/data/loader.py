@@ -14,13 +14,13 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from prolip.data.associations import make_noise
 from prolip.data.augment.crops import RandomCrop
 from prolip.data.config import DataConfig, chunks_ahead, fitting_batch, fitting_workers
 from prolip.data.faults import FaultCounter, FaultGuard, Gather, SampleFault
+from prolip.data.noise import Noise, make_noise
 from prolip.data.order.cursor import Cursor
-from prolip.data.order.streams import Place, Source
-from prolip.data.samples.noise import Noise
+from prolip.data.order.streams import Place, RowSource, Source
+from prolip.data.reading.folders import ImageRows
 from prolip.data.samples.sample import Decoder, Example, Row, preserved_rng
 from prolip.data.sources import build_source
 from prolip.data.synthetic import SyntheticDecoder, SyntheticSource
@@ -189,6 +189,17 @@ class Loader:
         together where there is `gather`. ValueError as `make_noise`.
         """
         return make_noise(self.config, self._chunks.source, self._chunks.rank, self.gather)
+
+    @property
+    def rows(self) -> RowSource | None:
+        """The source where it is one of rows, which are read already."""
+        return self._chunks.source if isinstance(self._chunks.source, RowSource) else None
+
+    @property
+    def held_out(self) -> ImageRows | None:
+        """The rows that `config.split` holds out, None of shards and without it."""
+        rows = self.rows.read if self.rows is not None else None
+        return rows.held_out if isinstance(rows, ImageRows) else None
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch that the next iteration reads."""

@@ -216,7 +216,7 @@ def to_record(dataset: Dataset, samples: Sequence[Sample], parts: Sequence[Gauss
             f"{damaged}. Fetch these files again"
         )
     if not samples:
-        raise DamagedData(f"no image in {dataset.source}: {damaged or 'the shards are empty'}")
+        raise DamagedData(f"no image in {dataset.source}: {damaged or dataset.why_empty}")
     if dataset.size is not None and len(samples) != dataset.size and not damaged:
         raise DamagedData(f"{dataset.source} gave {len(samples)} images, wanted {dataset.size}: fetch it again")
     tensors = pack("image", concatenate(parts))

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from prolip.data.captioned import Captioned, captioned_samples
 from prolip.data.config import DataConfig
 from prolip.data.faults import FaultCounter
+from prolip.data.sources import Captioned, captioned_samples
 from prolip.gaussian import Gaussian
 from prolip.scores import Side
 from prolip.uncertainty.hidden import Hidden, encode_hidden

@@ -125,7 +125,7 @@ def test_a_sample_without_a_picture_names_what_it_has(tmp_path):
         info = tarfile.TarInfo("k.txt")
         info.size = 1
         tar.addfile(info, io.BytesIO(b"x"))
-    with pytest.raises(ValueError, match=r"sample k .* has \['txt'\]"):
+    with pytest.raises(ValueError, match="sample k .*: members: txt; "):
         emoji.read(path)
 
 

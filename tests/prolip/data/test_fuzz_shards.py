@@ -12,7 +12,7 @@ import io
 import random
 import tarfile
 from collections import Counter
-from zlib import crc32
+from hashlib import sha256
 
 import pytest
 from faulty_servers import FaultyServer
@@ -24,7 +24,6 @@ from prolip.data.reading.opening import ReadPolicy
 from prolip.data.reading.tar import read_shard
 
 BLOCK = 512
-PAGE = 4096  # of the index's checksums here, so that small shards have many
 POLICY = ReadPolicy(connect_timeout=10, read_timeout=20, retries=6, backoff=0.001)
 
 
@@ -177,16 +176,14 @@ def fuzz_content(path, seed):
     rng = random.Random(f"content {seed}")
     data = make_shard(rng)
     truth = group(parse(data))
-    sums = tuple(crc32(data[at : at + PAGE]) for at in range(0, len(data), PAGE))
-    entry = Entry(len(truth), len(data), "", sums, PAGE)
+    entry = Entry(len(truth), len(data), sha256(data).hexdigest())
     damaged = data
     for _ in range(rng.randint(1, 3)):
         damaged = rng.choice(DAMAGES)(rng, damaged or b"x")
     path.write_bytes(damaged)
     samples, faults = read(path, entry)
-    assert samples == truth[: len(samples)]
     if samples != truth or damaged != data:
-        assert faults.kinds["index mismatch"] == 1 == faults.bad_shards
+        assert faults.bad_shards == 1
         return "counted"
     return "identical"
 
@@ -198,7 +195,7 @@ def test_random_damage_is_seen_or_leaves_a_well_formed_archive(tmp_path, part):
 
 
 @pytest.mark.parametrize("part", range(2))
-def test_with_an_index_only_true_samples_are_handed_out_whatever_was_damaged(tmp_path, part):
+def test_with_an_index_whatever_was_damaged_is_counted(tmp_path, part):
     verdicts = Counter(fuzz_content(tmp_path / "0.tar", seed) for seed in range(part * 60, part * 60 + 60))
     assert verdicts["counted"] > 50
 

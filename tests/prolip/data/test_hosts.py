@@ -18,7 +18,7 @@ from prolip.cli.command import parser_of
 from prolip.cli.curate import reader
 from prolip.cli.main import find
 from prolip.data.faults import SampleFault
-from prolip.data.reading import hosts
+from prolip.data.reading import connections as hosts
 from prolip.data.reading.tables.columns import TableColumns
 from prolip.search.answers import pictures_of, read_questions
 

@@ -13,9 +13,8 @@ from tiny_tars import members, write_shards, write_tar
 
 from prolip.data.faults import FaultCounter
 from prolip.data.order.cursor import Cursor
-from prolip.data.order.streams import Place, ResampledSource, ShardSource
+from prolip.data.order.streams import KeptShards, Place, ResampledSource, ShardSource
 from prolip.data.reading.connections import ReadPolicy
-from prolip.data.reading.kept import KeptShards
 from prolip.data.reading.tar import ShardReader
 from prolip.data.samples.captions import Selector
 

@@ -9,13 +9,13 @@ import pytest
 from tiny_loaders import build, epoch, gathered, same, write_csv
 from tiny_tars import letters, members, plain, png, write_shards, write_tar
 
-from prolip.data import associations
-from prolip.data.captioned import captioned_samples
+from prolip.data import noise as noises
 from prolip.data.config import DataConfig
 from prolip.data.loader import build_loader, join_states
+from prolip.data.noise import Slot, derange, shuffle, slots_of
 from prolip.data.reading.tar import read_shard
 from prolip.data.samples.captions import CaptionSampler, caption_id
-from prolip.data.samples.noise import Slot, derange, shuffle, slots_of
+from prolip.data.sources import captioned_samples
 
 FIELDS = "name,keywords:2,txt"
 
@@ -140,7 +140,7 @@ def test_ranks_that_share_the_reading_find_what_one_finds(folder):
     def gather(value):  # what the other rank says is computed here, as it would be there
         if value is None:
             return [None, None]
-        parts = [associations.read_slots(loader._chunks.source, dict(whole.shards), whole.captions, rank, 2)
+        parts = [noises.read_slots(loader._chunks.source, dict(whole.shards), whole.captions, rank, 2)
                  for rank, loader in enumerate(sources)]  # fmt: skip
         answers.append(value[0])
         return [(part, "") for part in parts]
@@ -296,13 +296,13 @@ def test_what_makes_no_sense_is_refused(settings, words):
 
 
 def test_more_than_memory_holds_is_refused(folder, monkeypatch):
-    monkeypatch.setattr(associations, "MOST", 11)
+    monkeypatch.setattr(noises, "MOST", 11)
     with pytest.raises(ValueError, match="--noise-ratio 0.5: the data has more than 11 associations"):
         build(folder, noise_ratio=0.5).noise  # noqa: B018
 
 
 def test_a_long_pass_says_how_far_it_is(folder, monkeypatch, caplog):
-    monkeypatch.setattr(associations, "EVERY", -1.0)
+    monkeypatch.setattr(noises, "EVERY", -1.0)
     with caplog.at_level(logging.INFO):
         assert build(folder, noise_ratio=0.5).noise
     assert "noise: read 12 captions, shard 3 of 3" in caplog.messages

@@ -6,10 +6,9 @@ import pytest
 from tiny_loaders import build, epoch
 from tiny_tars import letters, plain
 
-from prolip.data.captioned import captioned_samples
 from prolip.data.config import DataConfig
 from prolip.data.samples.captions import caption_id
-from prolip.data.sources import source_of
+from prolip.data.sources import captioned_samples, source_of
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "evaluation"))
 import miniatures as mini  # noqa: E402

@@ -23,7 +23,7 @@ from sklearn.metrics import (
 from prolip.data import emoji as corpus_data
 from prolip.evaluation.datasets import emoji
 from prolip.evaluation.datasets.base import DamagedData
-from prolip.evaluation.datasets.captioned import open_cub
+from prolip.evaluation.datasets.specs import open_dataset
 from prolip.evaluation.datasets.tables import open_caption_table, open_winogavil
 from prolip.evaluation.datasets.wds import open_wds
 from prolip.evaluation.kinds import KINDS
@@ -187,7 +187,7 @@ def test_further_pairs_count_beside_the_own_captions(ours, sets):
 
 
 def test_a_sentence_on_a_bird_is_true_of_its_species(tmp_path, ours):
-    features = compute_features(open_cub(*mini.cub(tmp_path)), ours)
+    features = compute_features(open_dataset("cub:{},{}".format(*mini.cub(tmp_path))), ours)
     species = torch.tensor([int(key[:3]) for key in features.keys])
     relevant = species[:, None] == species[features.owners]
     got = evaluate_dataset(features.dataset, features).metrics

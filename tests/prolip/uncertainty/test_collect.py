@@ -5,7 +5,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from prolip.data.captioned import Captioned
+from prolip.data.sources import Captioned
 from prolip.uncertainty import collect
 from prolip.uncertainty.collect import Rows, chosen, embed_images, embed_texts, join, join_ids
 

@@ -5,10 +5,12 @@ PERMANENT. Trying again is `prolip.data.reading.opening`'s.
 """
 from __future__ import annotations
 
+import ipaddress
 import os
 import re
 import select
 import signal
+import socket
 import subprocess
 import tempfile
 import threading
@@ -20,9 +22,9 @@ from typing import IO, Any, NamedTuple, TypeVar
 
 import fsspec.core
 import requests
+from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 
 from prolip.data.faults import ShardFault
-from prolip.data.reading.hosts import get_public
 from prolip.utils.secrecy import said_by
 
 T = TypeVar("T")
@@ -35,6 +37,9 @@ PERMANENT = (*GONE, ImportError, ValueError, TypeError, NotImplementedError)
 #: What file systems call the version of an object.
 VERSIONS = ("ETag", "etag", "md5Hash", "LastModified", "last_modified", "updated", "mtime", "created")
 
+#: IPv6 addresses of the internet, and those that stand for IPv4 ones at a translator.
+GLOBAL, TRANSLATED = ipaddress.ip_network("2000::/3"), ipaddress.ip_network("64:ff9b::/96")
+
 
 @dataclass(frozen=True, kw_only=True)
 class ReadPolicy:
@@ -43,11 +48,11 @@ class ReadPolicy:
     connect_timeout, read_timeout: seconds for a connection, and without a byte. least_rate: bytes/s below which a
     source counts as stalled, over read_timeout. retries: attempts in a row that bring less than 1 MiB. backoff: seconds
     before the first retry, doubled for each further one up to backoff_limit, times a random factor of 0.5 to 1. block:
-    bytes fetched at once from object stores. checksums: compare blocks with the index. The defaults wait out one to two
+    bytes fetched at once from object stores. checksums: compare them with the index's. The defaults wait out one to two
     minutes of errors, and some five of stalling: less than the ten after which collectives of the other ranks give up.
 
     pipes: whether `pipe:` commands are run, as for shards to train on alone. public_only: whether http(s) addresses
-    must be public, redirects included (`prolip.data.reading.hosts`), as for those that are read from data.
+    must be public, redirects included (`get_public`), as for those that are read from data.
     """
 
     connect_timeout: float = 10.0
@@ -134,6 +139,57 @@ class Pace:
                     f"stalled: {self.bytes} bytes in {self.seconds:.3g} s, least_rate is {self.policy.least_rate:g}/s"
                 )
             self.seconds, self.bytes = 0.0, 0
+
+
+def is_public(address: str) -> bool:
+    """Whether an IP address is one of the public internet: not private, loopback, link-local, multicast or reserved."""
+    found = ipaddress.ip_address(address.partition("%")[0])
+    if isinstance(found, ipaddress.IPv4Address):
+        return found.is_global and not (found.is_multicast or found.is_reserved)
+    inner = ipaddress.IPv4Address(int(found) % 2**32) if found in TRANSLATED else found.ipv4_mapped or found.sixtofour
+    return is_public(str(inner)) if inner else found.is_global and found in GLOBAL
+
+
+def check_public(address: str, host: str) -> None:
+    """ShardFault where a host has an address that is not public."""
+    if not is_public(address):
+        raise ShardFault("unreadable shard", f"{host} is at {address}, which is not public, and the address comes from"
+                         " data: give --allow-private-hosts if you trust it")  # fmt: skip
+
+
+class Guarded:
+    """A connection that checks a host's addresses before it connects, and the one that it has connected to: a name that
+    resolves differently the second time gets nothing."""
+
+    def _new_conn(self: Any) -> socket.socket:
+        for *_, (address, *_) in socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM):
+            check_public(str(address), self.host)
+        connection = super()._new_conn()  # type: ignore[misc]
+        try:
+            check_public(connection.getpeername()[0], self.host)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+
+POOLS = {
+    pool.scheme: type(pool.__name__, (pool,), {"ConnectionCls": type("Connection", (Guarded, pool.ConnectionCls), {})})
+    for pool in (HTTPConnectionPool, HTTPSConnectionPool)
+}
+
+
+def get_public(url: str, **settings: Any) -> requests.Response:
+    """`requests.get`; ShardFault for a host, or that of a redirect, which is not public.
+
+    It goes through no proxy, and knows no passwords.
+    """
+    adapter: Any
+    with requests.Session() as session:
+        session.trust_env = False  # a proxy would look the name up itself; a .netrc is not for hosts that data names
+        for adapter in session.adapters.values():
+            adapter.poolmanager.pool_classes_by_scheme = POOLS
+        return session.get(url, **settings)
 
 
 class LocalConnection:

@@ -1,16 +1,15 @@
-"""What an index says of shards, and a stream that compares: counts, bytes, checksums by block.
+"""What an index says of shards, and a stream that compares: counts, bytes, checksums.
 
-`prolip data index` writes it. The file is JSON:
-{"format": FORMAT, "block": bytes, "shards": {name: {"samples", "bytes", "sha256", "crc32": [hex, one per block]}}},
-a name being relative to the index's folder where the shard lies below it, else its URL without user info and query, or
-the hash of a `pipe:` command.
+`prolip data index` writes it. The file is JSON: {"format": FORMAT, "shards": {name: {"samples", "bytes", "sha256"}}}, a
+name being relative to the index's folder where the shard lies below it, else its URL without user info and query, or
+the hash of a `pipe:` command. Older files also have checksums of blocks, which are passed over.
 """
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import posixpath
-import zlib
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -27,21 +26,16 @@ FORMAT = "prolip shard index 1"
 INDEX_NAME = "index.json"
 #: What begins the name of a shard that a command gives, before the salted hash of the command.
 HASHED = "pipe:sha256="
-#: Bytes per checksum: what a reader must hold before it can vouch for any of it.
-BLOCK = 2**22
-#: Blocks of an index that are read: what a reader holds at once. And bytes of an index, some 3,000 per shard of 1 GB.
-LEAST_BLOCK, MOST_BLOCK = 1, 2**28
+#: Bytes of an index, some 200 per shard and 3,000 in older ones.
 INDEX_BYTES = 2**30
 
 
 class Entry(NamedTuple):
-    """One shard as it was when it was indexed. samples: those with an image; crc32: of every block of `block` bytes."""
+    """One shard as it was when it was indexed. samples: those with an image; sha256: as `sha256sum` prints it."""
 
     samples: int
     bytes: int
     sha256: str
-    crc32: tuple[int, ...]
-    block: int = BLOCK
 
 
 @dataclass(frozen=True)
@@ -102,42 +96,20 @@ def remedy(url: str, place: str) -> str:
 
 def to_json(index: ShardIndex) -> dict[str, Any]:
     """The index as it is written; its place decides on the names."""
-    folder = parent(index.place) + "/"
-    return {
-        "format": FORMAT,
-        "block": BLOCK,
-        "shards": {
-            redacted(url.removeprefix(folder)): {
-                "samples": entry.samples,
-                "bytes": entry.bytes,
-                "sha256": entry.sha256,
-                "crc32": [f"{value:08x}" for value in entry.crc32],
-            }
-            for url, entry in sorted(index.entries.items())
-        },
-    }
+    folder, entries = parent(index.place) + "/", sorted(index.entries.items())
+    return {"format": FORMAT, "shards": {redacted(url.removeprefix(folder)): entry._asdict() for url, entry in entries}}
 
 
 def from_json(data: Any, place: str) -> ShardIndex:
     """The reverse of `to_json`; ValueError where it is something else."""
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise ValueError(f"{place} is no {FORMAT!r}: make one by prolip data index SHARDS --output {place}")
-    folder = parent(place)
+    folder, entries = parent(place), {}
     try:
-        block = data["block"]
-        if not is_count(block) or not LEAST_BLOCK <= block <= MOST_BLOCK:
-            raise ValueError(f"block is {shown(block)}, wanted {LEAST_BLOCK} to {MOST_BLOCK} bytes")
-        entries = {}
         for name, values in data["shards"].items():
-            entry = Entry(values["samples"], values["bytes"], values["sha256"],
-                          tuple(int(value, 16) for value in values["crc32"]), block)  # fmt: skip
-            for key in ("samples", "bytes"):
-                if not is_count(values[key]):
-                    found = shown(values[key])
-                    raise ValueError(f"{key} of {shown(name)} is {found}, wanted a whole number of 0 or more")
-            if len(entry.crc32) != -(-entry.bytes // block):
-                found = f"{len(entry.crc32)} checksums for {entry.bytes} bytes in blocks of {block}"
-                raise ValueError(f"{shown(name)} has {found}")
+            entry = Entry(values["samples"], values["bytes"], values["sha256"])
+            if not (is_count(entry.samples) and is_count(entry.bytes) and isinstance(entry.sha256, str)):
+                raise ValueError(f"{shown(name)} is {shown(values)}, wanted whole numbers of 0 or more and a SHA-256")
             whole = "://" in name or name.startswith("pipe:")
             entries[canonical(name if whole else posixpath.join(folder, name))] = entry
     except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -156,11 +128,7 @@ def read_index(place: str, policy: ReadPolicy | None = None) -> ShardIndex:
         data = read_up_to(stream, INDEX_BYTES + 1)
     if len(data) > INDEX_BYTES:
         raise ValueError(f"{place} has more than {INDEX_BYTES:,} bytes: is it an index?")
-    try:
-        values = loads(data)
-    except ValueError as error:
-        raise ValueError(f"{place} is no JSON ({error}): write it anew by prolip data index") from error
-    return from_json(values, place)
+    return from_json(parse_json(data, place), place)
 
 
 def find_index(urls: Sequence[str]) -> ShardIndex | None:
@@ -172,10 +140,7 @@ def find_index(urls: Sequence[str]) -> ShardIndex | None:
         place = posixpath.join(folder, INDEX_NAME)
         if not os.path.isfile(place):
             return None
-        try:
-            head = loads(read_file(place, INDEX_BYTES))
-        except ValueError as error:
-            raise ValueError(f"{place} is no JSON ({error}): remove it, or {remedy(urls[0], place)}") from error
+        head = parse_json(read_file(place, INDEX_BYTES), place)
         if not isinstance(head, dict) or head.get("format") != FORMAT:
             log.info("%s is not ours: %r is not its format", place, FORMAT)
             return None
@@ -184,49 +149,47 @@ def find_index(urls: Sequence[str]) -> ShardIndex | None:
     return ShardIndex(", ".join(index.place for index in found), entries)
 
 
-class CheckedStream:
-    """A stream that hands out only what the index vouches for.
+def parse_json(data: bytes, place: str) -> Any:
+    """What a file says; ValueError where that is no JSON."""
+    try:
+        return loads(data)
+    except ValueError as error:
+        raise ValueError(f"{place} is no JSON ({error}): remove it, or write it anew by prolip data index") from error
 
-    Blocks are held back until their checksum fits; one that does not is read once more, over a new connection, and is
-    then an "index mismatch", as is another length.
+
+class CheckedStream:
+    """A stream that is counted and summed up as it is read and, where an index has its entry, held against that.
+
+    Another length or, at the end, another checksum is an "index mismatch".
     """
 
-    def __init__(self, stream: ResumingStream, entry: Entry, checksums: bool = True):
-        self.stream, self.entry, self.checksums = stream, entry, checksums
-        self._block, self._at, self._number = b"", 0, 0
-        if stream.size is not None and stream.size != entry.bytes:
+    def __init__(self, stream: ResumingStream, entry: Entry | None = None):
+        self.stream, self.entry = stream, entry
+        self.checksums = entry is None or stream.policy.checksums
+        self.length, self.sha256 = 0, hashlib.sha256()
+        if entry is not None and stream.size is not None and stream.size != entry.bytes:
             stream.close()
             raise self._mismatch(f"the shard has {stream.size} bytes")
 
     def read(self, size: int = 2**16) -> bytes:
-        if self._at == len(self._block):
-            self._block, self._at = self._next(), 0
-        data = self._block[self._at : self._at + size]
-        self._at += len(data)
+        data = self.stream.read(size)
+        self.length += len(data)
+        if self.checksums:
+            self.sha256.update(data)
+        if self.entry is not None:
+            if self.length > self.entry.bytes:
+                raise self._mismatch("the shard goes on")
+            if not data and self.length < self.entry.bytes:
+                raise self._mismatch(f"the shard ends after {self.length}")
+            if not data and self.checksums and self.sha256.hexdigest() != self.entry.sha256:
+                raise self._mismatch("its bytes do not fit their SHA-256")
         return data
 
     def close(self) -> None:
         self.stream.close()
 
-    def _next(self) -> bytes:
-        start = self._number * self.entry.block
-        wanted = min(self.entry.block, self.entry.bytes - start)
-        if wanted <= 0:
-            if self.stream.read(1):
-                raise self._mismatch("the shard goes on")
-            return b""
-        for attempt in range(2):
-            block = read_up_to(self.stream, wanted)
-            if len(block) < wanted:
-                raise self._mismatch(f"the shard ends after {start + len(block)}")
-            if not self.checksums or zlib.crc32(block) == self.entry.crc32[self._number]:
-                self._number += 1
-                return block
-            if attempt == 0 and not self.stream.url.startswith("pipe:"):
-                self.stream.rewind(start, f"bytes {start} to {start + wanted} do not fit their checksum")
-        raise self._mismatch(f"bytes {start} to {start + wanted} do not fit their checksum")
-
     def _mismatch(self, what: str) -> ShardFault:
+        assert self.entry is not None
         return ShardFault(
             "index mismatch",
             f"{what}; the index says {self.entry.bytes} bytes: run prolip data index again if the "

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,11 +11,10 @@ import torch
 
 from prolip.data.faults import SampleFault
 from prolip.data.order.streams import Groups
-from prolip.data.reading.published.sets import read_set
 from prolip.data.reading.tar import SAMPLE_BYTES, printable
 from prolip.data.samples.captions import Plain, Selector
 from prolip.data.samples.sample import IMAGE_SUFFIXES, JSON_BYTES, Raw, image_bytes
-from prolip.data.samples.split import Split
+from prolip.data.samples.split import Split, held_out
 from prolip.utils.documents import loads, read_file, text_of
 from prolip.utils.links import check_inside, walk
 from prolip.utils.messages import explain_missing, listing
@@ -51,10 +50,14 @@ class ImageRow:
 
 @dataclass(frozen=True)
 class ImageRows:
-    """Reads row i as a raw sample, as if it came from a shard. embedded: reads the images that a table holds."""
+    """Reads row i as a raw sample, as if it came from a shard.
+
+    embedded: reads the images that a table holds; held_out: what a split holds out of these rows, which are its rest.
+    """
 
     rows: Sequence[ImageRow]
     embedded: EmbeddedImages | None = None
+    held_out: ImageRows | None = None
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -81,7 +84,6 @@ class ImageRows:
         plain = {} if row.caption is None else {"txt": row.caption}
         return {"__key__": row.key, "__url__": printable(row.path), **plain, "json": row.record}
 
-
     def groups(self) -> Groups | None:
         """The rows that lie together in a table and what they take of a process's memory; None for files."""
         if self.embedded is None:
@@ -94,30 +96,32 @@ class ImageRows:
     def part(self, split: Split) -> ImageRows:
         """The rows on one side of a split by the content of their images, all of which are read for it.
 
-        A row whose image cannot be read is among the rest. ValueError where no row is left.
+        A row whose image cannot be read is among the rest. ValueError where no row is held out, or left.
         """
 
-        def taken(index: int) -> bool:
+        def is_held_out(index: int) -> bool:
             try:
-                return split.takes(image_bytes(self(index)))
+                return held_out(image_bytes(self(index)), split.share)
             except SampleFault:
-                return split.part == "rest"
+                return False
 
-        takes = list(in_threads(taken, iter(range(len(self))), default_workers(), AHEAD))
-        kept = [row for row, take in zip(self.rows, takes) if take]
-        if not kept:
-            what = {"held-out": "holds out none", "rest": "leaves none"}[split.part]
-            raise ValueError(f"--split {split.share} {what} of {len(self)} images: give another share")
-        return ImageRows(kept, self.embedded)
+        taken = list(in_threads(is_held_out, iter(range(len(self))), default_workers(), AHEAD))
+        sides = [[row for row, side in zip(self.rows, taken) if side == wanted] for wanted in (True, False)]
+        held, rest = (ImageRows(rows, self.embedded) for rows in sides)
+        if not len(held):
+            larger = f"a larger share, such as --split {min(max(2 * split.share, 3 / len(self)), 0.9):.2g}"
+            raise ValueError(f"--split {split.share} holds out none of {len(self)} images: give {larger}")
+        if split.part == "held-out":
+            return held
+        if not len(rest):
+            smaller = "a smaller share, such as --split 0.1"
+            raise ValueError(f"--split {split.share} leaves none of {len(self)} images: give {smaller}")
+        return replace(rest, held_out=held)
 
 
-def read_published(
-    word: str, train_data: str, splits: str | None = None, selector: Selector | None = None
-) -> ImageRows:
-    """The images of a published set, each with all its captions; errors as `read_set`."""
-    images = read_set(word, train_data, splits)
-    rows = [ImageRow(image.path, list(image.captions), dict(image.facts)) for image in images]
-    return keep_selected(rows, selector, train_data)
+def rows_of(paths: Iterable[str]) -> ImageRows:
+    """Image files of which nothing else is known."""
+    return ImageRows([ImageRow(path, None, {}) for path in paths])
 
 
 def keep_selected(rows: Iterable[ImageRow], selector: Selector | None, what: str) -> ImageRows:

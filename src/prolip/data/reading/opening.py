@@ -63,18 +63,10 @@ def connect(url: str, position: int, policy: ReadPolicy) -> Connection:
     return FsspecConnection(url, position, policy)
 
 
-def open_stream(
-    url: str, policy: ReadPolicy | None = None, on_retry: Callable[[SampleFault], None] | None = None
-) -> ResumingStream:
-    """The bytes of a shard, connected. ShardFault "unreadable shard" where there is none, else as `ResumingStream`.
+class ResumingStream:
+    """A shard's bytes, connected: a stream that outlives its connections.
 
     on_retry: called for every attempt that failed and was followed by another one.
-    """
-    return ResumingStream(url, policy or ReadPolicy(), on_retry)
-
-
-class ResumingStream:
-    """A stream that outlives its connections.
 
     Faults, all of them ShardFault: "unreadable shard": not there, not allowed, an HTML page. "interrupted shard":
     policy.retries failures in a row (time-outs, resets, 5xx, bodies cut short). "changed shard": what is behind the URL
@@ -82,8 +74,10 @@ class ResumingStream:
     stood, never before and never after it.
     """
 
-    def __init__(self, url: str, policy: ReadPolicy, on_retry: Callable[[SampleFault], None] | None = None):
-        self.url, self.policy, self.on_retry = url, policy, on_retry
+    def __init__(
+        self, url: str, policy: ReadPolicy | None = None, on_retry: Callable[[SampleFault], None] | None = None
+    ):
+        self.url, self.policy, self.on_retry = url, policy or ReadPolicy(), on_retry
         self.position = 0
         self.identity: Identity | None = None
         self._tail = b""
@@ -100,12 +94,6 @@ class ResumingStream:
     def read(self, size: int = 2**16) -> bytes:
         """The next bytes, after as many retries as it takes."""
         return self._attempt(lambda: self._read(size))
-
-    def rewind(self, position: int, reason: str) -> None:
-        """Go back to a byte over a new connection, because what came from there on was wrong."""
-        self.close()
-        self.position, self._tail = position, b""
-        self._failed(Transient(reason))
 
     def close(self) -> None:
         """Close the connection, if there is one."""
@@ -166,6 +154,9 @@ class ResumingStream:
         if self.on_retry is not None:
             self.on_retry(SampleFault(RESUMED, f"at byte {self.position} after {reason}"))
         time.sleep(waiting)
+
+
+open_stream = ResumingStream
 
 
 def read_up_to(source: Connection | Stream, count: int) -> bytes:

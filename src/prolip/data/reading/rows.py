@@ -7,9 +7,10 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from prolip.data.reading.folders import ImageRow, ImageRows, keep_selected, read_folder, read_published
+from prolip.data.reading.folders import ImageRow, ImageRows, keep_selected, read_folder
 from prolip.data.reading.named import NamedSource
 from prolip.data.reading.opening import is_local, local_path
+from prolip.data.reading.published.sets import read_set
 from prolip.data.reading.tables.columns import ROWS, Chosen, TableColumns, choose, looks_like_image, peek, plain
 from prolip.data.reading.tables.csv import QuotingError, TableError, log, open_table
 from prolip.data.reading.tar import printable
@@ -65,7 +66,9 @@ def read_rows(
     elif source.kind in READERS:
         rows = read_table(source, columns, selector, max_bad)
     else:
-        rows = read_published(source.kind, str(source), splits, selector)
+        images = read_set(source.kind, str(source), splits).images
+        every = [ImageRow(image.path, list(image.captions), dict(image.facts)) for image in images]
+        rows = keep_selected(every, selector, str(source))
     return rows.part(split) if split is not None else rows
 
 

@@ -14,7 +14,7 @@ from webdataset.tariterators import base_plus_ext
 
 from prolip.data.faults import HALF, SKIPPED, UNCHARGED, SampleFault, ShardFault
 from prolip.data.reading.entries import CheckedStream, Entry, ShardIndex
-from prolip.data.reading.opening import ReadPolicy, Stream, open_stream, read_up_to
+from prolip.data.reading.opening import ReadPolicy, ResumingStream, Stream, open_stream, read_up_to
 from prolip.data.samples.sample import Raw, has_image, image_bytes, suffixes_of
 from prolip.data.samples.split import Split
 from prolip.utils.messages import HEAD, appearance
@@ -233,25 +233,21 @@ def read_shard(
     on_fault: Note | None = None,
     policy: ReadPolicy | None = None,
     entry: Entry | None = None,
-    through: Callable[[Stream], Stream] | None = None,
+    stream: CheckedStream | None = None,
 ) -> Iterator[Raw]:
     """Raw samples of one shard: `__key__`, `__url__` and the bytes of each member by suffix, as webdataset groups them.
 
     on_fault takes what does not end the shard (see `grouped`; "resumed read" for a connection that was taken up
     again); without it the first duplicate is raised. ShardFault where the shard cannot be read to its end (kinds: see
-    `ResumingStream`; "broken shard": the archive is cut or damaged), or where it is not what `entry` of an index says:
-    then no byte that does not fit its checksum is handed out. through: what to read the stream through.
+    `ResumingStream`; "broken shard": the archive is cut or damaged), or where it is not what `entry` of an index says,
+    of whose checksum only the end tells. stream: what to read instead of opening the shard.
     """
-    try:
-        source = open_stream(url, policy, on_fault)
-        stream = CheckedStream(source, entry, (policy or ReadPolicy()).checksums) if entry is not None else source
-    except ShardFault:
-        raise
-    except Exception as error:  # what no retry was written for
-        raise ShardFault("unreadable shard", f"{type(error).__name__}: {error}") from error
+    source = stream or open_stream(url, policy, on_fault)
+    if entry is not None and isinstance(source, ResumingStream):
+        source = CheckedStream(source, entry)
     images = 0
     try:
-        members = read_members(through(stream) if through is not None else stream)
+        members = read_members(source)
         for sample in grouped(members, url, on_fault or strict_note):
             images += has_image(sample)
             yield sample
@@ -260,7 +256,7 @@ def read_shard(
     except Exception as error:  # tarfile, zlib, lzma and bz2 have their own exceptions
         raise ShardFault("broken shard", f"{type(error).__name__}: {error}") from error
     finally:
-        stream.close()
+        source.close()
     if entry is not None and images != entry.samples:
         raise ShardFault("index mismatch", f"the shard has {images} samples, the index says {entry.samples}")
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
@@ -13,7 +13,9 @@ import numpy as np
 from PIL import Image
 
 from prolip.data.faults import DamagedData, FaultCounter, SampleFault
+from prolip.data.reading.folders import ImageRows
 from prolip.data.samples.decoding import decode_image
+from prolip.data.samples.sample import Raw, image_bytes
 from prolip.evaluation.metrics.blockwise import Further
 from prolip.utils.messages import NAMED, first_few
 
@@ -105,6 +107,13 @@ class Dataset:
         """`Sample.content` of every image by its key; the first use reads all files."""
         return {sample.key: sample.content for sample in self.samples()}
 
+    @property
+    def why_empty(self) -> str:
+        """Why no image may have been found, and what to do."""
+        if isinstance(share := self.info.get("split"), float):
+            return f"--split {share} holds out none: give a larger share, such as --split {min(2 * share, 0.9):.2g}"
+        return "the shards are empty"
+
     def shared_with(self, contents: Collection[str]) -> str:
         """How many of the images have one of these contents, with some of their keys; "" where none has."""
         shared = [key for key, content in self.contents.items() if content in contents]
@@ -121,6 +130,26 @@ def note_fault(damage: FaultCounter | None, fault: SampleFault, key: str = "", p
         f"{where}: {fault}. Fetch this file again; --skip-damaged (in Python damage=FaultCounter()) evaluates what is "
         "left and says in the result what was left out"
     ) from fault
+
+
+def read_images(
+    rows: ImageRows, samples: Sequence[Sample], damage: FaultCounter | None, share: Share = WHOLE
+) -> Iterator[Sample]:
+    """The samples of rows with their bytes, in this order."""
+    for number, sample in share.take(samples):
+        if damage is not None:
+            damage.samples += 1
+        try:
+            yield whole(sample, rows(number))._replace(place=(0, number))
+        except SampleFault as fault:
+            note_fault(damage, fault, sample.key)
+
+
+def whole(sample: Sample, raw: Raw) -> Sample:
+    """A sample with its bytes; SampleFault where it has none, or neither a caption nor a class."""
+    if sample.label is None and not sample.captions:
+        raise SampleFault("missing text", "it has no caption, or none of the classes")
+    return sample._replace(image=image_bytes(raw))
 
 
 def fingerprint(*parts: Any, digits: int = 32) -> str:

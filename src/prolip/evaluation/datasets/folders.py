@@ -3,22 +3,22 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
 
 from open_clip.zero_shot_metadata import IMAGENET_CLASSNAMES, OPENAI_IMAGENET_TEMPLATES
 from timm.data import ImageNetInfo
 
-from prolip.data.faults import FaultCounter, SampleFault
+from prolip.data.faults import FaultCounter
+from prolip.data.reading.folders import rows_of
 from prolip.data.reading.published.images import check_files
-from prolip.data.reading.shards import explain_missing, listing
-from prolip.data.reading.tar import SAMPLE_BYTES, printable
+from prolip.data.reading.tar import printable
 from prolip.data.samples.sample import IMAGE_SUFFIXES
-from prolip.evaluation.datasets.base import WHOLE, DamagedData, Dataset, Sample, Share, fingerprint, note_fault
+from prolip.evaluation.datasets.base import DamagedData, Dataset, Sample, fingerprint, read_images
 from prolip.evaluation.datasets.wds import CLASSNAMES, TEMPLATES
-from prolip.utils.documents import entries, read_file
+from prolip.utils.documents import entries
 from prolip.utils.links import check_inside, walk
+from prolip.utils.messages import explain_missing, listing
 
 WNID = re.compile(r"n\d{8}")
 #: For folders that are no ImageNet classes.
@@ -54,7 +54,7 @@ def open_folder(
     return Dataset(
         name=name or root.resolve().name,
         kind="classification",
-        samples=partial(read_files, files, damage),
+        samples=partial(read_images, rows_of([path for path, _ in files]), [sample for _, sample in files], damage),
         fingerprint=fingerprint("folder", [(sample.key, size) for (_, sample), size in zip(files, sizes)]),
         source=str(root),
         classnames=names_of(root, folders, classnames),
@@ -76,7 +76,7 @@ def check_level(root: Path, folders: list[str]) -> None:
 
 
 def images_in(root: Path, folder: str, label: int) -> list[tuple[str, Sample]]:
-    """The image files of one class in alphabetical order, subfolders too, as `read_files` takes them.
+    """The image files of one class in alphabetical order, subfolders too, and what is known of each.
 
     A sample's key is the file's path below the root. DamagedData where there is none, ValueError for a link that
     leaves the root.
@@ -148,19 +148,3 @@ def lines_beside(root: Path, name: str, given: str | os.PathLike | None) -> tupl
 def imagenet_names() -> dict[str, str]:
     """WordNet id -> OpenCLIP's name of each of the 1000 classes."""
     return dict(zip(ImageNetInfo("imagenet-1k").label_names(), IMAGENET_CLASSNAMES))
-
-
-def read_files(
-    files: Sequence[tuple[str, Sample]], damage: FaultCounter | None, share: Share = WHOLE
-) -> Iterator[Sample]:
-    """Image files, each with what is known of it: the samples with their bytes, in this order."""
-    for number, (path, sample) in share.take(files):
-        if damage is not None:
-            damage.samples += 1
-        try:
-            data = read_file(path, SAMPLE_BYTES)
-        except (OSError, ValueError) as error:
-            reason = getattr(error, "strerror", None) or str(error)
-            note_fault(damage, SampleFault("missing image", reason), place=path)
-        else:
-            yield sample._replace(image=data, place=(0, number))

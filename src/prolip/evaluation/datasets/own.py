@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 from prolip.data.faults import FaultCounter, SampleFault
 from prolip.data.reading.entries import parent
-from prolip.data.reading.folders import ImageRows
 from prolip.data.reading.images import Stated, base_of, file_of, key_of, stated_by, stated_by_row
 from prolip.data.reading.named import NamedSource
 from prolip.data.reading.opening import local_path
@@ -22,9 +21,9 @@ from prolip.data.reading.published.images import check_files
 from prolip.data.reading.rows import read_rows
 from prolip.data.reading.shards import expand_shards
 from prolip.data.reading.tar import printable, read_shard
-from prolip.data.samples.sample import Raw, image_bytes
+from prolip.data.samples.sample import Raw
 from prolip.data.survey import SAMPLES, survey
-from prolip.evaluation.datasets.base import WHOLE, DamagedData, Dataset, Kind, Sample, Share, fingerprint, note_fault
+from prolip.evaluation.datasets.base import DamagedData, Dataset, Kind, Sample, fingerprint, read_images, whole
 from prolip.evaluation.datasets.folders import lines_beside, names_of, open_folder, templates_of
 from prolip.evaluation.datasets.places import archive_state, file_mark, shard_marks
 from prolip.evaluation.datasets.wds import CLASSNAMES, Reading, check_first, read_samples
@@ -114,32 +113,12 @@ def stated(urls: Iterable[str]) -> Iterator[Stated]:
                     yield stated_by(raw)
 
 
-def read_images(
-    rows: ImageRows, samples: Sequence[Sample], damage: FaultCounter | None, share: Share = WHOLE
-) -> Iterator[Sample]:
-    """The samples with their bytes, in the order of the rows."""
-    for number, sample in share.take(samples):
-        if damage is not None:
-            damage.samples += 1
-        try:
-            yield whole(sample, rows(number))._replace(place=(0, number))
-        except SampleFault as fault:
-            note_fault(damage, fault, sample.key)
-
-
 def sample_of(kind: Kind, classes: Classes, key: str, known: Stated) -> Sample:
     """A sample without its bytes, with what the task is about."""
     captions, label = known
     if kind == "retrieval":
         return Sample(key, b"", captions=tuple(captions))
     return Sample(key, b"", classes.numbers.get(label or ""))
-
-
-def whole(sample: Sample, raw: Raw) -> Sample:
-    """A sample with its bytes; SampleFault where it has none, or neither a caption nor a class."""
-    if sample.label is None and not sample.captions:
-        raise SampleFault("missing text", "it has no caption, or none of the classes")
-    return sample._replace(image=image_bytes(raw))
 
 
 def kind_of(known: Sequence[Stated], task: Kind | None, address: str) -> Kind:

@@ -12,17 +12,16 @@ from typing import NamedTuple
 
 from prolip.data.faults import ShardFault
 from prolip.data.reading.addresses import check_address
-from prolip.data.reading.opening import ReadPolicy, is_local, local_path, open_stream
-from prolip.data.reading.shards import explain_missing, listing
+from prolip.data.reading.opening import ReadPolicy, is_local, local_path, open_stream, read_up_to
 from prolip.evaluation.datasets.base import DamagedData
 from prolip.utils.documents import entries
+from prolip.utils.messages import NAMED, explain_missing, first_few, listing
 
 #: Bytes of a shard's head, middle and tail that its mark is made of.
 SAMPLED = 2**16
 CONNECTIONS = 8
 #: Bytes of a small file: names of classes, prompts, further pairs.
 TEXT_BYTES = 2**26
-NAMED = 3
 #: The page of a data set on the hub: its small files lie under raw/, its large ones under resolve/.
 HUB_PAGE = re.compile(r"(?P<repo>https?://[^/]+/datasets/[^/]+/[^/]+)/tree/(?P<branch>.+)")
 
@@ -81,16 +80,14 @@ def join(base: str, *parts: str) -> str:
 def read_text(url: str, policy: ReadPolicy | None = None) -> str | None:
     """The text of a file or URL, None where there is nothing; DamagedData where it cannot be read or is no UTF-8."""
     try:
-        data = bytearray()
         with closing(open_stream(url, policy)) as stream:
-            while part := stream.read(2**16):
-                data += part
-                if len(data) > TEXT_BYTES:
-                    raise DamagedData(f"{url} has more than {TEXT_BYTES:,} bytes: is it the right file?")
+            data = read_up_to(stream, TEXT_BYTES + 1)
     except ShardFault as fault:
         if isinstance(fault.__cause__, FileNotFoundError) or fault.message.startswith("HTTP 404"):
             return None
         raise DamagedData(f"{url} cannot be read ({fault.message}): check the address and the permission") from fault
+    if len(data) > TEXT_BYTES:
+        raise DamagedData(f"{url} has more than {TEXT_BYTES:,} bytes: is it the right file?")
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -105,9 +102,8 @@ def shard_marks(urls: Sequence[str], policy: ReadPolicy | None = None) -> list[s
     """
     missing = [url for url in urls if is_local(url) and not os.path.isfile(local_path(url))]
     if missing:
-        raise FileNotFoundError(
-            f"{len(missing)} of {len(urls)} shards are missing: {first_of(missing)}: fetch them, or correct nshards.txt"
-        )
+        what = f"{len(missing)} of {len(urls)} shards are missing: {first_few(missing, NAMED)}"
+        raise FileNotFoundError(f"{what}: fetch them, or correct nshards.txt")
     with ThreadPoolExecutor(CONNECTIONS) as pool:
         return list(pool.map(lambda url: shard_mark(url, policy), urls))
 
@@ -140,11 +136,6 @@ def archive_state(paths: Sequence[str]) -> tuple[str, int] | None:
         return None
     files = [os.path.abspath(local_path(path)) for path in paths]
     return os.path.dirname(files[0]), max(os.stat(file).st_mtime_ns for file in files)
-
-
-def first_of(names: Sequence[str]) -> str:
-    """The first few names, and how many more there are."""
-    return ", ".join(names[:NAMED]) + (f" and {len(names) - NAMED} more" if len(names) > NAMED else "")
 
 
 def folder_holds(folder: str | os.PathLike) -> str:

@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, NamedTuple
 
 from prolip.data.reading.named import KINDS, ROWS, parse_source
+from prolip.data.reading.published.sets import SETS
 from prolip.data.samples.split import Split, parse_split
 
 if TYPE_CHECKING:
@@ -19,29 +20,24 @@ if TYPE_CHECKING:
 
 
 class Reader(NamedTuple):
-    """A reader, whether it has splits, and how many comma-separated addresses it takes at least and at most.
+    """A reader, whether it has splits, and whether it takes the source itself and a task, or the address alone.
 
-    One beyond the least is the place of the lists of its splits; 0: it takes the source itself, and a task. open:
-    module of this folder and function, which is imported late, as the command line shows the forms.
+    open: module of this folder and function, which is imported late, as the command line shows the forms.
     """
 
     open: str
-    splits: bool
-    least: int = 1
-    most: int = 1
+    splits: bool = False
+    by_source: bool = False
 
 
 READERS = {
-    **dict.fromkeys(ROWS, Reader("own.open_rows", False, 0)),
-    "shards": Reader("own.open_shards", False, 0),
-    "wds": Reader("wds.open_wds", True),
-    "imagenet": Reader("folders.open_folder", False),
-    "coco": Reader("captioned.open_karpathy", True, 2, 2),
-    "flickr": Reader("captioned.open_karpathy", True, 2, 2),
-    "cub": Reader("captioned.open_cub", True, 2, 3),
-    "iapr": Reader("captioned.open_iapr", True, 1, 2),
-    "captions": Reader("tables.open_caption_table", False),
-    "winogavil": Reader("tables.open_winogavil", False),
+    **dict.fromkeys(ROWS, Reader("own.open_rows", by_source=True)),
+    **dict.fromkeys(SETS, Reader("captioned.open_published", splits=True, by_source=True)),
+    "shards": Reader("own.open_shards", by_source=True),
+    "wds": Reader("wds.open_wds", splits=True),
+    "imagenet": Reader("folders.open_folder"),
+    "captions": Reader("tables.open_caption_table"),
+    "winogavil": Reader("tables.open_winogavil"),
 }
 FORMS = ", ".join(KINDS[kind] for kind in READERS)
 
@@ -70,16 +66,12 @@ def open_dataset(
     """
     source, part = parse_source(spec, "the data set", READERS), parse_split(split)
     reader = READERS[source.kind]
-    addresses = source.address.split(",") if reader.most > 1 else [source.address]
-    if not reader.least <= len(addresses) <= max(reader.most, 1) or not all(addresses):
-        raise ValueError(f"the data set {spec!r} has {len(addresses)} address(es): write {KINDS[source.kind]}")
     options: dict[str, Any] = {"split": part} if isinstance(part, str) else {}
     if options and not reader.splits:
         raise ValueError(f"{KINDS[source.kind]} has no splits: drop --split {split}, or give a share such as 0.1")
-    options |= {"lists": addresses.pop()} if 0 < reader.least < len(addresses) else {}
     module, _, name = reader.open.partition(".")
     open_it = getattr(import_module(f"prolip.evaluation.datasets.{module}"), name)
-    given = addresses if reader.least else [source, task]
+    given = [source, task] if reader.by_source else [source.address]
     found: Dataset = open_it(*given, **options, damage=damage)
     return held_out(found, part) if isinstance(part, Split) else found
 

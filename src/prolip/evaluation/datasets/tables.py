@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from prolip.data.faults import FaultCounter, SampleFault
-from prolip.data.reading.shards import explain_missing
 from prolip.data.reading.tables.csv import TableError, open_table
 from prolip.data.reading.tar import SAMPLE_BYTES
 from prolip.evaluation.datasets.base import (
@@ -30,8 +29,9 @@ from prolip.evaluation.datasets.base import (
     fingerprint,
     note_fault,
 )
-from prolip.evaluation.datasets.places import archive_state, file_mark, first_of, folder_holds
+from prolip.evaluation.datasets.places import archive_state, file_mark, folder_holds
 from prolip.utils.documents import loads, read_file
+from prolip.utils.messages import NAMED, explain_missing, first_few
 
 CAPTION_TABLES = {
     "test_1k_flickr.csv": "images_flickr_1k_test",
@@ -62,7 +62,7 @@ class Images(NamedTuple):
         if missing:
             raise FileNotFoundError(
                 f"{len(missing)} of {len(names)} images of {table.name} are not in {self.source}: "
-                f"{first_of(missing)}: fetch the zip again and unpack all of it, or leave it packed"
+                f"{first_few(missing, NAMED)}: fetch the zip again and unpack all of it, or leave it packed"
             )
 
     def read(

@@ -11,7 +11,7 @@ from webdataset import ShardWriter
 from prolip.data.index import build_index
 from prolip.data.reading.entries import INDEX_NAME
 from prolip.data.samples.sample import Raw
-from prolip.evaluation.datasets.base import Dataset, Sample
+from prolip.evaluation.datasets.base import DamagedData, Dataset, Sample
 from prolip.evaluation.datasets.wds import COUNT, RELEVANCE, TYPE, class_files
 from prolip.utils.outputs import check_output, replacing_folder
 
@@ -51,6 +51,8 @@ def write_training(samples: Iterable[Raw], folder: str | os.PathLike, shard: int
                 key = raw["__key__"] if raw["__key__"] not in keys else f"{raw['__key__']}_{len(keys)}"
                 keys.add(key)
                 writer.write(raw | {"__key__": key})
+        if not keys:
+            raise ValueError("the source gives no sample to write: look into it, or give a larger --split")
         build_index([str(path) for path in sorted(place.glob("*.tar"))], str(place / INDEX_NAME))
     return len(keys)
 
@@ -75,6 +77,8 @@ def write_wds(dataset: Dataset, folder: str | os.PathLike, shard: int = SHARD) -
         files = class_files(dataset.classnames, dataset.templates)
     with replacing_folder(check_empty(folder)) as place:
         write_split(place, samples(), files, shard)
+        if not keys:
+            raise DamagedData(f"no image in {dataset.source}: {dataset.why_empty}")
         if dataset.relevance is not None:
             pairs: dict[str, list[int]] = {}
             for key, index in sorted(dataset.relevance):

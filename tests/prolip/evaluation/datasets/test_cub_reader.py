@@ -3,7 +3,11 @@ import miniatures as mini
 import pytest
 
 from prolip.evaluation.datasets.base import DamagedData
-from prolip.evaluation.datasets.captioned import open_cub
+from prolip.evaluation.datasets.specs import open_dataset
+
+
+def open_cub(captions, images, lists=None, split="test"):
+    return open_dataset(f"cub:{captions},{images}" + (f",{lists}" if lists else ""), split)
 
 
 def keys(dataset):
@@ -44,7 +48,7 @@ def test_lists_may_lie_elsewhere(tmp_path):
     lists = tmp_path / "lists"
     lists.mkdir()
     (tmp_path / "cub" / "testclasses.txt").rename(lists / "testclasses.txt")
-    with pytest.raises(FileNotFoundError, match="no testclasses.txt in .*give its folder with lists="):
+    with pytest.raises(FileNotFoundError, match="no testclasses.txt in .*give its folder as the third address"):
         open_cub(captions, images, split="unseen")
     assert len(keys(open_cub(captions, images, split="unseen", lists=lists))) == 3
 

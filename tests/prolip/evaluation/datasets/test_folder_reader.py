@@ -90,7 +90,7 @@ def test_a_file_that_goes_away_is_named_or_counted(tmp_path):
     damage = FaultCounter()
     strict, counting = open_folder(tmp_path), open_folder(tmp_path, damage=damage)
     (tmp_path / "zebra" / "val_0_1.JPEG").unlink()
-    with pytest.raises(DamagedData, match="val_0_1.JPEG: missing image"):
+    with pytest.raises(DamagedData, match="val_0_1.JPEG': missing image"):
         list(strict.samples())
     assert len(list(counting.samples())) == 5 and damage.kinds["missing image"] == 1
 

@@ -4,7 +4,11 @@ import pytest
 
 from prolip.data.samples.captions import stable_hash
 from prolip.evaluation.datasets.base import DamagedData
-from prolip.evaluation.datasets.captioned import open_iapr
+from prolip.evaluation.datasets.specs import open_dataset
+
+
+def open_iapr(folder, lists=None, split="test"):
+    return open_dataset(f"iapr:{folder},{lists}" if lists else f"iapr:{folder}", split)
 
 
 @pytest.fixture
@@ -65,7 +69,7 @@ def test_what_is_wrong_is_known_before_anything_is_read(folder, tmp_path):
     with pytest.raises(ValueError, match="no split 'val': give one of train, test, all"):
         open_iapr(folder, split="val")
     (folder / "images/00/0.jpg").unlink()
-    with pytest.raises(FileNotFoundError, match="images of the split 'all' of IAPR TC-12: 1 of 40 files are missing"):
+    with pytest.raises(FileNotFoundError, match="images of iapr, all: 1 of 40 files are missing"):
         open_iapr(folder, split="all")
     (folder / "annotations_complete_eng/00/0.eng").write_text("<html>")
     with pytest.raises(DamagedData, match="0.eng has no <DESCRIPTION> and <IMAGE>: fetch it again"):

@@ -4,8 +4,13 @@ import json
 import miniatures as mini
 import pytest
 
+from prolip.data.reading.published.sets import read_set
 from prolip.evaluation.datasets.base import DamagedData
-from prolip.evaluation.datasets.captioned import open_karpathy
+from prolip.evaluation.datasets.specs import open_dataset
+
+
+def open_karpathy(file, images, split="test"):
+    return open_dataset(f"coco:{file},{images}", split)
 
 
 def test_coco_keeps_order_ids_and_five_captions(tmp_path):
@@ -19,7 +24,7 @@ def test_coco_keeps_order_ids_and_five_captions(tmp_path):
     assert dataset.info["image_ids"] == [r["cocoid"] for r in chosen]
     assert dataset.info["caption_ids"] == [i for r in chosen for i in r["sentids"][:5]]
     assert samples[2].image == mini.picture(3, "JPEG")
-    assert len(next(open_karpathy(file, images, captions=None).samples()).captions) == 7
+    assert all(len(image.captions) == 7 for image in read_set("coco", f"{file},{images}", "test").images)
 
 
 def test_flickr_files_lie_in_one_folder(tmp_path):

@@ -16,7 +16,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from prolip.data.faults import DamagedData
-from prolip.data.reading.published.images import CaptionedImage, check_files, check_folders
+from prolip.data.reading.published.images import CaptionedImage, PublishedImages, check_files, check_folders
 from prolip.utils.documents import text_lines
 
 FILES = {
@@ -28,28 +28,23 @@ FILES = {
 }
 
 
-def read_cub(
-    captions: str | os.PathLike,
-    images: str | os.PathLike,
-    splits: Collection[str],
-    lists: str | os.PathLike | None = None,
-) -> list[CaptionedImage]:
+def read_cub(addresses: Sequence[str], splits: Collection[str]) -> PublishedImages:
     """The pictures of some splits in the order of classes and names, with all their captions; key: CLASS/NAME.jpg.
 
-    lists: the folder with the files of the splits; default: looked for in the two folders and above them.
-    FileNotFoundError, ValueError, DamagedData.
+    addresses: of captions, images and, where it is given, the folder with the files of the splits, which are else
+    looked for in the two folders and above them. FileNotFoundError, ValueError, DamagedData.
     """
-    texts, root = Path(captions), Path(images)
+    texts, root, *lists = map(Path, addresses)
     check_folders(texts, root)
-    places = [Path(lists)] if lists is not None else [texts, root, texts.resolve().parent, root.resolve().parent]
+    places = lists or [texts, root, texts.resolve().parent, root.resolve().parent]
     chosen = sorted({key for split in splits for key in choose(split, places, root)})
     named = " and ".join(repr(split) for split in splits)
     captioned = [texts / f"{os.path.splitext(key)[0]}.txt" for key in chosen]
     check_files([str(file) for file in captioned], f"captions of the split {named} of CUB")
-    return [
+    return PublishedImages("cub", [
         CaptionedImage(key, str(root / key), read_captions(file), {"class": species(key)})
         for key, file in zip(chosen, captioned)
-    ]
+    ])  # fmt: skip
 
 
 def species(key: str) -> str:
@@ -66,7 +61,7 @@ def choose(split: str, places: Sequence[Path], root: Path) -> list[str]:
         found = [place / file for place in places if (place / file).is_file()]
         if not found:
             looked = ", ".join(dict.fromkeys(str(place) for place in places))
-            remedy = "fetch it and give its folder with lists=, or as the third address"
+            remedy = "fetch it and give its folder as the third address"
             raise FileNotFoundError(f"no {file} in {looked}: {remedy}")
         files.append(found[0])
     rows = [[line for line in text_lines(file.read_text(encoding="utf-8-sig")) if line] for file in files]

@@ -12,13 +12,12 @@ from __future__ import annotations
 
 import html
 import logging
-import os
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from prolip.data.faults import DamagedData
-from prolip.data.reading.published.images import CaptionedImage, check_folders
+from prolip.data.reading.published.images import CaptionedImage, PublishedImages, check_folders
 from prolip.data.samples.captions import stable_hash
 from prolip.utils.documents import text_lines
 from prolip.utils.messages import first_few, listing
@@ -36,15 +35,14 @@ FACTS = ("TITLE", "NOTES", "LOCATION", "DATE")
 NAMED = 3
 
 
-def read_iapr(
-    folder: str | os.PathLike, splits: Collection[str], lists: str | os.PathLike | None = None
-) -> list[CaptionedImage]:
+def read_iapr(addresses: Sequence[str], splits: Collection[str]) -> PublishedImages:
     """The photographs of some splits in the order of their ids, a caption for each sentence; key: the id.
 
-    lists: a file of ids, which then are the split, or the folder of LEAR's lists; default: looked for in `folder`.
-    FileNotFoundError, ValueError, DamagedData. Images that nobody described are left out, and the log says so.
+    addresses: of the folder and, where they are given, of a file of ids, which then are the split, or of the folder of
+    LEAR's lists; default: looked for in the folder. FileNotFoundError, ValueError, DamagedData. Images that nobody
+    described are left out, and the log says so.
     """
-    root = Path(folder)
+    root, *lists = map(Path, addresses)
     check_folders(root)
     places = [root / name for name in ANNOTATIONS if (root / name).is_dir()]
     if not places or not (root / "images").is_dir():
@@ -59,7 +57,7 @@ def read_iapr(
     }
     if not files:
         raise ValueError(f"{places[0]} holds no annotation NN/NUMBER.eng: unpack all of it")
-    chosen = {key for split in splits for key in choose(split, files, root, lists)}
+    chosen = {key for split in splits for key in choose(split, files, root, *lists)}
     found = [parse_annotation(key, files[key], root) for key in sorted(chosen, key=by_number)]
     captioned = [image for image in found if image.captions]
     if len(captioned) < len(found):
@@ -67,16 +65,16 @@ def read_iapr(
         log.warning("IAPR TC-12: %d images have no description and are left out: %s", len(bare), first_few(bare, NAMED))
     if not captioned:
         raise ValueError(f"the split {' and '.join(map(repr, splits))} of {root} has no image with a description")
-    return captioned
+    return PublishedImages("iapr", captioned)
 
 
-def choose(split: str, known: Collection[str], root: Path, lists: str | os.PathLike | None) -> list[str]:
+def choose(split: str, known: Collection[str], root: Path, lists: Path | None = None) -> list[str]:
     """The ids of a split."""
     if split not in SPLITS:
         raise ValueError(f"IAPR TC-12 has no split {split!r}: give one of {', '.join(SPLITS)}")
     if split == "all" and lists is None:
         return list(known)
-    place = root if lists is None else Path(lists)
+    place = lists or root
     file = place / LIST.format(split) if place.is_dir() else place
     if file.is_file():
         ids = [line.strip().removesuffix(".jpg") for line in text_lines(file.read_text(encoding="utf-8-sig"))]

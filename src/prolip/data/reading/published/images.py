@@ -25,6 +25,13 @@ class CaptionedImage(NamedTuple):
     caption_ids: tuple[int, ...] = ()
 
 
+class PublishedImages(NamedTuple):
+    """The images of some splits of a set, and what the set is called."""
+
+    name: str
+    images: list[CaptionedImage]
+
+
 def check_folders(*folders: Path) -> None:
     """FileNotFoundError for the first that is none."""
     for folder in folders:

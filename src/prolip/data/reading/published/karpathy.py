@@ -1,13 +1,12 @@
 """COCO and Flickr30k with the splits of Karpathy and Fei-Fei (2015): dataset_coco.json, dataset_flickr30k.json."""
 from __future__ import annotations
 
-import os
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from prolip.data.faults import DamagedData
-from prolip.data.reading.published.images import CaptionedImage
+from prolip.data.reading.published.images import CaptionedImage, PublishedImages
 from prolip.utils.documents import loads
 from prolip.utils.messages import explain_missing
 
@@ -21,29 +20,23 @@ class KarpathyFile(NamedTuple):
     name: str
 
 
-def read_karpathy(
-    annotations: str | os.PathLike, images: str | os.PathLike, splits: Collection[str], captions: int | None = None
-) -> tuple[KarpathyFile, list[CaptionedImage]]:
-    """The images of some splits in the file's order, each with its first `captions` captions (None: all).
+def read_karpathy(addresses: Sequence[str], splits: Collection[str]) -> PublishedImages:
+    """The images of some splits in the file's order, with all captions.
 
-    Where an image has fewer, the file is not the published one, and all captions of every image are read.
-
-    images: the folder above val2014/ and train2014/, or that of Flickr30k's files. FileNotFoundError without file or
-    folder, ValueError for a split without images, DamagedData for a file of another layout.
+    addresses: the JSON file, and the folder above val2014/ and train2014/, or that of Flickr30k's files.
+    FileNotFoundError without file or folder, ValueError for a split without images, DamagedData for a file of another
+    layout.
     """
-    root = Path(images)
+    annotations, root = map(Path, addresses)
     if not root.is_dir():
         raise FileNotFoundError(f"no image folder {root}: {explain_missing(str(root))}")
-    file = read_records(Path(annotations))
+    file = read_records(annotations)
     for split in splits:
         if split not in file.splits:
             raise ValueError(f"{file.path} has no images of the split {split!r}: it has {', '.join(file.splits)}")
     chosen = [record for record in file.records if record["split"] in splits]
-    found = [parse_record(record, root, file.path) for record in chosen]
-    if captions is None or min(len(image.captions) for image in found) < captions:
-        return file, found
-    cut = slice(captions)
-    return file, [x._replace(captions=x.captions[cut], caption_ids=x.caption_ids[cut]) for x in found]
+    images = [parse_record(record, root, file.path) for record in chosen]
+    return PublishedImages(f"{file.name or file.path.stem}_karpathy", images)
 
 
 def read_records(file: Path) -> KarpathyFile:

@@ -6,39 +6,24 @@ from typing import NamedTuple
 
 from prolip.data.reading.published.cub import read_cub
 from prolip.data.reading.published.iapr import read_iapr
-from prolip.data.reading.published.images import CaptionedImage, check_files
+from prolip.data.reading.published.images import PublishedImages, check_files
 from prolip.data.reading.published.karpathy import read_karpathy
 
 
 class PublishedSet(NamedTuple):
     """A reader of (addresses, splits), how its addresses are written and how many there are, its splits of training."""
 
-    read: Callable[[Sequence[str], Sequence[str]], list[CaptionedImage]]
+    read: Callable[[Sequence[str], Sequence[str]], PublishedImages]
     form: str
     addresses: tuple[int, int]
     splits: str
 
 
-def karpathy(addresses: Sequence[str], splits: Sequence[str]) -> list[CaptionedImage]:
-    """Of COCO or Flickr30k, with all captions of every image."""
-    return read_karpathy(addresses[0], addresses[1], splits)[1]
-
-
-def cub(addresses: Sequence[str], splits: Sequence[str]) -> list[CaptionedImage]:
-    """The third address: the folder of the lists."""
-    return read_cub(addresses[0], addresses[1], splits, *addresses[2:])
-
-
-def iapr(addresses: Sequence[str], splits: Sequence[str]) -> list[CaptionedImage]:
-    """The second address: a file of ids, or the folder of the lists."""
-    return read_iapr(addresses[0], splits, *addresses[1:])
-
-
 SETS = {
-    "coco": PublishedSet(karpathy, "coco:JSON,IMAGES", (2, 2), "train+restval"),
-    "flickr": PublishedSet(karpathy, "flickr:JSON,IMAGES", (2, 2), "train"),
-    "cub": PublishedSet(cub, "cub:CAPTIONS,IMAGES[,LISTS]", (2, 3), "train"),
-    "iapr": PublishedSet(iapr, "iapr:FOLDER[,LISTS]", (1, 2), "train"),
+    "coco": PublishedSet(read_karpathy, "coco:JSON,IMAGES", (2, 2), "train+restval"),
+    "flickr": PublishedSet(read_karpathy, "flickr:JSON,IMAGES", (2, 2), "train"),
+    "cub": PublishedSet(read_cub, "cub:CAPTIONS,IMAGES[,LISTS]", (2, 3), "train"),
+    "iapr": PublishedSet(read_iapr, "iapr:FOLDER[,LISTS]", (1, 2), "train"),
 }
 FORMS = ", ".join(known.form for known in SETS.values())
 
@@ -49,7 +34,7 @@ def word_of(train_data: str) -> str | None:
     return word if colon and word in SETS else None
 
 
-def read_set(word: str, train_data: str, splits: str | None = None) -> list[CaptionedImage]:
+def read_set(word: str, train_data: str, splits: str | None = None) -> PublishedImages:
     """The images of a published set, all of whose files are there; train_data: its addresses, with or without the word.
 
     splits: joined by '+'; default: those that are trained on. ValueError for another number of addresses; errors of
@@ -59,8 +44,8 @@ def read_set(word: str, train_data: str, splits: str | None = None) -> list[Capt
     addresses = train_data.removeprefix(f"{word}:").split(",")
     least, most = known.addresses
     if not least <= len(addresses) <= most or not all(addresses):
-        raise ValueError(f"{train_data!r} has {len(list(filter(None, addresses)))} address(es): write {known.form}")
-    wanted = (splits or known.splits).split("+")
-    images = known.read(addresses, wanted)
-    check_files([image.path for image in images], f"images of {word}, {splits or known.splits}")
-    return images
+        count = len(list(filter(None, addresses)))
+        raise ValueError(f"the data set {train_data!r} has {count} address(es): write {known.form}")
+    found = known.read(addresses, (splits or known.splits).split("+"))
+    check_files([image.path for image in found.images], f"images of {word}, {splits or known.splits}")
+    return found

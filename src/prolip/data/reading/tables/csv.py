@@ -1,27 +1,17 @@
-"""CSV and TSV files read strictly: what can be read in two ways is refused, with its line, its column and a remedy.
+"""CSV and TSV files read strictly: a quotation mark that is not closed, or a row of another width, has its line named.
 
-A lenient reader loses rows in silence: all of them behind a quotation mark that is not closed, up to the next one, and
-the end of a text that holds separators and no quotation marks. What csv.writer and pandas write is never ambiguous,
-line breaks and doubled quotation marks in quoted cells included, and is always read.
+What csv.writer and pandas write is always read, line breaks and doubled quotation marks in quoted cells included. Rows
+that a stray quotation mark joins to one cell show in the count of rows that span several lines, which the log has.
 """
 from __future__ import annotations
 
 import csv
 import logging
 import os
-import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-from prolip.data.samples.sample import IMAGE_SUFFIXES
-
 log = logging.getLogger(__name__)
-
-LINE_BREAK = re.compile(r"\r\n|\r|\n")
-QUOTED = re.compile(r'"[^"]*(?:""[^"]*)*"(?!")')
-SUFFIX = re.compile(r"\.\w{1,5}$")
-#: Rows at the beginning of a table whose paths are looked for where they have no suffix.
-LOOKED_AT = 100
 DOUBLED = (
     'write a cell with a quotation mark as "5"" nail", in quotation marks and with its own doubled, as csv.writer and '
     "pandas do"
@@ -90,8 +80,7 @@ class Table:
         )  # fmt: skip
         self.columns: list[str] = []
         self._cells = self._records()
-        header = next((cells for cells in self._cells if not self._is_blank(cells)), [])
-        self.columns = [name.strip() for name in header]
+        self.columns = [name.strip() for name in next(self._cells, [])]
         check_utf8(self.columns)
 
     def __str__(self) -> str:
@@ -117,32 +106,17 @@ class Table:
         """The cells of each row. image: the place of the column that holds image paths; damaged: takes the rows with
         another number of cells and no quotation mark, row -> what is wrong, which otherwise are an error.
         """
-        width, record = len(self.columns), self._record
-        named, doubt = False, None  # whether paths have suffixes; the first one that looks like none
         for cells in self._cells:
-            if len(cells) != width:
-                if self._is_blank(cells):
-                    continue
-                if damaged is None or any('"' in line for line in record):
-                    raise self._miscounted(cells)
-                damaged[self.number] = str(self._miscounted(cells))
+            if len(cells) != len(self.columns):
+                wrong = self._miscounted(cells)
+                if damaged is None or isinstance(wrong, QuotingError):
+                    raise wrong
+                damaged[self.number] = str(wrong)
                 continue
-            if not self.quoting:
-                self.enclosed += any(len(cell) > 1 and cell[0] == cell[-1] == '"' for cell in cells)
-            elif len(record) > 1 or ('"' in record[0] and '"' in "".join(cells)):  # all others only enclose cells
-                self._check_quotes(cells, image)
             check_utf8(cells, image)
-            if image is not None:
-                if SUFFIX.search(cells[image]):
-                    named = True
-                elif self._is_blank(cells):
-                    continue
-                elif doubt is None and (named or self.rows < LOOKED_AT) and not self._is_image(cells[image]):
-                    what = f"{cells[image][:40]!r} is no file and lacks the suffix that other paths have"
-                    doubt = self._ambiguous(image, what, "put a text that holds line breaks in quotation marks")
-                if named and doubt is not None:
-                    raise doubt
             self.rows += 1
+            self.spanning += len(self._record) > 1
+            self.enclosed += not self.quoting and any(len(cell) > 1 and cell[0] == cell[-1] == '"' for cell in cells)
             yield cells
         log.info("%s", self)
 
@@ -159,93 +133,33 @@ class Table:
         self.open_end = bool(self._record) and not line.endswith(("\n", "\r"))
 
     def _records(self) -> Iterator[list[str]]:
-        """The cells of each row and blank line."""
+        """The cells of each row, without blank ones: spreadsheets write lines of separators alone."""
         try:
             for cells in self._reader:
                 self.number += 1
-                yield cells
+                if any(map(str.strip, cells)) or (self._record[0].strip() and len(cells) != len(self.columns)):
+                    yield cells
+                else:
+                    self.blank += 1
                 self._record.clear()
         except csv.Error as error:
-            number, closed = broken_cell("".join(self._record), self.separator)
+            what = f"{self.path} line {self._line()}: {error}"
             if not self.quoting:
-                raise TableError(f"{self.path} line {self._line()}: {error}: is it a table?") from error
-            if "limit" in str(error):
-                what = f"it has more than {csv.field_size_limit():,} characters: is its quotation mark not closed?"
-            elif closed:
-                what = f"text follows its closing quotation mark in line {self._reader.line_num}, or it was not closed"
-            else:
-                what = "its quotation mark is not closed"
-            raise self._ambiguous(number, what, f"close it where the text ends; {DOUBLED}") from error
-
-    def _is_blank(self, cells: list[str]) -> bool:
-        """Whether a line is blank, which is counted; spreadsheets write those of separators alone."""
-        blank = not any(map(str.strip, cells)) and (len(cells) == len(self.columns) or not self._record[0].strip())
-        self.blank += blank
-        return blank
-
-    def _check_quotes(self, cells: list[str], image: int | None) -> None:
-        """TableError where a quotation mark seems to be missing; `_record` holds one."""
-        text, at = "".join(self._record), 0
-        self.spanning += len(self._record) > 1
-        for number, cell in enumerate(cells):
-            quoted = text.startswith('"', at)
-            at += len(cell) + (cell.count('"') + 3 if quoted else 1)
-            if not quoted and '"' in cell:
-                if cell.endswith('"') and cell.count('"') % 2:
-                    raise self._ambiguous(number, "it ends in a quotation mark that nothing opened", DOUBLED)
-                if '""' in cell:
-                    raise self._ambiguous(number, "it holds doubled quotation marks, but is in none itself", DOUBLED)
-                if cell.lstrip().startswith('"'):
-                    what = "a blank stands before its quotation mark, which then is plain text"
-                    raise self._ambiguous(number, what, f"remove the blank; {DOUBLED}")
-            elif quoted and len(self._record) > 1 and self._holds_rows(number, cell, image):
-                what = "the quoted text goes on over line breaks and holds what looks like rows of the table"
-                remedy = "close its quotation mark; if it is one text, put blanks in place of its line breaks"
-                raise self._ambiguous(number, what, remedy)
-
-    def _holds_rows(self, number: int, cell: str, image: int | None) -> bool:
-        """Whether a quoted cell has swallowed rows: a line in it has an image path where a row would have it.
-
-        The quotation mark that closed it by accident ended the same column of a later row, or the count of cells would
-        not fit. So each line behind the first begins a row, and each but the last ends one.
-        """
-        if image is None:
-            return False
-        lines, width = LINE_BREAK.split(cell), len(self.columns)
-        if image == number:
-            return len(lines) > 1 and not self._is_file(cell)
-        least, place = (number + 1, image) if image < number else (width - number, image - width)
-        looked_at = lines[1:] if image < number else lines[:-1]
-        split = (next(csv.reader([line], delimiter=self.separator)) for line in looked_at)
-        return any(len(parts) >= least and self._is_image(parts[place]) for parts in split)
-
-    def _is_image(self, name: str) -> bool:
-        """Whether a cell has the suffix of an image, or is a file."""
-        return os.path.splitext(name)[1][1:].lower() in IMAGE_SUFFIXES or self._is_file(name)
-
-    def _is_file(self, name: str) -> bool:
-        return bool(name) and any(os.path.isfile(os.path.join(base, name)) for base in ("", os.path.dirname(self.path)))
+                raise TableError(f"{what}: is it a table?") from error
+            what += ": a quotation mark is not closed, or text follows the closing one"
+            raise self._error(f"{what}; {DOUBLED}") from error
 
     def _line(self) -> int:
         """The line where the present row begins, from 1."""
         return self._reader.line_num - len(self._record) + 1
 
-    def _ambiguous(self, number: int, what: str, remedy: str) -> TableError:
-        name = repr(self.columns[number]) if number < len(self.columns) else f"{number + 1}"
-        return self._error(f"{self.path} line {self._line()}, column {name}: {what}; {remedy}")
-
     def _miscounted(self, cells: list[str]) -> TableError:
         """A row with too many cells or too few."""
-        line, width, sign = self._line(), len(self.columns), repr(self.separator)
-        got = f"{self.path} line {line} has {len(cells)} cell{'s' * (len(cells) != 1)}, the header {width} columns"
-        if len(cells) > width:
-            return self._error(
-                f"{got}, the last {self.columns[-1]!r}: put texts that hold {sign} in quotation marks (without a blank "
-                "before the first), as csv.writer and pandas do"
-            )
+        count, sign = f"{len(cells)} cell{'s' * (len(cells) != 1)}", repr(self.separator)
         return self._error(
-            f"{got}: nothing stands in column {self.columns[len(cells)]!r}; complete the line if it was cut, and look "
-            f"for a text with a line break that is in no quotation marks, or for another separator than {sign}"
+            f"{self.path} line {self._line()} has {count}, the header {len(self.columns)} columns, the last "
+            f"{self.columns[-1]!r}: put texts that hold {sign} or line breaks in quotation marks, as csv.writer and "
+            "pandas do, and complete a line that was cut"
         )
 
     def _error(self, message: str) -> TableError:
@@ -253,17 +167,3 @@ class Table:
         if not self.quoting:
             return TableError(f"{message}; quotation marks were read as plain text and enclose nothing")
         return (QuotingError if any('"' in line for line in self._record) else TableError)(message)
-
-
-def broken_cell(text: str, separator: str) -> tuple[int, bool]:
-    """The number of the cell in which a row ceases to be one, and whether its opening quotation mark is closed."""
-    number = at = 0
-    while True:
-        quoted = QUOTED.match(text, at)
-        if quoted and text[quoted.end() : quoted.end() + 1] in ("", separator, "\r", "\n"):
-            at = quoted.end()
-        elif text.startswith('"', at) or separator not in text[at:]:
-            return number, quoted is not None
-        else:
-            at = text.index(separator, at)
-        number, at = number + 1, at + 1
