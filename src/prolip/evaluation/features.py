@@ -161,8 +161,13 @@ def embed_share(
     workers: int | None = None,
     progress: bool = False,
     share: Share = WHOLE,
-) -> tuple[list[Sample], list[Gaussian]]:
-    """The samples of a share without their bytes, and their Gaussians: decoded in threads, embedded in batches."""
+    embed: Callable[[Tensor], Any] | None = None,
+) -> tuple[list[Sample], list[Any]]:
+    """The samples of a share without their bytes, and their Gaussians: decoded in threads, embedded in batches.
+
+    embed: what is made of pixels instead of Gaussians.
+    """
+    embed = embed or embedder.encode_image
     if dataset.damage is not None:
         dataset.damage.drain()
     threads = default_workers() if workers is None else workers
@@ -170,7 +175,7 @@ def embed_share(
     parts, samples = [], []
     with tqdm(desc=dataset.name, total=dataset.size, unit="", disable=not progress) as bar:
         for batch in groups(stream, batch_size):
-            parts.append(embedder.encode_image(torch.stack([pixels for _, pixels in batch])))
+            parts.append(embed(torch.stack([pixels for _, pixels in batch])))
             samples += [sample for sample, _ in batch]
             bar.update(len(batch))
     return samples, parts

@@ -26,7 +26,6 @@ from prolip.evaluation.kinds.best_prompts import cross_fitted, described
 from prolip.evaluation.metrics.bootstrap import class_mean_of, mean_of
 from prolip.evaluation.metrics.classification import label_ranks, mean_per_class_recall
 from prolip.evaluation.metrics.study import Study, study_classification
-from prolip.gaussian import Gaussian
 from prolip.scores import Score
 
 TOP = 5
@@ -79,17 +78,11 @@ def study(features: Features, score: Score) -> Study:
     if features.prompts is not None:
         raise ValueError(f"classes of {features.rule} prompts differ between two halves of the images: no study of them"
                          " is made")  # fmt: skip
-    return study_scores(score_matrix(features, score), own_labels(features), features, features.text, score)
-
-
-def study_scores(
-    scores: Tensor, labels: Tensor, features: Features, classes: Gaussian | None, score: Score
-) -> Study:
-    """The same of scores (N, C) and labels (N,) that are there."""
-    image, own = (features.image, classes) if features.model.probabilistic else (None, None)
+    labels = own_labels(features)
+    image, classes = (features.image, features.text) if features.model.probabilistic else (None, None)
     found = study_classification(
-        scores, labels, image, own, score, uncertainty_of(features), len(labels) <= NEIGHBOURS,
-        pair_uncertainty_of(features, classes),
+        score_matrix(features, score), labels, image, classes, score, uncertainty_of(features),
+        len(labels) <= NEIGHBOURS, pair_uncertainty_of(features),
     )  # fmt: skip
     large = image is not None and len(labels) > NEIGHBOURS
     return found._replace(too_large_for=BY_NEIGHBOURS) if large else found

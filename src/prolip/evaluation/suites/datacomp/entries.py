@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +12,12 @@ import torch
 from prolip.evaluation.datasets.base import Dataset
 from prolip.evaluation.feature_store import FeatureStore
 from prolip.evaluation.features import Features, image_features, stored_texts
-from prolip.evaluation.kinds.association import association_metrics, score_candidates, study_candidates
+from prolip.evaluation.kinds import KINDS, classification
 from prolip.evaluation.kinds.base import Metrics, class_prompts, own_labels, score_matrix, uncertainty_of
-from prolip.evaluation.kinds.classification import study_scores
-from prolip.evaluation.kinds.retrieval import relevance_of, study_rankings
 from prolip.evaluation.metrics.study import Study
 from prolip.evaluation.model import Embedder
 from prolip.evaluation.suites.datacomp.scores import (
-    classification_metrics,
+    added_metrics,
     face_metrics,
     group_columns,
     retrieval_metrics,
@@ -105,22 +103,21 @@ def facts_of_entry(features: Features, similarity: Similarity) -> dict[str, Any]
 
 def score_task(task: Task, features: Features, faces: Mapping[str, Gaussian], score: Score) -> tuple[Metrics, Study]:
     """The metrics of a task, and what its uncertainty is worth; faces: classes of the four prompts of the face sets."""
-    if task.kind == "association":
-        scored = list(score_candidates(features, score))
-        return association_metrics(scored), study_candidates(scored, features, score)
+    if task.kind == "faces":
+        predicted = {what: score_matrix(replace(features, text=z), score).argmax(1) for what, z in faces.items()}
+        columns = group_columns(task, features.groups, len(features.keys))
+        # uncertainty against errors of gender, which both sets label alike
+        gender = torch.from_numpy(columns[:, task.groups.index("gender")])
+        study = classification.study(replace(features, labels=gender, text=faces["gender"]), score)
+        return face_metrics(task, predicted, features.groups), study
+    kind = KINDS[task.kind]
+    metrics = kind.evaluate(features, score, False).metrics
     if task.kind == "retrieval":
-        i2t, t2i, study = study_rankings(features, relevance_of(features)[0], score)  # images and their own captions
-        return retrieval_metrics(i2t, t2i), study
+        metrics = retrieval_metrics(metrics)
     if task.kind == "classification":
-        scores, labels = score_matrix(features, score), own_labels(features)
-        metrics = classification_metrics(task, scores, labels, features.groups)
-        return metrics, study_scores(scores, labels, features, features.text, score)
-    by_prompt = {what: score.pairwise(features.image, z) for what, z in faces.items()}
-    metrics = face_metrics(task, {what: of.argmax(1) for what, of in by_prompt.items()}, features.groups)
-    columns = group_columns(task, features.groups, len(features.keys))
-    # uncertainty against errors of gender, which both sets label alike
-    gender = torch.from_numpy(columns[:, task.groups.index("gender")])
-    return metrics, study_scores(by_prompt["gender"], gender, features, faces["gender"], score)
+        predictions = classification.predictions(features, score)
+        metrics |= added_metrics(task, *predictions, own_labels(features), features.groups)
+    return metrics, kind.study(features, score)
 
 
 def face_classes(dataset: Dataset, embedder: Embedder, store: FeatureStore) -> dict[str, Gaussian]:

@@ -13,8 +13,17 @@ from prolip.evaluation.model import Embedder
 from prolip.evaluation.suites.datacomp.entries import Settings, evaluate_entry
 from prolip.evaluation.suites.datacomp.places import Found, find_datasets, missing_report
 from prolip.evaluation.suites.datacomp.published import PublishedRow
-from prolip.evaluation.suites.datacomp.sharing import Tell, shard, share_tasks, wanted_of
-from prolip.evaluation.suites.datacomp.store import Identity, Line, Store, latest, main_value
+from prolip.evaluation.suites.datacomp.store import (
+    Identity,
+    Line,
+    Store,
+    Tell,
+    latest,
+    main_value,
+    shard,
+    share_tasks,
+    wanted_of,
+)
 from prolip.evaluation.suites.datacomp.tables import WRITERS, Report, build_report, table_1, text_of
 from prolip.evaluation.suites.datacomp.tasks import BY_KEY, TASKS, Task, select_tasks
 from prolip.evaluation.task import TaskResult, check_prompts

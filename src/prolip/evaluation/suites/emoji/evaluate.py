@@ -5,13 +5,11 @@ import os
 import platform
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from prolip.data import emoji
 from prolip.data.emoji import LEVELS, Corpus
@@ -22,11 +20,11 @@ from prolip.evaluation.metrics.bootstrap import mean_of
 from prolip.evaluation.metrics.classification import classification, label_ranks
 from prolip.evaluation.metrics.ranking import Ranking
 from prolip.evaluation.metrics.traces import Deciles, by_decile
-from prolip.evaluation.model import Embedder, token_lengths
+from prolip.evaluation.model import Embedder, joined, token_lengths
 from prolip.evaluation.suites.emoji import levels, refusal
 from prolip.evaluation.suites.emoji.result import CorpusResult
 from prolip.evaluation.zero_shot import TEMPLATES, mix_groups
-from prolip.gaussian import Gaussian, concatenate
+from prolip.gaussian import Gaussian
 from prolip.scores import Similarity
 from prolip.utils.messages import naming
 
@@ -88,18 +86,10 @@ def evaluate_corpus(
 def embed_drawings(corpus: Corpus, embedder: Embedder) -> tuple[Gaussian, dict[str, np.ndarray]]:
     """By one pass: the drawings (N, D), and where the model knows of novelty, its nats (N,) at both ends of the tower.
     """
-    drawings, novelty = drawings_of(corpus), embedder.novelty
-    if novelty is None:
-        return concatenate(embed_share(drawings, embedder, BATCH)[1]), {}
-    found = []
-
-    def encode(pixels: Tensor) -> Gaussian:
-        hidden = embedder.encode_hidden(pixels)
-        found.append(novelty(hidden))
-        return hidden.z
-
-    image = concatenate(embed_share(drawings, replace(embedder, encode_image=encode), BATCH)[1])
-    return image, {name: torch.cat([nats[name] for nats in found]).numpy() for name in found[0]}
+    image, novelty = joined(
+        embed_share(drawings_of(corpus), embedder, BATCH, embed=lambda pixels: embedder.embed(pixels, "image"))[1]
+    )
+    return image, {name: nats.numpy() for name, nats in novelty.items()}
 
 
 def drawings_of(corpus: Corpus) -> Dataset:
