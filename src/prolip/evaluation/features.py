@@ -6,7 +6,7 @@ Images are embedded once per (data, model, precision), texts once per (prompts, 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from typing import Any
@@ -116,7 +116,7 @@ def stored_texts(
             return rule.weights(uncertainty(z), first)
 
         z = embedder.embed_texts(texts) if counts is None else mix_prompts(
-            texts, counts, embedder, None if rule.way == ALL else weigh)  # fmt: skip
+            texts, counts, embedder.embed_texts, None if rule.way == ALL else weigh)  # fmt: skip
         record = Record(pack("text", z), {"texts": len(texts), "model": embedder.name})
         store.write("texts", key, record)
     return unpack("text", record.tensors)
@@ -140,14 +140,15 @@ def load_features(store: FeatureStore) -> Iterator[Features]:
 
 # --- texts -----------------------------------------------------------------------------------------------------------
 def mix_prompts(
-    prompts: Sequence[str], counts: Sequence[int], embedder: Embedder, weigh: Weigh | None = None
+    prompts: Iterable[str], counts: Sequence[int], embed: Callable[[Iterable[str]], Gaussian],
+    weigh: Weigh | None = None,
 ) -> Gaussian:
-    """Consecutive runs of prompts as mixtures (C, D), some classes at a time."""
+    """Consecutive runs of prompts as mixtures (C, D), some classes at a time; embed: texts -> (N, D)."""
     iterator, parts, group = iter(prompts), [], []
     for row, count in enumerate(counts, start=1):
         group.append(count)
         if sum(group) >= PROMPTS or row == len(counts):
-            z = embedder.embed_texts(islice(iterator, sum(group)))
+            z = embed(islice(iterator, sum(group)))
             parts.append(mix_groups(z, group, weigh=weigh, first=row - len(group)))
             group = []
     return concatenate(parts)

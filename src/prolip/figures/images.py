@@ -93,8 +93,7 @@ def failures(pictures: Pictures, most: int = 8) -> Figure:
     figure = Figure(figsize=(max(4.8, 1.15 * max(1, len(rows))), 1.2 * count + 0.7), layout="constrained")
     share = 1 - pictures.inclusions[0].rate
     total = len(pictures.z[0].mean)
-    figure.suptitle(f"not included in level 0: {share:.0%} of {total:,} images; the least H", x=0.01, ha="left",
-                    fontsize=11.5, fontweight="bold")  # fmt: skip
+    figure.suptitle(f"not included in level 0: {share:.0%} of {total:,} images; the least H", x=0.01, ha="left")
     axes = figure.subplots(count, max(1, len(rows)), squeeze=False)
     for level, line in enumerate(axes):
         for ax in line:

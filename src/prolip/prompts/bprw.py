@@ -2,11 +2,13 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
+from typing import Annotated, Literal
 
 import torch
+from pydantic import AllowInfNan, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from prolip.evaluation.datasets.base import fingerprint
@@ -14,15 +16,15 @@ from prolip.evaluation.metrics.blockwise import PairScores
 from prolip.gaussian import Gaussian, check_embeddings, mixture
 from prolip.prompts.em import TOLERANCE, Fit, fit_weights, inverse_traces
 from prolip.scores import Score, largest
+from prolip.utils.documents import check_unique
 
 log = logging.getLogger(__name__)
 
-CONSTANT, TRACE = "constant", "trace"
 #: Points of a class, shared out among its images.
 POINTS = 100
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config={"extra": "forbid"})
 class Reweighing:
     """How prompts are re-weighted.
 
@@ -33,47 +35,27 @@ class Reweighing:
     the images that are drawn and of the points.
     """
 
-    shots: int = 0
-    alpha: float | None = None
-    prior: str = CONSTANT
-    eps: float = 0.02
-    nearest: int = 5
-    samples: int | None = None
-    seed: int = 0
+    shots: NonNegativeInt = 0
+    alpha: Annotated[PositiveFloat, AllowInfNan(False)] | None = None
+    prior: Literal["constant", "trace"] = "constant"
+    eps: Annotated[NonNegativeFloat, AllowInfNan(False)] = 0.02
+    nearest: PositiveInt = 5
+    samples: PositiveInt | None = None
+    seed: NonNegativeInt = 0
 
     @classmethod
     def parse(cls, words: str) -> Reweighing:
         """`K`, `alpha=3,eps=0.01` or `K,alpha=3`, or nothing. ValueError for others."""
         given = [word for word in words.split(",") if word]
-        values: dict[str, int | float | str] = {}
         if given and "=" not in given[0]:
             given[0] = f"shots={given[0]}"
-        known = {"shots": int, "alpha": float, "prior": str, "eps": float, "nearest": int, "samples": int, "seed": int}
-        for word in given:
-            key, _, text = word.partition("=")
-            try:
-                if key in values:
-                    raise ValueError
-                values[key] = known[key](text)
-            except (KeyError, ValueError):
-                raise ValueError(f"{word!r} is no setting of bprw: give bprw, or bprw:K with K labelled images of each"
-                                 f" class, and settings such as bprw:K,alpha=2; they are {', '.join(known)}") from None
-        found = cls(**values)  # type: ignore[arg-type]
-        found.check()
-        return found
-
-    def check(self) -> None:
-        """ValueError for values that cannot be."""
-        wanted = {
-            "shots": self.shots >= 0, "alpha": self.alpha is None or 0 < self.alpha < math.inf,
-            "prior": self.prior in (CONSTANT, TRACE), "eps": 0 <= self.eps < math.inf, "nearest": self.nearest >= 1,
-            "samples": self.samples is None or self.samples >= 1, "seed": self.seed >= 0,
-        }  # fmt: skip
-        for name, fits in wanted.items():
-            if not fits:
-                raise ValueError(f"bprw with {name}={getattr(self, name)}: give shots, eps and seed of 0 or more,"
-                                 " nearest and samples of 1 or more, an alpha above 0, and the prior"
-                                 f" {CONSTANT} or {TRACE}")  # fmt: skip
+        try:
+            return cls(**check_unique([tuple(word.split("=", 1)) for word in given]))
+        except ValueError as error:
+            raise ValueError(f"{words!r} is no setting of bprw: give bprw, or bprw:K with K labelled images of each"
+                             " class, and settings such as bprw:K,alpha=2; they are shots, eps and seed of 0 or more,"
+                             " nearest and samples of 1 or more, an alpha above 0, and the prior constant or trace"
+                             ) from error  # fmt: skip
 
     def __str__(self) -> str:
         """What `parse` reads; what is as it is without saying is left out."""
@@ -92,7 +74,7 @@ class Reweighing:
         """alpha of every prompt: (C, N, D) -> (C, N)."""
         alpha = self.alpha if self.alpha is not None else (2.0 if self.shots else 5.0)
         even = torch.full(prompts.mean.shape[:2], alpha, dtype=torch.float64)
-        return even if self.prior == CONSTANT else even * even.shape[1] * inverse_traces(prompts)
+        return even if self.prior == "constant" else even * even.shape[1] * inverse_traces(prompts)
 
 
 def rule_of(settings: Reweighing) -> str:

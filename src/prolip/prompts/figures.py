@@ -44,7 +44,7 @@ def plot_weights(weights: Tensor, title: str = "Weights of prompts") -> Figure:
         ax.set(xlabel=label, ylabel="classes")
         ax.yaxis.set_major_locator(MaxNLocator(integer=True))
         ax.legend(loc="lower left", bbox_to_anchor=(-0.02, 1.0), ncols=3, columnspacing=1.0, handlelength=1.6)
-    figure.suptitle(title, x=0.01, ha="left", fontsize=11.5, fontweight="bold")
+    figure.suptitle(title, x=0.01, ha="left")
     return figure
 
 

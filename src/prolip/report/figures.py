@@ -230,7 +230,7 @@ def refused(result: CorpusResult) -> Figure:
     ranking = result.rankings["names"][0]
     asked = ranking.answerable.numpy()
     wrong = (~ranking.hit(1)).numpy()[asked].astype(np.float64)
-    signs = signs_against(result, result.text.select(result.name_texts), "i2t")
+    signs = signs_against(result, "names", "i2t")
     curves = {REFUSED_BY[key]: risk_coverage(signs[key][asked], wrong)
               for key in ("all", "answer", "mean", "score", "image") if key in signs}  # fmt: skip
     return plot_risk_coverage(curves, f"Naming {len(wrong):,} drawings, refusing the unsure")

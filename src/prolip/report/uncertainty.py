@@ -75,7 +75,7 @@ def section(result: CorpusResult, seed: int = 0) -> Section | None:
     units, expected = result.model_score.units, result.expected_matches
     if units is None or expected is None:
         return None
-    against = signs_against(result, result.text.select(result.name_texts), "i2t")
+    against = signs_against(result, "names", "i2t")
     sure = np.exp(-against["answer"]).clip(max=1.0)
     unsure = against.get("all", against["answer"])
     return Section(units, texts(result, units, expected), thirds(result, units, unsure, sure, seed),

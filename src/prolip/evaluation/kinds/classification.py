@@ -22,10 +22,11 @@ from prolip.evaluation.kinds.base import (
     too_small_for,
     uncertainty_of,
 )
-from prolip.evaluation.kinds.best_prompts import cross_fitted, described
+from prolip.evaluation.kinds.best_prompts import cross_weights, described
 from prolip.evaluation.metrics.bootstrap import class_mean_of, mean_of
 from prolip.evaluation.metrics.classification import label_ranks, mean_per_class_recall
 from prolip.evaluation.metrics.study import Study, study_classification
+from prolip.gaussian import mixture
 from prolip.scores import Score
 
 TOP = 5
@@ -50,7 +51,8 @@ def evaluate(features: Features, score: Score, confusion: bool = False) -> TaskM
         predicted, ranks = predictions(features, score)
     else:
         predicted, ranks = (torch.empty_like(labels) for _ in range(2))
-        for rows, text in cross_fitted(features, features.prompts, labels, score):
+        for rows, weights in cross_weights(features, features.prompts, labels, score):
+            text = mixture(features.prompts, weights)
             half = replace(features, image=features.image.select(rows), labels=labels[rows], text=text)
             predicted[rows], ranks[rows] = predictions(half, score)
         info["prompts"] = described(features.rule)

@@ -7,27 +7,27 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from prolip.evaluation.metrics.blockwise import Nearest, PairScores, Relevance, row_blocks
+from prolip.evaluation.metrics.blockwise import PairScores, Relevance
 from prolip.evaluation.metrics.bootstrap import Statistic, auroc_of, risk_area_of
 from prolip.evaluation.metrics.calibration import reliability
 from prolip.evaluation.metrics.ranking import Ranking
 from prolip.evaluation.metrics.selective import selective_metrics
 from prolip.evaluation.metrics.study import study_retrieval
-from prolip.gaussian import Gaussian
 from prolip.uncertainty.novelty import refusal
 
 if TYPE_CHECKING:
     from prolip.evaluation.suites.emoji.result import CorpusResult
 
+WAYS = ("i2t", "t2i")
 #: What intervals are given of.
 WITH_INTERVALS = ("score", "all")
 
 
-def cases(result: CorpusResult) -> Iterator[tuple[str, str, Ranking, Gaussian]]:
-    """Name, way, ranking and texts: drawings and the names, drawings and all texts, in both ways."""
-    for name, (texts, _) in result.galleries.items():
-        for way, ranking in zip(("i2t", "t2i"), result.rankings[name]):
-            yield f"{name}_{way}", way, ranking, texts
+def cases(result: CorpusResult) -> Iterator[tuple[str, Ranking, dict[str, np.ndarray]]]:
+    """Name, ranking and what speaks against first places: drawings and names, drawings and all texts, in both ways."""
+    for name, rankings in result.rankings.items():
+        for way, ranking in zip(WAYS, rankings):
+            yield f"{name}_{way}", ranking, signs_against(result, name, way)
 
 
 def metrics(result: CorpusResult) -> dict[str, float]:
@@ -40,9 +40,9 @@ def metrics(result: CorpusResult) -> dict[str, float]:
     names, of which one is right, the calibration error `ece` of its probability.
     """
     out: dict[str, float] = {}
-    for name, way, ranking, texts in cases(result):
+    for name, ranking, signs in cases(result):
         wrong = (~ranking.hit(1))[ranking.answerable]
-        against = {key: x[ranking.answerable.numpy()] for key, x in signs_against(result, texts, way).items()}
+        against = {key: x[ranking.answerable.numpy()] for key, x in signs.items()}
         found = selective_metrics(wrong, against, f"refusal/{name}")
         out |= {key: value for key, value in found.items() if key.endswith(("/auroc", "/aurc"))}
         if name.startswith("names") and "answer" in against:
@@ -68,26 +68,20 @@ def calibration(result: CorpusResult) -> dict[str, float]:
 def statistics(result: CorpusResult) -> dict[str, Statistic]:
     """Those of the metrics that intervals are given of, as functions of how often each drawing or text was drawn."""
     out: dict[str, Statistic] = {}
-    for name, way, ranking, texts in cases(result):
-        queries = "images" if way == "i2t" else name.removesuffix("_t2i")
+    for name, ranking, signs in cases(result):
+        queries = "images" if name.endswith("_i2t") else name.removesuffix("_t2i")
         wrong = (~ranking.hit(1)).double().where(ranking.answerable, torch.nan)
-        for key, against in signs_against(result, texts, way).items():
-            if key in WITH_INTERVALS:
-                out[f"refusal/{name}/{key}/auroc"] = auroc_of(against, wrong, queries)
-                out[f"refusal/{name}/{key}/aurc"] = risk_area_of(against, wrong, queries)
+        for key in (key for key in WITH_INTERVALS if key in signs):
+            out[f"refusal/{name}/{key}/auroc"] = auroc_of(signs[key], wrong, queries)
+            out[f"refusal/{name}/{key}/aurc"] = risk_area_of(signs[key], wrong, queries)
     return out
 
 
-def signs_against(result: CorpusResult, texts: Gaussian, way: str) -> dict[str, np.ndarray]:
-    """What speaks against the first place of every drawing among these texts ("i2t"), or of every text among the
-    drawings ("t2i"), (N,) by name."""
-    units, scores = result.model_score.units, PairScores.from_gaussians(result.image, texts, result.score)
-    rows, sizes = scores.image_rows, (scores.images, scores.texts)
-    if way == "t2i":
-        rows, sizes = scores.text_rows, (scores.texts, scores.images)
-    top = Nearest(sizes[0])
-    for part, block in row_blocks(rows, *sizes):
-        top.update(part, block)
+def signs_against(result: CorpusResult, gallery: str, way: str) -> dict[str, np.ndarray]:
+    """What speaks against the first place of every drawing among the texts of a gallery ("i2t"), or of every text among
+    the drawings ("t2i"), (N,) by name."""
+    units, texts = result.model_score.units, result.galleries[gallery][0]
+    top = result.ranked[gallery][WAYS.index(way)][1]
     first = top.item.numpy()  # NumPy takes a tensor of one element for a number
     image, text = (slice(None), first) if way == "i2t" else (first, slice(None))
     out = {"score": -top.score.numpy()}
