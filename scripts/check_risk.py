@@ -18,13 +18,13 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from prolip.evaluation.suites.emoji import CorpusResult, load, refusal
+from prolip.evaluation.suites.emoji import CorpusResult, load, uncertainty
 from prolip.search.risk import find_threshold, most_wrong
 
 
 def questions(result: CorpusResult) -> Iterator[tuple[str, dict[str, np.ndarray], np.ndarray]]:
     """Of each case its name, confidences in the first answers by name, and whether these are wrong."""
-    for name, ranking, signs in refusal.cases(result):
+    for name, ranking, signs in uncertainty.cases(result):
         gallery, _, way = name.partition("_")
         scores = result.score.pairwise(result.image, result.galleries[gallery][0]).double()
         near = (scores if way == "i2t" else scores.T).topk(20, dim=1).values

@@ -182,6 +182,20 @@ def embed_share(
     return samples, parts
 
 
+def embed_encoded(
+    embedder: Embedder, images: Iterable[tuple[str, Callable[[], bytes]]], batch_size: int, **options: Any
+) -> list[Any]:
+    """What `embed_share` makes of images that are no data set: a key of each, and what reads its bytes."""
+    given = list(images)
+
+    def samples(share: Share = WHOLE) -> Iterator[Sample]:
+        for number, (key, read) in share.take(given):
+            yield Sample(key, read(), place=(0, number))
+
+    dataset = Dataset("images", "retrieval", samples, fingerprint="", source="the images", size=len(given))
+    return embed_share(dataset, embedder, batch_size, **options)[1]
+
+
 def decoded(
     dataset: Dataset, preprocess: Callable[[Any], Tensor], workers: int, ahead: int, share: Share = WHOLE
 ) -> Iterator[tuple[Sample, Tensor]]:

@@ -18,9 +18,8 @@ from scipy.special import logit
 from scipy.stats import binomtest
 
 from prolip.evaluation.metrics.calibration import Reliability
-from prolip.evaluation.metrics.selective import RiskCoverage, risk_coverage
+from prolip.evaluation.metrics.selective import Deciles, RiskCoverage, by_decile, risk_coverage
 from prolip.evaluation.metrics.study import Study
-from prolip.evaluation.metrics.traces import Deciles, by_decile
 from prolip.utils.style import LOOKS, MUTED, lettering, panels, percent, save, styled
 
 #: Inches; at 100 dots per inch 600 pixels wide, which the sizes of the letters are made for.

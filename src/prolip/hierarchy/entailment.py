@@ -146,17 +146,10 @@ def level_means(test: Tested, pairs: KindPairs) -> dict[str, float]:
     names, out = (*LEVELS, "image"), {}
     for low, high in np.unique(pairs.levels, axis=0):
         rows = np.flatnonzero((pairs.levels == (low, high)).all(1))
-        values = [
-            float(auc_of(test.positive[rows], x[rows], pairs.shares[rows]).estimate(_once(pairs))[0])
-            for x in test.negative.values()
-        ]
+        values = [auc_of(test.positive[rows], x[rows], pairs.shares[rows]).value for x in test.negative.values()]
         known = [value for value in values if not np.isnan(value)]
         out[f"{names[low]} in {names[high]}"] = float(np.mean(known)) if known else float("nan")
     return out
-
-
-def _once(pairs: KindPairs) -> dict[str, np.ndarray]:
-    return {"concepts": np.ones((1, pairs.shares.shape[1]))}
 
 
 class Compared(NamedTuple):

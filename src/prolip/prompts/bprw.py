@@ -50,7 +50,7 @@ class Reweighing:
         if given and "=" not in given[0]:
             given[0] = f"shots={given[0]}"
         try:
-            return cls(**check_unique([tuple(word.split("=", 1)) for word in given]))
+            return cls(**check_unique([(key, text) for key, _, text in (word.partition("=") for word in given)]))
         except ValueError as error:
             raise ValueError(f"{words!r} is no setting of bprw: give bprw, or bprw:K with K labelled images of each"
                              " class, and settings such as bprw:K,alpha=2; they are shots, eps and seed of 0 or more,"

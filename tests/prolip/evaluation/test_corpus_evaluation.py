@@ -16,9 +16,9 @@ from PIL import Image
 from torch import nn
 
 from prolip.evaluation.metrics.calibration import LOG_ODDS, reliability
-from prolip.evaluation.metrics.traces import by_decile
+from prolip.evaluation.metrics.selective import by_decile
 from prolip.evaluation.suites import emoji as corpus_evaluation
-from prolip.evaluation.suites.emoji import refusal
+from prolip.evaluation.suites.emoji import uncertainty
 from prolip.gaussian import Gaussian
 
 GROUPS = {"nature": ("mammal", "bird"), "food": ("fruit",)}
@@ -170,10 +170,10 @@ def test_one_concept_is_refused_and_one_drawing_among_names_is_not(full):
 
 
 def test_match_probabilities_of_both_galleries_are_checked(known):
-    assert not refusal.calibration(scattered(known, "csd"))  # no scale, no probability
+    assert not uncertainty.calibration(scattered(known, "csd"))  # no scale, no probability
     found = scattered(known, "csd")
     found.info["score"] = {"name": "csd", "scale": 6.0, "bias": -4.0}
-    got = refusal.calibration(found)
+    got = uncertainty.calibration(found)
     scores = 1 / (1 + torch.exp(4 - 6 * similarity_scores(found.image, found.text, "csd")))
     true = torch.from_numpy(found.text_relation).T
     every = reliability(scores.flatten(), true.flatten(), LOG_ODDS).metrics("calibration/captions/match")

@@ -5,9 +5,8 @@ from PIL import Image
 
 from prolip.evaluation import plots as figures
 from prolip.evaluation.metrics import calibration
-from prolip.evaluation.metrics.selective import risk_coverage
+from prolip.evaluation.metrics.selective import by_decile, risk_coverage
 from prolip.evaluation.metrics.study import Samples, Study
-from prolip.evaluation.metrics.traces import by_decile
 
 
 @pytest.fixture(scope="module")

@@ -24,7 +24,7 @@ from prolip.evaluation.kinds.base import (
 )
 from prolip.evaluation.kinds.best_prompts import cross_weights, described
 from prolip.evaluation.metrics.bootstrap import class_mean_of, mean_of
-from prolip.evaluation.metrics.classification import label_ranks, mean_per_class_recall
+from prolip.evaluation.metrics.classification import label_ranks
 from prolip.evaluation.metrics.study import Study, study_classification
 from prolip.gaussian import mixture
 from prolip.scores import Score
@@ -56,11 +56,9 @@ def evaluate(features: Features, score: Score, confusion: bool = False) -> TaskM
             half = replace(features, image=features.image.select(rows), labels=labels[rows], text=text)
             predicted[rows], ranks[rows] = predictions(half, score)
         info["prompts"] = described(features.rule)
-    hits = {f"acc{k}": ranks <= k for k in (1, TOP) if k <= classes}
-    metrics = {name: float(hit.double().mean()) for name, hit in hits.items()}
-    statistics = {name: mean_of(hit, "images") for name, hit in hits.items()}
-    metrics["mean_per_class_recall"] = mean_per_class_recall(predicted, labels)
+    statistics = {f"acc{k}": mean_of(ranks <= k, "images") for k in (1, TOP) if k <= classes}
     statistics["mean_per_class_recall"] = class_mean_of(predicted == labels, labels, "images")
+    metrics = {name: statistic.value for name, statistic in statistics.items()}
     if confusion:
         info["confusion"] = confusion_matrix(labels.numpy(), predicted.numpy(), labels=range(classes)).tolist()
     return TaskMetrics(metrics, info | too_small_for(["acc5"], metrics), statistics)

@@ -4,7 +4,8 @@ from __future__ import annotations
 import os
 import platform
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +14,14 @@ import torch
 
 from prolip.data import emoji
 from prolip.data.emoji import LEVELS, Corpus
-from prolip.evaluation.datasets.base import WHOLE, Dataset, Sample, Share
-from prolip.evaluation.features import embed_share
+from prolip.evaluation.features import embed_encoded
 from prolip.evaluation.metrics import ranking as metrics
 from prolip.evaluation.metrics.bootstrap import mean_of
 from prolip.evaluation.metrics.classification import classification, label_ranks
 from prolip.evaluation.metrics.ranking import Ranking
-from prolip.evaluation.metrics.traces import Deciles, by_decile
+from prolip.evaluation.metrics.selective import Deciles, by_decile
 from prolip.evaluation.model import Embedder, joined, token_lengths
-from prolip.evaluation.suites.emoji import levels, refusal
+from prolip.evaluation.suites.emoji import uncertainty
 from prolip.evaluation.suites.emoji.result import CorpusResult
 from prolip.evaluation.zero_shot import TEMPLATES, mix_groups
 from prolip.gaussian import Gaussian
@@ -70,13 +70,13 @@ def evaluate_corpus(
     result = CorpusResult(corpus, image, text, lengths, {}, info | facts_of(embedder), novelty)
     result.metrics |= corpus_retrieval(result)
     result.metrics |= prompt_metrics(embedder, result)
-    result.metrics |= refusal.metrics(result) | refusal.calibration(result)
+    result.metrics |= uncertainty.metrics(result) | uncertainty.calibration(result)
     for level in ("subgroup", "group"):
         result.metrics |= zero_shot_metrics(embedder, result, level)
     if embedder.probabilistic:
-        result.metrics |= levels.trace_metrics(image, text, corpus, table, lengths, result.uncertainty)
+        result.metrics |= uncertainty.trace_metrics(image, text, corpus, table, lengths, result.uncertainty)
         if result.expected_matches is not None:
-            result.metrics |= levels.matches_metrics(result.expected_matches, result.text_relation.sum(1))
+            result.metrics |= uncertainty.matches_metrics(result.expected_matches, result.text_relation.sum(1))
     result.info |= {"images": len(corpus.drawings), "concepts": len(corpus.concepts), "texts": len(table.texts)}
     result.info["styles"] = sorted({drawing.style for drawing in corpus.drawings})
     result.info["seconds"] = round(time.perf_counter() - started, 2)
@@ -86,20 +86,9 @@ def evaluate_corpus(
 def embed_drawings(corpus: Corpus, embedder: Embedder) -> tuple[Gaussian, dict[str, np.ndarray]]:
     """By one pass: the drawings (N, D), and where the model knows of novelty, its nats (N,) at both ends of the tower.
     """
-    image, novelty = joined(
-        embed_share(drawings_of(corpus), embedder, BATCH, embed=lambda pixels: embedder.embed(pixels, "image"))[1]
-    )
+    drawings = ((drawing.key, partial(bytes, drawing.data)) for drawing in corpus.drawings)
+    image, novelty = joined(embed_encoded(embedder, drawings, BATCH, embed=partial(embedder.embed, side="image")))
     return image, {name: nats.numpy() for name, nats in novelty.items()}
-
-
-def drawings_of(corpus: Corpus) -> Dataset:
-    """The drawings, to be embedded as any test set."""
-
-    def samples(share: Share = WHOLE) -> Iterator[Sample]:
-        for number, drawing in share.take(corpus.drawings):
-            yield Sample(drawing.key, drawing.data, place=(0, number))
-
-    return Dataset("drawings", "retrieval", samples, fingerprint="", source="the corpus", size=len(corpus.drawings))
 
 
 def corpus_retrieval(result: CorpusResult) -> dict[str, float]:

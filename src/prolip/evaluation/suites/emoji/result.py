@@ -17,7 +17,7 @@ from prolip.evaluation.metrics import bootstrap
 from prolip.evaluation.metrics.blockwise import Nearest, PairScores, Relevance
 from prolip.evaluation.metrics.ranking import Ranking
 from prolip.evaluation.metrics.study import rank
-from prolip.evaluation.suites.emoji import refusal
+from prolip.evaluation.suites.emoji import uncertainty
 from prolip.gaussian import Gaussian
 from prolip.methods import find_score, score_from_dict
 from prolip.scores import Score
@@ -142,7 +142,7 @@ class CorpusResult:
         """The metrics over drawings or texts that have intervals, as functions of how often each cluster was drawn."""
         found = {f"{name}/{key}": statistic for name, (i2t, t2i) in self.rankings.items()
                  for key, statistic in statistics_of(i2t, t2i, name).items()}  # fmt: skip
-        found |= self.zero_shot | refusal.statistics(self)
+        found |= self.zero_shot | uncertainty.statistics(self)
         known = {key for key, value in self.metrics.items() if math.isfinite(value) and not key.endswith("rsum")}
         clusters = self.clusters
         return {key: bootstrap.clustered(statistic, clusters) for key, statistic in found.items() if key in known}
