@@ -6,7 +6,6 @@ import platform
 import time
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -34,27 +33,19 @@ BATCH = 256
 UNSEEN = ("a photo of a {}", "a drawing of a {}", "a picture of a {}")
 
 
-def evaluate_corpus(
-    embedder: Embedder,
-    shards: Corpus | str | Path | Sequence[str | Path],
-    select: str | None = None,
-    similarity: Similarity = None,
-) -> CorpusResult:
+def evaluate_corpus(embedder: Embedder, corpus: Corpus, similarity: Similarity = None) -> CorpusResult:
     """Embed the drawings and all captions of a corpus and compute every metric.
 
-    shards: a Corpus or what `emoji.read` takes (a Corpus may hold concepts without drawings, `Corpus.with_concepts`: a
-    wider gallery); select: a rule of `Corpus.select`; similarity: a score or the name of one, default: that of the
-    model's method. Keys of `metrics`: names/..., captions/..., prompts/..., zero_shot/..., refusal/...,
-    calibration/... where scores have a match probability, where variances mean something trace/..., spearman/...,
-    inclusion/..., recall_by_trace/... and, where traces have a unit, matches/...; shares in [0, 1].
+    corpus: it may hold concepts without drawings, `Corpus.with_concepts`: a wider gallery; similarity: a score or the
+    name of one, default: that of the model's method. Keys of `metrics`: names/..., captions/..., prompts/...,
+    zero_shot/..., refusal/..., calibration/... where scores have a match probability, where variances mean something
+    trace/..., spearman/..., inclusion/..., recall_by_trace/... and, where traces have a unit, matches/...; shares in
+    [0, 1].
     """
     started = time.perf_counter()
     score = embedder.card.scored_by(similarity)
-    corpus = shards if isinstance(shards, Corpus) else emoji.read(shards)
-    if select:
-        corpus = corpus.select(select)
     if not corpus.drawings:
-        raise ValueError(f"the rule {select!r} leaves no drawing of these shards: choose concepts that they show")
+        raise ValueError("the corpus has no drawing: choose concepts that its shards show")
     if len(corpus.concepts) < 2:
         raise ValueError(f"{corpus.concepts[0].name!r} is the only concept, and every answer would be right: choose two"
                          " or more, or add names to tell it from")  # fmt: skip
@@ -64,7 +55,7 @@ def evaluate_corpus(
     info: dict[str, Any] = {
         "similarity": score.name, "score": score.to_dict(),
         "model_score": embedder.score.to_dict(), "probabilistic": embedder.probabilistic,
-        "precision": embedder.precision, "device": str(embedder.device), "select": select,
+        "precision": embedder.precision, "device": str(embedder.device),
     }  # fmt: skip
     lengths = token_lengths(embedder.tokenizer, table.texts).numpy()
     result = CorpusResult(corpus, image, text, lengths, {}, info | facts_of(embedder), novelty)
