@@ -17,7 +17,7 @@ from itertools import islice
 from typing import Annotated, Literal, NamedTuple
 
 import torch
-from pydantic import AllowInfNan, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import Field, FiniteFloat, NonNegativeInt, PositiveInt
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
@@ -49,9 +49,9 @@ class Reweighing:
     """
 
     shots: NonNegativeInt = 0
-    alpha: Annotated[PositiveFloat, AllowInfNan(False)] | None = None
+    alpha: Annotated[FiniteFloat, Field(gt=0)] | None = None
     prior: Literal["constant", "trace"] = "constant"
-    eps: Annotated[NonNegativeFloat, AllowInfNan(False)] = 0.02
+    eps: Annotated[FiniteFloat, Field(ge=0)] = 0.02
     nearest: PositiveInt = 5
     samples: PositiveInt | None = None
     seed: NonNegativeInt = 0
