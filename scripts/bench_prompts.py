@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.distributions import Independent, Normal
 
 from prolip.gaussian import Gaussian
-from prolip.prompts.em import TOLERANCE, fit_weights, inverse_traces
+from prolip.prompts.bprw import TOLERANCE, fit_weights, inverse_traces
 
 
 def world(classes: int, prompts: int, points: int, dim: int, seed: int = 0) -> tuple[Gaussian, Tensor]:

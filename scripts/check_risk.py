@@ -18,16 +18,17 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from prolip.evaluation.suites.emoji import CorpusResult, load, refusal
+from prolip.evaluation.suites.emoji import CorpusResult, load, uncertainty
 from prolip.search.risk import find_threshold, most_wrong
 
 
 def questions(result: CorpusResult) -> Iterator[tuple[str, dict[str, np.ndarray], np.ndarray]]:
     """Of each case its name, confidences in the first answers by name, and whether these are wrong."""
-    for name, way, ranking, texts in refusal.cases(result):
-        scores = result.score.pairwise(result.image, texts).double()
+    for name, ranking, signs in uncertainty.cases(result):
+        gallery, _, way = name.partition("_")
+        scores = result.score.pairwise(result.image, result.galleries[gallery][0]).double()
         near = (scores if way == "i2t" else scores.T).topk(20, dim=1).values
-        found = {key: -x for key, x in refusal.signs_against(result, texts, way).items()}
+        found = {key: -x for key, x in signs.items()}
         found["lead"] = (near[:, 0] - near[:, 1]).numpy()
         scaled = result.score.scaled(near)
         if scaled is not None:

@@ -30,8 +30,7 @@ from prolip.evaluation.loading import load_embedder
 from prolip.evaluation.metrics.bootstrap import Interval, Statistic, combine, intervals, mean_of
 from prolip.evaluation.zero_shot import PromptRule
 from prolip.gaussian import Gaussian, mixture
-from prolip.prompts.bprw import drawn_images, points_of
-from prolip.prompts.em import log_likelihoods
+from prolip.prompts.bprw import drawn_images, log_likelihoods, points_of
 from prolip.prompts.figures import entropy
 from prolip.utils.outputs import replacing
 

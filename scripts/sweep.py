@@ -147,13 +147,13 @@ def train_all(sweep: dict[str, Any], variants: list[str], folder: Path, jobs: in
 
 def reckon_again(folder: Path) -> None:
     """Put the uncertainty figures of the embeddings in `folder`/eval into its eval.json."""
-    from prolip.evaluation.suites.emoji import levels, load
+    from prolip.evaluation.suites.emoji import load, uncertainty
 
     found = load(folder / "eval")
     if not found.probabilistic:
         return
     embedded = found.image, found.text, found.corpus, found.table, found.token_lengths
-    figures = levels.trace_metrics(*embedded, found.uncertainty)
+    figures = uncertainty.trace_metrics(*embedded, found.uncertainty)
     finite = {key: value if math.isfinite(value) else None for key, value in figures.items()}
     written = json.loads((folder / "eval.json").read_text(encoding="utf-8")) | finite
     with replacing(folder / "eval.json") as temporary:

@@ -27,9 +27,15 @@ from prolip.data.emoji import LEVELS  # noqa: E402
 from prolip.evaluation.metrics.blockwise import PairScores, Relevance  # noqa: E402
 from prolip.evaluation.metrics.bootstrap import Statistic, paired  # noqa: E402
 from prolip.evaluation.metrics.calibration import confidence, reliability  # noqa: E402
-from prolip.evaluation.metrics.selective import auroc, recall_auroc, risk_coverage  # noqa: E402
+from prolip.evaluation.metrics.selective import (  # noqa: E402  # noqa: E402
+    auroc,
+    by_decile,
+    partial_spearman,
+    recall_auroc,
+    risk_coverage,
+    spearman,
+)
 from prolip.evaluation.metrics.study import study_retrieval  # noqa: E402
-from prolip.evaluation.metrics.traces import by_decile, partial_spearman, spearman  # noqa: E402
 from prolip.evaluation.suites.emoji.evaluate import evaluate_corpus  # noqa: E402
 from prolip.evaluation.suites.emoji.result import CorpusResult  # noqa: E402
 from study_subjects import Subject, Trained, baselines, fitted, trained  # noqa: E402

@@ -10,7 +10,7 @@ import pytest
 from commands import datacomp
 from slurm_cluster import ROOT, Cluster, kill, missing, processes, sbatch, wait_for
 
-from prolip.evaluation.suites.datacomp.sharing import shard
+from prolip.evaluation.suites.datacomp.store import shard
 from prolip.evaluation.suites.datacomp.tasks import COUNTED, TASKS
 
 sys.path += [str(ROOT / "tests/prolip/evaluation"), str(ROOT / "tests/prolip/evaluation/datacomp")]

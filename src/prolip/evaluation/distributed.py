@@ -103,7 +103,7 @@ def embed_text_share(
     if counts is None:
         return embedder.embed_texts(texts[start:end])
     first, last = sum(counts[:start]), sum(counts[:end])
-    return mix_prompts(texts[first:last], counts[start:end], embedder)
+    return mix_prompts(texts[first:last], counts[start:end], embedder.embed_texts)
 
 
 # --- ranks -----------------------------------------------------------------------------------------------------------

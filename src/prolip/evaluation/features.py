@@ -6,7 +6,7 @@ Images are embedded once per (data, model, precision), texts once per (prompts, 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from typing import Any
@@ -116,7 +116,7 @@ def stored_texts(
             return rule.weights(uncertainty(z), first)
 
         z = embedder.embed_texts(texts) if counts is None else mix_prompts(
-            texts, counts, embedder, None if rule.way == ALL else weigh)  # fmt: skip
+            texts, counts, embedder.embed_texts, None if rule.way == ALL else weigh)  # fmt: skip
         record = Record(pack("text", z), {"texts": len(texts), "model": embedder.name})
         store.write("texts", key, record)
     return unpack("text", record.tensors)
@@ -140,14 +140,15 @@ def load_features(store: FeatureStore) -> Iterator[Features]:
 
 # --- texts -----------------------------------------------------------------------------------------------------------
 def mix_prompts(
-    prompts: Sequence[str], counts: Sequence[int], embedder: Embedder, weigh: Weigh | None = None
+    prompts: Iterable[str], counts: Sequence[int], embed: Callable[[Iterable[str]], Gaussian],
+    weigh: Weigh | None = None,
 ) -> Gaussian:
-    """Consecutive runs of prompts as mixtures (C, D), some classes at a time."""
+    """Consecutive runs of prompts as mixtures (C, D), some classes at a time; embed: texts -> (N, D)."""
     iterator, parts, group = iter(prompts), [], []
     for row, count in enumerate(counts, start=1):
         group.append(count)
         if sum(group) >= PROMPTS or row == len(counts):
-            z = embedder.embed_texts(islice(iterator, sum(group)))
+            z = embed(islice(iterator, sum(group)))
             parts.append(mix_groups(z, group, weigh=weigh, first=row - len(group)))
             group = []
     return concatenate(parts)
@@ -161,8 +162,13 @@ def embed_share(
     workers: int | None = None,
     progress: bool = False,
     share: Share = WHOLE,
-) -> tuple[list[Sample], list[Gaussian]]:
-    """The samples of a share without their bytes, and their Gaussians: decoded in threads, embedded in batches."""
+    embed: Callable[[Tensor], Any] | None = None,
+) -> tuple[list[Sample], list[Any]]:
+    """The samples of a share without their bytes, and their Gaussians: decoded in threads, embedded in batches.
+
+    embed: what is made of pixels instead of Gaussians.
+    """
+    embed = embed or embedder.encode_image
     if dataset.damage is not None:
         dataset.damage.drain()
     threads = default_workers() if workers is None else workers
@@ -170,10 +176,24 @@ def embed_share(
     parts, samples = [], []
     with tqdm(desc=dataset.name, total=dataset.size, unit="", disable=not progress) as bar:
         for batch in groups(stream, batch_size):
-            parts.append(embedder.encode_image(torch.stack([pixels for _, pixels in batch])))
+            parts.append(embed(torch.stack([pixels for _, pixels in batch])))
             samples += [sample for sample, _ in batch]
             bar.update(len(batch))
     return samples, parts
+
+
+def embed_encoded(
+    embedder: Embedder, images: Iterable[tuple[str, Callable[[], bytes]]], batch_size: int, **options: Any
+) -> list[Any]:
+    """What `embed_share` makes of images that are no data set: a key of each, and what reads its bytes."""
+    given = list(images)
+
+    def samples(share: Share = WHOLE) -> Iterator[Sample]:
+        for number, (key, read) in share.take(given):
+            yield Sample(key, read(), place=(0, number))
+
+    dataset = Dataset("images", "retrieval", samples, fingerprint="", source="the images", size=len(given))
+    return embed_share(dataset, embedder, batch_size, **options)[1]
 
 
 def decoded(

@@ -144,14 +144,16 @@ def embedder_of(
                   " similarities, variances and novelty mean nothing")  # fmt: skip
     trained = inner.model if isinstance(inner, FittedCLIP) else inner
     scale, bias = (getattr(trained, part, None) for part in ("logit_scale", "logit_bias"))
+    novelty, text_novelty = (None if one is None else partial(_read_novelty, one, device)
+                             for one in (fitted_novelty(inner), fitted_novelty(inner, "text")))  # fmt: skip
     return Embedder(
         name=name,
         encode_image=encoder(network, "image", device, precision),
         encode_text=encoder(network, "text", device, precision),
         encode_hidden=partial(_encode_hidden, network, "image", device, precision),
         encode_hidden_text=partial(_encode_hidden, network, "text", device, precision),
-        novelty=novelty_reader(fitted_novelty(inner), device),
-        text_novelty=novelty_reader(fitted_novelty(inner, "text"), device),
+        novelty=novelty,
+        text_novelty=text_novelty,
         preprocess=preprocess,
         tokenizer=tokenize,
         probabilistic=probabilistic,
@@ -180,11 +182,6 @@ def _encode_hidden(network: nn.Module, side: Side, device: torch.device, precisi
     with evaluating(network, device, precision):
         z, first = encode_hidden(network, batch.to(device, non_blocking=True), side)
     return Hidden(Gaussian(*map(kept, z)), None if first is None else kept(first))
-
-
-def novelty_reader(novelty: Novelty | None, device: torch.device) -> Callable[[Hidden], dict[str, Tensor]] | None:
-    """A novelty that is on `device`, of what `_encode_hidden` gives; on the CPU. None for none."""
-    return None if novelty is None else partial(_read_novelty, novelty, device)
 
 
 def _read_novelty(novelty: Novelty, device: torch.device, hidden: Hidden) -> dict[str, Tensor]:

@@ -13,18 +13,19 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import NullFormatter, PercentFormatter
-from scipy.special import logit
+from matplotlib.ticker import NullFormatter, NullLocator, PercentFormatter
+from scipy.special import expit, logit
 from scipy.stats import binomtest
 
 from prolip.evaluation.metrics.calibration import Reliability
-from prolip.evaluation.metrics.selective import RiskCoverage, risk_coverage
+from prolip.evaluation.metrics.selective import Deciles, RiskCoverage, by_decile, risk_coverage
 from prolip.evaluation.metrics.study import Study
-from prolip.evaluation.metrics.traces import Deciles, by_decile
 from prolip.utils.style import LOOKS, MUTED, lettering, panels, percent, save, styled
 
 #: Inches; at 100 dots per inch 600 pixels wide, which the sizes of the letters are made for.
 WIDTH, HEIGHT = 6.0, 3.9
+#: Probabilities at which axes of log odds have ticks.
+TICKS = (1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 0.01, 0.1, 0.5, 0.9, 0.99, 0.999)
 
 
 @styled
@@ -71,33 +72,39 @@ def plot_reliability(rel: Reliability, name: str, title: str = "Reliability", lo
     """
     heights = {"height_ratios": (3.4, 1)}
     figure, (ax, below) = panels(2, 1, width=WIDTH, height=2.5, sharex=True, gridspec_kw=heights)
-    span = (0.0, 1.0)
+    span = np.array([0.0, 1.0])
     if log_odds:  # from the least to the greatest that occurs
         every = np.concatenate([rel.probability, rel.frequency, [0.05, 0.95]])
-        span = (float(every[_inside(every)].min()), float(every[_inside(every)].max()))
-    scale = logit if log_odds else np.asarray
-    diagonal = scale(np.array(span))
-    ax.plot(diagonal, diagonal, color=MUTED, linestyle="--", linewidth=1.2, label="calibrated")
+        span = np.quantile(every[_inside(every)], (0, 1))
+        ax.set(xscale="logit", yscale="logit")
+    ax.plot(span, span, color=MUTED, linestyle="--", linewidth=1.2, label="calibrated")
     colour, dashes, marker = LOOKS[0]
     form: Any = {"color": colour, "linestyle": dashes, "marker": marker}
     filled = _inside(rel.probability) if log_odds else rel.counts > 0
     kept = filled & _inside(rel.frequency) if log_odds else filled
-    x = scale(rel.probability[kept])
-    ax.plot(x, scale(rel.frequency[kept]), markersize=5.5, label=f"{name}  (ECE {rel.ece:.3g})", **form)
+    x = rel.probability[kept]
+    ax.plot(x, rel.frequency[kept], markersize=5.5, label=f"{name}  (ECE {rel.ece:.3g})", **form)
     low, high = _interval(rel)
-    ax.vlines(x, scale(low[kept]), scale(high[kept]), color=colour, linewidth=1.1, alpha=0.7)
-    below.plot(scale(rel.probability[filled]), rel.counts[filled] / rel.counts.sum(), markersize=4, **form)
+    ax.vlines(x, low[kept], high[kept], color=colour, linewidth=1.1, alpha=0.7)
+    below.plot(rel.probability[filled], rel.counts[filled] / rel.counts.sum(), markersize=4, **form)
     ax.set(ylabel="came true")
     ax.set_title(lettering(title))
     below.set(xlabel="probability given", ylabel="share", yscale="log")
-    _probability_axes(ax, below, span, log_odds)
+    below.yaxis.set_minor_formatter(NullFormatter())
+    for axis in (ax.xaxis, ax.yaxis, below.xaxis):
+        axis.set_major_formatter(PercentFormatter(1, decimals=0))
+        if log_odds:
+            axis.set_ticks(TICKS, [f"{p:.4g}" if p > 1e-4 else f"$10^{{{round(np.log10(p))}}}$" for p in TICKS])
+            axis.set_minor_locator(NullLocator())
+    x, y = (expit(logit(span) + (-room, room)) if log_odds else (-0.02, 1.02) for room in (0.4, 0.8))
+    ax.set(xlim=x, ylim=y)  # after the ticks, which widen the axes to hold them all
     ax.legend(loc="upper left")
     return figure
 
 
 def draw(study: Study, name: str = "") -> dict[str, Figure]:
     """Every plot of a task by file name: `risk_coverage...`, `by_decile...`, `reliability...`; name: for the titles."""
-    out: dict[str, Figure | None] = {}
+    out: dict[str, Figure] = {}
     for part, (error, uncertainties) in study.samples.items():
         what = part.removeprefix("refusal").replace("/", "_")
         title = " ".join(filter(None, (name, what.strip("_"))))
@@ -109,7 +116,7 @@ def draw(study: Study, name: str = "") -> dict[str, Figure]:
         what = part.removeprefix("calibration/")
         title = " ".join(filter(None, (name, what)))
         out[f"reliability_{what}"] = plot_reliability(found, what, f"Reliability: {title}", log_odds=what == "match")
-    return {key: figure for key, figure in out.items() if figure is not None}
+    return out
 
 
 def write_plots(study: Study, title: str, folder: Path) -> None:
@@ -139,21 +146,3 @@ def _interval(rel: Reliability) -> tuple[np.ndarray, np.ndarray]:
     true = np.rint(np.nan_to_num(rel.frequency) * rel.counts).astype(int)
     found = [binomtest(k, max(n, 1)).proportion_ci(method="wilson") for k, n in zip(true.tolist(), rel.counts.tolist())]
     return np.array([ci.low for ci in found]), np.array([ci.high for ci in found])
-
-
-def _probability_axes(ax: Axes, below: Axes, span: tuple[float, float], log_odds: bool) -> None:
-    """Ticks at round probabilities on either scale, at powers of ten for the shares below."""
-    below.yaxis.set_minor_formatter(NullFormatter())
-    if not log_odds:
-        ax.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02))
-        for axis in (ax.xaxis, ax.yaxis, below.xaxis):
-            axis.set_major_formatter(PercentFormatter(1, decimals=0))
-        return
-    ticks = np.array([1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 0.01, 0.1, 0.5, 0.9, 0.99, 0.999])
-    ticks = ticks[(ticks >= span[0] / 2) & (1 - ticks >= (1 - span[1]) / 2)]
-    names = [f"{p:.4g}" if 1e-4 < p < 1 else f"$10^{{{round(np.log10(p))}}}$" for p in ticks]
-    low, high = logit(np.array(span))
-    ax.set_xlim(low - 0.4, high + 0.4)
-    ax.set_ylim(low - 0.8, high + 0.8)
-    for axis in (ax.xaxis, ax.yaxis):
-        axis.set_ticks(logit(ticks), names)

@@ -3,8 +3,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from prolip.evaluation.metrics.bootstrap import drawn_as, harmonic_mean_of, intervals, paired
 from prolip.evaluation.task import TaskResult
 
@@ -50,6 +48,15 @@ def titles(results: Sequence[TaskResult]) -> list[str]:
     ]
 
 
+def aligned(
+    head: Sequence[str], rows: Sequence[tuple[str, Sequence[str]]], least: int = 7, corner: str = ""
+) -> list[str]:
+    """Lines of a table: the head, and rows of a label and cells; columns as wide as their title, or `least`."""
+    first, widths = max((len(label) for label, _ in rows), default=0), [max(least, len(title) + 2) for title in head]
+    return [f"{label:<{first}}" + "".join(f"{cell:>{width}}" for cell, width in zip(cells, widths))
+            for label, cells in [(corner, head), *rows]]  # fmt: skip
+
+
 def format_table(results: Sequence[TaskResult]) -> str:
     """A line per task, model and similarity, shares in percent; one block per kind of task."""
     blocks: dict[tuple[str, ...], list[tuple[str, TaskResult]]] = {}
@@ -75,15 +82,12 @@ def format_uncertainty(results: Sequence[TaskResult]) -> str:
         name, m = f"{title}  {result.info['similarity']}", result.metrics
         for place in (key.removesuffix("/aurc") for key in m if key.endswith("/aurc")):
             way = place.removeprefix("refusal/").replace("/", " by ")
-            rows.append((f"{name}  {way}", [m.get(f"{place}/{figure}") for figure in REFUSAL]))
+            found = [m.get(f"{place}/{figure}") for figure in REFUSAL]
+            rows.append((f"{name}  {way}", ["-" if x is None else f"{x:.4f}" for x in found]))
         shown = [f"{title} {m[key]:.4f}" for key, title in SINGLES.items() if key in m]
         shown += [f"{SINGLES[key]} left out: too many images" for key in result.info.get("too_large_for", ())]
         singles += [f"{name}  {', '.join(shown)}"] if shown else []
-    width = max((len(name) for name, _ in rows), default=0)
-    lines = [f"{'refused':<{width}}" + "".join(f"{title:>11}" for title in REFUSAL.values())]
-    for name, values in rows:
-        lines.append(f"{name:<{width}}" + "".join(f"{'-':>11}" if x is None else f"{x:11.4f}" for x in values))
-    return "\n".join(lines + singles)
+    return "\n".join(aligned(list(REFUSAL.values()), rows, 11, "refused") + singles)
 
 
 def harmonic_means(results: Sequence[TaskResult], draws: int = 0) -> str:
@@ -106,8 +110,7 @@ def harmonic_means(results: Sequence[TaskResult], draws: int = 0) -> str:
         found = {}
         for name in ("acc1", "mean_per_class_recall"):
             h = harmonic_mean_of(*(drawn_as(part, both[part].statistics[name]) for part in PARTS))
-            found[name] = [float(h.estimate({key: np.ones((1, size)) for key, size in h.sizes.items()})[0])]
-            found[name] += intervals({"": h}, draws)[""][1:] if draws else []
+            found[name] = [h.value, *(intervals({"": h}, draws)[""][1:] if draws else [])]
             value, *limits = (100 * x for x in found[name])
             shown = [100 * both[part].metrics[name] for part in PARTS]
             lines.append(f"{folder}  {model}  {'  '.join(filter(None, how))}  {name:<21}  base {shown[0]:5.2f}"
@@ -160,8 +163,6 @@ def format_intervals(results: Sequence[TaskResult]) -> str:
             blocks[columns].append((f"  minus {change['to']['model']}  {change['to']['similarity']}", signed))
     lines = ["95% intervals by bootstrap over queries (an image and its captions: one); differences on the same draws"]
     for columns, rows in blocks.items():
-        width = max(len(name) for name, _ in rows)
         cell = max([24, *(len(text) + 2 for _, cells in rows for text in cells.values())])
-        lines += ["", " " * width + "".join(f"{column:>{cell}}" for column in columns)]
-        lines += [f"{name:<{width}}" + "".join(f"{cells[c]:>{cell}}" for c in columns) for name, cells in rows]
+        lines += ["", *aligned(columns, [(name, [cells[c] for c in columns]) for name, cells in rows], cell)]
     return "\n".join(lines)

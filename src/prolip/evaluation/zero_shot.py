@@ -133,12 +133,10 @@ def fill_all(
     for i, names in enumerate(classes):
         if isinstance(names, str) or not names:
             raise ValueError(f"class {i} is {names!r}: give a list with at least one name")
-    return [[fill(template, name) for name in names for template in templates] for names in classes]
-
-
-def fill(template: str | Callable[[str], str], name: str) -> str:
-    """A template with the class's name in its place."""
-    return template.replace("{}", name) if isinstance(template, str) else template(name)
+    return [
+        [way.replace("{}", name) if isinstance(way, str) else way(name) for name in names for way in templates]
+        for names in classes
+    ]
 
 
 def mix_groups(

@@ -12,8 +12,7 @@ from prolip.data.emoji import Corpus
 from prolip.evaluation.model import Embedder
 from prolip.evaluation.suites.emoji import evaluate_corpus
 from prolip.evaluation.suites.emoji.result import CorpusResult
-from prolip.figures import images, prompts, samples, walks
-from prolip.figures.images import Pictures
+from prolip.figures import paper
 from prolip.figures.index import FIGURES, VECTORS, file_of
 from prolip.hierarchy import figures as hierarchy
 from prolip.hierarchy.choices import INCLUSIONS, OWN
@@ -50,11 +49,11 @@ class Source:
         return evaluate_corpus(self.embedder, self.corpus)
 
     @cached_property
-    def pictures(self) -> Pictures:
+    def pictures(self) -> paper.Pictures:
         """Images at levels."""
         if self.levels:
-            return Pictures.read(self.embedder, self.levels)
-        return Pictures.erased(self.embedder, self.result.corpus, self.seed)
+            return paper.Pictures.read(self.embedder, self.levels)
+        return paper.Pictures.erased(self.embedder, self.result.corpus, self.seed)
 
     @cached_property
     def traversal(self) -> Traversal:
@@ -99,17 +98,17 @@ def histograms(source: Source) -> Figure:
 #: How the figures of FIGURES are drawn.
 DRAW: dict[str, Callable[[Source], Figure]] = {
     "1": plane,
-    "4": lambda source: samples.certain_and_uncertain(source.result),
+    "4": lambda source: paper.certain_and_uncertain(source.result),
     "5": lambda source: report.trace_histogram(source.result),
     "6": lambda source: report.trace_by_length(source.result),
     "7": levels_of_texts,
-    "8": lambda source: images.inclusion(source.pictures, source.seed),
-    "9": lambda source: walks.traversals(source.result, source.traversal, seed=source.seed),
-    "C.1": lambda source: samples.pairs(source.result, seed=source.seed),
+    "8": lambda source: paper.inclusion(source.pictures, source.seed),
+    "9": lambda source: paper.traversals(source.result, source.traversal, seed=source.seed),
+    "C.1": lambda source: paper.pairs(source.result, seed=source.seed),
     "C.2": lambda source: hierarchy.trace_differences(source.pictures.traces, "images"),
-    "C.3": lambda source: images.failures(source.pictures),
+    "C.3": lambda source: paper.failures(source.pictures),
     "C.4": histograms,
-    "C.5": lambda source: prompts.examples(weights_of(source), source.result, seed=source.seed),
+    "C.5": lambda source: paper.prompts_of_classes(weights_of(source), source.result, seed=source.seed),
 }
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -189,13 +189,9 @@ def read_levels(folder: str | Path) -> list[list[Path]]:
     ValueError for a folder that holds none.
     """
     found = [sorted(place.glob("level*"), key=lambda path: int(path.stem.removeprefix("level")))
-             for place in _folders(Path(folder))]  # fmt: skip
+             for place in sorted(Path(folder).glob("*")) if place.is_dir()]  # fmt: skip
     found = [files for files in found if files]
     if not found or len({len(files) for files in found}) > 1:
         raise ValueError(f"{folder} holds no images at levels, or not as many of each: write it with prolip"
                          " hierarchy hierarimgs --instances FILE --images FOLDER --output FOLDER")
     return found
-
-
-def _folders(root: Path) -> Iterator[Path]:
-    return iter(sorted(path for path in root.iterdir() if path.is_dir())) if root.is_dir() else iter(())

@@ -1,15 +1,14 @@
 """Traces by level of texts (ProLIP figure 7) and the inclusion test among levels of images (figure 8)."""
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from scipy.stats import spearmanr
 
-from prolip.evaluation.datasets.base import WHOLE, Dataset, Sample, Share
-from prolip.evaluation.features import embed_share
+from prolip.evaluation.features import embed_encoded
+from prolip.evaluation.metrics.selective import spearman
 from prolip.evaluation.model import Embedder
 from prolip.gaussian import Gaussian, concatenate
 from prolip.measures import inclusion_test
@@ -37,10 +36,7 @@ class LevelTraces(NamedTuple):
     @property
     def spearman(self) -> float:
         """Rank correlation with the level, -1: the more specific, the more certain; NaN where nothing varies."""
-        level = np.broadcast_to(np.arange(self.values.shape[1]), self.values.shape)
-        if np.ptp(self.values) == 0:
-            return float("nan")
-        return float(spearmanr(self.values.ravel(), level.ravel()).statistic)
+        return spearman(self.values.ravel(), np.tile(np.arange(self.values.shape[1]), len(self.values)))
 
     @property
     def in_order(self) -> float:
@@ -68,14 +64,8 @@ def traces_by_level(levels: Sequence[np.ndarray]) -> LevelTraces:
 
 def embed_files(embedder: Embedder, files: Iterable[Path], progress: bool = False) -> Gaussian:
     """Image files, decoded in threads, (N, D). ValueError for a damaged one."""
-    given = list(files)
-
-    def samples(share: Share = WHOLE) -> Iterator[Sample]:
-        for number, path in share.take(given):
-            yield Sample(str(path), path.read_bytes(), place=(0, number))
-
-    data = Dataset("images", "retrieval", samples, fingerprint="", source="the images", size=len(given))
-    return concatenate(embed_share(data, embedder, BATCH, progress=progress)[1])
+    images = ((str(path), path.read_bytes) for path in files)
+    return concatenate(embed_encoded(embedder, images, BATCH, progress=progress))
 
 
 def format_levels(inclusions: Sequence[Inclusion], traces: LevelTraces, what: str) -> str:

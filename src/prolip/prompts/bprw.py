@@ -1,28 +1,43 @@
-"""Which images say how much a prompt counts, and how many points are drawn of each (ProLIP C.5)."""
+"""Which images say how much a prompt counts, and how many points are drawn of each (ProLIP C.5).
+
+EM fits the weights of mixtures whose Gaussians are fixed, with a Dirichlet prior, over many classes at once.
+Of a class with prompts N(mu_n, v_n) and points x_j the weights pi are to maximise (ProLIP A.5)
+
+    sum_j log sum_n pi_n N(x_j; mu_n, v_n + eps)  +  sum_n (alpha_n - 1) log pi_n.
+
+Everything is in float64: products of matrices cancel where variances are small, and this is a matter of seconds.
+"""
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import fields
+from itertools import islice
+from typing import Annotated, Literal, NamedTuple
 
 import torch
+from pydantic import Field, FiniteFloat, NonNegativeInt, PositiveInt
+from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from prolip.evaluation.datasets.base import fingerprint
 from prolip.evaluation.metrics.blockwise import PairScores
-from prolip.gaussian import Gaussian, check_embeddings, mixture
-from prolip.prompts.em import TOLERANCE, Fit, fit_weights, inverse_traces
+from prolip.gaussian import Gaussian, check_embeddings, check_gaussian, mixture
 from prolip.scores import Score, largest
+from prolip.utils.documents import check_unique
 
 log = logging.getLogger(__name__)
 
-CONSTANT, TRACE = "constant", "trace"
 #: Points of a class, shared out among its images.
 POINTS = 100
+#: Classes that are fitted together: their likelihoods, (CLASSES, P, N), stay in the processor's cache.
+CLASSES = 32
+#: Steps at most, and the change of a weight below which there is no further one.
+STEPS, TOLERANCE = 1000, 1e-6
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config={"extra": "forbid"})
 class Reweighing:
     """How prompts are re-weighted.
 
@@ -33,47 +48,27 @@ class Reweighing:
     the images that are drawn and of the points.
     """
 
-    shots: int = 0
-    alpha: float | None = None
-    prior: str = CONSTANT
-    eps: float = 0.02
-    nearest: int = 5
-    samples: int | None = None
-    seed: int = 0
+    shots: NonNegativeInt = 0
+    alpha: Annotated[FiniteFloat, Field(gt=0)] | None = None
+    prior: Literal["constant", "trace"] = "constant"
+    eps: Annotated[FiniteFloat, Field(ge=0)] = 0.02
+    nearest: PositiveInt = 5
+    samples: PositiveInt | None = None
+    seed: NonNegativeInt = 0
 
     @classmethod
     def parse(cls, words: str) -> Reweighing:
         """`K`, `alpha=3,eps=0.01` or `K,alpha=3`, or nothing. ValueError for others."""
         given = [word for word in words.split(",") if word]
-        values: dict[str, int | float | str] = {}
         if given and "=" not in given[0]:
             given[0] = f"shots={given[0]}"
-        known = {"shots": int, "alpha": float, "prior": str, "eps": float, "nearest": int, "samples": int, "seed": int}
-        for word in given:
-            key, _, text = word.partition("=")
-            try:
-                if key in values:
-                    raise ValueError
-                values[key] = known[key](text)
-            except (KeyError, ValueError):
-                raise ValueError(f"{word!r} is no setting of bprw: give bprw, or bprw:K with K labelled images of each"
-                                 f" class, and settings such as bprw:K,alpha=2; they are {', '.join(known)}") from None
-        found = cls(**values)  # type: ignore[arg-type]
-        found.check()
-        return found
-
-    def check(self) -> None:
-        """ValueError for values that cannot be."""
-        wanted = {
-            "shots": self.shots >= 0, "alpha": self.alpha is None or 0 < self.alpha < math.inf,
-            "prior": self.prior in (CONSTANT, TRACE), "eps": 0 <= self.eps < math.inf, "nearest": self.nearest >= 1,
-            "samples": self.samples is None or self.samples >= 1, "seed": self.seed >= 0,
-        }  # fmt: skip
-        for name, fits in wanted.items():
-            if not fits:
-                raise ValueError(f"bprw with {name}={getattr(self, name)}: give shots, eps and seed of 0 or more,"
-                                 " nearest and samples of 1 or more, an alpha above 0, and the prior"
-                                 f" {CONSTANT} or {TRACE}")  # fmt: skip
+        try:
+            return cls(**check_unique([(key, text) for key, _, text in (word.partition("=") for word in given)]))
+        except ValueError as error:
+            raise ValueError(f"{words!r} is no setting of bprw: give bprw, or bprw:K with K labelled images of each"
+                             " class, and settings such as bprw:K,alpha=2; they are shots, eps and seed of 0 or more,"
+                             " nearest and samples of 1 or more, an alpha above 0, and the prior constant or trace"
+                             ) from error  # fmt: skip
 
     def __str__(self) -> str:
         """What `parse` reads; what is as it is without saying is left out."""
@@ -92,7 +87,7 @@ class Reweighing:
         """alpha of every prompt: (C, N, D) -> (C, N)."""
         alpha = self.alpha if self.alpha is not None else (2.0 if self.shots else 5.0)
         even = torch.full(prompts.mean.shape[:2], alpha, dtype=torch.float64)
-        return even if self.prior == CONSTANT else even * even.shape[1] * inverse_traces(prompts)
+        return even if self.prior == "constant" else even * even.shape[1] * inverse_traces(prompts)
 
 
 def rule_of(settings: Reweighing) -> str:
@@ -155,3 +150,123 @@ def points_of(image: Gaussian, chosen: Sequence[Tensor], samples: int, seed: int
     generator = torch.Generator().manual_seed(seed)
     for rows in chosen:
         yield image.select(rows).sample(samples, generator).flatten(0, 1)
+
+
+# --- EM ---------------------------------------------------------------------------------------------------------------
+class Fit(NamedTuple):
+    """weights (C, N), each row summing to one; objective (C,), what they maximise, of the prompts that are left; steps
+    (C,), how many it took; change: the largest of a weight in the last step, above TOLERANCE after STEPS of them.
+    """
+
+    weights: Tensor
+    objective: Tensor
+    steps: Tensor
+    change: float
+
+
+def fit_weights(
+    prompts: Gaussian,
+    points: Iterable[Tensor],
+    alpha: float | Tensor,
+    eps: float = 0.0,
+    start: Tensor | None = None,
+    tolerance: float = TOLERANCE,
+) -> Fit:
+    """The weights of every class, C problems of their own.
+
+    prompts: (C, N, D); points: of each class (P_c, D), any number of them; alpha: of the Dirichlet prior, a number or
+    (C, N); eps: added to every variance; start: (C, N), positive, default `inverse_traces`. A class without points gets
+    the mode of its prior, even weights where that has none. ValueError for variances of 0 without eps, for another
+    number of classes, and for an alpha below 1 under which points so few may leave no prompt.
+    """
+    check_gaussian(prompts, "prompts")
+    if prompts.mean.dim() != 3 or not prompts.mean.numel():
+        raise ValueError(f"the prompts are {tuple(prompts.mean.shape)}, want (classes, prompts, D) with one or more")
+    check_embeddings(Gaussian(*(x.flatten(0, 1) for x in prompts)), "prompts")
+    start = inverse_traces(prompts) if start is None else start.double()
+    prior = torch.as_tensor(alpha, dtype=torch.float64).expand(start.shape)
+    given, done, parts = iter(points), 0, []
+    while batch := list(islice(given, CLASSES)):
+        rows = slice(done, done + len(batch))
+        done += len(batch)
+        if done > len(start):
+            break
+        parts.append(_fit(prompts.select(rows).to(torch.float64), batch, prior[rows], eps, start[rows], tolerance))
+    if done != len(start):
+        more = "more than" if done > len(start) else str(done)
+        raise ValueError(f"points of {more} classes for prompts of {len(start)}: give (P, D) for each, P may be 0")
+    weights, objective, steps, changes = zip(*parts)
+    return Fit(torch.cat(weights), torch.cat(objective), torch.cat(steps), max(changes))
+
+
+def _fit(
+    z: Gaussian, points: list[Tensor], alpha: Tensor, eps: float, start: Tensor, tolerance: float
+) -> tuple[Tensor, Tensor, Tensor, float]:
+    """Some classes at once, until none changes."""
+    counts = torch.tensor([len(x) for x in points])
+    least = (1 - alpha).clamp_min(0).sum(1)  # what the prior takes from prompts: as many points may go to nothing
+    if ((counts > 0) & (counts <= least)).any():
+        raise ValueError(f"alpha {alpha.min():g} of {alpha.shape[1]} prompts may leave none of them with"
+                         f" {counts[counts > 0].min()} points: give an alpha of 1 or more, or more points")
+    x = torch.nn.utils.rnn.pad_sequence([x.to(z.mean) for x in points], batch_first=True)
+    observed = torch.arange(x.shape[1]) < counts.unsqueeze(1)
+    last, reached, steps = start, start.new_zeros(len(start)), torch.zeros(len(points), dtype=torch.long)
+    for number, (weights, objective) in enumerate(em_steps(log_likelihoods(x, z, eps), alpha, start, observed)):
+        changes = (weights - last).abs().amax(1)
+        change, last, reached = float(changes.max()), weights, objective
+        steps[changes > tolerance] = number
+        if number and (change <= tolerance or number == STEPS):
+            break
+    return last, reached, steps, change
+
+
+def em_steps(
+    log_likelihood: Tensor, alpha: Tensor, start: Tensor, observed: Tensor
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Weights (C, N) and the objective (C,) that they have, from the start on, without end; it never falls.
+
+    log_likelihood: (C, P, N); alpha, start: (C, N); observed: (C, P), False where a class has fewer points.
+    E: gamma_jn = pi_n f_n(x_j) / sum_i pi_i f_i(x_j), N_n = sum_j gamma_jn. M: see `m_step`.
+    """
+    weights = start
+    while True:
+        joint = log_likelihood + weights.log().unsqueeze(1)  # a prompt that is left out has -inf
+        top = joint.amax(2, keepdim=True)
+        shares = joint.sub_(top).exp_()
+        total = shares.sum(2)  # logsumexp and gamma of one exponential: it is most of the work
+        penalty = torch.where(weights > 0, torch.xlogy(alpha - 1, weights), 0.0).sum(1)
+        yield weights, ((total.log() + top.squeeze(2)) * observed).sum(1) + penalty
+        weights = m_step(((observed / total).unsqueeze(1) @ shares).squeeze(1), alpha)
+
+
+def m_step(counts: Tensor, alpha: Tensor) -> Tensor:
+    """pi_n = (N_n + alpha_n - 1) / (M + sum_i (alpha_i - 1)), what is below 0 set to 0 and the rest to sum to one.
+
+    counts, alpha: (C, N) -> (C, N); even where nothing is left.
+    """
+    found = (counts + alpha - 1).clamp_min(0)
+    total = found.sum(1, keepdim=True)
+    return torch.where(total > 0, found / total, 1 / found.shape[1])
+
+
+def log_likelihoods(points: Tensor, prompts: Gaussian, eps: float = 0.0) -> Tensor:
+    """log N(x; mean, var + eps) of all points under all prompts of their class: (C, P, D), (C, N, D) -> (C, P, N).
+
+    -1/2 [x^2 . 1/v - 2 x . m/v + sum(m^2/v + log 2 pi v)], both counted from the middle of the prompts.
+    """
+    var = prompts.var + eps
+    if not bool((var > 0).all()):
+        raise ValueError("a prompt has a variance of 0, under which no point has a likelihood: give eps, such as 0.02")
+    middle = prompts.mean.mean(1, keepdim=True)
+    x, mean = points - middle, prompts.mean - middle
+    constant = (mean.square() / var + (2 * math.pi * var).log()).sum(2)
+    square = x.square() @ (1 / var).mT - 2 * x @ (mean / var).mT
+    return -0.5 * (square + constant.unsqueeze(1))
+
+
+def inverse_traces(prompts: Gaussian) -> Tensor:
+    """1/trace of each prompt, each class's summing to one: (C, N, D) -> (C, N). ValueError for a trace of 0."""
+    trace = prompts.trace.double()
+    if not bool((trace > 0).all()):
+        raise ValueError("a prompt has a trace of 0, and 1/trace is no weight: give start, such as even weights")
+    return (1 / trace) / (1 / trace).sum(1, keepdim=True)

@@ -12,10 +12,8 @@ from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
 from prolip.prompts.weights import PromptWeights
-from prolip.utils.style import panels, save, styled
+from prolip.utils.style import LOOKS, panels, save, styled
 
-#: Of Okabe and Ito, told apart with every kind of colour vision.
-BARS, EVEN = "#0072b2", "#d55e00"
 BINS = 30
 
 
@@ -36,15 +34,15 @@ def plot_weights(weights: Tensor, title: str = "Weights of prompts") -> Figure:
     for ax, (values, even, label, form) in zip(axes, columns):
         low, high = min(float(values.min()), even), max(float(values.max()), even)
         room = 0.03 * (high - low) or 0.1 * abs(even) or 0.1
-        ax.hist(values.numpy(), bins=BINS, range=(low - room, high + room), color=BARS, edgecolor="white",
+        ax.hist(values.numpy(), bins=BINS, range=(low - room, high + room), color=LOOKS[0][0], edgecolor="white",
                 linewidth=0.5, label=f"{len(values)} classes")  # fmt: skip
-        ax.axvline(even, color=EVEN, linestyle="--", label=f"even: {form.format(even)}")
+        ax.axvline(even, color=LOOKS[1][0], linestyle="--", label=f"even: {form.format(even)}")
         middle = float(values.median())
         ax.axvline(middle, color="black", linestyle=":", label=f"median: {form.format(middle)}")
         ax.set(xlabel=label, ylabel="classes")
         ax.yaxis.set_major_locator(MaxNLocator(integer=True))
         ax.legend(loc="lower left", bbox_to_anchor=(-0.02, 1.0), ncols=3, columnspacing=1.0, handlelength=1.6)
-    figure.suptitle(title, x=0.01, ha="left", fontsize=11.5, fontweight="bold")
+    figure.suptitle(title, x=0.01, ha="left")
     return figure
 
 

@@ -202,12 +202,3 @@ def pick(rows: np.ndarray, count: int, rng: np.random.Generator) -> list[int]:
 def amount(number: float) -> str:
     """An expected number of things: 0.82, 3.4, 28."""
     return f"{number:,.0f}" if number >= 9.95 else f"{number:.1f}" if number >= 0.995 else f"{number:.2f}"
-
-
-def restored(values: Any) -> Shown:
-    """What JSON has made of a `Shown`. TypeError or ValueError for anything else."""
-    images, texts, found, ends = values
-    return Shown(images, texts, [
-        (kind, *([Example(label, level, [Answer(*a) for a in answers], *rest) for label, level, answers, *rest in some]
-                 for some in both)) for kind, *both in found
-    ], [(kind, counts, *([Extreme(*x) for x in some] for some in both)) for kind, counts, *both in ends])  # fmt: skip

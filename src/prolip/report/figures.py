@@ -12,12 +12,10 @@ from matplotlib.ticker import StrMethodFormatter
 
 from prolip.data.emoji import LEVELS
 from prolip.evaluation.kinds import KINDS
-from prolip.evaluation.metrics import traces
-from prolip.evaluation.metrics.selective import risk_coverage
+from prolip.evaluation.metrics.selective import by_length, risk_coverage, spearman
 from prolip.evaluation.plots import plot_risk_coverage
-from prolip.evaluation.suites.emoji import levels
-from prolip.evaluation.suites.emoji.refusal import signs_against
 from prolip.evaluation.suites.emoji.result import REFUSED_BY, CorpusResult
+from prolip.evaluation.suites.emoji.uncertainty import by_expected, signs_against, traces_of_levels
 from prolip.report.pca import pca
 from prolip.report.runs import RunFolder
 from prolip.utils.style import IMAGE, INK, LEVEL_COLOURS, LEVEL_MARKERS, MUTED, TEXT, panels, percent, styled
@@ -139,7 +137,7 @@ def trace_histogram(result: CorpusResult) -> Figure:
 def trace_by_level(result: CorpusResult) -> Figure:
     """Traces by caption level and of the drawings, ProLIP figure 7: every caption a dot, box of quartiles, mean."""
     figure, (ax,) = panels(1, 1, width=6.4)
-    values = levels.traces_of_levels(result.uncertainty(result.text), result.table)
+    values = traces_of_levels(result.uncertainty(result.text), result.table)
     values["image"] = result.uncertainty(result.image)
     noise = np.random.default_rng(0)
     for i, (level, x) in enumerate(values.items()):
@@ -170,11 +168,11 @@ def trace_by_length(result: CorpusResult) -> Figure:
     lengths = {"tokens": result.token_lengths, "characters": np.array([len(text) for text in result.table.texts])}
     for ax, (unit, length) in zip(axes, lengths.items()):
         _dots(ax, length + noise.uniform(-0.3, 0.3, len(length)), trace, level)
-        groups = [group for group in traces.by_length(length, trace) if group.texts >= 5]
-        x = [group.length for group in groups]
-        ax.fill_between(x, [g.lower for g in groups], [g.upper for g in groups], color=INK, alpha=0.12, lw=0)
-        ax.plot(x, [g.mean for g in groups], color=INK, marker="o", markersize=3.5, label="mean")
-        ax.set_title(f"Spearman {traces.spearman(trace, length):+.2f}")
+        groups = by_length(length, trace)
+        x, mean, lower, upper, _ = groups[groups[:, -1] >= 5].T
+        ax.fill_between(x, lower, upper, color=INK, alpha=0.12, lw=0)
+        ax.plot(x, mean, color=INK, marker="o", markersize=3.5, label="mean")
+        ax.set_title(f"Spearman {spearman(trace, length):+.2f}")
         ax.set(xlabel=f"length in {unit}", ylabel="trace (uncertainty)")
         if _wide(trace):
             ax.set_yscale("log")
@@ -211,9 +209,9 @@ def expected_matches(result: CorpusResult) -> Figure | None:
     jitter = np.exp(np.random.default_rng(0).uniform(-0.12, 0.12, len(true)))
     shown = true > 0
     _dots(ax, (true * jitter)[shown], expected[shown], result.table.text_level[shown])
-    groups = [group for group in levels.by_expected(expected, true) if group.texts >= 5 and group.true]
-    ax.plot([g.true for g in groups], [g.expected for g in groups], "D", color=INK, markeredgecolor="white",
-            markersize=7, label="mean of a group")  # fmt: skip
+    means = np.array([found for texts, *found in by_expected(expected, true) if texts >= 5 and found[1]])
+    ax.plot(*means.reshape(-1, 2).T[::-1], "D", color=INK, markeredgecolor="white", markersize=7,
+            label="mean of a group")  # fmt: skip
     ends = np.array([0.2, 1.2 * max(true.max(), expected.max())])
     ax.plot(ends, ends, color=INK, linewidth=1.2, linestyle="--")
     ax.fill_between(ends, ends / 2, ends * 2, color=INK, alpha=0.08, lw=0)
@@ -230,7 +228,7 @@ def refused(result: CorpusResult) -> Figure:
     ranking = result.rankings["names"][0]
     asked = ranking.answerable.numpy()
     wrong = (~ranking.hit(1)).numpy()[asked].astype(np.float64)
-    signs = signs_against(result, result.text.select(result.name_texts), "i2t")
+    signs = signs_against(result, "names", "i2t")
     curves = {REFUSED_BY[key]: risk_coverage(signs[key][asked], wrong)
               for key in ("all", "answer", "mean", "score", "image") if key in signs}  # fmt: skip
     return plot_risk_coverage(curves, f"Naming {len(wrong):,} drawings, refusing the unsure")

@@ -14,7 +14,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from prolip.evaluation.suites.emoji.result import CorpusResult
 from prolip.methods import find_method
-from prolip.report import examples, figures, readings, uncertainty
+from prolip.report import examples, figures, uncertainty
 from prolip.report.runs import RunFolder, flatten, read
 from prolip.utils import style
 from prolip.utils.console import plain
@@ -127,7 +127,7 @@ def render(run: RunFolder, pictures: dict[str, bytes], seed: int = 0, title: str
                     for name in figures.sampled_sets(run)],
         "quantiles": ", ".join(f"{100 * quantile:g}%" for quantile in uncertainty.QUANTILES),
         "lead": uncertainty.section(result, seed) if result and result.probabilistic else None,
-        "reading": readings.read_all(result) if result and result.probabilistic else {},
+        "reading": uncertainty.read_all(result) if result and result.probabilistic else {},
         "shown": ({"the drawings": uncertainty.show_corpus(result)} if result else {}) | run.shown,
     }
     return environment.get_template("page.html.j2").render(context)

@@ -10,7 +10,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.offsetbox import AnnotationBbox, OffsetImage
 from matplotlib.patches import Ellipse
-from matplotlib.transforms import Bbox
 from sklearn.decomposition import PCA
 
 from prolip.data.emoji import LEVELS
@@ -108,7 +107,7 @@ def pca(result: CorpusResult, seed: int = 0) -> Figure | None:
 def _annotate(ax: Axes, points: np.ndarray, notes: Sequence[np.ndarray | str]) -> None:
     """Put each thumbnail or text near its point, where it covers least of the points and of what is placed already."""
     pixels = ax.transData.transform(points)
-    boxes = [(x - 5, y - 5, x + 5, y + 5) for x, y in pixels]
+    taken = np.hstack([pixels - 5, pixels + 5])  # left, bottom, right, top
     frame = ax.get_window_extent()
     for (x, y), note in zip(pixels, notes):
         width, height = (6.9 * len(note), 13) if isinstance(note, str) else (42, 42)
@@ -116,10 +115,12 @@ def _annotate(ax: Axes, points: np.ndarray, notes: Sequence[np.ndarray | str]) -
             (x + r * np.cos(t) * (1 + width / 2 / r), y + r * np.sin(t) * (1 + height / 2 / r))
             for r in (10, 24, 40, 60, 85, 115) for t in np.linspace(0, 2 * np.pi, 12, endpoint=False)
         ]  # fmt: skip
-        areas = [(u - width / 2, v - height / 2, u + width / 2, v + height / 2) for u, v in places]
-        cost = [sum(_overlap(area, box) for box in boxes) + 40 * _outside(area, frame) for area in areas]
-        best = int(np.argmin([c + 0.3 * i for i, c in enumerate(cost)]))  # nearer places come first
-        boxes.append(areas[best])
+        low, high = (np.array(places) + sign * np.array((width, height)) / 2 for sign in (-1, 1))
+        sides = np.minimum(high[:, None], taken[:, 2:]) - np.maximum(low[:, None], taken[:, :2])
+        over = np.maximum(frame.min - low, 0) + np.maximum(high - frame.max, 0)
+        cost = sides.clip(0).prod(2).sum(1) + 40 * over.sum(1)
+        best = int((cost + 0.3 * np.arange(len(cost))).argmin())  # nearer places come first
+        taken = np.vstack([taken, [*low[best], *high[best]]])
         points_per_pixel = 72 / ax.figure.dpi
         offset = ((places[best][0] - x) * points_per_pixel, (places[best][1] - y) * points_per_pixel)
         _place(ax, tuple(ax.transData.inverted().transform((x, y))), offset, note, far=best >= 12)
@@ -142,14 +143,3 @@ def _place(
     )  # fmt: skip
     box.set_zorder(4)
     ax.add_artist(box)
-
-
-def _outside(area: tuple[float, ...], frame: Bbox) -> float:
-    """How far a box (left, bottom, right, top) sticks out of the axes."""
-    over = (frame.x0 - area[0], frame.y0 - area[1], area[2] - frame.x1, area[3] - frame.y1)
-    return sum(max(0.0, x) for x in over)
-
-
-def _overlap(a: tuple[float, ...], b: tuple[float, ...]) -> float:
-    """Common area of two boxes (left, bottom, right, top)."""
-    return max(0.0, min(a[2], b[2]) - max(a[0], b[0])) * max(0.0, min(a[3], b[3]) - max(a[1], b[1]))

@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
 
+from pydantic import TypeAdapter, ValidationError
+
 from prolip.evaluation.suites.emoji.result import CorpusResult, load
 from prolip.models.weights.unreadable import check_config, is_model, is_run
-from prolip.report.examples import Shown, restored
+from prolip.report.examples import Shown
 from prolip.utils.documents import check_types, loads, read_json, shown
 from prolip.utils.secrecy import redacted
 
@@ -77,9 +79,10 @@ def read_examples(path: Path) -> dict[str, Shown]:
     if not path.exists():
         return {}
     try:
-        return {name: restored(values) for name, values in loads(path.read_text("utf-8")).items()}
-    except (ValueError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path} cannot be read ({error}): delete it, and the page has no examples") from error
+        return TypeAdapter(dict[str, Shown]).validate_json(path.read_bytes())
+    except ValidationError as error:
+        why = error.errors()[0]["msg"]
+        raise ValueError(f"{path} cannot be read ({why}): delete it, and the page has no examples") from error
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:

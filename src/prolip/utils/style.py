@@ -38,6 +38,7 @@ STYLE: Any = {
     "axes.prop_cycle": cycler(color=[look[0] for look in LOOKS], linestyle=[look[1] for look in LOOKS]),
     "lines.linewidth": 1.8, "hatch.linewidth": 0.6, "figure.facecolor": "white", "savefig.facecolor": "white",
     "figure.dpi": 100, "savefig.dpi": 160, "axes.titlecolor": INK,
+    "figure.titlesize": 11.5, "figure.titleweight": "bold",
 }  # fmt: skip
 
 

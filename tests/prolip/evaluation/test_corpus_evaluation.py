@@ -16,9 +16,9 @@ from PIL import Image
 from torch import nn
 
 from prolip.evaluation.metrics.calibration import LOG_ODDS, reliability
-from prolip.evaluation.metrics.traces import by_decile
+from prolip.evaluation.metrics.selective import by_decile
 from prolip.evaluation.suites import emoji as corpus_evaluation
-from prolip.evaluation.suites.emoji import refusal
+from prolip.evaluation.suites.emoji import uncertainty
 from prolip.gaussian import Gaussian
 
 GROUPS = {"nature": ("mammal", "bird"), "food": ("fruit",)}
@@ -159,21 +159,21 @@ def test_one_concept_is_refused_and_one_drawing_among_names_is_not(full):
     """NumPy took the first place of a single query for a number."""
     knowing = as_embedder(Knowing(full), tokenize, preprocess)
     with pytest.raises(ValueError, match="'n2' is the only concept"):
-        corpus_evaluation.evaluate_corpus(knowing, full, select="name=n2")
+        corpus_evaluation.evaluate_corpus(knowing, full.select("name=n2"))
     one = replace(full, drawings=full.drawings[:1])
     found = corpus_evaluation.evaluate_corpus(knowing, one)
     assert found.metrics["names/i2t/R@1"] == 1 and found.metrics["names/t2i/queries"] == 1
     assert found.metrics["refusal/names_t2i/image/aurc"] == 0
     found.add_intervals(20)
-    two = corpus_evaluation.evaluate_corpus(knowing, full, select="name=n2|n5")
+    two = corpus_evaluation.evaluate_corpus(knowing, full.select("name=n2|n5"))
     assert two.metrics["names/t2i/R@1"] == 1 and two.metrics["names/t2i/queries"] == 2
 
 
 def test_match_probabilities_of_both_galleries_are_checked(known):
-    assert not refusal.calibration(scattered(known, "csd"))  # no scale, no probability
+    assert not uncertainty.calibration(scattered(known, "csd"))  # no scale, no probability
     found = scattered(known, "csd")
     found.info["score"] = {"name": "csd", "scale": 6.0, "bias": -4.0}
-    got = refusal.calibration(found)
+    got = uncertainty.calibration(found)
     scores = 1 / (1 + torch.exp(4 - 6 * similarity_scores(found.image, found.text, "csd")))
     true = torch.from_numpy(found.text_relation).T
     every = reliability(scores.flatten(), true.flatten(), LOG_ODDS).metrics("calibration/captions/match")
@@ -219,12 +219,14 @@ def test_the_gallery_follows_select_unless_all_names_are_asked_for(shards):
     assert len(styled.concepts) == 12 and len(styled.drawings) == 9
 
 
-def test_select_in_evaluate_narrows_drawings_and_names(shards, full):
+def test_a_selection_narrows_drawings_and_names(shards, full):
     knowing = as_embedder(Knowing(full), tokenize, preprocess)
-    got = corpus_evaluation.evaluate_corpus(knowing, shards[0], select="subgroup=bird")
+    got = corpus_evaluation.evaluate_corpus(
+        knowing, corpus_evaluation.gallery([shards[0]]).select("subgroup=bird")
+    )
     assert got.info["images"] == got.info["concepts"] == 3
-    with pytest.raises(ValueError, match="leaves no drawing"):
-        corpus_evaluation.evaluate_corpus(knowing, full, select="name=n11")
+    with pytest.raises(ValueError, match="has no drawing"):
+        corpus_evaluation.evaluate_corpus(knowing, replace(full, drawings=()))
 
 
 def test_results_survive_saving(known, tmp_path):

@@ -164,16 +164,16 @@ def test_no_image_has_a_part_in_the_choice_that_it_is_scored_by(features):
 
     def chosen(mean):
         image = Gaussian(mean, features.image.log_var)
-        return list(best_prompts.cross_fitted(replace(features, image=image), features.prompts, labels, score))
+        return list(best_prompts.cross_weights(replace(features, image=image), features.prompts, labels, score))
 
     other = features.image.mean
     before = chosen(other)
-    for number, (rows, text) in enumerate(before):
+    for number, (rows, weights) in enumerate(before):
         mean = other.clone()
         mean[rows] = other[rows].flip(0)
         after = chosen(mean)
-        assert torch.equal(after[number][1].mean, text.mean)
-        assert not torch.equal(after[1 - number][1].mean, before[1 - number][1].mean)
+        assert torch.equal(after[number][1], weights)
+        assert not torch.equal(after[1 - number][1], before[1 - number][1])
     assert sorted(torch.cat([rows for rows, _ in before]).tolist()) == list(range(len(labels)))
 
 

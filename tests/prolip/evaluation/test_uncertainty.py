@@ -8,8 +8,8 @@ import torch
 from scipy.stats import rankdata
 
 from prolip.data.emoji import LEVELS, Concept, Corpus, Drawing
-from prolip.evaluation.metrics import traces
-from prolip.evaluation.suites.emoji import levels
+from prolip.evaluation.metrics import selective
+from prolip.evaluation.suites.emoji import uncertainty
 from prolip.gaussian import Gaussian
 
 
@@ -43,13 +43,13 @@ def test_hierarchy_pairs_are_those_of_the_concepts_without_repeats():
     table = corpus.caption_table()
 
     def pairs(inner, outer):
-        found = levels.hierarchy_pairs(corpus, table, inner, outer)
+        found = uncertainty.hierarchy_pairs(corpus, table, inner, outer)
         left = [d.key for d in corpus.drawings] if inner == "image" else table.texts
         return {(left[i], table.texts[j]) for i, j in found}
 
     assert pairs("name", "group") == {("cat", "nature"), ("dog", "nature"), ("rose", "nature")}
     assert pairs("keyword", "subgroup") == {("pet", "mammal"), ("heart", "mammal")}  # not ("heart", "heart")
-    assert len(levels.hierarchy_pairs(corpus, table, "subgroup", "group")) == 2
+    assert len(uncertainty.hierarchy_pairs(corpus, table, "subgroup", "group")) == 2
     assert pairs("image", "keyword") == {
         ("k0", "pet"), ("k0", "heart"), ("k1", "pet"), ("k2", "heart"), ("k3", "pet"), ("k3", "heart"), ("k4", "pet")
     }  # fmt: skip
@@ -59,16 +59,18 @@ def test_inclusion_of_a_few_pairs_at_a_time_is_that_of_all(monkeypatch):
     corpus = make_corpus()
     table = corpus.caption_table()
     embedded = gaussians([0.01, 0.02, 0.03, 0.04, 0.05]), gaussians(by_generality(table, PAPER)), corpus, table
-    whole = levels.hierarchy_inclusion(*embedded)
-    monkeypatch.setattr(levels, "PAIRS", 2)
-    assert levels.hierarchy_inclusion(*embedded) == whole and max(row.pairs for row in whole) > 4
+    whole = list(uncertainty.hierarchy_inclusion(*embedded))
+    monkeypatch.setattr(uncertainty, "PAIRS", 2)
+    for found, (*names, h) in zip(uncertainty.hierarchy_inclusion(*embedded), whole, strict=True):
+        assert found[:2] == tuple(names) and np.array_equal(found[2], h)
+    assert max(len(h) for *_, h in whole) > 4
 
 
 def test_traces_in_the_papers_order_give_full_inclusion_and_positive_correlations():
     corpus = make_corpus()
     table = corpus.caption_table()
     text, image = gaussians(by_generality(table, PAPER)), gaussians([0.01, 0.02, 0.03, 0.04, 0.05])
-    figures = levels.trace_metrics(image, text, corpus, table, np.arange(len(table.texts)))
+    figures = uncertainty.trace_metrics(image, text, corpus, table, np.arange(len(table.texts)))
     rates = {key: value for key, value in figures.items() if key.startswith("inclusion/") and key.count("/") == 1}
     # "heart" is a subgroup as well as a keyword of the mammal "cat", with one trace: neither includes the other.
     assert rates.pop("inclusion/keyword_in_subgroup") == 0.5
@@ -85,7 +87,7 @@ def test_the_reversed_order_is_reported_as_reversed():
     table = corpus.caption_table()
     reverse = dict(zip(PAPER, reversed(PAPER.values())))
     text, image = gaussians(by_generality(table, reverse)), gaussians([0.9] * 5)
-    figures = levels.trace_metrics(image, text, corpus, table, np.arange(len(table.texts)))
+    figures = uncertainty.trace_metrics(image, text, corpus, table, np.arange(len(table.texts)))
     assert figures["inclusion/name_in_group"] == figures["inclusion/image_in_name"] == 0.0
     assert figures["inclusion/name_in_group/median"] < 0
     assert figures["spearman/trace_generality"] < -0.9 and figures["spearman/trace_true_matches"] < -0.5
@@ -94,14 +96,14 @@ def test_the_reversed_order_is_reported_as_reversed():
 
 def test_deciles_are_equal_groups_of_rising_trace():
     trace = np.random.default_rng(0).permutation(100).astype(float)
-    got = traces.by_decile(trace, 1 - trace / 100)
+    got = selective.by_decile(trace, 1 - trace / 100)
     np.testing.assert_allclose(got.trace, np.arange(10) * 10 + 4.5)
     np.testing.assert_allclose(got.value, 1 - got.trace / 100)
     assert got.spearman_bins == pytest.approx(-1) and got.spearman_queries == pytest.approx(-1)
 
 
 def test_fewer_queries_than_deciles_and_equal_traces_are_harmless():
-    got = traces.by_decile(np.array([1.0, 1.0, 1.0]), np.array([0.0, 1.0, 0.0]))
+    got = selective.by_decile(np.array([1.0, 1.0, 1.0]), np.array([0.0, 1.0, 0.0]))
     assert got.value.tolist() == [1 / 3] * 3 and math.isnan(got.spearman_bins)
 
 
@@ -110,27 +112,26 @@ def test_equal_traces_are_the_expectation_over_their_orders():
     trace, value = np.array([1.0, 1, 2, 2, 2, 2, 3]), np.array([0.0, 1, 0.3, 0.9, 0, 1, 0.5])
     orders = [np.array([*a, *(2 + np.array(b)), 6]) for a in permutations(range(2)) for b in permutations(range(4))]
     want = np.mean([[value[group].mean() for group in np.array_split(order, 3)] for order in orders], axis=0)
-    got = traces.by_decile(trace, value, 3)
+    got = selective.by_decile(trace, value, 3)
     np.testing.assert_allclose(got.value, want, rtol=1e-12)
     np.testing.assert_allclose(got.trace, [4 / 3, 2, 2.5])
     rows = np.random.default_rng(0).permutation(7)
-    for found, again in zip(got, traces.by_decile(trace[rows], value[rows], 3)):
+    for found, again in zip(got, selective.by_decile(trace[rows], value[rows], 3)):
         np.testing.assert_allclose(again, found, rtol=1e-12)
     errors = np.sort(np.random.default_rng(1).random(97))
-    flat = traces.by_decile(np.full(97, 0.1), errors)
+    flat = selective.by_decile(np.full(97, 0.1), errors)
     assert len(set(flat.value)) == len(set(flat.trace)) == 1 and flat.value[0] == pytest.approx(errors.mean())
     assert math.isnan(flat.spearman_bins)  # no rank correlation of rounding
 
 
 def test_lengths_are_grouped_with_quartiles():
-    got = traces.by_length(np.array([2, 1, 2, 2]), np.array([1.0, 9.0, 2.0, 6.0]))
-    assert [(g.length, g.mean, g.texts) for g in got] == [(1, 9.0, 1), (2, 3.0, 3)]
-    assert (got[1].lower, got[1].upper) == (1.5, 4.0)
+    got = selective.by_length(np.array([2, 1, 2, 2]), np.array([1.0, 9.0, 2.0, 6.0]))
+    assert got.tolist() == [[1, 9.0, 9.0, 9.0, 1], [2, 3.0, 1.5, 4.0, 3]]
 
 
 def test_spread_is_the_width_of_nine_tenths_over_the_median():
-    assert traces.spread(np.arange(101.0) + 50) == pytest.approx(0.9)
-    assert traces.spread(np.full(9, 0.7)) == 0 and math.isnan(traces.spread(np.zeros(3)))
+    assert selective.spread(np.arange(101.0) + 50) == pytest.approx(0.9)
+    assert selective.spread(np.full(9, 0.7)) == 0 and math.isnan(selective.spread(np.zeros(3)))
 
 
 def test_partial_spearman_is_the_correlation_of_what_the_third_leaves_of_both_ranks():
@@ -139,19 +140,19 @@ def test_partial_spearman_is_the_correlation_of_what_the_third_leaves_of_both_ra
     x, y = given + draw.normal(size=200), given + draw.normal(size=200)
     ranks = [rankdata(v) for v in (x, y, given)]
     left = [r - np.polyval(np.polyfit(ranks[2], r, 1), ranks[2]) for r in ranks[:2]]
-    assert traces.partial_spearman(x, y, given) == pytest.approx(np.corrcoef(*left)[0, 1])
-    assert traces.spearman(x, y) > 0.3 > abs(traces.partial_spearman(x, y, given))
-    assert math.isnan(traces.partial_spearman(given, y, given))
+    assert selective.partial_spearman(x, y, given) == pytest.approx(np.corrcoef(*left)[0, 1])
+    assert selective.spearman(x, y) > 0.3 > abs(selective.partial_spearman(x, y, given))
+    assert math.isnan(selective.partial_spearman(given, y, given))
 
 
 def test_spearman_ignores_the_scale_and_refuses_to_guess():
     x = np.arange(10.0)
-    assert traces.spearman(x, np.exp(x)) == pytest.approx(1)
-    assert math.isnan(traces.spearman(x[:2], x[:2])) and math.isnan(traces.spearman(x, np.ones(10)))
+    assert selective.spearman(x, np.exp(x)) == pytest.approx(1)
+    assert math.isnan(selective.spearman(x[:2], x[:2])) and math.isnan(selective.spearman(x, np.ones(10)))
 
 
 def test_expected_numbers_of_matches_against_true_ones_by_hand():
-    found = levels.matches_metrics(np.array([2.0, 4.0, 1.0, 9.0, 50.0]), np.array([1, 1, 3, 9, 0]))
+    found = uncertainty.matches_metrics(np.array([2.0, 4.0, 1.0, 9.0, 50.0]), np.array([1, 1, 3, 9, 0]))
     assert found["matches/within_factor_2"] == pytest.approx(2 / 4)  # the last fits nothing
     assert found["matches/median_factor"] == pytest.approx(math.sqrt(2 * 3))
     assert found["matches/expected_over_true"] == pytest.approx((2 * 4 / 3 * 1) ** 0.25)
@@ -159,14 +160,14 @@ def test_expected_numbers_of_matches_against_true_ones_by_hand():
 
 def test_the_one_number_that_suits_most_texts_is_the_best_of_all():
     true = np.random.default_rng(0).integers(0, 40, 60)
-    found = levels.matches_metrics(np.ones(60), true)
+    found = uncertainty.matches_metrics(np.ones(60), true)
     kept = true[true > 0]
     tried = [((kept >= n / 2) & (kept <= 2 * n)).mean() for n in np.arange(0.5, 80.1, 0.5)]
     assert found["matches/chance_within_factor_2"] == pytest.approx(max(tried))
 
 
 def test_texts_are_grouped_by_doublings_of_what_they_are_expected_to_fit():
-    groups = levels.by_expected(np.array([0.1, 0.9, 1.0, 1.9, 9.0]), np.array([0, 1, 1, 2, 6]))
-    assert [(group.low, group.high, group.texts) for group in groups] == [(0, 1, 2), (1, 2, 2), (8, 16, 1)]
-    assert [group.expected for group in groups] == pytest.approx([0.5, 1.45, 9])
-    assert [group.true for group in groups] == [0.5, 1.5, 6]
+    groups = uncertainty.by_expected(np.array([0.1, 0.9, 1.0, 1.9, 9.0]), np.array([0, 1, 1, 2, 6]))
+    texts, expected, drawings = zip(*groups)
+    assert texts == (2, 2, 1) and drawings == (0.5, 1.5, 6)
+    assert expected == pytest.approx((0.5, 1.45, 9))

@@ -5,9 +5,8 @@ from PIL import Image
 
 from prolip.evaluation import plots as figures
 from prolip.evaluation.metrics import calibration
-from prolip.evaluation.metrics.selective import risk_coverage
+from prolip.evaluation.metrics.selective import by_decile, risk_coverage
 from prolip.evaluation.metrics.study import Samples, Study
-from prolip.evaluation.metrics.traces import by_decile
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +53,8 @@ def test_reliability_is_drawn_against_the_diagonal(samples, log_odds):
     np.testing.assert_allclose(diagonal.get_xdata(), diagonal.get_ydata())
     kept = (found.frequency > 0) & (found.frequency < 1) if log_odds else found.counts > 0
     want = found.frequency[kept]
-    np.testing.assert_allclose(ours.get_ydata(), np.log(want / (1 - want)) if log_odds else want)
+    np.testing.assert_allclose(ours.get_ydata(), want)
+    assert upper.get_xscale() == upper.get_yscale() == ("logit" if log_odds else "linear")
     assert sum(below.lines[0].get_ydata()) == pytest.approx(1) and "ECE" in ours.get_label()
 
 

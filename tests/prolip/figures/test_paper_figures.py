@@ -6,8 +6,8 @@ from matplotlib.figure import Figure
 from PIL import Image
 from report.report_stand_in import make_result
 
-from prolip.figures import images, prompts, samples, walks
-from prolip.figures.images import Pictures, without_cells
+from prolip.figures import paper
+from prolip.figures.paper import Pictures, without_cells
 from prolip.gaussian import Gaussian
 from prolip.hierarchy import figures as hierarchy
 from prolip.hierarchy.levels import traces_by_level
@@ -33,14 +33,14 @@ def result():
 
 def test_ends_are_the_least_and_most_uncertain_from_the_outside_in():
     x = np.array([3.0, 1.0, 2.0, 9.0, 5.0])
-    found = samples.ends(x, 2)
+    found = paper.ends(x, 2)
     assert found["certain"].tolist() == [1, 2] and found["uncertain"].tolist() == [3, 4]
-    all_of_them = samples.ends(x, 99)
+    all_of_them = paper.ends(x, 99)
     assert len(np.intersect1d(*all_of_them.values())) == 0 and len(all_of_them["certain"]) == 2
 
 
 def test_the_figure_of_samples_shows_the_ends_with_their_uncertainties(result):
-    figure = samples.certain_and_uncertain(result, drawings=3, texts=4)
+    figure = paper.certain_and_uncertain(result, drawings=3, texts=4)
     image, text = result.image.trace.numpy(), result.text.trace.numpy()
     words = words_of(figure)
     for i in [*np.argsort(text)[:4], *np.argsort(-text)[:4]]:
@@ -52,8 +52,8 @@ def test_the_figure_of_samples_shows_the_ends_with_their_uncertainties(result):
 
 
 def test_corners_are_true_pairs_of_the_certain_and_the_uncertain_fifths(result):
-    found = samples.corners(result, each=2, seed=1)
-    assert [(x.image, x.text) for x in found] == [(i, t) for i in samples.ENDS for t in samples.ENDS]
+    found = paper.corners(result, each=2, seed=1)
+    assert [(x.image, x.text) for x in found] == [(i, t) for i in paper.ENDS for t in paper.ENDS]
     assert sum(len(x.drawings) for x in found) >= 5, "the corners are not empty"
     image, text = result.image.trace.numpy(), result.text.trace.numpy()
     for corner in found:
@@ -64,18 +64,18 @@ def test_corners_are_true_pairs_of_the_certain_and_the_uncertain_fifths(result):
         a, b = result.image.select(corner.drawings), result.text.select(corner.texts)
         wanted = (a.mean - b.mean).square().sum(1) + a.trace + b.trace
         np.testing.assert_allclose(corner.csd, wanted, rtol=1e-5)
-    again = samples.corners(result, each=2, seed=1)
+    again = paper.corners(result, each=2, seed=1)
     assert all(np.array_equal(a.texts, b.texts) for a, b in zip(found, again))
-    words = words_of(samples.pairs(result, each=2, seed=1))
+    words = words_of(paper.pairs(result, each=2, seed=1))
     assert all(any(f"csd {d:.3g}" in said for said in words) for x in found for d in x.csd)
 
 
 def test_a_corner_without_pairs_says_so():
     alike = make_result(traces=[0.1, 0.8, 0.8, 0.8])  # the certain texts are the groups: few, and true of many
-    assert any(len(x.drawings) for x in samples.corners(alike))
+    assert any(len(x.drawings) for x in paper.corners(alike))
     lonely = make_result(traces=[0.8, 0.4, 0.2, 0.1])
     lonely.__dict__["text_relation"] = np.zeros_like(lonely.text_relation)
-    assert words_of(samples.pairs(lonely)).count("no such pair") == 4
+    assert words_of(paper.pairs(lonely)).count("no such pair") == 4
 
 
 def test_larger_shares_erase_the_cells_of_smaller_ones_and_no_others():
@@ -116,9 +116,9 @@ def test_erased_drawings_are_levels_whose_original_is_last(result):
     wanted = 2 * np.exp(4 * np.array([0.75, 0.5, 0.25, 0]) - 5)
     np.testing.assert_allclose(made.traces.values, np.tile(wanted, (len(result.corpus.drawings), 1)), rtol=1e-4)
     assert [x.rate for x in made.inclusions] == [1, 1, 1] and len(made.failures(5)) == 0
-    titles = [ax.get_title("left") for ax in images.inclusion(made).axes]
+    titles = [ax.get_title("left") for ax in paper.inclusion(made).axes]
     assert [title for title in titles if title] == [f"last in level {i}: 100%" for i in range(3)]
-    assert "0% of 22 images" in " ".join(words_of(images.failures(made)))
+    assert "0% of 22 images" in " ".join(words_of(paper.failures(made)))
 
 
 def test_failures_are_those_with_the_least_inclusion_first():
@@ -133,7 +133,7 @@ def test_failures_are_those_with_the_least_inclusion_first():
 
     made = Pictures(Stub, z, picture)
     assert made.failures(9).tolist() == [3, 1] and made.failures(1).tolist() == [3]
-    figure = images.failures(made)
+    figure = paper.failures(made)
     assert "50% of 4 images" in " ".join(words_of(figure)) and shown == [(3, 0), (1, 0), (3, 1), (1, 1)]
     assert len(pictures_of(figure)) == 4
 
@@ -155,7 +155,7 @@ def test_differences_of_levels_are_against_the_last():
 def test_a_walk_is_the_traversals_path_with_its_root_and_the_truth(result):
     empty = Gaussian(result.text.mean.mean(0, keepdim=True), result.text.log_var[:1])
     found = traverse(result.image, result.text, empty, steps=9)
-    chosen = walks.walks(result, found, most=4, seed=3)
+    chosen = paper.walks(result, found, most=4, seed=3)
     assert len(chosen) == 4 and [x.drawing for x in chosen] == sorted({x.drawing for x in chosen})
     for walk in chosen:
         concept = result.corpus.concepts[result.corpus.drawings[walk.drawing].concept]
@@ -164,10 +164,10 @@ def test_a_walk_is_the_traversals_path_with_its_root_and_the_truth(result):
         own = {text for level in ("name", "keyword", "subgroup", "group") for text in concept.captions(level)}
         assert walk.root_is_true == (walk.root in own)
         assert walk.own == (concept.name, concept.keywords[0], concept.subgroup, concept.group)
-    every = walks.walks(result, found, most=99)
+    every = paper.walks(result, found, most=99)
     share = np.mean([walk.root_is_true for walk in every])
-    assert len(every) == 22 and walks.true_roots(result, found) == pytest.approx(share) and share > 0
-    words = words_of(walks.traversals(result, found, most=4, seed=3))
+    assert len(every) == 22 and paper.true_roots(result, found) == pytest.approx(share) and share > 0
+    words = words_of(paper.traversals(result, found, most=4, seed=3))
     assert any(f"true of {share:.0%}" in said for said in words)
     for walk in chosen:
         assert any(f"“{walk.root}”, {'' if walk.root_is_true else 'not '}true" in said for said in words)
@@ -175,9 +175,9 @@ def test_a_walk_is_the_traversals_path_with_its_root_and_the_truth(result):
 
 def test_walks_to_the_empty_text_have_no_root_of_their_own(result):
     found = traverse(result.image, result.text, result.text.select([0]), "empty", steps=5)
-    assert all(walk.root is None and not walk.root_is_true for walk in walks.walks(result, found, 3))
-    assert np.isnan(walks.true_roots(result, found))
-    figure = walks.traversals(result, found, 3)
+    assert all(walk.root is None and not walk.root_is_true for walk in paper.walks(result, found, 3))
+    assert np.isnan(paper.true_roots(result, found))
+    figure = paper.traversals(result, found, 3)
     assert isinstance(figure, Figure) and not any("[ROOT]" in said for said in words_of(figure))
 
 
@@ -190,17 +190,17 @@ def weights_of(*names):
 
 def test_prompts_stand_beside_drawings_of_their_class_with_most_weight_first(result):
     weights = weights_of("bird", "no such thing", "Fruit")
-    chosen = prompts.choose(weights, result, seed=2)
+    chosen = paper.choose(weights, result, seed=2)
     assert [shown.row for shown in chosen] == [0, 2]
     for shown, name in zip(chosen, ("bird", "fruit")):
         own = [result.corpus.concepts[result.corpus.drawings[i].concept].subgroup for i in shown.drawings]
-        assert own == [name] * prompts.PICTURES and len(set(shown.drawings.tolist())) == prompts.PICTURES
+        assert own == [name] * paper.PICTURES and len(set(shown.drawings.tolist())) == paper.PICTURES
     assert [shown.prompts.tolist() for shown in chosen] == [[0, 1, 2], [2, 1, 0]]
-    figure = prompts.examples(weights, result, seed=2)
+    figure = paper.prompts_of_classes(weights, result, seed=2)
     bars = [ax for ax in figure.axes if ax.patches]
     assert [[bar.get_width() for bar in ax.patches] for ax in bars] == [[0.5, 0.3, 0.2], [0.7, 0.2, 0.1]]
     assert [label.get_text() for label in bars[1].get_yticklabels()] == ["one {c}.", "my {c}.", "a {c}."]
     assert [ax.lines[0].get_xdata()[0] for ax in bars] == [pytest.approx(1 / 3)] * 2
     assert len(pictures_of(figure)) == 10
     with pytest.raises(ValueError, match="no drawing is of any of the 1 classes"):
-        prompts.choose(weights_of("car"), result)
+        paper.choose(weights_of("car"), result)

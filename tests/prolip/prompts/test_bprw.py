@@ -6,8 +6,16 @@ import torch.nn.functional as F
 from prolip.evaluation.metrics import blockwise
 from prolip.gaussian import Gaussian, mixture
 from prolip.methods import find_score
-from prolip.prompts.bprw import Reweighing, drawn_images, nearest_images, points_of, reweigh, rule_of
-from prolip.prompts.em import fit_weights, inverse_traces
+from prolip.prompts.bprw import (
+    Reweighing,
+    drawn_images,
+    fit_weights,
+    inverse_traces,
+    nearest_images,
+    points_of,
+    reweigh,
+    rule_of,
+)
 
 CSD = find_score("csd")()
 

@@ -6,8 +6,8 @@ import torch
 from torch.distributions import Dirichlet, Independent, Normal
 
 from prolip.gaussian import Gaussian
-from prolip.prompts import em
-from prolip.prompts.em import fit_weights, inverse_traces, log_likelihoods
+from prolip.prompts import bprw
+from prolip.prompts.bprw import fit_weights, inverse_traces, log_likelihoods
 
 
 def problem(classes=5, prompts=4, dim=3, points=(7, 2, 0, 11, 1), seed=0):
@@ -46,7 +46,7 @@ def steps_of(z, points, alpha, eps, count):
     """The first steps of all classes by the module."""
     x = torch.nn.utils.rnn.pad_sequence(points, batch_first=True)
     observed = torch.arange(x.shape[1]) < torch.tensor([len(p) for p in points]).unsqueeze(1)
-    found = em.em_steps(log_likelihoods(x, z, eps), alpha, inverse_traces(z), observed)
+    found = bprw.em_steps(log_likelihoods(x, z, eps), alpha, inverse_traces(z), observed)
     return [next(found) for _ in range(count + 1)]
 
 
@@ -98,7 +98,7 @@ def test_the_objective_never_falls_and_is_the_log_posterior(alpha):
 def test_the_fit_is_the_maximum_over_all_weights_from_any_start():
     z, points = problem(seed=2)
     fit = fit_weights(z, points, 2.0, 0.02, tolerance=1e-12)
-    assert fit.change <= 1e-12 and int(fit.steps.max()) < em.STEPS
+    assert fit.change <= 1e-12 and int(fit.steps.max()) < bprw.STEPS
     g = torch.Generator().manual_seed(0)
     start = torch.rand(5, 4, generator=g, dtype=torch.float64) + 0.01
     again = fit_weights(z, points, 2.0, 0.02, start / start.sum(1, keepdim=True), tolerance=1e-12)
@@ -137,7 +137,7 @@ def test_an_alpha_below_one_leaves_prompts_out_and_the_rest_sums_to_one():
 def test_many_classes_in_parts_are_the_same_as_one_after_the_other(monkeypatch):
     z, points = problem(classes=7)
     whole = fit_weights(z, points, 2.0, 0.02)
-    monkeypatch.setattr(em, "CLASSES", 3)
+    monkeypatch.setattr(bprw, "CLASSES", 3)
     parts = fit_weights(z, iter(points), 2.0, 0.02)
     torch.testing.assert_close(parts.weights, whole.weights, atol=1e-5, rtol=0)  # which end a step sooner or later
     one = [fit_weights(z.select(slice(c, c + 1)), [points[c]], 2.0, 0.02) for c in range(7)]

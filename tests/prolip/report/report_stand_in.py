@@ -10,8 +10,8 @@ from PIL import Image
 from prolip.data.emoji import Concept, Corpus, Drawing
 from prolip.evaluation.metrics.classification import classification
 from prolip.evaluation.suites.emoji.evaluate import corpus_retrieval
-from prolip.evaluation.suites.emoji.levels import trace_metrics
 from prolip.evaluation.suites.emoji.result import CorpusResult
+from prolip.evaluation.suites.emoji.uncertainty import trace_metrics
 from prolip.gaussian import Gaussian
 from prolip.scores import TrueMatchScore
 

@@ -13,7 +13,7 @@ from prolip.evaluation.datasets.base import Dataset, Sample
 from prolip.evaluation.features import Features
 from prolip.evaluation.model import ModelCard
 from prolip.gaussian import Gaussian
-from prolip.report import examples
+from prolip.report import examples, runs
 from prolip.report.page import make_report
 from prolip.scores import TrueMatchScore
 
@@ -101,9 +101,9 @@ def test_the_page_shows_what_the_file_kept_and_escapes_it(tmp_path):
     found = features()
     words = ("<b>text</b>", *found.captions[1:])
     shown = examples.show_features(Features(**{**vars(found), "captions": words}))
-    assert examples.restored(json.loads(json.dumps(shown))) == shown
     folder = write_run(tmp_path / "demo")
     (folder / "examples.json").write_text(json.dumps({"my <set>": shown}))
+    assert runs.read_examples(folder / "examples.json") == {"my <set>": shown}
     text = make_report(folder).read_text()
     assert "Examples from my &lt;set&gt;" in text and "&lt;b&gt;text&lt;/b&gt;" in text and "<b>text</b>" not in text
     assert not re.search("emoji(?!})|drawing|corpus", text)

@@ -7,9 +7,9 @@ import torch
 from matplotlib.collections import PathCollection
 from report_stand_in import make_result, with_units, write_run
 
-from prolip.evaluation.suites.emoji import levels
+from prolip.evaluation.suites.emoji.uncertainty import by_expected, matches_metrics
 from prolip.gaussian import Gaussian
-from prolip.report import figures, pca, readings, runs
+from prolip.report import figures, pca, runs, uncertainty
 
 
 @pytest.fixture(scope="module")
@@ -57,15 +57,15 @@ def test_the_histogram_shows_shares_with_the_means(result):
 
 def test_expected_numbers_of_matches_stand_where_units_have_them_and_nowhere_without():
     result = make_result(traces=[0.8, 0.4, 0.2, 0.1])
-    assert figures.expected_matches(result) is None and readings.expected(result) == ""
+    assert figures.expected_matches(result) is None and uncertainty.expected(result) == ""
     result = with_units(result)
     (axes,) = figures.expected_matches(result).axes
     drawn = np.concatenate([dots.get_offsets() for dots in axes.collections if isinstance(dots, PathCollection)])
     shown = result.text_relation.sum(1) > 0
     wanted = len(result.corpus.drawings) * np.exp(result.text.trace.numpy()[shown] / 0.1) / 5000
     np.testing.assert_allclose(np.sort(drawn[:, 1]), np.sort(wanted), rtol=1e-4)
-    measured = levels.matches_metrics(result.expected_matches, result.text_relation.sum(1))
-    said = readings.expected(result)
+    measured = matches_metrics(result.expected_matches, result.text_relation.sum(1))
+    said = uncertainty.expected(result)
     assert f"Here {measured['matches/within_factor_2']:.0%} of the texts lie in the band" in said
     assert f"could reach {measured['matches/chance_within_factor_2']:.0%}" in said and "a group about 3 in 5" in said
 
@@ -77,7 +77,7 @@ def test_diamonds_of_expected_numbers_are_the_means_of_groups_with_five_texts_or
     below = expected < 1
     assert below.sum() >= 5 and diamonds.get_ydata()[0] == pytest.approx(expected[below].mean())
     assert diamonds.get_xdata()[0] == pytest.approx(true[below].mean())
-    assert len(diamonds.get_xdata()) == sum(g.texts >= 5 for g in levels.by_expected(expected, true))
+    assert len(diamonds.get_xdata()) == sum(texts >= 5 for texts, *_ in by_expected(expected, true))
 
 
 def test_dots_stand_at_their_number_of_matches_and_their_trace(result):

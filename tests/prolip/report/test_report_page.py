@@ -13,7 +13,7 @@ from report_stand_in import make_result, write_run
 
 from prolip.cli.main import main
 from prolip.methods import METHODS
-from prolip.report import page, readings, runs, uncertainty
+from prolip.report import page, runs, uncertainty
 from prolip.utils.console import STEERING
 
 
@@ -203,21 +203,21 @@ def test_both_ends_are_those_of_the_sorted_list(result):
 )
 def test_the_order_of_levels_is_reported_as_it_came_out(traces, order, words):
     result = make_result(traces=traces)
-    assert readings.order_of_levels(result) == order
-    assert words in readings.levels(result)
+    assert uncertainty.order_of_levels(result) == order
+    assert words in uncertainty.levels(result)
 
 
 READINGS = [
-    (readings.modality, "trace/text_over_image", 1.01, "about equally uncertain"),
-    (readings.modality, "trace/text_over_image", 2.0, "texts are more uncertain than drawings, 2 times"),
-    (readings.modality, "trace/text_over_image", 0.5, "drawings are 2 times as uncertain"),
-    (readings.length, "spearman/trace_tokens", 0.4, "longer texts are the more uncertain"),
-    (readings.length, "spearman/trace_tokens", -0.4, "shorter texts are the more uncertain"),
-    (readings.length, "spearman/trace_tokens", 0.05, "no clear relation"),
-    (readings.matches, "spearman/trace_true_matches", 0.4, "+0.40 over all texts"),
-    (readings.matches, "spearman/trace_true_matches", 0.4, "widely applicable texts are the more uncertain"),
-    (readings.matches, "spearman/trace_true_matches", -0.4, "rarely applicable texts are the more uncertain"),
-    (readings.matches, "spearman/trace_true_matches", math.nan, "undefined (constant)"),
+    (uncertainty.modality, "trace/text_over_image", 1.01, "about equally uncertain"),
+    (uncertainty.modality, "trace/text_over_image", 2.0, "texts are more uncertain than drawings, 2 times"),
+    (uncertainty.modality, "trace/text_over_image", 0.5, "drawings are 2 times as uncertain"),
+    (uncertainty.length, "spearman/trace_tokens", 0.4, "longer texts are the more uncertain"),
+    (uncertainty.length, "spearman/trace_tokens", -0.4, "shorter texts are the more uncertain"),
+    (uncertainty.length, "spearman/trace_tokens", 0.05, "no clear relation"),
+    (uncertainty.matches, "spearman/trace_true_matches", 0.4, "+0.40 over all texts"),
+    (uncertainty.matches, "spearman/trace_true_matches", 0.4, "widely applicable texts are the more uncertain"),
+    (uncertainty.matches, "spearman/trace_true_matches", -0.4, "rarely applicable texts are the more uncertain"),
+    (uncertainty.matches, "spearman/trace_true_matches", math.nan, "undefined (constant)"),
 ]
 
 
@@ -234,22 +234,22 @@ def test_a_trace_that_is_one_number_for_each_length_is_reported_though_it_does_n
     words = result.token_lengths
     trace = torch.from_numpy(np.where(words == 1, 0.7, 0.6) + np.where(words % 3 == 0, 0.2, 0))
     result.text = result.text._replace(log_var=(trace.float() / 24).log()[:, None].expand(-1, 24).clone())
-    assert "each length has a trace of its own" in readings.length(result)
+    assert "each length has a trace of its own" in uncertainty.length(result)
     noise = torch.rand(len(trace), 1, generator=torch.Generator().manual_seed(0))
     result.text = result.text._replace(log_var=result.text.log_var + 0.3 * noise)
-    assert "each length" not in readings.length(result)
-    assert [readings._share(x) for x in (0.0123, 8.6e-6, 0.4, 0)] == ["1.2%", "0.00086%", "40%", "less than 0.0001%"]
+    assert "each length" not in uncertainty.length(result)
+    assert [uncertainty._share(x) for x in (0.0123, 8.6e-6, 0.4, 0)] == ["1.2%", "0.00086%", "40%", "less than 0.0001%"]
 
 
 def test_the_verdict_counts_what_holds():
-    assert "meet all three expectations" in readings.verdict(make_result(traces=[0.8, 0.4, 0.2, 0.1]))
+    assert "meet all three expectations" in uncertainty.verdict(make_result(traces=[0.8, 0.4, 0.2, 0.1]))
     reversed_order = make_result(traces=[0.001, 0.002, 0.004, 0.008])
-    said = readings.verdict(reversed_order)
+    said = uncertainty.verdict(reversed_order)
     assert "none of three" in said and "must not be read" in said
-    assert "drawings are" in readings.modality(reversed_order)
+    assert "drawings are" in uncertainty.modality(reversed_order)
     means = make_result()
     means.info["similarity"] = "mean"
-    assert "played no part" in readings.verdict(means)
+    assert "played no part" in uncertainty.verdict(means)
 
 
 def test_numbers_are_printed_for_people():

@@ -8,19 +8,18 @@ that is clip_benchmark's code.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from prolip.evaluation.features import mix_prompts
 from prolip.evaluation.model import embed_texts, encoder
-from prolip.evaluation.zero_shot import mix_groups
-from prolip.gaussian import Gaussian, concatenate
+from prolip.gaussian import Gaussian
 from prolip.prompts.weights import PromptWeights, UnfitPrompts
 from prolip.scores import MeanScore, Score
-
-CLASSES_AT_ONCE = 64
 
 
 class Scored(Tensor):
@@ -122,24 +121,17 @@ def class_vectors(
         if isinstance(templates, Mapping):
             raise UnfitPrompts(f"{weights} are of templates, and here each class has prompts of its own: drop them")
         weights.check(classnames, templates, weights.fingerprint)
-
-    def weigh(z: Gaussian, first: int) -> Tensor:
-        assert weights is not None
-        return weights.weights(z.trace, first)
-
     precision = "fp32"
     if amp:  # what torch.autocast(device) computes in: bf16 on CPU, fp16 on CUDA
         half = torch.get_autocast_dtype(torch.device(device).type) == torch.float16
         precision = "amp_fp16" if half else "amp_bf16"
-    parts = []
     encode = encoder(model.model, "text", torch.device(device), precision)
-    for start in range(0, len(classnames), CLASSES_AT_ONCE):
-        groups = [prompts(name, templates) for name in classnames[start : start + CLASSES_AT_ONCE]]
-        texts = [text for group in groups for text in group]
-        z = embed_texts(encode, tokenizer, texts)
-        own = None if weights is None else weigh
-        parts.append(mix_groups(z, [len(group) for group in groups], weigh=own, first=start))
-    mixed = concatenate(parts)
+    groups = [prompts(name, templates) for name in classnames]
+    mixed = mix_prompts(
+        (text for group in groups for text in group), [len(group) for group in groups],
+        partial(embed_texts, encode, tokenizer),
+        None if weights is None else lambda z, first: weights.weights(z.trace, first),
+    )  # fmt: skip
     # A plain tensor, which --save_clf can keep; the rows of images know how to multiply it.
     rows = mixed.mean if model.of_means else model.rows(mixed, -1.0)
     return rows.as_subclass(Tensor).to(device).mT.contiguous()

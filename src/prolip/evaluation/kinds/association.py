@@ -94,16 +94,12 @@ def evaluate(features: Features, score: Score, confusion: bool = False) -> TaskM
 
 
 def study(features: Features, score: Score) -> Study:
-    """Error: 1 - Jaccard of a cue."""
-    return study_candidates(list(score_candidates(features, score)), features, score)
-
-
-def study_candidates(scored: list[Candidates], features: Features, score: Score) -> Study:
-    """The same of scores that are there.
+    """Error: 1 - Jaccard of a cue.
 
     Refused by the negative of the best candidate's score, and by the cue's uncertainty. `calibration/match`: each cue
     with all its candidates; `calibration/match_top1`: with the best one.
     """
+    scored = list(score_candidates(features, score))
     uncertainties: dict[str, np.ndarray | Tensor] = {"score": np.array([-float(x.scores.max()) for x in scored])}
     if features.model.probabilistic and features.text is not None:
         uncertainties["text"] = uncertainty_of(features)(features.text)

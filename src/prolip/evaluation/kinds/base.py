@@ -90,10 +90,10 @@ def uncertainty_of(features: Features) -> Callable[[Gaussian], Tensor]:
     return features.model.scored_by().uncertainty
 
 
-def pair_uncertainty_of(features: Features, texts: Gaussian | None) -> OfPairs:
-    """What the model's method reads off pairs of an image and one of these, whatever they are ranked by."""
-    score, image = features.model.scored_by(), features.image
-    return lambda i, j: None if texts is None else score.pair_uncertainty(image.select(i), texts.select(j))
+def pair_uncertainty_of(features: Features) -> OfPairs:
+    """What the model's method reads off pairs of an image and a text, whatever they are ranked by."""
+    score, image, text = features.model.scored_by(), features.image, text_gaussians(features)
+    return lambda i, j: score.pair_uncertainty(image.select(i), text.select(j))
 
 
 def too_small_for(names: Sequence[str], metrics: Mapping[str, float]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ these images then wins. Here no image is scored by a choice that it took part in
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -29,49 +29,26 @@ def described(prompts: Prompts) -> str:
     return f"{prompts}, fitted to one half of the {'labelled ' if prompts.fit.shots else ''}images for the other"
 
 
-def cross_fitted(
-    features: Features, prompts: Gaussian, labels: Tensor, score: Score
-) -> Iterator[tuple[Tensor, Gaussian]]:
-    """The images of each half (n,), and the classes (C, D) of the prompts (C, T, D) as the other half weighs them."""
-    for rows, weights in cross_weights(features, prompts, labels, score):
-        yield rows, mixture(prompts, weights)
-
-
 def cross_weights(
     features: Features, prompts: Gaussian, labels: Tensor, score: Score
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """The images of each half (n,), and the weights (C, T) of the prompts (C, T, D) by the other half."""
-    fit = features.rule.fit
-    weigh = best_weights(features, prompts, labels, score) if fit is None else fitted(features, prompts, labels, score)
-    first = halves(features.keys, labels if fit is None or fit.shots else torch.zeros_like(labels))
-    for own in (first, ~first):
-        yield own.nonzero().squeeze(1), weigh((~own).nonzero().squeeze(1))
+    """The images of each half (n,), and the weights (C, T) of the prompts (C, T, D) by the other half.
 
-
-def best_weights(features: Features, prompts: Gaussian, labels: Tensor, score: Score) -> Callable[[Tensor], Tensor]:
-    """Rows of images (n,) -> even weights of the K most certain prompts of each class, with the K that suits them best.
+    By BPRW, without labels where it takes no shots; or even weights of the K most certain prompts of each class, with
+    the K that suits them best.
     """
-    uncertainty = features.model.scored_by().uncertainty(prompts)
-    hits = hits_by_count(features.image, prompts, uncertainty, labels, score)
-
-    def weigh(rows: Tensor) -> Tensor:
-        counts = best_counts(hits[:, rows], labels[rows], len(prompts.mean))
-        kept = certainty_ranks(uncertainty) < counts.unsqueeze(1)
-        return kept / kept.sum(1, keepdim=True)
-
-    return weigh
-
-
-def fitted(features: Features, prompts: Gaussian, labels: Tensor, score: Score) -> Callable[[Tensor], Tensor]:
-    """Rows of images (n,) -> weights by BPRW, without their labels where it takes no shots."""
-    fit = features.rule.fit
-    assert fit is not None
-
-    def weigh(rows: Tensor) -> Tensor:
-        image, keys = features.image.select(rows), [features.keys[row] for row in rows.tolist()]
-        return reweigh(fit, image, keys, prompts, score, labels[rows] if fit.shots else None).weights
-
-    return weigh
+    fit, keys, uncertainty = features.rule.fit, features.keys, features.model.scored_by().uncertainty(prompts)
+    first = halves(keys, labels if fit is None or fit.shots else torch.zeros_like(labels))
+    hits = torch.empty(0) if fit else hits_by_count(features.image, prompts, uncertainty, labels, score)
+    for own in (first, ~first):
+        rows, others = (half.nonzero().squeeze(1) for half in (own, ~own))
+        if fit is None:
+            counts = best_counts(hits[:, others], labels[others], len(prompts.mean))
+            kept = certainty_ranks(uncertainty) < counts.unsqueeze(1)
+            yield rows, kept / kept.sum(1, keepdim=True)
+        else:
+            image, chosen = features.image.select(others), [keys[row] for row in others.tolist()]
+            yield rows, reweigh(fit, image, chosen, prompts, score, labels[others] if fit.shots else None).weights
 
 
 def halves(keys: tuple[str, ...], labels: Tensor) -> Tensor:

@@ -22,11 +22,11 @@ from prolip.evaluation.kinds.base import (
     too_small_for,
     uncertainty_of,
 )
-from prolip.evaluation.kinds.best_prompts import cross_fitted, described
+from prolip.evaluation.kinds.best_prompts import cross_weights, described
 from prolip.evaluation.metrics.bootstrap import class_mean_of, mean_of
-from prolip.evaluation.metrics.classification import label_ranks, mean_per_class_recall
+from prolip.evaluation.metrics.classification import label_ranks
 from prolip.evaluation.metrics.study import Study, study_classification
-from prolip.gaussian import Gaussian
+from prolip.gaussian import mixture
 from prolip.scores import Score
 
 TOP = 5
@@ -51,15 +51,14 @@ def evaluate(features: Features, score: Score, confusion: bool = False) -> TaskM
         predicted, ranks = predictions(features, score)
     else:
         predicted, ranks = (torch.empty_like(labels) for _ in range(2))
-        for rows, text in cross_fitted(features, features.prompts, labels, score):
+        for rows, weights in cross_weights(features, features.prompts, labels, score):
+            text = mixture(features.prompts, weights)
             half = replace(features, image=features.image.select(rows), labels=labels[rows], text=text)
             predicted[rows], ranks[rows] = predictions(half, score)
         info["prompts"] = described(features.rule)
-    hits = {f"acc{k}": ranks <= k for k in (1, TOP) if k <= classes}
-    metrics = {name: float(hit.double().mean()) for name, hit in hits.items()}
-    statistics = {name: mean_of(hit, "images") for name, hit in hits.items()}
-    metrics["mean_per_class_recall"] = mean_per_class_recall(predicted, labels)
+    statistics = {f"acc{k}": mean_of(ranks <= k, "images") for k in (1, TOP) if k <= classes}
     statistics["mean_per_class_recall"] = class_mean_of(predicted == labels, labels, "images")
+    metrics = {name: statistic.value for name, statistic in statistics.items()}
     if confusion:
         info["confusion"] = confusion_matrix(labels.numpy(), predicted.numpy(), labels=range(classes)).tolist()
     return TaskMetrics(metrics, info | too_small_for(["acc5"], metrics), statistics)
@@ -79,17 +78,11 @@ def study(features: Features, score: Score) -> Study:
     if features.prompts is not None:
         raise ValueError(f"classes of {features.rule} prompts differ between two halves of the images: no study of them"
                          " is made")  # fmt: skip
-    return study_scores(score_matrix(features, score), own_labels(features), features, features.text, score)
-
-
-def study_scores(
-    scores: Tensor, labels: Tensor, features: Features, classes: Gaussian | None, score: Score
-) -> Study:
-    """The same of scores (N, C) and labels (N,) that are there."""
-    image, own = (features.image, classes) if features.model.probabilistic else (None, None)
+    labels = own_labels(features)
+    image, classes = (features.image, features.text) if features.model.probabilistic else (None, None)
     found = study_classification(
-        scores, labels, image, own, score, uncertainty_of(features), len(labels) <= NEIGHBOURS,
-        pair_uncertainty_of(features, classes),
+        score_matrix(features, score), labels, image, classes, score, uncertainty_of(features),
+        len(labels) <= NEIGHBOURS, pair_uncertainty_of(features),
     )  # fmt: skip
     large = image is not None and len(labels) > NEIGHBOURS
     return found._replace(too_large_for=BY_NEIGHBOURS) if large else found

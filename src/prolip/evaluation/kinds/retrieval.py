@@ -112,7 +112,11 @@ def relevance_of(features: Features) -> tuple[Relevance, Relevance | None]:
 def study(features: Features, score: Score) -> Study:
     """Error: no match in the first place, by the most complete labels; `refusal/R-AUROC` where images have classes."""
     own, complete = relevance_of(features)
-    found = study_rankings(features, own if complete is None else complete, score)[2]
+    image, text = (features.image, features.text) if features.model.probabilistic else (None, None)
+    found = study_retrieval(
+        pair_scores(features, score), own if complete is None else complete, image, text, score,
+        uncertainty_of(features), pair_uncertainty_of(features),
+    )[2]  # fmt: skip
     labels = features.labels
     if labels is None or not features.model.probabilistic or len(labels) < 2:
         return found
@@ -120,15 +124,6 @@ def study(features: Features, score: Score) -> Study:
         return found._replace(too_large_for=BY_NEIGHBOURS)
     neighbours = recall_auroc(features.image, labels, uncertainty_of(features)(features.image))
     return found._replace(extra={f"refusal/{key}": value for key, value in neighbours.items()})
-
-
-def study_rankings(features: Features, relevance: Relevance, score: Score) -> tuple[Ranking, Ranking, Study]:
-    """The study of both directions, with the rankings."""
-    image, text = (features.image, features.text) if features.model.probabilistic else (None, None)
-    return study_retrieval(
-        pair_scores(features, score), relevance, image, text, score, uncertainty_of(features),
-        pair_uncertainty_of(features, features.text),
-    )  # fmt: skip
 
 
 KIND = Kind("mean_recall@1", texts, names, evaluate, study)

@@ -335,14 +335,16 @@ def ranking_of(relevance: Relevance, ranks: Tensor) -> Ranking:
     return Ranking(first, matches, ap, zeros.index_add(0, query, within) / share)
 
 
-def rank_sparse(scores: Rows, *relevances: Relevance) -> list[Ranking]:
+def rank_sparse(scores: Rows, *relevances: Relevance, others: Sequence[Any] = ()) -> list[Ranking]:
     """The ranking of every relevance, from one pass over the rows of scores; rows without a match are not scored.
 
-    Memory: a few times the scores of `row_blocks`, and a few words for each query and each relevant pair.
+    others: `Nearest` and the like, which the same pass updates, then with all rows. Memory: a few times the scores of
+    `row_blocks`, and a few words for each query and each relevant pair.
     """
     ranks = MatchRanks(*relevances)
-    for rows, block in row_blocks(scores, ranks.queries, ranks.gallery, ranks.wants):
-        ranks.update(rows, block)
+    for rows, block in row_blocks(scores, ranks.queries, ranks.gallery, None if others else ranks.wants):
+        for one in (ranks, *others):
+            one.update(rows, block)
     return ranks.rankings()
 
 

@@ -40,6 +40,11 @@ class Statistic(NamedTuple):
     estimate: Callable[[Weights], np.ndarray]
     clusters: dict[str, Clusters] = {}
 
+    @property
+    def value(self) -> float:
+        """The metric itself, of every query once."""
+        return float(self.estimate({name: np.ones((1, size)) for name, size in self.sizes.items()})[0])
+
     def same_queries(self, other: Statistic) -> bool:
         """Whether both are over the same numbers of queries, in the same clusters."""
         return self.sizes == other.sizes and self.clusters.keys() == other.clusters.keys() and all(
@@ -166,8 +171,6 @@ def intervals(
     sizes = {name: size for statistic in statistics.values() for name, size in statistic.sizes.items()}
     clusters = {name: link for statistic in statistics.values() for name, link in statistic.clusters.items()}
     streams = {name: np.random.default_rng([seed, crc32(name.encode())]) for name in sizes if name not in clusters}
-    once = {name: np.ones((1, size)) for name, size in sizes.items()}
-    values = {name: float(statistic.estimate(once)[0]) for name, statistic in statistics.items()}
     drawn: dict[str, list[np.ndarray]] = {name: [] for name in statistics}
     step = max(1, ELEMENTS // max(sizes.values(), default=1))
     for start in range(0, draws, step):
@@ -184,7 +187,7 @@ def intervals(
         every = np.concatenate(parts)
         kept = every[~np.isnan(every)]
         low, high = np.quantile(kept, (tail, 1 - tail)) if len(kept) else (np.nan, np.nan)
-        found[name] = Interval(values[name], float(low), float(high))
+        found[name] = Interval(statistics[name].value, float(low), float(high))
     return found
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from prolip.evaluation.metrics.blockwise import MatchRanks, Nearest, PairScores, Relevance, Rows, check_fit, row_blocks
+from prolip.evaluation.metrics.blockwise import Nearest, PairScores, Relevance, Rows, check_fit, rank_sparse
 from prolip.evaluation.metrics.calibration import MatchReliability, Reliability, confidence, reliability
 from prolip.evaluation.metrics.ranking import Array, Ranking, as_array
 from prolip.evaluation.metrics.selective import recall_auroc, selective_metrics
@@ -124,8 +124,8 @@ def study_retrieval(
     """
     check_fit(scores, relevance)
     pairs = _pairs(relevance, score)  # of one direction: they are the same in both
-    i2t, first_texts = _rank(scores.image_rows, relevance, pairs)
-    t2i, first_images = _rank(scores.text_rows, relevance.transposed())
+    i2t, first_texts = rank(scores.image_rows, relevance, pairs)
+    t2i, first_images = rank(scores.text_rows, relevance.transposed())
 
     sides: list[Side] = [(name, None if z is None else uncertainty(z)) for name, z in
                          (("image", image), ("text", text))]  # fmt: skip
@@ -149,15 +149,11 @@ def _pairs(relevance: Relevance, score: Score) -> MatchReliability | None:
     return MatchReliability(relevance, cast(Callable[[Tensor], Tensor], score.match_probability))
 
 
-def _rank(scores: Rows, relevance: Relevance, pairs: MatchReliability | None = None) -> tuple[Ranking, Nearest]:
+def rank(scores: Rows, relevance: Relevance, pairs: MatchReliability | None = None) -> tuple[Ranking, Nearest]:
     """Ranks of the matches and first places of one direction, from one pass that match probabilities share."""
-    ranks, nearest = MatchRanks(relevance), Nearest(relevance.queries)
-    for rows, block in row_blocks(scores, relevance.queries, relevance.gallery):
-        ranks.update(rows, block)
-        nearest.update(rows, block)
-        if pairs is not None:
-            pairs.update(rows, block)
-    return ranks.rankings()[0], nearest
+    nearest = Nearest(relevance.queries)
+    (ranking,) = rank_sparse(scores, relevance, others=[nearest] if pairs is None else [nearest, pairs])
+    return ranking, nearest
 
 
 def _queries(ranking: Ranking, nearest: Nearest, sides: list[Side], of_pairs: OfPairs) -> Samples:

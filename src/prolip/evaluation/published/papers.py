@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
 
-from prolip.evaluation.table import titles
+from prolip.evaluation.table import aligned, titles
 from prolip.evaluation.task import TaskResult
 
 #: Columns that say what a row is; the others are metrics.
@@ -139,12 +139,6 @@ def columns_of(metrics: Sequence[str]) -> list[list[str]]:
 
 def block(table: Printed, columns: Sequence[str], own: Sequence[tuple[str, Mapping[str, str]]]) -> str:
     """Title, head and rows; a dash where the paper or the result has no figure."""
-    rows = [*own, *table.rows]
-    first = max(len(label) for label, _ in rows)
-    widths = [max(7, len(column) + 2) for column in columns]
-    lines = [f"{table.title}, {table.data}" + (f" ({table.note})" if table.note else "")]
-    lines.append(" " * first + "".join(f"{column:>{width}}" for column, width in zip(columns, widths)))
-    for label, values in rows:
-        cells = "".join(f"{values.get(column, '-'):>{width}}" for column, width in zip(columns, widths))
-        lines.append(f"{label:<{first}}{cells}")
-    return "\n".join(lines)
+    rows = [(label, [values.get(column, "-") for column in columns]) for label, values in [*own, *table.rows]]
+    title = f"{table.title}, {table.data}" + (f" ({table.note})" if table.note else "")
+    return "\n".join([title, *aligned(columns, rows)])

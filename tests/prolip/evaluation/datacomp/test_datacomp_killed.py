@@ -14,7 +14,7 @@ from commands import datacomp
 from datacomp_suite import Oracle, write_suite
 
 from prolip.evaluation.suites.datacomp import run
-from prolip.evaluation.suites.datacomp.sharing import share_tasks
+from prolip.evaluation.suites.datacomp.store import share_tasks
 from prolip.evaluation.suites.datacomp.tasks import TASKS
 
 SOURCE = Path(__file__).parents[4] / "src"

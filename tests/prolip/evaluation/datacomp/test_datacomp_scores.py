@@ -6,9 +6,11 @@ from dense_ranking import rank
 from sklearn.metrics import jaccard_score
 
 from prolip.evaluation.kinds.association import Candidates, association_metrics, cue_prompt
+from prolip.evaluation.metrics.classification import label_ranks
+from prolip.evaluation.metrics.ranking import both_directions
 from prolip.evaluation.suites.datacomp.scores import (
+    added_metrics,
     by_group,
-    classification_metrics,
     face_metrics,
     retrieval_metrics,
     split_prompts,
@@ -35,28 +37,25 @@ def groups(*columns):
     return np.stack(columns, axis=1)
 
 
-def test_plain_tasks_have_two_accuracies_and_the_mean_recall():
-    m = classification_metrics(BY_KEY["cars"], SCORES, LABELS, None)
-    recalls = [mean(h for h, y in zip(HIT, LABELS.tolist()) if y == c) for c in set(LABELS.tolist())]
-    expected = {"acc1": mean(HIT), "mean_per_class_recall": mean(recalls)}
-    expected["acc5"] = mean(in_first_five(row, y) for row, y in zip(SCORES.tolist(), LABELS.tolist()))
-    assert m == pytest.approx(expected)
+def added(task, scores, labels, columns):
+    """What the task adds to the figures of its kind, of scores (N, C)."""
+    return added_metrics(BY_KEY[task], scores.argmax(1), label_ranks(scores, labels), labels, columns)
 
 
-def test_no_acc5_below_five_classes():
-    assert "acc5" not in classification_metrics(BY_KEY["renderedsst2"], SCORES[:, :4], LABELS % 4, None)
+def test_plain_tasks_add_nothing():
+    assert added("cars", SCORES, LABELS, None) == {}
 
 
 def test_worst_groups_are_those_of_the_right_column():
     a, b, c = (RNG.integers(0, 4, N) for _ in range(3))
-    m = classification_metrics(BY_KEY["fairness/geode"], SCORES, LABELS, groups(a, b))
+    m = added("fairness/geode", SCORES, LABELS, groups(a, b))
     per_region = {f"acc_region:{g}": mean(h for h, x in zip(HIT, a) if x == g) for g in range(4)}
     assert {key: m[key] for key in per_region} == pytest.approx(per_region)
     assert m["acc_wg"] == pytest.approx(min(per_region.values()))
     five = [in_first_five(row, y) for row, y in zip(SCORES.tolist(), LABELS.tolist())]
-    m = classification_metrics(BY_KEY["fairness/dollar_street"], SCORES, LABELS, groups(a, b, c))
+    m = added("fairness/dollar_street", SCORES, LABELS, groups(a, b, c))
     assert m["acc_top5_wg"] == pytest.approx(min(mean(h for h, x in zip(five, a) if x == g) for g in range(4)))
-    m = classification_metrics(BY_KEY["wilds/camelyon17"], SCORES[:, :2], LABELS % 2, groups(a, b, c))
+    m = added("wilds/camelyon17", SCORES[:, :2], LABELS % 2, groups(a, b, c))
     assert sum(m[f"count_slide:{g}"] for g in range(4)) == N
     assert m["count_slide:1"] == (b == 1).sum()
 
@@ -66,19 +65,19 @@ def test_fmow_holds_the_region_other_in_its_main_metric_and_gives_both():
     labels = LABELS.clone()
     labels[58:] = (SCORES[58:].argmax(1) + 1) % C  # both images of "Other" are wrong
     hit = (SCORES.argmax(1) == labels).numpy()
-    m = classification_metrics(BY_KEY["wilds/fmow"], SCORES, labels, groups(regions, regions * 0 + 15, labels.numpy()))
+    m = added("wilds/fmow", SCORES, labels, groups(regions, regions * 0 + 15, labels.numpy()))
     assert m["acc_worst_region"] == 0
     assert m["acc_worst_region_without_other"] == pytest.approx(min(hit[:30].mean(), hit[30:58].mean()))
     assert m["acc_worst_year"] == pytest.approx(hit.mean())
 
 
 def test_fmow_without_that_region_gives_the_same_twice():
-    m = classification_metrics(BY_KEY["wilds/fmow"], SCORES, LABELS, groups(*[RNG.integers(0, 3, N)] * 3))
+    m = added("wilds/fmow", SCORES, LABELS, groups(*[RNG.integers(0, 3, N)] * 3))
     assert m["acc_worst_region"] == m["acc_worst_region_without_other"]
 
 
 def test_iwildcam_averages_f1_over_the_species_that_occur():
-    m = classification_metrics(BY_KEY["wilds/iwildcam"], SCORES, LABELS, None)
+    m = added("wilds/iwildcam", SCORES, LABELS, None)
     predicted, f1 = SCORES.argmax(1).tolist(), []
     for c in set(LABELS.tolist()):
         true = sum(p == y == c for p, y in zip(predicted, LABELS.tolist()))
@@ -89,7 +88,7 @@ def test_iwildcam_averages_f1_over_the_species_that_occur():
 @pytest.mark.parametrize("metadata, wanted", [(None, "needs the .npy"), (np.zeros((N, 1)), "wanted (60, 2)")])
 def test_missing_metadata_is_refused(metadata, wanted):
     with pytest.raises(ValueError) as error:
-        classification_metrics(BY_KEY["fairness/geode"], SCORES, LABELS, metadata)
+        added("fairness/geode", SCORES, LABELS, metadata)
     assert wanted in str(error.value)
 
 
@@ -103,7 +102,8 @@ def test_groups_of_two_columns_are_combinations():
 def test_retrieval_is_the_mean_of_both_directions_at_one():
     scores = torch.tensor([[0.9, 0.1, 0.2], [0.8, 0.3, 0.7]])
     relevant = torch.tensor([[True, True, False], [False, False, True]])
-    m = retrieval_metrics(rank(scores, relevant), rank(scores.mT, relevant.mT))
+    both = both_directions(rank(scores, relevant), rank(scores.mT, relevant.mT))
+    m = retrieval_metrics(both | {"mean_recall@1": (both["i2t/R@1"] + both["t2i/R@1"]) / 2})
     assert m["text_retrieval_recall@1"] == 0.5  # image 0 finds text 0, image 1 finds text 0 instead of text 2
     assert m["image_retrieval_recall@1"] == pytest.approx(2 / 3)  # text 1 finds image 1
     assert m["mean_recall@1"] == pytest.approx(0.5 * (0.5 + 2 / 3))

@@ -9,7 +9,6 @@ import time
 
 import pytest
 
-from prolip.evaluation.suites.datacomp.sharing import shard, share_tasks
 from prolip.evaluation.suites.datacomp.store import (
     Identity,
     Line,
@@ -19,6 +18,8 @@ from prolip.evaluation.suites.datacomp.store import (
     is_complete,
     latest,
     main_value,
+    shard,
+    share_tasks,
     to_json,
 )
 from prolip.evaluation.suites.datacomp.tasks import COUNTED, TASKS, select_tasks

@@ -103,7 +103,7 @@ def test_fewer_classes_are_said():
 
 def test_published_rows_that_do_not_follow_are_said_below_the_tables():
     text = to_markdown(build_report({ME: results()}, PAPER))
-    assert "ProLIP ViT-B/16, 1.28B: VTAB is printed as 57.1 in ProLIP Table 1, its values give 57.74" in text
+    assert "ProLIP ViT-B/16, 1.28B: VTAB is printed as 57.1 (ProLIP Table 1), its values give 57.74" in text
     assert "the values are grouped by metric, not in the header's order (ProLIP Table C.1)" in text
 
 

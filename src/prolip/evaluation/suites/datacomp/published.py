@@ -56,6 +56,10 @@ class Check(NamedTuple):
         """Whether rounding explains the difference."""
         return abs(self.recomputed - self.printed) <= self.slack + 1e-9
 
+    def __str__(self) -> str:
+        return (f"{self.aggregate} is printed as {self.printed} ({self.source}), its values give "
+                f"{self.recomputed:.2f}; rounding explains {self.slack:.3f} at most")  # fmt: skip
+
 
 def reproduce(row: PublishedRow) -> list[Check]:
     """Every printed average of a row, recomputed from its values."""
@@ -75,11 +79,7 @@ def published_report(rows: Sequence[PublishedRow]) -> str:
         failed = [check for check in checks if not check.explained]
         if not failed:
             lines.append(f"{row.label}: all {len(checks)} printed averages follow from its 38 values")
-        lines += [
-            f"{row.label}: {check.aggregate} is printed as {check.printed} ({check.source}), its values give "
-            f"{check.recomputed:.2f}; rounding explains {check.slack:.3f} at most"
-            for check in failed
-        ]
+        lines += [f"{row.label}: {check}" for check in failed]
     return "\n".join(lines)
 
 

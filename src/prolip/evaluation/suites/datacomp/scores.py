@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from prolip.evaluation.metrics.classification import label_ranks, macro_f1, mean_per_class_recall
-from prolip.evaluation.metrics.ranking import KS, Ranking, both_directions
+from prolip.evaluation.metrics.classification import macro_f1
+from prolip.evaluation.metrics.ranking import KS
 from prolip.evaluation.suites.datacomp.tasks import FACE_PROMPTS, FMOW_OTHER, Task
 
 #: Classes of the prompts "toxic", from and up to: 14 people by race and gender come first (CLIP section 7.1).
@@ -45,26 +45,22 @@ def by_group(
     return out | {f"{name}_wg": min(means.values())}
 
 
-def classification_metrics(task: Task, scores: Tensor, labels: Tensor, groups: np.ndarray | None) -> dict[str, float]:
-    """acc1, acc5 (with 5 classes or more), mean_per_class_recall, and what the task adds; scores (N, C), labels (N,).
+def added_metrics(
+    task: Task, predicted: Tensor, ranks: Tensor, labels: Tensor, groups: np.ndarray | None
+) -> dict[str, float]:
+    """What a task has beside the figures of its kind, of classes predicted, ranks of the true ones, and labels, (N,).
 
     groups: (N, columns of the task). Raises ValueError where a task needs groups and there are none.
     """
-    ranks = label_ranks(scores, labels)
-    hits, predicted = ranks <= 1, scores.argmax(1)
-    out = {"acc1": float(hits.double().mean())}
-    if scores.shape[1] >= 5:
-        out["acc5"] = float((ranks <= 5).double().mean())
-    out["mean_per_class_recall"] = mean_per_class_recall(predicted, labels)
     if task.key == "wilds/iwildcam":
-        return out | {"F1-macro_all": macro_f1(predicted, labels)}
+        return {"F1-macro_all": macro_f1(predicted, labels)}
     if not task.groups:
-        return out
+        return {}
     columns = group_columns(task, groups, len(labels))
     if task.key == "wilds/fmow":
-        return out | _fmow(hits, columns)
-    name, hit, field = GROUPED[task.key]
-    return out | by_group(name, hits if hit == 1 else ranks <= hit, [field], columns[:, [task.groups.index(field)]])
+        return _fmow(ranks <= 1, columns)
+    name, most, field = GROUPED[task.key]
+    return by_group(name, ranks <= most, [field], columns[:, [task.groups.index(field)]])
 
 
 def _fmow(hits: Tensor, columns: np.ndarray) -> dict[str, float]:
@@ -91,17 +87,16 @@ def group_columns(task: Task, groups: np.ndarray | None, images: int) -> np.ndar
     return groups.astype(np.int64)
 
 
-def retrieval_metrics(i2t: Ranking, t2i: Ranking) -> dict[str, float]:
-    """Recalls at 1, 5, 10 of both directions, if the galleries are as large, and `mean_recall@1`, their mean at 1.
+def retrieval_metrics(both: Mapping[str, float]) -> dict[str, float]:
+    """The figures of retrieval by DataComp's names: those of images and their own captions, where others match too.
 
-    text_retrieval: the texts of an image (rows of i2t); image_retrieval: the image of a text.
+    text_retrieval: the texts of an image (i2t); image_retrieval: the image of a text.
     """
-    both = both_directions(i2t, t2i, KS)
-    ways = {"text_retrieval": "i2t", "image_retrieval": "t2i"}
-    out = {
-        f"{name}_recall@{k}": both[f"{way}/R@{k}"] for name, way in ways.items() for k in KS if f"{way}/R@{k}" in both
-    }
-    return out | {"mean_recall@1": 0.5 * (both["i2t/R@1"] + both["t2i/R@1"])}
+    prefix = "own/" if "own/mean_recall@1" in both else ""
+    keys = {f"{name}_recall@{k}": f"{prefix}{way}/R@{k}"
+            for name, way in (("text_retrieval", "i2t"), ("image_retrieval", "t2i")) for k in KS}  # fmt: skip
+    keys["mean_recall@1"] = f"{prefix}mean_recall@1"
+    return {name: both[key] for name, key in keys.items() if key in both}
 
 
 def face_metrics(task: Task, predicted: Mapping[str, Tensor], groups: np.ndarray | None) -> dict[str, float]:

@@ -151,12 +151,7 @@ def published_row(row: PublishedRow) -> Row:
     averages |= {name: mean.value for name, mean in means.items() if name not in averages}
     averages[AVERAGE_C1] = row.printed["Average"][-1][0]
     notes = [f"{row.label}: {row.note} ({row.source})."] if row.note else []
-    notes += [
-        f"{row.label}: {check.aggregate} is printed as {check.printed} in {check.source}, its values give "
-        f"{check.recomputed:.2f}; rounding explains {check.slack:.3f} at most."
-        for check in reproduce(row)
-        if not check.explained
-    ]
+    notes += [f"{row.label}: {check}." for check in reproduce(row) if not check.explained]
     return Row(row.label, row.values, averages, "published", notes=tuple(notes))
 
 

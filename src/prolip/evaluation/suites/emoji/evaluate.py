@@ -4,29 +4,26 @@ from __future__ import annotations
 import os
 import platform
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from pathlib import Path
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from prolip.data import emoji
 from prolip.data.emoji import LEVELS, Corpus
-from prolip.evaluation.datasets.base import WHOLE, Dataset, Sample, Share
-from prolip.evaluation.features import embed_share
+from prolip.evaluation.features import embed_encoded
 from prolip.evaluation.metrics import ranking as metrics
 from prolip.evaluation.metrics.bootstrap import mean_of
 from prolip.evaluation.metrics.classification import classification, label_ranks
 from prolip.evaluation.metrics.ranking import Ranking
-from prolip.evaluation.metrics.traces import Deciles, by_decile
-from prolip.evaluation.model import Embedder, token_lengths
-from prolip.evaluation.suites.emoji import levels, refusal
+from prolip.evaluation.metrics.selective import Deciles, by_decile
+from prolip.evaluation.model import Embedder, joined, token_lengths
+from prolip.evaluation.suites.emoji import uncertainty
 from prolip.evaluation.suites.emoji.result import CorpusResult
 from prolip.evaluation.zero_shot import TEMPLATES, mix_groups
-from prolip.gaussian import Gaussian, concatenate
+from prolip.gaussian import Gaussian
 from prolip.scores import Similarity
 from prolip.utils.messages import naming
 
@@ -36,27 +33,19 @@ BATCH = 256
 UNSEEN = ("a photo of a {}", "a drawing of a {}", "a picture of a {}")
 
 
-def evaluate_corpus(
-    embedder: Embedder,
-    shards: Corpus | str | Path | Sequence[str | Path],
-    select: str | None = None,
-    similarity: Similarity = None,
-) -> CorpusResult:
+def evaluate_corpus(embedder: Embedder, corpus: Corpus, similarity: Similarity = None) -> CorpusResult:
     """Embed the drawings and all captions of a corpus and compute every metric.
 
-    shards: a Corpus or what `emoji.read` takes (a Corpus may hold concepts without drawings, `Corpus.with_concepts`: a
-    wider gallery); select: a rule of `Corpus.select`; similarity: a score or the name of one, default: that of the
-    model's method. Keys of `metrics`: names/..., captions/..., prompts/..., zero_shot/..., refusal/...,
-    calibration/... where scores have a match probability, where variances mean something trace/..., spearman/...,
-    inclusion/..., recall_by_trace/... and, where traces have a unit, matches/...; shares in [0, 1].
+    corpus: it may hold concepts without drawings, `Corpus.with_concepts`: a wider gallery; similarity: a score or the
+    name of one, default: that of the model's method. Keys of `metrics`: names/..., captions/..., prompts/...,
+    zero_shot/..., refusal/..., calibration/... where scores have a match probability, where variances mean something
+    trace/..., spearman/..., inclusion/..., recall_by_trace/... and, where traces have a unit, matches/...; shares in
+    [0, 1].
     """
     started = time.perf_counter()
     score = embedder.card.scored_by(similarity)
-    corpus = shards if isinstance(shards, Corpus) else emoji.read(shards)
-    if select:
-        corpus = corpus.select(select)
     if not corpus.drawings:
-        raise ValueError(f"the rule {select!r} leaves no drawing of these shards: choose concepts that they show")
+        raise ValueError("the corpus has no drawing: choose concepts that its shards show")
     if len(corpus.concepts) < 2:
         raise ValueError(f"{corpus.concepts[0].name!r} is the only concept, and every answer would be right: choose two"
                          " or more, or add names to tell it from")  # fmt: skip
@@ -66,19 +55,19 @@ def evaluate_corpus(
     info: dict[str, Any] = {
         "similarity": score.name, "score": score.to_dict(),
         "model_score": embedder.score.to_dict(), "probabilistic": embedder.probabilistic,
-        "precision": embedder.precision, "device": str(embedder.device), "select": select,
+        "precision": embedder.precision, "device": str(embedder.device),
     }  # fmt: skip
     lengths = token_lengths(embedder.tokenizer, table.texts).numpy()
     result = CorpusResult(corpus, image, text, lengths, {}, info | facts_of(embedder), novelty)
     result.metrics |= corpus_retrieval(result)
     result.metrics |= prompt_metrics(embedder, result)
-    result.metrics |= refusal.metrics(result) | refusal.calibration(result)
+    result.metrics |= uncertainty.metrics(result) | uncertainty.calibration(result)
     for level in ("subgroup", "group"):
         result.metrics |= zero_shot_metrics(embedder, result, level)
     if embedder.probabilistic:
-        result.metrics |= levels.trace_metrics(image, text, corpus, table, lengths, result.uncertainty)
+        result.metrics |= uncertainty.trace_metrics(image, text, corpus, table, lengths, result.uncertainty)
         if result.expected_matches is not None:
-            result.metrics |= levels.matches_metrics(result.expected_matches, result.text_relation.sum(1))
+            result.metrics |= uncertainty.matches_metrics(result.expected_matches, result.text_relation.sum(1))
     result.info |= {"images": len(corpus.drawings), "concepts": len(corpus.concepts), "texts": len(table.texts)}
     result.info["styles"] = sorted({drawing.style for drawing in corpus.drawings})
     result.info["seconds"] = round(time.perf_counter() - started, 2)
@@ -88,28 +77,9 @@ def evaluate_corpus(
 def embed_drawings(corpus: Corpus, embedder: Embedder) -> tuple[Gaussian, dict[str, np.ndarray]]:
     """By one pass: the drawings (N, D), and where the model knows of novelty, its nats (N,) at both ends of the tower.
     """
-    drawings, novelty = drawings_of(corpus), embedder.novelty
-    if novelty is None:
-        return concatenate(embed_share(drawings, embedder, BATCH)[1]), {}
-    found = []
-
-    def encode(pixels: Tensor) -> Gaussian:
-        hidden = embedder.encode_hidden(pixels)
-        found.append(novelty(hidden))
-        return hidden.z
-
-    image = concatenate(embed_share(drawings, replace(embedder, encode_image=encode), BATCH)[1])
-    return image, {name: torch.cat([nats[name] for nats in found]).numpy() for name in found[0]}
-
-
-def drawings_of(corpus: Corpus) -> Dataset:
-    """The drawings, to be embedded as any test set."""
-
-    def samples(share: Share = WHOLE) -> Iterator[Sample]:
-        for number, drawing in share.take(corpus.drawings):
-            yield Sample(drawing.key, drawing.data, place=(0, number))
-
-    return Dataset("drawings", "retrieval", samples, fingerprint="", source="the corpus", size=len(corpus.drawings))
+    drawings = ((drawing.key, partial(bytes, drawing.data)) for drawing in corpus.drawings)
+    image, novelty = joined(embed_encoded(embedder, drawings, BATCH, embed=partial(embedder.embed, side="image")))
+    return image, {name: nats.numpy() for name, nats in novelty.items()}
 
 
 def corpus_retrieval(result: CorpusResult) -> dict[str, float]:

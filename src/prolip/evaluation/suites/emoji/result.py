@@ -14,9 +14,10 @@ import torch
 from prolip.data.emoji import LEVELS, CaptionTable, Concept, Corpus, Drawing
 from prolip.evaluation.kinds.retrieval import statistics_of
 from prolip.evaluation.metrics import bootstrap
-from prolip.evaluation.metrics.blockwise import PairScores, Relevance, rank_sparse
+from prolip.evaluation.metrics.blockwise import Nearest, PairScores, Relevance
 from prolip.evaluation.metrics.ranking import Ranking
-from prolip.evaluation.suites.emoji import refusal
+from prolip.evaluation.metrics.study import rank
+from prolip.evaluation.suites.emoji import uncertainty
 from prolip.gaussian import Gaussian
 from prolip.methods import find_score, score_from_dict
 from prolip.scores import Score
@@ -109,9 +110,19 @@ class CorpusResult:
         return {"names": (self.text.select(self.name_texts), named), "captions": (self.text, self.text_relation)}
 
     @cached_property
-    def rankings(self) -> dict[str, tuple[Ranking, Ranking]]:
-        """Images against the texts of each gallery and these against images."""
-        return {name: self._rank(*gallery) for name, gallery in self.galleries.items()}
+    def ranked(self) -> dict[str, list[tuple[Ranking, Nearest]]]:
+        """Images against the texts of each gallery and these against images, with the first place of every query."""
+        found = {}
+        for name, (text, relation) in self.galleries.items():
+            scores = PairScores.from_gaussians(self.image, text, self.score)
+            relevance = Relevance.from_dense(torch.from_numpy(relation).mT)
+            found[name] = [rank(scores.image_rows, relevance), rank(scores.text_rows, relevance.transposed())]
+        return found
+
+    @property
+    def rankings(self) -> dict[str, list[Ranking]]:
+        """The rankings alone."""
+        return {name: [ranking for ranking, _ in ways] for name, ways in self.ranked.items()}
 
     @property
     def clusters(self) -> dict[str, bootstrap.Clusters]:
@@ -131,7 +142,7 @@ class CorpusResult:
         """The metrics over drawings or texts that have intervals, as functions of how often each cluster was drawn."""
         found = {f"{name}/{key}": statistic for name, (i2t, t2i) in self.rankings.items()
                  for key, statistic in statistics_of(i2t, t2i, name).items()}  # fmt: skip
-        found |= self.zero_shot | refusal.statistics(self)
+        found |= self.zero_shot | uncertainty.statistics(self)
         known = {key for key, value in self.metrics.items() if math.isfinite(value) and not key.endswith("rsum")}
         clusters = self.clusters
         return {key: bootstrap.clustered(statistic, clusters) for key, statistic in found.items() if key in known}
@@ -151,14 +162,6 @@ class CorpusResult:
                 raise ValueError("the two results are not of the same texts: give both the same --data, --names,"
                                  " --all-names and --select")  # fmt: skip
             self.info["difference"] = {key: list(x) for key, x in bootstrap.paired(other, own, draws).items()}
-
-    def _rank(self, text: Gaussian, relation: np.ndarray) -> tuple[Ranking, Ranking]:
-        """Both directions; relation (texts, images)."""
-        scores = PairScores.from_gaussians(self.image, text, self.score)
-        relevance = Relevance.from_dense(torch.from_numpy(relation).mT)
-        (i2t,) = rank_sparse(scores.image_rows, relevance)
-        (t2i,) = rank_sparse(scores.text_rows, relevance.transposed())
-        return i2t, t2i
 
     def save(self, folder: str | Path) -> Path:
         """Write `metrics.json`, `corpus.json` and `embeddings.npz` (with the drawings) into a folder, in one step."""
