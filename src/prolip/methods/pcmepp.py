@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from prolip.gaussian import Gaussian, without_autocast
 from prolip.losses import matching_loss, pseudo_labels, tiled_loss_over_ranks, transpose_over_ranks, vib
-from prolip.losses.labels import PseudoPositives
+from prolip.losses.functional import PseudoPositives
 from prolip.measures import get_measure
 from prolip.methods.base import Batch, Context, Reps, Terms
 from prolip.methods.gaussians import HeadsObjective, begin_as, linear_parts, own_words

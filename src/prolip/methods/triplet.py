@@ -9,7 +9,7 @@ from torch import Tensor
 
 from prolip.gaussian import upcast, without_autocast
 from prolip.losses import dot_products, tiled_loss_over_ranks, transpose_over_ranks, triplet_loss
-from prolip.losses.labels import Negatives
+from prolip.losses.functional import Negatives
 from prolip.methods.base import Batch, Context, KnownMatches, MeansObjective, Reps, Terms
 from prolip.scores import MeanScore
 from prolip.utils.fields import option
