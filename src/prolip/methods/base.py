@@ -154,6 +154,10 @@ class Objective(nn.Module):
         statistics = {name: reps[name].detach() for name in self.statistics if name in reps}
         return self.terms(reps, batch) | statistics | in_batch_recall(reps)
 
+    def means(self, batch: Batch) -> Reps:
+        """Means of images and texts (B, D)."""
+        return {f"{side}_mean": self.encode(side, batch[side]).mean for side in ("image", "text")}
+
     def after_step(self) -> None:
         """Called after every optimiser step, for constraints on parameters; must not wait for the device."""
 
@@ -207,10 +211,7 @@ class MeansObjective(Objective):
 
     def embed(self, batch: Batch) -> Reps:
         """Means of images and texts (B, D), with scale and bias."""
-        return {
-            "image_mean": self.encode("image", batch["image"]).mean,
-            "text_mean": self.encode("text", batch["text"]).mean,
-        } | logit_scale_and_bias(self.model)
+        return self.means(batch) | logit_scale_and_bias(self.model)
 
     def after_step(self) -> None:
         clamp_logit_scale(self.model)
@@ -261,6 +262,20 @@ def in_batch_recall(reps: Reps) -> Terms:
     with without_autocast(image.device):
         first = (image @ F.normalize(text, dim=-1).mT).argmax(1)
     return {RECALL: (first == torch.arange(len(image), device=image.device)).float().mean()}
+
+
+def clip_loss(context: Context) -> nn.Module:
+    """OpenCLIP's softmax loss of the global batch: local rows against columns gathered with gradients."""
+    from open_clip.loss import ClipLoss  # late: it takes seconds
+
+    return ClipLoss(local_loss=True, gather_with_grad=True, rank=context.rank, world_size=context.world_size)
+
+
+def check_weights(config: Any, *names: str) -> None:
+    """ValueError for weights of terms that are negative or not finite."""
+    for name in names:
+        if not 0 <= getattr(config, name) < math.inf:
+            raise ValueError(f"{name}={getattr(config, name)} is no weight: give a finite number of at least 0")
 
 
 def logit_scale_and_bias(model: Any) -> Reps:

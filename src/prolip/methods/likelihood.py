@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from prolip.flops import EncoderPass
 from prolip.gaussian import Gaussian, upcast, without_autocast
 from prolip.losses import mean_factors, sigmoid_loss_over_ranks
-from prolip.methods.base import Batch, Context, MeansObjective, Needs, Reps, Terms, logit_scale_and_bias
+from prolip.methods.base import Batch, Context, MeansObjective, Needs, Reps, Terms, clip_loss, logit_scale_and_bias
 from prolip.scores import TrueMatchScore
 from prolip.uncertainty.fit import Fitted, fit_variances
 from prolip.uncertainty.heads import Parts, VarianceHead
@@ -125,10 +125,7 @@ class LikelihoodObjective(MeansObjective):
 
     def __init__(self, model: Any, config: LikelihoodConfig, context: Context | None = None):
         super().__init__(model, config, context)
-        rank, ranks = self.context.rank, self.context.world_size
-        from open_clip.loss import ClipLoss  # late: it takes seconds
-
-        self.softmax = ClipLoss(local_loss=True, gather_with_grad=True, rank=rank, world_size=ranks)
+        self.softmax = clip_loss(self.context)
         if config.pair_loss == "softmax":
             model.logit_bias.requires_grad_(False)
 
@@ -148,10 +145,9 @@ class LikelihoodObjective(MeansObjective):
         """Means of images (B, D) and of their captions (B, C, D), with scale and bias."""
         text = batch["text"]
         mean = self.encode("text", text.flatten(0, -2)).mean
-        return {
-            "image_mean": self.encode("image", batch["image"]).mean,
-            "text_mean": mean.unflatten(0, (len(text), -1)),
-        } | logit_scale_and_bias(self.model)
+        image = self.encode("image", batch["image"]).mean
+        rows = {"image_mean": image, "text_mean": mean.unflatten(0, (len(text), -1))}
+        return rows | logit_scale_and_bias(self.model)
 
     def terms(self, reps: Reps, batch: Batch) -> Terms:
         """loss."""

@@ -11,9 +11,18 @@ from torch import Tensor
 from prolip import masking
 from prolip.flops import EncoderPass
 from prolip.gaussian import Gaussian
-from prolip.losses import Matches, inclusion_loss, ppcl_over_ranks, vib
+from prolip.losses import inclusion_loss, ppcl_over_ranks, vib
 from prolip.measures.paired import FORMS
-from prolip.methods.base import Batch, Context, Needs, Objective, Reps, Terms, clamp_logit_scale, logit_scale_and_bias
+from prolip.methods.base import (
+    Batch,
+    Context,
+    KnownMatches,
+    Reps,
+    Terms,
+    check_weights,
+    clamp_logit_scale,
+    logit_scale_and_bias,
+)
 from prolip.random import Stream
 from prolip.utils.fields import option
 
@@ -54,10 +63,7 @@ class ProLIPConfig:
     )
 
     def __post_init__(self) -> None:
-        for name in ("alpha1", "alpha2", "beta", "inclusion_scale"):
-            value = getattr(self, name)
-            if not 0 <= value < float("inf"):
-                raise ValueError(f"{name}={value} is no weight: give a finite number of at least 0")
+        check_weights(self, "alpha1", "alpha2", "beta", "inclusion_scale")
         if not -float("inf") < self.inclusion_eps <= 0:
             raise ValueError(
                 f"inclusion_eps={self.inclusion_eps} is an exponent, 1/sigma^2 is multiplied by exp(eps): "
@@ -75,7 +81,7 @@ class ProLIPConfig:
                 raise ValueError(f"{name}={getattr(self, name)!r} is unknown: give one of {', '.join(choices)}")
 
 
-class ProLIPObjective(Objective):
+class ProLIPObjective(KnownMatches):
     """The loss of ProLIP's equation 6 on one batch of images and texts.
 
     L = PPCL + alpha1 I(image in text) + alpha2 [I(image in masked image) + I(text in masked text)]
@@ -94,10 +100,6 @@ class ProLIPObjective(Objective):
                 "alpha2 wants masked texts and the model's vocabulary has no [MASK]: "
                 "give prolip_cfg.mask_token_id in the model's config, or alpha2=0"
             )
-
-    @classmethod
-    def needs(cls, config: ProLIPConfig) -> Needs:
-        return Needs(data={"known_matches": config.known_matches})
 
     @classmethod
     def balances(cls, config: ProLIPConfig) -> bool:
@@ -123,12 +125,7 @@ class ProLIPObjective(Objective):
         model, draws = self.model, self.context.draws
         if len(image) != len(text):
             raise ValueError(f"{len(image)} images and {len(text)} texts in a batch: give pairs")
-        missing = [name for name in ("caption_id", "caption_ids") if name not in batch]
-        if self.config.known_matches and missing:
-            raise ValueError(
-                f"known_matches wants {' and '.join(missing)} in the batch, which has {', '.join(batch)}: "
-                "read data with caption ids, or turn known_matches off"
-            )
+        self.check_captions(batch)
         if self.config.alpha2 == 0:
             return batch
         rows, patches = masking.count_masked_rows(len(image), self.config.mask_fraction), model.num_patches
@@ -171,9 +168,8 @@ class ProLIPObjective(Objective):
         config = self.config
         views = ("image", "text", "masked_image", "masked_text") if config.alpha2 > 0 else ("image", "text")
         z = {view: Gaussian(reps[f"{view}_mean"], reps[f"{view}_log_var"]).float() for view in views}
-        labels = Matches(batch["caption_ids"], batch["caption_id"]) if config.known_matches else None
         terms = {
-            "ppcl": ppcl_over_ranks(z["image"], z["text"], reps["scale"], reps["bias"], labels),
+            "ppcl": ppcl_over_ranks(z["image"], z["text"], reps["scale"], reps["bias"], self.matches(batch)),
             "inclusion_image_text": self._inclusion(z["image"], z["text"]),
             "vib_image": vib(z["image"]),
             "vib_text": vib(z["text"]),

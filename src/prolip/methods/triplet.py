@@ -56,7 +56,7 @@ class TripletObjective(MeansObjective, KnownMatches):
 
     def embed(self, batch: Batch) -> Reps:
         """Means of images and texts (B, D)."""
-        return {f"{side}_mean": self.encode(side, batch[side]).mean for side in ("image", "text")}
+        return self.means(batch)
 
     def terms(self, reps: Reps, batch: Batch) -> Terms:
         """loss."""

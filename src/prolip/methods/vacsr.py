@@ -11,8 +11,8 @@ from torch.func import functional_call
 
 from prolip.gaussian import Gaussian, check_pair, upcast, without_autocast
 from prolip.losses import tiled_loss_over_ranks
-from prolip.methods.base import Batch, Context, Reps, Terms
-from prolip.methods.gaussians import SIDES, HeadsObjective, begin_as, own_words
+from prolip.methods.base import Batch, Context, Reps, Terms, check_weights
+from prolip.methods.gaussians import HeadsObjective, begin_as, pooled_tokens
 from prolip.models.adapter import PairNetwork, PairNoise, SimilarityAdapter
 from prolip.models.heads import layer_norm, project
 from prolip.models.pooling import GeneralisedPooling
@@ -45,9 +45,7 @@ class VACSRConfig:
     known_matches: bool = option(True, "count every true caption of an image in the batch as a match")
 
     def __post_init__(self) -> None:
-        for name in ("kl_weight", "recon_weight", "sigma_weight"):
-            if not 0 <= getattr(self, name) < float("inf"):
-                raise ValueError(f"{name}={getattr(self, name)} is no weight: give a finite number of at least 0")
+        check_weights(self, "kl_weight", "recon_weight", "sigma_weight")
         for name in ("mixture_components", "adapter_hidden", "pair_tile"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)}: give 1 or more")
@@ -74,12 +72,7 @@ class PooledHead(nn.Module):
         begin_as(self.norm, self.projection, tower)
 
     def forward(self, tokens: Tensor, z: Gaussian, ids: Tensor | None = None) -> Gaussian:
-        if ids is None:  # [CLS], [UNC], patches
-            features, valid = torch.cat([tokens[:, :1], tokens[:, 2:]], 1), None
-        else:  # words, [UNC], [CLS]
-            assert self.pad_id is not None
-            features = torch.cat([tokens[:, -1:], tokens[:, :-2]], 1)
-            valid = F.pad(own_words(ids, self.pad_id), (1, 0), value=True)
+        features, valid = pooled_tokens(tokens, ids, self.pad_id)
         pooled = self.pool(project(layer_norm(self.norm, features), self.projection), valid)
         return Gaussian(F.normalize(pooled, dim=-1), z.log_var)
 
@@ -175,8 +168,7 @@ class VACSRObjective(HeadsObjective):
 
     def embed(self, batch: Batch) -> Reps:
         """Unit embeddings of images and texts (B, D), and the weights of the adapter."""
-        rows = {f"{side}_mean": self.encode(side, batch[side]).mean for side in SIDES}
-        return rows | {f"adapter.{name}": x * 1.0 for name, x in self.model.adapter.named_parameters()}
+        return self.means(batch) | {f"adapter.{name}": x * 1.0 for name, x in self.model.adapter.named_parameters()}
 
     def terms(self, reps: Reps, batch: Batch) -> Terms:
         """The loss and its parts, unweighted; with the mean sigma of the matches for the log."""
