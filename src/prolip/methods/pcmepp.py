@@ -15,11 +15,10 @@ from prolip.losses.functional import PseudoPositives
 from prolip.measures import get_measure
 from prolip.methods.base import Batch, Context, Reps, Terms, check_weights, clip_loss
 from prolip.methods.gaussians import HeadsObjective, begin_as, linear_parts, pooled_tokens
-from prolip.mixing import NOISE, Mix, mix_images
-from prolip.models.heads import layer_norm, project
-from prolip.models.pooling import GeneralisedPooling
+from prolip.models.heads import GeneralisedPooling, layer_norm, project
 from prolip.random import Stream
 from prolip.utils.fields import option
+from prolip.views import NOISE, Mix, mix_images
 
 CSD = get_measure("csd_similarity")
 
@@ -112,7 +111,7 @@ def extend(model: Any, config: PCMEppConfig) -> None:
 class PCMEppObjective(HeadsObjective):
     """2 L_match + alpha (L_pseudo of rows + of columns) + beta VIB, equation 3, each match term a mean over all pairs.
 
-    logit = -a csd + b = 2 a similarity + b - 2 a, with 2 a = exp(logit_scale); labels of mixed images as `mixing.Mix`.
+    logit = -a csd + b = 2 a similarity + b - 2 a, with 2 a = exp(logit_scale); labels of mixed images as `views.Mix`.
     """
 
     config: PCMEppConfig
@@ -122,7 +121,7 @@ class PCMEppObjective(HeadsObjective):
         self.clip = clip_loss(self.context)
 
     def prepare(self, batch: Batch, step: int) -> Batch:
-        """Mix some images; adds `share` and `partner` of `mixing.Mix`. Mixup or CutMix is drawn once for all ranks.
+        """Mix some images; adds `share` and `partner` of `views.Mix`. Mixup or CutMix is drawn once for all ranks.
 
         Adds `row` and `step`, of which the numbers of SizeAugment are functions.
         """

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from prolip import masking
+from prolip import views
 from prolip.flops import EncoderPass
 from prolip.gaussian import Gaussian
 from prolip.losses import inclusion_loss, ppcl_over_ranks, vib
@@ -109,8 +109,8 @@ class ProLIPObjective(KnownMatches):
     def passes(cls, config: ProLIPConfig, rows: int, patches: int) -> list[EncoderPass]:
         if config.alpha2 == 0:
             return super().passes(config, rows, patches)
-        masked = masking.count_masked_rows(rows, config.mask_fraction)
-        kept = masking.count_kept_patches(patches, config.mask_ratio)
+        masked = views.count_masked_rows(rows, config.mask_fraction)
+        kept = views.count_kept_patches(patches, config.mask_ratio)
         return [
             EncoderPass("image", rows), EncoderPass("image", masked, keep=kept), EncoderPass("text", rows + masked)
         ]
@@ -128,15 +128,15 @@ class ProLIPObjective(KnownMatches):
         self.check_captions(batch)
         if self.config.alpha2 == 0:
             return batch
-        rows, patches = masking.count_masked_rows(len(image), self.config.mask_fraction), model.num_patches
+        rows, patches = views.count_masked_rows(len(image), self.config.mask_fraction), model.num_patches
         places = draws.rows(rows, image.device)
         patch_noise = draws.uniform(Stream.IMAGE_MASK, step, places, patches)
         token_noise = draws.uniform(Stream.TEXT_MASK, step, places, text.shape[1])
         special = model.mask_token_id, model.pad_token_id, model.special_token_ids
         return batch | {
             "masked_image": image[:rows],
-            "keep": masking.keep_patches(patch_noise, masking.count_kept_patches(patches, ratio)),
-            "masked_text": masking.mask_text(text[:rows], token_noise, *special, ratio),
+            "keep": views.keep_patches(patch_noise, views.count_kept_patches(patches, ratio)),
+            "masked_text": views.mask_text(text[:rows], token_noise, *special, ratio),
         }
 
     def embed(self, batch: Batch) -> Reps:

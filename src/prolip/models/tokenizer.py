@@ -18,7 +18,7 @@ from open_clip.tokenizer import HFTokenizer, SimpleTokenizer, get_clean_fn
 from torch import Tensor
 
 from prolip.gaussian import kind_of
-from prolip.models.config_rules import TextRules, TokenizerRules, check, check_keys
+from prolip.models.config import TextRules, TokenizerRules, check, check_keys
 from prolip.models.registry import get_model_config
 from prolip.models.weights.hub import HubFileNotFoundError, hub_files
 from prolip.models.weights.unreadable import FOLDER_NAMES, SENTENCEPIECE_NAMES

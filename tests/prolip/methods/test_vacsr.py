@@ -21,14 +21,17 @@ from prolip.gaussian import Gaussian
 from prolip.methods import score_from_dict, score_of
 from prolip.methods.base import RECALL, Context, accumulate_backward
 from prolip.methods.vacsr import (
+    PairNetwork,
+    PairNoise,
+    SimilarityAdapter,
     StraightThroughSigmoid,
     VACSRConfig,
     VACSRObjective,
     VACSRScore,
     pair_terms,
+    sample,
     variance_loss,
 )
-from prolip.models.adapter import PairNetwork, PairNoise, SimilarityAdapter, sample
 from prolip.models.weights.checkpoint import save_pretrained
 from prolip.random import pair_noise
 from training.main import main
@@ -341,7 +344,7 @@ def test_blocks_of_pairs_are_the_same_scores_whatever_their_size(monkeypatch):
     score, (v, t) = make_score(), sides(9, 11)
     whole = score.pairwise(points(v), points(t))
     for sizes in ((1, 1), (2, 3), (4, 100)):
-        monkeypatch.setattr("prolip.models.adapter.chunks", lambda device, gallery, sizes=sizes: sizes)
+        monkeypatch.setattr("prolip.methods.vacsr.chunks", lambda device, gallery, sizes=sizes: sizes)
         torch.testing.assert_close(score.pairwise(points(v), points(t)), whole)
         i, j = torch.arange(9), torch.arange(9).flip(0)
         torch.testing.assert_close(score.paired(points(v[i]), points(t[j])), whole[i, j])

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from prolip.gaussian import kind_of
-from prolip.models.config_rules import check_keys
+from prolip.models.config import check_keys
 from prolip.models.prolip import ProLIP
 from prolip.models.towers import SPECIAL_TOKENS
 from prolip.models.weights.unreadable import (
