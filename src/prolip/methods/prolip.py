@@ -1,12 +1,12 @@
 """ProLIP (Chun et al. 2025): PPCL, inclusion losses and VIB on Gaussians, equation 6."""
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
 
 from prolip import views
 from prolip.flops import EncoderPass
@@ -167,16 +167,18 @@ class ProLIPObjective(KnownMatches):
         """Equation 6 and its parts, unweighted; with the detached statistics of traces for the log."""
         config = self.config
         views = ("image", "text", "masked_image", "masked_text") if config.alpha2 > 0 else ("image", "text")
+        settings = {name: getattr(config, f"inclusion_{name}") for name in ("scale", "eps", "form", "reduction")}
+        inclusion: Callable[..., torch.Tensor] = partial(inclusion_loss, **settings)
         z = {view: Gaussian(reps[f"{view}_mean"], reps[f"{view}_log_var"]).float() for view in views}
         terms = {
             "ppcl": ppcl_over_ranks(z["image"], z["text"], reps["scale"], reps["bias"], self.matches(batch)),
-            "inclusion_image_text": self._inclusion(z["image"], z["text"]),
+            "inclusion_image_text": inclusion(z["image"], z["text"]),
             "vib_image": vib(z["image"]),
             "vib_text": vib(z["text"]),
         }
         for whole, masked in zip(views[:2], views[2:]):  # masked views are of the leading rows
             leading = z[whole].select(slice(None, len(z[masked].mean)))
-            terms[f"inclusion_{whole}"] = self._inclusion(leading, z[masked])
+            terms[f"inclusion_{whole}"] = inclusion(leading, z[masked])
         weights = {
             "ppcl": 1.0,
             "inclusion_image_text": config.alpha1,
@@ -188,17 +190,6 @@ class ProLIPObjective(KnownMatches):
         # A term without weight is for the log: kept out of the sum, it cannot bring a non-finite gradient.
         loss = torch.stack([weights[name] * term for name, term in terms.items() if weights[name] > 0]).sum()
         return {"loss": loss} | terms | {f"trace_{view}": z[view].detach().trace.mean() for view in views}
-
-    def _inclusion(self, inner: Gaussian, outer: Gaussian) -> Tensor:
-        config = self.config
-        return inclusion_loss(
-            inner,
-            outer,
-            scale=config.inclusion_scale,
-            eps=config.inclusion_eps,
-            form=config.inclusion_form,
-            reduction=config.inclusion_reduction,
-        )
 
     def after_step(self) -> None:
         clamp_logit_scale(self.model)

@@ -61,20 +61,6 @@ class PairNoise(NamedTuple):
     gumbel: Tensor
 
 
-class Folded(NamedTuple):
-    """What an adapter says of a pair without sampling, of the product s of its embeddings.
-
-    h = relu(W s + b), logit = u relu(W' h + b') + c, log variance = r h + d.
-
-    first: W (H, D), b (H,); second: W' (H, H), b' (H,); last: u (1, H), c (1,); spread: r (1, H), d (1,).
-    """
-
-    first: tuple[Tensor, Tensor]
-    second: tuple[Tensor, Tensor]
-    last: tuple[Tensor, Tensor]
-    spread: tuple[Tensor, Tensor]
-
-
 class SimilarityAdapter(nn.Module):
     """VACSR's encoder and decoder, section 3.1 and figure 2: both MLPs of two layers, between them K Gaussians.
 
@@ -111,10 +97,9 @@ class SimilarityAdapter(nn.Module):
             divergence = (mean.square() + sigma.square() - 1 - log_var).mean(-1) / 2 @ self.mix.softmax(0)
             return torch.stack([logit, divergence, (log_var.mean(-1) * weight).sum(-1)])
 
-    def folded(self) -> Folded:
-        """The decoder at E[z] = sum_k alpha_k mean_k, and sum_k alpha_k log_var_k, its mean over the dimensions.
-
-        Both are linear in h, so the mean head and the first layer of the decoder are one matrix.
+    def fold_into(self, network: PairNetwork) -> None:
+        """Give a network the decoder at E[z] = sum_k alpha_k mean_k, and sum_k alpha_k log_var_k, its mean over the
+        dimensions. Both are linear in h, so the mean head and the first layer of the decoder are one matrix.
         """
         alpha = self.mix.softmax(0)
         mean, log_var = (
@@ -122,12 +107,16 @@ class SimilarityAdapter(nn.Module):
              (layer.weight, layer.bias)] for layer in (self.mean, self.log_var)
         )  # fmt: skip
         decode = self.decode.weight
-        return Folded(
-            (self.dim * self.encode.weight, self.encode.bias),
-            (decode @ mean[0], decode @ mean[1] + self.decode.bias),
-            (self.out.weight, self.out.bias),
-            (log_var[0].mean(0, keepdim=True), log_var[1].mean(0, keepdim=True)),
-        )
+        layers = {
+            network.first: (self.dim * self.encode.weight, self.encode.bias),
+            network.second: (decode @ mean[0], decode @ mean[1] + self.decode.bias),
+            network.last: (self.out.weight, self.out.bias),
+            network.spread: (log_var[0].mean(0, keepdim=True), log_var[1].mean(0, keepdim=True)),
+        }
+        with torch.no_grad():
+            for layer, (weight, bias) in layers.items():
+                layer.weight.copy_(weight)
+                layer.bias.copy_(bias)
 
 
 def sample(weight: Tensor, mean: Tensor, sigma: Tensor, normal: Tensor) -> Tensor:
@@ -136,16 +125,15 @@ def sample(weight: Tensor, mean: Tensor, sigma: Tensor, normal: Tensor) -> Tenso
     weight (..., K); mean, sigma (..., K, D); normal (..., K D), or (..., D), which all components share. The variance
     of z given w is sum_k w_k^2 sigma_k^2, or (sum_k w_k sigma_k)^2 where normal is shared.
     """
-    return mixed(weight, torch.addcmul(mean, sigma, normal.unflatten(-1, (-1, mean.shape[-1]))))
-
-
-def mixed(weight: Tensor, x: Tensor) -> Tensor:
-    """sum_k w_k x_k, (..., K), (..., K, D) -> (..., D)."""
-    return (weight.unsqueeze(-2) @ x).squeeze(-2)
+    drawn = torch.addcmul(mean, sigma, normal.unflatten(-1, (-1, mean.shape[-1])))
+    return (weight.unsqueeze(-2) @ drawn).squeeze(-2)
 
 
 class PairNetwork(nn.Module):
-    """`Folded`, of all pairs or of paired rows, in a bounded workspace.
+    """What an adapter says of a pair without sampling, of all pairs or of paired rows, in a bounded workspace.
+
+    h = relu(W s + b), logit = u relu(W' h + b') + c, log variance = r h + d, of the product s of the embeddings;
+    first: W (H, D), b (H,); second: W' (H, H), b' (H,); last: u (1, H), c (1,); spread: r (1, H), d (1,).
 
     The first layer of an image with all texts is one matrix product, W (v_i * t_j) = (W diag v_i) t_j: there is no
     product of all pairs and dimensions.
@@ -155,13 +143,6 @@ class PairNetwork(nn.Module):
         super().__init__()
         self.first, self.second = nn.Linear(dim, hidden), nn.Linear(hidden, hidden)
         self.last, self.spread = nn.Linear(hidden, 1), nn.Linear(hidden, 1)
-
-    def fill(self, folded: Folded) -> None:
-        """Take these weights."""
-        with torch.no_grad():
-            for layer, (weight, bias) in zip((self.first, self.second, self.last, self.spread), folded):
-                layer.weight.copy_(weight)
-                layer.bias.copy_(bias)
 
     @property
     def linear(self) -> Tensor:
@@ -258,7 +239,7 @@ class VACSRScore(Score):
     def of(cls, model: Any) -> VACSRScore:
         adapter = model.adapter
         score = cls(adapter.dim, adapter.encode.out_features)
-        score.network.fill(adapter.folded())
+        adapter.fold_into(score.network)
         return score.to(adapter.mix.device).requires_grad_(False)
 
     def pairwise(self, queries: Gaussian, gallery: Gaussian) -> Tensor:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
+from open_clip.model import convert_to_custom_text_state_dict
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -24,7 +25,6 @@ from prolip.models.weights.unreadable import (
     TOKENIZER_NAMES,
     WEIGHT_NAMES,
     is_run,
-    why_no_state_dict,
     why_no_weights,
     why_not_in,
 )
@@ -37,8 +37,6 @@ log = logging.getLogger(__name__)
 # Where checkpoints keep the weights: those of `training`, of OpenCLIP, of others.
 CONTAINERS = ("objective", "state_dict", "model")
 WRAPPERS = ("module.", "_orig_mod.", "model.")
-# A plain CLIP checkpoint keeps the text tower's parts at its top level.
-PLAIN_TEXT = ("token_embedding.", "positional_embedding", "transformer.", "ln_final.", "text_projection")
 # What a TorchScript archive of a CLIP model holds besides its weights.
 ARCHIVE_EXTRAS = ("input_resolution", "context_length", "vocab_size", "attn_mask", "text.attn_mask")
 IMAGE_POSITIONS, TEXT_POSITIONS = "visual.positional_embedding", "text.positional_embedding"
@@ -88,7 +86,9 @@ def unwrap(state: Any, source: object = "the checkpoint") -> dict[str, Tensor]:
             break
         state = state[inner]
     if not isinstance(state, Mapping) or not state or not all(isinstance(v, Tensor) for v in state.values()):
-        raise CheckpointError(why_no_state_dict(state, source, CONTAINERS))
+        got = f"[{', '.join(sorted(map(repr, state))[:8])}]" if isinstance(state, Mapping) else type(state).__name__
+        raise CheckpointError(f"{source} holds no state dict: got {got}, want name -> tensor, at the top level or under"
+                              f" {' or '.join(CONTAINERS)}")
     state = dict(state)
     while True:
         shared = [p for p in WRAPPERS if all(key.startswith(p) for key in state)]
@@ -118,7 +118,7 @@ def load_checkpoint(
     """
     given = unwrap(source) if isinstance(source, Mapping) else read_state_dict(source, weights_only)
     own = model.state_dict()
-    state = to_custom_text(given)
+    state = convert_to_custom_text_state_dict({k: v for k, v in given.items() if k not in ARCHIVE_EXTRAS})
     for name in ("logit_scale", "logit_bias"):
         if name in state:
             state[name] = state[name].reshape(own[name].shape) if state[name].numel() == 1 else state[name]
@@ -181,13 +181,6 @@ def load_report(report: LoadReport, own: Mapping[str, Tensor], unused: Sequence[
         *([("interpolated", report.resized)] if report.resized else []), ("not used", unused),
     )]  # fmt: skip
     return "; ".join(lines)
-
-
-def to_custom_text(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Names with `text.` in front of the text tower's parts, as OpenCLIP's CustomTextCLIP has them."""
-    moved = PLAIN_TEXT if "token_embedding.weight" in state else ()
-    return {f"text.{key}" if key.startswith(moved) else key: value for key, value in state.items()
-            if key not in ARCHIVE_EXTRAS}  # fmt: skip
 
 
 def from_deterministic(

@@ -53,11 +53,8 @@ def hub_file(repo: str, names: tuple[str, ...], cache_dir: str | None = None) ->
 
 def _fetch(repo: str, groups: Sequence[tuple[str, ...]], cache_dir: str | None) -> Path:
     """The snapshot folder with a file of the first group of which there is one; the cache is asked before the hub."""
-    try:
-        from huggingface_hub import snapshot_download
-        from huggingface_hub.errors import HfHubHTTPError, HFValidationError
-    except ImportError as error:
-        raise ImportError("hf-hub: needs huggingface_hub: pip install huggingface_hub") from error
+    from huggingface_hub import snapshot_download  # late: it takes a second
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
     reason = "HF_HUB_OFFLINE is set" if offline() else "the hub cannot be reached"
     for local_only in (True, False):
