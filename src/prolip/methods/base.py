@@ -407,6 +407,4 @@ def _cut(value: Any, parts: int) -> list[Any]:
         return [value] * parts
     if isinstance(value, Tensor):
         return list(value.tensor_split(parts))
-    rows, more = divmod(len(value), parts)  # as tensor_split: the first `more` parts get one row more
-    bounds = [part * rows + min(part, more) for part in range(parts + 1)]
-    return [value[start:end] for start, end in zip(bounds, bounds[1:])]
+    return [[value[row] for row in rows] for rows in torch.arange(len(value)).tensor_split(parts)]

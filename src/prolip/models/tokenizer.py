@@ -231,7 +231,7 @@ def _own_source(model_name: str, text_cfg: dict[str, Any], cache_dir: str | None
         return place
     if schema == "hf-hub":
         with suppress(HubFileNotFoundError):
-            return str(hub_files(place, ALL_NAMES, cache_dir))
+            return str(hub_files(place, ALL_NAMES, cache_dir=cache_dir))
     return text_cfg.get("hf_tokenizer_name") or "bpe"
 
 
@@ -257,7 +257,7 @@ def _make(source: str, pad: int, options: dict[str, Any], cache_dir: str | None,
         raise TokenizerNotFoundError(f"no tokenizer at {source}: give a folder of tokenizer files, a sentencepiece"
                                      " .model file, a hub name org/name, or 'bpe'")
     try:
-        return _make(str(hub_files(repo, ALL_NAMES, cache_dir)), pad, options, cache_dir, model_name)
+        return _make(str(hub_files(repo, ALL_NAMES, cache_dir=cache_dir)), pad, options, cache_dir, model_name)
     except HubFileNotFoundError as error:
         raise TokenizerNotFoundError(
             f"{model_name} reads texts with the tokenizer {repo}, whose files are not on this machine. Where there is a"
