@@ -390,8 +390,7 @@ def unwrap(objective: nn.Module) -> Objective:
     """The Objective inside DDP and torch.compile wrappers."""
     inner = objective
     while not isinstance(inner, Objective):
-        wrapped = getattr(inner, "_orig_mod", None)
-        wrapped = getattr(inner, "module", None) if wrapped is None else wrapped
+        wrapped = getattr(inner, "_orig_mod", getattr(inner, "module", None))
         if wrapped is None:
             raise TypeError(f"{type(inner).__name__} holds no Objective: give an Objective or its DDP wrapper")
         inner = wrapped

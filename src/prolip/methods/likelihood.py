@@ -98,11 +98,6 @@ def extend(model: Any, config: LikelihoodConfig) -> None:
             setattr(model, name, Novelty(sizes))
 
 
-def points(mean: Tensor) -> Gaussian:
-    """Means (B, D) for what looks at means alone."""
-    return Gaussian(mean, torch.zeros_like(mean))
-
-
 def adopt(model: Any, fitted: Fitted) -> None:
     """Give a model of this method what was fitted to its means: variances, the score, novelty."""
     score = fitted.score
@@ -160,7 +155,8 @@ class LikelihoodObjective(MeansObjective):
         if self.config.pair_loss == "softmax":
             with without_autocast(image.device):
                 return self.softmax(image, text, scale)
-        return sigmoid_loss_over_ranks(mean_factors(points(image)), mean_factors(points(text)), scale, bias)
+        sides = (mean_factors(Gaussian(mean, torch.zeros_like(mean))) for mean in (image, text))
+        return sigmoid_loss_over_ranks(*sides, scale, bias)
 
     def close(self, model: Any, pairs: Pairs) -> None:
         """Fit the variances and the novelty of a trained model to pairs of its own means."""

@@ -28,8 +28,6 @@ from prolip.utils.links import check_links
 ALL_NAMES = (*FOLDER_NAMES, *SENTENCEPIECE_NAMES)
 #: Letters per token of a text that are read: no piece of the bundled encoding has more. And the least of a text.
 LETTERS_PER_TOKEN, LEAST_LETTERS = 32, 8192
-#: Letters from which on the pieces of a word are not kept: strangers write any number of them.
-LONG_WORD = 64
 #: Bytes of a tokenizer's file; the largest ones published have 35 million.
 FILE_BYTES = 2**27
 #: Options of the bundled encoding; `bpe_path` may be given in Python alone, as no configuration should name a file.
@@ -38,12 +36,6 @@ BPE_OPTIONS = ("clean", "reduction_mask", "additional_special_tokens", "bpe_path
 
 class TokenizerNotFoundError(FileNotFoundError):
     """The files of a tokenizer are not on this machine."""
-
-
-def pad_rows(rows: Iterable[list[int]], length: int, pad: int) -> Tensor:
-    """Lists of at most `length` ids -> (N, length) int64, filled up with `pad`."""
-    padded = [row + [pad] * (length - len(row)) for row in rows]
-    return torch.tensor(padded, dtype=torch.int64).reshape(-1, length)
 
 
 def listed(texts: Any) -> list[str]:
@@ -102,7 +94,9 @@ class Tokenizer:
     def __call__(self, texts: str | Iterable[str], context_length: int | None = None) -> Tensor:
         """One text or several -> (N, context) int64."""
         cleaned, length = checked(texts, context_length, self.context_length)
-        return pad_rows(self.encode([self._clean(text) for text in cleaned], length), length, self.pad_token_id)
+        rows = self.encode([self._clean(text) for text in cleaned], length)
+        padded = [row + [self.pad_token_id] * (length - len(row)) for row in rows]
+        return torch.tensor(padded, dtype=torch.int64).reshape(-1, length)
 
 
 class SentencePieceTokenizer(Tokenizer):
@@ -175,13 +169,6 @@ class BPETokenizer(SimpleTokenizer):
     def __call__(self, texts: str | list[str], context_length: int | None = None) -> Tensor:
         """One text or several -> (N, context) int64, as OpenCLIP's for texts that `cut` leaves whole."""
         return super().__call__(*checked(texts, context_length, self.context_length))
-
-    def bpe(self, token: str) -> str:
-        """The pieces of a word, joined by blanks; OpenCLIP keeps those of every word, here long ones are forgotten."""
-        pieces = super().bpe(token)
-        if len(token) >= LONG_WORD:
-            self.cache.pop(token, None)
-        return pieces
 
 
 def check_file(path: Path) -> None:
