@@ -127,10 +127,6 @@ class SourceFreeObjective(MeansObjective):
         device = batch["image"].device
         return batch | {name: x.to(device, non_blocking=True) for name, x in found.items()}
 
-    def embed(self, batch: Batch) -> Reps:
-        """Means of images and texts (B, D)."""
-        return self.means(batch)
-
     def terms(self, reps: Reps, batch: Batch) -> Terms:
         """loss, with the mean weight for the log. No text that makes a pair with an image is a negative of it."""
         image, text, weight = upcast(reps["image_mean"]), upcast(reps["text_mean"]), batch["pair_weight"]

@@ -54,10 +54,6 @@ class TripletObjective(MeansObjective, KnownMatches):
         """Which of them count."""
         return "all"
 
-    def embed(self, batch: Batch) -> Reps:
-        """Means of images and texts (B, D)."""
-        return self.means(batch)
-
     def terms(self, reps: Reps, batch: Batch) -> Terms:
         """loss."""
         image, text = upcast(reps["image_mean"]), upcast(reps["text_mean"])

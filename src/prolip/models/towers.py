@@ -18,6 +18,13 @@ from prolip.models.heads import LogVarianceHead, layer_norm, project
 from prolip.models.inputs import check_images, check_keep, check_texts
 
 SPECIAL_TOKENS = 2
+FORMS = ("paper", "released")
+
+
+def check_form(form: str) -> None:
+    """Refuse a forward pass nobody trained with."""
+    if form not in FORMS:
+        raise ValueError(f"forward is {form!r}: choose one of {', '.join(FORMS)}")
 
 
 def check_grid(image_size: int | Sequence[int], patch_size: int | Sequence[int], conv_stem: bool) -> None:
@@ -151,6 +158,7 @@ class ProbabilisticVisionTransformer(Probabilistic, VisionTransformer):
         conv_stem: bool = False,
         **kwargs,
     ):
+        check_form(form)
         check_grid(kwargs["image_size"], kwargs["patch_size"], conv_stem)
         for key in ("attentional_pool", "patch_dropout"):
             if kwargs.get(key):
@@ -271,6 +279,7 @@ class ProbabilisticTextTransformer(Probabilistic, TextTransformer):
         self, *, form: str = "paper", mask_padding: bool = False, init_unc_bias: float = -10.0,
         init_unc_gain: float = 0.1, **kwargs,
     ):
+        check_form(form)
         for key, wanted in (("embed_cls", True), ("no_causal_mask", True), ("pool_type", "last")):
             if kwargs.get(key, wanted) != wanted:
                 raise ValueError(f"text_cfg.{key} is {kwargs[key]!r}, ProLIP needs {wanted!r}: leave it out")
