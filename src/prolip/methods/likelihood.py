@@ -155,8 +155,8 @@ class LikelihoodObjective(MeansObjective):
         if self.config.pair_loss == "softmax":
             with without_autocast(image.device):
                 return self.softmax(image, text, scale)
-        sides = (mean_factors(Gaussian(mean, torch.zeros_like(mean))) for mean in (image, text))
-        return sigmoid_loss_over_ranks(*sides, scale, bias)
+        images, texts = (mean_factors(Gaussian(mean, torch.zeros_like(mean))) for mean in (image, text))
+        return sigmoid_loss_over_ranks(images, texts, scale, bias)
 
     def close(self, model: Any, pairs: Pairs) -> None:
         """Fit the variances and the novelty of a trained model to pairs of its own means."""
