@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from open_clip.model import convert_to_custom_text_state_dict
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -37,6 +36,8 @@ log = logging.getLogger(__name__)
 # Where checkpoints keep the weights: those of `training`, of OpenCLIP, of others.
 CONTAINERS = ("objective", "state_dict", "model")
 WRAPPERS = ("module.", "_orig_mod.", "model.")
+# A plain CLIP checkpoint keeps the text tower's parts at its top level.
+PLAIN_TEXT = ("token_embedding.", "positional_embedding", "transformer.", "ln_final.", "text_projection")
 # What a TorchScript archive of a CLIP model holds besides its weights.
 ARCHIVE_EXTRAS = ("input_resolution", "context_length", "vocab_size", "attn_mask", "text.attn_mask")
 IMAGE_POSITIONS, TEXT_POSITIONS = "visual.positional_embedding", "text.positional_embedding"
@@ -118,7 +119,9 @@ def load_checkpoint(
     """
     given = unwrap(source) if isinstance(source, Mapping) else read_state_dict(source, weights_only)
     own = model.state_dict()
-    state = convert_to_custom_text_state_dict({k: v for k, v in given.items() if k not in ARCHIVE_EXTRAS})
+    moved = PLAIN_TEXT if "token_embedding.weight" in given else ()  # OpenCLIP's CustomTextCLIP has them under text.
+    state = {f"text.{key}" if key.startswith(moved) else key: value for key, value in given.items()
+             if key not in ARCHIVE_EXTRAS}  # fmt: skip
     for name in ("logit_scale", "logit_bias"):
         if name in state:
             state[name] = state[name].reshape(own[name].shape) if state[name].numel() == 1 else state[name]
