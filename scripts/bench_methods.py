@@ -34,8 +34,7 @@ from prolip.evaluation.metrics.blockwise import PairScores, Relevance, retrieval
 from prolip.gaussian import Gaussian  # noqa: E402
 from prolip.losses import log_match_odds, tiled_loss_over_ranks  # noqa: E402
 from prolip.methods import METHODS  # noqa: E402
-from prolip.methods.vacsr import VACSRConfig, VACSRScore, pair_terms  # noqa: E402
-from prolip.models.adapter import PairNoise, SimilarityAdapter  # noqa: E402
+from prolip.methods.vacsr import PairNoise, SimilarityAdapter, VACSRConfig, VACSRScore, pair_terms  # noqa: E402  # noqa: E402
 from prolip.random import pair_noise  # noqa: E402
 
 

@@ -31,7 +31,7 @@ from torch import Tensor
 
 import prolip
 from prolip.gaussian import Gaussian
-from prolip.losses import contrastive, ppcl_over_ranks, ring
+from prolip.losses import contrastive, exchanges, ppcl_over_ranks
 from prolip.methods.base import Context
 from prolip.methods.prolip import ProLIPConfig, ProLIPObjective
 from training.parallel.distributed import keep_freed_memory
@@ -53,11 +53,11 @@ class Kept:
 @contextmanager
 def no_exchange() -> Iterator[None]:
     """The ring without its messages."""
-    honest, ring.Transfer = ring.Transfer, Kept  # type: ignore[misc]
+    honest, exchanges.Transfer = exchanges.Transfer, Kept  # type: ignore[misc]
     try:
         yield
     finally:
-        ring.Transfer = honest  # type: ignore[misc]
+        exchanges.Transfer = honest  # type: ignore[misc]
 
 
 def build_losses(options: argparse.Namespace, rank: int, device: torch.device) -> dict[str, Step]:

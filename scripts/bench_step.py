@@ -31,11 +31,11 @@ from open_clip.model import CustomTextCLIP
 from torch import Tensor, nn
 
 import prolip
-from prolip.masking import count_masked_rows
 from prolip.methods import LikelihoodConfig, LikelihoodObjective, SigLIPConfig, SigLIPObjective
 from prolip.methods.base import Batch, Objective
 from prolip.methods.prolip import ProLIPConfig, ProLIPObjective
 from prolip.models.registry import get_model_config
+from prolip.views import count_masked_rows
 from training.model import attention_for
 from training.parallel.distributed import keep_freed_memory
 

@@ -111,7 +111,7 @@ def ring_links(cluster: Cluster, step: Step) -> Array:
 
 
 def exchange(start: Array, block: float, links: Array, draws: np.random.Generator, sigma: float) -> Exchange:
-    """losses.ring.score_ring on all ranks, in the order of its messages and computations.
+    """losses.exchanges.score_ring on all ranks, in the order of its messages and computations.
 
     A transfer begins when both ends have asked for it and are done with the one before (one stream of messages per
     rank, as NCCL runs them), and ends for a rank when it has both sent and received.
@@ -153,8 +153,8 @@ def exchange(start: Array, block: float, links: Array, draws: np.random.Generato
 
 
 def collect(start: Array, pairs: Pairs, draws: np.random.Generator, sigma: float) -> Exchange:
-    """losses.gathered.score_gathered on all ranks: each collective begins when the last rank has come to it, and leaves
-    all together."""
+    """`exchanges.score_gathered` on all ranks: each collective begins when the last rank has come to it, and leaves all
+    together."""
     texts = start.max() + pairs.message_seconds
     scored = texts + pairs.block_seconds * factors(draws, sigma, len(start), pairs.blocks).sum(1)
     home = scored.max() + pairs.message_seconds

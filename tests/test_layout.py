@@ -16,7 +16,7 @@ MODULES = {".".join(path.relative_to(SOURCE).with_suffix("").parts).removesuffix
 MOST = 12
 #: From the ground up; a module is on the floor of its longest prefix here, and imports none of a higher floor.
 FLOORS = [
-    ["prolip.utils", "prolip.operators", "prolip.gaussian", "prolip.flops", "prolip.masking", "prolip.mixing",
+    ["prolip.utils", "prolip.gaussian", "prolip.flops", "prolip.views",
      "prolip.random"],
     ["prolip.measures"],
     ["prolip.losses", "prolip.uncertainty.units"],

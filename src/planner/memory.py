@@ -9,7 +9,7 @@ from planner.config import FLOAT, HALF, PlanConfig
 from planner.hardware import Cluster
 from planner.models import Model, Pass
 from prolip.losses.contrastive import Exchange, choose_exchange
-from prolip.losses.gathered import row_width
+from prolip.losses.exchanges import row_width
 from prolip.losses.pairs import default_block
 
 # CUDA context, NCCL's buffers, kernels' workspaces and what the allocator cannot hand out: assumed.
@@ -53,7 +53,7 @@ def exchange_of(config: PlanConfig, gpus: int, dim: int) -> Exchange:
 
 
 def gathered_bytes(local: int, dim: int, ranks: int) -> int:
-    """Bytes of all texts and of the sums of their gradients, which a rank of losses.gathered holds."""
+    """Bytes of all texts and of the sums of their gradients, which a rank that gathers holds."""
     return 2 * ranks * local * row_width(dim) * FLOAT
 
 
@@ -71,8 +71,8 @@ def kernel_sums(rows: int, columns: int) -> int:
 def loss_space(local: int, dim: int, ranks: int, exchange: Exchange = "ring") -> float:
     """Bytes of PPCL on one rank beyond its inputs: texts, accumulators, pair matrices.
 
-    losses.ring holds three text blocks (own, scored, under way) and five accumulators (own, being filled, sent,
-    received, that of the rows); losses.gathered all texts, all their accumulators and that of the rows; one process two
+    The ring holds three text blocks (own, scored, under way) and five accumulators (own, being filled, sent,
+    received, that of the rows); gathering all texts, all their accumulators and that of the rows; one process two
     accumulators. add_pairs on CUDA holds one (block, columns) matrix, the kernel's sums, the scaled rows and three
     numbers per column. (On the CPU it is two matrices.)
     """

@@ -12,7 +12,7 @@ from planner.tables import Rows, Value, number, size, span, whole
 from prolip.data.config import chunks_ahead
 from prolip.flops import FORWARD_AND_BACKWARD
 from prolip.losses.contrastive import Exchange
-from prolip.losses.gathered import row_width
+from prolip.losses.exchanges import row_width
 
 # Kernels per block of PPCL: 17 of losses.pairs.add_pairs on CUDA, 4 around it; seconds to start one: assumed.
 BLOCK_KERNELS, LAUNCH = 21, 5e-6
@@ -95,9 +95,9 @@ def scoring(local: int, columns: int, dim: int, cluster: Cluster) -> tuple[float
 def pairs(exchange: Exchange, local: int, dim: int, cluster: Cluster) -> Pairs:
     """Plan PPCL by this exchange; one GPU has nothing to exchange.
 
-    losses.ring: W - 1 text messages and W - 1 accumulators. A step of the ring takes max(computation, one of both),
+    The ring: W - 1 text messages and W - 1 accumulators. A step of the ring takes max(computation, one of both),
     exact to within two messages; half of the own block comes first, half last, where the last accumulator comes home.
-    losses.gathered: an all-gather and a reduce-scatter, which nothing hides. In each a rank sends its share of W - 1
+    Gathered: an all-gather and a reduce-scatter, which nothing hides. In each a rank sends its share of W - 1
     parts, and every part makes W - 1 hops: NCCL knows no tree for these two.
     """
     ranks = cluster.gpus

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from prolip.evaluation.loading import load_model
 from prolip.evaluation.model import PointModel, evaluating, own_score
+from prolip.flops import image_sides
 from prolip.gaussian import Gaussian, kind_of
 from prolip.uncertainty.clip import FittedCLIP
 from prolip.utils.outputs import check_output, replacing_folder
@@ -64,9 +65,7 @@ class ImageEncoder(Encoder):
 
     def example(self, rows: int, generator: torch.Generator | None = None) -> Tensor:
         """Random images."""
-        size = towers_of(self.model).visual.image_size
-        height, width = (size, size) if isinstance(size, int) else size
-        return torch.randn(rows, 3, height, width, generator=generator)
+        return torch.randn(rows, 3, *image_sides(towers_of(self.model)), generator=generator)
 
 
 class TextEncoder(Encoder):

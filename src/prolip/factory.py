@@ -14,8 +14,7 @@ from torchvision.transforms import Compose
 
 from prolip.data.samples.decoding import as_rgb
 from prolip.methods import find_method
-from prolip.models.config import ProLIPRules, complete, override
-from prolip.models.config_rules import PreprocessRules, check, count_parameters, near_matches
+from prolip.models.config import PreprocessRules, ProLIPRules, check, complete, count_parameters, near_matches, override
 from prolip.models.prolip import ProLIP, cast_to
 from prolip.models.registry import check_forward, config_beside, find_weights, get_model_config, grid_of
 from prolip.models.weights.checkpoint import load_checkpoint

@@ -1,16 +1,74 @@
 """Diagonal Gaussians: what every image and every text is mapped to."""
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial, reduce
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from prolip.operators import without_tuple_operators
+COMPUTE = ("compute with its tensors z.mean and z.log_var (log sigma^2), join rows with"
+           " prolip.gaussian.concatenate([z, w]), average them with prolip.gaussian.mixture(z)")
+COMPARE = "compare tensors, torch.equal(z.mean, w.mean), or Gaussians by a measure, prolip.measures.csd(z, w)"
+ROWS = "a Gaussian is indexed by 0 (mean) and 1 (log_var) alone: take rows with z.select(rows)"
+#: What OpenCLIP's users write first: features / features.norm(...), and features @ features.T.
+ATTRIBUTES = {
+    "norm": "means have unit length already, leave `z / z.norm()` out",
+    "T": "match images with texts by prolip.measures.pairwise_csd_similarity(image, text)",
+}
+
+
+def refuse(what: str, remedy: str) -> Callable[..., NoReturn]:
+    """A method that raises TypeError."""
+    def method(self: Any, *_: Any, **__: Any) -> NoReturn:
+        raise TypeError(f"a Gaussian has no {what}: {remedy}")
+
+    return method
+
+
+def comparison(name: str, symbol: str) -> Callable[[Any, Any], Any]:
+    """A tuple's comparison, refused with what may be meant as a Gaussian: `z == None` stays False."""
+    of_tuples, method = getattr(tuple, name), refuse(f"operator {symbol}", COMPARE)
+    return lambda self, other: method(self) if isinstance(other, (tuple, Tensor)) else of_tuples(self, other)
+
+
+def item(self: Any, index: Any) -> Any:
+    """z[0] is the mean and z[1] the log variance, as in unpacking. TypeError and IndexError for rows."""
+    if type(index) is not int:
+        raise TypeError(ROWS)
+    if not -2 <= index < 2:
+        raise IndexError(f"z[{index}]: {ROWS}")
+    return self.log_var if index % 2 else self.mean  # torch.compile traces this, and not tuple's own in every version
+
+
+def missing(self: Any, name: str) -> NoReturn:
+    """AttributeError, with a remedy for what tensors have."""
+    remedy = ATTRIBUTES.get(name, f"{COMPUTE}, move it with z.to(...)")
+    of_tensors = not name.startswith("_") and hasattr(Tensor, name)
+    raise AttributeError(f"a Gaussian has no {name!r}" + (f": {remedy}" if of_tensors else ""))
+
+
+def without_tuple_operators(cls: type[Gaussian]) -> type[Gaussian]:
+    """Class decorator. It is a tuple of two tensors, no sequence to add and repeat, and no tensor either.
+
+    Left alone `z * 2`, `z + w`, `z == w` and `z[:2]` would act on the tuple without a word. None has one meaning for a
+    Gaussian (twice the random variable has 4 sigma^2, twice the density is no density), so each raises and says what to
+    write. Tuples have no other operators. All that takes a tuple apart stays: unpacking, z[0], len(z), pickle,
+    tree_map (which would take it for a leaf if it had another base), DDP, torch.compile.
+    """
+    methods: dict[str, Any] = {f"__{side}{name}__": refuse(f"operator {sign}", COMPUTE)
+                               for name, sign in (("add", "+"), ("mul", "*")) for side in ("", "r")}  # fmt: skip
+    methods |= {f"__{name}__": comparison(f"__{name}__", sign) for name, sign in (
+        ("eq", "=="), ("ne", "!="), ("lt", "<"), ("le", "<="), ("gt", ">"), ("ge", ">="))}  # fmt: skip
+    methods |= {"__contains__": refuse("operator in", COMPARE), "__getitem__": item, "__getattr__": missing}
+    # Or NumPy would stack both tensors, in np.asarray(z) and in array * z.
+    methods |= {"__array__": refuse("one array", "take z.mean.numpy() and z.log_var.numpy()"), "__array_ufunc__": None}
+    for name, method in methods.items():
+        setattr(cls, name, method)
+    return cls
 
 
 @without_tuple_operators
@@ -18,7 +76,7 @@ class Gaussian(NamedTuple):
     """Diagonal Gaussians N(mean, diag exp(log_var)), ProLIP section 3.1.
 
     mean, log_var: (..., D), log_var is log sigma^2 (never log sigma). A tuple of its two tensors to all that takes
-    tuples apart; operators of tuples and tensors raise TypeError and say what to write, see `prolip.operators`.
+    tuples apart; operators of tuples and tensors raise TypeError and say what to write.
     """
 
     mean: Tensor

@@ -1,4 +1,4 @@
-"""The planner's messages are those of losses.ring and losses.gathered, counted on real ranks."""
+"""The planner's messages are those of the ring and of gathering, counted on real ranks."""
 from __future__ import annotations
 
 import pytest
@@ -17,11 +17,10 @@ from planner.models import count_of_run
 from planner.traffic import BLOCK_KERNELS, LAUNCH, PAIR_VISITS, pairs, scoring, step_times
 from prolip.gaussian import Gaussian
 from prolip.losses import Factors, Matches, csd_factors, ppcl_over_ranks
-from prolip.losses import ring as real_ring
-from prolip.losses.gathered import row_width, score_gathered
+from prolip.losses import exchanges as real_ring
+from prolip.losses.exchanges import GRADIENT_TAG, TEXT_TAG, row_width, score_gathered
 from prolip.losses.pairs import Columns, WantedGradients, add_pairs, finish, zero_columns, zero_rows
 from prolip.losses.positives import Positives
-from prolip.losses.ring import GRADIENT_TAG, TEXT_TAG
 
 LOCAL, DIM = 6, 10
 ALL = WantedGradients(*[True] * len(WantedGradients._fields))

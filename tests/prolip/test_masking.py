@@ -6,7 +6,7 @@ from itertools import combinations
 import pytest
 import torch
 
-from prolip.masking import count_kept_patches, count_masked_rows, keep_patches, mask_text
+from prolip.views import count_kept_patches, count_masked_rows, keep_patches, mask_text
 
 PAD, MASK, START, END = 0, 99, 1, 2
 

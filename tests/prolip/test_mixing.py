@@ -5,7 +5,7 @@ import pytest
 import torch
 from scipy import stats
 
-from prolip.mixing import NOISE, Mix, boxes, mix_images
+from prolip.views import NOISE, Mix, boxes, mix_images
 
 MIXUP, CUTMIX = torch.tensor(False), torch.tensor(True)
 

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from prolip.models.pooling import WIDTH, GeneralisedPooling, ascending, sinusoids
+from prolip.models.heads import WIDTH, GeneralisedPooling, ascending, sinusoids
 
 
 @pytest.fixture

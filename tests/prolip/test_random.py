@@ -8,8 +8,8 @@ import pytest
 import torch
 from scipy.stats import chi2, kstest
 
-from prolip.masking import keep_patches, mask_text
 from prolip.random import Draws, Stream, gumbel, mix_seed, normal, pair_noise, splitmix, uniform_rows
+from prolip.views import keep_patches, mask_text
 
 MASK = (1 << 64) - 1
 

@@ -16,8 +16,16 @@ import torch
 
 import prolip
 from prolip import factory
-from prolip.models.config import ProLIPRules, check_openclip, complete
-from prolip.models.config_rules import MAX_PARAMETERS, PreprocessRules, TwoTowers, check, count_parameters
+from prolip.models.config import (
+    MAX_PARAMETERS,
+    PreprocessRules,
+    ProLIPRules,
+    TwoTowers,
+    check,
+    check_openclip,
+    complete,
+    count_parameters,
+)
 from prolip.models.prolip import ProLIP
 from prolip.utils import documents
 

@@ -68,7 +68,6 @@ def test_a_caption_of_a_million_letters_costs_no_more_than_one_of_ten_thousand(l
     ids = ours([text])
     assert time.perf_counter() - start < 10  # a second at most; hours before
     assert ids.shape == (1, 77) and seen == [8192]
-    assert not any(len(word) >= module.LONG_WORD for word in ours.cache), "long words of strangers are not kept"
 
 
 def test_all_kinds_of_tokenizers_and_openclips_models_read_cut_texts(monkeypatch):

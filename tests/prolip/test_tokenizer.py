@@ -13,9 +13,9 @@ from prolip.models.tokenizer import (
     BPETokenizer,
     FolderTokenizer,
     SentencePieceTokenizer,
+    Tokenizer,
     TokenizerNotFoundError,
     get_tokenizer,
-    pad_rows,
 )
 from prolip.models.weights import hub
 
@@ -59,8 +59,13 @@ def folder(tmp_path_factory):
 
 
 def test_rows_are_padded_to_int64():
-    assert torch.equal(pad_rows([[3, 4], [], [5, 6, 7]], 3, 9), torch.tensor([[3, 4, 9], [9, 9, 9], [5, 6, 7]]))
-    assert pad_rows([], 3, 9).shape == (0, 3)
+    class Letters(Tokenizer):
+        def encode(self, texts, length):
+            return [[int(letter) for letter in text] for text in texts]
+
+    tokenizer = Letters(3, 9)
+    assert torch.equal(tokenizer(["34", "", "567"]), torch.tensor([[3, 4, 9], [9, 9, 9], [5, 6, 7]]))
+    assert tokenizer([]).shape == (0, 3)
 
 
 def test_small_models_read_with_the_bundled_bpe():

@@ -23,7 +23,7 @@ from prolip.evaluation.model import Embedder, ModelCard
 from prolip.evaluation.zero_shot import fill_all, mix_groups
 from prolip.gaussian import Gaussian, check_embeddings, kind_of
 from prolip.measures.chance import OwnFirst, warn_once
-from prolip.models.config_rules import near_matches
+from prolip.models.config import near_matches
 from prolip.scores import Score
 from prolip.search.risk import Threshold, find_threshold
 from prolip.uncertainty.novelty import refusal

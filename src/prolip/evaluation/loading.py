@@ -24,8 +24,7 @@ from prolip.data.samples import decoding
 from prolip.evaluation.model import PRECISIONS, Embedder, Loaded, PointModel, check_device, embedder_of
 from prolip.factory import create_model_and_transforms, flattening
 from prolip.gaussian import kind_of
-from prolip.models.config import check_openclip, is_released
-from prolip.models.config_rules import PreprocessRules, check, near_matches
+from prolip.models.config import PreprocessRules, check, check_openclip, is_released, near_matches
 from prolip.models.registry import list_models
 from prolip.models.tokenizer import ALL_NAMES, BPETokenizer, cut, first_line, get_tokenizer
 from prolip.models.weights.checkpoint import CheckpointError, find_in, read_config, read_state_dict

@@ -1,7 +1,7 @@
 """PPCL, and the sigmoid loss of all pairs for any similarity that factors: of one batch, or of those of all ranks.
 
 Linear in memory: gradients are taken in the forward pass, one block of rows at a time (`pairs.py`), while the texts of
-other ranks go round a ring (`ring.py`) or are all there (`gathered.py`).
+other ranks go round a ring or are all there (`exchanges.py`).
 """
 from __future__ import annotations
 
@@ -14,12 +14,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from prolip.gaussian import Gaussian, as_scalar, check_pair, without_autocast
-from prolip.losses.collectives import world_size
-from prolip.losses.gathered import row_width, score_gathered
-from prolip.losses.in_forward import Evaluation, differentiate
+from prolip.losses.autograd import Evaluation, differentiate, world_size
+from prolip.losses.exchanges import row_width, score_gathered, score_ring
 from prolip.losses.pairs import Factors, WantedGradients, csd_factors, score_alone
 from prolip.losses.positives import Matches, check_matches
-from prolip.losses.ring import score_ring
 
 Exchange = Literal["ring", "gather"]
 # What a device may hold of other ranks' texts and their gradients: those of 262,144 pairs of width 768 take 1.5 GiB. It

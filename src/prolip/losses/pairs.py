@@ -6,7 +6,7 @@ queries and one for the gallery. KL and JS factor too, in 2 D and 4 D dimensions
 from each other, which float32 does not survive where variances are small: they go the way of `tiled.py`, with elk and
 all that does not factor.
 
-`contrastive.py`, `ring.py` and `gathered.py` run the same `add_pairs` over the texts of one rank and of all of them; no
+`contrastive.py` and `exchanges.py` run the same `add_pairs` over the texts of one rank and of all of them; no
 matrix of all pairs is ever kept.
 """
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from prolip.gaussian import Gaussian
-from prolip.losses.in_forward import Evaluation
+from prolip.losses.autograd import Evaluation
 from prolip.losses.positives import BlockGradient, Matches, Positives
 
 # Pairs per block: what stays in a core's cache on CPU, what fills a device on one. MIN_ROWS keeps the matrix products

@@ -136,24 +136,19 @@ def pairwise_wasserstein2(p: Gaussian, q: Gaussian) -> Tensor:
     return (a.unsqueeze(1) + b) - 2 * (_products(p.mean, q.mean) + sigmas)
 
 
-def pairwise_kl(p: Gaussian, q: Gaussian, max_elements: int = WORKSPACE) -> Tensor:
-    """`kl` of all pairs, KL(p_i || q_j), tiled: (B1, D), (B2, D) -> (B1, B2)."""
-    return _tiled(paired.kl, p, q, max_elements)
+def _all_pairs_of(measure: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The pairwise function of a paired measure without settings."""
+
+    def pairwise(p: Gaussian, q: Gaussian, max_elements: int = WORKSPACE) -> Tensor:
+        return _tiled(measure, p, q, max_elements)
+
+    pairwise.__name__ = pairwise.__qualname__ = f"pairwise_{measure.__name__}"
+    pairwise.__doc__ = f"`{measure.__name__}` of all pairs (p_i, q_j), tiled: (B1, D), (B2, D) -> (B1, B2)."
+    return pairwise
 
 
-def pairwise_js(p: Gaussian, q: Gaussian, max_elements: int = WORKSPACE) -> Tensor:
-    """`js` of all pairs, tiled: (B1, D), (B2, D) -> (B1, B2)."""
-    return _tiled(paired.js, p, q, max_elements)
-
-
-def pairwise_elk(p: Gaussian, q: Gaussian, max_elements: int = WORKSPACE) -> Tensor:
-    """`elk` of all pairs, tiled: (B1, D), (B2, D) -> (B1, B2)."""
-    return _tiled(paired.elk, p, q, max_elements)
-
-
-def pairwise_bhattacharyya(p: Gaussian, q: Gaussian, max_elements: int = WORKSPACE) -> Tensor:
-    """`bhattacharyya` of all pairs, tiled: (B1, D), (B2, D) -> (B1, B2)."""
-    return _tiled(paired.bhattacharyya, p, q, max_elements)
+pairwise_kl, pairwise_js = _all_pairs_of(paired.kl), _all_pairs_of(paired.js)
+pairwise_elk, pairwise_bhattacharyya = _all_pairs_of(paired.elk), _all_pairs_of(paired.bhattacharyya)
 
 
 def pairwise_log_inclusion(

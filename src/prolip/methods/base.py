@@ -154,6 +154,10 @@ class Objective(nn.Module):
         statistics = {name: reps[name].detach() for name in self.statistics if name in reps}
         return self.terms(reps, batch) | statistics | in_batch_recall(reps)
 
+    def means(self, batch: Batch) -> Reps:
+        """Means of images and texts (B, D)."""
+        return {f"{side}_mean": self.encode(side, batch[side]).mean for side in ("image", "text")}
+
     def after_step(self) -> None:
         """Called after every optimiser step, for constraints on parameters; must not wait for the device."""
 
@@ -171,7 +175,8 @@ class Objective(nn.Module):
 
 
 class KnownMatches(Objective):
-    """An objective whose config says by `known_matches` whether every true caption of an image in the batch is a match.
+    """An objective whose config says by `known_matches` whether every true caption of an image in the batch is a match;
+    None: where the data gives their identities.
     """
 
     @classmethod
@@ -191,7 +196,9 @@ class KnownMatches(Objective):
 
     def matches(self, batch: Batch) -> Matches | None:
         """What is known of the batch beyond its own pairs."""
-        return Matches(batch["caption_ids"], batch["caption_id"]) if self.config.known_matches else None
+        known = self.config.known_matches
+        known = "caption_ids" in batch if known is None else known
+        return Matches(batch["caption_ids"], batch["caption_id"]) if known else None
 
 
 class MeansObjective(Objective):
@@ -207,10 +214,7 @@ class MeansObjective(Objective):
 
     def embed(self, batch: Batch) -> Reps:
         """Means of images and texts (B, D), with scale and bias."""
-        return {
-            "image_mean": self.encode("image", batch["image"]).mean,
-            "text_mean": self.encode("text", batch["text"]).mean,
-        } | logit_scale_and_bias(self.model)
+        return self.means(batch) | logit_scale_and_bias(self.model)
 
     def after_step(self) -> None:
         clamp_logit_scale(self.model)
@@ -261,6 +265,20 @@ def in_batch_recall(reps: Reps) -> Terms:
     with without_autocast(image.device):
         first = (image @ F.normalize(text, dim=-1).mT).argmax(1)
     return {RECALL: (first == torch.arange(len(image), device=image.device)).float().mean()}
+
+
+def clip_loss(context: Context) -> nn.Module:
+    """OpenCLIP's softmax loss of the global batch: local rows against columns gathered with gradients."""
+    from open_clip.loss import ClipLoss  # late: it takes seconds
+
+    return ClipLoss(local_loss=True, gather_with_grad=True, rank=context.rank, world_size=context.world_size)
+
+
+def check_weights(config: Any, *names: str) -> None:
+    """ValueError for weights of terms that are negative or not finite."""
+    for name in names:
+        if not 0 <= getattr(config, name) < math.inf:
+            raise ValueError(f"{name}={getattr(config, name)} is no weight: give a finite number of at least 0")
 
 
 def logit_scale_and_bias(model: Any) -> Reps:
@@ -375,8 +393,7 @@ def unwrap(objective: nn.Module) -> Objective:
     """The Objective inside DDP and torch.compile wrappers."""
     inner = objective
     while not isinstance(inner, Objective):
-        wrapped = getattr(inner, "_orig_mod", None)
-        wrapped = getattr(inner, "module", None) if wrapped is None else wrapped
+        wrapped = getattr(inner, "_orig_mod", getattr(inner, "module", None))
         if wrapped is None:
             raise TypeError(f"{type(inner).__name__} holds no Objective: give an Objective or its DDP wrapper")
         inner = wrapped
@@ -392,6 +409,4 @@ def _cut(value: Any, parts: int) -> list[Any]:
         return [value] * parts
     if isinstance(value, Tensor):
         return list(value.tensor_split(parts))
-    rows, more = divmod(len(value), parts)  # as tensor_split: the first `more` parts get one row more
-    bounds = [part * rows + min(part, more) for part in range(parts + 1)]
-    return [value[start:end] for start, end in zip(bounds, bounds[1:])]
+    return [[value[row] for row in rows] for rows in torch.arange(len(value)).tensor_split(parts)]

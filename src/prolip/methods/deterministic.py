@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from prolip.gaussian import upcast, without_autocast
 from prolip.losses import dot_products, softmax_loss, tiled_loss_over_ranks, transpose_over_ranks
-from prolip.methods.base import Batch, Context, KnownMatches, MeansObjective, Reps, Terms
+from prolip.methods.base import Batch, Context, KnownMatches, MeansObjective, Reps, Terms, clip_loss
 from prolip.utils.fields import option
 
 
@@ -72,11 +72,7 @@ class CLIPObjective(_DeterministicObjective):
 
     def __init__(self, model: Any, config: CLIPConfig, context: Context | None = None):
         super().__init__(model, config, context)
-        from open_clip.loss import ClipLoss  # late: it takes seconds
-
-        self.contrastive = ClipLoss(
-            local_loss=True, gather_with_grad=True, rank=self.context.rank, world_size=self.context.world_size
-        )
+        self.contrastive = clip_loss(self.context)
         model.logit_bias.requires_grad_(False)
 
 

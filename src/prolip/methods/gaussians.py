@@ -4,7 +4,8 @@ from __future__ import annotations
 from typing import Any, get_args
 
 import torch
-from torch import nn
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from prolip.gaussian import Gaussian
 from prolip.methods.base import Batch, Context, KnownMatches, Reps, Terms, clamp_logit_scale, logit_scale_and_bias
@@ -46,10 +47,21 @@ class HeadsObjective(KnownMatches):
         clamp_logit_scale(self.model)
 
 
-def own_words(ids: torch.Tensor, pad_id: int) -> torch.Tensor:
+def own_words(ids: Tensor, pad_id: int) -> Tensor:
     """Which tokens of texts are no padding at their end, (B, L) bool; the first always counts."""
     place = torch.arange(ids.shape[1], device=ids.device)
     return place <= torch.where(ids != pad_id, place, 0).amax(1, keepdim=True)
+
+
+def pooled_tokens(tokens: Tensor, ids: Tensor | None, pad_id: int | None) -> tuple[Tensor, Tensor | None]:
+    """[CLS] and patches, or words, without [UNC], (B, K, width), and which of them count: (B, K) bool, None for all.
+
+    tokens: a tower's, of images [CLS], [UNC], patches; of texts (with ids) words, [UNC], [CLS].
+    """
+    if ids is None:
+        return torch.cat([tokens[:, :1], tokens[:, 2:]], 1), None
+    assert pad_id is not None
+    return torch.cat([tokens[:, -1:], tokens[:, :-2]], 1), F.pad(own_words(ids, pad_id), (1, 0), value=True)
 
 
 def begin_as(norm: nn.LayerNorm, projection: nn.Linear, tower: Any) -> None:

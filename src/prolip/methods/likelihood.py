@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from prolip.flops import EncoderPass
 from prolip.gaussian import Gaussian, upcast, without_autocast
 from prolip.losses import mean_factors, sigmoid_loss_over_ranks
-from prolip.methods.base import Batch, Context, MeansObjective, Needs, Reps, Terms, logit_scale_and_bias
+from prolip.methods.base import Batch, Context, MeansObjective, Needs, Reps, Terms, clip_loss, logit_scale_and_bias
 from prolip.scores import TrueMatchScore
 from prolip.uncertainty.fit import Fitted, fit_variances
 from prolip.uncertainty.heads import Parts, VarianceHead
@@ -98,11 +98,6 @@ def extend(model: Any, config: LikelihoodConfig) -> None:
             setattr(model, name, Novelty(sizes))
 
 
-def points(mean: Tensor) -> Gaussian:
-    """Means (B, D) for what looks at means alone."""
-    return Gaussian(mean, torch.zeros_like(mean))
-
-
 def adopt(model: Any, fitted: Fitted) -> None:
     """Give a model of this method what was fitted to its means: variances, the score, novelty."""
     score = fitted.score
@@ -125,10 +120,7 @@ class LikelihoodObjective(MeansObjective):
 
     def __init__(self, model: Any, config: LikelihoodConfig, context: Context | None = None):
         super().__init__(model, config, context)
-        rank, ranks = self.context.rank, self.context.world_size
-        from open_clip.loss import ClipLoss  # late: it takes seconds
-
-        self.softmax = ClipLoss(local_loss=True, gather_with_grad=True, rank=rank, world_size=ranks)
+        self.softmax = clip_loss(self.context)
         if config.pair_loss == "softmax":
             model.logit_bias.requires_grad_(False)
 
@@ -148,10 +140,9 @@ class LikelihoodObjective(MeansObjective):
         """Means of images (B, D) and of their captions (B, C, D), with scale and bias."""
         text = batch["text"]
         mean = self.encode("text", text.flatten(0, -2)).mean
-        return {
-            "image_mean": self.encode("image", batch["image"]).mean,
-            "text_mean": mean.unflatten(0, (len(text), -1)),
-        } | logit_scale_and_bias(self.model)
+        image = self.encode("image", batch["image"]).mean
+        rows = {"image_mean": image, "text_mean": mean.unflatten(0, (len(text), -1))}
+        return rows | logit_scale_and_bias(self.model)
 
     def terms(self, reps: Reps, batch: Batch) -> Terms:
         """loss."""
@@ -164,7 +155,8 @@ class LikelihoodObjective(MeansObjective):
         if self.config.pair_loss == "softmax":
             with without_autocast(image.device):
                 return self.softmax(image, text, scale)
-        return sigmoid_loss_over_ranks(mean_factors(points(image)), mean_factors(points(text)), scale, bias)
+        images, texts = (mean_factors(Gaussian(mean, torch.zeros_like(mean))) for mean in (image, text))
+        return sigmoid_loss_over_ranks(images, texts, scale, bias)
 
     def close(self, model: Any, pairs: Pairs) -> None:
         """Fit the variances and the novelty of a trained model to pairs of its own means."""

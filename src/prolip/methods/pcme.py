@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from prolip.gaussian import Gaussian, upcast, without_autocast
 from prolip.losses import log_match_odds, tiled_loss_over_ranks, uniformity_over_ranks, vib
-from prolip.methods.base import Batch, Reps, Terms
+from prolip.methods.base import Batch, Reps, Terms, check_weights
 from prolip.methods.gaussians import HeadsObjective, begin_as, linear_parts, own_words
 from prolip.models.heads import layer_norm, project
 from prolip.random import Stream
@@ -36,9 +36,7 @@ class PCMEConfig:
     known_matches: bool = option(True, "count every true caption of an image in the batch as a match")
 
     def __post_init__(self) -> None:
-        for name in ("kl_weight", "uniformity_weight"):
-            if not 0 <= getattr(self, name) < float("inf"):
-                raise ValueError(f"{name}={getattr(self, name)} is no weight: give a finite number of at least 0")
+        check_weights(self, "kl_weight", "uniformity_weight")
         if self.match_samples < 1 or not 0 < self.match_start <= 100:
             raise ValueError(f"match_samples={self.match_samples}, match_start={self.match_start}: give 1 sample or"
                              " more, and a start above 0 and at most 100")
@@ -73,7 +71,7 @@ class PCMEHead(nn.Module):
 
     def __init__(self, tower: Any, dim: int, init_log_var: float):
         super().__init__()
-        width = tower.transformer.width
+        width, self.pad_id = tower.transformer.width, getattr(tower, "pad_id", 0)  # of texts
         parts = ("mean", "log_var")
         self.globals = linear_parts(width, dim, init_log_var)
         self.locals = nn.ModuleDict({part: LocalAttention(width, dim) for part in parts})
@@ -85,8 +83,8 @@ class PCMEHead(nn.Module):
         begin_as(self.norms["mean"], self.globals["mean"], tower)  # type: ignore[arg-type]
 
     def split(self, x: Tensor, ids: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-        """[CLS] (B, width), patches or words (B, K, width), which of them count (B, K) or None."""
-        raise NotImplementedError
+        """[CLS] (B, width), patches or words (B, K, width), which of them count (B, K), None for all."""
+        return (x[:, 0], x[:, 2:], None) if ids is None else (x[:, -1], x[:, :-2], own_words(ids, self.pad_id))
 
     def forward(self, tokens: Tensor, z: Gaussian, ids: Tensor | None = None) -> Gaussian:
         whole, each = self.parts(tokens, ids, "mean")
@@ -101,25 +99,6 @@ class PCMEHead(nn.Module):
         return project(whole, layer), self.locals[part](each, valid)
 
 
-class ImageHead(PCMEHead):
-    """[CLS] beside the patches."""
-
-    def split(self, x: Tensor, ids: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-        return x[:, 0], x[:, 2:], None
-
-
-class TextHead(PCMEHead):
-    """[CLS] beside the words, without padding."""
-
-    def __init__(self, tower: Any, *args: Any):
-        super().__init__(tower, *args)
-        self.pad_id = tower.pad_id
-
-    def split(self, x: Tensor, ids: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-        assert ids is not None
-        return x[:, -1], x[:, :-2], own_words(ids, self.pad_id)
-
-
 class PCMEScore(MatchProbabilityScore):
     """PCME's match probability; its uncertainty is the geometric mean of sigma, exp(mean of log_var / 2), 3.2.1."""
 
@@ -132,8 +111,8 @@ class PCMEScore(MatchProbabilityScore):
 def extend(model: Any, config: PCMEConfig) -> None:
     """Put both heads on a fresh model, and start a and b."""
     log_var = model.config["prolip_cfg"]["init_unc_bias"]
-    model.visual.head = ImageHead(model.visual, model.embed_dim, log_var)
-    model.text.head = TextHead(model.text, model.embed_dim, log_var)
+    for tower in (model.visual, model.text):
+        tower.head = PCMEHead(tower, model.embed_dim, log_var)
     with torch.no_grad():
         model.logit_scale.fill_(math.log(config.match_start))
         model.logit_bias.fill_(config.match_start)

@@ -11,15 +11,14 @@ from torch import Tensor, nn
 
 from prolip.gaussian import Gaussian, without_autocast
 from prolip.losses import matching_loss, pseudo_labels, tiled_loss_over_ranks, transpose_over_ranks, vib
-from prolip.losses.labels import PseudoPositives
+from prolip.losses.functional import PseudoPositives
 from prolip.measures import get_measure
-from prolip.methods.base import Batch, Context, Reps, Terms
-from prolip.methods.gaussians import HeadsObjective, begin_as, linear_parts, own_words
-from prolip.mixing import NOISE, Mix, mix_images
-from prolip.models.heads import layer_norm, project
-from prolip.models.pooling import GeneralisedPooling
+from prolip.methods.base import Batch, Context, Reps, Terms, check_weights, clip_loss
+from prolip.methods.gaussians import HeadsObjective, begin_as, linear_parts, pooled_tokens
+from prolip.models.heads import GeneralisedPooling, layer_norm, project
 from prolip.random import Stream
 from prolip.utils.fields import option
+from prolip.views import NOISE, Mix, mix_images
 
 CSD = get_measure("csd_similarity")
 
@@ -38,9 +37,7 @@ class PCMEppConfig:
     known_matches: bool = option(True, "count every true caption of an image in the batch as a match")
 
     def __post_init__(self) -> None:
-        for name in ("pseudo_weight", "vib_weight", "clip_weight"):
-            if not 0 <= getattr(self, name) < float("inf"):
-                raise ValueError(f"{name}={getattr(self, name)} is no weight: give a finite number of at least 0")
+        check_weights(self, "pseudo_weight", "vib_weight", "clip_weight")
         if self.pseudo_positives not in get_args(PseudoPositives):
             raise ValueError(f"pseudo_positives={self.pseudo_positives!r}: use first or all")
         for name in ("mix_fraction", "size_augment"):
@@ -58,7 +55,7 @@ class PCMEppHead(nn.Module):
 
     def __init__(self, tower: Any, dim: int, config: PCMEppConfig, init_log_var: float):
         super().__init__()
-        self.size_augment = config.size_augment
+        self.size_augment, self.pad_id = config.size_augment, getattr(tower, "pad_id", None)  # of texts
         self.noise: Tensor | None = None  # (B, 1 + K) uniform, of the batch that comes next
         self.block = copy.deepcopy(tower.blocks[-1])
         for module in self.block.modules():
@@ -74,18 +71,14 @@ class PCMEppHead(nn.Module):
         """Let the means begin with the tower's own norm and projection, as the paper's do."""
         begin_as(self.norms["mean"], self.projections["mean"], tower)  # type: ignore[arg-type]
 
-    def tokens(self, x: Tensor, ids: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """The tokens that are pooled, (B, K, width), and which of them are none (padding): (B, K) bool or None."""
-        raise NotImplementedError
-
     def forward(self, tokens: Tensor, z: Gaussian, ids: Tensor | None = None, *, before: Tensor,
                 mask: Tensor | None = None) -> Gaussian:  # fmt: skip
         weight = self.block.mlp[0].weight
         again = self.block(before.to(weight.dtype), attn_mask=None if mask is None else mask.to(weight.dtype))
-        features, valid = self.tokens(tokens, ids)
+        features, valid = pooled_tokens(tokens, ids, self.pad_id)
         if self.noise is not None:
             valid = self.some_of(features, valid, self.noise)
-        each = {"mean": features, "log_var": self.tokens(again, ids)[0]}
+        each = {"mean": features, "log_var": pooled_tokens(again, ids, self.pad_id)[0]}
         mean, log_var = (self.pooled(part, x, valid) for part, x in each.items())
         return Gaussian(F.normalize(mean, dim=-1), log_var)
 
@@ -105,30 +98,11 @@ class PCMEppHead(nn.Module):
         return ~lost if valid is None else valid & ~lost
 
 
-class ImageHead(PCMEppHead):
-    """[CLS] and patches."""
-
-    def tokens(self, x: Tensor, ids: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        return torch.cat([x[:, :1], x[:, 2:]], 1), None
-
-
-class TextHead(PCMEppHead):
-    """[CLS] and the words, without padding."""
-
-    def __init__(self, tower: Any, *args: Any):
-        super().__init__(tower, *args)
-        self.pad_id = tower.pad_id
-
-    def tokens(self, x: Tensor, ids: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        assert ids is not None
-        return torch.cat([x[:, -1:], x[:, :-2]], 1), F.pad(own_words(ids, self.pad_id), (1, 0), value=True)
-
-
 def extend(model: Any, config: PCMEppConfig) -> None:
     """Put both heads on a fresh model; a and b of the paper start at 5."""
     log_var = model.config["prolip_cfg"]["init_unc_bias"]
-    model.visual.head = ImageHead(model.visual, model.embed_dim, config, log_var)
-    model.text.head = TextHead(model.text, model.embed_dim, config, log_var)
+    for tower in (model.visual, model.text):
+        tower.head = PCMEppHead(tower, model.embed_dim, config, log_var)
     with torch.no_grad():  # -5 csd + 5 = 10 similarity - 5
         model.logit_scale.fill_(torch.tensor(10.0).log())
         model.logit_bias.fill_(-5.0)
@@ -137,20 +111,17 @@ def extend(model: Any, config: PCMEppConfig) -> None:
 class PCMEppObjective(HeadsObjective):
     """2 L_match + alpha (L_pseudo of rows + of columns) + beta VIB, equation 3, each match term a mean over all pairs.
 
-    logit = -a csd + b = 2 a similarity + b - 2 a, with 2 a = exp(logit_scale); labels of mixed images as `mixing.Mix`.
+    logit = -a csd + b = 2 a similarity + b - 2 a, with 2 a = exp(logit_scale); labels of mixed images as `views.Mix`.
     """
 
     config: PCMEppConfig
 
     def __init__(self, model: Any, config: PCMEppConfig, context: Context | None = None):
         super().__init__(model, config, context)
-        rank, ranks = self.context.rank, self.context.world_size
-        from open_clip.loss import ClipLoss  # late: it takes seconds
-
-        self.clip = ClipLoss(local_loss=True, gather_with_grad=True, rank=rank, world_size=ranks)
+        self.clip = clip_loss(self.context)
 
     def prepare(self, batch: Batch, step: int) -> Batch:
-        """Mix some images; adds `share` and `partner` of `mixing.Mix`. Mixup or CutMix is drawn once for all ranks.
+        """Mix some images; adds `share` and `partner` of `views.Mix`. Mixup or CutMix is drawn once for all ranks.
 
         Adds `row` and `step`, of which the numbers of SizeAugment are functions.
         """

@@ -1,19 +1,28 @@
 """ProLIP (Chun et al. 2025): PPCL, inclusion losses and VIB on Gaussians, equation 6."""
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
 
-from prolip import masking
+from prolip import views
 from prolip.flops import EncoderPass
 from prolip.gaussian import Gaussian
-from prolip.losses import Matches, inclusion_loss, ppcl_over_ranks, vib
+from prolip.losses import inclusion_loss, ppcl_over_ranks, vib
 from prolip.measures.paired import FORMS
-from prolip.methods.base import Batch, Context, Needs, Objective, Reps, Terms, clamp_logit_scale, logit_scale_and_bias
+from prolip.methods.base import (
+    Batch,
+    Context,
+    KnownMatches,
+    Reps,
+    Terms,
+    check_weights,
+    clamp_logit_scale,
+    logit_scale_and_bias,
+)
 from prolip.random import Stream
 from prolip.utils.fields import option
 
@@ -55,10 +64,7 @@ class ProLIPConfig:
     )  # fmt: skip
 
     def __post_init__(self) -> None:
-        for name in ("alpha1", "alpha2", "beta", "inclusion_scale"):
-            value = getattr(self, name)
-            if not 0 <= value < float("inf"):
-                raise ValueError(f"{name}={value} is no weight: give a finite number of at least 0")
+        check_weights(self, "alpha1", "alpha2", "beta", "inclusion_scale")
         if not -float("inf") < self.inclusion_eps <= 0:
             raise ValueError(
                 f"inclusion_eps={self.inclusion_eps} is an exponent, 1/sigma^2 is multiplied by exp(eps): "
@@ -76,7 +82,7 @@ class ProLIPConfig:
                 raise ValueError(f"{name}={getattr(self, name)!r} is unknown: give one of {', '.join(choices)}")
 
 
-class ProLIPObjective(Objective):
+class ProLIPObjective(KnownMatches):
     """The loss of ProLIP's equation 6 on one batch of images and texts.
 
     L = PPCL + alpha1 I(image in text) + alpha2 [I(image in masked image) + I(text in masked text)]
@@ -97,10 +103,6 @@ class ProLIPObjective(Objective):
             )
 
     @classmethod
-    def needs(cls, config: ProLIPConfig) -> Needs:
-        return Needs(data={"known_matches": config.known_matches})
-
-    @classmethod
     def balances(cls, config: ProLIPConfig) -> bool:
         return True
 
@@ -108,8 +110,8 @@ class ProLIPObjective(Objective):
     def passes(cls, config: ProLIPConfig, rows: int, patches: int) -> list[EncoderPass]:
         if config.alpha2 == 0:
             return super().passes(config, rows, patches)
-        masked = masking.count_masked_rows(rows, config.mask_fraction)
-        kept = masking.count_kept_patches(patches, config.mask_ratio)
+        masked = views.count_masked_rows(rows, config.mask_fraction)
+        kept = views.count_kept_patches(patches, config.mask_ratio)
         return [
             EncoderPass("image", rows), EncoderPass("image", masked, keep=kept), EncoderPass("text", rows + masked)
         ]
@@ -124,23 +126,18 @@ class ProLIPObjective(Objective):
         model, draws = self.model, self.context.draws
         if len(image) != len(text):
             raise ValueError(f"{len(image)} images and {len(text)} texts in a batch: give pairs")
-        missing = [name for name in ("caption_id", "caption_ids") if name not in batch]
-        if self.config.known_matches and missing:
-            raise ValueError(
-                f"known_matches wants {' and '.join(missing)} in the batch, which has {', '.join(batch)}: "
-                "read data with caption ids, or turn known_matches off"
-            )
+        self.check_captions(batch)
         if self.config.alpha2 == 0:
             return batch
-        rows, patches = masking.count_masked_rows(len(image), self.config.mask_fraction), model.num_patches
+        rows, patches = views.count_masked_rows(len(image), self.config.mask_fraction), model.num_patches
         places = draws.rows(rows, image.device)
         patch_noise = draws.uniform(Stream.IMAGE_MASK, step, places, patches)
         token_noise = draws.uniform(Stream.TEXT_MASK, step, places, text.shape[1])
         special = model.mask_token_id, model.pad_token_id, model.special_token_ids
         return batch | {
             "masked_image": image[:rows],
-            "keep": masking.keep_patches(patch_noise, masking.count_kept_patches(patches, ratio)),
-            "masked_text": masking.mask_text(text[:rows], token_noise, *special, ratio),
+            "keep": views.keep_patches(patch_noise, views.count_kept_patches(patches, ratio)),
+            "masked_text": views.mask_text(text[:rows], token_noise, *special, ratio),
         }
 
     def embed(self, batch: Batch) -> Reps:
@@ -171,18 +168,18 @@ class ProLIPObjective(Objective):
         """Equation 6 and its parts, unweighted; with the detached statistics of traces for the log."""
         config = self.config
         views = ("image", "text", "masked_image", "masked_text") if config.alpha2 > 0 else ("image", "text")
+        settings = {name: getattr(config, f"inclusion_{name}") for name in ("scale", "eps", "form", "reduction")}
+        inclusion: Callable[..., torch.Tensor] = partial(inclusion_loss, **settings)
         z = {view: Gaussian(reps[f"{view}_mean"], reps[f"{view}_log_var"]).float() for view in views}
-        known = "caption_ids" in batch if config.known_matches is None else config.known_matches
-        labels = Matches(batch["caption_ids"], batch["caption_id"]) if known else None
         terms = {
-            "ppcl": ppcl_over_ranks(z["image"], z["text"], reps["scale"], reps["bias"], labels),
-            "inclusion_image_text": self._inclusion(z["image"], z["text"]),
+            "ppcl": ppcl_over_ranks(z["image"], z["text"], reps["scale"], reps["bias"], self.matches(batch)),
+            "inclusion_image_text": inclusion(z["image"], z["text"]),
             "vib_image": vib(z["image"]),
             "vib_text": vib(z["text"]),
         }
         for whole, masked in zip(views[:2], views[2:]):  # masked views are of the leading rows
             leading = z[whole].select(slice(None, len(z[masked].mean)))
-            terms[f"inclusion_{whole}"] = self._inclusion(leading, z[masked])
+            terms[f"inclusion_{whole}"] = inclusion(leading, z[masked])
         weights = {
             "ppcl": 1.0,
             "inclusion_image_text": config.alpha1,
@@ -194,17 +191,6 @@ class ProLIPObjective(Objective):
         # A term without weight is for the log: kept out of the sum, it cannot bring a non-finite gradient.
         loss = torch.stack([weights[name] * term for name, term in terms.items() if weights[name] > 0]).sum()
         return {"loss": loss} | terms | {f"trace_{view}": z[view].detach().trace.mean() for view in views}
-
-    def _inclusion(self, inner: Gaussian, outer: Gaussian) -> Tensor:
-        config = self.config
-        return inclusion_loss(
-            inner,
-            outer,
-            scale=config.inclusion_scale,
-            eps=config.inclusion_eps,
-            form=config.inclusion_form,
-            reduction=config.inclusion_reduction,
-        )
 
     def after_step(self) -> None:
         clamp_logit_scale(self.model)

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from prolip.data.samples.captions import stable_hash
-from prolip.flops import EncoderPass, image_sides
+from prolip.flops import image_sides
 from prolip.gaussian import Gaussian, upcast, without_autocast
 from prolip.losses import Matches, dot_products, tiled_loss_over_ranks, transpose_over_ranks, triplet_loss
 from prolip.methods.base import Batch, Context, MeansObjective, Needs, PoolNeeds, Reps, Terms
@@ -77,10 +77,6 @@ class SourceFreeObjective(MeansObjective):
         pool = PoolNeeds(each_epoch=config.renew_pairs, texts=config.target_texts)
         return Needs(data={"captions": 0}, pool=pool)
 
-    @classmethod
-    def passes(cls, config: SourceFreeConfig, rows: int, patches: int) -> list[EncoderPass]:
-        return [EncoderPass("image", rows), EncoderPass("text", rows)]
-
     def notes(self, batch: int) -> tuple[str, ...]:
         """K of either direction, once there is a pool."""
         if not self.memory:
@@ -130,10 +126,6 @@ class SourceFreeObjective(MeansObjective):
         }  # fmt: skip
         device = batch["image"].device
         return batch | {name: x.to(device, non_blocking=True) for name, x in found.items()}
-
-    def embed(self, batch: Batch) -> Reps:
-        """Means of images and texts (B, D)."""
-        return {f"{side}_mean": self.encode(side, batch[side]).mean for side in ("image", "text")}
 
     def terms(self, reps: Reps, batch: Batch) -> Terms:
         """loss, with the mean weight for the log. No text that makes a pair with an image is a negative of it."""

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from prolip.gaussian import upcast, without_autocast
 from prolip.losses import dot_products, tiled_loss_over_ranks, transpose_over_ranks, triplet_loss
-from prolip.losses.labels import Negatives
+from prolip.losses.functional import Negatives
 from prolip.methods.base import Batch, Context, KnownMatches, MeansObjective, Reps, Terms
 from prolip.scores import MeanScore
 from prolip.utils.fields import option
@@ -53,10 +53,6 @@ class TripletObjective(MeansObjective, KnownMatches):
     def negatives(self, batch: Batch) -> Negatives:
         """Which of them count."""
         return "all"
-
-    def embed(self, batch: Batch) -> Reps:
-        """Means of images and texts (B, D)."""
-        return {f"{side}_mean": self.encode(side, batch[side]).mean for side in ("image", "text")}
 
     def terms(self, reps: Reps, batch: Batch) -> Terms:
         """loss."""

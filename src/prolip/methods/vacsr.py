@@ -1,8 +1,9 @@
 """VACSR (anonymous, under review): similarity as a latent variable of every pair, by a variational adapter."""
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 import torch.nn.functional as F
@@ -11,11 +12,9 @@ from torch.func import functional_call
 
 from prolip.gaussian import Gaussian, check_pair, upcast, without_autocast
 from prolip.losses import tiled_loss_over_ranks
-from prolip.methods.base import Batch, Context, Reps, Terms
-from prolip.methods.gaussians import SIDES, HeadsObjective, begin_as, own_words
-from prolip.models.adapter import PairNetwork, PairNoise, SimilarityAdapter
-from prolip.models.heads import layer_norm, project
-from prolip.models.pooling import GeneralisedPooling
+from prolip.methods.base import Batch, Context, Reps, Terms, check_weights
+from prolip.methods.gaussians import HeadsObjective, begin_as, pooled_tokens
+from prolip.models.heads import GeneralisedPooling, layer_norm, project
 from prolip.random import Stream, pair_noise
 from prolip.scores import Score
 from prolip.utils.fields import option
@@ -45,9 +44,7 @@ class VACSRConfig:
     known_matches: bool = option(True, "count every true caption of an image in the batch as a match")
 
     def __post_init__(self) -> None:
-        for name in ("kl_weight", "recon_weight", "sigma_weight"):
-            if not 0 <= getattr(self, name) < float("inf"):
-                raise ValueError(f"{name}={getattr(self, name)} is no weight: give a finite number of at least 0")
+        check_weights(self, "kl_weight", "recon_weight", "sigma_weight")
         for name in ("mixture_components", "adapter_hidden", "pair_tile"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)}: give 1 or more")
@@ -55,6 +52,138 @@ class VACSRConfig:
             raise ValueError(f"component_noise={self.component_noise!r}: use independent or shared")
         if not 0 < self.gumbel_temperature < float("inf"):
             raise ValueError(f"gumbel_temperature={self.gumbel_temperature}: give a finite number above 0")
+
+
+class PairNoise(NamedTuple):
+    """What the samples of pairs are made of: normal (..., D) for all components or (..., K D), gumbel (..., K)."""
+
+    normal: Tensor
+    gumbel: Tensor
+
+
+class SimilarityAdapter(nn.Module):
+    """VACSR's encoder and decoder, section 3.1 and figure 2: both MLPs of two layers, between them K Gaussians.
+
+    s = D v * t, whose mean is the cosine, of order 1 where v * t of unit vectors is of order 1/D; h = relu(W s + b);
+    (mean_k, log_var_k) = linear in h, (D,) each; alpha = softmax of K numbers, the same for all pairs;
+    logit = u . relu(U z + c) + e.
+    """
+
+    def __init__(self, dim: int, hidden: int, components: int = 2):
+        super().__init__()
+        self.dim, self.components = dim, components
+        self.encode = nn.Linear(dim, hidden)
+        self.mean = nn.Linear(hidden, components * dim)
+        self.log_var = nn.Linear(hidden, components * dim)
+        self.mix = nn.Parameter(torch.zeros(components))
+        self.decode = nn.Linear(dim, hidden)
+        self.out = nn.Linear(hidden, 1)
+        nn.init.zeros_(self.log_var.bias)
+
+    def forward(self, v: Tensor, t: Tensor, noise: PairNoise, temperature: float) -> Tensor:
+        """Of all pairs of (n, D), (m, D), noise (n, m, ...): (3, n, m), in float32 or float64.
+
+        The logit of z = `sample`; the divergence sum_k alpha_k KL(N_k || N(0, I)), (5), per dimension, as every VIB
+        here; and log sigma^2 of the pair, the mean over the dimensions of sum_k w_k log_var_k.
+        """
+        with without_autocast(v.device):
+            h = torch.relu(self.encode(self.dim * (v.unsqueeze(1) * t)))
+            shape = *h.shape[:2], self.components, self.dim
+            mean, log_var = self.mean(h).view(shape), self.log_var(h).view(shape)
+            weight = ((F.log_softmax(self.mix, 0) + noise.gumbel.to(h.dtype)) / temperature).softmax(-1)
+            sigma = (log_var / 2).exp()
+            z = sample(weight, mean, sigma, noise.normal.to(h.dtype))
+            logit = self.out(torch.relu(self.decode(z))).squeeze(-1)
+            divergence = (mean.square() + sigma.square() - 1 - log_var).mean(-1) / 2 @ self.mix.softmax(0)
+            return torch.stack([logit, divergence, (log_var.mean(-1) * weight).sum(-1)])
+
+    def fold_into(self, network: PairNetwork) -> None:
+        """Give a network the decoder at E[z] = sum_k alpha_k mean_k, and sum_k alpha_k log_var_k, its mean over the
+        dimensions. Both are linear in h, so the mean head and the first layer of the decoder are one matrix.
+        """
+        alpha = self.mix.softmax(0)
+        mean, log_var = (
+            [torch.einsum("k,k...->...", alpha, x.unflatten(0, (self.components, self.dim))) for x in
+             (layer.weight, layer.bias)] for layer in (self.mean, self.log_var)
+        )  # fmt: skip
+        decode = self.decode.weight
+        layers = {
+            network.first: (self.dim * self.encode.weight, self.encode.bias),
+            network.second: (decode @ mean[0], decode @ mean[1] + self.decode.bias),
+            network.last: (self.out.weight, self.out.bias),
+            network.spread: (log_var[0].mean(0, keepdim=True), log_var[1].mean(0, keepdim=True)),
+        }
+        with torch.no_grad():
+            for layer, (weight, bias) in layers.items():
+                layer.weight.copy_(weight)
+                layer.bias.copy_(bias)
+
+
+def sample(weight: Tensor, mean: Tensor, sigma: Tensor, normal: Tensor) -> Tensor:
+    """z = sum_k w_k (mean_k + sigma_k normal_k), section 3.1: a sample of every component, mixed by the softmax w.
+
+    weight (..., K); mean, sigma (..., K, D); normal (..., K D), or (..., D), which all components share. The variance
+    of z given w is sum_k w_k^2 sigma_k^2, or (sum_k w_k sigma_k)^2 where normal is shared.
+    """
+    drawn = torch.addcmul(mean, sigma, normal.unflatten(-1, (-1, mean.shape[-1])))
+    return (weight.unsqueeze(-2) @ drawn).squeeze(-2)
+
+
+class PairNetwork(nn.Module):
+    """What an adapter says of a pair without sampling, of all pairs or of paired rows, in a bounded workspace.
+
+    h = relu(W s + b), logit = u relu(W' h + b') + c, log variance = r h + d, of the product s of the embeddings;
+    first: W (H, D), b (H,); second: W' (H, H), b' (H,); last: u (1, H), c (1,); spread: r (1, H), d (1,).
+
+    The first layer of an image with all texts is one matrix product, W (v_i * t_j) = (W diag v_i) t_j: there is no
+    product of all pairs and dimensions.
+    """
+
+    def __init__(self, dim: int, hidden: int):
+        super().__init__()
+        self.first, self.second = nn.Linear(dim, hidden), nn.Linear(hidden, hidden)
+        self.last, self.spread = nn.Linear(hidden, 1), nn.Linear(hidden, 1)
+
+    @property
+    def linear(self) -> Tensor:
+        """u W' W, (D,): the weight of each product in the logit where every relu passes its argument."""
+        return (self.last.weight @ self.second.weight @ self.first.weight).squeeze(0)
+
+    def forward(self, v: Tensor, t: Tensor) -> Tensor:
+        """The logit of all pairs, (n, D), (m, D) -> (n, m)."""
+        out = v.new_empty(len(v), len(t))
+        rows, columns = chunks(v.device, len(t))
+        first, second, last = self.first, self.second, self.last
+        with without_autocast(v.device):
+            for i in range(0, len(v), rows):
+                own = v[i : i + rows]
+                weight = (own.unsqueeze(1) * first.weight.to(v)).flatten(0, 1)  # of each image its own, (rows H, D)
+                for j in range(0, len(t), columns):
+                    h = (weight @ t[j : j + columns].mT).view(len(own), len(first.weight), -1)
+                    h = torch.relu_(h.add_(first.bias.to(v).unsqueeze(1)))
+                    h = torch.relu_((second.weight.to(v) @ h).add_(second.bias.to(v).unsqueeze(1)))
+                    out[i : i + rows, j : j + columns] = (last.weight.to(v) @ h).squeeze(1) + last.bias.to(v)
+        return out
+
+    def paired(self, v: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
+        """The logit and log sigma^2 of each pair of rows, (N, D), (N, D) -> (N,), (N,)."""
+        found = []
+        rows = math.prod(chunks(v.device, 1024))
+        with without_autocast(v.device):
+            for own, other in zip(v.split(rows), t.split(rows)):
+                layers = [(x.weight.to(v), x.bias.to(v)) for x in (self.first, self.second, self.last, self.spread)]
+                h = torch.relu_(F.linear(own * other, *layers[0]))
+                logit = F.linear(torch.relu_(F.linear(h, *layers[1])), *layers[2])
+                found.append(torch.cat([logit, F.linear(h, *layers[3])], 1))
+        logit, log_var = torch.cat(found).unbind(1) if found else v.new_empty(2, 0).unbind(0)
+        return logit, log_var
+
+
+def chunks(device: torch.device, gallery: int) -> tuple[int, int]:
+    """Images and texts at a time, whose hidden values stay in a core's cache on CPU and fill a device on one."""
+    columns = max(1, min(gallery, 1024))
+    pairs = 1 << 12 if device.type == "cpu" else 1 << 17
+    return max(1, pairs // columns), columns
 
 
 class PooledHead(nn.Module):
@@ -74,12 +203,7 @@ class PooledHead(nn.Module):
         begin_as(self.norm, self.projection, tower)
 
     def forward(self, tokens: Tensor, z: Gaussian, ids: Tensor | None = None) -> Gaussian:
-        if ids is None:  # [CLS], [UNC], patches
-            features, valid = torch.cat([tokens[:, :1], tokens[:, 2:]], 1), None
-        else:  # words, [UNC], [CLS]
-            assert self.pad_id is not None
-            features = torch.cat([tokens[:, -1:], tokens[:, :-2]], 1)
-            valid = F.pad(own_words(ids, self.pad_id), (1, 0), value=True)
+        features, valid = pooled_tokens(tokens, ids, self.pad_id)
         pooled = self.pool(project(layer_norm(self.norm, features), self.projection), valid)
         return Gaussian(F.normalize(pooled, dim=-1), z.log_var)
 
@@ -115,7 +239,7 @@ class VACSRScore(Score):
     def of(cls, model: Any) -> VACSRScore:
         adapter = model.adapter
         score = cls(adapter.dim, adapter.encode.out_features)
-        score.network.fill(adapter.folded())
+        adapter.fold_into(score.network)
         return score.to(adapter.mix.device).requires_grad_(False)
 
     def pairwise(self, queries: Gaussian, gallery: Gaussian) -> Tensor:
@@ -175,8 +299,7 @@ class VACSRObjective(HeadsObjective):
 
     def embed(self, batch: Batch) -> Reps:
         """Unit embeddings of images and texts (B, D), and the weights of the adapter."""
-        rows = {f"{side}_mean": self.encode(side, batch[side]).mean for side in SIDES}
-        return rows | {f"adapter.{name}": x * 1.0 for name, x in self.model.adapter.named_parameters()}
+        return self.means(batch) | {f"adapter.{name}": x * 1.0 for name, x in self.model.adapter.named_parameters()}
 
     def terms(self, reps: Reps, batch: Batch) -> Terms:
         """The loss and its parts, unweighted; with the mean sigma of the matches for the log."""

@@ -12,8 +12,7 @@ from open_clip.factory import parse_model_name
 from open_clip.model import CLIPVisionCfg
 from open_clip.utils import to_2tuple
 
-from prolip.models.config import check_openclip, complete, is_released
-from prolip.models.config_rules import PreprocessRules, check, near_matches
+from prolip.models.config import PreprocessRules, check, check_openclip, complete, is_released, near_matches
 from prolip.models.weights.checkpoint import CONFIG_NAMES, WEIGHT_NAMES, find_in, read_config
 from prolip.models.weights.hub import hub_file
 from prolip.models.weights.unreadable import why_no_name

@@ -18,7 +18,7 @@ from open_clip.tokenizer import HFTokenizer, SimpleTokenizer, get_clean_fn
 from torch import Tensor
 
 from prolip.gaussian import kind_of
-from prolip.models.config_rules import TextRules, TokenizerRules, check, check_keys
+from prolip.models.config import TextRules, TokenizerRules, check, check_keys
 from prolip.models.registry import get_model_config
 from prolip.models.weights.hub import HubFileNotFoundError, hub_files
 from prolip.models.weights.unreadable import FOLDER_NAMES, SENTENCEPIECE_NAMES
@@ -28,8 +28,6 @@ from prolip.utils.links import check_links
 ALL_NAMES = (*FOLDER_NAMES, *SENTENCEPIECE_NAMES)
 #: Letters per token of a text that are read: no piece of the bundled encoding has more. And the least of a text.
 LETTERS_PER_TOKEN, LEAST_LETTERS = 32, 8192
-#: Letters from which on the pieces of a word are not kept: strangers write any number of them.
-LONG_WORD = 64
 #: Bytes of a tokenizer's file; the largest ones published have 35 million.
 FILE_BYTES = 2**27
 #: Options of the bundled encoding; `bpe_path` may be given in Python alone, as no configuration should name a file.
@@ -38,12 +36,6 @@ BPE_OPTIONS = ("clean", "reduction_mask", "additional_special_tokens", "bpe_path
 
 class TokenizerNotFoundError(FileNotFoundError):
     """The files of a tokenizer are not on this machine."""
-
-
-def pad_rows(rows: Iterable[list[int]], length: int, pad: int) -> Tensor:
-    """Lists of at most `length` ids -> (N, length) int64, filled up with `pad`."""
-    padded = [row + [pad] * (length - len(row)) for row in rows]
-    return torch.tensor(padded, dtype=torch.int64).reshape(-1, length)
 
 
 def listed(texts: Any) -> list[str]:
@@ -102,7 +94,9 @@ class Tokenizer:
     def __call__(self, texts: str | Iterable[str], context_length: int | None = None) -> Tensor:
         """One text or several -> (N, context) int64."""
         cleaned, length = checked(texts, context_length, self.context_length)
-        return pad_rows(self.encode([self._clean(text) for text in cleaned], length), length, self.pad_token_id)
+        rows = self.encode([self._clean(text) for text in cleaned], length)
+        padded = [row + [self.pad_token_id] * (length - len(row)) for row in rows]
+        return torch.tensor(padded, dtype=torch.int64).reshape(-1, length)
 
 
 class SentencePieceTokenizer(Tokenizer):
@@ -176,13 +170,6 @@ class BPETokenizer(SimpleTokenizer):
         """One text or several -> (N, context) int64, as OpenCLIP's for texts that `cut` leaves whole."""
         return super().__call__(*checked(texts, context_length, self.context_length))
 
-    def bpe(self, token: str) -> str:
-        """The pieces of a word, joined by blanks; OpenCLIP keeps those of every word, here long ones are forgotten."""
-        pieces = super().bpe(token)
-        if len(token) >= LONG_WORD:
-            self.cache.pop(token, None)
-        return pieces
-
 
 def check_file(path: Path) -> None:
     """ValueError for a tokenizer's file that is too large to be one."""
@@ -231,7 +218,7 @@ def _own_source(model_name: str, text_cfg: dict[str, Any], cache_dir: str | None
         return place
     if schema == "hf-hub":
         with suppress(HubFileNotFoundError):
-            return str(hub_files(place, ALL_NAMES, cache_dir))
+            return str(hub_files(place, ALL_NAMES, cache_dir=cache_dir))
     return text_cfg.get("hf_tokenizer_name") or "bpe"
 
 
@@ -257,7 +244,7 @@ def _make(source: str, pad: int, options: dict[str, Any], cache_dir: str | None,
         raise TokenizerNotFoundError(f"no tokenizer at {source}: give a folder of tokenizer files, a sentencepiece"
                                      " .model file, a hub name org/name, or 'bpe'")
     try:
-        return _make(str(hub_files(repo, ALL_NAMES, cache_dir)), pad, options, cache_dir, model_name)
+        return _make(str(hub_files(repo, ALL_NAMES, cache_dir=cache_dir)), pad, options, cache_dir, model_name)
     except HubFileNotFoundError as error:
         raise TokenizerNotFoundError(
             f"{model_name} reads texts with the tokenizer {repo}, whose files are not on this machine. Where there is a"

@@ -193,9 +193,7 @@ def choose_bank(pairs: Pairs, most: int, seed: int) -> Bank:
     """At most `most` of the texts that have a pair, with how often each occurs; a sample where there are more."""
     weight = _marginal(pairs.text_of, pairs.weights, len(pairs.text))
     rows = weight.nonzero().squeeze(1)
-    if len(rows) > most:
-        order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))[:most]
-        rows = rows[order.sort().values]
+    rows = _sample(rows, most, seed).sort().values
     kept = weight[rows]
     return Bank(rows, (kept * (weight.sum() / kept.sum())).log())
 
@@ -323,8 +321,12 @@ def fit_true_match(pairs: Pairs, text_trace: Tensor, seed: int = 0) -> TrueMatch
     trace = text_trace[texts].double()
     middle, width = float(trace.mean()), float(trace.std(correction=0))
     width = width if width > 1e-6 * middle else math.inf
-    label = _labels(pairs, images, texts).double()
-    problem = cosine.double(), (trace - middle) / width, label, stands_for / (stands_for.sum() * len(images))
+    rows = pairs.image_of[matched] * len(pairs.text) + pairs.text_of[matched]
+    label = torch.isin(images.unsqueeze(1) * len(pairs.text) + texts, rows).double()
+    features = torch.stack(torch.broadcast_tensors(
+        cosine.double(), (trace - middle) / width, torch.ones_like(trace))).flatten(1)  # fmt: skip
+    weight = (stands_for / (stands_for.sum() * len(images))).expand(label.shape).flatten()
+    problem = features, label.flatten(), weight
     start = np.array([pairs.scale, 0.0, -pairs.scale])
     from scipy.optimize import minimize
 
@@ -334,7 +336,7 @@ def fit_true_match(pairs: Pairs, text_trace: Tensor, seed: int = 0) -> TrueMatch
     )  # fmt: skip
     scale, by_trace, bias = map(float, found.x)
     if scale <= LEAST_SCALE:
-        return TrueMatch(LEAST_SCALE, 0.0, (problem[2] * problem[3]).sum().logit(1e-9).item())
+        return TrueMatch(LEAST_SCALE, 0.0, label.flatten().dot(weight).logit(1e-9).item())
     by_trace /= width
     return TrueMatch(scale, by_trace / scale, bias - by_trace * middle)
 
@@ -345,37 +347,14 @@ def _sample(rows: Tensor, most: int, seed: int) -> Tensor:
     return rows[torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))[:most]]
 
 
-def _labels(pairs: Pairs, images: Tensor, texts: Tensor) -> Tensor:
-    """Which of these images and texts are pairs, float32 (len(images), len(texts))."""
-    places = []
-    for chosen, rows, count in ((images, pairs.image_of, len(pairs.image)), (texts, pairs.text_of, len(pairs.text))):
-        place = torch.full((count,), -1)
-        place[chosen] = torch.arange(len(chosen))
-        places.append(place[rows])
-    both = (places[0] >= 0) & (places[1] >= 0)
-    label = torch.zeros(len(images), len(texts))
-    label[places[0][both], places[1][both]] = 1.0
-    return label
+def _loss(theta: np.ndarray, features: Tensor, label: Tensor, weight: Tensor) -> tuple[float, np.ndarray]:
+    """Logistic loss of the logits theta . features (3, P), and its gradient; labels and weights (P,), float64."""
+    z = torch.from_numpy(theta) @ features
+    loss = weight.dot(torch.nn.functional.softplus(z) - label * z)
+    return loss.item(), (features @ (z.sigmoid_().sub_(label).mul_(weight))).numpy()
 
 
-def _loss(
-    theta: np.ndarray, cosine: Tensor, trace: Tensor, label: Tensor, weight: Tensor
-) -> tuple[float, np.ndarray]:
-    """Logistic loss of a cosine + b trace + c at theta = (a, b, c), and its gradient: (N, M), (M,), labels (N, M) and a
-    weight for each text (M,), float64.
-    """
-    a, b, c = theta.tolist()
-    z = a * cosine + (b * trace + c)
-    error = (z.sigmoid() - label).mul_(weight)
-    loss, by_text = weight * (torch.nn.functional.softplus(z) - label * z), error.sum(0)
-    return loss.sum().item(), np.array([x.sum().item() for x in (error * cosine, by_text * trace, by_text)])
-
-
-def _curvature(theta: np.ndarray, cosine: Tensor, trace: Tensor, label: Tensor, weight: Tensor) -> np.ndarray:
+def _curvature(theta: np.ndarray, features: Tensor, label: Tensor, weight: Tensor) -> np.ndarray:
     """Hessian of `_loss`, (3, 3)."""
-    a, b, c = theta.tolist()
-    p = (a * cosine + (b * trace + c)).sigmoid()
-    spread = weight * p * (1 - p)
-    none, one, two = spread.sum(0), (spread * cosine).sum(0), (spread * cosine.square()).sum(0)
-    rows = ((two, one * trace, one), (one * trace, none * trace.square(), none * trace), (one, none * trace, none))
-    return np.array([[x.sum().item() for x in row] for row in rows])
+    p = (torch.from_numpy(theta) @ features).sigmoid_()
+    return (features * (weight * p * (1 - p)) @ features.T).numpy()

@@ -100,16 +100,13 @@ class AmbiguityHead(nn.Module):
         """exp((m . m_c - 1) / tau), 0 where it is below NOTHING, (B, D) -> (B, C)."""
         return torch.nn.functional.threshold(((mean @ self.centres.T - 1) / self.kernel_width).exp(), NOTHING, 0.0)
 
-    def uncalibrated(self, mean: Tensor, ids: Tensor | None = None) -> Tensor:
-        """Logarithm of the expected code length: means (B, D), ids (B, L) -> (B,)."""
-        found = self.linear(self.features(mean, ids))
-        return found + self.kernel(mean) @ self.kernel_weight if self.parts.centres else found
-
     def forward(self, mean: Tensor, ids: Tensor | None = None) -> Tensor:
         """log eta, the logarithm of the nats left open: unit means (B, D), ids (B, L) -> (B,) float32."""
         mean = upcast(mean.detach())
         with without_autocast(mean.device):
-            return self.gamma * self.uncalibrated(mean, ids) + self.alpha
+            found = self.linear(self.features(mean, ids))  # logarithm of the expected code length
+            found = found + self.kernel(mean) @ self.kernel_weight if self.parts.centres else found
+            return self.gamma * found + self.alpha
 
 
 class VarianceHead(nn.Module):

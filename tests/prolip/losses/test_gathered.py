@@ -8,7 +8,7 @@ from distributed_helpers import run_ranks
 
 from prolip.gaussian import Gaussian
 from prolip.losses import Factors, contrastive, ppcl_over_ranks
-from prolip.losses.gathered import pack_rows, row_width
+from prolip.losses.exchanges import pack_rows, row_width
 
 RANKS, ROWS, DIM = 3, 4, 5
 

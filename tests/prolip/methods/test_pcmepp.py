@@ -19,8 +19,8 @@ from prolip.gaussian import Gaussian
 from prolip.losses import tiled_loss_over_ranks
 from prolip.methods.base import RECALL, Context, accumulate_backward, split_batch
 from prolip.methods.pcmepp import PCMEppConfig, PCMEppObjective
-from prolip.mixing import Mix
 from prolip.random import uniform_rows
+from prolip.views import Mix
 from training.main import main
 
 DOUBLE = torch.float64

@@ -21,14 +21,17 @@ from prolip.gaussian import Gaussian
 from prolip.methods import score_from_dict, score_of
 from prolip.methods.base import RECALL, Context, accumulate_backward
 from prolip.methods.vacsr import (
+    PairNetwork,
+    PairNoise,
+    SimilarityAdapter,
     StraightThroughSigmoid,
     VACSRConfig,
     VACSRObjective,
     VACSRScore,
     pair_terms,
+    sample,
     variance_loss,
 )
-from prolip.models.adapter import PairNetwork, PairNoise, SimilarityAdapter, sample
 from prolip.models.weights.checkpoint import save_pretrained
 from prolip.random import pair_noise
 from training.main import main
@@ -309,7 +312,7 @@ def test_without_heads_of_its_own_it_goes_on_with_the_means_of_the_model_that_it
 def make_score(dim: int = 6, seed: int = 0, shortlist: int = 0) -> VACSRScore:
     adapter = make_adapter(dim=dim, seed=seed)
     score = VACSRScore(dim, 10, shortlist)
-    score.network.fill(adapter.folded())
+    adapter.fold_into(score.network)
     return score.requires_grad_(False)
 
 
@@ -321,7 +324,7 @@ def points(x: torch.Tensor) -> Gaussian:
 def test_the_folded_network_is_the_decoder_at_the_mean_of_the_mixture(components):
     adapter, (v, t) = make_adapter(components), sides(5, 7)
     network = PairNetwork(6, 10).double()
-    network.fill(adapter.folded())
+    adapter.fold_into(network)
     alpha = adapter.mix.softmax(0)
     with torch.no_grad():
         for i in range(5):
@@ -341,7 +344,7 @@ def test_blocks_of_pairs_are_the_same_scores_whatever_their_size(monkeypatch):
     score, (v, t) = make_score(), sides(9, 11)
     whole = score.pairwise(points(v), points(t))
     for sizes in ((1, 1), (2, 3), (4, 100)):
-        monkeypatch.setattr("prolip.models.adapter.chunks", lambda device, gallery, sizes=sizes: sizes)
+        monkeypatch.setattr("prolip.methods.vacsr.chunks", lambda device, gallery, sizes=sizes: sizes)
         torch.testing.assert_close(score.pairwise(points(v), points(t)), whole)
         i, j = torch.arange(9), torch.arange(9).flip(0)
         torch.testing.assert_close(score.paired(points(v[i]), points(t[j])), whole[i, j])
@@ -430,7 +433,7 @@ def test_it_learns_pairs_of_a_toy_whose_firsts_its_shortlist_holds():
         optimiser.step()
     with torch.no_grad():
         score = VACSRScore(dim, 32)
-        score.network.fill(adapter.folded())
+        adapter.fold_into(score.network)
         v, t = (points(x) for x in seen())
         first = score.pairwise(v, t).argmax(1)
         assert (first == place).float().mean() > 0.85

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from prolip.gaussian import kind_of
-from prolip.models.config_rules import check_keys
+from prolip.models.config import check_keys
 from prolip.models.prolip import ProLIP
 from prolip.models.towers import SPECIAL_TOKENS
 from prolip.models.weights.unreadable import (
@@ -24,7 +24,6 @@ from prolip.models.weights.unreadable import (
     TOKENIZER_NAMES,
     WEIGHT_NAMES,
     is_run,
-    why_no_state_dict,
     why_no_weights,
     why_not_in,
 )
@@ -88,7 +87,9 @@ def unwrap(state: Any, source: object = "the checkpoint") -> dict[str, Tensor]:
             break
         state = state[inner]
     if not isinstance(state, Mapping) or not state or not all(isinstance(v, Tensor) for v in state.values()):
-        raise CheckpointError(why_no_state_dict(state, source, CONTAINERS))
+        got = f"[{', '.join(sorted(map(repr, state))[:8])}]" if isinstance(state, Mapping) else type(state).__name__
+        raise CheckpointError(f"{source} holds no state dict: got {got}, want name -> tensor, at the top level or under"
+                              f" {' or '.join(CONTAINERS)}")
     state = dict(state)
     while True:
         shared = [p for p in WRAPPERS if all(key.startswith(p) for key in state)]
@@ -118,7 +119,9 @@ def load_checkpoint(
     """
     given = unwrap(source) if isinstance(source, Mapping) else read_state_dict(source, weights_only)
     own = model.state_dict()
-    state = to_custom_text(given)
+    moved = PLAIN_TEXT if "token_embedding.weight" in given else ()  # OpenCLIP's CustomTextCLIP has them under text.
+    state = {f"text.{key}" if key.startswith(moved) else key: value for key, value in given.items()
+             if key not in ARCHIVE_EXTRAS}  # fmt: skip
     for name in ("logit_scale", "logit_bias"):
         if name in state:
             state[name] = state[name].reshape(own[name].shape) if state[name].numel() == 1 else state[name]
@@ -181,13 +184,6 @@ def load_report(report: LoadReport, own: Mapping[str, Tensor], unused: Sequence[
         *([("interpolated", report.resized)] if report.resized else []), ("not used", unused),
     )]  # fmt: skip
     return "; ".join(lines)
-
-
-def to_custom_text(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Names with `text.` in front of the text tower's parts, as OpenCLIP's CustomTextCLIP has them."""
-    moved = PLAIN_TEXT if "token_embedding.weight" in state else ()
-    return {f"text.{key}" if key.startswith(moved) else key: value for key, value in state.items()
-            if key not in ARCHIVE_EXTRAS}  # fmt: skip
 
 
 def from_deterministic(

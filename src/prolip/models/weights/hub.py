@@ -4,7 +4,6 @@ from __future__ import annotations
 import os
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
 from pathlib import Path
 
 PROBE_SECONDS = 5.0
@@ -34,15 +33,10 @@ def reachable(timeout: float = PROBE_SECONDS) -> bool:
         return False
 
 
-def hub_files(repo: str, names: tuple[str, ...], cache_dir: str | None = None) -> Path:
-    """The local folder with those of the files `names` that `repo` has; raises if it has none of them."""
-    return _fetch(repo, [names], cache_dir)
-
-
 def hub_file(repo: str, names: tuple[str, ...], cache_dir: str | None = None) -> Path:
     """The first of `names` that `repo` has, as a local path; the others are not downloaded."""
     try:
-        folder = _fetch(repo, [(name,) for name in names], cache_dir)
+        folder = hub_files(repo, *((name,) for name in names), cache_dir=cache_dir)
     except HubFileNotFoundError as error:
         raise HubFileNotFoundError(
             f"{error}. Where there is a network run `hf download {repo} --local-dir <folder>`, copy the folder here and"
@@ -51,13 +45,13 @@ def hub_file(repo: str, names: tuple[str, ...], cache_dir: str | None = None) ->
     return next(folder / name for name in names if (folder / name).is_file())
 
 
-def _fetch(repo: str, groups: Sequence[tuple[str, ...]], cache_dir: str | None) -> Path:
-    """The snapshot folder with a file of the first group of which there is one; the cache is asked before the hub."""
-    try:
-        from huggingface_hub import snapshot_download
-        from huggingface_hub.errors import HfHubHTTPError, HFValidationError
-    except ImportError as error:
-        raise ImportError("hf-hub: needs huggingface_hub: pip install huggingface_hub") from error
+def hub_files(repo: str, *groups: tuple[str, ...], cache_dir: str | None = None) -> Path:
+    """The local folder with those files that `repo` has of the first group of names of which it has any.
+
+    The cache is asked before the hub. Raises if there is none of any group.
+    """
+    from huggingface_hub import snapshot_download  # late: it takes a second
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
     reason = "HF_HUB_OFFLINE is set" if offline() else "the hub cannot be reached"
     for local_only in (True, False):

@@ -3,7 +3,6 @@ from __future__ import annotations
 
 import pickle
 import re
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -65,13 +64,6 @@ def foreign_objects(path: Path, error: Exception) -> str:
     with suppress(Exception):  # only of files in torch's present format, and only of whole ones
         found = sorted(torch.serialization.get_unsafe_globals_in_checkpoint(str(path)))
     return first_few(found or GLOBAL.findall(str(error))[:1], 3)
-
-
-def why_no_state_dict(state: Any, source: object, containers: tuple[str, ...]) -> str:
-    """Why what was read from a file is no state dict."""
-    got = f"[{', '.join(sorted(map(repr, state))[:8])}]" if isinstance(state, Mapping) else type(state).__name__
-    wanted = f"want name -> tensor, at the top level or under {' or '.join(containers)}"
-    return f"{source} holds no state dict: got {got}, {wanted}"
 
 
 # --- folders ----------------------------------------------------------------------------------------------------------
