@@ -17,7 +17,7 @@ from prolip.explorer.crowd import turn
 from prolip.explorer.gallery import MAPPED, Once, number
 from prolip.explorer.opening import Opened
 from prolip.explorer.pictures import Gone
-from prolip.explorer.rules import GalleryTable, ScoredTable, Table, describe, try_rules
+from prolip.explorer.rules import describe, gallery_table, scored_table, try_rules
 from prolip.search.risk import Threshold
 from prolip.utils.console import plain
 
@@ -46,8 +46,9 @@ class App:
     ):  # fmt: skip
         self.opened, self.title, self.captions, self.gallery = opened, plain(title), captions, captions.gallery
         self.asker = Asker(captions, threshold)
-        self.scored = None if scores is None else ScoredTable(scores)
-        self.table = Once[Table](lambda: self.scored or GalleryTable(captions))
+        scored = None if scores is None else scored_table(scores)
+        self.items = {"item": self.gallery.item} | ({"sample": scored.item} if scored else {})
+        self.table = Once(lambda: scored or gallery_table(captions))
         self._model = threading.Lock()  # torch's own threads share one pool: one question after the other
         self._map = Once(self._points)
         self.looks: dict[str, Callable[[], Any]] = {
@@ -63,7 +64,7 @@ class App:
         if len(self.gallery.index) > 1:
             self._map()
         with torch.no_grad():
-            self.captions.there  # noqa: B018  # embeds them, while texts are answered already
+            self.captions.found()  # while texts are answered already
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
@@ -110,11 +111,9 @@ class App:
 
     def thumbnail(self, kind: str, row: int) -> bytes:
         """The picture of an `item` of the gallery, or a `sample` of scores. KeyError and `Gone` where there is none."""
-        if kind == "sample" and self.scored is not None:
-            return self.gallery.pictures.thumbnail(self.scored.item(row))
-        if kind != "item":
+        if kind not in self.items:
             raise Gone(f"there are no pictures of {kind!r}")
-        return self.gallery.pictures.thumbnail(self.gallery.index.items([self.gallery.check(row)])[0])
+        return self.gallery.pictures.thumbnail(self.items[kind](row))
 
     # --- questions ---------------------------------------------------------------------------------------------------
     def upload(self, data: bytes) -> dict[str, Any]:

@@ -120,9 +120,7 @@ class Asker:
         return self._model().preprocess(image)
 
     def _item(self, row: Any) -> Asked:
-        row = self.gallery.check(row)
-        item, novelty = self.gallery.index.items([row])[0], {}
-        side: Side = self.gallery.index.side
+        item, novelty, side = self.gallery.item(row), {}, self.gallery.index.side
         if self.embedder is not None and side == "image" and self.embedder.novelty is not None:
             with suppress(Gone):  # its embedding is enough to ask by
                 pixels = self.gallery.pictures.of(item, self._pixels)
@@ -140,7 +138,7 @@ class Asker:
         listed = [item | {"score": number(answer.similarity), "probability": number(answer.probability)}
                   for item, answer in zip(self.gallery.describe(found.rows[0].tolist()),
                                           answers_of(index, found, [pair])[0])]  # fmt: skip
-        captions = self.captions if asked.sides == {"image"} and self.captions.there else None
+        captions = self.captions if asked.sides == {"image"} and self.captions.found().texts else None
         return {
             "question": self._question(asked), "answers": listed,
             "said": [] if captions is None else captions.nearest(asked.z, 5),
@@ -154,7 +152,7 @@ class Asker:
                **self.gallery.meaning_of(trace, asked.side)}  # fmt: skip
         if asked.sides == {self.gallery.index.side}:
             out["rank"] = number(self.gallery.rank(trace))
-        elif asked.sides == {"text"} and self.captions.ready and self.captions.there:  # a text does not wait for them
+        elif asked.sides == {"text"} and self.captions.found.done and self.captions.found().texts:  # it does not wait
             out["rank"] = number(self.captions.rank(trace))
         return out
 
@@ -170,7 +168,7 @@ class Asker:
         if pair:
             answer = first_answer(asked.z, self._candidates(asked), self.gallery.own, asked.side)
         elif captions is not None:
-            answer = first_answer(asked.z, [captions.z], self.gallery.own, "image")
+            answer = first_answer(asked.z, [captions.found().z], self.gallery.own, "image")
             among = "captions"
         return {**judge(answer, asked.novelty), "among": among}
 

@@ -2,8 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,42 +20,21 @@ from prolip.search.store import Item
 LOOKED, BESIDE = 20_000, 4
 
 
-class Captions:
-    """At most `most` distinct texts of a gallery, embedded when they are first asked for, and `further` ones beside.
+class Texts(NamedTuple):
+    """T texts and their Gaussians (T, D)."""
 
-    there: whether there are any; texts: (T) of them, z: (T, D).
-    """
+    texts: list[str]
+    z: Gaussian
+
+
+class Captions:
+    """At most `most` distinct texts of a gallery, and `further` ones beside; found: embeds them, once."""
 
     def __init__(self, gallery: Gallery, embedder: Embedder | None, most: int, further: Sequence[str]):
         self.gallery, self.embedder, self.most, self.further = gallery, embedder, most, list(further)
-        self._found = Once(self._find)
+        self.found = Once(self._find)
 
-    @cached_property
-    def empty(self) -> Gaussian:
-        """The empty text (1, D). ValueError where there is no model."""
-        if self.embedder is None:
-            raise ValueError("captions are embedded by a model, and there is none: start with --model")
-        return self.embedder.embed_texts([""])
-
-    @property
-    def there(self) -> bool:
-        """Whether a picture can be compared with texts."""
-        return bool(self._found()[0])
-
-    @property
-    def ready(self) -> bool:
-        """Whether they are embedded already."""
-        return self._found.done
-
-    @property
-    def texts(self) -> list[str]:
-        return self._found()[0]
-
-    @property
-    def z(self) -> Gaussian:
-        return self._found()[1]
-
-    def _find(self) -> tuple[list[str], Gaussian]:
+    def _find(self) -> Texts:
         """Texts in a gallery of texts have their Gaussians already."""
         index, texts, parts = self.gallery.index, list[str](), list[Gaussian]()
         if index.side == "text":
@@ -66,7 +44,7 @@ class Captions:
             known, own = set(texts), [] if parts else self._captions()
             rest = [text for text in dict.fromkeys([*own, *self.further]) if text not in known]
             texts, parts = texts + rest, parts + ([self.embedder.embed_texts(rest)] if rest else [])
-        return texts, concatenate(parts) if parts else Gaussian(torch.zeros(0, 1), torch.zeros(0, 1))
+        return Texts(texts, concatenate(parts) if parts else Gaussian(torch.zeros(0, 1), torch.zeros(0, 1)))
 
     def _captions(self) -> list[str]:
         """Captions of the gallery's items."""
@@ -80,17 +58,17 @@ class Captions:
 
     def rank(self, trace: float) -> float:
         """The share of the texts that are less uncertain."""
-        return float((self.gallery.own.uncertainty(self.z) < trace).double().mean())
+        return float((self.gallery.own.uncertainty(self.found().z) < trace).double().mean())
 
     def nearest(self, image: Gaussian, count: int) -> list[dict[str, Any]]:
         """The best texts of a picture (1, D) by the model's own score."""
-        own = self.gallery.own
-        scores = own.pairwise(image, self.z)[0]
+        own, (texts, z) = self.gallery.own, self.found()
+        scores = own.pairwise(image, z)[0]
         probability = own.match_probability(scores)
         best = largest(scores.unsqueeze(0), count)[0]
         return [text | {"score": number(float(scores[i])),
                         "probability": None if probability is None else number(float(probability[i]))}
-                for text, i in zip(self.describe(self.texts, self.z, best.tolist()), best)]  # fmt: skip
+                for text, i in zip(self.describe(texts, z, best.tolist()), best)]  # fmt: skip
 
     def describe(self, texts: Sequence[str], z: Gaussian, some: list[int]) -> list[dict[str, Any]]:
         """Some texts with what they say."""
@@ -104,15 +82,16 @@ class Captions:
         """
         if root not in ROOTS:
             raise ValueError(f"root {root!r} is unknown: use one of {', '.join(ROOTS)}")
-        empty = self.empty
-        if not self.there:
+        if self.embedder is None:
+            raise ValueError("captions are embedded by a model, and there is none: start with --model")
+        texts, z = self.found()
+        if not texts:
             raise ValueError("a path is one of captions, and there are none here: give --texts FILE, a text per line")
-        root = root if self.gallery.probabilistic else "empty"
-        texts, z = self.texts, self.z
+        among, root = len(texts), root if self.gallery.probabilistic else "empty"
         if side == "text":
             others = [i for i, text in enumerate(texts) if text != label]
             texts, z = [label, *(texts[i] for i in others)], concatenate([asked, z.select(torch.tensor(others))])
-        found = traverse(asked, z, empty, root, inclusion=others_include(side))
+        found = traverse(asked, z, self.embedder.embed_texts([""]), root, inclusion=others_include(side))
         path = found.path(0)
         steps = self.describe(texts, z, path)
         if self.gallery.index.side == "image":
@@ -121,7 +100,7 @@ class Captions:
                 step["pictures"] = self.gallery.describe([row for row in rows if row >= 0])
         chosen = int(found.root_caption[0])  # -1: the root is the empty text alone
         return {"steps": steps, "root": root, "root_text": None if chosen < 0 else cut(texts[chosen]),
-                "among": len(self.texts)}  # fmt: skip
+                "among": among}  # fmt: skip
 
 
 def others_include(side: str) -> str | Pairwise:

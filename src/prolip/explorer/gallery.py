@@ -107,14 +107,14 @@ class Gallery:
         self.uncertainty = Once(self._uncertainty)
         self.mapped = Once(self._map)
 
-    def check(self, row: Any) -> int:
-        """A row that is there. KeyError otherwise."""
+    def item(self, row: Any) -> Item:
+        """What is known of a row. KeyError where it is not there."""
         if not isinstance(row, int) or isinstance(row, bool) or not 0 <= row < len(self.index.store):
             raise KeyError(f"no item {row!r}: there are {len(self.index.store):,}, counted from 0")
         alive = self.index.store.gallery.alive
         if alive is not None and not alive[row]:
             raise KeyError(f"item {row} was deleted")
-        return row
+        return self.index.items([row])[0]
 
     def describe(self, rows: Sequence[int]) -> list[dict[str, Any]]:
         """Rows as the page shows them."""
