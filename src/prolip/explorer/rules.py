@@ -16,8 +16,7 @@ from prolip.curate.figures import pair_figures, side_figures
 from prolip.curate.select import UNUSABLE, Choice, check_noise, quantile
 from prolip.curate.sources import table_of
 from prolip.curate.tables import figures_of, read_table, tables_of, whole_column
-from prolip.explorer.captions import Captions, captions_of
-from prolip.explorer.gallery import shown
+from prolip.explorer.gallery import Captions, captions_of, shown
 from prolip.search.store import Item
 
 #: Samples whose pairs are computed where nobody has scored them; rows that a normalised score compares within.

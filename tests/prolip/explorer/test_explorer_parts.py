@@ -22,11 +22,10 @@ from prolip.curate.select import Choice, select
 from prolip.curate.tables import MANIFEST, SCORES, digest, table_path, write_table, write_words
 from prolip.evaluation.loading import load_embedder
 from prolip.explorer import asking, pictures
-from prolip.explorer.captions import Captions
-from prolip.explorer.gallery import Gallery, fit_plane, place
+from prolip.explorer.asking import first_answer, judge, rarity
+from prolip.explorer.gallery import Captions, Gallery, fit_plane, place
 from prolip.explorer.pictures import Gone, Pictures, table_of
 from prolip.explorer.rules import describe, scored_table, try_rules
-from prolip.explorer.verdict import first_answer, judge, rarity
 from prolip.gaussian import Gaussian, concatenate
 from prolip.hierarchy.traversal import traverse
 from prolip.measures import pairwise_csd_similarity, pairwise_mean_cosine
