@@ -16,7 +16,6 @@ from typing import Any
 import torch
 
 from prolip.data.faults import SampleFault
-from prolip.data.reading.named import NamedSource
 from prolip.evaluation.model import Embedder
 from prolip.explorer.asking import MOST, Asker
 from prolip.explorer.crowd import turn
@@ -120,7 +119,7 @@ def address_of(source: str, data: str | None) -> str:
     if not data:
         raise ValueError(f"{source} is a model, and there is nothing to explore yet: give --data, one of"
                          f" {sources.FORMS}; or an index of prolip search")  # fmt: skip
-    return str(NamedSource(*sources.split(data)))
+    return str(sources.parse(data))
 
 
 def lacks_of(index: SearchIndex, embedder: Embedder | None) -> list[str]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -34,21 +35,16 @@ Value = TypeVar("Value")
 
 
 class Once(Generic[Value]):
-    """A value that is computed for whoever asks first, while others wait for it."""
+    """A value that is computed for whoever asks first, while others wait for it; done: nobody waits any more."""
 
     def __init__(self, compute: Callable[[], Value]):
-        self._compute, self._lock, self._found = compute, threading.Lock(), list[Value]()
-
-    @property
-    def done(self) -> bool:
-        """Whether it is there, so that nobody waits."""
-        return bool(self._found)
+        self._compute, self._lock, self.done = cache(compute), threading.Lock(), False
 
     def __call__(self) -> Value:
         with self._lock:
-            if not self._found:
-                self._found.append(self._compute())
-            return self._found[0]
+            found = self._compute()
+        self.done = True
+        return found
 
 
 class Plane(NamedTuple):

@@ -66,8 +66,7 @@ class Answer:
     def to_dict(self) -> dict[str, Any]:
         """JSON values."""
         item = {name: value for name, value in self.item.items() if name not in ("print", "source")}
-        return {**item, "similarity": self.similarity, "probability": self.probability, "trace": self.trace,
-                "bits": self.bits, "share": self.share}  # fmt: skip
+        return item | {name: value for name, value in vars(self).items() if name != "item"}
 
     def __str__(self) -> str:
         parts = [self.item["key"], f"similarity {self.similarity:.4f}"]

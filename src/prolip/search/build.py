@@ -47,14 +47,14 @@ def build(
                                   f" {index.score.name}: use prolip search add, or give another folder")  # fmt: skip
     else:
         card, dim, further = described(source, embedder)
-        score, side = card.scored_by(similarity), sources.side_of(source)
+        score, side = card.scored_by(similarity), sources.side_of(sources.parse(source))
         index = SearchIndex.create(folder, score, dim, kind, side, card, further)
     return fill(index, source, embedder, **reading)
 
 
 def described(source: str, embedder: Embedder | None) -> tuple[ModelCard, int, dict[str, Any]]:
     """What a new index keeps of its model: the card, the dimensions, and how to load it, {} of kept features."""
-    if sources.split(source)[0] == "features":
+    if sources.parse(source).kind == "features":
         features = sources.kept(source)
         return features.model, features.image.mean.shape[1], {}
     if embedder is None:
@@ -72,11 +72,12 @@ def fill(
     workers: threads that decode, all cores but one by default. skip_damaged: leave out what cannot be read, and count
     it. restore: add what `delete` removed, too. where: device and precision of `find_embedder`.
     """
-    if sources.side_of(source) != index.side:
-        raise ValueError(f"{source} gives {sources.side_of(source)}s, and this index has {index.side}s")
+    parsed = sources.parse(source)
+    if sources.side_of(parsed) != index.side:
+        raise ValueError(f"{source} gives {sources.side_of(parsed)}s, and this index has {index.side}s")
     with index.writing():
         rebuild = Rebuild(index, source, restore, FaultCounter() if skip_damaged else None)
-        if sources.split(source)[0] == "features":
+        if parsed.kind == "features":
             parts = sources.parts_of(sources.kept(source), rebuild)
         else:
             embedder = find_embedder(index, embedder, **where)

@@ -107,19 +107,14 @@ def _walk(
     known = np.unique(score[first])
     spread = known[np.linspace(0, len(known) - 1, min(len(known), TRIED)).round().astype(int)]
     tried = np.unique(np.append(spread, -np.inf))
-    chosen = np.array([_count(score[first], error[first], least) for least in tried])
-    order = np.argsort(p_value(chosen[:, 0], chosen[:, 1], risk), kind="stable")
-    best = (float("inf"), 0, 0)
-    for least in tried[order]:
-        bad, answered = _count(score[second], error[second], least)
-        if p_value(bad, answered, risk) > delta:
-            break
-        if answered > best[2]:
-            best = (float(least), bad, answered)
-    return best
+    tried = tried[np.argsort(p_value(*_counts(score[first], error[first], tried), risk), kind="stable")]
+    wrong, answered = _counts(score[second], error[second], tried)
+    before = np.logical_and.accumulate(p_value(wrong, answered, risk) <= delta)
+    best = (answered * before).argmax()
+    return (float(tried[best]), int(wrong[best]), int(answered[best])) if before[best] else (float("inf"), 0, 0)
 
 
-def _count(score: np.ndarray, error: np.ndarray, least: float) -> tuple[int, int]:
-    """Wrong ones and all of those that are answered."""
-    answered = score >= least
-    return int(error[answered].sum()), int(answered.sum())
+def _counts(score: np.ndarray, error: np.ndarray, tried: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Wrong ones and all of those that are answered, by each threshold."""
+    answered = score >= tried[:, None]
+    return answered @ error, answered.sum(1)

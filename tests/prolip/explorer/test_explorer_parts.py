@@ -123,8 +123,9 @@ def test_what_has_no_picture_says_why(tmp_path):
 
 def test_a_table_of_a_shard_holds_numbers_alone(tmp_path):
     table = table_of(tar(tmp_path / "many.tar", {f"k{i}.png": b"x" * i for i in range(50)}))
-    assert (np.diff(table.hashes.astype(object)) > 0).all() and sorted(table.sizes.tolist()) == list(range(50))
-    assert table.hashes.nbytes + table.offsets.nbytes + table.sizes.nbytes == 50 * 24
+    assert (np.diff(table.run["hash"].astype(object)) > 0).all()
+    assert sorted(table.places[:, 1].tolist()) == list(range(50))
+    assert table.run.nbytes + table.places.nbytes == 50 * 32
 
 
 # --- a gallery -------------------------------------------------------------------------------------------------------
