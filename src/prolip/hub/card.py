@@ -1,6 +1,8 @@
 """A model card of facts: everything in it is read from the model and from what its run left."""
 from __future__ import annotations
 
+import html
+import json
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -16,11 +18,10 @@ from prolip.data.reading.named import without_word
 from prolip.data.reading.shards import expand_source
 from prolip.evaluation.loading import config_file, is_prolip, load_embedder
 from prolip.evaluation.model import Embedder
-from prolip.hub.markdown import FILTERS, Markdown, markdown
 from prolip.models.weights.checkpoint import read_config
 from prolip.models.weights.unreadable import check_config, is_run
 from prolip.uncertainty.units import Units, in_words
-from prolip.utils.console import plain
+from prolip.utils.console import escaped, plain
 from prolip.utils.documents import read_json, shown
 from prolip.utils.secrecy import redacted
 
@@ -283,3 +284,36 @@ def place(path: str | None) -> str:
     text = path or ""
     word, parts = text.removesuffix(without_word(text)), without_word(text).split("::")
     return word + "::".join("/".join(Path(part).parts[-2:]) if Path(part).is_absolute() else part for part in parts)
+
+
+#: What has a meaning within a line; an underscore between letters has none.
+INLINE = re.compile(r"[\\`*\[\]|~]|(?<![^\W_])_|_(?![^\W_])")
+#: What has a meaning at the beginning of a block.
+BLOCK = re.compile(r"^(?:(?=#|=|--|\+\+|[-+](?:\s|$))|(\d+)(?=[.)](?:\s|$)))")
+#: What a name between backquotes may not hold.
+ODD = re.compile(r"[`|<>\[\]&]")
+
+
+class Markdown(str):
+    """Text that is Markdown, in which the values are escaped."""
+
+
+def markdown(value: object) -> str:
+    """A value as text of one line, with which no heading, table, link, image or HTML begins or ends."""
+    if isinstance(value, Markdown):
+        return value
+    text = INLINE.sub(r"\\\g<0>", html.escape(plain(value).strip(), quote=False))
+    return Markdown(BLOCK.sub(r"\1\\", text))
+
+
+def code(value: object) -> Markdown:
+    """A value between backquotes, in a table, too: characters that mean something in Markdown are written as \\xNN."""
+    return Markdown(ODD.sub(escaped, plain(value)))
+
+
+def literal(value: object) -> Markdown:
+    """A text in a block of Python."""
+    return Markdown(json.dumps(plain(value), ensure_ascii=False))
+
+
+FILTERS = {"code": code, "literal": literal}

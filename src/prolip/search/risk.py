@@ -44,7 +44,7 @@ class Threshold(NamedTuple):
     @property
     def holds(self) -> bool:
         """Whether anything is answered."""
-        return bool(np.isfinite(self.least)) or self.least == -np.inf
+        return self.least < np.inf
 
     def answers(self, confidences: Mapping[str, Array]) -> np.ndarray:
         """Which questions are answered, (N,) bool. ValueError where they lack what they are refused by."""
