@@ -19,7 +19,7 @@ from prolip.data.samples.decoding import decode_image
 from prolip.evaluation.model import Embedded, Embedder
 from prolip.explorer.gallery import Captions, cut, number, place
 from prolip.explorer.pictures import PIXELS, Gone, decoded
-from prolip.gaussian import Gaussian, concatenate, mixture
+from prolip.gaussian import Gaussian, mixture
 from prolip.measures import pairwise_mean_cosine
 from prolip.methods import find_score
 from prolip.scores import Score, Side
@@ -183,8 +183,7 @@ class Asker:
             raise ValueError("no question: type a text, drop a picture, or choose an item")
         if len(parts) == 1:
             return parts[0]
-        both = concatenate([part.z for part in parts])
-        z = mixture(Gaussian(both.mean.unsqueeze(0), both.log_var.unsqueeze(0)))  # as `prolip.search.answers.embed`
+        z = mixture(Gaussian(*(torch.stack(x, 1) for x in zip(*(part.z for part in parts)))))  # as `answers.embed`
         label = " + ".join(part.label for part in parts)
         return Asked(z, frozenset[Side](["image", "text"]), label)
 

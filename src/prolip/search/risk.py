@@ -96,22 +96,17 @@ def find_threshold(
     first, second = np.split(order, [max(1, round(CHOOSING * len(error)))])
     areas = {name: risk_coverage(-x[first], error[first]).aurc for name, x in scores.items()}
     by = min(areas, key=lambda name: areas[name])
-    least, wrong_of, answered = _walk(scores[by], error, first, second, risk, delta)
-    return Threshold(by, least, risk, delta, answered, wrong_of, len(second))
-
-
-def _walk(
-    score: np.ndarray, error: np.ndarray, first: np.ndarray, second: np.ndarray, risk: float, delta: float
-) -> tuple[float, int, int]:
-    """The least confidence that is answered, and how many of the second part are wrong and answered with it."""
+    score = scores[by]
     known = np.unique(score[first])
     spread = known[np.linspace(0, len(known) - 1, min(len(known), TRIED)).round().astype(int)]
     tried = np.unique(np.append(spread, -np.inf))
     tried = tried[np.argsort(p_value(*_counts(score[first], error[first], tried), risk), kind="stable")]
-    wrong, answered = _counts(score[second], error[second], tried)
-    before = np.logical_and.accumulate(p_value(wrong, answered, risk) <= delta)
+    bad, answered = _counts(score[second], error[second], tried)
+    before = np.logical_and.accumulate(p_value(bad, answered, risk) <= delta)
     best = (answered * before).argmax()
-    return (float(tried[best]), int(wrong[best]), int(answered[best])) if before[best] else (float("inf"), 0, 0)
+    if not before[best]:
+        return Threshold(by, float("inf"), risk, delta, 0, 0, len(second))
+    return Threshold(by, float(tried[best]), risk, delta, int(answered[best]), int(bad[best]), len(second))
 
 
 def _counts(score: np.ndarray, error: np.ndarray, tried: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
