@@ -1,4 +1,6 @@
-"""A model card of facts: everything in it is read from the model and from what its run left."""
+"""A model card of facts: everything in it is read from the model and from what its run left, its figures in words, its
+data and their licences, and what its traces mean. Every value is escaped, unless it says that it is Markdown itself.
+"""
 from __future__ import annotations
 
 import html
