@@ -35,7 +35,7 @@ class Table(NamedTuple):
 
     source: str
     usable: np.ndarray
-    names: Sequence[str]
+    names: list[str]
     column: Callable[[str], np.ndarray]
     items: Callable[[Sequence[int]], list[dict[str, Any]]]
     item: Callable[[int], Item]
