@@ -12,7 +12,7 @@ import torch
 
 from prolip.gaussian import Gaussian
 from prolip.scores import CSDScore
-from prolip.search.disk.convert import convert
+from prolip.search.build import convert
 from prolip.search.index import Part, SearchIndex
 from prolip.search.indexes import Kind
 from prolip.search.store import _write_manifest

@@ -12,7 +12,7 @@ from sklearn.utils.validation import check_array
 from torch import Tensor
 
 from prolip.data.pictures import open_image
-from prolip.evaluation.model import Embedder, groups, joined
+from prolip.evaluation.model import Embedder
 from prolip.gaussian import Gaussian, check_embeddings
 
 #: Ends of a tower that a novelty is of, in the order of their columns.
@@ -48,10 +48,7 @@ def is_picture(given: Any) -> bool:
 
 def embed(pictures: Iterable[Any], embedder: Embedder, batch_size: int) -> Shown:
     """Pictures through the image tower, some at a time."""
-    return Shown(*joined([
-        embedder.embed(torch.stack([embedder.preprocess(open_image(one)) for one in group]), "image")
-        for group in groups(pictures, batch_size)
-    ]))  # fmt: skip
+    return Shown(*embedder.embed_images(map(open_image, pictures), batch_size))
 
 
 def to_array(shown: Shown) -> np.ndarray:

@@ -39,7 +39,7 @@ def reader(args: argparse.Namespace) -> ShardReader:
 def score_flags(parser: argparse.ArgumentParser) -> None:
     """Those of `prolip curate score`."""
     add(parser, Data, "data", "part", required=["data"], help={
-        "data": "shards:TARS but for pipe:, csv:FILE, parquet:FILE, jsonl:FILE or images:FOLDER"})
+        "data": "shards:TARS but for pipe:, csv:FILE, parquet:FILE, jsonl:FILE, images:FOLDER, coco:JSON,IMAGES, ..."})
     add(parser, Model, required=["model"])
     parser.add_argument("--caption-sampling", default="txt", metavar="FIELDS",
                         help="fields of captions, as in training; of several captions the likeliest (default: txt)")

@@ -44,10 +44,8 @@ def make_app(args: argparse.Namespace) -> App:
         raise ValueError(f"--port {args.port}: give 0 to 65535")
     check_risk(args)
     settings = reading(args)
-    from prolip.explorer.app import App
-    from prolip.explorer.captions import Captions
-    from prolip.explorer.gallery import Gallery
-    from prolip.explorer.opening import model_of, open_source, threshold_of
+    from prolip.explorer.app import App, model_of, open_source, threshold_of
+    from prolip.explorer.gallery import Captions, Gallery
     from prolip.search.sources import lines_of
 
     further = [] if args.texts is None else lines_of(args.texts)

@@ -154,7 +154,7 @@ def delete_keys(args: argparse.Namespace) -> None:
 
 def convert_index(args: argparse.Namespace) -> None:
     """Convert an index of an earlier version."""
-    from prolip.search.disk.convert import convert
+    from prolip.search.build import convert
 
     convert(args.index)
     summarize(args, opened(args))

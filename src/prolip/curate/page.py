@@ -22,7 +22,7 @@ from prolip.data.reading.tar import ShardReader
 from prolip.data.samples.captions import stable_hash
 from prolip.data.samples.decoding import decode_image
 from prolip.data.samples.sample import Raw, image_bytes
-from prolip.report.examples import data_uri
+from prolip.report.examples import data_uri, picture
 from prolip.utils import style
 from prolip.utils.console import plain
 from prolip.utils.outputs import replacing
@@ -174,6 +174,4 @@ def thumbnail(raw: Raw) -> str:
     except SampleFault:
         return ""
     image.thumbnail((PIXELS, PIXELS), Image.Resampling.LANCZOS)
-    buffer = io.BytesIO()
-    image.save(buffer, format="webp", quality=80)
-    return data_uri(buffer.getvalue(), "webp")
+    return picture(image, quality=80)

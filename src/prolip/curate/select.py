@@ -1,6 +1,9 @@
-"""Which samples are kept, and why others are not: rules, near-duplicates, a share to keep, copies."""
+"""Which samples are kept, and why others are not: rules, a share to keep, copies; near-duplicates, among millions of
+images by their signatures: 32 bytes a sample, no embedding kept.
+"""
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -8,14 +11,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import faiss
 import numpy as np
 import pyarrow as pa
 
 from prolip.curate.columns import PLAIN
-from prolip.curate.duplicates import duplicates_of, radius_of, read_signatures
 from prolip.curate.expressions import Expression, Quantiles, Rule
 from prolip.curate.sources import GONE, change_of
 from prolip.curate.tables import (
+    BITS,
+    SIGNATURE,
     Table,
     digest,
     figures_of,
@@ -46,6 +51,8 @@ OWN = (UNUSABLE, DUPLICATE, RANK, COPIES)
 KEPT = "kept"
 #: Reasons are the bits of one number.
 MOST_COPIES, MOST_RULES = 10, 64 - len(OWN)
+#: Signatures that are compared with all others; more are compared within cells.
+FLAT, CELL, PROBES, BLOCK = 100_000, 500, 16, 4096
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -274,3 +281,61 @@ def write_subset(folder: Path, place: Path) -> int:
     with replacing(place) as temporary, temporary.open("wb") as file:  # np.save would add .npy to a path
         np.save(file, uids)
     return len(uids)
+
+
+def radius_of(cosine: float) -> int:
+    """Bits by which signatures at this cosine differ on average, arccos(c) / pi of BITS."""
+    if not 0 < cosine <= 1:
+        raise ValueError(f"--duplicates {cosine}: give the cosine from which images count as one, such as 0.97")
+    return math.floor(BITS * math.acos(cosine) / math.pi)
+
+
+def read_signatures(paths: Sequence[Path]) -> np.ndarray:
+    """Of all samples, (N, BITS / 8) uint8; zeros for those that have none."""
+    parts = []
+    for path in paths:
+        column = read_table(path, [SIGNATURE]).columns[SIGNATURE]
+        parts.append(b"".join(value if value is not None else bytes(BITS // 8) for value in column))
+    return np.frombuffer(b"".join(parts), np.uint8).reshape(-1, BITS // 8)
+
+
+def duplicates_of(signatures: np.ndarray, quality: np.ndarray, usable: np.ndarray, radius: int) -> np.ndarray:
+    """The sample that each one repeats, -1 for what stays, (N,) int64.
+
+    The best first: whatever is within `radius` bits of one that stays repeats it. quality: (N,), larger is better, ties
+    by place; usable: (N,) booleans, others repeat nothing and are repeated by nothing. Exact for up to FLAT different
+    signatures; of more, those in PROBES cells are looked at.
+    """
+    repeats = np.full(len(signatures), -1)
+    rows = np.flatnonzero(usable)
+    if not len(rows):
+        return repeats
+    rows = rows[np.lexsort((rows, -np.nan_to_num(quality[rows], nan=-np.inf)))]  # best first
+    different, first, group = np.unique(signatures[rows], axis=0, return_index=True, return_inverse=True)
+    near, stands_for = neighbours(different, radius), np.arange(len(different))
+    for one in np.argsort(first):
+        if stands_for[one] == one and one in near:
+            others = near[one][stands_for[near[one]] == near[one]]
+            stands_for[others[first[others] > first[one]]] = one
+    best = rows[first[stands_for[group.reshape(-1)]]]
+    repeats[rows] = np.where(best == rows, -1, best)
+    return repeats
+
+
+def neighbours(different: np.ndarray, radius: int) -> dict[int, np.ndarray]:
+    """Signature -> the others within `radius` bits, of those that have any."""
+    flat = faiss.IndexBinaryFlat(BITS)
+    index: Any = flat
+    if len(different) > FLAT:
+        index = faiss.IndexBinaryIVF(flat, BITS, len(different) // CELL)
+        index.nprobe = PROBES
+        sample = np.random.default_rng(0).choice(len(different), min(len(different), 50 * index.nlist), replace=False)
+        index.train(np.ascontiguousarray(different[np.sort(sample)]))
+    index.add(different)
+    found = {}
+    for start in range(0, len(different), BLOCK):
+        limits, _, places = index.range_search(np.ascontiguousarray(different[start : start + BLOCK]), radius + 1)
+        for row in np.flatnonzero(np.diff(limits) > 1):
+            others = places[limits[row] : limits[row + 1]]
+            found[start + row] = np.sort(others[others != start + row])
+    return found

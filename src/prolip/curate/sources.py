@@ -10,19 +10,18 @@ from prolip.data.faults import SampleFault
 from prolip.data.reading.connections import Identity, ReadPolicy
 from prolip.data.reading.entries import canonical
 from prolip.data.reading.images import read_stored
-from prolip.data.reading.named import TABLES, NamedSource, parse_source
+from prolip.data.reading.named import ROWS, NamedSource, parse_source
 from prolip.data.reading.opening import open_stream
+from prolip.data.reading.published.sets import SETS
 from prolip.data.reading.shards import expand_shards
 from prolip.data.reading.tar import Note, ShardReader
 from prolip.data.samples.sample import Raw, suffixes_of
 
-#: Kinds that are scored as one shard.
-OWN = (*TABLES, "images")
 GONE, CHANGED = "is gone", "has changed"
 
 
 class SourceReader(ShardReader):
-    """A `ShardReader` that reads a table or a folder of images, too, as one shard of all its images."""
+    """A `ShardReader` that reads a table, folder of images or published set, too, as one shard of all its images."""
 
     def __call__(self, url: str, on_fault: Note | None = None) -> Iterator[Raw]:
         source = table_of(url)
@@ -30,17 +29,17 @@ class SourceReader(ShardReader):
 
 
 def table_of(url: str) -> NamedSource | None:
-    """The table or the folder of images that a shard's address is, None for a shard."""
+    """The table, folder of images or published set that a shard's address is, None for a shard."""
     kind, _, address = url.partition(":")
-    return NamedSource(kind, address) if kind in OWN else None
+    return NamedSource(kind, address) if kind in ROWS else None
 
 
 def urls_of(data: str) -> list[str]:
-    """The addresses of what is scored, a table or folder being one. ValueError for other kinds."""
-    source = parse_source(data, "--data", (*OWN, "shards"))
-    if source.kind == "shards":
-        return [shard.url for shard in expand_shards(source.address)]
-    return [f"{source.kind}:{os.path.abspath(source.address)}"]
+    """The addresses of what is scored, a table, folder or published set being one. ValueError for other kinds."""
+    kind, address = parse_source(data, "--data", (*ROWS, "shards"))
+    if kind == "shards":
+        return [shard.url for shard in expand_shards(address)]
+    return [f"{kind}:{','.join(map(os.path.abspath, address.split(',') if kind in SETS else [address]))}"]
 
 
 def name_of(url: str) -> str:
@@ -50,11 +49,11 @@ def name_of(url: str) -> str:
 
 def source_of(url: str, policy: ReadPolicy) -> Identity | None:
     """Size, version and time of change of a shard as its file system or store tells them, at the cost of one opening;
-    None where it does not answer, as a folder.
+    None where it does not answer, as a folder. Of a published set those of its first file.
     """
-    source = table_of(url)
+    kind, address = table_of(url) or ("shards", url)
     try:
-        with closing(open_stream(source.address if source else url, policy)) as stream:
+        with closing(open_stream(address.split(",")[0] if kind in SETS else address, policy)) as stream:
             return stream.identity
     except SampleFault:
         return None

@@ -116,6 +116,11 @@ class Embedder:
         """Any number of texts, (N, D). ValueError for none."""
         return embed_texts(self.encode_text, self.tokenizer, texts, batch_size)
 
+    def embed_images(self, images: Iterable[Image.Image], batch_size: int = 64) -> Embedded:
+        """Any number of images, (N, D), one or more."""
+        batches = groups(map(self.preprocess, images), batch_size)
+        return joined([self.embed(torch.stack(batch), "image") for batch in batches])
+
     def __deepcopy__(self, memo: dict) -> Embedder:
         """Itself: copies of what holds an embedder share its weights."""
         return self

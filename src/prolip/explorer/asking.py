@@ -1,30 +1,36 @@
-"""Questions of a page: a text, a picture, both, or an item of the gallery; what is nearest, and what the model says."""
+"""Questions of a page: a text, a picture, both, or an item of the gallery; what is nearest, and what the model says:
+whether it would answer, and what speaks against it, in nats that add up.
+"""
 from __future__ import annotations
 
+import math
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from PIL import Image
+from torch import Tensor
 
 from prolip.data.faults import SampleFault
 from prolip.data.samples.decoding import decode_image
 from prolip.evaluation.model import Embedded, Embedder
-from prolip.explorer.captions import Captions
-from prolip.explorer.gallery import cut, number, place
+from prolip.explorer.gallery import Captions, cut, number, place
 from prolip.explorer.pictures import PIXELS, Gone, decoded
-from prolip.explorer.verdict import first_answer, judge
-from prolip.gaussian import Gaussian, concatenate, mixture
+from prolip.gaussian import Gaussian, mixture
+from prolip.measures import pairwise_mean_cosine
 from prolip.methods import find_score
 from prolip.scores import Score, Side
 from prolip.search import exact
 from prolip.search.answers import COMPARED, NUMBERS, answers_of, confidences
 from prolip.search.exact import Found, other_side
 from prolip.search.risk import Threshold
+from prolip.uncertainty.novelty import ODDS, refusal
 
+#: In words, what each end of a tower knows.
+ENDS = {"first": "what it is made of", "mean": "what it shows or says"}
 #: Answers at most, and those that stand side by side; pictures that are kept for further questions.
 MOST, BESIDE, UPLOADS = 60, 8, 64
 #: By how much a picture that asks may be longer than it is wide, or wider than long.
@@ -33,6 +39,85 @@ STRETCHED = 100
 SHORTLIST = 5000
 #: Scores that are compared, beside the one that the index ranks by.
 COMPARED_SCORES = ("mean", "csd", "elk")
+
+
+class Answer(NamedTuple):
+    """The first of some candidates. code_length: nats, -log p(it is right); among: how many candidates; way: by what
+    this is known, in a word that `WAYS` explains.
+    """
+
+    code_length: float
+    among: int
+    way: str
+
+
+WAYS = {
+    "units": "the first one's share of the model's confidence; what is as good shares it",
+    "match": "the match probability by the model's trained scale and bias",
+    "share": "the first one's share of the softmax by the model's trained scale",
+}
+
+
+def first_answer(asked: Gaussian, candidates: Iterable[Gaussian], own: Score, side: Side) -> Answer | None:
+    """How sure the first of all candidates, batches (N, D), is of a question (1, D) of a side; None where nothing was
+    trained that says so.
+
+    Of a text the match probability, as a text is true of many images, whose shares of a softmax are small. Of a picture
+    with units the softmax of the cosines (`Units.code_length`), in which captions that are as good share what one has:
+    too low, not too high, where several are right. Where a score has none of this, the softmax by its trained scale.
+    """
+    units, among, best, total = own.units, 0, -math.inf, torch.tensor(-math.inf, dtype=torch.float64)
+    way = "match" if own.match_probability(torch.zeros(1)) is not None else "share"
+    if units is not None and (side == "image" or way == "share"):
+        way = "units"
+    for z in candidates:
+        if way == "units":
+            assert units is not None
+            scores: Tensor | None = pairwise_mean_cosine(asked, z).flatten() * (2 / units.unit)
+        else:
+            own_scores = own.pairwise(*((asked, z) if side == "image" else (z, asked))).flatten()
+            scores = own.match_probability(own_scores) if way == "match" else own.scaled(own_scores)
+        if scores is None:
+            return None
+        among, best = among + len(scores), max(best, float(scores.max()))
+        total = torch.logaddexp(total, scores.double().logsumexp(0))
+    if not among:
+        return None
+    if way == "match":
+        return Answer(-math.log(min(1.0, max(best, 1e-300))), among, way)
+    return Answer(max(0.0, float(total) - best), among, way)
+
+
+def judge(answer: Answer | None, novelty: dict[str, float]) -> dict[str, Any]:
+    """What speaks against answering, a part each, and the probability that is left: exp(-their sum).
+
+    novelty: nats by end of the tower. `prolip.uncertainty.novelty.refusal` is the sum.
+    """
+    parts, strange = [], 0.0
+    if answer is not None:
+        sure = f"{math.exp(-answer.code_length):.0%}"
+        parts.append({"name": "The answer", "nats": number(answer.code_length),
+                      "text": f"{sure}: {WAYS[answer.way]}, among {answer.among:,}."})  # fmt: skip
+    for end, nats in novelty.items():
+        alone = float(refusal(torch.zeros(1), {end: torch.tensor([nats])}))
+        strange += alone
+        name = f"Unlike the training: {ENDS.get(end, end)}"
+        parts.append({"name": name, "nats": number(alone), "text": rarity(nats)})
+    against = strange + (0.0 if answer is None else answer.code_length)
+    return {"parts": parts, "nats": number(against),
+            "probability": None if answer is None else math.exp(-against),
+            "familiar": math.exp(-strange) if novelty else None}  # fmt: skip
+
+
+def rarity(nats: float) -> str:
+    """Novelty in words."""
+    if nats < math.log(2):
+        return "Nothing unusual: more than half of the training's own kind are further out."
+    if nats < 20:
+        share = f"1 in {float(f'{math.exp(nats):.2g}'):,.0f} of the training's own kind is"
+    else:
+        share = "None of the training's own kind would be"
+    return f"{share} this far out; 1 input in {ODDS + 1} is taken to be foreign before it is seen."
 
 
 @dataclass(frozen=True)
@@ -98,8 +183,7 @@ class Asker:
             raise ValueError("no question: type a text, drop a picture, or choose an item")
         if len(parts) == 1:
             return parts[0]
-        both = concatenate([part.z for part in parts])
-        z = mixture(Gaussian(both.mean.unsqueeze(0), both.log_var.unsqueeze(0)))  # as `prolip.search.answers.embed`
+        z = mixture(Gaussian(*(torch.stack(x, 1) for x in zip(*(part.z for part in parts)))))  # as `answers.embed`
         label = " + ".join(part.label for part in parts)
         return Asked(z, frozenset[Side](["image", "text"]), label)
 
@@ -120,9 +204,7 @@ class Asker:
         return self._model().preprocess(image)
 
     def _item(self, row: Any) -> Asked:
-        row = self.gallery.check(row)
-        item, novelty = self.gallery.index.items([row])[0], {}
-        side: Side = self.gallery.index.side
+        item, novelty, side = self.gallery.item(row), {}, self.gallery.index.side
         if self.embedder is not None and side == "image" and self.embedder.novelty is not None:
             with suppress(Gone):  # its embedding is enough to ask by
                 pixels = self.gallery.pictures.of(item, self._pixels)
@@ -140,7 +222,7 @@ class Asker:
         listed = [item | {"score": number(answer.similarity), "probability": number(answer.probability)}
                   for item, answer in zip(self.gallery.describe(found.rows[0].tolist()),
                                           answers_of(index, found, [pair])[0])]  # fmt: skip
-        captions = self.captions if asked.sides == {"image"} and self.captions.there else None
+        captions = self.captions if asked.sides == {"image"} and self.captions.found().texts else None
         return {
             "question": self._question(asked), "answers": listed,
             "said": [] if captions is None else captions.nearest(asked.z, 5),
@@ -154,7 +236,7 @@ class Asker:
                **self.gallery.meaning_of(trace, asked.side)}  # fmt: skip
         if asked.sides == {self.gallery.index.side}:
             out["rank"] = number(self.gallery.rank(trace))
-        elif asked.sides == {"text"} and self.captions.ready and self.captions.there:  # a text does not wait for them
+        elif asked.sides == {"text"} and self.captions.found.done and self.captions.found().texts:  # it does not wait
             out["rank"] = number(self.captions.rank(trace))
         return out
 
@@ -170,7 +252,7 @@ class Asker:
         if pair:
             answer = first_answer(asked.z, self._candidates(asked), self.gallery.own, asked.side)
         elif captions is not None:
-            answer = first_answer(asked.z, [captions.z], self.gallery.own, "image")
+            answer = first_answer(asked.z, [captions.found().z], self.gallery.own, "image")
             among = "captions"
         return {**judge(answer, asked.novelty), "among": among}
 

@@ -22,7 +22,8 @@ from prolip.data.reading.tar import SAMPLE_BYTES, StrictHeader, printable
 from prolip.data.samples.decoding import decode_image
 from prolip.data.samples.sample import IMAGE_SUFFIXES, image_bytes
 from prolip.explorer.crowd import PATIENCE, Busy
-from prolip.search.store import Item, hashes_of
+from prolip.search.keys import candidates, hashes_of, run_of
+from prolip.search.store import Item
 from prolip.utils.documents import read_file
 
 #: Pixels of a thumbnail's longer side; thumbnails, and shards' tables, that are kept.
@@ -48,11 +49,10 @@ class Gone(Exception):
 
 
 class Table(NamedTuple):
-    """Where the pictures of a shard are: hashes of the keys, rising, their first bytes and how many there are."""
+    """Where the pictures of a shard are. run: hashes of keys with rows; places: (N, 2), first byte and size of each."""
 
-    hashes: np.ndarray
-    offsets: np.ndarray
-    sizes: np.ndarray
+    run: np.ndarray
+    places: np.ndarray
 
 
 class Pictures:
@@ -97,13 +97,13 @@ class Pictures:
             raise Gone(f"{shard} is not on this machine, and pictures are read from local shards alone")
         key = item["key"].removeprefix(f"{Path(shard).stem}/")
         table = self._table(shard)
-        code = hashes_of([key])[0]
-        row = int(np.searchsorted(table.hashes, code))
-        if row == len(table.hashes) or table.hashes[row] != code:
+        _, rows = candidates([table.run], hashes_of([key]))
+        if not len(rows):
             raise Gone(f"{shard} has no picture of {key} any more")
+        first, size = table.places[rows[0]].tolist()
         with open(local_path(shard), "rb") as file:
-            file.seek(int(table.offsets[row]))
-            return file.read(int(table.sizes[row]))
+            file.seek(first)
+            return file.read(size)
 
 
 def table_of(path: str) -> Table:
@@ -121,10 +121,7 @@ def table_of(path: str) -> Table:
                     found[key] = (order, member.offset_data, member.size)
     except (tarfile.TarError, OSError) as error:
         raise Gone(f"{path}: {error}; pictures are read from whole shards that are not compressed") from error
-    hashes = hashes_of(found)
-    rising = hashes.argsort()
-    _, offsets, sizes = np.array(list(found.values()), dtype=np.int64).reshape(-1, 3).T
-    return Table(hashes[rising], offsets[rising], sizes[rising])
+    return Table(run_of([*found], 0), np.array([x[1:] for x in found.values()], dtype=np.int64).reshape(-1, 2))
 
 
 def decoded(make: Callable[[], Value]) -> Value:

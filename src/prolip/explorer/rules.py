@@ -2,10 +2,10 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -13,10 +13,10 @@ import torch
 from prolip.curate.columns import MEANINGS
 from prolip.curate.expressions import Rule, parse_rules
 from prolip.curate.figures import pair_figures, side_figures
+from prolip.curate.select import UNUSABLE, Choice, check_noise, quantile
 from prolip.curate.sources import table_of
 from prolip.curate.tables import figures_of, read_table, tables_of, whole_column
-from prolip.explorer.captions import Captions, captions_of
-from prolip.explorer.gallery import shown
+from prolip.explorer.gallery import Captions, captions_of, shown
 from prolip.search.store import Item
 
 #: Samples whose pairs are computed where nobody has scored them; rows that a normalised score compares within.
@@ -25,29 +25,38 @@ SAMPLED, BATCH = 2000, 256
 BARS, RULES, CHARACTERS, SHOWN = 40, 12, 500, 12
 
 
-class GalleryTable:
-    """What a gallery's embeddings say of its pairs, by the formulas of `prolip.curate.figures`; of a sample where the
-    captions are to be embedded for it.
+class Table(NamedTuple):
+    """Samples with the numbers that rules are tried on.
 
-    rows: how many samples have numbers, total: of how many; source: which they are, in words; usable: (rows,) bool,
-    what rules apply to; items: samples as the page shows them, with `thumbnail`: the end of its address, or None.
+    source: which they are, in words; usable: (N,) bool, what rules apply to; column: by one of `names`, (N,) numbers;
+    items: some as the page shows them, with `thumbnail`: the end of its address, or None; item: one as an index knows
+    it, or KeyError; command: how the line begins that selects by rules, or nothing.
     """
 
-    def __init__(self, captions: Captions):
-        self.gallery, self.total = captions.gallery, len(captions.gallery.index)
-        self._places, self._columns = gallery_columns(captions)
-        self.rows, self.names = len(self._places), list(self._columns)
-        self.usable = np.ones(self.rows, dtype=bool)
-        self.source = f"all {self.total:,} items"
-        if self.rows < self.total:
-            self.source = f"{self.rows:,} samples at random of {self.total:,}, by their first captions"
+    source: str
+    usable: np.ndarray
+    names: list[str]
+    column: Callable[[str], np.ndarray]
+    items: Callable[[Sequence[int]], list[dict[str, Any]]]
+    item: Callable[[int], Item]
+    command: str = ""
 
-    def column(self, name: str) -> np.ndarray:
-        return self._columns[name]
 
-    def items(self, rows: Sequence[int]) -> list[dict[str, Any]]:
-        found = self.gallery.describe(self._places[rows].tolist())
+def gallery_table(captions: Captions) -> Table:
+    """What a gallery's embeddings say of its pairs, by the formulas of `prolip.curate.figures`; of a sample where the
+    captions are to be embedded for it.
+    """
+    gallery, total = captions.gallery, len(captions.gallery.index)
+    places, columns = gallery_columns(captions)
+    source = f"all {total:,} items"
+    if len(places) < total:
+        source = f"{len(places):,} samples at random of {total:,}, by their first captions"
+
+    def items(rows: Sequence[int]) -> list[dict[str, Any]]:
+        found = gallery.describe(places[rows].tolist())
         return [item | {"thumbnail": f"item/{item['row']}" if item["picture"] else None} for item in found]
+
+    return Table(source, np.ones(len(places), dtype=bool), list(columns), columns.__getitem__, items, gallery.item)
 
 
 def gallery_columns(captions: Captions) -> tuple[np.ndarray, dict[str, np.ndarray]]:
@@ -70,42 +79,32 @@ def gallery_columns(captions: Captions) -> tuple[np.ndarray, dict[str, np.ndarra
     return rows, {name: x.numpy() for name, x in found.items()}
 
 
-class ScoredTable:
-    """What `prolip curate score` has written of shards, all of it, with the names of `GalleryTable`; a column is read
-    when it is asked for.
-    """
+def scored_table(folder: Path) -> Table:
+    """What `prolip curate score` has written of shards, all of it; a column is read when it is asked for."""
+    manifest, paths = tables_of(folder)
+    parts = [read_table(path, ["fault"]).columns["fault"] == np.array(None) for path in paths]
+    usable, starts = np.concatenate(parts), np.cumsum([0, *map(len, parts)])
 
-    def __init__(self, folder: Path):
-        manifest, self.paths = tables_of(folder)
-        self.folder = shlex.quote(str(folder))
-        usable = [read_table(path, ["fault"]).columns["fault"] == np.array(None) for path in self.paths]
-        self.usable, self._starts = np.concatenate(usable), np.cumsum([0, *map(len, usable)])
-        self.rows = self.total = len(self.usable)
-        self.source = f"all {self.rows:,} samples that are scored in {folder}"
-        self.names = figures_of(manifest["columns"])
-        self.column = cache(partial(whole_column, self.paths))
-
-    def item(self, row: int) -> Item:
-        """A sample as an index would know it. KeyError for none."""
-        if not 0 <= row < self.rows:
-            raise KeyError(f"no sample {row!r}: there are {self.rows:,}, counted from 0")
-        number = int(np.searchsorted(self._starts, row, side="right")) - 1
-        table, place = read_table(self.paths[number], ["key", "caption"]), row - int(self._starts[number])
+    def item(row: int) -> Item:
+        if not 0 <= row < len(usable):
+            raise KeyError(f"no sample {row!r}: there are {len(usable):,}, counted from 0")
+        number = int(np.searchsorted(starts, row, side="right")) - 1
+        table, place = read_table(paths[number], ["key", "caption"]), row - int(starts[number])
         shard, key = table.note["shard"], table.columns["key"][place]
         place_of = {"table": shard, "row": place} if table_of(shard) else {"shard": shard}
         return {"key": f"{Path(shard).stem}/{key}", **place_of, "captions": [table.columns["caption"][place] or ""]}
 
-    def items(self, rows: Sequence[int]) -> list[dict[str, Any]]:
-        return [{**shown(self.item(int(row))), "row": None, "thumbnail": f"sample/{int(row)}"} for row in rows]
+    def items(rows: Sequence[int]) -> list[dict[str, Any]]:
+        return [{**shown(item(row)), "row": None, "thumbnail": f"sample/{row}"} for row in rows]
 
-
-Table = GalleryTable | ScoredTable
+    return Table(f"all {len(usable):,} samples that are scored in {folder}", usable, figures_of(manifest["columns"]),
+                 cache(partial(whole_column, paths)), items, item,
+                 f"prolip curate select {shlex.quote(str(folder))}")  # fmt: skip
 
 
 def describe(table: Table) -> dict[str, Any]:
     """Every column with its meaning, its quantiles in hundredths and its histogram."""
-    return {"rows": table.rows, "total": table.total, "source": table.source,
-            "columns": [summary(table, name) for name in table.names]}  # fmt: skip
+    return {"source": table.source, "columns": [summary(table, name) for name in table.names]}
 
 
 def summary(table: Table, name: str) -> dict[str, Any]:
@@ -135,18 +134,22 @@ def try_rules(table: Table, texts: Sequence[str]) -> dict[str, Any]:
     """
     if len(texts) > RULES or any(not isinstance(text, str) or len(text) > CHARACTERS for text in texts):
         raise ValueError(f"give at most {RULES} rules of at most {CHARACTERS} characters each")
-    rules = parse_rules(list(texts))
-    usable = table.usable
-    hits = np.stack([np.zeros_like(usable), *(dropped(table, rule) & usable for rule in rules)])
-    any_of, how_many = np.asarray(hits.any(0)), hits.sum(0)
-    kept = usable & ~any_of
-    given = " ".join(f"--drop {shlex.quote(f'{rule.name}: {rule.drop.text}')}" for rule in rules)
+    choice, usable = Choice(rules=parse_rules(list(texts))), table.usable
+    reasons, bits = np.where(usable, np.uint64(0), choice.bits[UNUSABLE]), choice.bits
+    for rule in choice.rules:
+        reasons |= np.where(dropped(table, rule) & usable, bits[rule.name], np.uint64(0))
+    words = [f"--drop {shlex.quote(f'{rule.name}: {rule.drop.text}')}" for rule in choice.rules]
+    try:
+        check_noise(choice, reasons, "")
+    except ValueError:  # rules on scores drop more than half
+        words.append("--yes")
     return {
-        "rows": table.rows, "total": table.total, "unusable": int((~usable).sum()), "kept": int(kept.sum()),
-        "rules": [{"name": rule.name, "dropped": int(hit.sum()), "alone": int((hit & (how_many == 1)).sum())}
-                  for rule, hit in zip(rules, hits[1:])],
-        "command": f"prolip curate select {table.folder} {given}".strip() if isinstance(table, ScoredTable) else "",
-        "shown": {"dropped": examples(table, any_of, rules, hits[1:]), "kept": examples(table, kept, [], hits[:0])},
+        "rows": len(usable), "unusable": int((~usable).sum()), "kept": int((reasons == 0).sum()),
+        "rules": [{"name": rule.name, "dropped": int((reasons & bits[rule.name] > 0).sum()),
+                   "alone": int((reasons == bits[rule.name]).sum())} for rule in choice.rules],
+        "command": " ".join([table.command, *words]) if table.command else "",
+        "shown": {"dropped": examples(table, usable & (reasons > 0), choice, reasons),
+                  "kept": examples(table, reasons == 0, choice, reasons)},
     }  # fmt: skip
 
 
@@ -154,15 +157,15 @@ def dropped(table: Table, rule: Rule) -> np.ndarray:
     """Of which samples a rule is true, (rows,) bool."""
     rule.drop.check_columns(table.names)
     columns = {name: table.column(name) for name in rule.drop.columns}
-    quantiles = {(name, share): float(np.nanquantile(table.column(name), share)) for name, share in rule.drop.quantiles}
+    quantiles = {(name, share): quantile(table.column(name), share) for name, share in rule.drop.quantiles}
     if not columns:
         raise ValueError(f"{rule.drop.text!r} names no column: there are {', '.join(table.names)}")
     return np.asarray(rule.drop(columns, quantiles), dtype=bool)
 
 
-def examples(table: Table, chosen: np.ndarray, rules: Sequence[Rule], hits: np.ndarray) -> list[dict[str, Any]]:
+def examples(table: Table, chosen: np.ndarray, choice: Choice, reasons: np.ndarray) -> list[dict[str, Any]]:
     """Some of the chosen samples, evenly spread, and the names of the rules that drop them."""
     rows = np.flatnonzero(chosen)
-    rows = rows[np.linspace(0, len(rows) - 1, min(SHOWN, len(rows))).astype(int)] if len(rows) else rows
-    return [item | {"reasons": [rule.name for rule, hit in zip(rules, hits) if hit[row]]}
+    rows = rows[np.linspace(0, len(rows) - 1, min(SHOWN, len(rows))).astype(int)]
+    return [item | {"reasons": [name for name, bit in choice.bits.items() if reasons[row] & bit]}
             for item, row in zip(table.items(rows.tolist()), rows.tolist())]  # fmt: skip

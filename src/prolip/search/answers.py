@@ -66,8 +66,7 @@ class Answer:
     def to_dict(self) -> dict[str, Any]:
         """JSON values."""
         item = {name: value for name, value in self.item.items() if name not in ("print", "source")}
-        return {**item, "similarity": self.similarity, "probability": self.probability, "trace": self.trace,
-                "bits": self.bits, "share": self.share}  # fmt: skip
+        return item | {name: value for name, value in vars(self).items() if name != "item"}
 
     def __str__(self) -> str:
         parts = [self.item["key"], f"similarity {self.similarity:.4f}"]
@@ -99,8 +98,8 @@ def embed(questions: Sequence[Question], embedder: Embedder) -> Embedded:
         asked = groups((questions[i].text for i in texts), TEXTS)
         parts.append((texts, joined([embedder.embed(embedder.tokenizer(group), "text") for group in asked])))
     if images:
-        shown = groups((questions[i] for i in images), PICTURES)
-        parts.append((images, joined([embedder.embed(pictures_of(group, embedder), "image") for group in shown])))
+        opened = (open_image(questions[i].image or "", questions[i].public_only) for i in images)
+        parts.append((images, embedder.embed_images(opened, PICTURES)))
     z = Gaussian(*(torch.empty(len(questions), x.shape[1]) for x in parts[0][1].z))
     for rows, part in parts:
         z.mean[rows], z.log_var[rows] = part.z
@@ -113,11 +112,6 @@ def embed(questions: Sequence[Question], embedder: Embedder) -> Embedded:
         for end, nats in novelty.items():
             nats[rows] = nats[rows].maximum(part.novelty[end])
     return Embedded(z, novelty)
-
-
-def pictures_of(questions: Sequence[Question], embedder: Embedder) -> Tensor:
-    """The pictures of questions, (N, 3, H, W). ValueError and OSError of `open_image`."""
-    return torch.stack([embedder.preprocess(open_image(q.image, q.public_only)) for q in questions if q.image])
 
 
 def answers_of(index: SearchIndex, found: Found, pairs: Sequence[bool], by_score: bool = True) -> list[list[Answer]]:

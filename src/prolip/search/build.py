@@ -1,24 +1,28 @@
-"""Make an index of a source, bring it to what the source holds now, and find its model."""
+"""Make an index of a source or of an earlier version, bring it to what its source holds now, and find its model."""
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from tqdm import tqdm
 
 from prolip.data.faults import FaultCounter
 from prolip.evaluation.loading import load_embedder
 from prolip.evaluation.model import Embedder, ModelCard
+from prolip.gaussian import Gaussian
 from prolip.measures.chance import OwnFirst, evenly
 from prolip.scores import Similarity
 from prolip.search import sources
 from prolip.search.index import CHUNK, SearchIndex
 from prolip.search.indexes import Kind
 from prolip.search.sources import Rebuild
-from prolip.search.store import NAME
-from prolip.utils.outputs import check_output
+from prolip.search.store import FORMER, LOCK, NAME, NUMBERED, Store, locked
+from prolip.utils.documents import loads
+from prolip.utils.outputs import check_output, replacing_folder
 from prolip.utils.secrecy import redacted
 
 
@@ -43,14 +47,14 @@ def build(
                                   f" {index.score.name}: use prolip search add, or give another folder")  # fmt: skip
     else:
         card, dim, further = described(source, embedder)
-        score, side = card.scored_by(similarity), sources.side_of(source)
+        score, side = card.scored_by(similarity), sources.side_of(sources.parse(source))
         index = SearchIndex.create(folder, score, dim, kind, side, card, further)
     return fill(index, source, embedder, **reading)
 
 
 def described(source: str, embedder: Embedder | None) -> tuple[ModelCard, int, dict[str, Any]]:
     """What a new index keeps of its model: the card, the dimensions, and how to load it, {} of kept features."""
-    if sources.split(source)[0] == "features":
+    if sources.parse(source).kind == "features":
         features = sources.kept(source)
         return features.model, features.image.mean.shape[1], {}
     if embedder is None:
@@ -68,11 +72,12 @@ def fill(
     workers: threads that decode, all cores but one by default. skip_damaged: leave out what cannot be read, and count
     it. restore: add what `delete` removed, too. where: device and precision of `find_embedder`.
     """
-    if sources.side_of(source) != index.side:
-        raise ValueError(f"{source} gives {sources.side_of(source)}s, and this index has {index.side}s")
+    parsed = sources.parse(source)
+    if sources.side_of(parsed) != index.side:
+        raise ValueError(f"{source} gives {sources.side_of(parsed)}s, and this index has {index.side}s")
     with index.writing():
         rebuild = Rebuild(index, source, restore, FaultCounter() if skip_damaged else None)
-        if sources.split(source)[0] == "features":
+        if parsed.kind == "features":
             parts = sources.parts_of(sources.kept(source), rebuild)
         else:
             embedder = find_embedder(index, embedder, **where)
@@ -110,3 +115,39 @@ def find_embedder(
                          " settings, preprocessing or tokenizer differ")  # fmt: skip
     index.warn()
     return embedder
+
+
+def convert(folder: str | os.PathLike) -> None:
+    """Put an index of today in the place of one of the first version, without its deleted rows, when it is whole.
+
+    ValueError for what is no such index, for a damaged one, and for a folder with other files; BlockingIOError.
+    """
+    folder = Path(folder)
+    values: dict[str, Any] = loads((folder / NAME).read_bytes())
+    if not isinstance(values, dict) or values.pop("format", None) != FORMER:
+        raise ValueError(f"{folder} is no index of an earlier version: there is nothing to convert")
+    for name in os.listdir(folder):
+        if name not in (NAME, LOCK, "chunks", "deleted.npy") and not NUMBERED.fullmatch(name):
+            raise ValueError(f"{folder} holds {name} beside the index: move it elsewhere")
+    with locked(folder), replacing_folder(folder) as beside:
+        try:
+            dead = np.load(folder / "deleted.npy") if (folder / "deleted.npy").exists() else np.zeros(0, dtype=int)
+            chunks, start = values.pop("chunks"), 0
+            Store.create(beside, values | {"near": None})
+            index = SearchIndex(beside)
+            for number, entry in enumerate(chunks):
+                place, shape = folder / "chunks" / f"{number:06}", (entry["rows"], values["dim"])
+                found = {path.stem: torch.from_numpy(np.load(path)) for path in place.glob("*.npy")}
+                mean = found["mean"] if "mean" in found else found["vector"][:, : shape[1]].contiguous()
+                log_var = found.get("log_var", torch.full_like(mean, -torch.inf))
+                items = [json.loads(line) for line in (place / "items.jsonl").read_bytes().split(b"\n")[:-1]]
+                if not len(items) == shape[0] or not mean.shape == log_var.shape == shape:
+                    raise ValueError(f"{place} has not the {shape[0]} rows of the manifest")
+                kept = np.flatnonzero(~np.isin(np.arange(start, start + len(items)), dead))
+                start += len(items)
+                if own := [items[row] for row in kept]:
+                    z = Gaussian(mean, log_var).select(kept)
+                    index.store.append(z, own, index.coarse, index.side, values["sources"])
+        except (FileNotFoundError, EOFError, ValueError, KeyError, TypeError, IndexError) as error:
+            raise ValueError(f"{folder} is damaged ({error}): build the index anew in another folder") from error
+        index.finish()

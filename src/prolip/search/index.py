@@ -23,8 +23,7 @@ from prolip.measures.chance import OwnFirst, warn_once
 from prolip.methods import find_score, score_from_dict
 from prolip.scores import Score, Side, index_vectors
 from prolip.search import exact, indexes
-from prolip.search.buckets import make_buckets, nearest_by_elk
-from prolip.search.exact import Found, other_side
+from prolip.search.exact import Found, make_buckets, nearest_by_elk, other_side
 from prolip.search.indexes import FLAT, HNSW, LEAST, PQ, Kind, lists_for
 from prolip.search.store import AGAIN, NAME, REMEDY, Item, Store
 from prolip.utils.console import plain

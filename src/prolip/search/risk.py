@@ -44,7 +44,7 @@ class Threshold(NamedTuple):
     @property
     def holds(self) -> bool:
         """Whether anything is answered."""
-        return bool(np.isfinite(self.least)) or self.least == -np.inf
+        return self.least < np.inf
 
     def answers(self, confidences: Mapping[str, Array]) -> np.ndarray:
         """Which questions are answered, (N,) bool. ValueError where they lack what they are refused by."""
@@ -96,30 +96,20 @@ def find_threshold(
     first, second = np.split(order, [max(1, round(CHOOSING * len(error)))])
     areas = {name: risk_coverage(-x[first], error[first]).aurc for name, x in scores.items()}
     by = min(areas, key=lambda name: areas[name])
-    least, wrong_of, answered = _walk(scores[by], error, first, second, risk, delta)
-    return Threshold(by, least, risk, delta, answered, wrong_of, len(second))
-
-
-def _walk(
-    score: np.ndarray, error: np.ndarray, first: np.ndarray, second: np.ndarray, risk: float, delta: float
-) -> tuple[float, int, int]:
-    """The least confidence that is answered, and how many of the second part are wrong and answered with it."""
+    score = scores[by]
     known = np.unique(score[first])
     spread = known[np.linspace(0, len(known) - 1, min(len(known), TRIED)).round().astype(int)]
     tried = np.unique(np.append(spread, -np.inf))
-    chosen = np.array([_count(score[first], error[first], least) for least in tried])
-    order = np.argsort(p_value(chosen[:, 0], chosen[:, 1], risk), kind="stable")
-    best = (float("inf"), 0, 0)
-    for least in tried[order]:
-        bad, answered = _count(score[second], error[second], least)
-        if p_value(bad, answered, risk) > delta:
-            break
-        if answered > best[2]:
-            best = (float(least), bad, answered)
-    return best
+    tried = tried[np.argsort(p_value(*_counts(score[first], error[first], tried), risk), kind="stable")]
+    bad, answered = _counts(score[second], error[second], tried)
+    before = np.logical_and.accumulate(p_value(bad, answered, risk) <= delta)
+    best = (answered * before).argmax()
+    if not before[best]:
+        return Threshold(by, float("inf"), risk, delta, 0, 0, len(second))
+    return Threshold(by, float(tried[best]), risk, delta, int(answered[best]), int(bad[best]), len(second))
 
 
-def _count(score: np.ndarray, error: np.ndarray, least: float) -> tuple[int, int]:
-    """Wrong ones and all of those that are answered."""
-    answered = score >= least
-    return int(error[answered].sum()), int(answered.sum())
+def _counts(score: np.ndarray, error: np.ndarray, tried: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Wrong ones and all of those that are answered, by each threshold."""
+    answered = score >= tried[:, None]
+    return answered @ error, answered.sum(1)

@@ -170,15 +170,14 @@ def digest(data: bytes) -> str:
     return blake2b(data, digest_size=16).hexdigest()
 
 
-def split(address: str) -> tuple[str, str]:
-    """The kind and the address of a source. ValueError for others, FileNotFoundError."""
-    source = parse_source(address, "--data", KINDS)
-    return source.kind, source.address
+def parse(address: str) -> NamedSource:
+    """A source by its kind and its address. ValueError for others, FileNotFoundError."""
+    return parse_source(address, "--data", KINDS)
 
 
-def side_of(address: str) -> Side:
+def side_of(source: NamedSource) -> Side:
     """What a source gives."""
-    return "text" if split(address)[0] == "texts" else "image"
+    return "text" if source.kind == "texts" else "image"
 
 
 def read(
@@ -188,13 +187,13 @@ def read(
 
     An image with the bytes of before keeps its embedding.
     """
-    (word, rest), faults = split(rebuild.data), rebuild.faults
-    if word == "texts":
-        texts = (Read({"key": text}, "", None) for text in lines_of(rest))
+    source, faults = parse(rebuild.data), rebuild.faults
+    if source.kind == "texts":
+        texts = (Read({"key": text}, "", None) for text in lines_of(source.address))
         yield from rebuild.parts(texts, batch_size, lambda some: embedder.embed_texts([x.item["key"] for x in some]))
         return
-    own = NamedSource(word, rest)
-    reads = images_of(rest, rebuild) if word == "shards" else images_in(own, None if faults is None else 1.0)
+    of_shards = source.kind == "shards"
+    reads = images_of(source.address, rebuild) if of_shards else images_in(source, None if faults is None else 1.0)
 
     def decode(read: Read) -> Read:
         """With its pixels in the place of its data, a fault, or None where the bytes are those of before."""
@@ -286,7 +285,7 @@ def lines_of(path: str) -> list[str]:
 
 def kept(address: str) -> Features:
     """The features that an address names. ValueError where several data sets are there."""
-    folder, _, name = split(address)[1].partition(",")
+    folder, _, name = parse(address).address.partition(",")
     store = FeatureStore(folder)
     names = [task["dataset"]["name"] for task in store.tasks()]
     wanted = name or names[0]

@@ -8,7 +8,7 @@
     FOLDER/items.jsonl    what is known of each row: its key, path, captions; ends.i64: (N,) where its line ends
     FOLDER/deleted.i64    rows that are found no more; as ~row those that stay deleted when their source is read again
     FOLDER/shards.jsonl   [source, local shard, how it was when it was read whole]: the last line of a shard counts
-    FOLDER/keys-*.run     sorted runs of (hash of a key, row): `prolip.search.disk.keys`
+    FOLDER/keys-*.run     sorted runs of (hash of a key, row): `prolip.search.keys`
     FOLDER/near-*.faiss   an approximate index of the first rows
     FOLDER/lock           who writes
 
@@ -32,8 +32,8 @@ import numpy as np
 
 from prolip.gaussian import Gaussian
 from prolip.scores import Score, Side, least_constant
-from prolip.search.disk.keys import ENTRY, absorbed, candidates, hashes_of, merged, run_of
 from prolip.search.exact import BLOCK, GaussianArrays, make_arrays
+from prolip.search.keys import ENTRY, absorbed, candidates, hashes_of, merged, run_of
 from prolip.utils.console import plain
 from prolip.utils.documents import loads
 from prolip.utils.outputs import holder_of, lock, replacing

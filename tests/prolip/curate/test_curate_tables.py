@@ -1,4 +1,6 @@
 """Curation of tables and folders of images: each is scored as one shard, and what is kept is written as shards."""
+import json
+
 import pytest
 import torch
 from commands import run
@@ -8,7 +10,7 @@ import prolip
 from prolip.curate.tables import read_table, table_path
 from prolip.evaluation.datasets.specs import open_dataset
 from prolip.explorer.pictures import Pictures
-from prolip.explorer.rules import ScoredTable
+from prolip.explorer.rules import scored_table
 from prolip.models.weights.checkpoint import save_pretrained
 
 
@@ -23,9 +25,18 @@ def cosines(folder):
     return read_table(table_path(folder / "scores", 0), ["cosine", "caption"]).columns
 
 
-@pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet", "bytes"])
+def write_coco(folder):
+    """The images of `own_data.write` as COCO's splits have them."""
+    images = [{"filename": f"{n:02d}.png", "split": "train" if n < 6 else "restval", "sentences": [
+        {"raw": text, "sentid": 2 * n + which} for which, text in enumerate(own_data.captions(n))]} for n in range(12)]
+    (folder / "coco.json").write_text(json.dumps({"dataset": "coco", "images": images}))
+    return f"coco:{folder}/coco.json,{folder}/photos"
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet", "bytes", "coco"])
 def test_a_table_is_scored_selected_written_and_reported(kind, model, tmp_path):
     made, out = own_data.write(tmp_path / "d"), tmp_path / "out"
+    made["coco"] = write_coco(tmp_path / "d")
     run("curate", "score", "--data", made[kind], "--model", model, "--output", out)
     found = cosines(out)
     assert found["caption"].tolist() == [own_data.captions(number)[0] for number in range(12)]
@@ -38,7 +49,7 @@ def test_a_table_is_scored_selected_written_and_reported(kind, model, tmp_path):
     assert [list(sample.captions) for sample in kept] == [own_data.captions(n) for n in range(12) if n not in low]
     run("curate", "report", out)
     assert (out / "report.html").stat().st_size > 10_000
-    assert Pictures().data(ScoredTable(out).item(5)) == own_data.image(5)
+    assert Pictures().data(scored_table(out).item(5)) == own_data.image(5)
 
 
 def test_class_folders_are_scored_by_their_names(model, tmp_path):

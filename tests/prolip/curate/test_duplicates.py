@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from prolip.curate import duplicates
-from prolip.curate.duplicates import duplicates_of, radius_of
+from prolip.curate import select
 from prolip.curate.figures import Figures
+from prolip.curate.select import duplicates_of, radius_of
 from prolip.curate.tables import BITS
 
 
@@ -61,8 +61,8 @@ def test_cells_find_what_all_pairs_do(monkeypatch):
     signatures = clusters(3000, 7)
     quality, usable = np.random.default_rng(1).random(3000), np.ones(3000, bool)
     whole = duplicates_of(signatures, quality, usable, 16)
-    monkeypatch.setattr(duplicates, "FLAT", 100)
-    monkeypatch.setattr(duplicates, "CELL", 100)
+    monkeypatch.setattr(select, "FLAT", 100)
+    monkeypatch.setattr(select, "CELL", 100)
     cells = duplicates_of(signatures, quality, usable, 16)
     assert (whole == cells).mean() > 0.97
 

@@ -22,11 +22,10 @@ from prolip.curate.select import Choice, select
 from prolip.curate.tables import MANIFEST, SCORES, digest, table_path, write_table, write_words
 from prolip.evaluation.loading import load_embedder
 from prolip.explorer import asking, pictures
-from prolip.explorer.captions import Captions
-from prolip.explorer.gallery import Gallery, fit_plane, place
+from prolip.explorer.asking import first_answer, judge, rarity
+from prolip.explorer.gallery import Captions, Gallery, fit_plane, place
 from prolip.explorer.pictures import Gone, Pictures, table_of
-from prolip.explorer.rules import ScoredTable, describe, try_rules
-from prolip.explorer.verdict import first_answer, judge, rarity
+from prolip.explorer.rules import describe, scored_table, try_rules
 from prolip.gaussian import Gaussian, concatenate
 from prolip.hierarchy.traversal import traverse
 from prolip.measures import pairwise_csd_similarity, pairwise_mean_cosine
@@ -124,8 +123,9 @@ def test_what_has_no_picture_says_why(tmp_path):
 
 def test_a_table_of_a_shard_holds_numbers_alone(tmp_path):
     table = table_of(tar(tmp_path / "many.tar", {f"k{i}.png": b"x" * i for i in range(50)}))
-    assert (np.diff(table.hashes.astype(object)) > 0).all() and sorted(table.sizes.tolist()) == list(range(50))
-    assert table.hashes.nbytes + table.offsets.nbytes + table.sizes.nbytes == 50 * 24
+    assert (np.diff(table.run["hash"].astype(object)) > 0).all()
+    assert sorted(table.places[:, 1].tolist()) == list(range(50))
+    assert table.run.nbytes + table.places.nbytes == 50 * 32
 
 
 # --- a gallery -------------------------------------------------------------------------------------------------------
@@ -141,7 +141,7 @@ def test_the_ends_of_uncertainty_are_those_of_all_traces(tmp_path):
     assert gallery.extremes(500)[0] == order
     for row in (3, 130, -1, True, "4", 2.0):
         with pytest.raises(KeyError):
-            gallery.check(row)
+            gallery.item(row)
     assert set(gallery.sample(500).tolist()) == set(living) and len(gallery.sample(20)) == 20
     assert gallery.rank(float(z.trace[order[64]])) == 0.5
 
@@ -221,13 +221,13 @@ def test_a_path_is_the_traversal_with_the_nearest_pictures(app):
     empty, captions = app.opened.embedder.embed_texts([""]), app.captions
     z = app.gallery.index.gaussians([5])
     found = app.walk({"row": 5})
-    want = traverse(z, captions.z, empty)
-    assert [step["text"] for step in found["steps"]] == [captions.texts[i] for i in want.path(0)]
-    assert found["root_text"] == captions.texts[int(want.root_caption)]
-    met = captions.z.select(torch.tensor(want.path(0)))
+    want = traverse(z, captions.found().z, empty)
+    assert [step["text"] for step in found["steps"]] == [captions.found().texts[i] for i in want.path(0)]
+    assert found["root_text"] == captions.found().texts[int(want.root_caption)]
+    met = captions.found().z.select(torch.tensor(want.path(0)))
     rows = app.gallery.index.search(met, 4).rows.tolist()
     assert [[item["row"] for item in step["pictures"]] for step in found["steps"]] == rows
-    text = captions.texts[7]
+    text = captions.found().texts[7]
     by_text = app.walk({"text": text})
     assert by_text["steps"][0]["text"] == text != by_text["root_text"]
     with pytest.raises(ValueError, match="root 'up' is unknown"):
@@ -236,10 +236,10 @@ def test_a_path_is_the_traversal_with_the_nearest_pictures(app):
 
 def test_further_texts_name_pictures_too(app):
     own = Captions(app.gallery, app.opened.embedder, 3, ["red", "an animal", "an animal"])
-    assert len(own.texts) == len(own.z.mean) == len(set(own.texts))
-    assert own.texts[3:] in (["red", "an animal"], ["an animal"])
-    alone = app.opened.embedder.embed_texts(own.texts)
-    torch.testing.assert_close(own.z.mean, alone.mean)
+    assert len(own.found().texts) == len(own.found().z.mean) == len(set(own.found().texts))
+    assert own.found().texts[3:] in (["red", "an animal"], ["an animal"])
+    alone = app.opened.embedder.embed_texts(own.found().texts)
+    torch.testing.assert_close(own.found().z.mean, alone.mean)
 
 
 def test_a_calibrated_risk_refuses_questions(small_model, shard, app, tmp_path):
@@ -290,13 +290,16 @@ def test_rules_count_as_select_does(tmp_path):
     write_scores(tmp_path, shards)
     rules = ["low: cosine < -0.5", "vague: text_bits < quantile(text_bits, 0.3) and cosine < 1",
              "odd: not cosine > -1"]  # fmt: skip
-    table = ScoredTable(tmp_path)
+    table = scored_table(tmp_path)
     found, want = try_rules(table, rules), select(tmp_path, Choice(rules=parse_rules(rules)))
     assert found["kept"] == want["kept"] and found["unusable"] == want["dropped"]["unusable"] == 8
     for rule in found["rules"]:
         assert rule["dropped"] == want["dropped"][rule["name"]] and rule["alone"] == want["dropped_alone"][rule["name"]]
     assert found["command"].startswith(f"prolip curate select {tmp_path} --drop 'low: cosine < -0.5'")
-    assert found["command"].endswith("--drop 'odd: not cosine > -1'")
+    assert found["command"].endswith("--drop 'odd: not cosine > -1'") and want["kept"] > 60
+    assert try_rules(table, ["odd: cosine > -1"])["command"].endswith(" --yes")
+    with pytest.raises(ValueError, match="more than half"):
+        select(tmp_path, Choice(rules=parse_rules(["odd: cosine > -1"])))
     reasons = [item["reasons"] for item in found["shown"]["dropped"]]
     assert all(reasons) and all(not item["reasons"] for item in found["shown"]["kept"])
     assert table.item(75) == {"key": "1/k5", "shard": "1.tar", "captions": ["<b>5</b>"]}
@@ -393,5 +396,5 @@ def test_an_index_of_texts_is_asked_by_pictures(small_model, tmp_path):
     scores = embedder.score.pairwise(image, embedder.embed_texts(["red", "blue", "<b>green</b>"]))[0]
     assert [item["row"] for item in found["answers"]] == scores.argsort(descending=True).tolist()
     assert found["answers"][0]["probability"] is not None and found["verdict"]["among"] == "items"
-    assert concatenate([app.captions.z]).mean.shape[0] == 3
+    assert concatenate([app.captions.found().z]).mean.shape[0] == 3
     app.opened.temporary.cleanup()

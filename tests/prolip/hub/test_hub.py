@@ -20,8 +20,7 @@ import prolip
 from drawings import UNSEEN
 from prolip.cli.main import main
 from prolip.evaluation.loading import load_embedder
-from prolip.hub.card import spaced
-from prolip.hub.figures import figures, licences, place
+from prolip.hub.card import figures, licences, place, spaced
 from prolip.utils import console
 
 METRICS = {"step": 300, "names/i2t/R@1": 0.25, "names/i2t/chance_R@1": 0.01, "zero_shot/subgroup/top1": 0.5,

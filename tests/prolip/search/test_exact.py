@@ -13,8 +13,19 @@ from prolip.measures import pairwise_csd, pairwise_elk
 from prolip.methods import find_score
 from prolip.scores import TrueMatchScore, distance_vectors, index_vectors, least_constant
 from prolip.search import indexes
-from prolip.search.buckets import bucket_bounds, item_bounds, make_buckets, nearest_by_elk
-from prolip.search.exact import GaussianArrays, candidates, error_bound, make_arrays, nearest, rescored, score_all
+from prolip.search.exact import (
+    GaussianArrays,
+    bucket_bounds,
+    candidates,
+    error_bound,
+    item_bounds,
+    make_arrays,
+    make_buckets,
+    nearest,
+    nearest_by_elk,
+    rescored,
+    score_all,
+)
 
 SCORES = {name: find_score(name)() for name in ("csd", "mean", "wasserstein2", "elk")}
 SCORES["true_match"] = TrueMatchScore(0.4, 0.1, 50, 9)

@@ -399,6 +399,7 @@ def test_a_question_of_both_is_as_new_as_the_newer_part(tmp_path):
         def embed(batch, side, nats={"text": text, "image": image}):  # noqa: B006 (not changed)
             return Embedded(QUERIES.select([0] * len(batch)), {"mean": torch.full((len(batch),), nats[side])})
 
-        embedder = SimpleNamespace(embed=embed, tokenizer=list, preprocess=lambda picture: torch.zeros(3, 4, 4))
+        embedder = SimpleNamespace(
+            embed=embed, tokenizer=list, embed_images=lambda images, size, embed=embed: embed([*images], "image"))
         asked = [Question("a"), Question(None, str(tmp_path / "a.png")), Question("a", str(tmp_path / "a.png"))]
         assert embed_questions(asked, embedder).novelty["mean"].tolist() == [text, image, 3.0]

@@ -23,9 +23,9 @@ from prolip.cli.main import main
 from prolip.gaussian import Gaussian
 from prolip.methods import find_score
 from prolip.scores import CSDScore
+from prolip.search import keys as key_runs
 from prolip.search import store
-from prolip.search.disk import keys as key_runs
-from prolip.search.disk.convert import convert
+from prolip.search.build import convert
 from prolip.search.exact import nearest
 from prolip.search.index import Part, SearchIndex
 from prolip.search.indexes import KINDS, LEAST, Kind
