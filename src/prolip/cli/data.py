@@ -32,23 +32,13 @@ class Progress:
 
     shards: int
     every: float = 5.0
-    done: int = 0
-    samples: int = 0
-    bytes: int = 0
-    faults: Counter[str] = field(default_factory=Counter)
-    bad: int = 0
+    found: list[IndexedShard] = field(default_factory=list)
     start: float = field(default_factory=time.monotonic)
     last: float = 0.0
 
     def add(self, result: IndexedShard) -> None:
         """Count a shard; name one that cannot be read at once."""
-        self.done += 1
-        self.faults += result.faults
-        if result.entry is None:
-            self.bad += 1
-        else:
-            self.samples += result.entry.samples
-            self.bytes += result.entry.bytes
+        self.found.append(result)
         if result.message:
             print(f"{result.url}: {result.message}", file=sys.stderr)
         if time.monotonic() - self.last >= self.every:
@@ -57,10 +47,10 @@ class Progress:
 
     def line(self) -> str:
         seconds = max(time.monotonic() - self.start, 1e-9)
-        return (
-            f"{self.done} of {self.shards} shards, {self.samples} samples, {self.bytes / 2**20:.1f} MiB "
-            f"({self.bytes / 2**20 / seconds:.0f} MiB/s)"
-        )
+        read = [result.entry for result in self.found if result.entry is not None]
+        samples, size = sum(entry.samples for entry in read), sum(entry.bytes for entry in read) / 2**20
+        counts = f"{len(self.found)} of {self.shards} shards, {samples} samples"
+        return f"{counts}, {size:.1f} MiB ({size / seconds:.0f} MiB/s)"
 
 
 def reading_flags(parser: argparse.ArgumentParser) -> None:
@@ -97,11 +87,12 @@ def index(args: argparse.Namespace) -> int:
     if gone:
         print(f"note: {gone}", file=sys.stderr)
     print(f"{place or 'no index written'}: {progress.line()}")
-    if kinds := ", ".join(f"{kind} {count}" for kind, count in progress.faults.most_common()):
-        print(f"seen on the way: {kinds}")
-    if progress.bad:
-        print(f"{progress.bad} of {len(urls)} shards cannot be read and are left out (named above)")
-    return 1 if progress.bad else 0
+    faults = sum((result.faults for result in progress.found), Counter[str]())
+    if faults:
+        print("seen on the way: " + ", ".join(f"{kind} {count}" for kind, count in faults.most_common()))
+    if bad := sum(result.entry is None for result in progress.found):
+        print(f"{bad} of {len(urls)} shards cannot be read and are left out (named above)")
+    return 1 if bad else 0
 
 
 # --- shards -----------------------------------------------------------------------------------------------------------
