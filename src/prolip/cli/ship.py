@@ -111,7 +111,7 @@ def export_graph(args: argparse.Namespace) -> int:
 )
 def export_checkpoint(args: argparse.Namespace) -> None:
     """Write the model of a checkpoint to a folder, and print its path."""
-    from training.checkpoint.export import export_checkpoint as export
+    from training.model import export_checkpoint as export
 
     print(export(args.checkpoint, Path(args.output), args.average))
 
