@@ -45,10 +45,15 @@ class Command(NamedTuple):
 
 
 def command(
-    does: str, example: str, *flags: Flags, more: str = "", retired: Mapping[str, str] = MappingProxyType({})
+    example: str, *flags: Flags, more: str = "", retired: Mapping[str, str] = MappingProxyType({})
 ) -> Callable[[Run], Command]:
-    """A decorator: the function that takes the parsed flags becomes a command."""
-    return lambda run: Command(does, example, flags, run, more, retired)
+    """A decorator: the function that takes the parsed flags becomes a command, whose help is its first sentence."""
+
+    def made(run: Run) -> Command:
+        does = (run.__doc__ or "").partition(".")[0]
+        return Command(does[:1].lower() + does[1:], example, flags, run, more, retired)
+
+    return made
 
 
 def flag(*names: str, least: int | None = None, **settings: Any) -> Flags:

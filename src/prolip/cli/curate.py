@@ -35,7 +35,6 @@ def reader(args: argparse.Namespace) -> ShardReader:
 
 # --- score ------------------------------------------------------------------------------------------------------------
 @command(
-    "embed every sample and write its scores",
     "prolip curate score --data data/emoji/noto.tar --model local-dir:runs/demo/model --output runs/curated",
     shared(Data, "data", "part", required=["data"], help={
         "data": "shards:TARS but for pipe:, csv:FILE, parquet:FILE, jsonl:FILE or images:FOLDER"}),
@@ -47,7 +46,10 @@ def reader(args: argparse.Namespace) -> ShardReader:
     more=MANY,
 )  # fmt: skip
 def score(args: argparse.Namespace) -> int:
-    """Score what no other process scores; 1 where a shard cannot be read to its end, or no sample could be used."""
+    """Embed every sample and write its scores.
+
+    1 where a shard cannot be read to its end, or no sample could be used.
+    """
     from prolip.curate.claims import made
     from prolip.curate.score import Scorer
     from prolip.curate.select import own_first
@@ -94,7 +96,6 @@ def complain(note: dict[str, Any]) -> None:
 
 # --- select -----------------------------------------------------------------------------------------------------------
 @command(
-    "select what is kept, by rules on the scores",
     "prolip curate select runs/curated --drop 'weak:match_probability<0.2' --duplicates 0.97",
     FOLDER,
     flag("--drop", action="append", default=[], metavar="'NAME: FORMULA'",
@@ -111,7 +112,7 @@ def complain(note: dict[str, Any]) -> None:
     more=COLUMNS, retired={"by": "use --rank-by", **POSITIONAL},
 )  # fmt: skip
 def choose(args: argparse.Namespace) -> None:
-    """Select, and print what became of the samples."""
+    """Select what is kept, by rules on the scores."""
     from prolip.curate.expressions import Expression, parse_rules
     from prolip.curate.select import SELECTION, Choice, select, write_subset
 
@@ -136,7 +137,7 @@ def choose(args: argparse.Namespace) -> None:
 
 # --- write ------------------------------------------------------------------------------------------------------------
 @command(
-    "write the kept samples as new shards with an index", "prolip curate write runs/curated --output runs/kept",
+    "prolip curate write runs/curated --output runs/kept",
     FOLDER,
     shared(Data, "data", "allow_private_hosts", "part", help={"data": AGAIN}),
     flag("--shard-samples", type=int, default=10_000, least=1, metavar="N",
@@ -146,7 +147,7 @@ def choose(args: argparse.Namespace) -> None:
     more=MANY, retired={"shards-out": "use --output", "workers": "use --processes", **POSITIONAL},
 )  # fmt: skip
 def write(args: argparse.Namespace) -> None:
-    """Write the new shards of this part, and the index where they are the last."""
+    """Write the kept samples as new shards with an index."""
     from prolip.curate.write import Plan, write_shards
 
     plan, out = Plan(args.folder, args.shard_samples, reader(args)), Path(args.output)
@@ -160,7 +161,7 @@ def write(args: argparse.Namespace) -> None:
 
 # --- report -----------------------------------------------------------------------------------------------------------
 @command(
-    "write a page of what was dropped and why, with examples", "prolip curate report runs/curated",
+    "prolip curate report runs/curated",
     FOLDER,
     shared(Data, "data", "allow_private_hosts", help={"data": AGAIN}),
     flag("--top", type=int, default=12, least=0, metavar="N",
@@ -168,7 +169,7 @@ def write(args: argparse.Namespace) -> None:
     retired={"examples": "use --top", **POSITIONAL},
 )  # fmt: skip
 def report(args: argparse.Namespace) -> None:
-    """Write the page."""
+    """Write a page of what was dropped and why, with examples."""
     from prolip.curate.page import write_page
 
     started = time.monotonic()

@@ -64,7 +64,7 @@ def reading_flags(parser: argparse.ArgumentParser) -> None:
 
 
 @command(
-    "write an index of shards: counts and checksums", "prolip data index 'data/emoji/*.tar' --output index.json",
+    "prolip data index 'data/emoji/*.tar' --output index.json",
     flag("shards", nargs="+", metavar="SHARDS", help="paths, folders, URLs or pipe: commands; {braces}, *, a::b"),
     flag("--processes", type=int, least=0, metavar="N",
          help="processes that read, 0 for only this one (default: up to 4)"),
@@ -74,7 +74,7 @@ def reading_flags(parser: argparse.ArgumentParser) -> None:
     retired={"workers": "use --processes", "timeout": "use --read-timeout", "retries": "use --read-retries"},
 )  # fmt: skip
 def index(args: argparse.Namespace) -> int:
-    """Write the index; 1 where a shard cannot be read."""
+    """Write an index of shards: counts and checksums. 1 where a shard cannot be read."""
     from prolip.data.index import build_index, urls_of
     from prolip.data.reading.connections import ReadPolicy
     from prolip.utils.messages import naming
@@ -102,7 +102,6 @@ list `captions` of its .json, which also holds the class. Training reads both.
 
 
 @command(
-    "write a table, a folder or a published set as shards",
     "prolip data shards data/emoji/emojione.tar --layout wds --output runs/emojione",
     flag("source", metavar="SOURCE",
          help=f"what to write: {', '.join(KINDS[kind] for kind in STORED)}; with --layout wds any test set"),
@@ -116,7 +115,7 @@ list `captions` of its .json, which also holds the class. Training reads both.
     more=SHARDS,
 )  # fmt: skip
 def shards(args: argparse.Namespace) -> None:
-    """Write, and print how the shards are read."""
+    """Write a table, a folder or a published set as shards."""
     from prolip.data.faults import FaultCounter
     from prolip.data.reading.images import read_stored
     from prolip.data.reading.tables.csv import show_counts
@@ -144,7 +143,6 @@ def shards(args: argparse.Namespace) -> None:
 
 # --- emoji ------------------------------------------------------------------------------------------------------------
 @command(
-    "write drawings of the bundled corpus as a test set",
     "prolip data emoji --data data/emoji/emojione.tar --classes group --output runs/groups",
     flag("--data", nargs="+", required=True, metavar="TAR", help="shards of the corpus"),
     flag("--select", metavar="RULE", help="take these concepts: 'group=animals nature|food drink'"),
@@ -152,7 +150,7 @@ def shards(args: argparse.Namespace) -> None:
     shared(Output, "output", required=["output"], help={"output": "folder for the task"}),
 )
 def emoji(args: argparse.Namespace) -> None:
-    """Write the task and print how to evaluate on it."""
+    """Write drawings of the bundled corpus as a test set."""
     from prolip.data.emoji import read
     from prolip.evaluation.datasets.emoji import write_emoji, write_emoji_classes
     from prolip.utils.messages import naming
@@ -177,7 +175,6 @@ class's images are drawn. Written are:
 
 
 @command(
-    "draw few-shot training and test sets from a classification set",
     "prolip data few-shot --data wds:runs/groups --shots 16 --output runs/few",
     flag("--data", required=True, metavar="SOURCE", help="set to draw from: wds:FOLDER, images:FOLDER, csv:FILE"),
     flag("--split", help="split of --data (default: test)"),
@@ -192,7 +189,7 @@ class's images are drawn. Written are:
     more=FEW_SHOT, retired={"dataset": "use --data", "test": "use --test-data", "classes": "use --train-on"},
 )  # fmt: skip
 def few_shot(args: argparse.Namespace) -> None:
-    """Draw, write, and print what was written."""
+    """Draw few-shot training and test sets from a classification set."""
     from prolip.evaluation.datasets.few_shot import TEMPLATE, check_new, describe, draw, write_few_shot
     from prolip.evaluation.datasets.specs import open_dataset
     from prolip.utils.messages import naming

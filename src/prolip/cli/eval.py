@@ -45,7 +45,7 @@ TASK = flag("--task", choices=("retrieval", CLASSES),
 
 def intervals_over(of: str) -> Flags:
     """Bootstrap intervals."""
-    return flag("--intervals", nargs="?", type=int, const=1000, default=0, metavar="DRAWS",
+    return flag("--intervals", nargs="?", type=int, const=1000, default=0, least=2, metavar="DRAWS",
                 help=f"95%% intervals by bootstrap over {of} (without a number 1000 draws)")  # fmt: skip
 
 
@@ -91,7 +91,6 @@ def check_tasks(args: argparse.Namespace) -> None:
         )
     if not args.features and not (args.model and args.data):
         raise ValueError("give --model and --data, or --features FOLDER to evaluate saved embeddings")
-    check_intervals(args)
     check(args)
     for name in ("confusion", "plots"):
         if getattr(args, name) and not args.output:
@@ -100,12 +99,6 @@ def check_tasks(args: argparse.Namespace) -> None:
         raise FileNotFoundError(f"--instances: no file {args.instances}: give COCO's instances_val2014.json")
     if args.plots:
         check_output(plots_of(args), folder=True)
-
-
-def check_intervals(args: argparse.Namespace) -> None:
-    """ValueError for numbers of draws that give no interval."""
-    if args.intervals < 0 or args.intervals == 1:
-        raise ValueError(f"--intervals {args.intervals}: give two draws or more, such as 1000, or no number")
 
 
 def plots_of(args: argparse.Namespace) -> Path:
@@ -148,7 +141,7 @@ def features_of(args: argparse.Namespace) -> Iterator[Features]:
 
 
 @command(
-    "evaluate a model on any test sets", EXAMPLE.format("tasks", "--data wds:runs/groups"),
+    EXAMPLE.format("tasks", "--data wds:runs/groups"),
     flag("--data", nargs="+", action="extend", default=[], metavar="SOURCE", help=f"test sets: {FORMS}"),
     SPLIT,
     TASK,
@@ -172,7 +165,7 @@ def features_of(args: argparse.Namespace) -> Iterator[Features]:
     more=PROMPTS, retired=RETIRED,
 )  # fmt: skip
 def run_tasks(args: argparse.Namespace) -> None:
-    """Check, embed, score; the tables at the end."""
+    """Evaluate a model on any test sets."""
     from prolip.data.reading.tables.csv import show_counts
     from prolip.evaluation import table
     from prolip.evaluation.evaluate import evaluate_all
@@ -233,7 +226,6 @@ def corpus_of(args: argparse.Namespace) -> Corpus:
 
 
 @command(
-    "evaluate a model on the emoji corpus, whose labels are complete",
     EXAMPLE.format("emoji", "--data data/emoji/emojione.tar"),
     *DRAWINGS,
     flag("--similarity", metavar="SCORE", help="csd, mean or a measure (default: the score of the model's method)"),
@@ -245,14 +237,16 @@ def corpus_of(args: argparse.Namespace) -> Corpus:
     more=GALLERIES,
 )
 def run_emoji(args: argparse.Namespace) -> None:
-    """Read, load, evaluate, write, print, in the order in which mistakes are cheapest."""
+    """Evaluate a model on the emoji corpus, whose labels are complete.
+
+    Mistakes show in the order in which they are cheapest.
+    """
     from prolip.evaluation.suites import emoji
     from prolip.methods import find_score
 
     if args.similarity:
         find_score(args.similarity)
     check(args, folder=True)
-    check_intervals(args)
     if args.against and not args.intervals:
         raise ValueError("--against is for intervals of differences: give --intervals too")
     against = emoji.load(args.against) if args.against else None
@@ -272,7 +266,6 @@ def run_emoji(args: argparse.Namespace) -> None:
 
 # --- datacomp ---------------------------------------------------------------------------------------------------------
 @command(
-    "evaluate a model on the 38 tasks of DataComp and its two face sets",
     EXAMPLE.format("datacomp", "--data data/datacomp --output runs/demo/datacomp"),
     flag("--tasks", nargs="+", metavar="TASK", help="keys, names or tags (imagenet, shift, vtab, retrieval, wilds, "
          "fairness; counted: the 38 of the average); default: all 40"),
@@ -298,7 +291,7 @@ def run_emoji(args: argparse.Namespace) -> None:
     retired=RETIRED,
 )  # fmt: skip
 def run_datacomp(args: argparse.Namespace) -> int:
-    """1 where tasks failed."""
+    """Evaluate a model on the 38 tasks of DataComp and its two face sets. 1 where tasks failed."""
     from prolip.data.reading.tables.csv import show_counts
     from prolip.evaluation.feature_store import FeatureStore
     from prolip.evaluation.suites.datacomp import run as suite
@@ -356,14 +349,17 @@ ADDED = (
 
 
 @command(
-    "run clip_benchmark with our models in it", "prolip eval clip-benchmark eval --model "
+    "prolip eval clip-benchmark eval --model "
     "local-dir:runs/demo/model --dataset wds/cars --dataset_root data/wds_cars",
     *ADDED,
     flag("words", nargs=argparse.REMAINDER, metavar="eval|build ...", help="evaluate; make a table"),
     more=UPSTREAM,
 )
 def run_benchmark(args: argparse.Namespace) -> None:
-    """Our flags are taken out of the words, the others are clip_benchmark's."""
+    """Run clip_benchmark with our models in it.
+
+    Our flags are taken out of the words, the others are clip_benchmark's.
+    """
     if not args.words:
         raise ValueError("give eval or build (prolip eval clip-benchmark --help)")
     from prolip.evaluation.clip_benchmark.command import Added, run

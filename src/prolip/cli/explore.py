@@ -54,7 +54,6 @@ def announce(server: Server) -> None:
 
 
 @command(
-    "explore an index, a run with data or saved features on a page of this machine",
     "prolip explore runs/demo --data shards:data/emoji/emojione.tar --output runs/index",
     flag("source", metavar="SOURCE", help="an index, saved features, or with --data a run or a model"),
     flag("--scores", metavar="FOLDER", help="folder of prolip curate score: try rules on all of its samples"),
@@ -73,7 +72,7 @@ def announce(server: Server) -> None:
     retired={"captions": "use --max-captions", "index": "use --output"},
 )  # fmt: skip
 def explore(args: argparse.Namespace) -> None:
-    """Serve the page until Ctrl-C, and end the process."""
+    """Explore an index, a run with data or saved features on a page of this machine."""
     app = make_app(args)
     from prolip.explorer.server import make_server, serve
 

@@ -13,7 +13,7 @@ MOST_DPI = 1200
 
 
 @command(
-    "write one self-contained page about a run", "prolip report runs/demo",
+    "prolip report runs/demo",
     flag("run", metavar="RUN", help="folder of a run"),
     flag("--eval", metavar="NAME", help="folder of the evaluation in the run (default: eval)"),
     flag("--title", help="title of the page"),
@@ -21,7 +21,7 @@ MOST_DPI = 1200
     shared(Output, "output", help={"output": "path of the page; report.html in the run's folder if left out"}),
 )
 def write_report(args: argparse.Namespace) -> None:
-    """Write the page and print its path."""
+    """Write one self-contained page about a run."""
     from prolip.report.page import make_report
 
     page = make_report(args.run, args.eval, args.output, args.seed, args.title)
@@ -29,7 +29,6 @@ def write_report(args: argparse.Namespace) -> None:
 
 
 @command(
-    "draw the figures of the ProLIP paper, from a model and a corpus",
     "prolip figures --model local-dir:runs/demo/model --data data/emoji/emojione.tar --only 4 5 --output figures",
     *DRAWINGS,
     shared(Model, required=["model"]),
@@ -51,7 +50,7 @@ def write_report(args: argparse.Namespace) -> None:
     retired={"weights": "use --prompts", "levels": "use --images"},
 )  # fmt: skip
 def draw(args: argparse.Namespace) -> None:
-    """Draw the figures and print the path of each."""
+    """Draw the figures of the ProLIP paper, from a model and a corpus."""
     from prolip.figures.draw import Source, draw_figures
     from prolip.prompts.weights import PromptWeights
 

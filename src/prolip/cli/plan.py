@@ -24,7 +24,6 @@ RENAMED = {
 
 # --- plan -------------------------------------------------------------------------------------------------------------
 @command(
-    "estimate what a training run takes: time, cost, memory, traffic, input, failures",
     "prolip plan --model ProLIP-ViT-B-16 --gpu H100 --gpus 8 32 --show time memory verdict",
     flag("--show", nargs="+", choices=[*TABLES, VERDICT], metavar="TABLE",
          help=f"only these: {', '.join(TABLES)}, {VERDICT}"),
@@ -33,7 +32,7 @@ RENAMED = {
     more="docs/scaling.md explains the tables and what is assumed.", retired=RENAMED,
 )  # fmt: skip
 def plan(args: argparse.Namespace) -> None:
-    """Print the tables, a column for each number of GPUs."""
+    """Estimate what a training run takes: time, cost, memory, traffic, input, failures."""
     from planner.plan import judge, make_plan
     from planner.tables import column, table
 
@@ -51,7 +50,6 @@ def plan(args: argparse.Namespace) -> None:
 
 # --- demo -------------------------------------------------------------------------------------------------------------
 @command(
-    "train on the bundled drawings, evaluate on a designer never seen, and draw the page of the run",
     "prolip demo --recipe paper",
     flag("--recipe", choices=("demo", "paper", "full"), default="demo",
          help="demo: ten minutes on two cores; paper: ProLIP's loss; full: all concepts"),
@@ -61,7 +59,10 @@ def plan(args: argparse.Namespace) -> None:
     more="Typed again, it resumes an interrupted run, and draws the page of one that has ended.",
 )  # fmt: skip
 def demo(args: argparse.Namespace) -> int:
-    """Run scripts/demo.py of the clone that this package or the working directory belongs to."""
+    """Train on the bundled drawings, evaluate on a designer never seen, and draw the page of the run.
+
+    By scripts/demo.py of the clone that this package or the working directory belongs to.
+    """
     clones = Path(__file__).resolve().parents[3], Path.cwd()
     script = next((path for clone in clones if (path := clone / "scripts/demo.py").is_file()), None)
     if script is None:

@@ -64,7 +64,6 @@ def opened(args: argparse.Namespace) -> SearchIndex:
 
 
 @command(
-    "make an index, or update it to what its source holds now",
     "prolip search build runs/index --data shards:data/emoji/emojione.tar --model local-dir:runs/demo/model",
     flag("--index-type", default="flat", metavar="TYPE", help="flat (exact), ivf, hnsw or pq (default: flat)"),
     flag("--lists", type=int, default=0, metavar="N", help="lists of ivf and pq (default: 4 sqrt(items))"),
@@ -75,7 +74,7 @@ def opened(args: argparse.Namespace) -> SearchIndex:
     *ADDED, shared(Model), COMPUTE, retired=RETIRED,
 )  # fmt: skip
 def build_index(args: argparse.Namespace) -> None:
-    """Make an index, or bring it to what its source holds now."""
+    """Make an index, or update it to what its source holds now."""
     settings = reading(args)
     from prolip.search.build import build, described
     from prolip.search.indexes import Kind, table
@@ -90,11 +89,10 @@ def build_index(args: argparse.Namespace) -> None:
 
 
 @command(
-    "add a source to an index, or update it to what that source holds now",
     "prolip search add runs/index --data shards:data/emoji/noto.tar", *ADDED, OWN, COMPUTE,
 )
 def add_source(args: argparse.Namespace) -> None:
-    """Bring an index to what a further source holds now."""
+    """Add a source to an index, or update it to what that source holds now."""
     settings = reading(args)
     from prolip.search.build import fill
 
@@ -103,7 +101,7 @@ def add_source(args: argparse.Namespace) -> None:
 
 
 @command(
-    "add all rows to the approximate index", "prolip search finish runs/index --rebuild", *INDEX,
+    "prolip search finish runs/index --rebuild", *INDEX,
     flag("--rebuild", action="store_true", help="learn the approximate index again, from all rows"), retired=RETIRED,
 )
 def finish_index(args: argparse.Namespace) -> None:
@@ -114,7 +112,7 @@ def finish_index(args: argparse.Namespace) -> None:
 
 
 @command(
-    "remove keys from the results", "prolip search delete runs/index --keys emojione/emojione-1f600", *INDEX,
+    "prolip search delete runs/index --keys emojione/emojione-1f600", *INDEX,
     flag("--keys", nargs="+", required=True, metavar="KEY", help="keys to remove from the results"),
 )
 def delete_keys(args: argparse.Namespace) -> None:
@@ -126,7 +124,7 @@ def delete_keys(args: argparse.Namespace) -> None:
     summarize(args, index)
 
 
-@command("convert an index of an earlier version", "prolip search convert runs/index", *INDEX)
+@command("prolip search convert runs/index", *INDEX)
 def convert_index(args: argparse.Namespace) -> None:
     """Convert an index of an earlier version."""
     from prolip.search.disk.convert import convert
@@ -160,7 +158,7 @@ def pairs_of(args: argparse.Namespace) -> list[tuple[str | None, str | None]]:
 
 
 @command(
-    "search the index by text and image", "prolip search query runs/index --text cat --top 5", *INDEX,
+    "prolip search query runs/index --text cat --top 5", *INDEX,
     flag("--text", action="append", default=[], help="text to search by; may be given several times"),
     flag("--image", action="append", default=[], help="path or URL of an image to search by; likewise"),
     flag("--combine", action="store_true", help="make one query of the first --text and --image, and so on"),
@@ -180,7 +178,7 @@ def pairs_of(args: argparse.Namespace) -> list[tuple[str | None, str | None]]:
     retired=RETIRED | {"": "search for a text by --text 'a cat', for an image by --image FILE"},
 )
 def query(args: argparse.Namespace) -> None:
-    """Ask, refuse what is to be refused, print."""
+    """Search the index by text and image."""
     check_risk(args)
     wider = args.more_general if args.more_general or args.more_specific else None
     if wider is not None and args.risk is not None:

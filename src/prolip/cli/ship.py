@@ -21,7 +21,7 @@ RETIRED = {"eval": "use --metrics"}
 
 
 @command(
-    "write a trained model and its card to a folder", "prolip hub save runs/demo --output shared/demo --license mit",
+    "prolip hub save runs/demo --output shared/demo --license mit",
     *CARD,
     shared(Output, "output", "overwrite", required=["output"], help={
         "output": "folder for the model, its card and its plots",
@@ -29,7 +29,7 @@ RETIRED = {"eval": "use --metrics"}
     retired=RETIRED,
 )  # fmt: skip
 def save_model(args: argparse.Namespace) -> None:
-    """Write the model with its card to a folder."""
+    """Write a trained model and its card to a folder."""
     from prolip.hub.card import Said, find_source
     from prolip.hub.saving import save
 
@@ -40,7 +40,7 @@ def save_model(args: argparse.Namespace) -> None:
 
 
 @command(
-    "push a trained model and its card to the hub", "prolip hub push runs/demo org/name --license mit --dry-run",
+    "prolip hub push runs/demo org/name --license mit --dry-run",
     *CARD,
     flag("repo", metavar="ORG/NAME", help="repository on the hub"),
     flag("--private", action="store_true", help="make a new repository private"),
@@ -48,7 +48,7 @@ def save_model(args: argparse.Namespace) -> None:
     retired=RETIRED,
 )
 def push_model(args: argparse.Namespace) -> None:
-    """Send the model with its card to the hub, or show what would be sent."""
+    """Push a trained model and its card to the hub."""
     from prolip.hub.card import Said, find_source
     from prolip.hub.saving import check_repo, push, save
 
@@ -69,7 +69,6 @@ def push_model(args: argparse.Namespace) -> None:
 
 # --- export -----------------------------------------------------------------------------------------------------------
 @command(
-    "write both towers as graphs for programs without this code",
     "prolip export graph --model local-dir:runs/demo/model --output runs/demo/onnx",
     shared(Model, "model", "pretrained", required=["model"]),
     shared(Output, "output", required=["output"], help={"output": "folder for the graphs of both towers"}),
@@ -77,7 +76,7 @@ def push_model(args: argparse.Namespace) -> None:
          help="onnx (default), which needs the extra export, or pt2, programs of PyTorch"),
 )  # fmt: skip
 def export_graph(args: argparse.Namespace) -> int:
-    """Write the graphs, run them next to the model, print the largest difference; 1 where one differs or fails."""
+    """Write both towers as graphs for programs without this code. 1 where one differs from the model or fails."""
     from prolip.export import BATCHES, TOLERANCE, WAYS, check_place, largest_differences, load
 
     for name in args.format:
@@ -100,7 +99,6 @@ def export_graph(args: argparse.Namespace) -> int:
 
 
 @command(
-    "write the model of a checkpoint to a folder",
     "prolip export checkpoint runs/demo/checkpoints/step_1750.pt --output runs/demo/step_1750",
     flag("checkpoint", metavar="FILE", help="file or URL of a checkpoint: .../step_N.pt"),
     either(
@@ -110,7 +108,7 @@ def export_graph(args: argparse.Namespace) -> int:
     shared(Output, "output", required=["output"], help={"output": "folder for the model"}),
 )
 def export_checkpoint(args: argparse.Namespace) -> None:
-    """Write the model of a checkpoint to a folder, and print its path."""
+    """Write the model of a checkpoint to a folder."""
     from training.model import export_checkpoint as export
 
     print(export(args.checkpoint, Path(args.output), args.average))

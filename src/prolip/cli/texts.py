@@ -25,7 +25,6 @@ that weights were fitted to may not be scored by them."""
 
 # --- prompts ----------------------------------------------------------------------------------------------------------
 @command(
-    "fit weights of prompts to images",
     f"prolip prompts fit {MODEL} --data wds:runs/groups --rule bprw:5 --output weights.json",
     flag("--data", required=True, metavar="SOURCE", help=f"images, class names and prompts: {FORMS}"),
     SPLIT,
@@ -40,7 +39,7 @@ that weights were fitted to may not be scored by them."""
     more=BY_PROMPTS, retired={"dataset": "use --data"},
 )  # fmt: skip
 def run_fit(args: argparse.Namespace) -> None:
-    """Check, embed, fit, write."""
+    """Fit weights of prompts to images."""
     from prolip.data.reading.tables.csv import show_counts
     from prolip.evaluation.feature_store import FeatureStore
     from prolip.evaluation.kinds.base import class_prompts
@@ -70,7 +69,7 @@ def run_fit(args: argparse.Namespace) -> None:
 
 
 @command(
-    "list the most and least weighted prompts, draw histograms", "prolip prompts show weights.json",
+    "prolip prompts show weights.json",
     flag("file", metavar="FILE.json", help="weights that prolip prompts fit wrote"),
     flag("--top", type=int, default=3, least=1, metavar="N",
          help="show N prompts at either end of each class (default: 3)"),
@@ -78,7 +77,7 @@ def run_fit(args: argparse.Namespace) -> None:
     retired={"most": "use --top", "figures": "use --output"},
 )  # fmt: skip
 def run_show(args: argparse.Namespace) -> None:
-    """The listing, and the figure where there is a folder for it."""
+    """List the most and least weighted prompts, draw histograms."""
     from prolip.prompts.weights import PromptWeights
     from prolip.utils import console
 
@@ -129,7 +128,7 @@ def keep(path: str | None, values: Any) -> None:
 
 
 @command(
-    "measure how well scores tell what is a kind of what (AUC)", f"prolip hierarchy entailment {CORPUS}",
+    f"prolip hierarchy entailment {CORPUS}",
     *DRAWINGS,
     flag("--max-pairs", type=int, default=5000, least=1, metavar="N",
          help="true pairs of each relation (default: 5000)"),
@@ -141,7 +140,7 @@ def keep(path: str | None, values: Any) -> None:
     retired={"pairs": "use --max-pairs", "draws": "use --intervals"},
 )  # fmt: skip
 def run_entailment(args: argparse.Namespace) -> None:
-    """AUC of every score."""
+    """Measure how well scores tell what is a kind of what (AUC)."""
     check(args)
     from prolip.hierarchy import entailment
 
@@ -156,7 +155,7 @@ def run_entailment(args: argparse.Namespace) -> None:
 
 
 @command(
-    "list the captions met on the way from an image to its root", f"prolip hierarchy traverse {CORPUS}",
+    f"prolip hierarchy traverse {CORPUS}",
     *DRAWINGS,
     *TRAVERSAL,
     flag("--root", default=ROOTS[0], choices=ROOTS, help="end in the most inclusive caption, or in the empty text"),
@@ -166,7 +165,7 @@ def run_entailment(args: argparse.Namespace) -> None:
     retired={"images": "use --top"},
 )  # fmt: skip
 def run_traverse(args: argparse.Namespace) -> None:
-    """Captions met, and the roots."""
+    """List the captions met on the way from an image to its root."""
     check(args)
     from prolip.data.emoji import Corpus
     from prolip.evaluation.suites.emoji.evaluate import embed_drawings
@@ -185,7 +184,6 @@ def run_traverse(args: argparse.Namespace) -> None:
 
 
 @command(
-    "evaluate HierarCaps by both published protocols",
     f"prolip hierarchy hierarcaps {MODEL} --captions hierarcaps_test.csv --images val2014",
     flag("--captions", required=True, metavar="CSV", help="id,captions,image_url, such as hierarcaps_test.csv"),
     flag("--images", required=True, metavar="FOLDER", help="COCO's val2014"),
@@ -195,7 +193,7 @@ def run_traverse(args: argparse.Namespace) -> None:
     shared(Output, "output", help={"output": "JSON file for the metrics"}),
 )
 def run_hierarcaps(args: argparse.Namespace) -> None:
-    """The metrics of every model and root."""
+    """Evaluate HierarCaps by both published protocols."""
     check(args)
     from prolip.hierarchy.entailment import short
     from prolip.hierarchy.hierarcaps import evaluate_hierarcaps, format_metrics, read_hierarcaps
@@ -213,7 +211,6 @@ def run_hierarcaps(args: argparse.Namespace) -> None:
 
 
 @command(
-    "build HierarImgs from COCO's segments",
     "prolip hierarchy hierarimgs --instances instances_val2017.json --images val2017 --output hierarimgs",
     flag("--instances", required=True, metavar="FILE", help="COCO's instances_val2017.json"),
     flag("--images", required=True, metavar="FOLDER", help="COCO's val2017"),
@@ -225,7 +222,7 @@ def run_hierarcaps(args: argparse.Namespace) -> None:
     retired={"most": "use --top"},
 )  # fmt: skip
 def run_hierarimgs(args: argparse.Namespace) -> None:
-    """Build the folder."""
+    """Build HierarImgs from COCO's segments."""
     check(args, folder=True)
     from prolip.hierarchy.hierarimgs import SEGMENTS, build
 
@@ -234,7 +231,7 @@ def run_hierarimgs(args: argparse.Namespace) -> None:
 
 
 @command(
-    "draw traces and inclusion by level", f"prolip hierarchy levels {MODEL} --images hierarimgs --output figures",
+    f"prolip hierarchy levels {MODEL} --images hierarimgs --output figures",
     flag("--images", metavar="FOLDER", help="images at levels that prolip hierarchy hierarimgs wrote"),
     flag("--captions", metavar="CSV", help="texts at levels: HierarCaps' CSV"),
     *ONE_MODEL,
@@ -242,7 +239,7 @@ def run_hierarimgs(args: argparse.Namespace) -> None:
     retired={"levels": "use --images"},
 )
 def run_levels(args: argparse.Namespace) -> None:
-    """Figures, and what they show."""
+    """Draw traces and inclusion by level."""
     check(args, folder=True)
     if not args.images and not args.captions:
         raise ValueError("give --images with images at levels, or --captions with HierarCaps' CSV, or both")
@@ -268,7 +265,6 @@ def run_levels(args: argparse.Namespace) -> None:
 
 
 @command(
-    "draw what erasing, mixing and dropping words do to uncertainty",
     f"prolip hierarchy ambiguity {CORPUS} --output figures",
     *DRAWINGS,
     flag("--inputs", type=int, default=256, least=1, metavar="N",
@@ -278,7 +274,7 @@ def run_levels(args: argparse.Namespace) -> None:
     shared(Output, "output", required=["output"], help={"output": "folder for the figure, PNG and SVG"}),
 )  # fmt: skip
 def run_ambiguity(args: argparse.Namespace) -> None:
-    """The studies of every model, in one figure."""
+    """Draw what erasing, mixing and dropping words do to uncertainty."""
     check(args, folder=True)
     from prolip.hierarchy import ambiguity, figures
     from prolip.hierarchy.entailment import short

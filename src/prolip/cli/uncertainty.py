@@ -30,7 +30,6 @@ MORE = (
 
 
 @command(
-    "give a trained model variances and novelty; its means stay as they are",
     "prolip uncertainty --model local-dir:runs/demo/model --data data/emoji/noto.tar --output runs/demo/fitted",
     shared(Model, required=["model"]),
     shared(Compute, "device", "precision", "batch_size", "seed"),
@@ -48,7 +47,7 @@ MORE = (
     retired={"train-data": "use --data", "train-split": "use --split", "samples": "use --fit-samples"},
 )  # fmt: skip
 def fit(args: argparse.Namespace) -> None:
-    """Embed, fit, write; print what the texts and the images fit."""
+    """Give a trained model variances and novelty; its means stay as they are."""
     if bool(args.pairs) == bool(args.data):
         raise ValueError("give --data, or --pairs with embeddings that --save-pairs wrote")
     from prolip.methods import LikelihoodConfig

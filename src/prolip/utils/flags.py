@@ -54,7 +54,7 @@ class Parser(argparse.ArgumentParser):
             raise FlagError(f"got {' '.join(unknown)!r}, which belongs to no flag: {remedy}")
         for action in self._actions:
             value, least = getattr(given, action.dest, None), getattr(action, "least", None)
-            if least is not None and isinstance(value, int) and value < least:
+            if least is not None and isinstance(value, int) and value < least and value != action.default:
                 raise FlagError(f"{action.option_strings[-1]} {value}: give {least} or more")
         return given
 
