@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from functools import partial
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
@@ -28,7 +29,7 @@ RENAMED = {
     flag("--show", nargs="+", choices=[*TABLES, VERDICT], metavar="TABLE",
          help=f"only these: {', '.join(TABLES)}, {VERDICT}"),
     shared(Output, "json", help={"json": "print the tables as JSON instead: seconds, bytes, dollars"}),
-    lambda parser: [add_flags(parser, group, config) for group, config in GROUPS.items()],
+    *(partial(add_flags, section=group, config=config) for group, config in GROUPS.items()),
     more="docs/scaling.md explains the tables and what is assumed.", retired=RENAMED,
 )  # fmt: skip
 def plan(args: argparse.Namespace) -> None:
