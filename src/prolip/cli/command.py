@@ -22,7 +22,6 @@ RENAMED = {
     "out": "use --output", "output-dir": "use --output", "again": "use --overwrite", "replace": "use --overwrite",
 }  # fmt: skip
 
-
 #: Adds flags to a parser, or to a group of one.
 Flags = Callable[[Any], object]
 Run = Callable[[argparse.Namespace], int | None]
