@@ -26,14 +26,14 @@ if str(ROOT / "src") not in sys.path:
     sys.path.insert(0, str(ROOT / "src"))
 
 from planner import tables  # noqa: E402
-from planner.config import GROUPS, PlanConfig, check_bounds, read_flags  # noqa: E402
+from planner.config import GROUPS, PlanConfig, read_flags  # noqa: E402
 from planner.hardware import GB, INTER_DELAY, INTRA_DELAY, Cluster  # noqa: E402
 from planner.plan import Plan, make_plan  # noqa: E402
 from planner.traffic import Pairs, Step  # noqa: E402
 from prolip.data.config import chunks_ahead  # noqa: E402
 from prolip.utils import console  # noqa: E402
 from prolip.utils.fields import option  # noqa: E402
-from prolip.utils.flags import FlagError, Parser, add_flags, build, flag_of  # noqa: E402
+from prolip.utils.flags import FlagError, Parser, add_flags, build, check_range, flag_of  # noqa: E402
 
 Array = np.ndarray[Any, Any]
 # Of a lognormal factor: one beyond this is no jitter, and its exponential no number.
@@ -57,9 +57,9 @@ class Noise:
     seed: int = option(0, "seed of all draws")
 
     def __post_init__(self) -> None:
-        check_bounds(self, 1, "steps")
+        check_range(self, "steps", least=1)
         sigmas = ("rank_sigma", "step_sigma", "block_sigma", "image_sigma", "open_sigma")
-        check_bounds(self, 0, *sigmas, "stall_seconds", "seed")
+        check_range(self, *sigmas, "stall_seconds", "seed")
         for name in sigmas:
             if getattr(self, name) > MOST_SIGMA:
                 raise FlagError(f"{flag_of(name)} is {getattr(self, name)}: give {MOST_SIGMA:g} or less, which is a "

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from prolip.utils.fields import option
-from prolip.utils.flags import FlagError, build, check_alone, flag_of
+from prolip.utils.flags import FlagError, build, check_alone, check_range
 
 FLOAT, HALF = 4, 2
 #: Titles of the tables.
@@ -81,12 +81,12 @@ class PlanConfig(Training, Machines, Supply):
 
     def __post_init__(self) -> None:
         check_alone(self, ("mfu", "rate", "measured"), "one of them")
-        check_bounds(self, 1, "global_batch_size", "accum_freq", "max_samples", "measured_gpus", "gpus_per_node",
-                     "workers", "prefetch", "shard_samples")
-        check_bounds(self, 0, "intra_hop_us", "inter_hop_us", "open_ms", "restart_minutes")
-        check_bounds(self, 0, "rate", "peak_tflops", "memory_gb", "price", "intra_gbs", "inter_gbs", "images_per_core",
-                     "sample_kb", "dataset_samples", "store_gbs", "stream_mbs", "mtbf_gpu_hours", "mtbf_node_hours",
-                     "checkpoint_gbs", "copy_gbs", "save_every_samples", above=True)
+        check_range(self, "global_batch_size", "accum_freq", "max_samples", "measured_gpus", "gpus_per_node",
+                    "workers", "prefetch", "shard_samples", least=1)
+        check_range(self, "intra_hop_us", "inter_hop_us", "open_ms", "restart_minutes")
+        check_range(self, "rate", "peak_tflops", "memory_gb", "price", "intra_gbs", "inter_gbs", "images_per_core",
+                    "sample_kb", "dataset_samples", "store_gbs", "stream_mbs", "mtbf_gpu_hours", "mtbf_node_hours",
+                    "checkpoint_gbs", "copy_gbs", "save_every_samples", above=True)
         if self.mfu is not None and not 0 < self.mfu <= 1:
             raise FlagError(f"--mfu {self.mfu} is outside (0, 1]: give a share such as 0.4")
         if not self.gpus or min(self.gpus) < 1:
@@ -120,12 +120,3 @@ def read_flags(given: Mapping[str, Any]) -> PlanConfig:
     """Build the settings from flags by their names in argparse, `group.field`."""
     parts = {tuple(name.split(".")): value for name, value in given.items() if "." in name}
     return build(PlanConfig, "plan", {name: value for (group, name), value in parts.items() if group in GROUPS})
-
-
-def check_bounds(config: Any, bound: float, *names: str, above: bool = False) -> None:
-    """Raise FlagError for a given setting that is below the bound, or at it where it must be above."""
-    for name in names:
-        value = getattr(config, name)
-        if value is not None and (value < bound or (above and value == bound)):
-            wanted = f"above {bound}" if above else f"of {bound} or more"
-            raise FlagError(f"{flag_of(name)} is {value}: give a number {wanted}")

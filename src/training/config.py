@@ -18,7 +18,7 @@ from prolip.options import ModelOptions
 from prolip.random import VERSIONS
 from prolip.utils.documents import read_json, read_yaml
 from prolip.utils.fields import AUTO, option
-from prolip.utils.flags import FlagError, build, check_alone, did_you_mean, flag_of
+from prolip.utils.flags import FlagError, build, check_alone, check_range, did_you_mean, flag_of
 from prolip.utils.messages import appearance_of
 from prolip.utils.secrecy import hide, redacted, tag
 
@@ -103,10 +103,11 @@ class OptimConfig:
         if self.opt.lower() not in known:
             remedy = did_you_mean(self.opt.lower(), known, "timm.optim.list_optimizers() lists all names")
             raise FlagError(f"--opt {self.opt} is unknown to timm: {remedy}")
-        _above_zero(self, "lr", "eps")
-        _above_zero(self, "image_lr_mult", "text_lr_mult", remedy="; --lock-image and --lock-text freeze a tower")
-        _at_least(0, self, "wd", "logit_lr_mult", "warmup", "image_freeze_epochs", "text_freeze_epochs",
-                  "unfreeze_warmup_epochs", "swa_epochs")  # fmt: skip
+        check_range(self, "lr", "eps", above=True)
+        check_range(self, "image_lr_mult", "text_lr_mult", above=True,
+                    remedy="; --lock-image and --lock-text freeze a tower")  # fmt: skip
+        check_range(self, "wd", "logit_lr_mult", "warmup", "image_freeze_epochs", "text_freeze_epochs",
+                    "unfreeze_warmup_epochs", "swa_epochs")  # fmt: skip
         if isinstance(self.warmup, str) and float(self.warmup.removesuffix("%")) >= 100:
             raise FlagError(f"--warmup {self.warmup}: give a share below 100%, such as 5%, or steps")
         for name in ("beta1", "beta2", "lr_min_ratio", "momentum", "ema_decay"):
@@ -117,7 +118,7 @@ class OptimConfig:
             value = getattr(self, name)
             if value is not None and not 0 < value <= 1:
                 raise FlagError(f"{flag_of(name)} {value} is outside (0, 1]: give a share such as 0.7")
-        _above_zero(self, "grad_clip_norm", remedy="; leave it out for no clipping")
+        check_range(self, "grad_clip_norm", above=True, remedy="; leave it out for no clipping")
         if (self.lr_scheduler == "step") != bool(self.lr_milestones):
             raise FlagError("--lr-scheduler step and --lr-milestones go together: give both, such as --lr-milestones "
                             "0.6, or neither")  # fmt: skip
@@ -181,20 +182,20 @@ class RunConfig:
     def __post_init__(self) -> None:
         lengths = ("epochs", "max_steps", "max_samples")
         check_alone(self, lengths, "one length")
-        _at_least(1, self, "accum_freq", "log_every_n_steps", *lengths, "save_every_steps", "save_every_samples")
-        _at_least(0, self, "save_frequency", "keep_checkpoints", "keep_every_steps", "max_nonfinite", "seed", "profile",
-                  "stall_seconds")  # fmt: skip
+        check_range(self, "accum_freq", "log_every_n_steps", *lengths, "save_every_steps", "save_every_samples",
+                    "global_batch_size", least=1)  # fmt: skip
+        check_range(self, "save_frequency", "keep_checkpoints", "keep_every_steps", "max_nonfinite", "seed", "profile",
+                    "stall_seconds")  # fmt: skip
         if self.seed >= 2**63:
             raise FlagError(f"--seed {self.seed}: give a number below 2^63")
-        _above_zero(self, "peak_tflops")
+        check_range(self, "peak_tflops", above=True)
         if self.fsdp and self.precision == "amp_fp16":
             raise FlagError("--fsdp with --precision amp_fp16: use amp_bf16 or fp32, shards have no loss scaling")
         if self.wandb_project and importlib.util.find_spec("wandb") is None:
             raise FlagError("--wandb-project, but wandb is not installed: pip install wandb, or leave the flag out")
-        _above_zero(self, "save_every_minutes", "log_every_seconds", remedy=", or none")
+        check_range(self, "save_every_minutes", "log_every_seconds", above=True, remedy=", or none")
         if self.keep_every_steps and not self.keep_checkpoints:
             raise FlagError("--keep-every-steps without --keep-checkpoints: say how many of the newest to keep")
-        _at_least(1, self, "global_batch_size")
         if self.name is not None and (not self.name or Path(self.name).name != self.name or self.name in (".", "..")):
             raise FlagError(f"--name {self.name!r} is no folder name: give the folder above it as --output")
         if self.resume in ("latest", "auto") and self.name is None:
@@ -239,8 +240,8 @@ class ValidationConfig:
             raise FlagError(f"--coco-test {self.coco_test!r}: give JSON,IMAGES: Karpathy's file, the folder of images")
         if self.best_lowest and not self.best_metric:
             raise FlagError("--best-lowest without --best-metric: name the figure, such as imagenet/acc1")
-        _at_least(0, self, "val_frequency")
-        _at_least(1, self, "val_batch_size", "val_every_steps")
+        check_range(self, "val_frequency")
+        check_range(self, "val_batch_size", "val_every_steps", least=1)
 
     @property
     def asked_for(self) -> bool:
@@ -400,19 +401,3 @@ def check_precision(flag: str, precision: str, device: torch.device) -> None:
     if precision == "amp_bf16" and device.type == "cuda" and not torch.cuda.is_bf16_supported():
         name = torch.cuda.get_device_name(device)
         raise FlagError(f"{flag} amp_bf16, which {name} does not compute: use amp_fp16 or fp32")
-
-
-def _above_zero(config: Any, *names: str, remedy: str = "") -> None:
-    """FlagError for a given number that is not above 0, or not finite."""
-    for name in names:
-        value = getattr(config, name)
-        if not isinstance(value, str | None) and not 0 < value < float("inf"):
-            raise FlagError(f"{flag_of(name)} {value}: give a finite number above 0{remedy}")
-
-
-def _at_least(bound: int, config: Any, *names: str) -> None:
-    """FlagError for a given number that is below the bound, or not finite."""
-    for name in names:
-        value = getattr(config, name)
-        if not isinstance(value, str | None) and not bound <= value < float("inf"):
-            raise FlagError(f"{flag_of(name)} {value}: give a number of at least {bound}")

@@ -231,37 +231,29 @@ def count_parameters(model: nn.Module) -> dict[str, tuple[int, int]]:
     return counts
 
 
-class StepProfiler:
-    """Traces `steps` steps behind the first SETTLE + WARMUP of a run, into profile/rank_R.json of its folder: for
+class StepProfiler(profile):
+    """Traces `steps` steps behind the first SETTLE + WARMUP of a run, into profile/rank_0.json of its folder: for
     chrome://tracing or Perfetto. A table of what took the time goes to `say`.
     """
 
-    def __init__(self, folder: Path, rank: int, steps: int, say: Callable[[str], None]):
-        self.path, self.say, self.steps = folder / "profile" / f"rank_{rank}.json", say, steps
+    def __init__(self, folder: Path, steps: int, say: Callable[[str], None]):
+        self.path, self.say, self.steps = folder / "profile/rank_0.json", say, steps
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        on_device = torch.cuda.is_available()
+        on_device = [ProfilerActivity.CUDA] if torch.cuda.is_available() else []
         self.sort = "self_cuda_time_total" if on_device else "self_cpu_time_total"
-        self.profile = profile(
-            activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_device else [])],
+        super().__init__(
+            activities=[ProfilerActivity.CPU, *on_device],
             schedule=schedule(wait=SETTLE, warmup=WARMUP, active=steps, repeat=1),
             on_trace_ready=self._leave,
             profile_memory=True,
         )
-        self.profile.start()
-        self.open = True
-
-    def step(self) -> None:
-        """A step has ended."""
-        if self.open:
-            self.profile.step()
+        self.start()
 
     def close(self) -> None:
         """End a trace that is not complete: the run was shorter."""
-        if self.open:
-            self.open = False
-            self.profile.stop()
-            if not self.path.exists():
-                self.say(f"no profile: the run ended within the {SETTLE + WARMUP} steps before it")
+        self.stop()
+        if not self.path.exists():
+            self.say(f"no profile: the run ended within the {SETTLE + WARMUP} steps before it")
 
     def _leave(self, trace: profile) -> None:
         try:

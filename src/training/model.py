@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,9 +27,11 @@ from prolip.factory import create_model_from_pretrained
 from prolip.methods import find_method
 from prolip.methods.base import Objective
 from prolip.models.tokenizer import get_tokenizer
+from prolip.models.weights.checkpoint import save_pretrained
 from prolip.random import Draws
 from prolip.utils.flags import FlagError
-from training.config import Config, RunConfig
+from training.checkpoint.files import check_checkpoint, load_checkpoint
+from training.config import Config, RunConfig, build_config
 from training.parallel.distributed import World
 
 Autocast = Callable[[], AbstractContextManager]
@@ -72,6 +75,26 @@ def build_model(config: Config, device: torch.device, load_weights: bool = True)
         return model, Compose([*pillow, PILToTensor()]), preprocess
     halves = split_transform(config, model)
     return model, halves[0] if halves else transform, preprocess
+
+
+def export_checkpoint(address: str, folder: Path, average: str | None = None) -> Path:
+    """Write config, weights and tokenizer of the model in a checkpoint as a folder for prolip.create_model.
+
+    address: a file or fsspec URL that a run wrote (.../step_N.pt). average: ema or swa for its averaged weights, of
+    which FlagError says that there are none.
+    """
+    check_checkpoint(address, flag="CHECKPOINT")
+    state = load_checkpoint(address)
+    if average and state.get(average) is None:
+        raise FlagError(f"--{average}, but the checkpoint holds no averaged weights: leave it out")
+    values = dict(state["config"])
+    config = build_config(values.pop("method"), values)
+    # the checkpoint has all weights: those that the run began from may be gone
+    model, _, _ = build_model(config, torch.device("cpu"), load_weights=False)
+    inside, prefix = state["objective"], "model."
+    own = {name.removeprefix(prefix): value for name, value in inside.items() if name.startswith(prefix)}
+    model.load_state_dict(state[average] if average else own)
+    return save_pretrained(model, folder, tokenizer=build_tokenizer(config))
 
 
 def build_teacher(address: str | None, device: torch.device) -> nn.Module | None:

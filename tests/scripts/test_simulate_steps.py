@@ -247,7 +247,7 @@ def test_the_command_prints_a_column_for_each_number_of_gpus(capsys):
 REFUSED = [
     (["--stall-chance", "2"], "--stall-chance 2.0 is no chance: give 0 to 1"),
     (["--rank-sigma", "100"], "--rank-sigma is 100.0: give 3 or less, which is a factor of 20 up or down"),
-    (["--steps", "0"], "--steps is 0: give a number of 1 or more"),
+    (["--steps", "0"], "--steps 0: give a number of at least 1"),
     (["--gpu", "H10"], "--gpu 'H10' is unknown: did you mean H100"),
     (["--sim-steps", "3"], "unknown flag --sim-steps: did you mean --steps"),
 ]

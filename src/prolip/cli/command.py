@@ -6,13 +6,12 @@ import dataclasses
 import os
 import re
 import textwrap
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_type_hints
 
 from prolip.utils.fields import option
 from prolip.utils.flags import Parser, argument_settings, flag_of
-from prolip.utils.messages import at_least
 from prolip.utils.outputs import check_output
 
 if TYPE_CHECKING:
@@ -23,20 +22,62 @@ RENAMED = {
     "out": "use --output", "output-dir": "use --output", "again": "use --overwrite", "replace": "use --overwrite",
 }  # fmt: skip
 
+#: Adds flags to a parser, or to a group of one.
+Flags = Callable[[Any], object]
+Run = Callable[[argparse.Namespace], int | None]
+
 
 class Command(NamedTuple):
     """One program of the command line.
 
-    does: one line of help. example: a command line that works on the demo's model. flags: adds the flags. run: returns
-    the exit code, None for 0. more: the end of the help. retired: old spellings, without dashes -> what to type.
+    does: one line of help. example: a command line that works on the demo's model. flags: in the order of the help.
+    run: returns the exit code, None for 0. more: the end of the help. retired: old spellings, without dashes -> what
+    to type; "": what to type instead of a further word.
     """
 
     does: str
     example: str
-    flags: Callable[[argparse.ArgumentParser], None]
-    run: Callable[[argparse.Namespace], int | None]
+    flags: Sequence[Flags]
+    run: Run
     more: str = ""
     retired: Mapping[str, str] = MappingProxyType({})
+
+
+def command(
+    example: str, *flags: Flags, more: str = "", retired: Mapping[str, str] = MappingProxyType({})
+) -> Callable[[Run], Command]:
+    """A decorator: the function that takes the parsed flags becomes a command, whose help is its first sentence."""
+
+    def made(run: Run) -> Command:
+        does = (run.__doc__ or "").partition(".")[0]
+        return Command(does[:1].lower() + does[1:], example, flags, run, more, retired)
+
+    return made
+
+
+def flag(*names: str, least: int | None = None, **settings: Any) -> Flags:
+    """A flag, or a word by its place, by argparse's settings. least: the smallest number that is taken."""
+
+    def add(parser: Any) -> None:
+        parser.add_argument(*names, **settings).least = least
+
+    return add
+
+
+def add_all(parser: Any, flags: Iterable[Flags]) -> None:
+    """Add flags to a parser, or to a group of one."""
+    for add in flags:
+        add(parser)
+
+
+def either(*flags: Flags) -> Flags:
+    """Flags of which one at most is given."""
+    return lambda parser: add_all(parser.add_mutually_exclusive_group(), flags)
+
+
+def titled(title: str, *flags: Flags) -> Flags:
+    """Flags under a title of their own."""
+    return lambda parser: add_all(parser.add_argument_group(title), flags)
 
 
 def parser_of(name: str, command: Command) -> Parser:
@@ -47,7 +88,7 @@ def parser_of(name: str, command: Command) -> Parser:
     form = argparse.RawDescriptionHelpFormatter
     retired = RENAMED | dict(command.retired)
     parser = Parser(retired, prog=name, description=about, epilog=more, formatter_class=form)
-    command.flags(parser)
+    add_all(parser, command.flags)
     return parser
 
 
@@ -78,9 +119,11 @@ class Compute:
 
     device: str = option("auto", "cpu, cuda or cuda:N; auto takes a GPU if there is one", metavar="DEVICE")
     precision: Literal["fp32", "amp_bf16", "amp_fp16"] = option("fp32", "arithmetic of the towers")
-    batch_size: int = option(256, "images or texts in one forward pass", metavar="N")
-    workers: int | None = option(None, "threads that decode images; all cores but one if left out", metavar="N")
-    seed: int = option(0, "seed of all random choices", metavar="N")
+    batch_size: int = option(256, "images or texts in one forward pass", metavar="N", least=1)
+    workers: int | None = option(
+        None, "threads that decode images; all cores but one if left out", metavar="N", least=0
+    )
+    seed: int = option(0, "seed of all random choices", metavar="N", least=0)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -105,18 +148,16 @@ class Output:
     json: bool = option(False, "print JSON lines instead of text")
 
 
-def add(
-    parser: argparse.ArgumentParser, group: type, *names: str, required: Iterable[str] = (),
-    help: Mapping[str, str] = MappingProxyType({}), **defaults: Any,
-) -> None:
-    """Add flags of a shared group, by the names of its fields; all of them if no name is given.
+def shared(
+    group: type, *names: str, required: Iterable[str] = (), help: Mapping[str, str] = MappingProxyType({}),
+    **defaults: Any,
+) -> Flags:
+    """Flags of a shared group, by the names of its fields; all of them if no name is given.
 
     required: flags that must be given. help: a flag's text in this command, where more can be said than in all.
     defaults: other defaults than the group's.
     """
-    title = (group.__doc__ or "").partition("\n")[0].rstrip(".")
-    hints = get_type_hints(group)
-    shown = parser.add_argument_group(title)
+    hints, flags = get_type_hints(group), []
     for field in dataclasses.fields(group):
         if names and field.name not in names:
             continue
@@ -127,7 +168,9 @@ def add(
             settings["metavar"] = field.metadata["metavar"]
         needed = {"required": True} if field.name in required else {"default": default}
         note = "" if default is None or default is False or needed.get("required") else f" (default: {default})"
-        shown.add_argument(flag_of(field.name), help=text + note, **settings, **needed)
+        least = field.metadata.get("least")
+        flags.append(flag(flag_of(field.name), help=text + note, least=least, **settings, **needed))
+    return titled((group.__doc__ or "").partition("\n")[0].rstrip("."), *flags)
 
 
 def load(args: argparse.Namespace, model: str | None = None, **settings: Any) -> Embedder:
@@ -138,13 +181,10 @@ def load(args: argparse.Namespace, model: str | None = None, **settings: Any) ->
 
 
 def check(args: argparse.Namespace, folder: bool = False) -> None:
-    """ValueError for numbers, a device or a place for results that cannot be; before anything is read or loaded.
+    """ValueError for a device or a place for results that cannot be; before anything is read or loaded.
 
     folder: whether `--output` is one.
     """
-    at_least(args, 2, "steps")
-    at_least(args, 1, "batch_size", "inputs", "max_pairs", "top")
-    at_least(args, 0, "least", "seed", "workers")
     for name, is_folder in (("output", folder), ("save_features", True)):
         if path := getattr(args, name, None):
             check_output(path, is_folder)

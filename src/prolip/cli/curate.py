@@ -8,10 +8,9 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from prolip.cli.command import Command, Compute, Data, Model, Output, add, load, part_of
+from prolip.cli.command import Compute, Data, Model, Output, check, command, flag, load, part_of, shared
 from prolip.curate.columns import MEANINGS
 from prolip.utils.console import plain
-from prolip.utils.messages import at_least
 from prolip.utils.outputs import check_output
 from prolip.utils.threads import default_workers
 
@@ -21,11 +20,10 @@ if TYPE_CHECKING:
 AGAIN = "the shards again, where addresses have user info or queries: tables do not"
 MANY = ("Start it as often as you like, such as by a SLURM array: the processes share the shards, and the same command "
         "resumes an interrupted run.")
-
-
-def reads_scores(parser: argparse.ArgumentParser) -> None:
-    """The folder of scores that a command reads."""
-    parser.add_argument("folder", metavar="FOLDER", type=Path, help="folder that prolip curate score wrote")
+COLUMNS = "columns:\n" + "\n".join(f"  {name:<18} {words}" for name, words in MEANINGS.items())
+POSITIONAL = {"out": "name the folder of scores first, without a flag"}
+#: The folder of scores that a command reads.
+FOLDER = flag("folder", metavar="FOLDER", type=Path, help="folder that prolip curate score wrote")
 
 
 def reader(args: argparse.Namespace) -> ShardReader:
@@ -36,34 +34,34 @@ def reader(args: argparse.Namespace) -> ShardReader:
 
 
 # --- score ------------------------------------------------------------------------------------------------------------
-def score_flags(parser: argparse.ArgumentParser) -> None:
-    """Those of `prolip curate score`."""
-    add(parser, Data, "data", "part", required=["data"], help={
-        "data": "shards:TARS but for pipe:, csv:FILE, parquet:FILE, jsonl:FILE, images:FOLDER, coco:JSON,IMAGES, ..."})
-    add(parser, Model, required=["model"])
-    parser.add_argument("--caption-sampling", default="txt", metavar="FIELDS",
-                        help="fields of captions, as in training; of several captions the likeliest (default: txt)")
-    add(parser, Compute, "device", "precision", "workers")
-    add(parser, Output, "output", required=["output"], help={"output": "folder for the tables of scores"})
-
-
+@command(
+    "prolip curate score --data data/emoji/noto.tar --model local-dir:runs/demo/model --output runs/curated",
+    shared(Data, "data", "part", required=["data"], help={
+        "data": "shards:TARS but for pipe:, csv:FILE, parquet:FILE, jsonl:FILE, images:FOLDER, coco:JSON,IMAGES, ..."}),
+    shared(Model, required=["model"]),
+    flag("--caption-sampling", default="txt", metavar="FIELDS",
+         help="fields of captions, as in training; of several captions the likeliest (default: txt)"),
+    shared(Compute, "device", "precision", "workers"),
+    shared(Output, "output", required=["output"], help={"output": "folder for the tables of scores"}),
+    more=MANY,
+)  # fmt: skip
 def score(args: argparse.Namespace) -> int:
-    """Score what no other process scores; 1 where a shard cannot be read to its end, or no sample could be used."""
+    """Embed every sample and write its scores.
+
+    1 where a shard cannot be read to its end, or no sample could be used.
+    """
     from prolip.curate.claims import made
     from prolip.curate.score import Scorer
     from prolip.curate.select import own_first
     from prolip.curate.sources import urls_of
     from prolip.curate.tables import SCORES
     from prolip.data.samples.captions import CaptionSampler
-    from prolip.evaluation.model import check_device
 
-    at_least(args, 0, "workers")
-    check_device(args.device)
+    check(args, folder=True)
     CaptionSampler.parse(args.caption_sampling)
     urls = urls_of(args.data)
     first, parts = part_of(args.part)
     numbers, folder = range(first, len(urls), parts), Path(args.output)
-    check_output(folder, folder=True)
     threads = default_workers() if args.workers is None else args.workers
     scorer = Scorer.of(load(args), urls, folder, args.caption_sampling, threads)
     scorer.begin()
@@ -97,25 +95,24 @@ def complain(note: dict[str, Any]) -> None:
 
 
 # --- select -----------------------------------------------------------------------------------------------------------
-def select_flags(parser: argparse.ArgumentParser) -> None:
-    """Those of `prolip curate select`."""
-    reads_scores(parser)
-    flag = parser.add_argument
+@command(
+    "prolip curate select runs/curated --drop 'weak:match_probability<0.2' --duplicates 0.97",
+    FOLDER,
     flag("--drop", action="append", default=[], metavar="'NAME: FORMULA'",
          help="drop samples of which the formula is true, for this reason; as many rules as you like, with columns such"
-              " as match_probability, text_bits, quantile(text_tokens, 0.9), and, or, not")  # fmt: skip
-    flag("--duplicates", type=float, metavar="COSINE", help="keep only the best of images nearer than this, e.g. 0.97")
+              " as match_probability, text_bits, quantile(text_tokens, 0.9), and, or, not"),
+    flag("--duplicates", type=float, metavar="COSINE", help="keep only the best of images nearer than this, e.g. 0.97"),
     flag("--keep", type=float, default=1.0, metavar="SHARE",
-         help="keep this share of all samples, the best by --rank-by (default: all)")  # fmt: skip
-    flag("--rank-by", metavar="FORMULA", help="what is better, such as normalised_score")
-    flag("--copies", metavar="FORMULA", help="times that a sample is written on average, 0 to 10")
-    flag("--yes", action="store_true", help="drop more than half by rules on scores, and by scores that are noise")
-    flag("--subset", type=Path, metavar="FILE", help="also write the kept uids, as DataComp's filtering track has them"
-                                                     " (.npy)")  # fmt: skip
-
-
+         help="keep this share of all samples, the best by --rank-by (default: all)"),
+    flag("--rank-by", metavar="FORMULA", help="what is better, such as normalised_score"),
+    flag("--copies", metavar="FORMULA", help="times that a sample is written on average, 0 to 10"),
+    flag("--yes", action="store_true", help="drop more than half by rules on scores, and by scores that are noise"),
+    flag("--subset", type=Path, metavar="FILE",
+         help="also write the kept uids, as DataComp's filtering track has them (.npy)"),
+    more=COLUMNS, retired={"by": "use --rank-by", **POSITIONAL},
+)  # fmt: skip
 def choose(args: argparse.Namespace) -> None:
-    """Select, and print what became of the samples."""
+    """Select what is kept, by rules on the scores."""
     from prolip.curate.expressions import Expression, parse_rules
     from prolip.curate.select import SELECTION, Choice, select, write_subset
 
@@ -139,22 +136,20 @@ def choose(args: argparse.Namespace) -> None:
 
 
 # --- write ------------------------------------------------------------------------------------------------------------
-def write_flags(parser: argparse.ArgumentParser) -> None:
-    """Those of `prolip curate write`."""
-    reads_scores(parser)
-    add(parser, Data, "data", "allow_private_hosts", "part", help={"data": AGAIN})
-    parser.add_argument("--shard-samples", type=int, default=10_000, metavar="N",
-                        help="samples of a new shard (default: %(default)s)")  # fmt: skip
-    parser.add_argument("--processes", type=int, metavar="N", help="processes that index (default: all cores but one)")
-    add(parser, Output, "output", required=["output"], help={"output": "folder for the new shards"})
-
-
+@command(
+    "prolip curate write runs/curated --output runs/kept",
+    FOLDER,
+    shared(Data, "data", "allow_private_hosts", "part", help={"data": AGAIN}),
+    flag("--shard-samples", type=int, default=10_000, least=1, metavar="N",
+         help="samples of a new shard (default: %(default)s)"),
+    flag("--processes", type=int, least=0, metavar="N", help="processes that index (default: all cores but one)"),
+    shared(Output, "output", required=["output"], help={"output": "folder for the new shards"}),
+    more=MANY, retired={"shards-out": "use --output", "workers": "use --processes", **POSITIONAL},
+)  # fmt: skip
 def write(args: argparse.Namespace) -> None:
-    """Write the new shards of this part, and the index where they are the last."""
+    """Write the kept samples as new shards with an index."""
     from prolip.curate.write import Plan, write_shards
 
-    at_least(args, 0, "processes")
-    at_least(args, 1, "shard_samples")
     plan, out = Plan(args.folder, args.shard_samples, reader(args)), Path(args.output)
     part = part_of(args.part)
     check_output(out, folder=True)
@@ -165,40 +160,20 @@ def write(args: argparse.Namespace) -> None:
 
 
 # --- report -----------------------------------------------------------------------------------------------------------
-def report_flags(parser: argparse.ArgumentParser) -> None:
-    """Those of `prolip curate report`."""
-    reads_scores(parser)
-    add(parser, Data, "data", "allow_private_hosts", help={"data": AGAIN})
-    parser.add_argument("--top", type=int, default=12, metavar="N",
-                        help="samples shown of each reason (default: %(default)s)")  # fmt: skip
-
-
+@command(
+    "prolip curate report runs/curated",
+    FOLDER,
+    shared(Data, "data", "allow_private_hosts", help={"data": AGAIN}),
+    flag("--top", type=int, default=12, least=0, metavar="N",
+         help="samples shown of each reason (default: %(default)s)"),
+    retired={"examples": "use --top", **POSITIONAL},
+)  # fmt: skip
 def report(args: argparse.Namespace) -> None:
-    """Write the page."""
+    """Write a page of what was dropped and why, with examples."""
     from prolip.curate.page import write_page
 
-    at_least(args, 0, "top")
     started = time.monotonic()
     print(f"{write_page(args.folder, args.top, reader(args))} in {time.monotonic() - started:.0f} s")
 
 
-COLUMNS = "columns:\n" + "\n".join(f"  {name:<18} {words}" for name, words in MEANINGS.items())
-POSITIONAL = {"out": "name the folder of scores first, without a flag"}
-COMMANDS = {"curate": {
-    "score": Command(
-        "embed every sample and write its scores",
-        "prolip curate score --data data/emoji/noto.tar --model local-dir:runs/demo/model --output runs/curated",
-        score_flags, score, MANY),
-    "select": Command(
-        "select what is kept, by rules on the scores",
-        "prolip curate select runs/curated --drop 'weak:match_probability<0.2' --duplicates 0.97",
-        select_flags, choose, COLUMNS, {"by": "use --rank-by", **POSITIONAL}),
-    "write": Command(
-        "write the kept samples as new shards with an index",
-        "prolip curate write runs/curated --output runs/kept",
-        write_flags, write, MANY, {"shards-out": "use --output", "workers": "use --processes", **POSITIONAL}),
-    "report": Command(
-        "write a page of what was dropped and why, with examples",
-        "prolip curate report runs/curated",
-        report_flags, report, "", {"examples": "use --top", **POSITIONAL}),
-}}  # fmt: skip
+COMMANDS = {"curate": {"score": score, "select": choose, "write": write, "report": report}}

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from prolip.cli.command import Command, Compute, Data, Output, add
-from prolip.cli.eval import open_named, split_flag, task_flag
+from prolip.cli.command import Compute, Data, Output, command, flag, shared
+from prolip.cli.eval import SPLIT, TASK, open_named
 from prolip.data.reading.named import KINDS, ROWS, parse_source
 
 if TYPE_CHECKING:
@@ -32,23 +32,13 @@ class Progress:
 
     shards: int
     every: float = 5.0
-    done: int = 0
-    samples: int = 0
-    bytes: int = 0
-    faults: Counter[str] = field(default_factory=Counter)
-    bad: int = 0
+    found: list[IndexedShard] = field(default_factory=list)
     start: float = field(default_factory=time.monotonic)
     last: float = 0.0
 
     def add(self, result: IndexedShard) -> None:
         """Count a shard; name one that cannot be read at once."""
-        self.done += 1
-        self.faults += result.faults
-        if result.entry is None:
-            self.bad += 1
-        else:
-            self.samples += result.entry.samples
-            self.bytes += result.entry.bytes
+        self.found.append(result)
         if result.message:
             print(f"{result.url}: {result.message}", file=sys.stderr)
         if time.monotonic() - self.last >= self.every:
@@ -57,33 +47,38 @@ class Progress:
 
     def line(self) -> str:
         seconds = max(time.monotonic() - self.start, 1e-9)
-        return (
-            f"{self.done} of {self.shards} shards, {self.samples} samples, {self.bytes / 2**20:.1f} MiB "
-            f"({self.bytes / 2**20 / seconds:.0f} MiB/s)"
-        )
+        read = [result.entry for result in self.found if result.entry is not None]
+        samples, size = sum(entry.samples for entry in read), sum(entry.bytes for entry in read) / 2**20
+        counts = f"{len(self.found)} of {self.shards} shards, {samples} samples"
+        return f"{counts}, {size:.1f} MiB ({size / seconds:.0f} MiB/s)"
 
 
-def index_flags(parser: argparse.ArgumentParser) -> None:
-    """Those of `prolip data index`."""
+def reading_flags(parser: argparse.ArgumentParser) -> None:
+    """How long a source may fail; what defaults there are is known late, as the module loads fsspec."""
     from prolip.data.reading.connections import ReadPolicy
 
-    argument = parser.add_argument
-    argument("shards", nargs="+", metavar="SHARDS", help="paths, folders, URLs or pipe: commands; {braces}, *, a::b")
-    argument("--processes", type=int, metavar="N", help="processes that read, 0 for only this one (default: up to 4)")
-    argument("--read-timeout", type=float, metavar="SECONDS", default=ReadPolicy.read_timeout,
-             help="seconds without a byte before a source stalls (default: %(default)s)")  # fmt: skip
-    argument("--read-retries", type=int, metavar="N", default=ReadPolicy.retries,
-             help="failures in a row before a shard is given up (default: %(default)s)")  # fmt: skip
-    add(parser, Output, "output", help={"output": "file for the index; index.json next to the shards if left out"})
+    flag("--read-timeout", type=float, metavar="SECONDS", default=ReadPolicy.read_timeout,
+         help="seconds without a byte before a source stalls (default: %(default)s)")(parser)  # fmt: skip
+    flag("--read-retries", type=int, least=0, metavar="N", default=ReadPolicy.retries,
+         help="failures in a row before a shard is given up (default: %(default)s)")(parser)  # fmt: skip
 
 
+@command(
+    "prolip data index 'data/emoji/*.tar' --output index.json",
+    flag("shards", nargs="+", metavar="SHARDS", help="paths, folders, URLs or pipe: commands; {braces}, *, a::b"),
+    flag("--processes", type=int, least=0, metavar="N",
+         help="processes that read, 0 for only this one (default: up to 4)"),
+    reading_flags,
+    shared(Output, "output", help={"output": "file for the index; index.json next to the shards if left out"}),
+    more=INDEX,
+    retired={"workers": "use --processes", "timeout": "use --read-timeout", "retries": "use --read-retries"},
+)  # fmt: skip
 def index(args: argparse.Namespace) -> int:
-    """Write the index; 1 where a shard cannot be read."""
+    """Write an index of shards: counts and checksums. 1 where a shard cannot be read."""
     from prolip.data.index import build_index, urls_of
-    from prolip.data.reading.opening import ReadPolicy
-    from prolip.utils.messages import at_least, naming
+    from prolip.data.reading.connections import ReadPolicy
+    from prolip.utils.messages import naming
 
-    at_least(args, 0, "processes", "read_retries")
     with naming("--read-timeout"):
         policy = ReadPolicy(read_timeout=args.read_timeout, retries=args.read_retries, pipes=True)
     progress = Progress(len(urls := urls_of(args.shards)))
@@ -92,11 +87,12 @@ def index(args: argparse.Namespace) -> int:
     if gone:
         print(f"note: {gone}", file=sys.stderr)
     print(f"{place or 'no index written'}: {progress.line()}")
-    if kinds := ", ".join(f"{kind} {count}" for kind, count in progress.faults.most_common()):
-        print(f"seen on the way: {kinds}")
-    if progress.bad:
-        print(f"{progress.bad} of {len(urls)} shards cannot be read and are left out (named above)")
-    return 1 if progress.bad else 0
+    faults = sum((result.faults for result in progress.found), Counter[str]())
+    if faults:
+        print("seen on the way: " + ", ".join(f"{kind} {count}" for kind, count in faults.most_common()))
+    if bad := sum(result.entry is None for result in progress.found):
+        print(f"{bad} of {len(urls)} shards cannot be read and are left out (named above)")
+    return 1 if bad else 0
 
 
 # --- shards -----------------------------------------------------------------------------------------------------------
@@ -105,31 +101,30 @@ list `captions` of its .json, which also holds the class. Training reads both.
 --layout wds writes clip_benchmark's files for evaluation: captions, or classes."""
 
 
-def shards_flags(parser: argparse.ArgumentParser) -> None:
-    """Those of `prolip data shards`."""
-    argument = parser.add_argument
-    argument("source", metavar="SOURCE", help="what to write: " + ", ".join(KINDS[kind] for kind in STORED)
-             + "; with --layout wds any test set")  # fmt: skip
-    argument("--layout", choices=("training", "wds"), default="training", help="who reads it (default: %(default)s)")
-    split_flag(parser)
-    task_flag(parser)
-    argument("--shard-size", type=int, default=1000, metavar="N", help="samples of a shard (default: %(default)s)")
-    add(parser, Data, "skip_damaged")
-    add(parser, Output, "output", required=["output"], help={"output": "folder for the shards, a new one"})
-
-
+@command(
+    "prolip data shards data/emoji/emojione.tar --layout wds --output runs/emojione",
+    flag("source", metavar="SOURCE",
+         help=f"what to write: {', '.join(KINDS[kind] for kind in STORED)}; with --layout wds any test set"),
+    flag("--layout", choices=("training", "wds"), default="training", help="who reads it (default: %(default)s)"),
+    SPLIT,
+    TASK,
+    flag("--shard-size", type=int, default=1000, least=1, metavar="N",
+         help="samples of a shard (default: %(default)s)"),
+    shared(Data, "skip_damaged"),
+    shared(Output, "output", required=["output"], help={"output": "folder for the shards, a new one"}),
+    more=SHARDS,
+)  # fmt: skip
 def shards(args: argparse.Namespace) -> None:
-    """Write, and print how the shards are read."""
+    """Write a table, a folder or a published set as shards."""
     from prolip.data.faults import FaultCounter
     from prolip.data.reading.images import read_stored
     from prolip.data.reading.tables.csv import show_counts
     from prolip.data.reading.tar import strict_note
     from prolip.data.samples.split import parse_split
     from prolip.evaluation.datasets.write import write_training, write_wds
-    from prolip.utils.messages import at_least, first_few
+    from prolip.utils.messages import first_few
 
     show_counts()
-    at_least(args, 1, "shard_size")
     damage = FaultCounter()
     if args.layout == "wds":
         dataset = open_named("SOURCE", args.source, args.split, args.skip_damaged, args.task)
@@ -148,17 +143,15 @@ def shards(args: argparse.Namespace) -> None:
 
 
 # --- emoji ------------------------------------------------------------------------------------------------------------
-def emoji_flags(parser: argparse.ArgumentParser) -> None:
-    """Those of `prolip data emoji`."""
-    argument = parser.add_argument
-    argument("--data", nargs="+", required=True, metavar="TAR", help="shards of the corpus")
-    argument("--select", metavar="RULE", help="take these concepts: 'group=animals nature|food drink'")
-    argument("--classes", choices=("subgroup", "group"), help="write a classification by these instead of a retrieval")
-    add(parser, Output, "output", required=["output"], help={"output": "folder for the task"})
-
-
+@command(
+    "prolip data emoji --data data/emoji/emojione.tar --classes group --output runs/groups",
+    flag("--data", nargs="+", required=True, metavar="TAR", help="shards of the corpus"),
+    flag("--select", metavar="RULE", help="take these concepts: 'group=animals nature|food drink'"),
+    flag("--classes", choices=("subgroup", "group"), help="write a classification by these instead of a retrieval"),
+    shared(Output, "output", required=["output"], help={"output": "folder for the task"}),
+)
 def emoji(args: argparse.Namespace) -> None:
-    """Write the task and print how to evaluate on it."""
+    """Write drawings of the bundled corpus as a test set."""
     from prolip.data.emoji import read
     from prolip.evaluation.datasets.emoji import write_emoji, write_emoji_classes
     from prolip.utils.messages import naming
@@ -182,28 +175,26 @@ class's images are drawn. Written are:
   FOLDER/all            with --train-on all, in place of the two"""
 
 
-def few_shot_flags(parser: argparse.ArgumentParser) -> None:
-    """Those of `prolip data few-shot`."""
-    argument = parser.add_argument
-    argument("--data", required=True, metavar="SOURCE", help="set to draw from: wds:FOLDER, images:FOLDER, csv:FILE")
-    argument("--split", help="split of --data (default: test)")
-    argument("--test-data", metavar="SOURCE", help="test images (default: --data, with --test-split or the rest)")
-    argument("--test-split", help="split of --test-data (default: test)")
-    argument("--shots", type=int, default=16, metavar="N", help="images of each class (default: %(default)s)")
-    argument("--train-on", choices=("base", "all"), default="base",
-             help="train on the first half of the classes (base, default), or on all")  # fmt: skip
-    argument("--template", help="prompt of a class, {c} for its name; 'a photo of a {c}' if left out")
-    add(parser, Compute, "seed", help={"seed": "seed of the draw"})
-    add(parser, Output, "output", required=["output"], help={"output": "folder for the training shard and the tests"})
-
-
+@command(
+    "prolip data few-shot --data wds:runs/groups --shots 16 --output runs/few",
+    flag("--data", required=True, metavar="SOURCE", help="set to draw from: wds:FOLDER, images:FOLDER, csv:FILE"),
+    flag("--split", help="split of --data (default: test)"),
+    flag("--test-data", metavar="SOURCE", help="test images (default: --data, with --test-split or the rest)"),
+    flag("--test-split", help="split of --test-data (default: test)"),
+    flag("--shots", type=int, default=16, least=1, metavar="N", help="images of each class (default: %(default)s)"),
+    flag("--train-on", choices=("base", "all"), default="base",
+         help="train on the first half of the classes (base, default), or on all"),
+    flag("--template", help="prompt of a class, {c} for its name; 'a photo of a {c}' if left out"),
+    shared(Compute, "seed", help={"seed": "seed of the draw"}),
+    shared(Output, "output", required=["output"], help={"output": "folder for the training shard and the tests"}),
+    more=FEW_SHOT, retired={"dataset": "use --data", "test": "use --test-data", "classes": "use --train-on"},
+)  # fmt: skip
 def few_shot(args: argparse.Namespace) -> None:
-    """Draw, write, and print what was written."""
+    """Draw few-shot training and test sets from a classification set."""
     from prolip.evaluation.datasets.few_shot import TEMPLATE, check_new, describe, draw, write_few_shot
     from prolip.evaluation.datasets.specs import open_dataset
-    from prolip.utils.messages import at_least, naming
+    from prolip.utils.messages import naming
 
-    at_least(args, 1, "shots")
     template = TEMPLATE if args.template is None else args.template
     together, folder = args.train_on == "all", Path(args.output)
     if "{c}" not in template and "{}" not in template:
@@ -220,25 +211,4 @@ def few_shot(args: argparse.Namespace) -> None:
     print("\n".join(describe(found, dataset, folder, args.shots)))
 
 
-COMMANDS = {
-    "data": {
-        "index": Command(
-            "write an index of shards: counts and checksums",
-            "prolip data index 'data/emoji/*.tar' --output index.json",
-            index_flags, index, INDEX,
-            {"workers": "use --processes", "timeout": "use --read-timeout", "retries": "use --read-retries"}),
-        "shards": Command(
-            "write a table, a folder or a published set as shards",
-            "prolip data shards data/emoji/emojione.tar --layout wds --output runs/emojione",
-            shards_flags, shards, SHARDS),
-        "emoji": Command(
-            "write drawings of the bundled corpus as a test set",
-            "prolip data emoji --data data/emoji/emojione.tar --classes group --output runs/groups",
-            emoji_flags, emoji),
-        "few-shot": Command(
-            "draw few-shot training and test sets from a classification set",
-            "prolip data few-shot --data wds:runs/groups --shots 16 --output runs/few",
-            few_shot_flags, few_shot, FEW_SHOT,
-            {"dataset": "use --data", "test": "use --test-data", "classes": "use --train-on"}),
-    },
-}  # fmt: skip
+COMMANDS = {"data": {"index": index, "shards": shards, "emoji": emoji, "few-shot": few_shot}}

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from prolip.cli.command import Command, Compute, Data, Model, Output, add, check, load, part_of
+from prolip.cli.command import Compute, Data, Flags, Model, Output, add_all, check, command, flag, load, part_of, shared
 from prolip.evaluation.datasets.specs import FORMS, open_dataset, told_apart
 from prolip.utils.flags import Parser, flag_of
 from prolip.utils.messages import naming
@@ -33,55 +33,23 @@ CLASSES: Kind = "classification"
 NONE_PRINTED = "no published row has a figure of these test sets"
 
 
-def similarities_flag(parser: argparse.ArgumentParser) -> None:
-    """Which scores results are computed by."""
-    parser.add_argument("--similarity", nargs="+", action="extend", metavar="SCORE",
-                        help="csd, mean or measures (default: the score of the model's method)")  # fmt: skip
+#: Which scores results are computed by.
+SIMILARITIES = flag("--similarity", nargs="+", action="extend", metavar="SCORE",
+                    help="csd, mean or measures (default: the score of the model's method)")  # fmt: skip
+#: Which images of a data set.
+SPLIT = flag("--split", help="a split by its name, or a share such as 0.1 that is held out by content")
+#: What own data are evaluated by.
+TASK = flag("--task", choices=("retrieval", CLASSES),
+            help="task of data that have both captions and classes (default: retrieval)")  # fmt: skip
 
 
-def intervals_flag(parser: argparse.ArgumentParser, of: str) -> None:
+def intervals_over(of: str) -> Flags:
     """Bootstrap intervals."""
-    parser.add_argument("--intervals", nargs="?", type=int, const=1000, default=0, metavar="DRAWS",
-                        help=f"95%% intervals by bootstrap over {of} (without a number 1000 draws)")  # fmt: skip
-
-
-def split_flag(parser: argparse.ArgumentParser) -> None:
-    """Which images of a data set."""
-    parser.add_argument("--split", help="a split by its name, or a share such as 0.1 that is held out by content")
-
-
-def task_flag(parser: argparse.ArgumentParser) -> None:
-    """What own data are evaluated by."""
-    parser.add_argument("--task", choices=("retrieval", CLASSES),
-                        help="task of data that have both captions and classes (default: retrieval)")  # fmt: skip
+    return flag("--intervals", nargs="?", type=int, const=1000, default=0, least=2, metavar="DRAWS",
+                help=f"95%% intervals by bootstrap over {of} (without a number 1000 draws)")  # fmt: skip
 
 
 # --- tasks ------------------------------------------------------------------------------------------------------------
-def tasks_flags(parser: argparse.ArgumentParser) -> None:
-    """Those of `prolip eval tasks`."""
-    flag = parser.add_argument
-    flag("--data", nargs="+", action="extend", default=[], metavar="SOURCE", help=f"test sets: {FORMS}")
-    split_flag(parser)
-    task_flag(parser)
-    similarities_flag(parser)
-    flag("--prompts", default="all", metavar="RULE", help="prompts of a class: all (default), certain:K, below:k, "
-         "best, bprw, bprw:K, or a file of prolip prompts fit (see below)")  # fmt: skip
-    flag("--prompts-fit", metavar="SOURCE", help="images that bprw is fitted to, for others to be scored")
-    flag("--prompts-split", metavar="SPLIT", help="split of --prompts-fit, if it is another than test")
-    flag("--features", metavar="FOLDER", help="evaluate what --save-features kept, without a model")
-    flag("--uncertainty", action="store_true", help="add refusal by score and traces, and calibration")
-    flag("--plots", action="store_true", help="draw these next to --output: plots/TASK-MODEL-SIMILARITY/*.png")
-    flag("--instances", metavar="FILE", help="COCO's instances_val2014.json: also PMRP of its captions")
-    flag("--confusion", action="store_true", help="add counts of true and predicted classes to --output")
-    intervals_flag(parser, "images with their captions, also of differences to a test set's first result")
-    flag("--published", nargs="+", metavar="NAME", help="add papers' rows of these sets: parts of their names, or all")
-    flag("--list-published", nargs="*", metavar="NAME", help="only show these rows (default: all)")
-    add(parser, Model)
-    add(parser, Data, "skip_damaged")
-    add(parser, Compute, "device", "precision", "batch_size", "workers")
-    add(parser, Output, "output", "save_features", help={"output": "JSON file for the results"})
-
-
 #: What --prompts takes.
 PROMPTS = """--prompts:
   all         every prompt
@@ -123,7 +91,6 @@ def check_tasks(args: argparse.Namespace) -> None:
         )
     if not args.features and not (args.model and args.data):
         raise ValueError("give --model and --data, or --features FOLDER to evaluate saved embeddings")
-    check_intervals(args)
     check(args)
     for name in ("confusion", "plots"):
         if getattr(args, name) and not args.output:
@@ -132,12 +99,6 @@ def check_tasks(args: argparse.Namespace) -> None:
         raise FileNotFoundError(f"--instances: no file {args.instances}: give COCO's instances_val2014.json")
     if args.plots:
         check_output(plots_of(args), folder=True)
-
-
-def check_intervals(args: argparse.Namespace) -> None:
-    """ValueError for numbers of draws that give no interval."""
-    if args.intervals < 0 or args.intervals == 1:
-        raise ValueError(f"--intervals {args.intervals}: give two draws or more, such as 1000, or no number")
 
 
 def plots_of(args: argparse.Namespace) -> Path:
@@ -179,8 +140,32 @@ def features_of(args: argparse.Namespace) -> Iterator[Features]:
     )  # fmt: skip
 
 
+@command(
+    EXAMPLE.format("tasks", "--data wds:runs/groups"),
+    flag("--data", nargs="+", action="extend", default=[], metavar="SOURCE", help=f"test sets: {FORMS}"),
+    SPLIT,
+    TASK,
+    SIMILARITIES,
+    flag("--prompts", default="all", metavar="RULE", help="prompts of a class: all (default), certain:K, below:k, "
+         "best, bprw, bprw:K, or a file of prolip prompts fit (see below)"),
+    flag("--prompts-fit", metavar="SOURCE", help="images that bprw is fitted to, for others to be scored"),
+    flag("--prompts-split", metavar="SPLIT", help="split of --prompts-fit, if it is another than test"),
+    flag("--features", metavar="FOLDER", help="evaluate what --save-features kept, without a model"),
+    flag("--uncertainty", action="store_true", help="add refusal by score and traces, and calibration"),
+    flag("--plots", action="store_true", help="draw these next to --output: plots/TASK-MODEL-SIMILARITY/*.png"),
+    flag("--instances", metavar="FILE", help="COCO's instances_val2014.json: also PMRP of its captions"),
+    flag("--confusion", action="store_true", help="add counts of true and predicted classes to --output"),
+    intervals_over("images with their captions, also of differences to a test set's first result"),
+    flag("--published", nargs="+", metavar="NAME", help="add papers' rows of these sets: parts of their names, or all"),
+    flag("--list-published", nargs="*", metavar="NAME", help="only show these rows (default: all)"),
+    shared(Model),
+    shared(Data, "skip_damaged"),
+    shared(Compute, "device", "precision", "batch_size", "workers"),
+    shared(Output, "output", "save_features", help={"output": "JSON file for the results"}),
+    more=PROMPTS, retired=RETIRED,
+)  # fmt: skip
 def run_tasks(args: argparse.Namespace) -> None:
-    """Check, embed, score; the tables at the end."""
+    """Evaluate a model on any test sets."""
     from prolip.data.reading.tables.csv import show_counts
     from prolip.evaluation import table
     from prolip.evaluation.evaluate import evaluate_all
@@ -224,13 +209,13 @@ GALLERIES = """galleries:
   captions/...  texts of all levels; a text is right for all drawings of the concepts that carry it: mAP@R"""
 
 
-def drawings_flags(parser: argparse.ArgumentParser) -> None:
-    """Drawings of the corpus, and the names that they are told from."""
-    flag = parser.add_argument
-    flag("--data", nargs="+", required=True, metavar="TAR", help="shards whose drawings are evaluated")
-    flag("--select", metavar="RULE", help="which concepts, e.g. 'group=animals nature|food drink|travel places'")
-    flag("--names", nargs="+", metavar="TAR", help="shards whose concepts are in the gallery, too")
-    flag("--all-names", action="store_true", help="--select does not narrow the gallery")
+#: Drawings of the corpus, and the names that they are told from.
+DRAWINGS = (
+    flag("--data", nargs="+", required=True, metavar="TAR", help="shards whose drawings are evaluated"),
+    flag("--select", metavar="RULE", help="which concepts, e.g. 'group=animals nature|food drink|travel places'"),
+    flag("--names", nargs="+", metavar="TAR", help="shards whose concepts are in the gallery, too"),
+    flag("--all-names", action="store_true", help="--select does not narrow the gallery"),
+)
 
 
 def corpus_of(args: argparse.Namespace) -> Corpus:
@@ -240,27 +225,28 @@ def corpus_of(args: argparse.Namespace) -> Corpus:
     return gallery(args.data, args.select, args.names, args.all_names)
 
 
-def emoji_flags(parser: argparse.ArgumentParser) -> None:
-    """Those of `prolip eval emoji`."""
-    drawings_flags(parser)
-    flag = parser.add_argument
-    flag("--similarity", metavar="SCORE", help="csd, mean or a measure (default: the score of the model's method)")
-    intervals_flag(parser, "concepts")
-    flag("--against", metavar="FOLDER", help="--output of another model: with --intervals, also of the difference")
-    add(parser, Model, required=["model"])
-    add(parser, Compute, "device", "precision")
-    add(parser, Output, "output", help={"output": "folder for metrics.json, corpus.json and embeddings.npz"})
-
-
+@command(
+    EXAMPLE.format("emoji", "--data data/emoji/emojione.tar"),
+    *DRAWINGS,
+    flag("--similarity", metavar="SCORE", help="csd, mean or a measure (default: the score of the model's method)"),
+    intervals_over("concepts"),
+    flag("--against", metavar="FOLDER", help="--output of another model: with --intervals, also of the difference"),
+    shared(Model, required=["model"]),
+    shared(Compute, "device", "precision"),
+    shared(Output, "output", help={"output": "folder for metrics.json, corpus.json and embeddings.npz"}),
+    more=GALLERIES,
+)
 def run_emoji(args: argparse.Namespace) -> None:
-    """Read, load, evaluate, write, print, in the order in which mistakes are cheapest."""
+    """Evaluate a model on the emoji corpus, whose labels are complete.
+
+    Mistakes show in the order in which they are cheapest.
+    """
     from prolip.evaluation.suites import emoji
     from prolip.methods import find_score
 
     if args.similarity:
         find_score(args.similarity)
     check(args, folder=True)
-    check_intervals(args)
     if args.against and not args.intervals:
         raise ValueError("--against is for intervals of differences: give --intervals too")
     against = emoji.load(args.against) if args.against else None
@@ -279,34 +265,33 @@ def run_emoji(args: argparse.Namespace) -> None:
 
 
 # --- datacomp ---------------------------------------------------------------------------------------------------------
-def datacomp_flags(parser: argparse.ArgumentParser) -> None:
-    """Those of `prolip eval datacomp`."""
-    flag = parser.add_argument
+@command(
+    EXAMPLE.format("datacomp", "--data data/datacomp --output runs/demo/datacomp"),
     flag("--tasks", nargs="+", metavar="TASK", help="keys, names or tags (imagenet, shift, vtab, retrieval, wilds, "
-         "fairness; counted: the 38 of the average); default: all 40")  # fmt: skip
-    similarities_flag(parser)
-    flag("--prompts", nargs="+", default=[], metavar="FILE", help="weights of prolip prompts fit, each for the task "
-         "whose classes and prompts it has")  # fmt: skip
-    flag("--allow-missing", action="store_true", help="evaluate what is there, without the averages that lack a task")
-    flag("--no-uncertainty", action="store_true", help="leave out refusal and calibration")
-    flag("--plots", action="store_true", help="draw refusal and calibration of every task: OUTPUT/plots/TASK/*.png")
+         "fairness; counted: the 38 of the average); default: all 40"),
+    SIMILARITIES,
+    flag("--prompts", nargs="+", default=[], metavar="FILE",
+         help="weights of prolip prompts fit, each for the task whose classes and prompts it has"),
+    flag("--allow-missing", action="store_true", help="evaluate what is there, without the averages that lack a task"),
+    flag("--no-uncertainty", action="store_true", help="leave out refusal and calibration"),
+    flag("--plots", action="store_true", help="draw refusal and calibration of every task: OUTPUT/plots/TASK/*.png"),
     flag("--published", nargs="+", metavar="NAME", help="published rows in the tables: parts of their names, all, none"
-         " (default: the paper's and OpenCLIP's ViT-B-16 on DataComp-1B)")  # fmt: skip
-    flag("--tables-of", nargs="+", metavar="FOLDER", help="only write tables of the results in these folders")
-    flag("--list", action="store_true", help="only show all tasks and what to fetch for them")
-    flag("--list-published", action="store_true", help="only show published rows, and which of their averages do not "
-         "follow")  # fmt: skip
-    add(parser, Model)
-    add(parser, Data, "data", "skip_damaged", "part", help={
+         " (default: the paper's and OpenCLIP's ViT-B-16 on DataComp-1B)"),
+    flag("--tables-of", nargs="+", metavar="FOLDER", help="only write tables of the results in these folders"),
+    flag("--list", action="store_true", help="only show all tasks and what to fetch for them"),
+    flag("--list-published", action="store_true",
+         help="only show published rows, and which of their averages do not follow"),
+    shared(Model),
+    shared(Data, "data", "skip_damaged", "part", help={
         "data": "folder or URL that holds the folders of the data sets, or hf-hub to stream them",
-        "part": "evaluate tasks of part I of N, from 0 (I/N); slurm: of this task of a SLURM array"})
-    add(parser, Compute, "device", "precision", "batch_size", "workers")
-    add(parser, Output, "output", "save_features", output="datacomp",
-        help={"output": "folder for results.jsonl and tables.*"})  # fmt: skip
-
-
+        "part": "evaluate tasks of part I of N, from 0 (I/N); slurm: of this task of a SLURM array"}),
+    shared(Compute, "device", "precision", "batch_size", "workers"),
+    shared(Output, "output", "save_features", output="datacomp",
+           help={"output": "folder for results.jsonl and tables.*"}),
+    retired=RETIRED,
+)  # fmt: skip
 def run_datacomp(args: argparse.Namespace) -> int:
-    """1 where tasks failed."""
+    """Evaluate a model on the 38 tasks of DataComp and its two face sets. 1 where tasks failed."""
     from prolip.data.reading.tables.csv import show_counts
     from prolip.evaluation.feature_store import FeatureStore
     from prolip.evaluation.suites.datacomp import run as suite
@@ -351,50 +336,42 @@ Models are clip_benchmark's and ours: --model local-dir:FOLDER, hf-hub:ORG/NAME,
 a name such as ProLIP-ViT-B-16 with --pretrained FILE. All is float32 without --amp."""
 
 
-def added_flags(parser: argparse.ArgumentParser) -> None:
-    """The flags that clip_benchmark has not, and those whose meaning we widen."""
-    flag = parser.add_argument
-    flag("--similarity", metavar="SCORE", help="score of our models: csd, mean or a measure (default: their method's)")
-    flag("--prompts", metavar="FILE", help="weights of prolip prompts fit")
-    flag("--amp", action="store_true", help="compute in mixed precision")
-    flag("--tokenizer", help="folder of tokenizer files, a file, or bpe, instead of our model's own")
-    flag("--pretrained", nargs="+", help="weights; models with their own (local-dir:, hf-hub:) need none")
+#: The flags that clip_benchmark has not, and those whose meaning we widen.
+ADDED = (
+    flag("--similarity", metavar="SCORE", help="score of our models: csd, mean or a measure (default: their method's)"),
+    flag("--prompts", metavar="FILE", help="weights of prolip prompts fit"),
+    flag("--amp", action="store_true", help="compute in mixed precision"),
+    flag("--tokenizer", help="folder of tokenizer files, a file, or bpe, instead of our model's own"),
+    flag("--pretrained", nargs="+", help="weights; models with their own (local-dir:, hf-hub:) need none"),
     flag("--output", help="JSON file; the fields {dataset}, {pretrained}, {model}, {language}, {task} and {similarity} "
-         "are filled in")  # fmt: skip
+         "are filled in"),
+)  # fmt: skip
 
 
-def benchmark_flags(parser: argparse.ArgumentParser) -> None:
-    """Those of `prolip eval clip-benchmark`."""
-    added_flags(parser)
-    parser.add_argument("words", nargs=argparse.REMAINDER, metavar="eval|build ...", help="evaluate; make a table")
-
-
+@command(
+    "prolip eval clip-benchmark eval --model "
+    "local-dir:runs/demo/model --dataset wds/cars --dataset_root data/wds_cars",
+    *ADDED,
+    flag("words", nargs=argparse.REMAINDER, metavar="eval|build ...", help="evaluate; make a table"),
+    more=UPSTREAM,
+)
 def run_benchmark(args: argparse.Namespace) -> None:
-    """Our flags are taken out of the words, the others are clip_benchmark's."""
+    """Run clip_benchmark with our models in it.
+
+    Our flags are taken out of the words, the others are clip_benchmark's.
+    """
     if not args.words:
         raise ValueError("give eval or build (prolip eval clip-benchmark --help)")
     from prolip.evaluation.clip_benchmark.command import Added, run
 
     parser = Parser(prog="prolip eval clip-benchmark", add_help=False)
-    added_flags(parser)
+    add_all(parser, ADDED)
     if {"-h", "--help"} & set(args.words[1:]) and args.words[0] != "build":
         print(parser.format_help())  # clip_benchmark's follows
     added, words = parser.parse_known_args(args.words, argparse.Namespace(**vars(args) | {"words": None}))
     run(words, Added(*(getattr(added, name) for name in Added._fields)))
 
 
-COMMANDS = {
-    "eval": {
-        "tasks": Command("evaluate a model on any test sets", EXAMPLE.format("tasks", "--data wds:runs/groups"),
-                         tasks_flags, run_tasks, PROMPTS, RETIRED),
-        "emoji": Command("evaluate a model on the emoji corpus, whose labels are complete",
-                         EXAMPLE.format("emoji", "--data data/emoji/emojione.tar"), emoji_flags, run_emoji, GALLERIES),
-        "datacomp": Command("evaluate a model on the 38 tasks of DataComp and its two face sets",
-                            EXAMPLE.format("datacomp", "--data data/datacomp --output runs/demo/datacomp"),
-                            datacomp_flags, run_datacomp, retired=RETIRED),
-        "clip-benchmark": Command(
-            "run clip_benchmark with our models in it", "prolip eval clip-benchmark eval --model "
-            "local-dir:runs/demo/model --dataset wds/cars --dataset_root data/wds_cars", benchmark_flags, run_benchmark,
-            UPSTREAM),
-    },
-}  # fmt: skip
+COMMANDS = {"eval": {
+    "tasks": run_tasks, "emoji": run_emoji, "datacomp": run_datacomp, "clip-benchmark": run_benchmark,
+}}  # fmt: skip

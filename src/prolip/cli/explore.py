@@ -8,38 +8,17 @@ import webbrowser
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from prolip.cli.command import Command, Compute, Data, Model, Output, add
-from prolip.cli.search import check_risk, given, reading, risk_flags
+from prolip.cli.command import Compute, Data, Model, Output, command, flag, shared
+from prolip.cli.search import REFUSAL, check_risk, given, reading
 from prolip.utils import console
-from prolip.utils.messages import at_least
 
 if TYPE_CHECKING:
     from prolip.explorer.app import App
     from prolip.explorer.server import Server
 
 
-def explore_flags(parser: argparse.ArgumentParser) -> None:
-    """Those of `prolip explore`."""
-    flag = parser.add_argument
-    flag("source", metavar="SOURCE", help="an index, saved features, or with --data a run or a model")
-    flag("--scores", metavar="FOLDER", help="folder of prolip curate score: try rules on all of its samples")
-    flag("--max-captions", type=int, default=2000, metavar="N", help="distinct captions to embed (default: 2,000)")
-    flag("--texts", metavar="FILE", help="further texts for paths, and to name images by: one a line")
-    flag("--host", default="127.0.0.1", help="address to listen at; others reach any but the default (127.0.0.1)")
-    flag("--port", type=int, default=8571, help="port to listen at, 0 for any free one (default: 8571)")
-    flag("--open", action="store_true", help="open the page in a browser")
-    risk_flags(parser)
-    add(parser, Data, "data", "skip_damaged", "allow_private_hosts",
-        help={"data": "what a model embeds: images:FOLDER, csv:FILE, shards:TARS, texts:FILE, ..."})  # fmt: skip
-    add(parser, Output, "output", help={"output": "folder to keep or resume the index in (default: a temporary one)"})
-    add(parser, Model, help={"model": "model that made the features, or the index at another address than it names"})
-    add(parser, Compute, "device", "precision", "batch_size", "workers")
-
-
 def make_app(args: argparse.Namespace) -> App:
     """All that is shown."""
-    at_least(args, 1, "max_captions")
-    at_least(args, 0, "port")
     if args.port > 65535:
         raise ValueError(f"--port {args.port}: give 0 to 65535")
     check_risk(args)
@@ -72,8 +51,26 @@ def announce(server: Server) -> None:
               f" ssh -L {port}:127.0.0.1:{port} THIS_MACHINE", file=sys.stderr)  # fmt: skip
 
 
+@command(
+    "prolip explore runs/demo --data shards:data/emoji/emojione.tar --output runs/index",
+    flag("source", metavar="SOURCE", help="an index, saved features, or with --data a run or a model"),
+    flag("--scores", metavar="FOLDER", help="folder of prolip curate score: try rules on all of its samples"),
+    flag("--max-captions", type=int, default=2000, least=1, metavar="N",
+         help="distinct captions to embed (default: 2,000)"),
+    flag("--texts", metavar="FILE", help="further texts for paths, and to name images by: one a line"),
+    flag("--host", default="127.0.0.1", help="address to listen at; others reach any but the default (127.0.0.1)"),
+    flag("--port", type=int, default=8571, least=0, help="port to listen at, 0 for any free one (default: 8571)"),
+    flag("--open", action="store_true", help="open the page in a browser"),
+    REFUSAL,
+    shared(Data, "data", "skip_damaged", "allow_private_hosts",
+           help={"data": "what a model embeds: images:FOLDER, csv:FILE, shards:TARS, texts:FILE, ..."}),
+    shared(Output, "output", help={"output": "folder to keep or resume the index in (default: a temporary one)"}),
+    shared(Model, help={"model": "model that made the features, or the index at another address than it names"}),
+    shared(Compute, "device", "precision", "batch_size", "workers"),
+    retired={"captions": "use --max-captions", "index": "use --output"},
+)  # fmt: skip
 def explore(args: argparse.Namespace) -> None:
-    """Serve the page until Ctrl-C, and end the process."""
+    """Explore an index, a run with data or saved features on a page of this machine."""
     app = make_app(args)
     from prolip.explorer.server import make_server, serve
 
@@ -86,10 +83,4 @@ def explore(args: argparse.Namespace) -> None:
     os._exit(console.finished(0))  # a thread that still embeds would abort beneath the interpreter's own clearing up
 
 
-COMMANDS = {
-    "explore": {
-        "": Command("explore an index, a run with data or saved features on a page of this machine",
-                    "prolip explore runs/demo --data shards:data/emoji/emojione.tar --output runs/index",
-                    explore_flags, explore, retired={"captions": "use --max-captions", "index": "use --output"}),
-    },
-}  # fmt: skip
+COMMANDS = {"explore": {"": explore}}

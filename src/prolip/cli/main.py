@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import NoReturn
 
 from prolip import __version__
-from prolip.cli.command import Command, parser_of
+from prolip.cli.command import Command, add_all, parser_of
 from prolip.utils import console
 from prolip.utils.flags import FlagError, did_you_mean
 
@@ -143,11 +143,11 @@ def completion(shell: str = "bash") -> str:
     verbs = parser.add_subparsers()
     for verb, (module, does) in {name: found for group in VERBS.values() for name, found in group.items()}.items():
         one = verbs.add_parser(verb, help=does)
-        commands = commands_of(verb) if module else {"": Command(does, "", fill, lambda given: 0)}
+        commands = commands_of(verb) if module else {"": Command(does, "", [fill], lambda given: 0)}
         subverbs = None if "" in commands else one.add_subparsers()
         for name, command in commands.items():
             last = one if subverbs is None else subverbs.add_parser(name, help=command.does)
-            command.flags(last)
+            add_all(last, command.flags)
             for action in last._actions:
                 if action.nargs != 0 and action.choices is None:
                     action.complete = shtab.FILE  # type: ignore[attr-defined]

@@ -3,51 +3,54 @@ from __future__ import annotations
 
 import argparse
 
-from prolip.cli.command import Command, Compute, Model, Output, add, check, load
-from prolip.cli.eval import corpus_of, drawings_flags
-from prolip.cli.texts import inclusion_flag
+from prolip.cli.command import Compute, Model, Output, check, command, flag, load, shared, titled
+from prolip.cli.eval import DRAWINGS, corpus_of
+from prolip.cli.texts import inclusion_by
 from prolip.figures.index import FIGURES, VECTORS
 
 #: Dots an inch of the largest PNG: a figure of 10 x 10 inches then takes 600 MB.
 MOST_DPI = 1200
 
 
-def report_flags(parser: argparse.ArgumentParser) -> None:
-    """Those of `prolip report`."""
-    parser.add_argument("run", metavar="RUN", help="folder of a run")
-    parser.add_argument("--eval", metavar="NAME", help="folder of the evaluation in the run (default: eval)")
-    parser.add_argument("--title", help="title of the page")
-    add(parser, Compute, "seed", help={"seed": "seed of the choice of examples"})
-    add(parser, Output, "output", help={"output": "path of the page; report.html in the run's folder if left out"})
-
-
+@command(
+    "prolip report runs/demo",
+    flag("run", metavar="RUN", help="folder of a run"),
+    flag("--eval", metavar="NAME", help="folder of the evaluation in the run (default: eval)"),
+    flag("--title", help="title of the page"),
+    shared(Compute, "seed", help={"seed": "seed of the choice of examples"}),
+    shared(Output, "output", help={"output": "path of the page; report.html in the run's folder if left out"}),
+)
 def write_report(args: argparse.Namespace) -> None:
-    """Write the page and print its path."""
+    """Write one self-contained page about a run."""
     from prolip.report.page import make_report
 
     page = make_report(args.run, args.eval, args.output, args.seed, args.title)
     print(f"{page} ({page.stat().st_size / 1e6:.1f} MB)")
 
 
-def figure_flags(parser: argparse.ArgumentParser) -> None:
-    """Those of `prolip figures`."""
-    drawings_flags(parser)
-    add(parser, Model, required=["model"])
-    add(parser, Compute, "device", "precision", "seed")
-    add(parser, Output, "output", required=["output"], help={"output": "folder for the figures"})
-    arguments = parser.add_argument_group("What is drawn").add_argument
-    arguments("--only", nargs="+", choices=FIGURES, metavar="FIGURE", help="draw only these, such as 4 5 C.1")
-    arguments("--images", metavar="FOLDER",
-              help="images at levels for 8, C.2 and C.3, from prolip hierarchy hierarimgs (default: erased drawings)")
-    arguments("--captions", metavar="CSV", help="texts at levels for 7, from HierarCaps (default: the corpus's levels)")
-    arguments("--prompts", metavar="FILE", help="weights of prompts for C.4 and C.5, a file of prolip prompts fit")
-    inclusion_flag(parser, "9 finds roots")
-    arguments("--vector", default=VECTORS[0], choices=VECTORS, help="vector format next to PNG (default: %(default)s)")
-    arguments("--dpi", type=int, help="dots per inch of the PNG: 100 for a page, 300 for print (default: 160)")
-
-
+@command(
+    "prolip figures --model local-dir:runs/demo/model --data data/emoji/emojione.tar --only 4 5 --output figures",
+    *DRAWINGS,
+    shared(Model, required=["model"]),
+    shared(Compute, "device", "precision", "seed"),
+    shared(Output, "output", required=["output"], help={"output": "folder for the figures"}),
+    titled(
+        "What is drawn",
+        flag("--only", nargs="+", choices=FIGURES, metavar="FIGURE", help="draw only these, such as 4 5 C.1"),
+        flag("--images", metavar="FOLDER",
+             help="images at levels for 8, C.2 and C.3, from prolip hierarchy hierarimgs (default: erased drawings)"),
+        flag("--captions", metavar="CSV",
+             help="texts at levels for 7, from HierarCaps (default: the corpus's levels)"),
+        flag("--prompts", metavar="FILE", help="weights of prompts for C.4 and C.5, a file of prolip prompts fit"),
+        inclusion_by("9 finds roots"),
+        flag("--vector", default=VECTORS[0], choices=VECTORS, help="vector format next to PNG (default: %(default)s)"),
+        flag("--dpi", type=int, help="dots per inch of the PNG: 100 for a page, 300 for print (default: 160)"),
+    ),
+    more="figures:\n" + "\n".join(f"  {key:<5}{figure.words}" for key, figure in FIGURES.items()),
+    retired={"weights": "use --prompts", "levels": "use --images"},
+)  # fmt: skip
 def draw(args: argparse.Namespace) -> None:
-    """Draw the figures and print the path of each."""
+    """Draw the figures of the ProLIP paper, from a model and a corpus."""
     from prolip.figures.draw import Source, draw_figures
     from prolip.prompts.weights import PromptWeights
 
@@ -62,12 +65,4 @@ def draw(args: argparse.Namespace) -> None:
         print(f"{words}: left out, {missing}" if missing else f"{words}: {', '.join(map(str, files))}")
 
 
-COMMANDS = {
-    "report": {"": Command(
-        "write one self-contained page about a run", "prolip report runs/demo", report_flags, write_report)},
-    "figures": {"": Command(
-        "draw the figures of the ProLIP paper, from a model and a corpus",
-        "prolip figures --model local-dir:runs/demo/model --data data/emoji/emojione.tar --only 4 5 --output figures",
-        figure_flags, draw, "figures:\n" + "\n".join(f"  {key:<5}{figure.words}" for key, figure in FIGURES.items()),
-        {"weights": "use --prompts", "levels": "use --images"})},
-}  # fmt: skip
+COMMANDS = {"report": {"": write_report}, "figures": {"": draw}}

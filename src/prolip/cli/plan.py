@@ -3,10 +3,12 @@ from __future__ import annotations
 
 import argparse
 import json
+from functools import partial
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
-from prolip.cli.command import Command, Output, add
+from planner.config import GROUPS, TABLES, read_flags
+from prolip.cli.command import Output, command, flag, shared
 from prolip.utils.flags import add_flags
 
 VERDICT = "verdict"
@@ -22,20 +24,16 @@ RENAMED = {
 
 
 # --- plan -------------------------------------------------------------------------------------------------------------
-def plan_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the settings of a plan."""
-    from planner.config import GROUPS, TABLES
-
-    names = [*TABLES, VERDICT]
-    parser.add_argument("--show", nargs="+", choices=names, metavar="TABLE", help=f"only these: {', '.join(names)}")
-    add(parser, Output, "json", help={"json": "print the tables as JSON instead: seconds, bytes, dollars"})
-    for group, config in GROUPS.items():
-        add_flags(parser, group, config)
-
-
+@command(
+    "prolip plan --model ProLIP-ViT-B-16 --gpu H100 --gpus 8 32 --show time memory verdict",
+    flag("--show", nargs="+", choices=[*TABLES, VERDICT], metavar="TABLE",
+         help=f"only these: {', '.join(TABLES)}, {VERDICT}"),
+    shared(Output, "json", help={"json": "print the tables as JSON instead: seconds, bytes, dollars"}),
+    *(partial(add_flags, section=group, config=config) for group, config in GROUPS.items()),
+    more="docs/scaling.md explains the tables and what is assumed.", retired=RENAMED,
+)  # fmt: skip
 def plan(args: argparse.Namespace) -> None:
-    """Print the tables, a column for each number of GPUs."""
-    from planner.config import TABLES, read_flags
+    """Estimate what a training run takes: time, cost, memory, traffic, input, failures."""
     from planner.plan import judge, make_plan
     from planner.tables import column, table
 
@@ -52,17 +50,20 @@ def plan(args: argparse.Namespace) -> None:
 
 
 # --- demo -------------------------------------------------------------------------------------------------------------
-def demo_flags(parser: argparse.ArgumentParser) -> None:
-    """Those of `prolip demo`."""
-    parser.add_argument("--recipe", choices=("demo", "paper", "full"), default="demo",
-                        help="demo: ten minutes on two cores; paper: ProLIP's loss; full: all concepts")
-    add(parser, Output, "output", "overwrite", output="runs", help={
-        "output": "folder of all runs", "overwrite": "delete the run that is there and start again"})  # fmt: skip
-    parser.add_argument("more", nargs="*", metavar="-- FLAGS", help="flags of prolip train: -- --max-steps 200")
-
-
+@command(
+    "prolip demo --recipe paper",
+    flag("--recipe", choices=("demo", "paper", "full"), default="demo",
+         help="demo: ten minutes on two cores; paper: ProLIP's loss; full: all concepts"),
+    shared(Output, "output", "overwrite", output="runs", help={
+        "output": "folder of all runs", "overwrite": "delete the run that is there and start again"}),
+    flag("more", nargs="*", metavar="-- FLAGS", help="flags of prolip train: -- --max-steps 200"),
+    more="Typed again, it resumes an interrupted run, and draws the page of one that has ended.",
+)  # fmt: skip
 def demo(args: argparse.Namespace) -> int:
-    """Run scripts/demo.py of the clone that this package or the working directory belongs to."""
+    """Train on the bundled drawings, evaluate on a designer never seen, and draw the page of the run.
+
+    By scripts/demo.py of the clone that this package or the working directory belongs to.
+    """
     clones = Path(__file__).resolve().parents[3], Path.cwd()
     script = next((path for clone in clones if (path := clone / "scripts/demo.py").is_file()), None)
     if script is None:
@@ -73,13 +74,4 @@ def demo(args: argparse.Namespace) -> int:
     return module.run(args.recipe, args.output, args.overwrite, args.more)
 
 
-COMMANDS = {
-    "plan": {"": Command(
-        "estimate what a training run takes: time, cost, memory, traffic, input, failures",
-        "prolip plan --model ProLIP-ViT-B-16 --gpu H100 --gpus 8 32 --show time memory verdict",
-        plan_flags, plan, "docs/scaling.md explains the tables and what is assumed.", RENAMED)},
-    "demo": {"": Command(
-        "train on the bundled drawings, evaluate on a designer never seen, and draw the page of the run",
-        "prolip demo --recipe paper", demo_flags, demo,
-        "Typed again, it resumes an interrupted run, and draws the page of one that has ended.")},
-}  # fmt: skip
+COMMANDS = {"plan": {"": plan}, "demo": {"": demo}}

@@ -4,19 +4,15 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from prolip.cli.command import Command, Compute, Data, Model, Output, add, load
+from prolip.cli.command import Compute, Data, Model, Output, command, either, flag, load, shared, titled
 from prolip.utils import console
-from prolip.utils.messages import at_least
 
 if TYPE_CHECKING:
     from prolip.evaluation.model import Embedder
     from prolip.search.index import SearchIndex
 
-SOURCES = {"data": "what to read: images:FOLDER, csv:FILE, shards:TARS, features:FOLDER[,NAME], texts:FILE, ..."}
-OWN = {"model": "model of the index at another address (default: the one the index names)"}
 RETIRED = {
     "kind": "use --index-type", "effort": "use --probe", "shortlist": "use --rerank", "exactly": "use --exact",
     "together": "use --combine", "wider": "use --more-general", "narrower": "use --more-specific",
@@ -25,69 +21,27 @@ RETIRED = {
 
 
 # --- flags ------------------------------------------------------------------------------------------------------------
-def index_flags(parser: argparse.ArgumentParser) -> None:
-    """Those of every command on an index."""
-    parser.add_argument("index", metavar="INDEX", help="folder of the index")
-    parser.add_argument("--verify", action="store_true", help="first read the whole index and compare its checksums")
-
-
-def add_flags(parser: argparse.ArgumentParser, model: Mapping[str, str] = OWN) -> None:
-    """Those of `prolip search add`. model: the help of --model."""
-    index_flags(parser)
-    parser.add_argument("--restore", action="store_true", help="add deleted items again, too")
-    add(parser, Data, "data", "skip_damaged", required=["data"], help=SOURCES)
-    add(parser, Model, help=model)
-    add(parser, Compute, "device", "precision", "batch_size", "workers")
-
-
-def build_flags(parser: argparse.ArgumentParser) -> None:
-    """Those of `prolip search build`."""
-    flag = parser.add_argument
-    flag("--index-type", default="flat", metavar="TYPE", help="flat (exact), ivf, hnsw or pq (default: flat)")
-    flag("--lists", type=int, default=0, metavar="N", help="lists of ivf and pq (default: 4 sqrt(items))")
-    flag("--similarity", metavar="SCORE", help="csd, mean, elk or another score (default: that of the model's method)")
-    flag("--dry-run", type=int, metavar="ITEMS", help="print how much room this many items take, and write nothing")
-    add_flags(parser, {})
-
-
-def finish_flags(parser: argparse.ArgumentParser) -> None:
-    """Those of `prolip search finish`."""
-    index_flags(parser)
-    parser.add_argument("--rebuild", action="store_true", help="learn the approximate index again, from all rows")
-
-
-def delete_flags(parser: argparse.ArgumentParser) -> None:
-    """Those of `prolip search delete`."""
-    index_flags(parser)
-    parser.add_argument("--keys", nargs="+", required=True, metavar="KEY", help="keys to remove from the results")
-
-
-def query_flags(parser: argparse.ArgumentParser) -> None:
-    """Those of `prolip search query`."""
-    index_flags(parser)
-    flag, ways = parser.add_argument, parser.add_mutually_exclusive_group()
-    flag("--text", action="append", default=[], help="text to search by; may be given several times")
-    flag("--image", action="append", default=[], help="path or URL of an image to search by; likewise")
-    flag("--combine", action="store_true", help="make one query of the first --text and --image, and so on")
-    ways.add_argument("--more-general", action="store_true", help="return near items that include the query")
-    ways.add_argument("--more-specific", action="store_true", help="return near items that the query includes")
-    flag("--top", type=int, default=10, metavar="N", help="answers to return (default: 10)")
-    flag("--probe", type=int, metavar="N", help="lists to read (ivf, pq), or candidates to visit (hnsw)")
-    flag("--rerank", type=int, metavar="N", help="candidates to score again, or to compare by inclusion")
-    flag("--exact", action="store_true", help="rank all items, with any type of index")
-    risk_flags(parser)
-    add(parser, Data, "allow_private_hosts")
-    add(parser, Output, "json")
-    add(parser, Model, help=OWN)
-    add(parser, Compute, "device", "precision")
-
-
-def risk_flags(parser: argparse.ArgumentParser) -> None:
-    """Those of refusal, which `prolip explore` has, too."""
-    flag = parser.add_argument_group("What is refused").add_argument
-    flag("--risk", type=float, help="refuse queries so that at most this share of the first answers is wrong")
-    flag("--calibrate", metavar="FILE", help='queries with known answers, a line each: {"text": ..., "keys": [...]}')
-    flag("--confidence", type=float, default=0.9, help="probability that --risk holds (default: 0.9)")
+#: Those of every command on an index.
+INDEX = (
+    flag("index", metavar="INDEX", help="folder of the index"),
+    flag("--verify", action="store_true", help="first read the whole index and compare its checksums"),
+)
+#: What is added to an index.
+ADDED = (
+    *INDEX,
+    flag("--restore", action="store_true", help="add deleted items again, too"),
+    shared(Data, "data", "skip_damaged", required=["data"], help={
+        "data": "what to read: images:FOLDER, csv:FILE, shards:TARS, features:FOLDER[,NAME], texts:FILE, ..."}),
+)  # fmt: skip
+OWN = shared(Model, help={"model": "model of the index at another address (default: the one the index names)"})
+COMPUTE = shared(Compute, "device", "precision", "batch_size", "workers")
+#: What refusal takes, of `prolip explore`, too.
+REFUSAL = titled(
+    "What is refused",
+    flag("--risk", type=float, help="refuse queries so that at most this share of the first answers is wrong"),
+    flag("--calibrate", metavar="FILE", help='queries with known answers, a line each: {"text": ..., "keys": [...]}'),
+    flag("--confidence", type=float, default=0.9, help="probability that --risk holds (default: 0.9)"),
+)
 
 
 # --- building ---------------------------------------------------------------------------------------------------------
@@ -98,8 +52,6 @@ def given(args: argparse.Namespace) -> Embedder | None:
 
 def reading(args: argparse.Namespace) -> dict[str, Any]:
     """The settings of `prolip.search.build.fill`."""
-    at_least(args, 1, "batch_size")
-    at_least(args, 0, "workers")
     names = ("batch_size", "workers", "skip_damaged", "restore", "device", "precision")
     return {name: getattr(args, name) for name in names if name in args} | {"progress": sys.stderr.isatty()}
 
@@ -111,9 +63,18 @@ def opened(args: argparse.Namespace) -> SearchIndex:
     return SearchIndex(args.index, args.verify)
 
 
+@command(
+    "prolip search build runs/index --data shards:data/emoji/emojione.tar --model local-dir:runs/demo/model",
+    flag("--index-type", default="flat", metavar="TYPE", help="flat (exact), ivf, hnsw or pq (default: flat)"),
+    flag("--lists", type=int, default=0, metavar="N", help="lists of ivf and pq (default: 4 sqrt(items))"),
+    flag("--similarity", metavar="SCORE",
+         help="csd, mean, elk or another score (default: that of the model's method)"),
+    flag("--dry-run", type=int, least=1, metavar="ITEMS",
+         help="print how much room this many items take, and write nothing"),
+    *ADDED, shared(Model), COMPUTE, retired=RETIRED,
+)  # fmt: skip
 def build_index(args: argparse.Namespace) -> None:
-    """Make an index, or bring it to what its source holds now."""
-    at_least(args, 1, "dry_run")
+    """Make an index, or update it to what its source holds now."""
     settings = reading(args)
     from prolip.search.build import build, described
     from prolip.search.indexes import Kind, table
@@ -127,8 +88,11 @@ def build_index(args: argparse.Namespace) -> None:
         summarize(args, done.index, str(done))
 
 
+@command(
+    "prolip search add runs/index --data shards:data/emoji/noto.tar", *ADDED, OWN, COMPUTE,
+)
 def add_source(args: argparse.Namespace) -> None:
-    """Bring an index to what a further source holds now."""
+    """Add a source to an index, or update it to what that source holds now."""
     settings = reading(args)
     from prolip.search.build import fill
 
@@ -136,6 +100,10 @@ def add_source(args: argparse.Namespace) -> None:
     summarize(args, done.index, str(done))
 
 
+@command(
+    "prolip search finish runs/index --rebuild", *INDEX,
+    flag("--rebuild", action="store_true", help="learn the approximate index again, from all rows"), retired=RETIRED,
+)
 def finish_index(args: argparse.Namespace) -> None:
     """Add all rows to the approximate index."""
     index = opened(args)
@@ -143,6 +111,10 @@ def finish_index(args: argparse.Namespace) -> None:
     summarize(args, index)
 
 
+@command(
+    "prolip search delete runs/index --keys emojione/emojione-1f600", *INDEX,
+    flag("--keys", nargs="+", required=True, metavar="KEY", help="keys to remove from the results"),
+)
 def delete_keys(args: argparse.Namespace) -> None:
     """Remove keys from the results."""
     from prolip.data.reading.tar import printable
@@ -152,6 +124,7 @@ def delete_keys(args: argparse.Namespace) -> None:
     summarize(args, index)
 
 
+@command("prolip search convert runs/index", *INDEX)
 def convert_index(args: argparse.Namespace) -> None:
     """Convert an index of an earlier version."""
     from prolip.search.build import convert
@@ -184,9 +157,28 @@ def pairs_of(args: argparse.Namespace) -> list[tuple[str | None, str | None]]:
     return list(zip(args.text, args.image)) if args.combine else alone
 
 
+@command(
+    "prolip search query runs/index --text cat --top 5", *INDEX,
+    flag("--text", action="append", default=[], help="text to search by; may be given several times"),
+    flag("--image", action="append", default=[], help="path or URL of an image to search by; likewise"),
+    flag("--combine", action="store_true", help="make one query of the first --text and --image, and so on"),
+    either(
+        flag("--more-general", action="store_true", help="return near items that include the query"),
+        flag("--more-specific", action="store_true", help="return near items that the query includes"),
+    ),
+    flag("--top", type=int, default=10, least=1, metavar="N", help="answers to return (default: 10)"),
+    flag("--probe", type=int, least=1, metavar="N", help="lists to read (ivf, pq), or candidates to visit (hnsw)"),
+    flag("--rerank", type=int, least=1, metavar="N", help="candidates to score again, or to compare by inclusion"),
+    flag("--exact", action="store_true", help="rank all items, with any type of index"),
+    REFUSAL,
+    shared(Data, "allow_private_hosts"),
+    shared(Output, "json"),
+    OWN,
+    shared(Compute, "device", "precision"),
+    retired=RETIRED | {"": "search for a text by --text 'a cat', for an image by --image FILE"},
+)
 def query(args: argparse.Namespace) -> None:
-    """Ask, refuse what is to be refused, print."""
-    at_least(args, 1, "top", "probe", "rerank")
+    """Search the index by text and image."""
     check_risk(args)
     wider = args.more_general if args.more_general or args.more_specific else None
     if wider is not None and args.risk is not None:
@@ -213,20 +205,7 @@ def query(args: argparse.Namespace) -> None:
             print(f"{place:4}  {console.plain(answer)}")
 
 
-BUILD = "prolip search build runs/index --data shards:data/emoji/emojione.tar --model local-dir:runs/demo/model"
-COMMANDS = {
-    "search": {
-        "build": Command("make an index, or update it to what its source holds now", BUILD, build_flags, build_index,
-                         retired=RETIRED),
-        "add": Command("add a source to an index, or update it to what that source holds now",
-                       "prolip search add runs/index --data shards:data/emoji/noto.tar", add_flags, add_source),
-        "finish": Command("add all rows to the approximate index", "prolip search finish runs/index --rebuild",
-                          finish_flags, finish_index, retired=RETIRED),
-        "delete": Command("remove keys from the results",
-                          "prolip search delete runs/index --keys emojione/emojione-1f600", delete_flags, delete_keys),
-        "query": Command("search the index by text and image", "prolip search query runs/index --text cat --top 5",
-                         query_flags, query, retired=RETIRED),
-        "convert": Command("convert an index of an earlier version", "prolip search convert runs/index",
-                           index_flags, convert_index),
-    },
-}  # fmt: skip
+COMMANDS = {"search": {
+    "build": build_index, "add": add_source, "finish": finish_index, "delete": delete_keys, "query": query,
+    "convert": convert_index,
+}}  # fmt: skip

@@ -6,38 +6,30 @@ import sys
 import tempfile
 from pathlib import Path
 
-from prolip.cli.command import Command, Model, Output, add
-
+from prolip.cli.command import Model, Output, command, either, flag, shared
 
 # --- hub --------------------------------------------------------------------------------------------------------------
-def about_model(parser: argparse.ArgumentParser) -> None:
-    """The flags of a model card."""
-    add_argument = parser.add_argument
-    add_argument("run", metavar="RUN", help="folder of a run, or of a model")
-    add_argument("--name", help="the model's name on its card; the target's if left out")
-    add_argument("--license", metavar="ID", help="the model's licence by its name on the hub: mit, cc-by-4.0")
-    add_argument("--data-license", metavar="TEXT", help="a sentence on the licence of the training data")
-    add_argument("--metrics", metavar="FILE", help="metrics of the card; the run's eval.json if left out")
+#: The flags of a model card.
+CARD = (
+    flag("run", metavar="RUN", help="folder of a run, or of a model"),
+    flag("--name", help="the model's name on its card; the target's if left out"),
+    flag("--license", metavar="ID", help="the model's licence by its name on the hub: mit, cc-by-4.0"),
+    flag("--data-license", metavar="TEXT", help="a sentence on the licence of the training data"),
+    flag("--metrics", metavar="FILE", help="metrics of the card; the run's eval.json if left out"),
+)
+RETIRED = {"eval": "use --metrics"}
 
 
-def save_flags(parser: argparse.ArgumentParser) -> None:
-    """Those of `prolip hub save`."""
-    about_model(parser)
-    add(parser, Output, "output", "overwrite", required=["output"], help={
+@command(
+    "prolip hub save runs/demo --output shared/demo --license mit",
+    *CARD,
+    shared(Output, "output", "overwrite", required=["output"], help={
         "output": "folder for the model, its card and its plots",
-        "overwrite": "replace a README.md that ProLIP did not write"})  # fmt: skip
-
-
-def push_flags(parser: argparse.ArgumentParser) -> None:
-    """Those of `prolip hub push`."""
-    about_model(parser)
-    parser.add_argument("repo", metavar="ORG/NAME", help="repository on the hub")
-    parser.add_argument("--private", action="store_true", help="make a new repository private")
-    parser.add_argument("--dry-run", action="store_true", help="write all files here, and print what would be sent")
-
-
+        "overwrite": "replace a README.md that ProLIP did not write"}),
+    retired=RETIRED,
+)  # fmt: skip
 def save_model(args: argparse.Namespace) -> None:
-    """Write the model with its card to a folder."""
+    """Write a trained model and its card to a folder."""
     from prolip.hub.card import Said, find_source
     from prolip.hub.saving import save
 
@@ -47,8 +39,16 @@ def save_model(args: argparse.Namespace) -> None:
     print(f"{folder}: {', '.join(path.name for path in written)}; load it as local-dir:{folder}")
 
 
+@command(
+    "prolip hub push runs/demo org/name --license mit --dry-run",
+    *CARD,
+    flag("repo", metavar="ORG/NAME", help="repository on the hub"),
+    flag("--private", action="store_true", help="make a new repository private"),
+    flag("--dry-run", action="store_true", help="write all files here, and print what would be sent"),
+    retired=RETIRED,
+)
 def push_model(args: argparse.Namespace) -> None:
-    """Send the model with its card to the hub, or show what would be sent."""
+    """Push a trained model and its card to the hub."""
     from prolip.hub.card import Said, find_source
     from prolip.hub.saving import check_repo, push, save
 
@@ -68,25 +68,15 @@ def push_model(args: argparse.Namespace) -> None:
 
 
 # --- export -----------------------------------------------------------------------------------------------------------
-def graph_flags(parser: argparse.ArgumentParser) -> None:
-    """Those of `prolip export graph`."""
-    add(parser, Model, "model", "pretrained", required=["model"])
-    add(parser, Output, "output", required=["output"], help={"output": "folder for the graphs of both towers"})
-    parser.add_argument("--format", nargs="+", choices=("onnx", "pt2"), default=["onnx"],
-                        help="onnx (default), which needs the extra export, or pt2, programs of PyTorch")
-
-
-def checkpoint_flags(parser: argparse.ArgumentParser) -> None:
-    """Those of `prolip export checkpoint`."""
-    parser.add_argument("checkpoint", metavar="FILE", help="file or URL of a checkpoint: .../step_N.pt")
-    averages = parser.add_mutually_exclusive_group()
-    averages.add_argument("--ema", dest="average", action="store_const", const="ema", help="take the averaged weights")
-    averages.add_argument("--swa", dest="average", action="store_const", const="swa", help="average of the last epochs")
-    add(parser, Output, "output", required=["output"], help={"output": "folder for the model"})
-
-
+@command(
+    "prolip export graph --model local-dir:runs/demo/model --output runs/demo/onnx",
+    shared(Model, "model", "pretrained", required=["model"]),
+    shared(Output, "output", required=["output"], help={"output": "folder for the graphs of both towers"}),
+    flag("--format", nargs="+", choices=("onnx", "pt2"), default=["onnx"],
+         help="onnx (default), which needs the extra export, or pt2, programs of PyTorch"),
+)  # fmt: skip
 def export_graph(args: argparse.Namespace) -> int:
-    """Write the graphs, run them next to the model, print the largest difference; 1 where one differs or fails."""
+    """Write both towers as graphs for programs without this code. 1 where one differs from the model or fails."""
     from prolip.export import BATCHES, TOLERANCE, WAYS, check_place, largest_differences, load
 
     for name in args.format:
@@ -108,32 +98,23 @@ def export_graph(args: argparse.Namespace) -> int:
     return 0 if equal else 1
 
 
+@command(
+    "prolip export checkpoint runs/demo/checkpoints/step_1750.pt --output runs/demo/step_1750",
+    flag("checkpoint", metavar="FILE", help="file or URL of a checkpoint: .../step_N.pt"),
+    either(
+        flag("--ema", dest="average", action="store_const", const="ema", help="take the averaged weights"),
+        flag("--swa", dest="average", action="store_const", const="swa", help="average of the last epochs"),
+    ),
+    shared(Output, "output", required=["output"], help={"output": "folder for the model"}),
+)
 def export_checkpoint(args: argparse.Namespace) -> None:
-    """Write the model of a checkpoint to a folder, and print its path."""
-    from training.checkpoint.export import export_checkpoint as export
+    """Write the model of a checkpoint to a folder."""
+    from training.model import export_checkpoint as export
 
     print(export(args.checkpoint, Path(args.output), args.average))
 
 
 COMMANDS = {
-    "export": {
-        "graph": Command(
-            "write both towers as graphs for programs without this code",
-            "prolip export graph --model local-dir:runs/demo/model --output runs/demo/onnx",
-            graph_flags, export_graph),
-        "checkpoint": Command(
-            "write the model of a checkpoint to a folder",
-            "prolip export checkpoint runs/demo/checkpoints/step_1750.pt --output runs/demo/step_1750",
-            checkpoint_flags, export_checkpoint),
-    },
-    "hub": {
-        "save": Command(
-            "write a trained model and its card to a folder",
-            "prolip hub save runs/demo --output shared/demo --license mit",
-            save_flags, save_model, retired={"eval": "use --metrics"}),
-        "push": Command(
-            "push a trained model and its card to the hub",
-            "prolip hub push runs/demo org/name --license mit --dry-run",
-            push_flags, push_model, retired={"eval": "use --metrics"}),
-    },
-}  # fmt: skip
+    "export": {"graph": export_graph, "checkpoint": export_checkpoint},
+    "hub": {"save": save_model, "push": push_model},
+}

@@ -7,36 +7,39 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from prolip.cli.command import Command, Compute, Data, Model, Output, add, check, load
-from prolip.cli.eval import CLASSES, corpus_of, drawings_flags, open_named, split_flag
+from prolip.cli.command import Compute, Data, Flags, Model, Output, check, command, flag, load, shared
+from prolip.cli.eval import CLASSES, DRAWINGS, SPLIT, corpus_of, open_named
 from prolip.evaluation.datasets.specs import FORMS
 from prolip.hierarchy.choices import INCLUSIONS, LEAST, OWN, ROOTS, STEPS
-from prolip.utils.messages import at_least
 from prolip.utils.outputs import replacing
 
 if TYPE_CHECKING:
     from prolip.evaluation.model import Embedder
     from prolip.hierarchy.traversal import Pairwise
 
+MODEL = "--model local-dir:runs/demo/model"
+CORPUS = f"{MODEL} --data data/emoji/emojione.tar"
+BY_PROMPTS = """prolip eval tasks, datacomp and clip-benchmark take the file by --prompts. Images
+that weights were fitted to may not be scored by them."""
+
 
 # --- prompts ----------------------------------------------------------------------------------------------------------
-def fit_flags(parser: argparse.ArgumentParser) -> None:
-    """Those of `prolip prompts fit`."""
-    flag = parser.add_argument
-    flag("--data", required=True, metavar="SOURCE", help=f"images, class names and prompts: {FORMS}")
-    split_flag(parser)
+@command(
+    f"prolip prompts fit {MODEL} --data wds:runs/groups --rule bprw:5 --output weights.json",
+    flag("--data", required=True, metavar="SOURCE", help=f"images, class names and prompts: {FORMS}"),
+    SPLIT,
     flag("--rule", default="bprw", metavar="RULE", help="bprw (default): by the images nearest to a class; bprw:K: by "
-         "K labelled images of it; with settings as of prolip eval tasks --prompts")  # fmt: skip
-    flag("--templates", metavar="FILE", help="prompts, one a line with {c} for the class, instead of the data set's")
-    add(parser, Model, required=["model"])
-    add(parser, Data, "skip_damaged")
-    add(parser, Compute, "device", "precision", "batch_size", "workers")
-    add(parser, Output, "output", "save_features", required=["output"],
-        help={"output": "file for the weights, NAME.json"})  # fmt: skip
-
-
+         "K labelled images of it; with settings as of prolip eval tasks --prompts"),
+    flag("--templates", metavar="FILE", help="prompts, one a line with {c} for the class, instead of the data set's"),
+    shared(Model, required=["model"]),
+    shared(Data, "skip_damaged"),
+    shared(Compute, "device", "precision", "batch_size", "workers"),
+    shared(Output, "output", "save_features", required=["output"],
+           help={"output": "file for the weights, NAME.json"}),
+    more=BY_PROMPTS, retired={"dataset": "use --data"},
+)  # fmt: skip
 def run_fit(args: argparse.Namespace) -> None:
-    """Check, embed, fit, write."""
+    """Fit weights of prompts to images."""
     from prolip.data.reading.tables.csv import show_counts
     from prolip.evaluation.feature_store import FeatureStore
     from prolip.evaluation.kinds.base import class_prompts
@@ -65,16 +68,16 @@ def run_fit(args: argparse.Namespace) -> None:
     print(f"{found}: {len(found.classnames)} classes, {len(found.templates)} prompts; written to {args.output}")
 
 
-def show_flags(parser: argparse.ArgumentParser) -> None:
-    """Those of `prolip prompts show`."""
-    parser.add_argument("file", metavar="FILE.json", help="weights that prolip prompts fit wrote")
-    parser.add_argument("--top", type=int, default=3, metavar="N",
-                        help="show N prompts at either end of each class (default: 3)")  # fmt: skip
-    add(parser, Output, "output", help={"output": "folder for weights.png, .pdf and .svg: largest weights, entropies"})
-
-
+@command(
+    "prolip prompts show weights.json",
+    flag("file", metavar="FILE.json", help="weights that prolip prompts fit wrote"),
+    flag("--top", type=int, default=3, least=1, metavar="N",
+         help="show N prompts at either end of each class (default: 3)"),
+    shared(Output, "output", help={"output": "folder for weights.png, .pdf and .svg: largest weights, entropies"}),
+    retired={"most": "use --top", "figures": "use --output"},
+)  # fmt: skip
 def run_show(args: argparse.Namespace) -> None:
-    """The listing, and the figure where there is a folder for it."""
+    """List the most and least weighted prompts, draw histograms."""
     from prolip.prompts.weights import PromptWeights
     from prolip.utils import console
 
@@ -88,94 +91,28 @@ def run_show(args: argparse.Namespace) -> None:
 
 
 # --- hierarchy --------------------------------------------------------------------------------------------------------
-def models_flags(parser: argparse.ArgumentParser, *more: str) -> None:
-    """Several models, computed one after the other. more: flags of `Compute`."""
-    parser.add_argument("--model", action="append", required=True, metavar="STR",
-                        help="local-dir:FOLDER, hf-hub:ORG/NAME, or a name; once for each model")  # fmt: skip
-    add(parser, Model, "pretrained", "tokenizer", help={
-        "pretrained": "weights file, OpenCLIP's tag, or random for untrained weights; of all models"})
-    add(parser, Compute, "device", "precision", *more)
+ONE_MODEL = shared(Model, required=["model"]), shared(Compute, "device", "precision")
+#: Several models, computed one after the other.
+MODELS = (
+    flag("--model", action="append", required=True, metavar="STR",
+         help="local-dir:FOLDER, hf-hub:ORG/NAME, or a name; once for each model"),
+    shared(Model, "pretrained", "tokenizer", help={
+        "pretrained": "weights file, OpenCLIP's tag, or random for untrained weights; of all models"}),
+)  # fmt: skip
 
 
-def model_flags(parser: argparse.ArgumentParser) -> None:
-    """One model."""
-    add(parser, Model, required=["model"])
-    add(parser, Compute, "device", "precision")
-
-
-def output_flag(parser: argparse.ArgumentParser, what: str, needed: bool = True) -> None:
-    """What is written."""
-    add(parser, Output, "output", required=["output"] if needed else (), help={"output": what})
-
-
-def traversal_flags(parser: argparse.ArgumentParser) -> None:
-    """How to traverse."""
-    parser.add_argument("--steps", type=int, default=STEPS, metavar="N",
-                        help=f"steps from the caption to the root (default: {STEPS})")  # fmt: skip
-    inclusion_flag(parser)
-
-
-def inclusion_flag(parser: argparse.ArgumentParser, what: str = "a caption includes an image most") -> None:
+def inclusion_by(what: str) -> Flags:
     """The measure of inclusion."""
     text = f"measure by which {what}, or {OWN}: the model's score (default: {INCLUSIONS[0]})"
-    parser.add_argument("--inclusion", default=INCLUSIONS[0], choices=(*INCLUSIONS, OWN), help=text)
+    return flag("--inclusion", default=INCLUSIONS[0], choices=(*INCLUSIONS, OWN), help=text)
 
 
-def entailment_flags(parser: argparse.ArgumentParser) -> None:
-    """Those of `prolip hierarchy entailment`."""
-    drawings_flags(parser)
-    flag = parser.add_argument
-    flag("--max-pairs", type=int, default=5000, metavar="N", help="true pairs of each relation (default: 5000)")
-    flag("--intervals", type=int, default=500, metavar="DRAWS", help="95%% intervals by bootstrap (default: 500 draws)")
-    models_flags(parser, "seed")
-    output_flag(parser, "JSON file for all metrics", needed=False)
-
-
-def traverse_flags(parser: argparse.ArgumentParser) -> None:
-    """Those of `prolip hierarchy traverse`."""
-    drawings_flags(parser)
-    traversal_flags(parser)
-    flag = parser.add_argument
-    flag("--root", default=ROOTS[0], choices=ROOTS, help="end in the most inclusive caption, or in the empty text")
-    flag("--top", type=int, default=10, metavar="N", help="traverse from the first N drawings (default: 10)")
-    model_flags(parser)
-
-
-def hierarcaps_flags(parser: argparse.ArgumentParser) -> None:
-    """Those of `prolip hierarchy hierarcaps`."""
-    flag = parser.add_argument
-    flag("--captions", required=True, metavar="CSV", help="id,captions,image_url, such as hierarcaps_test.csv")
-    flag("--images", required=True, metavar="FOLDER", help="COCO's val2014")
-    traversal_flags(parser)
-    models_flags(parser)
-    output_flag(parser, "JSON file for the metrics", needed=False)
-
-
-def hierarimgs_flags(parser: argparse.ArgumentParser) -> None:
-    """Those of `prolip hierarchy hierarimgs`."""
-    flag = parser.add_argument
-    flag("--instances", required=True, metavar="FILE", help="COCO's instances_val2017.json")
-    flag("--images", required=True, metavar="FOLDER", help="COCO's val2017")
-    flag("--least", type=int, default=LEAST, metavar="PIXELS", help=f"size that segments exceed (default: {LEAST})")
-    flag("--top", type=int, metavar="N", help="build only the first N images")
-    output_flag(parser, "folder of images at levels; a former one is replaced")
-
-
-def levels_flags(parser: argparse.ArgumentParser) -> None:
-    """Those of `prolip hierarchy levels`."""
-    parser.add_argument("--images", metavar="FOLDER", help="images at levels that prolip hierarchy hierarimgs wrote")
-    parser.add_argument("--captions", metavar="CSV", help="texts at levels: HierarCaps' CSV")
-    model_flags(parser)
-    output_flag(parser, "folder for the figures, PNG and SVG")
-
-
-def ambiguity_flags(parser: argparse.ArgumentParser) -> None:
-    """Those of `prolip hierarchy ambiguity`."""
-    drawings_flags(parser)
-    parser.add_argument("--inputs", type=int, default=256, metavar="N",
-                        help="change N drawings and N captions (default: 256)")  # fmt: skip
-    models_flags(parser, "seed")
-    output_flag(parser, "folder for the figure, PNG and SVG")
+#: How to traverse.
+TRAVERSAL = (
+    flag("--steps", type=int, default=STEPS, least=2, metavar="N",
+         help=f"steps from the caption to the root (default: {STEPS})"),
+    inclusion_by("a caption includes an image most"),
+)  # fmt: skip
 
 
 def inclusion_of(args: argparse.Namespace, embedder: Embedder) -> str | Pairwise:
@@ -190,9 +127,20 @@ def keep(path: str | None, values: Any) -> None:
             temporary.write_text(json.dumps(values, indent=1), encoding="utf-8")
 
 
+@command(
+    f"prolip hierarchy entailment {CORPUS}",
+    *DRAWINGS,
+    flag("--max-pairs", type=int, default=5000, least=1, metavar="N",
+         help="true pairs of each relation (default: 5000)"),
+    flag("--intervals", type=int, default=500, least=2, metavar="DRAWS",
+         help="95%% intervals by bootstrap (default: 500 draws)"),
+    *MODELS,
+    shared(Compute, "device", "precision", "seed"),
+    shared(Output, "output", help={"output": "JSON file for all metrics"}),
+    retired={"pairs": "use --max-pairs", "draws": "use --intervals"},
+)  # fmt: skip
 def run_entailment(args: argparse.Namespace) -> None:
-    """AUC of every score."""
-    at_least(args, 2, "intervals")
+    """Measure how well scores tell what is a kind of what (AUC)."""
     check(args)
     from prolip.hierarchy import entailment
 
@@ -206,8 +154,18 @@ def run_entailment(args: argparse.Namespace) -> None:
     print(entailment.format_entailment(results, pairs, args.intervals))
 
 
+@command(
+    f"prolip hierarchy traverse {CORPUS}",
+    *DRAWINGS,
+    *TRAVERSAL,
+    flag("--root", default=ROOTS[0], choices=ROOTS, help="end in the most inclusive caption, or in the empty text"),
+    flag("--top", type=int, default=10, least=1, metavar="N",
+         help="traverse from the first N drawings (default: 10)"),
+    *ONE_MODEL,
+    retired={"images": "use --top"},
+)  # fmt: skip
 def run_traverse(args: argparse.Namespace) -> None:
-    """Captions met, and the roots."""
+    """List the captions met on the way from an image to its root."""
     check(args)
     from prolip.data.emoji import Corpus
     from prolip.evaluation.suites.emoji.evaluate import embed_drawings
@@ -225,8 +183,17 @@ def run_traverse(args: argparse.Namespace) -> None:
         print("\n".join(["", *(f"{name:<40}  [ROOT] {root}" for name, root in zip(names, roots))]))
 
 
+@command(
+    f"prolip hierarchy hierarcaps {MODEL} --captions hierarcaps_test.csv --images val2014",
+    flag("--captions", required=True, metavar="CSV", help="id,captions,image_url, such as hierarcaps_test.csv"),
+    flag("--images", required=True, metavar="FOLDER", help="COCO's val2014"),
+    *TRAVERSAL,
+    *MODELS,
+    shared(Compute, "device", "precision"),
+    shared(Output, "output", help={"output": "JSON file for the metrics"}),
+)
 def run_hierarcaps(args: argparse.Namespace) -> None:
-    """The metrics of every model and root."""
+    """Evaluate HierarCaps by both published protocols."""
     check(args)
     from prolip.hierarchy.entailment import short
     from prolip.hierarchy.hierarcaps import evaluate_hierarcaps, format_metrics, read_hierarcaps
@@ -243,8 +210,19 @@ def run_hierarcaps(args: argparse.Namespace) -> None:
     print(format_metrics(named))
 
 
+@command(
+    "prolip hierarchy hierarimgs --instances instances_val2017.json --images val2017 --output hierarimgs",
+    flag("--instances", required=True, metavar="FILE", help="COCO's instances_val2017.json"),
+    flag("--images", required=True, metavar="FOLDER", help="COCO's val2017"),
+    flag("--least", type=int, default=LEAST, least=0, metavar="PIXELS",
+         help=f"size that segments exceed (default: {LEAST})"),
+    flag("--top", type=int, least=1, metavar="N", help="build only the first N images"),
+    shared(Output, "output", required=["output"],
+           help={"output": "folder of images at levels; a former one is replaced"}),
+    retired={"most": "use --top"},
+)  # fmt: skip
 def run_hierarimgs(args: argparse.Namespace) -> None:
-    """Build the folder."""
+    """Build HierarImgs from COCO's segments."""
     check(args, folder=True)
     from prolip.hierarchy.hierarimgs import SEGMENTS, build
 
@@ -252,8 +230,16 @@ def run_hierarimgs(args: argparse.Namespace) -> None:
     print(f"{count:,} images at {SEGMENTS + 1} levels, below {args.output}")
 
 
+@command(
+    f"prolip hierarchy levels {MODEL} --images hierarimgs --output figures",
+    flag("--images", metavar="FOLDER", help="images at levels that prolip hierarchy hierarimgs wrote"),
+    flag("--captions", metavar="CSV", help="texts at levels: HierarCaps' CSV"),
+    *ONE_MODEL,
+    shared(Output, "output", required=["output"], help={"output": "folder for the figures, PNG and SVG"}),
+    retired={"levels": "use --images"},
+)
 def run_levels(args: argparse.Namespace) -> None:
-    """Figures, and what they show."""
+    """Draw traces and inclusion by level."""
     check(args, folder=True)
     if not args.images and not args.captions:
         raise ValueError("give --images with images at levels, or --captions with HierarCaps' CSV, or both")
@@ -278,8 +264,17 @@ def run_levels(args: argparse.Namespace) -> None:
     print(f"figures written to {args.output}")
 
 
+@command(
+    f"prolip hierarchy ambiguity {CORPUS} --output figures",
+    *DRAWINGS,
+    flag("--inputs", type=int, default=256, least=1, metavar="N",
+         help="change N drawings and N captions (default: 256)"),
+    *MODELS,
+    shared(Compute, "device", "precision", "seed"),
+    shared(Output, "output", required=["output"], help={"output": "folder for the figure, PNG and SVG"}),
+)  # fmt: skip
 def run_ambiguity(args: argparse.Namespace) -> None:
-    """The studies of every model, in one figure."""
+    """Draw what erasing, mixing and dropping words do to uncertainty."""
     check(args, folder=True)
     from prolip.hierarchy import ambiguity, figures
     from prolip.hierarchy.entailment import short
@@ -304,41 +299,10 @@ def load_gaussian(args: argparse.Namespace, model: str, what: str) -> Embedder:
     return embedder
 
 
-MODEL = "--model local-dir:runs/demo/model"
-CORPUS = f"{MODEL} --data data/emoji/emojione.tar"
-BY_PROMPTS = """prolip eval tasks, datacomp and clip-benchmark take the file by --prompts. Images
-that weights were fitted to may not be scored by them."""
 COMMANDS = {
-    "prompts": {
-        "fit": Command(
-            "fit weights of prompts to images",
-            f"prolip prompts fit {MODEL} --data wds:runs/groups --rule bprw:5 --output weights.json",
-            fit_flags, run_fit, BY_PROMPTS, {"dataset": "use --data"}),
-        "show": Command(
-            "list the most and least weighted prompts, draw histograms", "prolip prompts show weights.json",
-            show_flags, run_show, retired={"most": "use --top", "figures": "use --output"}),
-    },
+    "prompts": {"fit": run_fit, "show": run_show},
     "hierarchy": {
-        "entailment": Command(
-            "measure how well scores tell what is a kind of what (AUC)", f"prolip hierarchy entailment {CORPUS}",
-            entailment_flags, run_entailment, retired={"pairs": "use --max-pairs", "draws": "use --intervals"}),
-        "traverse": Command(
-            "list the captions met on the way from an image to its root", f"prolip hierarchy traverse {CORPUS}",
-            traverse_flags, run_traverse, retired={"images": "use --top"}),
-        "hierarcaps": Command(
-            "evaluate HierarCaps by both published protocols",
-            f"prolip hierarchy hierarcaps {MODEL} --captions hierarcaps_test.csv --images val2014",
-            hierarcaps_flags, run_hierarcaps),
-        "hierarimgs": Command(
-            "build HierarImgs from COCO's segments",
-            "prolip hierarchy hierarimgs --instances instances_val2017.json --images val2017 --output hierarimgs",
-            hierarimgs_flags, run_hierarimgs, retired={"most": "use --top"}),
-        "levels": Command(
-            "draw traces and inclusion by level",
-            f"prolip hierarchy levels {MODEL} --images hierarimgs --output figures",
-            levels_flags, run_levels, retired={"levels": "use --images"}),
-        "ambiguity": Command(
-            "draw what erasing, mixing and dropping words do to uncertainty",
-            f"prolip hierarchy ambiguity {CORPUS} --output figures", ambiguity_flags, run_ambiguity),
+        "entailment": run_entailment, "traverse": run_traverse, "hierarcaps": run_hierarcaps,
+        "hierarimgs": run_hierarimgs, "levels": run_levels, "ambiguity": run_ambiguity,
     },
 }  # fmt: skip

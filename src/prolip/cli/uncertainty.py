@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from prolip.cli.command import Command, Compute, Data, Model, Output, add, load
+from prolip.cli.command import Compute, Data, Model, Output, command, flag, load, shared
 from prolip.data.config import DataConfig
 from prolip.uncertainty.options import FitOptions
 from prolip.utils.messages import respelling
@@ -29,24 +29,25 @@ MORE = (
 )
 
 
-def flags(parser: argparse.ArgumentParser) -> None:
-    """Those of `prolip uncertainty`."""
-    add(parser, Model, required=["model"])
-    add(parser, Compute, "device", "precision", "batch_size", "seed")
-    add(parser, Data, "data", help={"data": "images with texts to fit to (see below)"})
-    parser.add_argument("--split", help="which images of coco:, flickr:, cub: and iapr:, as --train-split of training")
-    add(parser, DataConfig, *READING, help={
+@command(
+    "prolip uncertainty --model local-dir:runs/demo/model --data data/emoji/noto.tar --output runs/demo/fitted",
+    shared(Model, required=["model"]),
+    shared(Compute, "device", "precision", "batch_size", "seed"),
+    shared(Data, "data", help={"data": "images with texts to fit to (see below)"}),
+    flag("--split", help="which images of coco:, flickr:, cub: and iapr:, as --train-split of training"),
+    shared(DataConfig, *READING, help={
         "caption_sampling": "fields whose captions are read, with optional weights: txt is the plain caption, others"
                             " are JSON fields (CSV columns), e.g. name:2,keywords:1,group",
-        "dataset_type": "what --data is; auto goes by its first word or suffix, or by a folder's content"})  # fmt: skip
-    parser.add_argument("--pairs", metavar="FILE", help="embeddings that --save-pairs wrote, instead of --data")
-    parser.add_argument("--save-pairs", metavar="FILE", help="keep the embeddings in this file")
-    add(parser, FitOptions, *FIT, help={"fit_samples": "samples that are read at most"})
-    add(parser, Output, "output", required=["output"], help={"output": "folder for the model with its variances"})
-
-
+        "dataset_type": "what --data is; auto goes by its first word or suffix, or by a folder's content"}),
+    flag("--pairs", metavar="FILE", help="embeddings that --save-pairs wrote, instead of --data"),
+    flag("--save-pairs", metavar="FILE", help="keep the embeddings in this file"),
+    shared(FitOptions, *FIT, help={"fit_samples": "samples that are read at most"}),
+    shared(Output, "output", required=["output"], help={"output": "folder for the model with its variances"}),
+    more=MORE,
+    retired={"train-data": "use --data", "train-split": "use --split", "samples": "use --fit-samples"},
+)  # fmt: skip
 def fit(args: argparse.Namespace) -> None:
-    """Embed, fit, write; print what the texts and the images fit."""
+    """Give a trained model variances and novelty; its means stay as they are."""
     if bool(args.pairs) == bool(args.data):
         raise ValueError("give --data, or --pairs with embeddings that --save-pairs wrote")
     from prolip.methods import LikelihoodConfig
@@ -125,8 +126,4 @@ def describe(fitted: Fitted, pairs: Pairs) -> None:
                   f" {side} tower, and --novelty-centres")  # fmt: skip
 
 
-EXAMPLE = "prolip uncertainty --model local-dir:runs/demo/model --data data/emoji/noto.tar --output runs/demo/fitted"
-COMMANDS = {"uncertainty": {"": Command(
-    "give a trained model variances and novelty; its means stay as they are", EXAMPLE, flags, fit, MORE,
-    {"train-data": "use --data", "train-split": "use --split", "samples": "use --fit-samples"},
-)}}  # fmt: skip
+COMMANDS = {"uncertainty": {"": fit}}

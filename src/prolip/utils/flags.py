@@ -28,7 +28,8 @@ class FlagError(ValueError):
 class Parser(argparse.ArgumentParser):
     """argparse without abbreviations, whose errors are exceptions with a remedy.
 
-    retired: flags that there are no more, or in other programs only, without dashes -> what to type; `*` ends a prefix.
+    retired: flags that there are no more, or in other programs only, without dashes -> what to type; `*` ends a prefix;
+    "": what to type instead of a word that belongs to no flag. An action's `least` is the smallest number it takes.
     """
 
     def __init__(self, retired: Mapping[str, str] | None = None, **settings: Any):
@@ -49,7 +50,12 @@ class Parser(argparse.ArgumentParser):
                 raise FlagError(explain_unknown(word, known, self.retired))
         given, unknown = self.parse_known_args(arguments)
         if unknown:
-            raise FlagError(f"got {' '.join(unknown)!r}, which belongs to no flag: give settings as --flag value")
+            remedy = self.retired.get("", "give settings as --flag value")
+            raise FlagError(f"got {' '.join(unknown)!r}, which belongs to no flag: {remedy}")
+        for action in self._actions:
+            value, least = getattr(given, action.dest, None), getattr(action, "least", None)
+            if least is not None and isinstance(value, int) and value < least and value != action.default:
+                raise FlagError(f"{action.option_strings[-1]} {value}: give {least} or more")
         return given
 
     def flags(self) -> list[str]:
@@ -93,6 +99,15 @@ def check_alone(config: Any, names: Iterable[str], wanted: str) -> None:
     given = [flag_of(name) for name in names if getattr(config, name) is not None]
     if len(given) > 1:
         raise FlagError(f"{' and '.join(given)} contradict each other: give {wanted}")
+
+
+def check_range(config: Any, *names: str, least: float = 0, above: bool = False, remedy: str = "") -> None:
+    """FlagError for a given number that is below `least`, at it where it must be above, or not finite."""
+    for name in names:
+        value = getattr(config, name)
+        if not isinstance(value, str | None) and not (least <= value < math.inf and (value > least or not above)):
+            wanted = f"finite number above {least}" if above else f"number of at least {least}"
+            raise FlagError(f"{flag_of(name)} {value}: give a {wanted}{remedy}")
 
 
 def add_flags(parser: argparse.ArgumentParser, section: str, config: type, leave_out: Iterable[str] = ()) -> None:

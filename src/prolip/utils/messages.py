@@ -1,7 +1,6 @@
 """Words that error messages of all parts share: which flag is meant, what a file is, what is where one is missing."""
 from __future__ import annotations
 
-import argparse
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -113,14 +112,6 @@ def listing(folder: str, most: int = 5) -> str:
 def first_few(names: Sequence[str], most: int) -> str:
     """The first `most` of some names, and how many more there are."""
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
-
-
-def at_least(args: argparse.Namespace, bound: int, *names: str) -> None:
-    """Raise ValueError for a number of the command line below `bound`; names: of its flags, as `args` has them."""
-    for name in names:
-        value = getattr(args, name, None)
-        if isinstance(value, int) and value < bound:
-            raise ValueError(f"--{name.replace('_', '-')} {value}: give {bound} or more")
 
 
 @contextmanager

@@ -227,4 +227,4 @@ def open_records(run: Run, storage: Storage) -> None:
         wait_for_all(world)
         kept.ledger = Ledger(kept.folder, world.rank)
     if world.is_first and settings.profile:
-        run.health.profiler = StepProfiler(kept.folder, world.rank, settings.profile, kept.log.say)
+        run.health.profiler = StepProfiler(kept.folder, settings.profile, kept.log.say)

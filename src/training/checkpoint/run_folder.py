@@ -1,7 +1,6 @@
 """The folder of a run: taking it, and writing files in it that are never half."""
 from __future__ import annotations
 
-import contextlib
 import json
 import shutil
 import time
@@ -157,22 +156,18 @@ class Ledger:
 
     def write(self, step: int, epoch: int, keys: Sequence[str]) -> None:
         """Note the samples of a step."""
-        with self._kept_going():
-            self.file.write(json.dumps({"step": step, "epoch": epoch, "keys": list(keys)}) + "\n")
+        self._try(self.file.write, json.dumps({"step": step, "epoch": epoch, "keys": list(keys)}) + "\n")
 
     def flush(self) -> None:
         """Bring what was noted to the disk: before a checkpoint that would go on behind it."""
-        with self._kept_going():
-            self.file.flush()
+        self._try(self.file.flush)
 
     def close(self) -> None:
-        with self._kept_going():
-            self.file.close()
+        self._try(self.file.close)
 
-    @contextlib.contextmanager
-    def _kept_going(self) -> Iterator[None]:
+    def _try(self, act: Callable[..., object], *words: str) -> None:
         try:
-            yield
+            act(*words)
         except OSError as error:
             if not self.reported:
                 self.reported = True

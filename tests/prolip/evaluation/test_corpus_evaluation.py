@@ -288,7 +288,7 @@ def test_the_command_evaluates_a_saved_model(shards, tmp_path, capsys):
         (["--model", "local-dir:nowhere"], "nowhere is no folder"),
         (["--device", "warp"], "device 'warp' is unknown"),
         (["--output", "setup.py"], "setup.py is a file: give a folder"),
-        (["--intervals", "1"], "--intervals 1: give two draws or more"),
+        (["--intervals", "1"], "--intervals 1: give 2 or more"),
         (["--against", "runs/other/eval"], "give --intervals too"),
         (["--intervals", "--against", "nowhere"], "no metrics.json in nowhere"),
     ],
