@@ -1,4 +1,4 @@
-"""The bias that a run starts with where pairs tell it: where the loss of its first batch has no slope in it."""
+"""The bias that a run from trained weights starts with: where the loss of its first batch has no slope in it."""
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ def start_bias(run: Run, batch: Batch) -> None:
     """Set the bias by the first batch, say it, and save it with the config."""
     before, value = run.trained.objective.model.logit_bias.item(), balanced_bias(run, batch)
     set_bias(run, value)
-    run.kept.log.say(f"bias {value:.4g}, where the loss of the first batch is balanced; it was {before:.4g}")
+    run.kept.log.say(f"bias {value:.4g}, where the loss of the first batch is balanced; the weights had {before:.4g}")
     if run.world.is_first:
         write_json(run.kept.folder / "config.json", run.config.to_dict())
 

@@ -52,9 +52,7 @@ def settle(config: Config, steps_per_epoch: int, rows: int, ranks: int) -> Confi
     if rows * ranks < 2:
         raise FlagError("--init-logit-bias auto, and a batch of 1 has no pair that does not match: give --batch-size 2 "
                         "or more, or a number such as --init-logit-bias -10")  # fmt: skip
-    if trained or config.data.texts_may_repeat:  # the first batch shows how many pairs match
-        return config
-    return changed(config, "model", init_logit_bias=round(math.log(1 / (rows * ranks - 1)), 4))
+    return config if trained else changed(config, "model", init_logit_bias=round(math.log(1 / (rows * ranks - 1)), 4))
 
 
 def rows_per_rank(config: Config, world_size: int) -> Any:

@@ -19,6 +19,7 @@ from prolip.data.faults import FaultCounter, SampleFault
 from prolip.data.noise import Noise
 from prolip.data.order.streams import Source
 from prolip.data.reading.folders import ImageRows
+from prolip.data.reading.images import base_of, key_of
 from prolip.data.reading.named import TESTED, parse_source
 from prolip.data.reading.shards import expand_shards
 from prolip.data.reading.tar import ShardReader
@@ -26,7 +27,7 @@ from prolip.data.samples.captions import CaptionSampler, Selector
 from prolip.data.samples.sample import Raw, caption_parts, image_bytes, is_selected
 from prolip.data.samples.split import Split, parse_split
 from prolip.data.sources import Captioned, captioned_samples, source_of
-from prolip.evaluation.datasets.base import WHOLE, Dataset, Sample, Share, fingerprint
+from prolip.evaluation.datasets.base import WHOLE, Dataset, Sample, Share, fingerprint, read_images
 from prolip.evaluation.datasets.specs import has_splits, open_dataset
 from prolip.evaluation.distributed import TaskLost, evaluate_over_ranks
 from prolip.evaluation.features import Features
@@ -176,8 +177,19 @@ def open_validation(
 
 
 def open_held_out(data: DataConfig, rows: ImageRows | None) -> Dataset:
-    """The images of the training data that --split holds out, with all captions that training would draw."""
+    """The images of the training data that --split holds out, with all captions that training would draw; of a folder
+    of classes, a classification of these.
+    """
     source, damage = source_of(data), FaultCounter()
+    folders = rows if source.kind == "images" else None
+    if folders and all(row.caption and row.caption == row.record.get("class") for row in folders.rows):
+        every = open_dataset(str(source), None, damage)  # of all of the data, as a share may lack a class
+        place = {folder: number for number, folder in enumerate(every.info["folders"])}
+        keys = [key_of(row, base_of(source)) for row in folders.rows]
+        own = [Sample(key, b"", place[key.partition("/")[0]]) for key in keys]
+        samples = partial(read_images, folders, own, damage)
+        return dataclasses.replace(every, name=HELD_OUT, samples=samples, size=len(own),
+                                   fingerprint=f"{every.fingerprint}-{data.split}")  # fmt: skip
     urls = [shard.url for shard in expand_shards(source.address, pipes=True)] if rows is None else []
     return Dataset(
         name=HELD_OUT, kind="retrieval", samples=partial(held_out_samples, data, rows, urls, damage),

@@ -24,7 +24,7 @@ from training.main import main
 from training.parallel.distributed import World
 
 ROWS = 12
-SETTINGS = {"prolip": {"known_matches": False}, "prolip known": {}, "siglip": {}, "likelihood": {}}
+SETTINGS = {"prolip": {}, "prolip known": {"known_matches": True}, "siglip": {}, "likelihood": {}}
 
 
 def make_batch() -> dict:

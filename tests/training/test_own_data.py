@@ -15,7 +15,9 @@ from training_runs import TINY, metrics
 from drawings import FOLDER
 from prolip.cli.main import main as prolip
 from prolip.data import emoji
-from prolip.data.samples.split import held_out
+from prolip.data.reading.named import parse_source
+from prolip.data.reading.rows import read_rows
+from prolip.data.samples.split import Split, held_out
 from training.config import build_config, renewed
 from training.main import main, parse
 from training.parallel.distributed import World
@@ -87,6 +89,18 @@ def test_a_table_is_trained_on_and_what_is_held_out_of_it_is_measured(tables, tm
     held = sum(held_out(tables / f"{number}.png", 0.3) for number in range(40))
     assert 3 <= held <= 20 and found["held-out/t2i/queries"] == found["held-out/i2t/queries"] == held
     assert json.loads((run / "config.json").read_text())["data"]["split"] == 0.3
+
+
+def test_a_folder_of_classes_is_measured_by_the_top_1_of_what_is_held_out(described, tmp_path):
+    folder = described / "drawings"
+    words = ["--train-data", str(folder), "--split", "0.3"]
+    run = begin(tmp_path, *words, "--best-metric", "held-out/acc1")
+    rows = read_rows(parse_source(str(folder)), split=Split(0.3))
+    found = list(open_validation(parse([*MINE, *words]), None, None, World(), held_out=rows).tasks[0].samples())
+    expected = {f"{n % 2}/{n}.png": n % 2 for n in range(40) if held_out(folder / f"{n % 2}/{n}.png", 0.3)}
+    assert {sample.key: sample.label for sample in found} == expected and len(found) == len(expected) > 3
+    right = json.loads((run / "eval.json").read_text())["held-out/acc1"] * len(found)
+    assert right == pytest.approx(round(right)) and (run / "best" / "best.json").exists()
 
 
 @pytest.mark.parametrize("name", ["a.csv", "a.jsonl", "a.parquet"])

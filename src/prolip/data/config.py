@@ -2,11 +2,9 @@
 from __future__ import annotations
 
 import math
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from prolip.data.reading.named import TABLES, parse_source
 from prolip.data.reading.opening import ReadPolicy
 from prolip.data.reading.published.sets import FORMS, SETS, word_of
 from prolip.data.samples.captions import CaptionSampler, Selector
@@ -100,10 +98,9 @@ class DataConfig:
     shuffle_buffer: int = option(5000, "samples in each stream's shuffle buffer; 1 is off")
     max_bad_fraction: float = option(0.01, "stop when more than this fraction of samples or shards cannot be used")
     captions: int = option(1, "texts drawn for each image; 0: none is read", follows="the method")
-    known_matches: bool | None = option(
-        False, "add the identities of all captions of each sample to the batches; None: of tables and folders, whose "
-        "texts may repeat", follows="the method"
-    )  # fmt: skip
+    known_matches: bool = option(
+        False, "add the identities of all captions of each sample to the batches", follows="the method"
+    )
     unpaired: bool = option(
         False, "give the texts of a batch in another order than its images: no image with its own", follows="the method"
     )
@@ -145,8 +142,6 @@ class DataConfig:
             value = getattr(self, name)
             if value not in (None, AUTO) and value < least:
                 raise ValueError(f"--{name.replace('_', '-')} is {value}: give {least} or more")
-        if self.known_matches is None:
-            object.__setattr__(self, "known_matches", self.texts_may_repeat)
         if self.captions < 0 or (self.known_matches and self.captions != 1):
             known = " with known matches" if self.known_matches else ""
             raise ValueError(f"captions is {self.captions}{known}: give {'1' if known else '0 or more'}")
@@ -187,15 +182,6 @@ class DataConfig:
             from prolip.data.reading.shards import parse_factors  # late: it imports torch, and flags need none
 
             parse_factors(self.train_data_upsampling_factors, len((self.train_data or "").split("::")))
-
-    @property
-    def texts_may_repeat(self) -> bool:
-        """Whether these are rows of a table or a folder of images, of which many may have one text, such as a class."""
-        if self.dataset_type != "auto":
-            return self.dataset_type in (*TABLES, "folder")
-        with suppress(ValueError, OSError):  # what cannot be told is refused when it is read
-            return parse_source(self.train_data or "").kind in (*TABLES, "images")
-        return False
 
     def _check_noise(self) -> None:
         """ValueError for a share that is none, or that data of this kind cannot have."""

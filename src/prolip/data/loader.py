@@ -362,7 +362,7 @@ def build_loader(
         raise ValueError("build_loader got no transform or no tokenizer: only synthetic data goes without")
     else:
         captions = config.sampler
-        decode = Decoder(transform, captions, config.seed, bool(config.known_matches), config.captions, config.word_drop)
+        decode = Decoder(transform, captions, config.seed, config.known_matches, config.captions, config.word_drop)
         if tokenizer is not None and context_length is not None:
             tokenizer = partial(tokenizer, context_length=context_length)
     chunks = Chunks(

@@ -175,8 +175,7 @@ class Objective(nn.Module):
 
 
 class KnownMatches(Objective):
-    """An objective whose config says by `known_matches` whether every true caption of an image in the batch is a match;
-    None: where the data gives their identities.
+    """An objective whose config says by `known_matches` whether every true caption of an image in the batch is a match.
     """
 
     @classmethod
@@ -196,9 +195,7 @@ class KnownMatches(Objective):
 
     def matches(self, batch: Batch) -> Matches | None:
         """What is known of the batch beyond its own pairs."""
-        known = self.config.known_matches
-        known = "caption_ids" in batch if known is None else known
-        return Matches(batch["caption_ids"], batch["caption_id"]) if known else None
+        return Matches(batch["caption_ids"], batch["caption_id"]) if self.config.known_matches else None
 
 
 class MeansObjective(Objective):

@@ -58,10 +58,9 @@ class ProLIPConfig:
     )
     mask_fraction: float = option(0.125, "share of each batch that gets masked views")
     mask_ratio: float = option(0.75, "share of patches dropped, and probability of a token to become [MASK]")
-    known_matches: bool | None = option(
-        None, "count every true caption of an image in the batch as a positive, not only its own; default: in a run on"
-        " a table or a folder, where texts may repeat, such as classes"
-    )  # fmt: skip
+    known_matches: bool = option(
+        False, "count every true caption of an image in the batch as a positive, not only its own"
+    )
 
     def __post_init__(self) -> None:
         check_weights(self, "alpha1", "alpha2", "beta", "inclusion_scale")

@@ -106,7 +106,7 @@ def vib_by_hand(z) -> torch.Tensor:
         {},
         {"inclusion_form": "printed", "inclusion_scale": 2.0},
         {"inclusion_reduction": "pair", "inclusion_scale": 0.5, "inclusion_eps": -2.0},
-        {"known_matches": False},
+        {"known_matches": True},
     ],
 )
 def test_the_loss_is_equation_6_term_by_term(settings):
@@ -125,7 +125,7 @@ def test_the_loss_is_equation_6_term_by_term(settings):
         ids = batch["caption_ids"]
 
         def positive(i: int, j: int) -> bool:
-            return i == j or (config.known_matches is not False and batch["caption_id"][j].item() in ids[i].tolist())
+            return i == j or (config.known_matches and batch["caption_id"][j].item() in ids[i].tolist())
 
         expected = {
             "ppcl": ppcl_by_hand(z["image"], z["text"], model.logit_scale.exp(), model.logit_bias, positive),
@@ -310,7 +310,7 @@ def test_settings_default_to_the_papers_recommendation():
     assert (config.alpha1, config.alpha2, config.beta) == (1e-7, 1e-3, 1e-4)
     assert (config.inclusion_scale, config.inclusion_eps, config.inclusion_form) == (10.0, -10.0, "exact")
     assert (config.inclusion_reduction, config.mask_fraction, config.mask_ratio) == ("dim", 0.125, 0.75)
-    assert config.known_matches is None
+    assert config.known_matches is False
 
 
 @pytest.mark.parametrize("name", sorted(METHODS))

@@ -21,8 +21,8 @@ from prolip.utils.links import check_inside, walk
 from prolip.utils.messages import explain_missing, listing
 
 WNID = re.compile(r"n\d{8}")
-#: For folders that are no ImageNet classes.
-PLAIN_TEMPLATES = ("a photo of a {c}.",)
+#: For folders that are no ImageNet classes: the name, as a model trained on the folder knows it, and CLIP's prompt.
+PLAIN_TEMPLATES = ("{c}", "a photo of a {c}.")
 SPLITS = ("train", "training", "val", "validation", "test")
 
 

@@ -22,7 +22,7 @@ def test_classes_are_numbered_as_torchvision_numbers_them(tmp_path):
     samples = list(dataset.samples())
     assert [s.label for s in samples] == theirs.targets and dataset.size == 6
     assert [str(tmp_path / s.key) for s in samples] == [path for path, _ in theirs.samples]
-    assert dataset.classnames == ("Bee", "ant hill", "zebra") and dataset.templates == ("a photo of a {c}.",)
+    assert dataset.classnames == ("Bee", "ant hill", "zebra") and dataset.templates == ("{c}", "a photo of a {c}.")
     assert samples[0].image == (tmp_path / samples[0].key).read_bytes()
 
 
