@@ -25,7 +25,7 @@ from prolip.data.reading.tar import ShardReader
 from prolip.evaluation.datasets.specs import open_dataset
 from prolip.evaluation.datasets.wds import open_wds
 from prolip.explorer.pictures import Gone, Pictures
-from prolip.search.answers import Question, pictures_of
+from prolip.search.answers import Question, embed
 from prolip.utils.secrecy import redacted
 from training.checkpoint.storage import Storage
 
@@ -154,7 +154,7 @@ def classifier():
 #: Functions that read URLs.
 FUNCTIONS = {
     "open_image": prolip.open_image,
-    "question": lambda address: pictures_of([Question(None, address)], Namespace(preprocess=None)),
+    "question": lambda address: embed([Question(None, address)], Namespace(embed_images=lambda x, _: list(x))),
     "expand_shards": expand_shards,
     "corpus": emoji.read,
     "open_wds": open_wds,

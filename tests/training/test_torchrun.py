@@ -117,7 +117,7 @@ def start(tmp_path_factory) -> dict[str, torch.Tensor]:
 @pytest.mark.rounding
 @pytest.mark.parametrize("name", ["two", "parts"])
 def test_ranks_and_micro_batches_give_the_parameters_of_one_process(runs, start, name):
-    assert_moved_alike(trained(runs / name), trained(runs / "one"), start, part=1e-3)
+    assert_moved_alike(trained(runs / name), trained(runs / "one"), start, part=5e-3)
 
 
 def test_only_the_first_rank_speaks_and_writes(forked, runs):
@@ -157,7 +157,7 @@ def test_runs_go_on_with_other_ranks_or_in_shards_as_one_process_would(forked, r
         assert b["loss"] == pytest.approx(a["loss"], rel=1e-5), (name, a["step"])
         assert all(b[term] == pytest.approx(a[term], rel=1e-4) for term in ("grad_norm", "grad_norm_text"))
     for part in ("model", "model_ema"):
-        assert_moved_alike(trained(tmp_path / name, part), trained(runs / "one", part), start, part=1e-3)
+        assert_moved_alike(trained(tmp_path / name, part), trained(runs / "one", part), start, part=5e-3)
 
 
 BAD_ON_ONE_RANK = """

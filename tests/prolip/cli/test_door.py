@@ -66,13 +66,20 @@ def test_the_example_of_a_command_is_one(verb, sub):
     parser_of(name, command).parse_strictly(rest)
 
 
+def of_torch():
+    """CPU seconds of importing torch in a fresh process, which the help of training does."""
+    code = "import resource, torch; print(sum(resource.getrusage(resource.RUSAGE_SELF)[:2]))"
+    return float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60).stdout)
+
+
 def test_the_help_of_training_needs_no_openclip_and_shows_a_method_where_one_is_named():
     text, code, cpu, heavy = timed("train", "--help")
-    assert code == 0 and cpu < 2 and heavy in ("", "torch")
+    most = max(2, 1.5 * of_torch())  # on slow CPUs that import alone takes longer
+    assert code == 0 and cpu < most and heavy in ("", "torch")
     assert "--train-data" in text and "--kl-weight" not in text
     assert "--kl-weight" in timed("train", "--help", "--method", "pcme")[0]
     text, code, cpu, heavy = timed("train", "--trian-data", "x")
-    assert code == 2 and cpu < 2 and heavy in ("", "torch") and "did you mean --train-data" in text
+    assert code == 2 and cpu < most and heavy in ("", "torch") and "did you mean --train-data" in text
 
 
 @pytest.mark.parametrize(

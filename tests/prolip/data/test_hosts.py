@@ -6,7 +6,6 @@ import json
 import socket
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 from faulty_servers import FaultyServer
@@ -20,7 +19,8 @@ from prolip.cli.main import find
 from prolip.data.faults import SampleFault
 from prolip.data.reading import connections as hosts
 from prolip.data.reading.tables.columns import TableColumns
-from prolip.search.answers import pictures_of, read_questions
+from prolip.gaussian import Gaussian
+from prolip.search.answers import embed, read_questions
 
 PICTURE = io.BytesIO()
 Image.new("RGB", (3, 2), "red").save(PICTURE, "PNG")
@@ -90,11 +90,19 @@ def test_questions_of_a_file_name_public_hosts_unless_others_are_allowed(server,
     file = tmp_path / "questions.jsonl"
     line = json.dumps({"text": "a\u2028cat", "image": server.url("ok", "a.png"), "keys": ["a"]}, ensure_ascii=False)
     file.write_text(f"{line}\n", encoding="utf-8-sig")
-    embedder = SimpleNamespace(preprocess=lambda image: torch.from_numpy(np.array(image)))
+    opened = []
+
+    def embed_images(images, batch):
+        opened.extend(image.size for image in images)
+        return SimpleNamespace(z=Gaussian(torch.zeros(len(opened), 4), torch.zeros(len(opened), 4)), novelty={})
+
+    embedder = SimpleNamespace(embed_images=embed_images)
     with pytest.raises(OSError, match="--allow-private-hosts"):
-        pictures_of(read_questions(str(file))[0], embedder)
-    assert not server.seen
-    assert pictures_of(read_questions(str(file), allow_private_hosts=True)[0], embedder).shape == (1, 2, 3, 3)
+        embed([question._replace(text=None) for question in read_questions(str(file))[0]], embedder)
+    assert not server.seen and not opened
+    allowed = read_questions(str(file), allow_private_hosts=True)[0]
+    embed([question._replace(text=None) for question in allowed], embedder)
+    assert opened == [(3, 2)]
 
 
 def test_shards_that_tables_of_scores_name_are_public_unless_others_are_allowed(tmp_path):
