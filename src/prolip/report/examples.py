@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from PIL import Image
+from pydantic import TypeAdapter
 from torch import Tensor
 
 from prolip.data.faults import DamagedData, SampleFault
@@ -75,6 +76,10 @@ class Shown(NamedTuple):
     texts: int
     found: list[tuple[str, list[Example], list[Example]]]
     ends: list[tuple[str, str, list[Extreme], list[Extreme]]]
+
+
+#: What a run keeps of them, by test set; pydantic 2.9 finds the names of fields only where they are defined.
+KEPT = TypeAdapter(dict[str, Shown])
 
 
 def show(image: Inputs, text: Inputs, relevance: Relevance, ranked_by: Score, own: Score | None) -> Shown:

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
 from prolip.evaluation.suites.emoji.result import CorpusResult, load
 from prolip.models.weights.unreadable import check_config, is_model, is_run
-from prolip.report.examples import Shown
+from prolip.report.examples import KEPT, Shown
 from prolip.utils.documents import check_types, loads, read_json, shown
 from prolip.utils.secrecy import redacted
 
@@ -79,7 +79,7 @@ def read_examples(path: Path) -> dict[str, Shown]:
     if not path.exists():
         return {}
     try:
-        return TypeAdapter(dict[str, Shown]).validate_json(path.read_bytes())
+        return KEPT.validate_json(path.read_bytes())
     except ValidationError as error:
         why = error.errors()[0]["msg"]
         raise ValueError(f"{path} cannot be read ({why}): delete it, and the page has no examples") from error
