@@ -332,12 +332,13 @@ def summary(run: Run) -> str:
                        for part, (total, trained) in sizes.items())
     global_batch = run.fed.global_batch
     per_rank = global_batch // world.world_size // config.run.accum_freq
+    held = f" ({len(loader.held_out):,} images held out)" if loader.held_out is not None else ""
     facts = {
         "model": f"{config.model.model}, {sum(total for total, _ in sizes.values()):,} parameters: {towers}",
         "method": f"{config.method} {dataclasses.asdict(config.objective) or ''}".strip(),
         "batch": f"{global_batch} = {world.world_size} ranks x {config.run.accum_freq} micro-batches x {per_rank}",
-        "data": f"{redacted(config.data.train_data) or 'synthetic'}: {loader.num_samples:,} samples per "
-        f"epoch, {config.data.workers} loader processes per rank",
+        "data": f"{redacted(config.data.train_data) or 'synthetic'}: {loader.dataset_samples:,} samples{held}, "
+        f"{loader.num_samples:,} per epoch, {config.data.workers} loader processes per rank",
         "length": f"{run.total_steps:,} steps = {run.total_steps / loader.num_batches:.1f} epochs "
         f"of {loader.num_batches:,} steps",
         "optimiser": f"{config.optim.opt}, lr {config.optim.lr:g} {config.optim.lr_scheduler}, "

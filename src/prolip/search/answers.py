@@ -71,7 +71,8 @@ class Answer:
     def __str__(self) -> str:
         parts = [self.item["key"], f"similarity {self.similarity:.4f}"]
         if self.probability is not None:
-            parts.append(f"match {self.probability:.1%}")
+            shown = f"{self.probability:.1%}" if self.probability >= 0.01 else in_words(self.probability)
+            parts.append(f"match {shown}")
         parts.append(f"trace {self.trace:.4g}")
         if self.bits is not None and self.share is not None:
             parts.append(f"{self.bits:.1f} bits, fits {in_words(self.share)}")

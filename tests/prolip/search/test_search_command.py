@@ -80,7 +80,7 @@ def test_pictures_are_found_by_text_picture_and_both(built, photos, embedder, ca
 def test_answers_are_read_by_people(built, capsys):
     code, lines, _ = run(capsys, "query", built, "--text", "red", "--top", 2)
     assert code == 0 and lines[0] == "red:" and len(lines) == 3
-    figures = r"similarity -?[\d.]+  match [\d.]+%  trace [\d.]+"
+    figures = r"similarity -?[\d.]+  match (?:[\d.]+%|about 1 in [\d,]+)  trace [\d.]+"
     assert re.fullmatch(rf"   1  (warm|cold)/\w+\.png  {figures}  '(warm|cold)'", lines[1])
     for way in ("--more-general", "--more-specific"):
         code, lines, _ = run(capsys, "query", built, "--text", "red", way)
