@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from prolip.data.sources import Captioned, captioned_samples
 from prolip.methods import find_method, score_of
 from prolip.methods.base import PoolNeeds
 from prolip.scores import Side
-from prolip.uncertainty.collect import Part, embed_images, embed_pool, embed_texts, hidden_encoder, join, pool_encoder
+from prolip.uncertainty.collect import embed_images, embed_pool, embed_texts, hidden_encoder, join, pool_encoder
 from prolip.uncertainty.pairs import LEAST, check_enough
 from prolip.utils.documents import text_lines
 from prolip.utils.flags import FlagError
@@ -24,6 +24,16 @@ from training.model import autocast_for
 from training.parallel.distributed import gather_objects, share_object
 from training.parallel.sharding import whole_model
 from training.state import Run
+
+T = TypeVar("T")
+
+
+def tried(work: Callable[[], T]) -> tuple[T | None, str]:
+    """What `work` gives, or what went wrong: the other ranks must not wait for one that has failed."""
+    try:
+        return work(), ""
+    except Exception as error:  # of files, object stores, decoders, or whatever the method brings
+        return None, explain(error) or f"{type(error).__name__}: {error}"
 
 
 def look_at_data(run: Run) -> None:
@@ -50,34 +60,26 @@ def look_at_data(run: Run) -> None:
 def look_with(run: Run, wanted: PoolNeeds, model: Any) -> tuple[dict[str, Tensor], str]:
     """What the method keeps of the data, or what went wrong; the same on all ranks."""
     world, config = run.world, run.config
+    if config.data.dataset_resampled:
+        return {}, "--dataset-resampled has no end, and all of the data is to be looked at: leave it out"
     # as the model is evaluated, not as it is trained
     autocast = autocast_for(config.val.val_precision, world.device)
     points = not find_method(model.config["method_cfg"]["name"]).probabilistic
     encode = partial(pool_encoder, model, device=world.device, autocast=autocast, points=points)
-    mine: Part | None = None
-    problem = ""
-    try:
-        if config.data.dataset_resampled:
-            raise ValueError("--dataset-resampled has no end, and all of the data is to be looked at: leave it out")
-        mine = embed_images(share_of_samples(run, sys.maxsize), encode("image"))
-    except Exception as error:  # of files, object stores, decoders: the other ranks must not wait for this one
-        problem = explain(error) or f"{type(error).__name__}: {error}"
-    parts = gather_objects((mine, problem), world)
-    problem, found = next((said for _, said in parts if said), ""), {}
+    mine = tried(lambda: embed_images(share_of_samples(run, sys.maxsize), encode("image")))
+    parts = gather_objects(mine, world)
+
+    def look() -> dict[str, Tensor]:
+        seen, texts = join([part for part, _ in parts if part is not None]), None
+        if wanted.texts is not None:
+            texts = set(filter(None, text_lines(Path(wanted.texts).read_text(encoding="utf-8-sig"))))
+        pool = embed_pool(seen, encode("text"), run.kept.tokenizer, texts)
+        return run.trained.objective.look(score_of(model), pool)
+
+    problem, found = next((said for _, said in parts if said), ""), None
     if world.is_first and not problem:
-        try:
-            seen = join([part for part, _ in parts if part is not None])
-            texts = None if wanted.texts is None else read_texts(wanted.texts)
-            pool = embed_pool(seen, encode("text"), run.kept.tokenizer, texts)
-            found = run.trained.objective.look(score_of(model), pool)
-        except Exception as error:  # whatever the method or the data brings
-            problem = explain(error) or f"{type(error).__name__}: {error}"
-    return share_object((found, problem), world)
-
-
-def read_texts(path: str) -> set[str]:
-    """The lines of a file, each a text."""
-    return set(filter(None, text_lines(Path(path).read_text(encoding="utf-8-sig"))))
+        found, problem = tried(look)
+    return share_object((found or {}, problem), world)
 
 
 def samples_to_close(run: Run) -> int:
@@ -140,21 +142,22 @@ def close_model(run: Run, model: Any, wanted: int) -> tuple[str, int]:
     """
     world, training = run.world, model.training
     whole = whole_model(model, world, everywhere=True).eval()
-    parts = gather_objects(embed_share(run, whole, wanted), world)
-    fitted: dict[str, Tensor] = {}
-    count, problem = 0, next((found for _, found in parts if found), "")
+    mine = tried(lambda: embed_images(share_of_samples(run, wanted), encoder(run, whole, "image")))
+    parts = gather_objects(mine, world)
+    count, problem, fitted = 0, next((found for _, found in parts if found), ""), None
+
+    def fit() -> dict[str, Tensor]:
+        nonlocal count
+        joined = join([part for part, _ in parts if part is not None])
+        check_enough(count := len(joined.image_of))
+        pairs = embed_texts(joined, encoder(run, whole, "text"), run.kept.tokenizer, whole.logit_scale.exp().item())
+        if pairs.caution:
+            run.kept.log.say(f"warning: {pairs.caution}")
+        run.trained.objective.close(whole, pairs)
+        return {name: x.cpu() for name, x in whole.named_buffers() if name in model.added_names}
+
     if world.is_first and not problem:
-        try:
-            joined = join([Part(*part) for part, _ in parts if part])
-            check_enough(count := len(joined.image_of))
-            scale = whole.logit_scale.exp().item()
-            pairs = embed_texts(joined, encoder(run, whole, "text"), run.kept.tokenizer, scale)
-            if pairs.caution:
-                run.kept.log.say(f"warning: {pairs.caution}")
-            run.trained.objective.close(whole, pairs)
-            fitted = {name: x.cpu() for name, x in whole.named_buffers() if name in model.added_names}
-        except Exception as error:  # whatever the method or the data brings
-            problem = explain(error) or f"{type(error).__name__}: {error}"
+        fitted, problem = tried(fit)
     fitted, problem = share_object((fitted, problem), world)
     if not problem:
         model.load_state_dict(fitted, strict=False)
@@ -166,11 +169,3 @@ def share_of_samples(run: Run, most: int) -> Iterator[Captioned]:
     """This rank's share of at most so many samples of the training data, with the loader's noise."""
     place, loader = (run.world.rank, run.world.world_size), run.fed.loader
     return captioned_samples(run.config.data, run.kept.preprocess, most, *place, noise=loader.noise, source=loader.rows)
-
-
-def embed_share(run: Run, model: Any, wanted: int) -> tuple[tuple[Any, ...] | None, str]:
-    """This rank's images, or why there are none: the other ranks must not wait for one that has failed."""
-    try:
-        return tuple(embed_images(share_of_samples(run, wanted), encoder(run, model, "image"))), ""
-    except Exception as error:  # of files, object stores, decoders
-        return None, explain(error) or f"{type(error).__name__}: {error}"
