@@ -27,15 +27,11 @@ SPLITS = ("train", "training", "val", "validation", "test")
 
 
 def open_folder(
-    root: str | os.PathLike,
-    name: str | None = None,
-    classnames: str | os.PathLike | None = None,
-    templates: str | os.PathLike | None = None,
-    damage: FaultCounter | None = None,
+    root: str | os.PathLike, classnames: str | os.PathLike | None = None, damage: FaultCounter | None = None
 ) -> Dataset:
     """Images in class folders; a class is its folder's rank in alphabetical order, as torchvision's ImageFolder has it.
 
-    classnames, templates: text files, a line per class folder and per prompt; default the files classnames.txt and
+    classnames: a text file, a line per class folder; default, as of prompts, the files classnames.txt and
     zeroshot_classification_templates.txt in the root or beside it. Without them folders named by WordNet ids are
     ImageNet classes (all 1000 or the 200 of ImageNet-A, -O and -R) with OpenCLIP's names and its 80 prompts, and other
     folders are called as they are named. FileNotFoundError, ValueError and DamagedData before anything is computed.
@@ -52,13 +48,13 @@ def open_folder(
     files = [file for label, folder in enumerate(folders) for file in images_in(root, folder, label)]
     sizes = check_files([path for path, _ in files], f"images of {root}")
     return Dataset(
-        name=name or root.resolve().name,
+        name=root.resolve().name,
         kind="classification",
         samples=partial(read_images, rows_of([path for path, _ in files]), [sample for _, sample in files], damage),
         fingerprint=fingerprint("folder", [(sample.key, size) for (_, sample), size in zip(files, sizes)]),
         source=str(root),
         classnames=names_of(root, folders, classnames),
-        templates=templates_of(root, folders, templates),
+        templates=templates_of(root, folders),
         size=len(files),
         info={"folders": [printable(folder) for folder in folders]},
         damage=damage,
@@ -95,7 +91,7 @@ def images_in(root: Path, folder: str, label: int) -> list[tuple[str, Sample]]:
     return found
 
 
-def names_of(root: Path, folders: list[str], given: str | os.PathLike | None) -> tuple[str, ...]:
+def names_of(root: Path, folders: list[str], given: str | os.PathLike | None = None) -> tuple[str, ...]:
     """The class names: of a file, of ImageNet, or of the folders."""
     lines = lines_beside(root, CLASSNAMES, given)
     if lines is not None:
@@ -117,20 +113,20 @@ def names_of(root: Path, folders: list[str], given: str | os.PathLike | None) ->
     return tuple(printable(folder.replace("_", " ")) for folder in folders)
 
 
-def templates_of(root: Path, folders: list[str], given: str | os.PathLike | None) -> tuple[str, ...]:
+def templates_of(root: Path, folders: list[str]) -> tuple[str, ...]:
     """The prompts: of a file, OpenCLIP's 80 for ImageNet, or the plain one."""
-    lines = lines_beside(root, TEMPLATES, given)
+    lines = lines_beside(root, TEMPLATES)
     if lines is None:
         if all(WNID.fullmatch(folder) for folder in folders):
             return tuple(template("{c}") for template in OPENAI_IMAGENET_TEMPLATES)
         return PLAIN_TEMPLATES
     for line in lines:
         if "{c}" not in line and "{}" not in line:
-            raise ValueError(f"the prompt {line!r} of {given or TEMPLATES} has no {{c}} where the class goes")
+            raise ValueError(f"the prompt {line!r} of {TEMPLATES} has no {{c}} where the class goes")
     return lines
 
 
-def lines_beside(root: Path, name: str, given: str | os.PathLike | None) -> tuple[str, ...] | None:
+def lines_beside(root: Path, name: str, given: str | os.PathLike | None = None) -> tuple[str, ...] | None:
     """The lines of a given file, or of the file `name` in the root or its parent; None without one."""
     if given is not None and not Path(given).is_file():
         raise FileNotFoundError(f"no file {given}: {explain_missing(str(given))}")

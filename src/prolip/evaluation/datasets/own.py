@@ -144,8 +144,8 @@ def classes_of(kind: Kind, known: Iterable[Stated], folder: Path) -> Classes:
     if not labels:
         return Classes({})
     order = sorted(labels, key=lambda label: (int(label) if label.isdecimal() else -1, label))
-    lines = lines_beside(folder, CLASSNAMES, None) or ()
+    lines = lines_beside(folder, CLASSNAMES) or ()
     if lines and all(label.isdecimal() and int(label) < len(lines) for label in labels):
-        return Classes({label: int(label) for label in order}, lines, templates_of(folder, order, None))
+        return Classes({label: int(label) for label in order}, lines, templates_of(folder, order))
     numbers = {label: number for number, label in enumerate(order)}
-    return Classes(numbers, names_of(folder, order, None), templates_of(folder, order, None))
+    return Classes(numbers, names_of(folder, order), templates_of(folder, order))

@@ -12,6 +12,7 @@ import os
 import zipfile
 import zlib
 from collections.abc import Iterator
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -69,8 +70,7 @@ class Images(NamedTuple):
         self, files: dict[str, Sample], damage: FaultCounter | None, share: Share = WHOLE
     ) -> Iterator[Sample]:
         """A share of these files, each with what is known of it: the samples with their bytes, in this order."""
-        archive = zipfile.ZipFile(self.source) if self.source.is_file() else None
-        try:
+        with zipfile.ZipFile(self.source) if self.source.is_file() else nullcontext() as archive:
             for number, (name, sample) in share.take(files.items()):
                 if damage is not None:
                     damage.samples += 1
@@ -86,9 +86,6 @@ class Images(NamedTuple):
                     note_fault(damage, SampleFault("missing image", str(error)), name, str(self.source))
                 else:
                     yield sample._replace(image=data, place=(0, number))
-        finally:
-            if archive is not None:
-                archive.close()
 
 
 def find_images(folder: Path, name: str) -> Images:
@@ -145,9 +142,7 @@ def read_table(
     return rows
 
 
-def open_caption_table(
-    folder: str | os.PathLike, name: str | None = None, damage: FaultCounter | None = None
-) -> Dataset:
+def open_caption_table(folder: str | os.PathLike, damage: FaultCounter | None = None) -> Dataset:
     """Flickr30k 1K or COCO 5K as DataComp evaluates them: retrieval with all captions of each row.
 
     FileNotFoundError without table, zip or an image, DamagedData where they cannot be read.
@@ -164,7 +159,7 @@ def open_caption_table(
         raise DamagedData(f"{table} names an image twice or without captions: fetch it again")
     images.check(list(captions), table)
     return Dataset(
-        name=name or folder.resolve().name,
+        name=folder.resolve().name,
         kind="retrieval",
         samples=partial(images.read, files, damage),
         fingerprint=fingerprint("captions", images.mark(), list(captions.items())),
@@ -175,7 +170,7 @@ def open_caption_table(
     )
 
 
-def open_winogavil(folder: str | os.PathLike, name: str = "winogavil", damage: FaultCounter | None = None) -> Dataset:
+def open_winogavil(folder: str | os.PathLike, damage: FaultCounter | None = None) -> Dataset:
     """WinoGAViL: which of the candidates belong to a cue. Every image is one sample, however many instances show it.
 
     FileNotFoundError without table, zip or an image, DamagedData where they cannot be read or an association is no
@@ -196,7 +191,7 @@ def open_winogavil(folder: str | os.PathLike, name: str = "winogavil", damage: F
     files = {f"{candidate}.jpg": Sample(candidate, b"") for candidate in names}
     images.check(list(files), table)
     return Dataset(
-        name=name,
+        name="winogavil",
         kind="association",
         samples=partial(images.read, files, damage),
         fingerprint=fingerprint("winogavil", images.mark(), file_mark(table)),
