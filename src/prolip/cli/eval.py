@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,10 +30,6 @@ OF_MODELS = (
 )  # fmt: skip
 #: What prompts are fitted to.
 CLASSES: Kind = "classification"
-#: Where --published finds nothing.
-NONE_PRINTED = "no published row has a figure of these test sets"
-
-
 #: Which scores results are computed by.
 SIMILARITIES = flag("--similarity", nargs="+", action="extend", metavar="SCORE",
                     help="csd, mean or measures (default: the score of the model's method)")  # fmt: skip
@@ -186,7 +183,8 @@ def run_tasks(args: argparse.Namespace) -> None:
     tables += [table.format_uncertainty(results)] if study else []
     tables += [table.format_intervals(results)] if args.intervals else []
     if args.published:
-        tables.append(format_printed(find_printed(args.published), results) or NONE_PRINTED)
+        printed = format_printed(find_printed(args.published), results)
+        tables += [printed or "no published row has a figure of these test sets"]
     tables += [f"written to {args.output}"] if args.output else []
     print("\n\n".join(filter(None, tables)))
 
@@ -264,6 +262,10 @@ def run_emoji(args: argparse.Namespace) -> None:
     print(emoji.format_corpus(result) + (f"\n\nwritten to {args.output}" if args.output else ""))
 
 
+#: Prints a line, at once.
+say = partial(print, flush=True)
+
+
 # --- datacomp ---------------------------------------------------------------------------------------------------------
 @command(
     EXAMPLE.format("datacomp", "--data data/datacomp --output runs/demo/datacomp"),
@@ -322,11 +324,6 @@ def run_datacomp(args: argparse.Namespace) -> int:
     for key, reason in outcome.failed.items():
         print(f"error: {BY_KEY[key].name} failed: {reason}", file=sys.stderr)
     return 1 if outcome.failed else 0
-
-
-def say(text: str) -> None:
-    """A line, at once."""
-    print(text, flush=True)
 
 
 # --- clip-benchmark ---------------------------------------------------------------------------------------------------

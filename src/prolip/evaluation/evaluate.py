@@ -61,7 +61,10 @@ def evaluate_all(
         for similarity in similarities:
             result = evaluate_dataset(found.dataset, found, similarity, confusion=confusion, draws=draws)
             if categories is not None:
-                result.metrics.update(plausible_matches(found, categories, similarity))
+                assert found.owners is not None
+                scores = pair_scores(found, found.model.scored_by(similarity))
+                matches = coco.plausible(scores, categories, found.owners)
+                result.metrics.update({name: value for name, value in matches.items() if "/PMRP" in name})
             results.append(with_uncertainty(result, found, plots, drawn) if study or plots else result)
         if draws:
             compare_results(results, draws)
@@ -83,13 +86,6 @@ def categories_of(features: Features, instances: str | None) -> Tensor | None:
     except ValueError as error:
         log.warning("%s has no PMRP: %s", features.dataset.name, error)
         return None
-
-
-def plausible_matches(features: Features, categories: Tensor, similarity: str | None) -> dict[str, float]:
-    """`i2t/PMRP` and `t2i/PMRP`, with their values at zeta 0, 1 and 2."""
-    assert features.owners is not None
-    found = coco.plausible(pair_scores(features, features.model.scored_by(similarity)), categories, features.owners)
-    return {name: value for name, value in found.items() if "/PMRP" in name}
 
 
 def with_uncertainty(result: TaskResult, features: Features, plots: str | Path | None, drawn: set[str]) -> TaskResult:

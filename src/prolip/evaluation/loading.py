@@ -81,11 +81,9 @@ def load_model(model: str, pretrained: str | None, tokenizer: str | None) -> Loa
     """A model by name on the CPU, as `load_embedder` takes it."""
     ours = is_prolip(model)
     check_weights(model, pretrained, ours)
-    load = load_prolip if ours else load_openclip
-    return load(model, None if pretrained == RANDOM else pretrained, tokenizer)
-
-
-def load_prolip(model: str, pretrained: str | None, tokenizer: str | None) -> Loaded:
+    pretrained = None if pretrained == RANDOM else pretrained
+    if not ours:
+        return load_openclip(model, pretrained, tokenizer)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEED)
         load = pretrained is not None or not is_bare(model)

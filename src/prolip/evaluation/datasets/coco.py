@@ -96,6 +96,9 @@ def load_annotations(folder: str | Path | None = None) -> Annotations:
     return Annotations(**sets, captions=tuple(np.load(folder / "coco_test_ids.npy").tolist()))
 
 
+_packaged = lru_cache(maxsize=1)(load_annotations)
+
+
 def label_set_metrics(
     scores: PairScores,
     image_ids: Sequence[int],
@@ -189,12 +192,6 @@ def plausible(scores: PairScores, labels: Tensor, image_of: Sequence[int] | Tens
     i2t = plausible_match(scores.image_rows, labels, caption_labels)
     t2i = plausible_match(scores.text_rows, caption_labels, labels)
     return {f"{way}/{key}": value for way, found in (("i2t", i2t), ("t2i", t2i)) for key, value in found.items()}
-
-
-@lru_cache(maxsize=1)
-def _packaged() -> Annotations:
-    """The installed package's label sets, read once."""
-    return load_annotations()
 
 
 def _check_ids(scores: PairScores, image_ids: Sequence[int], caption_ids: Sequence[int]) -> None:
