@@ -64,14 +64,11 @@ def format_table(results: Sequence[TaskResult]) -> str:
         blocks.setdefault(tuple(name for name in COLUMNS if name in result.metrics), []).append((title, result))
     lines = []
     for columns, rows in blocks.items():
-        names = [[title, row.info["similarity"], str(row.info["images"])] for title, row in rows]
-        first, second = (max(len(name[i]) for name in names) for i in (0, 1))
-        widths = [max(7, len(column) + 2) for column in columns]
-        head = "".join(f"{column:>{width}}" for column, width in zip(columns, widths))
-        lines += ["", f"{'':<{first}}  {'':<{second}}  {'images':>7}{head}"]
-        for (key, similarity, images), (_, row) in zip(names, rows):
-            cells = "".join(f"{100 * row.metrics[column]:{width}.2f}" for column, width in zip(columns, widths))
-            lines.append(f"{key:<{first}}  {similarity:<{second}}  {images:>7}{cells}{left_out(row)}")
+        first, second = max(len(title) for title, _ in rows), max(len(row.info["similarity"]) for _, row in rows)
+        labelled = [(f"{title:<{first}}  {row.info['similarity']:<{second}}  {row.info['images']:>7}",
+                     [f"{100 * row.metrics[column]:.2f}" for column in columns]) for title, row in rows]  # fmt: skip
+        head, *body = aligned(columns, labelled, corner=f"{'images':>{first + second + 11}}")
+        lines += ["", head, *(line + left_out(row) for line, (_, row) in zip(body, rows))]
     return "\n".join(lines[1:])
 
 

@@ -159,7 +159,7 @@ def open_caption_table(folder: str | os.PathLike, damage: FaultCounter | None = 
         raise DamagedData(f"{table} names an image twice or without captions: fetch it again")
     images.check(list(captions), table)
     return Dataset(
-        name=folder.resolve().name,
+        name=name or folder.resolve().name,
         kind="retrieval",
         samples=partial(images.read, files, damage),
         fingerprint=fingerprint("captions", images.mark(), list(captions.items())),
@@ -170,7 +170,7 @@ def open_caption_table(folder: str | os.PathLike, damage: FaultCounter | None = 
     )
 
 
-def open_winogavil(folder: str | os.PathLike, damage: FaultCounter | None = None) -> Dataset:
+def open_winogavil(folder: str | os.PathLike, name: str = "winogavil", damage: FaultCounter | None = None) -> Dataset:
     """WinoGAViL: which of the candidates belong to a cue. Every image is one sample, however many instances show it.
 
     FileNotFoundError without table, zip or an image, DamagedData where they cannot be read or an association is no
@@ -191,7 +191,7 @@ def open_winogavil(folder: str | os.PathLike, damage: FaultCounter | None = None
     files = {f"{candidate}.jpg": Sample(candidate, b"") for candidate in names}
     images.check(list(files), table)
     return Dataset(
-        name="winogavil",
+        name=name,
         kind="association",
         samples=partial(images.read, files, damage),
         fingerprint=fingerprint("winogavil", images.mark(), file_mark(table)),

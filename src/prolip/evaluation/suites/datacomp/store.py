@@ -16,7 +16,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -155,12 +155,8 @@ class Store:
     @contextmanager
     def claim(self, name: str) -> Iterator[bool]:
         """Hold a name inside the `with`; False where another process holds it."""
-        file = lock(self._claim_path(name))
-        try:
+        with lock(self._claim_path(name)) or nullcontext() as file:
             yield file is not None
-        finally:
-            if file is not None:
-                file.close()
 
     def holder(self, name: str) -> str:
         """Who holds a claim, for messages."""
