@@ -145,7 +145,7 @@ def gather(value: T, group: Any = None) -> list[T] | None:
     if size == 1:
         return [value]
     boxes: list[Any] | None = [None] * size if rank == 0 else None
-    dist.gather_object(value, boxes, dst=first_of(group), group=group)
+    dist.gather_object(value, boxes, group=group, group_dst=0)
     return boxes
 
 
@@ -153,10 +153,5 @@ def broadcast(value: T | None, group: Any = None) -> T:
     """The first rank's value on every rank."""
     box: list[Any] = [value]
     if rank_and_size(group)[1] > 1:
-        dist.broadcast_object_list(box, src=first_of(group), group=group)
+        dist.broadcast_object_list(box, group=group, group_src=0)
     return box[0]
-
-
-def first_of(group: Any = None) -> int:
-    """The number among all processes of the group's first rank."""
-    return 0 if group is None else dist.get_global_rank(group, 0)
