@@ -121,7 +121,6 @@ def evaluate_dataset(
     dataset: Dataset,
     source: Embedder | Features,
     similarity: Similarity = None,
-    store: FeatureStore | None = None,
     confusion: bool = False,
     draws: int = 0,
     **options: Any,
@@ -136,7 +135,7 @@ def evaluate_dataset(
     started = time.perf_counter()
     card = source.card if isinstance(source, Embedder) else source.model
     score = card.scored_by(similarity)
-    features = compute_features(dataset, source, store, **options) if isinstance(source, Embedder) else source
+    features = compute_features(dataset, source, **options) if isinstance(source, Embedder) else source
     kind = KINDS[dataset.kind]
     metrics, info, statistics = kind.evaluate(features, score, confusion)
     main = kind.main if kind.main in metrics else next(iter(metrics))

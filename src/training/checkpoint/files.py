@@ -119,11 +119,9 @@ def obsolete(steps: Sequence[int], keep: int, keep_every: int) -> list[int]:
     first one at or behind each multiple of n.
     """
     ordered = sorted(steps)
-    if not keep:
-        return []
-    lasting = {min(s for s in ordered if s // keep_every == k) for k in {s // keep_every for s in ordered} - {0}} \
-        if keep_every else set()  # fmt: skip
-    return [step for step in ordered[:-keep] if step not in lasting]
+    first = {step // keep_every: step for step in reversed(ordered)} if keep_every else {}
+    lasting = {step for multiple, step in first.items() if multiple}
+    return [step for step in ordered[:-keep] if step not in lasting] if keep else []
 
 
 # --- reading ---------------------------------------------------------------------------------------------------------

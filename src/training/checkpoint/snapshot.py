@@ -110,7 +110,16 @@ def check_same_run(config: Config, trained: Trained, global_batch: int, state: d
             f"the checkpoint's run had {bad} steps that were not finite, this run allows {allowed}, so no step would "
             f"change its parameters: give --max-nonfinite {bad} or more"
         )
-    check_averages(trained, state)
+    wanted, held = averaged_steps(trained, state["step"]), state.get("swa_steps", [])
+    if wanted and wanted != held:
+        raise FlagError(
+            f"at the checkpoint's step {state['step']} SWA is to hold the weights of steps {shown(wanted)}, it holds "
+            f"{shown(held)}: give the length and the --swa-epochs of its run, or leave --swa-epochs out"
+        )
+    for name in trained.averaged(state["step"]):
+        if state.get(name) is None:
+            raise FlagError(f"the checkpoint holds no averaged weights: leave out {AVERAGES[name]}, or begin a run of "
+                            "its own by another --name")  # fmt: skip
     sizes = [{name: tuple(value.shape) for name, value in part.items()}
              for part in (state["objective"], trained.objective.state_dict())]  # fmt: skip
     differing = differences(*sizes)
@@ -123,20 +132,6 @@ def check_same_run(config: Config, trained: Trained, global_batch: int, state: d
     if differing:
         raise FlagError(f"the checkpoint's run did not train the same parameters ({differing}): give its --lock-image, "
                         "--lock-text and their unlocked groups, which stand in its run's config.json")  # fmt: skip
-
-
-def check_averages(trained: Trained, state: dict[str, Any]) -> None:
-    """FlagError where a checkpoint lacks averaged weights that the run goes on with, or has them of other steps."""
-    wanted, held = averaged_steps(trained, state["step"]), state.get("swa_steps", [])
-    if wanted and wanted != held:
-        raise FlagError(
-            f"at the checkpoint's step {state['step']} SWA is to hold the weights of steps {shown(wanted)}, it holds "
-            f"{shown(held)}: give the length and the --swa-epochs of its run, or leave --swa-epochs out"
-        )
-    for name in trained.averaged(state["step"]):
-        if state.get(name) is None:
-            raise FlagError(f"the checkpoint holds no averaged weights: leave out {AVERAGES[name]}, or begin a run of "
-                            "its own by another --name")  # fmt: skip
 
 
 def averaged_steps(trained: Trained, step: int) -> list[int]:

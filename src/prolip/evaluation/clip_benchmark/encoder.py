@@ -126,7 +126,8 @@ def class_vectors(
         half = torch.get_autocast_dtype(torch.device(device).type) == torch.float16
         precision = "amp_fp16" if half else "amp_bf16"
     encode = encoder(model.model, "text", torch.device(device), precision)
-    groups = [prompts(name, templates) for name in classnames]
+    groups = [templates[name] if isinstance(templates, Mapping) else [text.format(c=name) for text in templates]
+              for name in classnames]  # fmt: skip
     mixed = mix_prompts(
         (text for group in groups for text in group), [len(group) for group in groups],
         partial(embed_texts, encode, tokenizer),
@@ -135,10 +136,3 @@ def class_vectors(
     # A plain tensor, which --save_clf can keep; the rows of images know how to multiply it.
     rows = mixed.mean if model.of_means else model.rows(mixed, -1.0)
     return rows.as_subclass(Tensor).to(device).mT.contiguous()
-
-
-def prompts(classname: str, templates: Sequence[str] | Mapping[str, Sequence[str]]) -> list[str]:
-    """The prompts of one class."""
-    if isinstance(templates, Mapping):
-        return list(templates[classname])
-    return [template.format(c=classname) for template in templates]
