@@ -142,7 +142,9 @@ def read_table(
     return rows
 
 
-def open_caption_table(folder: str | os.PathLike, damage: FaultCounter | None = None) -> Dataset:
+def open_caption_table(
+    folder: str | os.PathLike, name: str | None = None, damage: FaultCounter | None = None
+) -> Dataset:
     """Flickr30k 1K or COCO 5K as DataComp evaluates them: retrieval with all captions of each row.
 
     FileNotFoundError without table, zip or an image, DamagedData where they cannot be read.
