@@ -56,10 +56,11 @@ def test_a_run_from_trained_weights_has_the_other_corpuss_model_trained_first(tm
     words = ["--sizes", "50", "--starts", "trained", "--variants", "no-clip", "--seeds", "2", "--part", "1/2"]
     study_defaults.main(["--out", str(tmp_path), *words])
     second = next(name for name in study_defaults.corpora() if name != "emoji")
-    assert [name for name, _ in trained] == [f"{second}-3000-scratch-defaults-s2", "emoji-50-trained-no-clip-s2"]
+    assert [name for name, _ in trained] == [f"{second}-3000-scratch-defaults-s0", "emoji-50-trained-no-clip-s2"]
     config = parse(trained[1][1])
-    assert config.model.pretrained == str(tmp_path / f"{second}-3000-scratch-defaults-s2" / "model")
+    assert config.model.pretrained == str(tmp_path / f"{second}-3000-scratch-defaults-s0" / "model")
     assert config.optim.grad_clip_norm is None
+    assert config.val.val_data == ("emoji:data/emoji/emojione.tar",)  # by the suite whose figures the table reads
 
 
 @pytest.mark.parametrize("words", [["--part", "3/2"], ["--part", "x"], ["--variants", "lr-99"]])
