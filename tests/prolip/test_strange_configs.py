@@ -25,6 +25,7 @@ from prolip.models.config import (
     check_openclip,
     complete,
     count_parameters,
+    override,
 )
 from prolip.models.prolip import ProLIP
 from prolip.utils import documents
@@ -269,3 +270,11 @@ def test_yaml_that_traps_is_refused_in_a_line(tmp_path, text, message):
 def test_yaml_keeps_anchors_that_save_typing(tmp_path):
     (tmp_path / "c.yaml").write_text("a: &a {x: 1}\nb: {<<: *a, y: 2}\nc: *a")
     assert documents.read_yaml(tmp_path / "c.yaml") == {"a": {"x": 1}, "b": {"x": 1, "y": 2}, "c": {"x": 1}}
+
+
+def test_a_model_with_parts_of_one_method_is_none_of_another():
+    config = {"method_cfg": {"name": "likelihood", "config": {"bank": 8}}, "prolip_cfg": {}}
+    with pytest.raises(ValueError, match="give --method likelihood"):
+        override(config, method_cfg={"name": "prolip"})
+    kept = override(config, method_cfg={"name": "likelihood", "config": {"bank": 9}})
+    assert kept["method_cfg"]["config"] == {"bank": 9}

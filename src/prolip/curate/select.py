@@ -292,8 +292,10 @@ def radius_of(cosine: float) -> int:
 
 def read_signatures(paths: Sequence[Path]) -> np.ndarray:
     """Of all samples, (N, BITS / 8) uint8; zeros for those that have none."""
-    columns = (read_table(path, [SIGNATURE]).columns[SIGNATURE] for path in paths)
-    parts = (value if value is not None else bytes(BITS // 8) for column in columns for value in column)
+    parts = []
+    for path in paths:
+        column = read_table(path, [SIGNATURE]).columns[SIGNATURE]
+        parts.append(b"".join(value if value is not None else bytes(BITS // 8) for value in column))
     return np.frombuffer(b"".join(parts), np.uint8).reshape(-1, BITS // 8)
 
 

@@ -382,6 +382,10 @@ def override(config: Mapping[str, Any], **changes: Any) -> dict[str, Any]:
             out["prolip_cfg"] = {**out["prolip_cfg"], key: value}
         elif key in ProLIPRules.model_fields:
             both = isinstance(value, Mapping) and isinstance(out.get(key), Mapping)
+            trained = out[key]["name"] if both and key == "method_cfg" and out[key].get("config") else None
+            if trained and value.get("name", trained) != trained:
+                raise ValueError(f"the model has parts of the method {trained!r}, which {value['name']!r} has no use"
+                                 f" for: give --method {trained}")  # fmt: skip
             out[key] = {**out[key], **value} if both else value
         else:
             known = (*ProLIPRules.model_fields, *ProLIPCfg.model_fields)
