@@ -1,6 +1,7 @@
 """What methods share that put heads of their own on both towers and compare the Gaussians which these give."""
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, get_args
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 
 from prolip.gaussian import Gaussian
 from prolip.methods.base import Batch, Context, KnownMatches, Reps, Terms, clamp_logit_scale, logit_scale_and_bias
+from prolip.models.readers import ReaderTower, Tokens, own_words
 from prolip.scores import Side
 
 SIDES = get_args(Side)
@@ -24,9 +26,8 @@ class HeadsObjective(KnownMatches):
     def __init__(self, model: Any, config: Any, context: Context | None = None):
         super().__init__(model, config, context)
         for tower in (model.visual, model.text):
-            for name, parameter in tower.named_parameters() if tower.head is not None else ():
-                if name.partition(".")[0] in UNUSED:
-                    parameter.requires_grad_(False)
+            for parameter in idle(tower) if tower.head is not None else ():
+                parameter.requires_grad_(False)
 
     def embed(self, batch: Batch) -> Reps:
         """Gaussians of images and texts (B, D) as flat entries, with scale and bias."""
@@ -47,17 +48,27 @@ class HeadsObjective(KnownMatches):
         clamp_logit_scale(self.model)
 
 
-def own_words(ids: Tensor, pad_id: int) -> Tensor:
-    """Which tokens of texts are no padding at their end, (B, L) bool; the first always counts."""
-    place = torch.arange(ids.shape[1], device=ids.device)
-    return place <= torch.where(ids != pad_id, place, 0).amax(1, keepdim=True)
+def idle(tower: Any) -> list[nn.Parameter]:
+    """What the tower's own head stands in for. Of a tower with a reader that is what of the plain Gaussian the head does
+    not take, by its `reads`.
+    """
+    if not isinstance(tower, ReaderTower):
+        return [p for name, p in tower.named_parameters() if name.partition(".")[0] in UNUSED]
+    depths, reads = tower.depths(), getattr(tower.head, "reads", ())
+    names = {"reader"} if "log_var" not in reads else set()
+    if not reads:
+        names.add("tower")
+    return [p for name, p in tower.named_parameters() if name.partition(".")[0] in names and depths[name] == 0]
 
 
-def pooled_tokens(tokens: Tensor, ids: Tensor | None, pad_id: int | None) -> tuple[Tensor, Tensor | None]:
+def pooled_tokens(tokens: Tensor | Tokens, ids: Tensor | None, pad_id: int | None) -> tuple[Tensor, Tensor | None]:
     """[CLS] and patches, or words, without [UNC], (B, K, width), and which of them count: (B, K) bool, None for all.
 
-    tokens: a tower's, of images [CLS], [UNC], patches; of texts (with ids) words, [UNC], [CLS].
+    tokens: a tower's, of images [CLS], [UNC], patches; of texts (with ids) words, [UNC], [CLS]; of OpenCLIP's tower
+    with a reader, its `Tokens`.
     """
+    if isinstance(tokens, Tokens):
+        return tokens.last, tokens.valid
     if ids is None:
         return torch.cat([tokens[:, :1], tokens[:, 2:]], 1), None
     assert pad_id is not None
@@ -65,7 +76,12 @@ def pooled_tokens(tokens: Tensor, ids: Tensor | None, pad_id: int | None) -> tup
 
 
 def begin_as(norm: nn.LayerNorm, projection: nn.Linear, tower: Any) -> None:
-    """Give a head's norm and projection (width -> D) the weights of those that `tower` makes its means with."""
+    """Give a head's norm and projection (width -> D) the weights of those that `tower` makes its means with.
+
+    Those of OpenCLIP's towers are of many kinds: there the head begins with its own.
+    """
+    if isinstance(tower, ReaderTower):
+        return
     image = hasattr(tower, "proj")  # OpenCLIP's names
     own_norm, own = (tower.ln_post, tower.proj) if image else (tower.ln_final, tower.text_projection)
     linear = isinstance(own, nn.Linear)
@@ -78,12 +94,14 @@ def begin_as(norm: nn.LayerNorm, projection: nn.Linear, tower: Any) -> None:
             projection.bias.zero_()
 
 
-def linear_parts(width: int, dim: int, init_log_var: float) -> nn.ModuleDict:
+def linear_parts(
+    width: int, dim: int, init_log_var: float, chosen: Sequence[str] = ("mean", "log_var")
+) -> nn.ModuleDict:
     """A projection to the `mean` and one to the `log_var`, which starts around `init_log_var`."""
     parts = {}
-    for part, bias in (("mean", 0.0), ("log_var", init_log_var)):
+    for part in chosen:
         layer = nn.Linear(width, dim)
         nn.init.xavier_uniform_(layer.weight)
-        nn.init.constant_(layer.bias, bias)
+        nn.init.constant_(layer.bias, init_log_var if part == "log_var" else 0.0)
         parts[part] = layer
     return nn.ModuleDict(parts)

@@ -20,6 +20,7 @@ from prolip.methods.base import Batch, Context, MeansObjective, Needs, Reps, Ter
 from prolip.scores import TrueMatchScore
 from prolip.uncertainty.fit import Fitted, fit_variances
 from prolip.uncertainty.heads import Parts, VarianceHead
+from prolip.uncertainty.hidden import blocks_of
 from prolip.uncertainty.novelty import Novelty, Widths
 from prolip.uncertainty.options import FitOptions
 from prolip.uncertainty.pairs import Pairs
@@ -92,10 +93,10 @@ def extend(model: Any, config: LikelihoodConfig) -> None:
     text = Parts(dim=dim, vocabulary=model.vocab_size, centres=config.centres)
     model.text.head = LikelihoodHead(text, model.match, 0)
     if config.novelty_centres:
-        widths = {"novelty": model.visual.class_embedding.numel(), "text_novelty": model.text.width}
-        for name, width in widths.items():
-            sizes = Widths(mean=model.embed_dim, first=2 * width, centres=config.novelty_centres)
-            setattr(model, name, Novelty(sizes))
+        for name, side, tower in (("novelty", "image", model.visual), ("text_novelty", "text", model.text)):
+            if blocks_of(model, side) is not None:  # else there are no first tokens to look at
+                sizes = Widths(mean=model.embed_dim, first=2 * tower.width, centres=config.novelty_centres)
+                setattr(model, name, Novelty(sizes))
 
 
 def adopt(model: Any, fitted: Fitted) -> None:
@@ -106,7 +107,7 @@ def adopt(model: Any, fitted: Fitted) -> None:
     model.match.values.copy_(torch.tensor([score.scale, score.trace_weight, score.bias]))
     model.match.counts.copy_(torch.tensor([score.images, score.texts]))
     for name, novelty in (("novelty", fitted.novelty), ("text_novelty", fitted.text_novelty)):
-        if novelty is not None:
+        if novelty is not None and hasattr(model, name):
             getattr(model, name).load_state_dict(novelty.state_dict())
 
 

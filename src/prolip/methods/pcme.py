@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from prolip.gaussian import Gaussian, upcast, without_autocast
 from prolip.losses import log_match_odds, tiled_loss_over_ranks, uniformity_over_ranks, vib
 from prolip.methods.base import Batch, Reps, Terms, check_weights
-from prolip.methods.gaussians import HeadsObjective, begin_as, linear_parts, own_words
+from prolip.methods.gaussians import HeadsObjective, begin_as, linear_parts
 from prolip.models.heads import layer_norm, project
+from prolip.models.readers import ReaderTower, Tokens, own_words
 from prolip.random import Stream
 from prolip.scores import MatchProbabilityScore
 from prolip.utils.fields import option
@@ -66,35 +67,44 @@ class LocalAttention(nn.Module):
 class PCMEHead(nn.Module):
     """mean: L2norm(LN(W g + sigmoid(attention))), log variance: W' g + attention', section 3.2.1 and figure 3.
 
-    g is [CLS], attention looks at patches or words. [UNC] is read by neither.
+    g is [CLS], attention looks at patches or words. [UNC] is read by neither. Of OpenCLIP's towers, which pool in many
+    ways, g is the embedding itself.
     """
+
+    reads = ("mean",)
 
     def __init__(self, tower: Any, dim: int, init_log_var: float):
         super().__init__()
-        width, self.pad_id = tower.transformer.width, getattr(tower, "pad_id", 0)  # of texts
+        width, self.pad_id = tower.width, getattr(tower, "pad_id", 0)  # of texts
         parts = ("mean", "log_var")
-        self.globals = linear_parts(width, dim, init_log_var)
+        self.globals = linear_parts(dim if isinstance(tower, ReaderTower) else width, dim, init_log_var)
         self.locals = nn.ModuleDict({part: LocalAttention(width, dim) for part in parts})
         self.norms = nn.ModuleDict({part: nn.LayerNorm(width) for part in parts})
         self.norm = nn.LayerNorm(dim)
 
     def inherit(self, tower: Any) -> None:
-        """Let the means' W g begin with the tower's own norm and projection."""
+        """Let the means' W g begin with the tower's own norm and projection; of an embedding, with itself."""
+        if isinstance(tower, ReaderTower):
+            nn.init.eye_(self.globals["mean"].weight)  # type: ignore[arg-type]
         begin_as(self.norms["mean"], self.globals["mean"], tower)  # type: ignore[arg-type]
 
     def split(self, x: Tensor, ids: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
         """[CLS] (B, width), patches or words (B, K, width), which of them count (B, K), None for all."""
         return (x[:, 0], x[:, 2:], None) if ids is None else (x[:, -1], x[:, :-2], own_words(ids, self.pad_id))
 
-    def forward(self, tokens: Tensor, z: Gaussian, ids: Tensor | None = None) -> Gaussian:
-        whole, each = self.parts(tokens, ids, "mean")
+    def forward(self, tokens: Tensor | Tokens, z: Gaussian, ids: Tensor | None = None) -> Gaussian:
+        whole, each = self.parts(tokens, z, ids, "mean")
         mean = layer_norm(self.norm, whole + each.sigmoid())
-        whole, each = self.parts(tokens, ids, "log_var")
+        whole, each = self.parts(tokens, z, ids, "log_var")
         return Gaussian(F.normalize(mean, dim=-1), whole + each)
 
-    def parts(self, tokens: Tensor, ids: Tensor | None, part: str) -> tuple[Tensor, Tensor]:
+    def parts(self, tokens: Tensor | Tokens, z: Gaussian, ids: Tensor | None, part: str) -> tuple[Tensor, Tensor]:
         """W g and the attention of one part, (B, D) each."""
-        whole, each, valid = self.split(layer_norm(self.norms[part], tokens), ids)
+        if isinstance(tokens, Tokens):  # an embedding as long as what a norm gives
+            whole = z.mean * z.mean.shape[1] ** 0.5
+            each, valid = layer_norm(self.norms[part], tokens.last), tokens.valid
+        else:
+            whole, each, valid = self.split(layer_norm(self.norms[part], tokens), ids)
         layer: Any = self.globals[part]
         return project(whole, layer), self.locals[part](each, valid)
 

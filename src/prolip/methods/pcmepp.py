@@ -16,6 +16,7 @@ from prolip.measures import get_measure
 from prolip.methods.base import Batch, Context, Reps, Terms, check_weights, clip_loss
 from prolip.methods.gaussians import HeadsObjective, begin_as, linear_parts, pooled_tokens
 from prolip.models.heads import GeneralisedPooling, layer_norm, project
+from prolip.models.readers import ReaderTower, Tokens
 from prolip.random import Stream
 from prolip.utils.fields import option
 from prolip.views import NOISE, Mix, mix_images
@@ -49,35 +50,37 @@ class PCMEppHead(nn.Module):
     """N(L2norm(GPO(W LN(x))), GPO(W' LN'(block(x')))), section 2.5: x the last tokens, x' those before the last block.
 
     The block of the log variance begins with random weights, so do both projections. [UNC] is no token of either.
+    A tower with a reader has such a block already: there the log variance is the reader's.
     """
 
     looks_before = True
+    reads = ("log_var",)
 
     def __init__(self, tower: Any, dim: int, config: PCMEppConfig, init_log_var: float):
         super().__init__()
         self.size_augment, self.pad_id = config.size_augment, getattr(tower, "pad_id", None)  # of texts
         self.noise: Tensor | None = None  # (B, 1 + K) uniform, of the batch that comes next
-        self.block = copy.deepcopy(tower.blocks[-1])
-        for module in self.block.modules():
-            reset = getattr(module, "reset_parameters", getattr(module, "_reset_parameters", None))
-            if reset is not None:
-                reset()
-        width = tower.transformer.width
-        self.norms = nn.ModuleDict({part: nn.LayerNorm(width) for part in ("mean", "log_var")})
-        self.projections = linear_parts(width, dim, init_log_var)
-        self.pools = nn.ModuleDict({part: GeneralisedPooling() for part in ("mean", "log_var")})
+        reads, width = isinstance(tower, ReaderTower), tower.width
+        self.block = None if reads else fresh_copy(tower.blocks[-1])
+        parts = ("mean",) if reads else ("mean", "log_var")
+        self.norms = nn.ModuleDict({part: nn.LayerNorm(width) for part in parts})
+        self.projections = linear_parts(width, dim, init_log_var, parts)
+        self.pools = nn.ModuleDict({part: GeneralisedPooling() for part in parts})
 
     def inherit(self, tower: Any) -> None:
         """Let the means begin with the tower's own norm and projection, as the paper's do."""
         begin_as(self.norms["mean"], self.projections["mean"], tower)  # type: ignore[arg-type]
 
-    def forward(self, tokens: Tensor, z: Gaussian, ids: Tensor | None = None, *, before: Tensor,
+    def forward(self, tokens: Tensor | Tokens, z: Gaussian, ids: Tensor | None = None, *, before: Tensor | None = None,
                 mask: Tensor | None = None) -> Gaussian:  # fmt: skip
-        weight = self.block.mlp[0].weight
-        again = self.block(before.to(weight.dtype), attn_mask=None if mask is None else mask.to(weight.dtype))
         features, valid = pooled_tokens(tokens, ids, self.pad_id)
         if self.noise is not None:
             valid = self.some_of(features, valid, self.noise)
+        if self.block is None:
+            return Gaussian(F.normalize(self.pooled("mean", features, valid), dim=-1), z.log_var)
+        assert before is not None  # of our own tower
+        weight = self.block.mlp[0].weight
+        again = self.block(before.to(weight.dtype), attn_mask=None if mask is None else mask.to(weight.dtype))
         each = {"mean": features, "log_var": pooled_tokens(again, ids, self.pad_id)[0]}
         mean, log_var = (self.pooled(part, x, valid) for part, x in each.items())
         return Gaussian(F.normalize(mean, dim=-1), log_var)
@@ -96,6 +99,16 @@ class PCMEppHead(nn.Module):
         lost = lost & (draw > self.size_augment)
         lost[:, 0] = False
         return ~lost if valid is None else valid & ~lost
+
+
+def fresh_copy(block: nn.Module) -> Any:
+    """A block of the same form with random weights."""
+    copied = copy.deepcopy(block)
+    for module in copied.modules():
+        reset = getattr(module, "reset_parameters", getattr(module, "_reset_parameters", None))
+        if reset is not None:
+            reset()
+    return copied
 
 
 def extend(model: Any, config: PCMEppConfig) -> None:
@@ -140,7 +153,7 @@ class PCMEppObjective(HeadsObjective):
     def embed(self, batch: Batch) -> Reps:
         """Gaussians (B, D), from pooling that in training leaves out some tokens. ValueError without `prepare`."""
         visual, text = self.model.visual, self.model.text
-        image_columns, text_columns = 2 + self.model.num_patches, 2 + batch["text"].shape[1]
+        image_columns, text_columns = 2 + visual.num_tokens, 2 + batch["text"].shape[1]
         numbers = ((visual.head, Stream.IMAGE_SIZE, image_columns), (text.head, Stream.TEXT_SIZE, text_columns))
         try:
             for head, stream, columns in numbers:

@@ -95,11 +95,13 @@ class ProLIPObjective(KnownMatches):
 
     def __init__(self, model: Any, config: ProLIPConfig, context: Context | None = None):
         super().__init__(model, config, context)
-        if config.alpha2 > 0 and model.mask_token_id is None:
-            raise ValueError(
-                "alpha2 wants masked texts and the model's vocabulary has no [MASK]: "
-                "give prolip_cfg.mask_token_id in the model's config, or alpha2=0"
-            )
+        self.masks_texts = config.alpha2 > 0 and model.mask_token_id is not None
+
+    def notes(self, batch: int) -> tuple[str, ...]:
+        """That texts are not masked, where the vocabulary has no token for it."""
+        if self.config.alpha2 == 0 or self.masks_texts:
+            return ()
+        return ("no masked texts: the model's vocabulary has no [MASK] (prolip_cfg.mask_token_id); images are masked",)
 
     @classmethod
     def balances(cls, config: ProLIPConfig) -> bool:
@@ -131,13 +133,13 @@ class ProLIPObjective(KnownMatches):
         rows, patches = views.count_masked_rows(len(image), self.config.mask_fraction), model.num_patches
         places = draws.rows(rows, image.device)
         patch_noise = draws.uniform(Stream.IMAGE_MASK, step, places, patches)
+        keep = views.keep_patches(patch_noise, views.count_kept_patches(patches, ratio))
+        batch = batch | {"masked_image": image[:rows], "keep": keep}
+        if not self.masks_texts:
+            return batch
         token_noise = draws.uniform(Stream.TEXT_MASK, step, places, text.shape[1])
         special = model.mask_token_id, model.pad_token_id, model.special_token_ids
-        return batch | {
-            "masked_image": image[:rows],
-            "keep": views.keep_patches(patch_noise, views.count_kept_patches(patches, ratio)),
-            "masked_text": views.mask_text(text[:rows], token_noise, *special, ratio),
-        }
+        return batch | {"masked_text": views.mask_text(text[:rows], token_noise, *special, ratio)}
 
     def embed(self, batch: Batch) -> Reps:
         """Gaussians of images and texts (B, D) and of the masked views (M, D), as flat entries, with scale and bias.
@@ -148,25 +150,21 @@ class ProLIPObjective(KnownMatches):
         reps = _flat("image", image) | logit_scale_and_bias(self.model)
         if self.config.alpha2 == 0:
             return reps | _flat("text", self.encode("text", batch["text"]))
-        if "masked_text" not in batch:
+        if "masked_image" not in batch:
             raise ValueError("the batch has no masked views and alpha2 is not 0: call objective.prepare(batch, step)")
-        rows = len(batch["text"])
-        texts = self.encode("text", torch.cat([batch["text"], batch["masked_text"]]))
+        rows, masked = len(batch["text"]), [batch["masked_text"]] if self.masks_texts else []
+        texts = self.encode("text", torch.cat([batch["text"], *masked]))
         if len(batch["masked_image"]):
             masked_image = self.encode("image", batch["masked_image"], keep=batch["keep"])
         else:  # a micro-batch may hold no masked row
             masked_image = image.select(slice(0, 0))
-        return (
-            reps
-            | _flat("text", texts.select(slice(None, rows)))
-            | _flat("masked_image", masked_image)
-            | _flat("masked_text", texts.select(slice(rows, None)))
-        )
+        reps = reps | _flat("text", texts.select(slice(None, rows))) | _flat("masked_image", masked_image)
+        return reps | _flat("masked_text", texts.select(slice(rows, None))) if self.masks_texts else reps
 
     def terms(self, reps: Reps, batch: Batch) -> Terms:
         """Equation 6 and its parts, unweighted; with the detached statistics of traces for the log."""
         config = self.config
-        views = ("image", "text", "masked_image", "masked_text") if config.alpha2 > 0 else ("image", "text")
+        views = [view for view in ("image", "text", "masked_image", "masked_text") if f"{view}_mean" in reps]
         settings = {name: getattr(config, f"inclusion_{name}") for name in ("scale", "eps", "form", "reduction")}
         inclusion: Callable[..., torch.Tensor] = partial(inclusion_loss, **settings)
         z = {view: Gaussian(reps[f"{view}_mean"], reps[f"{view}_log_var"]).float() for view in views}
@@ -176,7 +174,8 @@ class ProLIPObjective(KnownMatches):
             "vib_image": vib(z["image"]),
             "vib_text": vib(z["text"]),
         }
-        for whole, masked in zip(views[:2], views[2:]):  # masked views are of the leading rows
+        for masked in views[2:]:  # masked views are of the leading rows
+            whole = masked.removeprefix("masked_")
             leading = z[whole].select(slice(None, len(z[masked].mean)))
             terms[f"inclusion_{whole}"] = inclusion(leading, z[masked])
         weights = {

@@ -211,7 +211,7 @@ class PooledHead(nn.Module):
 def extend(model: Any, config: VACSRConfig) -> None:
     """Put both heads, where there are any, and the adapter on a fresh model."""
     if config.pooled_heads:
-        model.visual.head = PooledHead(model.visual.transformer.width, model.embed_dim)
+        model.visual.head = PooledHead(model.visual.width, model.embed_dim)
         model.text.head = PooledHead(model.text.width, model.embed_dim, model.text.pad_id)
     model.adapter = SimilarityAdapter(model.embed_dim, config.adapter_hidden, config.mixture_components)
 

@@ -5,9 +5,11 @@ What every key may hold is checked by pydantic, and so is the size of what the w
 from __future__ import annotations
 
 import copy
+import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
+from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, cast, get_args, get_type_hints
 
 from open_clip.coca_model import MultimodalCfg
@@ -19,6 +21,8 @@ from prolip.models.towers import check_grid, check_stem
 from prolip.utils.documents import check_tree, shown
 from prolip.utils.flags import did_you_mean
 
+#: Configurations of the text towers of transformers that OpenCLIP names, which it would ask the hub for.
+TRANSFORMERS = Path(__file__).parent / "configs" / "transformers"
 #: Larger models are refused before anything is built: some 80 GB of float32.
 MAX_PARAMETERS = 20_000_000_000
 #: Patches of an image and tokens of a text, each of which attends to all others.
@@ -204,15 +208,15 @@ RELEASED_TEXT = {
 class ProLIPCfg(Rules):
     """What ProLIP adds to OpenCLIP's configuration.
 
-    forward: `paper`, or `released`: the forward pass that the published weights were trained with; init_unc_bias:
-    initial log sigma^2; init_unc_gain: its initial spread over inputs and dimensions; conv_stem: convolutions in place
+    forward: `paper`; `released`: the forward pass that the published weights were trained with; `reader`: OpenCLIP's
+    towers as they are, with readers (`prolip.models.readers`); init_unc_bias: initial log sigma^2; init_unc_gain: its initial spread over inputs and dimensions; conv_stem: convolutions in place
     of the patch projection, for small images and little data; mask_padding: hide padding from attention, which the
     paper does not; pad_token_id: what the tokenizer fills a text up with; mask_token_id: [MASK], for masked texts, none
     where the vocabulary has no such token; special_token_ids: start and end of text, never masked.
     """
 
     model_config = ConfigDict(frozen=True)
-    forward: Literal["paper", "released"] = "paper"
+    forward: Literal["paper", "released", "reader"] = "paper"
     init_unc_bias: Exponent = -10.0
     init_unc_gain: Annotated[float, Field(ge=0, le=100)] = 0.1
     conv_stem: bool = False
@@ -222,21 +226,21 @@ class ProLIPCfg(Rules):
     special_token_ids: Annotated[tuple[Token, ...], Field(max_length=1000, strict=False)] = ()
 
 
-PLAIN = (
-    ": it is a plain OpenCLIP model. To start from its weights, add a block \"prolip_cfg\" to a copy of its"
-    ' configuration, <folder>/config.json ({"mask_token_id": 49408, "special_token_ids": [49406, 49407]} and'
-    " text_cfg.vocab_size 49409 for the bundled BPE), then create_model('local-dir:<folder>', pretrained=<weights"
-    " file>, init_uncertainty=True)"
-)
-
-
 MethodRules = rules_of("MethodRules", name=(str, METHOD), config=(dict[str, Any], {}))
 
 
 class ProLIPRules(TwoTowers):
     """A whole configuration of ours; custom_text, OpenCLIP's switch between two classes, is always on."""
 
-    prolip_cfg: ProLIPCfg = Field(description=PLAIN)
+    prolip_cfg: ProLIPCfg
+    method_cfg: MethodRules | None = None  # type: ignore[valid-type]
+
+
+class ReaderRules(OpenCLIPRules):
+    """A configuration of OpenCLIP's with our blocks."""
+
+    model_config = ConfigDict(extra="forbid")
+    prolip_cfg: ProLIPCfg
     method_cfg: MethodRules | None = None  # type: ignore[valid-type]
 
 
@@ -298,7 +302,11 @@ def complete(config: Mapping[str, Any]) -> dict[str, Any]:
     check_tree(config)
     if is_released(config):
         config = convert_released(config)
+    if "prolip_cfg" not in config:
+        config = with_readers(config)
     out: dict[str, Any] = copy.deepcopy(dict(config))
+    if is_reader(config):
+        return complete_reader(out)
     checked = check(ProLIPRules, out)
     out.pop("custom_text", None)
     out["quick_gelu"] = bool(checked.quick_gelu)
@@ -314,11 +322,64 @@ def complete(config: Mapping[str, Any]) -> dict[str, Any]:
     return out
 
 
+def is_reader(config: Mapping[str, Any]) -> bool:
+    """Whether this is a configuration of OpenCLIP's towers with readers."""
+    own = config.get("prolip_cfg")
+    return isinstance(own, Mapping) and own.get("forward") == "reader"
+
+
+def with_readers(config: Mapping[str, Any]) -> dict[str, Any]:
+    """OpenCLIP's configuration with a block `prolip_cfg` for readers.
+
+    The variances start so small that their traces cost 0.1 nat of a logit at most, a (tr_i + tr_t) / 2 = a D exp(b),
+    with the greatest scale a = 100.
+    """
+    out = {**copy.deepcopy(dict(config)), "custom_text": True}
+    dim = check(OpenCLIPRules, without_nones(config)).embed_dim
+    if name := config["text_cfg"].get("hf_model_name"):
+        out["text_cfg"]["vocab_size"] = transformers_config(name)["vocab_size"]
+    own = {"forward": "reader", "init_unc_bias": -math.log(1000 * dim) - 0.1, "pad_token_id": padding(config["text_cfg"])}
+    return out | {"prolip_cfg": own}
+
+
+def transformers_config(name: str) -> dict[str, Any]:
+    """What transformers would be told of a text tower by the hub; ValueError for one that is not bundled."""
+    path = TRANSFORMERS / name.rpartition("/")[2] / "config.json"
+    if not path.is_file():
+        known = ", ".join(sorted(place.name for place in TRANSFORMERS.iterdir()))
+        raise ValueError(f"text_cfg.hf_model_name is {shown(name)}: text towers of transformers are {known}")
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def padding(text: Mapping[str, Any]) -> int:
+    """The id that fills up texts of an OpenCLIP text tower, which its configuration does not name."""
+    name = str(text.get("hf_tokenizer_name") or "").lower()
+    ones = ("siglip", "xlm", "roberta", "nllb")
+    return int(any(part in name for part in ones) and "siglip2" not in name)
+
+
+def complete_reader(out: dict[str, Any]) -> dict[str, Any]:
+    """`complete` for towers of OpenCLIP's with readers."""
+    checked = check(ReaderRules, without_nones(out))
+    count_parameters(checked)
+    out["quick_gelu"] = bool(checked.quick_gelu)
+    out["method_cfg"] = {"name": METHOD, **(out.get("method_cfg") or {})}
+    out["prolip_cfg"] = checked.prolip_cfg.model_dump(mode="json")
+    for key, default in (("init_logit_scale", math.log(10)), ("init_logit_bias", -10.0)):
+        out[key] = float(default if out.get(key) is None else out[key])
+    return out
+
+
+def without_nones(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration without keys of its blocks that say nothing, as those of other libraries' towers do."""
+    blocks = {block: {key: value for key, value in values.items() if value is not None}
+              for block, values in config.items() if isinstance(values, Mapping)}  # fmt: skip
+    return {**config, **blocks}
+
+
 def check_openclip(config: Mapping[str, Any]) -> None:
     """ValueError for values of OpenCLIP's configuration that do not fit their rules, and towers that are too large."""
-    blocks = {block: {key: value for key, value in values.items() if value is not None}  # as for foreign towers
-              for block, values in config.items() if isinstance(values, Mapping)}  # fmt: skip
-    count_parameters(check(OpenCLIPRules, {**config, **blocks}))
+    count_parameters(check(OpenCLIPRules, without_nones(config)))
 
 
 def _check_tower(block: str, tower: Any, quick_gelu: bool) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from prolip.gaussian import Gaussian
 from prolip.models.config import ProLIPCfg, complete
 from prolip.models.inputs import can_look, check_images, check_keep, check_texts, look_at_pixels, look_at_places
+from prolip.models.readers import reader_towers
 from prolip.models.towers import ProbabilisticTextTransformer, ProbabilisticVisionTransformer
 
 # What OpenCLIP's towers take; the keys of its configurations have the same names.
@@ -63,7 +64,14 @@ class ProLIP(nn.Module):
         super().__init__()
         self.config: dict[str, Any] = complete(config)
         self.output_dict = output_dict
-        self.visual, self.text = build_towers(self.config, low_precision)
+        self.visual: Any
+        self.text: Any
+        if self.config["prolip_cfg"]["forward"] == "reader":
+            self.visual, self.text, others = reader_towers(self.config)
+            for name, part in others.items():
+                self.add_module(name, part)
+        else:
+            self.visual, self.text = build_towers(self.config, low_precision)
         self.logit_scale = nn.Parameter(torch.tensor(self.config["init_logit_scale"]))
         self.logit_bias = nn.Parameter(torch.tensor(self.config["init_logit_bias"]))
         own = ProLIPCfg(**self.config["prolip_cfg"])

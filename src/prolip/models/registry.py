@@ -34,8 +34,12 @@ def list_models() -> list[str]:
     return list(_configs())
 
 
-def get_model_config(model_name: str, cache_dir: str | None = None) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(complete model configuration, preprocessing) of a bundled name, `local-dir:<folder>` or `hf-hub:<org/name>`."""
+def get_model_config(
+    model_name: str, cache_dir: str | None = None, tag: str | None = None
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(complete model configuration, preprocessing) of a name of ours or OpenCLIP's, `local-dir:<folder>` or
+    `hf-hub:<org/name>`. tag: of OpenCLIP's weights, which may want other preprocessing than others of the name.
+    """
     if not isinstance(model_name, str) or not model_name:
         raise ValueError(f"model_name is {model_name!r}: give one of list_models(), local-dir:<folder> or"
                          " hf-hub:<org/name>")
@@ -48,13 +52,21 @@ def get_model_config(model_name: str, cache_dir: str | None = None) -> tuple[dic
             return complete(config), preprocess
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from error
-    if name not in _configs():
-        ours = "" if name not in open_clip.list_models() else (
-            f"; {name} is OpenCLIP's, its own weights are evaluated by prolip.evaluation.loading.load_embedder"
-        )
-        raise ValueError(why_no_name(name) or f"unknown model {name!r}: {near_matches(name, list_models())} (or"
-                         f" hf-hub:<org/name>, local-dir:<folder with config.json and model.safetensors>{ours})")
-    return complete(_configs()[name]), {}
+    if (found := _configs().get(name)) is not None:
+        return complete(found), {}
+    if (theirs := open_clip.get_model_config(name.replace("/", "-"))) is not None:
+        return complete(theirs), published_preprocess(name.replace("/", "-"), tag)
+    known = [*list_models(), *open_clip.list_models()]
+    raise ValueError(why_no_name(name) or f"unknown model {name!r}: {near_matches(name, known)} (or hf-hub:<org/name>,"
+                     " local-dir:<folder with a configuration and weights>)")
+
+
+def published_preprocess(name: str, tag: str | None = None) -> dict[str, Any]:
+    """How OpenCLIP's weights of a name want their images: those of the tag, else what all of them agree on."""
+    tags = open_clip.list_pretrained_tags_by_model(name)
+    cfgs = [open_clip.get_pretrained_cfg(name, one) for one in ([tag] if tag in tags else tags)]
+    found = [{key: cfg[key] for key in ("mean", "std", "interpolation", "resize_mode") if cfg.get(key)} for cfg in cfgs]
+    return found[0] if found and all(one == found[0] for one in found) else {}
 
 
 def find_weights(model_name: str, pretrained: str | None, cache_dir: str | None = None) -> Path | None:
@@ -73,6 +85,12 @@ def find_weights(model_name: str, pretrained: str | None, cache_dir: str | None 
             hub_file(name, tuple(reversed(CONFIG_NAMES)), cache_dir)
     if schema:
         return _named_file(schema, name, FOREIGN_FIRST, "weights", cache_dir)
+    if (cfg := open_clip.get_pretrained_cfg(model_name.replace("/", "-"), pretrained)):
+        try:
+            return Path(open_clip.download_pretrained(cfg, cache_dir=cache_dir))
+        except Exception as error:  # whatever a network raises
+            raise FileNotFoundError(f"OpenCLIP's weights {pretrained} of {model_name} cannot be fetched ({error}): fetch"
+                                    " them where there is a network, and give the file") from error
     path = Path(pretrained)
     if path.is_dir():
         return find_in(path, FOREIGN_FIRST, "weights")

@@ -133,8 +133,12 @@ class SentencePieceTokenizer(Tokenizer):
 class FolderTokenizer(Tokenizer):
     """A folder of tokenizer files, read by transformers: its own special tokens, our padding; none of its code runs."""
 
-    def __init__(self, folder: str | os.PathLike, context_length: int, pad_token_id: int, clean: str = "whitespace"):
+    def __init__(
+        self, folder: str | os.PathLike, context_length: int, pad_token_id: int, clean: str = "whitespace",
+        strip_sep_token: bool = False,
+    ):  # fmt: skip
         super().__init__(context_length, pad_token_id, clean)
+        self.stripped: int | None = None
         if find_spec("transformers") is None:
             raise ImportError(f"{folder} needs transformers: pip install transformers; a sentencepiece model file, such"
                               f" as {SENTENCEPIECE_NAMES[0]}, works without")
@@ -146,12 +150,14 @@ class FolderTokenizer(Tokenizer):
             self.eos_token_id = self.tokenizer.eos_token_id
             self.all_special_ids = list(self.tokenizer.all_special_ids)
             self.vocab_size = max(len(self.tokenizer), 1 + max(ids))  # files may leave out ids
+            self.stripped = self.tokenizer.sep_token_id if strip_sep_token else None
             self.encode(["a"], context_length)
         except Exception as error:  # damaged files raise whatever their values happen to mean
             raise ValueError(f"transformers cannot read a tokenizer from {folder}: {first_line(error)}") from error
 
     def encode(self, texts: list[str], length: int) -> list[list[int]]:
-        return self.tokenizer(texts, truncation=True, max_length=length, padding=False)["input_ids"] if texts else []
+        rows = self.tokenizer(texts, truncation=True, max_length=length, padding=False)["input_ids"] if texts else []
+        return [[0 if one == self.stripped else one for one in row] for row in rows]  # as OpenCLIP's CLIPA has it
 
     def save_pretrained(self, folder: str | os.PathLike) -> None:
         self.tokenizer.save_pretrained(str(folder))
@@ -223,7 +229,7 @@ def _own_source(model_name: str, text_cfg: dict[str, Any], cache_dir: str | None
 
 
 def _make(source: str, pad: int, options: dict[str, Any], cache_dir: str | None, model_name: str):
-    known = BPE_OPTIONS if source == "bpe" else ("clean",)
+    known = BPE_OPTIONS if source == "bpe" else ("clean", "strip_sep_token")
     check_keys(options, ("context_length", *known), f"tokenizer_kwargs of the tokenizer {shown(source)}")
     if source == "bpe":
         return BPETokenizer(**{"clean": "lower", **options})
@@ -268,6 +274,7 @@ def _check_ids(made: Any, source: str, model_name: str, config: dict[str, Any]) 
                          " prolip_cfg.pad_token_id")
     special = config["prolip_cfg"]["special_token_ids"]
     end = made.eos_token_id
-    if end is not None and end not in (*special, pad):
+    masks = config["prolip_cfg"]["mask_token_id"] is not None
+    if masks and end is not None and end not in (*special, pad):
         raise ValueError(f"the tokenizer {source} ends texts with {end}, which {model_name} would mask like a word: add"
                          f" it to prolip_cfg.special_token_ids (now {special})")

@@ -169,7 +169,7 @@ class ProbabilisticVisionTransformer(Probabilistic, VisionTransformer):
         if kwargs.get("pool_type", "tok") not in ("tok", "avg"):
             raise ValueError(f"vision_cfg.pool_type is {kwargs['pool_type']!r}: choose tok ([CLS]) or avg (patches)")
         super().__init__(**kwargs)
-        width = self.class_embedding.numel()
+        self.width = width = self.class_embedding.numel()
         self.head = None
         self.form = form
         if conv_stem:
@@ -186,6 +186,11 @@ class ProbabilisticVisionTransformer(Probabilistic, VisionTransformer):
     def num_patches(self) -> int:
         """Patches of one image."""
         return self.grid_size[0] * self.grid_size[1]
+
+    @property
+    def num_tokens(self) -> int:
+        """Patches that its last tokens stand for."""
+        return self.num_patches
 
     def lock(self, unlocked_groups: int = 0, freeze_bn_stats: bool = False) -> None:
         """Freeze all but the last groups; the uncertainty branch belongs to the last one (the projections)."""

@@ -53,6 +53,7 @@ def blocks_of(model: nn.Module, side: Side = "image") -> nn.Module | None:
 
     inner = innermost(model)
     tower: Any = getattr(inner, "visual", None) if side == "image" else getattr(inner, "text", inner)
+    tower = getattr(tower, "tower", tower)  # OpenCLIP's, beside its reader
     trunk = getattr(tower, "trunk", None)
     if isinstance(trunk, VisionTransformer):
         return trunk.blocks

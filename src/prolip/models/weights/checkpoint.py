@@ -16,9 +16,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from prolip.gaussian import kind_of
-from prolip.models.config import check_keys
+from prolip.models.config import check_keys, is_reader
 from prolip.models.prolip import ProLIP
 from prolip.models.towers import SPECIAL_TOKENS
+from prolip.models.weights.openclip import (
+    BIG_VISION, READERS, completed, is_openclip, load_big_vision, to_openclip,
+)
 from prolip.models.weights.unreadable import (
     CONFIG_NAMES,
     TOKENIZER_NAMES,
@@ -45,6 +48,12 @@ IMAGE_POSITIONS, TEXT_POSITIONS = "visual.positional_embedding", "text.positiona
 KEEP_FIRST = 20
 #: Logarithm of a scale of similarities: OpenCLIP bounds it by log 100.
 LARGEST_LOG_SCALE = 20
+
+
+#: What of a preprocessing OpenCLIP reads from a folder, its files, and our blocks beside its own.
+PREPROCESS = ("mean", "std", "interpolation", "resize_mode")
+OPENCLIP_FILES = ("open_clip_config.json", "open_clip_model.safetensors")
+OUR_BLOCKS = ("prolip_cfg", "method_cfg")
 
 
 class CheckpointError(RuntimeError):
@@ -117,11 +126,17 @@ def load_checkpoint(
     as they are older than that. Of another method, heads begin with what `ProLIP.inherit` gives them.
     Raises `CheckpointError` naming every mismatch.
     """
+    reads = is_reader(model.config)
+    if reads and not isinstance(source, Mapping) and Path(source).suffix in BIG_VISION:
+        return load_big_vision(model, source)
     given = unwrap(source) if isinstance(source, Mapping) else read_state_dict(source, weights_only)
     own = model.state_dict()
+    kept: set[str] = set()
     moved = PLAIN_TEXT if "token_embedding.weight" in given else ()  # OpenCLIP's CustomTextCLIP has them under text.
     state = {f"text.{key}" if key.startswith(moved) else key: value for key, value in given.items()
              if key not in ARCHIVE_EXTRAS}  # fmt: skip
+    if reads and is_openclip(state):
+        state, kept = completed(model, given, {} if isinstance(source, Mapping) else readers_beside(Path(source)))
     for name in ("logit_scale", "logit_bias"):
         if name in state:
             state[name] = state[name].reshape(own[name].shape) if state[name].numel() == 1 else state[name]
@@ -129,12 +144,11 @@ def load_checkpoint(
     added = {name: own[name] for name in model.added_names if other_method or name.partition(".")[0] not in parts}
     if other_method:
         added |= {name: own[name] for name in model.own_starts}
-    kept: set[str] = set()
-    if init_uncertainty:
+    if init_uncertainty and not reads:
         state, kept = from_deterministic(state, {name: value for name, value in own.items() if name not in added})
     state, kept = state | added, kept | added.keys()
     # Positions are fitted only to weights of the same parts: with one special token less their grid would be misread.
-    same_parts = state.keys() == own.keys()
+    same_parts = state.keys() == own.keys() and not reads
     grids = (image_grid, model.visual.grid_size)
     resized = fit_positions(state, own, grids, model.context_length) if same_parts else []
     check_fit(state, own, init_uncertainty)
@@ -150,6 +164,12 @@ def load_checkpoint(
     aside = {*ARCHIVE_EXTRAS, *(["logit_scale"] if "logit_scale" in kept else [])}
     log.info("%s: %s", place, load_report(report, own, [name for name in given if name in aside]))
     return report
+
+
+def readers_beside(weights: Path) -> dict[str, Tensor]:
+    """What a folder of ours has beside OpenCLIP's weights; nothing where it is another's."""
+    beside = weights.parent / READERS
+    return read_state_dict(beside) if beside.is_file() and weights.name == OPENCLIP_FILES[1] else {}
 
 
 def check_values_of(state: Mapping[str, Tensor], own: Mapping[str, Tensor], place: object) -> None:
@@ -344,6 +364,8 @@ def read_config(path: str | os.PathLike) -> tuple[dict[str, Any], dict[str, Any]
     config = read_json(path)
     wrapped = isinstance(config, dict) and "model_cfg" in config
     model = config["model_cfg"] if wrapped else config
+    if wrapped and isinstance(model, dict):  # where OpenCLIP does not look
+        model = {**model, **{key: config.pop(key) for key in OUR_BLOCKS if key in config}}
     if not isinstance(model, dict):
         raise ValueError(f"{path} holds no model configuration: got {type(model).__name__}, want an object with"
                          " embed_dim, vision_cfg and text_cfg, at the top level or under model_cfg")
@@ -364,8 +386,11 @@ def save_pretrained(model: ProLIP, folder: str | os.PathLike, tokenizer: Any = N
     if not hasattr(model, "state_dict"):
         raise TypeError(f"model is {kind_of(model)}, want a ProLIP: load the weights into one and give that")
     folder = Path(folder)
-    if (other := folder / CONFIG_NAMES[1]).exists():  # which loading would take instead
+    other = folder / CONFIG_NAMES[1]
+    if other.exists() and not is_reader(model.config):  # which loading would take instead
         raise ValueError(f"{other} is of another model: give another folder, or delete it")
+    if is_reader(model.config):
+        return save_with_readers(model, folder, tokenizer)
     config = {"model_cfg": model.config, "preprocess_cfg": getattr(model.visual, "preprocess_cfg", {})}
     text = json.dumps(config, indent=2) + "\n"  # what cannot be written is known before the weights are
     tensors = {key: value.detach().cpu().contiguous().clone() for key, value in model.state_dict().items()}
@@ -373,6 +398,27 @@ def save_pretrained(model: ProLIP, folder: str | os.PathLike, tokenizer: Any = N
     with replacing_folder(folder, kept=lambda name: name not in gone) as place:
         save_file(tensors, place / WEIGHT_NAMES[0], metadata={"format": "pt"})
         (place / CONFIG_NAMES[0]).write_text(text, encoding="utf-8")
+        if hasattr(tokenizer, "save_pretrained"):
+            tokenizer.save_pretrained(place)
+    return folder
+
+
+def save_with_readers(model: ProLIP, folder: Path, tokenizer: Any) -> Path:
+    """OpenCLIP's own configuration and weights, which it opens as points, our blocks where it does not look, and a file
+    with readers and what the method added.
+    """
+    ours = {key: model.config[key] for key in OUR_BLOCKS}
+    theirs = {key: value for key, value in model.config.items() if key not in OUR_BLOCKS}
+    preprocess = getattr(model.visual, "preprocess_cfg", {})
+    kept = {name: preprocess[name] for name in PREPROCESS if name in preprocess}
+    text = json.dumps({"model_cfg": theirs, "preprocess_cfg": kept} | ours, indent=2) + "\n"
+    tensors = {key: value.detach().cpu().contiguous().clone() for key, value in model.state_dict().items()}
+    weights, readers = to_openclip(tensors)
+    gone = TOKENIZER_NAMES if tokenizer is not None else ()
+    with replacing_folder(folder, kept=lambda name: name not in gone) as place:
+        save_file(weights, place / OPENCLIP_FILES[1], metadata={"format": "pt"})
+        save_file(readers, place / READERS, metadata={"format": "pt"})
+        (place / OPENCLIP_FILES[0]).write_text(text, encoding="utf-8")
         if hasattr(tokenizer, "save_pretrained"):
             tokenizer.save_pretrained(place)
     return folder

@@ -1,0 +1,306 @@
+"""OpenCLIP's towers as they are, each with a reader beside it that says how uncertain the tower's embedding is.
+
+A tower's own forward pass gives the mean. The reader looks at the tokens that the tower's last block takes: those that
+it makes are trained at one place alone, where one token is pooled. Only public calls of OpenCLIP, timm and transformers
+are used; `tests/prolip/test_readers.py` compares every kind of tower with OpenCLIP's own model.
+"""
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from open_clip.coca_model import CoCa
+from open_clip.hf_model import HFTextEncoder, arch_dict
+from open_clip.model import CustomTextCLIP
+from open_clip.modified_resnet import ModifiedResNet
+from open_clip.timm_model import TimmModel
+from open_clip.transformer import to_2tuple
+from torch import Tensor, nn
+
+from prolip.gaussian import Gaussian
+from prolip.models.config import TRANSFORMERS, ProLIPCfg
+from prolip.models.heads import LogVarianceHead, layer_norm
+from prolip.models.inputs import check_images, check_keep, check_texts
+
+#: Greatest inner width of a reader and width of its heads.
+INNER, HEAD = 512, 64
+#: Sides of the squares that masked views blank: the first that divides the image.
+SQUARES = (32, 16, 14)
+#: What stands before the blocks, by the first or the second part of a parameter's name.
+STEM = {"conv1", "conv2", "conv3", "bn1", "bn2", "bn3", "class_embedding", "positional_embedding", "ln_pre",
+        "token_embedding", "cls_emb", "embeddings", "embed_tokens", "embed_positions", "layernorm_embedding", "shared"}  # fmt: skip
+#: Keys of our configuration that OpenCLIP's classes do not take.
+OURS = ("prolip_cfg", "method_cfg", "custom_text")
+
+
+class Tokens(NamedTuple):
+    """Two levels of a tower, (B, K, W) each: `before`, what its last block takes, and `last`, what that makes of it;
+    which of them count, (B, K) bool, None for all.
+    """
+
+    before: Tensor
+    last: Tensor
+    valid: Tensor | None = None
+
+
+def openclip_model(config: Mapping[str, Any]) -> CustomTextCLIP | CoCa:
+    """OpenCLIP's model of a complete configuration, with random weights; nothing is fetched."""
+    own = copy.deepcopy({key: value for key, value in config.items() if key not in OURS})
+    own["vision_cfg"]["timm_model_pretrained"] = own["text_cfg"]["hf_model_pretrained"] = False
+    if name := own["text_cfg"].get("hf_model_name"):
+        bundled = TRANSFORMERS / name.rpartition("/")[2]
+        own["text_cfg"]["hf_model_name"] = str(bundled) if bundled.is_dir() else name
+    return (CoCa if "multimodal_cfg" in own else CustomTextCLIP)(**own)
+
+
+class Reader(nn.Module):
+    """log sigma^2 of an embedding m from a tower's tokens x, by one block of cross-attention whose query is [UNC].
+
+    u = unc + W_o attention(W_q LN(unc); W_kv LN(x), W_m m);  u <- u + MLP(LN(u));  log sigma^2 = W LN(u) + b.
+    The embedding is one more key and value: it brings in what the tower pooled from tokens that are not in x.
+    """
+
+    def __init__(self, width: int, dim: int, init_bias: float, gain: float):
+        super().__init__()
+        inner = min(width, INNER) // HEAD * HEAD or width
+        self.heads = max(1, inner // HEAD)
+        self.unc = nn.Parameter(inner**-0.5 * torch.randn(inner))
+        self.norm_q, self.q = nn.LayerNorm(inner), nn.Linear(inner, inner)
+        self.norm_kv, self.kv, self.mean_kv = nn.LayerNorm(width), nn.Linear(width, 2 * inner), nn.Linear(dim, 2 * inner)
+        self.out = nn.Linear(inner, inner)
+        self.norm_mlp = nn.LayerNorm(inner)
+        self.mlp = nn.Sequential(nn.Linear(inner, 4 * inner), nn.GELU(), nn.Linear(4 * inner, inner))
+        self.norm, self.log_var = nn.LayerNorm(inner), LogVarianceHead(inner, dim, init_bias, gain)
+
+    def forward(self, tokens: Tensor, mean: Tensor, valid: Tensor | None = None) -> Tensor:
+        """Tokens (B, K, W), means (B, D), which tokens count (B, K), all without -> (B, D), float32."""
+        kv = torch.cat([self.mean_kv(mean)[:, None], self.kv(self.norm_kv(tokens))], 1)
+        key, value = kv.unflatten(2, (2, self.heads, -1)).permute(2, 0, 3, 1, 4)  # (B, heads, 1 + K, width of a head)
+        query = self.q(self.norm_q(self.unc)).view(self.heads, 1, -1).expand(len(kv), -1, -1, -1)
+        mask = None if valid is None else F.pad(valid, (1, 0), value=True)[:, None, None]
+        read = F.scaled_dot_product_attention(query.to(key.dtype), key, value, mask)
+        u = self.unc + self.out(read.flatten(1))
+        u = u + self.mlp(self.norm_mlp(u))
+        return self.log_var(layer_norm(self.norm, u))
+
+
+class ReaderTower(nn.Module):
+    """A tower of OpenCLIP's, `tower`, with its `reader`, and a method's own `head` where there is one.
+
+    It has what `Probabilistic` has for our own towers, for whatever asks of both.
+    """
+
+    unc_name = "reader"
+    output_tokens = False
+    head: nn.Module | None
+
+    def __init__(self, tower: Any, width: int, dim: int, own: ProLIPCfg):
+        super().__init__()
+        self.tower, self.width, self.output_dim = tower, width, dim
+        self.reader = Reader(width, dim, own.init_unc_bias, own.init_unc_gain)
+        self.head = None
+
+    @property
+    def device(self) -> torch.device:
+        """Where its parameters are."""
+        return self.reader.unc.device
+
+    @property
+    def blocks(self) -> Sequence[nn.Module]:
+        """The parts that follow each other, first to last: blocks of a transformer, stages of a pyramid."""
+        return blocks_of(self.tower)
+
+    def gaussian(self, features: Tensor, tokens: Tokens, normalize: bool, ids: Tensor | None = None) -> Gaussian:
+        """N(L2norm(features), reader(tokens)), then a method's head."""
+        features = features.float()
+        unit = F.normalize(features, dim=-1)
+        z = Gaussian(unit if normalize else features, self.reader(tokens.before, unit, tokens.valid))
+        return z if self.head is None else self.head(tokens, z, ids)
+
+    def depths(self) -> dict[str, int]:
+        """Name of a parameter -> layers from it to the tower's end: heads and readers 0, block i of n n - i, stem n + 1."""
+        found = dict.fromkeys((name for name, _ in self.named_parameters()), 0)
+        return found | {f"tower.{name}": depth for name, depth in tower_depths(self.tower).items()}
+
+    def uncertainty_parameters(self) -> list[nn.Parameter]:
+        """Those of the reader."""
+        return list(self.reader.parameters())
+
+    def no_weight_decay(self) -> set[str]:
+        """What OpenCLIP and timm keep from weight decay, and [UNC]."""
+        inner = getattr(self.tower, "trunk", self.tower)
+        names = inner.no_weight_decay() if hasattr(inner, "no_weight_decay") else ()
+        return {f"tower.trunk.{name}" if inner is not self.tower else f"tower.{name}" for name in names} | {"reader.unc"}
+
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        """Recompute activations in the backward pass."""
+        self.tower.set_grad_checkpointing(enable)
+
+    def train_uncertainty(self, on: bool) -> None:
+        """Freeze or unfreeze what is not OpenCLIP's: the reader and a method's own head."""
+        for parameter in [*self.uncertainty_parameters(), *(self.head.parameters() if self.head is not None else ())]:
+            parameter.requires_grad = on
+
+    def lock(self, unlocked: int = 0, *_: bool) -> None:
+        """Freeze what the mean is made of, running statistics too, but for its last `unlocked` layers (1: what follows
+        the blocks). OpenCLIP's own leaves out projections, fails for some kinds and has statistics as an option.
+        """
+        depths = tower_depths(self.tower)
+        for name, parameter in self.tower.named_parameters():
+            parameter.requires_grad = depths[name] < unlocked
+        self.still = [part for part in self.tower.modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)
+                      and not any(p.requires_grad for p in part.parameters())]  # fmt: skip
+        self.train(self.training)
+
+    def train(self, mode: bool = True) -> ReaderTower:
+        """As `nn.Module.train`, but statistics that are frozen stay as they are."""
+        super().train(mode)
+        for part in getattr(self, "still", ()):
+            part.eval()
+        return self
+
+
+class ReaderImageTower(ReaderTower):
+    """An image tower of OpenCLIP's: (B, 3, H, W) -> Gaussian (B, D)."""
+
+    def __init__(self, tower: Any, dim: int, own: ProLIPCfg, sizes: tuple[int, int]):
+        super().__init__(tower, sizes[1], dim, own)
+        #: Patches, or places of the last stage, that its last tokens stand for.
+        self.num_tokens = sizes[0]
+        self.square = next((side for side in SQUARES if not any(s % side for s in self.image_size)), 1)
+
+    @property
+    def image_size(self) -> tuple[int, int]:
+        """Height and width, in pixels."""
+        height, width = to_2tuple(self.tower.image_size)
+        return height, width
+
+    @property
+    def grid_size(self) -> tuple[int, int]:
+        """Rows and columns of the squares that masked views blank."""
+        return self.image_size[0] // self.square, self.image_size[1] // self.square
+
+    @property
+    def num_patches(self) -> int:
+        """Squares of one image."""
+        return self.grid_size[0] * self.grid_size[1]
+
+    def forward(self, x: Tensor, keep: Tensor | None = None, normalize: bool = True) -> Gaussian:
+        """Images -> Gaussian (B, D), the mean as OpenCLIP's. keep: squares that are seen, (B, K); the others are blank."""
+        check_images(x, self.image_size, self.device)
+        if keep is not None:
+            check_keep(keep, x.shape[0])
+            x = self.blank(x, keep)
+        return self.gaussian(*image_parts(self.tower, x), normalize)
+
+    def blank(self, x: Tensor, keep: Tensor) -> Tensor:
+        """Images with every square but those of `keep` (B, K) at 0, the mean colour."""
+        kept = x.new_zeros(x.shape[0], self.num_patches).scatter_(1, keep, 1.0).view(-1, 1, *self.grid_size)
+        return x * kept.repeat_interleave(self.square, 2).repeat_interleave(self.square, 3)
+
+
+class ReaderTextTower(ReaderTower):
+    """A text tower of OpenCLIP's: token ids (B, L) -> Gaussian (B, D)."""
+
+    def __init__(self, tower: Any, dim: int, own: ProLIPCfg, context_length: int):
+        super().__init__(tower, text_width(tower), dim, own)
+        self.context_length, self.vocab_size, self.pad_id = context_length, tower.vocab_size, own.pad_token_id
+
+    def forward(self, text: Tensor, normalize: bool = True) -> Gaussian:
+        """Ids -> Gaussian (B, D), the mean as OpenCLIP's of the ids filled up to the context, which all but
+        transformers' towers need.
+        """
+        check_texts(text, self.context_length, self.device)
+        if not isinstance(self.tower, HFTextEncoder):
+            text = F.pad(text, (0, self.context_length - text.shape[1]), value=self.pad_id)
+        return self.gaussian(*text_parts(self.tower, text, self.pad_id), normalize, text)
+
+
+def reader_towers(config: Mapping[str, Any]) -> tuple[ReaderImageTower, ReaderTextTower, dict[str, nn.Module]]:
+    """Both towers of a complete configuration, and what OpenCLIP's model has besides: CoCa's decoder, which nothing
+    trains.
+    """
+    model, dim, own = openclip_model(config), config["embed_dim"], ProLIPCfg(**config["prolip_cfg"])
+    image = ReaderImageTower(model.visual, dim, own, token_sizes(config))
+    text = ReaderTextTower(model.text, dim, own, config["text_cfg"].get("context_length", 77))
+    others = {name: part.requires_grad_(False) for name, part in model.named_children() if name not in ("visual", "text")}
+    return image, text, others
+
+
+def image_parts(tower: Any, x: Tensor) -> tuple[Tensor, Tokens]:
+    """Embedding (B, D) and tokens of images, in one pass."""
+    found = tower.forward_intermediates(x, indices=2, output_fmt="NCHW")
+    before, last = (level.flatten(2).mT for level in found["image_intermediates"])
+    # of a pyramid the last stage takes a larger grid of another width
+    return found["image_features"], Tokens(before if before.shape == last.shape else last, last)
+
+
+def text_parts(tower: Any, ids: Tensor, pad_id: int) -> tuple[Tensor, Tokens]:
+    """Embedding (B, D) and tokens of texts, in one pass."""
+    if isinstance(tower, HFTextEncoder):
+        mask = (ids != tower.config.pad_token_id).long()
+        found = tower.transformer(input_ids=ids, attention_mask=mask, output_hidden_states=True)
+        levels = found.hidden_states[-2], found.last_hidden_state
+        return tower.proj(tower.pooler(found, mask)), Tokens(*levels, own_words(ids, pad_id))
+    found = tower.forward_intermediates(ids, indices=2, output_fmt="NLC")
+    levels = found["text_intermediates"]
+    return found["text_features"], Tokens(levels[0], levels[-1], own_words(ids, pad_id))
+
+
+def own_words(ids: Tensor, pad_id: int) -> Tensor:
+    """Which tokens of texts are no padding at their end, (B, L) bool; the first always counts."""
+    place = torch.arange(ids.shape[1], device=ids.device)
+    return place <= torch.where(ids != pad_id, place, 0).amax(1, keepdim=True)
+
+
+def token_sizes(config: Mapping[str, Any]) -> tuple[int, int]:
+    """Number and width of the tokens that the image reader takes: what a pass without data gives."""
+    with torch.device("meta"), torch.no_grad():
+        tower: Any = openclip_model({**config, "text_cfg": TINY}).visual.eval()
+        _, count, width = image_parts(tower, torch.empty(1, 3, *to_2tuple(tower.image_size)))[1].before.shape
+        return count, width
+
+
+#: A text tower that costs nothing, where only the image tower is of interest.
+TINY = {"context_length": 8, "vocab_size": 8, "width": 64, "heads": 1, "layers": 1}
+
+
+def text_width(tower: Any) -> int:
+    """Width of the tokens of a text tower."""
+    if isinstance(tower, HFTextEncoder):
+        return getattr(tower.config, arch_dict[tower.config.model_type]["config_names"]["width"])
+    return tower.width
+
+
+def blocks_of(tower: Any) -> Sequence[nn.Module]:
+    """The parts of OpenCLIP's tower that follow each other: blocks, or stages of a pyramid."""
+    if isinstance(tower, HFTextEncoder):
+        return max((part for part in tower.transformer.modules() if isinstance(part, nn.ModuleList)), key=len)
+    if isinstance(tower, ModifiedResNet):
+        return [tower.layer1, tower.layer2, tower.layer3, tower.layer4]
+    if isinstance(tower, TimmModel):
+        return next(getattr(tower.trunk, name) for name in ("blocks", "stages", "layers") if hasattr(tower.trunk, name))
+    return tower.transformer.resblocks
+
+
+def tower_depths(tower: Any) -> dict[str, int]:
+    """Name of a parameter of OpenCLIP's tower -> layers from it to the tower's end, see `ReaderTower.depths`."""
+    if isinstance(tower, TimmModel):
+        return timm_depths(tower)
+    blocks = blocks_of(tower)
+    place = {id(parameter): len(blocks) - i for i, block in enumerate(blocks) for parameter in block.parameters()}
+    return {name: place.get(id(parameter), len(blocks) + 1 if STEM & set(name.split(".")) else 0)
+            for name, parameter in tower.named_parameters()}  # fmt: skip
+
+
+def timm_depths(tower: TimmModel) -> dict[str, int]:
+    """As timm groups the layers of its model."""
+    from timm.models import group_parameters
+
+    groups = group_parameters(tower.trunk, tower.trunk.group_matcher())
+    last = max(groups)
+    found = {f"trunk.{name}": last - group for group, names in groups.items() for name in names}
+    return {name: found.get(name, 0) for name, _ in tower.named_parameters()}

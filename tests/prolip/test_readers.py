@@ -1,0 +1,157 @@
+"""Every combination of OpenCLIP's towers with readers: its own means, variances that learn, weights in both directions."""
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import open_clip
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+from small_towers import NAMES, small_config, small_folder, small_towers
+from torch import Tensor
+
+import prolip
+from prolip.methods import find_method
+from prolip.models import readers
+from prolip.models.readers import openclip_model
+from prolip.models.weights.checkpoint import save_pretrained
+
+LABELS = 100
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def folder(request, tmp_path_factory):
+    """A small model of every combination, in OpenCLIP's format."""
+    place = tmp_path_factory.mktemp("small")
+    with small_towers(place / "transformers"):
+        yield small_folder(request.param, place / request.param)
+
+
+def openclip(folder: Path):
+    """OpenCLIP's own model of a folder."""
+    model = openclip_model(json.loads((folder / "open_clip_config.json").read_text())["model_cfg"])
+    model.load_state_dict(load_file(folder / "open_clip_model.safetensors"), strict=False)
+    return model.eval()
+
+
+def inputs(model, rows: int = 3) -> tuple[Tensor, Tensor]:
+    """Images, and texts with an end and padding."""
+    generator = torch.Generator().manual_seed(1)
+    ids = torch.randint(3, 900, (rows, model.context_length), generator=generator)
+    ids[:, 9], ids[:, 10:] = min(model.vocab_size, 1000) - 1, model.pad_token_id
+    eos = getattr(model.text.tower, "eos_id", None)
+    if eos is not None and eos < 1000:
+        ids[:, 9] = eos
+    return torch.randn(rows, 3, *model.image_size, generator=generator), ids
+
+
+def features(found: Tensor | tuple[Tensor, ...]) -> Tensor:
+    """Unit embeddings of what a tower of OpenCLIP's gives."""
+    return F.normalize(found[0] if isinstance(found, tuple) else found, dim=-1)
+
+
+def test_means_are_those_of_openclips_own_model(folder):
+    model, theirs = prolip.create_model(f"local-dir:{folder}").eval(), openclip(folder)
+    images, texts = inputs(model)
+    with torch.no_grad():
+        torch.testing.assert_close(model.encode_image(images).mean, features(theirs.visual(images)), rtol=0, atol=1e-5)
+        torch.testing.assert_close(model.encode_text(texts).mean, features(theirs.text(texts)), rtol=0, atol=1e-5)
+        _, classes = inputs(model, LABELS)
+        own, other = model.encode_text(classes).mean, features(theirs.text(classes))
+        image = model.encode_image(images).mean
+        assert torch.equal((image @ own.T).argsort(1), (image @ other.T).argsort(1))
+        cost = 100 * (model.encode_image(images).trace + model.encode_text(texts).trace) / 2
+        assert cost.max() < 0.1
+    assert model.logit_scale.item() == pytest.approx(theirs.logit_scale.item())
+
+
+def test_reader_and_towers_get_gradients(folder):
+    model = prolip.create_model(f"local-dir:{folder}")
+    images, texts = inputs(model)
+    image, text = model.encode_image(images), model.encode_text(texts)
+    (image.log_var.sum() + text.log_var.sum() + image.mean[:, 0].sum() + text.mean[:, 0].sum()).backward()
+    still = [name for name, p in model.named_parameters() if p.requires_grad and p.grad is None]
+    assert set(still) <= {"logit_scale", "logit_bias"}
+
+
+def test_masked_views_see_what_is_kept_and_nothing_else(folder):
+    model = prolip.create_model(f"local-dir:{folder}").eval()
+    images, _ = inputs(model)
+    keep = torch.arange(2).expand(len(images), -1)
+    side, width = model.visual.square, model.image_size[1]
+    assert width // side >= 2
+    other = images.clone()
+    other[:, :, side:] = torch.randn_like(other[:, :, side:])  # below the first row of squares
+    with torch.no_grad():
+        seen = model.encode_image(images, keep=keep)
+        assert torch.equal(seen.mean, model.encode_image(other, keep=keep).mean)
+        assert not torch.equal(seen.mean, model.encode_image(images).mean)
+
+
+@pytest.mark.parametrize("method", ["prolip", "pcmepp"])
+def test_a_step_of_a_method_moves_all_that_learns(folder, method):
+    chosen = find_method(method)
+    model = prolip.create_model(f"local-dir:{folder}", method_cfg={"name": method})
+    objective = chosen.objective(model, chosen.config(**({"known_matches": False})))
+    images, texts = inputs(model, 4)
+    before = {name: value.clone() for name, value in model.named_parameters()}
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=1.0)
+    loss = objective(objective.prepare({"image": images, "text": texts}, 0))["loss"]
+    loss.backward()
+    optimizer.step()
+    assert loss.isfinite()
+    idle = [name for name, p in model.named_parameters() if p.requires_grad and p.grad is None]
+    assert not [name for name in idle if not name.startswith("logit")]
+    moved = {name for name, p in model.named_parameters() if not torch.equal(before[name], p)}
+    assert any(name.startswith("visual.reader") for name in moved)
+    assert any(name.startswith("text.tower") for name in moved)
+
+
+def test_locked_towers_keep_their_means_bit_for_bit(folder):
+    model = prolip.create_model(f"local-dir:{folder}")
+    model.lock_image_tower()
+    model.lock_text_tower()
+    images, texts = inputs(model)
+    with torch.no_grad():
+        before = model.eval().encode_image(images).mean, model.encode_text(texts).mean
+    model.train()
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2)
+    for _ in range(20):
+        optimizer.zero_grad()
+        (model.encode_image(images).log_var.mean() + model.encode_text(texts).log_var.mean()).backward()
+        optimizer.step()
+    with torch.no_grad():
+        after = model.eval().encode_image(images), model.encode_text(texts)
+    assert torch.equal(before[0], after[0].mean) and torch.equal(before[1], after[1].mean)
+    assert max(z.log_var.mean() for z in after) < model.config["prolip_cfg"]["init_unc_bias"] - 0.5
+
+
+def test_a_saved_folder_opens_here_and_in_plain_openclip(folder, tmp_path):
+    model = prolip.create_model(f"local-dir:{folder}").eval()
+    images, texts = inputs(model)
+    with torch.no_grad():
+        model.text.reader.unc.add_(1.0)
+        want = model.encode_image(images), model.encode_text(texts)
+        again = prolip.create_model(f"local-dir:{save_pretrained(model, tmp_path / 'saved')}").eval()
+        for own, other in zip(want, (again.encode_image(images), again.encode_text(texts))):
+            assert torch.equal(own.mean, other.mean) and torch.equal(own.log_var, other.log_var)
+        config = tmp_path / "saved/open_clip_config.json"
+        if name := model.config["text_cfg"].get("hf_model_name"):  # which OpenCLIP would ask the hub for
+            config.write_text(config.read_text().replace(f'"{name}"', f'"{readers.TRANSFORMERS / Path(name).name}"'))
+        theirs, _, _ = open_clip.create_model_and_transforms(f"local-dir:{tmp_path / 'saved'}", pretrained_text=False)
+        assert torch.equal(features(theirs.eval().visual(images)), want[0].mean)
+
+
+@pytest.mark.parametrize("name", open_clip.list_models())
+def test_every_architecture_builds_with_heads(name):
+    """Without memory. transformers' towers cannot run there, the others do."""
+    with torch.device("meta"):
+        model = prolip.models.prolip.ProLIP(prolip.models.registry.get_model_config(name)[0])
+        z = model.encode_image(torch.empty(1, 3, *model.image_size))
+        if "hf_model_name" not in model.config["text_cfg"]:
+            text = model.encode_text(torch.empty(1, model.context_length, dtype=torch.int64))
+            assert text.log_var.shape == z.log_var.shape == (1, model.embed_dim)
+    depths = model.depths()
+    assert set(depths) == {n for n, _ in model.named_parameters() if n.startswith(("visual.", "text."))}
