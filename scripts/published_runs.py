@@ -25,7 +25,7 @@ from planner.hardware import GPUS  # noqa: E402
 from planner.models import count_of_run  # noqa: E402
 from planner.tables import HOUR, align  # noqa: E402
 from prolip.flops import FORWARD_AND_BACKWARD, forward_flops  # noqa: E402
-from prolip.models.registry import list_models  # noqa: E402
+from prolip.models.registry import own_models  # noqa: E402
 from prolip.utils import console  # noqa: E402
 
 
@@ -90,7 +90,7 @@ def check_published(runs: Sequence[Published] = RUNS) -> list[Check]:
 
 def flops_of(run: Published) -> float:
     """Model FLOPs of a sample, forward and backward, of one of our models or OpenCLIP's."""
-    if run.model in list_models():
+    if run.model in own_models():
         return count_of_run(run.model, "prolip", run.global_batch // run.gpus).flops
     with torch.device("meta"):
         model = CLIP(**open_clip.get_model_config(run.model)).requires_grad_(False)

@@ -15,7 +15,15 @@ from torchvision.transforms import Compose
 from prolip.data.samples.decoding import as_rgb
 from prolip.methods import find_method
 from prolip.models.config import (
-    PreprocessRules, ProLIPRules, ReaderRules, check, complete, count_parameters, is_reader, near_matches, override,
+    PreprocessRules,
+    ProLIPRules,
+    ReaderRules,
+    check,
+    complete,
+    count_parameters,
+    is_reader,
+    near_matches,
+    override,
     without_nones,
 )
 from prolip.models.prolip import ProLIP, cast_to
@@ -104,7 +112,7 @@ def create_model(  # noqa: PLR0913 (OpenCLIP's signature)
     model = ProLIP(config, low_precision=precision in CASTS, output_dict=bool(output_dict))
     _extend(model)
     if weights is not None:
-        load_checkpoint(model, weights, init_uncertainty, weights_only, image_grid=None if is_reader(config) else grid_of(theirs))
+        load_checkpoint(model, weights, init_uncertainty, weights_only, image_grid=grid_of(theirs))
     cfg = merge_preprocess_dict(asdict(PreprocessCfg()), {**preprocess, "size": model.visual.image_size})
     cfg = merge_preprocess_dict(cfg, force_preprocess_cfg or {})
     set_model_preprocess_cfg(model, cfg)
@@ -128,7 +136,8 @@ def _extend(model: ProLIP) -> None:
 
 def _check_memory(config: dict[str, Any]) -> None:
     """ValueError for a model that this machine cannot hold; a machine that does not tell is not asked."""
-    wanted = 4 * count_parameters(check(ReaderRules, without_nones(config)) if is_reader(config) else check(ProLIPRules, config))
+    rules = ReaderRules if is_reader(config) else ProLIPRules
+    wanted = 4 * count_parameters(check(rules, without_nones(config)))
     try:
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
+import open_clip
 import torch
 from torch import nn
 
@@ -38,8 +39,9 @@ def tokenize(*args: Any, **kwargs: Any) -> NoReturn:
                               " prolip.get_tokenizer(<model name>), then tokenizer(texts)")
 
 
-def list_pretrained(*args: Any, **kwargs: Any) -> NoReturn:
-    """Not here: weights are files, folders and repositories."""
-    raise NotImplementedError("weights have no tags here: a trained model is local-dir:<run>/model, a published one"
-                              " hf-hub:<org/name>, such as hf-hub:SanghyukChun/ProLIP-ViT-B-16-DC-1B-12_8B; names of"
-                              " architectures are in prolip.list_models()")
+def list_pretrained(as_str: bool = False) -> list[str] | list[tuple[str, str]]:
+    """OpenCLIP's published weights, as its own function: (architecture, tag), or `architecture:tag`.
+
+    Those of a ProLIP are `hf-hub:<org/name>`, such as hf-hub:SanghyukChun/ProLIP-ViT-B-16-DC-1B-12_8B.
+    """
+    return open_clip.list_pretrained(as_str)

@@ -35,10 +35,10 @@ TIMM: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 TOWER = {"width": 64, "layers": 2}
 #: Keys of transformers' configurations -> small values, where they are there.
-NARROW = {"hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 2, "num_hidden_layers": 2, "vocab_size": 1000,
-          "d_model": 64, "d_ff": 64, "d_kv": 32, "num_heads": 2, "num_layers": 2, "num_decoder_layers": 1,
-          "encoder_layers": 2, "decoder_layers": 1, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64,
-          "encoder_attention_heads": 2, "decoder_attention_heads": 2}  # fmt: skip
+NARROW = {"hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 2, "num_hidden_layers": 2,
+          "vocab_size": 1000, "d_model": 64, "d_ff": 64, "d_kv": 32, "num_heads": 2, "num_layers": 2,
+          "num_decoder_layers": 1, "encoder_layers": 2, "decoder_layers": 1, "encoder_ffn_dim": 64,
+          "decoder_ffn_dim": 64, "encoder_attention_heads": 2, "decoder_attention_heads": 2}  # fmt: skip
 
 
 def small_config(name: str) -> dict[str, Any]:

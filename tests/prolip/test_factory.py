@@ -14,6 +14,7 @@ from PIL import Image
 import prolip
 from prolip import factory
 from prolip.models.prolip import ProLIP
+from prolip.models.registry import own_models
 from prolip.models.weights import hub
 
 NAMES = [
@@ -23,7 +24,7 @@ NAMES = [
 
 
 def test_list_models_names_every_configuration():
-    assert sorted(prolip.list_models()) == sorted(NAMES)
+    assert sorted(own_models()) == sorted(NAMES)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -58,7 +59,7 @@ def test_b16_builds_and_runs_offline():
 
 
 @pytest.mark.parametrize("name, near", [
-    ("ProLIP-ViT-B16", "ProLIP-ViT-B-16"), ("prolip-vit-xs-16", "ProLIP-ViT-XS-16"), ("ViT-B-16", "ProLIP-ViT-B-16"),
+    ("ProLIP-ViT-B16", "ProLIP-ViT-B-16"), ("prolip-vit-xs-16", "ProLIP-ViT-XS-16"), ("ViT-B-61", "ViT-B-16"),
 ])
 def test_an_unknown_name_lists_the_near_ones(name, near):
     with pytest.raises(ValueError, match=f"unknown model '{name}': did you mean .*{near}"):
@@ -76,7 +77,7 @@ def test_a_name_near_nothing_lists_all():
     ({"pretrained": "laion2b"}, FileNotFoundError, "'laion2b' is no file: give a weights file"),
     ({"require_pretrained": True}, ValueError, "no weights to load for ProLIP-ViT-test"),
     ({"init_uncertainty": True}, ValueError, "no weights to load"),
-    ({"forward": "papr"}, ValueError, "it should be 'paper' or 'released'"),
+    ({"forward": "papr"}, ValueError, "it should be 'paper', 'released' or 'reader'"),
     ({"mask_token_id": 50000}, ValueError, "mask_token_id is 50000, but text_cfg.vocab_size is 49409"),
     ({"vision_cfg": {"widht": 3}}, ValueError, "unknown key 'widht' in vision_cfg: did you mean width"),
     ({"text_cfg": {"hf_model_name": "roberta"}}, ValueError, "text_cfg.hf_model_name: towers of other libraries"),
@@ -241,11 +242,18 @@ def test_a_local_folder_that_is_incomplete_says_what_is_missing(tmp_path):
     assert prolip.create_model(f"local-dir:{tmp_path}", load_weights=False).embed_dim == 32
 
 
-def test_a_plain_openclip_folder_is_refused_with_the_way_to_use_it(tmp_path):
-    config = {"embed_dim": 32, "vision_cfg": {"width": 32}, "text_cfg": {"width": 32}}
+def test_a_folder_of_openclips_format_without_weights_asks_for_them(tmp_path):
+    config = {"embed_dim": 32, "vision_cfg": {"width": 64, "layers": 1}, "text_cfg": {"width": 32, "layers": 1}}
     (tmp_path / "open_clip_config.json").write_text(json.dumps({"model_cfg": config, "preprocess_cfg": {}}))
-    with pytest.raises(ValueError, match="no prolip_cfg: it is a plain OpenCLIP model.*init_uncertainty=True"):
+    with pytest.raises(FileNotFoundError, match="no weights in .*want one of .*open_clip_model.safetensors"):
         prolip.create_model(f"local-dir:{tmp_path}")
+    assert prolip.create_model(f"local-dir:{tmp_path}", load_weights=False).config["prolip_cfg"]["forward"] == "reader"
+    with pytest.raises(ValueError, match="prolip_cfg.conv_stem is of our own towers: leave it out, or take forward"):
+        prolip.create_model(f"local-dir:{tmp_path}", load_weights=False, conv_stem=True)
+    config["vision_cfg"]["head_width"] = 48
+    (tmp_path / "open_clip_config.json").write_text(json.dumps({"model_cfg": config, "preprocess_cfg": {}}))
+    with pytest.raises(ValueError, match="vision_cfg.width 64 is no multiple of head_width 48: change one"):
+        prolip.create_model(f"local-dir:{tmp_path}", load_weights=False)
 
 
 def test_an_absent_hub_model_is_said_at_once(monkeypatch, tmp_path):

@@ -1,4 +1,5 @@
 """What OpenCLIP's users type: it works, or one line says what to type instead."""
+import open_clip
 import pytest
 import torch
 
@@ -6,6 +7,8 @@ import prolip
 from prolip import measures
 from prolip.evaluation.zero_shot import class_gaussians
 from prolip.gaussian import Gaussian, mixture
+from prolip.models.registry import own_models
+from prolip.models.weights import hub
 from prolip.models.weights.checkpoint import save_pretrained
 
 TEMPLATES = ("a photo of a {}.", lambda name: f"art of {name}.")
@@ -69,15 +72,29 @@ def test_functions_are_templates_of_class_gaussians_too(model, tokenizer):
 def test_names_without_a_door_say_what_to_write():
     with pytest.raises(NotImplementedError, match=r"prolip.get_tokenizer\(<model name>\)"):
         prolip.tokenize(["a cat"])
-    with pytest.raises(NotImplementedError, match="local-dir:<run>/model.*hf-hub:.*list_models"):
-        prolip.list_pretrained()
     from prolip import build_zero_shot_classifier, list_pretrained, tokenize  # noqa: F401 - none ends in an ImportError
 
 
-@pytest.mark.parametrize("name", ["ViT-B-32", "ViT-B-16", "RN50", "coca_ViT-B-32"])
-def test_openclips_models_are_told_from_unknown_ones(name):
-    with pytest.raises(ValueError, match=f"unknown model '{name}': .*{name} is OpenCLIP's.*load_embedder"):
-        prolip.create_model(name, pretrained="openai")
+def test_models_and_weights_are_listed_ours_first():
+    every = prolip.list_models()
+    assert every[len(own_models()) :] == open_clip.list_models() and set(own_models()) <= set(every)
+    assert ("ViT-B-16", "openai") in prolip.list_pretrained()
+    assert "ViT-B-16:openai" in prolip.list_pretrained(as_str=True)
+
+
+@pytest.mark.parametrize("name, tag, file", [
+    ("ViT-B-16", "openai", "open_clip_model.safetensors"), ("ViT-L/14", "laion400m_e31", "open_clip_model.safetensors"),
+])  # fmt: skip
+def test_weights_with_a_tag_are_fetched_from_the_hub_or_asked_for(name, tag, file, monkeypatch):
+    asked, real = [], hub.hub_files
+    monkeypatch.setattr(hub, "reachable", lambda: False)
+    monkeypatch.setattr(hub, "hub_files", lambda repo, *names, **_: (asked.append((repo, names)), real(repo, *names)))
+    with pytest.raises(FileNotFoundError, match="run `hf download .*, or give its weights as --pretrained"):
+        prolip.create_model(name, pretrained=tag)
+    assert asked[0][0].count("/") == 1 and asked[0][1][0] == (file,)
+
+
+def test_an_unknown_name_is_told_from_openclips():
     with pytest.raises(ValueError, match="unknown model 'ViT-B-33': did you mean") as error:
         prolip.create_model("ViT-B-33")
     assert "OpenCLIP's" not in str(error.value)

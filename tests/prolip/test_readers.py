@@ -1,22 +1,23 @@
-"""Every combination of OpenCLIP's towers with readers: its own means, variances that learn, weights in both directions."""
+"""Every combination of OpenCLIP's towers with readers: its means, variances that learn, weights in both directions."""
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
+import numpy as np
 import open_clip
 import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
-from small_towers import NAMES, small_config, small_folder, small_towers
+from small_towers import NAMES, small_folder, small_towers
 from torch import Tensor
 
 import prolip
 from prolip.methods import find_method
 from prolip.models import readers
 from prolip.models.readers import openclip_model
-from prolip.models.weights.checkpoint import save_pretrained
+from prolip.models.weights.checkpoint import CheckpointError, save_pretrained
 
 LABELS = 100
 
@@ -94,7 +95,7 @@ def test_masked_views_see_what_is_kept_and_nothing_else(folder):
 def test_a_step_of_a_method_moves_all_that_learns(folder, method):
     chosen = find_method(method)
     model = prolip.create_model(f"local-dir:{folder}", method_cfg={"name": method})
-    objective = chosen.objective(model, chosen.config(**({"known_matches": False})))
+    objective = chosen.objective(model, chosen.config(known_matches=False))
     images, texts = inputs(model, 4)
     before = {name: value.clone() for name, value in model.named_parameters()}
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=1.0)
@@ -142,6 +143,74 @@ def test_a_saved_folder_opens_here_and_in_plain_openclip(folder, tmp_path):
             config.write_text(config.read_text().replace(f'"{name}"', f'"{readers.TRANSFORMERS / Path(name).name}"'))
         theirs, _, _ = open_clip.create_model_and_transforms(f"local-dir:{tmp_path / 'saved'}", pretrained_text=False)
         assert torch.equal(features(theirs.eval().visual(images)), want[0].mean)
+
+
+def big_vision(model) -> dict[str, np.ndarray]:
+    """The weights of a SigLIP of ours under the names and in the shapes of big_vision, whose kernels are (in, out)."""
+    trunk, text = model.visual.tower.trunk, model.text.tower
+    found = {"b": model.logit_bias.reshape(1), "t": model.logit_scale.reshape(1)}
+
+    def put(place: str, weight: Tensor, bias: Tensor, heads: int = 0) -> None:
+        kernel = weight.mT
+        if heads > 0:  # (in, heads, width of a head), and what joins heads
+            kernel, bias = kernel.unflatten(1, (heads, -1)), bias.view(heads, -1)
+        found[f"{place}/kernel"] = kernel.unflatten(0, (-heads, -1)) if heads < 0 else kernel
+        found[f"{place}/bias"] = bias
+
+    def norm(place: str, layer) -> None:
+        found[f"{place}/scale"], found[f"{place}/bias"] = layer.weight, layer.bias
+
+    def block(place: str, norms, qkv, out, mlp, heads: int) -> None:
+        for number, layer in enumerate(norms):
+            norm(f"{place}/LayerNorm_{number}", layer)
+        for name, (weight, bias) in qkv.items():
+            put(f"{place}/MultiHeadDotProductAttention_0/{name}", weight, bias, heads)
+        put(f"{place}/MultiHeadDotProductAttention_0/out", out.weight, out.bias, -heads)
+        for number, layer in enumerate(mlp):
+            put(f"{place}/MlpBlock_0/Dense_{number}", layer.weight, layer.bias)
+
+    def split(weight: Tensor, bias: Tensor, names: tuple[str, ...]) -> dict[str, tuple[Tensor, Tensor]]:
+        return dict(zip(names, zip(weight.chunk(len(names)), bias.chunk(len(names)))))
+
+    found["img/embedding/kernel"] = trunk.patch_embed.proj.weight.permute(2, 3, 1, 0)
+    found["img/embedding/bias"] = trunk.patch_embed.proj.bias
+    found["img/pos_embedding"] = trunk.pos_embed
+    three = ("query", "key", "value")
+    for i, one in enumerate(trunk.blocks):
+        qkv = split(one.attn.qkv.weight, one.attn.qkv.bias, three)
+        block(f"img/Transformer/encoderblock_{i}", (one.norm1, one.norm2), qkv, one.attn.proj,
+              (one.mlp.fc1, one.mlp.fc2), one.attn.num_heads)  # fmt: skip
+    norm("img/Transformer/encoder_norm", trunk.norm)
+    pool = trunk.attn_pool
+    found["img/MAPHead_0/probe"] = pool.latent
+    qkv = {"query": (pool.q.weight, pool.q.bias)} | split(pool.kv.weight, pool.kv.bias, three[1:])
+    block("img/MAPHead_0", (pool.norm,), qkv, pool.proj, (pool.mlp.fc1, pool.mlp.fc2), pool.num_heads)
+    found["txt/Embed_0/embedding"] = text.token_embedding.weight
+    found["txt/pos_embedding"] = text.positional_embedding[None]
+    for i, one in enumerate(text.transformer.resblocks):
+        qkv = split(one.attn.in_proj_weight, one.attn.in_proj_bias, three)
+        block(f"txt/Encoder_0/encoderblock_{i}", (one.ln_1, one.ln_2), qkv, one.attn.out_proj,
+              (one.mlp.c_fc, one.mlp.c_proj), one.attn.num_heads)  # fmt: skip
+    norm("txt/Encoder_0/encoder_norm", text.ln_final)
+    put("txt/head", text.text_projection.weight, text.text_projection.bias)
+    return {f"params/{name}": value.detach().numpy() for name, value in found.items()}
+
+
+def test_siglips_published_archives_load(tmp_path):
+    with small_towers(tmp_path / "transformers"):
+        folder = small_folder("ViT-B-16-SigLIP", tmp_path / "siglip")
+        model = prolip.create_model(f"local-dir:{folder}").eval()
+        np.savez(tmp_path / "siglip.npz", **big_vision(model))
+        (folder / "open_clip_model.safetensors").unlink()
+        again = prolip.create_model(f"local-dir:{folder}", pretrained=str(tmp_path / "siglip.npz")).eval()
+        images, texts = inputs(model)
+        with torch.no_grad():
+            assert torch.equal(again.encode_image(images).mean, model.encode_image(images).mean)
+            assert torch.equal(again.encode_text(texts).mean, model.encode_text(texts).mean)
+        assert again.logit_bias.item() == model.logit_bias.item()
+        np.savez(tmp_path / "other.npz", weights=np.zeros(3))
+        with pytest.raises(CheckpointError, match="other.npz is no archive of big_vision's .*of their size"):
+            prolip.create_model(f"local-dir:{folder}", pretrained=str(tmp_path / "other.npz"))
 
 
 @pytest.mark.parametrize("name", open_clip.list_models())

@@ -25,7 +25,7 @@ from prolip.evaluation.model import PRECISIONS, Embedder, Loaded, PointModel, ch
 from prolip.factory import create_model_and_transforms, flattening
 from prolip.gaussian import kind_of
 from prolip.models.config import PreprocessRules, check, check_openclip, is_released, near_matches
-from prolip.models.registry import list_models
+from prolip.models.registry import list_models, own_models
 from prolip.models.tokenizer import ALL_NAMES, BPETokenizer, cut, first_line, get_tokenizer
 from prolip.models.weights.checkpoint import CheckpointError, find_in, read_config, read_state_dict
 from prolip.models.weights.hub import HubFileNotFoundError, hub_file, hub_files
@@ -57,8 +57,8 @@ def load_embedder(
 ) -> Embedder:
     """A model by name, ready to evaluate.
 
-    model: `local-dir:FOLDER` or `hf-hub:ORG/NAME`, of our layout or OpenCLIP's; or a name of `prolip.list_models()` or
-    `open_clip.list_models()` with `pretrained`: a weights file or, for OpenCLIP's, a tag; "random" for untrained
+    model: `local-dir:FOLDER` or `hf-hub:ORG/NAME`, of our layout or OpenCLIP's; or a name of `prolip.list_models()`
+    with `pretrained`: a weights file or, for OpenCLIP's, a tag, whose inputs are points; "random" for untrained
     weights, always the same. precision: fp32, or amp_bf16 / amp_fp16 for autocast (amp_fp16 needs a GPU). tokenizer:
     instead of the model's own, a folder of tokenizer files or `bpe`. stored: whether its embeddings may be kept, for
     which it gets its fingerprint, some seconds per gigabyte. Weights are float32. ValueError and
@@ -146,14 +146,13 @@ def is_prolip(model: str) -> bool:
     if schema:
         config, _ = read_config(config_file(model))
         return "prolip_cfg" in config or is_released(config)
-    if model in list_models():
+    if model in own_models():
         return True
-    known = open_clip.list_models()
-    if model.replace("/", "-") in known:
+    if model.replace("/", "-") in open_clip.list_models():
         return False
-    near = near_matches(model, [*list_models(), *known])
+    near = near_matches(model, list_models())
     if not near.startswith("did"):  # OpenCLIP's are too many to be listed
-        near = f"choose from {', '.join(list_models())}, or OpenCLIP's, open_clip.list_models()"
+        near = f"choose from {', '.join(own_models())}, or OpenCLIP's, open_clip.list_models()"
     raise ValueError(
         why_no_name(model)
         or f"unknown model {model!r}: {near} (or local-dir:<folder with config.json and weights>, hf-hub:<org/name>)"

@@ -49,9 +49,7 @@ class HeadsObjective(KnownMatches):
 
 
 def idle(tower: Any) -> list[nn.Parameter]:
-    """What the tower's own head stands in for. Of a tower with a reader that is what of the plain Gaussian the head does
-    not take, by its `reads`.
-    """
+    """What the tower's own head stands in for. Beside a reader it is what the head's `reads` does not name."""
     if not isinstance(tower, ReaderTower):
         return [p for name, p in tower.named_parameters() if name.partition(".")[0] in UNUSED]
     depths, reads = tower.depths(), getattr(tower.head, "reads", ())

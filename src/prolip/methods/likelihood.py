@@ -17,7 +17,7 @@ from prolip.flops import EncoderPass
 from prolip.gaussian import Gaussian, upcast, without_autocast
 from prolip.losses import mean_factors, sigmoid_loss_over_ranks
 from prolip.methods.base import Batch, Context, MeansObjective, Needs, Reps, Terms, clip_loss, logit_scale_and_bias
-from prolip.scores import TrueMatchScore
+from prolip.scores import Side, TrueMatchScore
 from prolip.uncertainty.fit import Fitted, fit_variances
 from prolip.uncertainty.heads import Parts, VarianceHead
 from prolip.uncertainty.hidden import blocks_of
@@ -93,10 +93,11 @@ def extend(model: Any, config: LikelihoodConfig) -> None:
     text = Parts(dim=dim, vocabulary=model.vocab_size, centres=config.centres)
     model.text.head = LikelihoodHead(text, model.match, 0)
     if config.novelty_centres:
-        for name, side, tower in (("novelty", "image", model.visual), ("text_novelty", "text", model.text)):
+        sides: dict[str, Side] = {"novelty": "image", "text_novelty": "text"}
+        for name, side in sides.items():
             if blocks_of(model, side) is not None:  # else there are no first tokens to look at
-                sizes = Widths(mean=model.embed_dim, first=2 * tower.width, centres=config.novelty_centres)
-                setattr(model, name, Novelty(sizes))
+                width = 2 * model.towers()[side].width
+                setattr(model, name, Novelty(Widths(mean=dim, first=width, centres=config.novelty_centres)))
 
 
 def adopt(model: Any, fitted: Fitted) -> None:

@@ -209,10 +209,11 @@ class ProLIPCfg(Rules):
     """What ProLIP adds to OpenCLIP's configuration.
 
     forward: `paper`; `released`: the forward pass that the published weights were trained with; `reader`: OpenCLIP's
-    towers as they are, with readers (`prolip.models.readers`); init_unc_bias: initial log sigma^2; init_unc_gain: its initial spread over inputs and dimensions; conv_stem: convolutions in place
-    of the patch projection, for small images and little data; mask_padding: hide padding from attention, which the
-    paper does not; pad_token_id: what the tokenizer fills a text up with; mask_token_id: [MASK], for masked texts, none
-    where the vocabulary has no such token; special_token_ids: start and end of text, never masked.
+    towers as they are, with readers (`prolip.models.readers`); init_unc_bias: initial log sigma^2; init_unc_gain: its
+    initial spread over inputs and dimensions; conv_stem: convolutions in place of the patch projection, for small
+    images and little data; mask_padding: hide padding from attention, which the paper does not; pad_token_id: what the
+    tokenizer fills a text up with; mask_token_id: [MASK], for masked texts, none where the vocabulary has no such
+    token; special_token_ids: start and end of text, never masked.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -315,11 +316,7 @@ def complete(config: Mapping[str, Any]) -> dict[str, Any]:
     _check_image(checked.vision_cfg, checked.prolip_cfg.conv_stem)
     count_parameters(checked)
     _check_tokens(checked.prolip_cfg, checked.text_cfg)
-    out["method_cfg"] = {"name": METHOD, **(out.get("method_cfg") or {})}
-    out["prolip_cfg"] = checked.prolip_cfg.model_dump(mode="json")
-    for key, default in (("init_logit_scale", math.log(10)), ("init_logit_bias", -10.0)):
-        out[key] = float(default if out.get(key) is None else out[key])
-    return out
+    return _filled(out, checked)
 
 
 def is_reader(config: Mapping[str, Any]) -> bool:
@@ -338,8 +335,8 @@ def with_readers(config: Mapping[str, Any]) -> dict[str, Any]:
     dim = check(OpenCLIPRules, without_nones(config)).embed_dim
     if name := config["text_cfg"].get("hf_model_name"):
         out["text_cfg"]["vocab_size"] = transformers_config(name)["vocab_size"]
-    own = {"forward": "reader", "init_unc_bias": -math.log(1000 * dim) - 0.1, "pad_token_id": padding(config["text_cfg"])}
-    return out | {"prolip_cfg": own}
+    own = {"forward": "reader", "init_unc_bias": -math.log(1000 * dim) - 0.1}
+    return out | {"prolip_cfg": own | {"pad_token_id": padding(config["text_cfg"])}}
 
 
 def transformers_config(name: str) -> dict[str, Any]:
@@ -361,7 +358,19 @@ def padding(text: Mapping[str, Any]) -> int:
 def complete_reader(out: dict[str, Any]) -> dict[str, Any]:
     """`complete` for towers of OpenCLIP's with readers."""
     checked = check(ReaderRules, without_nones(out))
+    for key in ("conv_stem", "mask_padding"):
+        if getattr(checked.prolip_cfg, key):
+            raise ValueError(f"prolip_cfg.{key} is of our own towers: leave it out, or take forward paper")
+    for block, foreign in (("vision_cfg", "timm_model_name"), ("text_cfg", "hf_model_name")):
+        tower = getattr(checked, block)
+        if getattr(tower, foreign) is None and isinstance(tower.layers, int):  # a ResNet has a list of them
+            _check_width(block, tower)
     count_parameters(checked)
+    return _filled(out, checked)
+
+
+def _filled(out: dict[str, Any], checked: Any) -> dict[str, Any]:
+    """The configuration with the defaults that both kinds of towers share."""
     out["quick_gelu"] = bool(checked.quick_gelu)
     out["method_cfg"] = {"name": METHOD, **(out.get("method_cfg") or {})}
     out["prolip_cfg"] = checked.prolip_cfg.model_dump(mode="json")
@@ -397,9 +406,14 @@ def _check_tower(block: str, tower: Any, quick_gelu: bool) -> None:
         raise ValueError(f"{block}.block_type is 'default', which has no {custom[0]}: leave out one of them")
     if quick_gelu and tower.act_kwargs and tower.act_kwargs.model_fields_set:
         raise ValueError(f"{block}.act_kwargs are GELU's and quick_gelu is true: leave out one of them")
-    divisor = "head_width" if block == "vision_cfg" else "heads"
-    if divisor == "heads" and tower.tokenizer_mode:
+    if block == "text_cfg" and tower.tokenizer_mode:
         raise ValueError(f"{block}.tokenizer_mode is {tower.tokenizer_mode!r}, which no tokenizer here has: drop it")
+    _check_width(block, tower)
+
+
+def _check_width(block: str, tower: Any) -> None:
+    """Refuse a transformer whose width its heads do not divide, or without a hidden unit."""
+    divisor = "head_width" if block == "vision_cfg" else "heads"
     if tower.width % getattr(tower, divisor):
         raise ValueError(f"{block}.width {tower.width} is no multiple of {divisor} {getattr(tower, divisor)}: change"
                          " one")

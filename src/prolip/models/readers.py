@@ -31,7 +31,8 @@ INNER, HEAD = 512, 64
 SQUARES = (32, 16, 14)
 #: What stands before the blocks, by the first or the second part of a parameter's name.
 STEM = {"conv1", "conv2", "conv3", "bn1", "bn2", "bn3", "class_embedding", "positional_embedding", "ln_pre",
-        "token_embedding", "cls_emb", "embeddings", "embed_tokens", "embed_positions", "layernorm_embedding", "shared"}  # fmt: skip
+        "token_embedding", "cls_emb", "embeddings", "embed_tokens", "embed_positions", "layernorm_embedding",
+        "shared"}  # fmt: skip
 #: Keys of our configuration that OpenCLIP's classes do not take.
 OURS = ("prolip_cfg", "method_cfg", "custom_text")
 
@@ -69,7 +70,8 @@ class Reader(nn.Module):
         self.heads = max(1, inner // HEAD)
         self.unc = nn.Parameter(inner**-0.5 * torch.randn(inner))
         self.norm_q, self.q = nn.LayerNorm(inner), nn.Linear(inner, inner)
-        self.norm_kv, self.kv, self.mean_kv = nn.LayerNorm(width), nn.Linear(width, 2 * inner), nn.Linear(dim, 2 * inner)
+        self.norm_kv, self.kv = nn.LayerNorm(width), nn.Linear(width, 2 * inner)
+        self.mean_kv = nn.Linear(dim, 2 * inner)
         self.out = nn.Linear(inner, inner)
         self.norm_mlp = nn.LayerNorm(inner)
         self.mlp = nn.Sequential(nn.Linear(inner, 4 * inner), nn.GELU(), nn.Linear(4 * inner, inner))
@@ -121,7 +123,7 @@ class ReaderTower(nn.Module):
         return z if self.head is None else self.head(tokens, z, ids)
 
     def depths(self) -> dict[str, int]:
-        """Name of a parameter -> layers from it to the tower's end: heads and readers 0, block i of n n - i, stem n + 1."""
+        """Parameter -> layers from it to the tower's end: heads and reader 0, block i of n n - i, stem n + 1."""
         found = dict.fromkeys((name for name, _ in self.named_parameters()), 0)
         return found | {f"tower.{name}": depth for name, depth in tower_depths(self.tower).items()}
 
@@ -133,7 +135,8 @@ class ReaderTower(nn.Module):
         """What OpenCLIP and timm keep from weight decay, and [UNC]."""
         inner = getattr(self.tower, "trunk", self.tower)
         names = inner.no_weight_decay() if hasattr(inner, "no_weight_decay") else ()
-        return {f"tower.trunk.{name}" if inner is not self.tower else f"tower.{name}" for name in names} | {"reader.unc"}
+        place = "tower" if inner is self.tower else "tower.trunk"
+        return {f"{place}.{name}" for name in names} | {"reader.unc"}
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         """Recompute activations in the backward pass."""
@@ -189,7 +192,7 @@ class ReaderImageTower(ReaderTower):
         return self.grid_size[0] * self.grid_size[1]
 
     def forward(self, x: Tensor, keep: Tensor | None = None, normalize: bool = True) -> Gaussian:
-        """Images -> Gaussian (B, D), the mean as OpenCLIP's. keep: squares that are seen, (B, K); the others are blank."""
+        """Images -> Gaussian (B, D), the mean as OpenCLIP's. keep: squares to see, (B, K); the others are blank."""
         check_images(x, self.image_size, self.device)
         if keep is not None:
             check_keep(keep, x.shape[0])
@@ -226,14 +229,15 @@ def reader_towers(config: Mapping[str, Any]) -> tuple[ReaderImageTower, ReaderTe
     model, dim, own = openclip_model(config), config["embed_dim"], ProLIPCfg(**config["prolip_cfg"])
     image = ReaderImageTower(model.visual, dim, own, token_sizes(config))
     text = ReaderTextTower(model.text, dim, own, config["text_cfg"].get("context_length", 77))
-    others = {name: part.requires_grad_(False) for name, part in model.named_children() if name not in ("visual", "text")}
-    return image, text, others
+    others = {name: part for name, part in model.named_children() if name not in ("visual", "text")}
+    return image, text, {name: part.requires_grad_(False) for name, part in others.items()}
 
 
 def image_parts(tower: Any, x: Tensor) -> tuple[Tensor, Tokens]:
     """Embedding (B, D) and tokens of images, in one pass."""
-    found = tower.forward_intermediates(x, indices=2, output_fmt="NCHW")
-    before, last = (level.flatten(2).mT for level in found["image_intermediates"])
+    found = tower.forward_intermediates(x, indices=levels_of(tower), output_fmt="NCHW")
+    levels = [level.flatten(2).mT for level in found["image_intermediates"]]
+    before, last = levels[0], levels[-1]
     # of a pyramid the last stage takes a larger grid of another width
     return found["image_features"], Tokens(before if before.shape == last.shape else last, last)
 
@@ -245,9 +249,14 @@ def text_parts(tower: Any, ids: Tensor, pad_id: int) -> tuple[Tensor, Tokens]:
         found = tower.transformer(input_ids=ids, attention_mask=mask, output_hidden_states=True)
         levels = found.hidden_states[-2], found.last_hidden_state
         return tower.proj(tower.pooler(found, mask)), Tokens(*levels, own_words(ids, pad_id))
-    found = tower.forward_intermediates(ids, indices=2, output_fmt="NLC")
+    found = tower.forward_intermediates(ids, indices=levels_of(tower), output_fmt="NLC")
     levels = found["text_intermediates"]
     return found["text_features"], Tokens(levels[0], levels[-1], own_words(ids, pad_id))
+
+
+def levels_of(tower: Any) -> int:
+    """How many of a tower's last levels are read: of a single block what it makes is all there is."""
+    return min(2, len(blocks_of(tower)))
 
 
 def own_words(ids: Tensor, pad_id: int) -> Tensor:
@@ -278,7 +287,8 @@ def text_width(tower: Any) -> int:
 def blocks_of(tower: Any) -> Sequence[nn.Module]:
     """The parts of OpenCLIP's tower that follow each other: blocks, or stages of a pyramid."""
     if isinstance(tower, HFTextEncoder):
-        return max((part for part in tower.transformer.modules() if isinstance(part, nn.ModuleList)), key=len)
+        lists = [list(part) for part in tower.transformer.modules() if isinstance(part, nn.ModuleList)]
+        return max(lists, key=len)
     if isinstance(tower, ModifiedResNet):
         return [tower.layer1, tower.layer2, tower.layer3, tower.layer4]
     if isinstance(tower, TimmModel):

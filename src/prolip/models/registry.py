@@ -29,9 +29,14 @@ def _configs() -> dict[str, dict[str, Any]]:
     return {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in files}
 
 
-def list_models() -> list[str]:
-    """The names that `create_model` and `get_tokenizer` know without a schema."""
+def own_models() -> list[str]:
+    """The names of our own architectures."""
     return list(_configs())
+
+
+def list_models() -> list[str]:
+    """The names that `create_model` and `get_tokenizer` know without a schema: ours, then OpenCLIP's."""
+    return [*own_models(), *open_clip.list_models()]
 
 
 def get_model_config(
@@ -56,8 +61,10 @@ def get_model_config(
         return complete(found), {}
     if (theirs := open_clip.get_model_config(name.replace("/", "-"))) is not None:
         return complete(theirs), published_preprocess(name.replace("/", "-"), tag)
-    known = [*list_models(), *open_clip.list_models()]
-    raise ValueError(why_no_name(name) or f"unknown model {name!r}: {near_matches(name, known)} (or hf-hub:<org/name>,"
+    near = near_matches(name, list_models())
+    if not near.startswith("did"):  # OpenCLIP's are too many to be listed
+        near = f"choose from {', '.join(own_models())}, or OpenCLIP's, open_clip.list_models()"
+    raise ValueError(why_no_name(name) or f"unknown model {name!r}: {near} (or hf-hub:<org/name>,"
                      " local-dir:<folder with a configuration and weights>)")
 
 
@@ -85,12 +92,9 @@ def find_weights(model_name: str, pretrained: str | None, cache_dir: str | None 
             hub_file(name, tuple(reversed(CONFIG_NAMES)), cache_dir)
     if schema:
         return _named_file(schema, name, FOREIGN_FIRST, "weights", cache_dir)
-    if (cfg := open_clip.get_pretrained_cfg(model_name.replace("/", "-"), pretrained)):
-        try:
-            return Path(open_clip.download_pretrained(cfg, cache_dir=cache_dir))
-        except Exception as error:  # whatever a network raises
-            raise FileNotFoundError(f"OpenCLIP's weights {pretrained} of {model_name} cannot be fetched ({error}): fetch"
-                                    " them where there is a network, and give the file") from error
+    if cfg := open_clip.get_pretrained_cfg(model_name.replace("/", "-"), pretrained):
+        repo, _, file = cfg["hf_hub"].rpartition("/")
+        return hub_file(repo, (file,) if file else FOREIGN_FIRST, cache_dir)
     path = Path(pretrained)
     if path.is_dir():
         return find_in(path, FOREIGN_FIRST, "weights")

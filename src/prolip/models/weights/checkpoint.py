@@ -20,7 +20,12 @@ from prolip.models.config import check_keys, is_reader
 from prolip.models.prolip import ProLIP
 from prolip.models.towers import SPECIAL_TOKENS
 from prolip.models.weights.openclip import (
-    BIG_VISION, READERS, completed, is_openclip, load_big_vision, to_openclip,
+    BIG_VISION,
+    READERS,
+    completed,
+    is_openclip,
+    load_big_vision,
+    to_openclip,
 )
 from prolip.models.weights.unreadable import (
     CONFIG_NAMES,
@@ -128,7 +133,12 @@ def load_checkpoint(
     """
     reads = is_reader(model.config)
     if reads and not isinstance(source, Mapping) and Path(source).suffix in BIG_VISION:
-        return load_big_vision(model, source)
+        try:
+            load_big_vision(model, source)
+        except (KeyError, AttributeError, AssertionError, RuntimeError, ValueError, OSError) as error:
+            raise CheckpointError(f"{source} is no archive of big_vision's with the weights of this model ({error}):"
+                                  " give SigLIP's weights to the SigLIP model of their size") from error
+        return LoadReport(tuple(sorted(to_openclip(model.state_dict())[1])), ())
     given = unwrap(source) if isinstance(source, Mapping) else read_state_dict(source, weights_only)
     own = model.state_dict()
     kept: set[str] = set()

@@ -40,7 +40,7 @@ def hub_file(repo: str, names: tuple[str, ...], cache_dir: str | None = None) ->
     except HubFileNotFoundError as error:
         raise HubFileNotFoundError(
             f"{error}. Where there is a network run `hf download {repo} --local-dir <folder>`, copy the folder here and"
-            " use local-dir:<folder>"
+            " use local-dir:<folder>, or give its weights as --pretrained"
         ) from error
     return next(folder / name for name in names if (folder / name).is_file())
 

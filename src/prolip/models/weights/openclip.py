@@ -11,9 +11,9 @@ from open_clip.model import convert_to_custom_text_state_dict, resize_pos_embed,
 from torch import Tensor
 
 TOWERS = ("visual", "text")
-#: What transformers' towers have no longer saved since its version 4.31.
 #: The file with what a folder has beside OpenCLIP's model.
 READERS = "readers.safetensors"
+#: What transformers' towers have no longer saved since its version 4.31.
 OBSOLETE = ("text.transformer.embeddings.position_ids",)
 BIG_VISION = (".npz", ".npy")
 
@@ -41,13 +41,16 @@ def from_openclip(model: Any, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {inside(name): value for name, value in found.items()}
 
 
-def completed(model: Any, state: Mapping[str, Tensor], beside: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], set[str]]:
+def completed(
+    model: Any, state: Mapping[str, Tensor], beside: Mapping[str, Tensor]
+) -> tuple[dict[str, Tensor], set[str]]:
     """OpenCLIP's weights under our names, with `beside`, what readers and methods added, or its initial values; names
     of the latter. Without a bias the model's own stays.
     """
     own = model.state_dict()
     found = from_openclip(model, state) | dict(beside)
-    kept = {name for name in own if name not in found and ".tower." not in name and not name.startswith("text_decoder.")}
+    theirs = (*(f"{tower}.tower." for tower in TOWERS), "text_decoder.")
+    kept = {name for name in own if name not in found and not name.startswith(theirs)}
     return found | {name: own[name].clone() for name in kept}, kept
 
 

@@ -1,0 +1,247 @@
+"""The studies of docs/towers.md: OpenCLIP's towers with readers, on drawings.
+
+    python scripts/study_towers.py start --out runs/towers --old ../before --write docs/towers.md
+    python scripts/study_towers.py reader --out runs/towers --write docs/towers.md
+
+start: a small tower like SigLIP's learns some designers' drawings by SigLIP's loss. Methods then go on from its weights
+with other designers' drawings, beside the deterministic model, a model from random weights, and, with --old, the
+conversion that readers have replaced: a checkout of commit 8437f18b, whose towers read both ways with a [CLS] of their
+own. They are measured before the first step, after 50 and after 500.
+reader: the same towers by the same loss from random weights, with [UNC] among the tower's tokens or with a reader.
+A run that has ended is not trained again, so the same command goes on where it was broken off. Cells: the mean over
+seeds, each seed in brackets; differences with their 95% interval, by bootstrap over concepts (a drawing and its texts),
+the seeds averaged in every draw.
+"""
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT / "src"), str(ROOT / "scripts")]
+
+import numpy as np  # noqa: E402
+
+import sweep  # noqa: E402
+from prolip.cli.main import main as prolip  # noqa: E402
+from prolip.evaluation.metrics.bootstrap import Statistic, clustered  # noqa: E402
+from prolip.evaluation.metrics.selective import spearman  # noqa: E402
+from prolip.evaluation.suites.emoji import uncertainty  # noqa: E402
+from prolip.evaluation.suites.emoji.result import CorpusResult, load  # noqa: E402
+from prolip.utils.outputs import replacing_folder  # noqa: E402
+from study import DESIGNERS, METHODS, cell, gain, markdown, statistics, value_of, write  # noqa: E402
+
+RECIPE, BASE = "scripts/recipes/emoji-paper.yaml", "base"
+#: Steps of the first study that are measured, and of both models of the second.
+MEASURED, READER_STEPS = (0, 50, 500), 1200
+VISION = {"image_size": 64, "patch_size": 8, "width": 192, "layers": 3, "head_width": 64}
+TEXT = {"context_length": 12, "vocab_size": 49409, "width": 192, "heads": 3, "layers": 2, "no_causal_mask": True,
+        "pool_type": "last", "proj_bias": True, "norm_kwargs": {"eps": 1e-6}}  # fmt: skip
+TOWERS = {"embed_dim": 192, "vision_cfg": VISION, "text_cfg": TEXT}
+#: [MASK] is a token more than OpenCLIP's encoding has; both towers of the second study begin as certain.
+TOKENS = {"mask_token_id": 49408, "special_token_ids": [49406, 49407]}
+OWN = TOWERS | {"text_cfg": TEXT | {"embed_cls": True}, "prolip_cfg": TOKENS | {"init_unc_bias": -10.0}}
+READER = {"prolip_cfg": TOKENS | {"forward": "reader", "init_unc_bias": -10.0}}
+#: Folder -> configuration of a model: OpenCLIP's own, the same for readers with a [MASK], and ours.
+FOLDERS: dict[str, dict[str, Any]] = {
+    "openclip": {"model_cfg": TOWERS, "preprocess_cfg": {}},
+    "reader": {"model_cfg": TOWERS, "preprocess_cfg": {}} | READER,
+    "in-tower": {"model_cfg": OWN, "preprocess_cfg": {}},
+}
+#: Row -> method, the folder of its model, and whether it goes on from the base.
+ROWS = {
+    "siglip": ("siglip", "openclip", True), "prolip": ("prolip", "openclip", True),
+    "likelihood": ("likelihood", "openclip", True), "pcmepp": ("pcmepp", "openclip", True),
+    "prolip, old conversion": ("prolip", "in-tower", True), "prolip, random weights": ("prolip", "openclip", False),
+}  # fmt: skip
+OLD = "prolip, old conversion"
+NAMES = "names/i2t/R@1"
+#: Column of the second study -> its statistic.
+COLUMNS = {
+    "names R@1 i2t": NAMES, "t2i": "names/t2i/R@1", "captions mAP@R i2t": "captions/i2t/mAP@R",
+    "rho true matches": "rho", "AUROC of errors i2t": "refusal/names_i2t/image/auroc",
+    "AUROC t2i": "refusal/names_t2i/text/auroc",
+}  # fmt: skip
+
+
+def configure(folder: Path) -> None:
+    """Write the configurations of FOLDERS."""
+    for name, config in FOLDERS.items():
+        with replacing_folder(folder / "towers" / name) as place:
+            file = "config.json" if name == "in-tower" else "open_clip_config.json"
+            (place / file).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+
+def base(folder: Path, flags: str) -> dict[str, Any]:
+    """As a sweep: the model that all go on from."""
+    data = f"--train-data {DESIGNERS['emoji'][0]} --train-num-samples 13056"
+    words = f"--method siglip --model local-dir:{folder / 'towers/openclip'} --max-steps 1200 --save-frequency 0"
+    return {"recipe": RECIPE, "seeds": [0], "flags": f"{words} {data} {flags}", "variants": {BASE: ""}}
+
+
+def started(folder: Path, seeds: Sequence[int], flags: str) -> dict[str, Any]:
+    """As a sweep: every row of the first study, and its model before the first step.
+
+    The latter is a run of one step with a learning rate of nothing, which the old conversion can do as well.
+    """
+    variants, saving = {}, f"--save-every-steps {MEASURED[1]} --keep-checkpoints 0"
+    for row, (method, tower, goes_on) in ROWS.items():
+        weights = folder / f"{BASE}-s0" / "model/open_clip_model.safetensors"
+        start = f"--pretrained {weights} {'--init-uncertainty' if row == OLD else ''}" if goes_on else ""
+        words = f"--method {method} {METHODS[method]} --model local-dir:{folder / 'towers' / tower} {start}"
+        variants[slug(row)] = f"{words} --max-steps {MEASURED[-1]} {saving}"
+        variants[slug(row, 0)] = f"{words} --max-steps 1 --lr 1e-30 --warmup 0"
+    own = f"--train-data {DESIGNERS['emoji'][1]} --train-num-samples 9600 --warmup {MEASURED[1]}"
+    words = f"{own} --init-logit-bias auto --save-frequency 0 {flags}"
+    return {"recipe": RECIPE, "seeds": list(seeds), "flags": words, "variants": variants}
+
+
+def compared(folder: Path, seeds: Sequence[int], flags: str) -> dict[str, Any]:
+    """As a sweep: the second study."""
+    variants = {name: f"--model local-dir:{folder / 'towers' / name}" for name in ("in-tower", "reader")}
+    words = f"--method prolip --max-steps {READER_STEPS} --save-frequency 0 --init-logit-bias auto {flags}"
+    return {"recipe": RECIPE, "seeds": list(seeds), "flags": words, "variants": variants}
+
+
+def slug(row: str, step: int | None = None) -> str:
+    """Of a row's runs, without their seed."""
+    return row.replace(", ", "-").replace(" ", "-") + ("" if step is None else f"-{step}")
+
+
+def train(wanted: Mapping[str, Any], variants: Sequence[str], folder: Path, options: argparse.Namespace) -> None:
+    """What is missing of a sweep; the old conversion by the checkout that has it."""
+    old = [name for name in variants if name.startswith(slug(OLD))]
+    sweep.train_all(dict(wanted), [name for name in variants if name not in old], folder, options.jobs)
+    if options.old and old:
+        part = {"recipe": wanted["recipe"], "seeds": wanted["seeds"], "flags": wanted["flags"], "columns": {},
+                "variants": {name: wanted["variants"][name] for name in old}}  # fmt: skip
+        file = folder / "old.yaml"
+        file.write_text(json.dumps(part), encoding="utf-8")  # JSON is YAML
+        command = [sys.executable, "scripts/sweep.py", str(file), "--output", str(folder), "--jobs", str(options.jobs)]
+        subprocess.run(command, cwd=options.old, env=environment(options.old), check=True)
+
+
+def environment(checkout: Path) -> dict[str, str]:
+    """For a program of a checkout."""
+    return os.environ | {"PYTHONPATH": str(checkout / "src")}
+
+
+def measure_early(run: Path, checkout: Path) -> None:
+    """Evaluate a run's model after MEASURED[1] steps; its checkpoints are deleted then."""
+    found, out = run / f"checkpoints/step_{MEASURED[1]}.pt", run / f"eval_{MEASURED[1]}"
+    if not found.exists() or out.exists():
+        return
+    model = run / f"step_{MEASURED[1]}"
+    val = json.loads((run / "config.json").read_text(encoding="utf-8"))["val"]
+    drawings = checkout / val["val_data"][0].removeprefix("emoji:")
+    words = ["--data", str(drawings), "--names", str(checkout / val["val_names"]), "--select", val["val_select"]]
+    for command in (["export", "checkpoint", str(found), "--output", str(model)],
+                    ["eval", "emoji", "--model", f"local-dir:{model}", *words, "--output", str(out)]):  # fmt: skip
+        if checkout != ROOT:
+            subprocess.run([sys.executable, "-m", "prolip.cli.main", *command], env=environment(checkout), check=True)
+        elif code := prolip(command):
+            raise SystemExit(code)
+    shutil.rmtree(run / "checkpoints")
+    shutil.rmtree(model)
+
+
+# --- tables ----------------------------------------------------------------------------------------------------------
+def all_statistics(result: CorpusResult) -> dict[str, Statistic]:
+    """Retrieval, AUROC of errors, and the rank correlation of a text's uncertainty with its true matches."""
+    doubt, true = result.uncertainty(result.text), np.log(result.table.true_matches)
+
+    def rho(weights: Mapping[str, np.ndarray]) -> np.ndarray:
+        rows = [np.repeat(np.arange(len(true)), drawn.astype(int)) for drawn in weights["captions"]]
+        return np.array([spearman(doubt[row], true[row]) for row in rows])
+
+    own = {**uncertainty.statistics(result), "rho": Statistic({"captions": len(true)}, rho)}
+    return statistics(result) | {name: clustered(one, result.clusters) for name, one in own.items()}
+
+
+def results(folder: Path, name: str, seeds: Sequence[int], evaluation: str = "eval") -> list[CorpusResult]:
+    """Of the seeds that have ended."""
+    places = [folder / f"{name}-s{seed}" / evaluation for seed in seeds]
+    return [load(place) for place in places if (place / "metrics.json").exists()]
+
+
+def of_start(folder: Path, seeds: Sequence[int]) -> list[str]:
+    """Names R@1 by steps; the gain over the deterministic model; how far the means of step 0 are from its own."""
+    heads = [*(f"step {step}" for step in MEASURED), f"gain at step {MEASURED[-1]}", "means at step 0: difference"]
+    return markdown(["", *heads], list(start_rows(folder, seeds)))
+
+
+def start_rows(folder: Path, seeds: Sequence[int]) -> Iterator[Sequence[str]]:
+    """One for every row of which runs have ended."""
+    first, last = results(folder, slug("siglip", 0), seeds), results(folder, slug("siglip"), seeds)
+    for row in ROWS:
+        every = [results(folder, slug(row, 0), seeds), results(folder, slug(row), seeds, f"eval_{MEASURED[1]}"),
+                 results(folder, slug(row), seeds)]  # fmt: skip
+        if all(every):
+            cells = [cell([100 * result.metrics[NAMES] for result in one]) for one in every]
+            better = gain(list(map(statistics, last)), list(map(statistics, every[-1])), [NAMES])[NAMES]
+            apart = max(float((a.image.mean - b.image.mean).abs().max()) for a, b in zip(first, every[0]))
+            yield row, *cells, "" if row == "siglip" else better, f"{apart:.1e}"
+
+
+def of_reader(folder: Path, seeds: Sequence[int]) -> list[str]:
+    """Both models of the second study, and their difference."""
+    found = {name: [all_statistics(one) for one in results(folder, name, seeds)] for name in ("in-tower", "reader")}
+    rows = [[title, *(cell([100 * value_of(one[key]) for one in own]) for key in COLUMNS.values())]
+            for title, own in found.items() if own]  # fmt: skip
+    if all(found.values()):
+        rows.append(["reader - in-tower", *gain(found["in-tower"], found["reader"], list(COLUMNS.values())).values()])
+    return markdown(["percent", *COLUMNS], rows)
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("study", choices=["start", "reader"])
+    add("--out", type=Path, required=True, metavar="DIR", help="folder of the runs")
+    add("--old", type=Path, metavar="CHECKOUT", help="of commit 8437f18b, for the old conversion (default: without it)")
+    add("--seeds", nargs="+", type=int, default=[0, 1, 2], metavar="SEED")
+    add("--jobs", type=int, default=1, help="runs at a time (default: %(default)s)")
+    add("--flags", default="", help="further flags of every training, as one text")
+    add("--tables-only", action="store_true", help="train nothing")
+    add("--write", type=Path, metavar="PAGE", help="page whose table is replaced; without, it is printed")
+    options = parser.parse_args(arguments)
+    if options.old is not None and not (options.old / "scripts/sweep.py").is_file():
+        parser.error(f"--old {options.old} is no checkout of this project: git worktree add {options.old} 8437f18b")
+    return options
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Train what is missing of a study, then make its table."""
+    options = parse(arguments)
+    folder, seeds = options.out.resolve(), options.seeds
+    if not options.tables_only:
+        configure(folder)
+        if options.study == "start":
+            train(base(folder, options.flags), [BASE], folder, options)
+            wanted = started(folder, seeds, options.flags)
+            train(wanted, list(wanted["variants"]), folder, options)
+            for row, seed in product(ROWS, seeds):
+                checkout = options.old.resolve() if row == OLD and options.old else ROOT
+                measure_early(folder / f"{slug(row)}-s{seed}", checkout)
+        else:
+            wanted = compared(folder, seeds, options.flags)
+            train(wanted, list(wanted["variants"]), folder, options)
+    table = (of_start if options.study == "start" else of_reader)(folder, seeds)
+    if options.write:
+        write(options.write, {options.study: table}, "emoji", "study_towers")
+    else:
+        print("\n".join(table))
+
+
+if __name__ == "__main__":
+    from prolip.utils import console
+
+    console.command(main)
