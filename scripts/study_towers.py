@@ -29,13 +29,17 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "scripts")]
 
 import numpy as np  # noqa: E402
+import torch  # noqa: E402
 
 import sweep  # noqa: E402
 from prolip.cli.main import main as prolip  # noqa: E402
-from prolip.evaluation.metrics.bootstrap import Statistic, clustered  # noqa: E402
+from prolip.evaluation.metrics.bootstrap import Statistic, auroc_of, clustered  # noqa: E402
 from prolip.evaluation.metrics.selective import spearman  # noqa: E402
 from prolip.evaluation.suites.emoji import uncertainty  # noqa: E402
 from prolip.evaluation.suites.emoji.result import CorpusResult, load  # noqa: E402
+from prolip.factory import create_model  # noqa: E402
+from prolip.methods.gaussians import SIDES  # noqa: E402
+from prolip.models.weights.checkpoint import save_pretrained  # noqa: E402
 from prolip.utils.outputs import replacing_folder  # noqa: E402
 from study import DESIGNERS, METHODS, cell, gain, markdown, statistics, value_of, write  # noqa: E402
 
@@ -67,28 +71,32 @@ NAMES = "names/i2t/R@1"
 #: Column of the second study -> its statistic.
 COLUMNS = {
     "names R@1 i2t": NAMES, "t2i": "names/t2i/R@1", "captions mAP@R i2t": "captions/i2t/mAP@R",
-    "rho true matches": "rho", "AUROC of errors i2t": "refusal/names_i2t/image/auroc",
-    "AUROC t2i": "refusal/names_t2i/text/auroc",
+    "rho true matches": "rho", "AUROC of errors i2t": "errors by image", "AUROC t2i": "errors by text",
 }  # fmt: skip
 
 
-def configure(folder: Path) -> None:
-    """Write the configurations of FOLDERS."""
+def configure(folder: Path, seeds: Sequence[int]) -> None:
+    """Write the configurations of FOLDERS, and beside each a model with random weights for every seed."""
     for name, config in FOLDERS.items():
-        with replacing_folder(folder / "towers" / name) as place:
+        bare = folder / "towers" / name
+        with replacing_folder(bare) as place:
             file = "config.json" if name == "in-tower" else "open_clip_config.json"
             (place / file).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        for seed in seeds:
+            torch.manual_seed(seed)
+            model = create_model(f"local-dir:{bare}", load_weights=False)
+            save_pretrained(model, folder / "towers" / f"{name}-s{seed}")
 
 
 def base(folder: Path, flags: str) -> dict[str, Any]:
     """As a sweep: the model that all go on from."""
     data = f"--train-data {DESIGNERS['emoji'][0]} --train-num-samples 13056"
-    words = f"--method siglip --model local-dir:{folder / 'towers/openclip'} --max-steps 1200 --save-frequency 0"
+    words = f"--method siglip --model local-dir:{folder / 'towers/openclip-s0'} --max-steps 1200 --save-frequency 0"
     return {"recipe": RECIPE, "seeds": [0], "flags": f"{words} {data} {flags}", "variants": {BASE: ""}}
 
 
-def started(folder: Path, seeds: Sequence[int], flags: str) -> dict[str, Any]:
-    """As a sweep: every row of the first study, and its model before the first step.
+def started(folder: Path, seed: int, flags: str) -> dict[str, Any]:
+    """As a sweep: every row of the first study, and its model before the first step, with one seed.
 
     The latter is a run of one step with a learning rate of nothing, which the old conversion can do as well.
     """
@@ -96,19 +104,20 @@ def started(folder: Path, seeds: Sequence[int], flags: str) -> dict[str, Any]:
     for row, (method, tower, goes_on) in ROWS.items():
         weights = folder / f"{BASE}-s0" / "model/open_clip_model.safetensors"
         start = f"--pretrained {weights} {'--init-uncertainty' if row == OLD else ''}" if goes_on else ""
-        words = f"--method {method} {METHODS[method]} --model local-dir:{folder / 'towers' / tower} {start}"
+        place = folder / "towers" / (tower if goes_on else f"{tower}-s{seed}")
+        words = f"--method {method} {METHODS[method]} --model local-dir:{place} {start}"
         variants[slug(row)] = f"{words} --max-steps {MEASURED[-1]} {saving}"
         variants[slug(row, 0)] = f"{words} --max-steps 1 --lr 1e-30 --warmup 0"
     own = f"--train-data {DESIGNERS['emoji'][1]} --train-num-samples 9600 --warmup {MEASURED[1]}"
     words = f"{own} --init-logit-bias auto --save-frequency 0 {flags}"
-    return {"recipe": RECIPE, "seeds": list(seeds), "flags": words, "variants": variants}
+    return {"recipe": RECIPE, "seeds": [seed], "flags": words, "variants": variants}
 
 
-def compared(folder: Path, seeds: Sequence[int], flags: str) -> dict[str, Any]:
-    """As a sweep: the second study."""
-    variants = {name: f"--model local-dir:{folder / 'towers' / name}" for name in ("in-tower", "reader")}
+def compared(folder: Path, seed: int, flags: str) -> dict[str, Any]:
+    """As a sweep: the second study, with one seed."""
+    variants = {name: f"--model local-dir:{folder / 'towers' / f'{name}-s{seed}'}" for name in ("in-tower", "reader")}
     words = f"--method prolip --max-steps {READER_STEPS} --save-frequency 0 --init-logit-bias auto {flags}"
-    return {"recipe": RECIPE, "seeds": list(seeds), "flags": words, "variants": variants}
+    return {"recipe": RECIPE, "seeds": [seed], "flags": words, "variants": variants}
 
 
 def slug(row: str, step: int | None = None) -> str:
@@ -146,7 +155,8 @@ def measure_early(run: Path, checkout: Path) -> None:
     for command in (["export", "checkpoint", str(found), "--output", str(model)],
                     ["eval", "emoji", "--model", f"local-dir:{model}", *words, "--output", str(out)]):  # fmt: skip
         if checkout != ROOT:
-            subprocess.run([sys.executable, "-m", "prolip.cli.main", *command], env=environment(checkout), check=True)
+            program = [sys.executable, "-c", "import sys; from prolip.cli.main import main; sys.exit(main())"]
+            subprocess.run([*program, *command], env=environment(checkout), check=True)
         elif code := prolip(command):
             raise SystemExit(code)
     shutil.rmtree(run / "checkpoints")
@@ -162,7 +172,10 @@ def all_statistics(result: CorpusResult) -> dict[str, Statistic]:
         rows = [np.repeat(np.arange(len(true)), drawn.astype(int)) for drawn in weights["captions"]]
         return np.array([spearman(doubt[row], true[row]) for row in rows])
 
-    own = {**uncertainty.statistics(result), "rho": Statistic({"captions": len(true)}, rho)}
+    own = {"rho": Statistic({"captions": len(true)}, rho)}
+    for (_, ranking, signs), side in zip(uncertainty.cases(result), SIDES):  # drawings among names, and the reverse
+        wrong = (~ranking.hit(1)).double().where(ranking.answerable, torch.nan)
+        own[f"errors by {side}"] = auroc_of(signs[side], wrong, "images" if side == "image" else "names")
     return statistics(result) | {name: clustered(one, result.clusters) for name, one in own.items()}
 
 
@@ -223,17 +236,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parse(arguments)
     folder, seeds = options.out.resolve(), options.seeds
     if not options.tables_only:
-        configure(folder)
+        configure(folder, seeds)
         if options.study == "start":
             train(base(folder, options.flags), [BASE], folder, options)
-            wanted = started(folder, seeds, options.flags)
+        for seed in seeds:
+            wanted = (started if options.study == "start" else compared)(folder, seed, options.flags)
             train(wanted, list(wanted["variants"]), folder, options)
-            for row, seed in product(ROWS, seeds):
-                checkout = options.old.resolve() if row == OLD and options.old else ROOT
-                measure_early(folder / f"{slug(row)}-s{seed}", checkout)
-        else:
-            wanted = compared(folder, seeds, options.flags)
-            train(wanted, list(wanted["variants"]), folder, options)
+        for row, seed in product(ROWS, seeds) if options.study == "start" else ():
+            checkout = options.old.resolve() if row == OLD and options.old else ROOT
+            measure_early(folder / f"{slug(row)}-s{seed}", checkout)
     table = (of_start if options.study == "start" else of_reader)(folder, seeds)
     if options.write:
         write(options.write, {options.study: table}, "emoji", "study_towers")

@@ -1,0 +1,56 @@
+"""The study of towers: its models, what every run begins from, and its tables of results that are known."""
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import prolip
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "scripts"))
+import study_towers  # noqa: E402
+from training.main import parse  # noqa: E402
+
+
+def commands(sweep) -> dict:
+    """The configuration of every variant's training."""
+    flags = {name: study_towers.sweep.flags_of(sweep, name) for name in sweep["variants"]}
+    return {name: parse(["--config", sweep["recipe"], *words]) for name, words in flags.items()}
+
+
+def test_both_models_of_the_second_study_have_the_same_towers_but_for_uncertainty(tmp_path):
+    study_towers.configure(tmp_path, [3])
+    places = [tmp_path / "towers" / f"{name}-s3" for name in ("in-tower", "reader")]
+    own, reader = (prolip.create_model(f"local-dir:{place}") for place in places)
+    depths = [[len(tower.blocks) for tower in model.towers().values()] for model in (own, reader)]
+    assert depths[0] == depths[1] == [3, 2]
+    assert own.mask_token_id == reader.mask_token_id == 49408
+    ids = torch.tensor([[49406, 320, 49407, *[0] * 9]])
+    for model in (own, reader):
+        assert model.eval().encode_text(ids).log_var.mean().item() == pytest.approx(-10, abs=0.5)
+    runs = commands(study_towers.compared(tmp_path, 3, ""))
+    assert {run.model.model for run in runs.values()} == {f"local-dir:{tmp_path}/towers/{name}-s3" for name in runs}
+    assert {run.run.max_steps for run in runs.values()} == {study_towers.READER_STEPS}
+
+
+def test_every_run_of_the_first_study_begins_where_its_row_says(tmp_path):
+    wanted = study_towers.started(tmp_path, 1, "")
+    old = [name for name in wanted["variants"] if name.startswith(study_towers.slug(study_towers.OLD))]
+    assert len(old) == 2 and all("--init-uncertainty" in wanted["variants"].pop(name) for name in old)
+    runs = commands(wanted)
+    base = str(tmp_path / "base-s0/model/open_clip_model.safetensors")
+    assert {name for name, run in runs.items() if run.model.pretrained != base} == {
+        "prolip-random-weights", "prolip-random-weights-0"
+    }  # fmt: skip
+    assert {run.run.max_steps for name, run in runs.items() if name.endswith("-0")} == {1}
+    assert all(run.optim.lr < 1e-20 for name, run in runs.items() if name.endswith("-0"))
+    assert {run.run.save_every_steps for name, run in runs.items() if not name.endswith("-0")} == {50}
+
+
+def test_a_checkout_without_the_project_is_refused(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        study_towers.parse(["start", "--out", "runs", "--old", str(tmp_path)])
+    assert "git worktree add" in capsys.readouterr().err
