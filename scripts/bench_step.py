@@ -2,12 +2,13 @@
 
     python scripts/bench_step.py                                    ProLIP-ViT-S-16, batch 32, on this machine's CPU
     python scripts/bench_step.py --model ProLIP-ViT-B-16 --batch-size 512 --device cuda --compile
+    python scripts/bench_step.py --model ViT-B-16 --batch-size 8 --rounds 25 --only "no views"
 
 A step is the forward pass, the loss, the backward pass and fused AdamW, on a batch that lies on the device. The steps
 take turns within one process (A B C D A B C D...), so that a busy spell of the machine hits all alike; medians are
 given, and ratios are medians of the ratios within a turn.
 
-siglip           OpenCLIP's own model of the same configuration without [UNC] and heads, with OpenCLIP's SigLipLoss
+siglip           OpenCLIP's own model of the same configuration without uncertainty, with OpenCLIP's SigLipLoss
 prolip           ours: PPCL, inclusion, VIB, masked views (patches dropped before they are embedded, texts in one pass)
 no views         ours without masked views (alpha2 = 0)
 our siglip       SigLIP's loss on our towers, with [UNC] in the sequence
@@ -27,13 +28,15 @@ from typing import Any
 
 import torch
 from open_clip.loss import SigLipLoss
-from open_clip.model import CustomTextCLIP
 from torch import Tensor, nn
 
 import prolip
+from prolip.flops import image_sides
 from prolip.methods import LikelihoodConfig, LikelihoodObjective, SigLIPConfig, SigLIPObjective
 from prolip.methods.base import Batch, Objective
 from prolip.methods.prolip import ProLIPConfig, ProLIPObjective
+from prolip.models.prolip import ProLIP
+from prolip.models.readers import openclip_model
 from prolip.models.registry import get_model_config
 from prolip.views import count_masked_rows
 from training.model import attention_for
@@ -48,10 +51,7 @@ class SigLIP(nn.Module):
     def __init__(self, name: str):
         super().__init__()
         config, _ = get_model_config(name)
-        self.model = CustomTextCLIP(
-            embed_dim=config["embed_dim"], vision_cfg=config["vision_cfg"], text_cfg=config["text_cfg"],
-            init_logit_scale=math.log(10), init_logit_bias=-10.0,
-        )  # fmt: skip
+        self.model = openclip_model(config | {"init_logit_scale": math.log(10), "init_logit_bias": -10.0})
         self.loss = SigLipLoss()
 
     def forward(self, batch: Batch) -> Tensor:
@@ -87,47 +87,48 @@ class ReleasedViews(ProLIPObjective):
         return reps
 
 
+#: Step of ours -> its objective and config.
+OURS: dict[str, tuple[type[Objective], Any]] = {
+    "our siglip": (SigLIPObjective, SigLIPConfig()),
+    "likelihood": (LikelihoodObjective, LikelihoodConfig()),
+    "prolip": (ProLIPObjective, ProLIPConfig()),
+    "no views": (ProLIPObjective, ProLIPConfig(alpha2=0.0)),
+    "released views": (ReleasedViews, ProLIPConfig()),
+}
+
+
 def build_steps(options: argparse.Namespace) -> dict[str, Step]:
     """Name -> one training step, each with a model and an optimiser of its own."""
     device = torch.device(options.device)
     torch.manual_seed(0)
     batch = make_batch(options, device)
 
-    def ours(kind: type[Objective], config: Any) -> Callable[[int], Tensor]:
+    def ours(kind: type[Objective], config: Any) -> tuple[nn.Module, Callable[[int], Tensor]]:
         objective = kind(prolip.create_model(options.model, device=device), config).to(device)
-        modules.append(objective)
         if options.compile:
             objective.model.visual.compile(dynamic=False)
             objective.model.text.compile(dynamic=False)
-        return lambda step: objective(objective.prepare(batch, step))["loss"]
+        return objective, lambda step: objective(objective.prepare(batch, step))["loss"]
 
-    modules: list[nn.Module] = []
     siglip = SigLIP(options.model).to(device)
     if options.compile:
         siglip.model.visual.compile(dynamic=False)
         siglip.model.text.compile(dynamic=False)
-    losses = {
-        "our siglip": ours(SigLIPObjective, SigLIPConfig()),
-        "likelihood": ours(LikelihoodObjective, LikelihoodConfig()),
-        "prolip": ours(ProLIPObjective, ProLIPConfig()),
-        "no views": ours(ProLIPObjective, ProLIPConfig(alpha2=0.0)),
-        "released views": ours(ReleasedViews, ProLIPConfig()),
-    }
-    modules.insert(0, siglip)
-    losses = {"siglip": lambda step: siglip(batch)} | losses
-    return {
-        name: make_step(module, loss, options, device) for (name, loss), module in zip(losses.items(), modules)
-    }
+    made: dict[str, tuple[nn.Module, Callable[[int], Tensor]]] = {"siglip": (siglip, lambda step: siglip(batch))}
+    made |= {name: ours(*OURS[name]) for name in options.only}
+    return {name: make_step(module, loss, options, device) for name, (module, loss) in made.items()}
 
 
 def make_batch(options: argparse.Namespace, device: torch.device) -> Batch:
     """Random images, and texts of random lengths, as the loader gives them."""
     config, _ = get_model_config(options.model)
-    size, length = config["vision_cfg"]["image_size"], config["text_cfg"]["context_length"]
+    with torch.device("meta"):
+        model = ProLIP(config)
+    (height, width), length = image_sides(model), model.context_length
     text = torch.randint(1, 1000, (options.batch_size, length))
     text[torch.arange(length) >= torch.randint(4, length, (options.batch_size, 1))] = 0
     return {
-        "image": torch.randn(options.batch_size, 3, size, size).to(device),
+        "image": torch.randn(options.batch_size, 3, height, width).to(device),
         "text": text.to(device),
         "key": [str(row) for row in range(options.batch_size)],
     }
@@ -182,12 +183,14 @@ def median_of(values: list[float]) -> str:
 
 
 def tell(times: dict[str, list[float]], batch_size: int) -> None:
-    """The table, then the two ratios that are promised."""
+    """The table, then what is said of masked views where they were measured."""
     print("| step | ms | samples/s | step / siglip |\n|---|---:|---:|---:|")
     for name, values in times.items():
         middle = statistics.median(values)
         ratios = [a / b for a, b in zip(values, times["siglip"])]
         print(f"| {name} | {middle * 1e3:.1f} | {batch_size / middle:.1f} | {median_of(ratios)} |")
+    if not {"prolip", "no views", "released views"} <= times.keys():
+        return
     plain = times["no views"]
     ours, released = (
         statistics.median(a - b for a, b in zip(times[name], plain)) for name in ("prolip", "released views")
@@ -200,6 +203,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="ProLIP-ViT-S-16")
     parser.add_argument("--batch-size", type=int, default=32)
+    parser.add_argument("--only", nargs="+", choices=list(OURS), default=list(OURS), metavar="STEP", help="of ours")
     parser.add_argument("--rounds", type=int, default=15, help="turns that count (default: %(default)s)")
     parser.add_argument("--precision", choices=("bf16", "fp32"), default="bf16")
     parser.add_argument("--device", default="cpu")
