@@ -37,7 +37,7 @@ AUTOCAST = ("amp", "amp_bf16", "amp_bfloat16")
 CASTS = {"bf16": torch.bfloat16, "fp16": torch.float16, "pure_bf16": torch.bfloat16, "pure_fp16": torch.float16}
 PRECISIONS = ("fp32", *AUTOCAST, *CASTS)
 # Options of OpenCLIP's create_model that mean nothing here: the values that ask for nothing, and what to do otherwise.
-WHOLE = "weights of a whole model are loaded: pretrained=<file> (init_uncertainty=True if they are OpenCLIP's)"
+WHOLE = "weights of a whole model are loaded: pretrained=<file>"
 OPENCLIP_ONLY: dict[str, tuple[tuple[Any, ...], str]] = {
     "jit": ((False, None), "no ProLIP model is scripted: use torch.compile"),
     "force_custom_text": ((False, True, None), ""),
@@ -72,7 +72,6 @@ def create_model(  # noqa: PLR0913 (OpenCLIP's signature)
     output_dict: bool | None = None,
     require_pretrained: bool = False,
     weights_only: bool = True,
-    init_uncertainty: bool = False,
     **model_kwargs: Any,
 ) -> ProLIP:
     """Build a ProLIP model by name, with weights where the name or `pretrained` gives them.
@@ -83,7 +82,6 @@ def create_model(  # noqa: PLR0913 (OpenCLIP's signature)
     precision: `fp32`; `bf16`, `fp16` (weights of the blocks cast; norms, heads, embeddings, scale and bias float32);
     `pure_bf16`, `pure_fp16` (embeddings cast too); the `amp` names build float32 weights for autocast.
     force_image_size, force_context_length: positions are interpolated when weights are loaded.
-    init_uncertainty: `pretrained` is a deterministic OpenCLIP model of the same size, see `load_checkpoint`.
     model_kwargs: keys of the configuration or of its `prolip_cfg`, such as init_logit_bias=-5 or mask_padding=True,
     method_cfg={"name": "siglip"} for what it is to be trained as; OpenCLIP's other options, such as jit, at their
     defaults.
@@ -103,7 +101,7 @@ def create_model(  # noqa: PLR0913 (OpenCLIP's signature)
     check(PreprocessRules, force_preprocess_cfg or {}, "preprocess_cfg")
     _check_memory(config)
     weights = find_weights(model_name, pretrained, cache_dir) if load_weights else None
-    if weights is None and (require_pretrained or init_uncertainty):
+    if weights is None and require_pretrained:
         raise ValueError(f"no weights to load for {model_name}: give pretrained=<file>, or a name with hf-hub: or"
                          " local-dir: (and leave load_weights on)")
     theirs = {} if weights is None else config_beside(weights)
@@ -112,7 +110,7 @@ def create_model(  # noqa: PLR0913 (OpenCLIP's signature)
     model = ProLIP(config, low_precision=precision in CASTS, output_dict=bool(output_dict))
     _extend(model)
     if weights is not None:
-        load_checkpoint(model, weights, init_uncertainty, weights_only, image_grid=grid_of(theirs))
+        load_checkpoint(model, weights, weights_only, image_grid=grid_of(theirs))
     cfg = merge_preprocess_dict(asdict(PreprocessCfg()), {**preprocess, "size": model.visual.image_size})
     cfg = merge_preprocess_dict(cfg, force_preprocess_cfg or {})
     set_model_preprocess_cfg(model, cfg)

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from prolip.methods.base import MAX_LOGIT_SCALE
 from prolip.utils.fields import AUTO, option
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 #: Models that are taken on a GPU, and without one, where none is named.
 BASE, SMALL = "ProLIP-ViT-B-16", "ProLIP-ViT-XS-16"
+ResizeMode = Literal["shortest", "longest", "squash"]
 # Fields whose names are keys of a model's configuration.
 KEYS = ("init_logit_bias", "init_unc_bias", "init_unc_gain")
 
@@ -29,11 +30,11 @@ class ModelOptions:
         "model config, by name (prolip.list_models()) or hf-hub:/local-dir: address; auto: "
         f"{BASE} on a GPU, else {SMALL}",
     )
-    pretrained: str | None = option(None, "weights to start from: a file, a folder or a hub name; none: random")
+    pretrained: str | None = option(None, "weights to start from: a file, a folder, a hub name or OpenCLIP's tag; none: random")
     force_image_size: int | None = option(None, "image size in pixels, instead of the model config's")
     force_context_length: int | None = option(None, "tokens of a text, instead of the model config's")
-    init_uncertainty: bool = option(
-        False, "--pretrained is a deterministic OpenCLIP model of the same size: what it lacks keeps its initial values"
+    image_resize_mode: ResizeMode | None = option(
+        None, "how images of another shape become square, instead of as the weights were trained; squash: whole images"
     )
     init_unc_bias: float | None = option(None, "initial log sigma^2 of every dimension; paper: -10")
     init_unc_gain: float | None = option(None, "initial spread of log sigma^2 over inputs, the model config's: 0.1")
@@ -63,8 +64,6 @@ class ModelOptions:
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ValueError(f"--{name.replace('_', '-')} {value}: give a number of at least {least}")
-        if self.init_uncertainty and not self.pretrained:
-            raise ValueError("--init-uncertainty without --pretrained: give the weights of the deterministic model")
         for tower, unlocked in (("image", "lock_image_unlocked_groups"), ("text", "lock_text_unlocked_layers")):
             if getattr(self, unlocked) and not getattr(self, f"lock_{tower}"):
                 raise ValueError(f"--{unlocked.replace('_', '-')} without --lock-{tower}: add it, nothing is locked")
@@ -94,10 +93,13 @@ class ModelOptions:
             force_image_size=self.force_image_size,
             force_context_length=self.force_context_length,
             load_weights=load_weights,
-            init_uncertainty=self.init_uncertainty and load_weights,
+            image_resize_mode=self.image_resize_mode,
             aug_cfg=aug_cfg,
             **changes,
         )
+        for name in ("init_logit_scale", "init_logit_bias"):  # asked for, whatever the weights have
+            if name in changes:
+                getattr(model, name.removeprefix("init_")).data.fill_(changes[name])
         if self.lock_image:
             model.lock_image_tower(unlocked_groups=self.lock_image_unlocked_groups)
         if self.lock_text:

@@ -33,6 +33,10 @@ DERIVED = {"data": {f.name: f.metadata["follows"] for f in dataclasses.fields(Da
 INVOCATION = ("resume", "overwrite", "traceback", "renewed_addresses")
 #: Section and setting of a config that an earlier version saved -> the setting's name today.
 RENAMED = {("run", "output_dir"): "output"}
+#: Settings that an earlier version saved and nobody asks for any more.
+DROPPED = {("model", "init_uncertainty")}
+#: Configurations, now deleted, of towers of ours that took CLIP's weights.
+CONVERTED = "local-dir:scripts/recipes/clip-vit-"
 #: Where a saved config keeps the hashes of settings that it holds without what may be secret in them.
 REDACTED = "redacted"
 #: What a share of the run's steps looks like.
@@ -344,6 +348,10 @@ def build_config(method: str, values: dict[str, dict[str, Any]]) -> Config:
         for name, source in DERIVED.get(section, {}).items():
             if name in settings:
                 raise FlagError(f"{section}.{name} is not set by itself: it follows from {source}; set that one")
+    model = str(values.get("model", {}).get("model"))
+    if model.startswith(CONVERTED) and not Path(model.partition(":")[2]).exists():
+        raise FlagError(f"--model {model} is no longer here: begin with --model ViT-B-16 --pretrained openai; a run that"
+                        " began with it goes on with --model local-dir:RUN/best --pretrained none")
     hide(values)
     parts = {name: build(kind, name, values.get(name, {})) for name, kind in types.items() if name != "data"}
     data = dict(values.get("data", {}))
@@ -357,7 +365,8 @@ def build_config(method: str, values: dict[str, dict[str, Any]]) -> Config:
 
 def renewed(values: dict[str, Any]) -> dict[str, Any]:
     """Saved settings by their names of today; before, val_data was the emoji corpus, and val_tasks the other sets."""
-    values = {section: {RENAMED.get((section, name), name): value for name, value in settings.items()}
+    values = {section: {RENAMED.get((section, name), name): value for name, value in settings.items()
+                        if (section, name) not in DROPPED}
               if isinstance(settings, dict) else settings for section, settings in values.items()}  # fmt: skip
     val = values.get("val")
     if isinstance(val, dict) and {"val_data", "val_tasks"} & val.keys():

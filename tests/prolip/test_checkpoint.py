@@ -2,6 +2,7 @@
 import json
 import math
 import os
+from pathlib import Path
 
 import open_clip
 import pytest
@@ -9,6 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import prolip
+from prolip.models.registry import get_model_config
 from prolip.models.weights import checkpoint
 from prolip.models.weights.checkpoint import (
     CheckpointError,
@@ -20,10 +22,11 @@ from prolip.models.weights.checkpoint import (
 )
 from prolip.utils import outputs
 
+CONVERTED = Path(__file__).parents[1] / "fixtures" / "converted_clip_tiny"
 OPENCLIP = {
     "embed_dim": 32,
     "vision_cfg": {"image_size": 32, "patch_size": 8, "width": 32, "layers": 2, "head_width": 16},
-    "text_cfg": {"context_length": 12, "vocab_size": 49408, "width": 32, "heads": 2, "layers": 1},
+    "text_cfg": {"context_length": 12, "vocab_size": 49408, "width": 32, "heads": 2, "layers": 2},
 }
 
 
@@ -207,57 +210,38 @@ def test_a_file_with_code_is_refused_until_it_is_trusted(tmp_path):
     assert read_state_dict(tmp_path / "a.pt", weights_only=False)
 
 
-# --- deterministic OpenCLIP models as initialisation ------------------------------------------------------------------
-
-UNCERTAIN = {
-    "visual.unc_embedding", "visual.uncertainty_proj.weight", "visual.uncertainty_proj.bias", "text.unc_emb",
-    "text.text_uncertainty_projection.weight", "text.text_uncertainty_projection.bias",
-}
+# --- OpenCLIP's weights -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["plain", "custom"])
-def test_openclip_weights_initialise_everything_that_they_have(kind):
-    source = openclip(kind).state_dict()
-    prefix = "" if kind == "plain" else "text."
-    model, fresh = build(), build().state_dict()
-    report = load_checkpoint(model, source, init_uncertainty=True)
-    state = model.state_dict()
-    for name in ("visual.conv1.weight", "visual.proj", "visual.ln_post.bias", "visual.class_embedding"):
-        assert torch.equal(state[name], source[name]), name
-    block = "transformer.resblocks.0.mlp.c_fc.weight"
-    assert torch.equal(state[f"text.{block}"], source[f"{prefix}{block}"])
-    assert torch.equal(state["text.text_projection.weight"], source[f"{prefix}text_projection"].t())
-    images, texts = state["visual.positional_embedding"], state["text.positional_embedding"]
-    assert torch.equal(images[0], source["visual.positional_embedding"][0])
-    assert torch.equal(images[2:], source["visual.positional_embedding"][1:])
-    assert torch.equal(images[1], fresh["visual.positional_embedding"][1])
-    assert torch.equal(texts[:-2], source[f"{prefix}positional_embedding"])
-    assert torch.equal(texts[-2:], fresh["text.positional_embedding"][-2:])
-    ids = state["text.token_embedding.weight"]
-    assert torch.equal(ids[:-1], source[f"{prefix}token_embedding.weight"])
-    assert torch.equal(ids[-1], fresh["text.token_embedding.weight"][-1])
-    kept = {*UNCERTAIN, "text.cls_emb", "text.text_projection.bias", "logit_scale", "logit_bias"}
-    assert {name for name in report.kept if "[" not in name} == kept
-    assert all(torch.equal(state[name], fresh[name]) for name in kept)
-    assert [name.split(" ")[0] for name in report.kept if "[" in name] == [
-        "text.positional_embedding[-1]", "text.positional_embedding[-2]", "text.token_embedding.weight[49408:49409]",
-        "visual.positional_embedding[1]",
-    ]
+def bare(folder, **changes):
+    """A folder with OpenCLIP's configuration and no weights, as the name of a model."""
+    folder.mkdir(exist_ok=True)
+    (folder / "open_clip_config.json").write_text(json.dumps({"model_cfg": OPENCLIP | changes}))
+    return f"local-dir:{folder}"
 
 
 @pytest.mark.parametrize("kind", ["plain", "custom"])
-def test_openclips_own_configuration_with_a_block_of_ours_takes_its_weights(kind, tmp_path):
-    """The way from any published OpenCLIP model: its text projection has no bias, so it is a matrix in ours too."""
+def test_openclips_weights_fill_all_of_its_architecture_but_readers_and_bias(kind, tmp_path):
     source = openclip(kind)
-    config = {**OPENCLIP, "text_cfg": OPENCLIP["text_cfg"] | {"vocab_size": 49409}, "prolip_cfg": {
-        "mask_token_id": 49408, "special_token_ids": [49406, 49407]
-    }}
-    (tmp_path / "config.json").write_text(json.dumps({"model_cfg": config, "preprocess_cfg": {}}))
-    torch.save(source.state_dict(), tmp_path / "clip.pt")
-    model = prolip.create_model(f"local-dir:{tmp_path}", pretrained=str(tmp_path / "clip.pt"), init_uncertainty=True)
-    theirs = source.text_projection if kind == "plain" else source.text.text_projection
-    assert torch.equal(model.text.text_projection, theirs) and torch.equal(model.visual.proj, source.visual.proj)
-    assert prolip.get_tokenizer(f"local-dir:{tmp_path}")("a cat").shape == (1, 12)
+    torch.save({"state_dict": source.state_dict()}, tmp_path / "clip.pt")
+    model = prolip.create_model(bare(tmp_path / "bare"), load_weights=False)
+    report = load_checkpoint(model, tmp_path / "clip.pt")
+    own = {name for name in model.state_dict() if name.startswith(("visual.reader.", "text.reader."))}
+    assert set(report.kept) == own | {"logit_bias"} and own
+    images, texts = torch.randn(2, 3, 32, 32), torch.randint(1, 49408, (2, 12))
+    with torch.no_grad():
+        torch.testing.assert_close(model.encode_image(images).mean, source.encode_image(images, normalize=True))
+        torch.testing.assert_close(model.encode_text(texts).mean, source.encode_text(texts, normalize=True))
+    assert model.logit_scale.item() == source.logit_scale.item()
+
+
+@pytest.mark.parametrize("kind", ["plain", "custom"])
+def test_openclips_weights_for_an_architecture_of_ours_are_refused_with_what_to_type(kind):
+    with pytest.raises(CheckpointError, match="weights of OpenCLIP's towers.*--model ViT-B-16 --pretrained FILE"):
+        load_checkpoint(build(), openclip(kind).state_dict())
+    timm = {f"visual.trunk.{i}": torch.zeros(1) for i in range(3)} | {"text.cls_emb": torch.zeros(32)}
+    with pytest.raises(CheckpointError, match="--model ViT-B-16 --pretrained FILE"):
+        load_checkpoint(build(), timm)
 
 
 def test_weights_of_another_activation_are_refused_unless_it_was_asked_for(tmp_path):
@@ -265,117 +249,50 @@ def test_weights_of_another_activation_are_refused_unless_it_was_asked_for(tmp_p
     torch.save(openclip("plain").state_dict(), tmp_path / "clip.pt")
     (tmp_path / "open_clip_config.json").write_text(json.dumps({"model_cfg": OPENCLIP | {"quick_gelu": True}}))
     (tmp_path / "config.json").write_text(json.dumps({"architectures": ["CLIPModel"], "quick_gelu": False}))
-    options = {"pretrained": str(tmp_path / "clip.pt"), "init_uncertainty": True}
+    name, options = bare(tmp_path / "bare"), {"pretrained": str(tmp_path / "clip.pt")}
     with pytest.raises(ValueError, match="quick_gelu=True and the model has quick_gelu=False.*give quick_gelu=True"):
-        build(**options)
-    assert build(quick_gelu=True, **options).config["quick_gelu"]
-    assert not build(quick_gelu=False, **options).config["quick_gelu"]
+        prolip.create_model(name, **options)
+    assert prolip.create_model(name, quick_gelu=True, **options).config["quick_gelu"]
+    assert not prolip.create_model(name, quick_gelu=False, **options).config["quick_gelu"]
     (tmp_path / "open_clip_config.json").write_text(json.dumps({"model_cfg": OPENCLIP}))
-    assert build(force_quick_gelu=True, **options).config["quick_gelu"]
+    assert prolip.create_model(name, force_quick_gelu=True, **options).config["quick_gelu"]
+
+
+@pytest.mark.parametrize("name, tag, quick", [
+    ("ViT-B-16", "openai", True), ("ViT-B-16-quickgelu", "openai", True), ("ViT-B-16", "laion2b_s34b_b88k", False),
+    ("ViT-B-16", None, False), ("roberta-ViT-B-32", "laion2b_s12b_b32k", True),
+])  # fmt: skip
+def test_a_tag_brings_the_activation_that_its_weights_were_trained_with(name, tag, quick):
+    """For ViT-B-16 and openai OpenCLIP warns of the mismatch, and computes with GELU."""
+    assert get_model_config(name, tag=tag)[0]["quick_gelu"] == quick
 
 
 @pytest.mark.filterwarnings("ignore")  # torch calls TorchScript deprecated
 def test_a_torchscript_archive_is_refused_with_what_to_do_and_then_read(tmp_path):
-    """OpenAI's weights came as such archives; those of OpenCLIP hold the causal mask as well."""
+    """OpenAI's weights came as such archives, with sizes among the tensors; OpenCLIP's hold the causal mask as well."""
     source = openclip("plain").eval()
     inputs = {"encode_image": torch.zeros(1, 3, 32, 32), "encode_text": torch.ones(1, 12, dtype=torch.int64)}
     torch.jit.trace_module(source, inputs, check_trace=False).save(str(tmp_path / "clip.pt"))
     with pytest.raises(CheckpointError, match="clip.pt is a TorchScript archive.*weights_only=False.*state_dict"):
         read_state_dict(tmp_path / "clip.pt")
-    torch.save(torch.jit.load(str(tmp_path / "clip.pt")).state_dict(), tmp_path / "plain.pt")
+    sizes = {name: torch.tensor(32) for name in ("input_resolution", "context_length", "vocab_size")}
+    torch.save(torch.jit.load(str(tmp_path / "clip.pt")).state_dict() | sizes, tmp_path / "plain.pt")
     for name, trusting in (("clip.pt", {"weights_only": False}), ("plain.pt", {})):
-        model = build(pretrained=str(tmp_path / name), init_uncertainty=True, **trusting)
-        assert torch.equal(model.visual.proj, source.visual.proj)
+        model = prolip.create_model(bare(tmp_path / "bare"), pretrained=str(tmp_path / name), **trusting)
+        assert torch.equal(model.visual.tower.proj, source.visual.proj)
 
 
-def test_the_kept_and_the_loaded_are_all_there_is():
-    """No tensor is left at its initial value without being reported."""
-    model, fresh = build(), build().state_dict()
-    report = load_checkpoint(model, openclip("custom").state_dict(), init_uncertainty=True)
-    unchanged = {name for name, value in model.state_dict().items() if torch.equal(value, fresh[name])}
-    constant = {name for name in unchanged if fresh[name].unique().numel() == 1 and fresh[name].numel() > 1}
-    assert unchanged - constant <= set(report.kept)
-
-
-def test_create_model_initialises_from_an_openclip_file(tmp_path):
-    torch.save({"state_dict": openclip("plain").state_dict()}, tmp_path / "clip.pt")
-    model = build(pretrained=str(tmp_path / "clip.pt"), init_uncertainty=True)
-    assert torch.equal(model.visual.proj, openclip("plain").visual.proj)
-    image, text, *_ = model(torch.randn(2, 3, 32, 32), torch.randint(1, 49000, (2, 12)))
-    assert image.mean.isfinite().all() and text.log_var.mean().item() == pytest.approx(-10, abs=0.1)
-
-
-def test_openclip_weights_without_the_wish_are_refused_and_told_of_it():
-    with pytest.raises(CheckpointError, match="without uncertainty: pass init_uncertainty=True"):
-        load_checkpoint(build(), openclip("custom").state_dict())
-
-
-def test_only_the_uncertainty_may_be_missing_even_when_asked():
-    source = openclip("custom").state_dict()
-    del source["text.transformer.resblocks.0.ln_1.weight"], source["visual.class_embedding"]
-    with pytest.raises(CheckpointError) as caught:
-        load_checkpoint(build(), source, init_uncertainty=True)
-    assert (
-        "only in the model (2): visual.class_embedding, text.transformer.resblocks.0.ln_1.weight" in str(caught.value)
-    )
-
-
-def test_a_sigmoid_models_scale_and_bias_are_taken_and_a_softmax_models_scale_is_not():
-    source = openclip("custom").state_dict()
-    assert source["logit_scale"].exp().item() == pytest.approx(1 / 0.07)
-    model = build()
-    load_checkpoint(model, source, init_uncertainty=True)
-    assert (model.logit_scale.exp().item(), model.logit_bias.item()) == (pytest.approx(10), -10)
-    source["logit_bias"] = torch.tensor([-3.0])
-    source["logit_scale"] = torch.tensor([1.5])
-    load_checkpoint(model, source, init_uncertainty=True)
-    assert (model.logit_scale.item(), model.logit_bias.item()) == (1.5, -3)
-
-
-def test_a_siglip_like_text_tower_with_cls_and_bias_gives_them_all():
-    source = openclip("custom", embed_cls=True, no_causal_mask=True, proj_bias=True, pool_type="last").state_dict()
-    model = build()
-    report = load_checkpoint(model, source, init_uncertainty=True)
-    state = model.state_dict()
-    assert torch.equal(state["text.cls_emb"], source["text.cls_emb"])
-    assert torch.equal(state["text.text_projection.bias"], source["text.text_projection.bias"])
-    positions = state["text.positional_embedding"]
-    assert torch.equal(positions[:12], source["text.positional_embedding"][:12])
-    assert torch.equal(positions[-1], source["text.positional_embedding"][-1])
-    assert not any(name.startswith(("text.cls_emb", "text.text_projection", "text.positional_embedding[-1]"))
-                   for name in report.kept)
-
-
-def test_a_longer_context_stretches_the_tokens_of_a_tower_with_cls_and_not_its_cls():
-    source = openclip("custom", embed_cls=True, no_causal_mask=True, proj_bias=True, pool_type="last").state_dict()
-    model = build(force_context_length=30)
-    load_checkpoint(model, source, init_uncertainty=True)
-    old, new = source["text.positional_embedding"], model.text.positional_embedding
-    torch.testing.assert_close(new[:30], resize_text_positions(torch.cat([old[:12], new[-2:]]), 30)[:30])
-    assert torch.equal(new[-1], old[12])
-
-
-def test_initialising_uncertainty_over_weights_that_have_it_is_refused():
-    with pytest.raises(CheckpointError, match="have .UNC. tokens already"):
-        load_checkpoint(build(), build().state_dict(), init_uncertainty=True)
-
-
-def test_a_timm_tower_is_refused_by_name():
-    source = {f"visual.trunk.{i}": torch.zeros(1) for i in range(3)} | {"text.cls_emb": torch.zeros(32)}
-    with pytest.raises(CheckpointError, match="timm image tower"):
-        load_checkpoint(build(), source, init_uncertainty=True)
-
-
-def test_openclip_weights_of_another_size_and_context_are_fitted():
-    torch.manual_seed(3)
-    config = {**OPENCLIP, "vision_cfg": OPENCLIP["vision_cfg"] | {"image_size": 48},
-              "text_cfg": OPENCLIP["text_cfg"] | {"context_length": 77}}
-    source = open_clip.CLIP(**config).state_dict()
-    model = build()
-    report = load_checkpoint(model, source, init_uncertainty=True)
-    assert len(report.resized) == 2
-    assert torch.equal(model.text.positional_embedding[:12], source["positional_embedding"][:12])
-    assert torch.equal(model.visual.positional_embedding[0], source["visual.positional_embedding"][0])
+def test_a_model_that_was_made_from_clips_weights_for_our_towers_still_loads():
+    """A small one, as `--init-uncertainty` of 401ed6ca made and saved it, with what it gave for images and texts."""
+    model, stored = prolip.create_model(f"local-dir:{CONVERTED}").eval(), load_file(CONVERTED / "model.safetensors")
+    assert same(model.state_dict(), stored) and model.config["prolip_cfg"]["forward"] == "paper"
+    assert model.visual.preprocess_cfg["resize_mode"] == "squash" and model.mask_token_id == 48
+    given = load_file(CONVERTED / "embeddings.safetensors")
+    with torch.no_grad():
+        for side in ("image", "text"):
+            z = getattr(model, f"encode_{side}")(given[side])
+            torch.testing.assert_close(z.mean, given[f"{side}_mean"], rtol=0, atol=1e-6)
+            torch.testing.assert_close(z.log_var, given[f"{side}_log_var"], rtol=0, atol=1e-5)
 
 
 # --- resizing ---------------------------------------------------------------------------------------------------------
@@ -504,15 +421,14 @@ def test_scale_and_bias_of_another_method_do_not_replace_a_methods_own_start(met
 
 
 @pytest.mark.parametrize("method", ["pcme", "pcmepp", "vacsr"])
-@pytest.mark.parametrize("source", ["siglip", "OpenCLIP"])
-def test_means_of_another_method_are_what_pooled_heads_begin_with(method, source):
-    given = build(method_cfg={"name": "siglip"}) if source == "siglip" else openclip("custom")
+def test_means_of_another_method_are_what_pooled_heads_begin_with(method):
+    given = build(method_cfg={"name": "siglip"})
     own = prolip.create_model("ProLIP-ViT-test", method_cfg={"name": method})
     with torch.no_grad():
         for tower in (given.visual, given.text):
             for parameter in tower.parameters():
                 parameter.normal_()
-    load_checkpoint(own, given.state_dict(), init_uncertainty=source != "siglip")
+    load_checkpoint(own, given.state_dict())
     x = torch.randn(3, 4, 32)
     wanted = own.visual.ln_post(x) @ own.visual.proj, own.text.text_projection(own.text.ln_final(x))
     for tower, want in zip((own.visual, own.text), wanted):

@@ -76,7 +76,6 @@ def test_a_name_near_nothing_lists_all():
     ({"mask_paddin": True}, TypeError, "no option 'mask_paddin': did you mean mask_padding"),
     ({"pretrained": "laion2b"}, FileNotFoundError, "'laion2b' is no file: give a weights file"),
     ({"require_pretrained": True}, ValueError, "no weights to load for ProLIP-ViT-test"),
-    ({"init_uncertainty": True}, ValueError, "no weights to load"),
     ({"forward": "papr"}, ValueError, "it should be 'paper', 'released' or 'reader'"),
     ({"mask_token_id": 50000}, ValueError, "mask_token_id is 50000, but text_cfg.vocab_size is 49409"),
     ({"vision_cfg": {"widht": 3}}, ValueError, "unknown key 'widht' in vision_cfg: did you mean width"),

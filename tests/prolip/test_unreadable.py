@@ -35,6 +35,11 @@ from training.config import read_config_file
 from training.main import main as train
 
 NAME = "ProLIP-ViT-test"
+CLIP = {
+    "embed_dim": 32,
+    "vision_cfg": {"image_size": 32, "patch_size": 8, "width": 32, "layers": 2, "head_width": 16},
+    "text_cfg": {"context_length": 12, "vocab_size": 49408, "width": 32, "heads": 2, "layers": 2},
+}
 #: What torch says of a file that it refuses, or of a way to run its code.
 TORCHS = ("add_safe_globals", "pytorch.org", "Weights only load failed", "WeightsUnpickler", "\n", "miniz", "Traceback")
 
@@ -341,23 +346,16 @@ def test_the_log_says_which_weights_were_loaded_and_which_are_new(tmp_path, capl
     assert "interpolated: visual.positional_embedding from 18 to 66 rows" in caplog.messages.pop()
 
 
-def test_the_log_says_what_uncertainty_adds_to_a_deterministic_model(caplog):
+def test_the_log_says_what_readers_add_to_openclips_model(caplog, tmp_path):
     caplog.set_level("INFO", "prolip.models.weights.checkpoint")
-    model = prolip.create_model(NAME)
-    config = {"embed_dim": model.config["embed_dim"]}
-    for block in ("vision_cfg", "text_cfg"):
-        known = open_clip.model.CLIPVisionCfg if block == "vision_cfg" else open_clip.model.CLIPTextCfg
-        config[block] = {k: v for k, v in model.config[block].items() if k in known.__dataclass_fields__}
-    config["text_cfg"]["vocab_size"] = 49408
-    state = open_clip.CLIP(**config).state_dict()
-    report = load_checkpoint(model, state, init_uncertainty=True)
-    said = caplog.messages.pop()
-    for name in ("visual.uncertainty_proj.weight", "text.text_uncertainty_projection.weight", "logit_bias"):
+    (tmp_path / "open_clip_config.json").write_text(json.dumps({"model_cfg": CLIP}))
+    model = prolip.create_model(f"local-dir:{tmp_path}", load_weights=False)
+    report = load_checkpoint(model, open_clip.CLIP(**CLIP).state_dict())
+    said, own = caplog.messages.pop(), model.state_dict()
+    for name in ("visual.reader.unc", "text.reader.log_var.weight", "logit_bias"):
         assert name in report.kept and name in said.split("; ")[1]
-    whole = [name for name in report.kept if "[" not in name]
-    assert f"loaded {59 - len(whole)} of 59 tensors" in said and "logit 0 of 2" in said
-    assert "visual.positional_embedding[1] ([UNC])" in said.split("; ")[2]
-    assert said.endswith("not used: logit_scale")  # a softmax loss's
+    assert f"loaded {len(own) - len(report.kept)} of {len(own)} tensors" in said and "logit 1 of 2" in said
+    assert said.endswith("not used: none")
 
 
 def test_a_pickle_of_torchs_old_format_is_no_reason_to_run_it(tmp_path):

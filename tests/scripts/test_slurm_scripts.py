@@ -391,7 +391,7 @@ def test_the_exported_model_is_the_one_that_the_run_left(tmp_path):
     (tmp_path / "bare").mkdir()  # a run that began from a folder whose weights are gone
     (tmp_path / "bare" / "config.json").write_text((folder / "model" / "config.json").read_text())
     state = torch.load(address, weights_only=True)
-    began = {"model": f"local-dir:{tmp_path / 'bare'}", "pretrained": "gone.pt", "init_uncertainty": True}
+    began = {"model": f"local-dir:{tmp_path / 'bare'}", "pretrained": "gone.pt", "init_uncertainty": True}  # retired
     state["config"]["model"] |= began
     gone = tmp_path / "gone.pt"
     torch.save(state, gone)

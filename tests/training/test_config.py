@@ -62,7 +62,6 @@ def config(**sections) -> Config:
         (ModelConfig, {"init_unc_gain": float("nan")}, "--init-unc-gain nan: give a finite number"),
         (OptimConfig, {"eps": 0.0}, "--eps 0.0: give a finite number above 0"),
         (RunConfig, {"seed": 2**63}, "give a number below 2.63"),
-        (ModelConfig, {"init_uncertainty": True}, "--init-uncertainty without --pretrained"),
         (ModelConfig, {"lock_text_unlocked_layers": 1}, "without --lock-text"),
         (ValidationConfig, {"val_split": "val", "coco_test": "a,b"}, "--val-split without --val-data"),
     ],

@@ -27,12 +27,12 @@ PUBLIC_FLAGS = """
 --dataset-resampled --dataset-type --dct-scaled-decoding --decay-fraction --deterministic --device --device-augment
 --draws
 --ema-decay --epochs --eps --erase-prob --fill --force-context-length --force-image-size --fsdp --global-batch-size
---image-freeze-epochs --image-lr-mult --image-root
+--image-freeze-epochs --image-lr-mult --image-resize-mode --image-root
 --lr-milestones --lr-step-factor --swa-epochs --text-freeze-epochs --text-lr-mult
 --unfreeze-warmup-epochs
 --grad-checkpointing --grad-clip-norm --greyscale-prob --help --hue --imagenet-val --inclusion-eps --inclusion-form
 --inclusion-reduction --inclusion-scale --init-logit-bias --init-logit-scale --init-unc-bias
---init-unc-gain --init-uncertainty
+--init-unc-gain
 --jitter-prob --keep-checkpoints --keep-every-steps --known-matches --layer-decay --ledger --lock-image
 --lock-image-unlocked-groups --lock-text --lock-text-unlocked-layers --log-every-n-steps
 --log-every-seconds --logit-lr-mult --lr

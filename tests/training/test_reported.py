@@ -1,13 +1,10 @@
 """What a run says: errors name the flag that was typed, and the log which weights it begins with."""
 import io
-import json
 import re
 import tarfile
 from pathlib import Path
 
-import open_clip
 import pytest
-import torch
 from commands import evaluate
 from commands import evaluate_corpus as corpus
 
@@ -166,16 +163,3 @@ def test_the_log_of_a_run_says_which_weights_it_begins_with(bad, capsys):
     assert "new, at their initial values: none" in said and "interpolated: visual.positional_embedding from 18" in said
     assert start("--overwrite") == 0
     assert weights_said(capsys.readouterr().out) == ""  # none were loaded
-
-
-def test_the_log_of_a_run_says_what_init_uncertainty_has_added(bad, capsys):
-    config = prolip.create_model(NAME).config
-    plain = {"embed_dim": config["embed_dim"]}
-    for block, known in (("vision_cfg", open_clip.model.CLIPVisionCfg), ("text_cfg", open_clip.model.CLIPTextCfg)):
-        plain[block] = {name: value for name, value in config[block].items() if name in known.__dataclass_fields__}
-    torch.save(open_clip.CLIP(**json.loads(json.dumps(plain))).state_dict(), "clip.pt")
-    assert start("--pretrained", "clip.pt", "--init-uncertainty") == 0
-    said = weights_said(capsys.readouterr().out)
-    new = said.split("new, at their initial values: ")[1].split("; ")[0].split(", ")
-    assert {"visual.unc_embedding", "visual.uncertainty_proj.weight", "text.unc_emb", "logit_bias"} <= set(new)
-    assert f"loaded {59 - len(new)} of 59 tensors" in said and "not used: logit_scale" in said

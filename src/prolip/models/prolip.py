@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from prolip.gaussian import Gaussian
 from prolip.models.config import ProLIPCfg, complete
+from prolip.models.heads import LogVarianceHead
 from prolip.models.inputs import can_look, check_images, check_keep, check_texts, look_at_pixels, look_at_places
 from prolip.models.readers import reader_towers
 from prolip.models.towers import ProbabilisticTextTransformer, ProbabilisticVisionTransformer
@@ -85,20 +86,33 @@ class ProLIP(nn.Module):
         self.set_pixel_statistics(OPENAI_DATASET_MEAN, OPENAI_DATASET_STD)
         self._looked: set[str] = set()
         self._extension: Callable[[ProLIP], None] | None = None
-        #: Names in the state dict of what `extend` added.
+        #: Names in the state dict of what `extend` added, and of what it has given another start.
         self.added_names: frozenset[str] = frozenset()
         self.own_starts: frozenset[str] = frozenset()
 
     def extend(self, add: Callable[[ProLIP], None]) -> None:
         """Let a method add modules, once, which from here on belong to the model like any other part of it.
 
-        Where it gives scale or bias a start of its own, weights of another method do not bring theirs.
+        Where it gives scale or bias a start of its own, or variances another width, weights of another method do not
+        bring theirs.
         """
-        before, logit = self.state_dict().keys(), [name for name in self.logit_parameters() if hasattr(self, name)]
+        before, logit = self.state_dict(), [name for name in self.logit_parameters() if hasattr(self, name)]
         written = {name: getattr(self, name)._version for name in logit}
         add(self)
-        self._extension, self.added_names = add, frozenset(self.state_dict().keys() - before)
-        self.own_starts = frozenset(name for name in logit if getattr(self, name)._version != written[name])
+        after = self.state_dict()
+        self._extension, self.added_names = add, frozenset(after.keys() - before.keys())
+        own = [name for name in logit if getattr(self, name)._version != written[name]]
+        self.own_starts = frozenset([*own, *(name for name in before if before[name].shape != after[name].shape)])
+
+    def widen(self, dim: int | None) -> None:
+        """Give Gaussians `dim` dimensions, where a method's heads make the means; None: as many as the towers'."""
+        if dim in (None, self.embed_dim):
+            return
+        self.embed_dim = dim
+        for tower in (self.visual, self.text):
+            old = tower.get_submodule(tower.unc_head_name)
+            new = LogVarianceHead(old.in_features, dim, old.init_bias, old.gain)
+            tower.set_submodule(tower.unc_head_name, new)
 
     def inherit(self) -> None:
         """Let the heads of a method begin with what the towers have learnt, where a head says how."""

@@ -95,7 +95,7 @@ class ReaderTower(nn.Module):
     It has what `Probabilistic` has for our own towers, for whatever asks of both.
     """
 
-    unc_name = "reader"
+    unc_name, unc_head_name = "reader", "reader.log_var"
     output_tokens = False
     head: nn.Module | None
 

@@ -43,7 +43,7 @@ def get_model_config(
     model_name: str, cache_dir: str | None = None, tag: str | None = None
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """(complete model configuration, preprocessing) of a name of ours or OpenCLIP's, `local-dir:<folder>` or
-    `hf-hub:<org/name>`. tag: of OpenCLIP's weights, which may want other preprocessing than others of the name.
+    `hf-hub:<org/name>`. tag: of OpenCLIP's weights, which may want another activation or preprocessing than others.
     """
     if not isinstance(model_name, str) or not model_name:
         raise ValueError(f"model_name is {model_name!r}: give one of list_models(), local-dir:<folder> or"
@@ -59,8 +59,11 @@ def get_model_config(
             raise ValueError(f"{path}: {error}") from error
     if (found := _configs().get(name)) is not None:
         return complete(found), {}
-    if (theirs := open_clip.get_model_config(name.replace("/", "-"))) is not None:
-        return complete(theirs), published_preprocess(name.replace("/", "-"), tag)
+    theirs_name = name.replace("/", "-")
+    if (theirs := open_clip.get_model_config(theirs_name)) is not None:
+        if open_clip.get_pretrained_cfg(theirs_name, tag or "").get("quick_gelu"):  # OpenCLIP only warns
+            theirs["quick_gelu"] = True
+        return complete(theirs), published_preprocess(theirs_name, tag)
     near = near_matches(name, list_models())
     if not near.startswith("did"):  # OpenCLIP's are too many to be listed
         near = f"choose from {', '.join(own_models())}, or OpenCLIP's, open_clip.list_models()"
@@ -99,20 +102,11 @@ def find_weights(model_name: str, pretrained: str | None, cache_dir: str | None 
     if path.is_dir():
         return find_in(path, FOREIGN_FIRST, "weights")
     if not path.is_file():
+        tagged = sorted(open_clip.list_pretrained_models_by_tag(str(pretrained)), key=lambda one: one[:3] != "ViT")
+        hint = f" (a tag of OpenCLIP's: give its architecture, such as --model {tagged[0]})" if tagged else ""
         raise FileNotFoundError(f"--pretrained {pretrained!r} is no file: give a weights file, a folder that holds one,"
-                                f" or published weights, hf-hub:<org/name>{_tag_hint(str(pretrained))}."
-                                f" {explain_missing(str(path))}")
+                                f" or published weights, hf-hub:<org/name>{hint}. {explain_missing(str(path))}")
     return path
-
-
-def _tag_hint(pretrained: str) -> str:
-    """Where OpenCLIP's weights with a tag are published; empty for what is no tag."""
-    tagged = [name for name, tag in open_clip.list_pretrained() if tag == pretrained]
-    for name in sorted(tagged, key=lambda name: not name.startswith("ViT")):
-        if hub := open_clip.get_pretrained_cfg(name, pretrained).get("hf_hub"):
-            return (f" (a tag of OpenCLIP's: of {name} these are hf-hub:{hub.rstrip('/')}, for a model of its shape,"
-                    " local-dir:<folder with its config.json>, and init_uncertainty=True)")
-    return ""
 
 
 def _named_file(schema: str, name: str, names: tuple[str, ...], what: str, cache_dir: str | None) -> Path:

@@ -44,8 +44,6 @@ log = logging.getLogger(__name__)
 # Where checkpoints keep the weights: those of `training`, of OpenCLIP, of others.
 CONTAINERS = ("objective", "state_dict", "model")
 WRAPPERS = ("module.", "_orig_mod.", "model.")
-# A plain CLIP checkpoint keeps the text tower's parts at its top level.
-PLAIN_TEXT = ("token_embedding.", "positional_embedding", "transformer.", "ln_final.", "text_projection")
 # What a TorchScript archive of a CLIP model holds besides its weights.
 ARCHIVE_EXTRAS = ("input_resolution", "context_length", "vocab_size", "attn_mask", "text.attn_mask")
 IMAGE_POSITIONS, TEXT_POSITIONS = "visual.positional_embedding", "text.positional_embedding"
@@ -115,20 +113,17 @@ def unwrap(state: Any, source: object = "the checkpoint") -> dict[str, Tensor]:
 def load_checkpoint(
     model: ProLIP,
     source: str | os.PathLike | Mapping[str, Tensor],
-    init_uncertainty: bool = False,
     weights_only: bool = True,
     image_grid: tuple[int, int] | None = None,
 ) -> LoadReport:
     """Load weights of the same architecture; another image size or context length is interpolated, all else is strict.
 
-    source: a file or a state dict. init_uncertainty: these are weights of a deterministic OpenCLIP model; what ProLIP
-    adds to it keeps its initial values ([UNC] tokens with their positions, log-variance heads, the text's [CLS] with
-    its position, the text projection's bias, rows of a larger vocabulary, and scale and bias if the checkpoint has no
-    bias). Nothing else may be missing. image_grid: rows and columns of patches that the weights were trained with,
-    which their positions do not tell; without, those of the model if there are as many, else a square. What the
-    model's method adds keeps its initial values where the weights have none of it, as they are of another method (and
-    so do scale and bias, where the method has a start of its own for them), or none of a whole part beside the towers,
-    as they are older than that. Of another method, heads begin with what `ProLIP.inherit` gives them.
+    source: a file or a state dict; of OpenCLIP's weights readers keep their initial values. image_grid: rows and
+    columns of patches that the weights were trained with, which their positions do not tell; without, those of the
+    model if there are as many, else a square. What the model's method adds keeps its initial values where the weights
+    have none of it, as they are of another method (and so does what `ProLIP.own_starts` names), or none of a whole
+    part beside the towers, as they are older than that. Of another method, heads begin with what `ProLIP.inherit` gives
+    them.
     Raises `CheckpointError` naming every mismatch.
     """
     reads = is_reader(model.config)
@@ -142,11 +137,9 @@ def load_checkpoint(
     given = unwrap(source) if isinstance(source, Mapping) else read_state_dict(source, weights_only)
     own = model.state_dict()
     kept: set[str] = set()
-    moved = PLAIN_TEXT if "token_embedding.weight" in given else ()  # OpenCLIP's CustomTextCLIP has them under text.
-    state = {f"text.{key}" if key.startswith(moved) else key: value for key, value in given.items()
-             if key not in ARCHIVE_EXTRAS}  # fmt: skip
+    state = {key: value for key, value in given.items() if key not in ARCHIVE_EXTRAS}
     if reads and is_openclip(state):
-        state, kept = completed(model, given, {} if isinstance(source, Mapping) else readers_beside(Path(source)))
+        state, kept = completed(model, state, {} if isinstance(source, Mapping) else readers_beside(Path(source)))
     for name in ("logit_scale", "logit_bias"):
         if name in state:
             state[name] = state[name].reshape(own[name].shape) if state[name].numel() == 1 else state[name]
@@ -154,14 +147,12 @@ def load_checkpoint(
     added = {name: own[name] for name in model.added_names if other_method or name.partition(".")[0] not in parts}
     if other_method:
         added |= {name: own[name] for name in model.own_starts}
-    if init_uncertainty and not reads:
-        state, kept = from_deterministic(state, {name: value for name, value in own.items() if name not in added})
     state, kept = state | added, kept | added.keys()
     # Positions are fitted only to weights of the same parts: with one special token less their grid would be misread.
     same_parts = state.keys() == own.keys() and not reads
     grids = (image_grid, model.visual.grid_size)
     resized = fit_positions(state, own, grids, model.context_length) if same_parts else []
-    check_fit(state, own, init_uncertainty)
+    check_fit(state, own)
     place = "a state dict" if isinstance(source, Mapping) else source
     if lost := [name for name, value in state.items() if not value.isfinite().all()]:
         raise CheckpointError(f"{place} holds NaN or infinite values in {len(lost)} of {len(state)} tensors"
@@ -171,8 +162,7 @@ def load_checkpoint(
     if other_method:
         model.inherit()
     report = LoadReport(tuple(sorted(kept)), tuple(resized))
-    aside = {*ARCHIVE_EXTRAS, *(["logit_scale"] if "logit_scale" in kept else [])}
-    log.info("%s: %s", place, load_report(report, own, [name for name in given if name in aside]))
+    log.info("%s: %s", place, load_report(report, own, [name for name in given if name in ARCHIVE_EXTRAS]))
     return report
 
 
@@ -200,8 +190,7 @@ def check_values_of(state: Mapping[str, Tensor], own: Mapping[str, Tensor], plac
 
 def load_report(report: LoadReport, own: Mapping[str, Tensor], unused: Sequence[str]) -> str:
     """What was loaded and what is new, for the log. own: the model's state; unused: the checkpoint's, left aside."""
-    new = [name for name in report.kept if name in own]
-    rows = [name for name in report.kept if name not in own]  # name[rows] of tensors that are loaded otherwise
+    new = report.kept
     parts: dict[str, list[int]] = {}
     for name in own:
         counts = parts.setdefault(name.split(".")[0] if "." in name else "logit", [0, 0])
@@ -210,60 +199,10 @@ def load_report(report: LoadReport, own: Mapping[str, Tensor], unused: Sequence[
     shares = ", ".join(f"{part} {loaded} of {every}" for part, (loaded, every) in parts.items())
     lines = [f"loaded {len(own) - len(new)} of {len(own)} tensors ({shares})"]
     lines += [f"{title}: {', '.join(names) or 'none'}" for title, names in (
-        ("new, at their initial values", new), *([("new rows", rows)] if rows else []),
-        *([("interpolated", report.resized)] if report.resized else []), ("not used", unused),
+        ("new, at their initial values", new), *([("interpolated", report.resized)] if report.resized else []),
+        ("not used", unused),
     )]  # fmt: skip
     return "; ".join(lines)
-
-
-def from_deterministic(
-    state: Mapping[str, Tensor], own: Mapping[str, Tensor]
-) -> tuple[dict[str, Tensor], set[str]]:
-    """A deterministic OpenCLIP model's weights in ProLIP's layout, completed with initial values; their names.
-
-    own: the model's fresh state. Positions are brought to the model's size here, since the special rows are new.
-    """
-    state, kept = dict(state), set()
-    has_cls = "text.cls_emb" in state
-    added = {
-        "visual.unc_embedding", "visual.uncertainty_proj.weight", "visual.uncertainty_proj.bias", "text.unc_emb",
-        "text.text_uncertainty_projection.weight", "text.text_uncertainty_projection.bias", "text.text_projection.bias",
-    }
-    if any(name in state for name in ("visual.unc_embedding", "text.unc_emb")):
-        raise CheckpointError("these weights have [UNC] tokens already: load them without init_uncertainty")
-    if "text.text_projection" in state and "text.text_projection.weight" in own:  # a matrix (width, D), a Linear
-        state["text.text_projection.weight"] = state.pop("text.text_projection").t().contiguous()
-    if "logit_bias" not in state:  # a softmax loss's scale means nothing to a sigmoid loss
-        state.pop("logit_scale", None)
-        added |= {"logit_scale", "logit_bias"}
-    for name in added if has_cls else {*added, "text.cls_emb"}:
-        if name not in state and name in own:
-            state[name] = own[name].clone()
-            kept.add(name)
-    kept |= _insert_special_rows(state, own, has_cls)
-    return state, kept
-
-
-def _insert_special_rows(state: dict[str, Tensor], own: Mapping[str, Tensor], has_cls: bool) -> set[str]:
-    """Give positions the rows of new special tokens, and the vocabulary its new ids, from the fresh model."""
-    kept = set()
-    old, new = state.get(IMAGE_POSITIONS), own[IMAGE_POSITIONS]
-    if old is not None and old.shape[1:] == new.shape[1:]:
-        state[IMAGE_POSITIONS] = torch.cat([old[:1], new[1:2].to(old), old[1:]])
-        kept.add(f"{IMAGE_POSITIONS}[1] ([UNC])")
-    old, new = state.get(TEXT_POSITIONS), own[TEXT_POSITIONS]
-    if old is not None and old.shape[1:] == new.shape[1:]:
-        tokens = old[:-1] if has_cls else old
-        cls = old[-1:] if has_cls else new[-1:].to(old)
-        state[TEXT_POSITIONS] = torch.cat([tokens, new[-2:-1].to(old), cls])
-        kept.add(f"{TEXT_POSITIONS}[-2] ([UNC])")
-        kept |= set() if has_cls else {f"{TEXT_POSITIONS}[-1] ([CLS])"}
-    name = "text.token_embedding.weight"
-    old, new = state.get(name), own[name]
-    if old is not None and old.shape[1:] == new.shape[1:] and len(old) < len(new):
-        state[name] = torch.cat([old, new[len(old):].to(old)])
-        kept.add(f"{name}[{len(old)}:{len(new)}] (ids new to the vocabulary)")
-    return kept
 
 
 def fit_positions(
@@ -330,7 +269,7 @@ def resize_text_positions(positions: Tensor, length: int) -> Tensor:
     return torch.cat([tokens[:kept], rest.to(tokens.dtype), special])
 
 
-def check_fit(state: Mapping[str, Tensor], own: Mapping[str, Tensor], init_uncertainty: bool) -> None:
+def check_fit(state: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:
     """CheckpointError with both sides of every mismatch of names and shapes, and the remedy that fits it."""
     missing, unexpected = [key for key in own if key not in state], [key for key in state if key not in own]
     shapes = [f"{key}: checkpoint {tuple(state[key].shape)}, model {tuple(value.shape)}" for key, value in own.items()
@@ -346,11 +285,10 @@ def check_fit(state: Mapping[str, Tensor], own: Mapping[str, Tensor], init_uncer
     if any(name.startswith(("text_model.", "vision_model.")) for name in unexpected):
         remedy = ("these are names of transformers' CLIP: give OpenCLIP's weights of that model, whose names begin with"
                   " visual. and text. or transformer.")
-    elif any(".trunk." in name for name in unexpected):
-        remedy = "this is a timm image tower, which has no place for [UNC]: use a checkpoint of OpenCLIP's own ViT"
-    elif any("unc" in name for name in missing) and not init_uncertainty:
-        remedy = ("these are weights without uncertainty: pass init_uncertainty=True to create the missing parts and"
-                  " load all others")
+    elif "text.unc_emb" in missing:
+        remedy = ("these are weights of OpenCLIP's towers, which have no [UNC]: give the name of their architecture, as"
+                  " in --model ViT-B-16 --pretrained FILE, which keeps their means and adds variances. A run that began"
+                  " with --init-uncertainty goes on with --pretrained RUN/checkpoints/step_N.pt")
     elif shapes and not missing and not unexpected:
         remedy = "the architectures differ in size: create the model whose configuration has the checkpoint's shapes"
     else:
@@ -388,47 +326,33 @@ def read_config(path: str | os.PathLike) -> tuple[dict[str, Any], dict[str, Any]
 
 
 def save_pretrained(model: ProLIP, folder: str | os.PathLike, tokenizer: Any = None) -> Path:
-    """Write model.safetensors and config.json, with which `local-dir:<folder>` gives the same model again.
+    """Write weights and configuration, with which `local-dir:<folder>` gives the same model again.
 
-    tokenizer: one of `get_tokenizer`'s; its files, if it has any, are written beside them, in the place of another's.
-    The folder is replaced in one step; other files in it stay. ValueError where one of them names another model.
+    Of OpenCLIP's towers the folder is one of OpenCLIP's, which it opens as points: our blocks stand where it does not
+    look, readers and what the method added in a file beside. tokenizer: one of `get_tokenizer`'s; its files, if it has
+    any, are written beside them, in the place of another's. The folder is replaced in one step; other files in it stay.
+    ValueError where one of them names another model.
     """
     if not hasattr(model, "state_dict"):
         raise TypeError(f"model is {kind_of(model)}, want a ProLIP: load the weights into one and give that")
     folder = Path(folder)
-    other = folder / CONFIG_NAMES[1]
-    if other.exists() and not is_reader(model.config):  # which loading would take instead
-        raise ValueError(f"{other} is of another model: give another folder, or delete it")
-    if is_reader(model.config):
-        return save_with_readers(model, folder, tokenizer)
-    config = {"model_cfg": model.config, "preprocess_cfg": getattr(model.visual, "preprocess_cfg", {})}
-    text = json.dumps(config, indent=2) + "\n"  # what cannot be written is known before the weights are
-    tensors = {key: value.detach().cpu().contiguous().clone() for key, value in model.state_dict().items()}
-    gone = TOKENIZER_NAMES if tokenizer is not None else ()
-    with replacing_folder(folder, kept=lambda name: name not in gone) as place:
-        save_file(tensors, place / WEIGHT_NAMES[0], metadata={"format": "pt"})
-        (place / CONFIG_NAMES[0]).write_text(text, encoding="utf-8")
-        if hasattr(tokenizer, "save_pretrained"):
-            tokenizer.save_pretrained(place)
-    return folder
-
-
-def save_with_readers(model: ProLIP, folder: Path, tokenizer: Any) -> Path:
-    """OpenCLIP's own configuration and weights, which it opens as points, our blocks where it does not look, and a file
-    with readers and what the method added.
-    """
-    ours = {key: model.config[key] for key in OUR_BLOCKS}
-    theirs = {key: value for key, value in model.config.items() if key not in OUR_BLOCKS}
     preprocess = getattr(model.visual, "preprocess_cfg", {})
-    kept = {name: preprocess[name] for name in PREPROCESS if name in preprocess}
-    text = json.dumps({"model_cfg": theirs, "preprocess_cfg": kept} | ours, indent=2) + "\n"
+    config: dict[str, Any] = {"model_cfg": model.config, "preprocess_cfg": preprocess}
     tensors = {key: value.detach().cpu().contiguous().clone() for key, value in model.state_dict().items()}
-    weights, readers = to_openclip(tensors)
+    config_name, files = CONFIG_NAMES[0], {WEIGHT_NAMES[0]: tensors}
+    if is_reader(model.config):
+        theirs = {key: value for key, value in model.config.items() if key not in OUR_BLOCKS}
+        kept = {name: preprocess[name] for name in PREPROCESS if name in preprocess}
+        config = {"model_cfg": theirs, "preprocess_cfg": kept} | {key: model.config[key] for key in OUR_BLOCKS}
+        config_name, files = OPENCLIP_FILES[0], dict(zip((OPENCLIP_FILES[1], READERS), to_openclip(tensors)))
+    elif (other := folder / OPENCLIP_FILES[0]).exists():  # which loading would take instead
+        raise ValueError(f"{other} is of another model: give another folder, or delete it")
+    text = json.dumps(config, indent=2) + "\n"  # what cannot be written is known before the weights are
     gone = TOKENIZER_NAMES if tokenizer is not None else ()
     with replacing_folder(folder, kept=lambda name: name not in gone) as place:
-        save_file(weights, place / OPENCLIP_FILES[1], metadata={"format": "pt"})
-        save_file(readers, place / READERS, metadata={"format": "pt"})
-        (place / OPENCLIP_FILES[0]).write_text(text, encoding="utf-8")
+        for name, values in files.items():
+            save_file(values, place / name, metadata={"format": "pt"})
+        (place / config_name).write_text(text, encoding="utf-8")
         if hasattr(tokenizer, "save_pretrained"):
             tokenizer.save_pretrained(place)
     return folder

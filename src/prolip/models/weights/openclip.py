@@ -44,13 +44,13 @@ def from_openclip(model: Any, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def completed(
     model: Any, state: Mapping[str, Tensor], beside: Mapping[str, Tensor]
 ) -> tuple[dict[str, Tensor], set[str]]:
-    """OpenCLIP's weights under our names, with `beside`, what readers and methods added, or its initial values; names
-    of the latter. Without a bias the model's own stays.
+    """OpenCLIP's weights under our names, with `beside`, what readers and methods added, or the initial values of
+    readers and bias; names of these.
     """
     own = model.state_dict()
     found = from_openclip(model, state) | dict(beside)
-    theirs = (*(f"{tower}.tower." for tower in TOWERS), "text_decoder.")
-    kept = {name for name in own if name not in found and not name.startswith(theirs)}
+    new = {name for name in own if ".reader." in name or name == "logit_bias"}
+    kept = new - found.keys()
     return found | {name: own[name].clone() for name in kept}, kept
 
 
