@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, get_args
 
 import torch
@@ -12,10 +13,23 @@ from prolip.gaussian import Gaussian
 from prolip.methods.base import Batch, Context, KnownMatches, Reps, Terms, clamp_logit_scale, logit_scale_and_bias
 from prolip.models.readers import ReaderTower, Tokens, own_words
 from prolip.scores import Side
+from prolip.utils.fields import option
 
 SIDES = get_args(Side)
 #: What stands behind the towers' last tokens; `text_projection` is a layer, or OpenCLIP's matrix.
 UNUSED = ("proj", "ln_post", "uncertainty_proj", "text_projection", "ln_final", "text_uncertainty_projection")
+
+
+@dataclass(kw_only=True)
+class HeadsConfig:
+    """Whether the means are those of the model that training starts from, or of heads of the method's own."""
+
+    pooled_heads: bool = option(True, "heads of its own over all tokens; without: the means of the starting model")
+    head_dim: int | None = option(None, "D, the width of what these heads give; none: that of the model's embedding")
+
+    def __post_init__(self) -> None:
+        if self.head_dim is not None and self.head_dim < 2:
+            raise ValueError(f"head_dim={self.head_dim}: give a width of 2 or more, such as 1024")
 
 
 class HeadsObjective(KnownMatches):
@@ -76,12 +90,14 @@ def pooled_tokens(tokens: Tensor | Tokens, ids: Tensor | None, pad_id: int | Non
 def begin_as(norm: nn.LayerNorm, projection: nn.Linear, tower: Any) -> None:
     """Give a head's norm and projection (width -> D) the weights of those that `tower` makes its means with.
 
-    Those of OpenCLIP's towers are of many kinds: there the head begins with its own.
+    Those of OpenCLIP's towers are of many kinds: there the head begins with its own. So it does at another width.
     """
     if isinstance(tower, ReaderTower):
         return
     image = hasattr(tower, "proj")  # OpenCLIP's names
     own_norm, own = (tower.ln_post, tower.proj) if image else (tower.ln_final, tower.text_projection)
+    if projection.out_features != tower.output_dim:
+        return
     linear = isinstance(own, nn.Linear)
     with torch.no_grad():
         norm.load_state_dict(own_norm.state_dict())

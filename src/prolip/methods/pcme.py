@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from prolip.gaussian import Gaussian, upcast, without_autocast
 from prolip.losses import log_match_odds, tiled_loss_over_ranks, uniformity_over_ranks, vib
 from prolip.methods.base import Batch, Reps, Terms, check_weights
-from prolip.methods.gaussians import HeadsObjective, begin_as, linear_parts
+from prolip.methods.gaussians import HeadsConfig, HeadsObjective, begin_as, linear_parts
 from prolip.models.heads import layer_norm, project
 from prolip.models.readers import ReaderTower, Tokens, own_words
 from prolip.random import Stream
@@ -25,7 +25,7 @@ UNIFORM_POINTS = 128
 
 
 @dataclass(kw_only=True)
-class PCMEConfig:
+class PCMEConfig(HeadsConfig):
     """Samples, weights and constants of the PCME loss; symbols as in the paper."""
 
     match_samples: int = option(8, "J, points that are drawn from each Gaussian")
@@ -37,6 +37,7 @@ class PCMEConfig:
     known_matches: bool = option(True, "count every true caption of an image in the batch as a match")
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_weights(self, "kl_weight", "uniformity_weight")
         if self.match_samples < 1 or not 0 < self.match_start <= 100:
             raise ValueError(f"match_samples={self.match_samples}, match_start={self.match_start}: give 1 sample or"
@@ -77,7 +78,7 @@ class PCMEHead(nn.Module):
         super().__init__()
         width, self.pad_id = tower.width, getattr(tower, "pad_id", 0)  # of texts
         parts = ("mean", "log_var")
-        self.globals = linear_parts(dim if isinstance(tower, ReaderTower) else width, dim, init_log_var)
+        self.globals = linear_parts(tower.output_dim if isinstance(tower, ReaderTower) else width, dim, init_log_var)
         self.locals = nn.ModuleDict({part: LocalAttention(width, dim) for part in parts})
         self.norms = nn.ModuleDict({part: nn.LayerNorm(width) for part in parts})
         self.norm = nn.LayerNorm(dim)
@@ -119,9 +120,10 @@ class PCMEScore(MatchProbabilityScore):
 
 
 def extend(model: Any, config: PCMEConfig) -> None:
-    """Put both heads on a fresh model, and start a and b."""
+    """Put both heads, where there are any, on a fresh model, and start a and b."""
     log_var = model.config["prolip_cfg"]["init_unc_bias"]
-    for tower in (model.visual, model.text):
+    model.widen(config.head_dim if config.pooled_heads else None)
+    for tower in (model.visual, model.text) if config.pooled_heads else ():
         tower.head = PCMEHead(tower, model.embed_dim, log_var)
     with torch.no_grad():
         model.logit_scale.fill_(math.log(config.match_start))

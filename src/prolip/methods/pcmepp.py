@@ -14,7 +14,7 @@ from prolip.losses import matching_loss, pseudo_labels, tiled_loss_over_ranks, t
 from prolip.losses.functional import PseudoPositives
 from prolip.measures import get_measure
 from prolip.methods.base import Batch, Context, Reps, Terms, check_weights, clip_loss
-from prolip.methods.gaussians import HeadsObjective, begin_as, linear_parts, pooled_tokens
+from prolip.methods.gaussians import HeadsConfig, HeadsObjective, begin_as, linear_parts, pooled_tokens
 from prolip.models.heads import GeneralisedPooling, layer_norm, project
 from prolip.models.readers import ReaderTower, Tokens
 from prolip.random import Stream
@@ -25,7 +25,7 @@ CSD = get_measure("csd_similarity")
 
 
 @dataclass(kw_only=True)
-class PCMEppConfig:
+class PCMEppConfig(HeadsConfig):
     """Weights and constants of the PCME++ loss; symbols as in the paper."""
 
     pseudo_weight: float = option(0.1, "alpha of pseudo-positives; the paper has 0.01 and 0 for 20% and 50% of noise")
@@ -38,6 +38,7 @@ class PCMEppConfig:
     known_matches: bool = option(True, "count every true caption of an image in the batch as a match")
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_weights(self, "pseudo_weight", "vib_weight", "clip_weight")
         if self.pseudo_positives not in get_args(PseudoPositives):
             raise ValueError(f"pseudo_positives={self.pseudo_positives!r}: use first or all")
@@ -112,7 +113,10 @@ def fresh_copy(block: nn.Module) -> Any:
 
 
 def extend(model: Any, config: PCMEppConfig) -> None:
-    """Put both heads on a fresh model; a and b of the paper start at 5."""
+    """Put both heads on a fresh model; a and b of the paper start at 5. Without heads nothing is new."""
+    if not config.pooled_heads:
+        return
+    model.widen(config.head_dim)
     log_var = model.config["prolip_cfg"]["init_unc_bias"]
     for tower in (model.visual, model.text):
         tower.head = PCMEppHead(tower, model.embed_dim, config, log_var)
@@ -133,6 +137,10 @@ class PCMEppObjective(HeadsObjective):
         super().__init__(model, config, context)
         self.clip = clip_loss(self.context)
 
+    @classmethod
+    def balances(cls, config: PCMEppConfig) -> bool:
+        return not config.pooled_heads
+
     def prepare(self, batch: Batch, step: int) -> Batch:
         """Mix some images; adds `share` and `partner` of `views.Mix`. Mixup or CutMix is drawn once for all ranks.
 
@@ -141,7 +149,7 @@ class PCMEppObjective(HeadsObjective):
         self.check_captions(batch)
         image, draws = batch["image"], self.context.draws
         rows = draws.rows(len(image), image.device)
-        if self.config.size_augment:
+        if self.config.size_augment and self.config.pooled_heads:
             batch = batch | {"row": rows, "step": step}
         if not self.config.mix_fraction:
             return batch
@@ -152,6 +160,8 @@ class PCMEppObjective(HeadsObjective):
 
     def embed(self, batch: Batch) -> Reps:
         """Gaussians (B, D), from pooling that in training leaves out some tokens. ValueError without `prepare`."""
+        if not self.config.pooled_heads:
+            return super().embed(batch)
         visual, text = self.model.visual, self.model.text
         image_columns, text_columns = 2 + visual.num_tokens, 2 + batch["text"].shape[1]
         numbers = ((visual.head, Stream.IMAGE_SIZE, image_columns), (text.head, Stream.TEXT_SIZE, text_columns))

@@ -13,7 +13,7 @@ from torch.func import functional_call
 from prolip.gaussian import Gaussian, check_pair, upcast, without_autocast
 from prolip.losses import tiled_loss_over_ranks
 from prolip.methods.base import Batch, Context, Reps, Terms, check_weights
-from prolip.methods.gaussians import HeadsObjective, begin_as, pooled_tokens
+from prolip.methods.gaussians import HeadsConfig, HeadsObjective, begin_as, pooled_tokens
 from prolip.models.heads import GeneralisedPooling, layer_norm, project
 from prolip.random import Stream, pair_noise
 from prolip.scores import Score
@@ -26,7 +26,7 @@ ComponentNoise = Literal["independent", "shared"]
 
 
 @dataclass(kw_only=True)
-class VACSRConfig:
+class VACSRConfig(HeadsConfig):
     """Weights and sizes of VACSR; symbols as in the paper."""
 
     kl_weight: float = option(5e-4, "alpha, weight of the divergence of a pair's Gaussians from N(0, I), a mean over "
@@ -39,11 +39,11 @@ class VACSRConfig:
     )
     gumbel_temperature: float = option(0.5, "of the softmax that picks one of them; near 0: one alone")
     adapter_hidden: int = option(256, "hidden width of encoder and decoder; the paper does not say")
-    pooled_heads: bool = option(True, "heads of its own, pooled by GPO; without (the paper's few-shot): model's means")
     pair_tile: int = option(64, "images and texts whose pairs go through the adapter at a time: what memory it takes")
     known_matches: bool = option(True, "count every true caption of an image in the batch as a match")
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_weights(self, "kl_weight", "recon_weight", "sigma_weight")
         for name in ("mixture_components", "adapter_hidden", "pair_tile"):
             if getattr(self, name) < 1:
@@ -211,6 +211,7 @@ class PooledHead(nn.Module):
 def extend(model: Any, config: VACSRConfig) -> None:
     """Put both heads, where there are any, and the adapter on a fresh model."""
     if config.pooled_heads:
+        model.widen(config.head_dim)
         model.visual.head = PooledHead(model.visual.width, model.embed_dim)
         model.text.head = PooledHead(model.text.width, model.embed_dim, model.text.pad_id)
     model.adapter = SimilarityAdapter(model.embed_dim, config.adapter_hidden, config.mixture_components)

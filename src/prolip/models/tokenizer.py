@@ -164,13 +164,17 @@ class FolderTokenizer(Tokenizer):
 
 
 class BPETokenizer(SimpleTokenizer):
-    """The byte-pair encoding bundled with OpenCLIP, which needs no file: start, pieces, end; padded with 0."""
+    """The byte-pair encoding bundled with OpenCLIP, which needs no file: start, pieces, end; padded with 0.
+
+    unseen_id: an id that no text in small letters has, with which PCME++'s released code masks CLIP's words; else None.
+    """
 
     pad_token_id = 0
 
     def __init__(self, context_length: int, **kwargs: Any):
         super().__init__(context_length=context_length, **kwargs)
         self.eos_token_id = self.eot_token_id
+        self.unseen_id = None if kwargs.get("clean") == "whitespace" else self.encoder["M"]
 
     def __call__(self, texts: str | list[str], context_length: int | None = None) -> Tensor:
         """One text or several -> (N, context) int64, as OpenCLIP's for texts that `cut` leaves whole."""

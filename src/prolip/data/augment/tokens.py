@@ -42,11 +42,13 @@ class TokenAugment(nn.Module):
 
     @classmethod
     def for_model(cls, model: Any, tokenizer: Any, shares: tuple[float, float, float], draws: Draws) -> TokenAugment:
-        """For the texts of a model: its vocabulary, padding and [MASK]. tokenizer: None where ids are made up.
+        """For the texts of a model: its vocabulary, padding and [MASK], or an id that no text of the tokenizer has.
+        tokenizer: None where ids are made up.
         """
-        special = (model.pad_token_id, model.mask_token_id, *model.special_token_ids)
-        words = words_of(tokenizer, model.vocab_size, special)
-        return cls(shares, words, mask_id=model.mask_token_id, pad_id=model.pad_token_id, draws=draws)
+        own = model.mask_token_id
+        mask_id = getattr(tokenizer, "unseen_id", None) if own is None else own
+        words = words_of(tokenizer, model.vocab_size, (model.pad_token_id, mask_id, *model.special_token_ids))
+        return cls(shares, words, mask_id=mask_id, pad_id=model.pad_token_id, draws=draws)
 
     def forward(self, text: Tensor, step: int) -> Tensor:
         """text: (B, L) or (B, C, L) int64, the local rows of this step; returns the like."""
