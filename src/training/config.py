@@ -350,8 +350,8 @@ def build_config(method: str, values: dict[str, dict[str, Any]]) -> Config:
                 raise FlagError(f"{section}.{name} is not set by itself: it follows from {source}; set that one")
     model = str(values.get("model", {}).get("model"))
     if model.startswith(CONVERTED) and not Path(model.partition(":")[2]).exists():
-        raise FlagError(f"--model {model} is no longer here: begin with --model ViT-B-16 --pretrained openai; a run that"
-                        " began with it goes on with --model local-dir:RUN/best --pretrained none")
+        raise FlagError(f"--model {model} is no longer here: begin with --model ViT-B-16 --pretrained openai; a run"
+                        " that began with it goes on with --model local-dir:RUN/best --pretrained none")
     hide(values)
     parts = {name: build(kind, name, values.get(name, {})) for name, kind in types.items() if name != "data"}
     data = dict(values.get("data", {}))

@@ -1,11 +1,12 @@
 """Augmentation of token ids: against the definition token by token, shares, what must stay, equality over ranks."""
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from prolip.data.augment.tokens import TokenAugment, words_of
-from prolip.models.tokenizer import get_tokenizer
+from prolip.models.tokenizer import BPETokenizer, get_tokenizer
 from prolip.random import Draws
 
 PAD, START, END, MASK = 0, 1, 2, 99
@@ -141,3 +142,21 @@ def test_tokenizers_of_sentencepiece_know_their_special_pieces(tmp_path):
 
     tokenizer = SentencePieceTokenizer(tmp_path / "m.model", 8, 3)
     assert tokenizer.all_special_ids == [0, 1, 2, 3]
+
+
+def test_clips_words_are_masked_by_a_letter_that_no_text_has_and_its_end_is_the_highest_id():
+    """OpenCLIP's text towers pool at the highest id, so nothing that is put in may be above the end's."""
+    tokenizer = get_tokenizer("ViT-B-16-quickgelu")
+    model = SimpleNamespace(pad_token_id=0, mask_token_id=None, special_token_ids=(), vocab_size=tokenizer.vocab_size)
+    letter = tokenizer.encoder["M"]
+    caption = "Many MEN Mow a Meadow in May, M " * 2
+    text = tokenizer([caption] * 400)
+    assert letter not in text and letter == tokenizer.unseen_id
+    out = TokenAugment.for_model(model, tokenizer, (0.5, 0.2, 0.1), Draws())(text, 3)
+    start, end = tokenizer.encoder["<start_of_text>"], tokenizer.encoder["<end_of_text>"]
+    assert (out[:, 0] == start).all() and (out == end).sum(1).eq(1).all()
+    assert out.argmax(1).equal((out == end).int().argmax(1))
+    words = text[0].ne(0).sum().item() - 2
+    assert (out == letter).sum().item() == pytest.approx(400 * words * 0.5, rel=0.05)
+    assert (text.ne(0).sum() - out.ne(0).sum()).item() == pytest.approx(400 * words * 0.1, rel=0.1)
+    assert BPETokenizer(77, clean="whitespace").unseen_id is None  # there a text may have it
