@@ -13,6 +13,7 @@ import open_clip
 import pytest
 import torch
 from commands import evaluate
+from safetensors.torch import load_file
 from training_runs import assert_same_state, newest, stop_after
 
 from prolip.cli.command import parser_of
@@ -269,3 +270,16 @@ def test_a_stopped_recipe_goes_on_as_if_it_had_not_been(name, trained, tmp_path)
     assert stop_after(3, parts) == EXIT_STOPPED
     assert main([*parts, "--resume", "latest"]) == 0
     assert_same_state(newest(whole), newest(tmp_path / name))
+
+
+def test_adaptation_begins_with_zero_shot_clip_as_in_table_ii(sets, clip, tmp_path):
+    name = "iapr-to-flickr-source-free"
+    assert "--model\n# ViT-B-32-quickgelu --pretrained openai" in (RECIPES / f"{name}.yaml").read_text()
+    assert main(words_of(name, sets["flickr"], tmp_path, name, *clip)) == 0
+    losses = [row["loss"] for row in map(json.loads, (tmp_path / name / "metrics.jsonl").read_text().splitlines())
+              if "loss" in row]  # fmt: skip
+    assert len(losses) == 5 and all(map(math.isfinite, losses))
+    trained = load_file(tmp_path / name / "model/open_clip_model.safetensors")
+    begun = torch.load(clip[3], weights_only=True)
+    assert not torch.equal(trained["visual.proj"], begun["visual.proj"])
+    assert trained["visual.proj"].shape == begun["visual.proj"].shape
