@@ -85,7 +85,7 @@ def make_card(source: Source, said: Said, address: str) -> str:
     body = environment.get_template("card.md.j2").render(
         name=said.name, kind=GAUSSIANS if embedder.probabilistic else POINTS, address=address,
         method=source.config.get("method") or config.get("method_cfg", {}).get("name"),
-        parameters=f"{embedder.parameters / 1e6:,.1f} million", dimension=config["embed_dim"],
+        parameters=f"{embedder.parameters / 1e6:,.1f} million", dimension=embedder.embed_texts(["a"]).mean.shape[-1],
         pixels=f"{size} x {size}" if isinstance(size, int) else " x ".join(map(str, size)),
         context=config["text_cfg"].get("context_length", 77), ours=is_prolip(f"local-dir:{source.folder}"),
         figures=rows, tested=tested_on(source), step=source.metrics.get("step", "the last"),
