@@ -30,7 +30,7 @@ class ModelOptions:
         "model config, by name (prolip.list_models()) or hf-hub:/local-dir: address; auto: "
         f"{BASE} on a GPU, else {SMALL}",
     )
-    pretrained: str | None = option(None, "weights to start from: file, folder, hub name or OpenCLIP's tag; none: random")
+    pretrained: str | None = option(None, "weights to start from: a file, a folder, a hub name or a tag; none: random")
     force_image_size: int | None = option(None, "image size in pixels, instead of the model config's")
     force_context_length: int | None = option(None, "tokens of a text, instead of the model config's")
     image_resize_mode: ResizeMode | None = option(

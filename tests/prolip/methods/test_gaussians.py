@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import open_clip
@@ -11,9 +12,12 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 
 import prolip
+from prolip.gaussian import Gaussian
 from prolip.methods import find_method
 from prolip.methods.base import accumulate_backward
-from prolip.models.readers import openclip_model
+from prolip.methods.pcme import PCMEHead
+from prolip.models.readers import ReaderTower, Tokens, openclip_model
+from prolip.models.weights import checkpoint
 from prolip.models.weights.checkpoint import load_checkpoint, save_pretrained
 
 METHODS, OURS, WIDE = ("pcme", "pcmepp", "vacsr"), "ProLIP-ViT-test", 48
@@ -106,13 +110,18 @@ def test_the_trained_weights_of_another_method_go_into_wider_heads(name, method,
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_method_has_its_own_start_from_openclips_weights(clip, method):
+def test_a_method_has_its_own_start_from_openclips_weights(clip, method, tmp_path, monkeypatch):
     model, fresh = build(f"local-dir:{clip}", method, head_dim=WIDE), prolip.create_model(f"local-dir:{clip}")
     start = {"pcme": (15.0, 15.0), "pcmepp": (10.0, -5.0)}.get(method, (fresh.logit_scale.exp().item(), -10.0))
     assert (model.logit_scale.exp().item(), model.logit_bias.item()) == pytest.approx(start)
     if method == "pcme":
         weight = model.visual.head.globals["mean"].weight
         assert torch.equal(weight, torch.eye(*weight.shape))  # W g begins with the embedding
+    with torch.no_grad():  # an archive of big_vision's has both
+        monkeypatch.setattr(checkpoint, "load_big_vision", lambda model, _: model.logit_scale.fill_(4.0))
+        again = build(f"local-dir:{clip}", method, head_dim=WIDE)
+        load_checkpoint(again, tmp_path / "siglip.npz")
+    assert again.logit_scale.exp().item() == pytest.approx(start[0] if method != "vacsr" else math.exp(4.0))
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -151,3 +160,27 @@ def test_without_heads_the_means_are_openclips(clip, method):
 def test_a_width_that_is_none_is_refused(method):
     with pytest.raises(ValueError, match="head_dim=0: give a width of 2 or more"):
         find_method(method).config(head_dim=0)
+
+
+def test_pcmes_means_begin_near_the_embedding_at_another_width_too():
+    """At the sizes of ViT-B/16, with matches that are as hard to find as those of zero-shot CLIP."""
+    torch.manual_seed(0)
+    rows, dim, found = 300, 512, []
+    common = torch.randn(rows, dim)
+    unit = [F.normalize(0.9 * torch.randn(rows, dim) + 0.35 * common, dim=-1) for _ in range(2)]
+    for embedding, width in zip(unit, (768, 512)):
+        head = PCMEHead(tower := Wide(width, dim), 1024, -13.2)
+        head.inherit(tower)
+        tokens = torch.randn(rows, 20, width)
+        with torch.no_grad():
+            found.append(head(Tokens(tokens, tokens), Gaussian(embedding, embedding)).mean)
+    before, after = (((x @ y.T).argmax(1) == torch.arange(rows)).float().mean().item() for x, y in (unit, found))
+    assert 0.3 < before < 0.7 and after == pytest.approx(before, abs=0.05)
+
+
+class Wide(ReaderTower):
+    """What a head asks of a tower."""
+
+    def __init__(self, width: int, dim: int):
+        torch.nn.Module.__init__(self)
+        self.width, self.output_dim = width, dim

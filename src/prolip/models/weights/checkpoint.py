@@ -123,16 +123,18 @@ def load_checkpoint(
     model if there are as many, else a square. What the model's method adds keeps its initial values where the weights
     have none of it, as they are of another method (and so does what `ProLIP.own_starts` names), or none of a whole
     part beside the towers, as they are older than that. Of another method, heads begin with what `ProLIP.inherit` gives
-    them.
-    Raises `CheckpointError` naming every mismatch.
+    them. Raises `CheckpointError` naming every mismatch.
     """
     reads = is_reader(model.config)
     if reads and not isinstance(source, Mapping) and Path(source).suffix in BIG_VISION:
+        starts = {name: value.clone() for name, value in model.state_dict().items() if name in model.own_starts}
         try:
             load_big_vision(model, source)
         except (KeyError, AttributeError, AssertionError, RuntimeError, ValueError, OSError) as error:
             raise CheckpointError(f"{source} is no archive of big_vision's with the weights of this model ({error}):"
                                   " give SigLIP's weights to the SigLIP model of their size") from error
+        model.load_state_dict(starts, strict=False)
+        model.inherit()
         return LoadReport(tuple(sorted(to_openclip(model.state_dict())[1])), ())
     given = unwrap(source) if isinstance(source, Mapping) else read_state_dict(source, weights_only)
     own = model.state_dict()
