@@ -192,16 +192,15 @@ def check_values_of(state: Mapping[str, Tensor], own: Mapping[str, Tensor], plac
 
 def load_report(report: LoadReport, own: Mapping[str, Tensor], unused: Sequence[str]) -> str:
     """What was loaded and what is new, for the log. own: the model's state; unused: the checkpoint's, left aside."""
-    new = report.kept
     parts: dict[str, list[int]] = {}
     for name in own:
         counts = parts.setdefault(name.split(".")[0] if "." in name else "logit", [0, 0])
-        counts[0] += name not in new
+        counts[0] += name not in report.kept
         counts[1] += 1
     shares = ", ".join(f"{part} {loaded} of {every}" for part, (loaded, every) in parts.items())
-    lines = [f"loaded {len(own) - len(new)} of {len(own)} tensors ({shares})"]
+    lines = [f"loaded {len(own) - len(report.kept)} of {len(own)} tensors ({shares})"]
     lines += [f"{title}: {', '.join(names) or 'none'}" for title, names in (
-        ("new, at their initial values", new), *([("interpolated", report.resized)] if report.resized else []),
+        ("new, at their initial values", report.kept), *([("interpolated", report.resized)] if report.resized else []),
         ("not used", unused),
     )]  # fmt: skip
     return "; ".join(lines)
