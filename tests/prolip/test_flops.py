@@ -20,7 +20,7 @@ def test_what_an_objective_declares_is_what_it_computes(method, settings):
     batch = {"image": torch.randn(ROWS, 3, 32, 32), "text": texts}
     with count_flops() as counter, torch.no_grad():
         objective.embed(objective.prepare(batch, 0))
-    passes = objective.passes(objective.config, ROWS, objective.model.num_patches)
+    passes = objective.passes(objective.config, ROWS, objective.model)
     counted = flops_per_sample(objective.model, passes, ROWS)
     assert counted * ROWS == pytest.approx(FORWARD_AND_BACKWARD * counter.get_total_flops(), rel=0.01)
     assert all(p.device.type == "cpu" and p.requires_grad for n, p in objective.named_parameters() if "resblocks" in n)

@@ -114,8 +114,8 @@ class Objective(nn.Module):
         return False
 
     @classmethod
-    def passes(cls, config: Any, rows: int, patches: int) -> list[EncoderPass]:
-        """What `embed` sends through the model for `rows` rows; patches: of a whole image."""
+    def passes(cls, config: Any, rows: int, model: Any) -> list[EncoderPass]:
+        """What `embed` sends through the model for `rows` rows."""
         return [EncoderPass("image", rows), EncoderPass("text", rows)]
 
     def notes(self, batch: int) -> tuple[str, ...]:

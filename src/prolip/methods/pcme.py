@@ -15,7 +15,7 @@ from prolip.losses import log_match_odds, tiled_loss_over_ranks, uniformity_over
 from prolip.methods.base import Batch, Reps, Terms, check_weights
 from prolip.methods.gaussians import HeadsObjective, begin_as, linear_parts
 from prolip.models.heads import layer_norm, project
-from prolip.models.readers import ReaderTower, Tokens, own_words
+from prolip.models.readers import Tokens, own_words
 from prolip.random import Stream
 from prolip.scores import MatchProbabilityScore
 from prolip.utils.fields import option
@@ -34,6 +34,7 @@ class PCMEConfig:
                               "; the paper's 1e-5 and 1e-3 of sums are 2.56e-3 and 0.256 here at D = 512")
     uniformity_weight: float = option(0.0, "weight of the uniformity loss; the paper has 0 for COCO, and 10 for CUB"
                                       " beside a sum over all pairs: 0.039 here at a batch of 128")
+    pooled_heads: bool = option(True, "heads of its own with local attention; without: the tower's own Gaussians")
     known_matches: bool = option(True, "count every true caption of an image in the batch as a match")
 
     def __post_init__(self) -> None:
@@ -71,20 +72,18 @@ class PCMEHead(nn.Module):
     ways, g is the embedding itself.
     """
 
-    reads = ("mean",)
-
     def __init__(self, tower: Any, dim: int, init_log_var: float):
         super().__init__()
         width, self.pad_id = tower.width, getattr(tower, "pad_id", 0)  # of texts
         parts = ("mean", "log_var")
-        self.globals = linear_parts(dim if isinstance(tower, ReaderTower) else width, dim, init_log_var)
+        self.globals = linear_parts(dim if tower.has_reader else width, dim, init_log_var)
         self.locals = nn.ModuleDict({part: LocalAttention(width, dim) for part in parts})
         self.norms = nn.ModuleDict({part: nn.LayerNorm(width) for part in parts})
         self.norm = nn.LayerNorm(dim)
 
     def inherit(self, tower: Any) -> None:
         """Let the means' W g begin with the tower's own norm and projection; of an embedding, with itself."""
-        if isinstance(tower, ReaderTower):
+        if tower.has_reader:
             nn.init.eye_(self.globals["mean"].weight)  # type: ignore[arg-type]
         begin_as(self.norms["mean"], self.globals["mean"], tower)  # type: ignore[arg-type]
 
@@ -119,9 +118,9 @@ class PCMEScore(MatchProbabilityScore):
 
 
 def extend(model: Any, config: PCMEConfig) -> None:
-    """Put both heads on a fresh model, and start a and b."""
+    """Put both heads, where there are any, on a fresh model, and start a and b."""
     log_var = model.config["prolip_cfg"]["init_unc_bias"]
-    for tower in (model.visual, model.text):
+    for tower in (model.visual, model.text) if config.pooled_heads else ():
         tower.head = PCMEHead(tower, model.embed_dim, log_var)
     with torch.no_grad():
         model.logit_scale.fill_(math.log(config.match_start))
@@ -142,7 +141,7 @@ class PCMEObjective(HeadsObjective):
     config: PCMEConfig
 
     def notes(self, batch: int) -> tuple[str, ...]:
-        """Weights and start in the units of the released code."""
+        """Weights and start in the units of the released code; of what makes the means."""
         own, dim = self.config, self.model.embed_dim
         found = [
             f"--kl-weight {own.kl_weight:.4g}: vib_beta {2 * own.kl_weight / dim:.3g} of PCME's released code (sums;"
@@ -153,7 +152,7 @@ class PCMEObjective(HeadsObjective):
         if own.uniformity_weight:
             found.append(f"--uniformity-weight {own.uniformity_weight:.4g}: uniform_lambda"
                          f" {2 * batch * own.uniformity_weight:.3g} of PCME's released code (B = {batch})")  # fmt: skip
-        return tuple(found)
+        return (*super().notes(batch), *found)
 
     def prepare(self, batch: Batch, step: int) -> Batch:
         """Add the noise of the samples, (B, J, D) for images and texts."""

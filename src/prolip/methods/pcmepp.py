@@ -16,7 +16,7 @@ from prolip.measures import get_measure
 from prolip.methods.base import Batch, Context, Reps, Terms, check_weights, clip_loss
 from prolip.methods.gaussians import HeadsObjective, begin_as, linear_parts, pooled_tokens
 from prolip.models.heads import GeneralisedPooling, layer_norm, project
-from prolip.models.readers import ReaderTower, Tokens
+from prolip.models.readers import Tokens
 from prolip.random import Stream
 from prolip.utils.fields import option
 from prolip.views import NOISE, Mix, mix_images
@@ -34,6 +34,8 @@ class PCMEppConfig:
     vib_weight: float = option(1e-4, "beta of the information bottleneck")
     mix_fraction: float = option(0.25, "share of the images that Mixup or CutMix mixes with another; 0: none")
     size_augment: float = option(0.2, "SizeAugment: most of an input's tokens that pooling leaves out; 0: none")
+    pooled_heads: bool = option(True, "means by heads of its own, pooled by GPO; without: the tower's own Gaussians, "
+                                "scale and bias")
     clip_weight: float = option(0.0, "weight of CLIP's loss on the means beside it, as in the paper's pre-training")
     known_matches: bool = option(True, "count every true caption of an image in the batch as a match")
 
@@ -54,15 +56,13 @@ class PCMEppHead(nn.Module):
     """
 
     looks_before = True
-    reads = ("log_var",)
-
     def __init__(self, tower: Any, dim: int, config: PCMEppConfig, init_log_var: float):
         super().__init__()
         self.size_augment, self.pad_id = config.size_augment, getattr(tower, "pad_id", None)  # of texts
         self.noise: Tensor | None = None  # (B, 1 + K) uniform, of the batch that comes next
-        reads, width = isinstance(tower, ReaderTower), tower.width
-        self.block = None if reads else fresh_copy(tower.blocks[-1])
-        parts = ("mean",) if reads else ("mean", "log_var")
+        width = tower.width
+        self.block = None if tower.has_reader else fresh_copy(tower.blocks[-1])
+        parts = ("mean",) if tower.has_reader else ("mean", "log_var")
         self.norms = nn.ModuleDict({part: nn.LayerNorm(width) for part in parts})
         self.projections = linear_parts(width, dim, init_log_var, parts)
         self.pools = nn.ModuleDict({part: GeneralisedPooling() for part in parts})
@@ -112,7 +112,9 @@ def fresh_copy(block: nn.Module) -> Any:
 
 
 def extend(model: Any, config: PCMEppConfig) -> None:
-    """Put both heads on a fresh model; a and b of the paper start at 5."""
+    """Put both heads on a fresh model; a and b of the paper start at 5. Without heads nothing is new."""
+    if not config.pooled_heads:
+        return
     log_var = model.config["prolip_cfg"]["init_unc_bias"]
     for tower in (model.visual, model.text):
         tower.head = PCMEppHead(tower, model.embed_dim, config, log_var)
@@ -133,6 +135,10 @@ class PCMEppObjective(HeadsObjective):
         super().__init__(model, config, context)
         self.clip = clip_loss(self.context)
 
+    @classmethod
+    def balances(cls, config: PCMEppConfig) -> bool:
+        return not config.pooled_heads
+
     def prepare(self, batch: Batch, step: int) -> Batch:
         """Mix some images; adds `share` and `partner` of `views.Mix`. Mixup or CutMix is drawn once for all ranks.
 
@@ -141,7 +147,7 @@ class PCMEppObjective(HeadsObjective):
         self.check_captions(batch)
         image, draws = batch["image"], self.context.draws
         rows = draws.rows(len(image), image.device)
-        if self.config.size_augment:
+        if self.config.size_augment and self.config.pooled_heads:
             batch = batch | {"row": rows, "step": step}
         if not self.config.mix_fraction:
             return batch
@@ -152,6 +158,8 @@ class PCMEppObjective(HeadsObjective):
 
     def embed(self, batch: Batch) -> Reps:
         """Gaussians (B, D), from pooling that in training leaves out some tokens. ValueError without `prepare`."""
+        if not self.config.pooled_heads:
+            return super().embed(batch)
         visual, text = self.model.visual, self.model.text
         image_columns, text_columns = 2 + visual.num_tokens, 2 + batch["text"].shape[1]
         numbers = ((visual.head, Stream.IMAGE_SIZE, image_columns), (text.head, Stream.TEXT_SIZE, text_columns))

@@ -278,6 +278,7 @@ class VACSRObjective(HeadsObjective):
     """
 
     statistics = ("sigma",)
+    reads = ("mean",)
     config: VACSRConfig
 
     def __init__(self, model: Any, config: VACSRConfig, context: Context | None = None):
@@ -287,10 +288,11 @@ class VACSRObjective(HeadsObjective):
         self.shared = tuple(f"adapter.{name}" for name, _ in model.adapter.named_parameters())
 
     def notes(self, batch: int) -> tuple[str, ...]:
-        """alpha in the paper's units."""
+        """alpha in the paper's units; of what makes the means."""
         alpha, dim = self.config.kl_weight / batch, self.model.embed_dim
         said = f"--kl-weight {self.config.kl_weight:.4g}: the paper's alpha is {alpha:.3g} if its terms are means over"
-        return (f"{said} pairs and D, {alpha / dim:.3g} if its KL is a sum over D (B = {batch}, D = {dim})",)
+        own = f"{said} pairs and D, {alpha / dim:.3g} if its KL is a sum over D (B = {batch}, D = {dim})"
+        return (*super().notes(batch), own)
 
     def prepare(self, batch: Batch, step: int) -> Batch:
         """Add what the noise of all pairs is a function of, beside their places in the global batch."""

@@ -7,7 +7,8 @@ are used; `tests/prolip/test_readers.py` compares every kind of tower with OpenC
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -79,7 +80,7 @@ class Reader(nn.Module):
         """Tokens (B, K, W), means (B, D), which tokens count (B, K), all without -> (B, D), float32."""
         kv = torch.cat([self.mean_kv(mean)[:, None], self.kv(self.norm_kv(tokens))], 1)
         key, value = kv.unflatten(2, (2, self.heads, -1)).permute(2, 0, 3, 1, 4)  # (B, heads, 1 + K, width of a head)
-        query = self.q(self.norm_q(self.unc)).view(self.heads, 1, -1).expand(len(kv), -1, -1, -1)
+        query = self.q(self.norm_q(self.unc)).view(self.heads, 1, -1).expand(kv.shape[0], -1, -1, -1)
         mask = None if valid is None else F.pad(valid, (1, 0), value=True)[:, None, None]
         read = F.scaled_dot_product_attention(query.to(key.dtype), key, value, mask)
         u = self.unc + self.out(read.flatten(1))
@@ -95,6 +96,7 @@ class ReaderTower(nn.Module):
 
     unc_name = "reader"
     output_tokens = False
+    has_reader = True
     head: nn.Module | None
 
     def __init__(self, tower: Any, width: int, dim: int, own: ProLIPCfg):
@@ -166,10 +168,10 @@ class ReaderTower(nn.Module):
 class ReaderImageTower(ReaderTower):
     """An image tower of OpenCLIP's: (B, 3, H, W) -> Gaussian (B, D)."""
 
-    def __init__(self, tower: Any, dim: int, own: ProLIPCfg, sizes: tuple[int, int]):
+    def __init__(self, tower: Any, dim: int, own: ProLIPCfg, sizes: tuple[int, int, int]):
         super().__init__(tower, sizes[1], dim, own)
-        #: Patches, or places of the last stage, that its last tokens stand for.
-        self.num_tokens = sizes[0]
+        #: Patches, or places of the last stage, that its last tokens stand for; width of what its blocks take.
+        self.num_tokens, _, self.first_width = sizes
         self.square = next((side for side in SQUARES if not any(s % side for s in self.image_size)), 1)
 
     @property
@@ -207,6 +209,7 @@ class ReaderTextTower(ReaderTower):
 
     def __init__(self, tower: Any, dim: int, own: ProLIPCfg, context_length: int):
         super().__init__(tower, text_width(tower), dim, own)
+        self.first_width = self.width
         self.context_length, self.vocab_size, self.pad_id = context_length, tower.vocab_size, own.pad_token_id
 
     def forward(self, text: Tensor, normalize: bool = True) -> Gaussian:
@@ -256,12 +259,15 @@ def own_words(ids: Tensor, pad_id: int) -> Tensor:
     return place <= torch.where(ids != pad_id, place, 0).amax(1, keepdim=True)
 
 
-def token_sizes(config: Mapping[str, Any]) -> tuple[int, int]:
-    """Number and width of the tokens that the image reader takes: what a pass without data gives."""
+def token_sizes(config: Mapping[str, Any]) -> tuple[int, int, int]:
+    """Number and width of the tokens that the image reader takes, and width of those that the first block takes: what
+    a pass without data gives.
+    """
     with torch.device("meta"), torch.no_grad():
         tower: Any = openclip_model({**config, "text_cfg": TINY}).visual.eval()
-        _, count, width = image_parts(tower, torch.empty(1, 3, *to_2tuple(tower.image_size)))[1].before.shape
-        return count, width
+        with first_tokens(tower) as taken:
+            _, count, width = image_parts(tower, torch.empty(1, 3, *to_2tuple(tower.image_size)))[1].before.shape
+        return count, width, taken[0].shape[2]
 
 
 #: A text tower that costs nothing, where only the image tower is of interest.
@@ -284,6 +290,28 @@ def blocks_of(tower: Any) -> Sequence[nn.Module]:
     if isinstance(tower, TimmModel):
         return next(getattr(tower.trunk, name) for name in ("blocks", "stages", "layers") if hasattr(tower.trunk, name))
     return tower.transformer.resblocks
+
+
+def as_tokens(x: Tensor, tower: Any) -> Tensor:
+    """What passes between the blocks of a tower, of ours or of OpenCLIP's, as tokens (B, L, W)."""
+    trunk = getattr(getattr(tower, "tower", tower), "trunk", None)
+    channels = -1 if getattr(trunk, "output_fmt", "") == "NHWC" else 1
+    return x.movedim(channels, -1).flatten(1, 2) if x.ndim == 4 else x
+
+
+@contextmanager
+def first_tokens(tower: Any) -> Iterator[list[Tensor]]:
+    """What the first block of OpenCLIP's tower, or of our own, takes in each pass inside: tokens (B, L, W)."""
+    taken: list[Tensor] = []
+
+    def take(_: nn.Module, args: tuple, named: dict[str, Any]) -> None:
+        taken.append(as_tokens((*args, *named.values())[0], tower))
+
+    handle = blocks_of(tower)[0].register_forward_pre_hook(take, with_kwargs=True)
+    try:
+        yield taken
+    finally:
+        handle.remove()
 
 
 def tower_depths(tower: Any) -> dict[str, int]:

@@ -85,13 +85,21 @@ class Probabilistic:
 
     #: Names of the [UNC] token, of its head, and of all that comes before the blocks.
     unc_name: ClassVar[str]
+    #: Whether a block beside the tower reads the log variance, as `prolip.models.readers` has it.
+    has_reader: ClassVar[bool] = False
     unc_head_name: ClassVar[str]
     stem: ClassVar[tuple[str, ...]]
     #: A method's own head, see the towers. With `looks_before` it also gets `before`, the tokens that the last block
     #: takes, and `mask`, what is hidden from them; `inherit(tower)` lets it begin with the tower's loaded weights.
     head: nn.Module | None
     transformer: Transformer
+    width: int
     named_parameters: Callable[[], Iterator[tuple[str, nn.Parameter]]]
+
+    @property
+    def first_width(self) -> int:
+        """Width of the tokens that its first block takes."""
+        return self.width
 
     @property
     def blocks(self) -> nn.ModuleList:
