@@ -81,10 +81,10 @@ def small_towers(folder: Path) -> Iterator[None]:
         yield
 
 
-def small_folder(name: str, folder: Path) -> Path:
+def small_folder(name: str, folder: Path, config: dict[str, Any] | None = None) -> Path:
     """A folder in OpenCLIP's format with random weights of a small architecture; inside of `small_towers`."""
     torch.manual_seed(0)
-    config = small_config(name)
+    config = small_config(name) if config is None else config
     folder.mkdir(parents=True)
     model = readers.openclip_model(config)
     with torch.no_grad():

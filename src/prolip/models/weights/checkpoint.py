@@ -20,10 +20,11 @@ from prolip.models.config import check_keys, is_reader
 from prolip.models.prolip import ProLIP
 from prolip.models.towers import SPECIAL_TOKENS
 from prolip.models.weights.openclip import (
-    BIG_VISION, READERS, completed, is_openclip, load_big_vision, to_openclip,
+    BIG_VISION, completed, is_openclip, load_big_vision, to_openclip,
 )
 from prolip.models.weights.unreadable import (
     CONFIG_NAMES,
+    READERS,
     TOKENIZER_NAMES,
     WEIGHT_NAMES,
     is_run,
@@ -167,9 +168,18 @@ def load_checkpoint(
 
 
 def readers_beside(weights: Path) -> dict[str, Tensor]:
-    """What a folder of ours has beside OpenCLIP's weights; nothing where it is another's."""
-    beside = weights.parent / READERS
-    return read_state_dict(beside) if beside.is_file() and weights.name == OPENCLIP_FILES[1] else {}
+    """What a folder of ours has beside OpenCLIP's weights; nothing where it is another's.
+
+    CheckpointError where its configuration says that there are readers, and their file is gone.
+    """
+    beside, config = weights.parent / READERS, weights.parent / OPENCLIP_FILES[0]
+    if weights.name != OPENCLIP_FILES[1] or not config.is_file() or "prolip_cfg" not in read_config(config)[0]:
+        return {}
+    if not beside.is_file():
+        raise CheckpointError(f"{config} has a prolip_cfg, and the file with what it speaks of, {READERS}, is not beside"
+                              " it: copy it there, or delete prolip_cfg and method_cfg from the file to begin with new"
+                              " readers")  # fmt: skip
+    return read_state_dict(beside)
 
 
 def check_values_of(state: Mapping[str, Tensor], own: Mapping[str, Tensor], place: object) -> None:

@@ -12,8 +12,6 @@ from torch import Tensor
 
 TOWERS = ("visual", "text")
 #: What transformers' towers have no longer saved since its version 4.31.
-#: The file with what a folder has beside OpenCLIP's model.
-READERS = "readers.safetensors"
 OBSOLETE = ("text.transformer.embeddings.position_ids",)
 BIG_VISION = (".npz", ".npy")
 
