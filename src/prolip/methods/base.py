@@ -118,6 +118,11 @@ class Objective(nn.Module):
         """What `embed` sends through the model for `rows` rows."""
         return [EncoderPass("image", rows), EncoderPass("text", rows)]
 
+    @classmethod
+    def unserved(cls, config: Any, architecture: Mapping[str, Any]) -> str:
+        """Why the method cannot train a model of this complete configuration, and what to do; empty where it can."""
+        return ""
+
     def notes(self, batch: int) -> tuple[str, ...]:
         """Lines for the run's start and after each `look`, such as a weight in other units; batch: the global one."""
         return ()

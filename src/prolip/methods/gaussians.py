@@ -5,13 +5,11 @@ from collections.abc import Iterable, Sequence
 from typing import Any, get_args
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 from prolip.flops import image_sides
 from prolip.gaussian import Gaussian
 from prolip.methods.base import Batch, Context, KnownMatches, Reps, Terms, clamp_logit_scale, logit_scale_and_bias
-from prolip.models.readers import Tokens, own_words
 from prolip.scores import Side
 
 SIDES = get_args(Side)
@@ -29,11 +27,11 @@ class HeadsObjective(KnownMatches):
         freeze_unread(model, [*model.visual.parameters(), *model.text.parameters()], self.reads)
 
     def notes(self, batch: int) -> tuple[str, ...]:
-        """That heads of the method's own make the means, where the weights come with others that could be kept."""
+        """That the method's own heads make the means, where the weights come with others that could be kept."""
         if not any(tower.has_reader and tower.head is not None for tower in (self.model.visual, self.model.text)):
             return ()
-        return ("means are new: the method's heads make them, and zero-shot begins from nothing; --no-pooled-heads keeps"
-                " OpenCLIP's embedding",)  # fmt: skip
+        return ("means are new: the method's heads make them, so that zero-shot begins from nothing; --no-pooled-heads"
+                " keeps OpenCLIP's embedding",)  # fmt: skip
 
     def embed(self, batch: Batch) -> Reps:
         """Gaussians of images and texts (B, D) as flat entries, with scale and bias."""
@@ -70,20 +68,6 @@ def freeze_unread(model: Any, parameters: Iterable[nn.Parameter], parts: Iterabl
         found = torch.autograd.grad(outputs.sum(), wanted, allow_unused=True)
     for parameter, gradient in zip(wanted, found):
         parameter.requires_grad_(gradient is not None)
-
-
-def pooled_tokens(tokens: Tensor | Tokens, ids: Tensor | None, pad_id: int | None) -> tuple[Tensor, Tensor | None]:
-    """[CLS] and patches, or words, without [UNC], (B, K, width), and which of them count: (B, K) bool, None for all.
-
-    tokens: a tower's, of images [CLS], [UNC], patches; of texts (with ids) words, [UNC], [CLS]; of OpenCLIP's tower
-    with a reader, its `Tokens`.
-    """
-    if isinstance(tokens, Tokens):
-        return tokens.last, tokens.valid
-    if ids is None:
-        return torch.cat([tokens[:, :1], tokens[:, 2:]], 1), None
-    assert pad_id is not None
-    return torch.cat([tokens[:, -1:], tokens[:, :-2]], 1), F.pad(own_words(ids, pad_id), (1, 0), value=True)
 
 
 def begin_as(norm: nn.LayerNorm, projection: nn.Linear, tower: Any) -> None:

@@ -23,6 +23,8 @@ from prolip.methods.base import (
     clamp_logit_scale,
     logit_scale_and_bias,
 )
+from prolip.models.config import is_reader
+from prolip.models.readers import SQUARES, square_of
 from prolip.random import Stream
 from prolip.utils.fields import option
 
@@ -106,6 +108,14 @@ class ProLIPObjective(KnownMatches):
     @classmethod
     def balances(cls, config: ProLIPConfig) -> bool:
         return True
+
+    @classmethod
+    def unserved(cls, config: ProLIPConfig, architecture: Mapping[str, Any]) -> str:
+        """Masked views of OpenCLIP's towers want squares to blank."""
+        if config.alpha2 == 0 or not is_reader(architecture) or square_of(architecture["vision_cfg"]["image_size"]) > 1:
+            return ""
+        return (f"masked views blank squares of {SQUARES} pixels, and none of these divides images of"
+                f" {architecture['vision_cfg']['image_size']}: give --force-image-size 224, or --alpha2 0")  # fmt: skip
 
     @classmethod
     def passes(cls, config: ProLIPConfig, rows: int, model: Any) -> list[EncoderPass]:

@@ -7,9 +7,10 @@ are used; `tests/prolip/test_readers.py` compares every kind of tower with OpenC
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -22,8 +23,8 @@ from open_clip.transformer import to_2tuple
 from torch import Tensor, nn
 
 from prolip.gaussian import Gaussian
-from prolip.models.config import TRANSFORMERS, ProLIPCfg
-from prolip.models.heads import LogVarianceHead, layer_norm
+from prolip.models.config import TRANSFORMERS, ProLIPCfg, transformers_config
+from prolip.models.heads import LogVarianceHead, Tokens, layer_norm, own_words
 from prolip.models.inputs import check_images, check_keep, check_texts
 
 #: Greatest inner width of a reader and width of its heads.
@@ -37,14 +38,27 @@ STEM = {"conv1", "conv2", "conv3", "bn1", "bn2", "bn3", "class_embedding", "posi
 OURS = ("prolip_cfg", "method_cfg", "custom_text")
 
 
-class Tokens(NamedTuple):
-    """Two levels of a tower, (B, K, W) each: `before`, what its last block takes, and `last`, what that makes of it;
-    which of them count, (B, K) bool, None for all.
-    """
+def square_of(image_size: int | Sequence[int]) -> int:
+    """Side of the squares that masked views blank; 1 where none of SQUARES divides the image."""
+    return next((side for side in SQUARES if not any(length % side for length in to_2tuple(image_size))), 1)
 
-    before: Tensor
-    last: Tensor
-    valid: Tensor | None = None
+
+def kinds_of(config: Mapping[str, Any]) -> tuple[str, str]:
+    """Kind of image and of text tower of a complete configuration, as tables and messages call them."""
+    vision, text = config["vision_cfg"], config["text_cfg"]
+    if config["prolip_cfg"]["forward"] != "reader":
+        return "ViT with [UNC]", "bidirectional with [UNC]"
+    if name := vision.get("timm_model_name"):
+        image = f"timm {SIZE.sub('', name)}"
+    elif isinstance(vision["layers"], list):
+        image = "ModifiedResNet"
+    else:
+        pooling = "attention" if vision.get("attentional_pool") else vision.get("pool_type", "tok")
+        image = f"ViT, pooled by {pooling}"
+    if name := text.get("hf_model_name"):
+        return image, f"transformers' {transformers_config(name)['model_type']}"
+    order = "bidirectional" if text.get("no_causal_mask") else "causal"
+    return image, f"{order}, pooled by {'cls_emb' if text.get('embed_cls') else text.get('pool_type', 'argmax')}"
 
 
 def openclip_model(config: Mapping[str, Any]) -> CustomTextCLIP | CoCa:
@@ -54,7 +68,15 @@ def openclip_model(config: Mapping[str, Any]) -> CustomTextCLIP | CoCa:
     if name := own["text_cfg"].get("hf_model_name"):
         bundled = TRANSFORMERS / name.rpartition("/")[2]
         own["text_cfg"]["hf_model_name"] = str(bundled) if bundled.is_dir() else name
-    return (CoCa if "multimodal_cfg" in own else CustomTextCLIP)(**own)
+    if "multimodal_cfg" not in own:
+        return CustomTextCLIP(**own)
+    model: Any = CoCa(**own)
+    nn.init.normal_(model.text_decoder.text_projection, std=own["embed_dim"] ** -0.5)  # OpenCLIP leaves what lies there
+    return model
+
+
+#: Words of timm's names that say how large a model is.
+SIZE = re.compile(r"_((patch|window)?\d+|so\d+m|tiny|small|medium|base|x*large|giantopt|giant|gigantic|enormous)|\d+")
 
 
 class Reader(nn.Module):
@@ -172,7 +194,7 @@ class ReaderImageTower(ReaderTower):
         super().__init__(tower, sizes[1], dim, own)
         #: Patches, or places of the last stage, that its last tokens stand for; width of what its blocks take.
         self.num_tokens, _, self.first_width = sizes
-        self.square = next((side for side in SQUARES if not any(s % side for s in self.image_size)), 1)
+        self.square = square_of(self.image_size)
 
     @property
     def image_size(self) -> tuple[int, int]:
@@ -238,7 +260,7 @@ def image_parts(tower: Any, x: Tensor) -> tuple[Tensor, Tokens]:
     found = tower.forward_intermediates(x, indices=2, output_fmt="NCHW")
     before, last = (level.flatten(2).mT for level in found["image_intermediates"])
     # of a pyramid the last stage takes a larger grid of another width
-    return found["image_features"], Tokens(before if before.shape == last.shape else last, last)
+    return found["image_features"], Tokens(last, before=before if before.shape == last.shape else last)
 
 
 def text_parts(tower: Any, ids: Tensor, pad_id: int) -> tuple[Tensor, Tokens]:
@@ -247,16 +269,10 @@ def text_parts(tower: Any, ids: Tensor, pad_id: int) -> tuple[Tensor, Tokens]:
         mask = (ids != tower.config.pad_token_id).long()
         found = tower.transformer(input_ids=ids, attention_mask=mask, output_hidden_states=True)
         levels = found.hidden_states[-2], found.last_hidden_state
-        return tower.proj(tower.pooler(found, mask)), Tokens(*levels, own_words(ids, pad_id))
+        return tower.proj(tower.pooler(found, mask)), Tokens(levels[1], own_words(ids, pad_id), before=levels[0])
     found = tower.forward_intermediates(ids, indices=2, output_fmt="NLC")
     levels = found["text_intermediates"]
-    return found["text_features"], Tokens(levels[0], levels[-1], own_words(ids, pad_id))
-
-
-def own_words(ids: Tensor, pad_id: int) -> Tensor:
-    """Which tokens of texts are no padding at their end, (B, L) bool; the first always counts."""
-    place = torch.arange(ids.shape[1], device=ids.device)
-    return place <= torch.where(ids != pad_id, place, 0).amax(1, keepdim=True)
+    return found["text_features"], Tokens(levels[-1], own_words(ids, pad_id), before=levels[0])
 
 
 def token_sizes(config: Mapping[str, Any]) -> tuple[int, int, int]:
@@ -266,7 +282,9 @@ def token_sizes(config: Mapping[str, Any]) -> tuple[int, int, int]:
     with torch.device("meta"), torch.no_grad():
         tower: Any = openclip_model({**config, "text_cfg": TINY}).visual.eval()
         with first_tokens(tower) as taken:
-            _, count, width = image_parts(tower, torch.empty(1, 3, *to_2tuple(tower.image_size)))[1].before.shape
+            before = image_parts(tower, torch.empty(1, 3, *to_2tuple(tower.image_size)))[1].before
+        assert before is not None
+        _, count, width = before.shape
         return count, width, taken[0].shape[2]
 
 

@@ -5,7 +5,7 @@ compares images with texts. So have texts in words that were never trained on.
 """
 from __future__ import annotations
 
-from contextlib import nullcontext
+from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 import torch
@@ -34,8 +34,10 @@ def encode_hidden(model: nn.Module, batch: Tensor, side: Side = "image") -> Hidd
     """
     from prolip.models.readers import first_tokens  # late: it takes seconds
 
-    tower = tower_of(model, side)
-    with torch.no_grad(), nullcontext([]) if tower is None else first_tokens(tower) as taken:
+    tower, taken = tower_of(model, side), list[Tensor]()
+    with ExitStack() as held, torch.no_grad():
+        if tower is not None:
+            taken = held.enter_context(first_tokens(tower))
         z = getattr(model, f"encode_{side}")(batch)
     check_gaussian(z, f"what the model made of its {side}s")
     return Hidden(z, spread(taken[0]) if taken else None)

@@ -141,7 +141,7 @@ def load_checkpoint(
     for name in ("logit_scale", "logit_bias"):
         if name in state:
             state[name] = state[name].reshape(own[name].shape) if state[name].numel() == 1 else state[name]
-    other_method, parts = not state.keys() & model.added_names, {name.partition(".")[0] for name in state}
+    other_method, parts = not (state.keys() - kept) & model.added_names, {name.partition(".")[0] for name in state}
     added = {name: own[name] for name in model.added_names if other_method or name.partition(".")[0] not in parts}
     if other_method:
         added |= {name: own[name] for name in model.own_starts}
