@@ -67,7 +67,7 @@ def small_towers(folder: Path) -> Iterator[None]:
     def create(name: str, **options: Any) -> Any:
         name = name.replace("vitamin_base", "vitamin_small")
         narrow = next(values for part, values in TIMM.items() if part in name)
-        return real(name, **options, **narrow)
+        return real(name, **(options | narrow))  # small already, where one is inside of another
 
     for place in configuration.TRANSFORMERS.iterdir():
         values = json.loads((place / "config.json").read_text())
