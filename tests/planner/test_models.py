@@ -57,7 +57,9 @@ def test_the_parameters_that_autocast_copies_are_the_products():
     assert count_of_run("ProLIP-ViT-test", "prolip", 8).cast == wanted
 
 
-@pytest.mark.parametrize("name, said", [("ProLIP-ViT-B16", "did you mean ProLIP-ViT-B-16"), ("RN51", "did you mean RN50")])
+@pytest.mark.parametrize(
+    "name, said", [("ProLIP-ViT-B16", "did you mean ProLIP-ViT-B-16"), ("RN51", "did you mean RN50")]
+)
 def test_a_model_that_cannot_be_planned_is_refused_with_a_remedy(name, said):
     with pytest.raises(FlagError, match=said):
         count_of_run(name, "prolip", 8)

@@ -1,4 +1,4 @@
-"""Every method on every combination of OpenCLIP's towers: two steps, in which all learns that is read, and nothing else."""
+"""Every method on every combination of OpenCLIP's towers: two steps, in which all that is read learns."""
 from __future__ import annotations
 
 import pytest

@@ -28,8 +28,8 @@ from explored import make_app  # noqa: E402
 #: One of every kind that differs in its uses: timm's tower, a pyramid; transformers' text, a decoder, native towers.
 KINDS = ["ViT-B-16-SigLIP2", "convnext_base", *(pytest.param(name, marks=pytest.mark.slow) for name in (
     "xlm-roberta-base-ViT-B-32", "coca_ViT-B-32", "ViT-B-16"))]  # fmt: skip
-WORDS = ["a", "photo", "of", "the", "red", "car", "green", "tree", "blue", "sea", "small", "dog", "old", "house", "snow",
-         "this", "is", "friend", "thing", "key", "some", "more", "words", "group", "sub", "cat", "sits"]  # fmt: skip
+WORDS = ["a", "photo", "of", "the", "red", "car", "green", "tree", "blue", "sea", "small", "dog", "old", "house",
+         "snow", "this", "is", "friend", "thing", "key", "some", "more", "words", "group", "sub"]  # fmt: skip
 
 
 def write_tokenizer(folder: Path, pad: int) -> Path:
