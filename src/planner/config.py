@@ -17,7 +17,7 @@ TABLES = ("time", "memory", "traffic", "input", "failures")
 class Training:
     """The run: what is trained, on how much, how, and how fast one GPU computes."""
 
-    model: str = option("ProLIP-ViT-B-16", "one of prolip.list_models()")
+    model: str = option("ProLIP-ViT-B-16", "an architecture of ours or of OpenCLIP's, or local-dir:FOLDER")
     gpus: list[int] = option([8, 32, 256, 1024], "numbers of GPUs, one column of the tables each")
     global_batch_size: int = option(16384, "samples per step over all GPUs")
     max_samples: float = option(1.28e9, "samples seen in the whole run")

@@ -19,7 +19,7 @@ ADAM_STATES = 2
 TILE_ROWS, TILE_COLUMNS = 32, 128
 
 
-def block_bytes(part: Pass, half: int, norm_input: int = FLOAT) -> int:
+def block_bytes(part: Pass, half: int, norm_input: int = FLOAT) -> float:
     """Bytes that one block keeps per token for its backward pass.
 
     Under autocast (`half` = 2) the inputs of products and of attention are bf16. Layer norm keeps its input and two

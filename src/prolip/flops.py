@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -40,6 +41,16 @@ def flops_per_sample(model: Any, passes: Iterable[EncoderPass], rows: int) -> fl
 
 
 @contextmanager
+def without_data() -> Iterator[None]:
+    """Tensors that are made inside have no values, as models on the meta device.
+
+    Fake ones besides: transformers' towers look at the values of a mask unless it is fake.
+    """
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.device("meta"):
+        yield
+
+
+@contextmanager
 def count_flops() -> Iterator[FlopCounterMode]:
     """Count the FLOPs of what runs inside, multiply and add apart: `get_total_flops()` of the counter that this yields.
 
@@ -54,7 +65,7 @@ def forward_flops(model: Any, kind: str, keep: int | None = None) -> int:
 
     The model must be without gradients: FlopCounterMode cannot follow parameters without a graph.
     """
-    with count_flops() as counter, torch.device("meta"):
+    with without_data(), count_flops() as counter:
         if kind == "text":
             model.encode_text(torch.empty(1, model.context_length, dtype=torch.int64))
         else:

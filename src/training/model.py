@@ -26,6 +26,8 @@ from prolip.data.loader import Transform
 from prolip.factory import create_model_from_pretrained
 from prolip.methods import find_method
 from prolip.methods.base import Objective
+from prolip.models.readers import kinds_of
+from prolip.models.registry import get_model_config
 from prolip.models.tokenizer import get_tokenizer
 from prolip.models.weights.checkpoint import save_pretrained
 from prolip.random import Draws
@@ -65,6 +67,7 @@ def build_model(config: Config, device: torch.device, load_weights: bool = True)
     elif not wanted.pretrained and ":" not in wanted.model:
         raise FlagError(f"--method {config.method} goes on with a trained model, and --model {wanted.model} has random "
                         "weights: give --model local-dir:RUN/model, or --pretrained")
+    check_served(config)
     model, transform, preprocess = wanted.create(device, augmentation, load_weights, method)
     if wanted.grad_checkpointing and wanted.checkpoint_policy == "selective":
         checkpoint_selectively(model)
@@ -75,6 +78,17 @@ def build_model(config: Config, device: torch.device, load_weights: bool = True)
         return model, Compose([*pillow, PILToTensor()]), preprocess
     halves = split_transform(config, model)
     return model, halves[0] if halves else transform, preprocess
+
+
+def check_served(config: Config) -> None:
+    """FlagError where the method cannot train such a model, before anything is built."""
+    wanted = config.model
+    architecture, _ = get_model_config(wanted.model, tag=wanted.pretrained)
+    if wanted.force_image_size is not None:
+        architecture["vision_cfg"]["image_size"] = wanted.force_image_size
+    if reason := find_method(config.method).objective.unserved(config.objective, architecture):
+        towers = "; ".join(kinds_of(architecture))
+        raise FlagError(f"--method {config.method} does not train --model {wanted.model} ({towers}): {reason}")
 
 
 def export_checkpoint(address: str, folder: Path, average: str | None = None) -> Path:

@@ -296,7 +296,7 @@ def build_health(config: Config, world: World, objective: Objective, length: tup
         peak = peak_of(torch.cuda.get_device_name(world.device))
     if peak is not None:
         model, micro = objective.model, rows // settings.accum_freq
-        passes = objective.passes(objective.config, micro, model.num_patches)
+        passes = objective.passes(objective.config, micro, model)
         utilisation = flops_per_sample(model, passes, micro) / (peak * world.world_size)
     return Health(
         # GradScaler meets infinite gradients by design and skips the step; everything else must be finite.

@@ -19,6 +19,7 @@ from planner.hardware import build_cluster
 from planner.memory import activations, block_bytes, exchange_of, gathered_bytes, loss_space, memory
 from planner.models import count_of_run
 from prolip import create_model
+from prolip.flops import image_sides
 from prolip.gaussian import Gaussian
 from prolip.losses import Matches, ppcl_over_ranks
 from prolip.losses.contrastive import GATHERED_BYTES, choose_exchange
@@ -52,7 +53,7 @@ def passes(network, kind, rows):
     """One pass of the towers over so many rows."""
     if kind == "text":
         return network.encode_text(torch.randint(5, 50, (rows, network.context_length)))
-    image = torch.randn(rows, 3, 224, 224)
+    image = torch.randn(rows, 3, *image_sides(network))
     keep = None
     if kind == "masked image":
         keep = torch.stack([torch.randperm(network.num_patches)[: round(network.num_patches / 4)] for _ in range(rows)])

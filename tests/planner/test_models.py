@@ -4,9 +4,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from planner.models import count_of_run
+from planner.models import build, count_of_run
 from prolip import create_model
-from prolip.flops import FORWARD_AND_BACKWARD, count_flops
+from prolip.flops import FORWARD_AND_BACKWARD, count_flops, without_data
 from prolip.methods.prolip import ProLIPConfig, ProLIPObjective
 from prolip.utils.flags import FlagError
 
@@ -57,7 +57,21 @@ def test_the_parameters_that_autocast_copies_are_the_products():
     assert count_of_run("ProLIP-ViT-test", "prolip", 8).cast == wanted
 
 
-@pytest.mark.parametrize("name, said", [("ProLIP-ViT-B16", "did you mean ProLIP-ViT-B-16"), ("RN50", "give one of")])
+@pytest.mark.parametrize(
+    "name, said", [("ProLIP-ViT-B16", "did you mean ProLIP-ViT-B-16"), ("RN51", "did you mean RN50")]
+)
 def test_a_model_that_cannot_be_planned_is_refused_with_a_remedy(name, said):
     with pytest.raises(FlagError, match=said):
         count_of_run(name, "prolip", 8)
+
+
+@pytest.mark.parametrize("name", ["ViT-B-16", "ViT-B-16-SigLIP"])
+def test_readers_cost_at_most_a_hundredth_and_a_half_of_the_towers(name):
+    model, found = build(name), []
+    with without_data():
+        image, ids = torch.empty(1, 3, *model.image_size), torch.empty(1, model.context_length, dtype=torch.int64)
+        for visual, text in ((model.visual, model.text), (model.visual.tower, model.text.tower)):
+            with count_flops() as counter:
+                visual(image), text(ids)
+            found.append(counter.get_total_flops())
+    assert 1 < found[0] / found[1] <= 1.015

@@ -67,7 +67,7 @@ def small_towers(folder: Path) -> Iterator[None]:
     def create(name: str, **options: Any) -> Any:
         name = name.replace("vitamin_base", "vitamin_small")
         narrow = next(values for part, values in TIMM.items() if part in name)
-        return real(name, **options, **narrow)
+        return real(name, **(options | narrow))  # small already, where one is inside of another
 
     for place in configuration.TRANSFORMERS.iterdir():
         values = json.loads((place / "config.json").read_text())
@@ -81,10 +81,10 @@ def small_towers(folder: Path) -> Iterator[None]:
         yield
 
 
-def small_folder(name: str, folder: Path) -> Path:
+def small_folder(name: str, folder: Path, config: dict[str, Any] | None = None) -> Path:
     """A folder in OpenCLIP's format with random weights of a small architecture; inside of `small_towers`."""
     torch.manual_seed(0)
-    config = small_config(name)
+    config = small_config(name) if config is None else config
     folder.mkdir(parents=True)
     model = readers.openclip_model(config)
     with torch.no_grad():

@@ -122,8 +122,8 @@ def describe(fitted: Fitted, pairs: Pairs) -> None:
               f" {high} or more) and says {bits.median():.1f} bits")  # fmt: skip
     for side, novelty in (("image", fitted.novelty), ("text", fitted.text_novelty)):
         if novelty is None:
-            print(f"no novelty of {side}s: it takes {FEWEST} or more of --data that differ, a transformer as the"
-                  f" {side} tower, and --novelty-centres")  # fmt: skip
+            print(f"no novelty of {side}s: it takes {FEWEST} or more of --data that differ, one of OpenCLIP's towers"
+                  " or ours, and --novelty-centres")  # fmt: skip
 
 
 COMMANDS = {"uncertainty": {"": fit}}

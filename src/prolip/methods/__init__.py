@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib import import_module
 from typing import Any
 
@@ -26,6 +26,7 @@ from prolip.methods.source_free import SourceFreeConfig, SourceFreeObjective
 from prolip.methods.triplet import CosineScore, TripletConfig, TripletObjective, VSEConfig, VSEObjective
 from prolip.methods.vacsr import OF_PAIRS, VACSRConfig, VACSRObjective, VACSRScore
 from prolip.methods.vacsr import extend as extend_vacsr
+from prolip.models.readers import kinds_of
 from prolip.scores import SCORES, CSDScore, MeanScore, Score, measure_score
 from prolip.utils.flags import did_you_mean
 
@@ -74,6 +75,15 @@ def find_method(name: str) -> Method:
         raise ValueError(f"method {name!r} is unknown: {hint} (one of your own is in a module that {FURTHER}=<module>"
                          " names)")  # fmt: skip
     return known[name]
+
+
+def method_table(architectures: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], dict[str, str]]:
+    """(kind of image tower, kind of text tower) of complete configurations -> method -> why it does not train such a
+    model at its defaults, empty where it does.
+    """
+    known = {name: (method.objective, method.config()) for name, method in all_methods().items()}
+    return {kinds_of(one): {name: objective.unserved(config, one) for name, (objective, config) in known.items()}
+            for one in architectures}  # fmt: skip
 
 
 def retired_flags() -> dict[str, str]:

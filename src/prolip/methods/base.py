@@ -114,9 +114,14 @@ class Objective(nn.Module):
         return False
 
     @classmethod
-    def passes(cls, config: Any, rows: int, patches: int) -> list[EncoderPass]:
-        """What `embed` sends through the model for `rows` rows; patches: of a whole image."""
+    def passes(cls, config: Any, rows: int, model: Any) -> list[EncoderPass]:
+        """What `embed` sends through the model for `rows` rows."""
         return [EncoderPass("image", rows), EncoderPass("text", rows)]
+
+    @classmethod
+    def unserved(cls, config: Any, architecture: Mapping[str, Any]) -> str:
+        """Why the method cannot train a model of this complete configuration, and what to do; empty where it can."""
+        return ""
 
     def notes(self, batch: int) -> tuple[str, ...]:
         """Lines for the run's start and after each `look`, such as a weight in other units; batch: the global one."""

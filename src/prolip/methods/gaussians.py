@@ -1,23 +1,20 @@
 """What methods share that put heads of their own on both towers and compare the Gaussians which these give."""
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
+from prolip.flops import image_sides
 from prolip.gaussian import Gaussian
 from prolip.methods.base import Batch, Context, KnownMatches, Reps, Terms, clamp_logit_scale, logit_scale_and_bias
-from prolip.models.readers import ReaderTower, Tokens, own_words
 from prolip.scores import Side
 from prolip.utils.fields import option
 
 SIDES = get_args(Side)
-#: What stands behind the towers' last tokens; `text_projection` is a layer, or OpenCLIP's matrix.
-UNUSED = ("proj", "ln_post", "uncertainty_proj", "text_projection", "ln_final", "text_uncertainty_projection")
 
 
 @dataclass(kw_only=True)
@@ -36,12 +33,19 @@ class HeadsObjective(KnownMatches):
     """Gaussians of images and texts by a method's own heads; what a head stands in for is not used, nor learns."""
 
     statistics: tuple[str, ...] = ("scale", "bias", "trace_image", "trace_text")
+    #: Parts of the Gaussians that the loss reads.
+    reads: tuple[str, ...] = Gaussian._fields
 
     def __init__(self, model: Any, config: Any, context: Context | None = None):
         super().__init__(model, config, context)
-        for tower in (model.visual, model.text):
-            for parameter in idle(tower) if tower.head is not None else ():
-                parameter.requires_grad_(False)
+        freeze_unread(model, [*model.visual.parameters(), *model.text.parameters()], self.reads)
+
+    def notes(self, batch: int) -> tuple[str, ...]:
+        """That the method's own heads make the means, where the weights come with others that could be kept."""
+        if not any(tower.has_reader and tower.head is not None for tower in (self.model.visual, self.model.text)):
+            return ()
+        return ("means are new: the method's heads make them, so that zero-shot begins from nothing; --no-pooled-heads"
+                " keeps OpenCLIP's embedding",)  # fmt: skip
 
     def embed(self, batch: Batch) -> Reps:
         """Gaussians of images and texts (B, D) as flat entries, with scale and bias."""
@@ -62,29 +66,22 @@ class HeadsObjective(KnownMatches):
         clamp_logit_scale(self.model)
 
 
-def idle(tower: Any) -> list[nn.Parameter]:
-    """What the tower's own head stands in for. Beside a reader it is what the head's `reads` does not name."""
-    if not isinstance(tower, ReaderTower):
-        return [p for name, p in tower.named_parameters() if name.partition(".")[0] in UNUSED]
-    depths, reads = tower.depths(), getattr(tower.head, "reads", ())
-    names = {"reader"} if "log_var" not in reads else set()
-    if not reads:
-        names.add("tower")
-    return [p for name, p in tower.named_parameters() if name.partition(".")[0] in names and depths[name] == 0]
+def freeze_unread(model: Any, parameters: Iterable[nn.Parameter], parts: Iterable[str] = Gaussian._fields) -> None:
+    """Freeze those of `parameters` that no such part of the model's Gaussians depends on, which DDP would wait for.
 
-
-def pooled_tokens(tokens: Tensor | Tokens, ids: Tensor | None, pad_id: int | None) -> tuple[Tensor, Tensor | None]:
-    """[CLS] and patches, or words, without [UNC], (B, K, width), and which of them count: (B, K) bool, None for all.
-
-    tokens: a tower's, of images [CLS], [UNC], patches; of texts (with ids) words, [UNC], [CLS]; of OpenCLIP's tower
-    with a reader, its `Tokens`.
+    Autograd says it of one pass of zeros, not in training mode, which would move running statistics.
     """
-    if isinstance(tokens, Tokens):
-        return tokens.last, tokens.valid
-    if ids is None:
-        return torch.cat([tokens[:, :1], tokens[:, 2:]], 1), None
-    assert pad_id is not None
-    return torch.cat([tokens[:, -1:], tokens[:, :-2]], 1), F.pad(own_words(ids, pad_id), (1, 0), value=True)
+    wanted, training = [parameter for parameter in parameters if parameter.requires_grad], model.training
+    device, dtype = model.logit_scale.device, model.logit_scale.dtype
+    with torch.random.fork_rng(devices=[]), torch.enable_grad():
+        model.eval()
+        image = model.encode_image(torch.zeros(1, 3, *image_sides(model), device=device, dtype=dtype))
+        text = model.encode_text(torch.zeros(1, model.context_length, dtype=torch.int64, device=device))
+        model.train(training)
+        outputs = torch.stack([getattr(z, part).sum() for z in (image, text) for part in parts])
+        found = torch.autograd.grad(outputs.sum(), wanted, allow_unused=True)
+    for parameter, gradient in zip(wanted, found):
+        parameter.requires_grad_(gradient is not None)
 
 
 def begin_as(norm: nn.LayerNorm, projection: nn.Linear, tower: Any) -> None:
@@ -92,7 +89,7 @@ def begin_as(norm: nn.LayerNorm, projection: nn.Linear, tower: Any) -> None:
 
     Those of OpenCLIP's towers are of many kinds: there the head begins with its own. So it does at another width.
     """
-    if isinstance(tower, ReaderTower):
+    if tower.has_reader:
         return
     image = hasattr(tower, "proj")  # OpenCLIP's names
     own_norm, own = (tower.ln_post, tower.proj) if image else (tower.ln_final, tower.text_projection)

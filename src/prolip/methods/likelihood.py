@@ -20,7 +20,6 @@ from prolip.methods.base import Batch, Context, MeansObjective, Needs, Reps, Ter
 from prolip.scores import Side, TrueMatchScore
 from prolip.uncertainty.fit import Fitted, fit_variances
 from prolip.uncertainty.heads import Parts, VarianceHead
-from prolip.uncertainty.hidden import blocks_of
 from prolip.uncertainty.novelty import Novelty, Widths
 from prolip.uncertainty.options import FitOptions
 from prolip.uncertainty.pairs import Pairs
@@ -93,11 +92,9 @@ def extend(model: Any, config: LikelihoodConfig) -> None:
     text = Parts(dim=dim, vocabulary=model.vocab_size, centres=config.centres)
     model.text.head = LikelihoodHead(text, model.match, 0)
     if config.novelty_centres:
-        sides: dict[str, Side] = {"novelty": "image", "text_novelty": "text"}
-        for name, side in sides.items():
-            if blocks_of(model, side) is not None:  # else there are no first tokens to look at
-                width = 2 * model.towers()[side].width
-                setattr(model, name, Novelty(Widths(mean=dim, first=width, centres=config.novelty_centres)))
+        for name, tower in (("novelty", model.visual), ("text_novelty", model.text)):
+            sizes = Widths(mean=model.embed_dim, first=2 * tower.first_width, centres=config.novelty_centres)
+            setattr(model, name, Novelty(sizes))
 
 
 def adopt(model: Any, fitted: Fitted) -> None:
@@ -135,7 +132,7 @@ class LikelihoodObjective(MeansObjective):
         return config.pair_loss == "sigmoid"
 
     @classmethod
-    def passes(cls, config: LikelihoodConfig, rows: int, patches: int) -> list[EncoderPass]:
+    def passes(cls, config: LikelihoodConfig, rows: int, model: Any) -> list[EncoderPass]:
         return [EncoderPass("image", rows), EncoderPass("text", rows * config.captions_per_image)]
 
     def embed(self, batch: Batch) -> Reps:

@@ -14,8 +14,7 @@ from prolip.gaussian import Gaussian, upcast, without_autocast
 from prolip.losses import log_match_odds, tiled_loss_over_ranks, uniformity_over_ranks, vib
 from prolip.methods.base import Batch, Reps, Terms, check_weights
 from prolip.methods.gaussians import HeadsConfig, HeadsObjective, begin_as, linear_parts
-from prolip.models.heads import layer_norm, project
-from prolip.models.readers import ReaderTower, Tokens, own_words
+from prolip.models.heads import Tokens, layer_norm, project
 from prolip.random import Stream
 from prolip.scores import MatchProbabilityScore
 from prolip.utils.fields import option
@@ -72,42 +71,34 @@ class PCMEHead(nn.Module):
     ways, g is the embedding itself.
     """
 
-    reads = ("mean",)
-
     def __init__(self, tower: Any, dim: int, init_log_var: float):
         super().__init__()
-        width, self.pad_id = tower.width, getattr(tower, "pad_id", 0)  # of texts
+        width = tower.width
         parts = ("mean", "log_var")
-        self.globals = linear_parts(tower.output_dim if isinstance(tower, ReaderTower) else width, dim, init_log_var)
+        self.globals = linear_parts(tower.output_dim if tower.has_reader else width, dim, init_log_var)
         self.locals = nn.ModuleDict({part: LocalAttention(width, dim) for part in parts})
         self.norms = nn.ModuleDict({part: nn.LayerNorm(width) for part in parts})
         self.norm = nn.LayerNorm(dim)
 
     def inherit(self, tower: Any) -> None:
         """Let the means' W g begin with the tower's own norm and projection; of an embedding, with itself."""
-        if isinstance(tower, ReaderTower):
+        if tower.has_reader:
             nn.init.eye_(self.globals["mean"].weight)  # type: ignore[arg-type]
         begin_as(self.norms["mean"], self.globals["mean"], tower)  # type: ignore[arg-type]
 
-    def split(self, x: Tensor, ids: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-        """[CLS] (B, width), patches or words (B, K, width), which of them count (B, K), None for all."""
-        return (x[:, 0], x[:, 2:], None) if ids is None else (x[:, -1], x[:, :-2], own_words(ids, self.pad_id))
-
-    def forward(self, tokens: Tensor | Tokens, z: Gaussian, ids: Tensor | None = None) -> Gaussian:
-        whole, each = self.parts(tokens, z, ids, "mean")
+    def forward(self, tokens: Tokens, z: Gaussian, ids: Tensor | None = None) -> Gaussian:
+        whole, each = self.parts(tokens, z, "mean")
         mean = layer_norm(self.norm, whole + each.sigmoid())
-        whole, each = self.parts(tokens, z, ids, "log_var")
+        whole, each = self.parts(tokens, z, "log_var")
         return Gaussian(F.normalize(mean, dim=-1), whole + each)
 
-    def parts(self, tokens: Tensor | Tokens, z: Gaussian, ids: Tensor | None, part: str) -> tuple[Tensor, Tensor]:
+    def parts(self, tokens: Tokens, z: Gaussian, part: str) -> tuple[Tensor, Tensor]:
         """W g and the attention of one part, (B, D) each."""
-        if isinstance(tokens, Tokens):  # an embedding as long as what a norm gives
-            whole = z.mean * z.mean.shape[1] ** 0.5
-            each, valid = layer_norm(self.norms[part], tokens.last), tokens.valid
-        else:
-            whole, each, valid = self.split(layer_norm(self.norms[part], tokens), ids)
+        norm: Any = self.norms[part]
         layer: Any = self.globals[part]
-        return project(whole, layer), self.locals[part](each, valid)
+        # an embedding as long as what a norm gives
+        whole = z.mean * z.mean.shape[1] ** 0.5 if tokens.pooled is None else layer_norm(norm, tokens.pooled)
+        return project(whole, layer), self.locals[part](layer_norm(norm, tokens.last), tokens.valid)
 
 
 class PCMEScore(MatchProbabilityScore):
@@ -144,7 +135,7 @@ class PCMEObjective(HeadsObjective):
     config: PCMEConfig
 
     def notes(self, batch: int) -> tuple[str, ...]:
-        """Weights and start in the units of the released code."""
+        """Weights and start in the units of the released code; of what makes the means."""
         own, dim = self.config, self.model.embed_dim
         found = [
             f"--kl-weight {own.kl_weight:.4g}: vib_beta {2 * own.kl_weight / dim:.3g} of PCME's released code (sums;"
@@ -155,7 +146,7 @@ class PCMEObjective(HeadsObjective):
         if own.uniformity_weight:
             found.append(f"--uniformity-weight {own.uniformity_weight:.4g}: uniform_lambda"
                          f" {2 * batch * own.uniformity_weight:.3g} of PCME's released code (B = {batch})")  # fmt: skip
-        return tuple(found)
+        return (*super().notes(batch), *found)
 
     def prepare(self, batch: Batch, step: int) -> Batch:
         """Add the noise of the samples, (B, J, D) for images and texts."""

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -14,9 +15,8 @@ from prolip.losses import matching_loss, pseudo_labels, tiled_loss_over_ranks, t
 from prolip.losses.functional import PseudoPositives
 from prolip.measures import get_measure
 from prolip.methods.base import Batch, Context, Reps, Terms, check_weights, clip_loss
-from prolip.methods.gaussians import HeadsConfig, HeadsObjective, begin_as, linear_parts, pooled_tokens
-from prolip.models.heads import GeneralisedPooling, layer_norm, project
-from prolip.models.readers import ReaderTower, Tokens
+from prolip.methods.gaussians import HeadsConfig, HeadsObjective, begin_as, linear_parts
+from prolip.models.heads import GeneralisedPooling, Tokens, layer_norm, project
 from prolip.random import Stream
 from prolip.utils.fields import option
 from prolip.views import NOISE, Mix, mix_images
@@ -55,15 +55,14 @@ class PCMEppHead(nn.Module):
     """
 
     looks_before = True
-    reads = ("log_var",)
 
     def __init__(self, tower: Any, dim: int, config: PCMEppConfig, init_log_var: float):
         super().__init__()
-        self.size_augment, self.pad_id = config.size_augment, getattr(tower, "pad_id", None)  # of texts
+        self.size_augment = config.size_augment
         self.noise: Tensor | None = None  # (B, 1 + K) uniform, of the batch that comes next
-        reads, width = isinstance(tower, ReaderTower), tower.width
-        self.block = None if reads else fresh_copy(tower.blocks[-1])
-        parts = ("mean",) if reads else ("mean", "log_var")
+        width = tower.width
+        self.block = None if tower.has_reader else fresh_copy(tower.blocks[-1])
+        parts = ("mean",) if tower.has_reader else ("mean", "log_var")
         self.norms = nn.ModuleDict({part: nn.LayerNorm(width) for part in parts})
         self.projections = linear_parts(width, dim, init_log_var, parts)
         self.pools = nn.ModuleDict({part: GeneralisedPooling() for part in parts})
@@ -72,17 +71,16 @@ class PCMEppHead(nn.Module):
         """Let the means begin with the tower's own norm and projection, as the paper's do."""
         begin_as(self.norms["mean"], self.projections["mean"], tower)  # type: ignore[arg-type]
 
-    def forward(self, tokens: Tensor | Tokens, z: Gaussian, ids: Tensor | None = None, *, before: Tensor | None = None,
-                mask: Tensor | None = None) -> Gaussian:  # fmt: skip
-        features, valid = pooled_tokens(tokens, ids, self.pad_id)
+    def forward(
+        self, tokens: Tokens, z: Gaussian, ids: Tensor | None = None, *, again: Callable[[Any], Tokens] | None = None
+    ) -> Gaussian:
+        features, valid = tokens.features()
         if self.noise is not None:
             valid = self.some_of(features, valid, self.noise)
         if self.block is None:
             return Gaussian(F.normalize(self.pooled("mean", features, valid), dim=-1), z.log_var)
-        assert before is not None  # of our own tower
-        weight = self.block.mlp[0].weight
-        again = self.block(before.to(weight.dtype), attn_mask=None if mask is None else mask.to(weight.dtype))
-        each = {"mean": features, "log_var": pooled_tokens(again, ids, self.pad_id)[0]}
+        assert again is not None  # of our own tower
+        each = {"mean": features, "log_var": again(self.block).features()[0]}
         mean, log_var = (self.pooled(part, x, valid) for part, x in each.items())
         return Gaussian(F.normalize(mean, dim=-1), log_var)
 

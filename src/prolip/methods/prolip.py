@@ -23,6 +23,8 @@ from prolip.methods.base import (
     clamp_logit_scale,
     logit_scale_and_bias,
 )
+from prolip.models.config import is_reader
+from prolip.models.readers import SQUARES, square_of
 from prolip.random import Stream
 from prolip.utils.fields import option
 
@@ -108,14 +110,24 @@ class ProLIPObjective(KnownMatches):
         return True
 
     @classmethod
-    def passes(cls, config: ProLIPConfig, rows: int, patches: int) -> list[EncoderPass]:
+    def unserved(cls, config: ProLIPConfig, architecture: Mapping[str, Any]) -> str:
+        """Masked views of OpenCLIP's towers want squares to blank."""
+        if config.alpha2 == 0 or not is_reader(architecture) or square_of(architecture["vision_cfg"]["image_size"]) > 1:
+            return ""
+        return (f"masked views blank squares of {SQUARES} pixels, and none of these divides images of"
+                f" {architecture['vision_cfg']['image_size']}: give --force-image-size 224, or --alpha2 0")  # fmt: skip
+
+    @classmethod
+    def passes(cls, config: ProLIPConfig, rows: int, model: Any) -> list[EncoderPass]:
+        """Masked images cost what is kept of them where the tower drops the rest, and a whole image where it blanks it;
+        without [MASK] there are no masked texts.
+        """
         if config.alpha2 == 0:
-            return super().passes(config, rows, patches)
+            return super().passes(config, rows, model)
         masked = views.count_masked_rows(rows, config.mask_fraction)
-        kept = views.count_kept_patches(patches, config.mask_ratio)
-        return [
-            EncoderPass("image", rows), EncoderPass("image", masked, keep=kept), EncoderPass("text", rows + masked)
-        ]
+        kept = views.count_kept_patches(model.num_patches, config.mask_ratio)
+        texts = rows if model.mask_token_id is None else rows + masked
+        return [EncoderPass("image", rows), EncoderPass("image", masked, kept), EncoderPass("text", texts)]
 
     def prepare(self, batch: Batch, step: int) -> Batch:
         """Add masked views of the first M rows, M = max(1, floor(mask_fraction * B)).

@@ -13,10 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from prolip.data.samples.captions import stable_hash
-from prolip.flops import image_sides
 from prolip.gaussian import Gaussian, upcast, without_autocast
 from prolip.losses import Matches, dot_products, tiled_loss_over_ranks, transpose_over_ranks, triplet_loss
 from prolip.methods.base import Batch, Context, MeansObjective, Needs, PoolNeeds, Reps, Terms
+from prolip.methods.gaussians import freeze_unread
 from prolip.random import Stream
 from prolip.scores import Score, Side, largest
 from prolip.uncertainty.novelty import refusal
@@ -69,7 +69,7 @@ class SourceFreeObjective(MeansObjective):
 
     def __init__(self, model: Any, config: SourceFreeConfig, context: Context | None = None):
         super().__init__(model, config, context)
-        freeze_unread(model)
+        freeze_unread(model, model.parameters(), ("mean",))
 
     @classmethod
     def needs(cls, config: SourceFreeConfig) -> Needs:
@@ -142,19 +142,6 @@ class SourceFreeObjective(MeansObjective):
         with without_autocast(image.device):
             value = tiled_loss_over_ranks(dot_products, (image,), (text,), loss, labels=known)
         return {"loss": value, "pair_weight": weight.mean()}
-
-
-def freeze_unread(model: Any) -> None:
-    """Freeze every parameter that the means do not depend on, which DDP would wait for."""
-    device, dtype, looked = model.logit_scale.device, model.logit_scale.dtype, set(model._looked)
-    wanted = [x for x in model.parameters() if x.requires_grad]
-    with torch.random.fork_rng(devices=[]), torch.enable_grad():
-        image = model.encode_image(torch.zeros(1, 3, *image_sides(model), device=device, dtype=dtype)).mean
-        text = model.encode_text(torch.zeros(1, model.context_length, dtype=torch.int64, device=device)).mean
-        found = torch.autograd.grad(image.sum() + text.sum(), wanted, allow_unused=True)
-    model._looked = looked  # these zeros are not the first batch, whose values the model checks
-    for parameter, gradient in zip(wanted, found):
-        parameter.requires_grad_(gradient is not None)
 
 
 def key_id(key: str) -> int:

@@ -13,8 +13,8 @@ from torch.func import functional_call
 from prolip.gaussian import Gaussian, check_pair, upcast, without_autocast
 from prolip.losses import tiled_loss_over_ranks
 from prolip.methods.base import Batch, Context, Reps, Terms, check_weights
-from prolip.methods.gaussians import HeadsConfig, HeadsObjective, begin_as, pooled_tokens
-from prolip.models.heads import GeneralisedPooling, layer_norm, project
+from prolip.methods.gaussians import HeadsConfig, HeadsObjective, begin_as
+from prolip.models.heads import GeneralisedPooling, Tokens, layer_norm, project
 from prolip.random import Stream, pair_noise
 from prolip.scores import Score
 from prolip.utils.fields import option
@@ -191,9 +191,8 @@ class PooledHead(nn.Module):
     which nothing reads.
     """
 
-    def __init__(self, width: int, dim: int, pad_id: int | None = None):
+    def __init__(self, width: int, dim: int):
         super().__init__()
-        self.pad_id = pad_id
         self.norm, self.projection, self.pool = nn.LayerNorm(width), nn.Linear(width, dim), GeneralisedPooling()
         nn.init.xavier_uniform_(self.projection.weight)
         nn.init.zeros_(self.projection.bias)
@@ -202,8 +201,8 @@ class PooledHead(nn.Module):
         """Begin with the tower's own norm and projection."""
         begin_as(self.norm, self.projection, tower)
 
-    def forward(self, tokens: Tensor, z: Gaussian, ids: Tensor | None = None) -> Gaussian:
-        features, valid = pooled_tokens(tokens, ids, self.pad_id)
+    def forward(self, tokens: Tokens, z: Gaussian, ids: Tensor | None = None) -> Gaussian:
+        features, valid = tokens.features()
         pooled = self.pool(project(layer_norm(self.norm, features), self.projection), valid)
         return Gaussian(F.normalize(pooled, dim=-1), z.log_var)
 
@@ -213,7 +212,7 @@ def extend(model: Any, config: VACSRConfig) -> None:
     if config.pooled_heads:
         model.widen(config.head_dim)
         model.visual.head = PooledHead(model.visual.width, model.embed_dim)
-        model.text.head = PooledHead(model.text.width, model.embed_dim, model.text.pad_id)
+        model.text.head = PooledHead(model.text.width, model.embed_dim)
     model.adapter = SimilarityAdapter(model.embed_dim, config.adapter_hidden, config.mixture_components)
 
 
@@ -279,6 +278,7 @@ class VACSRObjective(HeadsObjective):
     """
 
     statistics = ("sigma",)
+    reads = ("mean",)
     config: VACSRConfig
 
     def __init__(self, model: Any, config: VACSRConfig, context: Context | None = None):
@@ -288,10 +288,11 @@ class VACSRObjective(HeadsObjective):
         self.shared = tuple(f"adapter.{name}" for name, _ in model.adapter.named_parameters())
 
     def notes(self, batch: int) -> tuple[str, ...]:
-        """alpha in the paper's units."""
+        """alpha in the paper's units; of what makes the means."""
         alpha, dim = self.config.kl_weight / batch, self.model.embed_dim
         said = f"--kl-weight {self.config.kl_weight:.4g}: the paper's alpha is {alpha:.3g} if its terms are means over"
-        return (f"{said} pairs and D, {alpha / dim:.3g} if its KL is a sum over D (B = {batch}, D = {dim})",)
+        own = f"{said} pairs and D, {alpha / dim:.3g} if its KL is a sum over D (B = {batch}, D = {dim})"
+        return (*super().notes(batch), own)
 
     def prepare(self, batch: Batch, step: int) -> Batch:
         """Add what the noise of all pairs is a function of, beside their places in the global batch."""

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -13,6 +13,34 @@ from prolip.gaussian import upcast, without_autocast
 
 #: Of pooling: temperature of the weights, width of positions and GRU, as Chen et al. 2021 have them.
 TEMPERATURE, WIDTH = 0.1, 32
+
+
+class Tokens(NamedTuple):
+    """What a tower, of any kind, shows to a method's own head.
+
+    last: (B, K, W), what the last block makes of patches, places of a pyramid, or words; valid: which of them count,
+    (B, K) bool, None for all; pooled: (B, W), the token that becomes the mean, None where the tower pools in a way of
+    its own; before: as `last`, what the last block takes, None where no reader looks at it.
+    """
+
+    last: Tensor
+    valid: Tensor | None = None
+    pooled: Tensor | None = None
+    before: Tensor | None = None
+
+    def features(self) -> tuple[Tensor, Tensor | None]:
+        """The pooled token, where there is one, and the last ones, (B, 1 + K, W), with which of them count."""
+        if self.pooled is None:
+            return self.last, self.valid
+        valid = None if self.valid is None else F.pad(self.valid, (1, 0), value=True)
+        return torch.cat([self.pooled.unsqueeze(1), self.last], 1), valid
+
+
+def own_words(ids: Tensor, pad_id: int) -> Tensor:
+    """Which tokens of texts are no padding at their end, (B, L) bool; the first always counts."""
+    place = torch.arange(ids.shape[1], device=ids.device)
+    return place <= torch.where(ids != pad_id, place, 0).amax(1, keepdim=True)
+
 
 def layer_norm(norm: Any, x: Tensor) -> Tensor:
     """An `nn.LayerNorm` applied in float32 (float64 stays), (..., width) -> (..., width)."""

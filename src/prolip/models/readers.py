@@ -7,8 +7,10 @@ are used; `tests/prolip/test_readers.py` compares every kind of tower with OpenC
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -21,8 +23,8 @@ from open_clip.transformer import to_2tuple
 from torch import Tensor, nn
 
 from prolip.gaussian import Gaussian
-from prolip.models.config import TRANSFORMERS, ProLIPCfg
-from prolip.models.heads import LogVarianceHead, layer_norm
+from prolip.models.config import TRANSFORMERS, ProLIPCfg, transformers_config
+from prolip.models.heads import LogVarianceHead, Tokens, layer_norm, own_words
 from prolip.models.inputs import check_images, check_keep, check_texts
 
 #: Greatest inner width of a reader and width of its heads.
@@ -37,14 +39,27 @@ STEM = {"conv1", "conv2", "conv3", "bn1", "bn2", "bn3", "class_embedding", "posi
 OURS = ("prolip_cfg", "method_cfg", "custom_text")
 
 
-class Tokens(NamedTuple):
-    """Two levels of a tower, (B, K, W) each: `before`, what its last block takes, and `last`, what that makes of it;
-    which of them count, (B, K) bool, None for all.
-    """
+def square_of(image_size: int | Sequence[int]) -> int:
+    """Side of the squares that masked views blank; 1 where none of SQUARES divides the image."""
+    return next((side for side in SQUARES if not any(length % side for length in to_2tuple(image_size))), 1)
 
-    before: Tensor
-    last: Tensor
-    valid: Tensor | None = None
+
+def kinds_of(config: Mapping[str, Any]) -> tuple[str, str]:
+    """Kind of image and of text tower of a complete configuration, as tables and messages call them."""
+    vision, text = config["vision_cfg"], config["text_cfg"]
+    if config["prolip_cfg"]["forward"] != "reader":
+        return "ViT with [UNC]", "bidirectional with [UNC]"
+    if name := vision.get("timm_model_name"):
+        image = f"timm {SIZE.sub('', name)}"
+    elif isinstance(vision["layers"], list):
+        image = "ModifiedResNet"
+    else:
+        pooling = "attention" if vision.get("attentional_pool") else vision.get("pool_type", "tok")
+        image = f"ViT, pooled by {pooling}"
+    if name := text.get("hf_model_name"):
+        return image, f"transformers' {transformers_config(name)['model_type']}"
+    order = "bidirectional" if text.get("no_causal_mask") else "causal"
+    return image, f"{order}, pooled by {'cls_emb' if text.get('embed_cls') else text.get('pool_type', 'argmax')}"
 
 
 def openclip_model(config: Mapping[str, Any]) -> CustomTextCLIP | CoCa:
@@ -54,7 +69,15 @@ def openclip_model(config: Mapping[str, Any]) -> CustomTextCLIP | CoCa:
     if name := own["text_cfg"].get("hf_model_name"):
         bundled = TRANSFORMERS / name.rpartition("/")[2]
         own["text_cfg"]["hf_model_name"] = str(bundled) if bundled.is_dir() else name
-    return (CoCa if "multimodal_cfg" in own else CustomTextCLIP)(**own)
+    if "multimodal_cfg" not in own:
+        return CustomTextCLIP(**own)
+    model: Any = CoCa(**own)
+    nn.init.normal_(model.text_decoder.text_projection, std=own["embed_dim"] ** -0.5)  # OpenCLIP leaves what lies there
+    return model
+
+
+#: Words of timm's names that say how large a model is.
+SIZE = re.compile(r"_((patch|window)?\d+|so\d+m|tiny|small|medium|base|x*large|giantopt|giant|gigantic|enormous)|\d+")
 
 
 class Reader(nn.Module):
@@ -81,7 +104,7 @@ class Reader(nn.Module):
         """Tokens (B, K, W), means (B, D), which tokens count (B, K), all without -> (B, D), float32."""
         kv = torch.cat([self.mean_kv(mean)[:, None], self.kv(self.norm_kv(tokens))], 1)
         key, value = kv.unflatten(2, (2, self.heads, -1)).permute(2, 0, 3, 1, 4)  # (B, heads, 1 + K, width of a head)
-        query = self.q(self.norm_q(self.unc)).view(self.heads, 1, -1).expand(len(kv), -1, -1, -1)
+        query = self.q(self.norm_q(self.unc)).view(self.heads, 1, -1).expand(kv.shape[0], -1, -1, -1)
         mask = None if valid is None else F.pad(valid, (1, 0), value=True)[:, None, None]
         read = F.scaled_dot_product_attention(query.to(key.dtype), key, value, mask)
         u = self.unc + self.out(read.flatten(1))
@@ -97,6 +120,7 @@ class ReaderTower(nn.Module):
 
     unc_name, unc_head_name = "reader", "reader.log_var"
     output_tokens = False
+    has_reader = True
     head: nn.Module | None
 
     def __init__(self, tower: Any, width: int, dim: int, own: ProLIPCfg):
@@ -169,11 +193,11 @@ class ReaderTower(nn.Module):
 class ReaderImageTower(ReaderTower):
     """An image tower of OpenCLIP's: (B, 3, H, W) -> Gaussian (B, D)."""
 
-    def __init__(self, tower: Any, dim: int, own: ProLIPCfg, sizes: tuple[int, int]):
+    def __init__(self, tower: Any, dim: int, own: ProLIPCfg, sizes: tuple[int, int, int]):
         super().__init__(tower, sizes[1], dim, own)
-        #: Patches, or places of the last stage, that its last tokens stand for.
-        self.num_tokens = sizes[0]
-        self.square = next((side for side in SQUARES if not any(s % side for s in self.image_size)), 1)
+        #: Patches, or places of the last stage, that its last tokens stand for; width of what its blocks take.
+        self.num_tokens, _, self.first_width = sizes
+        self.square = square_of(self.image_size)
 
     @property
     def image_size(self) -> tuple[int, int]:
@@ -210,6 +234,7 @@ class ReaderTextTower(ReaderTower):
 
     def __init__(self, tower: Any, dim: int, own: ProLIPCfg, context_length: int):
         super().__init__(tower, text_width(tower), dim, own)
+        self.first_width = self.width
         self.context_length, self.vocab_size, self.pad_id = context_length, tower.vocab_size, own.pad_token_id
 
     def forward(self, text: Tensor, normalize: bool = True) -> Gaussian:
@@ -239,7 +264,7 @@ def image_parts(tower: Any, x: Tensor) -> tuple[Tensor, Tokens]:
     levels = [level.flatten(2).mT for level in found["image_intermediates"]]
     before, last = levels[0], levels[-1]
     # of a pyramid the last stage takes a larger grid of another width
-    return found["image_features"], Tokens(before if before.shape == last.shape else last, last)
+    return found["image_features"], Tokens(last, before=before if before.shape == last.shape else last)
 
 
 def text_parts(tower: Any, ids: Tensor, pad_id: int) -> tuple[Tensor, Tokens]:
@@ -248,10 +273,10 @@ def text_parts(tower: Any, ids: Tensor, pad_id: int) -> tuple[Tensor, Tokens]:
         mask = (ids != tower.config.pad_token_id).long()
         found = tower.transformer(input_ids=ids, attention_mask=mask, output_hidden_states=True)
         levels = found.hidden_states[-2], found.last_hidden_state
-        return tower.proj(tower.pooler(found, mask)), Tokens(*levels, own_words(ids, pad_id))
+        return tower.proj(tower.pooler(found, mask)), Tokens(levels[1], own_words(ids, pad_id), before=levels[0])
     found = tower.forward_intermediates(ids, indices=levels_of(tower), output_fmt="NLC")
     levels = found["text_intermediates"]
-    return found["text_features"], Tokens(levels[0], levels[-1], own_words(ids, pad_id))
+    return found["text_features"], Tokens(levels[-1], own_words(ids, pad_id), before=levels[0])
 
 
 def levels_of(tower: Any) -> int:
@@ -259,18 +284,17 @@ def levels_of(tower: Any) -> int:
     return min(2, len(blocks_of(tower)))
 
 
-def own_words(ids: Tensor, pad_id: int) -> Tensor:
-    """Which tokens of texts are no padding at their end, (B, L) bool; the first always counts."""
-    place = torch.arange(ids.shape[1], device=ids.device)
-    return place <= torch.where(ids != pad_id, place, 0).amax(1, keepdim=True)
-
-
-def token_sizes(config: Mapping[str, Any]) -> tuple[int, int]:
-    """Number and width of the tokens that the image reader takes: what a pass without data gives."""
+def token_sizes(config: Mapping[str, Any]) -> tuple[int, int, int]:
+    """Number and width of the tokens that the image reader takes, and width of those that the first block takes: what
+    a pass without data gives.
+    """
     with torch.device("meta"), torch.no_grad():
         tower: Any = openclip_model({**config, "text_cfg": TINY}).visual.eval()
-        _, count, width = image_parts(tower, torch.empty(1, 3, *to_2tuple(tower.image_size)))[1].before.shape
-        return count, width
+        with first_tokens(tower) as taken:
+            before = image_parts(tower, torch.empty(1, 3, *to_2tuple(tower.image_size)))[1].before
+        assert before is not None
+        _, count, width = before.shape
+        return count, width, taken[0].shape[2]
 
 
 #: A text tower that costs nothing, where only the image tower is of interest.
@@ -294,6 +318,28 @@ def blocks_of(tower: Any) -> Sequence[nn.Module]:
     if isinstance(tower, TimmModel):
         return next(getattr(tower.trunk, name) for name in ("blocks", "stages", "layers") if hasattr(tower.trunk, name))
     return tower.transformer.resblocks
+
+
+def as_tokens(x: Tensor, tower: Any) -> Tensor:
+    """What passes between the blocks of a tower, of ours or of OpenCLIP's, as tokens (B, L, W)."""
+    trunk = getattr(getattr(tower, "tower", tower), "trunk", None)
+    channels = -1 if getattr(trunk, "output_fmt", "") == "NHWC" else 1
+    return x.movedim(channels, -1).flatten(1, 2) if x.ndim == 4 else x
+
+
+@contextmanager
+def first_tokens(tower: Any) -> Iterator[list[Tensor]]:
+    """What the first block of OpenCLIP's tower, or of our own, takes in each pass inside: tokens (B, L, W)."""
+    taken: list[Tensor] = []
+
+    def take(_: nn.Module, args: tuple, named: dict[str, Any]) -> None:
+        taken.append(as_tokens((*args, *named.values())[0], tower))
+
+    handle = blocks_of(tower)[0].register_forward_pre_hook(take, with_kwargs=True)
+    try:
+        yield taken
+    finally:
+        handle.remove()
 
 
 def tower_depths(tower: Any) -> dict[str, int]:

@@ -12,10 +12,10 @@ from open_clip.factory import parse_model_name
 from open_clip.model import CLIPVisionCfg
 from open_clip.utils import to_2tuple
 
-from prolip.models.config import PreprocessRules, check, check_openclip, complete, is_released, near_matches
+from prolip.models.config import PreprocessRules, check, check_openclip, complete, is_reader, is_released, near_matches
 from prolip.models.weights.checkpoint import CONFIG_NAMES, WEIGHT_NAMES, find_in, read_config
 from prolip.models.weights.hub import hub_file
-from prolip.models.weights.unreadable import why_no_name
+from prolip.models.weights.unreadable import READERS, why_no_name
 from prolip.utils.messages import explain_missing
 
 CONFIG_DIR = Path(__file__).parent / "configs"
@@ -110,7 +110,12 @@ def find_weights(model_name: str, pretrained: str | None, cache_dir: str | None 
 
 
 def _named_file(schema: str, name: str, names: tuple[str, ...], what: str, cache_dir: str | None) -> Path:
-    return find_in(name, names, what) if schema == "local-dir" else hub_file(name, names, cache_dir)
+    if schema == "local-dir":
+        return find_in(name, names, what)
+    found = hub_file(name, names, cache_dir)
+    if what == "weights" and is_reader(config_beside(found)):
+        hub_file(name, (READERS,), cache_dir)
+    return found
 
 
 def config_beside(weights: Path) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from open_clip.transformer import TextTransformer, Transformer, VisionTransforme
 from torch import Tensor, nn
 
 from prolip.gaussian import Gaussian
-from prolip.models.heads import LogVarianceHead, layer_norm, project
+from prolip.models.heads import LogVarianceHead, Tokens, layer_norm, own_words, project
 from prolip.models.inputs import check_images, check_keep, check_texts
 
 SPECIAL_TOKENS = 2
@@ -85,26 +85,44 @@ class Probabilistic:
 
     #: Names of the [UNC] token, of its head, and of all that comes before the blocks.
     unc_name: ClassVar[str]
+    #: Whether a block beside the tower reads the log variance, as `prolip.models.readers` has it.
+    has_reader: ClassVar[bool] = False
     unc_head_name: ClassVar[str]
     stem: ClassVar[tuple[str, ...]]
-    #: A method's own head, see the towers. With `looks_before` it also gets `before`, the tokens that the last block
-    #: takes, and `mask`, what is hidden from them; `inherit(tower)` lets it begin with the tower's loaded weights.
+    #: A method's own head, see the towers. With `looks_before` it also gets `again`, what another last block makes of
+    #: the same tokens; `inherit(tower)` lets it begin with the tower's loaded weights.
     head: nn.Module | None
     transformer: Transformer
+    width: int
+    #: What a head sees of a block's tokens, all but [UNC].
+    shown: Callable[..., Tokens]
     named_parameters: Callable[[], Iterator[tuple[str, nn.Parameter]]]
+
+    @property
+    def first_width(self) -> int:
+        """Width of the tokens that its first block takes."""
+        return self.width
 
     @property
     def blocks(self) -> nn.ModuleList:
         """The transformer's blocks, first to last."""
         return self.transformer.resblocks
 
-    def through_blocks(self, x: Tensor, mask: Tensor | None = None) -> tuple[Tensor, dict[str, Tensor | None]]:
-        """The last tokens, and what a head that `looks_before` gets beside them."""
+    def through_blocks(
+        self, x: Tensor, mask: Tensor | None = None, ids: Tensor | None = None
+    ) -> tuple[Tensor, dict[str, Callable[[Any], Tokens]]]:
+        """The last tokens, and what a head that `looks_before` gets beside them: `again`, from a block to its tokens."""
         if not getattr(self.head, "looks_before", False):
             return self.transformer(x, attn_mask=mask), {}
         first = len(self.blocks) == 1
         last, layers = self.transformer.forward_intermediates(x, attn_mask=mask, indices=[-1 if first else -2])
-        return last, {"before": x if first else layers[0], "mask": mask}
+        before = x if first else layers[0]
+
+        def again(block: Any) -> Tokens:
+            dtype = block.mlp[0].weight.dtype
+            return self.shown(block(before.to(dtype), attn_mask=None if mask is None else mask.to(dtype)), ids)
+
+        return last, {"again": again}
 
     def depths(self) -> dict[str, int]:
         """Name of a parameter -> layers from it to the tower's end: heads 0, block i of n n - i, the stem n + 1."""
@@ -146,7 +164,7 @@ class ProbabilisticVisionTransformer(Probabilistic, VisionTransformer):
     stem = ("conv1", "class_embedding", "unc_embedding", "positional_embedding", "ln_pre")
     positional_embedding: nn.Parameter
     uncertainty_proj: LogVarianceHead
-    #: A method's own head: (last tokens (B, 2 + N, width), the Gaussian that the plain heads make) -> Gaussian.
+    #: A method's own head: (`Tokens`, the Gaussian that the plain heads make) -> Gaussian.
     head: nn.Module | None
 
     def __init__(
@@ -249,6 +267,10 @@ class ProbabilisticVisionTransformer(Probabilistic, VisionTransformer):
             pooled = layer_norm(self.ln_post, pooled)
         return (layer_norm(self.ln_post, pooled) if self.form == "released" else pooled), patches
 
+    def shown(self, x: Tensor, ids: Tensor | None = None) -> Tokens:
+        """[CLS] and patches of (B, 2 + N, width)."""
+        return Tokens(x[:, SPECIAL_TOKENS:], pooled=x[:, 0])
+
     def gaussian(self, x: Tensor, pooled: Tensor, normalize: bool = True) -> Gaussian:
         """The heads: N(L2norm(pooled @ proj), Linear(LayerNorm(UNC))) from the last tokens x and `_pool`'s result."""
         mean, unc = project(pooled, self.proj), layer_norm(self.ln_post, x[:, 1])
@@ -260,7 +282,7 @@ class ProbabilisticVisionTransformer(Probabilistic, VisionTransformer):
         x, beside = self.through_blocks(self._embeds(x, keep))
         pooled, patches = self._pool(x)
         z = self.gaussian(x, pooled, normalize)
-        z = z if self.head is None else self.head(x, z, **beside)
+        z = z if self.head is None else self.head(self.shown(x), z, **beside)
         return (z, patches) if self.output_tokens else z
 
 
@@ -277,7 +299,7 @@ class ProbabilisticTextTransformer(Probabilistic, TextTransformer):
     unc_name, unc_head_name = "unc_emb", "text_uncertainty_projection"
     stem = ("token_embedding", "cls_emb", "unc_emb", "positional_embedding")
     text_uncertainty_projection: LogVarianceHead
-    #: A method's own head: (last tokens (B, L + 2, width), the Gaussian that the plain heads make, ids) -> Gaussian.
+    #: A method's own head: (`Tokens`, the Gaussian that the plain heads make, ids) -> Gaussian.
     head: nn.Module | None
 
     def __init__(
@@ -328,6 +350,11 @@ class ProbabilisticTextTransformer(Probabilistic, TextTransformer):
         mask = self.padding_mask(text, dtype) if self.mask_padding else None
         return torch.cat([x, *special], dim=1) + positions, mask
 
+    def shown(self, x: Tensor, ids: Tensor | None = None) -> Tokens:
+        """[CLS] and words of (B, L + 2, width)."""
+        valid = None if ids is None else own_words(ids, self.pad_id)
+        return Tokens(x[:, :-SPECIAL_TOKENS], valid, pooled=x[:, -1])
+
     def gaussian(self, x: Tensor, normalize: bool = True) -> Gaussian:
         """The heads, from the last tokens x (B, L + 2, width)."""
         mean = project(layer_norm(self.ln_final, x[:, -1]), self.text_projection)
@@ -338,7 +365,7 @@ class ProbabilisticTextTransformer(Probabilistic, TextTransformer):
     def forward(self, text: Tensor, normalize: bool = True):
         """Ids (B, L) -> Gaussian (B, D) in float32, and the tokens where the configuration says `output_tokens`."""
         x, mask = self._embeds(text)
-        x, beside = self.through_blocks(x, mask)
+        x, beside = self.through_blocks(x, mask, text)
         z = self.gaussian(x, normalize)
-        z = z if self.head is None else self.head(x, z, text, **beside)
+        z = z if self.head is None else self.head(self.shown(x, text), z, text, **beside)
         return (z, x[:, :-SPECIAL_TOKENS]) if self.output_tokens else z

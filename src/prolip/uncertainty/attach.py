@@ -23,11 +23,12 @@ from prolip.evaluation.loading import config_file, is_prolip, load_model, load_o
 from prolip.evaluation.model import Loaded, PointModel
 from prolip.methods import LikelihoodConfig, find_method
 from prolip.methods.base import Context
-from prolip.models.config import is_released
+from prolip.models.config import is_reader, is_released
 from prolip.models.prolip import ProLIP
+from prolip.models.registry import get_model_config
 from prolip.models.tokenizer import get_tokenizer
 from prolip.models.weights.checkpoint import CheckpointError, read_config, save_pretrained
-from prolip.models.weights.unreadable import CONFIG_NAMES, TOKENIZER_NAMES, WEIGHT_NAMES
+from prolip.models.weights.unreadable import CONFIG_NAMES, READERS, TOKENIZER_NAMES, WEIGHT_NAMES
 from prolip.scores import Side
 from prolip.uncertainty.clip import FILE, FittedCLIP
 from prolip.uncertainty.fit import Fitted, fit_variances
@@ -42,7 +43,7 @@ WEIGHTS, CONFIG = "open_clip_model.safetensors", "open_clip_config.json"
 #: What of a preprocessing OpenCLIP reads from a folder.
 KEPT = ("mean", "std", "interpolation", "resize_mode")
 #: What belongs to a model; everything else of its folder stays where it is.
-FILES = (*CONFIG_NAMES, *WEIGHT_NAMES, FILE, *TOKENIZER_NAMES)
+FILES = (*CONFIG_NAMES, *WEIGHT_NAMES, READERS, FILE, *TOKENIZER_NAMES)
 
 
 def attach(  # noqa: PLR0913 (a model is three of them)
@@ -79,7 +80,8 @@ def attach(  # noqa: PLR0913 (a model is three of them)
 def check_place(folder: str | os.PathLike, model: str) -> None:
     """ValueError where `attach` may not write into `folder`, as `check_folder`."""
     (schema, own), ours = parse_model_name(model), is_prolip(model)
-    names = CONFIG_NAMES[:1] + WEIGHT_NAMES[:1] if ours else (CONFIG, WEIGHTS, FILE)
+    plain = ours and not is_reader(get_model_config(model)[0])
+    names = CONFIG_NAMES[:1] + WEIGHT_NAMES[:1] if plain else (CONFIG, WEIGHTS, READERS if ours else FILE)
     check_folder(Path(folder), (*names, *TOKENIZER_NAMES), ours, Path(own) if schema == "local-dir" else None)
 
 

@@ -33,7 +33,7 @@ NOVELTY = "novelty "
 
 
 class Part(NamedTuple):
-    """What one rank has embedded. image: rows of n images, with keys; its `first`, where there is a transformer, is of
+    """What one rank has embedded. image: rows of n images, with keys; its `first`, where there are any, is of
     the images first_of (f,) alone; texts of pair p: `texts[text_of[p]]`, of image `image_of[p]`.
     """
 

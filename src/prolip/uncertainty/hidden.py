@@ -5,6 +5,7 @@ compares images with texts. So have texts in words that were never trained on.
 """
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 import torch
@@ -18,7 +19,7 @@ class Hidden(NamedTuple):
     """Images or texts at both ends of their tower, by one pass and without a graph.
 
     z: (B, D) as the model encodes them, unit means; first: (B, 2 W) float32, mean and standard deviation over the
-    tokens that the first block takes, padding included, None where the tower is no transformer of OpenCLIP or timm.
+    tokens, or places, that the first block takes, padding included, None where the tower has no blocks.
     """
 
     z: Gaussian
@@ -31,34 +32,31 @@ def encode_hidden(model: nn.Module, batch: Tensor, side: Side = "image") -> Hidd
 
     TypeError for a model whose inputs become no Gaussians.
     """
-    blocks, taken = blocks_of(model, side), []
-    hook = None if blocks is None else blocks.register_forward_pre_hook(lambda module, args: taken.append(args[0]))
-    try:
-        with torch.no_grad():
-            z = getattr(model, f"encode_{side}")(batch)
-            check_gaussian(z, f"what the model made of its {side}s")
-            return Hidden(z, spread(taken[0]) if taken else None)
-    finally:
-        if hook is not None:
-            hook.remove()
+    from prolip.models.readers import first_tokens  # late: it takes seconds
+
+    tower, taken = tower_of(model, side), list[Tensor]()
+    with ExitStack() as held, torch.no_grad():
+        if tower is not None:
+            taken = held.enter_context(first_tokens(tower))
+        z = getattr(model, f"encode_{side}")(batch)
+    check_gaussian(z, f"what the model made of its {side}s")
+    return Hidden(z, spread(taken[0]) if taken else None)
 
 
-def blocks_of(model: nn.Module, side: Side = "image") -> nn.Module | None:
-    """The blocks of a tower, which take tokens (B, L, W): OpenCLIP's or timm's; None where it has no such.
+def tower_of(model: nn.Module, side: Side = "image") -> Any:
+    """OpenCLIP's tower, or one of ours, inside a model; None where it has no blocks that anybody knows.
 
     OpenCLIP's first models have their text tower's parts beside the image tower.
     """
-    from open_clip.transformer import Transformer  # late: both take seconds
-    from timm.models import VisionTransformer
+    from prolip.models.readers import blocks_of  # late, as above
 
     inner = innermost(model)
     tower: Any = getattr(inner, "visual", None) if side == "image" else getattr(inner, "text", inner)
     tower = getattr(tower, "tower", tower)  # OpenCLIP's, beside its reader
-    trunk = getattr(tower, "trunk", None)
-    if isinstance(trunk, VisionTransformer):
-        return trunk.blocks
-    blocks = getattr(tower, "transformer", None)
-    return blocks if isinstance(blocks, Transformer) else None
+    try:
+        return tower if blocks_of(tower) else None
+    except (AttributeError, StopIteration):
+        return None
 
 
 def innermost(model: nn.Module) -> nn.Module:

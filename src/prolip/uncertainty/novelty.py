@@ -175,7 +175,7 @@ def novelty_of(model: nn.Module, batch: Tensor, side: Side = "image") -> dict[st
     novelty = fitted_novelty(model, side)
     if novelty is None:
         raise ValueError(f"this model has no novelty of {side}s: prolip uncertainty fits it, with variances,"
-                         f" to any model whose {side} tower is a transformer")
+                         f" to any model whose {side} tower is one of OpenCLIP's or ours")
     return novelty(encode_hidden(model, batch, side))
 
 

@@ -15,6 +15,7 @@ import torch
 import yaml
 from fitted_models import TINY, fitted_model, fitted_openclip, openclip_model
 from PIL import Image
+from small_towers import small_config, small_folder, small_towers
 
 import prolip
 from drawings import UNSEEN
@@ -127,6 +128,16 @@ def test_a_model_in_memory_and_a_run_are_pushed_from_python(run, hub):
         prolip.push_to_hub(run, "org/run", tokenizer=prolip.get_tokenizer(f"local-dir:{run}/model"))
     with pytest.raises(ValueError, match="give org/name"):
         prolip.push_to_hub(model, "mine")
+
+
+def test_readers_are_pushed_and_loaded_with_openclips_model(hub, tmp_path):
+    with small_towers(tmp_path / "transformers"):
+        config = small_config("ViT-B-16")
+        config["text_cfg"]["vocab_size"] = 49408  # of the bundled tokenizer
+        model = prolip.create_model(f"local-dir:{small_folder('ViT-B-16', tmp_path / 'plain', config)}").eval()
+        assert prolip.push_to_hub(model, "org/readers") == "hf-hub:org/readers"
+        again = prolip.create_model("hf-hub:org/readers")
+    assert all(torch.equal(x, again.state_dict()[name]) for name, x in model.state_dict().items())
 
 
 def test_an_openclip_model_keeps_its_variances_on_the_hub(hub, tmp_path, capsys):

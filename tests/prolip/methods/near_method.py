@@ -16,6 +16,7 @@ from torch.func import functional_call
 from prolip.gaussian import Gaussian, upcast
 from prolip.losses import tiled_loss_over_ranks
 from prolip.methods.base import Batch, Method, Objective, Reps, Terms, logit_scale_and_bias
+from prolip.models.heads import Tokens
 from prolip.scores import Score
 from prolip.utils.fields import option
 
@@ -34,8 +35,8 @@ class Head(nn.Module):
         super().__init__()
         self.shift = nn.Linear(width, 1)
 
-    def forward(self, tokens: Tensor, z: Gaussian, ids: Tensor | None = None) -> Gaussian:
-        return Gaussian(z.mean, z.log_var + F.linear(upcast(tokens).mean(1), self.shift.weight, self.shift.bias))
+    def forward(self, tokens: Tokens, z: Gaussian, ids: Tensor | None = None) -> Gaussian:
+        return Gaussian(z.mean, z.log_var + F.linear(upcast(tokens.last).mean(1), self.shift.weight, self.shift.bias))
 
 
 class NearScore(Score):

@@ -21,7 +21,6 @@ from prolip.models.prolip import ProLIP
 from prolip.models.towers import SPECIAL_TOKENS
 from prolip.models.weights.openclip import (
     BIG_VISION,
-    READERS,
     completed,
     is_openclip,
     load_big_vision,
@@ -29,6 +28,7 @@ from prolip.models.weights.openclip import (
 )
 from prolip.models.weights.unreadable import (
     CONFIG_NAMES,
+    READERS,
     TOKENIZER_NAMES,
     WEIGHT_NAMES,
     is_run,
@@ -145,7 +145,7 @@ def load_checkpoint(
     for name in ("logit_scale", "logit_bias"):
         if name in state:
             state[name] = state[name].reshape(own[name].shape) if state[name].numel() == 1 else state[name]
-    other_method, parts = not state.keys() & model.added_names, {name.partition(".")[0] for name in state}
+    other_method, parts = not (state.keys() - kept) & model.added_names, {name.partition(".")[0] for name in state}
     added = {name: own[name] for name in model.added_names if other_method or name.partition(".")[0] not in parts}
     if other_method:
         added |= {name: own[name] for name in model.own_starts}
@@ -169,9 +169,18 @@ def load_checkpoint(
 
 
 def readers_beside(weights: Path) -> dict[str, Tensor]:
-    """What a folder of ours has beside OpenCLIP's weights; nothing where it is another's."""
-    beside = weights.parent / READERS
-    return read_state_dict(beside) if beside.is_file() and weights.name == OPENCLIP_FILES[1] else {}
+    """What a folder of ours has beside OpenCLIP's weights; nothing where it is another's.
+
+    CheckpointError where its configuration says that there are readers, and their file is gone.
+    """
+    beside, config = weights.parent / READERS, weights.parent / OPENCLIP_FILES[0]
+    if weights.name != OPENCLIP_FILES[1] or not config.is_file() or "prolip_cfg" not in read_config(config)[0]:
+        return {}
+    if not beside.is_file():
+        raise CheckpointError(f"{config} has a prolip_cfg, and the file with what it speaks of, {READERS}, is not beside"
+                              " it: copy it there, or delete prolip_cfg and method_cfg from the file to begin with new"
+                              " readers")  # fmt: skip
+    return read_state_dict(beside)
 
 
 def check_values_of(state: Mapping[str, Tensor], own: Mapping[str, Tensor], place: object) -> None:

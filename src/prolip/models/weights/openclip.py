@@ -11,8 +11,6 @@ from open_clip.model import convert_to_custom_text_state_dict, resize_pos_embed,
 from torch import Tensor
 
 TOWERS = ("visual", "text")
-#: The file with what a folder has beside OpenCLIP's model.
-READERS = "readers.safetensors"
 #: What transformers' towers have no longer saved since its version 4.31.
 OBSOLETE = ("text.transformer.embeddings.position_ids",)
 BIG_VISION = (".npz", ".npy")

@@ -14,6 +14,8 @@ from prolip.utils.messages import appearance_of, explain_missing, first_few
 
 CONFIG_NAMES = ("config.json", "open_clip_config.json")
 WEIGHT_NAMES = ("model.safetensors", "open_clip_model.safetensors", "pytorch_model.bin", "open_clip_pytorch_model.bin")
+#: What a folder of OpenCLIP's model with readers has beside it.
+READERS = "readers.safetensors"
 SENTENCEPIECE_NAMES = ("spiece.model", "sentencepiece.model", "tokenizer.model")
 FOLDER_NAMES = ("tokenizer.json", "tokenizer_config.json")
 #: All files of a tokenizer that go with a model.
