@@ -1,13 +1,16 @@
 """Weights of OpenCLIP's models for towers with readers, in both directions: its names are ours without `tower`."""
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
+import torch
 from open_clip.convert import convert_state_dict, load_big_vision_weights
 from open_clip.model import convert_to_custom_text_state_dict, resize_pos_embed, resize_text_pos_embed
+from timm.layers import resample_abs_pos_embed
 from torch import Tensor
 
 TOWERS = ("visual", "text")
@@ -37,8 +40,32 @@ def from_openclip(model: Any, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         found = convert_to_custom_text_state_dict(found)
     found = {name: value for name, value in found.items() if name not in OBSOLETE}
     resize_pos_embed(found, view)
-    resize_text_pos_embed(found, view)
+    resize_other_positions(found, view)
     return {inside(name): value for name, value in found.items()}
+
+
+def resize_other_positions(found: dict[str, Tensor], view: Any) -> None:
+    """Interpolate, in place, what OpenCLIP's `resize_pos_embed` leaves as it is (positions of timm's towers and of a
+    ResNet's pool), and positions of texts, where OpenCLIP takes [CLS]'s for one of a word.
+    """
+    trunk = getattr(view.visual, "trunk", None)
+    for name in ("visual.trunk.pos_embed", "visual.attnpool.positional_embedding"):
+        old = found.get(name)
+        new = None if old is None else view.visual.state_dict().get(name.removeprefix("visual."))
+        if old is not None and new is not None and old.shape[-2] != new.shape[-2] and old.shape[-1] == new.shape[-1]:
+            special = 1 if trunk is None else 0 if trunk.no_embed_class else trunk.num_prefix_tokens
+            side = math.isqrt(new.shape[-2] - special)
+            grid = [side, side] if trunk is None else list(trunk.patch_embed.grid_size)
+            rows = old.reshape(1, -1, old.shape[-1])
+            found[name] = resample_abs_pos_embed(rows, grid, num_prefix_tokens=special).view_as(new)
+    name, last = "text.positional_embedding", getattr(view.text, "cls_emb", None) is not None
+    if last and name in found:
+        words = SimpleNamespace(positional_embedding=view.text.positional_embedding[:-1])
+        own = {name: found[name][:-1]}
+        resize_text_pos_embed(own, SimpleNamespace(text=words))
+        found[name] = torch.cat([own[name], found[name][-1:]])
+    else:
+        resize_text_pos_embed(found, view)
 
 
 def completed(model: Any, state: Mapping[str, Tensor], beside: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], set[str]]:
