@@ -176,11 +176,13 @@ class ReaderTower(nn.Module):
         self.train(self.training)
 
     def train(self, mode: bool = True) -> ReaderTower:
-        """As `nn.Module.train`, but statistics that are kept, or of parameters that are frozen, stay as they are."""
+        """As `nn.Module.train`, but statistics that are kept stay as they are, and frozen parts run as in evaluation:
+        without dropout or drop path, statistics as they are.
+        """
         super().train(mode)
         for part in self.tower.modules():
-            learns = not self.keeps_statistics and any(parameter.requires_grad for parameter in part.parameters())
-            if isinstance(part, BatchNorm) and not learns:
+            learns = [parameter.requires_grad for parameter in part.parameters()]
+            if (learns and not any(learns)) or (self.keeps_statistics and isinstance(part, BatchNorm)):
                 part.eval()
         return self
 
@@ -303,7 +305,7 @@ def text_width(tower: Any) -> int:
     return tower.width
 
 
-def blocks_of(tower: Any) -> Sequence[nn.Module]:
+def blocks_of(tower: Any) -> Any:
     """The parts of OpenCLIP's tower that follow each other: blocks, or stages of a pyramid."""
     if isinstance(tower, HFTextEncoder):
         return max((part for part in tower.transformer.modules() if isinstance(part, nn.ModuleList)), key=len)
