@@ -263,7 +263,11 @@ def reader_towers(config: Mapping[str, Any]) -> tuple[ReaderImageTower, ReaderTe
 def image_parts(tower: Any, x: Tensor) -> tuple[Tensor, Tokens]:
     """Embedding (B, D) and tokens of images, in one pass."""
     found = tower.forward_intermediates(x, indices=2, output_fmt="NCHW")
-    before, last = (level.flatten(2).mT for level in found["image_intermediates"])
+    levels = found["image_intermediates"]
+    for level in levels if len(x) == 1 and x.device.type == "cpu" else ():
+        if level.requires_grad:  # BatchNorm of torch 2.14 misreads a single image's gradient with the strides of `mT`
+            level.register_hook(torch.Tensor.contiguous)
+    before, last = (level.flatten(2).mT for level in levels)
     # of a pyramid the last stage takes a larger grid of another width
     return found["image_features"], Tokens(before if before.shape == last.shape else last, last)
 
