@@ -15,6 +15,7 @@ import open_clip
 import pytest
 import torch
 from distributed_helpers import run_ranks
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from small_towers import NAMES, small_folder, small_towers
 from torch import Tensor, nn
@@ -35,7 +36,7 @@ from training.main import main
 from training.model import checkpoint_selectively, distribute, settle_statistics
 from training.optim import parameter_groups
 from training.parallel.distributed import World, part_random_numbers
-from training.parallel.sharding import shard_model, whole
+from training.parallel.sharding import shard_model, whole, whole_model
 
 #: What the issue names for shards and compiled towers.
 LARGE = ("ViT-B-16", "ViT-B-16-SigLIP", "convnext_base", "xlm-roberta-base-ViT-B-32", "coca_ViT-B-32")
@@ -168,7 +169,7 @@ def test_trained_statistics_stay_and_micro_batches_are_exact_with_them(root, nam
 
 @pytest.mark.parametrize("name", ["RN50", "MobileCLIP-S1"])
 def test_one_image_alone_has_the_gradient_that_it_has_among_others(root, name):
-    """torch's BatchNorm gives another one on the CPU where the gradient's strides are those of the tokens' transpose."""
+    """torch's BatchNorm gives another one on the CPU where a gradient has the strides of the tokens' transpose."""
     tower = model_of(root, name).visual
     tower.keep_statistics()
     images = batch_of(model_of(root, name), 3)["image"]
@@ -216,7 +217,7 @@ def test_our_own_towers_have_no_statistics():
 
 
 def rank_gradients(rank: int, ranks: int, root: Path, name: str, way: str) -> dict[str, Tensor]:
-    """Gradients of this rank's rows of a batch of 4: alone, by two micro-batches in DDP, or in shards."""
+    """Gradients of this rank's rows of a batch of 4: alone, or by two micro-batches in DDP or in shards."""
     world = World(rank=rank, world_size=ranks)
     with small_towers(root / f"transformers{rank}") if ranks > 1 else nullcontext():
         objective = objective_of(model_of(root, name), Context(rank=rank, world_size=ranks))
@@ -224,16 +225,15 @@ def rank_gradients(rank: int, ranks: int, root: Path, name: str, way: str) -> di
         objective.model.visual.keep_statistics()
         batch = {key: value[rank::ranks] for key, value in batch_of(objective.model, 4).items()}
         batch = objective.prepare(batch, 0)
-        parts = 2 if way == "micro-batches" else 1
+        parts = 1 if way == "alone" else 2
         if way == "shards":
+            before = {name: value.clone() for name, value in objective.model.state_dict().items()}
             shard_model(objective.model, world)
+            copy = whole_model(objective.model, world, everywhere=True).state_dict()
+            assert all(torch.equal(copy[name], value) for name, value in before.items())  # as checkpoints have it
         network = distribute(objective, world, RunConfig(fsdp=way == "shards", accum_freq=parts)).train()
         accumulate_backward(network, batch, parts)
         return {name: whole(value) for name, value in gradients(objective).items()}
-
-
-def alone(root: Path, name: str) -> dict[str, Tensor]:
-    return rank_gradients(0, 1, root, name, "alone")
 
 
 SHARDED = [name if name == "ViT-B-16-SigLIP" else pytest.param(name, marks=pytest.mark.slow) for name in LARGE]
@@ -241,27 +241,28 @@ SHARDED = [name if name == "ViT-B-16-SigLIP" else pytest.param(name, marks=pytes
 
 @pytest.mark.parametrize("name", SHARDED)
 def test_shards_give_the_gradients_of_one_process(root, name):
-    want = alone(root, name)
+    want = rank_gradients(0, 1, root, name, "alone")
     for got in run_ranks(2, rank_gradients, 2, root, name, "shards"):
         assert_alike(got, want)
 
 
 @pytest.mark.parametrize("name", default("RN50"))
 def test_ranks_with_micro_batches_give_the_gradients_of_one_process(root, name):
-    want = alone(root, name)
-    for got in run_ranks(2, rank_gradients, 2, root, name, "micro-batches"):
+    want = rank_gradients(0, 1, root, name, "alone")
+    for got in run_ranks(2, rank_gradients, 2, root, name, "whole"):
         assert_alike(got, want)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", LARGE)
-def test_compiled_towers_give_the_same_gradients(root, name):
+@pytest.mark.parametrize("backend, name", [("inductor", "ViT-B-16"), *(("aot_eager", name) for name in LARGE)])
+def test_compiled_towers_give_the_same_gradients(root, backend, name):
+    """By torch's own compiler, and by one that takes the same graphs and makes no code of them, which is faster."""
     found = []
     for compiled in (False, True):
         objective = objective_of(model_of(root, name)).train()
         without_drops(objective)
         for tower in objective.model.towers().values() if compiled else ():
-            tower.compile(dynamic=False)
+            tower.compile(dynamic=False, backend=backend)
         accumulate_backward(objective, objective.prepare(batch_of(objective.model, 4), 0), 2)
         found.append(gradients(objective))
     assert_alike(found[1], found[0], part=1e-3)
@@ -453,7 +454,8 @@ def test_a_stopped_run_goes_on_bit_for_bit(root, tmp_path, name):
     assert main(line("stopped", "--resume", "latest")) == 0
     assert_same_state(Path(newest(tmp_path / "whole")), Path(newest(tmp_path / "stopped")))
     before, after = (load_file(place / "open_clip_model.safetensors") for place in (start, tmp_path / "stopped/model"))
-    moved = {own for own, value in before.items() if not torch.equal(value, after[own])}
+    same = {own: value for own, value in before.items() if value.shape == after[own].shape}  # positions are new ones
+    moved = {own for own, value in same.items() if not torch.equal(value, after[own])}
     decoder = {own for own in before if own.startswith("text_decoder.")}
     assert bool(decoder) == name.startswith("coca") and not decoder & moved
     assert any(own.startswith("visual.") for own in moved) and any(own.startswith("text.") for own in moved)
@@ -467,9 +469,12 @@ SENTENCES = ("a cat on a sofa", "two dogs in the rain", "the red house", "a bird
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_siglip2_trains_at_full_size_on_two_ranks(tmp_path):
-    """The command of issue 33: random weights in OpenCLIP's format, a tokenizer laid out as Gemma's, 3 steps."""
+    """The command of issue 33: random weights in OpenCLIP's format, a tokenizer laid out as Gemma's, 3 steps.
+
+    By SGD: with AdamW two ranks and a checkpoint take 17 GiB, this way 8.
+    """
     spm = pytest.importorskip("sentencepiece")
-    name, tokenizer, weights = "ViT-B-16-SigLIP2", tmp_path / "tokenizer", tmp_path / "siglip2.safetensors"
+    name, tokenizer, weights = "ViT-B-16-SigLIP2", tmp_path / "tokenizer", tmp_path / "open_clip_model.safetensors"
     tokenizer.mkdir()
     (tmp_path / "text.txt").write_text("\n".join(SENTENCES * 20))
     spm.SentencePieceTrainer.train(
@@ -477,20 +482,19 @@ def test_siglip2_trains_at_full_size_on_two_ranks(tmp_path):
         byte_fallback=True, hard_vocab_limit=False, pad_id=0, eos_id=1, bos_id=2, unk_id=3, minloglevel=2,
     )  # fmt: skip
     torch.manual_seed(0)
-    start = {own: value.contiguous() for own, value in open_clip.create_model(name).state_dict().items()}
-    save_file(start, weights)
+    save_file({own: value.contiguous() for own, value in open_clip.create_model(name).state_dict().items()}, weights)
     line = ["--nproc_per_node", "2", "-m", "training.main", "--model", name, "--pretrained", weights, "--tokenizer",
             tokenizer, "--method", "likelihood", "--train-data", SHARDS, "--caption-sampling", "name,keywords",
             "--batch-size", "2", "--max-steps", "3", "--warmup", "1", "--workers", "1", "--device", "cpu",
-            "--fit-samples", "64", "--log-every-n-steps", "1", "--output", tmp_path, "--name", "run",
-            "--no-report"]  # fmt: skip
+            "--opt", "momentum", "--momentum", "0", "--lr", "0.1", "--fit-samples", "64", "--log-every-n-steps", "1",
+            "--output", tmp_path, "--name", "run", "--no-report"]  # fmt: skip
     environment = {own: value for own, value in os.environ.items() if own not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
     environment |= {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", *map(str, line)]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=1700)
     assert done.returncode == 0, done.stderr[-3000:]
     assert [row["step"] for row in metrics(tmp_path / "run") if row["kind"] == "train"] == [1, 2, 3]
-    trained = load_file(tmp_path / "run/model/open_clip_model.safetensors")
-    assert trained.keys() == start.keys()
-    moved = [own for own, value in trained.items() if not torch.equal(value, start[own])]
-    assert {"visual.trunk.pos_embed", "text.token_embedding.weight"} <= set(moved)
+    with safe_open(weights, "pt") as start, safe_open(tmp_path / "run/model" / weights.name, "pt") as trained:
+        assert set(trained.keys()) == set(start.keys())
+        for own in ("visual.trunk.pos_embed", "text.token_embedding.weight", "text.text_projection.weight"):
+            assert not torch.equal(trained.get_tensor(own), start.get_tensor(own)), own

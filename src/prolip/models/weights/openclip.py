@@ -50,22 +50,21 @@ def resize_other_positions(found: dict[str, Tensor], view: Any) -> None:
     """
     trunk = getattr(view.visual, "trunk", None)
     for name in ("visual.trunk.pos_embed", "visual.attnpool.positional_embedding"):
-        old = found.get(name)
-        new = None if old is None else view.visual.state_dict().get(name.removeprefix("visual."))
-        if old is not None and new is not None and old.shape[-2] != new.shape[-2] and old.shape[-1] == new.shape[-1]:
-            special = 1 if trunk is None else 0 if trunk.no_embed_class else trunk.num_prefix_tokens
-            side = math.isqrt(new.shape[-2] - special)
-            grid = [side, side] if trunk is None else list(trunk.patch_embed.grid_size)
-            rows = old.reshape(1, -1, old.shape[-1])
-            found[name] = resample_abs_pos_embed(rows, grid, num_prefix_tokens=special).view_as(new)
-    name, last = "text.positional_embedding", getattr(view.text, "cls_emb", None) is not None
-    if last and name in found:
-        words = SimpleNamespace(positional_embedding=view.text.positional_embedding[:-1])
-        own = {name: found[name][:-1]}
-        resize_text_pos_embed(own, SimpleNamespace(text=words))
-        found[name] = torch.cat([own[name], found[name][-1:]])
-    else:
+        old, new = found.get(name), view.visual.state_dict().get(name.removeprefix("visual."))
+        if old is None or new is None or old.shape[-2] == new.shape[-2]:
+            continue
+        special = 1 if trunk is None else 0 if trunk.no_embed_class else trunk.num_prefix_tokens
+        grid = [math.isqrt(len(new) - 1)] * 2 if trunk is None else list(trunk.patch_embed.grid_size)
+        rows = resample_abs_pos_embed(old.reshape(1, -1, old.shape[-1]), grid, num_prefix_tokens=special)
+        found[name] = rows.reshape(*new.shape[:-1], -1)
+    name = "text.positional_embedding"
+    if getattr(view.text, "cls_emb", None) is None or name not in found:
         resize_text_pos_embed(found, view)
+        return
+    words = {name: found[name][:-1]}
+    own = SimpleNamespace(positional_embedding=view.text.positional_embedding[:-1])
+    resize_text_pos_embed(words, SimpleNamespace(text=own))
+    found[name] = torch.cat([words[name], found[name][-1:]])
 
 
 def completed(model: Any, state: Mapping[str, Tensor], beside: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], set[str]]:
