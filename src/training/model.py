@@ -15,6 +15,7 @@ import torch
 from open_clip.transform import AugmentationCfg
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 from torchvision.transforms import Compose, Normalize, PILToTensor, ToTensor
 
@@ -27,7 +28,7 @@ from prolip.factory import create_model_from_pretrained
 from prolip.methods import find_method
 from prolip.methods.base import Objective
 from prolip.models.readers import kinds_of
-from prolip.models.registry import get_model_config
+from prolip.models.registry import find_weights, get_model_config
 from prolip.models.tokenizer import get_tokenizer
 from prolip.models.weights.checkpoint import save_pretrained
 from prolip.random import Draws
@@ -42,6 +43,7 @@ KEPT = (
     aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default,
     aten._scaled_dot_product_flash_attention.default, aten._scaled_dot_product_efficient_attention.default,
     aten._scaled_dot_product_cudnn_attention.default, aten._scaled_dot_product_flash_attention_for_cpu.default,
+    aten.convolution.default,
 )  # fmt: skip
 DTYPES = {"amp_bf16": torch.bfloat16, "amp_fp16": torch.float16}
 
@@ -89,6 +91,30 @@ def check_served(config: Config) -> None:
     if reason := find_method(config.method).objective.unserved(config.objective, architecture):
         towers = "; ".join(kinds_of(architecture))
         raise FlagError(f"--method {config.method} does not train --model {wanted.model} ({towers}): {reason}")
+
+
+def settle_statistics(config: Config, world: World, model: Any) -> str | None:
+    """Let BatchNorm keep the running statistics of trained weights; what the log says of it, None where there is none.
+
+    From random weights it takes those of each batch. FlagError where that is no single pass of one process: each rank
+    and each micro-batch would have its own, and a pass that is computed again would count twice.
+    """
+    if not any(isinstance(part, BatchNorm) and part.training for part in model.modules()):
+        return None
+    if find_weights(config.model.model, config.model.pretrained) is not None:
+        for tower in model.towers().values():
+            tower.keep_statistics()
+        return "BatchNorm keeps the running statistics of the weights that the run starts from; its parameters learn"
+    cuts = {
+        f"{world.world_size} ranks": world.world_size > 1,
+        f"--accum-freq {config.run.accum_freq}": config.run.accum_freq > 1,
+        "--grad-checkpointing": config.model.grad_checkpointing,
+    }
+    for cut in (name for name, asked in cuts.items() if asked):
+        raise FlagError(f"{cut}, and {config.model.model} has BatchNorm with random weights, which needs the statistics of"
+                        f" a whole batch in one pass: train without, or start from trained weights (--pretrained), whose"
+                        f" statistics it keeps")  # fmt: skip
+    return "BatchNorm takes the statistics of each batch, as the run starts from random weights"
 
 
 def export_checkpoint(address: str, folder: Path, average: str | None = None) -> Path:

@@ -177,8 +177,8 @@ def set_learning_rate(
 class EpochAverage(ModelEmaV3):
     """The plain mean of the weights behind each of some steps, the ends of epochs: SWA (Izmailov et al. 2018).
 
-    steps: in their order. `module` stands for something from the first of them on. Running statistics would be averaged
-    as weights are; the towers have none.
+    steps: in their order. `module` stands for something from the first of them on. Running statistics are averaged
+    as weights are: BatchNorm's, from random weights.
     """
 
     def __init__(self, model: nn.Module, steps: Sequence[int], foreach: bool = True):

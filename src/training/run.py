@@ -48,6 +48,7 @@ from training.model import (
     build_token_augment,
     build_tokenizer,
     distribute,
+    settle_statistics,
 )
 from training.optim import build_averages, build_optimizer, parts_of, stages_of
 from training.parallel.distributed import (
@@ -56,6 +57,7 @@ from training.parallel.distributed import (
     check_equal_batches,
     gather_objects,
     keep_freed_memory,
+    part_random_numbers,
     process_group,
     seed_everything,
     share_object,
@@ -165,6 +167,7 @@ def build(config: Config, world: World, folder: Path, rows: int, held: contextli
     tokenizer = build_tokenizer(config)  # before the model: what is missing shows at once
     with heard("prolip.models.weights.checkpoint") as weights:
         model, transform, preprocess = build_model(config, world.device)
+    statistics = settle_statistics(config, world, model)
     loader = open_loader(config, world, rows, model, transform, tokenizer)
     rows = loader.config.batch_size
     global_batch, start = rows * world.world_size, config.model.init_logit_bias
@@ -203,12 +206,14 @@ def build(config: Config, world: World, folder: Path, rows: int, held: contextli
     if config.model.init_logit_bias != start and config.model.init_logit_bias is not None:
         set_bias(run, config.model.init_logit_bias)
     say = run.kept.log.say
-    notes = [f"  note       {line}" for line in trained.objective.notes(global_batch)]
+    remarks = [*([statistics] if statistics else []), *trained.objective.notes(global_batch)]
+    notes = [f"  note       {line}" for line in remarks]
     say("\n".join([summary(run), *notes, *(f"  weights    {record.getMessage()}" for record in weights)]))
     if loader.noise is not None:
         say(f"noise: {loader.noise}")
     for reason in passed_over:
         say(f"passed over {reason}")
+    part_random_numbers(settings.seed, world)
     if address and checkpoint:
         go_on(run, address, checkpoint)
     elif settings.resume:

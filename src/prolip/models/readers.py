@@ -10,6 +10,7 @@ import copy
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,6 +22,8 @@ from open_clip.modified_resnet import ModifiedResNet
 from open_clip.timm_model import TimmModel
 from open_clip.transformer import to_2tuple
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
+from torch.utils.checkpoint import checkpoint
 
 from prolip.gaussian import Gaussian
 from prolip.models.config import TRANSFORMERS, ProLIPCfg, transformers_config
@@ -69,10 +72,12 @@ def openclip_model(config: Mapping[str, Any]) -> CustomTextCLIP | CoCa:
     if name := own["text_cfg"].get("hf_model_name"):
         bundled = TRANSFORMERS / name.rpartition("/")[2]
         own["text_cfg"]["hf_model_name"] = str(bundled) if bundled.is_dir() else name
-    if "multimodal_cfg" not in own:
-        return CustomTextCLIP(**own)
-    model: Any = CoCa(**own)
-    nn.init.normal_(model.text_decoder.text_projection, std=own["embed_dim"] ** -0.5)  # OpenCLIP leaves what lies there
+    model: Any = (CoCa if "multimodal_cfg" in own else CustomTextCLIP)(**own)
+    if "multimodal_cfg" in own:  # OpenCLIP leaves what lies there
+        nn.init.normal_(model.text_decoder.text_projection, std=own["embed_dim"] ** -0.5)
+    trunk = getattr(model.visual, "trunk", None)  # timm's, which is of one size until it is told another
+    if getattr(getattr(trunk, "patch_embed", None), "img_size", None) not in (None, model.visual.image_size):
+        model.visual.set_input_size(model.visual.image_size)
     return model
 
 
@@ -128,6 +133,7 @@ class ReaderTower(nn.Module):
         self.tower, self.width, self.output_dim = tower, width, dim
         self.reader = Reader(width, dim, own.init_unc_bias, own.init_unc_gain)
         self.head = None
+        self.keeps_statistics = False
 
     @property
     def device(self) -> torch.device:
@@ -163,8 +169,17 @@ class ReaderTower(nn.Module):
         return {f"{place}.{name}" for name in names} | {"reader.unc"}
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """Recompute activations in the backward pass."""
-        self.tower.set_grad_checkpointing(enable)
+        """Compute activations again in the backward pass. OpenCLIP does nothing for a ResNet, and cannot switch it off for
+        transformers' towers.
+        """
+        if not isinstance(self.tower, (ModifiedResNet, HFTextEncoder)):
+            self.tower.set_grad_checkpointing(enable)
+            return
+        stages = isinstance(self.tower, ModifiedResNet)
+        for block in (part for stage in self.blocks for part in stage.children()) if stages else self.blocks:
+            vars(block).pop("forward", None)
+            if enable:
+                block.forward = partial(checkpoint, block.forward, use_reentrant=False)
 
     def train_uncertainty(self, on: bool) -> None:
         """Freeze or unfreeze what is not OpenCLIP's: the reader and a method's own head."""
@@ -178,15 +193,22 @@ class ReaderTower(nn.Module):
         depths = tower_depths(self.tower)
         for name, parameter in self.tower.named_parameters():
             parameter.requires_grad = depths[name] < unlocked
-        self.still = [part for part in self.tower.modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)
-                      and not any(p.requires_grad for p in part.parameters())]  # fmt: skip
+        self.train(self.training)
+
+    def keep_statistics(self) -> None:
+        """Let BatchNorm use the running statistics that it has, and leave them as they are, in training as well."""
+        self.keeps_statistics = True
         self.train(self.training)
 
     def train(self, mode: bool = True) -> ReaderTower:
-        """As `nn.Module.train`, but statistics that are frozen stay as they are."""
+        """As `nn.Module.train`, but statistics that are kept stay as they are, and frozen parts run as in evaluation:
+        without dropout or drop path, statistics as they are.
+        """
         super().train(mode)
-        for part in getattr(self, "still", ()):
-            part.eval()
+        for part in self.tower.modules():
+            learns = [parameter.requires_grad for parameter in part.parameters()]
+            if (learns and not any(learns)) or (self.keeps_statistics and isinstance(part, BatchNorm)):
+                part.eval()
         return self
 
 
@@ -235,6 +257,12 @@ class ReaderTextTower(ReaderTower):
     def __init__(self, tower: Any, dim: int, own: ProLIPCfg, context_length: int):
         super().__init__(tower, text_width(tower), dim, own)
         self.first_width = self.width
+        embeddings = getattr(tower.transformer, "embeddings", None)  # RoBERTa's and XLM-R's have learnt positions
+        if embeddings is not None:
+            most = embeddings.position_embeddings.num_embeddings - embeddings.padding_idx - 1
+            if context_length > most:
+                raise ValueError(f"text_cfg.context_length is {context_length} and the text tower has learnt positions of"
+                                 f" {most} tokens: give at most {most} (--force-context-length)")  # fmt: skip
         self.context_length, self.vocab_size, self.pad_id = context_length, tower.vocab_size, own.pad_token_id
 
     def forward(self, text: Tensor, normalize: bool = True) -> Gaussian:
@@ -261,8 +289,12 @@ def reader_towers(config: Mapping[str, Any]) -> tuple[ReaderImageTower, ReaderTe
 def image_parts(tower: Any, x: Tensor) -> tuple[Tensor, Tokens]:
     """Embedding (B, D) and tokens of images, in one pass."""
     found = tower.forward_intermediates(x, indices=levels_of(tower), output_fmt="NCHW")
-    levels = [level.flatten(2).mT for level in found["image_intermediates"]]
-    before, last = levels[0], levels[-1]
+    levels = found["image_intermediates"]
+    for level in levels if len(x) == 1 and x.device.type == "cpu" else ():
+        if level.requires_grad:  # BatchNorm of torch 2.14 misreads a single image's gradient with the strides of `mT`
+            level.register_hook(torch.Tensor.contiguous)
+    tokens = [level.flatten(2).mT for level in levels]
+    before, last = tokens[0], tokens[-1]
     # of a pyramid the last stage takes a larger grid of another width
     return found["image_features"], Tokens(last, before=before if before.shape == last.shape else last)
 
@@ -308,7 +340,7 @@ def text_width(tower: Any) -> int:
     return tower.width
 
 
-def blocks_of(tower: Any) -> Sequence[nn.Module]:
+def blocks_of(tower: Any) -> Any:
     """The parts of OpenCLIP's tower that follow each other: blocks, or stages of a pyramid."""
     if isinstance(tower, HFTextEncoder):
         lists = [list(part) for part in tower.transformer.modules() if isinstance(part, nn.ModuleList)]
@@ -348,15 +380,18 @@ def tower_depths(tower: Any) -> dict[str, int]:
         return timm_depths(tower)
     blocks = blocks_of(tower)
     place = {id(parameter): len(blocks) - i for i, block in enumerate(blocks) for parameter in block.parameters()}
-    return {name: place.get(id(parameter), len(blocks) + 1 if STEM & set(name.split(".")) else 0)
+    before = {name for name, _ in tower.named_parameters() if STEM & set(name.split(".")) and "attnpool" not in name}
+    return {name: place.get(id(parameter), len(blocks) + 1 if name in before else 0)
             for name, parameter in tower.named_parameters()}  # fmt: skip
 
 
 def timm_depths(tower: TimmModel) -> dict[str, int]:
-    """As timm groups the layers of its model."""
+    """As timm groups the layers of its model, whose last group is the last block where OpenCLIP adds the projection."""
     from timm.models import group_parameters
 
     groups = group_parameters(tower.trunk, tower.trunk.group_matcher())
-    last = max(groups)
-    found = {f"trunk.{name}": last - group for group, names in groups.items() for name in names}
-    return {name: found.get(name, 0) for name, _ in tower.named_parameters()}
+    depth = {f"trunk.{name}": max(groups) - group for group, names in groups.items() for name in names}
+    block = {id(parameter) for parameter in blocks_of(tower)[-1].parameters()}
+    names = {id(parameter): name for name, parameter in tower.named_parameters()}
+    behind = min(depth[names[parameter]] for parameter in block) == 0
+    return {name: depth[name] + behind if name in depth else 0 for name in names.values()}

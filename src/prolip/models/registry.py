@@ -152,10 +152,11 @@ def check_forward(config: dict[str, Any], theirs: dict[str, Any], weights: Path,
 
 
 def grid_of(theirs: dict[str, Any]) -> tuple[int, int] | None:
-    """Rows and columns of patches that a configuration means; None without one."""
-    if not theirs:
+    """Rows and columns of patches that a configuration means; None without one, or without patches as a ResNet's."""
+    vision = theirs.get("vision_cfg", {})
+    patch = vision.get("patch_size", CLIPVisionCfg.patch_size)
+    if not (vision and patch):
         return None
-    vision = theirs["vision_cfg"]
     height, width = to_2tuple(vision.get("image_size", CLIPVisionCfg.image_size))
-    rows, columns = to_2tuple(vision.get("patch_size", CLIPVisionCfg.patch_size))
+    rows, columns = to_2tuple(patch)
     return height // rows, width // columns

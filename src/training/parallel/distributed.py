@@ -15,6 +15,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from prolip.random import mix_seed
+
 TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 PATIENCE = timedelta(hours=24)
 # malloc.h of glibc
@@ -158,6 +160,12 @@ def seed_everything(seed: int, deterministic: bool) -> None:
     if deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
+
+
+def part_random_numbers(seed: int, world: World) -> None:
+    """Let torch draw other numbers on each rank from here on: dropout and drop path would repeat themselves on all."""
+    if not world.is_first:
+        torch.manual_seed(mix_seed(seed, world.rank))
 
 
 def read_random_state(device: torch.device) -> dict[str, Any]:

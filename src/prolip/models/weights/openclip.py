@@ -1,13 +1,16 @@
 """Weights of OpenCLIP's models for towers with readers, in both directions: its names are ours without `tower`."""
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
+import torch
 from open_clip.convert import convert_state_dict, load_big_vision_weights
 from open_clip.model import convert_to_custom_text_state_dict, resize_pos_embed, resize_text_pos_embed
+from timm.layers import resample_abs_pos_embed
 from torch import Tensor
 
 TOWERS = ("visual", "text")
@@ -35,8 +38,31 @@ def from_openclip(model: Any, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         found = convert_to_custom_text_state_dict(found)
     found = {name: value for name, value in found.items() if name not in OBSOLETE}
     resize_pos_embed(found, view)
-    resize_text_pos_embed(found, view)
+    resize_other_positions(found, view)
     return {inside(name): value for name, value in found.items()}
+
+
+def resize_other_positions(found: dict[str, Tensor], view: Any) -> None:
+    """Interpolate, in place, what OpenCLIP's `resize_pos_embed` leaves as it is (positions of timm's towers and of a
+    ResNet's pool), and positions of texts, where OpenCLIP takes [CLS]'s for one of a word.
+    """
+    trunk = getattr(view.visual, "trunk", None)
+    for name in ("visual.trunk.pos_embed", "visual.attnpool.positional_embedding"):
+        old, new = found.get(name), view.visual.state_dict().get(name.removeprefix("visual."))
+        if old is None or new is None or old.shape[-2] == new.shape[-2]:
+            continue
+        special = 1 if trunk is None else 0 if trunk.no_embed_class else trunk.num_prefix_tokens
+        grid = [math.isqrt(len(new) - 1)] * 2 if trunk is None else list(trunk.patch_embed.grid_size)
+        rows = resample_abs_pos_embed(old.reshape(1, -1, old.shape[-1]), grid, num_prefix_tokens=special)
+        found[name] = rows.reshape(*new.shape[:-1], -1)
+    name = "text.positional_embedding"
+    if getattr(view.text, "cls_emb", None) is None or name not in found:
+        resize_text_pos_embed(found, view)
+        return
+    words = {name: found[name][:-1]}
+    own = SimpleNamespace(positional_embedding=view.text.positional_embedding[:-1])
+    resize_text_pos_embed(words, SimpleNamespace(text=own))
+    found[name] = torch.cat([words[name], found[name][-1:]])
 
 
 def completed(
