@@ -104,7 +104,10 @@ def measure(name: str, kind: str, keep: int | None) -> Pass:
         heads = max(int(getattr(part, "num_heads", 0)) for part in block.modules())
         seen.append((x.shape[1], x.shape[2], products, heads))
 
-    handles = [block.register_forward_hook(look) for block in single_blocks(tower.blocks)]
+    trunk = getattr(getattr(tower, "tower", None), "trunk", None)
+    stem = getattr(getattr(trunk, "patch_embed", None), "backbone", None)  # ViTamin's stages before its blocks
+    stages = [*getattr(stem, "stages", ()), *tower.blocks]
+    handles = [block.register_forward_hook(look) for block in single_blocks(stages)]
     flops = forward_flops(model, kind, keep)
     for handle in handles:
         handle.remove()

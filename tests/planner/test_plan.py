@@ -149,7 +149,7 @@ REFUSED = [
      "--global-batch-size 1000 does not divide among 32 GPUs: give 992 or 1024"),
     (["--gpus", "12", "--global-batch-size", "1200"], "--gpus 12 fills no whole number of nodes of 8: give 8 or 16"),
     (["--gpu", "H10"], "--gpu 'H10' is unknown: did you mean H100"),
-    (["--model", "ProLIP-B"], "--model 'ProLIP-B' is no bundled architecture"),
+    (["--model", "ProLIP-B"], "--model 'ProLIP-B': unknown model 'ProLIP-B': did you mean ProLIP-ViT-B-16"),
     (["--mfu", "40"], "--mfu 40.0 is outside (0, 1]: give a share such as 0.4"),
     (["--mfu", "0.4", "--rate", "100"], "--mfu and --rate contradict each other: give one of them"),
     (["--measured", "nowhere"], "--measured nowhere: no run folder nowhere: give"),

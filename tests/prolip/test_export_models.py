@@ -14,6 +14,7 @@ from prolip.export import ImageEncoder, TextEncoder, export_onnx, export_pt2, la
 from prolip.factory import create_model
 from prolip.gaussian import Gaussian
 from prolip.methods import METHODS, score_from_dict
+from prolip.models.prolip import ProLIP
 from prolip.models.weights.checkpoint import save_pretrained
 
 #: In a process of its own, which must not know this code.
@@ -112,6 +113,13 @@ def test_a_graph_that_onnxruntime_does_not_run_is_refused_with_what_does(tmp_pat
 def test_onnx_graphs_of_methods_equal_the_model(name, tmp_path):
     pytest.importorskip("onnxruntime")
     model = load(method_model(name, tmp_path))
+    assert max(largest_differences(model, export_onnx(model, tmp_path / "onnx"), (3,)).values()) <= 1e-4
+
+
+def test_a_tower_that_pools_by_a_mean_leaves_that_name_to_its_output(tmp_path):
+    pytest.importorskip("onnxruntime")
+    config = create_model("ProLIP-ViT-test").config
+    model = ProLIP(config | {"vision_cfg": config["vision_cfg"] | {"pool_type": "avg"}}).eval()
     assert max(largest_differences(model, export_onnx(model, tmp_path / "onnx"), (3,)).values()) <= 1e-4
 
 

@@ -1,13 +1,15 @@
 """Every method on every combination of OpenCLIP's towers: two steps, in which all that is read learns."""
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from small_towers import NAMES, small_config, small_folder, small_towers
 
 import prolip
 from prolip.gaussian import Gaussian
-from prolip.methods import METHODS, find_method, method_table, score_of
+from prolip.methods import FURTHER, METHODS, find_method, method_table, score_of
 from prolip.methods.base import Context
 from prolip.models.config import complete
 from prolip.uncertainty.pairs import Pool
@@ -139,3 +141,14 @@ def test_a_method_that_cannot_train_such_a_model_says_so_before_anything_is_buil
     values = {"model": {"model": "RN50", "force_image_size": 225}, "data": {"train_data": "x.tar"}}
     with pytest.raises(FlagError, match=r"--method prolip does not train --model RN50 \(ModifiedResNet; causal.*224"):
         build_model(build_config("prolip", values), torch.device("cpu"))
+
+
+def test_a_head_of_ones_own_sees_the_tokens_of_openclips_towers(folders, monkeypatch):
+    """The documented example, whose head knows nothing of kinds of towers."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parent / "methods"))
+    monkeypatch.setenv(FURTHER, "near_method")
+    objective = objective_of(folders("convnext_base"), "near")
+    batch, _ = batch_of(objective.model, "near")
+    objective(objective.prepare(batch, 0))["loss"].backward()
+    shifts = [tower.head.shift.weight.grad for tower in objective.model.towers().values()]
+    assert all(gradient is not None and gradient.abs().sum() > 0 for gradient in shifts)

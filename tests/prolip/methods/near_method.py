@@ -68,7 +68,7 @@ class NearScore(Score):
 def extend(model: Any, config: NearConfig) -> None:
     """Add the score and both heads to a fresh model."""
     model.near = NearScore(model.embed_dim, config.near_weight)
-    model.visual.head, model.text.head = Head(model.visual.transformer.width), Head(model.text.width)
+    model.visual.head, model.text.head = Head(model.visual.width), Head(model.text.width)
 
 
 class NearObjective(Objective):

@@ -215,7 +215,10 @@ def test_a_tower_of_one_block_and_checkpointed_activations_give_the_same():
     small = copy.deepcopy(model)
     small.visual.transformer.resblocks = small.visual.transformer.resblocks[:1]
     before = small.visual._embeds(image)
-    torch.testing.assert_close(small.visual.through_blocks(before)[1]["before"], before)
+    block = small.visual.head.block
+    again = small.visual.through_blocks(before)[1]["again"](block)
+    torch.testing.assert_close(again.last, block(before)[:, 2:])
+    torch.testing.assert_close(again.pooled, block(before)[:, 0])
 
 
 def test_size_augment_loses_tokens_in_training_alone_and_the_first_stays():
