@@ -228,7 +228,7 @@ def rank_gradients(rank: int, ranks: int, root: Path, name: str, way: str) -> di
         parts = 1 if way == "alone" else 2
         if way == "shards":
             before = {name: value.clone() for name, value in objective.model.state_dict().items()}
-            shard_model(objective.model, world)
+            shard_model(objective.model, world, torch.bfloat16)  # which stay float32 on the CPU
             copy = whole_model(objective.model, world, everywhere=True).state_dict()
             assert all(torch.equal(copy[name], value) for name, value in before.items())  # as checkpoints have it
         network = distribute(objective, world, RunConfig(fsdp=way == "shards", accum_freq=parts)).train()
@@ -384,8 +384,7 @@ def test_recomputing_gives_the_same_gradients_and_can_be_switched_off(root, name
         assert_alike(found[policy], found["none"], part=1e-5)
     assert again["off"] == again["none"]
     assert sum(again["full"]) > sum(again["none"]) and sum(again["selective"]) > sum(again["none"])
-    products = FORWARD.index("addmm"), FORWARD.index("convolution")
-    assert all(again["selective"][own] == again["none"][own] for own in products)
+    assert again["selective"][0] == again["none"][0] <= again["full"][0]  # of matrix products
 
 
 # --- other sizes -----------------------------------------------------------------------------------------------------
