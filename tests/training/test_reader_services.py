@@ -105,10 +105,9 @@ def assert_alike(got: dict[str, Tensor], want: dict[str, Tensor], part: float = 
 def without_drops(module: nn.Module) -> None:
     """Let nothing in it draw random numbers."""
     for part in module.modules():
-        if isinstance(part, nn.Dropout):
-            part.p = 0.0
-        if hasattr(part, "drop_prob"):
-            part.drop_prob = 0.0
+        for own in ("drop_prob", "dropout", "activation_dropout", *(["p"] if isinstance(part, nn.Dropout) else [])):
+            if isinstance(getattr(part, own, None), float):
+                setattr(part, own, 0.0)
 
 
 # --- micro-batches and ranks -----------------------------------------------------------------------------------------
