@@ -253,6 +253,7 @@ def test_ranks_with_micro_batches_give_the_gradients_of_one_process(root, name):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("backend, name", [("inductor", "ViT-B-16"), *(("aot_eager", name) for name in LARGE)])
 def test_compiled_towers_give_the_same_gradients(root, backend, name):
     """By torch's own compiler, and by one that takes the same graphs and makes no code of them, which is faster."""
@@ -262,7 +263,8 @@ def test_compiled_towers_give_the_same_gradients(root, backend, name):
         without_drops(objective)
         for tower in objective.model.towers().values() if compiled else ():
             tower.compile(dynamic=False, backend=backend)
-        accumulate_backward(objective, objective.prepare(batch_of(objective.model, 4), 0), 2)
+        parts = 1 if backend == "inductor" else 2  # each more of the shapes is minutes of compiling
+        accumulate_backward(objective, objective.prepare(batch_of(objective.model, 4), 0), parts)
         found.append(gradients(objective))
     assert_alike(found[1], found[0], part=1e-3)
 
