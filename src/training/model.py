@@ -43,7 +43,6 @@ KEPT = (
     aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default,
     aten._scaled_dot_product_flash_attention.default, aten._scaled_dot_product_efficient_attention.default,
     aten._scaled_dot_product_cudnn_attention.default, aten._scaled_dot_product_flash_attention_for_cpu.default,
-    aten.convolution.default,
 )  # fmt: skip
 DTYPES = {"amp_bf16": torch.bfloat16, "amp_fp16": torch.float16}
 
@@ -111,9 +110,10 @@ def settle_statistics(config: Config, world: World, model: Any) -> str | None:
         "--grad-checkpointing": config.model.grad_checkpointing,
     }
     for cut in (name for name, asked in cuts.items() if asked):
-        raise FlagError(f"{cut}, and {config.model.model} has BatchNorm with random weights, which needs the statistics of"
-                        f" a whole batch in one pass: train without, or start from trained weights (--pretrained), whose"
-                        f" statistics it keeps")  # fmt: skip
+        raise FlagError(
+            f"{cut}, and {config.model.model} has BatchNorm with random weights, which needs the statistics of a whole "
+            "batch in one pass: train without, or start from trained weights (--pretrained), whose statistics it keeps"
+        )
     return "BatchNorm takes the statistics of each batch, as the run starts from random weights"
 
 

@@ -16,7 +16,9 @@ from torch import Tensor
 import prolip
 from prolip.methods import find_method
 from prolip.models import readers
+from prolip.models.prolip import ProLIP
 from prolip.models.readers import openclip_model
+from prolip.models.registry import get_model_config
 from prolip.models.weights.checkpoint import CheckpointError, save_pretrained
 
 LABELS = 100
@@ -217,7 +219,7 @@ def test_siglips_published_archives_load(tmp_path):
 def test_every_architecture_builds_with_heads(name):
     """Without memory. transformers' towers cannot run there, the others do."""
     with torch.device("meta"):
-        model = prolip.models.prolip.ProLIP(prolip.models.registry.get_model_config(name)[0])
+        model = ProLIP(get_model_config(name)[0])
         z = model.encode_image(torch.empty(1, 3, *model.image_size))
         if "hf_model_name" not in model.config["text_cfg"]:
             text = model.encode_text(torch.empty(1, model.context_length, dtype=torch.int64))

@@ -105,10 +105,9 @@ def assert_alike(got: dict[str, Tensor], want: dict[str, Tensor], part: float = 
 def without_drops(module: nn.Module) -> None:
     """Let nothing in it draw random numbers."""
     for part in module.modules():
-        if isinstance(part, nn.Dropout):
-            part.p = 0.0
-        if hasattr(part, "drop_prob"):
-            part.drop_prob = 0.0
+        for own in ("drop_prob", "dropout", "activation_dropout", *(["p"] if isinstance(part, nn.Dropout) else [])):
+            if isinstance(getattr(part, own, None), float):
+                setattr(part, own, 0.0)
 
 
 # --- micro-batches and ranks -----------------------------------------------------------------------------------------
@@ -228,7 +227,7 @@ def rank_gradients(rank: int, ranks: int, root: Path, name: str, way: str) -> di
         parts = 1 if way == "alone" else 2
         if way == "shards":
             before = {name: value.clone() for name, value in objective.model.state_dict().items()}
-            shard_model(objective.model, world)
+            shard_model(objective.model, world, torch.bfloat16)  # which stay float32 on the CPU
             copy = whole_model(objective.model, world, everywhere=True).state_dict()
             assert all(torch.equal(copy[name], value) for name, value in before.items())  # as checkpoints have it
         network = distribute(objective, world, RunConfig(fsdp=way == "shards", accum_freq=parts)).train()
@@ -254,6 +253,7 @@ def test_ranks_with_micro_batches_give_the_gradients_of_one_process(root, name):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("backend, name", [("inductor", "ViT-B-16"), *(("aot_eager", name) for name in LARGE)])
 def test_compiled_towers_give_the_same_gradients(root, backend, name):
     """By torch's own compiler, and by one that takes the same graphs and makes no code of them, which is faster."""
@@ -263,7 +263,8 @@ def test_compiled_towers_give_the_same_gradients(root, backend, name):
         without_drops(objective)
         for tower in objective.model.towers().values() if compiled else ():
             tower.compile(dynamic=False, backend=backend)
-        accumulate_backward(objective, objective.prepare(batch_of(objective.model, 4), 0), 2)
+        parts = 1 if backend == "inductor" else 2  # each more of the shapes is minutes of compiling
+        accumulate_backward(objective, objective.prepare(batch_of(objective.model, 4), 0), parts)
         found.append(gradients(objective))
     assert_alike(found[1], found[0], part=1e-3)
 
@@ -384,8 +385,7 @@ def test_recomputing_gives_the_same_gradients_and_can_be_switched_off(root, name
         assert_alike(found[policy], found["none"], part=1e-5)
     assert again["off"] == again["none"]
     assert sum(again["full"]) > sum(again["none"]) and sum(again["selective"]) > sum(again["none"])
-    products = FORWARD.index("addmm"), FORWARD.index("convolution")
-    assert all(again["selective"][own] == again["none"][own] for own in products)
+    assert again["selective"][0] == again["none"][0] <= again["full"][0]  # of matrix products
 
 
 # --- other sizes -----------------------------------------------------------------------------------------------------

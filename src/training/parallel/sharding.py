@@ -27,6 +27,7 @@ def shard_model(model: Any, world: World, dtype: torch.dtype | None = None) -> N
     if world.world_size == 1:
         raise FlagError("--fsdp shards over ranks, and there is one: start with torchrun, or leave --fsdp out")
     mesh = init_device_mesh(world.device.type, (world.world_size,))
+    dtype = dtype if world.device.type == "cuda" else None  # a norm on the CPU takes no parameters of lower precision
     low = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
     for tower in model.towers().values():
         for block in tower.blocks:
