@@ -44,8 +44,7 @@ class HeadsObjective(KnownMatches):
         """That the method's own heads make the means, where the weights come with others that could be kept."""
         if not any(tower.has_reader and tower.head is not None for tower in (self.model.visual, self.model.text)):
             return ()
-        return ("means are new: the method's heads make them, so that zero-shot begins from nothing; --no-pooled-heads"
-                " keeps OpenCLIP's embedding",)  # fmt: skip
+        return ("means are new: the method's heads make them; --no-pooled-heads keeps OpenCLIP's embedding",)
 
     def embed(self, batch: Batch) -> Reps:
         """Gaussians of images and texts (B, D) as flat entries, with scale and bias."""

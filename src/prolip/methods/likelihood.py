@@ -17,7 +17,7 @@ from prolip.flops import EncoderPass
 from prolip.gaussian import Gaussian, upcast, without_autocast
 from prolip.losses import mean_factors, sigmoid_loss_over_ranks
 from prolip.methods.base import Batch, Context, MeansObjective, Needs, Reps, Terms, clip_loss, logit_scale_and_bias
-from prolip.scores import Side, TrueMatchScore
+from prolip.scores import TrueMatchScore
 from prolip.uncertainty.fit import Fitted, fit_variances
 from prolip.uncertainty.heads import Parts, VarianceHead
 from prolip.uncertainty.novelty import Novelty, Widths

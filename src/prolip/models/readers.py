@@ -169,8 +169,9 @@ class ReaderTower(nn.Module):
         return {f"{place}.{name}" for name in names} | {"reader.unc"}
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """Compute activations again in the backward pass. OpenCLIP does nothing for a ResNet, and cannot switch it off for
-        transformers' towers.
+        """Compute activations again in the backward pass.
+
+        OpenCLIP does nothing for a ResNet, and cannot switch it off for transformers' towers.
         """
         if not isinstance(self.tower, (ModifiedResNet, HFTextEncoder)):
             self.tower.set_grad_checkpointing(enable)
@@ -261,8 +262,8 @@ class ReaderTextTower(ReaderTower):
         if embeddings is not None:
             most = embeddings.position_embeddings.num_embeddings - embeddings.padding_idx - 1
             if context_length > most:
-                raise ValueError(f"text_cfg.context_length is {context_length} and the text tower has learnt positions of"
-                                 f" {most} tokens: give at most {most} (--force-context-length)")  # fmt: skip
+                raise ValueError(f"text_cfg.context_length is {context_length} and the text tower has learnt positions"
+                                 f" of {most} tokens: give at most {most} (--force-context-length)")
         self.context_length, self.vocab_size, self.pad_id = context_length, tower.vocab_size, own.pad_token_id
 
     def forward(self, text: Tensor, normalize: bool = True) -> Gaussian:

@@ -111,7 +111,7 @@ class Probabilistic:
     def through_blocks(
         self, x: Tensor, mask: Tensor | None = None, ids: Tensor | None = None
     ) -> tuple[Tensor, dict[str, Callable[[Any], Tokens]]]:
-        """The last tokens, and what a head that `looks_before` gets beside them: `again`, from a block to its tokens."""
+        """The last tokens, and for a head that `looks_before` the function `again`, from a block to its tokens."""
         if not getattr(self.head, "looks_before", False):
             return self.transformer(x, attn_mask=mask), {}
         first = len(self.blocks) == 1
