@@ -98,9 +98,14 @@ class ProLIPObjective(KnownMatches):
     def __init__(self, model: Any, config: ProLIPConfig, context: Context | None = None):
         super().__init__(model, config, context)
         self.masks_texts = config.alpha2 > 0 and model.mask_token_id is not None
+        if config.alpha2 > 0 and not (self.masks_texts or model.text.has_reader):
+            raise ValueError(
+                "alpha2 wants masked texts and the model's vocabulary has no [MASK]: "
+                "give prolip_cfg.mask_token_id in the model's config, or alpha2=0"
+            )
 
     def notes(self, batch: int) -> tuple[str, ...]:
-        """That texts are not masked, where the vocabulary has no token for it."""
+        """That texts are not masked, where the vocabulary of OpenCLIP's tower has no token for it."""
         if self.config.alpha2 == 0 or self.masks_texts:
             return ()
         return ("no masked texts: the model's vocabulary has no [MASK] (prolip_cfg.mask_token_id); images are masked",)

@@ -291,7 +291,7 @@ def image_parts(tower: Any, x: Tensor) -> tuple[Tensor, Tokens]:
     """Embedding (B, D) and tokens of images, in one pass."""
     found = tower.forward_intermediates(x, indices=levels_of(tower), output_fmt="NCHW")
     levels = found["image_intermediates"]
-    for level in levels if len(x) == 1 and x.device.type == "cpu" else ():
+    for level in levels if x.shape[0] == 1 and x.device.type == "cpu" else ():
         if level.requires_grad:  # BatchNorm of torch 2.14 misreads a single image's gradient with the strides of `mT`
             level.register_hook(torch.Tensor.contiguous)
     tokens = [level.flatten(2).mT for level in levels]

@@ -173,7 +173,7 @@ def test_pcmes_means_begin_near_the_embedding_at_another_width_too():
         head.inherit(tower)
         tokens = torch.randn(rows, 20, width)
         with torch.no_grad():
-            found.append(head(Tokens(tokens, tokens), Gaussian(embedding, embedding)).mean)
+            found.append(head(Tokens(tokens), Gaussian(embedding, embedding)).mean)
     before, after = (((x @ y.T).argmax(1) == torch.arange(rows)).float().mean().item() for x, y in (unit, found))
     assert 0.3 < before < 0.7 and after == pytest.approx(before, abs=0.05)
 

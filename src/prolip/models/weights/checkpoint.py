@@ -177,8 +177,8 @@ def readers_beside(weights: Path) -> dict[str, Tensor]:
     if weights.name != OPENCLIP_FILES[1] or not config.is_file() or "prolip_cfg" not in read_config(config)[0]:
         return {}
     if not beside.is_file():
-        raise CheckpointError(f"{config} has a prolip_cfg, and {READERS}, the file that it speaks of, is not beside it:"
-                              " copy it there, or delete prolip_cfg and method_cfg to begin with new readers")
+        raise CheckpointError(f"{config} has a prolip_cfg, and what it speaks of, {READERS}, is not beside it: copy it"
+                              " there, or delete prolip_cfg and method_cfg to begin with new readers")
     return read_state_dict(beside)
 
 
