@@ -23,7 +23,7 @@ FLOORS = [
     ["prolip.scores"],
     ["prolip.uncertainty"],
     ["prolip.data", "prolip.models"],
-    ["prolip.uncertainty.hidden", "prolip.uncertainty.novelty", "prolip.uncertainty.collect", "prolip.uncertainty.clip"],
+    ["prolip.uncertainty.collect", "prolip.uncertainty.clip"],
     ["prolip.methods.base"],
     ["prolip.methods.gaussians"],
     ["prolip.methods.prolip", "prolip.methods.deterministic", "prolip.methods.likelihood", "prolip.methods.triplet",

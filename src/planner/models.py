@@ -12,8 +12,8 @@ from torch import nn
 from prolip.flops import FORWARD_AND_BACKWARD, forward_flops, image_sides
 from prolip.methods import find_method
 from prolip.models.prolip import ProLIP
-from prolip.models.readers import as_tokens
 from prolip.models.registry import get_model_config
+from prolip.uncertainty.hidden import as_tokens
 from prolip.utils.flags import FlagError
 
 #: Parts of the names of heads, which run in float32.

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -29,6 +28,7 @@ from prolip.gaussian import Gaussian
 from prolip.models.config import TRANSFORMERS, ProLIPCfg, transformers_config
 from prolip.models.heads import LogVarianceHead, Tokens, layer_norm, own_words
 from prolip.models.inputs import check_images, check_keep, check_texts
+from prolip.uncertainty.hidden import blocks_of, first_tokens
 
 #: Greatest inner width of a reader and width of its heads.
 INNER, HEAD = 512, 64
@@ -339,40 +339,6 @@ def text_width(tower: Any) -> int:
     if isinstance(tower, HFTextEncoder):
         return getattr(tower.config, arch_dict[tower.config.model_type]["config_names"]["width"])
     return tower.width
-
-
-def blocks_of(tower: Any) -> Any:
-    """The parts of OpenCLIP's tower that follow each other: blocks, or stages of a pyramid."""
-    if isinstance(tower, HFTextEncoder):
-        lists = [list(part) for part in tower.transformer.modules() if isinstance(part, nn.ModuleList)]
-        return max(lists, key=len)
-    if isinstance(tower, ModifiedResNet):
-        return [tower.layer1, tower.layer2, tower.layer3, tower.layer4]
-    if isinstance(tower, TimmModel):
-        return next(getattr(tower.trunk, name) for name in ("blocks", "stages", "layers") if hasattr(tower.trunk, name))
-    return tower.transformer.resblocks
-
-
-def as_tokens(x: Tensor, tower: Any) -> Tensor:
-    """What passes between the blocks of a tower, of ours or of OpenCLIP's, as tokens (B, L, W)."""
-    trunk = getattr(getattr(tower, "tower", tower), "trunk", None)
-    channels = -1 if getattr(trunk, "output_fmt", "") == "NHWC" else 1
-    return x.movedim(channels, -1).flatten(1, 2) if x.ndim == 4 else x
-
-
-@contextmanager
-def first_tokens(tower: Any) -> Iterator[list[Tensor]]:
-    """What the first block of OpenCLIP's tower, or of our own, takes in each pass inside: tokens (B, L, W)."""
-    taken: list[Tensor] = []
-
-    def take(_: nn.Module, args: tuple, named: dict[str, Any]) -> None:
-        taken.append(as_tokens((*args, *named.values())[0], tower))
-
-    handle = blocks_of(tower)[0].register_forward_pre_hook(take, with_kwargs=True)
-    try:
-        yield taken
-    finally:
-        handle.remove()
 
 
 def tower_depths(tower: Any) -> dict[str, int]:

@@ -5,7 +5,8 @@ compares images with texts. So have texts in words that were never trained on.
 """
 from __future__ import annotations
 
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -32,8 +33,6 @@ def encode_hidden(model: nn.Module, batch: Tensor, side: Side = "image") -> Hidd
 
     TypeError for a model whose inputs become no Gaussians.
     """
-    from prolip.models.readers import first_tokens  # late: it takes seconds
-
     tower, taken = tower_of(model, side), list[Tensor]()
     with ExitStack() as held, torch.no_grad():
         if tower is not None:
@@ -48,8 +47,6 @@ def tower_of(model: nn.Module, side: Side = "image") -> Any:
 
     OpenCLIP's first models have their text tower's parts beside the image tower.
     """
-    from prolip.models.readers import blocks_of  # late, as above
-
     inner = innermost(model)
     tower: Any = getattr(inner, "visual", None) if side == "image" else getattr(inner, "text", inner)
     tower = getattr(tower, "tower", tower)  # OpenCLIP's, beside its reader
@@ -57,6 +54,44 @@ def tower_of(model: nn.Module, side: Side = "image") -> Any:
         return tower if blocks_of(tower) else None
     except (AttributeError, StopIteration):
         return None
+
+
+def blocks_of(tower: Any) -> Any:
+    """The parts of OpenCLIP's tower that follow each other: blocks, or stages of a pyramid."""
+    from open_clip.hf_model import HFTextEncoder  # late: they take seconds
+    from open_clip.modified_resnet import ModifiedResNet
+    from open_clip.timm_model import TimmModel
+
+    if isinstance(tower, HFTextEncoder):
+        lists = [list(part) for part in tower.transformer.modules() if isinstance(part, nn.ModuleList)]
+        return max(lists, key=len)
+    if isinstance(tower, ModifiedResNet):
+        return [tower.layer1, tower.layer2, tower.layer3, tower.layer4]
+    if isinstance(tower, TimmModel):
+        return next(getattr(tower.trunk, name) for name in ("blocks", "stages", "layers") if hasattr(tower.trunk, name))
+    return tower.transformer.resblocks
+
+
+def as_tokens(x: Tensor, tower: Any) -> Tensor:
+    """What passes between the blocks of a tower, of ours or of OpenCLIP's, as tokens (B, L, W)."""
+    trunk = getattr(getattr(tower, "tower", tower), "trunk", None)
+    channels = -1 if getattr(trunk, "output_fmt", "") == "NHWC" else 1
+    return x.movedim(channels, -1).flatten(1, 2) if x.ndim == 4 else x
+
+
+@contextmanager
+def first_tokens(tower: Any) -> Iterator[list[Tensor]]:
+    """What the first block of OpenCLIP's tower, or of our own, takes in each pass inside: tokens (B, L, W)."""
+    taken: list[Tensor] = []
+
+    def take(_: nn.Module, args: tuple, named: dict[str, Any]) -> None:
+        taken.append(as_tokens((*args, *named.values())[0], tower))
+
+    handle = blocks_of(tower)[0].register_forward_pre_hook(take, with_kwargs=True)
+    try:
+        yield taken
+    finally:
+        handle.remove()
 
 
 def innermost(model: nn.Module) -> nn.Module:
