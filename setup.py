@@ -23,8 +23,8 @@ setup(
     package_dir={"": "src"},
     packages=find_packages("src"),
     package_data={
-        "prolip": ["models/configs/*.json", "report/*.j2", "curate/*.j2", "hub/*.j2", "explorer/*.j2",
-                   "explorer/*.js", "explorer/*.css", "evaluation/suites/datacomp/*.csv",
+        "prolip": ["models/configs/*.json", "models/configs/transformers/*/*.json", "report/*.j2", "curate/*.j2",
+                   "hub/*.j2", "explorer/*.j2", "explorer/*.js", "explorer/*.css", "evaluation/suites/datacomp/*.csv",
                    "evaluation/published/*.csv", "py.typed"],
         "training": ["retired_flags.json"],
     },

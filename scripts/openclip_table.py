@@ -18,12 +18,13 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT / "scripts")]
 import open_clip  # noqa: E402
 import torch  # noqa: E402
 
+from prolip.methods import method_table  # noqa: E402
 from prolip.models.config import transformers_config  # noqa: E402
-from prolip.models.readers import reader_towers  # noqa: E402
+from prolip.models.readers import kinds_of, reader_towers  # noqa: E402
 from prolip.models.registry import get_model_config  # noqa: E402
 from study import markdown, write  # noqa: E402
 
-HEADS = ("name", "image tower", "text tower", "tokens read", "means from", "tokenizer", "masked views")
+HEADS = ("name", "image tower", "text tower", "tokens read", "means from", "tokenizer", "masked views", "methods")
 #: Part of a timm model's name -> its kind, and what it pools where OpenCLIP's configuration does not say; the first
 #: that fits.
 KINDS = {
@@ -69,7 +70,9 @@ def row(name: str) -> list[str]:
     tokenizer = "file" if config["text_cfg"].get("hf_tokenizer_name") else "bundled"
     seen = f"{image.num_tokens} of {image.width}"
     squares = f"{image.grid_size[0]} x {image.grid_size[1]} squares"
-    return [name, kind, words, seen, f"{pool}; {token}", tokenizer, squares]
+    refused = [method for method, reason in method_table([config])[kinds_of(config)].items() if reason]
+    methods = f"all but {', '.join(refused)}" if refused else "all"
+    return [name, kind, words, seen, f"{pool}; {token}", tokenizer, squares, methods]
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:

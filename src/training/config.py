@@ -36,7 +36,7 @@ RENAMED = {("run", "output_dir"): "output"}
 #: Settings that an earlier version saved and nobody asks for any more.
 DROPPED = {("model", "init_uncertainty")}
 #: Configurations, now deleted, of towers of ours that took CLIP's weights.
-CONVERTED = "local-dir:scripts/recipes/clip-vit-"
+CONVERTED = "local-dir:scripts/recipes/"
 #: Where a saved config keeps the hashes of settings that it holds without what may be secret in them.
 REDACTED = "redacted"
 #: What a share of the run's steps looks like.

@@ -7,7 +7,8 @@ import prolip
 from prolip import measures
 from prolip.evaluation.zero_shot import class_gaussians
 from prolip.gaussian import Gaussian, mixture
-from prolip.models.registry import own_models
+from prolip.models.prolip import ProLIP
+from prolip.models.registry import get_model_config, own_models
 from prolip.models.weights import hub
 from prolip.models.weights.checkpoint import save_pretrained
 
@@ -115,3 +116,16 @@ def test_features_are_not_normalised_again(model):
         features /= features.norm(dim=-1, keepdim=True)
     with pytest.raises(AttributeError, match="pairwise_csd_similarity"):
         features @ features.T
+
+
+@pytest.mark.parametrize("name", open_clip.list_models())
+def test_every_architecture_builds_with_heads(name):
+    """Without memory. transformers' towers cannot run there, the others do."""
+    with torch.device("meta"):
+        model = ProLIP(get_model_config(name)[0])
+        z = model.encode_image(torch.empty(1, 3, *model.image_size))
+        if "hf_model_name" not in model.config["text_cfg"]:
+            text = model.encode_text(torch.empty(1, model.context_length, dtype=torch.int64))
+            assert text.log_var.shape == z.log_var.shape == (1, model.embed_dim)
+    depths = model.depths()
+    assert set(depths) == {n for n, _ in model.named_parameters() if n.startswith(("visual.", "text."))}

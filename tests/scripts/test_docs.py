@@ -7,6 +7,7 @@ import shlex
 import sys
 from pathlib import Path
 
+import open_clip
 import pytest
 import torch
 from PIL import Image
@@ -23,6 +24,9 @@ from prolip.uncertainty.pairs import Pairs
 from training.main import build_parser, parse
 
 ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "scripts"))
+import openclip_table  # noqa: E402
+
 TEXT = (ROOT / "docs/training.md").read_text()
 PAGES = ["README.md", "slurm/README.md", "data/emoji/README.md", "data/emoji/LICENSES/README.md"]
 PAGES += sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))
@@ -271,3 +275,19 @@ def test_training_commands_are_taken_by_the_program(page):
     assert tried
     for words in tried:
         assert parse(shlex.split(words, comments=True)).data.train_data
+
+
+def test_the_table_of_openclips_architectures_has_each_and_says_what_the_code_does():
+    page = (ROOT / "docs/openclip_models.md").read_text()
+    rows = dict(re.findall(r"^\| (\S+) (\|.*\|)$", page, re.M))
+    assert set(open_clip.list_models()) <= rows.keys() and len(rows) == len(open_clip.list_models()) + 1
+    for name in ("ViT-B-16", "ViT-B-16-SigLIP2", "RN50", "convnext_base", "coca_ViT-B-32", "nllb-clip-base"):
+        assert f"| {' | '.join(openclip_table.row(name))} |" in page
+
+
+@pytest.mark.slow
+def test_every_row_of_the_table_of_openclips_architectures_is_the_codes(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text((ROOT / "docs/openclip_models.md").read_text())
+    openclip_table.main(["--write", str(page)])
+    assert page.read_text() == (ROOT / "docs/openclip_models.md").read_text()

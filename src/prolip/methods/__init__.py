@@ -26,7 +26,6 @@ from prolip.methods.source_free import SourceFreeConfig, SourceFreeObjective
 from prolip.methods.triplet import CosineScore, TripletConfig, TripletObjective, VSEConfig, VSEObjective
 from prolip.methods.vacsr import OF_PAIRS, VACSRConfig, VACSRObjective, VACSRScore
 from prolip.methods.vacsr import extend as extend_vacsr
-from prolip.models.readers import kinds_of
 from prolip.scores import SCORES, CSDScore, MeanScore, Score, measure_score
 from prolip.utils.flags import did_you_mean
 
@@ -81,6 +80,8 @@ def method_table(architectures: Iterable[Mapping[str, Any]]) -> dict[tuple[str, 
     """(kind of image tower, kind of text tower) of complete configurations -> method -> why it does not train such a
     model at its defaults, empty where it does.
     """
+    from prolip.models.readers import kinds_of  # late: it takes seconds
+
     known = {name: (method.objective, method.config()) for name, method in all_methods().items()}
     return {kinds_of(one): {name: objective.unserved(config, one) for name, (objective, config) in known.items()}
             for one in architectures}  # fmt: skip

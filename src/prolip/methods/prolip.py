@@ -23,8 +23,6 @@ from prolip.methods.base import (
     clamp_logit_scale,
     logit_scale_and_bias,
 )
-from prolip.models.config import is_reader
-from prolip.models.readers import SQUARES, square_of
 from prolip.random import Stream
 from prolip.utils.fields import option
 
@@ -117,6 +115,9 @@ class ProLIPObjective(KnownMatches):
     @classmethod
     def unserved(cls, config: ProLIPConfig, architecture: Mapping[str, Any]) -> str:
         """Masked views of OpenCLIP's towers want squares to blank."""
+        from prolip.models.config import is_reader  # late, as what follows: they take seconds
+        from prolip.models.readers import SQUARES, square_of
+
         if config.alpha2 == 0 or not is_reader(architecture) or square_of(architecture["vision_cfg"]["image_size"]) > 1:
             return ""
         return (f"masked views blank squares of {SQUARES} pixels, and none of these divides images of"
