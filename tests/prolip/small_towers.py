@@ -5,6 +5,8 @@ import contextlib
 import copy
 import json
 from collections.abc import Iterator
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -12,6 +14,7 @@ from unittest.mock import patch
 import open_clip
 import timm
 import torch
+from packaging.version import Version
 from safetensors.torch import save_file
 
 from prolip.models import config as configuration
@@ -24,6 +27,9 @@ NAMES = (
     "ViT-H-14-worldwide", "MobileCLIP-S1", "ViT-H-14-CLIPA", "roberta-ViT-B-32", "xlm-roberta-base-ViT-B-32",
     "mt5-base-ViT-B-32", "nllb-clip-base", "nllb-clip-base-siglip", "coca_ViT-B-32", "coca_base", "MobileCLIP2-L-14",
 )  # fmt: skip
+#: Other image sizes of relative positions, and passes of transformers' towers without data, want these versions.
+OLD_TIMM = Version(timm.__version__) < Version("1.0.31")
+OLD_TRANSFORMERS = Version(version("transformers")) < Version("5") if find_spec("transformers") else True
 VIT = {"embed_dim": 64, "depth": 2, "num_heads": 2}
 #: Part of a timm model's name -> what makes it small; the first that fits.
 TIMM: dict[str, dict[str, Any]] = {
