@@ -1,7 +1,7 @@
-"""The studies of docs/towers.md: OpenCLIP's towers with readers, on drawings.
+"""Two studies of OpenCLIP's towers with readers, on drawings.
 
-    python scripts/study_towers.py start --out runs/towers --old ../before --write docs/towers.md
-    python scripts/study_towers.py reader --out runs/towers --write docs/towers.md
+    python scripts/study_towers.py start --out runs/towers --old ../before
+    python scripts/study_towers.py reader --out runs/towers
 
 start: a small tower like SigLIP's learns some designers' drawings by SigLIP's loss. Methods then go on from its weights
 with other designers' drawings, beside the deterministic model, a model from random weights, and, with --old, the

@@ -16,6 +16,7 @@ import timm
 import torch
 from packaging.version import Version
 from safetensors.torch import save_file
+from torch import Tensor
 
 from prolip.models import config as configuration
 from prolip.models import readers
@@ -101,3 +102,14 @@ def small_folder(name: str, folder: Path, config: dict[str, Any] | None = None) 
     config["custom_text"] = True
     (folder / "open_clip_config.json").write_text(json.dumps({"model_cfg": config, "preprocess_cfg": {}}))
     return folder
+
+
+def inputs(model: Any, rows: int = 3, seed: int = 1) -> tuple[Tensor, Tensor]:
+    """Images, and texts with an end and padding."""
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(3, 900, (rows, model.context_length), generator=generator)
+    ids[:, 9], ids[:, 10:] = min(model.vocab_size, 1000) - 1, model.pad_token_id
+    eos = getattr(model.text.tower, "eos_id", None)
+    if eos is not None and eos < 1000:
+        ids[:, 9] = eos
+    return torch.randn(rows, 3, *model.image_size, generator=generator), ids

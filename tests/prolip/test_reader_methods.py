@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from small_towers import NAMES, small_config, small_folder, small_towers
+from small_towers import NAMES, inputs, small_config, small_folder, small_towers
 
 import prolip
 from prolip.gaussian import Gaussian
@@ -38,13 +38,7 @@ def folders(tmp_path_factory):
 
 def batch_of(model, method):
     """Images, and texts with an end and padding, as a run with the method hands them over."""
-    generator = torch.Generator().manual_seed(1)
-    ids = torch.randint(3, 900, (ROWS, model.context_length), generator=generator)
-    ids[:, 9], ids[:, 10:] = min(model.vocab_size, 1000) - 1, model.pad_token_id
-    eos = getattr(model.text.tower, "eos_id", None)
-    if eos is not None and eos < 1000:
-        ids[:, 9] = eos
-    images = torch.randn(ROWS, 3, *model.image_size, generator=generator)
+    images, ids = inputs(model, ROWS)
     text = {"source-free": {}, "likelihood": {"text": ids[:, None]}}.get(method, {"text": ids})
     return {"image": images, "key": [f"k{i}" for i in range(ROWS)], **text}, ids
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
-from small_towers import NAMES, small_folder, small_towers
+from small_towers import NAMES, inputs, small_folder, small_towers
 from torch import Tensor
 
 import prolip
@@ -35,17 +35,6 @@ def openclip(folder: Path):
     model = openclip_model(json.loads((folder / "open_clip_config.json").read_text())["model_cfg"])
     model.load_state_dict(load_file(folder / "open_clip_model.safetensors"), strict=False)
     return model.eval()
-
-
-def inputs(model, rows: int = 3) -> tuple[Tensor, Tensor]:
-    """Images, and texts with an end and padding."""
-    generator = torch.Generator().manual_seed(1)
-    ids = torch.randint(3, 900, (rows, model.context_length), generator=generator)
-    ids[:, 9], ids[:, 10:] = min(model.vocab_size, 1000) - 1, model.pad_token_id
-    eos = getattr(model.text.tower, "eos_id", None)
-    if eos is not None and eos < 1000:
-        ids[:, 9] = eos
-    return torch.randn(rows, 3, *model.image_size, generator=generator), ids
 
 
 def features(found: Tensor | tuple[Tensor, ...]) -> Tensor:

@@ -17,7 +17,7 @@ import torch
 from distributed_helpers import run_ranks
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from small_towers import NAMES, OLD_TIMM, small_folder, small_towers
+from small_towers import NAMES, OLD_TIMM, inputs, small_folder, small_towers
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -79,13 +79,7 @@ def objective_of(model: Any, context: Context | None = None) -> Objective:
 
 def batch_of(model: Any, rows: int) -> dict[str, Tensor]:
     """Images, and texts with an end and padding."""
-    generator = torch.Generator().manual_seed(2)
-    ids = torch.randint(3, 900, (rows, model.context_length), generator=generator)
-    ids[:, 9], ids[:, 10:] = min(model.vocab_size, 1000) - 1, model.pad_token_id
-    eos = getattr(model.text.tower, "eos_id", None)
-    if eos is not None and eos < 1000:
-        ids[:, 9] = eos
-    return {"image": torch.randn(rows, 3, *model.image_size, generator=generator), "text": ids}
+    return dict(zip(("image", "text"), inputs(model, rows, seed=2)))
 
 
 def gradients(module: nn.Module) -> dict[str, Tensor]:
@@ -280,12 +274,12 @@ def test_the_last_layers_learn_and_no_others(root, name):
     """lock(n + 1) leaves those that get a gradient where the input of the n-th block from the end is a constant."""
     model = model_of(root, name).train()
     batch = batch_of(model, 2)
-    for tower, inputs in ((model.visual, batch["image"]), (model.text, batch["text"])):
+    for tower, rows in ((model.visual, batch["image"]), (model.text, batch["text"])):
         for blocks in (1, 2):
             tower.requires_grad_(True)
             hook = tower.blocks[-blocks].register_forward_pre_hook(as_constants, with_kwargs=True)
             tower.zero_grad(set_to_none=True)
-            tower(inputs).mean.pow(3).sum().backward()
+            tower(rows).mean.pow(3).sum().backward()
             hook.remove()
             want = {name for name, p in tower.tower.named_parameters() if p.grad is not None}
             tower.lock(blocks + 1)
@@ -298,7 +292,7 @@ def test_the_last_layers_learn_and_no_others(root, name):
 
 
 def as_constants(_: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-    """A block's inputs without their graph."""
+    """A block's rows without their graph."""
     cut = [value.detach() if isinstance(value, Tensor) else value for value in args]
     return tuple(cut), {key: value.detach() if isinstance(value, Tensor) else value for key, value in kwargs.items()}
 

@@ -40,6 +40,8 @@ STEM = {"conv1", "conv2", "conv3", "bn1", "bn2", "bn3", "class_embedding", "posi
         "shared"}  # fmt: skip
 #: Keys of our configuration that OpenCLIP's classes do not take.
 OURS = ("prolip_cfg", "method_cfg", "custom_text")
+#: Words of timm's names that say how large a model is.
+SIZE = re.compile(r"_((patch|window)?\d+|so\d+m|tiny|small|medium|base|x*large|giantopt|giant|gigantic|enormous)|\d+")
 
 
 def square_of(image_size: int | Sequence[int]) -> int:
@@ -79,10 +81,6 @@ def openclip_model(config: Mapping[str, Any]) -> CustomTextCLIP | CoCa:
     if getattr(getattr(trunk, "patch_embed", None), "img_size", None) not in (None, model.visual.image_size):
         model.visual.set_input_size(model.visual.image_size)
     return model
-
-
-#: Words of timm's names that say how large a model is.
-SIZE = re.compile(r"_((patch|window)?\d+|so\d+m|tiny|small|medium|base|x*large|giantopt|giant|gigantic|enormous)|\d+")
 
 
 class Reader(nn.Module):
