@@ -292,7 +292,7 @@ def test_the_last_layers_learn_and_no_others(root, name):
 
 
 def as_constants(_: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-    """A block's rows without their graph."""
+    """A block's inputs without their graph."""
     cut = [value.detach() if isinstance(value, Tensor) else value for value in args]
     return tuple(cut), {key: value.detach() if isinstance(value, Tensor) else value for key, value in kwargs.items()}
 
