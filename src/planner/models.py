@@ -108,9 +108,13 @@ def measure(name: str, kind: str, keep: int | None) -> Pass:
     stem = getattr(getattr(trunk, "patch_embed", None), "backbone", None)  # ViTamin's stages before its blocks
     stages = [*getattr(stem, "stages", ()), *tower.blocks]
     handles = [block.register_forward_hook(look) for block in single_blocks(stages)]
-    flops = forward_flops(model, kind, keep)
-    for handle in handles:
-        handle.remove()
+    try:
+        flops = forward_flops(model, kind, keep)
+    except NotImplementedError as error:
+        raise FlagError(f"--model {name!r}: {error}") from None
+    finally:
+        for handle in handles:
+            handle.remove()
     pixels = 3 * math.prod(image_sides(model)) if kind == "image" else 0
     tokens = sum(block[0] for block in seen)
     width, hidden, heads = (sum(block[0] * block[i] for block in seen) / tokens for i in (1, 2, 3))

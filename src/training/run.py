@@ -302,7 +302,11 @@ def build_health(config: Config, world: World, objective: Objective, length: tup
     if peak is not None:
         model, micro = objective.model, rows // settings.accum_freq
         passes = objective.passes(objective.config, micro, model)
-        utilisation = flops_per_sample(model, passes, micro) / (peak * world.world_size)
+        try:
+            utilisation = flops_per_sample(model, passes, micro) / (peak * world.world_size)
+        except NotImplementedError as error:
+            if world.is_first:
+                print(f"the log has no mfu: {error}", flush=True)
     return Health(
         # GradScaler meets infinite gradients by design and skips the step; everything else must be finite.
         meter=TermMeter(("grad_norm",) if settings.precision == "amp_fp16" else (), settings.max_nonfinite),

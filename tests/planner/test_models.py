@@ -4,10 +4,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from planner.models import build, count_of_run
+from planner.models import build, count_of_run, measure
 from prolip import create_model
 from prolip.flops import FORWARD_AND_BACKWARD, count_flops, without_data
 from prolip.methods.prolip import ProLIPConfig, ProLIPObjective
+from prolip.models.prolip import ProLIP
 from prolip.utils.flags import FlagError
 
 # Reference figures for ViT-B/16: GFLOPs of a sample, forward and backward, and the parameters of the released model.
@@ -63,6 +64,13 @@ def test_the_parameters_that_autocast_copies_are_the_products():
 def test_a_model_that_cannot_be_planned_is_refused_with_a_remedy(name, said):
     with pytest.raises(FlagError, match=said):
         count_of_run(name, "prolip", 8)
+
+
+def test_a_tower_that_looks_at_values_is_refused_with_a_remedy(monkeypatch):
+    monkeypatch.setattr(ProLIP, "encode_text", lambda model, texts: bool(texts.any()))  # as transformers before 5
+    measure.cache_clear()
+    with pytest.raises(FlagError, match="'ProLIP-ViT-test': .* text tower cannot be counted.*transformers>=5"):
+        count_of_run("ProLIP-ViT-test", "prolip", 8)
 
 
 @pytest.mark.parametrize("name", ["ViT-B-16", "ViT-B-16-SigLIP"])

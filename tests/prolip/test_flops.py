@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from small_towers import small_folder, small_towers
+from small_towers import OLD_TRANSFORMERS, small_folder, small_towers
 
 from prolip import create_model
 from prolip.flops import FORWARD_AND_BACKWARD, EncoderPass, count_flops, flops_per_sample, peak_of
@@ -61,6 +61,7 @@ def test_the_heads_of_a_method_count(method):
         assert more >= 2 * sum(p.numel() for p in head)
 
 
+@pytest.mark.skipif(OLD_TRANSFORMERS, reason="transformers before 5 looks at the values of a mask")
 def test_a_step_of_openclips_towers_costs_three_forward_passes(tmp_path):
     """But for the first layers, whose inputs have no gradient. (Of convolutions in groups the counter counts too much.)
     """

@@ -15,6 +15,7 @@ from training_runs import batches, make, one_step, parameters
 from prolip.data.augment.affine import AugmentConfig, Cutout, DeviceAugment
 from prolip.data.augment.tokens import TokenAugment
 from prolip.flops import count_flops
+from prolip.models.prolip import ProLIP
 from training.health.terms import NonFiniteError, TermMeter
 from training.loop import on_device, total_faults, train
 from training.optim import gradient_norms, parameter_norms, parts_of
@@ -383,6 +384,15 @@ def test_model_flops_utilisation_is_flops_times_rate_over_peak(tmp_path):
     # the counter sees the loss and the heads' backward pass too, which the model's count leaves out or rounds
     assert row["mfu"] == pytest.approx(counter.get_total_flops() / 8 * row["samples_per_second"] / 2e12, rel=0.1)
     assert make(tmp_path / "other").health.utilisation is None
+
+
+def test_a_tower_whose_flops_cannot_be_counted_trains_and_the_run_says_why_it_has_no_mfu(tmp_path, monkeypatch, capsys):
+    with monkeypatch.context() as patch:
+        patch.setattr(ProLIP, "encode_text", lambda model, texts: bool(texts.any()))  # as transformers before 5
+        run = make(tmp_path, peak_tflops=2.0)
+    assert run.health.utilisation is None
+    printed = capsys.readouterr().out
+    assert "the log has no mfu: the FLOPs of this text tower" in printed and "pip install 'transformers>=5'" in printed
 
 
 def test_the_last_writes_are_no_standstill(tmp_path, monkeypatch):
