@@ -75,7 +75,7 @@ class OptimConfig:
     """Optimiser, learning-rate schedule, clipping, averaging; `auto` is the paper's, B.1, or of fine-tuning."""
 
     opt: str = option("adamw", "optimiser by timm's name: adamw, adamp, muon, lamb, lion, sgd, ...")
-    lr: float = option(AUTO, "highest learning rate; auto: 5e-4, from trained weights 5e-5", also=AUTO)
+    lr: float = option(AUTO, "highest learning rate; auto: 5e-4, from trained weights 1.5e-4 x 192/D", also=AUTO)
     beta1: float = option(0.9, "decay of the first moment")
     beta2: float = option(AUTO, "decay of the second moment; auto: 0.95, from trained weights 0.98", also=AUTO)
     eps: float = option(1e-8, "added to the root of the second moment")

@@ -7,7 +7,7 @@ from typing import Any
 
 from prolip.data.config import BATCH_SIZES
 from prolip.methods import find_method
-from prolip.models.registry import find_weights
+from prolip.models.registry import find_weights, get_model_config
 from prolip.options import BASE, SMALL
 from prolip.utils.fields import AUTO
 from prolip.utils.flags import FlagError
@@ -16,7 +16,7 @@ from training.parallel.distributed import World
 
 #: Settings of the optimiser that are `auto`: from random weights, B.1, and from trained ones, docs/training.md.
 SCRATCH = {"lr": 5e-4, "beta2": 0.95, "grad_clip_norm": None}
-FINE_TUNING = {"lr": 5e-5, "beta2": 0.98, "grad_clip_norm": 1.0}
+FINE_TUNING = {"beta2": 0.98, "grad_clip_norm": 1.0}
 
 
 def settle_model(config: Config, world: World) -> Config:
@@ -36,7 +36,7 @@ def settle(config: Config, steps_per_epoch: int, rows: int, ranks: int) -> Confi
     A bias that the first batch is to say stays `auto`. FlagError where a batch of one pair is to give a bias.
     """
     trained = find_weights(config.model.model, config.model.pretrained) is not None
-    own = FINE_TUNING if trained else SCRATCH
+    own = FINE_TUNING | {"lr": fine_tuning_rate(config.model.model)} if trained else SCRATCH
     config = changed(config, "optim", **{k: v for k, v in own.items() if getattr(config.optim, k) == AUTO})
     if not (config.run.epochs or config.run.max_steps or config.run.max_samples):
         config = changed(config, "run", epochs=default_epochs(steps_per_epoch))
@@ -53,6 +53,14 @@ def settle(config: Config, steps_per_epoch: int, rows: int, ranks: int) -> Confi
         raise FlagError("--init-logit-bias auto, and a batch of 1 has no pair that does not match: give --batch-size 2 "
                         "or more, or a number such as --init-logit-bias -10")  # fmt: skip
     return config if trained else changed(config, "model", init_logit_bias=round(math.log(1 / (rows * ranks - 1)), 4))
+
+
+def fine_tuning_rate(model_name: str) -> float:
+    """1.5e-4 * 192 / D for embeddings of D dimensions, at most the rate from random weights: the study's choice for its
+    model of D = 192, less for wider ones as Adam's in muP (https://arxiv.org/abs/2203.03466).
+    """
+    rate = 1.5e-4 * 192 / get_model_config(model_name)[0]["embed_dim"]
+    return min(SCRATCH["lr"], float(f"{rate:.2g}"))
 
 
 def rows_per_rank(config: Config, world_size: int) -> Any:

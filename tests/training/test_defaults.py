@@ -13,7 +13,7 @@ from prolip.data.config import fitting_batch
 from prolip.models.weights.checkpoint import save_pretrained
 from prolip.utils.flags import FlagError
 from training.config import OptimConfig, build_config
-from training.defaults import settle, settle_model
+from training.defaults import fine_tuning_rate, settle, settle_model
 from training.main import main, parse
 from training.parallel.distributed import World
 
@@ -37,12 +37,20 @@ def test_from_scratch_the_optimiser_is_the_papers():
 
 
 def test_trained_weights_get_the_settings_of_fine_tuning_and_what_is_given_stays(tmp_path):
-    save_pretrained(prolip.create_model("ProLIP-ViT-test"), tmp_path)
-    for model in ({"model": f"local-dir:{tmp_path}"}, {"model": "ProLIP-ViT-test", "pretrained": str(tmp_path)}):
+    save_pretrained(prolip.create_model("ProLIP-ViT-XS-16"), tmp_path)
+    for model in ({"model": f"local-dir:{tmp_path}"}, {"model": "ProLIP-ViT-XS-16", "pretrained": str(tmp_path)}):
         made = settle(config(model=model, optim={"grad_clip_norm": None}), 10, 64, 1).optim
-        assert (made.lr, made.beta2, made.grad_clip_norm) == (5e-5, 0.98, None)
+        assert (made.lr, made.beta2, made.grad_clip_norm) == (1.5e-4, 0.98, None)
         made = settle(config(model=model, optim={"lr": 1e-3, "beta2": 0.9}), 10, 64, 1).optim
         assert (made.lr, made.beta2, made.grad_clip_norm) == (1e-3, 0.9, 1.0)
+
+
+@pytest.mark.parametrize(("name", "rate"), [
+    ("ProLIP-ViT-XS-16", 1.5e-4), ("ViT-B-16", 5.6e-5), ("ProLIP-ViT-B-16", 3.7e-5), ("RN50", 2.8e-5),
+    ("ProLIP-ViT-test", 5e-4),
+])  # fmt: skip
+def test_a_wider_model_is_fine_tuned_at_a_lower_rate(name, rate):
+    assert fine_tuning_rate(name) == rate
 
 
 @pytest.mark.parametrize(("steps_per_epoch", "epochs"), [(3, 100), (9, 34), (10, 32), (1000, 32)])

@@ -87,7 +87,7 @@ def test_help_lists_every_flag_under_its_group(capsys):
         assert flag in text
     for title in ("model:", "data:", "augment:", "optim:", "run:", "objective:"):
         assert title in text
-    assert "highest learning rate; auto: 5e-4, from trained weights 5e-5 (default: auto)" in " ".join(text.split())
+    assert "highest learning rate; auto: 5e-4, from trained weights 1.5e-4 x 192/D (default: auto)" in " ".join(text.split())
     assert text.index("model:") < 1000  # not behind a list of all flags
     assert "default: 2,048 samples of a rank, between 2 and 32 chunks" in " ".join(text.split())
 
