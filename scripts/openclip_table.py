@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "scripts")]
@@ -19,46 +18,14 @@ import open_clip  # noqa: E402
 import torch  # noqa: E402
 
 from prolip.methods import method_table  # noqa: E402
-from prolip.models.config import transformers_config  # noqa: E402
 from prolip.models.readers import kinds_of, reader_towers  # noqa: E402
 from prolip.models.registry import get_model_config  # noqa: E402
 from study import markdown, write  # noqa: E402
 
 HEADS = ("name", "image tower", "text tower", "tokens read", "means from", "tokenizer", "masked views", "methods")
-#: Part of a timm model's name -> its kind, and what it pools where OpenCLIP's configuration does not say; the first
-#: that fits.
-KINDS = {
-    "siglip": ("ViT", "attention"), "vitamin": ("ViTamin", "mean"), "convnext": ("ConvNeXt", "mean"),
-    "fastvit": ("FastViT", "mean"), "mci_224": ("hybrid ViT", "[CLS]"), "eva": ("EVA", "[CLS]"),
-    "pe_core": ("PE", "attention"), "swin": ("Swin", "mean"), "relpos": ("ViT, relative positions", "[CLS]"),
-    "gap": ("ViT", "mean"), "vit": ("ViT", "[CLS]"),
-}  # fmt: skip
-POOLS = {"map": "attention", "avg": "mean", "token": "[CLS]"}
-
-
-def image_tower(config: Mapping[str, Any]) -> tuple[str, str]:
-    """Its kind, and what its embedding is pooled from."""
-    vision = config["vision_cfg"]
-    if name := vision.get("timm_model_name"):
-        kind, pool = next(found for part, found in KINDS.items() if part in name)
-        return f"timm {kind}", POOLS.get(vision.get("timm_pool") or "", pool)
-    if isinstance(vision["layers"], list):
-        return "ResNet", "attention"
-    if vision.get("attentional_pool"):
-        return "ViT", "attention"
-    return "ViT", "mean" if vision.get("pool_type") == "avg" else "[CLS]"
-
-
-def text_tower(config: Mapping[str, Any]) -> tuple[str, str]:
-    """Its kind, and which token its embedding is."""
-    text = config["text_cfg"]
-    if name := text.get("hf_model_name"):
-        kind = transformers_config(name)["model_type"]
-        return f"transformers {kind}", "first" if "cls" in text.get("hf_pooler_type", "") else "mean"
-    if text.get("embed_cls"):
-        return "causal", "[CLS]"
-    way = "bidirectional" if text.get("no_causal_mask") else "causal"
-    return way, {"argmax": "highest id", "eos": "end", "last": "last"}[text.get("pool_type", "argmax")]
+#: How code names what an embedding is pooled from -> what the table says.
+POOLED = {"map": "attention", "avg": "mean", "token": "[CLS]", "tok": "[CLS]", "cls_emb": "[CLS]",
+          "argmax": "highest id", "eos": "end", "cls_pooler": "first", "mean_pooler": "mean"}  # fmt: skip
 
 
 def row(name: str) -> list[str]:
@@ -66,13 +33,17 @@ def row(name: str) -> list[str]:
     config, _ = get_model_config(name)
     with torch.device("meta"):
         image, _, _ = reader_towers(config)
-    (kind, pool), (words, token) = image_tower(config), text_tower(config)
+    (kind, _, pool), (words, _, token) = (of_tower.partition(", pooled by ") for of_tower in kinds_of(config))
+    if trunk := getattr(image.tower, "trunk", None):  # timm's
+        pool = getattr(trunk, "global_pool", None) or trunk.head.global_pool.pool_type
+    token = token or config["text_cfg"].get("hf_pooler_type", "mean_pooler")
+    pools = "; ".join(POOLED.get(one, one) for one in (pool or "attention", token))
     tokenizer = "file" if config["text_cfg"].get("hf_tokenizer_name") else "bundled"
     seen = f"{image.num_tokens} of {image.width}"
     squares = f"{image.grid_size[0]} x {image.grid_size[1]} squares"
     refused = [method for method, reason in method_table([config])[kinds_of(config)].items() if reason]
     methods = f"all but {', '.join(refused)}" if refused else "all"
-    return [name, kind, words, seen, f"{pool}; {token}", tokenizer, squares, methods]
+    return [name, kind, words, seen, pools, tokenizer, squares, methods]
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
