@@ -47,7 +47,7 @@ COMMON = {"defaults": "", "warmup-0": "--warmup 0%", "warmup-10": "--warmup 10%"
 VARIANTS = {
     "scratch": COMMON | {"lr-0.2": "--lr 1.5e-4", "lr-2": "--lr 1e-3", "beta2-0.98": "--beta2 0.98",
                          "clip-1": "--grad-clip-norm 1"},
-    "trained": COMMON | {"lr-0.3": "--lr 1.5e-5", "lr-3": "--lr 1.5e-4", "lr-10": "--lr 5e-4",
+    "trained": COMMON | {"lr-0.1": "--lr 1.5e-5", "lr-0.3": "--lr 5e-5", "lr-3": "--lr 5e-4",
                          "beta2-0.95": "--beta2 0.95", "no-clip": "--grad-clip-norm none"},
 }  # fmt: skip
 KEY = "names/i2t/R@1"
