@@ -15,7 +15,7 @@ from training.config import DEFAULT_EPOCHS, LEAST_STEPS, Config, changed
 from training.parallel.distributed import World
 
 #: Settings of the optimiser that are `auto`: from random weights, B.1, and from trained ones, docs/training.md.
-SCRATCH = {"lr": 5e-4, "beta2": 0.95, "grad_clip_norm": None}
+SCRATCH: dict[str, Any] = {"lr": 5e-4, "beta2": 0.95, "grad_clip_norm": None}
 FINE_TUNING = {"beta2": 0.98, "grad_clip_norm": 1.0}
 
 

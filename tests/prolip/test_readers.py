@@ -16,7 +16,7 @@ from torch import Tensor
 import prolip
 from prolip.methods import find_method
 from prolip.models import readers
-from prolip.models.readers import openclip_model
+from prolip.models.readers import Reader, openclip_model
 from prolip.models.weights.checkpoint import CheckpointError, save_pretrained
 
 LABELS = 100
@@ -183,6 +183,28 @@ def big_vision(model) -> dict[str, np.ndarray]:
     norm("txt/Encoder_0/encoder_norm", text.ln_final)
     put("txt/head", text.text_projection.weight, text.text_projection.bias)
     return {f"params/{name}": value.detach().numpy() for name, value in found.items()}
+
+
+@pytest.mark.parametrize("width", [48, 200])
+def test_a_reader_is_cross_attention_whose_query_is_unc(width):
+    reader = Reader(width, 32, -10.0, 1.0)
+    tokens, mean = torch.randn(3, 7, width, requires_grad=True), torch.randn(3, 32, requires_grad=True)
+    valid = torch.arange(7) < torch.tensor([[7], [3], [1]])
+
+    def plain() -> Tensor:
+        kv = torch.cat([reader.mean_kv(mean)[:, None], reader.kv(reader.norm_kv(tokens))], 1)
+        key, value = kv.unflatten(2, (2, reader.heads, -1)).permute(2, 0, 3, 1, 4)
+        query = reader.q(reader.norm_q(reader.unc)).view(reader.heads, 1, -1).expand(3, -1, -1, -1)
+        mask = torch.cat([torch.ones(3, 1, dtype=torch.bool), valid], 1)[:, None, None]
+        u = reader.unc + reader.out(F.scaled_dot_product_attention(query, key, value, mask).flatten(1))
+        return reader.log_var(reader.norm(u + reader.mlp(reader.norm_mlp(u))))
+
+    got, wanted = reader(tokens, mean, valid), plain()
+    torch.testing.assert_close(got, wanted)
+    asked = [tokens, mean, *reader.parameters()]
+    for one, other in zip(*(torch.autograd.grad(found.square().sum(), asked) for found in (got, wanted))):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(reader(tokens[:1], mean[:1]), got[:1])  # all of its tokens count
 
 
 def test_siglips_published_archives_load(tmp_path):

@@ -104,12 +104,23 @@ class Reader(nn.Module):
         self.norm, self.log_var = nn.LayerNorm(inner), LogVarianceHead(inner, dim, init_bias, gain)
 
     def forward(self, tokens: Tensor, mean: Tensor, valid: Tensor | None = None) -> Tensor:
-        """Tokens (B, K, W), means (B, D), which tokens count (B, K), all without -> (B, D), float32."""
-        kv = torch.cat([self.mean_kv(mean)[:, None], self.kv(self.norm_kv(tokens))], 1)
-        key, value = kv.unflatten(2, (2, self.heads, -1)).permute(2, 0, 3, 1, 4)  # (B, heads, 1 + K, width of a head)
-        query = self.q(self.norm_q(self.unc)).view(self.heads, 1, -1).expand(kv.shape[0], -1, -1, -1)
-        mask = None if valid is None else F.pad(valid, (1, 0), value=True)[:, None, None]
-        read = F.scaled_dot_product_attention(query.to(key.dtype), key, value, mask)
+        """Tokens (B, K, W), means (B, D), which tokens count (B, K), all without -> (B, D), float32.
+
+        All samples have one query q. So q . (W_k x + b_k) = (q W_k) . x + q . b_k, and W_v follows the weighted sum of
+        tokens: products of W x heads for a token, in the place of 2 W x width.
+        """
+        x = self.norm_kv(tokens)
+        weights, biases = (part.unflatten(0, (2, self.heads, -1)) for part in (self.kv.weight, self.kv.bias))
+        query = self.q(self.norm_q(self.unc)).view(self.heads, -1) * (self.unc.numel() // self.heads) ** -0.5
+        key, value = self.mean_kv(mean).unflatten(1, (2, self.heads, -1)).unbind(1)  # (B, heads, width of a head)
+        scores = x @ torch.einsum("hd,hdw->wh", query, weights[0]) + (query * biases[0]).sum(1)
+        if valid is not None:
+            scores = scores.masked_fill(~valid[:, :, None], -torch.inf)
+        scores = torch.cat([(query * key).sum(2)[:, None], scores], 1)  # (B, 1 + K, heads)
+        shares = scores.softmax(1, torch.float32).to(x.dtype)
+        seen = torch.einsum("bkh,bkw->bhw", shares[:, 1:], x)
+        own = shares[:, 0, :, None]
+        read = torch.einsum("bhw,hdw->bhd", seen, weights[1]) + (1 - own) * biases[1] + own * value
         u = self.unc + self.out(read.flatten(1))
         u = u + self.mlp(self.norm_mlp(u))
         return self.log_var(layer_norm(self.norm, u))
