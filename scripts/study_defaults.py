@@ -8,9 +8,9 @@ the defaults, and each setting changed by itself. Where data/icons is not built 
 second corpus is the emoji's line drawings. Runs are trained one at a time; one that has ended is not trained again, so
 the same command goes on where it was broken off. From trained weights a run goes on with the other corpus's model by
 the defaults on 3,000 drawings and seed 0, which is trained first where it is missing.
-Cells: R@1 of names for drawings by a designer that no model has seen, the mean over seeds, each seed in brackets; the
-gain over the defaults with its 95% interval, by bootstrap over concepts, the seeds averaged in every draw; and, from
-trained weights, what is left of R@1 on the corpus that these had learnt.
+Cells: R@1 of names for drawings by a designer that no model has seen, the mean over seeds, each seed in brackets; below
+it the gains over the defaults with 95% intervals, by bootstrap over concepts, the seeds averaged in every draw. A table
+for random weights, one for trained ones, and one of what is left of R@1 on the corpus that these had learnt.
 """
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ import random
 import shutil
 import sys
 import tarfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,7 +34,7 @@ from prolip.cli.main import main as prolip  # noqa: E402
 from prolip.data.reading.shards import expand_shards  # noqa: E402
 from prolip.evaluation.suites.emoji.result import load  # noqa: E402
 from prolip.utils.outputs import replacing  # noqa: E402
-from study import Found, cell, gain, markdown, statistics, value_of  # noqa: E402
+from study import Found, cell, gain, markdown, statistics, value_of, write  # noqa: E402
 
 #: Corpus -> whose drawings are learnt from, and whose are held out.
 EMOJI = ("data/emoji/{noto,noto-v1,twemoji,fluent-emoji-flat,fluent-emoji}.tar", "data/emoji/emojione.tar")
@@ -141,16 +141,40 @@ def results(folder: Path, case: Case, seeds: Sequence[int], evaluation: str = "e
     return [statistics(load(run)) for run in runs if (run / "metrics.json").exists()]
 
 
-def rows(folder: Path, wanted: Sequence[Case], seeds: Sequence[int]) -> Iterator[Sequence[str]]:
-    """One for every case of which a run has ended."""
-    for case in wanted:
-        found = results(folder, case, seeds)
-        if found:
-            own = cell([100 * value_of(one[KEY]) for one in found])
-            base = results(folder, case._replace(variant="defaults"), seeds)
-            better = "" if case.variant == "defaults" else gain(base, found, [KEY])[KEY]
-            kept = [100 * value_of(one[KEY]) for one in results(folder, case, seeds, KEPT)]
-            yield *map(str, case), own, better, cell(kept) if kept else ""
+def tables(folder: Path, wanted: Sequence[Case], seeds: Sequence[int]) -> dict[str, list[str]]:
+    """Name -> table of a start, and of what its runs keep; a row for a variant, a column for so much of a corpus."""
+    found: dict[str, list[str]] = {}
+    for start in dict.fromkeys(case.start for case in wanted):
+        columns = list(dict.fromkeys((case.corpus, case.size) for case in wanted))
+        heads = ["setting", *(f"{corpus} {size:,}" for corpus, size in columns)]
+        rows, left = list[list[str]](), list[list[str]]()
+        for variant, flags in VARIANTS[start].items():
+            kinds = [Case(corpus, size, start, variant) for corpus, size in columns]
+            there = [case if case in wanted and results(folder, case, seeds) else None for case in kinds]
+            if any(there):
+                label = f"`{flags}`" if flags else variant
+                rows.append([label, *(outcome(folder, case, seeds) if case else "" for case in there)])
+                left.append([label, *(kept(folder, case, seeds) if case else "" for case in there)])
+        found[start] = markdown(heads, rows)
+        if start == "trained":
+            known = [[value_of(one[KEY]) for one in results(folder, started_from(case), SEEDS[:1])] for case in kinds]
+            before = ["before", *(cell([100 * one for one in values]) for values in known)]
+            found["kept"] = markdown(heads, [before, *(row for row in left if any(row[1:]))])
+    return found
+
+
+def outcome(folder: Path, case: Case, seeds: Sequence[int]) -> str:
+    """R@1 of the defaults, the gain of what is changed."""
+    found = results(folder, case, seeds)
+    if case.variant == "defaults":
+        return cell([100 * value_of(one[KEY]) for one in found])
+    return gain(results(folder, case._replace(variant="defaults"), seeds), found, [KEY])[KEY]
+
+
+def kept(folder: Path, case: Case, seeds: Sequence[int]) -> str:
+    """R@1 on the corpus that the weights had learnt."""
+    found = [100 * value_of(one[KEY]) for one in results(folder, case, seeds, KEPT)]
+    return cell(found) if found else ""
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -164,6 +188,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--seeds", nargs="+", type=int, default=SEEDS, metavar="SEED")
     add("--flags", default="", help="further flags of every training, as one text")
     add("--tables-only", action="store_true", help="train nothing")
+    add("--write", type=Path, metavar="PAGE", help="page whose tables are replaced; without, they are printed")
     options = parser.parse_args(arguments)
     part, _, parts = options.part.partition("/")
     if not (part.isdecimal() and parts.isdecimal() and 1 <= int(part) <= int(parts)):
@@ -185,8 +210,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 train(folder, case, seed, options.flags)
         except KeyboardInterrupt:
             sys.exit("interrupted: the same command goes on with the runs that are missing")
-    heads = ["corpus", "drawings", "weights", "variant", "R@1", "gain", "R@1 of what was known"]
-    print("\n".join(markdown(heads, rows(folder, wanted, options.seeds))))
+    made = tables(folder, wanted, options.seeds)
+    if options.write:
+        write(options.write, made, "emoji", "study_defaults")
+    else:
+        print("\n\n".join("\n".join(table) for table in made.values()))
 
 
 if __name__ == "__main__":

@@ -63,6 +63,28 @@ def test_a_run_from_trained_weights_has_the_other_corpuss_model_trained_first(tm
     assert config.val.val_data == ("emoji:data/emoji/emojione.tar",)  # by the suite whose figures the table reads
 
 
+def test_tables_have_a_row_for_a_setting_and_a_column_for_so_much_of_a_corpus(monkeypatch, tmp_path, capsys):
+    ended = {"emoji-50-trained-defaults": 12.0, "emoji-50-trained-no-clip": 9.0, "emoji-300-trained-defaults": 20.0}
+
+    def results(folder, case, seeds, evaluation="eval"):
+        value = ended.get(case.name)
+        return [] if value is None else [{study_defaults.KEY: value + (evaluation == study_defaults.KEPT)}]
+
+    monkeypatch.setattr(study_defaults, "results", results)
+    monkeypatch.setattr(study_defaults, "value_of", lambda found: found / 100)
+    monkeypatch.setattr(study_defaults, "gain", lambda first, second, keys: {
+        key: f"{second[0][key] - first[0][key]:+.1f}" for key in keys})  # fmt: skip
+    page = tmp_path / "page.md"
+    page.write_text("".join(f"<!-- {name}: by scripts/study_defaults.py -->\n" * 2 for name in ("trained", "kept")))
+    study_defaults.main(["--out", str(tmp_path), "--tables-only", "--starts", "trained", "--write", str(page)])
+    lines = [line.split(" | ") for line in page.read_text().splitlines() if line.startswith("| ")]
+    assert lines[0][:4] == ["| setting", "emoji 50", "emoji 300", "emoji 3,000"]
+    assert [line[:4] for line in lines[1:3]] == [["| defaults", "12.0", "20.0", ""],
+                                                 ["| `--grad-clip-norm none`", "-3.0", "", ""]]  # fmt: skip
+    assert [line[:3] for line in lines[4:]] == [["| before", "-", "-"], ["| defaults", "13.0", "21.0"],
+                                                ["| `--grad-clip-norm none`", "10.0", ""]]  # fmt: skip
+
+
 @pytest.mark.parametrize("words", [["--part", "3/2"], ["--part", "x"], ["--variants", "lr-99"]])
 def test_what_is_no_part_or_variant_is_refused(tmp_path, words):
     with pytest.raises(SystemExit):
