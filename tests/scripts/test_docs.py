@@ -30,7 +30,7 @@ import openclip_table  # noqa: E402
 TEXT = (ROOT / "docs/training.md").read_text()
 PAGES = ["README.md", "slurm/README.md", "data/emoji/README.md", "data/emoji/LICENSES/README.md"]
 PAGES += sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))
-# OpenCLIP's flag that does not exist here, named for that reason.
+# OpenCLIP's flag that does not exist here, named for that reason, and those of a script.
 FOREIGN = {"--logs", "--out", "--write"}
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*[a-z0-9]")
 
