@@ -157,8 +157,8 @@ def tables(folder: Path, wanted: Sequence[Case], seeds: Sequence[int]) -> dict[s
                 left.append([label, *(kept(folder, case, seeds) if case else "" for case in there)])
         found[start] = markdown(heads, rows)
         if start == "trained":
-            known = [[value_of(one[KEY]) for one in results(folder, started_from(case), SEEDS[:1])] for case in kinds]
-            before = ["before", *(cell([100 * one for one in values]) for values in known)]
+            bases = [results(folder, started_from(Case(*column, start, "")), SEEDS[:1]) for column in columns]
+            before = ["before", *(cell([100 * value_of(one[KEY]) for one in base]) for base in bases)]
             found["kept"] = markdown(heads, [before, *(row for row in left if any(row[1:]))])
     return found
 
