@@ -9,6 +9,7 @@ from training_runs import metrics, start, words
 
 from prolip.utils.flags import FlagError
 from training.checkpoint.run_folder import clear_run_folder, only_begun, open_run_folder
+from training.config import RunConfig
 from training.main import main
 
 KILLED = """
@@ -106,6 +107,7 @@ def test_a_kill_at_any_moment_leaves_a_folder_that_is_taken_again_or_resumed(tmp
 
 def test_the_defaults_save_by_time_and_keep_the_last_two_and_the_best(tmp_path):
     """No checkpoint between epochs: a toy of many epochs leaves its last step alone."""
+    assert (RunConfig().save_frequency, RunConfig().keep_checkpoints) == (0, 2)  # other than in these tests' runs
     folder = start(tmp_path, "run", "--max-steps", "5", "--save-frequency", "0", "--keep-checkpoints", "2")
     config = json.loads((folder / "config.json").read_text())["run"]
     assert (config["save_every_minutes"], config["log_every_seconds"]) == (15.0, 10.0)
