@@ -9,7 +9,7 @@ from prolip.utils.fields import AUTO
 from prolip.utils.flags import FlagError
 from training.config import Config, changed
 from training.optim import EpochAverage
-from training.parallel.distributed import gather_objects, read_random_state, write_random_state
+from training.parallel.distributed import collect_objects, read_random_state, write_random_state
 from training.parallel.sharding import load_module, load_optimizer, whole
 from training.state import AVERAGES, Position, Run, Trained
 
@@ -23,7 +23,7 @@ def save(run: Run) -> None:
     if kept.ledger is not None:
         kept.ledger.flush()
     mine = {"random": read_random_state(run.world.device), "data": run.fed.loader.state_dict()}
-    states = gather_objects(mine, run.world)
+    states = collect_objects(mine, run.world)
     kept.saves.restart(at.step)
     kept.saved_step = at.step
     weights = {

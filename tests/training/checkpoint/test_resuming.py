@@ -340,9 +340,9 @@ def test_steps_that_were_passed_over_count_in_the_whole_run(tmp_path):
     first.kept.saver, first.health.meter.bad_steps = Kept(), 2
     save(first)
     restore(second, first.kept.saver.state)
-    assert second.trained.gate.hold({"loss": torch.tensor(1.0)}) == 0
-    assert second.trained.gate.hold({"loss": torch.tensor(float("nan"))}) == 1
-    assert second.trained.gate.hold({"loss": torch.tensor(1.0)}) == 1
+    assert second.trained.gate.hold(torch.tensor(1.0)) == 0
+    assert second.trained.gate.hold(torch.tensor(float("nan"))) == 1
+    assert second.trained.gate.hold(torch.tensor(1.0)) == 1
     second.health.meter.add({"loss": torch.tensor(float("nan"))}, 3)
     with pytest.raises(NonFiniteError, match=r"step 3: loss not finite .*--max-nonfinite 2 allows 2"):
         second.health.meter.check(second.world)
