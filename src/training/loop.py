@@ -26,7 +26,7 @@ from training.optim import (
     release_gradients,
     set_learning_rate,
 )
-from training.parallel.distributed import collect_objects, largest, wait_for_all
+from training.parallel.distributed import collect_objects, largest, seed_step, wait_for_all
 from training.parallel.sharding import whole_model
 from training.state import Fed, Position, Run, Trained
 
@@ -107,6 +107,8 @@ def train(run: Run) -> None:
             batch = on_device(run.fed, batch, at.step - 1, run.world.device)
             if run.config.model.init_logit_bias == AUTO:
                 start_bias(run, batch)
+            if run.trained.seeded:
+                seed_step(run.config.run.seed, at.step - 1, run.world)
             health.meter.add(training_step(run.trained, batch, at.step - 1), at.step, batch["key"])
             health.watchdog.beat(at.step)
             if health.profiler is not None:

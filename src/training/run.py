@@ -58,7 +58,6 @@ from training.parallel.distributed import (
     gather_objects,
     keep_freed_memory,
     largest,
-    part_random_numbers,
     process_group,
     seed_everything,
     share_object,
@@ -214,7 +213,6 @@ def build(config: Config, world: World, folder: Path, rows: int, held: contextli
         say(f"noise: {loader.noise}")
     for reason in passed_over:
         say(f"passed over {reason}")
-    part_random_numbers(settings.seed, world)
     if address and checkpoint:
         go_on(run, address, checkpoint)
     elif settings.resume:

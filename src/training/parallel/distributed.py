@@ -205,27 +205,19 @@ def seed_everything(seed: int, deterministic: bool) -> None:
         torch.use_deterministic_algorithms(True)
 
 
-def part_random_numbers(seed: int, world: World) -> None:
-    """Let torch draw other numbers on each rank from here on: dropout and drop path would repeat themselves on all."""
-    if not world.is_first:
-        torch.manual_seed(mix_seed(seed, world.rank))
+def seed_step(seed: int, step: int, world: World) -> None:
+    """Let torch's generators draw in this step what follows from (seed, rank, step): dropout and drop path.
 
-
-def read_random_state(device: torch.device) -> dict[str, Any]:
-    """States of every global generator of this process, in types that torch.load takes with weights_only."""
-    kind, keys, *rest = np.random.get_state()  # noqa: NPY002
-    state: dict[str, Any] = {
-        "torch": torch.get_rng_state(),
-        "python": random.getstate(),
-        "numpy": (kind, torch.from_numpy(np.asarray(keys).astype(np.int64)), *rest),
-    }
-    if device.type == "cuda":
-        state["cuda"] = torch.cuda.get_rng_state(device)
-    return state
+    So no checkpoint holds states of generators. (torch.manual_seed does the same in 100 times the time.)
+    """
+    number = mix_seed(seed, world.rank, step)
+    torch.default_generator.manual_seed(number)
+    if world.device.type == "cuda":
+        torch.cuda.default_generators[world.device.index].manual_seed(number)
 
 
 def write_random_state(state: dict[str, Any], device: torch.device) -> None:
-    """Go on where `read_random_state` stood."""
+    """Go on where the generators of a checkpoint stood that was saved before `seed_step`."""
     torch.set_rng_state(state["torch"].cpu())
     random.setstate(state["python"])
     kind, keys, *rest = state["numpy"]

@@ -1,10 +1,8 @@
-"""What torchrun sets, which device that means, and random states that come back."""
+"""What torchrun sets, which device that means, and what ranks agree on."""
 from __future__ import annotations
 
-import random
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 from distributed_helpers import run_ranks
@@ -20,9 +18,6 @@ from training.parallel.distributed import (
     choose_device,
     process_group,
     read_environment,
-    read_random_state,
-    seed_everything,
-    write_random_state,
 )
 
 WHOLE = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
@@ -65,20 +60,6 @@ def test_one_process_needs_no_group():
     with process_group("cpu") as here:
         assert here.is_first and here.world_size == 1
         assert not torch.distributed.is_initialized()
-
-
-def draw() -> tuple[float, float, float]:
-    return random.random(), float(np.random.rand()), float(torch.rand(()))  # noqa: NPY002
-
-
-def test_random_states_survive_a_file(tmp_path):
-    seed_everything(3, deterministic=False)
-    draw()
-    torch.save(read_random_state(torch.device("cpu")), tmp_path / "state.pt")
-    want = [draw() for _ in range(3)]
-    seed_everything(4, deterministic=False)
-    write_random_state(torch.load(tmp_path / "state.pt", weights_only=True), torch.device("cpu"))
-    assert [draw() for _ in range(3)] == want
 
 
 def refusal(rank: int) -> str:
