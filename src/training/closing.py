@@ -21,7 +21,7 @@ from prolip.utils.documents import text_lines
 from prolip.utils.flags import FlagError
 from training.health.errors import explain
 from training.model import autocast_for
-from training.parallel.distributed import gather_objects, share_object
+from training.parallel.distributed import collect_objects, largest, share_object
 from training.parallel.sharding import whole_model
 from training.state import Run
 
@@ -67,7 +67,7 @@ def look_with(run: Run, wanted: PoolNeeds, model: Any) -> tuple[dict[str, Tensor
     points = not find_method(model.config["method_cfg"]["name"]).probabilistic
     encode = partial(pool_encoder, model, device=world.device, autocast=autocast, points=points)
     mine = tried(lambda: embed_images(share_of_samples(run, sys.maxsize), encode("image")))
-    parts = gather_objects(mine, world)
+    parts = collect_objects(mine, world)
 
     def look() -> dict[str, Tensor]:
         seen, texts = join([part for part, _ in parts if part is not None]), None
@@ -110,7 +110,7 @@ def close_training(run: Run) -> int:
     with run.health.watchdog.pause(), torch.compiler.set_stance("force_eager"):
         for model in models:
             problem, pairs = close_model(run, model, wanted)
-            if problem and (stop := max(gather_objects(run.health.stop.number, run.world))):
+            if problem and (stop := largest(run.world, run.health.stop.number)[0]):
                 return stop
             problems += [problem] if problem else []
     said = f"fitted variances to {pairs:,} pairs in {time.perf_counter() - start:.0f} s"
@@ -143,7 +143,7 @@ def close_model(run: Run, model: Any, wanted: int) -> tuple[str, int]:
     world, training = run.world, model.training
     whole = whole_model(model, world, everywhere=True).eval()
     mine = tried(lambda: embed_images(share_of_samples(run, wanted), encoder(run, whole, "image")))
-    parts = gather_objects(mine, world)
+    parts = collect_objects(mine, world)
     count, problem, fitted = 0, next((found for _, found in parts if found), ""), None
 
     def fit() -> dict[str, Tensor]:

@@ -57,7 +57,7 @@ from training.parallel.distributed import (
     check_equal_batches,
     gather_objects,
     keep_freed_memory,
-    part_random_numbers,
+    largest,
     process_group,
     seed_everything,
     share_object,
@@ -107,7 +107,7 @@ def with_workers(config: Config, world: World, rows: int, folder: Path) -> Confi
         return config
     batch = AUTO if rows == AUTO else rows // config.run.accum_freq
     saved = json_of(folder / "config.json").get("data", {}).get("workers") if config.run.resume else None
-    most = min(gather_objects(cores() if saved is None else saved, world))
+    most = -largest(world, -(cores() if saved is None else saved))[0]
     workers = fitting_workers(batch, most, data.unpaired)
     batch_size: Any = AUTO if config.run.global_batch_size is not None else data.batch_size
     return dataclasses.replace(config, data=dataclasses.replace(data, workers=workers, batch_size=batch_size))
@@ -213,7 +213,6 @@ def build(config: Config, world: World, folder: Path, rows: int, held: contextli
         say(f"noise: {loader.noise}")
     for reason in passed_over:
         say(f"passed over {reason}")
-    part_random_numbers(settings.seed, world)
     if address and checkpoint:
         go_on(run, address, checkpoint)
     elif settings.resume:
@@ -283,7 +282,7 @@ def build_trained(config: Config, world: World, model: Any, length: tuple[int, i
         parts=parts_of(objective),
         optimizer=optimizer,
         scaler=torch.amp.GradScaler(world.device.type, enabled=settings.precision == "amp_fp16"),
-        gate=StepGate(settings.max_nonfinite, world),
+        gate=StepGate(settings.max_nonfinite, world.device),
         averages=averages,
         config=config.optim,
         total_steps=steps,

@@ -123,5 +123,4 @@ def assert_same_state(left: Path, right: Path) -> None:
     assert [group["lr"] for group in a["optimizer"]["param_groups"]] == [
         group["lr"] for group in b["optimizer"]["param_groups"]
     ]
-    assert torch.equal(a["random"][0]["torch"], b["random"][0]["torch"])
     assert (a["step"], a["epoch"], a["batch_in_epoch"]) == (b["step"], b["epoch"], b["batch_in_epoch"])

@@ -9,7 +9,7 @@ from prolip.utils.fields import AUTO
 from prolip.utils.flags import FlagError
 from training.config import Config, changed
 from training.optim import EpochAverage
-from training.parallel.distributed import gather_objects, read_random_state, write_random_state
+from training.parallel.distributed import collect_objects, write_random_state
 from training.parallel.sharding import load_module, load_optimizer, whole
 from training.state import AVERAGES, Position, Run, Trained
 
@@ -18,12 +18,12 @@ SETTINGS = ("lr", "lr_scale", "backbone", "weight_decay", "betas", "eps", "momen
 
 
 def save(run: Run) -> None:
-    """Hand the state of all ranks, each with its random state and its place in the data, to the writer of rank 0."""
+    """Hand the state of all ranks, each with its place in the data, to the writer of rank 0."""
     trained, kept, at = run.trained, run.kept, run.at
     if kept.ledger is not None:
         kept.ledger.flush()
-    mine = {"random": read_random_state(run.world.device), "data": run.fed.loader.state_dict()}
-    states = gather_objects(mine, run.world)
+    states = collect_objects(run.fed.loader.state_dict(), run.world)
+    trained.seeded = True
     kept.saves.restart(at.step)
     kept.saved_step = at.step
     weights = {
@@ -44,8 +44,7 @@ def save(run: Run) -> None:
                 "draws": trained.objective.context.draws.version,
                 "swa_steps": averaged_steps(trained, at.step),
                 "scaler": trained.scaler.state_dict(),
-                "random": [state["random"] for state in states],
-                "data": join_states([state["data"] for state in states]),
+                "data": join_states(states),
                 "config": run.config.to_dict(),
             }
         )
@@ -73,10 +72,11 @@ def restore(run: Run, state: dict[str, Any]) -> None:
     run.kept.saves.restart(run.at.step)
     run.health.meter.bad_steps = state.get("bad_steps", 0)
     trained.gate.bad_steps = trained.gate.bad_steps + run.health.meter.bad_steps
-    saved_by = state["random"]
-    if len(saved_by) == world.world_size:
+    saved_by = state.get("random", [])  # of a checkpoint that holds the states of generators
+    trained.seeded = len(saved_by) != world.world_size
+    if not trained.seeded:
         write_random_state(saved_by[world.rank], world.device)
-    else:
+    elif saved_by:
         run.kept.log.say(f"note: saved by {len(saved_by)} ranks, so dropout draws other random numbers from here on")
 
 

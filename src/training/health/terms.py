@@ -18,22 +18,20 @@ class NonFiniteError(RuntimeError):
 
 
 class StepGate:
-    """Holds back the optimiser on a step whose terms are not finite on any rank: on the device, nobody waits.
+    """Holds back the optimiser on a step whose gradients are not finite: on the device, nobody waits.
 
+    Their norm is the same on all ranks (DDP averages gradients, FSDP2 sums norms over shards), so ranks need not agree.
     After more than `allowed` such steps it stays shut, so that the parameters are those of the last good step whenever
     the host looks.
     """
 
-    def __init__(self, allowed: int, world: World):
-        self.allowed, self.world = allowed, world
-        self.bad_steps = torch.zeros((), device=world.device)
+    def __init__(self, allowed: int, device: torch.device):
+        self.allowed = allowed
+        self.bad_steps = torch.zeros((), device=device)
 
-    def hold(self, terms: Mapping[str, Tensor]) -> Tensor:
+    def hold(self, grad_norm: Tensor) -> Tensor:
         """() float: 1 where this step must not touch the parameters, the same on all ranks, else 0."""
-        bad = ~torch.isfinite(torch.stack([value.detach().double().reshape(()) for value in terms.values()])).all()
-        bad = bad.float()
-        if self.world.world_size > 1:
-            dist.all_reduce(bad, op=dist.ReduceOp.MAX)
+        bad = (~torch.isfinite(grad_norm.detach())).float()
         self.bad_steps = self.bad_steps + bad
         return torch.maximum(bad, (self.bad_steps > self.allowed).float())
 

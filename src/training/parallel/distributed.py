@@ -4,7 +4,8 @@ from __future__ import annotations
 import ctypes
 import os
 import random
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -80,6 +81,8 @@ def process_group(device_name: str) -> Iterator[World]:
     if world_size == 1:
         yield World(device=device)
         return
+    # Ranks connect when they first have something to say to each other; else every one to every other at once.
+    os.environ.setdefault("TORCH_GLOO_LAZY_INIT", "1")
     if device.type == "cuda":
         dist.init_process_group("nccl", device_id=device)
     else:
@@ -101,8 +104,9 @@ def check_equal_batches(rows: int, world: World) -> None:
     """ValueError on every rank unless all have the same local batch: the order of the data, the mean of gradients and
     the exchanges between ranks rest on it.
     """
-    sizes = gather_objects(rows, world)
-    if len(set(sizes)) > 1:
+    most, least = largest(world, rows, -rows)
+    if most != -least:
+        sizes = gather_objects(rows, world)
         raise ValueError(
             f"local batch sizes differ between ranks: got {sizes}, wanted {world.world_size} equal ones: "
             f"use {min(sizes)} on every rank"
@@ -112,26 +116,48 @@ def check_equal_batches(rows: int, world: World) -> None:
 class Agreement:
     """What any rank asks for (a stop, a checkpoint), known to all ranks at the same step.
 
-    The ranks' numbers travel beside the training, from one call to the next, so that no rank waits for another.
+    Every few steps, so many as take about SECONDS on the slowest rank, the largest numbers of all ranks are found by
+    one all-reduce of training's own group. It is queued behind the steps before it, and read when the next one is due:
+    the host waits for a device that is more than so many steps behind, and for nothing else.
     """
+
+    SECONDS, MOST = 0.25, 100
 
     def __init__(self, world: World):
         self.world = world
-        self.under_way: tuple[Any, Tensor] | None = None
+        self.under_way: tuple[Callable[[], Any], Tensor] | None = None
+        self.last, self.every, self.left = time.monotonic(), 1, 1
 
     def exchange(self, *asked: int) -> list[int]:
-        """Post this rank's numbers; returns the largest of all ranks, of the call before (with one rank: of this)."""
+        """The largest numbers of the post before, of all ranks; zeros where none is due (with one rank: as asked)."""
         if self.world.world_size == 1:
             return list(asked)
+        self.left -= 1
         agreed = [0] * len(asked)
+        if self.left:
+            return agreed
+        now = time.monotonic()
+        microseconds = round(1e6 * (now - self.last) / self.every)
         if self.under_way is not None:
-            work, numbers = self.under_way
-            work.wait()
-            agreed = numbers.tolist()
-        numbers = torch.tensor(asked, dtype=torch.int64)
-        work = dist.all_reduce(numbers, op=dist.ReduceOp.MAX, group=self.world.waiting, async_op=True)
-        self.under_way = work, numbers
+            wait, numbers = self.under_way
+            wait()
+            *agreed, slowest = numbers.tolist()
+            self.every = min(max(1, round(1e6 * self.SECONDS / max(1, slowest))), self.MOST)
+        self.under_way = self._post(torch.tensor([*asked, microseconds]))
+        self.last, self.left = now, self.every
         return agreed
+
+    def _post(self, numbers: Tensor) -> tuple[Callable[[], Any], Tensor]:
+        """Begin to find the largest numbers; what waits for them, and where they are then."""
+        if self.world.device.type == "cpu":
+            work = dist.all_reduce(numbers, op=dist.ReduceOp.MAX, async_op=True)
+            return work.wait, numbers
+        there = numbers.pin_memory().to(self.world.device, non_blocking=True)
+        dist.all_reduce(there, op=dist.ReduceOp.MAX)
+        here = torch.empty_like(numbers, pin_memory=True).copy_(there, non_blocking=True)
+        behind = torch.cuda.Event()
+        behind.record()
+        return behind.synchronize, here
 
 
 def share_object(value: Any, world: World) -> Any:
@@ -143,8 +169,25 @@ def share_object(value: Any, world: World) -> Any:
     return box[0]
 
 
+def largest(world: World, *numbers: int) -> list[int]:
+    """The largest of all ranks' numbers, each by itself."""
+    found = torch.tensor(numbers)
+    if world.world_size > 1:
+        dist.all_reduce(found, op=dist.ReduceOp.MAX, group=world.waiting)
+    return found.tolist()
+
+
+def collect_objects(value: Any, world: World) -> list[Any]:
+    """The values of all ranks, in their order, on rank 0; on others nothing."""
+    if world.world_size == 1:
+        return [value]
+    boxes = [None] * world.world_size if world.is_first else None
+    dist.gather_object(value, boxes, group=world.waiting, group_dst=0)
+    return boxes or []
+
+
 def gather_objects(value: Any, world: World) -> list[Any]:
-    """The values of all ranks, in their order, on every rank."""
+    """The values of all ranks, in their order, on every rank: memory of a rank grows with their number."""
     if world.world_size == 1:
         return [value]
     boxes: list[Any] = [None] * world.world_size
@@ -162,27 +205,19 @@ def seed_everything(seed: int, deterministic: bool) -> None:
         torch.use_deterministic_algorithms(True)
 
 
-def part_random_numbers(seed: int, world: World) -> None:
-    """Let torch draw other numbers on each rank from here on: dropout and drop path would repeat themselves on all."""
-    if not world.is_first:
-        torch.manual_seed(mix_seed(seed, world.rank))
+def seed_step(seed: int, step: int, world: World) -> None:
+    """Let torch's generators draw in this step what follows from (seed, rank, step): dropout and drop path.
 
-
-def read_random_state(device: torch.device) -> dict[str, Any]:
-    """States of every global generator of this process, in types that torch.load takes with weights_only."""
-    kind, keys, *rest = np.random.get_state()  # noqa: NPY002
-    state: dict[str, Any] = {
-        "torch": torch.get_rng_state(),
-        "python": random.getstate(),
-        "numpy": (kind, torch.from_numpy(np.asarray(keys).astype(np.int64)), *rest),
-    }
-    if device.type == "cuda":
-        state["cuda"] = torch.cuda.get_rng_state(device)
-    return state
+    So no checkpoint holds states of generators. (torch.manual_seed does the same in 100 times the time.)
+    """
+    number = mix_seed(seed, world.rank, step)
+    torch.default_generator.manual_seed(number)
+    if world.device.type == "cuda":
+        torch.cuda.default_generators[world.device.index].manual_seed(number)
 
 
 def write_random_state(state: dict[str, Any], device: torch.device) -> None:
-    """Go on where `read_random_state` stood."""
+    """Go on where the generators of a checkpoint stood that was saved before `seed_step`."""
     torch.set_rng_state(state["torch"].cpu())
     random.setstate(state["python"])
     kind, keys, *rest = state["numpy"]

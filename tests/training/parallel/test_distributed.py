@@ -1,22 +1,23 @@
-"""What torchrun sets, which device that means, and random states that come back."""
+"""What torchrun sets, which device that means, and what ranks agree on."""
 from __future__ import annotations
 
-import random
+from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 from distributed_helpers import run_ranks
+from torch import nn
 
+from training.health.terms import StepGate
+from training.loop import move_parameters
+from training.optim import gradient_norms
 from training.parallel.distributed import (
+    Agreement,
     World,
     check_equal_batches,
     choose_device,
     process_group,
     read_environment,
-    read_random_state,
-    seed_everything,
-    write_random_state,
 )
 
 WHOLE = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
@@ -61,20 +62,6 @@ def test_one_process_needs_no_group():
         assert not torch.distributed.is_initialized()
 
 
-def draw() -> tuple[float, float, float]:
-    return random.random(), float(np.random.rand()), float(torch.rand(()))  # noqa: NPY002
-
-
-def test_random_states_survive_a_file(tmp_path):
-    seed_everything(3, deterministic=False)
-    draw()
-    torch.save(read_random_state(torch.device("cpu")), tmp_path / "state.pt")
-    want = [draw() for _ in range(3)]
-    seed_everything(4, deterministic=False)
-    write_random_state(torch.load(tmp_path / "state.pt", weights_only=True), torch.device("cpu"))
-    assert [draw() for _ in range(3)] == want
-
-
 def refusal(rank: int) -> str:
     world = World(rank=rank, world_size=3)
     check_equal_batches(8, world)
@@ -87,3 +74,54 @@ def test_unequal_batches_are_refused_on_every_rank_with_the_sizes_and_the_remedy
     check_equal_batches(3, World())
     for said in run_ranks(3, refusal):
         assert "[8, 7, 8]" in said and "use 7 on every rank" in said
+
+
+def agreeing(rank: int) -> tuple[list[list[int]], int]:
+    """What 600 exchanges say where rank 2 asks from the fourth on, and the number of all-reduces."""
+    posted, honest = [], torch.distributed.all_reduce
+
+    def count(*args, **more):
+        posted.append(1)
+        return honest(*args, **more)
+
+    torch.distributed.all_reduce = count
+    agreement = Agreement(World(rank=rank, world_size=3))
+    return [agreement.exchange(10 * (rank == 2 and step > 3), rank) for step in range(600)], len(posted)
+
+
+def test_what_one_rank_asks_for_is_known_to_all_at_the_same_step_by_few_exchanges():
+    said = run_ranks(3, agreeing)
+    assert said[0] == said[1] == said[2]
+    answers, posted = said[0]
+    asked = [step for step, (stop, _) in enumerate(answers) if stop == 10]
+    assert asked and 3 < asked[0] <= 2 * Agreement.MOST + 3
+    assert {tuple(one) for one in answers} == {(0, 0), (0, 2), (10, 2)}
+    assert 600 / Agreement.MOST <= posted < 60
+
+
+def stepping(rank: int, place: str) -> list[torch.Tensor]:
+    """The parameters behind two steps, of which the first has a NaN on rank 1: in a term of the log, or in the loss."""
+    torch.manual_seed(0)
+    model = nn.Linear(3, 1)
+    network, optimizer = nn.parallel.DistributedDataParallel(model), torch.optim.SGD(model.parameters(), 0.1)
+    trained = SimpleNamespace(optimizer=optimizer, gate=StepGate(1, torch.device("cpu")),
+                              scaler=torch.amp.GradScaler("cpu", enabled=False))  # fmt: skip
+    found = [torch.cat([p.detach().flatten().clone() for p in model.parameters()])]
+    for bad in (rank == 1, False):
+        factor = float("nan") if bad else 1.0
+        loss = network(torch.full((2, 3), rank + 1.0)).sum() * (factor if place == "loss" else 1.0)
+        loss.backward()
+        norms = gradient_norms({"all": [*model.parameters()]}, None)
+        move_parameters(trained, {"loss": loss.detach(), "seen": torch.tensor(factor)} | norms)
+        optimizer.zero_grad()
+        found.append(torch.cat([p.detach().flatten().clone() for p in model.parameters()]))
+    return found
+
+
+@pytest.mark.parametrize("place", ["log", "loss"])
+def test_a_nan_on_one_rank_leaves_the_parameters_of_all_equal(place):
+    first, second = run_ranks(2, stepping, place)
+    for one, other in zip(first, second):
+        assert torch.equal(one, other) and one.isfinite().all()
+    assert torch.equal(first[0], first[1]) == (place == "loss")
+    assert not torch.equal(first[1], first[2])
