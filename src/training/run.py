@@ -55,6 +55,7 @@ from training.parallel.distributed import (
     Agreement,
     World,
     check_equal_batches,
+    from_first,
     gather_objects,
     keep_freed_memory,
     part_random_numbers,
@@ -246,8 +247,9 @@ def open_loader(config: Config, world: World, rows: int, model: Any, transform: 
         world_size=world.world_size,
         image_size=model.image_size,
         context_length=model.context_length,
-        pin_memory=world.device.type == "cuda",
+        once=partial(from_first, world=world),
     )
+    loader.pin = world.device.type == "cuda"
     loader.gather = partial(gather_objects, world=world)  # one broken shard is much of what one of many ranks reads
     _ = loader.noise  # reads every caption where it is asked for: what fails there fails now
     return loader
@@ -326,7 +328,7 @@ def build_validation(
         return None
     from training.validation import check_metric, open_validation, training_rows
 
-    rows = partial(training_rows, config.data, preprocess, loader.noise, loader.rows)
+    rows = partial(training_rows, config.data, preprocess, loader.noise, loader.source)
     validation = open_validation(config, tokenizer, preprocess, world, rows, loader.held_out)
     if config.val.best_metric:
         check_metric(config.val.best_metric, validation, averaged)

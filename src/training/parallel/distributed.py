@@ -3,20 +3,23 @@ from __future__ import annotations
 
 import ctypes
 import os
+import pickle
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from prolip.data.workers import raise_file_limit
 from prolip.random import mix_seed
 
+T = TypeVar("T")
 TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 PATIENCE = timedelta(hours=24)
 # malloc.h of glibc
@@ -80,6 +83,7 @@ def process_group(device_name: str) -> Iterator[World]:
     if world_size == 1:
         yield World(device=device)
         return
+    raise_file_limit()  # a group over gloo connects every rank with every other
     if device.type == "cuda":
         dist.init_process_group("nccl", device_id=device)
     else:
@@ -141,6 +145,37 @@ def share_object(value: Any, world: World) -> Any:
     box = [value]
     dist.broadcast_object_list(box, src=0, group=world.waiting)
     return box[0]
+
+
+def from_first(work: Callable[[], T], world: World) -> T:
+    """What `work` gives on rank 0, which alone does it, on every rank: one broadcast of its pickle.
+
+    What it raises there is raised on every rank, so that none waits for what never comes.
+    """
+    if world.world_size == 1:
+        return work()
+    found: Any = None
+    error: Exception | None = None
+    if world.is_first:
+        try:
+            found = work()
+        except Exception as raised:
+            error = raised
+    found, told = share_object((found, portable(error)), world)
+    if told is not None:
+        raise error or told
+    return found
+
+
+def portable(error: Exception | None) -> Exception | None:
+    """An error that says the same when it was pickled; of a class that cannot be, the nearest built-in one."""
+    try:
+        if str(pickle.loads(pickle.dumps(error))) == str(error):
+            return error
+    except Exception:  # what a class makes of its arguments may be anything
+        pass
+    kinds = (OSError, ValueError, ImportError)
+    return next((kind for kind in kinds if isinstance(error, kind)), RuntimeError)(str(error))
 
 
 def gather_objects(value: Any, world: World) -> list[Any]:

@@ -260,7 +260,7 @@ def test_a_flipped_bit_is_seen_by_its_checksum_unless_checksums_are_off(tmp_path
 def test_a_command_that_goes_on_behind_what_the_index_knows_is_seen(tmp_path):
     url, index = indexed(tmp_path)
     longer = f"pipe:cat {url}; head -c 10240 /dev/zero"  # more padding: for a tar alone nothing is wrong
-    piped = type(index)(index.place, {longer: index[url]})
+    piped = type(index).of(index.place, {longer: index[url]})
     assert len(keys_and_faults(ShardReader(ReadPolicy(pipes=True)), longer)[0]) == 4
     keys, faults = keys_and_faults(ShardReader(ReadPolicy(pipes=True), piped), longer)
     assert faults.kinds["index mismatch"] == 1 and "the shard goes on" in faults.examples[0]
@@ -269,20 +269,20 @@ def test_a_command_that_goes_on_behind_what_the_index_knows_is_seen(tmp_path):
 def test_a_command_whose_bytes_do_not_fit_is_not_run_again(tmp_path):
     url, index = indexed(tmp_path)
     entry = index[url]._replace(sha256="1")
-    piped = type(index)(index.place, {f"pipe:echo x >> {tmp_path}/runs; cat {url}": entry})
-    keys, faults = keys_and_faults(ShardReader(ReadPolicy(pipes=True), piped), next(iter(piped.entries)))
+    piped = type(index).of(index.place, {f"pipe:echo x >> {tmp_path}/runs; cat {url}": entry})
+    keys, faults = keys_and_faults(ShardReader(ReadPolicy(pipes=True), piped), piped.names[0])
     assert faults.bad_shards == faults.kinds["index mismatch"] == 1 and (tmp_path / "runs").read_text() == "x\n"
 
 
 def test_a_shard_without_an_entry_is_a_counted_fault_for_the_reader(tmp_path):
     url, index = indexed(tmp_path)
-    keys, faults = keys_and_faults(ShardReader(index=type(index)(index.place, {})), url)
+    keys, faults = keys_and_faults(ShardReader(index=type(index).of(index.place, {})), url)
     assert not keys and faults.kinds == {"index mismatch": 1} and "has no entry" in faults.examples[0]
 
 
 def test_a_reader_raises_what_does_not_fit_its_index(tmp_path):
     url, index = indexed(tmp_path)
     assert len(list(ShardReader(index=index)(url))) == 4
-    worse = type(index)(index.place, {url: Entry(5, *index[url][1:])})
+    worse = type(index).of(index.place, {url: Entry(5, *index[url][1:])})
     with pytest.raises(ShardFault, match="index mismatch.*has 4 samples, the index says 5"):
         list(ShardReader(index=worse)(url))
