@@ -107,7 +107,8 @@ def with_workers(config: Config, world: World, rows: int, folder: Path) -> Confi
     if data.workers is not None:
         return config
     batch = AUTO if rows == AUTO else rows // config.run.accum_freq
-    saved = json_of(folder / "config.json").get("data", {}).get("workers") if config.run.resume else None
+    kept = from_first(partial(json_of, folder / "config.json"), world) if config.run.resume else {}
+    saved = kept.get("data", {}).get("workers")
     most = min(gather_objects(cores() if saved is None else saved, world))
     workers = fitting_workers(batch, most, data.unpaired)
     batch_size: Any = AUTO if config.run.global_batch_size is not None else data.batch_size
@@ -182,7 +183,7 @@ def build(config: Config, world: World, folder: Path, rows: int, held: contextli
     address, passed_over = take_folder(config, world, folder, storage, held or contextlib.ExitStack())
     checkpoint = load_checkpoint(address) if address else None
     trained.network = distribute(trained.objective, world, settings)
-    if config.val.best_metric:  # when the folder is taken, or it would go on from a run that is overwritten
+    if config.val.best_metric and world.is_first:  # when the folder is taken, or a run that is overwritten would count
         from training.validation import Best
 
         measured.best = Best(folder / "best", config.val.best_metric, config.val.best_lowest)

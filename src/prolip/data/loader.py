@@ -22,7 +22,7 @@ from prolip.data.order.cursor import Cursor
 from prolip.data.order.streams import Place, RowSource, Source
 from prolip.data.reading.folders import ImageRows
 from prolip.data.samples.sample import Decoder, Example, Row, preserved_rng
-from prolip.data.sources import Once, alone, build_source
+from prolip.data.sources import build_source
 from prolip.data.synthetic import SyntheticDecoder, SyntheticSource
 from prolip.data.workers import hand_on, lost_worker, raise_file_limit, start_worker
 from prolip.utils.fields import AUTO
@@ -332,13 +332,14 @@ def build_loader(
     world_size: int = 1,
     image_size: int | tuple[int, int] | None = None,
     context_length: int | None = None,
-    once: Once = alone,
+    once: Callable[[Callable[[], Any]], Any] = lambda work: work(),
 ) -> Loader:
     """The training loader of one rank, everything checked that can be checked before the first batch.
 
     transform: RGB Pillow image -> (3, H, W), or a `RandomCrop`. tokenizer: list[str] -> (n, L) int64, called with
     context_length too where that is given. Synthetic data needs neither, but image_size and context_length.
-    once: lets one of joined ranks list, check and count the data. ValueError, FileNotFoundError: see `DataConfig`,
+    once: where ranks are joined, has one of them list, check and count the data, and gives or raises on all what that
+    gives or raises. ValueError, FileNotFoundError: see `DataConfig`,
     `prolip.data.reading.shards`, `prolip.data.reading.folders`.
     """
     if not 0 <= rank < world_size:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple
 
 from PIL import Image
 from torch import Tensor
@@ -37,7 +37,6 @@ from prolip.utils.messages import naming
 from prolip.utils.secrecy import redacted
 from prolip.utils.threads import default_workers, in_threads
 
-T = TypeVar("T")
 log = logging.getLogger(__name__)
 #: Samples that are decoded ahead of the one that is wanted.
 AHEAD = 256
@@ -45,18 +44,6 @@ AHEAD = 256
 EPOCH = 2**31 - 1
 #: Kinds of data that training takes.
 TRAINED = (*ROWS, "shards", "emoji", "synthetic")
-
-
-class Once(Protocol):
-    """How work is done whose result every rank needs: by one of them, whose result or error all get."""
-
-    def __call__(self, work: Callable[[], T], /) -> T:
-        """What `work` gives, on every rank."""
-
-
-def alone(work: Callable[[], T], /) -> T:
-    """`Once` of a process that shares with no other."""
-    return work()
 
 
 def build_source(config: DataConfig, streams: int) -> tuple[Source, int]:
@@ -148,11 +135,10 @@ def build_shard_source(config: DataConfig, address: str, streams: int) -> tuple[
         if config.max_bad_fraction < 1 and all(map(is_local, urls)):
             refuse_unusable(urls, partial(check_sample, config), config.read_policy)
         # of a split, which only reading tells sample by sample, as many as are expected
-        size = config.train_num_samples or 0
-        if not size:
-            if counted is None or selector is not None:
-                counted = count_samples(urls, config.select, sizes=sizes)
-            size = round(counted * (1 - (config.split or 0)))
+        if not (size := config.train_num_samples or 0):
+            known = None if selector else counted
+            every = count_samples(urls, config.select, sizes=sizes) if known is None else known
+            size = round(every * (1 - (config.split or 0)))
         if size == 0:
             raise ValueError(f"{len(urls)} shards hold no sample{why_none(urls, config)}")
     if config.dataset_resampled:

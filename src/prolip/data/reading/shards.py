@@ -100,10 +100,9 @@ def expand_source(source: str, pipes: bool = False, sizes: dict[str, int] | None
     source = source.strip()
     if not source:
         raise ValueError("there is an empty source: give shards such as data/{000..099}.tar, sources joined by '::'")
-    special = source.startswith("file:") or not {"{", "}", "\\"}.isdisjoint(source)
+    special = source.startswith("file:") or not {"{", "}", "\\"}.isdisjoint(source)  # others are not looked up twice
     is_path = special and is_local(source) and os.path.exists(local_path(source))
-    urls = [local_path(source)] if is_path else expand_braces(source)
-    sizes = {} if sizes is None else sizes
+    urls, sizes = [local_path(source)] if is_path else expand_braces(source), {} if sizes is None else sizes
     return [url for part in urls for url in expand_path(check_address(part, pipes), source, sizes)]
 
 
