@@ -196,8 +196,9 @@ def start(args: argparse.Namespace) -> None:
         write_data(Path(name), args.shards)
         for checkout in filter(None, (args.old, ROOT)):
             environment = os.environ | {"PYTHONPATH": str(Path(checkout).resolve() / "src"), "OMP_NUM_THREADS": "1"}
-            command = [sys.executable, __file__, "start", "--shards", args.shards, "--ranks", *args.ranks, "--in", name]
-            done = subprocess.run(list(map(str, command)), env=environment, stdout=subprocess.PIPE, text=True, check=True)
+            words = ["start", "--shards", args.shards, "--ranks", *args.ranks, "--in", name]
+            command = [sys.executable, __file__, *map(str, words)]
+            done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
             which = "this commit" if checkout == ROOT else "the older checkout"
             print_start(f"Start on {args.shards:,} shards, {which}", json.loads(done.stdout.splitlines()[-1]))
 
