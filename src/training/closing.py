@@ -167,5 +167,8 @@ def close_model(run: Run, model: Any, wanted: int) -> tuple[str, int]:
 
 def share_of_samples(run: Run, most: int) -> Iterator[Captioned]:
     """This rank's share of at most so many samples of the training data, with the loader's noise."""
-    place, loader = (run.world.rank, run.world.world_size), run.fed.loader
-    return captioned_samples(run.config.data, run.kept.preprocess, most, *place, noise=loader.noise, source=loader.rows)
+    world, loader = run.world, run.fed.loader
+    return captioned_samples(
+        run.config.data, run.kept.preprocess, most, world.rank, world.world_size,
+        noise=loader.noise, source=loader.source,
+    )  # fmt: skip

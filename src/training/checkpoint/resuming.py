@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from training.checkpoint.snapshot import restore
 from training.checkpoint.storage import Storage
 from training.config import REDACTED, Config, RunConfig
 from training.log import StepProfiler
-from training.parallel.distributed import World, share_object, wait_for_all
+from training.parallel.distributed import World, from_first, share_object, wait_for_all
 from training.state import Run
 
 #: What begins the name of a checkpoint that a run has left behind by going on from an earlier one.
@@ -44,16 +45,7 @@ def take_folder(config: Config, world: World, folder: Path, storage: Storage, he
 
     Returns (its address or None, what was passed over), the same on all ranks; every rank refuses what is taken.
     """
-    answer: Choice | str = (None, [])
-    if world.is_first:
-        try:
-            answer = claim(config.run, folder, storage, held)
-        except FlagError as error:
-            answer = str(error)
-    answer = share_object(answer, world)
-    if isinstance(answer, str):
-        raise FlagError(answer)
-    return answer
+    return from_first(partial(claim, config.run, folder, storage, held), world)
 
 
 def claim(settings: RunConfig, folder: Path, storage: Storage, held: contextlib.ExitStack) -> Choice:

@@ -3,21 +3,24 @@ from __future__ import annotations
 
 import ctypes
 import os
+import pickle
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from prolip.data.workers import raise_file_limit
 from prolip.random import mix_seed
 
+T = TypeVar("T")
 TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 PATIENCE = timedelta(hours=24)
 # malloc.h of glibc
@@ -81,6 +84,7 @@ def process_group(device_name: str) -> Iterator[World]:
     if world_size == 1:
         yield World(device=device)
         return
+    raise_file_limit()  # connections count as files
     # Ranks connect when they first have something to say to each other; else every one to every other at once.
     os.environ.setdefault("TORCH_GLOO_LAZY_INIT", "1")
     if device.type == "cuda":
@@ -184,6 +188,40 @@ def collect_objects(value: Any, world: World) -> list[Any]:
     boxes = [None] * world.world_size if world.is_first else None
     dist.gather_object(value, boxes, group=world.waiting, group_dst=0)
     return boxes or []
+
+
+def from_first(work: Callable[[], T], world: World) -> T:
+    """What `work` gives on rank 0, which alone does it, on every rank: one broadcast of its pickle.
+
+    What it raises there is raised on every rank, so that none waits for what never comes.
+    """
+    if world.world_size == 1:
+        return work()
+    found: Any = None
+    error: Exception | None = None
+    sent = b""
+    if world.is_first:
+        try:
+            found = work()
+            sent = pickle.dumps((found, None))
+        except Exception as raised:
+            error = raised
+            sent = pickle.dumps((None, portable(raised)))
+    received, told = pickle.loads(share_object(sent, world))
+    if told is not None:
+        raise error or told
+    return found if world.is_first else received
+
+
+def portable(error: Exception | None) -> Exception | None:
+    """An error that says the same when it was pickled; of a class that cannot be, the nearest built-in one."""
+    try:
+        if str(pickle.loads(pickle.dumps(error))) == str(error):
+            return error
+    except Exception:  # what a class makes of its arguments may be anything
+        pass
+    kinds = (OSError, ValueError, ImportError)
+    return next((kind for kind in kinds if isinstance(error, kind)), RuntimeError)(str(error))
 
 
 def gather_objects(value: Any, world: World) -> list[Any]:

@@ -8,6 +8,7 @@ import torch
 from distributed_helpers import run_ranks
 from torch import nn
 
+from prolip.data.faults import SampleFault
 from training.health.terms import StepGate
 from training.loop import move_parameters
 from training.optim import gradient_norms
@@ -16,6 +17,7 @@ from training.parallel.distributed import (
     World,
     check_equal_batches,
     choose_device,
+    from_first,
     process_group,
     read_environment,
 )
@@ -125,3 +127,61 @@ def test_a_nan_on_one_rank_leaves_the_parameters_of_all_equal(place):
         assert torch.equal(one, other) and one.isfinite().all()
     assert torch.equal(first[0], first[1]) == (place == "loss")
     assert not torch.equal(first[1], first[2])
+
+
+class Twice(ValueError):
+    """An error that says something else when it is made again of its arguments."""
+
+    def __init__(self, text: str):
+        super().__init__(f"twice: {text}")
+
+
+def told(rank: int) -> list[tuple[str, str]]:
+    world, said = World(rank=rank, world_size=3), []
+    for error in (Twice("x"), SampleFault("bad image", "y"), KeyError("z"), FileNotFoundError(2, "gone", "/f")):
+        def fail(error: Exception = error) -> None:
+            assert rank == 0, "the other ranks do no work"
+            raise error
+
+        try:
+            from_first(fail, world)
+        except Exception as caught:
+            said.append((type(caught).__name__, str(caught)))
+    with pytest.raises(Exception, match="pickle"):
+        from_first(lambda: lambda: rank, world)
+    assert from_first(lambda: {"of rank": rank}, world) == {"of rank": 0}
+    return said
+
+
+def test_errors_of_any_class_reach_every_rank_and_none_waits():
+    first, *others = run_ranks(3, told)
+    assert others[0] == others[1] and [text for _, text in others[0]] == [text for _, text in first]
+    assert [kind for kind, _ in first] == ["Twice", "SampleFault", "KeyError", "FileNotFoundError"]
+    assert [kind for kind, _ in others[0]] == ["ValueError", "RuntimeError", "KeyError", "FileNotFoundError"]
+
+
+def test_one_process_does_its_own_work_and_raises_its_own_error():
+    assert from_first(lambda: 3, World()) == 3
+    with pytest.raises(Twice, match="^twice: x$"):
+        from_first(lambda: (_ for _ in ()).throw(Twice("x")), World())
+
+
+def test_files_may_be_many_before_the_first_group_is_made(monkeypatch):
+    resource = pytest.importorskip("resource")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    for name, value in (WHOLE | {"RANK": "0", "WORLD_SIZE": "2"}).items():
+        monkeypatch.setenv(name, value)
+    limits = []
+
+    def note(*_, **__):
+        limits.append(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+
+    for name in ("init_process_group", "new_group", "destroy_process_group"):
+        monkeypatch.setattr(torch.distributed, name, note)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(256, hard), hard))
+    try:
+        with process_group("cpu") as world:
+            assert world.world_size == 2
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert limits[0] == hard
