@@ -1,12 +1,12 @@
-"""Which host made a try of a job fail, and whether the job's next try is to do without it: python slurm/blame.py LOGS
+"""Which host made a try of a job fail, and is the next to go without it? python slurm/blame.py runs/NAME/slurm/JOB-TRY
 
-LOGS is the folder of the try, runs/NAME/slurm/JOB-TRY. Prints one line of three fields between tabs: what is to be done,
-SLURM's list of nodes to exclude or -, and what the log says. To be done is one of
+Prints one line of three fields between tabs: what is to be done, SLURM's list of nodes to exclude or -, and what the
+log says. To be done is one of
   none     no host is at fault
   again    a host is, for the first time: another try may pass
   exclude  it is for the second time: the next try goes without it
   keep     it is, but the job cannot run without it
-Each verdict is a line of failures.jsonl beside LOGS.
+Each verdict is a line of failures.jsonl beside the try's folder.
 """
 from __future__ import annotations
 
@@ -25,8 +25,9 @@ TRIES = 2
 MARGIN = 2.0
 #: Of a rank or torchrun that ended because another did.
 LOST = re.compile(
-    r"another rank ended|peer.*onnection|onnection.*peer|Broken pipe|remote process exited|ncclRemoteError|Watchdog caught"
-    r"|communicator was aborted|DistNetworkError|DistStoreError|Rendezvous\w*Error|SignalException|socket has timed out"
+    r"another rank ended|peer.*onnection|onnection.*peer|Broken pipe|remote process exited|ncclRemoteError"
+    r"|Watchdog caught|communicator was aborted|DistNetworkError|DistStoreError|Rendezvous\w*Error|SignalException"
+    r"|socket has timed out"
 )
 #: Signals by which torchrun and SLURM end ranks that did nothing wrong.
 ENDED = (-15, 143)
@@ -64,7 +65,7 @@ def read(logs: Path) -> list[Failure]:
 
 
 def killed(logs: Path) -> list[Failure]:
-    """The task that ended first by srun's account, where it was a single one and left no note: its torchrun was killed."""
+    """The task that ended first by srun's account, where it was one alone without a note: its torchrun was killed."""
     try:
         said = (logs / "srun.err").read_text(errors="replace")
     except OSError:
@@ -85,7 +86,8 @@ def judge(failures: list[Failure], earlier: list[dict[str, Any]]) -> tuple[Failu
         return None, f"{first.host} and {', '.join(alike[:3])} failed alike ({first}): no host is at fault"
     if others and others[0].time - first.time < MARGIN:
         return None, f"{first.host} ({first}) and {others[0].host} ({others[0]}) failed together: none is blamed"
-    same = [row["host"] for row in earlier if row["host"] not in (None, first.host) and first.like(row["exit"], row["error"])]
+    same = [row["host"] for row in earlier
+            if row["host"] not in (None, first.host) and first.like(row["exit"], row["error"])]  # fmt: skip
     if same:
         return None, f"{first.host} failed as {same[-1]} did before ({first}): the program is at fault, not the host"
     return first, f"{first.host} failed first ({first})"
@@ -136,7 +138,7 @@ def verdict(logs: Path) -> tuple[str, str, str]:
             why += f"; {'excluded' if action == 'exclude' else 'NOT excluded'}, {reason}"
     facts = {"exit": failure.exit, "error": failure.error} if failure else {"exit": None, "error": ""}
     row = {"job": job, "try": int(number), "host": failure.host if failure else None, **facts, "verdict": action}
-    with open(record, "a") as file:
+    with open(record, "a", encoding="utf-8") as file:
         file.write(json.dumps(row) + "\n")
     return action, nodes, " ".join(why.split())
 

@@ -35,11 +35,13 @@ TIMES = 8
 #: Share of the time in which nodes must have answered, and seconds that a pair waits in the first round; more in later
 #: ones, in which the other may still wait for a third.
 GATHER, PATIENCE = 0.4, 15
+#: By node, then by process of it: what was said.
+Answers = dict[str, dict[str, dict[str, Any]]]
 
 
 # --- in the job's script ---------------------------------------------------------------------------------------------
 def rounds(count: int) -> list[list[tuple[int, int]]]:
-    """Pairs of `count` nodes for each round: neighbours on a ring, so that every node meets two where there are three."""
+    """Pairs of `count` nodes for each round: neighbours on a ring, so that of three or more each meets two."""
     pairs = [(node, (node + 1) % count) for node in range(count if count > 2 else count - 1)]
     last = [pairs.pop()] if count > 2 and count % 2 else []
     return [part for part in (pairs[0::2], pairs[1::2], last) if part]
@@ -67,9 +69,9 @@ def joined(answers: dict[str, dict[str, Any]]) -> dict[str, float]:
     return figures
 
 
-def collect(store: Any, nodes: Sequence[str], processes: int) -> dict[str, dict[str, dict[str, Any]]]:
+def collect(store: Any, nodes: Sequence[str], processes: int) -> Answers:
     """What the processes of each node have said so far."""
-    found: dict[str, dict[str, dict[str, Any]]] = {}
+    found: Answers = {}
     for number, node in enumerate(nodes):
         keys = [f"{number}/{local}/{name}" for local in range(processes) for name in (*UNITS, "error")]
         for key in (key for key in keys if store.check([key])):
@@ -99,7 +101,7 @@ def conduct(store: Any, step: subprocess.Popen, counts: tuple[int, int], seconds
         time.sleep(0.2)
 
 
-def report(nodes: Sequence[str], answers: dict[str, dict[str, dict[str, Any]]], output: Path, seconds: float) -> list[str]:
+def report(nodes: Sequence[str], answers: Answers, output: Path, seconds: float) -> list[str]:
     """The lines for the log; writes the figures."""
     figures = {node: joined(answers[node]) for node in nodes if node in answers}
     medians, named = slow(figures)
@@ -125,14 +127,14 @@ def coordinate(output: Path, flags: list[str], seconds: float) -> list[str]:
                             text=True, timeout=seconds)  # fmt: skip
     nodes, processes = listed.stdout.split(), int(os.environ["GPUS"])
     store = TCPStore(nodes[0], 0, is_master=True, wait_for_workers=False)
-    record = output.with_suffix(".err")
-    with open(record, "w") as file:
+    settings = os.environ | {"PREFLIGHT_SECONDS": f"{seconds:.0f}"}
+    with open(output.with_suffix(".err"), "w", encoding="utf-8") as file:
         # --overlap: a step that hangs must not keep the run's own step from starting
         step = subprocess.Popen(
             ["srun", "--overlap", "--ntasks-per-node=1", "--kill-on-bad-exit=0", "--wait=0",
              f"--cpus-per-task={os.environ.get('SLURM_CPUS_PER_TASK', '1')}", sys.executable, __file__, "--node",
              nodes[0], str(store.port), *flags],
-            stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=os.environ | {"PREFLIGHT_SECONDS": f"{seconds:.0f}"},
+            stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=settings,
         )  # fmt: skip
         try:
             conduct(store, step, (len(nodes), processes), seconds)
@@ -208,9 +210,9 @@ def loader_rate(local: int, node: int, nodes: int, flags: list[str]) -> float:
 
     config, processes = parse(flags), int(os.environ["GPUS"])
     rows = rows_per_rank(config, nodes * processes)
-    workers = config.data.workers
+    workers, batch = config.data.workers, AUTO if rows == AUTO else rows // config.run.accum_freq
     if workers is None:
-        workers = fitting_workers(AUTO if rows == AUTO else rows // config.run.accum_freq, cores(), config.data.unpaired)
+        workers = fitting_workers(batch, cores(), config.data.unpaired)
     data = replace(config.data, batch_size=rows, workers=workers, noise_ratio=0.0,
                    shuffle_buffer=min(config.data.shuffle_buffer, 100))  # fmt: skip
     model, transform, _ = build_model(config, torch.device("cpu"), load_weights=False)
@@ -240,12 +242,12 @@ def all_reduce_speed(store: Any, number: int, pair: tuple[int, int], node: int, 
 
     processes = int(os.environ["GPUS"])
     backend = "nccl" if torch.cuda.is_available() else "gloo"
-    device = torch.device("cuda", local % max(torch.cuda.device_count(), 1)) if backend == "nccl" else torch.device("cpu")
-    world, rank = 2 * processes, pair.index(node) * processes + local
+    world, rank, device = 2 * processes, pair.index(node) * processes + local, torch.device("cpu")
     if backend == "nccl":
+        device = torch.device("cuda", local % torch.cuda.device_count())
         torch.cuda.set_device(device)
-    dist.init_process_group(backend, store=dist.PrefixStore(f"round {number}, {pair}", store), rank=rank, world_size=world,
-                            timeout=timedelta(seconds=PATIENCE * (number + 1)))  # fmt: skip
+    dist.init_process_group(backend, store=dist.PrefixStore(f"round {number}, {pair}", store), rank=rank,
+                            world_size=world, timeout=timedelta(seconds=PATIENCE * (number + 1)))  # fmt: skip
     try:
         tensor = torch.zeros(BYTES[backend] // 4, device=device)
         for turn in range(TIMES + 2):
@@ -262,8 +264,8 @@ def all_reduce_speed(store: Any, number: int, pair: tuple[int, int], node: int, 
 
 def main(words: list[str]) -> int:
     """The command; 2 where it is used wrongly, else 0."""
-    if not words or (words[0] == "--node") > (len(words) >= 3):
-        print("usage: python slurm/measure.py OUTPUT [flags of training.main], in a job of train.sbatch", file=sys.stderr)
+    if not words:
+        print("usage, in a job: python slurm/measure.py OUTPUT [flags of training.main]", file=sys.stderr)
         return 2
     if words[0] == "--node":
         on_node(words[1:])

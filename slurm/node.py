@@ -23,7 +23,7 @@ SPEAKING = (1, 2, -6)
 
 
 def numa_words(known: Sequence[str], mode: str, gpus: int, tool: str | None) -> tuple[list[str], str]:
-    """(words for torchrun, what the log says): binding where `known` options have it, and there are GPUs and numactl."""
+    """(words for torchrun, what the log says): binds where `known` options have it and there are GPUs and numactl."""
     if mode == "off":
         return [], "ranks are not bound to cores: NUMA=off"
     if "--numa-binding" not in known:
@@ -78,8 +78,9 @@ def main(words: list[str]) -> None:
         note(logs, [{"rank": None, "exit": 1, "error": f"{type(error).__name__}: {error}"[:300]}])
         raise
     known = [option for action in run.get_args_parser()._actions for option in action.option_strings]
-    binding, said = numa_words(known, os.environ.get("NUMA") or "node", torch.cuda.device_count(), shutil.which("numactl"))
-    with open(logs / "node.txt", "a") as file:
+    mode, tool = os.environ.get("NUMA") or "node", shutil.which("numactl")
+    binding, said = numa_words(known, mode, torch.cuda.device_count(), tool)
+    with open(logs / "node.txt", "a", encoding="utf-8") as file:
         file.write(f"{said}\n")
     if os.environ.get("SLURM_NODEID", "0") == "0":
         print(said, flush=True)

@@ -177,7 +177,7 @@ def build(config: Config, world: World, folder: Path, rows: int, held: contextli
     draws = trained.objective.context.draws
     averaged = list(trained.averages)
     measured = Measured(validation=build_validation(config, world, tokenizer, preprocess, loader, averaged))
-    storage = Storage(settings.checkpoint_dir or str(folder / "checkpoints"))
+    storage = Storage(settings.checkpoint_dir or str(folder / "checkpoints"), beside=folder)
     address, passed_over = take_folder(config, world, folder, storage, held or contextlib.ExitStack())
     checkpoint = load_checkpoint(address) if address else None
     trained.network = distribute(trained.objective, world, settings)

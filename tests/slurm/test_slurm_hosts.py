@@ -1,4 +1,4 @@
-"""slurm/train.sbatch on a cluster of four nodes, one of which is bad: a host that fails is excluded, a slow one is named."""
+"""slurm/train.sbatch where one of four nodes is bad: a host that fails is excluded, a slow one is named."""
 from __future__ import annotations
 
 import json
@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from slurm_cluster import NODES, ROOT, Cluster, missing, sbatch
+from slurm_cluster import NODES, ROOT, Cluster, missing, sbatch, wait_for
 
 pytestmark = [
     pytest.mark.slurm,
@@ -48,15 +48,28 @@ def folder(tmp_path_factory) -> Path:
     return folder
 
 
-def submit(cluster: Cluster, folder: Path, name: str, nodes: int, faults: dict[str, str], *flags: str, **more: str) -> str:
-    """Train on so many nodes with one process each; returns the job's number."""
+def submit(cluster: Cluster, folder: Path, name: str, nodes: int, faults: dict[str, str], **more: str) -> str:
+    """Train on so many nodes with one process each, of which some have faults; returns the job's number."""
     variables = {
         "RUNS": str(folder), "NAME": name, "GPUS": "1", "SHARDS": "data/emoji/{noto,twemoji}.tar",
         "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": f"{folder / 'faults'}:{ROOT / 'src'}", "PREFLIGHT": "off",
         "SLURM_TEST_FAULTS": json.dumps(faults),
     } | more  # fmt: skip
-    return sbatch(cluster, folder, f"--nodes={nodes}", "slurm/train.sbatch", "--config", str(folder / "tiny.yaml"), *flags,
-                  **variables)  # fmt: skip
+    words = ["slurm/train.sbatch", "--config", str(folder / "tiny.yaml")]
+    return sbatch(cluster, folder, f"--nodes={nodes}", *words, **variables)
+
+
+# Python of the job; the check before the start has its own tests.
+UNCHECKED = f"""#!/bin/bash
+[ "$1" = slurm/preflight.py ] || exec {sys.executable} "$@"
+"""
+
+
+def stand_in(folder: Path, name: str, script: str) -> str:
+    """A script that takes Python's place in a job."""
+    (folder / name).write_text(script)
+    (folder / name).chmod(0o755)
+    return str(folder / name)
 
 
 def ended(cluster: Cluster, folder: Path, job: str, seconds: float) -> tuple[dict[str, str], str]:
@@ -65,18 +78,22 @@ def ended(cluster: Cluster, folder: Path, job: str, seconds: float) -> tuple[dic
         end = cluster.wait_for_end(job, seconds)
     except AssertionError as error:
         files = [folder / f"{job}.out", *folder.glob(f"*/slurm/{job}-*/node-*.err")]
-        raise AssertionError(str(error) + "".join(f"\n--- {file}\n{file.read_text()[-3000:]}" for file in files)) from error
+        said = "".join(f"\n--- {file}\n{file.read_text()[-3000:]}" for file in files)
+        raise AssertionError(f"{error}{said}") from error
     return end, (folder / f"{job}.out").read_text()
 
 
 def test_a_host_that_fails_twice_is_excluded_and_the_run_ends_without_it(cluster, folder):
-    job = submit(cluster, folder, "killed", 2, {NODES[1]: KILLED})
+    unchecked = stand_in(folder, "unchecked", UNCHECKED)
+    job = submit(cluster, folder, "killed", 2, {NODES[1]: KILLED}, PYTHON=unchecked)
     end, said = ended(cluster, folder, job, 240)
     assert end["JobState"] == "COMPLETED" and end["Restarts"] == "2", said
-    assert end["ExcNodeList"] == NODES[1] and NODES[1] not in cluster.call("scontrol", "show", "hostnames", end["NodeList"]).stdout
+    last = cluster.call("scontrol", "show", "hostnames", end["NodeList"]).stdout.split()
+    assert end["ExcNodeList"] == NODES[1] and NODES[1] not in last
     assert f"excluded from the next try: {NODES[1]}" in said and f"{NODES[1]} failed first (SIGKILL)" in said
     rows = [json.loads(line) for line in (folder / "killed/slurm/failures.jsonl").read_text().splitlines()]
-    assert [(row["try"], row["host"], row["verdict"]) for row in rows] == [(0, NODES[1], "again"), (1, NODES[1], "exclude")]
+    verdicts = [(row["try"], row["host"], row["verdict"]) for row in rows]
+    assert verdicts == [(0, NODES[1], "again"), (1, NODES[1], "exclude")]
     assert json.loads((folder / "killed/status.json").read_text())["state"] == "finished"
 
 
@@ -98,10 +115,9 @@ if "measure.py" in " ".join(sys.orig_argv):
 
 
 def test_a_slow_node_and_one_that_hangs_are_named_in_bounded_time(cluster, folder):
-    (folder / "measures-only").write_text(MEASURES_ONLY)
-    (folder / "measures-only").chmod(0o755)
-    job = submit(cluster, folder, "slow", 4, {NODES[2]: SLOW, NODES[3]: HANGING}, PREFLIGHT="auto", PREFLIGHT_SECONDS="100",
-                 PYTHON=str(folder / "measures-only"))  # fmt: skip
+    faults = {NODES[2]: SLOW, NODES[3]: HANGING}
+    job = submit(cluster, folder, "slow", 4, faults, PREFLIGHT="auto", PREFLIGHT_SECONDS="100",
+                 PYTHON=stand_in(folder, "measures-only", MEASURES_ONLY))  # fmt: skip
     begin = time.monotonic()
     end, said = ended(cluster, folder, job, 150)
     assert end["JobState"] == "COMPLETED" and time.monotonic() - begin < 130, said
@@ -111,3 +127,17 @@ def test_a_slow_node_and_one_that_hangs_are_named_in_bounded_time(cluster, folde
     assert any(words.startswith("loader ") for words in found["slow"][NODES[2]])
     assert f"preflight: {NODES[2]} is slow: " in said and f"preflight: {NODES[3]} measured nothing: no answer" in said
     assert min(found["nodes"], key=lambda node: found["nodes"][node]["loader"]) == NODES[2]
+
+
+def test_a_run_that_goes_on_with_other_ranks_is_refused_or_explained_in_the_jobs_log(cluster, folder):
+    recipe = (folder / "tiny.yaml").read_text().replace("max_steps: 20", "max_steps: 20, save_every_steps: 1")
+    (folder / "tiny.yaml").write_text(recipe.replace("workers: 0", "workers: 1"))
+    job = submit(cluster, folder, "smaller", 2, {})
+    wait_for("a checkpoint", lambda: list(folder.glob("smaller/checkpoints/step_*.pt")), 120)
+    cluster.call("scancel", "--signal=USR1", job)
+    wait_for("the requeued job", lambda: cluster.job(job)["Restarts"] == "1", 60)
+    cluster.call("scontrol", "update", f"JobId={job}", "NumNodes=1")
+    end, said = ended(cluster, folder, job, 120)
+    assert (end["JobState"], end["NumNodes"]) == ("FAILED", "1")
+    assert "1 processes, 2 in the last try" in said
+    assert "choose --workers so that ranks x workers is 2" in said and "NOT requeued" in said

@@ -77,7 +77,10 @@ def restore(run: Run, state: dict[str, Any]) -> None:
     if len(saved_by) == world.world_size:
         write_random_state(saved_by[world.rank], world.device)
     else:
-        run.kept.log.say(f"note: saved by {len(saved_by)} ranks, so dropout draws other random numbers from here on")
+        was, now = state["data"]["streams"], run.fed.loader.state_dict()["streams"]
+        order = "stays" if was == now else f"is that of {now} streams, not of {was}, in the epochs from here on"
+        run.kept.log.say(f"note: saved by {len(saved_by)} ranks, now {world.world_size}: the data's order {order}, "
+                         "and dropout draws other random numbers")  # fmt: skip
 
 
 def keep_draws(run: Run, version: Any) -> None:
