@@ -15,9 +15,8 @@ import os
 import re
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 #: Tries that a host may make fail before it is excluded.
 TRIES = 2
@@ -35,8 +34,7 @@ ENDED = (-15, 143)
 TAKING = ("idle", "alloc", "mix", "comp")
 
 
-@dataclass(frozen=True)
-class Failure:
+class Failure(NamedTuple):
     """The first error of a node that did not come of another's end."""
 
     host: str

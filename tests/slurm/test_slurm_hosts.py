@@ -135,7 +135,7 @@ def test_a_run_that_goes_on_with_other_ranks_is_refused_or_explained_in_the_jobs
     job = submit(cluster, folder, "smaller", 2, {})
     wait_for("a checkpoint", lambda: list(folder.glob("smaller/checkpoints/step_*.pt")), 120)
     cluster.call("scancel", "--signal=USR1", job)
-    wait_for("the requeued job", lambda: cluster.job(job)["Restarts"] == "1", 60)
+    wait_for("the requeued job", lambda: cluster.job(job)["JobState"] == "PENDING", 60)
     cluster.call("scontrol", "update", f"JobId={job}", "NumNodes=1")
     end, said = ended(cluster, folder, job, 120)
     assert (end["JobState"], end["NumNodes"]) == ("FAILED", "1")
