@@ -45,6 +45,7 @@ def save(run: Run) -> None:
                 "swa_steps": averaged_steps(trained, at.step),
                 "scaler": trained.scaler.state_dict(),
                 "data": join_states(states),
+                "ranks": run.world.world_size,
                 "config": run.config.to_dict(),
             }
         )
@@ -76,8 +77,12 @@ def restore(run: Run, state: dict[str, Any]) -> None:
     trained.seeded = len(saved_by) != world.world_size
     if not trained.seeded:
         write_random_state(saved_by[world.rank], world.device)
-    elif saved_by:
-        run.kept.log.say(f"note: saved by {len(saved_by)} ranks, so dropout draws other random numbers from here on")
+    ranks = state.get("ranks", len(saved_by))
+    if ranks != world.world_size:
+        was, now = state["data"]["streams"], run.fed.loader.state_dict()["streams"]
+        order = "stays" if was == now else f"is that of {now} streams, not of {was}, in the epochs from here on"
+        run.kept.log.say(f"note: saved by {ranks} ranks, now {world.world_size}: the data's order {order}, "
+                         "and dropout draws other random numbers")  # fmt: skip
 
 
 def keep_draws(run: Run, version: Any) -> None:
