@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from prolip.data.augment.affine import to_device
 from prolip.data.samples.captions import stable_hash
 from prolip.gaussian import Gaussian, upcast, without_autocast
 from prolip.losses import Matches, dot_products, tiled_loss_over_ranks, transpose_over_ranks, triplet_loss
@@ -124,8 +125,7 @@ class SourceFreeObjective(MeansObjective):
             "text": memory["text_ids"][memory["text"][pair]], "caption_id": memory["text"][pair],
             "caption_ids": known, "pair_weight": memory["weight"][pair],
         }  # fmt: skip
-        device = batch["image"].device
-        return batch | {name: x.to(device, non_blocking=True) for name, x in found.items()}
+        return batch | dict(zip(found, to_device(batch["image"].device, *found.values())))
 
     def terms(self, reps: Reps, batch: Batch) -> Terms:
         """loss, with the mean weight for the log. No text that makes a pair with an image is a negative of it."""
