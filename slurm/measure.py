@@ -218,7 +218,7 @@ def loader_rate(local: int, node: int, nodes: int, flags: list[str]) -> float:
     model, transform, _ = build_model(config, torch.device("cpu"), load_weights=False)
     loader = build_loader(data, transform, build_tokenizer(config), rank=node * processes + local,
                           world_size=nodes * processes, image_size=model.image_size,
-                          context_length=model.context_length, pin_memory=False)  # fmt: skip
+                          context_length=model.context_length)  # fmt: skip
     count, start, begin = 0, 0.0, 0.0
     for epoch in itertools.count():
         loader.set_epoch(epoch)
