@@ -225,6 +225,7 @@ def end_here(run: Run, watch: Stopwatch, stop: int) -> None:
     if run.kept.saver is not None:
         with run.health.watchdog.pause():
             run.kept.saver.settle(final=True)
+    wait_for_all(run.world)  # torchrun ends the others where one has ended
     where = f"{signal.Signals(stop).name} at step {run.at.step} of {run.total_steps}"
     raise Stopped(f"{where}, which is saved", run.kept.folder)
 

@@ -25,7 +25,7 @@ from prolip.utils.fields import AUTO
 from prolip.utils.secrecy import redacted
 from prolip.utils.threads import cores
 from training.bias import set_bias
-from training.checkpoint.files import load_checkpoint
+from training.checkpoint.files import read_checkpoint
 from training.checkpoint.resuming import go_on, open_records, take_folder
 from training.checkpoint.run_folder import write_json, write_status
 from training.checkpoint.storage import Storage
@@ -181,7 +181,7 @@ def build(config: Config, world: World, folder: Path, rows: int, held: contextli
     measured = Measured(validation=build_validation(config, world, tokenizer, preprocess, loader, averaged))
     storage = Storage(settings.checkpoint_dir or str(folder / "checkpoints"), beside=folder)
     address, passed_over = take_folder(config, world, folder, storage, held or contextlib.ExitStack())
-    checkpoint = load_checkpoint(address) if address else None
+    checkpoint = read_checkpoint(address, world) if address else None
     trained.network = distribute(trained.objective, world, settings)
     if config.val.best_metric and world.is_first:  # when the folder is taken, or a run that is overwritten would count
         from training.validation import Best

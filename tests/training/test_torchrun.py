@@ -160,6 +160,31 @@ def test_runs_go_on_with_other_ranks_or_in_shards_as_one_process_would(forked, r
         assert_moved_alike(trained(tmp_path / name, part), trained(runs / "one", part), start, part=5e-3)
 
 
+SLOW_STORE = """
+import datetime, time
+import torch.distributed as dist
+from training.checkpoint.storage import Storage
+begin, write = dist.init_process_group, Storage.write
+
+def impatient(*args, **settings):
+    begin(*args, **settings, timeout=datetime.timedelta(seconds=6))
+
+def slow(self, name, fill):
+    write(self, name, fill)
+    time.sleep(9 if name.endswith(".pt") else 0)
+
+dist.init_process_group, Storage.write = impatient, slow
+"""
+
+
+def test_a_store_that_is_slower_than_a_collective_may_be_does_not_end_the_run(tmp_path, forked):
+    """At its second checkpoint rank 0 waits for the first; the others wait for it, not in training's own group."""
+    ranks, *words = DDP
+    short = ["--max-steps", "3", "--save-every-steps", "1", "--output", tmp_path, "--name", "slow"]
+    assert forked.run(*TRAINING, *words, *short, ranks=ranks, before=SLOW_STORE) == 0, forked.err[-3000:]
+    assert len(list((tmp_path / "slow/checkpoints").glob("*.pt"))) == 2
+
+
 BAD_ON_ONE_RANK = """
 import torch
 from training.parallel.distributed import process_group

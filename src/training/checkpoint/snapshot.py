@@ -7,10 +7,11 @@ from prolip.data.loader import join_states
 from prolip.random import VERSIONS
 from prolip.utils.fields import AUTO
 from prolip.utils.flags import FlagError
+from training.checkpoint.shards import by_path, load_shards
 from training.config import Config, changed
 from training.optim import EpochAverage
-from training.parallel.distributed import collect_objects, write_random_state
-from training.parallel.sharding import load_module, load_optimizer, whole
+from training.parallel.distributed import collect_objects, wait_for_all, write_random_state
+from training.parallel.sharding import load_module, load_optimizer
 from training.state import AVERAGES, Position, Run, Trained
 
 #: What flags say of a group of parameters; everything else that a group holds is the optimiser's own.
@@ -22,6 +23,10 @@ def save(run: Run) -> None:
     trained, kept, at = run.trained, run.kept, run.at
     if kept.ledger is not None:
         kept.ledger.flush()
+    with run.health.watchdog.pause():  # the store may take longer for the checkpoint before than a collective may wait
+        if kept.saver is not None:
+            kept.saver.settle()
+        wait_for_all(run.world)
     states = collect_objects(run.fed.loader.state_dict(), run.world)
     trained.seeded = True
     kept.saves.restart(at.step)
@@ -30,7 +35,6 @@ def save(run: Run) -> None:
         "objective": trained.objective.state_dict(),
         "optimizer": trained.optimizer.state_dict(),
     } | {name: model.state_dict() for name, model in trained.averaged(at.step).items()}
-    weights = whole(weights, run.world.is_first)
     if kept.saver is not None:
         kept.saver.submit(
             {
@@ -51,10 +55,13 @@ def save(run: Run) -> None:
         )
 
 
-def restore(run: Run, state: dict[str, Any]) -> None:
-    """Put the run where a checkpoint stands; raises ValueError when the two cannot be the same run."""
+def restore(run: Run, state: dict[str, Any], shards: str = "") -> None:
+    """Put the run where a checkpoint stands, with its shards in that folder; all ranks together. ValueError when the
+    two cannot be the same run.
+    """
     trained, world = run.trained, run.world
     check_same_run(run.config, trained, run.fed.global_batch, state)
+    state = load_shards(state, shards, patterns(trained, state), world.waiting)
     keep_draws(run, state.get("draws", 1))
     if run.config.model.init_logit_bias == AUTO:  # it was found by the first batch
         run.config = changed(run.config, "model", init_logit_bias=state["config"]["model"].get("init_logit_bias"))
@@ -63,7 +70,7 @@ def restore(run: Run, state: dict[str, Any]) -> None:
     load_optimizer(trained.optimizer, fit_optimizer(state["optimizer"], trained.optimizer.param_groups))
     if state["scaler"] and trained.scaler.is_enabled():
         trained.scaler.load_state_dict(state["scaler"])
-    trained.objective.memory = state.get("memory", {})
+    trained.objective.memory = {name: value.clone() for name, value in state.get("memory", {}).items()}
     for name in trained.averaged(state["step"]):
         load_module(trained.averages[name].module, state[name])
     run.at = Position(step=state["step"], epoch=state["epoch"], batch_in_epoch=state["batch_in_epoch"],
@@ -83,6 +90,17 @@ def restore(run: Run, state: dict[str, Any]) -> None:
         order = "stays" if was == now else f"is that of {now} streams, not of {was}, in the epochs from here on"
         run.kept.log.say(f"note: saved by {ranks} ranks, now {world.world_size}: the data's order {order}, "
                          "and dropout draws other random numbers")  # fmt: skip
+
+
+def patterns(trained: Trained, state: dict[str, Any]) -> dict[str, Any]:
+    """What in the run has the place of a checkpoint's tensors, by their paths: it says which shards are to be read."""
+    groups = trained.optimizer.param_groups
+    own = {name: parameter for group in groups for name, parameter in zip(group["names"], group["params"])}
+    of = {number: own.get(name) for group in state["optimizer"]["param_groups"]
+          for number, name in zip(group["params"], group["names"])}  # fmt: skip
+    moments = {number: dict.fromkeys(parts, of[number]) for number, parts in state["optimizer"]["state"].items()}
+    averages = {name: average.module.state_dict() for name, average in trained.averages.items()}
+    return by_path({"objective": trained.objective.state_dict(), "optimizer": {"state": moments}} | averages)
 
 
 def keep_draws(run: Run, version: Any) -> None:

@@ -36,6 +36,8 @@ class World:
     world_size: int = 1
     device: torch.device = torch.device("cpu")
     waiting: Any = None  # gloo group for waits longer than a collective's time-out
+    local_rank: int = 0  # among the ranks of this machine, whose numbers are in a row
+    local_size: int = 1
 
     @property
     def is_first(self) -> bool:
@@ -93,9 +95,26 @@ def process_group(device_name: str) -> Iterator[World]:
         dist.init_process_group("gloo")
     try:
         waiting = dist.new_group(backend="gloo", timeout=PATIENCE)
-        yield World(rank=rank, world_size=world_size, device=device, waiting=waiting)
+        size = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+        yield World(rank=rank, world_size=world_size, device=device, waiting=waiting,
+                    local_rank=local_rank, local_size=size)  # fmt: skip
     finally:
         dist.destroy_process_group()
+
+
+@contextmanager
+def node_of(world: World) -> Iterator[World]:
+    """The ranks of this machine as a world of their own, for as long as the context lasts; all of them must enter."""
+    if world.local_size == 1:
+        yield World(device=world.device)
+        return
+    first = world.rank - world.local_rank
+    group = dist.new_group([*range(first, first + world.local_size)], backend="gloo", timeout=PATIENCE,
+                           use_local_synchronization=True)  # fmt: skip
+    try:
+        yield World(rank=world.local_rank, world_size=world.local_size, device=world.device, waiting=group)
+    finally:
+        dist.destroy_process_group(group)
 
 
 def wait_for_all(world: World) -> None:
@@ -169,7 +188,7 @@ def share_object(value: Any, world: World) -> Any:
     if world.world_size == 1:
         return value
     box = [value]
-    dist.broadcast_object_list(box, src=0, group=world.waiting)
+    dist.broadcast_object_list(box, group=world.waiting, group_src=0)
     return box[0]
 
 

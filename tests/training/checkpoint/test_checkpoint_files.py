@@ -211,14 +211,14 @@ def test_half_files_of_a_killed_process_are_removed(tmp_path):
 def test_remote_files_take_their_name_when_they_are_whole(monkeypatch):
     storage = Storage("gs://atomic")
     filesystem = type(storage.filesystem)
-    put, seen = filesystem.put_file, []
+    move, seen = filesystem.mv, []
 
     def spy(self, source, target, **rest):
-        put(self, source, target, **rest)
         seen.extend(storage.names())
+        move(self, source, target, **rest)
 
-    monkeypatch.setattr(filesystem, "put_file", spy)
-    storage.write("step_1.pt", lambda file: file.write_bytes(b"whole"))
+    monkeypatch.setattr(filesystem, "mv", spy)
+    storage.write("step_1.pt", lambda file: file.write(b"whole"))
     assert seen == [".step_1.pt.tmp"] and storage.names() == ["step_1.pt"]
     assert fsspec.open("gs://atomic/step_1.pt").open().read() == b"whole"
 
@@ -283,9 +283,8 @@ def test_checkpoints_on_their_way_lie_on_a_disk(tmp_path, monkeypatch, known):
     monkeypatch.setattr("tempfile.tempdir", str(disk) if known == "TMPDIR" else "/dev/shm")
     monkeypatch.setenv("SLURM_TMPDIR", str(disk) if known == "SLURM_TMPDIR" else "/dev/shm/none")
     storage = Storage(url, beside=disk if known == "beside" else Path("/dev/shm"))
-    written: list[Path] = []
-    storage.write("step_1.pt", lambda file: (written.append(file.parent.parent), torch.save(state(1), file)))
-    assert [*written, place_of(storage, "step_1.pt")] == [disk, disk]
+    storage.write("step_1.pt", lambda file: torch.save(state(1), file))
+    assert place_of(storage, "step_1.pt") == disk
     assert not list(disk.iterdir())
 
 
@@ -294,9 +293,9 @@ def test_a_checkpoint_that_would_pass_through_memory_is_refused(tmp_path, monkey
     monkeypatch.setattr("tempfile.tempdir", "/dev/shm")
     monkeypatch.delenv("SLURM_TMPDIR", raising=False)
     storage = Storage(f"gs://{tmp_path.name}/refused", beside=Path("/dev/shm"))
-    with pytest.raises(FlagError, match="set TMPDIR to one"):
-        storage.write("step_1.pt", lambda file: file.write_bytes(b""))
-    assert storage.names() == []
+    storage.write("step_1.pt", lambda file: file.write(b"passes through no folder"))
+    with pytest.raises(FlagError, match="set TMPDIR to one"), storage.fetched("step_1.pt"):
+        pass
 
 
 def test_what_a_killed_process_left_of_a_checkpoint_on_its_way_is_swept(tmp_path):
