@@ -19,7 +19,7 @@ SETTINGS = ("lr", "lr_scale", "backbone", "weight_decay", "betas", "eps", "momen
 
 
 def save(run: Run) -> None:
-    """Hand the state of all ranks, each with its place in the data, to the writer of rank 0."""
+    """Hand the state of all ranks, each with its place in the data, to the writer of rank 0; shards to that of each."""
     trained, kept, at = run.trained, run.kept, run.at
     if kept.ledger is not None:
         kept.ledger.flush()
@@ -31,28 +31,26 @@ def save(run: Run) -> None:
     trained.seeded = True
     kept.saves.restart(at.step)
     kept.saved_step = at.step
-    weights = {
-        "objective": trained.objective.state_dict(),
-        "optimizer": trained.optimizer.state_dict(),
-    } | {name: model.state_dict() for name, model in trained.averaged(at.step).items()}
+    state = {"step": at.step, "objective": trained.objective.state_dict(), "optimizer": trained.optimizer.state_dict()}
+    state |= {name: model.state_dict() for name, model in trained.averaged(at.step).items()}
+    if run.world.is_first:
+        state = {
+            **vars(at),
+            "bad_steps": run.health.meter.bad_steps,
+            "global_batch": run.fed.global_batch,
+            "total_steps": run.total_steps,
+            **dict.fromkeys(AVERAGES),
+            **state,
+            "memory": dict(trained.objective.memory),
+            "draws": trained.objective.context.draws.version,
+            "swa_steps": averaged_steps(trained, at.step),
+            "scaler": trained.scaler.state_dict(),
+            "data": join_states(states),
+            "ranks": run.world.world_size,
+            "config": run.config.to_dict(),
+        }
     if kept.saver is not None:
-        kept.saver.submit(
-            {
-                **vars(at),
-                "bad_steps": run.health.meter.bad_steps,
-                "global_batch": run.fed.global_batch,
-                "total_steps": run.total_steps,
-                **dict.fromkeys(AVERAGES),
-                **weights,
-                "memory": dict(trained.objective.memory),
-                "draws": trained.objective.context.draws.version,
-                "swa_steps": averaged_steps(trained, at.step),
-                "scaler": trained.scaler.state_dict(),
-                "data": join_states(states),
-                "ranks": run.world.world_size,
-                "config": run.config.to_dict(),
-            }
-        )
+        kept.saver.submit(state)
 
 
 def restore(run: Run, state: dict[str, Any], shards: str = "") -> None:
