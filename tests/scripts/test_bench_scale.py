@@ -4,7 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-SCRIPT = Path(__file__).resolve().parents[2] / "scripts/bench_scale.py"
+SCRIPT = Path(__file__).resolve().parents[2] / "scripts/bench/scale.py"
 
 
 def test_a_rank_of_many_looks_up_and_opens_the_shard_that_it_reads():
