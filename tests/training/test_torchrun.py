@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from training_runs import assert_moved_alike
 
 import prolip
 from drawings import SHARDS, VALIDATION
@@ -91,18 +92,6 @@ def trained(run: Path, part: str = "model") -> dict[str, torch.Tensor]:
             query, _, values = value.chunk(3)
             state[key] = torch.cat([query, values])
     return state
-
-
-def assert_moved_alike(got: dict[str, torch.Tensor], want: dict[str, torch.Tensor], start: dict, part: float) -> None:
-    """Every tensor ends within `part` of the distance that training moved it, in its norm.
-
-    No bound on single numbers: where a gradient is next to nothing, the order of its sum decides its sign, AdamW makes
-    a step of size lr of that, and which order is taken depends on the CPU's kernels and their number of rows.
-    """
-    assert got.keys() == want.keys()
-    for key, value in want.items():
-        moved, apart = (value - start[key]).norm(), (got[key] - value).norm()
-        assert moved > 0 and apart <= part * moved, f"{key}: {apart:.2e} apart, having moved {moved:.2e}"
 
 
 @pytest.fixture(scope="module")
