@@ -101,13 +101,17 @@ def probe(rehearse: bool) -> dict[str, str]:
         return {"error": (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]}
     found = {name: str(value) for name, value in json.loads(done.stdout.splitlines()[-1]).items()}
     driver = output_of("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
-    changed = output_of("git", "status", "--porcelain", "--untracked-files=no")
+    changed = output_of(
+        "git", "status", "--porcelain", "--untracked-files=no", "--", ".", f":!{PAGE.relative_to(ROOT)}"
+    )
     commit = output_of("git", "rev-parse", "HEAD") or "unknown: git cannot tell"
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return found | {
+    return {
+        **{name: found.pop(name) for name in ("device", "devices seen") if name in found},
         "driver": (driver or "unknown").splitlines()[0],
-        "cores": str(cores),
         "commit": commit + (", with changes" if changed else ""),
+        **found,
+        "cores": str(cores),
     }
 
 
@@ -259,7 +263,7 @@ def page_of(args: argparse.Namespace, where: Mapping[str, str], results: Mapping
     if args.rehearse:
         lines += [f"**This is {REHEARSAL}.**", ""]
     lines += [f"Written on {time.strftime('%Y-%m-%d')} by `{command_of(args)}`.", ""]
-    lines += table(["", ""], sorted(where.items()))
+    lines += table(["", ""], list(where.items()))
     lines += ["## Targets", ""]
     wanted = [
         [name, row["what"], row["figure"], row["target"], verdict(row, args.rehearse)]

@@ -114,8 +114,12 @@ def run(kit: Kit) -> None:
     before = logged(folder)
     kit.begin(f"resumed from step {begun}; it was killed behind step {max(before)}")
     start = time.monotonic()
-    done = subprocess.run([*command, "--resume", "latest"], cwd=ROOT, timeout=max(1.0, kit.seconds / 2))
-    kit.row("killed behind step, resumed from step", f"{max(before)}, {begun}")
+    done = subprocess.run(
+        [*command, "--resume", "latest"], cwd=ROOT, timeout=max(1.0, kit.seconds / 2), stdout=subprocess.PIPE, text=True
+    )
+    print(done.stdout, flush=True)
+    goes_on = f"at step {begun}" in next((line for line in done.stdout.splitlines() if "going on from" in line), "")
+    kit.check("killed behind step, resumed from step", f"{max(before)}, {begun}", "the newest checkpoint", goes_on)
     kit.row("start, and the rest of the steps", f"{time.monotonic() - start:.1f} s")
     after = logged(folder)
     state = json.loads((folder / "status.json").read_text(encoding="utf-8"))
@@ -168,6 +172,7 @@ def built(kit: Kit, name: str, method: str = "prolip", model: str | None = None,
                 "log_every_seconds": None,
                 "save_every_minutes": None,
                 "report": False,
+                "name": name,
             }
             | settings,
         },
@@ -241,7 +246,7 @@ def fsdp(kit: Kit) -> None:
         weights = whole_model(sharded.trained.objective.model, sharded.world).state_dict()
         for part in (plain, sharded):
             close(part)
-        again = built(kit, f"sharded-{precision}", precision=precision, name=f"sharded-{precision}", resume="latest")
+        again = built(kit, f"sharded-{precision}", precision=precision, resume="latest")
         same = all(
             torch.equal(weights[name], value) for name, value in again.trained.objective.model.state_dict().items()
         )

@@ -155,6 +155,13 @@ def test_the_page_says_where_it_ran_and_how_to_run_each_part_again(stand_in, tmp
     assert gpu.REHEARSAL not in page
 
 
+def test_what_is_committed_is_told_from_what_is_changed():
+    found = gpu.probe(rehearse=True)
+    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
+    assert found["commit"].split(",")[0] == (head or "unknown: git cannot tell")
+    assert found["torch"] == torch.__version__ and "device" not in found and int(found["cores"]) > 0
+
+
 def test_a_cell_is_one_line_with_pipes_and_brackets_escaped():
     assert gpu.cell("a|b\n <module> c") == "a\\|b &lt;module> c"
 
