@@ -200,11 +200,10 @@ def run_part(name: str, args: argparse.Namespace, seconds: float, log: Any, more
 def run_parts(args: argparse.Namespace, where: Mapping[str, str], log: Any) -> dict[str, dict[str, Any]]:
     """Run the chosen parts, each within its share; a signal to stop ends them, and what is known is returned."""
     results = earlier(args, where)
-    end = time.monotonic() + 60 * args.minutes - RESERVE
     try:
         for number, name in enumerate(args.only):
             weights = [PARTS[part].weight for part in args.only[number:]]
-            seconds = max(0.0, end - time.monotonic()) * weights[0] / sum(weights)
+            seconds = max(0.0, args.end - time.monotonic()) * weights[0] / sum(weights)
             print(f"\n=== {name}: {PARTS[name].title}, at most {seconds:.0f} s", flush=True)
             if seconds < 1:
                 results[name] = {"rows": [], "facts": {}, "seconds": 0.0, "error": "no time was left for it"}
@@ -343,6 +342,7 @@ def interrupt(*_: object) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; returns its exit code."""
     args = parse(arguments)
+    args.end = time.monotonic() + 60 * args.minutes - RESERVE
     where = probe(args.rehearse)
     if "error" in where or not (args.rehearse or "device" in where):
         print(no_gpu(where), file=sys.stderr)

@@ -15,7 +15,7 @@ import xml.etree.ElementTree as ET
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from gpu_kit import ROOT, Kit, WrongResultError
+from gpu_kit import ROOT, Kit
 from gpu_loss import kernel, pairs
 from gpu_runs import fsdp, run, waits
 from gpu_speed import loader, step
@@ -61,7 +61,8 @@ def tests(kit: Kit) -> None:
     for name, why in skipped:
         kit.row(f"skipped: {name}", why)
     if not passed:
-        raise WrongResultError("no test ran")
+        kit.wrong.append("no test ran")
+    kit.settle()
 
 
 PARTS: dict[str, Callable[[Kit], None]] = {

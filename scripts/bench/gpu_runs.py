@@ -114,20 +114,21 @@ def run(kit: Kit) -> None:
     before = logged(folder)
     kit.begin(f"resumed from step {begun}; it was killed behind step {max(before)}")
     start = time.monotonic()
-    done = subprocess.run(
-        [*command, "--resume", "latest"], cwd=ROOT, timeout=max(1.0, kit.seconds / 2), stdout=subprocess.PIPE, text=True
-    )
-    print(done.stdout, flush=True)
-    goes_on = f"at step {begun}" in next((line for line in done.stdout.splitlines() if "going on from" in line), "")
+    goes_on = False
+    resumed = subprocess.Popen([*command, "--resume", "latest"], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    for line in resumed.stdout or ():
+        print(line, end="", flush=True)
+        goes_on |= "going on from" in line and line.split()[-1] == str(begun)
+    code = resumed.wait()
     kit.check("killed behind step, resumed from step", f"{max(before)}, {begun}", "the newest checkpoint", goes_on)
     kit.row("start, and the rest of the steps", f"{time.monotonic() - start:.1f} s")
     after = logged(folder)
     state = json.loads((folder / "status.json").read_text(encoding="utf-8"))
     kit.check(
         "exit status and state of the resumed run",
-        f"{done.returncode}, {state.get('state')}",
+        f"{code}, {state.get('state')}",
         "0, finished",
-        done.returncode == 0 and state.get("state") == "finished",
+        code == 0 and state.get("state") == "finished",
     )
     missing = sorted(set(range(1, steps + 1)) ^ after.keys())
     kit.check(

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ import gpu  # noqa: E402
 import gpu_loss  # noqa: E402
 import gpu_parts  # noqa: E402
 import gpu_runs  # noqa: E402
+import gpu_speed  # noqa: E402
 from gpu_kit import Kit, WrongResultError  # noqa: E402
 
 WHERE = {"device": "NVIDIA H100 80GB HBM3", "driver": "580", "torch": "2.14", "commit": "abc", "CUDA of torch": "13.0"}
@@ -224,6 +226,46 @@ def test_a_wrong_result_fails_its_part_and_a_slow_one_does_not(tmp_path):
         there.settle()
     rows, _ = gpu.read_rows(tmp_path / "rows")
     assert [row["met"] for row in rows] == [False, True, False]
+
+
+def test_a_test_that_fails_on_the_gpu_fails_the_part(tmp_path, monkeypatch):
+    file = tmp_path / "test_x.py"
+    file.write_text("import pytest\ndef test_bad(): assert 0\ndef test_good(): pass\n@pytest.mark.skip(reason='two')\n"
+                    "def test_left(): pass\n")
+    monkeypatch.setattr(gpu_parts, "cuda_tests", lambda _: [str(file)])
+    with pytest.raises(WrongResultError, match="tests that failed: test_bad, wanted none of 3"):
+        gpu_parts.tests(kit(tmp_path, rehearse=False))
+    rows, _ = gpu.read_rows(tmp_path / "rows")
+    assert [(row["what"], row["figure"]) for row in rows] == [
+        ("tests that failed", "test_bad"), ("tests that passed", "1"), ("skipped: test_left", "two")]  # fmt: skip
+
+
+def test_a_batch_that_does_not_fit_is_halved_and_the_step_is_held_against_its_targets(tmp_path, monkeypatch):
+    def times(kit, model, batch, compile):
+        if batch == 512:
+            raise torch.OutOfMemoryError("CUDA out of memory.\nmore")
+        return {"siglip": [0.1] * 3, "prolip": [0.1 if compile else 0.2] * 3}
+
+    monkeypatch.setattr(gpu_speed, "step_times", times)
+    monkeypatch.setattr(gpu_speed, "flops_of", lambda name, rows: 1e11)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA H100 80GB HBM3")
+    gpu_speed.step(kit(tmp_path, rehearse=False))
+    rows, facts = gpu.read_rows(tmp_path / "rows")
+    assert rows[0] == {"what": "batch 512, eager", "figure": "out of memory: CUDA out of memory."}
+    judged = {row["what"]: (row["figure"], row["met"]) for row in rows if "target" in row}
+    assert judged == {"ProLIP step / SigLIP step, compiled": ("1.000", True),
+                      "MFU of the ProLIP step, compiled": ("0.259 of 989.4 TFLOP/s", False)}  # fmt: skip
+    assert facts == {"samples_per_second": 2560.0}
+
+
+def test_waits_are_watched_for_the_whole_step_and_told_by_their_place(tmp_path, monkeypatch):
+    modes = []
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", modes.append)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    with gpu_runs.waits_noted(kit(tmp_path, rehearse=False)) as found:
+        warnings.warn("called a synchronizing CUDA operation (Triggered internally)", stacklevel=1)
+        warnings.warn("another", stacklevel=1)
+    assert len(found) == 1 and found[0].startswith("test_gpu_bench.py:") and modes == ["warn", "default"]
 
 
 def test_an_error_of_a_part_is_kept_by_its_first_line(tmp_path, monkeypatch, capfd):
