@@ -172,7 +172,7 @@ def run_part(name: str, args: argparse.Namespace, seconds: float, log: Any, more
         cwd=ROOT,
         env=environment(args.rehearse),
         start_new_session=True,
-        text=True,
+        encoding="utf-8",
         errors="replace",
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -335,7 +335,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def interrupt(*_: object) -> None:
-    """Let SIGTERM end the parts as Ctrl-C does, so that a page is written."""
+    """Let a signal end the parts as Ctrl-C does, so that a page is written."""
     raise KeyboardInterrupt
 
 
@@ -349,7 +349,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return NO_GPU
     if args.rehearse:
         where["device"] = f"none, {REHEARSAL}"
-    signal.signal(signal.SIGTERM, interrupt)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, interrupt)
     args.work.mkdir(parents=True, exist_ok=True)
     args.output.parent.mkdir(parents=True, exist_ok=True)
     for name in args.only:

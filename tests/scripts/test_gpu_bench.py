@@ -296,6 +296,14 @@ def test_the_plain_loss_that_ppcl_is_held_against_is_openclips():
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-7)
 
 
+def test_an_error_is_a_share_of_the_largest_element_and_nan_is_the_largest_of_all():
+    one, none = torch.tensor([1.0, -4.0]), torch.zeros(2)
+    assert gpu_loss.furthest([one + 1, none], [one, none]) == 0.25
+    assert gpu_loss.furthest([one, none + 0.5], [one, none]) == 0.5
+    for got in ([one, none * float("nan")], [one * float("nan"), none]):
+        assert not gpu_loss.furthest(got, [one, none]) <= 1
+
+
 def test_a_step_that_is_logged_twice_is_found(tmp_path):
     lines = [{"step": 1, "loss": 2.0}, {"step": 2, "loss": 1.0}]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"step": 3')
