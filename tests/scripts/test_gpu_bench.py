@@ -314,6 +314,7 @@ def test_a_step_that_is_logged_twice_is_found(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_a_rehearsal_of_all_parts_ends_well(tmp_path):
     words = ["--rehearse", "--work", tmp_path, "--minutes", "30"]
     done = subprocess.run([sys.executable, SCRIPT, *map(str, words)], capture_output=True, text=True)
