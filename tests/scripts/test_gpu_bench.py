@@ -296,6 +296,19 @@ def test_the_plain_loss_that_ppcl_is_held_against_is_openclips():
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-7)
 
 
+def test_ppcl_is_compared_also_where_nothing_can_be_compiled(tmp_path, monkeypatch):
+    def broken(*_, **__):
+        raise RuntimeError("no compiler\nhere")
+
+    monkeypatch.setattr(torch, "compile", lambda *_, **__: broken)
+    monkeypatch.setattr(gpu_loss, "kernel_in_use", lambda _: None)
+    with pytest.raises(WrongResultError, match="^plain, compiled: RuntimeError: no compiler$"):
+        gpu_loss.pairs(kit(tmp_path))
+    rows, _ = gpu.read_rows(tmp_path / "rows")
+    assert [row["what"] for row in rows] == ["plain, compiled", "plain, same kernel",
+                                             "PPCL / plain, forward and backward, B=64"]  # fmt: skip
+
+
 def test_an_error_is_a_share_of_the_largest_element_and_nan_is_the_largest_of_all():
     one, none = torch.tensor([1.0, -4.0]), torch.zeros(2)
     assert gpu_loss.furthest([one + 1, none], [one, none]) == 0.25
