@@ -44,15 +44,15 @@ def newest(folder: Path) -> int:
     return max(map(int, names), default=0)
 
 
-def killed_in_the_middle(kit: Kit, command: list[str], folder: Path, steps: int) -> int:
-    """Start a run and kill it behind half of its steps, three or more behind a checkpoint; that checkpoint's step."""
+def killed_in_the_middle(kit: Kit, command: list[str], folder: Path, steps: int, every: int) -> int:
+    """Start a run and kill it behind half of its steps, between two checkpoints; the step of the newest one."""
     process = subprocess.Popen(command, cwd=ROOT)
     end = time.monotonic() + kit.seconds / 2
     try:
         while process.poll() is None and time.monotonic() < end:
             time.sleep(0.02)
             last = max(logged(folder), default=0) if (folder / "metrics.jsonl").exists() else 0
-            if last >= steps // 2 and newest(folder) and last >= newest(folder) + 3:
+            if last >= steps // 2 and newest(folder) and last % every >= every // 2:
                 process.kill()
                 break
     finally:
@@ -69,48 +69,18 @@ def killed_in_the_middle(kit: Kit, command: list[str], folder: Path, steps: int)
 def run(kit: Kit) -> None:
     """A bf16 run of training.main on the bundled drawings, ended by SIGKILL in the middle and resumed."""
     steps, every = (16, 4) if kit.rehearse else (200, 20)
-    sizes = ["--batch-size", "16", "--workers", "0"] if kit.rehearse else ["--batch-size", "128", "--workers", "4"]
-    command = [
-        sys.executable,
-        "-m",
-        "training.main",
-        "--train-data",
-        SHARDS,
-        "--caption-sampling",
-        "name:2,keywords",
-        "--model",
-        "ProLIP-ViT-test" if kit.rehearse else "ProLIP-ViT-XS-16",
-        "--device-augment",
-        *sizes,
-        "--device",
-        kit.device.type,
-        "--precision",
-        "amp_bf16",
-        "--max-steps",
-        str(steps),
-        "--warmup",
-        str(steps // 10),
-        "--lr",
-        "8e-4",
-        "--init-logit-bias",
-        "-5",
-        "--save-every-steps",
-        str(every),
-        "--keep-checkpoints",
-        "0",
-        "--log-every-n-steps",
-        "1",
-        "--log-every-seconds",
-        "none",
-        "--no-report",
-        "--output",
-        str(kit.folder),
-        "--name",
-        "killed",
-    ]
+    sizes = "--batch-size 16 --workers 0" if kit.rehearse else "--batch-size 128 --workers 4"
+    model = "ProLIP-ViT-test" if kit.rehearse else "ProLIP-ViT-XS-16"
+    flags = (
+        f"--train-data {SHARDS} --caption-sampling name:2,keywords --model {model} --device-augment {sizes} "
+        f"--device {kit.device.type} --precision amp_bf16 --max-steps {steps} --warmup {steps // 10} --lr 8e-4 "
+        f"--grad-clip-norm 1 --init-logit-bias -5 --save-every-steps {every} --keep-checkpoints 2 "
+        "--log-every-n-steps 1 --log-every-seconds none --no-report --name killed"
+    )
+    command = [sys.executable, "-m", "training.main", *flags.split(), "--output", str(kit.folder)]
     folder = kit.folder / "killed"
     kit.begin(f"{steps} steps, killed behind step {steps // 2}: {' '.join(command[1:])}")
-    begun = killed_in_the_middle(kit, command, folder, steps)
+    begun = killed_in_the_middle(kit, command, folder, steps, every)
     before = logged(folder)
     kit.begin(f"resumed from step {begun}; it was killed behind step {max(before)}")
     start = time.monotonic()

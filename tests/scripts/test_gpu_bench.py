@@ -326,6 +326,31 @@ def test_a_step_that_is_logged_twice_is_found(tmp_path):
         gpu_runs.logged(tmp_path)
 
 
+RUN = """
+import json, sys, time
+from pathlib import Path
+folder = Path(sys.argv[1])
+if "ends" in sys.argv:
+    sys.exit(0)
+(folder / "checkpoints").mkdir(parents=True)
+for step in range(1, 41):
+    with open(folder / "metrics.jsonl", "a") as log:
+        log.write(json.dumps({"step": step, "loss": 1 / step}) + "\\n")
+    if step % 10 == 0:
+        (folder / "checkpoints" / f"step_{step}.pt").touch()
+    time.sleep(0.05)
+"""
+
+
+def test_a_run_is_killed_between_two_checkpoints_behind_its_middle(tmp_path):
+    folder = tmp_path / "run"
+    command = [sys.executable, "-c", RUN, str(folder)]
+    with pytest.raises(RuntimeError, match="ended with 0 before it could be killed"):
+        gpu_runs.killed_in_the_middle(kit(tmp_path), [*command, "ends"], folder, 40, 10)
+    newest = gpu_runs.killed_in_the_middle(kit(tmp_path), command, folder, 40, 10)
+    assert newest >= 20 and newest + 5 <= max(gpu_runs.logged(folder)) < 40
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_a_rehearsal_of_all_parts_ends_well(tmp_path):
