@@ -94,7 +94,7 @@ def flags_of(words: list[str]) -> list[str]:
     return words[words.index("training.main") + 1 :]
 
 
-@pytest.mark.parametrize("script", ["train.sbatch", "eval.sbatch", "datacomp.sbatch", "curate.sbatch"])
+@pytest.mark.parametrize("script", ["train.sbatch", "eval.sbatch", "datacomp.sbatch", "curate.sbatch", "gpu.sbatch"])
 def test_scripts_are_valid_bash(script):
     assert subprocess.run(["bash", "-n", SLURM / script], capture_output=True).stderr == b""
 
@@ -411,6 +411,13 @@ def test_curation_scores_on_the_gpu_that_its_task_has(start):
     assert start("curate.sbatch", *given)[1] == ["-m", "prolip", "curate", *given]
     status, started, _, output = start("curate.sbatch")
     assert (status, started) == (2, []) and "got no command" in output
+
+
+def test_the_kit_for_a_first_gpu_gets_the_words_and_ends_as_it_does(start):
+    status, words, _, _ = start("gpu.sbatch", "--only", "step", ENDS="3")
+    assert (status, words) == (3, ["scripts/bench/gpu.py", "--only", "step"])
+    status, words, _, output = start("gpu.sbatch", PYTHON="no/python")
+    assert (status, words) == (2, []) and "make .venv/.ready-to-test" in output
 
 
 def test_the_exported_model_is_the_one_that_the_run_left(tmp_path):
