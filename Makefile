@@ -38,7 +38,7 @@ test-numerics: $(TESTED)
 # The tests of the packages that need no extra: those of ONNX, S3, notebooks and pages skip themselves.
 test-lowest: $(LOWEST)/.ready
 	PYTHONDONTWRITEBYTECODE= PYTHONPATH=src $(LOWEST)/bin/python -m pytest --numprocesses auto --maxprocesses 8 \
-	  --dist loadfile --no-loadscope-reorder -m "not slow and not network and not slurm and not rounding" tests/planner tests/prolip tests/training
+	  --dist loadfile --no-loadscope-reorder -m "not slow and not network and not slurm and not rounding" tests/prolip tests/training
 
 # Without ruff's cache: it keeps a verdict about the order of imports when a module of ours that is new changes it.
 lint: $(TESTED)
