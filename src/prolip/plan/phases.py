@@ -29,8 +29,8 @@ PROCESS, CONNECT, LOOKUP, TCP = 30.0, 3e-3, 1e-3, 1e9
 # Seconds to read a shard's entry of the index, bytes that all ranks are told of a shard: measured, docs/streaming.md.
 # Seconds to draw a parameter of a new model: measured, docs/scaling.md.
 INDEXED, TOLD, DRAWN = 4e-6, 88, 7e-9
-# Samples that a stream's shuffle buffer waits for, and bytes of its place in the data: the loader's, by test.
-BUFFERED, PLACE = 1000, 100
+# Samples that the shuffle buffer of a loader process holds, and bytes of its place in the data: the loader's, by test.
+BUFFER, PLACE = 5000, 100
 # Seconds and steps between two rounds in which ranks tell each other what they were asked for: training's, by test.
 ROUND, MOST_STEPS = 0.25, 100
 
@@ -171,12 +171,12 @@ def start(model: Model, config: PlanConfig, cluster: Cluster) -> dict[str, float
 
     W ranks connect in c W (assumed). Rank 0 looks S shards up, once each, and tells the others down a tree of log2 W
     sends (counts and bytes measured by scripts/bench_scale.py, seconds of a look-up assumed). Every rank draws the
-    model (measured); DDP sends rank 0's. Then shuffle buffers fill, and first chunks are decoded (rates assumed).
+    model (measured); DDP sends rank 0's. Shuffle buffers fill to a fifth, first chunks are decoded (rates assumed).
     """
     shards = (config.dataset_samples or config.max_samples) / config.shard_samples
     chunk, sends = config.global_batch_size / cluster.gpus / config.workers, math.ceil(math.log2(cluster.gpus))
     sent = 0.0 if config.fsdp or not sends else model.parameters * FLOAT / cluster.collective_rate + cluster.tree
-    filled = config.open_ms * 1e-3 + read_seconds(BUFFERED + chunk, config, cluster)
+    filled = config.open_ms * 1e-3 + read_seconds(BUFFER / 5 + chunk, config, cluster)
     return {
         "processes": PROCESS,
         "ranks connecting": CONNECT * cluster.gpus,
@@ -207,14 +207,16 @@ def load(saved: float, config: PlanConfig, cluster: Cluster) -> dict[str, float]
     """Seconds of going on from a checkpoint by part, beyond a start; rates assumed.
 
     Rank 0 reads all of it for its checksums. Then each node reads it once for its ranks (FSDP2: its own part), and each
-    rank copies its part to its GPU. Loader processes read once more what their shuffle buffers held, and pass over what
-    they had taken: at most a shard each.
+    rank copies its part to its GPU. Each loader process reads once more the shards of which its shuffle buffer of B
+    samples holds some, and the open one: at most min(B ln B + a shard, its samples of an epoch) + a shard (by test).
     """
+    own = (config.dataset_samples or config.max_samples) / cluster.gpus / config.workers
+    again = min(BUFFER * math.log(BUFFER) + config.shard_samples, own) + config.shard_samples
     read = saved / (cluster.nodes if config.fsdp else 1) / cluster.store_rate
     return {
         "checked": saved / (min(config.store_gbs, config.store_total_gbs) * GB),
         "read and copied": read + saved / cluster.shards / (config.copy_gbs * GB),
-        "shards read again": read_seconds(2 * config.shard_samples, config, cluster),
+        "shards read again": read_seconds(again, config, cluster),
     }
 
 
