@@ -207,11 +207,12 @@ def load(saved: float, config: PlanConfig, cluster: Cluster) -> dict[str, float]
     """Seconds of going on from a checkpoint by part, beyond a start; rates assumed.
 
     Rank 0 reads all of it for its checksums. Then each node reads it once for its ranks (FSDP2: its own part), and each
-    rank copies its part to its GPU. Each loader process reads once more the shards of which its shuffle buffer of B
-    samples holds some, and the open one: at most min(B ln B + a shard, its samples of an epoch) + a shard (by test).
+    rank copies its part to its GPU. Each of P loader processes reads once more the shards of which its shuffle buffer
+    of B samples holds some, and the open one: at most some min(B ln(B P) + a shard, its samples of an epoch) + a shard.
     """
-    own = (config.dataset_samples or config.max_samples) / cluster.gpus / config.workers
-    again = min(BUFFER * math.log(BUFFER) + config.shard_samples, own) + config.shard_samples
+    streams = cluster.gpus * config.workers
+    own = (config.dataset_samples or config.max_samples) / streams
+    again = min(BUFFER * math.log(BUFFER * streams) + config.shard_samples, own) + config.shard_samples
     read = saved / (cluster.nodes if config.fsdp else 1) / cluster.store_rate
     return {
         "checked": saved / (min(config.store_gbs, config.store_total_gbs) * GB),

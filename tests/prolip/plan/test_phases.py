@@ -175,9 +175,9 @@ def test_rank_0_checks_the_whole_checkpoint_however_many_ranks_there_are(fsdp):
 
 
 def test_what_is_read_again_by_hand():
-    """A buffer of 5,000 samples reaches 42,586 samples back; of a billion, 65,536 streams have 15,259 each."""
+    """512 buffers of 5,000 samples reach 73,778 samples back; of a billion, 65,536 streams have 15,259 each."""
     few, many = (load(SAVED, *setting(gpus, dataset_samples=1e9))["shards read again"] for gpus in (32, 4096))
-    assert few == pytest.approx((42_586 + 20_000) * 40e3 / (5e9 / 128), rel=1e-4)
+    assert few == pytest.approx((73_778 + 20_000) * 40e3 / (5e9 / 128), rel=1e-4)
     assert many == pytest.approx((15_259 + 10_000) * 40e3 / (200e9 / 65_536), rel=1e-4)
 
 
@@ -204,14 +204,14 @@ def samples_read_again(buffer, size, shards, drawn, seed):
 
 
 @pytest.mark.parametrize("buffer, size, shards", [(100, 50, 40), (200, 400, 20), (100, 1000, 6), (300, 600, 2)])
-def test_the_loader_reads_again_at_most_what_the_plan_says(monkeypatch, buffer, size, shards):
+def test_the_slowest_of_20_streams_reads_again_about_what_the_plan_says_at_most(monkeypatch, buffer, size, shards):
     monkeypatch.setattr("prolip.plan.phases.BUFFER", buffer)
-    config, cluster = setting(1, workers=1, shard_samples=size, dataset_samples=float(size * shards))
+    config, cluster = setting(1, workers=20, shard_samples=size, dataset_samples=20.0 * size * shards)
     planned = load(SAVED, config, cluster)["shards read again"] / read_seconds(1, config, cluster)
     draws = random.Random(0)
     drawn = [draws.randrange(size * shards // 2, size * shards - buffer) for _ in range(20)]
     found = [samples_read_again(buffer, size, shards, *each) for each in zip(drawn, range(20))]
-    assert max(found) <= planned < 2.5 * np.mean(found)
+    assert 0.5 * planned < max(found) < 1.1 * planned
 
 
 def test_averaged_weights_are_saved_as_well():
