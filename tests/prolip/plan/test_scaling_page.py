@@ -48,6 +48,7 @@ def test_every_command_on_the_page_has_its_output():
     for count in ("8 GPUs", "32 GPUs", "256 GPUs", "1,024 GPUs"):
         for table in ("time", "memory", "traffic", "input", "simulation", "failures"):
             assert any(re.search(rf"\| {table} .*{count}", output) for _, output in EXAMPLES), (table, count)
+    assert sum("| phases " in output and " 32 GPUs | 4,096 GPUs" in output for _, output in EXAMPLES) == 2
 
 
 def example(command, shown):
