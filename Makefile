@@ -39,7 +39,7 @@ test-numerics: $(TESTED)
 # The tests of the packages that need no extra: those of ONNX, S3, notebooks and pages skip themselves.
 test-lowest: $(LOWEST)/.ready
 	PYTHONDONTWRITEBYTECODE= PYTHONPATH=src $(LOWEST)/bin/python -m pytest --numprocesses auto --maxprocesses 8 \
-	  --dist loadfile --no-loadscope-reorder -m "not slow and not network and not slurm and not rounding" tests/planner tests/prolip tests/training
+	  --dist loadfile --no-loadscope-reorder -m "not slow and not network and not slurm and not rounding" tests/prolip tests/training
 
 gpu: $(TESTED)
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python scripts/bench/gpu.py
