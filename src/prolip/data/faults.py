@@ -5,10 +5,11 @@ import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from prolip.utils.secrecy import redacted, scrub
 
+T = TypeVar("T")
 #: Kinds that lose an unknown number of samples at once; they are held against the shards that were opened. In turn: not
 #: there or not allowed; archive cut or damaged, command failed; source down or stalled; object replaced while it was
 #: read; bytes, samples or checksums that are not those of the index.
@@ -26,8 +27,13 @@ LOST_SAMPLES = 20_000
 #: Standard deviations of a count by which it must be too high before the end of an epoch is not waited for.
 SURE = 5.0
 
-#: A value of this rank -> the values of all ranks; every rank calls it at the same place.
-Gather = Callable[[Any], list[Any]]
+#: (a value of this rank, work) -> what `work` makes of the values of all ranks; every rank calls it at the same place.
+Gather = Callable[[Any, Callable[[list[Any]], Any]], Any]
+
+
+def alone(value: T, work: Callable[[list[T]], Any]) -> Any:
+    """`Gather` of one rank."""
+    return work([value])
 
 
 class DamagedData(ValueError):
@@ -206,13 +212,17 @@ class FaultGuard:
         self.total.merge(FaultCounter.from_dict(values["total"]))
         self.epoch.merge(FaultCounter.from_dict(values["epoch"]))
 
-    def end_epoch(self, gather: Gather | None = None) -> None:
-        """TooManyBadSamples where the whole epoch is above the limit: over all ranks with `gather`, else on this one.
+    def end_epoch(self, gather: Gather = alone) -> None:
+        """TooManyBadSamples where the whole epoch is above the limit, over all ranks.
 
         One broken shard is a large part of the few that one of many ranks has opened.
         """
-        whole = FaultCounter()
-        for counts in gather(self.epoch.to_dict()) if gather is not None else [self.epoch.to_dict()]:
-            whole.merge(FaultCounter.from_dict(counts))
-        for what in WINDOWS:
-            whole.check(self.limit, what)
+
+        def judge(everywhere: list[dict[str, Any]]) -> None:
+            whole = FaultCounter()
+            for counts in everywhere:
+                whole.merge(FaultCounter.from_dict(counts))
+            for what in WINDOWS:
+                whole.check(self.limit, what)
+
+        gather(self.epoch.to_dict(), judge)
