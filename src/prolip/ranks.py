@@ -39,8 +39,10 @@ def everywhere(place: Tensor, *own: Tensor) -> list[Tensor]:
     `own`. For numbers that every rank keeps: twice their bytes while they come.
     """
     found = [torch.cat(x) for x in zip(*([x.cpu() for x in block] for block in blocks(place, *own)))]
-    order = found[0].argsort(stable=True) if found else []
-    return [x[order] for x in found] or [x[:0].cpu() for x in (place, *own)]
+    if not found:
+        return [x[:0].cpu() for x in (place, *own)]
+    order = found[0].argsort(stable=True)
+    return [x[order] for x in found]
 
 
 def numbered(names: Sequence[str], device: torch.device) -> tuple[Tensor, Tensor]:

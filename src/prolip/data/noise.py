@@ -202,7 +202,8 @@ def make_noise(config: DataConfig, source: Source, rank: int = 0, gather: Gather
             raise ValueError(f"--noise-ratio {config.noise_ratio}: the data has no captions to shuffle: leave it out")
         return shuffle(slots, config.noise_ratio, config.noise_seed), len(slots)
 
-    return Noise(*gather((found, fault), merge), captions, shards)
+    swaps, count = gather((found, fault), merge)
+    return Noise(swaps, count, captions, shards)
 
 
 def read_slots(
