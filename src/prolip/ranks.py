@@ -11,7 +11,7 @@ from prolip.data.samples.captions import stable_hash
 from prolip.losses.autograd import gather, rank_in, world_size
 
 #: Rows that travel at once.
-BLOCK = 2**14
+BLOCK = 2**15
 
 
 def shares(own: Tensor) -> list[int]:
