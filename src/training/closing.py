@@ -30,27 +30,28 @@ from prolip.utils.documents import text_lines
 from prolip.utils.flags import FlagError
 from training.health.errors import explain
 from training.model import autocast_for
-from training.parallel.distributed import World, collect_objects, collect_rows, gathered, largest, share_object
+from training.parallel.distributed import World, collect_objects, collect_rows, from_first, gathered, largest
 from training.parallel.sharding import whole_model
 from training.state import Run
 
 T = TypeVar("T")
 
 
-def tried(work: Callable[[], T]) -> tuple[T | None, str]:
-    """What `work` gives, or what went wrong: the other ranks must not wait for one that has failed."""
-    try:
-        return work(), ""
-    except Exception as error:  # of files, object stores, decoders, or whatever the method brings
-        return None, explain(error) or f"{type(error).__name__}: {error}"
-
-
 def together(work: Callable[[], T], world: World) -> T:
-    """What `work` gives, once it is done on all ranks; FlagError on all of them where it failed on any."""
-    found, problem = tried(work)
+    """What `work` gives, once it is done on all ranks; FlagError on all where it failed on any: none waits for it."""
+    found, problem = None, ""
+    try:
+        found = work()
+    except Exception as error:  # of files, object stores, decoders, or whatever the method brings
+        problem = words_of(error)
     if problem := gathered(problem, partial(max, key=len), world):
         raise FlagError(problem)
     return cast(T, found)
+
+
+def words_of(error: Exception) -> str:
+    """A line on what went wrong."""
+    return explain(error) or f"{type(error).__name__}: {error}"
 
 
 def look_at_data(run: Run) -> None:
@@ -115,18 +116,20 @@ def close_training(run: Run) -> int:
     trained, wanted = run.trained, samples_to_close(run)
     if not wanted:
         return 0
-    start, problems, pairs = time.perf_counter(), [], 0
+    start, problem, pairs = time.perf_counter(), "", 0
     models = [trained.objective.model, *trained.averaged(run.at.step).values()]
     with run.health.watchdog.pause(), torch.compiler.set_stance("force_eager"):
         for model in models:
-            problem, pairs = close_model(run, model, wanted)
-            if problem and (stop := largest(run.world, run.health.stop.number)[0]):
-                return stop
-            problems += [problem] if problem else []
+            try:
+                pairs = close_model(run, model, wanted)
+            except Exception as error:  # the same on all ranks
+                if stop := largest(run.world, run.health.stop.number)[0]:
+                    return stop
+                problem = problem or words_of(error)
     said = f"fitted variances to {pairs:,} pairs in {time.perf_counter() - start:.0f} s"
-    if problems:
+    if problem:
         remedy = "the model is as it was trained; prolip uncertainty fits a saved one"
-        said = f"warning: variances were NOT fitted: {problems[0]}: {remedy}"
+        said = f"warning: variances were NOT fitted: {problem}: {remedy}"
     run.kept.log.say(said)
     return 0
 
@@ -146,37 +149,35 @@ def encoder(run: Run, model: Any, side: Side) -> Callable[[Tensor], dict[str, Te
     return unless_stopped
 
 
-def close_model(run: Run, model: Any, wanted: int) -> tuple[str, int]:
-    """Of one model; what went wrong, the same on all ranks, and to how many pairs it was fitted, on the first. The
-    images are shared out to the ranks, the first one fits, and all take the buffers that it has changed.
+def close_model(run: Run, model: Any, wanted: int) -> int:
+    """Of one model: to how many pairs it was fitted. The images are shared out to the ranks, the first one fits, and
+    all take the buffers that it has changed. What goes wrong is raised on all ranks.
 
     For N images, at most --fit-samples, and their M texts the first rank holds 8 (N + M) D bytes at most beside the
     first tokens of a sample; the others hold what they embed, 4 N D / W.
     """
-    world, training, count = run.world, model.training, 0
+    world, training = run.world, model.training
     whole = whole_model(model, world, everywhere=True).eval()
-    part, problem = tried(lambda: embed_images(share_of_samples(run, wanted), encoder(run, whole, "image")))
-    problem, fitted = gathered(problem, partial(max, key=len), world), None
-    parts, image = ([], {}) if part is None or problem else collect_part(part, world)
 
-    def fit() -> dict[str, Tensor]:
-        nonlocal count
+    def fit() -> tuple[dict[str, Tensor], int]:
         joined = join(parts, image)
         image.clear()  # which is held in order now
-        check_enough(count := len(joined.image_of))
+        check_enough(len(joined.image_of))
         pairs = embed_texts(joined, encoder(run, whole, "text"), run.kept.tokenizer, whole.logit_scale.exp().item())
         if pairs.caution:
             run.kept.log.say(f"warning: {pairs.caution}")
         run.trained.objective.close(whole, pairs)
-        return {name: x.cpu() for name, x in whole.named_buffers() if name in model.added_names}
+        fitted = {name: x.cpu() for name, x in whole.named_buffers() if name in model.added_names}
+        return fitted, len(joined.image_of)
 
-    if world.is_first and not problem:
-        fitted, problem = tried(fit)
-    fitted, problem = share_object((fitted, problem), world)
-    if not problem:
+    try:
+        embed = lambda: embed_images(share_of_samples(run, wanted), encoder(run, whole, "image"))  # noqa: E731
+        parts, image = collect_part(together(embed, world), world)
+        fitted, count = from_first(fit, world)
         model.load_state_dict(fitted, strict=False)
-    model.train(training)
-    return problem, count
+    finally:
+        model.train(training)
+    return count
 
 
 def collect_part(part: Part, world: World) -> tuple[list[Part], Rows]:

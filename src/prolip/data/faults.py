@@ -5,11 +5,10 @@ import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 from prolip.utils.secrecy import redacted, scrub
 
-T = TypeVar("T")
 #: Kinds that lose an unknown number of samples at once; they are held against the shards that were opened. In turn: not
 #: there or not allowed; archive cut or damaged, command failed; source down or stalled; object replaced while it was
 #: read; bytes, samples or checksums that are not those of the index.
@@ -31,7 +30,7 @@ SURE = 5.0
 Gather = Callable[[Any, Callable[[list[Any]], Any]], Any]
 
 
-def alone(value: T, work: Callable[[list[T]], Any]) -> Any:
+def alone(value: Any, work: Callable[[list[Any]], Any]) -> Any:
     """`Gather` of one rank."""
     return work([value])
 

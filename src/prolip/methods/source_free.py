@@ -4,7 +4,7 @@ Pseudo-pairs are what the model itself retrieves, each weighted by how uncertain
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -191,8 +191,6 @@ def pseudo_pairs(score: Score, pool: Pool, config: SourceFreeConfig) -> PseudoPa
         near, (_, rows) = retrieve(score, pool, side, config), pool.side(side)
         uncertain = UNCERTAINTY[config.pair_weight](score, pool, side, near).to(rows.device)
         _, first, u = everywhere(rows, near.rows[:, 0], uncertain)
-        if config.pair_weight == "trace":
-            check_traces(u, side)
         nearest.append(first)
         weight.append(weigh(u, config))
     (images, texts), (text, image) = (torch.arange(len(x)) for x in nearest), nearest
@@ -225,7 +223,9 @@ def retrieve(score: Score, pool: Pool, side: Side, config: SourceFreeConfig) -> 
     found = torch.full(best.shape, size, device=rows.device)  # a row behind all others, until there is one
     for mean, log_var, of in blocks(*gallery, rows):
         block = Gaussian(mean, log_var)
-        for part in slices(len(best), len(of)):
+        step = max(1, CELLS // len(of))
+        for start in range(0, len(best), step):
+            part = slice(start, start + step)
             some = Gaussian(*(x[part] for x in queries))
             scores = score.pairwise(some, block) if side == "image" else score.pairwise(block, some).mT
             near = largest(scores, count)
@@ -234,12 +234,6 @@ def retrieve(score: Score, pool: Pool, side: Side, config: SourceFreeConfig) -> 
             near = largest(scores, count)
             best[part], found[part] = scores.gather(1, near), names.gather(1, near)
     return Retrieved(best, found)
-
-
-def slices(rows: int, width: int) -> Iterator[slice]:
-    """Rows in parts of at most CELLS numbers, where each has `width`."""
-    step = max(1, CELLS // width)
-    return (slice(start, start + step) for start in range(0, rows, step))
 
 
 # --- how uncertain a query is ----------------------------------------------------------------------------------------
@@ -256,33 +250,32 @@ def rank_weighted_variance(score: Score, pool: Pool, side: Side, near: Retrieved
     """
     gallery, rows = pool.side("text" if side == "image" else "image")
     queries, count = near.rows.shape
+    step = max(1, CELLS // count)
     weight = torch.linspace(1, 0, count, dtype=torch.float64, device=rows.device) if count > 1 else rows.new_ones(1)
     weight = (weight / weight.sum()).double()
     sums = torch.zeros((queries, gallery.mean.shape[1] + 1), dtype=torch.float64, device=rows.device)
     for mean, of in blocks(gallery.mean, rows):
         mean = mean.double()
         moments = torch.cat([mean, mean.square().sum(1, keepdim=True)], 1)
-        for part in slices(queries, count):
-            wanted = near.rows[part]
+        for wanted, total in zip(near.rows.split(step), sums.split(step)):
             place = torch.searchsorted(of, wanted).clamp(max=len(of) - 1)
             query, rank = (of[place] == wanted).nonzero(as_tuple=True)  # those that are in this block
             if len(query):
                 begin = torch.searchsorted(query, torch.arange(len(wanted), device=rows.device))
                 there = place[query, rank]
-                sums[part] += F.embedding_bag(there, moments, begin, mode="sum", per_sample_weights=weight[rank])
+                total += F.embedding_bag(there, moments, begin, mode="sum", per_sample_weights=weight[rank])
     return (sums[:, -1] - sums[:, :-1].square().sum(1)) / gallery.mean.shape[1]
 
 
 def own_trace(score: Score, pool: Pool, side: Side, near: Retrieved) -> Tensor:
-    """What the model's score calls the uncertainty of an input: its trace."""
-    return score.uncertainty(pool.side(side)[0])
-
-
-def check_traces(found: Tensor, side: Side) -> None:
-    """ValueError where all traces of a side are one."""
+    """What the model's score calls the uncertainty of an input: its trace. ValueError where all have the same."""
+    z, rows = pool.side(side)
+    own = score.uncertainty(z)
+    _, found = everywhere(rows, own)
     if not found.isfinite().all() or not found.std() > 1e-6 * found.abs().mean():
         raise ValueError(f"--pair-weight trace, but the {side}s of this model all have one trace: take a model with"
                          " variances (prolip uncertainty fits them), or --pair-weight spread")  # fmt: skip
+    return own
 
 
 def code_length(score: Score, pool: Pool, side: Side, near: Retrieved) -> Tensor:

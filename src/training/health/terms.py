@@ -89,7 +89,7 @@ class TermMeter:
         for row, (step, keys) in zip(finite.tolist(), steps):
             if not all(row):
                 found[step] = ([name for name, ok in zip(self.names, row) if not ok], list(keys[:NAMED]), len(keys))
-        reports = gathered(found, describe_all, world)
+        reports = gathered(found, lambda ranks: [describe_bad(n, ranks) for n in sorted(set().union(*ranks))], world)
         self.bad_steps += len(reports)
         if self.bad_steps > self.allowed:
             allowed = f" (--max-nonfinite {self.allowed} allows {self.allowed} such steps)" if self.allowed else ""
@@ -111,11 +111,6 @@ class TermMeter:
             means /= world.world_size
         self.clear()
         return dict(zip(names, means.tolist()))
-
-
-def describe_all(everywhere: Sequence[Mapping[int, tuple[list[str], list[str], int]]]) -> list[str]:
-    """Of the bad steps that ranks have met, one text each."""
-    return [describe_bad(step, everywhere) for step in sorted({step for ranks in everywhere for step in ranks})]
 
 
 def describe_bad(step: int, everywhere: Sequence[Mapping[int, tuple[list[str], list[str], int]]]) -> str:
