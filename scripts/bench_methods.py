@@ -32,6 +32,7 @@ import torch  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
 
 import bench_step  # noqa: E402
+from prolip import ranks  # noqa: E402
 from prolip.evaluation.metrics.blockwise import PairScores, Relevance, retrieval  # noqa: E402
 from prolip.gaussian import Gaussian  # noqa: E402
 from prolip.losses import log_match_odds, tiled_loss_over_ranks  # noqa: E402
@@ -59,6 +60,7 @@ def parse() -> argparse.Namespace:
     add("--memory", nargs="?", const="pcme", choices=("pcme", "vacsr"), help="of that loss, no steps")
     add("--rank", type=int, nargs=2, metavar=("IMAGES", "TEXTS"), help="time VACSR's ranking, no steps")
     add("--neighbours", type=int, nargs=2, metavar=("IMAGES", "TEXTS"), help="time source-free's search, no steps")
+    add("--block", type=int, default=ranks.BLOCK, help="rows that come round at once, of source-free's search")
     add("--shortlist", type=int, default=100)
     add("--exact-images", type=int, default=5000)
     add("--most", type=float, default=4.0)
@@ -221,7 +223,7 @@ def products(queries: torch.Tensor, gallery: torch.Tensor) -> None:
 
 def time_neighbours(options: argparse.Namespace) -> None:
     """The 300 nearest texts of every image and images of every text, by the CSD of random Gaussians."""
-    images, texts = options.neighbours
+    (images, texts), ranks.BLOCK = options.neighbours, options.block
     clock = time.process_time if options.processor_time else time.perf_counter
     device, score, config = torch.device(options.device), CSDScore(), source_free.SourceFreeConfig(neighbours=300)
     z = [Gaussian(F.normalize(torch.randn(n, options.dim, device=device), dim=1),
@@ -244,8 +246,8 @@ def time_neighbours(options: argparse.Namespace) -> None:
             taken[name].append(clock() - start)
         same = [(x == y).float().mean().item() for x, y in zip(found["blocks"], found["whole rows"])]
     work = 4 * options.dim * images * texts
-    print(f"{images:,} images, {texts:,} texts, D = {options.dim}, {options.threads} threads, {work / 1e9:,.0f} GFLOP"
-          "\n| way | s | GFLOP/s |\n|---|---:|---:|")  # fmt: skip
+    print(f"{images:,} images, {texts:,} texts, D = {options.dim}, blocks of {options.block:,},"
+          f" {options.threads} threads, {work / 1e9:,.0f} GFLOP\n| way | s | GFLOP/s |\n|---|---:|---:|")  # fmt: skip
     for name, seconds in taken.items():
         middle = statistics.median(seconds)
         print(f"| {name} | {middle:.2f} ({min(seconds):.2f} to {max(seconds):.2f}) | {work / middle / 1e9:.0f} |")

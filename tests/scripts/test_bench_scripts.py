@@ -66,7 +66,7 @@ def test_vacsrs_memory_is_compared_with_all_pairs_and_its_ranking_timed(forked):
 
 
 def test_neighbours_in_blocks_are_compared_with_whole_rows(forked):
-    words = ("--neighbours", "40", "80", "--dim", "16", "--rounds", "2", "--threads", "1")
+    words = ("--neighbours", "40", "80", "--dim", "16", "--rounds", "2", "--threads", "1", "--block", "16")
     text = run(forked, "bench_methods.py", *words)
     for name in ("blocks", "whole rows", "products alone"):
         assert re.search(rf"^\| {name} \| {NUMBER} \({NUMBER} to {NUMBER}\) \| \d+ \|$", text, re.M), text

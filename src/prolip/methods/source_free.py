@@ -230,9 +230,9 @@ def retrieve(score: Score, pool: Pool, side: Side, config: SourceFreeConfig) -> 
             scores = score.pairwise(some, block) if side == "image" else score.pairwise(block, some).mT
             near = largest(scores, count)
             names, order = torch.cat([found[part], of[near]], 1).sort(dim=1)
-            scores = torch.cat([best[part], scores.gather(1, near)], 1).gather(1, order)
-            near = largest(scores, count)
-            best[part], found[part] = scores.gather(1, near), names.gather(1, near)
+            both = torch.cat([best[part], scores.gather(1, near)], 1).gather(1, order)
+            both, order = both.sort(dim=1, descending=True, stable=True)
+            best[part], found[part] = both[:, :count], names.gather(1, order[:, :count])
     return Retrieved(best, found)
 
 
