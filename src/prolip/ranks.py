@@ -49,7 +49,7 @@ def numbered(names: Sequence[str], device: torch.device) -> tuple[Tensor, Tensor
     """Places (n,) of this rank's names among those of all ranks, equal ones having one, in the order of checksums of 63
     bits; and which of them no earlier rank has. No name travels: 16 bytes do, which every rank holds of each name.
     """
-    own = torch.tensor([stable_hash(ascii(name), bits=63) for name in names], dtype=torch.int64, device=device)
+    own = torch.tensor([stable_hash(name, bits=63) for name in names], dtype=torch.int64, device=device)
     checksum, rank = everywhere(own, torch.full_like(own, rank_in()))
     values, inverse = checksum.unique(return_inverse=True)
     first = torch.full_like(values, world_size()).scatter_reduce(0, inverse, rank, "amin")

@@ -174,9 +174,8 @@ def show_progress() -> None:
 def make_noise(config: DataConfig, source: Source, rank: int = 0, gather: Gather = alone) -> Noise | None:
     """The noise that `config.noise_ratio` asks for, None for 0; the same for any number of ranks.
 
-    gather: every rank reads a share of the shards, the first shuffles and all know what was moved; else each reads
-    all. ValueError for a shard that cannot be
-    read, and for more associations than memory holds.
+    gather: every rank reads a share of the shards, the first shuffles, and all know what was moved; else each reads
+    all. ValueError for a shard that cannot be read, and for more associations than memory holds.
     """
     if not config.noise_ratio:
         return None

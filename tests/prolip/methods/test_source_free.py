@@ -196,6 +196,13 @@ def test_a_pool_whose_keys_are_not_each_its_own_is_refused():
         make_objective(pool=replace(pool, keys=["k001", *pool.keys[1:]]))
 
 
+def test_a_key_may_hold_half_a_character():
+    """As names in tars may."""
+    pool = make_pool()
+    objective = make_objective(pool=replace(pool, keys=["k\udce4", *pool.keys[1:]]))
+    assert len(objective.prepare({"image": torch.zeros(1), "key": ["k\udce4"]}, 0)["text"]) == 1
+
+
 # --- ranks look together ---------------------------------------------------------------------------------------------
 def tied_pool() -> Pool:
     z = Gaussian(torch.eye(8)[torch.arange(30) % 2], torch.zeros(30, 8))
