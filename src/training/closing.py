@@ -38,7 +38,9 @@ T = TypeVar("T")
 
 
 def together(work: Callable[[], T], world: World) -> T:
-    """What `work` gives, once it is done on all ranks; FlagError on all where it failed on any: none waits for it."""
+    """What `work` gives, once it is done on all ranks; FlagError on all where it failed on any. Work that itself asks
+    other ranks for something has to fail on all of them, or those wait until a collective's time-out.
+    """
     found, problem = None, ""
     try:
         found = work()
