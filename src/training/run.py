@@ -56,7 +56,7 @@ from training.parallel.distributed import (
     World,
     check_equal_batches,
     from_first,
-    gather_objects,
+    gathered,
     keep_freed_memory,
     largest,
     process_group,
@@ -250,7 +250,7 @@ def open_loader(config: Config, world: World, rows: int, model: Any, transform: 
         once=partial(from_first, world=world),
     )
     loader.pin = world.device.type == "cuda"
-    loader.gather = partial(gather_objects, world=world)  # one broken shard is much of what one of many ranks reads
+    loader.gather = partial(gathered, world=world)  # one broken shard is much of what one of many ranks reads
     _ = loader.noise  # reads every caption where it is asked for: what fails there fails now
     return loader
 

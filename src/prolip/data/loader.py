@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from prolip.data.augment.crops import RandomCrop
 from prolip.data.config import DataConfig, chunks_ahead, fitting_batch, fitting_workers
-from prolip.data.faults import FaultCounter, FaultGuard, Gather, SampleFault
+from prolip.data.faults import FaultCounter, FaultGuard, Gather, SampleFault, alone
 from prolip.data.noise import Noise, make_noise
 from prolip.data.order.cursor import Cursor
 from prolip.data.order.streams import Place, RowSource, Source
@@ -156,10 +156,9 @@ class Loader:
     CUDA.
     """
 
-    gather: Gather | None = None
-
     def __init__(self, chunks: Chunks, dataset_samples: int):
         self.config = chunks.config
+        self.gather: Gather = alone
         self.dataset_samples = dataset_samples
         self.num_batches = chunks.per_epoch
         self.num_samples = chunks.per_epoch * chunks.config.batch_size * chunks.ranks

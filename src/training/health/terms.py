@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from training.parallel.distributed import World, gather_objects
+from training.parallel.distributed import World, gathered
 
 #: Sample keys of a bad step that are named.
 NAMED = 5
@@ -89,16 +89,15 @@ class TermMeter:
         for row, (step, keys) in zip(finite.tolist(), steps):
             if not all(row):
                 found[step] = ([name for name, ok in zip(self.names, row) if not ok], list(keys[:NAMED]), len(keys))
-        everywhere = gather_objects(found, world)
-        bad = sorted({step for ranks in everywhere for step in ranks})
-        reports = [describe_bad(step, everywhere) for step in bad]
-        self.bad_steps += len(bad)
+        reports = gathered(found, lambda ranks: [describe_bad(n, ranks) for n in sorted(set().union(*ranks))], world)
+        self.bad_steps += len(reports)
         if self.bad_steps > self.allowed:
             allowed = f" (--max-nonfinite {self.allowed} allows {self.allowed} such steps)" if self.allowed else ""
+            first = reports[max(0, self.allowed - self.bad_steps + len(reports))]
             raise NonFiniteError(
-                f"{reports[max(0, self.allowed - self.bad_steps + len(bad))]}; the run stops before this reaches the "
-                f"parameters{allowed}. Go on from the last checkpoint, or from the start if there is none (--resume "
-                "auto), with a lower --lr or --grad-clip-norm 1, or pass over a few such steps with --max-nonfinite"
+                f"{first}; the run stops before this reaches the parameters{allowed}. Go on from the last checkpoint, "
+                "or from the start if there is none (--resume auto), with a lower --lr or --grad-clip-norm 1, or pass "
+                "over a few such steps with --max-nonfinite"
             )
         return reports
 

@@ -6,10 +6,11 @@ import os
 import pickle
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -129,10 +130,9 @@ def check_equal_batches(rows: int, world: World) -> None:
     """
     most, least = largest(world, rows, -rows)
     if most != -least:
-        sizes = gather_objects(rows, world)
         raise ValueError(
-            f"local batch sizes differ between ranks: got {sizes}, wanted {world.world_size} equal ones: "
-            f"use {min(sizes)} on every rank"
+            f"local batch sizes differ between ranks: got {-least} to {most}, wanted {world.world_size} equal ones: "
+            f"use {-least} on every rank"
         )
 
 
@@ -243,13 +243,30 @@ def portable(error: Exception | None) -> Exception | None:
     return next((kind for kind in kinds if isinstance(error, kind)), RuntimeError)(str(error))
 
 
-def gather_objects(value: Any, world: World) -> list[Any]:
-    """The values of all ranks, in their order, on every rank: memory of a rank grows with their number."""
+def gathered(value: Any, work: Callable[[list[Any]], T], world: World) -> T:
+    """What `work` makes on rank 0 of the values of all ranks, in their order, on every rank; errors as `from_first`."""
+    values = collect_objects(value, world)
+    return from_first(partial(work, values), world)
+
+
+def collect_rows(own: Tensor, counts: Sequence[int], world: World) -> Tensor:
+    """The rows (n, ...) of all ranks, in their order, on rank 0, whose memory has them once; on others nothing of them.
+
+    counts: of every rank, on rank 0. A rank's rows come straight to their place, when those before it have come.
+    """
     if world.world_size == 1:
-        return [value]
-    boxes: list[Any] = [None] * world.world_size
-    dist.all_gather_object(boxes, value, group=world.waiting)
-    return boxes
+        return own
+    if not world.is_first:
+        if len(own):
+            dist.send(own.contiguous(), 0, group=world.waiting)
+        return own[:0]
+    rows = own.new_empty((sum(counts), *own.shape[1:]))
+    for rank, place in enumerate(rows.split(list(counts))):
+        if rank == 0:
+            place.copy_(own)
+        elif len(place):
+            dist.recv(place, rank, group=world.waiting)
+    return rows
 
 
 def seed_everything(seed: int, deterministic: bool) -> None:

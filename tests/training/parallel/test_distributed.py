@@ -17,7 +17,9 @@ from training.parallel.distributed import (
     World,
     check_equal_batches,
     choose_device,
+    collect_rows,
     from_first,
+    gathered,
     process_group,
     read_environment,
 )
@@ -75,7 +77,7 @@ def refusal(rank: int) -> str:
 def test_unequal_batches_are_refused_on_every_rank_with_the_sizes_and_the_remedy():
     check_equal_batches(3, World())
     for said in run_ranks(3, refusal):
-        assert "[8, 7, 8]" in said and "use 7 on every rank" in said
+        assert "got 7 to 8, wanted 3 equal ones: use 7 on every rank" in said
 
 
 def agreeing(rank: int) -> tuple[list[list[int]], int]:
@@ -164,6 +166,28 @@ def test_one_process_does_its_own_work_and_raises_its_own_error():
     assert from_first(lambda: 3, World()) == 3
     with pytest.raises(Twice, match="^twice: x$"):
         from_first(lambda: (_ for _ in ()).throw(Twice("x")), World())
+
+
+def rows_of(rank: int) -> torch.Tensor:
+    """None of the first rank, and columns that lie together in memory."""
+    return torch.arange(2.0 * (rank % 3)).view(2, rank % 3).T + rank
+
+
+def collecting(rank: int) -> tuple:
+    world = World(rank=rank, world_size=4)
+    counts = gathered(len(rows_of(rank)), list, world)
+    with pytest.raises(ValueError, match="3 of 4"):
+        gathered(rank, lambda ranks: int(f"{max(ranks)} of {len(ranks)}"), world)
+    return counts, collect_rows(rows_of(rank), counts if rank == 0 else [], world)
+
+
+def test_rows_come_to_the_first_rank_alone_in_the_order_of_the_ranks():
+    found = run_ranks(4, collecting)
+    assert [counts for counts, _ in found] == 4 * [[0, 1, 2, 0]]
+    assert torch.equal(found[0][1], torch.cat([rows_of(rank) for rank in range(4)]))
+    assert all(rows.shape == (0, 2) for _, rows in found[1:])
+    own = rows_of(1)
+    assert collect_rows(own, [], World()) is own and gathered(3, sum, World()) == 3
 
 
 def test_files_may_be_many_before_the_first_group_is_made(monkeypatch):
