@@ -13,7 +13,7 @@ import numpy as np
 #: An entry of a run. Equal hashes are of one key or, rarely, of several: whoever searches compares the keys.
 ENTRY = np.dtype([("hash", "<u8"), ("row", "<i8")])
 #: Entries of each run that are in memory while runs are merged.
-READ = 2**20
+READ = 2**16
 
 
 def hashes_of(keys: Iterable[str]) -> np.ndarray:

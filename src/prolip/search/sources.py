@@ -132,10 +132,11 @@ class Rebuild:
     def whole(self, parts: Iterator[Part]) -> Iterator[Part]:
         """All parts, and what was not seen is removed after the last."""
         yield from parts
+        if not self.known:  # so no row is of it, and none of the others is looked at
+            return
         store, gone = self.index.store, []
-        alive = store.gallery.alive
-        unseen = ~self.seen if alive is None else ~self.seen & alive[: len(self.seen)]
-        for row in np.flatnonzero(unseen).tolist():
+        unseen = np.flatnonzero(~self.seen)
+        for row in unseen[store.fates(unseen) == 0]:
             (item,) = store.items([row])
             if self.owns(item) and item.get("shard") not in self.kept:
                 gone.append(item["key"])
