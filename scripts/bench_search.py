@@ -2,8 +2,8 @@
 
     PYTHONPATH=src python scripts/bench_search.py --output search.png                       # 20,000 x 64
     PYTHONPATH=src python scripts/bench_search.py --items 1000000 --dim 768 --index-types flat ivf pq --only-ours
-    PYTHONPATH=src python scripts/bench_search.py --grow --items 10000000 --dim 192 --folder growth
-    PYTHONPATH=src python scripts/bench_search.py --grow --items 1000000 --dim 768 --folder wide --extrapolate 10000000
+    PYTHONPATH=src python scripts/bench_search.py --grow --items 10000000 --dim 192 --folder FOLDER
+    PYTHONPATH=src python scripts/bench_search.py --grow --items 1000000 --dim 768 --extrapolate 10000000 --folder OTHER
 
 `--grow` measures instead an index as it grows: what a row costs to add, and a query to answer, beside faiss alone
 (`search_growth.py`).
@@ -243,6 +243,7 @@ def main() -> None:
     add("--at", type=int, nargs="+", metavar="N", help="of --grow, items at which all searches are measured"
         " (default: 1/10, 1/5, 1/2 and all)")  # fmt: skip
     add("--extrapolate", type=int, metavar="N", help="of --grow, also print what so many items would take")
+    add("--write", type=Path, metavar="PAGE", help="of --grow, put the table between the marks of a page")
     add("--rounds", type=int, default=3)
     add("--threads", type=int, default=2)
     add("--processor-time", action="store_true", help="of one thread, on a machine that does other things, too")
@@ -257,7 +258,10 @@ def main() -> None:
     faiss.omp_set_num_threads(args.threads)
     torch.set_grad_enabled(False)
     with tempfile.TemporaryDirectory(prefix="bench_search_") as temporary:
-        (grow if args.grow else run)(args, Path(args.folder or temporary))
+        try:
+            (grow if args.grow else run)(args, Path(args.folder or temporary))
+        except ValueError as error:  # of options, of a folder, of a disk
+            parser.error(str(error))
 
 
 def run(args: argparse.Namespace, folder: Path) -> None:

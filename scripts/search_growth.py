@@ -262,7 +262,7 @@ def extrapolated(rows: list[Row], by: str, items: int) -> Row:
     return out | ({"effort": in_words(kind, items)} if kind not in (ADD, EXACTLY) and not builds else {})
 
 
-def table(results: Results, at: list[int], upto: int | None) -> str:
+def table(results: Results, at: list[int], upto: int | None) -> list[str]:
     """All that was measured, in its order, and what follows from it for `upto` items."""
     head = f"| items | by | {' | '.join(COLUMNS.values())} |"
     lines = [head, f"|--:|---|{'--:|' * len(COLUMNS)}"]
@@ -271,7 +271,7 @@ def table(results: Results, at: list[int], upto: int | None) -> str:
     if upto:
         last = [row["by"] for row in rows if row["items"] == max(at)]
         lines += [line(f"{upto:,} (extrapolated)", by, extrapolated(rows, by, upto)) for by in last]
-    return "\n".join(lines)
+    return lines
 
 
 def grow(args: argparse.Namespace, folder: Path) -> None:
@@ -279,7 +279,12 @@ def grow(args: argparse.Namespace, folder: Path) -> None:
     at = sorted({*(args.at or [args.items // share for share in (10, 5, 2)]), args.items})
     if at[-1] != args.items or at[0] < indexes.LEAST:
         raise ValueError(f"--at {at}: give {indexes.LEAST} or more of each, and at most --items {args.items}")
-    kinds = [kind for kind in args.index_types if kind != FLAT]
+    kinds, name = [kind for kind in args.index_types if kind != FLAT], f"{args.dim} dimensions"
+    if args.write:
+        from study import MARK, write  # which takes seconds
+
+        if (mark := MARK.format(name, "bench_search")) not in args.write.read_text(encoding="utf-8"):
+            raise ValueError(f"{args.write} has no line {mark!r}: give it two, around the table")
     there = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     check_output(folder, folder=True, size=max(0, room(args, kinds) - there))
     folder.mkdir(parents=True, exist_ok=True)
@@ -296,4 +301,7 @@ def grow(args: argparse.Namespace, folder: Path) -> None:
             measure(SearchIndex(place), EXACTLY, 0, results, args)
             for kind in kinds:
                 approximately(place, kind, results, args)
-    print(f"\n{table(results, at, args.extrapolate)}")
+    lines = table(results, at, args.extrapolate)
+    print("", *lines, sep="\n")
+    if args.write:
+        write(args.write, {name: lines}, "emoji", "bench_search")
