@@ -322,17 +322,13 @@ def duplicates_of(signatures: np.ndarray, quality: np.ndarray, usable: np.ndarra
     return repeats
 
 
-def cells_for(count: int) -> int:
-    """At most 4 sqrt(N), where finding a cell and reading PROBES of them cost the same: all N take O(N^1.5)."""
-    return min(count // CELL, round(4 * math.sqrt(count)))
-
-
 def neighbours(different: np.ndarray, radius: int) -> dict[int, np.ndarray]:
     """Signature -> the others within `radius` bits, of those that have any."""
     flat = faiss.IndexBinaryFlat(BITS)
     index: Any = flat
     if len(different) > FLAT:
-        index = faiss.IndexBinaryIVF(flat, BITS, cells_for(len(different)))
+        cells = min(len(different) // CELL, round(4 * math.sqrt(len(different))))  # so that all take O(N^1.5)
+        index = faiss.IndexBinaryIVF(flat, BITS, cells)
         index.nprobe = PROBES
         sample = np.random.default_rng(0).choice(len(different), min(len(different), 50 * index.nlist), replace=False)
         index.train(np.ascontiguousarray(different[np.sort(sample)]))

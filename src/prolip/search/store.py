@@ -65,7 +65,6 @@ class Store:
         self.folder = Path(folder)
         self._lock: IO[str] | None = None
         self._open()
-        self._forget()
 
     @classmethod
     def create(cls, folder: str | os.PathLike, values: Mapping[str, Any]) -> Store:
@@ -84,8 +83,8 @@ class Store:
         """Rows, those that were deleted too."""
         return self.values["rows"]
 
-    def _open(self) -> None:
-        """Map what the manifest names; once more where a writer has replaced it meanwhile."""
+    def _open(self, goes_on: bool = False) -> None:
+        """Map what the manifest names, again where it was replaced meanwhile; goes_on: deletions are read already."""
         before, path = None, self.folder / NAME
         while True:
             if not path.is_file():
@@ -106,10 +105,8 @@ class Store:
         self._made: dict[str, Any] = {}
         for name in ("deleted", "gallery"):
             self.__dict__.pop(name, None)
-
-    def _forget(self) -> None:
-        """Read the file of deleted rows from its beginning when it is asked next; a writer reads on in its own."""
-        self._fates, self._noted, self._any_unwanted = np.zeros(0, dtype=np.uint8), 0, False
+        if not goes_on:
+            self._fates, self._noted, self._any_unwanted = np.zeros(0, dtype=np.uint8), 0, False
 
     def verify(self) -> None:
         """Read all bytes. ValueError naming the files whose checksum is not what the manifest says."""
@@ -129,7 +126,6 @@ class Store:
         with locked(self.folder) as self._lock:
             try:
                 self._open()
-                self._forget()
                 self._take_over()
                 yield
             finally:
@@ -139,7 +135,7 @@ class Store:
         """Change some of the values, all of them at once, and delete numbered files that count no more."""
         with self.writing():
             _write_manifest(self.folder, self.values | values)
-            self._open()
+            self._open(goes_on=True)
             for path in self.folder.iterdir():
                 if path.name not in self.values["files"] and NUMBERED.fullmatch(path.name):
                     path.unlink(missing_ok=True)
@@ -268,10 +264,8 @@ class Store:
         """All rows, mapped from the files."""
         columns = {name: self._maps[name].view("<f4").reshape(len(self), -1)
                    for name in (VECTOR, MEAN, LOG_VAR) if name in self._maps}  # fmt: skip
-        vector, alive = columns.get(VECTOR, np.zeros((0, self.values["dim"]), dtype=np.float32)), None
-        if len(self.deleted):
-            alive = np.ones(len(self), dtype=bool)
-            alive[self.deleted] = False
+        vector = columns.get(VECTOR, np.zeros((0, self.values["dim"]), dtype=np.float32))
+        alive = None if not self.fates.any() else self.fates == 0
         mean, (reach, lift, _) = columns.get(MEAN, vector[:, : self.values["dim"]]), self.values["bounds"] or [0.0] * 3
         return GaussianArrays(mean, columns.get(LOG_VAR), vector, reach, lift, alive, BLOCK)
 
@@ -296,7 +290,7 @@ class Store:
         """
         found = np.full(len(keys), -1)
         places, rows = candidates(self._runs().values(), hashes_of(keys))
-        kept = deleted | (self.fates(rows) == 0)
+        kept = deleted | (self.fates.take(rows, mode="clip") == 0)
         for place, row in zip(places[kept].tolist(), rows[kept].tolist()):
             if row > found[place] and self.items([row])[0]["key"] == keys[place]:  # hashes of two keys may be equal
                 found[place] = row
@@ -304,11 +298,11 @@ class Store:
 
     def are_unwanted(self, keys: Sequence[str]) -> np.ndarray:
         """Which of these keys (K,) were deleted to stay so, and have not come back since."""
-        self.fates(np.zeros(0, dtype=np.int64))
+        fates = self.fates
         if not self._any_unwanted:
             return np.zeros(len(keys), dtype=bool)
         last = self.find(keys, deleted=True)
-        return (last >= 0) & (self.fates(last) == UNWANTED)
+        return (last >= 0) & (fates[last] == UNWANTED)
 
     def shards(self, address: str) -> dict[str, str | None]:
         """Local shards of a source as they were when they were read whole; None: they are to be read again."""
@@ -321,30 +315,25 @@ class Store:
     def _runs(self) -> dict[str, np.ndarray]:
         return {name: data.view(ENTRY) for name, data in self._maps.items() if name.startswith(RUN)}
 
-    def fates(self, rows: np.ndarray) -> np.ndarray:
-        """Of some rows (M,) uint8: 0, 1 where a row was deleted, UNWANTED where it stays so when its source is read.
-
-        Every deletion is read once, and a row takes one byte where there are any.
-        """
-        if DELETED not in self._maps:
-            return np.zeros(len(rows), dtype=np.uint8)
-        every = self._maps[DELETED].view("<i8")
+    @property
+    def fates(self) -> np.ndarray:
+        """Of each row (N,) uint8: 0, 1 where it was deleted, UNWANTED where it stays so when its source is read."""
+        every = self._maps[DELETED].view("<i8") if DELETED in self._maps else np.zeros(0, dtype=np.int64)
         log = every[self._noted :]
-        gone = np.maximum(log, ~log)
-        if len(gone) and gone.max() >= len(self):
+        rows = np.maximum(log, ~log)
+        if (rows >= len(self)).any():
             raise ValueError(f"{self.folder / DELETED} is damaged: {REMEDY}")
-        if len(self._fates) < len(self):  # at least twice as long, so that a row is copied about once
+        if len(self._fates) < len(self):  # at least doubled, so that a row is copied about once
             self._fates = np.concatenate([self._fates, np.zeros(len(self), dtype=np.uint8)])
-        self._fates[gone] |= 1
-        self._fates[gone[log < 0]] |= UNWANTED
+        self._fates[rows] |= 1
+        self._fates[rows[log < 0]] |= UNWANTED
         self._noted, self._any_unwanted = len(every), self._any_unwanted or bool((log < 0).any())
-        return self._fates.take(rows, mode="clip")
+        return self._fates[: len(self)]
 
     @cached_property
     def deleted(self) -> np.ndarray:
         """Rows that were deleted, rising."""
-        self.fates(np.zeros(0, dtype=np.int64))
-        return np.flatnonzero(self._fates[: len(self)])
+        return np.flatnonzero(self.fates)
 
 
 def holds_index(folder: str | os.PathLike) -> bool:
