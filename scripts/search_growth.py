@@ -34,9 +34,9 @@ from prolip.utils.outputs import check_output, replacing
 RESULTS = "results.json"
 #: Options that a run has to go on with.
 SAME = ("dim", "queries", "clusters", "trace", "trace_spread", "top", "seed")
-#: Queries that are asked one by one, and at once; rows of the piece whose cost is told, at most.
+#: Queries that are asked one by one, and at once; rows of a piece, after which what it cost is kept, at most.
 ALONE, TOGETHER, PIECE = 8, 64, 131_072
-ADD, EXACTLY, BUILD, FAISS = "add", "exactly", ", build", ", faiss alone"
+ADD, LAST, EXACTLY, BUILD, FAISS = "add", "add, last piece", "exactly", ", build", ", faiss alone"
 COLUMNS = {
     "effort": "effort", "rate": "rows/s", "written": "bytes a row", "alone": "1 query, ms",
     "together": f"{TOGETHER} queries, ms", "recall": "recall", "peak": "peak GB", "own": "own GB",
@@ -95,8 +95,8 @@ class Results:
             raise ValueError(f"{folder} holds a run with {' '.join(other)}: give the same, or another --folder")
         self.options, self.rows = kept["options"], kept["rows"]
 
-    def has(self, items: int, by: str) -> bool:
-        return any((row["items"], row["by"]) == (items, by) for row in self.rows)
+    def find(self, items: int, by: str) -> Row | None:
+        return next((row for row in self.rows if (row["items"], row["by"]) == (items, by)), None)
 
     def add(self, items: int, by: str, row: Row) -> None:
         """Keep a row, in the place of an earlier one, and print it."""
@@ -142,13 +142,18 @@ def parts(args: argparse.Namespace, start: int, end: int, row: Row) -> Iterator[
 
 
 def add(index: SearchIndex, results: Results, items: int, args: argparse.Namespace) -> None:
-    """Add rows up to so many, in pieces; put down what the last piece cost."""
+    """Add rows up to so many, in pieces; put down what all of them cost, big merges of keys included, and the last."""
     while (held := len(index.store)) < items:
         end = min(items, held + min(PIECE, max(CHUNK, items // 8)))
         with measured(row := Row(), end - held):
             index.add("synthetic", parts(args, held, end, row))
         row["files"] = files_in(index.store.folder)
-        results.add(items, ADD, row)
+        whole = results.find(items, ADD) or {"rows": 0, "seconds": 0.0, "bytes": 0.0, "peak": 0.0}
+        totals = {"rows": whole["rows"] + end - held, "seconds": whole["seconds"] + (end - held) / row["rate"],
+                  "bytes": whole["bytes"] + (end - held) * row["written"]}  # fmt: skip
+        means = {"rate": totals["rows"] / totals["seconds"], "written": totals["bytes"] / totals["rows"]}
+        results.add(items, LAST, row)
+        results.add(items, ADD, row | totals | means | {"peak": max(row["peak"], whole["peak"])})
 
 
 # --- asking ----------------------------------------------------------------------------------------------------------
@@ -190,7 +195,7 @@ def measure(index: SearchIndex, kind: str, effort: int, results: Results, args: 
         return torch.from_numpy(faiss.knn(vectors.numpy(), held, args.top, metric=faiss.METRIC_INNER_PRODUCT)[1])
 
     for by, search in ((kind, by_us), (kind + FAISS, by_faiss)):
-        if not results.has(items, by):
+        if results.find(items, by) is None:
             row, found = asked(search, args)
             if not place.exists():
                 with replacing(place) as temporary, temporary.open("wb") as file:
@@ -221,7 +226,7 @@ def approximately(folder: Path, kind: str, results: Results, args: argparse.Name
     """Make the approximate index of all rows, ask it, and delete it, unless that was done."""
     index = SearchIndex(folder)
     items = len(index.store)
-    if results.has(items, kind + FAISS):
+    if results.find(items, kind + FAISS):
         return
     index = index if index.kind.name == kind else turned(folder, kind)  # a killed run left a part of it
     missing = items - (index._near.ntotal if index._near else 0)
@@ -280,11 +285,9 @@ def grow(args: argparse.Namespace, folder: Path) -> None:
     if at[-1] != args.items or at[0] < indexes.LEAST:
         raise ValueError(f"--at {at}: give {indexes.LEAST} or more of each, and at most --items {args.items}")
     kinds, name = [kind for kind in args.index_types if kind != FLAT], f"{args.dim} dimensions"
-    if args.write:
-        from study import MARK, write  # which takes seconds
-
-        if (mark := MARK.format(name, "bench_search")) not in args.write.read_text(encoding="utf-8"):
-            raise ValueError(f"{args.write} has no line {mark!r}: give it two, around the table")
+    mark = f"<!-- {name}: by scripts/bench_search.py -->"
+    if args.write and args.write.read_text(encoding="utf-8").count(mark) != 2:
+        raise ValueError(f"{args.write} has not two lines {mark}: put them around the table")
     there = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     check_output(folder, folder=True, size=max(0, room(args, kinds) - there))
     folder.mkdir(parents=True, exist_ok=True)
@@ -304,4 +307,6 @@ def grow(args: argparse.Namespace, folder: Path) -> None:
     lines = table(results, at, args.extrapolate)
     print("", *lines, sep="\n")
     if args.write:
+        from study import write  # which imports for seconds
+
         write(args.write, {name: lines}, "emoji", "bench_search")
