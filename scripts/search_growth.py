@@ -113,16 +113,21 @@ def line(items: str, by: str, row: Row) -> str:
     return f"| {items} | {by} | {' | '.join(cells)} |"
 
 
+def clock(args: argparse.Namespace) -> float:
+    """Seconds, of the processor where other things run on it, too."""
+    return time.process_time() if args.processor_time else time.perf_counter()
+
+
 @contextmanager
-def measured(row: Row, rows: int = 0) -> Iterator[Row]:
+def measured(row: Row, args: argparse.Namespace, rows: int = 0) -> Iterator[Row]:
     """Put down the peak of memory and what is the process's own at the end; of `rows` also speed and bytes.
 
     The block may put down seconds in "aside", which do not count.
     """
     forget_peak()
-    before, started, row["aside"] = written(), time.perf_counter(), 0.0
+    before, started, row["aside"] = written(), clock(args), 0.0
     yield row
-    seconds = time.perf_counter() - started - row.pop("aside")
+    seconds = clock(args) - started - row.pop("aside")
     row |= {"peak": memory("VmHWM"), "own": memory("RssAnon")}
     if rows:
         row |= {"rate": rows / seconds, "written": (written() - before) / rows}
@@ -132,12 +137,12 @@ def measured(row: Row, rows: int = 0) -> Iterator[Row]:
 def parts(args: argparse.Namespace, start: int, end: int, row: Row) -> Iterator[Part]:
     """Rows of the gallery in appends of CHUNK, whatever the start; the time that making them takes is put aside."""
     while start < end:
-        made = time.perf_counter()
+        made = clock(args)
         number, skipped = divmod(start, CHUNK)
         z = gaussians(CHUNK, args, number + 1).select(slice(skipped, min(CHUNK, skipped + end - start)))
         start += len(z.mean)
         items = [{"key": str(key)} for key in range(start - len(z.mean), start)]
-        row["aside"] += time.perf_counter() - made
+        row["aside"] += clock(args) - made
         yield Part(items, z, start)
 
 
@@ -145,7 +150,7 @@ def add(index: SearchIndex, results: Results, items: int, args: argparse.Namespa
     """Add rows up to so many, in pieces; put down what all of them cost, big merges of keys included, and the last."""
     while (held := len(index.store)) < items:
         end = min(items, held + min(PIECE, max(CHUNK, items // 8)))
-        with measured(row := Row(), end - held):
+        with measured(row := Row(), args, end - held):
             index.add("synthetic", parts(args, held, end, row))
         row["files"] = files_in(index.store.folder)
         whole = results.find(items, ADD) or {"rows": 0, "seconds": 0.0, "bytes": 0.0, "peak": 0.0}
@@ -162,11 +167,11 @@ def asked(search: Callable[[Gaussian], torch.Tensor], args: argparse.Namespace) 
     queries, row = gaussians(args.queries, args, 0), Row()
 
     def taken(some: slice) -> float:
-        started = time.perf_counter()
+        started = clock(args)
         search(queries.select(some))
-        return 1000 * (time.perf_counter() - started)
+        return 1000 * (clock(args) - started)
 
-    with measured(row):
+    with measured(row, args):
         found = search(queries).numpy()  # also reads what the others find in memory
         row["alone"] = float(np.median([taken(slice(i, i + 1)) for i in range(min(ALONE, args.queries))]))
         row["together"] = float(np.median([taken(slice(0, TOGETHER)) for _ in range(args.rounds)]))
@@ -229,8 +234,8 @@ def approximately(folder: Path, kind: str, results: Results, args: argparse.Name
     if results.find(items, kind + FAISS):
         return
     index = index if index.kind.name == kind else turned(folder, kind)  # a killed run left a part of it
-    missing = items - (index._near.ntotal if index._near else 0)
-    with measured(row := Row(), missing):
+    missing = items - (SearchIndex(folder)._read().ntotal if index.store.values["near"] else 0)  # and held no longer
+    with measured(row := Row(), args, missing):
         index.finish()
     if missing:
         results.add(items, kind + BUILD, row)

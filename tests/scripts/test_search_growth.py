@@ -22,7 +22,7 @@ WHAT = ["add", "add, last piece", *(by + who for by in ("exactly", *KINDS) for w
 def options(**changed) -> SimpleNamespace:
     own = {"items": 900, "at": [300], "dim": 8, "queries": 20, "clusters": 4, "trace": 0.05, "trace_spread": 1.0,
            "top": 10, "index_types": list(KINDS), "rounds": 1, "threads": 1, "seed": 0,
-           "extrapolate": None, "write": None}  # fmt: skip
+           "extrapolate": None, "write": None, "processor_time": False}  # fmt: skip
     return SimpleNamespace(**own | changed)
 
 

@@ -135,7 +135,7 @@ class Rebuild:
         if not self.known:  # so no row is of it, and none of the others is looked at
             return
         store, gone = self.index.store, []
-        for row in np.flatnonzero(~self.seen & (store.fates[: len(self.seen)] == 0)):
+        for row in map(int, np.flatnonzero(~self.seen & (store.fates[: len(self.seen)] == 0))):
             (item,) = store.items([row])
             if self.owns(item) and item.get("shard") not in self.kept:
                 gone.append(item["key"])
