@@ -134,11 +134,10 @@ class Rebuild:
         yield from parts
         if not self.known:  # so no row is of it, and none of the others is looked at
             return
-        store, gone = self.index.store, []
-        for row in map(int, np.flatnonzero(~self.seen & (store.fates[: len(self.seen)] == 0))):
-            (item,) = store.items([row])
-            if self.owns(item) and item.get("shard") not in self.kept:
-                gone.append(item["key"])
+        store = self.index.store
+        rows = np.flatnonzero(~self.seen & (store.fates[: len(self.seen)] == 0))
+        unseen = (item for row in rows for item in store.items([int(row)]))  # one in memory
+        gone = [item["key"] for item in unseen if self.owns(item) and item.get("shard") not in self.kept]
         if gone:
             store.delete(gone)
         self.removed = len(gone)

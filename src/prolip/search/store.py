@@ -197,8 +197,7 @@ class Store:
         if not data:
             return
         with open(os.open(self.folder / name, os.O_RDWR | os.O_CREAT, 0o666), "r+b") as file:
-            file.truncate(size)  # of what a killed writer left
-            file.seek(size)
+            file.seek(file.truncate(size))  # of what a killed writer left
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
