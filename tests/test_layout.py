@@ -22,7 +22,7 @@ FLOORS = [
     ["prolip.losses", "prolip.uncertainty.units"],
     ["prolip.scores"],
     ["prolip.uncertainty"],
-    ["prolip.data", "prolip.models"],
+    ["prolip.data", "prolip.models", "prolip.ranks"],
     ["prolip.uncertainty.collect", "prolip.uncertainty.clip"],
     ["prolip.methods.base"],
     ["prolip.methods.gaussians"],

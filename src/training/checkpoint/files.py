@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import contextlib
 import re
+import shutil
 import time
 import warnings
 import zipfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 import torch.distributed as dist
@@ -91,7 +92,17 @@ class Saver:
                               "a --checkpoint-dir that they share")  # fmt: skip
         if not self.is_first:
             return
-        self.storage.write(name, lambda file: torch.save(state, file))
+
+        def fill(file: IO[bytes]) -> None:
+            try:
+                torch.save(state, file)
+            except RuntimeError as error:  # torch does not say why
+                said, place = "the store took no more", self.storage.local
+                if place is not None:
+                    said = f"{shutil.disk_usage(place).free / 2**20:.0f} MiB are left on the disk of {place}"
+                raise OSError(f"{said} ({str(error).splitlines()[0]})") from error
+
+        self.storage.write(name, fill)
         size, seconds = self.storage.size(name), time.perf_counter() - start
         size += self.storage.size(shards_of(name)) if shards else 0
         self.last = address

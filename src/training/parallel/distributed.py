@@ -124,11 +124,12 @@ def wait_for_all(world: World) -> None:
         dist.barrier(group=world.waiting)
 
 
-def check_equal_batches(rows: int, world: World) -> None:
+def check_equal_batches(rows: Any, world: World) -> None:
     """ValueError on every rank unless all have the same local batch: the order of the data, the mean of gradients and
     the exchanges between ranks rest on it.
     """
-    most, least = largest(world, rows, -rows)
+    count = rows if isinstance(rows, int) else 0  # auto, which every rank settles by the same data
+    most, least = largest(world, count, -count)
     if most != -least:
         raise ValueError(
             f"local batch sizes differ between ranks: got {-least} to {most}, wanted {world.world_size} equal ones: "
