@@ -155,8 +155,8 @@ def close_model(run: Run, model: Any, wanted: int) -> int:
     """Of one model: to how many pairs it was fitted. The images are shared out to the ranks, the first one fits, and
     all take the buffers that it has changed. What goes wrong is raised on all ranks.
 
-    For N images, at most --fit-samples, and their M texts the first rank holds 8 (N + M) D bytes at most beside the
-    first tokens of a sample; the others hold what they embed, 4 N D / W.
+    For N images, at most as many as the method wants, and their M texts the first rank holds 8 (N + M) D bytes at most
+    beside the first tokens of a sample; the others hold what they embed, 4 N D / W.
     """
     world, training = run.world, model.training
     whole = whole_model(model, world, everywhere=True).eval()
