@@ -1,4 +1,4 @@
-# make demo, make test, make test-slurm, make test-numerics, make test-lowest, make site: each makes what it needs. Another interpreter: make demo PYTHON=python3.12
+# make demo, make test, make test-slurm, make test-numerics, make test-lowest, make gpu, make site: each makes what it needs. Another interpreter: make demo PYTHON=python3.12
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -10,7 +10,7 @@ TESTED := $(VENV)/.ready-to-test
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --editable
 LOWEST := build/lowest
 
-.PHONY: help demo test test-slurm test-numerics test-lowest lint site clean
+.PHONY: help demo test test-slurm test-numerics test-lowest gpu lint site clean
 .DELETE_ON_ERROR:
 
 help:
@@ -19,6 +19,7 @@ help:
 	@echo 'make test-slurm  those that start a SLURM cluster on this machine (as root, with slurm-wlm and munge)'
 	@echo 'make test-numerics  those of arithmetic with the kernels of every kind of CPU that this one can stand in for'
 	@echo 'make test-lowest  the tests of the packages with the lowest versions of requirements.txt, in $(LOWEST)'
+	@echo 'make gpu     on a machine with an H100 or H200: tests, speed and a killed run, in 15 minutes, into docs/benchmarks/gpu.md'
 	@echo 'make lint    ruff and mypy'
 	@echo 'make site    docs/ as a site in build/site'
 	@echo 'make clean   delete the virtual environment and caches; runs/ stays'
@@ -38,7 +39,10 @@ test-numerics: $(TESTED)
 # The tests of the packages that need no extra: those of ONNX, S3, notebooks and pages skip themselves.
 test-lowest: $(LOWEST)/.ready
 	PYTHONDONTWRITEBYTECODE= PYTHONPATH=src $(LOWEST)/bin/python -m pytest --numprocesses auto --maxprocesses 8 \
-	  --dist loadfile --no-loadscope-reorder -m "not slow and not network and not slurm and not rounding" tests/planner tests/prolip tests/training
+	  --dist loadfile --no-loadscope-reorder -m "not slow and not network and not slurm and not rounding" tests/prolip tests/training
+
+gpu: $(TESTED)
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python scripts/bench/gpu.py
 
 # Without ruff's cache: it keeps a verdict about the order of imports when a module of ours that is new changes it.
 lint: $(TESTED)

@@ -4,13 +4,15 @@
     python scripts/bench_methods.py --memory --match-samples 8 --batch-size 128 --dim 1024
     python scripts/bench_methods.py --memory vacsr --batch-size 1024 --dim 512
     python scripts/bench_methods.py --rank 5000 25000 --dim 512 --shortlist 100   # VACSR's ranking, both directions
+    python scripts/bench_methods.py --neighbours 5000 25000 --dim 512             # source-free's, both directions
 
 Steps take turns within one process, as in bench_step.py: forward, loss, backward, fused AdamW. --memory prints what one
 PCME loss with its gradients holds at most above its inputs (Linux), in a process of its own each: ours, and over all
 pairs of samples at once, B x B x J x J distances as torch.cdist makes them. Differences of coordinates as formula (2)
 prints them, B x B x J x J x D, are computed, not run. VACSR's: ours above the model, and all pairs through the adapter
 at once, not run where it would keep more than --most GiB. --rank: exact for up to --exact-images images, by which the
-time of all is reckoned.
+time of all is reckoned. --neighbours: blocks that come round, as ranks find neighbours, against whole rows of the
+gallery on one process, as before; both in turns, in one process.
 """
 from __future__ import annotations
 
@@ -30,12 +32,17 @@ import torch  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
 
 import bench_step  # noqa: E402
+from prolip import ranks  # noqa: E402
 from prolip.evaluation.metrics.blockwise import PairScores, Relevance, retrieval  # noqa: E402
 from prolip.gaussian import Gaussian  # noqa: E402
 from prolip.losses import log_match_odds, tiled_loss_over_ranks  # noqa: E402
-from prolip.methods import METHODS  # noqa: E402
+from prolip.methods import METHODS, source_free  # noqa: E402
 from prolip.methods.vacsr import PairNoise, SimilarityAdapter, VACSRConfig, VACSRScore, pair_terms  # noqa: E402  # noqa: E402
 from prolip.random import pair_noise  # noqa: E402
+from prolip.scores import CSDScore, Score, largest  # noqa: E402
+from prolip.uncertainty.pairs import Pool  # noqa: E402
+
+OTHER = {"image": "text", "text": "image"}
 
 
 def parse() -> argparse.Namespace:
@@ -52,6 +59,8 @@ def parse() -> argparse.Namespace:
     add("--processor-time", action="store_true", help="of this process alone, for a machine that has other work")
     add("--memory", nargs="?", const="pcme", choices=("pcme", "vacsr"), help="of that loss, no steps")
     add("--rank", type=int, nargs=2, metavar=("IMAGES", "TEXTS"), help="time VACSR's ranking, no steps")
+    add("--neighbours", type=int, nargs=2, metavar=("IMAGES", "TEXTS"), help="time source-free's search, no steps")
+    add("--block", type=int, default=ranks.BLOCK, help="rows that come round at once, of source-free's search")
     add("--shortlist", type=int, default=100)
     add("--exact-images", type=int, default=5000)
     add("--most", type=float, default=4.0)
@@ -195,6 +204,56 @@ def time_ranking(options: argparse.Namespace) -> None:
               flush=True)  # fmt: skip
 
 
+def whole_rows(score: Score, pool: Pool, side: str, count: int) -> torch.Tensor:
+    """The nearest of each query, as one process found them with the whole gallery before it."""
+    queries, gallery = (pool.image, pool.text) if side == "image" else (pool.text, pool.image)
+    block, found = max(1, source_free.CELLS // len(gallery.mean)), []
+    for start in range(0, len(queries.mean), block):
+        some = Gaussian(*(x[start : start + block] for x in queries))
+        scores = score.pairwise(some, gallery) if side == "image" else score.pairwise(gallery, some).mT
+        found.append(largest(scores, count))
+    return torch.cat(found)
+
+
+def products(queries: torch.Tensor, gallery: torch.Tensor) -> None:
+    """All inner products, some queries at a time, of which nothing is kept."""
+    for some in queries.split(max(1, source_free.CELLS // len(gallery))):
+        some @ gallery.mT
+
+
+def time_neighbours(options: argparse.Namespace) -> None:
+    """The 300 nearest texts of every image and images of every text, by the CSD of random Gaussians."""
+    (images, texts), ranks.BLOCK = options.neighbours, options.block
+    clock = time.process_time if options.processor_time else time.perf_counter
+    device, score, config = torch.device(options.device), CSDScore(), source_free.SourceFreeConfig(neighbours=300)
+    z = [Gaussian(F.normalize(torch.randn(n, options.dim, device=device), dim=1),
+                  torch.randn(n, options.dim, device=device) - 3) for n in (images, texts)]  # fmt: skip
+    pool = Pool(keys=[""] * images, image=z[0], text=z[1], text_ids=torch.ones(texts, 1, dtype=torch.int64),
+                image_novelty={}, text_novelty={})  # fmt: skip
+    ways = {
+        "blocks": lambda side: source_free.retrieve(score, pool, side, config).rows,
+        "whole rows": lambda side: whole_rows(score, pool, side, min(300, len(pool.side(OTHER[side])[1]))),
+        "products alone": lambda side: products(*(pool.side(one)[0].mean for one in (side, OTHER[side]))),
+    }
+    taken: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(options.rounds):
+        found = {}
+        for name, way in ways.items():
+            start = clock()
+            found[name] = [way(side) for side in OTHER]
+            if device.type == "cuda":
+                torch.cuda.synchronize()
+            taken[name].append(clock() - start)
+        same = [(x == y).float().mean().item() for x, y in zip(found["blocks"], found["whole rows"])]
+    work = 4 * options.dim * images * texts
+    print(f"{images:,} images, {texts:,} texts, D = {options.dim}, blocks of {options.block:,},"
+          f" {options.threads} threads, {work / 1e9:,.0f} GFLOP\n| way | s | GFLOP/s |\n|---|---:|---:|")  # fmt: skip
+    for name, seconds in taken.items():
+        middle = statistics.median(seconds)
+        print(f"| {name} | {middle:.2f} ({min(seconds):.2f} to {max(seconds):.2f}) | {work / middle / 1e9:.0f} |")
+    print(f"the same rows: {min(same):.4%}")
+
+
 def measure_memory(options: argparse.Namespace) -> None:
     batch, samples, dim = options.batch_size, options.match_samples, options.dim
     print(f"PCME's loss, B = {batch}, J = {samples}, D = {dim}\n| way | MiB | s |\n|---|---:|---:|")
@@ -208,7 +267,8 @@ def main() -> None:
     options = parse()
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
-    ways = {"pcme": measure_memory, "vacsr": measure_vacsr_memory, None: time_ranking if options.rank else time_steps}
+    other = time_neighbours if options.neighbours else time_ranking if options.rank else time_steps
+    ways = {"pcme": measure_memory, "vacsr": measure_vacsr_memory, None: other}
     ways[options.memory](options)
 
 

@@ -2,6 +2,11 @@
 
     PYTHONPATH=src python scripts/bench_search.py --output search.png                       # 20,000 x 64
     PYTHONPATH=src python scripts/bench_search.py --items 1000000 --dim 768 --index-types flat ivf pq --only-ours
+    PYTHONPATH=src python scripts/bench_search.py --grow --items 10000000 --dim 192 --folder FOLDER
+    PYTHONPATH=src python scripts/bench_search.py --grow --items 1000000 --dim 768 --extrapolate 10000000 --folder OTHER
+
+`--grow` measures instead an index as it grows: what a row costs to add, and a query to answer, beside faiss alone
+(`search_growth.py`).
 
 Synthetic Gaussians: unit means in clusters, traces that are lognormal, so that some items are far wider than others.
 What is right is the order of csd by exact search. Per kind of index, at several efforts:
@@ -33,7 +38,6 @@ from typing import NamedTuple
 import faiss
 import numpy as np
 import torch
-import torch.nn.functional as F
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -43,6 +47,7 @@ from prolip.search.exact import Found
 from prolip.search.index import Part, SearchIndex
 from prolip.search.indexes import HNSW, IVF, KINDS, PQ, Kind
 from prolip.utils.style import IMAGE, TEXT, panels, styled
+from search_growth import forget_peak, gaussians, grow, memory
 
 COLOURS = {IVF: IMAGE, HNSW: TEXT, PQ: "#4f9d69"}
 #: Rows that are made, and written, at a time.
@@ -75,17 +80,6 @@ class Point(NamedTuple):
         return len(self.found) / float(np.median(self.seconds))
 
 
-def gaussians(count: int, args: argparse.Namespace, number: int) -> Gaussian:
-    """Rows of the synthetic gallery, or queries; number: of the part, from which its randomness follows."""
-    g = torch.Generator().manual_seed(1_000_003 * args.seed + number)
-    centres = torch.randn(args.clusters, args.dim, generator=torch.Generator().manual_seed(args.seed))
-    own = F.normalize(centres, dim=1)[torch.randint(0, args.clusters, (count,), generator=g)]
-    mean = F.normalize(own + torch.randn(count, args.dim, generator=g) / args.dim**0.5, dim=1)
-    trace = args.trace * (args.trace_spread * torch.randn(count, 1, generator=g)).exp()
-    within = 0.3 * torch.randn(count, args.dim, generator=g)
-    return Gaussian(mean, (trace / args.dim).log() + within - 0.045)
-
-
 def gallery(args: argparse.Namespace, position: int = 0) -> Iterator[Part]:
     """From a position on, which is that of a part."""
     for number, start in enumerate(range(0, args.items, ROWS)):
@@ -98,19 +92,12 @@ def gallery(args: argparse.Namespace, position: int = 0) -> Iterator[Part]:
 @contextlib.contextmanager
 def step(name: str, report: bool = True) -> Iterator[None]:
     """Say how long a step took, and the memory it had at most."""
-    with contextlib.suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # the peak begins anew
+    forget_peak()
     started = time.perf_counter()
     yield
     if report:
         peak, own = (memory(field) for field in ("VmHWM", "RssAnon"))
         print(f"| {name} | {time.perf_counter() - started:.1f} | {peak:.2f} | {own:.2f} |", flush=True)
-
-
-def memory(field: str) -> float:
-    """10^9 bytes, of this process's status."""
-    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
-    return next(int(line.split()[1]) * 1024 / 1e9 for line in lines if line.startswith(field))
 
 
 def build(folder: Path, score: Score, kind: str, args: argparse.Namespace) -> SearchIndex:
@@ -252,6 +239,11 @@ def main() -> None:
     add("--top", type=int, default=10)
     add("--index-types", nargs="+", default=[IVF, HNSW, PQ], choices=KINDS)
     add("--only-ours", action="store_true", help="leave out the papers' two steps")
+    add("--grow", action="store_true", help="measure an index while it grows to --items")
+    add("--at", type=int, nargs="+", metavar="N", help="of --grow, items at which all searches are measured"
+        " (default: 1/10, 1/5, 1/2 and all)")  # fmt: skip
+    add("--extrapolate", type=int, metavar="N", help="of --grow, also print what so many items would take")
+    add("--write", type=Path, metavar="PAGE", help="of --grow, put the table between the marks of a page")
     add("--rounds", type=int, default=3)
     add("--threads", type=int, default=2)
     add("--processor-time", action="store_true", help="of one thread, on a machine that does other things, too")
@@ -266,7 +258,10 @@ def main() -> None:
     faiss.omp_set_num_threads(args.threads)
     torch.set_grad_enabled(False)
     with tempfile.TemporaryDirectory(prefix="bench_search_") as temporary:
-        run(args, Path(args.folder or temporary))
+        try:
+            (grow if args.grow else run)(args, Path(args.folder or temporary))
+        except ValueError as error:  # of options, of a folder, of a disk
+            parser.error(str(error))
 
 
 def run(args: argparse.Namespace, folder: Path) -> None:

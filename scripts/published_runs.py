@@ -21,11 +21,11 @@ ROOT = Path(__file__).resolve().parents[1]
 if str(ROOT / "src") not in sys.path:
     sys.path.insert(0, str(ROOT / "src"))
 
-from planner.hardware import GPUS  # noqa: E402
-from planner.models import count_of_run  # noqa: E402
-from planner.tables import HOUR, align  # noqa: E402
 from prolip.flops import FORWARD_AND_BACKWARD, forward_flops  # noqa: E402
 from prolip.models.registry import own_models  # noqa: E402
+from prolip.plan.hardware import GPUS  # noqa: E402
+from prolip.plan.models import count_of_run  # noqa: E402
+from prolip.plan.tables import HOUR, align  # noqa: E402
 from prolip.utils import console  # noqa: E402
 
 

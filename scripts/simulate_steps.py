@@ -25,12 +25,12 @@ ROOT = Path(__file__).resolve().parents[1]
 if str(ROOT / "src") not in sys.path:
     sys.path.insert(0, str(ROOT / "src"))
 
-from planner import tables  # noqa: E402
-from planner.config import GROUPS, PlanConfig, read_flags  # noqa: E402
-from planner.hardware import GB, INTER_DELAY, INTRA_DELAY, Cluster  # noqa: E402
-from planner.plan import Plan, make_plan  # noqa: E402
-from planner.traffic import Pairs, Step  # noqa: E402
 from prolip.data.config import chunks_ahead  # noqa: E402
+from prolip.plan import tables  # noqa: E402
+from prolip.plan.config import PlanConfig, read_flags  # noqa: E402
+from prolip.plan.hardware import GB, INTER_DELAY, INTRA_DELAY, Cluster  # noqa: E402
+from prolip.plan.phases import Pairs, Step  # noqa: E402
+from prolip.plan.plan import Plan, make_plan  # noqa: E402
 from prolip.utils import console  # noqa: E402
 from prolip.utils.fields import option  # noqa: E402
 from prolip.utils.flags import FlagError, Parser, add_flags, build, check_range, flag_of  # noqa: E402
@@ -156,7 +156,7 @@ def collect(start: Array, pairs: Pairs, draws: np.random.Generator, sigma: float
     """`exchanges.score_gathered` on all ranks: each collective begins when the last rank has come to it, and leaves all
     together."""
     texts = start.max() + pairs.message_seconds
-    scored = texts + pairs.block_seconds * factors(draws, sigma, len(start), pairs.blocks).sum(1)
+    scored = texts + pairs.scoring / pairs.blocks * factors(draws, sigma, len(start), pairs.blocks).sum(1)
     home = scored.max() + pairs.message_seconds
     return Exchange(np.full_like(start, home), texts - start + home - scored)
 
@@ -174,7 +174,7 @@ class Loader:
         self.images = local / config.workers
         self.config, self.noise, self.draws = config, noise, draws
         self.chunk_sigma = math.sqrt(math.log1p(math.expm1(noise.image_sigma**2) / max(1.0, self.images)))
-        share = config.store_gbs * 1e9 / (cluster.per_node * config.workers)
+        share = min(config.store_gbs, config.store_total_gbs / cluster.nodes) * GB / (cluster.per_node * config.workers)
         stream = min(config.stream_mbs * 1e6, share)
         self.read_seconds = self.images * config.sample_kb * 1e3 / stream
         self.left = draws.uniform(0, config.shard_samples, self.shape)
@@ -253,7 +253,7 @@ def simulate(cluster: Cluster, step: Step, config: PlanConfig, noise: Noise) -> 
         if step.pairs.exchange == "gather":
             loss = collect(start, step.pairs, draws, noise.block_sigma)
         else:
-            loss = exchange(start, step.pairs.block_seconds, links, draws, noise.block_sigma)
+            loss = exchange(start, step.pairs.scoring / step.pairs.blocks, links, draws, noise.block_sigma)
         own = loss.end + step.backward * pace
         first = begin if config.fsdp else own - (own - loss.end) / config.accum_freq
         together = gradients(step, cluster.gpus, first, own)
@@ -287,7 +287,7 @@ def build_parser() -> Parser:
     """The flags of the simulation, then those of a plan."""
     about = "Play the steps of a planned run through, event by event; see docs/scaling.md."
     parser = Parser(prog="simulate_steps.py", description=about)
-    for section, config in {"noise": Noise, **GROUPS}.items():
+    for section, config in {"noise": Noise, "plan": PlanConfig}.items():
         add_flags(parser, section, config)
     return parser
 

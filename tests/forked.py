@@ -121,9 +121,10 @@ class Forked:
         return self.end()
 
     def script(self, path: Path, *words: Any, **settings: Any) -> int:
-        """Another program than training.main, with these words."""
+        """Another program than training.main, with these words; it may import what lies beside it."""
         argv = [str(path), *map(str, words)]
-        code = f"import runpy; sys.argv = {argv!r}; runpy.run_path({argv[0]!r}, run_name='__main__'); sys.exit(0)"
+        code = (f"import runpy; sys.argv = {argv!r}; sys.path.insert(0, {str(path.parent)!r});"
+                f" runpy.run_path({argv[0]!r}, run_name='__main__'); sys.exit(0)")  # fmt: skip
         return self.run(before=code, **settings)
 
     def send(self, number: int) -> None:

@@ -22,7 +22,7 @@ FLOORS = [
     ["prolip.losses", "prolip.uncertainty.units"],
     ["prolip.scores"],
     ["prolip.uncertainty"],
-    ["prolip.data", "prolip.models"],
+    ["prolip.data", "prolip.models", "prolip.ranks"],
     ["prolip.uncertainty.collect", "prolip.uncertainty.clip"],
     ["prolip.methods.base"],
     ["prolip.methods.gaussians"],
@@ -44,10 +44,9 @@ FLOORS = [
      "prolip.prompts.figures", "prolip.search",
      "prolip.uncertainty.attach"],
     ["prolip.classifiers", "prolip.hub"],  # which refuse as a search does
-    ["prolip.explorer", "prolip.figures"],
+    ["prolip.explorer", "prolip.figures", "prolip.plan"],
     ["prolip"],  # the public names
     ["training"],
-    ["planner"],
     ["prolip.cli", "prolip.__main__"],
 ]
 FLOOR = {prefix: number for number, prefixes in enumerate(FLOORS) for prefix in prefixes}

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -15,25 +15,45 @@ from prolip.data.sources import Captioned, captioned_samples
 from prolip.methods import find_method, score_of
 from prolip.methods.base import PoolNeeds
 from prolip.scores import Side
-from prolip.uncertainty.collect import embed_images, embed_pool, embed_texts, hidden_encoder, join, pool_encoder
+from prolip.uncertainty.collect import (
+    Part,
+    Rows,
+    embed_images,
+    embed_pool,
+    embed_texts,
+    hidden_encoder,
+    join,
+    pool_encoder,
+)
 from prolip.uncertainty.pairs import LEAST, check_enough
 from prolip.utils.documents import text_lines
 from prolip.utils.flags import FlagError
 from training.health.errors import explain
 from training.model import autocast_for
-from training.parallel.distributed import gather_objects, share_object
+from training.parallel.distributed import World, collect_objects, collect_rows, from_first, gathered, largest
 from training.parallel.sharding import whole_model
 from training.state import Run
 
 T = TypeVar("T")
 
 
-def tried(work: Callable[[], T]) -> tuple[T | None, str]:
-    """What `work` gives, or what went wrong: the other ranks must not wait for one that has failed."""
+def together(work: Callable[[], T], world: World) -> T:
+    """What `work` gives, once it is done on all ranks; FlagError on all where it failed on any. Work that itself asks
+    other ranks for something has to fail on all of them, or those wait until a collective's time-out.
+    """
+    found, problem = None, ""
     try:
-        return work(), ""
+        found = work()
     except Exception as error:  # of files, object stores, decoders, or whatever the method brings
-        return None, explain(error) or f"{type(error).__name__}: {error}"
+        problem = words_of(error)
+    if problem := gathered(problem, partial(max, key=len), world):
+        raise FlagError(problem)
+    return cast(T, found)
+
+
+def words_of(error: Exception) -> str:
+    """A line on what went wrong."""
+    return explain(error) or f"{type(error).__name__}: {error}"
 
 
 def look_at_data(run: Run) -> None:
@@ -47,39 +67,32 @@ def look_at_data(run: Run) -> None:
     start, model = time.perf_counter(), objective.model
     training = model.training
     with run.health.watchdog.pause(), torch.compiler.set_stance("force_eager"):
-        found, problem = look_with(run, wanted, whole_model(model, run.world, everywhere=True).eval())
+        objective.memory = look_with(run, wanted, whole_model(model, run.world, everywhere=True).eval())
     model.train(training)
-    if problem:
-        raise FlagError(problem)
-    objective.memory = found
     if run.world.is_first:
         said = f"epoch {at.epoch}: looked at the whole data in {time.perf_counter() - start:.0f} s"
         run.kept.log.say("\n".join([said, *objective.notes(run.fed.global_batch)]))
 
 
-def look_with(run: Run, wanted: PoolNeeds, model: Any) -> tuple[dict[str, Tensor], str]:
-    """What the method keeps of the data, or what went wrong; the same on all ranks."""
+def look_with(run: Run, wanted: PoolNeeds, model: Any) -> dict[str, Tensor]:
+    """What the method keeps of the data, the same on all ranks. Each embeds its share and keeps it, texts as images."""
     world, config = run.world, run.config
     if config.data.dataset_resampled:
-        return {}, "--dataset-resampled has no end, and all of the data is to be looked at: leave it out"
+        raise FlagError("--dataset-resampled has no end, and all of the data is to be looked at: leave it out")
     # as the model is evaluated, not as it is trained
     autocast = autocast_for(config.val.val_precision, world.device)
     points = not find_method(model.config["method_cfg"]["name"]).probabilistic
     encode = partial(pool_encoder, model, device=world.device, autocast=autocast, points=points)
-    mine = tried(lambda: embed_images(share_of_samples(run, sys.maxsize), encode("image")))
-    parts = gather_objects(mine, world)
 
-    def look() -> dict[str, Tensor]:
-        seen, texts = join([part for part, _ in parts if part is not None]), None
-        if wanted.texts is not None:
-            texts = set(filter(None, text_lines(Path(wanted.texts).read_text(encoding="utf-8-sig"))))
-        pool = embed_pool(seen, encode("text"), run.kept.tokenizer, texts)
-        return run.trained.objective.look(score_of(model), pool)
+    def share() -> Part:
+        texts = text_lines(Path(wanted.texts).read_text(encoding="utf-8-sig")) if wanted.texts is not None else []
+        part = embed_images(share_of_samples(run, sys.maxsize), encode("image"))
+        lines = dict.fromkeys(filter(None, texts[world.rank :: world.world_size]))
+        return part if wanted.texts is None else part._replace(texts=list(lines))
 
-    problem, found = next((said for _, said in parts if said), ""), None
-    if world.is_first and not problem:
-        found, problem = tried(look)
-    return share_object((found or {}, problem), world)
+    part = together(share, world)
+    pool = together(partial(embed_pool, part, encode("text"), run.kept.tokenizer, world.device), world)
+    return together(partial(run.trained.objective.look, score_of(model), pool), world)
 
 
 def samples_to_close(run: Run) -> int:
@@ -105,18 +118,20 @@ def close_training(run: Run) -> int:
     trained, wanted = run.trained, samples_to_close(run)
     if not wanted:
         return 0
-    start, problems, pairs = time.perf_counter(), [], 0
+    start, problem, pairs = time.perf_counter(), "", 0
     models = [trained.objective.model, *trained.averaged(run.at.step).values()]
     with run.health.watchdog.pause(), torch.compiler.set_stance("force_eager"):
         for model in models:
-            problem, pairs = close_model(run, model, wanted)
-            if problem and (stop := max(gather_objects(run.health.stop.number, run.world))):
-                return stop
-            problems += [problem] if problem else []
+            try:
+                pairs = close_model(run, model, wanted)
+            except Exception as error:  # the same on all ranks
+                if stop := largest(run.world, run.health.stop.number)[0]:
+                    return stop
+                problem = problem or words_of(error)
     said = f"fitted variances to {pairs:,} pairs in {time.perf_counter() - start:.0f} s"
-    if problems:
+    if problem:
         remedy = "the model is as it was trained; prolip uncertainty fits a saved one"
-        said = f"warning: variances were NOT fitted: {problems[0]}: {remedy}"
+        said = f"warning: variances were NOT fitted: {problem}: {remedy}"
     run.kept.log.say(said)
     return 0
 
@@ -136,36 +151,51 @@ def encoder(run: Run, model: Any, side: Side) -> Callable[[Tensor], dict[str, Te
     return unless_stopped
 
 
-def close_model(run: Run, model: Any, wanted: int) -> tuple[str, int]:
-    """Of one model; what went wrong, the same on all ranks, and to how many pairs it was fitted, on the first. The
-    images are shared out to the ranks, the first one fits, and all take the buffers that it has changed.
+def close_model(run: Run, model: Any, wanted: int) -> int:
+    """Of one model: to how many pairs it was fitted. The images are shared out to the ranks, the first one fits, and
+    all take the buffers that it has changed. What goes wrong is raised on all ranks.
+
+    For N images, at most as many as the method wants, and their M texts the first rank holds 8 (N + M) D bytes at most
+    beside the first tokens of a sample; the others hold what they embed, 4 N D / W.
     """
     world, training = run.world, model.training
     whole = whole_model(model, world, everywhere=True).eval()
-    mine = tried(lambda: embed_images(share_of_samples(run, wanted), encoder(run, whole, "image")))
-    parts = gather_objects(mine, world)
-    count, problem, fitted = 0, next((found for _, found in parts if found), ""), None
 
-    def fit() -> dict[str, Tensor]:
-        nonlocal count
-        joined = join([part for part, _ in parts if part is not None])
-        check_enough(count := len(joined.image_of))
+    def fit() -> tuple[dict[str, Tensor], int]:
+        joined = join(parts, image)
+        image.clear()  # which is held in order now
+        check_enough(len(joined.image_of))
         pairs = embed_texts(joined, encoder(run, whole, "text"), run.kept.tokenizer, whole.logit_scale.exp().item())
         if pairs.caution:
             run.kept.log.say(f"warning: {pairs.caution}")
         run.trained.objective.close(whole, pairs)
-        return {name: x.cpu() for name, x in whole.named_buffers() if name in model.added_names}
+        fitted = {name: x.cpu() for name, x in whole.named_buffers() if name in model.added_names}
+        return fitted, len(joined.image_of)
 
-    if world.is_first and not problem:
-        fitted, problem = tried(fit)
-    fitted, problem = share_object((fitted, problem), world)
-    if not problem:
+    try:
+        embed = lambda: embed_images(share_of_samples(run, wanted), encoder(run, whole, "image"))  # noqa: E731
+        parts, image = collect_part(together(embed, world), world)
+        fitted, count = from_first(fit, world)
         model.load_state_dict(fitted, strict=False)
-    model.train(training)
-    return problem, count
+    finally:
+        model.train(training)
+    return count
+
+
+def collect_part(part: Part, world: World) -> tuple[list[Part], Rows]:
+    """The parts of all ranks on rank 0, without their images' rows, and these, one rank's after the other's."""
+    parts = collect_objects(part._replace(image={name: x[:0] for name, x in part.image.items()}), world)
+    shapes = next((found.image for found in parts if found.image), part.image)  # of a rank that has an image
+    counts = {name: [len(one.first_of if name == "first" else one.keys) for one in parts] for name in shapes}
+    return parts, {name: collect_rows(part.image.get(name, x), counts[name], world) for name, x in shapes.items()}
 
 
 def share_of_samples(run: Run, most: int) -> Iterator[Captioned]:
-    """This rank's share of at most so many samples of the training data, with the loader's noise."""
-    place, loader = (run.world.rank, run.world.world_size), run.fed.loader
-    return captioned_samples(run.config.data, run.kept.preprocess, most, *place, noise=loader.noise, source=loader.rows)
+    """This rank's share of at most so many samples of the training data, with the loader's noise: rows of a random
+    permutation, or the first of shards in random order, which go through the loader's shuffle buffer.
+    """
+    world, loader = run.world, run.fed.loader
+    return captioned_samples(
+        run.config.data, run.kept.preprocess, most, world.rank, world.world_size,
+        noise=loader.noise, source=loader.source,
+    )  # fmt: skip

@@ -26,7 +26,7 @@ from training.optim import (
     release_gradients,
     set_learning_rate,
 )
-from training.parallel.distributed import gather_objects, wait_for_all
+from training.parallel.distributed import collect_objects, largest, seed_step, wait_for_all
 from training.parallel.sharding import whole_model
 from training.state import Fed, Position, Run, Trained
 
@@ -66,7 +66,7 @@ def on_device(fed: Fed, batch: Batch, step: int, device: torch.device) -> Batch:
 
 
 def move_parameters(trained: Trained, terms: Terms) -> None:
-    """The optimiser's step, held back where a term is not finite. (fp16's GradScaler has a rule of its own for that.)
+    """The optimiser's step, held back where a gradient is not finite. (fp16's GradScaler has a rule of its own.)
 
     Fused optimisers look at the device's flag themselves; for others the host has to look at this one number.
     """
@@ -75,7 +75,7 @@ def move_parameters(trained: Trained, terms: Terms) -> None:
         trained.scaler.step(optimizer)
         trained.scaler.update()
         return
-    hold = trained.gate.hold(terms)
+    hold = trained.gate.hold(terms["grad_norm"])
     if getattr(optimizer, "_step_supports_amp_scaling", False):
         optimizer.grad_scale, optimizer.found_inf = None, hold
         optimizer.step()
@@ -107,6 +107,8 @@ def train(run: Run) -> None:
             batch = on_device(run.fed, batch, at.step - 1, run.world.device)
             if run.config.model.init_logit_bias == AUTO:
                 start_bias(run, batch)
+            if run.trained.seeded:
+                seed_step(run.config.run.seed, at.step - 1, run.world)
             health.meter.add(training_step(run.trained, batch, at.step - 1), at.step, batch["key"])
             health.watchdog.beat(at.step)
             if health.profiler is not None:
@@ -153,7 +155,7 @@ def report(run: Run, watch: Stopwatch, started_at: int) -> None:
     factor = learning_rate_factor(at.step - 1, total, trained.config)
     values = means | watch.lap() | {"lr": trained.config.lr * factor}
     epoch = at.epoch + at.batch_in_epoch / run.fed.loader.num_batches
-    faults = total_faults(gather_objects(dict(run.fed.loader.faults()), run.world))
+    faults = total_faults(collect_objects(dict(run.fed.loader.faults()), run.world))
     left = (seconds - watch.before) / (at.step - started_at) * (total - at.step)
     shown = {name: value for name, value in values.items() if name not in trained.objective.details}
     statistics, chance = trained.objective.statistics, health.chance
@@ -175,7 +177,8 @@ def report(run: Run, watch: Stopwatch, started_at: int) -> None:
 def warn_of_bad_steps(run: Run) -> None:
     """Look at what was not finite since the last look; NonFiniteError where it is too much."""
     for text in run.health.meter.check(run.world):
-        run.kept.log.say(f"warning: {text}: the parameters were left as they are")
+        left = "the parameters were left as they are" if "grad_norm" in text else "its gradients were finite"
+        run.kept.log.say(f"warning: {text}: {left}")
     scaler = run.trained.scaler
     if scaler.is_enabled() and scaler.get_scale() < MIN_LOSS_SCALE:
         raise NonFiniteError(
@@ -222,6 +225,7 @@ def end_here(run: Run, watch: Stopwatch, stop: int) -> None:
     if run.kept.saver is not None:
         with run.health.watchdog.pause():
             run.kept.saver.settle(final=True)
+    wait_for_all(run.world)  # torchrun ends the others where one has ended
     where = f"{signal.Signals(stop).name} at step {run.at.step} of {run.total_steps}"
     raise Stopped(f"{where}, which is saved", run.kept.folder)
 
@@ -255,7 +259,7 @@ def evaluate_when_due(run: Run, watch: Stopwatch) -> None:
     start, measured.results = time.perf_counter(), {}
 
     def stop_if_asked() -> None:
-        stop = max(gather_objects(run.health.stop.number, world))
+        (stop,) = largest(world, run.health.stop.number)
         if stop:
             end_here(run, watch, stop)
 

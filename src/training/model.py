@@ -220,13 +220,31 @@ def distribute(objective: Objective, world: World, settings: RunConfig) -> nn.Mo
     # the buffers are constants; torch 2.15 has renamed the setting
     known = inspect.signature(wrap).parameters
     buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
-    return wrap(
+    network = wrap(
         objective,
         device_ids=[world.device] if world.device.type == "cuda" else None,
         gradient_as_bucket_view=True,
         static_graph=settings.accum_freq == 1,
         **{buffers: False},  # type: ignore[arg-type]
     )
+    order_buckets(network, objective)
+    return network
+
+
+def order_buckets(network: nn.Module, objective: Objective) -> None:
+    """Have DDP settle the order of its buckets now, by gradients of zero, and not behind a run's first step.
+
+    More than two ranks add up a number in an order that its place in the bucket decides, so a run that goes on would
+    else differ by rounding from one that was never stopped.
+    """
+    trained = [parameter for parameter in objective.parameters() if parameter.requires_grad]
+    nothing: Any = lambda: torch.stack([(parameter * 0).sum() for parameter in trained]).sum()  # noqa: E731
+    objective.forward = nothing  # type: ignore[method-assign]
+    for _ in range(2):  # DDP takes two steps to know a graph that is static
+        network().backward()
+    del objective.forward
+    for parameter in trained:
+        parameter.grad = None
 
 
 def autocast_for(precision: str, device: torch.device) -> Autocast:

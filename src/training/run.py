@@ -25,7 +25,7 @@ from prolip.utils.fields import AUTO
 from prolip.utils.secrecy import redacted
 from prolip.utils.threads import cores
 from training.bias import set_bias
-from training.checkpoint.files import load_checkpoint
+from training.checkpoint.files import read_checkpoint
 from training.checkpoint.resuming import go_on, open_records, take_folder
 from training.checkpoint.run_folder import write_json, write_status
 from training.checkpoint.storage import Storage
@@ -55,9 +55,10 @@ from training.parallel.distributed import (
     Agreement,
     World,
     check_equal_batches,
-    gather_objects,
+    from_first,
+    gathered,
     keep_freed_memory,
-    part_random_numbers,
+    largest,
     process_group,
     seed_everything,
     share_object,
@@ -106,8 +107,9 @@ def with_workers(config: Config, world: World, rows: int, folder: Path) -> Confi
     if data.workers is not None:
         return config
     batch = AUTO if rows == AUTO else rows // config.run.accum_freq
-    saved = json_of(folder / "config.json").get("data", {}).get("workers") if config.run.resume else None
-    most = min(gather_objects(cores() if saved is None else saved, world))
+    kept = from_first(partial(json_of, folder / "config.json"), world) if config.run.resume else {}
+    saved = kept.get("data", {}).get("workers")
+    most = -largest(world, -(cores() if saved is None else saved))[0]
     workers = fitting_workers(batch, most, data.unpaired)
     batch_size: Any = AUTO if config.run.global_batch_size is not None else data.batch_size
     return dataclasses.replace(config, data=dataclasses.replace(data, workers=workers, batch_size=batch_size))
@@ -177,11 +179,11 @@ def build(config: Config, world: World, folder: Path, rows: int, held: contextli
     draws = trained.objective.context.draws
     averaged = list(trained.averages)
     measured = Measured(validation=build_validation(config, world, tokenizer, preprocess, loader, averaged))
-    storage = Storage(settings.checkpoint_dir or str(folder / "checkpoints"))
+    storage = Storage(settings.checkpoint_dir or str(folder / "checkpoints"), beside=folder)
     address, passed_over = take_folder(config, world, folder, storage, held or contextlib.ExitStack())
-    checkpoint = load_checkpoint(address) if address else None
+    checkpoint = read_checkpoint(address, world) if address else None
     trained.network = distribute(trained.objective, world, settings)
-    if config.val.best_metric:  # when the folder is taken, or it would go on from a run that is overwritten
+    if config.val.best_metric and world.is_first:  # when the folder is taken, or a run that is overwritten would count
         from training.validation import Best
 
         measured.best = Best(folder / "best", config.val.best_metric, config.val.best_lowest)
@@ -213,7 +215,6 @@ def build(config: Config, world: World, folder: Path, rows: int, held: contextli
         say(f"noise: {loader.noise}")
     for reason in passed_over:
         say(f"passed over {reason}")
-    part_random_numbers(settings.seed, world)
     if address and checkpoint:
         go_on(run, address, checkpoint)
     elif settings.resume:
@@ -246,9 +247,10 @@ def open_loader(config: Config, world: World, rows: int, model: Any, transform: 
         world_size=world.world_size,
         image_size=model.image_size,
         context_length=model.context_length,
-        pin_memory=world.device.type == "cuda",
+        once=partial(from_first, world=world),
     )
-    loader.gather = partial(gather_objects, world=world)  # one broken shard is much of what one of many ranks reads
+    loader.pin = world.device.type == "cuda"
+    loader.gather = partial(gathered, world=world)  # one broken shard is much of what one of many ranks reads
     _ = loader.noise  # reads every caption where it is asked for: what fails there fails now
     return loader
 
@@ -283,7 +285,7 @@ def build_trained(config: Config, world: World, model: Any, length: tuple[int, i
         parts=parts_of(objective),
         optimizer=optimizer,
         scaler=torch.amp.GradScaler(world.device.type, enabled=settings.precision == "amp_fp16"),
-        gate=StepGate(settings.max_nonfinite, world),
+        gate=StepGate(settings.max_nonfinite, world.device),
         averages=averages,
         config=config.optim,
         total_steps=steps,
@@ -326,7 +328,7 @@ def build_validation(
         return None
     from training.validation import check_metric, open_validation, training_rows
 
-    rows = partial(training_rows, config.data, preprocess, loader.noise, loader.rows)
+    rows = partial(training_rows, config.data, preprocess, loader.noise, loader.source)
     validation = open_validation(config, tokenizer, preprocess, world, rows, loader.held_out)
     if config.val.best_metric:
         check_metric(config.val.best_metric, validation, averaged)

@@ -42,7 +42,8 @@ class Trained:
     objective: the method with its model; network: the same, inside DDP where there are several ranks; parts: its
     trained parameters by tower; optimizer, scaler, gate: what moves them, and holds back; averages: the averaged twins
     of the model, of AVERAGES; config, total_steps: the schedule; stages: of backbones that stand still at first;
-    accum_freq: micro-batches; autocast: makes contexts of forward passes.
+    accum_freq: micro-batches; autocast: makes contexts of forward passes; seeded: generators anew at every step, but
+    behind a checkpoint that holds their states.
     """
 
     objective: Objective
@@ -57,6 +58,7 @@ class Trained:
     stages: dict[str, Stage]
     accum_freq: int
     autocast: Autocast
+    seeded: bool = True
 
     def averaged(self, step: int) -> dict[str, nn.Module]:
         """Name -> averaged twin, of those that stand for something behind `step` steps."""

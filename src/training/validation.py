@@ -46,7 +46,7 @@ from prolip.utils.secrecy import redacted
 from prolip.utils.threads import default_workers
 from training.checkpoint.run_folder import write_json
 from training.config import Config
-from training.parallel.distributed import World
+from training.parallel.distributed import World, from_first
 from training.state import AVERAGES, Evaluated
 
 #: What the part of the training data is called that --split holds out.
@@ -62,12 +62,14 @@ CORPUS_METRICS = ("zero_shot/", "trace/", "spearman/", "inclusion/", "recall_by_
 class Validation:
     """The test sets of a run, and what a model needs to be evaluated on them.
 
-    corpus: emoji: of --val-data, which the first rank evaluates; precision: of the arithmetic; batch_size: images of a
-    rank at a time; rows: gives the training pairs that are ranked beside as many of each test set.
+    corpus: emoji: of --val-data, which the first rank alone holds and evaluates; emoji: whether there is one;
+    precision: of the arithmetic; batch_size: images of a rank at a time; rows: gives the training pairs that are ranked
+    beside as many of each test set.
     """
 
     tasks: tuple[Dataset, ...]
     corpus: Corpus | None
+    emoji: bool
     tokenizer: Any
     preprocess: Any
     precision: str
@@ -146,33 +148,39 @@ def open_validation(
     whole: Config, tokenizer: Any, preprocess: Any, world: World, rows: Callable[[], Sequence[Captioned]] = tuple,
     held_out: ImageRows | None = None,
 ) -> Validation:  # fmt: skip
-    """All test sets, opened before the first step: what is missing shows now. Without any: what --split holds out.
+    """All test sets, opened by the first rank before the first step: what is missing shows now. Without any: what
+    --split holds out. Pickled for the others, a set takes the addresses of its shards, or what is known of each image.
 
     held_out: the rows that this is, where the data is no shards. Damaged samples are counted and left out. FlagError,
     FileNotFoundError and ValueError name what cannot be used.
     """
-    config, corpus = whole.val, None
-    if config.emoji:
-        names = [config.val_names] if config.val_names else None
-        flags = ("--val-data", "--val-names", "--val-select")
-        corpus = gallery(config.emoji, config.val_select, names, flags=flags)
-    tasks = []
-    for spec, name in config.specs.items():
-        with naming(config.flag_of(spec)):
-            source = str(parse_source(spec, "--val-data", TESTED))
-            splits = has_splits(source) or isinstance(parse_split(config.val_split), Split)
-            split = config.val_split if spec in config.val_data and splits else None
-            dataset = open_dataset(source, split, FaultCounter())
-            tasks.append(dataclasses.replace(dataset, name=name) if name else dataset)
-    if not config.asked_for:
-        tasks.append(open_held_out(whole.data, held_out))
+    config = whole.val
+    corpora: list[Corpus] = []
+
+    def open_sets() -> list[Dataset]:
+        if config.emoji:
+            names = [config.val_names] if config.val_names else None
+            flags = ("--val-data", "--val-names", "--val-select")
+            corpora.append(gallery(config.emoji, config.val_select, names, flags=flags))
+        tasks = []
+        for spec, name in config.specs.items():
+            with naming(config.flag_of(spec)):
+                source = str(parse_source(spec, "--val-data", TESTED))
+                splits = has_splits(source) or isinstance(parse_split(config.val_split), Split)
+                split = config.val_split if spec in config.val_data and splits else None
+                dataset = open_dataset(source, split, FaultCounter())
+                tasks.append(dataclasses.replace(dataset, name=name) if name else dataset)
+        return tasks if config.asked_for else [*tasks, open_held_out(whole.data, held_out)]
+
+    tasks = from_first(open_sets, world)
     names_of_tasks = [task.name for task in tasks]
     for name in names_of_tasks:
         if names_of_tasks.count(name) > 1:
             raise FlagError(f"two test sets are called {name!r}, and so would their figures be: rename a folder")
     return Validation(
-        tasks=tuple(tasks), corpus=corpus, tokenizer=tokenizer, preprocess=preprocess, precision=config.val_precision,
-        batch_size=config.val_batch_size, rows=functools.cache(rows),
+        tasks=tuple(tasks), corpus=next(iter(corpora), None), emoji=bool(config.emoji), tokenizer=tokenizer,
+        preprocess=preprocess, precision=config.val_precision, batch_size=config.val_batch_size,
+        rows=functools.cache(rows),
     )  # fmt: skip
 
 
@@ -275,7 +283,7 @@ def check_metric(metric: str, validation: Validation, averaged: Collection[str])
     name = metric.removeprefix(f"{twin}/")
     known = [f"{task.name}/{figure}" for task in validation.tasks for figure in KINDS[task.kind].names(task)]
     families: Iterable[str] = ()
-    if validation.corpus is not None:
+    if validation.emoji:
         known += [f"{where}/{figure}" for where in ("names", "captions") for figure in retrieval_names()]
         families = CORPUS_METRICS
     if name in known or name.startswith(tuple(families)):

@@ -65,6 +65,14 @@ def test_vacsrs_memory_is_compared_with_all_pairs_and_its_ranking_timed(forked):
         assert re.search(rf"^\| {name} \| {images} \| {NUMBER} \| {NUMBER} \| \d+ \|$", text, re.M), text
 
 
+def test_neighbours_in_blocks_are_compared_with_whole_rows(forked):
+    words = ("--neighbours", "40", "80", "--dim", "16", "--rounds", "2", "--threads", "1", "--block", "16")
+    text = run(forked, "bench_methods.py", *words)
+    for name in ("blocks", "whole rows", "products alone"):
+        assert re.search(rf"^\| {name} \| {NUMBER} \({NUMBER} to {NUMBER}\) \| \d+ \|$", text, re.M), text
+    assert "the same rows: 100.0000%" in text
+
+
 def test_the_ring_is_compared_with_siglips_exchange_and_with_none(forked):
     tiny = ("--model", "ProLIP-ViT-test", "--step-batch-size", "8", "--batch-size", "16", "--dim", "8", "--rounds", "2")
     text = run(forked, "bench_ring.py", *tiny)

@@ -1,12 +1,14 @@
 """The benchmark of search runs, prints every kind both ways, and draws them; what it compares."""
 import importlib.util
 import re
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "scripts"))
 
 
 @pytest.fixture(scope="module")

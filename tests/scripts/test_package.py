@@ -66,7 +66,7 @@ def test_a_source_archive_has_the_files_that_setup_reads():
 
 
 def test_a_wheel_has_every_file_that_is_no_module():
-    for package in (ROOT / "src/prolip", ROOT / "src/training", ROOT / "src/planner"):
+    for package in (ROOT / "src/prolip", ROOT / "src/training"):
         packed = {path for pattern in keyword("package_data").get(package.name, []) for path in package.glob(pattern)}
         files = {path for path in package.rglob("*") if path.is_file() and path.suffix not in (".py", ".pyc")}
         assert files - packed == set()

@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from planner.config import PlanConfig
-from planner.hardware import build_cluster
-from planner.models import count_of_run
-from planner.traffic import feed, step_times
 from prolip.cli.main import main
 from prolip.cli.plan import RENAMED
 from prolip.data.config import chunks_ahead
+from prolip.plan.config import PlanConfig
+from prolip.plan.hardware import build_cluster
+from prolip.plan.models import count_of_run
+from prolip.plan.phases import feed, pairs, step_times
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 
@@ -27,9 +27,10 @@ EASY = {"images_per_core": 1e6, "open_ms": 0, "stream_mbs": 1e6, "store_gbs": 1e
 
 
 def setting(gpus, local=512, rate=4e14, by="auto", **machines):
-    config = PlanConfig(gpus=[gpus], global_batch_size=gpus * local, exchange=by, **machines)
-    cluster = build_cluster(config, gpus)
-    return cluster, step_times(count_of_run(config.model, "prolip", local), config, cluster, rate), config
+    config = PlanConfig(gpus=[gpus], global_batch_size=gpus * local, **machines)
+    cluster, model = build_cluster(config, gpus), count_of_run(config.model, "prolip", local)
+    step = step_times(model, config, cluster, rate)
+    return cluster, step if by == "auto" else step._replace(pairs=pairs(by, local, model.dim, cluster)), config
 
 
 def play(cluster, step, config, supply, noise):
@@ -44,7 +45,7 @@ def draws():
 def test_one_rank_without_jitter_is_the_closed_form():
     cluster, step, training = setting(1)
     result = play(cluster, step, training, EASY, QUIET)
-    wanted = step.forward + step.backward + step.optimiser + step.pairs.block_seconds
+    wanted = step.forward + step.backward + step.optimiser + step.pairs.scoring
     np.testing.assert_allclose(result.steps, wanted, rtol=1e-9)
     assert result.efficiency == pytest.approx(1)
     assert all(wait == pytest.approx(0, abs=1e-12) for wait in result.waits.values())
@@ -230,9 +231,9 @@ def test_the_same_seed_gives_the_same_steps_and_another_one_others():
 def test_a_ring_of_4096_ranks_takes_seconds():
     cluster, step, _ = setting(4096, 16, by="ring")
     start = time.perf_counter()
-    done = exchange(np.zeros(4096), step.pairs.block_seconds, ring_links(cluster, step), draws(), 0.1)
+    done = exchange(np.zeros(4096), step.pairs.scoring / 4096, ring_links(cluster, step), draws(), 0.1)
     assert time.perf_counter() - start < 10
-    assert done.end.min() > 4096 * step.pairs.block_seconds * 0.99
+    assert done.end.min() > step.pairs.scoring * 0.99
 
 
 def test_the_command_prints_a_column_for_each_number_of_gpus(capsys):
@@ -248,7 +249,7 @@ REFUSED = [
     (["--stall-chance", "2"], "--stall-chance 2.0 is no chance: give 0 to 1"),
     (["--rank-sigma", "100"], "--rank-sigma is 100.0: give 3 or less, which is a factor of 20 up or down"),
     (["--steps", "0"], "--steps 0: give a number of at least 1"),
-    (["--gpu", "H10"], "--gpu 'H10' is unknown: did you mean H100"),
+    (["--gpus", "12", "--global-batch-size", "1200"], "--gpus 12 fills no whole number of nodes of 8: give 16"),
     (["--sim-steps", "3"], "unknown flag --sim-steps: did you mean --steps"),
 ]
 

@@ -41,8 +41,11 @@ esac""",
     # Python: the check of what is there passes or not; else write the words down, perhaps a status, and end as told.
     "python": """case "$1" in
 slurm/preflight.py) printf '%s\\n' "$@" > "$WORDS.preflight"; exit "${MISSING:-0}";;
+slurm/measure.py) echo measured; exit 0;;
+slurm/blame.py) printf "${BLAME:-none\\t-\\t}\\n"; exit 0;;
 esac
 printf '%s\\n' "$@" >> "$WORDS"
+[ -z "${LIMITED:-}" ] || { ulimit -Sn; ulimit -Hn; } > "$WORDS.limits"
 env | grep -E '^(PET_|TORCHELASTIC)' >> "$WORDS.environment"
 [ -z "${LEAVES:-}" ] || cp "$LEAVES" runs/it/status.json
 exit "${ENDS:-0}" """,
@@ -68,8 +71,8 @@ def start(tmp_path):
             "SLURM_CPUS_PER_TASK": "9", "SLURM_GPUS_ON_NODE": "8", "SLURMD_NODENAME": "node1", "NAME": "it",
         }  # fmt: skip
         done = subprocess.run(
-            ["bash", SLURM / script, *words], cwd=tmp_path, env=variables | environment, stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT, text=True, stdin=subprocess.DEVNULL,
+            ["bash", "-c", 'ulimit -Sn 256; exec bash "$@"', "sbatch", SLURM / script, *words], cwd=tmp_path, text=True,
+            env=variables | environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
         )  # fmt: skip
         return done.returncode, said.read_text().splitlines(), marks.read_text(), done.stdout
 
@@ -91,7 +94,7 @@ def flags_of(words: list[str]) -> list[str]:
     return words[words.index("training.main") + 1 :]
 
 
-@pytest.mark.parametrize("script", ["train.sbatch", "eval.sbatch", "datacomp.sbatch", "curate.sbatch"])
+@pytest.mark.parametrize("script", ["train.sbatch", "eval.sbatch", "datacomp.sbatch", "curate.sbatch", "gpu.sbatch"])
 def test_scripts_are_valid_bash(script):
     assert subprocess.run(["bash", "-n", SLURM / script], capture_output=True).stderr == b""
 
@@ -230,6 +233,39 @@ def test_a_try_that_broke_is_requeued_only_behind_a_new_checkpoint(start, leaves
     again = leaves(state, 25, None)
     status, _, reported, output = start("train.sbatch", LEAVES=again, ENDS="1", SLURM_RESTART_COUNT="1")
     assert (status, reported) == (1, "") and "without a new checkpoint" in output
+
+
+@pytest.mark.parametrize(
+    ("action", "wanted"),
+    [
+        ("again", "requeue 7\n"),
+        ("exclude", "requeue 7\nupdate JobId=7 ExcNodeList=node1,node2\n"),  # only a job that waits takes other nodes
+        ("keep", ""),
+        ("none", ""),
+    ],
+)
+def test_a_try_that_one_host_made_fail_is_requeued_without_a_checkpoint(start, leaves, action, wanted):
+    given = {"BLAME": f"{action}\\tnode1,node2\\tnode2 did it", "LEAVES": leaves("failed", 3, None), "ENDS": "1"}
+    status, _, reported, output = start("train.sbatch", **given)
+    assert (status, reported) == (1, wanted) and "node2 did it" in output
+    assert start("train.sbatch", **given | {"LEAVES": leaves("stopped", 5, "c")})[2] == "requeue 7\n"  # no failure
+
+
+def test_nodes_are_measured_where_they_are_not_those_of_the_last_try(start):
+    tries = [{}, {}, {"SLURM_JOB_NODELIST": "node[2-3]"}, {"PREFLIGHT": "off", "SLURM_JOB_NODELIST": "node[3-4]"},
+             *2 * [{"PREFLIGHT": "always"}], {"SLURM_NNODES": "1", "SLURM_JOB_NODELIST": "node1"}]  # fmt: skip
+    said = [start("train.sbatch", SLURM_RESTART_COUNT=str(number), **more)[3] for number, more in enumerate(tries)]
+    assert ["measured" in output for output in said] == [True, False, True, False, True, True, False]
+    assert ["in the last try" in output for output in said] == [False] * 6 + [True]
+    status, started, _, output = start("train.sbatch", PREFLIGHT="1")
+    assert (status, started) == (2, []) and "set it to auto, always or off" in output
+
+
+def test_the_job_takes_the_nodes_memory_and_files(start, tmp_path):
+    assert "\n#SBATCH --mem=0\n" in (SLURM / "train.sbatch").read_text()
+    start("train.sbatch", LIMITED="yes")
+    soft, hard = (tmp_path / "words.limits").read_text().split()
+    assert soft == hard
 
 
 def test_a_try_that_never_began_is_not_requeued_whatever_the_last_one_left(start, leaves):
@@ -375,6 +411,13 @@ def test_curation_scores_on_the_gpu_that_its_task_has(start):
     assert start("curate.sbatch", *given)[1] == ["-m", "prolip", "curate", *given]
     status, started, _, output = start("curate.sbatch")
     assert (status, started) == (2, []) and "got no command" in output
+
+
+def test_the_kit_for_a_first_gpu_gets_the_words_and_ends_as_it_does(start):
+    status, words, _, _ = start("gpu.sbatch", "--only", "step", ENDS="3")
+    assert (status, words) == (3, ["scripts/bench/gpu.py", "--only", "step"])
+    status, words, _, output = start("gpu.sbatch", PYTHON="no/python")
+    assert (status, words) == (2, []) and "make .venv/.ready-to-test" in output
 
 
 def test_the_exported_model_is_the_one_that_the_run_left(tmp_path):

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import pytest
-from slurm_cluster import NOTES, Cluster
+from slurm_cluster import NODES, NOTES, Cluster
 
 
 def pytest_terminal_summary(terminalreporter):
@@ -12,12 +12,12 @@ def pytest_terminal_summary(terminalreporter):
 
 @pytest.fixture(scope="session")
 def cluster():
-    """Two nodes that run jobs until the last test."""
+    """Four nodes that run jobs until the last test."""
     cluster = Cluster()
     try:
         cluster.start()
         version = cluster.call("sinfo", "--version").stdout.strip()
-        NOTES.append(f"tests/slurm ran with {version}, proctrack/{cluster.proctrack}, two nodes")
+        NOTES.append(f"tests/slurm ran with {version}, proctrack/{cluster.proctrack}, {len(NODES)} nodes")
         yield cluster
     finally:
         cluster.stop()

@@ -1,4 +1,4 @@
-"""A SLURM cluster of two nodes on this machine, for one test: munge, slurmctld and two slurmd on loopback.
+"""A SLURM cluster of four nodes on this machine, for one test: munge, slurmctld and four slurmd on loopback.
 
 Everything lies in one temporary folder, listens on free ports, and is gone after `stop`. Needs root, and Debian's
 packages slurm-wlm and munge. No systemd, no database; cgroups where version 1's freezer can be written, because there
@@ -26,7 +26,7 @@ FREEZER = Path("/sys/fs/cgroup/freezer")
 #: What the tests ran with, for the line below their results.
 NOTES: list[str] = []
 #: Names that are addresses need no /etc/hosts.
-NODES = ("127.0.0.1", "127.0.0.2")
+NODES = ("127.0.0.1", "127.0.0.2", "127.0.0.3", "127.0.0.4")
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE")
 
 
@@ -117,7 +117,7 @@ class Cluster:
         self.daemons: dict[str, subprocess.Popen] = {}
 
     def start(self) -> None:
-        """All daemons, until both nodes are idle; without cgroups where they do not run."""
+        """All daemons, until all nodes are idle; without cgroups where they do not run."""
         for name in ("munge", "ctld", *(f"spool.{node}" for node in NODES)):
             (self.folder / name).mkdir(mode=0o711 if name == "munge" else 0o700)
         key = self.folder / "munge/key"
@@ -136,12 +136,12 @@ class Cluster:
             self.start_slurm()
 
     def start_slurm(self) -> None:
-        """slurmctld and both slurmd."""
+        """slurmctld and every slurmd."""
         self.write_configuration()
         self.launch("slurmctld", "-D", "-f", self.conf)
         for node in NODES:
             self.start_node(node)
-        wait_for("both nodes idle", lambda: self.idle() == set(NODES), 30)
+        wait_for("all nodes idle", lambda: self.idle() == set(NODES), 30)
 
     def start_node(self, node: str) -> None:
         """The daemon of a node."""

@@ -36,7 +36,7 @@ run:
 """
 # Task 0 says in status.json what it does, as a run would; a signal ends every task.
 STAND_IN = r"""#!/bin/bash
-[ "$1" != slurm/preflight.py ] || exit 0
+case $1 in slurm/preflight.py|slurm/measure.py|slurm/blame.py) exit 0;; esac
 say() { [ "$SLURM_PROCID" != 0 ] || printf '{\n  "state": "%s",\n  "reason": "%s",\n  "time": "%s"\n}\n' "$1" "$2" \
   "$(date +%s%N)" > "$RUNS/$NAME/status.json"; }
 trap 'say stopped SIGUSR1; exit 1' USR1
@@ -58,7 +58,7 @@ def submit(cluster: Cluster, folder: Path, name: str, *flags: str, options: tupl
     """Train on two nodes with one process each; returns the job's number."""
     variables = {
         "RUNS": str(folder), "NAME": name, "GPUS": "1", "SHARDS": "data/emoji/{noto,twemoji}.tar",
-        "GLOO_SOCKET_IFNAME": "lo",
+        "GLOO_SOCKET_IFNAME": "lo", "PREFLIGHT": "off",
     } | more  # fmt: skip
     script = ["slurm/train.sbatch", "--config", str(folder / "tiny.yaml"), *flags]
     return sbatch(cluster, folder, "--nodes=2", *options, *script, **variables)
@@ -161,7 +161,7 @@ def test_logs_of_every_try_node_and_rank_are_kept_with_the_environment(signalled
     assert [path.name[-2:] for path in logs] == ["-0", "-1"]
     for log in logs:
         assert {path.name for path in log.iterdir()} >= {
-            "environment.txt", "node-0.out", "node-0.err", "node-1.out", "node-1.err", *NODES
+            "environment.txt", "node-0.out", "node-0.err", "node-1.out", "node-1.err", *NODES[:2]
         }  # fmt: skip
     last = logs[1]
     ranks = sorted(last.glob("*/*/attempt_0/0/stdout.log"))

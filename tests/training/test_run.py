@@ -321,7 +321,7 @@ def test_weights_and_biases_get_the_same_figures(tmp_path, monkeypatch):
 def test_the_faults_of_an_epoch_are_judged_over_all_ranks(tmp_path, monkeypatch):
     """One broken shard is a large part of the few that one of many ranks reads."""
     seen = []
-    monkeypatch.setattr(training.run, "gather_objects", lambda counts, world: seen.append((counts, world)) or [counts])
+    monkeypatch.setattr(training.run, "gathered", lambda x, work, world: seen.append((x, world)) or work([x]))
     start(tmp_path, "faults", "--train-num-samples", "64", "--max-steps", "3")
     ((counts, world),) = seen  # of the epoch of two batches that has ended
     assert world == World() and counts["samples"] == 64

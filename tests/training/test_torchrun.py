@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from training_runs import assert_moved_alike
 
 import prolip
 from drawings import SHARDS, VALIDATION
@@ -93,18 +94,6 @@ def trained(run: Path, part: str = "model") -> dict[str, torch.Tensor]:
     return state
 
 
-def assert_moved_alike(got: dict[str, torch.Tensor], want: dict[str, torch.Tensor], start: dict, part: float) -> None:
-    """Every tensor ends within `part` of the distance that training moved it, in its norm.
-
-    No bound on single numbers: where a gradient is next to nothing, the order of its sum decides its sign, AdamW makes
-    a step of size lr of that, and which order is taken depends on the CPU's kernels and their number of rows.
-    """
-    assert got.keys() == want.keys()
-    for key, value in want.items():
-        moved, apart = (value - start[key]).norm(), (got[key] - value).norm()
-        assert moved > 0 and apart <= part * moved, f"{key}: {apart:.2e} apart, having moved {moved:.2e}"
-
-
 @pytest.fixture(scope="module")
 def start(tmp_path_factory) -> dict[str, torch.Tensor]:
     """What all runs begin with."""
@@ -158,6 +147,31 @@ def test_runs_go_on_with_other_ranks_or_in_shards_as_one_process_would(forked, r
         assert all(b[term] == pytest.approx(a[term], rel=1e-4) for term in ("grad_norm", "grad_norm_text"))
     for part in ("model", "model_ema"):
         assert_moved_alike(trained(tmp_path / name, part), trained(runs / "one", part), start, part=5e-3)
+
+
+SLOW_STORE = """
+import datetime, time
+import torch.distributed as dist
+from training.checkpoint.storage import Storage
+begin, write = dist.init_process_group, Storage.write
+
+def impatient(*args, **settings):
+    begin(*args, **settings, timeout=datetime.timedelta(seconds=6))
+
+def slow(self, name, fill):
+    write(self, name, fill)
+    time.sleep(9 if name.endswith(".pt") else 0)
+
+dist.init_process_group, Storage.write = impatient, slow
+"""
+
+
+def test_a_store_that_is_slower_than_a_collective_may_be_does_not_end_the_run(tmp_path, forked):
+    """At its second checkpoint rank 0 waits for the first; the others wait for it, not in training's own group."""
+    ranks, *words = DDP
+    short = ["--max-steps", "3", "--save-every-steps", "1", "--output", tmp_path, "--name", "slow"]
+    assert forked.run(*TRAINING, *words, *short, ranks=ranks, before=SLOW_STORE) == 0, forked.err[-3000:]
+    assert len(list((tmp_path / "slow/checkpoints").glob("*.pt"))) == 2
 
 
 BAD_ON_ONE_RANK = """

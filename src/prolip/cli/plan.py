@@ -7,8 +7,8 @@ from functools import partial
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
-from planner.config import GROUPS, TABLES, read_flags
 from prolip.cli.command import Output, command, flag, shared
+from prolip.plan.config import TABLES, PlanConfig, read_flags
 from prolip.utils.flags import add_flags
 
 VERDICT = "verdict"
@@ -17,6 +17,9 @@ RENAMED = {
     "global-batch": "use --global-batch-size", "samples": "use --max-samples", "ema": "use --ema-decay",
     "recompute": "use --grad-checkpointing and --checkpoint-policy", "parallel": "use --fsdp",
     "cores-per-gpu": "use --workers", "*every-*": "give --save-every-samples",
+    "measured*": "give --mfu of its metrics.jsonl, which holds for other models too, or --rate",
+    "exchange": "the traffic table has both", "restart-minutes": "use --queue-minutes, which leaves out start and load",
+    "mtbf-node-hours": "count them into --mtbf-gpu-hours", "*hop-us": "NCCL's own figures are taken",
 } | dict.fromkeys(
     ("simulate", "sim-steps", "*-sigma", "stall-*", "seed"),
     "python scripts/simulate_steps.py simulates, with the flags of a plan and its own; its --help lists them",
@@ -29,13 +32,13 @@ RENAMED = {
     flag("--show", nargs="+", choices=[*TABLES, VERDICT], metavar="TABLE",
          help=f"only these: {', '.join(TABLES)}, {VERDICT}"),
     shared(Output, "json", help={"json": "print the tables as JSON instead: seconds, bytes, dollars"}),
-    *(partial(add_flags, section=group, config=config) for group, config in GROUPS.items()),
+    partial(add_flags, section="plan", config=PlanConfig),
     more="docs/scaling.md explains the tables and what is assumed.", retired=RENAMED,
 )  # fmt: skip
 def plan(args: argparse.Namespace) -> None:
-    """Estimate what a training run takes: time, cost, memory, traffic, input, failures."""
-    from planner.plan import judge, make_plan
-    from planner.tables import column, table
+    """Estimate what a training run takes: time, cost, memory, traffic, input, phases, failures."""
+    from prolip.plan.plan import judge, make_plan
+    from prolip.plan.tables import column, table
 
     config = read_flags(vars(args))
     plans = {column(gpus): make_plan(config, gpus) for gpus in config.gpus}

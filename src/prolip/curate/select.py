@@ -51,7 +51,7 @@ OWN = (UNUSABLE, DUPLICATE, RANK, COPIES)
 KEPT = "kept"
 #: Reasons are the bits of one number.
 MOST_COPIES, MOST_RULES = 10, 64 - len(OWN)
-#: Signatures that are compared with all others; more are compared within cells.
+#: Signatures that are compared with all others; more are compared within cells, of CELL up to four million.
 FLAT, CELL, PROBES, BLOCK = 100_000, 500, 16, 4096
 
 
@@ -327,7 +327,8 @@ def neighbours(different: np.ndarray, radius: int) -> dict[int, np.ndarray]:
     flat = faiss.IndexBinaryFlat(BITS)
     index: Any = flat
     if len(different) > FLAT:
-        index = faiss.IndexBinaryIVF(flat, BITS, len(different) // CELL)
+        cells = min(len(different) // CELL, round(4 * math.sqrt(len(different))))  # so that all take O(N^1.5)
+        index = faiss.IndexBinaryIVF(flat, BITS, cells)
         index.nprobe = PROBES
         sample = np.random.default_rng(0).choice(len(different), min(len(different), 50 * index.nlist), replace=False)
         index.train(np.ascontiguousarray(different[np.sort(sample)]))

@@ -127,5 +127,5 @@ def finish(plan: Plan, out: Path, processes: int) -> int:
         urls = [str(path) for path in paths]
         entries = {canonical(found.url): found.entry for found in index_shards(urls, plan.read.policy, processes)
                    if found.entry is not None}  # fmt: skip
-        write_index(ShardIndex(str(out / INDEX_NAME), entries))
+        write_index(ShardIndex.of(str(out / INDEX_NAME), entries))
     return missing

@@ -26,8 +26,13 @@ LOST_SAMPLES = 20_000
 #: Standard deviations of a count by which it must be too high before the end of an epoch is not waited for.
 SURE = 5.0
 
-#: A value of this rank -> the values of all ranks; every rank calls it at the same place.
-Gather = Callable[[Any], list[Any]]
+#: (a value of this rank, work) -> what `work` makes of the values of all ranks; every rank calls it at the same place.
+Gather = Callable[[Any, Callable[[list[Any]], Any]], Any]
+
+
+def alone(value: Any, work: Callable[[list[Any]], Any]) -> Any:
+    """`Gather` of one rank."""
+    return work([value])
 
 
 class DamagedData(ValueError):
@@ -206,13 +211,17 @@ class FaultGuard:
         self.total.merge(FaultCounter.from_dict(values["total"]))
         self.epoch.merge(FaultCounter.from_dict(values["epoch"]))
 
-    def end_epoch(self, gather: Gather | None = None) -> None:
-        """TooManyBadSamples where the whole epoch is above the limit: over all ranks with `gather`, else on this one.
+    def end_epoch(self, gather: Gather = alone) -> None:
+        """TooManyBadSamples where the whole epoch is above the limit, over all ranks.
 
         One broken shard is a large part of the few that one of many ranks has opened.
         """
-        whole = FaultCounter()
-        for counts in gather(self.epoch.to_dict()) if gather is not None else [self.epoch.to_dict()]:
-            whole.merge(FaultCounter.from_dict(counts))
-        for what in WINDOWS:
-            whole.check(self.limit, what)
+
+        def judge(everywhere: list[dict[str, Any]]) -> None:
+            whole = FaultCounter()
+            for counts in everywhere:
+                whole.merge(FaultCounter.from_dict(counts))
+            for what in WINDOWS:
+                whole.check(self.limit, what)
+
+        gather(self.epoch.to_dict(), judge)

@@ -106,7 +106,7 @@ def dropped(place: str, urls: Sequence[str]) -> str:
         old = read_index(place, ReadPolicy(retries=0))
     except (ValueError, ShardFault):
         return ""
-    gone = sorted(old.entries.keys() - set(map(old.name_of, urls)))
+    gone = sorted(set(old.names) - set(map(old.name_of, urls)))
     if not gone:
         return ""
     return f"{place} had {len(gone)} more shards, such as {gone[0]}, that were not given: they are in it no more"
@@ -154,7 +154,7 @@ def build_index(
         return "", ""
     gone = dropped(place, urls)
     try:
-        write_index(ShardIndex(place, entries))
+        write_index(ShardIndex.of(place, entries))
     except Exception as error:  # every store has its own exceptions
         raise OSError(f"{place} cannot be written ({error}): make room, or give another --output") from error
     return place, gone

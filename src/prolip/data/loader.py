@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from prolip.data.augment.crops import RandomCrop
 from prolip.data.config import DataConfig, chunks_ahead, fitting_batch, fitting_workers
-from prolip.data.faults import FaultCounter, FaultGuard, Gather, SampleFault
+from prolip.data.faults import FaultCounter, FaultGuard, Gather, SampleFault, alone
 from prolip.data.noise import Noise, make_noise
 from prolip.data.order.cursor import Cursor
 from prolip.data.order.streams import Place, RowSource, Source
@@ -152,18 +152,18 @@ class Loader:
     padded. dataset_samples: samples in the data; num_samples: those of an epoch over all
     ranks, num_batches * B * ranks (rounded up, so the last batch begins the next pass, as in OpenCLIP). gather: set it
     where ranks are joined, and the faults of an epoch are judged over all of them at its end, not on each, and each
-    reads a share of the captions that noise is made of.
+    reads a share of the captions that noise is made of. pin: whether batches lie in pinned memory, as where there is
+    CUDA.
     """
 
-    gather: Gather | None = None
-
-    def __init__(self, chunks: Chunks, dataset_samples: int, pin_memory: bool):
+    def __init__(self, chunks: Chunks, dataset_samples: int):
         self.config = chunks.config
+        self.gather: Gather = alone
         self.dataset_samples = dataset_samples
         self.num_batches = chunks.per_epoch
         self.num_samples = chunks.per_epoch * chunks.config.batch_size * chunks.ranks
         self._chunks = chunks
-        self._pin = pin_memory
+        self.pin = torch.cuda.is_available()
         self._guard = FaultGuard(self.config.max_bad_fraction)
         self._taken = 0
         self._cursors: dict[int, dict[str, Any]] = {}
@@ -191,14 +191,14 @@ class Loader:
         return make_noise(self.config, self._chunks.source, self._chunks.rank, self.gather)
 
     @property
-    def rows(self) -> RowSource | None:
-        """The source where it is one of rows, which are read already."""
-        return self._chunks.source if isinstance(self._chunks.source, RowSource) else None
+    def source(self) -> Source:
+        """What the batches are read from."""
+        return self._chunks.source
 
     @property
     def held_out(self) -> ImageRows | None:
         """The rows that `config.split` holds out, None of shards and without it."""
-        rows = self.rows.read if self.rows is not None else None
+        rows = self.source.read if isinstance(self.source, RowSource) else None
         return rows.held_out if isinstance(rows, ImageRows) else None
 
     def set_epoch(self, epoch: int) -> None:
@@ -276,7 +276,7 @@ class Loader:
                     self._guard.add(part.pop("faults"))
                     self._cursors[worker * self._chunks.ranks + self._chunks.rank] = part.pop("cursor")
                 self._taken += 1
-                yield interleave(parts, self._pin)
+                yield interleave(parts, self.pin)
             next(chunks, None)  # lets the workers end their epoch
             self._guard.end_epoch(self.gather)
         except Exception as error:
@@ -331,20 +331,21 @@ def build_loader(
     world_size: int = 1,
     image_size: int | tuple[int, int] | None = None,
     context_length: int | None = None,
-    pin_memory: bool | None = None,
+    once: Callable[[Callable[[], Any]], Any] = lambda work: work(),
 ) -> Loader:
     """The training loader of one rank, everything checked that can be checked before the first batch.
 
     transform: RGB Pillow image -> (3, H, W), or a `RandomCrop`. tokenizer: list[str] -> (n, L) int64, called with
     context_length too where that is given. Synthetic data needs neither, but image_size and context_length.
-    pin_memory: default where there is CUDA. ValueError, FileNotFoundError: see `DataConfig`,
+    once: where ranks are joined, has one of them list, check and count the data, and gives or raises on all what that
+    gives or raises. ValueError, FileNotFoundError: see `DataConfig`,
     `prolip.data.reading.shards`, `prolip.data.reading.folders`.
     """
     if not 0 <= rank < world_size:
         raise ValueError(f"rank {rank} of {world_size}: ranks count from 0")
     if config.workers is None:
         config = replace(config, workers=fitting_workers(config.batch_size, cores(), config.unpaired))
-    source, size = build_source(config, world_size * (config.workers or 1))
+    source, size = once(partial(build_source, config, world_size * (config.workers or 1)))
     if config.batch_size == AUTO:
         config = replace(config, batch_size=fitting_batch(size, world_size, config.workers or 0))
     whole = config.batch_size * world_size
@@ -375,5 +376,4 @@ def build_loader(
         per_epoch=-(-size // whole),  # rounded up, as in OpenCLIP
         epoch=multiprocessing.Value("q", 0),
     )
-    pin = torch.cuda.is_available() if pin_memory is None else pin_memory
-    return Loader(chunks, size, pin)
+    return Loader(chunks, size)

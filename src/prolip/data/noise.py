@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from prolip.data.config import DataConfig
-from prolip.data.faults import Gather, SampleFault, ShardFault
+from prolip.data.faults import Gather, SampleFault, ShardFault, alone
 from prolip.data.order.streams import RowSource, ShardSource, Source
 from prolip.data.samples.captions import PLAIN, CaptionSampler, Selector, stable_hash, texts
 from prolip.data.samples.sample import Raw, Row, caption_parts, has_image, is_selected, json_record
@@ -171,16 +171,16 @@ def show_progress() -> None:
     log.setLevel(logging.INFO)
 
 
-def make_noise(config: DataConfig, source: Source, rank: int = 0, gather: Gather | None = None) -> Noise | None:
+def make_noise(config: DataConfig, source: Source, rank: int = 0, gather: Gather = alone) -> Noise | None:
     """The noise that `config.noise_ratio` asks for, None for 0; the same for any number of ranks.
 
-    gather: every rank reads a share of the shards, else each reads all of them. ValueError for a shard that cannot be
-    read, and for more associations than memory holds.
+    gather: every rank reads a share of the shards, the first shuffles, and all know what was moved; else each reads
+    all. ValueError for a shard that cannot be read, and for more associations than memory holds.
     """
     if not config.noise_ratio:
         return None
     captions = CaptionSampler.parse(config.caption_sampling)
-    ranks = len(gather(None)) if gather is not None else 1
+    ranks = gather(None, len)
     urls = source.urls if isinstance(source, ShardSource) else ()
     shards = {url: number for number, url in enumerate(dict.fromkeys(urls))}
     found: dict[int, list[Slot]] = {}
@@ -189,16 +189,20 @@ def make_noise(config: DataConfig, source: Source, rank: int = 0, gather: Gather
         found = read_slots(source, shards, captions, rank % ranks, ranks)
     except ValueError as error:  # told to the other ranks, which wait for this one
         fault = f"--noise-ratio {config.noise_ratio}: {error}"
-    parts = gather((found, fault)) if gather is not None else [(found, fault)]
-    if problem := next((said for _, said in parts if said), ""):
-        raise ValueError(problem)
-    whole = {number: slots for part, _ in parts for number, slots in part.items()}
-    slots = [slot for number in sorted(whole) for slot in whole[number]]
-    if len(slots) > MOST:
-        raise ValueError(f"--noise-ratio {config.noise_ratio}: {too_many()}")
-    if not slots:
-        raise ValueError(f"--noise-ratio {config.noise_ratio}: the data has no captions to shuffle: leave it out")
-    return Noise(shuffle(slots, config.noise_ratio, config.noise_seed), len(slots), captions, shards)
+
+    def merge(parts: list[tuple[dict[int, list[Slot]], str]]) -> tuple[tuple[Swap, ...], int]:
+        if problem := next((said for _, said in parts if said), ""):
+            raise ValueError(problem)
+        whole = {number: slots for part, _ in parts for number, slots in part.items()}
+        slots = [slot for number in sorted(whole) for slot in whole[number]]
+        if len(slots) > MOST:
+            raise ValueError(f"--noise-ratio {config.noise_ratio}: {too_many()}")
+        if not slots:
+            raise ValueError(f"--noise-ratio {config.noise_ratio}: the data has no captions to shuffle: leave it out")
+        return shuffle(slots, config.noise_ratio, config.noise_seed), len(slots)
+
+    swaps, count = gather((found, fault), merge)
+    return Noise(swaps, count, captions, shards)
 
 
 def read_slots(

@@ -5,7 +5,6 @@ Training reads it over and over (`prolip.data.loader`); `captioned_samples` read
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -20,10 +19,10 @@ from prolip.data.faults import FaultCounter, SampleFault, ShardFault
 from prolip.data.noise import Noise, make_noise
 from prolip.data.order.cursor import Cursor
 from prolip.data.order.streams import Place, ResampledSource, RowSource, ShardSource, Source
-from prolip.data.reading.entries import find_index, read_index
+from prolip.data.reading.entries import Addresses, find_index, read_index
 from prolip.data.reading.folders import ImageRows
 from prolip.data.reading.named import KINDS, ROWS, NamedSource, parse_source
-from prolip.data.reading.opening import is_local, local_path
+from prolip.data.reading.opening import is_local
 from prolip.data.reading.rows import read_rows
 from prolip.data.reading.shards import COUNT_LIMIT, count_samples, expand_shards
 from prolip.data.reading.tables.columns import TableColumns
@@ -48,7 +47,12 @@ TRAINED = (*ROWS, "shards", "emoji", "synthetic")
 
 
 def build_source(config: DataConfig, streams: int) -> tuple[Source, int]:
-    """The source of `config` and the samples of an epoch."""
+    """The source of `config` and the samples of an epoch.
+
+    All that is listed, looked up, opened and counted beforehand is so here. Pickled, N shards of addresses of A bytes
+    take N (a + 8) bytes, a about A / 10 where addresses count up; an index adds N (a + 80), factors add 9 N; a table or
+    a folder of R images takes R times what a row does, some 200 bytes.
+    """
     kind, address = named = source_of(config)
     given = config.train_num_samples
     if config.shard_index and kind != "shards":
@@ -96,14 +100,15 @@ def table_columns(config: DataConfig) -> TableColumns:
 
 def build_shard_source(config: DataConfig, address: str, streams: int) -> tuple[Source, int]:
     """The webdataset source: whole shards per stream where there are enough, every S-th sample of small local ones."""
+    sizes: dict[str, int] = {}
     with naming("--train-data"):
-        shards = expand_shards(address, config.train_data_upsampling_factors, pipes=True)
-    urls = tuple(shard.url for shard in shards)
-    selector = Selector.parse(config.select)
+        shards = expand_shards(address, config.train_data_upsampling_factors, pipes=True, sizes=sizes)
+    urls = [shard.url for shard in shards]
+    selector, counted = Selector.parse(config.select), None
     by_sample = not config.dataset_resampled and len(shards) < streams
     if by_sample:
         local = all(map(is_local, urls))
-        size = sum(os.path.getsize(local_path(url)) for url in urls) if local else 0
+        size = sum(sizes[url] for url in urls) if local else 0
         if not local or size > COUNT_LIMIT:
             reason = f"{size / 2**30:.1f} GiB are" if local else "remote shards are"
             raise ValueError(
@@ -122,20 +127,24 @@ def build_shard_source(config: DataConfig, address: str, streams: int) -> tuple[
                 f"data index SHARDS --output {config.shard_index}, or leave it out"
             ) from fault
         if index is not None:
-            index.count(urls)  # a shard that is missing there, or has another size, is reported before training
+            # a shard that is missing there, or has another size, is reported before training
+            index, counted = index.only(urls, sizes)
     reader = ShardReader(config.read_policy, index, split=rest_of(config))
     with naming("--train-data"):
         # where any loss is tolerated the first samples settle nothing; of remote shards the stream will tell
         if config.max_bad_fraction < 1 and all(map(is_local, urls)):
             refuse_unusable(urls, partial(check_sample, config), config.read_policy)
         # of a split, which only reading tells sample by sample, as many as are expected
-        size = config.train_num_samples or round(count_samples(urls, config.select, index) * (1 - (config.split or 0)))
+        if not (size := config.train_num_samples or 0):
+            known = None if selector else counted
+            every = count_samples(urls, config.select, sizes=sizes) if known is None else known
+            size = round(every * (1 - (config.split or 0)))
         if size == 0:
             raise ValueError(f"{len(urls)} shards hold no sample{why_none(urls, config)}")
     if config.dataset_resampled:
         weights = tuple(shard.weight for shard in shards)
-        return ResampledSource(urls, weights, selector, config.shuffle_buffer, reader), size
-    return ShardSource(urls, selector, config.shuffle_buffer, by_sample, reader), size
+        return ResampledSource(Addresses(urls), weights, selector, config.shuffle_buffer, reader), size
+    return ShardSource(Addresses(urls), selector, config.shuffle_buffer, by_sample, reader), size
 
 
 def check_sample(config: DataConfig, raw: Raw) -> None:
@@ -214,10 +223,12 @@ def captioned_samples(
     """This rank's share of at most `count` samples of the training data, none of them twice.
 
     Decoded by threads. Where config.captions is 0, a sample may have no caption. faults: counts what cannot be used,
-    and ends the reading where that is too much. noise, source: those of the loader, which are otherwise made again
-    where the config asks for them. ValueError for synthetic data, which has no captions.
+    and ends the reading where that is too much. noise, source: those of the loader; without, each rank makes its own.
+    ValueError for synthetic data, which has no captions.
     """
     source = source or build_source(config, ranks)[0]
+    if isinstance(source, ShardSource):
+        source = source.among(ranks)
     if isinstance(source, SyntheticSource):
         raise ValueError("synthetic data has no captions to fit anything to")
     noise = make_noise(config, source) if noise is None else noise

@@ -123,12 +123,9 @@ def agree(work: Callable[[], T], group: Any = None) -> T:
     except Exception as error:
         own = error
     report = None if own is None else (isinstance(own, OF_DATA), f"{type(own).__name__}: {own}")
-    reports: list[Any] = [report]
-    rank, size = rank_and_size(group)
-    if size > 1:
-        reports = [None] * size
-        dist.all_gather_object(reports, report, group=group)
-    failed = {number: entry for number, entry in enumerate(reports) if entry is not None}
+    reports = gather(report, group)
+    found = None if reports is None else {number: entry for number, entry in enumerate(reports) if entry is not None}
+    failed, size = broadcast(found, group), rank_and_size(group)[1]
     if not failed:
         return value
     text = "; ".join(f"rank {number}: {message}" if size > 1 else message for number, (_, message) in failed.items())

@@ -47,17 +47,17 @@ def _pairs_kernel(  # noqa: PLR0913 - a kernel's arguments are flat
     i, j = tile_i * TILE_N + tl.arange(0, TILE_N), tile_j * TILE_M + tl.arange(0, TILE_M)
     in_i, in_j = i < n, j < m
     inside = in_i[:, None] & in_j[None, :]
+    positive = j[None, :] == i[:, None] + diagonal
+    if IDS > 0:
+        text = tl.load(column_ids + j, mask=in_j, other=-1)[None, :]
+        for k in range(IDS):
+            known = tl.load(row_ids + i * IDS + k, mask=in_i, other=-1)[:, None]
+            positive = positive | ((known == text) & (text != -1))
+
     place = i.to(tl.int64)[:, None] * m + j[None, :]
     logit = tl.load(products + place, mask=inside, other=0.0)
     logit += tl.load(row_bias + i, mask=in_i, other=0.0)[:, None]
     logit += tl.load(column_bias + j, mask=in_j, other=0.0)[None, :]
-
-    positive = j[None, :] == i[:, None] + diagonal
-    if IDS > 0:
-        text = tl.load(column_ids + j, mask=in_j, other=-1)[None, :]
-        for k in tl.static_range(IDS):
-            known = tl.load(row_ids + i * IDS + k, mask=in_i, other=-1)[:, None]
-            positive = positive | ((known == text) & (text != -1))
 
     z = tl.where(positive, -logit, logit)
     small = tl.exp(-tl.abs(z))

@@ -128,8 +128,8 @@ class Objective(nn.Module):
         return ()
 
     def look(self, score: Score, pool: Pool) -> dict[str, Tensor]:
-        """Called on one rank with all images and texts and the model's score, where `Needs.pool` asks for that; gives
-        the `memory` of all ranks.
+        """Called on all ranks with the share of all images and texts that each has, and the model's score, where
+        `Needs.pool` asks for that; gives the `memory`, the same on all.
         """
         return {}
 

@@ -12,12 +12,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from prolip.data.augment.affine import to_device
 from prolip.data.samples.captions import stable_hash
 from prolip.gaussian import Gaussian, upcast, without_autocast
 from prolip.losses import Matches, dot_products, tiled_loss_over_ranks, transpose_over_ranks, triplet_loss
 from prolip.methods.base import Batch, Context, MeansObjective, Needs, PoolNeeds, Reps, Terms
 from prolip.methods.gaussians import freeze_unread
 from prolip.random import Stream
+from prolip.ranks import blocks, everywhere, shares
 from prolip.scores import Score, Side, largest
 from prolip.uncertainty.novelty import refusal
 from prolip.uncertainty.pairs import Pool
@@ -87,20 +89,25 @@ class SourceFreeObjective(MeansObjective):
 
     def look(self, score: Score, pool: Pool) -> dict[str, Tensor]:
         """The pseudo-pairs of a pool: of image row r the pairs start[r] to start[r + 1], each a row of text_ids with
-        its weights, that of the image as a query and that of the text.
+        its weights, that of the image as a query and that of the text. Every rank has 8 (2 N + L M) + 16 P bytes of
+        it, P <= N + M.
         """
-        found = pseudo_pairs(score, pool, self.config)
-        keys = torch.tensor([key_id(key) for key in pool.keys])
+        (z, images), (_, texts) = pool.side("image"), pool.side("text")
+        own = torch.tensor([key_id(key) for key in pool.keys], dtype=torch.int64, device=z.mean.device)
+        _, keys = everywhere(images, own)
         place = keys.argsort()
-        if (keys[place].diff() == 0).any():
-            raise ValueError("two keys of the training data have one checksum: rename one of them")
+        if len(twice := keys[place][1:][keys[place].diff() == 0]):
+            named = [repr(key) for key, found in zip(pool.keys, own.tolist()) if found in twice.tolist()]
+            raise ValueError(f"two images have the key {(named or ['of a sample of another rank'])[0]}: give every"
+                             " sample of the training data its own")  # fmt: skip
+        found = pseudo_pairs(score, pool, self.config)
         row = torch.empty_like(place)
         row[place] = torch.arange(len(keys))  # images in the order of their checksums, in which they are looked up
         order = row[found.image].argsort(stable=True)
         start = torch.bincount(row[found.image], minlength=len(keys)).cumsum(0)
         return {
             "keys": keys[place], "start": F.pad(start, (1, 0)), "text": found.text[order],
-            "weight": found.weight[order], "text_ids": pool.text_ids,
+            "weight": found.weight[order], "text_ids": everywhere(texts, pool.text_ids.to(texts.device))[1],
         }  # fmt: skip
 
     def prepare(self, batch: Batch, step: int) -> Batch:
@@ -124,8 +131,7 @@ class SourceFreeObjective(MeansObjective):
             "text": memory["text_ids"][memory["text"][pair]], "caption_id": memory["text"][pair],
             "caption_ids": known, "pair_weight": memory["weight"][pair],
         }  # fmt: skip
-        device = batch["image"].device
-        return batch | {name: x.to(device, non_blocking=True) for name, x in found.items()}
+        return batch | dict(zip(found, to_device(batch["image"].device, *found.values())))
 
     def terms(self, reps: Reps, batch: Batch) -> Terms:
         """loss, with the mean weight for the log. No text that makes a pair with an image is a negative of it."""
@@ -158,7 +164,7 @@ class PseudoPairs(NamedTuple):
 
 
 class Retrieved(NamedTuple):
-    """What queries retrieve, nearest first: scores (Q, K), rows of the gallery (Q, K)."""
+    """What a rank's queries retrieve, nearest first: scores (Q, K), rows of the gallery (Q, K)."""
 
     scores: Tensor
     rows: Tensor
@@ -174,19 +180,22 @@ def neighbourhood(config: SourceFreeConfig, size: int) -> int:
 
 
 def pseudo_pairs(score: Score, pool: Pool, config: SourceFreeConfig) -> PseudoPairs:
-    """Every image with its nearest text and every text with its nearest image, by the model's own score.
+    """Every image with its nearest text and every text with its nearest image, by the model's own score; the same on
+    all ranks, which take part together.
 
     w = lambda exp(-beta u) / mean exp(-beta u), u the uncertainty of a query in standard deviations over all queries of
     its side: the paper's lambda exp(-beta V) with beta and lambda in units that fit any model.
     """
-    sides: tuple[Side, Side] = ("image", "text")
-    ways = {side: retrieve(score, pool, side, config) for side in sides}
-    images, texts = len(pool.image.mean), len(pool.text.mean)
-    rows = torch.stack([torch.cat([torch.arange(images), ways["text"].rows[:, 0]]),
-                        torch.cat([ways["image"].rows[:, 0], torch.arange(texts)])])  # fmt: skip
-    image, text = rows.unique(dim=1)  # pairs that are found both ways are one
-    uncertain = UNCERTAINTY[config.pair_weight]
-    weight = [weigh(uncertain(score, pool, side, ways[side]), config) for side in sides]
+    nearest, weight = [], []
+    for side in get_args(Side):
+        near, (_, rows) = retrieve(score, pool, side, config), pool.side(side)
+        uncertain = UNCERTAINTY[config.pair_weight](score, pool, side, near).to(rows.device)
+        _, first, u = everywhere(rows, near.rows[:, 0], uncertain)
+        nearest.append(first)
+        weight.append(weigh(u, config))
+    (images, texts), (text, image) = (torch.arange(len(x)) for x in nearest), nearest
+    # pairs that are found both ways are one
+    image, text = torch.stack([torch.cat([images, image]), torch.cat([text, texts])]).unique(dim=1)
     return PseudoPairs(image, text, torch.stack([weight[0][image], weight[1][text]], 1))
 
 
@@ -199,19 +208,32 @@ def weigh(uncertainty: Tensor, config: SourceFreeConfig) -> Tensor:
     return (config.weight_mean * weight / weight.mean()).float()
 
 
+@torch.no_grad()
 def retrieve(score: Score, pool: Pool, side: Side, config: SourceFreeConfig) -> Retrieved:
-    """The nearest texts of every image, or images of every text, as many as `neighbourhood` says.
+    """The nearest texts of every image of this rank, or images of every text, as many as `neighbourhood` says.
 
-    Exact, by all scores, some queries at a time; equal ones by rising row, on every device.
+    Exact, by all scores: blocks of every rank's gallery come round, and their best join the best so far; equal ones by
+    rising row, on every device and for any number of ranks. A rank of n queries holds 12 K n bytes, its share of the
+    pool, one block and some 10 CELLS numbers; 2 D N M / W multiplications and additions are its share of the work.
     """
-    queries, gallery = (pool.image, pool.text) if side == "image" else (pool.text, pool.image)
-    count, block, found = neighbourhood(config, len(gallery.mean)), max(1, CELLS // len(gallery.mean)), []
-    for start in range(0, len(queries.mean), block):
-        some = Gaussian(*(x[start : start + block] for x in queries))
-        scores = score.pairwise(some, gallery) if side == "image" else score.pairwise(gallery, some).mT
-        rows = largest(scores, count)
-        found.append((scores.gather(1, rows), rows))
-    return Retrieved(*(torch.cat(x) for x in zip(*found)))
+    (queries, _), (gallery, rows) = pool.side(side), pool.side("text" if side == "image" else "image")
+    size = sum(shares(rows))
+    count = neighbourhood(config, size)
+    best = queries.mean.new_full((len(queries.mean), count), -torch.inf)
+    found = torch.full(best.shape, size, device=rows.device)  # a row behind all others, until there is one
+    for mean, log_var, of in blocks(*gallery, rows):
+        block = Gaussian(mean, log_var)
+        step = max(1, CELLS // len(of))
+        for start in range(0, len(best), step):
+            part = slice(start, start + step)
+            some = Gaussian(*(x[part] for x in queries))
+            scores = score.pairwise(some, block) if side == "image" else score.pairwise(block, some).mT
+            near = largest(scores, count)
+            names, order = torch.cat([found[part], of[near]], 1).sort(dim=1)
+            both = torch.cat([best[part], scores.gather(1, near)], 1).gather(1, order)
+            both, order = both.sort(dim=1, descending=True, stable=True)
+            best[part], found[part] = both[:, :count], names.gather(1, order[:, :count])
+    return Retrieved(best, found)
 
 
 # --- how uncertain a query is ----------------------------------------------------------------------------------------
@@ -224,24 +246,36 @@ def rank_weighted_variance(score: Score, pool: Pool, side: Side, near: Retrieved
     """V = mean over d of sum_i w_i (x_id - mu_d)^2 / sum_i w_i, w_i = 1 - (r_i - 1) / (K - 1), equations 1 and 2.
 
     x_i: the mean that is retrieved at rank r_i of K; V = (sum_i w_i |x_i|^2 / sum_i w_i - |mu|^2) / D, so that no
-    tensor of Q x K x D is made.
+    tensor of Q x K x D is made. The gallery comes round again: a rank of n queries holds 8 (D + 1) n bytes.
     """
-    gallery = (pool.text if side == "image" else pool.image).mean.double()
-    weight = torch.linspace(1, 0, near.rows.shape[1], dtype=torch.float64) if near.rows.shape[1] > 1 else torch.ones(1)
+    gallery, rows = pool.side("text" if side == "image" else "image")
+    queries, count = near.rows.shape
+    step = max(1, CELLS // count)
+    weight = torch.linspace(1, 0, count, dtype=torch.float64, device=rows.device) if count > 1 else rows.new_ones(1)
     weight = (weight / weight.sum()).double()
-    middle = F.embedding_bag(near.rows, gallery, mode="sum", per_sample_weights=weight.expand(near.rows.shape))
-    energy = gallery.square().sum(1)[near.rows] @ weight
-    return (energy - middle.square().sum(1)) / gallery.shape[1]
+    sums = torch.zeros((queries, gallery.mean.shape[1] + 1), dtype=torch.float64, device=rows.device)
+    for mean, of in blocks(gallery.mean, rows):
+        mean = mean.double()
+        moments = torch.cat([mean, mean.square().sum(1, keepdim=True)], 1)
+        for wanted, total in zip(near.rows.split(step), sums.split(step)):
+            place = torch.searchsorted(of, wanted).clamp(max=len(of) - 1)
+            query, rank = (of[place] == wanted).nonzero(as_tuple=True)  # those that are in this block
+            if len(query):
+                begin = torch.searchsorted(query, torch.arange(len(wanted), device=rows.device))
+                there = place[query, rank]
+                total += F.embedding_bag(there, moments, begin, mode="sum", per_sample_weights=weight[rank])
+    return (sums[:, -1] - sums[:, :-1].square().sum(1)) / gallery.mean.shape[1]
 
 
 def own_trace(score: Score, pool: Pool, side: Side, near: Retrieved) -> Tensor:
     """What the model's score calls the uncertainty of an input: its trace. ValueError where all have the same."""
-    z = pool.image if side == "image" else pool.text
-    found = score.uncertainty(z)
+    z, rows = pool.side(side)
+    own = score.uncertainty(z)
+    _, found = everywhere(rows, own)
     if not found.isfinite().all() or not found.std() > 1e-6 * found.abs().mean():
         raise ValueError(f"--pair-weight trace, but the {side}s of this model all have one trace: take a model with"
                          " variances (prolip uncertainty fits them), or --pair-weight spread")  # fmt: skip
-    return found
+    return own
 
 
 def code_length(score: Score, pool: Pool, side: Side, near: Retrieved) -> Tensor:
@@ -268,7 +302,8 @@ def strangeness(score: Score, pool: Pool, side: Side, near: Retrieved) -> Tensor
     if not novelty:
         raise ValueError(f"--pair-weight novelty, but this model has no novelty of {side}s: `prolip"
                          " uncertainty` fits it, or take --pair-weight spread")  # fmt: skip
-    return refusal(code_length(score, pool, side, near), novelty)
+    code = code_length(score, pool, side, near)
+    return refusal(code, {name: nats.to(code.device) for name, nats in novelty.items()})
 
 
 #: (score, pool, side of the queries, what they retrieve) -> (Q,), larger: less certain.

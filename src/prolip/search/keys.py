@@ -13,7 +13,7 @@ import numpy as np
 #: An entry of a run. Equal hashes are of one key or, rarely, of several: whoever searches compares the keys.
 ENTRY = np.dtype([("hash", "<u8"), ("row", "<i8")])
 #: Entries of each run that are in memory while runs are merged.
-READ = 2**20
+READ = 2**16
 
 
 def hashes_of(keys: Iterable[str]) -> np.ndarray:
@@ -54,10 +54,12 @@ def merged(runs: Sequence[np.ndarray]) -> Iterator[np.ndarray]:
 def candidates(runs: Iterable[np.ndarray], hashes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Places in `hashes` (M,) int64, and a row (M,) int64 with the hash of each, all there are."""
     places, rows = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.int64)]
-    for run in runs:
-        low, high = (np.searchsorted(run["hash"], hashes, side=side) for side in ("left", "right"))
-        for place in np.flatnonzero(low < high):
-            own = run["row"][low[place] : high[place]]
-            places.append(np.full(len(own), place))
-            rows.append(own)
+    order = np.argsort(hashes)  # rising ones are halved among what the cache holds
+    for run in filter(len, runs):
+        low = np.searchsorted(run["hash"], hashes[order])
+        there = run["hash"][np.minimum(low, len(run) - 1)] == hashes[order]
+        high = np.searchsorted(run["hash"], hashes[order[there]], side="right")
+        for place, start, end in zip(order[there], low[there], high):
+            places.append(np.full(end - start, place))
+            rows.append(run["row"][start:end])
     return np.concatenate(places), np.concatenate(rows)

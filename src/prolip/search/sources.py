@@ -132,13 +132,12 @@ class Rebuild:
     def whole(self, parts: Iterator[Part]) -> Iterator[Part]:
         """All parts, and what was not seen is removed after the last."""
         yield from parts
-        store, gone = self.index.store, []
-        alive = store.gallery.alive
-        unseen = ~self.seen if alive is None else ~self.seen & alive[: len(self.seen)]
-        for row in np.flatnonzero(unseen).tolist():
-            (item,) = store.items([row])
-            if self.owns(item) and item.get("shard") not in self.kept:
-                gone.append(item["key"])
+        if not self.known:  # so no row is of it, and none of the others is looked at
+            return
+        store = self.index.store
+        rows = np.flatnonzero(~self.seen & (store.fates[: len(self.seen)] == 0))
+        unseen = (item for row in rows for item in store.items([int(row)]))  # one in memory
+        gone = [item["key"] for item in unseen if self.owns(item) and item.get("shard") not in self.kept]
         if gone:
             store.delete(gone)
         self.removed = len(gone)

@@ -42,6 +42,8 @@ FORMAT, FORMER, NAME, LOCK = "prolip-search-2", "prolip-search-1", "index.json",
 VECTOR, MEAN, LOG_VAR, ITEMS = "vector.f32", "mean.f32", "log_var.f32", "items.jsonl"
 ENDS, DELETED, SHARDS, RUN, NEAR = "ends.i64", "deleted.i64", "shards.jsonl", "keys-", "near-"
 GROWING = (VECTOR, MEAN, LOG_VAR, ITEMS, ENDS, DELETED, SHARDS)
+#: Of a row that was deleted, and stays so when its source is read again.
+UNWANTED = 3
 NUMBERED = re.compile(rf"{RUN}\d{{6,}}\.run|{NEAR}\d{{6,}}\.faiss")
 #: What to do about damaged files, and about a damaged approximate index.
 REMEDY = "put back a copy of the index, or build it anew in another folder"
@@ -81,8 +83,8 @@ class Store:
         """Rows, those that were deleted too."""
         return self.values["rows"]
 
-    def _open(self) -> None:
-        """Map what the manifest names; once more where a writer has replaced it meanwhile."""
+    def _open(self, goes_on: bool = False) -> None:
+        """Map what the manifest names, again where it was replaced meanwhile; goes_on: deletions are read already."""
         before, path = None, self.folder / NAME
         while True:
             if not path.is_file():
@@ -101,8 +103,10 @@ class Store:
         self._maps = {name: np.memmap(file, np.uint8, "r", shape=(self.values["files"][name][0],)).view(np.ndarray)
                       for name, file in self._files.items() if file is not self.near}  # fmt: skip
         self._made: dict[str, Any] = {}
-        for name in ("_log", "deleted", "gallery"):
+        for name in ("deleted", "gallery"):
             self.__dict__.pop(name, None)
+        if not goes_on:
+            self._fates, self._noted, self._any_unwanted = np.zeros(0, dtype=np.uint8), 0, False
 
     def verify(self) -> None:
         """Read all bytes. ValueError naming the files whose checksum is not what the manifest says."""
@@ -131,7 +135,7 @@ class Store:
         """Change some of the values, all of them at once, and delete numbered files that count no more."""
         with self.writing():
             _write_manifest(self.folder, self.values | values)
-            self._open()
+            self._open(goes_on=True)
             for path in self.folder.iterdir():
                 if path.name not in self.values["files"] and NUMBERED.fullmatch(path.name):
                     path.unlink(missing_ok=True)
@@ -143,7 +147,7 @@ class Store:
             files, last = dict(self.values["files"]), self.find(unwanted, deleted=True)
             shards = [_line([x["address"], *pair]) for x in sources for pair in x.pop("shards", {}).items()]
             self._grow(files, SHARDS, b"".join(shards))
-            self._grow(files, DELETED, ~last[_are_in(self.deleted, last)])
+            self._grow(files, DELETED, ~last[np.isin(last, self.deleted)])
             self.write(files=files)
 
     def append(
@@ -193,8 +197,7 @@ class Store:
         if not data:
             return
         with open(os.open(self.folder / name, os.O_RDWR | os.O_CREAT, 0o666), "r+b") as file:
-            file.truncate(size)  # of what a killed writer left
-            file.seek(size)
+            file.seek(file.truncate(size))  # of what a killed writer left
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
@@ -260,10 +263,8 @@ class Store:
         """All rows, mapped from the files."""
         columns = {name: self._maps[name].view("<f4").reshape(len(self), -1)
                    for name in (VECTOR, MEAN, LOG_VAR) if name in self._maps}  # fmt: skip
-        vector, alive = columns.get(VECTOR, np.zeros((0, self.values["dim"]), dtype=np.float32)), None
-        if len(self.deleted):
-            alive = np.ones(len(self), dtype=bool)
-            alive[self.deleted] = False
+        vector = columns.get(VECTOR, np.zeros((0, self.values["dim"]), dtype=np.float32))
+        alive = None if not self.fates.any() else self.fates == 0
         mean, (reach, lift, _) = columns.get(MEAN, vector[:, : self.values["dim"]]), self.values["bounds"] or [0.0] * 3
         return GaussianArrays(mean, columns.get(LOG_VAR), vector, reach, lift, alive, BLOCK)
 
@@ -288,7 +289,7 @@ class Store:
         """
         found = np.full(len(keys), -1)
         places, rows = candidates(self._runs().values(), hashes_of(keys))
-        kept = deleted | ~_are_in(self.deleted, rows)
+        kept = deleted | (self.fates.take(rows, mode="clip") == 0)
         for place, row in zip(places[kept].tolist(), rows[kept].tolist()):
             if row > found[place] and self.items([row])[0]["key"] == keys[place]:  # hashes of two keys may be equal
                 found[place] = row
@@ -296,10 +297,11 @@ class Store:
 
     def are_unwanted(self, keys: Sequence[str]) -> np.ndarray:
         """Which of these keys (K,) were deleted to stay so, and have not come back since."""
-        if not len(self._log) or self._log[0] >= 0:
+        fates = self.fates
+        if not self._any_unwanted:
             return np.zeros(len(keys), dtype=bool)
         last = self.find(keys, deleted=True)
-        return (last >= 0) & _are_in(self._log, ~last)
+        return (last >= 0) & (fates[last] == UNWANTED)
 
     def shards(self, address: str) -> dict[str, str | None]:
         """Local shards of a source as they were when they were read whole; None: they are to be read again."""
@@ -312,18 +314,25 @@ class Store:
     def _runs(self) -> dict[str, np.ndarray]:
         return {name: data.view(ENTRY) for name, data in self._maps.items() if name.startswith(RUN)}
 
-    @cached_property
-    def _log(self) -> np.ndarray:
-        """The numbers of the file of deleted rows, rising."""
-        return np.sort(self._maps[DELETED].view("<i8")) if DELETED in self._maps else np.zeros(0, dtype=np.int64)
+    @property
+    def fates(self) -> np.ndarray:
+        """Of each row (N,) uint8: 0, 1 where it was deleted, UNWANTED where it stays so when its source is read."""
+        every = self._maps[DELETED].view("<i8") if DELETED in self._maps else np.zeros(0, dtype=np.int64)
+        log = every[self._noted :]
+        rows = np.maximum(log, ~log)
+        if (rows >= len(self)).any():
+            raise ValueError(f"{self.folder / DELETED} is damaged: {REMEDY}")
+        if len(self._fates) < len(self):  # at least doubled, so that a row is copied about once
+            self._fates = np.concatenate([self._fates, np.zeros(len(self), dtype=np.uint8)])
+        self._fates[rows] |= 1
+        self._fates[rows[log < 0]] |= UNWANTED
+        self._noted, self._any_unwanted = len(every), self._any_unwanted or bool((log < 0).any())
+        return self._fates[: len(self)]
 
     @cached_property
     def deleted(self) -> np.ndarray:
         """Rows that were deleted, rising."""
-        rows = np.unique(np.maximum(self._log, ~self._log))
-        if len(rows) and not 0 <= rows[0] <= rows[-1] < len(self):
-            raise ValueError(f"{self.folder / DELETED} is damaged: {REMEDY}")
-        return rows
+        return np.flatnonzero(self.fates)
 
 
 def holds_index(folder: str | os.PathLike) -> bool:
@@ -370,11 +379,6 @@ def _write_manifest(folder: Path, values: Mapping[str, Any]) -> None:
 def _line(value: Any) -> bytes:
     """A value as a line of JSON, with whatever bytes a name of a file has."""
     return json.dumps(value, ensure_ascii=False).encode(errors="surrogatepass") + b"\n"
-
-
-def _are_in(ascending: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Which of some rows (M,) are among others, which rise."""
-    return np.searchsorted(ascending, rows, side="left") < np.searchsorted(ascending, rows, side="right")
 
 
 def _opened(path: Path, size: int) -> IO[bytes] | None:

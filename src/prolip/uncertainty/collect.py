@@ -16,6 +16,7 @@ from prolip.data.config import DataConfig
 from prolip.data.faults import FaultCounter
 from prolip.data.sources import Captioned, captioned_samples
 from prolip.gaussian import Gaussian
+from prolip.ranks import numbered, shares
 from prolip.scores import Side
 from prolip.uncertainty.hidden import Hidden, encode_hidden
 from prolip.uncertainty.novelty import SAMPLE, fitted_novelty
@@ -97,10 +98,11 @@ def chosen(names: Sequence[str]) -> Tensor:
     return torch.tensor(sorted(order[:SAMPLE]), dtype=torch.int64)
 
 
-def join(parts: Sequence[Part]) -> Part:
+def join(parts: Sequence[Part], image: Rows | None = None) -> Part:
     """The parts of all ranks as one: images by key and texts by letters, in an order that does not depend on the ranks.
 
-    ValueError where there is no image at all.
+    image: the rows of all parts, one part's after the other's, where they have none themselves. ValueError where there
+    is no image at all.
     """
     parts = [part for part in parts if len(part.keys)]
     if not parts:
@@ -118,7 +120,7 @@ def join(parts: Sequence[Part]) -> Part:
     rows = torch.cat([place[start + part.first_of] for start, part in zip(starts, parts)])
     some = chosen([keys[order[row]] for row in rows.tolist()])
     some = some[rows[some].argsort()]
-    image = join_rows([part.image for part in parts])
+    image = join_rows([part.image for part in parts]) if image is None else image
     image = {name: x[some] if name == "first" else x[order] for name, x in image.items()}
     weight = torch.cat([part.weight for part in parts])
     return Part([keys[row] for row in order], image, texts, image_of[pairs], text_of[pairs], weight[pairs], rows[some])
@@ -147,18 +149,26 @@ def embed_texts(
     )  # fmt: skip
 
 
-def embed_pool(
-    part: Part, encode: Encode, tokenize: Tokenize, texts: Iterable[str] | None = None, batch_size: int = 512
-) -> Pool:
-    """The images of a part and texts, its own by default, without their matches; encode: of `pool_encoder`."""
-    listed = part.texts if texts is None else sorted(set(texts))
-    if not listed:
-        raise ValueError("there is no text: give a file of texts, a line each")
-    text, ids = encode_texts(listed, encode, tokenize, batch_size)
-    z = [Gaussian(rows["mean"], rows["log_var"]) for rows in (part.image, text)]
-    nats = [{name[len(NOVELTY) :]: x for name, x in rows.items() if name.startswith(NOVELTY)}
-            for rows in (part.image, text)]  # fmt: skip
-    return Pool(keys=part.keys, image=z[0], text=z[1], text_ids=ids, image_novelty=nats[0], text_novelty=nats[1])
+def embed_pool(part: Part, encode: Encode, tokenize: Tokenize, device: torch.device, batch_size: int = 512) -> Pool:
+    """This rank's share of a pool, on `device`: the images of its part, and those of its texts that no earlier rank
+    has; encode: of `pool_encoder`. All ranks together. ValueError on all of them for fewer than two images or texts.
+    """
+    (image_rows, _), (text_rows, mine) = (numbered(names, device) for names in (part.keys, part.texts))
+    images, texts = image_rows.argsort(), text_rows.argsort()
+    texts = texts[mine[texts]]
+    for name, count in (("images", len(image_rows)), ("texts", len(texts))):
+        if (count := sum(shares(torch.empty(count, device=device)))) < 2:
+            raise ValueError(f"{count} {name}: give two or more")
+    # a rank without a text takes what one looks like from the empty one, and without an image from a text
+    text, ids = encode_texts([part.texts[row] for row in texts.tolist()] or [""], encode, tokenize, batch_size)
+    text, ids = {name: x[: len(texts)] for name, x in text.items()}, ids[: len(texts)]
+    image = {name: x[images] for name, x in (part.image or {name: x[:0] for name, x in text.items()}).items()}
+    z = [Gaussian(rows["mean"].to(device), rows["log_var"].to(device)) for rows in (image, text)]
+    nats = [{name[len(NOVELTY) :]: x for name, x in rows.items() if name.startswith(NOVELTY)} for rows in (image, text)]
+    return Pool(
+        keys=[part.keys[row] for row in images.tolist()], image=z[0], text=z[1], text_ids=ids, image_novelty=nats[0],
+        text_novelty=nats[1], image_rows=image_rows[images], text_rows=text_rows[texts],
+    )  # fmt: skip
 
 
 def encode_texts(

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from prolip.gaussian import Gaussian, kind_of
 from prolip.measures.chance import OwnFirst, evenly
+from prolip.scores import Side
 from prolip.utils.messages import first_few
 from prolip.utils.outputs import replacing
 
@@ -175,11 +176,12 @@ class Pairs:
 
 @dataclass(frozen=True, kw_only=True)
 class Pool:
-    """N images and M texts by one model; nothing in it says which texts an image came with.
+    """N images and M texts by one model, of which this rank has a share; nothing says which texts an image came with.
 
-    keys: of the images, in order; image: (N, D), text: (M, D), unit means, float32, on the CPU, the texts in the order
-    of their letters; log_var is -inf where the model's variances mean nothing; text_ids: (M, L) int64; image_novelty,
-    text_novelty: depth -> nats (N,), (M,), empty where the model knows of none.
+    keys: of the rank's n images; image: (n, D), text: (m, D), unit means, float32; log_var is -inf where the model's
+    variances mean nothing; text_ids: (m, L) int64; image_novelty, text_novelty: depth -> nats (n,), (m,), empty where
+    the model knows of none; image_rows: (n,), text_rows: (m,) int64, their rows among the N and M, rising, None where
+    this rank has all.
     """
 
     keys: Sequence[str]
@@ -188,16 +190,18 @@ class Pool:
     text_ids: Tensor
     image_novelty: dict[str, Tensor]
     text_novelty: dict[str, Tensor]
+    image_rows: Tensor | None = None
+    text_rows: Tensor | None = None
 
     def __post_init__(self) -> None:
         if len(self.keys) != len(self.image.mean) or len(self.text_ids) != len(self.text.mean):
             raise ValueError(f"{len(self.keys)} keys of {len(self.image.mean)} images, {len(self.text_ids)} rows of ids"
                              f" of {len(self.text.mean)} texts: give one of each")  # fmt: skip
-        if len(self.keys) < 2 or len(self.text_ids) < 2:
-            raise ValueError(f"{len(self.keys)} images and {len(self.text_ids)} texts: give two of each or more")
-        if len(set(self.keys)) < len(self.keys):
-            twice = next(key for key, after in zip(sorted(self.keys), sorted(self.keys)[1:]) if key == after)
-            raise ValueError(f"two images have the key {twice!r}: give every sample of the training data its own")
+
+    def side(self, side: Side) -> tuple[Gaussian, Tensor]:
+        """The images or texts, and their rows, on the same device."""
+        z, rows = (self.image, self.image_rows) if side == "image" else (self.text, self.text_rows)
+        return z, (torch.arange(len(z.mean)) if rows is None else rows).to(z.mean.device)
 
 
 def check_enough(pairs: int) -> None:

@@ -3,14 +3,17 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+import torch.distributed as dist
 
 from prolip.utils.documents import read_json
 from prolip.utils.flags import FlagError, flag_of
 from prolip.utils.outputs import replacing
 from prolip.utils.secrecy import adopt, redacted
-from training.checkpoint.files import NAME, Saver, find_checkpoint, list_steps
+from training.checkpoint.files import NAME, Saver, find_checkpoint, list_steps, shards_of
 from training.checkpoint.run_folder import (
     Ledger,
     clear_run_folder,
@@ -27,7 +30,7 @@ from training.checkpoint.snapshot import restore
 from training.checkpoint.storage import Storage
 from training.config import REDACTED, Config, RunConfig
 from training.log import StepProfiler
-from training.parallel.distributed import World, share_object, wait_for_all
+from training.parallel.distributed import PATIENCE, World, from_first, share_object, wait_for_all
 from training.state import Run
 
 #: What begins the name of a checkpoint that a run has left behind by going on from an earlier one.
@@ -44,16 +47,7 @@ def take_folder(config: Config, world: World, folder: Path, storage: Storage, he
 
     Returns (its address or None, what was passed over), the same on all ranks; every rank refuses what is taken.
     """
-    answer: Choice | str = (None, [])
-    if world.is_first:
-        try:
-            answer = claim(config.run, folder, storage, held)
-        except FlagError as error:
-            answer = str(error)
-    answer = share_object(answer, world)
-    if isinstance(answer, str):
-        raise FlagError(answer)
-    return answer
+    return from_first(partial(claim, config.run, folder, storage, held), world)
 
 
 def claim(settings: RunConfig, folder: Path, storage: Storage, held: contextlib.ExitStack) -> Choice:
@@ -67,8 +61,9 @@ def claim(settings: RunConfig, folder: Path, storage: Storage, held: contextlib.
         raise FlagError(f"{folder} cannot be written ({error}): give another --output") from None
     if settings.checkpoint_dir:
         try:  # before the first step, not at the first checkpoint
-            storage.write(".probe.tmp", lambda file: file.write_bytes(b"probe"))
-            storage.delete(".probe.tmp")
+            storage.write(".probe.tmp", lambda file: file.write(b"probe"))
+            with storage.fetched(".probe.tmp"):
+                storage.delete(".probe.tmp")
         except Exception as error:  # every store has its own exceptions
             raise FlagError(
                 f"--checkpoint-dir {storage.url} cannot be written ({type(error).__name__}: {error}): give a folder or "
@@ -87,7 +82,7 @@ def claim(settings: RunConfig, folder: Path, storage: Storage, held: contextlib.
         )
     if begun_anew:
         for name in storage.names():
-            if NAME.match(name.removeprefix(SUPERSEDED)):
+            if NAME.match(name.removeprefix(SUPERSEDED).replace(".shards", ".pt")):
                 storage.delete(name)
     if settings.overwrite or not settings.resume:  # what a try has left that came to no step
         clear_run_folder(folder)
@@ -137,7 +132,7 @@ def go_on(run: Run, address: str, state: dict[str, Any]) -> None:
             "give a larger --epochs or --max-steps to train longer"
         )
     saved = same_addresses(run.config, state["config"])
-    restore(run, state)
+    restore(run, state, shards_of(address))
     say = run.kept.log.say
     say(f"going on from {address} at step {step}")
     if step == total:
@@ -204,18 +199,21 @@ def open_records(run: Run, storage: Storage) -> None:
         for step in list_steps(storage):
             if step > begin:
                 name = f"step_{step}.pt"
-                storage.rename(name, SUPERSEDED + name)
+                for part in {name, shards_of(name)} & {*storage.names()}:
+                    storage.rename(part, SUPERSEDED + part)
                 kept.log.say(
                     f"{storage.path(name)} is behind step {begin}, from which the run goes on: now {SUPERSEDED}{name}"
                 )
         for name in storage.sweep():
             kept.log.say(f"removed {storage.path(name)}: a checkpoint that was being written when the run was killed")
+    if world.is_first or settings.fsdp:
         kept.saver = Saver(
             storage,
             keep=settings.keep_checkpoints,
             keep_every=settings.keep_every_steps,
             say=kept.log.say,
             saved=lambda address, step: write_status(kept.folder, "running", step=step, checkpoint=address),
+            group=dist.new_group(backend="gloo", timeout=PATIENCE) if settings.fsdp else None,  # a thread of its own
         )
     run.measured.step = share_object(measured, world)
     again = "eval" if begin == run.total_steps else None

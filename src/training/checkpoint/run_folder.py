@@ -25,7 +25,7 @@ OURS = (
 #: Files of a run that has not come to its first checkpoint or line of the log.
 BEGUN = (
     LOCK, ".*.tmp", "config.json", "status.json", "metrics.jsonl", "noise.jsonl", "tensorboard/events.*",
-    "checkpoints/.*.tmp", f"checkpoints/{LOCK}", "ledger/rank_*.jsonl", "wandb/*",
+    ".checkpoint-*.tmp/*", "checkpoints/.*.tmp", f"checkpoints/{LOCK}", "ledger/rank_*.jsonl", "wandb/*",
 )  # fmt: skip
 
 

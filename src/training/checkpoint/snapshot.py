@@ -7,10 +7,11 @@ from prolip.data.loader import join_states
 from prolip.random import VERSIONS
 from prolip.utils.fields import AUTO
 from prolip.utils.flags import FlagError
+from training.checkpoint.shards import by_path, load_shards
 from training.config import Config, changed
 from training.optim import EpochAverage
-from training.parallel.distributed import gather_objects, read_random_state, write_random_state
-from training.parallel.sharding import load_module, load_optimizer, whole
+from training.parallel.distributed import collect_objects, wait_for_all, write_random_state
+from training.parallel.sharding import load_module, load_optimizer
 from training.state import AVERAGES, Position, Run, Trained
 
 #: What flags say of a group of parameters; everything else that a group holds is the optimiser's own.
@@ -18,43 +19,47 @@ SETTINGS = ("lr", "lr_scale", "backbone", "weight_decay", "betas", "eps", "momen
 
 
 def save(run: Run) -> None:
-    """Hand the state of all ranks, each with its random state and its place in the data, to the writer of rank 0."""
+    """Hand the state of all ranks, each with its place in the data, to the writer of rank 0; shards to that of each."""
     trained, kept, at = run.trained, run.kept, run.at
     if kept.ledger is not None:
         kept.ledger.flush()
-    mine = {"random": read_random_state(run.world.device), "data": run.fed.loader.state_dict()}
-    states = gather_objects(mine, run.world)
+    with run.health.watchdog.pause():  # the store may take longer for the checkpoint before than a collective may wait
+        if kept.saver is not None:
+            kept.saver.settle()
+        wait_for_all(run.world)
+    states = collect_objects(run.fed.loader.state_dict(), run.world)
+    trained.seeded = True
     kept.saves.restart(at.step)
     kept.saved_step = at.step
-    weights = {
-        "objective": trained.objective.state_dict(),
-        "optimizer": trained.optimizer.state_dict(),
-    } | {name: model.state_dict() for name, model in trained.averaged(at.step).items()}
-    weights = whole(weights, run.world.is_first)
+    state = {"step": at.step, "objective": trained.objective.state_dict(), "optimizer": trained.optimizer.state_dict()}
+    state |= {name: model.state_dict() for name, model in trained.averaged(at.step).items()}
+    if run.world.is_first:
+        state = {
+            **vars(at),
+            "bad_steps": run.health.meter.bad_steps,
+            "global_batch": run.fed.global_batch,
+            "total_steps": run.total_steps,
+            **dict.fromkeys(AVERAGES),
+            **state,
+            "memory": dict(trained.objective.memory),
+            "draws": trained.objective.context.draws.version,
+            "swa_steps": averaged_steps(trained, at.step),
+            "scaler": trained.scaler.state_dict(),
+            "data": join_states(states),
+            "ranks": run.world.world_size,
+            "config": run.config.to_dict(),
+        }
     if kept.saver is not None:
-        kept.saver.submit(
-            {
-                **vars(at),
-                "bad_steps": run.health.meter.bad_steps,
-                "global_batch": run.fed.global_batch,
-                "total_steps": run.total_steps,
-                **dict.fromkeys(AVERAGES),
-                **weights,
-                "memory": dict(trained.objective.memory),
-                "draws": trained.objective.context.draws.version,
-                "swa_steps": averaged_steps(trained, at.step),
-                "scaler": trained.scaler.state_dict(),
-                "random": [state["random"] for state in states],
-                "data": join_states([state["data"] for state in states]),
-                "config": run.config.to_dict(),
-            }
-        )
+        kept.saver.submit(state)
 
 
-def restore(run: Run, state: dict[str, Any]) -> None:
-    """Put the run where a checkpoint stands; raises ValueError when the two cannot be the same run."""
+def restore(run: Run, state: dict[str, Any], shards: str = "") -> None:
+    """Put the run where a checkpoint stands, with its shards in that folder; all ranks together. ValueError when the
+    two cannot be the same run.
+    """
     trained, world = run.trained, run.world
     check_same_run(run.config, trained, run.fed.global_batch, state)
+    state = load_shards(state, shards, patterns(trained, state), world.waiting)
     keep_draws(run, state.get("draws", 1))
     if run.config.model.init_logit_bias == AUTO:  # it was found by the first batch
         run.config = changed(run.config, "model", init_logit_bias=state["config"]["model"].get("init_logit_bias"))
@@ -63,7 +68,7 @@ def restore(run: Run, state: dict[str, Any]) -> None:
     load_optimizer(trained.optimizer, fit_optimizer(state["optimizer"], trained.optimizer.param_groups))
     if state["scaler"] and trained.scaler.is_enabled():
         trained.scaler.load_state_dict(state["scaler"])
-    trained.objective.memory = state.get("memory", {})
+    trained.objective.memory = {name: value.clone() for name, value in state.get("memory", {}).items()}
     for name in trained.averaged(state["step"]):
         load_module(trained.averages[name].module, state[name])
     run.at = Position(step=state["step"], epoch=state["epoch"], batch_in_epoch=state["batch_in_epoch"],
@@ -73,11 +78,27 @@ def restore(run: Run, state: dict[str, Any]) -> None:
     run.kept.saves.restart(run.at.step)
     run.health.meter.bad_steps = state.get("bad_steps", 0)
     trained.gate.bad_steps = trained.gate.bad_steps + run.health.meter.bad_steps
-    saved_by = state["random"]
-    if len(saved_by) == world.world_size:
+    saved_by = state.get("random", [])  # of a checkpoint that holds the states of generators
+    trained.seeded = len(saved_by) != world.world_size
+    if not trained.seeded:
         write_random_state(saved_by[world.rank], world.device)
-    else:
-        run.kept.log.say(f"note: saved by {len(saved_by)} ranks, so dropout draws other random numbers from here on")
+    ranks = state.get("ranks", len(saved_by))
+    if ranks != world.world_size:
+        was, now = state["data"]["streams"], run.fed.loader.state_dict()["streams"]
+        order = "stays" if was == now else f"is that of {now} streams, not of {was}, in the epochs from here on"
+        run.kept.log.say(f"note: saved by {ranks} ranks, now {world.world_size}: the data's order {order}, "
+                         "and dropout draws other random numbers")  # fmt: skip
+
+
+def patterns(trained: Trained, state: dict[str, Any]) -> dict[str, Any]:
+    """What in the run has the place of a checkpoint's tensors, by their paths: it says which shards are to be read."""
+    groups = trained.optimizer.param_groups
+    own = {name: parameter for group in groups for name, parameter in zip(group["names"], group["params"])}
+    of = {number: own.get(name) for group in state["optimizer"]["param_groups"]
+          for number, name in zip(group["params"], group["names"])}  # fmt: skip
+    moments = {number: dict.fromkeys(parts, of[number]) for number, parts in state["optimizer"]["state"].items()}
+    averages = {name: average.module.state_dict() for name, average in trained.averages.items()}
+    return by_path({"objective": trained.objective.state_dict(), "optimizer": {"state": moments}} | averages)
 
 
 def keep_draws(run: Run, version: Any) -> None:

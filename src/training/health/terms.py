@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from training.parallel.distributed import World, gather_objects
+from training.parallel.distributed import World, gathered
 
 #: Sample keys of a bad step that are named.
 NAMED = 5
@@ -18,22 +18,20 @@ class NonFiniteError(RuntimeError):
 
 
 class StepGate:
-    """Holds back the optimiser on a step whose terms are not finite on any rank: on the device, nobody waits.
+    """Holds back the optimiser on a step whose gradients are not finite: on the device, nobody waits.
 
+    Their norm is the same on all ranks (DDP averages gradients, FSDP2 sums norms over shards), so ranks need not agree.
     After more than `allowed` such steps it stays shut, so that the parameters are those of the last good step whenever
     the host looks.
     """
 
-    def __init__(self, allowed: int, world: World):
-        self.allowed, self.world = allowed, world
-        self.bad_steps = torch.zeros((), device=world.device)
+    def __init__(self, allowed: int, device: torch.device):
+        self.allowed = allowed
+        self.bad_steps = torch.zeros((), device=device)
 
-    def hold(self, terms: Mapping[str, Tensor]) -> Tensor:
+    def hold(self, grad_norm: Tensor) -> Tensor:
         """() float: 1 where this step must not touch the parameters, the same on all ranks, else 0."""
-        bad = ~torch.isfinite(torch.stack([value.detach().double().reshape(()) for value in terms.values()])).all()
-        bad = bad.float()
-        if self.world.world_size > 1:
-            dist.all_reduce(bad, op=dist.ReduceOp.MAX)
+        bad = (~torch.isfinite(grad_norm.detach())).float()
         self.bad_steps = self.bad_steps + bad
         return torch.maximum(bad, (self.bad_steps > self.allowed).float())
 
@@ -91,16 +89,15 @@ class TermMeter:
         for row, (step, keys) in zip(finite.tolist(), steps):
             if not all(row):
                 found[step] = ([name for name, ok in zip(self.names, row) if not ok], list(keys[:NAMED]), len(keys))
-        everywhere = gather_objects(found, world)
-        bad = sorted({step for ranks in everywhere for step in ranks})
-        reports = [describe_bad(step, everywhere) for step in bad]
-        self.bad_steps += len(bad)
+        reports = gathered(found, lambda ranks: [describe_bad(n, ranks) for n in sorted(set().union(*ranks))], world)
+        self.bad_steps += len(reports)
         if self.bad_steps > self.allowed:
             allowed = f" (--max-nonfinite {self.allowed} allows {self.allowed} such steps)" if self.allowed else ""
+            first = reports[max(0, self.allowed - self.bad_steps + len(reports))]
             raise NonFiniteError(
-                f"{reports[max(0, self.allowed - self.bad_steps + len(bad))]}; the run stops before this reaches the "
-                f"parameters{allowed}. Go on from the last checkpoint, or from the start if there is none (--resume "
-                "auto), with a lower --lr or --grad-clip-norm 1, or pass over a few such steps with --max-nonfinite"
+                f"{first}; the run stops before this reaches the parameters{allowed}. Go on from the last checkpoint, "
+                "or from the start if there is none (--resume auto), with a lower --lr or --grad-clip-norm 1, or pass "
+                "over a few such steps with --max-nonfinite"
             )
         return reports
 

@@ -3,20 +3,25 @@ from __future__ import annotations
 
 import ctypes
 import os
+import pickle
 import random
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from prolip.data.workers import raise_file_limit
 from prolip.random import mix_seed
 
+T = TypeVar("T")
 TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 PATIENCE = timedelta(hours=24)
 # malloc.h of glibc
@@ -32,6 +37,8 @@ class World:
     world_size: int = 1
     device: torch.device = torch.device("cpu")
     waiting: Any = None  # gloo group for waits longer than a collective's time-out
+    local_rank: int = 0  # among the ranks of this machine, whose numbers are in a row
+    local_size: int = 1
 
     @property
     def is_first(self) -> bool:
@@ -80,15 +87,35 @@ def process_group(device_name: str) -> Iterator[World]:
     if world_size == 1:
         yield World(device=device)
         return
+    raise_file_limit()  # connections count as files
+    # Ranks connect when they first have something to say to each other; else every one to every other at once.
+    os.environ.setdefault("TORCH_GLOO_LAZY_INIT", "1")
     if device.type == "cuda":
         dist.init_process_group("nccl", device_id=device)
     else:
         dist.init_process_group("gloo")
     try:
         waiting = dist.new_group(backend="gloo", timeout=PATIENCE)
-        yield World(rank=rank, world_size=world_size, device=device, waiting=waiting)
+        size = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+        yield World(rank=rank, world_size=world_size, device=device, waiting=waiting,
+                    local_rank=local_rank, local_size=size)  # fmt: skip
     finally:
         dist.destroy_process_group()
+
+
+@contextmanager
+def node_of(world: World) -> Iterator[World]:
+    """The ranks of this machine as a world of their own, for as long as the context lasts; all of them must enter."""
+    if world.local_size == 1:
+        yield World(device=world.device)
+        return
+    first = world.rank - world.local_rank
+    group = dist.new_group([*range(first, first + world.local_size)], backend="gloo", timeout=PATIENCE,
+                           use_local_synchronization=True)  # fmt: skip
+    try:
+        yield World(rank=world.local_rank, world_size=world.local_size, device=world.device, waiting=group)
+    finally:
+        dist.destroy_process_group(group)
 
 
 def wait_for_all(world: World) -> None:
@@ -97,41 +124,64 @@ def wait_for_all(world: World) -> None:
         dist.barrier(group=world.waiting)
 
 
-def check_equal_batches(rows: int, world: World) -> None:
+def check_equal_batches(rows: Any, world: World) -> None:
     """ValueError on every rank unless all have the same local batch: the order of the data, the mean of gradients and
     the exchanges between ranks rest on it.
     """
-    sizes = gather_objects(rows, world)
-    if len(set(sizes)) > 1:
+    count = rows if isinstance(rows, int) else 0  # auto, which every rank settles by the same data
+    most, least = largest(world, count, -count)
+    if most != -least:
         raise ValueError(
-            f"local batch sizes differ between ranks: got {sizes}, wanted {world.world_size} equal ones: "
-            f"use {min(sizes)} on every rank"
+            f"local batch sizes differ between ranks: got {-least} to {most}, wanted {world.world_size} equal ones: "
+            f"use {-least} on every rank"
         )
 
 
 class Agreement:
     """What any rank asks for (a stop, a checkpoint), known to all ranks at the same step.
 
-    The ranks' numbers travel beside the training, from one call to the next, so that no rank waits for another.
+    Every few steps, so many as take about SECONDS on the slowest rank, the largest numbers of all ranks are found by
+    one all-reduce of training's own group. It is queued behind the steps before it, and read when the next one is due:
+    the host waits for a device that is more than so many steps behind, and for nothing else.
     """
+
+    SECONDS, MOST = 0.25, 100
 
     def __init__(self, world: World):
         self.world = world
-        self.under_way: tuple[Any, Tensor] | None = None
+        self.under_way: tuple[Callable[[], Any], Tensor] | None = None
+        self.last, self.every, self.left = time.monotonic(), 1, 1
 
     def exchange(self, *asked: int) -> list[int]:
-        """Post this rank's numbers; returns the largest of all ranks, of the call before (with one rank: of this)."""
+        """The largest numbers of the post before, of all ranks; zeros where none is due (with one rank: as asked)."""
         if self.world.world_size == 1:
             return list(asked)
+        self.left -= 1
         agreed = [0] * len(asked)
+        if self.left:
+            return agreed
+        now = time.monotonic()
+        microseconds = round(1e6 * (now - self.last) / self.every)
         if self.under_way is not None:
-            work, numbers = self.under_way
-            work.wait()
-            agreed = numbers.tolist()
-        numbers = torch.tensor(asked, dtype=torch.int64)
-        work = dist.all_reduce(numbers, op=dist.ReduceOp.MAX, group=self.world.waiting, async_op=True)
-        self.under_way = work, numbers
+            wait, numbers = self.under_way
+            wait()
+            *agreed, slowest = numbers.tolist()
+            self.every = min(max(1, round(1e6 * self.SECONDS / max(1, slowest))), self.MOST)
+        self.under_way = self._post(torch.tensor([*asked, microseconds]))
+        self.last, self.left = now, self.every
         return agreed
+
+    def _post(self, numbers: Tensor) -> tuple[Callable[[], Any], Tensor]:
+        """Begin to find the largest numbers; what waits for them, and where they are then."""
+        if self.world.device.type == "cpu":
+            work = dist.all_reduce(numbers, op=dist.ReduceOp.MAX, async_op=True)
+            return work.wait, numbers
+        there = numbers.pin_memory().to(self.world.device, non_blocking=True)
+        dist.all_reduce(there, op=dist.ReduceOp.MAX)
+        here = torch.empty_like(numbers, pin_memory=True).copy_(there, non_blocking=True)
+        behind = torch.cuda.Event()
+        behind.record()
+        return behind.synchronize, here
 
 
 def share_object(value: Any, world: World) -> Any:
@@ -139,17 +189,85 @@ def share_object(value: Any, world: World) -> Any:
     if world.world_size == 1:
         return value
     box = [value]
-    dist.broadcast_object_list(box, src=0, group=world.waiting)
+    dist.broadcast_object_list(box, group=world.waiting, group_src=0)
     return box[0]
 
 
-def gather_objects(value: Any, world: World) -> list[Any]:
-    """The values of all ranks, in their order, on every rank."""
+def largest(world: World, *numbers: int) -> list[int]:
+    """The largest of all ranks' numbers, each by itself."""
+    found = torch.tensor(numbers)
+    if world.world_size > 1:
+        dist.all_reduce(found, op=dist.ReduceOp.MAX, group=world.waiting)
+    return found.tolist()
+
+
+def collect_objects(value: Any, world: World) -> list[Any]:
+    """The values of all ranks, in their order, on rank 0; on others nothing."""
     if world.world_size == 1:
         return [value]
-    boxes: list[Any] = [None] * world.world_size
-    dist.all_gather_object(boxes, value, group=world.waiting)
-    return boxes
+    boxes = [None] * world.world_size if world.is_first else None
+    dist.gather_object(value, boxes, group=world.waiting, group_dst=0)
+    return boxes or []
+
+
+def from_first(work: Callable[[], T], world: World) -> T:
+    """What `work` gives on rank 0, which alone does it, on every rank: one broadcast of its pickle.
+
+    What it raises there is raised on every rank, so that none waits for what never comes.
+    """
+    if world.world_size == 1:
+        return work()
+    found: Any = None
+    error: Exception | None = None
+    sent = b""
+    if world.is_first:
+        try:
+            found = work()
+            sent = pickle.dumps((found, None))
+        except Exception as raised:
+            error = raised
+            sent = pickle.dumps((None, portable(raised)))
+    received, told = pickle.loads(share_object(sent, world))
+    if told is not None:
+        raise error or told
+    return found if world.is_first else received
+
+
+def portable(error: Exception | None) -> Exception | None:
+    """An error that says the same when it was pickled; of a class that cannot be, the nearest built-in one."""
+    try:
+        if str(pickle.loads(pickle.dumps(error))) == str(error):
+            return error
+    except Exception:  # what a class makes of its arguments may be anything
+        pass
+    kinds = (OSError, ValueError, ImportError)
+    return next((kind for kind in kinds if isinstance(error, kind)), RuntimeError)(str(error))
+
+
+def gathered(value: Any, work: Callable[[list[Any]], T], world: World) -> T:
+    """What `work` makes on rank 0 of the values of all ranks, in their order, on every rank; errors as `from_first`."""
+    values = collect_objects(value, world)
+    return from_first(partial(work, values), world)
+
+
+def collect_rows(own: Tensor, counts: Sequence[int], world: World) -> Tensor:
+    """The rows (n, ...) of all ranks, in their order, on rank 0, whose memory has them once; on others nothing of them.
+
+    counts: of every rank, on rank 0. A rank's rows come straight to their place, when those before it have come.
+    """
+    if world.world_size == 1:
+        return own
+    if not world.is_first:
+        if len(own):
+            dist.send(own.contiguous(), 0, group=world.waiting)
+        return own[:0]
+    rows = own.new_empty((sum(counts), *own.shape[1:]))
+    for rank, place in enumerate(rows.split(list(counts))):
+        if rank == 0:
+            place.copy_(own)
+        elif len(place):
+            dist.recv(place, rank, group=world.waiting)
+    return rows
 
 
 def seed_everything(seed: int, deterministic: bool) -> None:
@@ -162,27 +280,19 @@ def seed_everything(seed: int, deterministic: bool) -> None:
         torch.use_deterministic_algorithms(True)
 
 
-def part_random_numbers(seed: int, world: World) -> None:
-    """Let torch draw other numbers on each rank from here on: dropout and drop path would repeat themselves on all."""
-    if not world.is_first:
-        torch.manual_seed(mix_seed(seed, world.rank))
+def seed_step(seed: int, step: int, world: World) -> None:
+    """Let torch's generators draw in this step what follows from (seed, rank, step): dropout and drop path.
 
-
-def read_random_state(device: torch.device) -> dict[str, Any]:
-    """States of every global generator of this process, in types that torch.load takes with weights_only."""
-    kind, keys, *rest = np.random.get_state()  # noqa: NPY002
-    state: dict[str, Any] = {
-        "torch": torch.get_rng_state(),
-        "python": random.getstate(),
-        "numpy": (kind, torch.from_numpy(np.asarray(keys).astype(np.int64)), *rest),
-    }
-    if device.type == "cuda":
-        state["cuda"] = torch.cuda.get_rng_state(device)
-    return state
+    So no checkpoint holds states of generators. (torch.manual_seed does the same in 100 times the time.)
+    """
+    number = mix_seed(seed, world.rank, step)
+    torch.default_generator.manual_seed(number)
+    if world.device.type == "cuda":
+        torch.cuda.default_generators[world.device.index].manual_seed(number)
 
 
 def write_random_state(state: dict[str, Any], device: torch.device) -> None:
-    """Go on where `read_random_state` stood."""
+    """Go on where the generators of a checkpoint stood that was saved before `seed_step`."""
     torch.set_rng_state(state["torch"].cpu())
     random.setstate(state["python"])
     kind, keys, *rest = state["numpy"]

@@ -1,6 +1,7 @@
 """FSDP2: parameters, gradients and optimiser state in shards over the ranks, for towers that DDP has no room for.
 
-Checkpoints hold whole tensors, so a run may go on with DDP where it stopped with FSDP2, and the other way round.
+A run may go on with DDP where it stopped with FSDP2, and the other way round: checkpoints hold whole tensors, or shards
+that torch's distributed checkpoint puts together (training.checkpoint.shards).
 """
 from __future__ import annotations
 
@@ -76,10 +77,15 @@ def load_module(module: nn.Module, state: dict[str, Tensor]) -> None:
 def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
     """Put a whole state into an optimiser of sharded or whole parameters."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    moments = {
-        number: {k: like(part, parameters[number]) if isinstance(part, Tensor) else part for k, part in own.items()}
-        for number, own in state["state"].items()
-    }
+
+    def own(part: Any, parameter: Tensor) -> Any:
+        """A copy: the checkpoint's file may be mapped, and go."""
+        if not isinstance(part, Tensor) or isinstance(part, DTensor):
+            return part
+        return like(part.to(parameter.device, copy=True) if part.shape == parameter.shape else part.clone(), parameter)
+
+    moments = {number: {name: own(part, parameters[number]) for name, part in parts.items()}
+               for number, parts in state["state"].items()}  # fmt: skip
     optimizer.load_state_dict(state | {"state": moments})
 
 

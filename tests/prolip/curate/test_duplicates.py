@@ -57,14 +57,18 @@ def test_quality_that_is_missing_is_the_worst():
     assert duplicates_of(signatures, np.zeros(3), np.zeros(3, bool), 3).tolist() == [-1] * 3
 
 
-def test_cells_find_what_all_pairs_do(monkeypatch):
+@pytest.mark.parametrize("size", [100, 1])  # of a cell, of which there are at most 4 sqrt(N)
+def test_cells_find_what_all_pairs_do(monkeypatch, size):
     signatures = clusters(3000, 7)
     quality, usable = np.random.default_rng(1).random(3000), np.ones(3000, bool)
     whole = duplicates_of(signatures, quality, usable, 16)
     monkeypatch.setattr(select, "FLAT", 100)
-    monkeypatch.setattr(select, "CELL", 100)
+    monkeypatch.setattr(select, "CELL", size)
+    made, plain = [], select.faiss.IndexBinaryIVF
+    monkeypatch.setattr(select.faiss, "IndexBinaryIVF", lambda *args: made.append(args[2]) or plain(*args))
     cells = duplicates_of(signatures, quality, usable, 16)
-    assert (whole == cells).mean() > 0.97
+    different = len(np.unique(signatures, axis=0))
+    assert (whole == cells).mean() > 0.97 and made == [min(different // size, round(4 * different**0.5))]
 
 
 def test_bits_differ_as_the_angle_says():

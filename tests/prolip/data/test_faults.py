@@ -95,11 +95,11 @@ def test_one_broken_shard_of_a_rank_is_judged_over_all_ranks():
     guard = FaultGuard(0.01)
     guard.add(counts(samples=1000, shards=31, broken=1))
     others = FaultCounter(samples=1000, shards=31).to_dict()
-    guard.end_epoch(lambda mine: [others] * 31 + [mine])
+    guard.end_epoch(lambda mine, judge: judge([others] * 31 + [mine]))
     with pytest.raises(TooManyBadSamples, match=r"1 of 31 shards"):
         guard.end_epoch()
     with pytest.raises(TooManyBadSamples, match=r"2 of 124 shards(.|\n)*broken shard 2"):
-        guard.end_epoch(lambda mine: [mine, mine, others, others])
+        guard.end_epoch(lambda mine, judge: judge([mine, mine, others, others]))
 
 
 def test_samples_that_are_all_bad_end_a_stream_even_where_any_fraction_is_tolerated(monkeypatch):

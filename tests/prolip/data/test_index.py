@@ -1,7 +1,10 @@
 import hashlib
 import json
 import os
+import pickle
 import re
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -12,7 +15,7 @@ from tiny_tars import members, write_shards, write_tar
 from prolip.cli.main import main
 from prolip.data import index as command
 from prolip.data.faults import HALF, FaultCounter, ShardFault
-from prolip.data.reading.entries import FORMAT, Entry, find_index, read_index
+from prolip.data.reading.entries import FORMAT, Addresses, Entry, find_index, read_index
 from prolip.data.reading.opening import ReadPolicy
 from prolip.data.reading.shards import count_samples, expand_shards
 from prolip.data.reading.tar import ShardReader
@@ -260,7 +263,7 @@ def test_a_flipped_bit_is_seen_by_its_checksum_unless_checksums_are_off(tmp_path
 def test_a_command_that_goes_on_behind_what_the_index_knows_is_seen(tmp_path):
     url, index = indexed(tmp_path)
     longer = f"pipe:cat {url}; head -c 10240 /dev/zero"  # more padding: for a tar alone nothing is wrong
-    piped = type(index)(index.place, {longer: index[url]})
+    piped = type(index).of(index.place, {longer: index[url]})
     assert len(keys_and_faults(ShardReader(ReadPolicy(pipes=True)), longer)[0]) == 4
     keys, faults = keys_and_faults(ShardReader(ReadPolicy(pipes=True), piped), longer)
     assert faults.kinds["index mismatch"] == 1 and "the shard goes on" in faults.examples[0]
@@ -269,20 +272,69 @@ def test_a_command_that_goes_on_behind_what_the_index_knows_is_seen(tmp_path):
 def test_a_command_whose_bytes_do_not_fit_is_not_run_again(tmp_path):
     url, index = indexed(tmp_path)
     entry = index[url]._replace(sha256="1")
-    piped = type(index)(index.place, {f"pipe:echo x >> {tmp_path}/runs; cat {url}": entry})
-    keys, faults = keys_and_faults(ShardReader(ReadPolicy(pipes=True), piped), next(iter(piped.entries)))
+    piped = type(index).of(index.place, {f"pipe:echo x >> {tmp_path}/runs; cat {url}": entry})
+    keys, faults = keys_and_faults(ShardReader(ReadPolicy(pipes=True), piped), piped.names[0])
     assert faults.bad_shards == faults.kinds["index mismatch"] == 1 and (tmp_path / "runs").read_text() == "x\n"
 
 
 def test_a_shard_without_an_entry_is_a_counted_fault_for_the_reader(tmp_path):
     url, index = indexed(tmp_path)
-    keys, faults = keys_and_faults(ShardReader(index=type(index)(index.place, {})), url)
+    keys, faults = keys_and_faults(ShardReader(index=type(index).of(index.place, {})), url)
     assert not keys and faults.kinds == {"index mismatch": 1} and "has no entry" in faults.examples[0]
 
 
 def test_a_reader_raises_what_does_not_fit_its_index(tmp_path):
     url, index = indexed(tmp_path)
     assert len(list(ShardReader(index=index)(url))) == 4
-    worse = type(index)(index.place, {url: Entry(5, *index[url][1:])})
+    worse = type(index).of(index.place, {url: Entry(5, *index[url][1:])})
     with pytest.raises(ShardFault, match="index mismatch.*has 4 samples, the index says 5"):
         list(ShardReader(index=worse)(url))
+
+
+# --- size
+MEASURED = """
+import json, pickle, sys, time
+from prolip.data.reading.entries import Addresses, find_index
+
+def peak():
+    return int(open("/proc/self/status").read().split("VmHWM:")[1].split()[0]) * 1024
+
+urls = [f"{sys.argv[1]}/{number:06d}.tar" for number in range(100_000)]
+open("/proc/self/clear_refs", "w").write("5")  # the peak from here on
+before, start = peak(), time.process_time()
+index = find_index(urls)
+took, grown = time.process_time() - start, peak() - before
+part, samples = index.only(urls, {urls[7]: 350_000_007})
+entry = index[urls[99_999]]
+print(json.dumps([took, grown, samples, entry, len(pickle.dumps(part)), len(pickle.dumps(Addresses(urls)))]))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux alone tells the peak of memory")
+def test_an_index_of_a_hundred_thousand_shards_is_read_in_a_second_and_travels_in_little(tmp_path):
+    entries = {f"{number:06d}.tar": {"samples": 10_000, "bytes": 350_000_000 + number, "sha256": f"{number:064x}"}
+               for number in range(100_000)}  # fmt: skip
+    (tmp_path / "index.json").write_text(json.dumps({"format": FORMAT, "shards": entries}))
+    done = subprocess.run([sys.executable, "-c", MEASURED, str(tmp_path)], capture_output=True, text=True, check=True)
+    took, grown, samples, entry, index_bytes, address_bytes = json.loads(done.stdout)
+    assert took < 1 and grown < 200e6
+    assert samples == 1_000_000_000 and entry == [10_000, 350_099_999, f"{99_999:064x}"]
+    assert index_bytes < 100_000 * (80 + 5) and address_bytes < 100_000 * 5
+
+
+def test_addresses_are_what_they_were_and_stay_so_when_they_are_sent():
+    texts = ["", "a", "/data/é/0.tar", "/data/\udcff.tar", "s3://b/0.tar"]
+    for found in (Addresses(texts), pickle.loads(pickle.dumps(Addresses(texts)))):
+        assert list(found) == texts and len(found) == 5 and found[-1] == texts[-1] and found[1:3] == texts[1:3]
+        with pytest.raises(IndexError):
+            found[5]
+    assert list(Addresses()) == list(pickle.loads(pickle.dumps(Addresses()))) == []
+
+
+def test_a_part_of_an_index_counts_a_shard_as_often_as_it_is_named(tmp_path):
+    a, b, c = write_shards(tmp_path, [1, 2, 3])
+    assert run(tmp_path, "--processes", 1) == 0
+    part, samples = find_index([a]).only([c, a, c], {})
+    assert samples == 7 and list(part.names) == [a, c] and part[c].samples == 3
+    with pytest.raises(ValueError, match=f"has no entry for {b}"):
+        part[b]

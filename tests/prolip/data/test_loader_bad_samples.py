@@ -129,14 +129,14 @@ def test_faults_of_an_epoch_are_judged_over_all_ranks_where_they_are_joined(tmp_
     loader = build(with_bad_images(tmp_path, 20, 4), workers=workers)
     seen = []
 
-    def gather(mine):
+    def gather(mine, judge):
         seen.append(mine)
-        return [mine, FaultCounter(samples=10_000).to_dict()]
+        return judge([mine, FaultCounter(samples=10_000).to_dict()])
 
     loader.gather = gather
     for number in range(2):
         epoch(loader, number)
     assert len(seen) == 2 and all(counts["kinds"]["bad image"] >= 1 for counts in seen)
-    loader.gather = lambda mine: [mine, mine]
+    loader.gather = lambda mine, judge: judge([mine, mine])
     with pytest.raises(TooManyBadSamples, match="samples .* are unusable; the limit is 1.0%"):
         epoch(loader)

@@ -137,13 +137,13 @@ def test_ranks_that_share_the_reading_find_what_one_finds(folder):
                for rank in range(2)]  # fmt: skip
     answers = []
 
-    def gather(value):  # what the other rank says is computed here, as it would be there
+    def gather(value, work):  # what the other rank says is computed here, as it would be there
         if value is None:
-            return [None, None]
+            return work([None, None])
         parts = [noises.read_slots(loader._chunks.source, dict(whole.shards), whole.captions, rank, 2)
                  for rank, loader in enumerate(sources)]  # fmt: skip
         answers.append(value[0])
-        return [(part, "") for part in parts]
+        return work([(part, "") for part in parts])
 
     for loader in sources:
         loader.gather = gather
@@ -153,7 +153,7 @@ def test_ranks_that_share_the_reading_find_what_one_finds(folder):
 
 def test_every_rank_raises_what_one_of_them_met(folder):
     loader = build(folder, noise_ratio=0.4)
-    loader.gather = lambda value: [None, None] if value is None else [value, ({}, "shard 7 is gone")]
+    loader.gather = lambda value, work: work([value, ({}, "shard 7 is gone") if value else None])
     with pytest.raises(ValueError, match="shard 7 is gone"):
         loader.noise  # noqa: B018
 

@@ -294,7 +294,7 @@ def test_an_index_of_values_that_cannot_be_is_damaged(data):
     with pytest.raises(ValueError, match="i.json is damaged .*: write it anew") as caught:
         from_json(data, "/data/i.json")
     assert "\n" not in str(caught.value)
-    assert from_json(index_json(), "/data/i.json").entries["/data/0.tar"].samples == 3
+    assert from_json(index_json(), "/data/i.json")["/data/0.tar"].samples == 3
 
 
 def test_the_corpus_is_read_by_the_same_reader(tmp_path):

@@ -1,4 +1,7 @@
-"""What holds for every method: full float32 outside the towers, no waiting, a stream of random numbers for each use."""
+"""What holds for every method: full float32 outside the towers, a stream of random numbers for each use.
+
+That no step waits for its device is in `tests/rehearsal/test_step_on_a_device.py`.
+"""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
@@ -7,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import prolip
@@ -78,10 +80,10 @@ def make_objective(method: str) -> Objective:
     return objective.train()
 
 
-def make_batch(device: str = "cpu") -> dict:
-    place = torch.arange(8, device=device)
+def make_batch() -> dict:
+    place = torch.arange(8)
     return {
-        "image": torch.randn(8, 3, 32, 32, device=device), "text": torch.ones(8, 12, dtype=torch.int64, device=device),
+        "image": torch.randn(8, 3, 32, 32), "text": torch.ones(8, 12, dtype=torch.int64),
         "caption_id": place, "caption_ids": place.unsqueeze(1), "key": [f"k{n}" for n in range(8)],
     }  # fmt: skip
 
@@ -144,32 +146,6 @@ def test_the_precision_is_restored_also_by_an_error_and_by_either_interface_of_t
             assert inside() == "highest" and backend.fp32_precision == "tf32"
     finally:
         torch.set_float32_matmul_precision("highest")
-
-
-# --- waiting ---------------------------------------------------------------------------------------------------------
-class NoWaiting(TorchFunctionMode):
-    """Refuses what has the host wait for a device: values that it reads, tensors that it makes there of numbers."""
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
-        name = getattr(func, "__name__", "")
-        if name in ("tensor", "as_tensor") and kwargs.get("device") is not None:
-            raise AssertionError(f"torch.{name}(..., device=...) waits for the device: torch.full does not")
-        if name in ("item", "tolist", "nonzero", "__bool__", "cpu"):
-            raise AssertionError(f"Tensor.{name} waits for the device")
-        return func(*args, **kwargs)
-
-
-@pytest.mark.parametrize("method", [name for name in METHODS if name != "source-free"])  # whose pairs are on the host
-def test_no_step_waits_for_the_device(method):
-    """On the meta device: there is nothing to wait for, so what would wait fails."""
-    objective = make_objective(method).to("meta")
-    objective.model._looked = {"image", "text", "keep"}  # the values of the first batch alone are looked at
-    batch = {name: x for name, x in make_batch("meta").items() if name != "key"}
-    with NoWaiting():
-        terms = objective(objective.prepare(batch, 1))
-        terms["loss"].backward()
-    assert all(x.is_meta for x in terms.values())
 
 
 # --- random numbers --------------------------------------------------------------------------------------------------

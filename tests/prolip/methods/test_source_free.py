@@ -12,6 +12,7 @@ from method_checks import assert_close, gradients
 from torch.nn.parallel import DistributedDataParallel
 
 import prolip
+import prolip.ranks
 from prolip.gaussian import Gaussian
 from prolip.methods.base import RECALL, Context, accumulate_backward
 from prolip.methods.source_free import (
@@ -53,6 +54,16 @@ def make_objective(settings: dict | None = None, rank: int = 0, world_size: int 
     return objective
 
 
+def share_of(pool: Pool, rank: int, ranks: int) -> Pool:
+    """What a rank may have of a pool: not its rows in a run, and of few texts none."""
+    images, texts = (torch.arange(n)[rank::ranks] for n in (len(pool.keys), len(pool.text_ids)))
+    z = [Gaussian(*(x[rows] for x in side)) for side, rows in ((pool.image, images), (pool.text, texts))]
+    nats = [{name: x[rows] for name, x in side.items()}
+            for side, rows in ((pool.image_novelty, images), (pool.text_novelty, texts))]  # fmt: skip
+    return Pool(keys=[pool.keys[row] for row in images], image=z[0], text=z[1], text_ids=pool.text_ids[texts],
+                image_novelty=nats[0], text_novelty=nats[1], image_rows=images, text_rows=texts)  # fmt: skip
+
+
 def make_batch(rows: int) -> dict:
     g = torch.Generator().manual_seed(1)
     image = torch.randn(rows, 3, 32, 32, generator=g, dtype=DOUBLE)
@@ -77,7 +88,10 @@ def part_of(batch: dict, rank: int, ranks: int) -> dict:
 
 # --- pairs and weights -----------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("count", [1, 2, 7])
-def test_the_variance_is_the_papers_loop(count):
+@pytest.mark.parametrize("block", [4, 100])
+def test_the_variance_is_the_papers_loop(monkeypatch, block, count):
+    monkeypatch.setattr("prolip.ranks.BLOCK", block)
+    monkeypatch.setattr("prolip.methods.source_free.CELLS", 3 * block)
     pool, g = make_pool(), torch.Generator().manual_seed(2)
     near = Retrieved(torch.zeros(4, count), torch.stack([torch.randperm(20, generator=g)[:count] for _ in range(4)]))
     found = rank_weighted_variance(CSDScore(), pool, "image", near)
@@ -110,6 +124,7 @@ def test_equal_neighbours_are_retrieved_by_rising_row_whatever_the_blocks(monkey
     z = Gaussian(torch.eye(8)[torch.arange(50) % 2], torch.zeros(50, 8))
     pool = replace(make_pool(50, 50), image=z, text=z)
     monkeypatch.setattr("prolip.methods.source_free.CELLS", 350)
+    monkeypatch.setattr("prolip.ranks.BLOCK", 9)
     near = retrieve(score, pool, side, SourceFreeConfig(neighbours=5))
     assert near.rows.tolist() == [list(range(row % 2, 10, 2)) for row in range(50)]
 
@@ -178,7 +193,52 @@ def test_what_a_model_cannot_say_is_refused(weight, score, message):
 def test_a_pool_whose_keys_are_not_each_its_own_is_refused():
     pool = make_pool()
     with pytest.raises(ValueError, match="two images have the key 'k001'"):
-        Pool(**(vars(pool) | {"keys": ["k001", *pool.keys[1:]]}))
+        make_objective(pool=replace(pool, keys=["k001", *pool.keys[1:]]))
+
+
+def test_a_key_may_hold_half_a_character():
+    """As names in tars may."""
+    pool = make_pool()
+    objective = make_objective(pool=replace(pool, keys=["k\udce4", *pool.keys[1:]]))
+    assert len(objective.prepare({"image": torch.zeros(1), "key": ["k\udce4"]}, 0)["text"]) == 1
+
+
+# --- ranks look together ---------------------------------------------------------------------------------------------
+def tied_pool() -> Pool:
+    z = Gaussian(torch.eye(8)[torch.arange(30) % 2], torch.zeros(30, 8))
+    return replace(make_pool(30, 30), image=z, text=z)
+
+
+def look_rank(rank: int, world_size: int) -> list[dict]:
+    """What each rank has in memory of several pools, looked at in blocks that end within the ranks' shares."""
+    prolip.ranks.BLOCK = 4
+    looks = [(weight, make_pool()) for weight in WEIGHTS] + [("spread", make_pool(6, 3)), ("none", tied_pool())]
+    return [make_objective({"pair_weight": weight}, rank, world_size, pool=share_of(pool, rank, world_size)).memory
+            for weight, pool in looks]  # fmt: skip
+
+
+@pytest.mark.parametrize("world_size", [2, 4, pytest.param(3, marks=pytest.mark.slow)])
+def test_ranks_that_hold_shares_of_a_pool_find_what_one_process_finds(monkeypatch, world_size):
+    """Of three texts a rank of four has none."""
+    monkeypatch.setattr("prolip.ranks.BLOCK", 4)
+    one = look_rank(0, 1)
+    for found in run_ranks(world_size, look_rank, world_size):
+        for other, memory in zip(found, one):
+            assert other.keys() == memory.keys()
+            for name, x in memory.items():
+                assert torch.equal(other[name], x) if name != "weight" else torch.allclose(other[name], x, 1e-5, 1e-6)
+
+
+@pytest.mark.parametrize("block", [1, 7, 100])
+def test_blocks_find_what_all_scores_at_once_find(monkeypatch, block):
+    monkeypatch.setattr("prolip.ranks.BLOCK", block)
+    monkeypatch.setattr("prolip.methods.source_free.CELLS", 5 * block)
+    pool, config = make_pool(40, 50, seed=3), SourceFreeConfig(neighbours=11)
+    scores = CSDScore().pairwise(pool.image, pool.text)
+    for side, own in (("image", scores), ("text", scores.mT)):
+        near, (values, rows) = retrieve(CSDScore(), pool, side, config), own.topk(11, dim=1)
+        assert torch.equal(near.rows, rows)
+        torch.testing.assert_close(near.scores, values)
 
 
 # --- the batch -------------------------------------------------------------------------------------------------------
@@ -254,7 +314,8 @@ def test_micro_batches_equal_the_large_batch(parts):
 
 
 def train_rank(rank: int, world_size: int, rows: int) -> tuple:
-    wrapper = DistributedDataParallel(make_objective(rank=rank, world_size=world_size))
+    pool = share_of(make_pool(), rank, world_size)
+    wrapper = DistributedDataParallel(make_objective(rank=rank, world_size=world_size, pool=pool))
     own = wrapper.module.prepare(part_of(make_batch(rows * world_size), rank, world_size), 0)
     return accumulate_backward(wrapper, own), gradients(wrapper.module)
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from distributed_helpers import run_ranks
 
 from prolip.data.sources import Captioned
+from prolip.ranks import everywhere
 from prolip.uncertainty import collect
-from prolip.uncertainty.collect import Rows, chosen, embed_images, embed_texts, join, join_ids
+from prolip.uncertainty.collect import Rows, chosen, embed_images, embed_pool, embed_texts, join, join_ids
+from prolip.uncertainty.pairs import Pool
 
 KEYS = [f"{number:03d}" for number in range(30)]
 
@@ -86,3 +89,43 @@ def test_shorter_batches_of_ids_are_filled_with_padding_and_not_with_the_first_t
     assert first[0, -1] == second[0, -1] == 7
     joined = join_ids([first, second], tokenize)
     assert joined.tolist() == [[97, 98, 99, 100, 7], [101, 7, 0, 0, 0], [119, 120, 7, 0, 0], [121, 122, 7, 0, 0]]
+
+
+# --- pools -----------------------------------------------------------------------------------------------------------
+def encode_pool(batch: torch.Tensor) -> Rows:
+    rows = encode(batch)
+    return {"mean": rows["mean"], "log_var": -rows["mean"], "novelty first": batch.flatten(1)[:, -1].float()}
+
+
+def pool_of(keys: list[str]) -> tuple[Pool, dict]:
+    """This rank's share, and all rows of all ranks."""
+    pool = embed_pool(embed_images(map(sample, keys), encode_pool), encode_pool, tokenize, torch.device("cpu"))
+    (images, image_rows), (texts, text_rows) = pool.side("image"), pool.side("text")
+    number = torch.tensor([int(key) for key in pool.keys], dtype=torch.int64)
+    image = everywhere(image_rows, *images, number, pool.image_novelty.get("first", torch.empty(0)))
+    text = everywhere(text_rows, *texts, pool.text_ids, pool.text_novelty["first"])
+    return pool, dict(enumerate([*image, *text]))
+
+
+def pool_rank(rank: int, shares: list[list[str]]) -> tuple:
+    return pool_of(shares[rank])
+
+
+@pytest.mark.parametrize("shares", [[KEYS[::2], KEYS[1::2]], [KEYS[20:], [], KEYS[:3], KEYS[3:20]]], ids=len)
+def test_ranks_share_a_pool_out_and_every_text_is_embedded_once(shares):
+    pool, one = pool_of(KEYS)
+    assert sorted(pool.keys) == KEYS and len(pool.text_ids) == 8
+    found = run_ranks(len(shares), pool_rank, shares)
+    assert [len(own.keys) for own, _ in found] == [len(keys) for keys in shares]
+    assert sum(len(own.text_ids) for own, _ in found) == 8
+    for own, everyone in found:
+        assert all(torch.equal(everyone[name], x) for name, x in one.items())
+        assert (own.side("text")[1].diff() > 0).all() and (own.side("image")[1].diff() > 0).all()
+
+
+def test_a_pool_of_one_text_or_no_image_is_refused():
+    with pytest.raises(ValueError, match="0 images: give two or more"):
+        pool_of([])
+    part = embed_images(map(sample, KEYS), encode_pool)._replace(texts=["all"])
+    with pytest.raises(ValueError, match="1 texts: give two or more"):
+        embed_pool(part, encode_pool, tokenize, torch.device("cpu"))

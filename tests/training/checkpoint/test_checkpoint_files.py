@@ -22,7 +22,7 @@ from training.checkpoint.files import (
     on_host,
 )
 from training.checkpoint.run_folder import clear_run_folder, lock_run_folder, open_run_folder, write_json
-from training.checkpoint.storage import Storage
+from training.checkpoint.storage import Storage, in_memory
 
 
 def state(step: int) -> dict:
@@ -211,14 +211,14 @@ def test_half_files_of_a_killed_process_are_removed(tmp_path):
 def test_remote_files_take_their_name_when_they_are_whole(monkeypatch):
     storage = Storage("gs://atomic")
     filesystem = type(storage.filesystem)
-    put, seen = filesystem.put_file, []
+    move, seen = filesystem.mv, []
 
     def spy(self, source, target, **rest):
-        put(self, source, target, **rest)
         seen.extend(storage.names())
+        move(self, source, target, **rest)
 
-    monkeypatch.setattr(filesystem, "put_file", spy)
-    storage.write("step_1.pt", lambda file: file.write_bytes(b"whole"))
+    monkeypatch.setattr(filesystem, "mv", spy)
+    storage.write("step_1.pt", lambda file: file.write(b"whole"))
     assert seen == [".step_1.pt.tmp"] and storage.names() == ["step_1.pt"]
     assert fsspec.open("gs://atomic/step_1.pt").open().read() == b"whole"
 
@@ -262,3 +262,47 @@ def test_overwriting_deletes_what_a_run_wrote_and_nothing_else(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     clear_run_folder(tmp_path)
     assert os.listdir(tmp_path) == ["notes.txt"]
+
+
+# --- on the way to and from a store ----------------------------------------------------------------------------------
+needs_memory = pytest.mark.skipif(not in_memory("/dev/shm"), reason="no folder of this system is known to be memory")
+
+
+def place_of(storage: Storage, name: str) -> Path:
+    """The folder in which a file on its way lay."""
+    with storage.fetched(name) as path:
+        assert torch.load(path)["step"] == 1
+        return path.parent.parent
+
+
+@pytest.mark.parametrize("known", ["TMPDIR", "SLURM_TMPDIR", "beside"])
+@needs_memory
+def test_checkpoints_on_their_way_lie_on_a_disk(tmp_path, monkeypatch, known):
+    disk, url = tmp_path / "disk", f"gs://{tmp_path.name}/{known}"
+    disk.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(disk) if known == "TMPDIR" else "/dev/shm")
+    monkeypatch.setenv("SLURM_TMPDIR", str(disk) if known == "SLURM_TMPDIR" else "/dev/shm/none")
+    storage = Storage(url, beside=disk if known == "beside" else Path("/dev/shm"))
+    storage.write("step_1.pt", lambda file: torch.save(state(1), file))
+    assert place_of(storage, "step_1.pt") == disk
+    assert not list(disk.iterdir())
+
+
+@needs_memory
+def test_a_checkpoint_that_would_pass_through_memory_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", "/dev/shm")
+    monkeypatch.delenv("SLURM_TMPDIR", raising=False)
+    storage = Storage(f"gs://{tmp_path.name}/refused", beside=Path("/dev/shm"))
+    storage.write("step_1.pt", lambda file: file.write(b"passes through no folder"))
+    with pytest.raises(FlagError, match="set TMPDIR to one"), storage.fetched("step_1.pt"):
+        pass
+
+
+def test_what_a_killed_process_left_of_a_checkpoint_on_its_way_is_swept(tmp_path):
+    left = tmp_path / ".checkpoint-a.tmp"
+    left.mkdir()
+    (left / "step_1.pt").write_bytes(b"half")
+    Storage(str(tmp_path / "checkpoints"), beside=tmp_path).sweep()
+    assert left.exists()  # of a folder nothing passes through there
+    Storage(f"gs://{tmp_path.name}/swept", beside=tmp_path).sweep()
+    assert not left.exists()

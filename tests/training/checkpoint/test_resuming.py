@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import json
+import random
 import resource
 import signal
 import threading
@@ -9,6 +10,7 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from training_runs import batches, make, metrics, words
@@ -152,7 +154,7 @@ def small_files():
 
 
 def test_a_full_disk_is_called_by_its_name(tmp_path, capsys, small_files):
-    """torch says `unexpected pos 64 vs 0`."""
+    """Writing to a path, torch says `unexpected pos 64 vs 0`."""
     assert main(words(tmp_path, "run", "--max-steps", 4, "--save-every-steps", 2)) == 2
     reported = capsys.readouterr()
     assert "NOT written, the run goes on: OSError" in reported.out and "MiB are left on the disk of " in reported.out
@@ -253,6 +255,9 @@ def test_a_schedule_of_another_length_is_reported(tmp_path, capsys):
 class Kept:
     """Stands in for the writer of checkpoints."""
 
+    def settle(self):
+        """Nothing is under way."""
+
     def submit(self, state):
         self.state = state
 
@@ -340,27 +345,35 @@ def test_steps_that_were_passed_over_count_in_the_whole_run(tmp_path):
     first.kept.saver, first.health.meter.bad_steps = Kept(), 2
     save(first)
     restore(second, first.kept.saver.state)
-    assert second.trained.gate.hold({"loss": torch.tensor(1.0)}) == 0
-    assert second.trained.gate.hold({"loss": torch.tensor(float("nan"))}) == 1
-    assert second.trained.gate.hold({"loss": torch.tensor(1.0)}) == 1
+    assert second.trained.gate.hold(torch.tensor(1.0)) == 0
+    assert second.trained.gate.hold(torch.tensor(float("nan"))) == 1
+    assert second.trained.gate.hold(torch.tensor(1.0)) == 1
     second.health.meter.add({"loss": torch.tensor(float("nan"))}, 3)
     with pytest.raises(NonFiniteError, match=r"step 3: loss not finite .*--max-nonfinite 2 allows 2"):
         second.health.meter.check(second.world)
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_every_rank_goes_on_with_its_own_random_state(tmp_path, rank):
+def test_every_rank_goes_on_with_its_own_random_state_of_a_checkpoint_that_holds_them(tmp_path, rank):
     saved = make(tmp_path / "saved")
     saved.kept.saver = Kept()
     save(saved)
     state, states = saved.kept.saver.state, []
+    assert "random" not in state
+    kind, keys, *rest = np.random.get_state()  # noqa: NPY002
     for seed in (1, 2):
         torch.manual_seed(seed)
-        states.append(state["random"][0] | {"torch": torch.get_rng_state()})
+        states.append({"torch": torch.get_rng_state(), "python": random.Random(seed).getstate(),
+                       "numpy": (kind, torch.from_numpy(keys.astype(np.int64)), *rest)})  # fmt: skip
     run = make(tmp_path / "resumed")
     run.world = World(rank=rank, world_size=2)
     restore(run, state | {"random": states})
     assert torch.equal(torch.get_rng_state(), states[rank]["torch"])
+    assert random.getstate() == states[rank]["python"]
+    assert not run.trained.seeded  # it goes through the steps
+    run.kept.saver, run.world = Kept(), World()
+    save(run)
+    assert run.trained.seeded and "random" not in run.kept.saver.state  # as in a run that resumes from this one
 
 
 def test_moments_go_by_name_and_settings_by_the_run():

@@ -1,22 +1,27 @@
-"""What torchrun sets, which device that means, and random states that come back."""
+"""What torchrun sets, which device that means, and what ranks agree on."""
 from __future__ import annotations
 
-import random
+from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 from distributed_helpers import run_ranks
+from torch import nn
 
+from prolip.data.faults import SampleFault
+from training.health.terms import StepGate
+from training.loop import move_parameters
+from training.optim import gradient_norms
 from training.parallel.distributed import (
+    Agreement,
     World,
     check_equal_batches,
     choose_device,
+    collect_rows,
+    from_first,
+    gathered,
     process_group,
     read_environment,
-    read_random_state,
-    seed_everything,
-    write_random_state,
 )
 
 WHOLE = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
@@ -61,20 +66,6 @@ def test_one_process_needs_no_group():
         assert not torch.distributed.is_initialized()
 
 
-def draw() -> tuple[float, float, float]:
-    return random.random(), float(np.random.rand()), float(torch.rand(()))  # noqa: NPY002
-
-
-def test_random_states_survive_a_file(tmp_path):
-    seed_everything(3, deterministic=False)
-    draw()
-    torch.save(read_random_state(torch.device("cpu")), tmp_path / "state.pt")
-    want = [draw() for _ in range(3)]
-    seed_everything(4, deterministic=False)
-    write_random_state(torch.load(tmp_path / "state.pt", weights_only=True), torch.device("cpu"))
-    assert [draw() for _ in range(3)] == want
-
-
 def refusal(rank: int) -> str:
     world = World(rank=rank, world_size=3)
     check_equal_batches(8, world)
@@ -86,4 +77,135 @@ def refusal(rank: int) -> str:
 def test_unequal_batches_are_refused_on_every_rank_with_the_sizes_and_the_remedy():
     check_equal_batches(3, World())
     for said in run_ranks(3, refusal):
-        assert "[8, 7, 8]" in said and "use 7 on every rank" in said
+        assert "got 7 to 8, wanted 3 equal ones: use 7 on every rank" in said
+
+
+def agreeing(rank: int) -> tuple[list[list[int]], int]:
+    """What 600 exchanges say where rank 2 asks from the fourth on, and the number of all-reduces."""
+    posted, honest = [], torch.distributed.all_reduce
+
+    def count(*args, **more):
+        posted.append(1)
+        return honest(*args, **more)
+
+    torch.distributed.all_reduce = count
+    agreement = Agreement(World(rank=rank, world_size=3))
+    return [agreement.exchange(10 * (rank == 2 and step > 3), rank) for step in range(600)], len(posted)
+
+
+def test_what_one_rank_asks_for_is_known_to_all_at_the_same_step_by_few_exchanges():
+    said = run_ranks(3, agreeing)
+    assert said[0] == said[1] == said[2]
+    answers, posted = said[0]
+    asked = [step for step, (stop, _) in enumerate(answers) if stop == 10]
+    assert asked and 3 < asked[0] <= 2 * Agreement.MOST + 3
+    assert {tuple(one) for one in answers} == {(0, 0), (0, 2), (10, 2)}
+    assert 600 / Agreement.MOST <= posted < 60
+
+
+def stepping(rank: int, place: str) -> list[torch.Tensor]:
+    """The parameters behind two steps, of which the first has a NaN on rank 1: in a term of the log, or in the loss."""
+    torch.manual_seed(0)
+    model = nn.Linear(3, 1)
+    network, optimizer = nn.parallel.DistributedDataParallel(model), torch.optim.SGD(model.parameters(), 0.1)
+    trained = SimpleNamespace(optimizer=optimizer, gate=StepGate(1, torch.device("cpu")),
+                              scaler=torch.amp.GradScaler("cpu", enabled=False))  # fmt: skip
+    found = [torch.cat([p.detach().flatten().clone() for p in model.parameters()])]
+    for bad in (rank == 1, False):
+        factor = float("nan") if bad else 1.0
+        loss = network(torch.full((2, 3), rank + 1.0)).sum() * (factor if place == "loss" else 1.0)
+        loss.backward()
+        norms = gradient_norms({"all": [*model.parameters()]}, None)
+        move_parameters(trained, {"loss": loss.detach(), "seen": torch.tensor(factor)} | norms)
+        optimizer.zero_grad()
+        found.append(torch.cat([p.detach().flatten().clone() for p in model.parameters()]))
+    return found
+
+
+@pytest.mark.parametrize("place", ["log", "loss"])
+def test_a_nan_on_one_rank_leaves_the_parameters_of_all_equal(place):
+    first, second = run_ranks(2, stepping, place)
+    for one, other in zip(first, second):
+        assert torch.equal(one, other) and one.isfinite().all()
+    assert torch.equal(first[0], first[1]) == (place == "loss")
+    assert not torch.equal(first[1], first[2])
+
+
+class Twice(ValueError):
+    """An error that says something else when it is made again of its arguments."""
+
+    def __init__(self, text: str):
+        super().__init__(f"twice: {text}")
+
+
+def told(rank: int) -> list[tuple[str, str]]:
+    world, said = World(rank=rank, world_size=3), []
+    for error in (Twice("x"), SampleFault("bad image", "y"), KeyError("z"), FileNotFoundError(2, "gone", "/f")):
+        def fail(error: Exception = error) -> None:
+            assert rank == 0, "the other ranks do no work"
+            raise error
+
+        try:
+            from_first(fail, world)
+        except Exception as caught:
+            said.append((type(caught).__name__, str(caught)))
+    with pytest.raises(Exception, match="pickle"):
+        from_first(lambda: lambda: rank, world)
+    assert from_first(lambda: {"of rank": rank}, world) == {"of rank": 0}
+    return said
+
+
+def test_errors_of_any_class_reach_every_rank_and_none_waits():
+    first, *others = run_ranks(3, told)
+    assert others[0] == others[1] and [text for _, text in others[0]] == [text for _, text in first]
+    assert [kind for kind, _ in first] == ["Twice", "SampleFault", "KeyError", "FileNotFoundError"]
+    assert [kind for kind, _ in others[0]] == ["ValueError", "RuntimeError", "KeyError", "FileNotFoundError"]
+
+
+def test_one_process_does_its_own_work_and_raises_its_own_error():
+    assert from_first(lambda: 3, World()) == 3
+    with pytest.raises(Twice, match="^twice: x$"):
+        from_first(lambda: (_ for _ in ()).throw(Twice("x")), World())
+
+
+def rows_of(rank: int) -> torch.Tensor:
+    """None of the first rank, and columns that lie together in memory."""
+    return torch.arange(2.0 * (rank % 3)).view(2, rank % 3).T + rank
+
+
+def collecting(rank: int) -> tuple:
+    world = World(rank=rank, world_size=4)
+    counts = gathered(len(rows_of(rank)), list, world)
+    with pytest.raises(ValueError, match="3 of 4"):
+        gathered(rank, lambda ranks: int(f"{max(ranks)} of {len(ranks)}"), world)
+    return counts, collect_rows(rows_of(rank), counts if rank == 0 else [], world)
+
+
+def test_rows_come_to_the_first_rank_alone_in_the_order_of_the_ranks():
+    found = run_ranks(4, collecting)
+    assert [counts for counts, _ in found] == 4 * [[0, 1, 2, 0]]
+    assert torch.equal(found[0][1], torch.cat([rows_of(rank) for rank in range(4)]))
+    assert all(rows.shape == (0, 2) for _, rows in found[1:])
+    own = rows_of(1)
+    assert collect_rows(own, [], World()) is own and gathered(3, sum, World()) == 3
+
+
+def test_files_may_be_many_before_the_first_group_is_made(monkeypatch):
+    resource = pytest.importorskip("resource")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    for name, value in (WHOLE | {"RANK": "0", "WORLD_SIZE": "2"}).items():
+        monkeypatch.setenv(name, value)
+    limits = []
+
+    def note(*_, **__):
+        limits.append(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+
+    for name in ("init_process_group", "new_group", "destroy_process_group"):
+        monkeypatch.setattr(torch.distributed, name, note)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(256, hard), hard))
+    try:
+        with process_group("cpu") as world:
+            assert world.world_size == 2
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert limits[0] == hard

@@ -203,6 +203,13 @@ def constant(values: tuple, device: torch.device) -> Tensor:
     return torch.tensor(values, device=device)
 
 
+def to_device(device: torch.device, *tensors: Tensor) -> list[Tensor]:
+    """Small tensors from the host, which does not wait for them to arrive."""
+    if device.type != "cuda":
+        return [tensor.to(device) for tensor in tensors]
+    return [tensor.contiguous().pin_memory().to(device, non_blocking=True) for tensor in tensors]
+
+
 def centred(uniform: Tensor, width: float) -> Tensor:
     """Uniform on [0, 1) to uniform on [-width, width)."""
     return (2 * uniform - 1) * width

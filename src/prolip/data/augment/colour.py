@@ -14,7 +14,7 @@ import torch
 from open_clip.transform import AugmentationCfg
 from torch import Tensor
 
-from prolip.data.augment.affine import DeviceTransform, constant
+from prolip.data.augment.affine import DeviceTransform, constant, to_device
 from prolip.data.augment.crops import RandomCrop
 
 #: torchvision's weights of a grey value.
@@ -122,13 +122,6 @@ def recolour(images: Tensor, plan: Plan) -> Tensor:
     if len(greyed):
         x[greyed] = grey(x[greyed]).expand(-1, 3, -1, -1)
     return torch.empty_like(x).index_copy_(0, rows, x)
-
-
-def to_device(device: torch.device, *tensors: Tensor) -> list[Tensor]:
-    """Small tensors from the host, which does not wait for them to arrive."""
-    if device.type != "cuda":
-        return [tensor.to(device) for tensor in tensors]
-    return [tensor.contiguous().pin_memory().to(device, non_blocking=True) for tensor in tensors]
 
 
 def grey(x: Tensor) -> Tensor:

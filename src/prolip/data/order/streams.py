@@ -9,7 +9,8 @@ import os
 import random
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count, islice
 from typing import Any, NamedTuple, Protocol
@@ -87,10 +88,11 @@ class KeptShards:
 
 def mark_of(url: str) -> tuple[int, int] | None:
     """When a local file was changed, and its size; None for what is remote, a command's output, or not there."""
-    if not is_local(url) or not os.path.exists(local_path(url)):
-        return None
-    found = os.stat(local_path(url))
-    return found.st_mtime_ns, found.st_size
+    with suppress(OSError, ValueError):  # the latter for a zero byte in it
+        if is_local(url):
+            found = os.stat(local_path(url))
+            return found.st_mtime_ns, found.st_size
+    return None
 
 
 @dataclass(frozen=True)
@@ -100,12 +102,16 @@ class ShardSource:
     by_sample: there are fewer shards than streams, so every stream reads all shards and keeps every S-th sample.
     """
 
-    urls: tuple[str, ...]
+    urls: Sequence[str]
     selector: Selector | None = None
     shuffle_buffer: int = 5000
     by_sample: bool = False
     reader: ShardReader = ShardReader()
     kept: KeptShards = field(default_factory=KeptShards, compare=False)
+
+    def among(self, streams: int) -> ShardSource:
+        """The same shards for so many streams."""
+        return replace(self, by_sample=len(self.urls) < streams)
 
     def stream(self, place: Place, faults: FaultCounter, cursor: Cursor | None = None) -> Iterator[Row]:
         """Passes over this stream's share, each through its own seeded shuffle buffer."""
@@ -122,11 +128,11 @@ class ShardSource:
 
     def one_pass(self, place: Place, faults: FaultCounter, cursor: Cursor) -> ShuffledShards:
         """The rest of a stream's share of the pass that the cursor is in."""
-        order = list(self.urls)  # the same on every stream
+        order = list(range(len(self.urls)))  # the same on every stream
         random.Random(stable_hash(place.seed, place.epoch, cursor.turn, "shards")).shuffle(order)
         mine = order if self.by_sample else order[place.stream :: place.streams]
         rng = random.Random(stable_hash(place.seed, place.epoch, cursor.turn, place.stream, "buffer"))
-        opened = (Opened(url, cursor.turn) for url in mine)
+        opened = (Opened(self.urls[number], cursor.turn) for number in mine)
         return ShuffledShards(opened, partial(self._read, place), cursor, self.shuffle_buffer, rng, faults)
 
     def _read(self, place: Place, number: int, url: str, faults: FaultCounter) -> Iterator[Raw]:
@@ -145,7 +151,7 @@ class ShardSource:
 class ResampledSource:
     """Webdataset shards drawn with replacement, in proportion to their upsampling factors; there are no passes."""
 
-    urls: tuple[str, ...]
+    urls: Sequence[str]
     weights: tuple[float, ...]
     selector: Selector | None = None
     shuffle_buffer: int = 5000

@@ -3,8 +3,9 @@ from __future__ import annotations
 
 import glob
 import os
+import stat
 import tarfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -53,17 +54,21 @@ def parse_factors(factors: str | None, sources: int) -> list[float]:
     return weights
 
 
-def expand_shards(train_data: str, factors: str | None = None, pipes: bool = False) -> list[Shard]:
+def expand_shards(
+    train_data: str, factors: str | None = None, pipes: bool = False, sizes: dict[str, int] | None = None
+) -> list[Shard]:
     """The shards of `::`-joined sources, in the order given, all of them checked as far as that costs nothing.
 
     A source is a path or URL with brace patterns ({000..099}, {a,b}) or wildcards, a local folder (its *.tar), or,
-    where `pipes`, a `pipe:` command. Every shard carries its source's factor, as in OpenCLIP. ValueError for a source
-    that is empty and for an address of another kind (`check_address`), FileNotFoundError for local shards that are
-    missing, ImportError for a URL scheme whose library is not installed.
+    where `pipes`, a `pipe:` command. Every shard carries its source's factor, as in OpenCLIP. sizes: is given the bytes
+    of local shards, each of which is looked up once. ValueError for a source that is empty and for an address of
+    another kind (`check_address`), FileNotFoundError for local shards that are missing, ImportError for a URL scheme
+    whose library is not installed.
     """
-    sources = train_data.split("::")
+    sources, sizes = train_data.split("::"), {} if sizes is None else sizes
     weights = parse_factors(factors, len(sources))
-    shards = [Shard(url, weight) for source, weight in zip(sources, weights) for url in expand_source(source, pipes)]
+    shards = [Shard(url, weight) for source, weight in zip(sources, weights)
+              for url in expand_source(source, pipes, sizes)]  # fmt: skip
     urls = [shard.url for shard in shards]
     remote = {url.split("://")[0] for url in urls if not is_local(url) and not url.startswith("pipe:")}
     for scheme in sorted(remote - {"http", "https"}):  # those are ours
@@ -71,8 +76,8 @@ def expand_shards(train_data: str, factors: str | None = None, pipes: bool = Fal
             fsspec.get_filesystem_class(scheme)
         except (ImportError, ValueError) as error:
             raise type(error)(f"shards at {scheme}:// of {train_data!r} cannot be opened: {error}") from error
-    missing = [url for url in urls if is_local(url) and not os.path.isfile(local_path(url))]
-    if missing:
+    sizes |= {url: size for url in urls if is_local(url) and url not in sizes and (size := size_of(url)) is not None}
+    if missing := [url for url in urls if is_local(url) and url not in sizes]:
         raise FileNotFoundError(
             f"{train_data!r}: {len(missing)} of {len(urls)} shards are missing: {first_few(missing, NAMED)} "
             f"(looked from {os.getcwd()}). {explain_missing(missing[0])}"
@@ -80,16 +85,28 @@ def expand_shards(train_data: str, factors: str | None = None, pipes: bool = Fal
     return shards
 
 
-def expand_source(source: str, pipes: bool = False) -> list[str]:
-    """The URLs of one source; ValueError where there is none, or one that may not be opened. pipes: also commands."""
+def size_of(url: str) -> int | None:
+    """Bytes of a local shard, None where there is no file."""
+    with suppress(OSError, ValueError):  # the latter for a zero byte in it
+        found = os.stat(local_path(url))
+        return found.st_size if stat.S_ISREG(found.st_mode) else None
+    return None
+
+
+def expand_source(source: str, pipes: bool = False, sizes: dict[str, int] | None = None) -> list[str]:
+    """The URLs of one source; ValueError where there is none, or one that may not be opened. pipes: also commands;
+    sizes: see `expand_shards`.
+    """
     source = source.strip()
     if not source:
         raise ValueError("there is an empty source: give shards such as data/{000..099}.tar, sources joined by '::'")
-    urls = [local_path(source)] if is_local(source) and os.path.exists(local_path(source)) else expand_braces(source)
-    return [url for part in urls for url in expand_path(check_address(part, pipes), source)]
+    special = source.startswith("file:") or not {"{", "}", "\\"}.isdisjoint(source)  # others are not looked up twice
+    is_path = special and is_local(source) and os.path.exists(local_path(source))
+    urls, sizes = [local_path(source)] if is_path else expand_braces(source), {} if sizes is None else sizes
+    return [url for part in urls for url in expand_path(check_address(part, pipes), source, sizes)]
 
 
-def expand_path(url: str, source: str) -> list[str]:
+def expand_path(url: str, source: str, sizes: dict[str, int]) -> list[str]:
     """Wildcards, folders and leftover braces of one URL of a source; OSError where a wildcard matches nothing."""
     if not is_local(url):
         if "*" not in url or url.startswith(("pipe:", "http://", "https://")):  # a shell's, and not to be listed
@@ -104,8 +121,9 @@ def expand_path(url: str, source: str) -> list[str]:
         if not found:
             raise FileNotFoundError(f"wildcard {source!r} matches no object: check it, or give a range {{000..099}}")
         return [url.removesuffix(path) + name for name in found]
-    path = local_path(url)
-    if os.path.isfile(path):
+    path, size = local_path(url), size_of(url)
+    if size is not None:
+        sizes[url] = size
         return [url]
     if os.path.isdir(path):
         found = sorted(str(tar) for tar in Path(path).glob("*.tar"))
@@ -125,20 +143,27 @@ def expand_path(url: str, source: str) -> list[str]:
     return [path]
 
 
-def count_samples(urls: Sequence[str], select: str | None = None, index: ShardIndex | None = None) -> int:
+def count_samples(
+    urls: Sequence[str],
+    select: str | None = None,
+    index: ShardIndex | None = None,
+    sizes: Mapping[str, int] | None = None,
+) -> int:
     """How many samples the shards hold: by an index, by sizes.json or __len__ beside them, else by reading the headers.
 
-    index: default the index.json files beside local shards. sizes.json maps file names to counts, __len__ holds the
-    count of a whole folder (OpenCLIP's conventions). With `select` the JSON members are read. ValueError where an index
-    does not fit the shards, or nothing is at hand and they are remote or large.
+    index: default the index.json files beside local shards; sizes: bytes of local shards, which are looked up without.
+    sizes.json maps file names to counts, __len__ holds the count of a whole folder (OpenCLIP's conventions). With
+    `select` the JSON members are read. ValueError where an index does not fit the shards, or nothing is at hand and
+    they are remote or large.
     """
     selector = Selector.parse(select)
+    sizes = {url: os.path.getsize(local_path(url)) for url in urls if is_local(url)} if sizes is None else sizes
     if selector is None and (index := index or find_index(urls)) is not None:
-        return index.count(urls)
+        return index.only(urls, sizes)[1]
     if selector is None and (known := recorded_size(urls)) is not None:
         return known
     remote = [url for url in urls if not is_local(url)]
-    size = sum(os.path.getsize(local_path(url)) for url in urls if is_local(url))
+    size = sum(sizes.get(url, 0) for url in urls)
     if remote or size > COUNT_LIMIT:
         reason = f"{len(remote)} of them are remote" if remote else f"they hold {size / 2**30:.1f} GiB"
         others = ", or put a sizes.json {file name: count} beside the shards, or make an index (prolip data index)"

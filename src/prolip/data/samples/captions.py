@@ -33,7 +33,7 @@ class Drawn(NamedTuple):
 
 def stable_hash(*parts: object, bits: int = 64) -> int:
     """A hash that is the same in every process and on every machine, unlike `hash`: `bits` (at most 64) bits."""
-    digest = hashlib.blake2b("\x1f".join(map(str, parts)).encode(), digest_size=8).digest()
+    digest = hashlib.blake2b("\x1f".join(map(str, parts)).encode(errors="surrogatepass"), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> (64 - bits)
 
 

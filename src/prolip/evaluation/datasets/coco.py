@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from statistics import fmean
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -154,10 +154,17 @@ def label_set_names() -> list[str]:
     return names + [f"eccv/{way}{name}" for name in ECCV for way in ("i2t/", "t2i/", "")]
 
 
-FURTHER = Further(
-    lambda info: label_set_names() if len(info.get("caption_ids", ())) >= CAPTIONS_OF_SPLIT else [],
-    lambda scores, info: split_metrics(scores, info["image_ids"], info["caption_ids"]),
-)
+def names_of_labels(info: dict[str, Any]) -> list[str]:
+    """`label_set_names` of a data set that has all captions of the split."""
+    return label_set_names() if len(info.get("caption_ids", ())) >= CAPTIONS_OF_SPLIT else []
+
+
+def metrics_of_labels(scores: PairScores, info: dict[str, Any]) -> dict[str, float]:
+    """`split_metrics` of a data set."""
+    return split_metrics(scores, info["image_ids"], info["caption_ids"])
+
+
+FURTHER = Further(names_of_labels, metrics_of_labels)
 
 
 def category_labels(instances: str | Path, image_ids: Sequence[int]) -> Tensor:

@@ -84,11 +84,7 @@ def open_shards(source: NamedSource, task: Kind | None = None, damage: FaultCoun
         raise DamagedData(f"no sample in {address}: {survey(urls)}")
     kind, folder = kind_of(first, task, address), Path(parent(urls[0]))
     classes = classes_of(kind, stated(urls) if kind == "classification" else (), folder)
-
-    def read(raw: Raw) -> Sample:
-        return whole(sample_of(kind, classes, raw["__key__"], stated_by(raw)), raw)
-
-    reading = Reading(urls, kind, len(classes.names), damage, None, read)
+    reading = Reading(urls, kind, len(classes.names), damage, None, partial(read_raw, kind, classes))
     check_first(reading)
     return Dataset(
         name=printable(folder.name if len(urls) > 1 or os.path.isdir(source.address) else Path(redacted(urls[0])).stem),
@@ -111,6 +107,11 @@ def stated(urls: Iterable[str]) -> Iterator[Stated]:
             for raw in read_shard(url, lambda fault: None):
                 with suppress(SampleFault):
                     yield stated_by(raw)
+
+
+def read_raw(kind: Kind, classes: Classes, raw: Raw) -> Sample:
+    """A raw sample as one of the task."""
+    return whole(sample_of(kind, classes, raw["__key__"], stated_by(raw)), raw)
 
 
 def sample_of(kind: Kind, classes: Classes, key: str, known: Stated) -> Sample:

@@ -2,8 +2,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from prolip.data.faults import FaultCounter
-    from prolip.evaluation.datasets.base import Dataset, Kind
+    from prolip.evaluation.datasets.base import Dataset, Kind, Sample, Share
     from prolip.evaluation.metrics.blockwise import Further
 
 
@@ -83,9 +84,14 @@ def held_out(dataset: Dataset, part: Split) -> Dataset:
     info = {name: value for name, value in dataset.info.items() if not name.endswith("_ids")} | {"split": part.share}
     return replace(
         dataset, name=f"{dataset.name}_{part.share:g}", size=None, info=info, further=None,
-        samples=lambda *share: (sample for sample in dataset.samples(*share) if part.takes(sample.image)),
+        samples=partial(held_samples, dataset, part),
         fingerprint=f"{dataset.fingerprint}-{part.share}",
     )  # fmt: skip
+
+
+def held_samples(dataset: Dataset, part: Split, *share: Share) -> Iterator[Sample]:
+    """The samples of a share that are on this side of a split."""
+    return (sample for sample in dataset.samples(*share) if part.takes(sample.image))
 
 
 def told_apart(datasets: Sequence[Dataset]) -> list[Dataset]:

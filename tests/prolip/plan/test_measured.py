@@ -7,9 +7,9 @@ import time
 import pytest
 import torch
 
-from planner.models import count_of_run
 from prolip import create_model
 from prolip.methods import METHODS
+from prolip.plan.models import count_of_run
 
 ROWS, TURNS = 8, 3
 

@@ -5,6 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 HOUR, MINUTE = 3600.0, 60.0
+#: What stands in the first column of a table -> the value in a plan's column, or words.
+Rows = dict[str, Any]
 whole = "{:,.0f}".format
 
 
@@ -22,34 +24,23 @@ class Value(float):
         return self.show(self)
 
 
-#: What stands in the first column of a table -> the value in a plan's column, or words.
-Rows = dict[str, Any]
+def in_units(*units: tuple[str, float]) -> Callable[[float], str]:
+    """A function that formats a number by three digits, in the first of these units that it fills."""
+    def show(value: float) -> str:
+        unit, factor = next((unit for unit in units if value >= unit[1]), units[-1])
+        return f"{float(f'{value / factor:.3g}'):g} {unit}"
+
+    return show
 
 
-def size(value: float) -> str:
-    """Format bytes with three digits and a unit."""
-    for unit, factor in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if value >= factor:
-            return f"{value / factor:.3g} {unit}" if value < 999.5 * factor else f"{value / factor:.0f} {unit}"
-    return f"{value:.0f} B"
-
-
-def span(seconds: float) -> str:
-    """Format a duration with three digits and a unit."""
-    if not seconds:
-        return "0 s"
-    for unit, factor in (("d", 24 * HOUR), ("h", HOUR), ("min", MINUTE), ("s", 1.0)):
-        if seconds >= 2 * factor or (unit == "s" and seconds >= 1):
-            return f"{seconds / factor:.3g} {unit}"
-    return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3g} us"
+size = in_units(("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("B", 1.0))
+span = in_units(("d", 24 * HOUR), ("h", HOUR), ("min", MINUTE), ("s", 1.0), ("ms", 1e-3), ("us", 1e-6))
+many = in_units(("billion", 1e9), ("million", 1e6))
 
 
 def number(value: float) -> str:
     """Format a number: whole from 100 on, three digits below, millions and billions in words."""
-    for unit, factor in (("billion", 1e9), ("million", 1e6)):
-        if value >= factor:
-            return f"{value / factor:.3g} {unit}"
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+    return many(value) if value >= 1e6 else f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def column(gpus: int) -> str:

@@ -6,12 +6,11 @@ import torch
 from small_towers import NAMES, OLD_TRANSFORMERS, small_config, small_folder, small_towers
 from test_memory import saved_bytes
 
-from planner.config import FLOAT
-from planner.memory import activations
-from planner.models import count_of_run
 from prolip import create_model
 from prolip.flops import FORWARD_AND_BACKWARD, count_flops, flops_per_sample
 from prolip.methods import find_method
+from prolip.plan.config import FLOAT
+from prolip.plan.models import activations, count_of_run
 
 #: A kind of image tower and one of text tower each, that differ in how they are counted.
 FEW = ("ViT-B-16-SigLIP", "convnext_base", "swin_base_patch4_window7_224", "xlm-roberta-base-ViT-B-32",

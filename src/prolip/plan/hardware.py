@@ -1,17 +1,20 @@
 """GPUs by name, and a cluster of them as the formulas need it."""
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
-from planner.config import PlanConfig
 from prolip.flops import PEAK_TFLOPS
-from prolip.utils.flags import FlagError, did_you_mean
+from prolip.plan.config import PlanConfig
+from prolip.utils.flags import FlagError
 
 GB = 1e9
 # Achievable share of a link's rate: assumed. docs/scaling.md gives the sources of the table.
 LINK_SHARE = 0.8
 # Seconds before a message moves within a node and between nodes: assumed.
 INTRA_DELAY, INTER_DELAY = 10e-6, 20e-6
+# Seconds per hop of an all-gather within a node and between nodes: NCCL's own figures, of its slowest protocol.
+INTRA_HOP, INTER_HOP = 3.4e-6, 14e-6
 
 
 class GPU(NamedTuple):
@@ -36,40 +39,30 @@ GPUS = {
 
 
 class Cluster(NamedTuple):
-    """W GPUs in nodes. Rates in FLOP/s and bytes/s, times in seconds.
+    """W GPUs in nodes. Rates in FLOP/s and bytes/s, times in seconds."""
 
-    sheet: figures of a GPU, given ones in place of the data sheet's; link_rate, delay: of the slowest link of a ring
-    over all GPUs; collective_rate: of that ring, NCCL's bus bandwidth; hops: seconds of one way round it; shards:
-    parts that parameters, gradients and optimiser state are split into.
-    """
-
-    sheet: GPU
+    sheet: GPU  # with given figures in place of the data sheet's
     gpus: int
     per_node: int
     nodes: int
     peak: float
-    link_rate: float
-    delay: float
-    collective_rate: float
-    hops: float
-    shards: int
+    link_rate: float  # of the slowest link of a ring over all GPUs
+    delay: float  # of that link
+    collective_rate: float  # of that ring, NCCL's bus bandwidth
+    hops: float  # one way round it
+    tree: float  # before a tree over all GPUs moves
+    store_rate: float  # of each node while all of them read
+    shards: int  # parts that parameters, gradients and optimiser state are split into
 
 
 def build_cluster(config: PlanConfig, gpus: int) -> Cluster:
     """Build a cluster of so many GPUs; fewer than a node has are one node. FlagError for what fills no whole nodes."""
-    if config.gpu not in GPUS:
-        hint = f"{did_you_mean(config.gpu, GPUS, '')} There are {', '.join(GPUS)}".strip()
-        raise FlagError(f"--gpu {config.gpu!r} is unknown: {hint}; another one is the nearest of these with "
-                        "--peak-tflops, --memory-gb, --price, --intra-gbs and --inter-gbs")
     per_node = min(gpus, config.gpus_per_node)
     nodes, rest = divmod(gpus, per_node)
     if rest:
-        near = f"{gpus - rest} or {gpus - rest + per_node}"
-        raise FlagError(f"--gpus {gpus} fills no whole number of nodes of {per_node}: give {near}")
+        raise FlagError(f"--gpus {gpus} fills no whole number of nodes of {per_node}: give {gpus - rest + per_node}")
     given = {name: value for name in GPU._fields if (value := getattr(config, name, None)) is not None}
     sheet = GPUS[config.gpu]._replace(**given)
-    faster = sheet.peak_tflops / GPUS[config.gpu].peak_tflops
-    sheet = sheet._replace(inter_gbs=min(sheet.intra_gbs, sheet.inter_gbs), fp32_tflops=sheet.fp32_tflops * faster)
     link, delay = (sheet.intra_gbs, INTRA_DELAY) if nodes == 1 else (sheet.inter_gbs, INTER_DELAY)
     return Cluster(
         sheet, gpus, per_node, nodes,
@@ -78,6 +71,8 @@ def build_cluster(config: PlanConfig, gpus: int) -> Cluster:
         link_rate=link * GB,
         delay=delay,
         collective_rate=min(sheet.intra_gbs, per_node * link) * GB,  # all links of a node carry it
-        hops=((gpus - nodes) * config.intra_hop_us + (nodes - 1) * config.inter_hop_us) * 1e-6,
+        hops=(gpus - nodes) * INTRA_HOP + (nodes - 1) * INTER_HOP,
+        tree=math.log2(nodes) * INTER_DELAY + math.log2(per_node) * INTRA_DELAY,
+        store_rate=min(config.store_gbs, config.store_total_gbs / nodes) * GB,
         shards=gpus if config.fsdp else 1,
     )

@@ -13,29 +13,34 @@ from kernel_stand_in import blocks_as_on_cuda, needs_triton
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from planner.config import FLOAT, HALF, PlanConfig
-from planner.failures import failures
-from planner.hardware import build_cluster
-from planner.memory import activations, block_bytes, exchange_of, gathered_bytes, loss_space, memory
-from planner.models import count_of_run
 from prolip import create_model
 from prolip.flops import image_sides
 from prolip.gaussian import Gaussian
 from prolip.losses import Matches, ppcl_over_ranks
-from prolip.losses.contrastive import GATHERED_BYTES, choose_exchange
+from prolip.losses.contrastive import GATHERED_BYTES
+from prolip.losses.exchanges import row_width
 from prolip.methods.prolip import ProLIPConfig, ProLIPObjective
+from prolip.plan.config import FLOAT, HALF, PlanConfig
+from prolip.plan.hardware import build_cluster
+from prolip.plan.models import activations, count_of_run, loss_space, memory
+from prolip.plan.phases import phases, step_times
 from training.config import OptimConfig
 from training.defaults import SCRATCH
 from training.optim import build_optimizer
 
 NAME = "ProLIP-ViT-S-16"
 TOLERANCE = 0.03  # heads and final norms, which the formula leaves out, are 1% of a small model
-LOSS_TOLERANCE = 0.01  # some numbers per row; the kernel's sums are 2% of the larger blocks here
+LOSS_TOLERANCE = 0.05  # some numbers per row; the kernel's sums are 4% of a matrix of pairs
 
 
 def stream_bytes(part, half):
     """Bytes per element of the residual stream: OpenCLIP's text towers add bf16 to float32 and stay float32."""
     return FLOAT if part.name == "text" else half
+
+
+def gathered_bytes(local, dim, ranks):
+    """Of all texts and of the sums of their gradients."""
+    return 2 * ranks * local * row_width(dim) * FLOAT
 
 
 def memory_of(model, gpus, **settings):
@@ -92,8 +97,10 @@ def test_bf16_copies_of_weights_are_what_autograd_keeps_besides(network):
     for kind in ("image", "text"):
         one, three = (saved_bytes(network, kind, rows, HALF) for rows in (1, 3))
         measured += one - (three - one) / 2
-    # Biases are added, not kept: less than 1% of the copies.
-    assert count_of_run(NAME, "prolip", 8).cast * HALF == pytest.approx(measured, rel=0.02)
+    # Embeddings are not copied, and biases are added, not kept.
+    vocabulary = network.text.token_embedding.weight.numel()
+    most = memory_of(count_of_run(NAME, "prolip", 8), 8, global_batch_size=64)["bf16 copies, at most"]
+    assert measured < most == pytest.approx(measured + vocabulary * HALF, rel=0.03)
 
 
 def test_full_recomputation_keeps_what_enters_each_block(network):
@@ -105,7 +112,8 @@ def test_full_recomputation_keeps_what_enters_each_block(network):
     finally:
         network.set_grad_checkpointing(False)
     norm = stream_bytes(part, HALF)
-    again = part.tokens * block_bytes(part, HALF, norm)  # of the block in work: not there yet
+    one, none = (activations(part._replace(layers=layers), 1, "none", HALF, norm) for layers in (1, 0))
+    again = one - none  # of the block in work: not there yet
     assert activations(part, 1, "full", HALF, norm) - again == pytest.approx(measured, rel=TOLERANCE)
 
 
@@ -183,7 +191,7 @@ def loss_peak(rank, local, dim, block, exchange="ring", labels=None, most=math.i
 @pytest.mark.parametrize("exchange, block", [("ring", 64), ("gather", 64), ("gather", 256)])
 def test_each_exchange_holds_what_the_planner_says(monkeypatch, exchange, block):
     local, dim = 256, 96
-    monkeypatch.setattr("planner.memory.default_block", lambda *_: block)
+    monkeypatch.setattr("prolip.plan.models.default_block", lambda *_: block)
     planned = loss_space(local, dim, ranks=3, exchange=exchange)
     most = planned * (1 + LOSS_TOLERANCE)
     for measured in run_ranks(3, loss_peak, local, dim, block, exchange, None, most):
@@ -193,7 +201,7 @@ def test_each_exchange_holds_what_the_planner_says(monkeypatch, exchange, block)
 @needs_triton
 @pytest.mark.parametrize("local, block", [(256, 64), (256, 256)])
 def test_the_loss_of_one_process_holds_what_the_planner_says(monkeypatch, local, block):
-    monkeypatch.setattr("planner.memory.default_block", lambda *_: block)
+    monkeypatch.setattr("prolip.plan.models.default_block", lambda *_: block)
     assert loss_peak(0, local, 96, block) == pytest.approx(loss_space(local, 96, 1), rel=LOSS_TOLERANCE)
 
 
@@ -210,18 +218,13 @@ def test_loss_memory_of_the_ring_does_not_grow_with_the_number_of_ranks_that_of_
 
 
 @pytest.mark.parametrize("gpus, batch", [(1, 64), (2, 16384), (3, 384), (8, 16384), (1024, 262144), (4096, 524288)])
-def test_auto_is_what_the_training_chooses_on_gpus(gpus, batch):
-    training, cuda = PlanConfig(gpus=[gpus], global_batch_size=batch), torch.device("cuda")
-    assert exchange_of(training, gpus, 768) == choose_exchange(gpus, batch // gpus, 768, cuda)
-    # What it is chosen by is what the planner reckons with.
-    fits = gathered_bytes(batch // gpus, 768, gpus) <= GATHERED_BYTES
-    assert exchange_of(training, gpus, 768) == ("gather" if fits and gpus > 2 else "ring")
-
-
-def test_an_exchange_that_is_asked_for_is_taken_and_counts_into_the_memory():
-    model = count_of_run("ProLIP-ViT-B-16", "prolip", 512)
-    sizes = {e: memory_of(model, 32, exchange=e)["PPCL"] for e in ("auto", "ring", "gather")}
-    assert sizes["auto"] == sizes["gather"] > gathered_bytes(512, model.dim, 32) > sizes["ring"]
+def test_texts_are_gathered_where_they_fit_as_in_training(gpus, batch):
+    config, model = PlanConfig(gpus=[gpus], global_batch_size=batch), count_of_run("ProLIP-ViT-test", "prolip", 8)
+    local, cluster = batch // gpus, build_cluster(config, gpus)
+    model = model._replace(dim=768)
+    gathers = gathered_bytes(local, 768, gpus) <= GATHERED_BYTES and gpus > 2
+    assert step_times(model, config, cluster, 1e14).pairs.exchange == ("gather" if gathers else "ring")
+    assert memory(model, config, cluster)["PPCL"] == loss_space(local, 768, gpus, "gather" if gathers else "ring")
 
 
 def test_a_checkpoint_is_as_large_as_its_tensors():
@@ -234,8 +237,7 @@ def test_a_checkpoint_is_as_large_as_its_tensors():
     measured = sum(x.numel() * x.element_size() for x in tree_leaves(state) if isinstance(x, torch.Tensor))
     model = count_of_run("ProLIP-ViT-test", "prolip", 8)
     config = PlanConfig(gpus=[8])
-    _, rows = failures(model, config, build_cluster(config, 8), 1.0)
-    assert rows["checkpoint"] == pytest.approx(measured, rel=0.01)
+    assert phases(model, config, build_cluster(config, 8), 1.0)["checkpoint"] == pytest.approx(measured, rel=0.01)
 
 
 def test_memory_is_16_bytes_a_parameter_under_ddp_and_a_shard_of_it_under_fsdp():

@@ -1,0 +1,98 @@
+"""The torchrun of one node, in this process: python slurm/node.py [words of torchrun].
+
+Binds each rank to the cores near its GPU where this torch and this node can do so; the variable NUMA names torchrun's
+mode (default: node) or is `off`. Where it fails, end.json in PET_LOG_DIR says how: `time` in seconds since 1970, and
+`failures`, with the exit code and the last error of each rank that had ended by itself.
+"""
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+ERRORS = ("error", "exception", "fault")
+#: Bytes at the end of a rank's log in which its last error is looked for.
+TAIL = 2**16
+#: Exit codes of ranks that wrote why: a trace, one line, an abort by NCCL. A process that a signal ends writes nothing.
+SPEAKING = (1, 2, -6)
+
+
+def numa_words(known: Sequence[str], mode: str, gpus: int, tool: str | None) -> tuple[list[str], str]:
+    """(words for torchrun, what the log says): binds where `known` options have it and there are GPUs and numactl."""
+    if mode == "off":
+        return [], "ranks are not bound to cores: NUMA=off"
+    if "--numa-binding" not in known:
+        return [], "ranks are not bound to cores: this torch's torchrun has no --numa-binding"
+    if not gpus:
+        return [], "ranks are not bound to cores: they have no GPU to be near to"
+    if tool is None:
+        return [], "ranks are not bound to cores: this node has no numactl, install it or set NUMA=off"
+    return [f"--numa-binding={mode}"], f"ranks are bound to the cores near their GPUs (--numa-binding={mode})"
+
+
+def last_error(log: Path) -> str:
+    """The last line about an error in a rank's log, without secrets; empty where there is none."""
+    from prolip.utils.secrecy import scrub
+
+    try:
+        with open(log, "rb") as file:
+            file.seek(max(log.stat().st_size - TAIL, 0))
+            lines = file.read().decode(errors="replace").splitlines()
+    except OSError:
+        return ""
+    found = [line.strip() for line in lines if any(word in line.lower() for word in ERRORS)]
+    return scrub(found[-1][:300]) if found else ""
+
+
+def failures_of(error: Any, logs: Path) -> list[dict[str, Any]]:
+    """What torchrun's ChildFailedError says of each rank."""
+    found = []
+    for rank, failure in sorted(error.failures.items(), key=lambda item: item[1].timestamp):
+        written = sorted(logs.glob(f"*/attempt_*/{failure.local_rank}/stderr.log"))
+        said = last_error(written[-1]) if written and failure.exitcode in SPEAKING else ""
+        signal = failure.signal_name() if failure.exitcode < 0 else ""
+        found.append({"rank": rank, "exit": failure.exitcode, "error": said or signal})
+    return found
+
+
+def note(logs: Path, failures: list[dict[str, Any]]) -> None:
+    """Write end.json, whole or not at all."""
+    part = logs / "end.json.part"
+    part.write_text(json.dumps({"time": time.time(), "failures": failures}) + "\n")
+    part.replace(logs / "end.json")
+
+
+def main(words: list[str]) -> None:
+    """torchrun, with a note where it fails; raises what it raises."""
+    logs = Path(os.environ["PET_LOG_DIR"])
+    try:
+        import torch
+        from torch.distributed import run
+        from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    except BaseException as error:
+        note(logs, [{"rank": None, "exit": 1, "error": f"{type(error).__name__}: {error}"[:300]}])
+        raise
+    known = [option for action in run.get_args_parser()._actions for option in action.option_strings]
+    mode, tool = os.environ.get("NUMA") or "node", shutil.which("numactl")
+    binding, said = numa_words(known, mode, torch.cuda.device_count(), tool)
+    with open(logs / "node.txt", "a", encoding="utf-8") as file:
+        file.write(f"{said}\n")
+    if os.environ.get("SLURM_NODEID", "0") == "0":
+        print(said, flush=True)
+    try:
+        run.main([*binding, *words])
+    except ChildFailedError as error:
+        note(logs, failures_of(error, logs))
+        raise
+    except Exception as error:  # of torchrun itself, such as a rendezvous that none answers
+        note(logs, [{"rank": None, "exit": 1, "error": f"{type(error).__name__}: {error}"[:300]}])
+        raise
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

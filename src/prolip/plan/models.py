@@ -1,0 +1,162 @@
+"""A model's parameters, FLOPs and shapes, counted on the meta device; the memory of one GPU at the peak of a step."""
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from prolip.flops import FORWARD_AND_BACKWARD, forward_flops, image_sides
+from prolip.losses.contrastive import Exchange, choose_exchange
+from prolip.losses.exchanges import row_width
+from prolip.losses.pairs import default_block
+from prolip.methods import find_method
+from prolip.models.prolip import ProLIP
+from prolip.models.registry import get_model_config
+from prolip.plan.config import FLOAT, HALF, PlanConfig
+from prolip.plan.hardware import GB, Cluster
+from prolip.plan.tables import Rows, Value, size
+from prolip.uncertainty.hidden import as_tokens
+from prolip.utils.flags import FlagError
+
+CONTEXT = 3e9  # CUDA context, NCCL's buffers, kernels' workspaces and what the allocator cannot hand out: assumed
+ADAM_STATES = 2
+CUDA = torch.device("cuda")
+
+
+class Pass(NamedTuple):
+    """One row's pass through a tower; what differs between blocks, as in a pyramid, is their mean."""
+
+    name: str
+    flops: int  # of the forward pass, multiply and add counted apart
+    tokens: float
+    width: float  # a mean by tokens
+    hidden: float  # width of the MLP's hidden layer, a mean by tokens
+    layers: int
+    inputs: int  # elements that the first layer keeps
+    share: float  # rows per row of the batch
+
+
+class Model(NamedTuple):
+    """Counts of a model; dim: of its embeddings."""
+
+    parameters: int
+    dim: int
+    passes: tuple[Pass, ...]
+
+    @property
+    def flops(self) -> float:
+        """Model FLOPs of one sample, forward and backward, without what is computed again."""
+        return FORWARD_AND_BACKWARD * sum(part.flops * part.share for part in self.passes)
+
+
+def count_of_run(name: str, method: str, local_batch: int) -> Model:
+    """Count a model trained with a method at a batch per GPU, which rounds the rows of its further views."""
+    model, (config, objective) = build(name), find_method(method)[:2]
+    wanted = objective.passes(config(), local_batch, model)
+    passes = [measure(name, part.kind, part.keep)._replace(share=part.rows / local_batch) for part in wanted]
+    return Model(sum(p.numel() for p in model.parameters()), model.embed_dim, tuple(passes))
+
+
+@lru_cache(maxsize=8)
+def build(name: str) -> Any:
+    """Build a model by name on the meta device, without gradients."""
+    try:
+        config, _ = get_model_config(name)
+    except (ValueError, FileNotFoundError) as error:
+        raise FlagError(f"--model {name!r}: {error}") from error
+    with torch.device("meta"):
+        return ProLIP(config).requires_grad_(False)
+
+
+@lru_cache(maxsize=32)
+def measure(name: str, kind: str, keep: int | None) -> Pass:
+    """Measure one pass over one row: FLOPs by running it, tokens by what each block gives, the MLP's hidden layer as
+    the widest input of a block's products."""
+    model, seen = build(name), list[tuple[int, ...]]()
+    tower = model.visual if kind == "image" else model.text
+
+    def look(block: nn.Module, _: Any, output: Any) -> None:
+        x = as_tokens(output[0] if isinstance(output, tuple) else output, tower)
+        products = max(getattr(part, "in_features", getattr(part, "in_channels", 0)) for part in block.modules())
+        seen.append((x.shape[1], x.shape[2], products))
+
+    trunk = getattr(getattr(tower, "tower", None), "trunk", None)
+    stem = getattr(getattr(trunk, "patch_embed", None), "backbone", None)  # ViTamin's stages before its blocks
+    handles = [block.register_forward_hook(look) for stage in (*getattr(stem, "stages", ()), *tower.blocks)
+               for block in getattr(stage, "blocks", stage if isinstance(stage, nn.Sequential) else (stage,))]
+    try:
+        flops = forward_flops(model, kind, keep)
+    except NotImplementedError as error:
+        raise FlagError(f"--model {name!r}: {error}") from None
+    finally:
+        for handle in handles:
+            handle.remove()
+    pixels = 3 * math.prod(image_sides(model)) if kind == "image" else 0
+    tokens = sum(block[0] for block in seen)
+    width, hidden = (sum(block[0] * block[i] for block in seen) / tokens for i in (1, 2))
+    kept = pixels if keep is None or tower.has_reader else pixels * keep // model.num_patches
+    title = kind if keep is None else f"masked {kind}"
+    return Pass(title, flops, tokens / len(seen), width, hidden, len(seen), kept, share=1.0)
+
+
+def activations(part: Pass, rows: float, recompute: str, half: int, norm_input: int = FLOAT) -> float:
+    """Bytes that a pass over `rows` rows keeps: of all its blocks, of the first layer, and of one recomputed block.
+
+    Under autocast (`half` = 2) the inputs of products and of attention are bf16. Layer norm keeps its input and two
+    float32 statistics: on CUDA a float32 copy of the input (`norm_input` = 4), on the CPU the residual stream. Flash
+    attention keeps q, k, v and its output, an MLP its input, the input of GELU, and the output of that.
+    """
+    tokens, width, hidden = rows * part.tokens, part.width, part.hidden
+    block = 2 * (width * norm_input + 2 * FLOAT) + half * (5 * width + width + 2 * hidden)
+    entry = width * (FLOAT if part.name == "text" else half)  # OpenCLIP's text towers stay float32
+    per_block = {"none": block, "selective": entry + half * (6 * width + hidden), "full": entry}[recompute]
+    again = 0.0 if recompute == "none" else block
+    # The first layer keeps its input, the norm before the first block (images only) its own.
+    first = rows * part.inputs * half + (tokens * width * norm_input if part.inputs else 0)
+    return tokens * (part.layers * per_block + again) + first
+
+
+def loss_space(local: int, dim: int, ranks: int, exchange: Exchange = "ring") -> float:
+    """Bytes of PPCL on one rank beyond its inputs: texts, accumulators, pair matrices.
+
+    The ring holds three text blocks (own, scored, under way) and five accumulators (own, being filled, sent, received,
+    that of the rows); gathering all texts, all their accumulators and that of the rows; one process two accumulators.
+    add_pairs on CUDA holds one (block, columns) matrix, the scaled rows and three numbers per column, and some 4% of
+    the matrix in sums, which are left out.
+    """
+    gathered = exchange == "gather" and ranks > 1
+    columns, packed = ranks * local if gathered else local, local * (dim + 1) * FLOAT
+    rows = min(local, default_block(columns, CUDA))
+    held = 2 * columns * row_width(dim) * FLOAT + packed if gathered else (2 if ranks == 1 else 3 + 5) * packed
+    return held + FLOAT * (rows * columns + rows * dim + 3 * columns)
+
+
+def memory(model: Model, config: PlanConfig, cluster: Cluster) -> Rows:
+    """Bytes on one GPU by kind, at the start of the backward pass: float32 parameters, gradients (DDP: views of its
+    buckets), moments and average, all in W shards by FSDP2. Left out: the blocks that FSDP2 has whole, and heads."""
+    half, gpus = FLOAT if config.precision == "fp32" else HALF, cluster.gpus
+    local = config.global_batch_size // gpus
+    micro = local / config.accum_freq  # only one micro-batch has its activations at a time
+    weights = model.parameters * FLOAT / cluster.shards
+    recompute = config.checkpoint_policy if config.grad_checkpointing else "none"
+    # Within one block: those of the MLP's hidden layer, before and after the GELU, of its input and of the stream.
+    space = max(micro * part.share * part.tokens * (half * (2 * part.hidden + part.width) + FLOAT * part.width)
+                for part in model.passes)
+    kinds = {
+        "parameters": weights,
+        "gradients" if config.fsdp else "gradients (DDP's buckets)": weights,
+        "optimiser": ADAM_STATES * weights,
+        **({"averaged weights": weights} if config.ema_decay is not None else {}),
+        **({} if config.fsdp or half == FLOAT else {"bf16 copies, at most": model.parameters * HALF}),
+        "activations": sum(activations(part, micro * part.share, recompute, half) for part in model.passes),
+        "gradients of activations": space,
+        "PPCL": loss_space(local, model.dim, gpus, choose_exchange(gpus, local, model.dim, CUDA)),
+        "input batch": local * model.passes[0].inputs * (1 + FLOAT),
+        "context, NCCL (assumed)": CONTEXT,
+    }
+    kinds["sum"] = used = sum(kinds.values())
+    share = {"share of the GPU's": Value(used / (cluster.sheet.memory_gb * GB), "{:.0%}".format)}
+    return {kind: Value(held, size) for kind, held in kinds.items()} | share

@@ -1,0 +1,57 @@
+"""Rows that ranks hold, each its share: they come to all ranks a block at a time, by the default process group."""
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from prolip.data.samples.captions import stable_hash
+from prolip.losses.autograd import gather, rank_in, world_size
+
+#: Rows that travel at once.
+BLOCK = 2**15
+
+
+def shares(own: Tensor) -> list[int]:
+    """How many rows each rank has."""
+    return gather(torch.tensor([len(own)], device=own.device), None).tolist()
+
+
+def blocks(*own: Tensor) -> Iterator[list[Tensor]]:
+    """Every rank's rows of each of these (n, ...), one rank after the other, at most BLOCK at a time, on every rank.
+
+    All ranks take all of them, or the others wait. A rank holds its share, one block, and 8 bytes for each rank.
+    """
+    for source, count in enumerate(shares(own[0])):
+        for start in range(0, count, BLOCK):
+            end = min(count, start + BLOCK)
+            mine = source == rank_in()
+            block = [x[start:end].contiguous() if mine else x.new_empty((end - start, *x.shape[1:])) for x in own]
+            for x in block if world_size() > 1 else ():
+                dist.broadcast(x, source)
+            yield block
+
+
+def everywhere(place: Tensor, *own: Tensor) -> list[Tensor]:
+    """All rows of all ranks, in the order of their places, on the CPU of every rank: the places (N,), and each of
+    `own`. For numbers that every rank keeps: twice their bytes while they come.
+    """
+    found = [torch.cat(x) for x in zip(*([x.cpu() for x in block] for block in blocks(place, *own)))]
+    if not found:
+        return [x[:0].cpu() for x in (place, *own)]
+    order = found[0].argsort(stable=True)
+    return [x[order] for x in found]
+
+
+def numbered(names: Sequence[str], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Places (n,) of this rank's names among those of all ranks, equal ones having one, in the order of checksums of 63
+    bits; and which of them no earlier rank has. No name travels: 16 bytes do, which every rank holds of each name.
+    """
+    own = torch.tensor([stable_hash(name, bits=63) for name in names], dtype=torch.int64, device=device)
+    checksum, rank = everywhere(own, torch.full_like(own, rank_in()))
+    values, inverse = checksum.unique(return_inverse=True)
+    first = torch.full_like(values, world_size()).scatter_reduce(0, inverse, rank, "amin")
+    place = torch.searchsorted(values, own.cpu())
+    return place, first[place] == rank_in()

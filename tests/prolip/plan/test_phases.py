@@ -1,0 +1,291 @@
+"""Start, stop, save, load and failures: by hand, by what training does, and by failures played one by one."""
+from __future__ import annotations
+
+import copy
+import pickle
+import random
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from prolip.data.config import DataConfig
+from prolip.data.faults import FaultCounter
+from prolip.data.order.cursor import Cursor, Opened, ShuffledShards
+from prolip.plan.config import PlanConfig
+from prolip.plan.hardware import build_cluster
+from prolip.plan.models import count_of_run
+from prolip.plan.phases import (
+    BUFFER,
+    MOST_STEPS,
+    PLACE,
+    ROUND,
+    failures,
+    known_to_all,
+    load,
+    phases,
+    read_seconds,
+    save,
+    start,
+)
+from training.parallel.distributed import Agreement, World
+
+NAME = "ProLIP-ViT-B-16"
+#: Of its checkpoint: parameters and two moments, float32.
+SAVED = 197_923_586 * 4 * 3
+
+
+def setting(gpus, **settings):
+    """(config, its cluster) of so many GPUs, 16 samples each."""
+    config = PlanConfig(gpus=[gpus], global_batch_size=16 * gpus, **settings)
+    return config, build_cluster(config, gpus)
+
+
+def table(gpus, step=0.1, **settings):
+    """The phases of so many GPUs."""
+    config, cluster = setting(gpus, **settings)
+    return phases(count_of_run(NAME, "prolip", 16), config, cluster, step)
+
+
+# --- start ------------------------------------------------------------------------------------------------------------
+def test_a_start_by_hand():
+    """4,096 ranks, 512 nodes, 65,536 loader processes that share 200 GB/s; 100,000 shards."""
+    config, cluster = setting(4096, dataset_samples=1e9)
+    found = start(count_of_run(NAME, "prolip", 16), config, cluster)
+    assert found["ranks connecting"] == pytest.approx(12.288)
+    assert found["shards listed"] == pytest.approx(100_000 * 1e-3 + 0.4 + 12 * 8.8e-3)
+    tree = 9 * 20e-6 + 3 * 10e-6
+    assert found["model"] == pytest.approx(197_923_586 * (7e-9 + 4 / 320e9) + tree)
+    share = 200e9 / 65_536
+    assert found["first samples"] == pytest.approx(0.15 + 1001 * 40e3 / share + 1 / 250)
+
+
+def test_looking_shards_up_does_not_grow_with_the_number_of_ranks_and_connecting_does():
+    few, many = table(32, dataset_samples=1e9), table(4096, dataset_samples=1e9)
+    assert many["- shards listed"] == pytest.approx(few["- shards listed"], rel=0.001)
+    assert many["- ranks connecting"] == pytest.approx(128 * few["- ranks connecting"])
+    for rows in (few, many):
+        names = list(rows)
+        parts = names[names.index("start") + 1:names.index("step")]
+        assert len(parts) == 5 and rows["start"] == pytest.approx(sum(rows[name] for name in parts))
+
+
+def test_without_data_that_are_given_every_sample_is_seen_once():
+    assert table(32, max_samples=1e9)["- shards listed"] == table(32, dataset_samples=1e9)["- shards listed"]
+
+
+def test_ddp_alone_sends_the_model_and_one_rank_sends_nothing():
+    model = count_of_run(NAME, "prolip", 16)
+    drawn = 197_923_586 * 7e-9
+    assert start(model, *setting(32, fsdp=True))["model"] == pytest.approx(drawn)
+    assert start(model, *setting(1))["model"] == pytest.approx(drawn)
+    assert start(model, *setting(32))["model"] > drawn
+
+
+def test_the_shuffle_buffer_is_the_loaders():
+    assert DataConfig.__dataclass_fields__["shuffle_buffer"].default == BUFFER
+
+
+def test_streams_read_at_their_own_rate_until_the_store_is_shared_by_too_many():
+    assert read_seconds(1000, *setting(8, store_gbs=50.0)) == pytest.approx(1000 * 40e3 / 60e6)
+    assert read_seconds(1000, *setting(8)) == pytest.approx(1000 * 40e3 / (5e9 / 128))
+    assert read_seconds(1000, *setting(4096)) == pytest.approx(1000 * 40e3 / (200e9 / 65_536))
+
+
+def test_the_place_of_a_loader_process_takes_some_hundred_bytes():
+    """Of a stream that has been in 20 shards."""
+    places = {stream: vars(Cursor(drawn=195_000 + stream, shards=[10_000] * 20)) for stream in range(16)}
+    assert len(pickle.dumps(places)) / 16 == pytest.approx(PLACE, rel=0.5)
+
+
+# --- stop -------------------------------------------------------------------------------------------------------------
+class Clock:
+    """Time that passes by steps."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def monotonic(self):
+        return self.now
+
+
+@pytest.mark.parametrize("step", [0.001, 0.03, 0.1, 0.2, 0.7, 3.0])
+def test_a_stop_is_known_as_late_as_the_real_agreement_says_at_most(monkeypatch, step):
+    """One rank's Agreement, whose all-reduce gives what this rank asked for; asked at every phase of its rounds."""
+    latest = 0
+    for asked in range(300, 300 + MOST_STEPS + 1):
+        clock = Clock()
+        monkeypatch.setattr("training.parallel.distributed.time", SimpleNamespace(monotonic=clock.monotonic))
+        agreement = Agreement(World(rank=0, world_size=2))
+        monkeypatch.setattr(agreement, "_post", lambda numbers: (lambda: None, numbers))
+        for number in range(asked + 3 * MOST_STEPS):
+            clock.now += step
+            if agreement.exchange(int(number >= asked))[0]:
+                latest = max(latest, number - asked)
+                break
+        else:
+            raise AssertionError("nobody was told")
+    # the step in which the signal comes counts, too
+    assert known_to_all(step) == pytest.approx((latest + 1) * step, abs=1.01 * step)
+    assert latest * step <= known_to_all(step)
+
+
+def test_rounds_are_those_of_training():
+    assert (Agreement.SECONDS, Agreement.MOST) == (ROUND, MOST_STEPS)
+
+
+def test_a_stop_is_half_a_second_or_two_steps_then_a_checkpoint():
+    assert [known_to_all(step) for step in (0.001, 0.05, 0.25, 4.0)] == pytest.approx([0.2, 0.5, 0.5, 8.0])
+    rows = table(32, step=4.0)
+    assert rows["stop"] == pytest.approx(8 + rows["save, step stands still"] + rows["save, written meanwhile"])
+
+
+# --- save, load -------------------------------------------------------------------------------------------------------
+def test_the_checkpoint_of_ddp_takes_as_long_to_write_for_any_number_of_ranks():
+    (few, written), (many, same) = (save(SAVED, *setting(gpus)) for gpus in (32, 4096))
+    assert written == same == SAVED / 2e9
+    copied = SAVED / 20e9  # by rank 0, which gathers two messages and 16 places of 100 bytes from each other rank
+    assert few == pytest.approx(copied + 31 * (40e-6 + 1600 / 1e9))
+    assert many == pytest.approx(copied + 4095 * (40e-6 + 1600 / 1e9))
+
+
+def test_fsdp_copies_a_shard_each_and_writes_by_all_nodes_as_fast_as_the_store_takes():
+    (few, slow), (many, fast) = (save(SAVED, *setting(gpus, fsdp=True)) for gpus in (32, 4096))
+    assert slow == pytest.approx(SAVED / (4 * 2e9))
+    assert fast == pytest.approx(SAVED / 200e9)  # 512 nodes would write 1,024 GB/s
+    assert save(SAVED, *setting(4096, fsdp=True, store_total_gbs=1e6))[1] == pytest.approx(SAVED / (512 * 2e9))
+    assert few == pytest.approx(SAVED / 32 / 20e9 + 31 * (40e-6 + 1600 / 1e9))
+    assert many == pytest.approx(SAVED / 4096 / 20e9 + 4095 * (40e-6 + 1600 / 1e9))
+    assert save(SAVED, *setting(8, fsdp=True))[1] == save(SAVED, *setting(8))[1]  # one node writes either
+
+
+def test_every_node_reads_the_checkpoint_of_ddp_and_its_part_of_that_of_fsdp():
+    copied = SAVED / 20e9
+    few, many = (load(SAVED, *setting(gpus)) for gpus in (32, 4096))
+    assert few["read and copied"] == pytest.approx(SAVED / 5e9 + copied)
+    assert many["read and copied"] == pytest.approx(512 * SAVED / 200e9 + copied)
+    few, many = (load(SAVED, *setting(gpus, fsdp=True)) for gpus in (32, 4096))
+    assert few["read and copied"] == pytest.approx(SAVED / 4 / 5e9 + copied / 32)
+    assert many["read and copied"] == pytest.approx(SAVED / 200e9 + copied / 4096)
+
+
+@pytest.mark.parametrize("fsdp", [False, True])
+def test_rank_0_checks_the_whole_checkpoint_however_many_ranks_there_are(fsdp):
+    assert [load(SAVED, *setting(gpus, fsdp=fsdp))["checked"] for gpus in (32, 4096)] == [SAVED / 5e9] * 2
+
+
+def test_what_is_read_again_by_hand():
+    """512 buffers of 5,000 samples reach 73,778 samples back; of a billion, 65,536 streams have 15,259 each."""
+    few, many = (load(SAVED, *setting(gpus, dataset_samples=1e9))["shards read again"] for gpus in (32, 4096))
+    assert few == pytest.approx((73_778 + 20_000) * 40e3 / (5e9 / 128), rel=1e-4)
+    assert many == pytest.approx((15_259 + 10_000) * 40e3 / (200e9 / 65_536), rel=1e-4)
+
+
+def samples_read_again(buffer, size, shards, drawn, seed):
+    """Samples that a stream of the loader's reads for the first one behind its `drawn` ones, going on from there."""
+    read = []
+
+    def samples(*_):
+        for number in range(size):
+            read.append(number)
+            yield {"number": number}
+
+    def stream(cursor):
+        order = (Opened(str(number), 0) for number in range(shards))
+        return iter(ShuffledShards(order, samples, cursor, buffer, random.Random(seed), FaultCounter()))
+
+    cursor = Cursor()
+    for _ in zip(range(drawn), stream(cursor)):
+        pass
+    saved = copy.deepcopy(cursor)
+    read.clear()
+    next(stream(saved))
+    return len(read)
+
+
+@pytest.mark.parametrize("buffer, size, shards", [(100, 50, 40), (200, 400, 20), (100, 1000, 6), (300, 600, 2)])
+def test_the_slowest_of_20_streams_reads_again_about_what_the_plan_says_at_most(monkeypatch, buffer, size, shards):
+    monkeypatch.setattr("prolip.plan.phases.BUFFER", buffer)
+    config, cluster = setting(1, workers=20, shard_samples=size, dataset_samples=20.0 * size * shards)
+    planned = load(SAVED, config, cluster)["shards read again"] / read_seconds(1, config, cluster)
+    draws = random.Random(0)
+    drawn = [draws.randrange(size * shards // 2, size * shards - buffer) for _ in range(20)]
+    found = [samples_read_again(buffer, size, shards, *each) for each in zip(drawn, range(20))]
+    assert 0.5 * planned < max(found) < 1.1 * planned
+
+
+def test_averaged_weights_are_saved_as_well():
+    assert table(32)["checkpoint"] == SAVED
+    assert table(32, ema_decay=0.999)["checkpoint"] == SAVED / 3 * 4
+
+
+# --- failures ---------------------------------------------------------------------------------------------------------
+def play(work, every, stop, mean, restart, generator):
+    """Seconds until `work` is done, failures drawn one by one; a failure costs the work since the last checkpoint."""
+    now, done, next_failure = 0.0, 0.0, generator.expovariate(1 / mean)
+    while done < work:
+        segment = every + stop
+        if now + segment <= next_failure:
+            now, done = now + segment, done + every
+            continue
+        now = next_failure
+        next_failure = now + generator.expovariate(1 / mean)
+        while now + restart > next_failure:  # fails again while it starts
+            now = next_failure
+            next_failure = now + generator.expovariate(1 / mean)
+        now += restart
+    return now
+
+
+def planned(gpus, step=0.1, **settings):
+    """(seconds of the run, its phases, its table) on so many GPUs."""
+    config, cluster = setting(gpus, **settings)
+    parts = phases(count_of_run(NAME, "prolip", 16), config, cluster, step)
+    return *failures(config, cluster, parts), parts
+
+
+@pytest.mark.parametrize("mtbf, every", [(2000.0, 800.0), (1000.0, 300.0), (20_000.0, None)])
+def test_the_run_takes_as_long_as_with_failures_played_out(mtbf, every):
+    """20 intervals on 1,024 GPUs. What is computed while a file is written is lost, as a part of the restart."""
+    cadence = {} if every is None else {"save_every_samples": every * 16384 / 0.1}
+    _, rows, _ = planned(1024, mtbf_gpu_hours=mtbf, queue_minutes=0.5, dataset_samples=1e6, **cadence)
+    work = 20 * rows["interval taken"]
+    settings = {"mtbf_gpu_hours": mtbf, "queue_minutes": 0.5, "dataset_samples": 1e6, **cadence}
+    wall, rows, parts = planned(1024, max_samples=work / 0.1 * 16384, **settings)
+    restart = rows["restart"] + parts["save, written meanwhile"]
+    generator, still = random.Random(0), parts["save, step stands still"]
+    played = [play(work, rows["interval taken"], still, rows["between failures"], restart, generator)
+              for _ in range(3000)]
+    assert wall - parts["start"] == pytest.approx(np.mean(played), rel=0.03)
+
+
+def test_no_other_interval_is_better_than_the_best_one():
+    best, rows, _ = planned(1024, mtbf_gpu_hours=20_000.0)
+    for factor in (0.25, 0.5, 2.0, 4.0):
+        samples = factor * rows["best interval (Young)"] / 0.1 * 16384
+        wall, other, _ = planned(1024, mtbf_gpu_hours=20_000.0, save_every_samples=samples)
+        assert other["interval taken"] == pytest.approx(factor * rows["interval taken"])
+        assert wall > best
+
+
+def test_the_default_rate_is_that_of_llama_3():
+    """419 interruptions nobody expected in 54 days of 16,384 H100s."""
+    assert 54 * 86400 / planned(16384)[1]["between failures"] == pytest.approx(419, rel=0.03)
+
+
+def test_a_restart_is_the_queue_a_start_and_a_load():
+    for gpus in (32, 4096):
+        _, rows, parts = planned(gpus, queue_minutes=3.0)
+        assert rows["restart"] == pytest.approx(180 + parts["start"] + parts["load"])
+        assert rows["work lost per failure"] == rows["interval taken"] / 2 + parts["save, written meanwhile"]
+
+
+def test_an_interval_beyond_the_end_of_the_run_is_its_end():
+    wall, rows, parts = planned(1024, step=0.2, max_samples=16384 * 1000, save_every_samples=1e13)
+    assert rows["interval taken"] == pytest.approx(200.0)
+    assert wall == pytest.approx(200.0 + parts["start"], rel=0.01)
+
+
+def test_checkpoints_are_not_begun_before_the_last_one_is_written():
+    _, rows, parts = planned(1024, checkpoint_gbs=0.01, mtbf_gpu_hours=5000.0)
+    assert rows["best interval (Young)"] == parts["save, written meanwhile"] > 200

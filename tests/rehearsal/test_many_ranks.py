@@ -1,0 +1,244 @@
+"""Every objective as one of 8, 512 and 4,096 ranks: what it sends in a step, and what it holds of the others."""
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+from unittest.mock import patch
+
+import pytest
+import torch
+import torch.distributed as dist
+from collectives import Ledger, one_rank
+
+import prolip
+from prolip.gaussian import Gaussian
+from prolip.losses import contrastive, tiled_loss_over_ranks, transpose_over_ranks
+from prolip.losses.exchanges import row_width
+from prolip.methods import METHODS
+from prolip.methods.base import Context
+from prolip.methods.pcme import UNIFORM_POINTS
+from prolip.scores import CSDScore
+from prolip.uncertainty.pairs import Pool
+from training.config import build_config
+from training.loop import training_step
+from training.model import distribute
+from training.parallel.distributed import World
+from training.run import build_trained
+
+WORLDS, ROWS, DIM = (8, 512, 4096), 4, 32
+FLOAT, ID = 4, 8
+SETTINGS: dict[str, dict] = {"pcme": {"uniformity_weight": 1.0}, "pcmepp": {"clip_weight": 1.0},
+                             "vacsr": {"pair_tile": 512}}  # fmt: skip
+
+
+class Declared(NamedTuple):
+    """What a rank does in the loss of a step, W ranks of B rows each.
+
+    counts: collectives by kind; sent: bytes that a rank has for others, by kind; floats: numbers that it holds for each
+    row of the global batch, for texts with their gradients and for the (B, W B) matrices of the loss: at most.
+    """
+
+    counts: dict[str, int]
+    sent: dict[str, float]
+    floats: float
+
+
+def ring(ranks: int, wanting: int = DIM + 1) -> Declared:
+    """Texts go round, vectors with an offset, and gradients of `wanting` of these numbers; nothing is kept."""
+    messages, sent = 2 * (ranks - 1), (ranks - 1) * ROWS * (DIM + 1 + wanting) * FLOAT
+    return Declared({"send": messages, "receive": messages}, {"send": sent}, 0)
+
+
+def gathered(ranks: int) -> Declared:
+    """All texts come and the sums of their gradients go by a collective each; a matrix, and its sums of columns."""
+    bytes_ = (ranks - 1) * ROWS * row_width(DIM) * FLOAT
+    counts = {"all-gather": 1, "reduce-scatter": 1}
+    return Declared(counts, dict.fromkeys(counts, bytes_), 2 * row_width(DIM) + 3 * ROWS)
+
+
+def openclip_ring(ranks: int) -> Declared:
+    """OpenCLIP's: texts go round, gradients go back; its graph holds the texts and logits of all ranks."""
+    messages = 2 * (ranks - 1)
+    counts = {"send": messages, "receive": messages}
+    return Declared(counts, {"send": messages * ROWS * DIM * FLOAT}, 2 * DIM + 3 * ROWS)
+
+
+def openclip_gathered(ranks: int) -> Declared:
+    """OpenCLIP's softmax: images and texts come, their gradients go; two matrices of logits."""
+    bytes_ = 2 * (ranks - 1) * ROWS * DIM * FLOAT
+    counts = {"all-gather": 2, "reduce-scatter": 2}
+    return Declared(counts, dict.fromkeys(counts, bytes_), 4 * DIM + 6 * ROWS)
+
+
+def tiled(*wanting: int, given: int = 0, transposed: int = 0, matrices: float = 2) -> Callable[[int], Declared]:
+    """`losses.tiled`: text tensors of so many numbers a row come, the gradients of `wanting` go.
+
+    given: int64 numbers that come without; transposed: matrices that change from rows to columns, there and back.
+    """
+    def declared(ranks: int) -> Declared:
+        others = (ranks - 1) * ROWS
+        counts = {"all-gather": len(wanting) + given, "reduce-scatter": len(wanting), "all-to-all": transposed}
+        sent = {
+            "all-gather": others * (sum(wanting) * FLOAT + given * ID), "reduce-scatter": others * sum(wanting) * FLOAT,
+            "all-to-all": transposed * others * ROWS * FLOAT,
+        }  # fmt: skip
+        floats = 2 * sum(wanting) + given * ID / FLOAT + matrices * ROWS
+        return Declared({k: n for k, n in counts.items() if n}, {k: n for k, n in sent.items() if n}, floats)
+
+    return declared
+
+
+def and_also(first: Callable[[int], Declared], second: Callable[[int], Declared]) -> Callable[[int], Declared]:
+    """Both, one after the other."""
+    def declared(ranks: int) -> Declared:
+        a, b = first(ranks), second(ranks)
+        sent = {kind: a.sent.get(kind, 0) + b.sent.get(kind, 0) for kind in a.sent | b.sent}
+        return Declared(Counter(a.counts) + Counter(b.counts), sent, max(a.floats, b.floats))
+
+    return declared
+
+
+def uniformity(ranks: int) -> Declared:
+    """PCME's: so many points of all ranks together, two of each at least, and the sum of each rank."""
+    points = 2 * min(ROWS, max(1, UNIFORM_POINTS // (2 * ranks)))
+    bytes_ = (ranks - 1) * points * DIM * FLOAT
+    return Declared({"all-gather": 2, "reduce-scatter": 1},
+                    {"all-gather": bytes_ + (ranks - 1) * FLOAT, "reduce-scatter": bytes_}, 2 * DIM)  # fmt: skip
+
+
+#: Known matches send the ids of texts; both ways want the columns of similarities and of positives, and give back one.
+BOTH_WAYS = tiled(DIM, given=1, transposed=3)
+DECLARED: dict[str, Callable[[int], Declared]] = {
+    "prolip": ring, "likelihood": partial(ring, wanting=DIM),  # whose offsets are constants
+    "siglip": openclip_ring, "clip": openclip_gathered,
+    "infonce": BOTH_WAYS, "vse": BOTH_WAYS, "triplet-sum": BOTH_WAYS, "source-free": BOTH_WAYS,
+    "pcme": and_also(tiled(8 * DIM, given=1), uniformity),
+    "pcmepp": and_also(tiled(DIM, DIM, given=1, transposed=3), openclip_gathered),
+    "vacsr": tiled(DIM, given=2, matrices=4),
+}  # fmt: skip
+
+
+def pool() -> Pool:
+    """What source-free adaptation looks at before training."""
+    draw = torch.Generator().manual_seed(0)
+    image, text = (Gaussian(torch.randn(9, DIM, generator=draw), torch.zeros(9, DIM)) for _ in range(2))
+    return Pool(keys=[f"k{n}" for n in range(9)], image=image, text=text,
+                text_ids=torch.ones(9, 12, dtype=torch.int64), image_novelty={}, text_novelty={})  # fmt: skip
+
+
+def make_batch() -> dict:
+    place = torch.arange(ROWS)
+    return {"image": torch.randn(ROWS, 3, 32, 32), "text": torch.ones(ROWS, 12, dtype=torch.int64),
+            "caption_id": place, "caption_ids": place[:, None], "key": [f"k{n}" for n in range(ROWS)]}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def measured() -> Callable[[str, str], dict[tuple[int, int], Ledger]]:
+    """(method, exchange of losses that factor) -> what a step's loss took on the first and the last rank of each world.
+    """
+    found: dict[tuple[str, str], dict[tuple[int, int], Ledger]] = {}
+
+    def measure(method: str, exchange: str = "ring") -> dict[tuple[int, int], Ledger]:
+        if (method, exchange) not in found:
+            model = model_of(method)
+            with patch.object(contrastive, "choose_exchange", lambda *_: exchange):
+                places = [(ranks, rank) for ranks in WORLDS for rank in (0, ranks - 1)]
+                found[method, exchange] = {place: loss_of_step(method, model, *place) for place in places}
+        return found[method, exchange]
+
+    return measure
+
+
+def model_of(method: str) -> torch.nn.Module:
+    torch.manual_seed(0)
+    return prolip.create_model("ProLIP-ViT-test", method_cfg=None if METHODS[method].adapts else {"name": method})
+
+
+def loss_of_step(method: str, model: torch.nn.Module, ranks: int, rank: int) -> Ledger:
+    """What the loss of one rank's embeddings takes, forward and backward."""
+    kind = METHODS[method]
+    objective = kind.objective(model, kind.config(**SETTINGS.get(method, {})), Context(rank=rank, world_size=ranks))
+    if kind.adapts:
+        objective.memory = objective.look(CSDScore(), pool())
+    batch = objective.train().prepare(make_batch(), 1)
+    reps = {name: x.detach().requires_grad_() for name, x in objective.embed(batch).items()}
+    with one_rank(rank, ranks), Ledger(ranks) as ledger:
+        loss = objective.terms(reps, batch)["loss"]
+        loss.backward()
+    assert loss.isfinite() and reps["image_mean"].grad.shape == reps["image_mean"].shape
+    return ledger
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_step_sends_what_its_loss_declares(measured, method):
+    for (ranks, _), ledger in measured(method).items():
+        declared = DECLARED[method](ranks)
+        assert ledger.counts == declared.counts
+        assert {kind: n for kind, n in ledger.sent.items() if n} == pytest.approx(declared.sent)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_rank_holds_of_the_others_what_its_loss_declares(measured, method):
+    """From 512 ranks on every tile is full, so what still grows is held for each row of the global batch."""
+    peaks = {key: ledger.peak for key, ledger in measured(method).items()}
+    for last in (False, True):
+        small, middle, large = (peaks[ranks, (ranks - 1) * last] for ranks in WORLDS)
+        floats = (large - middle) / ((WORLDS[2] - WORLDS[1]) * ROWS * FLOAT)
+        declared = DECLARED[method](WORLDS[2]).floats
+        assert floats <= declared
+        assert floats > 0.6 * declared or (small == middle == large and declared == 0)
+
+
+@pytest.mark.parametrize("method", ["prolip", "likelihood"])
+def test_texts_that_devices_gather_take_two_collectives_of_any_number_of_ranks(measured, method):
+    found = measured(method, "gather")
+    for (ranks, _), ledger in found.items():
+        assert (ledger.counts, ledger.sent) == (gathered(ranks).counts, pytest.approx(gathered(ranks).sent))
+    for last in (False, True):
+        middle, large = (found[ranks, (ranks - 1) * last].peak for ranks in WORLDS[1:])
+        floats = (large - middle) / ((WORLDS[2] - WORLDS[1]) * ROWS * FLOAT)
+        assert 0.6 * gathered(ranks).floats < floats <= gathered(ranks).floats
+
+
+def test_a_loss_that_sends_or_holds_more_is_found():
+    """A matrix of all pairs of the global batch, and a transpose too many."""
+    def peak(ranks: int) -> tuple[Ledger, float]:
+        image, text = (torch.randn(ROWS, DIM, requires_grad=True) for _ in range(2))
+
+        def loss(similarity: torch.Tensor, positive: torch.Tensor) -> torch.Tensor:
+            every = transpose_over_ranks(similarity)
+            return (every + 0 * torch.ones(similarity.shape[1], similarity.shape[1]).sum()).sum()
+
+        with one_rank(0, ranks), Ledger(ranks) as ledger:
+            tiled_loss_over_ranks(lambda x, y: x[0] @ y[0].mT, (image,), (text,), loss).backward()
+        return ledger, ledger.peak / (ranks * ROWS * FLOAT)
+
+    declared = tiled(DIM)
+    (small, few), (large, many) = peak(8), peak(256)
+    assert small.counts != declared(8).counts and large.counts != declared(256).counts
+    assert many > 4 * few and many > declared(256).floats
+
+
+@pytest.mark.parametrize("method,ranks", [("prolip", 8), ("infonce", 4096)])
+def test_a_whole_step_adds_the_gradients_alone(method, ranks):
+    """DDP's buckets, a first one of 1 MiB and others of 25, hold every trained parameter once."""
+    config = build_config(method, {
+        "model": {"model": "ProLIP-ViT-test"}, "data": {"dataset_type": "synthetic", "train_num_samples": 8},
+        "optim": {"lr": 1e-3, "beta2": 0.95, "wd": 0.1, "warmup": 1, "grad_clip_norm": 1.0},
+        "run": {"precision": "fp32", "device": "cpu"},
+    })  # fmt: skip
+    world = World(rank=ranks - 1, world_size=ranks)
+    with one_rank(world.rank, ranks):
+        trained = build_trained(config, world, model_of(method), (4, 4), None)
+        trained.network = distribute(trained.objective, world, config.run)
+        for step in range(2):
+            with Ledger(ranks) as ledger:
+                training_step(trained, make_batch(), step)
+        assert dist.get_world_size() == ranks
+    trained_numbers = sum(p.numel() for p in trained.objective.parameters() if p.requires_grad)
+    counts = Counter(ledger.counts) - Counter(DECLARED[method](ranks).counts)
+    assert counts == {"all-reduce": 1 + math.ceil((trained_numbers * FLOAT / 2**20 - 1) / 25)}
+    assert ledger.sent["all-reduce"] == trained_numbers * FLOAT

@@ -1,0 +1,213 @@
+"""Checkpoints in shards: all ranks write them, any number of ranks reads them, damage is found."""
+from __future__ import annotations
+
+import shutil
+import threading
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+import torch
+import torch.distributed as dist
+from distributed_helpers import run_ranks
+from fsspec.implementations.memory import MemoryFileSystem
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+
+from prolip.utils.flags import FlagError
+from training.checkpoint.files import (
+    Saver,
+    check_checkpoint,
+    find_checkpoint,
+    list_steps,
+    load_checkpoint,
+    read_checkpoint,
+    shards_of,
+)
+from training.checkpoint.shards import by_path, load_shards, only_shards
+from training.checkpoint.storage import Storage
+from training.parallel.distributed import World
+
+SHAPES = {"weight": (5, 3), "bias": (5,)}
+
+
+def values(step: int) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(step)
+    return {name: torch.randn(shape, generator=generator) for name, shape in SHAPES.items()}
+
+
+def sharded(ranks: int) -> nn.Module:
+    """A layer in shards: five rows over the ranks, which not all have as many of."""
+    module = nn.Linear(3, 5)
+    fully_shard(module, mesh=init_device_mesh("cpu", (ranks,)))
+    return module
+
+
+def fill(module: nn.Module, step: int) -> dict[str, Any]:
+    """A state of the layer at a step, in which not everything is sharded."""
+    with torch.no_grad():
+        for name, value in values(step).items():
+            own = getattr(module, name)
+            own.copy_(torch.distributed.tensor.distribute_tensor(value, own.device_mesh, own.placements))
+    return {"step": step, "objective": module.state_dict(), "whole": [torch.full((2,), float(step))]}
+
+
+def write(rank: int, ranks: int, url: str, steps: tuple[int, ...], keep: int) -> list[str]:
+    said: list[str] = []
+    module, group = sharded(ranks), dist.new_group(backend="gloo")
+    saver = Saver(Storage(url), keep=keep, say=said.append, group=group)
+    for step in steps:
+        saver.submit(fill(module, step))
+        fill(module, -step)  # what comes behind the copy is not in the file
+    saver.settle(final=True)
+    saver.close()
+    return said
+
+
+def read(rank: int, ranks: int, address: str) -> dict[str, Any]:
+    """The rows of this rank, as it reads them."""
+    module = sharded(ranks)
+    state = read_checkpoint(address, World(rank=rank, world_size=ranks))
+    patterns = by_path({"objective": module.state_dict()})
+    found = load_shards(state, shards_of(address), patterns, dist.group.WORLD)["objective"]
+    assert all(isinstance(part, DTensor) for part in found.values())
+    return {name: part.to_local() for name, part in found.items()} | {"whole": state["whole"][0]}
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("shards")
+    first, second = run_ranks(2, write, 2, str(folder), (1, 2, 3), 2)
+    assert [text.split(" (")[0] for text in first] == [f"saved {folder}/step_{step}.pt" for step in (1, 2, 3)]
+    assert second == []
+    return folder
+
+
+def test_all_ranks_write_and_one_process_reads_the_whole(saved):
+    assert sorted(Storage(str(saved)).names()) == ["step_2.pt", "step_2.shards", "step_3.pt", "step_3.shards"]
+    assert {path.name for path in (saved / "step_3.shards").glob("__*")} == {"__0_0.distcp", "__1_0.distcp"}
+    for step in (2, 3):
+        state = load_checkpoint(saved / f"step_{step}.pt")
+        assert state["step"] == step and state["whole"][0].eq(step).all()
+        for name, value in values(step).items():
+            assert torch.equal(state["objective"][name], value)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_any_number_of_ranks_reads_its_own_rows(saved, ranks):
+    parts = run_ranks(ranks, read, ranks, f"{saved}/step_3.pt")
+    for name, value in values(3).items():
+        assert torch.equal(torch.cat([part[name] for part in parts]), value)
+    assert all(part["whole"].eq(3).all() for part in parts)
+
+
+def behind_a_url(rank: int) -> tuple[Any, ...]:
+    """What is in a store after each step of a life there; the store is this process's memory."""
+    fsspec.register_implementation("gs", MemoryFileSystem, clobber=True)
+    write(rank, 1, "gs://far/run", (1, 2), 1)
+    storage = Storage("gs://far/run")
+    there = [sorted(storage.names())]
+    for part in ("step_2.shards", "step_2.pt"):
+        storage.rename(part, f"superseded_{part}")
+    there.append(sorted(storage.names()))
+    state = load_checkpoint("gs://far/run/superseded_step_2.pt")
+    storage.delete("superseded_step_2.pt")
+    return *there, storage.sweep(), storage.names(), state["objective"]["bias"]
+
+
+def test_shards_behind_a_url_are_read_renamed_and_deleted_with_their_file():
+    [(first, renamed, swept, left, bias)] = run_ranks(1, behind_a_url)
+    assert first == ["step_2.pt", "step_2.shards"] and swept == ["superseded_step_2.shards"] and left == []
+    assert renamed == ["superseded_step_2.pt", "superseded_step_2.shards"] and torch.equal(bias, values(2)["bias"])
+
+
+@pytest.mark.parametrize(
+    "what, said",
+    [("flipped", "step_3.shards/__1_0.distcp is damaged"), ("cut", "step_3.shards/__1_0.distcp is cut off"),
+     ("gone", "step_3.shards/__1_0.distcp is missing"), ("index", "step_3.shards/.metadata cannot be read")],
+)  # fmt: skip
+def test_latest_passes_over_damaged_shards_and_names_them(saved, tmp_path, what, said):
+    shutil.copytree(saved, tmp_path, dirs_exist_ok=True)
+    part = tmp_path / "step_3.shards" / ("__1_0.distcp" if what != "index" else ".metadata")
+    content = bytearray(part.read_bytes())
+    if what == "gone":
+        part.unlink()
+    elif what == "flipped":
+        at = content.index(values(3)["weight"][3:].numpy().tobytes()[:8])
+        content[at] ^= 1
+        part.write_bytes(content)
+    else:
+        part.write_bytes(content[: len(content) // 2])
+    address, passed_over = find_checkpoint("latest", Storage(str(tmp_path)))
+    assert address == f"{tmp_path}/step_2.pt" and len(passed_over) == 1 and said in passed_over[0]
+
+
+def test_a_file_without_its_shards_says_what_is_missing(saved, tmp_path):
+    (tmp_path / "step_3.pt").write_bytes((saved / "step_3.pt").read_bytes())
+    check_checkpoint(f"{tmp_path}/step_3.pt")
+    with pytest.raises(FlagError, match=r"step_3\.shards cannot be loaded .*has to lie beside it"):
+        load_checkpoint(f"{tmp_path}/step_3.pt")
+
+
+def apart(rank: int, folder: str) -> str:
+    """Each rank writes to a disk of its own."""
+    saver = Saver(Storage(f"{folder}/{rank}"), group=dist.new_group(backend="gloo"))
+    saver.submit(fill(sharded(2), 1))
+    try:
+        saver.settle(final=True)
+    except OSError as error:
+        return str(error)
+    finally:
+        saver.close()
+    return ""
+
+
+def test_machines_that_share_no_folder_are_told_so(tmp_path):
+    first, _ = run_ranks(2, apart, str(tmp_path))
+    assert "step_1.shards/__1_0.distcp is missing" in first and "give a --checkpoint-dir that they share" in first
+    assert not (tmp_path / "0/step_1.pt").exists()
+
+
+def failing(rank: int, folder: str) -> list[str]:
+    """The disk of rank 1 is full at the first checkpoint."""
+    said: list[str] = []
+    saver, module = Saver(Storage(folder), say=said.append, group=dist.new_group(backend="gloo")), sharded(2)
+    if rank == 1:
+        Path(folder, "step_1.shards").mkdir(parents=True)
+        Path(folder, "step_1.shards/__1_0.distcp").mkdir()
+    dist.barrier()
+    for step in (1, 2):
+        saver.submit(fill(module, step))
+        saver.settle()
+    saver.close()
+    return said
+
+
+def test_a_rank_that_cannot_write_is_named_and_the_run_goes_on(tmp_path):
+    first, second = run_ranks(2, failing, str(tmp_path))
+    for said in (first, second):
+        assert said[0].startswith("warning: a checkpoint was NOT written, the run goes on: OSError: ")
+        assert "on rank 1: " in said[0]
+    assert list_steps(Storage(str(tmp_path))) == [2] and len(first) == 2 and len(second) == 1
+
+
+def test_training_goes_on_while_shards_are_written(tmp_path):
+    assert run_ranks(1, waiting, str(tmp_path)) == [True]
+
+
+def waiting(rank: int, folder: str) -> bool:
+    saver, opened = Saver(Storage(folder), group=dist.new_group(backend="gloo")), threading.Event()
+    saver.thread.submit(opened.wait, 60)
+    saver.submit(fill(sharded(1), 1))
+    early = list(Path(folder).iterdir())
+    opened.set()
+    saver.settle(final=True)
+    saver.close()
+    return not early and list_steps(saver.storage) == [1]
+
+
+def test_whole_states_have_no_shards():
+    assert only_shards({"a": torch.ones(2), "b": [1, {"c": torch.zeros(1)}]}) == {}
