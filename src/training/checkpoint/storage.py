@@ -20,7 +20,7 @@ from prolip.utils.outputs import replacing
 class Storage:
     """Files in one folder, each either whole under its name or not there.
 
-    beside: where files on their way to and from a URL lie where temporary files would lie in memory.
+    beside: where files on their way from a URL lie where temporary files would lie in memory.
     """
 
     def __init__(self, url: str, beside: Path = Path()):

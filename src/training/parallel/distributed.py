@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -217,23 +217,20 @@ def from_first(work: Callable[[], T], world: World) -> T:
     """
     if world.world_size == 1:
         return work()
-    found: Any = None
-    error: Exception | None = None
-    sent = b""
+    found, error, sent = None, None, b""
     if world.is_first:
         try:
             found = work()
             sent = pickle.dumps((found, None))
         except Exception as raised:
-            error = raised
-            sent = pickle.dumps((None, portable(raised)))
+            error, sent = raised, pickle.dumps((None, portable(raised)))
     received, told = pickle.loads(share_object(sent, world))
     if told is not None:
         raise error or told
-    return found if world.is_first else received
+    return cast(T, found) if world.is_first else received
 
 
-def portable(error: Exception | None) -> Exception | None:
+def portable(error: Exception) -> Exception:
     """An error that says the same when it was pickled; of a class that cannot be, the nearest built-in one."""
     try:
         if str(pickle.loads(pickle.dumps(error))) == str(error):
