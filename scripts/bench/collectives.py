@@ -1,17 +1,25 @@
-"""One rank of any number, without the others: torch's fake process group, what a rank sends, and the most it holds."""
+"""One rank of any number, without the others: torch's fake process group, what a rank sends, the most it holds, and
+which files it touches.
+"""
 from __future__ import annotations
 
+import os
+import pickle
+import sys
+import time
 import weakref
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import wraps
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -22,6 +30,9 @@ COLLECTIVES = {
     "allgather_": ("all-gather", 1, 0), "_reduce_scatter_base_": ("reduce-scatter", 1, 0),
     "reduce_scatter_": ("reduce-scatter", 1, 0), "alltoall_base_": ("all-to-all", 1, 0),
     "alltoall_": ("all-to-all", 1, 0), "allreduce_": ("all-reduce", 0, 0), "broadcast_": ("broadcast", 0, 0),
+    # of tensors in shards, which return what comes in
+    "all_reduce": ("all-reduce", 0, None), "all_gather_into_tensor": ("all-gather", 0, None),
+    "reduce_scatter_tensor": ("reduce-scatter", 0, None), "wait_tensor": None, "_wrap_tensor_autograd": None,
 }  # fmt: skip
 
 
@@ -38,7 +49,9 @@ class Ledger(TorchDispatchMode):
         self.known: set[int] = set()
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func.namespace == "c10d":
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented  # it works on the shards, by operators that come here
+        if func.namespace in ("c10d", "_c10d_functional"):
             self.note(func.overloadpacket.__name__, args)
         out = func(*args, **(kwargs or {}))
         for x in tree_leaves(out):
@@ -48,6 +61,8 @@ class Ledger(TorchDispatchMode):
 
     def note(self, name: str, args: tuple) -> None:
         """A collective: of all that it takes a rank keeps its own part, of W parts."""
+        if COLLECTIVES[name] is None:
+            return
         kind, outward, inward = COLLECTIVES[name]
         self.counts[kind] += 1
         out = 0 if outward is None else sum(x.nbytes for x in tensors(args[outward]))
@@ -109,3 +124,121 @@ def send(_, bucket):  # DDP takes no annotations that are words
     done: torch.futures.Future = torch.futures.Future()
     done.set_result(bucket.buffer())
     return done
+
+
+# --- files and objects ------------------------------------------------------------------------------------------------
+class Calls:
+    """Counts of this process's calls while `counting`: files looked up (stat, lstat), opened, and folders listed."""
+
+    def __init__(self) -> None:
+        self.found: Counter[str] = Counter()
+        self.on = False
+        names = {"open": "opened", "os.listdir": "listed", "os.scandir": "listed"}
+        sys.addaudithook(lambda event, _: self.count(names[event]) if event in names else None)
+        for name in ("stat", "lstat"):
+            setattr(os, name, self.counted(getattr(os, name)))
+        self.map = torch.UntypedStorage.from_file
+        torch.UntypedStorage.from_file = self.mapped
+
+    def mapped(self, name: str, shared: bool, size: int) -> torch.UntypedStorage:
+        """As torch, which maps a file; its bytes are counted."""
+        if self.on:
+            self.found["mapped"] += size
+        return self.map(name, shared, size)
+
+    def count(self, what: str) -> None:
+        """One call more."""
+        if self.on:
+            self.found[what] += 1
+
+    def counted(self, call: Any) -> Any:
+        """The same function, which counts."""
+        def counting(*args: Any, **options: Any) -> Any:
+            self.count("looked up")
+            return call(*args, **options)
+
+        return counting
+
+    @contextmanager
+    def counting(self) -> Iterator[Counter[str]]:
+        """The counts of the block, with bytes read (Linux alone tells them) and processor seconds."""
+        self.found, self.own = Counter(), -bytes_read() + bytes_read()
+        before, start = bytes_read(), time.process_time()
+        self.on = True
+        try:
+            yield self.found
+        finally:
+            self.on = False
+            self.found["seconds"] = time.process_time() - start  # type: ignore[assignment]
+            self.found["read"] = bytes_read() - before - self.own
+
+
+def bytes_read() -> int:
+    """Bytes that this process has read from files and pipes so far; 0 where the system does not tell."""
+    try:
+        return int(Path("/proc/self/io").read_text(encoding="utf-8").split()[1])
+    except OSError:
+        return 0
+
+
+class Rank:
+    """One rank of many while entered, by torch's fake group; objects are counted, and received as they would be.
+
+    sent: what rank 0 broadcasts goes there, and other ranks take it from there, in the same order.
+    """
+
+    OBJECTS = ("broadcast_object_list", "all_gather_object", "gather_object", "barrier", "new_group",
+               "destroy_process_group")  # fmt: skip
+
+    def __init__(self, rank: int, ranks: int, sent: list[bytes]):
+        self.rank, self.ranks, self.sent, self.waiting = rank, ranks, sent, iter(list(sent))
+        self.found: Counter[str] = Counter()
+        self.real = {name: getattr(dist, name) for name in self.OBJECTS}
+
+    def __enter__(self) -> Rank:
+        dist.init_process_group("fake", rank=self.rank, world_size=self.ranks, store=FakeStore())
+        for name in self.OBJECTS:
+            setattr(dist, name, getattr(self, name))
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        for name, real in self.real.items():
+            setattr(dist, name, real)
+        dist.destroy_process_group()
+
+    def broadcast_object_list(self, box: list[Any], *_: Any, **__: Any) -> None:
+        self.found["collectives"] += 1
+        if self.rank == 0:
+            self.sent.append(pickle.dumps(list(box)))
+        else:
+            box[:] = pickle.loads(data := next(self.waiting))
+            self.found["received"] += len(data)
+
+    def all_gather_object(self, boxes: list[Any], value: Any, **_: Any) -> None:
+        self.found["collectives"] += 1
+        data = pickle.dumps(value)
+        self.found["received"] += len(data) * (self.ranks - 1)
+        boxes[:] = [pickle.loads(data) for _ in range(self.ranks)]
+
+    def gather_object(self, value: Any, boxes: list[Any] | None = None, **_: Any) -> None:
+        if boxes is None:
+            self.found["collectives"] += 1
+        else:
+            self.all_gather_object(boxes, value)
+
+    def barrier(self, *_: Any, **__: Any) -> None:
+        self.found["collectives"] += 1
+
+    def new_group(self, *_: Any, **__: Any) -> None:
+        """The group of a machine, whose first rank this one takes for rank 0."""
+        self.found["collectives"] += 1
+
+    def destroy_process_group(self, *_: Any) -> None:
+        """There is none besides the fake one, which stays."""
+
+    def add(self, ledger: Ledger, found: Counter[str]) -> None:
+        """What was counted since the last time, of tensors and of objects, to the counts of files."""
+        self.found["collectives"] += sum(ledger.counts.values())
+        self.found["sent"] += sum(ledger.sent.values())
+        found.update(self.found)
+        self.found.clear()

@@ -1,4 +1,6 @@
-"""What a run on thousands of ranks touches, counted on one machine: python scripts/bench/scale.py [--old CHECKOUT]
+"""What a run on thousands of ranks touches, counted on one machine.
+
+    python scripts/bench/scale.py --old CHECKOUT --write docs/benchmarks/scale.md
 
 Ranks are simulated: rank 0 runs, what it broadcasts is kept, and the last rank runs with that. No other rank differs
 from the last one. Phases:
@@ -8,9 +10,10 @@ from the last one. Phases:
   stop    what ranks agree on between steps, per step of --step-ms, and the most steps until all know a request
   save    a checkpoint, as far as training waits for it
   load    from the address of a checkpoint to its state
+  kinds   the collectives of a step of --model by what they carry, with DDP and with FSDP2
 
 Columns: files looked up, opened and listed; bytes read from files and mapped; collectives; bytes of tensors sent and of
-objects received by them; seconds of the processor.
+objects received by them; seconds of the processor. With --old a cell says "before -> after".
 """
 from __future__ import annotations
 
@@ -18,23 +21,24 @@ import argparse
 import io
 import json
 import os
-import pickle
 import subprocess
 import sys
 import tarfile
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
+from textwrap import indent
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 import torch
-import torch.distributed as dist
-from collectives import FakeStore, Ledger, real_looking_ddp
+from collectives import COLLECTIVES, Calls, Ledger, Rank, real_looking_ddp
+
+from prolip.utils.outputs import replacing
 
 ROOT = Path(__file__).resolve().parents[2]
 RANKS = (2, 8, 64, 512, 4096)
@@ -42,7 +46,8 @@ RANKS = (2, 8, 64, 512, 4096)
 SAMPLES, LINKS = 10_000, 10_000
 TEST_SHARDS = 16
 COLUMNS = ("looked up", "opened", "listed", "read", "mapped", "collectives", "sent", "received", "seconds")
-PHASES = ("start", "step", "stop", "save", "load")
+Counts = dict[str, list[dict[str, float]]]
+PHASES = ("start", "step", "stop", "save", "load", "kinds")
 #: Machines hold so many ranks.
 LOCAL = 8
 
@@ -79,124 +84,6 @@ def write_data(folder: Path, shards: int) -> None:
         write_shard(folder / "test" / f"{number}.tar")
 
 
-# --- counting ---------------------------------------------------------------------------------------------------------
-class Calls:
-    """Counts of this process's calls while `counting`: files looked up (stat, lstat), opened, and folders listed."""
-
-    def __init__(self) -> None:
-        self.found: Counter[str] = Counter()
-        self.on = False
-        names = {"open": "opened", "os.listdir": "listed", "os.scandir": "listed"}
-        sys.addaudithook(lambda event, _: self.count(names[event]) if event in names else None)
-        for name in ("stat", "lstat"):
-            setattr(os, name, self.counted(getattr(os, name)))
-        self.map = torch.UntypedStorage.from_file
-        torch.UntypedStorage.from_file = self.mapped
-
-    def mapped(self, name: str, shared: bool, size: int) -> torch.UntypedStorage:
-        """As torch, which maps a file; its bytes are counted."""
-        if self.on:
-            self.found["mapped"] += size
-        return self.map(name, shared, size)
-
-    def count(self, what: str) -> None:
-        """One call more."""
-        if self.on:
-            self.found[what] += 1
-
-    def counted(self, call: Any) -> Any:
-        """The same function, which counts."""
-        def counting(*args: Any, **options: Any) -> Any:
-            self.count("looked up")
-            return call(*args, **options)
-
-        return counting
-
-    @contextmanager
-    def counting(self) -> Iterator[Counter[str]]:
-        """The counts of the block, with bytes read (Linux alone tells them) and processor seconds."""
-        self.found, self.own = Counter(), -bytes_read() + bytes_read()
-        before, start = bytes_read(), time.process_time()
-        self.on = True
-        try:
-            yield self.found
-        finally:
-            self.on = False
-            self.found["seconds"] = time.process_time() - start  # type: ignore[assignment]
-            self.found["read"] = bytes_read() - before - self.own
-
-
-def bytes_read() -> int:
-    """Bytes that this process has read from files and pipes so far; 0 where the system does not tell."""
-    try:
-        return int(Path("/proc/self/io").read_text(encoding="utf-8").split()[1])
-    except OSError:
-        return 0
-
-
-class Rank:
-    """One rank of many while entered, by torch's fake group; objects are counted, and received as they would be.
-
-    sent: what rank 0 broadcasts goes there, and other ranks take it from there, in the same order.
-    """
-
-    OBJECTS = ("broadcast_object_list", "all_gather_object", "gather_object", "barrier", "new_group",
-               "destroy_process_group")  # fmt: skip
-
-    def __init__(self, rank: int, ranks: int, sent: list[bytes]):
-        self.rank, self.ranks, self.sent, self.waiting = rank, ranks, sent, iter(list(sent))
-        self.found: Counter[str] = Counter()
-        self.real = {name: getattr(dist, name) for name in self.OBJECTS}
-
-    def __enter__(self) -> Rank:
-        dist.init_process_group("fake", rank=self.rank, world_size=self.ranks, store=FakeStore())
-        for name in self.OBJECTS:
-            setattr(dist, name, getattr(self, name))
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        for name, real in self.real.items():
-            setattr(dist, name, real)
-        dist.destroy_process_group()
-
-    def broadcast_object_list(self, box: list[Any], *_: Any, **__: Any) -> None:
-        self.found["collectives"] += 1
-        if self.rank == 0:
-            self.sent.append(pickle.dumps(list(box)))
-        else:
-            box[:] = pickle.loads(data := next(self.waiting))
-            self.found["received"] += len(data)
-
-    def all_gather_object(self, boxes: list[Any], value: Any, **_: Any) -> None:
-        self.found["collectives"] += 1
-        data = pickle.dumps(value)
-        self.found["received"] += len(data) * (self.ranks - 1)
-        boxes[:] = [pickle.loads(data) for _ in range(self.ranks)]
-
-    def gather_object(self, value: Any, boxes: list[Any] | None = None, **_: Any) -> None:
-        if boxes is None:
-            self.found["collectives"] += 1
-        else:
-            self.all_gather_object(boxes, value)
-
-    def barrier(self, *_: Any, **__: Any) -> None:
-        self.found["collectives"] += 1
-
-    def new_group(self, *_: Any, **__: Any) -> None:
-        """The group of a machine, whose first rank this one takes for rank 0."""
-        self.found["collectives"] += 1
-
-    def destroy_process_group(self, *_: Any) -> None:
-        """There is none besides the fake one, which stays."""
-
-    def add(self, ledger: Ledger, found: Counter[str]) -> None:
-        """What was counted since the last time, of tensors and of objects, to the counts of files."""
-        self.found["collectives"] += sum(ledger.counts.values())
-        self.found["sent"] += sum(ledger.sent.values())
-        found.update(self.found)
-        self.found.clear()
-
-
 # --- start ------------------------------------------------------------------------------------------------------------
 def settings(folder: Path, shards: int) -> Any:
     """A run on the shards, whose buffer opens one of them for a first sample, evaluated on the test set."""
@@ -220,7 +107,7 @@ def begin(config: Any, rank: int, ranks: int) -> None:
     next(loader._chunks.source.stream(Place(0, 0, rank, ranks), FaultCounter()))
 
 
-def count_start(folder: Path, args: argparse.Namespace) -> dict[str, list[dict[str, float]]]:
+def count_start(folder: Path, args: argparse.Namespace) -> Counts:
     """Ranks -> the counts of rank 0 and of the last one."""
     calls, results, config = Calls(), {}, settings(folder, args.shards)
     begin(config, 0, 1)  # imports what is imported late
@@ -239,15 +126,16 @@ def count_start(folder: Path, args: argparse.Namespace) -> dict[str, list[dict[s
 # --- a run ------------------------------------------------------------------------------------------------------------
 def words_of(folder: Path, *more: str) -> list[str]:
     """A run of synthetic images that evaluates nothing."""
-    run = ["--dataset-type", "synthetic", "--train-num-samples", "65536", "--model", "ProLIP-ViT-test"]
+    run = ["--dataset-type", "synthetic", "--train-num-samples", "65536"]
+    run += [] if "--model" in more else ["--model", "ProLIP-ViT-test"]
     run += ["--workers", "0", "--batch-size", "2", "--max-steps", "8", "--warmup", "1", "--save-frequency", "0"]
     run += ["--precision", "fp32", "--device", "cpu", "--init-logit-bias", "-5"]
     return [*run, "--output", str(folder), "--name", "run", *more]
 
 
-def count_run(folder: Path, args: argparse.Namespace) -> dict[str, dict[str, list[dict[str, float]]]]:
+def count_run(folder: Path, args: argparse.Namespace) -> dict[str, Counts]:
     """Phase -> ranks -> the counts of rank 0 and of the last one."""
-    calls, results = Calls(), {phase: {} for phase in PHASES[1:]}
+    calls, results = Calls(), {phase: {} for phase in PHASES[1:-1]}
     phases_of(folder / "warm", Rank(0, 2, []), calls, args)  # imports what is imported late
     for ranks in args.ranks:
         sent: list[bytes] = []
@@ -322,37 +210,164 @@ def agree(run: Any, args: argparse.Namespace) -> int:
     return late
 
 
+# --- kinds of collectives ---------------------------------------------------------------------------------------------
+#: The function that a collective comes of -> what it carries, who waits for it.
+CARRIERS = {
+    "score_gathered": ("vectors of texts, and their gradients", "the device, for the slowest rank"),
+    "send": ("gradients, a bucket of 25 MB each", "the device, behind its backward pass, for the last bucket"),
+    "unshard": ("parameters of a block", "the device, where they have not come by the time the block before is done"),
+    "foreach_reduce": ("gradients of a block", "the device, behind its backward pass, for the last block"),
+    "average_gradient": ("gradients of scale and bias", "the device"),
+    "norm": ("norms of gradients", "the device"),
+    "_post": ("requests to stop or save, every 0.25 s", "nobody"),
+}
+
+
+class Carried(Ledger):
+    """Counts and bytes by what a collective carries as well. Fails where CARRIERS does not know it."""
+
+    def __init__(self, ranks: int) -> None:
+        super().__init__(ranks)
+        self.number, self.bytes = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
+
+    def note(self, name: str, args: tuple) -> None:
+        before = self.sent.total()
+        super().note(name, args)
+        if COLLECTIVES[name] is None:
+            return
+        frame: FrameType | None = sys._getframe()
+        while frame is not None and frame.f_code.co_name not in CARRIERS:
+            frame = frame.f_back
+        if frame is None:
+            raise RuntimeError(f"a step has a collective, {name}, that no row speaks of: add its function to CARRIERS")
+        row = frame.f_code.co_name, COLLECTIVES[name][0]
+        self.number[row] += 1
+        self.bytes[row] += self.sent.total() - before
+
+
+def count_kinds(folder: Path, args: argparse.Namespace) -> dict[str, dict[str, list[list[Any]]]]:
+    """DDP, FSDP2 -> ranks -> rows (function, collective, how many, bytes) of the second step on rank 0."""
+    import training.run
+    from prolip.losses import contrastive
+    from training.loop import on_device, training_step
+    from training.main import parse
+    from training.parallel.distributed import World
+
+    contrastive.choose_exchange = lambda *_: "gather"  # as on GPUs
+    results: dict[str, dict[str, list[list[Any]]]] = {}
+    for way, flags in (("DDP", []), ("FSDP2", ["--fsdp"])):
+        for ranks in args.ranks:
+            place = folder / f"{way}{ranks}"
+            world = World(rank=0, world_size=ranks, local_size=min(LOCAL, ranks))
+            with Rank(0, ranks, []), real_looking_ddp(), ExitStack() as held:
+                config = parse(words_of(place, "--model", args.model, *flags))
+                run = training.run.build(config, world, place / "run", 2, held)
+                run.fed.loader.set_epoch(0)
+                first, second = (on_device(run.fed, batch, step, world.device)
+                                 for step, batch in zip(range(2), run.fed.loader))  # fmt: skip
+                training_step(run.trained, first, 0)
+                with Carried(ranks) as ledger:
+                    training_step(run.trained, second, 1)
+                    run.health.agreement.exchange(0, 0, 0)
+                training.run.close(run)
+            rows = [[*row, number, ledger.bytes[row]] for row, number in ledger.number.items()]
+            results.setdefault(way, {})[str(ranks)] = rows
+    return results
+
+
+def kinds_table(model: str, ways: dict[str, dict[str, list[list[Any]]]]) -> list[str]:
+    """A row for each kind of collective."""
+    ranks = list(next(iter(ways.values())))
+    heads = [f"bytes, {int(number):,} ranks" for number in ranks]
+    lines = [f"## Collectives of a step of {model}, 2 samples a rank", "",
+             f"| with | carries | collective | a step | {' | '.join(heads)} | who waits |",
+             "|---|---|---|---:" + "|---:" * len(ranks) + "|---|"]  # fmt: skip
+    for way, counted in ways.items():
+        by = {number: {(row[0], row[1]): row[2:] for row in rows} for number, rows in counted.items()}
+        for function, kind in by[ranks[0]]:
+            what, waits = CARRIERS[function]
+            found = [by[number][function, kind] for number in ranks]
+            times = " / ".join(dict.fromkeys(show(number) for number, _ in found))
+            sent = " | ".join(show(bytes_) for _, bytes_ in found)
+            lines.append(f"| {way} | {what} | {kind} | {times} | {sent} | {waits} |")
+    return lines
+
+
+# --- tables -----------------------------------------------------------------------------------------------------------
+TOP = """# What a run on thousands of ranks touches
+
+Made by
+
+    {command}
+
+{about}
+
+Ranks are simulated, one at a time, on one machine: nothing here ran on a GPU or over a network. *another* is the last
+rank, *all* is rank 0 and all others. A cell says "before -> after"; seconds are those of a processor. What grows with
+the ranks: the texts of a step, gathered by every rank; the places in the data that rank 0 receives to save, some 400
+bytes a rank, and that every rank reads to load from the one map of its machine; and at the start the shards, which rank
+0 alone looks up for all.
+"""
+
+
 def show(value: float) -> str:
     """A count, or a mean of counts, or seconds."""
     return f"{value:,.0f}" if value == int(value) else f"{value:,.3g}"
 
 
-def print_table(title: str, results: dict[str, list[dict[str, float]]]) -> None:
-    """Rank 0, one other rank, and all of them together."""
-    columns = [*COLUMNS, LATE] if title.startswith("Stop") else COLUMNS
-    print(f"\n{title}\n\n| ranks | of | {' | '.join(columns)} |\n|---:|---" + "|---:" * len(columns) + "|")
-    for ranks, (first, other) in results.items():
-        every = {name: first[name] + (int(ranks) - 1) * other[name] for name in COLUMNS} | {LATE: other.get(LATE)}
-        for who, counts in (("rank 0", first), ("another", other), ("all", every)):
-            print(f"| {int(ranks):,} | {who} | {' | '.join(show(counts[name]) for name in columns)} |")
+def phase_table(title: str, before: Counts | None, after: Counts) -> list[str]:
+    """Rank 0, one other rank, and all of them together; columns of zeros are left out."""
+    def three(results: Counts) -> dict[tuple[str, str], dict[str, float]]:
+        rows: dict[tuple[str, str], dict[str, float]] = {}
+        for ranks, (first, other) in results.items():
+            every = {name: first[name] + (int(ranks) - 1) * other[name] for name in COLUMNS}
+            every |= {LATE: other[LATE]} if LATE in other else {}
+            rows |= {(ranks, "rank 0"): first, (ranks, "another"): other, (ranks, "all"): every}
+        return rows
+
+    sides = [three(results) for results in (before, after) if results is not None]
+    names = [*COLUMNS, LATE] if title.startswith("Stop") else list(COLUMNS)
+    names = [name for name in names if any(row[name] for side in sides for row in side.values())]
+    lines = [f"## {title}", "", f"| ranks | of | {' | '.join(names)} |", "|---:|---" + "|---:" * len(names) + "|"]
+    for ranks, who in sides[-1]:
+        cells = [" -> ".join(dict.fromkeys(show(side[ranks, who][name]) for side in sides)) for name in names]
+        lines.append(f"| {int(ranks):,} | {who} | {' | '.join(cells)} |")
+    return lines
 
 
 def compare(args: argparse.Namespace) -> None:
-    """The tables of an older checkout and of this one."""
+    """The tables of this checkout, next to those of an older one."""
+    found = []
     with tempfile.TemporaryDirectory() as name:
         if "start" in args.phases:
             write_data(Path(name), args.shards)
         for number, checkout in enumerate(filter(None, (args.old, ROOT))):
+            phases = [phase for phase in args.phases if checkout == ROOT or phase != "kinds"]
+            if not phases:
+                continue
             environment = os.environ | {"PYTHONPATH": str(Path(checkout).resolve() / "src"), "OMP_NUM_THREADS": "1"}
-            words = [*args.phases, "--shards", args.shards, "--ranks", *args.ranks, "--step-ms", args.step_ms]
-            command = [sys.executable, __file__, *words, "--in", name, "--run", Path(name) / f"run{number}"]
+            words = [*phases, "--shards", args.shards, "--ranks", *args.ranks, "--step-ms", args.step_ms]
+            words += ["--model", args.model, "--in", name, "--run", Path(name) / f"run{number}"]
+            command = [sys.executable, __file__, *words]
             done = subprocess.run([str(word) for word in command], env=environment, stdout=subprocess.PIPE, text=True)
             if done.returncode:
                 raise SystemExit(f"counting in {checkout} ended with {done.returncode}: the lines above say why")
-            which = "this commit" if checkout == ROOT else "the older checkout"
-            for phase, results in json.loads(done.stdout.splitlines()[-1]).items():
-                about = f" on {args.shards:,} shards" if phase == "start" else ""
-                print_table(f"{phase.capitalize()}{about}, {which}", results)
+            found.append(json.loads(done.stdout.splitlines()[-1]))
+    lines: list[str] = []
+    for phase in args.phases:
+        title = phase.capitalize() + (f" on {args.shards:,} shards" if phase == "start" else "")
+        before = found[0].get(phase) if len(found) > 1 else None
+        after = found[-1][phase]
+        lines += kinds_table(args.model, after) if phase == "kinds" else phase_table(title, before, after)
+        lines.append("")
+    tables = "\n".join(lines)
+    if args.write is None:
+        print(tables)
+        return
+    about = (__doc__ or "").partition("Phases:\n\n")[2].partition("\n\nColumns")[0]
+    command = f"python scripts/bench/scale.py {'--old CHECKOUT ' if args.old else ''}--write docs/benchmarks/scale.md"
+    with replacing(args.write) as temporary:
+        temporary.write_text(TOP.format(command=command, about=indent(about, "  ")) + "\n" + tables, encoding="utf-8")
 
 
 def parse_flags(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -362,7 +377,9 @@ def parse_flags(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--shards", type=int, default=5000, help="training shards; default: %(default)s")
     add("--ranks", type=int, nargs="+", default=RANKS, help="numbers of ranks; default: %(default)s")
     add("--step-ms", type=float, default=74, help="milliseconds of a step, for stop; default: %(default)s, ViT-B/16's")
-    add("--old", metavar="CHECKOUT", help="of an older commit, whose tables come first")
+    add("--model", default="ProLIP-ViT-B-16", help="of kinds; default: %(default)s")
+    add("--old", metavar="CHECKOUT", help="of an older commit, whose counts stand before this one's")
+    add("--write", type=Path, metavar="PAGE", help="page that is written; without, tables are printed")
     for name in ("--in", "--run"):  # of a process that counts
         add(name, dest=name.strip("-") + "_folder", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args(arguments)
@@ -381,8 +398,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if args.in_folder is None:
         compare(args)
         return
-    results = {"start": count_start(args.in_folder, args)} if "start" in args.phases else {}
-    if {*args.phases} - {"start"}:
+    results: dict[str, Any] = {"start": count_start(args.in_folder, args)} if "start" in args.phases else {}
+    if "kinds" in args.phases:
+        results["kinds"] = count_kinds(args.run_folder, args)
+    if {*args.phases} - {"start", "kinds"}:
         results |= count_run(args.run_folder, args)
     print("\n" + json.dumps({phase: found for phase, found in results.items() if phase in args.phases}))
 

@@ -1,4 +1,4 @@
-"""The counts of a start at scale are printed, and all ranks but the first touch what they read alone."""
+"""The counts of a run at scale: what a rank touches does not grow with their number, and every collective is named."""
 import re
 import subprocess
 import sys
@@ -7,14 +7,31 @@ from pathlib import Path
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts/bench/scale.py"
 
 
+def tables_of(*words: object) -> dict[str, list[dict[str, str]]]:
+    """Title -> rows of cells by column."""
+    command = [sys.executable, str(SCRIPT), *map(str, words)]
+    out = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300).stdout
+    tables = {}
+    for title, *lines in (part.splitlines() for part in out.split("## ")[1:]):
+        cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")]
+        tables[title] = [dict(zip(cells[0], row)) for row in cells[2:]]
+    return tables
+
+
+def number(row: dict[str, str], column: str) -> float:
+    """Columns of zeros are left out."""
+    return float(row.get(column, "0").replace(",", ""))
+
+
 def test_a_rank_of_many_looks_up_and_opens_the_shard_that_it_reads():
-    words = [sys.executable, str(SCRIPT), "start", "--shards", "64", "--ranks", "2", "64"]
-    out = subprocess.run(words, capture_output=True, text=True, check=True, timeout=300).stdout
-    for ranks in (2, 64):
-        counts = r"\| (\d+) \| (\d+) \| (\d+) \| \S+ \| \S+ \| \S+ \| \S+ \| (\S+) \|"
-        first, other = (re.search(rf"^\| {ranks} \| {who} {counts}", out, re.M) for who in ("rank 0", "another"))
-        assert 64 < int(first[1]) < 200 and first[4] == "0"
-        assert other.groups()[:3] == ("1", "1", "0") and other[4] != "0"
+    for title, rows in tables_of("start", "--shards", 64, "--ranks", 2, 64).items():
+        assert title == "Start on 64 shards" and len(rows) == 6
+        for row in rows:
+            if row["of"] == "rank 0":
+                assert 64 < number(row, "looked up") < 200 and number(row, "received") == 0
+            elif row["of"] == "another":
+                assert [number(row, name) for name in ("looked up", "opened", "listed")] == [1, 1, 0]
+                assert number(row, "received") > 0
 
 
 def test_more_ranks_than_shards_are_refused():
@@ -24,20 +41,37 @@ def test_more_ranks_than_shards_are_refused():
 
 def test_a_step_a_stop_and_a_load_cost_a_rank_the_same_whatever_their_number():
     """Formulas name what grows: texts gathered in a step, and places in the data on rank 0, which saves."""
-    words = [sys.executable, str(SCRIPT), "step", "stop", "save", "load", "--ranks", "8", "64"]
-    out = subprocess.run(words, capture_output=True, text=True, check=True, timeout=300).stdout
-    tables = {text.split(",")[0]: text for text in re.split(r"\n(?=\w+, this commit)", out.strip())}
-    counts = {}
-    for phase, text in tables.items():
-        for line in re.findall(r"^\| \d+ \| (?:rank 0|another) .*$", text, re.M):
-            ranks, who, *cells = (cell.strip().replace(",", "") for cell in line.strip("|").split("|"))
-            counts[phase, int(ranks), who] = [float(cell) for cell in cells]
-    collectives, sent, received, mapped = 5, 6, 7, 4
+    tables = tables_of("step", "stop", "save", "load", "--ranks", 8, 64)
     for who in ("rank 0", "another"):
-        few, many = ({phase: counts[phase, ranks, who] for phase in tables} for ranks in (8, 64))
-        for phase in tables:
-            assert few[phase][collectives] == many[phase][collectives] > 0
-        assert few["Stop"][sent] == many["Stop"][sent] and few["Stop"][-1] == many["Stop"][-1] <= 6
-        assert few["Save"][received] <= many["Save"][received] < 64 * 600
-        assert abs(few["Load"][mapped] - many["Load"][mapped]) < 1000 and many["Load"][received] < 1000
-    assert counts["Save", 64, "another"][received] == 0
+        few, many = ({title: next(row for row in rows if (row["ranks"], row["of"]) == (ranks, who))
+                      for title, rows in tables.items()} for ranks in ("8", "64"))  # fmt: skip
+        for title in tables:
+            assert number(few[title], "collectives") == number(many[title], "collectives") > 0
+        late = "steps until known"
+        assert few["Stop"]["sent"] == many["Stop"]["sent"] and few["Stop"][late] == many["Stop"][late]
+        assert number(many["Stop"], late) <= 6
+        assert number(few["Save"], "received") <= number(many["Save"], "received") < 64 * 600
+        assert abs(number(few["Load"], "mapped") - number(many["Load"], "mapped")) < 1000
+        assert number(many["Load"], "received") < 1000
+        assert who == "rank 0" or number(many["Save"], "received") == 0
+
+
+def test_every_collective_of_a_step_is_named_with_its_bytes_and_who_waits(tmp_path):
+    """With DDP, what all ranks send but for texts is what one sends; FSDP2 sends parameters more often than gradients.
+    """
+    page = tmp_path / "page.md"
+    assert not tables_of("kinds", "--model", "ProLIP-ViT-test", "--ranks", 8, 64, "--write", page)
+    table = page.read_text(encoding="utf-8").split("## Collectives")[1]
+    rows = re.findall(r"^\| (DDP|FSDP2) \| (.+?) \| (\S+) \| (\d+) \| (\S+) \| (\S+) \| (.+) \|$", table, re.M)
+    assert {row[:3]: row[3:6] for row in rows if row[0] == "DDP"}.keys() == {
+        ("DDP", "vectors of texts, and their gradients", "all-gather"),
+        ("DDP", "vectors of texts, and their gradients", "reduce-scatter"),
+        ("DDP", "gradients, a bucket of 25 MB each", "all-reduce"),
+        ("DDP", "requests to stop or save, every 0.25 s", "all-reduce"),
+    }
+    sent = {row[:3]: [int(cell.replace(",", "")) for cell in row[3:6]] for row in rows}
+    grown = {what for (_, what, _), (_, few, many) in sent.items() if many > 2 * few}
+    assert grown == {"vectors of texts, and their gradients"}
+    blocks = sent["FSDP2", "parameters of a block", "all-gather"][0]
+    assert blocks > sent["FSDP2", "gradients of a block", "reduce-scatter"][0] > 0
+    assert all(row[6] for row in rows)
