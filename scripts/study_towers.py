@@ -7,7 +7,8 @@ start: a small tower like SigLIP's learns some designers' drawings by SigLIP's l
 with other designers' drawings, beside the deterministic model, a model from random weights, and, with --old, the
 conversion that readers have replaced: a checkout of commit 8437f18b, whose towers read both ways with a [CLS] of their
 own. They are measured before the first step, after 50 and after 500.
-reader: the same towers by the same loss from random weights, with [UNC] among the tower's tokens or with a reader.
+reader: the same towers by the same loss from random weights, with [UNC] among the tower's tokens or with a reader; and
+with two other readers (reader_variants.py).
 A run that has ended is not trained again, so the same command goes on where it was broken off. Cells: the mean over
 seeds, each seed in brackets; differences with their 95% interval, by bootstrap over concepts (a drawing and its texts),
 the seeds averaged in every draw.
@@ -68,6 +69,12 @@ ROWS = {
 }  # fmt: skip
 OLD = "prolip, old conversion"
 NAMES = "names/i2t/R@1"
+#: Row of the second study -> its model, and flags of its own.
+READERS = {
+    "in-tower": ("in-tower", ""), "reader": ("reader", ""),
+    "reader, no gradient into the tower": ("reader", "--method prolip-apart"),
+    "reader, tokens of all blocks": ("reader", "--method prolip-levels"),
+}  # fmt: skip
 #: Column of the second study -> its statistic.
 COLUMNS = {
     "names R@1 i2t": NAMES, "t2i": "names/t2i/R@1", "captions mAP@R i2t": "captions/i2t/mAP@R",
@@ -115,7 +122,8 @@ def started(folder: Path, seed: int, flags: str) -> dict[str, Any]:
 
 def compared(folder: Path, seed: int, flags: str) -> dict[str, Any]:
     """As a sweep: the second study, with one seed."""
-    variants = {name: f"--model local-dir:{folder / 'towers' / f'{name}-s{seed}'}" for name in ("in-tower", "reader")}
+    variants = {slug(row): f"--model local-dir:{folder / 'towers' / f'{name}-s{seed}'}{' ' * bool(own)}{own}"
+                for row, (name, own) in READERS.items()}  # fmt: skip
     words = f"--method prolip --max-steps {READER_STEPS} --save-frequency 0 --init-logit-bias auto {flags}"
     return {"recipe": RECIPE, "seeds": [seed], "flags": words, "variants": variants}
 
@@ -205,12 +213,14 @@ def start_rows(folder: Path, seeds: Sequence[int]) -> Iterator[Sequence[str]]:
 
 
 def of_reader(folder: Path, seeds: Sequence[int]) -> list[str]:
-    """Both models of the second study, and their difference."""
-    found = {name: [all_statistics(one) for one in results(folder, name, seeds)] for name in ("in-tower", "reader")}
+    """All models of the second study, and their differences."""
+    found = {row: [all_statistics(one) for one in results(folder, slug(row), seeds)] for row in READERS}
     rows = [[title, *(cell([100 * value_of(one[key]) for one in own]) for key in COLUMNS.values())]
             for title, own in found.items() if own]  # fmt: skip
-    if all(found.values()):
-        rows.append(["reader - in-tower", *gain(found["in-tower"], found["reader"], list(COLUMNS.values())).values()])
+    for row in [row for row in READERS if row != "in-tower"]:
+        before = "in-tower" if row == "reader" else "reader"
+        if len(found[row]) == len(found[before]) > 0:
+            rows.append([f"{row} - {before}", *gain(found[before], found[row], list(COLUMNS.values())).values()])
     return markdown(["percent", *COLUMNS], rows)
 
 
@@ -235,6 +245,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Train what is missing of a study, then make its table."""
     options = parse(arguments)
     folder, seeds = options.out.resolve(), options.seeds
+    if options.study == "reader":
+        os.environ |= {"PROLIP_METHODS": "reader_variants", "PYTHONPATH": str(ROOT / "scripts")}
     if not options.tables_only:
         configure(folder, seeds)
         if options.study == "start":

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,11 @@ import prolip
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
+import reader_variants  # noqa: E402
 import study_towers  # noqa: E402
+from prolip.methods import FURTHER  # noqa: E402
+from prolip.methods.base import Context  # noqa: E402
+from prolip.methods.prolip import ProLIPConfig  # noqa: E402
 from training.main import parse  # noqa: E402
 
 
@@ -21,7 +26,7 @@ def commands(sweep) -> dict:
     return {name: parse(["--config", sweep["recipe"], *words]) for name, words in flags.items()}
 
 
-def test_both_models_of_the_second_study_have_the_same_towers_but_for_uncertainty(tmp_path):
+def test_both_models_of_the_second_study_have_the_same_towers_but_for_uncertainty(tmp_path, monkeypatch):
     study_towers.configure(tmp_path, [3])
     places = [tmp_path / "towers" / f"{name}-s3" for name in ("in-tower", "reader")]
     own, reader = (prolip.create_model(f"local-dir:{place}") for place in places)
@@ -31,8 +36,10 @@ def test_both_models_of_the_second_study_have_the_same_towers_but_for_uncertaint
     ids = torch.tensor([[49406, 320, 49407, *[0] * 9]])
     for model in (own, reader):
         assert model.eval().encode_text(ids).log_var.mean().item() == pytest.approx(-10, abs=0.5)
+    monkeypatch.setenv(FURTHER, "reader_variants")
     runs = commands(study_towers.compared(tmp_path, 3, ""))
-    assert {run.model.model for run in runs.values()} == {f"local-dir:{tmp_path}/towers/{name}-s3" for name in runs}
+    assert [run.model.model.rpartition("/")[2] for run in runs.values()] == ["in-tower-s3", *["reader-s3"] * 3]
+    assert [run.method for run in runs.values()] == ["prolip", "prolip", "prolip-apart", "prolip-levels"]
     assert {run.run.max_steps for run in runs.values()} == {study_towers.READER_STEPS}
 
 
@@ -54,3 +61,25 @@ def test_a_checkout_without_the_project_is_refused(tmp_path, capsys):
     with pytest.raises(SystemExit):
         study_towers.parse(["start", "--out", "runs", "--old", str(tmp_path)])
     assert "git worktree add" in capsys.readouterr().err
+
+
+def note(counts, _, inputs):
+    counts.append(inputs[0].shape[1])
+
+
+def test_readers_of_the_second_study_leave_the_tower_alone_or_read_all_of_its_blocks(tmp_path):
+    study_towers.configure(tmp_path, [3])
+    images, ids = torch.randn(2, 3, 64, 64), torch.tensor([[49406, 320, 49407, *[0] * 9]] * 2)
+    counted, moved = {}, {}
+    for name, method in reader_variants.METHODS.items():
+        model = prolip.create_model(f"local-dir:{tmp_path / 'towers/reader-s3'}")
+        objective = method.objective(model, ProLIPConfig(), Context(total_steps=2))
+        counted[name] = []
+        for tower in objective.model.towers().values():
+            tower.reader.norm_kv.register_forward_pre_hook(partial(note, counted[name]))
+        variances = [model.encode_image(images).log_var.sum() + model.encode_text(ids).log_var.sum() for _ in range(2)]
+        variances[1].backward()
+        inside = [p.grad for tower in model.towers().values() for p in tower.tower.parameters()]
+        moved[name] = any(gradient is not None and gradient.any() for gradient in inside)
+    assert counted == {"prolip-apart": [64, 12] * 2, "prolip-levels": [3 * 64, 2 * 12] * 2}
+    assert moved == {"prolip-apart": False, "prolip-levels": True}
