@@ -11,7 +11,7 @@ reader: the same towers by the same loss from random weights, with [UNC] among t
 with two other readers (reader_variants.py).
 A run that has ended is not trained again, so the same command goes on where it was broken off. Cells: the mean over
 seeds, each seed in brackets; differences with their 95% interval, by bootstrap over concepts (a drawing and its texts),
-the seeds averaged in every draw.
+the seeds averaged in every draw. "asked" is the trace of each text at which PPCL's gradient of it would be zero.
 """
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -79,7 +79,10 @@ READERS = {
 COLUMNS = {
     "names R@1 i2t": NAMES, "t2i": "names/t2i/R@1", "captions mAP@R i2t": "captions/i2t/mAP@R",
     "rho true matches": "rho", "AUROC of errors i2t": "errors by image", "AUROC t2i": "errors by text",
+    "AUROC t2i of asked": "errors by asked", "rho asked": "rho asked", "spread, 0.01 nat": "spread",
 }  # fmt: skip
+#: Pairs of a batch of the recipe.
+BATCH = 128
 
 
 def configure(folder: Path, seeds: Sequence[int]) -> None:
@@ -173,18 +176,52 @@ def measure_early(run: Path, checkout: Path) -> None:
 
 # --- tables ----------------------------------------------------------------------------------------------------------
 def all_statistics(result: CorpusResult) -> dict[str, Statistic]:
-    """Retrieval, AUROC of errors, and the rank correlation of a text's uncertainty with its true matches."""
-    doubt, true = result.uncertainty(result.text), np.log(result.table.true_matches)
+    """Retrieval; AUROC of errors; rank correlations of a text's uncertainty with its true matches and with the trace
+    that is asked of it, and AUROC of errors by the latter; how far the middle 68% of texts' traces move a logit.
+    """
+    doubt, true, wanted = result.uncertainty(result.text), np.log(result.table.true_matches), asked(result)
+    known, scale = ~np.isnan(wanted), float(result.model_score.scale)  # type: ignore[attr-defined]
 
-    def rho(weights: Mapping[str, np.ndarray]) -> np.ndarray:
-        rows = [np.repeat(np.arange(len(true)), drawn.astype(int)) for drawn in weights["captions"]]
-        return np.array([spearman(doubt[row], true[row]) for row in rows])
+    def over_texts(of: Callable[[np.ndarray], float]) -> Statistic:
+        def estimate(weights: Mapping[str, np.ndarray]) -> np.ndarray:
+            return np.array([of(np.repeat(np.arange(len(true)), drawn.astype(int))) for drawn in weights["captions"]])
 
-    own = {"rho": Statistic({"captions": len(true)}, rho)}
+        return Statistic({"captions": len(true)}, estimate)
+
+    def agreement(rows: np.ndarray) -> float:
+        rows = rows[known[rows]]
+        return spearman(doubt[rows], wanted[rows])
+
+    own = {
+        "rho": over_texts(lambda rows: spearman(doubt[rows], true[rows])),
+        "rho asked": over_texts(agreement),
+        "spread": over_texts(lambda rows: scale / 4 * float(np.subtract(*np.percentile(doubt[rows], [84, 16])))),
+    }
     for (_, ranking, signs), side in zip(uncertainty.cases(result), SIDES):  # drawings among names, and the reverse
         wrong = (~ranking.hit(1)).double().where(ranking.answerable, torch.nan)
         own[f"errors by {side}"] = auroc_of(signs[side], wrong, "images" if side == "image" else "names")
+    own["errors by asked"] = auroc_of(wanted[result.name_texts], wrong, "names")
     return statistics(result) | {name: clustered(one, result.clusters) for name, one in own.items()}
+
+
+def asked(result: CorpusResult) -> np.ndarray:
+    """(T,) the trace t of each text that PPCL would leave as it is, in batches of B drawings, one of them its own:
+    (B - 1) mean_i p_i + mean_own p_i = 1, p_i = sigmoid(a (m.m_i - (t + t_i) / 2) + b). NaN where it has no drawing.
+    """
+    score: Any = result.model_score
+    scale, bias = float(score.scale), float(score.bias)
+    cosines = (result.text.mean @ result.image.mean.mT).double()
+    logits = scale * (cosines - result.image.trace.double() / 2) + bias
+    own = torch.from_numpy(result.text_relation).double()
+    own = own / own.sum(1, keepdim=True)
+    low = torch.full((len(logits), 1), -50.0, dtype=torch.double)
+    high = -low
+    for _ in range(60):  # falls with t
+        middle = (low + high) / 2
+        p = torch.sigmoid(logits - scale * middle / 2)
+        many = ((BATCH - 1) * p.mean(1) + (own * p).sum(1))[:, None] > 1
+        low, high = torch.where(many, middle, low), torch.where(many, high, middle)
+    return torch.where(own.isnan().any(1), torch.nan, low[:, 0]).numpy()
 
 
 def results(folder: Path, name: str, seeds: Sequence[int], evaluation: str = "eval") -> list[CorpusResult]:

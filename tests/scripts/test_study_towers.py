@@ -4,9 +4,12 @@ from __future__ import annotations
 import sys
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 
 import prolip
 
@@ -14,6 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 import reader_variants  # noqa: E402
 import study_towers  # noqa: E402
+from prolip.gaussian import Gaussian  # noqa: E402
 from prolip.methods import FURTHER  # noqa: E402
 from prolip.methods.base import Context  # noqa: E402
 from prolip.methods.prolip import ProLIPConfig  # noqa: E402
@@ -83,3 +87,20 @@ def test_readers_of_the_second_study_leave_the_tower_alone_or_read_all_of_its_bl
         moved[name] = any(gradient is not None and gradient.any() for gradient in inside)
     assert counted == {"prolip-apart": [64, 12] * 2, "prolip-levels": [3 * 64, 2 * 12] * 2}
     assert moved == {"prolip-apart": False, "prolip-levels": True}
+
+
+def test_what_is_asked_of_a_text_is_the_trace_at_which_the_gradient_of_ppcl_is_zero():
+    torch.manual_seed(0)
+    image, text = (Gaussian(F.normalize(torch.randn(n, 8), dim=-1), torch.randn(n, 8) - 4) for n in (40, 6))
+    relation = np.zeros((6, 40), dtype=bool)
+    relation[np.arange(5), np.arange(5)] = relation[0, 7] = True
+    result = SimpleNamespace(model_score=SimpleNamespace(scale=12.0, bias=-4.0), image=image, text=text,
+                             text_relation=relation)  # fmt: skip
+    found = study_towers.asked(result)
+    assert np.isnan(found[5])
+    trace = torch.tensor(found[:5], requires_grad=True)
+    logits = 12 * ((text.mean @ image.mean.mT)[:5] - (trace[:, None] + image.trace) / 2) - 4
+    own = torch.from_numpy(relation[:5])
+    matches = torch.stack([-F.logsigmoid(row[mask]).mean() for row, mask in zip(logits, own)])
+    (matches - 127 * F.logsigmoid(-logits).mean(1)).sum().backward()
+    assert trace.grad.abs().max() < 1e-4 * 12
