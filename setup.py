@@ -25,7 +25,7 @@ setup(
     package_data={
         "prolip": ["models/configs/*.json", "models/configs/transformers/*/*.json", "report/*.j2", "curate/*.j2",
                    "hub/*.j2", "explorer/*.j2", "explorer/*.js", "explorer/*.css", "evaluation/suites/datacomp/*.csv",
-                   "evaluation/published/*.csv", "py.typed"],
+                   "py.typed"],
         "training": ["retired_flags.json"],
     },
     entry_points={"console_scripts": ["prolip=prolip.cli.main:script",

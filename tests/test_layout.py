@@ -37,8 +37,7 @@ FLOORS = [
     ["prolip.evaluation.kinds"],
     ["prolip.evaluation.task", "prolip.evaluation.plots"],
     ["prolip.prompts.fitting"],
-    ["prolip.evaluation.distributed", "prolip.evaluation.table", "prolip.evaluation.suites",
-     "prolip.evaluation.published"],
+    ["prolip.evaluation.distributed", "prolip.evaluation.table", "prolip.evaluation.suites"],
     # the commands
     ["prolip.curate", "prolip.evaluation", "prolip.export", "prolip.hierarchy", "prolip.report",
      "prolip.prompts.figures", "prolip.search",

@@ -18,15 +18,16 @@ from training_runs import assert_same_state, newest, stop_after
 
 from prolip.cli.command import parser_of
 from prolip.cli.main import find
-from prolip.evaluation.published.papers import PRINTED, find_printed
 from prolip.models.registry import get_model_config
 from training.health.preemption import EXIT_STOPPED
 from training.main import main, parse
 from training.model import build_model
 
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "tests/prolip/evaluation"))
+sys.path[:0] = [str(ROOT / "tests/prolip/evaluation"), str(ROOT / "scripts")]
 import miniatures as mini  # noqa: E402
+
+import papers  # noqa: E402
 
 RECIPES = ROOT / "scripts/recipes"
 #: Those of data that users bring, by the word of their data.
@@ -39,9 +40,10 @@ HEADS = {"coco-pcme": 1024, "coco-pcme-rerun": 1024, "coco-pcmepp": 1024, "coco-
 
 
 def commands(name: str) -> list[list[str]]:
-    """The commands in the head of a recipe, as words behind `python -m` or `prolip eval`."""
+    """The commands in the head of a recipe, as words behind `python -m` or `prolip eval`; of a script all its words."""
     text = re.sub(r" \\\n# +", " ", (RECIPES / f"{name}.yaml").read_text())
-    return [shlex.split(line)[2:] for line in re.findall(r"^#     ((?:python -m|prolip eval) .+)$", text, re.M)]
+    begin = r"python -m|prolip eval|python(?= scripts/papers\.py)"
+    return [shlex.split(line) for line in re.findall(rf"^#     (?:{begin}) (.+)$", text, re.M)]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -54,10 +56,12 @@ def test_the_commands_in_its_head_can_be_typed_and_are_of_this_recipe(name, monk
         if program == "training.main":
             config = parse(words)
             assert config.run.epochs and config.data.train_data and config.run.global_batch_size == 128
+        elif program == "scripts/papers.py":
+            assert papers.find_printed(words[:1]) and words[1:] == ["--results", "found.json"]
         else:
             name, command, rest = find(["eval", program, *words])
-            assert find_printed(parser_of(name, command).parse_strictly(rest).published)
-    assert [words[0] for words in found].count("tasks") == 1
+            assert parser_of(name, command).parse_strictly(rest).output == "found.json"
+    assert [words[0] for words in found][-2:] == ["tasks", "scripts/papers.py"]
 
 
 def config_of(name: str):
@@ -117,8 +121,8 @@ def test_adaptation_has_the_papers_neighbourhood_and_its_source_two_epochs_of_al
 
 @pytest.mark.parametrize("page", ["docs/recipes.md", *(f"scripts/recipes/{name}.yaml" for name in NAMES)])
 def test_every_rsum_that_is_said_is_printed_in_a_paper(page):
-    printed = {row["rsum"] for table in PRINTED for _, row in table.rows if "rsum" in row}
-    printed |= {row["coco_1k/rsum"] for table in PRINTED for _, row in table.rows if "coco_1k/rsum" in row}
+    printed = {row["rsum"] for table in papers.PRINTED for _, row in table.rows if "rsum" in row}
+    printed |= {row["coco_1k/rsum"] for table in papers.PRINTED for _, row in table.rows if "coco_1k/rsum" in row}
     sums = {"551.8", "534.3"}  # of six figures of VACSR's Table 1, and of VSE-infinity's in PCME++'s C.8 to C.11
     said = set(re.findall(r"\b[2-5]\d\d\.\d\b", (ROOT / page).read_text()))
     assert said <= printed | sums
@@ -243,16 +247,18 @@ def trained(prepared, tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_recipe_trains_and_is_evaluated_beside_the_papers_rows(name, trained, capsys):
+def test_a_recipe_trains_and_is_evaluated_beside_the_papers_rows(name, trained, tmp_path, capsys):
     run, begun = trained(name)
     losses = [row["loss"] for row in map(json.loads, (run / "metrics.jsonl").read_text().splitlines()) if "loss" in row]
     assert len(losses) == 5 and all(map(math.isfinite, losses))
     (told,) = (words for words in commands(name) if words[0] == "tasks")
-    kept, published = (told[told.index(flag) + 1] for flag in ("--model", "--published"))
+    ((_, published, *_),) = (words for words in commands(name) if words[0] == "scripts/papers.py")
+    kept = told[told.index("--model") + 1]
     split = ["--split", told[told.index("--split") + 1]] if "--split" in told else []
     model, data = f"local-dir:{run / Path(kept).name}", begun[begun.index("--val-data") + 1]
+    (result,) = evaluate(["--model", model, "--data", data, *split, "--output", str(tmp_path / "found.json")])
     capsys.readouterr()
-    (result,) = evaluate(["--model", model, "--data", data, *split, "--published", published, "source-free"])
+    papers.main([published, "source-free", "--results", str(tmp_path / "found.json")])
     found = capsys.readouterr().out.partition("PCME Table E.2, cub" if name == "cub-pcme" else "Source-free Table II,")
     assert result.info["images"] == (4 if split else 10) and found[1]
     assert result.key in found[2] and f"{100 * result.metrics['i2t/R@1']:.2f}" in found[2]

@@ -61,11 +61,9 @@ PROMPTS = """--prompts:
 
 def check_tasks(args: argparse.Namespace) -> None:
     """ValueError for flags that do not go together, before anything is loaded."""
-    from prolip.evaluation.published.papers import find_printed
     from prolip.evaluation.zero_shot import ALL, BPRW, BY_IMAGES, read_prompts
     from prolip.methods import find_score
 
-    find_printed(args.published or ())
     for similarity in args.similarity or ():
         find_score(similarity)
     rule = read_prompts(args.prompts)
@@ -153,25 +151,19 @@ def features_of(args: argparse.Namespace) -> Iterator[Features]:
     flag("--instances", metavar="FILE", help="COCO's instances_val2014.json: also PMRP of its captions"),
     flag("--confusion", action="store_true", help="add counts of true and predicted classes to --output"),
     intervals_over("images with their captions, also of differences to a test set's first result"),
-    flag("--published", nargs="+", metavar="NAME", help="add papers' rows of these sets: parts of their names, or all"),
-    flag("--list-published", nargs="*", metavar="NAME", help="only show these rows (default: all)"),
     shared(Model),
     shared(Data, "skip_damaged"),
     shared(Compute, "device", "precision", "batch_size", "workers"),
     shared(Output, "output", "save_features", help={"output": "JSON file for the results"}),
-    more=PROMPTS, retired=RETIRED,
+    more=PROMPTS, retired=RETIRED | {"*published": "use python scripts/papers.py --results on what --output wrote"},
 )  # fmt: skip
 def run_tasks(args: argparse.Namespace) -> None:
     """Evaluate a model on any test sets."""
     from prolip.data.reading.tables.csv import show_counts
     from prolip.evaluation import table
     from prolip.evaluation.evaluate import evaluate_all
-    from prolip.evaluation.published.papers import find_printed, format_printed
 
     show_counts()
-    if args.list_published is not None:
-        print(format_printed(find_printed(args.list_published)))
-        return
     check_tasks(args)
     study = args.uncertainty or args.plots
     results = evaluate_all(
@@ -182,9 +174,6 @@ def run_tasks(args: argparse.Namespace) -> None:
     tables += [f"prompts: {said_of_prompts(args)}"] if args.prompts != "all" else []
     tables += [table.format_uncertainty(results)] if study else []
     tables += [table.format_intervals(results)] if args.intervals else []
-    if args.published:
-        printed = format_printed(find_printed(args.published), results)
-        tables += [printed or "no published row has a figure of these test sets"]
     tables += [f"written to {args.output}"] if args.output else []
     print("\n\n".join(filter(None, tables)))
 

@@ -251,7 +251,9 @@ def run_levels(args: argparse.Namespace) -> None:
 
     files = list(zip(*read_levels(args.images))) if args.images else []
     data = read_hierarcaps(args.captions) if args.captions else None
-    embedder = load_gaussian(args, args.model, "traces and inclusion")
+    embedder = load(args, stored=False)
+    if not embedder.probabilistic:
+        raise ValueError(f"{embedder.name} has no variances, and traces and inclusion are of them: give another model")
     from prolip.hierarchy.figures import write_levels
 
     if files:
@@ -264,45 +266,10 @@ def run_levels(args: argparse.Namespace) -> None:
     print(f"figures written to {args.output}")
 
 
-@command(
-    f"prolip hierarchy ambiguity {CORPUS} --output figures",
-    *DRAWINGS,
-    flag("--inputs", type=int, default=256, least=1, metavar="N",
-         help="change N drawings and N captions (default: 256)"),
-    *MODELS,
-    shared(Compute, "device", "precision", "seed"),
-    shared(Output, "output", required=["output"], help={"output": "folder for the figure, PNG and SVG"}),
-)  # fmt: skip
-def run_ambiguity(args: argparse.Namespace) -> None:
-    """Draw what erasing, mixing and dropping words do to uncertainty."""
-    check(args, folder=True)
-    from prolip.hierarchy import ambiguity, figures
-    from prolip.hierarchy.entailment import short
-    from prolip.utils.style import write
-
-    corpus, named = corpus_of(args), {}
-    for model in args.model:
-        embedder = load_gaussian(args, model, "the studies")
-        studies = [*ambiguity.study_images(embedder, corpus, args.inputs, args.seed).values(),
-                   ambiguity.study_texts(embedder, corpus, args.inputs, args.seed)]  # fmt: skip
-        named[short(embedder.name)] = studies
-        print("\n".join([embedder.name, *map(ambiguity.format_study, studies), ""]))
-    written = write(figures.ambiguity(named), args.output, "ambiguity")
-    print(f"written to {', '.join(map(str, written))}")
-
-
-def load_gaussian(args: argparse.Namespace, model: str, what: str) -> Embedder:
-    """A model with variances; ValueError for one without."""
-    embedder = load(args, model, stored=False)
-    if not embedder.probabilistic:
-        raise ValueError(f"{embedder.name} has no variances, and {what} are of them: give another model")
-    return embedder
-
-
 COMMANDS = {
     "prompts": {"fit": run_fit, "show": run_show},
     "hierarchy": {
         "entailment": run_entailment, "traverse": run_traverse, "hierarcaps": run_hierarcaps,
-        "hierarimgs": run_hierarimgs, "levels": run_levels, "ambiguity": run_ambiguity,
+        "hierarimgs": run_hierarimgs, "levels": run_levels,
     },
 }  # fmt: skip

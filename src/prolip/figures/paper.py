@@ -18,6 +18,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from PIL import Image
+from torch import Tensor
 
 from prolip.data.emoji import LEVELS, Corpus
 from prolip.data.pictures import open_image
@@ -25,7 +26,6 @@ from prolip.evaluation.model import Embedder
 from prolip.evaluation.suites.emoji.result import CorpusResult
 from prolip.gaussian import Gaussian
 from prolip.hierarchy import figures, levels
-from prolip.hierarchy.ambiguity import encoded, erase
 from prolip.hierarchy.hierarimgs import read_levels
 from prolip.hierarchy.traversal import Traversal
 from prolip.measures import csd
@@ -39,6 +39,8 @@ COLUMNS = 4
 #: Characters of a line of captions.
 WIDTH = 88
 CLASSES, PICTURES, PROMPTS = 3, 5, 5
+#: Cells of an image in each direction, each erased as a whole.
+CELLS = 8
 #: Shares of a drawing that are missing at each level but the last, which is the drawing itself.
 ERASED = (0.75, 0.5, 0.25)
 WHITE = 255.0
@@ -285,11 +287,9 @@ class Pictures:
             image = corpus.drawings[row].image()
             return image if level == len(ERASED) else without_cells(image, ERASED[level], seed + row)
 
-        pixels = [
-            torch.stack([embedder.preprocess(picture(row, level)) for row in range(len(corpus.drawings))])
-            for level in range(len(ERASED) + 1)
-        ]
-        return cls(embedder, [encoded(embedder, x) for x in pixels], picture)
+        rows, last = range(len(corpus.drawings)), len(ERASED)
+        z = [embedder.embed_images(picture(row, level) for row in rows).z for level in range(last + 1)]
+        return cls(embedder, z, picture)
 
     @classmethod
     def read(cls, embedder: Embedder, folder: str | Path) -> Pictures:
@@ -313,6 +313,19 @@ class Pictures:
         h = self.inclusions[0].h
         order = h.argsort(kind="stable")
         return order[h[order] <= 0][:most]
+
+
+def erase(pixels: Tensor, share: float, generator: torch.Generator) -> Tensor:
+    """A share of the cells of every image set to 0, the mean colour of normalised pixels, (B, 3, H, W).
+
+    The order in which cells go is drawn by the generator, for each image its own.
+    """
+    if not 0 <= share <= 1:
+        raise ValueError(f"share {share}: give one from 0 to 1")
+    order = torch.rand(len(pixels), CELLS**2, generator=generator).argsort(1).argsort(1)
+    gone = (order < round(share * CELLS**2)).view(-1, 1, CELLS, CELLS).float()
+    mask = torch.nn.functional.interpolate(gone, pixels.shape[-2:], mode="nearest")
+    return pixels * (1 - mask)
 
 
 def without_cells(image: Image.Image, share: float, seed: int) -> Image.Image:

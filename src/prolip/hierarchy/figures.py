@@ -1,10 +1,9 @@
 """Figures of hierarchy, in the colours of Okabe and Ito; each series has its own marker and dashes, too."""
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import cycle
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -12,13 +11,9 @@ from matplotlib.ticker import MaxNLocator
 
 from prolip.gaussian import Gaussian
 from prolip.hierarchy import levels
-from prolip.hierarchy.ambiguity import Study
 from prolip.hierarchy.levels import Inclusion, LevelTraces
 from prolip.scores import Score
 from prolip.utils.style import INK, LOOKS, MUTED, panels, percent, styled, write
-
-#: What a study changes, for its axis.
-CHANGES = {"erase": "share of the pixels erased", "mix": "weight of a second image", "drop": "share of words dropped"}
 
 
 @styled
@@ -97,41 +92,6 @@ def trace_differences(traces: LevelTraces, what: str) -> Figure:
     for ax in axes:
         percent(ax.yaxis)
         ax.xaxis.set_major_locator(MaxNLocator(4))
-    return figure
-
-
-@styled
-def ambiguity(named: Mapping[str, Sequence[Study]]) -> Figure:
-    """Uncertainty over that of the original (above) and inclusion of the original (below), a column for each change.
-
-    named: the studies of each model; PCME figure 7.
-    """
-    kinds = list(dict.fromkeys(study.name for studies in named.values() for study in studies))
-    figure, axes = panels(2, len(kinds), width=3.6 * len(kinds), height=2.7, sharex="col")
-    for (model, studies), (colour, dashes, marker) in zip(named.items(), cycle(LOOKS)):
-        form: Any = {"color": colour, "linestyle": dashes, "marker": marker, "markersize": 5, "label": model}
-        for study in studies:
-            above, below = axes[kinds.index(study.name)], axes[len(kinds) + kinds.index(study.name)]
-            with np.errstate(divide="ignore", invalid="ignore"):
-                ratio = study.uncertainty / study.uncertainty[:1]
-            if np.isfinite(ratio).all():
-                low, middle, high = np.quantile(ratio, (0.25, 0.5, 0.75), axis=1)
-                above.plot(study.strengths, middle, **form)
-                above.fill_between(study.strengths, low, high, color=colour, alpha=0.15, lw=0)
-            if np.isfinite(study.rate).any():
-                below.plot(study.strengths[1:], study.rate[1:], **form)
-    for i, kind in enumerate(kinds):
-        axes[i].axhline(1, color=MUTED, linewidth=1, linestyle=":")
-        axes[i].set_title(kind)
-        below = axes[len(kinds) + i]
-        below.axhline(0.5, color=MUTED, linewidth=1, linestyle=":")
-        below.set(ylim=(-0.03, 1.03), xlabel=CHANGES.get(kind, kind))
-        percent(below.yaxis)
-    axes[0].set_ylabel("uncertainty / original's")
-    axes[len(kinds)].set_ylabel("original included (H > 0)")
-    handles, labels = axes[0].get_legend_handles_labels()
-    if handles:
-        axes[0].legend(handles, labels)
     return figure
 
 

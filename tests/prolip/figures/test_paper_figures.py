@@ -6,6 +6,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 from report.report_stand_in import make_result
 
+from prolip.evaluation.model import Embedded
 from prolip.figures import paper
 from prolip.figures.paper import Pictures, without_cells
 from prolip.gaussian import Gaussian
@@ -96,6 +97,10 @@ class Stub:
     """An embedder that reads the variance off the share of white, and the mean off the brightness of the rest."""
 
     score = CSDScore()
+
+    @classmethod
+    def embed_images(cls, images):
+        return Embedded(cls.encode_image(torch.stack([cls.preprocess(image) for image in images])), {})
 
     @staticmethod
     def preprocess(image):

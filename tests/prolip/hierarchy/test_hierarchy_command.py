@@ -107,19 +107,11 @@ def test_images_at_levels_are_built_and_drawn(model, coco, captions, tmp_path, c
     assert "--images" in capsys.readouterr().err
 
 
-def test_ambiguity_draws_all_three_changes(model, shard, tmp_path, capsys):
-    given = ["ambiguity", "--model", model, "--data", shard, "--inputs", "6", "--output", str(tmp_path / "out")]
-    assert main(given) == 0
-    text = capsys.readouterr().out
-    assert all(f"{name}: 6 inputs" in text for name in ("erase", "mix", "drop"))
-    assert (tmp_path / "out/ambiguity.png").is_file() and (tmp_path / "out/ambiguity.svg").is_file()
-
-
 def test_what_cannot_be_is_said_in_one_line(model, shard, tmp_path, capsys):
     place = tmp_path / "file"
     place.touch()
     for given, words in (
-        (["ambiguity", "--model", model, "--data", shard, "--output", str(place)], "is a file: give a folder"),
+        (["levels", "--model", model, "--images", "x", "--output", str(place)], "is a file: give a folder"),
         (["entailment", "--model", model, "--data", "none.tar"], "no shard at none.tar"),
         (["entailment", "--model", "local-dir:nowhere", "--data", shard], "nowhere"),
         (["entailment", "--model", model, "--data", shard, "--intervals", "1"], "--intervals 1: give 2 or more"),
@@ -128,7 +120,6 @@ def test_what_cannot_be_is_said_in_one_line(model, shard, tmp_path, capsys):
         (["traverse", "--model", "nowhere", "--data", shard, "--top", "-1"], "--top -1: give 1 or more"),
         (["traverse", "--model", "nowhere", "--data", shard, "--top", "0"], "--top 0: give 1 or more"),
         (["traverse", "--model", "nowhere", "--data", shard, "--steps", "1"], "--steps 1: give 2 or more"),
-        (["ambiguity", "--model", "m", "--data", shard, "--inputs", "-1", "--output", "o"], "--inputs -1: give 1"),
         (["hierarimgs", "--instances", "x", "--images", "y", "--output", "o", "--top", "-1"], "--top -1: give 1"),
         (["entailment", "--model", model, "--data", shard, "--device", "cuda:99"], "device"),
         (["levels", "--model", model, "--images", str(tmp_path), "--output", str(tmp_path)], "no images at levels"),

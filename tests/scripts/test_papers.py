@@ -2,15 +2,17 @@
 from __future__ import annotations
 
 import json
+import sys
+from pathlib import Path
 
-import miniatures as mini
 import pytest
-from commands import evaluate
 
 from prolip.evaluation.datasets.coco import label_set_names
 from prolip.evaluation.metrics.ranking import retrieval_names
-from prolip.evaluation.published.papers import PRINTED, find_printed, format_printed, own_value, read_printed
 from prolip.evaluation.task import TaskResult
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
+from papers import PRINTED, find_printed, format_printed, main, own_value, read_printed  # noqa: E402
 
 WAYS = ("i2t", "t2i")
 KS = (1, 5, 10)
@@ -122,20 +124,22 @@ def test_results_stand_above_the_rows_of_their_own_data_in_their_columns_alone()
 
 
 def test_rows_are_listed_by_parts_of_their_names_and_others_are_refused(capsys):
-    assert evaluate(["--list-published", "vacsr table 3", "e.2"]) is None
+    main(["vacsr table 3", "e.2"])
     out = capsys.readouterr().out
     assert "ViT-B/32, VACSR, 50% noise" in out and "539.0" in out and "PCME Table E.2, cub" in out
     assert "Source-free" not in out
-    assert evaluate(["--list-published"]) is None and capsys.readouterr().out.count("Source-free Table I from") == 2
-    for words in (["--list-published", "gpt"], ["--model", "x", "--data", "y", "--published", "gpt"]):
-        with pytest.raises(SystemExit):
-            evaluate(words)
-        assert "no published row is called 'gpt'" in capsys.readouterr().err
+    main([])
+    assert capsys.readouterr().out.count("Source-free Table I from") == 2
+    with pytest.raises(SystemExit, match="no published row is called 'gpt'"):
+        main(["gpt"])
 
 
-def test_a_data_set_of_another_name_has_no_published_rows(tmp_path, capsys):
-    root = mini.wds_retrieval(tmp_path / "pairs")
-    words = ["--model", mini.prolip_folder(tmp_path / "model"), "--data", f"wds:{root}"]
-    evaluate([*words, "--published", "all", "--output", str(tmp_path / "out.json")])
-    assert "no published row has a figure of these test sets" in capsys.readouterr().out
-    assert json.loads((tmp_path / "out.json").read_text())[0]["metrics"]
+def test_results_are_read_from_the_file_of_an_evaluation(tmp_path, capsys):
+    own = result("coco_karpathy_test", **{"cxc/i2t/R@1": 0.6, "cxc/t2i/R@1": 0.5, "eccv/R@1": float("nan")})
+    for name, found in (("coco", own), ("pairs", result("pairs", **{"i2t/R@1": 0.5}))):
+        (tmp_path / f"{name}.json").write_text(json.dumps([found.to_dict()]))
+    main(["Table 1, coco", "--results", str(tmp_path / "pairs.json"), str(tmp_path / "coco.json")])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1].split() == ["cxc/R@1"] and lines[2].split() == ["coco_karpathy_test", "csd", "55.00"]
+    main(["all", "--results", str(tmp_path / "pairs.json")])
+    assert capsys.readouterr().out == "no published row has a figure of these test sets\n"

@@ -1,4 +1,8 @@
-"""Tables of papers on image-text retrieval, a CSV each, and results of one's own among their rows.
+"""Tables of papers on image-text retrieval, a CSV each in papers/, and results of one's own above their rows.
+
+    python scripts/papers.py "PCME++ Table 2"
+    prolip eval tasks --model local-dir:runs/coco-pcmepp/best --data coco:dataset_coco.json,coco --output found.json
+    python scripts/papers.py "B/16, PCME++" --results found.json
 
 Copied from PCME++ (Chun, ICLR 2024), VACSR, PCME (Chun et al., CVPR 2021) and source-free matching (Tian et al. 2024).
 Columns have the names of our metrics. All values are percent, but rsum, a sum of six. `eccv/R@1` without a direction is
@@ -6,7 +10,9 @@ the mean of both.
 """
 from __future__ import annotations
 
+import argparse
 import csv
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -43,8 +49,8 @@ class Printed(NamedTuple):
 
 
 def read_printed(file: str, title: str, data: str, note: str = "") -> Printed:
-    """A CSV beside this module."""
-    with open(Path(__file__).parent / file, encoding="utf-8", newline="") as opened:
+    """A CSV of the folder papers."""
+    with open(Path(__file__).parent / "papers" / file, encoding="utf-8", newline="") as opened:
         lines = list(csv.DictReader(opened))
     metrics = tuple(name for name in lines[0] if name not in LABELS)
 
@@ -142,3 +148,28 @@ def block(table: Printed, columns: Sequence[str], own: Sequence[tuple[str, Mappi
     rows = [(label, [values.get(column, "-") for column in columns]) for label, values in [*own, *table.rows]]
     title = f"{table.title}, {table.data}" + (f" ({table.note})" if table.note else "")
     return "\n".join([title, *aligned(columns, rows)])
+
+
+def read_results(path: str | Path) -> list[TaskResult]:
+    """What `prolip eval tasks --output` wrote, without figures that are not finite."""
+    return [TaskResult(line["key"], {name: value for name, value in line["metrics"].items() if value is not None},
+                       line["main_metric"], line["info"])
+            for line in json.loads(Path(path).read_text(encoding="utf-8"))]  # fmt: skip
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("names", nargs="*", metavar="NAME", help="parts of a table's, a backbone's or a method's name (default: all)")
+    add("--results", nargs="+", metavar="FILE", help="what prolip eval tasks --output wrote, shown above their rows")
+    args = parser.parse_args(arguments)
+    try:
+        tables = find_printed(args.names)
+    except ValueError as error:
+        raise SystemExit(f"error: {error}") from error
+    results = args.results and [result for path in args.results for result in read_results(path)]
+    print(format_printed(tables, results) or "no published row has a figure of these test sets")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,29 +1,41 @@
 """PCME's studies (its figures 7, 8): uncertainty of erased images, of two mixed, of texts that lost words.
 
+    python scripts/study_ambiguity.py --model local-dir:runs/demo/model --data data/emoji/emojione.tar --output figures
+
 Strengths go from nothing to nearly all, and a stronger change contains the weaker one of the same input: the same cells
-and words and further ones. So whatever is measured rises or falls because of the strength alone.
+and words and further ones. So whatever is measured rises or falls because of the strength alone. docs/hierarchy.md
+shows the figure.
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+import argparse
+from collections.abc import Callable, Mapping, Sequence
+from itertools import cycle
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from matplotlib.figure import Figure
 from scipy.stats import spearmanr
 from torch import Tensor
 
 from prolip.data.emoji import Concept, Corpus
+from prolip.evaluation.loading import load_embedder
 from prolip.evaluation.model import Embedder
+from prolip.evaluation.suites.emoji import gallery
+from prolip.figures.paper import erase
 from prolip.gaussian import Gaussian, concatenate
+from prolip.hierarchy.entailment import short
 from prolip.measures import inclusion_test
+from prolip.utils.style import LOOKS, MUTED, panels, percent, styled, write
 
 #: Share erased or dropped; of mixing, the weight of the second image, 0.5 being the most ambiguous.
 ERASED = (0.0, 0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875)
 MIXED = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)
 DROPPED = (0.0, 0.2, 0.4, 0.6, 0.8)
-#: Cells of an image in each direction, each erased as a whole.
-CELLS = 8
+#: What a study changes, for its axis.
+CHANGES = {"erase": "share of the pixels erased", "mix": "weight of a second image", "drop": "share of words dropped"}
 BATCH = 128
 
 
@@ -56,19 +68,6 @@ class Study(NamedTuple):
         rate = np.where(np.isnan(self.included).any(1), np.nan, (self.included > 0).mean(1))
         rate[0] = np.nan
         return rate
-
-
-def erase(pixels: Tensor, share: float, generator: torch.Generator, cells: int = CELLS) -> Tensor:
-    """A share of the cells of every image set to 0, the mean colour of normalised pixels, (B, 3, H, W).
-
-    The order in which cells go is drawn by the generator, for each image its own.
-    """
-    if not 0 <= share <= 1:
-        raise ValueError(f"share {share}: give one from 0 to 1")
-    order = torch.rand(len(pixels), cells * cells, generator=generator).argsort(1).argsort(1)
-    gone = (order < round(share * cells * cells)).view(-1, 1, cells, cells).float()
-    mask = torch.nn.functional.interpolate(gone, pixels.shape[-2:], mode="nearest")
-    return pixels * (1 - mask)
 
 
 def mix(pixels: Tensor, weight: float) -> Tensor:
@@ -147,3 +146,67 @@ def format_study(study: Study) -> str:
         cell = f"{'-':>10}" if np.isnan(rate) else f"{rate:10.1%}"
         lines.append(f"{s:10.3g}{x:14.4g}{risen:10.1%}{cell}")
     return "\n".join(lines)
+
+
+@styled
+def figure_of(named: Mapping[str, Sequence[Study]]) -> Figure:
+    """Uncertainty over that of the original (above) and inclusion of the original (below), a column for each change.
+
+    named: the studies of each model; PCME figure 7.
+    """
+    kinds = list(dict.fromkeys(study.name for studies in named.values() for study in studies))
+    figure, axes = panels(2, len(kinds), width=3.6 * len(kinds), height=2.7, sharex="col")
+    for (model, studies), (colour, dashes, marker) in zip(named.items(), cycle(LOOKS)):
+        form: Any = {"color": colour, "linestyle": dashes, "marker": marker, "markersize": 5, "label": model}
+        for study in studies:
+            above, below = axes[kinds.index(study.name)], axes[len(kinds) + kinds.index(study.name)]
+            with np.errstate(divide="ignore", invalid="ignore"):
+                ratio = study.uncertainty / study.uncertainty[:1]
+            if np.isfinite(ratio).all():
+                low, middle, high = np.quantile(ratio, (0.25, 0.5, 0.75), axis=1)
+                above.plot(study.strengths, middle, **form)
+                above.fill_between(study.strengths, low, high, color=colour, alpha=0.15, lw=0)
+            if np.isfinite(study.rate).any():
+                below.plot(study.strengths[1:], study.rate[1:], **form)
+    for i, kind in enumerate(kinds):
+        axes[i].axhline(1, color=MUTED, linewidth=1, linestyle=":")
+        axes[i].set_title(kind)
+        below = axes[len(kinds) + i]
+        below.axhline(0.5, color=MUTED, linewidth=1, linestyle=":")
+        below.set(ylim=(-0.03, 1.03), xlabel=CHANGES.get(kind, kind))
+        percent(below.yaxis)
+    axes[0].set_ylabel("uncertainty / original's")
+    axes[len(kinds)].set_ylabel("original included (H > 0)")
+    handles, labels = axes[0].get_legend_handles_labels()
+    if handles:
+        axes[0].legend(handles, labels)
+    return figure
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--model", action="append", required=True, help="a model with variances; once for each model")
+    add("--pretrained", metavar="FILE", help="weights file, OpenCLIP's tag, or random; of all models")
+    add("--data", nargs="+", required=True, metavar="TAR", help="shards whose drawings and texts are changed")
+    add("--select", metavar="RULE", help="which concepts, as of prolip eval emoji")
+    add("--inputs", type=int, default=256, metavar="N", help="change N drawings and N captions (default: 256)")
+    add("--device", default="auto", help="cpu, cuda or cuda:N (default: auto)")
+    add("--seed", type=int, default=0)
+    add("--output", type=Path, required=True, metavar="FOLDER", help="folder for the figure, PNG and SVG")
+    args = parser.parse_args(arguments)
+    corpus, named = gallery(args.data, args.select), {}
+    for model in args.model:
+        embedder = load_embedder(model, args.pretrained, args.device, stored=False)
+        if not embedder.probabilistic:
+            raise SystemExit(f"{embedder.name} has no variances, and the studies are of them: give another model")
+        studies = [*study_images(embedder, corpus, args.inputs, args.seed).values(),
+                   study_texts(embedder, corpus, args.inputs, args.seed)]  # fmt: skip
+        named[short(embedder.name)] = studies
+        print("\n".join([embedder.name, *map(format_study, studies), ""]))
+    written = write(figure_of(named), args.output, "ambiguity")
+    print(f"written to {', '.join(map(str, written))}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,1 +1,0 @@
-"""What papers print for COCO, Flickr30k and CUB, to be read beside one's own results."""
