@@ -17,10 +17,11 @@ from torch import Tensor
 from prolip.data.faults import SampleFault
 from prolip.data.samples.decoding import decode_image
 from prolip.evaluation.model import Embedded, Embedder
-from prolip.explorer.gallery import Captions, cut, number, place
+from prolip.explorer.gallery import Captions, cut, number
 from prolip.explorer.pictures import PIXELS, Gone, decoded
 from prolip.gaussian import Gaussian, mixture
 from prolip.measures import pairwise_mean_cosine
+from prolip.measures.plane import place
 from prolip.methods import find_score
 from prolip.scores import Score, Side
 from prolip.search import exact

@@ -11,7 +11,6 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from prolip.evaluation.model import Embedder
 from prolip.explorer.pictures import Pictures, has_picture
@@ -19,6 +18,7 @@ from prolip.gaussian import Gaussian, concatenate
 from prolip.hierarchy.choices import ROOTS
 from prolip.hierarchy.traversal import Pairwise, traverse
 from prolip.measures import pairwise_log_inclusion
+from prolip.measures.plane import Plane, fit_plane, place
 from prolip.scores import Side, largest
 from prolip.search.answers import meaning
 from prolip.search.exact import other_side
@@ -45,47 +45,6 @@ class Once(Generic[Value]):
             found = self._compute()
         self.done = True
         return found
-
-
-class Plane(NamedTuple):
-    """centre: (D,) float64; axes: (2, D), orthonormal; share: of the variance along each."""
-
-    centre: Tensor
-    axes: Tensor
-    share: tuple[float, float]
-
-
-def fit_plane(z: Gaussian) -> Plane:
-    """The two main directions of points drawn from all Gaussians (N, D), N and D at least 2.
-
-    Eigenvectors of cov(means) + mean(variances), the covariance of such points by the law of total covariance: what
-    ProLIP's figure 1 estimates from samples. ValueError for too few.
-    """
-    if len(z.mean) < 2 or z.mean.shape[1] < 2:
-        raise ValueError(f"Gaussians {tuple(z.mean.shape)}: a map takes two of two dimensions or more")
-    mean, variance = z.mean.double(), z.var.double()
-    centre = mean.mean(0)
-    apart = mean - centre
-    covariance = apart.mT @ apart / len(mean) + torch.diag(variance.mean(0))
-    values, vectors = torch.linalg.eigh(covariance)
-    axes = vectors[:, -2:].flip(1).mT
-    largest = axes.gather(1, axes.abs().argmax(1, keepdim=True))  # eigenvectors have no sign of their own
-    first, second = (values[-2:].flip(0) / values.sum().clamp(min=torch.finfo(torch.float64).tiny)).tolist()
-    return Plane(centre, axes * largest.sign(), (first, second))
-
-
-def place(plane: Plane, z: Gaussian) -> Tensor:
-    """Gaussians (N, D) in the plane, (N, 5): x, y, and of the ellipse of one standard deviation both radii, the longer
-    one first, and its angle in radians.
-
-    A linear map keeps a Gaussian Gaussian: mean -> A (mean - centre), diag(variance) -> A diag(variance) A'.
-    """
-    places = (z.mean.double() - plane.centre) @ plane.axes.mT
-    covariance = torch.einsum("id,nd,jd->nij", plane.axes, z.var.double(), plane.axes)
-    values, vectors = torch.linalg.eigh(covariance)
-    radii = values.flip(1).clamp(min=0).sqrt()
-    angle = torch.atan2(vectors[:, 1, 1], vectors[:, 0, 1])
-    return torch.cat([places, radii, angle.unsqueeze(1)], 1)
 
 
 class Map(NamedTuple):

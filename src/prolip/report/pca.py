@@ -1,8 +1,8 @@
-"""A plane through the embedding space: sampled Gaussians of a few concepts, ProLIP figure 1 and appendix A.1."""
+"""A plane through the embedding space: Gaussians of a few concepts and samples of them, ProLIP figure 1."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,48 +10,14 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.offsetbox import AnnotationBbox, OffsetImage
 from matplotlib.patches import Ellipse
-from sklearn.decomposition import PCA
 
 from prolip.data.emoji import LEVELS
 from prolip.evaluation.suites.emoji.result import CorpusResult
-from prolip.gaussian import Gaussian, concatenate
+from prolip.gaussian import concatenate
+from prolip.measures.plane import fit_plane, place
 from prolip.utils.style import INK, LEVEL_COLOURS, LEVEL_MARKERS, MUTED, lettering, panels, styled
 
 POINTS = 10  # per Gaussian, as in appendix A.1
-
-
-class Plane(NamedTuple):
-    """Gaussians seen in the plane of two principal components.
-
-    mean (M, 2), covariance (M, 2, 2), points (M, POINTS, 2); share (2,): of the samples' variance along each axis.
-    """
-
-    mean: np.ndarray
-    covariance: np.ndarray
-    points: np.ndarray
-    share: np.ndarray
-
-
-def project(z: Gaussian, seed: int = 0) -> Plane:
-    """Fit PCA to points sampled from the Gaussians (M, D), and project means and covariances with it.
-
-    A linear map keeps a Gaussian Gaussian: with the components C (2, D), mean -> C (mean - centre) and
-    diag(sigma^2) -> C diag(sigma^2) C^T.
-    """
-    points = z.sample(POINTS, generator=torch.Generator().manual_seed(seed)).transpose(0, 1).double().numpy()
-    fit = PCA(n_components=2, svd_solver="full").fit(points.reshape(-1, points.shape[-1]))
-    components = fit.components_
-    covariance = np.einsum("id,nd,jd->nij", components, z.var.double().numpy(), components)
-    flat = fit.transform(points.reshape(-1, points.shape[-1])).reshape(*points.shape[:2], 2)
-    return Plane(fit.transform(z.mean.double().numpy()), covariance, flat, fit.explained_variance_ratio_)
-
-
-def ellipse(mean: np.ndarray, covariance: np.ndarray, sigmas: float, **style) -> Ellipse:
-    """The contour of a planar Gaussian at so many standard deviations. mean (2,), covariance (2, 2)."""
-    values, axes = np.linalg.eigh(covariance)
-    width, height = 2 * sigmas * np.sqrt(np.maximum(values[::-1], 0))
-    angle = np.degrees(np.arctan2(axes[1, 1], axes[0, 1]))
-    return Ellipse((mean[0], mean[1]), width, height, angle=angle, **style)
 
 
 def choose(result: CorpusResult, seed: int, subgroups: int = 3, each: int = 2) -> list[int]:
@@ -78,29 +44,33 @@ def pca(result: CorpusResult, seed: int = 0) -> Figure | None:
     z = concatenate([result.image.select(drawings), result.text.select([text_of[text] for text in captions])])
     if len(z.mean) < 3:
         return None
-    plane = project(z, seed)
+    plane = fit_plane(z)
+    places = place(plane, z).numpy()
+    points = (z.sample(POINTS, generator=torch.Generator().manual_seed(seed)).double() - plane.centre) @ plane.axes.mT
     levels = ["image"] * len(drawings) + list(captions.values())
     figure, (ax,) = panels(1, 1, width=9.6, height=6.6)
-    for mean, covariance, points, level in zip(plane.mean, plane.covariance, plane.points, levels):
+    for (x, y, longer, shorter, angle), own, level in zip(places, points.numpy().swapaxes(0, 1), levels):
         colour = LEVEL_COLOURS[level]
         for sigmas, alpha in ((2, 0.07), (1, 0.13)):
-            ax.add_patch(ellipse(mean, covariance, sigmas, facecolor=colour, edgecolor=colour, alpha=alpha))
-            ax.add_patch(ellipse(mean, covariance, sigmas, fill=False, edgecolor=colour, linewidth=0.9, alpha=0.7))
-        ax.scatter(points[:, 0], points[:, 1], s=5, color=colour, alpha=0.45, lw=0)
+            form: Any = {"xy": (x, y), "width": 2 * sigmas * longer, "height": 2 * sigmas * shorter,
+                         "angle": np.degrees(angle), "edgecolor": colour}  # fmt: skip
+            ax.add_patch(Ellipse(**form, facecolor=colour, alpha=alpha))
+            ax.add_patch(Ellipse(**form, fill=False, linewidth=0.9, alpha=0.7))
+        ax.scatter(own[:, 0], own[:, 1], s=5, color=colour, alpha=0.45, lw=0)
     for level in ("image", *LEVELS):
-        x, y = plane.mean[[i for i, name in enumerate(levels) if name == level]].T
+        x, y = places[[i for i, name in enumerate(levels) if name == level], :2].T
         label = "drawing" if level == "image" else level
         ax.scatter(x, y, s=46, color=LEVEL_COLOURS[level], marker=LEVEL_MARKERS[level], edgecolor="white", zorder=5,
                    label=label)  # fmt: skip
     ax.autoscale_view()
     ax.margins(0.1)
     ax.set_aspect("equal", adjustable="datalim")
-    ax.set(xlabel=f"first component ({plane.share[0]:.0%} of the samples' variance)",
+    ax.set(xlabel=f"first component ({plane.share[0]:.0%} of the variance)",
            ylabel=f"second component ({plane.share[1]:.0%})")  # fmt: skip
     ax.legend(loc="best", handletextpad=0.3)
     figure.draw_without_rendering()  # places depend on the final limits
     pictures = [np.asarray(result.corpus.drawings[row].image()) for row in drawings]
-    _annotate(ax, plane.mean, [*pictures, *map(lettering, captions)])
+    _annotate(ax, places[:, :2], [*pictures, *map(lettering, captions)])
     return figure
 
 

@@ -23,12 +23,13 @@ from prolip.curate.tables import MANIFEST, SCORES, digest, table_path, write_tab
 from prolip.evaluation.loading import load_embedder
 from prolip.explorer import asking, pictures
 from prolip.explorer.asking import first_answer, judge, rarity
-from prolip.explorer.gallery import Captions, Gallery, fit_plane, place
+from prolip.explorer.gallery import Captions, Gallery
 from prolip.explorer.pictures import Gone, Pictures, table_of
 from prolip.explorer.rules import describe, scored_table, try_rules
 from prolip.gaussian import Gaussian, concatenate
 from prolip.hierarchy.traversal import traverse
 from prolip.measures import pairwise_csd_similarity, pairwise_mean_cosine
+from prolip.measures.plane import fit_plane, place
 from prolip.scores import CSDScore, TrueMatchScore
 from prolip.search.index import Part, SearchIndex
 from prolip.uncertainty.novelty import refusal
