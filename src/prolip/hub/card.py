@@ -103,16 +103,7 @@ def make_card(source: Source, said: Said, address: str) -> str:
             metric_value=round(row.number, 5), metric_name=plain(row.words),
         ) for row in rows] or None,
     )  # fmt: skip
-    return f"---\n{front.to_yaml()}\n---\n\n{spaced(body)}"
-
-
-def spaced(text: str) -> str:
-    """One empty line about headings, tables and code, which the loops of a template leave none or two of."""
-    text = re.sub(r"\n+(?=## )", "\n\n", text)
-    text = re.sub(r"(?m)^(#.*|[^|\n].*)\n(?=\|)", r"\1\n\n", text)
-    text = re.sub(r"(?m)^(\|.*)\n(?=[^|\n])", r"\1\n\n", text)
-    text = text.replace("```\n```", "```\n\n```")
-    return re.sub(r"(?m)^(## .*)\n(?=[^\n])", r"\1\n\n", re.sub(r"\n{3,}", "\n\n", text))
+    return f"---\n{front.to_yaml()}\n---\n\n{body}"
 
 
 def tested_on(source: Source) -> str:

@@ -21,7 +21,7 @@ import prolip
 from drawings import UNSEEN
 from prolip.cli.main import main
 from prolip.evaluation.loading import load_embedder
-from prolip.hub.card import figures, licences, place, spaced
+from prolip.hub.card import figures, licences, place
 from prolip.utils import console
 
 METRICS = {"step": 300, "names/i2t/R@1": 0.25, "names/i2t/chance_R@1": 0.01, "zero_shot/subgroup/top1": 0.5,
@@ -212,9 +212,14 @@ def test_figures_licences_and_places_are_told_as_they_are():
     assert place("/a/b/c/d") == "c/d" and place("data/x.tar") == "data/x.tar" and place(None) == ""
 
 
-def test_tables_headings_and_code_stand_apart():
-    assert spaced("# a\ntext\n## b\n| x |\n| y |\ntext\n\n\n\n```\n```") == (
-        "# a\ntext\n\n## b\n\n| x |\n| y |\n\ntext\n\n```\n\n```")  # fmt: skip
+@pytest.mark.parametrize("words", [(), ("--data-license", "Ask me.")])
+def test_tables_and_headings_stand_apart(run, words, tmp_path):
+    for source in (run, run / "model"):
+        assert save(source, tmp_path / source.name, *words) == 0
+        _, body = front_and_body(tmp_path / source.name)
+        blocks = body.strip().split("\n\n")
+        assert all(len({line[:1] if line[:1] in "|#" else "" for line in block.split("\n")}) == 1 for block in blocks)
+        assert "\n\n\n" not in body
 
 
 def test_a_folder_with_a_card_loads_as_one_without(run, tmp_path):
