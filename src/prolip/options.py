@@ -53,10 +53,8 @@ class ModelOptions:
     lock_text_unlocked_layers: int = option(0, "leave the last layers of a locked text tower unlocked; 1: the heads")
 
     def __post_init__(self) -> None:
-        scale = self.init_logit_scale
-        if scale is not None and not 0 < scale <= MAX_LOGIT_SCALE:
-            raise ValueError(f"--init-logit-scale {scale}: give a number above 0 and at most {MAX_LOGIT_SCALE:g}, the "
-                             "bound on a; the paper starts at 10; it is a factor, not its logarithm")  # fmt: skip
+        check_range(self, "init_logit_scale", most=MAX_LOGIT_SCALE, above=True, remedy=", the bound on a; the paper"
+                    " starts at 10; it is a factor, not its logarithm")  # fmt: skip
         check_range(self, *KEYS, least=-math.inf)
         check_range(self, "force_image_size", "force_context_length", least=1)
         check_range(self, "lock_image_unlocked_groups", "lock_text_unlocked_layers")
