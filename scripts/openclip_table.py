@@ -17,7 +17,7 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT / "scripts")]
 import open_clip  # noqa: E402
 import torch  # noqa: E402
 
-from prolip.methods import method_table  # noqa: E402
+from prolip.methods import all_methods  # noqa: E402
 from prolip.models.readers import kinds_of, reader_towers  # noqa: E402
 from prolip.models.registry import get_model_config  # noqa: E402
 from study import markdown, write  # noqa: E402
@@ -41,7 +41,7 @@ def row(name: str) -> list[str]:
     tokenizer = "file" if config["text_cfg"].get("hf_tokenizer_name") else "bundled"
     seen = f"{image.num_tokens} of {image.width}"
     squares = f"{image.grid_size[0]} x {image.grid_size[1]} squares"
-    refused = [method for method, reason in method_table([config])[kinds_of(config)].items() if reason]
+    refused = [one for one, method in all_methods().items() if method.objective.unserved(method.config(), config)]
     methods = f"all but {', '.join(refused)}" if refused else "all"
     return [name, kind, words, seen, pools, tokenizer, squares, methods]
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from prolip.methods.base import MAX_LOGIT_SCALE
 from prolip.utils.fields import AUTO, option
+from prolip.utils.flags import check_range
 
 if TYPE_CHECKING:
     import torch
@@ -52,18 +53,11 @@ class ModelOptions:
     lock_text_unlocked_layers: int = option(0, "leave the last layers of a locked text tower unlocked; 1: the heads")
 
     def __post_init__(self) -> None:
-        scale = self.init_logit_scale
-        if scale is not None and not 0 < scale <= MAX_LOGIT_SCALE:
-            raise ValueError(f"--init-logit-scale {scale}: give a number above 0 and at most {MAX_LOGIT_SCALE:g}, the "
-                             "bound on a; the paper starts at 10; it is a factor, not its logarithm")  # fmt: skip
-        for name in KEYS:
-            if getattr(self, name) not in (None, AUTO) and not math.isfinite(getattr(self, name)):
-                raise ValueError(f"--{name.replace('_', '-')} {getattr(self, name)}: give a finite number")
-        for name, least in (("force_image_size", 1), ("force_context_length", 1), ("lock_image_unlocked_groups", 0),
-                            ("lock_text_unlocked_layers", 0)):  # fmt: skip
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise ValueError(f"--{name.replace('_', '-')} {value}: give a number of at least {least}")
+        check_range(self, "init_logit_scale", most=MAX_LOGIT_SCALE, above=True, remedy=", the bound on a; the paper"
+                    " starts at 10; it is a factor, not its logarithm")  # fmt: skip
+        check_range(self, *KEYS, least=-math.inf)
+        check_range(self, "force_image_size", "force_context_length", least=1)
+        check_range(self, "lock_image_unlocked_groups", "lock_text_unlocked_layers")
         for tower, unlocked in (("image", "lock_image_unlocked_groups"), ("text", "lock_text_unlocked_layers")):
             if getattr(self, unlocked) and not getattr(self, f"lock_{tower}"):
                 raise ValueError(f"--{unlocked.replace('_', '-')} without --lock-{tower}: add it, nothing is locked")

@@ -105,11 +105,6 @@ def test_released_form_differs_from_the_papers(make, inputs):
         torch.testing.assert_close(a.mean, b.mean)
 
 
-def test_an_unknown_form_is_refused():
-    with pytest.raises(ValueError, match="'papr': choose one of paper, released"):
-        vision(form="papr")
-
-
 # --- patches that are dropped -----------------------------------------------------------------------------------------
 
 

@@ -55,7 +55,7 @@ def config(**sections) -> Config:
         (ValidationConfig, {"val_data": ("wds:x",), "val_batch_size": 0}, "--val-batch-size 0: give a number of at"),
         (RunConfig, {"global_batch_size": 0}, "--global-batch-size 0"),
         (ModelConfig, {"init_logit_scale": 0.0}, "it is a factor, not its logarithm"),
-        (ModelConfig, {"init_logit_scale": 1000.0}, "at most 100, the bound on a"),
+        (ModelConfig, {"init_logit_scale": 1000.0}, "at most 100.0, the bound on a"),
         (ModelConfig, {"init_logit_scale": float("nan")}, "--init-logit-scale nan: give a number above 0"),
         (ModelConfig, {"init_logit_bias": float("nan")}, "--init-logit-bias nan: give a finite number"),
         (ModelConfig, {"init_unc_bias": float("inf")}, "--init-unc-bias inf: give a finite number"),

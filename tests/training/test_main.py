@@ -113,7 +113,7 @@ def test_prefetch_is_a_whole_number_or_left_to_the_batch(capsys):
     assert parse(["--prefetch", "8"]).data.prefetch == 8
     assert parse(["--prefetch", "none"]).data.prefetch is parse([]).data.prefetch is None
     assert "invalid int value: 'many'" in refused(capsys, "--prefetch", "many")
-    assert "prefetch is 0: give 1 or more" in refused(capsys, "--prefetch", "0")
+    assert "--prefetch 0: give a number of at least 1" in refused(capsys, "--prefetch", "0")
 
 
 def test_another_method_drops_the_files_settings_of_the_old_one(tmp_path):

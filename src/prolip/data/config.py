@@ -10,6 +10,7 @@ from prolip.data.reading.published.sets import FORMS, SETS, word_of
 from prolip.data.samples.captions import CaptionSampler, Selector
 from prolip.data.samples.split import parse_split
 from prolip.utils.fields import AUTO, option
+from prolip.utils.flags import check_range
 from prolip.utils.messages import naming
 
 DatasetType = Literal["auto", "webdataset", "csv", "parquet", "jsonl", "folder", "coco", "flickr", "cub", "iapr",
@@ -127,21 +128,17 @@ class DataConfig:
         return CaptionSampler.parse(self.caption_sampling, self.caption_templates, self.caption_template_shares)
 
     def __post_init__(self) -> None:
-        for name, setting in (("read_timeout", "read_timeout"), ("read_retries", "retries")):
-            try:
-                ReadPolicy(**{setting: getattr(self, name)})
-            except ValueError as error:
-                raise ValueError(f"--{name.replace('_', '-')} {str(error).removeprefix(setting).strip()}") from None
+        check_range(self, "read_timeout", above=True)
+        check_range(self, "batch_size", "train_num_samples", "shuffle_buffer", "prefetch", least=1)
+        check_range(self, "read_retries", "workers")
+        check_range(self, "word_drop", most=1, below=True, remedy=", such as 0.1")
+        check_range(self, "max_bad_fraction", most=1, remedy=", such as 0.01")
         if self.csv_separator == r"\t":
             object.__setattr__(self, "csv_separator", "\t")
         if self.dataset_type not in get_args(DatasetType):
             raise ValueError(f"--dataset-type {self.dataset_type!r}: use one of {', '.join(get_args(DatasetType))}")
         if self.csv_quoting not in get_args(Quoting):
             raise ValueError(f"--csv-quoting {self.csv_quoting!r}: use one of {', '.join(get_args(Quoting))}")
-        for name, least in (("batch_size", 1), ("workers", 0), ("shuffle_buffer", 1), ("prefetch", 1)):
-            value = getattr(self, name)
-            if value not in (None, AUTO) and value < least:
-                raise ValueError(f"--{name.replace('_', '-')} is {value}: give {least} or more")
         if self.captions < 0 or (self.known_matches and self.captions != 1):
             known = " with known matches" if self.known_matches else ""
             raise ValueError(f"captions is {self.captions}{known}: give {'1' if known else '0 or more'}")
@@ -155,15 +152,8 @@ class DataConfig:
         if self.train_split is not None and self.dataset_type not in SETS and not word_of(self.train_data or ""):
             raise ValueError(f"--train-split {self.train_split}, but --train-data has no splits: these have: {FORMS}")
         parse_split(None if self.split is None else str(self.split))
-        if self.train_num_samples is not None and self.train_num_samples < 1:
-            raise ValueError(f"--train-num-samples is {self.train_num_samples}: give 1 or more, or leave it out")
-        if not 0 <= self.word_drop < 1:
-            raise ValueError(f"--word-drop is {self.word_drop}: give a share from 0 to below 1, such as 0.1")
         if self.word_drop and (self.synthetic or self.captions == 0):
             raise ValueError(f"--word-drop {self.word_drop}: no captions are read, so no words: leave it out")
-        if not 0 <= self.max_bad_fraction <= 1:
-            given = self.max_bad_fraction
-            raise ValueError(f"--max-bad-fraction is {given}: give a fraction from 0 to 1, such as 0.01")
         if self.csv_separator is not None and (len(self.csv_separator) != 1 or self.csv_separator in '"\r\n\0'):
             raise ValueError(
                 f"--csv-separator {self.csv_separator!r} is not one character that may stand between cells: "
@@ -185,10 +175,8 @@ class DataConfig:
 
     def _check_noise(self) -> None:
         """ValueError for a share that is none, or that data of this kind cannot have."""
-        if not 0 <= self.noise_ratio <= 1:
-            raise ValueError(f"--noise-ratio is {self.noise_ratio}: give a share from 0 to 1, such as 0.2")
-        if not 0 <= self.noise_seed < 2**63:
-            raise ValueError(f"--noise-seed is {self.noise_seed}: give a number from 0 to below 2^63")
+        check_range(self, "noise_ratio", most=1, remedy=", such as 0.2")
+        check_range(self, "noise_seed", most=2**63 - 1)
         reasons = {
             "--dataset-resampled draws shards from a stream without end, and every caption has to be read first: "
             "leave one of the two out": self.dataset_resampled,

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
@@ -74,17 +74,6 @@ def find_method(name: str) -> Method:
         raise ValueError(f"method {name!r} is unknown: {hint} (one of your own is in a module that {FURTHER}=<module>"
                          " names)")  # fmt: skip
     return known[name]
-
-
-def method_table(architectures: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], dict[str, str]]:
-    """(kind of image tower, kind of text tower) of complete configurations -> method -> why it does not train such a
-    model at its defaults, empty where it does.
-    """
-    from prolip.models.readers import kinds_of  # late: it takes seconds
-
-    known = {name: (method.objective, method.config()) for name, method in all_methods().items()}
-    return {kinds_of(one): {name: objective.unserved(config, one) for name, (objective, config) in known.items()}
-            for one in architectures}  # fmt: skip
 
 
 def retired_flags() -> dict[str, str]:

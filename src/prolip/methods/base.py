@@ -276,13 +276,6 @@ def clip_loss(context: Context) -> nn.Module:
     return ClipLoss(local_loss=True, gather_with_grad=True, rank=context.rank, world_size=context.world_size)
 
 
-def check_weights(config: Any, *names: str) -> None:
-    """ValueError for weights of terms that are negative or not finite."""
-    for name in names:
-        if not 0 <= getattr(config, name) < math.inf:
-            raise ValueError(f"{name}={getattr(config, name)} is no weight: give a finite number of at least 0")
-
-
 def logit_scale_and_bias(model: Any) -> Reps:
     """Scale a = exp(logit_scale) and bias b as they enter the logit a * similarity + b, both ()."""
     bias = upcast(model.logit_bias).reshape(()).clone()  # or the log would see it change with the optimiser's step

@@ -13,6 +13,7 @@ from prolip.gaussian import Gaussian
 from prolip.methods.base import Batch, Context, KnownMatches, Reps, Terms, clamp_logit_scale, logit_scale_and_bias
 from prolip.scores import Side
 from prolip.utils.fields import option
+from prolip.utils.flags import check_range
 
 SIDES = get_args(Side)
 
@@ -25,8 +26,7 @@ class HeadsConfig:
     head_dim: int | None = option(None, "D, the width of what these heads give; none: that of the model's embedding")
 
     def __post_init__(self) -> None:
-        if self.head_dim is not None and self.head_dim < 2:
-            raise ValueError(f"head_dim={self.head_dim}: give a width of 2 or more, such as 1024")
+        check_range(self, "head_dim", least=2, remedy=", such as 1024")
 
 
 class HeadsObjective(KnownMatches):

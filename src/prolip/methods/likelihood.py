@@ -24,6 +24,7 @@ from prolip.uncertainty.novelty import Novelty, Widths
 from prolip.uncertainty.options import FitOptions
 from prolip.uncertainty.pairs import Pairs
 from prolip.utils.fields import option
+from prolip.utils.flags import check_range
 
 PairLoss = Literal["sigmoid", "softmax"]
 
@@ -39,8 +40,7 @@ class LikelihoodConfig(FitOptions):
         super().__post_init__()
         if self.pair_loss not in get_args(PairLoss):
             raise ValueError(f"pair_loss={self.pair_loss!r}: use one of {', '.join(get_args(PairLoss))}")
-        if self.captions_per_image < 1:
-            raise ValueError(f"captions_per_image={self.captions_per_image}: give 1 or more")
+        check_range(self, "captions_per_image", least=1)
 
 
 class MatchWeights(nn.Module):

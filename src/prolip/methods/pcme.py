@@ -12,12 +12,13 @@ from torch import Tensor, nn
 
 from prolip.gaussian import Gaussian, upcast, without_autocast
 from prolip.losses import log_match_odds, tiled_loss_over_ranks, uniformity_over_ranks, vib
-from prolip.methods.base import Batch, Reps, Terms, check_weights
+from prolip.methods.base import Batch, Reps, Terms
 from prolip.methods.gaussians import HeadsConfig, HeadsObjective, begin_as, linear_parts
 from prolip.models.heads import Tokens, layer_norm, project
 from prolip.random import Stream
 from prolip.scores import MatchProbabilityScore
 from prolip.utils.fields import option
+from prolip.utils.flags import check_range
 
 #: Samples that uniformity looks at, of either kind half.
 UNIFORM_POINTS = 128
@@ -37,10 +38,9 @@ class PCMEConfig(HeadsConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_weights(self, "kl_weight", "uniformity_weight")
-        if self.match_samples < 1 or not 0 < self.match_start <= 100:
-            raise ValueError(f"match_samples={self.match_samples}, match_start={self.match_start}: give 1 sample or"
-                             " more, and a start above 0 and at most 100")
+        check_range(self, "kl_weight", "uniformity_weight")
+        check_range(self, "match_samples", least=1)
+        check_range(self, "match_start", most=100, above=True)
 
 
 class LocalAttention(nn.Module):

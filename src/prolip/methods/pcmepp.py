@@ -14,11 +14,12 @@ from prolip.gaussian import Gaussian, without_autocast
 from prolip.losses import matching_loss, pseudo_labels, tiled_loss_over_ranks, transpose_over_ranks, vib
 from prolip.losses.functional import PseudoPositives
 from prolip.measures import get_measure
-from prolip.methods.base import Batch, Context, Reps, Terms, check_weights, clip_loss
+from prolip.methods.base import Batch, Context, Reps, Terms, clip_loss
 from prolip.methods.gaussians import HeadsConfig, HeadsObjective, begin_as, linear_parts
 from prolip.models.heads import GeneralisedPooling, Tokens, layer_norm, project
 from prolip.random import Stream
 from prolip.utils.fields import option
+from prolip.utils.flags import check_range
 from prolip.views import NOISE, Mix, mix_images
 
 CSD = get_measure("csd_similarity")
@@ -39,12 +40,10 @@ class PCMEppConfig(HeadsConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_weights(self, "pseudo_weight", "vib_weight", "clip_weight")
+        check_range(self, "pseudo_weight", "vib_weight", "clip_weight")
+        check_range(self, "mix_fraction", "size_augment", most=1, below=True)
         if self.pseudo_positives not in get_args(PseudoPositives):
             raise ValueError(f"pseudo_positives={self.pseudo_positives!r}: use first or all")
-        for name in ("mix_fraction", "size_augment"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} is no share: give a number from 0 to below 1")
 
 
 class PCMEppHead(nn.Module):

@@ -1,6 +1,7 @@
 """ProLIP (Chun et al. 2025): PPCL, inclusion losses and VIB on Gaussians, equation 6."""
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -19,12 +20,12 @@ from prolip.methods.base import (
     KnownMatches,
     Reps,
     Terms,
-    check_weights,
     clamp_logit_scale,
     logit_scale_and_bias,
 )
 from prolip.random import Stream
 from prolip.utils.fields import option
+from prolip.utils.flags import check_range
 
 REDUCTIONS = ("dim", "pair")
 
@@ -63,19 +64,11 @@ class ProLIPConfig:
     )
 
     def __post_init__(self) -> None:
-        check_weights(self, "alpha1", "alpha2", "beta", "inclusion_scale")
-        if not -float("inf") < self.inclusion_eps <= 0:
-            raise ValueError(
-                f"inclusion_eps={self.inclusion_eps} is an exponent, 1/sigma^2 is multiplied by exp(eps): "
-                "give a number of at most 0, such as -10"
-            )
-        if not 0 < self.mask_fraction <= 1:
-            raise ValueError(
-                f"mask_fraction={self.mask_fraction} is outside (0, 1]: give a share such as 0.125, "
-                "or alpha2=0 for no masked views"
-            )
-        if not 0 < self.mask_ratio < 1:
-            raise ValueError(f"mask_ratio={self.mask_ratio} is outside (0, 1): give a share such as 0.75")
+        check_range(self, "alpha1", "alpha2", "beta", "inclusion_scale")
+        check_range(self, "inclusion_eps", least=-math.inf, most=0, remedy=", such as -10: 1/sigma^2 is multiplied by"
+                    " exp(eps)")  # fmt: skip
+        check_range(self, "mask_fraction", most=1, above=True, remedy=", or --alpha2 0 for no masked views")
+        check_range(self, "mask_ratio", most=1, above=True, below=True, remedy=", such as 0.75")
         for name, choices in (("inclusion_form", FORMS), ("inclusion_reduction", REDUCTIONS)):
             if getattr(self, name) not in choices:
                 raise ValueError(f"{name}={getattr(self, name)!r} is unknown: give one of {', '.join(choices)}")

@@ -24,6 +24,7 @@ from prolip.scores import Score, Side, largest
 from prolip.uncertainty.novelty import refusal
 from prolip.uncertainty.pairs import Pool
 from prolip.utils.fields import option
+from prolip.utils.flags import check_range
 
 PairWeight = Literal["none", "spread", "trace", "probability", "novelty"]
 #: K of the paper.
@@ -50,13 +51,10 @@ class SourceFreeConfig:
     def __post_init__(self) -> None:
         if self.pair_weight not in get_args(PairWeight):
             raise ValueError(f"pair_weight={self.pair_weight!r}: use one of {', '.join(get_args(PairWeight))}")
-        if not 0 < self.weight_mean < float("inf") or not 0 <= self.weight_slope < float("inf"):
-            raise ValueError(f"weight_mean={self.weight_mean}, weight_slope={self.weight_slope}: give a finite number"
-                             " above 0, and one of at least 0")
-        if self.neighbours is not None and self.neighbours < 2:
-            raise ValueError(f"neighbours={self.neighbours}: what one query retrieves has no spread, give 2 or more")
-        if not 0 <= self.margin <= 2:
-            raise ValueError(f"margin={self.margin}: cosines differ by 2 at most, give a number from 0 to 2")
+        check_range(self, "weight_mean", above=True)
+        check_range(self, "weight_slope")
+        check_range(self, "neighbours", least=2, remedy=": what one query retrieves has no spread")
+        check_range(self, "margin", most=2, remedy=" (cosines differ by no more)")
 
 
 class SourceFreeObjective(MeansObjective):

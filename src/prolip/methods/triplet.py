@@ -13,6 +13,7 @@ from prolip.losses.functional import Negatives
 from prolip.methods.base import Batch, Context, KnownMatches, MeansObjective, Reps, Terms
 from prolip.scores import MeanScore
 from prolip.utils.fields import option
+from prolip.utils.flags import check_range
 
 
 @dataclass(kw_only=True)
@@ -23,8 +24,7 @@ class TripletConfig:
     known_matches: bool = option(True, "take no true caption of an image in the batch for a negative")
 
     def __post_init__(self) -> None:
-        if not 0 <= self.margin <= 2:
-            raise ValueError(f"margin={self.margin}: cosines differ by 2 at most, give a number from 0 to 2")
+        check_range(self, "margin", most=2, remedy=" (cosines differ by no more)")
 
 
 @dataclass(kw_only=True)
@@ -35,8 +35,7 @@ class VSEConfig(TripletConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.sum_steps < 0:
-            raise ValueError(f"sum_steps={self.sum_steps}: give 0 or more")
+        check_range(self, "sum_steps")
 
 
 class TripletObjective(MeansObjective, KnownMatches):

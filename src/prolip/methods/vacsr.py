@@ -12,12 +12,13 @@ from torch.func import functional_call
 
 from prolip.gaussian import Gaussian, check_pair, upcast, without_autocast
 from prolip.losses import tiled_loss_over_ranks
-from prolip.methods.base import Batch, Context, Reps, Terms, check_weights
+from prolip.methods.base import Batch, Context, Reps, Terms
 from prolip.methods.gaussians import HeadsConfig, HeadsObjective, begin_as
 from prolip.models.heads import GeneralisedPooling, Tokens, layer_norm, project
 from prolip.random import Stream, pair_noise
 from prolip.scores import Score
 from prolip.utils.fields import option
+from prolip.utils.flags import check_range
 
 #: What the report says of its variances.
 OF_PAIRS = "Every image and text is a point. Training learns how uncertain the similarity of each pair is instead."
@@ -44,14 +45,11 @@ class VACSRConfig(HeadsConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_weights(self, "kl_weight", "recon_weight", "sigma_weight")
-        for name in ("mixture_components", "adapter_hidden", "pair_tile"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)}: give 1 or more")
+        check_range(self, "kl_weight", "recon_weight", "sigma_weight")
+        check_range(self, "mixture_components", "adapter_hidden", "pair_tile", least=1)
+        check_range(self, "gumbel_temperature", above=True)
         if self.component_noise not in get_args(ComponentNoise):
             raise ValueError(f"component_noise={self.component_noise!r}: use independent or shared")
-        if not 0 < self.gumbel_temperature < float("inf"):
-            raise ValueError(f"gumbel_temperature={self.gumbel_temperature}: give a finite number above 0")
 
 
 class PairNoise(NamedTuple):

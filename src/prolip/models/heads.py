@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,6 +35,14 @@ class Tokens(NamedTuple):
             return self.last, self.valid
         valid = None if self.valid is None else F.pad(self.valid, (1, 0), value=True)
         return torch.cat([self.pooled.unsqueeze(1), self.last], 1), valid
+
+
+def blank_others(x: Tensor, keep: Tensor, grid: Sequence[int], patch: Sequence[int]) -> Tensor:
+    """Images with every patch but those of `keep` (B, K) at 0, the mean colour: (B, 3, H, W). grid: rows and columns;
+    patch: height and width in pixels.
+    """
+    kept = x.new_zeros(x.shape[0], grid[0] * grid[1]).scatter_(1, keep, 1.0).view(-1, 1, *grid)
+    return x * kept.repeat_interleave(patch[0], 2).repeat_interleave(patch[1], 3)
 
 
 def own_words(ids: Tensor, pad_id: int) -> Tensor:

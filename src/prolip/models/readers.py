@@ -26,7 +26,7 @@ from torch.utils.checkpoint import checkpoint
 
 from prolip.gaussian import Gaussian
 from prolip.models.config import TRANSFORMERS, ProLIPCfg, transformers_config
-from prolip.models.heads import LogVarianceHead, Tokens, layer_norm, own_words
+from prolip.models.heads import LogVarianceHead, Tokens, blank_others, layer_norm, own_words
 from prolip.models.inputs import check_images, check_keep, check_texts
 from prolip.uncertainty.hidden import blocks_of, first_tokens
 
@@ -191,11 +191,6 @@ class ReaderTower(nn.Module):
             if enable:
                 block.forward = partial(checkpoint, block.forward, use_reentrant=False)
 
-    def train_uncertainty(self, on: bool) -> None:
-        """Freeze or unfreeze what is not OpenCLIP's: the reader and a method's own head."""
-        for parameter in [*self.uncertainty_parameters(), *(self.head.parameters() if self.head is not None else ())]:
-            parameter.requires_grad = on
-
     def lock(self, unlocked: int = 0, *_: bool) -> None:
         """Freeze what the mean is made of, running statistics too, but for its last `unlocked` layers (1: what follows
         the blocks). OpenCLIP's own leaves out projections, fails for some kinds and has statistics as an option.
@@ -252,13 +247,8 @@ class ReaderImageTower(ReaderTower):
         check_images(x, self.image_size, self.device)
         if keep is not None:
             check_keep(keep, x.shape[0])
-            x = self.blank(x, keep)
+            x = blank_others(x, keep, self.grid_size, (self.square, self.square))
         return self.gaussian(*image_parts(self.tower, x), normalize)
-
-    def blank(self, x: Tensor, keep: Tensor) -> Tensor:
-        """Images with every square but those of `keep` (B, K) at 0, the mean colour."""
-        kept = x.new_zeros(x.shape[0], self.num_patches).scatter_(1, keep, 1.0).view(-1, 1, *self.grid_size)
-        return x * kept.repeat_interleave(self.square, 2).repeat_interleave(self.square, 3)
 
 
 class ReaderTextTower(ReaderTower):

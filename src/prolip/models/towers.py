@@ -14,17 +14,10 @@ from open_clip.transformer import TextTransformer, Transformer, VisionTransforme
 from torch import Tensor, nn
 
 from prolip.gaussian import Gaussian
-from prolip.models.heads import LogVarianceHead, Tokens, layer_norm, own_words, project
+from prolip.models.heads import LogVarianceHead, Tokens, blank_others, layer_norm, own_words, project
 from prolip.models.inputs import check_images, check_keep, check_texts
 
 SPECIAL_TOKENS = 2
-FORMS = ("paper", "released")
-
-
-def check_form(form: str) -> None:
-    """Refuse a forward pass nobody trained with."""
-    if form not in FORMS:
-        raise ValueError(f"forward is {form!r}: choose one of {', '.join(FORMS)}")
 
 
 def check_grid(image_size: int | Sequence[int], patch_size: int | Sequence[int], conv_stem: bool) -> None:
@@ -176,7 +169,6 @@ class ProbabilisticVisionTransformer(Probabilistic, VisionTransformer):
         conv_stem: bool = False,
         **kwargs,
     ):
-        check_form(form)
         check_grid(kwargs["image_size"], kwargs["patch_size"], conv_stem)
         for key in ("attentional_pool", "patch_dropout"):
             if kwargs.get(key):
@@ -224,7 +216,7 @@ class ProbabilisticVisionTransformer(Probabilistic, VisionTransformer):
         if keep is None:
             return self.conv1(x).flatten(2).transpose(1, 2)
         if isinstance(self.conv1, ConvStem):
-            tokens = self.conv1(self._blank_others(x, keep)).flatten(2).transpose(1, 2)
+            tokens = self.conv1(blank_others(x, keep, self.grid_size, self.patch_size)).flatten(2).transpose(1, 2)
             return tokens.gather(1, keep.unsqueeze(-1).expand(-1, -1, tokens.shape[-1]))
         batch, (rows, columns), (height, width) = x.shape[0], self.grid_size, self.patch_size
         x = x[..., : rows * height, : columns * width]  # as the convolution: it ends with the last whole patch
@@ -232,13 +224,6 @@ class ProbabilisticVisionTransformer(Probabilistic, VisionTransformer):
         sample = torch.arange(batch, device=x.device).unsqueeze(1)
         kept = patches[sample, keep // columns, keep % columns]
         return nn.functional.linear(kept.flatten(2), self.conv1.weight.flatten(1))
-
-    def _blank_others(self, x: Tensor, keep: Tensor) -> Tensor:
-        """Images with every patch but those of `keep` (B, K) set to 0, which is the mean colour: (B, 3, H, W)."""
-        kept = x.new_zeros(x.shape[0], self.num_patches).scatter_(1, keep, 1.0)
-        height, width = self.patch_size
-        pixels = kept.view(-1, 1, *self.grid_size).repeat_interleave(height, 2).repeat_interleave(width, 3)
-        return x * pixels
 
     def _embeds(self, x: Tensor, keep: Tensor | None = None) -> Tensor:
         """Images (B, 3, H, W) -> tokens [CLS], [UNC], patches with their own positions: (B, 2 + N or K, width)."""
@@ -306,7 +291,6 @@ class ProbabilisticTextTransformer(Probabilistic, TextTransformer):
         self, *, form: str = "paper", mask_padding: bool = False, init_unc_bias: float = -10.0,
         init_unc_gain: float = 0.1, **kwargs,
     ):
-        check_form(form)
         for key, wanted in (("embed_cls", True), ("no_causal_mask", True), ("pool_type", "last")):
             if kwargs.get(key, wanted) != wanted:
                 raise ValueError(f"text_cfg.{key} is {kwargs[key]!r}, ProLIP needs {wanted!r}: leave it out")

@@ -27,7 +27,7 @@ from prolip.models.config import is_reader, is_released
 from prolip.models.prolip import ProLIP
 from prolip.models.registry import get_model_config
 from prolip.models.tokenizer import get_tokenizer
-from prolip.models.weights.checkpoint import CheckpointError, read_config, save_pretrained
+from prolip.models.weights.checkpoint import OPENCLIP_FILES, PREPROCESS, CheckpointError, read_config, save_pretrained
 from prolip.models.weights.unreadable import CONFIG_NAMES, READERS, TOKENIZER_NAMES, WEIGHT_NAMES
 from prolip.scores import Side
 from prolip.uncertainty.clip import FILE, FittedCLIP
@@ -39,9 +39,6 @@ from prolip.utils.outputs import check_output, replacing_folder
 
 #: What a model of ours becomes.
 METHOD = "likelihood"
-WEIGHTS, CONFIG = "open_clip_model.safetensors", "open_clip_config.json"
-#: What of a preprocessing OpenCLIP reads from a folder.
-KEPT = ("mean", "std", "interpolation", "resize_mode")
 #: What belongs to a model; everything else of its folder stays where it is.
 FILES = (*CONFIG_NAMES, *WEIGHT_NAMES, READERS, FILE, *TOKENIZER_NAMES)
 
@@ -81,7 +78,7 @@ def check_place(folder: str | os.PathLike, model: str) -> None:
     """ValueError where `attach` may not write into `folder`, as `check_folder`."""
     (schema, own), ours = parse_model_name(model), is_prolip(model)
     plain = ours and not is_reader(get_model_config(model)[0])
-    names = CONFIG_NAMES[:1] + WEIGHT_NAMES[:1] if plain else (CONFIG, WEIGHTS, READERS if ours else FILE)
+    names = CONFIG_NAMES[:1] + WEIGHT_NAMES[:1] if plain else (*OPENCLIP_FILES, READERS if ours else FILE)
     check_folder(Path(folder), (*names, *TOKENIZER_NAMES), ours, Path(own) if schema == "local-dir" else None)
 
 
@@ -173,7 +170,9 @@ def write_prolip(  # noqa: PLR0913, PLR0917
 
 def write_openclip(model: str, network: Any, folder: Path) -> None:
     """OpenCLIP's weights, configuration and tokenizer files of a model by this name."""
-    save_file(unshared(network.state_dict()), folder / WEIGHTS, metadata={"format": "pt"})
+    # tensors that share memory, or are a part of another's, safetensors does not take
+    state = {name: value.detach().cpu().contiguous().clone() for name, value in network.state_dict().items()}
+    save_file(state, folder / OPENCLIP_FILES[1], metadata={"format": "pt"})
     if parse_model_name(model)[0]:
         settings = read_config(config_file(model))[0]
         for name in TOKENIZER_NAMES:
@@ -182,20 +181,6 @@ def write_openclip(model: str, network: Any, folder: Path) -> None:
     else:
         settings = open_clip.get_model_config(model.replace("/", "-"))
         settings["quick_gelu"] = any(isinstance(m, QuickGELU) for m in network.modules())
-    preprocess = {name: network.visual.preprocess_cfg[name] for name in KEPT}
+    preprocess = {name: network.visual.preprocess_cfg[name] for name in PREPROCESS}
     text = json.dumps({"model_cfg": settings, "preprocess_cfg": preprocess}, indent=2)
-    (folder / CONFIG).write_text(text + "\n", encoding="utf-8")
-
-
-def unshared(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """A state as safetensors takes it: on the CPU, contiguous, and no two tensors in one piece of memory."""
-    found: dict[str, Tensor] = {}
-    taken: set[int] = set()
-    for name, value in state.items():
-        x = value.detach().cpu().contiguous()
-        own = x.untyped_storage()
-        if own.data_ptr() in taken or own.nbytes() != x.numel() * x.element_size():
-            x = x.clone()
-        taken.add(x.untyped_storage().data_ptr())
-        found[name] = x
-    return found
+    (folder / OPENCLIP_FILES[0]).write_text(text + "\n", encoding="utf-8")

@@ -4,6 +4,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from prolip.utils.fields import option
+from prolip.utils.flags import check_range
 
 #: Rows of a bank, or centres, that a model may hold.
 MOST_ROWS = 2**22
@@ -19,9 +20,6 @@ class FitOptions:
     novelty_centres: int = option(512, "classes of images and texts that a new one may be far from; 0: no novelty")
 
     def __post_init__(self) -> None:
-        for name, least in {"fit_samples": 0, "bank": 32, "centres": 0, "novelty_centres": 0}.items():
-            if getattr(self, name) < least:
-                raise ValueError(f"{name}={getattr(self, name)}: give {least} or more")
-        for name in ("bank", "centres", "novelty_centres"):
-            if getattr(self, name) > MOST_ROWS:
-                raise ValueError(f"{name}={getattr(self, name)}: give at most {MOST_ROWS:,} rows")
+        check_range(self, "fit_samples")
+        check_range(self, "bank", least=32, most=MOST_ROWS)
+        check_range(self, "centres", "novelty_centres", most=MOST_ROWS)

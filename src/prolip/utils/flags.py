@@ -101,13 +101,24 @@ def check_alone(config: Any, names: Iterable[str], wanted: str) -> None:
         raise FlagError(f"{' and '.join(given)} contradict each other: give {wanted}")
 
 
-def check_range(config: Any, *names: str, least: float = 0, above: bool = False, remedy: str = "") -> None:
-    """FlagError for a given number that is below `least`, at it where it must be above, or not finite."""
+def check_range(  # noqa: PLR0913 (the ends of a range)
+    config: Any, *names: str, least: float = 0, most: float = math.inf, above: bool = False, below: bool = False,
+    remedy: str = "",
+) -> None:  # fmt: skip
+    """FlagError for a given number that is below `least` or above `most`, at one where it must be `above` or `below`
+    it, or not finite.
+    """
     for name in names:
         value = getattr(config, name)
-        if not isinstance(value, str | None) and not (least <= value < math.inf and (value > least or not above)):
-            wanted = f"finite number above {least}" if above else f"number of at least {least}"
-            raise FlagError(f"{flag_of(name)} {value}: give a {wanted}{remedy}")
+        if isinstance(value, str | None) or (
+            least <= value <= most and abs(value) < math.inf and not (above and value == least)
+            and not (below and value == most)
+        ):  # fmt: skip
+            continue
+        ends = [] if least == -math.inf else [f" {'above' if above else 'of at least'} {least}"]
+        ends += [] if most == math.inf else [f" {'below' if below else 'at most'} {most}"]
+        finite = "finite " if most == math.inf and (above or not ends) else ""
+        raise FlagError(f"{flag_of(name)} {value}: give a {finite}number{' and'.join(ends)}{remedy}")
 
 
 def add_flags(parser: argparse.ArgumentParser, section: str, config: type, leave_out: Iterable[str] = ()) -> None:

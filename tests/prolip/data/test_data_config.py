@@ -17,12 +17,12 @@ def test_a_batch_that_workers_do_not_divide_is_refused_with_what_fits():
 def test_settings_are_checked_when_they_are_made():
     for settings, message in (
         ({"dataset_type": "tfds"}, "use one of auto, webdataset"),
-        ({"batch_size": 0}, "--batch-size is 0: give 1 or more"),
-        ({"workers": -1}, "workers is -1"),
-        ({"prefetch": 0}, "prefetch is 0: give 1 or more"),
-        ({"max_bad_fraction": 2}, "give a fraction from 0 to 1"),
-        ({"train_num_samples": 0}, "train-num-samples is 0"),
-        ({"word_drop": 1.0}, "--word-drop is 1.0: give a share from 0 to below 1"),
+        ({"batch_size": 0}, "--batch-size 0: give a number of at least 1"),
+        ({"workers": -1}, "--workers -1: give a number of at least 0"),
+        ({"prefetch": 0}, "--prefetch 0: give a number of at least 1"),
+        ({"max_bad_fraction": 2}, "--max-bad-fraction 2: give a number of at least 0 and at most 1"),
+        ({"train_num_samples": 0}, "--train-num-samples 0: give"),
+        ({"word_drop": 1.0}, "--word-drop 1.0: give a number of at least 0 and below 1, such as 0.1"),
         ({"word_drop": 0.1, "captions": 0}, "--word-drop 0.1: no captions are read"),
         ({"word_drop": 0.1, "dataset_type": "synthetic"}, "--word-drop 0.1: no captions are read"),
         ({"csv_separator": ", "}, "not one character"),

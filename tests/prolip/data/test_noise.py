@@ -280,10 +280,10 @@ def test_a_shard_that_is_cut_is_refused_by_name(folder):
 @pytest.mark.parametrize(
     "settings, words",
     [
-        ({"noise_ratio": 1.5}, "--noise-ratio is 1.5: give a share from 0 to 1"),
-        ({"noise_ratio": -0.1}, "--noise-ratio is -0.1"),
-        ({"noise_ratio": float("nan")}, "--noise-ratio is nan"),
-        ({"noise_ratio": 0.2, "noise_seed": -1}, "--noise-seed is -1: give a number from 0"),
+        ({"noise_ratio": 1.5}, "--noise-ratio 1.5: give a number of at least 0 and at most 1"),
+        ({"noise_ratio": -0.1}, "--noise-ratio -0.1"),
+        ({"noise_ratio": float("nan")}, "--noise-ratio nan"),
+        ({"noise_ratio": 0.2, "noise_seed": -1}, "--noise-seed -1: give a number of at least 0"),
         ({"noise_ratio": 0.2, "dataset_resampled": True}, "--noise-ratio 0.2: --dataset-resampled .* leave one"),
         ({"noise_ratio": 0.2, "dataset_type": "synthetic"}, "synthetic data has no captions"),
         ({"noise_ratio": 0.2, "captions": 0}, "reads no captions"),

@@ -23,6 +23,7 @@ from prolip.methods.deterministic import (
 )
 from prolip.methods.likelihood import LikelihoodConfig, LikelihoodObjective
 from prolip.methods.triplet import TripletConfig, TripletObjective, VSEConfig, VSEObjective
+from prolip.utils.flags import flag_of
 
 METHODS = {
     "siglip": (SigLIPConfig, SigLIPObjective), "clip": (CLIPConfig, CLIPObjective),
@@ -216,7 +217,7 @@ def test_the_sum_of_all_negatives_gives_way_to_the_hardest():
 
 @pytest.mark.parametrize("settings", [{"margin": -0.1}, {"margin": 2.5}, {"sum_steps": -1}])
 def test_margins_that_no_cosine_has_are_refused(settings):
-    with pytest.raises(ValueError, match=f"{next(iter(settings))}=.*give"):
+    with pytest.raises(ValueError, match=f"{flag_of(next(iter(settings)))} .*give"):
         VSEConfig(**settings)
 
 

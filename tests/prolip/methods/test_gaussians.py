@@ -158,7 +158,7 @@ def test_without_heads_the_means_are_openclips(clip, method):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_width_that_is_none_is_refused(method):
-    with pytest.raises(ValueError, match="head_dim=0: give a width of 2 or more"):
+    with pytest.raises(ValueError, match="--head-dim 0: give a number of at least 2"):
         find_method(method).config(head_dim=0)
 
 

@@ -203,9 +203,9 @@ def test_the_score_is_the_match_probability_with_what_was_trained_and_geometric_
 
 
 @pytest.mark.parametrize(("settings", "words"), [
-    ({"match_samples": 0}, "match_samples=0"), ({"match_start": 0.0}, "match_start=0.0"),
-    ({"match_start": 101.0}, "match_start=101.0"), ({"kl_weight": -1.0}, "kl_weight=-1.0 is no weight"),
-    ({"uniformity_weight": math.inf}, "uniformity_weight=inf"),
+    ({"match_samples": 0}, "--match-samples 0"), ({"match_start": 0.0}, "--match-start 0.0"),
+    ({"match_start": 101.0}, "--match-start 101.0"), ({"kl_weight": -1.0}, "--kl-weight -1.0: give"),
+    ({"uniformity_weight": math.inf}, "--uniformity-weight inf"),
 ])  # fmt: skip
 def test_settings_out_of_range_are_refused(settings, words):
     with pytest.raises(ValueError, match=words):

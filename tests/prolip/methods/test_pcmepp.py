@@ -263,8 +263,8 @@ def test_variances_begin_as_small_as_the_configuration_says():
 
 
 @pytest.mark.parametrize(("settings", "words"), [
-    ({"pseudo_weight": -1}, "pseudo_weight=-1 is no weight"), ({"vib_weight": math.inf}, "vib_weight=inf"),
-    ({"mix_fraction": 1.0}, "mix_fraction=1.0 is no share"), ({"size_augment": -0.1}, "size_augment=-0.1"),
+    ({"pseudo_weight": -1}, "--pseudo-weight -1: give"), ({"vib_weight": math.inf}, "--vib-weight inf"),
+    ({"mix_fraction": 1.0}, "--mix-fraction 1.0: .* below 1"), ({"size_augment": -0.1}, "--size-augment -0.1"),
     ({"pseudo_positives": "some"}, "pseudo_positives='some': use first or all"),
 ])  # fmt: skip
 def test_settings_out_of_range_are_refused(settings, words):

@@ -402,10 +402,10 @@ def test_settings_of_a_score_are_asked_for_by_name():
 
 
 @pytest.mark.parametrize(("settings", "words"), [
-    ({"kl_weight": -1.0}, "kl_weight=-1.0 is no weight"), ({"recon_weight": math.nan}, "recon_weight=nan"),
-    ({"sigma_weight": math.inf}, "sigma_weight=inf"), ({"mixture_components": 0}, "mixture_components=0"),
-    ({"adapter_hidden": 0}, "adapter_hidden=0"), ({"pair_tile": 0}, "pair_tile=0"),
-    ({"gumbel_temperature": 0.0}, "gumbel_temperature=0.0"), ({"component_noise": "none"}, "component_noise='none'"),
+    ({"kl_weight": -1.0}, "--kl-weight -1.0: give"), ({"recon_weight": math.nan}, "--recon-weight nan"),
+    ({"sigma_weight": math.inf}, "--sigma-weight inf"), ({"mixture_components": 0}, "--mixture-components 0"),
+    ({"adapter_hidden": 0}, "--adapter-hidden 0"), ({"pair_tile": 0}, "--pair-tile 0"),
+    ({"gumbel_temperature": 0.0}, "--gumbel-temperature 0.0"), ({"component_noise": "none"}, "component_noise='none'"),
 ])  # fmt: skip
 def test_settings_out_of_range_are_refused(settings, words):
     with pytest.raises(ValueError, match=words):

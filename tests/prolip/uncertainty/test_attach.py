@@ -240,8 +240,8 @@ def test_the_corpus_is_refused_by_novelty_from_the_same_pass(pair, tmp_path, cap
 @pytest.mark.parametrize(("words", "error"), [
     (["--data", "/nowhere.tar"], "/nowhere.tar"),
     (["--pairs", "/nowhere.safetensors"], "nowhere.safetensors"),
-    ([*DATA, "--bank", "3"], "bank=3: give 32 or more"),
-    ([*DATA, "--novelty-centres", "-1"], "novelty_centres=-1: give 0 or more"),
+    ([*DATA, "--bank", "3"], "--bank 3: give a number of at least 32"),
+    ([*DATA, "--novelty-centres", "-1"], "--novelty-centres -1: give a number of at least 0"),
     (["--pairs", __file__], "header"),
     ([], "give --data, or --pairs with embeddings that --save-pairs wrote"),
     (["--data", SHARDS, "--split", "train"], "--split train, but --data has no splits"),

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from prolip.random import Draws, Stream
 from prolip.utils.fields import option
+from prolip.utils.flags import check_range
 
 #: Random erasing as in PCME's release and timm: share of the area, and log of the largest ratio of height to width.
 ERASED_AREA, ERASED_ASPECT = (0.02, 1 / 3), math.log(1 / 0.3)
@@ -56,15 +57,11 @@ class AugmentConfig:
         low, high = self.zoom
         if not 0 < low <= high:
             raise ValueError(f"augmentation zoom is {self.zoom}: give two positive numbers, the smaller first")
-        shares = (
-            "brightness", "contrast", "saturation", "jitter_prob", "greyscale_prob", "fill", "shift", "cutout",
-            "cutout_prob", "erase_prob", "text_mask", "text_random", "text_delete",
+        check_range(
+            self, "brightness", "contrast", "saturation", "jitter_prob", "greyscale_prob", "fill", "shift", "cutout",
+            "cutout_prob", "erase_prob", "text_mask", "text_random", "text_delete", most=1,
         )  # fmt: skip
-        for name in shares:
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"augmentation {name} is {getattr(self, name)}: give a number from 0 to 1")
-        if not 0 <= self.hue <= 0.5:
-            raise ValueError(f"augmentation hue is {self.hue}: give a number from 0 to 0.5 (half a turn either way)")
+        check_range(self, "hue", most=0.5, remedy=" (half a turn either way)")
         if sum(self.token_shares) > 1:
             raise ValueError(
                 f"augmentation text_mask, text_random and text_delete are {self.token_shares}, more than 1 in all"
