@@ -1,6 +1,7 @@
 """Probabilistic language-image pre-training: every image and every text is a Gaussian."""
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 from prolip.utils.late import late
@@ -28,6 +29,11 @@ __all__ = [
     "losses", "measures", "open_image", "push_to_hub", "save_pretrained", "score_of", "tokenize",
 ]  # fmt: skip
 __version__ = "0.1.0"
+
+if sys.argv[:1] == ["-m"]:  # Python imports this before it runs a module of it as a program
+    from prolip.utils.doors import refuse
+
+    refuse()
 
 # OpenCLIP takes seconds and 240 MB to import, and Gaussians, measures, losses and metrics do without it; torch takes
 # seconds, in which a program wants its handlers of signals and its output in place; the readers of files bring Pillow

@@ -9,6 +9,7 @@ import pytest
 
 from prolip.cli.command import parser_of
 from prolip.cli.main import RETIRED, VERBS, commands_of, find, main
+from prolip.utils.doors import DOORS
 from prolip.utils.flags import FlagError
 
 ROOT = Path(__file__).parents[3]
@@ -105,7 +106,7 @@ def test_a_word_that_is_not_known_is_answered_with_the_near_ones(words, message,
 
 
 def test_retired_verbs_name_commands_that_there_are():
-    for verb in RETIRED.values():
+    for verb in [*RETIRED.values(), *DOORS.values()]:
         words = verb.split()
         assert words[1:] == [] or words[1] in commands_of(words[0])
         assert words[0] in VERB_NAMES
@@ -123,6 +124,13 @@ def test_there_is_one_door_per_task():
     assert mains == {"src/prolip/__main__.py", "src/training/main.py"}
     scripts = re.findall(r'"([\w-]+)=[\w.]+:\w+"', (ROOT / "setup.py").read_text())
     assert scripts == ["prolip", "prolip-clip-benchmark"]
+
+
+@pytest.mark.parametrize("module", sorted(DOORS))
+def test_a_module_that_was_a_command_names_the_verb(module):
+    done = subprocess.run([sys.executable, "-m", module, "--help"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr.startswith(f"error: python -m {module} is now: prolip {DOORS[module]} (prolip ")
 
 
 def test_the_verb_train_is_not_taken_for_a_folder_of_the_users(tmp_path):
