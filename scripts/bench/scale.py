@@ -300,13 +300,15 @@ Made by
 
     {command}
 
+which counts in six phases of a run:
+
 {about}
 
 Ranks are simulated, one at a time, on one machine: nothing here ran on a GPU or over a network. *another* is the last
 rank, *all* is rank 0 and all others. A cell says "before -> after"; seconds are those of a processor. What grows with
 the ranks: the texts of a step, gathered by every rank; the places in the data that rank 0 receives to save, some 400
-bytes a rank, and that every rank reads to load from the one map of its machine; and at the start the shards, which rank
-0 alone looks up for all.
+bytes a rank, and that every rank reads to load from the one map of its machine; and FSDP2's padding: it cuts the first
+dimension of a parameter into as many parts as there are ranks, so 768 rows travel as 4,096 on 4,096 ranks.
 """
 
 
