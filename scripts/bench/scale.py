@@ -13,7 +13,7 @@ from the last one. Phases:
   kinds   the collectives of a step of --model by what they carry, with DDP and with FSDP2
 
 Columns: files looked up, opened and listed; bytes read from files and mapped; collectives; bytes of tensors sent and of
-objects received by them; seconds of the processor. With --old a cell says "before -> after".
+objects received by them; seconds of the processor. With --old a cell says "before → after".
 """
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ import argparse
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -31,7 +32,6 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from textwrap import indent
 from types import FrameType, SimpleNamespace
 from typing import Any
 
@@ -305,7 +305,7 @@ which counts in six phases of a run:
 {about}
 
 Ranks are simulated, one at a time, on one machine: nothing here ran on a GPU or over a network. *another* is the last
-rank, *all* is rank 0 and all others. A cell says "before -> after"; seconds are those of a processor. What grows with
+rank, *all* is rank 0 and all others. A cell says "before → after"; seconds are those of a processor. What grows with
 the ranks: the texts of a step, gathered by every rank; the places in the data that rank 0 receives to save, some 400
 bytes a rank, and that every rank reads to load from the one map of its machine; and FSDP2's padding: it cuts the first
 dimension of a parameter into as many parts as there are ranks, so 768 rows travel as 4,096 on 4,096 ranks.
@@ -332,7 +332,7 @@ def phase_table(title: str, before: Counts | None, after: Counts) -> list[str]:
     names = [name for name in names if any(row[name] for side in sides for row in side.values())]
     lines = [f"## {title}", "", f"| ranks | of | {' | '.join(names)} |", "|---:|---" + "|---:" * len(names) + "|"]
     for ranks, who in sides[-1]:
-        cells = [" -> ".join(dict.fromkeys(show(side[ranks, who][name]) for side in sides)) for name in names]
+        cells = [" → ".join(dict.fromkeys(show(side[ranks, who][name]) for side in sides)) for name in names]
         lines.append(f"| {int(ranks):,} | {who} | {' | '.join(cells)} |")
     return lines
 
@@ -367,9 +367,10 @@ def compare(args: argparse.Namespace) -> None:
         print(tables)
         return
     about = (__doc__ or "").partition("Phases:\n\n")[2].partition("\n\nColumns")[0]
+    about = re.sub(r"(?m)^  (\w+) +", r"- *\1*: ", about)
     command = f"python scripts/bench/scale.py {'--old CHECKOUT ' if args.old else ''}--write docs/benchmarks/scale.md"
     with replacing(args.write) as temporary:
-        temporary.write_text(TOP.format(command=command, about=indent(about, "  ")) + "\n" + tables, encoding="utf-8")
+        temporary.write_text(TOP.format(command=command, about=about) + "\n" + tables, encoding="utf-8")
 
 
 def parse_flags(arguments: Sequence[str] | None = None) -> argparse.Namespace:
