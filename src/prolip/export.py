@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from prolip.evaluation.loading import load_model
 from prolip.evaluation.model import PointModel, evaluating, own_score
@@ -146,8 +147,10 @@ def export_onnx(model: nn.Module, folder: str | Path) -> dict[str, Path]:
         raise ImportError(f"ONNX needs {', '.join(missing)}: pip install {' '.join(missing)}")
 
     def write(encoder: Encoder, path: Path) -> None:
+        with PlainAttention():
+            graph = export_program(encoder)
         program = torch.onnx.export(
-            export_program(encoder), dynamo=True, verbose=False, input_names=[encoder.name], output_names=list(OUTPUTS)
+            graph, dynamo=True, verbose=False, input_names=[encoder.name], output_names=list(OUTPUTS)
         )
         assert program is not None
         allow_no_rows(program.model.graph)
@@ -156,6 +159,17 @@ def export_onnx(model: nn.Module, folder: str | Path) -> dict[str, Path]:
         program.save(path)
 
     return write_graphs(model, folder, "onnx", write)
+
+
+class PlainAttention(TorchFunctionMode):
+    """While entered, attention is its products and softmax. A fused one is taken apart by torch.onnx.export later, into
+    an order in memory of which what follows in the graph of some towers knows nothing.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is nn.functional.scaled_dot_product_attention:
+            return torch._scaled_dot_product_attention_math(*args, **(kwargs or {}))[0]
+        return func(*args, **(kwargs or {}))
 
 
 def keep_names(graph: Any) -> None:
