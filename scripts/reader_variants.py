@@ -1,4 +1,4 @@
-"""Readers that take something else of their tower, as methods that scripts/study_towers.py trains beside ours.
+"""Readers with other inputs from their tower, as methods that scripts/study_towers.py compares with ours.
 
     PYTHONPATH=scripts PROLIP_METHODS=reader_variants prolip train --method prolip-apart ...
 

@@ -214,12 +214,12 @@ def agree(run: Any, args: argparse.Namespace) -> int:
 #: The function that a collective comes of -> what it carries, who waits for it.
 CARRIERS = {
     "score_gathered": ("vectors of texts, and their gradients", "the device, for the slowest rank"),
-    "send": ("gradients, a bucket of 25 MB each", "the device, behind its backward pass, for the last bucket"),
+    "send": ("gradients, a bucket of 25 MB each", "the device, after its backward pass, for the last bucket"),
     "unshard": ("parameters of a block", "the device, where they have not come by the time the block before is done"),
-    "foreach_reduce": ("gradients of a block", "the device, behind its backward pass, for the last block"),
+    "foreach_reduce": ("gradients of a block", "the device, after its backward pass, for the last block"),
     "average_gradient": ("gradients of scale and bias", "the device"),
     "norm": ("norms of gradients", "the device"),
-    "_post": ("requests to stop or save, every 0.25 s", "nobody"),
+    "_post": ("requests to stop or save, every 0.25 s", "none"),
 }
 
 
