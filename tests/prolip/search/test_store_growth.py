@@ -91,8 +91,9 @@ def peaks_of_adding(folder: Path, numbers: tuple[int, ...], peaks) -> None:
 
 
 def test_memory_of_an_add_does_not_grow_with_the_rows(tmp_path):
-    """50,000 rows of 32 dimensions are 13 MB, 200,000 are 52. By a process of its own: what earlier tests left free in
-    this one's memory would be filled first, by the fewer rows more of it.
+    """50,000 rows of 32 dimensions are 13 MB, 200,000 are 52.
+
+    A process of its own measures: in this one earlier tests have left free memory, which would hide a part of either.
     """
     spawn = multiprocessing.get_context("spawn")
     peaks = spawn.Array("q", 2)
