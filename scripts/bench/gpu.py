@@ -92,7 +92,7 @@ def environment(rehearse: bool) -> dict[str, str]:
     return os.environ | {"PYTHONPATH": path, "PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1"} | hidden
 
 
-def probe(rehearse: bool) -> dict[str, str]:
+def probe(rehearse: bool, commit: str | None = None) -> dict[str, str]:
     """Device, driver, versions and commit. `error` in place of them where torch cannot be asked."""
     done = subprocess.run(
         [sys.executable, "-c", PROBE], env=environment(rehearse), cwd=ROOT, capture_output=True, text=True
@@ -104,7 +104,7 @@ def probe(rehearse: bool) -> dict[str, str]:
     changed = output_of(
         "git", "status", "--porcelain", "--untracked-files=no", "--", ".", f":!{PAGE.relative_to(ROOT)}"
     )
-    commit = output_of("git", "rev-parse", "HEAD") or "unknown: git cannot tell"
+    commit = commit or output_of("git", "rev-parse", "HEAD") or "unknown: git cannot tell"
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return {
         **{name: found.pop(name) for name in ("device", "devices seen") if name in found},
@@ -309,6 +309,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--only", nargs="+", choices=list(PARTS), metavar="PART", help=f"of {', '.join(PARTS)}")
     parser.add_argument("--minutes", type=float, default=15, help="limit of the whole (default: %(default)s)")
     parser.add_argument("--rehearse", action="store_true", help="every part at cut size on the CPU")
+    parser.add_argument("--commit", help="of the checkout, where git cannot tell it")
     parser.add_argument(
         "--output",
         type=Path,
@@ -343,7 +344,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The command; returns its exit code."""
     args = parse(arguments)
     args.end = time.monotonic() + 60 * args.minutes - RESERVE
-    where = probe(args.rehearse)
+    where = probe(args.rehearse, args.commit)
     if "error" in where or not (args.rehearse or "device" in where):
         print(no_gpu(where), file=sys.stderr)
         return NO_GPU

@@ -58,7 +58,7 @@ def stand_in(tmp_path, monkeypatch):
     """Parts that take no time, on a machine that seems to have a GPU."""
     monkeypatch.setattr(gpu, "PARTS_SCRIPT", tmp_path / "parts.py")
     gpu.PARTS_SCRIPT.write_text(STAND_IN)
-    monkeypatch.setattr(gpu, "probe", lambda rehearse: dict(WHERE))
+    monkeypatch.setattr(gpu, "probe", lambda rehearse, commit=None: dict(WHERE))
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     return ["--work", str(tmp_path / "work"), "--output", str(tmp_path / "gpu.md")]
 
@@ -161,6 +161,7 @@ def test_what_is_committed_is_told_from_what_is_changed():
     found = gpu.probe(rehearse=True)
     head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
     assert found["commit"].split(",")[0] == (head or "unknown: git cannot tell")
+    assert gpu.probe(rehearse=True, commit="abc1234")["commit"].split(",")[0] == "abc1234"
     assert found["torch"] == torch.__version__ and "device" not in found and int(found["cores"]) > 0
 
 
@@ -188,7 +189,7 @@ def test_parts_of_earlier_calls_stay_on_the_page_where_nothing_has_changed(stand
     assert titles_after("step") == ["A training step"]
     assert titles_after("loader") == ["A training step", "Feeding by the loader"]
     for changed in ({"commit": "abd"}, {"device": "NVIDIA H200"}, {"commit": "abc, with changes"}):
-        monkeypatch.setattr(gpu, "probe", lambda rehearse, changed=changed: WHERE | changed)
+        monkeypatch.setattr(gpu, "probe", lambda rehearse, commit=None, changed=changed: WHERE | changed)
         assert titles_after("tests") == ["CUDA tests"]
 
 
