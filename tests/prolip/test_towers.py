@@ -436,3 +436,30 @@ def test_our_parameters_are_openclips_and_the_uncertainty_branch():
         "unc_emb", "text_uncertainty_projection.weight", "text_uncertainty_projection.bias"
     }
     assert plain <= set(text_tower().state_dict())
+
+
+@pytest.mark.parametrize("mask", [None, "causal", "a row's own"])
+def test_attention_without_copies_is_that_of_torch(mask):
+    attention = vision().double().blocks[0].attn
+    x = torch.randn(3, 7, 16, dtype=torch.float64, requires_grad=True)
+    own = torch.randn(3 * attention.num_heads, 7, 7, dtype=torch.float64)
+    added = {"causal": own.new_full((7, 7), -torch.inf).triu(1), "a row's own": own}.get(mask)
+    want, got = attention(x, x, x, need_weights=False, attn_mask=added)[0], attention.attend(x, added)
+    torch.testing.assert_close(got, want)
+    toward, leaves = torch.randn_like(want), [x, *attention.parameters()]
+    for mine, theirs in zip(*(torch.autograd.grad(z, leaves, toward) for z in (got, want))):
+        torch.testing.assert_close(mine, theirs)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.parametrize("masked", [False, True])
+def test_on_cuda_the_towers_are_those_of_the_cpu(masked):
+    sides = {"image": (vision(), images()), "text": (text_tower(mask_padding=masked), torch.randint(1, 30, (3, 7)))}
+    for tower, x in sides.values():
+        found = []
+        for device in ("cpu", "cuda"):
+            z = tower.to(device)(x.to(device))
+            gradients = torch.autograd.grad(z.mean.pow(3).sum() + z.log_var.sum(), list(tower.parameters()))
+            found.append([part.cpu() for part in (*z, *gradients)])
+        for mine, theirs in zip(*found):
+            torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-4)

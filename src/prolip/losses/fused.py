@@ -35,6 +35,16 @@ def _log1p(x):
 
 
 @triton.jit
+def _exp_minus(x):
+    """exp(-x) for x >= 0 as 2^-n exp(-r), n whole and |r| <= log(2) / 2: the device's fast one loses the digits of a
+    large x. n times the first part of log 2, which has 9 bits, is exact. 0 beyond 200, and NaN of NaN.
+    """
+    x = tl.minimum(x, 200.0, propagate_nan=tl.PropagateNan.ALL)
+    n = tl.floor(x * 1.4426950408889634 + 0.5)
+    return tl.exp2(-n) * tl.exp(n * 0.693359375 - x - n * 2.12194440e-4)
+
+
+@triton.jit
 def _pairs_kernel(  # noqa: PLR0913 - a kernel's arguments are flat
     products, row_bias, column_bias, row_ids, column_ids, losses, row_sums, column_sums, weight, n, m, diagonal,
     IDS: tl.constexpr, GRADIENT: tl.constexpr, TILE_N: tl.constexpr, TILE_M: tl.constexpr,
@@ -60,7 +70,7 @@ def _pairs_kernel(  # noqa: PLR0913 - a kernel's arguments are flat
     logit += tl.load(column_bias + j, mask=in_j, other=0.0)[None, :]
 
     z = tl.where(positive, -logit, logit)
-    small = tl.exp(-tl.abs(z))
+    small = _exp_minus(tl.abs(z))
     loss = tl.maximum(z, 0.0) + _log1p(small)
     tl.store(losses + tile_i * tl.num_programs(1) + tile_j, tl.sum(tl.where(inside, loss, 0.0)))
     if GRADIENT:

@@ -68,11 +68,12 @@ class HeadsObjective(KnownMatches):
 def freeze_unread(model: Any, parameters: Iterable[nn.Parameter], parts: Iterable[str] = Gaussian._fields) -> None:
     """Freeze those of `parameters` that no such part of the model's Gaussians depends on, which DDP would wait for.
 
-    Autograd says it of one pass of zeros, not in training mode, which would move running statistics.
+    Autograd says it of one pass of zeros, not in training mode, which would move running statistics. cuDNN's GRUs have
+    no backward pass in evaluation mode, PyTorch's have.
     """
     wanted, training = [parameter for parameter in parameters if parameter.requires_grad], model.training
     device, dtype = model.logit_scale.device, model.logit_scale.dtype
-    with torch.random.fork_rng(devices=[]), torch.enable_grad():
+    with torch.random.fork_rng(devices=[]), torch.enable_grad(), torch.backends.cudnn.flags(enabled=False):
         model.eval()
         image = model.encode_image(torch.zeros(1, 3, *image_sides(model), device=device, dtype=dtype))
         text = model.encode_text(torch.zeros(1, model.context_length, dtype=torch.int64, device=device))

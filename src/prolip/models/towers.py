@@ -73,6 +73,27 @@ class ConvStem(nn.Sequential):
         return projection.weight
 
 
+class SelfAttention(nn.MultiheadAttention):
+    """torch's, on a GPU without its copies of queries, keys and values, for blocks that give one sequence as all three.
+
+    A CPU keeps torch's, with which results of before were made.
+    """
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, **asked: Any) -> tuple[Tensor, Any]:  # type: ignore[override]
+        """As OpenCLIP's blocks ask: (B, L, width), and no weights."""
+        if not query.is_cuda or key is not query or asked.keys() != {"need_weights", "attn_mask"}:
+            return super().forward(query, key, value, **asked)
+        return self.attend(query, asked["attn_mask"]), None
+
+    def attend(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Of x (B, L, width); mask: (L, L) or (B * heads, L, L), added to the logits."""
+        packed = nn.functional.linear(x, self.in_proj_weight, self.in_proj_bias)
+        q, k, v = packed.unflatten(2, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
+        mask = mask.unflatten(0, (-1, self.num_heads)) if mask is not None and mask.ndim == 3 else mask
+        z = nn.functional.scaled_dot_product_attention(q, k, v, mask)
+        return self.out_proj(z.transpose(1, 2).flatten(2))
+
+
 class Probabilistic:
     """What both towers have besides OpenCLIP's transformer: [UNC] and its head, and what a run asks of parameters."""
 
@@ -90,6 +111,12 @@ class Probabilistic:
     #: What a head sees of a block's tokens, all but [UNC].
     shown: Callable[..., Tokens]
     named_parameters: Callable[[], Iterator[tuple[str, nn.Parameter]]]
+
+    def __init__(self, **kwargs: Any):
+        super().__init__(**kwargs)
+        for block in self.blocks:
+            if type(block.attn) is nn.MultiheadAttention:
+                block.attn.__class__ = SelfAttention
 
     @property
     def first_width(self) -> int:
@@ -213,16 +240,16 @@ class ProbabilisticVisionTransformer(Probabilistic, VisionTransformer):
         The convolution has stride = kernel, so it is a linear map of each unfolded patch. A convolutional stem looks
         across patches: there the other patches are blanked (0, the mean colour) and their tokens dropped afterwards.
         """
-        if keep is None:
+        if keep is None and (isinstance(self.conv1, ConvStem) or not x.is_cuda):  # there cuDNN's takes 3% of a step
             return self.conv1(x).flatten(2).transpose(1, 2)
-        if isinstance(self.conv1, ConvStem):
+        if keep is not None and isinstance(self.conv1, ConvStem):
             tokens = self.conv1(blank_others(x, keep, self.grid_size, self.patch_size)).flatten(2).transpose(1, 2)
             return tokens.gather(1, keep.unsqueeze(-1).expand(-1, -1, tokens.shape[-1]))
         batch, (rows, columns), (height, width) = x.shape[0], self.grid_size, self.patch_size
         x = x[..., : rows * height, : columns * width]  # as the convolution: it ends with the last whole patch
         patches = x.reshape(batch, -1, rows, height, columns, width).permute(0, 2, 4, 1, 3, 5)
         sample = torch.arange(batch, device=x.device).unsqueeze(1)
-        kept = patches[sample, keep // columns, keep % columns]
+        kept = patches.flatten(1, 2) if keep is None else patches[sample, keep // columns, keep % columns]
         return nn.functional.linear(kept.flatten(2), self.conv1.weight.flatten(1))
 
     def _embeds(self, x: Tensor, keep: Tensor | None = None) -> Tensor:

@@ -63,15 +63,17 @@ def test_the_kernel_without_gradients_gives_the_loss_alone():
 
 
 def test_the_kernel_keeps_the_digits_of_pairs_on_the_right_side_and_overflows_nowhere():
-    logits = torch.tensor([-200.0, -80.0, -30.0, -10.0, -1.0, -1e-4, 0.0, 1e-4, 1.0, 30.0, 200.0], device=DEVICE)
+    ends, middle = [1e30, 1e4, 200.0, 87.0, 80.0, 30.0, 29.9, 10.0, 1.0, 0.35, 1e-4], [0.0, torch.nan, torch.inf]
+    logits = torch.tensor([*(-x for x in ends), *middle, *ends], device=DEVICE)
     zeros = logits.new_zeros(1, 1)
     one_by_one = [fused.sum_block(zeros, zeros, zeros[0], x[None], Positives(), 1.0, True) for x in logits]
     exact = logits.double()
     torch.testing.assert_close(
-        torch.stack([loss for loss, _ in one_by_one]), F.softplus(exact).float(), rtol=1e-6, atol=1e-40
+        torch.stack([loss for loss, _ in one_by_one]), F.softplus(exact).float(), rtol=1e-6, atol=1e-40, equal_nan=True
     )
     torch.testing.assert_close(
-        torch.stack([gradient.rows[0] for _, gradient in one_by_one]), exact.sigmoid().float(), rtol=1e-6, atol=1e-40
+        torch.stack([gradient.rows[0] for _, gradient in one_by_one]), exact.sigmoid().float(), rtol=1e-6, atol=1e-40,
+        equal_nan=True,
     )
 
 
