@@ -101,15 +101,17 @@ def probe(rehearse: bool, commit: str | None = None) -> dict[str, str]:
         return {"error": (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]}
     found = {name: str(value) for name, value in json.loads(done.stdout.splitlines()[-1]).items()}
     driver = output_of("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
-    changed = output_of(
-        "git", "status", "--porcelain", "--untracked-files=no", "--", ".", f":!{PAGE.relative_to(ROOT)}"
-    )
-    commit = commit or output_of("git", "rev-parse", "HEAD") or "unknown: git cannot tell"
+    if commit is None:
+        changed = output_of(
+            "git", "status", "--porcelain", "--untracked-files=no", "--", ".", f":!{PAGE.relative_to(ROOT)}"
+        )
+        commit = output_of("git", "rev-parse", "HEAD") or "unknown: git cannot tell"
+        commit += ", with changes" if changed else ""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return {
         **{name: found.pop(name) for name in ("device", "devices seen") if name in found},
         "driver": (driver or "unknown").splitlines()[0],
-        "commit": commit + (", with changes" if changed else ""),
+        "commit": commit,
         **found,
         "cores": str(cores),
     }

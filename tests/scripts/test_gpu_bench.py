@@ -161,7 +161,7 @@ def test_what_is_committed_is_told_from_what_is_changed():
     found = gpu.probe(rehearse=True)
     head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
     assert found["commit"].split(",")[0] == (head or "unknown: git cannot tell")
-    assert gpu.probe(rehearse=True, commit="abc1234")["commit"].split(",")[0] == "abc1234"
+    assert gpu.probe(rehearse=True, commit="abc1234")["commit"] == "abc1234"
     assert found["torch"] == torch.__version__ and "device" not in found and int(found["cores"]) > 0
 
 
