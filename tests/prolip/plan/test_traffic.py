@@ -257,7 +257,7 @@ def test_scoring_is_bound_by_starts_for_few_pairs_and_by_products_and_memory_for
     found = cluster(1)
     assert scoring(64, 64, 768, found)[0] == BLOCK_KERNELS * LAUNCH
     pairs = 4096 * 4096
-    products = 3 * 2 * pairs * 768 / (0.4 * 67e12)
+    products = 3 * 2 * pairs * 768 / (0.65 * 67e12)
     memory = (pairs * 5 + 5 * 4096 * 768) * 4 / 3350e9
     assert scoring(4096, 4096, 768, found)[0] == pytest.approx(products + memory)
 
