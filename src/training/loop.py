@@ -19,13 +19,7 @@ from training.config import ValidationConfig
 from training.health.preemption import Stopped
 from training.health.terms import NonFiniteError
 from training.log import Stopwatch, peak_memory, progress_line
-from training.optim import (
-    gradient_norms,
-    learning_rate_factor,
-    parameter_norms,
-    release_gradients,
-    set_learning_rate,
-)
+from training.optim import gradient_norms, learning_rate_factor, parameter_norms, release_gradients, set_learning_rate
 from training.parallel.distributed import collect_objects, largest, seed_step, wait_for_all
 from training.parallel.sharding import whole_model
 from training.state import Fed, Position, Run, Trained

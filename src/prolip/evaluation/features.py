@@ -100,11 +100,7 @@ def is_stale(record: Record, dataset: Dataset) -> bool:
 
 
 def stored_texts(
-    texts: Sequence[str],
-    counts: Sequence[int] | None,
-    embedder: Embedder,
-    store: FeatureStore,
-    rule: Prompts = EVERY,
+    texts: Sequence[str], counts: Sequence[int] | None, embedder: Embedder, store: FeatureStore, rule: Prompts = EVERY
 ) -> Gaussian:
     """Texts (T, D); with counts, consecutive runs of them mixed to classes (C, D), see `zero_shot.mix_groups`."""
     key = text_key(texts, counts, embedder.card, rule)

@@ -14,15 +14,7 @@ from prolip.flops import EncoderPass
 from prolip.gaussian import Gaussian
 from prolip.losses import inclusion_loss, ppcl_over_ranks, vib
 from prolip.measures.paired import FORMS
-from prolip.methods.base import (
-    Batch,
-    Context,
-    KnownMatches,
-    Reps,
-    Terms,
-    clamp_logit_scale,
-    logit_scale_and_bias,
-)
+from prolip.methods.base import Batch, Context, KnownMatches, Reps, Terms, clamp_logit_scale, logit_scale_and_bias
 from prolip.random import Stream
 from prolip.utils.fields import option
 from prolip.utils.flags import check_range

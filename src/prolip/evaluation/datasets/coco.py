@@ -100,10 +100,7 @@ _packaged = lru_cache(maxsize=1)(load_annotations)
 
 
 def label_set_metrics(
-    scores: PairScores,
-    image_ids: Sequence[int],
-    caption_ids: Sequence[int],
-    annotations: Annotations | None = None,
+    scores: PairScores, image_ids: Sequence[int], caption_ids: Sequence[int], annotations: Annotations | None = None
 ) -> dict[str, float]:
     """Every figure of the four benchmarks, shares in [0, 1]; scores: images x captions in the order of the ids.
 

@@ -19,13 +19,7 @@ from prolip.gaussian import kind_of
 from prolip.models.config import check_keys, is_reader
 from prolip.models.prolip import ProLIP
 from prolip.models.towers import SPECIAL_TOKENS
-from prolip.models.weights.openclip import (
-    BIG_VISION,
-    completed,
-    is_openclip,
-    load_big_vision,
-    to_openclip,
-)
+from prolip.models.weights.openclip import BIG_VISION, completed, is_openclip, load_big_vision, to_openclip
 from prolip.models.weights.unreadable import (
     CONFIG_NAMES,
     READERS,
