@@ -40,11 +40,16 @@ class Pass(NamedTuple):
 
 
 class Model(NamedTuple):
-    """Counts of a model; dim: of its embeddings."""
+    """Counts of a model; dim: of its embeddings; shapes: first dimension and elements of each parameter."""
 
     parameters: int
     dim: int
     passes: tuple[Pass, ...]
+    shapes: tuple[tuple[int, int], ...]
+
+    def padded(self, gpus: int) -> int:
+        """Elements that FSDP2 moves: it pads first dimensions to a multiple of the ranks."""
+        return sum(count // rows * gpus * math.ceil(rows / gpus) for rows, count in self.shapes)
 
     @property
     def flops(self) -> float:
@@ -57,7 +62,8 @@ def count_of_run(name: str, method: str, local_batch: int) -> Model:
     model, (config, objective) = build(name), find_method(method)[:2]
     wanted = objective.passes(config(), local_batch, model)
     passes = [measure(name, part.kind, part.keep)._replace(share=part.rows / local_batch) for part in wanted]
-    return Model(sum(p.numel() for p in model.parameters()), model.embed_dim, tuple(passes))
+    shapes = tuple((len(p) if p.ndim else 1, p.numel()) for p in model.parameters())
+    return Model(sum(count for _, count in shapes), model.embed_dim, tuple(passes), shapes)
 
 
 @lru_cache(maxsize=8)

@@ -113,7 +113,8 @@ def step_times(model: Model, config: PlanConfig, cluster: Cluster, flops_rate: f
     forward = model.flops / FORWARD_AND_BACKWARD * local / flops_rate
     backward = forward * (FORWARD_AND_BACKWARD - 1 + config.repeats)
     visits = 2 * (1 + ADAM_STATES) + 1 + (3 if config.ema_decay is not None else 0)
-    moved = (gpus - 1) / gpus * model.parameters * (2 * half + FLOAT if config.fsdp else 2 * FLOAT)
+    whole = model.padded(gpus) * (2 * half + FLOAT) if config.fsdp else model.parameters * 2 * FLOAT
+    moved = (gpus - 1) / gpus * whole
     parts = max(1, math.ceil(model.parameters * FLOAT / BUCKET))
     reduce = moved / cluster.collective_rate + parts * 2 * cluster.tree if gpus > 1 else 0.0  # up and down the tree
     hiding = backward / config.accum_freq + (forward if config.fsdp else 0.0)

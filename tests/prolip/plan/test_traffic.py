@@ -1,6 +1,9 @@
 """The planner's messages are those of the ring and of gathering, counted on real ranks."""
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -296,3 +299,12 @@ def test_recomputing_everything_takes_a_third_longer_in_the_towers():
     model = count_of_run("ProLIP-ViT-B-16", "prolip", 512)
     plain, again = (step_times(model, PlanConfig(grad_checkpointing=r), cluster(32), 4e14) for r in (False, True))
     assert again.forward + again.backward == pytest.approx((plain.forward + plain.backward) * 4 / 3)
+
+
+def test_fsdp_moves_what_was_counted_with_the_padding_of_its_shards():
+    page = (Path(__file__).parents[3] / "docs" / "benchmarks" / "scale.md").read_text()
+    row = re.search(r"\| FSDP2 \| gradients of a block \| reduce-scatter \| \d+ \| ([\d, |]+) \|", page)[1]
+    model = count_of_run("ProLIP-ViT-B-16", "prolip", 512)
+    for ranks, counted in zip((2, 8, 64, 512, 4096), row.split(" | "), strict=True):
+        moved = (ranks - 1) / ranks * model.padded(ranks) * 4
+        assert moved == pytest.approx(int(counted.replace(",", "")), rel=1e-4)
