@@ -131,7 +131,7 @@ def coordinate(output: Path, flags: list[str], seconds: float) -> list[str]:
     with open(output.with_suffix(".err"), "w", encoding="utf-8") as file:
         # --overlap: a step that hangs must not keep the run's own step from starting
         step = subprocess.Popen(
-            ["srun", "--overlap", "--ntasks-per-node=1", "--kill-on-bad-exit=0", "--wait=0",
+            ["srun", "--overlap", f"--ntasks={len(nodes)}", "--ntasks-per-node=1", "--kill-on-bad-exit=0", "--wait=0",
              f"--cpus-per-task={os.environ.get('SLURM_CPUS_PER_TASK', '1')}", sys.executable, __file__, "--node",
              nodes[0], str(store.port), *flags],
             stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=settings,

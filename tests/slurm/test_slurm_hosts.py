@@ -138,7 +138,7 @@ def test_a_run_that_goes_on_with_other_ranks_is_refused_or_explained_in_the_jobs
     cluster.call("scancel", "--signal=USR1", job)
     wait_for("the requeued job", lambda: cluster.job(job)["JobState"] == "PENDING", 60)
     cluster.call("scontrol", "hold", job)  # or it begins again before it is changed
-    cluster.call("scontrol", "update", f"JobId={job}", "NumNodes=1-1")
+    cluster.call("scontrol", "update", f"JobId={job}", "NumNodes=1", "NumTasks=1")  # a task to a node
     cluster.call("scontrol", "release", job)
     end, said = ended(cluster, folder, job, 280)
     assert (end["JobState"], end["NumNodes"]) == ("FAILED", "1")
