@@ -9,6 +9,7 @@ run that was killed goes on.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import os
 import time
@@ -241,6 +242,7 @@ def approximately(folder: Path, kind: str, results: Results, args: argparse.Name
         results.add(items, kind + BUILD, row)
     measure(index, kind, effort_of(kind, items), results, args)
     del index
+    ctypes.CDLL(None).malloc_trim(0)  # what comes next is not to hold what this has left
     turned(folder, FLAT)
 
 
