@@ -1,7 +1,7 @@
 """Time of a whole ProLIP training step against a SigLIP step of OpenCLIP on the same towers.
 
     python scripts/bench_step.py                                    ProLIP-ViT-S-16, batch 32, on this machine's CPU
-    python scripts/bench_step.py --model ProLIP-ViT-B-16 --batch-size 512 --device cuda --compile
+    python scripts/bench_step.py --model ProLIP-ViT-B-16 --batch-size 512 --device cuda --compile --profile 45
     python scripts/bench_step.py --model ViT-B-16 --batch-size 8 --rounds 25 --only "no views"
 
 A step is the forward pass, the loss, the backward pass and fused AdamW, on a batch that lies on the device. The steps
@@ -29,6 +29,7 @@ from typing import Any
 import torch
 from open_clip.loss import SigLipLoss
 from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
 
 import prolip
 from prolip.flops import image_sides
@@ -176,6 +177,17 @@ def measure(
     return times
 
 
+def profiled(steps: dict[str, Step], most: int, device: torch.device) -> None:
+    """Print the operations that take the longest in two steps of each kind."""
+    cuda = device.type == "cuda"
+    for name, step in steps.items():
+        with profile(activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]) as found:
+            for _ in range(2):
+                seconds(step, device, time.perf_counter)
+        by = "self_device_time_total" if cuda else "self_cpu_time_total"
+        print(f"\n{name}, two steps\n{found.key_averages().table(sort_by=by, row_limit=most)}")
+
+
 def median_of(values: list[float]) -> str:
     """Median, and the middle half of the values."""
     low, middle, high = statistics.quantiles(values, n=4)
@@ -208,6 +220,7 @@ def main() -> None:
     parser.add_argument("--precision", choices=("bf16", "fp32"), default="bf16")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--profile", type=int, default=0, metavar="N", help="print the N slowest operations, too")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
@@ -217,7 +230,10 @@ def main() -> None:
     where = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {options.threads} threads"
     print(f"{options.model}, batch {options.batch_size}, {options.precision}, {where}, torch {torch.__version__}\n")
     with attention_for(f"amp_{options.precision}", device):  # what training.main would take; the same for all
-        tell(measure(build_steps(options), options.rounds, device), options.batch_size)
+        steps = build_steps(options)
+        tell(measure(steps, options.rounds, device), options.batch_size)
+        if options.profile:
+            profiled(steps, options.profile, device)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from open_clip.transformer import TextTransformer, VisionTransformer
 
 from prolip.models.heads import LogVarianceHead
-from prolip.models.towers import ProbabilisticTextTransformer, ProbabilisticVisionTransformer
+from prolip.models.towers import ProbabilisticTextTransformer, ProbabilisticVisionTransformer, SelfAttention
 
 VISION = {"image_size": 16, "patch_size": 4, "width": 16, "layers": 2, "heads": 2, "mlp_ratio": 2.0, "output_dim": 12}
 TEXT = {
@@ -451,15 +451,35 @@ def test_attention_without_copies_is_that_of_torch(mask):
         torch.testing.assert_close(mine, theirs)
 
 
+def outputs_and_gradients(tower, x, device="cpu"):
+    """Of a tower in float64: mean, log variance, and the gradients of all parameters."""
+    z = tower.double().to(device)(x.to(device))
+    gradients = torch.autograd.grad(z.mean.pow(3).sum() + z.log_var.sum(), list(tower.parameters()))
+    return [part.cpu() for part in (*z, *gradients)]
+
+
+def both_towers(masked):
+    """Each with a batch; again with the same weights and numbers."""
+    pixels, ids = images().double(), torch.randint(1, 30, (3, 7), generator=torch.Generator().manual_seed(0))
+    return (vision(), pixels), (text_tower(mask_padding=masked), ids)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_what_towers_do_on_cuda_is_what_they_do_on_the_cpu(monkeypatch, masked):
+    """A CPU's tensors pass for those of a GPU."""
+    wanted = [outputs_and_gradients(*tower) for tower in both_towers(masked)]
+    called, attend = [], SelfAttention.attend
+    monkeypatch.setattr(SelfAttention, "attend", lambda *given: called.append(1) or attend(*given))
+    monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda tensor: True), raising=False)
+    found = [outputs_and_gradients(*tower) for tower in both_towers(masked)]
+    monkeypatch.undo()
+    assert len(called) == 4  # blocks
+    torch.testing.assert_close(found, wanted)
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 @pytest.mark.parametrize("masked", [False, True])
 def test_on_cuda_the_towers_are_those_of_the_cpu(masked):
-    pixels, ids = images().double(), torch.randint(1, 30, (3, 7))
-    for tower, x in ((vision(), pixels), (text_tower(mask_padding=masked), ids)):
-        found = []
-        for device in ("cpu", "cuda"):
-            z = tower.double().to(device)(x.to(device))
-            gradients = torch.autograd.grad(z.mean.pow(3).sum() + z.log_var.sum(), list(tower.parameters()))
-            found.append([part.cpu() for part in (*z, *gradients)])
-        for mine, theirs in zip(*found):
-            torch.testing.assert_close(mine, theirs)
+    found, wanted = ([outputs_and_gradients(*tower, device) for tower in both_towers(masked)]
+                     for device in ("cuda", "cpu"))  # fmt: skip
+    torch.testing.assert_close(found, wanted)

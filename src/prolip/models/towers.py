@@ -74,10 +74,7 @@ class ConvStem(nn.Sequential):
 
 
 class SelfAttention(nn.MultiheadAttention):
-    """torch's, on a GPU without its copies of queries, keys and values, for blocks that give one sequence as all three.
-
-    A CPU keeps torch's, with which results of before were made.
-    """
+    """Self-attention: on a GPU without PyTorch's copies of queries, keys and values, on a CPU PyTorch's own."""
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, **asked: Any) -> tuple[Tensor, Any]:  # type: ignore[override]
         """As OpenCLIP's blocks ask: (B, L, width), and no weights."""
@@ -240,7 +237,7 @@ class ProbabilisticVisionTransformer(Probabilistic, VisionTransformer):
         The convolution has stride = kernel, so it is a linear map of each unfolded patch. A convolutional stem looks
         across patches: there the other patches are blanked (0, the mean colour) and their tokens dropped afterwards.
         """
-        if keep is None and (isinstance(self.conv1, ConvStem) or not x.is_cuda):  # there cuDNN's takes 3% of a step
+        if keep is None and (isinstance(self.conv1, ConvStem) or not x.is_cuda):  # cuDNN's takes 3% of a step
             return self.conv1(x).flatten(2).transpose(1, 2)
         if keep is not None and isinstance(self.conv1, ConvStem):
             tokens = self.conv1(blank_others(x, keep, self.grid_size, self.patch_size)).flatten(2).transpose(1, 2)

@@ -20,7 +20,7 @@ BLOCK_KERNELS, LAUNCH = 21, 5e-6
 # Passes of a matrix of pairs through memory: written by the product for scores, read and written by losses.fused, read
 # by the products for both gradients; of columns, for each block of rows: means twice, gradients zeroed and added to.
 PAIR_VISITS, COLUMN_VISITS = 5, 5
-# Products of a pair (scores, gradients of rows, of columns), at the share of the FP32 peak that an H100 reached.
+# Products of a pair (scores, both gradients), at an H100's share of its FP32 peak, measured: losses use no TF32.
 PAIR_PRODUCTS, PRODUCT_SHARE = 3, 0.65
 BUCKET = 25 * 2**20  # bytes of gradients, DDP's
 # Seconds to import torch and OpenCLIP and to begin CUDA; of each rank, to meet the others and connect NCCL; of a
