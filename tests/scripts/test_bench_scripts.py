@@ -18,8 +18,10 @@ def run(forked, script: str, *words: str) -> str:
 def test_the_step_is_compared_with_siglips_and_with_the_released_views(forked):
     tiny = ("--model", "ProLIP-ViT-test", "--batch-size", "8", "--rounds", "2", "--threads", "1")
     text = run(forked, "bench_step.py", *tiny)
-    rows = re.findall(r"^\| ([a-z ]+) \|", run(forked, "bench_step.py", *tiny, "--only", "likelihood"), re.M)
-    assert rows == ["step", "siglip", "likelihood"]
+    profiled = run(forked, "bench_step.py", *tiny, "--only", "likelihood", "--profile", "2")
+    assert re.findall(r"^\| ([a-z ]+) \|", profiled, re.M) == ["step", "siglip", "likelihood"]
+    assert re.findall(r"^([a-z]+), two steps$", profiled, re.M) == ["siglip", "likelihood"]
+    assert profiled.count("aten::") == 4
     for name in ("siglip", "prolip", "no views", "released views"):
         assert re.search(rf"^\| {name} \| {NUMBER} \| {NUMBER} \| {NUMBER} \(", text, re.M), text
     assert re.search(rf"^masked views: {NUMBER} ms, in the released shape {NUMBER} ms: {NUMBER}$", text, re.M), text
