@@ -21,7 +21,7 @@ def test_the_step_is_compared_with_siglips_and_with_the_released_views(forked):
     profiled = run(forked, "bench_step.py", *tiny, "--only", "likelihood", "--profile", "2")
     assert re.findall(r"^\| ([a-z ]+) \|", profiled, re.M) == ["step", "siglip", "likelihood"]
     assert re.findall(r"^([a-z]+), two steps$", profiled, re.M) == ["siglip", "likelihood"]
-    assert profiled.count("aten::") == 4
+    assert len(re.findall(r"^ .*\d%", profiled, re.M)) == 4  # rows of two tables, whatever operations they name
     for name in ("siglip", "prolip", "no views", "released views"):
         assert re.search(rf"^\| {name} \| {NUMBER} \| {NUMBER} \| {NUMBER} \(", text, re.M), text
     assert re.search(rf"^masked views: {NUMBER} ms, in the released shape {NUMBER} ms: {NUMBER}$", text, re.M), text
