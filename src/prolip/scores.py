@@ -6,7 +6,7 @@ score a model has is its method's business (`prolip.methods`) and stands in the 
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any, ClassVar, Literal
 
@@ -19,6 +19,7 @@ from prolip.losses import Factors, csd_factors, mean_factors, wasserstein2_facto
 from prolip.measures import MEASURES, Measure, get_measure
 from prolip.measures.matching import pairwise_match_probability
 from prolip.measures.pairwise import check_pairwise
+from prolip.uncertainty.doubt import Doubt, Evidence, with_doubt
 from prolip.uncertainty.units import Units
 
 #: The scale that is fitted where cosines say nothing of the pairs.
@@ -98,10 +99,25 @@ class Score(nn.Module):
         scaled = self.scaled(scores)
         return None if scaled is None or self.bias is None else scaled + self.bias
 
-    def match_probability(self, scores: Tensor) -> Tensor | None:
-        """The probability that pairs match, of their scores of any shape; None where no bias was trained."""
+    def match_probability(
+        self, scores: Tensor, doubt: Tensor | None = None, share: Tensor | float = 0.0
+    ) -> Tensor | None:
+        """The probability that pairs match, of their scores of any shape; None where no bias was trained.
+
+        doubt: of the images, as `doubts` gives it, and share: of the images that the texts fit (`Units.share`), both
+        broadcast against the scores: the probability is (1 - doubt) sigmoid(logit) + doubt share.
+        """
         logit = self.logit(scores)
-        return None if logit is None else torch.sigmoid(logit)
+        if logit is None or doubt is None:
+            return None if logit is None else torch.sigmoid(logit)
+        return with_doubt(torch.sigmoid(logit), doubt, share)
+
+    def doubts(self, evidence: Evidence | None, gallery: Evidence | None = None) -> Tensor | None:
+        """How far not to trust it on images, (N,), by `prolip.uncertainty.doubt`; None where nothing was learnt of it.
+
+        evidence: what the model's reader says of these images; gallery: of images of the same kind, if there are some.
+        """
+        return None
 
     def uncertainty(self, z: Gaussian) -> Tensor:
         """How much room each input leaves, (N, D) -> (N,): its trace."""
@@ -212,17 +228,18 @@ class TrueMatchScore(Score):
     Where a text is true of n images, each of them gets a share of about 1/n of what the model knows, so that the
     probability to be true is n p(image | text): with a trace of (2/a) log n the logit is a mean.mean' + (a/2) trace
     and what belongs to the text alone. The weight w that matched and unmatched pairs confirm is kept with the model.
-    unit, images, texts: as in `Units`; unit 0: the traces have none.
+    unit, images, texts: as in `Units`; unit 0: the traces have none. doubt: numbers of a `Doubt`, if one was fitted.
     """
 
     name, symmetric, words = "true_match", False, "how likely the text is true of the image"
 
-    def __init__(  # noqa: PLR0913 (what was trained)
+    def __init__(  # noqa: PLR0913, PLR0917 (what was trained)
         self, trace_weight: float, unit: float, images: int, texts: int, scale: float | None = None,
-        bias: float | None = None,
+        bias: float | None = None, doubt: Doubt | Sequence[float] | None = None,
     ):
         super().__init__(scale, bias)
         self.trace_weight, self.unit, self.images, self.texts = trace_weight, unit, images, texts
+        self.doubt = doubt if doubt is None or isinstance(doubt, Doubt) else Doubt.from_numbers(list(doubt))
 
     def pairwise(self, queries: Gaussian, gallery: Gaussian) -> Tensor:
         queries, gallery = check_pairwise(queries, gallery, ("images", "texts"))
@@ -239,8 +256,13 @@ class TrueMatchScore(Score):
         return Units(self.unit, self.images, self.texts) if self.unit else None
 
     def settings(self) -> dict[str, Any]:
-        own = {"trace_weight": self.trace_weight, "unit": self.unit, "images": self.images, "texts": self.texts}
+        own: dict[str, Any] = {"trace_weight": self.trace_weight, "unit": self.unit,
+                               "images": self.images, "texts": self.texts}  # fmt: skip
+        own |= {} if self.doubt is None else {"doubt": self.doubt.numbers}
         return super().settings() | own
+
+    def doubts(self, evidence: Evidence | None, gallery: Evidence | None = None) -> Tensor | None:
+        return None if self.doubt is None or evidence is None else self.doubt.of(evidence, gallery)
 
 
 class MatchProbabilityScore(Score):
@@ -264,7 +286,9 @@ class MatchProbabilityScore(Score):
     def scaled(self, scores: Tensor) -> None:
         """Scale and bias are in the scores already."""
 
-    def match_probability(self, scores: Tensor) -> Tensor:
+    def match_probability(
+        self, scores: Tensor, doubt: Tensor | None = None, share: Tensor | float = 0.0
+    ) -> Tensor:
         return scores
 
     def settings(self) -> dict[str, Any]:

@@ -16,8 +16,10 @@ from prolip.methods import find_method, score_of
 from prolip.methods.base import PoolNeeds
 from prolip.scores import Side
 from prolip.uncertainty.collect import (
+    Least,
     Part,
     Rows,
+    embed_changed,
     embed_images,
     embed_pool,
     embed_texts,
@@ -173,8 +175,12 @@ def close_model(run: Run, model: Any, wanted: int) -> int:
         return fitted, len(joined.image_of)
 
     try:
-        embed = lambda: embed_images(share_of_samples(run, wanted), encoder(run, whole, "image"))  # noqa: E731
-        parts, image = collect_part(together(embed, world), world)
+        objective, encode = run.trained.objective, encoder(run, whole, "image")
+        held = Least(objective.needs(objective.config).closing_changes)
+        part = together(lambda: embed_images(share_of_samples(run, wanted), encode, held=held), world)
+        held.limit = gathered(held.names, partial(least_of, most=held.most), world)
+        part = together(lambda: embed_changed(part, held, encode, run.kept.preprocess), world)
+        parts, image = collect_part(part, world)
         fitted, count = from_first(fit, world)
         model.load_state_dict(fitted, strict=False)
     finally:
@@ -182,11 +188,16 @@ def close_model(run: Run, model: Any, wanted: int) -> int:
     return count
 
 
+def least_of(names: list[list[tuple[int, str]]], most: int) -> tuple[int, str]:
+    """The last of the `most` least names of all ranks, or of fewer."""
+    return max(sorted(name for own in names for name in own)[:most], default=(0, ""))
+
+
 def collect_part(part: Part, world: World) -> tuple[list[Part], Rows]:
     """The parts of all ranks on rank 0, without their images' rows, and these, one rank's after the other's."""
     parts = collect_objects(part._replace(image={name: x[:0] for name, x in part.image.items()}), world)
-    shapes = next((found.image for found in parts if found.image), part.image)  # of a rank that has an image
-    counts = {name: [len(one.first_of if name == "first" else one.keys) for one in parts] for name in shapes}
+    shapes = {name: x for found in (part, *parts) for name, x in found.image.items()}  # a rank may have no image
+    counts = {name: [one.rows_of(name) for one in parts] for name in shapes}
     return parts, {name: collect_rows(part.image.get(name, x), counts[name], world) for name, x in shapes.items()}
 
 

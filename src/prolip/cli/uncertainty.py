@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 #: Settings of `DataConfig` besides the data and its split that say how to read pairs.
 READING = ("caption_sampling", "select", "dataset_type", "csv_img_key", "csv_caption_key", "csv_separator",
            "image_root", "max_bad_fraction")  # fmt: skip
-FIT = ("fit_samples", "bank", "centres", "novelty_centres")
+FIT = ("fit_samples", "bank", "centres", "novelty_centres", "readings", "changed_images")
 MORE = (
     "The model is one of ours or of OpenCLIP's; its folder is evaluated as --model local-dir:FOLDER.\n"
     "--data takes what training takes: csv:, parquet:, jsonl:, images:, shards:, coco:, flickr:, cub: or iapr:. "
@@ -101,7 +101,9 @@ def embed(args: argparse.Namespace) -> Pairs:
         data = DataConfig(train_data=args.data, train_split=args.split, seed=args.seed, **reading)
         fingerprint = means_fingerprint(load_model(args.model, args.pretrained, args.tokenizer))
         faults = FaultCounter(limit=data.max_bad_fraction)
-        pairs = embed_pairs(load(args, stored=False), fingerprint, data, args.fit_samples, faults, args.batch_size)
+        changes = args.changed_images if args.readings and args.novelty_centres else 0
+        embedder = load(args, stored=False)
+        pairs = embed_pairs(embedder, fingerprint, data, args.fit_samples, faults, args.batch_size, changes)
     lost = {kind: count for kind, count in faults.summary().items() if kind not in ("samples", "shards")}
     if lost:
         print(f"left out: {', '.join(f'{count} {kind}' for kind, count in lost.items())}", file=sys.stderr)

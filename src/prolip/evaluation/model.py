@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +23,9 @@ from prolip.scores import LEAST_SCALE, CSDScore, Score, Side, Similarity
 from prolip.uncertainty.clip import FittedCLIP
 from prolip.uncertainty.hidden import Hidden, encode_hidden
 from prolip.uncertainty.novelty import Novelty, fitted_novelty
+from prolip.uncertainty.readings import Reader, reader_of
+
+log = logging.getLogger(__name__)
 
 PRECISIONS = {"fp32": None, "amp_bf16": torch.bfloat16, "amp_fp16": torch.float16}
 
@@ -72,7 +76,8 @@ class Embedder:
     preprocess: a Pillow image -> (3, H, W); tokenizer: list of texts
     -> (B, L) ids. A deterministic model gives log_var = -inf, so its traces are exactly 0, and probabilistic is False.
     logit_scale, logit_bias: as in `ModelCard`; score: of its method; fingerprint: 32 digits that change with weights,
-    settings, preprocessing and tokenizer; parameters: how many the model has; loaded_from: the model, pretrained and
+    settings, preprocessing and tokenizer; parameters: how many the model has; reader: of what it keeps of its training,
+    None where it keeps nothing; loaded_from: the model, pretrained and
     tokenizer of `load_embedder`, {} where it was made otherwise.
     """
 
@@ -93,6 +98,7 @@ class Embedder:
     precision: str
     fingerprint: str
     parameters: int
+    reader: Reader | None = field(default=None, repr=False)
     loaded_from: Mapping[str, str | None] = field(default_factory=dict)
 
     @property
@@ -169,7 +175,17 @@ def embedder_of(
         precision=precision,
         fingerprint=fingerprint,
         parameters=sum(parameter.numel() for parameter in inner.parameters()),
+        reader=find_reader(inner, score),
     )
+
+
+def find_reader(network: Any, score: Score) -> Reader | None:
+    """The reader of a model. Of a fitted one that has none a line says how to get it."""
+    found = None if score.units is None else reader_of(network)
+    if score.units is not None and found is None:
+        log.info("this model's variances are from before there were intervals, ambiguity of images and doubt: prolip"
+                 " uncertainty fits them")  # fmt: skip
+    return found
 
 
 def encoder(network: nn.Module, modality: str, device: torch.device, precision: str) -> Callable[[Tensor], Gaussian]:

@@ -46,12 +46,14 @@ class Needs:
     data: settings of `prolip.data.config.DataConfig` that follow from the method, `captions`, `known_matches` and
     `unpaired`; teacher: a model to learn from, by name or address: it is loaded, frozen, and given in the `Context`;
     closing_samples: how many samples are embedded once more, as an evaluation sees them and with all their captions,
-    when training has ended, for `Objective.close`; pool: that all of the data is looked at before training.
+    when training has ended, for `Objective.close`; closing_changes: of these, images that are embedded under strong
+    changes, too; pool: that all of the data is looked at before training.
     """
 
     data: Mapping[str, Any] = field(default_factory=dict)
     teacher: str | None = None
     closing_samples: int = 0
+    closing_changes: int = 0
     pool: PoolNeeds | None = None
 
 

@@ -23,6 +23,7 @@ from prolip.uncertainty.heads import Parts, VarianceHead
 from prolip.uncertainty.novelty import Novelty, Widths
 from prolip.uncertainty.options import FitOptions
 from prolip.uncertainty.pairs import Pairs
+from prolip.uncertainty.readings import Readings
 from prolip.utils.fields import option
 from prolip.utils.flags import check_range
 
@@ -82,7 +83,9 @@ class LikelihoodScore(TrueMatchScore):
             trained = logit_scale_and_bias(model)
             return TrueMatchScore(0.0, 0.0, 0, 0, trained["scale"].item(), trained["bias"].item())
         images, texts = model.match.counts.tolist()
-        return TrueMatchScore(weight, model.text.head.log_unit.exp().item(), images, texts, scale, bias)
+        readings = getattr(model, "readings", None)
+        unit, doubt = model.text.head.log_unit.exp().item(), None if readings is None else readings.doubt
+        return TrueMatchScore(weight, unit, images, texts, scale, bias, doubt)
 
 
 def extend(model: Any, config: LikelihoodConfig) -> None:
@@ -91,6 +94,8 @@ def extend(model: Any, config: LikelihoodConfig) -> None:
     model.visual.head = LikelihoodHead(Parts(dim=dim, bank=config.bank), model.match, 1)
     text = Parts(dim=dim, vocabulary=model.vocab_size, centres=config.centres)
     model.text.head = LikelihoodHead(text, model.match, 0)
+    if config.readings:
+        model.readings = Readings(dim, config.readings)
     if config.novelty_centres:
         for name, tower in (("novelty", model.visual), ("text_novelty", model.text)):
             sizes = Widths(mean=model.embed_dim, first=2 * tower.first_width, centres=config.novelty_centres)
@@ -104,9 +109,10 @@ def adopt(model: Any, fitted: Fitted) -> None:
     model.text.head.load_state_dict(fitted.text.state_dict())
     model.match.values.copy_(torch.tensor([score.scale, score.trace_weight, score.bias]))
     model.match.counts.copy_(torch.tensor([score.images, score.texts]))
-    for name, novelty in (("novelty", fitted.novelty), ("text_novelty", fitted.text_novelty)):
-        if novelty is not None and hasattr(model, name):
-            getattr(model, name).load_state_dict(novelty.state_dict())
+    for name in ("novelty", "text_novelty", "readings"):
+        part = getattr(fitted, name)
+        if part is not None and hasattr(model, name):
+            getattr(model, name).load_state_dict(part.state_dict())
 
 
 class LikelihoodObjective(MeansObjective):
@@ -125,7 +131,9 @@ class LikelihoodObjective(MeansObjective):
 
     @classmethod
     def needs(cls, config: LikelihoodConfig) -> Needs:
-        return Needs(data={"captions": config.captions_per_image}, closing_samples=config.fit_samples)
+        changes = config.changed_images if config.readings and config.novelty_centres else 0
+        data = {"captions": config.captions_per_image}
+        return Needs(data=data, closing_samples=config.fit_samples, closing_changes=changes)
 
     @classmethod
     def balances(cls, config: LikelihoodConfig) -> bool:
@@ -160,4 +168,5 @@ class LikelihoodObjective(MeansObjective):
     def close(self, model: Any, pairs: Pairs) -> None:
         """Fit the variances and the novelty of a trained model to pairs of its own means."""
         config, seed = self.config, self.context.seed
-        adopt(model, fit_variances(pairs, config.bank, config.centres, model.vocab_size, config.novelty_centres, seed))
+        sizes = (config.bank, config.centres, model.vocab_size, config.novelty_centres, seed, config.readings)
+        adopt(model, fit_variances(pairs, *sizes))

@@ -61,7 +61,8 @@ def attach(  # noqa: PLR0913 (a model is three of them)
     network: Any = loaded.network.model
     vocabulary = max(part.num_embeddings for part in network.modules() if isinstance(part, nn.Embedding))
     known = vocabulary if pairs.text_ids is not None else 0
-    fitted = fit_variances(pairs, config.bank, config.centres, known, config.novelty_centres, seed)
+    sizes = (config.bank, config.centres, known, config.novelty_centres, seed, config.readings)
+    fitted = fit_variances(pairs, *sizes)
     with replacing_folder(folder, kept=lambda name: name not in FILES) as place:
         write_openclip(model, network, place)
         wanted = model_fingerprint(*loaded._replace(network=PointModel(network)))  # without variances it may have
@@ -165,7 +166,8 @@ def write_prolip(  # noqa: PLR0913, PLR0917
     image: Any = new.visual.head
     text: Any = new.text.head
     score: Any = method.score.of(new)
-    return Fitted(image, text, score, fitted_novelty(new), fitted_novelty(new, "text"))
+    readings: Any = getattr(new, "readings", None)
+    return Fitted(image, text, score, fitted_novelty(new), fitted_novelty(new, "text"), readings)
 
 
 def write_openclip(model: str, network: Any, folder: Path) -> None:

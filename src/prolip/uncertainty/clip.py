@@ -15,6 +15,7 @@ from prolip.gaussian import Gaussian
 from prolip.scores import Score, TrueMatchScore
 from prolip.uncertainty.heads import Parts, VarianceHead
 from prolip.uncertainty.novelty import Novelty, Widths
+from prolip.uncertainty.readings import Readings, ambiguity_of
 from prolip.utils.outputs import replacing
 
 #: The file beside OpenCLIP's own configuration and weights.
@@ -23,16 +24,17 @@ FILE = "uncertainty.safetensors"
 
 class FittedCLIP(nn.Module):
     """An OpenCLIP model whose unit means have the variances of two heads, and the score that was fitted with them; and
-    how new an image or a text is to it, None for a tower that is no transformer.
+    how new an image or a text is to it, None for a tower that is no transformer; and readings, None in a model from
+    before there were any.
     """
 
     def __init__(  # noqa: PLR0913, PLR0917 (its parts, in the order of `Fitted`)
         self, model: nn.Module, image: VarianceHead, text: VarianceHead, score: Score, novelty: Novelty | None = None,
-        text_novelty: Novelty | None = None,
+        text_novelty: Novelty | None = None, readings: Readings | None = None,
     ):  # fmt: skip
         super().__init__()
         self.model, self.image, self.text, self.score = model, image, text, score
-        self.novelty, self.text_novelty = novelty, text_novelty
+        self.novelty, self.text_novelty, self.readings = novelty, text_novelty, readings
         image.rows.fill_(getattr(score, "texts", 0))
         text.rows.fill_(getattr(score, "images", 0))
 
@@ -43,6 +45,10 @@ class FittedCLIP(nn.Module):
     def encode_text(self, text: Tensor, normalize: bool = True) -> Gaussian:
         """Token ids (B, L) -> Gaussian (B, D); the means as the model gives them, float32."""
         return self._gaussian(self.model.encode_text(text), self.text, normalize, text)  # type: ignore[operator]
+
+    def ambiguity(self, image: Tensor) -> Tensor:
+        """Nats of ambiguity of pixels (B, 3, H, W), (B,); see `prolip.uncertainty.readings.Readings`."""
+        return ambiguity_of(self, image)
 
     @staticmethod
     def _gaussian(features: Tensor, head: VarianceHead, normalize: bool, ids: Tensor | None = None) -> Gaussian:
@@ -57,6 +63,8 @@ class FittedCLIP(nn.Module):
         for name, novelty in (("novelty", self.novelty), ("text_novelty", self.text_novelty)):
             if novelty is not None:
                 parts[name], written[name] = asdict(novelty.widths), novelty
+        if self.readings is not None:
+            parts["readings"], written["readings"] = self.readings.sizes, self.readings
         tensors = {f"{part}.{name}": x.contiguous() for part, module in written.items()
                    for name, x in module.state_dict().items()}  # fmt: skip
         facts = {"parts": json.dumps(parts), "score": json.dumps(self.score.to_dict())}
@@ -80,6 +88,8 @@ def with_variances(model: nn.Module, folder: str | os.PathLike) -> FittedCLIP:
         made: dict[str, nn.Module] = {side: VarianceHead(Parts(**facts["parts"][side])) for side in ("image", "text")}
         for name in {"novelty", "text_novelty"} & facts["parts"].keys():  # not in what was written before there was any
             made[name] = Novelty(Widths(**facts["parts"][name]))
+        if "readings" in facts["parts"]:
+            made["readings"] = Readings(**facts["parts"]["readings"])
         for part, module in made.items():
             own = {name.partition(".")[2]: x for name, x in tensors.items() if name.startswith(f"{part}.")}
             module.load_state_dict(own)

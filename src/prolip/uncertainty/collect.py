@@ -1,6 +1,7 @@
 """Embeddings of samples and their captions, on one rank or on many: as matched pairs, or as a pool without matches."""
 from __future__ import annotations
 
+import heapq
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -10,8 +11,10 @@ from zlib import crc32
 
 import torch
 from torch import Tensor
+from torchvision.transforms import Normalize
 from tqdm import tqdm
 
+from prolip.data.augment.shifts import changed
 from prolip.data.config import DataConfig
 from prolip.data.faults import FaultCounter
 from prolip.data.sources import Captioned, captioned_samples
@@ -26,7 +29,7 @@ if TYPE_CHECKING:
     from prolip.evaluation.model import Embedder
 
 #: Tensors by name on the CPU, a row for each input: mean (B, D); first (B, 2 W), as `Hidden` has it, or log_var (B, D)
-#: and nats of novelty (B,).
+#: and nats of novelty (B,); changed (B, E, D), means of E strong changes.
 Rows = dict[str, Tensor]
 Encode = Callable[[Tensor], Rows]
 Tokenize = Callable[[list[str]], Tensor]
@@ -34,8 +37,9 @@ NOVELTY = "novelty "
 
 
 class Part(NamedTuple):
-    """What one rank has embedded. image: rows of n images, with keys; its `first`, where there are any, is of
-    the images first_of (f,) alone; texts of pair p: `texts[text_of[p]]`, of image `image_of[p]`.
+    """What one rank has embedded. image: rows of n images, with keys; its `first` and `changed`, where there are any,
+    are of the images first_of (f,) and changed_of (c,) alone; texts of pair p: `texts[text_of[p]]`, of image
+    `image_of[p]`.
     """
 
     keys: list[str]
@@ -45,12 +49,51 @@ class Part(NamedTuple):
     text_of: Tensor
     weight: Tensor
     first_of: Tensor
+    changed_of: Tensor = torch.empty(0, dtype=torch.int64)
+
+    def rows_of(self, name: str) -> int:
+        """How many rows these tensors of the images have."""
+        return len({"first": self.first_of, "changed": self.changed_of}.get(name, self.keys))
+
+
+class Least:
+    """The `most` pictures whose keys have the least checksums, in half precision, whatever their order.
+
+    A sample that is the same however the pictures are shared out to ranks, once `limit` is that of all ranks.
+    """
+
+    def __init__(self, most: int):
+        self.most, self.limit, self._held = most, (1 << 32, ""), list[tuple[int, str, int, Tensor]]()
+
+    def add(self, key: str, row: int, pixels: Tensor) -> None:
+        """Hold a picture, the image of a part's row, for as long as it is among them."""
+        entry = (-checksum(key), key, row, pixels)
+        if len(self._held) < self.most:
+            heapq.heappush(self._held, (*entry[:3], pixels.half()))
+        elif self.most and entry[:2] > self._held[0][:2]:
+            heapq.heapreplace(self._held, (*entry[:3], pixels.half()))
+
+    @property
+    def names(self) -> list[tuple[int, str]]:
+        """Checksum and key of each."""
+        return [(-number, key) for number, key, _, _ in self._held]
+
+    def pictures(self) -> list[tuple[str, int, Tensor]]:
+        """Key, row and pixels of those within the limit, by their rows."""
+        own = [(key, row, pixels) for number, key, row, pixels in self._held if (-number, key) <= self.limit]
+        return sorted(own, key=lambda x: x[1])
+
+
+def checksum(key: str) -> int:
+    """Of a key, whatever letters it has."""
+    return crc32(key.encode("utf-8", "replace"))
 
 
 def embed_pairs(
-    embedder: Embedder, fingerprint: str, data: DataConfig, samples: int, faults: FaultCounter, batch_size: int = 256
-) -> Pairs:
-    """Embed at most `samples` samples of `data` with all their captions.
+    embedder: Embedder, fingerprint: str, data: DataConfig, samples: int, faults: FaultCounter, batch_size: int = 256,
+    changes: int = 0,
+) -> Pairs:  # fmt: skip
+    """Embed at most `samples` samples of `data` with all their captions, and `changes` images changed, too.
 
     fingerprint: of the model's means; faults: counts what is left out. ValueError for a model without a logit scale.
     """
@@ -58,7 +101,9 @@ def embed_pairs(
         raise ValueError(f"{embedder.name} has no logit_scale, which says how sure a cosine is: it was not contrastive")
     found = enough(captioned_samples(data, embedder.preprocess, samples, faults=faults))
     counted = tqdm(found, desc="images", unit="", disable=not sys.stderr.isatty())
-    part = join([embed_images(counted, lambda batch: means(embedder.encode_hidden(batch)), batch_size)])
+    held, image = Least(changes), lambda batch: means(embedder.encode_hidden(batch))
+    part = embed_images(counted, image, batch_size, held)
+    part = join([embed_changed(part, held, image, embedder.preprocess, batch_size)])
     encode = lambda ids: means(embedder.encode_hidden_text(ids))  # noqa: E731
     return embed_texts(part, encode, embedder.tokenizer, embedder.logit_scale, batch_size, model=fingerprint)
 
@@ -70,8 +115,10 @@ def enough(samples: Iterator[Captioned]) -> Iterator[Captioned]:
     return chain(first, samples)
 
 
-def embed_images(samples: Iterable[Captioned], encode: Encode, batch_size: int = 128) -> Part:
-    """This rank's images, and what their captions are."""
+def embed_images(
+    samples: Iterable[Captioned], encode: Encode, batch_size: int = 128, held: Least | None = None
+) -> Part:
+    """This rank's images, and what their captions are. held: takes pictures that are to be changed."""
     found, keys, row_of, iterator = list[Rows](), list[str](), dict[str, int](), iter(samples)
     image_of, text_of, weight = [], [], []
     while group := list(islice(iterator, batch_size)):
@@ -81,6 +128,8 @@ def embed_images(samples: Iterable[Captioned], encode: Encode, batch_size: int =
                 image_of.append(len(keys))
                 text_of.append(row_of.setdefault(caption, len(row_of)))
                 weight.append(chance)
+            if held is not None:
+                held.add(sample.key, len(keys), sample.pixels)
             keys.append(sample.key)
     image, some = join_rows(found), torch.empty(0, dtype=torch.int64)
     if "first" in image:  # of some, or first tokens were the largest part of what travels between ranks
@@ -90,11 +139,28 @@ def embed_images(samples: Iterable[Captioned], encode: Encode, batch_size: int =
     return Part(keys, image, list(row_of), images, texts, torch.tensor(weight), some)
 
 
+def embed_changed(part: Part, held: Least, encode: Encode, preprocess: Any, batch_size: int = 128) -> Part:
+    """The part with the means of the pictures that are held, in every strong change; as it is where pixels do not come
+    from a `Normalize` of torchvision's at the end of the preprocessing.
+    """
+    step = ([*getattr(preprocess, "transforms", [])] or [None])[-1]
+    own = held.pictures() if isinstance(step, Normalize) else []
+    if not own:
+        return part
+    mean, std = (torch.tensor(x).view(-1, 1, 1) for x in (step.mean, step.std))
+    kinds = (x for key, _, pixels in own for x in changed((pixels.float() * std + mean).clamp(0, 1), checksum(key)))
+    found = list[Tensor]()
+    while group := list(islice(kinds, batch_size)):
+        found.append(encode((torch.stack(group) - mean) / std)["mean"])
+    image = {**part.image, "changed": torch.cat(found).unflatten(0, (len(own), -1))}
+    return part._replace(image=image, changed_of=torch.tensor([row for _, row, _ in own]))
+
+
 def chosen(names: Sequence[str]) -> Tensor:
     """Rows of the SAMPLE names (all, where there are fewer) whose checksums are the least, in order, (f,) int64: the
     same ones, however the names are shared out to ranks.
     """
-    order = sorted(range(len(names)), key=lambda row: (crc32(names[row].encode("utf-8", "replace")), names[row]))
+    order = sorted(range(len(names)), key=lambda row: (checksum(names[row]), names[row]))
     return torch.tensor(sorted(order[:SAMPLE]), dtype=torch.int64)
 
 
@@ -120,15 +186,19 @@ def join(parts: Sequence[Part], image: Rows | None = None) -> Part:
     rows = torch.cat([place[start + part.first_of] for start, part in zip(starts, parts)])
     some = chosen([keys[order[row]] for row in rows.tolist()])
     some = some[rows[some].argsort()]
+    changes = torch.cat([place[start + part.changed_of] for start, part in zip(starts, parts)])
     image = join_rows([part.image for part in parts]) if image is None else image
-    image = {name: x[some] if name == "first" else x[order] for name, x in image.items()}
+    by = {"first": some, "changed": changes.argsort()}
+    image = {name: x[by.get(name, torch.tensor(order))] for name, x in image.items()}
     weight = torch.cat([part.weight for part in parts])
-    return Part([keys[row] for row in order], image, texts, image_of[pairs], text_of[pairs], weight[pairs], rows[some])
+    return Part([keys[row] for row in order], image, texts, image_of[pairs], text_of[pairs], weight[pairs], rows[some],
+                changes.sort().values)  # fmt: skip
 
 
 def join_rows(found: Sequence[Rows]) -> Rows:
     """Batches one after another."""
-    return {name: torch.cat([rows[name] for rows in found]) for name in (found[0] if found else ())}
+    names = dict.fromkeys(name for rows in found for name in rows)
+    return {name: torch.cat([rows[name] for rows in found if name in rows]) for name in names}
 
 
 def embed_texts(
@@ -141,11 +211,13 @@ def embed_texts(
     some = chosen(part.texts)
     text, ids = encode_texts(part.texts, encode, tokenize, batch_size, some)
     image_first, text_first = part.image.get("first"), text.get("first")
+    x = part.image.get("changed")
+    changes: dict[str, Any] = {} if x is None else {"changed": x.transpose(0, 1), "changed_of": part.changed_of}
     return Pairs(
         image=part.image["mean"], text=text["mean"], image_of=part.image_of, text_of=part.text_of, weight=part.weight,
         text_ids=ids, image_first=image_first, image_first_of=None if image_first is None else part.first_of,
         text_first=text_first, text_first_of=None if text_first is None else some,
-        scale=scale, empty=empty, image_keys=part.keys, text_keys=part.texts, model=model,
+        scale=scale, empty=empty, image_keys=part.keys, text_keys=part.texts, model=model, **changes,
     )  # fmt: skip
 
 

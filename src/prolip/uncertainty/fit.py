@@ -18,19 +18,27 @@ from torch import Tensor
 
 from prolip.gaussian import without_autocast
 from prolip.scores import LEAST_SCALE, Side, TrueMatchScore
+from prolip.uncertainty.doubt import Doubt, fit_doubt, pick_cases
 from prolip.uncertainty.heads import ROWS, AmbiguityHead, Parts, VarianceHead, in_blocks, token_features
 from prolip.uncertainty.novelty import FEWEST, AllAlike, Novelty, Widths, fit_novelty
 from prolip.uncertainty.pairs import Pairs, check_enough
+from prolip.uncertainty.readings import GENERAL, SHARES, Reader, Readings, reader_of
 
 #: Rows of the other side that a code length is taken over: all of them up to MOST, else a sample.
 MOST, SAMPLE = 8192, 4096
 #: Numbers in a block of logits.
 BLOCK = 1 << 22
-#: Ridge of the standardised features, in samples; noise over signal of the kernel's part.
+#: Ridge of the standardised features, in samples; noise over signal of the kernel's part, of a text with as many
+#: matched images as the median one.
 RIDGE, NOISE = 1.0, 0.8
 #: Width of the kernel over the median distance 1 - cosine from a text to its nearest.
 WIDTH = 0.1
-LEAST_LENGTH = 1e-2
+#: Least nats that are learnt.
+LEAST_LENGTH = 0.1
+#: Images near a matched one that say whether its texts are given to all that they are true of; images that are asked.
+NEIGHBOURS, ASKED = 3, 4096
+#: One text in so many is held out to say how far texts that nobody has seen are off; the quantiles that are kept.
+HELD_OUT, NINE_TENTHS = 5, (0.05, 0.95)
 #: Images, and texts that match none of them, whose pairs give the probability to be true; steps, and last gradient.
 MATCH_IMAGES, MATCH_OTHERS, MATCH_STEPS, MATCH_GRADIENT = 512, 2048, 100, 1e-12
 
@@ -55,37 +63,57 @@ class Bank(NamedTuple):
 
 
 class Fitted(NamedTuple):
-    """Heads that give images and texts their variances, the score that goes with them, and how new either is."""
+    """Heads that give images and texts their variances, the score that goes with them, how new either is, and what else
+    is kept.
+    """
 
     image: VarianceHead
     text: VarianceHead
     score: TrueMatchScore
     novelty: Novelty | None
     text_novelty: Novelty | None
+    readings: Readings | None = None
+
+    @property
+    def reader(self) -> Reader | None:
+        """Of the means of the model; None without readings."""
+        return reader_of(self)
 
 
-def fit_variances(  # noqa: PLR0913 (the sizes of what is fitted)
-    pairs: Pairs, bank: int = 2048, centres: int = 2048, vocabulary: int = 0, novelty_centres: int = 512, seed: int = 0
-) -> Fitted:
+def fit_variances(  # noqa: PLR0913, PLR0917 (the sizes of what is fitted)
+    pairs: Pairs, bank: int = 2048, centres: int = 2048, vocabulary: int = 0, novelty_centres: int = 512, seed: int = 0,
+    readings: int = 2048,
+) -> Fitted:  # fmt: skip
     """Variances of images and texts, the score, and novelty, from matched pairs of a frozen model, on the CPU.
 
     bank: texts that an image is compared with; centres: texts whose variances are kept one by one; vocabulary: of the
     model's tokenizer, where the pairs have `text_ids`, else the texts are compared with a bank of images;
     novelty_centres: classes of images and of texts that novelty is far from, where the pairs have `image_first` and
-    `text_first`; 0: no novelty.
+    `text_first`; 0: no novelty; readings: images that are kept to say how ambiguous a new one is; 0: no readings.
     Seconds for thousands of pairs on a CPU, and less than a minute for 100,000. Equal arguments give equal bits.
     ValueError for fewer than 30 pairs, and where anything that was fitted is not finite.
     """
     check_enough(len(pairs))
     dim, counts = pairs.image.shape[1], (len(pairs.image), len(pairs.text))
     own = {"vocabulary": vocabulary} if vocabulary else {"bank": bank}
-    text = as_variance(fit_text(pairs, Parts(dim=dim, centres=centres, **own), seed), pairs.scale, counts[0])
-    image = as_variance(fit_text(pairs.swapped, Parts(dim=dim, bank=bank), seed), pairs.scale, counts[1])
+    target, often = text_target(pairs, seed)
+    text_parts = Parts(dim=dim, centres=centres, **own)
+    text = as_variance(fit_text(pairs, text_parts, target, often, seed), pairs.scale, counts[0])
+    swapped, image_parts = pairs.swapped, Parts(dim=dim, bank=bank)
+    image_target = -code_lengths(swapped, seed).probability.log()
+    image = as_variance(fit_text(swapped, image_parts, image_target, seed=seed), pairs.scale, counts[1])
     trace = text.trace(pairs.text.float(), pairs.text_ids if vocabulary else None)
     match = fit_true_match(pairs, trace, seed)
     score = TrueMatchScore(match.trace_weight, 2 / pairs.scale, *counts, match.scale, match.bias)
     of_images, of_texts = (fit_novelty_of(pairs, side, novelty_centres, seed) for side in get_args(Side))
     fitted = Fitted(image, text, score, of_images, of_texts)
+    if readings:
+        bounds = text_bounds(pairs, text.ambiguity, target, often, seed)
+        kept = fit_readings(pairs, trace, often, readings, bounds, seed)
+        fitted = fitted._replace(readings=kept)
+        if (found := fit_doubt_of(pairs, fitted, trace, seed)) is not None:
+            kept.doubt_numbers.copy_(torch.tensor(found.numbers, dtype=torch.float64))
+            score.doubt = found
     check_fitted(fitted, {"trace of texts": trace, "trace of images": image.trace(pairs.image.float())})
     return fitted
 
@@ -117,16 +145,17 @@ def fit_novelty_of(pairs: Pairs, side: Side, centres: int, seed: int = 0) -> Nov
         return None
 
 
-def fit_text(pairs: Pairs, parts: Parts, seed: int = 0) -> AmbiguityHead:
-    """The head of the texts, fitted against the images; of swapped pairs that of the images. parts: what it looks at.
+def fit_text(
+    pairs: Pairs, parts: Parts, target: Tensor, often: Tensor | None = None, seed: int = 0
+) -> AmbiguityHead:
+    """The head of the texts, or of swapped pairs that of the images. parts: what it looks at; target: (M,) nats to be
+    learnt, NaN: unknown; often: (M,) known matches of each, 1 without.
 
-    log of the mean code length = ridge regression on the features + a Gaussian process on the means for the rest; then
-    eta = exp(alpha) (...)^gamma by the quasi-likelihood of the probabilities, sum_j p_j exp(eta_j) - eta_j, which is
-    least at exp(-eta) = E p. Counts of tokens leave out the text itself where the regression learns from them.
+    log eta = ridge regression on the features + a Gaussian process on means and words for the rest. Counts of tokens
+    leave out the text itself where the regression learns from them.
     """
     head = AmbiguityHead(parts)
-    lengths = code_lengths(pairs, seed)
-    rows = lengths.nats.isfinite().nonzero().squeeze(1)
+    rows = target.isfinite().nonzero().squeeze(1)
     mean = (pairs.text if len(rows) == len(pairs.text) else pairs.text[rows]).float()
     if parts.bank:
         chosen = choose_bank(pairs.swapped, parts.bank, seed)
@@ -136,22 +165,126 @@ def fit_text(pairs: Pairs, parts: Parts, seed: int = 0) -> AmbiguityHead:
     ids, learnt = None, None
     if parts.vocabulary:
         ids, learnt = _count_tokens(head, pairs, rows)
-    plain = in_blocks(head.features, mean, None if ids is None else ids[rows])
+        ids = ids[rows]
+    plain = in_blocks(head.features, mean, ids)
     if learnt is not None:
         learnt = torch.cat([plain[:, : plain.shape[1] - learnt.shape[1]], learnt], 1)
-    target = lengths.nats[rows].clamp(min=LEAST_LENGTH).log()
-    _fit_linear(head, plain if learnt is None else learnt, target)
+    wanted = target[rows].clamp(min=LEAST_LENGTH).log()
+    _fit_linear(head, plain if learnt is None else learnt, wanted)
     if parts.centres:
-        rest = target - head.linear(plain).double()
-        often = pairs.text_of.bincount(minlength=len(pairs.text))[rows]
-        _fit_kernel(head, mean, rest, often, seed)
-    found = head.linear(plain)
-    if parts.centres:
-        found = found + in_blocks(lambda x, _: head.kernel(x) @ head.kernel_weight, mean, None)
-    gamma, alpha = calibrate(found.double().numpy(), lengths.probability[rows].numpy())
-    head.gamma.fill_(gamma)
-    head.alpha.fill_(alpha)
+        matches = torch.ones_like(wanted) if often is None else often[rows]
+        _fit_kernel(head, mean, ids, wanted - head.linear(plain).double(), matches, seed)
     return head
+
+
+def text_target(pairs: Pairs, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Nats that each text leaves open, and the number c of distinct images that it is given to, (M,) float64 each.
+
+    log n is at least log c, and where labels are missing at most the least of: -log p, p the mean probability of its
+    matches; the entropy of its answers among the images; log(c / q), q the share of the NEIGHBOURS nearest images of
+    its own that have it, too. So a text that is given to few images is as general as the model can show, and no more.
+    """
+    of_text, of_image = torch.stack([pairs.text_of, pairs.image_of]).unique(dim=1)
+    count = of_text.bincount(minlength=len(pairs.text)).double()
+    probability = code_lengths(pairs, seed).probability
+    most = torch.minimum(-probability.log(), entropies(pairs, seed))
+    most = torch.minimum(most, (count / agreement(pairs, of_text, of_image, seed)).log())
+    target = torch.maximum(count.log(), most).clamp(max=math.log(len(pairs.image)))
+    return target.where(probability.isfinite(), torch.nan), count
+
+
+def entropies(pairs: Pairs, seed: int = 0) -> Tensor:
+    """Nats of the answer p(i|j) to every text among all images, of which a sample stands for more than MOST, (M,)."""
+    bank = choose_bank(pairs.swapped, len(pairs.image) if len(pairs.image) <= MOST else SAMPLE, seed)
+    keys, stands_for = pairs.image[bank.rows].float(), len(pairs.image_of.unique()) / len(bank.rows)
+    found = torch.empty(len(pairs.text), dtype=torch.float64)
+    with without_autocast(keys.device):
+        for part in torch.arange(len(pairs.text)).split(max(1, BLOCK // len(keys))):
+            logits = pairs.scale * pairs.text[part].float() @ keys.T + bank.log_weight
+            log_p = logits.log_softmax(1)
+            found[part] = -(log_p.exp() * log_p).sum(1).double()
+    return found + math.log(stands_for)
+
+
+def agreement(pairs: Pairs, of_text: Tensor, of_image: Tensor, seed: int = 0) -> Tensor:
+    """q of `text_target` for the distinct pairs (P',) of texts and images, (M,) float64; 0 where no image was asked."""
+    asked = _sample(of_image.unique(), ASKED, seed).sort().values
+    near = torch.empty(len(asked), NEIGHBOURS, dtype=torch.int64)
+    count = min(NEIGHBOURS, len(pairs.image) - 1)
+    with without_autocast(pairs.image.device):
+        for part in torch.arange(len(asked)).split(max(1, BLOCK // len(pairs.image))):
+            cosine = pairs.image[asked[part]].float() @ pairs.image.float().T
+            cosine[torch.arange(len(part)), asked[part]] = -torch.inf
+            near[part, :count] = cosine.topk(count, 1).indices
+    near[:, count:] = asked.unsqueeze(1)
+    kept = torch.isin(of_image, asked)
+    text, image = of_text[kept], of_image[kept]
+    other = near[torch.searchsorted(asked, image)] * len(pairs.text) + text.unsqueeze(1)
+    hits = torch.isin(other, of_image * len(pairs.text) + of_text).double().mean(1)
+    return _marginal(text, hits, len(pairs.text)) / text.bincount(minlength=len(pairs.text)).clamp(min=1)
+
+
+def text_bounds(pairs: Pairs, head: AmbiguityHead, target: Tensor, often: Tensor, seed: int = 0) -> tuple[float, ...]:
+    """The middle nine tenths of what targets (M,) are beyond the nats of a head: lower and upper bound for texts that
+    the head has seen, and for a fifth that another one is fitted without, which speaks for all that are not known.
+    """
+    own = target.isfinite().nonzero().squeeze(1)
+    own = _sample(own, MOST, seed)
+    apart = own[torch.randperm(len(own), generator=torch.Generator().manual_seed(seed)) % HELD_OUT == 0]
+    inside = target.clone()
+    inside[apart] = torch.nan
+    if len(own) < len(target):
+        inside[~torch.isin(torch.arange(len(target)), own)] = torch.nan
+    without, out = fit_text(pairs, head.parts, inside, often, seed), list[float]()
+    most = math.log(len(pairs.image))
+    for one, rows in ((head, own), (without, apart)):
+        ids = None if pairs.text_ids is None else pairs.text_ids[rows]
+        nats = in_blocks(one, pairs.text[rows].float(), ids).double().exp().clamp(max=most)
+        out += (target[rows] - nats).quantile(torch.tensor(NINE_TENTHS, dtype=torch.float64)).tolist()
+    return tuple(out)
+
+
+def fit_readings(
+    pairs: Pairs, trace: Tensor, often: Tensor, most: int, bounds: tuple[float, ...], seed: int = 0
+) -> Readings:  # fmt: skip
+    """General texts by their traces (M,), those with the most known matches (M,), and `most` images with what is known
+    to be true of them.
+    """
+    readings = Readings(pairs.image.shape[1], most)
+    share = (trace * (pairs.scale / 2)).exp() / len(pairs.image)
+    general = ((share >= SHARES[0]) & (share <= SHARES[1])).nonzero().squeeze(1)
+    general = general[often[general].argsort(descending=True, stable=True)][:GENERAL]
+    images = _sample(torch.arange(len(pairs.image)), most, seed).sort().values
+    kept = torch.isin(pairs.text_of, general) & torch.isin(pairs.image_of, images)
+    column = torch.zeros(len(pairs.text), dtype=torch.int64)
+    column[general] = torch.arange(len(general))
+    readings.general[: len(general)] = pairs.text[general].float()
+    readings.images[: len(images)] = pairs.image[images].float()
+    readings.true[torch.searchsorted(images, pairs.image_of[kept]), column[pairs.text_of[kept]]] = True
+    readings.bounds.copy_(torch.tensor(bounds))
+    return readings
+
+
+def fit_doubt_of(pairs: Pairs, fitted: Fitted, trace: Tensor, seed: int = 0) -> Doubt | None:
+    """The doubt by the images that pairs have changed, as they are and in each change; None where there are none, or no
+    novelty. trace: of the texts, (M,).
+    """
+    reader, score, rows = fitted.reader, fitted.score, pairs.changed_of
+    if pairs.changed is None or rows is None or not len(rows) or reader is None or reader.novelty is None:
+        return None
+    kinds = torch.cat([pairs.image[rows].unsqueeze(0), pairs.changed]).float()
+    own = pairs.text_of[torch.isin(pairs.image_of, rows)].unique()
+    rest = torch.arange(len(pairs.text))[~torch.isin(torch.arange(len(pairs.text)), own)]
+    others = _sample(rest, MATCH_OTHERS, seed)
+    texts, stands_for = torch.cat([own, others]), torch.ones(len(own) + len(others))
+    stands_for[len(own) :] = len(rest) / max(len(others), 1)
+    logit = score.logit(torch.stack([kind @ pairs.text[texts].float().T for kind in kinds])
+                        + score.trace_weight * trace[texts])  # fmt: skip
+    assert logit is not None
+    match = torch.isin(rows.unsqueeze(1) * len(pairs.text) + texts, pairs.image_of * len(pairs.text) + pairs.text_of)
+    share = (trace[texts] / score.unit).exp().div(len(pairs.image)).clamp(max=1)
+    evidence = [found for kind in kinds if (found := reader.evidence(kind)) is not None]
+    return fit_doubt(pick_cases(logit, share, match, evidence, stands_for, seed))
 
 
 def as_variance(head: AmbiguityHead, scale: float, rows: int = 0) -> VarianceHead:
@@ -198,21 +331,6 @@ def choose_bank(pairs: Pairs, most: int, seed: int) -> Bank:
     return Bank(rows, (kept * (weight.sum() / kept.sum())).log())
 
 
-def calibrate(log_nats: np.ndarray, probability: np.ndarray) -> tuple[float, float]:
-    """gamma, alpha of eta = exp(gamma log_nats + alpha) with the least mean of p exp(eta) - eta; (M,), (M,)."""
-
-    def loss(x: np.ndarray) -> tuple[float, np.ndarray]:
-        log_eta = np.clip(x[0] * log_nats + x[1], -20, math.log(50))
-        eta = np.exp(log_eta)
-        slope = (probability * np.exp(eta) - 1) * eta
-        return float((probability * np.exp(eta) - eta).mean()), np.array([(slope * log_nats).mean(), slope.mean()])
-
-    from scipy.optimize import minimize
-
-    found = minimize(loss, np.array([0.5, 0.0]), jac=True, method="L-BFGS-B", bounds=[(0.05, 5.0), (-5.0, 5.0)])
-    return float(found.x[0]), float(found.x[1])
-
-
 def _count_tokens(head: AmbiguityHead, pairs: Pairs, rows: Tensor) -> tuple[Tensor, Tensor]:
     """Fill the head's rarities; the ids of all texts, and the features of `rows` as if each text had not been counted.
     """
@@ -255,10 +373,13 @@ def _fit_linear(head: AmbiguityHead, features: Tensor, target: Tensor) -> None:
     head.weight.copy_(weight * varies)
 
 
-def _fit_kernel(head: AmbiguityHead, mean: Tensor, rest: Tensor, often: Tensor, seed: int) -> None:
-    """A Gaussian process on the means (M, D) for what is left (M,): exact up to as many texts as there are centres,
-    else with those that have the most pairs, (M,), as inducing points (Nystroem), (K_cm K_mc + noise K_cc) u =
-    K_cm rest. Texts with many pairs are the general ones: there are few, and their code lengths are known best.
+def _fit_kernel(  # noqa: PLR0913, PLR0917
+    head: AmbiguityHead, mean: Tensor, ids: Tensor | None, rest: Tensor, often: Tensor, seed: int
+) -> None:
+    """A Gaussian process on the means (M, D), and the words, for what is left (M,), whose noise falls with the matches
+    (M,): exact up to as many texts as there are centres, else with those that have the most matches as inducing points
+    (Nystroem), (K_cm S^-1 K_mc + K_cc) u = K_cm S^-1 rest with the noises S. Texts with many matches are the general
+    ones: there are few, and they are known best.
     """
     count = min(head.parts.centres, len(mean))
     mixed = torch.randperm(len(mean), generator=torch.Generator().manual_seed(seed))
@@ -266,16 +387,21 @@ def _fit_kernel(head: AmbiguityHead, mean: Tensor, rest: Tensor, often: Tensor, 
     if count == len(mean):
         chosen = torch.arange(count)
     head.centres[:count] = mean[chosen]
+    own = None if ids is None else ids[chosen]
+    if head.parts.signs:
+        head.words[:count] = in_blocks(lambda _, x: head.signs(x), mean[chosen], own)
     head.kernel_width.fill_(max(WIDTH * nearest_distance(mean[chosen]), 1e-4))
-    among = head.kernel(mean[chosen])[:, :count].double()
+    noise = NOISE * often.median() / often
+    among = in_blocks(head.kernel, mean[chosen], own)[:, :count].double()
     if count == len(mean):
-        left, right = among + NOISE * torch.eye(count, dtype=among.dtype), rest
+        left, right = among + noise.diag(), rest
     else:
-        left, right = NOISE * among + 1e-6 * torch.eye(count, dtype=among.dtype), torch.zeros_like(among[0])
-        for x, y in zip(mean.split(ROWS), rest.split(ROWS)):
-            block = head.kernel(x)[:, :count]
-            left += (block.T @ block).double()
-            right += block.double().T @ y
+        left, right = among + 1e-6 * torch.eye(count, dtype=among.dtype), torch.zeros_like(among[0])
+        for rows in torch.arange(len(mean)).split(ROWS):
+            block = head.kernel(mean[rows], None if ids is None else ids[rows])[:, :count].double()
+            weighted = (block / noise[rows].unsqueeze(1)).T
+            left += weighted @ block
+            right += weighted @ rest[rows]
     head.kernel_weight[:count] = torch.linalg.solve(left, right).float()
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,15 +26,18 @@ COMMON = 0.5
 NOTHING = 1e-18
 #: Rows that a head sees at once: their kernel is (ROWS, C).
 ROWS = 1024
-#: Least log eta that a head gives, the bound of its calibration.
+#: Least log eta that a head gives.
 LEAST = -20.0
+#: Random signs that stand for a word; width of the kernel on the words of two texts.
+SIGNS, WORDS_WIDTH = 64, 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:
     """What a head looks at, as numbers of rows; 0: not at that.
 
-    dim: width of the means; bank: embeddings of the other side; vocabulary: of the texts' tokens; centres: of a kernel.
+    dim: width of the means; bank: embeddings of the other side; vocabulary: of the texts' tokens; centres: of a kernel,
+    which compares words, too, where there is a vocabulary.
     """
 
     dim: int
@@ -41,16 +46,24 @@ class Parts:
     centres: int = 0
 
     @property
+    def signs(self) -> int:
+        """Numbers that stand for the words of a centre."""
+        return SIGNS if self.vocabulary else 0
+
+    @property
     def features(self) -> int:
         """Numbers that the linear part takes."""
         return (BANK_FEATURES if self.bank else 0) + (TOKEN_FEATURES if self.vocabulary else 0)
 
 
 class AmbiguityHead(nn.Module):
-    """log eta = gamma (w . f + sum_c u_c exp((m . m_c - 1) / tau) + b) + alpha, nats eta that an embedding leaves open.
+    """log eta = gamma (w . f + sum_c u_c k_c + b) + alpha, nats eta that an embedding leaves open.
 
-    f: standardised `bank_features` and `token_features`; m_c: centres of the kernel, means of the same side. All of it
-    is buffers, which `prolip.uncertainty.fit` fills: a head that was not fitted gives eta = 1 for everything.
+    k_c = exp((m . m_c - 1) / tau + (s . s_c - 1) / WORDS_WIDTH); f: standardised `bank_features` and `token_features`;
+    m_c: centres of the kernel, means of the same side; s: `word_signs` of a text, of images left out. All
+    of it is buffers, which `prolip.uncertainty.fit` fills: a head that was not fitted gives eta = 1 for everything.
+    gamma, alpha: 1 and 0, but for heads from before version 1 of `prolip.uncertainty.doubt`, whose kernel knows no
+    words either.
     """
 
     bank: Tensor
@@ -58,6 +71,7 @@ class AmbiguityHead(nn.Module):
     bank_scale: Tensor
     rarity: Tensor
     centres: Tensor
+    words: Tensor
     kernel_weight: Tensor
     kernel_width: Tensor
     feature_mean: Tensor
@@ -72,7 +86,8 @@ class AmbiguityHead(nn.Module):
         self.parts = parts
         shapes = {
             "bank": (parts.bank, parts.dim), "bank_weight": (parts.bank,), "rarity": (parts.vocabulary,),
-            "centres": (parts.centres, parts.dim), "kernel_weight": (parts.centres,),
+            "centres": (parts.centres, parts.dim), "words": (parts.centres, parts.signs),
+            "kernel_weight": (parts.centres,),
             "feature_mean": (parts.features,), "weight": (parts.features,), "offset": (), "alpha": (),
         }  # fmt: skip
         for name, shape in shapes.items():
@@ -96,17 +111,38 @@ class AmbiguityHead(nn.Module):
         """w . f + b of features (B, F) -> (B,)."""
         return (features - self.feature_mean) / self.feature_std @ self.weight + self.offset
 
-    def kernel(self, mean: Tensor) -> Tensor:
-        """exp((m . m_c - 1) / tau), 0 where it is below NOTHING, (B, D) -> (B, C)."""
-        return torch.nn.functional.threshold(((mean @ self.centres.T - 1) / self.kernel_width).exp(), NOTHING, 0.0)
+    def kernel(self, mean: Tensor, ids: Tensor | None = None) -> Tensor:
+        """k_c, 0 where it is below NOTHING, (B, D), (B, L) -> (B, C)."""
+        exponent = (mean @ self.centres.T - 1) / self.kernel_width
+        if self.parts.signs:  # of a head from before there were words, these are 0, and so is what is added
+            exponent = exponent + (self.signs(ids) @ self.words.T - self.words.square().sum(1)) / WORDS_WIDTH
+        return torch.nn.functional.threshold(exponent.exp(), NOTHING, 0.0)
+
+    def signs(self, ids: Tensor | None) -> Tensor:
+        """`word_signs` of ids (B, L) by the rarity of their tokens."""
+        if ids is None:
+            raise ValueError("this head looks at tokens: give the ids of the texts")
+        return word_signs(ids, self.rarity)
+
+    def nearest(self, mean: Tensor) -> Tensor:
+        """The largest cosine to a centre, (B, D) -> (B,); 0 without centres."""
+        if not self.parts.centres:
+            return mean.new_zeros(len(mean))
+        with without_autocast(mean.device):
+            return in_blocks(lambda x, _: (x @ self.centres.T).amax(1), upcast(mean), None)
 
     def forward(self, mean: Tensor, ids: Tensor | None = None) -> Tensor:
         """log eta, the logarithm of the nats left open: unit means (B, D), ids (B, L) -> (B,) float32."""
         mean = upcast(mean.detach())
         with without_autocast(mean.device):
             found = self.linear(self.features(mean, ids))  # logarithm of the expected code length
-            found = found + self.kernel(mean) @ self.kernel_weight if self.parts.centres else found
+            found = found + self.kernel(mean, ids) @ self.kernel_weight if self.parts.centres else found
             return self.gamma * found + self.alpha
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        """Take a state without words, too."""
+        state_dict.setdefault(f"{prefix}words", torch.zeros_like(self.words))
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
 
 class VarianceHead(nn.Module):
@@ -192,6 +228,24 @@ def token_features(ids: Tensor, rarity: Tensor, never: Tensor) -> Tensor:
         (found * kept).amax(1), mean(found), least.where(kept.any(1), torch.zeros_like(least)),
         mean((found >= never).to(found.dtype)), mean(rank), (rank * kept).amax(1), count.to(rank.dtype).log(),
     ], 1)  # fmt: skip
+
+
+@cache
+def sign_table(vocabulary: int) -> Tensor:
+    """Signs of every token, (V, SIGNS) int8, always the same."""
+    random = torch.Generator().manual_seed(0)
+    return 2 * torch.randint(2, (vocabulary, SIGNS), generator=random, dtype=torch.int8) - 1
+
+
+def word_signs(ids: Tensor, rarity: Tensor) -> Tensor:
+    """Unit vectors whose inner product is about the share of words that two texts have in common, (B, L) -> (B, SIGNS).
+
+    Sums of the random signs of their tokens, each with its rarity, (V,), without what stands in more than half of the
+    texts: random projections (Achlioptas 2003) of the vectors of text retrieval, good to about 1 / sqrt(SIGNS).
+    """
+    weight = rarity * (rarity > -math.log(COMMON))
+    signs = sign_table(len(rarity)).to(ids.device)[ids]
+    return nn.functional.normalize(torch.einsum("bl,bls->bs", weight[ids], signs.to(weight.dtype)), dim=1)
 
 
 def in_blocks(function: Callable[..., Tensor], mean: Tensor, ids: Tensor | None) -> Tensor:

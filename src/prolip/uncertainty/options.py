@@ -19,7 +19,11 @@ class FitOptions:
     centres: int = option(2048, "texts whose variances are kept one by one; of others their tokens speak")
     novelty_centres: int = option(512, "classes of images and texts that a new one may be far from; 0: no novelty")
 
+    readings: int = option(2048, "training images that are kept to say how ambiguous a new one is; 0: none")
+    changed_images: int = option(400, "training images that are embedded under strong changes, too, to learn how far to"
+                                 " trust the model on what is unlike its training; 0: none")  # fmt: skip
+
     def __post_init__(self) -> None:
-        check_range(self, "fit_samples")
+        check_range(self, "fit_samples", "changed_images")
         check_range(self, "bank", least=32, most=MOST_ROWS)
-        check_range(self, "centres", "novelty_centres", most=MOST_ROWS)
+        check_range(self, "centres", "novelty_centres", "readings", most=MOST_ROWS)

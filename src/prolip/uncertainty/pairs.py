@@ -53,6 +53,8 @@ class Pairs:
     image_first_of: Tensor | None = None
     text_first_of: Tensor | None = None
     empty: Tensor | None = None
+    changed: Tensor | None = None
+    changed_of: Tensor | None = None
     image_keys: Sequence[str] | None = None
     text_keys: Sequence[str] | None = None
     model: str = ""
@@ -83,6 +85,8 @@ class Pairs:
             raise ValueError(f"text_ids is {ids.dtype} {tuple(ids.shape)}, want (M, L) int64 ids, M = {want[0]} texts")
         if self.empty is not None:
             _check_finite("empty", self.empty.unsqueeze(0))
+        if self.changed is not None:
+            _check_changed(self.changed, self.changed_of, self.image)
 
     @property
     def caution(self) -> str:
@@ -219,6 +223,14 @@ def _check_finite(name: str, x: Tensor, keys: Sequence[str] | None = None) -> No
         named = first_few([f"row {row}" if keys is None else repr(keys[row]) for row in lost.tolist()], NAMED)
         raise ValueError(f"{name} holds NaN or infinite values in {len(lost)} of {len(x)} rows ({named}): leave"
                          " these samples out, or take a model that has not diverged")  # fmt: skip
+
+
+def _check_changed(changed: Tensor, rows: Tensor | None, image: Tensor) -> None:
+    if rows is None or rows.ndim != 1 or rows.dtype != torch.int64 or not ((rows >= 0) & (rows < len(image))).all():
+        raise ValueError(f"changed_of is no (C,) int64 below {len(image)}, rows of the images that changed is of")
+    if changed.ndim != 3 or changed.shape[1:] != (len(rows), image.shape[1]):
+        raise ValueError(f"changed is {tuple(changed.shape)}, want (E, {len(rows)}, {image.shape[1]})")
+    _check_finite("changed", changed.flatten(0, 1))
 
 
 def _check_side(side: str, mean: Any, rows: Any, keys: Sequence[str] | None) -> None:

@@ -45,7 +45,8 @@ IMAGE_POSITIONS, TEXT_POSITIONS = "visual.positional_embedding", "text.positiona
 KEEP_FIRST = 20
 #: Logarithm of a scale of similarities: OpenCLIP bounds it by log 100.
 LARGEST_LOG_SCALE = 20
-
+#: Ends of the names of what parts of a method have got since weights were published: zeros change nothing.
+YOUNGER = (".ambiguity.words",)
 
 #: What of a preprocessing OpenCLIP reads from a folder, its files, and our blocks beside its own.
 PREPROCESS = ("mean", "std", "interpolation", "resize_mode")
@@ -116,8 +117,8 @@ def load_checkpoint(
     columns of patches that the weights were trained with, which their positions do not tell; without, those of the
     model if there are as many, else a square. What the model's method adds keeps its initial values where the weights
     have none of it, as they are of another method (and so does what `ProLIP.own_starts` names), or none of a whole
-    part beside the towers, as they are older than that. Of another method, heads begin with what `ProLIP.inherit` gives
-    them. Raises `CheckpointError` naming every mismatch.
+    part beside the towers or of what is YOUNGER, as they are older than that. Of another method, heads begin with what
+    `ProLIP.inherit` gives them. Raises `CheckpointError` naming every mismatch.
     """
     reads = is_reader(model.config)
     if reads and not isinstance(source, Mapping) and Path(source).suffix in BIG_VISION:
@@ -140,7 +141,8 @@ def load_checkpoint(
         if name in state:
             state[name] = state[name].reshape(own[name].shape) if state[name].numel() == 1 else state[name]
     other_method, parts = not (state.keys() - kept) & model.added_names, {name.partition(".")[0] for name in state}
-    added = {name: own[name] for name in model.added_names if other_method or name.partition(".")[0] not in parts}
+    added = {name: own[name] for name in model.added_names if other_method or name.partition(".")[0] not in parts
+             or (name.endswith(YOUNGER) and name not in state)}  # fmt: skip
     if other_method:
         added |= {name: own[name] for name in model.own_starts}
     state, kept = state | added, kept | added.keys()

@@ -1,0 +1,120 @@
+"""Strong changes of pictures, each far from what training sees: how a model errs on them says how it errs on new data.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torchvision.transforms.v2 import functional as F
+
+Change = Callable[[Tensor, torch.Generator], Tensor]
+#: Luma of red, green and blue, ITU-R BT.601.
+LUMA = (0.299, 0.587, 0.114)
+FILTER = F.InterpolationMode.BILINEAR
+
+
+def between(low: float, high: float, random: torch.Generator) -> float:
+    """A number that is drawn evenly from the range."""
+    return low + (high - low) * torch.rand((), generator=random).item()
+
+
+def blur(x: Tensor, random: torch.Generator) -> Tensor:
+    """Convolve with a Gaussian a thirtieth to a fifteenth of the picture wide."""
+    sigma = max(x.shape[-2:]) * between(1 / 30, 1 / 15, random)
+    return F.gaussian_blur(x, [2 * int(2 * sigma) + 1] * 2, [sigma] * 2)
+
+
+def pixelate(x: Tensor, random: torch.Generator) -> Tensor:
+    """Keep 10 to 16 pixels a side."""
+    small = F.resize(x, [int(between(10, 17, random))] * 2, FILTER, antialias=True)
+    return F.resize(small, list(x.shape[-2:]), F.InterpolationMode.NEAREST)
+
+
+def grey(x: Tensor, random: torch.Generator) -> Tensor:
+    """Drop the colours."""
+    return F.rgb_to_grayscale(x, 3)
+
+
+def invert(x: Tensor, random: torch.Generator) -> Tensor:
+    """Exchange light and dark."""
+    return 1 - x
+
+
+def edges(x: Tensor, random: torch.Generator) -> Tensor:
+    """Draw the outlines, dark on white."""
+    light = torch.einsum("chw,c->hw", x, x.new_tensor(LUMA))
+    slope = sum(torch.gradient(light, dim=dim)[0].square() for dim in (0, 1))
+    line = torch.as_tensor(slope).sqrt()
+    return (1 - line / line.amax().clamp(min=1e-6)).expand_as(x)
+
+
+def hue(x: Tensor, random: torch.Generator) -> Tensor:
+    """Turn the colours by a quarter to three quarters of the circle."""
+    return F.adjust_hue(x, (between(0.25, 0.75, random) + 0.5) % 1 - 0.5)
+
+
+def bend(x: Tensor, random: torch.Generator) -> Tensor:
+    """Bend smoothly and strongly."""
+    return warp(x, 4, 0.12, random)
+
+
+def crumple(x: Tensor, random: torch.Generator) -> Tensor:
+    """Bend in small waves."""
+    return warp(x, 10, 0.05, random)
+
+
+def warp(x: Tensor, knots: int, strength: float, random: torch.Generator) -> Tensor:
+    """Move the points of a grid of `knots` x `knots` by N(0, strength^2) of the picture each, what is between them with
+    them.
+    """
+    moved = strength * torch.randn(1, 2, knots, knots, generator=random)
+    field = torch.nn.functional.interpolate(moved, list(x.shape[-2:]), mode="bicubic", align_corners=True)
+    return F.elastic(x, 2 * field.movedim(1, -1), FILTER, fill=background(x).flatten().tolist())
+
+
+def cut(x: Tensor, random: torch.Generator) -> Tensor:
+    """Cover one half with the background."""
+    out, dim = x.clone(), 1 + int(torch.randint(2, (), generator=random))
+    half = x.shape[dim] // 2
+    out.narrow(dim, int(torch.randint(2, (), generator=random)) * half, half).copy_(background(x))
+    return out
+
+
+def rotate(x: Tensor, random: torch.Generator) -> Tensor:
+    """Turn by 45 to 60 degrees to either side."""
+    sign = 1 if torch.rand((), generator=random) < 0.5 else -1
+    return F.rotate(x, sign * between(45, 60, random), FILTER, fill=background(x).flatten().tolist())
+
+
+def stretch(x: Tensor, random: torch.Generator) -> Tensor:
+    """Press to 40 to 60% of the height, or of the width."""
+    height, width = x.shape[-2:]
+    share, upright = between(0.4, 0.6, random), torch.rand((), generator=random) < 0.5
+    small = [height, max(1, int(share * width))] if upright else [max(1, int(share * height)), width]
+    pressed = F.resize(x, small, FILTER, antialias=True)
+    left, top = (width - small[1]) // 2, (height - small[0]) // 2
+    out = background(x).expand_as(x).clone()
+    out[:, top : top + small[0], left : left + small[1]] = pressed
+    return out
+
+
+def posterise(x: Tensor, random: torch.Generator) -> Tensor:
+    """Keep three levels of each colour."""
+    return (2 * x).round() / 2
+
+
+def background(x: Tensor) -> Tensor:
+    """The median colour of the four edges, (3, 1, 1)."""
+    edge = torch.cat([x[:, 0], x[:, -1], x[:, :, 0], x[:, :, -1]], 1)
+    return edge.median(1).values.view(3, 1, 1)
+
+
+CHANGES: dict[str, Change] = {change.__name__: change for change in (
+    blur, pixelate, grey, invert, edges, hue, bend, crumple, cut, rotate, stretch, posterise)}  # fmt: skip
+
+
+def changed(x: Tensor, seed: int) -> Tensor:
+    """A picture (3, H, W) of values in [0, 1] in each of the CHANGES, (12, 3, H, W). Equal seeds give equal bits."""
+    return torch.stack([change(x, torch.Generator().manual_seed(seed + number)).clamp(0, 1)
+                        for number, change in enumerate(CHANGES.values())])  # fmt: skip

@@ -1,0 +1,159 @@
+"""Doubt: the share of a model's probabilities of an image that is replaced by what is known without it.
+
+A model is too sure on images unlike its training. It says how unlike they are: by novelty at the mean, and by the
+cosine of the nearest known text. What these are worth is learnt from training images under strong changes
+(`prolip.data.augment.shifts`), whose matches are known.
+"""
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from prolip.gaussian import upcast
+
+VERSION = 1
+#: Logits below which pairs that do not match are left to a sample, one in so many.
+LOW, ONE_IN = -5.0, 20
+#: Weight of the prior N(0, 1) of the standardised coefficients, in pairs that match.
+RIDGE = 1.0
+#: Images from which a gallery has a mean.
+GALLERY = 8
+
+
+class Evidence(NamedTuple):
+    """What images say of how a model errs on them: nats of novelty at the mean (N,), and the logit a cosine of the
+    nearest known text (N,).
+    """
+
+    novelty: Tensor
+    nearest: Tensor
+
+    @property
+    def columns(self) -> Tensor:
+        """log(1 + novelty) and nearest, (N, 2) float64."""
+        return torch.stack([self.novelty.double().log1p(), self.nearest.double()], 1)
+
+
+class Doubt(NamedTuple):
+    """d = sigmoid(b + b_h log(1 + novelty) + b_m nearest + b_g gallery mean of nearest).
+
+    alone: b, b_h, b_m; among: the same with b_g, for images with a gallery of their kind; least, most: the range of
+    both columns of `Evidence` that was fitted to.
+    """
+
+    alone: tuple[float, ...]
+    among: tuple[float, ...]
+    least: tuple[float, ...]
+    most: tuple[float, ...]
+    version: int = VERSION
+
+    def of(self, evidence: Evidence, gallery: Evidence | None = None) -> Tensor:
+        """d of images (N,) float32; gallery: of images of the same kind, taken from GALLERY images on."""
+        columns, weights = evidence.columns, self.alone
+        if gallery is not None and len(gallery.nearest) >= GALLERY:
+            mean = gallery.nearest.double().mean().expand(len(columns), 1)
+            columns, weights = torch.cat([columns, mean], 1), self.among
+        return (columns @ columns.new_tensor(weights[1:]) + weights[0]).sigmoid().float()
+
+    def extrapolates(self, evidence: Evidence) -> Tensor:
+        """Whether images are further out than all that was fitted to, (N,) bool."""
+        columns = evidence.columns
+        return (columns[:, 0] > self.most[0]) | (columns[:, 1] < self.least[1])
+
+    @property
+    def numbers(self) -> list[float]:
+        """All of it in one row; `from_numbers` undoes it."""
+        return [self.version, *self.alone, *self.among, *self.least, *self.most]
+
+    @classmethod
+    def from_numbers(cls, x: list[float]) -> Doubt | None:
+        """None for zeros: no doubt was fitted. ValueError for a version that this code does not know."""
+        if not x[0]:
+            return None
+        if int(x[0]) != VERSION:
+            raise ValueError(f"the model's doubt has version {x[0]:g}, this code reads {VERSION}: fit it again with"
+                             " prolip uncertainty, or take the prolip that wrote it")  # fmt: skip
+        return cls(tuple(x[1:4]), tuple(x[4:8]), tuple(x[8:10]), tuple(x[10:12]))
+
+
+#: Numbers of a doubt.
+NUMBERS = 12
+
+
+class Cases(NamedTuple):
+    """Pairs to fit to. logit, share, match, weight: (P,) float64; image: (P,) int64, rows of columns (I, 3), which are
+    of an `Evidence` with its gallery's mean.
+    """
+
+    logit: Tensor
+    share: Tensor
+    match: Tensor
+    weight: Tensor
+    image: Tensor
+    columns: Tensor
+
+
+def with_doubt(probability: Tensor, doubt: Tensor, without: Tensor | float) -> Tensor:
+    """(1 - d) p + d q: the model's probability, and that of somebody who has not seen the image."""
+    d = upcast(doubt)
+    return (1 - d) * probability + d * without
+
+
+def pick_cases(
+    logit: Tensor, share: Tensor, match: Tensor, evidence: list[Evidence], weight: Tensor, seed: int = 0
+) -> Cases:
+    """Pairs of K images, each in E kinds, with T texts: all that match or that the model takes for likely, and a sample
+    of the others. Each kind is a gallery.
+
+    logit: (E, K, T); share: (T,), of the images that a text fits; match: (K, T) bool; evidence: of each kind; weight:
+    (T,), texts that a text stands for.
+    """
+    random = torch.Generator().manual_seed(seed)
+    likely = (logit > LOW) | match
+    drawn = torch.randint(ONE_IN, logit.shape, generator=random) == 0
+    kind, image, text = (likely | drawn).nonzero(as_tuple=True)
+    times = torch.where(likely[kind, image, text], 1.0, float(ONE_IN)).double() * weight[text].double()
+    rows = torch.cat([torch.cat([one.columns, one.nearest.double().mean().expand(len(one.nearest), 1)], 1)
+                      for one in evidence])  # fmt: skip
+    return Cases(logit[kind, image, text].double(), share[text].double(), match[image, text].double(), times,
+                 kind * logit.shape[1] + image, rows)  # fmt: skip
+
+
+def fit_doubt(cases: Cases) -> Doubt:
+    """The weights of `Doubt` with the least log loss of (1 - d) sigmoid(z) + d share, in float64."""
+    from scipy.optimize import minimize
+
+    columns = cases.columns
+    middle, width = columns.mean(0), columns.std(0, correction=0).clamp(min=1e-6)
+    model, matches = cases.logit.sigmoid(), (cases.weight * cases.match).sum().clamp(min=1)
+
+    def weights(count: int) -> tuple[float, ...]:
+        standard = (columns[:, :count] - middle[:count]) / width[:count]
+
+        def loss(x: np.ndarray) -> tuple[float, np.ndarray]:
+            theta = torch.from_numpy(x).requires_grad_()
+            p = with_doubt(model, (theta[0] + standard @ theta[1:]).sigmoid()[cases.image], cases.share)
+            p = p.clamp(1e-12, 1 - 1e-12)
+            nats = -(cases.match * p.log() + (1 - cases.match) * (-p).log1p())
+            total = (cases.weight @ nats + RIDGE / 2 * theta[1:].square().sum()) / matches
+            total.backward()
+            assert theta.grad is not None
+            return total.item(), theta.grad.numpy()
+
+        start = np.array([-2.0, *[0.0] * count])
+        found = minimize(loss, start, jac=True, method="L-BFGS-B", bounds=[(-20, 20)] * (1 + count)).x
+        slopes = found[1:] / width[:count].numpy()
+        return (float(found[0] - slopes @ middle[:count].numpy()), *map(float, slopes))
+
+    least, most = columns.amin(0).tolist(), columns.amax(0).tolist()
+    return Doubt(weights(2), weights(3), tuple(least[:2]), tuple(most[:2]))
+
+
+def hedge(log_p: Tensor, doubt: Tensor) -> Tensor:
+    """log((1 - d) p + d / K) of answers among K candidates: log probabilities (N, K), doubts (N,)."""
+    d = upcast(doubt).unsqueeze(1).to(log_p.dtype)
+    return torch.logaddexp(log_p + (-d).log1p(), d.log() - math.log(log_p.shape[1]))

@@ -1,0 +1,134 @@
+"""What a model keeps of its training beside variances: how ambiguous an image is, and how far its numbers may be off.
+"""
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from prolip.gaussian import upcast, without_autocast
+from prolip.uncertainty.doubt import NUMBERS, Doubt, Evidence
+from prolip.uncertainty.heads import AmbiguityHead, in_blocks
+from prolip.uncertainty.novelty import Novelty
+
+#: General texts that are kept; the shares of the images that they fit; fewest that say anything.
+GENERAL, SHARES, FEWEST = 256, (0.01, 0.3), 4
+#: Inverse temperature of the texts' answer, as a multiple of a; nearest images that are asked, and how they weigh.
+TEMPERATURE, NEAREST, SHARPNESS = 0.5, 60, 8.0
+#: A text whose cosine to a known one is within so much of its kernel's width is one.
+SAME = 0.01
+
+
+class Readings(nn.Module):
+    """General texts (G, D), training images (K, D) and which of the texts are true of them, (K, G) bool; and numbers:
+    the doubt; bounds (4,), what a text's true nats are beyond its eta, lower and upper, where it is known and where it
+    is not. All of it buffers; not `fitted` in a model from before there were any.
+    """
+
+    general: Tensor
+    images: Tensor
+    true: Tensor
+    bounds: Tensor
+    doubt_numbers: Tensor
+
+    def __init__(self, dim: int, images: int):
+        super().__init__()
+        self.sizes = {"dim": dim, "images": images}
+        for name, x in (("general", torch.zeros(GENERAL, dim)), ("images", torch.zeros(images, dim)),
+                        ("true", torch.zeros(images, GENERAL, dtype=torch.bool)), ("bounds", torch.zeros(4)),
+                        ("doubt_numbers", torch.zeros(NUMBERS, dtype=torch.float64))):  # fmt: skip
+            self.register_buffer(name, x)
+
+    @property
+    def fitted(self) -> bool:
+        """Whether anything was fitted."""
+        return bool(self.bounds.any())
+
+    @property
+    def doubt(self) -> Doubt | None:
+        """None where none was fitted."""
+        return Doubt.from_numbers(self.doubt_numbers.tolist())
+
+    def forward(self, mean: Tensor, scale: float) -> Tensor:
+        """Nats of ambiguity of images, unit means (B, D) -> (B,); NaN where too few general texts are known.
+
+        The mean of two entropies: of softmax(TEMPERATURE a cosine) over the general texts, and of how often these are
+        true of the NEAREST images, weighted by exp(SHARPNESS cosine).
+        """
+        texts, images = self.general[self.general.any(1)], self.images[self.images.any(1)]
+        if len(texts) < FEWEST or not len(images):
+            return mean.new_full((len(mean),), math.nan)
+        log_p = (TEMPERATURE * scale * mean @ texts.T).log_softmax(1)
+        near = (mean @ images.T).topk(min(NEAREST, len(images)), 1)
+        weight = (SHARPNESS * (near.values - near.values[:, :1])).exp()
+        share = torch.einsum("bn,bng->bg", weight, self.true[near.indices, : len(texts)].to(weight.dtype))
+        total = share.sum(1, keepdim=True)
+        share = torch.where(total > 0, share / total.clamp(min=1e-30), 1 / len(texts))  # nothing known: all alike
+        return -((log_p.exp() * log_p).sum(1) + torch.xlogy(share, share).sum(1)) / 2
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        """Take a state without readings, too: of a model from before there were any."""
+        for name, x in self.named_buffers():
+            state_dict.setdefault(prefix + name, x)
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+class Reader(NamedTuple):
+    """What reads a fitted model's means, on any device -> on the CPU, float32. text: the head of its texts."""
+
+    readings: Readings
+    text: AmbiguityHead
+    novelty: Novelty | None
+    unit: float
+    images: int
+
+    def evidence(self, mean: Tensor) -> Evidence | None:
+        """What `Doubt` takes of images, unit means (N, D); None without novelty."""
+        if self.novelty is None:
+            return None
+        mean = self._placed(mean)
+        nats = self.novelty.references["mean"](self.novelty.distances["mean"](mean))
+        return Evidence(nats.cpu(), (2 / self.unit * self.text.nearest(mean)).cpu())
+
+    def ambiguity(self, mean: Tensor) -> Tensor:
+        """Nats of images, unit means (N, D) -> (N,); NaN: nobody can say."""
+        with without_autocast(mean.device):
+            return in_blocks(lambda x, _: self.readings(x, 2 / self.unit), self._placed(mean), None).cpu()
+
+    def shares(self, trace: Tensor, mean: Tensor) -> tuple[Tensor, Tensor]:
+        """The interval of nine in ten of the share of images that texts fit, traces (N,), means (N, D) -> (N,) each."""
+        mean, low, high = self._placed(mean), *self.bounds_of(mean)
+        nats, most = trace.float().cpu() / self.unit, math.log(self.images)
+        return ((nats + low).clamp(max=most) - most).exp(), ((nats + high).clamp(max=most) - most).exp()
+
+    def bounds_of(self, mean: Tensor) -> tuple[Tensor, Tensor]:
+        """Nats that the true number of images is beyond the expected one, lower and upper bound, (N,) each."""
+        known = self.text.nearest(mean) > 1 - SAME * self.text.kernel_width
+        low, high = torch.where(known.unsqueeze(1), self.readings.bounds[:2], self.readings.bounds[2:]).unbind(1)
+        return low.cpu(), high.cpu()
+
+    def _placed(self, mean: Tensor) -> Tensor:
+        return upcast(mean.detach()).to(self.readings.bounds.device)
+
+
+def reader_of(model: Any) -> Reader | None:
+    """The reader of a model with fitted variances, ours or one of OpenCLIP's; None where it keeps no readings."""
+    readings, novelty = getattr(model, "readings", None), getattr(model, "novelty", None)
+    if not isinstance(readings, Readings) or not readings.fitted:
+        return None
+    head: Any = getattr(model.text, "head", model.text)
+    known = novelty if isinstance(novelty, Novelty) and novelty.fitted else None
+    return Reader(readings, head.ambiguity, known, head.log_unit.exp().item(), int(head.total()))
+
+
+def ambiguity_of(model: Any, image: Tensor) -> Tensor:
+    """Nats of ambiguity of pixels (B, 3, H, W), (B,) float32 on the CPU, by `Readings`. ValueError where the model has
+    none.
+    """
+    reader = reader_of(model)
+    if reader is None:
+        raise ValueError("this model does not know how ambiguous images are: prolip uncertainty fits that")
+    with torch.no_grad():
+        return reader.ambiguity(model.encode_image(image).mean)
