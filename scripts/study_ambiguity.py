@@ -20,11 +20,11 @@ from matplotlib.figure import Figure
 from scipy.stats import spearmanr
 from torch import Tensor
 
+from paper_figures.paper import erase
 from prolip.data.emoji import Concept, Corpus
 from prolip.evaluation.loading import load_embedder
 from prolip.evaluation.model import Embedder
 from prolip.evaluation.suites.emoji import gallery
-from prolip.figures.paper import erase
 from prolip.gaussian import Gaussian, concatenate
 from prolip.hierarchy.entailment import short
 from prolip.measures import inclusion_test

@@ -43,7 +43,7 @@ FLOORS = [
      "prolip.prompts.figures", "prolip.search",
      "prolip.uncertainty.attach"],
     ["prolip.classifiers", "prolip.hub"],  # which refuse as a search does
-    ["prolip.explorer", "prolip.figures", "prolip.plan"],
+    ["prolip.explorer", "prolip.plan"],
     ["prolip"],  # the public names
     ["training"],
     ["prolip.cli", "prolip.__main__"],

@@ -114,7 +114,7 @@ def test_a_demo_that_is_stopped_says_so_in_a_line_and_goes_on_when_typed_again(s
 
 
 def test_the_demo_says_that_it_needs_a_clone(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("prolip.cli.plan.__file__", str(tmp_path / "lib/prolip/cli/plan.py"))
+    monkeypatch.setattr("prolip.cli.command.__file__", str(tmp_path / "lib/prolip/cli/command.py"))
     monkeypatch.chdir(tmp_path)
     assert main(["demo"]) == 2
     assert capsys.readouterr().err.startswith("error: the demo needs the bundled drawings: run prolip demo in a clone")

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import prolip
+from paper_figures.paper import erase
 from prolip.data.emoji import Concept, Corpus
-from prolip.figures.paper import erase
 from prolip.models.weights.checkpoint import save_pretrained
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -7,6 +7,7 @@ import os
 import re
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_type_hints
 
@@ -192,6 +193,15 @@ def check(args: argparse.Namespace, folder: bool = False) -> None:
         from prolip.evaluation.model import check_device
 
         check_device(args.device)
+
+
+def file_of_clone(name: str, remedy: str) -> Path:
+    """Return a file of the clone that this package or the working directory belongs to. ValueError outside a clone."""
+    clones = Path(__file__).resolve().parents[3], Path.cwd()
+    file = next((path for clone in clones if (path := clone / name).is_file()), None)
+    if file is None:
+        raise ValueError(remedy)
+    return file
 
 
 def part_of(text: str | None) -> tuple[int, int]:

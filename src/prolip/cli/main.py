@@ -12,11 +12,12 @@ from importlib import import_module
 from typing import NoReturn
 
 from prolip import __version__
-from prolip.cli.command import Command, add_all, parser_of
+from prolip.cli.command import Command, add_all, file_of_clone, parser_of
 from prolip.utils import console
 from prolip.utils.flags import FlagError, did_you_mean
 
-#: Verb -> module in prolip.cli that holds its commands, and one line of help; in groups as `prolip --help` shows them.
+#: Verb -> module in prolip.cli that holds its commands (with a dot: in scripts/ of a clone), and one line of help; in
+#: groups as `prolip --help` shows them.
 VERBS: dict[str, dict[str, tuple[str, str]]] = {
     "Train": {
         "train": ("", "train a model (the same as python -m training.main)"),
@@ -27,7 +28,7 @@ VERBS: dict[str, dict[str, tuple[str, str]]] = {
     "Measure": {
         "eval": ("eval", "evaluate a model: tasks, emoji, datacomp, clip-benchmark"),
         "report": ("pages", "write a run's report page"),
-        "figures": ("pages", "draw the figures of the ProLIP paper"),
+        "figures": ("paper_figures.command", "draw the figures of the ProLIP paper (in a clone)"),
         "prompts": ("texts", "fit and show weights of prompts"),
         "hierarchy": ("texts", "find more general texts of images, score hierarchies"),
     },
@@ -59,12 +60,20 @@ def overview() -> str:
 
 
 def commands_of(verb: str) -> dict[str, Command]:
-    """Subverb -> command; one under the empty word where the verb has no subverbs. FlagError for an unknown verb."""
+    """Subverb -> command; one under the empty word where the verb has no subverbs. FlagError for an unknown verb.
+
+    ValueError outside a clone for a verb whose commands are in scripts/.
+    """
     modules = {name: module for verbs in VERBS.values() for name, (module, _) in verbs.items()}
     if verb not in modules:
         hint = did_you_mean(verb, modules, "prolip --help lists all")
         raise FlagError(f"unknown verb {verb!r}: {f'use prolip {RETIRED[verb]}' if verb in RETIRED else hint}")
-    commands: dict[str, dict[str, Command]] = import_module(f"prolip.cli.{modules[verb]}").COMMANDS
+    module = f"prolip.cli.{modules[verb]}"
+    if "." in modules[verb]:
+        module, remedy = modules[verb], f"prolip {verb} is a script: run it in a clone of the repository"
+        scripts = str(file_of_clone(f"scripts/{module.replace('.', '/')}.py", remedy).parents[1])
+        sys.path += [scripts] if scripts not in sys.path else []
+    commands: dict[str, dict[str, Command]] = import_module(module).COMMANDS
     return commands[verb]
 
 
@@ -143,7 +152,10 @@ def completion(shell: str = "bash") -> str:
     verbs = parser.add_subparsers()
     for verb, (module, does) in {name: found for group in VERBS.values() for name, found in group.items()}.items():
         one = verbs.add_parser(verb, help=does)
-        commands = commands_of(verb) if module else {"": Command(does, "", [fill], lambda given: 0)}
+        try:
+            commands = commands_of(verb) if module else {"": Command(does, "", [fill], lambda given: 0)}
+        except ValueError:  # outside a clone
+            continue
         subverbs = None if "" in commands else one.add_subparsers()
         for name, command in commands.items():
             last = one if subverbs is None else subverbs.add_parser(name, help=command.does)

@@ -5,9 +5,8 @@ import argparse
 import json
 from functools import partial
 from importlib.util import module_from_spec, spec_from_file_location
-from pathlib import Path
 
-from prolip.cli.command import Output, command, flag, shared
+from prolip.cli.command import Output, command, file_of_clone, flag, shared
 from prolip.plan.config import TABLES, PlanConfig, read_flags
 from prolip.utils.flags import add_flags
 
@@ -67,11 +66,8 @@ def demo(args: argparse.Namespace) -> int:
 
     By scripts/demo.py of the clone that this package or the working directory belongs to.
     """
-    clones = Path(__file__).resolve().parents[3], Path.cwd()
-    script = next((path for clone in clones if (path := clone / "scripts/demo.py").is_file()), None)
-    if script is None:
-        raise ValueError("the demo needs the bundled drawings: run prolip demo in a clone of the repository")
-    spec = spec_from_file_location("demo", script)
+    remedy = "the demo needs the bundled drawings: run prolip demo in a clone of the repository"
+    spec = spec_from_file_location("demo", file_of_clone("scripts/demo.py", remedy))
     assert spec and spec.loader
     spec.loader.exec_module(module := module_from_spec(spec))
     return module.run(args.recipe, args.output, args.overwrite, args.more)

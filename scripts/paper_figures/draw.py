@@ -8,12 +8,12 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
+from paper_figures import paper
+from paper_figures.index import FIGURES, VECTORS, file_of
 from prolip.data.emoji import Corpus
 from prolip.evaluation.model import Embedder
 from prolip.evaluation.suites.emoji import evaluate_corpus
 from prolip.evaluation.suites.emoji.result import CorpusResult
-from prolip.figures import paper
-from prolip.figures.index import FIGURES, VECTORS, file_of
 from prolip.hierarchy import figures as hierarchy
 from prolip.hierarchy.choices import INCLUSIONS, OWN
 from prolip.hierarchy.hierarcaps import read_hierarcaps

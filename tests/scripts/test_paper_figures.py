@@ -6,9 +6,9 @@ from matplotlib.figure import Figure
 from PIL import Image
 from report.report_stand_in import make_result
 
+from paper_figures import paper
+from paper_figures.paper import Pictures, without_cells
 from prolip.evaluation.model import Embedded
-from prolip.figures import paper
-from prolip.figures.paper import Pictures, without_cells
 from prolip.gaussian import Gaussian
 from prolip.hierarchy import figures as hierarchy
 from prolip.hierarchy.levels import traces_by_level

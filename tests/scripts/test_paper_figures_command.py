@@ -1,22 +1,28 @@
 """The command on small models and a small corpus: all figures there are, each as pixels and as vectors."""
 import io
 import json
+import os
 import shutil
+import subprocess
+import sys
 import tarfile
 import xml.dom.minidom
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
+from paper_figures.index import FIGURES, file_of
 from prolip import create_model
 from prolip.cli.main import main as prolip
-from prolip.figures.index import FIGURES, file_of
 from prolip.models.weights.checkpoint import save_pretrained
 from prolip.prompts.bprw import Reweighing
 from prolip.prompts.weights import PromptWeights
 from prolip.utils.console import STEERING
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def main(words):
@@ -100,6 +106,25 @@ def test_odd_texts_are_drawn_as_they_are(models, tmp_path, capsys):
         texts += text
     for part in ("$\\frac{$ x n", "costs $5 or $6", r"caf\udce9", r"a\x1b[31mred"):
         assert part in texts
+
+
+def test_the_figures_say_that_they_need_a_clone(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("prolip.cli.command.__file__", str(tmp_path / "lib/prolip/cli/command.py"))
+    monkeypatch.chdir(tmp_path)
+    for words in ([], ["--help"], ["--model", "x", "--only", "4"]):
+        assert main(words) == 2
+        assert capsys.readouterr().err == "error: prolip figures is a script: run it in a clone of the repository\n"
+    assert prolip(["--completion", "bash"]) == 0 and "figures" in capsys.readouterr().out
+
+
+def test_a_package_outside_its_clone_takes_the_script_of_the_working_directorys(tmp_path):
+    shutil.copytree(ROOT / "src/prolip", tmp_path / "lib/prolip")
+    for folder, code in ((ROOT, 0), (tmp_path, 2)):
+        command = [sys.executable, "-c", "from prolip.cli.main import script; script()", "figures", "--help"]
+        env = os.environ | {"PYTHONPATH": str(tmp_path / "lib"), "PYTHONSAFEPATH": "1"}
+        ended = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
+        assert ended.returncode == code, ended.stderr
+        assert ("usage: prolip figures" in ended.stdout) == (code == 0)
 
 
 def test_points_have_the_figures_that_need_no_variances(models, shard, tmp_path, capsys):
