@@ -7,6 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from prolip.uncertainty.doubt import hedge
+
 
 class Units(NamedTuple):
     """What the traces of a model mean that was fitted to matched pairs (`prolip.uncertainty.fit`).
@@ -38,14 +40,16 @@ class Units(NamedTuple):
         nats = (math.log(self._total(of)) - self.nats(trace)).clamp(min=0.0)
         return nats / math.log(2) if bits else nats
 
-    def code_length(self, cosine: Tensor) -> Tensor:
+    def code_length(self, cosine: Tensor, doubt: Tensor | None = None) -> Tensor:
         """Nats of K candidates as answers to N questions, -log p(k|n), p(k|n) = softmax_k (2/unit) cosine_nk.
 
-        cosine: of the unit means, (N, K), both in float32. The expected code length among the pairs that the model was
+        cosine: of the unit means, (N, K), both in float32; doubt: of the N questions, d, which makes p(k|n) to
+        (1 - d) p(k|n) + d / K. The expected code length among the pairs that the model was
         fitted to is `nats` of the question's trace; this one is among the candidates that are there to choose from.
         """
         logits = cosine * (2 / self.unit)
-        return logits.logsumexp(1, keepdim=True) - logits
+        nats = logits.logsumexp(1, keepdim=True) - logits
+        return nats if doubt is None else -hedge(-nats, doubt)
 
     def trace(self, share: Tensor, of: str = "images") -> Tensor:
         """The trace of an input that fits this share: `share` undone."""
@@ -71,3 +75,9 @@ def in_words(share: float) -> str:
     one_in = 1 / share
     digits = 10 ** max(0, math.floor(math.log10(one_in)) - 1)  # two digits say enough
     return f"about 1 in {round(one_in / digits) * digits:,}"
+
+
+def range_in_words(low: float, high: float) -> str:
+    """An interval of shares as a person says it: "about 1 in 900 to 1 in 60"."""
+    ends = in_words(low), in_words(high)
+    return ends[0] if ends[0] == ends[1] else f"{ends[0]} to {ends[1].removeprefix('about ')}"
