@@ -60,7 +60,9 @@ def traces(folder: Path) -> dict[str, torch.Tensor]:
     hidden = embedder.encode_hidden(pixels)
     words = embedder.text_novelty(embedder.encode_hidden_text(ids))
     novelty = embedder.novelty(hidden) | {f"text {end}": nats for end, nats in words.items()}
-    return {"text": texts.trace, "image": hidden.z.trace} | novelty
+    own = embedder.reader.evidence(hidden.z.mean)
+    read = {"ambiguity": embedder.reader.ambiguity(hidden.z.mean), "doubt": embedder.score.doubts(own)}
+    return {"text": texts.trace, "image": hidden.z.trace} | novelty | read
 
 
 def test_ranks_and_shards_fit_what_one_process_fits(runs):
@@ -74,8 +76,9 @@ def test_ranks_and_shards_fit_what_one_process_fits(runs):
 
 def test_the_model_and_its_average_have_variances_of_their_own(runs):
     one, other = (load_file(runs / "one" / part / "model.safetensors") for part in ("model", "model_ema"))
-    for name in ("text.head.ambiguity.kernel_weight", "visual.head.ambiguity.weight", "match.values",
-                 "novelty.distances.first.within", "text_novelty.distances.mean.within"):  # fmt: skip
+    for name in ("text.head.ambiguity.kernel_weight", "visual.head.ambiguity.weight", "readings.images",
+                 "readings.doubt_numbers", "novelty.distances.first.within",
+                 "text_novelty.distances.mean.within"):  # fmt: skip
         assert one[name].abs().sum() > 0 and not torch.equal(one[name], other[name])
 
 
@@ -218,8 +221,8 @@ def test_a_run_that_is_closed_is_not_closed_again_unless_it_is_made_longer(tmp_p
 
 
 def test_a_run_whose_means_are_not_finite_names_the_samples(tmp_path, monkeypatch, capsys):
-    def lost(samples, encode, honest=training.closing.embed_images):
-        part = honest(samples, encode)
+    def lost(samples, encode, honest=training.closing.embed_images, **further):
+        part = honest(samples, encode, **further)
         part.image["mean"][0] = torch.nan
         return part
 

@@ -37,6 +37,8 @@ WIDTH = 0.1
 LEAST_LENGTH = 0.1
 #: Images near a matched one that say whether its texts are given to all that they are true of; images that are asked.
 NEIGHBOURS, ASKED = 3, 4096
+#: Images that a general text fits at least.
+FEWEST_FITTED = 3
 #: One text in so many is held out to say how far texts that nobody has seen are off; the quantiles that are kept.
 HELD_OUT, NINE_TENTHS = 5, (0.05, 0.95)
 #: Images, and texts that match none of them, whose pairs give the probability to be true; steps, and last gradient.
@@ -231,12 +233,13 @@ def text_bounds(pairs: Pairs, head: AmbiguityHead, target: Tensor, often: Tensor
     own = target.isfinite().nonzero().squeeze(1)
     own = _sample(own, MOST, seed)
     apart = own[torch.randperm(len(own), generator=torch.Generator().manual_seed(seed)) % HELD_OUT == 0]
-    inside = target.clone()
+    most, inside = math.log(len(pairs.image)), target.clone()
+    if len(apart) < 2:
+        return -most, most, -most, most
     inside[apart] = torch.nan
     if len(own) < len(target):
         inside[~torch.isin(torch.arange(len(target)), own)] = torch.nan
     without, out = fit_text(pairs, head.parts, inside, often, seed), list[float]()
-    most = math.log(len(pairs.image))
     for one, rows in ((head, own), (without, apart)):
         ids = None if pairs.text_ids is None else pairs.text_ids[rows]
         nats = in_blocks(one, pairs.text[rows].float(), ids).double().exp().clamp(max=most)
@@ -252,7 +255,8 @@ def fit_readings(
     """
     readings = Readings(pairs.image.shape[1], most)
     share = (trace * (pairs.scale / 2)).exp() / len(pairs.image)
-    general = ((share >= SHARES[0]) & (share <= SHARES[1])).nonzero().squeeze(1)
+    least = max(SHARES[0], FEWEST_FITTED / len(pairs.image))
+    general = ((share >= least) & (share <= SHARES[1])).nonzero().squeeze(1)
     general = general[often[general].argsort(descending=True, stable=True)][:GENERAL]
     images = _sample(torch.arange(len(pairs.image)), most, seed).sort().values
     kept = torch.isin(pairs.text_of, general) & torch.isin(pairs.image_of, images)

@@ -226,7 +226,7 @@ def test_the_runs_seed_and_the_sizes_reach_the_fit_of_variances(monkeypatch):
     seen = []
     monkeypatch.setattr("prolip.methods.likelihood.fit_variances", lambda *args: seen.append(args) or "fitted")
     monkeypatch.setattr("prolip.methods.likelihood.adopt", lambda *args: seen.append(args))
-    config = LikelihoodConfig(bank=40, centres=50, novelty_centres=60)
+    config = LikelihoodConfig(bank=40, centres=50, novelty_centres=60, readings=70)
     model = prolip.create_model("ProLIP-ViT-test", method_cfg={"name": "likelihood"})
     LikelihoodObjective(model, config, Context(seed=7)).close(model, "pairs")
-    assert seen == [("pairs", 40, 50, model.vocab_size, 60, 7), (model, "fitted")]
+    assert seen == [("pairs", 40, 50, model.vocab_size, 60, 7, 70), (model, "fitted")]

@@ -5,12 +5,26 @@ import pytest
 import torch
 import torch.nn.functional as F
 from distributed_helpers import run_ranks
+from torchvision.transforms import Compose, Normalize
 
+from prolip.data.augment.shifts import changed
 from prolip.data.sources import Captioned
 from prolip.ranks import everywhere
 from prolip.uncertainty import collect
-from prolip.uncertainty.collect import Rows, chosen, embed_images, embed_pool, embed_texts, join, join_ids
+from prolip.uncertainty.collect import (
+    Least,
+    Rows,
+    checksum,
+    chosen,
+    embed_changed,
+    embed_images,
+    embed_pool,
+    embed_texts,
+    join,
+    join_ids,
+)
 from prolip.uncertainty.pairs import Pool
+from training.closing import least_of
 
 KEYS = [f"{number:03d}" for number in range(30)]
 
@@ -43,6 +57,51 @@ def test_ranks_bring_what_one_process_brings(monkeypatch, most):
         other = pairs_of(*shares)
         for name, x in one.tensors().items():
             assert torch.equal(x, other.tensors()[name]), name
+
+
+def look(batch: torch.Tensor) -> Rows:
+    """A point that says how light the pictures are above and below."""
+    halves = batch.float().flatten(2).unflatten(2, (2, -1)).mean((1, 3))
+    return {"mean": F.normalize(halves + 3, dim=1)}
+
+
+PREPROCESS = Compose([Normalize((0.5, 0.4, 0.3), (0.2, 0.3, 0.4))])
+
+
+def picture(key: str) -> Captioned:
+    pixels = torch.rand(3, 8, 8, generator=torch.Generator().manual_seed(int(key)))
+    return Captioned(key, PREPROCESS(pixels), {f"text {int(key) % 7}": 1.0})
+
+
+def changed_by(shares: list[list[str]], most: int):
+    """As closing does it: the limit is that of all ranks."""
+    held = [Least(most) for _ in shares]
+    parts = [embed_images(map(picture, keys), look, 4, one) for keys, one in zip(shares, held)]
+    limit = least_of([one.names for one in held], most)
+    for one in held:
+        one.limit = limit
+    return join([embed_changed(part, one, look, PREPROCESS, 5) for part, one in zip(parts, held)])
+
+
+@pytest.mark.parametrize("most", [0, 1, 7, 100])
+def test_ranks_change_the_pictures_that_one_process_changes(most):
+    one = changed_by([KEYS], most)
+    wanted = sorted(sorted(KEYS, key=lambda key: (checksum(key), key))[:most])
+    assert [one.keys[row] for row in one.changed_of] == wanted and ("changed" in one.image) is (most > 0)
+    for shares in ([KEYS[::2], KEYS[1::2]], [KEYS[20:], [], KEYS[:3], KEYS[3:20]]):
+        other = changed_by(shares, most)
+        assert torch.equal(one.changed_of, other.changed_of)
+        assert all(torch.equal(x, other.image[name]) for name, x in one.image.items())
+    for row, key in enumerate(wanted):
+        pixels = PREPROCESS(changed(picture(key).pixels.half().float() * torch.tensor([0.2, 0.3, 0.4]).view(3, 1, 1)
+                                    + torch.tensor([0.5, 0.4, 0.3]).view(3, 1, 1), checksum(key)))  # fmt: skip
+        torch.testing.assert_close(one.image["changed"][row], look(pixels)["mean"], rtol=1e-4, atol=1e-4)
+
+
+def test_pixels_that_no_normalisation_makes_are_not_changed():
+    held = Least(5)
+    part = embed_images(map(picture, KEYS), look, 4, held)
+    assert embed_changed(part, held, look, lambda image: image) is part
 
 
 @pytest.mark.parametrize("most", [100, 12])

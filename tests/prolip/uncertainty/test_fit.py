@@ -14,14 +14,16 @@ from sklearn.linear_model import LogisticRegression
 from prolip.scores import LEAST_SCALE
 from prolip.uncertainty import fit
 from prolip.uncertainty.fit import (
-    calibrate,
+    agreement,
     choose_bank,
     code_lengths,
+    entropies,
     first_of_each,
     fit_text,
     fit_true_match,
     fit_variances,
     nearest_distance,
+    text_target,
 )
 from prolip.uncertainty.heads import Parts
 from prolip.uncertainty.novelty import Widths
@@ -105,12 +107,82 @@ def test_the_counts_that_the_regression_learns_from_leave_out_the_text_itself():
     assert learnt[3, 0].item() == pytest.approx(math.log(7 / 2)) and head.rarity[6].item() == pytest.approx(never)
 
 
-def test_calibration_finds_the_eta_whose_exponent_is_the_mean_probability():
-    g = np.random.default_rng(0)
-    log_nats = g.uniform(-1, 1.5, 4000)
-    eta = np.exp(0.8 * log_nats - 0.2)
-    gamma, alpha = calibrate(log_nats, np.exp(-eta) * g.exponential(size=4000))
-    assert gamma == pytest.approx(0.8, abs=0.08) and alpha == pytest.approx(-0.2, abs=0.08)
+def target_by_loop(pairs: Pairs) -> tuple[np.ndarray, np.ndarray]:
+    """What `text_target` says, image by image and text by text."""
+    image, text = pairs.image.double().numpy(), pairs.text.double().numpy()
+    of_image = np.bincount(pairs.image_of, weights=pairs.weights, minlength=len(image))
+    given = {(int(i), int(j)) for i, j in zip(pairs.image_of, pairs.text_of)}
+    near = {i: [k for k in (-image @ image[i]).argsort(kind="stable") if k != i][:3] for i in {i for i, _ in given}}
+    _, probability = by_loop(pairs)
+    target, count = [], []
+    for j in range(len(text)):
+        own = [i for i, k in given if k == j]
+        p = of_image * np.exp(pairs.scale * image @ text[j])
+        p = p[p > 0] / p.sum()
+        share = np.mean([(k, j) in given for i in own for k in near[i]]) if own else 0
+        most = min(-math.log(probability[j]), -(p * np.log(p)).sum(), math.log(len(own) / share) if share else math.inf)
+        target.append(min(max(math.log(len(own)), most), math.log(len(image))) if own else math.nan)
+        count.append(len(own))
+    return np.array(target), np.array(count)
+
+
+@pytest.mark.filterwarnings("ignore:invalid value")
+@pytest.mark.parametrize("block", [1 << 20, 20])
+def test_what_a_text_leaves_open_is_that_of_a_loop_whatever_the_blocks(monkeypatch, block):
+    monkeypatch.setattr(fit, "BLOCK", block)
+    again = weighted()
+    pairs = replace(again, **{name: torch.cat([getattr(again, name), getattr(again, name)[:3]])
+                              for name in ("image_of", "text_of", "weight")})  # fmt: skip
+    nats, count = target_by_loop(pairs)
+    found = text_target(pairs)
+    np.testing.assert_allclose(found[0].numpy(), nats, rtol=1e-5)
+    assert found[1].tolist() == count.tolist() and math.isnan(found[0][5])
+
+
+def test_a_text_given_to_few_images_counts_as_few_where_those_near_them_have_it_too():
+    """Two clusters of ten copies: all of the first have text 0, five of the second have text 1."""
+    image = torch.nn.functional.normalize(points(2, 8).repeat_interleave(10, 0) + 0.01 * points(20, 8, seed=4), dim=1)
+    rows = torch.tensor([*range(10), *range(10, 20, 2)])
+    text_of = torch.tensor([0] * 10 + [1] * 5)
+    pairs = Pairs(image=image, text=points(2, 8), image_of=rows, text_of=text_of, scale=0.1)
+    q = agreement(pairs, text_of, rows)
+    assert q[0] == 1 and 0.1 < q[1] < 0.9
+    target, count = text_target(pairs)
+    assert count.tolist() == [10, 5] and target[0] == pytest.approx(math.log(10))
+    assert target[1].exp() == pytest.approx(5 / float(q[1]), rel=0.2) or target[1].exp() > 5
+
+
+def test_entropies_of_a_sample_stand_for_all(monkeypatch, world):
+    whole = entropies(world.pairs)
+    wide = whole > 3  # of peaked answers the sample shows no more than a share of it
+    monkeypatch.setattr(fit, "MOST", 100)
+    monkeypatch.setattr(fit, "SAMPLE", 300)
+    assert wide.sum() > 50 and float((entropies(world.pairs) - whole)[wide].abs().mean()) < 0.35
+
+
+def test_words_tell_texts_of_one_mean_apart():
+    """Six texts of the same mean, whose words say which of them fit many images."""
+    image, mean = points(60, 8), points(1, 8, seed=1)
+    ids = torch.tensor([[2 + j, 9] for j in range(6)] + [[20 + j, 30 + j] for j in range(20)])
+    text = torch.cat([mean.expand(6, 8), points(20, 8, seed=2)])
+    nats = torch.tensor([3.0, 0.5, 3.0, 0.5, 3.0, 0.5] + [1.0] * 20, dtype=torch.float64)
+    pairs = Pairs(image=image, text=text, image_of=torch.arange(26), text_of=torch.arange(26), scale=9.0, text_ids=ids)
+    head = fit_text(pairs, Parts(dim=8, vocabulary=64, centres=26), nats, torch.full((26,), 4.0))
+    found = head(text, ids).exp()
+    assert found[0:6:2].min() > 1.3 * found[1:6:2].max()
+    alone = fit_text(pairs, Parts(dim=8, centres=26), nats, torch.full((26,), 4.0))(text, ids).exp()
+    torch.testing.assert_close(alone[0], alone[1])
+
+
+def test_texts_with_many_matches_are_kept_as_they_are_and_rare_ones_shrunk():
+    pairs = few(40)
+    nats = torch.ones(40, dtype=torch.float64)
+    nats[::2] = 3.0
+    often = torch.ones(40, dtype=torch.float64)
+    often[:20] = 50
+    head = fit_text(pairs, Parts(dim=6, centres=40), nats, often)
+    apart = (head(pairs.text).exp() - nats).abs()
+    assert apart[:20].mean() < 0.5 * apart[20:].mean()
 
 
 @pytest.mark.parametrize("sampled", [False, True])
@@ -147,8 +219,8 @@ def test_two_fits_are_equal_to_the_bit_and_do_not_touch_the_random_state(world):
 
 
 def test_images_are_fitted_as_texts_are(world):
-    head = fit_text(world.pairs.swapped, Parts(dim=36, bank=500))
     lengths = code_lengths(world.pairs.swapped).nats
+    head = fit_text(world.pairs.swapped, Parts(dim=36, bank=500), lengths)
     kept = lengths.isfinite()
     assert spearmanr(head(world.pairs.image[kept]), lengths[kept])[0] > 0.5
 
@@ -208,7 +280,7 @@ def test_variances_are_fitted_where_all_inputs_look_alike_and_novelty_is_not(wor
 ])  # fmt: skip
 def test_tokens_that_are_not_there_are_asked_for(changes, parts, words):
     with pytest.raises(ValueError, match=words):
-        fit.fit_text(replace(few(), **changes), Parts(dim=6, **parts))
+        fit.fit_text(replace(few(), **changes), Parts(dim=6, **parts), torch.ones(30, dtype=torch.float64))
 
 
 def test_the_nearest_distance_passes_over_copies():
@@ -269,8 +341,8 @@ def test_a_fit_that_is_not_finite_is_not_handed_on(monkeypatch, part):
     if part == "match":
         monkeypatch.setattr(fit, "fit_true_match", lambda *args: fit.TrueMatch(1.0, math.nan, 0.0))
     else:
-        monkeypatch.setattr(fit, "calibrate", lambda *args: (math.inf, 0.0))
-    with pytest.raises(ValueError, match="not finite .*(score.trace_weight|text.ambiguity.gamma)"):
+        monkeypatch.setattr(fit, "nearest_distance", lambda *args: math.inf)
+    with pytest.raises(ValueError, match="not finite .*(score.trace_weight|text.ambiguity.kernel_width)"):
         fit_variances(few(30), bank=32, centres=8)
 
 

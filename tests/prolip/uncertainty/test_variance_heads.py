@@ -67,9 +67,10 @@ def test_a_towers_gaussian_keeps_its_mean_and_gets_one_variance_whose_trace_is_2
     torch.testing.assert_close(head.trace(points(4, 6), ids), found.trace)
     torch.testing.assert_close(found.log_var, found.log_var[:, :1].expand(4, 6))
     a = head.ambiguity
+    by_words = (a.signs(ids) @ a.words.T - a.words.square().sum(1)) / 0.5
     by_hand = a.gamma * (
         (a.features(points(4, 6), ids) - a.feature_mean) / a.feature_std @ a.weight + a.offset
-        + ((points(4, 6) @ a.centres.T - 1) / a.kernel_width).exp() @ a.kernel_weight
+        + ((points(4, 6) @ a.centres.T - 1) / a.kernel_width + by_words).exp() @ a.kernel_weight
     ) + a.alpha  # fmt: skip
     torch.testing.assert_close(nats.log(), by_hand)
 
