@@ -6,11 +6,13 @@ from pathlib import Path
 
 import open_clip
 import torch
+import torch.nn.functional as F
 
 import prolip
 from prolip.methods import LikelihoodConfig
 from prolip.models.weights.checkpoint import save_pretrained
 from prolip.uncertainty.attach import attach
+from prolip.uncertainty.fit import Fitted, fit_variances
 from prolip.uncertainty.pairs import Pairs
 
 TINY = {
@@ -21,8 +23,8 @@ TINY = {
 CONFIG = LikelihoodConfig(bank=32, centres=8)
 
 
-def fitted_model(folder: Path, name: str = "ProLIP-ViT-test") -> str:
-    """A small model with variances and novelty, fitted to random pairs."""
+def fitted_model(folder: Path, name: str = "ProLIP-ViT-test", doubt: bool = False) -> str:
+    """A small model with variances and novelty, fitted to random pairs; doubt: and to images that were changed."""
     torch.manual_seed(0)
     save_pretrained(prolip.create_model(name), folder / "plain")
     model = prolip.create_model(name)
@@ -31,7 +33,8 @@ def fitted_model(folder: Path, name: str = "ProLIP-ViT-test") -> str:
     ids = prolip.get_tokenizer(name)([f"picture {i}" for i in range(64)])
     ends = {"image_first": torch.randn(64, 2 * first),
             "text_first": torch.randn(64, 2 * model.config["text_cfg"]["width"])}  # fmt: skip
-    pairs = Pairs.in_rows(image, text, 10.0, text_ids=ids, **ends)
+    changes = {"changed": points(128, width, seed=2).view(2, 64, width), "changed_of": torch.arange(64)}
+    pairs = Pairs.in_rows(image, text, 10.0, text_ids=ids, **ends, **(changes if doubt else {}))
     attach(f"local-dir:{folder}/plain", None, None, pairs, CONFIG, folder / "fitted")
     return f"local-dir:{folder}/fitted"
 
@@ -54,3 +57,35 @@ def fitted_openclip(folder: Path) -> str:
     pairs = Pairs.in_rows(image, text, 10.0, text_ids=ids, **ends)
     attach(*openclip_model(folder / "plain"), None, pairs, CONFIG, folder / "fitted")
     return f"local-dir:{folder}/fitted"
+
+
+def points(rows: int, dim: int, seed: int) -> torch.Tensor:
+    return F.normalize(torch.randn(rows, dim, generator=torch.Generator().manual_seed(seed)), dim=1)
+
+
+def likely_pairs(images: int = 120, dim: int = 16, kinds: int = 3, ids: bool = False) -> Pairs:
+    """Images in twelve topics, each with a text of its own and that of its topic; changes move them more and more, to
+    where the pairs are forgotten.
+    """
+    g = torch.Generator().manual_seed(5)
+    topic = torch.arange(images) % 12
+    image = F.normalize(0.7 * points(12, dim, seed=6)[topic] + points(images, dim, seed=7), dim=1)
+    middle = F.normalize(torch.stack([image[topic == k].mean(0) for k in range(12)]), dim=1)
+    text = torch.cat([F.normalize(image + 0.2 * points(images, dim, seed=8), dim=1), middle])
+    of = torch.arange(images)
+    changed_of = torch.arange(0, images, 2)
+    noise = torch.randn(kinds, len(changed_of), dim, generator=g) / dim**0.5
+    changed = F.normalize(image[changed_of] + torch.linspace(1, 4, kinds).view(-1, 1, 1) * noise, dim=2)
+    first = torch.randn(images, 10, generator=g)
+    words = {"text_ids": torch.stack([torch.arange(len(text)), torch.full((len(text),), 499)], 1)} if ids else {}
+    return Pairs(
+        image=image, text=text, image_of=torch.cat([of, of]), text_of=torch.cat([of, images + topic]), scale=12.0,
+        image_first=first, text_first=torch.randn(len(text), 10, generator=g), changed=changed, changed_of=changed_of,
+        **words,
+    )  # fmt: skip
+
+
+def likely_model(**sizes) -> tuple[Pairs, Fitted]:
+    """The pairs and what was fitted to them."""
+    pairs = likely_pairs()
+    return pairs, fit_variances(pairs, **{"bank": 64, "centres": 200, "novelty_centres": 32, "readings": 64} | sizes)

@@ -26,6 +26,7 @@ from prolip.measures.chance import OwnFirst, warn_once
 from prolip.models.config import near_matches
 from prolip.scores import Score
 from prolip.search.risk import Threshold, find_threshold
+from prolip.uncertainty.doubt import hedge
 from prolip.uncertainty.novelty import refusal
 from prolip.utils.documents import shown as shortened
 
@@ -54,6 +55,8 @@ class ImageClassifier(ClassifierMixin, BaseEstimator):
     dimension_: int
     card_: ModelCard | None
     score_: Score
+    #: Whether probabilities are the model's own, which it doubts where an image is unlike its training.
+    doubts_: bool = False
 
     @abstractmethod
     def _parts(self, shown: Any) -> list[np.ndarray]:
@@ -144,7 +147,10 @@ class ImageClassifier(ClassifierMixin, BaseEstimator):
         return np.exp(-answer)
 
     def _log_proba(self, shown: Any) -> np.ndarray:
-        return log_softmax(self.sharpness_.logits(self._parts(shown), self._uncertainty(shown)), axis=1)
+        log_p = log_softmax(self.sharpness_.logits(self._parts(shown), self._uncertainty(shown)), axis=1)
+        reader = self._embedder().reader if self.doubts_ else None
+        doubt = None if reader is None else self.score_.doubts(reader.evidence(shown.z.mean))
+        return log_p if doubt is None else hedge(torch.from_numpy(log_p), doubt).numpy()
 
     def _uncertainty(self, shown: Any) -> np.ndarray:
         """By the model's own score, (N,)."""

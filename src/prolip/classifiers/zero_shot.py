@@ -32,7 +32,8 @@ class ZeroShotClassifier(ImageClassifier):
     def fit(self, X: Any = None, y: Any = None) -> ZeroShotClassifier:
         """Embed the classes; labelled images, where there are any, make the probabilities hold.
 
-        Without, they are those of the model's own scale. The answers are the same either way. ValueError for labels
+        Without, they are those of the model's own scale, and on images unlike its training as sure as its doubt allows
+        (`prolip.uncertainty.doubt`). The answers are the same either way. ValueError for labels
         that no class has, and X without y.
         """
         named = named_classes(self.classes)
@@ -55,7 +56,7 @@ class ZeroShotClassifier(ImageClassifier):
             labels = np.array([place[label] for label in y.tolist()])
             self._judge(self._parts(shown)[0], labels)
             sharpness = fit_sharpness(self._parts(shown), labels, self._uncertainty(shown))
-        self.sharpness_ = sharpness
+        self.sharpness_, self.doubts_ = sharpness, X is None
         return self
 
     def _parts(self, shown: Shown) -> list[np.ndarray]:

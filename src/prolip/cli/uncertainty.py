@@ -122,10 +122,30 @@ def describe(fitted: Fitted, pairs: Pairs) -> None:
         low, middle, high = (in_words(float(share.quantile(q))) for q in (0.05, 0.5, 0.95))
         print(f"{what}s: the median one fits {middle} of the {of} (one in twenty fits {low} or fewer, one in twenty"
               f" {high} or more) and says {bits.median():.1f} bits")  # fmt: skip
+    if (reader := fitted.reader) is not None:
+        low, high = (x.exp() for x in reader.readings.bounds[2:])
+        print(f"texts in other words: nine in ten fit {low:.2g} to {high:.2g} times as many images as it says")
+        nats = reader.ambiguity(pairs.image.float())
+        print("ambiguity of images: too few general texts to say" if nats.isnan().all() else
+              f"ambiguity of images: the median one leaves {nats.median():.1f} nats open about its topic")  # fmt: skip
+    told = doubt_in_words(fitted, pairs)
+    print(told or "match probabilities are the model's own, also on images unlike its training: that takes novelty and"
+          " --changed-images")  # fmt: skip
     for side, novelty in (("image", fitted.novelty), ("text", fitted.text_novelty)):
         if novelty is None:
             print(f"no novelty of {side}s: it takes {FEWEST} or more of --data that differ, one of OpenCLIP's towers"
                   " or ours, and --novelty-centres")  # fmt: skip
+
+
+def doubt_in_words(fitted: Fitted, pairs: Pairs) -> str:
+    """How far the model trusts itself on its own images and on changed ones; "" where it has learnt nothing of that."""
+    if fitted.score.doubt is None or fitted.reader is None or pairs.changed is None or pairs.changed_of is None:
+        return ""
+    own, changed = (fitted.score.doubts(fitted.reader.evidence(x)) for x in (
+        pairs.image[pairs.changed_of].float(), pairs.changed.flatten(0, 1).float()))  # fmt: skip
+    assert own is not None and changed is not None
+    return (f"doubt, the share of a match probability that is not the model's: {own.median():.0%} of the median image,"
+            f" {changed.median():.0%} of one that was changed strongly")
 
 
 COMMANDS = {"uncertainty": {"": fit}}

@@ -11,6 +11,8 @@ MEANINGS = {
     "image_uncertainty": "trace of the image, or what else the model's method calls its uncertainty",
     "text_uncertainty": "the same of the caption",
     "image_bits": "bits that the image says about which caption is meant, of models with units",
+    "image_doubt": "share of the match probability that is no longer the model's, as the image is unlike its training",
+    "image_ambiguity": "nats that an image leaves open about its topic, of models that keep general texts",
     "text_bits": "bits that the caption says about which image is meant",
     "inclusion": "inclusion test of the image in its caption: above 0 where the caption is the wider one",
     "text_tokens": "tokens of the caption",

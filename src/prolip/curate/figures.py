@@ -14,6 +14,7 @@ from prolip.evaluation.model import Embedder, lengths_of
 from prolip.gaussian import Gaussian
 from prolip.measures import inclusion_test
 from prolip.scores import Score, Side
+from prolip.uncertainty.readings import Reader
 
 
 class Figures:
@@ -29,7 +30,8 @@ class Figures:
         model = self.embedder
         ids = model.tokenizer(list(captions))
         (z, image_novelty), (t, text_novelty) = model.embed(pixels, "image"), model.embed(ids, "text")
-        found = pair_figures(model.score, z, t, model.probabilistic) | {"text_tokens": lengths_of(ids, self.pad)}
+        found = pair_figures(model.score, z, t, model.probabilistic, model.reader)
+        found["text_tokens"] = lengths_of(ids, self.pad)
         _, first, own = np.unique(np.array(captions, dtype=object), return_index=True, return_inverse=True)
         found["own_first"] = model.score.pairwise(z, t.select(first)).argmax(1) == torch.from_numpy(own)
         for side, novelty in (("image", image_novelty), ("text", text_novelty)):
@@ -48,8 +50,10 @@ class Figures:
         return pa.array([row.tobytes() for row in bits], pa.binary(BITS // 8))
 
 
-def pair_figures(score: Score, image: Gaussian, text: Gaussian, probabilistic: bool) -> dict[str, Tensor]:
-    """The columns that a batch of embedded pairs (B, D) has, (B,) each.
+def pair_figures(
+    score: Score, image: Gaussian, text: Gaussian, probabilistic: bool, reader: Reader | None = None
+) -> dict[str, Tensor]:
+    """The columns that a batch of embedded pairs (B, D) has, (B,) each. reader: the model's.
 
     normalised_score compares a pair with the others of its batch, as Wang et al. 2024 (arXiv 2405.19547) do; means
     in place of their sums give a smaller last batch about the same numbers.
@@ -58,6 +62,12 @@ def pair_figures(score: Score, image: Gaussian, text: Gaussian, probabilistic: b
     own = matrix.diagonal()
     found = {"cosine": (image.mean * text.mean).sum(1), "score": own, "match_probability": score.match_probability(own),
              "normalised_score": normalised(score.scaled(matrix))}  # fmt: skip
+    evidence = None if reader is None else reader.evidence(image.mean)
+    if (doubt := score.doubts(evidence, evidence)) is not None and score.units is not None:
+        probability = score.match_probability(own, doubt, score.units.share(score.uncertainty(text)))
+        found |= {"match_probability": probability, "image_doubt": doubt}
+    if reader is not None:
+        found["image_ambiguity"] = reader.ambiguity(image.mean)
     if probabilistic:
         found |= side_figures(score, score.uncertainty(image), "image")
         found |= side_figures(score, score.uncertainty(text), "text")

@@ -7,7 +7,7 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from fitted_models import openclip_model
+from fitted_models import fitted_model, openclip_model
 from PIL import Image
 from scipy.special import softmax
 from scipy.stats import binom
@@ -71,6 +71,22 @@ def test_confidence_is_the_answers_probability_and_that_the_image_is_of_the_kind
     np.testing.assert_allclose(found.confidence(pictures), wanted, rtol=1e-4)
     z = Gaussian(*(torch.from_numpy(x) for x in np.split(found.embed(pictures)[:, :-2], 2, 1)))
     np.testing.assert_allclose(found.confidence(z), sure, rtol=1e-4)
+
+
+def test_a_doubted_image_gets_less_sure_answers_in_the_same_order_unless_labels_were_given(drawings, tmp_path):
+    model = fitted_model(tmp_path, doubt=True)
+    embedder, pictures = load_embedder(model, stored=False), drawings[0][:9]
+    embedder.score.doubt = embedder.score.doubt._replace(alone=(-1.0, 0.5, 0.05))  # that of chance is next to none
+    found = ZeroShotClassifier(embedder, NAMES).fit()
+    z = embedder.embed_images(map(prolip.open_image, pictures)).z
+    doubt = embedder.score.doubts(embedder.reader.evidence(z.mean)).unsqueeze(1).numpy()
+    plain = softmax(embedder.score.scale * embedder.score.pairwise(z, embedder.embed_texts(NAMES)).numpy(), 1)
+    wanted = (1 - doubt) * plain + doubt / len(NAMES)
+    np.testing.assert_allclose(found.predict_proba(pictures), wanted, rtol=1e-4)
+    assert (found.predict_proba(pictures).argmax(1) == plain.argmax(1)).all() and doubt.max() > 0.01
+    labelled = ZeroShotClassifier(embedder, NAMES).fit(pictures, drawings[1][:9])
+    weighed = labelled.sharpness_.logits(labelled._parts(labelled._look(pictures)), labelled._uncertainty(Shown(z, {})))
+    np.testing.assert_allclose(labelled.predict_proba(pictures), softmax(weighed, 1), rtol=1e-4)
 
 
 def test_fitting_to_labelled_images_keeps_the_answers_and_makes_probabilities_hold(small, drawings):

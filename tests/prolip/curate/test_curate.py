@@ -13,10 +13,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from fitted_models import fitted_model
 from PIL import Image
 
 import prolip
 from prolip.cli.main import main as prolip_command
+from prolip.curate.columns import MEANINGS
 from prolip.curate.figures import Figures, normalised, side_figures
 from prolip.curate.write import write_shard
 from prolip.data.reading.tar import read_shard
@@ -125,6 +127,21 @@ def test_each_side_says_bits_about_the_other():
         found = side_figures(score, trace, side)
         torch.testing.assert_close(found[f"{side}_bits"], score.units.information(trace, other, bits=True))
     assert not torch.equal(score.units.information(trace, "texts"), score.units.information(trace, "images"))
+
+
+def test_a_doubted_image_has_its_doubt_and_its_ambiguity_and_a_match_probability_that_knows(tmp_path):
+    embedder = load_embedder(fitted_model(tmp_path, doubt=True), stored=False)
+    pixels = torch.randn(9, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    captions = [f"a {letter}" for letter in "bcdefghij"]
+    found, (z, _) = Figures(embedder)(pixels, captions), embedder.embed(pixels, "image")
+    own = embedder.reader.evidence(z.mean)
+    doubt, t = embedder.score.doubts(own, own), embedder.embed_texts(captions)
+    np.testing.assert_allclose(found["image_doubt"], doubt, rtol=1e-5)
+    np.testing.assert_allclose(found["image_ambiguity"], embedder.reader.ambiguity(z.mean), rtol=1e-5)
+    p = torch.sigmoid(embedder.score.scale * embedder.score.pairwise(z, t).diagonal() + embedder.score.bias)
+    wanted = (1 - doubt) * p + doubt * embedder.score.units.share(t.trace)
+    np.testing.assert_allclose(found["match_probability"], wanted, rtol=1e-4)
+    assert {"image_doubt", "image_ambiguity"} <= MEANINGS.keys()
 
 
 def test_what_cannot_be_used_keeps_its_reason_and_no_figure(scored, tmp_path, capsys):

@@ -40,7 +40,8 @@ def test_changes_are_what_they_are_called(picture):
     halves = [found["cut"][part].min().item() for part in (
         (..., slice(20), slice(None)), (..., slice(20, None), slice(None)), (..., slice(24)), (..., slice(24, None)))]
     assert sum(x == 1.0 for x in halves) == 1
-    ink = {name: float((found[name].mean(0) < 0.9).double().mean()) for name in ("stretch", "rotate", "bend", "crumple")}
+    names = ("stretch", "rotate", "bend", "crumple")
+    ink = {name: float((found[name].mean(0) < 0.9).double().mean()) for name in names}
     whole = float((picture.mean(0) < 0.9).double().mean())
     assert 0.35 * whole < ink["stretch"] < 0.7 * whole and ink["rotate"] == pytest.approx(whole, rel=0.2)
     assert all(0.3 * whole < ink[name] < 2 * whole for name in ("bend", "crumple"))

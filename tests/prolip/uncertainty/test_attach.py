@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shutil
 from pathlib import Path
 
@@ -120,6 +121,8 @@ def test_kept_embeddings_give_the_same_in_seconds(pair, tmp_path, capsys):
                  str(tmp_path / "again")]) == 0  # fmt: skip
     said = capsys.readouterr().out
     assert "texts: the median one fits" in said and "images: the median one fits" in said
+    assert "texts in other words: nine in ten fit" in said and "ambiguity of images: " in said
+    assert re.search(r"doubt, the share .*: \d+% of the median image, \d+% of one that was changed strongly", said)
     name = FILE if (after / FILE).exists() else "model.safetensors"
     one, two = load_file(after / name), load_file(tmp_path / "again" / name)
     assert one.keys() == two.keys() and all(torch.equal(one[key], two[key]) for key in one)
@@ -163,6 +166,11 @@ def test_a_saved_model_gives_the_nats_of_the_one_that_was_fitted_to_the_bit(pair
     ):  # fmt: skip
         assert found.keys() == {"mean", "first"} and all(x.unique().numel() > 10 for x in found.values())
         assert all(torch.equal(nats, found[name]) for name, nats in again.items())
+    assert fitted.score.doubt is not None and embedder.score.doubt == fitted.score.doubt
+    mean = hidden.z.mean
+    for one, other in zip(fitted.reader.evidence(mean), embedder.reader.evidence(mean)):
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=0)
+    assert torch.equal(fitted.reader.ambiguity(mean), embedder.reader.ambiguity(mean))
 
 
 def test_letters_and_prose_are_new_to_what_was_fitted_to_captions(pair):
