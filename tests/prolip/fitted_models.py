@@ -23,8 +23,11 @@ TINY = {
 CONFIG = LikelihoodConfig(bank=32, centres=8)
 
 
-def fitted_model(folder: Path, name: str = "ProLIP-ViT-test", doubt: bool = False) -> str:
-    """A small model with variances and novelty, fitted to random pairs; doubt: and to images that were changed."""
+def fitted_model(folder: Path, name: str = "ProLIP-ViT-test", doubts: bool = False) -> str:
+    """A small model with variances and novelty, fitted to random pairs.
+
+    doubts: the images of pairs are near their texts, and two changes of each are not: on such the model doubts itself.
+    """
     torch.manual_seed(0)
     save_pretrained(prolip.create_model(name), folder / "plain")
     model = prolip.create_model(name)
@@ -33,8 +36,11 @@ def fitted_model(folder: Path, name: str = "ProLIP-ViT-test", doubt: bool = Fals
     ids = prolip.get_tokenizer(name)([f"picture {i}" for i in range(64)])
     ends = {"image_first": torch.randn(64, 2 * first),
             "text_first": torch.randn(64, 2 * model.config["text_cfg"]["width"])}  # fmt: skip
-    changes = {"changed": points(128, width, seed=2).view(2, 64, width), "changed_of": torch.arange(64)}
-    pairs = Pairs.in_rows(image, text, 10.0, text_ids=ids, **ends, **(changes if doubt else {}))
+    if doubts:
+        image = torch.nn.functional.normalize(text + 0.05 * image, dim=1)
+        ends |= {"changed": torch.nn.functional.normalize(torch.randn(2, 64, width), dim=2),
+                 "changed_of": torch.arange(64)}  # fmt: skip
+    pairs = Pairs.in_rows(image, text, 10.0, text_ids=ids, **ends)
     attach(f"local-dir:{folder}/plain", None, None, pairs, CONFIG, folder / "fitted")
     return f"local-dir:{folder}/fitted"
 

@@ -191,16 +191,18 @@ def query(args: argparse.Namespace) -> None:
     index, questions = opened(args), [Question(*pair) for pair in pairs]
     embedder = find_embedder(index, given(args), args.device, args.precision)
     known = None if args.risk is None else read_questions(args.calibrate, args.allow_private_hosts)
-    replies, threshold = ask(index, questions, embedder, args.top, wider, known, args.risk or 0.0, 1 - args.confidence,
-                             effort=args.probe, shortlist=args.rerank, exactly=args.exact)  # fmt: skip
+    replies, means, threshold = ask(index, questions, embedder, args.top, wider, known, args.risk or 0.0,
+                                    1 - args.confidence, effort=args.probe, shortlist=args.rerank, exactly=args.exact)
     if threshold is not None:
         print(threshold, file=sys.stderr)
-    for question, answers in zip(questions, replies):
+    for question, answers, own in zip(questions, replies, means):
         if args.json:
-            print(json.dumps({"text": question.text, "image": question.image, "refused": answers is None,
+            print(json.dumps({"text": question.text, "image": question.image, "refused": answers is None, **vars(own),
                               "answers": [answer.to_dict() for answer in answers or []]}))  # fmt: skip
             continue
         print(f"{console.plain(question)}:{' refused' if answers is None else '' if answers else ' nothing found'}")
+        if own.share_range is not None or own.ambiguity is not None:
+            print("     ", "  ".join(["the question:", *own.words]))
         for place, answer in enumerate(answers or [], 1):
             print(f"{place:4}  {console.plain(answer)}")
 

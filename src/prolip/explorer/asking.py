@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -25,9 +26,10 @@ from prolip.measures.plane import place
 from prolip.methods import find_score
 from prolip.scores import Score, Side
 from prolip.search import exact
-from prolip.search.answers import COMPARED, NUMBERS, answers_of, confidences
+from prolip.search.answers import COMPARED, NUMBERS, answers_of, confidences, doubts_of, meanings
 from prolip.search.exact import Found, other_side
 from prolip.search.risk import Threshold
+from prolip.uncertainty.doubt import with_doubt
 from prolip.uncertainty.novelty import ODDS, refusal
 
 #: In words, what each end of a tower knows.
@@ -59,15 +61,18 @@ WAYS = {
 }
 
 
-def first_answer(asked: Gaussian, candidates: Iterable[Gaussian], own: Score, side: Side) -> Answer | None:
+def first_answer(
+    asked: Gaussian, candidates: Iterable[Gaussian], own: Score, side: Side, doubts: Callable = lambda image: None
+) -> Answer | None:
     """How sure the first of all candidates, batches (N, D), is of a question (1, D) of a side; None where nothing was
     trained that says so.
 
     Of a text the match probability, as a text is true of many images, whose shares of a softmax are small. Of a picture
     with units the softmax of the cosines (`Units.code_length`), in which captions that are as good share what one has:
     too low, not too high, where several are right. Where a score has none of this, the softmax by its trained scale.
+    doubts: of unit means (1, D), of the picture that asks or else of the first one.
     """
-    units, among, best, total = own.units, 0, -math.inf, torch.tensor(-math.inf, dtype=torch.float64)
+    first, units, among, best, total = asked, own.units, 0, -math.inf, torch.tensor(-math.inf, dtype=torch.float64)
     way = "match" if own.match_probability(torch.zeros(1)) is not None else "share"
     if units is not None and (side == "image" or way == "share"):
         way = "units"
@@ -80,13 +85,18 @@ def first_answer(asked: Gaussian, candidates: Iterable[Gaussian], own: Score, si
             scores = own.match_probability(own_scores) if way == "match" else own.scaled(own_scores)
         if scores is None:
             return None
+        if way == "match" and float(scores.max()) > best:
+            first = z.select(scores.argmax().unsqueeze(0))
         among, best = among + len(scores), max(best, float(scores.max()))
         total = torch.logaddexp(total, scores.double().logsumexp(0))
     if not among:
         return None
-    if way == "match":
-        return Answer(-math.log(min(1.0, max(best, 1e-300))), among, way)
-    return Answer(max(0.0, float(total) - best), among, way)
+    nats = -math.log(min(1.0, max(best, 1e-300))) if way == "match" else max(0.0, float(total) - best)
+    doubt = doubts(first.mean) if side == "image" or way == "match" else None
+    if units is not None and doubt is not None:
+        other = units.share(asked.trace) if way == "match" else 1 / among
+        nats = -float(with_doubt(torch.tensor(math.exp(-nats)), doubt, other).log())
+    return Answer(nats, among, way)
 
 
 def judge(answer: Answer | None, novelty: dict[str, float]) -> dict[str, Any]:
@@ -146,6 +156,7 @@ class Asker:
     def __init__(self, captions: Captions, threshold: Threshold | None):
         self.gallery, self.embedder = captions.gallery, captions.embedder
         self.captions, self.threshold = captions, threshold
+        self.reader = None if captions.embedder is None else captions.embedder.reader
         self._uploads: dict[str, Asked] = {}
 
     # --- questions ---------------------------------------------------------------------------------------------------
@@ -220,21 +231,30 @@ class Asker:
         near = index.search(asked.z, MOST + 1)
         found = without(asked, near, count)
         pair = asked.sides == {other_side(index.side)}
-        listed = [item | {"score": number(answer.similarity), "probability": number(answer.probability)}
-                  for item, answer in zip(self.gallery.describe(found.rows[0].tolist()),
-                                          answers_of(index, found, [pair])[0])]  # fmt: skip
+        (answers,) = answers_of(index, found, [pair], asked.z, self.reader)
+        doubts = partial(doubts_of, index, self.reader, own=asked.row is not None or asked.side == "text")
+        listed = [item | {"score": number(answer.similarity), "probability": number(answer.probability),
+                          "fits": answer.fits}
+                  for item, answer in zip(self.gallery.describe(found.rows[0].tolist()), answers)]  # fmt: skip
         captions = self.captions if asked.sides == {"image"} and self.captions.found().texts else None
         return {
             "question": self._question(asked), "answers": listed,
-            "said": [] if captions is None else captions.nearest(asked.z, 5),
-            "verdict": self._verdict(asked, pair, captions), "by": index.score.in_words, "place": self._place(asked),
-            "risk": self._risk(asked, near) if pair else None,
+            "said": [] if captions is None else captions.nearest(asked.z, 5, doubts(asked.z.mean)),
+            "verdict": self._verdict(asked, pair, captions, doubts), "by": index.score.in_words,
+            "place": self._place(asked), "risk": self._risk(asked, near) if pair else None,
         }  # fmt: skip
 
     def _question(self, asked: Asked) -> dict[str, Any]:
         trace = float(self.gallery.own.uncertainty(asked.z)[0])
         out = {"label": cut(asked.label), "sides": sorted(asked.sides), "row": asked.row,
                **self.gallery.meaning_of(trace, asked.side)}  # fmt: skip
+        (means,) = meanings(asked.z, asked.side, self.gallery.units, self.reader)
+        if asked.sides == {"text"}:
+            out["fits"] = means.fits
+        elif self.reader is not None and asked.sides == {"image"}:
+            out["ambiguity"] = number(means.ambiguity)
+            doubt = getattr(self.gallery.own, "doubt", None)
+            out["beyond"] = doubt is not None and bool(doubt.extrapolates(self.reader.evidence(asked.z.mean))[0])
         if asked.sides == {self.gallery.index.side}:
             out["rank"] = number(self.gallery.rank(trace))
         elif asked.sides == {"text"} and self.captions.found.done and self.captions.found().texts:  # it does not wait
@@ -247,13 +267,13 @@ class Asker:
             return None
         return [number(x) for x in place(self.gallery.mapped().plane, asked.z)[0].tolist()]
 
-    def _verdict(self, asked: Asked, pair: bool, captions: Captions | None) -> dict[str, Any]:
+    def _verdict(self, asked: Asked, pair: bool, captions: Captions | None, doubts: Callable) -> dict[str, Any]:
         """Of a pair with the gallery its first item is judged, of a picture among pictures the first caption."""
         answer, among = None, "items"
         if pair:
-            answer = first_answer(asked.z, self._candidates(asked), self.gallery.own, asked.side)
+            answer = first_answer(asked.z, self._candidates(asked), self.gallery.own, asked.side, doubts)
         elif captions is not None:
-            answer = first_answer(asked.z, [captions.found().z], self.gallery.own, "image")
+            answer = first_answer(asked.z, [captions.found().z], self.gallery.own, "image", doubts)
             among = "captions"
         return {**judge(answer, asked.novelty), "among": among}
 
@@ -273,7 +293,7 @@ class Asker:
         if self.threshold is None:
             return None
         novelty = {end: torch.tensor([nats]) for end, nats in asked.novelty.items()}
-        sure = confidences(self.gallery.index, Embedded(asked.z, novelty), near.first(COMPARED))
+        sure = confidences(self.gallery.index, Embedded(asked.z, novelty), near.first(COMPARED), [True], self.reader)
         return {"answers": bool(self.threshold.answers(sure)[0]), "by": self.threshold.by,
                 "confidence": number(float(sure[self.threshold.by][0])), "least": number(self.threshold.least),
                 "promise": str(self.threshold)}  # fmt: skip

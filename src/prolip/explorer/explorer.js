@@ -197,6 +197,8 @@ function made(found) {
   } else if (state.about.probabilistic) {
     parts.push(h("p.big", {}, figure(question.uncertainty)), h("p.legend", {}, "uncertainty (trace); this model has no unit for it."));
   }
+  if (question.ambiguity !== undefined && question.ambiguity !== null) parts.push(h("p.legend", {}, `Ambiguity ${question.ambiguity.toFixed(1)} nats, as if ${count(Math.round(Math.exp(question.ambiguity)))} general captions fitted it alike.`));
+  if (question.beyond) parts.push(h("p.legend", {}, "This picture is further from the training than anything that the probability was learnt from."));
   if (question.rank !== undefined) {
     parts.push(h("p.legend", {}, `More open than ${percent(question.rank)} of the ${question.sides.includes("text") ? "captions" : "items"} here.`));
   }

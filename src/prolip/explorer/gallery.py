@@ -11,6 +11,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from prolip.evaluation.model import Embedder
 from prolip.explorer.pictures import Pictures, has_picture
@@ -184,11 +185,11 @@ class Captions:
         """The share of the texts that are less uncertain."""
         return float((self.gallery.own.uncertainty(self.found().z) < trace).double().mean())
 
-    def nearest(self, image: Gaussian, count: int) -> list[dict[str, Any]]:
-        """The best texts of a picture (1, D) by the model's own score."""
+    def nearest(self, image: Gaussian, count: int, doubt: Tensor | None = None) -> list[dict[str, Any]]:
+        """The best texts of a picture (1, D) by the model's own score, with its doubt."""
         own, (texts, z) = self.gallery.own, self.found()
         scores = own.pairwise(image, z)[0]
-        probability = own.match_probability(scores)
+        probability = own.match_probability(scores, doubt, 0.0 if own.units is None else own.units.share(z.trace))
         best = largest(scores.unsqueeze(0), count)[0]
         return [text | {"score": number(float(scores[i])),
                         "probability": None if probability is None else number(float(probability[i]))}

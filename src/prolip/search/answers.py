@@ -3,11 +3,12 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 import torch
@@ -17,13 +18,15 @@ from prolip.data.pictures import open_image
 from prolip.data.reading.tar import printable
 from prolip.evaluation.model import Embedded, Embedder, groups, joined
 from prolip.gaussian import Gaussian, mixture
-from prolip.scores import Score
+from prolip.scores import Score, Side
 from prolip.search.exact import Found, other_side
 from prolip.search.index import SearchIndex
 from prolip.search.risk import Threshold, find_threshold
 from prolip.search.store import Item
+from prolip.uncertainty.doubt import with_doubt
 from prolip.uncertainty.novelty import refusal
-from prolip.uncertainty.units import Units, in_words
+from prolip.uncertainty.readings import Reader
+from prolip.uncertainty.units import Units, in_words, range_in_words
 from prolip.utils import console
 from prolip.utils.documents import check_types, loads, text_lines
 from prolip.utils.messages import first_few
@@ -36,6 +39,8 @@ COMPARED = 20
 TEXTS, PICTURES, BLOCK = 512, 64, 512
 #: Numbers of a gallery (N D) up to which all of it is looked at beside what an index finds.
 NUMBERS = 2**26
+#: Items whose means say what kind of images an index holds.
+SAMPLE = 256
 
 
 class Question(NamedTuple):
@@ -50,18 +55,40 @@ class Question(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Answer:
-    """One item that was found. probability: that it matches, None where the score has none or none of such a pair;
-    bits, share: what its trace means, None where it has no unit: what it says about which of the other side is meant,
-    and how much of the other side it fits.
+class Meaning:
+    """What a model says of one input, each None where the model does not know it.
+
+    bits: about which of the other side is meant; share: of the other side that it fits; share_range: nine of ten texts
+    fit a share in it; ambiguity: nats of an image.
     """
+
+    bits: float | None = None
+    share: float | None = None
+    share_range: tuple[float, float] | None = None
+    ambiguity: float | None = None
+
+    @property
+    def fits(self) -> str | None:
+        """The share in words, as a range where there is one."""
+        if self.share_range is not None:
+            return range_in_words(*self.share_range)
+        return None if self.share is None else in_words(self.share)
+
+    @property
+    def words(self) -> list[str]:
+        """All of it for people."""
+        said = [] if self.bits is None else [f"{self.bits:.1f} bits, fits {self.fits}"]
+        return said if self.ambiguity is None else [*said, f"ambiguity {self.ambiguity:.1f} nats"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer(Meaning):
+    """One item that was found. probability: that it matches, None where the score has none or none of such a pair."""
 
     item: Item
     similarity: float
     probability: float | None
     trace: float
-    bits: float | None
-    share: float | None
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values."""
@@ -73,9 +100,7 @@ class Answer:
         if self.probability is not None:
             shown = f"{self.probability:.1%}" if self.probability >= 0.01 else in_words(self.probability)
             parts.append(f"match {shown}")
-        parts.append(f"trace {self.trace:.4g}")
-        if self.bits is not None and self.share is not None:
-            parts.append(f"{self.bits:.1f} bits, fits {in_words(self.share)}")
+        parts += [f"trace {self.trace:.4g}", *self.words]
         if captions := self.item.get("captions"):
             parts.append(repr(captions[0]))
         return "  ".join(parts)
@@ -115,29 +140,56 @@ def embed(questions: Sequence[Question], embedder: Embedder) -> Embedded:
     return Embedded(z, novelty)
 
 
-def answers_of(index: SearchIndex, found: Found, pairs: Sequence[bool], by_score: bool = True) -> list[list[Answer]]:
-    """What was found of each question.
+def answers_of(
+    index: SearchIndex, found: Found, pairs: Sequence[bool], asked: Gaussian, reader: Reader | None, scored: bool = True
+) -> list[list[Answer]]:
+    """What was found of each question (Q, D).
 
     pairs: whether each is of the other side than the gallery, so that its score was trained to be that of a pair;
-    by_score: whether it was found by the score, of which a probability may be.
+    scored: whether it was found by the score, of which a probability may be, with the doubt of the pair's image.
     """
-    units, uncertainty = meaning(index)
-    probability = index.score.match_probability(found.scores) if by_score else None
-    out = []
-    for i, rows in enumerate(found.rows.tolist()):
-        rows = [row for row in rows if row >= 0]
-        own: list[Answer] = []
-        if rows:
-            z, items = index.gaussians(rows), index.items(rows)
-            trace, side = uncertainty.uncertainty(z), other_side(index.side)
-            fits = None if units is None else units.share(z.trace, f"{side}s")
-            bits = None if units is None else units.information(z.trace, f"{side}s", bits=True)
-            for j, item in enumerate(items):
-                given = None if probability is None or not pairs[i] else float(probability[i, j])
-                says, share = (None if x is None else float(x[j]) for x in (bits, fits))
-                own.append(Answer(item, float(found.scores[i, j]), given, float(trace[j]), says, share))
-        out.append(own)
+    there, out = found.rows >= 0, list[list[Answer]]([] for _ in pairs)
+    rows, places = found.rows[there].unique(return_inverse=True)
+    if not len(rows):
+        return out
+    at = torch.zeros_like(found.rows).masked_scatter(there, places)
+    (units, own), z, items = meaning(index), index.gaussians(rows.tolist()), index.items(rows.tolist())
+    trace, means, shown = own.uncertainty(z), meanings(z, index.side, units, reader), index.side == "image"
+    doubt, share = doubts_of(index, reader, z.mean if shown else asked.mean, shown), torch.zeros(())
+    if doubt is not None and units is not None:
+        share = units.share((asked if shown else z).trace)
+        doubt, share = (doubt[at], share.unsqueeze(1)) if shown else (doubt.unsqueeze(1), share[at])
+    probability = index.score.match_probability(found.scores, doubt, share) if scored else None
+    for i, j in there.nonzero().tolist():
+        row, given = int(at[i, j]), None if probability is None or not pairs[i] else float(probability[i, j])
+        out[i].append(Answer(item=items[row], similarity=float(found.scores[i, j]), probability=given,
+                             trace=float(trace[row]), **vars(means[row])))  # fmt: skip
     return out
+
+
+def meanings(z: Gaussian, side: Side, units: Units | None, reader: Reader | None) -> list[Meaning]:
+    """What a model says of each of some inputs of a side (N, D)."""
+    columns: list[Sequence[Any]] = [[None] * len(z.mean)] * 4
+    if units is not None:
+        of = f"{other_side(side)}s"
+        columns[:2] = units.information(z.trace, of, bits=True).tolist(), units.share(z.trace, of).tolist()
+    if reader is not None and side == "text":
+        columns[2] = list(zip(*(x.tolist() for x in reader.shares(z.trace, z.mean))))
+    elif reader is not None:
+        columns[3] = [None if math.isnan(nats) else nats for nats in reader.ambiguity(z.mean).tolist()]
+    return [Meaning(*row) for row in zip(*columns)]
+
+
+def doubts_of(index: SearchIndex, reader: Reader | None, image: Tensor, own: bool = False) -> Tensor | None:
+    """How far not to trust the model on images, unit means (N, D) -> (N,); None where nothing was learnt of that.
+
+    own: whether the images are items of the index, SAMPLE of which then say what kind of images these are.
+    """
+    if reader is None:
+        return None
+    rows = np.flatnonzero(index.store.fates == 0)
+    gallery = reader.evidence(index.gaussians(rows[:: -(-len(rows) // SAMPLE)].tolist()).mean) if own else None
+    return meaning(index)[1].doubts(reader.evidence(image), gallery)
 
 
 def meaning(index: SearchIndex) -> tuple[Units | None, Score]:
@@ -146,7 +198,9 @@ def meaning(index: SearchIndex) -> tuple[Units | None, Score]:
     return own.units, own
 
 
-def confidences(index: SearchIndex, asked: Embedded, found: Found) -> dict[str, np.ndarray]:
+def confidences(
+    index: SearchIndex, asked: Embedded, found: Found, pairs: Sequence[bool] = (), reader: Reader | None = None
+) -> dict[str, np.ndarray]:
     """How sure the first answer of each question is, larger is surer, by name; an index that finds nothing is not.
 
     similarity: its score; lead: before the second; share: log of its softmax by the trained scale among what was found;
@@ -154,7 +208,7 @@ def confidences(index: SearchIndex, asked: Embedded, found: Found) -> dict[str, 
     code length of the answer among all items, of an index of at most NUMBERS numbers. Where it knows novelty,
     familiarity: log of the probability that the question is of the training's kind. Joint log probability: the sum of
     both (`prolip.uncertainty.novelty.refusal`).
-    found: COMPARED answers or so of each, always as many.
+    found: COMPARED answers or so of each, always as many; pairs, reader: as in `answers_of`, for pictures' doubt.
     """
     queries, first = asked.z, found.scores[:, 0]
     out = {"similarity": first}
@@ -171,6 +225,10 @@ def confidences(index: SearchIndex, asked: Embedded, found: Found) -> dict[str, 
         trace: Tensor = own.uncertainty(index.gaussians(rows.clamp(min=0).tolist())) + own.uncertainty(queries)
         out["certainty"] = (-trace.double()).where(has_answer, -torch.inf)
     nats = code_lengths(index, queries, rows)
+    doubt = None if index.side == "image" else doubts_of(index, reader, queries.mean)
+    if nats is not None and doubt is not None:
+        hedged = with_doubt((-nats).exp(), doubt * torch.tensor(pairs), 1 / len(index))
+        nats = -hedged.log().where(has_answer, -torch.inf)
     if nats is not None:
         out["log probability"] = -nats
     if asked.novelty:
@@ -201,24 +259,32 @@ def ask(
     index: SearchIndex, questions: Sequence[Question], embedder: Embedder, top: int = 10, wider: bool | None = None,
     known: tuple[Sequence[Question], Sequence[Sequence[str]]] | None = None, risk: float = 0.1, delta: float = 0.1,
     **settings: Any,
-) -> tuple[list[list[Answer] | None], Threshold | None]:  # fmt: skip
-    """The `top` answers to each question, None where it is refused, and the threshold that it is refused by.
+) -> tuple[list[list[Answer] | None], list[Meaning], Threshold | None]:  # fmt: skip
+    """The `top` answers to each question, None where it is refused; what each means; the threshold of the refusals.
 
     wider: rank by inclusion, `SearchIndex.search_inclusion`. known: as `read_questions` gives it, asked the same way to
     refuse by; risk, delta: of `calibrate`. settings: of `SearchIndex.search`.
     """
     embedded, threshold, most = embed(questions, embedder), None, top if known is None else max(top, COMPARED)
-    pairs = [(question.image if index.side == "image" else question.text) is None for question in questions]
+    pairs, z, reader = are_pairs(index, questions), embedded.z, embedder.reader
+    images, texts = (meanings(z, side, meaning(index)[0], reader) for side in get_args(Side))
+    means = [text if question.image is None else image if question.text is None else Meaning()
+             for question, text, image in zip(questions, texts, images)]  # fmt: skip
     if wider is not None:
-        found = index.search_inclusion(embedded.z, top, wider, settings.get("shortlist") or 1000)
-        return [*answers_of(index, found, pairs, by_score=False)], None
+        found = index.search_inclusion(z, top, wider, settings.get("shortlist") or 1000)
+        return [*answers_of(index, found, pairs, z, reader, scored=False)], means, None
     search: Callable[[Gaussian], Found] = partial(index.search, k=most, **settings)
-    found, given = search(embedded.z), [True] * len(questions)
+    found, given = search(z), [True] * len(questions)
     if known is not None:
         threshold = calibrate(index, *known, embedder, risk, delta, search)
-        given = threshold.answers(confidences(index, embedded, found.first(COMPARED))).tolist()
-    answers = answers_of(index, found.first(top), pairs)
-    return [own if is_given else None for own, is_given in zip(answers, given)], threshold
+        given = threshold.answers(confidences(index, embedded, found.first(COMPARED), pairs, reader)).tolist()
+    answers = answers_of(index, found.first(top), pairs, z, reader)
+    return [own if is_given else None for own, is_given in zip(answers, given)], means, threshold
+
+
+def are_pairs(index: SearchIndex, questions: Sequence[Question]) -> list[bool]:
+    """Whether each question is of the other side than the gallery."""
+    return [(question.image if index.side == "image" else question.text) is None for question in questions]
 
 
 def calibrate(
@@ -243,7 +309,8 @@ def calibrate(
     found = index.search(asked.z, COMPARED) if search is None else search(asked.z)
     firsts = found.rows[:, 0].tolist()
     wrong = [first < 0 or first not in [rows[key] for key in some] for first, some in zip(firsts, right)]
-    return find_threshold(confidences(index, asked, found.first(COMPARED)), np.array(wrong), risk, delta)
+    sure = confidences(index, asked, found.first(COMPARED), are_pairs(index, questions), embedder.reader)
+    return find_threshold(sure, np.array(wrong), risk, delta)
 
 
 def read_questions(path: str, allow_private_hosts: bool = False) -> tuple[list[Question], list[list[str]]]:

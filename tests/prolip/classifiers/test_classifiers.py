@@ -74,9 +74,8 @@ def test_confidence_is_the_answers_probability_and_that_the_image_is_of_the_kind
 
 
 def test_a_doubted_image_gets_less_sure_answers_in_the_same_order_unless_labels_were_given(drawings, tmp_path):
-    model = fitted_model(tmp_path, doubt=True)
+    model = fitted_model(tmp_path, doubts=True)
     embedder, pictures = load_embedder(model, stored=False), drawings[0][:9]
-    embedder.score.doubt = embedder.score.doubt._replace(alone=(-1.0, 0.5, 0.05))  # that of chance is next to none
     found = ZeroShotClassifier(embedder, NAMES).fit()
     z = embedder.embed_images(map(prolip.open_image, pictures)).z
     doubt = embedder.score.doubts(embedder.reader.evidence(z.mean)).unsqueeze(1).numpy()

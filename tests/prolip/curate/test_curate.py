@@ -130,7 +130,7 @@ def test_each_side_says_bits_about_the_other():
 
 
 def test_a_doubted_image_has_its_doubt_and_its_ambiguity_and_a_match_probability_that_knows(tmp_path):
-    embedder = load_embedder(fitted_model(tmp_path, doubt=True), stored=False)
+    embedder = load_embedder(fitted_model(tmp_path, doubts=True), stored=False)
     pixels = torch.randn(9, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     captions = [f"a {letter}" for letter in "bcdefghij"]
     found, (z, _) = Figures(embedder)(pixels, captions), embedder.embed(pixels, "image")

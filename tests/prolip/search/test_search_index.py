@@ -372,7 +372,7 @@ def test_answers_mean_what_the_units_of_the_other_side_say(tmp_path):
         z = Gaussian(GALLERY.mean[:4], GALLERY.log_var[:4] - 4)
         index.add("a", parts_of(z))
         found = index.search(QUERIES.select([0]), 3)
-        (answers,) = answers_of(index, found, [True])
+        (answers,) = answers_of(index, found, [True], QUERIES.select([0]), None)
         trace = z.trace[found.rows[0]]
         assert [x.share for x in answers] == pytest.approx(score.units.share(trace, other).tolist())
         assert [x.bits for x in answers] == pytest.approx(score.units.information(trace, other, bits=True).tolist())

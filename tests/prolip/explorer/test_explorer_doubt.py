@@ -1,0 +1,74 @@
+"""What the page says of a model that knows how far not to trust itself, against the formulas by hand."""
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+import torch
+from explored import make_app, picture
+from fitted_models import fitted_model
+
+from prolip.explorer.asking import first_answer
+from prolip.uncertainty.units import range_in_words
+
+
+@pytest.fixture(scope="module")
+def doubting(shard, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("doubting")
+    return make_app([fitted_model(folder, doubts=True), "--data", shard, "--output", str(folder / "index")])
+
+
+def uploaded(app) -> dict:
+    return {"upload": app.upload(picture("cyan"))["upload"]}
+
+
+def test_a_text_is_answered_with_the_doubt_of_each_item_and_fits_a_range(doubting):
+    found, embedder = doubting.search({"text": "a red square"}), doubting.opened.embedder
+    asked, z, own = embedder.embed_texts(["a red square"]), doubting.gallery.index.gaussians(range(12)), embedder.score
+    evidence = embedder.reader.evidence(z.mean)
+    d, share = own.doubts(evidence, evidence), own.units.share(asked.trace)
+    want = (1 - d) * own.logit(own.pairwise(z, asked)[:, 0]).sigmoid() + d * share
+    for item in found["answers"]:
+        assert item["probability"] == pytest.approx(float(want[item["row"]]), rel=1e-4)
+    first = found["answers"][0]["probability"]
+    assert math.exp(-found["verdict"]["parts"][0]["nats"]) == pytest.approx(first, rel=1e-4)
+    low, high = embedder.reader.shares(asked.trace, asked.mean)
+    assert found["question"]["fits"] == range_in_words(float(low), float(high))
+    assert "beyond" not in found["question"]
+
+
+def test_a_picture_is_answered_with_its_own_doubt_and_has_an_ambiguity(doubting, monkeypatch):
+    values, own, reader = uploaded(doubting), doubting.gallery.own, doubting.opened.embedder.reader
+    found, asked = doubting.search(values), doubting.asker.read(values)
+    d, (_, z) = own.doubts(reader.evidence(asked.z.mean)), doubting.captions.found()
+    want = (1 - d) * own.logit(own.pairwise(asked.z, z)[0]).sigmoid() + d * own.units.share(z.trace)
+    assert found["said"][0]["probability"] == pytest.approx(float(want[own.pairwise(asked.z, z)[0].argmax()]), rel=1e-4)
+    nats = own.units.code_length(asked.z.mean @ z.mean.T, d).min()
+    assert found["verdict"]["parts"][0]["nats"] == pytest.approx(float(nats), rel=1e-4)
+    ambiguity = float(reader.ambiguity(asked.z.mean)[0])
+    assert found["question"]["ambiguity"] == (None if math.isnan(ambiguity) else pytest.approx(ambiguity, rel=1e-4))
+    for nearest, beyond in ((-1e9, False), (1e9, True)):
+        monkeypatch.setattr(own, "doubt", own.doubt._replace(least=(0.0, nearest), most=(1e9, 1e9)))
+        assert doubting.search(values)["question"]["beyond"] is beyond
+
+
+def test_ambiguity_that_nobody_can_say_is_none_in_json(doubting, monkeypatch):
+    monkeypatch.setattr(doubting.asker.reader.readings, "general",
+                        torch.zeros_like(doubting.asker.reader.readings.general))  # fmt: skip
+    for values in ({"text": "green"}, {"row": 3}, uploaded(doubting), {"text": "green", **uploaded(doubting)}):
+        found = json.loads(json.dumps(doubting.search(values), allow_nan=False))
+        assert found["question"].get("ambiguity") is None and found["answers"]
+
+
+def test_first_answers_without_doubts_are_as_before(doubting, app):
+    own, z = doubting.gallery.own, doubting.gallery.index.gaussians(range(12))
+    asked = doubting.opened.embedder.embed_texts(["green"])
+    for side, candidates in (("text", [z]), ("image", [z.select([0, 1])])):
+        plain = first_answer(asked, candidates, own, side)
+        assert first_answer(asked, candidates, own, side, lambda image: None) == plain
+        doubted = first_answer(asked, candidates, own, side, lambda image: torch.ones(1))
+        other = own.units.share(asked.trace) if side == "text" else 0.5
+        assert math.exp(-doubted.code_length) == pytest.approx(float(other), rel=1e-5)
+    question = app.search({"text": "green"})["question"]
+    assert "ambiguity" not in question and question["fits"] is None
