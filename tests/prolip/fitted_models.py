@@ -26,7 +26,8 @@ CONFIG = LikelihoodConfig(bank=32, centres=8)
 def fitted_model(folder: Path, name: str = "ProLIP-ViT-test", doubts: bool = False) -> str:
     """A small model with variances and novelty, fitted to random pairs.
 
-    doubts: the images of pairs are near their texts, and two changes of each are not: on such the model doubts itself.
+    doubts: the images of pairs are near their texts, and two changes of each are not: on such the model doubts itself;
+    the first eight texts are true of nine images each.
     """
     torch.manual_seed(0)
     save_pretrained(prolip.create_model(name), folder / "plain")
@@ -40,7 +41,9 @@ def fitted_model(folder: Path, name: str = "ProLIP-ViT-test", doubts: bool = Fal
         image = torch.nn.functional.normalize(text + 0.05 * image, dim=1)
         ends |= {"changed": torch.nn.functional.normalize(torch.randn(2, 64, width), dim=2),
                  "changed_of": torch.arange(64)}  # fmt: skip
-    pairs = Pairs.in_rows(image, text, 10.0, text_ids=ids, **ends)
+    rows = torch.arange(64)
+    image_of, text_of = (torch.cat([rows, rows]), torch.cat([rows, rows % 8])) if doubts else (rows, rows)
+    pairs = Pairs(image=image, text=text, image_of=image_of, text_of=text_of, scale=10.0, text_ids=ids, **ends)
     attach(f"local-dir:{folder}/plain", None, None, pairs, CONFIG, folder / "fitted")
     return f"local-dir:{folder}/fitted"
 

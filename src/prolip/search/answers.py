@@ -187,8 +187,9 @@ def doubts_of(index: SearchIndex, reader: Reader | None, image: Tensor, own: boo
     """
     if reader is None:
         return None
-    rows = np.flatnonzero(index.store.fates == 0)
-    gallery = reader.evidence(index.gaussians(rows[:: -(-len(rows) // SAMPLE)].tolist()).mean) if own else None
+    rows = np.unique(np.linspace(0, len(index.store) - 1, SAMPLE).astype(int))
+    rows = rows[index.store.fates[rows] == 0]
+    gallery = reader.evidence(index.gaussians(rows.tolist()).mean) if own and len(rows) else None
     return meaning(index)[1].doubts(reader.evidence(image), gallery)
 
 
