@@ -1,0 +1,273 @@
+"""How far numbers of uncertainty hold on designers that training never saw: docs/uncertainty_new_data.md.
+
+    python scripts/study_new_data.py train --out runs/new-data                  # 12 runs of the demo, 8 minutes each
+    python scripts/study_new_data.py fit --out runs/new-data [--old runs/old]   # a minute each
+    python scripts/study_new_data.py tables --out runs/new-data --write docs/uncertainty_new_data.md
+
+train: the demo's recipe, with all of its designers and without one of them, three seeds each. fit: fits the variances
+anew and asks each model about drawings; --old: a folder of the same runs by an earlier commit, whose own variances are
+asked, too. tables: cells are means over seeds with 95% intervals, by bootstrap over concepts (a drawing and its texts),
+the same draws for all. Maps and thresholds were chosen on the bundled designers but EmojiOne; EmojiOne confirms.
+ECE: expected calibration error in 15 bins of equal mass.
+"""
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT / "src"), str(ROOT / "scripts")]
+
+import numpy as np  # noqa: E402
+import torch  # noqa: E402
+from scipy.stats import spearmanr  # noqa: E402
+
+from prolip.cli.main import main as prolip  # noqa: E402
+from prolip.data.emoji import LEVELS  # noqa: E402
+from prolip.evaluation.loading import load_embedder  # noqa: E402
+from prolip.evaluation.metrics.selective import auroc  # noqa: E402
+from prolip.evaluation.model import Embedder  # noqa: E402
+from prolip.evaluation.suites.emoji import evaluate_corpus, gallery  # noqa: E402
+from prolip.evaluation.suites.emoji.result import CorpusResult  # noqa: E402
+from prolip.uncertainty.doubt import Evidence  # noqa: E402
+from study import markdown, write  # noqa: E402
+
+Arrays = dict[str, np.ndarray]
+SEEDS, BINS, DRAWS = (0, 1, 2), 15, 1000
+RULE = "group=animals nature|food drink|travel places; subgroup!=time"
+FIELDS = "name:14,keywords:4,subgroup:1,group:1"
+DESIGNERS = ("noto", "noto-v1", "twemoji", "fluent-emoji-flat", "fluent-emoji")
+#: Model -> designers' files that it is trained without, and those that it is asked about besides EmojiOne.
+MODELS: dict[str, tuple[str, ...]] = {
+    "demo": (), "notwemoji": ("twemoji",), "nonoto": ("noto", "noto-v1"),
+    "nofluent": ("fluent-emoji-flat", "fluent-emoji"),
+}  # fmt: skip
+NEW = "emojione"
+#: Asked of the demo alone: a designer that it has seen, and a style that is like nothing that it has.
+SEEN, STYLE = "twemoji", "fluent-emoji-high-contrast"
+WAYS = ("own", "alone", "gallery")
+#: What columns are called that an earlier fit has not.
+LATER = ("doubt", "gallery", "inside")
+
+
+def shards(without: Sequence[str] = ()) -> str:
+    """The training's shards."""
+    return f"data/emoji/{{{','.join(name for name in DESIGNERS if name not in without)}}}.tar"
+
+
+def asked(model: str) -> list[str]:
+    """Designers that a model is asked about."""
+    return [NEW, *MODELS[model], *((SEEN, STYLE) if model == "demo" else ())]
+
+
+def train(out: Path, seeds: Sequence[int]) -> None:
+    """The runs that are not there yet."""
+    from training.checkpoint.resuming import is_finished
+    from training.main import main as run_training
+
+    for seed in seeds:
+        for model, without in MODELS.items():
+            name = f"{model}-s{seed}"
+            words = ["--config", "scripts/recipes/emoji-demo.yaml", "--train-data", shards(without), "--name", name,
+                     "--output", str(out), "--seed", str(seed), "--resume", "auto"]  # fmt: skip
+            if not is_finished(out / name) and (code := run_training(words)):
+                sys.exit(code)
+
+
+def fit(out: Path, seeds: Sequence[int], old: Path | None) -> None:
+    """Fit each run's model anew, and keep what it says of each designer in `asked`."""
+    for seed in seeds:
+        for model, without in MODELS.items():
+            run, kept = (old or out) / f"{model}-s{seed}/model", out / "asked"
+            fitted = out / f"fitted/{model}-s{seed}"
+            if not (fitted / "config.json").is_file():
+                words = ["--model", f"local-dir:{run}", "--data", shards(without), "--select", RULE,
+                         "--caption-sampling", FIELDS, "--output", str(fitted)]  # fmt: skip
+                if code := prolip(["uncertainty", *words]):
+                    sys.exit(code)
+            kept.mkdir(exist_ok=True, parents=True)
+            for kind, folder in (("new", fitted), *((("old", run),) if old else ())):
+                for designer in asked(model):
+                    path = kept / f"{kind}-{model}-{designer}-s{seed}.npz"
+                    if not path.exists():
+                        embedder = load_embedder(f"local-dir:{folder}", stored=False)
+                        drawings = gallery([f"data/emoji/{designer}.tar"], RULE, ["data/emoji/noto.tar"])
+                        np.savez(path, **ask(embedder, evaluate_corpus(embedder, drawings)))
+                        print(path.name, flush=True)
+
+
+def ask(embedder: Embedder, result: CorpusResult) -> Arrays:
+    """What a model says of drawings and texts, and what is true: arrays over drawings, or, with `text_`, over texts."""
+    score, reader, texts = result.model_score, embedder.reader, result.text
+    own = None if reader is None else reader.evidence(result.image.mean)
+    clusters, units = result.clusters, score.units
+    assert units is not None
+    out: Arrays = {"concept": clusters["images"].of, "text_concept": clusters["captions"].of,
+                   "size": np.array(clusters["images"].size)}  # fmt: skip
+    names, named = result.galleries["names"]
+    scores, answers = score.pairwise(result.image, texts), -units.code_length(result.image.mean @ names.mean.T)
+    rows, first, answer = torch.arange(len(scores)), scores.argmax(1), answers.argmax(1)
+    out |= {"caption_true": result.text_relation.T[rows, first], "answer_true": named.T[rows, answer]}
+    for way in WAYS:
+        doubt = None if way == "own" or own is None else score.doubts(own, own if way == "gallery" else None)
+        p = score.match_probability(scores[rows, first], doubt, units.share(texts.trace)[first])
+        q = -units.code_length(result.image.mean @ names.mean.T, doubt)
+        assert p is not None
+        out |= {f"caption_{way}": p.double().numpy(), f"answer_{way}": q.double().exp()[rows, answer].numpy()}
+    out |= neighbours(result, embedder, own)
+    level = np.full(len(result.table.texts), -1)
+    for number, name in enumerate(LEVELS):
+        level[result.table.text[result.table.rows(name)]] = number
+    expected, true = result.expected_matches, result.text_relation.sum(1)
+    assert expected is not None
+    out |= {"text_expected": expected, "text_true": true, "text_level": level,
+            "text_in_all": result.table.true_matches, "text_trace": texts.trace.numpy()}  # fmt: skip
+    if reader is not None:
+        low, high = (x.numpy() * len(rows) for x in reader.shares(texts.trace, texts.mean))
+        out["text_inside"] = (low <= true) & (true <= high)
+    for way, ranking in zip(("i2t", "t2i"), result.rankings["captions"]):
+        out[("text_" if way == "t2i" else "") + f"ap_{way}"] = ranking.ap_at_r.double().numpy()
+    return out
+
+
+def neighbours(result: CorpusResult, embedder: Embedder, own: Evidence | None) -> Arrays:
+    """Whether the nearest other drawing is of another subgroup, and what says beforehand that it is."""
+    cosine = result.image.mean @ result.image.mean.T
+    cosine.fill_diagonal_(-2)
+    near = cosine.max(1)
+    kinds = np.array([result.corpus.concepts[row].subgroup for row in result.corpus.drawing_concepts])
+    found = {"wrong": kinds[near.indices] != kinds, "by_trace": result.uncertainty(result.image),
+             "by_neighbour": -near.values.numpy()}  # fmt: skip
+    if embedder.reader is not None:
+        found["by_ambiguity"] = embedder.reader.ambiguity(result.image.mean).numpy()
+    return found
+
+
+# --- figures ----------------------------------------------------------------------------------------------------------
+def ece(probability: np.ndarray, true: np.ndarray) -> float:
+    """Expected calibration error in bins of equal mass."""
+    parts = np.array_split(probability.argsort(kind="stable"), BINS)
+    return float(sum(len(rows) * abs(probability[rows].mean() - true[rows].mean()) for rows in parts) / len(true))
+
+
+def within(x: Arrays, level: int | None = None) -> float:
+    """Share of the texts, true of any drawing, whose expected number is within a factor of two."""
+    kept = (x["text_true"] > 0) & ((x["text_level"] == level) if level is not None else True)
+    right = np.abs(np.log(x["text_expected"][kept] / x["text_true"][kept])) <= np.log(2)
+    return float(right.mean()) if len(right) else np.nan
+
+
+def by_level(name: str) -> Callable[[Arrays], float]:
+    """`within` the texts of a level."""
+    return lambda x: within(x, LEVELS.index(name))
+
+
+def error(what: str, way: str) -> Callable[[Arrays], float]:
+    """`ece` of first captions, or of answers among the names."""
+    return lambda x: ece(x[f"{what}_{way}"], x[f"{what}_true"])
+
+
+def finds(sign: str) -> Callable[[Arrays], float]:
+    """R-AUROC of a sign."""
+    return lambda x: auroc(x[f"by_{sign}"], x["wrong"])
+
+
+def rank(x: Arrays) -> float:
+    """Spearman of the traces of texts with the logarithm of how many concepts they are true of."""
+    return float(spearmanr(x["text_trace"], np.log(x["text_in_all"])).statistic)
+
+
+#: Table -> column -> figure.
+FIGURES: dict[str, dict[str, Callable[[Arrays], float]]] = {
+    "probability": {f"{what}, {said}": error(kind, way) for what, kind in (("first captions", "caption"),
+                                                                           ("answers", "answer"))
+                    for said, way in (("model's own", "own"), ("doubt", "alone"), ("with a gallery", "gallery"))},
+    "counts": {"all": within, **{f"{name}s": by_level(name) for name in LEVELS}, "Spearman": rank,
+               "inside the interval": lambda x: float(x["text_inside"][x["text_true"] > 0].mean())},
+    "ambiguity": {"ambiguity": finds("ambiguity"), "trace": finds("trace"), "neighbour's cosine": finds("neighbour")},
+    "retrieval": {"i2t": lambda x: float(np.nanmean(x["ap_i2t"])),
+                  "t2i": lambda x: float(np.nanmean(x["text_ap_t2i"]))},
+}  # fmt: skip
+
+
+def draws_of(x: Arrays, concepts: np.ndarray) -> Arrays:
+    """The drawings and texts of drawn concepts, as often as they were drawn."""
+    rows = {}
+    for side, of in (("", x["concept"]), ("text_", x["text_concept"])):
+        order = of.argsort(kind="stable")
+        starts = np.searchsorted(of[order], np.arange(int(x["size"]) + 1))
+        rows[side] = order[np.concatenate([np.arange(starts[k], starts[k + 1]) for k in concepts])]
+    return {name: value if name == "size" else value[rows["text_" if name.startswith("text_") else ""]]
+            for name, value in x.items()}  # fmt: skip
+
+
+def over_seeds(figure: Callable[[Arrays], float], runs: Sequence[Arrays], draws: Sequence[np.ndarray]) -> np.ndarray:
+    """The figure's mean over seeds, then that of every draw, (1 + draws,)."""
+    again = ([draws_of(x, drawn) for x in runs] for drawn in draws)
+    return np.array([np.mean([figure(x) for x in drawn]) for drawn in (runs, *again)])
+
+
+def shown(values: np.ndarray, digits: int = 3) -> str:
+    """A figure and its interval."""
+    low, high = np.nanquantile(values[1:], (0.025, 0.975)) if len(values) > 1 else (np.nan, np.nan)
+    return f"{values[0]:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]".replace("0.", ".")
+
+
+def tables(out: Path, draws: int) -> dict[str, list[str]]:
+    """The tables of the page by their name."""
+    found: dict[str, list[str]] = {}
+    for table, figures in FIGURES.items():
+        rows = []
+        for model in MODELS:
+            for designer in asked(model):
+                kinds = {kind: [dict(np.load(path)) for path in sorted((out / "asked").glob(
+                    f"{kind}-{model}-{designer}-s*.npz"))] for kind in ("old", "new")}  # fmt: skip
+                if kinds["new"]:
+                    rows += row_of(table, figures, model, designer, kinds, draws)
+        found[table] = markdown(["model", "drawings of", *figures], rows)
+    return found
+
+
+def row_of(  # noqa: PLR0913, PLR0917
+    table: str, figures: dict[str, Callable[[Arrays], float]], model: str, designer: str,
+    kinds: dict[str, list[Arrays]], draws: int,
+) -> list[list[str]]:  # fmt: skip
+    """A row of a table, and but for ambiguity one before, of the earlier fit, where there is one."""
+    random, size = np.random.default_rng(0), int(kinds["new"][0]["size"])
+    drawn = [random.integers(size, size=size) for _ in range(draws)]
+    rows = []
+    for kind in ("new",) if table == "ambiguity" else ("old", "new"):
+        runs = kinds[kind]
+        if runs:
+            cells = ["" if kind == "old" and any(word in name for word in LATER) else
+                     shown(over_seeds(figure, runs, drawn)) for name, figure in figures.items()]  # fmt: skip
+            name = {"demo": "demo"}.get(model, f"without {' and '.join(MODELS[model])}")
+            rows.append([f"{name}{', fitted as before' if kind == 'old' else ''}", designer, *cells])
+    return rows
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("step", choices=("train", "fit", "tables"))
+    add("--out", type=Path, required=True, metavar="DIR", help="folder of the runs")
+    add("--old", type=Path, metavar="DIR", help="folder of the runs of an earlier commit: their models are fitted anew")
+    add("--seeds", nargs="+", type=int, default=list(SEEDS), metavar="SEED")
+    add("--draws", type=int, default=DRAWS, help="of the bootstrap (default: %(default)s)")
+    add("--write", type=Path, metavar="PAGE", help="put the tables into this page")
+    options = parser.parse_args(arguments)
+    if options.step == "train":
+        train(options.out, options.seeds)
+    elif options.step == "fit":
+        fit(options.out, options.seeds, options.old)
+    else:
+        found = tables(options.out, options.draws)
+        if options.write:
+            write(options.write, found, "emoji", "study_new_data")
+        print(*("\n".join([f"{name}:", *lines, ""]) for name, lines in found.items()), sep="\n")
+
+
+if __name__ == "__main__":
+    main()
