@@ -56,7 +56,8 @@ def test_match_probabilities_of_blocks_are_those_of_all_pairs(in_blocks):
     in_blocks(21)
     g = torch.Generator().manual_seed(2)
     scores, relevant = torch.rand(11, 7, generator=g) - 0.5, torch.rand(11, 7, generator=g) < 0.2
-    reader = calibration.MatchReliability(Relevance.from_dense(relevant), CSDScore(12.0, -3.0).match_probability)
+    matches = calibration.Matches(CSDScore(12.0, -3.0))
+    reader = calibration.MatchReliability(Relevance.from_dense(relevant), matches)
     for rows, block in large.row_blocks(scores.__getitem__, 11, 7):
         reader.update(rows, block)
     got = reader.reliability()

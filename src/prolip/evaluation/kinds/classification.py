@@ -14,6 +14,7 @@ from prolip.evaluation.kinds.base import (
     Kind,
     TaskMetrics,
     class_texts,
+    matches_of,
     own_labels,
     pair_scores,
     pair_uncertainty_of,
@@ -81,8 +82,8 @@ def study(features: Features, score: Score) -> Study:
     labels = own_labels(features)
     image, classes = (features.image, features.text) if features.model.probabilistic else (None, None)
     found = study_classification(
-        score_matrix(features, score), labels, image, classes, score, uncertainty_of(features),
-        len(labels) <= NEIGHBOURS, pair_uncertainty_of(features),
+        score_matrix(features, score), labels, image, classes, matches_of(features, score),
+        uncertainty_of(features), len(labels) <= NEIGHBOURS, pair_uncertainty_of(features),
     )  # fmt: skip
     large = image is not None and len(labels) > NEIGHBOURS
     return found._replace(too_large_for=BY_NEIGHBOURS) if large else found

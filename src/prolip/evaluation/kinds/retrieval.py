@@ -9,6 +9,7 @@ from prolip.evaluation.kinds.base import (
     Kind,
     Metrics,
     TaskMetrics,
+    matches_of,
     own_labels,
     pair_scores,
     pair_uncertainty_of,
@@ -114,8 +115,8 @@ def study(features: Features, score: Score) -> Study:
     own, complete = relevance_of(features)
     image, text = (features.image, features.text) if features.model.probabilistic else (None, None)
     found = study_retrieval(
-        pair_scores(features, score), own if complete is None else complete, image, text, score,
-        uncertainty_of(features), pair_uncertainty_of(features),
+        pair_scores(features, score), own if complete is None else complete, image, text,
+        matches_of(features, score), uncertainty_of(features), pair_uncertainty_of(features),
     )[2]  # fmt: skip
     labels = features.labels
     if labels is None or not features.model.probabilistic or len(labels) < 2:
