@@ -36,7 +36,7 @@ from prolip.evaluation.metrics.selective import (  # noqa: E402  # noqa: E402
 )
 from prolip.evaluation.suites.emoji.evaluate import evaluate_corpus  # noqa: E402
 from prolip.evaluation.suites.emoji.result import CorpusResult  # noqa: E402
-from prolip.evaluation.suites.emoji.uncertainty import match_reliability  # noqa: E402
+from prolip.evaluation.suites.emoji.uncertainty import reliabilities  # noqa: E402
 from study_subjects import Subject, Trained, baselines, fitted, trained  # noqa: E402
 
 NAN = float("nan")
@@ -194,7 +194,7 @@ def of_retrieval(subject: Subject) -> Row:
 
 def match_ece(subject: Subject) -> float:
     """Expected calibration error of the probability that the text in the first place is true of a drawing."""
-    found = match_reliability(subject.result, "captions").get("calibration/match_i2t")
+    found = reliabilities(subject.result, "captions").get("calibration/match_i2t")
     return NAN if found is None else found.ece
 
 

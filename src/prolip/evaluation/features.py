@@ -32,8 +32,7 @@ from prolip.evaluation.feature_store import FORMAT, FeatureStore, Record, pack, 
 from prolip.evaluation.model import Embedder, ModelCard, groups
 from prolip.evaluation.zero_shot import ALL, PromptRule, Prompts, Weigh, mix_groups
 from prolip.gaussian import Gaussian, concatenate
-from prolip.uncertainty.doubt import Evidence
-from prolip.uncertainty.readings import Reader
+from prolip.uncertainty.readings import Evidence, Reader
 from prolip.utils.threads import default_workers, in_threads
 
 log = logging.getLogger(__name__)
@@ -239,9 +238,8 @@ def to_record(dataset: Dataset, samples: Sequence[Sample], parts: Sequence[Gauss
         raise DamagedData(f"no image in {dataset.source}: {damaged or dataset.why_empty}")
     if dataset.size is not None and len(samples) != dataset.size and not damaged:
         raise DamagedData(f"{dataset.source} gave {len(samples)} images, wanted {dataset.size}: fetch it again")
-    image = concatenate(parts)
-    tensors = pack("image", image)
-    if reader is not None and (evidence := reader.evidence(image.mean)) is not None:
+    tensors = pack("image", concatenate(parts))
+    if reader is not None and (evidence := reader.evidence(tensors["image_mean"])) is not None:
         tensors["evidence"] = torch.stack(evidence, 1)
     for name in ("label", "groups"):
         given = [getattr(sample, name) for sample in samples]

@@ -18,9 +18,7 @@ from prolip.scores import Score
 
 
 class Candidates(NamedTuple):
-    """What a cue is compared with: scores (n,) of candidates, larger is nearer, and which belong to the cue (n,); the
-    places of the candidates and, as often, of the cue.
-    """
+    """Of a cue: scores (n,) of candidates, larger is nearer, which belong to it (n,), and the places of both (n,)."""
 
     scores: Tensor
     associated: Tensor

@@ -102,18 +102,14 @@ def too_small_for(names: Sequence[str], metrics: Mapping[str, float]) -> dict[st
     return {"too_small_for": absent} if absent else {}
 
 
-def matches_of(features: Features, score: Score) -> Matches:
-    """The match probabilities of images and texts, doubted where the model does."""
-    return Matches.of(score, features.evidence, text_gaussians(features))
-
-
 def match_reliability(groups: Sequence[tuple[Tensor, ...]], features: Features, score: Score) -> dict[str, Reliability]:
     """`calibration/match` of all pairs and `calibration/match_top1` of the best pair of each query.
 
     groups: of each query, of its pairs the scores, whether they match, and the places of the image and the text, (n,)
     each. {} for a score that has no match probability.
     """
-    first, matches = [int(scores.argmax()) for scores, *_ in groups], matches_of(features, score)
+    first = [int(scores.argmax()) for scores, *_ in groups]
+    matches = Matches.of(score, features.evidence, text_gaussians(features))
     top = [torch.stack([x[i] for x, i in zip(column, first)]) for column in zip(*groups)]
     found = {}
     parts = ("match", map(torch.cat, zip(*groups)), LOG_ODDS), ("match_top1", top, EQUAL)

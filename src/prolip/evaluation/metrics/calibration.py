@@ -102,10 +102,10 @@ class Matches(NamedTuple):
     @classmethod
     def of(cls, score: Score, evidence: Evidence | None, text: Gaussian) -> Matches:
         """The match probabilities of a test set's images, which are a gallery, and of texts (T, D)."""
-        doubt, units = score.doubts(evidence, evidence), score.units
-        return cls(score, doubt, None if doubt is None or units is None else units.share(text.trace))
+        units, doubt = score.units, score.doubts(evidence, evidence)
+        return cls(score, doubt, None if units is None else units.share(text.trace))
 
-    def pairs(self, images: Tensor, texts: Tensor | slice, scores: Tensor) -> Tensor | None:
+    def pairs(self, images: Tensor | slice, texts: Tensor | slice, scores: Tensor) -> Tensor | None:
         """Return the probability of pairs from their scores and their places; None for a score without any."""
         doubt = None if self.doubt is None else self.doubt[images]
         return self.score.match_probability(scores, doubt, 0.0 if self.share is None else self.share[texts])
@@ -130,8 +130,7 @@ class MatchReliability(Bins):
 
 
 def confidence(logits: Tensor, doubt: Tensor | None = None) -> Tensor:
-    """The softmax probability of the class chosen, max_c softmax(logits)_c: (N, C) -> (N,); doubt: of the images (N,).
-    """
+    """The softmax probability of the class chosen, max_c softmax(logits)_c: (N, C), doubts (N,) -> (N,)."""
     logits = upcast(logits)
     log_p = logits.amax(1) - logits.logsumexp(1) if doubt is None else hedge(logits.log_softmax(1), doubt).amax(1)
     return log_p.exp().clamp(max=1)  # rounding may give 1 + 1e-7

@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from scipy.stats import ConstantInputWarning, spearmanr
 from sklearn.metrics import roc_auc_score
-from torch import Tensor
 
 from prolip.evaluation.metrics.blockwise import Nearest, PairScores
 from prolip.evaluation.metrics.ranking import Array, as_array
@@ -94,12 +93,6 @@ def recall_auroc(z: Gaussian, labels: Array, uncertainty: Array) -> dict[str, fl
     by the cosine of the means, of another class; `1-NN`: the share with the same class. A sample that is alone in its
     class is always wrong. Raises ValueError for fewer than two samples.
     """
-    wrong, _ = wrong_neighbours(z, labels)
-    return {"R-AUROC": auroc(uncertainty, wrong), "1-NN": 1 - float(wrong.double().mean())}
-
-
-def wrong_neighbours(z: Gaussian, labels: Array) -> tuple[Tensor, Tensor]:
-    """Whether the nearest other sample is of another class, and its cosine, (N,) each; see `recall_auroc`."""
     labels = torch.from_numpy(np.unique(as_array(labels), return_inverse=True)[1])
     count = len(z.mean)
     if count < 2 or labels.shape != (count,):
@@ -112,7 +105,8 @@ def wrong_neighbours(z: Gaussian, labels: Array) -> tuple[Tensor, Tensor]:
         itself = torch.arange(rows.start, rows.stop)
         block[itself - rows.start, itself] = -torch.inf
         nearest.update(rows, block)
-    return labels[nearest.item] != labels, nearest.score
+    wrong = labels[nearest.item] != labels
+    return {"R-AUROC": auroc(uncertainty, wrong), "1-NN": 1 - float(wrong.double().mean())}
 
 
 def selective_metrics(error: Array, uncertainties: Mapping[str, Array], prefix: str = "refusal") -> dict[str, float]:

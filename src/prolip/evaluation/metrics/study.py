@@ -80,13 +80,12 @@ def study_classification(
     relevance = Relevance.from_pairs(torch.arange(len(labels)), labels, len(labels), matrix.texts)
     check_fit(matrix, relevance)
     nearest, pairs, sure = Nearest(matrix.images), _pairs(relevance, matches), []
-    doubt = matches.doubt
     for rows, block in matrix.blocks():
         nearest.update(rows, block)
         if pairs is not None:
             pairs.update(rows, block)
         if (logits := matches.score.scaled(block)) is not None:
-            sure.append(confidence(logits, None if doubt is None else doubt[rows]).double().cpu())
+            sure.append(confidence(logits, None if matches.doubt is None else matches.doubt[rows]).double().cpu())
 
     right = nearest.item == labels.cpu()
     uncertainties, extra = {"score": -nearest.score}, {}
@@ -101,8 +100,8 @@ def study_classification(
     found = {"calibration/confidence": reliability(torch.cat(sure), right)} if sure else {}
     if pairs is not None:
         found["calibration/match"] = pairs.reliability()
-        top = matches.pairs(torch.arange(len(labels)), nearest.item, nearest.score)
-        found["calibration/match_top1"] = reliability(cast(Tensor, top), right)
+        top = cast(Tensor, matches.pairs(slice(None), nearest.item, nearest.score))
+        found["calibration/match_top1"] = reliability(top, right)
     return Study({"refusal": _samples(~right, uncertainties)}, found, extra)
 
 
@@ -137,11 +136,10 @@ def study_retrieval(
     found: dict[str, Reliability] = {}
     if pairs is not None:
         found["calibration/match"] = pairs.reliability()
-        images, texts = (torch.arange(count) for count in (scores.images, scores.texts))
-        for way, ranking, image_of, text_of, first in (("i2t", i2t, images, first_texts.item, first_texts.score),
-                                                       ("t2i", t2i, first_images.item, texts, first_images.score)):
-            probability = cast(Tensor, matches.pairs(image_of, text_of, first))
-            found[f"calibration/match_{way}"] = reliability(probability, ranking.hit(1))
+        top_texts = cast(Tensor, matches.pairs(slice(None), first_texts.item, first_texts.score))
+        top_images = cast(Tensor, matches.pairs(first_images.item, slice(None), first_images.score))
+        found["calibration/match_i2t"] = reliability(top_texts, i2t.hit(1))
+        found["calibration/match_t2i"] = reliability(top_images, t2i.hit(1))
     return i2t, t2i, Study({key: kept for key, kept in samples.items() if len(kept.error)}, found, {})
 
 

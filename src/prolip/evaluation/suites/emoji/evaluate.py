@@ -38,10 +38,9 @@ def evaluate_corpus(embedder: Embedder, corpus: Corpus, similarity: Similarity =
 
     corpus: it may hold concepts without drawings, `Corpus.with_concepts`: a wider gallery; similarity: a score or the
     name of one, default: that of the model's method. Keys of `metrics`: names/..., captions/..., prompts/...,
-    zero_shot/..., refusal/..., calibration/... where scores have a match probability, undoubted/... and ambiguity/...
-    where the model has doubt and knows of ambiguity, where variances mean something
-    trace/..., spearman/..., inclusion/..., recall_by_trace/... and, where traces have a unit, matches/...; shares in
-    [0, 1].
+    zero_shot/..., refusal/..., calibration/... where scores have a match probability, undoubted/... where the model has
+    doubt, ambiguity/... where it knows of any, where variances mean something trace/..., spearman/..., inclusion/...,
+    recall_by_trace/... and, where traces have a unit, matches/...; shares in [0, 1].
     """
     started = time.perf_counter()
     score = embedder.card.scored_by(similarity)
@@ -57,10 +56,9 @@ def evaluate_corpus(embedder: Embedder, corpus: Corpus, similarity: Similarity =
         "similarity": score.name, "score": score.to_dict(),
         "model_score": embedder.score.to_dict(), "probabilistic": embedder.probabilistic,
         "precision": embedder.precision, "device": str(embedder.device),
-    }  # fmt: skip
+    } | facts_of(embedder)  # fmt: skip
     lengths = token_lengths(embedder.tokenizer, table.texts).numpy()
-    read = read_by(embedder, image, text)
-    result = CorpusResult(corpus, image, text, lengths, {}, info | facts_of(embedder), novelty, read)
+    result = CorpusResult(corpus, image, text, lengths, {}, info, novelty, read_by(embedder, image, text))
     result.metrics |= corpus_retrieval(result)
     result.metrics |= prompt_metrics(embedder, result)
     result.metrics |= uncertainty.metrics(result) | uncertainty.calibration(result) | uncertainty.undoubted(result)

@@ -3,7 +3,6 @@ from __future__ import annotations
 
 import json
 import math
-from copy import copy
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -84,20 +83,10 @@ class CorpusResult:
         return self.model_score.uncertainty(z).numpy()
 
     @property
-    def evidence(self) -> Evidence | None:
-        """What the doubt of the drawings follows from."""
-        return Evidence(*torch.from_numpy(self.read["evidence"]).unbind(1)) if "evidence" in self.read else None
-
-    @property
     def doubt(self) -> torch.Tensor | None:
         """(N,) how far not to trust the model on each drawing, among all of them; None where it has no doubt."""
-        return self.model_score.doubts(self.evidence, self.evidence)
-
-    @property
-    def bare(self) -> CorpusResult:
-        """The same without what the model reads: its own probabilities."""
-        (bare := copy(self)).read = {}  # with all that was computed already
-        return bare
+        evidence = Evidence(*torch.from_numpy(self.read["evidence"]).unbind(1)) if "evidence" in self.read else None
+        return self.model_score.doubts(evidence, evidence)
 
     @property
     def expected_matches(self) -> np.ndarray | None:
@@ -317,10 +306,9 @@ def calibration_lines(metrics: dict[str, float]) -> list[str]:
     """How well match probabilities are kept; none for a score without any, or a result from before there were any."""
     columns = {"match/ece": "ECE", "match/base_rate": "base rate", "match/probability_over_base_rate": "p / base",
                "match_i2t/ece": "top-1 i2t", "match_t2i/ece": "top-1 t2i"}  # fmt: skip
-    places = {f"{name}{words}": f"{place}/{name}" for name in ("names", "captions")
-              for place, words in (("calibration", ""), ("undoubted", ", without doubt"))}  # fmt: skip
-    rows = {name: [metrics.get(f"{place}/{key}", math.nan) for key in columns]
-            for name, place in places.items() if f"{place}/match/ece" in metrics}  # fmt: skip
+    rows = {f"{name}{said}": [metrics.get(f"{place}/{name}/{key}", math.nan) for key in columns]
+            for name in ("names", "captions") for place, said in (("calibration", ""), ("undoubted", ", without doubt"))
+            if f"{place}/{name}/match/ece" in metrics}  # fmt: skip
     head = ["", f"{'match probability':<26}" + "".join(f"{title:>11}" for title in columns.values())]
     lines = [*head, *(f"{name:<26}" + "".join(f"{x:11.4f}" for x in row) for name, row in rows.items())] if rows else []
     ece, own = (metrics.get(f"{place}/names_i2t/answer/ece") for place in ("refusal", "undoubted"))

@@ -4,6 +4,7 @@ level, by length, against the number of true matches, by inclusion.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from copy import copy
 from itertools import combinations
 from typing import TYPE_CHECKING
 
@@ -14,8 +15,8 @@ from prolip.data.emoji import LEVELS, CaptionTable, Corpus
 from prolip.evaluation.metrics.blockwise import PairScores, Relevance
 from prolip.evaluation.metrics.bootstrap import Statistic, auroc_of, risk_area_of
 from prolip.evaluation.metrics.calibration import Matches, Reliability, reliability
-from prolip.evaluation.metrics.ranking import Array, Ranking
-from prolip.evaluation.metrics.selective import partial_spearman, selective_metrics, spearman, spread, wrong_neighbours
+from prolip.evaluation.metrics.ranking import Ranking
+from prolip.evaluation.metrics.selective import partial_spearman, selective_metrics, spearman, spread
 from prolip.evaluation.metrics.study import study_retrieval
 from prolip.gaussian import Gaussian
 from prolip.measures import inclusion_test
@@ -45,10 +46,9 @@ def metrics(result: CorpusResult) -> dict[str, float]:
     of a text among the drawings, right or wrong, and what it is refused by.
 
     As `study_retrieval`: `score`, `image`, `text` and `pair`; where the model knows of novelty `mean` and `first`, of
-    the image asked about or found; where its traces have a unit `answer`, `Units.code_length` of the first place, with
-    the doubt of a drawing that is asked about; and with both `all`, the nats of `prolip.uncertainty.novelty.refusal`.
-    Of each AUROC and AURC, and of `answer` among the names, of which one is right, the calibration error `ece` of its
-    probability.
+    the image asked about or found; where its traces have a unit `answer`, `Units.code_length` of the first place, of
+    drawings with their doubt; with both `all`, the nats of `prolip.uncertainty.novelty.refusal`. Of each AUROC and
+    AURC, and of `answer` among the names, of which one is right, the calibration error `ece` of its probability.
     """
     out: dict[str, float] = {}
     for name, ranking, signs in cases(result):
@@ -66,27 +66,27 @@ def calibration(result: CorpusResult) -> dict[str, float]:
     """`calibration/{names,captions}/match/...` of all pairs, `match_i2t` and `match_t2i` of first places: how well the
     score's match probability is kept, with the doubt of the drawings, as `study_retrieval`; {} for a score without one.
     """
-    return {name: value for gallery in result.galleries for key, kept in match_reliability(result, gallery).items()
+    return {name: value for gallery in result.galleries for key, kept in reliabilities(result, gallery).items()
             for name, value in kept.metrics(key.replace("calibration", f"calibration/{gallery}")).items()}  # fmt: skip
 
 
-def match_reliability(result: CorpusResult, gallery: str) -> dict[str, Reliability]:
+def reliabilities(result: CorpusResult, gallery: str) -> dict[str, Reliability]:
     """Return what `calibration` measures of a gallery, with its bins."""
     texts, relation = result.galleries[gallery]
     scores = PairScores.from_gaussians(result.image, texts, result.score)
     relevance = Relevance.from_dense(torch.from_numpy(relation).mT)
-    matches = Matches.of(result.score, result.evidence, texts)
+    units, doubt = result.model_score.units, result.doubt
+    matches = Matches(result.score, doubt, None if units is None else units.share(texts.trace))
     return study_retrieval(scores, relevance, None, None, matches, result.model_score.uncertainty)[2].reliability
 
 
 def undoubted(result: CorpusResult) -> dict[str, float]:
-    """`undoubted/{names,captions}/match/...` and `undoubted/names_i2t/answer/ece`: the same of the model's own
-    probabilities; {} where there is no doubt.
-    """
+    """`undoubted/{names,captions}/match...`, `undoubted/names_i2t/answer/ece`: of the probabilities without doubt."""
     if result.doubt is None:
         return {}
-    answer = {key: value for key, value in metrics(result.bare).items() if key.endswith("i2t/answer/ece")}
-    return {f"undoubted/{key.partition('/')[2]}": x for key, x in (calibration(result.bare) | answer).items()}
+    (bare := copy(result)).read = {}  # with the rankings that were computed already
+    answer = {key: value for key, value in metrics(bare).items() if key.endswith("i2t/answer/ece")}
+    return {f"undoubted/{key.partition('/')[2]}": x for key, x in (calibration(bare) | answer).items()}
 
 
 def ambiguity(result: CorpusResult) -> dict[str, Statistic]:
@@ -97,10 +97,9 @@ def ambiguity(result: CorpusResult) -> dict[str, Statistic]:
     if np.isnan(nats).any() or len(nats) < 2:
         return {}
     subgroups = np.array([concepts[drawing.concept].subgroup for drawing in result.corpus.drawings])
-    wrong, cosine = wrong_neighbours(result.image, subgroups)
-    trace = result.uncertainty(result.image)
-    signs: dict[str, Array] = {"auroc": nats, "trace_auroc": trace, "neighbour_auroc": -cosine}
-    return {f"ambiguity/{key}": auroc_of(sign, wrong.double(), "images") for key, sign in signs.items()}
+    near, place = (result.image.mean @ result.image.mean.mT).fill_diagonal_(-torch.inf).max(1)
+    signs = {"auroc": nats, "trace_auroc": result.uncertainty(result.image), "neighbour_auroc": -near.numpy()}
+    return {f"ambiguity/{key}": auroc_of(sign, subgroups != subgroups[place], "images") for key, sign in signs.items()}
 
 
 def statistics(result: CorpusResult) -> dict[str, Statistic]:
@@ -249,9 +248,7 @@ def matches_metrics(expected: np.ndarray, true: np.ndarray) -> dict[str, float]:
 
 
 def inside_interval(result: CorpusResult) -> dict[str, float]:
-    """`matches/inside_interval`, and `matches/inside_interval/<level>`: of the texts that fit any drawing, the
-    share whose true share lies in the model's interval, which is to hold nine in ten; {} without intervals.
-    """
+    """`matches/inside_interval`, also by level: of texts that fit any drawing, the share whose interval holds the truth."""
     if "share_low" not in result.read:
         return {}
     share, levels = result.text_relation.mean(1), result.table.text_level
