@@ -182,3 +182,29 @@ def test_scores_and_labels_must_fit(classes):
         study.study_classification(scores, labels[:80], None, None, Matches(LOGIT), trace)
     with pytest.raises(ValueError, match="names item 6, but there are 6"):
         study.study_classification(scores, labels + 1, None, None, Matches(LOGIT), trace)
+
+
+def test_doubt_enters_the_probabilities_and_no_ranking(classes, captions):
+    g = torch.Generator().manual_seed(5)
+    pairs, relevance, relevant, image, text = captions
+    doubt, share = torch.rand(20, generator=g), torch.rand(60, generator=g)
+    got = retrieval_and_study(pairs, relevance, image, text, Matches(LOGIT, doubt, share), trace)
+    bare = retrieval_and_study(pairs, relevance, image, text, Matches(LOGIT), trace)
+    scores = similarity_scores(image, text)
+    probability = (1 - doubt[:, None]) * torch.sigmoid(8 * scores - 2) + doubt[:, None] * share
+    every = calibration.reliability(probability.flatten(), relevant.flatten(), calibration.LOG_ODDS)
+    assert got["calibration/match/ece"] == pytest.approx(every.ece, abs=1e-6)
+    for way, item in (("i2t", scores.argmax(1)), ("t2i", scores.argmax(0))):
+        rows = (torch.arange(20), item) if way == "i2t" else (item, torch.arange(60))
+        first = calibration.reliability(probability[rows], relevant[rows])
+        assert got[f"calibration/match_{way}/ece"] == pytest.approx(first.ece, abs=1e-6)
+    kept = {key for key in bare if not key.startswith("calibration")}
+    assert {k: got[k] for k in kept} == pytest.approx({k: bare[k] for k in kept}, nan_ok=True)
+    scores, labels, *_ = classes
+    doubt, share = torch.rand(90, generator=g), torch.rand(6, generator=g)
+    got = study.study_classification(scores, labels, None, None, Matches(LOGIT, doubt, share), trace).metrics()
+    best, right = scores.argmax(1), scores.argmax(1) == labels
+    sure = (1 - doubt) * (8 * scores).softmax(1).amax(1) + doubt / 6
+    assert got["calibration/confidence/ece"] == pytest.approx(calibration.reliability(sure, right).ece, abs=1e-6)
+    top = (1 - doubt) * torch.sigmoid(8 * scores.amax(1) - 2) + doubt * share[best]
+    assert got["calibration/match_top1/ece"] == pytest.approx(calibration.reliability(top, right).ece, abs=1e-6)

@@ -248,7 +248,7 @@ def matches_metrics(expected: np.ndarray, true: np.ndarray) -> dict[str, float]:
 
 
 def inside_interval(result: CorpusResult) -> dict[str, float]:
-    """`matches/inside_interval`, also by level: of texts that fit any drawing, the share whose interval holds the truth."""
+    """`matches/inside_interval`, also by level: of texts that fit any drawing, how many have the truth in theirs."""
     if "share_low" not in result.read:
         return {}
     share, levels = result.text_relation.mean(1), result.table.text_level
