@@ -24,7 +24,6 @@ from scipy.stats import linregress  # noqa: E402
 from baselines import BASELINES  # noqa: E402
 from foreign_inputs import pictures, texts  # noqa: E402
 from prolip.data.emoji import LEVELS  # noqa: E402
-from prolip.evaluation.metrics.blockwise import PairScores, Relevance  # noqa: E402
 from prolip.evaluation.metrics.bootstrap import Statistic, paired  # noqa: E402
 from prolip.evaluation.metrics.calibration import confidence, reliability  # noqa: E402
 from prolip.evaluation.metrics.selective import (  # noqa: E402  # noqa: E402
@@ -35,9 +34,9 @@ from prolip.evaluation.metrics.selective import (  # noqa: E402  # noqa: E402
     risk_coverage,
     spearman,
 )
-from prolip.evaluation.metrics.study import study_retrieval  # noqa: E402
 from prolip.evaluation.suites.emoji.evaluate import evaluate_corpus  # noqa: E402
 from prolip.evaluation.suites.emoji.result import CorpusResult  # noqa: E402
+from prolip.evaluation.suites.emoji.uncertainty import reliabilities  # noqa: E402
 from study_subjects import Subject, Trained, baselines, fitted, trained  # noqa: E402
 
 NAN = float("nan")
@@ -195,11 +194,8 @@ def of_retrieval(subject: Subject) -> Row:
 
 def match_ece(subject: Subject) -> float:
     """Expected calibration error of the probability that the text in the first place is true of a drawing."""
-    result = subject.result
-    scores = PairScores.from_gaussians(result.image, result.text, result.score)
-    relevance = Relevance.from_dense(torch.from_numpy(result.text_relation).mT)
-    *_, study = study_retrieval(scores, relevance, None, None, result.score, result.score.uncertainty)
-    return study.metrics().get("calibration/match_i2t/ece", NAN)
+    found = reliabilities(subject.result, "captions").get("calibration/match_i2t")
+    return NAN if found is None else found.ece
 
 
 def answer_ece(subject: Subject) -> float:

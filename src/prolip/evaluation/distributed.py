@@ -88,7 +88,7 @@ def merge(dataset: Dataset, embedder: Embedder, found: Sequence[tuple[list, list
     tables = [unpack("image", table) for _, part, _ in found for table in part]
     image = concatenate(tables).select(order) if tables else None
     merged = list(unique_keys(samples[row] for row in order))
-    record = to_record(dataset, merged, [] if image is None else [image])
+    record = to_record(dataset, merged, [] if image is None else [image], embedder.reader)
     return from_record(dataset, embedder.card, record)
 
 

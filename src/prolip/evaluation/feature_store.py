@@ -1,6 +1,6 @@
 """Embeddings in a folder: a safetensors file per set of images and per set of texts, a JSON file per task.
 
-    FOLDER/images/NAME-KEY.safetensors   means, log variances, labels, groups, keys and captions of a data set's images
+    FOLDER/images/NAME-KEY.safetensors   means, log variances, evidence, labels, groups, keys, captions of images
     FOLDER/texts/KEY.safetensors         Gaussians of classes, captions or cues
     FOLDER/tasks/NAME-KEY.json           which of them make a task, with its classes: enough without the model
 

@@ -32,6 +32,7 @@ from prolip.evaluation.feature_store import FORMAT, FeatureStore, Record, pack, 
 from prolip.evaluation.model import Embedder, ModelCard, groups
 from prolip.evaluation.zero_shot import ALL, PromptRule, Prompts, Weigh, mix_groups
 from prolip.gaussian import Gaussian, concatenate
+from prolip.uncertainty.readings import Evidence, Reader
 from prolip.utils.threads import default_workers, in_threads
 
 log = logging.getLogger(__name__)
@@ -53,7 +54,8 @@ class Features:
     (C, D) classes, (T, D) captions or (A, D) cues, None where only images were asked for; labels: (N,) or multi-hot
     (N, C) int64; groups: (N, G); captions: T texts, owners: (T,) int64, the image that each stands with;
     text_key: what the texts are kept under; prompts: (C, T, D), those of the classes, where images are to choose
-    among them, as `rule` says; damaged: what was left out, counts by kind and examples, {} where nothing was.
+    among them, as `rule` says; evidence: of the images, what the model's doubt of them follows from, None where it has
+    none; damaged: what was left out, counts by kind and examples, {} where nothing was.
     """
 
     dataset: Dataset
@@ -68,6 +70,7 @@ class Features:
     text_key: str = ""
     prompts: Gaussian | None = None
     rule: PromptRule = EVERY
+    evidence: Evidence | None = None
     damaged: dict[str, Any] = field(default_factory=dict)
 
 
@@ -84,7 +87,7 @@ def image_features(
     key = image_key(dataset, embedder.card)
     record = store.read("images", key, dataset.name)
     if record is None or is_stale(record, dataset):
-        record = to_record(dataset, *embed_share(dataset, embedder, batch_size, workers, progress))
+        record = to_record(dataset, *embed_share(dataset, embedder, batch_size, workers, progress), embedder.reader)
         if not record.values["damaged"]:  # what was left out may be there next time
             store.write("images", key, record, dataset.name)
     return from_record(dataset, embedder.card, record)
@@ -217,8 +220,8 @@ def decoded(
 
 
 # --- records ---------------------------------------------------------------------------------------------------------
-def to_record(dataset: Dataset, samples: Sequence[Sample], parts: Sequence[Gaussian]) -> Record:
-    """What a pass has found, as tensors and JSON values.
+def to_record(dataset: Dataset, samples: Sequence[Sample], parts: Sequence[Gaussian], reader: Reader | None) -> Record:
+    """What a pass has found, as tensors and JSON values; reader: the model's.
 
     DamagedData where it has found nothing, samples are missing, only some have labels or groups, or relevant pairs are
     counted by caption, which are others once samples are left out.
@@ -236,6 +239,8 @@ def to_record(dataset: Dataset, samples: Sequence[Sample], parts: Sequence[Gauss
     if dataset.size is not None and len(samples) != dataset.size and not damaged:
         raise DamagedData(f"{dataset.source} gave {len(samples)} images, wanted {dataset.size}: fetch it again")
     tensors = pack("image", concatenate(parts))
+    if reader is not None and (evidence := reader.evidence(tensors["image_mean"])) is not None:
+        tensors["evidence"] = torch.stack(evidence, 1)
     for name in ("label", "groups"):
         given = [getattr(sample, name) for sample in samples]
         without = [sample.key for sample, value in zip(samples, given) if value is None]
@@ -265,7 +270,7 @@ def from_record(dataset: Dataset, model: ModelCard, record: Record) -> Features:
     if values["damaged"]:
         dataset = replace(dataset, info={k: v for k, v in dataset.info.items() if k not in PER_SAMPLE}, further=None)
     groups = tensors.get("groups")
-    labels = tensors.get("label")
+    labels, evidence = tensors.get("label"), tensors.get("evidence")
     return Features(
         dataset=dataset,
         model=model,
@@ -275,6 +280,7 @@ def from_record(dataset: Dataset, model: ModelCard, record: Record) -> Features:
         groups=None if groups is None else groups.numpy(),
         captions=tuple(values.get("captions", ())),
         owners=tensors.get("owners"),
+        evidence=None if evidence is None else Evidence(*evidence.unbind(1)),
         damaged=values["damaged"],
     )
 

@@ -138,10 +138,15 @@ def extremes(
     trace, units, other = own.uncertainty(of.z), own.units, "texts" if kind == "image" else "images"
     said = [f"{x:#.4g}" for x in trace.tolist()] if units is None else [
         amount(x) for x in units.matches(of.z.trace, others, of=other).tolist()]  # fmt: skip
-    order, count = trace.argsort(stable=True).tolist(), min(count, len(trace) // 2)
-    least, most = ([Extreme(of.labels[i], float(trace[i]), said[i], of.picture(i)) for i in rows[:count]]
+    return f"how many {other} each may fit" if units else "their uncertainty", *both_ends(of, trace, said, count)
+
+
+def both_ends(of: Inputs, values: Tensor, said: Sequence[str], count: int = 6) -> tuple[list[Extreme], list[Extreme]]:
+    """The inputs of the least values (N,), and those of the largest."""
+    order, count = values.argsort(stable=True).tolist(), min(count, len(values) // 2)
+    least, most = ([Extreme(of.labels[i], float(values[i]), said[i], of.picture(i)) for i in rows[:count]]
                    for rows in (order, order[::-1]))  # fmt: skip
-    return "their uncertainty" if units is None else f"how many {other} each may fit", least, most
+    return least, most
 
 
 def show_features(features: Features) -> Shown | None:

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,9 +14,9 @@ from matplotlib.ticker import StrMethodFormatter
 from prolip.data.emoji import LEVELS
 from prolip.evaluation.kinds import KINDS
 from prolip.evaluation.metrics.selective import by_length, risk_coverage, spearman
-from prolip.evaluation.plots import plot_risk_coverage
+from prolip.evaluation.plots import plot_reliability, plot_risk_coverage
 from prolip.evaluation.suites.emoji.result import REFUSED_BY, CorpusResult
-from prolip.evaluation.suites.emoji.uncertainty import by_expected, signs_against, traces_of_levels
+from prolip.evaluation.suites.emoji.uncertainty import by_expected, reliabilities, signs_against, traces_of_levels
 from prolip.report.pca import pca
 from prolip.report.runs import RunFolder
 from prolip.utils.style import IMAGE, INK, LEVEL_COLOURS, LEVEL_MARKERS, MUTED, TEXT, panels, percent, styled
@@ -212,6 +213,9 @@ def expected_matches(result: CorpusResult) -> Figure | None:
     means = np.array([found for texts, *found in by_expected(expected, true) if texts >= 5 and found[1]])
     ax.plot(*means.reshape(-1, 2).T[::-1], "D", color=INK, markeredgecolor="white", markersize=7,
             label="mean of a group")  # fmt: skip
+    if "share_low" in result.read:
+        low, high = (len(result.corpus.drawings) * result.read[f"share_{end}"][shown] for end in ("low", "high"))
+        ax.vlines((true * jitter)[shown], low, high, color=INK, linewidth=0.4, alpha=0.25, zorder=0.5)
     ends = np.array([0.2, 1.2 * max(true.max(), expected.max())])
     ax.plot(ends, ends, color=INK, linewidth=1.2, linestyle="--")
     ax.fill_between(ends, ends / 2, ends * 2, color=INK, alpha=0.08, lw=0)
@@ -234,12 +238,25 @@ def refused(result: CorpusResult) -> Figure:
     return plot_risk_coverage(curves, f"Naming {len(wrong):,} drawings, refusing the unsure")
 
 
+@styled
+def reliability(result: CorpusResult) -> Figure | None:
+    """Match probabilities of the first captions of drawings, with doubt and without; None where there is no doubt."""
+    rel, own = (reliabilities(x, "captions").get("calibration/match_i2t") for x in (result, replace(result, read={})))
+    if result.doubt is None or rel is None or own is None:
+        return None
+    figure = plot_reliability(rel, "with doubt", "First captions of drawings")
+    form: Any = {"color": MUTED, "linewidth": 1, "marker": "o", "markersize": 3, "zorder": 1}
+    figure.axes[0].plot(own.probability, own.frequency, label=f"without doubt  (ECE {own.ece:.3g})", **form)
+    figure.axes[0].legend(loc="lower right")
+    return figure
+
+
 def draw_all(run: RunFolder, seed: int = 0) -> dict[str, Figure]:
     """Every figure that the run has something to show in, by name."""
     figures: dict[str, Figure | None] = {"evaluations": evaluations(run), "learning_curves": learning_curves(run)}
     if run.result is not None and run.result.probabilistic:
         of_result: tuple[Callable[[CorpusResult], Figure | None], ...] = (
-            trace_histogram, trace_by_level, trace_by_length, true_matches, expected_matches, refused,
+            trace_histogram, trace_by_level, trace_by_length, true_matches, expected_matches, refused, reliability,
         )  # fmt: skip
         figures |= {draw.__name__: draw(run.result) for draw in of_result}
         figures["pca"] = pca(run.result, seed)

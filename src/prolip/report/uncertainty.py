@@ -12,7 +12,7 @@ from prolip.evaluation.metrics.blockwise import Relevance
 from prolip.evaluation.metrics.selective import by_decile, spread
 from prolip.evaluation.suites.emoji.result import CorpusResult
 from prolip.evaluation.suites.emoji.uncertainty import matches_metrics, signs_against
-from prolip.report.examples import Example, Inputs, Shown, amount, example, pick, picture, show
+from prolip.report.examples import Example, Inputs, Shown, amount, both_ends, example, pick, picture, show
 from prolip.uncertainty.units import Units, in_words
 
 #: Where the texts of the first examples lie among all that fit a drawing, ordered by expected matches. Most fit one, so
@@ -95,9 +95,13 @@ def drawn(result: CorpusResult) -> Inputs:
 
 def show_corpus(result: CorpusResult) -> Shown:
     """Drawings and all texts, as any other test set."""
-    own = result.model_score if result.probabilistic else None
+    own, texts = result.model_score if result.probabilistic else None, Inputs(result.text, result.table.texts)
     relevance = Relevance.from_dense(torch.from_numpy(result.text_relation.T))
-    return show(drawn(result), Inputs(result.text, result.table.texts), relevance, result.score, own)
+    shown, nats = show(drawn(result), texts, relevance, result.score, own), result.read.get("ambiguity")
+    if nats is not None and not np.isnan(nats).any():
+        ends = both_ends(drawn(result), torch.from_numpy(nats), [f"{x:.1f} nats" for x in nats])
+        shown.ends.append(("image", "their ambiguity", *ends))
+    return shown
 
 
 def texts(result: CorpusResult, units: Units, expected: np.ndarray, top: int = 8) -> list[Text]:
@@ -216,11 +220,13 @@ def expected(result: CorpusResult) -> str:
     )
     single = (true[true > 0] == 1).mean()
     at = {level: result.text.trace[result.table.text[result.table.rows(level)]] for level in LEVELS}
+    inside = result.metrics.get("matches/inside_interval")
+    held = "" if inside is None else f" For {inside:.0%} of the texts the thin line covers the true number."
     said = ", ".join(f"a {level} {in_words(float(units.share(trace).median()))}" for level, trace in at.items())
     return (
         f"Here {within:.0%} of the texts lie in the band. As {single:.0%} of them fit a single drawing, one number for "
         f"all could reach {chance:.0%}: the diamonds say more. The expected number is {amount(bias)} times the true "
-        f"one on average (geometric mean). What a typical text of each level fits of the drawings: {said}."
+        f"one on average (geometric mean).{held} What a typical text of each level fits of the drawings: {said}."
     )
 
 

@@ -56,7 +56,8 @@ def test_match_probabilities_of_blocks_are_those_of_all_pairs(in_blocks):
     in_blocks(21)
     g = torch.Generator().manual_seed(2)
     scores, relevant = torch.rand(11, 7, generator=g) - 0.5, torch.rand(11, 7, generator=g) < 0.2
-    reader = calibration.MatchReliability(Relevance.from_dense(relevant), CSDScore(12.0, -3.0).match_probability)
+    matches = calibration.Matches(CSDScore(12.0, -3.0))
+    reader = calibration.MatchReliability(Relevance.from_dense(relevant), matches)
     for rows, block in large.row_blocks(scores.__getitem__, 11, 7):
         reader.update(rows, block)
     got = reader.reliability()
@@ -114,3 +115,41 @@ def test_a_model_that_denies_every_match_is_told_by_the_ratio_to_the_base_rate()
 def test_wrong_inputs_are_refused_with_what_is_wanted(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def doubted(seed=0, images=9, texts=12):
+    """A score, its doubts, the shares of texts, scores of all pairs, and the probabilities by hand."""
+    g = torch.Generator().manual_seed(seed)
+    doubt, share = torch.rand(images, generator=g), torch.rand(texts, generator=g)
+    scores = torch.randn(images, texts, generator=g)
+    wanted = (1 - doubt[:, None]) / (1 + torch.exp(3 - 5 * scores)) + doubt[:, None] * share
+    return calibration.Matches(CSDScore(5.0, -3.0), doubt, share), scores, wanted
+
+
+def test_doubt_goes_with_the_image_and_the_share_with_the_text():
+    matches, scores, wanted = doubted()
+    torch.testing.assert_close(matches.block(slice(2, 6), scores[2:6]), wanted[2:6])
+    image, text = torch.tensor([0, 3, 8]), torch.tensor([11, 0, 4])
+    torch.testing.assert_close(matches.pairs(image, text, scores[image, text]), wanted[image, text])
+    torch.testing.assert_close(matches.pairs(text[:2] - text[:2], slice(2), scores[0, :2]), wanted[0, :2])
+    bare = calibration.Matches(matches.score)
+    assert torch.equal(bare.block(slice(0, 9), scores), torch.sigmoid(5 * scores - 3))
+    assert calibration.Matches(CSDScore(5.0), *matches[1:]).block(slice(0, 9), scores) is None
+
+
+def test_reliability_with_doubt_in_blocks_is_that_of_all_pairs(in_blocks):
+    in_blocks(30)
+    matches, scores, wanted = doubted()
+    relevant = torch.rand(scores.shape, generator=torch.Generator().manual_seed(4)) < 0.3
+    reader = calibration.MatchReliability(Relevance.from_dense(relevant), matches)
+    for rows, block in large.row_blocks(scores.__getitem__, *scores.shape):
+        reader.update(rows, block)
+    want = calibration.reliability(wanted.flatten(), relevant.flatten(), calibration.LOG_ODDS)
+    np.testing.assert_array_equal(reader.reliability().counts, want.counts)
+    assert reader.reliability().ece == pytest.approx(want.ece, rel=1e-5)
+
+
+def test_confidence_is_hedged_between_the_classes():
+    logits, doubt = torch.randn(9, 5, generator=torch.Generator().manual_seed(3)), torch.linspace(0, 1, 9)
+    want = (1 - doubt) * logits.softmax(1).amax(1) + doubt / 5
+    torch.testing.assert_close(calibration.confidence(logits, doubt), want)

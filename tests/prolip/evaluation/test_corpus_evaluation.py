@@ -16,10 +16,12 @@ from PIL import Image
 from torch import nn
 
 from prolip.evaluation.metrics.calibration import LOG_ODDS, reliability
-from prolip.evaluation.metrics.selective import by_decile
+from prolip.evaluation.metrics.selective import auroc, by_decile
 from prolip.evaluation.suites import emoji as corpus_evaluation
 from prolip.evaluation.suites.emoji import uncertainty
 from prolip.gaussian import Gaussian
+from prolip.scores import TrueMatchScore
+from prolip.uncertainty.doubt import Doubt, Evidence
 
 GROUPS = {"nature": ("mammal", "bird"), "food": ("fruit",)}
 
@@ -184,6 +186,86 @@ def test_match_probabilities_of_both_galleries_are_checked(known):
     found.metrics |= got
     line = next(line for line in corpus_evaluation.result.calibration_lines(found.metrics) if line.startswith("names"))
     assert f"{got['calibration/names/match/probability_over_base_rate']:.4f}" in line
+
+
+class Reader:
+    """A reader whose numbers follow from means and traces in a line each."""
+
+    def evidence(self, mean):
+        return Evidence(mean.argmax(1).float(), 9 - mean.argmax(1).float())
+
+    def ambiguity(self, mean):
+        return mean.argmax(1).float() % 3
+
+    def shares(self, trace, mean):
+        share = (mean > 0).float().mean(1)
+        return torch.where(trace > trace.median(), 1.2, 0.5) * share, 2 * share
+
+
+@pytest.fixture
+def doubting(full):
+    """The result of a model that doubts the drawings: the more the higher their number."""
+    doubt = Doubt((0.0, 0.5, -0.1), (-1.0, 0.5, -0.1, -0.05), (0.0, 0.0), (9.0, 9.0))
+    score = TrueMatchScore(0.4, 0.5, images=50, texts=9, scale=5.0, bias=-3.0, doubt=doubt)
+    embedder = replace(as_embedder(Knowing(full), tokenize, preprocess), score=score, reader=Reader())
+    return corpus_evaluation.evaluate_corpus(embedder, full)
+
+
+def test_doubt_enters_the_probabilities_and_those_without_stand_beside(doubting):
+    m, number = doubting.metrics, torch.arange(9.0)
+    d = 1 / (1 + torch.exp(1 - 0.5 * (1 + number).log() + 0.1 * (9 - number) + 0.05 * 5))  # nearest: 5 on average
+    torch.testing.assert_close(doubting.doubt, d)
+    scores = doubting.score.pairwise(doubting.image, doubting.text)
+    own, true = torch.sigmoid(5 * scores - 3), torch.from_numpy(doubting.text_relation).T
+    share = ((doubting.text.trace / 0.5).exp() / 50).clamp(max=1)
+    hedged = (1 - d)[:, None] * own + d[:, None] * share
+    best = scores.argmax(1, keepdim=True)
+    for place, p in (("calibration", hedged), ("undoubted", own)):
+        every = reliability(p.flatten(), true.flatten(), LOG_ODDS).metrics(f"{place}/captions/match")
+        assert {key: m[key] for key in every} == pytest.approx(every, rel=1e-4)
+        first = reliability(p.gather(1, best)[:, 0], true.gather(1, best)[:, 0])
+        assert m[f"{place}/captions/match_i2t/ece"] == pytest.approx(first.ece, rel=1e-4)
+    names = doubting.text.mean[doubting.name_texts]
+    answer = (2 / 0.5 * doubting.image.mean @ names.T).softmax(1).amax(1)  # all are right
+    assert m["undoubted/names_i2t/answer/ece"] == pytest.approx(1 - answer.mean().item(), rel=1e-4)
+    given = (1 - d) * answer + d / 12
+    assert m["refusal/names_i2t/answer/ece"] == pytest.approx(1 - given.mean().item(), rel=1e-4)
+    table = corpus_evaluation.format_corpus(doubting)
+    assert re.search(f"right, ECE +{m['refusal/names_i2t/answer/ece']:.4f}, without doubt", table)
+    assert re.search(rf"names, without doubt +{m['undoubted/names/match/ece']:.4f}", table)
+
+
+def test_ambiguity_is_held_against_neighbours_of_other_subgroups(doubting):
+    m = doubting.metrics  # cosines of other drawings are all 0: the nearest of all is the first, mammal, or the second
+    wrong, nats = np.array([1, 1, 1, 0, 1, 1, 0, 1, 1]), np.arange(9) % 3  # subgroups go round, too
+    assert m["ambiguity/auroc"] == pytest.approx(auroc(nats, wrong))
+    assert m["ambiguity/neighbour_auroc"] == m["ambiguity/trace_auroc"] == 0.5
+    doubting.add_intervals(20)
+    low, high = doubting.info["intervals"]["ambiguity/auroc"]
+    assert low <= m["ambiguity/auroc"] <= high
+    doubting.read["ambiguity"][2] = np.nan  # nobody can say
+    assert not uncertainty.ambiguity(doubting)
+
+
+def test_true_shares_are_looked_for_inside_the_intervals(doubting):
+    share, low, high = doubting.text_relation.mean(1), doubting.read["share_low"], doubting.read["share_high"]
+    inside = [a <= x <= b for a, x, b in zip(low, share, high) if x > 0]
+    assert 0 < np.mean(inside) < 1 and doubting.metrics["matches/inside_interval"] == pytest.approx(np.mean(inside))
+    names = [low[i] <= share[i] <= high[i] for i in doubting.name_texts if share[i] > 0]
+    assert doubting.metrics["matches/inside_interval/name"] == pytest.approx(np.mean(names))
+    assert "matches/inside_interval/group" in corpus_evaluation.format_corpus(doubting)
+
+
+def test_what_the_model_read_is_saved_and_an_old_result_shows_what_it_showed(doubting, known, tmp_path):
+    back = corpus_evaluation.load(doubting.save(tmp_path / "eval"))
+    assert back.read.keys() == {"evidence", "ambiguity", "share_low", "share_high"}
+    assert all(np.array_equal(x, doubting.read[name]) for name, x in back.read.items())
+    assert torch.equal(back.doubt, doubting.doubt)
+    old = corpus_evaluation.load(known.save(tmp_path / "old"))
+    assert old.read == {} and old.doubt is None
+    assert not any(key.startswith(("undoubted/", "ambiguity/", "matches/inside")) for key in old.metrics)
+    table = corpus_evaluation.format_corpus(old)
+    assert "without doubt" not in table and "ambiguity" not in table and "inside" not in table
 
 
 def test_a_concept_is_drawn_with_its_drawings_and_texts(known):

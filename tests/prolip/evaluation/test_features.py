@@ -18,11 +18,13 @@ from prolip.evaluation import feature_store, features
 from prolip.evaluation.datasets.base import DamagedData, Dataset, Sample
 from prolip.evaluation.datasets.specs import open_dataset
 from prolip.evaluation.datasets.wds import open_wds
+from prolip.evaluation.distributed import features_over_ranks
 from prolip.evaluation.feature_store import FeatureStore
 from prolip.evaluation.kinds.base import class_prompts
 from prolip.evaluation.task import compute_features, evaluate_dataset
 from prolip.evaluation.zero_shot import class_gaussians
 from prolip.gaussian import Gaussian
+from prolip.uncertainty.doubt import Evidence
 from prolip.utils.threads import in_threads
 
 
@@ -242,6 +244,27 @@ def test_features_of_every_kind_are_as_good_without_the_model(tmp_path, model, r
         assert one.metrics == other.metrics and one.info | {"seconds": 0} == other.info | {"seconds": 0}
         with pytest.raises(FileNotFoundError, match="only the features of"):
             next(b.dataset.samples())
+
+
+class Reading:
+    """A reader that takes two columns of an image's mean for its evidence."""
+
+    def evidence(self, mean):
+        return Evidence(mean[:, 0].abs(), mean[:, 1])
+
+
+def test_features_keep_the_evidence_of_their_images_and_old_ones_have_none(tmp_path, ours):
+    dataset, store = open_wds(mini.wds_retrieval(tmp_path / "wds_pairs")), FeatureStore(tmp_path / "store")
+    compute_features(dataset, ours, store)  # a record from before there was any
+    reading = replace(ours, reader=Reading())
+    assert compute_features(dataset, reading, store).evidence is None
+    assert next(features.load_features(store)).evidence is None
+    shutil.rmtree(tmp_path / "store")
+    found = compute_features(dataset, reading, store)
+    loaded = next(features.load_features(FeatureStore(tmp_path / "store")))
+    for one in (found, loaded, features_over_ranks(dataset, reading)):
+        assert torch.equal(one.evidence.novelty, found.image.mean[:, 0].abs())
+        assert torch.equal(one.evidence.nearest, found.image.mean[:, 1])
 
 
 def flip(path):

@@ -9,6 +9,7 @@ from prolip.evaluation.metrics import blockwise as large
 from prolip.evaluation.metrics import calibration, study
 from prolip.evaluation.metrics import selective as refusal
 from prolip.evaluation.metrics.blockwise import PairScores, Relevance
+from prolip.evaluation.metrics.calibration import Matches
 from prolip.evaluation.metrics.ranking import both_directions
 from prolip.gaussian import Gaussian
 from prolip.scores import CSDScore
@@ -51,7 +52,7 @@ def captions():
 
 def test_a_classification_is_refused_by_score_image_and_pair(classes):
     scores, labels, image, text = classes
-    got = study.study_classification(scores, labels, image, text, LOGIT, trace).metrics()
+    got = study.study_classification(scores, labels, image, text, Matches(LOGIT), trace).metrics()
     chosen = scores.argmax(1)
     uncertainties = {"score": -scores.amax(1), "image": image.trace, "pair": image.trace + text.trace[chosen]}
     want = refusal.selective_metrics(chosen != labels, uncertainties)
@@ -62,7 +63,7 @@ def test_a_classification_is_refused_by_score_image_and_pair(classes):
 
 def test_a_classifications_probabilities_are_checked_both_ways(classes):
     scores, labels, image, text = classes
-    got = study.study_classification(scores, labels, image, text, LOGIT, trace).metrics()
+    got = study.study_classification(scores, labels, image, text, Matches(LOGIT), trace).metrics()
     right = scores.argmax(1) == labels
     softmax = calibration.reliability((8 * scores).softmax(1).amax(1), right)
     assert got["calibration/confidence/ece"] == pytest.approx(softmax.ece, abs=1e-6)
@@ -74,19 +75,19 @@ def test_a_classifications_probabilities_are_checked_both_ways(classes):
 
 def test_blocks_of_scores_change_no_figure_of_a_classification(classes, in_blocks):
     scores, labels, image, text = classes
-    whole = study.study_classification(scores, labels, image, text, LOGIT, trace).metrics()
+    whole = study.study_classification(scores, labels, image, text, Matches(LOGIT), trace).metrics()
     in_blocks(60)
-    got = study.study_classification(scores, labels, image, text, LOGIT, trace).metrics()
+    got = study.study_classification(scores, labels, image, text, Matches(LOGIT), trace).metrics()
     assert got == pytest.approx(whole, abs=1e-6)
 
 
 def test_a_model_without_uncertainty_is_refused_by_its_scores_alone(classes, captions):
     scores, labels, *_ = classes
-    got = study.study_classification(scores, labels, None, None, CSDScore(8.0), trace).metrics()
+    got = study.study_classification(scores, labels, None, None, Matches(CSDScore(8.0)), trace).metrics()
     assert {key.split("/")[1] for key in got if key.startswith("refusal/")} == {"score"}
     assert "calibration/confidence/ece" in got and "calibration/match/ece" not in got
     pairs, relevance, *_ = captions
-    both = retrieval_and_study(pairs, relevance, None, None, CSDScore(8.0), trace)
+    both = retrieval_and_study(pairs, relevance, None, None, Matches(CSDScore(8.0)), trace)
     assert {key.split("/")[2] for key in both if key.startswith("refusal/")} == {"score"}
     assert not any(key.startswith("calibration") for key in both)
 
@@ -95,7 +96,7 @@ def test_retrieval_is_refused_in_both_directions(captions, in_blocks):
     in_blocks(100)
     pairs, relevance, relevant, image, text = captions
     scores = similarity_scores(image, text)
-    i2t, t2i, found = study.study_retrieval(pairs, relevance, image, text, LOGIT, trace)
+    i2t, t2i, found = study.study_retrieval(pairs, relevance, image, text, Matches(LOGIT), trace)
     for got, want in ((i2t, dense_ranking.rank(scores, relevant)), (t2i, dense_ranking.rank(scores.mT, relevant.mT))):
         for ours, theirs in zip(got, want, strict=True):
             torch.testing.assert_close(ours, theirs, equal_nan=True)
@@ -117,7 +118,7 @@ def test_retrieval_is_refused_in_both_directions(captions, in_blocks):
 def test_what_is_known_of_pairs_is_asked_of_each_query_with_its_first_place(captions, classes):
     pairs, relevance, relevant, image, text = captions
     scores, known = similarity_scores(image, text), torch.rand(20, 60, generator=torch.Generator().manual_seed(0))
-    *_, found = study.study_retrieval(pairs, relevance, None, None, LOGIT, trace, lambda i, j: known[i, j])
+    *_, found = study.study_retrieval(pairs, relevance, None, None, Matches(LOGIT), trace, lambda i, j: known[i, j])
     for way, s, u, true in (("i2t", scores, known, relevant), ("t2i", scores.T, known.T, relevant.T)):
         asked, row = true.any(1), torch.arange(len(s))
         wrong = ~true[row, s.argmax(1)]
@@ -125,7 +126,8 @@ def test_what_is_known_of_pairs_is_asked_of_each_query_with_its_first_place(capt
         got = {key: value for key, value in found.metrics().items() if key.startswith(f"refusal/{way}/pair/")}
         assert got == pytest.approx(want, abs=1e-6) and set(found.samples[f"refusal/{way}"][1]) == {"score", "pair"}
     scores, labels, *_ = classes
-    found = study.study_classification(scores, labels, None, None, LOGIT, trace, of_pairs=lambda i, j: known[i % 20, j])
+    pair = {"of_pairs": lambda i, j: known[i % 20, j]}
+    found = study.study_classification(scores, labels, None, None, Matches(LOGIT), trace, **pair)
     best = scores.argmax(1)
     want = refusal.selective_metrics(best != labels, {"pair": known[torch.arange(90) % 20, best]})
     assert want.items() <= found.metrics().items()
@@ -134,7 +136,7 @@ def test_what_is_known_of_pairs_is_asked_of_each_query_with_its_first_place(capt
 def test_match_probabilities_of_all_pairs_and_of_first_places(captions):
     pairs, relevance, relevant, image, text = captions
     scores = similarity_scores(image, text)
-    got = retrieval_and_study(pairs, relevance, image, text, LOGIT, trace)
+    got = retrieval_and_study(pairs, relevance, image, text, Matches(LOGIT), trace)
     probability = torch.sigmoid(8 * scores - 2)
     every = calibration.reliability(probability.flatten(), relevant.flatten(), calibration.LOG_ODDS)
     assert got["calibration/match/ece"] == pytest.approx(every.ece, abs=1e-6)
@@ -156,14 +158,14 @@ def test_each_score_is_computed_once_per_direction(captions, in_blocks):
         counted.append(part.numel())
         return part
 
-    study.study_retrieval(PairScores(20, 60, block), relevance, image, text, LOGIT, trace)
+    study.study_retrieval(PairScores(20, 60, block), relevance, image, text, Matches(LOGIT), trace)
     assert sum(counted) == 2 * 20 * 60 and max(counted) <= 90
 
 
 def test_a_direction_that_nothing_matches_in_has_no_refusal_figures():
     image, text = noisy(torch.eye(3), torch.arange(3), 0), noisy(torch.eye(3), torch.arange(3), 1)
     nothing = Relevance.from_pairs([], [], 3, 3)
-    got = retrieval_and_study(PairScores.from_gaussians(image, text), nothing, image, text, LOGIT, trace)
+    got = retrieval_and_study(PairScores.from_gaussians(image, text), nothing, image, text, Matches(LOGIT), trace)
     assert np.isnan(got["i2t/R@1"]) and not any(key.startswith("refusal") for key in got)
 
 
@@ -177,6 +179,32 @@ def test_any_task_with_an_error_per_sample_can_be_studied():
 def test_scores_and_labels_must_fit(classes):
     scores, labels, *_ = classes
     with pytest.raises(ValueError, match="relevance of 80 images and 6 texts for scores of 90 and 6"):
-        study.study_classification(scores, labels[:80], None, None, LOGIT, trace)
+        study.study_classification(scores, labels[:80], None, None, Matches(LOGIT), trace)
     with pytest.raises(ValueError, match="names item 6, but there are 6"):
-        study.study_classification(scores, labels + 1, None, None, LOGIT, trace)
+        study.study_classification(scores, labels + 1, None, None, Matches(LOGIT), trace)
+
+
+def test_doubt_enters_the_probabilities_and_no_ranking(classes, captions):
+    g = torch.Generator().manual_seed(5)
+    pairs, relevance, relevant, image, text = captions
+    doubt, share = torch.rand(20, generator=g), torch.rand(60, generator=g)
+    got = retrieval_and_study(pairs, relevance, image, text, Matches(LOGIT, doubt, share), trace)
+    bare = retrieval_and_study(pairs, relevance, image, text, Matches(LOGIT), trace)
+    scores = similarity_scores(image, text)
+    probability = (1 - doubt[:, None]) * torch.sigmoid(8 * scores - 2) + doubt[:, None] * share
+    every = calibration.reliability(probability.flatten(), relevant.flatten(), calibration.LOG_ODDS)
+    assert got["calibration/match/ece"] == pytest.approx(every.ece, abs=1e-6)
+    for way, item in (("i2t", scores.argmax(1)), ("t2i", scores.argmax(0))):
+        rows = (torch.arange(20), item) if way == "i2t" else (item, torch.arange(60))
+        first = calibration.reliability(probability[rows], relevant[rows])
+        assert got[f"calibration/match_{way}/ece"] == pytest.approx(first.ece, abs=1e-6)
+    kept = {key for key in bare if not key.startswith("calibration")}
+    assert {k: got[k] for k in kept} == pytest.approx({k: bare[k] for k in kept}, nan_ok=True)
+    scores, labels, *_ = classes
+    doubt, share = torch.rand(90, generator=g), torch.rand(6, generator=g)
+    got = study.study_classification(scores, labels, None, None, Matches(LOGIT, doubt, share), trace).metrics()
+    best, right = scores.argmax(1), scores.argmax(1) == labels
+    sure = (1 - doubt) * (8 * scores).softmax(1).amax(1) + doubt / 6
+    assert got["calibration/confidence/ece"] == pytest.approx(calibration.reliability(sure, right).ece, abs=1e-6)
+    top = (1 - doubt) * torch.sigmoid(8 * scores.amax(1) - 2) + doubt * share[best]
+    assert got["calibration/match_top1/ece"] == pytest.approx(calibration.reliability(top, right).ece, abs=1e-6)

@@ -14,6 +14,7 @@ from prolip.evaluation.suites.emoji.result import CorpusResult
 from prolip.evaluation.suites.emoji.uncertainty import trace_metrics
 from prolip.gaussian import Gaussian
 from prolip.scores import TrueMatchScore
+from prolip.uncertainty.doubt import Doubt
 
 SUBGROUPS = (("nature", "bird"), ("nature", "fish"), ("food", "fruit"))
 
@@ -68,6 +69,17 @@ def with_units(result):
     """The same of a model whose trace is 0.1 for each nat, fitted to 5,000 images and 90 texts."""
     score = TrueMatchScore(0.4, 0.1, images=5000, texts=90, scale=20.0, bias=-9.0)
     return replace(result, info=result.info | {"model_score": score.to_dict()})
+
+
+def with_doubt(result):
+    """The same of a model that doubts its drawings, knows their ambiguity, and gives intervals of a factor of 2."""
+    doubt = Doubt((0.0, 0.5, -0.1), (-1.0, 0.5, -0.1, -0.05), (0.0, 0.0), (9.0, 9.0))
+    score = TrueMatchScore(0.4, 0.1, images=5000, texts=90, scale=20.0, bias=-9.0, doubt=doubt)
+    info = result.info | {"similarity": "true_match", "score": score.to_dict(), "model_score": score.to_dict()}
+    number, share = np.arange(len(result.image.mean), dtype=np.float32), score.units.share(result.text.trace).numpy()
+    read = {"evidence": np.stack([number, 9 - number], 1), "ambiguity": (number * 7) % 22, "share_low": share / 2,
+            "share_high": share * 2}  # fmt: skip
+    return replace(result, info=info, read=read)
 
 
 def write_run(folder, result=None, steps=12):

@@ -1,12 +1,14 @@
 """The figures show the numbers they are given, and ellipses hold what they should."""
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from matplotlib.collections import PathCollection
-from report_stand_in import make_result, with_units, write_run
+from matplotlib.collections import LineCollection, PathCollection
+from report_stand_in import make_result, with_doubt, with_units, write_run
 
+from prolip.evaluation.metrics.calibration import reliability
 from prolip.evaluation.suites.emoji.uncertainty import by_expected, matches_metrics
 from prolip.measures.plane import place
 from prolip.report import figures, pca, runs, uncertainty
@@ -44,6 +46,34 @@ def test_expected_numbers_of_matches_stand_where_units_have_them_and_nowhere_wit
     said = uncertainty.expected(result)
     assert f"Here {measured['matches/within_factor_2']:.0%} of the texts lie in the band" in said
     assert f"could reach {measured['matches/chance_within_factor_2']:.0%}" in said and "a group about 3 in 5" in said
+
+
+def test_thin_lines_are_the_intervals_of_the_true_numbers():
+    result = with_doubt(make_result(traces=[0.8, 0.4, 0.2, 0.1]))
+    (axes,) = figures.expected_matches(result).axes
+    (lines,) = (drawn for drawn in axes.collections if isinstance(drawn, LineCollection))
+    ends = np.array([segment[:, 1] for segment in lines.get_segments()])
+    expected = result.expected_matches[result.text_relation.sum(1) > 0]
+    np.testing.assert_allclose(ends, np.stack([expected / 2, expected * 2], 1), rtol=1e-5)
+    result.metrics["matches/inside_interval"] = 0.875
+    assert "For 88% of the texts the thin line covers the true number." in uncertainty.expected(result)
+
+
+def test_reliability_of_first_captions_stands_beside_that_without_doubt():
+    result = with_doubt(make_result(noise=2.5, traces=[0.8, 0.4, 0.2, 0.1]))
+    axes = figures.reliability(result).axes[0]
+    scores = result.score.pairwise(result.image, result.text)
+    (best, item), true = scores.max(1), torch.from_numpy(result.text_relation.T)
+    right, own, d = true[torch.arange(len(item)), item], torch.sigmoid(20 * best - 9), result.doubt
+    share = result.score.units.share(result.text.trace)[item]
+    labels = [line.get_label() for line in axes.lines]
+    for name, p in (("with doubt", (1 - d) * own + d * share), ("without doubt", own)):
+        found = reliability(p, right)
+        line = axes.lines[labels.index(f"{name}  (ECE {found.ece:.3g})")]
+        shown = np.isfinite(line.get_xdata())
+        np.testing.assert_allclose(line.get_xdata()[shown], found.probability[found.counts > 0], rtol=1e-5)
+        np.testing.assert_allclose(line.get_ydata()[shown], found.frequency[found.counts > 0], rtol=1e-5)
+    assert figures.reliability(replace(result, read={})) is None
 
 
 def test_diamonds_of_expected_numbers_are_the_means_of_groups_with_five_texts_or_more():

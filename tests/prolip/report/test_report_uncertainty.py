@@ -6,9 +6,10 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 import torch
-from report_stand_in import make_result, with_units, write_run
+from report_stand_in import make_result, with_doubt, with_units, write_run
 
 from prolip.data.emoji import LEVELS
+from prolip.evaluation.suites.emoji.uncertainty import signs_against
 from prolip.report import examples, page, runs, uncertainty
 from prolip.uncertainty.units import in_words
 
@@ -195,3 +196,35 @@ def test_amounts_are_printed_for_people():
     assert [examples.amount(x) for x in (0.049, 0.82, 1.0, 3.44, 9.96, 248.7, 1234.5)] == [
         "0.05", "0.82", "1.0", "3.4", "10", "249", "1,234"
     ]  # fmt: skip
+
+
+def test_the_most_and_the_least_ambiguous_drawings_stand_with_the_other_ends(tmp_path):
+    result = with_doubt(make_result(noise=2.5, traces=[0.8, 0.4, 0.2, 0.1]))
+    *others, (kind, counts, least, most) = uncertainty.show_corpus(result).ends
+    assert others == uncertainty.show_corpus(replace(result, read={})).ends
+    assert (kind, counts) == ("image", "their ambiguity")
+    names = [result.corpus.concepts[drawing.concept].name for drawing in result.corpus.drawings]
+    order = np.argsort(result.read["ambiguity"])
+    assert [x.label for x in least] == [names[i] for i in order[:6]]
+    assert [x.label for x in most] == [names[i] for i in order[::-1][:6]] and most[0].said == "21.0 nats"
+    said = words(page.make_report(write_run(tmp_path / "demo", result)).read_text())
+    assert "Images, with their ambiguity" in said and "Is the match probability true?" in said
+    assert "Thin vertical lines are intervals" in said
+
+
+def test_a_page_of_a_result_from_before_says_nothing_of_doubt(html):
+    said = words(html[0])
+    assert "ambiguity in nats" not in said.lower() and "Is the match probability true?" not in said
+    assert "Thin vertical lines" not in said and "Images, with their ambiguity" not in said
+
+
+def test_a_drawing_is_as_sure_as_its_doubt_allows():
+    result = with_doubt(make_result(noise=2.5, traces=[0.8, 0.4, 0.2, 0.1]))
+    own, sure = {}, {}
+    for found, of in ((own, replace(result, read={})), (sure, result)):
+        shown = uncertainty.drawings(of, of.model_score.units, np.exp(-signs_against(of, "names", "i2t")["answer"]),
+                                     list(range(22)))  # fmt: skip
+        found |= {x.example.label: x.sure for x in shown}
+    names = [result.corpus.concepts[drawing.concept].name for drawing in result.corpus.drawings]
+    for name, d in zip(names, result.doubt.tolist()):
+        assert sure[name] == pytest.approx((1 - d) * own[name] + d / 24, rel=1e-4)

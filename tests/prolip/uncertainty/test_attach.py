@@ -221,7 +221,9 @@ def test_the_corpus_is_refused_by_novelty_from_the_same_pass(pair, tmp_path, cap
         assert np.array_equal(load(tmp_path).novelty[name], result.novelty[name])
     names, score, scale = result.text.select(result.name_texts), embedder.score, 2 / embedder.score.units.unit
     chosen = score.pairwise(result.image, names).argmax(1)
-    answer = -(scale * result.image.mean @ names.mean.T).log_softmax(1)[torch.arange(len(chosen)), chosen]
+    own = (scale * result.image.mean @ names.mean.T).softmax(1)[torch.arange(len(chosen)), chosen]
+    assert 0 < result.doubt.min() < result.doubt.max() < 1
+    answer = -((1 - result.doubt) * own + result.doubt / len(names.mean)).log()
     nats = answer + sum((1 + torch.from_numpy(x).exp() / 10).log() for x in result.novelty.values())
     wrong = ~result.rankings["names"][0].hit(1)
     assert result.metrics["refusal/names_i2t/all/auroc"] == pytest.approx(auroc(nats, wrong))
@@ -229,6 +231,7 @@ def test_the_corpus_is_refused_by_novelty_from_the_same_pass(pair, tmp_path, cap
     assert result.metrics["refusal/names_i2t/answer/ece"] == pytest.approx(
         reliability((-answer).exp(), (~wrong).numpy()).ece
     )
+    assert result.metrics["undoubted/names_i2t/answer/ece"] == pytest.approx(reliability(own, ~wrong).ece)
     assert result.metrics["refusal/names_i2t/first/aurc"] == pytest.approx(
         risk_coverage(result.novelty["first"], wrong).aurc
     )

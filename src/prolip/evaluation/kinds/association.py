@@ -18,10 +18,12 @@ from prolip.scores import Score
 
 
 class Candidates(NamedTuple):
-    """What a cue is compared with: scores (n,) of candidates, larger is nearer, and which belong to the cue (n,)."""
+    """Of a cue: scores (n,) of candidates, larger is nearer, which belong to it (n,), and the places of both (n,)."""
 
     scores: Tensor
     associated: Tensor
+    images: Tensor = torch.empty(0)
+    cues: Tensor = torch.empty(0)
 
 
 def jaccards(instances: Sequence[Candidates]) -> np.ndarray:
@@ -30,7 +32,7 @@ def jaccards(instances: Sequence[Candidates]) -> np.ndarray:
     Equal scores go by index. Raises ValueError for an instance without a true candidate.
     """
     values = []
-    for scores, associated in instances:
+    for scores, associated, *_ in instances:
         true = set(associated.nonzero().flatten().tolist())
         if not true:
             raise ValueError("an instance has no candidate that belongs to its cue: the file of instances is damaged")
@@ -80,9 +82,10 @@ def score_candidates(features: Features, score: Score) -> Iterator[Candidates]:
         missing = [key for key in instance.images if key not in row]
         if missing:
             raise DamagedData(f"the cue {instance.cue!r} has candidates that were left out: {', '.join(missing)}")
-        candidates = features.image.select([row[key] for key in instance.images])
-        scores = score.pairwise(candidates, text.select(slice(number, number + 1))).squeeze(1)
-        yield Candidates(scores, torch.tensor([key in instance.associated for key in instance.images]))
+        rows = torch.tensor([row[key] for key in instance.images])
+        scores = score.pairwise(features.image.select(rows), text.select(slice(number, number + 1))).squeeze(1)
+        true = torch.tensor([key in instance.associated for key in instance.images])
+        yield Candidates(scores, true, rows, torch.full_like(rows, number))
 
 
 def evaluate(features: Features, score: Score, confusion: bool = False) -> TaskMetrics:
@@ -103,7 +106,7 @@ def study(features: Features, score: Score) -> Study:
     uncertainties: dict[str, np.ndarray | Tensor] = {"score": np.array([-float(x.scores.max()) for x in scored])}
     if features.model.probabilistic and features.text is not None:
         uncertainties["text"] = uncertainty_of(features)(features.text)
-    found = match_reliability(scored, score)
+    found = match_reliability(scored, features, score)
     return study_errors(1 - jaccards(scored), uncertainties)._replace(reliability=found)
 
 

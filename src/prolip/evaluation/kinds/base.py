@@ -11,7 +11,7 @@ from prolip.evaluation.datasets.base import Dataset
 from prolip.evaluation.features import Features
 from prolip.evaluation.metrics.blockwise import PairScores
 from prolip.evaluation.metrics.bootstrap import Statistic
-from prolip.evaluation.metrics.calibration import EQUAL, LOG_ODDS, Reliability, reliability
+from prolip.evaluation.metrics.calibration import EQUAL, LOG_ODDS, Matches, Reliability, reliability
 from prolip.evaluation.metrics.study import OfPairs, Study
 from prolip.gaussian import Gaussian
 from prolip.scores import Score
@@ -102,17 +102,19 @@ def too_small_for(names: Sequence[str], metrics: Mapping[str, float]) -> dict[st
     return {"too_small_for": absent} if absent else {}
 
 
-def match_reliability(groups: Sequence[tuple[Tensor, Tensor]], score: Score) -> dict[str, Reliability]:
+def match_reliability(groups: Sequence[tuple[Tensor, ...]], features: Features, score: Score) -> dict[str, Reliability]:
     """`calibration/match` of all pairs and `calibration/match_top1` of the best pair of each query.
 
-    groups: of each query, the scores (n,) of its pairs and whether they match (n,). {} for a score that has no match
-    probability.
+    groups: of each query, of its pairs the scores, whether they match, and the places of the image and the text, (n,)
+    each. {} for a score that has no match probability.
     """
-    first = [int(scores.argmax()) for scores, _ in groups]
+    first = [int(scores.argmax()) for scores, *_ in groups]
+    matches = Matches.of(score, features.evidence, text_gaussians(features))
     top = [torch.stack([x[i] for x, i in zip(column, first)]) for column in zip(*groups)]
     found = {}
-    for name, (scores, true), edges in (("match", map(torch.cat, zip(*groups)), LOG_ODDS), ("match_top1", top, EQUAL)):
-        probability = score.match_probability(scores)
+    parts = ("match", map(torch.cat, zip(*groups)), LOG_ODDS), ("match_top1", top, EQUAL)
+    for name, (scores, true, images, texts), edges in parts:
+        probability = matches.pairs(images, texts, scores)
         if probability is not None:
             found[f"calibration/{name}"] = reliability(probability, true, edges)
     return found

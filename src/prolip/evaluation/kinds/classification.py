@@ -24,6 +24,7 @@ from prolip.evaluation.kinds.base import (
 )
 from prolip.evaluation.kinds.best_prompts import cross_weights, described
 from prolip.evaluation.metrics.bootstrap import class_mean_of, mean_of
+from prolip.evaluation.metrics.calibration import Matches
 from prolip.evaluation.metrics.classification import label_ranks
 from prolip.evaluation.metrics.study import Study, study_classification
 from prolip.gaussian import mixture
@@ -81,7 +82,8 @@ def study(features: Features, score: Score) -> Study:
     labels = own_labels(features)
     image, classes = (features.image, features.text) if features.model.probabilistic else (None, None)
     found = study_classification(
-        score_matrix(features, score), labels, image, classes, score, uncertainty_of(features),
+        score_matrix(features, score), labels, image, classes, 
+        Matches.of(score, features.evidence, text_gaussians(features)), uncertainty_of(features),
         len(labels) <= NEIGHBOURS, pair_uncertainty_of(features),
     )  # fmt: skip
     large = image is not None and len(labels) > NEIGHBOURS

@@ -45,7 +45,8 @@ def study(features: Features, score: Score) -> Study:
     uncertainties: dict[str, np.ndarray | Tensor] = {"score": -scores.amax(1)[kept]}
     if features.model.probabilistic:
         uncertainties["image"] = uncertainty_of(features)(features.image)[kept]
-    found = match_reliability(list(zip(scores, labels)), score)
+    images, texts = torch.meshgrid(*(torch.arange(count) for count in scores.shape), indexing="ij")
+    found = match_reliability(list(zip(scores, labels, images, texts)), features, score)
     return study_errors(error[kept], uncertainties)._replace(reliability=found)
 
 

@@ -12,12 +12,14 @@ from prolip.evaluation.kinds.base import (
     own_labels,
     pair_scores,
     pair_uncertainty_of,
+    text_gaussians,
     too_small_for,
     uncertainty_of,
 )
 from prolip.evaluation.kinds.classification import BY_NEIGHBOURS, NEIGHBOURS
 from prolip.evaluation.metrics.blockwise import Relevance, rank_sparse
 from prolip.evaluation.metrics.bootstrap import Clusters, Statistic, clustered, combine, mean_of
+from prolip.evaluation.metrics.calibration import Matches
 from prolip.evaluation.metrics.ranking import KS, Ranking, both_directions, retrieval_names
 from prolip.evaluation.metrics.selective import recall_auroc
 from prolip.evaluation.metrics.study import Study, study_retrieval
@@ -114,8 +116,9 @@ def study(features: Features, score: Score) -> Study:
     own, complete = relevance_of(features)
     image, text = (features.image, features.text) if features.model.probabilistic else (None, None)
     found = study_retrieval(
-        pair_scores(features, score), own if complete is None else complete, image, text, score,
-        uncertainty_of(features), pair_uncertainty_of(features),
+        pair_scores(features, score), own if complete is None else complete, image, text,
+        Matches.of(score, features.evidence, text_gaussians(features)), uncertainty_of(features),
+        pair_uncertainty_of(features),
     )[2]  # fmt: skip
     labels = features.labels
     if labels is None or not features.model.probabilistic or len(labels) < 2:

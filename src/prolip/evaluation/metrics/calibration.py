@@ -8,15 +8,17 @@ then near 0, and with the ECE of each query's first place.
 """
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from prolip.evaluation.metrics.blockwise import Relevance
 from prolip.evaluation.metrics.ranking import Array, as_array
-from prolip.gaussian import upcast
+from prolip.gaussian import Gaussian, upcast
+from prolip.scores import Score
+from prolip.uncertainty.doubt import Evidence, hedge
 
 #: Edges of 15 bins of equal width (Guo et al., ICML 2017).
 EQUAL = np.linspace(0, 1, 16)
@@ -90,27 +92,48 @@ class Bins:
         return Reliability(self.count.copy(), probability, frequency, brier)
 
 
+class Matches(NamedTuple):
+    """A score's match probabilities, with the doubt of images (N,) and the share of images that texts fit, (T,)."""
+
+    score: Score
+    doubt: Tensor | None = None
+    share: Tensor | None = None
+
+    @classmethod
+    def of(cls, score: Score, evidence: Evidence | None, text: Gaussian) -> Matches:
+        """The match probabilities of a test set's images, which are a gallery, and of texts (T, D)."""
+        units, doubt = score.units, score.doubts(evidence, evidence)
+        return cls(score, doubt, None if units is None else units.share(text.trace))
+
+    def pairs(self, images: Tensor | slice, texts: Tensor | slice, scores: Tensor) -> Tensor | None:
+        """Return the probability of pairs from their scores and their places; None for a score without any."""
+        doubt = None if self.doubt is None else self.doubt[images]
+        return self.score.match_probability(scores, doubt, 0.0 if self.share is None else self.share[texts])
+
+    def block(self, rows: slice, scores: Tensor) -> Tensor | None:
+        """Return the probability of some images with all texts, from their scores (b, T)."""
+        return self.pairs(torch.arange(rows.start, rows.stop).unsqueeze(1), slice(None), scores)
+
+
 class MatchReliability(Bins):
-    """The match probability of every pair of a score matrix, from blocks of scores as they stream by.
+    """The match probability of every pair of a score matrix, from blocks of scores as they stream by."""
 
-    probability: scores -> probabilities, of the same shape.
-    """
-
-    def __init__(self, relevance: Relevance, probability: Callable[[Tensor], Tensor]):
+    def __init__(self, relevance: Relevance, matches: Matches):
         super().__init__(LOG_ODDS)
-        self.relevance, self.probability = relevance, probability
+        self.relevance, self.matches = relevance, matches
 
     def update(self, rows: slice, block: Tensor) -> None:
         """Take the scores (b, G) of these queries."""
-        probability = self.probability(block).cpu()
+        probability = cast(Tensor, self.matches.block(rows, block)).cpu()
         row, item = self.relevance.within(rows)
         self.add(probability.flatten().numpy(), probability[row, item].numpy())
 
 
-def confidence(logits: Tensor) -> Tensor:
-    """The softmax probability of the class chosen, max_c softmax(logits)_c: (N, C) -> (N,)."""
+def confidence(logits: Tensor, doubt: Tensor | None = None) -> Tensor:
+    """The softmax probability of the class chosen, max_c softmax(logits)_c: (N, C), doubts (N,) -> (N,)."""
     logits = upcast(logits)
-    return (logits.amax(1) - logits.logsumexp(1)).exp().clamp(max=1)  # rounding may give 1 + 1e-7
+    log_p = logits.amax(1) - logits.logsumexp(1) if doubt is None else hedge(logits.log_softmax(1), doubt).amax(1)
+    return log_p.exp().clamp(max=1)  # rounding may give 1 + 1e-7
 
 
 def reliability(probability: Array, outcome: Array, edges: np.ndarray = EQUAL) -> Reliability:

@@ -13,11 +13,10 @@ import torch
 from torch import Tensor
 
 from prolip.evaluation.metrics.blockwise import Nearest, PairScores, Relevance, Rows, check_fit, rank_sparse
-from prolip.evaluation.metrics.calibration import MatchReliability, Reliability, confidence, reliability
+from prolip.evaluation.metrics.calibration import Matches, MatchReliability, Reliability, confidence, reliability
 from prolip.evaluation.metrics.ranking import Array, Ranking, as_array
 from prolip.evaluation.metrics.selective import recall_auroc, selective_metrics
 from prolip.gaussian import Gaussian
-from prolip.scores import Score
 
 Side = tuple[str, Tensor | None]
 #: The uncertainty of some pairs of an image and a text or class, (N,) places of either -> (N,); None: there is none.
@@ -63,7 +62,7 @@ def study_classification(
     labels: Tensor,
     image: Gaussian | None,
     classes: Gaussian | None,
-    score: Score,
+    matches: Matches,
     uncertainty: Callable[[Gaussian], Tensor],
     neighbours: bool = True,
     of_pairs: OfPairs = lambda images, classes: None,
@@ -71,7 +70,7 @@ def study_classification(
     """Of a single-label task, error = the wrong class: scores of images against classes (N, C), labels (N,).
 
     image (N, D), classes (C, D): None for a model without uncertainty, which `uncertainty` reads off them, (N,) and
-    (C,); score: what made the scores, whose softmax and match probability these are; neighbours: R-AUROC too,
+    (C,); matches: of what made the scores, whose softmax and match probability these are; neighbours: R-AUROC too,
     which takes N^2 scores; of_pairs: see `OfPairs`. Refused by `score` (the negative of the best), `image` (its
     uncertainty), `pair` (plus that of the class chosen, or what `of_pairs` says of both); `refusal/R-AUROC`,
     `refusal/1-NN`; `calibration/confidence/...` of the class chosen, by softmax, `calibration/match/...` of all pairs
@@ -80,13 +79,13 @@ def study_classification(
     matrix = PairScores.from_matrix(scores)
     relevance = Relevance.from_pairs(torch.arange(len(labels)), labels, len(labels), matrix.texts)
     check_fit(matrix, relevance)
-    nearest, pairs, sure = Nearest(matrix.images), _pairs(relevance, score), []
+    nearest, pairs, sure = Nearest(matrix.images), _pairs(relevance, matches), []
     for rows, block in matrix.blocks():
         nearest.update(rows, block)
         if pairs is not None:
             pairs.update(rows, block)
-        if (logits := score.scaled(block)) is not None:
-            sure.append(confidence(logits).double().cpu())
+        if (logits := matches.score.scaled(block)) is not None:
+            sure.append(confidence(logits, None if matches.doubt is None else matches.doubt[rows]).double().cpu())
 
     right = nearest.item == labels.cpu()
     uncertainties, extra = {"score": -nearest.score}, {}
@@ -101,7 +100,8 @@ def study_classification(
     found = {"calibration/confidence": reliability(torch.cat(sure), right)} if sure else {}
     if pairs is not None:
         found["calibration/match"] = pairs.reliability()
-        found["calibration/match_top1"] = reliability(pairs.probability(nearest.score), right)
+        top = cast(Tensor, matches.pairs(slice(None), nearest.item, nearest.score))
+        found["calibration/match_top1"] = reliability(top, right)
     return Study({"refusal": _samples(~right, uncertainties)}, found, extra)
 
 
@@ -110,7 +110,7 @@ def study_retrieval(
     relevance: Relevance,
     image: Gaussian | None,
     text: Gaussian | None,
-    score: Score,
+    matches: Matches,
     uncertainty: Callable[[Gaussian], Tensor],
     of_pairs: OfPairs = lambda images, texts: None,
 ) -> tuple[Ranking, Ranking, Study]:
@@ -123,7 +123,7 @@ def study_retrieval(
     `calibration/match`: all pairs; `calibration/match_i2t`, `match_t2i`: each query with its first place.
     """
     check_fit(scores, relevance)
-    pairs = _pairs(relevance, score)  # of one direction: they are the same in both
+    pairs = _pairs(relevance, matches)  # of one direction: they are the same in both
     i2t, first_texts = rank(scores.image_rows, relevance, pairs)
     t2i, first_images = rank(scores.text_rows, relevance.transposed())
 
@@ -136,17 +136,16 @@ def study_retrieval(
     found: dict[str, Reliability] = {}
     if pairs is not None:
         found["calibration/match"] = pairs.reliability()
-        for way, ranking, first in (("i2t", i2t, first_texts), ("t2i", t2i, first_images)):
-            probability = pairs.probability(first.score)
-            found[f"calibration/match_{way}"] = reliability(probability, ranking.hit(1))
+        top_texts = cast(Tensor, matches.pairs(slice(None), first_texts.item, first_texts.score))
+        top_images = cast(Tensor, matches.pairs(first_images.item, slice(None), first_images.score))
+        found["calibration/match_i2t"] = reliability(top_texts, i2t.hit(1))
+        found["calibration/match_t2i"] = reliability(top_images, t2i.hit(1))
     return i2t, t2i, Study({key: kept for key, kept in samples.items() if len(kept.error)}, found, {})
 
 
-def _pairs(relevance: Relevance, score: Score) -> MatchReliability | None:
+def _pairs(relevance: Relevance, matches: Matches) -> MatchReliability | None:
     """The reader of match probabilities, for scores that have them."""
-    if score.match_probability(torch.zeros(0)) is None:
-        return None
-    return MatchReliability(relevance, cast(Callable[[Tensor], Tensor], score.match_probability))
+    return None if matches.score.match_probability(torch.zeros(0)) is None else MatchReliability(relevance, matches)
 
 
 def rank(scores: Rows, relevance: Relevance, pairs: MatchReliability | None = None) -> tuple[Ranking, Nearest]:

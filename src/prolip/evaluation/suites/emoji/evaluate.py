@@ -38,9 +38,9 @@ def evaluate_corpus(embedder: Embedder, corpus: Corpus, similarity: Similarity =
 
     corpus: it may hold concepts without drawings, `Corpus.with_concepts`: a wider gallery; similarity: a score or the
     name of one, default: that of the model's method. Keys of `metrics`: names/..., captions/..., prompts/...,
-    zero_shot/..., refusal/..., calibration/... where scores have a match probability, where variances mean something
-    trace/..., spearman/..., inclusion/..., recall_by_trace/... and, where traces have a unit, matches/...; shares in
-    [0, 1].
+    zero_shot/..., refusal/..., calibration/... where scores have a match probability, undoubted/... where the model has
+    doubt, ambiguity/... where it knows of any, where variances mean something trace/..., spearman/..., inclusion/...,
+    recall_by_trace/... and, where traces have a unit, matches/...; shares in [0, 1].
     """
     started = time.perf_counter()
     score = embedder.card.scored_by(similarity)
@@ -56,18 +56,20 @@ def evaluate_corpus(embedder: Embedder, corpus: Corpus, similarity: Similarity =
         "similarity": score.name, "score": score.to_dict(),
         "model_score": embedder.score.to_dict(), "probabilistic": embedder.probabilistic,
         "precision": embedder.precision, "device": str(embedder.device),
-    }  # fmt: skip
+    } | facts_of(embedder)  # fmt: skip
     lengths = token_lengths(embedder.tokenizer, table.texts).numpy()
-    result = CorpusResult(corpus, image, text, lengths, {}, info | facts_of(embedder), novelty)
+    result = CorpusResult(corpus, image, text, lengths, {}, info, novelty, read_by(embedder, image, text))
     result.metrics |= corpus_retrieval(result)
     result.metrics |= prompt_metrics(embedder, result)
-    result.metrics |= uncertainty.metrics(result) | uncertainty.calibration(result)
+    result.metrics |= uncertainty.metrics(result) | uncertainty.calibration(result) | uncertainty.undoubted(result)
+    result.metrics |= {key: statistic.value for key, statistic in uncertainty.ambiguity(result).items()}
     for level in ("subgroup", "group"):
         result.metrics |= zero_shot_metrics(embedder, result, level)
     if embedder.probabilistic:
         result.metrics |= uncertainty.trace_metrics(image, text, corpus, table, lengths, result.uncertainty)
         if result.expected_matches is not None:
             result.metrics |= uncertainty.matches_metrics(result.expected_matches, result.text_relation.sum(1))
+            result.metrics |= uncertainty.inside_interval(result)
     result.info |= {"images": len(corpus.drawings), "concepts": len(corpus.concepts), "texts": len(table.texts)}
     result.info["styles"] = sorted({drawing.style for drawing in corpus.drawings})
     result.info["seconds"] = round(time.perf_counter() - started, 2)
@@ -80,6 +82,16 @@ def embed_drawings(corpus: Corpus, embedder: Embedder) -> tuple[Gaussian, dict[s
     drawings = ((drawing.key, partial(bytes, drawing.data)) for drawing in corpus.drawings)
     image, novelty = joined(embed_encoded(embedder, drawings, BATCH, embed=partial(embedder.embed, side="image")))
     return image, {name: nats.numpy() for name, nats in novelty.items()}
+
+
+def read_by(embedder: Embedder, image: Gaussian, text: Gaussian) -> dict[str, np.ndarray]:
+    """Return what the model reads off drawings and texts, by name, as `CorpusResult.read` keeps it."""
+    if embedder.reader is None:
+        return {}
+    evidence, (low, high) = embedder.reader.evidence(image.mean), embedder.reader.shares(text.trace, text.mean)
+    found = {"ambiguity": embedder.reader.ambiguity(image.mean), "share_low": low, "share_high": high}
+    found |= {} if evidence is None else {"evidence": torch.stack(evidence, 1)}
+    return {name: x.numpy() for name, x in found.items()}
 
 
 def corpus_retrieval(result: CorpusResult) -> dict[str, float]:

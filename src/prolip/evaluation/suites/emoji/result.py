@@ -21,12 +21,13 @@ from prolip.evaluation.suites.emoji import uncertainty
 from prolip.gaussian import Gaussian
 from prolip.methods import find_score, score_from_dict
 from prolip.scores import Score
+from prolip.uncertainty.doubt import Evidence
 from prolip.utils.console import plain
 from prolip.utils.documents import check_types, loads
 from prolip.utils.outputs import replacing_folder
 
-#: How the arrays of novelty begin.
-NOVELTY = "novelty_"
+#: How the arrays of novelty begin, and those of what the model reads.
+NOVELTY, READ = "novelty_", "read_"
 #: What a first place can be refused by, in the words of the table and of the report.
 REFUSED_BY = {
     "score": "top score", "image": "trace of the drawing", "text": "trace of the text", "pair": "trace of both",
@@ -41,8 +42,9 @@ class CorpusResult:
 
     corpus: drawings and the concepts they were told apart from; image: (N, D) per drawing; text: (T, D) per text of
     `table`; token_lengths: (T,); metrics: flat figures; info: what was run, JSON values; novelty: nats of each drawing
-    (N,) at both ends of the tower, {} where the model knows of none; zero_shot: its metrics as functions of the
-    drawings, for intervals; not saved.
+    (N,) at both ends of the tower, {} where the model knows of none; read: what its reader says, `evidence` (N, 2) and
+    `ambiguity` (N,) of drawings, `share_low` and `share_high` (T,) of texts, {} where it has none; zero_shot: its
+    metrics as functions of the drawings, for intervals; not saved.
     """
 
     corpus: Corpus
@@ -52,6 +54,7 @@ class CorpusResult:
     metrics: dict[str, float]
     info: dict
     novelty: dict[str, np.ndarray] = field(default_factory=dict)
+    read: dict[str, np.ndarray] = field(default_factory=dict)
     zero_shot: dict[str, bootstrap.Statistic] = field(default_factory=dict, compare=False, repr=False)
 
     @cached_property
@@ -78,6 +81,12 @@ class CorpusResult:
     def uncertainty(self, z: Gaussian) -> np.ndarray:
         """What the model's method reads off its Gaussians, whatever they were ranked by: (N, D) -> (N,)."""
         return self.model_score.uncertainty(z).numpy()
+
+    @property
+    def doubt(self) -> torch.Tensor | None:
+        """(N,) how far not to trust the model on each drawing, among all of them; None where it has no doubt."""
+        evidence = Evidence(*torch.from_numpy(self.read["evidence"]).unbind(1)) if "evidence" in self.read else None
+        return self.model_score.doubts(evidence, evidence)
 
     @property
     def expected_matches(self) -> np.ndarray | None:
@@ -170,6 +179,7 @@ class CorpusResult:
         drawings = [[d.key, d.style, d.concept] for d in self.corpus.drawings]
         concepts = [asdict(concept) for concept in self.corpus.concepts]
         arrays: dict[str, Any] = {f"{NOVELTY}{name}": nats for name, nats in self.novelty.items()}
+        arrays |= {f"{READ}{name}": x for name, x in self.read.items()}
         arrays |= {
             "image_mean": self.image.mean.numpy(), "image_log_var": self.image.log_var.numpy(),
             "text_mean": self.text.mean.numpy(), "text_log_var": self.text.log_var.numpy(),
@@ -219,13 +229,14 @@ def load(folder: str | Path) -> CorpusResult:
         data, ends = arrays["drawings"].tobytes(), np.cumsum(arrays["drawing_sizes"])
         z = {key: torch.from_numpy(arrays[key]) for key in arrays.files if key.startswith(("image_", "text_"))}
         novelty = {key.removeprefix(NOVELTY): arrays[key] for key in arrays.files if key.startswith(NOVELTY)}
+        said = {key.removeprefix(READ): arrays[key] for key in arrays.files if key.startswith(READ)}
         token_lengths = arrays["token_lengths"]
     drawings = tuple(
         Drawing(key, style, concept, data[start:end])
         for (key, style, concept), start, end in zip(texts["drawings"], [0, *ends[:-1]], ends)
     )
     image, text = (Gaussian(z[f"{kind}_mean"], z[f"{kind}_log_var"]) for kind in ("image", "text"))
-    result = CorpusResult(Corpus(concepts, drawings), image, text, token_lengths, metrics, info, novelty)
+    result = CorpusResult(Corpus(concepts, drawings), image, text, token_lengths, metrics, info, novelty, said)
     for what, wanted, *found in (
         ("drawings", len(texts["drawings"]), len(ends), len(image.mean), len(image.log_var)),
         ("texts", len(result.table.texts), len(token_lengths), len(text.mean), len(text.log_var)),
@@ -270,7 +281,7 @@ def format_corpus(result: CorpusResult, brief: bool = False) -> str:
     lines += ["", "mean trace                " + "  ".join(f"{k} {m[f'trace/{k}']:.4g}" for k in (*LEVELS, "image"))]
     spreads = "  ".join(f"{kind}s {100 * m[f'trace/{kind}_spread']:.2f}%" for kind in ("text", "image"))
     lines.append(f"middle 90% over median    {spreads}")
-    for prefix in ("matches/", "spearman/", "inclusion/", "recall_by_trace/"):
+    for prefix in ("matches/", "ambiguity/", "spearman/", "inclusion/", "recall_by_trace/"):
         lines += [""] if any(key.startswith(prefix) for key in m) else []
         lines += [f"{k:<56}{v:9.3f}" for k, v in m.items() if k.startswith(prefix) and not k.endswith("/median")]
     return "\n".join([*lines, *interval_lines(info)])
@@ -295,10 +306,13 @@ def calibration_lines(metrics: dict[str, float]) -> list[str]:
     """How well match probabilities are kept; none for a score without any, or a result from before there were any."""
     columns = {"match/ece": "ECE", "match/base_rate": "base rate", "match/probability_over_base_rate": "p / base",
                "match_i2t/ece": "top-1 i2t", "match_t2i/ece": "top-1 t2i"}  # fmt: skip
-    rows = {name: [metrics.get(f"calibration/{name}/{key}", math.nan) for key in columns]
-            for name in ("names", "captions") if f"calibration/{name}/match/ece" in metrics}  # fmt: skip
+    rows = {f"{name}{said}": [metrics.get(f"{place}/{name}/{key}", math.nan) for key in columns]
+            for name in ("names", "captions") for place, said in (("calibration", ""), ("undoubted", ", without doubt"))
+            if f"{place}/{name}/match/ece" in metrics}  # fmt: skip
     head = ["", f"{'match probability':<26}" + "".join(f"{title:>11}" for title in columns.values())]
-    return [*head, *(f"{name:<26}" + "".join(f"{x:11.4f}" for x in row) for name, row in rows.items())] if rows else []
+    lines = [*head, *(f"{name:<26}" + "".join(f"{x:11.4f}" for x in row) for name, row in rows.items())] if rows else []
+    ece, own = (metrics.get(f"{place}/names_i2t/answer/ece") for place in ("refusal", "undoubted"))
+    return lines if own is None else [*lines, f"{'first name is right, ECE':<26}{ece:11.4f}, without doubt {own:.4f}"]
 
 
 def interval_lines(info: dict) -> list[str]:

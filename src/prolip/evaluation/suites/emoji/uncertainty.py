@@ -4,6 +4,7 @@ level, by length, against the number of true matches, by inclusion.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from copy import copy
 from itertools import combinations
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,7 @@ import torch
 from prolip.data.emoji import LEVELS, CaptionTable, Corpus
 from prolip.evaluation.metrics.blockwise import PairScores, Relevance
 from prolip.evaluation.metrics.bootstrap import Statistic, auroc_of, risk_area_of
-from prolip.evaluation.metrics.calibration import reliability
+from prolip.evaluation.metrics.calibration import Matches, Reliability, reliability
 from prolip.evaluation.metrics.ranking import Ranking
 from prolip.evaluation.metrics.selective import partial_spearman, selective_metrics, spearman, spread
 from prolip.evaluation.metrics.study import study_retrieval
@@ -45,9 +46,9 @@ def metrics(result: CorpusResult) -> dict[str, float]:
     of a text among the drawings, right or wrong, and what it is refused by.
 
     As `study_retrieval`: `score`, `image`, `text` and `pair`; where the model knows of novelty `mean` and `first`, of
-    the image asked about or found; where its traces have a unit `answer`, `Units.code_length` of the first place; and
-    with both `all`, the nats of `prolip.uncertainty.novelty.refusal`. Of each AUROC and AURC, and of `answer` among the
-    names, of which one is right, the calibration error `ece` of its probability.
+    the image asked about or found; where its traces have a unit `answer`, `Units.code_length` of the first place, of
+    drawings with their doubt; with both `all`, the nats of `prolip.uncertainty.novelty.refusal`. Of each AUROC and
+    AURC, and of `answer` among the names, of which one is right, the calibration error `ece` of its probability.
     """
     out: dict[str, float] = {}
     for name, ranking, signs in cases(result):
@@ -63,21 +64,47 @@ def metrics(result: CorpusResult) -> dict[str, float]:
 
 def calibration(result: CorpusResult) -> dict[str, float]:
     """`calibration/{names,captions}/match/...` of all pairs, `match_i2t` and `match_t2i` of first places: how well the
-    score's match probability is kept, as `study_retrieval`; {} for a score without one.
+    score's match probability is kept, with the doubt of the drawings, as `study_retrieval`; {} for a score without one.
     """
-    out: dict[str, float] = {}
-    for name, (texts, relation) in result.galleries.items():
-        scores = PairScores.from_gaussians(result.image, texts, result.score)
-        relevance = Relevance.from_dense(torch.from_numpy(relation).mT)
-        found = study_retrieval(scores, relevance, None, None, result.score, result.model_score.uncertainty)[2]
-        for key, kept in found.reliability.items():
-            out |= kept.metrics(key.replace("calibration", f"calibration/{name}"))
-    return out
+    return {name: value for gallery in result.galleries for key, kept in reliabilities(result, gallery).items()
+            for name, value in kept.metrics(key.replace("calibration", f"calibration/{gallery}")).items()}  # fmt: skip
+
+
+def reliabilities(result: CorpusResult, gallery: str) -> dict[str, Reliability]:
+    """Return what `calibration` measures of a gallery, with its bins."""
+    texts, relation = result.galleries[gallery]
+    scores = PairScores.from_gaussians(result.image, texts, result.score)
+    relevance = Relevance.from_dense(torch.from_numpy(relation).mT)
+    units, doubt = result.model_score.units, result.doubt
+    matches = Matches(result.score, doubt, None if units is None else units.share(texts.trace))
+    return study_retrieval(scores, relevance, None, None, matches, result.model_score.uncertainty)[2].reliability
+
+
+def undoubted(result: CorpusResult) -> dict[str, float]:
+    """`undoubted/{names,captions}/match...`, `undoubted/names_i2t/answer/ece`: of the probabilities without doubt."""
+    if result.doubt is None:
+        return {}
+    (bare := copy(result)).read = {}  # with the rankings that were computed already
+    answer = {key: value for key, value in metrics(bare).items() if key.endswith("i2t/answer/ece")}
+    return {f"undoubted/{key.partition('/')[2]}": x for key, x in (calibration(bare) | answer).items()}
+
+
+def ambiguity(result: CorpusResult) -> dict[str, Statistic]:
+    """`ambiguity/{auroc,trace_auroc,neighbour_auroc}`: whether the nearest other drawing is of another subgroup, by the
+    ambiguity of a drawing, by its trace and by minus the cosine of the two; {} where nobody can say.
+    """
+    nats, concepts = result.read.get("ambiguity", np.array([np.nan])), result.corpus.concepts
+    if np.isnan(nats).any() or len(nats) < 2:
+        return {}
+    subgroups = np.array([concepts[drawing.concept].subgroup for drawing in result.corpus.drawings])
+    near, place = (result.image.mean @ result.image.mean.mT).fill_diagonal_(-torch.inf).max(1)
+    signs = {"auroc": nats, "trace_auroc": result.uncertainty(result.image), "neighbour_auroc": -near.numpy()}
+    return {f"ambiguity/{key}": auroc_of(sign, subgroups != subgroups[place], "images") for key, sign in signs.items()}
 
 
 def statistics(result: CorpusResult) -> dict[str, Statistic]:
     """Those of the metrics that intervals are given of, as functions of how often each drawing or text was drawn."""
-    out: dict[str, Statistic] = {}
+    out = ambiguity(result)
     for name, ranking, signs in cases(result):
         queries = "images" if name.endswith("_i2t") else name.removesuffix("_t2i")
         wrong = (~ranking.hit(1)).double().where(ranking.answerable, torch.nan)
@@ -104,7 +131,7 @@ def signs_against(result: CorpusResult, gallery: str, way: str) -> dict[str, np.
     out |= {name: nats[image] for name, nats in result.novelty.items()}
     if units is not None:
         cosine = result.image.mean @ texts.mean.mT
-        nats = units.code_length(cosine if way == "i2t" else cosine.mT)
+        nats = units.code_length(cosine, result.doubt) if way == "i2t" else units.code_length(cosine.mT)
         answer = nats.gather(1, top.item.unsqueeze(1)).squeeze(1)
         out["answer"] = answer.numpy()
         if result.novelty:
@@ -218,3 +245,13 @@ def matches_metrics(expected: np.ndarray, true: np.ndarray) -> dict[str, float]:
         "matches/median_factor": float(np.exp(np.median(np.abs(log_ratio)))),
         "matches/expected_over_true": float(np.exp(log_ratio.mean())),
     }
+
+
+def inside_interval(result: CorpusResult) -> dict[str, float]:
+    """`matches/inside_interval`, also by level: of texts that fit any drawing, how many have the truth in theirs."""
+    if "share_low" not in result.read:
+        return {}
+    share, levels = result.text_relation.mean(1), result.table.text_level
+    inside = (result.read["share_low"] <= share) & (share <= result.read["share_high"])
+    of = {"": share > 0} | {f"/{level}": (share > 0) & (levels == i) for i, level in enumerate(LEVELS)}
+    return {f"matches/inside_interval{name}": float(inside[rows].mean()) for name, rows in of.items() if rows.any()}
