@@ -47,6 +47,8 @@ class Score(nn.Module):
     symmetric: ClassVar[bool] = True
     #: Whether samples are drawn for it, so that it is an estimate.
     sampled: ClassVar[bool] = False
+    #: The model's `prolip.uncertainty.readings.Reader`, where `prolip.score_of` found one.
+    reader: Any = None
     #: Whether Gaussians of no extent have it.
     takes_points: ClassVar[bool] = False
 
@@ -104,8 +106,8 @@ class Score(nn.Module):
     ) -> Tensor | None:
         """The probability that pairs match, of their scores of any shape; None where no bias was trained.
 
-        doubt: of the images, as `doubts` gives it, and share: of the images that the texts fit (`Units.share`), both
-        broadcast against the scores: the probability is (1 - doubt) sigmoid(logit) + doubt share.
+        doubt: of the images (`doubts`); share: of all images that each text fits (`Units.share`); both broadcast
+        against the scores. The probability is (1 - doubt) sigmoid(logit) + doubt share.
         """
         logit = self.logit(scores)
         if logit is None or doubt is None:
@@ -113,11 +115,24 @@ class Score(nn.Module):
         return with_doubt(torch.sigmoid(logit), doubt, share)
 
     def doubts(self, evidence: Evidence | None, gallery: Evidence | None = None) -> Tensor | None:
-        """How far not to trust it on images, (N,), by `prolip.uncertainty.doubt`; None where nothing was learnt of it.
+        """Return the doubt of images, (N,), see `prolip.uncertainty.doubt`; None where the model has none.
 
-        evidence: what the model's reader says of these images; gallery: of images of the same kind, if there are some.
+        evidence: of these images, by the model's reader; gallery: of images of the same kind.
         """
         return None
+
+    def probability(self, images: Gaussian, texts: Gaussian, gallery: Gaussian | None = None) -> Tensor | None:
+        """Return how probably each text is true of each image, (N, D), (T, D) -> (N, T); None without a trained bias.
+
+        It includes the model's doubt of images that are unlike its training. gallery: images of the same kind, eight or
+        more, which make the doubt more accurate.
+        """
+        doubt, share = None, torch.zeros(())
+        if self.reader is not None and self.units is not None:
+            own, kind = (None if z is None else self.reader.evidence(z.mean) for z in (images, gallery))
+            doubt, share = self.doubts(own, kind), self.units.share(texts.trace)
+        scores = self.pairwise(images, texts)
+        return self.match_probability(scores, None if doubt is None else doubt.unsqueeze(1), share)
 
     def uncertainty(self, z: Gaussian) -> Tensor:
         """How much room each input leaves, (N, D) -> (N,): its trace."""

@@ -189,7 +189,7 @@ def close_model(run: Run, model: Any, wanted: int) -> int:
 
 
 def least_of(names: list[list[tuple[int, str]]], most: int) -> tuple[int, str]:
-    """The last of the `most` least names of all ranks, or of fewer."""
+    """Return the largest of the `most` smallest names of all ranks."""
     return max(sorted(name for own in names for name in own)[:most], default=(0, ""))
 
 

@@ -23,7 +23,7 @@ from prolip.scores import LEAST_SCALE, CSDScore, Score, Side, Similarity
 from prolip.uncertainty.clip import FittedCLIP
 from prolip.uncertainty.hidden import Hidden, encode_hidden
 from prolip.uncertainty.novelty import Novelty, fitted_novelty
-from prolip.uncertainty.readings import Reader, reader_of
+from prolip.uncertainty.readings import Reader
 
 log = logging.getLogger(__name__)
 
@@ -153,6 +153,9 @@ def embedder_of(
     if score.units is not None and (score.scale or 1.0) < 1.01 * LEAST_SCALE:
         warn_once(f"{name}: its cosines said nothing of the pairs that its variances were fitted to, and so its"
                   " similarities, variances and novelty mean nothing")  # fmt: skip
+    if score.units is not None and score.reader is None:
+        log.info("%s has variances from before intervals, ambiguity of images and doubt were fitted. To fit them, run"
+                 " prolip uncertainty", name)  # fmt: skip
     trained = inner.model if isinstance(inner, FittedCLIP) else inner
     scale, bias = (getattr(trained, part, None) for part in ("logit_scale", "logit_bias"))
     novelty, text_novelty = (None if one is None else partial(_read_novelty, one, device)
@@ -175,17 +178,8 @@ def embedder_of(
         precision=precision,
         fingerprint=fingerprint,
         parameters=sum(parameter.numel() for parameter in inner.parameters()),
-        reader=find_reader(inner, score),
+        reader=score.reader,
     )
-
-
-def find_reader(network: Any, score: Score) -> Reader | None:
-    """The reader of a model. Of a fitted one that has none a line says how to get it."""
-    found = None if score.units is None else reader_of(network)
-    if score.units is not None and found is None:
-        log.info("this model's variances are from before there were intervals, ambiguity of images and doubt: prolip"
-                 " uncertainty fits them")  # fmt: skip
-    return found
 
 
 def encoder(network: nn.Module, modality: str, device: torch.device, precision: str) -> Callable[[Tensor], Gaussian]:

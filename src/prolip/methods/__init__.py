@@ -27,6 +27,7 @@ from prolip.methods.triplet import CosineScore, TripletConfig, TripletObjective,
 from prolip.methods.vacsr import OF_PAIRS, VACSRConfig, VACSRObjective, VACSRScore
 from prolip.methods.vacsr import extend as extend_vacsr
 from prolip.scores import SCORES, CSDScore, MeanScore, Score, measure_score
+from prolip.uncertainty.readings import reader_of
 from prolip.utils.flags import did_you_mean
 
 METHODS: dict[str, Method] = {
@@ -103,15 +104,15 @@ def find_score(name: str) -> type[Score]:
 def score_of(model: Any) -> Score:
     """How a trained model compares images with texts: the score of its method, with what was learned for it.
 
-    `.pairwise(images, texts)`, `.match_probability`, and `.units` where its traces count something. Of a network that
-    is neither ours nor fitted csd, which is the cosine of points.
+    `.pairwise(images, texts)`, `.probability(images, texts)`, and `.units` where its traces count something. Of a
+    network that is neither ours nor fitted csd, which is the cosine of points.
     """
-    if isinstance(own := getattr(model, "score", None), Score):  # an OpenCLIP model with fitted variances
-        return own
-    config = getattr(model, "config", None)
-    if not isinstance(config, dict) or "method_cfg" not in config:
-        return CSDScore.of(model)
-    return find_method(config["method_cfg"]["name"]).score.of(model)
+    own, config = getattr(model, "score", None), getattr(model, "config", None)
+    if not isinstance(own, Score):  # which an OpenCLIP model with fitted variances has
+        method = config.get("method_cfg") if isinstance(config, dict) else None
+        own = (CSDScore if method is None else find_method(method["name"]).score).of(model)
+    own.reader = reader_of(model)
+    return own
 
 
 def score_from_dict(values: Mapping[str, Any]) -> Score:

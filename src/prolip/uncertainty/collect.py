@@ -57,16 +57,16 @@ class Part(NamedTuple):
 
 
 class Least:
-    """The `most` pictures whose keys have the least checksums, in half precision, whatever their order.
+    """Holds the `most` images whose keys have the smallest checksums, in half precision.
 
-    A sample that is the same however the pictures are shared out to ranks, once `limit` is that of all ranks.
+    With the `limit` of all ranks the sample does not depend on how the images are distributed.
     """
 
     def __init__(self, most: int):
         self.most, self.limit, self._held = most, (1 << 32, ""), list[tuple[int, str, int, Tensor]]()
 
     def add(self, key: str, row: int, pixels: Tensor) -> None:
-        """Hold a picture, the image of a part's row, for as long as it is among them."""
+        """Hold an image, `row` of the part, while its checksum is among the smallest."""
         entry = (-checksum(key), key, row, pixels)
         if len(self._held) < self.most:
             heapq.heappush(self._held, (*entry[:3], pixels.half()))
@@ -75,17 +75,17 @@ class Least:
 
     @property
     def names(self) -> list[tuple[int, str]]:
-        """Checksum and key of each."""
+        """Checksum and key of each image."""
         return [(-number, key) for number, key, _, _ in self._held]
 
     def pictures(self) -> list[tuple[str, int, Tensor]]:
-        """Key, row and pixels of those within the limit, by their rows."""
+        """Return key, row and pixels of the images within the limit, by row."""
         own = [(key, row, pixels) for number, key, row, pixels in self._held if (-number, key) <= self.limit]
         return sorted(own, key=lambda x: x[1])
 
 
 def checksum(key: str) -> int:
-    """Of a key, whatever letters it has."""
+    """Return a key's CRC-32."""
     return crc32(key.encode("utf-8", "replace"))
 
 
@@ -140,8 +140,9 @@ def embed_images(
 
 
 def embed_changed(part: Part, held: Least, encode: Encode, preprocess: Any, batch_size: int = 128) -> Part:
-    """The part with the means of the pictures that are held, in every strong change; as it is where pixels do not come
-    from a `Normalize` of torchvision's at the end of the preprocessing.
+    """Add the means of the held images in every strong change to a part.
+
+    Returns the part unchanged where the preprocessing does not end in torchvision's `Normalize`.
     """
     step = ([*getattr(preprocess, "transforms", [])] or [None])[-1]
     own = held.pictures() if isinstance(step, Normalize) else []

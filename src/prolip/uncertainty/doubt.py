@@ -1,7 +1,7 @@
-"""Doubt: the share of a model's probabilities of an image that is replaced by what is known without it.
+"""Doubt: the weight that a match probability gives to the base rate instead of the model.
 
-A model is too sure on images unlike its training. It says how unlike they are: by novelty at the mean, and by the
-cosine of the nearest known text. What these are worth is learnt from training images under strong changes
+A model is overconfident on images that are unlike its training. Two numbers measure how unlike they are: novelty at the
+mean, and the cosine of the nearest known text. The fit learns their weights from training images under strong changes
 (`prolip.data.augment.shifts`), whose matches are known.
 """
 from __future__ import annotations
@@ -25,8 +25,7 @@ GALLERY = 8
 
 
 class Evidence(NamedTuple):
-    """What images say of how a model errs on them: nats of novelty at the mean (N,), and the logit a cosine of the
-    nearest known text (N,).
+    """How unlike the training images are: nats of novelty at the mean (N,), a * cosine of the nearest known text (N,).
     """
 
     novelty: Tensor
@@ -41,8 +40,8 @@ class Evidence(NamedTuple):
 class Doubt(NamedTuple):
     """d = sigmoid(b + b_h log(1 + novelty) + b_m nearest + b_g gallery mean of nearest).
 
-    alone: b, b_h, b_m; among: the same with b_g, for images with a gallery of their kind; least, most: the range of
-    both columns of `Evidence` that was fitted to.
+    alone: b, b_h, b_m; among: b, b_h, b_m, b_g, for images in a gallery; least, most: ranges of the `Evidence` columns
+    in the fit.
     """
 
     alone: tuple[float, ...]
@@ -52,7 +51,7 @@ class Doubt(NamedTuple):
     version: int = VERSION
 
     def of(self, evidence: Evidence, gallery: Evidence | None = None) -> Tensor:
-        """d of images (N,) float32; gallery: of images of the same kind, taken from GALLERY images on."""
+        """Return d of images, (N,) float32. gallery: of images of the same kind; used from GALLERY images on."""
         columns, weights = evidence.columns, self.alone
         if gallery is not None and len(gallery.nearest) >= GALLERY:
             mean = gallery.nearest.double().mean().expand(len(columns), 1)
@@ -60,18 +59,18 @@ class Doubt(NamedTuple):
         return (columns @ columns.new_tensor(weights[1:]) + weights[0]).sigmoid().float()
 
     def extrapolates(self, evidence: Evidence) -> Tensor:
-        """Whether images are further out than all that was fitted to, (N,) bool."""
+        """Return which images lie outside of the fitted range, (N,) bool."""
         columns = evidence.columns
         return (columns[:, 0] > self.most[0]) | (columns[:, 1] < self.least[1])
 
     @property
     def numbers(self) -> list[float]:
-        """All of it in one row; `from_numbers` undoes it."""
+        """The version and all numbers, for `from_numbers`."""
         return [self.version, *self.alone, *self.among, *self.least, *self.most]
 
     @classmethod
     def from_numbers(cls, x: list[float]) -> Doubt | None:
-        """None for zeros: no doubt was fitted. ValueError for a version that this code does not know."""
+        """Read `numbers`; None for zeros, which mean no doubt. Raises ValueError for another version."""
         if not x[0]:
             return None
         if int(x[0]) != VERSION:
@@ -85,8 +84,8 @@ NUMBERS = 12
 
 
 class Cases(NamedTuple):
-    """Pairs to fit to. logit, share, match, weight: (P,) float64; image: (P,) int64, rows of columns (I, 3), which are
-    of an `Evidence` with its gallery's mean.
+    """Pairs for the fit. logit, share, match, weight: (P,) float64; image: (P,) int64, rows of columns (I, 3): those of
+    `Evidence` and the gallery mean of nearest.
     """
 
     logit: Tensor
@@ -98,7 +97,7 @@ class Cases(NamedTuple):
 
 
 def with_doubt(probability: Tensor, doubt: Tensor, without: Tensor | float) -> Tensor:
-    """(1 - d) p + d q: the model's probability, and that of somebody who has not seen the image."""
+    """Return (1 - d) p + d q, q: the probability of somebody who has not seen the image."""
     d = upcast(doubt)
     return (1 - d) * probability + d * without
 
@@ -106,11 +105,10 @@ def with_doubt(probability: Tensor, doubt: Tensor, without: Tensor | float) -> T
 def pick_cases(
     logit: Tensor, share: Tensor, match: Tensor, evidence: list[Evidence], weight: Tensor, seed: int = 0
 ) -> Cases:
-    """Pairs of K images, each in E kinds, with T texts: all that match or that the model takes for likely, and a sample
-    of the others. Each kind is a gallery.
+    """Choose pairs of K images, each in E kinds, with T texts: all matches, all likely pairs, a sample of the others.
 
-    logit: (E, K, T); share: (T,), of the images that a text fits; match: (K, T) bool; evidence: of each kind; weight:
-    (T,), texts that a text stands for.
+    Each kind is a gallery. logit: (E, K, T); share: (T,), of the images that a text fits; match: (K, T) bool; evidence:
+    of each kind; weight: (T,), how many texts each one represents.
     """
     random = torch.Generator().manual_seed(seed)
     likely = (logit > LOW) | match
@@ -124,7 +122,7 @@ def pick_cases(
 
 
 def fit_doubt(cases: Cases) -> Doubt:
-    """The weights of `Doubt` with the least log loss of (1 - d) sigmoid(z) + d share, in float64."""
+    """Fit the weights of `Doubt` by the log loss of (1 - d) sigmoid(z) + d share, in float64."""
     from scipy.optimize import minimize
 
     columns = cases.columns
@@ -154,6 +152,6 @@ def fit_doubt(cases: Cases) -> Doubt:
 
 
 def hedge(log_p: Tensor, doubt: Tensor) -> Tensor:
-    """log((1 - d) p + d / K) of answers among K candidates: log probabilities (N, K), doubts (N,)."""
+    """Return log((1 - d) p + d / K) of K candidate answers: log probabilities (N, K), doubts (N,) -> (N, K)."""
     d = upcast(doubt).unsqueeze(1).to(log_p.dtype)
     return torch.logaddexp(log_p + (-d).log1p(), d.log() - math.log(log_p.shape[1]))

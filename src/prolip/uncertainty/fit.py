@@ -150,8 +150,8 @@ def fit_novelty_of(pairs: Pairs, side: Side, centres: int, seed: int = 0) -> Nov
 def fit_text(
     pairs: Pairs, parts: Parts, target: Tensor, often: Tensor | None = None, seed: int = 0
 ) -> AmbiguityHead:
-    """The head of the texts, or of swapped pairs that of the images. parts: what it looks at; target: (M,) nats to be
-    learnt, NaN: unknown; often: (M,) known matches of each, 1 without.
+    """Fit the head of the texts, or of swapped pairs that of the images. parts: its inputs; target: (M,) nats, NaN:
+    unknown; often: (M,) known matches of each, default 1.
 
     log eta = ridge regression on the features + a Gaussian process on means and words for the rest. Counts of tokens
     leave out the text itself where the regression learns from them.
@@ -180,11 +180,11 @@ def fit_text(
 
 
 def text_target(pairs: Pairs, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Nats that each text leaves open, and the number c of distinct images that it is given to, (M,) float64 each.
+    """Return the nats that each text leaves open, and its number c of distinct matched images, (M,) float64 each.
 
-    log n is at least log c, and where labels are missing at most the least of: -log p, p the mean probability of its
-    matches; the entropy of its answers among the images; log(c / q), q the share of the NEIGHBOURS nearest images of
-    its own that have it, too. So a text that is given to few images is as general as the model can show, and no more.
+    The nats are at least log c. Labels may be missing, so they are the minimum of three upper estimates where that is
+    more: -log p, p the mean probability of its matches; the entropy of the answer p(i|j) among the images; log(c / q),
+    q the share of the NEIGHBOURS nearest images of its matches that also have it.
     """
     of_text, of_image = torch.stack([pairs.text_of, pairs.image_of]).unique(dim=1)
     count = of_text.bincount(minlength=len(pairs.text)).double()
@@ -196,7 +196,7 @@ def text_target(pairs: Pairs, seed: int = 0) -> tuple[Tensor, Tensor]:
 
 
 def entropies(pairs: Pairs, seed: int = 0) -> Tensor:
-    """Nats of the answer p(i|j) to every text among all images, of which a sample stands for more than MOST, (M,)."""
+    """Return the entropy of p(i|j) of every text, (M,) nats, from a sample of the images above MOST."""
     bank = choose_bank(pairs.swapped, len(pairs.image) if len(pairs.image) <= MOST else SAMPLE, seed)
     keys, stands_for = pairs.image[bank.rows].float(), len(pairs.image_of.unique()) / len(bank.rows)
     found = torch.empty(len(pairs.text), dtype=torch.float64)
@@ -209,7 +209,7 @@ def entropies(pairs: Pairs, seed: int = 0) -> Tensor:
 
 
 def agreement(pairs: Pairs, of_text: Tensor, of_image: Tensor, seed: int = 0) -> Tensor:
-    """q of `text_target` for the distinct pairs (P',) of texts and images, (M,) float64; 0 where no image was asked."""
+    """Return q of `text_target` from the distinct pairs (P',) of texts and images, (M,) float64; 0 without a sample."""
     asked = _sample(of_image.unique(), ASKED, seed).sort().values
     near = torch.empty(len(asked), NEIGHBOURS, dtype=torch.int64)
     count = min(NEIGHBOURS, len(pairs.image) - 1)
@@ -227,8 +227,9 @@ def agreement(pairs: Pairs, of_text: Tensor, of_image: Tensor, seed: int = 0) ->
 
 
 def text_bounds(pairs: Pairs, head: AmbiguityHead, target: Tensor, often: Tensor, seed: int = 0) -> tuple[float, ...]:
-    """The middle nine tenths of what targets (M,) are beyond the nats of a head: lower and upper bound for texts that
-    the head has seen, and for a fifth that another one is fitted without, which speaks for all that are not known.
+    """Return 5% and 95% quantiles of target minus nats: of texts that the head has seen, then of held-out texts.
+
+    target, often: (M,), as in `fit_text`. A second head, fitted without one text in HELD_OUT, gives the latter.
     """
     own = target.isfinite().nonzero().squeeze(1)
     own = _sample(own, MOST, seed)
@@ -250,8 +251,8 @@ def text_bounds(pairs: Pairs, head: AmbiguityHead, target: Tensor, often: Tensor
 def fit_readings(
     pairs: Pairs, trace: Tensor, often: Tensor, most: int, bounds: tuple[float, ...], seed: int = 0
 ) -> Readings:  # fmt: skip
-    """General texts by their traces (M,), those with the most known matches (M,), and `most` images with what is known
-    to be true of them.
+    """Choose general texts by their traces (M,), those with the most known matches (M,), and `most` images with their
+    known texts.
     """
     readings = Readings(pairs.image.shape[1], most)
     share = (trace * (pairs.scale / 2)).exp() / len(pairs.image)
@@ -270,7 +271,7 @@ def fit_readings(
 
 
 def fit_doubt_of(pairs: Pairs, fitted: Fitted, trace: Tensor, seed: int = 0) -> Doubt | None:
-    """The doubt by the images that pairs have changed, as they are and in each change; None where there are none, or no
+    """Fit doubt to the images that pairs have changed, as they are and in each change; None without them or without
     novelty. trace: of the texts, (M,).
     """
     reader, score, rows = fitted.reader, fitted.score, pairs.changed_of

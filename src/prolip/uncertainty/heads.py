@@ -60,10 +60,9 @@ class AmbiguityHead(nn.Module):
     """log eta = gamma (w . f + sum_c u_c k_c + b) + alpha, nats eta that an embedding leaves open.
 
     k_c = exp((m . m_c - 1) / tau + (s . s_c - 1) / WORDS_WIDTH); f: standardised `bank_features` and `token_features`;
-    m_c: centres of the kernel, means of the same side; s: `word_signs` of a text, of images left out. All
-    of it is buffers, which `prolip.uncertainty.fit` fills: a head that was not fitted gives eta = 1 for everything.
-    gamma, alpha: 1 and 0, but for heads from before version 1 of `prolip.uncertainty.doubt`, whose kernel knows no
-    words either.
+    m_c: centres of the kernel, means of the same side; s: `word_signs`, for texts only. All of it is buffers, which
+    `prolip.uncertainty.fit` fills: a head that was not fitted gives eta = 1 for everything. gamma and alpha are 1 and
+    0, except in heads from before there were words.
     """
 
     bank: Tensor
@@ -112,20 +111,20 @@ class AmbiguityHead(nn.Module):
         return (features - self.feature_mean) / self.feature_std @ self.weight + self.offset
 
     def kernel(self, mean: Tensor, ids: Tensor | None = None) -> Tensor:
-        """k_c, 0 where it is below NOTHING, (B, D), (B, L) -> (B, C)."""
+        """Return k_c, 0 where it is below NOTHING: (B, D), (B, L) -> (B, C)."""
         exponent = (mean @ self.centres.T - 1) / self.kernel_width
         if self.parts.signs:  # of a head from before there were words, these are 0, and so is what is added
             exponent = exponent + (self.signs(ids) @ self.words.T - self.words.square().sum(1)) / WORDS_WIDTH
         return torch.nn.functional.threshold(exponent.exp(), NOTHING, 0.0)
 
     def signs(self, ids: Tensor | None) -> Tensor:
-        """`word_signs` of ids (B, L) by the rarity of their tokens."""
+        """Return the `word_signs` of ids (B, L)."""
         if ids is None:
             raise ValueError("this head looks at tokens: give the ids of the texts")
         return word_signs(ids, self.rarity)
 
     def nearest(self, mean: Tensor) -> Tensor:
-        """The largest cosine to a centre, (B, D) -> (B,); 0 without centres."""
+        """Return the largest cosine to a centre, (B, D) -> (B,); 0 without centres."""
         if not self.parts.centres:
             return mean.new_zeros(len(mean))
         with without_autocast(mean.device):
@@ -140,7 +139,7 @@ class AmbiguityHead(nn.Module):
             return self.gamma * found + self.alpha
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        """Take a state without words, too."""
+        """Accept the state of a head from before there were words."""
         state_dict.setdefault(f"{prefix}words", torch.zeros_like(self.words))
         super()._load_from_state_dict(state_dict, prefix, *args)
 
@@ -232,16 +231,16 @@ def token_features(ids: Tensor, rarity: Tensor, never: Tensor) -> Tensor:
 
 @cache
 def sign_table(vocabulary: int) -> Tensor:
-    """Signs of every token, (V, SIGNS) int8, always the same."""
+    """Return random signs for every token, (V, SIGNS) int8, the same in every process."""
     random = torch.Generator().manual_seed(0)
     return 2 * torch.randint(2, (vocabulary, SIGNS), generator=random, dtype=torch.int8) - 1
 
 
 def word_signs(ids: Tensor, rarity: Tensor) -> Tensor:
-    """Unit vectors whose inner product is about the share of words that two texts have in common, (B, L) -> (B, SIGNS).
+    """Return unit vectors whose inner product estimates the overlap of words, (B, L) -> (B, SIGNS).
 
-    Sums of the random signs of their tokens, each with its rarity, (V,), without what stands in more than half of the
-    texts: random projections (Achlioptas 2003) of the vectors of text retrieval, good to about 1 / sqrt(SIGNS).
+    Each is the sum of its tokens' random signs, weighted by rarity (V,), without tokens of more than half of the texts:
+    a random projection (Achlioptas 2003) of the tf-idf vector, with an error of about 1 / sqrt(SIGNS).
     """
     weight = rarity * (rarity > -math.log(COMMON))
     signs = sign_table(len(rarity)).to(ids.device)[ids]

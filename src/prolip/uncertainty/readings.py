@@ -1,5 +1,4 @@
-"""What a model keeps of its training beside variances: how ambiguous an image is, and how far its numbers may be off.
-"""
+"""What a model stores of its training to compute the ambiguity of images, intervals of shares, and doubt."""
 from __future__ import annotations
 
 import math
@@ -22,9 +21,10 @@ SAME = 0.01
 
 
 class Readings(nn.Module):
-    """General texts (G, D), training images (K, D) and which of the texts are true of them, (K, G) bool; and numbers:
-    the doubt; bounds (4,), what a text's true nats are beyond its eta, lower and upper, where it is known and where it
-    is not. All of it buffers; not `fitted` in a model from before there were any.
+    """Buffers: general texts (G, D), training images (K, D), which texts are true of which images, (K, G) bool.
+
+    bounds: (4,), true nats of a text minus its eta: lower and upper bound of known texts, then of unknown ones;
+    doubt_numbers: `Doubt.numbers`. A model from before there were readings has them not `fitted`.
     """
 
     general: Tensor
@@ -43,16 +43,16 @@ class Readings(nn.Module):
 
     @property
     def fitted(self) -> bool:
-        """Whether anything was fitted."""
+        """Whether the fit has filled the buffers."""
         return bool(self.bounds.any())
 
     @property
     def doubt(self) -> Doubt | None:
-        """None where none was fitted."""
+        """The fitted doubt, or None."""
         return Doubt.from_numbers(self.doubt_numbers.tolist())
 
     def forward(self, mean: Tensor, scale: float) -> Tensor:
-        """Nats of ambiguity of images, unit means (B, D) -> (B,); NaN where too few general texts are known.
+        """Return nats of ambiguity of images, unit means (B, D) -> (B,); NaN with fewer than FEWEST general texts.
 
         The mean of two entropies: of softmax(TEMPERATURE a cosine) over the general texts, and of how often these are
         true of the NEAREST images, weighted by exp(SHARPNESS cosine).
@@ -69,14 +69,14 @@ class Readings(nn.Module):
         return -((log_p.exp() * log_p).sum(1) + torch.xlogy(share, share).sum(1)) / 2
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        """Take a state without readings, too: of a model from before there were any."""
+        """Accept the state of a model from before there were readings."""
         for name, x in self.named_buffers():
             state_dict.setdefault(prefix + name, x)
         super()._load_from_state_dict(state_dict, prefix, *args)
 
 
 class Reader(NamedTuple):
-    """What reads a fitted model's means, on any device -> on the CPU, float32. text: the head of its texts."""
+    """Computes numbers from a fitted model's means on any device; returns them on the CPU in float32."""
 
     readings: Readings
     text: AmbiguityHead
@@ -85,7 +85,7 @@ class Reader(NamedTuple):
     images: int
 
     def evidence(self, mean: Tensor) -> Evidence | None:
-        """What `Doubt` takes of images, unit means (N, D); None without novelty."""
+        """Return the input of `Doubt` for images, unit means (N, D); None for a model without novelty."""
         if self.novelty is None:
             return None
         mean = self._placed(mean)
@@ -93,18 +93,19 @@ class Reader(NamedTuple):
         return Evidence(nats.cpu(), (2 / self.unit * self.text.nearest(mean)).cpu())
 
     def ambiguity(self, mean: Tensor) -> Tensor:
-        """Nats of images, unit means (N, D) -> (N,); NaN: nobody can say."""
+        """Return nats of ambiguity of images, unit means (N, D) -> (N,); NaN where they are unknown."""
         with without_autocast(mean.device):
             return in_blocks(lambda x, _: self.readings(x, 2 / self.unit), self._placed(mean), None).cpu()
 
     def shares(self, trace: Tensor, mean: Tensor) -> tuple[Tensor, Tensor]:
-        """The interval of nine in ten of the share of images that texts fit, traces (N,), means (N, D) -> (N,) each."""
+        """Return the 90% interval of the share of images that texts fit: traces (N,), unit means (N, D) -> (N,), (N,).
+        """
         mean, low, high = self._placed(mean), *self.bounds_of(mean)
         nats, most = trace.float().cpu() / self.unit, math.log(self.images)
         return ((nats + low).clamp(max=most) - most).exp(), ((nats + high).clamp(max=most) - most).exp()
 
     def bounds_of(self, mean: Tensor) -> tuple[Tensor, Tensor]:
-        """Nats that the true number of images is beyond the expected one, lower and upper bound, (N,) each."""
+        """Return the bounds of true minus expected nats, lower and upper, of texts by their means, (N,) each."""
         known = self.text.nearest(mean) > 1 - SAME * self.text.kernel_width
         low, high = torch.where(known.unsqueeze(1), self.readings.bounds[:2], self.readings.bounds[2:]).unbind(1)
         return low.cpu(), high.cpu()
@@ -114,7 +115,7 @@ class Reader(NamedTuple):
 
 
 def reader_of(model: Any) -> Reader | None:
-    """The reader of a model with fitted variances, ours or one of OpenCLIP's; None where it keeps no readings."""
+    """Return the reader of a model with fitted variances, ours or one of OpenCLIP's; None without readings."""
     readings, novelty = getattr(model, "readings", None), getattr(model, "novelty", None)
     if not isinstance(readings, Readings) or not readings.fitted:
         return None
@@ -124,11 +125,9 @@ def reader_of(model: Any) -> Reader | None:
 
 
 def ambiguity_of(model: Any, image: Tensor) -> Tensor:
-    """Nats of ambiguity of pixels (B, 3, H, W), (B,) float32 on the CPU, by `Readings`. ValueError where the model has
-    none.
-    """
+    """Return nats of ambiguity of pixels (B, 3, H, W), (B,) float32, by `Readings`. Raises ValueError without them."""
     reader = reader_of(model)
     if reader is None:
-        raise ValueError("this model does not know how ambiguous images are: prolip uncertainty fits that")
+        raise ValueError("this model has no ambiguity of images: prolip uncertainty fits it")
     with torch.no_grad():
         return reader.ambiguity(model.encode_image(image).mean)

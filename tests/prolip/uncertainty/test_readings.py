@@ -97,7 +97,7 @@ def test_readings_of_a_model_of_ours_are_kept_and_an_old_state_has_none(tmp_path
     pairs = likely_pairs(dim=dim, ids=True)
     images = torch.randn(2, 3, *([model.visual.image_size] * 2 if isinstance(model.visual.image_size, int)
                                  else model.visual.image_size))  # fmt: skip
-    with pytest.raises(ValueError, match="does not know how ambiguous images are: prolip uncertainty"):
+    with pytest.raises(ValueError, match="has no ambiguity of images: prolip uncertainty"):
         model.ambiguity(images)
     old = model.state_dict()
     fitted = fit_variances(pairs, 2048, 2048, model.vocab_size, 0, 0, 2048)

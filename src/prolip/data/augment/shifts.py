@@ -1,5 +1,4 @@
-"""Strong changes of pictures, each far from what training sees: how a model errs on them says how it errs on new data.
-"""
+"""Strong changes of images, far from training's augmentation: errors on them predict errors on new data."""
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -15,12 +14,12 @@ FILTER = F.InterpolationMode.BILINEAR
 
 
 def between(low: float, high: float, random: torch.Generator) -> float:
-    """A number that is drawn evenly from the range."""
+    """Draw a number from a uniform distribution."""
     return low + (high - low) * torch.rand((), generator=random).item()
 
 
 def blur(x: Tensor, random: torch.Generator) -> Tensor:
-    """Convolve with a Gaussian a thirtieth to a fifteenth of the picture wide."""
+    """Blur with a Gaussian of sigma 1/30 to 1/15 of the longer side."""
     sigma = max(x.shape[-2:]) * between(1 / 30, 1 / 15, random)
     return F.gaussian_blur(x, [2 * int(2 * sigma) + 1] * 2, [sigma] * 2)
 
@@ -65,8 +64,7 @@ def crumple(x: Tensor, random: torch.Generator) -> Tensor:
 
 
 def warp(x: Tensor, knots: int, strength: float, random: torch.Generator) -> Tensor:
-    """Move the points of a grid of `knots` x `knots` by N(0, strength^2) of the picture each, what is between them with
-    them.
+    """Displace a grid of `knots` x `knots` points by N(0, strength^2) of the side each, and interpolate between them.
     """
     moved = strength * torch.randn(1, 2, knots, knots, generator=random)
     field = torch.nn.functional.interpolate(moved, list(x.shape[-2:]), mode="bicubic", align_corners=True)
@@ -115,6 +113,6 @@ CHANGES: dict[str, Change] = {change.__name__: change for change in (
 
 
 def changed(x: Tensor, seed: int) -> Tensor:
-    """A picture (3, H, W) of values in [0, 1] in each of the CHANGES, (12, 3, H, W). Equal seeds give equal bits."""
+    """Apply each of the CHANGES to an image (3, H, W) in [0, 1] -> (12, 3, H, W). Equal seeds give equal bits."""
     return torch.stack([change(x, torch.Generator().manual_seed(seed + number)).clamp(0, 1)
                         for number, change in enumerate(CHANGES.values())])  # fmt: skip
