@@ -1,10 +1,11 @@
 """How far numbers of uncertainty hold on designers that training never saw: docs/uncertainty_new_data.md.
 
-    python scripts/study_new_data.py train --out runs/new-data                  # 12 runs of the demo, 8 minutes each
+    python scripts/study_new_data.py train --out runs/new-data                  # 15 runs of the demo, 8 minutes each
     python scripts/study_new_data.py fit --out runs/new-data [--old runs/old]   # a minute each
     python scripts/study_new_data.py tables --out runs/new-data --write docs/uncertainty_new_data.md
 
-train: the demo's recipe, with all of its designers and without one of them, three seeds each. fit: fits the variances
+train: the demo's recipe, with all of its designers, without one of them, and without a fifth of its keywords and
+subgroups (hold_out_texts.py), three seeds each. fit: fits the variances
 anew and asks each model about drawings; --old: a folder of the same runs by an earlier commit, whose own variances are
 asked, too. tables: cells are means over seeds with 95% intervals, by bootstrap over concepts (a drawing and its texts),
 the same draws for all. Maps and thresholds were chosen on the bundled designers but EmojiOne; EmojiOne confirms.
@@ -13,6 +14,8 @@ ECE: expected calibration error in 15 bins of equal mass.
 from __future__ import annotations
 
 import argparse
+import json
+import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -24,6 +27,7 @@ import numpy as np  # noqa: E402
 import torch  # noqa: E402
 from scipy.stats import spearmanr  # noqa: E402
 
+import hold_out_texts  # noqa: E402
 from prolip.cli.main import main as prolip  # noqa: E402
 from prolip.data.emoji import LEVELS  # noqa: E402
 from prolip.evaluation.loading import load_embedder  # noqa: E402
@@ -44,7 +48,8 @@ MODELS: dict[str, tuple[str, ...]] = {
     "demo": (), "notwemoji": ("twemoji",), "nonoto": ("noto", "noto-v1"),
     "nofluent": ("fluent-emoji-flat", "fluent-emoji"),
 }  # fmt: skip
-NEW = "emojione"
+#: Without texts; its shards are in the folder HELD of the seed.
+HELD, NEW = "held", "emojione"
 #: Asked of the demo alone: a designer that it has seen, and a style that is like nothing that it has.
 SEEN, STYLE = "twemoji", "fluent-emoji-high-contrast"
 WAYS = ("own", "alone", "gallery")
@@ -57,9 +62,14 @@ def shards(without: Sequence[str] = ()) -> str:
     return f"data/emoji/{{{','.join(name for name in DESIGNERS if name not in without)}}}.tar"
 
 
+def data_of(model: str, out: Path, seed: int) -> str:
+    """The training's shards of a run."""
+    return shards(MODELS[model]) if model != HELD else shards().replace("data/emoji", str(out / f"{HELD}{seed}"))
+
+
 def asked(model: str) -> list[str]:
     """Designers that a model is asked about."""
-    return [NEW, *MODELS[model], *((SEEN, STYLE) if model == "demo" else ())]
+    return [NEW, *MODELS.get(model, ()), *((SEEN, STYLE) if model == "demo" else ())]
 
 
 def train(out: Path, seeds: Sequence[int]) -> None:
@@ -68,10 +78,13 @@ def train(out: Path, seeds: Sequence[int]) -> None:
     from training.main import main as run_training
 
     for seed in seeds:
-        for model, without in MODELS.items():
+        if not (out / f"{HELD}{seed}" / hold_out_texts.HELD).is_file():
+            every = [f"data/emoji/{name}.tar" for name in DESIGNERS]
+            hold_out_texts.main([*every, "--select", RULE, "--seed", str(seed), "--output", str(out / f"{HELD}{seed}")])
+        for model in (*MODELS, HELD):
             name = f"{model}-s{seed}"
-            words = ["--config", "scripts/recipes/emoji-demo.yaml", "--train-data", shards(without), "--name", name,
-                     "--output", str(out), "--seed", str(seed), "--resume", "auto"]  # fmt: skip
+            words = ["--config", "scripts/recipes/emoji-demo.yaml", "--train-data", data_of(model, out, seed), "--name",
+                     name, "--output", str(out), "--seed", str(seed), "--resume", "auto"]  # fmt: skip
             if not is_finished(out / name) and (code := run_training(words)):
                 sys.exit(code)
 
@@ -79,11 +92,11 @@ def train(out: Path, seeds: Sequence[int]) -> None:
 def fit(out: Path, seeds: Sequence[int], old: Path | None) -> None:
     """Fit each run's model anew, and keep what it says of each designer in `asked`."""
     for seed in seeds:
-        for model, without in MODELS.items():
+        for model in (*MODELS, HELD):
             run, kept = (old or out) / f"{model}-s{seed}/model", out / "asked"
             fitted = out / f"fitted/{model}-s{seed}"
             if not (fitted / "config.json").is_file():
-                words = ["--model", f"local-dir:{run}", "--data", shards(without), "--select", RULE,
+                words = ["--model", f"local-dir:{run}", "--data", data_of(model, old or out, seed), "--select", RULE,
                          "--caption-sampling", FIELDS, "--output", str(fitted)]  # fmt: skip
                 if code := prolip(["uncertainty", *words]):
                     sys.exit(code)
@@ -94,7 +107,12 @@ def fit(out: Path, seeds: Sequence[int], old: Path | None) -> None:
                     if not path.exists():
                         embedder = load_embedder(f"local-dir:{folder}", stored=False)
                         drawings = gallery([f"data/emoji/{designer}.tar"], RULE, ["data/emoji/noto.tar"])
-                        np.savez(path, **ask(embedder, evaluate_corpus(embedder, drawings)))
+                        found = ask(embedder, evaluate_corpus(embedder, drawings))
+                        if model == HELD:
+                            names = (old or out) / f"{HELD}{seed}" / hold_out_texts.HELD
+                            held = json.loads(names.read_text(encoding="utf-8"))
+                            found["text_held"] = np.isin(drawings.caption_table().texts, held)
+                        np.savez(path, **found)
                         print(path.name, flush=True)
 
 
@@ -174,6 +192,12 @@ def finds(sign: str) -> Callable[[Arrays], float]:
     return lambda x: auroc(x[f"by_{sign}"], x["wrong"])
 
 
+def held(x: Arrays) -> Arrays:
+    """Texts that were held out of the training, and fit any drawing."""
+    kept = x["text_held"] & (x["text_true"] > 0)
+    return {name: value[kept] for name, value in x.items() if name.startswith("text_")}
+
+
 def rank(x: Arrays) -> float:
     """Spearman of the traces of texts with the logarithm of how many concepts they are true of."""
     return float(spearmanr(x["text_trace"], np.log(x["text_in_all"])).statistic)
@@ -186,6 +210,9 @@ FIGURES: dict[str, dict[str, Callable[[Arrays], float]]] = {
                     for said, way in (("model's own", "own"), ("doubt", "alone"), ("with a gallery", "gallery"))},
     "counts": {"all": within, **{f"{name}s": by_level(name) for name in LEVELS}, "Spearman": rank,
                "inside the interval": lambda x: float(x["text_inside"][x["text_true"] > 0].mean())},
+    "unseen": {"texts": lambda x: float((x["text_held"] & (x["text_true"] > 0)).sum()),
+               "within a factor of 2": lambda x: within(held(x)), "Spearman": lambda x: rank(held(x)),
+               "inside the interval": lambda x: float(held(x)["text_inside"].mean())},
     "ambiguity": {"ambiguity": finds("ambiguity"), "trace": finds("trace"), "neighbour's cosine": finds("neighbour")},
     "retrieval": {"i2t": lambda x: float(np.nanmean(x["ap_i2t"])),
                   "t2i": lambda x: float(np.nanmean(x["text_ap_t2i"]))},
@@ -212,7 +239,7 @@ def over_seeds(figure: Callable[[Arrays], float], runs: Sequence[Arrays], draws:
 def shown(values: np.ndarray, digits: int = 3) -> str:
     """A figure and its interval."""
     low, high = np.nanquantile(values[1:], (0.025, 0.975)) if len(values) > 1 else (np.nan, np.nan)
-    return f"{values[0]:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]".replace("0.", ".")
+    return re.sub(r"\b0\.", ".", f"{values[0]:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]")
 
 
 def tables(out: Path, draws: int) -> dict[str, list[str]]:
@@ -220,7 +247,7 @@ def tables(out: Path, draws: int) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for table, figures in FIGURES.items():
         rows = []
-        for model in MODELS:
+        for model in MODELS if table != "unseen" else (HELD,):
             for designer in asked(model):
                 kinds = {kind: [dict(np.load(path)) for path in sorted((out / "asked").glob(
                     f"{kind}-{model}-{designer}-s*.npz"))] for kind in ("old", "new")}  # fmt: skip
@@ -243,7 +270,7 @@ def row_of(  # noqa: PLR0913, PLR0917
         if runs:
             cells = ["" if kind == "old" and any(word in name for word in LATER) else
                      shown(over_seeds(figure, runs, drawn)) for name, figure in figures.items()]  # fmt: skip
-            name = {"demo": "demo"}.get(model, f"without {' and '.join(MODELS[model])}")
+            name = {"demo": "demo", HELD: "without these texts"}.get(model) or f"without {' and '.join(MODELS[model])}"
             rows.append([f"{name}{', fitted as before' if kind == 'old' else ''}", designer, *cells])
     return rows
 
