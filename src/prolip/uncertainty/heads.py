@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import torch
@@ -71,6 +70,7 @@ class AmbiguityHead(nn.Module):
     rarity: Tensor
     centres: Tensor
     words: Tensor
+    token_signs: Tensor
     kernel_weight: Tensor
     kernel_width: Tensor
     feature_mean: Tensor
@@ -94,6 +94,7 @@ class AmbiguityHead(nn.Module):
         for name in ("bank_scale", "kernel_width", "gamma"):
             self.register_buffer(name, torch.ones(()))
         self.register_buffer("feature_std", torch.ones(parts.features))
+        self.register_buffer("token_signs", sign_table(parts.vocabulary), persistent=False)
 
     def features(self, mean: Tensor, ids: Tensor | None = None) -> Tensor:
         """What the linear part takes, not standardised: means (B, D), ids (B, L) -> (B, F)."""
@@ -121,7 +122,7 @@ class AmbiguityHead(nn.Module):
         """Return the `word_signs` of ids (B, L)."""
         if ids is None:
             raise ValueError("this head looks at tokens: give the ids of the texts")
-        return word_signs(ids, self.rarity)
+        return word_signs(ids, self.rarity, self.token_signs)
 
     def nearest(self, mean: Tensor) -> Tensor:
         """Return the largest cosine to a centre, (B, D) -> (B,); 0 without centres."""
@@ -229,22 +230,21 @@ def token_features(ids: Tensor, rarity: Tensor, never: Tensor) -> Tensor:
     ], 1)  # fmt: skip
 
 
-@cache
 def sign_table(vocabulary: int) -> Tensor:
     """Return random signs for every token, (V, SIGNS) int8, the same in every process."""
     random = torch.Generator().manual_seed(0)
-    return 2 * torch.randint(2, (vocabulary, SIGNS), generator=random, dtype=torch.int8) - 1
+    signs = 2 * torch.randint(2, (vocabulary, SIGNS), generator=random, dtype=torch.int8, device="cpu") - 1
+    return signs.to(torch.get_default_device())
 
 
-def word_signs(ids: Tensor, rarity: Tensor) -> Tensor:
+def word_signs(ids: Tensor, rarity: Tensor, signs: Tensor) -> Tensor:
     """Return unit vectors whose inner product estimates the overlap of words, (B, L) -> (B, SIGNS).
 
-    Each is the sum of its tokens' random signs, weighted by rarity (V,), without tokens of more than half of the texts:
-    a random projection (Achlioptas 2003) of the tf-idf vector, with an error of about 1 / sqrt(SIGNS).
+    Each is the sum of its tokens' signs (V, SIGNS), weighted by rarity (V,), without tokens of more than half of the
+    texts: a random projection (Achlioptas 2003) of the tf-idf vector, with an error of about 1 / sqrt(SIGNS).
     """
     weight = rarity * (rarity > -math.log(COMMON))
-    signs = sign_table(len(rarity)).to(ids.device)[ids]
-    return nn.functional.normalize(torch.einsum("bl,bls->bs", weight[ids], signs.to(weight.dtype)), dim=1)
+    return nn.functional.normalize(torch.einsum("bl,bls->bs", weight[ids], signs[ids].to(weight.dtype)), dim=1)
 
 
 def in_blocks(function: Callable[..., Tensor], mean: Tensor, ids: Tensor | None) -> Tensor:
