@@ -62,7 +62,8 @@ def fitted_openclip(folder: Path) -> str:
     """It with variances of random pairs."""
     image, text = (torch.nn.functional.normalize(torch.randn(64, 16), dim=1) for _ in range(2))
     ids = open_clip.get_tokenizer("ViT-B-32", context_length=8)([f"picture {i}" for i in range(64)])
-    ends = {"image_first": torch.randn(64, 64), "text_first": torch.randn(64, 64)}
+    ends = {"image_first": torch.randn(64, 64), "text_first": torch.randn(64, 64), "changed_of": torch.arange(64),
+            "changed": points(128, 16, seed=2).unflatten(0, (2, 64))}  # fmt: skip
     pairs = Pairs.in_rows(image, text, 10.0, text_ids=ids, **ends)
     attach(*openclip_model(folder / "plain"), None, pairs, CONFIG, folder / "fitted")
     return f"local-dir:{folder}/fitted"

@@ -140,7 +140,8 @@ def fitted_model(folder: Path) -> str:
     image, text = (torch.nn.functional.normalize(torch.randn(64, 192), dim=1) for _ in range(2))
     ids = prolip.get_tokenizer("ProLIP-ViT-XS-16")([f"picture {i}" for i in range(64)])
     first = {f"{side}_first": torch.randn(64, 2 * 192) for side in ("image", "text")}
-    pairs = Pairs.in_rows(image, text, 10.0, text_ids=ids, **first)
+    changes = {"changed": image.flip(0).unsqueeze(0).contiguous(), "changed_of": torch.arange(64)}
+    pairs = Pairs.in_rows(image, text, 10.0, text_ids=ids, **first, **changes)
     save_file(pairs.tensors(), folder / "pairs.safetensors")
     attach(f"local-dir:{folder}/plain", None, None, pairs, LikelihoodConfig(bank=32, centres=8), folder / "fitted")
     return f"local-dir:{folder}/fitted"
@@ -172,7 +173,8 @@ def test_python_of_uncertainty_md_runs_with_a_fitted_model(tmp_path, monkeypatch
         exec(code.replace("local-dir:runs/demo/model", model), {})
     said = capsys.readouterr().out
     for line in (r"'animal' fits .+ says [\d.]+ bits", r"first: [\d.]+ nats", r"mean: [\d.]+ nats",
-                 r"(strawberry|cherries|tomato), \d+% sure; [\d.]+ nats against it", r"tensor|array|\["):  # fmt: skip
+                 r"(strawberry|cherries|tomato), \d+% sure; [\d.]+ nats against it", r"'fruit' fits (about|nearly)",
+                 r"doubt [\d.]+, further out than the fit: (True|False)", r"tensor|array|\["):  # fmt: skip
         assert re.search(line, said), line
 
 
