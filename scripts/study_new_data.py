@@ -72,7 +72,7 @@ def asked(model: str) -> list[str]:
     return [NEW, *MODELS.get(model, ()), *((SEEN, STYLE) if model == "demo" else ())]
 
 
-def train(out: Path, seeds: Sequence[int]) -> None:
+def train(out: Path, seeds: Sequence[int], models: Sequence[str]) -> None:
     """The runs that are not there yet."""
     from training.checkpoint.resuming import is_finished
     from training.main import main as run_training
@@ -81,7 +81,7 @@ def train(out: Path, seeds: Sequence[int]) -> None:
         if not (out / f"{HELD}{seed}" / hold_out_texts.HELD).is_file():
             every = [f"data/emoji/{name}.tar" for name in DESIGNERS]
             hold_out_texts.main([*every, "--select", RULE, "--seed", str(seed), "--output", str(out / f"{HELD}{seed}")])
-        for model in (*MODELS, HELD):
+        for model in models:
             name = f"{model}-s{seed}"
             words = ["--config", "scripts/recipes/emoji-demo.yaml", "--train-data", data_of(model, out, seed), "--name",
                      name, "--output", str(out), "--seed", str(seed), "--resume", "auto"]  # fmt: skip
@@ -89,10 +89,10 @@ def train(out: Path, seeds: Sequence[int]) -> None:
                 sys.exit(code)
 
 
-def fit(out: Path, seeds: Sequence[int], old: Path | None) -> None:
+def fit(out: Path, seeds: Sequence[int], models: Sequence[str], old: Path | None) -> None:
     """Fit each run's model anew, and keep what it says of each designer in `asked`."""
     for seed in seeds:
-        for model in (*MODELS, HELD):
+        for model in models:
             run, kept = (old or out) / f"{model}-s{seed}/model", out / "asked"
             fitted = out / f"fitted/{model}-s{seed}"
             if not (fitted / "config.json").is_file():
@@ -282,13 +282,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add("--out", type=Path, required=True, metavar="DIR", help="folder of the runs")
     add("--old", type=Path, metavar="DIR", help="folder of the runs of an earlier commit: their models are fitted anew")
     add("--seeds", nargs="+", type=int, default=list(SEEDS), metavar="SEED")
+    add("--models", nargs="+", choices=(*MODELS, HELD), default=[*MODELS, HELD], metavar="MODEL", help="default: all")
     add("--draws", type=int, default=DRAWS, help="of the bootstrap (default: %(default)s)")
     add("--write", type=Path, metavar="PAGE", help="put the tables into this page")
     options = parser.parse_args(arguments)
     if options.step == "train":
-        train(options.out, options.seeds)
+        train(options.out, options.seeds, options.models)
     elif options.step == "fit":
-        fit(options.out, options.seeds, options.old)
+        fit(options.out, options.seeds, options.models, options.old)
     else:
         found = tables(options.out, options.draws)
         if options.write:

@@ -47,7 +47,7 @@ MORE = (
     retired={"train-data": "use --data", "train-split": "use --split", "samples": "use --fit-samples"},
 )  # fmt: skip
 def fit(args: argparse.Namespace) -> None:
-    """Give a trained model variances and novelty; its means stay as they are."""
+    """Give a trained model variances, novelty and doubt; its means stay as they are."""
     if bool(args.pairs) == bool(args.data):
         raise ValueError("give --data, or --pairs with embeddings that --save-pairs wrote")
     from prolip.methods import LikelihoodConfig
