@@ -221,58 +221,54 @@ FIGURES: dict[str, dict[str, Callable[[Arrays], float]]] = {
 
 def draws_of(x: Arrays, concepts: np.ndarray) -> Arrays:
     """The drawings and texts of drawn concepts, as often as they were drawn."""
-    rows = {}
+    often, rows = np.bincount(concepts, minlength=int(x["size"])), {}
     for side, of in (("", x["concept"]), ("text_", x["text_concept"])):
-        order = of.argsort(kind="stable")
-        starts = np.searchsorted(of[order], np.arange(int(x["size"]) + 1))
-        rows[side] = order[np.concatenate([np.arange(starts[k], starts[k + 1]) for k in concepts])]
+        rows[side] = np.repeat(np.arange(len(of)), often[of])
     return {name: value if name == "size" else value[rows["text_" if name.startswith("text_") else ""]]
             for name, value in x.items()}  # fmt: skip
 
 
-def over_seeds(figure: Callable[[Arrays], float], runs: Sequence[Arrays], draws: Sequence[np.ndarray]) -> np.ndarray:
-    """The figure's mean over seeds, then that of every draw, (1 + draws,)."""
-    again = ([draws_of(x, drawn) for x in runs] for drawn in draws)
-    return np.array([np.mean([figure(x) for x in drawn]) for drawn in (runs, *again)])
+def over_seeds(runs: Sequence[Arrays], draws: int, later: bool) -> dict[str, dict[str, np.ndarray]]:
+    """Figures by table and column, the mean over seeds: of all drawings, then of every draw of concepts, (1 + draws,).
+
+    later: whether the fit has doubt and intervals.
+    """
+    random, size = np.random.default_rng(0), int(runs[0]["size"])
+    wanted = {table: {name: figure for name, figure in figures.items() if later or not any(x in name for x in LATER)}
+              for table, figures in FIGURES.items() if (table == "unseen") <= ("text_held" in runs[0])
+              and (later or table not in ("unseen", "ambiguity"))}  # fmt: skip
+    found: dict[str, dict[str, list[float]]] = {table: {name: [] for name in wanted[table]} for table in wanted}
+    for draw in range(1 + draws):
+        drawn = random.integers(size, size=size) if draw else np.arange(size)
+        some = [draws_of(x, drawn) for x in runs]
+        for table, figures in wanted.items():
+            for name, figure in figures.items():
+                found[table][name].append(float(np.mean([figure(x) for x in some])))
+    return {table: {name: np.array(x) for name, x in columns.items()} for table, columns in found.items()}
 
 
-def shown(values: np.ndarray, digits: int = 3) -> str:
-    """A figure and its interval."""
+def shown(values: np.ndarray | None, digits: int = 3) -> str:
+    """A figure and its interval; nothing for none."""
+    if values is None:
+        return ""
     low, high = np.nanquantile(values[1:], (0.025, 0.975)) if len(values) > 1 else (np.nan, np.nan)
     return re.sub(r"\b0\.", ".", f"{values[0]:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]")
 
 
 def tables(out: Path, draws: int) -> dict[str, list[str]]:
     """The tables of the page by their name."""
-    found: dict[str, list[str]] = {}
-    for table, figures in FIGURES.items():
-        rows = []
-        for model in MODELS if table != "unseen" else (HELD,):
-            for designer in asked(model):
-                kinds = {kind: [dict(np.load(path)) for path in sorted((out / "asked").glob(
-                    f"{kind}-{model}-{designer}-s*.npz"))] for kind in ("old", "new")}  # fmt: skip
-                if kinds["new"]:
-                    rows += row_of(table, figures, model, designer, kinds, draws)
-        found[table] = markdown(["model", "drawings of", *figures], rows)
-    return found
-
-
-def row_of(  # noqa: PLR0913, PLR0917
-    table: str, figures: dict[str, Callable[[Arrays], float]], model: str, designer: str,
-    kinds: dict[str, list[Arrays]], draws: int,
-) -> list[list[str]]:  # fmt: skip
-    """A row of a table, and but for ambiguity one before, of the earlier fit, where there is one."""
-    random, size = np.random.default_rng(0), int(kinds["new"][0]["size"])
-    drawn = [random.integers(size, size=size) for _ in range(draws)]
-    rows = []
-    for kind in ("new",) if table == "ambiguity" else ("old", "new"):
-        runs = kinds[kind]
-        if runs:
-            cells = ["" if kind == "old" and any(word in name for word in LATER) else
-                     shown(over_seeds(figure, runs, drawn)) for name, figure in figures.items()]  # fmt: skip
-            name = {"demo": "demo", HELD: "without these texts"}.get(model) or f"without {' and '.join(MODELS[model])}"
-            rows.append([f"{name}{', fitted as before' if kind == 'old' else ''}", designer, *cells])
-    return rows
+    rows: dict[str, list[list[str]]] = {table: [] for table in FIGURES}
+    for model in (*MODELS, HELD):
+        name = {"demo": "demo", HELD: "without these texts"}.get(model) or f"without {' and '.join(MODELS[model])}"
+        for designer in asked(model):
+            for kind, said in (("old", ", fitted as before"), ("new", "")):
+                paths = sorted((out / "asked").glob(f"{kind}-{model}-{designer}-s*.npz"))
+                runs = [dict(np.load(path)) for path in paths]
+                found = over_seeds(runs, draws, kind == "new") if runs else {}
+                for table in (("unseen",) if model == HELD else [one for one in found if one != "unseen"]):
+                    cells = [shown(found.get(table, {}).get(column)) for column in FIGURES[table]]
+                    rows[table] += [[f"{name}{said}", designer, str(len(runs)), *cells]] if table in found else []
+    return {table: markdown(["model", "drawings of", "seeds", *FIGURES[table]], rows[table]) for table in FIGURES}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
