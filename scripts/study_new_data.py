@@ -5,10 +5,10 @@
     python scripts/study_new_data.py tables --out runs/new-data --write docs/uncertainty_new_data.md
 
 train: the demo's recipe, with all of its designers, without one of them, and without a fifth of its keywords and
-subgroups (hold_out_texts.py), three seeds each. fit: fits the variances
-anew and asks each model about drawings; --old: a folder of the same runs by an earlier commit, whose own variances are
-asked, too. tables: cells are means over seeds with 95% intervals, by bootstrap over concepts (a drawing and its texts),
-the same draws for all. Maps and thresholds were chosen on the bundled designers but EmojiOne; EmojiOne confirms.
+subgroups (hold_out_texts.py), three seeds each. fit: fits the variances again and evaluates each model on drawings;
+--old: a folder of the same runs by an earlier commit, whose own fit is evaluated too. tables: cells are means over
+seeds with 95% intervals, by bootstrap over concepts (a drawing and its texts), the same draws for all.
+All choices were made on the bundled designers but EmojiOne; EmojiOne confirms them.
 ECE: expected calibration error in 15 bins of equal mass.
 """
 from __future__ import annotations
@@ -90,7 +90,7 @@ def train(out: Path, seeds: Sequence[int], models: Sequence[str]) -> None:
 
 
 def fit(out: Path, seeds: Sequence[int], models: Sequence[str], old: Path | None) -> None:
-    """Fit each run's model anew, and keep what it says of each designer in `asked`."""
+    """Fit each run's model again, and save what it says of each designer in `asked`."""
     for seed in seeds:
         for model in models:
             run, kept = (old or out) / f"{model}-s{seed}/model", out / "asked"
@@ -276,7 +276,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add = parser.add_argument
     add("step", choices=("train", "fit", "tables"))
     add("--out", type=Path, required=True, metavar="DIR", help="folder of the runs")
-    add("--old", type=Path, metavar="DIR", help="folder of the runs of an earlier commit: their models are fitted anew")
+    add("--old", type=Path, metavar="DIR", help="folder of the runs of an earlier commit: fit their models again")
     add("--seeds", nargs="+", type=int, default=list(SEEDS), metavar="SEED")
     add("--models", nargs="+", choices=(*MODELS, HELD), default=[*MODELS, HELD], metavar="MODEL", help="default: all")
     add("--draws", type=int, default=DRAWS, help="of the bootstrap (default: %(default)s)")

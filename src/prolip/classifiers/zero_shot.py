@@ -32,9 +32,8 @@ class ZeroShotClassifier(ImageClassifier):
     def fit(self, X: Any = None, y: Any = None) -> ZeroShotClassifier:
         """Embed the classes; labelled images, where there are any, make the probabilities hold.
 
-        Without, they are those of the model's own scale, and on images unlike its training as sure as its doubt allows
-        (`prolip.uncertainty.doubt`). The answers are the same either way. ValueError for labels
-        that no class has, and X without y.
+        Without labels, probabilities use the model's own scale and its doubt (`prolip.uncertainty.doubt`). The answers
+        are the same either way. Raises ValueError for labels that no class has, and for X without y.
         """
         named = named_classes(self.classes)
         embedder = self._embedder()

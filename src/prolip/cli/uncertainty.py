@@ -129,7 +129,7 @@ def describe(fitted: Fitted, pairs: Pairs) -> None:
         print("ambiguity of images: too few general texts to say" if nats.isnan().all() else
               f"ambiguity of images: the median one leaves {nats.median():.1f} nats open about its topic")  # fmt: skip
     told = doubt_in_words(fitted, pairs)
-    print(told or "match probabilities are the model's own, also on images unlike its training: that takes novelty and"
+    print(told or "no doubt: match probabilities of images unlike the training will be too high. It takes novelty and"
           " --changed-images")  # fmt: skip
     for side, novelty in (("image", fitted.novelty), ("text", fitted.text_novelty)):
         if novelty is None:
@@ -138,7 +138,7 @@ def describe(fitted: Fitted, pairs: Pairs) -> None:
 
 
 def doubt_in_words(fitted: Fitted, pairs: Pairs) -> str:
-    """How far the model trusts itself on its own images and on changed ones; "" where it has learnt nothing of that."""
+    """Return the median doubt of the training images and of the changed ones as a line; "" without doubt."""
     if fitted.score.doubt is None or fitted.reader is None or pairs.changed is None or pairs.changed_of is None:
         return ""
     own, changed = (fitted.score.doubts(fitted.reader.evidence(x)) for x in (

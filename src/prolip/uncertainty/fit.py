@@ -39,7 +39,7 @@ LEAST_LENGTH = 0.1
 NEIGHBOURS, ASKED = 3, 4096
 #: Images that a general text fits at least.
 FEWEST_FITTED = 3
-#: One text in so many is held out to say how far texts that nobody has seen are off; the quantiles that are kept.
+#: One text in HELD_OUT is held out to estimate the error on unknown texts; the stored quantiles of that error.
 HELD_OUT, NINE_TENTHS = 5, (0.05, 0.95)
 #: Images, and texts that match none of them, whose pairs give the probability to be true; steps, and last gradient.
 MATCH_IMAGES, MATCH_OTHERS, MATCH_STEPS, MATCH_GRADIENT = 512, 2048, 100, 1e-12

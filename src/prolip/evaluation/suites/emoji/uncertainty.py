@@ -91,7 +91,7 @@ def undoubted(result: CorpusResult) -> dict[str, float]:
 
 def ambiguity(result: CorpusResult) -> dict[str, Statistic]:
     """`ambiguity/{auroc,trace_auroc,neighbour_auroc}`: whether the nearest other drawing is of another subgroup, by the
-    ambiguity of a drawing, by its trace and by minus the cosine of the two; {} where nobody can say.
+    ambiguity of a drawing, by its trace and by minus the cosine of the two; {} without readings.
     """
     nats, concepts = result.read.get("ambiguity", np.array([np.nan])), result.corpus.concepts
     if np.isnan(nats).any() or len(nats) < 2:
