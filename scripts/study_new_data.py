@@ -5,10 +5,11 @@
     python scripts/study_new_data.py tables --out runs/new-data --write docs/uncertainty_new_data.md
 
 train: the demo's recipe, with all of its designers, without one of them, and without a fifth of its keywords and
-subgroups (hold_out_texts.py), three seeds each. fit: fits the variances again and evaluates each model on drawings;
+subgroups (hold_out_texts.py), three seeds each. --models icons: scripts/recipes/icons.yaml, an hour each, whose shards
+scripts/build_icon_corpus.py makes. fit: fits the variances again and evaluates each model on drawings;
 --old: a folder of the same runs by an earlier commit, whose own fit is evaluated too. tables: cells are means over
 seeds with 95% intervals, by bootstrap over concepts (a drawing and its texts), the same draws for all.
-All choices were made on the bundled designers but EmojiOne; EmojiOne confirms them.
+All choices were made on the bundled designers but EmojiOne; EmojiOne and the icons confirm them.
 ECE: expected calibration error in 15 bins of equal mass.
 """
 from __future__ import annotations
@@ -25,11 +26,12 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT / "scripts")]
 
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
+import yaml  # noqa: E402
 from scipy.stats import spearmanr  # noqa: E402
 
 import hold_out_texts  # noqa: E402
 from prolip.cli.main import main as prolip  # noqa: E402
-from prolip.data.emoji import LEVELS  # noqa: E402
+from prolip.data.emoji import LEVELS, Corpus  # noqa: E402
 from prolip.evaluation.loading import load_embedder  # noqa: E402
 from prolip.evaluation.metrics.selective import auroc  # noqa: E402
 from prolip.evaluation.model import Embedder  # noqa: E402
@@ -40,8 +42,7 @@ from study import markdown, write  # noqa: E402
 
 Arrays = dict[str, np.ndarray]
 SEEDS, BINS, DRAWS = (0, 1, 2), 15, 1000
-RULE = "group=animals nature|food drink|travel places; subgroup!=time"
-FIELDS = "name:14,keywords:4,subgroup:1,group:1"
+RECIPES = ROOT / "scripts/recipes"
 DESIGNERS = ("noto", "noto-v1", "twemoji", "fluent-emoji-flat", "fluent-emoji")
 #: Model -> designers' files that it is trained without, and those that it is asked about besides EmojiOne.
 MODELS: dict[str, tuple[str, ...]] = {
@@ -52,6 +53,8 @@ MODELS: dict[str, tuple[str, ...]] = {
 HELD, NEW = "held", "emojione"
 #: Asked of the demo alone: a designer that it has seen, and a style that is like nothing that it has.
 SEEN, STYLE = "twemoji", "fluent-emoji-high-contrast"
+#: A model of icons, and what it is asked about: two styles of a designer that it has not seen, and one that it has.
+ICONS, ICON_STYLES = "icons", ("remixicon-line", "remixicon-fill", "lucide")
 WAYS = ("own", "alone", "gallery")
 #: What columns are called that an earlier fit has not.
 LATER = ("doubt", "gallery", "inside")
@@ -62,14 +65,35 @@ def shards(without: Sequence[str] = ()) -> str:
     return f"data/emoji/{{{','.join(name for name in DESIGNERS if name not in without)}}}.tar"
 
 
+def recipe(model: str) -> Path:
+    """The settings of a model's training."""
+    return RECIPES / ("icons.yaml" if model == ICONS else "emoji-demo.yaml")
+
+
+def trained_on(model: str) -> dict[str, str]:
+    """The part `data` of a model's recipe."""
+    return yaml.safe_load(recipe(model).read_text(encoding="utf-8"))["data"]
+
+
 def data_of(model: str, out: Path, seed: int) -> str:
     """The training's shards of a run."""
+    if model == ICONS:
+        return trained_on(model)["train_data"]
     return shards(MODELS[model]) if model != HELD else shards().replace("data/emoji", str(out / f"{HELD}{seed}"))
 
 
 def asked(model: str) -> list[str]:
     """Designers that a model is asked about."""
+    if model == ICONS:
+        return list(ICON_STYLES)
     return [NEW, *MODELS.get(model, ()), *((SEEN, STYLE) if model == "demo" else ())]
+
+
+def drawings_of(model: str, designer: str) -> Corpus:
+    """Drawings to ask a model about, to be told from all names that training had, or, of icons, from their own."""
+    icons, rule = model == ICONS, trained_on(model)["select"]
+    folder = "data/icons" if icons else "data/emoji"
+    return gallery([f"{folder}/{designer}.tar"], rule, None if icons else ["data/emoji/noto.tar"])
 
 
 def train(out: Path, seeds: Sequence[int], models: Sequence[str]) -> None:
@@ -78,13 +102,13 @@ def train(out: Path, seeds: Sequence[int], models: Sequence[str]) -> None:
     from training.main import main as run_training
 
     for seed in seeds:
-        if not (out / f"{HELD}{seed}" / hold_out_texts.HELD).is_file():
-            every = [f"data/emoji/{name}.tar" for name in DESIGNERS]
-            hold_out_texts.main([*every, "--select", RULE, "--seed", str(seed), "--output", str(out / f"{HELD}{seed}")])
+        if HELD in models and not (out / f"{HELD}{seed}" / hold_out_texts.HELD).is_file():
+            every, rule = [f"data/emoji/{name}.tar" for name in DESIGNERS], trained_on(HELD)["select"]
+            hold_out_texts.main([*every, "--select", rule, "--seed", str(seed), "--output", str(out / f"{HELD}{seed}")])
         for model in models:
             name = f"{model}-s{seed}"
-            words = ["--config", "scripts/recipes/emoji-demo.yaml", "--train-data", data_of(model, out, seed), "--name",
-                     name, "--output", str(out), "--seed", str(seed), "--resume", "auto"]  # fmt: skip
+            words = ["--config", str(recipe(model)), "--train-data", data_of(model, out, seed), "--name", name,
+                     "--output", str(out), "--seed", str(seed), "--resume", "auto"]  # fmt: skip
             if not is_finished(out / name) and (code := run_training(words)):
                 sys.exit(code)
 
@@ -96,8 +120,10 @@ def fit(out: Path, seeds: Sequence[int], models: Sequence[str], old: Path | None
             run, kept = (old or out) / f"{model}-s{seed}/model", out / "asked"
             fitted = out / f"fitted/{model}-s{seed}"
             if not (fitted / "config.json").is_file():
-                words = ["--model", f"local-dir:{run}", "--data", data_of(model, old or out, seed), "--select", RULE,
-                         "--caption-sampling", FIELDS, "--output", str(fitted)]  # fmt: skip
+                data = trained_on(model)
+                words = ["--model", f"local-dir:{run}", "--data", data_of(model, old or out, seed)]
+                words += ["--select", data["select"], "--caption-sampling", data["caption_sampling"]]
+                words += ["--output", str(fitted)]
                 if code := prolip(["uncertainty", *words]):
                     sys.exit(code)
             kept.mkdir(exist_ok=True, parents=True)
@@ -106,7 +132,7 @@ def fit(out: Path, seeds: Sequence[int], models: Sequence[str], old: Path | None
                     path = kept / f"{kind}-{model}-{designer}-s{seed}.npz"
                     if not path.exists():
                         embedder = load_embedder(f"local-dir:{folder}", stored=False)
-                        drawings = gallery([f"data/emoji/{designer}.tar"], RULE, ["data/emoji/noto.tar"])
+                        drawings = drawings_of(model, designer)
                         found = ask(embedder, evaluate_corpus(embedder, drawings))
                         if model == HELD:
                             names = (old or out) / f"{HELD}{seed}" / hold_out_texts.HELD
@@ -258,8 +284,9 @@ def shown(values: np.ndarray | None, digits: int = 3) -> str:
 def tables(out: Path, draws: int) -> dict[str, list[str]]:
     """The tables of the page by their name."""
     rows: dict[str, list[list[str]]] = {table: [] for table in FIGURES}
-    for model in (*MODELS, HELD):
-        name = {"demo": "demo", HELD: "without these texts"}.get(model) or f"without {' and '.join(MODELS[model])}"
+    for model in (*MODELS, ICONS, HELD):
+        name = {"demo": "demo", ICONS: ICONS, HELD: "without these texts"}.get(model)
+        name = name or f"without {' and '.join(MODELS[model])}"
         for designer in asked(model):
             for kind, said in (("old", ", fitted as before"), ("new", "")):
                 paths = sorted((out / "asked").glob(f"{kind}-{model}-{designer}-s*.npz"))
@@ -278,7 +305,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add("--out", type=Path, required=True, metavar="DIR", help="folder of the runs")
     add("--old", type=Path, metavar="DIR", help="folder of the runs of an earlier commit: fit their models again")
     add("--seeds", nargs="+", type=int, default=list(SEEDS), metavar="SEED")
-    add("--models", nargs="+", choices=(*MODELS, HELD), default=[*MODELS, HELD], metavar="MODEL", help="default: all")
+    every = [*MODELS, HELD]
+    add("--models", nargs="+", choices=(*every, ICONS), default=every, metavar="MODEL", help="default: all but icons")
     add("--draws", type=int, default=DRAWS, help="of the bootstrap (default: %(default)s)")
     add("--write", type=Path, metavar="PAGE", help="put the tables into this page")
     options = parser.parse_args(arguments)

@@ -76,7 +76,7 @@ class Readings(nn.Module):
 
 
 class Reader(NamedTuple):
-    """Computes numbers from a fitted model's means on any device; returns them on the CPU in float32."""
+    """Computes numbers from a fitted model's means on any device; returns them there in float32."""
 
     readings: Readings
     text: AmbiguityHead
@@ -88,27 +88,27 @@ class Reader(NamedTuple):
         """Return the input of `Doubt` for images, unit means (N, D); None for a model without novelty."""
         if self.novelty is None:
             return None
-        mean = self._placed(mean)
-        nats = self.novelty.references["mean"](self.novelty.distances["mean"](mean))
-        return Evidence(nats.cpu(), (2 / self.unit * self.text.nearest(mean)).cpu())
+        placed = self._placed(mean)
+        nats = self.novelty.references["mean"](self.novelty.distances["mean"](placed))
+        return Evidence(nats.to(mean.device), (2 / self.unit * self.text.nearest(placed)).to(mean.device))
 
     def ambiguity(self, mean: Tensor) -> Tensor:
         """Return nats of ambiguity of images, unit means (N, D) -> (N,); NaN where they are unknown."""
         with without_autocast(mean.device):
-            return in_blocks(lambda x, _: self.readings(x, 2 / self.unit), self._placed(mean), None).cpu()
+            return in_blocks(lambda x, _: self.readings(x, 2 / self.unit), self._placed(mean), None).to(mean.device)
 
     def shares(self, trace: Tensor, mean: Tensor) -> tuple[Tensor, Tensor]:
         """Return the 90% interval of the share of images that texts fit: traces (N,), unit means (N, D) -> (N,), (N,).
         """
-        mean, low, high = self._placed(mean), *self.bounds_of(mean)
-        nats, most = trace.float().cpu() / self.unit, math.log(self.images)
+        low, high = self.bounds_of(mean)
+        nats, most = trace.float().to(mean.device) / self.unit, math.log(self.images)
         return ((nats + low).clamp(max=most) - most).exp(), ((nats + high).clamp(max=most) - most).exp()
 
     def bounds_of(self, mean: Tensor) -> tuple[Tensor, Tensor]:
         """Return the bounds of true minus expected nats, lower and upper, of texts by their means, (N,) each."""
-        known = self.text.nearest(mean) > 1 - SAME * self.text.kernel_width
+        known = self.text.nearest(self._placed(mean)) > 1 - SAME * self.text.kernel_width
         low, high = torch.where(known.unsqueeze(1), self.readings.bounds[:2], self.readings.bounds[2:]).unbind(1)
-        return low.cpu(), high.cpu()
+        return low.to(mean.device), high.to(mean.device)
 
     def _placed(self, mean: Tensor) -> Tensor:
         return upcast(mean.detach()).to(self.readings.bounds.device)

@@ -1,6 +1,7 @@
 """What a model keeps of its training: ambiguity by hand, intervals that hold, old states, models that have it."""
 from __future__ import annotations
 
+import copy
 import math
 from dataclasses import replace
 
@@ -12,6 +13,7 @@ from fitted_models import likely_model, likely_pairs
 from scipy.stats import entropy
 
 import prolip
+from prolip.gaussian import Gaussian
 from prolip.methods.likelihood import LikelihoodConfig, LikelihoodObjective, LikelihoodScore, adopt
 from prolip.uncertainty.clip import FittedCLIP, with_variances
 from prolip.uncertainty.fit import fit_readings, fit_variances
@@ -158,3 +160,37 @@ def test_changed_images_that_do_not_fit_the_pairs_are_refused():
                            ({"changed": pairs.changed * math.nan}, "NaN")):  # fmt: skip
         with pytest.raises(ValueError, match=words):
             replace(pairs, **changes)
+
+
+def score_on(device: str, model) -> tuple[LikelihoodScore, Gaussian, Gaussian]:
+    """The model's score with a reader there, its images and texts."""
+    pairs, fitted = model
+    reader, score = fitted.reader, copy.deepcopy(fitted.score)
+    score.reader = reader._replace(readings=copy.deepcopy(reader.readings).to(device), text=copy.deepcopy(
+        reader.text).to(device), novelty=copy.deepcopy(reader.novelty).to(device))  # fmt: skip
+    sides = ((pairs.image.float(), fitted.image), (pairs.text.float(), fitted.text))
+    return score, *(Gaussian(mean, head.log_var(mean)) for mean, head in sides)
+
+
+def numbers_of(score, images, texts) -> list[torch.Tensor]:
+    own = score.reader.evidence(images.mean)
+    return [score.probability(images, texts, images), score.doubts(own), *score.reader.shares(texts.trace, texts.mean)]
+
+
+def test_numbers_are_on_the_device_of_the_means(model):
+    score, images, texts = score_on("meta", model)
+    found = numbers_of(score, *(Gaussian(z.mean.to("meta"), z.log_var.to("meta")) for z in (images, texts)))
+    assert all(x.is_meta for x in found)  # a device that refuses what mixes it with another
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.parametrize("kept", ["cpu", "cuda"])
+@pytest.mark.parametrize("asked", ["cpu", "cuda"])
+def test_on_cuda_numbers_are_those_of_the_cpu(kept, asked, model):
+    score, *sides = score_on("cpu", model)
+    wanted = [*numbers_of(score, *sides), score.reader.ambiguity(sides[0].mean)]
+    score = score_on(kept, model)[0]
+    sides = [Gaussian(z.mean.to(asked), z.log_var.to(asked)) for z in sides]
+    found = [*numbers_of(score, *sides), score.reader.ambiguity(sides[0].mean)]
+    assert {x.device.type for x in found} == {asked}
+    torch.testing.assert_close([x.cpu() for x in found], wanted, rtol=1e-4, atol=1e-5)
