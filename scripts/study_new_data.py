@@ -54,7 +54,7 @@ HELD, NEW = "held", "emojione"
 #: Asked of the demo alone: a designer that it has seen, and a style that is like nothing that it has.
 SEEN, STYLE = "twemoji", "fluent-emoji-high-contrast"
 #: A model of icons, and what it is asked about: two styles of a designer that it has not seen, and one that it has.
-ICONS, ICON_STYLES = "icons", ("remixicon-line", "remixicon-fill", "lucide")
+ICONS, ICON_STYLES = "icons", ("remixicon-line", "remixicon-fill", "phosphor-regular")
 WAYS = ("own", "alone", "gallery")
 #: What columns are called that an earlier fit has not.
 LATER = ("doubt", "gallery", "inside")
@@ -91,9 +91,9 @@ def asked(model: str) -> list[str]:
 
 def drawings_of(model: str, designer: str) -> Corpus:
     """Drawings to ask a model about, to be told from all names that training had, or, of icons, from their own."""
-    icons, rule = model == ICONS, trained_on(model)["select"]
-    folder = "data/icons" if icons else "data/emoji"
-    return gallery([f"{folder}/{designer}.tar"], rule, None if icons else ["data/emoji/noto.tar"])
+    if model == ICONS:
+        return gallery([f"data/icons/{designer}.tar"])
+    return gallery([f"data/emoji/{designer}.tar"], trained_on(model)["select"], ["data/emoji/noto.tar"])
 
 
 def train(out: Path, seeds: Sequence[int], models: Sequence[str]) -> None:
