@@ -182,16 +182,18 @@ def fit_text(
 def text_target(pairs: Pairs, seed: int = 0) -> tuple[Tensor, Tensor]:
     """Return the nats that each text leaves open, and its number c of distinct matched images, (M,) float64 each.
 
-    The nats are at least log c. Labels may be missing, so they are the minimum of three upper estimates where that is
-    more: -log p, p the mean probability of its matches; the entropy of the answer p(i|j) among the images; log(c / q),
-    q the share of the NEIGHBOURS nearest images of its matches that also have it.
+    The nats are log(c + R (n - c)), at least log c. log n is the minimum of three upper estimates: -log p, p the mean
+    probability of its matches; the entropy of the answer p(i|j) among the images; log(c / q), q the share of the
+    NEIGHBOURS nearest images of its matches that also have it. R: how far labels seem to be missing (`missing_labels`).
     """
     of_text, of_image = torch.stack([pairs.text_of, pairs.image_of]).unique(dim=1)
     count = of_text.bincount(minlength=len(pairs.text)).double()
     probability = code_lengths(pairs, seed).probability
+    text, image, hits = neighbours_have(pairs, of_text, of_image, seed)
+    q = _marginal(text, hits.mean(1), len(count)) / text.bincount(minlength=len(count)).clamp(min=1)
     most = torch.minimum(-probability.log(), entropies(pairs, seed))
-    most = torch.minimum(most, (count / agreement(pairs, of_text, of_image, seed)).log())
-    target = torch.maximum(count.log(), most).clamp(max=math.log(len(pairs.image)))
+    more = torch.minimum(most.exp(), count / q).sub(count).clamp(min=0)
+    target = (count + missing_labels(image, hits, count[text] > 1) * more).log().clamp(max=math.log(len(pairs.image)))
     return target.where(probability.isfinite(), torch.nan), count
 
 
@@ -208,8 +210,10 @@ def entropies(pairs: Pairs, seed: int = 0) -> Tensor:
     return found + math.log(stands_for)
 
 
-def agreement(pairs: Pairs, of_text: Tensor, of_image: Tensor, seed: int = 0) -> Tensor:
-    """Return q of `text_target` from the distinct pairs (P',) of texts and images, (M,) float64; 0 without a sample."""
+def neighbours_have(pairs: Pairs, of_text: Tensor, of_image: Tensor, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+    """Return text and image of P pairs, (P,), and which NEIGHBOURS of the image have the text, too, (P, NEIGHBOURS)
+    float64. of_text, of_image: all distinct pairs; P: those of ASKED images.
+    """
     asked = _sample(of_image.unique(), ASKED, seed).sort().values
     near = torch.empty(len(asked), NEIGHBOURS, dtype=torch.int64)
     count = min(NEIGHBOURS, len(pairs.image) - 1)
@@ -222,8 +226,23 @@ def agreement(pairs: Pairs, of_text: Tensor, of_image: Tensor, seed: int = 0) ->
     kept = torch.isin(of_image, asked)
     text, image = of_text[kept], of_image[kept]
     other = near[torch.searchsorted(asked, image)] * len(pairs.text) + text.unsqueeze(1)
-    hits = torch.isin(other, of_image * len(pairs.text) + of_text).double().mean(1)
-    return _marginal(text, hits, len(pairs.text)) / text.bincount(minlength=len(pairs.text)).clamp(min=1)
+    return text, image, torch.isin(other, of_image * len(pairs.text) + of_text).double()
+
+
+def missing_labels(image: Tensor, hits: Tensor, again: Tensor) -> float:
+    """Return R of `text_target`: 0 where images seem to have all texts that are true of them, 1 where most are missing.
+
+    If a neighbour lacks a text at random, it shares as many other texts with the image as one that has the text: R is
+    the ratio of these two shares, at most 1. Texts of one image say nothing of this, and count as a ratio of 1.
+    image, hits: as in `neighbours_have`; again: (P,) bool, whether the text is given to two images or more.
+    """
+    row, hits = image[again].unique(return_inverse=True)[1], hits[again]
+    others = row.bincount()[row].unsqueeze(1) - 1
+    shared = hits.new_zeros(len(row), hits.shape[1]).index_add(0, row, hits)[row] - hits
+    known, share = (others > 0).expand_as(hits), shared / others.clamp(min=1)
+    having, lacking = (share[known & (hits == x)].mean() for x in (1, 0))
+    ratio = float((lacking / having).nan_to_num(1.0).clamp(max=1))
+    return 1 - (1 - ratio) * float(known[:, 0].sum()) / len(image)
 
 
 def text_bounds(pairs: Pairs, head: AmbiguityHead, target: Tensor, often: Tensor, seed: int = 0) -> tuple[float, ...]:

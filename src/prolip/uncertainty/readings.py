@@ -18,6 +18,8 @@ GENERAL, SHARES, FEWEST = 256, (0.01, 0.3), 4
 TEMPERATURE, NEAREST, SHARPNESS = 0.5, 60, 8.0
 #: A text whose cosine to a known one is within so much of its kernel's width is one.
 SAME = 0.01
+#: Standard errors to each end of a 90% interval.
+ERRORS = 1.645
 
 
 class Readings(nn.Module):
@@ -99,16 +101,15 @@ class Reader(NamedTuple):
 
     def shares(self, trace: Tensor, mean: Tensor) -> tuple[Tensor, Tensor]:
         """Return the 90% interval of the share of images that texts fit: traces (N,), unit means (N, D) -> (N,), (N,).
-        """
-        low, high = self.bounds_of(mean)
-        nats, most = trace.float().to(mean.device) / self.unit, math.log(self.images)
-        return ((nats + low).clamp(max=most) - most).exp(), ((nats + high).clamp(max=most) - most).exp()
 
-    def bounds_of(self, mean: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the bounds of true minus expected nats, lower and upper, of texts by their means, (N,) each."""
+        It holds the error of the nats (`Readings.bounds`) and, of known texts, that of a count n: 1 / sqrt(n) of log n.
+        """
+        nats, most = trace.float().to(mean.device) / self.unit, math.log(self.images)
         known = self.text.nearest(self._placed(mean)) > 1 - SAME * self.text.kernel_width
-        low, high = torch.where(known.unsqueeze(1), self.readings.bounds[:2], self.readings.bounds[2:]).unbind(1)
-        return low.to(mean.device), high.to(mean.device)
+        low, high = torch.where(known.unsqueeze(1), *self.readings.bounds.view(2, 2)).to(mean.device).unbind(1)
+        drawn = known.to(nats) * ERRORS * (-nats / 2).exp()
+        low, high = nats - torch.hypot(low.clamp(max=0), drawn), nats + torch.hypot(high.clamp(min=0), drawn)
+        return (low.clamp(max=most) - most).exp(), (high.clamp(max=most) - most).exp()
 
     def _placed(self, mean: Tensor) -> Tensor:
         return upcast(mean.detach()).to(self.readings.bounds.device)

@@ -30,7 +30,6 @@ def test_every_change_is_one_and_equal_seeds_give_equal_bits(picture):
 
 def test_changes_are_what_they_are_called(picture):
     found = dict(zip(CHANGES, changed(picture, 5)))
-    torch.testing.assert_close(found["invert"], 1 - picture)
     assert torch.equal(found["grey"][0], found["grey"][1])
     assert set(found["posterise"].unique().tolist()) <= {0.0, 0.5, 1.0}
     assert found["pixelate"].flatten(1).unique(dim=1).shape[1] <= 17**2

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -14,7 +15,6 @@ from sklearn.linear_model import LogisticRegression
 from prolip.scores import LEAST_SCALE
 from prolip.uncertainty import fit
 from prolip.uncertainty.fit import (
-    agreement,
     choose_bank,
     code_lengths,
     entropies,
@@ -22,7 +22,9 @@ from prolip.uncertainty.fit import (
     fit_text,
     fit_true_match,
     fit_variances,
+    missing_labels,
     nearest_distance,
+    neighbours_have,
     text_target,
 )
 from prolip.uncertainty.heads import Parts
@@ -114,16 +116,34 @@ def target_by_loop(pairs: Pairs) -> tuple[np.ndarray, np.ndarray]:
     given = {(int(i), int(j)) for i, j in zip(pairs.image_of, pairs.text_of)}
     near = {i: [k for k in (-image @ image[i]).argsort(kind="stable") if k != i][:3] for i in {i for i, _ in given}}
     _, probability = by_loop(pairs)
+    missing = missing_by_loop(given, near)
     target, count = [], []
     for j in range(len(text)):
         own = [i for i, k in given if k == j]
         p = of_image * np.exp(pairs.scale * image @ text[j])
         p = p[p > 0] / p.sum()
         share = np.mean([(k, j) in given for i in own for k in near[i]]) if own else 0
-        most = min(-math.log(probability[j]), -(p * np.log(p)).sum(), math.log(len(own) / share) if share else math.inf)
-        target.append(min(max(math.log(len(own)), most), math.log(len(image))) if own else math.nan)
+        most = min(1 / probability[j], math.exp(-(p * np.log(p)).sum()), len(own) / share if share else math.inf)
+        nats = math.log(len(own) + missing * max(most - len(own), 0)) if own else math.nan
+        target.append(min(nats, math.log(len(image))))
         count.append(len(own))
     return np.array(target), np.array(count)
+
+
+def missing_by_loop(given: set[tuple[int, int]], near: dict[int, list[int]]) -> float:
+    """What `missing_labels` says, neighbour by neighbour."""
+    often = Counter(j for _, j in given)
+    shares: dict[bool, list[float]] = {True: [], False: []}
+    said = 0
+    for i, j in given:
+        others = {k for n, k in given if n == i and k != j and often[k] > 1}
+        if often[j] > 1 and others:
+            said += 1
+            for n in near[i]:
+                shares[(n, j) in given].append(sum((n, k) in given for k in others) / len(others))
+    having, lacking = (np.mean(shares[x]) if shares[x] else math.nan for x in (True, False))
+    ratio = min(lacking / having, 1) if having > 0 and lacking >= 0 else 1
+    return 1 - (1 - ratio) * said / len(given)
 
 
 @pytest.mark.filterwarnings("ignore:invalid value")
@@ -145,11 +165,53 @@ def test_a_text_given_to_few_images_counts_as_few_where_those_near_them_have_it_
     rows = torch.tensor([*range(10), *range(10, 20, 2)])
     text_of = torch.tensor([0] * 10 + [1] * 5)
     pairs = Pairs(image=image, text=points(2, 8), image_of=rows, text_of=text_of, scale=0.1)
-    q = agreement(pairs, text_of, rows)
+    text, _, hits = neighbours_have(pairs, text_of, rows)
+    q = torch.stack([hits[text == j].mean() for j in range(2)])
     assert q[0] == 1 and 0.1 < q[1] < 0.9
     target, count = text_target(pairs)
     assert count.tolist() == [10, 5] and target[0] == pytest.approx(math.log(10))
     assert float(target[1].exp()) == pytest.approx(min(5 / float(q[1]), 15), rel=0.05)  # 15 images have a pair
+
+
+def labelled(share: float, noise: float = 0.1, seed: int = 0) -> Pairs:
+    """Forty clusters of five images with eight texts each, some of them of two clusters, of which a share is known."""
+    g = torch.Generator().manual_seed(seed)
+    kind = torch.arange(40).repeat_interleave(5)
+    image = torch.nn.functional.normalize(points(40, 16)[kind] + noise * points(200, 16, seed=1), dim=1)
+    true = torch.cat([kind.unsqueeze(1) * 4 + torch.arange(4), 160 + kind.unsqueeze(1) // 2 * 4 + torch.arange(4)], 1)
+    known = torch.rand(true.shape, generator=g) < share
+    rows = torch.arange(200).unsqueeze(1).expand_as(true)
+    return Pairs(image=image, text=points(240, 16, seed=2), image_of=rows[known], text_of=true[known], scale=0.1)
+
+
+@pytest.mark.parametrize("share", [1.0, 0.6, 0.4])
+def test_labels_that_are_missing_are_counted_and_those_that_are_not_are_not(share):
+    """Texts say nothing here (scale .1), and a third of the neighbours may be of another cluster."""
+    pairs = labelled(share)
+    target, count = text_target(pairs)
+    true = torch.where(torch.arange(240) < 160, 5.0, 10.0)
+    kept = count > 1
+    found = (target.exp() / true)[kept].median()
+    assert 0.75 < found < 1.35 and (count / true)[kept].median() == pytest.approx(share, abs=0.12)
+
+
+def test_where_all_labels_are_known_a_model_that_confuses_images_does_not_make_texts_general():
+    pairs = labelled(1.0, noise=1.0)
+    target, count = text_target(pairs)
+    text, _, hits = neighbours_have(pairs, pairs.text_of, pairs.image_of)
+    q = hits.mean()
+    assert q < 0.6  # count / q, of incomplete labels, is far above the count
+    assert (target.exp() / count).median() < 1 + 0.4 * (1 / q - 1)
+
+
+def test_images_with_one_text_each_may_lack_any_label():
+    alone = labelled(1.0)
+    pairs = replace(alone, image_of=alone.image_of[::8], text_of=alone.text_of[::8])
+    text, image, hits = neighbours_have(pairs, pairs.text_of, pairs.image_of)
+    count = pairs.text_of.bincount()
+    assert missing_labels(image, hits, count[text] > 1) == 1.0
+    once = torch.arange(200)  # eight texts each, none of them given to two images
+    assert missing_labels(once.repeat_interleave(8), torch.zeros(1600, 3).double(), torch.zeros(1600).bool()) == 1.0
 
 
 def test_entropies_of_a_sample_stand_for_all(monkeypatch, world):

@@ -87,6 +87,21 @@ def test_nine_in_ten_texts_lie_in_their_intervals_seen_or_not(seed):
     assert width[600:].mean() > width[:600].mean() and (high <= 1).all() and (low > 0).all()
 
 
+def test_the_interval_of_a_known_text_holds_the_error_of_its_count_and_that_of_an_unknown_one_does_not(model):
+    reader = model[1].reader
+    readings = copy.deepcopy(reader.readings)
+    readings.bounds.copy_(torch.tensor([0.0, 0.0, -1.0, 2.0]))
+    reader = reader._replace(readings=readings, images=10_000)
+    n = torch.from_numpy(np.random.default_rng(0).poisson(30, 4000)).float().clamp(min=1)
+    known, other = reader.text.centres[:1].expand(4000, -1), points(4000, 16, seed=9)
+    low, high = (10_000 * x for x in reader.shares(n.log() * reader.unit, known))
+    torch.testing.assert_close(low, n * (-1.645 / n.sqrt()).exp())
+    torch.testing.assert_close(high, n * (1.645 / n.sqrt()).exp())
+    assert ((low <= 30) & (high >= 30)).float().mean() == pytest.approx(0.9, abs=0.02)
+    low, high = (10_000 * x for x in reader.shares(n.log() * reader.unit, other))
+    torch.testing.assert_close((low, high), (n * math.exp(-1), n * math.exp(2)))
+
+
 def test_a_share_and_its_interval_in_words():
     assert range_in_words(1 / 900, 1 / 60) == "about 1 in 900 to 1 in 60"
     assert range_in_words(0.01, 0.01001) == "about 1 in 100"

@@ -35,11 +35,6 @@ def grey(x: Tensor, random: torch.Generator) -> Tensor:
     return F.rgb_to_grayscale(x, 3)
 
 
-def invert(x: Tensor, random: torch.Generator) -> Tensor:
-    """Exchange light and dark."""
-    return 1 - x
-
-
 def edges(x: Tensor, random: torch.Generator) -> Tensor:
     """Draw the outlines, dark on white."""
     light = torch.einsum("chw,c->hw", x, x.new_tensor(LUMA))
@@ -109,7 +104,7 @@ def background(x: Tensor) -> Tensor:
 
 
 CHANGES: dict[str, Change] = {change.__name__: change for change in (
-    blur, pixelate, grey, invert, edges, hue, bend, crumple, cut, rotate, stretch, posterise)}  # fmt: skip
+    blur, pixelate, grey, edges, hue, bend, crumple, cut, rotate, stretch, posterise)}  # fmt: skip
 
 
 def changed(x: Tensor, seed: int) -> Tensor:
