@@ -106,7 +106,7 @@ class Reader(NamedTuple):
         """
         nats, most = trace.float().to(mean.device) / self.unit, math.log(self.images)
         known = self.text.nearest(self._placed(mean)) > 1 - SAME * self.text.kernel_width
-        low, high = torch.where(known.unsqueeze(1), *self.readings.bounds.view(2, 2)).to(mean.device).unbind(1)
+        low, high = self.readings.bounds.view(2, 2)[(~known).long()].to(mean.device).unbind(1)
         drawn = known.to(nats) * ERRORS * (-nats / 2).exp()
         low, high = nats - torch.hypot(low.clamp(max=0), drawn), nats + torch.hypot(high.clamp(min=0), drawn)
         return (low.clamp(max=most) - most).exp(), (high.clamp(max=most) - most).exp()
