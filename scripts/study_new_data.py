@@ -9,6 +9,7 @@ subgroups (hold_out_texts.py), three seeds each. --models icons: scripts/recipes
 scripts/build_icon_corpus.py makes. fit: fits the variances again and evaluates each model on drawings;
 --old: a folder of the same runs by an earlier commit, whose own fit is evaluated too. tables: cells are means over
 seeds with 95% intervals, by bootstrap over concepts (a drawing and its texts), the same draws for all.
+The table of labels: pairs of the fit with a part of their labels, as they were known, against how many there are.
 All choices were made on the bundled designers but EmojiOne; EmojiOne and the icons confirm them.
 ECE: expected calibration error in 15 bins of equal mass.
 """
@@ -20,6 +21,7 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from unittest.mock import patch
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "scripts")]
@@ -27,6 +29,7 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT / "scripts")]
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
 import yaml  # noqa: E402
+from safetensors.torch import load_file  # noqa: E402
 from scipy.stats import spearmanr  # noqa: E402
 
 import hold_out_texts  # noqa: E402
@@ -37,7 +40,9 @@ from prolip.evaluation.metrics.selective import auroc  # noqa: E402
 from prolip.evaluation.model import Embedder  # noqa: E402
 from prolip.evaluation.suites.emoji import evaluate_corpus, gallery  # noqa: E402
 from prolip.evaluation.suites.emoji.result import CorpusResult  # noqa: E402
+from prolip.uncertainty import fit as fit_module  # noqa: E402
 from prolip.uncertainty.doubt import Evidence  # noqa: E402
+from prolip.uncertainty.pairs import Pairs  # noqa: E402
 from study import markdown, write  # noqa: E402
 
 Arrays = dict[str, np.ndarray]
@@ -55,6 +60,9 @@ HELD, NEW = "held", "emojione"
 SEEN, STYLE = "twemoji", "fluent-emoji-high-contrast"
 #: A model of icons, and what it is asked about: two styles of a designer that it has not seen, and one that it has.
 ICONS, ICON_STYLES = "icons", ("remixicon-line", "remixicon-fill", "phosphor-regular")
+#: Labels that the fit is given; columns of their table.
+KNOWN = ("all", "70%", "40%", "one an image")
+LABELS = ("model", "labels known", "seeds", "count of known ones", "as if most were missing", "R", "target")
 WAYS = ("own", "alone", "gallery")
 #: What columns are called that an earlier fit has not.
 LATER = ("doubt", "gallery", "inside")
@@ -123,7 +131,8 @@ def fit(out: Path, seeds: Sequence[int], models: Sequence[str], old: Path | None
                 data = trained_on(model)
                 words = ["--model", f"local-dir:{run}", "--data", data_of(model, old or out, seed)]
                 words += ["--select", data["select"], "--caption-sampling", data["caption_sampling"]]
-                words += ["--output", str(fitted)]
+                words += ["--output", str(fitted), "--save-pairs", str(out / f"pairs/{model}-s{seed}.safetensors")]
+                (out / "pairs").mkdir(exist_ok=True, parents=True)
                 if code := prolip(["uncertainty", *words]):
                     sys.exit(code)
             kept.mkdir(exist_ok=True, parents=True)
@@ -187,6 +196,45 @@ def neighbours(result: CorpusResult, embedder: Embedder, own: Evidence | None) -
     if embedder.reader is not None:
         found["by_ambiguity"] = embedder.reader.ambiguity(result.image.mean).numpy()
     return found
+
+
+# --- labels that are missing ------------------------------------------------------------------------------------------
+def with_labels(pairs: Pairs, known: str, seed: int) -> tuple[Pairs, torch.Tensor]:
+    """Pairs of which a part is known, "all", "70%" or "one an image", and which rows of the texts they have."""
+    random = torch.Generator().manual_seed(seed)
+    rank = torch.rand(len(pairs.image_of), generator=random)
+    if known.endswith("%"):
+        kept = rank < float(known.removesuffix("%")) / 100
+    else:
+        least = torch.ones(len(pairs.image)).scatter_reduce(0, pairs.image_of, rank, "amin")
+        kept = (rank == least[pairs.image_of]) | torch.tensor(known == "all")
+    images, image_of = pairs.image_of[kept].unique(return_inverse=True)
+    texts, text_of = pairs.text_of[kept].unique(return_inverse=True)
+    image, text = pairs.image[images], pairs.text[texts]
+    return Pairs(image=image, text=text, image_of=image_of, text_of=text_of, scale=pairs.scale), texts
+
+
+def by_labels(out: Path) -> list[list[str]]:
+    """Rows of the table `labels`: the share of texts whose target is within a factor of two of all their labels."""
+    rows = []
+    for model in ("demo", ICONS):
+        paths = sorted((out / "pairs").glob(f"{model}-s*.safetensors"))
+        every = [Pairs.from_tensors(load_file(path)) for path in paths]
+        for known in KNOWN if every else ():
+            found: dict[str, list[float]] = {"known": [], "all missing": [], "R": [], "target": []}
+            for seed, pairs in enumerate(every):
+                true = pairs.text_of.bincount(minlength=len(pairs.text))
+                some, texts = with_labels(pairs, known, seed)
+                with patch.object(fit_module, "missing_labels", wraps=fit_module.missing_labels) as asked:
+                    target, count = fit_module.text_target(some)
+                found["R"].append(fit_module.missing_labels(*asked.call_args.args))
+                with patch.object(fit_module, "missing_labels", return_value=1.0):
+                    most = fit_module.text_target(some)[0]
+                wanted = true[texts] * len(some.image) / len(pairs.image)
+                for name, n in (("known", count), ("all missing", most.exp()), ("target", target.exp())):
+                    found[name].append(float(((n / wanted).log().abs() <= np.log(2)).double().mean()))
+            rows.append([model, known, str(len(every)), *(f"{np.mean(x):.2f}" for x in found.values())])
+    return rows
 
 
 # --- figures ----------------------------------------------------------------------------------------------------------
@@ -295,7 +343,8 @@ def tables(out: Path, draws: int) -> dict[str, list[str]]:
                 for table in (("unseen",) if model == HELD else [one for one in found if one != "unseen"]):
                     cells = [shown(found.get(table, {}).get(column)) for column in FIGURES[table]]
                     rows[table] += [[f"{name}{said}", designer, str(len(runs)), *cells]] if table in found else []
-    return {table: markdown(["model", "drawings of", "seeds", *FIGURES[table]], rows[table]) for table in FIGURES}
+    written = {table: markdown(["model", "drawings of", "seeds", *FIGURES[table]], rows[table]) for table in FIGURES}
+    return written | {"labels": markdown(LABELS, by_labels(out))}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

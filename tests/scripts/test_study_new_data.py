@@ -3,8 +3,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 import study_new_data as study
+from prolip.uncertainty.pairs import Pairs
 
 
 def arrays(seed: int = 0) -> study.Arrays:
@@ -50,7 +52,7 @@ def test_tables_have_a_row_of_each_model_and_designer_with_intervals(tmp_path, c
     for kind, seed in (("new", 0), ("new", 1), ("old", 0)):
         np.savez(tmp_path / f"asked/{kind}-demo-emojione-s{seed}.npz", **arrays(seed))
     page = tmp_path / "page.md"
-    marks = [f"<!-- {table}: by scripts/study_new_data.py -->" for table in study.FIGURES]
+    marks = [f"<!-- {table}: by scripts/study_new_data.py -->" for table in (*study.FIGURES, "labels")]
     page.write_text("\n".join(f"{mark}\n{mark}" for mark in marks))
     study.main(["tables", "--out", str(tmp_path), "--draws", "20", "--write", str(page)])
     lines = page.read_text().splitlines()
@@ -60,3 +62,25 @@ def test_tables_have_a_row_of_each_model_and_designer_with_intervals(tmp_path, c
     mean = np.mean([np.mean(arrays(seed)["ap_i2t"]) for seed in (0, 1)])
     row = next(line for line in lines if line.startswith("| demo | emojione |") and f"{mean:.3f}"[1:] in line)
     assert row.count("[") == 2
+
+
+def test_labels_are_left_out_as_the_table_says_and_counted_against_all_of_them(tmp_path):
+    g = torch.Generator().manual_seed(0)
+    kind = torch.arange(20).repeat_interleave(3)
+    text = torch.nn.functional.normalize(torch.randn(20, 16, generator=g), dim=1).repeat(2, 1)
+    image = torch.nn.functional.normalize(text[kind] + 0.02 * torch.randn(60, 16, generator=g), dim=1)
+    rows = torch.arange(60).repeat_interleave(2)
+    text_of = torch.stack([kind, 20 + kind], 1).flatten()
+    pairs = Pairs(image=image, text=text, image_of=rows, text_of=text_of, scale=20.0)
+    assert len(study.with_labels(pairs, "all", 0)[0]) == 120
+    assert 60 < len(study.with_labels(pairs, "70%", 0)[0]) < 110
+    one, texts = study.with_labels(pairs, "one an image", 0)
+    assert one.image_of.tolist() == list(range(60)) and len(one) == 60
+    given = set(zip(rows.tolist(), pairs.text_of.tolist()))
+    assert {(int(i), int(texts[j])) for i, j in zip(one.image_of, one.text_of)} <= given
+    (tmp_path / "pairs").mkdir()
+    pairs.save(tmp_path / "pairs/demo-s0.safetensors")
+    table = study.by_labels(tmp_path)
+    assert [row[:3] for row in table] == [["demo", known, "1"] for known in study.KNOWN]
+    assert table[0][3] == table[0][6] == "1.00"  # all is known
+    assert float(table[3][3]) < float(table[3][6]) and table[3][5] == "1.00"
