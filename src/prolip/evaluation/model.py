@@ -76,8 +76,7 @@ class Embedder:
     preprocess: a Pillow image -> (3, H, W); tokenizer: list of texts
     -> (B, L) ids. A deterministic model gives log_var = -inf, so its traces are exactly 0, and probabilistic is False.
     logit_scale, logit_bias: as in `ModelCard`; score: of its method; fingerprint: 32 digits that change with weights,
-    settings, preprocessing and tokenizer; parameters: how many the model has; reader: of what it keeps of its training,
-    None where it keeps nothing; loaded_from: the model, pretrained and
+    settings, preprocessing and tokenizer; parameters: how many the model has; loaded_from: the model, pretrained and
     tokenizer of `load_embedder`, {} where it was made otherwise.
     """
 
@@ -98,7 +97,6 @@ class Embedder:
     precision: str
     fingerprint: str
     parameters: int
-    reader: Reader | None = field(default=None, repr=False)
     loaded_from: Mapping[str, str | None] = field(default_factory=dict)
 
     @property
@@ -108,6 +106,11 @@ class Embedder:
             self.name, self.fingerprint, self.precision, self.probabilistic, self.logit_scale, self.logit_bias,
             self.score.to_dict(),
         )  # fmt: skip
+
+    @property
+    def reader(self) -> Reader | None:
+        """Of what the model keeps of its training; None where it keeps nothing."""
+        return self.score.reader
 
     def embed(self, batch: Tensor, side: Side) -> Embedded:
         """One batch of pixels or token ids and its novelty, by one pass."""
@@ -178,7 +181,6 @@ def embedder_of(
         precision=precision,
         fingerprint=fingerprint,
         parameters=sum(parameter.numel() for parameter in inner.parameters()),
-        reader=score.reader,
     )
 
 

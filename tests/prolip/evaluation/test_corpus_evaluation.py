@@ -207,7 +207,8 @@ def doubting(full):
     """The result of a model that doubts the drawings: the more the higher their number."""
     doubt = Doubt((0.0, 0.5, -0.1), (-1.0, 0.5, -0.1, -0.05), (0.0, 0.0), (9.0, 9.0))
     score = TrueMatchScore(0.4, 0.5, images=50, texts=9, scale=5.0, bias=-3.0, doubt=doubt)
-    embedder = replace(as_embedder(Knowing(full), tokenize, preprocess), score=score, reader=Reader())
+    score.reader = Reader()
+    embedder = replace(as_embedder(Knowing(full), tokenize, preprocess), score=score)
     return corpus_evaluation.evaluate_corpus(embedder, full)
 
 

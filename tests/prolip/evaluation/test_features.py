@@ -1,4 +1,5 @@
 """Features: computed once, in order, kept whole, and as good without the model as with it."""
+import copy
 import logging
 import os
 import resource
@@ -256,7 +257,8 @@ class Reading:
 def test_features_keep_the_evidence_of_their_images_and_old_ones_have_none(tmp_path, ours):
     dataset, store = open_wds(mini.wds_retrieval(tmp_path / "wds_pairs")), FeatureStore(tmp_path / "store")
     compute_features(dataset, ours, store)  # a record from before there was any
-    reading = replace(ours, reader=Reading())
+    reading = replace(ours, score=copy.deepcopy(ours.score))
+    reading.score.reader = Reading()
     assert compute_features(dataset, reading, store).evidence is None
     assert next(features.load_features(store)).evidence is None
     shutil.rmtree(tmp_path / "store")
