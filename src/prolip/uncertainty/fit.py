@@ -182,8 +182,8 @@ def fit_text(
 def text_target(pairs: Pairs, seed: int = 0) -> tuple[Tensor, Tensor]:
     """Return the nats that each text leaves open, and its number c of distinct matched images, (M,) float64 each.
 
-    The nats are log(c + R (n - c)), at least log c. log n is the minimum of three upper estimates: -log p, p the mean
-    probability of its matches; the entropy of the answer p(i|j) among the images; log(c / q), q the share of the
+    The nats are log c + R (log n - log c), at least log c. log n is the minimum of three upper estimates: -log p, p the
+    mean probability of its matches; the entropy of the answer p(i|j) among the images; log(c / q), q the share of the
     NEIGHBOURS nearest images of its matches that also have it. R: how far labels seem to be missing (`missing_labels`).
     """
     of_text, of_image = torch.stack([pairs.text_of, pairs.image_of]).unique(dim=1)
@@ -191,9 +191,9 @@ def text_target(pairs: Pairs, seed: int = 0) -> tuple[Tensor, Tensor]:
     probability = code_lengths(pairs, seed).probability
     text, image, hits = neighbours_have(pairs, of_text, of_image, seed)
     q = _marginal(text, hits.mean(1), len(count)) / text.bincount(minlength=len(count)).clamp(min=1)
-    most = torch.minimum(-probability.log(), entropies(pairs, seed))
-    more = torch.minimum(most.exp(), count / q).sub(count).clamp(min=0)
-    target = (count + missing_labels(image, hits, count[text] > 1) * more).log().clamp(max=math.log(len(pairs.image)))
+    most = torch.minimum(torch.minimum(-probability.log(), entropies(pairs, seed)), (count / q).log())
+    more = missing_labels(image, hits, count[text] > 1) * (most - count.log()).clamp(min=0)
+    target = (count.log() + more).clamp(max=math.log(len(pairs.image)))
     return target.where(probability.isfinite(), torch.nan), count
 
 

@@ -123,8 +123,8 @@ def target_by_loop(pairs: Pairs) -> tuple[np.ndarray, np.ndarray]:
         p = of_image * np.exp(pairs.scale * image @ text[j])
         p = p[p > 0] / p.sum()
         share = np.mean([(k, j) in given for i in own for k in near[i]]) if own else 0
-        most = min(1 / probability[j], math.exp(-(p * np.log(p)).sum()), len(own) / share if share else math.inf)
-        nats = math.log(len(own) + missing * max(most - len(own), 0)) if own else math.nan
+        most = min(-math.log(probability[j]), -(p * np.log(p)).sum(), math.log(len(own) / share) if share else math.inf)
+        nats = math.log(len(own)) + missing * max(most - math.log(len(own)), 0) if own else math.nan
         target.append(min(nats, math.log(len(image))))
         count.append(len(own))
     return np.array(target), np.array(count)
