@@ -293,6 +293,13 @@ FIGURES: dict[str, dict[str, Callable[[Arrays], float]]] = {
 }  # fmt: skip
 
 
+#: Column of the table of gains -> table, column of now and that of the earlier fit.
+GAINS = {"first captions": ("probability", "first captions, with a gallery", "first captions, model's own"),
+         "answers": ("probability", "answers, with a gallery", "answers, model's own"),
+         "within a factor of 2": ("counts", "all", "all"), "Spearman": ("counts", "Spearman", "Spearman"),
+         "captions i2t": ("retrieval", "i2t", "i2t"), "captions t2i": ("retrieval", "t2i", "t2i")}  # fmt: skip
+
+
 def draws_of(x: Arrays, concepts: np.ndarray) -> Arrays:
     """The drawings and texts of drawn concepts, as often as they were drawn."""
     often, rows = np.bincount(concepts, minlength=int(x["size"])), {}
@@ -331,19 +338,25 @@ def shown(values: np.ndarray | None, digits: int = 3) -> str:
 
 def tables(out: Path, draws: int) -> dict[str, list[str]]:
     """The tables of the page by their name."""
-    rows: dict[str, list[list[str]]] = {table: [] for table in FIGURES}
+    rows: dict[str, list[list[str]]] = {table: [] for table in (*FIGURES, "gains")}
     for model in (*MODELS, ICONS, HELD):
         name = {"demo": "demo", ICONS: ICONS, HELD: "without these texts"}.get(model)
         name = name or f"without {' and '.join(MODELS[model])}"
         for designer in asked(model):
+            kinds = {}
             for kind, said in (("old", ", fitted as before"), ("new", "")):
                 paths = sorted((out / "asked").glob(f"{kind}-{model}-{designer}-s*.npz"))
                 runs = [dict(np.load(path)) for path in paths]
-                found = over_seeds(runs, draws, kind == "new") if runs else {}
+                found = kinds[kind] = over_seeds(runs, draws, kind == "new") if runs else {}
                 for table in (("unseen",) if model == HELD else [one for one in found if one != "unseen"]):
                     cells = [shown(found.get(table, {}).get(column)) for column in FIGURES[table]]
                     rows[table] += [[f"{name}{said}", designer, str(len(runs)), *cells]] if table in found else []
+            if all(kinds.values()) and model != HELD:
+                cells = [shown(kinds["new"][table][now] - kinds["old"][table][then])
+                         for table, now, then in GAINS.values()]  # fmt: skip
+                rows["gains"].append([name, designer, *cells])
     written = {table: markdown(["model", "drawings of", "seeds", *FIGURES[table]], rows[table]) for table in FIGURES}
+    written["gains"] = markdown(["model", "drawings of", *GAINS], rows["gains"])
     return written | {"labels": markdown(LABELS, by_labels(out))}
 
 
