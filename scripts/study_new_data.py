@@ -297,7 +297,7 @@ FIGURES: dict[str, dict[str, Callable[[Arrays], float]]] = {
 GAINS = {"first captions": ("probability", "first captions, with a gallery", "first captions, model's own"),
          "answers": ("probability", "answers, with a gallery", "answers, model's own"),
          "within a factor of 2": ("counts", "all", "all"), "Spearman": ("counts", "Spearman", "Spearman"),
-         "captions i2t": ("retrieval", "i2t", "i2t"), "captions t2i": ("retrieval", "t2i", "t2i")}  # fmt: skip
+         "captions i2t": ("retrieval", "i2t", "i2t")}  # fmt: skip
 
 
 def draws_of(x: Arrays, concepts: np.ndarray) -> Arrays:
@@ -349,7 +349,8 @@ def tables(out: Path, draws: int) -> dict[str, list[str]]:
                 runs = [dict(np.load(path)) for path in paths]
                 found = kinds[kind] = over_seeds(runs, draws, kind == "new") if runs else {}
                 for table in (("unseen",) if model == HELD else [one for one in found if one != "unseen"]):
-                    cells = [shown(found.get(table, {}).get(column)) for column in FIGURES[table]]
+                    cells = [shown(found.get(table, {}).get(column), 0 if column == "texts" else 3)
+                             for column in FIGURES[table]]  # fmt: skip
                     rows[table] += [[f"{name}{said}", designer, str(len(runs)), *cells]] if table in found else []
             if all(kinds.values()) and model != HELD:
                 cells = [shown(kinds["new"][table][now] - kinds["old"][table][then])
