@@ -98,7 +98,7 @@ def asked(model: str) -> list[str]:
 
 
 def drawings_of(model: str, designer: str) -> Corpus:
-    """Drawings to ask a model about, to be told from all names that training had, or, of icons, from their own."""
+    """The drawings that a model is asked about. Emoji are told from all names of training, icons from their own."""
     if model == ICONS:
         return gallery([f"data/icons/{designer}.tar"])
     return gallery([f"data/emoji/{designer}.tar"], trained_on(model)["select"], ["data/emoji/noto.tar"])

@@ -109,7 +109,7 @@ class Embedder:
 
     @property
     def reader(self) -> Reader | None:
-        """Of what the model keeps of its training; None where it keeps nothing."""
+        """The score's reader of what the model keeps of its training; None where it keeps nothing."""
         return self.score.reader
 
     def embed(self, batch: Tensor, side: Side) -> Embedded:

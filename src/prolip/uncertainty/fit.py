@@ -21,7 +21,7 @@ from prolip.scores import LEAST_SCALE, Side, TrueMatchScore
 from prolip.uncertainty.doubt import Doubt, fit_doubt, pick_cases
 from prolip.uncertainty.heads import ROWS, AmbiguityHead, Parts, VarianceHead, in_blocks, token_features
 from prolip.uncertainty.novelty import FEWEST, AllAlike, Novelty, Widths, fit_novelty
-from prolip.uncertainty.pairs import Pairs, check_enough
+from prolip.uncertainty.pairs import Pairs, check_enough, missing_labels
 from prolip.uncertainty.readings import GENERAL, SHARES, Reader, Readings, reader_of
 
 #: Rows of the other side that a code length is taken over: all of them up to MOST, else a sample.
@@ -227,22 +227,6 @@ def neighbours_have(pairs: Pairs, of_text: Tensor, of_image: Tensor, seed: int =
     text, image = of_text[kept], of_image[kept]
     other = near[torch.searchsorted(asked, image)] * len(pairs.text) + text.unsqueeze(1)
     return text, image, torch.isin(other, of_image * len(pairs.text) + of_text).double()
-
-
-def missing_labels(image: Tensor, hits: Tensor, again: Tensor) -> float:
-    """Return R of `text_target`: 0 where images seem to have all texts that are true of them, 1 where most are missing.
-
-    If a neighbour lacks a text at random, it shares as many other texts with the image as one that has the text: R is
-    the ratio of these two shares, at most 1. Texts of one image say nothing of this, and count as a ratio of 1.
-    image, hits: as in `neighbours_have`; again: (P,) bool, whether the text is given to two images or more.
-    """
-    row, hits = image[again].unique(return_inverse=True)[1], hits[again]
-    others = row.bincount()[row].unsqueeze(1) - 1
-    shared = hits.new_zeros(len(row), hits.shape[1]).index_add(0, row, hits)[row] - hits
-    known, share = (others > 0).expand_as(hits), shared / others.clamp(min=1)
-    having, lacking = (share[known & (hits == x)].mean() for x in (1, 0))
-    ratio = float((lacking / having).nan_to_num(1.0).clamp(max=1))
-    return 1 - (1 - ratio) * float(known[:, 0].sum()) / len(image)
 
 
 def text_bounds(pairs: Pairs, head: AmbiguityHead, target: Tensor, often: Tensor, seed: int = 0) -> tuple[float, ...]:

@@ -208,6 +208,22 @@ class Pool:
         return z, (torch.arange(len(z.mean)) if rows is None else rows).to(z.mean.device)
 
 
+def missing_labels(image: Tensor, hits: Tensor, again: Tensor) -> float:
+    """Return R of `fit.text_target`: 0 where images seem to have all texts that are true of them, 1 where few do.
+
+    If a neighbour lacks a text at random, it shares as many other texts with the image as one that has the text: R is
+    the ratio of these two shares, at most 1. Texts of one image say nothing of this, and count as a ratio of 1.
+    image, hits: as in `fit.neighbours_have`; again: (P,) bool, whether the text is given to two images or more.
+    """
+    row, hits = image[again].unique(return_inverse=True)[1], hits[again]
+    others = row.bincount()[row].unsqueeze(1) - 1
+    shared = hits.new_zeros(len(row), hits.shape[1]).index_add(0, row, hits)[row] - hits
+    known, share = (others > 0).expand_as(hits), shared / others.clamp(min=1)
+    having, lacking = (share[known & (hits == x)].mean() for x in (1, 0))
+    ratio = float((lacking / having).nan_to_num(1.0).clamp(max=1))
+    return 1 - (1 - ratio) * float(known[:, 0].sum()) / len(image)
+
+
 def check_enough(pairs: int) -> None:
     """ValueError for fewer than LEAST pairs."""
     if pairs < LEAST:

@@ -22,14 +22,13 @@ from prolip.uncertainty.fit import (
     fit_text,
     fit_true_match,
     fit_variances,
-    missing_labels,
     nearest_distance,
     neighbours_have,
     text_target,
 )
 from prolip.uncertainty.heads import Parts
 from prolip.uncertainty.novelty import Widths
-from prolip.uncertainty.pairs import Pairs
+from prolip.uncertainty.pairs import Pairs, missing_labels
 
 
 @pytest.fixture(scope="module")
@@ -186,7 +185,7 @@ def labelled(share: float, noise: float = 0.1, seed: int = 0) -> Pairs:
 
 @pytest.mark.parametrize("share", [1.0, 0.6, 0.4])
 def test_labels_that_are_missing_are_counted_and_those_that_are_not_are_not(share):
-    """Texts say nothing here (scale .1), and a third of the neighbours may be of another cluster."""
+    """The scale of .1 makes the model say nothing: labels and neighbours alone count."""
     pairs = labelled(share)
     target, count = text_target(pairs)
     true = torch.where(torch.arange(240) < 160, 5.0, 10.0)
