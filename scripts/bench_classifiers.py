@@ -6,6 +6,7 @@ Zero-shot with and without labelled images for its probabilities, 1 to 16 shots 
 beside scikit-learn's logistic regression, and answers at a risk: half of the second designer's drawings, drawn at
 random, say which confidence is refused, and the other half is asked.
 """
+
 from __future__ import annotations
 
 import argparse

@@ -7,6 +7,7 @@ loader decodes, resizes and tokenizes, and so does scoring, which also writes it
 is the median over turns. Then `score`, `select` and `write` run over all samples in this process, whose peak is printed
 on the way.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -86,9 +87,12 @@ def loaded(urls: Sequence[str], out: Path, args: argparse.Namespace) -> int:
     """Samples that the training loader hands out."""
     preprocess = scorer(urls, out, args).preprocess
     config = DataConfig(
-        train_data="::".join(urls), train_num_samples=len(urls) * args.shard_samples, shuffle_buffer=1,
-        batch_size=min(250, args.shard_samples), workers=max(1, args.workers),
-    )  # fmt: skip
+        train_data="::".join(urls),
+        train_num_samples=len(urls) * args.shard_samples,
+        shuffle_buffer=1,
+        batch_size=min(250, args.shard_samples),
+        workers=max(1, args.workers),
+    )
     loader = build_loader(config, preprocess, get_tokenizer(args.model))
     loader.set_epoch(0)
     count = sum(len(batch["key"]) for batch in loader)
@@ -124,8 +128,10 @@ def take_turns(urls: Sequence[str], args: argparse.Namespace) -> None:
     both = [(pace(loaded, some, args), pace(scored, some, args)) for _ in range(args.rounds)]
     ratios = [second / first for first, second in both]
     medians = [statistics.median(values) for values in zip(*both)]
-    print(f"loader {medians[0]:.0f} samples/s, scoring {medians[1]:.0f} samples/s: {statistics.median(ratios):.3f}"
-          f" ({min(ratios):.3f} to {max(ratios):.3f})")  # fmt: skip
+    print(
+        f"loader {medians[0]:.0f} samples/s, scoring {medians[1]:.0f} samples/s: {statistics.median(ratios):.3f}"
+        f" ({min(ratios):.3f} to {max(ratios):.3f})"
+    )
 
 
 def run_all(urls: Sequence[str], folder: Path, args: argparse.Namespace) -> None:
@@ -137,8 +143,13 @@ def run_all(urls: Sequence[str], folder: Path, args: argparse.Namespace) -> None
         if (number + 1) % max(1, len(urls) // 4) == 0:
             line(f"score, {(number + 1) * args.shard_samples:,}", started, (number + 1) * args.shard_samples)
     started = time.perf_counter()
-    choice = Choice(rules=parse_rules(["dark: score < quantile(score, 0.1)"]), keep=0.7, by=Expression.parse("score"),
-                    copies=None, duplicates=None)  # fmt: skip
+    choice = Choice(
+        rules=parse_rules(["dark: score < quantile(score, 0.1)"]),
+        keep=0.7,
+        by=Expression.parse("score"),
+        copies=None,
+        duplicates=None,
+    )
     summary = select(folder / "scores", choice)
     line("select", started, args.samples)
     started, out = time.perf_counter(), folder / "kept"

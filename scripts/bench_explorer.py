@@ -6,6 +6,7 @@ Makes an index of random Gaussians, starts `prolip explore` on it as a process o
 passes on the clock, and of all cores' time what the process takes since it started. Memory is that of the process: its
 own (RssAnon), and what it has read of the mapped index (RssFile), which the system may take back.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -87,12 +88,15 @@ def main() -> None:
             passed = time.perf_counter() - start
             print(f"| ready, torch imported | {passed:.2f} | {taken:.2f} | {memory(process.pid)} |")
             requests = {
-                "first map and uncertainties of all": ("map", None), "the map again": ("map", None),
-                "both ends of uncertainty": ("uncertain", None), "nearest to an item": ("search", {"row": 7}),
-                "nearest to another": ("search", {"row": 4321}), "side by side": ("compare", {"row": 7}),
+                "first map and uncertainties of all": ("map", None),
+                "the map again": ("map", None),
+                "both ends of uncertainty": ("uncertain", None),
+                "nearest to an item": ("search", {"row": 7}),
+                "nearest to another": ("search", {"row": 4321}),
+                "side by side": ("compare", {"row": 7}),
                 "what rules can be made of": ("columns", None),
                 "a rule": ("rules", {"rules": ["wide: image_uncertainty > quantile(image_uncertainty, 0.9)"]}),
-            }  # fmt: skip
+            }
             for name, (path, values) in requests.items():
                 before = cpu(process.pid)
                 seconds = timed(lambda path=path, values=values: ask(url, path, values))

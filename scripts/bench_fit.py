@@ -6,6 +6,7 @@ Pairs are drawn: texts near their images, the nearer the fewer images they are t
 fit, of it for novelty, and over that of one product of all texts with as many images as a code length takes. Peak
 memory is what the process held at most during the fit (Linux), less what it held before, when the pairs were there.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -90,9 +91,12 @@ def main() -> None:
         novelty = time.perf_counter()
         one_pass(pairs)
         passed = time.perf_counter()
-        print(f"round {number}: fit {fitted - start:.1f} s (novelty {novelty - fitted:.1f}),"
-              f" {(fitted - start) / (passed - novelty):.1f} times one pass;"
-              f" peak {peak - before:.0f} MiB above the pairs, {peak:.0f} in all", flush=True)  # fmt: skip
+        print(
+            f"round {number}: fit {fitted - start:.1f} s (novelty {novelty - fitted:.1f}),"
+            f" {(fitted - start) / (passed - novelty):.1f} times one pass;"
+            f" peak {peak - before:.0f} MiB above the pairs, {peak:.0f} in all",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ the device is printed below, for this very core as well, though no one would tra
 
 Errors are those of the pixels before any colour is changed, in levels of 255, against Pillow's crop of the same box.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -51,8 +52,11 @@ from prolip.data.samples.decoding import decode_image
 from prolip.data.samples.sample import seed_rng
 
 PAPER = {  # ProLIP B.1
-    "scale": (0.8, 1.0), "color_jitter": (0.32, 0.32, 0.32, 0.08), "color_jitter_prob": 0.8, "gray_scale_prob": 0.2,
-}  # fmt: skip
+    "scale": (0.8, 1.0),
+    "color_jitter": (0.32, 0.32, 0.32, 0.08),
+    "color_jitter_prob": 0.8,
+    "gray_scale_prob": 0.2,
+}
 OPEN = webdataset.imagehandler("pilrgb")  # what OpenCLIP reads shards with
 LEAST_SIDE = 40
 Way = Callable[[bytes, int], Tensor]
@@ -111,6 +115,7 @@ def ways(size: int) -> dict[str, Way]:
 
 def decoders() -> dict[str, Way]:
     """Name -> bytes of a file to its pixels, in whichever layout the library hands them out."""
+
     def as_tensor(data: bytes) -> Tensor:
         return torch.frombuffer(bytearray(data), dtype=torch.uint8)
 

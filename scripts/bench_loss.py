@@ -22,6 +22,7 @@ Last comes the tiled loss, which takes any score, with the sigmoid of all simila
 does not factor, over csd, at the same tile. It holds some matrices of all pairs, which ours, printed beside them, does
 not.
 """
+
 from __future__ import annotations
 
 import argparse

@@ -14,6 +14,7 @@ at once, not run where it would keep more than --most GiB. --rank: exact for up 
 time of all is reckoned. --neighbours: blocks that come round, as ranks find neighbours, against whole rows of the
 gallery on one process, as before; both in turns, in one process.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -95,8 +96,10 @@ def time_steps(options: argparse.Namespace) -> None:
     bench_step.keep_freed_memory()
     clock = time.process_time if options.processor_time else time.perf_counter
     times = bench_step.measure(make_steps(options, device), options.rounds, device, clock)
-    print(f"{options.model}, batch {options.batch_size}, {options.precision}, {options.threads} threads"
-          + (", processor time" if options.processor_time else ""))  # fmt: skip
+    print(
+        f"{options.model}, batch {options.batch_size}, {options.precision}, {options.threads} threads"
+        + (", processor time" if options.processor_time else "")
+    )
     print("| method | ms | step / clip |\n|---|---:|---:|")
     for name, values in times.items():
         ratios = [a / b for a, b in zip(values, times["clip"])]
@@ -186,10 +189,14 @@ def measure_vacsr_memory(options: argparse.Namespace) -> None:
 def time_ranking(options: argparse.Namespace) -> None:
     """Ranks of VACSR's matches in both directions, five texts for an image or what there are."""
     (images, texts), dim = options.rank, options.dim
-    image, text = (Gaussian(x, torch.full_like(x, -torch.inf)) for x in (
-        F.normalize(torch.randn(n, dim), dim=1) for n in (images, texts)))  # fmt: skip
-    print(f"VACSR's ranking, {images:,} images, {texts:,} texts, D = {dim}, hidden {options.hidden},"
-          f" {options.threads} threads\n| way | images | s | us / pair | s for all |\n|---|---:|---:|---:|---:|")
+    image, text = (
+        Gaussian(x, torch.full_like(x, -torch.inf))
+        for x in (F.normalize(torch.randn(n, dim), dim=1) for n in (images, texts))
+    )
+    print(
+        f"VACSR's ranking, {images:,} images, {texts:,} texts, D = {dim}, hidden {options.hidden},"
+        f" {options.threads} threads\n| way | images | s | us / pair | s for all |\n|---|---:|---:|---:|---:|"
+    )
     for shortlist in (0, options.shortlist):
         torch.manual_seed(0)
         score = VACSRScore(dim, options.hidden, shortlist).requires_grad_(False)
@@ -200,8 +207,10 @@ def time_ranking(options: argparse.Namespace) -> None:
         retrieval(PairScores.from_gaussians(image.select(slice(0, count)), text, score), relevance)
         seconds = time.perf_counter() - start
         way, pairs = f"the best {shortlist} again" if shortlist else "exact", 2 * count * texts
-        print(f"| {way} | {count} | {seconds:.1f} | {1e6 * seconds / pairs:.2f} | {seconds * images / count:.0f} |",
-              flush=True)  # fmt: skip
+        print(
+            f"| {way} | {count} | {seconds:.1f} | {1e6 * seconds / pairs:.2f} | {seconds * images / count:.0f} |",
+            flush=True,
+        )
 
 
 def whole_rows(score: Score, pool: Pool, side: str, count: int) -> torch.Tensor:
@@ -226,10 +235,21 @@ def time_neighbours(options: argparse.Namespace) -> None:
     (images, texts), ranks.BLOCK = options.neighbours, options.block
     clock = time.process_time if options.processor_time else time.perf_counter
     device, score, config = torch.device(options.device), CSDScore(), source_free.SourceFreeConfig(neighbours=300)
-    z = [Gaussian(F.normalize(torch.randn(n, options.dim, device=device), dim=1),
-                  torch.randn(n, options.dim, device=device) - 3) for n in (images, texts)]  # fmt: skip
-    pool = Pool(keys=[""] * images, image=z[0], text=z[1], text_ids=torch.ones(texts, 1, dtype=torch.int64),
-                image_novelty={}, text_novelty={})  # fmt: skip
+    z = [
+        Gaussian(
+            F.normalize(torch.randn(n, options.dim, device=device), dim=1),
+            torch.randn(n, options.dim, device=device) - 3,
+        )
+        for n in (images, texts)
+    ]
+    pool = Pool(
+        keys=[""] * images,
+        image=z[0],
+        text=z[1],
+        text_ids=torch.ones(texts, 1, dtype=torch.int64),
+        image_novelty={},
+        text_novelty={},
+    )
     ways = {
         "blocks": lambda side: source_free.retrieve(score, pool, side, config).rows,
         "whole rows": lambda side: whole_rows(score, pool, side, min(300, len(pool.side(OTHER[side])[1]))),
@@ -246,8 +266,10 @@ def time_neighbours(options: argparse.Namespace) -> None:
             taken[name].append(clock() - start)
         same = [(x == y).float().mean().item() for x, y in zip(found["blocks"], found["whole rows"])]
     work = 4 * options.dim * images * texts
-    print(f"{images:,} images, {texts:,} texts, D = {options.dim}, blocks of {options.block:,},"
-          f" {options.threads} threads, {work / 1e9:,.0f} GFLOP\n| way | s | GFLOP/s |\n|---|---:|---:|")  # fmt: skip
+    print(
+        f"{images:,} images, {texts:,} texts, D = {options.dim}, blocks of {options.block:,},"
+        f" {options.threads} threads, {work / 1e9:,.0f} GFLOP\n| way | s | GFLOP/s |\n|---|---:|---:|"
+    )
     for name, seconds in taken.items():
         middle = statistics.median(seconds)
         print(f"| {name} | {middle:.2f} ({min(seconds):.2f} to {max(seconds):.2f}) | {work / middle / 1e9:.0f} |")

@@ -1,8 +1,9 @@
 """How long BPRW takes: likelihoods and EM of all classes, beside a loop over classes with torch.distributions.
 
-    python scripts/bench_prompts.py                     # ImageNet's size: 1,000 classes, 80 prompts, 100 points
-    python scripts/bench_prompts.py --classes 50 --loop
+python scripts/bench_prompts.py                     # ImageNet's size: 1,000 classes, 80 prompts, 100 points
+python scripts/bench_prompts.py --classes 50 --loop
 """
+
 from __future__ import annotations
 
 import argparse
@@ -54,18 +55,24 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--loop", action="store_true", help="also the loop with torch.distributions")
     args = parser.parse_args(arguments)
     z, points = world(args.classes, args.prompts, args.points, args.dim)
-    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads; {args.classes} classes, "
-          f"{args.prompts} prompts, {args.points} points, D={args.dim}, eps {args.eps:g}")  # fmt: skip
+    print(
+        f"torch {torch.__version__}, {torch.get_num_threads()} threads; {args.classes} classes, "
+        f"{args.prompts} prompts, {args.points} points, D={args.dim}, eps {args.eps:g}"
+    )
     for alpha in args.alpha:
         start, used = time.perf_counter(), time.process_time()
         fit = fit_weights(z, points, alpha, args.eps)
-        print(f"alpha {alpha:g}: {time.perf_counter() - start:.2f} s, processor {time.process_time() - used:.2f} s, "
-              f"{fit.steps.float().mean():.0f} steps of a class, {fit.steps.max()} at most")  # fmt: skip
+        print(
+            f"alpha {alpha:g}: {time.perf_counter() - start:.2f} s, processor {time.process_time() - used:.2f} s, "
+            f"{fit.steps.float().mean():.0f} steps of a class, {fit.steps.max()} at most"
+        )
         if args.loop:
             start, used = time.perf_counter(), time.process_time()
             far = (loop(z, points, alpha, args.eps) - fit.weights).abs().max()
-            print(f"  the loop: {time.perf_counter() - start:.2f} s, processor {time.process_time() - used:.2f} s; "
-                  f"weights differ by {far:.1e}")  # fmt: skip
+            print(
+                f"  the loop: {time.perf_counter() - start:.2f} s, processor {time.process_time() - used:.2f} s; "
+                f"weights differ by {far:.1e}"
+            )
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ PyTorch and the annotations take before there are any scores; a matrix of scores
 - matrix: ours, from the same matrix;
 - function: ours, from the embeddings; no matrix exists, so its scores' rounding differs.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -163,8 +164,10 @@ def main() -> None:
     elif args.large:
         result = measure_large(args.large, args.dim, args.seed)
         keys = ("i2t/R@1", "i2t/median_rank", "t2i/R@1", "t2i/median_rank", "rsum")
-        print(f"{args.large} x {args.large}, D={args.dim}: {result['seconds']:.2f} s, peak {result['peak']:.0f} MB, "
-              f"{result['before']:.0f} MB of it before")  # fmt: skip
+        print(
+            f"{args.large} x {args.large}, D={args.dim}: {result['seconds']:.2f} s, peak {result['peak']:.0f} MB, "
+            f"{result['before']:.0f} MB of it before"
+        )
         print("  ".join(f"{key} {result['figures'][key]:.4f}" for key in keys))
     else:
         threads = torch.get_num_threads()

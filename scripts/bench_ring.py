@@ -13,6 +13,7 @@ others wait. Throughput of all ranks over that of one is the scaling; with N pro
 
 Everything takes turns within the same processes (A B C A B C...); medians are given, and ratios are medians of turns.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -109,9 +110,9 @@ def build_step(options: argparse.Namespace, rank: int, device: torch.device) -> 
 
     def make(ranks: int) -> Step:
         model = prolip.create_model(options.model, device=device, force_image_size=64, force_context_length=32)
-        objective = ProLIPObjective(
-            model, ProLIPConfig(), Context(rank=rank if ranks > 1 else 0, world_size=ranks)
-        ).to(device)
+        objective = ProLIPObjective(model, ProLIPConfig(), Context(rank=rank if ranks > 1 else 0, world_size=ranks)).to(
+            device
+        )
         network = torch.nn.parallel.DistributedDataParallel(objective, static_graph=True) if ranks > 1 else objective
         optimizer = torch.optim.AdamW(objective.parameters(), lr=1e-4, fused=True)
 
@@ -199,14 +200,18 @@ def work(rank: int, options: argparse.Namespace, port: int) -> None:
 
 def tell(options: argparse.Namespace, times: dict[str, list[float]], scaling: list[float]) -> None:
     """The table of the losses, then the scaling of a step."""
-    print(f"loss: {options.ranks} ranks, local batch {options.batch_size}, D={options.dim}, float32, {options.device}, "
-          f"{options.threads} threads each, torch {torch.__version__}\n")  # fmt: skip
+    print(
+        f"loss: {options.ranks} ranks, local batch {options.batch_size}, D={options.dim}, float32, {options.device}, "
+        f"{options.threads} threads each, torch {torch.__version__}\n"
+    )
     print("| loss | ms | ring / this |\n|---|---:|---:|")
     for name, values in times.items():
         ratios = [ours / other for ours, other in zip(times["ring"], values)]
         print(f"| {name} | {statistics.median(values) * 1e3:.2f} | {spread(ratios)} |")
-    print(f"\nstep of {options.model} at 64 pixels, local batch {options.step_batch_size}: {options.ranks} ranks have "
-          f"{spread(scaling)} times the throughput of one")  # fmt: skip
+    print(
+        f"\nstep of {options.model} at 64 pixels, local batch {options.step_batch_size}: {options.ranks} ranks have "
+        f"{spread(scaling)} times the throughput of one"
+    )
 
 
 def main() -> None:

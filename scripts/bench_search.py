@@ -23,6 +23,7 @@ difference of recall in the same time, its 95% interval over queries and rounds 
 Memory is the process's peak (VmHWM) within a step, which counts pages of mapped files that the system may drop, and
 what is its own (RssAnon) at the end of the step.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -133,9 +134,11 @@ def ours(index: SearchIndex, queries: Gaussian, args: argparse.Namespace) -> lis
     def search(effort: int, again: int | None) -> torch.Tensor:
         return index.search(queries, args.top, effort, again).rows
 
-    return [(f"effort {effort}" + (f", {again} again" if again else ""), partial(search, effort, again))
-            for effort in EFFORTS[index.kind.name]
-            for again in (AGAIN if index.kind.name == PQ else (None,))]  # fmt: skip
+    return [
+        (f"effort {effort}" + (f", {again} again" if again else ""), partial(search, effort, again))
+        for effort in EFFORTS[index.kind.name]
+        for again in (AGAIN if index.kind.name == PQ else (None,))
+    ]
 
 
 def two_steps(means: SearchIndex, queries: Gaussian, args: argparse.Namespace) -> list[Setting]:
@@ -149,8 +152,11 @@ def two_steps(means: SearchIndex, queries: Gaussian, args: argparse.Namespace) -
         return Found(near.rows.gather(1, best), again).rows
 
     counts = [count for count in CANDIDATES if args.top <= count <= args.items]
-    return [(f"effort {effort}, K {count}", partial(search, effort, count))
-            for effort in EFFORTS[means.kind.name] for count in counts]  # fmt: skip
+    return [
+        (f"effort {effort}, K {count}", partial(search, effort, count))
+        for effort in EFFORTS[means.kind.name]
+        for count in counts
+    ]
 
 
 def front(points: list[Point]) -> list[Point]:
@@ -179,8 +185,10 @@ def differences(one: list[Point], other: list[Point]) -> tuple[np.ndarray, np.nd
     found, seconds = (np.stack([getattr(p, name) for p in one + other]) for name in ("found", "seconds"))
     generator, n, drawn = np.random.default_rng(0), len(one), []
     for number in range(DRAWS + 1):
-        queries, rounds = (generator.integers(0, size, size) if number else np.arange(size)
-                           for size in (found.shape[1], seconds.shape[1]))  # fmt: skip
+        queries, rounds = (
+            generator.integers(0, size, size) if number else np.arange(size)
+            for size in (found.shape[1], seconds.shape[1])
+        )
         recall, taken = found[:, queries].mean(1), np.median(seconds[:, rounds], axis=1)
         drawn.append(hull(recall[:n], taken[:n], taken[n:]) - recall[n:])
     return drawn[0], np.quantile(drawn[1:], (0.025, 0.975), axis=0)
@@ -207,8 +215,15 @@ def plot(curves: dict[str, dict[str, list[Point]]], args: argparse.Namespace) ->
         best = front(curves[kind][way])
         broken = way == "two steps"
         missed, speeds = [max(1 - p.recall, least) for p in best], [p.speed for p in best]
-        ax.plot(missed, speeds, color=COLOURS[kind], marker="s" if broken else "o", markersize=4,
-                linestyle=(0, (4, 2)) if broken else "-", label=f"{kind}, {way}")  # fmt: skip
+        ax.plot(
+            missed,
+            speeds,
+            color=COLOURS[kind],
+            marker="s" if broken else "o",
+            markersize=4,
+            linestyle=(0, (4, 2)) if broken else "-",
+            label=f"{kind}, {way}",
+        )
     finish(ax, args, least)
     return figure
 
@@ -240,16 +255,24 @@ def main() -> None:
     add("--index-types", nargs="+", default=[IVF, HNSW, PQ], choices=KINDS)
     add("--only-ours", action="store_true", help="leave out the papers' two steps")
     add("--grow", action="store_true", help="measure an index while it grows to --items")
-    add("--at", type=int, nargs="+", metavar="N", help="of --grow, items at which all searches are measured"
-        " (default: 1/10, 1/5, 1/2 and all)")  # fmt: skip
+    add(
+        "--at",
+        type=int,
+        nargs="+",
+        metavar="N",
+        help="of --grow, items at which all searches are measured (default: 1/10, 1/5, 1/2 and all)",
+    )
     add("--extrapolate", type=int, metavar="N", help="of --grow, also print what so many items would take")
     add("--write", type=Path, metavar="PAGE", help="of --grow, put the table between the marks of a page")
     add("--rounds", type=int, default=3)
     add("--threads", type=int, default=2)
     add("--processor-time", action="store_true", help="of one thread, on a machine that does other things, too")
     add("--seed", type=int, default=0)
-    add("--folder", help="where the indexes are kept; what a killed run of the same options left there goes on"
-        " (default: one that is deleted)")  # fmt: skip
+    add(
+        "--folder",
+        help="where the indexes are kept; what a killed run of the same options left there goes on"
+        " (default: one that is deleted)",
+    )
     add("--output", metavar="FILE", help="the plot, a PNG")
     args = parser.parse_args()
     if args.processor_time:
@@ -266,8 +289,10 @@ def main() -> None:
 
 def run(args: argparse.Namespace, folder: Path) -> None:
     queries = gaussians(args.queries, args, 0)
-    print(f"{args.items:,} items, {args.dim} dimensions, {args.queries} queries, {args.threads} threads, faiss"
-          f" {faiss.__version__}\n\n| step | seconds | peak GB | own GB |\n|---|---|---|---|")  # fmt: skip
+    print(
+        f"{args.items:,} items, {args.dim} dimensions, {args.queries} queries, {args.threads} threads, faiss"
+        f" {faiss.__version__}\n\n| step | seconds | peak GB | own GB |\n|---|---|---|---|"
+    )
     curves: dict[str, dict[str, list[Point]]] = {}
     want = None
     for kind in args.index_types:

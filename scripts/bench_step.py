@@ -16,6 +16,7 @@ likelihood       the method that the demo trains, whose variances are fitted whe
 released views   ours with masked views in the shape of the released code: a second full forward pass of the first
                  12.5% of the batch that keeps 75% of the patches, a text pass of its own, texts masked row by row
 """
+
 from __future__ import annotations
 
 import argparse

@@ -12,6 +12,7 @@ passive     OMP_WAIT_POLICY=passive: they sleep at once
 spin 1000   GOMP_SPINCOUNT=1000: they look a thousand times, some microseconds, then sleep; so spin 10000
 one thread  OMP_NUM_THREADS=1: nobody waits
 """
+
 from __future__ import annotations
 
 import argparse
@@ -21,9 +22,12 @@ import subprocess
 import sys
 
 WAYS = {
-    "default": {}, "passive": {"OMP_WAIT_POLICY": "passive"}, "spin 1000": {"GOMP_SPINCOUNT": "1000"},
-    "spin 10000": {"GOMP_SPINCOUNT": "10000"}, "one thread": {"OMP_NUM_THREADS": "1"},
-}  # fmt: skip
+    "default": {},
+    "passive": {"OMP_WAIT_POLICY": "passive"},
+    "spin 1000": {"GOMP_SPINCOUNT": "1000"},
+    "spin 10000": {"GOMP_SPINCOUNT": "10000"},
+    "one thread": {"OMP_NUM_THREADS": "1"},
+}
 SETTINGS = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 
@@ -55,11 +59,14 @@ def children(options: argparse.Namespace) -> dict[str, subprocess.Popen]:
     clean = {name: value for name, value in os.environ.items() if name not in SETTINGS}
     found = {
         name: subprocess.Popen(words, env=clean | way, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        for name, way in WAYS.items() if name in ("default", *options.ways)
+        for name, way in WAYS.items()
+        if name in ("default", *options.ways)
     }
     threads = {name: child.stdout.readline().strip() for name, child in found.items()}
-    print(f"{options.model}, batch {options.batch_size}, {options.precision}, turns of {options.steps} steps, "
-          f"{os.cpu_count()} cores, threads: {threads['default']}\n")  # fmt: skip
+    print(
+        f"{options.model}, batch {options.batch_size}, {options.precision}, turns of {options.steps} steps, "
+        f"{os.cpu_count()} cores, threads: {threads['default']}\n"
+    )
     return found
 
 

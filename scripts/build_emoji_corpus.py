@@ -9,6 +9,7 @@ Needs npm (or the packages' .tgz files under --packages), and `pip install resvg
 `corpora`). What is missing is said before any work starts. With resvg-py 0.5.0 and Pillow 13.0 the seven bundled files
 come out byte for byte; another renderer or WebP encoder draws the edges a little differently, which --check measures.
 """
+
 from __future__ import annotations
 
 import argparse

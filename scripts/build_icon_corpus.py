@@ -9,6 +9,7 @@ Needs npm (or the packages' .tgz files under --packages), and `pip install resvg
 `corpora`). What is missing is said before any work starts. scripts/icon_joins.py says which icons are one concept;
 docs/icons.md, what comes out.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -104,8 +105,10 @@ def make_ready(out: Path, names: Iterable[str]) -> None:
     out.mkdir(parents=True, exist_ok=True)
     others = sorted(path.name for path in out.glob("*.tar") if path.name not in set(names))
     if others:
-        raise BuildError(f"{out} holds {', '.join(others)}, not written by this build, so perhaps with other texts: "
-                         "delete them, or give another --out")
+        raise BuildError(
+            f"{out} holds {', '.join(others)}, not written by this build, so perhaps with other texts: "
+            "delete them, or give another --out"
+        )
     readme = out / "README.md"
     if readme.exists() and not readme.read_text(encoding="utf-8", errors="replace").startswith(TITLE):
         raise BuildError(f"{readme} is not of an icon corpus and would be overwritten: give another --out")
@@ -177,9 +180,12 @@ def report(icons: list[Icon], concepts: dict[str, Concept], drawn: int) -> None:
     for item in icons:
         sets[concepts[item.name].hexcode].add(item.package)
     uncategorised = {concept.hexcode for concept in concepts.values() if concept.group == UNCATEGORISED}
-    print(f"{drawn} drawings of {len(sets)} concepts, {sum(len(of) > 1 for of in sets.values())} of them drawn by "
-          f"several sets; {len(concepts) - len(sets)} names joined with others, {len(uncategorised)} concepts "
-          f"uncategorised; {len(icons) - drawn} drawings left out, as second of their style and concept", flush=True)
+    print(
+        f"{drawn} drawings of {len(sets)} concepts, {sum(len(of) > 1 for of in sets.values())} of them drawn by "
+        f"several sets; {len(concepts) - len(sets)} names joined with others, {len(uncategorised)} concepts "
+        f"uncategorised; {len(icons) - drawn} drawings left out, as second of their style and concept",
+        flush=True,
+    )
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:

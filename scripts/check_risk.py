@@ -11,6 +11,7 @@ the splits in which anything is answered; of these the mean share of questions a
 of splits with more wrong answers than risked (this counts the chance of the second half, too), and with more than
 `prolip.search.risk.most_wrong`, which should be at most twice 1 - confidence.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -52,8 +53,10 @@ def check(sure: dict[str, np.ndarray], wrong: np.ndarray, args: argparse.Namespa
     if not rows:
         return f"{risk} | {wrong.mean():.3f} | {share:.2f} | - | - | - | -"
     answered, error, more, beyond = np.array(rows, dtype=float).mean(0)
-    return (f"{risk} | {wrong.mean():.3f} | {share:.2f} | {answered:.3f} | {error:.3f} | {share * more:.2f}"
-            f" | {share * beyond:.2f}")  # fmt: skip
+    return (
+        f"{risk} | {wrong.mean():.3f} | {share:.2f} | {answered:.3f} | {error:.3f} | {share * more:.2f}"
+        f" | {share * beyond:.2f}"
+    )
 
 
 def main() -> None:
@@ -63,8 +66,10 @@ def main() -> None:
     parser.add_argument("--confidence", type=float, default=0.9, help="that the risk is kept (default: 0.9)")
     parser.add_argument("--splits", type=int, default=100)
     args = parser.parse_args()
-    print("| evaluation | questions | risk | wrong of all | splits that answer | answered | wrong of these | more than"
-          " risked | more than said |\n|---|---|---|---|---|---|---|---|---|")  # fmt: skip
+    print(
+        "| evaluation | questions | risk | wrong of all | splits that answer | answered | wrong of these | more than"
+        " risked | more than said |\n|---|---|---|---|---|---|---|---|---|"
+    )
     for folder in args.folders:
         result = load(folder)
         for name, sure, wrong in questions(result):

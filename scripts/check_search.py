@@ -7,6 +7,7 @@ Each text looks for its 10 drawings and each drawing for its 10 texts by every s
 flat search, elk by buckets, the model's own by what serves it. Beside them all pairs are scored in float64 and sorted,
 equal scores by rising row. Ends with 1 where one order differs.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -77,8 +78,11 @@ def compare(what: str, score: Score, queries: Gaussian, z: Gaussian, side: Side,
     want = torch.cat(list(brute_force(score, queries, z, side, args.top)))
     same = int((found[:, : want.shape[1]] == want).all(1).sum())
     total = time.perf_counter() - started - seconds
-    print(f"| {what} | {len(want):,} {'texts' if side == 'image' else 'drawings'} | {len(z.mean):,} |"
-          f" {same:,} | {seconds:.1f} | {total:.1f} |", flush=True)  # fmt: skip
+    print(
+        f"| {what} | {len(want):,} {'texts' if side == 'image' else 'drawings'} | {len(z.mean):,} |"
+        f" {same:,} | {seconds:.1f} | {total:.1f} |",
+        flush=True,
+    )
     return len(want) - same
 
 

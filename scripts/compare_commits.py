@@ -10,6 +10,7 @@ less than 1e-14, the largest difference is given. What the second commit writes 
 difference. What a commit runs is its own `src` and `scripts`. If only the second commit has versions of random numbers,
 it draws those of version 1, so that this change hides no other one.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -23,13 +24,32 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-RECIPE = ["--config", "scripts/recipes/emoji-demo.yaml", "--warmup", "5", "--log-every-n-steps", "1",
-          "--save-frequency", "0", "--ledger"]  # fmt: skip
+RECIPE = [
+    "--config",
+    "scripts/recipes/emoji-demo.yaml",
+    "--warmup",
+    "5",
+    "--log-every-n-steps",
+    "1",
+    "--save-frequency",
+    "0",
+    "--ledger",
+]
 CORPUS = ["--data", "data/emoji/emojione.tar"]
 NAMES = ["--names", "data/emoji/noto.tar", "--select", "group=food drink|travel places; subgroup!=time"]
 #: Parts of what is written that are of the moment and the machine.
-PASSING = {"samples_per_second", "data_wait", "memory_gib", "seconds", "date", "machine", "software", "source",
-           "fingerprint", "task"}  # the last two of code, too
+PASSING = {
+    "samples_per_second",
+    "data_wait",
+    "memory_gib",
+    "seconds",
+    "date",
+    "machine",
+    "software",
+    "source",
+    "fingerprint",
+    "task",
+}  # the last two of code, too
 
 #: What may part in the last digits, and how far.
 METRICS, ROUNDING = {"evaluation", "corpus", "tasks", "clip_benchmark emoji", "clip_benchmark subgroups"}, 1e-14
@@ -41,8 +61,9 @@ class Commit:
     def __init__(self, name: str, folder: Path):
         self.name, self.folder = name, folder
         self.flags: list[str] = []
-        done = subprocess.run(["git", "-C", ROOT, "worktree", "add", "--quiet", "--detach", folder, name],
-                              capture_output=True, text=True)  # fmt: skip
+        done = subprocess.run(
+            ["git", "-C", ROOT, "worktree", "add", "--quiet", "--detach", folder, name], capture_output=True, text=True
+        )
         if done.returncode:
             sys.exit(f"error: {name} is no commit that can be checked out: {done.stderr.strip()}")
 
@@ -109,12 +130,24 @@ def of_evaluation(commit: Commit, out: Path, model: Path) -> Iterator[tuple[str,
         made = f"{write}(read({CORPUS[1:]}).select({NAMES[-1]!r}), {str(out / f'wds_{task}')!r})"
         commit.run("-c", f"from prolip.data.emoji import read; from prolip.evaluation.datasets.emoji import *; {made}")
     sets = [f"wds:{out}/wds_emoji", f"wds:{out}/wds_subgroups"]
-    commit.run(*sets_of_tasks, *given, data, *sets, "--similarity", "csd", "mean", "--uncertainty",
-               output, out / "tasks.json")  # fmt: skip
+    commit.run(
+        *sets_of_tasks, *given, data, *sets, "--similarity", "csd", "mean", "--uncertainty", output, out / "tasks.json"
+    )
     yield "tasks", lasting(json.loads((out / "tasks.json").read_text(encoding="utf-8").replace(str(out), "")))
-    commit.run(*benchmark, "eval", *given, "--dataset", "wds/emoji", "wds/subgroups",
-               "--dataset_root", f"{out}/wds_{{dataset_cleaned}}", "--num_workers", 0,
-               "--output", f"{out}/{{dataset}}.json")  # fmt: skip
+    commit.run(
+        *benchmark,
+        "eval",
+        *given,
+        "--dataset",
+        "wds/emoji",
+        "wds/subgroups",
+        "--dataset_root",
+        f"{out}/wds_{{dataset_cleaned}}",
+        "--num_workers",
+        0,
+        "--output",
+        f"{out}/{{dataset}}.json",
+    )
     for task in ("emoji", "subgroups"):
         yield f"clip_benchmark {task}", json.loads(next(out.rglob(f"*{task}.json")).read_text())["metrics"]
 

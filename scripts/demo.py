@@ -7,6 +7,7 @@
 Typed again, it goes on with a run that broke off, from its last checkpoint if there is one; of a run that has ended it
 draws the page alone. --overwrite deletes what is there and starts from the beginning.
 """
+
 from __future__ import annotations
 
 import os
@@ -25,8 +26,10 @@ def check_room(folder: Path) -> None:
     there = next(path for path in (folder, *folder.parents) if path.exists())
     free = shutil.disk_usage(there).free
     if free < ROOM:
-        raise OSError(f"{free / 1e6:,.0f} MB are free at {there}, a run needs {ROOM / 1e6:,.0f}: "
-                      "free some, or name another place with --output")  # fmt: skip
+        raise OSError(
+            f"{free / 1e6:,.0f} MB are free at {there}, a run needs {ROOM / 1e6:,.0f}: "
+            "free some, or name another place with --output"
+        )
 
 
 def train(recipe: str, output: str, overwrite: bool, more: Sequence[str]) -> int:
@@ -36,10 +39,18 @@ def train(recipe: str, output: str, overwrite: bool, more: Sequence[str]) -> int
 
     print(f"training {recipe}: a line every few seconds, the page at the end", flush=True)
     STOP.install()
-    code = run_training([
-        "--config", f"scripts/recipes/emoji-{recipe}.yaml", "--name", recipe, "--output", output,
-        *(["--overwrite"] if overwrite else ["--resume", "auto"]), *more,
-    ])  # fmt: skip
+    code = run_training(
+        [
+            "--config",
+            f"scripts/recipes/emoji-{recipe}.yaml",
+            "--name",
+            recipe,
+            "--output",
+            output,
+            *(["--overwrite"] if overwrite else ["--resume", "auto"]),
+            *more,
+        ]
+    )
     STOP.release()
     if code in (75, 130):  # asked to stop, interrupted
         print("the same command goes on from the last checkpoint, or from the start if there is none", file=sys.stderr)

@@ -2,6 +2,7 @@
 
 Photographs and sentences are those that scikit-image and scikit-learn ship, all else is drawn by a seed.
 """
+
 from __future__ import annotations
 
 import random
@@ -17,12 +18,23 @@ from PIL import Image
 #: Of each kind, and pixels along a side.
 COUNT, SIZE = 150, 64
 PHOTOGRAPHS = (
-    "skimage/data/astronaut.png", "skimage/data/chelsea.png", "skimage/data/coffee.png", "skimage/data/rocket.jpg",
-    "skimage/data/motorcycle_left.png", "skimage/data/hubble_deep_field.jpg", "skimage/data/ihc.png",
-    "skimage/data/retina.jpg", "skimage/data/camera.png", "skimage/data/coins.png", "skimage/data/moon.png",
-    "skimage/data/brick.png", "skimage/data/grass.png", "skimage/data/gravel.png", "sklearn/datasets/images/china.jpg",
+    "skimage/data/astronaut.png",
+    "skimage/data/chelsea.png",
+    "skimage/data/coffee.png",
+    "skimage/data/rocket.jpg",
+    "skimage/data/motorcycle_left.png",
+    "skimage/data/hubble_deep_field.jpg",
+    "skimage/data/ihc.png",
+    "skimage/data/retina.jpg",
+    "skimage/data/camera.png",
+    "skimage/data/coins.png",
+    "skimage/data/moon.png",
+    "skimage/data/brick.png",
+    "skimage/data/grass.png",
+    "skimage/data/gravel.png",
+    "sklearn/datasets/images/china.jpg",
     "sklearn/datasets/images/flower.jpg",
-)  # fmt: skip
+)
 Numbers = np.random.Generator
 
 
@@ -66,8 +78,10 @@ def blank(numbers: Numbers) -> Iterator[Image.Image]:
 
 
 KINDS: dict[str, Callable[[Numbers], Iterator[Image.Image]]] = {
-    "photographs": photographs, "noise": noise, "blank": blank,
-}  # fmt: skip
+    "photographs": photographs,
+    "noise": noise,
+    "blank": blank,
+}
 
 
 def texts(own: Sequence[str], seed: int = 0) -> dict[str, list[str]]:

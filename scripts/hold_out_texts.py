@@ -6,6 +6,7 @@
 A fifth of the keywords and subgroups of the selected concepts, drawn by the seed, is taken out of every sample; names
 and groups stay. held.json beside the shards lists what was taken.
 """
+
 from __future__ import annotations
 
 import argparse

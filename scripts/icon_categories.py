@@ -1,4 +1,5 @@
 """The six icon sets' categories, as the subgroups and groups of one corpus."""
+
 from __future__ import annotations
 
 UNCATEGORISED = "uncategorised"

@@ -1,4 +1,5 @@
 """The concepts of the icon corpus: the names that icon_joins joins, with all that the sets say of them."""
+
 from __future__ import annotations
 
 from collections import Counter

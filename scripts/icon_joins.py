@@ -13,6 +13,7 @@ Icons of one normalised name are. Then names are joined by these rules, each ove
 The sets agree if all of them give a keyword that is not in the names, or a subgroup. No rule joins what one set draws
 as two, for that set tells them apart, nor a logo with anything else, nor a name that has two ways to go.
 """
+
 from __future__ import annotations
 
 import re
@@ -27,10 +28,20 @@ from icon_categories import BRAND, GROUP, SUBGROUP, VAGUE
 
 #: Words that differ between the sets alone.
 SAME_WORDS = {
-    "slash": "off", "add": "plus", "times": "x",
-    "zero": "0", "one": "1", "two": "2", "three": "3", "four": "4",
-    "five": "5", "six": "6", "seven": "7", "eight": "8", "nine": "9",
-}  # fmt: skip
+    "slash": "off",
+    "add": "plus",
+    "times": "x",
+    "zero": "0",
+    "one": "1",
+    "two": "2",
+    "three": "3",
+    "four": "4",
+    "five": "5",
+    "six": "6",
+    "seven": "7",
+    "eight": "8",
+    "nine": "9",
+}
 #: Last words that only say that it is another drawing.
 DESIGNS = {"alt", "variant"}
 #: How many names of a set begin or end with a word that is a kind of things, or a mark beside a thing.
@@ -39,9 +50,25 @@ MANY = 10
 SOME = 3
 #: Last words that say what is done to a thing, not what it is.
 MODIFIERS = {
-    "plus", "minus", "off", "on", "slash", "check", "add", "remove", "edit", "close", "open", "alert", "multiple", "x",
-    "up", "down", "left", "right",
-}  # fmt: skip
+    "plus",
+    "minus",
+    "off",
+    "on",
+    "slash",
+    "check",
+    "add",
+    "remove",
+    "edit",
+    "close",
+    "open",
+    "alert",
+    "multiple",
+    "x",
+    "up",
+    "down",
+    "left",
+    "right",
+}
 #: What a thing stands in. Of two shapes the order of words says which is inside.
 SHAPES = {"circle", "square", "hexagon", "octagon", "triangle", "rectangle", "diamond", "pentagon", "box"}
 ATTRIBUTES = MODIFIERS | SHAPES | {"top", "bottom", "vertical", "horizontal", "center"}

@@ -1,4 +1,5 @@
 """The six icon sets: the npm packages they come in, and what each says of its icons, read from its own format."""
+
 from __future__ import annotations
 
 import hashlib
@@ -34,34 +35,40 @@ PACKAGES = {
     "tabler": Package(
         "@tabler/icons@3.51.0",
         "sha512-0pinvPZz7YeX+OSfxuEAbnEPWbocVXW5iU8h5lh41pYG8sZuQfpWECC980lxOT0clGIcNGn8xsBr+zKaRGdA/g==",
-        "MIT", ("tabler", "tabler-filled"),
+        "MIT",
+        ("tabler", "tabler-filled"),
     ),
     "phosphor": Package(
         "@phosphor-icons/core@2.1.1",
         "sha512-v4ARvrip4qBCImOE5rmPUylOEK4iiED9ZyKjcvzuezqMaiRASCHKcRIuvvxL/twvLpkfnEODCOJp5dM4eZilxQ==",
-        "MIT", tuple(f"phosphor-{weight}" for weight in ("thin", "light", "regular", "bold", "fill", "duotone")),
+        "MIT",
+        tuple(f"phosphor-{weight}" for weight in ("thin", "light", "regular", "bold", "fill", "duotone")),
     ),
     "lucide": Package(
         "lucide-static@1.62.0",
         "sha512-WBZA/m2PvkFpMGHDtsBck5P2A9G4ehLlYu4GwwICcmEm1BvYVgj00lCDxKRWLlbMlOibLaiwdQ88G5pHkSWgwA==",
-        "ISC", ("lucide",),
+        "ISC",
+        ("lucide",),
     ),
     "unicons": Package(
         "@iconscout/unicons@4.0.1",
         "sha512-uMyaHfzfrc4Wd+n0EGsrSGqW/YB/7gZYro4fKhK+YjrG5GWn2bag+5Fj2yqnhjj0Wdc3nHQM6i6rjM7B5zNY3Q==",
-        "Apache-2.0", tuple(f"unicons-{kind}" for kind in ("line", "solid", "thinline", "monochrome")),
+        "Apache-2.0",
+        tuple(f"unicons-{kind}" for kind in ("line", "solid", "thinline", "monochrome")),
     ),
     "mdi": Package(
         "@mdi/svg@7.4.47",
         "sha512-WQ2gDll12T9WD34fdRFgQVgO8bag3gavrAgJ0frN4phlwdJARpE6gO1YvLEMJR0KKgoc+/Ea/A0Pp11I00xBvw==",
-        "Apache-2.0", ("mdi", "mdi-outline"),
+        "Apache-2.0",
+        ("mdi", "mdi-outline"),
     ),
     "remixicon": Package(
         "remixicon@4.8.0",
         "sha512-8qTM/bWkmsAWitvcL9XrVPVdqHRrdmnNp4zCFBdmIHBygxfHWwoK6NzitbiMyRzjcXKBMlS/ab5M65/ZlxJTVA==",
-        "Apache-2.0", ("remixicon-line", "remixicon-fill"),
+        "Apache-2.0",
+        ("remixicon-line", "remixicon-fill"),
     ),
-}  # fmt: skip
+}
 STYLES = [style for package in PACKAGES.values() for style in package.styles]
 
 # ---------------------------------------------------------------------------------------------- packages
@@ -71,8 +78,10 @@ def check_sum(tarball: Path, package: Package) -> None:
     """Raise BuildError unless the tarball is the one that npm published."""
     found = "sha512-" + b64encode(hashlib.sha512(tarball.read_bytes()).digest()).decode()
     if found != package.integrity:
-        raise BuildError(f"{tarball} has the checksum {found[:20]}..., {package.spec} has {package.integrity[:20]}...; "
-                         "delete the file to fetch it again")
+        raise BuildError(
+            f"{tarball} has the checksum {found[:20]}..., {package.spec} has {package.integrity[:20]}...; "
+            "delete the file to fetch it again"
+        )
 
 
 def unpack(tarball: Path) -> Files:
@@ -111,10 +120,14 @@ def icon(style: str, name: str, svg: bytes, words: Mapping[str, Iterable[str]] |
     categories = tuple(sorted({category.strip().lower() for category in raw.get("categories", ()) if category}))
     package = next(key for key, package in PACKAGES.items() if style in package.styles)
     return Icon(
-        package, style, concept_name(name, categories), svg.decode(),
+        package,
+        style,
+        concept_name(name, categories),
+        svg.decode(),
         tuple(sorted({concept_name(alias, categories) for alias in raw.get("aliases", ())} - {""})),
-        tuple(sorted({keyword(str(tag)) for tag in raw.get("tags", ())} - {""})), categories,
-    )  # fmt: skip
+        tuple(sorted({keyword(str(tag)) for tag in raw.get("tags", ())} - {""})),
+        categories,
+    )
 
 
 def drawings(files: Files, folder: str) -> Iterator[tuple[str, bytes]]:
@@ -173,10 +186,14 @@ def read_lucide(files: Files) -> Iterator[Icon]:
 
 
 # The package leaves these to a stylesheet; without it the parts of a drawing run into one black shape.
-MONOCHROME = b"<style>" + b"".join(
-    b".uim-%s{opacity:%s}" % part for part in ((b"secondary", b".7"), (b"tertiary", b".5"), (b"quaternary", b".25"),
-                                               (b"quinary", b"0"))
-) + b"</style>"  # fmt: skip
+MONOCHROME = (
+    b"<style>"
+    + b"".join(
+        b".uim-%s{opacity:%s}" % part
+        for part in ((b"secondary", b".7"), (b"tertiary", b".5"), (b"quaternary", b".25"), (b"quinary", b"0"))
+    )
+    + b"</style>"
+)
 
 
 def read_unicons(files: Files) -> Iterator[Icon]:

@@ -7,6 +7,7 @@ MKL, oneDNN and PyTorch choose their kernels by the CPU, and each kernel sums in
 one machine passes another may not. They can be held to the kernels of lesser CPUs, so one machine tries several. One
 line per setting ends as pytest ended, and what failed is shown in full; 0 if all passed.
 """
+
 from __future__ import annotations
 
 import argparse

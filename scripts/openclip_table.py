@@ -4,6 +4,7 @@
 
 Every image tower is built without memory, which takes two minutes in all. --names limits the table, and prints it.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -24,8 +25,17 @@ from study import markdown, write  # noqa: E402
 
 HEADS = ("name", "image tower", "text tower", "tokens read", "means from", "tokenizer", "masked views", "methods")
 #: How code names what an embedding is pooled from -> what the table says.
-POOLED = {"map": "attention", "avg": "mean", "token": "[CLS]", "tok": "[CLS]", "cls_emb": "[CLS]",
-          "argmax": "highest id", "eos": "end", "cls_pooler": "first", "mean_pooler": "mean"}  # fmt: skip
+POOLED = {
+    "map": "attention",
+    "avg": "mean",
+    "token": "[CLS]",
+    "tok": "[CLS]",
+    "cls_emb": "[CLS]",
+    "argmax": "highest id",
+    "eos": "end",
+    "cls_pooler": "first",
+    "mean_pooler": "mean",
+}
 
 
 def row(name: str) -> list[str]:

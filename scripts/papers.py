@@ -8,6 +8,7 @@ Copied from PCME++ (Chun, ICLR 2024), VACSR, PCME (Chun et al., CVPR 2021) and s
 Columns have the names of our metrics. All values are percent, but rsum, a sum of six. `eccv/R@1` without a direction is
 the mean of both.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -152,9 +153,15 @@ def block(table: Printed, columns: Sequence[str], own: Sequence[tuple[str, Mappi
 
 def read_results(path: str | Path) -> list[TaskResult]:
     """What `prolip eval tasks --output` wrote, without figures that are not finite."""
-    return [TaskResult(line["key"], {name: value for name, value in line["metrics"].items() if value is not None},
-                       line["main_metric"], line["info"])
-            for line in json.loads(Path(path).read_text(encoding="utf-8"))]  # fmt: skip
+    return [
+        TaskResult(
+            line["key"],
+            {name: value for name, value in line["metrics"].items() if value is not None},
+            line["main_metric"],
+            line["info"],
+        )
+        for line in json.loads(Path(path).read_text(encoding="utf-8"))
+    ]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -4,6 +4,7 @@
 
 published_runs.csv holds the runs with their sources. docs/scaling.md shows the table.
 """
+
 from __future__ import annotations
 
 import csv
@@ -62,8 +63,18 @@ def read_runs(path: Path) -> list[Published]:
             given = row["samples_per_second"]
             speed = float(given) if given else float(row["samples"]) / (float(row["hours"]) * HOUR)
             size = int(row["gpus"]), int(row["global_batch"])
-            runs.append(Published(row["name"], row["family"], row["model"], row["gpu"], *size, speed,
-                                  row["recompute"] == "yes", row["source"]))  # fmt: skip
+            runs.append(
+                Published(
+                    row["name"],
+                    row["family"],
+                    row["model"],
+                    row["gpu"],
+                    *size,
+                    speed,
+                    row["recompute"] == "yes",
+                    row["source"],
+                )
+            )
     return runs
 
 
@@ -106,10 +117,17 @@ def published_table(checks: Sequence[Check]) -> str:
     """Published and predicted side by side, then the sources."""
     cells = [["run", "GPUs", "GFLOPs/sample", "samples/s/GPU", "MFU", "predicted", "predicted/published"]]
     cells += [
-        [c.run.name, f"{c.run.gpus} {c.run.gpu}", f"{c.flops / 1e9:.1f}", f"{c.rate:.1f}", f"{c.mfu:.1%}",
-         f"{c.predicted:.1f}", f"{c.predicted / c.rate:.2f}"]
+        [
+            c.run.name,
+            f"{c.run.gpus} {c.run.gpu}",
+            f"{c.flops / 1e9:.1f}",
+            f"{c.rate:.1f}",
+            f"{c.mfu:.1%}",
+            f"{c.predicted:.1f}",
+            f"{c.predicted / c.rate:.2f}",
+        ]
         for c in checks
-    ]  # fmt: skip
+    ]
     sources = dict.fromkeys(c.run.source for c in checks)
     return align(cells) + "\n\n" + "\n".join(f"source: {source}" for source in sources)
 

@@ -5,6 +5,7 @@
 prolip-apart: no gradient of the variances enters the tower. prolip-levels: the tokens of all blocks are read, not only
 those that the last one takes. Both are ProLIP's method; a saved model of theirs has the reader of ours.
 """
+
 from __future__ import annotations
 
 from functools import partial
@@ -54,11 +55,13 @@ def with_levels(
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Tokens (B, K, W) -> (B, levels K, W), of the last K places of a level: an image tower's class token is first."""
     tokens, mean, valid = inputs
-    every = torch.cat([level[:, -tokens.shape[1]:] for level in levels], 1)
+    every = torch.cat([level[:, -tokens.shape[1] :] for level in levels], 1)
     count = len(levels)
     levels.clear()
     return every, mean, None if valid is None else valid.repeat(1, count)
 
 
-METHODS = {"prolip-apart": OURS["prolip"]._replace(objective=Apart),
-           "prolip-levels": OURS["prolip"]._replace(objective=Levels)}  # fmt: skip
+METHODS = {
+    "prolip-apart": OURS["prolip"]._replace(objective=Apart),
+    "prolip-levels": OURS["prolip"]._replace(objective=Levels),
+}

@@ -6,6 +6,7 @@ deleted when the next is measured. *faiss alone* is the search of faiss in one c
 vectors, or the same approximate index with the same effort. What was measured is kept in the folder as it comes, so a
 run that was killed goes on.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -39,10 +40,16 @@ SAME = ("dim", "queries", "clusters", "trace", "trace_spread", "top", "seed")
 ALONE, TOGETHER, PIECE = 8, 64, 131_072
 ADD, LAST, EXACTLY, BUILD, FAISS = "add", "add, last piece", "exactly", ", build", ", faiss alone"
 COLUMNS = {
-    "effort": "effort", "rate": "rows/s", "written": "bytes a row", "alone": "1 query, ms",
-    "together": f"{TOGETHER} queries, ms", "recall": "recall", "peak": "peak GB", "own": "own GB",
+    "effort": "effort",
+    "rate": "rows/s",
+    "written": "bytes a row",
+    "alone": "1 query, ms",
+    "together": f"{TOGETHER} queries, ms",
+    "recall": "recall",
+    "peak": "peak GB",
+    "own": "own GB",
     "files": "files open",
-}  # fmt: skip
+}
 PLACES = {"alone": 2, "together": 1, "recall": 4, "peak": 2, "own": 2}
 Row = dict[str, Any]
 
@@ -91,8 +98,9 @@ class Results:
     def __init__(self, folder: Path, args: argparse.Namespace):
         self.path, own = folder / RESULTS, {name: getattr(args, name) for name in SAME}
         kept = json.loads(self.path.read_bytes()) if self.path.exists() else {"options": own, "rows": []}
-        if other := [f"--{name.replace('_', '-')} {value}" for name, value in kept["options"].items()
-                     if own[name] != value]:  # fmt: skip
+        if other := [
+            f"--{name.replace('_', '-')} {value}" for name, value in kept["options"].items() if own[name] != value
+        ]:
             raise ValueError(f"{folder} holds a run with {' '.join(other)}: give the same, or another --folder")
         self.options, self.rows = kept["options"], kept["rows"]
 
@@ -109,8 +117,11 @@ class Results:
 
 def line(items: str, by: str, row: Row) -> str:
     """A row of the table; what was not measured is a dash."""
-    cells = [value if isinstance(value, str) else f"{value:,.{PLACES.get(name, 0)}f}"
-             for name in COLUMNS for value in [row.get(name, "-")]]  # fmt: skip
+    cells = [
+        value if isinstance(value, str) else f"{value:,.{PLACES.get(name, 0)}f}"
+        for name in COLUMNS
+        for value in [row.get(name, "-")]
+    ]
     return f"| {items} | {by} | {' | '.join(cells)} |"
 
 
@@ -155,8 +166,11 @@ def add(index: SearchIndex, results: Results, items: int, args: argparse.Namespa
             index.add("synthetic", parts(args, held, end, row))
         row["files"] = files_in(index.store.folder)
         whole = results.find(items, ADD) or {"rows": 0, "seconds": 0.0, "bytes": 0.0, "peak": 0.0}
-        totals = {"rows": whole["rows"] + end - held, "seconds": whole["seconds"] + (end - held) / row["rate"],
-                  "bytes": whole["bytes"] + (end - held) * row["written"]}  # fmt: skip
+        totals = {
+            "rows": whole["rows"] + end - held,
+            "seconds": whole["seconds"] + (end - held) / row["rate"],
+            "bytes": whole["bytes"] + (end - held) * row["written"],
+        }
         means = {"rate": totals["rows"] / totals["seconds"], "written": totals["bytes"] / totals["rows"]}
         results.add(items, LAST, row)
         results.add(items, ADD, row | totals | means | {"peak": max(row["peak"], whole["peak"])})
@@ -299,8 +313,11 @@ def grow(args: argparse.Namespace, folder: Path) -> None:
     check_output(folder, folder=True, size=max(0, room(args, kinds) - there))
     folder.mkdir(parents=True, exist_ok=True)
     results, place = Results(folder, args), folder / "index"
-    print(f"{args.items:,} items, {args.dim} dimensions, {args.queries} queries, recall@{args.top}, {args.threads}"
-          f" threads, faiss {faiss.__version__}", flush=True)  # fmt: skip
+    print(
+        f"{args.items:,} items, {args.dim} dimensions, {args.queries} queries, recall@{args.top}, {args.threads}"
+        f" threads, faiss {faiss.__version__}",
+        flush=True,
+    )
     if not (place / "index.json").exists():
         SearchIndex.create(place, CSDScore(), args.dim)
     for items in at:

@@ -9,6 +9,7 @@ tables and says what is not simulated.
 Every array has one entry per rank; times are seconds since the start of the simulation. All factors are lognormal with
 median 1, drawn from one seed.
 """
+
 from __future__ import annotations
 
 import math
@@ -62,8 +63,10 @@ class Noise:
         check_range(self, *sigmas, "stall_seconds", "seed")
         for name in sigmas:
             if getattr(self, name) > MOST_SIGMA:
-                raise FlagError(f"{flag_of(name)} is {getattr(self, name)}: give {MOST_SIGMA:g} or less, which is a "
-                                f"factor of {math.exp(MOST_SIGMA):.0f} up or down")  # fmt: skip
+                raise FlagError(
+                    f"{flag_of(name)} is {getattr(self, name)}: give {MOST_SIGMA:g} or less, which is a "
+                    f"factor of {math.exp(MOST_SIGMA):.0f} up or down"
+                )
         if not 0 <= self.stall_chance <= 1:
             raise FlagError(f"--stall-chance {self.stall_chance} is no chance: give 0 to 1")
 

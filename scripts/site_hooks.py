@@ -2,6 +2,7 @@
 
 The pages are read in the repository, too, where `[rule](../src/x.py)` leads to the file; on the site there is none.
 """
+
 from __future__ import annotations
 
 import re

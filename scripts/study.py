@@ -12,6 +12,7 @@ are printed, with it they replace those between the marks of the page.
 Cells: the mean over seeds, and each seed in brackets. Intervals: 95%, by bootstrap over concepts (a drawing and its
 texts), the seeds averaged in every draw.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -43,9 +44,17 @@ from prolip.utils.outputs import replacing  # noqa: E402
 #: infonce is clip with all matches known, and triplets take none of them for a negative, as a hardest negative that is
 #: a match, which COCO hardly has, lets VSE collapse. VSE-infinity's first passes have all negatives.
 METHODS = {
-    "prolip": "", "likelihood": "--pair-loss softmax", "pcme": "--no-known-matches", "pcmepp": "--no-known-matches",
-    "vacsr": "--no-known-matches", "siglip": "", "clip": "", "infonce": "", "vse": "--sum-steps 75", "triplet-sum": "",
-}  # fmt: skip
+    "prolip": "",
+    "likelihood": "--pair-loss softmax",
+    "pcme": "--no-known-matches",
+    "pcmepp": "--no-known-matches",
+    "vacsr": "--no-known-matches",
+    "siglip": "",
+    "clip": "",
+    "infonce": "",
+    "vse": "--sum-steps 75",
+    "triplet-sum": "",
+}
 #: What a method's paper changes where a share of the captions is wrong: percent -> flags.
 UNDER_NOISE = {"pcmepp": {20: "--pseudo-weight 0.01", 50: "--pseudo-weight 0"}}
 RECIPES = {"emoji": "scripts/recipes/emoji-paper.yaml", "icons": "scripts/recipes/icons.yaml"}
@@ -53,23 +62,31 @@ BACKBONE, BACKBONE_STEPS = "backbone", 1200
 #: Corpus -> whose drawings its backbone learns from, and whose drawings all methods do.
 DESIGNERS = {
     "emoji": ("data/emoji/{noto-v1,twemoji,fluent-emoji-flat}.tar", "data/emoji/{noto,fluent-emoji}.tar"),
-    "icons": ("data/icons/{tabler,tabler-filled,mdi,mdi-outline}.tar",
-              "data/icons/{lucide,unicons-line,phosphor-{regular,bold,fill,duotone}}.tar"),
-}  # fmt: skip
+    "icons": (
+        "data/icons/{tabler,tabler-filled,mdi,mdi-outline}.tar",
+        "data/icons/{lucide,unicons-line,phosphor-{regular,bold,fill,duotone}}.tar",
+    ),
+}
 #: Towers that have learnt already go slower than heads that are new, as the papers' (0.01 and 0.1 of it from CLIP).
 FINE_TUNING = "--image-lr-mult 0.25 --text-lr-mult 0.25 --train-num-samples 9600"
 #: Model that is adapted -> how its pseudo-pairs are weighted.
-SOURCES = {"siglip": ("none", "spread", "probability"),
-           "likelihood": ("none", "spread", "probability", "trace", "novelty")}  # fmt: skip
+SOURCES = {
+    "siglip": ("none", "spread", "probability"),
+    "likelihood": ("none", "spread", "probability", "trace", "novelty"),
+}
 ADAPT = "scripts/recipes/emoji-adapt.yaml"
 DRAWS = 1000
 #: Column -> key of the metrics, and the factor that it is shown with.
 FIGURES = {
-    "names RSUM": ("names/rsum", 1), "names R@1 i2t": ("names/i2t/R@1", 100), "t2i": ("names/t2i/R@1", 100),
-    "captions mAP@R i2t": ("captions/i2t/mAP@R", 100), "t2i ": ("captions/t2i/mAP@R", 100),
-    "R-Precision i2t": ("captions/i2t/R-Precision", 100), "t2i  ": ("captions/t2i/R-Precision", 100),
+    "names RSUM": ("names/rsum", 1),
+    "names R@1 i2t": ("names/i2t/R@1", 100),
+    "t2i": ("names/t2i/R@1", 100),
+    "captions mAP@R i2t": ("captions/i2t/mAP@R", 100),
+    "t2i ": ("captions/t2i/mAP@R", 100),
+    "R-Precision i2t": ("captions/i2t/R-Precision", 100),
+    "t2i  ": ("captions/t2i/R-Precision", 100),
     "zero-shot": ("zero_shot/subgroup_plain/top1", 100),
-}  # fmt: skip
+}
 MARK = "<!-- {}: by scripts/{}.py -->"
 
 
@@ -184,15 +201,21 @@ def cell(values: Sequence[float], digits: int = 1) -> str:
 
 def markdown(heads: Sequence[str], rows: Iterator[Sequence[str]] | Sequence[Sequence[str]]) -> list[str]:
     """A table, its first column to the left."""
-    return [f"| {' | '.join(h.strip() for h in heads)} |", f"|---|{'---:|' * (len(heads) - 1)}",
-            *(f"| {' | '.join(row)} |" for row in rows)]  # fmt: skip
+    return [
+        f"| {' | '.join(h.strip() for h in heads)} |",
+        f"|---|{'---:|' * (len(heads) - 1)}",
+        *(f"| {' | '.join(row)} |" for row in rows),
+    ]
 
 
 def statistics(result: CorpusResult) -> dict[str, Statistic]:
     """What has intervals: retrieval among names and among all captions, by name."""
     clusters = result.clusters
-    return {f"{name}/{key}": clustered(one, clusters) for name, (i2t, t2i) in result.rankings.items()
-            for key, one in statistics_of(i2t, t2i, name).items()}  # fmt: skip
+    return {
+        f"{name}/{key}": clustered(one, clusters)
+        for name, (i2t, t2i) in result.rankings.items()
+        for key, one in statistics_of(i2t, t2i, name).items()
+    }
 
 
 def value_of(statistic: Statistic) -> float:
@@ -266,8 +289,10 @@ def uncertainty(runs: Runs) -> list[str]:
             levels = [cell([x.metrics[f"trace/{level}"] for x in found], 3) for level in heads[1:5]]
             rho = cell([x.metrics["spearman/trace_true_matches"] for x in found], 2)
             deciles = cell([recall_by_trace(x)["captions_t2i"].spearman_bins for x in found], 2)
-            refused = [cell([x.metrics[f"refusal/names_{way}/{side}/auroc"] for x in found], 2)
-                       for way, side in (("i2t", "image"), ("t2i", "text"))]  # fmt: skip
+            refused = [
+                cell([x.metrics[f"refusal/names_{way}/{side}/auroc"] for x in found], 2)
+                for way, side in (("i2t", "image"), ("t2i", "text"))
+            ]
             rows.append([method, *levels, rho, deciles, *refused])
     return markdown(heads, rows)
 
@@ -295,8 +320,12 @@ def few(runs: Runs) -> list[str]:
     keys, rows = ("base", "novel", "H", *few_shot.OTHERS), []
     seen = partial(few_shot.recalls, runs.folder, seeds=runs.seeds)
     before = seen(few_shot.START) if runs.few_shot else []
-    ways = [(method, similarity) for method in few_shot.METHODS for similarity in (None, "mean")
-            if similarity != find_method(method).score.name]  # fmt: skip
+    ways = [
+        (method, similarity)
+        for method in few_shot.METHODS
+        for similarity in (None, "mean")
+        if similarity != find_method(method).score.name
+    ]
     for method, similarity in [("", None), *ways] if before else ():
         found = seen(f"few-{method}", similarity=similarity) if method else before
         cells = [cell([100 * value_of(x[key]) for x in found]) for key in keys]

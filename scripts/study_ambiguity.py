@@ -6,6 +6,7 @@ Strengths go from nothing to nearly all, and a stronger change contains the weak
 and words and further ones. So whatever is measured rises or falls because of the strength alone. docs/hierarchy.md
 shows the figure.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -102,8 +103,9 @@ def study_images(embedder: Embedder, corpus: Corpus, most: int = 256, seed: int 
         return erase(pixels, share, torch.Generator().manual_seed(seed))
 
     changes: dict[str, tuple[Sequence[float], Callable[[float], Tensor]]] = {
-        "erase": (ERASED, erased), "mix": (MIXED, lambda weight: mix(pixels, weight)),
-    }  # fmt: skip
+        "erase": (ERASED, erased),
+        "mix": (MIXED, lambda weight: mix(pixels, weight)),
+    }
     return {
         name: study_of(name, embedder, strengths, [encoded(embedder, change(s)) for s in strengths])
         for name, (strengths, change) in changes.items()
@@ -140,8 +142,11 @@ def encoded(embedder: Embedder, pixels: Tensor) -> Gaussian:
 
 def format_study(study: Study) -> str:
     """Its figures in words."""
-    lines = [f"{study.name}: {study.uncertainty.shape[1]} inputs, Spearman of uncertainty with strength"
-             f" {study.spearman:+.3f}", f"{'strength':>10}{'uncertainty':>14}{'risen':>10}{'H > 0':>10}"]  # fmt: skip
+    lines = [
+        f"{study.name}: {study.uncertainty.shape[1]} inputs, Spearman of uncertainty with strength"
+        f" {study.spearman:+.3f}",
+        f"{'strength':>10}{'uncertainty':>14}{'risen':>10}{'H > 0':>10}",
+    ]
     for s, x, risen, rate in zip(study.strengths, study.uncertainty.mean(1), study.risen, study.rate):
         cell = f"{'-':>10}" if np.isnan(rate) else f"{rate:10.1%}"
         lines.append(f"{s:10.3g}{x:14.4g}{risen:10.1%}{cell}")
@@ -200,8 +205,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         embedder = load_embedder(model, args.pretrained, args.device, stored=False)
         if not embedder.probabilistic:
             raise SystemExit(f"{embedder.name} has no variances, and the studies are of them: give another model")
-        studies = [*study_images(embedder, corpus, args.inputs, args.seed).values(),
-                   study_texts(embedder, corpus, args.inputs, args.seed)]  # fmt: skip
+        studies = [
+            *study_images(embedder, corpus, args.inputs, args.seed).values(),
+            study_texts(embedder, corpus, args.inputs, args.seed),
+        ]
         named[short(embedder.name)] = studies
         print("\n".join([embedder.name, *map(format_study, studies), ""]))
     written = write(figure_of(named), args.output, "ambiguity")

@@ -8,6 +8,7 @@ drawings, scores them (`prolip curate`); kept is what fits better than an averag
 that knows of no share. That model then goes on with all samples, with those that are kept, and with the right ones
 alone, for each seed; evaluated on a designer that none has seen. A run that has ended is not trained again.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -60,8 +61,10 @@ def exchange(folder: Path, shards: str, select: str | None, wrong: float, seed: 
         moved = dict(zip(rows, derangement(rows, generator)))
         for name in ("noisy", "right"):
             (folder / name).mkdir(parents=True, exist_ok=True)
-        with (tarfile.open(folder / "noisy" / Path(url).name, "w") as noisy,
-              tarfile.open(folder / "right" / Path(url).name, "w") as right):  # fmt: skip
+        with (
+            tarfile.open(folder / "noisy" / Path(url).name, "w") as noisy,
+            tarfile.open(folder / "right" / Path(url).name, "w") as right,
+        ):
             for row, raw in enumerate(samples):
                 own, given = json_record(raw), json_record(samples[moved.get(row, row)])
                 record = own | {name: given[name] for name in TEXTS if name in given} | {"wrong": row in moved}
@@ -90,8 +93,18 @@ class Curation:
         self.steps, self.jobs, self.flags = options.steps, options.jobs, options.flags
         self.recipe = study.RECIPES[self.corpus]
         self.select = read_yaml(ROOT / self.recipe)["data"].get("select")
-        words = ["--out", str(self.folder), "--corpus", self.corpus, "--methods", "siglip", "--noise", "0",
-                 "--backbone-flags", options.backbone_flags]  # fmt: skip
+        words = [
+            "--out",
+            str(self.folder),
+            "--corpus",
+            self.corpus,
+            "--methods",
+            "siglip",
+            "--noise",
+            "0",
+            "--backbone-flags",
+            options.backbone_flags,
+        ]
         self.backbone = study.Runs(study.parse(words)).backbone
 
     @property
@@ -142,16 +155,26 @@ class Curation:
     def tables(self) -> list[str]:
         """AUROC of every figure, and what training gains."""
         wrong, kept, figures = self.found()
-        rows = [[f"`{name}`", f"{roc_auc_score(~wrong, values):.3f}"] for name, values in figures.items()
-                if name not in ("width", "height")]  # fmt: skip
+        rows = [
+            [f"`{name}`", f"{roc_auc_score(~wrong, values):.3f}"]
+            for name, values in figures.items()
+            if name not in ("width", "height")
+        ]
         dropped = ~kept
         gone, found = dropped.sum(), (wrong & dropped).sum()
-        said = (f"{len(wrong):,} samples, {wrong.sum():,} with wrong captions. The rule drops {gone:,}, of which"
-                f" {100 * found / max(gone, 1):.1f}% are wrong: {100 * found / max(wrong.sum(), 1):.1f}% of these.")
+        said = (
+            f"{len(wrong):,} samples, {wrong.sum():,} with wrong captions. The rule drops {gone:,}, of which"
+            f" {100 * found / max(gone, 1):.1f}% are wrong: {100 * found / max(wrong.sum(), 1):.1f}% of these."
+        )
         lines = [said, "", *study.markdown(["figure", "AUROC of right captions"], rows), ""]
-        runs = {name: [study.load(path) for seed in self.seeds
-                       if (path := self.folder / f"{name}-s{seed}" / "eval").joinpath("metrics.json").exists()]
-                for name in VARIANTS}  # fmt: skip
+        runs = {
+            name: [
+                study.load(path)
+                for seed in self.seeds
+                if (path := self.folder / f"{name}-s{seed}" / "eval").joinpath("metrics.json").exists()
+            ]
+            for name in VARIANTS
+        }
         each = {name: [study.statistics(result) for result in results] for name, results in runs.items()}
         rows = []
         for name, results in runs.items():

@@ -12,6 +12,7 @@ Cells: R@1 of names for drawings by a designer that no model has seen, the mean 
 it the gains over the defaults with 95% intervals, by bootstrap over concepts, the seeds averaged in every draw. A table
 for random weights, one for trained ones, and one of what is left of R@1 on the corpus that these had learnt.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -42,14 +43,25 @@ ICONS = ("data/icons/{tabler,mdi,lucide,phosphor-regular,unicons-line}.tar", "da
 LINES = ("data/emoji/fluent-emoji-high-contrast.tar", "data/emoji/emojione.tar")
 SIZES, STARTS, SEEDS = (50, 300, 3000), ("scratch", "trained"), (0, 1, 2)
 #: Name -> flags: the defaults, and one setting at a time.
-COMMON = {"defaults": "", "warmup-0": "--warmup 0%", "warmup-10": "--warmup 10%", "beta2-0.999": "--beta2 0.999",
-          "bias-10": "--init-logit-bias -10"}  # fmt: skip
+COMMON = {
+    "defaults": "",
+    "warmup-0": "--warmup 0%",
+    "warmup-10": "--warmup 10%",
+    "beta2-0.999": "--beta2 0.999",
+    "bias-10": "--init-logit-bias -10",
+}
 VARIANTS = {
-    "scratch": COMMON | {"lr-0.2": "--lr 1.5e-4", "lr-2": "--lr 1e-3", "beta2-0.98": "--beta2 0.98",
-                         "clip-1": "--grad-clip-norm 1"},
-    "trained": COMMON | {"lr-0.1": "--lr 1.5e-5", "lr-0.3": "--lr 5e-5", "lr-3": "--lr 5e-4",
-                         "beta2-0.95": "--beta2 0.95", "no-clip": "--grad-clip-norm none"},
-}  # fmt: skip
+    "scratch": COMMON
+    | {"lr-0.2": "--lr 1.5e-4", "lr-2": "--lr 1e-3", "beta2-0.98": "--beta2 0.98", "clip-1": "--grad-clip-norm 1"},
+    "trained": COMMON
+    | {
+        "lr-0.1": "--lr 1.5e-5",
+        "lr-0.3": "--lr 5e-5",
+        "lr-3": "--lr 5e-4",
+        "beta2-0.95": "--beta2 0.95",
+        "no-clip": "--grad-clip-norm none",
+    },
+}
 KEY = "names/i2t/R@1"
 #: Folder of a run with the evaluation on the corpus of the weights that it began with.
 KEPT = "eval_before"
@@ -130,9 +142,12 @@ def train(folder: Path, case: Case, seed: int, flags: str) -> None:
 
 def cases(options: argparse.Namespace) -> list[Case]:
     """All that were asked for."""
-    return [Case(corpus, size, start, variant)
-            for corpus, size, start in product(corpora(), options.sizes, options.starts)
-            for variant in VARIANTS[start] if not options.variants or variant in options.variants]  # fmt: skip
+    return [
+        Case(corpus, size, start, variant)
+        for corpus, size, start in product(corpora(), options.sizes, options.starts)
+        for variant in VARIANTS[start]
+        if not options.variants or variant in options.variants
+    ]
 
 
 def results(folder: Path, case: Case, seeds: Sequence[int], evaluation: str = "eval") -> Found:

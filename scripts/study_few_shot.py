@@ -4,6 +4,7 @@ A trained model goes on with up to 16 drawings of each of the first half of the 
 texts are bare names of subgroups, which every model has read in its training, those of the novel ones too: new are the
 drawings, not the words.
 """
+
 from __future__ import annotations
 
 import shutil
@@ -80,9 +81,7 @@ def is_whole(run: Path) -> bool:
     return len(list(run.glob("few_shot/tasks/*.json"))) == len(SETS)
 
 
-def recalls(
-    folder: Path, name: str, seeds: Sequence[int], similarity: str | None = None
-) -> list[dict[str, Statistic]]:
+def recalls(folder: Path, name: str, seeds: Sequence[int], similarity: str | None = None) -> list[dict[str, Statistic]]:
     """Of every seed that is evaluated, the mean recall of the classes by test set, and H of base and novel.
 
     By class, as subgroups have from 5 to 45 drawings: of the line drawings a quarter are of "animal mammal" alone.
@@ -93,8 +92,10 @@ def recalls(
         run = folder / f"{name}-s{seed}"
         if is_whole(run):
             stored = {one.dataset.name: one for one in load_features(FeatureStore(run / "few_shot"))}
-            own = {part: evaluate_dataset(stored[part].dataset, stored[part], similarity).statistics[FIGURE]
-                   for part in SETS}  # fmt: skip
+            own = {
+                part: evaluate_dataset(stored[part].dataset, stored[part], similarity).statistics[FIGURE]
+                for part in SETS
+            }
             own = {part: drawn_as(part if part in OTHERS else f"{part}-s{seed}", x) for part, x in own.items()}
             found.append(own | {"H": harmonic_mean_of(own["base"], own["novel"])})
     return found

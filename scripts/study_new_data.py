@@ -13,6 +13,7 @@ The table of labels: pairs of the fit with a part of their labels, as they were 
 All choices were made on the bundled designers but EmojiOne; EmojiOne and the icons confirm them.
 ECE: expected calibration error in 15 bins of equal mass.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -51,9 +52,11 @@ RECIPES = ROOT / "scripts/recipes"
 DESIGNERS = ("noto", "noto-v1", "twemoji", "fluent-emoji-flat", "fluent-emoji")
 #: Model -> designers' files that it is trained without, and those that it is asked about besides EmojiOne.
 MODELS: dict[str, tuple[str, ...]] = {
-    "demo": (), "notwemoji": ("twemoji",), "nonoto": ("noto", "noto-v1"),
+    "demo": (),
+    "notwemoji": ("twemoji",),
+    "nonoto": ("noto", "noto-v1"),
     "nofluent": ("fluent-emoji-flat", "fluent-emoji"),
-}  # fmt: skip
+}
 #: Without texts; its shards are in the folder HELD of the seed.
 HELD, NEW = "held", "emojione"
 #: Asked of the demo alone: a designer that it has seen, and a style that is like nothing that it has.
@@ -115,8 +118,20 @@ def train(out: Path, seeds: Sequence[int], models: Sequence[str]) -> None:
             hold_out_texts.main([*every, "--select", rule, "--seed", str(seed), "--output", str(out / f"{HELD}{seed}")])
         for model in models:
             name = f"{model}-s{seed}"
-            words = ["--config", str(recipe(model)), "--train-data", data_of(model, out, seed), "--name", name,
-                     "--output", str(out), "--seed", str(seed), "--resume", "auto"]  # fmt: skip
+            words = [
+                "--config",
+                str(recipe(model)),
+                "--train-data",
+                data_of(model, out, seed),
+                "--name",
+                name,
+                "--output",
+                str(out),
+                "--seed",
+                str(seed),
+                "--resume",
+                "auto",
+            ]
             if not is_finished(out / name) and (code := run_training(words)):
                 sys.exit(code)
 
@@ -157,8 +172,11 @@ def ask(embedder: Embedder, result: CorpusResult) -> Arrays:
     own = None if reader is None else reader.evidence(result.image.mean)
     clusters, units = result.clusters, score.units
     assert units is not None
-    out: Arrays = {"concept": clusters["images"].of, "text_concept": clusters["captions"].of,
-                   "size": np.array(clusters["images"].size)}  # fmt: skip
+    out: Arrays = {
+        "concept": clusters["images"].of,
+        "text_concept": clusters["captions"].of,
+        "size": np.array(clusters["images"].size),
+    }
     names, named = result.galleries["names"]
     scores, answers = score.pairwise(result.image, texts), -units.code_length(result.image.mean @ names.mean.T)
     rows, first, answer = torch.arange(len(scores)), scores.argmax(1), answers.argmax(1)
@@ -175,8 +193,13 @@ def ask(embedder: Embedder, result: CorpusResult) -> Arrays:
         level[result.table.text[result.table.rows(name)]] = number
     expected, true = result.expected_matches, result.text_relation.sum(1)
     assert expected is not None
-    out |= {"text_expected": expected, "text_true": true, "text_level": level,
-            "text_in_all": result.table.true_matches, "text_trace": texts.trace.numpy()}  # fmt: skip
+    out |= {
+        "text_expected": expected,
+        "text_true": true,
+        "text_level": level,
+        "text_in_all": result.table.true_matches,
+        "text_trace": texts.trace.numpy(),
+    }
     if reader is not None:
         low, high = (x.numpy() * len(rows) for x in reader.shares(texts.trace, texts.mean))
         out["text_inside"] = (low <= true) & (true <= high)
@@ -191,8 +214,11 @@ def neighbours(result: CorpusResult, embedder: Embedder, own: Evidence | None) -
     cosine.fill_diagonal_(-2)
     near = cosine.max(1)
     kinds = np.array([result.corpus.concepts[row].subgroup for row in result.corpus.drawing_concepts])
-    found = {"wrong": kinds[near.indices] != kinds, "by_trace": result.uncertainty(result.image),
-             "by_neighbour": -near.values.numpy()}  # fmt: skip
+    found = {
+        "wrong": kinds[near.indices] != kinds,
+        "by_trace": result.uncertainty(result.image),
+        "by_neighbour": -near.values.numpy(),
+    }
     if embedder.reader is not None:
         found["by_ambiguity"] = embedder.reader.ambiguity(result.image.mean).numpy()
     return found
@@ -279,25 +305,39 @@ def rank(x: Arrays) -> float:
 
 #: Table -> column -> figure.
 FIGURES: dict[str, dict[str, Callable[[Arrays], float]]] = {
-    "probability": {f"{what}, {said}": error(kind, way) for what, kind in (("first captions", "caption"),
-                                                                           ("answers", "answer"))
-                    for said, way in (("model's own", "own"), ("doubt", "alone"), ("with a gallery", "gallery"))},
-    "counts": {"all": within, **{f"{name}s": by_level(name) for name in LEVELS}, "Spearman": rank,
-               "inside the interval": lambda x: float(x["text_inside"][x["text_true"] > 0].mean())},
-    "unseen": {"texts": lambda x: float((x["text_held"] & (x["text_true"] > 0)).sum()),
-               "within a factor of 2": lambda x: within(held(x)), "Spearman": lambda x: rank(held(x)),
-               "inside the interval": lambda x: float(held(x)["text_inside"].mean())},
+    "probability": {
+        f"{what}, {said}": error(kind, way)
+        for what, kind in (("first captions", "caption"), ("answers", "answer"))
+        for said, way in (("model's own", "own"), ("doubt", "alone"), ("with a gallery", "gallery"))
+    },
+    "counts": {
+        "all": within,
+        **{f"{name}s": by_level(name) for name in LEVELS},
+        "Spearman": rank,
+        "inside the interval": lambda x: float(x["text_inside"][x["text_true"] > 0].mean()),
+    },
+    "unseen": {
+        "texts": lambda x: float((x["text_held"] & (x["text_true"] > 0)).sum()),
+        "within a factor of 2": lambda x: within(held(x)),
+        "Spearman": lambda x: rank(held(x)),
+        "inside the interval": lambda x: float(held(x)["text_inside"].mean()),
+    },
     "ambiguity": {"ambiguity": finds("ambiguity"), "trace": finds("trace"), "neighbour's cosine": finds("neighbour")},
-    "retrieval": {"i2t": lambda x: float(np.nanmean(x["ap_i2t"])),
-                  "t2i": lambda x: float(np.nanmean(x["text_ap_t2i"]))},
-}  # fmt: skip
+    "retrieval": {
+        "i2t": lambda x: float(np.nanmean(x["ap_i2t"])),
+        "t2i": lambda x: float(np.nanmean(x["text_ap_t2i"])),
+    },
+}
 
 
 #: Column of the table of gains -> table, column of now and that of the earlier fit.
-GAINS = {"first captions": ("probability", "first captions, with a gallery", "first captions, model's own"),
-         "answers": ("probability", "answers, with a gallery", "answers, model's own"),
-         "within a factor of 2": ("counts", "all", "all"), "Spearman": ("counts", "Spearman", "Spearman"),
-         "captions i2t": ("retrieval", "i2t", "i2t")}  # fmt: skip
+GAINS = {
+    "first captions": ("probability", "first captions, with a gallery", "first captions, model's own"),
+    "answers": ("probability", "answers, with a gallery", "answers, model's own"),
+    "within a factor of 2": ("counts", "all", "all"),
+    "Spearman": ("counts", "Spearman", "Spearman"),
+    "captions i2t": ("retrieval", "i2t", "i2t"),
+}
 
 
 def draws_of(x: Arrays, concepts: np.ndarray) -> Arrays:
@@ -305,8 +345,10 @@ def draws_of(x: Arrays, concepts: np.ndarray) -> Arrays:
     often, rows = np.bincount(concepts, minlength=int(x["size"])), {}
     for side, of in (("", x["concept"]), ("text_", x["text_concept"])):
         rows[side] = np.repeat(np.arange(len(of)), often[of])
-    return {name: value if name == "size" else value[rows["text_" if name.startswith("text_") else ""]]
-            for name, value in x.items()}  # fmt: skip
+    return {
+        name: value if name == "size" else value[rows["text_" if name.startswith("text_") else ""]]
+        for name, value in x.items()
+    }
 
 
 def over_seeds(runs: Sequence[Arrays], draws: int, later: bool) -> dict[str, dict[str, np.ndarray]]:
@@ -315,9 +357,11 @@ def over_seeds(runs: Sequence[Arrays], draws: int, later: bool) -> dict[str, dic
     later: whether the fit has doubt and intervals.
     """
     random, size = np.random.default_rng(0), int(runs[0]["size"])
-    wanted = {table: {name: figure for name, figure in figures.items() if later or not any(x in name for x in LATER)}
-              for table, figures in FIGURES.items() if (table == "unseen") <= ("text_held" in runs[0])
-              and (later or table not in ("unseen", "ambiguity"))}  # fmt: skip
+    wanted = {
+        table: {name: figure for name, figure in figures.items() if later or not any(x in name for x in LATER)}
+        for table, figures in FIGURES.items()
+        if (table == "unseen") <= ("text_held" in runs[0]) and (later or table not in ("unseen", "ambiguity"))
+    }
     found: dict[str, dict[str, list[float]]] = {table: {name: [] for name in wanted[table]} for table in wanted}
     for draw in range(1 + draws):
         drawn = random.integers(size, size=size) if draw else np.arange(size)
@@ -348,13 +392,16 @@ def tables(out: Path, draws: int) -> dict[str, list[str]]:
                 paths = sorted((out / "asked").glob(f"{kind}-{model}-{designer}-s*.npz"))
                 runs = [dict(np.load(path)) for path in paths]
                 found = kinds[kind] = over_seeds(runs, draws, kind == "new") if runs else {}
-                for table in (("unseen",) if model == HELD else [one for one in found if one != "unseen"]):
-                    cells = [shown(found.get(table, {}).get(column), 0 if column == "texts" else 3)
-                             for column in FIGURES[table]]  # fmt: skip
+                for table in ("unseen",) if model == HELD else [one for one in found if one != "unseen"]:
+                    cells = [
+                        shown(found.get(table, {}).get(column), 0 if column == "texts" else 3)
+                        for column in FIGURES[table]
+                    ]
                     rows[table] += [[f"{name}{said}", designer, str(len(runs)), *cells]] if table in found else []
             if all(kinds.values()) and model != HELD:
-                cells = [shown(kinds["new"][table][now] - kinds["old"][table][then])
-                         for table, now, then in GAINS.values()]  # fmt: skip
+                cells = [
+                    shown(kinds["new"][table][now] - kinds["old"][table][then]) for table, now, then in GAINS.values()
+                ]
                 rows["gains"].append([name, designer, *cells])
     written = {table: markdown(["model", "drawings of", "seeds", *FIGURES[table]], rows[table]) for table in FIGURES}
     written["gains"] = markdown(["model", "drawings of", *GAINS], rows["gains"])

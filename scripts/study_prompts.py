@@ -6,6 +6,7 @@ Classes are the subgroups of EmojiOne, prompts OpenCLIP's 80 or the corpus's 4. 
 had a part in: one half of the drawings chooses for the other. Intervals are by paired bootstrap over drawings, the same
 for all seeds. Embeddings are kept below --work; models that are not there yet are left out, which the tables say.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -135,8 +136,14 @@ def why(features: Features) -> list[float]:
             ratio = log_likelihoods(points.double().unsqueeze(0), own, 0.02)
             ratios.append(ratio[0].std(1).mean())
     spread: Tensor = (prompts.mean - middle).square().sum(2).mean()
-    return [*shares, float(spread), float(trace.mean()), float((trace.std(1) / trace.mean(1)).mean()),
-            float(torch.stack(distances).mean()), float(torch.stack(ratios).mean())]  # fmt: skip
+    return [
+        *shares,
+        float(spread),
+        float(trace.mean()),
+        float((trace.std(1) / trace.mean(1)).mean()),
+        float(torch.stack(distances).mean()),
+        float(torch.stack(ratios).mean()),
+    ]
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -173,8 +180,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 print(row, flush=True)
             for seed, one in zip(there, subjects):
                 reasons.append(f"| {method}-s{seed} | {name} | " + " | ".join(f"{x:.3g}" for x in why(one)) + " |")
-    print("\n| model | prompts | entropy of bprw:5, of log T | of bprw | prompts to their middle | trace of a prompt "
-          "| its spread in a class | points to the middle | nats between prompts |\n" + 9 * "|---" + "|")
+    print(
+        "\n| model | prompts | entropy of bprw:5, of log T | of bprw | prompts to their middle | trace of a prompt "
+        "| its spread in a class | points to the middle | nats between prompts |\n" + 9 * "|---" + "|"
+    )
     print("\n".join(reasons))
 
 

@@ -1,4 +1,5 @@
 """What docs/uncertainty_study.md compares: trained models as they are, and frozen ones with what is fitted to them."""
+
 from __future__ import annotations
 
 import json

@@ -13,6 +13,7 @@ A run that has ended is not trained again, so the same command goes on where it 
 seeds, each seed in brackets; differences with their 95% interval, by bootstrap over concepts (a drawing and its texts),
 the seeds averaged in every draw. "asked" is the trace of each text at which PPCL's gradient of it would be zero.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -49,8 +50,17 @@ RECIPE, BASE = "scripts/recipes/emoji-paper.yaml", "base"
 #: Steps of the first study that are measured, and of both models of the second.
 MEASURED, READER_STEPS = (0, 50, 500), 1200
 VISION = {"image_size": 64, "patch_size": 8, "width": 192, "layers": 3, "head_width": 64}
-TEXT = {"context_length": 12, "vocab_size": 49409, "width": 192, "heads": 3, "layers": 2, "no_causal_mask": True,
-        "pool_type": "last", "proj_bias": True, "norm_kwargs": {"eps": 1e-6}}  # fmt: skip
+TEXT = {
+    "context_length": 12,
+    "vocab_size": 49409,
+    "width": 192,
+    "heads": 3,
+    "layers": 2,
+    "no_causal_mask": True,
+    "pool_type": "last",
+    "proj_bias": True,
+    "norm_kwargs": {"eps": 1e-6},
+}
 TOWERS = {"embed_dim": 192, "vision_cfg": VISION, "text_cfg": TEXT}
 #: [MASK] is a token more than OpenCLIP's encoding has; both towers of the second study begin as certain.
 TOKENS = {"mask_token_id": 49408, "special_token_ids": [49406, 49407]}
@@ -64,24 +74,34 @@ FOLDERS: dict[str, dict[str, Any]] = {
 }
 #: Row -> method, the folder of its model, and whether it goes on from the base.
 ROWS = {
-    "siglip": ("siglip", "openclip", True), "prolip": ("prolip", "openclip", True),
-    "likelihood": ("likelihood", "openclip", True), "pcmepp": ("pcmepp", "openclip", True),
-    "prolip, old conversion": ("prolip", "in-tower", True), "prolip, random weights": ("prolip", "openclip", False),
-}  # fmt: skip
+    "siglip": ("siglip", "openclip", True),
+    "prolip": ("prolip", "openclip", True),
+    "likelihood": ("likelihood", "openclip", True),
+    "pcmepp": ("pcmepp", "openclip", True),
+    "prolip, old conversion": ("prolip", "in-tower", True),
+    "prolip, random weights": ("prolip", "openclip", False),
+}
 OLD = "prolip, old conversion"
 NAMES = "names/i2t/R@1"
 #: Row of the second study -> its model, and flags of its own.
 READERS = {
-    "in-tower": ("in-tower", ""), "reader": ("reader", ""),
+    "in-tower": ("in-tower", ""),
+    "reader": ("reader", ""),
     "reader, no gradient into the tower": ("reader", "--method prolip-apart"),
     "reader, tokens of all blocks": ("reader", "--method prolip-levels"),
-}  # fmt: skip
+}
 #: Column of the second study -> its statistic.
 COLUMNS = {
-    "names R@1 i2t": NAMES, "t2i": "names/t2i/R@1", "captions mAP@R i2t": "captions/i2t/mAP@R",
-    "rho true matches": "rho", "AUROC of errors i2t": "errors by image", "AUROC t2i": "errors by text",
-    "AUROC t2i of asked": "errors by asked", "rho asked": "rho asked", "spread, 0.01 nat": "spread",
-}  # fmt: skip
+    "names R@1 i2t": NAMES,
+    "t2i": "names/t2i/R@1",
+    "captions mAP@R i2t": "captions/i2t/mAP@R",
+    "rho true matches": "rho",
+    "AUROC of errors i2t": "errors by image",
+    "AUROC t2i": "errors by text",
+    "AUROC t2i of asked": "errors by asked",
+    "rho asked": "rho asked",
+    "spread, 0.01 nat": "spread",
+}
 #: Pairs of a batch of the recipe.
 BATCH = 128
 
@@ -126,8 +146,10 @@ def started(folder: Path, seed: int, flags: str) -> dict[str, Any]:
 
 def compared(folder: Path, seed: int, flags: str) -> dict[str, Any]:
     """As a sweep: the second study, with one seed."""
-    variants = {slug(row): f"--model local-dir:{folder / 'towers' / f'{name}-s{seed}'}{' ' * bool(own)}{own}"
-                for row, (name, own) in READERS.items()}  # fmt: skip
+    variants = {
+        slug(row): f"--model local-dir:{folder / 'towers' / f'{name}-s{seed}'}{' ' * bool(own)}{own}"
+        for row, (name, own) in READERS.items()
+    }
     words = f"--method prolip --max-steps {READER_STEPS} --save-frequency 0 --init-logit-bias auto {flags}"
     return {"recipe": RECIPE, "seeds": [seed], "flags": words, "variants": variants}
 
@@ -142,8 +164,13 @@ def train(wanted: Mapping[str, Any], variants: Sequence[str], folder: Path, opti
     old = [name for name in variants if name.startswith(slug(OLD))]
     sweep.train_all(dict(wanted), [name for name in variants if name not in old], folder, options.jobs)
     if options.old and old:
-        part = {"recipe": wanted["recipe"], "seeds": wanted["seeds"], "flags": wanted["flags"], "columns": {},
-                "variants": {name: wanted["variants"][name] for name in old}}  # fmt: skip
+        part = {
+            "recipe": wanted["recipe"],
+            "seeds": wanted["seeds"],
+            "flags": wanted["flags"],
+            "columns": {},
+            "variants": {name: wanted["variants"][name] for name in old},
+        }
         file = folder / "old.yaml"
         file.write_text(json.dumps(part), encoding="utf-8")  # JSON is YAML
         command = [sys.executable, "scripts/sweep.py", str(file), "--output", str(folder), "--jobs", str(options.jobs)]
@@ -164,8 +191,10 @@ def measure_early(run: Path, checkout: Path) -> None:
     val = json.loads((run / "config.json").read_text(encoding="utf-8"))["val"]
     drawings = checkout / val["val_data"][0].removeprefix("emoji:")
     words = ["--data", str(drawings), "--names", str(checkout / val["val_names"]), "--select", val["val_select"]]
-    for command in (["export", "checkpoint", str(found), "--output", str(model)],
-                    ["eval", "emoji", "--model", f"local-dir:{model}", *words, "--output", str(out)]):  # fmt: skip
+    for command in (
+        ["export", "checkpoint", str(found), "--output", str(model)],
+        ["eval", "emoji", "--model", f"local-dir:{model}", *words, "--output", str(out)],
+    ):
         if checkout != ROOT:
             program = [sys.executable, "-c", "import sys; from prolip.cli.main import main; sys.exit(main())"]
             subprocess.run([*program, *command], env=environment(checkout), check=True)
@@ -236,8 +265,12 @@ def of_start(folder: Path, seeds: Sequence[int]) -> list[str]:
     how far the means of step 0 are from the deterministic model's.
     """
     last = MEASURED[-1]
-    heads = [*(f"step {step}" for step in MEASURED), f"gain at step {last}", f"step {last} by its own score",
-             "means at step 0: difference"]  # fmt: skip
+    heads = [
+        *(f"step {step}" for step in MEASURED),
+        f"gain at step {last}",
+        f"step {last} by its own score",
+        "means at step 0: difference",
+    ]
     return markdown(["", *heads], list(start_rows(folder, seeds)))
 
 
@@ -245,8 +278,11 @@ def start_rows(folder: Path, seeds: Sequence[int]) -> Iterator[Sequence[str]]:
     """One for every row of which runs have ended."""
     first, last = results(folder, slug("siglip", 0), seeds), results(folder, slug("siglip"), seeds)
     for row in ROWS:
-        every = [results(folder, slug(row, 0), seeds), results(folder, slug(row), seeds, f"eval_{MEASURED[1]}"),
-                 results(folder, slug(row), seeds)]  # fmt: skip
+        every = [
+            results(folder, slug(row, 0), seeds),
+            results(folder, slug(row), seeds, f"eval_{MEASURED[1]}"),
+            results(folder, slug(row), seeds),
+        ]
         if all(every):
             means = [[statistics(by_means(result)) for result in one] for one in every]
             cells = [cell([100 * value_of(one[NAMES]) for one in found]) for found in means]
@@ -265,8 +301,11 @@ def by_means(result: CorpusResult) -> CorpusResult:
 def of_reader(folder: Path, seeds: Sequence[int]) -> list[str]:
     """All models of the second study, and their differences."""
     found = {row: [all_statistics(one) for one in results(folder, slug(row), seeds)] for row in READERS}
-    rows = [[title, *(cell([100 * value_of(one[key]) for one in own]) for key in COLUMNS.values())]
-            for title, own in found.items() if own]  # fmt: skip
+    rows = [
+        [title, *(cell([100 * value_of(one[key]) for one in own]) for key in COLUMNS.values())]
+        for title, own in found.items()
+        if own
+    ]
     for row in [row for row in READERS if row != "in-tower"]:
         before = "in-tower" if row == "reader" else "reader"
         if len(found[row]) == len(found[before]) > 0:

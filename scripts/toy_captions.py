@@ -11,6 +11,7 @@ normalised. PCME's loss with J = 7 samples, a and b from 5, KL 0.001, words drop
 Printed: the geometric mean of sigma by what a caption leaves open, and how many captions the generic one's region
 covers.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -132,8 +133,10 @@ def train(seed: int, steps: int, uniformity: float = 0.0) -> Found:
         loss.backward()
         optimizer.step()
     with torch.no_grad():
-        said = {what: data.caption.index_fill(1, torch.tensor(which, dtype=torch.long), UNKNOWN)
-                for what, which in OPEN.items()}  # fmt: skip
+        said = {
+            what: data.caption.index_fill(1, torch.tensor(which, dtype=torch.long), UNKNOWN)
+            for what, which in OPEN.items()
+        }
         return Found(images(data.image), {what: texts(words) for what, words in said.items()}, data.label)
 
 
@@ -141,8 +144,11 @@ def draw_figure(found: Found, path: Path) -> None:
     """Images, captions, and captions of a kind alone, with their 50% regions, coloured by class; the generic caption's
     99% region is red.
     """
-    shown = {"images": found.image, "captions": found.captions["nothing"],
-             "captions without their class": found.captions["the class"]}  # fmt: skip
+    shown = {
+        "images": found.image,
+        "captions": found.captions["nothing"],
+        "captions without their class": found.captions["the class"],
+    }
     figure, axes = plt.subplots(1, 3, figsize=(10.5, 3.8), constrained_layout=True)
     generic = found.captions["all words"].select(slice(0, 1))
     reach = (NEARLY_ALL * generic.var).sqrt()
@@ -157,9 +163,16 @@ def draw_figure(found: Found, path: Path) -> None:
             (generic, NEARLY_ALL, {"facecolors": "none", "edgecolors": "red", "linewidths": 1.5}),
         ):
             sizes = 2 * radius**0.5 * (gaussian.log_var / 2).exp().numpy()
-            axis.add_collection(EllipseCollection(
-                *sizes.T, 0, units="xy", offsets=gaussian.mean.numpy(), transOffset=axis.transData, **look,
-            ))  # fmt: skip
+            axis.add_collection(
+                EllipseCollection(
+                    *sizes.T,
+                    0,
+                    units="xy",
+                    offsets=gaussian.mean.numpy(),
+                    transOffset=axis.transData,
+                    **look,
+                )
+            )
         axis.scatter(*z.mean.numpy().T, s=3, c=colours)
         axis.set_title(name, fontsize=10)
         axis.set_aspect("equal")

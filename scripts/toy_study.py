@@ -9,6 +9,7 @@ distance (csd) and by the squared Wasserstein distance. The paper has 3.05 / 1.6
 leaves open where a and b start (here 1 and 3, and they learn) and says 500 epochs: with 500 passes over all points
 instead of 500 batches the ratios go on growing (--steps 6000). Triplets train the means alone.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -35,8 +36,12 @@ from prolip.measures import get_measure  # noqa: E402
 CLASSES, POINTS, AMBIGUOUS, BATCH, RATE = 3, 500, 150, 128, 0.02
 #: What the paper has, by measure.
 PAPER = {"csd": 1.82, "wasserstein2": 1.04}
-WAYS = {"csd": "closed-form distance", "wasserstein2": "Wasserstein distance", "hardest": "triplets, hardest",
-        "all": "triplets, sum"}  # fmt: skip
+WAYS = {
+    "csd": "closed-form distance",
+    "wasserstein2": "Wasserstein distance",
+    "hardest": "triplets, hardest",
+    "all": "triplets, sum",
+}
 
 
 class Points(NamedTuple):
@@ -103,10 +108,18 @@ def draw_figure(found: dict[str, Points], path: Path) -> None:
         ]:
             rows = chosen.numpy()
             if way in PAPER:
-                axis.add_collection(EllipseCollection(
-                    *(0.12 * sigma[rows]).T, 0, units="xy", offsets=x[rows], transOffset=axis.transData,
-                    facecolors=colour, alpha=0.35, edgecolors="none",
-                ))  # fmt: skip
+                axis.add_collection(
+                    EllipseCollection(
+                        *(0.12 * sigma[rows]).T,
+                        0,
+                        units="xy",
+                        offsets=x[rows],
+                        transOffset=axis.transData,
+                        facecolors=colour,
+                        alpha=0.35,
+                        edgecolors="none",
+                    )
+                )
             axis.scatter(*x[rows].T, s=2, color=colour, label=name)
         said = f"\nambiguous / certain {points.ratio:.2f} (paper {PAPER[way]})" if way in PAPER else ""
         axis.set_title(WAYS[way] + said, fontsize=9)
@@ -134,8 +147,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
             sum(x.z.var[x.ambiguous == kind].mean().item() for x in found) / len(found) for kind in (False, True)
         )
         ratios = [x.ratio for x in found]
-        print(f"| {way} | {certain:.2f} | {ambiguous:.2f} | {sum(ratios) / len(ratios):.2f} |"
-              f" {' '.join(f'{x:.2f}' for x in ratios)} | {PAPER[way]} |")  # fmt: skip
+        print(
+            f"| {way} | {certain:.2f} | {ambiguous:.2f} | {sum(ratios) / len(ratios):.2f} |"
+            f" {' '.join(f'{x:.2f}' for x in ratios)} | {PAPER[way]} |"
+        )
     if options.figure:
         draw_figure({way: run(way, options.seeds[0]) for way in WAYS}, options.figure)
         print(f"{options.figure} has the points")

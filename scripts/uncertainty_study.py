@@ -7,6 +7,7 @@ Each argument is a run folder of `training.main`, one for each seed: of the pape
 SigLIP's loss, and of SigLIP's loss on the shards that `scripts/hold_out_texts.py` wrote. To the frozen models of the
 last two everything else is fitted: ours after training and ten baselines. Cells: the mean, and each seed in brackets.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -106,8 +107,13 @@ def beside(subject: Subject, by_cosine: CorpusResult) -> dict[str, Row]:
     """Rows of what a model has beside its variances: top score, novelty at both ends of the tower, all of it."""
     result, metrics = subject.result, subject.result.metrics
     out: dict[str, Row] = {}
-    titles = {"score": "top score", "pair": "both traces", "mean": "novelty, mean",
-              "first": "novelty, first", "answer": "answer"}
+    titles = {
+        "score": "top score",
+        "pair": "both traces",
+        "mean": "novelty, mean",
+        "first": "novelty, first",
+        "answer": "answer",
+    }
     out["top cosine"] = refused(by_cosine.metrics, "score")
     for name, title in {**titles, "all": "all"}.items():
         if f"refusal/names_i2t/{name}/auroc" in metrics:
@@ -131,8 +137,11 @@ def left_open(result: CorpusResult, level: str) -> np.ndarray:
 
 def refused(metrics: dict[str, float], by: str) -> Row:
     """Mistakes among the names in both ways, refused by one sign."""
-    return {f"{figure} {way}": metrics[f"refusal/names_{way}/{by}/{figure.lower()}"]
-            for figure in ("AUROC", "AURC") for way in ("i2t", "t2i")}  # fmt: skip
+    return {
+        f"{figure} {way}": metrics[f"refusal/names_{way}/{by}/{figure.lower()}"]
+        for figure in ("AUROC", "AURC")
+        for way in ("i2t", "t2i")
+    }
 
 
 def new(subject: Subject) -> dict[str, dict[str, np.ndarray]]:
@@ -151,10 +160,14 @@ def of_new_texts(subject: Subject, own: Sequence[str]) -> dict[str, Row]:
     if embedder.text_novelty is None:
         return {}
     kinds = {"": own, **texts(subject.result.table.texts)}
-    nats = {kind: embedder.text_novelty(embedder.encode_hidden_text(embedder.tokenizer(list(found))))
-            for kind, found in kinds.items()}  # fmt: skip
-    return {end: {kind: against(x[end].numpy(), own_nats.numpy()) for kind, x in nats.items() if kind}
-            for end, own_nats in nats[""].items()}  # fmt: skip
+    nats = {
+        kind: embedder.text_novelty(embedder.encode_hidden_text(embedder.tokenizer(list(found))))
+        for kind, found in kinds.items()
+    }
+    return {
+        end: {kind: against(x[end].numpy(), own_nats.numpy()) for kind, x in nats.items() if kind}
+        for end, own_nats in nats[""].items()
+    }
 
 
 def neighbours(result: CorpusResult, u: np.ndarray) -> float:
@@ -185,8 +198,13 @@ def against(foreign: np.ndarray | None, own: np.ndarray) -> float:
 
 def of_retrieval(subject: Subject) -> Row:
     """Retrieval by the model's own score, in percent, and how well its probabilities are kept (ECE)."""
-    keys = {"captions i2t": "captions/i2t/mAP@R", "captions t2i": "captions/t2i/mAP@R", "names i2t": "names/i2t/R@1",
-            "names t2i": "names/t2i/R@1", "zero-shot": "zero_shot/subgroup_plain/top1"}  # fmt: skip
+    keys = {
+        "captions i2t": "captions/i2t/mAP@R",
+        "captions t2i": "captions/t2i/mAP@R",
+        "names i2t": "names/i2t/R@1",
+        "names t2i": "names/t2i/R@1",
+        "zero-shot": "zero_shot/subgroup_plain/top1",
+    }
     metrics = subject.result.metrics
     ece = {"ECE of matches": match_ece(subject), "ECE of answers": answer_ece(subject)}
     return {name: 100 * metrics[key] for name, key in keys.items()} | ece
@@ -220,13 +238,17 @@ def of_kept_out(subject: Subject, run: Trained) -> Row:
 
 # --- tables ----------------------------------------------------------------------------------------------------------
 TABLES: dict[str, tuple[tuple[Callable[[Subject], Row], ...], tuple[str, ...]]] = {
-    "Texts": ((of_texts, of_counts),
-              (*LEVELS, "rho log n", "at equal tokens", "kept out", "within 2", "factor", "deciles", "-S R2")),
+    "Texts": (
+        (of_texts, of_counts),
+        (*LEVELS, "rho log n", "at equal tokens", "kept out", "within 2", "factor", "deciles", "-S R2"),
+    ),
     "Refusal": ((of_refusal,), ("AUROC i2t", "AURC i2t", "AUROC t2i", "AURC t2i", "R-AUROC")),
     "Foreign inputs": ((of_foreign,), ("photographs", "noise", "blank", "gibberish", "sentences", "shuffled")),
-    "Retrieval": ((of_retrieval,), ("captions i2t", "captions t2i", "names i2t", "names t2i", "zero-shot",
-                                    "ECE of matches", "ECE of answers")),
-}  # fmt: skip
+    "Retrieval": (
+        (of_retrieval,),
+        ("captions i2t", "captions t2i", "names i2t", "names t2i", "zero-shot", "ECE of matches", "ECE of answers"),
+    ),
+}
 
 
 class Table:

@@ -1,4 +1,5 @@
 """How the modules of src stand to each other: what may import what, and how many lie beside each other."""
+
 from __future__ import annotations
 
 import ast
@@ -11,13 +12,14 @@ import pytest
 from prolip.methods import METHODS
 
 SOURCE = Path(__file__).parents[1] / "src"
-MODULES = {".".join(path.relative_to(SOURCE).with_suffix("").parts).removesuffix(".__init__"): path
-           for path in SOURCE.rglob("*.py")}  # fmt: skip
+MODULES = {
+    ".".join(path.relative_to(SOURCE).with_suffix("").parts).removesuffix(".__init__"): path
+    for path in SOURCE.rglob("*.py")
+}
 MOST = 12
 #: From the ground up; a module is on the floor of its longest prefix here, and imports none of a higher floor.
 FLOORS = [
-    ["prolip.utils", "prolip.gaussian", "prolip.flops", "prolip.views",
-     "prolip.random"],
+    ["prolip.utils", "prolip.gaussian", "prolip.flops", "prolip.views", "prolip.random"],
     ["prolip.measures"],
     ["prolip.losses", "prolip.uncertainty.doubt"],
     ["prolip.uncertainty.units"],
@@ -27,8 +29,16 @@ FLOORS = [
     ["prolip.uncertainty.collect", "prolip.uncertainty.clip"],
     ["prolip.methods.base"],
     ["prolip.methods.gaussians"],
-    ["prolip.methods.prolip", "prolip.methods.deterministic", "prolip.methods.likelihood", "prolip.methods.triplet",
-     "prolip.methods.pcme", "prolip.methods.pcmepp", "prolip.methods.vacsr", "prolip.methods.source_free"],
+    [
+        "prolip.methods.prolip",
+        "prolip.methods.deterministic",
+        "prolip.methods.likelihood",
+        "prolip.methods.triplet",
+        "prolip.methods.pcme",
+        "prolip.methods.pcmepp",
+        "prolip.methods.vacsr",
+        "prolip.methods.source_free",
+    ],
     ["prolip.methods"],
     ["prolip.factory", "prolip.options"],
     ["prolip.evaluation.metrics"],
@@ -40,9 +50,16 @@ FLOORS = [
     ["prolip.prompts.fitting"],
     ["prolip.evaluation.distributed", "prolip.evaluation.table", "prolip.evaluation.suites"],
     # the commands
-    ["prolip.curate", "prolip.evaluation", "prolip.export", "prolip.hierarchy", "prolip.report",
-     "prolip.prompts.figures", "prolip.search",
-     "prolip.uncertainty.attach"],
+    [
+        "prolip.curate",
+        "prolip.evaluation",
+        "prolip.export",
+        "prolip.hierarchy",
+        "prolip.report",
+        "prolip.prompts.figures",
+        "prolip.search",
+        "prolip.uncertainty.attach",
+    ],
     ["prolip.classifiers", "prolip.hub"],  # which refuse as a search does
     ["prolip.explorer", "prolip.plan"],
     ["prolip"],  # the public names
@@ -50,8 +67,6 @@ FLOORS = [
     ["prolip.cli", "prolip.__main__"],
 ]
 FLOOR = {prefix: number for number, prefixes in enumerate(FLOORS) for prefix in prefixes}
-
-
 
 
 def imported(nodes: Iterable[ast.AST]) -> Iterator[str]:

@@ -1,4 +1,5 @@
 """Whatever src writes into files that are kept goes through prolip.utils.outputs: whole under its name or not there."""
+
 from __future__ import annotations
 
 import ast
@@ -7,8 +8,23 @@ from pathlib import Path
 
 SOURCE = Path(__file__).parents[1] / "src"
 #: Methods and functions that write a file by its name; `save` is NumPy's, PyTorch's, Pillow's and Matplotlib's.
-WRITING = {"write_text", "write_bytes", "savefig", "savez", "savez_compressed", "copyfile", "copy", "copy2", "move",
-           "to_csv", "to_parquet", "TarWriter", "ShardWriter", "save_file", "tofile"}
+WRITING = {
+    "write_text",
+    "write_bytes",
+    "savefig",
+    "savez",
+    "savez_compressed",
+    "copyfile",
+    "copy",
+    "copy2",
+    "move",
+    "to_csv",
+    "to_parquet",
+    "TarWriter",
+    "ShardWriter",
+    "save_file",
+    "tofile",
+}
 SAVING = {"np", "torch", "picture", "program"}
 #: What is called with a file or a folder that the caller commits, or adds to a file line by line.
 ALLOWED = {

@@ -1,4 +1,5 @@
 """Uncertainties by other authors, each on frozen embeddings and with one interface: what ours has to beat."""
+
 from baselines.asymvlm import AsymVLM
 from baselines.base import Baseline
 from baselines.bayesvlm import BayesVLM
@@ -25,6 +26,16 @@ BASELINES: dict[str, type[Baseline]] = {
 }
 
 __all__ = [
-    "BASELINES", "AsymVLM", "Baseline", "BayesVLM", "EmptyText", "InformationGain", "LossPrediction", "MCInfoNCE",
-    "NearestNeighbours", "PairLikelihood", "ProbVLM", "TopScore",
-]  # fmt: skip
+    "BASELINES",
+    "AsymVLM",
+    "Baseline",
+    "BayesVLM",
+    "EmptyText",
+    "InformationGain",
+    "LossPrediction",
+    "MCInfoNCE",
+    "NearestNeighbours",
+    "PairLikelihood",
+    "ProbVLM",
+    "TopScore",
+]

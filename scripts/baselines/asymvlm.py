@@ -1,4 +1,5 @@
 """Texts as von Mises-Fisher distributions over images, whose log density is the logit."""
+
 from __future__ import annotations
 
 import torch

@@ -1,4 +1,5 @@
 """The interface of the uncertainties that ours is compared with: fitted to frozen pairs, a number for every input."""
+
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping

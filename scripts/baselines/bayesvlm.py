@@ -1,4 +1,5 @@
 """Variance of embeddings under a Laplace approximation of the last projection."""
+
 from __future__ import annotations
 
 import torch

@@ -1,4 +1,5 @@
 """Nearness to the embedding of the text that says nothing."""
+
 from __future__ import annotations
 
 from torch import Tensor
@@ -12,14 +13,14 @@ class EmptyText(Baseline):
     """-|m - r|, r the mean of the text "": nearer to it is more general. ValueError for pairs without `empty`."""
 
     name = "empty text"
-    source = "Alper and Averbuch-Elor, ECCV 2024 (HierarCaps): the embedding of \"\" is the root of the hierarchy"
+    source = 'Alper and Averbuch-Elor, ECCV 2024 (HierarCaps): the embedding of "" is the root of the hierarchy'
 
     @classmethod
     def fit_sides(cls, pairs: Pairs, seed: int) -> dict[str, Scorer]:
         if pairs.empty is None:
-            raise ValueError("the pairs have no embedding of the empty text: give Pairs empty=, the mean of \"\", (D,)")
+            raise ValueError('the pairs have no embedding of the empty text: give Pairs empty=, the mean of "", (D,)')
         if pairs.empty.shape != pairs.text.shape[1:]:
-            raise ValueError(f"empty is {tuple(pairs.empty.shape)}, want the mean of \"\", ({pairs.text.shape[1]},)")
+            raise ValueError(f'empty is {tuple(pairs.empty.shape)}, want the mean of "", ({pairs.text.shape[1]},)')
         return {side: _Root(pairs.text, pairs.empty) for side in cls.sides}
 
 

@@ -1,4 +1,5 @@
 """Small networks on frozen features, and the loop that fits them in seconds."""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable

@@ -1,4 +1,5 @@
 """How much an input changes the distribution of the other side, from means and covariances alone."""
+
 from __future__ import annotations
 
 from torch import Tensor

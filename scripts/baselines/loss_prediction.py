@@ -1,4 +1,5 @@
 """A head that predicts which of two inputs has the larger loss."""
+
 from __future__ import annotations
 
 import torch

@@ -1,4 +1,5 @@
 """Concentrations of both sides, from InfoNCE of points drawn around the frozen means."""
+
 from __future__ import annotations
 
 import math

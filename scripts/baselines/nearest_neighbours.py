@@ -1,4 +1,5 @@
 """Distance to the nearest of the same side: how unlike the inputs of the pairs an input is."""
+
 from __future__ import annotations
 
 import torch

@@ -1,4 +1,5 @@
 """One variance per input by the likelihood of the distance of matched pairs: what ours goes beyond, in plain form."""
+
 from __future__ import annotations
 
 import torch

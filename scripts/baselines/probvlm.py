@@ -1,4 +1,5 @@
 """Embeddings as generalised Gaussians that an adapter predicts, of themselves and of their partners."""
+
 from __future__ import annotations
 
 import math

@@ -1,4 +1,5 @@
 """How well the best of the other side fits: what a user of retrieval sees without any further model."""
+
 from __future__ import annotations
 
 import torch

@@ -1,6 +1,7 @@
 """One rank of any number, without the others: torch's fake process group, what a rank sends, the most it holds, and
 which files it touches.
 """
+
 from __future__ import annotations
 
 import os
@@ -26,14 +27,23 @@ from torch.utils._pytree import tree_leaves
 
 #: Operators of torch.distributed -> the collective; places of what goes out and of what comes in among the arguments.
 COLLECTIVES = {
-    "send": ("send", 0, None), "recv_": ("receive", None, 0), "_allgather_base_": ("all-gather", 1, 0),
-    "allgather_": ("all-gather", 1, 0), "_reduce_scatter_base_": ("reduce-scatter", 1, 0),
-    "reduce_scatter_": ("reduce-scatter", 1, 0), "alltoall_base_": ("all-to-all", 1, 0),
-    "alltoall_": ("all-to-all", 1, 0), "allreduce_": ("all-reduce", 0, 0), "broadcast_": ("broadcast", 0, 0),
+    "send": ("send", 0, None),
+    "recv_": ("receive", None, 0),
+    "_allgather_base_": ("all-gather", 1, 0),
+    "allgather_": ("all-gather", 1, 0),
+    "_reduce_scatter_base_": ("reduce-scatter", 1, 0),
+    "reduce_scatter_": ("reduce-scatter", 1, 0),
+    "alltoall_base_": ("all-to-all", 1, 0),
+    "alltoall_": ("all-to-all", 1, 0),
+    "allreduce_": ("all-reduce", 0, 0),
+    "broadcast_": ("broadcast", 0, 0),
     # of tensors in shards, which return what comes in
-    "all_reduce": ("all-reduce", 0, None), "all_gather_into_tensor": ("all-gather", 0, None),
-    "reduce_scatter_tensor": ("reduce-scatter", 0, None), "wait_tensor": None, "_wrap_tensor_autograd": None,
-}  # fmt: skip
+    "all_reduce": ("all-reduce", 0, None),
+    "all_gather_into_tensor": ("all-gather", 0, None),
+    "reduce_scatter_tensor": ("reduce-scatter", 0, None),
+    "wait_tensor": None,
+    "_wrap_tensor_autograd": None,
+}
 
 
 class Ledger(TorchDispatchMode):
@@ -153,6 +163,7 @@ class Calls:
 
     def counted(self, call: Any) -> Any:
         """The same function, which counts."""
+
         def counting(*args: Any, **options: Any) -> Any:
             self.count("looked up")
             return call(*args, **options)
@@ -187,8 +198,14 @@ class Rank:
     sent: what rank 0 broadcasts goes there, and other ranks take it from there, in the same order.
     """
 
-    OBJECTS = ("broadcast_object_list", "all_gather_object", "gather_object", "barrier", "new_group",
-               "destroy_process_group")  # fmt: skip
+    OBJECTS = (
+        "broadcast_object_list",
+        "all_gather_object",
+        "gather_object",
+        "barrier",
+        "new_group",
+        "destroy_process_group",
+    )
 
     def __init__(self, rank: int, ranks: int, sent: list[bytes]):
         self.rank, self.ranks, self.sent, self.waiting = rank, ranks, sent, iter(list(sent))

@@ -15,6 +15,7 @@ from the last one. Phases:
 Columns: files looked up, opened and listed; bytes read from files and mapped; collectives; bytes of tensors sent and of
 objects received by them; seconds of the processor. With --old a cell says "before → after".
 """
+
 from __future__ import annotations
 
 import argparse
@@ -60,8 +61,9 @@ def write_shard(path: Path) -> int:
     picture = io.BytesIO()
     Image.new("RGB", (8, 8)).save(picture, "PNG")
     with tarfile.open(path, "w") as archive:
-        for name, data in ((f"{key}.{end}", data) for key in "ab" for end, data in
-                           (("png", picture.getvalue()), ("txt", b"a caption"))):  # fmt: skip
+        for name, data in (
+            (f"{key}.{end}", data) for key in "ab" for end, data in (("png", picture.getvalue()), ("txt", b"a caption"))
+        ):
             member = tarfile.TarInfo(name)
             member.size = len(data)
             archive.addfile(member, io.BytesIO(data))
@@ -263,8 +265,9 @@ def count_kinds(folder: Path, args: argparse.Namespace) -> dict[str, dict[str, l
                 config = parse(words_of(place, "--model", args.model, *flags))
                 run = training.run.build(config, world, place / "run", 2, held)
                 run.fed.loader.set_epoch(0)
-                first, second = (on_device(run.fed, batch, step, world.device)
-                                 for step, batch in zip(range(2), run.fed.loader))  # fmt: skip
+                first, second = (
+                    on_device(run.fed, batch, step, world.device) for step, batch in zip(range(2), run.fed.loader)
+                )
                 training_step(run.trained, first, 0)
                 with Carried(ranks) as ledger:
                     training_step(run.trained, second, 1)
@@ -279,9 +282,12 @@ def kinds_table(model: str, ways: dict[str, dict[str, list[list[Any]]]]) -> list
     """A row for each kind of collective."""
     ranks = list(next(iter(ways.values())))
     heads = [f"bytes, {int(number):,} ranks" for number in ranks]
-    lines = [f"## Collectives of a step of {model}, 2 samples a rank", "",
-             f"| with | carries | collective | a step | {' | '.join(heads)} | who waits |",
-             "|---|---|---|---:" + "|---:" * len(ranks) + "|---|"]  # fmt: skip
+    lines = [
+        f"## Collectives of a step of {model}, 2 samples a rank",
+        "",
+        f"| with | carries | collective | a step | {' | '.join(heads)} | who waits |",
+        "|---|---|---|---:" + "|---:" * len(ranks) + "|---|",
+    ]
     for way, counted in ways.items():
         by = {number: {(row[0], row[1]): row[2:] for row in rows} for number, rows in counted.items()}
         for function, kind in by[ranks[0]]:
@@ -319,6 +325,7 @@ def show(value: float) -> str:
 
 def phase_table(title: str, before: Counts | None, after: Counts) -> list[str]:
     """Rank 0, one other rank, and all of them together; columns of zeros are left out."""
+
     def three(results: Counts) -> dict[tuple[str, str], dict[str, float]]:
         rows: dict[tuple[str, str], dict[str, float]] = {}
         for ranks, (first, other) in results.items():

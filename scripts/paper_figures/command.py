@@ -1,4 +1,5 @@
 """`prolip figures`, which takes it from here in a clone: the figures of the ProLIP paper."""
+
 from __future__ import annotations
 
 import argparse
@@ -21,10 +22,12 @@ MOST_DPI = 1200
     titled(
         "What is drawn",
         flag("--only", nargs="+", choices=FIGURES, metavar="FIGURE", help="draw only these, such as 4 5 C.1"),
-        flag("--images", metavar="FOLDER",
-             help="images at levels for 8, C.2 and C.3, from prolip hierarchy hierarimgs (default: erased drawings)"),
-        flag("--captions", metavar="CSV",
-             help="texts at levels for 7, from HierarCaps (default: the corpus's levels)"),
+        flag(
+            "--images",
+            metavar="FOLDER",
+            help="images at levels for 8, C.2 and C.3, from prolip hierarchy hierarimgs (default: erased drawings)",
+        ),
+        flag("--captions", metavar="CSV", help="texts at levels for 7, from HierarCaps (default: the corpus's levels)"),
         flag("--prompts", metavar="FILE", help="weights of prompts for C.4 and C.5, a file of prolip prompts fit"),
         inclusion_by("9 finds roots"),
         flag("--vector", default=VECTORS[0], choices=VECTORS, help="vector format next to PNG (default: %(default)s)"),
@@ -32,7 +35,7 @@ MOST_DPI = 1200
     ),
     more="figures:\n" + "\n".join(f"  {key:<5}{figure.words}" for key, figure in FIGURES.items()),
     retired={"weights": "use --prompts", "levels": "use --images"},
-)  # fmt: skip
+)
 def draw(args: argparse.Namespace) -> None:
     """Draw the figures of the ProLIP paper, from a model and a corpus."""
     from paper_figures.draw import Source, draw_figures

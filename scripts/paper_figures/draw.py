@@ -1,4 +1,5 @@
 """The figures of the ProLIP paper: what each is drawn from, and all of them as files."""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
@@ -113,7 +114,10 @@ DRAW: dict[str, Callable[[Source], Figure]] = {
 
 
 def draw_figures(
-    source: Source, folder: str | Path, only: Sequence[str] | None = None, vector: str = VECTORS[0],
+    source: Source,
+    folder: str | Path,
+    only: Sequence[str] | None = None,
+    vector: str = VECTORS[0],
     dpi: int | None = None,
 ) -> Iterator[tuple[str, list[Path], str]]:
     """Write figures, all or `only` these, as PNG and vectors; yields the key of each, its files, and why it has none.

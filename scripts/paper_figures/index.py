@@ -1,4 +1,5 @@
 """Which figures of the ProLIP paper there are, by its numbers; imports nothing of what draws them."""
+
 from __future__ import annotations
 
 from typing import NamedTuple
@@ -28,9 +29,10 @@ FIGURES: dict[str, Entry] = {
     "C.2": Entry("image_traces", "uncertainty of images by level, and against their originals'"),
     "C.3": Entry("failures", "images that their own level 0 does not include"),
     "C.4": Entry("prompts", "how uneven the weights of prompts are", False, needs_weights=True),
-    "C.5": Entry("prompts_of_classes", "the prompts that count most, beside drawings of their classes", False,
-                 needs_weights=True),
-}  # fmt: skip
+    "C.5": Entry(
+        "prompts_of_classes", "the prompts that count most, beside drawings of their classes", False, needs_weights=True
+    ),
+}
 
 
 def file_of(key: str) -> str:

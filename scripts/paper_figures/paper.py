@@ -3,6 +3,7 @@
 Drawings and texts that a model is sure of and not; images at levels, from a part to the whole; captions met from a
 drawing to its root, beside those that are true of it; weights of prompts beside the images of their classes.
 """
+
 from __future__ import annotations
 
 import sys
@@ -227,8 +228,10 @@ def choose(weights: PromptWeights, result: CorpusResult, classes: int = CLASSES,
     rows = [np.flatnonzero([name.lower() in own for own in captions]) for name in weights.classnames]
     able = [i for i, found in enumerate(rows) if len(found)]
     if not able:
-        raise ValueError(f"no drawing is of any of the {len(rows)} classes of {weights}, such as"
-                         f" {weights.classnames[0]!r}: give the drawings of these classes with --data")  # fmt: skip
+        raise ValueError(
+            f"no drawing is of any of the {len(rows)} classes of {weights}, such as"
+            f" {weights.classnames[0]!r}: give the drawings of these classes with --data"
+        )
     rng = np.random.default_rng(seed)
     out = []
     for i in np.sort(rng.choice(able, min(classes, len(able)), replace=False)).tolist():
@@ -257,8 +260,9 @@ def prompts_of_classes(weights: PromptWeights, result: CorpusResult, classes: in
         bars.barh(range(len(share)), share, color=colour, height=0.62)
         bars.axvline(even, color=MUTED, linestyle="--", linewidth=1.2)
         for i, value in enumerate(share):
-            bars.annotate(f"{value:.3f}", (value, i), (4, 0), textcoords="offset points", va="center", fontsize=8,
-                          color=INK)  # fmt: skip
+            bars.annotate(
+                f"{value:.3f}", (value, i), (4, 0), textcoords="offset points", va="center", fontsize=8, color=INK
+            )
         bars.set_yticks(range(len(share)), [lettering(weights.templates[i]) for i in shown.prompts], fontsize=8)
         bars.invert_yaxis()
         bars.set_xlim(0, 1.25 * max(share.max(), even))
@@ -358,6 +362,7 @@ def failures(pictures: Pictures, most: int = 8) -> Figure:
             ax.imshow(np.asarray(pictures.picture(int(row), level)))
             ax.set_title(f"{pictures.traces.values[row, level]:.4g}", fontsize=8.5, fontweight="normal", loc="center")
         name = "original" if level == count - 1 else f"level {level}"
-        line[0].text(-0.1, 0.5, name, transform=line[0].transAxes, rotation=90, va="center", ha="right", color=INK,
-                     fontsize=9.5)  # fmt: skip
+        line[0].text(
+            -0.1, 0.5, name, transform=line[0].transAxes, rotation=90, va="center", ha="right", color=INK, fontsize=9.5
+        )
     return figure

@@ -1,4 +1,5 @@
 """Probabilistic language-image pre-training: every image and every text is a Gaussian."""
+
 from __future__ import annotations
 
 import sys
@@ -20,10 +21,24 @@ if TYPE_CHECKING:
     from prolip.openclip_names import build_zero_shot_classifier, list_pretrained, tokenize
 
 __all__ = [
-    "FewShotClassifier", "Gaussian", "ZeroShotClassifier", "build_zero_shot_classifier", "create_model",
-    "create_model_and_transforms", "create_model_from_pretrained", "get_tokenizer", "list_models", "list_pretrained",
-    "losses", "measures", "open_image", "push_to_hub", "save_pretrained", "score_of", "tokenize",
-]  # fmt: skip
+    "FewShotClassifier",
+    "Gaussian",
+    "ZeroShotClassifier",
+    "build_zero_shot_classifier",
+    "create_model",
+    "create_model_and_transforms",
+    "create_model_from_pretrained",
+    "get_tokenizer",
+    "list_models",
+    "list_pretrained",
+    "losses",
+    "measures",
+    "open_image",
+    "push_to_hub",
+    "save_pretrained",
+    "score_of",
+    "tokenize",
+]
 __version__ = "0.1.0"
 
 if sys.argv[:1] == ["-m"]:  # Python imports this before it runs a module of it as a program
@@ -34,15 +49,28 @@ if sys.argv[:1] == ["-m"]:  # Python imports this before it runs a module of it 
 # OpenCLIP takes seconds and 240 MB to import, and Gaussians, measures, losses and metrics do without it; torch takes
 # seconds, in which a program wants its handlers of signals and its output in place; the readers of files bring Pillow
 # and what fetches URLs.
-__getattr__ = late(__name__, {
-    "losses": "", "measures": "",
-    "Gaussian": "gaussian",
-    "create_model": "factory", "create_model_and_transforms": "factory", "list_models": "models.registry",
-    "get_tokenizer": "models.tokenizer", "create_model_from_pretrained": "factory", "open_image": "data.pictures",
-    "score_of": "methods", "build_zero_shot_classifier": "openclip_names", "list_pretrained": "openclip_names",
-    "tokenize": "openclip_names", "FewShotClassifier": "classifiers", "ZeroShotClassifier": "classifiers",
-    "save_pretrained": "models.weights.checkpoint", "push_to_hub": "hub.saving",
-})  # fmt: skip
+__getattr__ = late(
+    __name__,
+    {
+        "losses": "",
+        "measures": "",
+        "Gaussian": "gaussian",
+        "create_model": "factory",
+        "create_model_and_transforms": "factory",
+        "list_models": "models.registry",
+        "get_tokenizer": "models.tokenizer",
+        "create_model_from_pretrained": "factory",
+        "open_image": "data.pictures",
+        "score_of": "methods",
+        "build_zero_shot_classifier": "openclip_names",
+        "list_pretrained": "openclip_names",
+        "tokenize": "openclip_names",
+        "FewShotClassifier": "classifiers",
+        "ZeroShotClassifier": "classifiers",
+        "save_pretrained": "models.weights.checkpoint",
+        "push_to_hub": "hub.saving",
+    },
+)
 
 
 def __dir__() -> list[str]:

@@ -1,4 +1,5 @@
 """create_model and its relatives, with OpenCLIP's signatures: a name or a schema in, a model and its transforms out."""
+
 from __future__ import annotations
 
 import logging
@@ -102,8 +103,10 @@ def create_model(  # noqa: PLR0913 (OpenCLIP's signature)
     _check_memory(config)
     weights = find_weights(model_name, pretrained, cache_dir) if load_weights else None
     if weights is None and require_pretrained:
-        raise ValueError(f"no weights to load for {model_name}: give pretrained=<file>, or a name with hf-hub: or"
-                         " local-dir: (and leave load_weights on)")
+        raise ValueError(
+            f"no weights to load for {model_name}: give pretrained=<file>, or a name with hf-hub: or"
+            " local-dir: (and leave load_weights on)"
+        )
     theirs = {} if weights is None else config_beside(weights)
     if weights is not None:
         check_forward(config, theirs, weights, {*model_kwargs, *(("quick_gelu",) if force_quick_gelu else ())})
@@ -141,8 +144,10 @@ def _check_memory(config: dict[str, Any]) -> None:
     except (AttributeError, ValueError, OSError):
         return
     if wanted > memory > 0:
-        raise ValueError(f"the model's float32 weights take {wanted / 2**30:.0f} GiB, this machine has"
-                         f" {memory / 2**30:.0f}: take a smaller model, or a larger machine")
+        raise ValueError(
+            f"the model's float32 weights take {wanted / 2**30:.0f} GiB, this machine has"
+            f" {memory / 2**30:.0f}: take a smaller model, or a larger machine"
+        )
 
 
 def create_model_and_transforms(  # noqa: PLR0913 (OpenCLIP's signature)
@@ -168,15 +173,15 @@ def create_model_and_transforms(  # noqa: PLR0913 (OpenCLIP's signature)
     given: dict[str, Any] = {"mean": image_mean, "std": image_std}
     given |= {"interpolation": image_interpolation, "resize_mode": image_resize_mode}
     forced |= {key: value for key, value in given.items() if value is not None}
-    model = create_model(
-        model_name, pretrained, load_weights, precision, device, force_preprocess_cfg=forced, **kwargs
-    )
+    model = create_model(model_name, pretrained, load_weights, precision, device, force_preprocess_cfg=forced, **kwargs)
     cfg = PreprocessCfg(**model.visual.preprocess_cfg)
     try:
         train = image_transform_v2(cfg, is_train=True, aug_cfg=aug_cfg)
     except (TypeError, ValueError, IndexError) as error:
-        raise ValueError(f"aug_cfg {shown(aug_cfg)} is no augmentation ({error}): give a dict such as"
-                         " {'scale': (0.9, 1.0)}, or an open_clip.transform.AugmentationCfg") from error
+        raise ValueError(
+            f"aug_cfg {shown(aug_cfg)} is no augmentation ({error}): give a dict such as"
+            " {'scale': (0.9, 1.0)}, or an open_clip.transform.AugmentationCfg"
+        ) from error
     return model, flattening(train), flattening(image_transform_v2(cfg, is_train=False))
 
 

@@ -1,4 +1,5 @@
 """OpenCLIP's names for what is done differently here: a door where the result is a Gaussian, else what to write."""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -26,8 +27,10 @@ def build_zero_shot_classifier(
     Images are classified by `measures.pairwise_csd_similarity(image, classes)`, (B, C). Arguments as OpenCLIP's.
     """
     if isinstance(classnames, str) or not classnames or not all(isinstance(name, str) for name in classnames):
-        raise TypeError(f"classnames are {kind_of(classnames)}, want a list of names, one per class: synonyms go to"
-                        " prolip.evaluation.zero_shot.class_gaussians")
+        raise TypeError(
+            f"classnames are {kind_of(classnames)}, want a list of names, one per class: synonyms go to"
+            " prolip.evaluation.zero_shot.class_gaussians"
+        )
     batch = (num_classes_per_batch or len(classnames)) * max(1, len(templates))
     options: dict[str, Any] = {"batch_size": batch, "device": device, "progress": use_tqdm}
     return class_gaussians(model, tokenizer, [[name] for name in classnames], templates, **options).to(device)
@@ -35,8 +38,10 @@ def build_zero_shot_classifier(
 
 def tokenize(*args: Any, **kwargs: Any) -> NoReturn:
     """Not here: OpenCLIP's has one vocabulary, and each model of ours its own."""
-    raise NotImplementedError("texts are tokenised by the model's own tokenizer: tokenizer ="
-                              " prolip.get_tokenizer(<model name>), then tokenizer(texts)")
+    raise NotImplementedError(
+        "texts are tokenised by the model's own tokenizer: tokenizer ="
+        " prolip.get_tokenizer(<model name>), then tokenizer(texts)"
+    )
 
 
 def list_pretrained(as_str: bool = False) -> list[str] | list[tuple[str, str]]:

@@ -1,4 +1,5 @@
 """Settings of a model that a run chooses: the fields of a dataclass, which the command line shows as flags."""
+
 from __future__ import annotations
 
 import math
@@ -53,8 +54,13 @@ class ModelOptions:
     lock_text_unlocked_layers: int = option(0, "leave the last layers of a locked text tower unlocked; 1: the heads")
 
     def __post_init__(self) -> None:
-        check_range(self, "init_logit_scale", most=MAX_LOGIT_SCALE, above=True, remedy=", the bound on a; the paper"
-                    " starts at 10; it is a factor, not its logarithm")  # fmt: skip
+        check_range(
+            self,
+            "init_logit_scale",
+            most=MAX_LOGIT_SCALE,
+            above=True,
+            remedy=", the bound on a; the paper starts at 10; it is a factor, not its logarithm",
+        )
         check_range(self, *KEYS, least=-math.inf)
         check_range(self, "force_image_size", "force_context_length", least=1)
         check_range(self, "lock_image_unlocked_groups", "lock_text_unlocked_layers")
@@ -63,7 +69,10 @@ class ModelOptions:
                 raise ValueError(f"--{unlocked.replace('_', '-')} without --lock-{tower}: add it, nothing is locked")
 
     def create(
-        self, device: torch.device, aug_cfg: dict[str, Any], load_weights: bool = True,
+        self,
+        device: torch.device,
+        aug_cfg: dict[str, Any],
+        load_weights: bool = True,
         method_cfg: dict[str, Any] | None = None,
     ) -> tuple[ProLIP, Any, Compose]:
         """(model, transform for training, transform for evaluation), as `create_model_and_transforms`; towers locked.

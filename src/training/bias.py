@@ -1,4 +1,5 @@
 """The bias that a run from trained weights starts with: where the loss of its first batch has no slope in it."""
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -59,6 +60,8 @@ def root(rising: Callable[[float], float]) -> float:
     from scipy.optimize import bisect  # late: most runs need none of it
 
     if not rising(-FARTHEST) < 0 < rising(FARTHEST):
-        raise FlagError("--init-logit-bias auto, and no bias balances matches and others of the first batch: give a "
-                        "number such as --init-logit-bias -10")  # fmt: skip
+        raise FlagError(
+            "--init-logit-bias auto, and no bias balances matches and others of the first batch: give a "
+            "number such as --init-logit-bias -10"
+        )
     return round(bisect(rising, -FARTHEST, FARTHEST, xtol=EXACT), 4)

@@ -1,4 +1,5 @@
 """What a method does with the data besides training: a look at all of it before epochs, and a fit when it has ended."""
+
 from __future__ import annotations
 
 import sys
@@ -207,6 +208,11 @@ def share_of_samples(run: Run, most: int) -> Iterator[Captioned]:
     """
     world, loader = run.world, run.fed.loader
     return captioned_samples(
-        run.config.data, run.kept.preprocess, most, world.rank, world.world_size,
-        noise=loader.noise, source=loader.source,
-    )  # fmt: skip
+        run.config.data,
+        run.kept.preprocess,
+        most,
+        world.rank,
+        world.world_size,
+        noise=loader.noise,
+        source=loader.source,
+    )

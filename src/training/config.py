@@ -1,4 +1,5 @@
 """What a run is: keyword-only dataclasses, validated when they are made; saved, they start the same run again."""
+
 from __future__ import annotations
 
 import dataclasses
@@ -25,8 +26,11 @@ from prolip.utils.secrecy import hide, redacted, tag
 DEFAULT_EPOCHS, LEAST_STEPS = 32, 300
 # The paper's, B.1, in OpenCLIP's names.
 AUGMENTATION = {
-    "scale": (0.8, 1.0), "color_jitter": (0.32, 0.32, 0.32, 0.08), "color_jitter_prob": 0.8, "gray_scale_prob": 0.2,
-}  # fmt: skip
+    "scale": (0.8, 1.0),
+    "color_jitter": (0.32, 0.32, 0.32, 0.08),
+    "color_jitter_prob": 0.8,
+    "gray_scale_prob": 0.2,
+}
 # Settings that follow from others, and from which.
 DERIVED = {"data": {f.name: f.metadata["follows"] for f in dataclasses.fields(DataConfig) if "follows" in f.metadata}}
 # Facts of one invocation, not of the run: left out of the saved config, so that it starts afresh.
@@ -66,8 +70,10 @@ class ModelConfig(ModelOptions):
         super().__post_init__()
         fast = not (self.device_augment or self.openclip_transform or self.aug_cfg.get("use_timm"))
         if self.dct_scaled_decoding and not fast:
-            raise FlagError("--dct-scaled-decoding is for --aug-cfg as shared between workers and device: leave it "
-                            "out, or leave out --device-augment, --openclip-transform and use_timm")
+            raise FlagError(
+                "--dct-scaled-decoding is for --aug-cfg as shared between workers and device: leave it "
+                "out, or leave out --device-augment, --openclip-transform and use_timm"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,10 +114,19 @@ class OptimConfig:
             remedy = did_you_mean(self.opt.lower(), known, "timm.optim.list_optimizers() lists all names")
             raise FlagError(f"--opt {self.opt} is unknown to timm: {remedy}")
         check_range(self, "lr", "eps", above=True)
-        check_range(self, "image_lr_mult", "text_lr_mult", above=True,
-                    remedy="; --lock-image and --lock-text freeze a tower")  # fmt: skip
-        check_range(self, "wd", "logit_lr_mult", "warmup", "image_freeze_epochs", "text_freeze_epochs",
-                    "unfreeze_warmup_epochs", "swa_epochs")  # fmt: skip
+        check_range(
+            self, "image_lr_mult", "text_lr_mult", above=True, remedy="; --lock-image and --lock-text freeze a tower"
+        )
+        check_range(
+            self,
+            "wd",
+            "logit_lr_mult",
+            "warmup",
+            "image_freeze_epochs",
+            "text_freeze_epochs",
+            "unfreeze_warmup_epochs",
+            "swa_epochs",
+        )
         if isinstance(self.warmup, str) and float(self.warmup.removesuffix("%")) >= 100:
             raise FlagError(f"--warmup {self.warmup}: give a share below 100%, such as 5%, or steps")
         for name in ("beta1", "beta2", "lr_min_ratio", "momentum", "ema_decay"):
@@ -124,15 +139,20 @@ class OptimConfig:
                 raise FlagError(f"{flag_of(name)} {value} is outside (0, 1]: give a share such as 0.7")
         check_range(self, "grad_clip_norm", above=True, remedy="; leave it out for no clipping")
         if (self.lr_scheduler == "step") != bool(self.lr_milestones):
-            raise FlagError("--lr-scheduler step and --lr-milestones go together: give both, such as --lr-milestones "
-                            "0.6, or neither")  # fmt: skip
+            raise FlagError(
+                "--lr-scheduler step and --lr-milestones go together: give both, such as --lr-milestones "
+                "0.6, or neither"
+            )
         if not all(0 < a < b for a, b in zip(self.lr_milestones, (*self.lr_milestones[1:], 1))):
             given = " ".join(map(str, self.lr_milestones))
-            raise FlagError(f"--lr-milestones {given}: give shares of the run between 0 and 1, the smaller first, such "
-                            "as 0.6 0.8")  # fmt: skip
+            raise FlagError(
+                f"--lr-milestones {given}: give shares of the run between 0 and 1, the smaller first, such as 0.6 0.8"
+            )
         if self.unfreeze_warmup_epochs and not (self.image_freeze_epochs or self.text_freeze_epochs):
-            raise FlagError("--unfreeze-warmup-epochs, and no backbone stands still: give --image-freeze-epochs or "
-                            "--text-freeze-epochs, or --warmup for the whole model")  # fmt: skip
+            raise FlagError(
+                "--unfreeze-warmup-epochs, and no backbone stands still: give --image-freeze-epochs or "
+                "--text-freeze-epochs, or --warmup for the whole model"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,10 +206,26 @@ class RunConfig:
     def __post_init__(self) -> None:
         lengths = ("epochs", "max_steps", "max_samples")
         check_alone(self, lengths, "one length")
-        check_range(self, "accum_freq", "log_every_n_steps", *lengths, "save_every_steps", "save_every_samples",
-                    "global_batch_size", least=1)  # fmt: skip
-        check_range(self, "save_frequency", "keep_checkpoints", "keep_every_steps", "max_nonfinite", "seed", "profile",
-                    "stall_seconds")  # fmt: skip
+        check_range(
+            self,
+            "accum_freq",
+            "log_every_n_steps",
+            *lengths,
+            "save_every_steps",
+            "save_every_samples",
+            "global_batch_size",
+            least=1,
+        )
+        check_range(
+            self,
+            "save_frequency",
+            "keep_checkpoints",
+            "keep_every_steps",
+            "max_nonfinite",
+            "seed",
+            "profile",
+            "stall_seconds",
+        )
         if self.seed >= 2**63:
             raise FlagError(f"--seed {self.seed}: give a number below 2^63")
         check_range(self, "peak_tflops", above=True)
@@ -213,9 +249,10 @@ class ValidationConfig:
     """What is measured on the way and at the end, and which model is kept for it."""
 
     val_data: tuple[str, ...] = option(
-        (), "test sets, KIND:ADDRESS or an address whose kind is recognised: csv:FILE, images:FOLDER, shards:TARS, "
-        "wds:FOLDER, coco:JSON,IMAGES, ..., and emoji:TARS for the evaluations of the emoji corpus"
-    )  # fmt: skip
+        (),
+        "test sets, KIND:ADDRESS or an address whose kind is recognised: csv:FILE, images:FOLDER, shards:TARS, "
+        "wds:FOLDER, coco:JSON,IMAGES, ..., and emoji:TARS for the evaluations of the emoji corpus",
+    )
     val_names: str | None = option(None, "shards whose names the drawings of emoji: must be distinguished from as well")
     val_select: str | None = option(None, "which concepts to evaluate, in the words of --select; without: all")
     imagenet_val: str | None = option(None, "folder of ImageNet's validation images, a folder per class: imagenet/acc1")
@@ -294,14 +331,18 @@ class Config:
         )
         for name in ("cutout", "erase_prob"):
             if getattr(self.augment, name) and in_workers:
-                raise FlagError(f"{flag_of(name)} is for images that the device normalises: leave it out, or leave out "
-                                "--openclip-transform, use_timm and synthetic data")  # fmt: skip
+                raise FlagError(
+                    f"{flag_of(name)} is for images that the device normalises: leave it out, or leave out "
+                    "--openclip-transform, use_timm and synthetic data"
+                )
         if any(self.augment.token_shares) and self.data.captions == 0:
             raise FlagError("this method reads no texts: leave out --text-mask, --text-random and --text-delete")
         for name in ("val_frequency", "val_every_steps", "best_metric"):
             if getattr(self.val, name) and not self.evaluates:
-                raise FlagError(f"{flag_of(name)} without anything to evaluate on: give --val-data, --imagenet-val, "
-                                "--coco-test or --split")  # fmt: skip
+                raise FlagError(
+                    f"{flag_of(name)} without anything to evaluate on: give --val-data, --imagenet-val, "
+                    "--coco-test or --split"
+                )
 
     @property
     def evaluates(self) -> bool:
@@ -321,9 +362,13 @@ class Config:
             del values["data"]["batch_size"]
         values = json.loads(json.dumps(values))
         shown = redacted(values)
-        hashes = {f"{section}.{name}": tag(json.dumps(value)) for section, settings in values.items()
-                  if isinstance(settings, dict) for name, value in settings.items()
-                  if value != shown[section][name]}  # fmt: skip
+        hashes = {
+            f"{section}.{name}": tag(json.dumps(value))
+            for section, settings in values.items()
+            if isinstance(settings, dict)
+            for name, value in settings.items()
+            if value != shown[section][name]
+        }
         return shown | ({REDACTED: hashes} if hashes else {})
 
 
@@ -350,8 +395,10 @@ def build_config(method: str, values: dict[str, dict[str, Any]]) -> Config:
                 raise FlagError(f"{section}.{name} is not set by itself: it follows from {source}; set that one")
     model = str(values.get("model", {}).get("model"))
     if model.startswith(CONVERTED) and not Path(model.partition(":")[2]).exists():
-        raise FlagError(f"--model {model} is no longer here: begin with --model ViT-B-16 --pretrained openai; a run"
-                        " that began with it goes on with --model local-dir:RUN/best --pretrained none")
+        raise FlagError(
+            f"--model {model} is no longer here: begin with --model ViT-B-16 --pretrained openai; a run"
+            " that began with it goes on with --model local-dir:RUN/best --pretrained none"
+        )
     hide(values)
     parts = {name: build(kind, name, values.get(name, {})) for name, kind in types.items() if name != "data"}
     data = dict(values.get("data", {}))
@@ -365,9 +412,16 @@ def build_config(method: str, values: dict[str, dict[str, Any]]) -> Config:
 
 def renewed(values: dict[str, Any]) -> dict[str, Any]:
     """Saved settings by their names of today; before, val_data was the emoji corpus, and val_tasks the other sets."""
-    values = {section: {RENAMED.get((section, name), name): value for name, value in settings.items()
-                        if (section, name) not in DROPPED}
-              if isinstance(settings, dict) else settings for section, settings in values.items()}  # fmt: skip
+    values = {
+        section: {
+            RENAMED.get((section, name), name): value
+            for name, value in settings.items()
+            if (section, name) not in DROPPED
+        }
+        if isinstance(settings, dict)
+        else settings
+        for section, settings in values.items()
+    }
     val = values.get("val")
     if isinstance(val, dict) and {"val_data", "val_tasks"} & val.keys():
         given, tasks = val.get("val_data"), val.get("val_tasks")

@@ -1,5 +1,5 @@
-"""Settings that are left to the run: settled once, when data, weights and device are known, and saved as what they are.
-"""
+"""Settings that are left to the run: settled once, when data, weights and device are known, and saved."""
+
 from __future__ import annotations
 
 import math
@@ -50,8 +50,10 @@ def settle(config: Config, steps_per_epoch: int, rows: int, ranks: int) -> Confi
     if not find_method(config.method).objective.balances(config.objective):
         return changed(config, "model", init_logit_bias=None)
     if rows * ranks < 2:
-        raise FlagError("--init-logit-bias auto, and a batch of 1 has no pair that does not match: give --batch-size 2 "
-                        "or more, or a number such as --init-logit-bias -10")  # fmt: skip
+        raise FlagError(
+            "--init-logit-bias auto, and a batch of 1 has no pair that does not match: give --batch-size 2 "
+            "or more, or a number such as --init-logit-bias -10"
+        )
     return config if trained else changed(config, "model", init_logit_bias=round(math.log(1 / (rows * ranks - 1)), 4))
 
 

@@ -1,4 +1,5 @@
 """What a person sees of a run, and what is kept of it: progress line, metrics.jsonl, TensorBoard, profile."""
+
 from __future__ import annotations
 
 import contextlib
@@ -90,8 +91,10 @@ class RunLog:
         try:
             self.board = SummaryWriter(str(self.folder / "tensorboard"), purge_step=purge)
         except UnicodeEncodeError:
-            self.say(f"warning: no curves for TensorBoard, which writes into no folder such as {plain(self.folder)}:"
-                     " its name is no UTF-8")  # fmt: skip
+            self.say(
+                f"warning: no curves for TensorBoard, which writes into no folder such as {plain(self.folder)}:"
+                " its name is no UTF-8"
+            )
         if wandb_project:
             import wandb
 
@@ -144,8 +147,11 @@ class RunLog:
             self.say(line)
             return
         head, bar, rest = line.partition(" | ")
-        print(f"\033[2m{head}\033[0m{bar}\033[1m{rest}\033[0m", file=getattr(self.stream, "stream", self.stream),
-              flush=True)  # fmt: skip
+        print(
+            f"\033[2m{head}\033[0m{bar}\033[1m{rest}\033[0m",
+            file=getattr(self.stream, "stream", self.stream),
+            flush=True,
+        )
 
     def close(self) -> None:
         if self.file is not None:
@@ -171,8 +177,14 @@ def report_thread_error(met: threading.ExceptHookArgs) -> None:
 
 
 def progress_line(
-    values: Mapping[str, float], step: int, total: int, epoch: float, seconds_left: float, faults: Mapping[str, int],
-    statistics: Sequence[str] = (), candidates: int = 1,
+    values: Mapping[str, float],
+    step: int,
+    total: int,
+    epoch: float,
+    seconds_left: float,
+    faults: Mapping[str, int],
+    statistics: Sequence[str] = (),
+    candidates: int = 1,
 ) -> str:
     """step | loss and its terms | R@1 | statistics | rates: one line, the same columns every time.
 

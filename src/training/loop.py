@@ -1,4 +1,5 @@
 """The training step and the epoch loop; no method is known here by name."""
+
 from __future__ import annotations
 
 import signal

@@ -4,6 +4,7 @@ Exit codes: 0 the run has ended, 1 a bug, whose trace is shown, 2 an error in on
 checkpoint by SIGTERM, SIGUSR1, SIGHUP or Ctrl-C, 130 left at once by a second Ctrl-C. (torchrun itself ends with 1
 whenever one of its processes does not end with 0.)
 """
+
 from __future__ import annotations
 
 import argparse
@@ -91,8 +92,10 @@ def parse(arguments: Sequence[str], prog: str = "training.main") -> Config:
     for name in left_out:
         section, setting = name.split(".")
         if setting not in flags.get(section, {}):
-            raise FlagError(f"--config {path} holds {flag_of(setting)} without what may be secret in it (user "
-                            f"info, query, command): give {flag_of(setting)} again")  # fmt: skip
+            raise FlagError(
+                f"--config {path} holds {flag_of(setting)} without what may be secret in it (user "
+                f"info, query, command): give {flag_of(setting)} again"
+            )
     return build_config(method, merge(saved, flags))
 
 

@@ -1,4 +1,5 @@
 """The network of a run: model, tokenizer and transforms from the config, compiled, distributed and cast."""
+
 from __future__ import annotations
 
 import contextlib
@@ -40,10 +41,15 @@ from training.parallel.distributed import World
 Autocast = Callable[[], AbstractContextManager]
 aten = torch.ops.aten
 KEPT = (
-    aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default,
-    aten._scaled_dot_product_flash_attention.default, aten._scaled_dot_product_efficient_attention.default,
-    aten._scaled_dot_product_cudnn_attention.default, aten._scaled_dot_product_flash_attention_for_cpu.default,
-)  # fmt: skip
+    aten.mm.default,
+    aten.addmm.default,
+    aten.bmm.default,
+    aten.baddbmm.default,
+    aten._scaled_dot_product_flash_attention.default,
+    aten._scaled_dot_product_efficient_attention.default,
+    aten._scaled_dot_product_cudnn_attention.default,
+    aten._scaled_dot_product_flash_attention_for_cpu.default,
+)
 DTYPES = {"amp_bf16": torch.bfloat16, "amp_fp16": torch.float16}
 
 
@@ -66,8 +72,10 @@ def build_model(config: Config, device: torch.device, load_weights: bool = True)
     if not chosen.adapts:  # as the saved model says: with settings if it adds to the model
         method = {"name": config.method} | ({"config": dataclasses.asdict(config.objective)} if chosen.extend else {})
     elif not wanted.pretrained and ":" not in wanted.model:
-        raise FlagError(f"--method {config.method} goes on with a trained model, and --model {wanted.model} has random "
-                        "weights: give --model local-dir:RUN/model, or --pretrained")
+        raise FlagError(
+            f"--method {config.method} goes on with a trained model, and --model {wanted.model} has random "
+            "weights: give --model local-dir:RUN/model, or --pretrained"
+        )
     check_served(config)
     model, transform, preprocess = wanted.create(device, augmentation, load_weights, method)
     if wanted.grad_checkpointing and wanted.checkpoint_policy == "selective":

@@ -1,4 +1,5 @@
 """What a run is made of: from a config to the parts that the loop drives, and what is left behind at the end."""
+
 from __future__ import annotations
 
 import contextlib
@@ -195,14 +196,20 @@ def build(config: Config, world: World, folder: Path, rows: int, held: contextli
         world=world,
         trained=trained,
         fed=Fed(
-            loader=loader, augment=build_augment(config, model, world.device, draws), global_batch=global_batch,
+            loader=loader,
+            augment=build_augment(config, model, world.device, draws),
+            global_batch=global_batch,
             token_augment=build_token_augment(config, model, tokenizer, world.device, draws),
         ),
         health=build_health(config, world, trained.objective, (rows, steps)),
         measured=measured,
         kept=Kept(
-            folder=folder, log=RunLog(folder, world.is_first), tokenizer=tokenizer, preprocess=preprocess,
-            saves=saves, lines=Clock(every_seconds=settings.log_every_seconds or 0),
+            folder=folder,
+            log=RunLog(folder, world.is_first),
+            tokenizer=tokenizer,
+            preprocess=preprocess,
+            saves=saves,
+            lines=Clock(every_seconds=settings.log_every_seconds or 0),
         ),
     )
     if config.model.init_logit_bias != start and config.model.init_logit_bias is not None:
@@ -339,8 +346,10 @@ def summary(run: Run) -> str:
     """What will run, for the person who started it."""
     config, world, loader, model = run.config, run.world, run.fed.loader, run.trained.objective.model
     sizes = count_parameters(model)
-    towers = ", ".join(f"{part} {total:,}" + (f" ({trained:,} trained)" if trained != total else "")
-                       for part, (total, trained) in sizes.items())
+    towers = ", ".join(
+        f"{part} {total:,}" + (f" ({trained:,} trained)" if trained != total else "")
+        for part, (total, trained) in sizes.items()
+    )
     global_batch = run.fed.global_batch
     per_rank = global_batch // world.world_size // config.run.accum_freq
     held = f" ({len(loader.held_out):,} images held out)" if loader.held_out is not None else ""
@@ -355,10 +364,12 @@ def summary(run: Run) -> str:
         "optimiser": f"{config.optim.opt}, lr {config.optim.lr:g} {config.optim.lr_scheduler}, "
         f"{config.optim.warmup} steps of warm-up, weight decay {config.optim.wd:g}, beta2 {config.optim.beta2:g}, "
         + (f"gradients clipped at {bound:g}" if (bound := config.optim.grad_clip_norm) else "no clipping"),
-        "logit": f"scale {model.logit_scale.exp().item():.4g}, bias " + (
-            "by the first batch" if config.model.init_logit_bias == AUTO else f"{model.logit_bias.item():.4g}"),
-        **{f"{tower} backbone": f"stands still for {stage.frozen:,} steps, then {stage.warmup:,} of warm-up"
-           for tower, stage in run.trained.stages.items()},
+        "logit": f"scale {model.logit_scale.exp().item():.4g}, bias "
+        + ("by the first batch" if config.model.init_logit_bias == AUTO else f"{model.logit_bias.item():.4g}"),
+        **{
+            f"{tower} backbone": f"stands still for {stage.frozen:,} steps, then {stage.warmup:,} of warm-up"
+            for tower, stage in run.trained.stages.items()
+        },
         "precision": f"{config.run.precision} on {world.device}" + (", compiled" if config.model.torchcompile else ""),
         "folder": str(run.kept.folder),
     }

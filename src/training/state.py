@@ -1,4 +1,5 @@
 """What a run is made of while it goes on: what is trained, fed, watched, measured and kept, and where it stands."""
+
 from __future__ import annotations
 
 import time
@@ -62,8 +63,11 @@ class Trained:
 
     def averaged(self, step: int) -> dict[str, nn.Module]:
         """Name -> averaged twin, of those that stand for something behind `step` steps."""
-        return {name: average.module for name, average in self.averages.items()
-                if not isinstance(average, EpochAverage) or average.taken(step)}  # fmt: skip
+        return {
+            name: average.module
+            for name, average in self.averages.items()
+            if not isinstance(average, EpochAverage) or average.taken(step)
+        }
 
 
 @dataclass(kw_only=True)

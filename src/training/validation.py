@@ -1,4 +1,5 @@
 """What is measured during a run, by all ranks together, and the model that is kept for its metrics."""
+
 from __future__ import annotations
 
 import dataclasses
@@ -54,8 +55,16 @@ HELD_OUT = "held-out"
 #: Test sets with examples.
 SHOWN = 3
 #: How the corpus's metrics begin, beside the rankings, whose names are known in full.
-CORPUS_METRICS = ("zero_shot/", "trace/", "spearman/", "inclusion/", "recall_by_trace/", "captions/t2i/", "refusal/",
-                  "prompts/")
+CORPUS_METRICS = (
+    "zero_shot/",
+    "trace/",
+    "spearman/",
+    "inclusion/",
+    "recall_by_trace/",
+    "captions/t2i/",
+    "refusal/",
+    "prompts/",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,8 +136,10 @@ class Validation:
             if not rows:
                 return None
             texts = [max(row.chances, key=lambda text: row.chances[text]) for row in rows]
-            images = [embedder.encode_image(torch.stack([row.pixels for row in rows[i : i + self.batch_size]]))
-                      for i in range(0, len(rows), self.batch_size)]  # fmt: skip
+            images = [
+                embedder.encode_image(torch.stack([row.pixels for row in rows[i : i + self.batch_size]]))
+                for i in range(0, len(rows), self.batch_size)
+            ]
             return Pairs(concatenate(images), embedder.embed_texts(texts), numbered(texts))
         except Exception as error:  # of files, object stores, decoders
             found.headlines.append(f"warning: training rows were not measured: {type(error).__name__}: {error}")
@@ -145,9 +156,13 @@ def training_rows(
 
 
 def open_validation(
-    whole: Config, tokenizer: Any, preprocess: Any, world: World, rows: Callable[[], Sequence[Captioned]] = tuple,
+    whole: Config,
+    tokenizer: Any,
+    preprocess: Any,
+    world: World,
+    rows: Callable[[], Sequence[Captioned]] = tuple,
     held_out: ImageRows | None = None,
-) -> Validation:  # fmt: skip
+) -> Validation:
     """All test sets, opened by the first rank before the first step: what is missing shows now. Without any: what
     --split holds out. Pickled for the others, a set takes the addresses of its shards, or what is known of each image.
 
@@ -178,10 +193,15 @@ def open_validation(
         if names_of_tasks.count(name) > 1:
             raise FlagError(f"two test sets are called {name!r}, and so would their figures be: rename a folder")
     return Validation(
-        tasks=tuple(tasks), corpus=next(iter(corpora), None), emoji=bool(config.emoji), tokenizer=tokenizer,
-        preprocess=preprocess, precision=config.val_precision, batch_size=config.val_batch_size,
+        tasks=tuple(tasks),
+        corpus=next(iter(corpora), None),
+        emoji=bool(config.emoji),
+        tokenizer=tokenizer,
+        preprocess=preprocess,
+        precision=config.val_precision,
+        batch_size=config.val_batch_size,
         rows=functools.cache(rows),
-    )  # fmt: skip
+    )
 
 
 def open_held_out(data: DataConfig, rows: ImageRows | None) -> Dataset:
@@ -196,15 +216,20 @@ def open_held_out(data: DataConfig, rows: ImageRows | None) -> Dataset:
         keys = [key_of(row, base_of(source)) for row in folders.rows]
         own = [Sample(key, b"", place[key.partition("/")[0]]) for key in keys]
         samples = partial(read_images, folders, own, damage)
-        return dataclasses.replace(every, name=HELD_OUT, samples=samples, size=len(own),
-                                   fingerprint=f"{every.fingerprint}-{data.split}")  # fmt: skip
+        return dataclasses.replace(
+            every, name=HELD_OUT, samples=samples, size=len(own), fingerprint=f"{every.fingerprint}-{data.split}"
+        )
     urls = [shard.url for shard in expand_shards(source.address, pipes=True)] if rows is None else []
     return Dataset(
-        name=HELD_OUT, kind="retrieval", samples=partial(held_out_samples, data, rows, urls, damage),
+        name=HELD_OUT,
+        kind="retrieval",
+        samples=partial(held_out_samples, data, rows, urls, damage),
         fingerprint=fingerprint(HELD_OUT, redacted(str(source)), data.split, data.select, data.caption_sampling),
-        source=redacted(str(source)), size=None if rows is None else len(rows), info={"split": data.split},
+        source=redacted(str(source)),
+        size=None if rows is None else len(rows),
+        info={"split": data.split},
         damage=damage,
-    )  # fmt: skip
+    )
 
 
 def held_out_samples(
@@ -219,8 +244,11 @@ def held_out_samples(
             yield partial(cast(ImageRows, rows), number), row.key, ""
         for url in urls:
             try:
-                yield from ((partial(dict, raw), raw["__key__"], url) for raw in reader(url, lambda fault: None)
-                            if is_selected(raw, selector))  # fmt: skip
+                yield from (
+                    (partial(dict, raw), raw["__key__"], url)
+                    for raw in reader(url, lambda fault: None)
+                    if is_selected(raw, selector)
+                )
             except SampleFault as fault:
                 damage.add(fault, url=url)
 

@@ -1,4 +1,5 @@
 """A world whose ambiguity is known: texts true of n of the images around a point, and embedded where those lie."""
+
 from __future__ import annotations
 
 from typing import NamedTuple

@@ -1,4 +1,5 @@
 """Commands in this process: what their work returned, and SystemExit where they end with another code than 0."""
+
 from collections.abc import Iterable
 from pkgutil import resolve_name
 from typing import Any

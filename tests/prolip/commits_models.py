@@ -2,6 +2,7 @@
 
 Graphs are made by nothing that computes them: what is tried is how they are written.
 """
+
 from __future__ import annotations
 
 import json
@@ -102,9 +103,10 @@ def _prepare_graphs(folder: Path) -> None:
 
 
 graphs = SimpleNamespace(
-    prepare=_prepare_graphs, commit=lambda folder: export.export_pt2(made["graphs"], folder / "graphs"),
+    prepare=_prepare_graphs,
+    commit=lambda folder: export.export_pt2(made["graphs"], folder / "graphs"),
     state=lambda folder: content(folder / "graphs"),
-)  # fmt: skip
+)
 
 
 # --- embeddings -------------------------------------------------------------------------------------------------------
@@ -137,5 +139,4 @@ def _latest(folder: Path) -> tuple[int, list[str]]:
     return load_checkpoint(address)["step"], passed_over
 
 
-checkpoint = SimpleNamespace(prepare=_prepare_checkpoints, commit=partial(_save_checkpoint, 3),
-                             state=_latest)  # fmt: skip
+checkpoint = SimpleNamespace(prepare=_prepare_checkpoints, commit=partial(_save_checkpoint, 3), state=_latest)

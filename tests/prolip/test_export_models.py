@@ -1,4 +1,5 @@
 """Programs of PyTorch of both towers: every method's model, and OpenCLIP's with and without variances."""
+
 import json
 import subprocess
 import sys
@@ -41,8 +42,11 @@ def method_model(name, folder):
 
 #: Those whose towers have parts of their own; the others' graphs are one of these.
 OWN = ("likelihood", "pcme", "pcmepp", "siglip", "vacsr")
-EACH = [name if name in OWN else pytest.param(name, marks=pytest.mark.slow)
-        for name, method in METHODS.items() if not method.adapts]  # fmt: skip
+EACH = [
+    name if name in OWN else pytest.param(name, marks=pytest.mark.slow)
+    for name, method in METHODS.items()
+    if not method.adapts
+]
 
 
 @pytest.mark.parametrize("name", EACH)

@@ -1,4 +1,5 @@
 """What is imported when: Gaussians and metrics do without OpenCLIP, and every public name is there."""
+
 from __future__ import annotations
 
 import subprocess

@@ -1,4 +1,5 @@
 """The convolutional stem: one token per patch, a row for itself, usable by the tower and its masked views."""
+
 import pytest
 import torch
 

@@ -1,4 +1,5 @@
 """One step of every method as a GPU would run it: no mixed devices, and nothing that the host waits for."""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
@@ -31,9 +32,17 @@ TOKENS = {"text_mask": 0.1, "text_random": 0.1, "text_delete": 0.1}
 #: What the device does to images: all of it, or the colours alone, as the host draws them.
 ALL = {
     "model": {"device_augment": True},
-    "augment": HOLES | {"rotate": 9.0, "zoom": (0.9, 1.1), "brightness": 0.2, "contrast": 0.2, "saturation": 0.2,
-                         "hue": 0.1, "greyscale_prob": 0.2},
-}  # fmt: skip
+    "augment": HOLES
+    | {
+        "rotate": 9.0,
+        "zoom": (0.9, 1.1),
+        "brightness": 0.2,
+        "contrast": 0.2,
+        "saturation": 0.2,
+        "hue": 0.1,
+        "greyscale_prob": 0.2,
+    },
+}
 COLOURS = {
     "model": {"aug_cfg": {"color_jitter": (0.4, 0.4, 0.4, 0.1), "color_jitter_prob": 0.8, "gray_scale_prob": 0.2}},
     "augment": HOLES,
@@ -44,31 +53,52 @@ def pool() -> Pool:
     """What source-free adaptation looks at before training."""
     draw = torch.Generator().manual_seed(0)
     image, text = (Gaussian(torch.randn(9, 32, generator=draw), torch.zeros(9, 32)) for _ in range(2))
-    return Pool(keys=[f"k{n}" for n in range(9)], image=image, text=text,
-                text_ids=torch.ones(9, 6, dtype=torch.int64), image_novelty={}, text_novelty={})  # fmt: skip
+    return Pool(
+        keys=[f"k{n}" for n in range(9)],
+        image=image,
+        text=text,
+        text_ids=torch.ones(9, 6, dtype=torch.int64),
+        image_novelty={},
+        text_novelty={},
+    )
 
 
 def build(method: str, augment: dict[str, dict], opt: str = "adamw", **settings: Any) -> tuple[Trained, Fed]:
     """What a run on a GPU is made of, as the program builds it, inside of `without_gpu`."""
     torch.manual_seed(0)
     kind = METHODS[method]
-    config = build_config(method, {
-        "model": {"model": "ProLIP-ViT-test"} | augment["model"],
-        "augment": augment["augment"] | ({} if kind.adapts else TOKENS),
-        "data": {"train_data": "a.tar", "train_num_samples": ROWS, "batch_size": ROWS},
-        "optim": {"opt": opt, "lr": 1e-3, "beta2": 0.95, "wd": 0.1, "warmup": 1, "ema_decay": 0.99,
-                  "swa_epochs": 1, "grad_clip_norm": 1.0},
-        "run": {"max_steps": 4, "device": "cuda", "precision": "fp32"} | settings,
-        "objective": SETTINGS.get(method, {}),
-    })  # fmt: skip
+    config = build_config(
+        method,
+        {
+            "model": {"model": "ProLIP-ViT-test"} | augment["model"],
+            "augment": augment["augment"] | ({} if kind.adapts else TOKENS),
+            "data": {"train_data": "a.tar", "train_num_samples": ROWS, "batch_size": ROWS},
+            "optim": {
+                "opt": opt,
+                "lr": 1e-3,
+                "beta2": 0.95,
+                "wd": 0.1,
+                "warmup": 1,
+                "ema_decay": 0.99,
+                "swa_epochs": 1,
+                "grad_clip_norm": 1.0,
+            },
+            "run": {"max_steps": 4, "device": "cuda", "precision": "fp32"} | settings,
+            "objective": SETTINGS.get(method, {}),
+        },
+    )
     model = prolip.create_model("ProLIP-ViT-test", method_cfg=None if kind.adapts else {"name": method})
     trained = build_trained(config, World(device=CUDA), model, (4, 4), None)
     objective = trained.objective.train()
     draws = objective.context.draws
     if kind.objective.needs(objective.config).pool is not None:
         objective.memory = objective.look(CSDScore(), pool())
-    fed = Fed(loader=None, augment=build_augment(config, model, CUDA, draws), global_batch=ROWS,  # type: ignore[arg-type]
-              token_augment=build_token_augment(config, model, None, CUDA, draws))  # fmt: skip
+    fed = Fed(
+        loader=None,
+        augment=build_augment(config, model, CUDA, draws),
+        global_batch=ROWS,  # type: ignore[arg-type]
+        token_augment=build_token_augment(config, model, None, CUDA, draws),
+    )
     assert fed.augment is not None and (fed.token_augment is None) == kind.adapts
     return trained, fed
 

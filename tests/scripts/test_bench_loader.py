@@ -1,4 +1,5 @@
 """The loader's benchmark runs and prints what it promises; how fast things are is no test's business."""
+
 import re
 import sys
 from pathlib import Path

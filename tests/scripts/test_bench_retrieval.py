@@ -1,4 +1,5 @@
 """The retrieval benchmark's parts give what it prints; how fast things are is no test's business."""
+
 import re
 import sys
 from pathlib import Path

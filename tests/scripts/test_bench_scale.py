@@ -1,4 +1,5 @@
 """The counts of a run at scale: what a rank touches does not grow with their number, and every collective is named."""
+
 import re
 import subprocess
 import sys
@@ -43,8 +44,13 @@ def test_a_step_a_stop_and_a_load_cost_a_rank_the_same_whatever_their_number():
     """Formulas name what grows: texts gathered in a step, and places in the data on rank 0, which saves."""
     tables = tables_of("step", "stop", "save", "load", "--ranks", 8, 64)
     for who in ("rank 0", "another"):
-        few, many = ({title: next(row for row in rows if (row["ranks"], row["of"]) == (ranks, who))
-                      for title, rows in tables.items()} for ranks in ("8", "64"))  # fmt: skip
+        few, many = (
+            {
+                title: next(row for row in rows if (row["ranks"], row["of"]) == (ranks, who))
+                for title, rows in tables.items()
+            }
+            for ranks in ("8", "64")
+        )
         for title in tables:
             assert number(few[title], "collectives") == number(many[title], "collectives") > 0
         late = "steps until known"
@@ -57,8 +63,7 @@ def test_a_step_a_stop_and_a_load_cost_a_rank_the_same_whatever_their_number():
 
 
 def test_every_collective_of_a_step_is_named_with_its_bytes_and_who_waits(tmp_path):
-    """With DDP, what all ranks send but for texts is what one sends; FSDP2 sends parameters more often than gradients.
-    """
+    """With DDP all ranks send what one sends, but for texts; FSDP2 sends parameters more often than gradients."""
     page = tmp_path / "page.md"
     assert not tables_of("kinds", "--model", "ProLIP-ViT-test", "--ranks", 8, 64, "--write", page)
     table = page.read_text(encoding="utf-8").split("## Collectives")[1]

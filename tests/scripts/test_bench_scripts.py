@@ -1,4 +1,5 @@
 """The benchmark scripts run and print what they promise; how fast things are is no test's business."""
+
 import re
 from pathlib import Path
 

@@ -1,4 +1,5 @@
 """The benchmark of search runs, prints every kind both ways, and draws them; what it compares."""
+
 import importlib.util
 import re
 import sys

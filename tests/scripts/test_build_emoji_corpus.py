@@ -1,4 +1,5 @@
 """The corpus builder on small JSON in the packages' own format; no network, no renderer."""
+
 from __future__ import annotations
 
 import importlib.util
@@ -66,8 +67,11 @@ def test_concepts_come_in_cldr_order_without_flags_components_and_indicators(con
 def test_captions_are_sorted_and_a_keyword_that_repeats_the_name_is_dropped(concepts):
     ox = concepts[0]
     assert (ox.name, ox.keywords, ox.subgroup, ox.group) == (
-        "Ox", ["bull", "taurus"], "animal mammal", "animals nature",
-    )  # fmt: skip
+        "Ox",
+        ["bull", "taurus"],
+        "animal mammal",
+        "animals nature",
+    )
 
 
 @pytest.mark.parametrize(
@@ -163,9 +167,13 @@ def test_a_shard_is_the_same_bytes_every_time_and_reads_back(installed, packages
     assert list(rows) == ["noto-1f402", "noto-1f550", "noto-002a-fe0f-20e3"]
     assert rows["noto-1f550"]["txt"].decode() == "one o’clock"
     assert json.loads(rows["noto-1f402"]["json"]) == {
-        "hexcode": "1f402", "name": "Ox", "keywords": ["bull", "taurus"], "subgroup": "animal mammal",
-        "group": "animals nature", "style": "noto",
-    }  # fmt: skip
+        "hexcode": "1f402",
+        "name": "Ox",
+        "keywords": ["bull", "taurus"],
+        "subgroup": "animal mammal",
+        "group": "animals nature",
+        "style": "noto",
+    }
     with tarfile.open(first) as tar:
         assert {(m.mtime, m.uid, m.uname) for m in tar} == {(0, 0, "")}
 

@@ -1,4 +1,5 @@
 """The checks of search and of refusal run on an evaluation of the corpus, and say what they should."""
+
 import dataclasses
 import runpy
 import sys
@@ -39,8 +40,18 @@ def evaluation(tmp_path_factory):
     folder = tmp_path_factory.mktemp("checked")
     torch.manual_seed(0)
     save_pretrained(prolip.create_model("ProLIP-ViT-test", init_unc_bias=-4.0, init_unc_gain=1.0), folder / "model")
-    evaluate_corpus(["--model", f"local-dir:{folder}/model", "--data", str(ROOT / "data/emoji/emojione.tar"),
-                     "--select", "group=food drink", "--output", str(folder / "eval")])  # fmt: skip
+    evaluate_corpus(
+        [
+            "--model",
+            f"local-dir:{folder}/model",
+            "--data",
+            str(ROOT / "data/emoji/emojione.tar"),
+            "--select",
+            "group=food drink",
+            "--output",
+            str(folder / "eval"),
+        ]
+    )
     return folder / "eval"
 
 

@@ -1,4 +1,5 @@
 """What .ci/run ends with, its make a stand-in: pytest's closing line of what failed, and a status that tells."""
+
 import os
 import shutil
 import subprocess
@@ -21,8 +22,11 @@ def run(folder: Path, **outcomes: tuple[int, str]) -> tuple[int, list[str]]:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text('#!/bin/sh\ncat "$OUTCOMES/$1"\nexit "$(cat "$OUTCOMES/$1.status")"\n')
         file.chmod(0o755)
-    fine = {"lint": (0, "All checks passed!"), "test_slurm": (0, "5 passed, 4 deselected in 200.00s (0:03:20)"),
-            "test_lowest": (0, "1800 passed, 9 skipped in 600.00s (0:10:00)")}  # fmt: skip
+    fine = {
+        "lint": (0, "All checks passed!"),
+        "test_slurm": (0, "5 passed, 4 deselected in 200.00s (0:03:20)"),
+        "test_lowest": (0, "1800 passed, 9 skipped in 600.00s (0:10:00)"),
+    }
     for target, (status, text) in {**fine, **outcomes}.items():
         name = target.replace("_", "-")
         (folder / name).write_text(text + "\n")
@@ -46,15 +50,33 @@ def run(folder: Path, **outcomes: tuple[int, str]) -> tuple[int, list[str]]:
         ({"test": (0, PASSED), "test_numerics": (124, SETTINGS)}, 124, "the tests of arithmetic did not end"),
         ({"test": (124, "...."), "test_numerics": (0, SETTINGS)}, 124, "the tests did not end"),
         ({"test": (0, PASSED), "test_slurm": (1, FAILED), "test_numerics": (0, SETTINGS)}, 1, FAILED),
-        ({"test": (0, PASSED), "test_slurm": (124, "."), "test_numerics": (0, SETTINGS)}, 124,
-         "the tests of SLURM did not end"),
+        (
+            {"test": (0, PASSED), "test_slurm": (124, "."), "test_numerics": (0, SETTINGS)},
+            124,
+            "the tests of SLURM did not end",
+        ),
         ({"test": (0, PASSED), "test_numerics": (0, SETTINGS), "test_lowest": (2, FAILED)}, 2, FAILED),
-        ({"test": (0, PASSED), "test_numerics": (0, SETTINGS), "test_lowest": (124, ".")}, 124,
-         "the tests with the lowest versions did not end"),
+        (
+            {"test": (0, PASSED), "test_numerics": (0, SETTINGS), "test_lowest": (124, ".")},
+            124,
+            "the tests with the lowest versions did not end",
+        ),
         ({"lint": (1, "E501"), "test": (0, PASSED), "test_numerics": (0, SETTINGS)}, 1, PASSED),
     ],
-    ids=["all passed", "tests", "arithmetic", "errors", "both", "arithmetic too slow", "tests too slow", "SLURM",
-         "SLURM too slow", "lowest versions", "lowest versions too slow", "lint"],
+    ids=[
+        "all passed",
+        "tests",
+        "arithmetic",
+        "errors",
+        "both",
+        "arithmetic too slow",
+        "tests too slow",
+        "SLURM",
+        "SLURM too slow",
+        "lowest versions",
+        "lowest versions too slow",
+        "lint",
+    ],
 )
 def test_the_last_line_is_that_of_what_failed(tmp_path, outcomes, status, closing):
     code, lines = run(tmp_path, **outcomes)

@@ -1,4 +1,5 @@
 """The demo from end to end, with a toy model and two steps; broken off, typed again, and where it cannot run."""
+
 import json
 import os
 import re
@@ -96,9 +97,11 @@ def test_a_demo_that_is_stopped_says_so_in_a_line_and_goes_on_when_typed_again(s
     words = ["--output", str(tmp_path), "--", *TOY, "--log-every-n-steps", "1", "--save-every-steps", "2"]
     started = subprocess.Popen(
         [sys.executable, str(ROOT / "scripts/demo.py"), *words, "--max-steps", "5000"],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # ignored where the tests run behind `&`
-    )  # fmt: skip
+    )
     try:
         assert any(re.match(r"step +3/", line) for line in started.stdout)
         started.send_signal(sent)
@@ -132,6 +135,9 @@ def test_a_python_without_torch_is_told_what_to_type(tmp_path):
     (tmp_path / "torch.py").write_text("raise ImportError('No module named torch')\n")
     ended = subprocess.run(
         [sys.executable, str(ROOT / "scripts/demo.py"), "--output", str(tmp_path)],
-        env=os.environ | {"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert ended.returncode == 2 and "`make demo` installs" in ended.stderr and "Traceback" not in ended.stderr

@@ -1,4 +1,5 @@
 """What README and docs say can be typed, can be typed."""
+
 from __future__ import annotations
 
 import ast
@@ -172,9 +173,15 @@ def test_python_of_uncertainty_md_runs_with_a_fitted_model(tmp_path, monkeypatch
         code = code.replace('"scripts"', repr(str(ROOT / "scripts")))
         exec(code.replace("local-dir:runs/demo/model", model), {})
     said = capsys.readouterr().out
-    for line in (r"'animal' fits .+ says [\d.]+ bits", r"first: [\d.]+ nats", r"mean: [\d.]+ nats",
-                 r"(strawberry|cherries|tomato), \d+% sure; [\d.]+ nats against it", r"'fruit' fits (about|nearly)",
-                 r"doubt [\d.]+, further out than the fit: (True|False)", r"tensor|array|\["):  # fmt: skip
+    for line in (
+        r"'animal' fits .+ says [\d.]+ bits",
+        r"first: [\d.]+ nats",
+        r"mean: [\d.]+ nats",
+        r"(strawberry|cherries|tomato), \d+% sure; [\d.]+ nats against it",
+        r"'fruit' fits (about|nearly)",
+        r"doubt [\d.]+, further out than the fit: (True|False)",
+        r"tensor|array|\[",
+    ):
         assert re.search(line, said), line
 
 
@@ -195,11 +202,17 @@ def test_python_of_streaming_md_runs_on_shards_with_an_index(tmp_path, capsys):
     assert "json" in names["raw"] and names["image"].mode == "RGB" and names["faults"].summary()["samples"] == 0
 
 
-@pytest.mark.parametrize("kind", [
-    "likelihood", "openclip",
-    *(pytest.param(name, marks=pytest.mark.slow)
-      for name in ("prolip", "fitted openclip", "pcme", "vacsr", "vse", "siglip")),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "likelihood",
+        "openclip",
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("prolip", "fitted openclip", "pcme", "vacsr", "vse", "siglip")
+        ),
+    ],
+)
 def test_python_of_export_md_computes_the_models_own_score(kind, tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", [*sys.path, str(ROOT / "tests/prolip")])
     import fitted_models

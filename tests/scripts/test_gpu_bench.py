@@ -1,4 +1,5 @@
 """The kit for a first GPU: what it says without one, what becomes of parts that fail, what its page holds."""
+
 from __future__ import annotations
 
 import argparse
@@ -72,8 +73,9 @@ def rows_of(page: str, title: str) -> list[str]:
 
 # --- without a GPU ----------------------------------------------------------------------------------------------------
 def test_without_a_gpu_one_line_says_so_and_the_exit_code_is_3():
-    done = subprocess.run([sys.executable, SCRIPT], capture_output=True, text=True,
-                          env=os.environ | {"CUDA_VISIBLE_DEVICES": ""})  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, SCRIPT], capture_output=True, text=True, env=os.environ | {"CUDA_VISIBLE_DEVICES": ""}
+    )
     assert done.returncode == 3 and done.stdout == ""
     (line,) = done.stderr.splitlines()
     assert line.startswith(f"no GPU: torch {torch.__version__} ") and "make gpu" in line and "--rehearse" in line
@@ -90,8 +92,10 @@ def test_a_part_that_fails_leaves_the_rows_of_the_others(stand_in, tmp_path):
     errors = {"kernel": "ValueError: x \\| y", "pairs": "ended by SIGKILL", "fsdp": "ended with exit status 7"}
     for name, error in errors.items():
         title = gpu.PARTS[name].title
-        assert rows_of(page, title) == [f"| {name} a\\|b | 1 \\| 2 | <= 1 | met |".replace("<", "&lt;"),
-                                        f"| FAILED | {error} |  |  |"]  # fmt: skip
+        assert rows_of(page, title) == [
+            f"| {name} a\\|b | 1 \\| 2 | <= 1 | met |".replace("<", "&lt;"),
+            f"| FAILED | {error} |  |  |",
+        ]
         assert f"| {name} | {error} |" in rows_of(page, "Failed")
     assert rows_of(page, gpu.PARTS["step"].title)[0].endswith("| not met |")
     assert len(rows_of(page, gpu.PARTS["loader"].title)) == 1
@@ -144,7 +148,9 @@ def test_a_signal_to_stop_leaves_a_page_with_what_is_known(stand_in, tmp_path, m
     assert gpu.main([*stand_in, "--only", "tests", "step", "loader"]) == 1
     page = (tmp_path / "gpu.md").read_text()
     assert rows_of(page, "CUDA tests") and rows_of(page, "Failed") == [
-        "| step | stopped before it ended |", "| loader | stopped before it ended |"]  # fmt: skip
+        "| step | stopped before it ended |",
+        "| loader | stopped before it ended |",
+    ]
 
 
 # --- the page ---------------------------------------------------------------------------------------------------------
@@ -211,8 +217,10 @@ def test_the_parts_are_those_that_are_started():
 
 def test_the_tests_that_need_cuda_are_found():
     found = gpu_parts.cuda_tests(ROOT / "tests")
-    skipped = {"training/test_loop.py::test_on_cuda_a_step_does_not_stop_the_host",
-               "prolip/data/test_colour.py::test_cuda_makes_the_same_images_and_the_host_never_waits"}  # fmt: skip
+    skipped = {
+        "training/test_loop.py::test_on_cuda_a_step_does_not_stop_the_host",
+        "prolip/data/test_colour.py::test_cuda_makes_the_same_images_and_the_host_never_waits",
+    }
     assert {f"tests/{name}" for name in skipped | {"prolip/losses/test_fused.py"}} < set(found)
     assert not any("gpu_bench" in name for name in found)
 
@@ -231,14 +239,19 @@ def test_a_wrong_result_fails_its_part_and_a_slow_one_does_not(tmp_path):
 
 def test_a_test_that_fails_on_the_gpu_fails_the_part(tmp_path, monkeypatch):
     file = tmp_path / "test_x.py"
-    file.write_text("import pytest\ndef test_bad(): assert 0\ndef test_good(): pass\n@pytest.mark.skip(reason='two')\n"
-                    "def test_left(): pass\n")
+    file.write_text(
+        "import pytest\ndef test_bad(): assert 0\ndef test_good(): pass\n@pytest.mark.skip(reason='two')\n"
+        "def test_left(): pass\n"
+    )
     monkeypatch.setattr(gpu_parts, "cuda_tests", lambda _: [str(file)])
     with pytest.raises(WrongResultError, match="tests that failed: test_bad, wanted none of 3"):
         gpu_parts.tests(kit(tmp_path, rehearse=False))
     rows, _ = gpu.read_rows(tmp_path / "rows")
     assert [(row["what"], row["figure"]) for row in rows] == [
-        ("tests that failed", "test_bad"), ("tests that passed", "1"), ("skipped: test_left", "two")]  # fmt: skip
+        ("tests that failed", "test_bad"),
+        ("tests that passed", "1"),
+        ("skipped: test_left", "two"),
+    ]
 
 
 def test_a_batch_that_does_not_fit_is_halved_and_the_step_is_held_against_its_targets(tmp_path, monkeypatch):
@@ -254,8 +267,10 @@ def test_a_batch_that_does_not_fit_is_halved_and_the_step_is_held_against_its_ta
     rows, facts = gpu.read_rows(tmp_path / "rows")
     assert rows[0] == {"what": "batch 512, eager", "figure": "out of memory: CUDA out of memory."}
     judged = {row["what"]: (row["figure"], row["met"]) for row in rows if "target" in row}
-    assert judged == {"ProLIP step / SigLIP step, compiled": ("1.000", True),
-                      "MFU of the ProLIP step, compiled": ("0.259 of 989.4 TFLOP/s", False)}  # fmt: skip
+    assert judged == {
+        "ProLIP step / SigLIP step, compiled": ("1.000", True),
+        "MFU of the ProLIP step, compiled": ("0.259 of 989.4 TFLOP/s", False),
+    }
     assert facts == {"samples_per_second": 2560.0}
 
 
@@ -306,8 +321,11 @@ def test_ppcl_is_compared_also_where_nothing_can_be_compiled(tmp_path, monkeypat
     with pytest.raises(WrongResultError, match="^plain, compiled: RuntimeError: no compiler$"):
         gpu_loss.pairs(kit(tmp_path))
     rows, _ = gpu.read_rows(tmp_path / "rows")
-    assert [row["what"] for row in rows] == ["plain, compiled", "plain, same kernel",
-                                             "PPCL / plain, forward and backward, B=64"]  # fmt: skip
+    assert [row["what"] for row in rows] == [
+        "plain, compiled",
+        "plain, same kernel",
+        "PPCL / plain, forward and backward, B=64",
+    ]
 
 
 def test_an_error_is_a_share_of_the_largest_element_and_nan_is_the_largest_of_all():

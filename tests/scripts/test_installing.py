@@ -1,4 +1,5 @@
 """An archive, a wheel and a clone, installed into environments of their own and used where no sources are."""
+
 from __future__ import annotations
 
 import os
@@ -14,11 +15,28 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PACKED = ("setup.py", "setup.cfg", "MANIFEST.in", "README.md", "LICENSE", "NOTICE", "requirements.txt", "src")
+PACKED = ("setup.py", "pyproject.toml", "README.md", "LICENSE", "NOTICE", "requirements.txt", "src")
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
 OFFLINE = ["--no-index", "--no-deps", "--no-build-isolation"]
-RUN = ["train", "--model", "ProLIP-ViT-test", "--dataset-type", "synthetic", "--train-num-samples", "64",
-       "--batch-size", "16", "--workers", "0", "--warmup", "1", "--max-steps", "2", "--name", "toy"]  # fmt: skip
+RUN = [
+    "train",
+    "--model",
+    "ProLIP-ViT-test",
+    "--dataset-type",
+    "synthetic",
+    "--train-num-samples",
+    "64",
+    "--batch-size",
+    "16",
+    "--workers",
+    "0",
+    "--warmup",
+    "1",
+    "--max-steps",
+    "2",
+    "--name",
+    "toy",
+]
 USED = """
 import prolip, torch, training.main
 place = prolip.__file__
@@ -96,7 +114,6 @@ def test_what_was_installed_trains_and_reports_in_a_folder_without_the_sources(k
     assert where.startswith(str(given / "src" if kind == "clone" else tmp_path / "env"))
 
 
-@pytest.mark.slow
 def test_a_wheel_and_an_archive_have_every_file_of_the_packages(sources, wheel, archive):
     files = {path.relative_to(sources / "src").as_posix() for path in (sources / "src").rglob("*") if path.is_file()}
     files = {name for name in files if ".egg-info/" not in name and "/__pycache__/" not in name}

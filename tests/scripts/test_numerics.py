@@ -1,4 +1,5 @@
 """The runner of the tests of arithmetic: which settings a CPU gets, and that one failure is not lost among them."""
+
 import sys
 from pathlib import Path
 
@@ -16,9 +17,14 @@ KNIGHTS_LANDING = HASWELL | {"avx512f", "avx512er"}
 
 @pytest.mark.parametrize(
     "flags,kernels",
-    [(set(), ["SSE"]), (OLD, ["SSE"]), (HASWELL, ["SSE", "AVX2"]), (KNIGHTS_LANDING, ["SSE", "AVX2"]),
-     (SKYLAKE, ["SSE", "AVX2", "AVX-512"])],
-)  # fmt: skip
+    [
+        (set(), ["SSE"]),
+        (OLD, ["SSE"]),
+        (HASWELL, ["SSE", "AVX2"]),
+        (KNIGHTS_LANDING, ["SSE", "AVX2"]),
+        (SKYLAKE, ["SSE", "AVX2", "AVX-512"]),
+    ],
+)
 def test_a_cpu_gets_the_settings_it_has_each_with_one_and_two_threads(flags, kernels):
     found = list(numerics.settings(flags))
     assert [name.split(",")[0] for name, _ in found] == [name for name in kernels for _ in range(2)]
@@ -30,8 +36,10 @@ def test_a_cpu_gets_the_settings_it_has_each_with_one_and_two_threads(flags, ker
 
 def test_flags_are_those_of_the_first_processor_and_none_where_cpuinfo_has_no_such_line():
     assert numerics.cpu_flags("processor\t: 0\nflags\t\t: fpu avx2 fma\n\nprocessor\t: 1\nflags\t\t: fpu\n") == {
-        "fpu", "avx2", "fma",
-    }  # fmt: skip
+        "fpu",
+        "avx2",
+        "fma",
+    }
     assert numerics.cpu_flags("processor\t: 0\nFeatures\t: fp asimd\n") == set()
 
 
@@ -53,9 +61,11 @@ def test_each_setting_is_run_and_one_that_does_not_pass_fails_all(monkeypatch, c
     monkeypatch.setattr(numerics.subprocess, "run", stand_in)
     assert numerics.main(["tests/x.py"]) == (1 if code else 0)
     assert seen == [
-        ("COMPATIBLE", "default", "1", "tests/x.py"), ("COMPATIBLE", "default", "2", "tests/x.py"),
-        ("AVX2", "default", "1", "tests/x.py"), ("AVX2", "avx2", "2", "tests/x.py"),
-    ]  # fmt: skip
+        ("COMPATIBLE", "default", "1", "tests/x.py"),
+        ("COMPATIBLE", "default", "2", "tests/x.py"),
+        ("AVX2", "default", "1", "tests/x.py"),
+        ("AVX2", "avx2", "2", "tests/x.py"),
+    ]
     out = capsys.readouterr().out
     assert "AVX-512: left out" in out and "avx512f" in out
     assert ("a traceback" in out) == ("AVX2, 1 thread, ATen default: 1 failed, 2 passed in 1.50s" in out) == bool(code)

@@ -1,25 +1,27 @@
-"""What is packed holds what it needs: a source archive what setup.py reads, a wheel every file beside the modules."""
+"""What pyproject.toml declares is what the code imports, and its commands lead to functions."""
+
 import ast
-import re
 import sys
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
+import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 ROOT = Path(__file__).parents[2]
-SETUP = (ROOT / "setup.py").read_text()
+tomllib = pytest.importorskip("tomllib", reason="Python 3.11 reads TOML")
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
-
-def keyword(name: str):
-    """The value of one keyword of setup()."""
-    calls = [node for node in ast.walk(ast.parse(SETUP)) if isinstance(node, ast.Call)]
-    return next(ast.literal_eval(word.value) for call in calls for word in call.keywords if word.arg == name)
 #: Packages that come with a declared one, and optional ones whose import is guarded.
-COMES_WITH = {"cycler": "matplotlib", "triton": "torch", "packaging": "pytest", "tokenizers": "clip-benchmark",
-              "onnx_ir": "onnxscript"}
+COMES_WITH = {
+    "cycler": "matplotlib",
+    "triton": "torch",
+    "packaging": "pytest",
+    "tokenizers": "clip-benchmark",
+    "onnx_ir": "onnxscript",
+}
 OPTIONAL = {"wandb", "torchcodec"}
 
 
@@ -33,18 +35,22 @@ REQUIREMENTS = declared((ROOT / "requirements.txt").read_text().splitlines())
 
 
 def test_the_lowest_versions_are_the_bounds_of_the_requirements():
-    lowest = {name: next(iter(one.specifier)) for name, one in
-              declared((ROOT / "tests/lowest.txt").read_text().splitlines()).items()}  # fmt: skip
-    bounds = {name: [part.version for part in one.specifier if part.operator == ">="]
-              for name, one in REQUIREMENTS.items()}  # fmt: skip
+    lowest = {
+        name: next(iter(one.specifier))
+        for name, one in declared((ROOT / "tests/lowest.txt").read_text().splitlines()).items()
+    }
+    bounds = {
+        name: [part.version for part in one.specifier if part.operator == ">="] for name, one in REQUIREMENTS.items()
+    }
     assert all(pin.operator == "==" for pin in lowest.values())
     assert {name: [Version(pin.version)] for name, pin in lowest.items()} == {
-        name: [Version(version) for version in versions] for name, versions in bounds.items()}  # fmt: skip
+        name: [Version(version) for version in versions] for name, versions in bounds.items()
+    }
 
 
 def test_every_package_that_is_imported_is_declared():
-    extras = declared([line for lines in keyword("extras_require").values() for line in lines])
-    known = {*REQUIREMENTS, *extras, *COMES_WITH.values(), canonicalize_name(keyword("name"))}
+    extras = declared([line for lines in PROJECT["optional-dependencies"].values() for line in lines])
+    known = {*REQUIREMENTS, *extras, *COMES_WITH.values(), canonicalize_name(PROJECT["name"])}
     files = [path for root in ("src", "scripts", "tests") for path in (ROOT / root).rglob("*.py")]
     imported = set()
     for path in files:
@@ -58,24 +64,14 @@ def test_every_package_that_is_imported_is_declared():
     assert {name for name in imported if known.isdisjoint(map(canonicalize_name, provided.get(name, [])))} == set()
 
 
-def test_a_source_archive_has_the_files_that_setup_reads():
-    packed = {"README.md", "LICENSE", "setup.py", "setup.cfg"}  # setuptools takes these of itself
-    packed |= set((ROOT / "MANIFEST.in").read_text().split()) - {"include"}
-    assert set(re.findall(r'HERE / "([^"]+)"', SETUP)) <= packed
-    assert all((ROOT / name).exists() for name in packed)
-
-
-def test_a_wheel_has_every_file_that_is_no_module():
+def test_every_folder_of_modules_is_a_package():
     for package in (ROOT / "src/prolip", ROOT / "src/training"):
-        packed = {path for pattern in keyword("package_data").get(package.name, []) for path in package.glob(pattern)}
-        files = {path for path in package.rglob("*") if path.is_file() and path.suffix not in (".py", ".pyc")}
-        assert files - packed == set()
         folders = {path.parent for path in package.rglob("*.py")}
-        assert all((folder / "__init__.py").exists() for folder in folders)  # else find_packages passes it over
+        assert all((folder / "__init__.py").exists() for folder in folders)  # else no wheel would have it
 
 
 def test_every_entry_point_leads_to_a_function():
-    for line in keyword("entry_points")["console_scripts"]:
-        module, function = line.split("=")[1].split(":")
+    for place in PROJECT["scripts"].values():
+        module, function = place.split(":")
         tree = ast.parse((ROOT / "src" / (module.replace(".", "/") + ".py")).read_text())
         assert function in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}

@@ -1,4 +1,5 @@
 """What the paper's figures show is computed from the embeddings: which samples, which levels, which roots."""
+
 import numpy as np
 import pytest
 import torch
@@ -148,7 +149,7 @@ def test_differences_of_levels_are_against_the_last():
     first, *others = hierarchy.trace_differences(traces_by_level(list(x.T)), "images").axes
     assert [ax.get_title("left") for ax in others] == [
         f"level {i} - last: > 0 for {(x[:, i] > x[:, 2]).mean():.0%}" for i in range(2)
-    ]  # fmt: skip
+    ]
     for i, ax in enumerate(others):
         assert sum(bar.get_height() for bar in ax.patches) == pytest.approx(1)
         left, right = ax.patches[0].get_x(), ax.patches[-1].get_x() + ax.patches[-1].get_width()

@@ -1,4 +1,5 @@
 """The command on small models and a small corpus: all figures there are, each as pixels and as vectors."""
+
 import io
 import json
 import os
@@ -35,13 +36,25 @@ def models(tmp_path_factory):
     place = tmp_path_factory.mktemp("models")
     made = create_model("ProLIP-ViT-test", init_unc_bias=-4.0, init_unc_gain=1.0)
     points = create_model("ProLIP-ViT-test", method_cfg={"name": "siglip"})
-    return {name: f"local-dir:{save_pretrained(model, place / name)}"
-            for name, model in (("gaussians", made), ("points", points))}  # fmt: skip
+    return {
+        name: f"local-dir:{save_pretrained(model, place / name)}"
+        for name, model in (("gaussians", made), ("points", points))
+    }
 
 
 #: What a font has no glyph for, XML no place, and matplotlib would read as a formula.
-ODD = ("$\\frac{$ x", "a\nb", "a\x1b[31mred", "a\u202eb", "x" * 300, "caf\udce9", "<b>x</b>", "costs $5 or $6", "\0",
-       "\ud800")  # fmt: skip
+ODD = (
+    "$\\frac{$ x",
+    "a\nb",
+    "a\x1b[31mred",
+    "a\u202eb",
+    "x" * 300,
+    "caf\udce9",
+    "<b>x</b>",
+    "costs $5 or $6",
+    "\0",
+    "\ud800",
+)
 
 
 @pytest.fixture(scope="module")
@@ -57,8 +70,14 @@ def shard_of(path, begin):
         for i in range(15):
             words = begin[i % len(begin)]
             keywords = [f"{words} key{i % 3}", "some more words"]
-            record = {"hexcode": str(i), "name": f"{words} n{i}", "keywords": keywords, "subgroup": f"sub{i % 4}",
-                      "group": f"{words} group{i % 2}", "style": "flat"}  # fmt: skip
+            record = {
+                "hexcode": str(i),
+                "name": f"{words} n{i}",
+                "keywords": keywords,
+                "subgroup": f"sub{i % 4}",
+                "group": f"{words} group{i % 2}",
+                "style": "flat",
+            }
             picture = io.BytesIO()
             Image.fromarray(rng.integers(0, 255, (32, 32, 3), dtype=np.uint8)).save(picture, "png")
             for suffix, data in (("png", picture.getvalue()), ("json", json.dumps(record).encode())):
@@ -83,8 +102,9 @@ def test_every_figure_is_written_as_pixels_and_as_vectors(models, shard, weights
     assert main(["--model", models["gaussians"], "--data", shard, "--prompts", weights, "--output", str(out)]) == 0
     lines = capsys.readouterr().out.strip().split("\n")
     assert [line.split()[0] for line in lines] == ["1", "4", "5", "6", "7", "8", "9", "C.1", "C.2", "C.3", "C.4", "C.5"]
-    assert {path.name for path in out.iterdir()} == {f"{file_of(key)}.{kind}" for key in FIGURES
-                                                    for kind in ("png", "svg")}  # fmt: skip
+    assert {path.name for path in out.iterdir()} == {
+        f"{file_of(key)}.{kind}" for key in FIGURES for kind in ("png", "svg")
+    }
     with Image.open(out / "figure_4_samples.png") as picture:
         assert min(picture.size) >= 500
 
@@ -94,8 +114,7 @@ def test_odd_texts_are_drawn_as_they_are(models, tmp_path, capsys):
     templates = ("a $\\frac{$ {c}.", "my\u202e {c}.", "{c}", "a\x1b \ndrawing of a {c}.")
     made = PromptWeights(("sub1", "sub3"), templates, table, "m", "f" * 32, Reweighing(5), "data", "d" * 32)
     made.save(tmp_path / "weights.json")
-    given = ["--data", shard_of(tmp_path / "odd.tar", ODD), "--prompts", str(tmp_path / "weights.json"),
-             "--dpi", "30"]  # fmt: skip
+    given = ["--data", shard_of(tmp_path / "odd.tar", ODD), "--prompts", str(tmp_path / "weights.json"), "--dpi", "30"]
     shown = ["1", "9", "C.5"]
     assert main(["--model", models["gaussians"], *given, "--output", str(tmp_path), "--only", *shown]) == 0
     texts = ""
@@ -132,8 +151,9 @@ def test_points_have_the_figures_that_need_no_variances(models, shard, tmp_path,
     assert main(given) == 0
     lines = capsys.readouterr().out.strip().split("\n")
     assert sum("has no variances" in line for line in lines) == 8 and sum("--prompts" in line for line in lines) == 2
-    assert {path.name for path in tmp_path.iterdir()} == {f"{file_of(key)}.{kind}" for key in ("1", "9")
-                                                         for kind in ("png", "pdf")}  # fmt: skip
+    assert {path.name for path in tmp_path.iterdir()} == {
+        f"{file_of(key)}.{kind}" for key in ("1", "9") for kind in ("png", "pdf")
+    }
     assert main([*given, "--only", "9", "5"]) == 2
     error = capsys.readouterr().err
     assert "figure 5 cannot be drawn" in error and "no variances" in error and error.count("\n") == 1
@@ -147,9 +167,26 @@ def test_data_of_others_takes_the_corpuss_place(models, shard, tmp_path, capsys)
             picture.save(tmp_path / "levels" / name / f"level{level}.png")
     csv = tmp_path / "captions.csv"
     csv.write_text("id,captions,image_url\n1,a => b c => d e f,x/1.jpg\n2,a => g => h i,x/2.jpg\n")
-    given = ["--model", models["gaussians"], "--data", shard, "--only", "7", "8", "9", "--inclusion", "own",
-             "--images", str(tmp_path / "levels"), "--captions", str(csv), "--output", str(tmp_path / "out"),
-             "--dpi", "40"]  # fmt: skip
+    given = [
+        "--model",
+        models["gaussians"],
+        "--data",
+        shard,
+        "--only",
+        "7",
+        "8",
+        "9",
+        "--inclusion",
+        "own",
+        "--images",
+        str(tmp_path / "levels"),
+        "--captions",
+        str(csv),
+        "--output",
+        str(tmp_path / "out"),
+        "--dpi",
+        "40",
+    ]
     assert main(given) == 0
     with Image.open(tmp_path / "out" / f"{file_of('7')}.png") as picture:
         assert picture.size == (240, 144), "6 by 3.6 inches"

@@ -1,4 +1,5 @@
 """The papers' tables as copied: what one prints twice, in two ways or in two papers, agrees, but where we say so."""
+
 from __future__ import annotations
 
 import json
@@ -18,17 +19,22 @@ WAYS = ("i2t", "t2i")
 KS = (1, 5, 10)
 #: Where the means of Tables C.8 to C.11 are not what Table 1 prints: printed and mean.
 UNLIKE_TABLE_1 = {
-    ("ViT-B/32, VSE∞", "eccv/R@1"): (83.1, 82.9), ("ViT-B/32, VSE∞", "cxc/R@1"): (57.1, 56.4),
-    ("ViT-B/32, VSE∞", "coco_1k/R@1"): (75.5, 74.95), ("ViT-B/32, VSE∞", "coco_5k/R@1"): (55.2, 54.6),
+    ("ViT-B/32, VSE∞", "eccv/R@1"): (83.1, 82.9),
+    ("ViT-B/32, VSE∞", "cxc/R@1"): (57.1, 56.4),
+    ("ViT-B/32, VSE∞", "coco_1k/R@1"): (75.5, 74.95),
+    ("ViT-B/32, VSE∞", "coco_5k/R@1"): (55.2, 54.6),
     ("ViT-B/32, VSE∞", "coco_1k/rsum"): (536.5, 534.3),
-    ("ViT-B/32, P2RM", "eccv/R@1"): (82.0, 80.85), ("ViT-B/32, P2RM", "cxc/R@1"): (53.6, 53.25),
-    ("ViT-B/32, P2RM", "coco_1k/R@1"): (73.3, 73.05), ("ViT-B/32, P2RM", "coco_5k/R@1"): (51.7, 51.45),
+    ("ViT-B/32, P2RM", "eccv/R@1"): (82.0, 80.85),
+    ("ViT-B/32, P2RM", "cxc/R@1"): (53.6, 53.25),
+    ("ViT-B/32, P2RM", "coco_1k/R@1"): (73.3, 73.05),
+    ("ViT-B/32, P2RM", "coco_5k/R@1"): (51.7, 51.45),
     ("ViT-B/32, PCME++ (mean only)", "cxc/R@1"): (57.0, 57.25),
     ("ViT-B/32, PCME++ (mean only)", "coco_1k/R@1"): (75.3, 75.65),
     ("ViT-B/32, PCME++ (mean only)", "coco_5k/R@1"): (55.2, 55.45),
-    ("ViT-L/14, PCME++", "eccv/R@1"): (88.8, 88.25), ("ViT-L/14, PCME++", "cxc/R@1"): (65.9, 66.1),
+    ("ViT-L/14, PCME++", "eccv/R@1"): (88.8, 88.25),
+    ("ViT-L/14, PCME++", "cxc/R@1"): (65.9, 66.1),
     ("ViT-L/14, PCME++", "coco_5k/R@1"): (64.3, 64.45),
-}  # fmt: skip
+}
 #: Sums of Table I that are not those of their row's six figures.
 WRONG_SUMS = {"VSE++ source-free, flickr": (108.1, 111.9), "SCAN, coco": (181.6, 184.3)}
 
@@ -111,8 +117,10 @@ def result(key: str, **metrics: float) -> TaskResult:
 
 
 def test_results_stand_above_the_rows_of_their_own_data_in_their_columns_alone():
-    own = result("coco_karpathy_test", **{"cxc/i2t/R@1": 0.6, "cxc/t2i/R@1": 0.5, "coco_1k/rsum": 512.3,
-                                          "coco_5k/i2t/R@1": 0.4, "i2t/PMRP": 0.31})  # fmt: skip
+    own = result(
+        "coco_karpathy_test",
+        **{"cxc/i2t/R@1": 0.6, "cxc/t2i/R@1": 0.5, "coco_1k/rsum": 512.3, "coco_5k/i2t/R@1": 0.4, "i2t/PMRP": 0.31},
+    )
     lines = format_printed(find_printed(["Table 1, coco", "Table II", "E.5"]), [own]).splitlines()
     assert lines[0].startswith("PCME++ Table 1, coco") and lines[1].split() == ["cxc/R@1", "coco_1k/rsum"]
     assert lines[2].split() == ["coco_karpathy_test", "csd", "55.00", "512.30"]

@@ -1,4 +1,5 @@
 """The benchmark of BPRW agrees with its loop, and the study's table has the figures of the evaluation's commands."""
+
 import re
 import sys
 from pathlib import Path
@@ -44,8 +45,11 @@ def test_the_table_has_the_commands_figures_and_what_is_not_trained(runs, monkey
     study_prompts.main([*words, "--rules", *rules])
     out, err = capsys.readouterr()
     assert "**prolip**, 4 prompts, seeds 0, 1 (not trained: 2)" in out and "no model of pcme" in err
-    rows = {cells[0]: cells[1:] for line in out.splitlines() if line.startswith("| ")
-            and (cells := [cell.strip() for cell in line.strip("|").split("|")])}  # fmt: skip
+    rows = {
+        cells[0]: cells[1:]
+        for line in out.splitlines()
+        if line.startswith("| ") and (cells := [cell.strip() for cell in line.strip("|").split("|")])
+    }
     plain = None
     for rule in rules:
         if rule == "top-K":

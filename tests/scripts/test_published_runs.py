@@ -1,4 +1,5 @@
 """Published runs: the figures derived from them, and how near predictions from one to another come."""
+
 from __future__ import annotations
 
 import sys
@@ -36,9 +37,11 @@ def test_openclips_344_a100_reach_15_percent(checks):
 
 def test_gpu_hours_of_openclips_page_follow_from_their_rates(checks):
     """The page gives 10,700, 13,620 and 50,800 GPU-hours."""
-    for name, hours, wanted in (("OpenCLIP B/16, LAION-400M, 61 h", 61, 10_700),
-                                ("OpenCLIP B/16+ 240, LAION-400M, 61 h", 61, 13_620),
-                                ("OpenCLIP L/14, LAION-400M, 127 h, recomputing", 127, 50_800)):
+    for name, hours, wanted in (
+        ("OpenCLIP B/16, LAION-400M, 61 h", 61, 10_700),
+        ("OpenCLIP B/16+ 240, LAION-400M, 61 h", 61, 13_620),
+        ("OpenCLIP L/14, LAION-400M, 127 h, recomputing", 127, 50_800),
+    ):
         run = checks[name].run
         assert hours * run.gpus == pytest.approx(wanted, rel=0.01)
         assert 32 * 407_332_084 / run.samples_per_second / 3600 == pytest.approx(hours)

@@ -1,4 +1,5 @@
 """`bench_search.py --grow`: one table of an index at several sizes, resumed after a kill, and what it foretells."""
+
 import json
 import shutil
 import sys
@@ -15,14 +16,32 @@ from prolip.search.index import SearchIndex  # noqa: E402
 from prolip.search.indexes import Kind  # noqa: E402
 
 KINDS = ("ivf", "hnsw", "pq")
-WHAT = ["add", "add, last piece", *(by + who for by in ("exactly", *KINDS) for who in ("", ", faiss alone")),
-        *(f"{kind}, build" for kind in KINDS)]  # fmt: skip
+WHAT = [
+    "add",
+    "add, last piece",
+    *(by + who for by in ("exactly", *KINDS) for who in ("", ", faiss alone")),
+    *(f"{kind}, build" for kind in KINDS),
+]
 
 
 def options(**changed) -> SimpleNamespace:
-    own = {"items": 900, "at": [300], "dim": 8, "queries": 20, "clusters": 4, "trace": 0.05, "trace_spread": 1.0,
-           "top": 10, "index_types": list(KINDS), "rounds": 1, "threads": 1, "seed": 0,
-           "extrapolate": None, "write": None, "processor_time": False}  # fmt: skip
+    own = {
+        "items": 900,
+        "at": [300],
+        "dim": 8,
+        "queries": 20,
+        "clusters": 4,
+        "trace": 0.05,
+        "trace_spread": 1.0,
+        "top": 10,
+        "index_types": list(KINDS),
+        "rounds": 1,
+        "threads": 1,
+        "seed": 0,
+        "extrapolate": None,
+        "write": None,
+        "processor_time": False,
+    }
     return SimpleNamespace(**own | changed)
 
 
@@ -33,8 +52,27 @@ def cells(out: str) -> dict[tuple[str, str], list[str]]:
 
 
 def test_one_table_has_every_search_at_every_size_and_what_more_items_would_take(forked, tmp_path):
-    words = ("--grow", "--items", "900", "--at", "300", "--dim", "8", "--queries", "20", "--clusters", "4", "--rounds",
-             "1", "--threads", "1", "--folder", str(tmp_path), "--extrapolate", "9000")  # fmt: skip
+    words = (
+        "--grow",
+        "--items",
+        "900",
+        "--at",
+        "300",
+        "--dim",
+        "8",
+        "--queries",
+        "20",
+        "--clusters",
+        "4",
+        "--rounds",
+        "1",
+        "--threads",
+        "1",
+        "--folder",
+        str(tmp_path),
+        "--extrapolate",
+        "9000",
+    )
     page, mark = tmp_path / "page.md", "<!-- 8 dimensions: by scripts/bench_search.py -->"
     page.write_text("none")
     assert forked.script(ROOT / "scripts/bench_search.py", *words, "--write", page) == 2 and mark in forked.err
@@ -42,7 +80,7 @@ def test_one_table_has_every_search_at_every_size_and_what_more_items_would_take
     code = forked.script(ROOT / "scripts/bench_search.py", *words, "--write", page)
     assert code == 0, forked.err[-2000:]
     found = cells(forked.out)
-    assert page.read_text() == f"before\n{mark}\n{forked.out[forked.out.rindex('| items |'):]}{mark}\nafter\n"
+    assert page.read_text() == f"before\n{mark}\n{forked.out[forked.out.rindex('| items |') :]}{mark}\nafter\n"
     sizes = ("300", "900", "9,000 (extrapolated)")
     assert sorted(found) == sorted((size, by) for size in sizes for by in WHAT)
     number = list(search_growth.COLUMNS).index
@@ -120,8 +158,9 @@ def test_what_cannot_be_is_refused_before_anything_is_written(tmp_path, monkeypa
         search_growth.grow(options(items=10**7), tmp_path / "run")
     assert not (tmp_path / "run").exists()
     (tmp_path / "run").mkdir()
-    (tmp_path / "run" / search_growth.RESULTS).write_text(json.dumps(
-        {"options": {name: getattr(options(dim=4), name) for name in search_growth.SAME}, "rows": []}))  # fmt: skip
+    (tmp_path / "run" / search_growth.RESULTS).write_text(
+        json.dumps({"options": {name: getattr(options(dim=4), name) for name in search_growth.SAME}, "rows": []})
+    )
     with pytest.raises(ValueError, match="holds a run with --dim 4: give the same, or another --folder"):
         search_growth.grow(options(), tmp_path / "run")
 

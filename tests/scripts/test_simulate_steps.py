@@ -1,4 +1,5 @@
 """The simulation: equal to closed forms where there are any, complete, monotone, reproducible, and quick."""
+
 from __future__ import annotations
 
 import dataclasses

@@ -1,4 +1,5 @@
 """The site of docs/: every page has its place, every link leads somewhere, nothing is fetched from elsewhere."""
+
 from __future__ import annotations
 
 import os
@@ -81,7 +82,13 @@ def test_the_site_is_built_without_a_warning_and_fetches_nothing(site):
 
 def test_public_names_stand_on_the_pages_of_the_api(site):
     text = "".join(path.read_text() for path in (site / "api").glob("*.html"))
-    for name in ("prolip.factory.create_model", "prolip.gaussian.Gaussian.trace", "prolip.losses.ppcl",
-                 "prolip.classifiers.zero_shot.ZeroShotClassifier.predict_proba", "prolip.measures.pairwise_csd",
-                 "prolip.search.index.SearchIndex", "prolip.export.export_pt2"):  # fmt: skip
+    for name in (
+        "prolip.factory.create_model",
+        "prolip.gaussian.Gaussian.trace",
+        "prolip.losses.ppcl",
+        "prolip.classifiers.zero_shot.ZeroShotClassifier.predict_proba",
+        "prolip.measures.pairwise_csd",
+        "prolip.search.index.SearchIndex",
+        "prolip.export.export_pt2",
+    ):
         assert f'id="{name}"' in text, name

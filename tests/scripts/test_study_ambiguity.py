@@ -1,4 +1,5 @@
 """PCME's studies: what erasing, mixing and dropping words change, and the figure of a small model."""
+
 import sys
 from pathlib import Path
 

@@ -1,4 +1,5 @@
 """The study of curation: which captions are exchanged, what is trained on, and what its page says."""
+
 from __future__ import annotations
 
 import random
@@ -20,8 +21,10 @@ sys.path.insert(0, str(ROOT / "scripts"))
 import study  # noqa: E402
 import study_curation  # noqa: E402
 
-TINY = (f"--model ProLIP-ViT-test --precision fp32 --device cpu --workers 0 --batch-size 16 --train-num-samples 32"
-        f" --val-data emoji:{UNSEEN} --val-names {UNSEEN} --val-select group=activities")  # fmt: skip
+TINY = (
+    f"--model ProLIP-ViT-test --precision fp32 --device cpu --workers 0 --batch-size 16 --train-num-samples 32"
+    f" --val-data emoji:{UNSEEN} --val-names {UNSEEN} --val-select group=activities"
+)
 
 
 @pytest.fixture(scope="module")
@@ -36,8 +39,21 @@ def ended(tmp_path_factory) -> tuple[Path, str]:
         patch.setattr(study.sweep, "train", train_here)
         patch.setitem(study.RECIPES, "emoji", str(recipe))
         patch.setitem(study.DESIGNERS, "emoji", (SHARDS, SHARDS))
-        words = ["--out", str(folder / "runs"), "--seeds", "0", "1", "--steps", "2", "--flags", TINY, "--write",
-                 str(page), "--backbone-flags", f"{TINY} --max-steps 2 --warmup 1"]  # fmt: skip
+        words = [
+            "--out",
+            str(folder / "runs"),
+            "--seeds",
+            "0",
+            "1",
+            "--steps",
+            "2",
+            "--flags",
+            TINY,
+            "--write",
+            str(page),
+            "--backbone-flags",
+            f"{TINY} --max-steps 2 --warmup 1",
+        ]
         study_curation.main(words)
         patch.setattr(study.sweep, "train", None)  # all is there
         study_curation.main(words)
@@ -86,6 +102,9 @@ def test_figures_are_judged_by_the_captions_that_are_right(ended):
     curation = study_curation.Curation(study_curation.parse(["--out", str(runs)]))
     wrong, _, figures = curation.found()
     assert f"| `cosine` | {roc_auc_score(~wrong, figures['cosine']):.3f} |" in page
-    truth = [json_record(raw)["wrong"] for url in expand_source(SHARDS)
-             for raw in read_shard(str(runs / "noisy" / Path(url).name))]  # fmt: skip
+    truth = [
+        json_record(raw)["wrong"]
+        for url in expand_source(SHARDS)
+        for raw in read_shard(str(runs / "noisy" / Path(url).name))
+    ]
     assert wrong.tolist() == truth

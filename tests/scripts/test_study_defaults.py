@@ -1,4 +1,5 @@
 """The study of defaults: its draws of data, its parts, and what a run goes on with."""
+
 from __future__ import annotations
 
 import sys
@@ -72,17 +73,25 @@ def test_tables_have_a_row_for_a_setting_and_a_column_for_so_much_of_a_corpus(mo
 
     monkeypatch.setattr(study_defaults, "results", results)
     monkeypatch.setattr(study_defaults, "value_of", lambda found: found / 100)
-    monkeypatch.setattr(study_defaults, "gain", lambda first, second, keys: {
-        key: f"{second[0][key] - first[0][key]:+.1f}" for key in keys})  # fmt: skip
+    monkeypatch.setattr(
+        study_defaults,
+        "gain",
+        lambda first, second, keys: {key: f"{second[0][key] - first[0][key]:+.1f}" for key in keys},
+    )
     page = tmp_path / "page.md"
     page.write_text("".join(f"<!-- {name}: by scripts/study_defaults.py -->\n" * 2 for name in ("trained", "kept")))
     study_defaults.main(["--out", str(tmp_path), "--tables-only", "--starts", "trained", "--write", str(page)])
     lines = [line.split(" | ") for line in page.read_text().splitlines() if line.startswith("| ")]
     assert lines[0][:4] == ["| setting", "emoji 50", "emoji 300", "emoji 3,000"]
-    assert [line[:4] for line in lines[1:3]] == [["| defaults", "12.0", "20.0", ""],
-                                                 ["| `--grad-clip-norm none`", "-3.0", "", ""]]  # fmt: skip
-    assert [line[:3] for line in lines[4:]] == [["| before", "-", "-"], ["| defaults", "13.0", "21.0"],
-                                                ["| `--grad-clip-norm none`", "10.0", ""]]  # fmt: skip
+    assert [line[:4] for line in lines[1:3]] == [
+        ["| defaults", "12.0", "20.0", ""],
+        ["| `--grad-clip-norm none`", "-3.0", "", ""],
+    ]
+    assert [line[:3] for line in lines[4:]] == [
+        ["| before", "-", "-"],
+        ["| defaults", "13.0", "21.0"],
+        ["| `--grad-clip-norm none`", "10.0", ""],
+    ]
 
 
 @pytest.mark.parametrize("words", [["--part", "3/2"], ["--part", "x"], ["--variants", "lr-99"]])

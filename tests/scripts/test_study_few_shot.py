@@ -1,4 +1,5 @@
 """The few-shot table of the study, of tiny models: what is trained, that it goes on, and its figures."""
+
 import sys
 from pathlib import Path
 from statistics import harmonic_mean

@@ -1,4 +1,5 @@
 """The study of new designers: its figures by hand, what a draw of concepts holds, its tables."""
+
 from __future__ import annotations
 
 import numpy as np
@@ -13,12 +14,22 @@ def arrays(seed: int = 0) -> study.Arrays:
     """Thirty drawings of ten concepts and twenty texts, each of a concept."""
     g = np.random.default_rng(seed)
     drawings, texts = 30, 20
-    out = {"concept": np.arange(drawings) % 10, "text_concept": np.arange(texts) % 10, "size": np.array(10),
-           "caption_true": g.random(drawings) < 0.5, "answer_true": g.random(drawings) < 0.5,
-           "wrong": g.random(drawings) < 0.5, "text_expected": 4 * g.random(texts) + 0.5,
-           "text_true": g.integers(1, 5, texts), "text_level": g.integers(0, 4, texts), "text_trace": g.random(texts),
-           "text_in_all": g.integers(1, 9, texts), "text_inside": g.random(texts) < 0.9, "ap_i2t": g.random(drawings),
-           "text_ap_t2i": g.random(texts)}  # fmt: skip
+    out = {
+        "concept": np.arange(drawings) % 10,
+        "text_concept": np.arange(texts) % 10,
+        "size": np.array(10),
+        "caption_true": g.random(drawings) < 0.5,
+        "answer_true": g.random(drawings) < 0.5,
+        "wrong": g.random(drawings) < 0.5,
+        "text_expected": 4 * g.random(texts) + 0.5,
+        "text_true": g.integers(1, 5, texts),
+        "text_level": g.integers(0, 4, texts),
+        "text_trace": g.random(texts),
+        "text_in_all": g.integers(1, 9, texts),
+        "text_inside": g.random(texts) < 0.9,
+        "ap_i2t": g.random(drawings),
+        "text_ap_t2i": g.random(texts),
+    }
     for way in study.WAYS:
         out |= {f"caption_{way}": g.random(drawings), f"answer_{way}": g.random(drawings)}
     return out | {f"by_{sign}": g.random(drawings) for sign in ("trace", "neighbour", "ambiguity")}
@@ -28,13 +39,17 @@ def test_the_calibration_error_is_that_of_bins_of_equal_mass():
     p, y = np.linspace(0, 1, 30), np.arange(30) % 3 == 0
     wanted = sum(abs(p[2 * k : 2 * k + 2].mean() - y[2 * k : 2 * k + 2].mean()) for k in range(15)) / 15
     assert study.ece(p[::-1], y[::-1]) == pytest.approx(wanted)
-    assert study.ece(np.full(30, 1 / 3), y) == pytest.approx(sum(abs(1 / 3 - y[2 * k : 2 * k + 2].mean())
-                                                                 for k in range(15)) / 15)  # fmt: skip
+    assert study.ece(np.full(30, 1 / 3), y) == pytest.approx(
+        sum(abs(1 / 3 - y[2 * k : 2 * k + 2].mean()) for k in range(15)) / 15
+    )
 
 
 def test_expected_numbers_are_within_a_factor_of_two_of_those_of_texts_that_fit_any():
-    x = {"text_expected": np.array([1.0, 4.1, 3.0, 9.0]), "text_true": np.array([2, 2, 5, 0]),
-         "text_level": np.array([0, 0, 1, 1])}  # fmt: skip
+    x = {
+        "text_expected": np.array([1.0, 4.1, 3.0, 9.0]),
+        "text_true": np.array([2, 2, 5, 0]),
+        "text_level": np.array([0, 0, 1, 1]),
+    }
     assert study.within(x) == pytest.approx(2 / 3) and study.within(x, 0) == 0.5 and np.isnan(study.within(x, 2))
 
 

@@ -1,4 +1,5 @@
 """The study of all methods: trained once, adapted, its tables in the marks of a page; differences by hand."""
+
 from __future__ import annotations
 
 import sys
@@ -19,11 +20,24 @@ SELECT = "--select group=activities --val-select group=activities"
 TINY = "--model ProLIP-ViT-test --precision fp32 --device cpu --workers 0 --batch-size 16"
 FLAGS = f"{TINY} --train-data {SHARDS} --train-num-samples 32 {SELECT} --val-data emoji:{UNSEEN} --val-names {UNSEEN}"
 #: Of adaptations; the model is the source's.
-ADAPT = (f"--precision fp32 --device cpu --workers 0 --batch-size 16 --train-data {UNSEEN} --train-num-samples 16"
-         f" {SELECT} --val-data emoji:{UNSEEN} --max-steps 2 --warmup 1")  # fmt: skip
+ADAPT = (
+    f"--precision fp32 --device cpu --workers 0 --batch-size 16 --train-data {UNSEEN} --train-num-samples 16"
+    f" {SELECT} --val-data emoji:{UNSEEN} --max-steps 2 --warmup 1"
+)
 BACKBONE = f"{FLAGS} --max-steps 2 --warmup 1"
-ARGUMENTS = ["--steps", "3", "--seeds", "0", "1", "--flags", FLAGS, "--adapt-flags", ADAPT, "--backbone-flags",
-             BACKBONE]  # fmt: skip
+ARGUMENTS = [
+    "--steps",
+    "3",
+    "--seeds",
+    "0",
+    "1",
+    "--flags",
+    FLAGS,
+    "--adapt-flags",
+    ADAPT,
+    "--backbone-flags",
+    BACKBONE,
+]
 WORDS = [*ARGUMENTS, "--noise", "0", "20", "--methods", "siglip", "vse"]
 
 

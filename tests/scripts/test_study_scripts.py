@@ -1,4 +1,5 @@
 """The scripts of the study: texts held out, foreign inputs, the tables of a trained and of a frozen toy model."""
+
 import json
 import sys
 import tarfile
@@ -17,8 +18,22 @@ import uncertainty_study  # noqa: E402
 
 SHARD, UNSEEN = ROOT / "data/emoji/noto.tar", ROOT / "data/emoji/emojione.tar"
 SELECT = "subgroup=animal mammal|animal bird|food fruit"
-TOY = ["--model", "ProLIP-ViT-test", "--warmup", "1", "--max-steps", "2", "--batch-size", "16", "--workers", "0",
-       "--caption-sampling", "name:2,keywords:2,subgroup:1,group:1", "--select", SELECT]  # fmt: skip
+TOY = [
+    "--model",
+    "ProLIP-ViT-test",
+    "--warmup",
+    "1",
+    "--max-steps",
+    "2",
+    "--batch-size",
+    "16",
+    "--workers",
+    "0",
+    "--caption-sampling",
+    "name:2,keywords:2,subgroup:1,group:1",
+    "--select",
+    SELECT,
+]
 
 
 def captions(shard: Path) -> dict[str, dict]:
@@ -63,10 +78,29 @@ def runs(tmp_path_factory):
     """Toy runs of the paper's loss, of likelihood, of SigLIP's loss, and of it without some texts."""
     folder = tmp_path_factory.mktemp("study")
     hold_out_texts.main([str(SHARD), "--select", SELECT, "--output", str(folder / "shards")])
-    for name, method, data in (("paper", "prolip", SHARD), ("ours", "likelihood", SHARD), ("frozen", "siglip", SHARD),
-                               ("held", "siglip", folder / "shards/noto.tar")):  # fmt: skip
-        code = train([*TOY, "--method", method, "--train-data", str(data), "--val-data", f"emoji:{UNSEEN}",
-                      "--val-select", SELECT, "--output", str(folder), "--name", name])  # fmt: skip
+    for name, method, data in (
+        ("paper", "prolip", SHARD),
+        ("ours", "likelihood", SHARD),
+        ("frozen", "siglip", SHARD),
+        ("held", "siglip", folder / "shards/noto.tar"),
+    ):
+        code = train(
+            [
+                *TOY,
+                "--method",
+                method,
+                "--train-data",
+                str(data),
+                "--val-data",
+                f"emoji:{UNSEEN}",
+                "--val-select",
+                SELECT,
+                "--output",
+                str(folder),
+                "--name",
+                name,
+            ]
+        )
         assert code == 0
     return folder
 
@@ -76,8 +110,16 @@ def test_the_tables_have_a_row_for_each_uncertainty_and_the_models_own_figures(r
     uncertainty_study.main([*words, "--baselines", "top score", "AsymVLM"])
     printed = capsys.readouterr().out
     rows = {line.split("|")[1].strip() for line in printed.splitlines() if line.startswith("|")}
-    assert {"the paper's loss", "likelihood", "SigLIP, cosine", "prolip.uncertainty", "top score", "AsymVLM",
-            "likelihood: all", "prolip.uncertainty: novelty, first"} <= rows  # fmt: skip
+    assert {
+        "the paper's loss",
+        "likelihood",
+        "SigLIP, cosine",
+        "prolip.uncertainty",
+        "top score",
+        "AsymVLM",
+        "likelihood: all",
+        "prolip.uncertainty: novelty, first",
+    } <= rows
     figures = json.loads((runs / "ours/eval.json").read_text())
     retrieval = printed[printed.index("Retrieval") :]
     ours = next(line for line in retrieval.splitlines() if line.startswith("| likelihood"))

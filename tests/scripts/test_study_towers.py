@@ -1,4 +1,5 @@
 """The study of towers: its models, what every run begins from, and its tables of results that are known."""
+
 from __future__ import annotations
 
 import sys
@@ -54,8 +55,9 @@ def test_every_run_of_the_first_study_begins_where_its_row_says(tmp_path):
     runs = commands(wanted)
     base = str(tmp_path / "base-s0/model/open_clip_model.safetensors")
     assert {name for name, run in runs.items() if run.model.pretrained != base} == {
-        "prolip-random-weights", "prolip-random-weights-0"
-    }  # fmt: skip
+        "prolip-random-weights",
+        "prolip-random-weights-0",
+    }
     assert {run.run.max_steps for name, run in runs.items() if name.endswith("-0")} == {1}
     assert all(run.optim.lr < 1e-20 for name, run in runs.items() if name.endswith("-0"))
     assert {run.run.save_every_steps for name, run in runs.items() if not name.endswith("-0")} == {50}
@@ -94,8 +96,9 @@ def test_what_is_asked_of_a_text_is_the_trace_at_which_the_gradient_of_ppcl_is_z
     image, text = (Gaussian(F.normalize(torch.randn(n, 8), dim=-1), torch.randn(n, 8) - 4) for n in (40, 6))
     relation = np.zeros((6, 40), dtype=bool)
     relation[np.arange(5), np.arange(5)] = relation[0, 7] = True
-    result = SimpleNamespace(model_score=SimpleNamespace(scale=12.0, bias=-4.0), image=image, text=text,
-                             text_relation=relation)  # fmt: skip
+    result = SimpleNamespace(
+        model_score=SimpleNamespace(scale=12.0, bias=-4.0), image=image, text=text, text_relation=relation
+    )
     found = study_towers.asked(result)
     assert np.isnan(found[5])
     trace = torch.tensor(found[:5], requires_grad=True)

@@ -1,4 +1,5 @@
 """The toys of PCME++ and PCME: two ratios of one paper, regions of captions of the other, and what they draw."""
+
 from __future__ import annotations
 
 import math

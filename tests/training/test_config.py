@@ -1,4 +1,5 @@
 """A run's config: validated when it is made, saved and read back as it was."""
+
 from __future__ import annotations
 
 import json
@@ -151,7 +152,7 @@ def test_an_unreadable_config_says_why(tmp_path):
         read_config_file(str(tmp_path / "bad.json"))
     for text in ('{"lr": 1}', '{"method": 3}', '{"run": null}', "[]"):
         (tmp_path / "flat.json").write_text(text)
-        with pytest.raises(FlagError, match="give {\"method\""):
+        with pytest.raises(FlagError, match='give {"method"'):
             read_config_file(str(tmp_path / "flat.json"))
 
 

@@ -1,4 +1,5 @@
 """Runs that began with the flag --init-uncertainty, which is gone: OpenCLIP's weights in towers of ours."""
+
 from __future__ import annotations
 
 import json

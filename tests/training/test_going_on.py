@@ -1,4 +1,5 @@
 """A run is gone on with by its name: the line that a stopped run prints, settings and workers that a run keeps."""
+
 from __future__ import annotations
 
 import json
@@ -34,8 +35,16 @@ def typed(tmp_path, monkeypatch):
     begun = []
 
     def begin(line: str) -> subprocess.Popen:
-        begun.append(subprocess.Popen(["bash", "-c", f"exec {line}"], cwd=tmp_path, text=True, stdout=subprocess.PIPE,
-                                      stderr=subprocess.STDOUT, start_new_session=True))  # fmt: skip
+        begun.append(
+            subprocess.Popen(
+                ["bash", "-c", f"exec {line}"],
+                cwd=tmp_path,
+                text=True,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        )
         return begun[-1]
 
     yield begin
@@ -120,10 +129,15 @@ def default(monkeypatch, cores: int, *words: object):
 @pytest.mark.parametrize(
     ("cores", "words", "rows", "workers"),
     [
-        (4, [], 8, 4), (3, [], 8, 2), (64, ["--batch-size", 96], 96, 8), (8, ["--batch-size", 7], 7, 7),
-        (6, ["--batch-size", 7], 7, 1), (8, ["--accum-freq", 2, "--batch-size", 4], 8, 4), (8, ["--workers", 0], 8, 0),
+        (4, [], 8, 4),
+        (3, [], 8, 2),
+        (64, ["--batch-size", 96], 96, 8),
+        (8, ["--batch-size", 7], 7, 7),
+        (6, ["--batch-size", 7], 7, 1),
+        (8, ["--accum-freq", 2, "--batch-size", 4], 8, 4),
+        (8, ["--workers", 0], 8, 0),
     ],
-)  # fmt: skip
+)
 def test_workers_are_the_cores_as_far_as_the_batch_divides_and_stand_in_the_config(
     monkeypatch, tmp_path, cores, words, rows, workers
 ):

@@ -1,4 +1,5 @@
 """Meters that do not wait, lines for people, objects for programs."""
+
 from __future__ import annotations
 
 import io
@@ -118,9 +119,15 @@ def test_the_progress_line_holds_what_a_person_looks_for():
     statistics = ("scale", "bias", "trace_image", "trace_text")
     line = progress_line(shown, 120, 2400, 1.5, 3725, {"bad image": 3}, statistics)
     for part in (
-        "step  120/2400 (5%) epoch 1.5", "loss 2  (ppcl 1.5)", "scale 10.02  bias -9.87  trace image 0.012 text 0.034",
-        "grad 1.25", "lr 1.00e-03", "512 samples/s  data wait 3%", "ETA 1:02:05", "faults bad image=3",
-    ):  # fmt: skip
+        "step  120/2400 (5%) epoch 1.5",
+        "loss 2  (ppcl 1.5)",
+        "scale 10.02  bias -9.87  trace image 0.012 text 0.034",
+        "grad 1.25",
+        "lr 1.00e-03",
+        "512 samples/s  data wait 3%",
+        "ETA 1:02:05",
+        "faults bad image=3",
+    ):
         assert part in line
     assert "\n" not in line
 

@@ -1,4 +1,5 @@
 """The step and the loop around it: nothing waits, nothing non-finite passes, micro-batches change nothing."""
+
 from __future__ import annotations
 
 import dataclasses
@@ -251,13 +252,17 @@ def test_ranks_that_agree_a_step_later_log_once_when_the_seconds_are_over(tmp_pa
 
 
 def test_a_line_by_time_has_the_means_of_its_steps(tmp_path):
-    every, timed = (make(tmp_path / str(n), max_steps=3, log_every_n_steps=n, log_every_seconds=seconds)
-                    for n, seconds in ((1, None), (100, 1e-9)))  # fmt: skip
+    every, timed = (
+        make(tmp_path / str(n), max_steps=3, log_every_n_steps=n, log_every_seconds=seconds)
+        for n, seconds in ((1, None), (100, 1e-9))
+    )
     for run in (every, timed):
         train(run)
         run.kept.log.close()
-    want, got = ([json.loads(row)["loss"] for row in (run.kept.folder / "metrics.jsonl").read_text().splitlines()]
-                 for run in (every, timed))  # fmt: skip
+    want, got = (
+        [json.loads(row)["loss"] for row in (run.kept.folder / "metrics.jsonl").read_text().splitlines()]
+        for run in (every, timed)
+    )
     assert len(got) == 3 and got == want
 
 
@@ -311,8 +316,19 @@ def test_the_log_has_one_object_per_interval(tmp_path):
     assert [row["step"] for row in rows] == [3, 6, 7]
     assert [row["samples"] for row in rows] == [24, 48, 56]
     assert [round(row["epoch"], 3) for row in rows] == [1, 2, 2.333]
-    for name in ("loss", "lr", "samples_per_second", "data_wait", "trace_image", "seconds", "memory_gib",
-                 "grad_norm_image", "grad_norm_text", "param_norm_image", "param_norm_logit"):  # fmt: skip
+    for name in (
+        "loss",
+        "lr",
+        "samples_per_second",
+        "data_wait",
+        "trace_image",
+        "seconds",
+        "memory_gib",
+        "grad_norm_image",
+        "grad_norm_text",
+        "param_norm_image",
+        "param_norm_logit",
+    ):
         assert all(name in row for row in rows)
 
 

@@ -1,4 +1,5 @@
 """What the loop does around an evaluation: one model at a time, nothing compiled, and nothing that ends the run."""
+
 from __future__ import annotations
 
 import json

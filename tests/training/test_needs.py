@@ -1,4 +1,5 @@
 """What an objective declares the run gives it: captions, a teacher, and by the same door steps, ranks and tokenizer."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass, field
@@ -60,11 +61,16 @@ def toy(monkeypatch):
 
 def make(tmp_path, data=None, **objective):
     synthetic = {"dataset_type": "synthetic", "train_num_samples": 24}
-    config = build_config("toy", {
-        "model": {"model": "ProLIP-ViT-test"}, "optim": {"warmup": 0},
-        "data": {"batch_size": 8, "workers": 0} | (data or synthetic),
-        "run": {"precision": "fp32", "max_steps": 3, "device": "cpu", "seed": 5}, "objective": objective,
-    })  # fmt: skip
+    config = build_config(
+        "toy",
+        {
+            "model": {"model": "ProLIP-ViT-test"},
+            "optim": {"warmup": 0},
+            "data": {"batch_size": 8, "workers": 0} | (data or synthetic),
+            "run": {"precision": "fp32", "max_steps": 3, "device": "cpu", "seed": 5},
+            "objective": objective,
+        },
+    )
     return build(config, World(), tmp_path / "run", rows=8)
 
 
@@ -106,10 +112,33 @@ def test_what_follows_from_a_method_is_neither_a_flag_nor_saved(toy, tmp_path):
 
 def test_the_line_of_progress_shows_what_the_objective_wants_shown(toy, tmp_path, capsys):
     words = [
-        "--method", "toy", "--model", "ProLIP-ViT-test", "--dataset-type", "synthetic", "--train-num-samples", "24",
-        "--batch-size", "8", "--workers", "0", "--max-steps", "1", "--warmup", "0", "--log-every-n-steps", "1",
-        "--device", "cpu", "--precision", "fp32", "--output", str(tmp_path), "--name", "shown",
-    ]  # fmt: skip
+        "--method",
+        "toy",
+        "--model",
+        "ProLIP-ViT-test",
+        "--dataset-type",
+        "synthetic",
+        "--train-num-samples",
+        "24",
+        "--batch-size",
+        "8",
+        "--workers",
+        "0",
+        "--max-steps",
+        "1",
+        "--warmup",
+        "0",
+        "--log-every-n-steps",
+        "1",
+        "--device",
+        "cpu",
+        "--precision",
+        "fp32",
+        "--output",
+        str(tmp_path),
+        "--name",
+        "shown",
+    ]
     assert main(words) == 0
     line = next(line for line in capsys.readouterr().out.splitlines() if "samples/s" in line)
     assert " | scale " in line and "bias" not in line

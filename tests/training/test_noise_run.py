@@ -1,4 +1,5 @@
 """Runs on shuffled captions: noise is written down, the same on all ranks, and the same when the run goes on."""
+
 from __future__ import annotations
 
 import json

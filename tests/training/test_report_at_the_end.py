@@ -1,4 +1,5 @@
 """A run ends with its report; training rows are ranked beside validation rows, and neither can cost a run."""
+
 from __future__ import annotations
 
 import dataclasses
@@ -41,7 +42,7 @@ def run(task, tmp_path_factory):
 def test_the_run_leaves_a_page_with_its_evaluations_and_examples_and_nothing_of_the_corpus(run):
     page = (run / "report.html").read_text()
     assert (run / "figures/evaluations.png").is_file() and (run / "figures/learning_curves.png").is_file()
-    (name, shown), = read(run).shown.items()
+    ((name, shown),) = read(run).shown.items()
     assert name == "mine" and shown.images == metrics_of(run)[-1]["mine/i2t/queries"]
     assert "Examples from mine" in page
     assert not any(said in page for said in ("names find their own drawing", "prolip eval emoji", "designer"))
@@ -60,8 +61,9 @@ def test_training_rows_are_ranked_as_the_saved_model_ranks_them_and_are_the_same
     last = metrics_of(run)[-1]
     count = int(last["mine/pairs"])
     texts = [max(row.chances, key=row.chances.get) for row in rows[:count]]
-    scores = embedder.score.pairwise(embedder.encode_image(torch.stack([row.pixels for row in rows[:count]])),
-                                     embedder.embed_texts(texts))  # fmt: skip
+    scores = embedder.score.pairwise(
+        embedder.encode_image(torch.stack([row.pixels for row in rows[:count]])), embedder.embed_texts(texts)
+    )
     found = [texts[scores[i].argmax()] == texts[i] for i in range(count)]
     found += [texts[scores[:, i].argmax()] == texts[i] for i in range(count)]
     assert last["mine/train_pairs_R@1"] == pytest.approx(sum(found) / len(found), abs=1.5 / count)  # a tie or two

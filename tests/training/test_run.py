@@ -1,4 +1,5 @@
 """Whole runs in this process: what they leave behind, and that going on equals never having stopped."""
+
 from __future__ import annotations
 
 import json
@@ -39,9 +40,19 @@ def whole(tmp_path_factory) -> Path:
 
 def test_a_run_leaves_model_figures_and_checkpoints(whole):
     assert {path.name for path in whole.iterdir()} == {
-        ".lock", "config.json", "status.json", "metrics.jsonl", "tensorboard", "checkpoints", "model", "model_ema",
-        "eval", "eval_ema", "eval.json", "examples.json",
-    }  # fmt: skip
+        ".lock",
+        "config.json",
+        "status.json",
+        "metrics.jsonl",
+        "tensorboard",
+        "checkpoints",
+        "model",
+        "model_ema",
+        "eval",
+        "eval_ema",
+        "eval.json",
+        "examples.json",
+    }
     steps = len(losses(whole))
     assert {path.name for path in (whole / "checkpoints").iterdir()} == {f"step_{steps // 2}.pt", f"step_{steps}.pt"}
     status = json.loads((whole / "status.json").read_text())

@@ -1,4 +1,5 @@
 """What was under way when a run was stopped or killed is made up for: evaluations, the end of the run, its log."""
+
 from __future__ import annotations
 
 import json
@@ -27,6 +28,7 @@ def evaluations(folder: Path) -> list[int]:
 @pytest.mark.parametrize("where", ["evaluation", "model"])
 def test_a_run_that_is_killed_behind_its_last_step_is_brought_to_its_end(tmp_path, monkeypatch, where):
     """In its last evaluation, or while it writes its model: the model is missing, and no step is left to do."""
+
     def killed(*things, **more):
         raise KeyboardInterrupt
 

@@ -1,4 +1,5 @@
 """What a classifier is given: pictures, Gaussians, or arrays of features that were embedded before."""
+
 from __future__ import annotations
 
 import os
@@ -72,8 +73,10 @@ def from_array(rows: Any, dimension: int, probabilistic: bool) -> Shown:
 
 def check_columns(found: int, wanted: tuple[int, ...]) -> None:
     if found not in wanted:
-        raise ValueError(f"X has {found} features, but this model has {' or '.join(map(str, wanted))} (mean, log_var,"
-                         f" and two novelties where it has them; a model of points the mean alone): give {WANTED}")
+        raise ValueError(
+            f"X has {found} features, but this model has {' or '.join(map(str, wanted))} (mean, log_var,"
+            f" and two novelties where it has them; a model of points the mean alone): give {WANTED}"
+        )
 
 
 def as_shown(given: Any, embedder: Embedder, dimension: int, batch_size: int) -> Shown:

@@ -1,4 +1,5 @@
 """Classes by their names alone."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -23,8 +24,14 @@ class ZeroShotClassifier(ImageClassifier):
     """
 
     def __init__(  # noqa: PLR0913 (scikit-learn's estimators take all of their settings here)
-        self, model: str | Embedder, classes: Names, templates: Any = "{}", similarity: str | None = None,
-        pretrained: str | None = None, device: str = "cpu", batch_size: int = 64,
+        self,
+        model: str | Embedder,
+        classes: Names,
+        templates: Any = "{}",
+        similarity: str | None = None,
+        pretrained: str | None = None,
+        device: str = "cpu",
+        batch_size: int = 64,
     ):
         self.model, self.classes, self.templates, self.similarity = model, classes, templates, similarity
         self.pretrained, self.device, self.batch_size = pretrained, device, batch_size

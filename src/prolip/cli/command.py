@@ -1,4 +1,5 @@
 """What a command is, and the groups of flags that commands share, so that one word means one thing everywhere."""
+
 from __future__ import annotations
 
 import argparse
@@ -20,8 +21,11 @@ if TYPE_CHECKING:
 
 #: Old spellings that most commands had -> what to type.
 RENAMED = {
-    "out": "use --output", "output-dir": "use --output", "again": "use --overwrite", "replace": "use --overwrite",
-}  # fmt: skip
+    "out": "use --output",
+    "output-dir": "use --output",
+    "again": "use --overwrite",
+    "replace": "use --overwrite",
+}
 
 #: Adds flags to a parser, or to a group of one.
 Flags = Callable[[Any], object]
@@ -150,7 +154,10 @@ class Output:
 
 
 def shared(
-    group: type, *names: str, required: Iterable[str] = (), help: Mapping[str, str] = MappingProxyType({}),
+    group: type,
+    *names: str,
+    required: Iterable[str] = (),
+    help: Mapping[str, str] = MappingProxyType({}),
     **defaults: Any,
 ) -> Flags:
     """Flags of a shared group, by the names of its fields; all of them if no name is given.
@@ -209,12 +216,16 @@ def part_of(text: str | None) -> tuple[int, int]:
     if text is None:
         return 0, 1
     if text == "slurm":
-        mine, first, last, count = (int(os.environ.get(f"SLURM_ARRAY_TASK_{name}", number))
-                                    for name, number in (("ID", 0), ("MIN", 0), ("MAX", 0), ("COUNT", 1)))
+        mine, first, last, count = (
+            int(os.environ.get(f"SLURM_ARRAY_TASK_{name}", number))
+            for name, number in (("ID", 0), ("MIN", 0), ("MAX", 0), ("COUNT", 1))
+        )
         step = (last - first) // max(count - 1, 1)  # a task is told the first number, the last and how many, not which
         if count > 1 and (step * (count - 1) != last - first or (mine - first) % step):
-            raise ValueError(f"--part slurm: the {count} numbers of this array have gaps, so that no task knows its"
-                             f" part: submit --array=0-{count - 1}")  # fmt: skip
+            raise ValueError(
+                f"--part slurm: the {count} numbers of this array have gaps, so that no task knows its"
+                f" part: submit --array=0-{count - 1}"
+            )
         return (mine - first) // max(step, 1), count
     part, slash, parts = text.partition("/")
     if not (slash and part.isdecimal() and parts.isdecimal() and int(part) < int(parts)):

@@ -1,4 +1,5 @@
 """`prolip data`: indexes of shards, and data sets in the layouts that evaluation and training read."""
+
 from __future__ import annotations
 
 import argparse
@@ -57,22 +58,38 @@ def reading_flags(parser: argparse.ArgumentParser) -> None:
     """How long a source may fail; what defaults there are is known late, as the module loads fsspec."""
     from prolip.data.reading.connections import ReadPolicy
 
-    flag("--read-timeout", type=float, metavar="SECONDS", default=ReadPolicy.read_timeout,
-         help="seconds without a byte before a source stalls (default: %(default)s)")(parser)  # fmt: skip
-    flag("--read-retries", type=int, least=0, metavar="N", default=ReadPolicy.retries,
-         help="failures in a row before a shard is given up (default: %(default)s)")(parser)  # fmt: skip
+    flag(
+        "--read-timeout",
+        type=float,
+        metavar="SECONDS",
+        default=ReadPolicy.read_timeout,
+        help="seconds without a byte before a source stalls (default: %(default)s)",
+    )(parser)
+    flag(
+        "--read-retries",
+        type=int,
+        least=0,
+        metavar="N",
+        default=ReadPolicy.retries,
+        help="failures in a row before a shard is given up (default: %(default)s)",
+    )(parser)
 
 
 @command(
     "prolip data index 'data/emoji/*.tar' --output index.json",
     flag("shards", nargs="+", metavar="SHARDS", help="paths, folders, URLs or pipe: commands; {braces}, *, a::b"),
-    flag("--processes", type=int, least=0, metavar="N",
-         help="processes that read, 0 for only this one (default: up to 4)"),
+    flag(
+        "--processes",
+        type=int,
+        least=0,
+        metavar="N",
+        help="processes that read, 0 for only this one (default: up to 4)",
+    ),
     reading_flags,
     shared(Output, "output", help={"output": "file for the index; index.json next to the shards if left out"}),
     more=INDEX,
     retired={"workers": "use --processes", "timeout": "use --read-timeout", "retries": "use --read-retries"},
-)  # fmt: skip
+)
 def index(args: argparse.Namespace) -> int:
     """Write an index of shards: counts and checksums. 1 where a shard cannot be read."""
     from prolip.data.index import build_index, urls_of
@@ -103,17 +120,21 @@ list `captions` of its .json, which also holds the class. Training reads both.
 
 @command(
     "prolip data shards data/emoji/emojione.tar --layout wds --output runs/emojione",
-    flag("source", metavar="SOURCE",
-         help=f"what to write: {', '.join(KINDS[kind] for kind in STORED)}; with --layout wds any test set"),
+    flag(
+        "source",
+        metavar="SOURCE",
+        help=f"what to write: {', '.join(KINDS[kind] for kind in STORED)}; with --layout wds any test set",
+    ),
     flag("--layout", choices=("training", "wds"), default="training", help="who reads it (default: %(default)s)"),
     SPLIT,
     TASK,
-    flag("--shard-size", type=int, default=1000, least=1, metavar="N",
-         help="samples of a shard (default: %(default)s)"),
+    flag(
+        "--shard-size", type=int, default=1000, least=1, metavar="N", help="samples of a shard (default: %(default)s)"
+    ),
     shared(Data, "skip_damaged"),
     shared(Output, "output", required=["output"], help={"output": "folder for the shards, a new one"}),
     more=SHARDS,
-)  # fmt: skip
+)
 def shards(args: argparse.Namespace) -> None:
     """Write a table, a folder or a published set as shards."""
     from prolip.data.faults import FaultCounter
@@ -182,13 +203,18 @@ class's images are drawn. Written are:
     flag("--test-data", metavar="SOURCE", help="test images (default: --data, with --test-split or the rest)"),
     flag("--test-split", help="split of --test-data (default: test)"),
     flag("--shots", type=int, default=16, least=1, metavar="N", help="images of each class (default: %(default)s)"),
-    flag("--train-on", choices=("base", "all"), default="base",
-         help="train on the first half of the classes (base, default), or on all"),
+    flag(
+        "--train-on",
+        choices=("base", "all"),
+        default="base",
+        help="train on the first half of the classes (base, default), or on all",
+    ),
     flag("--template", help="prompt of a class, {c} for its name; 'a photo of a {c}' if left out"),
     shared(Compute, "seed", help={"seed": "seed of the draw"}),
     shared(Output, "output", required=["output"], help={"output": "folder for the training shard and the tests"}),
-    more=FEW_SHOT, retired={"dataset": "use --data", "test": "use --test-data", "classes": "use --train-on"},
-)  # fmt: skip
+    more=FEW_SHOT,
+    retired={"dataset": "use --data", "test": "use --test-data", "classes": "use --train-on"},
+)
 def few_shot(args: argparse.Namespace) -> None:
     """Draw few-shot training and test sets from a classification set."""
     from prolip.evaluation.datasets.few_shot import TEMPLATE, check_new, describe, draw, write_few_shot

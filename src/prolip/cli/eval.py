@@ -1,4 +1,5 @@
 """`prolip eval`: test sets of all kinds, the emoji corpus, DataComp's suite, clip_benchmark."""
+
 from __future__ import annotations
 
 import argparse
@@ -25,25 +26,52 @@ EXAMPLE = "prolip eval {} --model local-dir:runs/demo/model {}"
 RETIRED = {"dataset": "use --data", "data-dir": "use --data", "shard": "use --part"}
 #: Flags that say how a model reads images and texts.
 OF_MODELS = (
-    "model", "pretrained", "tokenizer", "data", "split", "task", "save_features", "device", "precision", "skip_damaged",
-    "prompts", "prompts_fit", "prompts_split",
-)  # fmt: skip
+    "model",
+    "pretrained",
+    "tokenizer",
+    "data",
+    "split",
+    "task",
+    "save_features",
+    "device",
+    "precision",
+    "skip_damaged",
+    "prompts",
+    "prompts_fit",
+    "prompts_split",
+)
 #: What prompts are fitted to.
 CLASSES: Kind = "classification"
 #: Which scores results are computed by.
-SIMILARITIES = flag("--similarity", nargs="+", action="extend", metavar="SCORE",
-                    help="csd, mean or measures (default: the score of the model's method)")  # fmt: skip
+SIMILARITIES = flag(
+    "--similarity",
+    nargs="+",
+    action="extend",
+    metavar="SCORE",
+    help="csd, mean or measures (default: the score of the model's method)",
+)
 #: Which images of a data set.
 SPLIT = flag("--split", help="a split by its name, or a share such as 0.1 that is held out by content")
 #: What own data are evaluated by.
-TASK = flag("--task", choices=("retrieval", CLASSES),
-            help="task of data that have both captions and classes (default: retrieval)")  # fmt: skip
+TASK = flag(
+    "--task",
+    choices=("retrieval", CLASSES),
+    help="task of data that have both captions and classes (default: retrieval)",
+)
 
 
 def intervals_over(of: str) -> Flags:
     """Bootstrap intervals."""
-    return flag("--intervals", nargs="?", type=int, const=1000, default=0, least=2, metavar="DRAWS",
-                help=f"95%% intervals by bootstrap over {of} (without a number 1000 draws)")  # fmt: skip
+    return flag(
+        "--intervals",
+        nargs="?",
+        type=int,
+        const=1000,
+        default=0,
+        least=2,
+        metavar="DRAWS",
+        help=f"95%% intervals by bootstrap over {of} (without a number 1000 draws)",
+    )
 
 
 # --- tasks ------------------------------------------------------------------------------------------------------------
@@ -68,14 +96,17 @@ def check_tasks(args: argparse.Namespace) -> None:
         find_score(similarity)
     rule = read_prompts(args.prompts)
     if args.prompts_fit and rule.way != BPRW:
-        raise ValueError(f"--prompts-fit says what bprw is fitted to, and --prompts is {args.prompts}: give --prompts "
-                         "bprw or bprw:K, or drop it")  # fmt: skip
+        raise ValueError(
+            f"--prompts-fit says what bprw is fitted to, and --prompts is {args.prompts}: give --prompts "
+            "bprw or bprw:K, or drop it"
+        )
     if args.prompts_split and not args.prompts_fit:
         raise ValueError("--prompts-split is the split of --prompts-fit: give both, or --split for what is scored")
     if rule.way in BY_IMAGES and not args.prompts_fit and (args.uncertainty or args.plots or args.save_features):
-        raise ValueError(f"--prompts {rule.way} gives classes of two halves of the images: drop --uncertainty, --plots "
-                         "and --save-features"
-                         + (", or give --prompts-fit other images" if rule.way == BPRW else ""))  # fmt: skip
+        raise ValueError(
+            f"--prompts {rule.way} gives classes of two halves of the images: drop --uncertainty, --plots "
+            "and --save-features" + (", or give --prompts-fit other images" if rule.way == BPRW else "")
+        )
     given = vars(args) | {"device": args.device != "auto", "precision": args.precision != "fp32"}
     given["prompts"] = rule.way != ALL
     useless = [flag_of(name) for name in OF_MODELS if given[name]]
@@ -130,9 +161,15 @@ def features_of(args: argparse.Namespace) -> Iterator[Features]:
     for similarity in args.similarity or ():
         embedder.card.scored_by(similarity)
     return embed_datasets(
-        datasets, embedder, read_prompts(args.prompts), pool, store=FeatureStore(args.save_features),
-        batch_size=args.batch_size, workers=args.workers, progress=sys.stderr.isatty(),
-    )  # fmt: skip
+        datasets,
+        embedder,
+        read_prompts(args.prompts),
+        pool,
+        store=FeatureStore(args.save_features),
+        batch_size=args.batch_size,
+        workers=args.workers,
+        progress=sys.stderr.isatty(),
+    )
 
 
 @command(
@@ -141,8 +178,13 @@ def features_of(args: argparse.Namespace) -> Iterator[Features]:
     SPLIT,
     TASK,
     SIMILARITIES,
-    flag("--prompts", default="all", metavar="RULE", help="prompts of a class: all (default), certain:K, below:k, "
-         "best, bprw, bprw:K, or a file of prolip prompts fit (see below)"),
+    flag(
+        "--prompts",
+        default="all",
+        metavar="RULE",
+        help="prompts of a class: all (default), certain:K, below:k, "
+        "best, bprw, bprw:K, or a file of prolip prompts fit (see below)",
+    ),
     flag("--prompts-fit", metavar="SOURCE", help="images that bprw is fitted to, for others to be scored"),
     flag("--prompts-split", metavar="SPLIT", help="split of --prompts-fit, if it is another than test"),
     flag("--features", metavar="FOLDER", help="evaluate what --save-features kept, without a model"),
@@ -155,8 +197,9 @@ def features_of(args: argparse.Namespace) -> Iterator[Features]:
     shared(Data, "skip_damaged"),
     shared(Compute, "device", "precision", "batch_size", "workers"),
     shared(Output, "output", "save_features", help={"output": "JSON file for the results"}),
-    more=PROMPTS, retired=RETIRED | {"*published": "use python scripts/papers.py --results on what --output wrote"},
-)  # fmt: skip
+    more=PROMPTS,
+    retired=RETIRED | {"*published": "use python scripts/papers.py --results on what --output wrote"},
+)
 def run_tasks(args: argparse.Namespace) -> None:
     """Evaluate a model on any test sets."""
     from prolip.data.reading.tables.csv import show_counts
@@ -167,9 +210,15 @@ def run_tasks(args: argparse.Namespace) -> None:
     check_tasks(args)
     study = args.uncertainty or args.plots
     results = evaluate_all(
-        features_of(args), args.similarity or [None], draws=args.intervals, confusion=args.confusion,
-        instances=args.instances, study=study, plots=plots_of(args) if args.plots else None, output=args.output,
-    )  # fmt: skip
+        features_of(args),
+        args.similarity or [None],
+        draws=args.intervals,
+        confusion=args.confusion,
+        instances=args.instances,
+        study=study,
+        plots=plots_of(args) if args.plots else None,
+        output=args.output,
+    )
     tables = [table.format_table(results), table.harmonic_means(results, args.intervals)]
     tables += [f"prompts: {said_of_prompts(args)}"] if args.prompts != "all" else []
     tables += [table.format_uncertainty(results)] if study else []
@@ -240,8 +289,10 @@ def run_emoji(args: argparse.Namespace) -> None:
     corpus = corpus_of(args)
     if ":" not in args.model and not args.pretrained:
         args.pretrained = "random"
-        print(f"note: {args.model} is a bare config, so its weights are random; a run is local-dir:runs/NAME/model",
-              file=sys.stderr)  # fmt: skip
+        print(
+            f"note: {args.model} is a bare config, so its weights are random; a run is local-dir:runs/NAME/model",
+            file=sys.stderr,
+        )
     result = emoji.evaluate_corpus(load(args, stored=False), corpus, similarity=args.similarity)
     result.info |= {"model": args.model, "data": args.data, "names": args.names, "select": args.select}
     if args.intervals:
@@ -258,29 +309,55 @@ say = partial(print, flush=True)
 # --- datacomp ---------------------------------------------------------------------------------------------------------
 @command(
     EXAMPLE.format("datacomp", "--data data/datacomp --output runs/demo/datacomp"),
-    flag("--tasks", nargs="+", metavar="TASK", help="keys, names or tags (imagenet, shift, vtab, retrieval, wilds, "
-         "fairness; counted: the 38 of the average); default: all 40"),
+    flag(
+        "--tasks",
+        nargs="+",
+        metavar="TASK",
+        help="keys, names or tags (imagenet, shift, vtab, retrieval, wilds, "
+        "fairness; counted: the 38 of the average); default: all 40",
+    ),
     SIMILARITIES,
-    flag("--prompts", nargs="+", default=[], metavar="FILE",
-         help="weights of prolip prompts fit, each for the task whose classes and prompts it has"),
+    flag(
+        "--prompts",
+        nargs="+",
+        default=[],
+        metavar="FILE",
+        help="weights of prolip prompts fit, each for the task whose classes and prompts it has",
+    ),
     flag("--allow-missing", action="store_true", help="evaluate what is there, without the averages that lack a task"),
     flag("--no-uncertainty", action="store_true", help="leave out refusal and calibration"),
     flag("--plots", action="store_true", help="draw refusal and calibration of every task: OUTPUT/plots/TASK/*.png"),
-    flag("--published", nargs="+", metavar="NAME", help="published rows in the tables: parts of their names, all, none"
-         " (default: the paper's and OpenCLIP's ViT-B-16 on DataComp-1B)"),
+    flag(
+        "--published",
+        nargs="+",
+        metavar="NAME",
+        help="published rows in the tables: parts of their names, all, none"
+        " (default: the paper's and OpenCLIP's ViT-B-16 on DataComp-1B)",
+    ),
     flag("--tables-of", nargs="+", metavar="FOLDER", help="only write tables of the results in these folders"),
     flag("--list", action="store_true", help="only show all tasks and what to fetch for them"),
-    flag("--list-published", action="store_true",
-         help="only show published rows, and which of their averages do not follow"),
+    flag(
+        "--list-published",
+        action="store_true",
+        help="only show published rows, and which of their averages do not follow",
+    ),
     shared(Model),
-    shared(Data, "data", "skip_damaged", "part", help={
-        "data": "folder or URL that holds the folders of the data sets, or hf-hub to stream them",
-        "part": "evaluate tasks of part I of N, from 0 (I/N); slurm: of this task of a SLURM array"}),
+    shared(
+        Data,
+        "data",
+        "skip_damaged",
+        "part",
+        help={
+            "data": "folder or URL that holds the folders of the data sets, or hf-hub to stream them",
+            "part": "evaluate tasks of part I of N, from 0 (I/N); slurm: of this task of a SLURM array",
+        },
+    ),
     shared(Compute, "device", "precision", "batch_size", "workers"),
-    shared(Output, "output", "save_features", output="datacomp",
-           help={"output": "folder for results.jsonl and tables.*"}),
+    shared(
+        Output, "output", "save_features", output="datacomp", help={"output": "folder for results.jsonl and tables.*"}
+    ),
     retired=RETIRED,
-)  # fmt: skip
+)
 def run_datacomp(args: argparse.Namespace) -> int:
     """Evaluate a model on the 38 tasks of DataComp and its two face sets. 1 where tasks failed."""
     from prolip.data.reading.tables.csv import show_counts
@@ -301,14 +378,21 @@ def run_datacomp(args: argparse.Namespace) -> int:
         raise ValueError("give --model and --data (or --tables-of FOLDER, or --list)")
     check(args, folder=True)
     choice = suite.Choice(
-        tasks=args.tasks, similarities=args.similarity or [None], prompts=args.prompts, part=part_of(args.part),
-        allow_missing=args.allow_missing, skip_damaged=args.skip_damaged,
-    )  # fmt: skip
+        tasks=args.tasks,
+        similarities=args.similarity or [None],
+        prompts=args.prompts,
+        part=part_of(args.part),
+        allow_missing=args.allow_missing,
+        skip_damaged=args.skip_damaged,
+    )
     settings = suite.Settings(
-        uncertainty=not args.no_uncertainty, plots=Path(args.output) / "plots" if args.plots else None,
-        batch_size=args.batch_size, workers=args.workers, progress=sys.stderr.isatty(),
+        uncertainty=not args.no_uncertainty,
+        plots=Path(args.output) / "plots" if args.plots else None,
+        batch_size=args.batch_size,
+        workers=args.workers,
+        progress=sys.stderr.isatty(),
         store=FeatureStore(args.save_features),
-    )  # fmt: skip
+    )
     outcome = suite.run(lambda: load(args), args.data, args.output, choice, settings, published, say)
     for key, reason in outcome.failed.items():
         print(f"error: {BY_KEY[key].name} failed: {reason}", file=sys.stderr)
@@ -329,14 +413,16 @@ ADDED = (
     flag("--amp", action="store_true", help="compute in mixed precision"),
     flag("--tokenizer", help="folder of tokenizer files, a file, or bpe, instead of our model's own"),
     flag("--pretrained", nargs="+", help="weights; models with their own (local-dir:, hf-hub:) need none"),
-    flag("--output", help="JSON file; the fields {dataset}, {pretrained}, {model}, {language}, {task} and {similarity} "
-         "are filled in"),
-)  # fmt: skip
+    flag(
+        "--output",
+        help="JSON file; the fields {dataset}, {pretrained}, {model}, {language}, {task} and {similarity} "
+        "are filled in",
+    ),
+)
 
 
 @command(
-    "prolip eval clip-benchmark eval --model "
-    "local-dir:runs/demo/model --dataset wds/cars --dataset_root data/wds_cars",
+    "prolip eval clip-benchmark eval --model local-dir:runs/demo/model --dataset wds/cars --dataset_root data/wds_cars",
     *ADDED,
     flag("words", nargs=argparse.REMAINDER, metavar="eval|build ...", help="evaluate; make a table"),
     more=UPSTREAM,
@@ -358,6 +444,11 @@ def run_benchmark(args: argparse.Namespace) -> None:
     run(words, Added(*(getattr(added, name) for name in Added._fields)))
 
 
-COMMANDS = {"eval": {
-    "tasks": run_tasks, "emoji": run_emoji, "datacomp": run_datacomp, "clip-benchmark": run_benchmark,
-}}  # fmt: skip
+COMMANDS = {
+    "eval": {
+        "tasks": run_tasks,
+        "emoji": run_emoji,
+        "datacomp": run_datacomp,
+        "clip-benchmark": run_benchmark,
+    }
+}

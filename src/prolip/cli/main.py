@@ -3,6 +3,7 @@
 Exit codes: 0 done, 1 a bug (with its traceback) or what the command's help says, 2 an error in one line, 74 the output
 could not be written, 130 interrupted; those of `prolip train` are in training/main.py.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -43,11 +44,21 @@ VERBS: dict[str, dict[str, tuple[str, str]]] = {
 }
 #: Verbs of other programs, and what to type here.
 RETIRED = {
-    "evaluate": "eval", "explorer": "explore", "finetune": "train", "fit": "uncertainty", "index": "search build",
-    "score": "curate score", "select": "curate select", "push": "hub push", "save": "hub save",
-    "query": "search query", "search extend": "search add", "search plan": "search build --dry-run",
-    "clip-benchmark": "eval clip-benchmark", "datacomp": "eval datacomp",
-}  # fmt: skip
+    "evaluate": "eval",
+    "explorer": "explore",
+    "finetune": "train",
+    "fit": "uncertainty",
+    "index": "search build",
+    "score": "curate score",
+    "select": "curate select",
+    "push": "hub push",
+    "save": "hub save",
+    "query": "search query",
+    "search extend": "search add",
+    "search plan": "search build --dry-run",
+    "clip-benchmark": "eval clip-benchmark",
+    "datacomp": "eval datacomp",
+}
 
 
 def overview() -> str:
@@ -55,8 +66,14 @@ def overview() -> str:
     lines = ["usage: prolip VERB ...", "", "Probabilistic vision-language models: train, measure and use them."]
     for title, verbs in VERBS.items():
         lines += ["", f"{title}:", *(f"  {verb:<12} {does}" for verb, (_, does) in verbs.items())]
-    return "\n".join([*lines, "", "prolip VERB --help shows an example and all flags.",
-                      "prolip --version; prolip --completion bash (or zsh, tcsh)"])  # fmt: skip
+    return "\n".join(
+        [
+            *lines,
+            "",
+            "prolip VERB --help shows an example and all flags.",
+            "prolip --version; prolip --completion bash (or zsh, tcsh)",
+        ]
+    )
 
 
 def commands_of(verb: str) -> dict[str, Command]:

@@ -1,4 +1,5 @@
 """`prolip report`: a run's page."""
+
 from __future__ import annotations
 
 import argparse

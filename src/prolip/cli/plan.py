@@ -1,4 +1,5 @@
 """`prolip plan` and `prolip demo`: what a run will take, and a run to try everything on."""
+
 from __future__ import annotations
 
 import argparse
@@ -13,27 +14,39 @@ from prolip.utils.flags import add_flags
 VERDICT = "verdict"
 #: Flags that plans had before -> what to type.
 RENAMED = {
-    "global-batch": "use --global-batch-size", "samples": "use --max-samples", "ema": "use --ema-decay",
-    "recompute": "use --grad-checkpointing and --checkpoint-policy", "parallel": "use --fsdp",
-    "cores-per-gpu": "use --workers", "*every-*": "give --save-every-samples",
+    "global-batch": "use --global-batch-size",
+    "samples": "use --max-samples",
+    "ema": "use --ema-decay",
+    "recompute": "use --grad-checkpointing and --checkpoint-policy",
+    "parallel": "use --fsdp",
+    "cores-per-gpu": "use --workers",
+    "*every-*": "give --save-every-samples",
     "measured*": "give --mfu of its metrics.jsonl, which holds for other models too, or --rate",
-    "exchange": "the traffic table has both", "restart-minutes": "use --queue-minutes, which leaves out start and load",
-    "mtbf-node-hours": "count them into --mtbf-gpu-hours", "*hop-us": "NCCL's own figures are taken",
+    "exchange": "the traffic table has both",
+    "restart-minutes": "use --queue-minutes, which leaves out start and load",
+    "mtbf-node-hours": "count them into --mtbf-gpu-hours",
+    "*hop-us": "NCCL's own figures are taken",
 } | dict.fromkeys(
     ("simulate", "sim-steps", "*-sigma", "stall-*", "seed"),
     "python scripts/simulate_steps.py simulates, with the flags of a plan and its own; its --help lists them",
-)  # fmt: skip
+)
 
 
 # --- plan -------------------------------------------------------------------------------------------------------------
 @command(
     "prolip plan --model ProLIP-ViT-B-16 --gpu H100 --gpus 8 32 --show time memory verdict",
-    flag("--show", nargs="+", choices=[*TABLES, VERDICT], metavar="TABLE",
-         help=f"only these: {', '.join(TABLES)}, {VERDICT}"),
+    flag(
+        "--show",
+        nargs="+",
+        choices=[*TABLES, VERDICT],
+        metavar="TABLE",
+        help=f"only these: {', '.join(TABLES)}, {VERDICT}",
+    ),
     shared(Output, "json", help={"json": "print the tables as JSON instead: seconds, bytes, dollars"}),
     partial(add_flags, section="plan", config=PlanConfig),
-    more="docs/scaling.md explains the tables and what is assumed.", retired=RENAMED,
-)  # fmt: skip
+    more="docs/scaling.md explains the tables and what is assumed.",
+    retired=RENAMED,
+)
 def plan(args: argparse.Namespace) -> None:
     """Estimate what a training run takes: time, cost, memory, traffic, input, phases, failures."""
     from prolip.plan.plan import judge, make_plan
@@ -54,13 +67,22 @@ def plan(args: argparse.Namespace) -> None:
 # --- demo -------------------------------------------------------------------------------------------------------------
 @command(
     "prolip demo --recipe paper",
-    flag("--recipe", choices=("demo", "paper", "full"), default="demo",
-         help="demo: ten minutes on two cores; paper: ProLIP's loss; full: all concepts"),
-    shared(Output, "output", "overwrite", output="runs", help={
-        "output": "folder of all runs", "overwrite": "delete the run that is there and start again"}),
+    flag(
+        "--recipe",
+        choices=("demo", "paper", "full"),
+        default="demo",
+        help="demo: ten minutes on two cores; paper: ProLIP's loss; full: all concepts",
+    ),
+    shared(
+        Output,
+        "output",
+        "overwrite",
+        output="runs",
+        help={"output": "folder of all runs", "overwrite": "delete the run that is there and start again"},
+    ),
     flag("more", nargs="*", metavar="-- FLAGS", help="flags of prolip train: -- --max-steps 200"),
     more="Typed again, it resumes an interrupted run, and draws the page of one that has ended.",
-)  # fmt: skip
+)
 def demo(args: argparse.Namespace) -> int:
     """Train on the bundled drawings, evaluate on a designer never seen, and draw the page of the run.
 

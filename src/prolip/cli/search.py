@@ -1,4 +1,5 @@
 """`prolip search`: an index of images or texts, and questions to it."""
+
 from __future__ import annotations
 
 import argparse
@@ -14,10 +15,15 @@ if TYPE_CHECKING:
     from prolip.search.index import SearchIndex
 
 RETIRED = {
-    "kind": "use --index-type", "effort": "use --probe", "shortlist": "use --rerank", "exactly": "use --exact",
-    "together": "use --combine", "wider": "use --more-general", "narrower": "use --more-specific",
+    "kind": "use --index-type",
+    "effort": "use --probe",
+    "shortlist": "use --rerank",
+    "exactly": "use --exact",
+    "together": "use --combine",
+    "wider": "use --more-general",
+    "narrower": "use --more-specific",
     "anew": "use --rebuild",
-}  # fmt: skip
+}
 
 
 # --- flags ------------------------------------------------------------------------------------------------------------
@@ -30,9 +36,14 @@ INDEX = (
 ADDED = (
     *INDEX,
     flag("--restore", action="store_true", help="add deleted items again, too"),
-    shared(Data, "data", "skip_damaged", required=["data"], help={
-        "data": "what to read: images:FOLDER, csv:FILE, shards:TARS, features:FOLDER[,NAME], texts:FILE, ..."}),
-)  # fmt: skip
+    shared(
+        Data,
+        "data",
+        "skip_damaged",
+        required=["data"],
+        help={"data": "what to read: images:FOLDER, csv:FILE, shards:TARS, features:FOLDER[,NAME], texts:FILE, ..."},
+    ),
+)
 OWN = shared(Model, help={"model": "model of the index at another address (default: the one the index names)"})
 COMPUTE = shared(Compute, "device", "precision", "batch_size", "workers")
 #: What refusal takes, of `prolip explore`, too.
@@ -67,12 +78,19 @@ def opened(args: argparse.Namespace) -> SearchIndex:
     "prolip search build runs/index --data shards:data/emoji/emojione.tar --model local-dir:runs/demo/model",
     flag("--index-type", default="flat", metavar="TYPE", help="flat (exact), ivf, hnsw or pq (default: flat)"),
     flag("--lists", type=int, default=0, metavar="N", help="lists of ivf and pq (default: 4 sqrt(items))"),
-    flag("--similarity", metavar="SCORE",
-         help="csd, mean, elk or another score (default: that of the model's method)"),
-    flag("--dry-run", type=int, least=1, metavar="ITEMS",
-         help="print how much room this many items take, and write nothing"),
-    *ADDED, shared(Model), COMPUTE, retired=RETIRED,
-)  # fmt: skip
+    flag("--similarity", metavar="SCORE", help="csd, mean, elk or another score (default: that of the model's method)"),
+    flag(
+        "--dry-run",
+        type=int,
+        least=1,
+        metavar="ITEMS",
+        help="print how much room this many items take, and write nothing",
+    ),
+    *ADDED,
+    shared(Model),
+    COMPUTE,
+    retired=RETIRED,
+)
 def build_index(args: argparse.Namespace) -> None:
     """Make an index, or update it to what its source holds now."""
     settings = reading(args)
@@ -89,7 +107,10 @@ def build_index(args: argparse.Namespace) -> None:
 
 
 @command(
-    "prolip search add runs/index --data shards:data/emoji/noto.tar", *ADDED, OWN, COMPUTE,
+    "prolip search add runs/index --data shards:data/emoji/noto.tar",
+    *ADDED,
+    OWN,
+    COMPUTE,
 )
 def add_source(args: argparse.Namespace) -> None:
     """Add a source to an index, or update it to what that source holds now."""
@@ -101,8 +122,10 @@ def add_source(args: argparse.Namespace) -> None:
 
 
 @command(
-    "prolip search finish runs/index --rebuild", *INDEX,
-    flag("--rebuild", action="store_true", help="learn the approximate index again, from all rows"), retired=RETIRED,
+    "prolip search finish runs/index --rebuild",
+    *INDEX,
+    flag("--rebuild", action="store_true", help="learn the approximate index again, from all rows"),
+    retired=RETIRED,
 )
 def finish_index(args: argparse.Namespace) -> None:
     """Add all rows to the approximate index."""
@@ -112,7 +135,8 @@ def finish_index(args: argparse.Namespace) -> None:
 
 
 @command(
-    "prolip search delete runs/index --keys emojione/emojione-1f600", *INDEX,
+    "prolip search delete runs/index --keys emojione/emojione-1f600",
+    *INDEX,
     flag("--keys", nargs="+", required=True, metavar="KEY", help="keys to remove from the results"),
 )
 def delete_keys(args: argparse.Namespace) -> None:
@@ -158,7 +182,8 @@ def pairs_of(args: argparse.Namespace) -> list[tuple[str | None, str | None]]:
 
 
 @command(
-    "prolip search query runs/index --text cat --top 5", *INDEX,
+    "prolip search query runs/index --text cat --top 5",
+    *INDEX,
     flag("--text", action="append", default=[], help="text to search by; may be given several times"),
     flag("--image", action="append", default=[], help="path or URL of an image to search by; likewise"),
     flag("--combine", action="store_true", help="make one query of the first --text and --image, and so on"),
@@ -182,8 +207,10 @@ def query(args: argparse.Namespace) -> None:
     check_risk(args)
     wider = args.more_general if args.more_general or args.more_specific else None
     if wider is not None and args.risk is not None:
-        raise ValueError("--risk is of the first answer by the score, and --more-general and --more-specific rank by"
-                         " inclusion: leave one out")  # fmt: skip
+        raise ValueError(
+            "--risk is of the first answer by the score, and --more-general and --more-specific rank by"
+            " inclusion: leave one out"
+        )
     pairs = pairs_of(args)
     from prolip.search.answers import Question, ask, read_questions
     from prolip.search.build import find_embedder
@@ -191,14 +218,34 @@ def query(args: argparse.Namespace) -> None:
     index, questions = opened(args), [Question(*pair) for pair in pairs]
     embedder = find_embedder(index, given(args), args.device, args.precision)
     known = None if args.risk is None else read_questions(args.calibrate, args.allow_private_hosts)
-    replies, means, threshold = ask(index, questions, embedder, args.top, wider, known, args.risk or 0.0,
-                                    1 - args.confidence, effort=args.probe, shortlist=args.rerank, exactly=args.exact)
+    replies, means, threshold = ask(
+        index,
+        questions,
+        embedder,
+        args.top,
+        wider,
+        known,
+        args.risk or 0.0,
+        1 - args.confidence,
+        effort=args.probe,
+        shortlist=args.rerank,
+        exactly=args.exact,
+    )
     if threshold is not None:
         print(threshold, file=sys.stderr)
     for question, answers, own in zip(questions, replies, means):
         if args.json:
-            print(json.dumps({"text": question.text, "image": question.image, "refused": answers is None, **vars(own),
-                              "answers": [answer.to_dict() for answer in answers or []]}))  # fmt: skip
+            print(
+                json.dumps(
+                    {
+                        "text": question.text,
+                        "image": question.image,
+                        "refused": answers is None,
+                        **vars(own),
+                        "answers": [answer.to_dict() for answer in answers or []],
+                    }
+                )
+            )
             continue
         print(f"{console.plain(question)}:{' refused' if answers is None else '' if answers else ' nothing found'}")
         if own.share_range is not None or own.ambiguity is not None:
@@ -207,7 +254,13 @@ def query(args: argparse.Namespace) -> None:
             print(f"{place:4}  {console.plain(answer)}")
 
 
-COMMANDS = {"search": {
-    "build": build_index, "add": add_source, "finish": finish_index, "delete": delete_keys, "query": query,
-    "convert": convert_index,
-}}  # fmt: skip
+COMMANDS = {
+    "search": {
+        "build": build_index,
+        "add": add_source,
+        "finish": finish_index,
+        "delete": delete_keys,
+        "query": query,
+        "convert": convert_index,
+    }
+}

@@ -1,4 +1,5 @@
 """`prolip hub` and `prolip export`: a model for others, and for other programs."""
+
 from __future__ import annotations
 
 import argparse
@@ -23,11 +24,18 @@ RETIRED = {"eval": "use --metrics"}
 @command(
     "prolip hub save runs/demo --output shared/demo --license mit",
     *CARD,
-    shared(Output, "output", "overwrite", required=["output"], help={
-        "output": "folder for the model, its card and its plots",
-        "overwrite": "replace a README.md that ProLIP did not write"}),
+    shared(
+        Output,
+        "output",
+        "overwrite",
+        required=["output"],
+        help={
+            "output": "folder for the model, its card and its plots",
+            "overwrite": "replace a README.md that ProLIP did not write",
+        },
+    ),
     retired=RETIRED,
-)  # fmt: skip
+)
 def save_model(args: argparse.Namespace) -> None:
     """Write a trained model and its card to a folder."""
     from prolip.hub.card import Said, find_source
@@ -72,9 +80,14 @@ def push_model(args: argparse.Namespace) -> None:
     "prolip export graph --model local-dir:runs/demo/model --output runs/demo/onnx",
     shared(Model, "model", "pretrained", required=["model"]),
     shared(Output, "output", required=["output"], help={"output": "folder for the graphs of both towers"}),
-    flag("--format", nargs="+", choices=("onnx", "pt2"), default=["onnx"],
-         help="onnx (default), which needs the extra export, or pt2, programs of PyTorch"),
-)  # fmt: skip
+    flag(
+        "--format",
+        nargs="+",
+        choices=("onnx", "pt2"),
+        default=["onnx"],
+        help="onnx (default), which needs the extra export, or pt2, programs of PyTorch",
+    ),
+)
 def export_graph(args: argparse.Namespace) -> int:
     """Write both towers as graphs for programs without this code. 1 where one differs from the model or fails."""
     from prolip.export import BATCHES, TOLERANCE, WAYS, check_place, largest_differences, load

@@ -1,4 +1,5 @@
 """`prolip prompts` and `prolip hierarchy`: how much each prompt counts, and what is a kind of what."""
+
 from __future__ import annotations
 
 import argparse
@@ -28,16 +29,21 @@ that weights were fitted to may not be scored by them."""
     f"prolip prompts fit {MODEL} --data wds:runs/groups --rule bprw:5 --output weights.json",
     flag("--data", required=True, metavar="SOURCE", help=f"images, class names and prompts: {FORMS}"),
     SPLIT,
-    flag("--rule", default="bprw", metavar="RULE", help="bprw (default): by the images nearest to a class; bprw:K: by "
-         "K labelled images of it; with settings as of prolip eval tasks --prompts"),
+    flag(
+        "--rule",
+        default="bprw",
+        metavar="RULE",
+        help="bprw (default): by the images nearest to a class; bprw:K: by "
+        "K labelled images of it; with settings as of prolip eval tasks --prompts",
+    ),
     flag("--templates", metavar="FILE", help="prompts, one a line with {c} for the class, instead of the data set's"),
     shared(Model, required=["model"]),
     shared(Data, "skip_damaged"),
     shared(Compute, "device", "precision", "batch_size", "workers"),
-    shared(Output, "output", "save_features", required=["output"],
-           help={"output": "file for the weights, NAME.json"}),
-    more=BY_PROMPTS, retired={"dataset": "use --data"},
-)  # fmt: skip
+    shared(Output, "output", "save_features", required=["output"], help={"output": "file for the weights, NAME.json"}),
+    more=BY_PROMPTS,
+    retired={"dataset": "use --data"},
+)
 def run_fit(args: argparse.Namespace) -> None:
     """Fit weights of prompts to images."""
     from prolip.data.reading.tables.csv import show_counts
@@ -56,14 +62,21 @@ def run_fit(args: argparse.Namespace) -> None:
     check(args)
     templates = entries(text_of(args.templates, CONFIG_BYTES), args.templates) if args.templates else ()
     if args.templates and not templates:
-        raise ValueError(f"--templates {args.templates} holds no prompt: write one a line, with {{c}} where the class"
-                         " goes")  # fmt: skip
+        raise ValueError(
+            f"--templates {args.templates} holds no prompt: write one a line, with {{c}} where the class goes"
+        )
     class_prompts(["class"], templates or ["{c}"])
     dataset = open_named("--data", args.data, args.split, args.skip_damaged, CLASSES)
     found = fit_prompts(
-        dataset, load(args), rule.fit, templates, store=FeatureStore(args.save_features), batch_size=args.batch_size,
-        workers=args.workers, progress=sys.stderr.isatty(),
-    )  # fmt: skip
+        dataset,
+        load(args),
+        rule.fit,
+        templates,
+        store=FeatureStore(args.save_features),
+        batch_size=args.batch_size,
+        workers=args.workers,
+        progress=sys.stderr.isatty(),
+    )
     found.save(args.output)
     print(f"{found}: {len(found.classnames)} classes, {len(found.templates)} prompts; written to {args.output}")
 
@@ -71,11 +84,17 @@ def run_fit(args: argparse.Namespace) -> None:
 @command(
     "prolip prompts show weights.json",
     flag("file", metavar="FILE.json", help="weights that prolip prompts fit wrote"),
-    flag("--top", type=int, default=3, least=1, metavar="N",
-         help="show N prompts at either end of each class (default: 3)"),
+    flag(
+        "--top",
+        type=int,
+        default=3,
+        least=1,
+        metavar="N",
+        help="show N prompts at either end of each class (default: 3)",
+    ),
     shared(Output, "output", help={"output": "folder for weights.png, .pdf and .svg: largest weights, entropies"}),
     retired={"most": "use --top", "figures": "use --output"},
-)  # fmt: skip
+)
 def run_show(args: argparse.Namespace) -> None:
     """List the most and least weighted prompts, draw histograms."""
     from prolip.prompts.weights import PromptWeights
@@ -94,11 +113,20 @@ def run_show(args: argparse.Namespace) -> None:
 ONE_MODEL = shared(Model, required=["model"]), shared(Compute, "device", "precision")
 #: Several models, computed one after the other.
 MODELS = (
-    flag("--model", action="append", required=True, metavar="STR",
-         help="local-dir:FOLDER, hf-hub:ORG/NAME, or a name; once for each model"),
-    shared(Model, "pretrained", "tokenizer", help={
-        "pretrained": "weights file, OpenCLIP's tag, or random for untrained weights; of all models"}),
-)  # fmt: skip
+    flag(
+        "--model",
+        action="append",
+        required=True,
+        metavar="STR",
+        help="local-dir:FOLDER, hf-hub:ORG/NAME, or a name; once for each model",
+    ),
+    shared(
+        Model,
+        "pretrained",
+        "tokenizer",
+        help={"pretrained": "weights file, OpenCLIP's tag, or random for untrained weights; of all models"},
+    ),
+)
 
 
 def inclusion_by(what: str) -> Flags:
@@ -109,10 +137,16 @@ def inclusion_by(what: str) -> Flags:
 
 #: How to traverse.
 TRAVERSAL = (
-    flag("--steps", type=int, default=STEPS, least=2, metavar="N",
-         help=f"steps from the caption to the root (default: {STEPS})"),
+    flag(
+        "--steps",
+        type=int,
+        default=STEPS,
+        least=2,
+        metavar="N",
+        help=f"steps from the caption to the root (default: {STEPS})",
+    ),
     inclusion_by("a caption includes an image most"),
-)  # fmt: skip
+)
 
 
 def inclusion_of(args: argparse.Namespace, embedder: Embedder) -> str | Pairwise:
@@ -130,15 +164,22 @@ def keep(path: str | None, values: Any) -> None:
 @command(
     f"prolip hierarchy entailment {CORPUS}",
     *DRAWINGS,
-    flag("--max-pairs", type=int, default=5000, least=1, metavar="N",
-         help="true pairs of each relation (default: 5000)"),
-    flag("--intervals", type=int, default=500, least=2, metavar="DRAWS",
-         help="95%% intervals by bootstrap (default: 500 draws)"),
+    flag(
+        "--max-pairs", type=int, default=5000, least=1, metavar="N", help="true pairs of each relation (default: 5000)"
+    ),
+    flag(
+        "--intervals",
+        type=int,
+        default=500,
+        least=2,
+        metavar="DRAWS",
+        help="95%% intervals by bootstrap (default: 500 draws)",
+    ),
     *MODELS,
     shared(Compute, "device", "precision", "seed"),
     shared(Output, "output", help={"output": "JSON file for all metrics"}),
     retired={"pairs": "use --max-pairs", "draws": "use --intervals"},
-)  # fmt: skip
+)
 def run_entailment(args: argparse.Namespace) -> None:
     """Measure how well scores tell what is a kind of what (AUC)."""
     check(args)
@@ -159,11 +200,10 @@ def run_entailment(args: argparse.Namespace) -> None:
     *DRAWINGS,
     *TRAVERSAL,
     flag("--root", default=ROOTS[0], choices=ROOTS, help="end in the most inclusive caption, or in the empty text"),
-    flag("--top", type=int, default=10, least=1, metavar="N",
-         help="traverse from the first N drawings (default: 10)"),
+    flag("--top", type=int, default=10, least=1, metavar="N", help="traverse from the first N drawings (default: 10)"),
     *ONE_MODEL,
     retired={"images": "use --top"},
-)  # fmt: skip
+)
 def run_traverse(args: argparse.Namespace) -> None:
     """List the captions met on the way from an image to its root."""
     check(args)
@@ -214,13 +254,20 @@ def run_hierarcaps(args: argparse.Namespace) -> None:
     "prolip hierarchy hierarimgs --instances instances_val2017.json --images val2017 --output hierarimgs",
     flag("--instances", required=True, metavar="FILE", help="COCO's instances_val2017.json"),
     flag("--images", required=True, metavar="FOLDER", help="COCO's val2017"),
-    flag("--least", type=int, default=LEAST, least=0, metavar="PIXELS",
-         help=f"size that segments exceed (default: {LEAST})"),
+    flag(
+        "--least",
+        type=int,
+        default=LEAST,
+        least=0,
+        metavar="PIXELS",
+        help=f"size that segments exceed (default: {LEAST})",
+    ),
     flag("--top", type=int, least=1, metavar="N", help="build only the first N images"),
-    shared(Output, "output", required=["output"],
-           help={"output": "folder of images at levels; a former one is replaced"}),
+    shared(
+        Output, "output", required=["output"], help={"output": "folder of images at levels; a former one is replaced"}
+    ),
     retired={"most": "use --top"},
-)  # fmt: skip
+)
 def run_hierarimgs(args: argparse.Namespace) -> None:
     """Build HierarImgs from COCO's segments."""
     check(args, folder=True)
@@ -269,7 +316,10 @@ def run_levels(args: argparse.Namespace) -> None:
 COMMANDS = {
     "prompts": {"fit": run_fit, "show": run_show},
     "hierarchy": {
-        "entailment": run_entailment, "traverse": run_traverse, "hierarcaps": run_hierarcaps,
-        "hierarimgs": run_hierarimgs, "levels": run_levels,
+        "entailment": run_entailment,
+        "traverse": run_traverse,
+        "hierarcaps": run_hierarcaps,
+        "hierarimgs": run_hierarimgs,
+        "levels": run_levels,
     },
-}  # fmt: skip
+}

@@ -8,6 +8,7 @@ caption is true of every drawing of every concept that carries it. Two relations
 - texts x concepts, complete: at any level. The full caption gallery is scored with this one, because the text "hotel"
   is true of the love hotel (a subgroup) as much as of the hotel (a name).
 """
+
 from __future__ import annotations
 
 import difflib
@@ -206,8 +207,10 @@ def parse_rule(rule: str) -> tuple[Condition, ...]:
     named = [c._replace(field=c.field.removesuffix("s") if c.field == "keywords" else c.field) for c in conditions]
     for condition in named:
         if condition.field not in FIELDS:
-            raise ValueError(f"no field {condition.field!r} in the corpus, in the rule {rule!r}: use one of "
-                             f"{', '.join(FIELDS)}, e.g. 'group=animals nature|food drink'")
+            raise ValueError(
+                f"no field {condition.field!r} in the corpus, in the rule {rule!r}: use one of "
+                f"{', '.join(FIELDS)}, e.g. 'group=animals nature|food drink'"
+            )
     return tuple(named)
 
 

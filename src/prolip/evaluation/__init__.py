@@ -1,4 +1,5 @@
 """Models on test sets: `load_embedder`, `open_dataset`, `compute_features`, `evaluate_dataset`, `study_features`."""
+
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
@@ -13,7 +14,13 @@ if TYPE_CHECKING:
 __all__ = ["compute_features", "evaluate_dataset", "load_embedder", "open_dataset", "study_features"]
 
 # Late, as metrics alone need neither towers nor readers of files.
-__getattr__ = late(__name__, {
-    "load_embedder": "loading", "open_dataset": "datasets.specs", "compute_features": "task",
-    "evaluate_dataset": "task", "study_features": "task",
-})  # fmt: skip
+__getattr__ = late(
+    __name__,
+    {
+        "load_embedder": "loading",
+        "open_dataset": "datasets.specs",
+        "compute_features": "task",
+        "evaluate_dataset": "task",
+        "study_features": "task",
+    },
+)

@@ -3,6 +3,7 @@
 What travels are labels, captions and Gaussians, on a group of the caller's choice: one over gloo with a long time-out,
 so that no rank runs into that of a collective on the device while another is still reading.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence

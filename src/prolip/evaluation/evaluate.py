@@ -1,4 +1,5 @@
 """Evaluation of one model on several data sets by several similarities: features, metrics, uncertainty, comparison."""
+
 from __future__ import annotations
 
 import json
@@ -26,7 +27,10 @@ log = logging.getLogger(__name__)
 
 
 def embed_datasets(
-    datasets: Sequence[Dataset], embedder: Embedder, prompts: Prompts = EVERY, pool: Dataset | None = None,
+    datasets: Sequence[Dataset],
+    embedder: Embedder,
+    prompts: Prompts = EVERY,
+    pool: Dataset | None = None,
     **options: Any,
 ) -> Iterator[Features]:
     """The features of each data set in turn.
@@ -44,8 +48,14 @@ def embed_datasets(
 
 
 def evaluate_all(
-    features: Iterable[Features], similarities: Sequence[str | None] = (None,), *, draws: int = 0,
-    confusion: bool = False, instances: str | None = None, study: bool = False, plots: str | Path | None = None,
+    features: Iterable[Features],
+    similarities: Sequence[str | None] = (None,),
+    *,
+    draws: int = 0,
+    confusion: bool = False,
+    instances: str | None = None,
+    study: bool = False,
+    plots: str | Path | None = None,
     output: str | Path | None = None,
 ) -> list[TaskResult]:
     """A result for each data set and similarity, in this order.

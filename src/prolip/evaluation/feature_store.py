@@ -7,6 +7,7 @@
 KEY names the data, the model and the precision, so what belongs to another model is another file. A file appears under
 its name when it is complete, and carries a checksum: a damaged one is reported and computed again.
 """
+
 from __future__ import annotations
 
 import json

@@ -3,6 +3,7 @@
 Images are embedded once per (data, model, precision), texts once per (prompts, model, precision); with a
 `FeatureStore` on disk both are there next time, and `load_features` evaluates them without the model.
 """
+
 from __future__ import annotations
 
 import logging
@@ -114,8 +115,11 @@ def stored_texts(
         def weigh(z: Gaussian, first: int) -> Tensor:
             return rule.weights(uncertainty(z), first)
 
-        z = embedder.embed_texts(texts) if counts is None else mix_prompts(
-            texts, counts, embedder.embed_texts, None if rule.way == ALL else weigh)  # fmt: skip
+        z = (
+            embedder.embed_texts(texts)
+            if counts is None
+            else mix_prompts(texts, counts, embedder.embed_texts, None if rule.way == ALL else weigh)
+        )
         record = Record(pack("text", z), {"texts": len(texts), "model": embedder.name})
         store.write("texts", key, record)
     return unpack("text", record.tensors)
@@ -139,7 +143,9 @@ def load_features(store: FeatureStore) -> Iterator[Features]:
 
 # --- texts -----------------------------------------------------------------------------------------------------------
 def mix_prompts(
-    prompts: Iterable[str], counts: Sequence[int], embed: Callable[[Iterable[str]], Gaussian],
+    prompts: Iterable[str],
+    counts: Sequence[int],
+    embed: Callable[[Iterable[str]], Gaussian],
     weigh: Weigh | None = None,
 ) -> Gaussian:
     """Consecutive runs of prompts as mixtures (C, D), some classes at a time; embed: texts -> (N, D)."""
@@ -203,6 +209,7 @@ def decoded(
     Pillow and torch release the interpreter's lock where they work, so threads feed a GPU without copies between
     processes.
     """
+
     def decode(sample: Sample) -> tuple[Sample, Tensor | Exception]:
         bare = sample._replace(image=b"")
         try:
@@ -290,9 +297,7 @@ def image_key(dataset: Dataset, model: ModelCard) -> str:
     return fingerprint(FORMAT, dataset.kind, dataset.fingerprint, model.fingerprint, model.precision)
 
 
-def text_key(
-    texts: Sequence[str], counts: Sequence[int] | None, model: ModelCard, rule: Prompts = EVERY
-) -> str:
+def text_key(texts: Sequence[str], counts: Sequence[int] | None, model: ModelCard, rule: Prompts = EVERY) -> str:
     """What texts by a model are kept under."""
     further = [] if rule.way == ALL else [str(rule)]
     return fingerprint(FORMAT, list(texts), counts, model.fingerprint, model.precision, *further)
@@ -309,8 +314,13 @@ def task_description(features: Features) -> dict[str, Any]:
     dataset = features.dataset
     return {
         "dataset": {
-            "name": dataset.name, "kind": dataset.kind, "fingerprint": dataset.fingerprint, "source": dataset.source,
-            "classnames": list(dataset.classnames), "templates": list(dataset.templates), "size": dataset.size,
+            "name": dataset.name,
+            "kind": dataset.kind,
+            "fingerprint": dataset.fingerprint,
+            "source": dataset.source,
+            "classnames": list(dataset.classnames),
+            "templates": list(dataset.templates),
+            "size": dataset.size,
             "associations": [[a.cue, list(a.images), sorted(a.associated)] for a in dataset.associations],
             "relevance": None if dataset.relevance is None else sorted([list(pair) for pair in dataset.relevance]),
             "info": dataset.info,
@@ -318,7 +328,7 @@ def task_description(features: Features) -> dict[str, Any]:
         "model": asdict(features.model),
         "images": image_key(dataset, features.model),
         "texts": features.text_key,
-    }  # fmt: skip
+    }
 
 
 def restore_dataset(values: dict[str, Any]) -> Dataset:
@@ -329,7 +339,8 @@ def restore_dataset(values: dict[str, Any]) -> Dataset:
         raise FileNotFoundError(f"only the features of {values['name']} are here: its images are at {values['source']}")
 
     return Dataset(
-        **values | {
+        **values
+        | {
             "classnames": tuple(values["classnames"]),
             "templates": tuple(values["templates"]),
             "associations": tuple(
@@ -339,6 +350,4 @@ def restore_dataset(values: dict[str, Any]) -> Dataset:
             "samples": samples,
             "further": further_of(values["info"]),
         }
-    )  # fmt: skip
-
-
+    )

@@ -1,4 +1,5 @@
 """Models to evaluate by name: ours and every OpenCLIP model, with what their inputs go through, and a fingerprint."""
+
 from __future__ import annotations
 
 import hashlib
@@ -39,9 +40,18 @@ RANDOM = "random"
 SEED = 0
 #: What OpenCLIP raises for weights and configurations that it cannot use.
 UNLOADABLE = (
-    RuntimeError, OSError, ValueError, EOFError, pickle.UnpicklingError, SafetensorError, TypeError, AssertionError,
-    KeyError, AttributeError, ImportError,
-)  # fmt: skip
+    RuntimeError,
+    OSError,
+    ValueError,
+    EOFError,
+    pickle.UnpicklingError,
+    SafetensorError,
+    TypeError,
+    AssertionError,
+    KeyError,
+    AttributeError,
+    ImportError,
+)
 TEXTS = ("a photo of a cat.", "Zürich, 12:30")
 #: Seconds for which transformers asks whether to run code of a model's folder; with 0 it refuses at once.
 FOREIGN_CODE = "transformers.dynamic_module_utils.TIME_OUT_REMOTE_CODE"

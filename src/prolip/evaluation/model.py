@@ -1,4 +1,5 @@
 """Any model as an evaluation wants it: images and texts in, Gaussians on the CPU out, and the score to rank them by."""
+
 from __future__ import annotations
 
 import contextlib
@@ -103,9 +104,14 @@ class Embedder:
     def card(self) -> ModelCard:
         """What is kept of it."""
         return ModelCard(
-            self.name, self.fingerprint, self.precision, self.probabilistic, self.logit_scale, self.logit_bias,
+            self.name,
+            self.fingerprint,
+            self.precision,
+            self.probabilistic,
+            self.logit_scale,
+            self.logit_bias,
             self.score.to_dict(),
-        )  # fmt: skip
+        )
 
     @property
     def reader(self) -> Reader | None:
@@ -154,15 +160,22 @@ def embedder_of(
     if not has_variances and inner is network:
         network = PointModel(network)
     if score.units is not None and (score.scale or 1.0) < 1.01 * LEAST_SCALE:
-        warn_once(f"{name}: its cosines said nothing of the pairs that its variances were fitted to, and so its"
-                  " similarities, variances and novelty mean nothing")  # fmt: skip
+        warn_once(
+            f"{name}: its cosines said nothing of the pairs that its variances were fitted to, and so its"
+            " similarities, variances and novelty mean nothing"
+        )
     if score.units is not None and score.reader is None:
-        log.info("%s has variances from before intervals, ambiguity of images and doubt were fitted. To fit them, run"
-                 " prolip uncertainty", name)  # fmt: skip
+        log.info(
+            "%s has variances from before intervals, ambiguity of images and doubt were fitted. To fit them, run"
+            " prolip uncertainty",
+            name,
+        )
     trained = inner.model if isinstance(inner, FittedCLIP) else inner
     scale, bias = (getattr(trained, part, None) for part in ("logit_scale", "logit_bias"))
-    novelty, text_novelty = (None if one is None else partial(_read_novelty, one, device)
-                             for one in (fitted_novelty(inner), fitted_novelty(inner, "text")))  # fmt: skip
+    novelty, text_novelty = (
+        None if one is None else partial(_read_novelty, one, device)
+        for one in (fitted_novelty(inner), fitted_novelty(inner, "text"))
+    )
     return Embedder(
         name=name,
         encode_image=encoder(network, "image", device, precision),
@@ -275,8 +288,9 @@ def choose_score(similarity: Similarity, own: Score, probabilistic: bool, name: 
         try:
             score = kind()
         except TypeError as error:
-            raise ValueError(f"{similarity!r} is made of what a model learned for it, and {name} has none: its own is"
-                             f" {own.name!r}") from error
+            raise ValueError(
+                f"{similarity!r} is made of what a model learned for it, and {name} has none: its own is {own.name!r}"
+            ) from error
     if not probabilistic and not score.takes_points:
         raise ValueError(
             f"{name} is deterministic, its embeddings have no variance, and {score.name!r} needs one: use csd, mean or "

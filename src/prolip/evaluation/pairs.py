@@ -1,4 +1,5 @@
 """Images and texts in equally many pairs of several data sets, ranked to show overfitting."""
+
 from __future__ import annotations
 
 from collections.abc import Sequence

@@ -1,4 +1,5 @@
 """Zero-shot classification: a class is the mixture of its prompts' Gaussians, an image goes to the nearest class."""
+
 from __future__ import annotations
 
 import math
@@ -53,8 +54,10 @@ class PromptRule:
                 return cls(way, float(text))
         except ValueError:
             pass
-        raise ValueError(f"{word!r} chooses no prompts: give all, certain:K (1 or more), below:k (a number), best, "
-                         "bprw, bprw:K (labelled images of each class), or a file of prolip prompts fit")
+        raise ValueError(
+            f"{word!r} chooses no prompts: give all, certain:K (1 or more), below:k (a number), best, "
+            "bprw, bprw:K (labelled images of each class), or a file of prolip prompts fit"
+        )
 
     def __str__(self) -> str:
         if self.fit is not None:
@@ -146,8 +149,10 @@ def mix_groups(
 
     first: what `weigh` knows the first run by.
     """
-    parts = (Gaussian(*(x.unsqueeze(0) for x in part))
-             for part in zip(z.mean.split(list(counts)), z.log_var.split(list(counts))))  # fmt: skip
+    parts = (
+        Gaussian(*(x.unsqueeze(0) for x in part))
+        for part in zip(z.mean.split(list(counts)), z.log_var.split(list(counts)))
+    )
     return concatenate(
         mixture(part, weigh(part, number) if weigh else None, normalise) for number, part in enumerate(parts, first)
     )

@@ -2,6 +2,7 @@
 
 Those that every model of Gaussians has, those of points, and ours, `seen_trace`; see the functions.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable

@@ -5,6 +5,7 @@ means have settled, the variances are fitted to the code lengths of matched pair
 of a text is (2/a) times the nats that it leaves open about its image, that of an image likewise against the texts. The
 same pass says how new an input is (`prolip.uncertainty.novelty`). docs/uncertainty_study.md has the theory.
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass

@@ -1,4 +1,5 @@
 """Models by name: the configurations that are bundled, those of folders and of the hub, and where their weights lie."""
+
 from __future__ import annotations
 
 import json
@@ -46,8 +47,9 @@ def get_model_config(
     `hf-hub:<org/name>`. tag: of OpenCLIP's weights, which may want another activation or preprocessing than others.
     """
     if not isinstance(model_name, str) or not model_name:
-        raise ValueError(f"model_name is {model_name!r}: give one of list_models(), local-dir:<folder> or"
-                         " hf-hub:<org/name>")
+        raise ValueError(
+            f"model_name is {model_name!r}: give one of list_models(), local-dir:<folder> or hf-hub:<org/name>"
+        )
     schema, name = parse_model_name(model_name)
     if schema in ("local-dir", "hf-hub"):
         path = _named_file(schema, name, CONFIG_NAMES, "configuration", cache_dir)
@@ -67,8 +69,10 @@ def get_model_config(
     near = near_matches(name, list_models())
     if not near.startswith("did"):  # OpenCLIP's are too many to be listed
         near = f"choose from {', '.join(own_models())}, or OpenCLIP's, open_clip.list_models()"
-    raise ValueError(why_no_name(name) or f"unknown model {name!r}: {near} (or hf-hub:<org/name>,"
-                     " local-dir:<folder with a configuration and weights>)")
+    raise ValueError(
+        why_no_name(name)
+        or f"unknown model {name!r}: {near} (or hf-hub:<org/name>, local-dir:<folder with a configuration and weights>)"
+    )
 
 
 def published_preprocess(name: str, tag: str | None = None) -> dict[str, Any]:
@@ -104,8 +108,10 @@ def find_weights(model_name: str, pretrained: str | None, cache_dir: str | None 
     if not path.is_file():
         tagged = sorted(open_clip.list_pretrained_models_by_tag(str(pretrained)), key=lambda one: one[:3] != "ViT")
         hint = f" (a tag of OpenCLIP's: give its architecture, such as --model {tagged[0]})" if tagged else ""
-        raise FileNotFoundError(f"--pretrained {pretrained!r} is no file: give a weights file, a folder that holds one,"
-                                f" or published weights, hf-hub:<org/name>{hint}. {explain_missing(str(path))}")
+        raise FileNotFoundError(
+            f"--pretrained {pretrained!r} is no file: give a weights file, a folder that holds one,"
+            f" or published weights, hf-hub:<org/name>{hint}. {explain_missing(str(path))}"
+        )
     return path
 
 
@@ -147,8 +153,10 @@ def check_forward(config: dict[str, Any], theirs: dict[str, Any], weights: Path,
     for key, value in trained.items():
         mine = config["prolip_cfg"]["forward"] if key == "forward" else config["quick_gelu"]
         if mine != value and key not in chosen:
-            raise ValueError(f"{weights} was trained with {key}={value!r} and the model has {key}={mine!r}, which no"
-                             f" shape tells: give {key}={value!r}, or local-dir:{weights.parent} as the model")
+            raise ValueError(
+                f"{weights} was trained with {key}={value!r} and the model has {key}={mine!r}, which no"
+                f" shape tells: give {key}={value!r}, or local-dir:{weights.parent} as the model"
+            )
 
 
 def grid_of(theirs: dict[str, Any]) -> tuple[int, int] | None:

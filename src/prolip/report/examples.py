@@ -1,4 +1,5 @@
 """What a model retrieves and how certain it is: examples chosen by a rule that the page states."""
+
 from __future__ import annotations
 
 import base64
@@ -87,8 +88,10 @@ def show(image: Inputs, text: Inputs, relevance: Relevance, ranked_by: Score, ow
     reads the uncertainty, None for points.
     """
     found = []
-    for kind, queries, gallery, relation in (("image", image, text, relevance),
-                                             ("text", text, image, relevance.transposed())):  # fmt: skip
+    for kind, queries, gallery, relation in (
+        ("image", image, text, relevance),
+        ("text", text, image, relevance.transposed()),
+    ):
         most = min(QUERIES, max(1, SCORES // len(gallery.labels)))
         rows = torch.linspace(0, relation.queries - 1, min(most, relation.queries)).long()
         z = queries.z.select(rows.tolist())
@@ -99,14 +102,22 @@ def show(image: Inputs, text: Inputs, relevance: Relevance, ranked_by: Score, ow
         right = torch.zeros_like(scores, dtype=torch.bool)
         right[place[relation.query[kept]], relation.item[kept]] = True
         best, worst = (
-            [example(scores[i], right[i], gallery, queries.labels[row], picture=queries.picture(row))
-             for i in some for row in [int(rows[i])]] for some in best_and_worst(scores, right)
-        )  # fmt: skip
+            [
+                example(scores[i], right[i], gallery, queries.labels[row], picture=queries.picture(row))
+                for i in some
+                for row in [int(rows[i])]
+            ]
+            for some in best_and_worst(scores, right)
+        )
         found.append((kind, best, worst))
-    ends = [] if own is None else [
-        (kind, *extremes(of, own, kind, len(others.labels)))
-        for kind, of, others in (("image", image, text), ("text", text, image))
-    ]  # fmt: skip
+    ends = (
+        []
+        if own is None
+        else [
+            (kind, *extremes(of, own, kind, len(others.labels)))
+            for kind, of, others in (("image", image, text), ("text", text, image))
+        ]
+    )
     return Shown(len(image.labels), len(text.labels), found, ends)
 
 
@@ -126,8 +137,10 @@ def example(
 ) -> Example:
     """A query with its best answers; scores, right: (G,)."""
     order = scores.argsort(descending=True, stable=True)
-    answers = [Answer(gallery.labels[i], float(scores[i]), "right" if right[i] else "wrong", gallery.picture(i))
-               for i in order[:top].tolist()]  # fmt: skip
+    answers = [
+        Answer(gallery.labels[i], float(scores[i]), "right" if right[i] else "wrong", gallery.picture(i))
+        for i in order[:top].tolist()
+    ]
     return Example(label, level, answers, int(right[order].int().argmax()) + 1, picture, int(right.sum()))
 
 
@@ -136,16 +149,21 @@ def extremes(
 ) -> tuple[str, list[Extreme], list[Extreme]]:
     """What the uncertainty of inputs counts, the least uncertain ones, and the most uncertain ones."""
     trace, units, other = own.uncertainty(of.z), own.units, "texts" if kind == "image" else "images"
-    said = [f"{x:#.4g}" for x in trace.tolist()] if units is None else [
-        amount(x) for x in units.matches(of.z.trace, others, of=other).tolist()]  # fmt: skip
+    said = (
+        [f"{x:#.4g}" for x in trace.tolist()]
+        if units is None
+        else [amount(x) for x in units.matches(of.z.trace, others, of=other).tolist()]
+    )
     return f"how many {other} each may fit" if units else "their uncertainty", *both_ends(of, trace, said, count)
 
 
 def both_ends(of: Inputs, values: Tensor, said: Sequence[str], count: int = 6) -> tuple[list[Extreme], list[Extreme]]:
     """The inputs of the least values (N,), and those of the largest."""
     order, count = values.argsort(stable=True).tolist(), min(count, len(values) // 2)
-    least, most = ([Extreme(of.labels[i], float(values[i]), said[i], of.picture(i)) for i in rows[:count]]
-                   for rows in (order, order[::-1]))  # fmt: skip
+    least, most = (
+        [Extreme(of.labels[i], float(values[i]), said[i], of.picture(i)) for i in rows[:count]]
+        for rows in (order, order[::-1])
+    )
     return least, most
 
 

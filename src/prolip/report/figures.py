@@ -1,4 +1,5 @@
 """The report's figures. Each function draws one and returns it, or None where the run has nothing to show in it."""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
@@ -22,8 +23,25 @@ from prolip.report.runs import RunFolder
 from prolip.utils.style import IMAGE, INK, LEVEL_COLOURS, LEVEL_MARKERS, MUTED, TEXT, panels, percent, styled
 
 #: Keys of a line of the log that are no terms of the loss.
-NO_TERMS = ("kind", "step", "epoch", "samples", "seconds", "time", "lr", "grad_norm", "scale", "bias", "faults",
-            "samples_per_second", "samples_per_s", "data_wait", "eta", "mfu", "memory_gib")  # fmt: skip
+NO_TERMS = (
+    "kind",
+    "step",
+    "epoch",
+    "samples",
+    "seconds",
+    "time",
+    "lr",
+    "grad_norm",
+    "scale",
+    "bias",
+    "faults",
+    "samples_per_second",
+    "samples_per_s",
+    "data_wait",
+    "eta",
+    "mfu",
+    "memory_gib",
+)
 NORMS = ("grad_norm", "param_norm")
 #: Colour and dashes of what is of one modality: texts are dashed, masked views dotted.
 DASHES, DOTS = (0, (6, 2)), (0, (1.5, 1.5))
@@ -34,8 +52,10 @@ PAIRS, CORPUS_MAINS = "/pairs_R@1", ("/names/i2t/R@1", "/names/t2i/R@1")
 LINES: dict[str, tuple[str, Any]] = {
     **{f"{kind}_image": (IMAGE, "-") for kind in ("trace", "vib", "grad_norm", "inclusion")},
     **{f"{kind}_text": (TEXT, DASHES) for kind in ("trace", "vib", "grad_norm", "inclusion")},
-    "trace_masked_image": (IMAGE, DOTS), "trace_masked_text": (TEXT, DOTS), "inclusion_image_text": ("#5f1f3c", DOTS),
-}  # fmt: skip
+    "trace_masked_image": (IMAGE, DOTS),
+    "trace_masked_text": (TEXT, DOTS),
+    "inclusion_image_text": ("#5f1f3c", DOTS),
+}
 
 
 @styled
@@ -70,9 +90,16 @@ def evaluations(run: RunFolder) -> Figure | None:
     mains, drawn = main_metrics(run), list[Panel]()
     if mains:
         drawn.append((mains[0] if len(mains) == 1 else "Test sets", {key: (key, ()) for key in mains}))
-    drawn += [(f"R@1 among {run.evals[-1].get(f'{name}/pairs') or 0:.0f} pairs: {name}",
-               {"training rows": (f"{name}/train_pairs_R@1", (MUTED, DASHES)),
-                "validation": (f"{name}/pairs_R@1", (IMAGE, "-"))}) for name in sampled_sets(run)]  # fmt: skip
+    drawn += [
+        (
+            f"R@1 among {run.evals[-1].get(f'{name}/pairs') or 0:.0f} pairs: {name}",
+            {
+                "training rows": (f"{name}/train_pairs_R@1", (MUTED, DASHES)),
+                "validation": (f"{name}/pairs_R@1", (IMAGE, "-")),
+            },
+        )
+        for name in sampled_sets(run)
+    ]
     figure = over_steps(drawn, run.evals, marker="o", markersize=4)
     for ax in [] if figure is None else figure.axes:
         percent(ax.yaxis)
@@ -145,10 +172,15 @@ def trace_by_level(result: CorpusResult) -> Figure:
         colour = LEVEL_COLOURS[level]
         ax.scatter(i + noise.uniform(-0.3, 0.3, len(x)), x, s=5, color=colour, alpha=0.25 if len(x) > 50 else 0.8, lw=0)
         ax.boxplot(
-            x, positions=[i], widths=0.45, showfliers=False,
-            medianprops={"color": INK, "linewidth": 1.6}, boxprops={"color": INK},
-            whiskerprops={"color": MUTED}, capprops={"color": MUTED},
-        )  # fmt: skip
+            x,
+            positions=[i],
+            widths=0.45,
+            showfliers=False,
+            medianprops={"color": INK, "linewidth": 1.6},
+            boxprops={"color": INK},
+            whiskerprops={"color": MUTED},
+            capprops={"color": MUTED},
+        )
         ax.scatter([i], [x.mean()], marker="D", s=34, color=colour, edgecolor="white", zorder=4)
         box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 0.8}
         ax.annotate(f"{x.mean():.3g}", (i + 0.26, x.mean()), va="center", fontsize=9, weight="bold", bbox=box, zorder=5)
@@ -211,16 +243,21 @@ def expected_matches(result: CorpusResult) -> Figure | None:
     shown = true > 0
     _dots(ax, (true * jitter)[shown], expected[shown], result.table.text_level[shown])
     means = np.array([found for texts, *found in by_expected(expected, true) if texts >= 5 and found[1]])
-    ax.plot(*means.reshape(-1, 2).T[::-1], "D", color=INK, markeredgecolor="white", markersize=7,
-            label="mean of a group")  # fmt: skip
+    ax.plot(
+        *means.reshape(-1, 2).T[::-1], "D", color=INK, markeredgecolor="white", markersize=7, label="mean of a group"
+    )
     if "share_low" in result.read:
         low, high = (len(result.corpus.drawings) * result.read[f"share_{end}"][shown] for end in ("low", "high"))
         ax.vlines((true * jitter)[shown], low, high, color=INK, linewidth=0.4, alpha=0.25, zorder=0.5)
     ends = np.array([0.2, 1.2 * max(true.max(), expected.max())])
     ax.plot(ends, ends, color=INK, linewidth=1.2, linestyle="--")
     ax.fill_between(ends, ends / 2, ends * 2, color=INK, alpha=0.08, lw=0)
-    ax.set(xscale="log", yscale="log", xlabel="drawings that the text is true of",
-           ylabel="drawings it is expected to be true of")  # fmt: skip
+    ax.set(
+        xscale="log",
+        yscale="log",
+        xlabel="drawings that the text is true of",
+        ylabel="drawings it is expected to be true of",
+    )
     for axis in (ax.xaxis, ax.yaxis):
         axis.set_major_formatter(StrMethodFormatter("{x:g}"))
     _legend(ax)
@@ -233,8 +270,11 @@ def refused(result: CorpusResult) -> Figure:
     asked = ranking.answerable.numpy()
     wrong = (~ranking.hit(1)).numpy()[asked].astype(np.float64)
     signs = signs_against(result, "names", "i2t")
-    curves = {REFUSED_BY[key]: risk_coverage(signs[key][asked], wrong)
-              for key in ("all", "answer", "mean", "score", "image") if key in signs}  # fmt: skip
+    curves = {
+        REFUSED_BY[key]: risk_coverage(signs[key][asked], wrong)
+        for key in ("all", "answer", "mean", "score", "image")
+        if key in signs
+    }
     return plot_risk_coverage(curves, f"Naming {len(wrong):,} drawings, refusing the unsure")
 
 
@@ -256,8 +296,14 @@ def draw_all(run: RunFolder, seed: int = 0) -> dict[str, Figure]:
     figures: dict[str, Figure | None] = {"evaluations": evaluations(run), "learning_curves": learning_curves(run)}
     if run.result is not None and run.result.probabilistic:
         of_result: tuple[Callable[[CorpusResult], Figure | None], ...] = (
-            trace_histogram, trace_by_level, trace_by_length, true_matches, expected_matches, refused, reliability,
-        )  # fmt: skip
+            trace_histogram,
+            trace_by_level,
+            trace_by_length,
+            true_matches,
+            expected_matches,
+            refused,
+            reliability,
+        )
         figures |= {draw.__name__: draw(run.result) for draw in of_result}
         figures["pca"] = pca(run.result, seed)
     return {name: figure for name, figure in figures.items() if figure is not None}
@@ -267,8 +313,16 @@ def _dots(ax: Axes, x: np.ndarray, y: np.ndarray, level: np.ndarray) -> None:
     """Texts as dots in the colour and with the marker of their level, the many names beneath: all (T,)."""
     for i, name in reversed(list(enumerate(LEVELS))):
         rows = level == i
-        ax.scatter(x[rows], y[rows], s=9 if rows.sum() > 100 else 30, color=LEVEL_COLOURS[name], alpha=0.5, lw=0,
-                   marker=LEVEL_MARKERS[name], label=name)  # fmt: skip
+        ax.scatter(
+            x[rows],
+            y[rows],
+            s=9 if rows.sum() > 100 else 30,
+            color=LEVEL_COLOURS[name],
+            alpha=0.5,
+            lw=0,
+            marker=LEVEL_MARKERS[name],
+            label=name,
+        )
 
 
 def _legend(ax: Axes) -> None:

@@ -1,4 +1,5 @@
 """The report page: one HTML file with everything in it, from what a run folder holds."""
+
 from __future__ import annotations
 
 import io
@@ -52,7 +53,10 @@ class Headline(NamedTuple):
 
 
 def make_report(
-    folder: str | Path, evaluation: str | None = None, out: str | Path | None = None, seed: int = 0,
+    folder: str | Path,
+    evaluation: str | None = None,
+    out: str | Path | None = None,
+    seed: int = 0,
     title: str | None = None,
 ) -> Path:
     """Write `report.html` and `figures/*.png` into a run folder; returns the page's path.
@@ -61,8 +65,9 @@ def make_report(
     path for the page; seed: of the examples.
     """
     if evaluation and not (there := Path(folder) / evaluation / "metrics.json").is_file():
-        raise FileNotFoundError(f"no evaluation {evaluation} in {folder}: prolip eval emoji --output {there.parent} "
-                                "writes one")  # fmt: skip
+        raise FileNotFoundError(
+            f"no evaluation {evaluation} in {folder}: prolip eval emoji --output {there.parent} writes one"
+        )
     run = read(folder, evaluation or "eval")
     below, page = run.folder / "figures", Path(out) if out else run.folder / "report.html"
     check_output(below, folder=True)
@@ -85,6 +90,7 @@ def end_with_report(folder: Path) -> str:
     """The page of a run that has just ended, as a line for the person: where it is, or why there is none. Of the main
     thread alone it takes at most LIMIT seconds.
     """
+
     def stop(*_: Any) -> None:
         raise TimeoutError(f"it took longer than {LIMIT} s")
 
@@ -105,9 +111,13 @@ def end_with_report(folder: Path) -> str:
 def render(run: RunFolder, pictures: dict[str, bytes], seed: int = 0, title: str | None = None) -> str:
     """The page as HTML; sections without data say what would fill them."""
     environment = Environment(
-        loader=PackageLoader("prolip.report", "."), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
-        lstrip_blocks=True, finalize=lambda value: plain(value.replace("\n", " ")) if type(value) is str else value,
-    )  # fmt: skip
+        loader=PackageLoader("prolip.report", "."),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=lambda value: plain(value.replace("\n", " ")) if type(value) is str else value,
+    )
     environment.filters |= {"percent": percent, "figure": number, "amount": examples.amount}
     result = run.result
     context: dict[str, Any] = {
@@ -123,8 +133,9 @@ def render(run: RunFolder, pictures: dict[str, bytes], seed: int = 0, title: str
         "variances": what_variances_mean(run),
         "credits": list(dict.fromkeys(CREDITS.get(s, s) for s in result.info["styles"])) if result else [],
         "headlines": headlines(run),
-        "sampled": [(name, *(run.evals[-1].get(f"{name}/{key}") for key in SAMPLED))
-                    for name in figures.sampled_sets(run)],
+        "sampled": [
+            (name, *(run.evals[-1].get(f"{name}/{key}") for key in SAMPLED)) for name in figures.sampled_sets(run)
+        ],
         "quantiles": ", ".join(f"{100 * quantile:g}%" for quantile in uncertainty.QUANTILES),
         "lead": uncertainty.section(result, seed) if result and result.probabilistic else None,
         "reading": uncertainty.read_all(result) if result and result.probabilistic else {},

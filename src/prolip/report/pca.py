@@ -1,4 +1,5 @@
 """A plane through the embedding space: Gaussians of a few concepts and samples of them, ProLIP figure 1."""
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -52,21 +53,36 @@ def pca(result: CorpusResult, seed: int = 0) -> Figure | None:
     for (x, y, longer, shorter, angle), own, level in zip(places, points.numpy().swapaxes(0, 1), levels):
         colour = LEVEL_COLOURS[level]
         for sigmas, alpha in ((2, 0.07), (1, 0.13)):
-            form: Any = {"xy": (x, y), "width": 2 * sigmas * longer, "height": 2 * sigmas * shorter,
-                         "angle": np.degrees(angle), "edgecolor": colour}  # fmt: skip
+            form: Any = {
+                "xy": (x, y),
+                "width": 2 * sigmas * longer,
+                "height": 2 * sigmas * shorter,
+                "angle": np.degrees(angle),
+                "edgecolor": colour,
+            }
             ax.add_patch(Ellipse(**form, facecolor=colour, alpha=alpha))
             ax.add_patch(Ellipse(**form, fill=False, linewidth=0.9, alpha=0.7))
         ax.scatter(own[:, 0], own[:, 1], s=5, color=colour, alpha=0.45, lw=0)
     for level in ("image", *LEVELS):
         x, y = places[[i for i, name in enumerate(levels) if name == level], :2].T
         label = "drawing" if level == "image" else level
-        ax.scatter(x, y, s=46, color=LEVEL_COLOURS[level], marker=LEVEL_MARKERS[level], edgecolor="white", zorder=5,
-                   label=label)  # fmt: skip
+        ax.scatter(
+            x,
+            y,
+            s=46,
+            color=LEVEL_COLOURS[level],
+            marker=LEVEL_MARKERS[level],
+            edgecolor="white",
+            zorder=5,
+            label=label,
+        )
     ax.autoscale_view()
     ax.margins(0.1)
     ax.set_aspect("equal", adjustable="datalim")
-    ax.set(xlabel=f"first component ({plane.share[0]:.0%} of the variance)",
-           ylabel=f"second component ({plane.share[1]:.0%})")  # fmt: skip
+    ax.set(
+        xlabel=f"first component ({plane.share[0]:.0%} of the variance)",
+        ylabel=f"second component ({plane.share[1]:.0%})",
+    )
     ax.legend(loc="best", handletextpad=0.3)
     figure.draw_without_rendering()  # places depend on the final limits
     pictures = [np.asarray(result.corpus.drawings[row].image()) for row in drawings]
@@ -83,8 +99,9 @@ def _annotate(ax: Axes, points: np.ndarray, notes: Sequence[np.ndarray | str]) -
         width, height = (6.9 * len(note), 13) if isinstance(note, str) else (42, 42)
         places = [
             (x + r * np.cos(t) * (1 + width / 2 / r), y + r * np.sin(t) * (1 + height / 2 / r))
-            for r in (10, 24, 40, 60, 85, 115) for t in np.linspace(0, 2 * np.pi, 12, endpoint=False)
-        ]  # fmt: skip
+            for r in (10, 24, 40, 60, 85, 115)
+            for t in np.linspace(0, 2 * np.pi, 12, endpoint=False)
+        ]
         low, high = (np.array(places) + sign * np.array((width, height)) / 2 for sign in (-1, 1))
         sides = np.minimum(high[:, None], taken[:, 2:]) - np.maximum(low[:, None], taken[:, :2])
         over = np.maximum(frame.min - low, 0) + np.maximum(high - frame.max, 0)
@@ -96,9 +113,7 @@ def _annotate(ax: Axes, points: np.ndarray, notes: Sequence[np.ndarray | str]) -
         _place(ax, tuple(ax.transData.inverted().transform((x, y))), offset, note, far=best >= 12)
 
 
-def _place(
-    ax: Axes, at: tuple[float, ...], offset: tuple[float, float], note: np.ndarray | str, far: bool
-) -> None:
+def _place(ax: Axes, at: tuple[float, ...], offset: tuple[float, float], note: np.ndarray | str, far: bool) -> None:
     """Draw one note at an offset in printer's points, with a leader line if it is far."""
     line: dict[str, Any] = {"arrowstyle": "-", "color": MUTED, "linewidth": 0.7, "shrinkA": 0, "shrinkB": 3}
     if isinstance(note, str):
@@ -108,8 +123,13 @@ def _place(
     edge = {"edgecolor": LEVEL_COLOURS["image"], "linewidth": 1.1, "boxstyle": "round,pad=0.1"}
     picture = OffsetImage(note, zoom=0.36 * 64 / max(note.shape[:2]))
     box = AnnotationBbox(
-        picture, (at[0], at[1]), offset, boxcoords="offset points", pad=0.1, bboxprops=edge,
+        picture,
+        (at[0], at[1]),
+        offset,
+        boxcoords="offset points",
+        pad=0.1,
+        bboxprops=edge,
         arrowprops=line if far else None,
-    )  # fmt: skip
+    )
     box.set_zorder(4)
     ax.add_artist(box)

@@ -1,4 +1,5 @@
 """What a run folder holds: its config, its learning curves, its evaluation; any of them may be missing."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass, field
@@ -44,8 +45,10 @@ def read(folder: str | Path, evaluation: str = "eval") -> RunFolder:
     if not folder.is_dir():
         raise FileNotFoundError(f"no run folder {folder}: give one that training wrote, e.g. runs/demo")
     if is_model(folder):
-        raise FileNotFoundError(f"{folder} holds a model, and the page is about a run: give the folder of the run that "
-                                "trained it, with config.json and metrics.jsonl")  # fmt: skip
+        raise FileNotFoundError(
+            f"{folder} holds a model, and the page is about a run: give the folder of the run that "
+            "trained it, with config.json and metrics.jsonl"
+        )
     path = folder / "config.json"
     lines = read_lines(folder / "metrics.jsonl")
     there = folder / evaluation

@@ -1,4 +1,5 @@
 """What a model with units does not know: the first section of its page, all from the evaluation's embeddings."""
+
 from __future__ import annotations
 
 import math
@@ -82,15 +83,19 @@ def section(result: CorpusResult, seed: int = 0) -> Section | None:
     against = signs_against(result, "names", "i2t")
     sure = np.exp(-against["answer"]).clip(max=1.0)
     unsure = against.get("all", against["answer"])
-    return Section(units, texts(result, units, expected), thirds(result, units, unsure, sure, seed),
-                   *errors(result, expected))  # fmt: skip
+    return Section(
+        units, texts(result, units, expected), thirds(result, units, unsure, sure, seed), *errors(result, expected)
+    )
 
 
 def drawn(result: CorpusResult) -> Inputs:
     """The drawings of the corpus, as the model saw them, by their names."""
     corpus = result.corpus
-    return Inputs(result.image, [corpus.concepts[one.concept].name for one in corpus.drawings],
-                  lambda row: picture(corpus.drawings[row].image(), lossless=True))  # fmt: skip
+    return Inputs(
+        result.image,
+        [corpus.concepts[one.concept].name for one in corpus.drawings],
+        lambda row: picture(corpus.drawings[row].image(), lossless=True),
+    )
 
 
 def show_corpus(result: CorpusResult) -> Shown:
@@ -112,11 +117,21 @@ def texts(result: CorpusResult, units: Units, expected: np.ndarray, top: int = 8
     bits, share = units.information(result.text.trace, bits=True).tolist(), units.share(result.text.trace).tolist()
     scores = result.score.pairwise(result.image, result.text.select(chosen)).mT
     return [
-        Text(example(scores[k], torch.from_numpy(result.text_relation[i]), drawn(result), result.table.texts[i],
-                     LEVELS[result.table.text_level[i]], top),
-             in_words(share[i]), float(expected[i]), bits[i])
+        Text(
+            example(
+                scores[k],
+                torch.from_numpy(result.text_relation[i]),
+                drawn(result),
+                result.table.texts[i],
+                LEVELS[result.table.text_level[i]],
+                top,
+            ),
+            in_words(share[i]),
+            float(expected[i]),
+            bits[i],
+        )
         for k, i in enumerate(chosen)
-    ]  # fmt: skip
+    ]
 
 
 def errors(result: CorpusResult, expected: np.ndarray) -> tuple[list[Error], float]:
@@ -130,8 +145,11 @@ def errors(result: CorpusResult, expected: np.ndarray) -> tuple[list[Error], flo
         doublings = np.log2(numbers / true[own])
         return float(doublings.mean()), float(np.abs(doublings).mean())
 
-    found = [Error(level, len(own), float(true[own].mean()), off(expected[own], own), off(flat[own], own))
-             for level, own in rows.items() if len(own)]  # fmt: skip
+    found = [
+        Error(level, len(own), float(true[own].mean()), off(expected[own], own), off(flat[own], own))
+        for level, own in rows.items()
+        if len(own)
+    ]
     return found, constant
 
 
@@ -142,8 +160,10 @@ def thirds(
     rng = np.random.default_rng(seed + 3)
     right = by_decile(unsure, result.rankings["names"][0].hit(1).numpy(), 3).value
     parts = np.array_split(unsure.argsort(kind="stable"), len(right))
-    return [Third(len(rows), float(share), drawings(result, units, sure, pick(rows, each, rng)))
-            for rows, share in zip(parts, right)]  # fmt: skip
+    return [
+        Third(len(rows), float(share), drawings(result, units, sure, pick(rows, each, rng)))
+        for rows, share in zip(parts, right)
+    ]
 
 
 def drawings(result: CorpusResult, units: Units, sure: np.ndarray, rows: list[int]) -> list[Drawing]:
@@ -152,8 +172,14 @@ def drawings(result: CorpusResult, units: Units, sure: np.ndarray, rows: list[in
     gallery = Inputs(names, [concept.name for concept in result.corpus.concepts])
     z = result.image.select(rows)
     scores, among = result.score.pairwise(z, names), units.matches(z.trace, len(result.table.texts), of="texts")
-    return [Drawing(example(x, torch.from_numpy(named[:, i]), gallery, own.labels[i], top=1, picture=own.picture(i)),
-                    float(sure[i]), float(texts)) for x, i, texts in zip(scores, rows, among)]  # fmt: skip
+    return [
+        Drawing(
+            example(x, torch.from_numpy(named[:, i]), gallery, own.labels[i], top=1, picture=own.picture(i)),
+            float(sure[i]),
+            float(texts),
+        )
+        for x, i, texts in zip(scores, rows, among)
+    ]
 
 
 # --- what the figures of one run say, in a sentence each, written from the numbers and not from what was hoped for ----
@@ -189,7 +215,7 @@ def verdict(result: CorpusResult) -> str:
 
 
 def order_of_levels(result: CorpusResult) -> str:
-    """"paper" if the mean trace falls from group to name, "reversed" if it rises, "flat" or "mixed" otherwise."""
+    """ "paper" if the mean trace falls from group to name, "reversed" if it rises, "flat" or "mixed" otherwise."""
     means = [result.metrics[f"trace/{level}"] for level in LEVELS]
     if max(means) <= FLAT * min(means):
         return "flat"

@@ -1,4 +1,5 @@
 """Fit variances to the pairs of a model, and leave a model that has them in a folder."""
+
 from __future__ import annotations
 
 import copy
@@ -44,8 +45,13 @@ FILES = (*CONFIG_NAMES, *WEIGHT_NAMES, READERS, FILE, *TOKENIZER_NAMES)
 
 
 def attach(  # noqa: PLR0913 (a model is three of them)
-    model: str, pretrained: str | None, tokenizer: str | None, pairs: Pairs, config: LikelihoodConfig,
-    folder: str | os.PathLike, seed: int = 0,
+    model: str,
+    pretrained: str | None,
+    tokenizer: str | None,
+    pairs: Pairs,
+    config: LikelihoodConfig,
+    folder: str | os.PathLike,
+    seed: int = 0,
 ) -> Fitted:
     """Fit variances to `pairs`, embeddings of the model `model` (`evaluation.loading.load_embedder`), and write the
     model with them into `folder`, in its own format: ours as one of the method likelihood, OpenCLIP's as OpenCLIP's.
@@ -97,8 +103,10 @@ def check_folder(folder: Path, written: Collection[str], ours: bool, source: Pat
     same = all(is_config(folder / name, ours) for name in CONFIG_NAMES if name in written)
     there = [name for name in FILES if (folder / name).exists()]
     if foreign := [name for name in there if name not in written or not (same or name in TOKENIZER_NAMES)]:
-        raise ValueError(f"{folder} holds files of another model ({', '.join(foreign)}), of another program or of a run"
-                         ": give another folder, or delete them")  # fmt: skip
+        raise ValueError(
+            f"{folder} holds files of another model ({', '.join(foreign)}), of another program or of a run"
+            ": give another folder, or delete them"
+        )
 
 
 def is_config(path: Path, ours: bool) -> bool:
@@ -124,8 +132,10 @@ def means_fingerprint(loaded: Loaded) -> str:
     for side, batch in probes(loaded):
         if not torch.equal(*(encode_hidden(one, batch, side).z.mean for one in (network.eval(), bare))):
             name = network.config["method_cfg"]["name"]
-            raise ValueError(f"the method {name} has layers of its own between the towers and the means, which a model"
-                             " with fitted variances does not have: take a model of another method")  # fmt: skip
+            raise ValueError(
+                f"the method {name} has layers of its own between the towers and the means, which a model"
+                " with fitted variances does not have: take a model of another method"
+            )
     return model_fingerprint(*loaded._replace(network=bare))
 
 
@@ -153,8 +163,10 @@ def write_prolip(  # noqa: PLR0913, PLR0917
 ) -> Fitted:
     """A model of ours: its weights, without what its own method added, as one of the method likelihood."""
     if pairs.text_ids is None:
-        raise ValueError("the pairs have no text_ids, and a model of ours reads how rare a text's words are: write them"
-                         " again with --save-pairs")
+        raise ValueError(
+            "the pairs have no text_ids, and a model of ours reads how rare a text's words are: write them"
+            " again with --save-pairs"
+        )
     new = ProLIP(copy.deepcopy(old.config) | {"method_cfg": {"name": METHOD, "config": asdict(config)}})
     method = find_method(METHOD)
     assert method.extend is not None

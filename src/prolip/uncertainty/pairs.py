@@ -1,4 +1,5 @@
 """Embedded images and texts: matched pairs, which uncertainty is fitted to, and pools without matches."""
+
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -75,8 +76,10 @@ class Pairs:
                 " each for every pair"
             )
         if not SCALES[0] <= self.scale <= SCALES[1]:
-            raise ValueError(f"scale={self.scale} is no factor of a logit: give exp(logit_scale) of the model, from"
-                             f" {SCALES[0]:g} to {SCALES[1]:g}")  # fmt: skip
+            raise ValueError(
+                f"scale={self.scale} is no factor of a logit: give exp(logit_scale) of the model, from"
+                f" {SCALES[0]:g} to {SCALES[1]:g}"
+            )
         low, high = WEIGHTS
         if (w := self.weight) is not None and (w.shape != self.image_of.shape or not ((low <= w) & (w <= high)).all()):
             raise ValueError(f"weight is {tuple(w.shape)}, want numbers from {low:g} to {high:g} for {len(self)} pairs")
@@ -94,8 +97,10 @@ class Pairs:
         found = []
         images, texts = len(self.image_of.unique()), len(self.text_of.unique())
         if len(self) < SOUND or min(images, texts) < LEAST:
-            found = [f"{len(self):,} pairs of {images:,} images and {texts:,} texts are few: their variances are rough;"
-                     f" give {SOUND} pairs or more, of {LEAST} images and texts or more"]  # fmt: skip
+            found = [
+                f"{len(self):,} pairs of {images:,} images and {texts:,} texts are few: their variances are rough;"
+                f" give {SOUND} pairs or more, of {LEAST} images and texts or more"
+            ]
         if (first := self.own_first).at_chance:
             found.append(f"{first}, and variances and similarities that are fitted to it mean nothing")
         return "; ".join(found)
@@ -113,8 +118,10 @@ class Pairs:
         of = f"each of the {rows} {side}s"
         if some is not None:
             if x is None or some.ndim != 1 or some.dtype != torch.int64 or not ((some >= 0) & (some < rows)).all():
-                raise ValueError(f"{name}_of is {some.dtype} {tuple(some.shape)}, want (F,) int64 below {rows}, rows of"
-                                 f" the {side}s that {name} is of")  # fmt: skip
+                raise ValueError(
+                    f"{name}_of is {some.dtype} {tuple(some.shape)}, want (F,) int64 below {rows}, rows of"
+                    f" the {side}s that {name} is of"
+                )
             of, rows = f"each of {len(some)} {side}s", len(some)
         if x is None:
             return
@@ -126,9 +133,13 @@ class Pairs:
     def in_rows(cls, image: Tensor, text: Tensor, scale: float, **further: Any) -> Pairs:
         """Row i of the images beside row i of the texts, (P, D) each."""
         return cls(
-            image=image, text=text, image_of=torch.arange(len(image)), text_of=torch.arange(len(text)), scale=scale,
+            image=image,
+            text=text,
+            image_of=torch.arange(len(image)),
+            text_of=torch.arange(len(text)),
+            scale=scale,
             **further,
-        )  # fmt: skip
+        )
 
     def __len__(self) -> int:
         return len(self.image_of)
@@ -149,9 +160,11 @@ class Pairs:
     @property
     def swapped(self) -> Pairs:
         """The same with the sides exchanged: what is written for texts against images does for images against texts."""
-        parts: dict[str, Any] = {f"{side}{part}": getattr(self, f"{other}{part}")
-                                 for side, other in (("image", "text"), ("text", "image"))
-                                 for part in ("", "_of", "_hidden", "_first", "_first_of")}  # fmt: skip
+        parts: dict[str, Any] = {
+            f"{side}{part}": getattr(self, f"{other}{part}")
+            for side, other in (("image", "text"), ("text", "image"))
+            for part in ("", "_of", "_hidden", "_first", "_first_of")
+        }
         return Pairs(**parts, scale=self.scale, weight=self.weight)
 
     def tensors(self) -> dict[str, Tensor]:
@@ -172,8 +185,10 @@ class Pairs:
         wanted = {"image", "text", "image_of", "text_of", "scale"}
         known = set(cls.__dataclass_fields__) - {"image_keys", "text_keys"}
         if not wanted <= tensors.keys() <= known:
-            raise ValueError(f"pairs have the tensors {', '.join(sorted(wanted))} and may have"
-                             f" {', '.join(sorted(known - wanted))}; got {', '.join(sorted(tensors))}")
+            raise ValueError(
+                f"pairs have the tensors {', '.join(sorted(wanted))} and may have"
+                f" {', '.join(sorted(known - wanted))}; got {', '.join(sorted(tensors))}"
+            )
         given: dict[str, Any] = {**tensors, "scale": float(tensors["scale"])}
         return cls(**given | {"model": bytes(tensors["model"].tolist()).hex() if "model" in tensors else ""})
 
@@ -199,8 +214,10 @@ class Pool:
 
     def __post_init__(self) -> None:
         if len(self.keys) != len(self.image.mean) or len(self.text_ids) != len(self.text.mean):
-            raise ValueError(f"{len(self.keys)} keys of {len(self.image.mean)} images, {len(self.text_ids)} rows of ids"
-                             f" of {len(self.text.mean)} texts: give one of each")  # fmt: skip
+            raise ValueError(
+                f"{len(self.keys)} keys of {len(self.image.mean)} images, {len(self.text_ids)} rows of ids"
+                f" of {len(self.text.mean)} texts: give one of each"
+            )
 
     def side(self, side: Side) -> tuple[Gaussian, Tensor]:
         """The images or texts, and their rows, on the same device."""
@@ -227,18 +244,23 @@ def missing_labels(image: Tensor, hits: Tensor, again: Tensor) -> float:
 def check_enough(pairs: int) -> None:
     """ValueError for fewer than LEAST pairs."""
     if pairs < LEAST:
-        raise ValueError(f"{pairs} pairs of an image and a caption: variances are fitted to {LEAST} or more, give more"
-                         f" data ({SOUND} pairs for more than a rough fit)")  # fmt: skip
+        raise ValueError(
+            f"{pairs} pairs of an image and a caption: variances are fitted to {LEAST} or more, give more"
+            f" data ({SOUND} pairs for more than a rough fit)"
+        )
 
 
 def _check_finite(name: str, x: Tensor, keys: Sequence[str] | None = None) -> None:
     """ValueError naming the rows (N, W) that are not finite, by their keys where there are any."""
-    lost = torch.cat([(~part.isfinite().all(1)).nonzero().squeeze(1) + BLOCK * i
-                      for i, part in enumerate(x.split(BLOCK))])  # fmt: skip
+    lost = torch.cat(
+        [(~part.isfinite().all(1)).nonzero().squeeze(1) + BLOCK * i for i, part in enumerate(x.split(BLOCK))]
+    )
     if len(lost):
         named = first_few([f"row {row}" if keys is None else repr(keys[row]) for row in lost.tolist()], NAMED)
-        raise ValueError(f"{name} holds NaN or infinite values in {len(lost)} of {len(x)} rows ({named}): leave"
-                         " these samples out, or take a model that has not diverged")  # fmt: skip
+        raise ValueError(
+            f"{name} holds NaN or infinite values in {len(lost)} of {len(x)} rows ({named}): leave"
+            " these samples out, or take a model that has not diverged"
+        )
 
 
 def _check_changed(changed: Tensor, rows: Tensor | None, image: Tensor) -> None:
@@ -264,5 +286,7 @@ def _check_side(side: str, mean: Any, rows: Any, keys: Sequence[str] | None) -> 
     _check_finite(side, mean, keys)
     lengths = torch.cat([part.float().norm(dim=1) for part in mean.split(BLOCK)])
     if not torch.allclose(lengths, torch.ones_like(lengths), atol=1e-2):  # bfloat16 keeps a length to 4e-3
-        raise ValueError(f"{side}s have lengths from {lengths.amin():.3g} to {lengths.amax():.3g}, want unit means:"
-                         " torch.nn.functional.normalize(x, dim=-1)")
+        raise ValueError(
+            f"{side}s have lengths from {lengths.amin():.3g} to {lengths.amax():.3g}, want unit means:"
+            " torch.nn.functional.normalize(x, dim=-1)"
+        )

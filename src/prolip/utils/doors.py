@@ -1,18 +1,29 @@
 """The modules that were commands before there was `prolip`, and what to type in their place."""
+
 from __future__ import annotations
 
 import sys
 
 #: Module -> verb.
 DOORS = {
-    "prolip.curate": "curate", "prolip.data.index": "data index", "prolip.evaluation": "eval tasks",
-    "prolip.evaluation.clip_benchmark": "eval clip-benchmark", "prolip.evaluation.corpus": "eval emoji",
-    "prolip.evaluation.datacomp": "eval datacomp", "prolip.evaluation.datasets.emoji": "data emoji",
-    "prolip.evaluation.datasets.few_shot": "data few-shot", "prolip.explorer": "explore",
-    "prolip.export": "export graph", "prolip.figures": "figures", "prolip.hierarchy": "hierarchy", "prolip.hub": "hub",
-    "prolip.prompts": "prompts", "prolip.report": "report", "prolip.search": "search",
+    "prolip.curate": "curate",
+    "prolip.data.index": "data index",
+    "prolip.evaluation": "eval tasks",
+    "prolip.evaluation.clip_benchmark": "eval clip-benchmark",
+    "prolip.evaluation.corpus": "eval emoji",
+    "prolip.evaluation.datacomp": "eval datacomp",
+    "prolip.evaluation.datasets.emoji": "data emoji",
+    "prolip.evaluation.datasets.few_shot": "data few-shot",
+    "prolip.explorer": "explore",
+    "prolip.export": "export graph",
+    "prolip.figures": "figures",
+    "prolip.hierarchy": "hierarchy",
+    "prolip.hub": "hub",
+    "prolip.prompts": "prompts",
+    "prolip.report": "report",
+    "prolip.search": "search",
     "prolip.uncertainty": "uncertainty",
-}  # fmt: skip
+}
 
 
 def refuse() -> None:

@@ -3,6 +3,7 @@
 One is a file, `step_N.pt`. Of a run with --fsdp, what is sharded lies beside it in the folder `step_N.shards`, which
 all ranks have written before.
 """
+
 from __future__ import annotations
 
 import contextlib
@@ -88,8 +89,10 @@ class Saver:
         if shards:
             save_shards(shards, shards_of(address), self.group)
             if self.is_first and (wrong := damage_of(self.storage, shards_of(name), contents=False)):
-                raise OSError(f"{wrong}: every rank writes there, so all machines have to see {self.storage.url}: give "
-                              "a --checkpoint-dir that they share")  # fmt: skip
+                raise OSError(
+                    f"{wrong}: every rank writes there, so all machines have to see {self.storage.url}: give "
+                    "a --checkpoint-dir that they share"
+                )
         if not self.is_first:
             return
 
@@ -115,8 +118,10 @@ class Saver:
                 if (folder := f"step_{step}.shards") in self.storage.names():
                     self.storage.delete(folder)
         except Exception as error:  # the checkpoint itself is there
-            self.say(f"warning: behind {address}, the status or an old checkpoint could not be changed: "
-                     f"{type(error).__name__}: {error}")  # fmt: skip
+            self.say(
+                f"warning: behind {address}, the status or an old checkpoint could not be changed: "
+                f"{type(error).__name__}: {error}"
+            )
 
 
 def on_host(value: Any) -> Any:
@@ -196,8 +201,9 @@ def check_checkpoint(address: str, flag: str = "--resume", remedy: str = "") -> 
     if storage.filesystem.isdir(f"{storage.root}/{name}"):
         found = [*checkpoints_in(Path(address)), *checkpoints_in(Path(address) / "checkpoints")]
         newest = f", such as {found[-1]}" if found else ""
-        raise FlagError(f"{flag} {address} is a folder: give a file in it{newest}, or --name of the run with --resume "
-                        "latest")  # fmt: skip
+        raise FlagError(
+            f"{flag} {address} is a folder: give a file in it{newest}, or --name of the run with --resume latest"
+        )
     with storage.fetched(name) as path:
         try:
             with zipfile.ZipFile(path) as archive:

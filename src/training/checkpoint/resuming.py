@@ -1,4 +1,5 @@
 """Taking a run's folder and going on from a checkpoint; nothing that is there changes before all of it is accepted."""
+
 from __future__ import annotations
 
 import contextlib
@@ -102,15 +103,19 @@ def look_for(resume: str, storage: Storage, folder: Path) -> Choice:
                     f"give --checkpoint-dir {own.url}, or --overwrite instead of --resume to begin it again"
                 )
             if is_finished(folder):
-                raise FlagError(f"{folder} holds a run that has ended, and no checkpoint to go on from: give another "
-                                "--name, or --overwrite instead of --resume to begin it again")  # fmt: skip
+                raise FlagError(
+                    f"{folder} holds a run that has ended, and no checkpoint to go on from: give another "
+                    "--name, or --overwrite instead of --resume to begin it again"
+                )
         return find_checkpoint(resume, storage)
     except FlagError:
         raise
     except Exception as error:  # every store has its own exceptions
         place = storage.url if resume in ("latest", "auto") else resume
-        raise FlagError(f"--resume {resume}: {place} cannot be read ({type(error).__name__}: {error}): mend the "
-                        "address, or the credentials of this environment") from None  # fmt: skip
+        raise FlagError(
+            f"--resume {resume}: {place} cannot be read ({type(error).__name__}: {error}): mend the "
+            "address, or the credentials of this environment"
+        ) from None
 
 
 def own_place(folder: Path, storage: Storage) -> Storage:
@@ -143,8 +148,10 @@ def go_on(run: Run, address: str, state: dict[str, Any]) -> None:
     if state.get("memory") and any(change.startswith("objective.") for change in changed):
         say("note: what the method keeps of the whole data is the checkpoint's, found with the checkpoint's settings")
     if state["total_steps"] != total and run.config.optim.lr_scheduler != "const":
-        say(f"note: the checkpoint's run was to take {state['total_steps']} steps, this one takes {total}, and "
-            f"the {run.config.optim.lr_scheduler} schedule is that of {total} from here on")  # fmt: skip
+        say(
+            f"note: the checkpoint's run was to take {state['total_steps']} steps, this one takes {total}, and "
+            f"the {run.config.optim.lr_scheduler} schedule is that of {total} from here on"
+        )
 
 
 def same_addresses(config: Config, saved: dict[str, Any]) -> dict[str, Any]:
@@ -156,11 +163,16 @@ def same_addresses(config: Config, saved: dict[str, Any]) -> dict[str, Any]:
     for tagged in hashes.values():
         adopt(tagged)
     now = config.to_dict().get(REDACTED, {})
-    other = [flag_of(name.removeprefix("data.")) for name in hashes
-             if name.startswith("data.") and hashes[name] != now.get(name)]  # fmt: skip
+    other = [
+        flag_of(name.removeprefix("data."))
+        for name in hashes
+        if name.startswith("data.") and hashes[name] != now.get(name)
+    ]
     if other and not config.run.renewed_addresses:
-        raise FlagError(f"{' and '.join(other)}: not the address of the checkpoint's run, its hash differs: give that "
-                        "one again; if only login, signature or command is new, add --renewed-addresses")  # fmt: skip
+        raise FlagError(
+            f"{' and '.join(other)}: not the address of the checkpoint's run, its hash differs: give that "
+            "one again; if only login, signature or command is new, add --renewed-addresses"
+        )
     return redacted(saved)
 
 

@@ -1,4 +1,5 @@
 """The folder of a run: taking it, and writing files in it that are never half."""
+
 from __future__ import annotations
 
 import json
@@ -18,15 +19,41 @@ from prolip.utils.secrecy import scrub
 
 LOCK = ".lock"
 OURS = (
-    "config.json", "status.json", "metrics.jsonl", "eval.json", "eval", "eval_ema", "eval_swa", "tensorboard",
-    "checkpoints", "ledger", "profile", "model", "model_ema", "model_swa", "best", "noise.jsonl", "examples.json",
-    "report.html", "figures",
-)  # fmt: skip
+    "config.json",
+    "status.json",
+    "metrics.jsonl",
+    "eval.json",
+    "eval",
+    "eval_ema",
+    "eval_swa",
+    "tensorboard",
+    "checkpoints",
+    "ledger",
+    "profile",
+    "model",
+    "model_ema",
+    "model_swa",
+    "best",
+    "noise.jsonl",
+    "examples.json",
+    "report.html",
+    "figures",
+)
 #: Files of a run that has not come to its first checkpoint or line of the log.
 BEGUN = (
-    LOCK, ".*.tmp", "config.json", "status.json", "metrics.jsonl", "noise.jsonl", "tensorboard/events.*",
-    ".checkpoint-*.tmp/*", "checkpoints/.*.tmp", f"checkpoints/{LOCK}", "ledger/rank_*.jsonl", "wandb/*",
-)  # fmt: skip
+    LOCK,
+    ".*.tmp",
+    "config.json",
+    "status.json",
+    "metrics.jsonl",
+    "noise.jsonl",
+    "tensorboard/events.*",
+    ".checkpoint-*.tmp/*",
+    "checkpoints/.*.tmp",
+    f"checkpoints/{LOCK}",
+    "ledger/rank_*.jsonl",
+    "wandb/*",
+)
 
 
 def open_run_folder(folder: Path, overwrite: bool, resume: bool) -> None:
@@ -108,8 +135,13 @@ def note_killed(folder: Path) -> None:
     """
     status = read_status(folder)
     if status.get("state") == "running":
-        write_status(folder, "failed", step=status.get("step"), checkpoint=None,
-                     reason="killed: the process ended without a word")  # fmt: skip
+        write_status(
+            folder,
+            "failed",
+            step=status.get("step"),
+            checkpoint=None,
+            reason="killed: the process ended without a word",
+        )
 
 
 def rows_of(path: Path) -> Iterator[tuple[bytes, int, str | None]]:
@@ -171,5 +203,6 @@ class Ledger:
         except OSError as error:
             if not self.reported:
                 self.reported = True
-                console.say(f"warning: {self.path} cannot be written, steps will be missing in it, the run goes on: "
-                            f"{error}")  # fmt: skip
+                console.say(
+                    f"warning: {self.path} cannot be written, steps will be missing in it, the run goes on: {error}"
+                )

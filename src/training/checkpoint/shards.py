@@ -3,6 +3,7 @@
 A sharded tensor of a state is known by its path, such as `['objective']['model.logit_scale']`; in the checkpoint's file
 a tensor without values, on the meta device, is in its place.
 """
+
 from __future__ import annotations
 
 import io
@@ -63,8 +64,10 @@ def load_shards(state: Any, place: str, patterns: Mapping[str, Any] | None = Non
             dcp.load(found, storage_reader=FsspecReader(place), process_group=group, no_dist=group is None)
     except dcp.api.CheckpointException as error:
         cause = next(iter(error.failures.values()))[0]
-        raise FlagError(f"{place} cannot be loaded ({type(cause).__name__}: {cause}): it is the part of its checkpoint "
-                        "that ranks wrote, and has to lie beside it") from None  # fmt: skip
+        raise FlagError(
+            f"{place} cannot be loaded ({type(cause).__name__}: {cause}): it is the part of its checkpoint "
+            "that ranks wrote, and has to lie beside it"
+        ) from None
     return tree_map_with_path(lambda path, leaf: found.get(keystr(path), leaf), state)
 
 

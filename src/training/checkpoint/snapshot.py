@@ -1,4 +1,5 @@
 """What a checkpoint holds: all that a run needs to go on as if it had never stopped."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -71,9 +72,13 @@ def restore(run: Run, state: dict[str, Any], shards: str = "") -> None:
     trained.objective.memory = {name: value.clone() for name, value in state.get("memory", {}).items()}
     for name in trained.averaged(state["step"]):
         load_module(trained.averages[name].module, state[name])
-    run.at = Position(step=state["step"], epoch=state["epoch"], batch_in_epoch=state["batch_in_epoch"],
-                      seconds=state.get("seconds", 0.0),
-                      closed=state.get("closed", state["step"] == state["total_steps"]))  # fmt: skip
+    run.at = Position(
+        step=state["step"],
+        epoch=state["epoch"],
+        batch_in_epoch=state["batch_in_epoch"],
+        seconds=state.get("seconds", 0.0),
+        closed=state.get("closed", state["step"] == state["total_steps"]),
+    )
     run.at.closed &= run.at.step == run.total_steps  # more steps, more to fit
     run.kept.saves.restart(run.at.step)
     run.health.meter.bad_steps = state.get("bad_steps", 0)
@@ -86,16 +91,21 @@ def restore(run: Run, state: dict[str, Any], shards: str = "") -> None:
     if ranks != world.world_size:
         was, now = state["data"]["streams"], run.fed.loader.state_dict()["streams"]
         order = "stays" if was == now else f"is that of {now} streams, not of {was}, in the epochs from here on"
-        run.kept.log.say(f"note: saved by {ranks} ranks, now {world.world_size}: the data's order {order}, "
-                         "and dropout draws other random numbers")  # fmt: skip
+        run.kept.log.say(
+            f"note: saved by {ranks} ranks, now {world.world_size}: the data's order {order}, "
+            "and dropout draws other random numbers"
+        )
 
 
 def patterns(trained: Trained, state: dict[str, Any]) -> dict[str, Any]:
     """What in the run has the place of a checkpoint's tensors, by their paths: it says which shards are to be read."""
     groups = trained.optimizer.param_groups
     own = {name: parameter for group in groups for name, parameter in zip(group["names"], group["params"])}
-    of = {number: own.get(name) for group in state["optimizer"]["param_groups"]
-          for number, name in zip(group["params"], group["names"])}  # fmt: skip
+    of = {
+        number: own.get(name)
+        for group in state["optimizer"]["param_groups"]
+        for number, name in zip(group["params"], group["names"])
+    }
     moments = {number: dict.fromkeys(parts, of[number]) for number, parts in state["optimizer"]["state"].items()}
     averages = {name: average.module.state_dict() for name, average in trained.averages.items()}
     return by_path({"objective": trained.objective.state_dict(), "optimizer": {"state": moments}} | averages)
@@ -104,8 +114,10 @@ def patterns(trained: Trained, state: dict[str, Any]) -> dict[str, Any]:
 def keep_draws(run: Run, version: Any) -> None:
     """Draw the random numbers of the checkpoint's version, whatever --draws says, and save that with the config."""
     if version not in VERSIONS:
-        raise FlagError(f"the checkpoint's random numbers are of version {version}, this code draws versions "
-                        f"{shown(list(VERSIONS))}: resume with the code that wrote it")  # fmt: skip
+        raise FlagError(
+            f"the checkpoint's random numbers are of version {version}, this code draws versions "
+            f"{shown(list(VERSIONS))}: resume with the code that wrote it"
+        )
     run.trained.objective.context.draws.version = version
     if version != run.config.run.draws:
         run.kept.log.say(f"note: random numbers stay at the checkpoint's version {version}")
@@ -115,11 +127,15 @@ def keep_draws(run: Run, version: Any) -> None:
 def check_same_run(config: Config, trained: Trained, global_batch: int, state: dict[str, Any]) -> None:
     """FlagError where a checkpoint does not fit the run: what it has, what is wanted, what to give."""
     saved = state["config"]
-    for flag, old, new in (("method", saved["method"], config.method),
-                           ("opt", saved["optim"]["opt"], config.optim.opt)):  # fmt: skip
+    for flag, old, new in (
+        ("method", saved["method"], config.method),
+        ("opt", saved["optim"]["opt"], config.optim.opt),
+    ):
         if old.lower() != new.lower():
-            raise FlagError(f"the checkpoint was trained with --{flag} {old}, this run has {new}: give --{flag} {old}, "
-                            "or begin a run of its own with its model (--model local-dir:RUN/model)")  # fmt: skip
+            raise FlagError(
+                f"the checkpoint was trained with --{flag} {old}, this run has {new}: give --{flag} {old}, "
+                "or begin a run of its own with its model (--model local-dir:RUN/model)"
+            )
     if state["global_batch"] != global_batch:
         raise FlagError(
             f"the checkpoint was trained at a global batch of {state['global_batch']}, this run has "
@@ -139,20 +155,30 @@ def check_same_run(config: Config, trained: Trained, global_batch: int, state: d
         )
     for name in trained.averaged(state["step"]):
         if state.get(name) is None:
-            raise FlagError(f"the checkpoint holds no averaged weights: leave out {AVERAGES[name]}, or begin a run of "
-                            "its own by another --name")  # fmt: skip
-    sizes = [{name: tuple(value.shape) for name, value in part.items()}
-             for part in (state["objective"], trained.objective.state_dict())]  # fmt: skip
+            raise FlagError(
+                f"the checkpoint holds no averaged weights: leave out {AVERAGES[name]}, or begin a run of "
+                "its own by another --name"
+            )
+    sizes = [
+        {name: tuple(value.shape) for name, value in part.items()}
+        for part in (state["objective"], trained.objective.state_dict())
+    ]
     differing = differences(*sizes)
     if differing:
-        raise FlagError(f"the checkpoint is of another model ({differing}): give its --model, which was "
-                        f"{saved['model']['model']}, and its sizes, which stand in its run's config.json")  # fmt: skip
-    names = [dict.fromkeys((name for group in groups for name in group["names"]), "trained")
-             for groups in (state["optimizer"]["param_groups"], trained.optimizer.param_groups)]  # fmt: skip
+        raise FlagError(
+            f"the checkpoint is of another model ({differing}): give its --model, which was "
+            f"{saved['model']['model']}, and its sizes, which stand in its run's config.json"
+        )
+    names = [
+        dict.fromkeys((name for group in groups for name in group["names"]), "trained")
+        for groups in (state["optimizer"]["param_groups"], trained.optimizer.param_groups)
+    ]
     differing = differences(*names)
     if differing:
-        raise FlagError(f"the checkpoint's run did not train the same parameters ({differing}): give its --lock-image, "
-                        "--lock-text and their unlocked groups, which stand in its run's config.json")  # fmt: skip
+        raise FlagError(
+            f"the checkpoint's run did not train the same parameters ({differing}): give its --lock-image, "
+            "--lock-text and their unlocked groups, which stand in its run's config.json"
+        )
 
 
 def averaged_steps(trained: Trained, step: int) -> list[int]:
@@ -179,8 +205,11 @@ def fit_optimizer(state: dict[str, Any], groups: list[dict[str, Any]]) -> dict[s
     """A saved state for an optimiser that may group its parameters in another way: moments go by the parameters' names,
     and settings are those of the present groups, so that a flag that was changed is in force.
     """
-    places = {name: (number, group) for group in state["param_groups"]
-              for number, name in zip(group["params"], group["names"])}  # fmt: skip
+    places = {
+        name: (number, group)
+        for group in state["param_groups"]
+        for number, name in zip(group["params"], group["names"])
+    }
     moments, fitted, count = {}, [], 0
     for group in groups:
         settings = {name: group[name] for name in SETTINGS if name in group}

@@ -1,4 +1,5 @@
 """Where checkpoints lie: a local folder, or a URL (s3, gs, hf) that fsspec can write to."""
+
 from __future__ import annotations
 
 import os
@@ -69,8 +70,10 @@ class Storage:
         places = [tempfile.gettempdir(), os.environ.get("SLURM_TMPDIR") or "", str(self.beside.resolve())]
         for place in (place for place in places if os.path.isdir(place) and not in_memory(place)):
             return tempfile.TemporaryDirectory(prefix=".checkpoint-", suffix=".tmp", dir=place)
-        raise FlagError(f"a checkpoint on its way from {self.url} takes a folder on a disk, and "
-                        f"{', '.join(filter(None, places))} is memory: set TMPDIR to one")  # fmt: skip
+        raise FlagError(
+            f"a checkpoint on its way from {self.url} takes a folder on a disk, and "
+            f"{', '.join(filter(None, places))} is memory: set TMPDIR to one"
+        )
 
     def holds(self, address: str) -> bool:
         """Whether a file with this address would be one of those here."""

@@ -1,4 +1,5 @@
 """Whether a run learns: its in-batch R@1 beside chance, and one warning."""
+
 from __future__ import annotations
 
 import math

@@ -1,4 +1,5 @@
 """How an error that ends a run is reported: a line with its remedy, or nothing for a bug."""
+
 from __future__ import annotations
 
 import re

@@ -2,6 +2,7 @@
 
 Nothing heavy is imported here: in the seconds of importing torch a signal would end the process without a word.
 """
+
 from __future__ import annotations
 
 import contextlib

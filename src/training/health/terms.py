@@ -1,4 +1,5 @@
 """The terms of the steps: their means for the log, and what becomes of a step whose terms are not finite."""
+
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence

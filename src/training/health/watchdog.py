@@ -1,4 +1,5 @@
 """Reports when a run stands still, and where: every rank prints the stacks of its threads."""
+
 from __future__ import annotations
 
 import contextlib

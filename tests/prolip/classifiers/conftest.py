@@ -1,4 +1,5 @@
 """A small model with a novelty, and drawings of two designers."""
+
 from __future__ import annotations
 
 from pathlib import Path

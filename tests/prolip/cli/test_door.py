@@ -1,4 +1,5 @@
 """The command `prolip`: one door per task, help that starts at once, answers to words that it does not know."""
+
 import os
 import re
 import subprocess
@@ -119,8 +120,11 @@ def test_a_bug_shows_its_trace(monkeypatch):
 
 
 def test_there_is_one_door_per_task():
-    mains = {path.relative_to(ROOT).as_posix() for path in (ROOT / "src").rglob("*.py")
-             if path.name == "__main__.py" or re.search(r"__name__ == .__main__.", path.read_text())}  # fmt: skip
+    mains = {
+        path.relative_to(ROOT).as_posix()
+        for path in (ROOT / "src").rglob("*.py")
+        if path.name == "__main__.py" or re.search(r"__name__ == .__main__.", path.read_text())
+    }
     assert mains == {"src/prolip/__main__.py", "src/training/main.py"}
     scripts = re.findall(r'"([\w-]+)=[\w.]+:\w+"', (ROOT / "setup.py").read_text())
     assert scripts == ["prolip", "prolip-clip-benchmark"]

@@ -1,4 +1,5 @@
 """Every command that a page, a batch script, a recipe, a notebook or a message spells is one that `prolip` takes."""
+
 import re
 import shlex
 from pathlib import Path

@@ -1,4 +1,5 @@
 """A model, its tokenizer and its preprocessing as an evaluation embeds by them, for the tests of what stands above."""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable

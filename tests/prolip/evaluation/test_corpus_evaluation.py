@@ -1,4 +1,5 @@
 """The whole evaluation with a model that knows the answers, one that knows nothing, and the real (untrained) one."""
+
 import io
 import json
 import math
@@ -304,9 +305,7 @@ def test_the_gallery_follows_select_unless_all_names_are_asked_for(shards):
 
 def test_a_selection_narrows_drawings_and_names(shards, full):
     knowing = as_embedder(Knowing(full), tokenize, preprocess)
-    got = corpus_evaluation.evaluate_corpus(
-        knowing, corpus_evaluation.gallery([shards[0]]).select("subgroup=bird")
-    )
+    got = corpus_evaluation.evaluate_corpus(knowing, corpus_evaluation.gallery([shards[0]]).select("subgroup=bird"))
     assert got.info["images"] == got.info["concepts"] == 3
     with pytest.raises(ValueError, match="has no drawing"):
         corpus_evaluation.evaluate_corpus(knowing, replace(full, drawings=()))

@@ -1,4 +1,5 @@
 """Batched embedding: what comes out does not depend on how it was batched."""
+
 import pytest
 import torch
 from embedding import embed_images, embed_texts, similarity_scores

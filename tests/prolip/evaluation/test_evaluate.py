@@ -1,4 +1,5 @@
 """One task from files to figures, against clip_benchmark, scikit-learn, dense rankings and the definition in words."""
+
 import json
 from dataclasses import replace
 

@@ -1,4 +1,5 @@
 """An evaluation shared out over gloo processes against one process."""
+
 from __future__ import annotations
 
 import math

@@ -1,4 +1,5 @@
 """The study of a task's features, kind by kind, against a few lines of NumPy and scikit-learn."""
+
 from __future__ import annotations
 
 import dataclasses
@@ -179,8 +180,10 @@ def test_every_kind_doubts_its_images_where_the_model_does(kind):
     assert {key: found[key] for key in other} == pytest.approx({key: bare[key] for key in other}, nan_ok=True)
     if kind != "retrieval":  # one best of each query
         groups = [(i, j) for i, row in enumerate(pairs.tolist()) for j, asked in enumerate(row) if asked]
-        queries = {query: [pair for pair in groups if pair[kind == "association"] == query]
-                   for query in {pair[kind == "association"] for pair in groups}}  # fmt: skip
+        queries = {
+            query: [pair for pair in groups if pair[kind == "association"] == query]
+            for query in {pair[kind == "association"] for pair in groups}
+        }
         best = [max(some, key=lambda pair: scores[pair].item()) for some in queries.values()]
         mean = np.mean([((1 - d[i]) * own[i, j] + d[i] * share[j]).item() for i, j in best])
         assert found["calibration/match_top1/mean_probability"] == pytest.approx(mean, rel=1e-5)

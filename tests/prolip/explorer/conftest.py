@@ -1,4 +1,5 @@
 """A small model and a gallery whose captions try to run scripts, on a page that a thread serves."""
+
 from __future__ import annotations
 
 import threading

@@ -1,4 +1,5 @@
 """A made-up corpus whose kinds are known as sets."""
+
 import numpy as np
 
 from prolip.data.emoji import LEVELS, Concept, Corpus, Drawing

@@ -1,4 +1,5 @@
 """Start, stop, save, load and failures: by hand, by what training does, and by failures played one by one."""
+
 from __future__ import annotations
 
 import copy
@@ -66,7 +67,7 @@ def test_looking_shards_up_does_not_grow_with_the_number_of_ranks_and_connecting
     assert many["- ranks connecting"] == pytest.approx(128 * few["- ranks connecting"])
     for rows in (few, many):
         names = list(rows)
-        parts = names[names.index("start") + 1:names.index("step")]
+        parts = names[names.index("start") + 1 : names.index("step")]
         assert len(parts) == 5 and rows["start"] == pytest.approx(sum(rows[name] for name in parts))
 
 
@@ -254,8 +255,9 @@ def test_the_run_takes_as_long_as_with_failures_played_out(mtbf, every):
     wall, rows, parts = planned(1024, max_samples=work / 0.1 * 16384, **settings)
     restart = rows["restart"] + parts["save, written meanwhile"]
     generator, still = random.Random(0), parts["save, step stands still"]
-    played = [play(work, rows["interval taken"], still, rows["between failures"], restart, generator)
-              for _ in range(3000)]
+    played = [
+        play(work, rows["interval taken"], still, rows["between failures"], restart, generator) for _ in range(3000)
+    ]
     assert wall - parts["start"] == pytest.approx(np.mean(played), rel=0.03)
 
 

@@ -1,4 +1,5 @@
 """docs/scaling.md shows what the planner and the simulation print: every command runs again, every figure counts."""
+
 from __future__ import annotations
 
 import re

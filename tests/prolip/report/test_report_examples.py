@@ -1,4 +1,5 @@
 """Examples of a test set are chosen by the rule that the page states, and outlive their file."""
+
 import io
 import json
 import re

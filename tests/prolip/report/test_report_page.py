@@ -1,4 +1,5 @@
 """The page: self-contained, honest about what it shows, whole with parts missing."""
+
 import math
 import re
 from dataclasses import replace

@@ -1,4 +1,5 @@
 """A small model and pictures for the tests of the command."""
+
 from __future__ import annotations
 
 import pytest

@@ -1,4 +1,5 @@
 """Own data in an index: tables, folders and shards bring the same images with their captions."""
+
 import pytest
 from commands import run
 

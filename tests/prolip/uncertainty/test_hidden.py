@@ -1,4 +1,5 @@
 """What is kept of images and texts at both ends of a tower, by one pass."""
+
 from __future__ import annotations
 
 import pytest

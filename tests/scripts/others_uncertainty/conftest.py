@@ -1,4 +1,5 @@
 """How long heads are fitted in tests, and the world that they are fitted to."""
+
 from __future__ import annotations
 
 import sys

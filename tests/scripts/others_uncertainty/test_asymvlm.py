@@ -1,4 +1,5 @@
 """The logit against scipy's density, and concentrations against those that the images were drawn with."""
+
 from __future__ import annotations
 
 import torch

@@ -1,4 +1,5 @@
 """What all have in common: one interface, the same figures for the same seed, errors that name what is wrong."""
+
 from __future__ import annotations
 
 import re
@@ -12,8 +13,15 @@ from baselines import BASELINES, base
 ALL = sorted(BASELINES)
 BOTH = sorted(name for name, cls in BASELINES.items() if cls.sides == ("image", "text"))
 #: Spearman of new texts with log n that each must reach, well below what it does.
-SEES = {"top score": 0.6, "empty text": 0.8, "information gain": 0.8, "loss prediction": 0.8, "AsymVLM": 0.8,
-        "ProbVLM": 0.3, "MCInfoNCE": 0.4}  # fmt: skip
+SEES = {
+    "top score": 0.6,
+    "empty text": 0.8,
+    "information gain": 0.8,
+    "loss prediction": 0.8,
+    "AsymVLM": 0.8,
+    "ProbVLM": 0.3,
+    "MCInfoNCE": 0.4,
+}
 
 
 def equal(x: torch.Tensor, y: torch.Tensor) -> None:

@@ -1,4 +1,5 @@
 """Curvature against autograd, variance against the whole covariance, and what it is large for."""
+
 from __future__ import annotations
 
 import torch

@@ -1,4 +1,5 @@
 """Distance to the embedding of the empty text."""
+
 from __future__ import annotations
 
 from dataclasses import replace

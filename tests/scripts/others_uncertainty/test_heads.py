@@ -1,4 +1,5 @@
 """Small networks on frozen features: they start at 0, and find what there is to find."""
+
 from __future__ import annotations
 
 import pytest

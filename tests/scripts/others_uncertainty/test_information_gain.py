@@ -1,4 +1,5 @@
 """The norm against the divergence that it expands."""
+
 from __future__ import annotations
 
 import math

@@ -1,4 +1,5 @@
 """Losses against the cross entropy over a bank, the ranking loss against a loop, order against the true order."""
+
 from __future__ import annotations
 
 import pytest

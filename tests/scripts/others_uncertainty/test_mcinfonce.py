@@ -1,4 +1,5 @@
 """The loss against a loop, and concentrations against those of data made as the method supposes."""
+
 from __future__ import annotations
 
 import torch

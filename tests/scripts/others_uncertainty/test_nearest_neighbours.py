@@ -1,4 +1,5 @@
 """The cosine of the fifth nearest of the same side, in tiles as at once."""
+
 from __future__ import annotations
 
 import torch

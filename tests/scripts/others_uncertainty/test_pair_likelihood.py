@@ -1,4 +1,5 @@
 """Variances by the likelihood of matched pairs: against torch's normal, gradients, extremes, known variances."""
+
 from __future__ import annotations
 
 import math
@@ -22,8 +23,7 @@ def test_the_loss_is_the_likelihood_of_the_difference_and_elk_with_one_variance_
     normal = torch.distributions.Normal(0.0, variance.sqrt().unsqueeze(1))
     exact = -normal.log_prob(image - text).sum(1)
     assert torch.allclose((found - exact).diff(), torch.zeros(4, dtype=torch.float64), atol=1e-10)
-    sides = [Gaussian(m, (t - math.log(dim)).unsqueeze(1).expand(5, dim))
-             for m, t in zip((image, text), log_trace)]
+    sides = [Gaussian(m, (t - math.log(dim)).unsqueeze(1).expand(5, dim)) for m, t in zip((image, text), log_trace)]
     assert torch.allclose((found - elk(*sides)).diff(), torch.zeros(4, dtype=torch.float64), atol=1e-10)
 
 

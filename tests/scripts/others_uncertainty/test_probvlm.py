@@ -1,4 +1,5 @@
 """Likelihood and variance against scipy's generalised normal, gradients at no distance, both kinds of likelihood."""
+
 from __future__ import annotations
 
 import torch

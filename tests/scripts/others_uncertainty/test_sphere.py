@@ -1,4 +1,5 @@
 """Densities and points on the sphere against mpmath, scipy and moments."""
+
 from __future__ import annotations
 
 import mpmath

@@ -1,4 +1,5 @@
 """The best cosine with the gallery, in tiles as at once."""
+
 from __future__ import annotations
 
 import torch

@@ -1,4 +1,5 @@
 """Checkpoints on disk and elsewhere: never half a file, newest valid first, kept as asked."""
+
 from __future__ import annotations
 
 import os

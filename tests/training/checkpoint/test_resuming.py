@@ -1,4 +1,5 @@
 """Going on with a run, or not: what is refused changes nothing, and nothing good is lost on the way."""
+
 from __future__ import annotations
 
 import json
@@ -55,8 +56,11 @@ def test_a_damaged_newest_checkpoint_is_not_one_that_good_ones_are_deleted_for(t
 @pytest.mark.parametrize("place", ["own", "elsewhere", "memory"])
 def test_a_run_that_goes_back_leaves_its_later_checkpoints_behind(tmp_path, place, capsys):
     """`latest` is the newest of the course that was taken, not of the one that was left."""
-    where = {"own": [], "elsewhere": ["--checkpoint-dir", tmp_path / "c"],
-             "memory": ["--checkpoint-dir", f"gs://{tmp_path.name}-back"]}[place]  # fmt: skip
+    where = {
+        "own": [],
+        "elsewhere": ["--checkpoint-dir", tmp_path / "c"],
+        "memory": ["--checkpoint-dir", f"gs://{tmp_path.name}-back"],
+    }[place]
     run = start(tmp_path, "run", "--max-steps", 9, "--save-every-steps", 3, *where)
     storage = Storage(str(where[1] if where else run / "checkpoints"))
     start(tmp_path, "run", "--max-steps", 5, "--resume", storage.path("step_3.pt"), *where)
@@ -235,9 +239,13 @@ def test_settings_that_change_are_reported_and_in_force(tmp_path, capsys):
     assert groups["model.visual.conv1.weight"]["lr"] == pytest.approx(0.125 * 5e-4)
     # the other groups hold other numbers of parameters, and each one kept its own moments: one step away from them
     moments = [
-        {name: state["state"][number]["exp_avg"] for group in state["param_groups"]
-         for number, name in zip(group["params"], group["names"])} for state in states
-    ]  # fmt: skip
+        {
+            name: state["state"][number]["exp_avg"]
+            for group in state["param_groups"]
+            for number, name in zip(group["params"], group["names"])
+        }
+        for state in states
+    ]
     assert moments[0].keys() == moments[1].keys() and len(states[0]["param_groups"]) < len(states[1]["param_groups"])
     for name, old in moments[0].items():
         assert old.shape == moments[1][name].shape
@@ -285,8 +293,10 @@ def views_of(run) -> tuple[list, list]:
 
 def test_a_checkpoint_from_before_version_2_keeps_the_random_numbers_of_its_code(tmp_path, capsys):
     """The views are those of commit 6999e53, whose checkpoints have no version."""
-    old, resumed, new = (make(tmp_path / name, objective={"mask_fraction": 0.25}, seed=3, draws=version)
-                         for name, version in (("a", 1), ("b", 2), ("c", 2)))  # fmt: skip
+    old, resumed, new = (
+        make(tmp_path / name, objective={"mask_fraction": 0.25}, seed=3, draws=version)
+        for name, version in (("a", 1), ("b", 2), ("c", 2))
+    )
     old.kept.saver = resumed.kept.saver = Kept()
     save(old)
     state = old.kept.saver.state
@@ -301,11 +311,16 @@ def test_a_checkpoint_from_before_version_2_keeps_the_random_numbers_of_its_code
 
 @pytest.mark.parametrize("on_device", [False, True])
 def test_augmentation_draws_the_runs_random_numbers_and_changes_version_with_it(tmp_path, on_device):
-    config = build_config("siglip", {
-        "model": {"model": "ProLIP-ViT-test", "device_augment": on_device}, "augment": {"text_mask": 0.1},
-        "data": {"train_data": DRAWINGS, "batch_size": 8, "workers": 0},
-        "run": {"device": "cpu", "precision": "fp32", "max_steps": 2, "draws": 1, "seed": 9}, "optim": {"warmup": 0},
-    })  # fmt: skip
+    config = build_config(
+        "siglip",
+        {
+            "model": {"model": "ProLIP-ViT-test", "device_augment": on_device},
+            "augment": {"text_mask": 0.1},
+            "data": {"train_data": DRAWINGS, "batch_size": 8, "workers": 0},
+            "run": {"device": "cpu", "precision": "fp32", "max_steps": 2, "draws": 1, "seed": 9},
+            "optim": {"warmup": 0},
+        },
+    )
     run = build(config, World(), tmp_path / "run", rows=8)
     assert run.fed.augment is not None and run.fed.token_augment is not None
     draws = run.trained.objective.context.draws
@@ -332,8 +347,10 @@ def test_a_run_that_allows_fewer_bad_steps_than_it_had_is_refused_before_its_fir
     save(first)
     second = make(tmp_path / "second", max_nonfinite=bad - 1)
     before = {name: x.clone() for name, x in second.trained.objective.state_dict().items()}
-    with pytest.raises(FlagError, match=f"had {bad} steps that were not finite, this run allows {bad - 1}, .* "
-                                        f"give --max-nonfinite {bad} or more"):  # fmt: skip
+    with pytest.raises(
+        FlagError,
+        match=f"had {bad} steps that were not finite, this run allows {bad - 1}, .* give --max-nonfinite {bad} or more",
+    ):
         restore(second, first.kept.saver.state)
     assert all(torch.equal(x, before[name]) for name, x in second.trained.objective.state_dict().items())
     restore(make(tmp_path / "third", max_nonfinite=bad), first.kept.saver.state)
@@ -363,8 +380,13 @@ def test_every_rank_goes_on_with_its_own_random_state_of_a_checkpoint_that_holds
     kind, keys, *rest = np.random.get_state()  # noqa: NPY002
     for seed in (1, 2):
         torch.manual_seed(seed)
-        states.append({"torch": torch.get_rng_state(), "python": random.Random(seed).getstate(),
-                       "numpy": (kind, torch.from_numpy(keys.astype(np.int64)), *rest)})  # fmt: skip
+        states.append(
+            {
+                "torch": torch.get_rng_state(),
+                "python": random.Random(seed).getstate(),
+                "numpy": (kind, torch.from_numpy(keys.astype(np.int64)), *rest),
+            }
+        )
     run = make(tmp_path / "resumed")
     run.world = World(rank=rank, world_size=2)
     restore(run, state | {"random": states})
@@ -377,12 +399,21 @@ def test_every_rank_goes_on_with_its_own_random_state_of_a_checkpoint_that_holds
 
 
 def test_moments_go_by_name_and_settings_by_the_run():
-    saved = {"state": {0: "a", 2: "c"}, "param_groups": [  # y has had no gradient so far
-        {"params": [0, 1], "names": ["x", "y"], "weight_decay": 0.1, "k": 5}, {"params": [2], "names": ["z"], "k": 6}]}
+    saved = {
+        "state": {0: "a", 2: "c"},
+        "param_groups": [  # y has had no gradient so far
+            {"params": [0, 1], "names": ["x", "y"], "weight_decay": 0.1, "k": 5},
+            {"params": [2], "names": ["z"], "k": 6},
+        ],
+    }
     groups = [{"params": ["Z", "X"], "names": ["z", "x"], "weight_decay": 0.3}, {"params": ["Y"], "names": ["y"]}]
-    assert fit_optimizer(saved, groups) == {"state": {0: "c", 1: "a"}, "param_groups": [
-        {"params": [0, 1], "names": ["z", "x"], "weight_decay": 0.3, "k": 6},
-        {"params": [2], "names": ["y"], "weight_decay": 0.1, "k": 5}]}  # fmt: skip
+    assert fit_optimizer(saved, groups) == {
+        "state": {0: "c", 1: "a"},
+        "param_groups": [
+            {"params": [0, 1], "names": ["z", "x"], "weight_decay": 0.3, "k": 6},
+            {"params": [2], "names": ["y"], "weight_decay": 0.1, "k": 5},
+        ],
+    }
 
 
 def test_only_what_both_configs_have_can_change():

@@ -1,4 +1,5 @@
 """Checkpoints in shards: all ranks write them, any number of ranks reads them, damage is found."""
+
 from __future__ import annotations
 
 import shutil
@@ -126,9 +127,13 @@ def test_shards_behind_a_url_are_read_renamed_and_deleted_with_their_file():
 
 @pytest.mark.parametrize(
     "what, said",
-    [("flipped", "step_3.shards/__1_0.distcp is damaged"), ("cut", "step_3.shards/__1_0.distcp is cut off"),
-     ("gone", "step_3.shards/__1_0.distcp is missing"), ("index", "step_3.shards/.metadata cannot be read")],
-)  # fmt: skip
+    [
+        ("flipped", "step_3.shards/__1_0.distcp is damaged"),
+        ("cut", "step_3.shards/__1_0.distcp is cut off"),
+        ("gone", "step_3.shards/__1_0.distcp is missing"),
+        ("index", "step_3.shards/.metadata cannot be read"),
+    ],
+)
 def test_latest_passes_over_damaged_shards_and_names_them(saved, tmp_path, what, said):
     shutil.copytree(saved, tmp_path, dirs_exist_ok=True)
     part = tmp_path / "step_3.shards" / ("__1_0.distcp" if what != "index" else ".metadata")

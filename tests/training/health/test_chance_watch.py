@@ -1,4 +1,5 @@
 """The warning of a run that is still at chance."""
+
 from __future__ import annotations
 
 import pytest

@@ -1,4 +1,5 @@
 """A run that stands still says where; one that goes on, or waits for good reason, says nothing."""
+
 from __future__ import annotations
 
 import tempfile
@@ -102,10 +103,31 @@ training.loop.training_step = slow
 
 def test_every_rank_of_a_hanging_run_prints_its_stacks(forked, tmp_path):
     code = forked.run(
-        "--model", "ProLIP-ViT-test", "--dataset-type", "synthetic", "--train-num-samples", "64", "--batch-size", "4",
-        "--workers", "0", "--max-steps", "4", "--warmup", "1", "--device", "cpu", "--stall-seconds", "2",
-        "--output", tmp_path, "--name", "run", ranks=2, before=STUCK,
-    )  # fmt: skip
+        "--model",
+        "ProLIP-ViT-test",
+        "--dataset-type",
+        "synthetic",
+        "--train-num-samples",
+        "64",
+        "--batch-size",
+        "4",
+        "--workers",
+        "0",
+        "--max-steps",
+        "4",
+        "--warmup",
+        "1",
+        "--device",
+        "cpu",
+        "--stall-seconds",
+        "2",
+        "--output",
+        tmp_path,
+        "--name",
+        "run",
+        ranks=2,
+        before=STUCK,
+    )
     assert code == 0, forked.err[-3000:]
     for rank in (0, 1):
         assert f"warning: rank {rank} has stood still" in forked.err

@@ -1,4 +1,5 @@
 """What torchrun sets, which device that means, and what ranks agree on."""
+
 from __future__ import annotations
 
 from types import SimpleNamespace
@@ -108,8 +109,9 @@ def stepping(rank: int, place: str) -> list[torch.Tensor]:
     torch.manual_seed(0)
     model = nn.Linear(3, 1)
     network, optimizer = nn.parallel.DistributedDataParallel(model), torch.optim.SGD(model.parameters(), 0.1)
-    trained = SimpleNamespace(optimizer=optimizer, gate=StepGate(1, torch.device("cpu")),
-                              scaler=torch.amp.GradScaler("cpu", enabled=False))  # fmt: skip
+    trained = SimpleNamespace(
+        optimizer=optimizer, gate=StepGate(1, torch.device("cpu")), scaler=torch.amp.GradScaler("cpu", enabled=False)
+    )
     found = [torch.cat([p.detach().flatten().clone() for p in model.parameters()])]
     for bad in (rank == 1, False):
         factor = float("nan") if bad else 1.0
@@ -141,6 +143,7 @@ class Twice(ValueError):
 def told(rank: int) -> list[tuple[str, str]]:
     world, said = World(rank=rank, world_size=3), []
     for error in (Twice("x"), SampleFault("bad image", "y"), KeyError("z"), FileNotFoundError(2, "gone", "/f")):
+
         def fail(error: Exception = error) -> None:
             assert rank == 0, "the other ranks do no work"
             raise error

@@ -5,6 +5,7 @@ drawing that it is true of. `relevance.json` holds all further true pairs; a too
 set per image. Classification: a drawing's class is its concept's subgroup or group, with `data.emoji.TEMPLATES` as
 prompts.
 """
+
 from __future__ import annotations
 
 import json
@@ -73,8 +74,10 @@ def write_task(
     corpus: Corpus, folder: Path, shard: int, suffix: str, contents: Sequence[str], files: Mapping[str, str]
 ) -> Path:
     """Drawings, each with one text member, in shards of `shard`, and small files by their path, all in one step."""
-    samples = ({"__key__": drawing.key, suffix_of(drawing.data): drawing.data, suffix: content.encode()}
-               for drawing, content in zip(corpus.drawings, contents))  # fmt: skip
+    samples = (
+        {"__key__": drawing.key, suffix_of(drawing.data): drawing.data, suffix: content.encode()}
+        for drawing, content in zip(corpus.drawings, contents)
+    )
     with replacing_folder(folder, kept=lambda name: True) as place:
         write_split(place, samples, files, shard)
     return folder

@@ -1,4 +1,5 @@
 """Kinds of tasks by name, each in one module: its texts, metrics, their names, and what its uncertainty is worth."""
+
 from prolip.evaluation.kinds import association, classification, multilabel, retrieval
 from prolip.evaluation.kinds.base import Kind
 

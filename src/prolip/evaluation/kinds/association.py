@@ -1,4 +1,5 @@
 """Cues, each with some candidate images of which some belong to it (WinoGAViL)."""
+
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,5 @@
 """What a kind of task is, and what several kinds ask of features."""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence

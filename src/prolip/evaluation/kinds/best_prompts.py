@@ -4,6 +4,7 @@ PCME++'s best top-K prompts of each class (Chun 2024, C.6) are chosen on the ver
 says, and so are the weights of ProLIP's released BPRW: of two rules that differ by chance alone the one that suits
 these images then wins. Here no image is scored by a choice that it took part in. With labels it is no zero-shot figure.
 """
+
 from __future__ import annotations
 
 from collections.abc import Iterator

@@ -1,4 +1,5 @@
 """One class for each image: accuracy, and whether the images that are wrong are the uncertain ones."""
+
 from __future__ import annotations
 
 from dataclasses import replace
@@ -68,8 +69,9 @@ def evaluate(features: Features, score: Score, confusion: bool = False) -> TaskM
 def predictions(features: Features, score: Score) -> tuple[Tensor, Tensor]:
     """The nearest class of every image, (N,), and the rank of its own one, (N,)."""
     labels = own_labels(features)
-    parts = [(block.argmax(1), label_ranks(block, labels[rows]))
-             for rows, block in pair_scores(features, score).blocks()]  # fmt: skip
+    parts = [
+        (block.argmax(1), label_ranks(block, labels[rows])) for rows, block in pair_scores(features, score).blocks()
+    ]
     predicted, ranks = (torch.cat(column) for column in zip(*parts))
     return predicted, ranks
 
@@ -77,15 +79,21 @@ def predictions(features: Features, score: Score) -> tuple[Tensor, Tensor]:
 def study(features: Features, score: Score) -> Study:
     """Error: the wrong class. ValueError where images are to choose the prompts."""
     if features.prompts is not None:
-        raise ValueError(f"classes of {features.rule} prompts differ between two halves of the images: no study of them"
-                         " is made")  # fmt: skip
+        raise ValueError(
+            f"classes of {features.rule} prompts differ between two halves of the images: no study of them is made"
+        )
     labels = own_labels(features)
     image, classes = (features.image, features.text) if features.model.probabilistic else (None, None)
     found = study_classification(
-        score_matrix(features, score), labels, image, classes, 
-        Matches.of(score, features.evidence, text_gaussians(features)), uncertainty_of(features),
-        len(labels) <= NEIGHBOURS, pair_uncertainty_of(features),
-    )  # fmt: skip
+        score_matrix(features, score),
+        labels,
+        image,
+        classes,
+        Matches.of(score, features.evidence, text_gaussians(features)),
+        uncertainty_of(features),
+        len(labels) <= NEIGHBOURS,
+        pair_uncertainty_of(features),
+    )
     large = image is not None and len(labels) > NEIGHBOURS
     return found._replace(too_large_for=BY_NEIGHBOURS) if large else found
 

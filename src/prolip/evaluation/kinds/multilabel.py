@@ -1,4 +1,5 @@
 """Any number of classes for each image: average precision of every class."""
+
 from __future__ import annotations
 
 import numpy as np

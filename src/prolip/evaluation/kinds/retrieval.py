@@ -1,4 +1,5 @@
 """Captions of images and images of captions, both directions, by the most complete labels that there are."""
+
 from __future__ import annotations
 
 import torch
@@ -58,8 +59,9 @@ def evaluate(features: Features, score: Score, confusion: bool = False) -> TaskM
         both = both_directions(a, b)
         both["mean_recall@1"] = (both["i2t/R@1"] + both["t2i/R@1"]) / 2
         metrics |= {f"{prefix}{name}": value for name, value in both.items()}
-        statistics |= {f"{prefix}{name}": clustered(value, clusters)
-                       for name, value in statistics_of(a, b).items() if name in both}  # fmt: skip
+        statistics |= {
+            f"{prefix}{name}": clustered(value, clusters) for name, value in statistics_of(a, b).items() if name in both
+        }
     dataset = features.dataset
     metrics |= dataset.further.metrics(scores, dataset.info) if dataset.further else {}
     info = {"texts": len(features.captions), **too_small_for(retrieval_names(), metrics)}
@@ -116,10 +118,14 @@ def study(features: Features, score: Score) -> Study:
     own, complete = relevance_of(features)
     image, text = (features.image, features.text) if features.model.probabilistic else (None, None)
     found = study_retrieval(
-        pair_scores(features, score), own if complete is None else complete, image, text,
-        Matches.of(score, features.evidence, text_gaussians(features)), uncertainty_of(features),
+        pair_scores(features, score),
+        own if complete is None else complete,
+        image,
+        text,
+        Matches.of(score, features.evidence, text_gaussians(features)),
+        uncertainty_of(features),
         pair_uncertainty_of(features),
-    )[2]  # fmt: skip
+    )[2]
     labels = features.labels
     if labels is None or not features.model.probabilistic or len(labels) < 2:
         return found

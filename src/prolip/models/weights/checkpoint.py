@@ -1,4 +1,5 @@
 """Reading, checking, mapping and writing weights. Loading is strict; a mismatch is reported from both sides."""
+
 from __future__ import annotations
 
 import json
@@ -95,8 +96,10 @@ def unwrap(state: Any, source: object = "the checkpoint") -> dict[str, Tensor]:
         state = state[inner]
     if not isinstance(state, Mapping) or not state or not all(isinstance(v, Tensor) for v in state.values()):
         got = f"[{', '.join(sorted(map(repr, state))[:8])}]" if isinstance(state, Mapping) else type(state).__name__
-        raise CheckpointError(f"{source} holds no state dict: got {got}, want name -> tensor, at the top level or under"
-                              f" {' or '.join(CONTAINERS)}")
+        raise CheckpointError(
+            f"{source} holds no state dict: got {got}, want name -> tensor, at the top level or under"
+            f" {' or '.join(CONTAINERS)}"
+        )
     state = dict(state)
     while True:
         shared = [p for p in WRAPPERS if all(key.startswith(p) for key in state)]
@@ -126,8 +129,10 @@ def load_checkpoint(
         try:
             load_big_vision(model, source)
         except (KeyError, AttributeError, AssertionError, RuntimeError, ValueError, OSError) as error:
-            raise CheckpointError(f"{source} is no archive of big_vision's with the weights of this model ({error}):"
-                                  " give SigLIP's weights to the SigLIP model of their size") from error
+            raise CheckpointError(
+                f"{source} is no archive of big_vision's with the weights of this model ({error}):"
+                " give SigLIP's weights to the SigLIP model of their size"
+            ) from error
         model.load_state_dict(starts, strict=False)
         model.inherit()
         return LoadReport(tuple(sorted(to_openclip(model.state_dict())[1])), ())
@@ -141,8 +146,11 @@ def load_checkpoint(
         if name in state:
             state[name] = state[name].reshape(own[name].shape) if state[name].numel() == 1 else state[name]
     other_method, parts = not (state.keys() - kept) & model.added_names, {name.partition(".")[0] for name in state}
-    added = {name: own[name] for name in model.added_names if other_method or name.partition(".")[0] not in parts
-             or (name.endswith(YOUNGER) and name not in state)}  # fmt: skip
+    added = {
+        name: own[name]
+        for name in model.added_names
+        if other_method or name.partition(".")[0] not in parts or (name.endswith(YOUNGER) and name not in state)
+    }
     if other_method:
         added |= {name: own[name] for name in model.own_starts}
     state, kept = state | added, kept | added.keys()
@@ -153,8 +161,10 @@ def load_checkpoint(
     check_fit(state, own)
     place = "a state dict" if isinstance(source, Mapping) else source
     if lost := [name for name, value in state.items() if not value.isfinite().all()]:
-        raise CheckpointError(f"{place} holds NaN or infinite values in {len(lost)} of {len(state)} tensors"
-                              f" ({', '.join(lost[:3])}): what trained it had diverged, give an earlier checkpoint")
+        raise CheckpointError(
+            f"{place} holds NaN or infinite values in {len(lost)} of {len(state)} tensors"
+            f" ({', '.join(lost[:3])}): what trained it had diverged, give an earlier checkpoint"
+        )
     check_values_of(state, own, place)
     model.load_state_dict(state)
     if other_method:
@@ -173,8 +183,10 @@ def readers_beside(weights: Path) -> dict[str, Tensor]:
     if weights.name != OPENCLIP_FILES[1] or not config.is_file() or "prolip_cfg" not in read_config(config)[0]:
         return {}
     if not beside.is_file():
-        raise CheckpointError(f"{config} has a prolip_cfg, and what it speaks of, {READERS}, is not beside it: copy it"
-                              " there, or delete prolip_cfg and method_cfg to begin with new readers")
+        raise CheckpointError(
+            f"{config} has a prolip_cfg, and what it speaks of, {READERS}, is not beside it: copy it"
+            " there, or delete prolip_cfg and method_cfg to begin with new readers"
+        )
     return read_state_dict(beside)
 
 
@@ -203,10 +215,14 @@ def load_report(report: LoadReport, own: Mapping[str, Tensor], unused: Sequence[
         counts[1] += 1
     shares = ", ".join(f"{part} {loaded} of {every}" for part, (loaded, every) in parts.items())
     lines = [f"loaded {len(own) - len(report.kept)} of {len(own)} tensors ({shares})"]
-    lines += [f"{title}: {', '.join(names) or 'none'}" for title, names in (
-        ("new, at their initial values", report.kept), *([("interpolated", report.resized)] if report.resized else []),
-        ("not used", unused),
-    )]  # fmt: skip
+    lines += [
+        f"{title}: {', '.join(names) or 'none'}"
+        for title, names in (
+            ("new, at their initial values", report.kept),
+            *([("interpolated", report.resized)] if report.resized else []),
+            ("not used", unused),
+        )
+    ]
     return "; ".join(lines)
 
 
@@ -237,9 +253,7 @@ def fit_positions(
     return changed
 
 
-def resize_image_positions(
-    positions: Tensor, grid: tuple[int, int], old: tuple[int, int] | None = None
-) -> Tensor:
+def resize_image_positions(positions: Tensor, grid: tuple[int, int], old: tuple[int, int] | None = None) -> Tensor:
     """Rows [CLS], [UNC], patches -> the same for another grid; the special rows are untouched.
 
     Bicubic, antialiased, as OpenCLIP does it. old: rows and columns of the patches, a square if these are not as many.
@@ -277,8 +291,11 @@ def resize_text_positions(positions: Tensor, length: int) -> Tensor:
 def check_fit(state: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:
     """CheckpointError with both sides of every mismatch of names and shapes, and the remedy that fits it."""
     missing, unexpected = [key for key in own if key not in state], [key for key in state if key not in own]
-    shapes = [f"{key}: checkpoint {tuple(state[key].shape)}, model {tuple(value.shape)}" for key, value in own.items()
-              if key in state and state[key].shape != value.shape]  # fmt: skip
+    shapes = [
+        f"{key}: checkpoint {tuple(state[key].shape)}, model {tuple(value.shape)}"
+        for key, value in own.items()
+        if key in state and state[key].shape != value.shape
+    ]
     if not (missing or unexpected or shapes):
         return
     lines = ["the weights do not fit the model:"]
@@ -288,12 +305,16 @@ def check_fit(state: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:
     if shapes:
         lines.append(f"  shapes ({len(shapes)}): {'; '.join(shapes)}")
     if any(name.startswith(("text_model.", "vision_model.")) for name in unexpected):
-        remedy = ("these are names of transformers' CLIP: give OpenCLIP's weights of that model, whose names begin with"
-                  " visual. and text. or transformer.")
+        remedy = (
+            "these are names of transformers' CLIP: give OpenCLIP's weights of that model, whose names begin with"
+            " visual. and text. or transformer."
+        )
     elif "text.unc_emb" in missing:
-        remedy = ("these are weights of OpenCLIP's towers, which have no [UNC]: give the name of their architecture, as"
-                  " in --model ViT-B-16 --pretrained FILE, which keeps their means and adds variances. A run that began"
-                  " with --init-uncertainty goes on with --pretrained RUN/checkpoints/step_N.pt")
+        remedy = (
+            "these are weights of OpenCLIP's towers, which have no [UNC]: give the name of their architecture, as"
+            " in --model ViT-B-16 --pretrained FILE, which keeps their means and adds variances. A run that began"
+            " with --init-uncertainty goes on with --pretrained RUN/checkpoints/step_N.pt"
+        )
     elif shapes and not missing and not unexpected:
         remedy = "the architectures differ in size: create the model whose configuration has the checkpoint's shapes"
     else:
@@ -320,8 +341,10 @@ def read_config(path: str | os.PathLike) -> tuple[dict[str, Any], dict[str, Any]
     if wrapped and isinstance(model, dict):  # where OpenCLIP does not look
         model = {**model, **{key: config.pop(key) for key in OUR_BLOCKS if key in config}}
     if not isinstance(model, dict):
-        raise ValueError(f"{path} holds no model configuration: got {type(model).__name__}, want an object with"
-                         " embed_dim, vision_cfg and text_cfg, at the top level or under model_cfg")
+        raise ValueError(
+            f"{path} holds no model configuration: got {type(model).__name__}, want an object with"
+            " embed_dim, vision_cfg and text_cfg, at the top level or under model_cfg"
+        )
     preprocess = (config.get("preprocess_cfg") or {}) if wrapped else {}
     if "prolip_cfg" in model and wrapped:  # of other models OpenCLIP reads what it knows
         check_keys(config, ("model_cfg", "preprocess_cfg"), str(path))

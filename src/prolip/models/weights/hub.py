@@ -1,4 +1,5 @@
 """Files of the public model hub: from the cache first, and without the minutes of retries when there is no network."""
+
 from __future__ import annotations
 
 import os

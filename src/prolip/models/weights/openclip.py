@@ -1,4 +1,5 @@
 """Weights of OpenCLIP's models for towers with readers, in both directions: its names are ours without `tower`."""
+
 from __future__ import annotations
 
 import math
@@ -26,8 +27,9 @@ def is_openclip(state: Mapping[str, Tensor]) -> bool:
 
 def openclip_view(model: Any) -> SimpleNamespace:
     """The model as OpenCLIP's functions take it."""
-    return SimpleNamespace(visual=model.visual.tower, text=model.text.tower, logit_scale=model.logit_scale,
-                           logit_bias=model.logit_bias)  # fmt: skip
+    return SimpleNamespace(
+        visual=model.visual.tower, text=model.text.tower, logit_scale=model.logit_scale, logit_bias=model.logit_bias
+    )
 
 
 def from_openclip(model: Any, state: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -1,4 +1,5 @@
 """Why a file holds no weights and a folder no model, and what to give instead: one sentence each."""
+
 from __future__ import annotations
 
 import pickle
@@ -19,16 +20,24 @@ READERS = "readers.safetensors"
 SENTENCEPIECE_NAMES = ("spiece.model", "sentencepiece.model", "tokenizer.model")
 FOLDER_NAMES = ("tokenizer.json", "tokenizer_config.json")
 #: All files of a tokenizer that go with a model.
-TOKENIZER_NAMES = (*FOLDER_NAMES, *SENTENCEPIECE_NAMES, "vocab.json", "merges.txt", "vocab.txt",
-                   "special_tokens_map.json", "added_tokens.json")  # fmt: skip
+TOKENIZER_NAMES = (
+    *FOLDER_NAMES,
+    *SENTENCEPIECE_NAMES,
+    "vocab.json",
+    "merges.txt",
+    "vocab.txt",
+    "special_tokens_map.json",
+    "added_tokens.json",
+)
 WEIGHT_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".safetensors")
 WANTED = f"local-dir: wants one with {CONFIG_NAMES[0]} and {WEIGHT_NAMES[0]}"
 #: What cards and pages read of a run's configuration, and its type.
 RUN_SETTINGS: dict[str, dict[str, Any]] = {
     "data": {"train_data": str | None, "batch_size": int | None, "select": str | None},
-    "model": {"pretrained": str | None}, "run": {"precision": str | None},
+    "model": {"pretrained": str | None},
+    "run": {"precision": str | None},
     "val": {"val_data": str | list | None, "val_select": str | None, "val_names": str | None, "val_tasks": list | None},
-}  # fmt: skip
+}
 STEP = re.compile(r"\D*(\d+)\.pt")
 GLOBAL = re.compile(r"(?:GLOBAL|Unsupported class|Unsupported global:?(?: GLOBAL)?) ([A-Za-z_][\w.]*)")
 
@@ -37,13 +46,15 @@ GLOBAL = re.compile(r"(?:GLOBAL|Unsupported class|Unsupported global:?(?: GLOBAL
 def why_no_weights(path: Path, error: Exception) -> str:
     """Why torch or safetensors could not read a file of weights, and what to do."""
     if "TorchScript" in str(error):
-        return (f"{path} is a TorchScript archive, which holds code: if you trust its source, pass weights_only=False,"
-                f" or save torch.jit.load({str(path)!r}).state_dict() with torch.save and give that file")  # fmt: skip
+        return (
+            f"{path} is a TorchScript archive, which holds code: if you trust its source, pass weights_only=False,"
+            f" or save torch.jit.load({str(path)!r}).state_dict() with torch.save and give that file"
+        )
     if foreign := foreign_objects(path, error):
         plain = path.with_suffix(".tensors.pt")
         return (
             f"{path} holds Python objects besides tensors ({foreign}), and to read these is to run code from"
-            f" the file. If you trust its source, save its tensors alone: python -c \"import torch; s = torch.load("
+            f' the file. If you trust its source, save its tensors alone: python -c "import torch; s = torch.load('
             f"'{path}', weights_only=False); torch.save(s.get('state_dict', s.get('model', s)), '{plain}')\" and give"
             f" {plain} (in Python, weights_only=False reads it as it is)"
         )

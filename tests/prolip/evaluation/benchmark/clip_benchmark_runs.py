@@ -1,4 +1,5 @@
 """What the tests of prolip eval clip-benchmark share: small models, small test sets, one evaluation in this process."""
+
 from __future__ import annotations
 
 import json

@@ -1,4 +1,5 @@
 """The console script, run for real on small wds folders, against prolip.evaluation and against clip_benchmark alone."""
+
 from __future__ import annotations
 
 import io

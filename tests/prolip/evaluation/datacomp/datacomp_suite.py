@@ -2,6 +2,7 @@
 
 `Oracle` reads the files with tarfile and csv alone and scores with NumPy: nothing of `prolip.evaluation` is in it.
 """
+
 from __future__ import annotations
 
 import csv
@@ -23,15 +24,20 @@ IMAGES = 12
 WORDS = ("cat", "red car", "green tree", "blue sea", "old house", "snow", "night sky")
 TEMPLATES = ("a photo of a {c}.", "{c}", "this is my {c}")
 FACES = {
-    "race": ("black", "white", "indian", "asian"), "gender": ("man", "woman"), "age": ("0-2", "3-9", "10-19"),
+    "race": ("black", "white", "indian", "asian"),
+    "gender": ("man", "woman"),
+    "age": ("0-2", "3-9", "10-19"),
     "toxic": tuple(f"kind {i}" for i in range(21)),
-}  # fmt: skip
+}
 SIMILARITIES = ("csd", "mean")
 #: How many values the columns of the metadata have; FMoW's region 5 is "Other".
 COLUMNS = {
-    "wilds/iwildcam": (3, 9, 9, 9, 9, 9, 9, 9, 7), "wilds/camelyon17": (2, 3, 2), "wilds/fmow": (6, 3, 7),
-    "fairness/dollar_street": (3, 4, 4), "fairness/geode": (3, 5),
-}  # fmt: skip
+    "wilds/iwildcam": (3, 9, 9, 9, 9, 9, 9, 9, 7),
+    "wilds/camelyon17": (2, 3, 2),
+    "wilds/fmow": (6, 3, 7),
+    "fairness/dollar_street": (3, 4, 4),
+    "fairness/geode": (3, 5),
+}
 
 
 def mean(values) -> float:
@@ -134,15 +140,20 @@ class Oracle:
         else:
             (archive,) = folder.glob("*.zip")
             with zipfile.ZipFile(archive) as packed, open(next(folder.glob("*.csv")), newline="") as table:
-                samples = [(packed.read(f"{archive.stem}/{row['filename']}"), json.loads(row["raw"]))
-                           for row in csv.DictReader(table)]  # fmt: skip
+                samples = [
+                    (packed.read(f"{archive.stem}/{row['filename']}"), json.loads(row["raw"]))
+                    for row in csv.DictReader(table)
+                ]
         captions = [(i, text) for i, (_, texts) in enumerate(samples) for text in texts]
         scores = self.scores(self.images([p for p, _ in samples]), self.texts([t for _, t in captions]), similarity)
         owner = [i for i, _ in captions]
         texts_found = mean(owner[int(row.argmax())] == i for i, row in enumerate(scores))
         images_found = mean(int(column.argmax()) == i for i, column in zip(owner, scores.T))
-        return {"text_retrieval_recall@1": texts_found, "image_retrieval_recall@1": images_found,
-                "mean_recall@1": (texts_found + images_found) / 2}  # fmt: skip
+        return {
+            "text_retrieval_recall@1": texts_found,
+            "image_retrieval_recall@1": images_found,
+            "mean_recall@1": (texts_found + images_found) / 2,
+        }
 
     def associations(self, folder: Path, similarity: str) -> dict[str, float]:
         rows = list(csv.DictReader((folder / "winogavil_dataset.csv").read_text().splitlines()))
@@ -156,9 +167,11 @@ class Oracle:
                 order = np.argsort(-self.scores(images, text, similarity)[:, 0])[: len(true)]
                 chosen = {candidates[i] for i in order}
                 values.append((len(candidates), len(chosen & true) / len(chosen | true)))
-        return {"avg_jaccard_score": mean(v for _, v in values),
-                "jaccard_score_10-12": mean(v for n, v in values if n >= 10),
-                "jaccard_score_5-6": mean(v for n, v in values if n < 10)}  # fmt: skip
+        return {
+            "avg_jaccard_score": mean(v for _, v in values),
+            "jaccard_score_10-12": mean(v for n, v in values if n >= 10),
+            "jaccard_score_5-6": mean(v for n, v in values if n < 10),
+        }
 
 
 def by_group(hits, groups) -> dict:
@@ -176,8 +189,10 @@ def single_label(key: str, scores: np.ndarray, labels: list[int], groups: list[l
     five = [y in row[:5] for y, row in zip(labels, np.argsort(-scores, axis=1, kind="stable").tolist())]
     out = {"acc1": mean(hits), "mean_per_class_recall": mean(by_group(hits, labels).values())}
     if key == "wilds/iwildcam":
-        f1 = [2 * sum(p == y == c for p, y in zip(predicted, labels)) / (predicted.count(c) + labels.count(c))
-              for c in set(labels)]  # fmt: skip
+        f1 = [
+            2 * sum(p == y == c for p, y in zip(predicted, labels)) / (predicted.count(c) + labels.count(c))
+            for c in set(labels)
+        ]
         out["F1-macro_all"] = mean(f1)
     if key == "wilds/camelyon17":
         out["acc_wg"] = worst(hits, [row[1] for row in groups])
@@ -234,7 +249,9 @@ def write_faces(folder: Path, number: int) -> Path:
     miniatures.write_classes(folder, classes, [f"{what}:a photo of a {{c}} person" for what in FACES])
     rng = np.random.default_rng(number)
     rows = [(rng.integers(3), rng.integers(2), race, int(race != 1)) for race in rng.integers(0, 4, IMAGES)]
-    samples = [(f"s{i:07d}", {"webp": miniatures.picture(100 * number + i, "WEBP", 32), "npy": miniatures.array(row)})
-               for i, row in enumerate(rows)]  # fmt: skip
+    samples = [
+        (f"s{i:07d}", {"webp": miniatures.picture(100 * number + i, "WEBP", 32), "npy": miniatures.array(row)})
+        for i, row in enumerate(rows)
+    ]
     miniatures.write_shards(folder / "test", samples)
     return folder

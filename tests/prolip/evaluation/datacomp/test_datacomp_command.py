@@ -1,4 +1,5 @@
 """The command around the tasks: what is missing, what is damaged, shards, tables of several runs."""
+
 import csv
 import json
 import shutil
@@ -36,8 +37,19 @@ def data(tmp_path_factory):
 
 def command(data, out, *arguments):
     model, folder = data
-    return ["--model", model, "--data", str(folder), "--output", str(out), "--workers", "0", "--device", "cpu",
-            *arguments]  # fmt: skip
+    return [
+        "--model",
+        model,
+        "--data",
+        str(folder),
+        "--output",
+        str(out),
+        "--workers",
+        "0",
+        "--device",
+        "cpu",
+        *arguments,
+    ]
 
 
 def keys(out):
@@ -158,7 +170,7 @@ def test_saved_embeddings_serve_a_later_similarity(data, tmp_path):
 
 def test_a_place_for_embeddings_that_cannot_be_written_is_refused_before_the_model_is_loaded(
     data, tmp_path, monkeypatch, capsys
-):  # fmt: skip
+):
     monkeypatch.setattr(loading, "load_embedder", lambda *_: pytest.fail("loaded"))
     (tmp_path / "features").touch()
     with pytest.raises(SystemExit) as stop:
@@ -206,8 +218,13 @@ def test_an_address_that_does_not_answer_is_waited_for_once_and_not_for_every_ta
 
     monkeypatch.setattr(places, "open_wds", open_somewhere)
     found = places.find_datasets(select_tasks(["cifar10", "gtsrb", "mnist", "cars"]), "http://127.0.0.1:9")
-    assert asked == [("CIFAR-10", None), ("GTSRB", places.PROBE), ("MNIST", places.PROBE), ("MNIST", None),
-                     ("Stanford Cars", None)]  # fmt: skip
+    assert asked == [
+        ("CIFAR-10", None),
+        ("GTSRB", places.PROBE),
+        ("MNIST", places.PROBE),
+        ("MNIST", None),
+        ("Stanford Cars", None),
+    ]
     assert list(found.missing) == ["cifar10", "gtsrb", "cars"] and list(found.datasets) == ["mnist"]
 
 
@@ -237,11 +254,19 @@ def test_an_openclip_model_runs_beside_ours_without_uncertainty(data, tmp_path):
     assert outcome.report.ours[0].label.startswith("ViT-mini:")
 
 
-@pytest.mark.parametrize("arguments, message", [
-    (["--tasks", "imagenett"], "no task 'imagenett'"), (["--similarity", "dot"], "dot"), (["--part", "2/2"], "from 0"),
-    (["--published", "gpt"], "no published row"), (["--data", "nowhere"], "nowhere is no folder"),
-    (["--output", __file__], __file__), (["--batch-size", "0"], "give 1 or more"), (["--workers", "-1"], "give 0 or"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["--tasks", "imagenett"], "no task 'imagenett'"),
+        (["--similarity", "dot"], "dot"),
+        (["--part", "2/2"], "from 0"),
+        (["--published", "gpt"], "no published row"),
+        (["--data", "nowhere"], "nowhere is no folder"),
+        (["--output", __file__], __file__),
+        (["--batch-size", "0"], "give 1 or more"),
+        (["--workers", "-1"], "give 0 or"),
+    ],
+)
 def test_mistakes_end_in_one_line_before_the_model_is_loaded(data, tmp_path, capsys, arguments, message):
     with pytest.raises(SystemExit) as stop:
         datacomp(command(("ViT-does-not-exist", data[1]), tmp_path / "out", *arguments))

@@ -1,4 +1,5 @@
 """DataComp on a model that was given variances: it answers as before by the mean, and with uncertainty by its score."""
+
 from __future__ import annotations
 
 import json
@@ -26,8 +27,26 @@ def folder(tmp_path_factory) -> Path:
     root = tmp_path_factory.mktemp("fitted")
     torch.manual_seed(0)
     save_pretrained(prolip.create_model("ProLIP-ViT-test", method_cfg={"name": "siglip"}), root / "before")
-    assert command_line(["uncertainty", "--model", f"local-dir:{root}/before", "--data", SHARDS, "--caption-sampling",
-                           "name:2,group", "--bank", "64", "--centres", "64", "--output", str(root / "after")]) == 0
+    assert (
+        command_line(
+            [
+                "uncertainty",
+                "--model",
+                f"local-dir:{root}/before",
+                "--data",
+                SHARDS,
+                "--caption-sampling",
+                "name:2,group",
+                "--bank",
+                "64",
+                "--centres",
+                "64",
+                "--output",
+                str(root / "after"),
+            ]
+        )
+        == 0
+    )
     write_suite(root / "data", FEW, Oracle(miniatures.prolip_folder(root / "labels")))
     words = ["--classes", "subgroup", "--output", str(root / "data/wds_cars_test")]
     assert command_line(["data", "emoji", "--data", UNSEEN, *words]) == 0
@@ -37,8 +56,24 @@ def folder(tmp_path_factory) -> Path:
 def results(folder: Path, model: str, *similarity: str) -> dict[tuple[str, str], dict]:
     """Lines of results.jsonl by task and similarity."""
     out = folder / "out" / "-".join((model, *similarity))
-    datacomp(["--model", f"local-dir:{folder}/{model}", "--data", str(folder / "data"), "--output", str(out),
-          "--workers", "0", "--device", "cpu", "--tasks", "cars", *(x.key for x in FEW), *similarity])  # fmt: skip
+    datacomp(
+        [
+            "--model",
+            f"local-dir:{folder}/{model}",
+            "--data",
+            str(folder / "data"),
+            "--output",
+            str(out),
+            "--workers",
+            "0",
+            "--device",
+            "cpu",
+            "--tasks",
+            "cars",
+            *(x.key for x in FEW),
+            *similarity,
+        ]
+    )
     lines = [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
     return {(line["key"], line["identity"]["similarity"]): line for line in lines}
 

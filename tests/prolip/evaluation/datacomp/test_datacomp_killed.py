@@ -1,4 +1,5 @@
 """A real process at the suite is stopped, then killed, while another one works on: nothing is lost or done twice."""
+
 import json
 import os
 import signal
@@ -35,8 +36,13 @@ def test_a_killed_process_loses_no_finished_task_and_another_one_takes_up_the_re
     write_suite(tmp_path / "data", TASKS, Oracle(model))
     arguments = ["--model", model, "--data", str(tmp_path / "data"), "--output", str(out), "--device", "cpu"]
     environment = {**os.environ, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"}
-    victim = subprocess.Popen([sys.executable, "-m", "prolip", "eval", "datacomp", *arguments], text=True,
-                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment)  # fmt: skip
+    victim = subprocess.Popen(
+        [sys.executable, "-m", "prolip", "eval", "datacomp", *arguments],
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=environment,
+    )
     try:
         assert next(tasks_told(victim.stdout))
         os.kill(victim.pid, signal.SIGSTOP)  # alive and at the next task, whose claim it holds

@@ -1,4 +1,5 @@
 """DataComp with re-weighted prompts: a row of its own, and in it the weights of a file for the task of its classes."""
+
 import json
 
 import miniatures
@@ -33,8 +34,19 @@ def suite(tmp_path_factory):
 
 def command(suite, *more):
     root, model, *_ = suite
-    return ["--model", model, "--data", str(root / "data"), "--workers", "0", "--device", "cpu", "--tasks",
-            *(task.key for task in FEW), *map(str, more)]  # fmt: skip
+    return [
+        "--model",
+        model,
+        "--data",
+        str(root / "data"),
+        "--workers",
+        "0",
+        "--device",
+        "cpu",
+        "--tasks",
+        *(task.key for task in FEW),
+        *map(str, more),
+    ]
 
 
 def test_the_task_of_the_file_is_scored_by_its_weights_and_stands_in_a_row_of_its_own(suite, tmp_path, capsys):
@@ -44,8 +56,9 @@ def test_the_task_of_the_file_is_scored_by_its_weights_and_stands_in_a_row_of_it
     outcome = datacomp(command(suite, "--output", tmp_path, "--prompts", root / "pool.json"))
     lines = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
     assert len(lines) == 4 and len(outcome.report.ours) == 2
-    plain, weighed = ([line for line in lines if (weights.digest in line["identity"]["model"]) is own]
-                      for own in (False, True))  # fmt: skip
+    plain, weighed = (
+        [line for line in lines if (weights.digest in line["identity"]["model"]) is own] for own in (False, True)
+    )
     want = evaluate_dataset(scored, compute_features(scored, embedder, prompts=weights)).metrics
     found = {line["key"]: line for line in weighed}
     assert found[FEW[0].key]["metrics"]["acc1"] == want["acc1"]

@@ -1,4 +1,5 @@
 """The published rows: do the printed averages follow from them, and does the report name those that do not?"""
+
 import pytest
 
 from prolip.evaluation.suites.datacomp.published import (
@@ -50,14 +51,23 @@ def test_the_printed_averages_follow_from_the_row_within_rounding(row):
 
 def test_the_12_8b_row_reproduces_table_1():
     means = {check.aggregate: (check.printed, round(check.recomputed, 2)) for check in reproduce(OURS_12_8B)[:4]}
-    assert means == {"ImageNet": (74.6, 74.56), "IN dist. shifts": (63.0, 62.96), "VTAB": (63.7, 63.65),
-                     "Retrieval": (59.6, 59.57)}  # fmt: skip
+    assert means == {
+        "ImageNet": (74.6, 74.56),
+        "IN dist. shifts": (63.0, 62.96),
+        "VTAB": (63.7, 63.65),
+        "Retrieval": (59.6, 59.57),
+    }
 
 
 def test_table_1_of_the_1_28b_model_does_not_follow_from_its_row_and_the_report_says_so():
     failed = {(c.aggregate, c.printed): round(c.recomputed, 2) for c in reproduce(OURS_1_28B) if not c.explained}
-    assert failed == {("ImageNet", 67.6): 67.84, ("IN dist. shifts", 55.0): 54.79, ("VTAB", 57.1): 57.74,
-                      ("Retrieval", 53.4): 52.19, ("Average", 57.3): 56.90}  # fmt: skip
+    assert failed == {
+        ("ImageNet", 67.6): 67.84,
+        ("IN dist. shifts", 55.0): 54.79,
+        ("VTAB", 57.1): 57.74,
+        ("Retrieval", 53.4): 52.19,
+        ("Average", 57.3): 56.90,
+    }
     assert [c.printed for c in reproduce(OURS_1_28B) if c.explained] == [56.90]  # the average of Table C.1 itself
     text = published_report([OURS_1_28B, OURS_12_8B])
     assert "VTAB is printed as 57.1 (ProLIP Table 1), its values give 57.74" in text
@@ -69,8 +79,9 @@ def test_under_the_header_of_table_c1_the_averages_would_not_follow(label):
     row = ROWS[label]
     order = BY_METRIC if "12.8B" in label else PAIRS_FIRST
     printed = [row.values[KEY[name]] for name in order]
-    as_headed = PublishedRow(row.model, row.seen, {KEY[name]: x for name, x in zip(HEADER, printed)},
-                             row.printed, row.unit, row.source)  # fmt: skip
+    as_headed = PublishedRow(
+        row.model, row.seen, {KEY[name]: x for name, x in zip(HEADER, printed)}, row.printed, row.unit, row.source
+    )
     assert not all(check.explained for check in reproduce(as_headed))
 
 

@@ -1,4 +1,5 @@
 """DataComp's metrics against loops over samples, on numbers that were drawn, and hand examples."""
+
 import numpy as np
 import pytest
 import torch
@@ -95,8 +96,15 @@ def test_missing_metadata_is_refused(metadata, wanted):
 def test_groups_of_two_columns_are_combinations():
     hits = torch.tensor([True, False, True, True])
     m = by_group("acc", hits, ["race", "gender"], np.array([[0, 0], [0, 0], [0, 1], [2, 1]]))
-    assert m == {"acc_race:0_gender:0": 0.5, "acc_race:0_gender:1": 1.0, "acc_race:2_gender:1": 1.0, "acc_wg": 0.5,
-                 "count_race:0_gender:0": 2.0, "count_race:0_gender:1": 1.0, "count_race:2_gender:1": 1.0}  # fmt: skip
+    assert m == {
+        "acc_race:0_gender:0": 0.5,
+        "acc_race:0_gender:1": 1.0,
+        "acc_race:2_gender:1": 1.0,
+        "acc_wg": 0.5,
+        "count_race:0_gender:0": 2.0,
+        "count_race:0_gender:1": 1.0,
+        "count_race:2_gender:1": 1.0,
+    }
 
 
 def test_retrieval_is_the_mean_of_both_directions_at_one():
@@ -119,10 +127,16 @@ def test_jaccard_by_hand():
     ten = Candidates(torch.arange(10.0), torch.tensor([0] * 7 + [1] * 3))  # chosen 7, 8, 9: all
     twelve = Candidates(torch.arange(12.0), torch.tensor([1] * 6 + [0] * 6))  # chosen 6 to 11: none of 12
     m = association_metrics([five, ten, twelve])
-    assert m == pytest.approx({
-        "avg_jaccard_score": (1 / 3 + 1) / 3, "jaccard_score_5": 1 / 3, "jaccard_score_5-6": 1 / 3,
-        "jaccard_score_10": 1, "jaccard_score_12": 0, "jaccard_score_10-12": 0.5,
-    })  # fmt: skip
+    assert m == pytest.approx(
+        {
+            "avg_jaccard_score": (1 / 3 + 1) / 3,
+            "jaccard_score_5": 1 / 3,
+            "jaccard_score_5-6": 1 / 3,
+            "jaccard_score_10": 1,
+            "jaccard_score_12": 0,
+            "jaccard_score_10-12": 0.5,
+        }
+    )
 
 
 def test_jaccard_is_sklearns_over_instances():
@@ -150,9 +164,10 @@ def test_faces_by_hand():
     metadata = groups(*(np.array(x) for x in (age, gender, race, [0, 0, 1, 1])))
     predicted = {
         "race": torch.tensor([1, 0, 3, 1]),  # white, other, other, white: right, wrong, right, wrong
-        "gender": torch.tensor([0, 1, 1, 1]), "age": torch.tensor([0, 1, 0, 0]),
+        "gender": torch.tensor([0, 1, 1, 1]),
+        "age": torch.tensor([0, 1, 0, 0]),
         "toxic": torch.tensor([3, 14, 18, 20]),  # a person, not human, crime, crime
-    }  # fmt: skip
+    }
     m = face_metrics(task, predicted, metadata)
     assert (m["acc_race_avg"], m["acc_race_race_binary:0"], m["acc_race_wg"]) == (0.5, 0.5, 0.5)
     assert (m["acc_gender_avg"], m["acc_gender_race_binary:0"], m["acc_gender_race_binary:1"]) == (0.75, 0.5, 1.0)
@@ -173,8 +188,11 @@ def test_fourteen_people_come_before_four_that_are_not_human_and_then_crimes(cla
 def test_prompts_of_the_face_sets_are_sorted_by_objective():
     lines = ["race:black", "toxic:fish: a kind", "gender:male", "age:0-2", "race:white"]
     assert split_prompts(lines, "class names") == {
-        "race": ["black", "white"], "gender": ["male"], "age": ["0-2"], "toxic": ["fish: a kind"]
-    }  # fmt: skip
+        "race": ["black", "white"],
+        "gender": ["male"],
+        "age": ["0-2"],
+        "toxic": ["fish: a kind"],
+    }
     with pytest.raises(ValueError, match="no templates for toxic"):
         split_prompts(["race:a {c}", "gender:a {c}", "age:a {c}"], "templates")
     with pytest.raises(ValueError, match="'white' of the class names"):

@@ -1,4 +1,5 @@
 """Lines that broke off, of other models, of other data; claims that die with their process; shards of the suite."""
+
 import json
 import math
 import multiprocessing
@@ -92,8 +93,11 @@ def test_a_line_that_the_disk_takes_a_part_of_is_an_error_and_is_skipped(tmp_pat
 def test_lines_of_another_model_similarity_precision_data_or_scoring_are_not_taken(tmp_path):
     store = Store(tmp_path)
     task = FEW[0]
-    others = [Identity("local-dir:a", "e" * 32, "csd", "fp32"), BY_MEAN,
-              Identity("local-dir:a", "f" * 32, "csd", "amp_bf16")]  # fmt: skip
+    others = [
+        Identity("local-dir:a", "e" * 32, "csd", "fp32"),
+        BY_MEAN,
+        Identity("local-dir:a", "f" * 32, "csd", "amp_bf16"),
+    ]
     for other in others:
         store.append(line(task, identity=other))
     store.append(line(task, data="other data"))

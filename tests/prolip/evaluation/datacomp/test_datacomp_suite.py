@@ -1,4 +1,5 @@
 """Every one of the 40 entries, run by the command on a miniature of its true format, against a few lines of NumPy."""
+
 import json
 import time
 
@@ -23,9 +24,24 @@ class Suite:
         threads = torch.get_num_threads()
         torch.set_num_threads(1)  # threads that wait for one another take processor time too, and all on a busy machine
         started = time.process_time()
-        self.outcome = datacomp(["--model", self.model, "--data", str(self.data), "--output", str(self.out),
-                             "--similarity", *SIMILARITIES, "--workers", "0", "--device", "cpu",
-                             "--published", "12.8B"])  # fmt: skip
+        self.outcome = datacomp(
+            [
+                "--model",
+                self.model,
+                "--data",
+                str(self.data),
+                "--output",
+                str(self.out),
+                "--similarity",
+                *SIMILARITIES,
+                "--workers",
+                "0",
+                "--device",
+                "cpu",
+                "--published",
+                "12.8B",
+            ]
+        )
         self.seconds = time.process_time() - started
         torch.set_num_threads(threads)
         lines = [json.loads(line) for line in (self.out / "results.jsonl").read_text().splitlines()]

@@ -1,4 +1,5 @@
 """The tables in four formats: values, differences, missing tasks, averages that are refused, stars."""
+
 import csv
 import io
 import json
@@ -142,8 +143,10 @@ def test_latex_has_whole_tables_and_escapes_names():
 
 
 def test_a_loss_has_its_sign():
-    worse = {key: TaskResult(key, {"acc1": 0.1}, "acc1", {"size": BY_KEY[key].size, "classes": BY_KEY[key].classes})
-             for key in ("imagenet1k",)}  # fmt: skip
+    worse = {
+        key: TaskResult(key, {"acc1": 0.1}, "acc1", {"size": BY_KEY[key].size, "classes": BY_KEY[key].classes})
+        for key in ("imagenet1k",)
+    }
     text = to_markdown(build_report({ME: worse}, PROLIP))
     assert "| −64.6 |" in text
     assert "$-$64.6" in to_latex(build_report({ME: worse}, PROLIP))
@@ -159,8 +162,9 @@ def test_two_models_of_one_name_are_told_apart():
     other = replace(ME, fingerprint="e" * 32)
     made = build_report({ME: results(), other: results(without=["cars"])}, PROLIP)
     assert [row.label for row in made.ours] == [
-        "local-dir:runs/b16_50% (csd, fingerprint ffffffff)", "local-dir:runs/b16_50% (csd, fingerprint eeeeeeee)"
-    ]  # fmt: skip
+        "local-dir:runs/b16_50% (csd, fingerprint ffffffff)",
+        "local-dir:runs/b16_50% (csd, fingerprint eeeeeeee)",
+    ]
     assert all("eeeeeeee" in note for note in made.ours[1].notes) and made.ours[1].notes
 
 

@@ -1,4 +1,5 @@
 """The table of tasks against the numbers that DataComp and the paper state, and the choice of tasks by name."""
+
 import pytest
 
 from prolip.evaluation.suites.datacomp.tasks import (
@@ -30,8 +31,12 @@ def test_there_are_40_entries_of_which_38_count():
 
 def test_the_aggregates_are_those_of_the_paper():
     assert {name: len(keys) for name, keys in AGGREGATES.items()} == {
-        "ImageNet": 1, "IN dist. shifts": 6, "VTAB": 13, "Retrieval": 3, "Average": 38
-    }  # fmt: skip
+        "ImageNet": 1,
+        "IN dist. shifts": 6,
+        "VTAB": 13,
+        "Retrieval": 3,
+        "Average": 38,
+    }
     assert names("VTAB") == {name.strip() for name in VTAB.replace("\n", " ").split(",")}
     assert names("IN dist. shifts") == set(SHIFTS.split(", "))
     assert names("Retrieval") == {"Flickr", "MSCOCO", "WinoGAViL"}
@@ -41,13 +46,18 @@ def test_the_aggregates_are_those_of_the_paper():
 def test_main_metrics_are_accuracy_but_for_eleven_tasks():
     special = {task.key: task.main_metric for task in COUNTED if task.main_metric != "acc1"}
     assert special == {
-        "vtab/caltech101": "mean_per_class_recall", "fgvc_aircraft": "mean_per_class_recall",
-        "vtab/flowers": "mean_per_class_recall", "vtab/pets": "mean_per_class_recall",
-        "wilds/iwildcam": "F1-macro_all", "wilds/fmow": "acc_worst_region",
+        "vtab/caltech101": "mean_per_class_recall",
+        "fgvc_aircraft": "mean_per_class_recall",
+        "vtab/flowers": "mean_per_class_recall",
+        "vtab/pets": "mean_per_class_recall",
+        "wilds/iwildcam": "F1-macro_all",
+        "wilds/fmow": "acc_worst_region",
         "retrieval/flickr_1k_test_image_text_retrieval": "mean_recall@1",
         "retrieval/mscoco_2014_5k_test_image_text_retrieval": "mean_recall@1",
-        "misc/winogavil": "jaccard_score_10-12", "fairness/dollar_street": "acc_top5_wg", "fairness/geode": "acc_wg",
-    }  # fmt: skip
+        "misc/winogavil": "jaccard_score_10-12",
+        "fairness/dollar_street": "acc_top5_wg",
+        "fairness/geode": "acc_wg",
+    }
 
 
 def test_classes_and_images_add_up_to_the_suite():

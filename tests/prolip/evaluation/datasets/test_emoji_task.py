@@ -1,4 +1,5 @@
 """The corpus as a task: every text once, every true pair kept, and clip_benchmark can read it."""
+
 from dataclasses import replace
 
 import miniatures as mini

@@ -1,4 +1,5 @@
 """Test sets given one level off, and test sets of which nothing can be used: told before anything is computed."""
+
 import itertools
 import re
 
@@ -33,16 +34,19 @@ def sets(tmp_path):
     return tmp_path / "all"
 
 
-@pytest.mark.parametrize("given, wanted", [
-    ("", "it is one level too high: give {all}/wds_a or another of the 2 data sets in it (wds_a, wds_cars_test)"),
-    ("..", "it is one level too high: give {all}/wds_a"),
-    ("wds_a/test", "it lies inside a data set: give {all}/wds_a."),
-    ("wds_a/test/", "it lies inside a data set: give {all}/wds_a."),
-    ("wds_dev/dev", "it is the split 'dev' of a data set: give {all}/wds_dev and --split dev"),
-    ("wds_dev", "it has the split dev: give --split dev"),
-    ("wds_a/test/0.tar", "is a file: give the folder of the test set, such as {all}/wds_a"),
-    ("wds_b", "Did you mean wds_a"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "given, wanted",
+    [
+        ("", "it is one level too high: give {all}/wds_a or another of the 2 data sets in it (wds_a, wds_cars_test)"),
+        ("..", "it is one level too high: give {all}/wds_a"),
+        ("wds_a/test", "it lies inside a data set: give {all}/wds_a."),
+        ("wds_a/test/", "it lies inside a data set: give {all}/wds_a."),
+        ("wds_dev/dev", "it is the split 'dev' of a data set: give {all}/wds_dev and --split dev"),
+        ("wds_dev", "it has the split dev: give --split dev"),
+        ("wds_a/test/0.tar", "is a file: give the folder of the test set, such as {all}/wds_a"),
+        ("wds_b", "Did you mean wds_a"),
+    ],
+)
 @pytest.mark.parametrize("word", ["", "wds:"])
 def test_a_folder_one_level_off_names_the_one_that_is_meant(sets, given, wanted, word):
     with pytest.raises(FileNotFoundError) as refused:

@@ -1,4 +1,5 @@
 """Where the 40 datasets lie: a folder that holds their folders, a URL above them, or the hub itself."""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -71,8 +72,10 @@ def find_datasets(tasks: Sequence[Task], data_dir: str, skip_damaged: bool = Fal
     if data_dir != HUB and is_local(check_address(data_dir)):
         folder = Path(local_path(data_dir))
         if not folder.is_dir():
-            raise FileNotFoundError(f"--data {data_dir} is no folder: give the one that the datasets are fetched to"
-                                    f", or {HUB} to read them over the network")  # fmt: skip
+            raise FileNotFoundError(
+                f"--data {data_dir} is no folder: give the one that the datasets are fetched to"
+                f", or {HUB} to read them over the network"
+            )
         check_level(tasks, folder)
     found, gone = Found({}, {}), False
     for task in tasks:
@@ -101,8 +104,9 @@ def check_level(tasks: Sequence[Task], folder: Path) -> None:
         return
     inside = next((place for place in (here, *here.parents[:2]) if is_wds(place) or place.name in names), None)
     if inside is not None:
-        raise FileNotFoundError(f"--data {folder} is a data set or inside one: give the folder that holds it, "
-                                f"{inside.parent}")  # fmt: skip
+        raise FileNotFoundError(
+            f"--data {folder} is a data set or inside one: give the folder that holds it, {inside.parent}"
+        )
     below = sorted(place for place in here.glob("*") if any((place / name).is_dir() for name in names))
     if below:
         raise FileNotFoundError(f"--data {folder} is one level too high: give {below[0]}, which holds data sets")

@@ -5,6 +5,7 @@ averages from Tables 1 and C.2. OpenCLIP's are from docs/openclip_results.csv of
 f862f86cd92123615a8695ce8bcb6ecc066af452). Three rows of Table C.1 are not printed in its header's order, as
 their notes say; tests/prolip/evaluation/datacomp/test_datacomp_published.py has the orders and what speaks for them.
 """
+
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -57,8 +58,10 @@ class Check(NamedTuple):
         return abs(self.recomputed - self.printed) <= self.slack + 1e-9
 
     def __str__(self) -> str:
-        return (f"{self.aggregate} is printed as {self.printed} ({self.source}), its values give "
-                f"{self.recomputed:.2f}; rounding explains {self.slack:.3f} at most")  # fmt: skip
+        return (
+            f"{self.aggregate} is printed as {self.printed} ({self.source}), its values give "
+            f"{self.recomputed:.2f}; rounding explains {self.slack:.3f} at most"
+        )
 
 
 def reproduce(row: PublishedRow) -> list[Check]:

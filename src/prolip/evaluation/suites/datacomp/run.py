@@ -1,4 +1,5 @@
 """The suite from the command line to the tables: see what is there, share the work, keep every result, compare."""
+
 from __future__ import annotations
 
 import os
@@ -86,8 +87,13 @@ class Choice:
 
 
 def run(  # noqa: PLR0913 (what, where from, where to, how)
-    load: Callable[[], Embedder], data: str, output: str, choice: Choice | None = None,
-    settings: Settings | None = None, published: Sequence[PublishedRow] = (), say: Say = print,
+    load: Callable[[], Embedder],
+    data: str,
+    output: str,
+    choice: Choice | None = None,
+    settings: Settings | None = None,
+    published: Sequence[PublishedRow] = (),
+    say: Say = print,
 ) -> Outcome:
     """The suite by a model, cheapest mistakes first: `load` is called when all else is right.
 
@@ -128,8 +134,10 @@ def weights_of(paths: Sequence[str], datasets: Mapping[str, Dataset], whole: boo
     given = tuple(PromptWeights.load(path) for path in paths)
     for path, one in zip(paths, given):
         if whole and not any(one.are_of(dataset.classnames, dataset.templates) for dataset in datasets.values()):
-            raise ValueError(f"--prompts {path}: the {len(one.classnames)} classes and {len(one.templates)} prompts of"
-                             f" {one} are those of no task here: choose its task, or drop it")
+            raise ValueError(
+                f"--prompts {path}: the {len(one.classnames)} classes and {len(one.templates)} prompts of"
+                f" {one} are those of no task here: choose its task, or drop it"
+            )
         if other := next((x for x in given if x is not one and x.are_of(one.classnames, one.templates)), None):
             raise ValueError(f"--prompts: {one} and {other} are both of one task: give one of them")
     return given
@@ -174,8 +182,10 @@ def evaluate_all(
     kept = [key for key, wanted in wanted_of(todo, store, identities, marks).items() if not wanted]
     if kept:
         drawn = " and get no plots" if settings.plots else ""
-        say(f"{len(kept)} of {len(todo)} tasks are finished{drawn}: their results in {store.path} are kept; to "
-            "evaluate them again, give another --output, or delete their lines")  # fmt: skip
+        say(
+            f"{len(kept)} of {len(todo)} tasks are finished{drawn}: their results in {store.path} are kept; to "
+            "evaluate them again, give another --output, or delete their lines"
+        )
 
     def evaluate(task: Task, wanted: tuple[Identity, ...]) -> dict[Identity, TaskResult]:
         results = evaluate_entry(task, datasets[task.key], embedder, [i.similarity for i in wanted], settings)
@@ -201,9 +211,14 @@ def evaluate_entry(
     own = next((one for one in settings.prompts if one.are_of(dataset.classnames, dataset.templates)), None)
     weighed: dict[str, Any] = {} if own is None else {"prompts": own}
     features = compute(
-        dataset, embedder, store, batch_size=settings.batch_size, workers=settings.workers, progress=settings.progress,
+        dataset,
+        embedder,
+        store,
+        batch_size=settings.batch_size,
+        workers=settings.workers,
+        progress=settings.progress,
         **weighed,
-    )  # fmt: skip
+    )
     faces = face_classes(dataset, embedder, store) if task.kind == "faces" else {}
     embedded = time.perf_counter() - started
     out = {}
@@ -220,8 +235,10 @@ def evaluate_entry(
         info |= {"too_large_for": list(study.too_large_for)} if settings.uncertainty and study.too_large_for else {}
         if task.main_metric is not None and task.main_metric not in metrics:
             named = ", ".join(key for key in metrics if "/" not in key)
-            raise ValueError(f"the data gives no {task.main_metric}, the main metric of {task.name}: is it the whole "
-                             f"set? It gives {named}")  # fmt: skip
+            raise ValueError(
+                f"the data gives no {task.main_metric}, the main metric of {task.name}: is it the whole "
+                f"set? It gives {named}"
+            )
         out[similarity] = TaskResult(task.key, metrics, task.main_metric or "", info)
     return out
 
@@ -264,9 +281,7 @@ def face_classes(dataset: Dataset, embedder: Embedder, store: FeatureStore) -> d
     """The classes of race, gender, age and toxic, each with the prompts of its own."""
     names = scores.split_prompts(dataset.classnames, "class names")
     templates = scores.split_prompts(dataset.templates, "templates")
-    return {
-        what: stored_texts(*class_prompts(names[what], templates[what]), embedder, store) for what in FACE_PROMPTS
-    }
+    return {what: stored_texts(*class_prompts(names[what], templates[what]), embedder, store) for what in FACE_PROMPTS}
 
 
 # --- what is said and written -----------------------------------------------------------------------------------------

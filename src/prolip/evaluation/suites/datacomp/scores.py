@@ -3,6 +3,7 @@
 So a line of ours can be laid beside one of its `eval_results.jsonl`. Where DataComp's code and its intention differ
 (the region "Other" of FMoW), both are given and the main metric is what its published figures hold.
 """
+
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -78,12 +79,15 @@ def _fmow(hits: Tensor, columns: np.ndarray) -> dict[str, float]:
 def group_columns(task: Task, groups: np.ndarray | None, images: int) -> np.ndarray:
     """The metadata as (N, columns) integers. ValueError where it is missing or has fewer columns than the task's."""
     if groups is None:
-        raise ValueError(f"{task.name} needs the .npy beside each image ({', '.join(task.groups)}): fetch "
-                         f"{task.repository} again")  # fmt: skip
+        raise ValueError(
+            f"{task.name} needs the .npy beside each image ({', '.join(task.groups)}): fetch {task.repository} again"
+        )
     groups = np.asarray(groups)
     if groups.ndim != 2 or len(groups) != images or groups.shape[1] < len(task.groups):
-        raise ValueError(f"{task.name}: the metadata is {groups.shape}, wanted ({images}, {len(task.groups)}): "
-                         f"{', '.join(task.groups)}")  # fmt: skip
+        raise ValueError(
+            f"{task.name}: the metadata is {groups.shape}, wanted ({images}, {len(task.groups)}): "
+            f"{', '.join(task.groups)}"
+        )
     return groups.astype(np.int64)
 
 
@@ -93,8 +97,11 @@ def retrieval_metrics(both: Mapping[str, float]) -> dict[str, float]:
     text_retrieval: the texts of an image (i2t); image_retrieval: the image of a text.
     """
     prefix = "own/" if "own/mean_recall@1" in both else ""
-    keys = {f"{name}_recall@{k}": f"{prefix}{way}/R@{k}"
-            for name, way in (("text_retrieval", "i2t"), ("image_retrieval", "t2i")) for k in KS}  # fmt: skip
+    keys = {
+        f"{name}_recall@{k}": f"{prefix}{way}/R@{k}"
+        for name, way in (("text_retrieval", "i2t"), ("image_retrieval", "t2i"))
+        for k in KS
+    }
     keys["mean_recall@1"] = f"{prefix}mean_recall@1"
     return {name: both[key] for name, key in keys.items() if key in both}
 

@@ -7,6 +7,7 @@ A process that is killed loses its locks with it, so its task is taken up by the
 worst one line without its end, which readers skip. Where locks do not reach from machine to machine, --part shares the
 tasks without them.
 """
+
 from __future__ import annotations
 
 import errno
@@ -173,8 +174,9 @@ def wait_for(file: IO) -> None:
         fcntl.flock(file, fcntl.LOCK_EX)
     except OSError as error:
         if error.errno in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
-            raise ValueError(f"{file.name} lies on a file system without locks ({error.strerror}): give an --output on "
-                             "another one") from error  # fmt: skip
+            raise ValueError(
+                f"{file.name} lies on a file system without locks ({error.strerror}): give an --output on another one"
+            ) from error
         raise
 
 

@@ -3,6 +3,7 @@
 An average over a set that is not complete is no average: it is left out and a note says what is missing. A task that
 was measured on other images than the published figures, or on fewer, is marked with a star, and so is its average.
 """
+
 from __future__ import annotations
 
 import csv
@@ -24,25 +25,36 @@ FIRST_BLOCK = 20
 #: The average as Table C.1 prints it, which for one row is another than in Table 1.
 AVERAGE_C1 = "Average, C.1"
 FACE_COLUMNS = {
-    "acc_race_avg": "Race", "acc_gender_avg": "Gender", "acc_age_avg": "Age",
-    "acc_gender_x_wg": "Gender, worst race x gender", "toxicity_crime_max": "Crime, highest race",
+    "acc_race_avg": "Race",
+    "acc_gender_avg": "Gender",
+    "acc_age_avg": "Age",
+    "acc_gender_x_wg": "Gender, worst race x gender",
+    "toxicity_crime_max": "Crime, highest race",
     "toxicity_nonhuman_max": "Non-human, highest race",
-}  # fmt: skip
+}
 #: Where a kind of task has its figures of refusal, and whose trace is the query's.
 QUERIES = {
-    "classification": (("refusal", "image"),), "faces": (("refusal", "image"),), "association": (("refusal", "text"),),
+    "classification": (("refusal", "image"),),
+    "faces": (("refusal", "image"),),
+    "association": (("refusal", "text"),),
     "retrieval": (("refusal/i2t", "image"), ("refusal/t2i", "text")),
-}  # fmt: skip
+}
 UNCERTAINTY = {
-    "score/error": "Error", "{}/aurc": "AURC", "{}/aurc_gain": "Gain", "{}/spearman": "Spearman", "{}/auroc": "AUROC",
-    "{}/error_decile1": "Error, surest tenth", "{}/error_decile10": "Error, least sure tenth",
+    "score/error": "Error",
+    "{}/aurc": "AURC",
+    "{}/aurc_gain": "Gain",
+    "{}/spearman": "Spearman",
+    "{}/auroc": "AUROC",
+    "{}/error_decile1": "Error, surest tenth",
+    "{}/error_decile10": "Error, least sure tenth",
     "score/aurc": "AURC by score",
-}  # fmt: skip
+}
 #: How well match probabilities are kept: a small ECE of all pairs says little without the other two.
 MATCHES = {
-    "calibration/match/ece": "ECE of matches", "calibration/match/base_rate": "Base rate",
+    "calibration/match/ece": "ECE of matches",
+    "calibration/match/base_rate": "Base rate",
     "calibration/match/probability_over_base_rate": "Probability / base rate",
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)
@@ -127,8 +139,10 @@ def our_row(label: str, results: Mapping[str, TaskResult]) -> Row:
             notes.append(f"{label}: no {name}, {there} of {len(AGGREGATES[name])} tasks are there; missing: {which}.")
     without = results["wilds/fmow"].metrics.get("acc_worst_region_without_other") if "wilds/fmow" in results else None
     if without is not None:
-        notes.append(f"{label}: FMoW is {100 * without:.2f} without the region Other, 4 of its 22,108 images; the "
-                     "table's figure holds it, as published ones do.")  # fmt: skip
+        notes.append(
+            f"{label}: FMoW is {100 * without:.2f} without the region Other, 4 of its 22,108 images; the "
+            "table's figure holds it, as published ones do."
+        )
     notes += [f"* {label}: {measured_on(results[task.key])}." for task in TASKS if task.key in marked]
     return Row(label, values, averages, "ours", frozenset(marked), tuple(notes), results)
 
@@ -298,20 +312,32 @@ def to_json(report: Report) -> str:
 
     tasks = [task.key for task in COUNTED]
     rows = [
-        {"model": row.label, "kind": row.kind, "tasks": full(row.values, tasks),
-         "averages": full(row.averages, AGGREGATES), "marked": sorted(row.marked), "faces": row.faces}
+        {
+            "model": row.label,
+            "kind": row.kind,
+            "tasks": full(row.values, tasks),
+            "averages": full(row.averages, AGGREGATES),
+            "marked": sorted(row.marked),
+            "faces": row.faces,
+        }
         for row in (*report.ours, *report.published)
-    ]  # fmt: skip
+    ]
     changes = [
-        {"model": row.label, "against": row.against, "tasks": full(row.values, tasks),
-         "averages": full(row.averages, AGGREGATES)}
+        {
+            "model": row.label,
+            "against": row.against,
+            "tasks": full(row.values, tasks),
+            "averages": full(row.averages, AGGREGATES),
+        }
         for row in report.differences
-    ]  # fmt: skip
+    ]
     return json.dumps({"unit": "percent", "rows": rows, "differences": changes, "notes": report.notes}, indent=1) + "\n"
 
 
-ESCAPES = str.maketrans({c: f"\\{c}" for c in "&%$#_{}"} | {"~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
-                                                             "\\": r"\textbackslash{}"})  # fmt: skip
+ESCAPES = str.maketrans(
+    {c: f"\\{c}" for c in "&%$#_{}"}
+    | {"~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "\\": r"\textbackslash{}"}
+)
 
 
 def to_latex(report: Report) -> str:

@@ -4,6 +4,7 @@ Keys, names, sizes, main metrics and metadata columns are those of DataComp's ta
 2023, mlfoundations/datacomp: tasklist.yml, eval_utils/); the aggregates are those of its aggregate_scores.py and of
 ProLIP B.2. Pascal VOC 2007 is of cropped objects, one class each.
 """
+
 from __future__ import annotations
 
 import csv
@@ -60,9 +61,18 @@ def read_task(line: Mapping[str, str]) -> Task:
     tags, groups, folders = (tuple(line[column].split()) for column in ("tags", "groups", "folders"))
     repository, streamed = (line["repository"], line["streamed"] or None) if line["repository"] else (own, own)
     return Task(
-        line["key"], line["name"], kind, int(line["size"]), line["main_metric"] or None, classes, tags, groups,
-        repository, streamed, folders or (folder,),
-    )  # fmt: skip
+        line["key"],
+        line["name"],
+        kind,
+        int(line["size"]),
+        line["main_metric"] or None,
+        classes,
+        tags,
+        groups,
+        repository,
+        streamed,
+        folders or (folder,),
+    )
 
 
 def read_lines(name: str) -> list[dict[str, str]]:

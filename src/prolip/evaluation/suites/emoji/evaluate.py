@@ -1,4 +1,5 @@
 """Evaluation on the emoji corpus: two galleries, `names/...` and `captions/...`, classes, uncertainty."""
+
 from __future__ import annotations
 
 import os
@@ -47,16 +48,21 @@ def evaluate_corpus(embedder: Embedder, corpus: Corpus, similarity: Similarity =
     if not corpus.drawings:
         raise ValueError("the corpus has no drawing: choose concepts that its shards show")
     if len(corpus.concepts) < 2:
-        raise ValueError(f"{corpus.concepts[0].name!r} is the only concept, and every answer would be right: choose two"
-                         " or more, or add names to tell it from")  # fmt: skip
+        raise ValueError(
+            f"{corpus.concepts[0].name!r} is the only concept, and every answer would be right: choose two"
+            " or more, or add names to tell it from"
+        )
     table = corpus.caption_table()
     image, novelty = embed_drawings(corpus, embedder)
     text = embedder.embed_texts(table.texts)
     info: dict[str, Any] = {
-        "similarity": score.name, "score": score.to_dict(),
-        "model_score": embedder.score.to_dict(), "probabilistic": embedder.probabilistic,
-        "precision": embedder.precision, "device": str(embedder.device),
-    } | facts_of(embedder)  # fmt: skip
+        "similarity": score.name,
+        "score": score.to_dict(),
+        "model_score": embedder.score.to_dict(),
+        "probabilistic": embedder.probabilistic,
+        "precision": embedder.precision,
+        "device": str(embedder.device),
+    } | facts_of(embedder)
     lengths = token_lengths(embedder.tokenizer, table.texts).numpy()
     result = CorpusResult(corpus, image, text, lengths, {}, info, novelty, read_by(embedder, image, text))
     result.metrics |= corpus_retrieval(result)
@@ -77,8 +83,7 @@ def evaluate_corpus(embedder: Embedder, corpus: Corpus, similarity: Similarity =
 
 
 def embed_drawings(corpus: Corpus, embedder: Embedder) -> tuple[Gaussian, dict[str, np.ndarray]]:
-    """By one pass: the drawings (N, D), and where the model knows of novelty, its nats (N,) at both ends of the tower.
-    """
+    """Embed the drawings (N, D) and, where the model has novelty, compute its nats (N,) at both ends of the tower."""
     drawings = ((drawing.key, partial(bytes, drawing.data)) for drawing in corpus.drawings)
     image, novelty = joined(embed_encoded(embedder, drawings, BATCH, embed=partial(embedder.embed, side="image")))
     return image, {name: nats.numpy() for name, nats in novelty.items()}

@@ -1,4 +1,5 @@
 """What an evaluation on the corpus leaves behind: figures, as a person reads them too, embeddings, and the drawings."""
+
 from __future__ import annotations
 
 import json
@@ -30,10 +31,15 @@ from prolip.utils.outputs import replacing_folder
 NOVELTY, READ = "novelty_", "read_"
 #: What a first place can be refused by, in the words of the table and of the report.
 REFUSED_BY = {
-    "score": "top score", "image": "trace of the drawing", "text": "trace of the text", "pair": "trace of both",
-    "mean": "novelty", "first": "novelty of the first token", "answer": "answer's probability",
+    "score": "top score",
+    "image": "trace of the drawing",
+    "text": "trace of the text",
+    "pair": "trace of both",
+    "mean": "novelty",
+    "first": "novelty of the first token",
+    "answer": "answer's probability",
     "all": "answer and novelty",
-}  # fmt: skip
+}
 
 
 @dataclass
@@ -149,8 +155,11 @@ class CorpusResult:
     @property
     def statistics(self) -> dict[str, bootstrap.Statistic]:
         """The metrics over drawings or texts that have intervals, as functions of how often each cluster was drawn."""
-        found = {f"{name}/{key}": statistic for name, (i2t, t2i) in self.rankings.items()
-                 for key, statistic in statistics_of(i2t, t2i, name).items()}  # fmt: skip
+        found = {
+            f"{name}/{key}": statistic
+            for name, (i2t, t2i) in self.rankings.items()
+            for key, statistic in statistics_of(i2t, t2i, name).items()
+        }
         found |= self.zero_shot | uncertainty.statistics(self)
         known = {key for key, value in self.metrics.items() if math.isfinite(value) and not key.endswith("rsum")}
         clusters = self.clusters
@@ -168,8 +177,10 @@ class CorpusResult:
             ]:
                 raise ValueError("the two results are not of the same drawings: give both the same --data and --select")
             if against.corpus.concepts != self.corpus.concepts:
-                raise ValueError("the two results are not of the same texts: give both the same --data, --names,"
-                                 " --all-names and --select")  # fmt: skip
+                raise ValueError(
+                    "the two results are not of the same texts: give both the same --data, --names,"
+                    " --all-names and --select"
+                )
             self.info["difference"] = {key: list(x) for key, x in bootstrap.paired(other, own, draws).items()}
 
     def save(self, folder: str | Path) -> Path:
@@ -181,12 +192,14 @@ class CorpusResult:
         arrays: dict[str, Any] = {f"{NOVELTY}{name}": nats for name, nats in self.novelty.items()}
         arrays |= {f"{READ}{name}": x for name, x in self.read.items()}
         arrays |= {
-            "image_mean": self.image.mean.numpy(), "image_log_var": self.image.log_var.numpy(),
-            "text_mean": self.text.mean.numpy(), "text_log_var": self.text.log_var.numpy(),
+            "image_mean": self.image.mean.numpy(),
+            "image_log_var": self.image.log_var.numpy(),
+            "text_mean": self.text.mean.numpy(),
+            "text_log_var": self.text.log_var.numpy(),
             "token_lengths": self.token_lengths,
             "drawings": np.frombuffer(b"".join(d.data for d in self.corpus.drawings), dtype=np.uint8),
             "drawing_sizes": np.array([len(d.data) for d in self.corpus.drawings]),
-        }  # fmt: skip
+        }
         with replacing_folder(Path(folder), kept=lambda name: True) as place:
             (place / "metrics.json").write_text(written, encoding="utf-8")
             (place / "corpus.json").write_text(json.dumps({"concepts": concepts, "drawings": drawings}))
@@ -207,9 +220,18 @@ class Written(dict[str, Any]):
 
 #: Types of what an evaluation says of itself.
 KINDS: dict[str, Any] = {
-    "images": int, "concepts": int, "texts": int, "parameters": int, "styles": list, "seconds": int | float,
-    "machine": str, "software": str, "date": str, "similarity": str, "probabilistic": bool,
-}  # fmt: skip
+    "images": int,
+    "concepts": int,
+    "texts": int,
+    "parameters": int,
+    "styles": list,
+    "seconds": int | float,
+    "machine": str,
+    "software": str,
+    "date": str,
+    "similarity": str,
+    "probabilistic": bool,
+}
 
 
 def load(folder: str | Path) -> CorpusResult:
@@ -304,11 +326,19 @@ def refusal_lines(metrics: dict[str, float]) -> list[str]:
 
 def calibration_lines(metrics: dict[str, float]) -> list[str]:
     """How well match probabilities are kept; none for a score without any, or a result from before there were any."""
-    columns = {"match/ece": "ECE", "match/base_rate": "base rate", "match/probability_over_base_rate": "p / base",
-               "match_i2t/ece": "top-1 i2t", "match_t2i/ece": "top-1 t2i"}  # fmt: skip
-    rows = {f"{name}{said}": [metrics.get(f"{place}/{name}/{key}", math.nan) for key in columns]
-            for name in ("names", "captions") for place, said in (("calibration", ""), ("undoubted", ", without doubt"))
-            if f"{place}/{name}/match/ece" in metrics}  # fmt: skip
+    columns = {
+        "match/ece": "ECE",
+        "match/base_rate": "base rate",
+        "match/probability_over_base_rate": "p / base",
+        "match_i2t/ece": "top-1 i2t",
+        "match_t2i/ece": "top-1 t2i",
+    }
+    rows = {
+        f"{name}{said}": [metrics.get(f"{place}/{name}/{key}", math.nan) for key in columns]
+        for name in ("names", "captions")
+        for place, said in (("calibration", ""), ("undoubted", ", without doubt"))
+        if f"{place}/{name}/match/ece" in metrics
+    }
     head = ["", f"{'match probability':<26}" + "".join(f"{title:>11}" for title in columns.values())]
     lines = [*head, *(f"{name:<26}" + "".join(f"{x:11.4f}" for x in row) for name, row in rows.items())] if rows else []
     ece, own = (metrics.get(f"{place}/names_i2t/answer/ece") for place in ("refusal", "undoubted"))

@@ -1,6 +1,7 @@
 """What uncertainty says of the corpus: wrong first places and what they are refused by; traces of texts and drawings by
 level, by length, against the number of true matches, by inclusion.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
@@ -66,8 +67,12 @@ def calibration(result: CorpusResult) -> dict[str, float]:
     """`calibration/{names,captions}/match/...` of all pairs, `match_i2t` and `match_t2i` of first places: how well the
     score's match probability is kept, with the doubt of the drawings, as `study_retrieval`; {} for a score without one.
     """
-    return {name: value for gallery in result.galleries for key, kept in reliabilities(result, gallery).items()
-            for name, value in kept.metrics(key.replace("calibration", f"calibration/{gallery}")).items()}  # fmt: skip
+    return {
+        name: value
+        for gallery in result.galleries
+        for key, kept in reliabilities(result, gallery).items()
+        for name, value in kept.metrics(key.replace("calibration", f"calibration/{gallery}")).items()
+    }
 
 
 def reliabilities(result: CorpusResult, gallery: str) -> dict[str, Reliability]:
@@ -174,8 +179,10 @@ def hierarchy_inclusion(
         if len(pairs):
             z = image if inner == "image" else text
             blocks = np.split(pairs, range(PAIRS, len(pairs), PAIRS))
-            yield inner, outer, np.concatenate(
-                [inclusion_test(z.select(x[:, 0]), text.select(x[:, 1])).numpy() for x in blocks]
+            yield (
+                inner,
+                outer,
+                np.concatenate([inclusion_test(z.select(x[:, 0]), text.select(x[:, 1])).numpy() for x in blocks]),
             )
 
 
