@@ -126,7 +126,7 @@ def test_there_is_one_door_per_task():
         if path.name == "__main__.py" or re.search(r"__name__ == .__main__.", path.read_text())
     }
     assert mains == {"src/prolip/__main__.py", "src/training/main.py"}
-    scripts = re.findall(r'"([\w-]+)=[\w.]+:\w+"', (ROOT / "setup.py").read_text())
+    scripts = re.findall(r'^([\w-]+) = "[\w.]+:\w+"$', (ROOT / "pyproject.toml").read_text(), re.M)
     assert scripts == ["prolip", "prolip-clip-benchmark"]
 
 

@@ -11,7 +11,7 @@ from prolip.cli.main import VERBS, commands_of, find
 from prolip.utils.doors import DOORS
 
 ROOT = Path(__file__).parents[3]
-PLACES = ("README.md", "Makefile", "setup.py", "docs", "slurm", "scripts", "src", "data", ".github", ".ci")
+PLACES = ("README.md", "Makefile", "pyproject.toml", "docs", "slurm", "scripts", "src", "data", ".github", ".ci")
 KINDS = {".md", ".sbatch", ".py", ".yaml", ".yml", ".j2", ".ipynb", ".js", ".sh", ""}
 #: What is allowed to spell what is gone: its history, and the table that says what to type instead.
 HISTORY = {"docs/CHANGELOG.md", "src/prolip/utils/doors.py"}

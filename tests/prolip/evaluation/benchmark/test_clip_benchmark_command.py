@@ -210,8 +210,8 @@ def test_clip_benchmark_is_as_it_was_after_a_command(folders, ours):
 
 
 def test_the_console_script_is_declared_and_clip_benchmark_still_means_the_library():
-    text = (Path(__file__).parents[4] / "setup.py").read_text()
-    module, name = re.search(r"prolip-clip-benchmark=([\w.]+):(\w+)", text).groups()
+    text = (Path(__file__).parents[4] / "pyproject.toml").read_text()
+    module, name = re.search(r'prolip-clip-benchmark = "([\w.]+):(\w+)', text).groups()
     assert getattr(importlib.import_module(module), name) is alias
     assert Path(cli.__file__).parent.parent.name == "site-packages"
 
