@@ -19,7 +19,7 @@ from sklearn.metrics import log_loss
 from sklearn.model_selection import train_test_split
 
 from prolip.classifiers import FewShotClassifier, ZeroShotClassifier
-from prolip.data import emoji
+from prolip.corpora.emoji import corpus as emoji
 from prolip.evaluation import load_embedder
 from prolip.evaluation.metrics.calibration import reliability
 from prolip.search.risk import most_wrong

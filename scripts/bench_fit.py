@@ -22,9 +22,9 @@ sys.path.insert(0, str(ROOT / "src"))
 import torch  # noqa: E402
 from torch import Tensor  # noqa: E402
 
+from prolip.embeddings import Pairs  # noqa: E402
 from prolip.uncertainty import fit  # noqa: E402
 from prolip.uncertainty.novelty import SAMPLE  # noqa: E402
-from prolip.uncertainty.pairs import Pairs  # noqa: E402
 
 
 def parse() -> argparse.Namespace:

@@ -34,6 +34,7 @@ import torch.nn.functional as F  # noqa: E402
 
 import bench_step  # noqa: E402
 from prolip import ranks  # noqa: E402
+from prolip.embeddings import Pool  # noqa: E402
 from prolip.evaluation.metrics.blockwise import PairScores, Relevance, retrieval  # noqa: E402
 from prolip.gaussian import Gaussian  # noqa: E402
 from prolip.losses import log_match_odds, tiled_loss_over_ranks  # noqa: E402
@@ -41,7 +42,6 @@ from prolip.methods import METHODS, source_free  # noqa: E402
 from prolip.methods.vacsr import PairNoise, SimilarityAdapter, VACSRConfig, VACSRScore, pair_terms  # noqa: E402  # noqa: E402
 from prolip.random import pair_noise  # noqa: E402
 from prolip.scores import CSDScore, Score, largest  # noqa: E402
-from prolip.uncertainty.pairs import Pool  # noqa: E402
 
 OTHER = {"image": "text", "text": "image"}
 

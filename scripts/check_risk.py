@@ -19,7 +19,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from prolip.evaluation.suites.emoji import CorpusResult, load, uncertainty
+from prolip.corpora.emoji import CorpusResult, load, uncertainty
 from prolip.search.risk import find_threshold, most_wrong
 
 

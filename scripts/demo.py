@@ -74,7 +74,7 @@ def run(recipe: str, output: str = "runs", overwrite: bool = False, more: Sequen
         if more:
             raise ValueError(f"{folder} holds a run that has ended: --overwrite deletes it, or give another --output")
         print(f"{folder} holds a finished run; --overwrite trains again")
-        from prolip.report.page import end_with_report
+        from prolip.corpora.emoji.report.page import end_with_report
 
         print(end_with_report(folder))
     else:

@@ -22,7 +22,7 @@ sys.path.insert(0, str(ROOT / "src"))
 
 import numpy as np  # noqa: E402
 
-from prolip.data import emoji  # noqa: E402
+from prolip.corpora.emoji import corpus as emoji  # noqa: E402
 from prolip.utils.outputs import replacing_folder  # noqa: E402
 
 HELD = "held.json"

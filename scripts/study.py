@@ -33,10 +33,10 @@ import numpy as np  # noqa: E402
 import study_few_shot as few_shot  # noqa: E402
 import sweep  # noqa: E402
 from prolip.cli.main import main as prolip  # noqa: E402
-from prolip.evaluation.kinds.retrieval import statistics_of  # noqa: E402
+from prolip.corpora.emoji import recall_by_trace  # noqa: E402
+from prolip.corpora.emoji.result import CorpusResult, load  # noqa: E402
 from prolip.evaluation.metrics.bootstrap import Statistic, clustered, combine, intervals  # noqa: E402
-from prolip.evaluation.suites.emoji import recall_by_trace  # noqa: E402
-from prolip.evaluation.suites.emoji.result import CorpusResult, load  # noqa: E402
+from prolip.evaluation.tasks.retrieval import statistics_of  # noqa: E402
 from prolip.methods import find_method  # noqa: E402
 from prolip.utils.outputs import replacing  # noqa: E402
 

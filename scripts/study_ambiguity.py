@@ -22,12 +22,12 @@ from scipy.stats import spearmanr
 from torch import Tensor
 
 from paper_figures.paper import erase
-from prolip.data.emoji import Concept, Corpus
-from prolip.evaluation.loading import load_embedder
-from prolip.evaluation.model import Embedder
-from prolip.evaluation.suites.emoji import gallery
+from prolip.corpora.emoji import gallery
+from prolip.corpora.emoji.corpus import Concept, Corpus
+from prolip.embedder import Embedder
 from prolip.gaussian import Gaussian, concatenate
 from prolip.hierarchy.entailment import short
+from prolip.loading import load_embedder
 from prolip.measures import inclusion_test
 from prolip.utils.style import LOOKS, MUTED, panels, percent, styled, write
 

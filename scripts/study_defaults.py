@@ -32,8 +32,8 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT / "scripts")]
 
 import sweep  # noqa: E402
 from prolip.cli.main import main as prolip  # noqa: E402
+from prolip.corpora.emoji.result import load  # noqa: E402
 from prolip.data.reading.shards import expand_shards  # noqa: E402
-from prolip.evaluation.suites.emoji.result import load  # noqa: E402
 from prolip.utils.outputs import replacing  # noqa: E402
 from study import Found, cell, gain, markdown, statistics, value_of, write  # noqa: E402
 

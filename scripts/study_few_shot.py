@@ -12,15 +12,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from prolip.data import emoji
-from prolip.evaluation.datasets.emoji import write_emoji_classes
+from prolip.corpora.emoji import corpus as emoji
+from prolip.corpora.emoji.export import write_emoji_classes
+from prolip.evaluation.cache import FeatureStore
 from prolip.evaluation.datasets.few_shot import draw, write_few_shot
 from prolip.evaluation.datasets.wds import open_wds
-from prolip.evaluation.feature_store import FeatureStore
-from prolip.evaluation.features import load_features
-from prolip.evaluation.loading import load_embedder
+from prolip.evaluation.embed import load_features
 from prolip.evaluation.metrics.bootstrap import Statistic, drawn_as, harmonic_mean_of
 from prolip.evaluation.task import compute_features, evaluate_dataset
+from prolip.loading import load_embedder
 
 ROOT = Path(__file__).resolve().parent.parent
 RECIPE = "scripts/recipes/emoji-few-shot.yaml"

@@ -35,15 +35,15 @@ from scipy.stats import spearmanr  # noqa: E402
 
 import hold_out_texts  # noqa: E402
 from prolip.cli.main import main as prolip  # noqa: E402
-from prolip.data.emoji import LEVELS, Corpus  # noqa: E402
-from prolip.evaluation.loading import load_embedder  # noqa: E402
+from prolip.corpora.emoji import evaluate_corpus, gallery  # noqa: E402
+from prolip.corpora.emoji.corpus import LEVELS, Corpus  # noqa: E402
+from prolip.corpora.emoji.result import CorpusResult  # noqa: E402
+from prolip.embedder import Embedder  # noqa: E402
+from prolip.embeddings import Pairs  # noqa: E402
 from prolip.evaluation.metrics.selective import auroc  # noqa: E402
-from prolip.evaluation.model import Embedder  # noqa: E402
-from prolip.evaluation.suites.emoji import evaluate_corpus, gallery  # noqa: E402
-from prolip.evaluation.suites.emoji.result import CorpusResult  # noqa: E402
+from prolip.loading import load_embedder  # noqa: E402
 from prolip.uncertainty import fit as fit_module  # noqa: E402
 from prolip.uncertainty.doubt import Evidence  # noqa: E402
-from prolip.uncertainty.pairs import Pairs  # noqa: E402
 from study import markdown, write  # noqa: E402
 
 Arrays = dict[str, np.ndarray]

@@ -19,18 +19,18 @@ import torch
 from open_clip.zero_shot_metadata import OPENAI_IMAGENET_TEMPLATES
 from torch import Tensor
 
-from prolip.data import emoji
-from prolip.evaluation.datasets.emoji import write_emoji_classes
+from prolip.corpora.emoji import corpus as emoji
+from prolip.corpora.emoji.export import write_emoji_classes
+from prolip.evaluation.cache import FeatureStore
 from prolip.evaluation.datasets.wds import open_wds
-from prolip.evaluation.feature_store import FeatureStore
-from prolip.evaluation.features import EVERY, Features, image_features
-from prolip.evaluation.kinds.base import own_labels
-from prolip.evaluation.kinds.best_prompts import cross_weights, halves
-from prolip.evaluation.kinds.classification import evaluate
-from prolip.evaluation.loading import load_embedder
+from prolip.evaluation.embed import EVERY, Features, image_features
 from prolip.evaluation.metrics.bootstrap import Interval, Statistic, combine, intervals, mean_of
+from prolip.evaluation.tasks.base import own_labels
+from prolip.evaluation.tasks.best_prompts import cross_weights, halves
+from prolip.evaluation.tasks.classification import evaluate
 from prolip.evaluation.zero_shot import PromptRule
 from prolip.gaussian import Gaussian, mixture
+from prolip.loading import load_embedder
 from prolip.prompts.bprw import drawn_images, log_likelihoods, points_of
 from prolip.prompts.figures import entropy
 from prolip.utils.outputs import replacing

@@ -14,18 +14,18 @@ import numpy as np
 from torch import Tensor
 
 from baselines import BASELINES
+from prolip.corpora.emoji.corpus import Corpus
+from prolip.corpora.emoji.evaluate import evaluate_corpus, gallery
+from prolip.corpora.emoji.result import CorpusResult
 from prolip.data.config import DataConfig
-from prolip.data.emoji import Corpus
 from prolip.data.sources import captioned_samples
-from prolip.evaluation.loading import load_embedder
-from prolip.evaluation.model import Embedder
-from prolip.evaluation.suites.emoji.evaluate import evaluate_corpus, gallery
-from prolip.evaluation.suites.emoji.result import CorpusResult
+from prolip.embedder import Embedder
+from prolip.embeddings import Pairs
 from prolip.gaussian import Gaussian
+from prolip.loading import load_embedder
 from prolip.methods import LikelihoodConfig
 from prolip.uncertainty.attach import attach
 from prolip.uncertainty.collect import embed_images, embed_texts, join, means
-from prolip.uncertainty.pairs import Pairs
 
 #: Uncertainty of Gaussians of a side ("image", "text"), (N,); None where a method knows no such thing.
 Ask = Callable[[str, Gaussian], "np.ndarray | None"]

@@ -36,10 +36,10 @@ import torch  # noqa: E402
 
 import sweep  # noqa: E402
 from prolip.cli.main import main as prolip  # noqa: E402
+from prolip.corpora.emoji import uncertainty  # noqa: E402
+from prolip.corpora.emoji.result import CorpusResult, load  # noqa: E402
 from prolip.evaluation.metrics.bootstrap import Statistic, auroc_of, clustered  # noqa: E402
 from prolip.evaluation.metrics.selective import spearman  # noqa: E402
-from prolip.evaluation.suites.emoji import uncertainty  # noqa: E402
-from prolip.evaluation.suites.emoji.result import CorpusResult, load  # noqa: E402
 from prolip.factory import create_model  # noqa: E402
 from prolip.methods.gaussians import SIDES  # noqa: E402
 from prolip.models.weights.checkpoint import save_pretrained  # noqa: E402

@@ -169,7 +169,7 @@ def train_all(sweep: dict[str, Any], variants: list[str], folder: Path, jobs: in
 
 def reckon_again(folder: Path) -> None:
     """Put the uncertainty figures of the embeddings in `folder`/eval into its eval.json."""
-    from prolip.evaluation.suites.emoji import load, uncertainty
+    from prolip.corpora.emoji import load, uncertainty
 
     found = load(folder / "eval")
     if not found.probabilistic:

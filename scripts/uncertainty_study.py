@@ -24,7 +24,10 @@ from scipy.stats import linregress  # noqa: E402
 
 from baselines import BASELINES  # noqa: E402
 from foreign_inputs import pictures, texts  # noqa: E402
-from prolip.data.emoji import LEVELS  # noqa: E402
+from prolip.corpora.emoji.corpus import LEVELS  # noqa: E402
+from prolip.corpora.emoji.evaluate import evaluate_corpus  # noqa: E402
+from prolip.corpora.emoji.result import CorpusResult  # noqa: E402
+from prolip.corpora.emoji.uncertainty import reliabilities  # noqa: E402
 from prolip.evaluation.metrics.bootstrap import Statistic, paired  # noqa: E402
 from prolip.evaluation.metrics.calibration import confidence, reliability  # noqa: E402
 from prolip.evaluation.metrics.selective import (  # noqa: E402  # noqa: E402
@@ -35,9 +38,6 @@ from prolip.evaluation.metrics.selective import (  # noqa: E402  # noqa: E402
     risk_coverage,
     spearman,
 )
-from prolip.evaluation.suites.emoji.evaluate import evaluate_corpus  # noqa: E402
-from prolip.evaluation.suites.emoji.result import CorpusResult  # noqa: E402
-from prolip.evaluation.suites.emoji.uncertainty import reliabilities  # noqa: E402
 from study_subjects import Subject, Trained, baselines, fitted, trained  # noqa: E402
 
 NAN = float("nan")

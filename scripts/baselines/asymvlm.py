@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from baselines.base import Baseline, Scorer
 from baselines.heads import Head, minimise
 from baselines.sphere import vmf_log_normaliser
+from prolip.embeddings import Pairs
 from prolip.gaussian import upcast
-from prolip.uncertainty.pairs import Pairs
 
 
 class AsymVLM(Baseline):

@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from prolip.embeddings import Pairs
 from prolip.gaussian import kind_of, upcast, without_autocast
-from prolip.uncertainty.pairs import Pairs
 
 ROWS = 1 << 13  # inputs scored at a time: what a head keeps of them stays below some ten megabytes
 
@@ -47,7 +47,7 @@ class Baseline(nn.Module):
     def fit(cls, pairs: Pairs, seed: int = 0) -> Baseline:
         """Fitted to the pairs, the same for the same seed; torch's own random numbers go on as if it had not been."""
         if not isinstance(pairs, Pairs):
-            raise TypeError(f"pairs are {kind_of(pairs)}, want prolip.uncertainty.pairs.Pairs: Pairs.in_rows(...)")
+            raise TypeError(f"pairs are {kind_of(pairs)}, want prolip.embeddings.Pairs: Pairs.in_rows(...)")
         with torch.enable_grad(), without_autocast(pairs.image.device):
             return cls(cls.fit_sides(pairs, seed))
 

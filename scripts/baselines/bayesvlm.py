@@ -7,8 +7,8 @@ from torch import Tensor
 
 from baselines.base import Baseline, Scorer, text_features
 from baselines.heads import bank_of
+from prolip.embeddings import Pairs
 from prolip.gaussian import upcast
-from prolip.uncertainty.pairs import Pairs
 
 PRIOR = 1e-2  # sqrt(lambda), in mean eigenvalues of each factor
 SAMPLES = 1 << 12  # of which the curvature B is the mean

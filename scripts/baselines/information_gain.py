@@ -5,8 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from baselines.base import Baseline, Scorer
+from prolip.embeddings import Pairs
 from prolip.gaussian import upcast
-from prolip.uncertainty.pairs import Pairs
 
 
 class InformationGain(Baseline):

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from baselines.base import Baseline, Scorer, text_features
 from baselines.heads import Head, bank_of, minimise
+from prolip.embeddings import Pairs
 from prolip.gaussian import upcast
-from prolip.uncertainty.pairs import Pairs
 
 MARGIN = 0.1
 

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from baselines.base import Baseline, Scorer, seeded
 from baselines.heads import Head, minimise
 from baselines.sphere import power_spherical_sample
+from prolip.embeddings import Pairs
 from prolip.gaussian import upcast
-from prolip.uncertainty.pairs import Pairs
 
 SAMPLES = 8
 START, MOST = 0.8, 0.999  # the mean cosine of an input's points with its mean: at first, and at most

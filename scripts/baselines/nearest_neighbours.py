@@ -7,8 +7,8 @@ from torch import Tensor
 
 from baselines.base import Baseline, Scorer
 from baselines.top_score import TILE
+from prolip.embeddings import Pairs
 from prolip.gaussian import upcast
-from prolip.uncertainty.pairs import Pairs
 
 NEIGHBOUR = 5
 

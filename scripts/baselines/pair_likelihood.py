@@ -7,8 +7,8 @@ from torch import Tensor
 
 from baselines.base import Baseline, Scorer, seeded, text_features
 from baselines.heads import Head, minimise
+from prolip.embeddings import Pairs
 from prolip.gaussian import upcast
-from prolip.uncertainty.pairs import Pairs
 
 
 class PairLikelihood(Baseline):

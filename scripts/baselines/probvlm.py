@@ -10,8 +10,8 @@ from torch import Tensor
 
 from baselines.base import Baseline, Scorer
 from baselines.heads import Head, minimise
+from prolip.embeddings import Pairs
 from prolip.gaussian import upcast
-from prolip.uncertainty.pairs import Pairs
 
 LEAST_BETA, MOST_BETA = 0.5, 5.0
 

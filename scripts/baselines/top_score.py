@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from baselines.base import Baseline, Scorer
+from prolip.embeddings import Pairs
 from prolip.gaussian import upcast
-from prolip.uncertainty.pairs import Pairs
 
 TILE = 1 << 23  # cosines held at a time
 

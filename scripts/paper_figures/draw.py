@@ -11,10 +11,12 @@ from matplotlib.figure import Figure
 
 from paper_figures import paper
 from paper_figures.index import FIGURES, VECTORS, file_of
-from prolip.data.emoji import Corpus
-from prolip.evaluation.model import Embedder
-from prolip.evaluation.suites.emoji import evaluate_corpus
-from prolip.evaluation.suites.emoji.result import CorpusResult
+from prolip.corpora.emoji import evaluate_corpus
+from prolip.corpora.emoji.corpus import Corpus
+from prolip.corpora.emoji.report import figures as report
+from prolip.corpora.emoji.report.pca import pca
+from prolip.corpora.emoji.result import CorpusResult
+from prolip.embedder import Embedder
 from prolip.hierarchy import figures as hierarchy
 from prolip.hierarchy.choices import INCLUSIONS, OWN
 from prolip.hierarchy.hierarcaps import read_hierarcaps
@@ -22,8 +24,6 @@ from prolip.hierarchy.levels import traces_by_level
 from prolip.hierarchy.traversal import Pairwise, Traversal, traverse
 from prolip.prompts.figures import plot_weights
 from prolip.prompts.weights import PromptWeights
-from prolip.report import figures as report
-from prolip.report.pca import pca
 from prolip.utils.style import STYLE, write
 
 

@@ -21,10 +21,10 @@ from matplotlib.ticker import MaxNLocator
 from PIL import Image
 from torch import Tensor
 
-from prolip.data.emoji import LEVELS, Corpus
+from prolip.corpora.emoji.corpus import LEVELS, Corpus
+from prolip.corpora.emoji.result import CorpusResult
 from prolip.data.pictures import open_image
-from prolip.evaluation.model import Embedder
-from prolip.evaluation.suites.emoji.result import CorpusResult
+from prolip.embedder import Embedder
 from prolip.gaussian import Gaussian
 from prolip.hierarchy import figures, levels
 from prolip.hierarchy.hierarimgs import read_levels

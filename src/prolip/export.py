@@ -18,10 +18,10 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from prolip.evaluation.loading import load_model
-from prolip.evaluation.model import PointModel, evaluating, own_score
+from prolip.embedder import PointModel, evaluating, own_score
 from prolip.flops import image_sides
 from prolip.gaussian import Gaussian, kind_of
+from prolip.loading import load_model
 from prolip.uncertainty.clip import FittedCLIP
 from prolip.utils.outputs import check_output, replacing_folder
 

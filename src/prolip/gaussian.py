@@ -244,7 +244,7 @@ def _remedy(value: Any) -> str:
     if isinstance(value, Tensor):
         return (
             "give what encode_image and encode_text return, whole; for points without variances"
-            " prolip.evaluation.model.as_points(features)"
+            " prolip.embedder.as_points(features)"
         )
     return "give what encode_image and encode_text return, or Gaussian(mean, log_var)"
 

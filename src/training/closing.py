@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from prolip.data.sources import Captioned, captioned_samples
+from prolip.embeddings import LEAST, check_enough
 from prolip.methods import find_method, score_of
 from prolip.methods.base import PoolNeeds
 from prolip.scores import Side
@@ -28,7 +29,6 @@ from prolip.uncertainty.collect import (
     join,
     pool_encoder,
 )
-from prolip.uncertainty.pairs import LEAST, check_enough
 from prolip.utils.documents import text_lines
 from prolip.utils.flags import FlagError
 from training.health.errors import explain

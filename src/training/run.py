@@ -96,7 +96,7 @@ def run(config: Config) -> Path:
         finally:
             close(state)
     if config.run.report and world.is_first:  # when the other ranks are free to end
-        from prolip.report.page import end_with_report
+        from prolip.corpora.emoji.report.page import end_with_report
 
         state.kept.log.say(end_with_report(folder))
     return folder
@@ -401,7 +401,7 @@ def finish(run: Run, seconds: float) -> None:
 
 def leave_metrics(measured: Measured, kept: Kept) -> None:
     """The last evaluation: a short table for the person, eval.json, and folders with embeddings for the report."""
-    from prolip.evaluation.suites.emoji import format_corpus
+    from prolip.corpora.emoji import format_corpus
 
     for prefix, result in measured.results.items():
         if result.corpus is not None:

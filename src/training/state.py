@@ -28,7 +28,7 @@ from training.optim import EpochAverage, Stage
 from training.parallel.distributed import Agreement, World
 
 if TYPE_CHECKING:  # evaluations bring scipy and more, which runs without any need not load
-    from prolip.evaluation.suites.emoji.result import CorpusResult
+    from prolip.corpora.emoji.result import CorpusResult
     from training.validation import Best, Validation
 
 #: Averaged twins of the model by name, and the flag that asks for each. Its metrics begin with NAME/, its folders and

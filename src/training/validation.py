@@ -14,8 +14,10 @@ from typing import Any, cast
 import torch
 from torch import nn
 
+from prolip.corpora.emoji import evaluate_corpus, gallery
+from prolip.corpora.emoji.corpus import Corpus
+from prolip.corpora.emoji.report.examples import show_features
 from prolip.data.config import DataConfig
-from prolip.data.emoji import Corpus
 from prolip.data.faults import FaultCounter, SampleFault
 from prolip.data.noise import Noise
 from prolip.data.order.streams import Source
@@ -28,18 +30,16 @@ from prolip.data.samples.captions import CaptionSampler, Selector
 from prolip.data.samples.sample import Raw, caption_parts, image_bytes, is_selected
 from prolip.data.samples.split import Split, parse_split
 from prolip.data.sources import Captioned, captioned_samples, source_of
+from prolip.embedder import Embedder, Loaded, embedder_of
 from prolip.evaluation.datasets.base import WHOLE, Dataset, Sample, Share, fingerprint, read_images
 from prolip.evaluation.datasets.specs import has_splits, open_dataset
-from prolip.evaluation.distributed import TaskLost, evaluate_over_ranks
-from prolip.evaluation.features import Features
-from prolip.evaluation.kinds import KINDS
+from prolip.evaluation.embed import Features
 from prolip.evaluation.metrics.ranking import retrieval_names
-from prolip.evaluation.model import Embedder, Loaded, embedder_of
 from prolip.evaluation.pairs import PAIRS, Pairs, numbered, pairs_of, recall_of_pairs
-from prolip.evaluation.suites.emoji import evaluate_corpus, gallery
+from prolip.evaluation.ranks import TaskLost, evaluate_over_ranks
+from prolip.evaluation.tasks import KINDS
 from prolip.gaussian import concatenate
 from prolip.models.weights.checkpoint import save_pretrained
-from prolip.report.examples import show_features
 from prolip.utils.flags import FlagError, did_you_mean, nearest
 from prolip.utils.messages import naming
 from prolip.utils.outputs import replacing_folder

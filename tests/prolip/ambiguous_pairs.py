@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from scipy.stats import spearmanr
 
-from prolip.uncertainty.pairs import Pairs
+from prolip.embeddings import Pairs
 
 FITTED = 300
 

@@ -29,7 +29,7 @@ PRELOADED = [
     "open_clip",
     "prolip.factory",
     "prolip.losses",
-    "prolip.evaluation.loading",
+    "prolip.loading",
     "training.run",
     "training.loop",
 ]

@@ -10,11 +10,11 @@ import torch
 import torch.nn.functional as F
 
 import prolip
+from prolip.embeddings import Pairs
 from prolip.methods import LikelihoodConfig
 from prolip.models.weights.checkpoint import save_pretrained
 from prolip.uncertainty.attach import attach
 from prolip.uncertainty.fit import Fitted, fit_variances
-from prolip.uncertainty.pairs import Pairs
 
 TINY = {
     "embed_dim": 16,

@@ -13,7 +13,7 @@ import yaml
 
 from prolip import export
 from prolip.cli.main import main
-from prolip.evaluation.model import evaluating
+from prolip.embedder import evaluating
 from prolip.export import BATCHES, ImageEncoder, TextEncoder, export_onnx, export_program, largest_differences
 from prolip.factory import create_model
 from prolip.gaussian import Gaussian

@@ -10,7 +10,7 @@ from fitted_models import TINY, fitted_model, fitted_openclip, openclip_model
 
 from prolip import export
 from prolip.cli.main import main
-from prolip.evaluation.model import PointModel, evaluating, own_score
+from prolip.embedder import PointModel, evaluating, own_score
 from prolip.export import ImageEncoder, TextEncoder, export_onnx, export_pt2, largest_differences, load
 from prolip.factory import create_model
 from prolip.gaussian import Gaussian

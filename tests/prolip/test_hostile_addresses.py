@@ -14,7 +14,7 @@ import pytest
 import prolip
 from drawings import FOLDER
 from prolip.classifiers import ZeroShotClassifier
-from prolip.data import emoji
+from prolip.corpora.emoji import corpus as emoji
 from prolip.data.faults import SampleFault, ShardFault
 from prolip.data.reading.entries import read_index
 from prolip.data.reading.named import NamedSource

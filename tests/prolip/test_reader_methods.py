@@ -9,11 +9,11 @@ import torch
 from small_towers import NAMES, inputs, small_config, small_folder, small_towers
 
 import prolip
+from prolip.embeddings import Pool
 from prolip.gaussian import Gaussian
 from prolip.methods import FURTHER, METHODS, find_method, score_of
 from prolip.methods.base import Context
 from prolip.models.config import complete
-from prolip.uncertainty.pairs import Pool
 
 ROWS = 4
 #: Methods whose heads make means of their own.

@@ -16,7 +16,7 @@ from small_towers import NAMES, small_config, small_folder, small_towers
 
 import prolip
 from prolip import export
-from prolip.evaluation.loading import load_embedder
+from prolip.loading import load_embedder
 from prolip.models.weights.checkpoint import CheckpointError, save_pretrained
 from prolip.models.weights.unreadable import READERS
 from prolip.uncertainty.hidden import encode_hidden

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from prolip import measures
-from prolip.evaluation.model import choose_score
+from prolip.embedder import choose_score
 from prolip.gaussian import Gaussian
 from prolip.measures import MEASURES
 from prolip.methods import METHODS, all_methods, find_method, find_score, score_from_dict

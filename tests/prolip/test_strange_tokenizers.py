@@ -14,7 +14,7 @@ import torch
 from open_clip.tokenizer import SimpleTokenizer
 
 import prolip
-from prolip.evaluation.loading import FOREIGN_CODE, openclip_tokenizer
+from prolip.loading import FOREIGN_CODE, openclip_tokenizer
 from prolip.models import tokenizer as module
 from prolip.models.tokenizer import BPETokenizer, cut
 

@@ -21,12 +21,12 @@ import pytest
 import torch
 
 import prolip
-from prolip.evaluation.loading import load_embedder
+from prolip.corpora.emoji.report.runs import read as read_run
+from prolip.loading import load_embedder
 from prolip.models.registry import find_weights, get_model_config
 from prolip.models.tokenizer import get_tokenizer
 from prolip.models.weights.checkpoint import CheckpointError, load_checkpoint, read_state_dict, save_pretrained
 from prolip.models.weights.unreadable import is_run
-from prolip.report.runs import read as read_run
 from prolip.utils.flags import FlagError
 from prolip.utils.messages import appearance, naming
 from training.checkpoint.files import check_checkpoint

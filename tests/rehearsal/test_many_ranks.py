@@ -15,6 +15,7 @@ import torch.distributed as dist
 from collectives import Ledger, one_rank
 
 import prolip
+from prolip.embeddings import Pool
 from prolip.gaussian import Gaussian
 from prolip.losses import contrastive, tiled_loss_over_ranks, transpose_over_ranks
 from prolip.losses.exchanges import row_width
@@ -22,7 +23,6 @@ from prolip.methods import METHODS
 from prolip.methods.base import Context
 from prolip.methods.pcme import UNIFORM_POINTS
 from prolip.scores import CSDScore
-from prolip.uncertainty.pairs import Pool
 from training.config import build_config
 from training.loop import training_step
 from training.model import distribute

@@ -10,12 +10,12 @@ import torch
 from no_gpu import CUDA, DeviceFault, KernelStandIn, Watch, watched, without_gpu
 
 import prolip
-from prolip.evaluation.model import encoder
+from prolip.embedder import encoder
+from prolip.embeddings import Pool
 from prolip.gaussian import Gaussian
 from prolip.methods import METHODS, source_free
 from prolip.methods.base import Batch, Terms
 from prolip.scores import CSDScore
-from prolip.uncertainty.pairs import Pool
 from training.config import build_config
 from training.health.terms import TermMeter
 from training.loop import on_device, training_step

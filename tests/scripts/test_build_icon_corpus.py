@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from prolip.data import emoji
+from prolip.corpora.emoji import corpus as emoji
 from prolip.data.reading.shards import expand_source
 from training.main import parse
 

@@ -10,7 +10,7 @@ import torch
 from commands import evaluate_corpus
 
 import prolip
-from prolip.evaluation.suites import emoji
+from prolip.corpora import emoji
 from prolip.gaussian import Gaussian
 from prolip.models.weights.checkpoint import save_pretrained
 from prolip.search.index import SearchIndex

@@ -43,7 +43,7 @@ def typed(tmp_path, monkeypatch):
         given.clear()
         monkeypatch.setattr("training.main.main", lambda flags: given.append(flags) or code)
         drawn = lambda folder: given.append([str(folder)]) or folder / "report.html"  # noqa: E731
-        monkeypatch.setattr("prolip.report.page.make_report", drawn)
+        monkeypatch.setattr("prolip.corpora.emoji.report.page.make_report", drawn)
         monkeypatch.setattr(STOP, "install", lambda: None)
         monkeypatch.chdir(ROOT)
         assert main(["demo", "--output", str(tmp_path), *words]) == code

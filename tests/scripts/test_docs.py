@@ -16,11 +16,11 @@ from safetensors.torch import save_file
 import prolip
 from prolip.cli.main import main
 from prolip.data.index import build_index
-from prolip.evaluation.loading import load_embedder
+from prolip.embeddings import Pairs
+from prolip.loading import load_embedder
 from prolip.methods import METHODS, LikelihoodConfig
 from prolip.models.weights.checkpoint import save_pretrained
 from prolip.uncertainty.attach import attach
-from prolip.uncertainty.pairs import Pairs
 from training.main import build_parser, parse
 
 ROOT = Path(__file__).parents[2]

@@ -9,7 +9,7 @@ from report.report_stand_in import make_result
 
 from paper_figures import paper
 from paper_figures.paper import Pictures, without_cells
-from prolip.evaluation.model import Embedded
+from prolip.embedder import Embedded
 from prolip.gaussian import Gaussian
 from prolip.hierarchy import figures as hierarchy
 from prolip.hierarchy.levels import traces_by_level

@@ -9,7 +9,7 @@ import torch
 from commands import evaluate
 
 import prolip
-from prolip.data import emoji
+from prolip.corpora.emoji import corpus as emoji
 from prolip.models.weights.checkpoint import save_pretrained
 
 ROOT = Path(__file__).resolve().parents[2]

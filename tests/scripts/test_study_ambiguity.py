@@ -9,7 +9,7 @@ import torch
 
 import prolip
 from paper_figures.paper import erase
-from prolip.data.emoji import Concept, Corpus
+from prolip.corpora.emoji.corpus import Concept, Corpus
 from prolip.models.weights.checkpoint import save_pretrained
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import study_new_data as study
-from prolip.uncertainty.pairs import Pairs
+from prolip.embeddings import Pairs
 
 
 def arrays(seed: int = 0) -> study.Arrays:

@@ -10,7 +10,7 @@ import pytest
 from sweeping import train_here
 
 from drawings import SHARDS, UNSEEN
-from prolip.evaluation.suites.emoji.result import load
+from prolip.corpora.emoji.result import load
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))

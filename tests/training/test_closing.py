@@ -18,8 +18,8 @@ from training_runs import start as begin
 import prolip
 import training.closing
 from drawings import SHARDS, UNSEEN, VALIDATION
-from prolip.data import emoji
-from prolip.evaluation.loading import load_embedder
+from prolip.corpora.emoji import corpus as emoji
+from prolip.loading import load_embedder
 from prolip.uncertainty.collect import embed_images, embed_texts
 from training.checkpoint.files import load_checkpoint
 from training.health.preemption import EXIT_STOPPED, STOP

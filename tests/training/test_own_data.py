@@ -15,7 +15,7 @@ from training_runs import TINY, metrics
 
 from drawings import FOLDER
 from prolip.cli.main import main as prolip
-from prolip.data import emoji
+from prolip.corpora.emoji import corpus as emoji
 from prolip.data.reading.named import parse_source
 from prolip.data.reading.rows import read_rows
 from prolip.data.samples.split import Split, held_out

@@ -11,13 +11,13 @@ import pytest
 import torch
 from training_runs import ROOT, TINY, metrics, start
 
-import prolip.report.page
-from prolip.data import emoji
-from prolip.evaluation.datasets.emoji import write_emoji
-from prolip.evaluation.loading import load_embedder
+import prolip.corpora.emoji.report.page
+from prolip.corpora.emoji import corpus as emoji
+from prolip.corpora.emoji.export import write_emoji
+from prolip.corpora.emoji.report.runs import read
 from prolip.evaluation.pairs import Pairs, numbered, recall_of_pairs
 from prolip.gaussian import Gaussian
-from prolip.report.runs import read
+from prolip.loading import load_embedder
 from prolip.scores import MeanScore
 from training.main import parse
 from training.parallel.distributed import World
@@ -119,8 +119,8 @@ def linger(folder):
 
 @pytest.mark.parametrize(("drawn", "why"), [(fail, "no room"), (linger, "it took longer than 1 s")])
 def test_a_page_that_fails_or_takes_too_long_does_not_fail_the_run(drawn, why, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(prolip.report.page, "make_report", drawn)
-    monkeypatch.setattr(prolip.report.page, "LIMIT", 1)
+    monkeypatch.setattr(prolip.corpora.emoji.report.page, "make_report", drawn)
+    monkeypatch.setattr(prolip.corpora.emoji.report.page, "LIMIT", 1)
     began = time.monotonic()
     folder = start(tmp_path, "run", "--report", "--max-steps", "3")
     assert time.monotonic() - began < 25

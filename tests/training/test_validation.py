@@ -11,12 +11,12 @@ import pytest
 from training_runs import ROOT, TINY, metrics, start
 
 import prolip
-from prolip.data import emoji
-from prolip.evaluation.datasets.emoji import write_emoji
+from prolip.corpora.emoji import corpus as emoji
+from prolip.corpora.emoji.export import write_emoji
 from prolip.evaluation.datasets.specs import open_dataset
-from prolip.evaluation.kinds import KINDS
-from prolip.evaluation.loading import load_embedder
 from prolip.evaluation.task import evaluate_dataset
+from prolip.evaluation.tasks import KINDS
+from prolip.loading import load_embedder
 from prolip.utils.flags import FlagError
 from training.main import main, parse
 from training.parallel.distributed import World

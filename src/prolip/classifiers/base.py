@@ -18,11 +18,11 @@ from sklearn.utils.validation import check_is_fitted, column_or_1d
 from prolip.classifiers.inputs import Shown, as_shown, to_array
 from prolip.classifiers.inputs import embed as embed_pictures
 from prolip.classifiers.sharpness import Sharpness
-from prolip.data.emoji import TEMPLATES
-from prolip.evaluation.loading import load_embedder
-from prolip.evaluation.model import Embedder, ModelCard
+from prolip.corpora.emoji.corpus import TEMPLATES
+from prolip.embedder import Embedder, ModelCard
 from prolip.evaluation.zero_shot import fill_all, mix_groups
 from prolip.gaussian import Gaussian, check_embeddings, kind_of
+from prolip.loading import load_embedder
 from prolip.measures.chance import OwnFirst, warn_once
 from prolip.models.config import near_matches
 from prolip.scores import Score

@@ -12,7 +12,7 @@ from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_dat
 from prolip.classifiers.base import ImageClassifier, Names, class_logits, named_classes, text_classes, unknown_label
 from prolip.classifiers.inputs import Shown
 from prolip.classifiers.sharpness import Sharpness, fit_sharpness
-from prolip.evaluation.model import Embedder
+from prolip.embedder import Embedder
 
 #: Parts that images with labels are held out in, in turns, for what counts how much.
 FOLDS = 5

@@ -13,7 +13,7 @@ from sklearn.utils.validation import check_array
 from torch import Tensor
 
 from prolip.data.pictures import open_image
-from prolip.evaluation.model import Embedder
+from prolip.embedder import Embedder
 from prolip.gaussian import Gaussian, check_embeddings
 
 #: Ends of a tower that a novelty is of, in the order of their columns.

@@ -10,7 +10,7 @@ from sklearn.utils.validation import column_or_1d
 from prolip.classifiers.base import ImageClassifier, Names, class_logits, named_classes, text_classes, unknown_label
 from prolip.classifiers.inputs import Shown
 from prolip.classifiers.sharpness import Sharpness, fit_sharpness
-from prolip.evaluation.model import Embedder
+from prolip.embedder import Embedder
 
 
 class ZeroShotClassifier(ImageClassifier):

@@ -17,7 +17,7 @@ from prolip.utils.flags import Parser, argument_settings, flag_of
 from prolip.utils.outputs import check_output
 
 if TYPE_CHECKING:
-    from prolip.evaluation.model import Embedder
+    from prolip.embedder import Embedder
 
 #: Old spellings that most commands had -> what to type.
 RENAMED = {
@@ -183,7 +183,7 @@ def shared(
 
 def load(args: argparse.Namespace, model: str | None = None, **settings: Any) -> Embedder:
     """The model that the flags of `Model` and `Compute` name; model: one of several. settings: of `load_embedder`."""
-    from prolip.evaluation.loading import load_embedder
+    from prolip.loading import load_embedder
 
     return load_embedder(model or args.model, args.pretrained, args.device, args.precision, args.tokenizer, **settings)
 
@@ -197,7 +197,7 @@ def check(args: argparse.Namespace, folder: bool = False) -> None:
         if path := getattr(args, name, None):
             check_output(path, is_folder)
     if hasattr(args, "device"):
-        from prolip.evaluation.model import check_device
+        from prolip.embedder import check_device
 
         check_device(args.device)
 

@@ -173,8 +173,8 @@ def shards(args: argparse.Namespace) -> None:
 )
 def emoji(args: argparse.Namespace) -> None:
     """Write drawings of the bundled corpus as a test set."""
-    from prolip.data.emoji import read
-    from prolip.evaluation.datasets.emoji import write_emoji, write_emoji_classes
+    from prolip.corpora.emoji.corpus import read
+    from prolip.corpora.emoji.export import write_emoji, write_emoji_classes
     from prolip.utils.messages import naming
 
     with naming("--data"):

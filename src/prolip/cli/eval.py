@@ -17,9 +17,9 @@ from prolip.utils.outputs import check_output
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from prolip.data.emoji import Corpus
+    from prolip.corpora.emoji.corpus import Corpus
     from prolip.evaluation.datasets.base import Dataset, Kind
-    from prolip.evaluation.features import Features
+    from prolip.evaluation.embed import Features
 
 EXAMPLE = "prolip eval {} --model local-dir:runs/demo/model {}"
 #: Old flags of several of these commands.
@@ -142,9 +142,9 @@ def open_named(flag: str, spec: str, split: str | None, skip_damaged: bool, task
 
 def features_of(args: argparse.Namespace) -> Iterator[Features]:
     """The features of all data sets: opened first, so that a missing one is known before the first is embedded."""
+    from prolip.evaluation.cache import FeatureStore
+    from prolip.evaluation.embed import load_features
     from prolip.evaluation.evaluate import embed_datasets
-    from prolip.evaluation.feature_store import FeatureStore
-    from prolip.evaluation.features import load_features
     from prolip.evaluation.zero_shot import read_prompts
     from prolip.prompts.fitting import check_pool
 
@@ -229,7 +229,7 @@ def run_tasks(args: argparse.Namespace) -> None:
 
 def said_of_prompts(args: argparse.Namespace) -> str:
     """Which prompts classes are made of, for readers."""
-    from prolip.evaluation.kinds.best_prompts import described
+    from prolip.evaluation.tasks.best_prompts import described
     from prolip.evaluation.zero_shot import read_prompts
 
     if not args.prompts_fit:
@@ -256,7 +256,7 @@ DRAWINGS = (
 
 def corpus_of(args: argparse.Namespace) -> Corpus:
     """The drawings and their names."""
-    from prolip.evaluation.suites.emoji import gallery
+    from prolip.corpora.emoji import gallery
 
     return gallery(args.data, args.select, args.names, args.all_names)
 
@@ -277,7 +277,7 @@ def run_emoji(args: argparse.Namespace) -> None:
 
     Mistakes show in the order in which they are cheapest.
     """
-    from prolip.evaluation.suites import emoji
+    from prolip.corpora import emoji
     from prolip.methods import find_score
 
     if args.similarity:
@@ -361,7 +361,7 @@ say = partial(print, flush=True)
 def run_datacomp(args: argparse.Namespace) -> int:
     """Evaluate a model on the 38 tasks of DataComp and its two face sets. 1 where tasks failed."""
     from prolip.data.reading.tables.csv import show_counts
-    from prolip.evaluation.feature_store import FeatureStore
+    from prolip.evaluation.cache import FeatureStore
     from prolip.evaluation.suites.datacomp import run as suite
     from prolip.evaluation.suites.datacomp.published import PUBLISHED, find_published, published_report
     from prolip.evaluation.suites.datacomp.tasks import BY_KEY

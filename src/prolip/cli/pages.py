@@ -17,7 +17,7 @@ from prolip.cli.command import Compute, Output, command, flag, shared
 )
 def write_report(args: argparse.Namespace) -> None:
     """Write one self-contained page about a run."""
-    from prolip.report.page import make_report
+    from prolip.corpora.emoji.report.page import make_report
 
     page = make_report(args.run, args.eval, args.output, args.seed, args.title)
     print(f"{page} ({page.stat().st_size / 1e6:.1f} MB)")

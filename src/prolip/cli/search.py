@@ -11,7 +11,7 @@ from prolip.cli.command import Compute, Data, Model, Output, command, either, fl
 from prolip.utils import console
 
 if TYPE_CHECKING:
-    from prolip.evaluation.model import Embedder
+    from prolip.embedder import Embedder
     from prolip.search.index import SearchIndex
 
 RETIRED = {

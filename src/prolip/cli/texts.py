@@ -15,7 +15,7 @@ from prolip.hierarchy.choices import INCLUSIONS, LEAST, OWN, ROOTS, STEPS
 from prolip.utils.outputs import replacing
 
 if TYPE_CHECKING:
-    from prolip.evaluation.model import Embedder
+    from prolip.embedder import Embedder
     from prolip.hierarchy.traversal import Pairwise
 
 MODEL = "--model local-dir:runs/demo/model"
@@ -47,8 +47,8 @@ that weights were fitted to may not be scored by them."""
 def run_fit(args: argparse.Namespace) -> None:
     """Fit weights of prompts to images."""
     from prolip.data.reading.tables.csv import show_counts
-    from prolip.evaluation.feature_store import FeatureStore
-    from prolip.evaluation.kinds.base import class_prompts
+    from prolip.evaluation.cache import FeatureStore
+    from prolip.evaluation.tasks.base import class_prompts
     from prolip.evaluation.zero_shot import PromptRule
     from prolip.prompts.fitting import fit_prompts
     from prolip.utils.documents import CONFIG_BYTES, entries, text_of
@@ -207,8 +207,8 @@ def run_entailment(args: argparse.Namespace) -> None:
 def run_traverse(args: argparse.Namespace) -> None:
     """List the captions met on the way from an image to its root."""
     check(args)
-    from prolip.data.emoji import Corpus
-    from prolip.evaluation.suites.emoji.evaluate import embed_drawings
+    from prolip.corpora.emoji.corpus import Corpus
+    from prolip.corpora.emoji.evaluate import embed_drawings
     from prolip.hierarchy.traversal import format_paths, traverse
 
     corpus = corpus_of(args)

@@ -15,8 +15,8 @@ from prolip.utils.messages import respelling
 from prolip.utils.outputs import check_output
 
 if TYPE_CHECKING:
+    from prolip.embeddings import Pairs
     from prolip.uncertainty.fit import Fitted
-    from prolip.uncertainty.pairs import Pairs
 
 #: Settings of `DataConfig` besides the data and its split that say how to read pairs.
 READING = (
@@ -95,7 +95,7 @@ def read_pairs(args: argparse.Namespace) -> Pairs:
     """The pairs of --pairs."""
     from safetensors.torch import load_file
 
-    from prolip.uncertainty.pairs import Pairs, check_enough
+    from prolip.embeddings import Pairs, check_enough
 
     pairs = Pairs.from_tensors(load_file(args.pairs))
     check_enough(len(pairs))
@@ -111,7 +111,7 @@ def read_pairs(args: argparse.Namespace) -> Pairs:
 def embed(args: argparse.Namespace) -> Pairs:
     """The pairs of --data; the model that embedded them is gone afterwards."""
     from prolip.data.faults import FaultCounter
-    from prolip.evaluation.loading import load_model
+    from prolip.loading import load_model
     from prolip.uncertainty.attach import means_fingerprint
     from prolip.uncertainty.collect import embed_pairs
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from prolip.curate.tables import BITS, SIGNATURE
-from prolip.evaluation.model import Embedder, lengths_of
+from prolip.embedder import Embedder, lengths_of
 from prolip.gaussian import Gaussian
 from prolip.measures import inclusion_test
 from prolip.scores import Score, Side

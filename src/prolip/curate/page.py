@@ -13,6 +13,7 @@ import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from PIL import Image
 
+from prolip.corpora.emoji.report.examples import data_uri, picture
 from prolip.curate.columns import MEANINGS
 from prolip.curate.expressions import Expression
 from prolip.curate.select import KEPT, SELECTION, selection_of
@@ -23,7 +24,6 @@ from prolip.data.reading.tar import ShardReader
 from prolip.data.samples.captions import stable_hash
 from prolip.data.samples.decoding import decode_image
 from prolip.data.samples.sample import Raw, image_bytes
-from prolip.report.examples import data_uri, picture
 from prolip.utils import style
 from prolip.utils.console import plain
 from prolip.utils.outputs import replacing

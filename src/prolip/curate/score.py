@@ -28,7 +28,7 @@ from prolip.data.reading.tar import ShardReader, printable
 from prolip.data.samples.captions import CaptionSampler
 from prolip.data.samples.decoding import decode_image
 from prolip.data.samples.sample import Raw, caption_parts, image_bytes, json_record
-from prolip.evaluation.model import Embedder
+from prolip.embedder import Embedder
 from prolip.utils.outputs import replacing
 from prolip.utils.secrecy import scrub
 from prolip.utils.threads import in_threads

@@ -8,8 +8,8 @@ from prolip.utils.late import late
 
 if TYPE_CHECKING:
     from prolip.evaluation.datasets.specs import open_dataset
-    from prolip.evaluation.loading import load_embedder
     from prolip.evaluation.task import compute_features, evaluate_dataset, study_features
+    from prolip.loading import load_embedder
 
 __all__ = ["compute_features", "evaluate_dataset", "load_embedder", "open_dataset", "study_features"]
 

@@ -11,14 +11,14 @@ from typing import Any
 
 from torch import Tensor
 
+from prolip.embedder import Embedder
+from prolip.evaluation.cache import slug
 from prolip.evaluation.datasets import coco
 from prolip.evaluation.datasets.base import Dataset
-from prolip.evaluation.feature_store import slug
-from prolip.evaluation.features import EVERY, Features
-from prolip.evaluation.kinds.base import pair_scores
-from prolip.evaluation.model import Embedder
+from prolip.evaluation.embed import EVERY, Features
 from prolip.evaluation.table import compare_results, harmonic_means
 from prolip.evaluation.task import TaskResult, check_prompts, compute_features, evaluate_dataset, study_features
+from prolip.evaluation.tasks.base import pair_scores
 from prolip.evaluation.zero_shot import PromptRule, Prompts
 from prolip.prompts.fitting import fit_prompts
 from prolip.utils.outputs import replacing

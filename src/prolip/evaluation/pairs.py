@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from prolip.evaluation.features import Features
+from prolip.evaluation.embed import Features
 from prolip.gaussian import Gaussian
 from prolip.scores import Score
 

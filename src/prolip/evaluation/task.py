@@ -13,9 +13,10 @@ import time
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from prolip.embedder import Embedder, ModelCard
+from prolip.evaluation.cache import FeatureStore
 from prolip.evaluation.datasets.base import Dataset
-from prolip.evaluation.feature_store import FeatureStore
-from prolip.evaluation.features import (
+from prolip.evaluation.embed import (
     EVERY,
     Features,
     image_features,
@@ -24,11 +25,10 @@ from prolip.evaluation.features import (
     task_key,
     text_key,
 )
-from prolip.evaluation.kinds import KINDS
 from prolip.evaluation.metrics import bootstrap
 from prolip.evaluation.metrics.bootstrap import Statistic
 from prolip.evaluation.metrics.study import Study
-from prolip.evaluation.model import Embedder, ModelCard
+from prolip.evaluation.tasks import KINDS
 from prolip.evaluation.zero_shot import ALL, BY_IMAGES, PromptRule, Prompts
 from prolip.gaussian import Gaussian, mixture
 from prolip.scores import Similarity

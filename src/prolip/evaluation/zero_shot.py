@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from prolip.data.emoji import TEMPLATES
-from prolip.evaluation.model import embed_texts, encoder
+from prolip.corpora.emoji.corpus import TEMPLATES
+from prolip.embedder import embed_texts, encoder
 from prolip.gaussian import Gaussian, concatenate, mixture
 from prolip.prompts.bprw import Reweighing, rule_of
 from prolip.prompts.weights import PromptWeights

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from prolip.data.faults import SampleFault
-from prolip.evaluation.model import Embedder
+from prolip.embedder import Embedder
 from prolip.explorer.asking import MOST, Asker
 from prolip.explorer.crowd import turn
 from prolip.explorer.gallery import MAPPED, Captions, Once, number

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from prolip.data.faults import SampleFault
 from prolip.data.samples.decoding import decode_image
-from prolip.evaluation.model import Embedded, Embedder
+from prolip.embedder import Embedded, Embedder
 from prolip.explorer.gallery import Captions, cut, number
 from prolip.explorer.pictures import PIXELS, Gone, decoded
 from prolip.gaussian import Gaussian, mixture

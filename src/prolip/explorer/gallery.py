@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from prolip.evaluation.model import Embedder
+from prolip.embedder import Embedder
 from prolip.explorer.pictures import Pictures, has_picture
 from prolip.gaussian import Gaussian, concatenate
 from prolip.hierarchy.choices import ROOTS

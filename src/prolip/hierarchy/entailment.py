@@ -19,11 +19,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.sparse import csr_matrix
 
-from prolip.data.emoji import LEVELS, CaptionTable, Corpus
+from prolip.corpora.emoji.corpus import LEVELS, CaptionTable, Corpus
+from prolip.corpora.emoji.evaluate import embed_drawings
+from prolip.embedder import Embedder
 from prolip.evaluation.metrics import bootstrap
 from prolip.evaluation.metrics.bootstrap import Interval, Statistic
-from prolip.evaluation.model import Embedder
-from prolip.evaluation.suites.emoji.evaluate import embed_drawings
 from prolip.hierarchy.scores import SCORES, Items, Scored, items_of, scores_of
 
 #: Numbers that a block of draws may hold for all pairs.

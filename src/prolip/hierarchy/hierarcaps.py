@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from scipy.stats import kendalltau
 
-from prolip.evaluation.model import Embedder
+from prolip.embedder import Embedder
 from prolip.gaussian import Gaussian
 from prolip.hierarchy.choices import INCLUSIONS, ROOTS, STEPS
 from prolip.hierarchy.levels import embed_files

@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from prolip.evaluation.features import embed_encoded
+from prolip.embedder import Embedder
+from prolip.evaluation.embed import embed_encoded
 from prolip.evaluation.metrics.selective import spearman
-from prolip.evaluation.model import Embedder
 from prolip.gaussian import Gaussian, concatenate
 from prolip.measures import inclusion_test
 

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from prolip import measures
-from prolip.evaluation.model import ModelCard
+from prolip.embedder import ModelCard
 from prolip.gaussian import Gaussian, without_autocast
 from prolip.scores import Score
 

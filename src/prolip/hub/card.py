@@ -19,8 +19,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from prolip.data.reading.named import without_word
 from prolip.data.reading.shards import expand_source
-from prolip.evaluation.loading import config_file, is_prolip, load_embedder
-from prolip.evaluation.model import Embedder
+from prolip.embedder import Embedder
+from prolip.loading import config_file, is_prolip, load_embedder
 from prolip.models.weights.checkpoint import read_config
 from prolip.models.weights.unreadable import check_config, is_run
 from prolip.uncertainty.units import Units, in_words

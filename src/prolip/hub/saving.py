@@ -12,8 +12,8 @@ from typing import Any
 
 from huggingface_hub.utils import validate_repo_id
 
-from prolip.evaluation.loading import is_prolip
 from prolip.hub.card import CARD, Said, Source, find_source, make_card
+from prolip.loading import is_prolip
 from prolip.models.prolip import ProLIP
 from prolip.models.weights.checkpoint import save_pretrained
 from prolip.uncertainty.attach import FILES, check_folder

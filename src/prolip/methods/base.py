@@ -12,12 +12,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from prolip.embeddings import Pairs, Pool
 from prolip.flops import EncoderPass
 from prolip.gaussian import Gaussian, check_gaussian, upcast, without_autocast
 from prolip.losses import Matches
 from prolip.random import Draws
 from prolip.scores import Score
-from prolip.uncertainty.pairs import Pairs, Pool
 
 #: Bound on a = exp(logit_scale), as OpenCLIP's.
 MAX_LOGIT_SCALE = 100.0

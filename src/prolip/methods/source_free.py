@@ -15,6 +15,7 @@ from torch import Tensor
 
 from prolip.data.augment.affine import to_device
 from prolip.data.samples.captions import stable_hash
+from prolip.embeddings import Pool
 from prolip.gaussian import Gaussian, upcast, without_autocast
 from prolip.losses import Matches, dot_products, tiled_loss_over_ranks, transpose_over_ranks, triplet_loss
 from prolip.methods.base import Batch, Context, MeansObjective, Needs, PoolNeeds, Reps, Terms
@@ -23,7 +24,6 @@ from prolip.random import Stream
 from prolip.ranks import blocks, everywhere, shares
 from prolip.scores import Score, Side, largest
 from prolip.uncertainty.novelty import refusal
-from prolip.uncertainty.pairs import Pool
 from prolip.utils.fields import option
 from prolip.utils.flags import check_range
 

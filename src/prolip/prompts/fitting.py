@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from prolip.embedder import Embedder
+from prolip.evaluation.cache import FeatureStore
 from prolip.evaluation.datasets.base import Dataset
-from prolip.evaluation.feature_store import FeatureStore
-from prolip.evaluation.features import image_features
-from prolip.evaluation.kinds.base import class_prompts
-from prolip.evaluation.model import Embedder
+from prolip.evaluation.embed import image_features
 from prolip.evaluation.task import check_prompts
+from prolip.evaluation.tasks.base import class_prompts
 from prolip.evaluation.zero_shot import BPRW, PromptRule
 from prolip.gaussian import Gaussian
 from prolip.prompts.bprw import Reweighing, reweigh

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from prolip.data.pictures import open_image
 from prolip.data.reading.tar import printable
-from prolip.evaluation.model import Embedded, Embedder, groups, joined
+from prolip.embedder import Embedded, Embedder, groups, joined
 from prolip.gaussian import Gaussian, mixture
 from prolip.scores import Score, Side
 from prolip.search.exact import Found, other_side

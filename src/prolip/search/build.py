@@ -12,9 +12,9 @@ import torch
 from tqdm import tqdm
 
 from prolip.data.faults import FaultCounter
-from prolip.evaluation.loading import load_embedder
-from prolip.evaluation.model import Embedder, ModelCard
+from prolip.embedder import Embedder, ModelCard
 from prolip.gaussian import Gaussian
+from prolip.loading import load_embedder
 from prolip.measures.chance import OwnFirst, evenly
 from prolip.scores import Similarity
 from prolip.search import sources

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from prolip.evaluation.model import ModelCard
+from prolip.embedder import ModelCard
 from prolip.gaussian import Gaussian, check_embeddings, concatenate
 from prolip.losses import Factors
 from prolip.measures import MEASURES, pairwise_inclusion_test, pairwise_log_inclusion

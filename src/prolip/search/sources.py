@@ -37,9 +37,9 @@ from prolip.data.reading.shards import expand_shards
 from prolip.data.reading.tar import printable, read_shard
 from prolip.data.samples.decoding import decode_image
 from prolip.data.samples.sample import image_bytes
-from prolip.evaluation.feature_store import FeatureStore
-from prolip.evaluation.features import Features, load_features
-from prolip.evaluation.model import Embedder, groups
+from prolip.embedder import Embedder, groups
+from prolip.evaluation.cache import FeatureStore
+from prolip.evaluation.embed import Features, load_features
 from prolip.gaussian import Gaussian
 from prolip.scores import Side
 from prolip.search.index import Part, SearchIndex

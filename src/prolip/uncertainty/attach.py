@@ -20,8 +20,9 @@ from PIL import Image
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from prolip.evaluation.loading import config_file, is_prolip, load_model, load_openclip, model_fingerprint
-from prolip.evaluation.model import Loaded, PointModel
+from prolip.embedder import Loaded, PointModel
+from prolip.embeddings import Pairs
+from prolip.loading import config_file, is_prolip, load_model, load_openclip, model_fingerprint
 from prolip.methods import LikelihoodConfig, find_method
 from prolip.methods.base import Context
 from prolip.models.config import is_reader, is_released
@@ -35,7 +36,6 @@ from prolip.uncertainty.clip import FILE, FittedCLIP
 from prolip.uncertainty.fit import Fitted, fit_variances
 from prolip.uncertainty.hidden import encode_hidden, innermost
 from prolip.uncertainty.novelty import fitted_novelty
-from prolip.uncertainty.pairs import Pairs
 from prolip.utils.outputs import check_output, replacing_folder
 
 #: What a model of ours becomes.
@@ -53,7 +53,7 @@ def attach(  # noqa: PLR0913 (a model is three of them)
     folder: str | os.PathLike,
     seed: int = 0,
 ) -> Fitted:
-    """Fit variances to `pairs`, embeddings of the model `model` (`evaluation.loading.load_embedder`), and write the
+    """Fit variances to `pairs`, embeddings of the model `model` (`prolip.loading.load_embedder`), and write the
     model with them into `folder`, in its own format: ours as one of the method likelihood, OpenCLIP's as OpenCLIP's.
 
     The folder is replaced in one step; what is no model's in it stays. One of OpenCLIP's is loaded again before that.

@@ -19,15 +19,15 @@ from prolip.data.augment.shifts import changed
 from prolip.data.config import DataConfig
 from prolip.data.faults import FaultCounter
 from prolip.data.sources import Captioned, captioned_samples
+from prolip.embeddings import LEAST, Pairs, Pool, check_enough
 from prolip.gaussian import Gaussian
 from prolip.ranks import numbered, shares
 from prolip.scores import Side
 from prolip.uncertainty.hidden import Hidden, encode_hidden
 from prolip.uncertainty.novelty import SAMPLE, fitted_novelty
-from prolip.uncertainty.pairs import LEAST, Pairs, Pool, check_enough
 
 if TYPE_CHECKING:
-    from prolip.evaluation.model import Embedder
+    from prolip.embedder import Embedder
 
 #: Tensors by name on the CPU, a row for each input: mean (B, D); first (B, 2 W), as `Hidden` has it, or log_var (B, D)
 #: and nats of novelty (B,); changed (B, E, D), means of E strong changes.

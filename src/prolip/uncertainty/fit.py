@@ -17,12 +17,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from prolip.embeddings import Pairs, check_enough, missing_labels
 from prolip.gaussian import without_autocast
 from prolip.scores import LEAST_SCALE, Side, TrueMatchScore
 from prolip.uncertainty.doubt import Doubt, fit_doubt, pick_cases
 from prolip.uncertainty.heads import ROWS, AmbiguityHead, Parts, VarianceHead, in_blocks, token_features
 from prolip.uncertainty.novelty import FEWEST, AllAlike, Novelty, Widths, fit_novelty
-from prolip.uncertainty.pairs import Pairs, check_enough, missing_labels
 from prolip.uncertainty.readings import GENERAL, SHARES, Reader, Readings, reader_of
 
 #: Rows of the other side that a code length is taken over: all of them up to MOST, else a sample.

@@ -21,9 +21,9 @@ import prolip
 from prolip.classifiers import FewShotClassifier, ZeroShotClassifier
 from prolip.classifiers.base import class_logits
 from prolip.classifiers.inputs import Shown, from_array, to_array
-from prolip.evaluation.loading import load_embedder
-from prolip.evaluation.model import Embedder
+from prolip.embedder import Embedder
 from prolip.gaussian import Gaussian
+from prolip.loading import load_embedder
 from prolip.measures.chance import OwnFirst, warn_once
 from prolip.models.weights.checkpoint import save_pretrained
 from prolip.scores import CSDScore

@@ -23,7 +23,7 @@ from prolip.curate.columns import MEANINGS
 from prolip.curate.figures import Figures, normalised, side_figures
 from prolip.curate.write import write_shard
 from prolip.data.reading.tar import read_shard
-from prolip.evaluation.loading import load_embedder
+from prolip.loading import load_embedder
 from prolip.measures import inclusion_test
 from prolip.models.weights.checkpoint import save_pretrained
 from prolip.scores import TrueMatchScore

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from prolip.data import emoji
+from prolip.corpora.emoji import corpus as emoji
 
 BUNDLED = Path(__file__).parents[3] / "data" / "emoji"
 CAT = {"hexcode": "1", "name": "cat", "keywords": ["animal", "pet"], "subgroup": "mammal", "group": "nature"}

@@ -28,16 +28,16 @@ from torchvision.datasets import ImageFolder
 from torchvision.transforms import PILToTensor
 
 import prolip
-from prolip.data import emoji
+from prolip.corpora.emoji import corpus as emoji
+from prolip.corpora.emoji.report import uncertainty
 from prolip.data.augment.crops import RandomCrop, crop
 from prolip.data.loader import DataConfig, build_loader
 from prolip.data.samples.decoding import decode_pixels
+from prolip.embedder import encoder
 from prolip.evaluation.clip_benchmark.repairs import Opaque, repaired
 from prolip.evaluation.datasets.base import DamagedData
 from prolip.evaluation.datasets.folders import open_folder
 from prolip.evaluation.datasets.wds import open_wds
-from prolip.evaluation.model import encoder
-from prolip.report import uncertainty
 
 SOURCE = Path(__file__).parents[3] / "src"
 

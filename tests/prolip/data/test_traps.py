@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 from tiny_tars import members, png, write_tar
 
-from prolip.data import emoji
+from prolip.corpora.emoji import corpus as emoji
 from prolip.data.faults import FaultCounter, SampleFault, ShardFault
 from prolip.data.reading import shards, tar
 from prolip.data.reading.entries import from_json

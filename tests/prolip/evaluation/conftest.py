@@ -5,8 +5,8 @@ from __future__ import annotations
 import miniatures as mini
 import pytest
 
-from prolip.evaluation.loading import load_embedder
 from prolip.evaluation.metrics import blockwise
+from prolip.loading import load_embedder
 
 
 @pytest.fixture

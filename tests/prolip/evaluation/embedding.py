@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor, nn
 
-from prolip.evaluation import model as evaluated
-from prolip.evaluation.model import Embedder, Loaded, embedder_of, encoder
+from prolip import embedder as evaluated
+from prolip.embedder import Embedder, Loaded, embedder_of, encoder
 from prolip.gaussian import Gaussian, concatenate
 from prolip.methods import find_score
 

@@ -16,8 +16,8 @@ import torch
 from PIL import Image
 
 import prolip
-from prolip.evaluation.loading import load_embedder
-from prolip.evaluation.model import Embedder
+from prolip.embedder import Embedder
+from prolip.loading import load_embedder
 from prolip.models.weights.checkpoint import save_pretrained
 
 CLASSES = ("red car", "green tree", "blue sea", "small dog", "old house", "snow", "night sky")

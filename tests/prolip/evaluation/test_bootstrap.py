@@ -7,7 +7,6 @@ import pytest
 import torch
 from sklearn.metrics import average_precision_score, recall_score
 
-from prolip.evaluation.kinds.retrieval import statistics_of
 from prolip.evaluation.metrics.bootstrap import (
     Clusters,
     Statistic,
@@ -25,6 +24,7 @@ from prolip.evaluation.metrics.bootstrap import (
 )
 from prolip.evaluation.metrics.ranking import Ranking
 from prolip.evaluation.metrics.selective import auroc, risk_coverage
+from prolip.evaluation.tasks.retrieval import statistics_of
 
 RNG = np.random.default_rng(3)
 N, C = 60, 4

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
+from prolip.embedder import ModelCard
 from prolip.evaluation.datasets import coco
 from prolip.evaluation.datasets.base import Dataset
-from prolip.evaluation.features import Features
+from prolip.evaluation.embed import Features
 from prolip.evaluation.metrics.blockwise import PairScores
-from prolip.evaluation.model import ModelCard
 from prolip.evaluation.task import evaluate_dataset
 from prolip.gaussian import Gaussian
 

@@ -16,10 +16,10 @@ from embedding import as_embedder, similarity_scores
 from PIL import Image
 from torch import nn
 
+from prolip.corpora import emoji as corpus_evaluation
+from prolip.corpora.emoji import uncertainty
 from prolip.evaluation.metrics.calibration import LOG_ODDS, reliability
 from prolip.evaluation.metrics.selective import auroc, by_decile
-from prolip.evaluation.suites import emoji as corpus_evaluation
-from prolip.evaluation.suites.emoji import uncertainty
 from prolip.gaussian import Gaussian
 from prolip.scores import TrueMatchScore
 from prolip.uncertainty.doubt import Doubt, Evidence

@@ -13,8 +13,8 @@ from embedding import embed_texts, similarity_scores
 from safetensors.torch import save_file
 
 import prolip
-from prolip.evaluation.loading import load_embedder, model_fingerprint
-from prolip.evaluation.model import ModelCard
+from prolip.embedder import ModelCard
+from prolip.loading import load_embedder, model_fingerprint
 
 TEXTS = ["a dog", "two cats on a boat", "", "sky"]
 

@@ -11,11 +11,11 @@ import torch
 from commands import evaluate
 from embedding import similarity_scores
 
+from prolip import loading
 from prolip.cli.command import parser_of
 from prolip.cli.main import commands_of
-from prolip.evaluation import loading
-from prolip.evaluation.feature_store import FeatureStore
-from prolip.evaluation.features import load_features
+from prolip.evaluation.cache import FeatureStore
+from prolip.evaluation.embed import load_features
 from prolip.evaluation.metrics import ranking as metrics
 from prolip.utils import outputs
 

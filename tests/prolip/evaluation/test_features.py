@@ -16,14 +16,15 @@ import torch
 
 import prolip
 from prolip.data.faults import FaultCounter
-from prolip.evaluation import feature_store, features
+from prolip.evaluation import cache as feature_store
+from prolip.evaluation import embed as features
+from prolip.evaluation.cache import FeatureStore
 from prolip.evaluation.datasets.base import DamagedData, Dataset, Sample
 from prolip.evaluation.datasets.specs import open_dataset
 from prolip.evaluation.datasets.wds import open_wds
-from prolip.evaluation.distributed import features_over_ranks
-from prolip.evaluation.feature_store import FeatureStore
-from prolip.evaluation.kinds.base import class_prompts
+from prolip.evaluation.ranks import features_over_ranks
 from prolip.evaluation.task import compute_features, evaluate_dataset
+from prolip.evaluation.tasks.base import class_prompts
 from prolip.evaluation.zero_shot import class_gaussians
 from prolip.gaussian import Gaussian
 from prolip.uncertainty.doubt import Evidence

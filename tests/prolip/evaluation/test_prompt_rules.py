@@ -12,8 +12,8 @@ import torch
 from commands import evaluate
 
 from prolip.evaluation.datasets.wds import open_wds
-from prolip.evaluation.kinds import best_prompts
 from prolip.evaluation.task import compute_features, evaluate_dataset, study_features
+from prolip.evaluation.tasks import best_prompts
 from prolip.evaluation.zero_shot import PromptRule, mix_groups
 from prolip.gaussian import Gaussian
 from prolip.methods import find_score

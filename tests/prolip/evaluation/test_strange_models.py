@@ -9,7 +9,7 @@ import wds_folders
 from commands import clip_benchmark, datacomp, evaluate, evaluate_corpus
 
 from prolip import factory
-from prolip.evaluation.loading import load_embedder
+from prolip.loading import load_embedder
 from training import main as training
 
 CORPUS = Path(__file__).parents[3] / "data" / "emoji" / "noto.tar"

@@ -9,15 +9,15 @@ import pytest
 import torch
 from sklearn.metrics import average_precision_score
 
+from prolip.embedder import ModelCard
 from prolip.evaluation.datasets.base import Association, Dataset
+from prolip.evaluation.embed import Features
 from prolip.evaluation.evaluate import with_uncertainty
-from prolip.evaluation.features import Features
-from prolip.evaluation.kinds import classification, retrieval
 from prolip.evaluation.metrics.calibration import reliability
 from prolip.evaluation.metrics.selective import recall_auroc
-from prolip.evaluation.model import ModelCard
 from prolip.evaluation.table import format_uncertainty
 from prolip.evaluation.task import evaluate_dataset, study_features
+from prolip.evaluation.tasks import classification, retrieval
 from prolip.gaussian import Gaussian
 from prolip.measures import pairwise_csd_similarity
 from prolip.scores import TrueMatchScore

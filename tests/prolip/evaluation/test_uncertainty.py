@@ -8,9 +8,9 @@ import pytest
 import torch
 from scipy.stats import rankdata
 
-from prolip.data.emoji import LEVELS, Concept, Corpus, Drawing
+from prolip.corpora.emoji import uncertainty
+from prolip.corpora.emoji.corpus import LEVELS, Concept, Corpus, Drawing
 from prolip.evaluation.metrics import selective
-from prolip.evaluation.suites.emoji import uncertainty
 from prolip.gaussian import Gaussian
 
 

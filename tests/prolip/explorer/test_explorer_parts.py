@@ -21,7 +21,6 @@ from prolip.curate.expressions import parse_rules
 from prolip.curate.figures import Figures
 from prolip.curate.select import Choice, select
 from prolip.curate.tables import MANIFEST, SCORES, digest, table_path, write_table, write_words
-from prolip.evaluation.loading import load_embedder
 from prolip.explorer import asking, pictures
 from prolip.explorer.asking import first_answer, judge, rarity
 from prolip.explorer.gallery import Captions, Gallery
@@ -29,6 +28,7 @@ from prolip.explorer.pictures import Gone, Pictures, table_of
 from prolip.explorer.rules import describe, scored_table, try_rules
 from prolip.gaussian import Gaussian, concatenate
 from prolip.hierarchy.traversal import traverse
+from prolip.loading import load_embedder
 from prolip.measures import pairwise_csd_similarity, pairwise_mean_cosine
 from prolip.measures.plane import fit_plane, place
 from prolip.scores import CSDScore, TrueMatchScore

@@ -10,7 +10,7 @@ from scipy.sparse import csr_matrix
 from sklearn.metrics import roc_auc_score
 
 from prolip import measures
-from prolip.evaluation.model import ModelCard
+from prolip.embedder import ModelCard
 from prolip.gaussian import Gaussian
 from prolip.hierarchy import SCORES, items_of
 from prolip.hierarchy.entailment import (

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from kinds_corpus import corpus_of, truth
 
-from prolip.data.emoji import Concept, Corpus
+from prolip.corpora.emoji.corpus import Concept, Corpus
 from prolip.hierarchy import image_pairs, text_pairs
 
 

@@ -21,8 +21,8 @@ from small_towers import small_config, small_folder, small_towers
 import prolip
 from drawings import UNSEEN
 from prolip.cli.main import main
-from prolip.evaluation.loading import load_embedder
 from prolip.hub.card import figures, licences, place
+from prolip.loading import load_embedder
 from prolip.utils import console
 
 METRICS = {

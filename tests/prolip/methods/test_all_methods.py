@@ -17,6 +17,7 @@ import prolip
 from prolip.data.augment.affine import AugmentConfig, Cutout, DeviceAugment
 from prolip.data.augment.colour import ColourConfig, ColourJitter
 from prolip.data.augment.tokens import TokenAugment
+from prolip.embeddings import Pool
 from prolip.evaluation.metrics.blockwise import PairScores
 from prolip.gaussian import Gaussian, without_autocast
 from prolip.measures import MEASURES
@@ -24,7 +25,6 @@ from prolip.methods import METHODS, find_score
 from prolip.methods.base import Context, Objective
 from prolip.random import Draws, Stream
 from prolip.scores import SCORES, CSDScore
-from prolip.uncertainty.pairs import Pool
 
 PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "linear", "dot", "mv", "_cdist_forward", "convolution", "gru")
 #: Terms that are off by default.

@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import prolip
 import prolip.ranks
+from prolip.embeddings import Pool
 from prolip.gaussian import Gaussian
 from prolip.methods.base import RECALL, Context, accumulate_backward
 from prolip.methods.source_free import (
@@ -27,7 +28,6 @@ from prolip.methods.source_free import (
     weigh,
 )
 from prolip.scores import CSDScore, MatchProbabilityScore, MeanScore, TrueMatchScore
-from prolip.uncertainty.pairs import Pool
 from prolip.utils.flags import flag_of
 
 DOUBLE = torch.float64

@@ -8,11 +8,11 @@ import numpy as np
 import torch
 from PIL import Image
 
-from prolip.data.emoji import Concept, Corpus, Drawing
+from prolip.corpora.emoji.corpus import Concept, Corpus, Drawing
+from prolip.corpora.emoji.evaluate import corpus_retrieval
+from prolip.corpora.emoji.result import CorpusResult
+from prolip.corpora.emoji.uncertainty import trace_metrics
 from prolip.evaluation.metrics.classification import classification
-from prolip.evaluation.suites.emoji.evaluate import corpus_retrieval
-from prolip.evaluation.suites.emoji.result import CorpusResult
-from prolip.evaluation.suites.emoji.uncertainty import trace_metrics
 from prolip.gaussian import Gaussian
 from prolip.scores import TrueMatchScore
 from prolip.uncertainty.doubt import Doubt

@@ -9,10 +9,10 @@ import torch
 from matplotlib.collections import LineCollection, PathCollection
 from report_stand_in import make_result, with_doubt, with_units, write_run
 
+from prolip.corpora.emoji.report import figures, pca, runs, uncertainty
+from prolip.corpora.emoji.uncertainty import by_expected, matches_metrics
 from prolip.evaluation.metrics.calibration import reliability
-from prolip.evaluation.suites.emoji.uncertainty import by_expected, matches_metrics
 from prolip.measures.plane import place
-from prolip.report import figures, pca, runs, uncertainty
 
 
 @pytest.fixture(scope="module")

@@ -13,8 +13,8 @@ import torch
 from report_stand_in import make_result, write_run
 
 from prolip.cli.main import main
+from prolip.corpora.emoji.report import page, runs, uncertainty
 from prolip.methods import METHODS
-from prolip.report import page, runs, uncertainty
 from prolip.utils.console import STEERING
 
 

@@ -7,8 +7,8 @@ import pytest
 from report_stand_in import make_result, write_run
 
 from prolip.cli.main import main
-from prolip.report import runs
-from prolip.report.page import corpus_headlines, make_report
+from prolip.corpora.emoji.report import runs
+from prolip.corpora.emoji.report.page import corpus_headlines, make_report
 
 
 def test_a_whole_run_is_read(tmp_path):

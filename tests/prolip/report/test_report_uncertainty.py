@@ -9,9 +9,9 @@ import pytest
 import torch
 from report_stand_in import make_result, with_doubt, with_units, write_run
 
-from prolip.data.emoji import LEVELS
-from prolip.evaluation.suites.emoji.uncertainty import signs_against
-from prolip.report import examples, page, runs, uncertainty
+from prolip.corpora.emoji.corpus import LEVELS
+from prolip.corpora.emoji.report import examples, page, runs, uncertainty
+from prolip.corpora.emoji.uncertainty import signs_against
 from prolip.uncertainty.units import in_words
 
 VOID = {"meta", "img", "br"}

@@ -11,7 +11,7 @@ from PIL import Image
 from squares import COLOURS
 
 from prolip.cli.main import main
-from prolip.evaluation.loading import load_embedder
+from prolip.loading import load_embedder
 from prolip.search.answers import Question, answers_of, ask, confidences, embed
 from prolip.search.index import Part, SearchIndex
 from prolip.uncertainty.units import range_in_words

@@ -17,9 +17,9 @@ from commands import evaluate
 from squares import COLOURS, picture
 
 from prolip.cli.main import main
-from prolip.evaluation.loading import load_embedder
-from prolip.evaluation.model import Embedded, embed_texts
+from prolip.embedder import Embedded, embed_texts
 from prolip.gaussian import Gaussian, mixture
+from prolip.loading import load_embedder
 from prolip.measures.chance import OwnFirst, warn_once
 from prolip.scores import TrueMatchScore
 from prolip.search import sources

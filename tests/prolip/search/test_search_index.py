@@ -17,7 +17,7 @@ from galleries import DIM, GALLERY, QUERIES, ROWS, brute_force, gaussians, parts
 from PIL import Image
 
 from forked import one_thread
-from prolip.evaluation.model import Embedded
+from prolip.embedder import Embedded
 from prolip.gaussian import Gaussian
 from prolip.measures import inclusion_test, log_inclusion
 from prolip.methods import find_score

@@ -19,21 +19,21 @@ from safetensors.torch import load_file, save_file
 import prolip
 from drawings import SHARDS, UNSEEN
 from prolip.cli.main import main as command_line
-from prolip.data import emoji
-from prolip.evaluation.feature_store import FeatureStore
-from prolip.evaluation.features import load_features
-from prolip.evaluation.loading import load_embedder
+from prolip.corpora.emoji import corpus as emoji
+from prolip.corpora.emoji import load
+from prolip.corpora.emoji.result import REFUSED_BY
+from prolip.embeddings import Pairs
+from prolip.evaluation.cache import FeatureStore
+from prolip.evaluation.embed import load_features
 from prolip.evaluation.metrics.calibration import reliability
 from prolip.evaluation.metrics.selective import auroc, risk_coverage
-from prolip.evaluation.suites.emoji import load
-from prolip.evaluation.suites.emoji.result import REFUSED_BY
+from prolip.loading import load_embedder
 from prolip.methods import LikelihoodConfig
 from prolip.models.weights.checkpoint import save_pretrained
 from prolip.scores import LEAST_SCALE
 from prolip.uncertainty.attach import attach
 from prolip.uncertainty.clip import FILE, FittedCLIP
 from prolip.uncertainty.novelty import novelty_of
-from prolip.uncertainty.pairs import Pairs
 
 DATA = ["--data", SHARDS, "--caption-sampling", "name:2,keywords,group"]
 SMALL = ["--bank", "64", "--centres", "64"]

@@ -10,6 +10,7 @@ from torchvision.transforms import Compose, Normalize
 
 from prolip.data.augment.shifts import changed
 from prolip.data.sources import Captioned
+from prolip.embeddings import Pool
 from prolip.ranks import everywhere
 from prolip.uncertainty import collect
 from prolip.uncertainty.collect import (
@@ -24,7 +25,6 @@ from prolip.uncertainty.collect import (
     join,
     join_ids,
 )
-from prolip.uncertainty.pairs import Pool
 from training.closing import least_of
 
 KEYS = [f"{number:03d}" for number in range(30)]

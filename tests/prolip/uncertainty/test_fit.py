@@ -13,6 +13,7 @@ from ambiguous_pairs import FITTED, ambiguous_world, few, points
 from scipy.stats import spearmanr
 from sklearn.linear_model import LogisticRegression
 
+from prolip.embeddings import Pairs, missing_labels
 from prolip.scores import LEAST_SCALE
 from prolip.uncertainty import fit
 from prolip.uncertainty.fit import (
@@ -29,7 +30,6 @@ from prolip.uncertainty.fit import (
 )
 from prolip.uncertainty.heads import Parts
 from prolip.uncertainty.novelty import Widths
-from prolip.uncertainty.pairs import Pairs, missing_labels
 
 
 @pytest.fixture(scope="module")

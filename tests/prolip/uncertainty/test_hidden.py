@@ -7,7 +7,7 @@ import torch
 from open_clip.model import CLIP, CLIPTextCfg, CLIPVisionCfg, CustomTextCLIP
 from torch import nn
 
-from prolip.evaluation.model import PointModel
+from prolip.embedder import PointModel
 from prolip.gaussian import Gaussian
 from prolip.models.prolip import ProLIP
 from prolip.scores import MeanScore

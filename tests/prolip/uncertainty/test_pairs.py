@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from prolip.uncertainty.pairs import BLOCK, Pairs
+from prolip.embeddings import BLOCK, Pairs
 
 
 def points(rows: int, dim: int = 4, seed: int = 0) -> torch.Tensor:

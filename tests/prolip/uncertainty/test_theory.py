@@ -9,8 +9,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from prolip.embeddings import Pairs
 from prolip.uncertainty.fit import code_lengths
-from prolip.uncertainty.pairs import Pairs
 
 Loss = tuple[Callable[[torch.Tensor], torch.Tensor], list[torch.Tensor]]
 IMAGES, COUNTS = 32, torch.tensor([1] * 32 + [2] * 16 + [4] * 8 + [8] * 4 + [16] * 2 + [32])

@@ -9,7 +9,7 @@ from scipy.stats import spearmanr, vonmises_fisher
 from baselines import AsymVLM
 from baselines.asymvlm import log_density
 from baselines.sphere import power_spherical_sample
-from prolip.uncertainty.pairs import Pairs
+from prolip.embeddings import Pairs
 
 
 def test_the_logit_is_the_log_density_of_the_image_under_the_text():

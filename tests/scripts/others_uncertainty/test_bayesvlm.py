@@ -8,7 +8,7 @@ from scipy.stats import spearmanr
 
 from baselines import BayesVLM
 from baselines.bayesvlm import infonce_curvature, with_prior
-from prolip.uncertainty.pairs import Pairs
+from prolip.embeddings import Pairs
 
 
 def test_curvature_is_the_gauss_newton_matrix_of_the_loss_by_the_embedding_before_its_length_is_taken():

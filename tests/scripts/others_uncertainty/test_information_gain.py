@@ -10,7 +10,7 @@ import torch
 from ambiguous_pairs import points
 
 from baselines import InformationGain
-from prolip.uncertainty.pairs import Pairs
+from prolip.embeddings import Pairs
 
 
 def divergence(mean: torch.Tensor, bank: torch.Tensor, scale: float) -> torch.Tensor:

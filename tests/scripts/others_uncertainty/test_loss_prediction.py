@@ -10,7 +10,7 @@ from scipy.stats import spearmanr
 
 from baselines import LossPrediction, loss_prediction
 from baselines.loss_prediction import MARGIN, contrastive_losses, ranking_loss
-from prolip.uncertainty.pairs import Pairs
+from prolip.embeddings import Pairs
 
 
 def test_losses_are_those_of_the_matched_among_the_bank_mean_over_pairs(monkeypatch):
@@ -43,7 +43,7 @@ def test_the_order_of_losses_is_found_from_hidden_features_that_the_means_do_not
 
 
 def test_features_that_are_not_finite_stop_the_fit(monkeypatch):
-    monkeypatch.setattr("prolip.uncertainty.pairs._check_finite", lambda *args: None)
+    monkeypatch.setattr("prolip.embeddings._check_finite", lambda *args: None)
     pairs = few(text_hidden=torch.randn(30, 4))
     pairs.text_hidden[3, 1] = torch.nan
     with pytest.raises(FloatingPointError, match="the loss is nan at step 0"):

@@ -9,7 +9,7 @@ from scipy.stats import spearmanr
 from baselines import MCInfoNCE
 from baselines.mcinfonce import MOST, mc_infonce
 from baselines.sphere import power_spherical_sample
-from prolip.uncertainty.pairs import Pairs
+from prolip.embeddings import Pairs
 
 
 def test_loss_is_minus_the_log_of_the_mean_probability_over_draws_both_ways():

@@ -6,7 +6,7 @@ import torch
 from ambiguous_pairs import points
 
 from baselines import NearestNeighbours, nearest_neighbours
-from prolip.uncertainty.pairs import Pairs
+from prolip.embeddings import Pairs
 
 
 def test_it_is_the_fifth_largest_cosine_with_what_occurs_in_the_pairs_in_tiles_too(monkeypatch):

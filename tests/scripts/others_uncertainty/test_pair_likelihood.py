@@ -9,9 +9,9 @@ import torch
 from ambiguous_pairs import points
 
 from baselines.pair_likelihood import PairLikelihood, pair_loss
+from prolip.embeddings import Pairs
 from prolip.gaussian import Gaussian
 from prolip.measures import elk
-from prolip.uncertainty.pairs import Pairs
 
 
 def test_the_loss_is_the_likelihood_of_the_difference_and_elk_with_one_variance_per_input():

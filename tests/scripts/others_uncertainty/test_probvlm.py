@@ -9,7 +9,7 @@ from scipy.stats import gennorm, spearmanr
 
 from baselines import ProbVLM
 from baselines.probvlm import gennorm_nll, gennorm_variance
-from prolip.uncertainty.pairs import Pairs
+from prolip.embeddings import Pairs
 
 
 def test_likelihood_and_variance_are_scipys():

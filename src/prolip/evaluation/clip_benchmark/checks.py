@@ -14,7 +14,7 @@ from open_clip.factory import parse_model_name
 
 from prolip.evaluation.datasets.places import Place, archive_state, find_place, join, shard_marks
 from prolip.evaluation.datasets.wds import CLASSNAMES, TEMPLATES, Reading, check_first, open_wds, read_kind, shard_count
-from prolip.evaluation.loading import is_prolip, openclip_tokenizer
+from prolip.loading import is_prolip, openclip_tokenizer
 from prolip.models.config import is_released
 from prolip.models.registry import find_weights, get_model_config
 from prolip.models.tokenizer import get_tokenizer

@@ -20,14 +20,14 @@ from clip_benchmark.datasets.builder import get_dataset_default_task
 from open_clip.factory import parse_model_name
 
 from prolip.data.samples import decoding
+from prolip.embedder import choose_score, own_score
 from prolip.evaluation.clip_benchmark import checks
 from prolip.evaluation.clip_benchmark.encoder import GaussianEncoder
 from prolip.evaluation.clip_benchmark.repairs import repaired
 from prolip.evaluation.datasets.base import DamagedData
 from prolip.evaluation.datasets.wds import read_kind
-from prolip.evaluation.loading import load_openclip, model_fingerprint
-from prolip.evaluation.model import choose_score, own_score
 from prolip.factory import create_model_and_transforms
+from prolip.loading import load_openclip, model_fingerprint
 from prolip.methods import find_method, find_score
 from prolip.models.registry import find_weights, get_model_config
 from prolip.models.tokenizer import get_tokenizer

@@ -16,8 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from prolip.evaluation.features import mix_prompts
-from prolip.evaluation.model import embed_texts, encoder
+from prolip.embedder import embed_texts, encoder
+from prolip.evaluation.embed import mix_prompts
 from prolip.gaussian import Gaussian
 from prolip.prompts.weights import PromptWeights, UnfitPrompts
 from prolip.scores import MeanScore, Score

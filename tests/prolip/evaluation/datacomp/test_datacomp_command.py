@@ -14,11 +14,11 @@ import torch
 from commands import datacomp, returned
 from datacomp_suite import Oracle, write_suite
 
+from prolip import loading
 from prolip.data.faults import ShardFault
-from prolip.evaluation import loading
+from prolip.embedder import check_device
 from prolip.evaluation.datasets.base import DamagedData
 from prolip.evaluation.datasets.wds import open_wds
-from prolip.evaluation.model import check_device
 from prolip.evaluation.suites.datacomp import places, run
 from prolip.evaluation.suites.datacomp.tables import build_report
 from prolip.evaluation.suites.datacomp.tasks import TASKS, select_tasks

@@ -8,9 +8,9 @@ from commands import datacomp
 from datacomp_suite import Oracle, write_suite
 
 from prolip.evaluation.datasets.wds import open_wds
-from prolip.evaluation.loading import load_embedder
 from prolip.evaluation.suites.datacomp.tasks import select_tasks
 from prolip.evaluation.task import compute_features, evaluate_dataset
+from prolip.loading import load_embedder
 from prolip.prompts.bprw import Reweighing
 from prolip.prompts.fitting import fit_prompts
 from prolip.prompts.weights import PromptWeights

@@ -6,7 +6,6 @@ import torch
 from dense_ranking import rank
 from sklearn.metrics import jaccard_score
 
-from prolip.evaluation.kinds.association import Candidates, association_metrics, cue_prompt
 from prolip.evaluation.metrics.classification import label_ranks
 from prolip.evaluation.metrics.ranking import both_directions
 from prolip.evaluation.suites.datacomp.scores import (
@@ -17,6 +16,7 @@ from prolip.evaluation.suites.datacomp.scores import (
     split_prompts,
 )
 from prolip.evaluation.suites.datacomp.tasks import BY_KEY
+from prolip.evaluation.tasks.association import Candidates, association_metrics, cue_prompt
 
 RNG = np.random.default_rng(5)
 N, C = 60, 7

@@ -7,8 +7,8 @@ import pytest
 from clip_benchmark.datasets.builder import build_wds_dataset
 
 from prolip.cli.main import main
-from prolip.data.emoji import Concept, Corpus, Drawing
-from prolip.evaluation.datasets import emoji
+from prolip.corpora.emoji import export as emoji
+from prolip.corpora.emoji.corpus import Concept, Corpus, Drawing
 from prolip.evaluation.datasets.wds import open_wds
 
 

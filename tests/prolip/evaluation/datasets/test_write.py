@@ -73,8 +73,8 @@ def test_a_written_test_set_gives_the_metrics_of_its_source(made, kind, task, tm
 
 
 def test_matches_beyond_own_captions_are_written(tmp_path, ours):
-    from prolip.data import emoji
-    from prolip.evaluation.datasets.emoji import write_emoji
+    from prolip.corpora.emoji import corpus as emoji
+    from prolip.corpora.emoji.export import write_emoji
 
     corpus = emoji.read("data/emoji/emojione.tar").select("subgroup=animal bug|animal bird")
     source = open_dataset(f"wds:{write_emoji(corpus, tmp_path / 'e')}")

@@ -11,13 +11,11 @@ from typing import Any, NamedTuple
 
 import torch
 
+from prolip.embedder import Embedder
+from prolip.evaluation.cache import FeatureStore
 from prolip.evaluation.datasets.base import Dataset, fingerprint
-from prolip.evaluation.feature_store import FeatureStore
-from prolip.evaluation.features import Features, image_features, stored_texts
-from prolip.evaluation.kinds import KINDS, classification
-from prolip.evaluation.kinds.base import Metrics, class_prompts, own_labels, score_matrix, uncertainty_of
+from prolip.evaluation.embed import Features, image_features, stored_texts
 from prolip.evaluation.metrics.study import Study
-from prolip.evaluation.model import Embedder
 from prolip.evaluation.suites.datacomp import scores
 from prolip.evaluation.suites.datacomp.places import Found, find_datasets, missing_report
 from prolip.evaluation.suites.datacomp.published import PublishedRow
@@ -36,6 +34,8 @@ from prolip.evaluation.suites.datacomp.tables import WRITERS, Report, build_repo
 from prolip.evaluation.suites.datacomp.tasks import BY_KEY, FACE_PROMPTS, TASKS, Task, select_tasks
 from prolip.evaluation.table import aligned
 from prolip.evaluation.task import TaskResult, check_prompts, compute_features
+from prolip.evaluation.tasks import KINDS, classification
+from prolip.evaluation.tasks.base import Metrics, class_prompts, own_labels, score_matrix, uncertainty_of
 from prolip.gaussian import Gaussian
 from prolip.methods import find_score
 from prolip.prompts.weights import PromptWeights

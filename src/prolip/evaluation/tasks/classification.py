@@ -10,8 +10,12 @@ from sklearn.metrics import confusion_matrix
 from torch import Tensor
 
 from prolip.evaluation.datasets.base import Dataset
-from prolip.evaluation.features import Features
-from prolip.evaluation.kinds.base import (
+from prolip.evaluation.embed import Features
+from prolip.evaluation.metrics.bootstrap import class_mean_of, mean_of
+from prolip.evaluation.metrics.calibration import Matches
+from prolip.evaluation.metrics.classification import label_ranks
+from prolip.evaluation.metrics.study import Study, study_classification
+from prolip.evaluation.tasks.base import (
     Kind,
     TaskMetrics,
     class_texts,
@@ -23,11 +27,7 @@ from prolip.evaluation.kinds.base import (
     too_small_for,
     uncertainty_of,
 )
-from prolip.evaluation.kinds.best_prompts import cross_weights, described
-from prolip.evaluation.metrics.bootstrap import class_mean_of, mean_of
-from prolip.evaluation.metrics.calibration import Matches
-from prolip.evaluation.metrics.classification import label_ranks
-from prolip.evaluation.metrics.study import Study, study_classification
+from prolip.evaluation.tasks.best_prompts import cross_weights, described
 from prolip.gaussian import mixture
 from prolip.scores import Score
 

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from prolip.evaluation.suites.emoji.result import CorpusResult
+from prolip.corpora.emoji.report import examples, figures, uncertainty
+from prolip.corpora.emoji.report.runs import RunFolder, flatten, read
+from prolip.corpora.emoji.result import CorpusResult
 from prolip.methods import find_method
-from prolip.report import examples, figures, uncertainty
-from prolip.report.runs import RunFolder, flatten, read
 from prolip.utils import style
 from prolip.utils.console import plain
 from prolip.utils.outputs import check_output, replacing
@@ -111,7 +111,7 @@ def end_with_report(folder: Path) -> str:
 def render(run: RunFolder, pictures: dict[str, bytes], seed: int = 0, title: str | None = None) -> str:
     """The page as HTML; sections without data say what would fill them."""
     environment = Environment(
-        loader=PackageLoader("prolip.report", "."),
+        loader=PackageLoader("prolip.corpora.emoji.report", "."),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from prolip.evaluation.datasets.base import Dataset
-from prolip.evaluation.features import Features
+from prolip.evaluation.embed import Features
 from prolip.evaluation.metrics.blockwise import PairScores
 from prolip.evaluation.metrics.bootstrap import Statistic
 from prolip.evaluation.metrics.calibration import EQUAL, LOG_ODDS, Matches, Reliability, reliability

@@ -12,17 +12,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from prolip.data import emoji
-from prolip.data.emoji import LEVELS, Corpus
-from prolip.evaluation.features import embed_encoded
+from prolip.corpora.emoji import corpus as emoji
+from prolip.corpora.emoji import uncertainty
+from prolip.corpora.emoji.corpus import LEVELS, Corpus
+from prolip.corpora.emoji.result import CorpusResult
+from prolip.embedder import Embedder, joined, token_lengths
+from prolip.evaluation.embed import embed_encoded
 from prolip.evaluation.metrics import ranking as metrics
 from prolip.evaluation.metrics.bootstrap import mean_of
 from prolip.evaluation.metrics.classification import classification, label_ranks
 from prolip.evaluation.metrics.ranking import Ranking
 from prolip.evaluation.metrics.selective import Deciles, by_decile
-from prolip.evaluation.model import Embedder, joined, token_lengths
-from prolip.evaluation.suites.emoji import uncertainty
-from prolip.evaluation.suites.emoji.result import CorpusResult
 from prolip.evaluation.zero_shot import TEMPLATES, mix_groups
 from prolip.gaussian import Gaussian
 from prolip.scores import Similarity

@@ -12,8 +12,8 @@ from matplotlib.figure import Figure
 from matplotlib.offsetbox import AnnotationBbox, OffsetImage
 from matplotlib.patches import Ellipse
 
-from prolip.data.emoji import LEVELS
-from prolip.evaluation.suites.emoji.result import CorpusResult
+from prolip.corpora.emoji.corpus import LEVELS
+from prolip.corpora.emoji.result import CorpusResult
 from prolip.gaussian import concatenate
 from prolip.measures.plane import fit_plane, place
 from prolip.utils.style import INK, LEVEL_COLOURS, LEVEL_MARKERS, MUTED, lettering, panels, styled

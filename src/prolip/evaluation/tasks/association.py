@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from prolip.evaluation.datasets.base import DamagedData, Dataset
-from prolip.evaluation.features import Features
-from prolip.evaluation.kinds.base import Kind, TaskMetrics, match_reliability, text_gaussians, uncertainty_of
+from prolip.evaluation.embed import Features
 from prolip.evaluation.metrics.bootstrap import mean_of
 from prolip.evaluation.metrics.ranking import as_array
 from prolip.evaluation.metrics.study import Study, study_errors
+from prolip.evaluation.tasks.base import Kind, TaskMetrics, match_reliability, text_gaussians, uncertainty_of
 from prolip.scores import Score
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from prolip.evaluation.datasets.base import fingerprint
-from prolip.evaluation.features import Features
+from prolip.evaluation.embed import Features
 from prolip.evaluation.metrics.blockwise import PairScores
 from prolip.evaluation.zero_shot import BEST, CERTAIN, PromptRule, Prompts, certainty_ranks
 from prolip.gaussian import Gaussian, mixture

@@ -7,8 +7,11 @@ import torch
 from torch import Tensor
 
 from prolip.evaluation.datasets.base import Dataset
-from prolip.evaluation.features import Features
-from prolip.evaluation.kinds.base import (
+from prolip.evaluation.embed import Features
+from prolip.evaluation.metrics.bootstrap import average_precision_of
+from prolip.evaluation.metrics.classification import average_precision, multilabel
+from prolip.evaluation.metrics.study import Study, study_errors
+from prolip.evaluation.tasks.base import (
     Kind,
     TaskMetrics,
     class_texts,
@@ -17,9 +20,6 @@ from prolip.evaluation.kinds.base import (
     score_matrix,
     uncertainty_of,
 )
-from prolip.evaluation.metrics.bootstrap import average_precision_of
-from prolip.evaluation.metrics.classification import average_precision, multilabel
-from prolip.evaluation.metrics.study import Study, study_errors
 from prolip.scores import Score
 
 

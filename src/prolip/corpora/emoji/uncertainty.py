@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from prolip.data.emoji import LEVELS, CaptionTable, Corpus
+from prolip.corpora.emoji.corpus import LEVELS, CaptionTable, Corpus
 from prolip.evaluation.metrics.blockwise import PairScores, Relevance
 from prolip.evaluation.metrics.bootstrap import Statistic, auroc_of, risk_area_of
 from prolip.evaluation.metrics.calibration import Matches, Reliability, reliability
@@ -24,7 +24,7 @@ from prolip.measures import inclusion_test
 from prolip.uncertainty.novelty import refusal
 
 if TYPE_CHECKING:
-    from prolip.evaluation.suites.emoji.result import CorpusResult
+    from prolip.corpora.emoji.result import CorpusResult
 
 WAYS = ("i2t", "t2i")
 #: What intervals are given of.

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from prolip.data.emoji import TEMPLATES, Corpus
+from prolip.corpora.emoji.corpus import TEMPLATES, Corpus
 from prolip.data.faults import SampleFault
 from prolip.data.samples.decoding import decode_image
 from prolip.evaluation.datasets.wds import COUNT, RELEVANCE, TYPE, class_files

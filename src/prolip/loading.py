@@ -22,7 +22,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from prolip.data.samples import decoding
-from prolip.evaluation.model import PRECISIONS, Embedder, Loaded, PointModel, check_device, embedder_of
+from prolip.embedder import PRECISIONS, Embedder, Loaded, PointModel, check_device, embedder_of
 from prolip.factory import create_model_and_transforms, flattening
 from prolip.gaussian import kind_of
 from prolip.models.config import PreprocessRules, check, check_openclip, is_released, near_matches

@@ -8,12 +8,12 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from prolip.data.emoji import LEVELS
+from prolip.corpora.emoji.corpus import LEVELS
+from prolip.corpora.emoji.report.examples import Example, Inputs, Shown, amount, both_ends, example, pick, picture, show
+from prolip.corpora.emoji.result import CorpusResult
+from prolip.corpora.emoji.uncertainty import matches_metrics, signs_against
 from prolip.evaluation.metrics.blockwise import Relevance
 from prolip.evaluation.metrics.selective import by_decile, spread
-from prolip.evaluation.suites.emoji.result import CorpusResult
-from prolip.evaluation.suites.emoji.uncertainty import matches_metrics, signs_against
-from prolip.report.examples import Example, Inputs, Shown, amount, both_ends, example, pick, picture, show
 from prolip.uncertainty.units import Units, in_words
 
 #: Where the texts of the first examples lie among all that fit a drawing, ordered by expected matches. Most fit one, so

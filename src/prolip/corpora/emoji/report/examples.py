@@ -18,10 +18,10 @@ from torch import Tensor
 from prolip.data.faults import DamagedData, SampleFault
 from prolip.evaluation.datasets.base import Dataset
 from prolip.evaluation.datasets.wds import unique_keys
-from prolip.evaluation.features import Features
-from prolip.evaluation.kinds.base import own_labels
-from prolip.evaluation.kinds.retrieval import relevance_of
+from prolip.evaluation.embed import Features
 from prolip.evaluation.metrics.blockwise import Relevance
+from prolip.evaluation.tasks.base import own_labels
+from prolip.evaluation.tasks.retrieval import relevance_of
 from prolip.gaussian import Gaussian
 from prolip.scores import Score
 

@@ -12,14 +12,14 @@ from matplotlib.collections import PathCollection
 from matplotlib.figure import Figure
 from matplotlib.ticker import StrMethodFormatter
 
-from prolip.data.emoji import LEVELS
-from prolip.evaluation.kinds import KINDS
+from prolip.corpora.emoji.corpus import LEVELS
+from prolip.corpora.emoji.report.pca import pca
+from prolip.corpora.emoji.report.runs import RunFolder
+from prolip.corpora.emoji.result import REFUSED_BY, CorpusResult
+from prolip.corpora.emoji.uncertainty import by_expected, reliabilities, signs_against, traces_of_levels
 from prolip.evaluation.metrics.selective import by_length, risk_coverage, spearman
 from prolip.evaluation.plots import plot_reliability, plot_risk_coverage
-from prolip.evaluation.suites.emoji.result import REFUSED_BY, CorpusResult
-from prolip.evaluation.suites.emoji.uncertainty import by_expected, reliabilities, signs_against, traces_of_levels
-from prolip.report.pca import pca
-from prolip.report.runs import RunFolder
+from prolip.evaluation.tasks import KINDS
 from prolip.utils.style import IMAGE, INK, LEVEL_COLOURS, LEVEL_MARKERS, MUTED, TEXT, panels, percent, styled
 
 #: Keys of a line of the log that are no terms of the loss.

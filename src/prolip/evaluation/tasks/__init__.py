@@ -1,7 +1,7 @@
 """Kinds of tasks by name, each in one module: its texts, metrics, their names, and what its uncertainty is worth."""
 
-from prolip.evaluation.kinds import association, classification, multilabel, retrieval
-from prolip.evaluation.kinds.base import Kind
+from prolip.evaluation.tasks import association, classification, multilabel, retrieval
+from prolip.evaluation.tasks.base import Kind
 
 KINDS: dict[str, Kind] = {
     "classification": classification.KIND,

@@ -18,6 +18,8 @@ from torch import Tensor
 from tqdm import tqdm
 
 from prolip.data.faults import SampleFault
+from prolip.embedder import Embedder, ModelCard, groups
+from prolip.evaluation.cache import FORMAT, FeatureStore, Record, pack, unpack
 from prolip.evaluation.datasets.base import (
     WHOLE,
     Association,
@@ -29,8 +31,6 @@ from prolip.evaluation.datasets.base import (
     note_fault,
 )
 from prolip.evaluation.datasets.specs import further_of
-from prolip.evaluation.feature_store import FORMAT, FeatureStore, Record, pack, unpack
-from prolip.evaluation.model import Embedder, ModelCard, groups
 from prolip.evaluation.zero_shot import ALL, PromptRule, Prompts, Weigh, mix_groups
 from prolip.gaussian import Gaussian, concatenate
 from prolip.uncertainty.readings import Evidence, Reader

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from prolip.data.emoji import LEVELS, CaptionTable, Concept, Corpus, Drawing
-from prolip.evaluation.kinds.retrieval import statistics_of
+from prolip.corpora.emoji import uncertainty
+from prolip.corpora.emoji.corpus import LEVELS, CaptionTable, Concept, Corpus, Drawing
 from prolip.evaluation.metrics import bootstrap
 from prolip.evaluation.metrics.blockwise import Nearest, PairScores, Relevance
 from prolip.evaluation.metrics.ranking import Ranking
 from prolip.evaluation.metrics.study import rank
-from prolip.evaluation.suites.emoji import uncertainty
+from prolip.evaluation.tasks.retrieval import statistics_of
 from prolip.gaussian import Gaussian
 from prolip.methods import find_score, score_from_dict
 from prolip.scores import Score

@@ -5,8 +5,14 @@ from __future__ import annotations
 import torch
 
 from prolip.evaluation.datasets.base import DamagedData, Dataset
-from prolip.evaluation.features import Features
-from prolip.evaluation.kinds.base import (
+from prolip.evaluation.embed import Features
+from prolip.evaluation.metrics.blockwise import Relevance, rank_sparse
+from prolip.evaluation.metrics.bootstrap import Clusters, Statistic, clustered, combine, mean_of
+from prolip.evaluation.metrics.calibration import Matches
+from prolip.evaluation.metrics.ranking import KS, Ranking, both_directions, retrieval_names
+from prolip.evaluation.metrics.selective import recall_auroc
+from prolip.evaluation.metrics.study import Study, study_retrieval
+from prolip.evaluation.tasks.base import (
     Kind,
     Metrics,
     TaskMetrics,
@@ -17,13 +23,7 @@ from prolip.evaluation.kinds.base import (
     too_small_for,
     uncertainty_of,
 )
-from prolip.evaluation.kinds.classification import BY_NEIGHBOURS, NEIGHBOURS
-from prolip.evaluation.metrics.blockwise import Relevance, rank_sparse
-from prolip.evaluation.metrics.bootstrap import Clusters, Statistic, clustered, combine, mean_of
-from prolip.evaluation.metrics.calibration import Matches
-from prolip.evaluation.metrics.ranking import KS, Ranking, both_directions, retrieval_names
-from prolip.evaluation.metrics.selective import recall_auroc
-from prolip.evaluation.metrics.study import Study, study_retrieval
+from prolip.evaluation.tasks.classification import BY_NEIGHBOURS, NEIGHBOURS
 from prolip.scores import Score
 
 
