@@ -6,6 +6,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from prolip.utils.late import late
+from prolip.utils.moved import Signpost
 
 if TYPE_CHECKING:
     from prolip import losses, measures
@@ -40,9 +41,10 @@ __all__ = [
     "tokenize",
 ]
 __version__ = "0.1.0"
+sys.meta_path.append(Signpost())  # asked only where no module was found
 
 if sys.argv[:1] == ["-m"]:  # Python imports this before it runs a module of it as a program
-    from prolip.utils.doors import refuse
+    from prolip.utils.moved import refuse
 
     refuse()
 

@@ -10,7 +10,7 @@ import pytest
 
 from prolip.cli.command import parser_of
 from prolip.cli.main import RETIRED, VERBS, commands_of, find, main
-from prolip.utils.doors import DOORS
+from prolip.utils.moved import DOORS
 from prolip.utils.flags import FlagError
 
 ROOT = Path(__file__).parents[3]

@@ -1,10 +1,11 @@
-"""The modules that were commands before there was `prolip`, and what to type in their place."""
+"""Names that moved: importing or running an old one ends in an error that gives the new one, for one release."""
 
 from __future__ import annotations
 
 import sys
+from importlib.abc import MetaPathFinder
 
-#: Module -> verb.
+#: Module that was a command -> verb.
 DOORS = {
     "prolip.curate": "curate",
     "prolip.data.index": "data index",
@@ -24,6 +25,28 @@ DOORS = {
     "prolip.search": "search",
     "prolip.uncertainty": "uncertainty",
 }
+
+
+#: Documented module, or name in one, -> where it is now. Importing an old name of a module that stays is refused by its
+#: `__getattr__` (`prolip.utils.late`).
+MOVED = {
+    "prolip.data.emoji": "prolip.corpora.emoji.corpus",
+    "prolip.evaluation.features": "prolip.evaluation.embed",
+    "prolip.evaluation.loading": "prolip.loading",
+    "prolip.evaluation.model": "prolip.embedder",
+    "prolip.evaluation.suites.emoji": "prolip.corpora.emoji",
+    "prolip.report": "prolip.corpora.emoji.report",
+    "prolip.uncertainty.pairs": "prolip.embeddings",
+}
+
+
+class Signpost(MetaPathFinder):
+    """Finds no module, and says where one of `MOVED` is now."""
+
+    def find_spec(self, fullname, path=None, target=None):
+        """None; ImportError for a module that moved."""
+        if new := MOVED.get(fullname):
+            raise ImportError(f"{fullname} is now {new}: import it from there", name=fullname)
 
 
 def refuse() -> None:
