@@ -10,8 +10,8 @@ import pytest
 
 from prolip.cli.command import parser_of
 from prolip.cli.main import RETIRED, VERBS, commands_of, find, main
-from prolip.utils.moved import DOORS
 from prolip.utils.flags import FlagError
+from prolip.utils.moved import DOORS
 
 ROOT = Path(__file__).parents[3]
 #: Prints the CPU seconds that a command took, and which of these it imported.
