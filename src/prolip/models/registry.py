@@ -64,7 +64,9 @@ def get_model_config(
     `hf-hub:<org/name>`. tag: of OpenCLIP's weights, which may need an activation or preprocessing of their own.
     """
     if not isinstance(model_name, str) or not model_name:
-        raise ValueError(f"model_name is {model_name!r}: use one of list_models(), local-dir:<folder> or hf-hub:<name>")
+        raise ValueError(
+            f"model_name is {model_name!r}: give one of list_models(), local-dir:<folder> or hf-hub:<name>"
+        )
     schema, name = parse_model_name(model_name)
     if schema in ("local-dir", "hf-hub"):
         path = _find_file(schema, name, CONFIG_NAMES, "configuration", cache_dir)
