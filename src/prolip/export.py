@@ -55,6 +55,10 @@ class Encoder(nn.Module):
             raise TypeError(f"encode_{self.name} returns {kind_of(z)} and no Gaussian: load it by prolip.export.load")
         return z.mean, z.log_var
 
+    def example(self, rows: int, generator: torch.Generator | None = None) -> Tensor:
+        """Random inputs."""
+        raise NotImplementedError
+
 
 class ImageEncoder(Encoder):
     """Normalised images (B, 3, H, W) -> mean and log_var, (B, D) each."""
@@ -157,8 +161,8 @@ def export_onnx(model: nn.Module, folder: str | Path) -> dict[str, Path]:
 
 
 class PlainAttention(TorchFunctionMode):
-    """While entered, attention is its products and softmax: torch.onnx.export would later take a fused one apart into an
-    order in memory that the rest of some graphs does not expect.
+    """While entered, attention is its products and softmax: torch.onnx.export would later take a fused one apart into
+    an order in memory that the rest of some graphs does not expect.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -129,10 +129,9 @@ def guard() -> None:
         with contextlib.suppress(OSError):
             if stream is not None:
                 stream.flush()
-        options = {"line_buffering": number == 2 or os.isatty(number)}
-        options |= {"write_through": getattr(stream, "write_through", False)}
-        encoding = getattr(stream, "encoding", "utf-8")
-        text = io.TextIOWrapper(io.BufferedWriter(Undying(number)), encoding, "backslashreplace", **options)
+        encoding, through = getattr(stream, "encoding", "utf-8"), getattr(stream, "write_through", False)
+        buffer, by_line = io.BufferedWriter(Undying(number)), number == 2 or os.isatty(number)
+        text = io.TextIOWrapper(buffer, encoding, "backslashreplace", line_buffering=by_line, write_through=through)
         setattr(sys, name, Cleaned(text, queries=number == 2))
 
 
