@@ -5,14 +5,14 @@ import re
 
 import pytest
 import wds_folders as wds
+from prolip.evaluation.suites.datacomp.places import find_datasets
 
 from prolip.data.faults import FaultCounter
 from prolip.evaluation.datasets.base import DamagedData
 from prolip.evaluation.datasets.folders import open_folder
 from prolip.evaluation.datasets.specs import open_dataset
 from prolip.evaluation.datasets.wds import open_wds
-from prolip.evaluation.suites.datacomp.places import find_datasets
-from prolip.evaluation.suites.datacomp.tasks import select_tasks
+from prolip.evaluation.suites.datacomp.catalogue import select_tasks
 
 IMAGE = wds.encoded(wds.picture(0))
 
