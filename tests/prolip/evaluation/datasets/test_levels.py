@@ -5,7 +5,7 @@ import re
 
 import pytest
 import wds_folders as wds
-from prolip.evaluation.suites.datacomp.places import find_datasets
+from prolip.evaluation.suites.datacomp.catalogue import find_datasets
 
 from prolip.data.faults import FaultCounter
 from prolip.evaluation.datasets.base import DamagedData
