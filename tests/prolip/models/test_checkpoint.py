@@ -23,7 +23,7 @@ from prolip.models.checkpoint import (
 from prolip.models.registry import get_model_config
 from prolip.utils import outputs
 
-CONVERTED = Path(__file__).parents[1] / "fixtures" / "converted_clip_tiny"
+CONVERTED = Path(__file__).parents[2] / "fixtures" / "converted_clip_tiny"
 OPENCLIP = {
     "embed_dim": 32,
     "vision_cfg": {"image_size": 32, "patch_size": 8, "width": 32, "layers": 2, "head_width": 16},

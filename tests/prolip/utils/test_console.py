@@ -16,7 +16,7 @@ from prolip.cli import main as cli
 from prolip.models.checkpoint import CheckpointError
 from prolip.utils import console
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 STATES = ["whole", "closed", "full", "gone", "leaving", "read-only", "slow"]
 
 

@@ -20,7 +20,7 @@ from prolip.models.tokenizer import (
     get_tokenizer,
 )
 
-TINY = Path(__file__).parents[1] / "fixtures" / "released_prolip_tiny"
+TINY = Path(__file__).parents[2] / "fixtures" / "released_prolip_tiny"
 SENTENCES = [
     "a cat on a sofa",
     "two dogs in the rain",

@@ -32,7 +32,7 @@ from prolip.models.prolip import ProLIP
 from prolip.models.registry import own_models
 from prolip.utils import documents
 
-TINY = Path(__file__).parents[1] / "fixtures" / "released_prolip_tiny" / "config.json"
+TINY = Path(__file__).parents[2] / "fixtures" / "released_prolip_tiny" / "config.json"
 PACKAGED = sorted(Path(open_clip.__file__).parent.glob("model_configs/*.json"))
 OURS = {"mask_token_id": 5, "special_token_ids": [1]}
 STRANGE = [
