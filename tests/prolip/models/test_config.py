@@ -1,7 +1,7 @@
-"""Configurations from strangers: what is real is taken, everything else ends in one line that names the key.
+"""Configurations of other people: real ones are read, all others end in one line that names the key.
 
 Generated: one key of a real configuration gets a strange value, or the file is damaged as text. Either the model builds
-(on the meta device) with what was asked for, or a ValueError or OSError says in one line which key is wrong.
+(on the meta device) as asked, or a ValueError or OSError names the wrong key in one line.
 """
 
 import copy
@@ -17,87 +17,26 @@ import torch
 
 import prolip
 from prolip import factory
-from prolip.models.config import (
-    MAX_PARAMETERS,
-    PreprocessRules,
-    ProLIPRules,
-    TwoTowers,
-    check,
-    check_openclip,
-    complete,
-    count_parameters,
-    override,
-)
+from prolip.models import config as module
+from prolip.models.checkpoint import save_pretrained
+from prolip.models.config import PreprocessRules, ProLIPRules, check_openclip, complete, override
 from prolip.models.prolip import ProLIP
-from prolip.models.registry import own_models
-from prolip.utils import documents
 
 TINY = Path(__file__).parents[2] / "fixtures" / "released_prolip_tiny" / "config.json"
 PACKAGED = sorted(Path(open_clip.__file__).parent.glob("model_configs/*.json"))
-OURS = {"mask_token_id": 5, "special_token_ids": [1]}
-STRANGE = [
-    None,
-    True,
-    False,
-    0,
-    -1,
-    1,
-    3,
-    7,
-    48,
-    1.5,
-    -0.5,
-    10**9,
-    2**31,
-    2**63,
-    10**30,
-    10**400,
-    float("nan"),
-    float("inf"),
-    -float("inf"),
-    1e300,
-    1e-300,
-    "",
-    "false",
-    "12",
-    "x" * 100_000,
-    "a\nb",
-    [],
-    [1],
-    [16, 16],
-    [0, 0],
-    [1, 2, 3],
-    ["a"],
-    [[]],
-    {},
-    {"a": 1},
-    {"eps": float("nan")},
-    {"eps": "1"},
-    {"clean": 3},
-    {"bpe_path": "/dev/zero"},
-    {"trust_remote_code": True},
-    {"approximate": "tan"},
-]
+NUMBERS = [0, -1, 1, 3, 7, 48, 1.5, -0.5, 10**9, 2**31, 2**63, 10**30, 10**400, 1e300, 1e-300]
+STRANGE = (
+    [None, True, False, *NUMBERS, float("nan"), float("inf"), -float("inf"), "", "false", "12", "x" * 10**5, "a\nb"]
+    + [[], [1], [16, 16], [0, 0], [1, 2, 3], ["a"], [[]], {}, {"a": 1}, {"eps": float("nan")}, {"eps": "1"}]
+    + [{"clean": 3}, {"bpe_path": "/dev/zero"}, {"trust_remote_code": True}, {"approximate": "tan"}]
+)
 SOUND = [
-    ("vision_cfg", "layers", 3),
-    ("vision_cfg", "mlp_ratio", 2),
-    ("text_cfg", "mlp_ratio", 3.7362),
-    ("", "embed_dim", 7),
-    ("", "custom_text", True),
-    ("vision_cfg", "norm_kwargs", {"eps": 1e-6}),
-    ("text_cfg", "act_kwargs", {"approximate": "tanh"}),
-    ("text_cfg", "norm_kwargs", None),
-    ("vision_cfg", "ls_init_value", 1e-5),
-    ("vision_cfg", "pool_type", "avg"),
-    ("text_cfg", "context_length", 300),
-    ("", "quick_gelu", True),
-    ("", "init_logit_bias", -5),
-    ("vision_cfg", "qk_norm", True),
-    ("vision_cfg", "no_ln_pre", True),
-    ("vision_cfg", "timm_model_name", None),
+    ("vision_cfg", {"layers": 3, "mlp_ratio": 2, "norm_kwargs": {"eps": 1e-6}, "ls_init_value": 1e-5, "qk_norm": True}),
+    ("vision_cfg", {"pool_type": "avg", "no_ln_pre": True, "timm_model_name": None}),
+    ("text_cfg", {"mlp_ratio": 3.7362, "act_kwargs": {"approximate": "tanh"}, "norm_kwargs": None}),
+    ("text_cfg", {"context_length": 300}),
+    ("", {"embed_dim": 7, "custom_text": True, "quick_gelu": True, "init_logit_bias": -5}),
 ]
-
-
 KEYS = {
     block: list(rules.annotation.model_fields)
     for block, rules in ProLIPRules.model_fields.items()
@@ -106,12 +45,7 @@ KEYS = {
 KEYS |= {"": list(ProLIPRules.model_fields), "preprocess_cfg": list(PreprocessRules.model_fields)}
 
 
-def on_meta(config):
-    with torch.device("meta"):
-        return ProLIP(config)
-
-
-# --- what is real
+# --- real ones
 @pytest.mark.parametrize("path", PACKAGED, ids=lambda path: path.stem)
 def test_openclips_own_configurations_pass_and_its_plain_transformers_become_ours(path):
     config = json.loads(path.read_text())
@@ -120,17 +54,10 @@ def test_openclips_own_configurations_pass_and_its_plain_transformers_become_our
     plain = not ({"timm_model_name", "attentional_pool"} & vision.keys() or isinstance(vision["layers"], list))
     if plain and not {"hf_model_name"} & text.keys() and text.get("proj_type") != "none":
         wanted = {"no_causal_mask": True, "embed_cls": True, "pool_type": "last"}
+        own = {"mask_token_id": 5, "special_token_ids": [1]}
         ours = {key: value for key, value in config.items() if key != "multimodal_cfg"}
-        made = complete({**ours, "text_cfg": {**text, **wanted}, "prolip_cfg": OURS})
+        made = complete({**ours, "text_cfg": {**text, **wanted}, "prolip_cfg": own})
         assert made["embed_dim"] == config["embed_dim"]
-
-
-@pytest.mark.parametrize("name", [name for name in own_models() if "H-14" not in name])
-def test_parameters_are_counted_to_a_twentieth_before_anything_is_built(name):
-    config, _ = factory.get_model_config(name)
-    counted = count_parameters(check(ProLIPRules, config))
-    built = sum(parameter.numel() for parameter in on_meta(config).parameters())
-    assert abs(counted / built - 1) < 0.05, (counted, built)
 
 
 def test_whole_numbers_stand_for_fractions_lists_for_pairs_and_null_for_what_is_optional(tmp_path):
@@ -144,25 +71,18 @@ def test_whole_numbers_stand_for_fractions_lists_for_pairs_and_null_for_what_is_
     assert model.logit_bias.item() == -10 and model.pixel_mean.flatten().tolist() == [0.5] * 3
 
 
-# --- what could be built and would not end
 @pytest.mark.parametrize(
     "changes, named",
     [
-        ({"vision_cfg": {"layers": 10**9}}, "vision_cfg.layers is 1000000000: it should be at most 1000"),
+        ({"vision_cfg": {"layers": 10**9}}, "vision_cfg.layers is 1000000000: it should be less than or equal to 1000"),
         ({"text_cfg": {"width": 2**16, "heads": 1024, "layers": 1000}}, "of 5.2e+13 parameters, at most 2e+10"),
         ({"text_cfg": {"vocab_size": 2**22, "width": 2**16}}, "text_cfg is a tower of"),
-        ({"vision_cfg": {"image_size": 2**14, "patch_size": 8}}, "is 4,194,304 patches, at most 65,536"),
+        ({"vision_cfg": {"image_size": 2**14, "patch_size": 8}}, "4,194,304 patches, at most 65,536"),
         ({"vision_cfg": {"patch_size": 2**14, "image_size": 2**14, "width": 2**15}}, "vision_cfg is a tower of"),
-        ({"vision_cfg": {"mlp_ratio": 0.01}}, "mlp_ratio 0.01 of the width 32 leaves no hidden unit"),
-        ({"vision_cfg": {"qk_norm": True, "block_type": "default"}}, "block_type is 'default', which has no qk_norm"),
-        ({"vision_cfg": {"act_kwargs": {"approximate": "tanh"}}, "quick_gelu": True}, "act_kwargs are GELU's"),
+        ({"vision_cfg": {"mlp_ratio": 0.01}}, "mlp_ratio 0.01 leaves no hidden unit"),
         ({"vision_cfg": {"pos_embed_type": "sin_cos_2d", "image_size": [32, 16]}}, "needs a square of patches"),
-        (
-            {"vision_cfg": {"patch_size": 12, "image_size": 36}, "conv_stem": True},
-            "patch_size 12 must be a power of two",
-        ),
         ({"text_cfg": {"tokenizer_mode": "clips"}}, "text_cfg.tokenizer_mode"),
-        ({"embed_dim": {}}, "embed_dim is {}: give a whole number"),
+        ({"embed_dim": {}}, "embed_dim is {}: it should be a valid integer"),
     ],
 )
 def test_a_model_that_cannot_be_is_refused_before_it_is_built(monkeypatch, changes, named):
@@ -172,19 +92,21 @@ def test_a_model_that_cannot_be_is_refused_before_it_is_built(monkeypatch, chang
     assert named in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_the_largest_models_published_are_far_below_the_bound_and_this_machine_is_asked(monkeypatch):
-    giant = {
-        "embed_dim": 1280,
-        "vision_cfg": {"width": 1792, "layers": 56, "head_width": 112, "mlp_ratio": 8.5715},
-        "text_cfg": {"width": 1280, "layers": 32, "heads": 20},
-    }
-    assert count_parameters(check(TwoTowers, giant)) * 4 < MAX_PARAMETERS
-    monkeypatch.setattr(os, "sysconf", lambda name: 2**10)  # a megabyte in all
-    with pytest.raises(ValueError, match="weights take .* GiB, this machine has 0: take a smaller model"):
-        prolip.create_model("ProLIP-ViT-test")
+def test_the_bound_counts_parameters_to_a_twentieth(monkeypatch):
+    config, _ = factory.get_model_config("ProLIP-ViT-B-16")
+    with torch.device("meta"):
+        model = ProLIP(config)
+    for block, tower in (("vision_cfg", model.visual), ("text_cfg", model.text)):
+        count = sum(parameter.numel() for parameter in tower.parameters())
+        monkeypatch.setattr(module, "MAX_PARAMETERS", 0.95 * count)
+        with pytest.raises(ValueError, match=f"{block if block == 'text_cfg' else '_cfg'} is a tower of"):
+            complete(config)
+        monkeypatch.setattr(module, "MAX_PARAMETERS", 1.05 * count)
+        if block == "text_cfg":  # the larger one
+            complete(config)
 
 
-# --- generated
+# --- generated ones
 def base(rng):
     """A wrapped configuration of the released layout or of ours, with all rules' blocks."""
     if rng.random() < 0.2:
@@ -194,63 +116,55 @@ def base(rng):
 
 
 def change_value(rng):
-    """(text of a file, keys of which a refusal names one): a strange value somewhere."""
+    """(text of a file, words of which a refusal has one): a strange value somewhere."""
     whole = base(rng)
     model = whole["model_cfg"]
     block = rng.choice(["", "vision_cfg", "vision_cfg", "text_cfg", "text_cfg", "prolip_cfg", "preprocess_cfg", "file"])
     if block == "file":
         place, key = whole, rng.choice([*whole, "preproces_cfg"])
-    elif block == "preprocess_cfg":
-        place, key = whole.setdefault(block, {}), rng.choice(KEYS[block])
     else:
-        place = model.setdefault(block, {}) if block else model
-        key = rng.choice(KEYS[block])
+        above = whole if block == "preprocess_cfg" else model
+        place, key = above.setdefault(block, {}) if block else model, rng.choice(KEYS[block])
     key = key + rng.choice("abc") if rng.random() < 0.1 else key
     place[key] = rng.choice(STRANGE)
     text = json.dumps(whole)
-    named = [key, block or key, "embed_unc"]  # the last: a published model has no prolip_cfg
+    named = [key, block or key, "embed_unc", "[UNC]", "patch"]  # a published model has no prolip_cfg
     named += ["model configuration"] if block == "file" else []
     return text.replace("Infinity", "1e400") if rng.random() < 0.5 else text, named
 
 
 def change_soundly(rng):
-    """A file that a real model may have, and nothing of which a refusal could be."""
+    """A file that a real model may have, which must not be refused."""
     whole = base(rng)
-    block, key, value = rng.choice(SOUND)
-    (whole["model_cfg"][block] if block else whole["model_cfg"])[key] = value
+    block, values = rng.choice(SOUND)
+    key = rng.choice(list(values))
+    (whole["model_cfg"][block] if block else whole["model_cfg"])[key] = values[key]
     return json.dumps(whole), []
 
 
 def change_text(rng):
-    """(bytes of a file, what a refusal names): no JSON, or JSON of a kind that loads what it should not."""
+    """(bytes of a file, words of a refusal): no JSON, or JSON that traps its reader."""
     text = json.dumps(base(rng)).encode()
     at = rng.randrange(1, len(text))
-    return rng.choice(
-        [
-            (text[:at], "config.json"),
-            (text[:at] + b"\xff\xfe" + text[at:], "config.json"),
-            (b"", "config.json"),
-            (b"[" * rng.choice([60, 10_000, 500_000]), "config.json"),
-            (text + b"}", "config.json"),
-            (b'{"a":' * 300_000, "config.json"),
-            (text + b" " * 2**20, "has more than 1,048,576 bytes"),
-            (b'{"model_cfg": {"embed_dim": 3}, "model_cfg": ' + text + b"}", "'model_cfg' is there twice"),
-            (b'{"a": ' + b"9" * 5000 + b"}", "config.json"),
-            (b'{"a": [' + b"0," * 200_000 + b"0]}", "values"),
-            (b"\x00" * 4096, "config.json"),
-            (b"\xef\xbb\xbf" + text, "config.json"),
-        ]
-    )
+    others = [text[:at], text[:at] + b"\xff\xfe" + text[at:], b"", text + b"}", b"\x00" * 4096, b"\xef\xbb\xbf" + text]
+    others += [b"[" * rng.choice([60, 10_000, 500_000]), b'{"a":' * 300_000, b'{"a": ' + b"9" * 5000 + b"}"]
+    traps = [
+        (text + b" " * 2**20, "has more than 1,048,576 bytes"),
+        (b'{"model_cfg": {"embed_dim": 3}, "model_cfg": ' + text + b"}", "'model_cfg' is there twice"),
+        (b'{"a": [' + b"0," * 200_000 + b"0]}", "values"),
+    ]
+    return rng.choice([*((other, "config.json") for other in others), *traps])
 
 
 def try_one(folder, seed):
-    """What becomes of one generated configuration: "built" or "refused"."""
+    """The fate of one generated configuration: "built" or "refused"."""
     rng = random.Random(f"config {seed}")
     made, named = rng.choice([change_text, change_value, change_value, change_value, change_soundly])(rng)
     (folder / "config.json").write_bytes(made if isinstance(made, bytes) else made.encode())
     try:
         config, preprocess = factory.get_model_config(f"local-dir:{folder}")
-        on_meta(config)
+        with torch.device("meta"):
+            ProLIP(config)
         json.dumps([config, preprocess], allow_nan=False)
     except (ValueError, OSError) as error:
         line = str(error)
@@ -258,13 +172,11 @@ def try_one(folder, seed):
         assert any(name in line for name in ([named] if isinstance(named, str) else named)), (named, line)
         return "refused"
     asked = json.loads(made)
-    for key in ("embed_dim", "vision_cfg", "text_cfg"):  # what was asked for is there, and nothing else
+    for key in ("embed_dim", "vision_cfg", "text_cfg"):  # every asked value is there
         given, got = asked["model_cfg"][key], config[key]
         if isinstance(given, dict):
-            theirs = {k: v for k, v in given.items() if k not in ("embed_unc", "init_unc_bias", "pool_type", "pad_id")}
-            assert {k: got[k] for k in theirs if k != "tokenizer_kwargs"} == {
-                k: v for k, v in theirs.items() if k != "tokenizer_kwargs"
-            }
+            others = ("embed_unc", "init_unc_bias", "pool_type", "pad_id", "tokenizer_kwargs")
+            assert all(got[k] == v for k, v in given.items() if k not in others)
         else:
             assert given == got and type(given) is type(got)
     return "built"
@@ -282,22 +194,17 @@ def test_a_thousand_generated_configurations(tmp_path, part):
     assert verdicts["refused"] > 100 and verdicts["built"] > 20, verdicts
 
 
-def test_a_pipe_or_a_folder_in_place_of_the_file_is_not_waited_for(tmp_path):
-    os.mkfifo(tmp_path / "pipe.json")
-    for name, message in (("pipe.json", "is a pipe or a device"), (".", "Is a directory")):
-        with pytest.raises((ValueError, OSError), match=message):
-            documents.read_json(tmp_path / name)
-    (tmp_path / "model").mkdir()
-    os.mkfifo(tmp_path / "model" / "config.json")
+def test_a_pipe_in_place_of_the_file_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "config.json")
     with pytest.raises(FileNotFoundError, match="no configuration in"):
-        prolip.create_model(f"local-dir:{tmp_path / 'model'}")
+        prolip.create_model(f"local-dir:{tmp_path}")
 
 
 @pytest.mark.parametrize(
     "preprocess, message",
     [
-        ({"mean": ["a", 1, 2]}, "preprocess_cfg.mean is .*: give a number"),
-        ({"std": [0, 1, 1]}, "preprocess_cfg.std is .*: it should be at least 0.000001"),
+        ({"mean": ["a", 1, 2]}, "preprocess_cfg.mean is .*: it should be a valid number"),
+        ({"std": [0, 1, 1]}, "preprocess_cfg.std is .*: it should be greater than or equal to 0.000001"),
         ({"mode": "CMYK"}, "preprocess_cfg.mode is 'CMYK': it should be 'RGB'"),
         ({"meen": [1, 1, 1]}, "unknown key 'meen' in preprocess_cfg: did you mean mean"),
     ],
@@ -312,45 +219,12 @@ def test_preprocessing_is_checked_wherever_it_comes_from(tmp_path, preprocess, m
 
 
 def test_a_damaged_configuration_beside_weights_is_refused_with_its_name(tmp_path):
-    from prolip.models.checkpoint import save_pretrained
-
     save_pretrained(prolip.create_model("ProLIP-ViT-test"), tmp_path)
     written = json.loads((tmp_path / "config.json").read_text())
     written["model_cfg"]["vision_cfg"] = "none"
     (tmp_path / "config.json").write_text(json.dumps(written))
-    with pytest.raises(ValueError, match="config.json, beside the weights: vision_cfg is 'none': give name -> value"):
+    with pytest.raises(ValueError, match="config.json, beside the weights: vision_cfg is 'none': it should be a valid"):
         prolip.create_model("ProLIP-ViT-test", pretrained=str(tmp_path / "model.safetensors"))
-
-
-# --- YAML
-def bomb(levels):
-    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
-    return "\n".join(lines + [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, levels)])
-
-
-@pytest.mark.parametrize(
-    "text, message",
-    [
-        (bomb(9), "more than 100,000 values"),
-        ("a: &a [*a]", "nested more than 50 levels"),
-        ("[" * 5000, "too deeply"),
-        ("a: 1\nb: 2\na: 3", "the key 'a' is there twice"),
-        ("a: !!python/object/apply:os.system [true]", "constructor"),
-        ("a: [", "is no YAML"),
-        ("a: " + "x" * 2**17, "more than 131,072 bytes"),
-        ("\x00", "is no YAML"),
-    ],
-)
-def test_yaml_that_traps_is_refused_in_a_line(tmp_path, text, message):
-    (tmp_path / "c.yaml").write_text(text)
-    with pytest.raises(ValueError, match=message) as caught:
-        documents.read_yaml(tmp_path / "c.yaml")
-    assert "c.yaml" in str(caught.value) and "\n" not in str(caught.value)
-
-
-def test_yaml_keeps_anchors_that_save_typing(tmp_path):
-    (tmp_path / "c.yaml").write_text("a: &a {x: 1}\nb: {<<: *a, y: 2}\nc: *a")
-    assert documents.read_yaml(tmp_path / "c.yaml") == {"a": {"x": 1}, "b": {"x": 1, "y": 2}, "c": {"x": 1}}
 
 
 def test_a_model_with_parts_of_one_method_is_none_of_another():
