@@ -223,7 +223,7 @@ def image_case(seed, model):
         return judge(lambda: model.encode_image(raw), encode(model, normalised))
     if kind == 4:
         raw = raw.to(rng.choice([torch.float32, torch.float16, torch.float64]))
-        return judge(lambda: model.encode_image(raw), encode(model, raw.float()), "pixels that were not normalised")
+        return judge(lambda: model.encode_image(raw), encode(model, raw.float()), "images have values beyond 20")
     low = x.half()
     form = rng.choice(
         [
