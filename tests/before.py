@@ -10,6 +10,7 @@ import contextlib
 import io
 import json
 import os
+import re
 import shutil
 import tarfile
 from collections.abc import Callable, Iterable
@@ -22,6 +23,8 @@ import prolip
 from prolip.cli.main import main as prolip_main
 
 BEFORE = Path(__file__).parent / "fixtures/before"
+#: Keys of JSON files and names of metrics that were renamed since: the new name -> the recorded one.
+RENAMED: dict[str, str] = {}
 MODELS = ("prolip", "fitted", "likelihood", "pcme", "pcmepp", "vacsr")
 TEXTS = ["red bird", "fish", "a small airplane", "sweet food"]
 CPU = ["--device", "cpu"]
@@ -112,7 +115,7 @@ def searches() -> dict[str, Any]:
         own = ["--index-type", kind, *(["--lists", "4"] if kind in ("ivf", "pq") else [])]
         _, again = command("search", "build", f"indexes/{kind}", *DRAWINGS, *own, *FITTED)
         answers[kind] = {
-            "again": next(line for line in again.splitlines() if "added" in line),
+            "again": numbers(next(line for line in again.splitlines() if "added" in line)),
             "answers": [json.loads(line)["answers"] for line in lines.splitlines()],
         }
     return answers
@@ -127,7 +130,7 @@ def curated() -> dict[str, Any]:
     """What a selection of scored samples keeps, and the new shards of them."""
     rules = [
         "--duplicates",
-        "0.995",
+        "0.9998",
         "--drop",
         "weak: score < quantile(score, 0.2)",
         "--keep",
@@ -142,12 +145,24 @@ def curated() -> dict[str, Any]:
     for path in sorted(Path("kept").glob("*.tar")):
         with tarfile.open(path) as tar:
             keys += [name for name in tar.getnames() if name.endswith(".json")]
-    return {"table": table.splitlines(), "written": keys}
+    return {"counts": numbers(table), "written": keys}
 
 
 def weights() -> dict[str, Any]:
     """Weights of prompts as the command shows them."""
-    return {"shown": command("prompts", "show", "prompts.json")[0].splitlines()}
+    return {"shown": numbers(command("prompts", "show", "prompts.json")[0])}
+
+
+def numbers(text: str) -> list[float]:
+    """The numbers of a text, whose words may change."""
+    return [float(word) for word in re.findall(r"(?<![\w.:=])\d+(?:\.\d+)?(?![\w:=])", text)]
+
+
+def with_recorded_names(value: Any) -> Any:
+    """A JSON value with the keys that it had when it was recorded."""
+    if isinstance(value, dict):
+        return {RENAMED.get(key, key): with_recorded_names(x) for key, x in value.items()}
+    return [with_recorded_names(x) for x in value] if isinstance(value, list) else value
 
 
 #: What is asked -> the files that it takes.

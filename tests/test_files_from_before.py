@@ -13,7 +13,7 @@ TOLERANCE = {"resumed": 1e-4}
 
 @pytest.mark.parametrize("question", before.QUESTIONS, ids=lambda question: question.__name__)
 def test_files_say_what_they_said(question, tmp_path):
-    found = json.loads(json.dumps(before.answer(question, tmp_path)))
+    found = before.with_recorded_names(json.loads(json.dumps(before.answer(question, tmp_path))))
     wanted, tolerance = WANTED[question.__name__], TOLERANCE.get(question.__name__, 1e-5)
     assert not list(before.differences(found, wanted, tolerance=tolerance))
 

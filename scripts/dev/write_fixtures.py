@@ -223,7 +223,10 @@ def write_openclip(folder: Path, words: list[str]) -> None:
     config = {key: TOWERS[key] for key in ("embed_dim", "vision_cfg")} | {"text_cfg": text}
     (folder / "open_clip_config.json").write_text(json.dumps({"model_cfg": config, "preprocess_cfg": {}}))
     torch.manual_seed(1)
-    torch.save(open_clip.CLIP(**config).state_dict(), folder / "open_clip_pytorch_model.bin")
+    weights = open_clip.CLIP(**config).state_dict()
+    for name in ("visual.conv1.weight", "token_embedding.weight"):
+        weights[name] *= 10  # so that images differ, and texts
+    torch.save(weights, folder / "open_clip_pytorch_model.bin")
 
 
 # --- commands --------------------------------------------------------------------------------------------------------
