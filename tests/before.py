@@ -23,6 +23,8 @@ import prolip
 from prolip.cli.main import main as prolip_main
 
 BEFORE = Path(__file__).parent / "fixtures/before"
+#: Below this, differences are of the order of what was summed.
+SMALL = 1e-2
 #: Keys of JSON files and names of metrics that were renamed since: the new name -> the recorded one.
 RENAMED: dict[str, str] = {}
 MODELS = ("prolip", "fitted", "likelihood", "pcme", "pcmepp", "vacsr")
@@ -199,7 +201,7 @@ def record(source: Path) -> None:
 
 
 def differences(found: Any, wanted: Any, place: str = "", tolerance: float = 0.0) -> Iterable[str]:
-    """Where two JSON values part by more than a share of the larger one, or of 1e-3 where both are smaller."""
+    """Where two JSON values part by more than a share of the larger one, or of SMALL where both are smaller."""
     if isinstance(wanted, dict) and isinstance(found, dict):
         for key in sorted(wanted.keys() | found.keys()):
             if key in wanted and key in found:
@@ -211,5 +213,5 @@ def differences(found: Any, wanted: Any, place: str = "", tolerance: float = 0.0
             yield from differences(a, b, f"{place}/{number}", tolerance)
     elif found != wanted:
         numbers = all(isinstance(x, (int, float)) for x in (found, wanted))
-        if not numbers or abs(found - wanted) > tolerance * max(abs(found), abs(wanted), 1e-3):
+        if not numbers or abs(found - wanted) > tolerance * max(abs(found), abs(wanted), SMALL):
             yield f"{place}: {found}, was {wanted}"

@@ -14,19 +14,20 @@ import numpy as np
 #: Prompt rules that stored features keep, as no image chooses.
 STORED_RULES = ("certain:2", "below:0.5")
 TEMPLATES = (*mini.TEMPLATES, "{c} picture")
-#: DataComp's folders: key -> (folder, number of classes, values of the columns of the metadata).
-DATACOMP_CLASSES = {
-    "vtab/caltech101": ("wds_vtab-caltech101_test", 7, ()),
-    "cifar10": ("wds_cifar10_test", 7, ()),
-    "imagenet1k": ("wds_imagenet1k_test", 7, ()),
-    "imagenetv2": ("wds_imagenetv2_test", 7, ()),
-    "vtab/pcam": ("wds_vtab-pcam_test", 2, ()),
-    "mnist": ("wds_mnist_test", 7, ()),
-    "wilds/iwildcam": ("wds_wilds-iwildcam_test", 7, (3, 9, 9, 9, 9, 9, 9, 9, 7)),
-    "wilds/camelyon17": ("wds_wilds-camelyon17_test", 2, (2, 3, 2)),
-    "wilds/fmow": ("wds_wilds-fmow_test", 7, (6, 3, 7)),
-    "fairness/dollar_street": ("wds_dollar_street_test", 7, (3, 4, 4)),
-    "fairness/geode": ("wds_geode_test", 7, (3, 5)),
+#: DataComp's classification tasks.
+PLAIN = (
+    "vtab/caltech101 cifar10 vtab/cifar100 vtab/clevr_count_all vtab/clevr_closest_object_distance country211 vtab/dtd"
+    " vtab/eurosat fgvc_aircraft food101 gtsrb imagenet1k imagenet_sketch imagenetv2 imagenet-a imagenet-o imagenet-r"
+    " vtab/kitti_closest_vehicle_distance mnist objectnet vtab/flowers vtab/pets voc2007 vtab/pcam renderedsst2"
+    " vtab/resisc45 cars stl10 sun397 vtab/svhn"
+)
+#: Those with metadata: how many values each column has.
+COLUMNS = {
+    "wds_wilds-iwildcam_test": (3, 9, 9, 9, 9, 9, 9, 9, 7),
+    "wds_wilds-camelyon17_test": (2, 3, 2),
+    "wds_wilds-fmow_test": (6, 3, 7),
+    "wds_dollar_street_test": (3, 4, 4),
+    "wds_geode_test": (3, 5),
 }
 FACES = {"race": 4, "gender": 2, "age": 3, "toxic": 21}
 COCO_IMAGES, COCO_CAPTIONS = 50, 5
@@ -131,9 +132,11 @@ def inverted(table: dict[int, list[int]]) -> dict[int, list[int]]:
 
 # --- suites ----------------------------------------------------------------------------------------------------------
 def write_datacomp(root: Path) -> Path:
-    """Some of DataComp's tasks of every kind, with the two sets of faces."""
-    for number, (folder, classes, columns) in enumerate(DATACOMP_CLASSES.values()):
-        mini.wds_classification(root / folder, mini.CLASSES[:classes], images=16, columns=columns, seed=20 + number)
+    """All of DataComp's tasks, with its two sets of faces."""
+    folders: dict[str, tuple[int, ...]] = {f"wds_{key.replace('/', '-')}_test": () for key in PLAIN.split()}
+    for number, (folder, columns) in enumerate((folders | COLUMNS).items()):
+        classes = mini.CLASSES[: 2 if "pcam" in folder or "sst2" in folder or "camelyon" in folder else 7]
+        mini.wds_classification(root / folder, classes, images=16, columns=columns, seed=100 + number)
     for number, name in enumerate(("fairface", "utkface")):
         mini.wds_faces(root / f"wds_{name}_test", FACES, (3, 2, 4, 2), images=14, seed=50 + number)
     mini.caption_table(root / "flickr_1k_test_image_text_retrieval", images=8)
