@@ -1,7 +1,7 @@
 """Does a change leave every number as it was? Two commits train and evaluate alike, and are compared bit for bit.
 
     python scripts/dev/compare_commits.py main~20 main
-    python scripts/dev/compare_commits.py main~20 main --model runs/demo/model    evaluate this model, not one of 20 steps
+    python scripts/dev/compare_commits.py main~20 main --model runs/demo/model     evaluate this model instead
 
 Runs of the demo's recipe: in one process, in two ranks, by every other method, and one that the first commit begins and
 the second one goes on with. Then the corpus, both kinds of its tasks and clip_benchmark, of one saved model. Losses,
@@ -26,9 +26,9 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-#: What was renamed: today's spelling -> the former one. This script uses today's spelling. A commit whose source lacks it
-#: gets the former one. To fill in: rename here what the code below says, and add the old name on the right, such as
-#: {"--similarity": "--score"}, {"aurc": "area"}, {"eval.json": "evaluation.json"}, {"training.main": "train"}.
+#: Today's spelling -> the former one. The code below uses today's; a commit whose source lacks it gets the former one.
+#: To fill in: write the new name in the code below, and here the new one with the old one, such as
+#: {"--similarity": "--score"}, {"aurc": "area"}, {"eval.json": "evaluation.json"} or {"training.main": "training"}.
 RENAMED_FLAGS: dict[str, str] = {}
 #: Keys of JSON, whole or a part between slashes.
 RENAMED_KEYS: dict[str, str] = {}

@@ -44,7 +44,8 @@ SCORES = (
 SYNONYMS = ("csd_similarity", "mean_cosine")
 METHODS = ("openclip", "likelihood", "pcme", "pcmepp", "vacsr", "siglip")
 #: On the machine that froze the metrics they are the same bit for bit. The kernels of another CPU sum in another order,
-#: so metrics of stored features may part by a share of 1e-6 there, and those whose towers run by 1e-3, as two near pairs may change places.
+#: so metrics of stored features may differ by 1e-6 of their value there. Where towers run it is 1e-3, as two near pairs
+#: may change places.
 FEATURES, TOWERS = 1e-6, 1e-3
 Values = dict[str, dict[str, Any]]
 
