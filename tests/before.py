@@ -99,6 +99,13 @@ def resumed() -> dict[str, Any]:
     return losses(Path("run/metrics.jsonl"), 5)
 
 
+def card() -> dict[str, Any]:
+    """The files and the configuration of a run's model, as it is shared."""
+    command("hub", "save", "run", "--output", "shared", "--license", "mit")
+    config = json.loads(Path("shared/config.json").read_text())
+    return {"files": sorted(path.name for path in Path("shared").iterdir()), "config": config}
+
+
 def losses(path: Path, step: int) -> dict[str, Any]:
     """What a step logged, but for times and memory."""
     rows = [json.loads(line) for line in path.read_text().splitlines()]
@@ -172,6 +179,7 @@ QUESTIONS: dict[Callable[[], Any], tuple[str, ...]] = {
     models: ("models",),
     openclip: ("models", "drawings.tar"),
     resumed: ("run", "models", "drawings.tar"),
+    card: ("run",),
     searches: ("models", "indexes", "drawings.tar"),
     curated: ("curated", "drawings.tar"),
     weights: ("prompts.json",),
