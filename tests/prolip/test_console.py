@@ -175,7 +175,7 @@ def test_what_is_guarded_is_there_before_torch():
         ("-m", "prolip", "eval", "tasks", "--help"),
         ("-m", "prolip", "eval", "datacomp", "--list"),
         ("-m", "prolip", "data", "index", "data/emoji/noto.tar", "--output", "OUT"),
-        ("scripts/published_runs.py",),
+        ("scripts/studies/papers/published_runs.py",),
         ("-m", "prolip", "report", "--help"),
     ],
 )

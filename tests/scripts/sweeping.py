@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
+import sweep
 from training.main import main as train_main
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "scripts"))
-import sweep  # noqa: E402
 
 
 def train_here(plan: dict, variant: str, seed: int, folder: Path, threads: int) -> None:

@@ -1,14 +1,13 @@
 """The loader's benchmark runs and prints what it promises; how fast things are is no test's business."""
 
 import re
-import sys
 from pathlib import Path
 
 import pytest
 
+from bench.train import loader as bench_loader
+
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "scripts"))
-import bench_loader  # noqa: E402
 
 NUMBER = r"\d+\.\d+"
 
@@ -16,7 +15,7 @@ NUMBER = r"\d+\.\d+"
 @pytest.fixture(scope="module")
 def printed(forked):
     words = ["--sizes", "96x64", "--files", "2", "--turns", "3", "--image-size", "32", "--rows", "4", "--device", "cpu"]
-    assert forked.script(ROOT / "scripts/bench_loader.py", *words) == 0, forked.err[-2000:]
+    assert forked.script(ROOT / "scripts/bench/train/loader.py", *words) == 0, forked.err[-2000:]
     return forked.out
 
 

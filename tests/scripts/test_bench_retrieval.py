@@ -1,22 +1,23 @@
 """The retrieval benchmark's parts give what it prints; how fast things are is no test's business."""
 
 import re
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from bench.use import retrieval as bench_retrieval
+
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "scripts"))
-import bench_retrieval  # noqa: E402
 
 NUMBER = r"\d+\.\d+"
 
 
 def test_streaming_alone_prints_time_memory_and_recalls(forked):
-    assert forked.script(ROOT / "scripts/bench_retrieval.py", "--large", "300", "--dim", "8") == 0, forked.err[-2000:]
+    assert forked.script(ROOT / "scripts/bench/use/retrieval.py", "--large", "300", "--dim", "8") == 0, forked.err[
+        -2000:
+    ]
     assert re.search(rf"^300 x 300, D=8: {NUMBER} s, peak \d+ MB, \d+ MB of it before$", forked.out, re.M), forked.out
     assert re.search(rf"^i2t/R@1 {NUMBER}  i2t/median_rank {NUMBER}  t2i/R@1", forked.out, re.M)
 

@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-SCRIPT = Path(__file__).resolve().parents[2] / "scripts/bench/scale.py"
+SCRIPT = Path(__file__).resolve().parents[2] / "scripts/bench/train/scale.py"
 
 
 def tables_of(*words: object) -> dict[str, list[dict[str, str]]]:

@@ -2,19 +2,17 @@
 
 import importlib.util
 import re
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "scripts"))
 
 
 @pytest.fixture(scope="module")
 def bench():
-    spec = importlib.util.spec_from_file_location("bench_search", ROOT / "scripts/bench_search.py")
+    spec = importlib.util.spec_from_file_location("bench_search", ROOT / "scripts/bench/use/search.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -22,7 +20,7 @@ def bench():
 
 def test_every_kind_is_measured_both_ways_and_drawn(forked, tmp_path):
     words = ("--items", "700", "--dim", "8", "--queries", "20", "--clusters", "4", "--rounds", "1", "--threads", "1")
-    code = forked.script(ROOT / "scripts/bench_search.py", *words, "--output", str(tmp_path / "plot.png"))
+    code = forked.script(ROOT / "scripts/bench/use/search.py", *words, "--output", str(tmp_path / "plot.png"))
     assert code == 0, forked.err[-2000:]
     for kind in ("ivf", "hnsw", "pq"):
         assert re.search(rf"^\| {kind}, build \| [\d.]+ \| [\d.]+ \| [\d.]+ \|$", forked.out, re.M), forked.out

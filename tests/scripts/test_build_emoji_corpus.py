@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture(scope="module")
 def builder():
     """The script as a module."""
-    spec = importlib.util.spec_from_file_location("build_emoji_corpus", ROOT / "scripts/build_emoji_corpus.py")
+    spec = importlib.util.spec_from_file_location("build_emoji_corpus", ROOT / "scripts/corpora/build_emoji.py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)

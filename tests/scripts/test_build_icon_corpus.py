@@ -40,7 +40,7 @@ def svg_to_bytes(svg_string, width, height, skip_system_fonts):
 def builder():
     """The script as a module."""
     before, path = {name: sys.modules.pop(name, None) for name in MODULES}, list(sys.path)
-    spec = importlib.util.spec_from_file_location("build_icon_corpus", ROOT / "scripts/build_icon_corpus.py")
+    spec = importlib.util.spec_from_file_location("build_icon_corpus", ROOT / "scripts/corpora/build_icons.py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)

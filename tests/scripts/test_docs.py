@@ -14,6 +14,7 @@ from PIL import Image
 from safetensors.torch import save_file
 
 import prolip
+from dev import openclip_table
 from prolip.cli.main import main
 from prolip.data.index import build_index
 from prolip.embeddings import Pairs
@@ -24,8 +25,6 @@ from prolip.uncertainty.attach import attach
 from training.main import build_parser, parse
 
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "scripts"))
-import openclip_table  # noqa: E402
 
 TEXT = (ROOT / "docs/training.md").read_text()
 PAGES = ["README.md", "slurm/README.md", "data/emoji/README.md", "data/emoji/LICENSES/README.md"]

@@ -159,7 +159,7 @@ def test_the_page_says_where_it_ran_and_how_to_run_each_part_again(stand_in, tmp
     page = (tmp_path / "gpu.md").read_text()
     for name, value in WHERE.items():
         assert f"| {name} | {value} |" in page
-    assert "```bash\n.venv/bin/python scripts/bench/gpu.py --only tests --minutes 9\n```" in page
+    assert "```bash\n.venv/bin/python scripts/bench/gpu/gpu.py --only tests --minutes 9\n```" in page
     assert gpu.REHEARSAL not in page
 
 
@@ -302,7 +302,7 @@ def test_a_row_that_was_cut_by_a_kill_is_left_out(tmp_path):
 
 
 def test_the_plain_loss_that_ppcl_is_held_against_is_openclips():
-    import bench_loss
+    from bench.train import loss as bench_loss
 
     x = bench_loss.Inputs(20, 8, "cpu")
     got = gpu_loss.gradients(gpu_loss.compiled_blocks(gpu_loss.one_block, 7), x)

@@ -1,13 +1,12 @@
 """The runner of the tests of arithmetic: which settings a CPU gets, and that one failure is not lost among them."""
 
-import sys
 from pathlib import Path
 
 import pytest
 
+from dev import numerics
+
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "scripts"))
-import numerics  # noqa: E402
 
 OLD = {"sse4_2", "avx"}
 HASWELL = OLD | {"avx2", "fma"}

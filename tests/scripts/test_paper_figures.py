@@ -7,8 +7,6 @@ from matplotlib.figure import Figure
 from PIL import Image
 from report.report_stand_in import make_result
 
-from paper_figures import paper
-from paper_figures.paper import Pictures, without_cells
 from prolip.embedder import Embedded
 from prolip.gaussian import Gaussian
 from prolip.hierarchy import figures as hierarchy
@@ -17,6 +15,8 @@ from prolip.hierarchy.traversal import traverse
 from prolip.prompts.bprw import Reweighing
 from prolip.prompts.weights import PromptWeights
 from prolip.scores import CSDScore
+from studies.papers.figures import paper
+from studies.papers.figures.paper import Pictures, without_cells
 
 
 def words_of(figure):

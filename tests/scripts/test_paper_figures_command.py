@@ -15,13 +15,13 @@ import pytest
 import torch
 from PIL import Image
 
-from paper_figures.index import FIGURES, file_of
 from prolip import create_model
 from prolip.cli.main import main as prolip
 from prolip.models.weights.checkpoint import save_pretrained
 from prolip.prompts.bprw import Reweighing
 from prolip.prompts.weights import PromptWeights
 from prolip.utils.console import STEERING
+from studies.papers.figures.index import FIGURES, file_of
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
-from pathlib import Path
 
 import pytest
 
 from prolip.evaluation.datasets.coco import label_set_names
 from prolip.evaluation.metrics.ranking import retrieval_names
 from prolip.evaluation.task import TaskResult
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
-from papers import PRINTED, find_printed, format_printed, main, own_value, read_printed  # noqa: E402
+from studies.papers.papers import PRINTED, find_printed, format_printed, main, own_value, read_printed
 
 WAYS = ("i2t", "t2i")
 KS = (1, 5, 10)

@@ -1,21 +1,16 @@
 """The benchmark of BPRW agrees with its loop, and the study's table has the figures of the evaluation's commands."""
 
 import re
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 from commands import evaluate
 
 import prolip
+from bench.use import prompts as bench_prompts
 from prolip.corpora.emoji import corpus as emoji
 from prolip.models.weights.checkpoint import save_pretrained
-
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "scripts"))
-import bench_prompts  # noqa: E402
-import study_prompts  # noqa: E402
+from studies.use import prompts as study_prompts
 
 
 def test_the_loop_of_the_benchmark_finds_the_same_weights(capsys):

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "scripts"))
+from studies.papers.published_runs import RUNS, check_published, published_table
 
-from published_runs import RUNS, check_published, published_table  # noqa: E402
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -68,5 +66,5 @@ def test_the_table_holds_every_run_and_every_source(checks):
 
 def test_the_page_shows_what_the_command_prints(checks):
     page = (ROOT / "docs/scaling.md").read_text()
-    shown = page.partition("python scripts/published_runs.py\n```\n\n```text\n")[2].partition("```")[0]
+    shown = page.partition("python scripts/studies/papers/published_runs.py\n```\n\n```text\n")[2].partition("```")[0]
     assert shown.strip() == published_table(list(checks.values())).strip()

@@ -2,18 +2,17 @@
 
 import json
 import shutil
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from bench.use import search_growth
+from prolip.search.index import SearchIndex
+from prolip.search.indexes import Kind
+
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "scripts"))
-import search_growth  # noqa: E402
-from prolip.search.index import SearchIndex  # noqa: E402
-from prolip.search.indexes import Kind  # noqa: E402
 
 KINDS = ("ivf", "hnsw", "pq")
 WHAT = [
@@ -73,11 +72,11 @@ def test_one_table_has_every_search_at_every_size_and_what_more_items_would_take
         "--extrapolate",
         "9000",
     )
-    page, mark = tmp_path / "page.md", "<!-- 8 dimensions: by scripts/bench_search.py -->"
+    page, mark = tmp_path / "page.md", "<!-- 8 dimensions: by scripts/bench/use/search.py -->"
     page.write_text("none")
-    assert forked.script(ROOT / "scripts/bench_search.py", *words, "--write", page) == 2 and mark in forked.err
+    assert forked.script(ROOT / "scripts/bench/use/search.py", *words, "--write", page) == 2 and mark in forked.err
     page.write_text(f"before\n{mark}\nold\n{mark}\nafter\n")
-    code = forked.script(ROOT / "scripts/bench_search.py", *words, "--write", page)
+    code = forked.script(ROOT / "scripts/bench/use/search.py", *words, "--write", page)
     assert code == 0, forked.err[-2000:]
     found = cells(forked.out)
     assert page.read_text() == f"before\n{mark}\n{forked.out[forked.out.rindex('| items |') :]}{mark}\nafter\n"

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,11 +15,8 @@ from prolip.plan.config import PlanConfig
 from prolip.plan.hardware import build_cluster
 from prolip.plan.models import count_of_run
 from prolip.plan.phases import feed, pairs, step_times
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
-
-import simulate_steps  # noqa: E402
-from simulate_steps import Loader, Noise, collect, exchange, ring_links, simulate  # noqa: E402
+from studies.scaling import simulate_steps
+from studies.scaling.simulate_steps import Loader, Noise, collect, exchange, ring_links, simulate
 
 QUIET = Noise(rank_sigma=0, step_sigma=0, block_sigma=0, image_sigma=0, open_sigma=0, steps=5)
 EASY = {"images_per_core": 1e6, "open_ms": 0, "stream_mbs": 1e6, "store_gbs": 1e6}
@@ -267,5 +262,5 @@ def test_bad_input_is_refused_with_a_remedy(capsys, words, said):
 def test_the_flags_that_planning_had_name_this_script(capsys, flag):
     assert main(["plan", "--mfu", "0.4", flag]) == 2
     error = capsys.readouterr().err
-    assert error.startswith(f"error: {flag} is not a flag here: python scripts/simulate_steps.py")
+    assert error.startswith(f"error: {flag} is not a flag here: python scripts/studies/scaling/simulate_steps.py")
     assert error.count("\n") == 1

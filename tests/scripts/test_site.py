@@ -12,10 +12,9 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
-ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "scripts"))
+from dev import site_hooks
 
-import site_hooks  # noqa: E402
+ROOT = Path(__file__).parents[2]
 
 CONFIG = ROOT / ".mkdocs.yml"
 
@@ -51,7 +50,7 @@ def test_every_page_of_docs_has_its_place_on_the_site(tmp_path):
 
 
 def test_links_out_of_docs_become_names_of_files():
-    page = SimpleNamespace(file=SimpleNamespace(src_uri="study.md"))
+    page = SimpleNamespace(file=SimpleNamespace(src_uri="studies.methods.study.md"))
     text = "[`a.py`](../src/a.py), [rules](../x/y.md#z), [here](b.md), [web](https://x.y)"
     told = site_hooks.on_page_markdown(text, page)
     assert told == "`src/a.py`, rules (`x/y.md`), [here](b.md), [web](https://x.y)"

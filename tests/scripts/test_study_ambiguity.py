@@ -1,6 +1,5 @@
 """PCME's studies: what erasing, mixing and dropping words change, and the figure of a small model."""
 
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -8,13 +7,12 @@ import pytest
 import torch
 
 import prolip
-from paper_figures.paper import erase
 from prolip.corpora.emoji.corpus import Concept, Corpus
 from prolip.models.weights.checkpoint import save_pretrained
+from studies.papers.figures.paper import erase
+from studies.uncertainty import ambiguity as study_ambiguity
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "scripts"))
-import study_ambiguity  # noqa: E402
 
 
 def test_erasing_more_erases_the_same_cells_and_others():

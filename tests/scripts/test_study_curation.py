@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -15,11 +14,10 @@ from drawings import SHARDS, UNSEEN
 from prolip.data.reading.shards import expand_source
 from prolip.data.reading.tar import read_shard
 from prolip.data.samples.sample import json_record
+from studies.methods import study
+from studies.use import curation as study_curation
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "scripts"))
-import study  # noqa: E402
-import study_curation  # noqa: E402
 
 TINY = (
     f"--model ProLIP-ViT-test --precision fp32 --device cpu --workers 0 --batch-size 16 --train-num-samples 32"

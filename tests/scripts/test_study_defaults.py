@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 import tarfile
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "scripts"))
-import study_defaults  # noqa: E402
-from training.main import parse  # noqa: E402
+from studies.methods import defaults as study_defaults
+from training.main import parse
 
 
 @pytest.fixture
@@ -79,7 +75,9 @@ def test_tables_have_a_row_for_a_setting_and_a_column_for_so_much_of_a_corpus(mo
         lambda first, second, keys: {key: f"{second[0][key] - first[0][key]:+.1f}" for key in keys},
     )
     page = tmp_path / "page.md"
-    page.write_text("".join(f"<!-- {name}: by scripts/study_defaults.py -->\n" * 2 for name in ("trained", "kept")))
+    page.write_text(
+        "".join(f"<!-- {name}: by scripts/studies/methods/defaults.py -->\n" * 2 for name in ("trained", "kept"))
+    )
     study_defaults.main(["--out", str(tmp_path), "--tables-only", "--starts", "trained", "--write", str(page)])
     lines = [line.split(" | ") for line in page.read_text().splitlines() if line.startswith("| ")]
     assert lines[0][:4] == ["| setting", "emoji 50", "emoji 300", "emoji 3,000"]

@@ -1,7 +1,5 @@
 """The few-shot table of the study, of tiny models: what is trained, that it goes on, and its figures."""
 
-import sys
-from pathlib import Path
 from statistics import harmonic_mean
 
 import pytest
@@ -11,11 +9,8 @@ from commands import evaluate
 import prolip
 from prolip.evaluation.datasets.wds import open_wds
 from prolip.models.weights.checkpoint import save_pretrained
-
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "scripts"))
-import study  # noqa: E402
-import study_few_shot  # noqa: E402
+from studies.methods import few_shot as study_few_shot
+from studies.methods import study
 
 
 @pytest.fixture(scope="module")

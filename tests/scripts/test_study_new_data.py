@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-import study_new_data as study
 from prolip.embeddings import Pairs
+from studies.uncertainty import new_data as study
 
 
 def arrays(seed: int = 0) -> study.Arrays:
@@ -67,7 +67,9 @@ def test_tables_have_a_row_of_each_model_and_designer_with_intervals(tmp_path, c
     for kind, seed in (("new", 0), ("new", 1), ("old", 0)):
         np.savez(tmp_path / f"asked/{kind}-demo-emojione-s{seed}.npz", **arrays(seed))
     page = tmp_path / "page.md"
-    marks = [f"<!-- {table}: by scripts/study_new_data.py -->" for table in (*study.FIGURES, "gains", "labels")]
+    marks = [
+        f"<!-- {table}: by scripts/studies/uncertainty/new_data.py -->" for table in (*study.FIGURES, "gains", "labels")
+    ]
     page.write_text("\n".join(f"{mark}\n{mark}" for mark in marks))
     study.main(["tables", "--out", str(tmp_path), "--draws", "20", "--write", str(page)])
     lines = page.read_text().splitlines()
@@ -78,7 +80,7 @@ def test_tables_have_a_row_of_each_model_and_designer_with_intervals(tmp_path, c
     row = next(line for line in lines if line.startswith("| demo | emojione |") and f"{mean:.3f}"[1:] in line)
     assert row.count("[") == 2
     new = np.mean([np.mean(arrays(seed)["ap_i2t"]) for seed in (0, 1)])
-    gains = lines[lines.index("<!-- gains: by scripts/study_new_data.py -->") + 3]
+    gains = lines[lines.index("<!-- gains: by scripts/studies/uncertainty/new_data.py -->") + 3]
     assert f"{new - np.mean(arrays(0)['ap_i2t']):.3f}".replace("0.", ".") in gains and gains.count("[") == 5
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -11,10 +10,7 @@ from sweeping import train_here
 
 from drawings import SHARDS, UNSEEN
 from prolip.corpora.emoji.result import load
-
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "scripts"))
-import study  # noqa: E402
+from studies.methods import study
 
 SELECT = "--select group=activities --val-select group=activities"
 TINY = "--model ProLIP-ViT-test --precision fp32 --device cpu --workers 0 --batch-size 16"
@@ -91,7 +87,7 @@ def test_a_gain_is_the_difference_of_the_means_with_an_interval_around_it(runs):
 
 
 def test_tables_stand_between_the_marks_of_a_page(runs, tmp_path):
-    page, mark = tmp_path / "study.md", study.MARK.format("noise 0", "study")
+    page, mark = tmp_path / "studies.methods.study.md", study.MARK.format("noise 0", "study")
     page.write_text(f"# A\n\n{mark}\nold\n{mark}\n\nbehind\n")
     words = ["--tables-only", "--tables", "noise 0", "--write", str(page)]
     study.main(["--out", str(runs), *WORDS, *words])

@@ -1,20 +1,17 @@
 """The scripts of the study: texts held out, foreign inputs, the tables of a trained and of a frozen toy model."""
 
 import json
-import sys
 import tarfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from studies.uncertainty import foreign_inputs, hold_out_texts
+from studies.uncertainty import study as uncertainty_study
 from training.main import main as train
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "scripts"))
-import foreign_inputs  # noqa: E402
-import hold_out_texts  # noqa: E402
-import uncertainty_study  # noqa: E402
 
 SHARD, UNSEEN = ROOT / "data/emoji/noto.tar", ROOT / "data/emoji/emojione.tar"
 SELECT = "subgroup=animal mammal|animal bird|food fruit"

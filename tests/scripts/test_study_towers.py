@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,16 +11,13 @@ import torch
 import torch.nn.functional as F
 
 import prolip
-
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "scripts"))
-import reader_variants  # noqa: E402
-import study_towers  # noqa: E402
-from prolip.gaussian import Gaussian  # noqa: E402
-from prolip.methods import FURTHER  # noqa: E402
-from prolip.methods.base import Context  # noqa: E402
-from prolip.methods.prolip import ProLIPConfig  # noqa: E402
-from training.main import parse  # noqa: E402
+from prolip.gaussian import Gaussian
+from prolip.methods import FURTHER
+from prolip.methods.base import Context
+from prolip.methods.prolip import ProLIPConfig
+from studies.methods import reader_variants
+from studies.methods import towers as study_towers
+from training.main import parse
 
 
 def commands(sweep) -> dict:

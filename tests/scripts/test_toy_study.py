@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import math
 import re
-import sys
-from pathlib import Path
 
 import matplotlib.image
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
-import toy_captions  # noqa: E402
-import toy_study  # noqa: E402
+from studies.methods import toy as toy_study
+from studies.methods import toy_captions
 
 
 @pytest.mark.parametrize("way", toy_study.PAPER)

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 from ambiguous_pairs import World, ambiguous_world
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "scripts"))
-from baselines import heads  # noqa: E402
+from studies.uncertainty.baselines import heads
 
 
 @pytest.fixture

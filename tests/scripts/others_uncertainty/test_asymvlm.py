@@ -6,10 +6,10 @@ import torch
 from ambiguous_pairs import points
 from scipy.stats import spearmanr, vonmises_fisher
 
-from baselines import AsymVLM
-from baselines.asymvlm import log_density
-from baselines.sphere import power_spherical_sample
 from prolip.embeddings import Pairs
+from studies.uncertainty.baselines import AsymVLM
+from studies.uncertainty.baselines.asymvlm import log_density
+from studies.uncertainty.baselines.sphere import power_spherical_sample
 
 
 def test_the_logit_is_the_log_density_of_the_image_under_the_text():

@@ -8,7 +8,7 @@ import pytest
 import torch
 from ambiguous_pairs import few, points
 
-from baselines import BASELINES, base
+from studies.uncertainty.baselines import BASELINES, base
 
 ALL = sorted(BASELINES)
 BOTH = sorted(name for name, cls in BASELINES.items() if cls.sides == ("image", "text"))

@@ -6,9 +6,9 @@ import torch
 from ambiguous_pairs import points
 from scipy.stats import spearmanr
 
-from baselines import BayesVLM
-from baselines.bayesvlm import infonce_curvature, with_prior
 from prolip.embeddings import Pairs
+from studies.uncertainty.baselines import BayesVLM
+from studies.uncertainty.baselines.bayesvlm import infonce_curvature, with_prior
 
 
 def test_curvature_is_the_gauss_newton_matrix_of_the_loss_by_the_embedding_before_its_length_is_taken():

@@ -8,7 +8,7 @@ import pytest
 import torch
 from ambiguous_pairs import few, points
 
-from baselines import EmptyText
+from studies.uncertainty.baselines import EmptyText
 
 
 def test_it_is_the_distance_to_the_empty_text_for_both_sides():

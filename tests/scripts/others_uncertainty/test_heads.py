@@ -6,7 +6,7 @@ import pytest
 import torch
 from ambiguous_pairs import points
 
-from baselines.heads import Head, bank_of, minimise
+from studies.uncertainty.baselines.heads import Head, bank_of, minimise
 
 
 def test_a_head_starts_at_zero_whatever_the_features_and_does_not_divide_by_nothing():

@@ -9,8 +9,8 @@ import pytest
 import torch
 from ambiguous_pairs import points
 
-from baselines import InformationGain
 from prolip.embeddings import Pairs
+from studies.uncertainty.baselines import InformationGain
 
 
 def divergence(mean: torch.Tensor, bank: torch.Tensor, scale: float) -> torch.Tensor:

@@ -8,9 +8,9 @@ import torch.nn.functional as F
 from ambiguous_pairs import few, points
 from scipy.stats import spearmanr
 
-from baselines import LossPrediction, loss_prediction
-from baselines.loss_prediction import MARGIN, contrastive_losses, ranking_loss
 from prolip.embeddings import Pairs
+from studies.uncertainty.baselines import LossPrediction, loss_prediction
+from studies.uncertainty.baselines.loss_prediction import MARGIN, contrastive_losses, ranking_loss
 
 
 def test_losses_are_those_of_the_matched_among_the_bank_mean_over_pairs(monkeypatch):

@@ -6,10 +6,10 @@ import torch
 from ambiguous_pairs import points
 from scipy.stats import spearmanr
 
-from baselines import MCInfoNCE
-from baselines.mcinfonce import MOST, mc_infonce
-from baselines.sphere import power_spherical_sample
 from prolip.embeddings import Pairs
+from studies.uncertainty.baselines import MCInfoNCE
+from studies.uncertainty.baselines.mcinfonce import MOST, mc_infonce
+from studies.uncertainty.baselines.sphere import power_spherical_sample
 
 
 def test_loss_is_minus_the_log_of_the_mean_probability_over_draws_both_ways():

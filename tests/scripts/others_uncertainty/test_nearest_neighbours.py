@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from ambiguous_pairs import points
 
-from baselines import NearestNeighbours, nearest_neighbours
 from prolip.embeddings import Pairs
+from studies.uncertainty.baselines import NearestNeighbours, nearest_neighbours
 
 
 def test_it_is_the_fifth_largest_cosine_with_what_occurs_in_the_pairs_in_tiles_too(monkeypatch):

@@ -8,10 +8,10 @@ import pytest
 import torch
 from ambiguous_pairs import points
 
-from baselines.pair_likelihood import PairLikelihood, pair_loss
 from prolip.embeddings import Pairs
 from prolip.gaussian import Gaussian
 from prolip.measures import elk
+from studies.uncertainty.baselines.pair_likelihood import PairLikelihood, pair_loss
 
 
 def test_the_loss_is_the_likelihood_of_the_difference_and_elk_with_one_variance_per_input():

@@ -7,9 +7,9 @@ import torch.nn.functional as F
 from ambiguous_pairs import points
 from scipy.stats import gennorm, spearmanr
 
-from baselines import ProbVLM
-from baselines.probvlm import gennorm_nll, gennorm_variance
 from prolip.embeddings import Pairs
+from studies.uncertainty.baselines import ProbVLM
+from studies.uncertainty.baselines.probvlm import gennorm_nll, gennorm_variance
 
 
 def test_likelihood_and_variance_are_scipys():

@@ -8,7 +8,7 @@ import torch
 from ambiguous_pairs import points
 from scipy.stats import beta, kstest, vonmises_fisher
 
-from baselines.sphere import power_spherical_sample, vmf_log_normaliser
+from studies.uncertainty.baselines.sphere import power_spherical_sample, vmf_log_normaliser
 
 KAPPAS = [0.0, 1e-3, 0.7, 12.0, 300.0, 2e4]
 
