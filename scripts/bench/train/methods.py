@@ -6,7 +6,7 @@
     python scripts/bench/train/methods.py --rank 5000 25000 --dim 512 --shortlist 100  # VACSR's ranking
     python scripts/bench/train/methods.py --neighbours 5000 25000 --dim 512  # source-free's, both directions
 
-Steps take turns within one process, as in bench_step.py: forward, loss, backward, fused AdamW. --memory prints what one
+Steps take turns within one process, as in step.py: forward, loss, backward, fused AdamW. --memory prints what one
 PCME loss with its gradients holds at most above its inputs (Linux), in a process of its own each: ours, and over all
 pairs of samples at once, B x B x J x J distances as torch.cdist makes them. Differences of coordinates as formula (2)
 prints them, B x B x J x J x D, are computed, not run. VACSR's: ours above the model, and all pairs through the adapter

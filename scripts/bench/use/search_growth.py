@@ -1,4 +1,4 @@
-"""`bench_search.py --grow`: what a row costs to add, and a query to answer, while an index grows; beside faiss alone.
+"""`search.py --grow`: what a row costs to add, and a query to answer, while an index grows; beside faiss alone.
 
 One folder holds the rows, `--items` of them, added as `prolip search build` adds them, by default. At each of `--at`
 many every search is measured: exactly, and by each of `--index-types`, whose approximate index is made of all rows and

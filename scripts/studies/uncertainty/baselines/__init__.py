@@ -3,14 +3,11 @@
 from studies.uncertainty.baselines.asymvlm import AsymVLM
 from studies.uncertainty.baselines.base import Baseline
 from studies.uncertainty.baselines.bayesvlm import BayesVLM
-from studies.uncertainty.baselines.empty_text import EmptyText
-from studies.uncertainty.baselines.information_gain import InformationGain
+from studies.uncertainty.baselines.closed_form import EmptyText, InformationGain, NearestNeighbours, TopScore
 from studies.uncertainty.baselines.loss_prediction import LossPrediction
 from studies.uncertainty.baselines.mcinfonce import MCInfoNCE
-from studies.uncertainty.baselines.nearest_neighbours import NearestNeighbours
 from studies.uncertainty.baselines.pair_likelihood import PairLikelihood
 from studies.uncertainty.baselines.probvlm import ProbVLM
-from studies.uncertainty.baselines.top_score import TopScore
 
 BASELINES: dict[str, type[Baseline]] = {
     "top score": TopScore,
