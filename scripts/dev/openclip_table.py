@@ -69,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parse(arguments)
     table = markdown(HEADS, [row(name) for name in options.names])
     if options.write:
-        write(options.write, {"architectures": table}, "emoji", "openclip_table")
+        write(options.write, {"architectures": table}, "emoji", "dev/openclip_table")
     else:
         print("\n".join(table))
 

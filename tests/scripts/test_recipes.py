@@ -40,7 +40,7 @@ HEADS = {"coco-pcme": 1024, "coco-pcme-rerun": 1024, "coco-pcmepp": 1024, "coco-
 def commands(name: str) -> list[list[str]]:
     """The commands in the head of a recipe, as words behind `python -m` or `prolip eval`; of a script all its words."""
     text = re.sub(r" \\\n# +", " ", (RECIPES / f"{name}.yaml").read_text())
-    begin = r"python -m|prolip eval|python(?= scripts/papers\.py)"
+    begin = r"python -m|prolip eval|python(?= scripts/studies/papers/papers\.py)"
     return [shlex.split(line) for line in re.findall(rf"^#     (?:{begin}) (.+)$", text, re.M)]
 
 

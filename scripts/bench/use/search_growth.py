@@ -335,4 +335,4 @@ def grow(args: argparse.Namespace, folder: Path) -> None:
         sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
         from studies.methods.study import write  # which imports for seconds
 
-        write(args.write, {name: lines}, "emoji", "bench_search")
+        write(args.write, {name: lines}, "emoji", "bench/use/search")

@@ -227,7 +227,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             sys.exit("interrupted: the same command goes on with the runs that are missing")
     made = tables(folder, wanted, options.seeds)
     if options.write:
-        write(options.write, made, "emoji", "study_defaults")
+        write(options.write, made, "emoji", "studies/methods/defaults")
     else:
         print("\n\n".join("\n".join(table) for table in made.values()))
 

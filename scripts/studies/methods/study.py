@@ -351,7 +351,7 @@ TABLES: dict[str, Callable[[Runs], list[str]]] = {
 }
 
 
-def write(page: Path, tables: dict[str, list[str]], corpus: str, script: str = "study") -> None:
+def write(page: Path, tables: dict[str, list[str]], corpus: str, script: str = "studies/methods/study") -> None:
     """Put every table between the two marks of its name and script. SystemExit for one that the page lacks."""
     text = page.read_text(encoding="utf-8")
     for name, lines in tables.items():

@@ -42,7 +42,7 @@ from prolip.evaluation.metrics.bootstrap import Statistic, auroc_of, clustered
 from prolip.evaluation.metrics.selective import spearman
 from prolip.factory import create_model
 from prolip.methods.gaussians import SIDES
-from prolip.models.weights.checkpoint import save_pretrained
+from prolip.models.checkpoint import save_pretrained
 from prolip.utils.outputs import replacing_folder
 from studies.methods.study import DESIGNERS, METHODS, cell, gain, markdown, statistics, value_of, write
 
@@ -348,7 +348,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             measure_early(folder / f"{slug(row)}-s{seed}", checkout)
     table = (of_start if options.study == "start" else of_reader)(folder, seeds)
     if options.write:
-        write(options.write, {options.study: table}, "emoji", "study_towers")
+        write(options.write, {options.study: table}, "emoji", "studies/methods/towers")
     else:
         print("\n".join(table))
 

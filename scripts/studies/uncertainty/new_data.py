@@ -427,7 +427,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     else:
         found = tables(options.out, options.draws)
         if options.write:
-            write(options.write, found, "emoji", "study_new_data")
+            write(options.write, found, "emoji", "studies/uncertainty/new_data")
         print(*("\n".join([f"{name}:", *lines, ""]) for name, lines in found.items()), sep="\n")
 
 

@@ -211,7 +211,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         curation.train()
     lines = curation.tables()
     if options.write:
-        study.write(options.write, {MARK.format(curation.corpus): lines}, "emoji", "study_curation")
+        study.write(options.write, {MARK.format(curation.corpus): lines}, "emoji", "studies/use/curation")
     else:
         print("\n".join(lines))
 

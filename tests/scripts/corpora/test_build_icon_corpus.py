@@ -19,7 +19,7 @@ from prolip.data.reading.shards import expand_source
 from training.main import parse
 
 ROOT = Path(__file__).parents[3]
-MODULES = ("icon_categories", "icon_joins", "icon_concepts", "icon_sets", "build_emoji_corpus", "build_icon_corpus")
+MODULES = (*(f"corpora.{name}" for name in "icon_categories icon_joins icon_concepts icon_sets build_emoji".split()), "build_icons")
 #: A renderer that needs nothing: a grey that depends on the drawing. In a file, for the processes that draw.
 RENDERER = """
 import io
@@ -40,7 +40,7 @@ def svg_to_bytes(svg_string, width, height, skip_system_fonts):
 def builder():
     """The script as a module."""
     before, path = {name: sys.modules.pop(name, None) for name in MODULES}, list(sys.path)
-    spec = importlib.util.spec_from_file_location("build_icon_corpus", ROOT / "scripts/corpora/build_icons.py")
+    spec = importlib.util.spec_from_file_location("build_icons", ROOT / "scripts/corpora/build_icons.py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
@@ -149,7 +149,7 @@ def packages(builder, tmp_path, monkeypatch):
     for key, files in sets().items():
         package = builder.PACKAGES[key]
         licence = {"License" if key == "remixicon" else "LICENSE": f"the licence of {key}".encode()}
-        checksum = pack(folder / sys.modules["icon_sets"].tarball_name(package.spec), {**files, **licence})
+        checksum = pack(folder / sys.modules["corpora.icon_sets"].tarball_name(package.spec), {**files, **licence})
         monkeypatch.setitem(builder.PACKAGES, key, package._replace(integrity=checksum))
     (tmp_path / "renderer").mkdir()
     (tmp_path / "renderer/resvg_py.py").write_text(RENDERER)
@@ -185,7 +185,7 @@ def build(builder, packages: Path, out: Path, *more: str) -> int:
     ],
 )
 def test_names_are_lower_case_words(builder, name, wanted):
-    assert sys.modules["icon_joins"].normalise(name) == wanted
+    assert sys.modules["corpora.icon_joins"].normalise(name) == wanted
 
 
 def test_a_name_in_several_sets_is_one_concept_with_all_tags(concepts):
@@ -212,7 +212,7 @@ def test_a_brand_is_a_logo_in_every_set_and_never_the_fruit(icons, concepts):
 
 def one_concept(rows: list[tuple]) -> bool:
     """Whether the first two icons are; rows: (set, name, aliases, tags, category), the last three if there are any."""
-    rules = sys.modules["icon_joins"]
+    rules = sys.modules["corpora.icon_joins"]
     full = [(*row, *((), (), "")[len(row) - 2 :]) for row in rows]
     entries = rules.join(rules.Icon(p, p, name, "", tuple(a), tuple(t), (c,)) for p, name, a, t, c in full)
     return any({rows[0][1], rows[1][1]} <= entry.sets_of.keys() for entry in entries)
@@ -325,7 +325,7 @@ def test_categories_are_voted_on_borrowed_or_honestly_absent(concepts):
 
 
 def test_every_category_of_the_table_has_one_place(builder):
-    table = sys.modules["icon_categories"].GROUPS
+    table = sys.modules["corpora.icon_categories"].GROUPS
     names = [c for subgroups in table.values() for text in subgroups.values() for c in text.split("|")]
     assert len(names) == len(set(names))
     subgroups = [subgroup for group in table.values() for subgroup in group]
@@ -440,7 +440,7 @@ def test_a_build_that_breaks_off_leaves_the_shards_that_were_there(builder, pack
 def test_a_drawing_that_cannot_be_drawn_is_named_whatever_the_process(builder, packages, tmp_path, monkeypatch, capsys):
     files = {"LICENSE": b"free", **sets()["unicons"], "svg/line/arrow-left.svg": svg("broken")}
     package = builder.PACKAGES["unicons"]
-    checksum = pack(packages / sys.modules["icon_sets"].tarball_name(package.spec), files)
+    checksum = pack(packages / sys.modules["corpora.icon_sets"].tarball_name(package.spec), files)
     monkeypatch.setitem(builder.PACKAGES, "unicons", package._replace(integrity=checksum))
     assert build(builder, packages, tmp_path / "o", "--style", "unicons-line", "--jobs", "2") == 2
     said = capsys.readouterr().err
@@ -457,7 +457,7 @@ def test_a_renderer_that_cannot_be_loaded_is_said_with_its_remedy(builder, packa
 def test_real_drawings_are_dark_on_white_and_as_opaque_as_their_set_says(builder):
     pytest.importorskip("resvg_py", reason="the renderer is needed only to build the corpus")
     head = '<svg xmlns="http://www.w3.org/2000/svg" width="24" height="24" viewBox="0 0 24 24"'
-    style = sys.modules["icon_sets"].MONOCHROME.decode()
+    style = sys.modules["corpora.icon_sets"].MONOCHROME.decode()
 
     def pixel(drawing: str) -> int:
         return Image.open(io.BytesIO(builder.draw(drawing))).convert("L").getpixel((32, 32))
@@ -500,7 +500,7 @@ def test_a_broken_tarball_is_named(builder, packages, change):
     tarball = packages / "mdi-svg-7.4.47.tgz"
     tarball.write_bytes(change(tarball.read_bytes()))
     with pytest.raises(builder.BuildError, match=f"cannot read {tarball}.*delete the file to fetch it again"):
-        sys.modules["icon_sets"].unpack(tarball)
+        sys.modules["corpora.icon_sets"].unpack(tarball)
 
 
 @pytest.mark.parametrize(
@@ -511,7 +511,7 @@ def test_a_package_without_licence_or_metadata_is_refused(builder, packages, tmp
     files = {"LICENSE": b"free", **sets()["tabler"]}
     del files[lost]
     package = builder.PACKAGES["tabler"]
-    checksum = pack(packages / sys.modules["icon_sets"].tarball_name(package.spec), files)
+    checksum = pack(packages / sys.modules["corpora.icon_sets"].tarball_name(package.spec), files)
     monkeypatch.setitem(builder.PACKAGES, "tabler", package._replace(integrity=checksum))
     assert build(builder, packages, tmp_path / "o") == 2
     assert f"@tabler/icons@3.51.0 {said}" in capsys.readouterr().err

@@ -9,7 +9,7 @@ from commands import evaluate
 import prolip
 from bench.use import prompts as bench_prompts
 from prolip.corpora.emoji import corpus as emoji
-from prolip.models.weights.checkpoint import save_pretrained
+from prolip.models.checkpoint import save_pretrained
 from studies.use import prompts as study_prompts
 
 

@@ -8,7 +8,7 @@ import torch
 
 import prolip
 from prolip.corpora.emoji.corpus import Concept, Corpus
-from prolip.models.weights.checkpoint import save_pretrained
+from prolip.models.checkpoint import save_pretrained
 from studies.papers.figures.paper import erase
 from studies.uncertainty import ambiguity as study_ambiguity
 

@@ -8,7 +8,7 @@ from commands import evaluate
 
 import prolip
 from prolip.evaluation.datasets.wds import open_wds
-from prolip.models.weights.checkpoint import save_pretrained
+from prolip.models.checkpoint import save_pretrained
 from studies.methods import few_shot as study_few_shot
 from studies.methods import study
 
