@@ -20,7 +20,7 @@ from sklearn.model_selection import train_test_split
 
 from prolip.classifiers import FewShotClassifier, ZeroShotClassifier
 from prolip.corpora.emoji import corpus as emoji
-from prolip.evaluation import load_embedder
+from prolip.loading import load_embedder
 from prolip.evaluation.metrics.calibration import reliability
 from prolip.search.risk import most_wrong
 

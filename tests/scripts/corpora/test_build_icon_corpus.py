@@ -19,7 +19,8 @@ from prolip.data.reading.shards import expand_source
 from training.main import parse
 
 ROOT = Path(__file__).parents[3]
-MODULES = (*(f"corpora.{name}" for name in "icon_categories icon_joins icon_concepts icon_sets build_emoji".split()), "build_icons")
+ROOMS = ("icon_categories", "icon_joins", "icon_concepts", "icon_sets", "build_emoji")
+MODULES = (*(f"corpora.{name}" for name in ROOMS), "build_icons")
 #: A renderer that needs nothing: a grey that depends on the drawing. In a file, for the processes that draw.
 RENDERER = """
 import io
