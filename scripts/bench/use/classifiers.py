@@ -20,8 +20,8 @@ from sklearn.model_selection import train_test_split
 
 from prolip.classifiers import FewShotClassifier, ZeroShotClassifier
 from prolip.corpora.emoji import corpus as emoji
-from prolip.loading import load_embedder
 from prolip.evaluation.metrics.calibration import reliability
+from prolip.loading import load_embedder
 from prolip.search.risk import most_wrong
 
 RULE = "group=animals nature|food drink|travel places; subgroup!=time"
