@@ -7,7 +7,7 @@ import argparse
 from paper_figures.index import FIGURES, VECTORS
 from prolip.cli.command import Compute, Model, Output, check, command, flag, load, shared, titled
 from prolip.cli.eval import DRAWINGS, corpus_of
-from prolip.cli.texts import inclusion_by
+from prolip.cli.hierarchy import inclusion_by
 
 #: Dots an inch of the largest PNG: a figure of 10 x 10 inches then takes 600 MB.
 MOST_DPI = 1200

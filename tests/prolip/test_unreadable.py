@@ -29,9 +29,9 @@ from prolip.models.weights.checkpoint import CheckpointError, load_checkpoint, r
 from prolip.models.weights.unreadable import is_run
 from prolip.utils.flags import FlagError
 from prolip.utils.messages import appearance, naming
-from training.checkpoint.files import check_checkpoint
-from training.checkpoint.files import load_checkpoint as load_run
-from training.checkpoint.run_folder import read_status
+from training.checkpoint.reader import check_checkpoint
+from training.checkpoint.reader import load_checkpoint as load_run
+from training.checkpoint.run_dir import read_status
 from training.config import read_config_file
 from training.main import main as train
 

@@ -15,10 +15,10 @@ from training.config import (
     RunConfig,
     ValidationConfig,
     build_config,
-    check_precision,
     read_config_file,
 )
 from training.defaults import rows_per_rank, total_steps
+from training.model import check_precision
 
 
 def config(**sections) -> Config:

@@ -6,7 +6,7 @@ import tempfile
 import threading
 import time
 
-from training.health.watchdog import Watchdog
+from training.health.signals import Watchdog
 
 
 def said_by(act, patience: float) -> str:
