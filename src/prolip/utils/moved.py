@@ -35,6 +35,9 @@ MOVED = {
     "prolip.evaluation.loading": "prolip.loading",
     "prolip.evaluation.model": "prolip.embedder",
     "prolip.evaluation.suites.emoji": "prolip.corpora.emoji",
+    "prolip.models.weights": "prolip.models.checkpoint",
+    "prolip.openclip_names": "prolip.evaluation.zero_shot",
+    "prolip.options": "training.model_options",
     "prolip.report": "prolip.corpora.emoji.report",
     "prolip.uncertainty.pairs": "prolip.embeddings",
 }

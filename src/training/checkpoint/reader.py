@@ -19,7 +19,7 @@ from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import keystr, tree_flatten_with_path, tree_map_with_path
 
-from prolip.models.weights.unreadable import checkpoints_in, foreign_objects
+from prolip.models.diagnose import checkpoints_in, foreign_objects
 from prolip.utils.flags import FlagError
 from prolip.utils.messages import appearance_of
 from training.checkpoint.storage import Storage

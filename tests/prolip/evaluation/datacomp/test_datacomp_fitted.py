@@ -15,7 +15,7 @@ import prolip
 from drawings import SHARDS, UNSEEN
 from prolip.cli.main import main as command_line
 from prolip.evaluation.suites.datacomp.tasks import select_tasks
-from prolip.models.weights.checkpoint import save_pretrained
+from prolip.models.checkpoint import save_pretrained
 
 FLICKR = "retrieval/flickr_1k_test_image_text_retrieval"
 FEW = select_tasks(["cifar10", "fmow", "geode", "utkface", FLICKR, "winogavil"])
