@@ -1,4 +1,4 @@
-"""`prolip prompts` and `prolip hierarchy`: how much each prompt counts, and what is a kind of what."""
+"""`prolip hierarchy`: what is a kind of what."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from prolip.cli.command import Compute, Data, Flags, Model, Output, check, command, flag, load, shared
-from prolip.cli.eval import CLASSES, DRAWINGS, SPLIT, corpus_of, open_named
-from prolip.evaluation.datasets.specs import FORMS
+from prolip.cli.command import MODEL, Compute, Flags, Model, check, command, flag, load, output, shared
+from prolip.cli.eval import DRAWINGS, corpus_of
 from prolip.hierarchy.choices import INCLUSIONS, LEAST, OWN, ROOTS, STEPS
 from prolip.utils.outputs import replacing
 
@@ -18,133 +17,25 @@ if TYPE_CHECKING:
     from prolip.embedder import Embedder
     from prolip.hierarchy.traversal import Pairwise
 
-MODEL = "--model local-dir:runs/demo/model"
-CORPUS = f"{MODEL} --data data/emoji/emojione.tar"
-BY_PROMPTS = """prolip eval tasks, datacomp and clip-benchmark take the file by --prompts. Images
-that weights were fitted to may not be scored by them."""
-
-
-# --- prompts ----------------------------------------------------------------------------------------------------------
-@command(
-    f"prolip prompts fit {MODEL} --data wds:runs/groups --rule bprw:5 --output weights.json",
-    flag("--data", required=True, metavar="SOURCE", help=f"images, class names and prompts: {FORMS}"),
-    SPLIT,
-    flag(
-        "--rule",
-        default="bprw",
-        metavar="RULE",
-        help="bprw (default): by the images nearest to a class; bprw:K: by "
-        "K labelled images of it; with settings as of prolip eval tasks --prompts",
-    ),
-    flag("--templates", metavar="FILE", help="prompts, one a line with {c} for the class, instead of the data set's"),
-    shared(Model, required=["model"]),
-    shared(Data, "skip_damaged"),
-    shared(Compute, "device", "precision", "batch_size", "workers"),
-    shared(Output, "output", "save_features", required=["output"], help={"output": "file for the weights, NAME.json"}),
-    more=BY_PROMPTS,
-    retired={"dataset": "use --data"},
-)
-def run_fit(args: argparse.Namespace) -> None:
-    """Fit weights of prompts to images."""
-    from prolip.data.reading.tables.csv import show_counts
-    from prolip.evaluation.cache import FeatureStore
-    from prolip.evaluation.tasks.base import class_prompts
-    from prolip.evaluation.zero_shot import PromptRule
-    from prolip.prompts.fitting import fit_prompts
-    from prolip.utils.documents import CONFIG_BYTES, entries, text_of
-
-    show_counts()
-    rule = PromptRule.parse(args.rule)
-    if rule.fit is None:
-        raise ValueError(f"--rule {args.rule} has no weights to fit: give bprw or bprw:K")
-    if not args.output.endswith(".json"):
-        raise ValueError(f"--output {args.output}: give a name that ends in .json, by which --prompts knows a file")
-    check(args)
-    templates = entries(text_of(args.templates, CONFIG_BYTES), args.templates) if args.templates else ()
-    if args.templates and not templates:
-        raise ValueError(
-            f"--templates {args.templates} holds no prompt: write one a line, with {{c}} where the class goes"
-        )
-    class_prompts(["class"], templates or ["{c}"])
-    dataset = open_named("--data", args.data, args.split, args.skip_damaged, CLASSES)
-    found = fit_prompts(
-        dataset,
-        load(args),
-        rule.fit,
-        templates,
-        store=FeatureStore(args.save_features),
-        batch_size=args.batch_size,
-        workers=args.workers,
-        progress=sys.stderr.isatty(),
-    )
-    found.save(args.output)
-    print(f"{found}: {len(found.classnames)} classes, {len(found.templates)} prompts; written to {args.output}")
-
-
-@command(
-    "prolip prompts show weights.json",
-    flag("file", metavar="FILE.json", help="weights that prolip prompts fit wrote"),
-    flag(
-        "--top",
-        type=int,
-        default=3,
-        least=1,
-        metavar="N",
-        help="show N prompts at either end of each class (default: 3)",
-    ),
-    shared(Output, "output", help={"output": "folder for weights.png, .pdf and .svg: largest weights, entropies"}),
-    retired={"most": "use --top", "figures": "use --output"},
-)
-def run_show(args: argparse.Namespace) -> None:
-    """List the most and least weighted prompts, draw histograms."""
-    from prolip.prompts.weights import PromptWeights
-    from prolip.utils import console
-
-    check(args, folder=True)
-    found = PromptWeights.load(args.file)
-    from prolip.prompts.figures import listing, write_weights  # after the file is read: matplotlib takes a second
-
-    print("\n".join(map(console.plain, listing(found, args.top))))
-    if args.output:
-        print(f"drawn: {', '.join(map(str, write_weights(found, args.output)))}")
-
-
-# --- hierarchy --------------------------------------------------------------------------------------------------------
-ONE_MODEL = shared(Model, required=["model"]), shared(Compute, "device", "precision")
+DEMO = "--model local-dir:runs/demo/model"
+CORPUS = f"{DEMO} --data data/emoji/emojione.tar"
+COMPUTE = shared(Compute, "device", "precision")
 #: Several models, computed one after the other.
 MODELS = (
-    flag(
-        "--model",
-        action="append",
-        required=True,
-        metavar="STR",
-        help="local-dir:FOLDER, hf-hub:ORG/NAME, or a name; once for each model",
-    ),
-    shared(
-        Model,
-        "pretrained",
-        "tokenizer",
-        help={"pretrained": "weights file, OpenCLIP's tag, or random for untrained weights; of all models"},
-    ),
+    flag("--model", "local-dir:FOLDER, hf-hub:ORG/NAME, or a name; once per model", action="append", required=True),
+    shared(Model, "pretrained", "tokenizer"),
 )
 
 
 def inclusion_by(what: str) -> Flags:
     """The measure of inclusion."""
     text = f"measure by which {what}, or {OWN}: the model's score (default: {INCLUSIONS[0]})"
-    return flag("--inclusion", default=INCLUSIONS[0], choices=(*INCLUSIONS, OWN), help=text)
+    return flag("--inclusion", text, default=INCLUSIONS[0], choices=(*INCLUSIONS, OWN))
 
 
 #: How to traverse.
 TRAVERSAL = (
-    flag(
-        "--steps",
-        type=int,
-        default=STEPS,
-        least=2,
-        metavar="N",
-        help=f"steps from the caption to the root (default: {STEPS})",
-    ),
+    flag("--steps", "steps from the caption to the root", default=STEPS, least=2),
     inclusion_by("a caption includes an image most"),
 )
 
@@ -164,20 +55,11 @@ def keep(path: str | None, values: Any) -> None:
 @command(
     f"prolip hierarchy entailment {CORPUS}",
     *DRAWINGS,
-    flag(
-        "--max-pairs", type=int, default=5000, least=1, metavar="N", help="true pairs of each relation (default: 5000)"
-    ),
-    flag(
-        "--intervals",
-        type=int,
-        default=500,
-        least=2,
-        metavar="DRAWS",
-        help="95%% intervals by bootstrap (default: 500 draws)",
-    ),
+    flag("--max-pairs", "true pairs of each relation", default=5000, least=1),
+    flag("--intervals", "95%% intervals by bootstrap (default: 500 draws)", default=500, least=2, metavar="DRAWS"),
     *MODELS,
     shared(Compute, "device", "precision", "seed"),
-    shared(Output, "output", help={"output": "JSON file for all metrics"}),
+    output("JSON file for all metrics", required=False),
     retired={"pairs": "use --max-pairs", "draws": "use --intervals"},
 )
 def run_entailment(args: argparse.Namespace) -> None:
@@ -199,9 +81,10 @@ def run_entailment(args: argparse.Namespace) -> None:
     f"prolip hierarchy traverse {CORPUS}",
     *DRAWINGS,
     *TRAVERSAL,
-    flag("--root", default=ROOTS[0], choices=ROOTS, help="end in the most inclusive caption, or in the empty text"),
-    flag("--top", type=int, default=10, least=1, metavar="N", help="traverse from the first N drawings (default: 10)"),
-    *ONE_MODEL,
+    flag("--root", "end in the most inclusive caption, or in the empty text", default=ROOTS[0], choices=ROOTS),
+    flag("--top", "traverse from the first N drawings", default=10, least=1),
+    MODEL,
+    COMPUTE,
     retired={"images": "use --top"},
 )
 def run_traverse(args: argparse.Namespace) -> None:
@@ -224,13 +107,13 @@ def run_traverse(args: argparse.Namespace) -> None:
 
 
 @command(
-    f"prolip hierarchy hierarcaps {MODEL} --captions hierarcaps_test.csv --images val2014",
-    flag("--captions", required=True, metavar="CSV", help="id,captions,image_url, such as hierarcaps_test.csv"),
-    flag("--images", required=True, metavar="FOLDER", help="COCO's val2014"),
+    f"prolip hierarchy hierarcaps {DEMO} --captions hierarcaps_test.csv --images val2014",
+    flag("--captions", "id,captions,image_url, such as hierarcaps_test.csv", required=True, metavar="CSV"),
+    flag("--images", "COCO's val2014", required=True, metavar="FOLDER"),
     *TRAVERSAL,
     *MODELS,
-    shared(Compute, "device", "precision"),
-    shared(Output, "output", help={"output": "JSON file for the metrics"}),
+    COMPUTE,
+    output("JSON file for the metrics", required=False),
 )
 def run_hierarcaps(args: argparse.Namespace) -> None:
     """Evaluate HierarCaps by both published protocols."""
@@ -252,20 +135,11 @@ def run_hierarcaps(args: argparse.Namespace) -> None:
 
 @command(
     "prolip hierarchy hierarimgs --instances instances_val2017.json --images val2017 --output hierarimgs",
-    flag("--instances", required=True, metavar="FILE", help="COCO's instances_val2017.json"),
-    flag("--images", required=True, metavar="FOLDER", help="COCO's val2017"),
-    flag(
-        "--least",
-        type=int,
-        default=LEAST,
-        least=0,
-        metavar="PIXELS",
-        help=f"size that segments exceed (default: {LEAST})",
-    ),
-    flag("--top", type=int, least=1, metavar="N", help="build only the first N images"),
-    shared(
-        Output, "output", required=["output"], help={"output": "folder of images at levels; a former one is replaced"}
-    ),
+    flag("--instances", "COCO's instances_val2017.json", required=True, metavar="FILE"),
+    flag("--images", "COCO's val2017", required=True, metavar="FOLDER"),
+    flag("--least", "size that segments exceed", default=LEAST, least=0, metavar="PIXELS"),
+    flag("--top", "build only the first N images", least=1),
+    output("folder of images at levels; a former one is replaced"),
     retired={"most": "use --top"},
 )
 def run_hierarimgs(args: argparse.Namespace) -> None:
@@ -278,11 +152,12 @@ def run_hierarimgs(args: argparse.Namespace) -> None:
 
 
 @command(
-    f"prolip hierarchy levels {MODEL} --images hierarimgs --output figures",
-    flag("--images", metavar="FOLDER", help="images at levels that prolip hierarchy hierarimgs wrote"),
-    flag("--captions", metavar="CSV", help="texts at levels: HierarCaps' CSV"),
-    *ONE_MODEL,
-    shared(Output, "output", required=["output"], help={"output": "folder for the figures, PNG and SVG"}),
+    f"prolip hierarchy levels {DEMO} --images hierarimgs --output figures",
+    flag("--images", "images at levels that prolip hierarchy hierarimgs wrote", metavar="FOLDER"),
+    flag("--captions", "texts at levels: HierarCaps' CSV", metavar="CSV"),
+    MODEL,
+    COMPUTE,
+    output("folder for the figures, PNG and SVG"),
     retired={"levels": "use --images"},
 )
 def run_levels(args: argparse.Namespace) -> None:
@@ -314,7 +189,6 @@ def run_levels(args: argparse.Namespace) -> None:
 
 
 COMMANDS = {
-    "prompts": {"fit": run_fit, "show": run_show},
     "hierarchy": {
         "entailment": run_entailment,
         "traverse": run_traverse,
