@@ -318,7 +318,7 @@ def test_the_fit_sees_the_model_as_an_evaluation_does_and_no_more_samples_than_a
 
         monkeypatch.setattr(f"training.hooks.{name}", call)
 
-    noted("hidden_encoder", lambda model, *rest: (model.training, watchdogs[-1].paused))
+    noted("hidden_encoder", lambda model, *rest: (model.training, watchdogs[-1].pauses))
     noted("captioned_samples", lambda config, preprocess, count, *rest: count)
     noted("embed_texts", lambda joined, encode, tokenize, scale: (scale, len(joined.keys)))
     noted("autocast_for", lambda precision, device: precision)
@@ -344,4 +344,4 @@ def test_the_fit_sees_the_model_as_an_evaluation_does_and_no_more_samples_than_a
         "autocast_for": "fp32",
         "embed_texts": (pytest.approx(scale), 90),
     }
-    assert watchdogs[-1].paused == 0
+    assert watchdogs[-1].pauses == 0

@@ -121,7 +121,7 @@ def test_a_mistyped_name_is_refused_with_the_near_ones(saved):
 
 def default(monkeypatch, cores: int, *words: object):
     """The config of a run that does not say --workers, on a machine with so many cores."""
-    monkeypatch.setattr("training.run.cores", lambda: cores)
+    monkeypatch.setattr("training.defaults.cores", lambda: cores)
     position = SYNTHETIC.index("--workers")
     return parse([*SYNTHETIC[:position], *SYNTHETIC[position + 2 :], *map(str, words)])
 
@@ -147,7 +147,7 @@ def test_workers_are_the_cores_as_far_as_the_batch_divides_and_stand_in_the_conf
 
 def test_a_global_batch_is_divided_among_default_workers(monkeypatch, tmp_path):
     config = parse(["--dataset-type", "synthetic", "--global-batch-size", "24"])
-    monkeypatch.setattr("training.run.cores", lambda: 16)
+    monkeypatch.setattr("training.defaults.cores", lambda: 16)
     found = settle_workers(config, World(), 12, tmp_path)
     assert found.data.workers == 6 and "batch_size" not in found.to_dict()["data"]
 

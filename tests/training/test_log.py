@@ -213,7 +213,7 @@ def test_a_log_that_cannot_be_written_does_not_end_the_run(tmp_path):
     log.open()
     honest, log.file = log.file, open("/dev/full", "w", buffering=1)  # noqa: SIM115
     log.metrics(1, {"loss": 1.0})
-    assert "warning: the figures of step 1 were NOT logged, the run goes on: [Errno 28]" in stream.getvalue()
+    assert "warning: the metrics of step 1 were NOT logged, the run goes on: [Errno 28]" in stream.getvalue()
     log.file = honest
     log.metrics(2, {"loss": 1.0})
     log.close()

@@ -414,7 +414,7 @@ def test_a_tower_whose_flops_cannot_be_counted_trains_and_the_run_says_why_it_ha
 def test_the_last_writes_are_no_standstill(tmp_path, monkeypatch):
     run, paused = make(tmp_path), []
     dog = run.health.watchdog
-    monkeypatch.setattr("training.run.save_pretrained", lambda *things, **more: paused.append(dog.paused))
+    monkeypatch.setattr("training.run.save_pretrained", lambda *things, **more: paused.append(dog.pauses))
     finish(run, 1.0)
     run.outputs.log.close()
-    assert paused == [1] and dog.paused == 0
+    assert paused == [1] and dog.pauses == 0

@@ -16,6 +16,12 @@ from training.loop import evaluate_when_due
 from training.state import Evaluated
 
 
+@pytest.fixture(autouse=True)
+def due(monkeypatch):
+    """An evaluation is due at any step."""
+    monkeypatch.setattr("training.loop.evaluation_due", lambda *facts: True)
+
+
 def test_evaluation_leaves_the_model_in_training_mode(tmp_path):
     run = make(tmp_path, optim={"ema_decay": 0.9})
 

@@ -145,7 +145,7 @@ def test_a_checkpoint_that_is_there_is_not_called_unwritten(tmp_path, part):
     saver.settle(final=True)
     saver.close()
     assert saver.last == f"{tmp_path}/step_2.pt" and list_steps(storage) == [2, 1]
-    assert any(text.startswith(f"warning: behind {tmp_path}/step_2.pt, ") for text in said)
+    assert any(text.startswith(f"warning: {tmp_path}/step_2.pt is written, but ") for text in said)
     assert not any("NOT" in text for text in said)
 
 

@@ -66,7 +66,7 @@ def test_a_run_that_goes_back_leaves_its_later_checkpoints_behind(tmp_path, plac
     start(tmp_path, "run", "--max-steps", 5, "--resume", storage.path("step_3.pt"), *where)
     assert list_steps(storage) == [5, 3]
     assert {"superseded_step_6.pt", "superseded_step_9.pt"} <= set(storage.names())
-    assert "step_9.pt is behind step 3, from which the run goes on" in capsys.readouterr().out
+    assert "step_9.pt is later than step 3, from which the run resumes" in capsys.readouterr().out
     assert [row["step"] for row in metrics(run)] == [1, 2, 3, 4, 5]
 
 
@@ -257,7 +257,7 @@ def test_a_schedule_of_another_length_is_reported(tmp_path, capsys):
     start(tmp_path, "run", "--max-steps", 3)
     start(tmp_path, "run", "--max-steps", 5, "--resume", "latest")
     text = capsys.readouterr().out
-    assert "was to take 3 steps, this one takes 5, and the cosine schedule is that of 5 from here on" in text
+    assert "was to take 3 steps; the cosine schedule is that of 5 from here on" in text
 
 
 class Held:

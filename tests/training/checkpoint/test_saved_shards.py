@@ -154,7 +154,7 @@ def test_latest_passes_over_damaged_shards_and_names_them(saved, tmp_path, what,
 def test_a_file_without_its_shards_says_what_is_missing(saved, tmp_path):
     (tmp_path / "step_3.pt").write_bytes((saved / "step_3.pt").read_bytes())
     check_checkpoint(f"{tmp_path}/step_3.pt")
-    with pytest.raises(FlagError, match=r"step_3\.shards cannot be loaded .*has to lie beside it"):
+    with pytest.raises(FlagError, match=r"step_3\.shards cannot be loaded .*must lie beside its file"):
         load_checkpoint(f"{tmp_path}/step_3.pt")
 
 
