@@ -282,7 +282,7 @@ def run_emoji(args: argparse.Namespace) -> None:
 
 # --- datacomp ---------------------------------------------------------------------------------------------------------
 TAGS = "imagenet, shift, vtab, retrieval, wilds, fairness; counted: the 38 of the average"
-ROWS = "parts of their names, all, none (default: the paper's and OpenCLIP's ViT-B-16 on DataComp-1B)"
+TABLES = "use python scripts/studies/papers/published_datacomp.py on what --output wrote"
 PLACES = {
     "data": "folder or URL that holds the folders of the data sets, or hf-hub to stream them",
     "part": "evaluate tasks of part I of N, from 0 (I/N); slurm: of this task of a SLURM array",
@@ -299,35 +299,34 @@ say = partial(print, flush=True)
     flag("--allow-missing", "evaluate what is there, without the averages that lack a task", action="store_true"),
     flag("--no-uncertainty", "leave out refusal and calibration", action="store_true"),
     flag("--plots", "draw refusal and calibration of every task: OUTPUT/plots/TASK/*.png", action="store_true"),
-    flag("--published", f"published rows in the tables: {ROWS}", nargs="+", metavar="NAME"),
-    flag("--tables-of", "only write tables of the results in these folders", nargs="+", metavar="FOLDER"),
     flag("--list", "only show all tasks and what to fetch for them", action="store_true"),
-    flag("--list-published", "only show published rows, and averages that do not follow", action="store_true"),
     shared(Model),
     shared(Data, "data", "skip_damaged", "part", help=PLACES),
     COMPUTE,
     output("folder for results.jsonl and tables.*", "save_features", required=False, output="datacomp"),
-    retired=RETIRED,
+    retired=RETIRED | dict.fromkeys(("*published", "tables-of"), TABLES),
 )
 def run_datacomp(args: argparse.Namespace) -> int:
     """Evaluate a model on the 38 tasks of DataComp and its two face sets. 1 where tasks failed."""
     from prolip.data.reading.tables.csv import show_counts
     from prolip.evaluation.cache import FeatureStore
     from prolip.evaluation.suites.datacomp import run as suite
-    from prolip.evaluation.suites.datacomp.published import PUBLISHED, find_published, published_report
-    from prolip.evaluation.suites.datacomp.tasks import BY_KEY
+    from prolip.evaluation.suites.datacomp.catalogue import BY_KEY
+    from prolip.evaluation.suites.datacomp.evaluate import Settings
 
     show_counts()
-    if args.list or args.list_published:
-        print(suite.listing() if args.list else published_report(PUBLISHED))
-        return 0
-    published = find_published(args.published)
-    if args.tables_of:
-        suite.write_tables(args.tables_of, args.output, published, say)
+    if args.list:
+        print(suite.catalogue_text())
         return 0
     if not (args.model and args.data):
-        raise ValueError("give --model and --data (or --tables-of FOLDER, or --list)")
+        raise ValueError("give --model and --data, or --list")
     check(args, folder=True)
+    settings = Settings(
+        uncertainty=not args.no_uncertainty,
+        plots=Path(args.output) / "plots" if args.plots else None,
+        store=FeatureStore(args.save_features),
+        options={"batch_size": args.batch_size, "workers": args.workers, "progress": sys.stderr.isatty()},
+    )
     choice = suite.Choice(
         tasks=args.tasks,
         similarities=args.similarity or [None],
@@ -335,16 +334,9 @@ def run_datacomp(args: argparse.Namespace) -> int:
         part=part_of(args.part),
         allow_missing=args.allow_missing,
         skip_damaged=args.skip_damaged,
+        settings=settings,
     )
-    settings = suite.Settings(
-        uncertainty=not args.no_uncertainty,
-        plots=Path(args.output) / "plots" if args.plots else None,
-        batch_size=args.batch_size,
-        workers=args.workers,
-        progress=sys.stderr.isatty(),
-        store=FeatureStore(args.save_features),
-    )
-    outcome = suite.run(lambda: load(args), args.data, args.output, choice, settings, published, say)
+    outcome = suite.run(lambda: load(args), args.data, args.output, choice, say)
     for key, reason in outcome.failed.items():
         print(f"error: {BY_KEY[key].name} failed: {reason}", file=sys.stderr)
     return 1 if outcome.failed else 0
