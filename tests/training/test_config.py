@@ -45,7 +45,7 @@ def config(**sections) -> Config:
         (
             OptimConfig,
             {"lr_scheduler": "step", "lr_milestones": (0.8, 0.6)},
-            "--lr-milestones 0.8 0.6: give rising shares",
+            "0.8 0.6: give rising shares",
         ),
         (OptimConfig, {"lr_scheduler": "step", "lr_milestones": (15.0,)}, "--lr-milestones 15.0: give rising shares"),
         (OptimConfig, {"lr_step_factor": 0.0}, "--lr-step-factor 0.0: give a number above 0 and at most 1"),
