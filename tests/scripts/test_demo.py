@@ -12,8 +12,8 @@ import pytest
 
 import demo
 from prolip.cli.main import main
-from training.checkpoint.resuming import is_finished
-from training.health.preemption import STOP
+from training.checkpoint.resume import is_finished
+from training.health.signals import STOP
 
 ROOT = Path(__file__).resolve().parents[2]
 
