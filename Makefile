@@ -20,7 +20,7 @@ help:
 	@echo 'make test-numerics  those of arithmetic with the kernels of every kind of CPU that this one can stand in for'
 	@echo 'make test-lowest  the tests of the packages with the lowest versions of requirements.txt, in $(LOWEST)'
 	@echo 'make gpu     on a machine with an H100 or H200: tests, speed and a killed run, in 15 minutes, into docs/benchmarks/gpu.md'
-	@echo 'make lint    ruff and mypy'
+	@echo 'make lint    ruff, its format, and mypy'
 	@echo 'make site    docs/ as a site in build/site'
 	@echo 'make clean   delete the virtual environment and caches; runs/ stays'
 
@@ -34,7 +34,7 @@ test-slurm: $(TESTED)
 	$(BIN)/python -m pytest -m "slurm and not slow" tests/slurm
 
 test-numerics: $(TESTED)
-	$(BIN)/python scripts/numerics.py
+	$(BIN)/python scripts/dev/numerics.py
 
 # The tests of the packages that need no extra: those of ONNX, S3, notebooks and pages skip themselves.
 test-lowest: $(LOWEST)/.ready
@@ -42,11 +42,11 @@ test-lowest: $(LOWEST)/.ready
 	  --dist loadfile --no-loadscope-reorder -m "not slow and not network and not slurm and not rounding" tests/prolip tests/training
 
 gpu: $(TESTED)
-	PYTHONDONTWRITEBYTECODE= $(BIN)/python scripts/bench/gpu.py
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python scripts/bench/gpu/gpu.py
 
 # Without ruff's cache: it keeps a verdict about the order of imports when a module of ours that is new changes it.
 lint: $(TESTED)
-	$(BIN)/ruff check --no-cache; ruff=$$?; $(BIN)/mypy && exit $$ruff
+	$(BIN)/ruff check --no-cache; ruff=$$?; $(BIN)/ruff format --check; form=$$?; $(BIN)/mypy && exit $$((ruff | form))
 
 site: $(TESTED)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict -f .mkdocs.yml
@@ -58,7 +58,7 @@ echo "temporary files; free now:"; df -h . "$${TMPDIR:-/tmp}"; echo 'Make room, 
 endef
 
 # Stamped last, so that an installation that broke off is taken up again.
-$(READY): requirements.txt setup.py
+$(READY): requirements.txt pyproject.toml
 	@command -v $(PYTHON) > /dev/null || { \
 	  echo 'error: no $(PYTHON) on PATH. Install Python 3.10 or newer, or name one: make demo PYTHON=/path/to/python3' >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
@@ -75,7 +75,7 @@ $(TESTED): $(READY)
 	@$(INSTALL) '.[test]' || { $(BROKEN); } >&2
 	@touch $@
 
-$(LOWEST)/.ready: requirements.txt setup.py tests/lowest.txt
+$(LOWEST)/.ready: requirements.txt pyproject.toml tests/lowest.txt
 	@echo 'Installing the lowest versions of requirements.txt into $(LOWEST), once.'
 	$(PYTHON) -m venv $(LOWEST)
 	@$(LOWEST)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint tests/lowest.txt \

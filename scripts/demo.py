@@ -7,6 +7,7 @@
 Typed again, it goes on with a run that broke off, from its last checkpoint if there is one; of a run that has ended it
 draws the page alone. --overwrite deletes what is there and starts from the beginning.
 """
+
 from __future__ import annotations
 
 import os
@@ -16,7 +17,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[1]
 ROOM = 500e6  # bytes: two checkpoints while one takes the other's place, the model, the embeddings
 
 
@@ -25,21 +26,31 @@ def check_room(folder: Path) -> None:
     there = next(path for path in (folder, *folder.parents) if path.exists())
     free = shutil.disk_usage(there).free
     if free < ROOM:
-        raise OSError(f"{free / 1e6:,.0f} MB are free at {there}, a run needs {ROOM / 1e6:,.0f}: "
-                      "free some, or name another place with --output")  # fmt: skip
+        raise OSError(
+            f"{free / 1e6:,.0f} MB are free at {there}, a run needs {ROOM / 1e6:,.0f}: "
+            "free some, or name another place with --output"
+        )
 
 
 def train(recipe: str, output: str, overwrite: bool, more: Sequence[str]) -> int:
     """Train to the end and evaluate; returns training's exit code."""
-    from training.health.preemption import STOP
+    from training.health.signals import STOP
     from training.main import main as run_training
 
     print(f"training {recipe}: a line every few seconds, the page at the end", flush=True)
     STOP.install()
-    code = run_training([
-        "--config", f"scripts/recipes/emoji-{recipe}.yaml", "--name", recipe, "--output", output,
-        *(["--overwrite"] if overwrite else ["--resume", "auto"]), *more,
-    ])  # fmt: skip
+    code = run_training(
+        [
+            "--config",
+            f"scripts/recipes/emoji-{recipe}.yaml",
+            "--name",
+            recipe,
+            "--output",
+            output,
+            *(["--overwrite"] if overwrite else ["--resume", "auto"]),
+            *more,
+        ]
+    )
     STOP.release()
     if code in (75, 130):  # asked to stop, interrupted
         print("the same command goes on from the last checkpoint, or from the start if there is none", file=sys.stderr)
@@ -55,7 +66,7 @@ def run(recipe: str, output: str = "runs", overwrite: bool = False, more: Sequen
     os.chdir(ROOT)
     share_busy_cores()
     try:
-        from training.checkpoint.resuming import is_finished
+        from training.checkpoint.resume import is_finished
     except ImportError as error:
         raise ImportError(f"{error} ({sys.executable}): `make demo` installs all into .venv") from error
     folder, start = ROOT / output / recipe, time.perf_counter()
@@ -63,7 +74,7 @@ def run(recipe: str, output: str = "runs", overwrite: bool = False, more: Sequen
         if more:
             raise ValueError(f"{folder} holds a run that has ended: --overwrite deletes it, or give another --output")
         print(f"{folder} holds a finished run; --overwrite trains again")
-        from prolip.report.page import end_with_report
+        from prolip.corpora.emoji.report.page import end_with_report
 
         print(end_with_report(folder))
     else:

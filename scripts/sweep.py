@@ -10,6 +10,7 @@ embeddings that the runs left.
 A sweep file: recipe (a config of training.main), seeds, flags (of every run), variants (name -> flags) and columns
 (heading -> key of eval.json, or [key, factor]). Mean and half the spread over seeds are shown.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -27,10 +28,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "src"))
 
-from prolip.utils.outputs import replacing  # noqa: E402
+from prolip.utils.outputs import replacing
 
 
 def read_sweep(path: Path) -> dict[str, Any]:
@@ -74,15 +75,25 @@ def is_column(value: Any) -> bool:
 # What the keys of a sweep file hold, and how a refusal says it.
 FORMS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "recipe": (lambda value: isinstance(value, str), "the path of a config of training.main"),
-    "seeds": (lambda value: isinstance(value, list) and bool(value) and all(type(seed) is int for seed in value)
-              and len(set(value)) == len(value), "a list of whole numbers, each once"),
+    "seeds": (
+        lambda value: (
+            isinstance(value, list)
+            and bool(value)
+            and all(type(seed) is int for seed in value)
+            and len(set(value)) == len(value)
+        ),
+        "a list of whole numbers, each once",
+    ),
     "flags": (is_text, "flags of training.main as one text, every quotation mark closed"),
-    "variants": (lambda value: isinstance(value, dict) and all(map(is_name, value))
-                 and all(map(is_text, value.values())),
-                 "name -> flags: names of letters, digits and . _ + -, every quotation mark closed"),
-    "columns": (lambda value: isinstance(value, dict) and all(map(is_column, value.values())),
-                "heading -> key of eval.json, or [key, factor]"),
-}  # fmt: skip
+    "variants": (
+        lambda value: isinstance(value, dict) and all(map(is_name, value)) and all(map(is_text, value.values())),
+        "name -> flags: names of letters, digits and . _ + -, every quotation mark closed",
+    ),
+    "columns": (
+        lambda value: isinstance(value, dict) and all(map(is_column, value.values())),
+        "heading -> key of eval.json, or [key, factor]",
+    ),
+}
 
 
 def flags_of(sweep: dict[str, Any], variant: str) -> list[str]:
@@ -102,9 +113,20 @@ def train(sweep: dict[str, Any], variant: str, seed: int, folder: Path, threads:
     """One run of training.main on `threads` cores, its output in the run's own log. Raises RuntimeError if it fails."""
     flags = flags_of(sweep, variant)
     command = [
-        sys.executable, "-m", "training.main", "--config", sweep["recipe"], "--seed", str(seed),
-        "--name", folder.name, "--output", str(folder.parent), "--overwrite", *flags,
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "training.main",
+        "--config",
+        sweep["recipe"],
+        "--seed",
+        str(seed),
+        "--name",
+        folder.name,
+        "--output",
+        str(folder.parent),
+        "--overwrite",
+        *flags,
+    ]
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]),
         "OMP_NUM_THREADS": str(threads),
@@ -147,7 +169,7 @@ def train_all(sweep: dict[str, Any], variants: list[str], folder: Path, jobs: in
 
 def reckon_again(folder: Path) -> None:
     """Put the uncertainty figures of the embeddings in `folder`/eval into its eval.json."""
-    from prolip.evaluation.suites.emoji import load, uncertainty
+    from prolip.corpora.emoji import load, uncertainty
 
     found = load(folder / "eval")
     if not found.probabilistic:
@@ -171,8 +193,11 @@ def figures_of(folder: Path) -> dict[str, float]:
         figures = read_json(folder / "eval.json")
     except (OSError, ValueError) as error:
         sys.exit(f"error: {error}: delete {folder} and train again")
-    wrong = [f"{shown(value)} for {shown(key)}" for key, value in figures.items()
-             if not is_figure(value)] if isinstance(figures, dict) else ["no object"]  # fmt: skip
+    wrong = (
+        [f"{shown(value)} for {shown(key)}" for key, value in figures.items() if not is_figure(value)]
+        if isinstance(figures, dict)
+        else ["no object"]
+    )
     if wrong:
         sys.exit(f"error: {folder / 'eval.json'} has {wrong[0]}: want name -> number; delete {folder} and train again")
     last = {}
@@ -182,9 +207,14 @@ def figures_of(folder: Path) -> dict[str, float]:
             row = json.loads(line)
             timed = isinstance(row, dict) and [row.get(name) for name in ("seconds", "samples")]
             last = row if timed and all(is_figure(value) and value for value in timed) else last
-    return figures | ({
-        "train_seconds": last["seconds"], "samples_per_second": last["samples"] / last["seconds"],
-    } if last else {})  # fmt: skip
+    return figures | (
+        {
+            "train_seconds": last["seconds"],
+            "samples_per_second": last["samples"] / last["seconds"],
+        }
+        if last
+        else {}
+    )
 
 
 def is_figure(value: Any) -> bool:

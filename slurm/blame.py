@@ -8,6 +8,7 @@ log says. To be done is one of
   keep     it is, but the job cannot run without it
 Each verdict is a line of failures.jsonl beside the try's folder.
 """
+
 from __future__ import annotations
 
 import json
@@ -84,8 +85,11 @@ def judge(failures: list[Failure], earlier: list[dict[str, Any]]) -> tuple[Failu
         return None, f"{first.host} and {', '.join(alike[:3])} failed alike ({first}): no host is at fault"
     if others and others[0].time - first.time < MARGIN:
         return None, f"{first.host} ({first}) and {others[0].host} ({others[0]}) failed together: none is blamed"
-    same = [row["host"] for row in earlier
-            if row["host"] not in (None, first.host) and first.like(row["exit"], row["error"])]  # fmt: skip
+    same = [
+        row["host"]
+        for row in earlier
+        if row["host"] not in (None, first.host) and first.like(row["exit"], row["error"])
+    ]
     if same:
         return None, f"{first.host} failed as {same[-1]} did before ({first}): the program is at fault, not the host"
     return first, f"{first.host} failed first ({first})"
@@ -113,8 +117,11 @@ def spared(host: str, job: str, needed: int) -> tuple[str, str]:
     kinds = {name: (state, kind) for name, state, *kind in (row.split("|") for row in rows)}
     excluded = list(dict.fromkeys([*expanded(facts.get("ExcNodeList", "")), host]))
     kind = kinds.get(host, ("", None))[1]
-    left = [name for name, (state, other) in kinds.items()
-            if other == kind and state.rstrip("+~#") in TAKING and name not in excluded]  # fmt: skip
+    left = [
+        name
+        for name, (state, other) in kinds.items()
+        if other == kind and state.rstrip("+~#") in TAKING and name not in excluded
+    ]
     if len(left) < needed:
         return "", f"without it {len(left)} nodes like it are left, and the job needs {needed}"
     return ",".join(excluded), f"{len(left)} nodes like it are left for {needed}"

@@ -8,6 +8,7 @@ On every node, one process per GPU measures
 Prints the medians, each node below SLOW of one, and each node that did not answer; writes all figures to OUTPUT. Ends
 within PREFLIGHT_SECONDS (180) whatever nodes do, and never with an error: the run decides for itself.
 """
+
 from __future__ import annotations
 
 import itertools
@@ -49,13 +50,19 @@ def rounds(count: int) -> list[list[tuple[int, int]]]:
 
 def slow(figures: dict[str, dict[str, float]]) -> tuple[dict[str, float], dict[str, list[str]]]:
     """(medians, what is slow of each slow node); figures: of each node by name."""
-    medians = {name: statistics.median(have) for name in UNITS
-               if (have := [node[name] for node in figures.values() if name in node])}  # fmt: skip
+    medians = {
+        name: statistics.median(have)
+        for name in UNITS
+        if (have := [node[name] for node in figures.values() if name in node])
+    }
     found = {
-        node: [f"{name} {value:.4g} {UNITS[name]}, {value / medians[name]:.0%} of the median"
-               for name, value in values.items() if value < SLOW * medians[name]]
+        node: [
+            f"{name} {value:.4g} {UNITS[name]}, {value / medians[name]:.0%} of the median"
+            for name, value in values.items()
+            if value < SLOW * medians[name]
+        ]
         for node, values in figures.items()
-    }  # fmt: skip
+    }
     return medians, {node: words for node, words in found.items() if words}
 
 
@@ -107,8 +114,13 @@ def report(nodes: Sequence[str], answers: Answers, output: Path, seconds: float)
     medians, named = slow(figures)
     silent = [node for node in nodes if not figures.get(node)]
     part = output.with_name(output.name + ".part")
-    part.write_text(json.dumps({"units": UNITS, "median": medians, "nodes": figures, "slow": named, "silent": silent,
-                                "answers": answers}, indent=2) + "\n")  # fmt: skip
+    part.write_text(
+        json.dumps(
+            {"units": UNITS, "median": medians, "nodes": figures, "slow": named, "silent": silent, "answers": answers},
+            indent=2,
+        )
+        + "\n"
+    )
     part.replace(output)
     shown = ", ".join(f"{name} {value:.4g} {UNITS[name]}" for name, value in medians.items()) or "nothing was measured"
     lines = [f"preflight of {len(nodes)} nodes: {shown} at the median; all figures: {output}"]
@@ -123,19 +135,38 @@ def coordinate(output: Path, flags: list[str], seconds: float) -> list[str]:
     """Measure all nodes of the job; returns the lines for the log."""
     from torch.distributed import TCPStore
 
-    listed = subprocess.run(["scontrol", "show", "hostnames", os.environ["SLURM_JOB_NODELIST"]], capture_output=True,
-                            text=True, timeout=seconds)  # fmt: skip
+    listed = subprocess.run(
+        ["scontrol", "show", "hostnames", os.environ["SLURM_JOB_NODELIST"]],
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+    )
     nodes, processes = listed.stdout.split(), int(os.environ["GPUS"])
     store = TCPStore(nodes[0], 0, is_master=True, wait_for_workers=False)
     settings = os.environ | {"PREFLIGHT_SECONDS": f"{seconds:.0f}"}
     with open(output.with_suffix(".err"), "w", encoding="utf-8") as file:
         # --overlap: a step that hangs must not keep the run's own step from starting
         step = subprocess.Popen(
-            ["srun", "--overlap", f"--ntasks={len(nodes)}", "--ntasks-per-node=1", "--kill-on-bad-exit=0", "--wait=0",
-             f"--cpus-per-task={os.environ.get('SLURM_CPUS_PER_TASK', '1')}", sys.executable, __file__, "--node",
-             nodes[0], str(store.port), *flags],
-            stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=settings,
-        )  # fmt: skip
+            [
+                "srun",
+                "--overlap",
+                f"--ntasks={len(nodes)}",
+                "--ntasks-per-node=1",
+                "--kill-on-bad-exit=0",
+                "--wait=0",
+                f"--cpus-per-task={os.environ.get('SLURM_CPUS_PER_TASK', '1')}",
+                sys.executable,
+                __file__,
+                "--node",
+                nodes[0],
+                str(store.port),
+                *flags,
+            ],
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+            env=settings,
+        )
         try:
             conduct(store, step, (len(nodes), processes), seconds)
             step.wait(2)  # of nodes that are done
@@ -153,8 +184,10 @@ def on_node(words: list[str]) -> None:
     """One process per GPU; ends them all when the time is up, or this process is ended."""
     seconds = float(os.environ["PREFLIGHT_SECONDS"])
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    ranks = [subprocess.Popen([sys.executable, __file__, "--process", str(local), *words])
-             for local in range(int(os.environ["GPUS"]))]  # fmt: skip
+    ranks = [
+        subprocess.Popen([sys.executable, __file__, "--process", str(local), *words])
+        for local in range(int(os.environ["GPUS"]))
+    ]
     try:
         end = time.monotonic() + seconds
         for rank in ranks:
@@ -213,12 +246,23 @@ def loader_rate(local: int, node: int, nodes: int, flags: list[str]) -> float:
     workers, batch = config.data.workers, AUTO if rows == AUTO else rows // config.run.accum_freq
     if workers is None:
         workers = fitting_workers(batch, cores(), config.data.unpaired)
-    data = replace(config.data, batch_size=rows, workers=workers, noise_ratio=0.0,
-                   shuffle_buffer=min(config.data.shuffle_buffer, 100))  # fmt: skip
+    data = replace(
+        config.data,
+        batch_size=rows,
+        workers=workers,
+        noise_ratio=0.0,
+        shuffle_buffer=min(config.data.shuffle_buffer, 100),
+    )
     model, transform, _ = build_model(config, torch.device("cpu"), load_weights=False)
-    loader = build_loader(data, transform, build_tokenizer(config), rank=node * processes + local,
-                          world_size=nodes * processes, image_size=model.image_size,
-                          context_length=model.context_length)  # fmt: skip
+    loader = build_loader(
+        data,
+        transform,
+        build_tokenizer(config),
+        rank=node * processes + local,
+        world_size=nodes * processes,
+        image_size=model.image_size,
+        context_length=model.context_length,
+    )
     count, start, begin = 0, 0.0, 0.0
     for epoch in itertools.count():
         loader.set_epoch(epoch)
@@ -246,8 +290,13 @@ def all_reduce_speed(store: Any, number: int, pair: tuple[int, int], node: int, 
     if backend == "nccl":
         device = torch.device("cuda", local % torch.cuda.device_count())
         torch.cuda.set_device(device)
-    dist.init_process_group(backend, store=dist.PrefixStore(f"round {number}, {pair}", store), rank=rank,
-                            world_size=world, timeout=timedelta(seconds=PATIENCE * (number + 1)))  # fmt: skip
+    dist.init_process_group(
+        backend,
+        store=dist.PrefixStore(f"round {number}, {pair}", store),
+        rank=rank,
+        world_size=world,
+        timeout=timedelta(seconds=PATIENCE * (number + 1)),
+    )
     try:
         tensor = torch.zeros(BYTES[backend] // 4, device=device)
         for turn in range(TIMES + 2):

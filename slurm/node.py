@@ -4,6 +4,7 @@ Binds each rank to the cores near its GPU where this torch and this node can do 
 mode (default: node) or is `off`. Where it fails, end.json in PET_LOG_DIR says how: `time` in seconds since 1970, and
 `failures`, with the exit code and the last error of each rank that had ended by itself.
 """
+
 from __future__ import annotations
 
 import json

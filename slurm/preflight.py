@@ -4,6 +4,7 @@ Prints the packages, then whether the flags fit RANKS processes, weights to star
 and the first and the last shard can be read. Ends with 2 and one line where something is missing: one process fails in
 seconds, not all of them.
 """
+
 from __future__ import annotations
 
 import sys
@@ -59,16 +60,20 @@ def check_shards(config: Config) -> str:
         try:
             sample = next(iter(read_shard(url, policy=POLICY)), None)
         except Exception as error:  # every file system has its own
-            raise FlagError(f"{url} cannot be read from this node ({error}): mend --train-data (SHARDS), or the "
-                            "credentials and proxies of the job's environment") from None
+            raise FlagError(
+                f"{url} cannot be read from this node ({error}): mend --train-data (SHARDS), or the "
+                "credentials and proxies of the job's environment"
+            ) from None
         if sample is None:
             raise FlagError(f"--train-data: {survey([url], POLICY)}")
         if config.data.max_bad_fraction < 1:
             with naming("--train-data"):
                 refuse_unusable([url], partial(check_sample, config.data), POLICY)
         wanted = CaptionSampler.parse(config.data.caption_sampling).fields
-        print(f"{redacted(url)}: {sample['__key__']} with {', '.join(k for k in sample if k[:2] != '__')}; "
-              f"captions are drawn from {', '.join(wanted)}")  # fmt: skip
+        print(
+            f"{redacted(url)}: {sample['__key__']} with {', '.join(k for k in sample if k[:2] != '__')}; "
+            f"captions are drawn from {', '.join(wanted)}"
+        )
     return f"{len(urls)} shards, {redacted(urls[0])} to {redacted(urls[-1])}"
 
 

@@ -1,4 +1,5 @@
 """An object store in memory behind gs://, so that what reads and writes URLs is tried without a network."""
+
 from __future__ import annotations
 
 import fsspec

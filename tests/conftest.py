@@ -1,4 +1,5 @@
 """What all tests share: kernels without a GPU, and how two or more processes of pytest-xdist divide the work."""
+
 from __future__ import annotations
 
 import ctypes

@@ -1,4 +1,5 @@
 """The corpus's group "activities" in shards of its own: whole shards take a small run most of its time to read."""
+
 from __future__ import annotations
 
 import json

@@ -10,6 +10,7 @@ A test names an object MODULE:NAME with three functions, of a folder that is the
 that a thousand kills cost no import; several names, MODULE:ONE,OTHER, share the imports too. Run by hand: python
 tests/faults.py MODULE:NAME FOLDER [--all].
 """
+
 from __future__ import annotations
 
 import ctypes

@@ -1,4 +1,5 @@
 """Runs of training.main and of scripts, forked from one process which has loaded all: a second each instead of six."""
+
 from __future__ import annotations
 
 import contextlib
@@ -18,7 +19,7 @@ SERVER = """
 import json, os, resource, signal, socket, sys
 import torch.distributed.fsdp, torch.utils.tensorboard, training.loop, training.main, training.run
 from prolip.utils import console
-from training.health.preemption import STOP
+from training.health.signals import STOP
 
 
 def take_streams(order):
@@ -82,8 +83,14 @@ class Forked:
         self.folder = folder
         environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
         environment |= {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-        self.server = subprocess.Popen([sys.executable, "-c", SERVER], cwd=ROOT, env=environment, text=True,
-                                       stdin=subprocess.PIPE, stdout=subprocess.PIPE)  # fmt: skip
+        self.server = subprocess.Popen(
+            [sys.executable, "-c", SERVER],
+            cwd=ROOT,
+            env=environment,
+            text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
         self.pids: list[int] = []
         self.under_way = False
 
@@ -96,8 +103,14 @@ class Forked:
             self.end()
         for name in ("out", "err"):
             (self.folder / name).unlink(missing_ok=True)
-        order = {"words": [str(word) for word in words], "ranks": ranks, "before": before, "ignored": ignored,
-                 "out": out or str(self.folder / "out"), "err": err or str(self.folder / "err")}  # fmt: skip
+        order = {
+            "words": [str(word) for word in words],
+            "ranks": ranks,
+            "before": before,
+            "ignored": ignored,
+            "out": out or str(self.folder / "out"),
+            "err": err or str(self.folder / "err"),
+        }
         assert self.server.stdin and self.server.stdout
         self.server.stdin.write(json.dumps(order) + "\n")
         self.server.stdin.flush()
@@ -123,8 +136,10 @@ class Forked:
     def script(self, path: Path, *words: Any, **settings: Any) -> int:
         """Another program than training.main, with these words; it may import what lies beside it."""
         argv = [str(path), *map(str, words)]
-        code = (f"import runpy; sys.argv = {argv!r}; sys.path.insert(0, {str(path.parent)!r});"
-                f" runpy.run_path({argv[0]!r}, run_name='__main__'); sys.exit(0)")  # fmt: skip
+        code = (
+            f"import runpy; sys.argv = {argv!r}; sys.path.insert(0, {str(path.parent)!r});"
+            f" runpy.run_path({argv[0]!r}, run_name='__main__'); sys.exit(0)"
+        )
         return self.run(before=code, **settings)
 
     def send(self, number: int) -> None:

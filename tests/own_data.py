@@ -1,4 +1,5 @@
 """Twelve images, or more, with two captions and a class each, in every form that own data have."""
+
 from __future__ import annotations
 
 import csv
@@ -33,8 +34,11 @@ def captions(number: int) -> list[str]:
 
 def records(count: int = 12) -> list[dict[str, str]]:
     """A row for each caption; those of an image do not follow each other."""
-    return [{"image": f"photos/{number:02d}.png", "caption": captions(number)[which], "label": label(number)}
-            for which in range(2) for number in range(count)]  # fmt: skip
+    return [
+        {"image": f"photos/{number:02d}.png", "caption": captions(number)[which], "label": label(number)}
+        for which in range(2)
+        for number in range(count)
+    ]
 
 
 def write_csv(path: Path, rows: list[dict[str, str]]) -> Path:
@@ -55,8 +59,9 @@ def write(folder: Path, count: int = 12) -> dict[str, str]:
     write_csv(folder / "own.csv", records(count))
     (folder / "own.jsonl").write_text("".join(json.dumps(row) + "\n" for row in records(count)))
     pq.write_table(pa.Table.from_pylist(records(count)), folder / "own.parquet")
-    whole = [{"image": {"bytes": image(n), "path": None}, "captions": captions(n), "label": label(n)}
-             for n in range(count)]  # fmt: skip
+    whole = [
+        {"image": {"bytes": image(n), "path": None}, "captions": captions(n), "label": label(n)} for n in range(count)
+    ]
     pq.write_table(pa.Table.from_pylist(whole), folder / "bytes.parquet")
     (folder / "tars").mkdir()
     for shard in range(2):
@@ -67,6 +72,11 @@ def write(folder: Path, count: int = 12) -> dict[str, str]:
                     member = tarfile.TarInfo(f"{number:02d}.{suffix}")
                     member.size = len(data)
                     tar.addfile(member, io.BytesIO(data))
-    return {"csv": f"csv:{folder}/own.csv", "jsonl": f"jsonl:{folder}/own.jsonl",
-            "parquet": f"parquet:{folder}/own.parquet", "bytes": f"parquet:{folder}/bytes.parquet",
-            "shards": f"shards:{folder}/tars", "classes": f"images:{folder}/classes"}  # fmt: skip
+    return {
+        "csv": f"csv:{folder}/own.csv",
+        "jsonl": f"jsonl:{folder}/own.jsonl",
+        "parquet": f"parquet:{folder}/own.parquet",
+        "bytes": f"parquet:{folder}/bytes.parquet",
+        "shards": f"shards:{folder}/tars",
+        "classes": f"images:{folder}/classes",
+    }

@@ -1,4 +1,5 @@
 """A web server whose files are for those with a signed address."""
+
 from __future__ import annotations
 
 from collections.abc import Iterator

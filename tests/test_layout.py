@@ -1,4 +1,5 @@
 """How the modules of src stand to each other: what may import what, and how many lie beside each other."""
+
 from __future__ import annotations
 
 import ast
@@ -11,47 +12,42 @@ import pytest
 from prolip.methods import METHODS
 
 SOURCE = Path(__file__).parents[1] / "src"
-MODULES = {".".join(path.relative_to(SOURCE).with_suffix("").parts).removesuffix(".__init__"): path
-           for path in SOURCE.rglob("*.py")}  # fmt: skip
+MODULES = {
+    ".".join(path.relative_to(SOURCE).with_suffix("").parts).removesuffix(".__init__"): path
+    for path in SOURCE.rglob("*.py")
+}
 MOST = 12
 #: From the ground up; a module is on the floor of its longest prefix here, and imports none of a higher floor.
 FLOORS = [
-    ["prolip.utils", "prolip.gaussian", "prolip.flops", "prolip.views",
-     "prolip.random"],
+    ["prolip.utils"],
+    ["prolip.gaussian", "prolip.random", "prolip.views", "prolip.flops"],
     ["prolip.measures"],
-    ["prolip.losses", "prolip.uncertainty.doubt"],
-    ["prolip.uncertainty.units"],
-    ["prolip.scores"],
-    ["prolip.uncertainty"],
+    ["prolip.losses"],
+    ["prolip.uncertainty", "prolip.scores", "prolip.embeddings"],
     ["prolip.data", "prolip.models", "prolip.ranks"],
-    ["prolip.uncertainty.collect", "prolip.uncertainty.clip"],
-    ["prolip.methods.base"],
-    ["prolip.methods.gaussians"],
-    ["prolip.methods.prolip", "prolip.methods.deterministic", "prolip.methods.likelihood", "prolip.methods.triplet",
-     "prolip.methods.pcme", "prolip.methods.pcmepp", "prolip.methods.vacsr", "prolip.methods.source_free"],
     ["prolip.methods"],
-    ["prolip.factory", "prolip.options"],
-    ["prolip.evaluation.metrics"],
-    ["prolip.evaluation.model", "prolip.evaluation.loading", "prolip.evaluation.feature_store"],
-    ["prolip.evaluation.datasets", "prolip.evaluation.zero_shot", "prolip.prompts"],
-    ["prolip.evaluation.features"],
-    ["prolip.evaluation.kinds"],
-    ["prolip.evaluation.task", "prolip.evaluation.plots"],
-    ["prolip.prompts.fitting"],
-    ["prolip.evaluation.distributed", "prolip.evaluation.table", "prolip.evaluation.suites"],
-    # the commands
-    ["prolip.curate", "prolip.evaluation", "prolip.export", "prolip.hierarchy", "prolip.report",
-     "prolip.prompts.figures", "prolip.search",
-     "prolip.uncertainty.attach"],
-    ["prolip.classifiers", "prolip.hub"],  # which refuse as a search does
-    ["prolip.explorer", "prolip.plan"],
+    ["prolip.factory", "prolip.loading", "prolip.embedder"],
+    ["prolip.prompts"],
+    ["prolip.evaluation"],
+    ["prolip.search", "prolip.curate", "prolip.hierarchy"],
+    ["prolip.classifiers"],  # which refuse as a search does
+    ["prolip.corpora", "prolip.export", "prolip.hub", "prolip.plan", "prolip.explorer"],
     ["prolip"],  # the public names
     ["training"],
     ["prolip.cli", "prolip.__main__"],
 ]
+#: Modules that are about to move; a test fails when one of them no longer has to be here.
+PENDING = {
+    "prolip.classifiers.base",
+    "prolip.curate.page",
+    "prolip.evaluation.zero_shot",
+    "prolip.hierarchy.entailment",
+    "prolip.prompts.bprw",
+    "prolip.prompts.fitting",
+    "prolip.uncertainty.attach",
+    "prolip.uncertainty.collect",
+}
 FLOOR = {prefix: number for number, prefixes in enumerate(FLOORS) for prefix in prefixes}
-
-
 
 
 def imported(nodes: Iterable[ast.AST]) -> Iterator[str]:
@@ -74,14 +70,22 @@ def floor_of(module: str) -> int:
     return FLOOR[max((prefix for prefix in FLOOR if f"{module}.".startswith(f"{prefix}.")), key=len)]
 
 
+def packages_of(name: str) -> set[str]:
+    return {package for package in MODULES if name.startswith(f"{package}.")}
+
+
 def test_no_module_leads_back_to_itself():
-    TopologicalSorter({name: imports_of(name) for name in MODULES}).prepare()
+    def run_by(name: str) -> set[str]:  # what is imported, and the packages that it is in
+        found = imports_of(name)
+        return found | {package for other in found for package in packages_of(other)} - packages_of(name) - {name}
+
+    TopologicalSorter({name: run_by(name) for name in MODULES}).prepare()
 
 
 @pytest.mark.parametrize("name", sorted(MODULES))
 def test_a_module_imports_none_of_a_higher_floor(name):
     above = {found for found in imports_of(name) if floor_of(found) > floor_of(name)}
-    assert not above
+    assert bool(above) == (name in PENDING), above
 
 
 def test_every_floor_has_modules():

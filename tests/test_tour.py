@@ -1,4 +1,5 @@
 """docs/tour.ipynb runs as it stands, and its stored outputs are of a run that went well."""
+
 from __future__ import annotations
 
 import re
@@ -16,8 +17,11 @@ TOUR = ROOT / "docs/tour.ipynb"
 
 def texts(notebook) -> list[str]:
     """What its cells print, one text a cell that prints."""
-    return ["".join(output.get("text", "") for output in cell.outputs) for cell in notebook.cells
-            if cell.cell_type == "code" and cell.outputs]  # fmt: skip
+    return [
+        "".join(output.get("text", "") for output in cell.outputs)
+        for cell in notebook.cells
+        if cell.cell_type == "code" and cell.outputs
+    ]
 
 
 def pictures(notebook) -> int:

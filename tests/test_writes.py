@@ -1,4 +1,5 @@
 """Whatever src writes into files that are kept goes through prolip.utils.outputs: whole under its name or not there."""
+
 from __future__ import annotations
 
 import ast
@@ -7,8 +8,23 @@ from pathlib import Path
 
 SOURCE = Path(__file__).parents[1] / "src"
 #: Methods and functions that write a file by its name; `save` is NumPy's, PyTorch's, Pillow's and Matplotlib's.
-WRITING = {"write_text", "write_bytes", "savefig", "savez", "savez_compressed", "copyfile", "copy", "copy2", "move",
-           "to_csv", "to_parquet", "TarWriter", "ShardWriter", "save_file", "tofile"}
+WRITING = {
+    "write_text",
+    "write_bytes",
+    "savefig",
+    "savez",
+    "savez_compressed",
+    "copyfile",
+    "copy",
+    "copy2",
+    "move",
+    "to_csv",
+    "to_parquet",
+    "TarWriter",
+    "ShardWriter",
+    "save_file",
+    "tofile",
+}
 SAVING = {"np", "torch", "picture", "program"}
 #: What is called with a file or a folder that the caller commits, or adds to a file line by line.
 ALLOWED = {
@@ -18,16 +34,16 @@ ALLOWED = {
     "prolip.data.noise:write": "the caller's file",
     "prolip.evaluation.datasets.write:new_writer": "the caller's folder",
     "prolip.evaluation.datasets.write:write_split": "the caller's folder",
-    "prolip.evaluation.suites.datacomp.store:append": "a line, under a lock; readers skip a half one",
-    "prolip.evaluation.suites.datacomp.store:alone": "a lock",
-    "prolip.evaluation.suites.datacomp.store:check": "nothing is written",
+    "prolip.evaluation.suites.datacomp.results:append": "a line, under a lock; readers skip a half one",
+    "prolip.evaluation.suites.datacomp.results:alone": "a lock",
+    "prolip.evaluation.suites.datacomp.results:check": "nothing is written",
     "prolip.export:write": "the caller's folder",
     "prolip.models.tokenizer:save_pretrained": "the caller's folder",
     "prolip.uncertainty.attach:write_openclip": "the caller's folder",
     "prolip.utils.outputs:_link": "the new folder",
     "prolip.utils.outputs:lock": "a lock",
-    "training.checkpoint.files:fill": "the file of Storage.write",
-    "training.checkpoint.run_folder:__init__": "the ledger: lines",
+    "training.checkpoint.reader:fill": "the file of Storage.write",
+    "training.checkpoint.run_dir:__init__": "the ledger: lines",
     "training.checkpoint.storage:write": "another name, until a move",
     "training.log:open": "the log: lines",
 }

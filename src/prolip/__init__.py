@@ -1,48 +1,84 @@
 """Probabilistic language-image pre-training: every image and every text is a Gaussian."""
+
 from __future__ import annotations
 
 import sys
 from typing import TYPE_CHECKING
 
 from prolip.utils.late import late
+from prolip.utils.moved import Signpost
 
 if TYPE_CHECKING:
     from prolip import losses, measures
     from prolip.classifiers import FewShotClassifier, ZeroShotClassifier
     from prolip.data.pictures import open_image
-    from prolip.factory import create_model, create_model_and_transforms, create_model_from_pretrained
+    from prolip.evaluation.zero_shot import build_zero_shot_classifier
+    from prolip.factory import (
+        create_model,
+        create_model_and_transforms,
+        create_model_from_pretrained,
+        list_pretrained,
+        tokenize,
+    )
     from prolip.gaussian import Gaussian
     from prolip.hub.saving import push_to_hub
     from prolip.methods import score_of
+    from prolip.models.checkpoint import save_pretrained
     from prolip.models.registry import list_models
     from prolip.models.tokenizer import get_tokenizer
-    from prolip.models.weights.checkpoint import save_pretrained
-    from prolip.openclip_names import build_zero_shot_classifier, list_pretrained, tokenize
 
 __all__ = [
-    "FewShotClassifier", "Gaussian", "ZeroShotClassifier", "build_zero_shot_classifier", "create_model",
-    "create_model_and_transforms", "create_model_from_pretrained", "get_tokenizer", "list_models", "list_pretrained",
-    "losses", "measures", "open_image", "push_to_hub", "save_pretrained", "score_of", "tokenize",
-]  # fmt: skip
+    "FewShotClassifier",
+    "Gaussian",
+    "ZeroShotClassifier",
+    "build_zero_shot_classifier",
+    "create_model",
+    "create_model_and_transforms",
+    "create_model_from_pretrained",
+    "get_tokenizer",
+    "list_models",
+    "list_pretrained",
+    "losses",
+    "measures",
+    "open_image",
+    "push_to_hub",
+    "save_pretrained",
+    "score_of",
+    "tokenize",
+]
 __version__ = "0.1.0"
+sys.meta_path.append(Signpost())  # asked only where no module was found
 
 if sys.argv[:1] == ["-m"]:  # Python imports this before it runs a module of it as a program
-    from prolip.utils.doors import refuse
+    from prolip.utils.moved import refuse
 
     refuse()
 
 # OpenCLIP takes seconds and 240 MB to import, and Gaussians, measures, losses and metrics do without it; torch takes
 # seconds, in which a program wants its handlers of signals and its output in place; the readers of files bring Pillow
 # and what fetches URLs.
-__getattr__ = late(__name__, {
-    "losses": "", "measures": "",
-    "Gaussian": "gaussian",
-    "create_model": "factory", "create_model_and_transforms": "factory", "list_models": "models.registry",
-    "get_tokenizer": "models.tokenizer", "create_model_from_pretrained": "factory", "open_image": "data.pictures",
-    "score_of": "methods", "build_zero_shot_classifier": "openclip_names", "list_pretrained": "openclip_names",
-    "tokenize": "openclip_names", "FewShotClassifier": "classifiers", "ZeroShotClassifier": "classifiers",
-    "save_pretrained": "models.weights.checkpoint", "push_to_hub": "hub.saving",
-})  # fmt: skip
+__getattr__ = late(
+    __name__,
+    {
+        "losses": "",
+        "measures": "",
+        "Gaussian": "gaussian",
+        "create_model": "factory",
+        "create_model_and_transforms": "factory",
+        "list_models": "models.registry",
+        "get_tokenizer": "models.tokenizer",
+        "create_model_from_pretrained": "factory",
+        "open_image": "data.pictures",
+        "score_of": "methods",
+        "build_zero_shot_classifier": "evaluation.zero_shot",
+        "list_pretrained": "factory",
+        "tokenize": "factory",
+        "FewShotClassifier": "classifiers",
+        "ZeroShotClassifier": "classifiers",
+        "save_pretrained": "models.checkpoint",
+        "push_to_hub": "hub.saving",
+    },
+)
 
 
 def __dir__() -> list[str]:

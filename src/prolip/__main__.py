@@ -1,4 +1,5 @@
 """`python -m prolip VERB`, and `torchrun -m prolip train`, are `prolip VERB`."""
+
 import os
 import sys
 from pathlib import Path

@@ -4,6 +4,7 @@ Each becomes a graph of its own with a dynamic batch, whose outputs are `mean` a
 extra `export`, or a program of PyTorch. Models are ours of any method, OpenCLIP's, and those with fitted variances;
 docs/export.md has more.
 """
+
 from __future__ import annotations
 
 import io
@@ -17,10 +18,10 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from prolip.evaluation.loading import load_model
-from prolip.evaluation.model import PointModel, evaluating, own_score
+from prolip.embedder import PointModel, evaluating, own_score
 from prolip.flops import image_sides
 from prolip.gaussian import Gaussian, kind_of
+from prolip.loading import load_model
 from prolip.uncertainty.clip import FittedCLIP
 from prolip.utils.outputs import check_output, replacing_folder
 
@@ -112,9 +113,11 @@ def export_program(encoder: Encoder) -> torch.export.ExportedProgram:
             return torch.export.export(encoder, (example,), dynamic_shapes=({0: rows},), strict=False)
     except Exception as error:  # whatever a foreign tower does that depends on values
         why = str(error).strip().splitlines()
-        raise ValueError(f"torch.export cannot make a graph of the {encoder.name} tower"
-                         f" ({type(error).__name__}: {why[0] if why else 'no word'}): take embeddings that"
-                         " prolip eval tasks --save-features keeps instead") from error  # fmt: skip
+        raise ValueError(
+            f"torch.export cannot make a graph of the {encoder.name} tower"
+            f" ({type(error).__name__}: {why[0] if why else 'no word'}): take embeddings that"
+            " prolip eval tasks --save-features keeps instead"
+        ) from error
 
 
 def check_place(folder: str | Path, format: str, size: int = 0) -> None:
@@ -221,9 +224,13 @@ def facts(model: Any) -> dict:
     length, _, pad = text_input(model)
     preprocess = getattr(inner.visual, "preprocess_cfg", {})
     return {
-        "preprocess": preprocess, "context_length": length, "pad_token_id": pad, **plain,
-        "probabilistic": probabilistic and not isinstance(model, PointModel), "score": score.to_dict(),
-    }  # fmt: skip
+        "preprocess": preprocess,
+        "context_length": length,
+        "pad_token_id": pad,
+        **plain,
+        "probabilistic": probabilistic and not isinstance(model, PointModel),
+        "score": score.to_dict(),
+    }
 
 
 def runner(file: Path, name: str) -> Callable[[Tensor], Sequence[Tensor]]:
@@ -239,15 +246,15 @@ def runner(file: Path, name: str) -> Callable[[Tensor], Sequence[Tensor]]:
             return [torch.from_numpy(out) for out in session.run(OUTPUTS, {name: x.numpy()})]
         except Exception as error:  # onnxruntime's own kinds, which have no common one of theirs
             why = str(error).strip().splitlines()[0][:200]
-            raise ValueError(f"onnxruntime does not run {file} with {len(x)} rows ({why}): do not use it, and export"
-                             " this model with --format pt2") from error  # fmt: skip
+            raise ValueError(
+                f"onnxruntime does not run {file} with {len(x)} rows ({why}): do not use it, and export"
+                " this model with --format pt2"
+            ) from error
 
     return run
 
 
-def largest_differences(
-    model: nn.Module, files: dict[str, Path], batches: Sequence[int] = BATCHES
-) -> dict[str, float]:
+def largest_differences(model: nn.Module, files: dict[str, Path], batches: Sequence[int] = BATCHES) -> dict[str, float]:
     """Largest |file - model| / max(1, |model|) of each tower over both outputs and all batches, on random inputs; of
     points, whose log_var is -inf, that of the means. ValueError for a file that does not run.
     """

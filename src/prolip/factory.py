@@ -1,12 +1,14 @@
 """create_model and its relatives, with OpenCLIP's signatures: a name or a schema in, a model and its transforms out."""
+
 from __future__ import annotations
 
 import logging
 import os
 from dataclasses import asdict
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
+import open_clip
 import torch
 from open_clip.model import set_model_preprocess_cfg
 from open_clip.transform import PreprocessCfg, image_transform_v2, merge_preprocess_dict
@@ -14,6 +16,7 @@ from torchvision.transforms import Compose
 
 from prolip.data.samples.decoding import as_rgb
 from prolip.methods import find_method
+from prolip.models.checkpoint import load_checkpoint
 from prolip.models.config import (
     PreprocessRules,
     ProLIPRules,
@@ -28,7 +31,6 @@ from prolip.models.config import (
 )
 from prolip.models.prolip import ProLIP, cast_to
 from prolip.models.registry import check_forward, config_beside, find_weights, get_model_config, grid_of
-from prolip.models.weights.checkpoint import load_checkpoint
 from prolip.utils.documents import shown
 
 log = logging.getLogger(__name__)
@@ -102,8 +104,10 @@ def create_model(  # noqa: PLR0913 (OpenCLIP's signature)
     _check_memory(config)
     weights = find_weights(model_name, pretrained, cache_dir) if load_weights else None
     if weights is None and require_pretrained:
-        raise ValueError(f"no weights to load for {model_name}: give pretrained=<file>, or a name with hf-hub: or"
-                         " local-dir: (and leave load_weights on)")
+        raise ValueError(
+            f"no weights to load for {model_name}: give pretrained=<file>, or a name with hf-hub: or"
+            " local-dir: (and leave load_weights on)"
+        )
     theirs = {} if weights is None else config_beside(weights)
     if weights is not None:
         check_forward(config, theirs, weights, {*model_kwargs, *(("quick_gelu",) if force_quick_gelu else ())})
@@ -141,8 +145,10 @@ def _check_memory(config: dict[str, Any]) -> None:
     except (AttributeError, ValueError, OSError):
         return
     if wanted > memory > 0:
-        raise ValueError(f"the model's float32 weights take {wanted / 2**30:.0f} GiB, this machine has"
-                         f" {memory / 2**30:.0f}: take a smaller model, or a larger machine")
+        raise ValueError(
+            f"the model's float32 weights take {wanted / 2**30:.0f} GiB, this machine has"
+            f" {memory / 2**30:.0f}: take a smaller model, or a larger machine"
+        )
 
 
 def create_model_and_transforms(  # noqa: PLR0913 (OpenCLIP's signature)
@@ -168,15 +174,15 @@ def create_model_and_transforms(  # noqa: PLR0913 (OpenCLIP's signature)
     given: dict[str, Any] = {"mean": image_mean, "std": image_std}
     given |= {"interpolation": image_interpolation, "resize_mode": image_resize_mode}
     forced |= {key: value for key, value in given.items() if value is not None}
-    model = create_model(
-        model_name, pretrained, load_weights, precision, device, force_preprocess_cfg=forced, **kwargs
-    )
+    model = create_model(model_name, pretrained, load_weights, precision, device, force_preprocess_cfg=forced, **kwargs)
     cfg = PreprocessCfg(**model.visual.preprocess_cfg)
     try:
         train = image_transform_v2(cfg, is_train=True, aug_cfg=aug_cfg)
     except (TypeError, ValueError, IndexError) as error:
-        raise ValueError(f"aug_cfg {shown(aug_cfg)} is no augmentation ({error}): give a dict such as"
-                         " {'scale': (0.9, 1.0)}, or an open_clip.transform.AugmentationCfg") from error
+        raise ValueError(
+            f"aug_cfg {shown(aug_cfg)} is no augmentation ({error}): give a dict such as"
+            " {'scale': (0.9, 1.0)}, or an open_clip.transform.AugmentationCfg"
+        ) from error
     return model, flattening(train), flattening(image_transform_v2(cfg, is_train=False))
 
 
@@ -206,3 +212,16 @@ def create_model_from_pretrained(
         model_name, pretrained, precision=precision, device=device, **kwargs
     )
     return (model, preprocess) if return_transform else model
+
+
+def tokenize(*args: Any, **kwargs: Any) -> NoReturn:
+    """Refuse OpenCLIP's name: it has one vocabulary, and each model of ours its own."""
+    raise NotImplementedError("each model has its own tokenizer: prolip.get_tokenizer(<model name>)(texts)")
+
+
+def list_pretrained(as_str: bool = False) -> list[str] | list[tuple[str, str]]:
+    """OpenCLIP's published weights, as its own function: (architecture, tag), or `architecture:tag`.
+
+    Those of a ProLIP are `hf-hub:<org/name>`, such as hf-hub:SanghyukChun/ProLIP-ViT-B-16-DC-1B-12_8B.
+    """
+    return open_clip.list_pretrained(as_str)

@@ -1,4 +1,5 @@
 """FLOPs of a model's passes, counted on the meta device: nothing is allocated, nothing is a formula. Peaks of GPUs."""
+
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
@@ -74,8 +75,10 @@ def forward_flops(model: Any, kind: str, keep: int | None = None) -> int:
                 kept = {} if keep is None else {"keep": torch.empty(1, keep, dtype=torch.int64)}
                 model.encode_image(torch.empty(1, 3, *image_sides(model)), **kept)
     except DataDependentOutputException:
-        raise NotImplementedError(f"the FLOPs of this {kind} tower cannot be counted, as its path depends on values: "
-                                  "for towers of transformers, pip install 'transformers>=5'") from None  # fmt: skip
+        raise NotImplementedError(
+            f"the FLOPs of this {kind} tower cannot be counted, as its path depends on values: "
+            "for towers of transformers, pip install 'transformers>=5'"
+        ) from None
     return counter.get_total_flops()
 
 

@@ -1,4 +1,5 @@
 """Diagonal Gaussians: what every image and every text is mapped to."""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
@@ -10,8 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-COMPUTE = ("compute with its tensors z.mean and z.log_var (log sigma^2), join rows with"
-           " prolip.gaussian.concatenate([z, w]), average them with prolip.gaussian.mixture(z)")
+COMPUTE = (
+    "compute with its tensors z.mean and z.log_var (log sigma^2), join rows with"
+    " prolip.gaussian.concatenate([z, w]), average them with prolip.gaussian.mixture(z)"
+)
 COMPARE = "compare tensors, torch.equal(z.mean, w.mean), or Gaussians by a measure, prolip.measures.csd(z, w)"
 ROWS = "a Gaussian is indexed by 0 (mean) and 1 (log_var) alone: take rows with z.select(rows)"
 #: What OpenCLIP's users write first: features / features.norm(...), and features @ features.T.
@@ -23,6 +26,7 @@ ATTRIBUTES = {
 
 def refuse(what: str, remedy: str) -> Callable[..., NoReturn]:
     """A method that raises TypeError."""
+
     def method(self: Any, *_: Any, **__: Any) -> NoReturn:
         raise TypeError(f"a Gaussian has no {what}: {remedy}")
 
@@ -59,10 +63,15 @@ def without_tuple_operators(cls: type[Gaussian]) -> type[Gaussian]:
     write. Tuples have no other operators. All that takes a tuple apart stays: unpacking, z[0], len(z), pickle,
     tree_map (which would take it for a leaf if it had another base), DDP, torch.compile.
     """
-    methods: dict[str, Any] = {f"__{side}{name}__": refuse(f"operator {sign}", COMPUTE)
-                               for name, sign in (("add", "+"), ("mul", "*")) for side in ("", "r")}  # fmt: skip
-    methods |= {f"__{name}__": comparison(f"__{name}__", sign) for name, sign in (
-        ("eq", "=="), ("ne", "!="), ("lt", "<"), ("le", "<="), ("gt", ">"), ("ge", ">="))}  # fmt: skip
+    methods: dict[str, Any] = {
+        f"__{side}{name}__": refuse(f"operator {sign}", COMPUTE)
+        for name, sign in (("add", "+"), ("mul", "*"))
+        for side in ("", "r")
+    }
+    methods |= {
+        f"__{name}__": comparison(f"__{name}__", sign)
+        for name, sign in (("eq", "=="), ("ne", "!="), ("lt", "<"), ("le", "<="), ("gt", ">"), ("ge", ">="))
+    }
     methods |= {"__contains__": refuse("operator in", COMPARE), "__getitem__": item, "__getattr__": missing}
     # Or NumPy would stack both tensors, in np.asarray(z) and in array * z.
     methods |= {"__array__": refuse("one array", "take z.mean.numpy() and z.log_var.numpy()"), "__array_ufunc__": None}
@@ -164,13 +173,16 @@ def check_gaussian(z: Any, name: str = "z") -> None:
             raise TypeError(f"{name}.{part} is {x.dtype}, want a float tensor: {part}.float()")
     mean, log_var = z
     if mean.shape != log_var.shape:
-        raise ValueError(f"{name}: mean {tuple(mean.shape)} and log_var {tuple(log_var.shape)} differ: a Gaussian has"
-                         " one variance per dimension; expand log_var to the shape of mean")
+        raise ValueError(
+            f"{name}: mean {tuple(mean.shape)} and log_var {tuple(log_var.shape)} differ: a Gaussian has"
+            " one variance per dimension; expand log_var to the shape of mean"
+        )
     if not mean.ndim:
         raise ValueError(f"{name} has single numbers for mean and log_var, want (..., D): mean.reshape(1) if D is 1")
     if mean.device != log_var.device:
-        raise ValueError(f"{name}: mean is on {mean.device} and log_var on {log_var.device}: move both with"
-                         f" {name}.to(device)")
+        raise ValueError(
+            f"{name}: mean is on {mean.device} and log_var on {log_var.device}: move both with {name}.to(device)"
+        )
 
 
 def check_embeddings(z: Any, name: str = "z", width: int | None = None) -> None:
@@ -180,12 +192,16 @@ def check_embeddings(z: Any, name: str = "z", width: int | None = None) -> None:
     """
     check_gaussian(z, name)
     if z.mean.ndim != 2 or width not in (None, z.mean.shape[1]):
-        raise ValueError(f"{name} has the shape {tuple(z.mean.shape)}, expected (N, {width or 'D'}): give one row per"
-                         " input, embedded by this model")
+        raise ValueError(
+            f"{name} has the shape {tuple(z.mean.shape)}, expected (N, {width or 'D'}): give one row per"
+            " input, embedded by this model"
+        )
     bad = ~(z.mean.isfinite() & (z.log_var < torch.inf)).all(1)
     if bool(bad.any()):
-        raise ValueError(f"{name} has NaN or infinite numbers in {int(bad.sum())} of {len(bad)} rows, first in row"
-                         f" {int(bad.nonzero()[0])}: drop these inputs, or look for a diverged model")
+        raise ValueError(
+            f"{name} has NaN or infinite numbers in {int(bad.sum())} of {len(bad)} rows, first in row"
+            f" {int(bad.nonzero()[0])}: drop these inputs, or look for a diverged model"
+        )
 
 
 def check_pair(p: Any, q: Any, names: tuple[str, str] = ("p", "q")) -> tuple[Gaussian, Gaussian]:
@@ -201,8 +217,10 @@ def check_pair(p: Any, q: Any, names: tuple[str, str] = ("p", "q")) -> tuple[Gau
             f"compare embeddings of one model as {' and '.join(names)}"
         )
     if p.mean.device != q.mean.device:
-        raise ValueError(f"{names[0]} is on {p.mean.device} and {names[1]} on {q.mean.device}: move one,"
-                         f" {names[1]}.to({str(p.mean.device)!r})")
+        raise ValueError(
+            f"{names[0]} is on {p.mean.device} and {names[1]} on {q.mean.device}: move one,"
+            f" {names[1]}.to({str(p.mean.device)!r})"
+        )
     dtype = reduce(torch.promote_types, (x.dtype for x in (*p, *q)), torch.float32)
     return p.to(dtype), q.to(dtype)
 
@@ -224,8 +242,10 @@ def _remedy(value: Any) -> str:
     if isinstance(value, (list, tuple)) and len(value) == 2:
         return "Gaussian(mean, log_var) of these two"
     if isinstance(value, Tensor):
-        return ("give what encode_image and encode_text return, whole; for points without variances"
-                " prolip.evaluation.model.as_points(features)")
+        return (
+            "give what encode_image and encode_text return, whole; for points without variances"
+            " prolip.embedder.as_points(features)"
+        )
     return "give what encode_image and encode_text return, or Gaussian(mean, log_var)"
 
 
@@ -233,8 +253,10 @@ def as_scalar(value: Any, like: Tensor, name: str) -> Tensor:
     """A number, or a tensor of one element, as () with the dtype and device of `like`, keeping the graph."""
     if isinstance(value, Tensor):
         if value.numel() != 1:
-            raise ValueError(f"{name} is one number, got a tensor of shape {tuple(value.shape)}: give a number or a"
-                             " tensor of one element")
+            raise ValueError(
+                f"{name} is one number, got a tensor of shape {tuple(value.shape)}: give a number or a"
+                " tensor of one element"
+            )
         return value.to(like).reshape(())
     try:
         return like.new_full((), value)
@@ -253,8 +275,10 @@ def concatenate(gaussians: Iterable[Gaussian]) -> Gaussian:
     for i, z in enumerate(parts):
         check_gaussian(z, f"gaussians[{i}]")
         if (shape := z.mean.shape[1:]) != (first := parts[0].mean.shape[1:]) or z.mean.device != parts[0].mean.device:
-            raise ValueError(f"gaussians[{i}] has rows of shape {tuple(shape)} on {z.mean.device}, gaussians[0]"
-                             f" {tuple(first)} on {parts[0].mean.device}: join embeddings of one model on one device")
+            raise ValueError(
+                f"gaussians[{i}] has rows of shape {tuple(shape)} on {z.mean.device}, gaussians[0]"
+                f" {tuple(first)} on {parts[0].mean.device}: join embeddings of one model on one device"
+            )
     return Gaussian(torch.cat([z.mean for z in parts]), torch.cat([z.log_var for z in parts]))
 
 
@@ -276,9 +300,7 @@ def mixture(z: Gaussian, weights: Tensor | None = None, normalise: bool = True) 
     elif not isinstance(weights, Tensor):
         raise TypeError(f"weights are {kind_of(weights)}, want a tensor (..., N): torch.tensor(weights)")
     elif weights.shape != z.mean.shape[:-1]:
-        raise ValueError(
-            f"weights {tuple(weights.shape)} do not fit prompts {tuple(z.mean.shape[:-1])}: give (..., N)"
-        )
+        raise ValueError(f"weights {tuple(weights.shape)} do not fit prompts {tuple(z.mean.shape[:-1])}: give (..., N)")
     weights = weights.to(z.mean)
     total = weights.sum(-1)
     if not bool(((weights > -1e-4).all(-1) & (((total - 1).abs() < 1e-3) | (total == 0))).all()):

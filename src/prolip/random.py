@@ -4,6 +4,7 @@ Each number is a counter that splitmix64 hashes. Nothing is kept, no device wait
 The integers and the uniform numbers are the same bits on every device and for any number of ranks. Normal numbers are
 computed in float64 and rounded, so that devices rarely differ; those of pairs in float32, where they do in last bits.
 """
+
 from __future__ import annotations
 
 import math

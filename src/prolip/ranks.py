@@ -1,4 +1,5 @@
 """Rows that ranks hold, each its share: they come to all ranks a block at a time, by the default process group."""
+
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence

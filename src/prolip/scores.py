@@ -3,6 +3,7 @@
 `prolip.measures` has the formulas; a score is one of them, or a network of its own, with what was trained for it. Which
 score a model has is its method's business (`prolip.methods`) and stands in the model's config.json.
 """
+
 from __future__ import annotations
 
 import base64
@@ -162,8 +163,10 @@ class Score(nn.Module):
             key, _, value = word.partition("=")
             if key not in self.choices or not value.isdecimal():
                 known = " or ".join(f"{self.name}:{choice}=NUMBER" for choice in self.choices)
-                raise ValueError(f"{word!r} is no setting of the score {self.name!r}: "
-                                 + (f"give {known}" if known else "it has none to choose"))
+                raise ValueError(
+                    f"{word!r} is no setting of the score {self.name!r}: "
+                    + (f"give {known}" if known else "it has none to choose")
+                )
             values[key] = int(value)
         score = self.from_dict(values)
         score.name = f"{self.name}:{words}"
@@ -249,8 +252,14 @@ class TrueMatchScore(Score):
     name, symmetric, words = "true_match", False, "how likely the text is true of the image"
 
     def __init__(  # noqa: PLR0913, PLR0917 (what was trained)
-        self, trace_weight: float, unit: float, images: int, texts: int, scale: float | None = None,
-        bias: float | None = None, doubt: Doubt | Sequence[float] | None = None,
+        self,
+        trace_weight: float,
+        unit: float,
+        images: int,
+        texts: int,
+        scale: float | None = None,
+        bias: float | None = None,
+        doubt: Doubt | Sequence[float] | None = None,
     ):
         super().__init__(scale, bias)
         self.trace_weight, self.unit, self.images, self.texts = trace_weight, unit, images, texts
@@ -271,8 +280,12 @@ class TrueMatchScore(Score):
         return Units(self.unit, self.images, self.texts) if self.unit else None
 
     def settings(self) -> dict[str, Any]:
-        own: dict[str, Any] = {"trace_weight": self.trace_weight, "unit": self.unit,
-                               "images": self.images, "texts": self.texts}  # fmt: skip
+        own: dict[str, Any] = {
+            "trace_weight": self.trace_weight,
+            "unit": self.unit,
+            "images": self.images,
+            "texts": self.texts,
+        }
         own |= {} if self.doubt is None else {"doubt": self.doubt.numbers}
         return super().settings() | own
 
@@ -301,9 +314,7 @@ class MatchProbabilityScore(Score):
     def scaled(self, scores: Tensor) -> None:
         """Scale and bias are in the scores already."""
 
-    def match_probability(
-        self, scores: Tensor, doubt: Tensor | None = None, share: Tensor | float = 0.0
-    ) -> Tensor:
+    def match_probability(self, scores: Tensor, doubt: Tensor | None = None, share: Tensor | float = 0.0) -> Tensor:
         return scores
 
     def settings(self) -> dict[str, Any]:
@@ -371,8 +382,10 @@ def distance_vectors(items: Factors, constant: float | None = None) -> Tensor:
     lengths = items.vector.square().sum(-1) + 2 * items.offset
     room = (lengths.amax() if constant is None else constant) - lengths
     if bool((room < 0).any()):
-        raise ValueError(f"an item wants the constant {float(lengths.max())}, and it is {constant}: make all vectors"
-                         " anew with a larger one")
+        raise ValueError(
+            f"an item wants the constant {float(lengths.max())}, and it is {constant}: make all vectors"
+            " anew with a larger one"
+        )
     return torch.cat([items.vector, room.sqrt().unsqueeze(-1)], -1)
 
 

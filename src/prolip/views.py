@@ -1,6 +1,7 @@
 """Random views as functions of uniform noise: patch subsets and [MASK]ed texts, ProLIP section 3.3; mixed images, Mixup
 (Zhang et al. 2018) and CutMix (Yun et al. 2019) of some rows.
 """
+
 from __future__ import annotations
 
 from collections.abc import Collection

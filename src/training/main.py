@@ -4,6 +4,7 @@ Exit codes: 0 the run has ended, 1 a bug, whose trace is shown, 2 an error in on
 checkpoint by SIGTERM, SIGUSR1, SIGHUP or Ctrl-C, 130 left at once by a second Ctrl-C. (torchrun itself ends with 1
 whenever one of its processes does not end with 0.)
 """
+
 from __future__ import annotations
 
 import argparse
@@ -18,7 +19,7 @@ from prolip.utils import console
 from prolip.utils.documents import read_json
 from prolip.utils.flags import FlagError, Parser, add_flags, did_you_mean, flag_of
 from prolip.utils.threads import share_busy_cores
-from training.health.preemption import EXIT_STOPPED, STOP, WAY_ON, Stopped, stop_with_launcher, under_torchrun
+from training.health.signals import EXIT_STOPPED, STOP, WAY_ON, Stopped, stop_with_launcher, under_torchrun
 
 if TYPE_CHECKING:
     from training.config import Config
@@ -91,8 +92,10 @@ def parse(arguments: Sequence[str], prog: str = "training.main") -> Config:
     for name in left_out:
         section, setting = name.split(".")
         if setting not in flags.get(section, {}):
-            raise FlagError(f"--config {path} holds {flag_of(setting)} without what may be secret in it (user "
-                            f"info, query, command): give {flag_of(setting)} again")  # fmt: skip
+            raise FlagError(
+                f"--config {path} holds {flag_of(setting)} without what may be secret in it (user "
+                f"info, query, command): give {flag_of(setting)} again"
+            )
     return build_config(method, merge(saved, flags))
 
 
@@ -144,7 +147,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = "training.main") ->
         return 2
     except Exception as error:
         from training.health.errors import explain
-        from training.health.terms import NonFiniteError
+        from training.health.nonfinite import NonFiniteError
 
         text = explain(error)
         if text is None or "--traceback" in arguments:

@@ -1,4 +1,5 @@
 """The network of a run: model, tokenizer and transforms from the config, compiled, distributed and cast."""
+
 from __future__ import annotations
 
 import contextlib
@@ -27,23 +28,28 @@ from prolip.data.loader import Transform
 from prolip.factory import create_model_from_pretrained
 from prolip.methods import find_method
 from prolip.methods.base import Objective
+from prolip.models.checkpoint import save_pretrained
 from prolip.models.readers import kinds_of
 from prolip.models.registry import find_weights, get_model_config
 from prolip.models.tokenizer import get_tokenizer
-from prolip.models.weights.checkpoint import save_pretrained
 from prolip.random import Draws
 from prolip.utils.flags import FlagError
-from training.checkpoint.files import check_checkpoint, load_checkpoint
+from training.checkpoint.reader import check_checkpoint, load_checkpoint
 from training.config import Config, RunConfig, build_config
 from training.parallel.distributed import World
 
 Autocast = Callable[[], AbstractContextManager]
 aten = torch.ops.aten
 KEPT = (
-    aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default,
-    aten._scaled_dot_product_flash_attention.default, aten._scaled_dot_product_efficient_attention.default,
-    aten._scaled_dot_product_cudnn_attention.default, aten._scaled_dot_product_flash_attention_for_cpu.default,
-)  # fmt: skip
+    aten.mm.default,
+    aten.addmm.default,
+    aten.bmm.default,
+    aten.baddbmm.default,
+    aten._scaled_dot_product_flash_attention.default,
+    aten._scaled_dot_product_efficient_attention.default,
+    aten._scaled_dot_product_cudnn_attention.default,
+    aten._scaled_dot_product_flash_attention_for_cpu.default,
+)
 DTYPES = {"amp_bf16": torch.bfloat16, "amp_fp16": torch.float16}
 
 
@@ -66,8 +72,10 @@ def build_model(config: Config, device: torch.device, load_weights: bool = True)
     if not chosen.adapts:  # as the saved model says: with settings if it adds to the model
         method = {"name": config.method} | ({"config": dataclasses.asdict(config.objective)} if chosen.extend else {})
     elif not wanted.pretrained and ":" not in wanted.model:
-        raise FlagError(f"--method {config.method} goes on with a trained model, and --model {wanted.model} has random "
-                        "weights: give --model local-dir:RUN/model, or --pretrained")
+        raise FlagError(
+            f"--method {config.method} goes on with a trained model, and --model {wanted.model} has random "
+            "weights: give --model local-dir:RUN/model, or --pretrained"
+        )
     check_served(config)
     model, transform, preprocess = wanted.create(device, augmentation, load_weights, method)
     if wanted.grad_checkpointing and wanted.checkpoint_policy == "selective":
@@ -245,6 +253,15 @@ def order_buckets(network: nn.Module, objective: Objective) -> None:
     del objective.forward
     for parameter in trained:
         parameter.grad = None
+
+
+def check_precision(flag: str, precision: str, device: torch.device) -> None:
+    """Refuse what the device cannot compute."""
+    if precision == "amp_fp16" and device.type == "cpu":
+        raise FlagError(f"{flag} amp_fp16 needs CUDA, the device is cpu: use amp_bf16 or fp32")
+    if precision == "amp_bf16" and device.type == "cuda" and not torch.cuda.is_bf16_supported():
+        name = torch.cuda.get_device_name(device)
+        raise FlagError(f"{flag} amp_bf16, which {name} does not compute: use amp_fp16 or fp32")
 
 
 def autocast_for(precision: str, device: torch.device) -> Autocast:

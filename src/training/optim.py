@@ -1,6 +1,7 @@
 """Optimisers by timm's names, weight-decay and learning-rate groups, schedules, what stands still and what is averaged,
 and norms of what is moved.
 """
+
 from __future__ import annotations
 
 import inspect
@@ -70,9 +71,15 @@ def parameter_groups(objective: Any, config: OptimConfig) -> list[dict[str, Any]
             scale = config.logit_lr_mult
         group = groups.setdefault(
             (decays, scale, id(parameter) in in_towers, tower),  # only those may be in shards; optimisers do not mix
-            {"params": [], "names": [], "lr_scale": scale, "lr": config.lr * scale, "weight_decay": config.wd,
-             "backbone": tower},
-        )  # fmt: skip
+            {
+                "params": [],
+                "names": [],
+                "lr_scale": scale,
+                "lr": config.lr * scale,
+                "weight_decay": config.wd,
+                "backbone": tower,
+            },
+        )
         if not decays:
             group |= {"weight_decay": 0.0, "use_fallback": True}
         group["params"].append(parameter)
@@ -84,22 +91,25 @@ def backbone_flags(config: OptimConfig) -> dict[str, list[str]]:
     """Tower -> the settings that its backbone has of its own; only towers that have one."""
     plain = OptimConfig()
     names = {tower: (f"{tower}_lr_mult", f"{tower}_freeze_epochs") for tower in ("image", "text")}
-    found = {tower: [name for name in own if getattr(config, name) != getattr(plain, name)]
-             for tower, own in names.items()}  # fmt: skip
+    found = {
+        tower: [name for name in own if getattr(config, name) != getattr(plain, name)] for tower, own in names.items()
+    }
     return {tower: own for tower, own in found.items() if own}
 
 
 def check_backbones(groups: Sequence[Mapping[str, Any]], config: OptimConfig) -> None:
-    """FlagError where nothing is trained of a backbone that has settings of its own, or nothing but what stands still.
-    """
+    """FlagError where a backbone with settings of its own is not trained, or where all that is trained is frozen."""
     trained = {group["backbone"] for group in groups}
     for tower, names in backbone_flags(config).items():
         if tower not in trained:
-            raise FlagError(f"{flag_of(names[0])}, but nothing of the {tower} backbone is trained: leave it out, or "
-                            f"--lock-{tower}")  # fmt: skip
+            raise FlagError(
+                f"{flag_of(names[0])}, but nothing of the {tower} backbone is trained: leave it out, or --lock-{tower}"
+            )
     if all(tower is not None and getattr(config, f"{tower}_freeze_epochs") for tower in trained):
-        raise FlagError(f"nothing is trained while the {' and the '.join(sorted(map(str, trained)))} backbone stand "
-                        "still: leave out --image-freeze-epochs or --text-freeze-epochs")  # fmt: skip
+        raise FlagError(
+            f"nothing is trained while the {' and the '.join(sorted(map(str, trained)))} backbone stand "
+            "still: leave out --image-freeze-epochs or --text-freeze-epochs"
+        )
 
 
 class Stage(NamedTuple):
@@ -211,13 +221,15 @@ def build_averages(
         # counted back from the end, so that a run whose length is no whole number of epochs ends with one of them, too
         steps = [total - steps_per_epoch * back for back in reversed(range(config.swa_epochs))]
         if steps[0] < 1:
-            raise FlagError(f"--swa-epochs {config.swa_epochs}, and the run has {total / steps_per_epoch:.1f}: give at "
-                            f"most {-(-total // steps_per_epoch)}, or train longer")  # fmt: skip
+            raise FlagError(
+                f"--swa-epochs {config.swa_epochs}, and the run has {total / steps_per_epoch:.1f}: give at "
+                f"most {-(-total // steps_per_epoch)}, or train longer"
+            )
         found["swa"] = EpochAverage(model, steps, foreach)
     return found
 
 
-def parts_of(objective: Any) -> dict[str, list[nn.Parameter]]:
+def params_by_tower(objective: Any) -> dict[str, list[nn.Parameter]]:
     """Name of a tower -> its parameters that are trained; what is in none, scale and bias, is `logit`."""
     owner = {id(p): name for name, tower in objective.model.towers().items() for p in tower.parameters()}
     parts: dict[str, list[nn.Parameter]] = {}

@@ -1,4 +1,5 @@
 """A world whose ambiguity is known: texts true of n of the images around a point, and embedded where those lie."""
+
 from __future__ import annotations
 
 from typing import NamedTuple
@@ -7,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from scipy.stats import spearmanr
 
-from prolip.uncertainty.pairs import Pairs
+from prolip.embeddings import Pairs
 
 FITTED = 300
 

@@ -1,12 +1,13 @@
 """Commands in this process: what their work returned, and SystemExit where they end with another code than 0."""
+
 from collections.abc import Iterable
 from pkgutil import resolve_name
 from typing import Any
 from unittest.mock import patch
 
 from prolip.cli.main import main
+from prolip.corpora.emoji import CorpusResult
 from prolip.evaluation.suites.datacomp.run import Outcome
-from prolip.evaluation.suites.emoji import CorpusResult
 from prolip.evaluation.task import TaskResult
 
 
@@ -36,7 +37,7 @@ def evaluate(words: Iterable[object]) -> list[TaskResult]:
 
 def evaluate_corpus(words: Iterable[object]) -> CorpusResult:
     """The result of `prolip eval emoji`."""
-    return returned("prolip.evaluation.suites.emoji.evaluate_corpus", "eval", "emoji", *words)
+    return returned("prolip.corpora.emoji.evaluate_corpus", "eval", "emoji", *words)
 
 
 def datacomp(words: Iterable[object]) -> Outcome:

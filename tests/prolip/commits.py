@@ -1,4 +1,5 @@
 """Commits that tests/faults.py breaks off: a file and a folder by the helpers of prolip.utils.outputs."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -23,10 +24,12 @@ def _read_folder(folder: Path) -> dict[str, str]:
 
 
 file = SimpleNamespace(
-    prepare=lambda folder: _write_file(folder, "old"), commit=lambda folder: _write_file(folder, "new"),
+    prepare=lambda folder: _write_file(folder, "old"),
+    commit=lambda folder: _write_file(folder, "new"),
     state=lambda folder: (folder / "file.txt").read_text(),
-)  # fmt: skip
+)
 folder = SimpleNamespace(
-    prepare=lambda folder: _write_folder(folder, "old"), commit=lambda folder: _write_folder(folder, "new"),
+    prepare=lambda folder: _write_folder(folder, "old"),
+    commit=lambda folder: _write_folder(folder, "new"),
     state=_read_folder,
-)  # fmt: skip
+)

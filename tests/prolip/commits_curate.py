@@ -2,6 +2,7 @@
 
 Also what tests of curation share: shards of any samples, and scores without a model.
 """
+
 from __future__ import annotations
 
 import io
@@ -62,8 +63,9 @@ def pixels_of(image: Image.Image) -> torch.Tensor:
 
 def scorer(urls: Sequence[str], out: Path, captions: str = "txt") -> Scorer:
     """Of shards, as the command makes it but for the model."""
-    made = Scorer(urls, out, brightness, pixels_of, CaptionSampler.parse(captions), {"model": "brightness"},
-                  ShardReader())  # fmt: skip
+    made = Scorer(
+        urls, out, brightness, pixels_of, CaptionSampler.parse(captions), {"model": "brightness"}, ShardReader()
+    )
     made.begin()
     return made
 
@@ -83,8 +85,9 @@ def write_all(out: Path, shards: Path, samples: int = 3) -> int:
 
 def three_shards(folder: Path) -> list[str]:
     folder.mkdir(parents=True, exist_ok=True)
-    return [write_tar(folder / f"{n}.tar", [x for row in range(4) for x in sample(f"{row}", 4 * n + row)])
-            for n in range(3)]  # fmt: skip
+    return [
+        write_tar(folder / f"{n}.tar", [x for row in range(4) for x in sample(f"{row}", 4 * n + row)]) for n in range(3)
+    ]
 
 
 def choose(out: Path, *rules: str) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 Graphs are made by nothing that computes them: what is tried is how they are written.
 """
+
 from __future__ import annotations
 
 import json
@@ -15,13 +16,14 @@ from fitted_models import CONFIG, openclip_model
 
 import prolip
 from prolip import export
+from prolip.embeddings import Pairs
 from prolip.hub import saving
 from prolip.hub.card import Said, find_source
-from prolip.models.weights.checkpoint import save_pretrained
+from prolip.models.checkpoint import save_pretrained
 from prolip.uncertainty.attach import attach
-from prolip.uncertainty.pairs import Pairs
-from training.checkpoint.files import Saver, find_checkpoint, load_checkpoint
+from training.checkpoint.reader import find_checkpoint, load_checkpoint
 from training.checkpoint.storage import Storage
+from training.checkpoint.writer import CheckpointWriter
 
 made: dict[Any, Any] = {}
 
@@ -102,9 +104,10 @@ def _prepare_graphs(folder: Path) -> None:
 
 
 graphs = SimpleNamespace(
-    prepare=_prepare_graphs, commit=lambda folder: export.export_pt2(made["graphs"], folder / "graphs"),
+    prepare=_prepare_graphs,
+    commit=lambda folder: export.export_pt2(made["graphs"], folder / "graphs"),
     state=lambda folder: content(folder / "graphs"),
-)  # fmt: skip
+)
 
 
 # --- embeddings -------------------------------------------------------------------------------------------------------
@@ -118,7 +121,7 @@ pairs = SimpleNamespace(prepare=partial(_save_pairs, 0), commit=partial(_save_pa
 # --- a checkpoint -----------------------------------------------------------------------------------------------------
 def _save_checkpoint(step: int, folder: Path) -> None:
     said: list[str] = []
-    saver = Saver(Storage(str(folder / "checkpoints")), keep=2, say=said.append)
+    saver = CheckpointWriter(Storage(str(folder / "checkpoints")), keep=2, say=said.append)
     saver.submit({"step": step, "weights": torch.full((1000,), float(step))})
     saver.settle(final=True)
     saver.close()
@@ -137,5 +140,4 @@ def _latest(folder: Path) -> tuple[int, list[str]]:
     return load_checkpoint(address)["step"], passed_over
 
 
-checkpoint = SimpleNamespace(prepare=_prepare_checkpoints, commit=partial(_save_checkpoint, 3),
-                             state=_latest)  # fmt: skip
+checkpoint = SimpleNamespace(prepare=_prepare_checkpoints, commit=partial(_save_checkpoint, 3), state=_latest)

@@ -1,4 +1,5 @@
 """A rebuild that tests/faults.py breaks off: wherever that is, the next one leaves what one in one piece leaves."""
+
 from __future__ import annotations
 
 import shutil

@@ -1,4 +1,5 @@
 """Commits of a search index that tests/faults.py breaks off: rows, deletions, replacements, an approximate index."""
+
 from __future__ import annotations
 
 import shutil
@@ -76,8 +77,11 @@ def write_nothing(folder: Path) -> None:
 
 
 def case(commit: Callable[[SearchIndex], Any], kind: str = "flat") -> SimpleNamespace:
-    return SimpleNamespace(prepare=lambda folder: made(folder, kind), state=state,
-                           commit=lambda folder: commit(SearchIndex(folder / "index")))  # fmt: skip
+    return SimpleNamespace(
+        prepare=lambda folder: made(folder, kind),
+        state=state,
+        commit=lambda folder: commit(SearchIndex(folder / "index")),
+    )
 
 
 append = case(lambda index: index.add("second", [part(60, 30)]))
@@ -88,5 +92,6 @@ finish = case(SearchIndex.finish, "hnsw")
 renewed = SimpleNamespace(prepare=listed, commit=write_nothing, state=state)
 converted = SimpleNamespace(
     prepare=lambda folder: shutil.unpack_archive(FORMER, folder / "index"),
-    commit=lambda folder: convert(folder / "index"), state=former_state,
-)  # fmt: skip
+    commit=lambda folder: convert(folder / "index"),
+    state=former_state,
+)

@@ -1,4 +1,5 @@
 """Run a function on several gloo processes, one thread each, and collect what it returns."""
+
 from __future__ import annotations
 
 import multiprocessing
@@ -18,10 +19,20 @@ TIMEOUT = timedelta(seconds=120)
 # Children are forked from one clean server that has imported these already, and with them what test modules import:
 # each child would need some seconds of a core for it.
 PRELOADED = [
-    "torch", "torch.distributed.fsdp", "torch.nn.parallel", "torch._dynamo", "triton", "pytest", "hypothesis",
-    "open_clip", "prolip.factory", "prolip.losses", "prolip.evaluation.loading", "training.run",
+    "torch",
+    "torch.distributed.fsdp",
+    "torch.nn.parallel",
+    "torch._dynamo",
+    "triton",
+    "pytest",
+    "hypothesis",
+    "open_clip",
+    "prolip.factory",
+    "prolip.losses",
+    "prolip.loading",
+    "training.run",
     "training.loop",
-]  # fmt: skip
+]
 
 
 def run_ranks(world_size: int, function: Callable[..., Any], *args: Any) -> list[Any]:

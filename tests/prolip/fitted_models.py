@@ -1,4 +1,5 @@
 """Small models with fitted variances, ours and OpenCLIP's, for tests of what is done with them."""
+
 from __future__ import annotations
 
 import json
@@ -9,17 +10,17 @@ import torch
 import torch.nn.functional as F
 
 import prolip
+from prolip.embeddings import Pairs
 from prolip.methods import LikelihoodConfig
-from prolip.models.weights.checkpoint import save_pretrained
+from prolip.models.checkpoint import save_pretrained
 from prolip.uncertainty.attach import attach
 from prolip.uncertainty.fit import Fitted, fit_variances
-from prolip.uncertainty.pairs import Pairs
 
 TINY = {
     "embed_dim": 16,
     "vision_cfg": {"image_size": 32, "patch_size": 16, "width": 32, "layers": 1, "head_width": 16},
     "text_cfg": {"context_length": 8, "vocab_size": 49408, "width": 32, "heads": 2, "layers": 1},
-}  # fmt: skip
+}
 CONFIG = LikelihoodConfig(bank=32, centres=8)
 
 
@@ -35,12 +36,16 @@ def fitted_model(folder: Path, name: str = "ProLIP-ViT-test", doubts: bool = Fal
     width, first = model.embed_dim, model.config["vision_cfg"]["width"]
     image, text = (torch.nn.functional.normalize(torch.randn(64, width), dim=1) for _ in range(2))
     ids = prolip.get_tokenizer(name)([f"picture {i}" for i in range(64)])
-    ends = {"image_first": torch.randn(64, 2 * first),
-            "text_first": torch.randn(64, 2 * model.config["text_cfg"]["width"])}  # fmt: skip
+    ends = {
+        "image_first": torch.randn(64, 2 * first),
+        "text_first": torch.randn(64, 2 * model.config["text_cfg"]["width"]),
+    }
     if doubts:
         image = torch.nn.functional.normalize(text + 0.05 * image, dim=1)
-        ends |= {"changed": torch.nn.functional.normalize(torch.randn(2, 64, width), dim=2),
-                 "changed_of": torch.arange(64)}  # fmt: skip
+        ends |= {
+            "changed": torch.nn.functional.normalize(torch.randn(2, 64, width), dim=2),
+            "changed_of": torch.arange(64),
+        }
     rows = torch.arange(64)
     image_of, text_of = (torch.cat([rows, rows]), torch.cat([rows, rows % 8])) if doubts else (rows, rows)
     pairs = Pairs(image=image, text=text, image_of=image_of, text_of=text_of, scale=10.0, text_ids=ids, **ends)
@@ -62,8 +67,12 @@ def fitted_openclip(folder: Path) -> str:
     """It with variances of random pairs."""
     image, text = (torch.nn.functional.normalize(torch.randn(64, 16), dim=1) for _ in range(2))
     ids = open_clip.get_tokenizer("ViT-B-32", context_length=8)([f"picture {i}" for i in range(64)])
-    ends = {"image_first": torch.randn(64, 64), "text_first": torch.randn(64, 64), "changed_of": torch.arange(64),
-            "changed": points(128, 16, seed=2).unflatten(0, (2, 64))}  # fmt: skip
+    ends = {
+        "image_first": torch.randn(64, 64),
+        "text_first": torch.randn(64, 64),
+        "changed_of": torch.arange(64),
+        "changed": points(128, 16, seed=2).unflatten(0, (2, 64)),
+    }
     pairs = Pairs.in_rows(image, text, 10.0, text_ids=ids, **ends)
     attach(*openclip_model(folder / "plain"), None, pairs, CONFIG, folder / "fitted")
     return f"local-dir:{folder}/fitted"
@@ -89,10 +98,17 @@ def likely_pairs(images: int = 120, dim: int = 16, kinds: int = 3, ids: bool = F
     first = torch.randn(images, 10, generator=g)
     words = {"text_ids": torch.stack([torch.arange(len(text)), torch.full((len(text),), 499)], 1)} if ids else {}
     return Pairs(
-        image=image, text=text, image_of=torch.cat([of, of]), text_of=torch.cat([of, images + topic]), scale=12.0,
-        image_first=first, text_first=torch.randn(len(text), 10, generator=g), changed=changed, changed_of=changed_of,
+        image=image,
+        text=text,
+        image_of=torch.cat([of, of]),
+        text_of=torch.cat([of, images + topic]),
+        scale=12.0,
+        image_first=first,
+        text_first=torch.randn(len(text), 10, generator=g),
+        changed=changed,
+        changed_of=changed_of,
         **words,
-    )  # fmt: skip
+    )
 
 
 def likely_model(**sizes) -> tuple[Pairs, Fitted]:

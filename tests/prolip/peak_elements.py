@@ -1,4 +1,5 @@
 """What is held in memory, in elements of tensors."""
+
 import weakref
 
 import torch

@@ -1,4 +1,5 @@
 """OpenCLIP's architectures of every combination of towers, made small: the same classes and code, fewer numbers."""
+
 from __future__ import annotations
 
 import contextlib
@@ -23,11 +24,29 @@ from prolip.models import readers
 
 #: One name for each of the 22 combinations of an image tower and a text tower.
 NAMES = (
-    "ViT-B-16", "ViT-B-16-SigLIP", "ViTamin-B", "convnext_base", "RN50", "EVA02-B-16", "PE-Core-B-16", "MobileCLIP2-B",
-    "swin_base_patch4_window7_224", "vit_medium_patch16_gap_256", "vit_relpos_medium_patch16_cls_224",
-    "ViT-H-14-worldwide", "MobileCLIP-S1", "ViT-H-14-CLIPA", "roberta-ViT-B-32", "xlm-roberta-base-ViT-B-32",
-    "mt5-base-ViT-B-32", "nllb-clip-base", "nllb-clip-base-siglip", "coca_ViT-B-32", "coca_base", "MobileCLIP2-L-14",
-)  # fmt: skip
+    "ViT-B-16",
+    "ViT-B-16-SigLIP",
+    "ViTamin-B",
+    "convnext_base",
+    "RN50",
+    "EVA02-B-16",
+    "PE-Core-B-16",
+    "MobileCLIP2-B",
+    "swin_base_patch4_window7_224",
+    "vit_medium_patch16_gap_256",
+    "vit_relpos_medium_patch16_cls_224",
+    "ViT-H-14-worldwide",
+    "MobileCLIP-S1",
+    "ViT-H-14-CLIPA",
+    "roberta-ViT-B-32",
+    "xlm-roberta-base-ViT-B-32",
+    "mt5-base-ViT-B-32",
+    "nllb-clip-base",
+    "nllb-clip-base-siglip",
+    "coca_ViT-B-32",
+    "coca_base",
+    "MobileCLIP2-L-14",
+)
 #: Other image sizes of relative positions, and passes of transformers' towers without data, want these versions.
 OLD_TIMM = Version(timm.__version__) < Version("1.0.31")
 OLD_TRANSFORMERS = Version(version("transformers")) < Version("5") if find_spec("transformers") else True
@@ -38,14 +57,31 @@ TIMM: dict[str, dict[str, Any]] = {
     "swin": {"embed_dim": 16, "depths": (1, 1, 1, 1), "num_heads": (1, 1, 2, 2)},
     "fastvit": {"layers": (1, 1, 1, 1), "embed_dims": (16, 16, 32, 32)},
     "vitamin": {"depth": 2},
-    "mci_224": {"depth": 2}, "vit": VIT, "eva": VIT,
-}  # fmt: skip
+    "mci_224": {"depth": 2},
+    "vit": VIT,
+    "eva": VIT,
+}
 TOWER = {"width": 64, "layers": 2}
 #: Keys of transformers' configurations -> small values, where they are there.
-NARROW = {"hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 2, "num_hidden_layers": 2,
-          "vocab_size": 1000, "d_model": 64, "d_ff": 64, "d_kv": 32, "num_heads": 2, "num_layers": 2,
-          "num_decoder_layers": 1, "encoder_layers": 2, "decoder_layers": 1, "encoder_ffn_dim": 64,
-          "decoder_ffn_dim": 64, "encoder_attention_heads": 2, "decoder_attention_heads": 2}  # fmt: skip
+NARROW = {
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "num_attention_heads": 2,
+    "num_hidden_layers": 2,
+    "vocab_size": 1000,
+    "d_model": 64,
+    "d_ff": 64,
+    "d_kv": 32,
+    "num_heads": 2,
+    "num_layers": 2,
+    "num_decoder_layers": 1,
+    "encoder_layers": 2,
+    "decoder_layers": 1,
+    "encoder_ffn_dim": 64,
+    "decoder_ffn_dim": 64,
+    "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2,
+}
 
 
 def small_config(name: str) -> dict[str, Any]:
@@ -82,9 +118,10 @@ def small_towers(folder: Path) -> Iterator[None]:
         (folder / place.name).mkdir(parents=True, exist_ok=True)
         (folder / place.name / "config.json").write_text(json.dumps(values))
     with (
-        patch("timm.create_model", create), patch.object(configuration, "TRANSFORMERS", folder),
+        patch("timm.create_model", create),
+        patch.object(configuration, "TRANSFORMERS", folder),
         patch.object(readers, "TRANSFORMERS", folder),
-    ):  # fmt: skip
+    ):
         yield
 
 
@@ -97,8 +134,10 @@ def small_folder(name: str, folder: Path, config: dict[str, Any] | None = None) 
     with torch.no_grad():
         for parameter in model.parameters():  # what begins at zero would hide what it multiplies
             parameter.add_(0.02 * torch.randn_like(parameter))
-    save_file({key: value.contiguous().clone() for key, value in model.state_dict().items()},
-              folder / "open_clip_model.safetensors")  # fmt: skip
+    save_file(
+        {key: value.contiguous().clone() for key, value in model.state_dict().items()},
+        folder / "open_clip_model.safetensors",
+    )
     config["custom_text"] = True
     (folder / "open_clip_config.json").write_text(json.dumps({"model_cfg": config, "preprocess_cfg": {}}))
     return folder

@@ -1,4 +1,5 @@
 """Weights in and out: strict both ways, every layout that is promised, and special rows that survive a resize."""
+
 import json
 import math
 import os
@@ -10,9 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import prolip
-from prolip.models.registry import get_model_config
-from prolip.models.weights import checkpoint
-from prolip.models.weights.checkpoint import (
+from prolip.models import checkpoint
+from prolip.models.checkpoint import (
     CheckpointError,
     load_checkpoint,
     read_state_dict,
@@ -20,6 +20,7 @@ from prolip.models.weights.checkpoint import (
     resize_text_positions,
     save_pretrained,
 )
+from prolip.models.registry import get_model_config
 from prolip.utils import outputs
 
 CONVERTED = Path(__file__).parents[1] / "fixtures" / "converted_clip_tiny"
@@ -122,14 +123,18 @@ def test_a_saved_file_is_on_disk_before_it_gets_its_name_and_may_be_read_as_the_
     assert {path.stat().st_mode & 0o777 for path in (tmp_path / "model").iterdir()} == {0o640}
 
 
-@pytest.mark.parametrize("wrap", [
-    lambda s: s,
-    lambda s: {"state_dict": s, "epoch": 3, "name": "run"},
-    lambda s: {"model": s, "optimizer": {"lr": 0.1}},
-    lambda s: {"state_dict": {f"module.{k}": v for k, v in s.items()}},
-    lambda s: {"state_dict": {f"module._orig_mod.{k}": v for k, v in s.items()}},
-    lambda s: {"model": {f"module.model.{k}": v for k, v in s.items()}},
-], ids=["bare", "state_dict", "model", "ddp", "compiled", "objective"])
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda s: s,
+        lambda s: {"state_dict": s, "epoch": 3, "name": "run"},
+        lambda s: {"model": s, "optimizer": {"lr": 0.1}},
+        lambda s: {"state_dict": {f"module.{k}": v for k, v in s.items()}},
+        lambda s: {"state_dict": {f"module._orig_mod.{k}": v for k, v in s.items()}},
+        lambda s: {"model": {f"module.model.{k}": v for k, v in s.items()}},
+    ],
+    ids=["bare", "state_dict", "model", "ddp", "compiled", "objective"],
+)
 def test_checkpoints_of_training_are_unwrapped(tmp_path, wrap):
     model = build()
     torch.save(wrap(model.state_dict()), tmp_path / "epoch_3.pt")
@@ -169,8 +174,10 @@ def test_every_mismatch_is_reported_from_both_sides_and_nothing_is_loaded():
     with pytest.raises(CheckpointError) as caught:
         load_checkpoint(model, state)
     for part in (
-        "only in the model (1): visual.proj", "only in the checkpoint (1): visual.proj2",
-        "text.ln_final.weight: checkpoint (48,), model (32,)", "local-dir:<folder>",
+        "only in the model (1): visual.proj",
+        "only in the checkpoint (1): visual.proj2",
+        "text.ln_final.weight: checkpoint (48,), model (32,)",
+        "local-dir:<folder>",
     ):
         assert part in str(caught.value)
     assert same(before, model.state_dict())
@@ -258,10 +265,16 @@ def test_weights_of_another_activation_are_refused_unless_it_was_asked_for(tmp_p
     assert prolip.create_model(name, force_quick_gelu=True, **options).config["quick_gelu"]
 
 
-@pytest.mark.parametrize("name, tag, quick", [
-    ("ViT-B-16", "openai", True), ("ViT-B-16-quickgelu", "openai", True), ("ViT-B-16", "laion2b_s34b_b88k", False),
-    ("ViT-B-16", None, False), ("roberta-ViT-B-32", "laion2b_s12b_b32k", True),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "name, tag, quick",
+    [
+        ("ViT-B-16", "openai", True),
+        ("ViT-B-16-quickgelu", "openai", True),
+        ("ViT-B-16", "laion2b_s34b_b88k", False),
+        ("ViT-B-16", None, False),
+        ("roberta-ViT-B-32", "laion2b_s12b_b32k", True),
+    ],
+)
 def test_a_tag_brings_the_activation_that_its_weights_were_trained_with(name, tag, quick):
     """For ViT-B-16 and openai OpenCLIP warns of the mismatch, and computes with GELU."""
     assert get_model_config(name, tag=tag)[0]["quick_gelu"] == quick
@@ -329,9 +342,10 @@ def test_a_grid_that_is_not_square_is_read_as_its_own_configuration_says(tmp_pat
         wide.visual.positional_embedding[2:, 0], wide.visual.positional_embedding[2:, 1] = rows.ravel(), columns.ravel()
     save_pretrained(wide, tmp_path)
     old = wide.visual.positional_embedding.detach()
-    for options in ({"model_name": f"local-dir:{tmp_path}"}, {
-        "model_name": "ProLIP-ViT-test", "pretrained": str(tmp_path / "model.safetensors")
-    }):
+    for options in (
+        {"model_name": f"local-dir:{tmp_path}"},
+        {"model_name": "ProLIP-ViT-test", "pretrained": str(tmp_path / "model.safetensors")},
+    ):
         new = prolip.create_model(force_image_size=size, **options).visual.positional_embedding.detach()
         assert torch.equal(new[:2], old[:2]) and len(new) == 2 + grid[0] * grid[1]
         new_rows, new_columns = new[2:, 0].reshape(grid), new[2:, 1].reshape(grid)
@@ -433,8 +447,11 @@ def test_means_of_another_method_are_what_pooled_heads_begin_with(method):
     wanted = own.visual.ln_post(x) @ own.visual.proj, own.text.text_projection(own.text.ln_final(x))
     for tower, want in zip((own.visual, own.text), wanted):
         head = tower.head
-        norm, projection = (head.norm, head.projection) if method == "vacsr" else (
-            head.norms["mean"], (head.globals if method == "pcme" else head.projections)["mean"])  # fmt: skip
+        norm, projection = (
+            (head.norm, head.projection)
+            if method == "vacsr"
+            else (head.norms["mean"], (head.globals if method == "pcme" else head.projections)["mean"])
+        )
         torch.testing.assert_close(projection(norm(x)), want, rtol=1e-3, atol=1e-3)  # the norms' eps differ
     trained = {name: x + 1 for name, x in own.state_dict().items()}
     load_checkpoint(own, trained)

@@ -1,4 +1,5 @@
 """Streams that die under a process: it goes on, says so once where it can, and its exit code is its own."""
+
 from __future__ import annotations
 
 import os
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from prolip.cli import main as cli
-from prolip.models.weights.checkpoint import CheckpointError
+from prolip.models.checkpoint import CheckpointError
 from prolip.utils import console
 
 ROOT = Path(__file__).parents[2]
@@ -124,10 +125,13 @@ PRINTS = "from prolip.utils import console\nconsole.command(lambda: print('x\\n'
 @pytest.mark.parametrize(
     "line, code, ended",
     [
-        ('"$@" | head -n 1; exit ${PIPESTATUS[0]}', 0, 0), ('"$@" | head -n 1; exit ${PIPESTATUS[0]}', 3, 3),
-        ('"$@" > /dev/full', 0, 74), ('"$@" > /dev/full', 3, 3), ('"$@" >&- 2>&-', 0, 0),
+        ('"$@" | head -n 1; exit ${PIPESTATUS[0]}', 0, 0),
+        ('"$@" | head -n 1; exit ${PIPESTATUS[0]}', 3, 3),
+        ('"$@" > /dev/full', 0, 74),
+        ('"$@" > /dev/full', 3, 3),
+        ('"$@" >&- 2>&-', 0, 0),
     ],
-)  # fmt: skip
+)
 def test_a_command_ends_quietly_with_its_reader_and_not_well_without_room(line, code, ended):
     done = run("-c", PRINTS.format(code=code), line=line)
     assert done.returncode == ended and "Traceback" not in done.stderr and done.stderr.count("\n") <= 1
@@ -160,16 +164,21 @@ def test_what_a_user_can_mend_ends_in_one_line_and_other_errors_do_not(raising, 
 
 
 def test_what_is_guarded_is_there_before_torch():
-    done = run("-c", "import sys, prolip.utils.console, training.health.preemption; print('torch' in sys.modules)")
+    done = run("-c", "import sys, prolip.utils.console, training.health.signals; print('torch' in sys.modules)")
     assert done.stdout == "False\n", done.stderr
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "words", [("-m", "prolip", "eval", "tasks", "--help"), ("-m", "prolip", "eval", "datacomp", "--list"),
-              ("-m", "prolip", "data", "index", "data/emoji/noto.tar", "--output", "OUT"),
-              ("scripts/published_runs.py",), ("-m", "prolip", "report", "--help")]
-)  # fmt: skip
+    "words",
+    [
+        ("-m", "prolip", "eval", "tasks", "--help"),
+        ("-m", "prolip", "eval", "datacomp", "--list"),
+        ("-m", "prolip", "data", "index", "data/emoji/noto.tar", "--output", "OUT"),
+        ("scripts/studies/papers/published_runs.py",),
+        ("-m", "prolip", "report", "--help"),
+    ],
+)
 def test_commands_that_print_end_quietly_when_nobody_reads(words, tmp_path):
     words = [str(tmp_path / "index.json") if word == "OUT" else word for word in words]
     done = run(*words, line='"$@" | true; exit ${PIPESTATUS[0]}')

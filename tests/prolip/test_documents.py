@@ -1,4 +1,5 @@
 """What json, yaml and str.splitlines let pass in silence."""
+
 import json
 import random
 from types import SimpleNamespace

@@ -1,4 +1,5 @@
 """Both towers as torch.export programs, ONNX graphs, traces: one graph for any number of rows, equal to the model."""
+
 import itertools
 import json
 import math
@@ -12,11 +13,11 @@ import yaml
 
 from prolip import export
 from prolip.cli.main import main
-from prolip.evaluation.model import evaluating
+from prolip.embedder import evaluating
 from prolip.export import BATCHES, ImageEncoder, TextEncoder, export_onnx, export_program, largest_differences
 from prolip.factory import create_model
 from prolip.gaussian import Gaussian
-from prolip.models.weights.checkpoint import save_pretrained
+from prolip.models.checkpoint import save_pretrained
 
 onnxruntime = pytest.importorskip("onnxruntime")
 
@@ -28,9 +29,11 @@ MODELS = {
     "flags": ("ProLIP-ViT-test", {"mask_padding": True, "conv_stem": True, "quick_gelu": True}),
     "released": (RELEASED, {}),
     "paper": ("ProLIP-ViT-test", {}),
-    "tokens": ("ProLIP-ViT-test", {"vision_cfg": {"output_tokens": True, "pool_type": "avg"},
-                                   "text_cfg": {"output_tokens": True}}),
-}  # fmt: skip
+    "tokens": (
+        "ProLIP-ViT-test",
+        {"vision_cfg": {"output_tokens": True, "pool_type": "avg"}, "text_cfg": {"output_tokens": True}},
+    ),
+}
 EACH = [name if name in ("flags", "released") else pytest.param(name, marks=pytest.mark.slow) for name in MODELS]
 
 
@@ -176,7 +179,8 @@ def test_a_full_disk_leaves_the_former_graphs(form, tmp_path, capsys, full_disk)
     assert said.startswith("error: ") and said.count("\n") == 1
     assert f"{place} was not written (File too large): make room on its disk, or give another place" in said
     assert {path.name: path.read_bytes() for path in place.iterdir()} == dict.fromkeys(
-        (f"image.{form}", f"text.{form}"), b"former")
+        (f"image.{form}", f"text.{form}"), b"former"
+    )
 
 
 def test_a_graph_that_fails_leaves_both_former_graphs(tmp_path, monkeypatch):
@@ -208,6 +212,7 @@ def test_what_is_no_model_is_refused_in_words(tmp_path):
 
 def test_points_that_are_no_gaussians_are_not_exported(tmp_path):
     """Two points (2, D) are no pair of a mean and a log variance."""
+
     class Points(torch.nn.Module):
         def __init__(self):
             super().__init__()
@@ -226,8 +231,9 @@ def test_points_that_are_no_gaussians_are_not_exported(tmp_path):
 def test_an_onnx_graph_with_group_norms_takes_no_rows(tmp_path):
     """As those of the demo's stem: onnxruntime cannot infer a -1 of no elements."""
     layers = torch.nn.Sequential(torch.nn.GroupNorm(2, 4), torch.nn.ReLU(), torch.nn.GroupNorm(4, 4)).eval()
-    program = torch.onnx.export(layers, (torch.randn(2, 4, 3, 5),), dynamo=True, verbose=False,
-                                dynamic_shapes=({0: torch.export.Dim("batch")},))  # fmt: skip
+    program = torch.onnx.export(
+        layers, (torch.randn(2, 4, 3, 5),), dynamo=True, verbose=False, dynamic_shapes=({0: torch.export.Dim("batch")},)
+    )
     export.allow_no_rows(program.model.graph)
     program.save(tmp_path / "norms.onnx")
     session = onnxruntime.InferenceSession(tmp_path / "norms.onnx")

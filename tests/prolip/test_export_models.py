@@ -1,4 +1,5 @@
 """Programs of PyTorch of both towers: every method's model, and OpenCLIP's with and without variances."""
+
 import json
 import subprocess
 import sys
@@ -9,13 +10,13 @@ from fitted_models import TINY, fitted_model, fitted_openclip, openclip_model
 
 from prolip import export
 from prolip.cli.main import main
-from prolip.evaluation.model import PointModel, evaluating, own_score
+from prolip.embedder import PointModel, evaluating, own_score
 from prolip.export import ImageEncoder, TextEncoder, export_onnx, export_pt2, largest_differences, load
 from prolip.factory import create_model
 from prolip.gaussian import Gaussian
 from prolip.methods import METHODS, score_from_dict
+from prolip.models.checkpoint import save_pretrained
 from prolip.models.prolip import ProLIP
-from prolip.models.weights.checkpoint import save_pretrained
 
 #: In a process of its own, which must not know this code.
 ELSEWHERE = """
@@ -41,8 +42,11 @@ def method_model(name, folder):
 
 #: Those whose towers have parts of their own; the others' graphs are one of these.
 OWN = ("likelihood", "pcme", "pcmepp", "siglip", "vacsr")
-EACH = [name if name in OWN else pytest.param(name, marks=pytest.mark.slow)
-        for name, method in METHODS.items() if not method.adapts]  # fmt: skip
+EACH = [
+    name if name in OWN else pytest.param(name, marks=pytest.mark.slow)
+    for name, method in METHODS.items()
+    if not method.adapts
+]
 
 
 @pytest.mark.parametrize("name", EACH)

@@ -1,4 +1,5 @@
 """create_model and its relatives: every bundled name builds; whatever is asked wrongly is answered with what to ask."""
+
 import inspect
 import json
 import time
@@ -13,13 +14,19 @@ from PIL import Image
 
 import prolip
 from prolip import factory
+from prolip.models import registry as hub
 from prolip.models.prolip import ProLIP
 from prolip.models.registry import own_models
-from prolip.models.weights import hub
 
 NAMES = [
-    "ProLIP-ViT-B-16", "ProLIP-ViT-B-16-long", "ProLIP-ViT-H-14", "ProLIP-ViT-L-16", "ProLIP-ViT-S-16",
-    "ProLIP-ViT-SO400M-14", "ProLIP-ViT-test", "ProLIP-ViT-XS-16",
+    "ProLIP-ViT-B-16",
+    "ProLIP-ViT-B-16-long",
+    "ProLIP-ViT-H-14",
+    "ProLIP-ViT-L-16",
+    "ProLIP-ViT-S-16",
+    "ProLIP-ViT-SO400M-14",
+    "ProLIP-ViT-test",
+    "ProLIP-ViT-XS-16",
 ]
 
 
@@ -36,9 +43,10 @@ def test_every_configuration_builds(name):
     assert size % patch == 0 and model.num_patches == (size // patch) ** 2
     assert model.visual.positional_embedding.shape[0] == model.num_patches + 2
     assert model.text.positional_embedding.shape[0] == model.context_length + 2
-    assert config["vision_cfg"]["width"] // config["vision_cfg"]["head_width"] == model.visual.transformer.resblocks[
-        0
-    ].attn.num_heads
+    assert (
+        config["vision_cfg"]["width"] // config["vision_cfg"]["head_width"]
+        == model.visual.transformer.resblocks[0].attn.num_heads
+    )
     assert config["prolip_cfg"]["forward"] == "paper" and not config["prolip_cfg"]["mask_padding"]
     assert model.mask_token_id is not None and model.mask_token_id not in (model.pad_token_id, *model.special_token_ids)
 
@@ -58,9 +66,14 @@ def test_b16_builds_and_runs_offline():
     assert image.trace.item() == pytest.approx(768 * 4.54e-5, rel=0.1)
 
 
-@pytest.mark.parametrize("name, near", [
-    ("ProLIP-ViT-B16", "ProLIP-ViT-B-16"), ("prolip-vit-xs-16", "ProLIP-ViT-XS-16"), ("ViT-B-61", "ViT-B-16"),
-])
+@pytest.mark.parametrize(
+    "name, near",
+    [
+        ("ProLIP-ViT-B16", "ProLIP-ViT-B-16"),
+        ("prolip-vit-xs-16", "ProLIP-ViT-XS-16"),
+        ("ViT-B-61", "ViT-B-16"),
+    ],
+)
 def test_an_unknown_name_lists_the_near_ones(name, near):
     with pytest.raises(ValueError, match=f"unknown model '{name}': did you mean .*{near}"):
         prolip.create_model(name)
@@ -71,39 +84,42 @@ def test_a_name_near_nothing_lists_all():
         prolip.create_model("zzz")
 
 
-@pytest.mark.parametrize("kwargs, error, message", [
-    ({"precision": "fp8"}, ValueError, "precision is 'fp8': did you mean"),
-    ({"mask_paddin": True}, TypeError, "no option 'mask_paddin': did you mean mask_padding"),
-    ({"pretrained": "laion2b"}, FileNotFoundError, "'laion2b' is no file: give a weights file"),
-    ({"require_pretrained": True}, ValueError, "no weights to load for ProLIP-ViT-test"),
-    ({"forward": "papr"}, ValueError, "it should be 'paper', 'released' or 'reader'"),
-    ({"mask_token_id": 50000}, ValueError, "mask_token_id is 50000, but text_cfg.vocab_size is 49409"),
-    ({"vision_cfg": {"widht": 3}}, ValueError, "unknown key 'widht' in vision_cfg: did you mean width"),
-    ({"text_cfg": {"hf_model_name": "roberta"}}, ValueError, "text_cfg.hf_model_name: towers of other libraries"),
-    ({"text_cfg": {"pad_id": 7}}, ValueError, "text_cfg.pad_id is 7 and prolip_cfg.pad_token_id 0"),
-    ({"vision_cfg": {"head_width": 5}}, ValueError, "width 32 is no multiple of head_width 5"),
-    ({"text_cfg": {"heads": 5}}, ValueError, "text_cfg.width 32 is no multiple of heads 5"),
-    ({"vision_cfg": {"timm_model_name": "resnet50"}}, ValueError, "vision_cfg.timm_model_name: towers of other"),
-    ({"vision_cfg": {"layers": [3, 4, 6, 3]}}, ValueError, r"vision_cfg.layers is \[3, 4, 6, 3\], as a ResNet's"),
-    ({"vision_cfg": {"pos_embed_type": "rope"}}, ValueError, "'rope': it should be 'learnable' or 'sin_cos_2d'"),
-    ({"text_cfg": {"scaled_cosine_attn": True}}, ValueError, "text_cfg.scaled_cosine_attn: .*use qk_norm"),
-    ({"force_image_size": 0}, ValueError, "vision_cfg.image_size is 0: it should be at least 1"),
-    ({"force_image_size": (32, 0)}, ValueError, "vision_cfg.image_size is .32, 0.: it should be at least 1"),
-    ({"force_image_size": (32, 32, 3)}, ValueError, "it should have at most 2 items"),
-    ({"force_context_length": -1}, ValueError, "text_cfg.context_length is -1: it should be at least 1"),
-    ({"embed_dim": "32"}, ValueError, "embed_dim is '32': give a whole number"),
-    ({"vision_cfg": {"patch_size": 64}}, ValueError, "image_size 32 is below the patch_size 64"),
-    ({"text_cfg": {"vocab_size": None}}, ValueError, "text_cfg.vocab_size is None"),
-    ({"mask_padding": "false"}, ValueError, "prolip_cfg.mask_padding is 'false': give true or false"),
-    ({"init_unc_bias": None}, ValueError, "prolip_cfg.init_unc_bias is None: give a number"),
-    ({"pad_token_id": None}, ValueError, "prolip_cfg.pad_token_id is None: give a whole number"),
-    ({"special_token_ids": 5}, ValueError, "prolip_cfg.special_token_ids is 5: give a list"),
-    ({"mask_token_id": 0}, ValueError, "mask_token_id is 0, which is padding or special as well"),
-    ({"init_logit_bias": []}, ValueError, r"init_logit_bias is \[\]: give a number"),
-    ({"jit": True}, ValueError, "jit=True is OpenCLIP's alone: leave it out; .*torch.compile"),
-    ({"force_patch_dropout": 0.5}, ValueError, "force_patch_dropout=0.5 .*keep="),
-    ({"pretrained_image_path": "vit.pt"}, ValueError, "pretrained_image_path='vit.pt' .*pretrained=<file>"),
-])
+@pytest.mark.parametrize(
+    "kwargs, error, message",
+    [
+        ({"precision": "fp8"}, ValueError, "precision is 'fp8': did you mean"),
+        ({"mask_paddin": True}, TypeError, "no option 'mask_paddin': did you mean mask_padding"),
+        ({"pretrained": "laion2b"}, FileNotFoundError, "'laion2b' is no file: give a weights file"),
+        ({"require_pretrained": True}, ValueError, "no weights to load for ProLIP-ViT-test"),
+        ({"forward": "papr"}, ValueError, "it should be 'paper', 'released' or 'reader'"),
+        ({"mask_token_id": 50000}, ValueError, "mask_token_id is 50000, but text_cfg.vocab_size is 49409"),
+        ({"vision_cfg": {"widht": 3}}, ValueError, "unknown key 'widht' in vision_cfg: did you mean width"),
+        ({"text_cfg": {"hf_model_name": "roberta"}}, ValueError, "text_cfg.hf_model_name: towers of other libraries"),
+        ({"text_cfg": {"pad_id": 7}}, ValueError, "text_cfg.pad_id is 7 and prolip_cfg.pad_token_id 0"),
+        ({"vision_cfg": {"head_width": 5}}, ValueError, "width 32 is no multiple of head_width 5"),
+        ({"text_cfg": {"heads": 5}}, ValueError, "text_cfg.width 32 is no multiple of heads 5"),
+        ({"vision_cfg": {"timm_model_name": "resnet50"}}, ValueError, "vision_cfg.timm_model_name: towers of other"),
+        ({"vision_cfg": {"layers": [3, 4, 6, 3]}}, ValueError, r"vision_cfg.layers is \[3, 4, 6, 3\], as a ResNet's"),
+        ({"vision_cfg": {"pos_embed_type": "rope"}}, ValueError, "'rope': it should be 'learnable' or 'sin_cos_2d'"),
+        ({"text_cfg": {"scaled_cosine_attn": True}}, ValueError, "text_cfg.scaled_cosine_attn: .*use qk_norm"),
+        ({"force_image_size": 0}, ValueError, "vision_cfg.image_size is 0: it should be at least 1"),
+        ({"force_image_size": (32, 0)}, ValueError, "vision_cfg.image_size is .32, 0.: it should be at least 1"),
+        ({"force_image_size": (32, 32, 3)}, ValueError, "it should have at most 2 items"),
+        ({"force_context_length": -1}, ValueError, "text_cfg.context_length is -1: it should be at least 1"),
+        ({"embed_dim": "32"}, ValueError, "embed_dim is '32': give a whole number"),
+        ({"vision_cfg": {"patch_size": 64}}, ValueError, "image_size 32 is below the patch_size 64"),
+        ({"text_cfg": {"vocab_size": None}}, ValueError, "text_cfg.vocab_size is None"),
+        ({"mask_padding": "false"}, ValueError, "prolip_cfg.mask_padding is 'false': give true or false"),
+        ({"init_unc_bias": None}, ValueError, "prolip_cfg.init_unc_bias is None: give a number"),
+        ({"pad_token_id": None}, ValueError, "prolip_cfg.pad_token_id is None: give a whole number"),
+        ({"special_token_ids": 5}, ValueError, "prolip_cfg.special_token_ids is 5: give a list"),
+        ({"mask_token_id": 0}, ValueError, "mask_token_id is 0, which is padding or special as well"),
+        ({"init_logit_bias": []}, ValueError, r"init_logit_bias is \[\]: give a number"),
+        ({"jit": True}, ValueError, "jit=True is OpenCLIP's alone: leave it out; .*torch.compile"),
+        ({"force_patch_dropout": 0.5}, ValueError, "force_patch_dropout=0.5 .*keep="),
+        ({"pretrained_image_path": "vit.pt"}, ValueError, "pretrained_image_path='vit.pt' .*pretrained=<file>"),
+    ],
+)
 def test_wrong_options_are_refused_with_the_remedy(kwargs, error, message):
     with pytest.raises(error, match=message):
         prolip.create_model("ProLIP-ViT-test", **kwargs)
@@ -113,7 +129,8 @@ def test_wrong_options_are_refused_with_the_remedy(kwargs, error, message):
 def test_every_option_of_openclips_is_taken_at_its_default(name):
     """What is written for OpenCLIP's factory names them all: its own training program does."""
     options = {
-        key: parameter.default for key, parameter in inspect.signature(getattr(open_clip, name)).parameters.items()
+        key: parameter.default
+        for key, parameter in inspect.signature(getattr(open_clip, name)).parameters.items()
         if parameter.kind is not parameter.VAR_KEYWORD and key != "model_name"
     }
     assert {"jit", "force_custom_text", "pretrained_text", "output_dict"} <= set(options)
@@ -123,16 +140,19 @@ def test_every_option_of_openclips_is_taken_at_its_default(name):
 
 def test_a_block_with_all_of_openclips_defaults_is_a_transformer():
     tower = {"timm_model_name": None, "timm_pool": "avg"}
-    model = prolip.create_model(
-        "ProLIP-ViT-test", vision_cfg=tower, text_cfg={"hf_model_name": None}, quick_gelu=None
-    )
+    model = prolip.create_model("ProLIP-ViT-test", vision_cfg=tower, text_cfg={"hf_model_name": None}, quick_gelu=None)
     assert model.embed_dim == 32 and model.config["quick_gelu"] is False
 
 
 def test_options_reach_the_model():
     model = prolip.create_model(
-        "ProLIP-ViT-test", force_image_size=(16, 48), force_context_length=20, force_quick_gelu=True, mask_padding=True,
-        init_logit_scale=3.0, vision_cfg={"layers": 1},
+        "ProLIP-ViT-test",
+        force_image_size=(16, 48),
+        force_context_length=20,
+        force_quick_gelu=True,
+        mask_padding=True,
+        init_logit_scale=3.0,
+        vision_cfg={"layers": 1},
     )
     assert model.visual.image_size == (16, 48) and model.num_patches == 2 * 6
     assert model.context_length == 20 and model.text.mask_padding
@@ -156,9 +176,15 @@ def test_bundled_configurations_are_not_changed_by_options():
 @pytest.mark.filterwarnings("ignore:Unused augmentation cfg items")
 def test_transforms_are_openclips_for_the_models_size():
     model, train, val = prolip.create_model_and_transforms(
-        "ProLIP-ViT-test", image_mean=(0.0, 0.0, 0.0), image_std=(1.0, 1.0, 1.0),
-        aug_cfg={"scale": (0.8, 1.0), "color_jitter": (0.32, 0.32, 0.32, 0.08), "color_jitter_prob": 0.8,
-                 "gray_scale_prob": 0.2},
+        "ProLIP-ViT-test",
+        image_mean=(0.0, 0.0, 0.0),
+        image_std=(1.0, 1.0, 1.0),
+        aug_cfg={
+            "scale": (0.8, 1.0),
+            "color_jitter": (0.32, 0.32, 0.32, 0.08),
+            "color_jitter_prob": 0.8,
+            "gray_scale_prob": 0.2,
+        },
     )
     picture = Image.new("RGB", (90, 70), (255, 0, 51))
     assert train(picture).shape == (3, 32, 32)
@@ -175,7 +201,7 @@ def test_a_schema_with_pretrained_is_refused_since_one_would_be_ignored(tmp_path
 
 
 def test_a_folder_with_a_configuration_alone_takes_weights_from_elsewhere(tmp_path):
-    from prolip.models.weights.checkpoint import save_pretrained
+    from prolip.models.checkpoint import save_pretrained
 
     source = prolip.create_model("ProLIP-ViT-test")
     save_pretrained(source, tmp_path / "weights")
@@ -213,14 +239,17 @@ def test_weights_that_are_not_there_are_said_before_a_model_is_built(monkeypatch
         prolip.create_model("ProLIP-ViT-test", pretrained="absent.pt")
 
 
-@pytest.mark.parametrize("content, message", [
-    (b"[]", "config.json holds no model configuration: got list, want an object"),
-    (b"3", "got int"),
-    (b'{"model_cfg": null}', "got NoneType"),
-    (b"\xff\xfe\x00", "config.json is no JSON"),
-    (b'{"embed_dim": 8, "vision_cfg": null, "text_cfg": {}, "prolip_cfg": {}}', "vision_cfg is None: give name"),
-    (b'{"embed_dim": 8, "vision_cfg": {"embed_unc": true}}', "text_cfg is None: give name"),
-])
+@pytest.mark.parametrize(
+    "content, message",
+    [
+        (b"[]", "config.json holds no model configuration: got list, want an object"),
+        (b"3", "got int"),
+        (b'{"model_cfg": null}', "got NoneType"),
+        (b"\xff\xfe\x00", "config.json is no JSON"),
+        (b'{"embed_dim": 8, "vision_cfg": null, "text_cfg": {}, "prolip_cfg": {}}', "vision_cfg is None: give name"),
+        (b'{"embed_dim": 8, "vision_cfg": {"embed_unc": true}}', "text_cfg is None: give name"),
+    ],
+)
 def test_a_configuration_that_is_none_is_refused_by_name(tmp_path, content, message):
     (tmp_path / "config.json").write_bytes(content)
     with pytest.raises(ValueError, match=message):
@@ -269,7 +298,7 @@ def test_a_hub_model_in_the_cache_needs_no_network(monkeypatch, tmp_path):
     snapshot.mkdir(parents=True)
     (tmp_path / "models--org--tiny" / "refs").mkdir()
     (tmp_path / "models--org--tiny" / "refs" / "main").write_text("abc")
-    from prolip.models.weights.checkpoint import save_pretrained
+    from prolip.models.checkpoint import save_pretrained
 
     model = prolip.create_model("ProLIP-ViT-test")
     save_pretrained(model, snapshot)
@@ -288,6 +317,7 @@ def test_a_hub_that_does_not_answer_is_unreachable(monkeypatch):
 @pytest.mark.parametrize("code, answers", [(200, True), (404, True), (429, True), (503, False)])
 def test_a_hub_in_trouble_is_not_asked_for_files(monkeypatch, code, answers):
     """Its client would try again for minutes; what the hub refuses, it can say itself."""
+
     class Hub(BaseHTTPRequestHandler):
         def do_HEAD(self):
             self.send_response(code)

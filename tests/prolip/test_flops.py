@@ -1,4 +1,5 @@
 """FLOPs of a sample are those of the passes that an objective really takes; peaks go by CUDA's names of devices."""
+
 from __future__ import annotations
 
 import pytest
@@ -12,8 +13,15 @@ from prolip.methods import METHODS
 ROWS = 16
 
 
-@pytest.mark.parametrize("method, settings", [("prolip", {}), ("prolip", {"mask_fraction": 0.5, "mask_ratio": 0.25}),
-                                              ("prolip", {"alpha2": 0.0}), ("siglip", {})])  # fmt: skip
+@pytest.mark.parametrize(
+    "method, settings",
+    [
+        ("prolip", {}),
+        ("prolip", {"mask_fraction": 0.5, "mask_ratio": 0.25}),
+        ("prolip", {"alpha2": 0.0}),
+        ("siglip", {}),
+    ],
+)
 def test_what_an_objective_declares_is_what_it_computes(method, settings):
     config, kind = METHODS[method][:2]
     objective = kind(create_model("ProLIP-ViT-test"), config(**settings))
@@ -48,8 +56,9 @@ def test_the_heads_of_a_method_count(method):
     Recurrence counts by another rule on other devices, so it is left some room.
     """
     model = create_model("ProLIP-ViT-test", method_cfg={"name": method}).requires_grad_(False)
-    got = {kind: flops_per_sample(model, [EncoderPass(kind, 1)], 1) / FORWARD_AND_BACKWARD
-           for kind in ("image", "text")}  # fmt: skip
+    got = {
+        kind: flops_per_sample(model, [EncoderPass(kind, 1)], 1) / FORWARD_AND_BACKWARD for kind in ("image", "text")
+    }
     inputs = {"image": torch.randn(1, 3, 32, 32), "text": torch.randint(5, 50, (1, model.context_length))}
     plain = create_model("ProLIP-ViT-test")
     for (kind, x), tower in zip(inputs.items(), (model.visual, model.text)):
@@ -63,8 +72,7 @@ def test_the_heads_of_a_method_count(method):
 
 @pytest.mark.skipif(OLD_TRANSFORMERS, reason="transformers before 5 looks at the values of a mask")
 def test_a_step_of_openclips_towers_costs_three_forward_passes(tmp_path):
-    """But for the first layers, whose inputs have no gradient. (Of convolutions in groups the counter counts too much.)
-    """
+    """But for the first layers, whose inputs have no gradient. (The counter overcounts grouped convolutions.)"""
     with small_towers(tmp_path / "transformers"):
         model = create_model(f"local-dir:{small_folder('nllb-clip-base-siglip', tmp_path / 'small')}")
         objective = METHODS["prolip"].objective(model, METHODS["prolip"].config())

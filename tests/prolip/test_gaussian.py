@@ -1,4 +1,5 @@
 """prolip.gaussian: trace, samples, mixtures."""
+
 import copy
 import math
 import operator
@@ -170,17 +171,34 @@ OLD_PICKLES = (
     b"\x00\x00\x00G@\x00\x00\x00\x00\x00\x00\x00\x86\x94\x81\x94.",
 )
 BINARY = [
-    operator.add, operator.sub, operator.mul, operator.truediv, operator.floordiv, operator.mod, operator.pow,
-    operator.matmul, operator.and_, operator.or_, operator.xor,
-]  # fmt: skip
+    operator.add,
+    operator.sub,
+    operator.mul,
+    operator.truediv,
+    operator.floordiv,
+    operator.mod,
+    operator.pow,
+    operator.matmul,
+    operator.and_,
+    operator.or_,
+    operator.xor,
+]
 COMPARISONS = [operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge]
 INPLACE = [operator.iadd, operator.imul, operator.isub, operator.itruediv, operator.imatmul]
 
 
 def others():
     z = gaussian(3, 4)
-    return {"Gaussian": z, "int": 2, "float": 0.5, "tensor": torch.tensor(2), "mean": z.mean, "array": np.ones((3, 4)),
-            "tuple": (z.mean, z.log_var), "number": np.float64(2)}  # fmt: skip
+    return {
+        "Gaussian": z,
+        "int": 2,
+        "float": 0.5,
+        "tensor": torch.tensor(2),
+        "mean": z.mean,
+        "array": np.ones((3, 4)),
+        "tuple": (z.mean, z.log_var),
+        "number": np.float64(2),
+    }
 
 
 @pytest.mark.parametrize("other", others())
@@ -212,8 +230,23 @@ def test_comparisons_are_refused_but_for_what_is_no_gaussian_at_all(apply):
             call()
 
 
-@pytest.mark.parametrize("index", [slice(2), slice(None), None, ..., True, torch.tensor(0), torch.tensor([True, False]),
-                                   np.int64(0), [0], (0, 1), "mean", 0.0])
+@pytest.mark.parametrize(
+    "index",
+    [
+        slice(2),
+        slice(None),
+        None,
+        ...,
+        True,
+        torch.tensor(0),
+        torch.tensor([True, False]),
+        np.int64(0),
+        [0],
+        (0, 1),
+        "mean",
+        0.0,
+    ],
+)
 def test_only_the_two_tensors_are_indexed(index):
     z = gaussian(2, 4)
     with pytest.raises(TypeError, match=r"indexed by 0 \(mean\) and 1 \(log_var\) alone: take rows with z.select"):
@@ -223,14 +256,17 @@ def test_only_the_two_tensors_are_indexed(index):
     assert z[0] is z[-2] is z.mean and z[1] is z[-1] is z.log_var
 
 
-@pytest.mark.parametrize("call, remedy", [
-    (lambda z: z / z.norm(dim=-1, keepdim=True), "unit length already"),
-    (lambda z: torch.nn.functional.normalize(z, dim=-1), "unit length already"),
-    (lambda z: z.T, "pairwise_csd_similarity"),
-    (lambda z: z.cpu(), r"z.to\("),
-    (lambda z: z.shape, "z.mean and z.log_var"),
-    (lambda z: z.variance, "a Gaussian has no 'variance'"),
-])
+@pytest.mark.parametrize(
+    "call, remedy",
+    [
+        (lambda z: z / z.norm(dim=-1, keepdim=True), "unit length already"),
+        (lambda z: torch.nn.functional.normalize(z, dim=-1), "unit length already"),
+        (lambda z: z.T, "pairwise_csd_similarity"),
+        (lambda z: z.cpu(), r"z.to\("),
+        (lambda z: z.shape, "z.mean and z.log_var"),
+        (lambda z: z.variance, "a Gaussian has no 'variance'"),
+    ],
+)
 def test_what_tensors_have_is_refused_with_where_it_is(call, remedy):
     with pytest.raises(AttributeError, match=remedy):
         call(gaussian(3, 4))

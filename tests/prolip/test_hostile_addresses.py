@@ -1,6 +1,7 @@
 """Every command and public function that takes a path or a URL, with addresses that run commands where fsspec, a shell
 or webdataset gets them: no command runs, and the refusal is one line that names the address.
 """
+
 from __future__ import annotations
 
 import json
@@ -13,7 +14,7 @@ import pytest
 import prolip
 from drawings import FOLDER
 from prolip.classifiers import ZeroShotClassifier
-from prolip.data import emoji
+from prolip.corpora.emoji import corpus as emoji
 from prolip.data.faults import SampleFault, ShardFault
 from prolip.data.reading.entries import read_index
 from prolip.data.reading.named import NamedSource
@@ -30,15 +31,44 @@ from prolip.utils.secrecy import redacted
 from training.checkpoint.storage import Storage
 
 MODEL = ["--model", "ProLIP-ViT-test", "--pretrained", "random"]
-TRAIN = ["--model", "ProLIP-ViT-test", "--method", "prolip", "--device", "cpu", "--precision", "fp32", "--workers", "0",
-         "--batch-size", "4", "--max-steps", "1", "--warmup", "0"]  # fmt: skip
+TRAIN = [
+    "--model",
+    "ProLIP-ViT-test",
+    "--method",
+    "prolip",
+    "--device",
+    "cpu",
+    "--precision",
+    "fp32",
+    "--workers",
+    "0",
+    "--batch-size",
+    "4",
+    "--max-steps",
+    "1",
+    "--warmup",
+    "0",
+]
 DRAWINGS = f"{FOLDER}/noto.tar"
 ALLOWED = "a URL of file, http, https, s3, gs or hf"
 #: What runs a command, writes a file or leaves the machine, where {} is a file that must not be there afterwards.
 PIPE = "pipe:touch {} #://0.tar"
-HOSTILE = (PIPE, "PIPE:touch {}", "|touch {}", "shell:touch {}", "zip://0.tar#://{}", "ftp://host/{}", "memory://{}",
-           "github://org:name@main/{}", "data:image/png;base64,{}", "ssh://host/{}", "local://{}", "hf-hub:org/name",
-           "local-dir:runs/demo", "unknown://{}")  # fmt: skip
+HOSTILE = (
+    PIPE,
+    "PIPE:touch {}",
+    "|touch {}",
+    "shell:touch {}",
+    "zip://0.tar#://{}",
+    "ftp://host/{}",
+    "memory://{}",
+    "github://org:name@main/{}",
+    "data:image/png;base64,{}",
+    "ssh://host/{}",
+    "local://{}",
+    "hf-hub:org/name",
+    "local-dir:runs/demo",
+    "unknown://{}",
+)
 
 BUILD = ["search", "build", "out", "--data", f"shards:{DRAWINGS}"]
 #: Commands that read URLs: what is imported, and its words.
@@ -52,8 +82,10 @@ OPEN = {
     "uncertainty": ("prolip.cli.main", ["uncertainty", *MODEL, "--output", "out", "--data", "ADDRESS"]),
     "curate": ("prolip.cli.main", ["curate", "score", *MODEL, "--output", "out", "--data", "ADDRESS"]),
     "search": ("prolip.cli.main", ["search", "build", "out", *MODEL, "--data", "shards:ADDRESS"]),
-    "explore": ("prolip.cli.main",
-                ["explore", "ProLIP-ViT-test", "--pretrained", "random", "--data", "shards:ADDRESS", "--port", "0"]),
+    "explore": (
+        "prolip.cli.main",
+        ["explore", "ProLIP-ViT-test", "--pretrained", "random", "--data", "shards:ADDRESS", "--port", "0"],
+    ),
     "corpus": ("prolip.cli.main", ["eval", "emoji", *MODEL[:2], "--data", "ADDRESS"]),
     "corpus names": ("prolip.cli.main", ["eval", "emoji", *MODEL[:2], "--data", DRAWINGS, "--names", "ADDRESS"]),
     "evaluate": ("prolip.cli.main", ["eval", "tasks", *MODEL, "--data", "wds:ADDRESS"]),
@@ -77,18 +109,23 @@ LOCAL = {
     "evaluate captions": ("prolip.cli.main", ["eval", "tasks", *MODEL, "--data", "captions:ADDRESS"]),
     "evaluate winogavil": ("prolip.cli.main", ["eval", "tasks", *MODEL, "--data", "winogavil:ADDRESS"]),
     "evaluate features": ("prolip.cli.main", ["eval", "tasks", "--features", "ADDRESS"]),
-    "templates": ("prolip.cli.main",
-                  ["prompts", "fit", *MODEL, "--output", "o.json", "--data", "wds:x", "--templates", "ADDRESS"]),
+    "templates": (
+        "prolip.cli.main",
+        ["prompts", "fit", *MODEL, "--output", "o.json", "--data", "wds:x", "--templates", "ADDRESS"],
+    ),
     "prompts show": ("prolip.cli.main", ["prompts", "show", "ADDRESS"]),
-    "hierarcaps": ("prolip.cli.main",
-                   ["hierarchy", "hierarcaps", *MODEL, "--captions", "ADDRESS", "--images", "ADDRESS"]),
-    "hierarimgs": ("prolip.cli.main",
-                   ["hierarchy", "hierarimgs", "--instances", "ADDRESS", "--images", "ADDRESS", "--output", "o"]),
+    "hierarcaps": (
+        "prolip.cli.main",
+        ["hierarchy", "hierarcaps", *MODEL, "--captions", "ADDRESS", "--images", "ADDRESS"],
+    ),
+    "hierarimgs": (
+        "prolip.cli.main",
+        ["hierarchy", "hierarimgs", "--instances", "ADDRESS", "--images", "ADDRESS", "--output", "o"],
+    ),
     "levels": ("prolip.cli.main", ["hierarchy", "levels", *MODEL, "--images", "ADDRESS", "--output", "out"]),
     "report": ("prolip.cli.main", ["report", "ADDRESS"]),
     "export": ("prolip.cli.main", ["export", "graph", "--model", "ADDRESS", "--output", "out"]),
-    "export weights": ("prolip.cli.main",
-                       ["export", "graph", *MODEL[:3], "ADDRESS", "--output", "out"]),
+    "export weights": ("prolip.cli.main", ["export", "graph", *MODEL[:3], "ADDRESS", "--output", "out"]),
     "hub": ("prolip.cli.main", ["hub", "save", "ADDRESS", "--output", "out"]),
     "pairs": ("prolip.cli.main", ["uncertainty", *MODEL, "--output", "out", "--pairs", "ADDRESS"]),
     "model folder": ("prolip.cli.main", [*BUILD, "--model", "local-dir:ADDRESS"]),

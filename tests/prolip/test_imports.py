@@ -1,13 +1,17 @@
 """What is imported when: Gaussians and metrics do without OpenCLIP, and every public name is there."""
+
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 import prolip
+from prolip.utils.moved import MOVED
 
 SOURCE = str(Path(__file__).parents[2] / "src")
 
@@ -24,3 +28,10 @@ def test_every_public_name_is_there_and_no_other():
     assert all(getattr(prolip, name) is not None for name in prolip.__all__)
     with pytest.raises(AttributeError, match="no attribute 'create_modell'"):
         prolip.create_modell  # noqa: B018
+
+
+@pytest.mark.parametrize("old", sorted(MOVED))
+def test_a_module_that_moved_says_where_it_is(old):
+    import_module(MOVED[old])
+    with pytest.raises(ImportError, match=re.escape(f"{old} is now {MOVED[old]}")):
+        import_module(old)

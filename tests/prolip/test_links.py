@@ -1,4 +1,5 @@
 """Links inside a folder: followed once each way, however they lead to each other."""
+
 from __future__ import annotations
 
 import os

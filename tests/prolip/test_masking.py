@@ -1,4 +1,5 @@
 """Masked views: uniform subsets, masking rates, brute-force oracles, and equality over ranks."""
+
 from __future__ import annotations
 
 from itertools import combinations

@@ -1,4 +1,5 @@
 """prolip.measures.match_probability: PCME's Monte-Carlo estimate, paired and pairwise."""
+
 import mpmath
 import pytest
 import torch
@@ -126,9 +127,14 @@ def test_product_distances_stay_within_the_documented_error_for_coinciding_sampl
     )
     eps, width = torch.finfo(torch.float32).eps, 768
     assert ((product - exact).abs() <= ((1.5 * width + 3) * eps * 2) ** 0.5).all()
-    torch.testing.assert_close(exact.double(), measures.pairwise_log_match_probability(
-        z.to(torch.float64), z.to(torch.float64), scale, 0.0, 2, seeded(), exact=True
-    ), rtol=0, atol=(width + 16) * eps / 2)  # distances up to 2, each half of D roundings off, in any order
+    torch.testing.assert_close(
+        exact.double(),
+        measures.pairwise_log_match_probability(
+            z.to(torch.float64), z.to(torch.float64), scale, 0.0, 2, seeded(), exact=True
+        ),
+        rtol=0,
+        atol=(width + 16) * eps / 2,
+    )  # distances up to 2, each half of D roundings off, in any order
 
 
 def test_half_precision_is_computed_in_float32_and_autocast_changes_nothing():

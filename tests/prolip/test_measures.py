@@ -1,4 +1,5 @@
 """prolip.measures, pair by pair: every formula against an oracle that does not share its algebra."""
+
 import itertools
 import math
 

@@ -3,6 +3,7 @@
 The kernels of a machine sum in one order, those of the next in another. So the products are also summed term by term
 here, in orders of our own: what holds for them does not hang on the machine that the tests run on.
 """
+
 import mpmath
 import numpy as np
 import pytest
@@ -27,6 +28,7 @@ ORDERS = {
 
 def one_by_one(order):
     """`pairwise._products` with every product rounded and added on its own, in this order."""
+
     def products(x, y):
         terms = order((x.unsqueeze(1) * y).numpy())
         return torch.from_numpy(np.add.accumulate(terms, axis=-1, dtype=terms.dtype)[..., -1].copy())
@@ -40,9 +42,10 @@ def truth(name: str, p: Gaussian, q: Gaussian) -> torch.Tensor:
         return measures.MEASURES[name].paired(*spread(p.to(torch.float64), q.to(torch.float64)))
     with mpmath.workdps(40):
         rows = [[list(map(mpmath.mpf, row)) for row in x.tolist()] for x in (*p, *q)]
-        return torch.tensor([
-            [float(TRUTHS[name](m1, l1, m2, l2)) for m2, l2 in zip(*rows[2:])] for m1, l1 in zip(*rows[:2])
-        ], dtype=torch.float64)
+        return torch.tensor(
+            [[float(TRUTHS[name](m1, l1, m2, l2)) for m2, l2 in zip(*rows[2:])] for m1, l1 in zip(*rows[:2])],
+            dtype=torch.float64,
+        )
 
 
 def traces(l1, l2):
@@ -103,8 +106,10 @@ def make_case(seed: int) -> tuple[Gaussian, Gaussian]:
     others = mean[near] + gap * length * coordinates(rng, "random", b2, width)
     other_log_var = log_var[near] + gap * rng.standard_normal((b2, width))
     dtype = torch.float64 if double else torch.float32
-    p, q = ((torch.from_numpy(m).to(dtype), torch.from_numpy(v).to(dtype))
-            for m, v in ((mean, log_var), (others, other_log_var)))
+    p, q = (
+        (torch.from_numpy(m).to(dtype), torch.from_numpy(v).to(dtype))
+        for m, v in ((mean, log_var), (others, other_log_var))
+    )
     return Gaussian(*p), Gaussian(*q)
 
 
@@ -157,8 +162,10 @@ def test_the_paired_form_does_not_cancel(name):
     paired = measures.MEASURES[name].paired
     for p, q in near_at_768():
         torch.testing.assert_close(
-            paired(p, q).double(), paired(p.to(torch.float64), q.to(torch.float64)),
-            rtol=(768 + 40) * torch.finfo(torch.float32).eps / 2, atol=0,
+            paired(p, q).double(),
+            paired(p.to(torch.float64), q.to(torch.float64)),
+            rtol=(768 + 40) * torch.finfo(torch.float32).eps / 2,
+            atol=0,
         )
 
 

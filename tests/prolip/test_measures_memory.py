@@ -1,4 +1,5 @@
 """What the measures over all pairs hold in memory: never a tensor of all pairs times the width."""
+
 import pytest
 import torch
 from peak_elements import PeakElements

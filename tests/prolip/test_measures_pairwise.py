@@ -1,4 +1,5 @@
 """prolip.measures over all pairs: equal to the paired functions, in tiles of a bounded size."""
+
 import pytest
 import torch
 

@@ -1,4 +1,5 @@
 """Mixup and CutMix as functions of noise: pixels, shares and labels by hand."""
+
 from __future__ import annotations
 
 import pytest

@@ -1,4 +1,5 @@
 """The model as the trainer, the losses and the evaluation see it."""
+
 import json
 
 import pytest
@@ -117,8 +118,14 @@ def test_the_statistics_of_a_twin_are_on_its_own_device(method):
 def test_no_weight_decay_names_exist_and_cover_tokens_positions_and_scalars(model):
     names = dict(model.named_parameters())
     assert model.no_weight_decay() == {
-        "visual.positional_embedding", "visual.class_embedding", "visual.unc_embedding", "text.positional_embedding",
-        "text.cls_emb", "text.unc_emb", "logit_scale", "logit_bias",
+        "visual.positional_embedding",
+        "visual.class_embedding",
+        "visual.unc_embedding",
+        "text.positional_embedding",
+        "text.cls_emb",
+        "text.unc_emb",
+        "logit_scale",
+        "logit_bias",
     }
     assert model.no_weight_decay() <= set(names)
 
@@ -126,8 +133,12 @@ def test_no_weight_decay_names_exist_and_cover_tokens_positions_and_scalars(mode
 def test_uncertainty_parameters_are_the_unc_tokens_and_heads(model):
     ours = {id(parameter) for parameter in model.uncertainty_parameters()}
     assert {name for name, parameter in model.named_parameters() if id(parameter) in ours} == {
-        "visual.unc_embedding", "visual.uncertainty_proj.weight", "visual.uncertainty_proj.bias", "text.unc_emb",
-        "text.text_uncertainty_projection.weight", "text.text_uncertainty_projection.bias",
+        "visual.unc_embedding",
+        "visual.uncertainty_proj.weight",
+        "visual.uncertainty_proj.bias",
+        "text.unc_emb",
+        "text.text_uncertainty_projection.weight",
+        "text.text_uncertainty_projection.bias",
     }
     assert len(model.uncertainty_parameters()) == 6
 
@@ -158,8 +169,13 @@ def test_low_precision_keeps_norms_heads_and_scale_in_float32(precision, batch):
     assert dtypes["text.transformer.resblocks.0.attn.in_proj_weight"] == dtype
     assert dtypes["visual.conv1.weight"] == dtype
     for name in (
-        "logit_scale", "logit_bias", "visual.proj", "visual.uncertainty_proj.weight", "visual.ln_post.weight",
-        "text.text_projection.weight", "text.text_uncertainty_projection.bias",
+        "logit_scale",
+        "logit_bias",
+        "visual.proj",
+        "visual.uncertainty_proj.weight",
+        "visual.ln_post.weight",
+        "text.text_projection.weight",
+        "text.text_uncertainty_projection.bias",
         "visual.transformer.resblocks.0.ln_1.bias",
     ):
         assert dtypes[name] == torch.float32, name

@@ -1,4 +1,5 @@
 """What OpenCLIP's users type: it works, or one line says what to type instead."""
+
 import open_clip
 import pytest
 import torch
@@ -7,10 +8,10 @@ import prolip
 from prolip import measures
 from prolip.evaluation.zero_shot import class_gaussians
 from prolip.gaussian import Gaussian, mixture
+from prolip.models import registry as hub
+from prolip.models.checkpoint import save_pretrained
 from prolip.models.prolip import ProLIP
 from prolip.models.registry import get_model_config, own_models
-from prolip.models.weights import hub
-from prolip.models.weights.checkpoint import save_pretrained
 
 TEMPLATES = ("a photo of a {}.", lambda name: f"art of {name}.")
 NAMES = ["cat", "dog", "red panda"]
@@ -52,14 +53,17 @@ def test_a_zero_shot_classifier_is_a_gaussian_per_class(model, tokenizer, batch)
     assert measures.pairwise_csd_similarity(image, classes).shape == (2, 3)
 
 
-@pytest.mark.parametrize("names, templates, message", [
-    ("cat", TEMPLATES, "classnames are a str, want a list"),
-    ([], TEMPLATES, "classnames are a list of nothing"),
-    ([["cat", "kitten"]], TEMPLATES, "synonyms go to .*class_gaussians"),
-    (NAMES, "a {}", "templates are 'a {}': give a list"),
-    (NAMES, [], "give a list with at least one"),
-    (NAMES, ["a photo"], "no place for the class"),
-])
+@pytest.mark.parametrize(
+    "names, templates, message",
+    [
+        ("cat", TEMPLATES, "classnames are a str, want a list"),
+        ([], TEMPLATES, "classnames are a list of nothing"),
+        ([["cat", "kitten"]], TEMPLATES, "synonyms go to .*class_gaussians"),
+        (NAMES, "a {}", "templates are 'a {}': give a list"),
+        (NAMES, [], "give a list with at least one"),
+        (NAMES, ["a photo"], "no place for the class"),
+    ],
+)
 def test_classes_and_templates_that_are_none_are_refused(model, tokenizer, names, templates, message):
     with pytest.raises((TypeError, ValueError), match=message):
         prolip.build_zero_shot_classifier(model, tokenizer, names, templates)
@@ -83,9 +87,13 @@ def test_models_and_weights_are_listed_ours_first():
     assert "ViT-B-16:openai" in prolip.list_pretrained(as_str=True)
 
 
-@pytest.mark.parametrize("name, tag, file", [
-    ("ViT-B-16", "openai", "open_clip_model.safetensors"), ("ViT-L/14", "laion400m_e31", "open_clip_model.safetensors"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "name, tag, file",
+    [
+        ("ViT-B-16", "openai", "open_clip_model.safetensors"),
+        ("ViT-L/14", "laion400m_e31", "open_clip_model.safetensors"),
+    ],
+)
 def test_weights_with_a_tag_are_fetched_from_the_hub_or_asked_for(name, tag, file, monkeypatch):
     asked, real = [], hub.hub_files
     monkeypatch.setattr(hub, "reachable", lambda: False)

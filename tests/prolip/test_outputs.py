@@ -1,4 +1,5 @@
 """Files and folders are committed whole: kills and full disks leave the old or the new state."""
+
 import os
 import shutil
 import subprocess
@@ -40,7 +41,7 @@ def test_a_folder_takes_the_place_of_another_where_names_cannot_be_exchanged(tmp
 
 def test_a_kill_between_the_two_renames_of_nfs_leaves_the_former_folder_under_a_name_that_nobody_sweeps(
     tmp_path, monkeypatch
-):  # fmt: skip
+):
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder/old").touch()
     monkeypatch.setattr(outputs.ctypes, "CDLL", lambda *_, **__: None)
@@ -185,8 +186,10 @@ def test_a_folder_with_other_files_than_the_callers_is_refused(tmp_path):
 
 
 def test_what_a_killed_writer_left_is_deleted_by_the_next_and_what_a_live_one_writes_is_not(tmp_path):
-    leave = ("import os, pathlib, sys; from prolip.utils.outputs import *\n"
-             "with replacing(pathlib.Path(sys.argv[1])) as file: file.write_text('half'); os._exit(9)")  # fmt: skip
+    leave = (
+        "import os, pathlib, sys; from prolip.utils.outputs import *\n"
+        "with replacing(pathlib.Path(sys.argv[1])) as file: file.write_text('half'); os._exit(9)"
+    )
     env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     subprocess.run([sys.executable, "-c", leave, tmp_path / "a[1]"], check=False, env=env)
     assert len(os.listdir(tmp_path)) == 1

@@ -1,4 +1,5 @@
 """Generalised pooling against its formula: torch's own bidirectional GRU over packed sequences."""
+
 from __future__ import annotations
 
 import pytest

@@ -1,4 +1,5 @@
 """Random numbers of a step: pinned, uniform, independent, and the same however ranks and tiles cut them."""
+
 from __future__ import annotations
 
 import math
@@ -89,8 +90,10 @@ def test_the_numbers_are_those_that_version_2_began_with():
     want = [["0x1.a2c10cp-1", "0x1.4cdde8p-1", "0x1.c4f7e2p-1"], ["0x1.5bb7bcp-2", "0x1.1e8cc6p-1", "0x1.22cacap-1"]]
     assert got.tolist() == [[float.fromhex(x) for x in row] for row in want]
     got = drawn("normal", 2, 3, Stream.IMAGE_SAMPLE, 11, rank=1, world_size=2)
-    want = [[-0.4586893916130066, 2.015702962875366, 1.2950761318206787],
-            [0.9123830795288086, -0.1614406853914261, -0.5332355499267578]]  # fmt: skip
+    want = [
+        [-0.4586893916130066, 2.015702962875366, 1.2950761318206787],
+        [0.9123830795288086, -0.1614406853914261, -0.5332355499267578],
+    ]
     torch.testing.assert_close(got, torch.tensor(want), rtol=1e-6, atol=0)
 
 
@@ -127,8 +130,12 @@ def test_uniform_numbers_are_uniform_to_the_lowest_bit():
 
 def test_rows_columns_steps_streams_and_seeds_are_independent_of_each_other():
     x = drawn(rows=64, columns=4096)
-    others = [drawn(rows=64, columns=4096, step=4), drawn(rows=64, columns=4096, stream=Stream.CUTOUT),
-              drawn(rows=64, columns=4096, seed=8), drawn(rows=64, columns=4096, seed=3, step=7)]  # fmt: skip
+    others = [
+        drawn(rows=64, columns=4096, step=4),
+        drawn(rows=64, columns=4096, stream=Stream.CUTOUT),
+        drawn(rows=64, columns=4096, seed=8),
+        drawn(rows=64, columns=4096, seed=3, step=7),
+    ]
     centred = (torch.cat([x, *others]) - 0.5).double() * math.sqrt(12)  # 320 rows of variance 1
     correlation = (centred @ centred.T / 4096).fill_diagonal_(0)
     assert correlation.abs().max() < 5.5 / math.sqrt(4096)
@@ -184,6 +191,7 @@ def test_views_are_made_on_the_device_without_waiting_for_it_and_equal_those_of_
     assert torch.equal(keep.cpu(), on_cpu[0]) and torch.equal(masked.cpu(), on_cpu[1])
     torch.testing.assert_close(normals.cpu(), on_cpu[2], rtol=1e-6, atol=1e-7)
 
+
 def test_mixed_seeds_differ_in_half_of_their_low_bits():
     """The CPU generator uses the low 32 bits alone, so neighbouring steps have to differ there."""
     low = [mix_seed(0, step, 1) & 0xFFFF_FFFF for step in range(2000)]
@@ -197,25 +205,38 @@ def test_one_part_is_mixed_by_the_published_splitmix64():
     """Its first number from seed 0; other constants would make other views from the same seed."""
     assert mix_seed(0) == 0xE220_A839_7B1D_CDAF >> 1
 
+
 # --- version 1 -------------------------------------------------------------------------------------------------------
 def test_version_1_draws_the_numbers_of_the_code_before_version_2():
     """Pinned by that code, commit 6999e53."""
     place = {"rank": 1, "world_size": 2, "version": 1}
     got = drawn(rows=2, columns=3, stream=Stream.IMAGE_MASK, step=11, **place).flatten().tolist()
-    assert got == [float.fromhex(x) for x in (
-        "0x1.9565e6p-1", "0x1.5577c8p-1", "0x1.83bd7cp-2", "0x1.2d2e2p-1", "0x1.79b5fp-2",
-        "0x1.30af7ap-1")]  # fmt: skip
-    samples = [drawn("normal", 2, 2, stream, 11, **place).flatten().tolist()
-               for stream in (Stream.IMAGE_SAMPLE, Stream.TEXT_SAMPLE)]  # fmt: skip
-    assert samples == [[float.fromhex(x) for x in row] for row in (
-        ("-0x1.04e1bap-1", "0x1.189bb8p+0", "-0x1.6c745ap-1", "-0x1.1c3244p+0"),
-        ("-0x1.2296eep-1", "0x1.39eff8p-4", "-0x1.7f96fap-1", "0x1.5141b0p+0"),
-    )]  # fmt: skip
+    assert got == [
+        float.fromhex(x)
+        for x in ("0x1.9565e6p-1", "0x1.5577c8p-1", "0x1.83bd7cp-2", "0x1.2d2e2p-1", "0x1.79b5fp-2", "0x1.30af7ap-1")
+    ]
+    samples = [
+        drawn("normal", 2, 2, stream, 11, **place).flatten().tolist()
+        for stream in (Stream.IMAGE_SAMPLE, Stream.TEXT_SAMPLE)
+    ]
+    assert samples == [
+        [float.fromhex(x) for x in row]
+        for row in (
+            ("-0x1.04e1bap-1", "0x1.189bb8p+0", "-0x1.6c745ap-1", "-0x1.1c3244p+0"),
+            ("-0x1.2296eep-1", "0x1.39eff8p-4", "-0x1.7f96fap-1", "0x1.5141b0p+0"),
+        )
+    ]
     torch.manual_seed(5)
-    sizes = [drawn(rows=2, columns=columns, stream=stream, **place).tolist()
-             for stream, columns in ((Stream.IMAGE_SIZE, 4), (Stream.TEXT_SIZE, 1))]  # fmt: skip
-    assert sizes == [[[0.8302518725395203, 0.9074696898460388, 0.8199270367622375, 0.9201034307479858],
-                      [0.12611091136932373, 0.1166452169418335, 0.16439151763916016, 0.7379193902015686]],
-                     [[0.0332646369934082], [0.9941847324371338]]]  # fmt: skip
+    sizes = [
+        drawn(rows=2, columns=columns, stream=stream, **place).tolist()
+        for stream, columns in ((Stream.IMAGE_SIZE, 4), (Stream.TEXT_SIZE, 1))
+    ]
+    assert sizes == [
+        [
+            [0.8302518725395203, 0.9074696898460388, 0.8199270367622375, 0.9201034307479858],
+            [0.12611091136932373, 0.1166452169418335, 0.16439151763916016, 0.7379193902015686],
+        ],
+        [[0.0332646369934082], [0.9941847324371338]],
+    ]
     draws = Draws(seed=7, **place)
     assert draws.key(Stream.PAIR_NOISE, 11) == 4953681910841889766 and draws.rows(2, "cpu").tolist() == [2, 3]

@@ -1,4 +1,5 @@
 """Every method on every combination of OpenCLIP's towers: two steps, in which all that is read learns."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -8,11 +9,11 @@ import torch
 from small_towers import NAMES, inputs, small_config, small_folder, small_towers
 
 import prolip
+from prolip.embeddings import Pool
 from prolip.gaussian import Gaussian
 from prolip.methods import FURTHER, METHODS, find_method, score_of
 from prolip.methods.base import Context
 from prolip.models.config import complete
-from prolip.uncertainty.pairs import Pool
 
 ROWS = 4
 #: Methods whose heads make means of their own.
@@ -24,8 +25,11 @@ WHOLE, FEW = "ViT-B-16-SigLIP", ("convnext_base", "xlm-roberta-base-ViT-B-32")
 def cells(*few):
     """(combination, method), most of them slow; few: further combinations whose heads are tried by default."""
     quick = {(WHOLE, method) for method in METHODS} | {(name, method) for name in few for method in HEADS}
-    return [pytest.param(name, method, marks=[] if (name, method) in quick else pytest.mark.slow)
-            for name in NAMES for method in METHODS]  # fmt: skip
+    return [
+        pytest.param(name, method, marks=[] if (name, method) in quick else pytest.mark.slow)
+        for name in NAMES
+        for method in METHODS
+    ]
 
 
 @pytest.fixture(autouse=True)
@@ -52,8 +56,10 @@ def batch_of(model, method):
 def look(objective, model, batch, ids):
     """Let source-free find its pairs among the batch."""
     with torch.no_grad():
-        images, texts = (Gaussian(z.mean, torch.zeros_like(z.mean))
-                         for z in (model.encode_image(batch["image"]), model.encode_text(ids)))  # fmt: skip
+        images, texts = (
+            Gaussian(z.mean, torch.zeros_like(z.mean))
+            for z in (model.encode_image(batch["image"]), model.encode_text(ids))
+        )
     pool = Pool(keys=batch["key"], image=images, text=texts, text_ids=ids, image_novelty={}, text_novelty={})
     objective.memory = objective.look(score_of(model), pool)
 
@@ -102,8 +108,10 @@ def test_means_begin_as_openclips_or_the_log_says_that_they_are_new(folders, nam
         objective = objective_of(folders(name), method, **more)
         model = objective.model.eval()
         with torch.no_grad():
-            pairs = ((model.encode_image(batch["image"]).mean, plain.encode_image(batch["image"]).mean),
-                     (model.encode_text(ids).mean, plain.encode_text(ids).mean))  # fmt: skip
+            pairs = (
+                (model.encode_image(batch["image"]).mean, plain.encode_image(batch["image"]).mean),
+                (model.encode_text(ids).mean, plain.encode_text(ids).mean),
+            )
         furthest = max((own - theirs).abs().max() for own, theirs in pairs)
         said = [line for line in objective.notes(ROWS) if "--no-pooled-heads" in line]
         assert (furthest > 1e-2, len(said)) == (True, 1) if pooled else (furthest < 1e-5, len(said)) == (True, 0)

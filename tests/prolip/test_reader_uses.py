@@ -1,4 +1,5 @@
 """Models of OpenCLIP's towers with readers in every use that a model has: each command as a user types it."""
+
 from __future__ import annotations
 
 import io
@@ -15,9 +16,9 @@ from small_towers import NAMES, small_config, small_folder, small_towers
 
 import prolip
 from prolip import export
-from prolip.evaluation.loading import load_embedder
-from prolip.models.weights.checkpoint import CheckpointError, save_pretrained
-from prolip.models.weights.unreadable import READERS
+from prolip.loading import load_embedder
+from prolip.models.checkpoint import CheckpointError, save_pretrained
+from prolip.models.diagnose import READERS
 from prolip.uncertainty.hidden import encode_hidden
 
 sys.path[:0] = [str(Path(__file__).parent / folder) for folder in ("evaluation", "explorer", "evaluation/benchmark")]
@@ -26,10 +27,41 @@ from commands import evaluate, run  # noqa: E402
 from explored import make_app  # noqa: E402
 
 #: One of every kind that differs in its uses: timm's tower, a pyramid; transformers' text, a decoder, native towers.
-KINDS = ["ViT-B-16-SigLIP2", "convnext_base", *(pytest.param(name, marks=pytest.mark.slow) for name in (
-    "xlm-roberta-base-ViT-B-32", "coca_ViT-B-32", "ViT-B-16"))]  # fmt: skip
-WORDS = ["a", "photo", "of", "the", "red", "car", "green", "tree", "blue", "sea", "small", "dog", "old", "house",
-         "snow", "this", "is", "friend", "thing", "key", "some", "more", "words", "group", "sub"]  # fmt: skip
+KINDS = [
+    "ViT-B-16-SigLIP2",
+    "convnext_base",
+    *(
+        pytest.param(name, marks=pytest.mark.slow)
+        for name in ("xlm-roberta-base-ViT-B-32", "coca_ViT-B-32", "ViT-B-16")
+    ),
+]
+WORDS = [
+    "a",
+    "photo",
+    "of",
+    "the",
+    "red",
+    "car",
+    "green",
+    "tree",
+    "blue",
+    "sea",
+    "small",
+    "dog",
+    "old",
+    "house",
+    "snow",
+    "this",
+    "is",
+    "friend",
+    "thing",
+    "key",
+    "some",
+    "more",
+    "words",
+    "group",
+    "sub",
+]
 
 
 def write_tokenizer(folder: Path, pad: int) -> Path:
@@ -79,9 +111,14 @@ def sets(tmp_path_factory):
     wds.retrieval(root / "pairs", images=36)
     with tarfile.open(root / "flat.tar", "w") as tar:
         for i in range(12):
-            record = {"hexcode": str(i), "name": f"red thing {WORDS[i]}", "subgroup": f"sub {WORDS[i % 4]}",
-                      "keywords": [f"blue {WORDS[i % 3]}", "some more words"], "group": f"group {WORDS[i % 2]}",
-                      "style": "flat"}  # fmt: skip
+            record = {
+                "hexcode": str(i),
+                "name": f"red thing {WORDS[i]}",
+                "subgroup": f"sub {WORDS[i % 4]}",
+                "keywords": [f"blue {WORDS[i % 3]}", "some more words"],
+                "group": f"group {WORDS[i % 2]}",
+                "style": "flat",
+            }
             for suffix, data in (("png", wds.encoded(wds.picture(i))), ("json", json.dumps(record).encode())):
                 info = tarfile.TarInfo(f"flat-{i}.{suffix}")
                 info.size = len(data)
@@ -111,8 +148,18 @@ def test_an_index_is_built_and_answers(model, sets, tmp_path, capsys):
 
 
 def test_data_are_scored_and_selected(model, sets, tmp_path):
-    run("curate", "score", "--data", f"shards:{sets}/flat.tar", "--model", model, "--output", tmp_path / "scores",
-        "--caption-sampling", "name")  # fmt: skip
+    run(
+        "curate",
+        "score",
+        "--data",
+        f"shards:{sets}/flat.tar",
+        "--model",
+        model,
+        "--output",
+        tmp_path / "scores",
+        "--caption-sampling",
+        "name",
+    )
     run("curate", "select", tmp_path / "scores", "--keep", "0.5", "--rank-by", "normalised_score", "--yes")
     run("curate", "write", tmp_path / "scores", "--output", tmp_path / "kept")
     assert any((tmp_path / "kept").iterdir())
@@ -148,8 +195,21 @@ def test_a_card_is_written_with_the_model(model, tmp_path):
 def test_variances_are_fitted_to_the_means_in_closed_form(model, sets, tmp_path, capsys):
     """The fitted model has the means of the first, bit for bit, and novelty of both sides."""
     data = f"shards:{sets}/pairs/test/{{0,1}}.tar"
-    run("uncertainty", "--model", model, "--data", data, "--output", tmp_path / "fitted", "--bank", "32", "--centres",
-        "4", "--novelty-centres", "4")  # fmt: skip
+    run(
+        "uncertainty",
+        "--model",
+        model,
+        "--data",
+        data,
+        "--output",
+        tmp_path / "fitted",
+        "--bank",
+        "32",
+        "--centres",
+        "4",
+        "--novelty-centres",
+        "4",
+    )
     assert "no novelty" not in capsys.readouterr().out
     before, after = load_embedder(model), load_embedder(f"local-dir:{tmp_path}/fitted")
     pixels, ids = torch.stack([before.preprocess(wds.picture(1))]), before.tokenizer(["red car"])

@@ -1,4 +1,5 @@
 """Every combination of OpenCLIP's towers with readers: its means, variances that learn, weights in both directions."""
+
 from __future__ import annotations
 
 import json
@@ -16,8 +17,8 @@ from torch import Tensor
 import prolip
 from prolip.methods import find_method
 from prolip.models import readers
+from prolip.models.checkpoint import CheckpointError, save_pretrained
 from prolip.models.readers import Reader, openclip_model
-from prolip.models.weights.checkpoint import CheckpointError, save_pretrained
 
 LABELS = 100
 
@@ -167,8 +168,14 @@ def big_vision(model) -> dict[str, np.ndarray]:
     three = ("query", "key", "value")
     for i, one in enumerate(trunk.blocks):
         qkv = split(one.attn.qkv.weight, one.attn.qkv.bias, three)
-        block(f"img/Transformer/encoderblock_{i}", (one.norm1, one.norm2), qkv, one.attn.proj,
-              (one.mlp.fc1, one.mlp.fc2), one.attn.num_heads)  # fmt: skip
+        block(
+            f"img/Transformer/encoderblock_{i}",
+            (one.norm1, one.norm2),
+            qkv,
+            one.attn.proj,
+            (one.mlp.fc1, one.mlp.fc2),
+            one.attn.num_heads,
+        )
     norm("img/Transformer/encoder_norm", trunk.norm)
     pool = trunk.attn_pool
     found["img/MAPHead_0/probe"] = pool.latent
@@ -178,8 +185,14 @@ def big_vision(model) -> dict[str, np.ndarray]:
     found["txt/pos_embedding"] = text.positional_embedding[None]
     for i, one in enumerate(text.transformer.resblocks):
         qkv = split(one.attn.in_proj_weight, one.attn.in_proj_bias, three)
-        block(f"txt/Encoder_0/encoderblock_{i}", (one.ln_1, one.ln_2), qkv, one.attn.out_proj,
-              (one.mlp.c_fc, one.mlp.c_proj), one.attn.num_heads)  # fmt: skip
+        block(
+            f"txt/Encoder_0/encoderblock_{i}",
+            (one.ln_1, one.ln_2),
+            qkv,
+            one.attn.out_proj,
+            (one.mlp.c_fc, one.mlp.c_proj),
+            one.attn.num_heads,
+        )
     norm("txt/Encoder_0/encoder_norm", text.ln_final)
     put("txt/head", text.text_projection.weight, text.text_projection.bias)
     return {f"params/{name}": value.detach().numpy() for name, value in found.items()}

@@ -1,4 +1,5 @@
 """Published ProLIP weights: the tiny fixture offline, the real ones where there is a network."""
+
 import io
 import json
 import shutil
@@ -13,19 +14,34 @@ import prolip
 from prolip.measures import csd_similarity
 from prolip.models.config import complete
 from prolip.models.prolip import ProLIP
-from prolip.models.weights.hub import reachable
+from prolip.models.registry import reachable
 
 TINY = Path(__file__).parents[1] / "fixtures" / "released_prolip_tiny"
 RELEASED_B16 = {
     "embed_dim": 768,
     "init_logit_bias": -10,
     "vision_cfg": {
-        "image_size": 224, "layers": 12, "width": 768, "patch_size": 16, "embed_unc": True, "init_unc_bias": -10
+        "image_size": 224,
+        "layers": 12,
+        "width": 768,
+        "patch_size": 16,
+        "embed_unc": True,
+        "init_unc_bias": -10,
     },
     "text_cfg": {
-        "context_length": 64, "vocab_size": 32100, "hf_tokenizer_name": "timm/ViT-B-16-SigLIP", "width": 768,
-        "heads": 12, "layers": 12, "no_causal_mask": True, "proj_bias": True, "pool_type": "last", "embed_cls": True,
-        "norm_kwargs": {"eps": 1e-6}, "embed_unc": True, "init_unc_bias": -10,
+        "context_length": 64,
+        "vocab_size": 32100,
+        "hf_tokenizer_name": "timm/ViT-B-16-SigLIP",
+        "width": 768,
+        "heads": 12,
+        "layers": 12,
+        "no_causal_mask": True,
+        "proj_bias": True,
+        "pool_type": "last",
+        "embed_cls": True,
+        "norm_kwargs": {"eps": 1e-6},
+        "embed_unc": True,
+        "init_unc_bias": -10,
     },
 }
 
@@ -73,15 +89,20 @@ def test_released_weights_in_a_model_of_ours_are_refused_as_their_shapes_would_n
         "embed_dim": 64,
         "vision_cfg": {key: config["vision_cfg"][key] for key in ("layers", "width", "head_width")},
         "text_cfg": {key: config["text_cfg"][key] for key in ("context_length", "vocab_size", "width", "layers")},
-        "pad_token_id": 1, "mask_token_id": None, "special_token_ids": [1],
+        "pad_token_id": 1,
+        "mask_token_id": None,
+        "special_token_ids": [1],
     }
     for pretrained in (TINY, TINY / "model.safetensors"):
         with pytest.raises(ValueError, match="forward='released' and the model has forward='paper'.*local-dir:"):
             prolip.create_model("ProLIP-ViT-test", str(pretrained), **same)
     # A hub gives one file at a time.
-    monkeypatch.setattr("prolip.models.registry.hub_file", lambda repo, names, cache: next(
-        Path(shutil.copy(TINY / name, tmp_path)) for name in names if (TINY / name).is_file()
-    ))
+    monkeypatch.setattr(
+        "prolip.models.registry.hub_file",
+        lambda repo, names, cache: next(
+            Path(shutil.copy(TINY / name, tmp_path)) for name in names if (TINY / name).is_file()
+        ),
+    )
     with pytest.raises(ValueError, match="forward='released' and the model has forward='paper'"):
         prolip.create_model("ProLIP-ViT-test", "hf-hub:org/released", **same)
     model = prolip.create_model("ProLIP-ViT-test", str(TINY), forward="released", **same)
@@ -100,7 +121,7 @@ def test_the_released_configuration_is_recognised_and_converted():
 
 
 def test_a_released_model_saved_in_our_format_stays_released(tmp_path, expected):
-    from prolip.models.weights.checkpoint import save_pretrained
+    from prolip.models.checkpoint import save_pretrained
 
     save_pretrained(prolip.create_model(f"local-dir:{TINY}"), tmp_path)
     again = prolip.create_model(f"local-dir:{tmp_path}").eval()
@@ -120,8 +141,10 @@ def test_the_published_b16_has_its_number_of_parameters_and_tensors():
 def test_what_a_released_configuration_leaves_out_is_the_released_codes_default():
     """With OpenCLIP's 8 heads instead of 12 every shape would fit and every output be wrong."""
     bare = {
-        **RELEASED_B16, "text_cfg": {"norm_kwargs": {"eps": 1e-6}, "pool_type": "argmax", "pad_id": 0},
-        "output_dict": True, "cast_dtype": None,
+        **RELEASED_B16,
+        "text_cfg": {"norm_kwargs": {"eps": 1e-6}, "pool_type": "argmax", "pad_id": 0},
+        "output_dict": True,
+        "cast_dtype": None,
     }
     with torch.device("meta"):
         model, whole = ProLIP(bare), ProLIP(RELEASED_B16)

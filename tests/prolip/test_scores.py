@@ -1,4 +1,5 @@
 """Scores: their values are the measures', their factors and index vectors rank alike, and they come back as kept."""
+
 from __future__ import annotations
 
 import json
@@ -10,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from prolip import measures
-from prolip.evaluation.model import choose_score
+from prolip.embedder import choose_score
 from prolip.gaussian import Gaussian
 from prolip.measures import MEASURES
 from prolip.methods import METHODS, all_methods, find_method, find_score, score_from_dict
@@ -161,8 +162,10 @@ def test_the_logit_of_a_true_match_adds_the_texts_trace_and_an_index_serves_it()
         wanted = score.pairwise(*((query, gallery) if sides[0] == "image" else (gallery, query)))
         wanted = wanted if sides[0] == "image" else wanted.T
         for distance in (False, True):
-            q, g = (index_vectors(score, z, place, distance, side) for z, place, side in
-                    ((query, False, sides[0]), (gallery, True, sides[1])))  # fmt: skip
+            q, g = (
+                index_vectors(score, z, place, distance, side)
+                for z, place, side in ((query, False, sides[0]), (gallery, True, sides[1]))
+            )
             found = -torch.cdist(q, g) if distance else q @ g.T
             assert torch.equal(found.argsort(1), wanted.argsort(1))
 

@@ -1,10 +1,20 @@
 """Addresses without secrets, in every form that a setting may have, and texts that hold addresses."""
+
 import pytest
 
 from prolip.utils import secrecy
 
-PLAIN = ["data/{000..999}.tar::s3://b/{0..9}.tar", "hf://datasets/a@b/x", "https://h:8080/a@b/x.tar", "https://[::1]:80/x",
-         "file:///a?b#c", "a/b?c", "hf-hub:org/name@rev", "", "name=x|y"]  # fmt: skip
+PLAIN = [
+    "data/{000..999}.tar::s3://b/{0..9}.tar",
+    "hf://datasets/a@b/x",
+    "https://h:8080/a@b/x.tar",
+    "https://[::1]:80/x",
+    "file:///a?b#c",
+    "a/b?c",
+    "hf-hub:org/name@rev",
+    "",
+    "name=x|y",
+]
 SECRET = {
     "https://user:SECRET@host/x.tar": "https://host/x.tar",
     "https://SECRET@host/x.tar": "https://host/x.tar",
@@ -51,9 +61,15 @@ def test_texts_about_hidden_addresses_hold_no_secret():
         secrecy.hide(address)
     one = command.replace("{000..100}", "042")
     for text in (
-        one, repr(one), f"pipe:{command}: broken", "user user:SECRET2 is wrong", "SECRET2", "for url: /x?sig=SECRET3",
-        "GET https://any:SECRET9@h/x?y=SECRET9: timed out", "Caused by /x/y?token=SECRET9&a (...)",
-    ):  # fmt: skip
+        one,
+        repr(one),
+        f"pipe:{command}: broken",
+        "user user:SECRET2 is wrong",
+        "SECRET2",
+        "for url: /x?sig=SECRET3",
+        "GET https://any:SECRET9@h/x?y=SECRET9: timed out",
+        "Caused by /x/y?token=SECRET9&a (...)",
+    ):
         assert "SECRET" not in secrecy.scrub(text), text
     for text in ("did you mean a/b? Then give it", "see https://pytorch.org/docs (now)", "a?b=c", "1 of 2: 50%"):
         assert secrecy.scrub(text) == text

@@ -3,6 +3,7 @@
 Generated: one key of a real configuration gets a strange value, or the file is damaged as text. Either the model builds
 (on the meta device) with what was asked for, or a ValueError or OSError says in one line which key is wrong.
 """
+
 import copy
 import json
 import os
@@ -35,23 +36,73 @@ TINY = Path(__file__).parents[1] / "fixtures" / "released_prolip_tiny" / "config
 PACKAGED = sorted(Path(open_clip.__file__).parent.glob("model_configs/*.json"))
 OURS = {"mask_token_id": 5, "special_token_ids": [1]}
 STRANGE = [
-    None, True, False, 0, -1, 1, 3, 7, 48, 1.5, -0.5, 10**9, 2**31, 2**63, 10**30, 10**400, float("nan"), float("inf"),
-    -float("inf"), 1e300, 1e-300, "", "false", "12", "x" * 100_000, "a\nb", [], [1], [16, 16], [0, 0], [1, 2, 3],
-    ["a"], [[]], {}, {"a": 1}, {"eps": float("nan")}, {"eps": "1"}, {"clean": 3}, {"bpe_path": "/dev/zero"},
-    {"trust_remote_code": True}, {"approximate": "tan"},
-]  # fmt: skip
+    None,
+    True,
+    False,
+    0,
+    -1,
+    1,
+    3,
+    7,
+    48,
+    1.5,
+    -0.5,
+    10**9,
+    2**31,
+    2**63,
+    10**30,
+    10**400,
+    float("nan"),
+    float("inf"),
+    -float("inf"),
+    1e300,
+    1e-300,
+    "",
+    "false",
+    "12",
+    "x" * 100_000,
+    "a\nb",
+    [],
+    [1],
+    [16, 16],
+    [0, 0],
+    [1, 2, 3],
+    ["a"],
+    [[]],
+    {},
+    {"a": 1},
+    {"eps": float("nan")},
+    {"eps": "1"},
+    {"clean": 3},
+    {"bpe_path": "/dev/zero"},
+    {"trust_remote_code": True},
+    {"approximate": "tan"},
+]
 SOUND = [
-    ("vision_cfg", "layers", 3), ("vision_cfg", "mlp_ratio", 2), ("text_cfg", "mlp_ratio", 3.7362),
-    ("", "embed_dim", 7), ("", "custom_text", True),
-    ("vision_cfg", "norm_kwargs", {"eps": 1e-6}), ("text_cfg", "act_kwargs", {"approximate": "tanh"}),
-    ("text_cfg", "norm_kwargs", None), ("vision_cfg", "ls_init_value", 1e-5), ("vision_cfg", "pool_type", "avg"),
-    ("text_cfg", "context_length", 300), ("", "quick_gelu", True), ("", "init_logit_bias", -5),
-    ("vision_cfg", "qk_norm", True), ("vision_cfg", "no_ln_pre", True), ("vision_cfg", "timm_model_name", None),
-]  # fmt: skip
+    ("vision_cfg", "layers", 3),
+    ("vision_cfg", "mlp_ratio", 2),
+    ("text_cfg", "mlp_ratio", 3.7362),
+    ("", "embed_dim", 7),
+    ("", "custom_text", True),
+    ("vision_cfg", "norm_kwargs", {"eps": 1e-6}),
+    ("text_cfg", "act_kwargs", {"approximate": "tanh"}),
+    ("text_cfg", "norm_kwargs", None),
+    ("vision_cfg", "ls_init_value", 1e-5),
+    ("vision_cfg", "pool_type", "avg"),
+    ("text_cfg", "context_length", 300),
+    ("", "quick_gelu", True),
+    ("", "init_logit_bias", -5),
+    ("vision_cfg", "qk_norm", True),
+    ("vision_cfg", "no_ln_pre", True),
+    ("vision_cfg", "timm_model_name", None),
+]
 
 
-KEYS = {block: list(rules.annotation.model_fields) for block, rules in ProLIPRules.model_fields.items()
-        if block in ("vision_cfg", "text_cfg", "prolip_cfg")}  # fmt: skip
+KEYS = {
+    block: list(rules.annotation.model_fields)
+    for block, rules in ProLIPRules.model_fields.items()
+    if block in ("vision_cfg", "text_cfg", "prolip_cfg")
+}
 KEYS |= {"": list(ProLIPRules.model_fields), "preprocess_cfg": list(PreprocessRules.model_fields)}
 
 
@@ -94,20 +145,26 @@ def test_whole_numbers_stand_for_fractions_lists_for_pairs_and_null_for_what_is_
 
 
 # --- what could be built and would not end
-@pytest.mark.parametrize("changes, named", [
-    ({"vision_cfg": {"layers": 10**9}}, "vision_cfg.layers is 1000000000: it should be at most 1000"),
-    ({"text_cfg": {"width": 2**16, "heads": 1024, "layers": 1000}}, "of 5.2e+13 parameters, at most 2e+10"),
-    ({"text_cfg": {"vocab_size": 2**22, "width": 2**16}}, "text_cfg is a tower of"),
-    ({"vision_cfg": {"image_size": 2**14, "patch_size": 8}}, "is 4,194,304 patches, at most 65,536"),
-    ({"vision_cfg": {"patch_size": 2**14, "image_size": 2**14, "width": 2**15}}, "vision_cfg is a tower of"),
-    ({"vision_cfg": {"mlp_ratio": 0.01}}, "mlp_ratio 0.01 of the width 32 leaves no hidden unit"),
-    ({"vision_cfg": {"qk_norm": True, "block_type": "default"}}, "block_type is 'default', which has no qk_norm"),
-    ({"vision_cfg": {"act_kwargs": {"approximate": "tanh"}}, "quick_gelu": True}, "act_kwargs are GELU's"),
-    ({"vision_cfg": {"pos_embed_type": "sin_cos_2d", "image_size": [32, 16]}}, "needs a square of patches"),
-    ({"vision_cfg": {"patch_size": 12, "image_size": 36}, "conv_stem": True}, "patch_size 12 must be a power of two"),
-    ({"text_cfg": {"tokenizer_mode": "clips"}}, "text_cfg.tokenizer_mode"),
-    ({"embed_dim": {}}, "embed_dim is {}: give a whole number"),
-])
+@pytest.mark.parametrize(
+    "changes, named",
+    [
+        ({"vision_cfg": {"layers": 10**9}}, "vision_cfg.layers is 1000000000: it should be at most 1000"),
+        ({"text_cfg": {"width": 2**16, "heads": 1024, "layers": 1000}}, "of 5.2e+13 parameters, at most 2e+10"),
+        ({"text_cfg": {"vocab_size": 2**22, "width": 2**16}}, "text_cfg is a tower of"),
+        ({"vision_cfg": {"image_size": 2**14, "patch_size": 8}}, "is 4,194,304 patches, at most 65,536"),
+        ({"vision_cfg": {"patch_size": 2**14, "image_size": 2**14, "width": 2**15}}, "vision_cfg is a tower of"),
+        ({"vision_cfg": {"mlp_ratio": 0.01}}, "mlp_ratio 0.01 of the width 32 leaves no hidden unit"),
+        ({"vision_cfg": {"qk_norm": True, "block_type": "default"}}, "block_type is 'default', which has no qk_norm"),
+        ({"vision_cfg": {"act_kwargs": {"approximate": "tanh"}}, "quick_gelu": True}, "act_kwargs are GELU's"),
+        ({"vision_cfg": {"pos_embed_type": "sin_cos_2d", "image_size": [32, 16]}}, "needs a square of patches"),
+        (
+            {"vision_cfg": {"patch_size": 12, "image_size": 36}, "conv_stem": True},
+            "patch_size 12 must be a power of two",
+        ),
+        ({"text_cfg": {"tokenizer_mode": "clips"}}, "text_cfg.tokenizer_mode"),
+        ({"embed_dim": {}}, "embed_dim is {}: give a whole number"),
+    ],
+)
 def test_a_model_that_cannot_be_is_refused_before_it_is_built(monkeypatch, changes, named):
     monkeypatch.setattr(factory, "ProLIP", lambda *args, **kwargs: pytest.fail("built a model first"))
     with pytest.raises(ValueError) as caught:
@@ -116,8 +173,11 @@ def test_a_model_that_cannot_be_is_refused_before_it_is_built(monkeypatch, chang
 
 
 def test_the_largest_models_published_are_far_below_the_bound_and_this_machine_is_asked(monkeypatch):
-    giant = {"embed_dim": 1280, "vision_cfg": {"width": 1792, "layers": 56, "head_width": 112, "mlp_ratio": 8.5715},
-             "text_cfg": {"width": 1280, "layers": 32, "heads": 20}}  # fmt: skip
+    giant = {
+        "embed_dim": 1280,
+        "vision_cfg": {"width": 1792, "layers": 56, "head_width": 112, "mlp_ratio": 8.5715},
+        "text_cfg": {"width": 1280, "layers": 32, "heads": 20},
+    }
     assert count_parameters(check(TwoTowers, giant)) * 4 < MAX_PARAMETERS
     monkeypatch.setattr(os, "sysconf", lambda name: 2**10)  # a megabyte in all
     with pytest.raises(ValueError, match="weights take .* GiB, this machine has 0: take a smaller model"):
@@ -165,14 +225,22 @@ def change_text(rng):
     """(bytes of a file, what a refusal names): no JSON, or JSON of a kind that loads what it should not."""
     text = json.dumps(base(rng)).encode()
     at = rng.randrange(1, len(text))
-    return rng.choice([
-        (text[:at], "config.json"), (text[:at] + b"\xff\xfe" + text[at:], "config.json"), (b"", "config.json"),
-        (b"[" * rng.choice([60, 10_000, 500_000]), "config.json"), (text + b"}", "config.json"),
-        (b'{"a":' * 300_000, "config.json"), (text + b" " * 2**20, "has more than 1,048,576 bytes"),
-        (b'{"model_cfg": {"embed_dim": 3}, "model_cfg": ' + text + b"}", "'model_cfg' is there twice"),
-        (b'{"a": ' + b"9" * 5000 + b"}", "config.json"), (b'{"a": [' + b"0," * 200_000 + b"0]}", "values"),
-        (b"\x00" * 4096, "config.json"), (b"\xef\xbb\xbf" + text, "config.json"),
-    ])  # fmt: skip
+    return rng.choice(
+        [
+            (text[:at], "config.json"),
+            (text[:at] + b"\xff\xfe" + text[at:], "config.json"),
+            (b"", "config.json"),
+            (b"[" * rng.choice([60, 10_000, 500_000]), "config.json"),
+            (text + b"}", "config.json"),
+            (b'{"a":' * 300_000, "config.json"),
+            (text + b" " * 2**20, "has more than 1,048,576 bytes"),
+            (b'{"model_cfg": {"embed_dim": 3}, "model_cfg": ' + text + b"}", "'model_cfg' is there twice"),
+            (b'{"a": ' + b"9" * 5000 + b"}", "config.json"),
+            (b'{"a": [' + b"0," * 200_000 + b"0]}", "values"),
+            (b"\x00" * 4096, "config.json"),
+            (b"\xef\xbb\xbf" + text, "config.json"),
+        ]
+    )
 
 
 def try_one(folder, seed):
@@ -195,7 +263,8 @@ def try_one(folder, seed):
         if isinstance(given, dict):
             theirs = {k: v for k, v in given.items() if k not in ("embed_unc", "init_unc_bias", "pool_type", "pad_id")}
             assert {k: got[k] for k in theirs if k != "tokenizer_kwargs"} == {
-                k: v for k, v in theirs.items() if k != "tokenizer_kwargs"}  # fmt: skip
+                k: v for k, v in theirs.items() if k != "tokenizer_kwargs"
+            }
         else:
             assert given == got and type(given) is type(got)
     return "built"
@@ -224,12 +293,15 @@ def test_a_pipe_or_a_folder_in_place_of_the_file_is_not_waited_for(tmp_path):
         prolip.create_model(f"local-dir:{tmp_path / 'model'}")
 
 
-@pytest.mark.parametrize("preprocess, message", [
-    ({"mean": ["a", 1, 2]}, "preprocess_cfg.mean is .*: give a number"),
-    ({"std": [0, 1, 1]}, "preprocess_cfg.std is .*: it should be at least 0.000001"),
-    ({"mode": "CMYK"}, "preprocess_cfg.mode is 'CMYK': it should be 'RGB'"),
-    ({"meen": [1, 1, 1]}, "unknown key 'meen' in preprocess_cfg: did you mean mean"),
-])
+@pytest.mark.parametrize(
+    "preprocess, message",
+    [
+        ({"mean": ["a", 1, 2]}, "preprocess_cfg.mean is .*: give a number"),
+        ({"std": [0, 1, 1]}, "preprocess_cfg.std is .*: it should be at least 0.000001"),
+        ({"mode": "CMYK"}, "preprocess_cfg.mode is 'CMYK': it should be 'RGB'"),
+        ({"meen": [1, 1, 1]}, "unknown key 'meen' in preprocess_cfg: did you mean mean"),
+    ],
+)
 def test_preprocessing_is_checked_wherever_it_comes_from(tmp_path, preprocess, message):
     with pytest.raises(ValueError, match=message):
         prolip.create_model("ProLIP-ViT-test", force_preprocess_cfg=preprocess)
@@ -240,7 +312,7 @@ def test_preprocessing_is_checked_wherever_it_comes_from(tmp_path, preprocess, m
 
 
 def test_a_damaged_configuration_beside_weights_is_refused_with_its_name(tmp_path):
-    from prolip.models.weights.checkpoint import save_pretrained
+    from prolip.models.checkpoint import save_pretrained
 
     save_pretrained(prolip.create_model("ProLIP-ViT-test"), tmp_path)
     written = json.loads((tmp_path / "config.json").read_text())
@@ -256,11 +328,19 @@ def bomb(levels):
     return "\n".join(lines + [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, levels)])
 
 
-@pytest.mark.parametrize("text, message", [
-    (bomb(9), "more than 100,000 values"), ("a: &a [*a]", "nested more than 50 levels"), ("[" * 5000, "too deeply"),
-    ("a: 1\nb: 2\na: 3", "the key 'a' is there twice"), ("a: !!python/object/apply:os.system [true]", "constructor"),
-    ("a: [", "is no YAML"), ("a: " + "x" * 2**17, "more than 131,072 bytes"), ("\x00", "is no YAML"),
-])
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        (bomb(9), "more than 100,000 values"),
+        ("a: &a [*a]", "nested more than 50 levels"),
+        ("[" * 5000, "too deeply"),
+        ("a: 1\nb: 2\na: 3", "the key 'a' is there twice"),
+        ("a: !!python/object/apply:os.system [true]", "constructor"),
+        ("a: [", "is no YAML"),
+        ("a: " + "x" * 2**17, "more than 131,072 bytes"),
+        ("\x00", "is no YAML"),
+    ],
+)
 def test_yaml_that_traps_is_refused_in_a_line(tmp_path, text, message):
     (tmp_path / "c.yaml").write_text(text)
     with pytest.raises(ValueError, match=message) as caught:

@@ -1,4 +1,5 @@
 """Tokenizers and texts of strangers: no code of a folder runs, damaged files end in a line, long texts cost little."""
+
 import io
 import json
 import random
@@ -13,7 +14,7 @@ import torch
 from open_clip.tokenizer import SimpleTokenizer
 
 import prolip
-from prolip.evaluation.loading import FOREIGN_CODE, openclip_tokenizer
+from prolip.loading import FOREIGN_CODE, openclip_tokenizer
 from prolip.models import tokenizer as module
 from prolip.models.tokenizer import BPETokenizer, cut
 
@@ -101,10 +102,13 @@ def custom_folder(folder):
     return folder
 
 
-@pytest.mark.parametrize("made_by", [
-    lambda folder: prolip.get_tokenizer("ProLIP-ViT-B-16", tokenizer=str(folder)),
-    lambda folder: openclip_tokenizer("ViT-B-16-SigLIP", str(folder)),
-])
+@pytest.mark.parametrize(
+    "made_by",
+    [
+        lambda folder: prolip.get_tokenizer("ProLIP-ViT-B-16", tokenizer=str(folder)),
+        lambda folder: openclip_tokenizer("ViT-B-16-SigLIP", str(folder)),
+    ],
+)
 def test_code_in_a_tokenizers_folder_never_runs_and_nobody_is_asked(tmp_path, monkeypatch, made_by):
     pytest.importorskip("transformers")
     monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("asked"))
@@ -168,12 +172,23 @@ def damaged_folder(folder, seed):
     """A folder or a file that might be a tokenizer's, and is none."""
     rng = random.Random(f"tokenizer {seed}")
     parts = [
-        "{}", "[]", "null", "{", "", "[" * 50_000, "\x00" * 100, '{"model": {}}', '{"tokenizer_class": 3}',
-        '{"model": {"type": "BPE", "vocab": {"a": -1}, "merges": []}}', '{"tokenizer_class": "os.system"}',
+        "{}",
+        "[]",
+        "null",
+        "{",
+        "",
+        "[" * 50_000,
+        "\x00" * 100,
+        '{"model": {}}',
+        '{"tokenizer_class": 3}',
+        '{"model": {"type": "BPE", "vocab": {"a": -1}, "merges": []}}',
+        '{"tokenizer_class": "os.system"}',
         '{"version": "1.0", "model": {"type": "WordLevel", "vocab": {"a": 1e400}, "unk_token": 3}}',
-        '{"model_max_length": "x"}', '{"eos_token": {"content": 5}}', '{"auto_map": 7}',
+        '{"model_max_length": "x"}',
+        '{"eos_token": {"content": 5}}',
+        '{"auto_map": 7}',
         '{"model": {"type": "Unigram", "vocab": [[1]]}}',
-    ]  # fmt: skip
+    ]
     names = ["tokenizer.json", "tokenizer_config.json", "spiece.model", "config.json"]
     for name in rng.sample(names, rng.randint(1, 4)):
         (folder / name).write_text(rng.choice(parts))

@@ -1,4 +1,5 @@
 """Colours of one figure are told apart with every kind of colour vision, and in print without any."""
+
 from itertools import combinations
 
 import numpy as np
@@ -53,9 +54,16 @@ def test_the_distance_is_cielabs():
 
 
 @pytest.mark.parametrize("vision", VISION)
-@pytest.mark.parametrize("colours", [
-    tuple(look[0] for look in LOOKS), tuple(LEVEL_COLOURS.values()), (IMAGE, TEXT), (GOOD, BAD),
-], ids=["series", "levels", "modalities", "good and bad"])  # fmt: skip
+@pytest.mark.parametrize(
+    "colours",
+    [
+        tuple(look[0] for look in LOOKS),
+        tuple(LEVEL_COLOURS.values()),
+        (IMAGE, TEXT),
+        (GOOD, BAD),
+    ],
+    ids=["series", "levels", "modalities", "good and bad"],
+)
 def test_any_two_colours_are_apart(colours, vision):
     assert min(distance(a, b, vision) for a, b in combinations(colours, 2)) > APART
 

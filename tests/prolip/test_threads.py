@@ -1,4 +1,5 @@
 """How many threads and processes work here: what a rank may use of its machine, and how its threads wait."""
+
 from __future__ import annotations
 
 import os

@@ -1,4 +1,5 @@
 """Tokenizers from the bundle, a sentencepiece file and a folder; what is absent or does not fit is said at once."""
+
 import json
 import shutil
 import sys
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 import prolip
+from prolip.models import registry as hub
 from prolip.models.tokenizer import (
     BPETokenizer,
     FolderTokenizer,
@@ -17,12 +19,19 @@ from prolip.models.tokenizer import (
     TokenizerNotFoundError,
     get_tokenizer,
 )
-from prolip.models.weights import hub
 
 TINY = Path(__file__).parents[1] / "fixtures" / "released_prolip_tiny"
 SENTENCES = [
-    "a cat on a sofa", "two dogs in the rain", "the red house", "a bird over the sea", "people at a table",
-    "green tree", "cat and dog", "a house near the sea", "rain over the house", "the sofa is red",
+    "a cat on a sofa",
+    "two dogs in the rain",
+    "the red house",
+    "a bird over the sea",
+    "people at a table",
+    "green tree",
+    "cat and dog",
+    "a house near the sea",
+    "rain over the house",
+    "the sofa is red",
     "a bird in a green tree",
 ]
 
@@ -34,8 +43,16 @@ def pieces(tmp_path_factory):
     folder = tmp_path_factory.mktemp("pieces")
     (folder / "text.txt").write_text("\n".join(SENTENCES * 20))
     spm.SentencePieceTrainer.train(
-        input=str(folder / "text.txt"), model_prefix=str(folder / "spiece"), vocab_size=48, hard_vocab_limit=False,
-        pad_id=0, eos_id=1, unk_id=2, bos_id=-1, minloglevel=2, num_threads=1,
+        input=str(folder / "text.txt"),
+        model_prefix=str(folder / "spiece"),
+        vocab_size=48,
+        hard_vocab_limit=False,
+        pad_id=0,
+        eos_id=1,
+        unk_id=2,
+        bos_id=-1,
+        minloglevel=2,
+        num_threads=1,
     )
     return folder / "spiece.model"
 
@@ -138,7 +155,7 @@ def test_a_folder_of_tokenizer_files_without_transformers_says_what_to_install(f
 
 
 def test_a_saved_model_brings_its_tokenizer(pieces, folder, tmp_path):
-    from prolip.models.weights.checkpoint import save_pretrained
+    from prolip.models.checkpoint import save_pretrained
 
     # T5-like ids: pad and end are 1
     model = prolip.create_model(
@@ -165,7 +182,7 @@ def test_absent_files_are_said_at_once_with_what_to_give_and_what_to_run(monkeyp
 
 
 def test_a_hub_models_own_tokenizer_comes_before_the_one_its_configuration_names(folder, tmp_path, monkeypatch):
-    from prolip.models.weights.checkpoint import save_pretrained
+    from prolip.models.checkpoint import save_pretrained
 
     monkeypatch.setattr(hub, "reachable", lambda: False)
     model = prolip.create_model(
@@ -201,7 +218,7 @@ def test_links_of_the_hubs_cache_are_followed_and_those_out_of_a_folder_are_not(
 
 
 def test_a_model_folder_with_a_link_out_of_it_is_not_read(tmp_path):
-    from prolip.models.weights.checkpoint import save_pretrained
+    from prolip.models.checkpoint import save_pretrained
 
     save_pretrained(prolip.create_model("ProLIP-ViT-test"), tmp_path / "model")
     (tmp_path / "link").symlink_to(tmp_path / "model")  # the folder itself may be a link
@@ -221,10 +238,13 @@ def test_a_cached_hub_tokenizer_needs_no_network(folder, tmp_path, monkeypatch):
     assert tokenizer("the red house")[0, 3] == 1
 
 
-@pytest.mark.parametrize("source, message", [
-    ("/absent/spiece.model", "no tokenizer at /absent/spiece.model: give a folder"),
-    ("wordpiece", "no tokenizer at wordpiece: give .*'bpe'"),
-])
+@pytest.mark.parametrize(
+    "source, message",
+    [
+        ("/absent/spiece.model", "no tokenizer at /absent/spiece.model: give a folder"),
+        ("wordpiece", "no tokenizer at wordpiece: give .*'bpe'"),
+    ],
+)
 def test_a_source_that_does_not_exist_is_refused(source, message):
     with pytest.raises(TokenizerNotFoundError, match=message):
         prolip.get_tokenizer("ProLIP-ViT-B-16", tokenizer=source)
@@ -255,7 +275,7 @@ def test_an_end_token_that_would_be_masked_like_a_word_is_refused(pieces):
 
 
 def test_padding_that_the_model_would_take_for_words_is_refused(tmp_path):
-    from prolip.models.weights.checkpoint import save_pretrained
+    from prolip.models.checkpoint import save_pretrained
 
     save_pretrained(prolip.create_model("ProLIP-ViT-test", pad_token_id=7), tmp_path)
     with pytest.raises(ValueError, match="bpe pads with 0, local-dir:.* expects 7: change prolip_cfg.pad_token_id"):
@@ -265,8 +285,14 @@ def test_padding_that_the_model_would_take_for_words_is_refused(tmp_path):
 def test_a_sentencepiece_model_without_an_end_token_is_refused(tmp_path):
     spm = pytest.importorskip("sentencepiece")
     spm.SentencePieceTrainer.train(
-        sentence_iterator=iter(SENTENCES * 20), model_prefix=str(tmp_path / "endless"), vocab_size=40,
-        hard_vocab_limit=False, eos_id=-1, bos_id=-1, minloglevel=2, num_threads=1,
+        sentence_iterator=iter(SENTENCES * 20),
+        model_prefix=str(tmp_path / "endless"),
+        vocab_size=40,
+        hard_vocab_limit=False,
+        eos_id=-1,
+        bos_id=-1,
+        minloglevel=2,
+        num_threads=1,
     )
     with pytest.raises(ValueError, match="endless.model has no end token: train it with eos_id >= 0"):
         prolip.get_tokenizer("ProLIP-ViT-B-16", tokenizer=tmp_path / "endless.model")
@@ -287,12 +313,20 @@ def test_an_unknown_cleaning_is_refused(pieces):
         prolip.get_tokenizer("ProLIP-ViT-B-16", tokenizer=pieces, clean="upper")
 
 
-@pytest.mark.parametrize("texts, reported", [
-    (None, "texts are a NoneType, want a str or a list"), (3, "texts are a int, want"), (b"a cat", "texts are a bytes"),
-    ([None], r"texts\[0\] is a NoneType, want a str: leave it out"), (["a", float("nan")], r"texts\[1\] is a float"),
-    ([b"a"], r"texts\[0\] is a bytes, want a str: text.decode\(\)"), ([["a"]], r"texts\[0\] is a list of str"),
-    (torch.ones(2, 3), r"texts\[0\] is a Tensor \(3,\)"), (Path("a"), "texts are a PosixPath"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "texts, reported",
+    [
+        (None, "texts are a NoneType, want a str or a list"),
+        (3, "texts are a int, want"),
+        (b"a cat", "texts are a bytes"),
+        ([None], r"texts\[0\] is a NoneType, want a str: leave it out"),
+        (["a", float("nan")], r"texts\[1\] is a float"),
+        ([b"a"], r"texts\[0\] is a bytes, want a str: text.decode\(\)"),
+        ([["a"]], r"texts\[0\] is a list of str"),
+        (torch.ones(2, 3), r"texts\[0\] is a Tensor \(3,\)"),
+        (Path("a"), "texts are a PosixPath"),
+    ],
+)
 def test_what_is_no_text_is_refused(texts, reported):
     with pytest.raises(TypeError, match=reported):
         get_tokenizer("ProLIP-ViT-test")(texts)

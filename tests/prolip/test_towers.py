@@ -1,4 +1,5 @@
 """The towers against their definition written out, and the contract of every OpenCLIP hook that they override."""
+
 import inspect
 import math
 
@@ -12,7 +13,13 @@ from prolip.models.towers import ProbabilisticTextTransformer, ProbabilisticVisi
 
 VISION = {"image_size": 16, "patch_size": 4, "width": 16, "layers": 2, "heads": 2, "mlp_ratio": 2.0, "output_dim": 12}
 TEXT = {
-    "context_length": 7, "vocab_size": 30, "width": 16, "heads": 2, "layers": 2, "mlp_ratio": 2.0, "output_dim": 12,
+    "context_length": 7,
+    "vocab_size": 30,
+    "width": 16,
+    "heads": 2,
+    "layers": 2,
+    "mlp_ratio": 2.0,
+    "output_dim": 12,
     "proj_bias": True,
 }
 
@@ -64,9 +71,7 @@ def test_image_tower_is_cls_unc_patches_through_a_vit_with_a_head_on_each_specia
     mean = y[:, 0] @ tower.proj
     z = tower(x)
     torch.testing.assert_close(z.mean, mean / mean.norm(dim=-1, keepdim=True))
-    torch.testing.assert_close(
-        z.log_var, y[:, 1] @ tower.uncertainty_proj.weight.t() + tower.uncertainty_proj.bias
-    )
+    torch.testing.assert_close(z.log_var, y[:, 1] @ tower.uncertainty_proj.weight.t() + tower.uncertainty_proj.bias)
     torch.testing.assert_close(tower(x, normalize=False).mean, mean)
 
 
@@ -79,9 +84,9 @@ def test_text_tower_is_tokens_unc_cls_without_a_causal_mask_with_a_head_on_each_
     mean = tower.text_projection(y[:, -1])
     z = tower(ids)
     torch.testing.assert_close(z.mean, mean / mean.norm(dim=-1, keepdim=True))
-    torch.testing.assert_close(z.log_var, F.linear(
-        y[:, -2], tower.text_uncertainty_projection.weight, tower.text_uncertainty_projection.bias
-    ))
+    torch.testing.assert_close(
+        z.log_var, F.linear(y[:, -2], tower.text_uncertainty_projection.weight, tower.text_uncertainty_projection.bias)
+    )
 
 
 @pytest.mark.parametrize("make, inputs", [(vision, images), (text_tower, texts)])
@@ -160,17 +165,21 @@ def test_dropping_works_for_images_that_are_no_whole_number_of_patches():
     keep = keep_subsets(3, tower.num_patches, 5)
     every = tower._embeds(x)
     assert every.shape[1] == 2 + 16
-    torch.testing.assert_close(tower._embeds(x, keep), every.gather(1, torch.cat(
-        [torch.tensor([[0, 1]] * 3), keep + 2], dim=1
-    ).unsqueeze(-1).expand(-1, -1, 16)))
+    torch.testing.assert_close(
+        tower._embeds(x, keep),
+        every.gather(1, torch.cat([torch.tensor([[0, 1]] * 3), keep + 2], dim=1).unsqueeze(-1).expand(-1, -1, 16)),
+    )
 
 
-@pytest.mark.parametrize("changes, message", [
-    ({"image_size": 3}, "image_size 3 is below the patch_size 4: .*enlarge"),
-    ({"image_size": (16, 0)}, "image_size 0 is below the patch_size 4"),
-    ({"image_size": 18, "conv_stem": True}, "18 is no multiple of the patch_size 4, .*stem needs: use 16 or 20"),
-    ({"patch_size": (4, 8), "conv_stem": True}, r"patch_size \(4, 8\) is not square"),
-])
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"image_size": 3}, "image_size 3 is below the patch_size 4: .*enlarge"),
+        ({"image_size": (16, 0)}, "image_size 0 is below the patch_size 4"),
+        ({"image_size": 18, "conv_stem": True}, "18 is no multiple of the patch_size 4, .*stem needs: use 16 or 20"),
+        ({"patch_size": (4, 8), "conv_stem": True}, r"patch_size \(4, 8\) is not square"),
+    ],
+)
 def test_a_grid_that_cannot_be_is_refused_before_anything_is_built(changes, message):
     with pytest.raises(ValueError, match=message):
         vision(**changes)
@@ -331,11 +340,14 @@ def test_locking_covers_the_uncertainty_branch(make, head):
     assert "positional_embedding" not in trained and not any("resblocks" in name for name in trained)
 
 
-@pytest.mark.parametrize("kwargs, message", [
-    ({"patch_dropout": 0.5}, "patch_dropout = 0.5.*keep="),
-    ({"attentional_pool": True}, "attentional_pool"),
-    ({"pool_type": "none"}, "choose tok"),
-])
+@pytest.mark.parametrize(
+    "kwargs, message",
+    [
+        ({"patch_dropout": 0.5}, "patch_dropout = 0.5.*keep="),
+        ({"attentional_pool": True}, "attentional_pool"),
+        ({"pool_type": "none"}, "choose tok"),
+    ],
+)
 def test_image_options_that_cannot_hold_unc_are_refused(kwargs, message):
     with pytest.raises(ValueError, match=message):
         vision(**kwargs)
@@ -389,9 +401,13 @@ def test_openclips_hooks_have_the_signatures_that_are_overridden_here(owner, hoo
     assert extended[: len(wanted)] == wanted  # whoever calls OpenCLIP's hook can call ours
 
 
-@pytest.mark.parametrize("owner, ours", [
-    (VisionTransformer, ProbabilisticVisionTransformer), (TextTransformer, ProbabilisticTextTransformer),
-])
+@pytest.mark.parametrize(
+    "owner, ours",
+    [
+        (VisionTransformer, ProbabilisticVisionTransformer),
+        (TextTransformer, ProbabilisticTextTransformer),
+    ],
+)
 def test_every_method_of_openclips_towers_is_known_here(owner, ours):
     methods = {name for name, value in vars(owner).items() if inspect.isfunction(value)}
     overridden = {name for name in methods if getattr(ours, name) is not getattr(owner, name)}
@@ -427,13 +443,13 @@ def test_openclips_text_hooks_return_what_is_built_upon():
 
 def test_our_parameters_are_openclips_and_the_uncertainty_branch():
     plain = set(VisionTransformer(**VISION).state_dict())
-    assert set(vision().state_dict()) - plain == {
-        "unc_embedding", "uncertainty_proj.weight", "uncertainty_proj.bias"
-    }
+    assert set(vision().state_dict()) - plain == {"unc_embedding", "uncertainty_proj.weight", "uncertainty_proj.bias"}
     assert plain <= set(vision().state_dict())
     plain = set(TextTransformer(**TEXT, embed_cls=True, no_causal_mask=True, pool_type="last").state_dict())
     assert set(text_tower().state_dict()) - plain == {
-        "unc_emb", "text_uncertainty_projection.weight", "text_uncertainty_projection.bias"
+        "unc_emb",
+        "text_uncertainty_projection.weight",
+        "text_uncertainty_projection.bias",
     }
     assert plain <= set(text_tower().state_dict())
 
@@ -480,6 +496,7 @@ def test_what_towers_do_on_cuda_is_what_they_do_on_the_cpu(monkeypatch, masked):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 @pytest.mark.parametrize("masked", [False, True])
 def test_on_cuda_the_towers_are_those_of_the_cpu(masked):
-    found, wanted = ([outputs_and_gradients(*tower, device) for tower in both_towers(masked)]
-                     for device in ("cuda", "cpu"))  # fmt: skip
+    found, wanted = (
+        [outputs_and_gradients(*tower, device) for tower in both_towers(masked)] for device in ("cuda", "cpu")
+    )
     torch.testing.assert_close(found, wanted)

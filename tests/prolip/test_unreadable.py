@@ -3,6 +3,7 @@
 The files are made at random, of every kind that is given for weights by mistake; none of them may run code, bring
 torch's advice to do so, or a line that does not say what the file is.
 """
+
 import argparse
 import collections
 import io
@@ -20,17 +21,17 @@ import pytest
 import torch
 
 import prolip
-from prolip.evaluation.loading import load_embedder
+from prolip.corpora.emoji.report.runs import read as read_run
+from prolip.loading import load_embedder
+from prolip.models.checkpoint import CheckpointError, load_checkpoint, read_state_dict, save_pretrained
+from prolip.models.diagnose import is_run
 from prolip.models.registry import find_weights, get_model_config
 from prolip.models.tokenizer import get_tokenizer
-from prolip.models.weights.checkpoint import CheckpointError, load_checkpoint, read_state_dict, save_pretrained
-from prolip.models.weights.unreadable import is_run
-from prolip.report.runs import read as read_run
 from prolip.utils.flags import FlagError
 from prolip.utils.messages import appearance, naming
-from training.checkpoint.files import check_checkpoint
-from training.checkpoint.files import load_checkpoint as load_run
-from training.checkpoint.run_folder import read_status
+from training.checkpoint.reader import check_checkpoint
+from training.checkpoint.reader import load_checkpoint as load_run
+from training.checkpoint.run_dir import read_status
 from training.config import read_config_file
 from training.main import main as train
 
@@ -67,11 +68,18 @@ def tensors(rng):
 
 def foreign(rng, trap):
     """A checkpoint with objects beside its tensors, in torch's present or its old format."""
-    thing, name = rng.choice([
-        (argparse.Namespace(lr=0.1), "argparse.Namespace"), (Path("x"), "pathlib."), (Trap(trap), ".mkdir"),
-        (np.float64(3), "numpy"), (collections.deque([1]), "collections.deque"), (random.Random(0), "random.Random"),
-        (re.compile("a"), "re._compile"), (np.random.default_rng(0), "numpy"),
-    ])  # fmt: skip
+    thing, name = rng.choice(
+        [
+            (argparse.Namespace(lr=0.1), "argparse.Namespace"),
+            (Path("x"), "pathlib."),
+            (Trap(trap), ".mkdir"),
+            (np.float64(3), "numpy"),
+            (collections.deque([1]), "collections.deque"),
+            (random.Random(0), "random.Random"),
+            (re.compile("a"), "re._compile"),
+            (np.random.default_rng(0), "numpy"),
+        ]
+    )
     state = {rng.choice(["state_dict", "model"]): tensors(rng), rng.choice(["args", "epoch", "best"]): thing}
     data = saved(state, _use_new_zipfile_serialization=rng.random() < 0.7)
     return data, ["Python objects besides tensors", name, "run code", "torch.save", "weights_only=False"]
@@ -87,16 +95,21 @@ def no_weights(rng, trap):
     rest = " ".join(str(rng.random()) for _ in range(rng.randint(1, 200)))
     array = io.BytesIO()
     np.savez(array, a=np.zeros(3))
-    data, words = rng.choice([
-        (f"<!doctype html><html>{rest}", ["an HTML page", "fetch it again"]), (f'{{"error": "{rest}"}}', ["JSON"]),
-        (f"version https://git-lfs.github.com/spec/v1\noid sha256:{rest}", ["Git LFS", "git lfs pull"]),
-        (b"", ["an empty file"]), (bytes(rng.randint(1, 999)), ["zeros alone"]),
-        (f"weights {rest}", ["text ('weights"]),
-        (b"\x89HDF\r\n\x1a\n" + rng.randbytes(99), ["HDF5", ".safetensors, .pt"]),
-        (b"\x08\x08\x12\x07pytorch\x1a\x052.1.0" + rng.randbytes(99), ["ONNX", ".safetensors, .pt"]),
-        (array.getvalue(), ["is it complete?"]), (b"GGUF" + rng.randbytes(99), ["a GGUF model"]),
-        (b"\x1f\x8b" + rng.randbytes(99), ["gzip", "unpack it"]),
-    ])  # fmt: skip
+    data, words = rng.choice(
+        [
+            (f"<!doctype html><html>{rest}", ["an HTML page", "fetch it again"]),
+            (f'{{"error": "{rest}"}}', ["JSON"]),
+            (f"version https://git-lfs.github.com/spec/v1\noid sha256:{rest}", ["Git LFS", "git lfs pull"]),
+            (b"", ["an empty file"]),
+            (bytes(rng.randint(1, 999)), ["zeros alone"]),
+            (f"weights {rest}", ["text ('weights"]),
+            (b"\x89HDF\r\n\x1a\n" + rng.randbytes(99), ["HDF5", ".safetensors, .pt"]),
+            (b"\x08\x08\x12\x07pytorch\x1a\x052.1.0" + rng.randbytes(99), ["ONNX", ".safetensors, .pt"]),
+            (array.getvalue(), ["is it complete?"]),
+            (b"GGUF" + rng.randbytes(99), ["a GGUF model"]),
+            (b"\x1f\x8b" + rng.randbytes(99), ["gzip", "unpack it"]),
+        ]
+    )
     return data.encode() if isinstance(data, str) else data, words
 
 
@@ -107,12 +120,19 @@ def cut(rng, trap):
 
 def no_state(rng, trap):
     inside = rng.choice(["ema", "net", "model_state_dict", "params"])
-    value, words = rng.choice([
-        ([1, 2], ["got list"]), (torch.zeros(3), ["got Tensor"]), ({}, ["holds no state dict"]),
-        ({inside: tensors(rng), "epoch": 3}, [f"got ['epoch', {inside!r}]", "under objective or state_dict or model"]),
-        ({"optimizer": {"state": {}}, "epoch": 3}, ["holds no state dict", "['epoch', 'optimizer']"]),
-        ({"a": 1, "b": "x"}, ["holds no state dict", "'a', 'b'"]),
-    ])  # fmt: skip
+    value, words = rng.choice(
+        [
+            ([1, 2], ["got list"]),
+            (torch.zeros(3), ["got Tensor"]),
+            ({}, ["holds no state dict"]),
+            (
+                {inside: tensors(rng), "epoch": 3},
+                [f"got ['epoch', {inside!r}]", "under objective or state_dict or model"],
+            ),
+            ({"optimizer": {"state": {}}, "epoch": 3}, ["holds no state dict", "['epoch', 'optimizer']"]),
+            ({"a": 1, "b": "x"}, ["holds no state dict", "'a', 'b'"]),
+        ]
+    )
     return saved(value), words
 
 
@@ -125,8 +145,10 @@ def check(tmp_path, seed):
     rng = random.Random(seed)
     kind, trap = FILES[seed % len(FILES)], tmp_path / f"trap{seed}"
     data, words = kind(rng, trap)
-    suffix = rng.choice([".pt", ".pth", ".bin", ".ckpt"]) if kind is not no_weights else rng.choice(
-        [".pt", ".bin", ".safetensors"]
+    suffix = (
+        rng.choice([".pt", ".pth", ".bin", ".ckpt"])
+        if kind is not no_weights
+        else rng.choice([".pt", ".bin", ".safetensors"])
     )
     path = tmp_path / f"{seed}{suffix}"
     path.write_bytes(data)
@@ -191,7 +213,7 @@ def test_names_of_transformers_are_known_for_what_they_are():
 def test_any_bytes_have_an_appearance(seed):
     """Whatever a file begins with, there is one short line for it."""
     rng = random.Random(seed)
-    alphabet = rng.choice(["abc \n", "{<[\"", "äöü→猫", "\x00\x01é", "\ufeffx"])
+    alphabet = rng.choice(["abc \n", '{<["', "äöü→猫", "\x00\x01é", "\ufeffx"])
     data = rng.randbytes(rng.randrange(1200)) if seed % 2 else "".join(rng.choices(alphabet, k=900)).encode()
     seen = appearance(data[:1024])
     assert seen.what and seen.remedy and "\n" not in seen.what and len(seen.what) < 160
@@ -267,29 +289,35 @@ def test_a_run_given_as_a_model_names_what_it_has(tmp_path, whole_run, left):
                 assert "neither a model nor a checkpoint" in said
 
 
-@pytest.mark.parametrize("given, wanted", [
-    ("https://huggingface.co/org/name", "give hf-hub:org/name"),
-    ("https://huggingface.co/org/name/tree/main", "give hf-hub:org/name"),
-    ("s3://bucket/model", "fetch its folder, and give local-dir:FOLDER"),
-    ("https://example.org/a.pt", "fetch its folder, and give local-dir:FOLDER"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "given, wanted",
+    [
+        ("https://huggingface.co/org/name", "give hf-hub:org/name"),
+        ("https://huggingface.co/org/name/tree/main", "give hf-hub:org/name"),
+        ("s3://bucket/model", "fetch its folder, and give local-dir:FOLDER"),
+        ("https://example.org/a.pt", "fetch its folder, and give local-dir:FOLDER"),
+    ],
+)
 def test_an_address_given_as_a_model_is_reported_for_what_it_is(given, wanted):
     with pytest.raises(ValueError, match=f"is an address: {wanted}$"):
         get_model_config(given)
 
 
-@pytest.mark.parametrize("given, wanted", [
-    ("local-dir:{run}/checkpoints", "holds the checkpoints of a run: use local-dir:{run}/model"),
-    ("local-dir:{run}/checkpoints/step_2.pt", "is a checkpoint of a run: use local-dir:{run}/model"),
-    ("{run}/checkpoints/step_2.pt", f"--model {NAME} --pretrained {{run}}/checkpoints/step_2.pt"),
-    ("local-dir:{run}/model/model.safetensors", "is a file: give the folder that holds it, local-dir:{run}/model"),
-    ("{run}/model", "is a folder: give it as local-dir:{run}/model"),
-    ("{run}/modle", "Did you mean model"),
-    ("local-dir:{run}/modle", "Did you mean model"),
-    ("local-dir:{run}/..", "is one level too high: {run}/../r is the folder of a run: use local-dir:"),
-    ("local_dir:{run}/model", "did you mean local-dir:{run}/model?"),
-    ("hf:org/name", "did you mean hf-hub:org/name?"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "given, wanted",
+    [
+        ("local-dir:{run}/checkpoints", "holds the checkpoints of a run: use local-dir:{run}/model"),
+        ("local-dir:{run}/checkpoints/step_2.pt", "is a checkpoint of a run: use local-dir:{run}/model"),
+        ("{run}/checkpoints/step_2.pt", f"--model {NAME} --pretrained {{run}}/checkpoints/step_2.pt"),
+        ("local-dir:{run}/model/model.safetensors", "is a file: give the folder that holds it, local-dir:{run}/model"),
+        ("{run}/model", "is a folder: give it as local-dir:{run}/model"),
+        ("{run}/modle", "Did you mean model"),
+        ("local-dir:{run}/modle", "Did you mean model"),
+        ("local-dir:{run}/..", "is one level too high: {run}/../r is the folder of a run: use local-dir:"),
+        ("local_dir:{run}/model", "did you mean local-dir:{run}/model?"),
+        ("hf:org/name", "did you mean hf-hub:org/name?"),
+    ],
+)
 def test_a_path_that_is_no_model_names_the_one_that_is_meant(whole_run, given, wanted):
     for enter in (as_model, get_tokenizer, load_embedder):
         with pytest.raises((ValueError, OSError)) as refused:
@@ -337,17 +365,19 @@ def test_what_is_no_config_and_no_checkpoint_of_a_run_names_one(whole_run):
 # --- what was loaded --------------------------------------------------------------------------------------------------
 def test_the_log_says_which_weights_were_loaded_and_which_are_new(tmp_path, caplog):
     save_pretrained(prolip.create_model(NAME), tmp_path)
-    caplog.set_level("INFO", "prolip.models.weights.checkpoint")
+    caplog.set_level("INFO", "prolip.models.checkpoint")
     prolip.create_model(f"local-dir:{tmp_path}")
     file = tmp_path / "model.safetensors"
-    assert caplog.messages.pop() == (f"{file}: loaded 59 of 59 tensors (logit 2 of 2, visual 35 of 35, text 22 of 22); "
-                                     "new, at their initial values: none; not used: none")  # fmt: skip
+    assert caplog.messages.pop() == (
+        f"{file}: loaded 59 of 59 tensors (logit 2 of 2, visual 35 of 35, text 22 of 22); "
+        "new, at their initial values: none; not used: none"
+    )
     prolip.create_model(f"local-dir:{tmp_path}", force_image_size=64)
     assert "interpolated: visual.positional_embedding from 18 to 66 rows" in caplog.messages.pop()
 
 
 def test_the_log_says_what_readers_add_to_openclips_model(caplog, tmp_path):
-    caplog.set_level("INFO", "prolip.models.weights.checkpoint")
+    caplog.set_level("INFO", "prolip.models.checkpoint")
     (tmp_path / "open_clip_config.json").write_text(json.dumps({"model_cfg": CLIP}))
     model = prolip.create_model(f"local-dir:{tmp_path}", load_weights=False)
     report = load_checkpoint(model, open_clip.CLIP(**CLIP).state_dict())

@@ -3,6 +3,7 @@
 Run by itself, as tests interpret Triton's kernels: `python tests/rehearsal/kernel_binaries.py`. Arguments are those
 that `sum_block` gives the kernel for the shapes of training, so the binaries are those that a GPU would be given.
 """
+
 from __future__ import annotations
 
 import json
@@ -85,8 +86,13 @@ def usage(grid: tuple[int, ...], arguments: tuple, options: dict[str, Any]) -> d
         words = [str(DUMP), "--dump-resource-usage", str(binary)]
         said = subprocess.run(words, capture_output=True, text=True, check=True).stdout
     registers, stack, fixed, local = map(int, USAGE.search(said).groups())  # type: ignore[union-attr]
-    return {"registers": registers, "local": stack + local, "shared": fixed + compiled.metadata.shared,
-            "threads": 32 * compiled.metadata.num_warps, "bytes": len(compiled.asm["cubin"])}  # fmt: skip
+    return {
+        "registers": registers,
+        "local": stack + local,
+        "shared": fixed + compiled.metadata.shared,
+        "threads": 32 * compiled.metadata.num_warps,
+        "bytes": len(compiled.asm["cubin"]),
+    }
 
 
 def main() -> int:

@@ -1,4 +1,5 @@
 """The Triton kernel of PPCL as GPUs would get it: compiled for them without one, with bounds on what they take."""
+
 from __future__ import annotations
 
 import json
@@ -25,8 +26,12 @@ SHAPES = 6
 def binaries(tmp_path_factory) -> dict[str, list[dict]]:
     """What `kernel_binaries.py` says of each, by shape."""
     script = Path(__file__).with_name("kernel_binaries.py")
-    environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path_factory.mktemp("triton")),
-                   "PYTHONPATH": str(script.parents[2] / "src")}  # fmt: skip
+    environment = {
+        **os.environ,
+        "TRITON_INTERPRET": "0",
+        "TRITON_CACHE_DIR": str(tmp_path_factory.mktemp("triton")),
+        "PYTHONPATH": str(script.parents[2] / "src"),
+    }
     done = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     found: dict[str, list[dict]] = {}

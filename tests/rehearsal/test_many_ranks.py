@@ -1,4 +1,5 @@
 """Every objective as one of 8, 512 and 4,096 ranks: what it sends in a step, and what it holds of the others."""
+
 from __future__ import annotations
 
 import math
@@ -11,9 +12,10 @@ from unittest.mock import patch
 import pytest
 import torch
 import torch.distributed as dist
-from collectives import Ledger, one_rank
 
 import prolip
+from bench.train.collectives import Ledger, one_rank
+from prolip.embeddings import Pool
 from prolip.gaussian import Gaussian
 from prolip.losses import contrastive, tiled_loss_over_ranks, transpose_over_ranks
 from prolip.losses.exchanges import row_width
@@ -21,7 +23,6 @@ from prolip.methods import METHODS
 from prolip.methods.base import Context
 from prolip.methods.pcme import UNIFORM_POINTS
 from prolip.scores import CSDScore
-from prolip.uncertainty.pairs import Pool
 from training.config import build_config
 from training.loop import training_step
 from training.model import distribute
@@ -30,8 +31,11 @@ from training.run import build_trained
 
 WORLDS, ROWS, DIM = (8, 512, 4096), 4, 32
 FLOAT, ID = 4, 8
-SETTINGS: dict[str, dict] = {"pcme": {"uniformity_weight": 1.0}, "pcmepp": {"clip_weight": 1.0},
-                             "vacsr": {"pair_tile": 512}}  # fmt: skip
+SETTINGS: dict[str, dict] = {
+    "pcme": {"uniformity_weight": 1.0},
+    "pcmepp": {"clip_weight": 1.0},
+    "vacsr": {"pair_tile": 512},
+}
 
 
 class Declared(NamedTuple):
@@ -78,13 +82,15 @@ def tiled(*wanting: int, given: int = 0, transposed: int = 0, matrices: float = 
 
     given: int64 numbers that come without; transposed: matrices that change from rows to columns, there and back.
     """
+
     def declared(ranks: int) -> Declared:
         others = (ranks - 1) * ROWS
         counts = {"all-gather": len(wanting) + given, "reduce-scatter": len(wanting), "all-to-all": transposed}
         sent = {
-            "all-gather": others * (sum(wanting) * FLOAT + given * ID), "reduce-scatter": others * sum(wanting) * FLOAT,
+            "all-gather": others * (sum(wanting) * FLOAT + given * ID),
+            "reduce-scatter": others * sum(wanting) * FLOAT,
             "all-to-all": transposed * others * ROWS * FLOAT,
-        }  # fmt: skip
+        }
         floats = 2 * sum(wanting) + given * ID / FLOAT + matrices * ROWS
         return Declared({k: n for k, n in counts.items() if n}, {k: n for k, n in sent.items() if n}, floats)
 
@@ -93,6 +99,7 @@ def tiled(*wanting: int, given: int = 0, transposed: int = 0, matrices: float = 
 
 def and_also(first: Callable[[int], Declared], second: Callable[[int], Declared]) -> Callable[[int], Declared]:
     """Both, one after the other."""
+
     def declared(ranks: int) -> Declared:
         a, b = first(ranks), second(ranks)
         sent = {kind: a.sent.get(kind, 0) + b.sent.get(kind, 0) for kind in a.sent | b.sent}
@@ -105,40 +112,58 @@ def uniformity(ranks: int) -> Declared:
     """PCME's: so many points of all ranks together, two of each at least, and the sum of each rank."""
     points = 2 * min(ROWS, max(1, UNIFORM_POINTS // (2 * ranks)))
     bytes_ = (ranks - 1) * points * DIM * FLOAT
-    return Declared({"all-gather": 2, "reduce-scatter": 1},
-                    {"all-gather": bytes_ + (ranks - 1) * FLOAT, "reduce-scatter": bytes_}, 2 * DIM)  # fmt: skip
+    return Declared(
+        {"all-gather": 2, "reduce-scatter": 1},
+        {"all-gather": bytes_ + (ranks - 1) * FLOAT, "reduce-scatter": bytes_},
+        2 * DIM,
+    )
 
 
 #: Known matches send the ids of texts; both ways want the columns of similarities and of positives, and give back one.
 BOTH_WAYS = tiled(DIM, given=1, transposed=3)
 DECLARED: dict[str, Callable[[int], Declared]] = {
-    "prolip": ring, "likelihood": partial(ring, wanting=DIM),  # whose offsets are constants
-    "siglip": openclip_ring, "clip": openclip_gathered,
-    "infonce": BOTH_WAYS, "vse": BOTH_WAYS, "triplet-sum": BOTH_WAYS, "source-free": BOTH_WAYS,
+    "prolip": ring,
+    "likelihood": partial(ring, wanting=DIM),  # whose offsets are constants
+    "siglip": openclip_ring,
+    "clip": openclip_gathered,
+    "infonce": BOTH_WAYS,
+    "vse": BOTH_WAYS,
+    "triplet-sum": BOTH_WAYS,
+    "source-free": BOTH_WAYS,
     "pcme": and_also(tiled(8 * DIM, given=1), uniformity),
     "pcmepp": and_also(tiled(DIM, DIM, given=1, transposed=3), openclip_gathered),
     "vacsr": tiled(DIM, given=2, matrices=4),
-}  # fmt: skip
+}
 
 
 def pool() -> Pool:
     """What source-free adaptation looks at before training."""
     draw = torch.Generator().manual_seed(0)
     image, text = (Gaussian(torch.randn(9, DIM, generator=draw), torch.zeros(9, DIM)) for _ in range(2))
-    return Pool(keys=[f"k{n}" for n in range(9)], image=image, text=text,
-                text_ids=torch.ones(9, 12, dtype=torch.int64), image_novelty={}, text_novelty={})  # fmt: skip
+    return Pool(
+        keys=[f"k{n}" for n in range(9)],
+        image=image,
+        text=text,
+        text_ids=torch.ones(9, 12, dtype=torch.int64),
+        image_novelty={},
+        text_novelty={},
+    )
 
 
 def make_batch() -> dict:
     place = torch.arange(ROWS)
-    return {"image": torch.randn(ROWS, 3, 32, 32), "text": torch.ones(ROWS, 12, dtype=torch.int64),
-            "caption_id": place, "caption_ids": place[:, None], "key": [f"k{n}" for n in range(ROWS)]}  # fmt: skip
+    return {
+        "image": torch.randn(ROWS, 3, 32, 32),
+        "text": torch.ones(ROWS, 12, dtype=torch.int64),
+        "caption_id": place,
+        "caption_ids": place[:, None],
+        "key": [f"k{n}" for n in range(ROWS)],
+    }
 
 
 @pytest.fixture(scope="module")
 def measured() -> Callable[[str, str], dict[tuple[int, int], Ledger]]:
-    """(method, exchange of losses that factor) -> what a step's loss took on the first and the last rank of each world.
-    """
+    """(method, exchange of losses that factor) -> what a step's loss took on the first and last rank of each world."""
     found: dict[tuple[str, str], dict[tuple[int, int], Ledger]] = {}
 
     def measure(method: str, exchange: str = "ring") -> dict[tuple[int, int], Ledger]:
@@ -205,6 +230,7 @@ def test_texts_that_devices_gather_take_two_collectives_of_any_number_of_ranks(m
 
 def test_a_loss_that_sends_or_holds_more_is_found():
     """A matrix of all pairs of the global batch, and a transpose too many."""
+
     def peak(ranks: int) -> tuple[Ledger, float]:
         image, text = (torch.randn(ROWS, DIM, requires_grad=True) for _ in range(2))
 
@@ -225,11 +251,15 @@ def test_a_loss_that_sends_or_holds_more_is_found():
 @pytest.mark.parametrize("method,ranks", [("prolip", 8), ("infonce", 4096)])
 def test_a_whole_step_adds_the_gradients_alone(method, ranks):
     """DDP's buckets, a first one of 1 MiB and others of 25, hold every trained parameter once."""
-    config = build_config(method, {
-        "model": {"model": "ProLIP-ViT-test"}, "data": {"dataset_type": "synthetic", "train_num_samples": 8},
-        "optim": {"lr": 1e-3, "beta2": 0.95, "wd": 0.1, "warmup": 1, "grad_clip_norm": 1.0},
-        "run": {"precision": "fp32", "device": "cpu"},
-    })  # fmt: skip
+    config = build_config(
+        method,
+        {
+            "model": {"model": "ProLIP-ViT-test"},
+            "data": {"dataset_type": "synthetic", "train_num_samples": 8},
+            "optim": {"lr": 1e-3, "beta2": 0.95, "wd": 0.1, "warmup": 1, "grad_clip_norm": 1.0},
+            "run": {"precision": "fp32", "device": "cpu"},
+        },
+    )
     world = World(rank=ranks - 1, world_size=ranks)
     with one_rank(world.rank, ranks):
         trained = build_trained(config, world, model_of(method), (4, 4), None)

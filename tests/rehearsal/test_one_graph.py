@@ -1,4 +1,5 @@
 """Towers as `--torchcompile` traces them in training: one graph each, with and without masked views."""
+
 from __future__ import annotations
 
 from collections.abc import Callable

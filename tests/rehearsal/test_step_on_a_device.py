@@ -1,4 +1,5 @@
 """One step of every method as a GPU would run it: no mixed devices, and nothing that the host waits for."""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
@@ -9,19 +10,19 @@ import torch
 from no_gpu import CUDA, DeviceFault, KernelStandIn, Watch, watched, without_gpu
 
 import prolip
-from prolip.evaluation.model import encoder
+from prolip.embedder import encoder
+from prolip.embeddings import Pool
 from prolip.gaussian import Gaussian
 from prolip.methods import METHODS, source_free
 from prolip.methods.base import Batch, Terms
 from prolip.scores import CSDScore
-from prolip.uncertainty.pairs import Pool
 from training.config import build_config
-from training.health.terms import TermMeter
+from training.health.nonfinite import LossMeter
 from training.loop import on_device, training_step
 from training.model import build_augment, build_token_augment
 from training.parallel.distributed import World
 from training.run import build_trained
-from training.state import Fed, Trained
+from training.state import DataState, TrainState
 
 ROWS = 8
 #: Terms that are off by default.
@@ -31,9 +32,17 @@ TOKENS = {"text_mask": 0.1, "text_random": 0.1, "text_delete": 0.1}
 #: What the device does to images: all of it, or the colours alone, as the host draws them.
 ALL = {
     "model": {"device_augment": True},
-    "augment": HOLES | {"rotate": 9.0, "zoom": (0.9, 1.1), "brightness": 0.2, "contrast": 0.2, "saturation": 0.2,
-                         "hue": 0.1, "greyscale_prob": 0.2},
-}  # fmt: skip
+    "augment": HOLES
+    | {
+        "rotate": 9.0,
+        "zoom": (0.9, 1.1),
+        "brightness": 0.2,
+        "contrast": 0.2,
+        "saturation": 0.2,
+        "hue": 0.1,
+        "greyscale_prob": 0.2,
+    },
+}
 COLOURS = {
     "model": {"aug_cfg": {"color_jitter": (0.4, 0.4, 0.4, 0.1), "color_jitter_prob": 0.8, "gray_scale_prob": 0.2}},
     "augment": HOLES,
@@ -44,31 +53,52 @@ def pool() -> Pool:
     """What source-free adaptation looks at before training."""
     draw = torch.Generator().manual_seed(0)
     image, text = (Gaussian(torch.randn(9, 32, generator=draw), torch.zeros(9, 32)) for _ in range(2))
-    return Pool(keys=[f"k{n}" for n in range(9)], image=image, text=text,
-                text_ids=torch.ones(9, 6, dtype=torch.int64), image_novelty={}, text_novelty={})  # fmt: skip
+    return Pool(
+        keys=[f"k{n}" for n in range(9)],
+        image=image,
+        text=text,
+        text_ids=torch.ones(9, 6, dtype=torch.int64),
+        image_novelty={},
+        text_novelty={},
+    )
 
 
-def build(method: str, augment: dict[str, dict], opt: str = "adamw", **settings: Any) -> tuple[Trained, Fed]:
+def build(method: str, augment: dict[str, dict], opt: str = "adamw", **settings: Any) -> tuple[TrainState, DataState]:
     """What a run on a GPU is made of, as the program builds it, inside of `without_gpu`."""
     torch.manual_seed(0)
     kind = METHODS[method]
-    config = build_config(method, {
-        "model": {"model": "ProLIP-ViT-test"} | augment["model"],
-        "augment": augment["augment"] | ({} if kind.adapts else TOKENS),
-        "data": {"train_data": "a.tar", "train_num_samples": ROWS, "batch_size": ROWS},
-        "optim": {"opt": opt, "lr": 1e-3, "beta2": 0.95, "wd": 0.1, "warmup": 1, "ema_decay": 0.99,
-                  "swa_epochs": 1, "grad_clip_norm": 1.0},
-        "run": {"max_steps": 4, "device": "cuda", "precision": "fp32"} | settings,
-        "objective": SETTINGS.get(method, {}),
-    })  # fmt: skip
+    config = build_config(
+        method,
+        {
+            "model": {"model": "ProLIP-ViT-test"} | augment["model"],
+            "augment": augment["augment"] | ({} if kind.adapts else TOKENS),
+            "data": {"train_data": "a.tar", "train_num_samples": ROWS, "batch_size": ROWS},
+            "optim": {
+                "opt": opt,
+                "lr": 1e-3,
+                "beta2": 0.95,
+                "wd": 0.1,
+                "warmup": 1,
+                "ema_decay": 0.99,
+                "swa_epochs": 1,
+                "grad_clip_norm": 1.0,
+            },
+            "run": {"max_steps": 4, "device": "cuda", "precision": "fp32"} | settings,
+            "objective": SETTINGS.get(method, {}),
+        },
+    )
     model = prolip.create_model("ProLIP-ViT-test", method_cfg=None if kind.adapts else {"name": method})
     trained = build_trained(config, World(device=CUDA), model, (4, 4), None)
     objective = trained.objective.train()
     draws = objective.context.draws
     if kind.objective.needs(objective.config).pool is not None:
         objective.memory = objective.look(CSDScore(), pool())
-    fed = Fed(loader=None, augment=build_augment(config, model, CUDA, draws), global_batch=ROWS,  # type: ignore[arg-type]
-              token_augment=build_token_augment(config, model, None, CUDA, draws))  # fmt: skip
+    fed = DataState(
+        loader=None,
+        augment=build_augment(config, model, CUDA, draws),
+        global_batch=ROWS,  # type: ignore[arg-type]
+        token_augment=build_token_augment(config, model, None, CUDA, draws),
+    )
     assert fed.augment is not None and (fed.token_augment is None) == kind.adapts
     return trained, fed
 
@@ -83,9 +113,9 @@ def host_batch(watch: Watch, method: str) -> Batch:
     return {name: watch.pin(x.clone()) for name, x in batch.items()} | {"key": [f"k{n}" for n in range(ROWS)]}
 
 
-def steps(watch: Watch, method: str, trained: Trained, fed: Fed) -> tuple[Terms, TermMeter]:
+def steps(watch: Watch, method: str, trained: TrainState, fed: DataState) -> tuple[Terms, LossMeter]:
     """A step, which looks at its inputs and makes constants, and a second one, watched; as in `loop.train`."""
-    meter, given = TermMeter(), [host_batch(watch, method) for _ in range(2)]
+    meter, given = LossMeter(), [host_batch(watch, method) for _ in range(2)]
 
     def step(number: int) -> Terms:
         batch = on_device(fed, given[number], number, CUDA)
@@ -173,7 +203,7 @@ FAULTS: dict[str, tuple[str, Callable[[torch.Tensor], Any]]] = {
     "a number of the host among the device's": ("mixes", lambda x: torch.stack([x.sum(), torch.zeros(())])),
     "a product with the host's": ("mixes", lambda x: torch.eye(4) @ x),
 }
-PLAIN = Fed(loader=None, augment=None, global_batch=ROWS)  # type: ignore[arg-type]
+PLAIN = DataState(loader=None, augment=None, global_batch=ROWS)  # type: ignore[arg-type]
 RIGHT: dict[str, Callable[[torch.Tensor], Any]] = {
     "a number of the host": lambda x: x + torch.tensor(2.0),
     "one put by a mask": lambda x: x.clone().index_put_((x > 0,), torch.tensor(0.0)),
@@ -187,7 +217,7 @@ RIGHT: dict[str, Callable[[torch.Tensor], Any]] = {
 
 
 @pytest.fixture(scope="module")
-def begun() -> Trained:
+def begun() -> TrainState:
     """What a run on a GPU is made of, after its first step."""
     with without_gpu() as watch:
         trained, fed = build("siglip", COLOURS)
@@ -195,7 +225,7 @@ def begun() -> Trained:
     return trained
 
 
-def step_with(watch: Watch, trained: Trained, inside: Callable[[torch.Tensor], Any]) -> None:
+def step_with(watch: Watch, trained: TrainState, inside: Callable[[torch.Tensor], Any]) -> None:
     """A watched step whose terms also do this."""
     honest = type(trained.objective).terms
 

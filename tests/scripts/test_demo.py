@@ -1,4 +1,5 @@
 """The demo from end to end, with a toy model and two steps; broken off, typed again, and where it cannot run."""
+
 import json
 import os
 import re
@@ -9,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
+import demo
+from prolip.cli.main import main
+from training.checkpoint.resume import is_finished
+from training.health.signals import STOP
+
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "scripts"))
-import demo  # noqa: E402
-from prolip.cli.main import main  # noqa: E402
-from training.checkpoint.resuming import is_finished  # noqa: E402
-from training.health.preemption import STOP  # noqa: E402
 
 TOY = ["--model", "ProLIP-ViT-test", "--warmup", "1", "--batch-size", "16", "--workers", "0"]
 
@@ -42,7 +43,7 @@ def typed(tmp_path, monkeypatch):
         given.clear()
         monkeypatch.setattr("training.main.main", lambda flags: given.append(flags) or code)
         drawn = lambda folder: given.append([str(folder)]) or folder / "report.html"  # noqa: E731
-        monkeypatch.setattr("prolip.report.page.make_report", drawn)
+        monkeypatch.setattr("prolip.corpora.emoji.report.page.make_report", drawn)
         monkeypatch.setattr(STOP, "install", lambda: None)
         monkeypatch.chdir(ROOT)
         assert main(["demo", "--output", str(tmp_path), *words]) == code
@@ -96,9 +97,11 @@ def test_a_demo_that_is_stopped_says_so_in_a_line_and_goes_on_when_typed_again(s
     words = ["--output", str(tmp_path), "--", *TOY, "--log-every-n-steps", "1", "--save-every-steps", "2"]
     started = subprocess.Popen(
         [sys.executable, str(ROOT / "scripts/demo.py"), *words, "--max-steps", "5000"],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # ignored where the tests run behind `&`
-    )  # fmt: skip
+    )
     try:
         assert any(re.match(r"step +3/", line) for line in started.stdout)
         started.send_signal(sent)
@@ -132,6 +135,9 @@ def test_a_python_without_torch_is_told_what_to_type(tmp_path):
     (tmp_path / "torch.py").write_text("raise ImportError('No module named torch')\n")
     ended = subprocess.run(
         [sys.executable, str(ROOT / "scripts/demo.py"), "--output", str(tmp_path)],
-        env=os.environ | {"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert ended.returncode == 2 and "`make demo` installs" in ended.stderr and "Traceback" not in ended.stderr

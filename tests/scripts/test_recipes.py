@@ -1,14 +1,15 @@
 """The recipes of published sets: what they say is what papers say, and they train, stop, go on and are evaluated."""
+
 from __future__ import annotations
 
 import json
 import math
 import re
 import shlex
-import sys
 from pathlib import Path
 from typing import Any
 
+import miniatures as mini
 import open_clip
 import pytest
 import torch
@@ -19,15 +20,12 @@ from training_runs import assert_same_state, newest, stop_after
 from prolip.cli.command import parser_of
 from prolip.cli.main import find
 from prolip.models.registry import get_model_config
-from training.health.preemption import EXIT_STOPPED
+from studies.papers import papers
+from training.health.signals import EXIT_STOPPED
 from training.main import main, parse
 from training.model import build_model
 
 ROOT = Path(__file__).parents[2]
-sys.path[:0] = [str(ROOT / "tests/prolip/evaluation"), str(ROOT / "scripts")]
-import miniatures as mini  # noqa: E402
-
-import papers  # noqa: E402
 
 RECIPES = ROOT / "scripts/recipes"
 #: Those of data that users bring, by the word of their data.
@@ -42,7 +40,7 @@ HEADS = {"coco-pcme": 1024, "coco-pcme-rerun": 1024, "coco-pcmepp": 1024, "coco-
 def commands(name: str) -> list[list[str]]:
     """The commands in the head of a recipe, as words behind `python -m` or `prolip eval`; of a script all its words."""
     text = re.sub(r" \\\n# +", " ", (RECIPES / f"{name}.yaml").read_text())
-    begin = r"python -m|prolip eval|python(?= scripts/papers\.py)"
+    begin = r"python -m|prolip eval|python(?= scripts/studies/papers/papers\.py)"
     return [shlex.split(line) for line in re.findall(rf"^#     (?:{begin}) (.+)$", text, re.M)]
 
 
@@ -56,12 +54,12 @@ def test_the_commands_in_its_head_can_be_typed_and_are_of_this_recipe(name, monk
         if program == "training.main":
             config = parse(words)
             assert config.run.epochs and config.data.train_data and config.run.global_batch_size == 128
-        elif program == "scripts/papers.py":
+        elif program == "scripts/studies/papers/papers.py":
             assert papers.find_printed(words[:1]) and words[1:] == ["--results", "found.json"]
         else:
             name, command, rest = find(["eval", program, *words])
             assert parser_of(name, command).parse_strictly(rest).output == "found.json"
-    assert [words[0] for words in found][-2:] == ["tasks", "scripts/papers.py"]
+    assert [words[0] for words in found][-2:] == ["tasks", "scripts/studies/papers/papers.py"]
 
 
 def config_of(name: str):
@@ -79,15 +77,20 @@ def test_training_is_that_of_the_papers_appendix(name, monkeypatch):
     assert getattr(config.objective, "head_dim", None) == dim
     if name in ("coco-pcme", "cub-pcme"):  # PCME C.2, and the released configurations
         heads, lr, start, kl, uniformity, slow = {
-            "coco": (30, 2e-4, 15, 1e-5, 0, 0.1), "cub": (10, 1e-4, 5, 1e-3, 10, 1.0),
-        }[name[:-5]]  # fmt: skip
+            "coco": (30, 2e-4, 15, 1e-5, 0, 0.1),
+            "cub": (10, 1e-4, 5, 1e-3, 10, 1.0),
+        }[name[:-5]]
         assert (run.epochs, optim.image_freeze_epochs, optim.text_freeze_epochs) == (60, heads, heads)
         assert (optim.lr, optim.lr_scheduler, config.data.word_drop) == (lr, "cosine", 0.1)
         assert (optim.wd, backbones, optim.grad_clip_norm) == (0, (slow, slow), 2 / (2 * rows))
         assert (config.augment.erase_prob, config.augment.cutout) == (0.2, 0)
         # of sums over 2 B^2 pairs and over B x D; tests of the method compare these weights with the sums themselves
-        wanted = {"match_samples": 7, "match_start": start, "kl_weight": pytest.approx(kl * dim / 2),
-                  "uniformity_weight": uniformity / (2 * rows)}  # fmt: skip
+        wanted = {
+            "match_samples": 7,
+            "match_start": start,
+            "kl_weight": pytest.approx(kl * dim / 2),
+            "uniformity_weight": uniformity / (2 * rows),
+        }
         assert {key: getattr(config.objective, key) for key in wanted} == wanted
     else:  # PCME++ B.2 and Table B.1
         clip = {"coco-pcme-rerun": 2 / (2 * rows), "coco-vse": 2 / rows, "coco-triplet-sum": 2 / rows}.get(name, 2)
@@ -199,9 +202,19 @@ def words_of(recipe: str, data: str, folder: Path, name: str, *more: object) -> 
     """A recipe's run in five epochs of a step: stages, milestones and averages keep their places in it."""
     begin = ["--config", str(RECIPES / f"{recipe}.yaml"), "--train-data", data, "--val-data", data]
     config = parse(begin)
-    given = {"batch_size": 8, "workers": 0, "train_num_samples": 8, "epochs": 5, "precision": "fp32", "device": "cpu",
-             "warmup": min(1, config.optim.warmup), "log_every_n_steps": 1, "val_frequency": 5,
-             "output": folder, "name": name}  # fmt: skip
+    given = {
+        "batch_size": 8,
+        "workers": 0,
+        "train_num_samples": 8,
+        "epochs": 5,
+        "precision": "fp32",
+        "device": "cpu",
+        "warmup": min(1, config.optim.warmup),
+        "log_every_n_steps": 1,
+        "val_frequency": 5,
+        "output": folder,
+        "name": name,
+    }
     if config.optim.swa_epochs:
         given["swa_epochs"] = 2
     if config.optim.text_freeze_epochs:
@@ -221,8 +234,9 @@ def prepared(sets, clip, tmp_path_factory):
             return sets[recipe.split("-")[0]], clip
         source, target = ADAPTING[recipe]
         (told,) = (words for words in commands(recipe) if words[0] == "training.main" and "--model" not in words)
-        chosen = [word for flag in ("--best-metric", "--val-split") if flag in told
-                  for word in told[told.index(flag):][:2]]  # fmt: skip
+        chosen = [
+            word for flag in ("--best-metric", "--val-split") if flag in told for word in told[told.index(flag) :][:2]
+        ]
         begun = words_of("coco-vse", sets[source], folder, source, *clip, *chosen)
         assert main(begun) == 0
         return sets[target], ["--model", f"local-dir:{folder / source / 'best'}"]
@@ -252,7 +266,7 @@ def test_a_recipe_trains_and_is_evaluated_beside_the_papers_rows(name, trained, 
     losses = [row["loss"] for row in map(json.loads, (run / "metrics.jsonl").read_text().splitlines()) if "loss" in row]
     assert len(losses) == 5 and all(map(math.isfinite, losses))
     (told,) = (words for words in commands(name) if words[0] == "tasks")
-    ((_, published, *_),) = (words for words in commands(name) if words[0] == "scripts/papers.py")
+    ((_, published, *_),) = (words for words in commands(name) if words[0] == "scripts/studies/papers/papers.py")
     kept = told[told.index("--model") + 1]
     split = ["--split", told[told.index("--split") + 1]] if "--split" in told else []
     model, data = f"local-dir:{run / Path(kept).name}", begun[begun.index("--val-data") + 1]
@@ -267,9 +281,9 @@ def test_a_recipe_trains_and_is_evaluated_beside_the_papers_rows(name, trained, 
     assert (run / "model_swa/readers.safetensors").exists() == (name == "coco-pcmepp")
 
 
-@pytest.mark.parametrize("name", [
-    name if name in RESUMED else pytest.param(name, marks=pytest.mark.slow) for name in NAMES
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "name", [name if name in RESUMED else pytest.param(name, marks=pytest.mark.slow) for name in NAMES]
+)
 def test_a_stopped_recipe_goes_on_as_if_it_had_not_been(name, trained, tmp_path):
     whole, begun = trained(name)
     parts = [*begun, "--output", str(tmp_path)]
@@ -282,8 +296,11 @@ def test_adaptation_begins_with_zero_shot_clip_as_in_table_ii(sets, clip, tmp_pa
     name = "iapr-to-flickr-source-free"
     assert "--model\n# ViT-B-32-quickgelu --pretrained openai" in (RECIPES / f"{name}.yaml").read_text()
     assert main(words_of(name, sets["flickr"], tmp_path, name, *clip)) == 0
-    losses = [row["loss"] for row in map(json.loads, (tmp_path / name / "metrics.jsonl").read_text().splitlines())
-              if "loss" in row]  # fmt: skip
+    losses = [
+        row["loss"]
+        for row in map(json.loads, (tmp_path / name / "metrics.jsonl").read_text().splitlines())
+        if "loss" in row
+    ]
     assert len(losses) == 5 and all(map(math.isfinite, losses))
     trained = load_file(tmp_path / name / "model/open_clip_model.safetensors")
     begun = torch.load(clip[3], weights_only=True)

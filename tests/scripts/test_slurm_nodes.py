@@ -1,4 +1,5 @@
 """What the nodes of a job note, measure and are judged by: slurm/node.py, slurm/blame.py and slurm/measure.py."""
+
 from __future__ import annotations
 
 import argparse
@@ -78,8 +79,11 @@ def test_no_host_is_at_fault_where_nodes_fail_alike_or_together(blame, ends):
 
 
 def test_an_error_long_before_those_of_others_is_that_of_its_host(blame):
-    ends = {A: (700.0, -6, "Watchdog caught collective operation timeout"), C: (701.0, -6, "CUDA error: launch"),
-            B: (100.0, 1, "CUDA error: uncorrectable ECC error")}  # fmt: skip
+    ends = {
+        A: (700.0, -6, "Watchdog caught collective operation timeout"),
+        C: (701.0, -6, "CUDA error: launch"),
+        B: (100.0, 1, "CUDA error: uncorrectable ECC error"),
+    }
     assert blame(0, ends)[0] == "again" and B in blame(1, ends)[1]
 
 
@@ -180,8 +184,9 @@ def test_every_node_meets_two_others_once_at_a_time(count):
 def test_a_node_below_four_fifths_of_the_median_is_slow_and_its_neighbours_are_not(tmp_path):
     measure = load("measure")
     speeds = [10.0, 10.0, 7.0, 10.0, 10.0]
-    answers: dict[str, dict] = {f"n{node}": {"0": {"loader": 79.0 if node == 4 else 100.0, "all_reduce": {}}}
-                                for node in range(len(speeds))}  # fmt: skip
+    answers: dict[str, dict] = {
+        f"n{node}": {"0": {"loader": 79.0 if node == 4 else 100.0, "all_reduce": {}}} for node in range(len(speeds))
+    }
     for one, other in sum(measure.rounds(len(speeds)), []):
         for node in (one, other):
             answers[f"n{node}"]["0"]["all_reduce"][f"{one} {other}"] = min(speeds[one], speeds[other])
@@ -201,8 +206,9 @@ def test_a_node_below_four_fifths_of_the_median_is_slow_and_its_neighbours_are_n
 def test_processes_of_a_node_load_together():
     joined = load("measure").joined
     assert joined({"0": {"loader": 2.0, "all_reduce": {"a": 1.0}}, "1": {"loader": 3.0, "all_reduce": {"a": 1.5}}}) == {
-        "loader": 5.0, "all_reduce": 1.5,
-    }  # fmt: skip
+        "loader": 5.0,
+        "all_reduce": 1.5,
+    }
     assert joined({}) == {}
 
 

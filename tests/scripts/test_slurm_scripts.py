@@ -2,6 +2,7 @@
 
 tests/slurm runs them under a real SLURM.
 """
+
 from __future__ import annotations
 
 import importlib.util
@@ -20,7 +21,7 @@ from prolip.cli.main import find
 from prolip.data.config import chunks_ahead
 from prolip.models.registry import get_model_config
 from prolip.utils.flags import FlagError
-from training.checkpoint.run_folder import OURS, write_status
+from training.checkpoint.run_dir import OURS, write_status
 from training.defaults import rows_per_rank, total_steps
 from training.main import parse
 from training.model import export_checkpoint
@@ -66,14 +67,27 @@ def start(tmp_path):
         for file in (said, marks):
             file.write_text("")
         variables = {
-            "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "PYTHON": "python", "WORDS": str(said),
-            "MARKS": str(marks), "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node[1-2]", "SLURM_NNODES": "2",
-            "SLURM_CPUS_PER_TASK": "9", "SLURM_GPUS_ON_NODE": "8", "SLURMD_NODENAME": "node1", "NAME": "it",
-        }  # fmt: skip
+            "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}",
+            "PYTHON": "python",
+            "WORDS": str(said),
+            "MARKS": str(marks),
+            "SLURM_JOB_ID": "7",
+            "SLURM_JOB_NODELIST": "node[1-2]",
+            "SLURM_NNODES": "2",
+            "SLURM_CPUS_PER_TASK": "9",
+            "SLURM_GPUS_ON_NODE": "8",
+            "SLURMD_NODENAME": "node1",
+            "NAME": "it",
+        }
         done = subprocess.run(
-            ["bash", "-c", 'ulimit -Sn 256; exec bash "$@"', "sbatch", SLURM / script, *words], cwd=tmp_path, text=True,
-            env=variables | environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
-        )  # fmt: skip
+            ["bash", "-c", 'ulimit -Sn 256; exec bash "$@"', "sbatch", SLURM / script, *words],
+            cwd=tmp_path,
+            text=True,
+            env=variables | environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+        )
         return done.returncode, said.read_text().splitlines(), marks.read_text(), done.stdout
 
     return run
@@ -252,8 +266,14 @@ def test_a_try_that_one_host_made_fail_is_requeued_without_a_checkpoint(start, l
 
 
 def test_nodes_are_measured_where_they_are_not_those_of_the_last_try(start):
-    tries = [{}, {}, {"SLURM_JOB_NODELIST": "node[2-3]"}, {"PREFLIGHT": "off", "SLURM_JOB_NODELIST": "node[3-4]"},
-             *2 * [{"PREFLIGHT": "always"}], {"SLURM_NNODES": "1", "SLURM_JOB_NODELIST": "node1"}]  # fmt: skip
+    tries = [
+        {},
+        {},
+        {"SLURM_JOB_NODELIST": "node[2-3]"},
+        {"PREFLIGHT": "off", "SLURM_JOB_NODELIST": "node[3-4]"},
+        *2 * [{"PREFLIGHT": "always"}],
+        {"SLURM_NNODES": "1", "SLURM_JOB_NODELIST": "node1"},
+    ]
     said = [start("train.sbatch", SLURM_RESTART_COUNT=str(number), **more)[3] for number, more in enumerate(tries)]
     assert ["measured" in output for output in said] == [True, False, True, False, True, True, False]
     assert ["in the last try" in output for output in said] == [False] * 6 + [True]
@@ -341,9 +361,21 @@ def test_evaluation_takes_flags_behind_two_dashes_and_the_gpu_it_was_given(start
     status, words, _, _ = start("eval.sbatch", "runs/a", "--", "--all-names")
     assert status == 0
     assert words[1:] == [
-        "prolip", "eval", "emoji", "--model", "local-dir:runs/a/model", "--data", "data/emoji/emojione.tar",
-        "--names", "data/emoji/noto.tar", "--device", "cuda", "--output", "runs/a/eval", "--all-names",
-    ]  # fmt: skip
+        "prolip",
+        "eval",
+        "emoji",
+        "--model",
+        "local-dir:runs/a/model",
+        "--data",
+        "data/emoji/emojione.tar",
+        "--names",
+        "data/emoji/noto.tar",
+        "--device",
+        "cuda",
+        "--output",
+        "runs/a/eval",
+        "--all-names",
+    ]
     assert "cpu" in start("eval.sbatch", "runs/a", SLURM_GPUS_ON_NODE="")[1]
 
 
@@ -376,9 +408,22 @@ def test_datacomps_tasks_are_shared_out_over_an_array(start, runs):
     status, words, _, _ = start("datacomp.sbatch", "runs/a", "--", "--tasks", "vtab", DATA="data")
     assert status == 0
     assert words[1:] == [
-        "prolip", "eval", "datacomp", "--model", "local-dir:runs/a/model", "--data", "data", "--output",
-        "runs/a/datacomp", "--part", "slurm", "--device", "cuda", "--tasks", "vtab",
-    ]  # fmt: skip
+        "prolip",
+        "eval",
+        "datacomp",
+        "--model",
+        "local-dir:runs/a/model",
+        "--data",
+        "data",
+        "--output",
+        "runs/a/datacomp",
+        "--part",
+        "slurm",
+        "--device",
+        "cuda",
+        "--tasks",
+        "vtab",
+    ]
     words = start("datacomp.sbatch", "ViT-B-16", "--", "--pretrained", "openai", DATA="hf-hub", OUT="out")[1]
     assert evaluations(words) == ["ViT-B-16"] and words[-2:] == ["--pretrained", "openai"] and "out" in words
 
@@ -415,17 +460,41 @@ def test_curation_scores_on_the_gpu_that_its_task_has(start):
 
 def test_the_kit_for_a_first_gpu_gets_the_words_and_ends_as_it_does(start):
     status, words, _, _ = start("gpu.sbatch", "--only", "step", ENDS="3")
-    assert (status, words) == (3, ["scripts/bench/gpu.py", "--only", "step"])
+    assert (status, words) == (3, ["scripts/bench/gpu/gpu.py", "--only", "step"])
     status, words, _, output = start("gpu.sbatch", PYTHON="no/python")
     assert (status, words) == (2, []) and "make .venv/.ready-to-test" in output
 
 
 def test_the_exported_model_is_the_one_that_the_run_left(tmp_path):
-    folder = train(parse([
-        *TINY, "--dataset-type", "synthetic", "--train-num-samples", "16", "--batch-size", "8", "--max-steps", "2",
-        "--warmup", "1", "--device", "cpu", "--precision", "fp32", "--ema-decay", "0.5", "--swa-epochs", "1",
-        "--output", str(tmp_path), "--name", "run",
-    ]))  # fmt: skip
+    folder = train(
+        parse(
+            [
+                *TINY,
+                "--dataset-type",
+                "synthetic",
+                "--train-num-samples",
+                "16",
+                "--batch-size",
+                "8",
+                "--max-steps",
+                "2",
+                "--warmup",
+                "1",
+                "--device",
+                "cpu",
+                "--precision",
+                "fp32",
+                "--ema-decay",
+                "0.5",
+                "--swa-epochs",
+                "1",
+                "--output",
+                str(tmp_path),
+                "--name",
+                "run",
+            ]
+        )
+    )
     address = str(folder / "checkpoints/step_2.pt")
     for average, name in ((None, "model"), ("ema", "model_ema"), ("swa", "model_swa")):
         want = load_file(folder / name / "model.safetensors")
@@ -439,6 +508,7 @@ def test_the_exported_model_is_the_one_that_the_run_left(tmp_path):
     gone = tmp_path / "gone.pt"
     torch.save(state, gone)
     assert (export_checkpoint(str(gone), tmp_path / "again") / "model.safetensors").read_bytes() == (
-        folder / "model" / "model.safetensors").read_bytes()
+        folder / "model" / "model.safetensors"
+    ).read_bytes()
     with pytest.raises(FlagError, match="there is no such file"):
         export_checkpoint(str(folder / "checkpoints/step_3.pt"), tmp_path / "none")

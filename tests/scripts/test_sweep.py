@@ -1,4 +1,5 @@
 """The sweep runner: every variant with every seed, once; a table; a failing run is reported behind the others."""
+
 import json
 import subprocess
 import sys
@@ -7,35 +8,43 @@ from pathlib import Path
 import pytest
 import yaml
 
+import sweep as runner
 from drawings import FOLDER, UNSEEN
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "scripts"))
-import sweep as runner  # noqa: E402
 
 TINY = {
     "method": "prolip",
     "model": {"model": "ProLIP-ViT-test", "device_augment": True},
     "data": {
-        "train_data": str(FOLDER / "noto.tar"), "select": "group=activities", "batch_size": 8, "workers": 0,
+        "train_data": str(FOLDER / "noto.tar"),
+        "select": "group=activities",
+        "batch_size": 8,
+        "workers": 0,
     },
     "optim": {"warmup": 1},
-    "run": {
-        "max_steps": 2, "precision": "fp32", "device": "cpu", "log_every_n_steps": 1},
+    "run": {"max_steps": 2, "precision": "fp32", "device": "cpu", "log_every_n_steps": 1},
     "val": {
-        "val_data": [f"emoji:{UNSEEN}"], "val_select": "group=activities",
+        "val_data": [f"emoji:{UNSEEN}"],
+        "val_select": "group=activities",
     },
-}  # fmt: skip
+}
 
 
 def write_sweep(folder: Path, variants: dict[str, str], seeds: list[int]) -> Path:
     (folder / "recipe.yaml").write_text(yaml.safe_dump(TINY))
     sweep = {
-        "recipe": str(folder / "recipe.yaml"), "seeds": seeds, "flags": None, "variants": variants,
+        "recipe": str(folder / "recipe.yaml"),
+        "seeds": seeds,
+        "flags": None,
+        "variants": variants,
         "columns": {
-            "R@1": ["names/i2t/R@1", 100], "group": "trace/group", "rate": "samples_per_second", "no": "none/such",
+            "R@1": ["names/i2t/R@1", 100],
+            "group": "trace/group",
+            "rate": "samples_per_second",
+            "no": "none/such",
         },
-    }  # fmt: skip
+    }
     path = folder / "sweep.yaml"
     path.write_text(yaml.safe_dump(sweep, sort_keys=False))
     return path
@@ -103,11 +112,17 @@ def test_a_sweep_file_that_is_none_is_reported_in_a_line(text, said, tmp_path):
         runner.read_sweep(tmp_path / "sweep.yaml")
 
 
-@pytest.mark.parametrize("change, said", [
-    ({"seeds": [0, 0]}, "each once"), ({"variants": {"../../evil": ""}}, "names of letters"),
-    ({"variants": {"a/b": ""}}, "names of letters"), ({"variants": {"..": ""}}, "names of letters"),
-    ({"variants": {"a": "--name 'x"}}, "quotation mark"), ({"flags": '--name "x'}, "quotation mark"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "change, said",
+    [
+        ({"seeds": [0, 0]}, "each once"),
+        ({"variants": {"../../evil": ""}}, "names of letters"),
+        ({"variants": {"a/b": ""}}, "names of letters"),
+        ({"variants": {"..": ""}}, "names of letters"),
+        ({"variants": {"a": "--name 'x"}}, "quotation mark"),
+        ({"flags": '--name "x'}, "quotation mark"),
+    ],
+)
 def test_seeds_names_and_flags_that_no_run_can_have_are_refused(change, said, tmp_path):
     path = write_sweep(tmp_path, {"a": ""}, [0])
     path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | change))

@@ -1,4 +1,5 @@
 """The cluster that all tests here share, and one line on what they ran with."""
+
 from __future__ import annotations
 
 import pytest

@@ -4,6 +4,7 @@ Everything lies in one temporary folder, listens on free ports, and is gone afte
 packages slurm-wlm and munge. No systemd, no database; cgroups where version 1's freezer can be written, because there
 a signal reaches only a task's own process, as on a real cluster.
 """
+
 from __future__ import annotations
 
 import ctypes
@@ -150,9 +151,14 @@ class Cluster:
     def launch(self, *words: Any, name: str | None = None) -> None:
         """A daemon that the kernel ends should this process die."""
         self.daemons[name or words[0]] = subprocess.Popen(
-            [str(word) for word in words], env=self.environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL, start_new_session=True, preexec_fn=die_with_parent,
-        )  # fmt: skip
+            [str(word) for word in words],
+            env=self.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+            preexec_fn=die_with_parent,
+        )
 
     def end(self, *names: str) -> None:
         """Have daemons stop, and wait for them."""
@@ -174,26 +180,42 @@ class Cluster:
     def write_configuration(self) -> None:
         """slurm.conf, and cgroup.conf for version 1, which SLURM does not find by itself."""
         host, ports, at = socket.gethostname(), free_ports(1 + len(NODES)), self.folder
-        (at / "cgroup.conf").write_text(
-            "CgroupPlugin=cgroup/v1\nCgroupMountpoint=/sys/fs/cgroup\nCgroupAutomount=no\n"
-        )
+        (at / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\nCgroupMountpoint=/sys/fs/cgroup\nCgroupAutomount=no\n")
         settings = {
-            "ClusterName": "test", "SlurmctldHost": f"{host}(127.0.0.1)", "SlurmctldPort": ports[0],
-            "SlurmUser": "root", "SlurmdUser": "root", "AuthType": "auth/munge", "CredType": "cred/munge",
+            "ClusterName": "test",
+            "SlurmctldHost": f"{host}(127.0.0.1)",
+            "SlurmctldPort": ports[0],
+            "SlurmUser": "root",
+            "SlurmdUser": "root",
+            "AuthType": "auth/munge",
+            "CredType": "cred/munge",
             # a requeued job waits as long as its credential lasts
             "AuthInfo": f"socket={at}/munge/socket,cred_expire=5",
             "CommunicationParameters": "NoInAddrAny,NoCtldInAddrAny",
-            "ProctrackType": f"proctrack/{self.proctrack}", "TaskPlugin": "task/none",
-            "JobAcctGatherType": "jobacct_gather/none", "AccountingStorageType": "accounting_storage/none",
-            "SelectType": "select/cons_tres", "SelectTypeParameters": "CR_CPU", "SlurmdParameters": "config_overrides",
-            "MpiDefault": "none", "MailProg": "/bin/true", "FirstJobId": first_job(), "JobRequeue": 1,
+            "ProctrackType": f"proctrack/{self.proctrack}",
+            "TaskPlugin": "task/none",
+            "JobAcctGatherType": "jobacct_gather/none",
+            "AccountingStorageType": "accounting_storage/none",
+            "SelectType": "select/cons_tres",
+            "SelectTypeParameters": "CR_CPU",
+            "SlurmdParameters": "config_overrides",
+            "MpiDefault": "none",
+            "MailProg": "/bin/true",
+            "FirstJobId": first_job(),
+            "JobRequeue": 1,
             "SchedulerType": "sched/backfill",
             "SchedulerParameters": "sched_interval=1,bf_interval=1,batch_sched_delay=0",
-            "KillWait": 10, "ReturnToService": 2, "SlurmctldTimeout": 30, "SlurmdTimeout": 10,
-            "StateSaveLocation": at / "ctld", "SlurmdSpoolDir": at / "spool.%n",
-            "SlurmctldPidFile": at / "slurmctld.pid", "SlurmdPidFile": at / "slurmd.%n.pid",
-            "SlurmctldLogFile": at / "slurmctld.log", "SlurmdLogFile": at / "slurmd.%n.log",
-        }  # fmt: skip
+            "KillWait": 10,
+            "ReturnToService": 2,
+            "SlurmctldTimeout": 30,
+            "SlurmdTimeout": 10,
+            "StateSaveLocation": at / "ctld",
+            "SlurmdSpoolDir": at / "spool.%n",
+            "SlurmctldPidFile": at / "slurmctld.pid",
+            "SlurmdPidFile": at / "slurmd.%n.pid",
+            "SlurmctldLogFile": at / "slurmctld.log",
+            "SlurmdLogFile": at / "slurmd.%n.log",
+        }
         lines = [f"{name}={value}" for name, value in settings.items()]
         lines += [
             f"NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs=4"
@@ -216,6 +238,7 @@ class Cluster:
 
     def wait_for_end(self, number: str, seconds: float) -> dict[str, str]:
         """The job, once it has ended for good."""
+
         def ended() -> dict[str, str] | None:
             job = self.job(number)
             return job if job["JobState"] in ENDED else None
@@ -230,8 +253,9 @@ class Cluster:
 
     def on_node(self, node: str) -> list[int]:
         """Processes of jobs on a node, with the step managers above them."""
-        tasks = processes(lambda env, binary: env.get("SLURM_CONF") == str(self.conf)
-                          and env.get("SLURMD_NODENAME") == node)  # fmt: skip
+        tasks = processes(
+            lambda env, binary: env.get("SLURM_CONF") == str(self.conf) and env.get("SLURMD_NODENAME") == node
+        )
         log = str(self.folder / f"slurmd.{node}.log")
         return tasks + [pid for pid in processes(lambda env, binary: "slurmstepd" in binary) if holds(pid, log)]
 

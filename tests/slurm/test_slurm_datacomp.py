@@ -1,4 +1,5 @@
 """slurm/datacomp.sbatch under a real SLURM: an array whose task is killed and requeued leaves one process's tables."""
+
 from __future__ import annotations
 
 import csv
@@ -10,10 +11,9 @@ import pytest
 from commands import datacomp
 from slurm_cluster import ROOT, Cluster, kill, missing, processes, sbatch, wait_for
 
-from prolip.evaluation.suites.datacomp.store import shard
-from prolip.evaluation.suites.datacomp.tasks import COUNTED, TASKS
+from prolip.evaluation.suites.datacomp.catalogue import COUNTED, TASKS, shard
 
-sys.path += [str(ROOT / "tests/prolip/evaluation"), str(ROOT / "tests/prolip/evaluation/datacomp")]
+sys.path += [str(ROOT / "tests/prolip/evaluation"), str(ROOT / "tests/helpers/evaluation")]
 import miniatures  # noqa: E402
 from datacomp_suite import Oracle, write_suite  # noqa: E402
 
@@ -34,12 +34,14 @@ def folder(tmp_path_factory) -> Path:
 
 def submit(cluster: Cluster, folder: Path, array: str) -> str:
     """The script over an array; returns the job's number."""
-    return sbatch(cluster, folder, f"--array={array}", "slurm/datacomp.sbatch", str(folder / "run"),
-                  DATA=str(folder / "data"))  # fmt: skip
+    return sbatch(
+        cluster, folder, f"--array={array}", "slurm/datacomp.sbatch", str(folder / "run"), DATA=str(folder / "data")
+    )
 
 
 def evaluators(cluster: Cluster, task: int) -> list[int]:
     """The processes that evaluate for a task of the array: its step has a rank, its script has none."""
+
     def fits(env: dict[str, str], binary: str) -> bool:
         mine = env.get("SLURM_CONF") == str(cluster.conf) and env.get("SLURM_ARRAY_TASK_ID") == str(task)
         return mine and "SLURM_PROCID" in env and "python" in Path(binary).name
@@ -83,8 +85,18 @@ def test_an_array_whose_task_is_killed_and_requeued_leaves_the_tables_of_one_pro
     assert [end["Restarts"] for end in ends] == ["0", "1"]
     assert "Killed" in said.read_text() and said.read_text().count("task 1 of the array") == 2  # what both tries said
 
-    datacomp(["--model", f"local-dir:{folder}/run/model", "--data", str(folder / "data"), "--device", "cpu",
-              "--output", str(folder / "alone")])  # fmt: skip
+    datacomp(
+        [
+            "--model",
+            f"local-dir:{folder}/run/model",
+            "--data",
+            str(folder / "data"),
+            "--device",
+            "cpu",
+            "--output",
+            str(folder / "alone"),
+        ]
+    )
     assert results(out) == pytest.approx(results(folder / "alone")) and len(results(out)) == len(TASKS)
     ours, alone = our_row(out), our_row(folder / "alone")
     assert ours == alone and all(ours[column] for column in ("Average", "VTAB", *(task.name for task in COUNTED)))

@@ -1,4 +1,5 @@
 """slurm/train.sbatch where one of four nodes is bad: a host that fails is excluded, a slow one is named."""
+
 from __future__ import annotations
 
 import json
@@ -51,10 +52,15 @@ def folder(tmp_path_factory) -> Path:
 def submit(cluster: Cluster, folder: Path, name: str, nodes: int, faults: dict[str, str], **more: str) -> str:
     """Train on so many nodes with one process each, of which some have faults; returns the job's number."""
     variables = {
-        "RUNS": str(folder), "NAME": name, "GPUS": "1", "SHARDS": "data/emoji/{noto,twemoji}.tar",
-        "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": f"{folder / 'faults'}:{ROOT / 'src'}", "PREFLIGHT": "off",
+        "RUNS": str(folder),
+        "NAME": name,
+        "GPUS": "1",
+        "SHARDS": "data/emoji/{noto,twemoji}.tar",
+        "GLOO_SOCKET_IFNAME": "lo",
+        "PYTHONPATH": f"{folder / 'faults'}:{ROOT / 'src'}",
+        "PREFLIGHT": "off",
         "SLURM_TEST_FAULTS": json.dumps(faults),
-    } | more  # fmt: skip
+    } | more
     words = ["slurm/train.sbatch", "--config", str(folder / "tiny.yaml")]
     return sbatch(cluster, folder, f"--nodes={nodes}", *words, **variables)
 
@@ -116,8 +122,16 @@ if "measure.py" in " ".join(sys.orig_argv):
 
 def test_a_slow_node_and_one_that_hangs_are_named_in_bounded_time(cluster, folder):
     faults = {NODES[2]: SLOW, NODES[3]: HANGING}
-    job = submit(cluster, folder, "slow", 4, faults, PREFLIGHT="auto", PREFLIGHT_SECONDS="100",
-                 PYTHON=stand_in(folder, "measures-only", MEASURES_ONLY))  # fmt: skip
+    job = submit(
+        cluster,
+        folder,
+        "slow",
+        4,
+        faults,
+        PREFLIGHT="auto",
+        PREFLIGHT_SECONDS="100",
+        PYTHON=stand_in(folder, "measures-only", MEASURES_ONLY),
+    )
     begin = time.monotonic()
     end, said = ended(cluster, folder, job, 150)
     assert end["JobState"] == "COMPLETED" and time.monotonic() - begin < 130, said

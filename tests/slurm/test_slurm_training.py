@@ -1,4 +1,5 @@
 """slurm/train.sbatch under a real SLURM: stopped, requeued, robbed of a node, it ends where an undisturbed run ends."""
+
 from __future__ import annotations
 
 import json
@@ -57,9 +58,13 @@ def folder(tmp_path_factory) -> Path:
 def submit(cluster: Cluster, folder: Path, name: str, *flags: str, options: tuple[str, ...] = (), **more: str) -> str:
     """Train on two nodes with one process each; returns the job's number."""
     variables = {
-        "RUNS": str(folder), "NAME": name, "GPUS": "1", "SHARDS": "data/emoji/{noto,twemoji}.tar",
-        "GLOO_SOCKET_IFNAME": "lo", "PREFLIGHT": "off",
-    } | more  # fmt: skip
+        "RUNS": str(folder),
+        "NAME": name,
+        "GPUS": "1",
+        "SHARDS": "data/emoji/{noto,twemoji}.tar",
+        "GLOO_SOCKET_IFNAME": "lo",
+        "PREFLIGHT": "off",
+    } | more
     script = ["slurm/train.sbatch", "--config", str(folder / "tiny.yaml"), *flags]
     return sbatch(cluster, folder, "--nodes=2", *options, *script, **variables)
 
@@ -161,8 +166,13 @@ def test_logs_of_every_try_node_and_rank_are_kept_with_the_environment(signalled
     assert [path.name[-2:] for path in logs] == ["-0", "-1"]
     for log in logs:
         assert {path.name for path in log.iterdir()} >= {
-            "environment.txt", "node-0.out", "node-0.err", "node-1.out", "node-1.err", *NODES[:2]
-        }  # fmt: skip
+            "environment.txt",
+            "node-0.out",
+            "node-0.err",
+            "node-1.out",
+            "node-1.err",
+            *NODES[:2],
+        }
     last = logs[1]
     ranks = sorted(last.glob("*/*/attempt_0/0/stdout.log"))
     assert len(ranks) == 2, ranks
@@ -175,14 +185,21 @@ def test_logs_of_every_try_node_and_rank_are_kept_with_the_environment(signalled
 
 def test_an_array_evaluates_a_run_and_its_checkpoint_alike(cluster, folder, signalled):
     checkpoint = signalled / f"checkpoints/step_{STEPS}.pt"
-    job = sbatch(cluster, folder, "--array=0-1", "slurm/eval.sbatch", str(signalled), str(checkpoint), "--",
-                 "--select", "group=activities")  # fmt: skip
+    job = sbatch(
+        cluster,
+        folder,
+        "--array=0-1",
+        "slurm/eval.sbatch",
+        str(signalled),
+        str(checkpoint),
+        "--",
+        "--select",
+        "group=activities",
+    )
     for task in range(2):
         end = cluster.wait_for_end(f"{job}_{task}", 180)
         assert end["JobState"] == "COMPLETED", reported(cluster, folder, end["JobId"])
-    figures = [
-        json.loads((path / "eval/metrics.json").read_text()) for path in (signalled, checkpoint.with_suffix(""))
-    ]
+    figures = [json.loads((path / "eval/metrics.json").read_text()) for path in (signalled, checkpoint.with_suffix(""))]
     assert figures[0]["metrics"] == figures[1]["metrics"] and len(figures[0]["metrics"]) > 5
 
 

@@ -1,4 +1,5 @@
 """What a run advises when it is refused or ends is true at that moment: typed, it leads to a run that ends well."""
+
 from __future__ import annotations
 
 import json
@@ -10,16 +11,28 @@ from pathlib import Path
 import pytest
 from training_runs import words
 
-from training.checkpoint.files import list_steps
-from training.checkpoint.run_folder import write_status
+from training.checkpoint.reader import list_steps
+from training.checkpoint.run_dir import write_status
 from training.checkpoint.storage import Storage
 from training.health.errors import explain
 from training.main import main
 
 STEPS = 3
 # What may be left of a run, and how it is asked for again.
-LEFT = ["nothing", "lock", "config", "killed before", "killed behind", "failed", "finished", "no checkpoint", "damaged",
-        "newest damaged", "elsewhere", "elsewhere damaged"]  # fmt: skip
+LEFT = [
+    "nothing",
+    "lock",
+    "config",
+    "killed before",
+    "killed behind",
+    "failed",
+    "finished",
+    "no checkpoint",
+    "damaged",
+    "newest damaged",
+    "elsewhere",
+    "elsewhere damaged",
+]
 ASKED = [[], ["--resume", "latest"], ["--resume", "auto"], ["--resume", "missing.pt"]]
 CASES = [(left, asked, place) for left in LEFT for asked in ASKED for place in (False, True)]
 
@@ -87,9 +100,7 @@ def without(flags: list[str], flag: str) -> list[str]:
     return flags[:at] + flags[at + 2 :]
 
 
-@pytest.mark.parametrize(
-    "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 12))]
-)
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 12))])
 def test_advice_is_never_a_circle(tmp_path, finished, capsys, seed):
     """Eight of all cases by default, all of them in the slow profile."""
     for number, (left, asked, place) in enumerate(random.Random(7).sample(CASES, len(CASES))[seed::12]):
@@ -130,16 +141,22 @@ def test_a_run_that_keeps_its_checkpoints_elsewhere_goes_on_from_there(tmp_path,
     [
         ("DataLoader worker (pid 7) is killed by signal: Killed. ", "(process 7) was killed by signal: Killed, most"),
         ("DataLoader worker (pid(s) 7, 8) exited unexpectedly", "(process 7, 8) ended without a word, most likely by"),
-        ("DataLoader worker (pid 7) is killed by signal: Bus error. It is possible that dataloader's workers are out "
-         "of shared memory. Please try to raise your shared memory limit.", "Bus error, most likely /dev/shm is full"),
+        (
+            "DataLoader worker (pid 7) is killed by signal: Bus error. It is possible that dataloader's workers are "
+            "out of shared memory. Please try to raise your shared memory limit.",
+            "Bus error, most likely /dev/shm is full",
+        ),
         ("Too many open files. Communication with the workers is no longer possible", "`ulimit -n`"),
         ("unable to allocate shared memory(shm) for file </torch_1>: No space left on device (28)", "--shm-size"),
-        ("[enforce fail at alloc_cpu.cpp:1] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to "
-         "allocate 9 bytes.", "this process got no more memory"),
+        (
+            "[enforce fail at alloc_cpu.cpp:1] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to "
+            "allocate 9 bytes.",
+            "this process got no more memory",
+        ),
         ("[gloo/transport/tcp/pair.cc:545] Read error [::1]:9: Connection reset by peer", "another rank ended"),
         ("[gloo/transport/tcp/pair.cc:5] writev [::1]:9: Broken pipe", "another rank ended"),
     ],
-)  # fmt: skip
+)
 def test_what_the_system_does_to_a_run_is_reported_in_a_line(text, reported):
     line = explain(RuntimeError(text))
     assert line is not None and reported in line and "\n" not in line

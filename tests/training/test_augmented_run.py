@@ -1,4 +1,5 @@
 """Runs whose texts and images are augmented on the way to the model: as one process on two ranks, and when stopped."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -6,12 +7,28 @@ from pathlib import Path
 import torch
 from training_runs import TINY, metrics, start, stop_after
 
-from training.health.preemption import EXIT_STOPPED
+from training.health.signals import EXIT_STOPPED
 
 AUGMENTED = [
-    "--text-mask", "0.1", "--text-random", "0.1", "--text-delete", "0.2", "--word-drop", "0.2", "--cutout", "0.4",
-    "--cutout-prob", "0.5", "--erase-prob", "0.5", "--max-steps", "4", "--save-frequency", "0",
-]  # fmt: skip
+    "--text-mask",
+    "0.1",
+    "--text-random",
+    "0.1",
+    "--text-delete",
+    "0.2",
+    "--word-drop",
+    "0.2",
+    "--cutout",
+    "0.4",
+    "--cutout-prob",
+    "0.5",
+    "--erase-prob",
+    "0.5",
+    "--max-steps",
+    "4",
+    "--save-frequency",
+    "0",
+]
 
 
 def losses(folder: Path) -> torch.Tensor:

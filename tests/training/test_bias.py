@@ -1,4 +1,5 @@
 """The bias that a run starts with."""
+
 from __future__ import annotations
 
 import json
@@ -16,10 +17,10 @@ from training_runs import SYNTHETIC, newest, words
 import prolip
 from prolip.methods import find_method
 from prolip.methods.base import Context
-from prolip.models.weights.checkpoint import save_pretrained
+from prolip.models.checkpoint import save_pretrained
 from prolip.utils.flags import FlagError
-from training.bias import balanced_bias, root
-from training.checkpoint.files import load_checkpoint
+from training.checkpoint.reader import load_checkpoint
+from training.hooks import balanced_bias, root
 from training.main import main
 from training.parallel.distributed import World
 
@@ -107,9 +108,15 @@ def saved(folder, name="run") -> float | None:
     return json.loads((folder / name / "config.json").read_text())["model"]["init_logit_bias"]
 
 
-@pytest.mark.parametrize(("method", "batch", "expected"), [
-    ("prolip", 8, -math.log(7)), ("siglip", 16, -math.log(15)), ("likelihood", 2, 0.0), ("clip", 8, None),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("method", "batch", "expected"),
+    [
+        ("prolip", 8, -math.log(7)),
+        ("siglip", 16, -math.log(15)),
+        ("likelihood", 2, 0.0),
+        ("clip", 8, None),
+    ],
+)
 def test_from_scratch_the_bias_is_that_of_the_batch_or_the_methods_own(tmp_path, capsys, method, batch, expected):
     more = ["--max-steps", 2, "--batch-size", batch, "--method", method, "--lr", 1e-9, "--warmup", 0]
     assert main(words(tmp_path, "run", *more, "--ema-decay", 0.5)) == 0
@@ -137,8 +144,19 @@ def test_a_run_from_weights_balances_the_bias_says_and_saves_it_and_a_resumed_on
     tmp_path, capsys
 ):
     save_pretrained(prolip.create_model("ProLIP-ViT-test", init_logit_bias=-40.0), tmp_path / "weights")
-    more = [*SYNTHETIC, "--output", str(tmp_path), "--name", "run", "--model", f"local-dir:{tmp_path / 'weights'}",
-            "--lr", "0.01", "--lr-scheduler", "const"]  # fmt: skip
+    more = [
+        *SYNTHETIC,
+        "--output",
+        str(tmp_path),
+        "--name",
+        "run",
+        "--model",
+        f"local-dir:{tmp_path / 'weights'}",
+        "--lr",
+        "0.01",
+        "--lr-scheduler",
+        "const",
+    ]
     assert main([*more, "--max-steps", "3"]) == 0
     text, start = capsys.readouterr().out, saved(tmp_path)
     assert "bias by the first batch" in text and f"bias {start:.4g}, where the loss" in text and "had -40" in text

@@ -1,4 +1,5 @@
 """A run of two ranks that is killed and stopped again and again ends where an undisturbed one ends."""
+
 from __future__ import annotations
 
 import json
@@ -16,28 +17,58 @@ from safetensors.torch import load_file
 
 from drawings import SHARDS
 from forked import until
-from training.checkpoint.files import check_checkpoint, list_steps
-from training.checkpoint.run_folder import lock_run_folder
+from training.checkpoint.reader import check_checkpoint, list_steps
+from training.checkpoint.run_dir import lock_run_dir
 from training.checkpoint.storage import Storage
 
 ROOT = Path(__file__).parents[2]
 WORDS = [
-    "--model", "ProLIP-ViT-test", "--train-data", SHARDS,
-    "--caption-sampling", "name,keywords", "--precision", "fp32", "--device", "cpu", "--batch-size", "8", "--workers",
-    "1", "--warmup", "5", "--init-logit-bias", "-2.8", "--log-every-n-steps", "1",
-    "--save-every-steps", "9", "--save-frequency", "0", "--keep-checkpoints", "3", "--shuffle-buffer", "20", "--ledger",
-    "--ema-decay", "0.9", "--resume", "auto",
-]  # fmt: skip
+    "--model",
+    "ProLIP-ViT-test",
+    "--train-data",
+    SHARDS,
+    "--caption-sampling",
+    "name,keywords",
+    "--precision",
+    "fp32",
+    "--device",
+    "cpu",
+    "--batch-size",
+    "8",
+    "--workers",
+    "1",
+    "--warmup",
+    "5",
+    "--init-logit-bias",
+    "-2.8",
+    "--log-every-n-steps",
+    "1",
+    "--save-every-steps",
+    "9",
+    "--save-frequency",
+    "0",
+    "--keep-checkpoints",
+    "3",
+    "--shuffle-buffer",
+    "20",
+    "--ledger",
+    "--ema-decay",
+    "0.9",
+    "--resume",
+    "auto",
+]
 
 
 def launch(folder: Path, name: str, steps: int) -> subprocess.Popen:
     """torchrun of two ranks in a process group of its own, its output in a file."""
     environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
     environment |= {
-        "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(ROOT / "src"),
+        "OMP_NUM_THREADS": "1",
         # as slurm/train.sbatch: torchrun hands these on to its workers, and waits for them
-        "PET_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1", "PET_SHUTDOWN_TIMEOUT": "60",
-    }  # fmt: skip
+        "PET_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1",
+        "PET_SHUTDOWN_TIMEOUT": "60",
+    }
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
     command += ["-m", "training.main", *WORDS, "--max-steps", str(steps), "--output", str(folder), "--name", name]
     with open(folder / f"{name}.log", "a") as log:
@@ -147,7 +178,7 @@ def test_disturbances_leave_no_trace(forked, tmp_path, seed, steps, disturbances
         assert launcher.wait(120) != 0
         states.append((how, states_left(run) if how != "launcher" else ""))
         if how == "launcher":  # the next try waits for its ranks, which stop by themselves
-            lock_run_folder(run).close()
+            lock_run_dir(run).close()
             states[-1] = how, states_left(run)
     assert all(state == "stopped" for how, state in states if how in ("term", "usr1", "launcher")), states
     final = launch(tmp_path, "run", steps).wait(300)

@@ -1,4 +1,5 @@
 """What a method does when training has ended: variances fitted on ranks, in shards, in the averaged twin, as by one."""
+
 from __future__ import annotations
 
 import json
@@ -15,22 +16,43 @@ from training_runs import SYNTHETIC, TINY, metrics, newest
 from training_runs import start as begin
 
 import prolip
-import training.closing
+import training.hooks
 from drawings import SHARDS, UNSEEN, VALIDATION
-from prolip.data import emoji
-from prolip.evaluation.loading import load_embedder
+from prolip.corpora.emoji import corpus as emoji
+from prolip.loading import load_embedder
 from prolip.uncertainty.collect import embed_images, embed_texts
-from training.checkpoint.files import load_checkpoint
-from training.health.preemption import EXIT_STOPPED, STOP
-from training.health.watchdog import Watchdog
+from training.checkpoint.reader import load_checkpoint
+from training.health.signals import EXIT_STOPPED, STOP, Watchdog
 from training.main import main
 
 TRAINING = [
-    "--method", "likelihood", "--bank", "64", "--centres", "64", "--train-data", SHARDS, "--caption-sampling",
-    "name:2,keywords,group", "--model", "ProLIP-ViT-test", "--precision", "fp32", "--device", "cpu", "--warmup", "1",
-    "--max-steps", "4", "--log-every-n-steps", "1", "--swa-epochs", "1",
-    "--ema-decay", "0.5",
-]  # fmt: skip
+    "--method",
+    "likelihood",
+    "--bank",
+    "64",
+    "--centres",
+    "64",
+    "--train-data",
+    SHARDS,
+    "--caption-sampling",
+    "name:2,keywords,group",
+    "--model",
+    "ProLIP-ViT-test",
+    "--precision",
+    "fp32",
+    "--device",
+    "cpu",
+    "--warmup",
+    "1",
+    "--max-steps",
+    "4",
+    "--log-every-n-steps",
+    "1",
+    "--swa-epochs",
+    "1",
+    "--ema-decay",
+    "0.5",
+]
 
 
 @pytest.fixture(scope="module")
@@ -76,9 +98,14 @@ def test_ranks_and_shards_fit_what_one_process_fits(runs):
 
 def test_the_model_and_its_average_have_variances_of_their_own(runs):
     one, other = (load_file(runs / "one" / part / "model.safetensors") for part in ("model", "model_ema"))
-    for name in ("text.head.ambiguity.kernel_weight", "visual.head.ambiguity.weight", "readings.images",
-                 "readings.doubt_numbers", "novelty.distances.first.within",
-                 "text_novelty.distances.mean.within"):  # fmt: skip
+    for name in (
+        "text.head.ambiguity.kernel_weight",
+        "visual.head.ambiguity.weight",
+        "readings.images",
+        "readings.doubt_numbers",
+        "novelty.distances.first.within",
+        "text_novelty.distances.mean.within",
+    ):
         assert one[name].abs().sum() > 0 and not torch.equal(one[name], other[name])
 
 
@@ -128,7 +155,7 @@ def test_what_fails_at_the_end_is_reported_and_costs_no_model(tmp_path, monkeypa
     def gone(*args, **kwargs):
         raise OSError("the object store is gone")
 
-    monkeypatch.setattr(f"training.closing.{part}", gone)
+    monkeypatch.setattr(f"training.hooks.{part}", gone)
     folder = begin(tmp_path, "gone", *TRAINING, "--batch-size", "16", "--workers", "0", *VALIDATION)
     said = capsys.readouterr().out
     assert "warning: variances were NOT fitted: the object store is gone" in said
@@ -137,8 +164,12 @@ def test_what_fails_at_the_end_is_reported_and_costs_no_model(tmp_path, monkeypa
 
 
 def test_synthetic_images_have_no_captions_to_fit_to(tmp_path, capsys):
-    assert main([*SYNTHETIC, "--method", "likelihood", "--max-steps", "2", "--output", str(tmp_path),
-                 "--name", "synthetic"]) == 0  # fmt: skip
+    assert (
+        main(
+            [*SYNTHETIC, "--method", "likelihood", "--max-steps", "2", "--output", str(tmp_path), "--name", "synthetic"]
+        )
+        == 0
+    )
     assert "fitted variances" not in capsys.readouterr().out and len(metrics(tmp_path / "synthetic")) == 2
 
 
@@ -155,8 +186,24 @@ def drawings_as_csv(folder: Path, rows: int) -> Path:
 @pytest.mark.parametrize("rows", [1, 29, 30])
 def test_a_run_on_few_pairs_saves_its_means_and_says_before_the_first_step_what_it_will_lack(tmp_path, capsys, rows):
     data = drawings_as_csv(tmp_path, rows)
-    folder = begin(tmp_path, "few", "--method", "likelihood", "--bank", "32", "--train-data", str(data), "--batch-size",
-                   "1", "--max-steps", "2", "--warmup", "1", "--caption-sampling", "title")  # fmt: skip
+    folder = begin(
+        tmp_path,
+        "few",
+        "--method",
+        "likelihood",
+        "--bank",
+        "32",
+        "--train-data",
+        str(data),
+        "--batch-size",
+        "1",
+        "--max-steps",
+        "2",
+        "--warmup",
+        "1",
+        "--caption-sampling",
+        "title",
+    )
     said = capsys.readouterr().out
     fitted = rows >= 30
     assert (load_embedder(f"local-dir:{folder}/model").score.units is not None) is fitted
@@ -170,14 +217,15 @@ def test_a_run_on_few_pairs_saves_its_means_and_says_before_the_first_step_what_
 @pytest.fixture
 def stopped_in_the_fit(monkeypatch):
     """SIGTERM comes with the first batch of this side that is embedded at the end."""
+
     def stop_at(wanted: str) -> None:
-        def encoder(model, side, *rest, honest=training.closing.hidden_encoder):
+        def encoder(model, side, *rest, honest=training.hooks.hidden_encoder):
             encode = honest(model, side, *rest)
             if side != wanted:
                 return encode
             return lambda batch: (os.kill(os.getpid(), signal.SIGTERM), encode(batch))[1]
 
-        monkeypatch.setattr("training.closing.hidden_encoder", encoder)
+        monkeypatch.setattr("training.hooks.hidden_encoder", encoder)
 
     STOP.install()
     yield stop_at
@@ -186,12 +234,13 @@ def stopped_in_the_fit(monkeypatch):
 
 
 @pytest.mark.parametrize("side", ["image", "text"])
-def test_a_run_that_is_stopped_in_the_fit_saves_its_last_step_and_fits_when_it_goes_on(tmp_path, stopped_in_the_fit,
-                                                                                        monkeypatch, side):  # fmt: skip
+def test_a_run_that_is_stopped_in_the_fit_saves_its_last_step_and_fits_when_it_goes_on(
+    tmp_path, stopped_in_the_fit, monkeypatch, side
+):
     words = [*TRAINING[:-4], "--batch-size", "16", "--workers", "0"]
     whole = begin(tmp_path, "whole", *words)
-    monkeypatch.setattr("training.closing.embed_texts", partial(embed_texts, batch_size=32))
-    monkeypatch.setattr("training.closing.embed_images", partial(embed_images, batch_size=32))
+    monkeypatch.setattr("training.hooks.embed_texts", partial(embed_texts, batch_size=32))
+    monkeypatch.setattr("training.hooks.embed_images", partial(embed_images, batch_size=32))
     with monkeypatch.context():
         stopped_in_the_fit(side)
         assert main([*TINY, *words, "--output", str(tmp_path), "--name", "stopped"]) == EXIT_STOPPED
@@ -222,12 +271,12 @@ def test_a_run_that_is_closed_is_not_closed_again_unless_it_is_made_longer(tmp_p
 
 
 def test_a_run_whose_means_are_not_finite_names_the_samples(tmp_path, monkeypatch, capsys):
-    def lost(samples, encode, honest=training.closing.embed_images, **further):
+    def lost(samples, encode, honest=training.hooks.embed_images, **further):
         part = honest(samples, encode, **further)
         part.image["mean"][0] = torch.nan
         return part
 
-    monkeypatch.setattr("training.closing.embed_images", lost)
+    monkeypatch.setattr("training.hooks.embed_images", lost)
     begin(tmp_path, "nan", *TRAINING[:-4], "--batch-size", "16", "--workers", "0")
     said = capsys.readouterr().out
     assert "variances were NOT fitted: image holds NaN or infinite values in 1 of 170 rows ('" in said
@@ -235,18 +284,18 @@ def test_a_run_whose_means_are_not_finite_names_the_samples(tmp_path, monkeypatc
 
 STOPPED = """
 import os, signal
-def encoder(model, side, *rest, honest=training.closing.hidden_encoder):
+def encoder(model, side, *rest, honest=training.hooks.hidden_encoder):
     if side == "image" and rest[0].type == "cpu" and torch.distributed.get_rank() == 1:
         os.kill(os.getpid(), signal.SIGTERM)
     return honest(model, side, *rest)
-training.closing.hidden_encoder = encoder
+training.hooks.hidden_encoder = encoder
 """
 
 
 @pytest.mark.slow
 def test_ranks_stop_together_when_one_of_them_is_asked_to_in_the_fit(forked, tmp_path):
     words = [*TRAINING[:-4], "--batch-size", "8", "--workers", "1", "--output", tmp_path, "--name", "run"]
-    assert forked.run(*words, ranks=2, before="import torch, training.closing\n" + STOPPED) == EXIT_STOPPED, forked.err
+    assert forked.run(*words, ranks=2, before="import torch, training.hooks\n" + STOPPED) == EXIT_STOPPED, forked.err
     assert not load_checkpoint(newest(tmp_path / "run"))["closed"]
     assert forked.run(*words, "--resume", "latest", ranks=2) == 0, forked.err[-3000:]
     assert load_checkpoint(newest(tmp_path / "run"))["objective"]["model.match.values"].any()
@@ -255,8 +304,10 @@ def test_ranks_stop_together_when_one_of_them_is_asked_to_in_the_fit(forked, tmp
 def test_the_fit_sees_the_model_as_an_evaluation_does_and_no_more_samples_than_asked_for(tmp_path, monkeypatch):
     """In evaluation mode, at the precision of evaluations, with the scale of the logit, in a pause of the watchdog."""
     seen, watchdogs = {}, []
-    part = {name: getattr(training.closing, name) for name in ("hidden_encoder", "captioned_samples", "embed_texts",
-                                                               "autocast_for")}  # fmt: skip
+    part = {
+        name: getattr(training.hooks, name)
+        for name in ("hidden_encoder", "captioned_samples", "embed_texts", "autocast_for")
+    }
     begun = Watchdog.__init__
     monkeypatch.setattr(Watchdog, "__init__", lambda self, *rest: watchdogs.append(self) or begun(self, *rest))
 
@@ -265,15 +316,32 @@ def test_the_fit_sees_the_model_as_an_evaluation_does_and_no_more_samples_than_a
             seen[name] = note(*args)
             return part[name](*args, **further)
 
-        monkeypatch.setattr(f"training.closing.{name}", call)
+        monkeypatch.setattr(f"training.hooks.{name}", call)
 
-    noted("hidden_encoder", lambda model, *rest: (model.training, watchdogs[-1].paused))
+    noted("hidden_encoder", lambda model, *rest: (model.training, watchdogs[-1].pauses))
     noted("captioned_samples", lambda config, preprocess, count, *rest: count)
     noted("embed_texts", lambda joined, encode, tokenize, scale: (scale, len(joined.keys)))
     noted("autocast_for", lambda precision, device: precision)
-    folder = begin(tmp_path, "seen", *TRAINING[:-4], "--batch-size", "16", "--workers", "0", "--fit-samples", "90",
-                   "--precision", "amp_bf16", "--val-precision", "fp32")  # fmt: skip
+    folder = begin(
+        tmp_path,
+        "seen",
+        *TRAINING[:-4],
+        "--batch-size",
+        "16",
+        "--workers",
+        "0",
+        "--fit-samples",
+        "90",
+        "--precision",
+        "amp_bf16",
+        "--val-precision",
+        "fp32",
+    )
     scale = load_file(folder / "model/model.safetensors")["logit_scale"].exp().item()
-    assert seen == {"hidden_encoder": (False, 1), "captioned_samples": 90, "autocast_for": "fp32",
-                    "embed_texts": (pytest.approx(scale), 90)}  # fmt: skip
-    assert watchdogs[-1].paused == 0
+    assert seen == {
+        "hidden_encoder": (False, 1),
+        "captioned_samples": 90,
+        "autocast_for": "fp32",
+        "embed_texts": (pytest.approx(scale), 90),
+    }
+    assert watchdogs[-1].pauses == 0

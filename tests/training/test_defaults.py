@@ -1,4 +1,5 @@
 """What a run settles by its data, weights and device, and saves."""
+
 from __future__ import annotations
 
 import json
@@ -10,7 +11,7 @@ from training_runs import words
 
 import prolip
 from prolip.data.config import fitting_batch
-from prolip.models.weights.checkpoint import save_pretrained
+from prolip.models.checkpoint import save_pretrained
 from prolip.utils.flags import FlagError
 from training.config import OptimConfig, build_config
 from training.defaults import fine_tuning_rate, settle, settle_model
@@ -22,10 +23,24 @@ def config(**sections):
     return build_config("prolip", {"model": {"model": "ProLIP-ViT-test"}} | sections)
 
 
-@pytest.mark.parametrize(("samples", "ranks", "workers", "size"), [
-    (46, 1, 4, 16), (60, 1, 4, 16), (24, 1, 0, 8), (17, 1, 4, 8), (129, 1, 4, 64), (128, 1, 4, 32), (10**6, 8, 4, 64),
-    (129, 2, 4, 32), (100, 1, 3, 30), (46, 1, 16, 16), (20, 1, 12, 12), (300, 1, 100, 100), (5, 1, 0, 8),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("samples", "ranks", "workers", "size"),
+    [
+        (46, 1, 4, 16),
+        (60, 1, 4, 16),
+        (24, 1, 0, 8),
+        (17, 1, 4, 8),
+        (129, 1, 4, 64),
+        (128, 1, 4, 32),
+        (10**6, 8, 4, 64),
+        (129, 2, 4, 32),
+        (100, 1, 3, 30),
+        (46, 1, 16, 16),
+        (20, 1, 12, 12),
+        (300, 1, 100, 100),
+        (5, 1, 0, 8),
+    ],
+)
 def test_the_batch_is_the_largest_that_gives_an_epoch_three_batches_and_workers_share(samples, ranks, workers, size):
     assert fitting_batch(samples, ranks, workers) == size
 
@@ -45,10 +60,16 @@ def test_trained_weights_get_the_settings_of_fine_tuning_and_what_is_given_stays
         assert (made.lr, made.beta2, made.grad_clip_norm) == (1e-3, 0.9, 1.0)
 
 
-@pytest.mark.parametrize(("name", "rate"), [
-    ("ProLIP-ViT-XS-16", 1.5e-4), ("ViT-B-16", 5.6e-5), ("ProLIP-ViT-B-16", 3.7e-5), ("RN50", 2.8e-5),
-    ("ProLIP-ViT-test", 5e-4),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "rate"),
+    [
+        ("ProLIP-ViT-XS-16", 1.5e-4),
+        ("ViT-B-16", 5.6e-5),
+        ("ProLIP-ViT-B-16", 3.7e-5),
+        ("RN50", 2.8e-5),
+        ("ProLIP-ViT-test", 5e-4),
+    ],
+)
 def test_a_wider_model_is_fine_tuned_at_a_lower_rate(name, rate):
     assert fine_tuning_rate(name) == rate
 
@@ -84,8 +105,24 @@ def test_without_a_gpu_the_model_is_the_small_one_and_one_line_says_so(capsys):
 
 
 def test_what_was_settled_is_printed_saved_and_starts_the_same_run_again(tmp_path, capsys):
-    more = ["--dataset-type", "synthetic", "--train-num-samples", "20", "--model", "ProLIP-ViT-test", "--workers", "0",
-            "--output", str(tmp_path), "--precision", "fp32", "--device", "cpu", "--save-frequency", "0"]  # fmt: skip
+    more = [
+        "--dataset-type",
+        "synthetic",
+        "--train-num-samples",
+        "20",
+        "--model",
+        "ProLIP-ViT-test",
+        "--workers",
+        "0",
+        "--output",
+        str(tmp_path),
+        "--precision",
+        "fp32",
+        "--device",
+        "cpu",
+        "--save-frequency",
+        "0",
+    ]
     assert main([*more, "--name", "one", "--max-steps", "20"]) == 0
     text = capsys.readouterr().out
     for fact in ("batch      8 = 1 ranks", "lr 0.0005", "1 steps of warm-up", "beta2 0.95, no clipping", "bias -1.946"):

@@ -1,4 +1,5 @@
 """--aug-cfg is shared between workers and device wherever it can be."""
+
 import pytest
 import torch
 from PIL import Image
@@ -34,9 +35,14 @@ def test_what_is_not_shared_comes_normalised_from_the_workers(model):
     assert augment is None and transform(Image.new("RGB", (40, 40))).dtype == torch.float32
 
 
-@pytest.mark.parametrize("other", [
-    {"device_augment": True}, {"openclip_transform": True}, {"aug_cfg": {"use_timm": True}},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"device_augment": True},
+        {"openclip_transform": True},
+        {"aug_cfg": {"use_timm": True}},
+    ],
+)
 def test_scaled_decoding_is_refused_where_it_would_do_nothing(other):
     with pytest.raises(FlagError, match="--dct-scaled-decoding is for --aug-cfg"):
         settings(dct_scaled_decoding=True, **other)

@@ -1,4 +1,5 @@
 """Whole runs with backbones that stand still at first and learn more slowly, and with an average of the last epochs."""
+
 from __future__ import annotations
 
 import math
@@ -21,17 +22,40 @@ from training_runs import (
 )
 
 import prolip
-from training.checkpoint.files import load_checkpoint
-from training.health.preemption import EXIT_STOPPED
+from training.checkpoint.reader import load_checkpoint
+from training.health.signals import EXIT_STOPPED
 from training.main import main
 
 #: Of epochs of three steps: the image backbone stands still for six and warms up for three, the text backbone for
 #: three and as many.
 RECIPE = [
-    "--train-num-samples", 24, "--epochs", 5, "--warmup", 0, "--lr", "1e-2", "--grad-clip-norm", 2,
-    "--image-freeze-epochs", 2, "--text-freeze-epochs", 1, "--unfreeze-warmup-epochs", 1, "--image-lr-mult", 0.1,
-    "--text-lr-mult", 0.5, "--layer-decay", 0.7, "--lr-scheduler", "step", "--lr-milestones", 0.6,
-]  # fmt: skip
+    "--train-num-samples",
+    24,
+    "--epochs",
+    5,
+    "--warmup",
+    0,
+    "--lr",
+    "1e-2",
+    "--grad-clip-norm",
+    2,
+    "--image-freeze-epochs",
+    2,
+    "--text-freeze-epochs",
+    1,
+    "--unfreeze-warmup-epochs",
+    1,
+    "--image-lr-mult",
+    0.1,
+    "--text-lr-mult",
+    0.5,
+    "--layer-decay",
+    0.7,
+    "--lr-scheduler",
+    "step",
+    "--lr-milestones",
+    0.6,
+]
 
 
 def checkpoint(folder: Path, step: int) -> dict:
@@ -52,8 +76,14 @@ def whole(tmp_path_factory) -> Path:
 
 
 def test_a_backbone_stands_still_bit_for_bit_until_its_stage_ends_and_moves_at_once(tmp_path):
-    optim = {"lr": 1e-2, "wd": 0.2, "image_freeze_epochs": 4 / 3, "text_freeze_epochs": 1 / 3,
-             "unfreeze_warmup_epochs": 1, "grad_clip_norm": 1.0}  # fmt: skip
+    optim = {
+        "lr": 1e-2,
+        "wd": 0.2,
+        "image_freeze_epochs": 4 / 3,
+        "text_freeze_epochs": 1 / 3,
+        "unfreeze_warmup_epochs": 1,
+        "grad_clip_norm": 1.0,
+    }
     run, own = make(tmp_path, optim=optim, max_steps=8), backbones()
     start, batch = parameters(run), next(batches(run))
     for step in range(6):
@@ -127,29 +157,37 @@ def test_a_run_goes_on_bit_for_bit_in_every_stage(whole, tmp_path, steps):
     assert stop_after(steps, again) == EXIT_STOPPED
     assert main([*again, "--resume", "latest"]) == 0
     assert_same_state(newest(whole), newest(tmp_path / "parts"))
-    assert (tmp_path / "parts/model_swa/model.safetensors").read_bytes() == \
-        (whole / "model_swa/model.safetensors").read_bytes()  # fmt: skip
+    assert (tmp_path / "parts/model_swa/model.safetensors").read_bytes() == (
+        whole / "model_swa/model.safetensors"
+    ).read_bytes()
 
 
 def test_an_average_of_other_epochs_is_no_average_to_go_on_with(tmp_path, capsys):
     recipe = words(tmp_path, "run", *RECIPE[:2], "--warmup", 0)
     assert stop_after(10, [*recipe, "--epochs", "5", "--swa-epochs", "3"]) == EXIT_STOPPED
     capsys.readouterr()
-    for more, there in ((["--epochs", "5", "--swa-epochs", "4"], "6, 9, it holds 9"),
-                        (["--epochs", "6", "--swa-epochs", "5"], "6, 9, it holds 9")):  # fmt: skip
+    for more, there in (
+        (["--epochs", "5", "--swa-epochs", "4"], "6, 9, it holds 9"),
+        (["--epochs", "6", "--swa-epochs", "5"], "6, 9, it holds 9"),
+    ):
         assert main([*recipe, *more, "--resume", "latest"]) == 2
-        assert f"SWA is to hold the weights of steps {there}: give the length and the --swa-epochs" in \
-            capsys.readouterr().err  # fmt: skip
+        assert (
+            f"SWA is to hold the weights of steps {there}: give the length and the --swa-epochs"
+            in capsys.readouterr().err
+        )
     # a longer run, of which no epoch to be averaged has come yet, begins anew
     assert main([*recipe, "--epochs", "6", "--swa-epochs", "2", "--resume", "latest", "--save-frequency", "1"]) == 0
     assert_is_mean(tmp_path / "run", [15, 18])
 
 
-@pytest.mark.parametrize("more, message", [
-    (["--swa-epochs", 6], "--swa-epochs 6, and the run has 5.0: give at most 5"),
-    (["--image-freeze-epochs", 5], "--image-freeze-epochs 5 and --unfreeze-warmup-epochs 1 do not end within"),
-    (["--lock-text"], "but nothing of the text backbone is trained"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "more, message",
+    [
+        (["--swa-epochs", 6], "--swa-epochs 6, and the run has 5.0: give at most 5"),
+        (["--image-freeze-epochs", 5], "--image-freeze-epochs 5 and --unfreeze-warmup-epochs 1 do not end within"),
+        (["--lock-text"], "but nothing of the text backbone is trained"),
+    ],
+)
 def test_what_cannot_be_is_refused_before_the_first_step(tmp_path, capsys, more, message):
     assert main(words(tmp_path, "no", *RECIPE, *more)) == 2
     assert message in capsys.readouterr().err and not (tmp_path / "no").exists()
@@ -157,13 +195,48 @@ def test_what_cannot_be_is_refused_before_the_first_step(tmp_path, capsys, more,
 
 # with an epsilon far above the moments AdamW's steps are proportional to them, and sums in another order stay small
 DRAWINGS = [
-    *DATA, "--model", "ProLIP-ViT-test", "--precision", "fp32", "--device", "cpu", "--train-num-samples", "48",
-    "--epochs", "4", "--warmup", "0", "--eps", "0.1", "--lr", "0.02", "--wd", "1e-3",
-    "--image-freeze-epochs", "2", "--unfreeze-warmup-epochs", "1", "--image-lr-mult", "0.3", "--text-lr-mult", "0.5",
-    "--swa-epochs", "2", "--grad-clip-norm", "0.5", "--save-frequency", "1", "--keep-checkpoints", "0",
-    "--log-every-n-steps", "1",
-    "--init-logit-bias", "-3", "--alpha2", "0",  # masked rows are whole ones of each rank, and three ranks have others
-]  # fmt: skip
+    *DATA,
+    "--model",
+    "ProLIP-ViT-test",
+    "--precision",
+    "fp32",
+    "--device",
+    "cpu",
+    "--train-num-samples",
+    "48",
+    "--epochs",
+    "4",
+    "--warmup",
+    "0",
+    "--eps",
+    "0.1",
+    "--lr",
+    "0.02",
+    "--wd",
+    "1e-3",
+    "--image-freeze-epochs",
+    "2",
+    "--unfreeze-warmup-epochs",
+    "1",
+    "--image-lr-mult",
+    "0.3",
+    "--text-lr-mult",
+    "0.5",
+    "--swa-epochs",
+    "2",
+    "--grad-clip-norm",
+    "0.5",
+    "--save-frequency",
+    "1",
+    "--keep-checkpoints",
+    "0",
+    "--log-every-n-steps",
+    "1",
+    "--init-logit-bias",
+    "-3",
+    "--alpha2",
+    "0",  # masked rows are whole ones of each rank, and three ranks have others
+]
 WAYS = {
     "one": (1, ["--batch-size", "12", "--workers", "2"]),
     "two": (2, ["--batch-size", "6", "--workers", "1"]),
@@ -174,8 +247,12 @@ WAYS = {
     "four": (4, ["--batch-size", "3", "--workers", "1"]),
     "one for four": (1, ["--batch-size", "12", "--workers", "4"]),
 }
-PAIRS = [("two", "one"), ("micro-batches", "one"), ("shards", "one"),
-         *(pytest.param(name, f"one for {name}", marks=pytest.mark.slow) for name in ("three", "four"))]  # fmt: skip
+PAIRS = [
+    ("two", "one"),
+    ("micro-batches", "one"),
+    ("shards", "one"),
+    *(pytest.param(name, f"one for {name}", marks=pytest.mark.slow) for name in ("three", "four")),
+]
 
 
 @pytest.fixture(scope="module")

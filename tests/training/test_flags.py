@@ -1,4 +1,5 @@
 """Flags from dataclass fields: types, files, and what an unknown flag is answered."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass, field
@@ -36,13 +37,41 @@ def parse(*words: str) -> Example:
 
 def test_every_kind_of_field_is_read_from_its_flag():
     got = parse(
-        "--train-data", "a.tar", "--lr", "1e-4", "--steps", "5", "--resampled", "--shape", "const", "--form", "printed",
-        "--sizes", "1", "2", "--names", "x", "--options", "scale=(0.8,1.0)", "gray=0.2", "mode=fast", "--clip", "1",
-    )  # fmt: skip
+        "--train-data",
+        "a.tar",
+        "--lr",
+        "1e-4",
+        "--steps",
+        "5",
+        "--resampled",
+        "--shape",
+        "const",
+        "--form",
+        "printed",
+        "--sizes",
+        "1",
+        "2",
+        "--names",
+        "x",
+        "--options",
+        "scale=(0.8,1.0)",
+        "gray=0.2",
+        "mode=fast",
+        "--clip",
+        "1",
+    )
     want = Example(
-        train_data="a.tar", lr=1e-4, steps=5, resampled=True, shape="const", form="printed", sizes=(1, 2), names=["x"],
-        options={"scale": (0.8, 1.0), "gray": 0.2, "mode": "fast"}, clip=1.0,
-    )  # fmt: skip
+        train_data="a.tar",
+        lr=1e-4,
+        steps=5,
+        resampled=True,
+        shape="const",
+        form="printed",
+        sizes=(1, 2),
+        names=["x"],
+        options={"scale": (0.8, 1.0), "gray": 0.2, "mode": "fast"},
+        clip=1.0,
+    )
     assert got == want
 
 

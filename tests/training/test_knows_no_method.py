@@ -1,4 +1,5 @@
 """Whoever adds a method touches nothing here: no method, none of its parameters and no part of a model is named."""
+
 from __future__ import annotations
 
 import ast
@@ -17,8 +18,7 @@ SOURCE = Path(__file__).parents[2] / "src" / "training"
 FILES = sorted(SOURCE.rglob("*.py"))
 #: Names of settings that are ordinary words here too: torch's `forward`.
 ALLOWED = {"forward"}
-PARAMETERS = {field.name for method in METHODS.values()
-              for field in dataclasses.fields(method.config)}
+PARAMETERS = {field.name for method in METHODS.values() for field in dataclasses.fields(method.config)}
 PARAMETERS |= ProLIPCfg.model_fields.keys() - ALLOWED
 #: Attributes by which a model of one kind has its towers.
 PARTS = {"visual", "text"}
@@ -55,16 +55,35 @@ def test_no_method_and_no_parameter_of_one_is_named(path):
     assert list(found_in(ast.parse(path.read_text()))) == []
 
 
-@pytest.mark.parametrize("line", [
-    "weight = getattr(config.objective, 'alpha2', 0.0)", "if config.method == 'siglip': pass", "model.visual.eval()",
-    "make_prolip(3)", "known_matches = 1", "loader(known_matches=True)", "def f(init_unc_bias): pass",
-    "help = 'give --mask-ratio'", "text = 'ProLIP-ViT-B-16'", "x: ProLIP", "print('use --method clip')",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "line",
+    [
+        "weight = getattr(config.objective, 'alpha2', 0.0)",
+        "if config.method == 'siglip': pass",
+        "model.visual.eval()",
+        "make_prolip(3)",
+        "known_matches = 1",
+        "loader(known_matches=True)",
+        "def f(init_unc_bias): pass",
+        "help = 'give --mask-ratio'",
+        "text = 'ProLIP-ViT-B-16'",
+        "x: ProLIP",
+        "print('use --method clip')",
+    ],
+)
 def test_a_name_would_be_seen(line):
     assert list(found_in(ast.parse(line)))
 
 
 def test_what_is_no_method_is_let_through():
-    lines = ("import prolip", "from prolip.methods import METHODS", "prolip.get_tokenizer(name)", "'--grad-clip-norm'",
-             "nn.utils.clip_grads_with_norm_(p)", "'OpenCLIP'", "config.beta1", "text = 3")  # fmt: skip
+    lines = (
+        "import prolip",
+        "from prolip.methods import METHODS",
+        "prolip.get_tokenizer(name)",
+        "'--grad-clip-norm'",
+        "nn.utils.clip_grads_with_norm_(p)",
+        "'OpenCLIP'",
+        "config.beta1",
+        "text = 3",
+    )
     assert not [hit for line in lines for hit in found_in(ast.parse(line))]

@@ -1,4 +1,5 @@
 """A look at the whole data before epochs: adaptation without pairs, on ranks as by one process, resumed, refused."""
+
 from __future__ import annotations
 
 import io
@@ -14,11 +15,25 @@ from training_runs import start as begin
 from training_runs import stop_after
 
 from drawings import UNSEEN
-from training.checkpoint.files import load_checkpoint
+from training.checkpoint.reader import load_checkpoint
 from training.main import main
 
-PLAIN = ["--train-data", UNSEEN, "--caption-sampling", "name:2,keywords", "--precision", "fp32", "--device", "cpu",
-         "--warmup", "1", "--log-every-n-steps", "1", "--lr", "1e-3"]  # fmt: skip
+PLAIN = [
+    "--train-data",
+    UNSEEN,
+    "--caption-sampling",
+    "name:2,keywords",
+    "--precision",
+    "fp32",
+    "--device",
+    "cpu",
+    "--warmup",
+    "1",
+    "--log-every-n-steps",
+    "1",
+    "--lr",
+    "1e-3",
+]
 ADAPT = [*PLAIN, "--method", "source-free", "--neighbours", "20"]
 EPOCH = ["--train-num-samples", "32"]  # two steps of 16
 
@@ -41,8 +56,19 @@ def memory_of(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def test_the_adapted_model_stays_one_of_its_method_and_no_pair_is_read(source, tmp_path, capsys):
-    words = [*ADAPT, "--model", f"local-dir:{source}", "--batch-size", "16", "--workers", "0", "--max-steps", "3",
-             "--output", str(tmp_path)]  # fmt: skip
+    words = [
+        *ADAPT,
+        "--model",
+        f"local-dir:{source}",
+        "--batch-size",
+        "16",
+        "--workers",
+        "0",
+        "--max-steps",
+        "3",
+        "--output",
+        str(tmp_path),
+    ]
     assert main([*words, "--name", "one"]) == 0
     said = capsys.readouterr().out
     assert "epoch 0: looked at the whole data" in said and "\neach query retrieves 20 of " in said
@@ -74,8 +100,23 @@ def turned(folder: Path) -> Path:
 
 def test_ranks_adapt_as_one_process_does(source, tmp_path, forked):
     # by SGD: Adam makes whole steps of gradients that are rounding errors
-    words = [*ADAPT, *EPOCH, "--model", f"local-dir:{source}", "--max-steps", "4", "--renew-pairs", "--opt", "sgd",
-             "--lr", "0.1", "--save-every-steps", "1", "--output", str(tmp_path)]  # fmt: skip
+    words = [
+        *ADAPT,
+        *EPOCH,
+        "--model",
+        f"local-dir:{source}",
+        "--max-steps",
+        "4",
+        "--renew-pairs",
+        "--opt",
+        "sgd",
+        "--lr",
+        "0.1",
+        "--save-every-steps",
+        "1",
+        "--output",
+        str(tmp_path),
+    ]
     ways = {"one": (1, "16", "2"), "two": (2, "8", "1")}
     for name, (ranks, size, workers) in ways.items():
         place = ["--batch-size", size, "--workers", workers, "--name", name]
@@ -91,8 +132,21 @@ def test_ranks_adapt_as_one_process_does(source, tmp_path, forked):
 @pytest.mark.parametrize("stop", [1, 2, 3])
 def test_a_run_goes_on_bit_for_bit(source, tmp_path, renew, stop):
     """Stopped within an epoch, at its end, and behind one."""
-    words = [*ADAPT, *EPOCH, "--model", f"local-dir:{source}", "--max-steps", "5", "--batch-size", "16", "--workers",
-             "0", "--output", str(tmp_path), *(["--renew-pairs"] if renew else [])]  # fmt: skip
+    words = [
+        *ADAPT,
+        *EPOCH,
+        "--model",
+        f"local-dir:{source}",
+        "--max-steps",
+        "5",
+        "--batch-size",
+        "16",
+        "--workers",
+        "0",
+        "--output",
+        str(tmp_path),
+        *(["--renew-pairs"] if renew else []),
+    ]
     assert main([*words, "--name", "whole"]) == 0
     assert stop_after(stop, [*words, "--name", "halves"]) != 0
     assert main([*words, "--name", "halves", "--resume", "latest"]) == 0
@@ -101,8 +155,20 @@ def test_a_run_goes_on_bit_for_bit(source, tmp_path, renew, stop):
 
 
 def test_pairs_are_found_again_only_where_that_is_asked_for(source, tmp_path, capsys):
-    words = [*ADAPT, *EPOCH, "--model", f"local-dir:{source}", "--max-steps", "6", "--batch-size", "16", "--workers",
-             "0", "--output", str(tmp_path)]  # fmt: skip
+    words = [
+        *ADAPT,
+        *EPOCH,
+        "--model",
+        f"local-dir:{source}",
+        "--max-steps",
+        "6",
+        "--batch-size",
+        "16",
+        "--workers",
+        "0",
+        "--output",
+        str(tmp_path),
+    ]
     assert main([*words, "--name", "once"]) == 0
     assert capsys.readouterr().out.count("looked at the whole data") == 1
     assert main([*words, "--name", "each", "--renew-pairs"]) == 0
@@ -117,8 +183,21 @@ def test_texts_come_from_a_file_and_images_need_none(source, tmp_path):
             (images / Path(member.name).name).write_bytes(tar.extractfile(member).read())
     texts = tmp_path / "texts.txt"
     texts.write_text("a cat\na red rose\n\na cat\nhouse\n")
-    words = [*ADAPT[2:], "--model", f"local-dir:{source}", "--max-steps", "2", "--batch-size", "8", "--workers", "0",
-             "--save-every-steps", "1", "--output", str(tmp_path)]  # fmt: skip
+    words = [
+        *ADAPT[2:],
+        "--model",
+        f"local-dir:{source}",
+        "--max-steps",
+        "2",
+        "--batch-size",
+        "8",
+        "--workers",
+        "0",
+        "--save-every-steps",
+        "1",
+        "--output",
+        str(tmp_path),
+    ]
     words = [w for w in words if w not in ("--caption-sampling", "name:2,keywords")]
     words += ["--train-data", str(images), "--target-texts", str(texts), "--name", "files"]
     assert main(words) == 0
@@ -126,14 +205,33 @@ def test_texts_come_from_a_file_and_images_need_none(source, tmp_path):
     assert len(memory["text_ids"]) == 3 and len(memory["keys"]) == 20
 
 
-@pytest.mark.parametrize(("words", "message"), [
-    (["--model", "ProLIP-ViT-test"], "goes on with a trained model"),
-    (["--pair-weight", "novelty"], "has no novelty of images"), (["--pair-weight", "trace"], "all have one trace"),
-    (["--dataset-resampled"], "has no end"), (["--target-texts", "nowhere.txt"], "nowhere.txt"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--model", "ProLIP-ViT-test"], "goes on with a trained model"),
+        (["--pair-weight", "novelty"], "has no novelty of images"),
+        (["--pair-weight", "trace"], "all have one trace"),
+        (["--dataset-resampled"], "has no end"),
+        (["--target-texts", "nowhere.txt"], "nowhere.txt"),
+    ],
+)
 def test_what_cannot_be_adapted_is_refused_before_the_first_step(source, tmp_path, capsys, words, message):
-    given = [*ADAPT, "--model", f"local-dir:{source}", "--max-steps", "3", "--batch-size", "16", "--workers", "0",
-             "--output", str(tmp_path), "--name", "no", *words]  # fmt: skip
+    given = [
+        *ADAPT,
+        "--model",
+        f"local-dir:{source}",
+        "--max-steps",
+        "3",
+        "--batch-size",
+        "16",
+        "--workers",
+        "0",
+        "--output",
+        str(tmp_path),
+        "--name",
+        "no",
+        *words,
+    ]
     assert main(given) != 0
     assert message in capsys.readouterr().err
     assert not (tmp_path / "no/metrics.jsonl").exists() or not (tmp_path / "no/metrics.jsonl").read_text()

@@ -1,4 +1,5 @@
 """The command line: which flags there are, what help says, and how every wrong input is answered."""
+
 from __future__ import annotations
 
 import json
@@ -12,7 +13,7 @@ from torch.distributed.run import get_args_parser
 
 from prolip.data.faults import SampleFault
 from training.health.errors import explain
-from training.health.terms import NonFiniteError
+from training.health.nonfinite import NonFiniteError
 from training.main import build_parser, main, parse
 
 SHARD = "data/emoji/noto.tar"
@@ -67,8 +68,12 @@ def test_methods_differ_in_their_own_flags_alone():
 @pytest.mark.parametrize("method", ["prolip", "siglip", "clip"])
 def test_torchrun_takes_no_flag_of_ours_for_one_of_its_own(method):
     theirs = [word for action in get_args_parser()._actions for word in action.option_strings]
-    taken = {flag: word for flag in build_parser(method).flags() for word in theirs
-             if word.startswith(flag) and flag not in ("--help", "-h")}  # fmt: skip
+    taken = {
+        flag: word
+        for flag in build_parser(method).flags()
+        for word in theirs
+        if word.startswith(flag) and flag not in ("--help", "-h")
+    }
     assert taken == {}
 
 
@@ -224,16 +229,28 @@ def damaged(tmp_path) -> Path:
 @pytest.mark.parametrize("workers", ["0", "2"])
 def test_too_many_broken_images_end_the_run_without_a_trace(capsys, tmp_path, damaged, workers):
     text = refused(
-        capsys, *TINY, "--workers", workers, "--batch-size", "2", "--train-data", damaged, "--epochs", "3",
-        "--output", tmp_path, "--device", "cpu",
-    )  # fmt: skip
+        capsys,
+        *TINY,
+        "--workers",
+        workers,
+        "--batch-size",
+        "2",
+        "--train-data",
+        damaged,
+        "--epochs",
+        "3",
+        "--output",
+        tmp_path,
+        "--device",
+        "cpu",
+    )
     assert "bad image" in text and "--max-bad-fraction" in text
 
 
 def test_an_error_in_a_loaders_worker_is_reported_in_one_line():
     text = (
         "Caught FileNotFoundError in DataLoader worker process 0.\n"
-        "Original Traceback (most recent call last):\n  File \"x.py\", line 1, in f\n    g()\n"
+        'Original Traceback (most recent call last):\n  File "x.py", line 1, in f\n    g()\n'
         "FileNotFoundError: shard a.tar is gone"
     )
     assert explain(FileNotFoundError(text)) == "shard a.tar is gone"

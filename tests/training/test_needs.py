@@ -1,4 +1,5 @@
 """What an objective declares the run gives it: captions, a teacher, and by the same door steps, ranks and tokenizer."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass, field
@@ -10,7 +11,7 @@ import torch
 import prolip
 from prolip.methods import METHODS
 from prolip.methods.base import Method, Needs, Objective, logit_scale_and_bias
-from prolip.models.weights.checkpoint import save_pretrained
+from prolip.models.checkpoint import save_pretrained
 from prolip.scores import CSDScore
 from training.config import build_config
 from training.loop import train
@@ -60,34 +61,39 @@ def toy(monkeypatch):
 
 def make(tmp_path, data=None, **objective):
     synthetic = {"dataset_type": "synthetic", "train_num_samples": 24}
-    config = build_config("toy", {
-        "model": {"model": "ProLIP-ViT-test"}, "optim": {"warmup": 0},
-        "data": {"batch_size": 8, "workers": 0} | (data or synthetic),
-        "run": {"precision": "fp32", "max_steps": 3, "device": "cpu", "seed": 5}, "objective": objective,
-    })  # fmt: skip
+    config = build_config(
+        "toy",
+        {
+            "model": {"model": "ProLIP-ViT-test"},
+            "optim": {"warmup": 0},
+            "data": {"batch_size": 8, "workers": 0} | (data or synthetic),
+            "run": {"precision": "fp32", "max_steps": 3, "device": "cpu", "seed": 5},
+            "objective": objective,
+        },
+    )
     return build(config, World(), tmp_path / "run", rows=8)
 
 
 @pytest.mark.parametrize("captions", [1, 2, 3])
 def test_captions_are_as_many_as_the_objective_declares(toy, tmp_path, captions):
     run = make(tmp_path, wanted=captions)
-    batch = next(iter(run.fed.loader))
+    batch = next(iter(run.data.loader))
     assert batch["text"].shape[:-1] == ((8,) if captions == 1 else (8, captions))
     train(run)
-    run.kept.log.close()
+    run.outputs.log.close()
 
 
 def test_a_teacher_reaches_the_objective_frozen_and_is_no_part_of_it(toy, tmp_path):
     save_pretrained(prolip.create_model("ProLIP-ViT-test"), tmp_path / "teacher")
     run = make(tmp_path, wanted=0, teacher=f"local-dir:{tmp_path / 'teacher'}")
-    assert "text" not in next(iter(run.fed.loader))
+    assert "text" not in next(iter(run.data.loader))
     objective = run.trained.objective
     teacher = objective.context.teacher
     before = [p.clone() for p in teacher.parameters()]
     names = {name for name, _ in objective.named_parameters()} | objective.state_dict().keys()
     assert not teacher.training and all(name.startswith("model.") for name in names)
     train(run)
-    run.kept.log.close()
+    run.outputs.log.close()
     assert all(torch.equal(a, b) for a, b in zip(before, teacher.parameters(), strict=True))
 
 
@@ -106,10 +112,33 @@ def test_what_follows_from_a_method_is_neither_a_flag_nor_saved(toy, tmp_path):
 
 def test_the_line_of_progress_shows_what_the_objective_wants_shown(toy, tmp_path, capsys):
     words = [
-        "--method", "toy", "--model", "ProLIP-ViT-test", "--dataset-type", "synthetic", "--train-num-samples", "24",
-        "--batch-size", "8", "--workers", "0", "--max-steps", "1", "--warmup", "0", "--log-every-n-steps", "1",
-        "--device", "cpu", "--precision", "fp32", "--output", str(tmp_path), "--name", "shown",
-    ]  # fmt: skip
+        "--method",
+        "toy",
+        "--model",
+        "ProLIP-ViT-test",
+        "--dataset-type",
+        "synthetic",
+        "--train-num-samples",
+        "24",
+        "--batch-size",
+        "8",
+        "--workers",
+        "0",
+        "--max-steps",
+        "1",
+        "--warmup",
+        "0",
+        "--log-every-n-steps",
+        "1",
+        "--device",
+        "cpu",
+        "--precision",
+        "fp32",
+        "--output",
+        str(tmp_path),
+        "--name",
+        "shown",
+    ]
     assert main(words) == 0
     line = next(line for line in capsys.readouterr().out.splitlines() if "samples/s" in line)
     assert " | scale " in line and "bias" not in line

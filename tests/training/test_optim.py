@@ -1,4 +1,5 @@
 """Schedules against their closed forms, parameter groups against timm's, optimisers by name."""
+
 from __future__ import annotations
 
 import math
@@ -22,7 +23,7 @@ from training.optim import (
     gradient_norms,
     learning_rate_factor,
     parameter_groups,
-    parts_of,
+    params_by_tower,
     release_gradients,
     set_learning_rate,
     stages_of,
@@ -98,10 +99,17 @@ def test_every_trainable_parameter_is_in_one_group_and_frozen_ones_in_none(objec
 def test_biases_norms_scalars_tokens_and_positions_have_no_decay(objective):
     decay = {n: g["weight_decay"] for g in parameter_groups(objective, OptimConfig()) for n in g["names"]}
     for name in (
-        "logit_scale", "logit_bias", "visual.class_embedding", "visual.unc_embedding", "visual.positional_embedding",
-        "visual.ln_post.weight", "text.positional_embedding", "text.unc_emb", "text.cls_emb",
+        "logit_scale",
+        "logit_bias",
+        "visual.class_embedding",
+        "visual.unc_embedding",
+        "visual.positional_embedding",
+        "visual.ln_post.weight",
+        "text.positional_embedding",
+        "text.unc_emb",
+        "text.cls_emb",
         "text.transformer.resblocks.0.attn.in_proj_bias",
-    ):  # fmt: skip
+    ):
         assert decay[f"model.{name}"] == 0, name
     for name in ("visual.conv1.weight", "visual.proj", "text.transformer.resblocks.0.mlp.c_fc.weight"):
         assert decay[f"model.{name}"] == 0.2, name
@@ -119,15 +127,26 @@ def test_scale_and_bias_have_their_own_multiplier(objective):
 def test_layer_decay_falls_from_the_heads_to_the_embeddings(objective):
     scale = {n: g["lr_scale"] for g in parameter_groups(objective, OptimConfig(layer_decay=0.5)) for n in g["names"]}
     want = {
-        "visual.proj": 1.0, "visual.ln_post.weight": 1.0, "visual.uncertainty_proj.weight": 1.0,
-        "visual.transformer.resblocks.1.ln_1.weight": 0.5, "visual.transformer.resblocks.0.ln_1.weight": 0.25,
-        "visual.conv1.weight": 0.125, "visual.ln_pre.weight": 0.125, "visual.positional_embedding": 0.125,
-        "visual.class_embedding": 0.125, "visual.unc_embedding": 0.125,
-        "text.text_projection.weight": 1.0, "text.ln_final.weight": 1.0,
-        "text.text_uncertainty_projection.weight": 1.0, "text.transformer.resblocks.0.ln_1.weight": 0.5,
-        "text.token_embedding.weight": 0.25, "text.positional_embedding": 0.25, "text.cls_emb": 0.25,
-        "text.unc_emb": 0.25, "logit_scale": 1.0,
-    }  # fmt: skip
+        "visual.proj": 1.0,
+        "visual.ln_post.weight": 1.0,
+        "visual.uncertainty_proj.weight": 1.0,
+        "visual.transformer.resblocks.1.ln_1.weight": 0.5,
+        "visual.transformer.resblocks.0.ln_1.weight": 0.25,
+        "visual.conv1.weight": 0.125,
+        "visual.ln_pre.weight": 0.125,
+        "visual.positional_embedding": 0.125,
+        "visual.class_embedding": 0.125,
+        "visual.unc_embedding": 0.125,
+        "text.text_projection.weight": 1.0,
+        "text.ln_final.weight": 1.0,
+        "text.text_uncertainty_projection.weight": 1.0,
+        "text.transformer.resblocks.0.ln_1.weight": 0.5,
+        "text.token_embedding.weight": 0.25,
+        "text.positional_embedding": 0.25,
+        "text.cls_emb": 0.25,
+        "text.unc_emb": 0.25,
+        "logit_scale": 1.0,
+    }
     assert {name: scale[f"model.{name}"] for name in want} == want
     assert max(scale.values()) <= 1
 
@@ -180,7 +199,7 @@ def test_what_stands_still_keeps_its_bits_and_gets_no_moments(name):
     holder = nn.Module()
     holder.model = model
     config = OptimConfig(opt=name, lr=1e-2, wd=0.1, image_freeze_epochs=1)
-    optimizer, parts = build_optimizer(holder, config), parts_of(holder)
+    optimizer, parts = build_optimizer(holder, config), params_by_tower(holder)
     still = {n for group in optimizer.param_groups if group["backbone"] == "image" for n in group["names"]}
     assert still == {f"model.{n}" for n in model.backbones()["image"]} and len(still) > 20
     own = dict(holder.named_parameters())
@@ -205,10 +224,13 @@ def test_a_part_that_stands_still_as_a_whole_has_norm_0():
     assert norms == {"grad_norm": 2, "grad_norm_image": 0, "grad_norm_text": 2} and layer.weight.grad.norm() <= 1
 
 
-@pytest.mark.parametrize("settings, message", [
-    ({"image_lr_mult": 0.1}, "--image-lr-mult, but nothing of the image backbone is trained: leave it out"),
-    ({"image_freeze_epochs": 1}, "--image-freeze-epochs, but nothing of the image backbone is trained"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "settings, message",
+    [
+        ({"image_lr_mult": 0.1}, "--image-lr-mult, but nothing of the image backbone is trained: leave it out"),
+        ({"image_freeze_epochs": 1}, "--image-freeze-epochs, but nothing of the image backbone is trained"),
+    ],
+)
 def test_settings_of_a_backbone_that_is_locked_are_refused(settings, message):
     holder = nn.Module()
     holder.model = prolip.create_model("ProLIP-ViT-test")
@@ -245,8 +267,10 @@ def test_an_average_of_epochs_is_the_plain_mean(foreach):
 
 def test_the_epochs_to_average_are_counted_back_from_the_end():
     model = nn.Linear(1, 1)
-    steps = {(epochs, total): build_averages(model, OptimConfig(swa_epochs=epochs), 10, total, True)["swa"].steps
-             for epochs, total in ((3, 50), (3, 45), (1, 7), (5, 41))}  # fmt: skip
+    steps = {
+        (epochs, total): build_averages(model, OptimConfig(swa_epochs=epochs), 10, total, True)["swa"].steps
+        for epochs, total in ((3, 50), (3, 45), (1, 7), (5, 41))
+    }
     assert steps == {(3, 50): [30, 40, 50], (3, 45): [25, 35, 45], (1, 7): [7], (5, 41): [1, 11, 21, 31, 41]}
     with pytest.raises(FlagError, match="--swa-epochs 6, and the run has 5.0: give at most 5"):
         build_averages(model, OptimConfig(swa_epochs=6), 10, 50, True)

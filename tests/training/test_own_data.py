@@ -1,4 +1,5 @@
 """Runs on one's own tables: trained on, validated on, and held out of, by the default flags of data."""
+
 from __future__ import annotations
 
 import csv
@@ -14,14 +15,14 @@ from training_runs import TINY, metrics
 
 from drawings import FOLDER
 from prolip.cli.main import main as prolip
-from prolip.data import emoji
+from prolip.corpora.emoji import corpus as emoji
 from prolip.data.reading.named import parse_source
 from prolip.data.reading.rows import read_rows
 from prolip.data.samples.split import Split, held_out
 from training.config import build_config, renewed
+from training.evaluate import open_validation
 from training.main import main, parse
 from training.parallel.distributed import World
-from training.validation import open_validation
 
 PAGE = (Path(__file__).parents[2] / "docs/own-data.md").read_text(encoding="utf-8")
 COMMANDS = re.findall(r"^prolip train (--.*)$", PAGE, re.MULTILINE)
@@ -105,8 +106,18 @@ def test_a_folder_of_classes_is_measured_by_the_top_1_of_what_is_held_out(descri
 
 @pytest.mark.parametrize("name", ["a.csv", "a.jsonl", "a.parquet"])
 def test_a_run_is_validated_on_a_table(tables, tmp_path, name):
-    run = begin(tmp_path, "--train-data", tables / "a.csv", "--val-data", tables / name, f"emoji:{FOLDER}/emojione.tar",
-                "--val-select", "subgroup=sport", "--best-metric", "a/i2t/R@1")  # fmt: skip
+    run = begin(
+        tmp_path,
+        "--train-data",
+        tables / "a.csv",
+        "--val-data",
+        tables / name,
+        f"emoji:{FOLDER}/emojione.tar",
+        "--val-select",
+        "subgroup=sport",
+        "--best-metric",
+        "a/i2t/R@1",
+    )
     found = json.loads((run / "eval.json").read_text())
     assert found["a/i2t/queries"] == 40 and "names/i2t/R@1" in found and (run / "best" / "best.json").exists()
 
@@ -116,7 +127,8 @@ def test_a_number_as_split_holds_a_share_out_of_every_test_set(tables):
     found = open_validation(parse([*MINE, *words, "--val-split", "0.3"]), None, None, World()).tasks
     assert [sum(1 for _ in task.samples()) for task in found] == [
         sum(held_out(tables / f"{number}.png", 0.3) for number in range(40)),
-        sum(held_out(drawing.data, 0.3) for drawing in emoji.read([FOLDER / "noto.tar"]).drawings)]  # fmt: skip
+        sum(held_out(drawing.data, 0.3) for drawing in emoji.read([FOLDER / "noto.tar"]).drawings),
+    ]
 
 
 def test_shards_are_held_out_of_as_they_are_read(tmp_path):
@@ -140,12 +152,18 @@ def test_the_old_spelling_names_the_new_one(capsys):
     assert "--val-tasks is not a flag here: use --val-data" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("saved", "sources"), [
-    ({"val_data": "data/x.tar", "val_tasks": ["wds:a"]}, ("emoji:data/x.tar", "wds:a")),
-    ({"val_data": None, "val_tasks": []}, ()), ({"val_tasks": ["coco:a,b"]}, ("coco:a,b",)),
-    ({"val_data": "http://h/x.tar"}, ("emoji:http://h/x.tar",)), ({"val_data": ["csv:a.csv"]}, ("csv:a.csv",)),
-    ({"val_data": "csv:a.csv"}, ("csv:a.csv",)), ({"val_batch_size": 3}, ()),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("saved", "sources"),
+    [
+        ({"val_data": "data/x.tar", "val_tasks": ["wds:a"]}, ("emoji:data/x.tar", "wds:a")),
+        ({"val_data": None, "val_tasks": []}, ()),
+        ({"val_tasks": ["coco:a,b"]}, ("coco:a,b",)),
+        ({"val_data": "http://h/x.tar"}, ("emoji:http://h/x.tar",)),
+        ({"val_data": ["csv:a.csv"]}, ("csv:a.csv",)),
+        ({"val_data": "csv:a.csv"}, ("csv:a.csv",)),
+        ({"val_batch_size": 3}, ()),
+    ],
+)
 def test_configurations_of_earlier_versions_are_read(saved, sources):
     assert build_config("prolip", {"val": saved}).val.val_data == sources
     assert renewed(renewed({"val": dict(saved)})) == renewed({"val": dict(saved)})
@@ -157,10 +175,14 @@ def test_synthetic_data_has_its_size_in_its_address(tmp_path):
     begin(tmp_path, "--train-data", "synthetic:64")
 
 
-@pytest.mark.parametrize(("source", "remedy"), [
-    ("wds:x", "train on its tars, shards:FOLDER/train"), ("texts:x", "give one of csv:FILE"),
-    ("imagenet:x", "train on images:FOLDER"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("source", "remedy"),
+    [
+        ("wds:x", "train on its tars, shards:FOLDER/train"),
+        ("texts:x", "give one of csv:FILE"),
+        ("imagenet:x", "train on images:FOLDER"),
+    ],
+)
 def test_sources_that_are_for_evaluation_are_not_trained_on(tmp_path, capsys, source, remedy):
     assert main([*MINE, "--output", str(tmp_path), "--name", "run", "--train-data", source]) == 2
     assert remedy in capsys.readouterr().err and not (tmp_path / "run").exists()

@@ -1,4 +1,5 @@
 """A run whose method trains means alone is points everywhere: ranked by mean, and without a word of traces."""
+
 from __future__ import annotations
 
 import json
@@ -20,8 +21,7 @@ DATA = ["--data", UNSEEN]
 @pytest.fixture(scope="module")
 def run(tmp_path_factory) -> Path:
     """Three steps of SigLIP, with the evaluations of its end."""
-    return start(tmp_path_factory.mktemp("runs"), "points", "--method", "siglip", "--max-steps", "3",
-                 *VALIDATION)  # fmt: skip
+    return start(tmp_path_factory.mktemp("runs"), "points", "--method", "siglip", "--max-steps", "3", *VALIDATION)
 
 
 @pytest.fixture(scope="module")
@@ -32,8 +32,9 @@ def task(tmp_path_factory) -> Path:
 
 
 def without_traces(metrics: dict) -> bool:
-    return not any(re.match("trace/|spearman/|inclusion/|recall_by_trace/|refusal/.*/(image|text|pair)/", key)
-                   for key in metrics)  # fmt: skip
+    return not any(
+        re.match("trace/|spearman/|inclusion/|recall_by_trace/|refusal/.*/(image|text|pair)/", key) for key in metrics
+    )
 
 
 def test_a_saved_model_names_its_method(run):
@@ -61,8 +62,17 @@ def test_the_corpus_command_ranks_by_mean_and_reports_no_trace(run, tmp_path, ca
 
 
 def test_the_evaluation_command_ranks_by_mean_and_refuses_by_score_alone(run, task, tmp_path, capsys):
-    (result,) = evaluate(["--model", f"local-dir:{run}/model", "--data", f"wds:{task}", "--uncertainty",
-                          "--save-features", str(tmp_path)])  # fmt: skip
+    (result,) = evaluate(
+        [
+            "--model",
+            f"local-dir:{run}/model",
+            "--data",
+            f"wds:{task}",
+            "--uncertainty",
+            "--save-features",
+            str(tmp_path),
+        ]
+    )
     said = capsys.readouterr().out
     assert result.info["similarity"] == "mean" and without_traces(result.metrics)
     assert "by score" in said and "by image" not in said
@@ -74,9 +84,21 @@ def test_the_evaluation_command_ranks_by_mean_and_refuses_by_score_alone(run, ta
 
 
 def test_clip_benchmark_compares_by_mean(run, task, tmp_path):
-    clip_benchmark(["eval", "--model", f"local-dir:{run}/model", "--dataset", "wds/drawings", "--dataset_root",
-                    f"{task.parent}/wds_{{dataset_cleaned}}", "--output", str(tmp_path / "{similarity}.json"),
-                    "--num_workers", "0"])  # fmt: skip
+    clip_benchmark(
+        [
+            "eval",
+            "--model",
+            f"local-dir:{run}/model",
+            "--dataset",
+            "wds/drawings",
+            "--dataset_root",
+            f"{task.parent}/wds_{{dataset_cleaned}}",
+            "--output",
+            str(tmp_path / "{similarity}.json"),
+            "--num_workers",
+            "0",
+        ]
+    )
     assert json.loads((tmp_path / "mean.json").read_text())["similarity"] == "mean"
 
 

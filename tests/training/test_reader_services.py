@@ -1,6 +1,7 @@
 """What training does for a model, for every kind of OpenCLIP's towers: exact micro-batches and ranks, frozen layers,
 recomputed activations, shards, compiled towers, other sizes, and runs that stop and go on.
 """
+
 from __future__ import annotations
 
 import os
@@ -27,11 +28,11 @@ import prolip
 from drawings import SHARDS
 from prolip.methods import find_method
 from prolip.methods.base import Context, Objective, accumulate_backward, join_reps, split_batch
-from prolip.models.weights.checkpoint import CheckpointError
+from prolip.models.checkpoint import CheckpointError
 from prolip.utils.flags import FlagError
-from training.checkpoint.files import load_checkpoint
+from training.checkpoint.reader import load_checkpoint
 from training.config import OptimConfig, RunConfig, build_config
-from training.health.preemption import EXIT_STOPPED
+from training.health.signals import EXIT_STOPPED
 from training.main import main
 from training.model import checkpoint_selectively, distribute, settle_statistics
 from training.optim import parameter_groups
@@ -105,8 +106,10 @@ def without_drops(module: nn.Module) -> None:
 
 
 # --- micro-batches and ranks -----------------------------------------------------------------------------------------
-RELPOS = pytest.param("vit_relpos_medium_patch16_cls_224", marks=pytest.mark.skipif(OLD_TIMM, reason="timm 1.0.21 has"
-                      " no other image sizes there"))  # fmt: skip
+RELPOS = pytest.param(
+    "vit_relpos_medium_patch16_cls_224",
+    marks=pytest.mark.skipif(OLD_TIMM, reason="timm 1.0.21 has no other image sizes there"),
+)
 DROPS = ("convnext_base", "xlm-roberta-base-ViT-B-32", "nllb-clip-base", RELPOS)
 SLOW_DROPS = ("ViTamin-B", "swin_base_patch4_window7_224", "mt5-base-ViT-B-32", "MobileCLIP2-L-14")
 
@@ -178,8 +181,12 @@ def test_one_image_alone_has_the_gradient_that_it_has_among_others(root, name):
 
 def statistics(model: Any) -> dict[str, Tensor]:
     """Running means, variances and counts of BatchNorm."""
-    return {f"{name}.{own}": value.clone() for name, part in model.named_modules() if isinstance(part, BatchNorm)
-            for own, value in part.named_buffers()}  # fmt: skip
+    return {
+        f"{name}.{own}": value.clone()
+        for name, part in model.named_modules()
+        if isinstance(part, BatchNorm)
+        for own, value in part.named_buffers()
+    }
 
 
 def run_config(name: str, **options: Any) -> Any:
@@ -312,9 +319,11 @@ def test_layers_decay_and_backbones_learn_at_rates_of_their_own(root, name):
     model = model_of(root, name)
     depths = model.depths()
     config = OptimConfig(layer_decay=0.5, image_lr_mult=0.1, lr=1.0, wd=0.2)
-    places = {own: (group["lr_scale"], group["weight_decay"], group["backbone"])
-              for group in parameter_groups(objective_of(model), config)
-              for own in (full.removeprefix("model.") for full in group["names"])}  # fmt: skip
+    places = {
+        own: (group["lr_scale"], group["weight_decay"], group["backbone"])
+        for group in parameter_groups(objective_of(model), config)
+        for own in (full.removeprefix("model.") for full in group["names"])
+    }
     trained = {own: p for own, p in model.named_parameters() if p.requires_grad}
     assert places.keys() == trained.keys()
     for own, (rate, decay, backbone) in places.items():
@@ -413,8 +422,10 @@ def test_windows_of_another_size_are_refused_with_both_shapes(root):
 
 @pytest.mark.parametrize("name", ["ViT-B-16", "coca_ViT-B-32"])
 def test_text_positions_are_interpolated_and_cls_keeps_its_own(root, name):
-    old, new = (model_of(root, name, **length).text.tower.positional_embedding.detach()
-                for length in ({}, {"force_context_length": 40}))  # fmt: skip
+    old, new = (
+        model_of(root, name, **length).text.tower.positional_embedding.detach()
+        for length in ({}, {"force_context_length": 40})
+    )
     special = int(name.startswith("coca"))
     words_ = old[: len(old) - special].T[None]
     want = nn.functional.interpolate(words_, size=40, mode="linear", align_corners=False)[0].T
@@ -440,9 +451,27 @@ def test_a_stopped_run_goes_on_bit_for_bit(root, tmp_path, name):
     start = folder(root, name)
 
     def line(run: str, *more: object) -> list[str]:
-        return words(tmp_path, run, "--model", f"local-dir:{start}", "--max-steps", 4, "--batch-size", 4,
-                     "--train-num-samples", 16, "--save-every-steps", 2, "--ema-decay", 0.9, "--init-logit-bias", -5,
-                     "--force-image-size", 64, *more)  # fmt: skip
+        return words(
+            tmp_path,
+            run,
+            "--model",
+            f"local-dir:{start}",
+            "--max-steps",
+            4,
+            "--batch-size",
+            4,
+            "--train-num-samples",
+            16,
+            "--save-every-steps",
+            2,
+            "--ema-decay",
+            0.9,
+            "--init-logit-bias",
+            -5,
+            "--force-image-size",
+            64,
+            *more,
+        )
 
     assert main(line("whole")) == 0
     assert stop_after(2, line("stopped")) == EXIT_STOPPED
@@ -474,17 +503,66 @@ def test_siglip2_trains_at_full_size_on_two_ranks(tmp_path):
     tokenizer.mkdir()
     (tmp_path / "text.txt").write_text("\n".join(SENTENCES * 20))
     spm.SentencePieceTrainer.train(
-        input=str(tmp_path / "text.txt"), model_prefix=str(tokenizer / "tokenizer"), model_type="bpe", vocab_size=320,
-        byte_fallback=True, hard_vocab_limit=False, pad_id=0, eos_id=1, bos_id=2, unk_id=3, minloglevel=2,
-    )  # fmt: skip
-    write = (f"import open_clip, safetensors.torch as st; m = open_clip.create_model({name!r}); "
-             f"st.save_file({{k: v.contiguous() for k, v in m.state_dict().items()}}, {str(weights)!r})")  # fmt: skip
+        input=str(tmp_path / "text.txt"),
+        model_prefix=str(tokenizer / "tokenizer"),
+        model_type="bpe",
+        vocab_size=320,
+        byte_fallback=True,
+        hard_vocab_limit=False,
+        pad_id=0,
+        eos_id=1,
+        bos_id=2,
+        unk_id=3,
+        minloglevel=2,
+    )
+    write = (
+        f"import open_clip, safetensors.torch as st; m = open_clip.create_model({name!r}); "
+        f"st.save_file({{k: v.contiguous() for k, v in m.state_dict().items()}}, {str(weights)!r})"
+    )
     subprocess.run([sys.executable, "-c", write], check=True)  # in this process names may stand for small towers
-    line = ["--nproc_per_node", "2", "-m", "training.main", "--model", name, "--pretrained", weights, "--tokenizer",
-            tokenizer, "--method", "likelihood", "--train-data", SHARDS, "--caption-sampling", "name,keywords",
-            "--batch-size", "2", "--max-steps", "3", "--warmup", "1", "--workers", "0", "--device", "cpu",
-            "--opt", "momentum", "--momentum", "0", "--lr", "0.1", "--fit-samples", "64", "--log-every-n-steps", "1",
-            "--output", tmp_path, "--name", "run", "--no-report"]  # fmt: skip
+    line = [
+        "--nproc_per_node",
+        "2",
+        "-m",
+        "training.main",
+        "--model",
+        name,
+        "--pretrained",
+        weights,
+        "--tokenizer",
+        tokenizer,
+        "--method",
+        "likelihood",
+        "--train-data",
+        SHARDS,
+        "--caption-sampling",
+        "name,keywords",
+        "--batch-size",
+        "2",
+        "--max-steps",
+        "3",
+        "--warmup",
+        "1",
+        "--workers",
+        "0",
+        "--device",
+        "cpu",
+        "--opt",
+        "momentum",
+        "--momentum",
+        "0",
+        "--lr",
+        "0.1",
+        "--fit-samples",
+        "64",
+        "--log-every-n-steps",
+        "1",
+        "--output",
+        tmp_path,
+        "--name",
+        "run",
+        "--no-report",
+    ]
     environment = {own: value for own, value in os.environ.items() if own not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
     environment |= {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", *map(str, line)]

@@ -1,4 +1,5 @@
 """What is recomputed changes memory, never gradients."""
+
 from __future__ import annotations
 
 from collections import Counter

@@ -1,4 +1,5 @@
 """A run ends with its report; training rows are ranked beside validation rows, and neither can cost a run."""
+
 from __future__ import annotations
 
 import dataclasses
@@ -10,18 +11,18 @@ import pytest
 import torch
 from training_runs import ROOT, TINY, metrics, start
 
-import prolip.report.page
-from prolip.data import emoji
-from prolip.evaluation.datasets.emoji import write_emoji
-from prolip.evaluation.loading import load_embedder
+import prolip.corpora.emoji.report.page
+from prolip.corpora.emoji import corpus as emoji
+from prolip.corpora.emoji.export import write_emoji
+from prolip.corpora.emoji.report.runs import read
 from prolip.evaluation.pairs import Pairs, numbered, recall_of_pairs
 from prolip.gaussian import Gaussian
-from prolip.report.runs import read
+from prolip.loading import load_embedder
 from prolip.scores import MeanScore
+from training.evaluate import open_validation, training_rows
 from training.main import parse
 from training.parallel.distributed import World
 from training.state import Evaluated
-from training.validation import open_validation, training_rows
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +42,7 @@ def run(task, tmp_path_factory):
 def test_the_run_leaves_a_page_with_its_evaluations_and_examples_and_nothing_of_the_corpus(run):
     page = (run / "report.html").read_text()
     assert (run / "figures/evaluations.png").is_file() and (run / "figures/learning_curves.png").is_file()
-    (name, shown), = read(run).shown.items()
+    ((name, shown),) = read(run).shown.items()
     assert name == "mine" and shown.images == metrics_of(run)[-1]["mine/i2t/queries"]
     assert "Examples from mine" in page
     assert not any(said in page for said in ("names find their own drawing", "prolip eval emoji", "designer"))
@@ -60,8 +61,9 @@ def test_training_rows_are_ranked_as_the_saved_model_ranks_them_and_are_the_same
     last = metrics_of(run)[-1]
     count = int(last["mine/pairs"])
     texts = [max(row.chances, key=row.chances.get) for row in rows[:count]]
-    scores = embedder.score.pairwise(embedder.encode_image(torch.stack([row.pixels for row in rows[:count]])),
-                                     embedder.embed_texts(texts))  # fmt: skip
+    scores = embedder.score.pairwise(
+        embedder.encode_image(torch.stack([row.pixels for row in rows[:count]])), embedder.embed_texts(texts)
+    )
     found = [texts[scores[i].argmax()] == texts[i] for i in range(count)]
     found += [texts[scores[:, i].argmax()] == texts[i] for i in range(count)]
     assert last["mine/train_pairs_R@1"] == pytest.approx(sum(found) / len(found), abs=1.5 / count)  # a tie or two
@@ -117,8 +119,8 @@ def linger(folder):
 
 @pytest.mark.parametrize(("drawn", "why"), [(fail, "no room"), (linger, "it took longer than 1 s")])
 def test_a_page_that_fails_or_takes_too_long_does_not_fail_the_run(drawn, why, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(prolip.report.page, "make_report", drawn)
-    monkeypatch.setattr(prolip.report.page, "LIMIT", 1)
+    monkeypatch.setattr(prolip.corpora.emoji.report.page, "make_report", drawn)
+    monkeypatch.setattr(prolip.corpora.emoji.report.page, "LIMIT", 1)
     began = time.monotonic()
     folder = start(tmp_path, "run", "--report", "--max-steps", "3")
     assert time.monotonic() - began < 25

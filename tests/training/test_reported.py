@@ -1,4 +1,5 @@
 """What a run says: errors name the flag that was typed, and the log which weights it begins with."""
+
 import io
 import re
 import tarfile
@@ -10,10 +11,10 @@ from commands import evaluate_corpus as corpus
 
 import prolip
 from prolip.cli.main import main as command_line
-from prolip.models.weights.checkpoint import save_pretrained
+from prolip.models.checkpoint import save_pretrained
+from training.evaluate import open_validation
 from training.main import main, parse
 from training.parallel.distributed import World
-from training.validation import open_validation
 
 ROOT = Path(__file__).resolve().parents[2]
 DRAWINGS = "drawings.tar"
@@ -25,9 +26,12 @@ def bad(tmp_path, monkeypatch):
     """A folder of wrong data, which is the working directory."""
     monkeypatch.chdir(tmp_path)
     Path("page.tar").write_text("<!DOCTYPE html><html>404</html>")
-    for name, members in (("empty.tar", {}), ("plain.tar", {"a.webp": b"x", "a.txt": b"x"}),
-                          ("lists.tar", {"a.webp": b"x", "a.json": b"[1]"}),
-                          ("other.tar", {"a.webp": b"x", "a.json": b'{"name": "x"}'})):  # fmt: skip
+    for name, members in (
+        ("empty.tar", {}),
+        ("plain.tar", {"a.webp": b"x", "a.txt": b"x"}),
+        ("lists.tar", {"a.webp": b"x", "a.json": b"[1]"}),
+        ("other.tar", {"a.webp": b"x", "a.json": b'{"name": "x"}'}),
+    ):
         with tarfile.open(name, "w") as tar:
             for member, data in members.items():
                 info = tarfile.TarInfo(member)
@@ -77,9 +81,22 @@ def test_a_run_that_cannot_open_its_test_sets_ends_in_one_line(bad, capsys, flag
 
 #: Flags of a run with a wrong value each; the flag must begin the message, and no other data flag may be named.
 CORPUS_MISTAKES = (
-    "none.tar", "page.tar", "empty.tar", "plain.tar", "lists.tar", "other.tar", "cut.tar", "table.csv", "sets",
-    "nowhere/x.tar", "{a,b", "{0..3}.tar", "*.tgz", "page.tar::", "s3s://bucket/x.tar",
-)  # fmt: skip
+    "none.tar",
+    "page.tar",
+    "empty.tar",
+    "plain.tar",
+    "lists.tar",
+    "other.tar",
+    "cut.tar",
+    "table.csv",
+    "sets",
+    "nowhere/x.tar",
+    "{a,b",
+    "{0..3}.tar",
+    "*.tgz",
+    "page.tar::",
+    "s3s://bucket/x.tar",
+)
 
 
 @pytest.mark.parametrize("value", CORPUS_MISTAKES)
@@ -92,32 +109,71 @@ def test_errors_about_the_corpus_to_evaluate_on_name_its_flag(bad, flag, value):
     assert "train" not in said.replace(str(bad), "") and "Traceback" not in said
 
 
-@pytest.mark.parametrize("given", [
-    ("--val-select", "group=cars"), ("--val-select", "grop=objects"), ("--val-select", "group"),
-    ("--val-select", "style=noto"),
-    ("--val-data", "wds:none"), ("--val-data", "wds:sets"), ("--val-data", "wds:sets/wds_a/test"),
-    ("--val-data", "none"), ("--val-data", "imagenet:pictures"), ("--val-data", "flickr:a.json"),
-    ("--val-data", "captions:none"), ("--val-data", "winogavil:none"), ("--val-data", "cub:a,b"),
-    ("--imagenet-val", "nowhere"), ("--imagenet-val", "pictures"), ("--imagenet-val", "pictures/train"),
-    ("--imagenet-val", "sets"), ("--coco-test", "a.json"), ("--coco-test", "a.json,b,c"), ("--coco-test", "a.json,b"),
-    ("--coco-test", "table.csv,sets"), ("--coco-test", ","),
-], ids=" ".join)  # fmt: skip
+@pytest.mark.parametrize(
+    "given",
+    [
+        ("--val-select", "group=cars"),
+        ("--val-select", "grop=objects"),
+        ("--val-select", "group"),
+        ("--val-select", "style=noto"),
+        ("--val-data", "wds:none"),
+        ("--val-data", "wds:sets"),
+        ("--val-data", "wds:sets/wds_a/test"),
+        ("--val-data", "none"),
+        ("--val-data", "imagenet:pictures"),
+        ("--val-data", "flickr:a.json"),
+        ("--val-data", "captions:none"),
+        ("--val-data", "winogavil:none"),
+        ("--val-data", "cub:a,b"),
+        ("--imagenet-val", "nowhere"),
+        ("--imagenet-val", "pictures"),
+        ("--imagenet-val", "pictures/train"),
+        ("--imagenet-val", "sets"),
+        ("--coco-test", "a.json"),
+        ("--coco-test", "a.json,b,c"),
+        ("--coco-test", "a.json,b"),
+        ("--coco-test", "table.csv,sets"),
+        ("--coco-test", ","),
+    ],
+    ids=" ".join,
+)
 def test_errors_about_test_sets_name_their_flag(bad, given):
     more = ("--val-data", f"emoji:{DRAWINGS}") if given[0] == "--val-select" else ()
     said = not_opened(*more, *given)
     assert said.startswith(given[0]) and "--train-data" not in said and "train_data" not in said, said
 
 
-@pytest.mark.parametrize("given", [
-    ("--train-data", "none.tar"), ("--train-data", "page.tar"), ("--train-data", "empty.tar"),
-    ("--train-data", "{a,b"), ("--train-data", "nowhere"), ("--train-data", "*.tgz"), ("--train-data", "page.tar::"),
-    ("--train-data", "table.csv"), ("--train-data", "pictures"), ("--train-data", "sets"),
-    ("--batch-size", "0"), ("--workers", "-1"), ("--shuffle-buffer", "0"), ("--prefetch", "0"),
-    ("--max-bad-fraction", "2"), ("--train-num-samples", "0"), ("--csv-separator", ", "), ("--read-timeout", "0"),
-    ("--read-retries", "-1"), ("--select", "group"), ("--caption-sampling", "a:b"),
-    ("--train-data-upsampling-factors", "2"), ("--shard-index", "none.json"), ("--shard-index", "page.tar"),
-    ("--dataset-resampled", "--train-data", "pictures"),
-], ids=" ".join)  # fmt: skip
+@pytest.mark.parametrize(
+    "given",
+    [
+        ("--train-data", "none.tar"),
+        ("--train-data", "page.tar"),
+        ("--train-data", "empty.tar"),
+        ("--train-data", "{a,b"),
+        ("--train-data", "nowhere"),
+        ("--train-data", "*.tgz"),
+        ("--train-data", "page.tar::"),
+        ("--train-data", "table.csv"),
+        ("--train-data", "pictures"),
+        ("--train-data", "sets"),
+        ("--batch-size", "0"),
+        ("--workers", "-1"),
+        ("--shuffle-buffer", "0"),
+        ("--prefetch", "0"),
+        ("--max-bad-fraction", "2"),
+        ("--train-num-samples", "0"),
+        ("--csv-separator", ", "),
+        ("--read-timeout", "0"),
+        ("--read-retries", "-1"),
+        ("--select", "group"),
+        ("--caption-sampling", "a:b"),
+        ("--train-data-upsampling-factors", "2"),
+        ("--shard-index", "none.json"),
+        ("--shard-index", "page.tar"),
+        ("--dataset-resampled", "--train-data", "pictures"),
+    ],
+    ids=" ".join,
+)
 def test_errors_about_the_training_data_name_the_flag_as_it_is_typed(bad, capsys, given):
     said = refused(capsys, lambda: main([*COMMON, "--train-data", DRAWINGS, *given]))
     assert said.startswith(given[0]) and not re.search(r"\b(train_data|[a-z]+_[a-z_]+ is)\b", said), said
@@ -142,8 +198,24 @@ def test_errors_of_an_evaluation_name_the_data_set(bad, capsys, spec):
 
 
 # --- the log ----------------------------------------------------------------------------------------------------------
-COMMON = ("--model", NAME, "--batch-size", "4", "--workers", "0", "--max-steps", "1", "--warmup", "0",
-          "--precision", "fp32", "--name", "r", "--output", "runs")  # fmt: skip
+COMMON = (
+    "--model",
+    NAME,
+    "--batch-size",
+    "4",
+    "--workers",
+    "0",
+    "--max-steps",
+    "1",
+    "--warmup",
+    "0",
+    "--precision",
+    "fp32",
+    "--name",
+    "r",
+    "--output",
+    "runs",
+)
 
 
 def start(*flags):

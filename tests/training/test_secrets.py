@@ -1,4 +1,5 @@
 """A run on data whose addresses hold secrets: nothing that it writes or prints holds one."""
+
 from __future__ import annotations
 
 import base64
@@ -23,7 +24,7 @@ from drawings import FOLDER
 from prolip.cli.main import main as command_line
 from prolip.data.reading.entries import read_index
 from prolip.data.reading.shards import count_samples, expand_shards
-from training.checkpoint.files import load_checkpoint
+from training.checkpoint.reader import load_checkpoint
 from training.main import main
 
 SECRET = "hUsh4711"
@@ -62,21 +63,41 @@ def host(tmp_path_factory):
 def sources(host: str) -> str:
     """Addresses of every kind, good shards and bad ones."""
     bearer = f"curl -sf -H 'Authorization: Bearer {SECRET}' http://{host}/bearer"
-    return "::".join([
-        f"http://user:{SECRET}@{host}/auth/{{noto,twemoji}}.tar",
-        f"http://user:{ENCODED}@{host}/auth/noto.tar?X-Amz-Signature={SECRET}#{SECRET}",
-        f"{{http://user:{SECRET}@{host}/auth/cut.tar,http://{host}/open/gone.tar?sig={SECRET}}}",
-        f"http://user:not{SECRET}@{host}/auth/noto.tar",
-        f"pipe:{bearer}/{{noto,twemoji}}.tar", f"pipe:{bearer}/gone.tar",
-        f"pipe:echo 'no {SECRET} token={SECRET}' >&2; exit 3", f'pipe:echo "{SECRET}',
-    ])  # fmt: skip
+    return "::".join(
+        [
+            f"http://user:{SECRET}@{host}/auth/{{noto,twemoji}}.tar",
+            f"http://user:{ENCODED}@{host}/auth/noto.tar?X-Amz-Signature={SECRET}#{SECRET}",
+            f"{{http://user:{SECRET}@{host}/auth/cut.tar,http://{host}/open/gone.tar?sig={SECRET}}}",
+            f"http://user:not{SECRET}@{host}/auth/noto.tar",
+            f"pipe:{bearer}/{{noto,twemoji}}.tar",
+            f"pipe:{bearer}/gone.tar",
+            f"pipe:echo 'no {SECRET} token={SECRET}' >&2; exit 3",
+            f'pipe:echo "{SECRET}',
+        ]
+    )
 
 
 def settings(folder: Path, host: str, name: str = "run") -> list[str]:
     rest = TINY[TINY.index("--model") :]
-    return [*rest, "--caption-sampling", "name", "--train-num-samples", "32", "--max-bad-fraction", "1",
-            "--shuffle-buffer", "1", "--output", str(folder), "--name", name, "--read-retries", "0",
-            "--save-frequency", "0"]  # fmt: skip
+    return [
+        *rest,
+        "--caption-sampling",
+        "name",
+        "--train-num-samples",
+        "32",
+        "--max-bad-fraction",
+        "1",
+        "--shuffle-buffer",
+        "1",
+        "--output",
+        str(folder),
+        "--name",
+        name,
+        "--read-retries",
+        "0",
+        "--save-frequency",
+        "0",
+    ]
 
 
 def contents(path: Path):
@@ -103,10 +124,19 @@ def leaks(folder: Path) -> list[str]:
 def trained(tmp_path_factory, host):
     """The folder of a run that has ended, and what it printed."""
     folder, printed = tmp_path_factory.mktemp("trained"), io.StringIO()
-    words = ["--train-data", sources(host), *settings(folder, host), "--epochs", "6", "--ledger",
-             "--val-data", f"emoji:http://user:{SECRET}@{host}/auth/emojione.tar?sig={SECRET}",
-             f"wds:http://user:{ENCODED}@{host}/auth/wds_sport",
-             "--val-select", "subgroup=sport"]  # fmt: skip
+    words = [
+        "--train-data",
+        sources(host),
+        *settings(folder, host),
+        "--epochs",
+        "6",
+        "--ledger",
+        "--val-data",
+        f"emoji:http://user:{SECRET}@{host}/auth/emojione.tar?sig={SECRET}",
+        f"wds:http://user:{ENCODED}@{host}/auth/wds_sport",
+        "--val-select",
+        "subgroup=sport",
+    ]
     with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
         assert main(words) == 0
     return folder, printed.getvalue()
@@ -157,8 +187,17 @@ def test_a_resume_asks_for_the_address_again_and_refuses_another_one(trained, tm
 @pytest.mark.slow
 def test_a_resume_goes_on_with_the_same_address_and_on_request_with_a_renewed_one(trained, tmp_path, host, capfd):
     shutil.copytree(trained[0] / "run", run := tmp_path / "run")
-    saved = ["--config", str(run / "config.json"), "--resume", "auto", "--output", str(tmp_path),
-             "--val-data", "--val-select", "none"]  # fmt: skip
+    saved = [
+        "--config",
+        str(run / "config.json"),
+        "--resume",
+        "auto",
+        "--output",
+        str(tmp_path),
+        "--val-data",
+        "--val-select",
+        "none",
+    ]
     assert main([*saved, "--epochs", "7", "--train-data", sources(host)]) == 0
     said = capfd.readouterr().out
     assert "going on from" in said and "data.train_data" not in said
@@ -181,11 +220,21 @@ def test_a_checkpoint_from_before_with_whole_addresses_is_gone_on_with(trained, 
     assert "going on from" in said and "data.train_data" not in said and not found_in(said.encode())
 
 
-@pytest.mark.parametrize("data", [
-    "http://user:not{}@HOST/auth/noto.tar", "pipe:echo no {} >&2; exit 3", "http://{}@HOST/open/x.zip",
-    "data/no/{}::http://u:{}@HOST/y.tar", "s3://key:{}/+@bucket/x*.tar", "{{http://u:{}@HOST/a.tar",
-    "nosuch://u:{}@h/x.tar", "http://127.0.0.1:1/x.tar?sig={}", "coco:http://u:{}@HOST/x.json?{},http://u:{}@HOST", "http://u:{}@HOST/x.csv",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "data",
+    [
+        "http://user:not{}@HOST/auth/noto.tar",
+        "pipe:echo no {} >&2; exit 3",
+        "http://{}@HOST/open/x.zip",
+        "data/no/{}::http://u:{}@HOST/y.tar",
+        "s3://key:{}/+@bucket/x*.tar",
+        "{{http://u:{}@HOST/a.tar",
+        "nosuch://u:{}@h/x.tar",
+        "http://127.0.0.1:1/x.tar?sig={}",
+        "coco:http://u:{}@HOST/x.json?{},http://u:{}@HOST",
+        "http://u:{}@HOST/x.csv",
+    ],
+)
 def test_errors_about_an_address_hold_no_secret(data, host, tmp_path, capfd):
     data = data.replace("HOST", host).replace("data/no/{}", "data/no").format(SECRET, SECRET, SECRET)
     words = settings(tmp_path, host)
@@ -198,9 +247,19 @@ def test_errors_about_an_address_hold_no_secret(data, host, tmp_path, capfd):
 
 @pytest.mark.slow
 def test_tracebacks_hold_no_secret(host, tmp_path):
-    command = [sys.executable, "-m", "training.main", "--traceback", "--train-data",
-               f"http://u:{SECRET}@{host}/no.tar?{SECRET}", *settings(tmp_path, host), "--workers", "2",
-               "--epochs", "1"]  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "training.main",
+        "--traceback",
+        "--train-data",
+        f"http://u:{SECRET}@{host}/no.tar?{SECRET}",
+        *settings(tmp_path, host),
+        "--workers",
+        "2",
+        "--epochs",
+        "1",
+    ]
     ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     assert ended.returncode == 1 and "Traceback" in ended.stderr
     assert not found_in((ended.stdout + ended.stderr).encode()) and leaks(tmp_path) == []
@@ -208,9 +267,11 @@ def test_tracebacks_hold_no_secret(host, tmp_path):
 
 def test_an_index_holds_no_secret_and_counts_for_the_same_addresses(host, tmp_path, capfd):
     place = tmp_path / "index.json"
-    shards = [f"http://user:{SECRET}@{host}/auth/noto.tar", f"http://{host}/open/twemoji.tar?sig={SECRET}",
-              f"pipe:curl -sf -H 'Authorization: Bearer {SECRET}' "
-              f"http://{host}/bearer/{{noto,twemoji}}.tar"]  # fmt: skip
+    shards = [
+        f"http://user:{SECRET}@{host}/auth/noto.tar",
+        f"http://{host}/open/twemoji.tar?sig={SECRET}",
+        f"pipe:curl -sf -H 'Authorization: Bearer {SECRET}' http://{host}/bearer/{{noto,twemoji}}.tar",
+    ]
     assert command_line(["data", "index", *shards, "--output", str(place), "--processes", "0"]) == 0
     urls = [shard.url for source in shards for shard in expand_shards(source, pipes=True)]
     found = read_index(str(place))

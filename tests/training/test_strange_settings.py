@@ -1,4 +1,5 @@
 """Strange values in a --config file: the run that is meant, or one line that names the setting."""
+
 import dataclasses
 import json
 import math
@@ -12,9 +13,36 @@ from training.config import section_types
 from training.main import parse
 
 STRANGE = [
-    None, True, False, 0, -1, 1, 3, 1.5, -0.5, 10**9, 2**63, 10**400, float("nan"), float("inf"), -float("inf"), 1e300,
-    "", "false", "12", "nan", "1e400", "x" * 100_000, "a\nb", [], [1, 2], ["a", None], [[]], {}, {"a": {"b": [1]}},
-]  # fmt: skip
+    None,
+    True,
+    False,
+    0,
+    -1,
+    1,
+    3,
+    1.5,
+    -0.5,
+    10**9,
+    2**63,
+    10**400,
+    float("nan"),
+    float("inf"),
+    -float("inf"),
+    1e300,
+    "",
+    "false",
+    "12",
+    "nan",
+    "1e400",
+    "x" * 100_000,
+    "a\nb",
+    [],
+    [1, 2],
+    ["a", None],
+    [[]],
+    {},
+    {"a": {"b": [1]}},
+]
 
 
 def leaves(value):

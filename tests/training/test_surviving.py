@@ -1,4 +1,5 @@
 """Output that dies and signals that come do not cost a run anything: it ends with the model of an undisturbed one."""
+
 from __future__ import annotations
 
 import itertools
@@ -18,15 +19,35 @@ from forked import ROOT, until
 
 STEPS = 8
 WORDS = [
-    "--dataset-type", "synthetic", "--train-num-samples", "48", "--model", "ProLIP-ViT-test", "--precision", "fp32",
-    "--device", "cpu", "--batch-size", "8", "--workers", "1", "--warmup", "1", "--log-every-n-steps", "1",
-    "--max-steps", str(STEPS), "--ledger",
-]  # fmt: skip
+    "--dataset-type",
+    "synthetic",
+    "--train-num-samples",
+    "48",
+    "--model",
+    "ProLIP-ViT-test",
+    "--precision",
+    "fp32",
+    "--device",
+    "cpu",
+    "--batch-size",
+    "8",
+    "--workers",
+    "1",
+    "--warmup",
+    "1",
+    "--log-every-n-steps",
+    "1",
+    "--max-steps",
+    str(STEPS),
+    "--ledger",
+]
 # A save that takes as long as a test needs.
 SLOW_SAVE = "import time; training.loop.save = lambda run, save=training.loop.save: (save(run), time.sleep(60))"
 # Steps that take a while, so that what is done to a run is done before it ends.
-SLOW_STEP = "import time\nhonest = training.loop.training_step\n" \
-    "training.loop.training_step = lambda *more: (time.sleep(0.1), honest(*more))[1]"  # fmt: skip
+SLOW_STEP = (
+    "import time\nhonest = training.loop.training_step\n"
+    "training.loop.training_step = lambda *more: (time.sleep(0.1), honest(*more))[1]"
+)
 
 
 @pytest.fixture(scope="module")
@@ -75,9 +96,7 @@ NONE = [("closed", "same")]  # a shell refuses `>&- 2>&1`
 EVERY = [pair for pair in itertools.product([*STREAMS, ""], [*STREAMS, "same", ""]) if pair not in [*PAIRS, *NONE]]
 
 
-@pytest.mark.parametrize(
-    "out, err", [*PAIRS, *(pytest.param(*pair, marks=pytest.mark.slow) for pair in EVERY)]
-)
+@pytest.mark.parametrize("out, err", [*PAIRS, *(pytest.param(*pair, marks=pytest.mark.slow) for pair in EVERY)])
 def test_a_run_whose_output_dies_ends_as_an_undisturbed_one(forked, runs, whole, out, err):
     name = f"{out}-{err}".replace("/", "_").replace(":", "_")
     assert forked.run(*words(runs, f"run{name}"), out=out, err=err) == 0
@@ -200,8 +219,11 @@ def test_a_signal_that_nohup_ignores_stays_ignored(forked, runs, whole):
 def test_a_rank_hears_of_its_launchers_end_by_any_signal(forked, runs):
     """torchrun under nohup hands SIGHUP on to ranks that ignore it as well, and kills them next."""
     run = runs / "rank"
-    forked.start(*words(runs, run.name), ignored=("SIGHUP",),
-                 before=SLOW_STEP + "\nos.environ['TORCHELASTIC_RUN_ID'] = 'x'; STOP.install()")  # fmt: skip
+    forked.start(
+        *words(runs, run.name),
+        ignored=("SIGHUP",),
+        before=SLOW_STEP + "\nos.environ['TORCHELASTIC_RUN_ID'] = 'x'; STOP.install()",
+    )
     until(lambda: steps_done(run) >= 1)
     forked.send(signal.SIGHUP)
     assert forked.end() == 75 and status(run)["state"] == "stopped"
@@ -226,9 +248,13 @@ def test_a_second_ctrl_c_leaves_at_once_and_a_save_is_never_half(forked, runs, w
     assert_same(run, whole)
 
 
-@pytest.mark.parametrize("where", [
-    "training.run.build_model", pytest.param("training.run.open_records", marks=pytest.mark.slow),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "where",
+    [
+        "training.run.build_model",
+        pytest.param("training.run.open_records", marks=pytest.mark.slow),
+    ],
+)
 def test_ctrl_c_before_the_first_step_is_heard_and_twice_leaves_nothing_behind_that_hinders(forked, runs, whole, where):
     """The advice of that moment is true: there is no checkpoint."""
     run = runs / where
@@ -244,10 +270,16 @@ def test_ctrl_c_before_the_first_step_is_heard_and_twice_leaves_nothing_behind_t
     assert_same(run, whole)
 
 
-@pytest.mark.parametrize("error", [
-    "SystemExit(3)", *(pytest.param(error, marks=pytest.mark.slow)
-                       for error in ("MemoryError()", "KeyboardInterrupt()", "KeyError('a bug')")),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "error",
+    [
+        "SystemExit(3)",
+        *(
+            pytest.param(error, marks=pytest.mark.slow)
+            for error in ("MemoryError()", "KeyboardInterrupt()", "KeyError('a bug')")
+        ),
+    ],
+)
 def test_no_end_that_the_process_sees_leaves_a_run_that_seems_to_be_running(forked, runs, error):
     run = runs / error.split("(")[0]
     before = f"def fail(*_): raise {error}\ntraining.loop.report = fail"
@@ -273,10 +305,14 @@ def test_a_try_that_was_killed_is_noted_by_the_next_one_though_that_is_refused(f
     [
         (signal.SIGKILL, "was killed by signal: Killed, most likely by the kernel, out of memory", "--prefetch"),
         (signal.SIGBUS, "was killed by signal: Bus error, most likely /dev/shm is full", "--shm-size"),
-        pytest.param(signal.SIGSEGV, "was killed by signal: Segmentation fault, --workers 0 shows where", "of its own",
-                     marks=pytest.mark.slow),
+        pytest.param(
+            signal.SIGSEGV,
+            "was killed by signal: Segmentation fault, --workers 0 shows where",
+            "of its own",
+            marks=pytest.mark.slow,
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_killed_worker_is_reported_in_a_line_and_its_advice_goes_on(forked, runs, whole, number, cause, remedy):
     run = runs / number.name
     forked.start(*words(runs, run.name, "--save-every-steps", 1, "--prefetch", 2), before=SLOW_STEP)
@@ -339,8 +375,22 @@ def launch(runs: Path, name: str, *more: str, out: str = "", steps: int = STEPS)
     """torchrun with two ranks, in a process group of its own, its output in a file."""
     environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
     environment |= {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m",
-               "training.main", *RANKS, "--output", str(runs), "--name", name, *more]  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc_per_node",
+        "2",
+        "-m",
+        "training.main",
+        *RANKS,
+        "--output",
+        str(runs),
+        "--name",
+        name,
+        *more,
+    ]
     with open(out or runs / f"{name}.log", "a") as log:
         return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log, start_new_session=True)
 

@@ -1,4 +1,5 @@
 """The name of a run that came to no step is free; what holds a step, or a file of somebody's, is never taken."""
+
 from __future__ import annotations
 
 import json
@@ -8,7 +9,7 @@ import pytest
 from training_runs import metrics, start, words
 
 from prolip.utils.flags import FlagError
-from training.checkpoint.run_folder import clear_run_folder, only_begun, open_run_folder
+from training.checkpoint.run_dir import clear_run_dir, only_begun, open_run_dir
 from training.config import RunConfig
 from training.main import main
 
@@ -28,8 +29,16 @@ sys.addaudithook(watch)
 def begun(tmp_path) -> Path:
     """What a start has written when it is refused."""
     folder = tmp_path / "run"
-    for name in (".lock", "config.json", "metrics.jsonl", "noise.jsonl", "tensorboard/events.out.tfevents.1",
-                 "checkpoints/.step_1.pt.host.tmp", "ledger/rank_0.jsonl", ".status.json.host.tmp"):  # fmt: skip
+    for name in (
+        ".lock",
+        "config.json",
+        "metrics.jsonl",
+        "noise.jsonl",
+        "tensorboard/events.out.tfevents.1",
+        "checkpoints/.step_1.pt.host.tmp",
+        "ledger/rank_0.jsonl",
+        ".status.json.host.tmp",
+    ):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).touch()
     (folder / "profile").mkdir()
@@ -40,26 +49,33 @@ def begun(tmp_path) -> Path:
 
 def test_a_folder_without_a_step_is_taken_again_and_cleared(begun):
     assert only_begun(begun)
-    open_run_folder(begun, overwrite=False, resume=False)
-    clear_run_folder(begun)
+    open_run_dir(begun, overwrite=False, resume=False)
+    clear_run_dir(begun)
     assert {path.name for path in begun.iterdir()} == {".lock", ".status.json.host.tmp"}
 
 
 @pytest.mark.parametrize(
     ("name", "content"),
     [
-        ("checkpoints/step_1.pt", ""), ("checkpoints/superseded_step_1.pt", ""), ("best/best.json", "{}"),
-        ("metrics.jsonl", '{"kind": "train", "step": 1}\n'), ("ledger/rank_1.jsonl", '{"step": 1}\n'),
-        ("status.json", '{"state": "running", "checkpoint": "s3://bucket/step_1.pt"}'), ("model/config.json", "{}"),
-        ("notes.txt", "mine"), ("checkpoints/notes.txt", "mine"), ("profile/rank_0.json", "{}"),
-        ("mine/config.json", ""), ("eval.json", ""),
+        ("checkpoints/step_1.pt", ""),
+        ("checkpoints/superseded_step_1.pt", ""),
+        ("best/best.json", "{}"),
+        ("metrics.jsonl", '{"kind": "train", "step": 1}\n'),
+        ("ledger/rank_1.jsonl", '{"step": 1}\n'),
+        ("status.json", '{"state": "running", "checkpoint": "s3://bucket/step_1.pt"}'),
+        ("model/config.json", "{}"),
+        ("notes.txt", "mine"),
+        ("checkpoints/notes.txt", "mine"),
+        ("profile/rank_0.json", "{}"),
+        ("mine/config.json", ""),
+        ("eval.json", ""),
     ],
-)  # fmt: skip
+)
 def test_a_folder_with_a_step_or_with_a_file_of_somebodys_is_refused(begun, name, content):
     (begun / name).parent.mkdir(exist_ok=True)
     (begun / name).write_text(content)
     with pytest.raises(FlagError, match="already holds a run"):
-        open_run_folder(begun, overwrite=False, resume=False)
+        open_run_dir(begun, overwrite=False, resume=False)
 
 
 def test_a_link_is_nothing_that_a_start_writes(begun, tmp_path):
@@ -87,8 +103,7 @@ def test_a_run_that_was_refused_before_its_first_step_is_typed_again_without_ove
 
 @pytest.mark.parametrize("stride", [9, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_kill_at_any_moment_leaves_a_folder_that_is_taken_again_or_resumed(tmp_path, forked, stride):
-    """Tries follow each other in one folder, each killed later, at something that it opens, makes, renames or deletes.
-    """
+    """Tries follow each other in one folder, each killed later, where it opens, makes, renames or deletes."""
     line, number, code, taken, resumed = words(tmp_path, "run", "--max-steps", 3, "--save-every-steps", 1), 1, -9, 0, 0
     while code:
         before = KILLED.format(folder=str(tmp_path / "run"), number=number)

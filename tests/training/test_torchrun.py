@@ -1,4 +1,5 @@
 """Two ranks train as one process with twice the batch, and fail together; once under a real torchrun."""
+
 from __future__ import annotations
 
 import json
@@ -15,19 +16,49 @@ from training_runs import assert_moved_alike
 import prolip
 from drawings import SHARDS, VALIDATION
 from forked import Forked
-from prolip.models.weights.checkpoint import save_pretrained
+from prolip.models.checkpoint import save_pretrained
 
 ROOT = Path(__file__).parents[2]
 STEPS = 20
 # Heavier inclusion and VIB terms than the paper's, so that masked views show in the gradients.
 TRAINING = [
-    "--model", "ProLIP-ViT-test", "--train-data", SHARDS,
-    "--caption-sampling", "name,keywords",
-    "--precision", "fp32", "--device", "cpu", "--max-steps", str(STEPS), "--warmup", "2", "--lr", "1e-3",
-    "--init-logit-bias", "-2.8", "--alpha1", "0.1", "--alpha2", "0.5", "--beta", "0.01", "--grad-clip-norm", "5",
-    "--mask-fraction", "0.25", "--log-every-n-steps", "1", "--shuffle-buffer", "50", "--ema-decay", "0.9",
-    "--lr-scheduler", "const",
-]  # fmt: skip
+    "--model",
+    "ProLIP-ViT-test",
+    "--train-data",
+    SHARDS,
+    "--caption-sampling",
+    "name,keywords",
+    "--precision",
+    "fp32",
+    "--device",
+    "cpu",
+    "--max-steps",
+    str(STEPS),
+    "--warmup",
+    "2",
+    "--lr",
+    "1e-3",
+    "--init-logit-bias",
+    "-2.8",
+    "--alpha1",
+    "0.1",
+    "--alpha2",
+    "0.5",
+    "--beta",
+    "0.01",
+    "--grad-clip-norm",
+    "5",
+    "--mask-fraction",
+    "0.25",
+    "--log-every-n-steps",
+    "1",
+    "--shuffle-buffer",
+    "50",
+    "--ema-decay",
+    "0.9",
+    "--lr-scheduler",
+    "const",
+]
 
 
 def launch(ranks: int, *words: str, timeout: int = 240) -> subprocess.CompletedProcess:
@@ -73,9 +104,23 @@ def test_ranks_and_micro_batches_give_the_losses_of_one_process(runs, name):
     want, got = rows(runs / "one"), rows(runs / name)
     assert [row["step"] for row in got] == [row["step"] for row in want] == list(range(1, STEPS + 1))
     for a, b in zip(want, got):
-        for term in ("loss", "ppcl", "inclusion_image_text", "inclusion_image", "inclusion_text", "vib_image",
-                     "vib_text", "scale", "bias", "trace_image", "trace_text", "trace_masked_image",
-                     "trace_masked_text", "grad_norm", "lr"):  # fmt: skip
+        for term in (
+            "loss",
+            "ppcl",
+            "inclusion_image_text",
+            "inclusion_image",
+            "inclusion_text",
+            "vib_image",
+            "vib_text",
+            "scale",
+            "bias",
+            "trace_image",
+            "trace_text",
+            "trace_masked_image",
+            "trace_masked_text",
+            "grad_norm",
+            "lr",
+        ):
             rel = 1e-4 if term == "grad_norm" else 1e-5
             assert b[term] == pytest.approx(a[term], rel=rel), (a["step"], term)
 
@@ -110,8 +155,21 @@ def test_ranks_and_micro_batches_give_the_parameters_of_one_process(runs, start,
 
 
 def test_only_the_first_rank_speaks_and_writes(forked, runs):
-    train(forked, 2, "--batch-size", "8", "--workers", "0", "--max-steps", "3", "--output", runs, "--name", "quiet",
-          *VALIDATION)  # fmt: skip
+    train(
+        forked,
+        2,
+        "--batch-size",
+        "8",
+        "--workers",
+        "0",
+        "--max-steps",
+        "3",
+        "--output",
+        runs,
+        "--name",
+        "quiet",
+        *VALIDATION,
+    )
     assert forked.out.count("step  3/3") + forked.out.count("step 3/3") == 1
     assert [row["step"] for row in rows(runs / "quiet") if row["kind"] == "train"] == [1, 2, 3]
     assert (runs / "quiet" / "eval.json").exists() and (runs / "quiet" / "model_ema").exists()
@@ -177,9 +235,9 @@ def test_a_store_that_is_slower_than_a_collective_may_be_does_not_end_the_run(tm
 BAD_ON_ONE_RANK = """
 import torch
 from training.parallel.distributed import process_group
-from training.health.terms import NonFiniteError, TermMeter
+from training.health.nonfinite import NonFiniteError, LossMeter
 with process_group("cpu") as here:
-    meter = TermMeter()
+    meter = LossMeter()
     for step in (1, 2, 3):
         bad = here.rank == 1 and step >= 2
         loss = torch.tensor(float("nan") if bad else 1.0)

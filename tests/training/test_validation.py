@@ -1,4 +1,5 @@
 """Test sets during training: the figures of the saved model, at the steps asked for, by any number of ranks."""
+
 from __future__ import annotations
 
 import dataclasses
@@ -10,16 +11,16 @@ import pytest
 from training_runs import ROOT, TINY, metrics, start
 
 import prolip
-from prolip.data import emoji
-from prolip.evaluation.datasets.emoji import write_emoji
+from prolip.corpora.emoji import corpus as emoji
+from prolip.corpora.emoji.export import write_emoji
 from prolip.evaluation.datasets.specs import open_dataset
-from prolip.evaluation.kinds import KINDS
-from prolip.evaluation.loading import load_embedder
 from prolip.evaluation.task import evaluate_dataset
+from prolip.evaluation.tasks import KINDS
+from prolip.loading import load_embedder
 from prolip.utils.flags import FlagError
+from training.evaluate import Best, check_metric, open_validation
 from training.main import main, parse
 from training.parallel.distributed import World
-from training.validation import Best, check_metric, open_validation
 
 STEPS = 6
 
@@ -43,25 +44,39 @@ def sets(tmp_path_factory) -> dict[str, str]:
         records.append({"filename": f"{number}.png", "split": "test", "cocoid": number, "sentences": sentences})
     (root / "coco.json").write_text(json.dumps({"images": records, "dataset": "coco"}))
     return {
-        "imagenet": f"imagenet:{root / 'classes'}", "coco": f"coco:{root / 'coco.json'},{images}",
+        "imagenet": f"imagenet:{root / 'classes'}",
+        "coco": f"coco:{root / 'coco.json'},{images}",
         "drawings": f"wds:{root / 'drawings'}",
-    }  # fmt: skip
+    }
 
 
 def flags_of(sets: dict[str, str]) -> list[str]:
     return [
-        "--imagenet-val", sets["imagenet"].partition(":")[2], "--coco-test", sets["coco"].partition(":")[2],
-        "--val-data", sets["drawings"],
-    ]  # fmt: skip
+        "--imagenet-val",
+        sets["imagenet"].partition(":")[2],
+        "--coco-test",
+        sets["coco"].partition(":")[2],
+        "--val-data",
+        sets["drawings"],
+    ]
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory, sets) -> Path:
     """Six steps, evaluated at every second, with an averaged model of which the best is kept."""
     return start(
-        tmp_path_factory.mktemp("runs"), "whole", *flags_of(sets), "--max-steps", str(STEPS), "--val-every-steps", "2",
-        "--ema-decay", "0.5", "--best-metric", "ema/drawings/i2t/mAP@R",
-    )  # fmt: skip
+        tmp_path_factory.mktemp("runs"),
+        "whole",
+        *flags_of(sets),
+        "--max-steps",
+        str(STEPS),
+        "--val-every-steps",
+        "2",
+        "--ema-decay",
+        "0.5",
+        "--best-metric",
+        "ema/drawings/i2t/mAP@R",
+    )
 
 
 def evaluations(folder: Path) -> dict[int, dict]:
@@ -75,9 +90,19 @@ def test_figures_come_at_the_steps_asked_for_and_once_at_the_end(run):
 
 def test_an_evaluation_that_is_due_for_two_reasons_is_done_once(sets, tmp_path):
     folder = start(
-        tmp_path, "both", "--val-data", sets["drawings"], "--train-num-samples", "64", "--max-steps", "6",
-        "--val-frequency", "1", "--val-every-steps", "2",
-    )  # fmt: skip
+        tmp_path,
+        "both",
+        "--val-data",
+        sets["drawings"],
+        "--train-num-samples",
+        "64",
+        "--max-steps",
+        "6",
+        "--val-frequency",
+        "1",
+        "--val-every-steps",
+        "2",
+    )
     assert [row["step"] for row in metrics(folder) if row["kind"] == "eval"] == [2, 4, 6]
 
 
@@ -105,9 +130,23 @@ def test_the_best_model_is_kept_with_its_figure(run, sets):
 
 def test_the_average_of_epochs_is_measured_once_there_is_one_and_can_be_the_best(sets, tmp_path):
     folder = start(
-        tmp_path, "swa", "--val-data", sets["drawings"], "--train-num-samples", "64", "--epochs", "4",
-        "--val-frequency", "1", "--swa-epochs", "2", "--ema-decay", "0.5", "--best-metric", "swa/drawings/rsum",
-    )  # fmt: skip
+        tmp_path,
+        "swa",
+        "--val-data",
+        sets["drawings"],
+        "--train-num-samples",
+        "64",
+        "--epochs",
+        "4",
+        "--val-frequency",
+        "1",
+        "--swa-epochs",
+        "2",
+        "--ema-decay",
+        "0.5",
+        "--best-metric",
+        "swa/drawings/rsum",
+    )
     rows = evaluations(folder)
     assert {step: "swa/drawings/rsum" in row for step, row in rows.items()} == {2: False, 4: False, 6: True, 8: True}
     assert all("ema/drawings/rsum" in row and "drawings/rsum" in row for row in rows.values())
@@ -134,10 +173,25 @@ def test_evaluations_leave_no_trace_in_the_training(run, tmp_path):
 def test_ranks_share_the_work_and_find_what_one_process_finds(forked, run, sets, tmp_path, words):
     """Both trained on the same global batches; parameters differ in their last bits, and so do the figures."""
     code = forked.run(
-        *TINY, *flags_of(sets), "--max-steps", str(STEPS), "--val-every-steps", "2", "--ema-decay", "0.5",
-        "--batch-size", "16", "--output", tmp_path, "--name", "two", "--best-metric", "drawings/i2t/mAP@R",
-        *words, ranks=2,
-    )  # fmt: skip
+        *TINY,
+        *flags_of(sets),
+        "--max-steps",
+        str(STEPS),
+        "--val-every-steps",
+        "2",
+        "--ema-decay",
+        "0.5",
+        "--batch-size",
+        "16",
+        "--output",
+        tmp_path,
+        "--name",
+        "two",
+        "--best-metric",
+        "drawings/i2t/mAP@R",
+        *words,
+        ranks=2,
+    )
     assert code == 0, forked.err
     one, two = evaluations(run), evaluations(tmp_path / "two")
     assert one.keys() == two.keys() and one[2].keys() == two[2].keys()
@@ -236,10 +290,9 @@ def test_a_set_that_is_lost_on_the_way_does_not_end_the_run(sets, run):
     assert found.headlines[2].startswith("gone was lost: DamagedData: no image in")
 
 
-
 def test_best_follows_its_direction_through_gaps_and_restarts(tmp_path, monkeypatch):
     saved = []
-    monkeypatch.setattr("training.validation.save_pretrained", lambda model, folder, tokenizer: saved.append(model))
+    monkeypatch.setattr("training.evaluate.save_pretrained", lambda model, folder, tokenizer: saved.append(model))
     for lowest, wanted in ((False, [0.2, 0.5]), (True, [0.2, 0.1])):
         folder = tmp_path / str(lowest)
         folder.mkdir()

@@ -1,4 +1,5 @@
 """Small runs for the tests of training: by the command line, or taken apart step by step."""
+
 from __future__ import annotations
 
 import json
@@ -12,10 +13,10 @@ import torch
 
 import training.loop
 from drawings import SHARDS
-from training.checkpoint.files import list_steps, load_checkpoint
+from training.checkpoint.reader import list_steps, load_checkpoint
 from training.checkpoint.storage import Storage
 from training.config import build_config
-from training.health.preemption import STOP
+from training.health.signals import STOP
 from training.loop import on_device, training_step
 from training.main import main
 from training.parallel.distributed import World
@@ -25,15 +26,54 @@ from training.state import Run
 ROOT = Path(__file__).parents[2]
 DATA = ["--train-data", SHARDS, "--caption-sampling", "name:2,keywords"]
 TINY = [
-    *DATA, "--model", "ProLIP-ViT-test", "--precision", "fp32", "--device", "cpu", "--batch-size", "32",
-    "--workers", "0", "--warmup", "2", "--init-logit-bias", "-3", "--log-every-n-steps", "1",
-    "--save-frequency", "1", "--keep-checkpoints", "0", "--no-report",
-]  # fmt: skip
+    *DATA,
+    "--model",
+    "ProLIP-ViT-test",
+    "--precision",
+    "fp32",
+    "--device",
+    "cpu",
+    "--batch-size",
+    "32",
+    "--workers",
+    "0",
+    "--warmup",
+    "2",
+    "--init-logit-bias",
+    "-3",
+    "--log-every-n-steps",
+    "1",
+    "--save-frequency",
+    "1",
+    "--keep-checkpoints",
+    "0",
+    "--no-report",
+]
 SYNTHETIC = [
-    "--dataset-type", "synthetic", "--train-num-samples", "64", "--model", "ProLIP-ViT-test", "--precision", "fp32",
-    "--device", "cpu", "--batch-size", "8", "--workers", "0", "--warmup", "1", "--log-every-n-steps", "1",
-    "--save-frequency", "0", "--keep-checkpoints", "0", "--no-report",
-]  # fmt: skip
+    "--dataset-type",
+    "synthetic",
+    "--train-num-samples",
+    "64",
+    "--model",
+    "ProLIP-ViT-test",
+    "--precision",
+    "fp32",
+    "--device",
+    "cpu",
+    "--batch-size",
+    "8",
+    "--workers",
+    "0",
+    "--warmup",
+    "1",
+    "--log-every-n-steps",
+    "1",
+    "--save-frequency",
+    "0",
+    "--keep-checkpoints",
+    "0",
+    "--no-report",
+]
 
 
 def start(folder: Path, name: str, *words: str) -> Path:
@@ -82,7 +122,8 @@ def make(tmp_path: Path, objective: dict | None = None, optim: dict | None = Non
             "data": {"dataset_type": "synthetic", "train_num_samples": 24, "batch_size": 8, "workers": 0},
             "optim": {"warmup": 0, "lr": 1e-3} | (optim or {}),
             "run": {"precision": "fp32", "log_every_n_steps": 1, "max_steps": 3, "device": str(world.device)}
-            | {"log_every_seconds": None, "save_every_minutes": None} | run,
+            | {"log_every_seconds": None, "save_every_minutes": None}
+            | run,
             "objective": objective or {},
         },
     )
@@ -90,13 +131,13 @@ def make(tmp_path: Path, objective: dict | None = None, optim: dict | None = Non
 
 
 def batches(run: Run) -> Iterator[Any]:
-    run.fed.loader.set_epoch(0)
-    return iter(run.fed.loader)
+    run.data.loader.set_epoch(0)
+    return iter(run.data.loader)
 
 
 def one_step(run: Run, batch: Any, step: int) -> dict[str, torch.Tensor]:
     """What the loop does with a batch."""
-    return training_step(run.trained, on_device(run.fed, batch, step, run.world.device), step)
+    return training_step(run.trained, on_device(run.data, batch, step, run.world.device), step)
 
 
 def parameters(run: Run) -> dict[str, torch.Tensor]:

@@ -1,4 +1,5 @@
 """Zero- and few-shot classifiers as scikit-learn's estimators, which refuse where they would be wrong too often."""
+
 from prolip.classifiers.few_shot import FewShotClassifier
 from prolip.classifiers.zero_shot import ZeroShotClassifier
 

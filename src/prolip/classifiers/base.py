@@ -1,4 +1,5 @@
 """What both classifiers do: probabilities, uncertainty, and answers with a bound on how many are wrong."""
+
 from __future__ import annotations
 
 from abc import abstractmethod
@@ -17,11 +18,11 @@ from sklearn.utils.validation import check_is_fitted, column_or_1d
 from prolip.classifiers.inputs import Shown, as_shown, to_array
 from prolip.classifiers.inputs import embed as embed_pictures
 from prolip.classifiers.sharpness import Sharpness
-from prolip.data.emoji import TEMPLATES
-from prolip.evaluation.loading import load_embedder
-from prolip.evaluation.model import Embedder, ModelCard
+from prolip.corpora.emoji.corpus import TEMPLATES
+from prolip.embedder import Embedder, ModelCard
 from prolip.evaluation.zero_shot import fill_all, mix_groups
 from prolip.gaussian import Gaussian, check_embeddings, kind_of
+from prolip.loading import load_embedder
 from prolip.measures.chance import OwnFirst, warn_once
 from prolip.models.config import near_matches
 from prolip.scores import Score
@@ -32,8 +33,10 @@ from prolip.utils.documents import shown as shortened
 
 #: Templates by name: OpenAI's 80 of ImageNet, the seven best of them, and ours for small drawings.
 NAMED = {
-    "openai": open_clip.OPENAI_IMAGENET_TEMPLATES, "simple": open_clip.SIMPLE_IMAGENET_TEMPLATES, "drawings": TEMPLATES,
-}  # fmt: skip
+    "openai": open_clip.OPENAI_IMAGENET_TEMPLATES,
+    "simple": open_clip.SIMPLE_IMAGENET_TEMPLATES,
+    "drawings": TEMPLATES,
+}
 Names = Sequence[str] | Mapping[Any, str | Sequence[str]] | None
 #: Rows whose scores are computed at a time.
 ROWS = 4096
@@ -92,8 +95,10 @@ class ImageClassifier(ClassifierMixin, BaseEstimator):
             return labels
         threshold = self.risk_threshold(risk, delta)
         if self.risk_by_ != (by := tuple(shown.novelty) if isinstance(shown, Shown) else ()):
-            raise ValueError(f"calibrate_risk knew {self.risk_by_ or 'no'} novelties and predict {by or 'none'}: give"
-                             " both pictures (or what embed makes of them), or both Gaussians")
+            raise ValueError(
+                f"calibrate_risk knew {self.risk_by_ or 'no'} novelties and predict {by or 'none'}: give"
+                " both pictures (or what embed makes of them), or both Gaussians"
+            )
         answered = threshold.answers({"confidence": self._confidence(shown, log_p)})
         free = labels.astype(object) if labels.dtype.kind == "U" else labels  # `filled` may take a longer word
         return np.ma.MaskedArray(free, mask=~answered)
@@ -136,8 +141,10 @@ class ImageClassifier(ClassifierMixin, BaseEstimator):
         """
         check_is_fitted(self)
         if not hasattr(self, "risk_wrong_"):
-            raise ValueError("the risk is not calibrated for this fit: first call calibrate_risk(images, labels) with"
-                             " labelled images that fit did not use")
+            raise ValueError(
+                "the risk is not calibrated for this fit: first call calibrate_risk(images, labels) with"
+                " labelled images that fit did not use"
+            )
         return find_threshold({"confidence": self.risk_confidence_}, self.risk_wrong_, risk, delta)
 
     def _confidence(self, shown: Any, log_p: np.ndarray) -> np.ndarray:
@@ -184,8 +191,10 @@ class ImageClassifier(ClassifierMixin, BaseEstimator):
         if isinstance(self.model, Embedder):
             return self.model
         if not isinstance(self.model, str):
-            raise ValueError(f"model={self.model!r}: give a name such as 'local-dir:runs/demo/model', or what"
-                             " prolip.evaluation.load_embedder gives")
+            raise ValueError(
+                f"model={self.model!r}: give a name such as 'local-dir:runs/demo/model', or what"
+                " prolip.evaluation.load_embedder gives"
+            )
         named = (self.model, self.pretrained, self.device)
         if self.__dict__.get("_loaded", (None,))[0] != named:
             self._loaded = named, load_embedder(*named)
@@ -205,8 +214,10 @@ def check_same(fitted: ModelCard, given: ModelCard) -> None:
     differ = [name for name in now if name not in ("name", "precision") and then.get(name) != now[name]]
     if differ:
         told = ", ".join(f"{name} {shortened(then.get(name))} then and {shortened(now[name])} now" for name in differ)
-        raise ValueError(f"{given.name} is not the model of fit, {fitted.name}: {told}. Call fit again, or give the"
-                         " former model. (Fingerprints are of weights, settings, preprocessing and tokenizer)")
+        raise ValueError(
+            f"{given.name} is not the model of fit, {fitted.name}: {told}. Call fit again, or give the"
+            " former model. (Fingerprints are of weights, settings, preprocessing and tokenizer)"
+        )
 
 
 def check_labels(labels: np.ndarray, classes: np.ndarray) -> None:
@@ -214,8 +225,10 @@ def check_labels(labels: np.ndarray, classes: np.ndarray) -> None:
     known = {label_kind(one) for one in classes.tolist()}
     for label in labels.tolist():
         if label_kind(label) not in known or label != label:
-            raise ValueError(f"label {label!r} is {kind_of(label)}, and the classes are {shortened(classes.tolist())}:"
-                             " give labels of their type")
+            raise ValueError(
+                f"label {label!r} is {kind_of(label)}, and the classes are {shortened(classes.tolist())}:"
+                " give labels of their type"
+            )
 
 
 def label_kind(label: Any) -> str:
@@ -225,9 +238,7 @@ def label_kind(label: Any) -> str:
     return "number" if isinstance(label, Number) else type(label).__name__
 
 
-def text_classes(
-    embedder: Embedder, classes: Sequence[Sequence[str]], templates: str | Sequence[Any]
-) -> Gaussian:
+def text_classes(embedder: Embedder, classes: Sequence[Sequence[str]], templates: str | Sequence[Any]) -> Gaussian:
     """Each class as the mixture of its names in all templates, (C, D)."""
     if isinstance(templates, str) or callable(templates):
         templates = (templates,) if callable(templates) else NAMED.get(templates, (templates,))
@@ -256,8 +267,10 @@ def named_classes(classes: Names) -> dict[Any, list[str]]:
     """Label -> names, in the labels' order. ValueError for none, fewer than two, or what are no names."""
     if isinstance(classes, str) or not isinstance(classes, (Sequence, Mapping, np.ndarray)) or len(classes) < 2:
         raise ValueError(f"classes={classes!r}: give two names or more, or {{label: name or list of names}}")
-    if isinstance(classes, Mapping) and (len({label_kind(x) for x in classes}) > 1 or not all(
-            isinstance(x, (str, bytes, Number)) and x == x for x in classes)):  # fmt: skip
+    if isinstance(classes, Mapping) and (
+        len({label_kind(x) for x in classes}) > 1
+        or not all(isinstance(x, (str, bytes, Number)) and x == x for x in classes)
+    ):
         raise ValueError(f"classes={classes!r}: give labels that are all texts or all numbers")
     pairs = classes.items() if isinstance(classes, Mapping) else ((name, name) for name in classes)
     named = {label: [names] if isinstance(names, str) else names for label, names in pairs}

@@ -1,4 +1,5 @@
 """Classes by a few images of each, and by their names where a model knows them."""
+
 from __future__ import annotations
 
 from typing import Any, NamedTuple
@@ -11,7 +12,7 @@ from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_dat
 from prolip.classifiers.base import ImageClassifier, Names, class_logits, named_classes, text_classes, unknown_label
 from prolip.classifiers.inputs import Shown
 from prolip.classifiers.sharpness import Sharpness, fit_sharpness
-from prolip.evaluation.model import Embedder
+from prolip.embedder import Embedder
 
 #: Parts that images with labels are held out in, in turns, for what counts how much.
 FOLDS = 5
@@ -33,8 +34,15 @@ class FewShotClassifier(ImageClassifier):
     """
 
     def __init__(  # noqa: PLR0913 (as above)
-        self, model: str | Embedder | None = None, classes: Names = None, text: bool = True, templates: Any = "{}",
-        similarity: str | None = None, pretrained: str | None = None, device: str = "cpu", batch_size: int = 64,
+        self,
+        model: str | Embedder | None = None,
+        classes: Names = None,
+        text: bool = True,
+        templates: Any = "{}",
+        similarity: str | None = None,
+        pretrained: str | None = None,
+        device: str = "cpu",
+        batch_size: int = 64,
         seed: int = 0,
     ):
         self.model, self.classes, self.text, self.templates = model, classes, text, templates
@@ -68,8 +76,10 @@ class FewShotClassifier(ImageClassifier):
             if label not in given:
                 raise ValueError(f"{unknown_label(label, list(given))} Or text=False: by its images alone")
         if missing := [label for label in given if label not in set(self.classes_.tolist())]:
-            raise ValueError(f"there is no image of {', '.join(map(repr, missing))}: leave those classes out, or take a"
-                             " ZeroShotClassifier, which needs none")
+            raise ValueError(
+                f"there is no image of {', '.join(map(repr, missing))}: leave those classes out, or take a"
+                " ZeroShotClassifier, which needs none"
+            )
         return text_classes(self._embedder(), list(given.values()), self.templates)
 
     def _weigh(self, shown: Any, x: np.ndarray, labels: np.ndarray) -> Sharpness:

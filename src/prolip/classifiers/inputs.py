@@ -1,4 +1,5 @@
 """What a classifier is given: pictures, Gaussians, or arrays of features that were embedded before."""
+
 from __future__ import annotations
 
 import os
@@ -12,7 +13,7 @@ from sklearn.utils.validation import check_array
 from torch import Tensor
 
 from prolip.data.pictures import open_image
-from prolip.evaluation.model import Embedder
+from prolip.embedder import Embedder
 from prolip.gaussian import Gaussian, check_embeddings
 
 #: Ends of a tower that a novelty is of, in the order of their columns.
@@ -72,8 +73,10 @@ def from_array(rows: Any, dimension: int, probabilistic: bool) -> Shown:
 
 def check_columns(found: int, wanted: tuple[int, ...]) -> None:
     if found not in wanted:
-        raise ValueError(f"X has {found} features, but this model has {' or '.join(map(str, wanted))} (mean, log_var,"
-                         f" and two novelties where it has them; a model of points the mean alone): give {WANTED}")
+        raise ValueError(
+            f"X has {found} features, but this model has {' or '.join(map(str, wanted))} (mean, log_var,"
+            f" and two novelties where it has them; a model of points the mean alone): give {WANTED}"
+        )
 
 
 def as_shown(given: Any, embedder: Embedder, dimension: int, batch_size: int) -> Shown:

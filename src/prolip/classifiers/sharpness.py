@@ -9,6 +9,7 @@ where u is the uncertainty in standard deviations from the mean of the labelled 
 after these images, before which log w_k is normal about 0 with a deviation that says how little is known of w_k, and s
 of a folded standard normal: few images move them little, and no image that leaves more open is ever made surer.
 """
+
 from __future__ import annotations
 
 from collections.abc import Sequence

@@ -1,4 +1,5 @@
 """Classes by their names alone."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -9,7 +10,7 @@ from sklearn.utils.validation import column_or_1d
 from prolip.classifiers.base import ImageClassifier, Names, class_logits, named_classes, text_classes, unknown_label
 from prolip.classifiers.inputs import Shown
 from prolip.classifiers.sharpness import Sharpness, fit_sharpness
-from prolip.evaluation.model import Embedder
+from prolip.embedder import Embedder
 
 
 class ZeroShotClassifier(ImageClassifier):
@@ -23,8 +24,14 @@ class ZeroShotClassifier(ImageClassifier):
     """
 
     def __init__(  # noqa: PLR0913 (scikit-learn's estimators take all of their settings here)
-        self, model: str | Embedder, classes: Names, templates: Any = "{}", similarity: str | None = None,
-        pretrained: str | None = None, device: str = "cpu", batch_size: int = 64,
+        self,
+        model: str | Embedder,
+        classes: Names,
+        templates: Any = "{}",
+        similarity: str | None = None,
+        pretrained: str | None = None,
+        device: str = "cpu",
+        batch_size: int = 64,
     ):
         self.model, self.classes, self.templates, self.similarity = model, classes, templates, similarity
         self.pretrained, self.device, self.batch_size = pretrained, device, batch_size

@@ -1,4 +1,5 @@
 """`prolip uncertainty`: variances that mean something, and novelty, for a trained model; its means stay the same."""
+
 from __future__ import annotations
 
 import argparse
@@ -7,20 +8,27 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from prolip.cli.command import Compute, Data, Model, Output, command, flag, load, shared
+from prolip.cli.command import MODEL, Compute, Data, command, flag, load, output, shared
 from prolip.data.config import DataConfig
 from prolip.uncertainty.options import FitOptions
 from prolip.utils.messages import respelling
 from prolip.utils.outputs import check_output
 
 if TYPE_CHECKING:
+    from prolip.embeddings import Pairs
     from prolip.uncertainty.fit import Fitted
-    from prolip.uncertainty.pairs import Pairs
 
 #: Settings of `DataConfig` besides the data and its split that say how to read pairs.
-READING = ("caption_sampling", "select", "dataset_type", "csv_img_key", "csv_caption_key", "csv_separator",
-           "image_root", "max_bad_fraction")  # fmt: skip
+READING = (
+    *("caption_sampling", "select", "dataset_type", "csv_img_key", "csv_caption_key", "csv_separator"),
+    *("image_root", "max_bad_fraction"),
+)
 FIT = ("fit_samples", "bank", "centres", "novelty_centres", "readings", "changed_images")
+OF_READING = {
+    "caption_sampling": "fields of captions to read, with optional weights: txt is the plain caption, others are JSON "
+    "fields (CSV columns), e.g. name:2,keywords:1,group",
+    "dataset_type": "what --data is; auto goes by its first word or suffix, or by a folder's content",
+}
 MORE = (
     "The model is one of ours or of OpenCLIP's; its folder is evaluated as --model local-dir:FOLDER.\n"
     "--data takes what training takes: csv:, parquet:, jsonl:, images:, shards:, coco:, flickr:, cub: or iapr:. "
@@ -31,21 +39,18 @@ MORE = (
 
 @command(
     "prolip uncertainty --model local-dir:runs/demo/model --data data/emoji/noto.tar --output runs/demo/fitted",
-    shared(Model, required=["model"]),
+    MODEL,
     shared(Compute, "device", "precision", "batch_size", "seed"),
     shared(Data, "data", help={"data": "images with texts to fit to (see below)"}),
-    flag("--split", help="which images of coco:, flickr:, cub: and iapr:, as --train-split of training"),
-    shared(DataConfig, *READING, help={
-        "caption_sampling": "fields whose captions are read, with optional weights: txt is the plain caption, others"
-                            " are JSON fields (CSV columns), e.g. name:2,keywords:1,group",
-        "dataset_type": "what --data is; auto goes by its first word or suffix, or by a folder's content"}),
-    flag("--pairs", metavar="FILE", help="embeddings that --save-pairs wrote, instead of --data"),
-    flag("--save-pairs", metavar="FILE", help="keep the embeddings in this file"),
+    flag("--split", "which images of coco:, flickr:, cub: and iapr:, as --train-split of training"),
+    shared(DataConfig, *READING, help=OF_READING),
+    flag("--pairs", "embeddings that --save-pairs wrote, instead of --data", metavar="FILE"),
+    flag("--save-pairs", "keep the embeddings in this file", metavar="FILE"),
     shared(FitOptions, *FIT, help={"fit_samples": "samples that are read at most"}),
-    shared(Output, "output", required=["output"], help={"output": "folder for the model with its variances"}),
+    output("folder for the model with its variances"),
     more=MORE,
     retired={"train-data": "use --data", "train-split": "use --split", "samples": "use --fit-samples"},
-)  # fmt: skip
+)
 def fit(args: argparse.Namespace) -> None:
     """Give a trained model variances, novelty and doubt; its means stay as they are."""
     if bool(args.pairs) == bool(args.data):
@@ -68,9 +73,11 @@ def fit(args: argparse.Namespace) -> None:
     if pairs.caution:
         print(f"warning: {pairs.caution}", file=sys.stderr)
     done = time.perf_counter()
-    print(f"{len(pairs.image):,} images, {len(pairs.text):,} texts, {len(pairs):,} pairs;"
-          f" {'read' if args.pairs else 'embedded'} in {embedded - start:.0f} s, fitted and written in"
-          f" {done - embedded:.0f} s")  # fmt: skip
+    print(
+        f"{len(pairs.image):,} images, {len(pairs.text):,} texts, {len(pairs):,} pairs;"
+        f" {'read' if args.pairs else 'embedded'} in {embedded - start:.0f} s, fitted and written in"
+        f" {done - embedded:.0f} s"
+    )
     describe(fitted, pairs)
     print(f"--model local-dir:{args.output} evaluates it")
 
@@ -79,20 +86,23 @@ def read_pairs(args: argparse.Namespace) -> Pairs:
     """The pairs of --pairs."""
     from safetensors.torch import load_file
 
-    from prolip.uncertainty.pairs import Pairs, check_enough
+    from prolip.embeddings import Pairs, check_enough
 
     pairs = Pairs.from_tensors(load_file(args.pairs))
     check_enough(len(pairs))
     if not pairs.model:
-        print(f"warning: {args.pairs} does not say which model embedded it: be sure that it was {args.model}, or"
-              " write it again with --save-pairs", file=sys.stderr)  # fmt: skip
+        print(
+            f"warning: {args.pairs} does not say which model embedded it: be sure that it was {args.model}, or"
+            " write it again with --save-pairs",
+            file=sys.stderr,
+        )
     return pairs
 
 
 def embed(args: argparse.Namespace) -> Pairs:
     """The pairs of --data; the model that embedded them is gone afterwards."""
     from prolip.data.faults import FaultCounter
-    from prolip.evaluation.loading import load_model
+    from prolip.loading import load_model
     from prolip.uncertainty.attach import means_fingerprint
     from prolip.uncertainty.collect import embed_pairs
 
@@ -120,32 +130,46 @@ def describe(fitted: Fitted, pairs: Pairs) -> None:
     for what, trace, of in (("text", texts, "images"), ("image", fitted.image.trace(pairs.image.float()), "texts")):
         share, bits = units.share(trace, of), units.information(trace, of, bits=True)
         low, middle, high = (in_words(float(share.quantile(q))) for q in (0.05, 0.5, 0.95))
-        print(f"{what}s: the median one fits {middle} of the {of} (one in twenty fits {low} or fewer, one in twenty"
-              f" {high} or more) and says {bits.median():.1f} bits")  # fmt: skip
+        print(
+            f"{what}s: the median one fits {middle} of the {of} (one in twenty fits {low} or fewer, one in twenty"
+            f" {high} or more) and says {bits.median():.1f} bits"
+        )
     if (reader := fitted.reader) is not None:
         low, high = (x.exp() for x in reader.readings.bounds[2:])
         print(f"texts in other words: nine in ten fit {low:.2g} to {high:.2g} times as many images as it says")
         nats = reader.ambiguity(pairs.image.float())
-        print("ambiguity of images: too few general texts to say" if nats.isnan().all() else
-              f"ambiguity of images: the median one leaves {nats.median():.1f} nats open about its topic")  # fmt: skip
+        print(
+            "ambiguity of images: too few general texts to say"
+            if nats.isnan().all()
+            else f"ambiguity of images: the median one leaves {nats.median():.1f} nats open about its topic"
+        )
     told = doubt_in_words(fitted, pairs)
-    print(told or "no doubt: match probabilities of images unlike the training will be too high. It takes novelty and"
-          " --changed-images")  # fmt: skip
+    print(
+        told
+        or "no doubt: match probabilities of images unlike the training will be too high. It takes novelty and"
+        " --changed-images"
+    )
     for side, novelty in (("image", fitted.novelty), ("text", fitted.text_novelty)):
         if novelty is None:
-            print(f"no novelty of {side}s: it takes {FEWEST} or more of --data that differ, one of OpenCLIP's towers"
-                  " or ours, and --novelty-centres")  # fmt: skip
+            print(
+                f"no novelty of {side}s: it takes {FEWEST} or more of --data that differ, one of OpenCLIP's towers"
+                " or ours, and --novelty-centres"
+            )
 
 
 def doubt_in_words(fitted: Fitted, pairs: Pairs) -> str:
     """Return the median doubt of the training images and of the changed ones as a line; "" without doubt."""
     if fitted.score.doubt is None or fitted.reader is None or pairs.changed is None or pairs.changed_of is None:
         return ""
-    own, changed = (fitted.score.doubts(fitted.reader.evidence(x)) for x in (
-        pairs.image[pairs.changed_of].float(), pairs.changed.flatten(0, 1).float()))  # fmt: skip
+    own, changed = (
+        fitted.score.doubts(fitted.reader.evidence(x))
+        for x in (pairs.image[pairs.changed_of].float(), pairs.changed.flatten(0, 1).float())
+    )
     assert own is not None and changed is not None
-    return (f"doubt, the share of a match probability that is not the model's: {own.median():.0%} of the median image,"
-            f" {changed.median():.0%} of one that was changed strongly")
+    return (
+        f"doubt, the share of a match probability that is not the model's: {own.median():.0%} of the median image,"
+        f" {changed.median():.0%} of one that was changed strongly"
+    )
 
 
 COMMANDS = {"uncertainty": {"": fit}}

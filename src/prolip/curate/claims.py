@@ -1,4 +1,5 @@
 """How any number of processes share work whose results are files: each takes what nobody has made or is making."""
+
 from __future__ import annotations
 
 import json
@@ -81,5 +82,6 @@ def agree(path: Path, words: dict[str, Any], remedy: str) -> None:
     found, wanted = read_words(path, remedy), json.loads(json.dumps(words))
     for name in {**wanted, **found}:
         if found.get(name) != wanted.get(name):
-            raise ValueError(f"{path} was made with {name} {shown(found.get(name))}, this is"
-                             f" {shown(wanted.get(name))}: {remedy}")  # fmt: skip
+            raise ValueError(
+                f"{path} was made with {name} {shown(found.get(name))}, this is {shown(wanted.get(name))}: {remedy}"
+            )

@@ -1,4 +1,5 @@
 """The figures of a pair of an image and its caption. Needs no torch, so that help starts at once."""
+
 from __future__ import annotations
 
 #: Column -> what it is, for the help and the page.
@@ -16,7 +17,8 @@ MEANINGS = {
     "text_bits": "bits that the caption says about which image is meant",
     "inclusion": "inclusion test of the image in its caption: above 0 where the caption is the wider one",
     "text_tokens": "tokens of the caption",
-    "width": "of the image, in pixels", "height": "of the image, in pixels",
-}  # fmt: skip
+    "width": "of the image, in pixels",
+    "height": "of the image, in pixels",
+}
 #: Columns that need no model.
 PLAIN = {"text_tokens", "width", "height"}

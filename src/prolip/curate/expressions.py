@@ -1,4 +1,5 @@
 """Rules as people write them: `match_probability < 0.2 and text_tokens > quantile(text_tokens, 0.9)` over columns."""
+
 from __future__ import annotations
 
 import ast
@@ -18,12 +19,20 @@ from prolip.utils.messages import first_few
 
 #: What a rule may hold beside numbers, columns, `and`, `or`, `not` and brackets.
 BINARY: dict[type, Callable] = {
-    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: np.divide, ast.Pow: np.power,
-}  # fmt: skip
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: np.divide,
+    ast.Pow: np.power,
+}
 COMPARISONS: dict[type, Callable] = {
-    ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge, ast.Eq: operator.eq,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.Eq: operator.eq,
     ast.NotEq: operator.ne,
-}  # fmt: skip
+}
 FUNCTIONS: dict[str, Callable] = {"abs": np.abs, "log": np.log, "exp": np.exp, "sqrt": np.sqrt}
 QUANTILE = "quantile"
 #: Characters of a formula, and operations in each other: every one is a call of Python.
@@ -144,8 +153,10 @@ class Rule:
         expression = Expression.parse(formula)
         tree = expression.tree
         if not isinstance(tree, (ast.Compare, ast.BoolOp)) and not isinstance(getattr(tree, "op", None), ast.Not):
-            raise ValueError(f"--drop {shown(text)}: {shown(expression.text)} is no comparison: say when a sample is"
-                             f" dropped, {EXAMPLE}")  # fmt: skip
+            raise ValueError(
+                f"--drop {shown(text)}: {shown(expression.text)} is no comparison: say when a sample is"
+                f" dropped, {EXAMPLE}"
+            )
         return cls(name.strip(), expression)
 
 

@@ -1,4 +1,5 @@
 """What a model says of pairs of an image and its caption: a few numbers each."""
+
 from __future__ import annotations
 
 import math
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from prolip.curate.tables import BITS, SIGNATURE
-from prolip.evaluation.model import Embedder, lengths_of
+from prolip.embedder import Embedder, lengths_of
 from prolip.gaussian import Gaussian
 from prolip.measures import inclusion_test
 from prolip.scores import Score, Side
@@ -60,8 +61,12 @@ def pair_figures(
     """
     matrix = score.pairwise(image, text)
     own = matrix.diagonal()
-    found = {"cosine": (image.mean * text.mean).sum(1), "score": own, "match_probability": score.match_probability(own),
-             "normalised_score": normalised(score.scaled(matrix))}  # fmt: skip
+    found = {
+        "cosine": (image.mean * text.mean).sum(1),
+        "score": own,
+        "match_probability": score.match_probability(own),
+        "normalised_score": normalised(score.scaled(matrix)),
+    }
     evidence = None if reader is None else reader.evidence(image.mean)
     if (doubt := score.doubts(evidence, evidence)) is not None and score.units is not None:
         probability = score.match_probability(own, doubt, score.units.share(score.uncertainty(text)))

@@ -1,4 +1,5 @@
 """The report page of a selection: what was dropped, why, and what it looks like; one file with everything in it."""
+
 from __future__ import annotations
 
 import heapq
@@ -12,6 +13,7 @@ import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from PIL import Image
 
+from prolip.corpora.emoji.report.examples import data_uri, picture
 from prolip.curate.columns import MEANINGS
 from prolip.curate.expressions import Expression
 from prolip.curate.select import KEPT, SELECTION, selection_of
@@ -22,7 +24,6 @@ from prolip.data.reading.tar import ShardReader
 from prolip.data.samples.captions import stable_hash
 from prolip.data.samples.decoding import decode_image
 from prolip.data.samples.sample import Raw, image_bytes
-from prolip.report.examples import data_uri, picture
 from prolip.utils import style
 from prolip.utils.console import plain
 from prolip.utils.outputs import replacing
@@ -31,8 +32,15 @@ PAGE = "report.html"
 #: Shards that examples are taken from, spread evenly; bins of a histogram; pixels of a picture.
 SHARDS, BINS, PIXELS = 8, 60, 112
 #: Figures that a page shows whether or not a rule reads them.
-SHOWN = ("match_probability", "normalised_score", "cosine", "text_bits", "image_bits", "text_uncertainty",
-         "image_uncertainty")  # fmt: skip
+SHOWN = (
+    "match_probability",
+    "normalised_score",
+    "cosine",
+    "text_bits",
+    "image_bits",
+    "text_uncertainty",
+    "image_uncertainty",
+)
 
 
 class Example(NamedTuple):
@@ -56,14 +64,22 @@ def write_page(folder: Path, examples: int = 12, read: ShardReader = ShardReader
     """Write the page of the selection in `folder`; `examples` of each reason. ValueError without a selection."""
     summary, tables = selection_of(folder)
     figures = shown_figures(tables[0], summary)
-    environment = Environment(loader=PackageLoader("prolip.curate", "."), autoescape=True, undefined=StrictUndefined,
-                              trim_blocks=True, lstrip_blocks=True)  # fmt: skip
+    environment = Environment(
+        loader=PackageLoader("prolip.curate", "."),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
     page = environment.get_template("page.html.j2").render(
-        title=f"Curated: {plain(folder.resolve().name)}", summary=summary, model=manifest_of(folder)["model"],
+        title=f"Curated: {plain(folder.resolve().name)}",
+        summary=summary,
+        model=manifest_of(folder)["model"],
         picture=data_uri(picture_of(histograms(folder, tables, figures)), "png"),
         meanings={name: MEANINGS.get(name, "novelty in nats, of models that know it") for name in figures},
-        examples=chosen(folder, tables, summary, figures, examples, read), kept=KEPT,
-    )  # fmt: skip
+        examples=chosen(folder, tables, summary, figures, examples, read),
+        kept=KEPT,
+    )
     path = folder / PAGE
     with replacing(path) as temporary:
         temporary.write_text(page, encoding="utf-8", errors="replace")
@@ -117,11 +133,20 @@ def picture_of(found: dict[str, Histogram]) -> bytes:
     for axis, (name, one) in zip(axes, found.items()):
         middle, width = (one.edges[1:] + one.edges[:-1]) / 2, np.diff(one.edges)
         axis.bar(middle, one.kept, width, color=style.IMAGE, label="kept")
-        axis.bar(middle, one.dropped, width, bottom=one.kept, color=style.TEXT, hatch="//", edgecolor="white",
-                 linewidth=0, label="dropped")  # fmt: skip
+        axis.bar(
+            middle,
+            one.dropped,
+            width,
+            bottom=one.kept,
+            color=style.TEXT,
+            hatch="//",
+            edgecolor="white",
+            linewidth=0,
+            label="dropped",
+        )
         axis.set_title(name)
         axis.set_ylabel("samples")
-    for axis in axes[len(found):]:
+    for axis in axes[len(found) :]:
         axis.set_visible(False)
     if found:
         axes[0].legend()

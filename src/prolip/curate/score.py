@@ -1,4 +1,5 @@
 """Every shard's samples scored: one table a shard, by any number of processes; a run goes on where it broke off."""
+
 from __future__ import annotations
 
 import hashlib
@@ -27,7 +28,7 @@ from prolip.data.reading.tar import ShardReader, printable
 from prolip.data.samples.captions import CaptionSampler
 from prolip.data.samples.decoding import decode_image
 from prolip.data.samples.sample import Raw, caption_parts, image_bytes, json_record
-from prolip.evaluation.model import Embedder
+from prolip.embedder import Embedder
 from prolip.utils.outputs import replacing
 from prolip.utils.secrecy import scrub
 from prolip.utils.threads import in_threads
@@ -57,8 +58,13 @@ class Scorer:
     @classmethod
     def of(cls, model: Embedder, urls: Sequence[str], folder: Path, captions: str = "txt", threads: int = 1) -> Scorer:
         """What scores these shards by a model. captions: as --caption-sampling; of several captions the likeliest."""
-        about = {"model": model.name, "fingerprint": model.fingerprint, "precision": model.precision,
-                 "captions": captions, "score": model.score.name}  # fmt: skip
+        about = {
+            "model": model.name,
+            "fingerprint": model.fingerprint,
+            "precision": model.precision,
+            "captions": captions,
+            "score": model.score.name,
+        }
         read = SourceReader(ReadPolicy(), find_index(urls))
         return cls(urls, folder, Figures(model), model.preprocess, CaptionSampler.parse(captions), about, read, threads)
 
@@ -97,8 +103,10 @@ class Scorer:
         except ValueError:  # damaged: it is made again
             return False
         if table.note.get("scores") != self.mark:
-            raise ValueError(f"{path} is of an earlier version, or of other scores than {MANIFEST} beside it: give"
-                             " another --output, or delete it")  # fmt: skip
+            raise ValueError(
+                f"{path} is of an earlier version, or of other scores than {MANIFEST} beside it: give"
+                " another --output, or delete it"
+            )
         if table.kinds != self.words["columns"] or table.note["broken"]:
             return False
         return change_of(self.urls[number], table.note["source"], self.read.policy) != CHANGED
@@ -138,10 +146,16 @@ class Scorer:
                 first = first or fault
                 faults.update([fault.partition(":")[0]])
         note = {
-            "scores": self.mark, "shard": name_of(self.urls[number]), "source": source,
-            "content": sums.hexdigest(), "samples": len(whole), "usable": whole.column("fault").null_count,
-            "faults": dict(faults), "first": first, "broken": broken,
-        }  # fmt: skip
+            "scores": self.mark,
+            "shard": name_of(self.urls[number]),
+            "source": source,
+            "content": sums.hexdigest(),
+            "samples": len(whole),
+            "usable": whole.column("fault").null_count,
+            "faults": dict(faults),
+            "first": first,
+            "broken": broken,
+        }
         with replacing(self.path(number)) as temporary:
             write_table(temporary, whole, note)
         return note

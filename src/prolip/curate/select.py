@@ -1,6 +1,7 @@
 """Which samples are kept, and why others are not: rules, a share to keep, copies; near-duplicates, among millions of
 images by their signatures: 32 bytes a sample, no embedding kept.
 """
+
 from __future__ import annotations
 
 import math
@@ -93,9 +94,12 @@ class Choice:
     def words(self) -> dict[str, Any]:
         """What it says, JSON-able."""
         return {
-            "drop": {rule.name: rule.drop.text for rule in self.rules}, "keep": self.keep,
-            "by": self.by and self.by.text, "copies": self.copies and self.copies.text, "duplicates": self.duplicates,
-        }  # fmt: skip
+            "drop": {rule.name: rule.drop.text for rule in self.rules},
+            "keep": self.keep,
+            "by": self.by and self.by.text,
+            "copies": self.copies and self.copies.text,
+            "duplicates": self.duplicates,
+        }
 
 
 def select(folder: Path, choice: Choice, yes: bool = False) -> dict[str, Any]:
@@ -113,8 +117,10 @@ def select(folder: Path, choice: Choice, yes: bool = False) -> dict[str, Any]:
     notes = [check_scores(path, mark, manifest["columns"]) for path in paths]
     for expression in choice.expressions:
         expression.check_columns(figures_of(manifest["columns"]))
-    quantiles = {(name, share): quantile(whole_column(paths, name), share)
-                 for name, share in sorted(set().union(*(x.quantiles for x in choice.expressions)))}  # fmt: skip
+    quantiles = {
+        (name, share): quantile(whole_column(paths, name), share)
+        for name, share in sorted(set().union(*(x.quantiles for x in choice.expressions)))
+    }
     reasons = decide(paths, choice, quantiles)
     copies = np.where(reasons == 0, 1, 0).astype(np.uint8)
     if choice.copies is not None:
@@ -128,21 +134,28 @@ def select(folder: Path, choice: Choice, yes: bool = False) -> dict[str, Any]:
         check_noise(choice, reasons, warning if first is not None else "")
     starts = np.cumsum([0, *(note["samples"] for note in notes)])
     summary = {
-        "choice": choice.words(), "reasons": list(bits), "samples": len(copies),
-        "kept": int((copies > 0).sum()), "written": int(copies.sum()),
+        "choice": choice.words(),
+        "reasons": list(bits),
+        "samples": len(copies),
+        "kept": int((copies > 0).sum()),
+        "written": int(copies.sum()),
         "by_shard": [int(copies[start:end].sum()) for start, end in zip(starts, starts[1:])],
         "content": digest({"content": [note["content"] for note in notes]}),
         "quantiles": {f"{name} at {share:g}": value for (name, share), value in quantiles.items()},
         "listed": [name for name, bit in bits.items() if name not in OWN or (reasons & bit).any()],
         "dropped": {name: int((reasons & bit > 0).sum()) for name, bit in bits.items()},
         "dropped_alone": {name: int((reasons == bit).sum()) for name, bit in bits.items()},
-        "own_first": first, "warning": warning,
+        "own_first": first,
+        "warning": warning,
         "faults": dict(sum((Counter(note["faults"]) for note in notes), Counter()).most_common()),
-    }  # fmt: skip
+    }
     with replacing_folder(target) as new:
         for path, note, start, end in zip(paths, notes, starts, starts[1:]):
-            columns = {"row": np.arange(end - start, dtype=np.int32), "copies": copies[start:end],
-                       "reasons": reasons[start:end]}  # fmt: skip
+            columns = {
+                "row": np.arange(end - start, dtype=np.int32),
+                "copies": copies[start:end],
+                "reasons": reasons[start:end],
+            }
             write_table(new / path.name, pa.table(columns), note | {"choice": choice.words()})
         write_words(new / SUMMARY, summary)
     return summary
@@ -161,15 +174,20 @@ def own_first(paths: Sequence[Path]) -> OwnFirst | None:
 def check_noise(choice: Choice, reasons: np.ndarray, warning: str) -> None:
     """ValueError where scores drop anything despite a warning, or rules and duplicates more than half."""
     ways = {RANK: choice.by, COPIES: choice.copies, **{rule.name: rule.drop for rule in choice.rules}}
-    noisy = [name for name, formula in ways.items()
-             if formula is not None and formula.columns - PLAIN and (reasons & choice.bits[name]).any()]  # fmt: skip
+    noisy = [
+        name
+        for name, formula in ways.items()
+        if formula is not None and formula.columns - PLAIN and (reasons & choice.bits[name]).any()
+    ]
     if noisy and warning:
         raise ValueError(f"{warning}. Leave out {', '.join(noisy)}, or give --yes")
     noisy += [DUPLICATE] * bool((reasons & choice.bits[DUPLICATE]).any())  # a model may see one image in all
     bits = np.uint64(sum(int(choice.bits[name]) for name in noisy if name not in (RANK, COPIES)))
     if 2 * (dropped := np.count_nonzero(reasons & bits)) > len(reasons):
-        raise ValueError(f"rules on scores drop {dropped:,} of {len(reasons):,} samples, more than half: change"
-                         f" {', '.join(noisy)}, or give --yes")  # fmt: skip
+        raise ValueError(
+            f"rules on scores drop {dropped:,} of {len(reasons):,} samples, more than half: change"
+            f" {', '.join(noisy)}, or give --yes"
+        )
 
 
 def check_scores(path: Path, mark: str, columns: dict[str, str]) -> dict[str, Any]:
@@ -273,8 +291,10 @@ def write_subset(folder: Path, place: Path) -> int:
         kept = table.columns["copies"] > 0
         for uid, key in zip(scores.columns["uid"][kept], scores.columns["key"][kept]):
             if not re.fullmatch("[0-9a-fA-F]{32}", uid or ""):
-                raise ValueError(f"sample {key!r} has the uid {uid!r}: a subset file wants 32 hexadecimal digits as "
-                                 '"uid" in the JSON of each sample, as DataComp\'s shards have')
+                raise ValueError(
+                    f"sample {key!r} has the uid {uid!r}: a subset file wants 32 hexadecimal digits as "
+                    '"uid" in the JSON of each sample, as DataComp\'s shards have'
+                )
             halves.append((int(uid[:16], 16), int(uid[16:], 16)))
     uids = np.array(halves, np.dtype("u8,u8"))
     uids.sort()

@@ -1,4 +1,5 @@
 """What tells a shard, and a sample of it, from what it was when it was scored."""
+
 from __future__ import annotations
 
 import hashlib

@@ -1,4 +1,5 @@
 """What is written of samples: a Parquet file for each shard, read back in bounded memory, and a manifest of them."""
+
 from __future__ import annotations
 
 import hashlib
@@ -15,8 +16,14 @@ from prolip.utils.documents import loads
 
 SCORES, MANIFEST = "scores", "manifest.json"
 #: Columns that every table of scores has; figures stand beside them.
-PLACE = {"row": pa.int32(), "key": pa.string(), "uid": pa.string(), "caption": pa.string(), "fault": pa.string(),
-         "content": pa.binary(16)}  # fmt: skip
+PLACE = {
+    "row": pa.int32(),
+    "key": pa.string(),
+    "uid": pa.string(),
+    "caption": pa.string(),
+    "fault": pa.string(),
+    "content": pa.binary(16),
+}
 SIZE = {"width": pa.int32(), "height": pa.int32()}
 #: Of an image, in BITS; the angle between two means is about pi times the share in which theirs differ.
 SIGNATURE, BITS = "signature", 256
@@ -59,8 +66,10 @@ def read_table(path: Path, names: Sequence[str] = ()) -> Table:
     except Exception as error:  # Arrow has its own exceptions for every kind of damage
         command = "score" if path.parent.name == SCORES else "select"
         why = f"{type(error).__name__}: {error}".split("\n", maxsplit=1)[0]
-        raise ValueError(f"{path} is damaged, or no table of `prolip curate` ({why}): delete it, and run"
-                         f" `prolip curate {command}` again") from None  # fmt: skip
+        raise ValueError(
+            f"{path} is damaged, or no table of `prolip curate` ({why}): delete it, and run"
+            f" `prolip curate {command}` again"
+        ) from None
 
 
 def _values(column: pa.ChunkedArray) -> np.ndarray:
@@ -117,6 +126,8 @@ def tables_of(folder: Path) -> tuple[dict[str, Any], list[Path]]:
     shards = len(manifest["shards"])
     paths = [table_path(folder / SCORES, number) for number in range(shards)]
     if missing := [number for number, path in enumerate(paths) if not path.exists()]:
-        raise ValueError(f"{len(missing)} of {shards} shards have no scores yet, number {missing[0]} for one: go on"
-                         " with `prolip curate score`, in all of its parts")  # fmt: skip
+        raise ValueError(
+            f"{len(missing)} of {shards} shards have no scores yet, number {missing[0]} for one: go on"
+            " with `prolip curate score`, in all of its parts"
+        )
     return manifest, paths

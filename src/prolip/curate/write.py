@@ -1,4 +1,5 @@
 """The kept samples as new shards, byte for byte the same whoever writes them and however often that was broken off."""
+
 from __future__ import annotations
 
 import io
@@ -41,7 +42,8 @@ class Plan:
     def words(self) -> dict[str, Any]:
         """What new shards depend on."""
         return {name: self.summary[name] for name in ("choice", "written", "by_shard", "content")} | {
-            "samples": self.samples}  # fmt: skip
+            "samples": self.samples
+        }
 
     def path(self, out: Path, number: int) -> Path:
         """Where new shard `number` is."""
@@ -125,7 +127,10 @@ def finish(plan: Plan, out: Path, processes: int) -> int:
     missing = sum(not path.exists() for path in paths)
     if not missing and not (out / INDEX_NAME).exists():
         urls = [str(path) for path in paths]
-        entries = {canonical(found.url): found.entry for found in index_shards(urls, plan.read.policy, processes)
-                   if found.entry is not None}  # fmt: skip
+        entries = {
+            canonical(found.url): found.entry
+            for found in index_shards(urls, plan.read.policy, processes)
+            if found.entry is not None
+        }
         write_index(ShardIndex.of(str(out / INDEX_NAME), entries))
     return missing

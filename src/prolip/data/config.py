@@ -1,4 +1,5 @@
 """The settings of the training data, checked as far as that needs no file."""
+
 from __future__ import annotations
 
 import math
@@ -13,8 +14,9 @@ from prolip.utils.fields import AUTO, option
 from prolip.utils.flags import check_range
 from prolip.utils.messages import naming
 
-DatasetType = Literal["auto", "webdataset", "csv", "parquet", "jsonl", "folder", "coco", "flickr", "cub", "iapr",
-                      "synthetic"]  # fmt: skip
+DatasetType = Literal[
+    "auto", "webdataset", "csv", "parquet", "jsonl", "folder", "coco", "flickr", "cub", "iapr", "synthetic"
+]
 Quoting = Literal["csv", "none"]
 
 #: Samples of a rank that wait ready by default, and the bounds of the chunks per worker that hold them. Two small

@@ -1,4 +1,5 @@
 """Samples and shards that cannot be used: named, counted, reported, and fatal when there are too many."""
+
 from __future__ import annotations
 
 import math

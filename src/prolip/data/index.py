@@ -1,4 +1,5 @@
 """Write a shard index, of samples, bytes and SHA-256: every shard is read once by the strict reader."""
+
 from __future__ import annotations
 
 import json
@@ -126,8 +127,10 @@ def urls_of(sources: Iterable[str]) -> list[str]:
     shards = [shard for source in sources for shard in expand_shards(source, pipes=True)]
     urls = list(dict.fromkeys(shard.url for shard in shards))
     if len(set(map(canonical, remote := [url for url in urls if not is_local(url)]))) < len(remote):
-        raise ValueError("some shards differ in user info or query alone, which an index does not hold: index them "
-                         "under addresses of their own")  # fmt: skip
+        raise ValueError(
+            "some shards differ in user info or query alone, which an index does not hold: index them "
+            "under addresses of their own"
+        )
     return urls
 
 

@@ -1,4 +1,5 @@
 """The training loader: batches whose order depends on the seed and the number of streams, not on ranks or workers."""
+
 from __future__ import annotations
 
 import multiprocessing
@@ -30,9 +31,15 @@ from prolip.utils.threads import cores
 
 #: The settings that the order of an epoch follows from; where the shards are may change.
 ORDER_SETTINGS = (
-    "train_num_samples", "train_split", "split", "dataset_resampled", "train_data_upsampling_factors", "select",
-    "shuffle_buffer", "seed",
-)  # fmt: skip
+    "train_num_samples",
+    "train_split",
+    "split",
+    "dataset_resampled",
+    "train_data_upsampling_factors",
+    "select",
+    "shuffle_buffer",
+    "seed",
+)
 
 Batch = dict[str, Any]
 Transform = Callable[[Image.Image], Tensor] | RandomCrop

@@ -3,6 +3,7 @@
 A pass over all texts before training says which there are. The unit is a slot: one caption of one sample in one field,
 be it `.txt`, a text of its JSON or of a list there.
 """
+
 from __future__ import annotations
 
 import json
@@ -49,9 +50,17 @@ class Swap(NamedTuple):
     def to_dict(self) -> dict[str, Any]:
         """As it is written down."""
         (shard, key), (from_shard, from_key) = self.slot.owner, self.source.owner
-        return {"key": key, "field": self.slot.field, "slot": self.slot.number, "own": self.slot.text,
-                "given": self.source.text, "from": from_key, "from_slot": self.source.number,
-                "shard": shard, "from_shard": from_shard}  # fmt: skip
+        return {
+            "key": key,
+            "field": self.slot.field,
+            "slot": self.slot.number,
+            "own": self.slot.text,
+            "given": self.source.text,
+            "from": from_key,
+            "from_slot": self.source.number,
+            "shard": shard,
+            "from_shard": from_shard,
+        }
 
 
 def slots_of(raw: Raw, owner: Owner, captions: CaptionSampler) -> list[Slot]:

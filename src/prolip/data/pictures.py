@@ -1,4 +1,5 @@
 """One picture from wherever it lies, with the pixels that training would see."""
+
 from __future__ import annotations
 
 import os

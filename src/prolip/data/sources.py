@@ -2,6 +2,7 @@
 
 Training reads it over and over (`prolip.data.loader`); `captioned_samples` reads it once, for what is fitted.
 """
+
 from __future__ import annotations
 
 import logging
@@ -68,8 +69,14 @@ def build_source(config: DataConfig, streams: int) -> tuple[Source, int]:
     if config.dataset_resampled:
         raise ValueError(f"--dataset-resampled draws shards, and --train-data {named!s} is of the kind {kind}")
     with naming("--train-data"):
-        rows = read_rows(named, table_columns(config), Selector.parse(config.select), config.train_split,
-                         rest_of(config), config.max_bad_fraction)  # fmt: skip
+        rows = read_rows(
+            named,
+            table_columns(config),
+            Selector.parse(config.select),
+            config.train_split,
+            rest_of(config),
+            config.max_bad_fraction,
+        )
         if config.captions:
             check_captions(rows, CaptionSampler.parse(config.caption_sampling), kind)
     if len(rows) < streams:

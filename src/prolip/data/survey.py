@@ -1,4 +1,5 @@
 """What shards hold and why it is no sample: said before a run starts, and where a stream or a test set stays empty."""
+
 from __future__ import annotations
 
 import os

@@ -1,4 +1,5 @@
 """Random images and token ids, for measuring the training step without reading anything."""
+
 from __future__ import annotations
 
 from collections.abc import Iterator

@@ -1,4 +1,5 @@
 """The processes of the training loader: their signals, what they share with the parent, and reports of their ends."""
+
 from __future__ import annotations
 
 import contextlib

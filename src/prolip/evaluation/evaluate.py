@@ -1,4 +1,5 @@
 """Evaluation of one model on several data sets by several similarities: features, metrics, uncertainty, comparison."""
+
 from __future__ import annotations
 
 import json
@@ -10,14 +11,14 @@ from typing import Any
 
 from torch import Tensor
 
+from prolip.embedder import Embedder
+from prolip.evaluation.cache import slug
 from prolip.evaluation.datasets import coco
 from prolip.evaluation.datasets.base import Dataset
-from prolip.evaluation.feature_store import slug
-from prolip.evaluation.features import EVERY, Features
-from prolip.evaluation.kinds.base import pair_scores
-from prolip.evaluation.model import Embedder
+from prolip.evaluation.embed import EVERY, Features
 from prolip.evaluation.table import compare_results, harmonic_means
 from prolip.evaluation.task import TaskResult, check_prompts, compute_features, evaluate_dataset, study_features
+from prolip.evaluation.tasks.base import pair_scores
 from prolip.evaluation.zero_shot import PromptRule, Prompts
 from prolip.prompts.fitting import fit_prompts
 from prolip.utils.outputs import replacing
@@ -26,7 +27,10 @@ log = logging.getLogger(__name__)
 
 
 def embed_datasets(
-    datasets: Sequence[Dataset], embedder: Embedder, prompts: Prompts = EVERY, pool: Dataset | None = None,
+    datasets: Sequence[Dataset],
+    embedder: Embedder,
+    prompts: Prompts = EVERY,
+    pool: Dataset | None = None,
     **options: Any,
 ) -> Iterator[Features]:
     """The features of each data set in turn.
@@ -44,8 +48,14 @@ def embed_datasets(
 
 
 def evaluate_all(
-    features: Iterable[Features], similarities: Sequence[str | None] = (None,), *, draws: int = 0,
-    confusion: bool = False, instances: str | None = None, study: bool = False, plots: str | Path | None = None,
+    features: Iterable[Features],
+    similarities: Sequence[str | None] = (None,),
+    *,
+    draws: int = 0,
+    confusion: bool = False,
+    instances: str | None = None,
+    study: bool = False,
+    plots: str | Path | None = None,
     output: str | Path | None = None,
 ) -> list[TaskResult]:
     """A result for each data set and similarity, in this order.

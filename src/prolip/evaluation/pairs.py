@@ -1,4 +1,5 @@
 """Images and texts in equally many pairs of several data sets, ranked to show overfitting."""
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -7,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from prolip.evaluation.features import Features
+from prolip.evaluation.embed import Features
 from prolip.gaussian import Gaussian
 from prolip.scores import Score
 

@@ -3,6 +3,7 @@
 Each function draws one figure and returns it, `draw` all those of a task's `Study`, which `write_plots` writes. Colours
 are those of Okabe and Ito, told apart with every kind of colour vision, and each series has its own dashes and marker.
 """
+
 from __future__ import annotations
 
 from collections.abc import Mapping

@@ -1,4 +1,5 @@
 """Results of tasks as a person reads them: shares in percent, what uncertainty is worth, intervals."""
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -8,27 +9,49 @@ from prolip.evaluation.task import TaskResult
 
 #: Metrics of the table, in this order where a task has them.
 COLUMNS = (
-    "acc1", "acc5", "mean_per_class_recall", "mAP", "i2t/R@1", "i2t/R@5", "i2t/R@10", "i2t/mAP@R", "t2i/R@1",
-    "t2i/R@5", "t2i/R@10", "t2i/mAP@R", "mean_recall@1", "i2t/PMRP", "t2i/PMRP", "avg_jaccard_score",
+    "acc1",
+    "acc5",
+    "mean_per_class_recall",
+    "mAP",
+    "i2t/R@1",
+    "i2t/R@5",
+    "i2t/R@10",
+    "i2t/mAP@R",
+    "t2i/R@1",
+    "t2i/R@5",
+    "t2i/R@10",
+    "t2i/mAP@R",
+    "mean_recall@1",
+    "i2t/PMRP",
+    "t2i/PMRP",
+    "avg_jaccard_score",
     "jaccard_score_10-12",
-)  # fmt: skip
+)
 
 #: What the test sets of a few-shot task are called.
 PARTS = ("base", "novel")
 #: Figures of refusal, and what the table calls them: error of all, of the surest 80% and half, area under risk and
 #: coverage and its least value, rank correlation with the error, and how well errors are separated from the rest.
 REFUSAL = {
-    "error": "error", "error@80": "80% kept", "error@50": "50% kept", "aurc": "AURC", "aurc_oracle": "oracle",
-    "spearman": "rho", "auroc": "AUROC",
-}  # fmt: skip
+    "error": "error",
+    "error@80": "80% kept",
+    "error@50": "50% kept",
+    "aurc": "AURC",
+    "aurc_oracle": "oracle",
+    "spearman": "rho",
+    "auroc": "AUROC",
+}
 SINGLES = {
-    "refusal/R-AUROC": "R-AUROC", "refusal/1-NN": "1-NN", "calibration/match/ece": "ECE of matches",
+    "refusal/R-AUROC": "R-AUROC",
+    "refusal/1-NN": "1-NN",
+    "calibration/match/ece": "ECE of matches",
     "calibration/match/base_rate": "base rate",
     "calibration/match/probability_over_base_rate": "probability / base rate",
-    "calibration/match_top1/ece": "top-1 ECE", "calibration/match_i2t/ece": "top-1 ECE i2t",
+    "calibration/match_top1/ece": "top-1 ECE",
+    "calibration/match_i2t/ece": "top-1 ECE i2t",
     "calibration/match_t2i/ece": "top-1 ECE t2i",
     "calibration/confidence/ece": "ECE of confidence",
-}  # fmt: skip
+}
 
 
 def titles(results: Sequence[TaskResult]) -> list[str]:
@@ -53,8 +76,10 @@ def aligned(
 ) -> list[str]:
     """Lines of a table: the head, and rows of a label and cells; columns as wide as their title, or `least`."""
     first, widths = max((len(label) for label, _ in rows), default=0), [max(least, len(title) + 2) for title in head]
-    return [f"{label:<{first}}" + "".join(f"{cell:>{width}}" for cell, width in zip(cells, widths))
-            for label, cells in [(corner, head), *rows]]  # fmt: skip
+    return [
+        f"{label:<{first}}" + "".join(f"{cell:>{width}}" for cell, width in zip(cells, widths))
+        for label, cells in [(corner, head), *rows]
+    ]
 
 
 def format_table(results: Sequence[TaskResult]) -> str:
@@ -65,8 +90,13 @@ def format_table(results: Sequence[TaskResult]) -> str:
     lines = []
     for columns, rows in blocks.items():
         first, second = max(len(title) for title, _ in rows), max(len(row.info["similarity"]) for _, row in rows)
-        labelled = [(f"{title:<{first}}  {row.info['similarity']:<{second}}  {row.info['images']:>7}",
-                     [f"{100 * row.metrics[column]:.2f}" for column in columns]) for title, row in rows]  # fmt: skip
+        labelled = [
+            (
+                f"{title:<{first}}  {row.info['similarity']:<{second}}  {row.info['images']:>7}",
+                [f"{100 * row.metrics[column]:.2f}" for column in columns],
+            )
+            for title, row in rows
+        ]
         head, *body = aligned(columns, labelled, corner=f"{'images':>{first + second + 11}}")
         lines += ["", head, *(line + left_out(row) for line, (_, row) in zip(body, rows))]
     return "\n".join(lines[1:])
@@ -110,9 +140,10 @@ def harmonic_means(results: Sequence[TaskResult], draws: int = 0) -> str:
             found[name] = [h.value, *(intervals({"": h}, draws)[""][1:] if draws else [])]
             value, *limits = (100 * x for x in found[name])
             shown = [100 * both[part].metrics[name] for part in PARTS]
-            lines.append(f"{folder}  {model}  {'  '.join(filter(None, how))}  {name:<21}  base {shown[0]:5.2f}"
-                         f"  novel {shown[1]:5.2f}  H {value:5.2f}"
-                         + (" [{:.1f}, {:.1f}]".format(*limits) if limits else ""))  # fmt: skip
+            lines.append(
+                f"{folder}  {model}  {'  '.join(filter(None, how))}  {name:<21}  base {shown[0]:5.2f}"
+                f"  novel {shown[1]:5.2f}  H {value:5.2f}" + (" [{:.1f}, {:.1f}]".format(*limits) if limits else "")
+            )
         for result in both.values():
             result.info["harmonic_mean"] = found
     return "\n".join(["base and novel classes, harmonic mean", *lines]) if lines else ""
@@ -135,8 +166,9 @@ def compare_results(results: Sequence[TaskResult], draws: int) -> None:
         base = first.setdefault((result.key, result.info["source"]), result)
         if base is result or any(
             not base.statistics[name].same_queries(statistic)
-            for name, statistic in result.statistics.items() if name in base.statistics
-        ):  # fmt: skip
+            for name, statistic in result.statistics.items()
+            if name in base.statistics
+        ):
             continue
         found = paired(base.statistics, result.statistics, draws)
         result.info["difference"] = {

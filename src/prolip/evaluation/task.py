@@ -4,6 +4,7 @@ Metrics are shares in [0, 1] by clip_benchmark's and DataComp's names where they
 classes or more), `mean_per_class_recall`; `mAP`; `i2t/R@1` ... `rsum` and `mean_recall@1`; `jaccard_score_10-12`. What
 a set is too small for, as R@10 among nine images is always 1, is left out and named in `info["too_small_for"]`.
 """
+
 from __future__ import annotations
 
 import logging
@@ -12,9 +13,10 @@ import time
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from prolip.embedder import Embedder, ModelCard
+from prolip.evaluation.cache import FeatureStore
 from prolip.evaluation.datasets.base import Dataset
-from prolip.evaluation.feature_store import FeatureStore
-from prolip.evaluation.features import (
+from prolip.evaluation.embed import (
     EVERY,
     Features,
     image_features,
@@ -23,11 +25,10 @@ from prolip.evaluation.features import (
     task_key,
     text_key,
 )
-from prolip.evaluation.kinds import KINDS
 from prolip.evaluation.metrics import bootstrap
 from prolip.evaluation.metrics.bootstrap import Statistic
 from prolip.evaluation.metrics.study import Study
-from prolip.evaluation.model import Embedder, ModelCard
+from prolip.evaluation.tasks import KINDS
 from prolip.evaluation.zero_shot import ALL, BY_IMAGES, PromptRule, Prompts
 from prolip.gaussian import Gaussian, mixture
 from prolip.scores import Similarity
@@ -105,11 +106,15 @@ def check_prompts(prompts: Prompts, dataset: Dataset, model: ModelCard) -> None:
     if prompts.way == ALL:
         return
     if not model.probabilistic:
-        raise ValueError(f"prompts {prompts} are chosen by their uncertainties, and {model.name} gives points: take a "
-                         "probabilistic model, or all prompts")  # fmt: skip
+        raise ValueError(
+            f"prompts {prompts} are chosen by their uncertainties, and {model.name} gives points: take a "
+            "probabilistic model, or all prompts"
+        )
     if dataset.kind != "classification" and (prompts.way in BY_IMAGES or dataset.kind != "multilabel"):
-        raise ValueError(f"{dataset.source} is a {dataset.kind} set, which has no prompts that {prompts} could choose:"
-                         " leave it out, or take all")  # fmt: skip
+        raise ValueError(
+            f"{dataset.source} is a {dataset.kind} set, which has no prompts that {prompts} could choose:"
+            " leave it out, or take all"
+        )
     if isinstance(prompts, PromptRule):
         prompts.check(len(dataset.templates))
     else:

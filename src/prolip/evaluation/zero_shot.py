@@ -1,4 +1,5 @@
 """Zero-shot classification: a class is the mixture of its prompts' Gaussians, an image goes to the nearest class."""
+
 from __future__ import annotations
 
 import math
@@ -10,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from prolip.data.emoji import TEMPLATES
-from prolip.evaluation.model import embed_texts, encoder
-from prolip.gaussian import Gaussian, concatenate, mixture
+from prolip.corpora.emoji.corpus import TEMPLATES
+from prolip.embedder import embed_texts, encoder
+from prolip.gaussian import Gaussian, concatenate, kind_of, mixture
 from prolip.prompts.bprw import Reweighing, rule_of
 from prolip.prompts.weights import PromptWeights
 
@@ -53,8 +54,10 @@ class PromptRule:
                 return cls(way, float(text))
         except ValueError:
             pass
-        raise ValueError(f"{word!r} chooses no prompts: give all, certain:K (1 or more), below:k (a number), best, "
-                         "bprw, bprw:K (labelled images of each class), or a file of prolip prompts fit")
+        raise ValueError(
+            f"{word!r} chooses no prompts: give all, certain:K (1 or more), below:k (a number), best, "
+            "bprw, bprw:K (labelled images of each class), or a file of prolip prompts fit"
+        )
 
     def __str__(self) -> str:
         if self.fit is not None:
@@ -146,8 +149,30 @@ def mix_groups(
 
     first: what `weigh` knows the first run by.
     """
-    parts = (Gaussian(*(x.unsqueeze(0) for x in part))
-             for part in zip(z.mean.split(list(counts)), z.log_var.split(list(counts))))  # fmt: skip
+    parts = (
+        Gaussian(*(x.unsqueeze(0) for x in part))
+        for part in zip(z.mean.split(list(counts)), z.log_var.split(list(counts)))
+    )
     return concatenate(
         mixture(part, weigh(part, number) if weigh else None, normalise) for number, part in enumerate(parts, first)
     )
+
+
+def build_zero_shot_classifier(
+    model: nn.Module,
+    tokenizer: Callable,
+    classnames: Sequence[str],
+    templates: Sequence[str | Callable[[str], str]] = TEMPLATES,
+    num_classes_per_batch: int | None = 10,
+    device: str | torch.device = "cpu",
+    use_tqdm: bool = False,
+) -> Gaussian:
+    """Every class as the mixture of its prompts: Gaussians (C, D) on `device`, where OpenCLIP gives a matrix (D, C).
+
+    Classify images by `measures.pairwise_csd_similarity(image, classes)`, (B, C). Arguments as OpenCLIP's.
+    """
+    if isinstance(classnames, str) or not classnames or not all(isinstance(name, str) for name in classnames):
+        raise TypeError(f"classnames are {kind_of(classnames)}, want a list of names: `class_gaussians` takes synonyms")
+    batch = (num_classes_per_batch or len(classnames)) * max(1, len(templates))
+    options: dict[str, Any] = {"batch_size": batch, "device": device, "progress": use_tqdm}
+    return class_gaussians(model, tokenizer, [[name] for name in classnames], templates, **options).to(device)

@@ -1,6 +1,7 @@
 """What is explored, from what a person has: an index, kept features, or a model with data; and what the page can ask of
 it, by name: the requests that `server` hands on.
 """
+
 from __future__ import annotations
 
 import tempfile
@@ -16,13 +17,13 @@ from typing import Any
 import torch
 
 from prolip.data.faults import SampleFault
-from prolip.evaluation.model import Embedder
+from prolip.embedder import Embedder
 from prolip.explorer.asking import MOST, Asker
 from prolip.explorer.crowd import turn
 from prolip.explorer.gallery import MAPPED, Captions, Once, number
 from prolip.explorer.pictures import Gone, has_picture
 from prolip.explorer.rules import describe, gallery_table, scored_table, try_rules
-from prolip.models.weights.unreadable import CONFIG_NAMES
+from prolip.models.diagnose import CONFIG_NAMES
 from prolip.search import sources
 from prolip.search.answers import calibrate, read_questions
 from prolip.search.build import build, find_embedder
@@ -51,9 +52,14 @@ class Opened:
 
 
 def open_source(
-    source: str, embedder: Embedder | None = None, data: str | None = None, output: str | None = None,
-    device: torch.device | str = "auto", precision: str = "fp32", **reading: Any,
-) -> Opened:  # fmt: skip
+    source: str,
+    embedder: Embedder | None = None,
+    data: str | None = None,
+    output: str | None = None,
+    device: torch.device | str = "auto",
+    precision: str = "fp32",
+    **reading: Any,
+) -> Opened:
     """An index, or one of kept features or of what a model embeds, built in `output` or a temporary folder.
 
     embedder: the one that made the index; by default the one that the index names, if any. device, precision: of that.
@@ -61,8 +67,10 @@ def open_source(
     """
     if holds_index(source):
         if data or output:
-            raise ValueError(f"{source} is an index already: leave --data and --output out, or first add to it, prolip"
-                             f" search add {source} --data {data or 'SOURCE'}")  # fmt: skip
+            raise ValueError(
+                f"{source} is an index already: leave --data and --output out, or first add to it, prolip"
+                f" search add {source} --data {data or 'SOURCE'}"
+            )
         index, temporary, changes = SearchIndex(source), None, ""
     else:
         address, folder, temporary = address_of(source, data), output, None
@@ -94,11 +102,19 @@ def model_of(source: str, data: str | None) -> str | None:
     folder = Path(source)
     if holds_index(folder) or holds_features(source):
         return None
-    model = next((f"local-dir:{place}" for place in (folder / "model", folder) if any(place.glob("*.safetensors"))
-                  and any((place / name).is_file() for name in CONFIG_NAMES)), source)  # fmt: skip
+    model = next(
+        (
+            f"local-dir:{place}"
+            for place in (folder / "model", folder)
+            if any(place.glob("*.safetensors")) and any((place / name).is_file() for name in CONFIG_NAMES)
+        ),
+        source,
+    )
     if model == source and folder.is_dir():
-        raise ValueError(f"{source} is no index, no kept features, and no run or model: a run has model/config.json"
-                         " with weights beside it, an index index.json, features tasks/")  # fmt: skip
+        raise ValueError(
+            f"{source} is no index, no kept features, and no run or model: a run has model/config.json"
+            " with weights beside it, an index index.json, features tasks/"
+        )
     if model == source and "/" in source and ":" not in source:
         raise FileNotFoundError(f"no folder {source}: {explain_missing(source)}")
     address_of(source, data)  # which refuses what cannot be embedded before the model is loaded
@@ -117,8 +133,10 @@ def address_of(source: str, data: str | None) -> str:
             raise ValueError(f"{source} are features, which were embedded already: leave --data out")
         return source if source.startswith("features:") else f"features:{source}"
     if not data:
-        raise ValueError(f"{source} is a model, and there is nothing to explore yet: give --data, one of"
-                         f" {sources.FORMS}; or an index of prolip search")  # fmt: skip
+        raise ValueError(
+            f"{source} is a model, and there is nothing to explore yet: give --data, one of"
+            f" {sources.FORMS}; or an index of prolip search"
+        )
     return str(sources.parse(data))
 
 
@@ -126,14 +144,20 @@ def lacks_of(index: SearchIndex, embedder: Embedder | None) -> list[str]:
     """What cannot be done, and why."""
     lacks, some = [], index.items(range(min(len(index.store), 50)))
     if embedder is None:
-        lacks.append("There is no model, so no text can be typed, no picture dropped and no path walked; items, the map"
-                     " and uncertainties work. Give --model.")  # fmt: skip
+        lacks.append(
+            "There is no model, so no text can be typed, no picture dropped and no path walked; items, the map"
+            " and uncertainties work. Give --model."
+        )
     if index.side == "image" and not any(has_picture(item) for item in some):
-        lacks.append("Nothing says where the pictures of these items are, as of kept features: they are shown by their"
-                     " keys. An index of images or shards knows.")  # fmt: skip
+        lacks.append(
+            "Nothing says where the pictures of these items are, as of kept features: they are shown by their"
+            " keys. An index of images or shards knows."
+        )
     if index.side == "image" and not any(item.get("captions") for item in some):
-        lacks.append("No captions are kept with these items, so rules know the items alone, and paths need --texts"
-                     " FILE. Tables, shards and class folders bring captions.")  # fmt: skip
+        lacks.append(
+            "No captions are kept with these items, so rules know the items alone, and paths need --texts"
+            " FILE. Tables, shards and class folders bring captions."
+        )
     card = index.card
     if card is not None and not card.probabilistic:
         lacks.append(f"{card.name} gives points, without variances: no ellipses, no uncertainty, no elk.")
@@ -155,9 +179,13 @@ class App:
     """
 
     def __init__(
-        self, opened: Opened, title: str, captions: Captions, scores: Path | None = None,
+        self,
+        opened: Opened,
+        title: str,
+        captions: Captions,
+        scores: Path | None = None,
         threshold: Threshold | None = None,
-    ):  # fmt: skip
+    ):
         self.opened, self.title, self.captions, self.gallery = opened, plain(title), captions, captions.gallery
         self.asker = Asker(captions, threshold)
         scored = None if scores is None else scored_table(scores)
@@ -166,11 +194,17 @@ class App:
         self._model = threading.Lock()  # torch's own threads share one pool: one question after the other
         self._map = Once(self._points)
         self.looks: dict[str, Callable[[], Any]] = {
-            "about": self.about, "map": self._map, "uncertain": self.uncertain, "columns": self.columns,
-        }  # fmt: skip
+            "about": self.about,
+            "map": self._map,
+            "uncertain": self.uncertain,
+            "columns": self.columns,
+        }
         self.questions: dict[str, Callable[[Values], Any]] = {
-            "search": self.search, "compare": self.compare, "walk": self.walk, "rules": self.rules,
-        }  # fmt: skip
+            "search": self.search,
+            "compare": self.compare,
+            "walk": self.walk,
+            "rules": self.rules,
+        }
 
     def warm_up(self) -> None:
         """Compute what first visitors would wait for."""
@@ -191,25 +225,40 @@ class App:
         index, embedder, gallery = self.opened.index, self.opened.embedder, self.gallery
         name = embedder.name if embedder is not None else index.card.name if index.card is not None else None
         return {
-            "title": self.title, "items": len(index), "dim": index.store.values["dim"], "side": index.side,
-            "model": name, "parameters": None if embedder is None else embedder.parameters,
-            "can_ask": embedder is not None, "probabilistic": gallery.probabilistic,
-            "score": index.score.in_words, "own_score": gallery.own.name, "kind": index.kind.name,
+            "title": self.title,
+            "items": len(index),
+            "dim": index.store.values["dim"],
+            "side": index.side,
+            "model": name,
+            "parameters": None if embedder is None else embedder.parameters,
+            "can_ask": embedder is not None,
+            "probabilistic": gallery.probabilistic,
+            "score": index.score.in_words,
+            "own_score": gallery.own.name,
+            "kind": index.kind.name,
             "units": None if gallery.units is None else {"images": gallery.units.images, "texts": gallery.units.texts},
             "novelty": embedder is not None and embedder.novelty is not None,
-            "lacks": self.opened.lacks, "risk": self.asker.threshold is not None,
-        }  # fmt: skip
+            "lacks": self.opened.lacks,
+            "risk": self.asker.threshold is not None,
+        }
 
     def _points(self) -> dict[str, Any]:
         """The map: rows with their ellipses, and how uncertain each is among all."""
         found, trace = self.gallery.mapped(), self.gallery.uncertainty()
         own = trace[found.rows]
         order = own.argsort(kind="stable").argsort(kind="stable") / max(1, len(own) - 1)
-        points = [{**item, "at": [number(x) for x in place], "level": number(level)}
-                  for item, place, level in zip(self.gallery.describe(found.rows.tolist()), found.places.tolist(),
-                                                order.tolist())]  # fmt: skip
-        return {"points": points, "share": [number(x) for x in found.plane.share], "most": MAPPED,
-                "total": len(self.gallery.index)}  # fmt: skip
+        points = [
+            {**item, "at": [number(x) for x in place], "level": number(level)}
+            for item, place, level in zip(
+                self.gallery.describe(found.rows.tolist()), found.places.tolist(), order.tolist()
+            )
+        ]
+        return {
+            "points": points,
+            "share": [number(x) for x in found.plane.share],
+            "most": MAPPED,
+            "total": len(self.gallery.index),
+        }
 
     def uncertain(self) -> dict[str, Any]:
         """The least and the most uncertain items. ValueError for points, of which none is more so."""

@@ -1,6 +1,7 @@
 """Questions of a page: a text, a picture, both, or an item of the gallery; what is nearest, and what the model says:
 whether it would answer, and what speaks against it, in nats that add up.
 """
+
 from __future__ import annotations
 
 import math
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from prolip.data.faults import SampleFault
 from prolip.data.samples.decoding import decode_image
-from prolip.evaluation.model import Embedded, Embedder
+from prolip.embedder import Embedded, Embedder
 from prolip.explorer.gallery import Captions, cut, number
 from prolip.explorer.pictures import PIXELS, Gone, decoded
 from prolip.gaussian import Gaussian, mixture
@@ -107,17 +108,25 @@ def judge(answer: Answer | None, novelty: dict[str, float]) -> dict[str, Any]:
     parts, strange = [], 0.0
     if answer is not None:
         sure = f"{math.exp(-answer.code_length):.0%}"
-        parts.append({"name": "The answer", "nats": number(answer.code_length),
-                      "text": f"{sure}: {WAYS[answer.way]}, among {answer.among:,}."})  # fmt: skip
+        parts.append(
+            {
+                "name": "The answer",
+                "nats": number(answer.code_length),
+                "text": f"{sure}: {WAYS[answer.way]}, among {answer.among:,}.",
+            }
+        )
     for end, nats in novelty.items():
         alone = float(refusal(torch.zeros(1), {end: torch.tensor([nats])}))
         strange += alone
         name = f"Unlike the training: {ENDS.get(end, end)}"
         parts.append({"name": name, "nats": number(alone), "text": rarity(nats)})
     against = strange + (0.0 if answer is None else answer.code_length)
-    return {"parts": parts, "nats": number(against),
-            "probability": None if answer is None else math.exp(-against),
-            "familiar": math.exp(-strange) if novelty else None}  # fmt: skip
+    return {
+        "parts": parts,
+        "nats": number(against),
+        "probability": None if answer is None else math.exp(-against),
+        "familiar": math.exp(-strange) if novelty else None,
+    }
 
 
 def rarity(nats: float) -> str:
@@ -233,21 +242,29 @@ class Asker:
         pair = asked.sides == {other_side(index.side)}
         (answers,) = answers_of(index, found, [pair], asked.z, self.reader)
         doubts = partial(doubts_of, index, self.reader, own=asked.row is not None or asked.side == "text")
-        listed = [item | {"score": number(answer.similarity), "probability": number(answer.probability),
-                          "fits": answer.fits}
-                  for item, answer in zip(self.gallery.describe(found.rows[0].tolist()), answers)]  # fmt: skip
+        listed = [
+            item | {"score": number(answer.similarity), "probability": number(answer.probability), "fits": answer.fits}
+            for item, answer in zip(self.gallery.describe(found.rows[0].tolist()), answers)
+        ]
         captions = self.captions if asked.sides == {"image"} and self.captions.found().texts else None
         return {
-            "question": self._question(asked), "answers": listed,
+            "question": self._question(asked),
+            "answers": listed,
             "said": [] if captions is None else captions.nearest(asked.z, 5, doubts(asked.z.mean)),
-            "verdict": self._verdict(asked, pair, captions, doubts), "by": index.score.in_words,
-            "place": self._place(asked), "risk": self._risk(asked, near) if pair else None,
-        }  # fmt: skip
+            "verdict": self._verdict(asked, pair, captions, doubts),
+            "by": index.score.in_words,
+            "place": self._place(asked),
+            "risk": self._risk(asked, near) if pair else None,
+        }
 
     def _question(self, asked: Asked) -> dict[str, Any]:
         trace = float(self.gallery.own.uncertainty(asked.z)[0])
-        out = {"label": cut(asked.label), "sides": sorted(asked.sides), "row": asked.row,
-               **self.gallery.meaning_of(trace, asked.side)}  # fmt: skip
+        out = {
+            "label": cut(asked.label),
+            "sides": sorted(asked.sides),
+            "row": asked.row,
+            **self.gallery.meaning_of(trace, asked.side),
+        }
         (means,) = meanings(asked.z, asked.side, self.gallery.units, self.reader)
         if asked.sides == {"text"}:
             out["fits"] = means.fits
@@ -294,9 +311,13 @@ class Asker:
             return None
         novelty = {end: torch.tensor([nats]) for end, nats in asked.novelty.items()}
         sure = confidences(self.gallery.index, Embedded(asked.z, novelty), near.first(COMPARED), [True], self.reader)
-        return {"answers": bool(self.threshold.answers(sure)[0]), "by": self.threshold.by,
-                "confidence": number(float(sure[self.threshold.by][0])), "least": number(self.threshold.least),
-                "promise": str(self.threshold)}  # fmt: skip
+        return {
+            "answers": bool(self.threshold.answers(sure)[0]),
+            "by": self.threshold.by,
+            "confidence": number(float(sure[self.threshold.by][0])),
+            "least": number(self.threshold.least),
+            "promise": str(self.threshold),
+        }
 
     # --- side by side ------------------------------------------------------------------------------------------------
     def compare(self, asked: Asked) -> dict[str, Any]:
@@ -320,8 +341,10 @@ class Asker:
             found = without(asked, found, BESIDE)
             rows = found.rows[0].tolist()
             order = order or {row: rank for rank, row in enumerate(rows)}
-            listed = [item | {"score": number(value), "before": order.get(item["row"])}
-                      for item, value in zip(self.gallery.describe(rows), found.scores[0].tolist())]  # fmt: skip
+            listed = [
+                item | {"score": number(value), "before": order.get(item["row"])}
+                for item, value in zip(self.gallery.describe(rows), found.scores[0].tolist())
+            ]
             columns.append({"score": name, "own": score is index.score, "answers": listed})
         return {"columns": columns, "among": len(index) if whole else SHORTLIST, "whole": whole}
 

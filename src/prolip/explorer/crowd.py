@@ -1,4 +1,5 @@
 """Many who ask at once: places for their connections, and turns for work that is done one after the other."""
+
 from __future__ import annotations
 
 import socket

@@ -1,6 +1,7 @@
 """What is shown of a whole gallery: items, their uncertainty, the ends of its order, a sample of it as a map; the texts
 that its pictures are compared with: its captions, or its items where they are texts; traversals.
 """
+
 from __future__ import annotations
 
 import math
@@ -13,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from prolip.evaluation.model import Embedder
+from prolip.embedder import Embedder
 from prolip.explorer.pictures import Pictures, has_picture
 from prolip.gaussian import Gaussian, concatenate
 from prolip.hierarchy.choices import ROOTS
@@ -83,8 +84,10 @@ class Gallery:
     def describe(self, rows: Sequence[int]) -> list[dict[str, Any]]:
         """Rows as the page shows them."""
         trace = self.uncertainty()
-        return [{"row": row, **shown(item), **self.meaning_of(float(trace[row]), self.index.side)}
-                for row, item in zip(rows, self.index.items(rows))]  # fmt: skip
+        return [
+            {"row": row, **shown(item), **self.meaning_of(float(trace[row]), self.index.side)}
+            for row, item in zip(rows, self.index.items(rows))
+        ]
 
     def meaning_of(self, trace: float, side: Side) -> dict[str, Any]:
         """A trace, what it says in bits of log2 of all that could be meant, and how much it fits."""
@@ -191,9 +194,14 @@ class Captions:
         scores = own.pairwise(image, z)[0]
         probability = own.match_probability(scores, doubt, 0.0 if own.units is None else own.units.share(z.trace))
         best = largest(scores.unsqueeze(0), count)[0]
-        return [text | {"score": number(float(scores[i])),
-                        "probability": None if probability is None else number(float(probability[i]))}
-                for text, i in zip(self.describe(texts, z, best.tolist()), best)]  # fmt: skip
+        return [
+            text
+            | {
+                "score": number(float(scores[i])),
+                "probability": None if probability is None else number(float(probability[i])),
+            }
+            for text, i in zip(self.describe(texts, z, best.tolist()), best)
+        ]
 
     def describe(self, texts: Sequence[str], z: Gaussian, some: list[int]) -> list[dict[str, Any]]:
         """Some texts with what they say."""
@@ -224,8 +232,7 @@ class Captions:
             for step, rows in zip(steps, near.rows.tolist()):
                 step["pictures"] = self.gallery.describe([row for row in rows if row >= 0])
         chosen = int(found.root_caption[0])  # -1: the root is the empty text alone
-        return {"steps": steps, "root": root, "root_text": None if chosen < 0 else cut(texts[chosen]),
-                "among": among}  # fmt: skip
+        return {"steps": steps, "root": root, "root_text": None if chosen < 0 else cut(texts[chosen]), "among": among}
 
 
 def others_include(side: str) -> str | Pairwise:

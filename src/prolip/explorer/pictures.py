@@ -1,4 +1,5 @@
 """Thumbnails of a gallery's items, read from their files or, by its place in the shard, from the middle of a tar."""
+
 from __future__ import annotations
 
 import io

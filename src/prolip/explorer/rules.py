@@ -1,4 +1,5 @@
 """Curation rules tried on a gallery: how many samples each drops, before any is dropped (`prolip.curate`)."""
+
 from __future__ import annotations
 
 import shlex
@@ -97,9 +98,15 @@ def scored_table(folder: Path) -> Table:
     def items(rows: Sequence[int]) -> list[dict[str, Any]]:
         return [{**shown(item(row)), "row": None, "thumbnail": f"sample/{row}"} for row in rows]
 
-    return Table(f"all {len(usable):,} samples that are scored in {folder}", usable, figures_of(manifest["columns"]),
-                 cache(partial(whole_column, paths)), items, item,
-                 f"prolip curate select {shlex.quote(str(folder))}")  # fmt: skip
+    return Table(
+        f"all {len(usable):,} samples that are scored in {folder}",
+        usable,
+        figures_of(manifest["columns"]),
+        cache(partial(whole_column, paths)),
+        items,
+        item,
+        f"prolip curate select {shlex.quote(str(folder))}",
+    )
 
 
 def describe(table: Table) -> dict[str, Any]:
@@ -144,13 +151,23 @@ def try_rules(table: Table, texts: Sequence[str]) -> dict[str, Any]:
     except ValueError:  # rules on scores drop more than half
         words.append("--yes")
     return {
-        "rows": len(usable), "unusable": int((~usable).sum()), "kept": int((reasons == 0).sum()),
-        "rules": [{"name": rule.name, "dropped": int((reasons & bits[rule.name] > 0).sum()),
-                   "alone": int((reasons == bits[rule.name]).sum())} for rule in choice.rules],
+        "rows": len(usable),
+        "unusable": int((~usable).sum()),
+        "kept": int((reasons == 0).sum()),
+        "rules": [
+            {
+                "name": rule.name,
+                "dropped": int((reasons & bits[rule.name] > 0).sum()),
+                "alone": int((reasons == bits[rule.name]).sum()),
+            }
+            for rule in choice.rules
+        ],
         "command": " ".join([table.command, *words]) if table.command else "",
-        "shown": {"dropped": examples(table, usable & (reasons > 0), choice, reasons),
-                  "kept": examples(table, reasons == 0, choice, reasons)},
-    }  # fmt: skip
+        "shown": {
+            "dropped": examples(table, usable & (reasons > 0), choice, reasons),
+            "kept": examples(table, reasons == 0, choice, reasons),
+        },
+    }
 
 
 def dropped(table: Table, rule: Rule) -> np.ndarray:
@@ -167,5 +184,7 @@ def examples(table: Table, chosen: np.ndarray, choice: Choice, reasons: np.ndarr
     """Some of the chosen samples, evenly spread, and the names of the rules that drop them."""
     rows = np.flatnonzero(chosen)
     rows = rows[np.linspace(0, len(rows) - 1, min(SHOWN, len(rows))).astype(int)]
-    return [item | {"reasons": [name for name, bit in choice.bits.items() if reasons[row] & bit]}
-            for item, row in zip(table.items(rows.tolist()), rows.tolist())]  # fmt: skip
+    return [
+        item | {"reasons": [name for name, bit in choice.bits.items() if reasons[row] & bit]}
+        for item, row in zip(table.items(rows.tolist()), rows.tolist())
+    ]

@@ -3,6 +3,7 @@
 A page of another site can make a browser ask, and under a name that it makes point here (DNS rebinding) read what is
 answered. So a request must name a host that this server has, and what has a body must come from its own page.
 """
+
 from __future__ import annotations
 
 import ipaddress
@@ -45,10 +46,12 @@ LOOPBACK = ("localhost", "127.0.0.1", "::1")
 ASSETS = {"explorer.js": "text/javascript; charset=utf-8", "explorer.css": "text/css; charset=utf-8"}
 #: On every answer: nothing is guessed, framed, or told to others.
 ALWAYS = {
-    "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer",
-    "Cross-Origin-Resource-Policy": "same-origin", "Cross-Origin-Opener-Policy": "same-origin",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
     "X-Frame-Options": "DENY",
-}  # fmt: skip
+}
 
 
 class Server(ThreadingHTTPServer):
@@ -200,8 +203,9 @@ class Handler(BaseHTTPRequestHandler):
         if not length.isdecimal() or len(length) > 15 or "Transfer-Encoding" in self.headers:
             raise Refused(HTTPStatus.LENGTH_REQUIRED, f"{what} comes with its length")
         if int(length) > most:
-            raise Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-                          f"{what} of {int(length):,} bytes: at most {most:,} are taken")  # fmt: skip
+            raise Refused(
+                HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"{what} of {int(length):,} bytes: at most {most:,} are taken"
+            )
         if self.headers.get_content_type() != kind:
             raise Refused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, f"{what} is sent as {kind}")
         data = self._read(min(int(length), SMALL))
@@ -227,12 +231,15 @@ class Handler(BaseHTTPRequestHandler):
     # --- what it gets ------------------------------------------------------------------------------------------------
     def _page(self) -> None:
         nonce = secrets.token_urlsafe(16)
-        policy = (f"default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}';"
-                  " img-src 'self' blob: data:; connect-src 'self'; base-uri 'none'; form-action 'none';"
-                  " frame-ancestors 'none'")  # fmt: skip
+        policy = (
+            f"default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}';"
+            " img-src 'self' blob: data:; connect-src 'self'; base-uri 'none'; form-action 'none';"
+            " frame-ancestors 'none'"
+        )
         text = self.server.page.render(nonce=nonce, title=self.server.app.title)
-        self._send(text.encode(), "text/html; charset=utf-8",
-                   {"Content-Security-Policy": policy, "Cache-Control": "no-store"})  # fmt: skip
+        self._send(
+            text.encode(), "text/html; charset=utf-8", {"Content-Security-Policy": policy, "Cache-Control": "no-store"}
+        )
 
     def _json(self, values: Any, status: int = HTTPStatus.OK) -> None:
         data = json.dumps(values, ensure_ascii=False, allow_nan=False).encode("utf-8", "backslashreplace")
@@ -309,8 +316,10 @@ def make_server(app: App, host: str, port: int) -> Server:
     try:
         return Server(app, host, port)
     except (OSError, OverflowError) as error:
-        raise ValueError(f"{host}:{port} cannot be served at ({error}): give another --port, or 0 for any that is free,"
-                         " and with --host an address of this machine") from error  # fmt: skip
+        raise ValueError(
+            f"{host}:{port} cannot be served at ({error}): give another --port, or 0 for any that is free,"
+            " and with --host an address of this machine"
+        ) from error
 
 
 def serve(server: Server) -> None:

@@ -1,4 +1,5 @@
 """What is a kind of what, by the Gaussians: entailment, traversal, HierarCaps, HierarImgs, inclusion by level."""
+
 from prolip.utils.late import late
 
 #: Public names by the module that has them.

@@ -1,4 +1,5 @@
 """What is left to choose in traversals and in pictures at levels; the command line shows it without torch."""
+
 #: Steps from the caption nearest to an image to its root.
 STEPS = 50
 #: What a traversal ends in: the most inclusive caption averaged with "", or "" alone.

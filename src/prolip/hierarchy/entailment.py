@@ -9,6 +9,7 @@ general). Containment alone would make "kitty" a kind of every keyword of the on
 alone would put a subgroup below a group that it is no part of. What is contained without being lower, or has the very
 same concepts, is neither true nor a negative.
 """
+
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -18,11 +19,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.sparse import csr_matrix
 
-from prolip.data.emoji import LEVELS, CaptionTable, Corpus
+from prolip.corpora.emoji.corpus import LEVELS, CaptionTable, Corpus
+from prolip.corpora.emoji.evaluate import embed_drawings
+from prolip.embedder import Embedder
 from prolip.evaluation.metrics import bootstrap
 from prolip.evaluation.metrics.bootstrap import Interval, Statistic
-from prolip.evaluation.model import Embedder
-from prolip.evaluation.suites.emoji.evaluate import embed_drawings
 from prolip.hierarchy.scores import SCORES, Items, Scored, items_of, scores_of
 
 #: Numbers that a block of draws may hold for all pairs.
@@ -63,9 +64,13 @@ def evaluate_entailment(
     image, empty = embed_drawings(corpus, embedder)[0], embedder.embed_texts([""])
     text = items_of(embedder.card, embedder.embed_texts(table.texts), empty, image)
     return entailment_of(
-        embedder.name, scores_of(embedder.card), text, items_of(embedder.card, image, empty),
-        pairs or relations(corpus, table), draws,
-    )  # fmt: skip
+        embedder.name,
+        scores_of(embedder.card),
+        text,
+        items_of(embedder.card, image, empty),
+        pairs or relations(corpus, table),
+        draws,
+    )
 
 
 def relations(corpus: Corpus, table: CaptionTable, most: int = 5000, seed: int = 0) -> dict[str, KindPairs]:
@@ -113,7 +118,7 @@ def score_pairs(score: Scored, inner: Items, outer: Items, pairs: KindPairs) -> 
         "random": (inner, pairs.inner, outer, pairs.random),
         "reversed": (outer, pairs.outer, inner, pairs.inner),
         "sibling": (inner, pairs.inner, outer, pairs.sibling),
-    }  # fmt: skip
+    }
     return Tested(of(inner, pairs.inner, outer, pairs.outer), {name: of(*others[name]) for name in pairs.negatives})
 
 
@@ -183,9 +188,11 @@ def format_entailment(results: Sequence[Entailment], pairs: Mapping[str, KindPai
     for relation, found in pairs.items():
         siblings = int((found.sibling >= 0).sum())
         columns = (*found.negatives, "mean")
-        lines += [f"{titles[relation]} {len(found):,} of {found.found:,} true pairs, {siblings:,} with a sibling; AUC,"
-                  " 95% intervals over concepts",
-                  f"{'model':<28}{'score':<16}" + "".join(f"{kind:>22}" for kind in columns)]  # fmt: skip
+        lines += [
+            f"{titles[relation]} {len(found):,} of {found.found:,} true pairs, {siblings:,} with a sibling; AUC,"
+            " 95% intervals over concepts",
+            f"{'model':<28}{'score':<16}" + "".join(f"{kind:>22}" for kind in columns),
+        ]
         for result in results:
             names = [name for kind, name, negative in result.auc if kind == relation and negative == "mean"]
             for name in names:
@@ -198,8 +205,10 @@ def format_entailment(results: Sequence[Entailment], pairs: Mapping[str, KindPai
             for other, score in rivals:
                 c = compare(result, other, relation, score, draws)
                 d = c.difference
-                lines.append(f"{short(result.model)} {c.score} - {short(other.model)} {c.other}:"
-                             f" {d.value:+.3f} [{d.low:+.3f}, {d.high:+.3f}]")  # fmt: skip
+                lines.append(
+                    f"{short(result.model)} {c.score} - {short(other.model)} {c.other}:"
+                    f" {d.value:+.3f} [{d.low:+.3f}, {d.high:+.3f}]"
+                )
         lines.append("")
     lines += [f"{name:<16}{score.words}" for name, score in SCORES.items()]
     return "\n".join(lines).rstrip()
@@ -214,14 +223,19 @@ def short(model: str) -> str:
 def as_json(results: Sequence[Entailment], pairs: Mapping[str, KindPairs]) -> dict[str, Any]:
     """All figures, JSON values."""
     return {
-        "pairs": {name: {"used": len(x), "found": x.found, "with_sibling": int((x.sibling >= 0).sum())}
-                  for name, x in pairs.items()},
-        "models": [{
-            "model": result.model,
-            "auc": {"/".join(key): list(value) for key, value in result.auc.items()},
-            "by_level": {"/".join(key): value for key, value in result.by_level.items()},
-        } for result in results],
-    }  # fmt: skip
+        "pairs": {
+            name: {"used": len(x), "found": x.found, "with_sibling": int((x.sibling >= 0).sum())}
+            for name, x in pairs.items()
+        },
+        "models": [
+            {
+                "model": result.model,
+                "auc": {"/".join(key): list(value) for key, value in result.auc.items()},
+                "by_level": {"/".join(key): value for key, value in result.by_level.items()},
+            }
+            for result in results
+        ],
+    }
 
 
 # --- which texts are kinds of which, with pairs that only look like it -----------------------------------------------
@@ -268,10 +282,12 @@ def text_pairs(table: CaptionTable, most: int = 5000, seed: int = 0) -> KindPair
     rng = np.random.default_rng(seed)
     kept = _some(len(a), most, rng)
     family = b * (len(LEVELS) + 1) + level[a]
-    siblings = _draw_from(a, family, family[kept], rng, lambda row, c: contained(a[kept][row], c)
-                          | contained(c, a[kept][row]))  # fmt: skip
-    random = _draw_from(b, np.zeros_like(b), np.zeros(len(kept), np.int64), rng,
-                        lambda row, c: contained(a[kept][row], c))  # fmt: skip
+    siblings = _draw_from(
+        a, family, family[kept], rng, lambda row, c: contained(a[kept][row], c) | contained(c, a[kept][row])
+    )
+    random = _draw_from(
+        b, np.zeros_like(b), np.zeros(len(kept), np.int64), rng, lambda row, c: contained(a[kept][row], c)
+    )
     shares = csr_matrix(relation[a[kept]].multiply(1 / count[a[kept], None]))
     return KindPairs(a[kept], b[kept], random, siblings, np.stack([level[a[kept]], level[b[kept]]], 1), shares, len(a))
 

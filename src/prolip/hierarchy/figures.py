@@ -1,4 +1,5 @@
 """Figures of hierarchy, in the colours of Okabe and Ito; each series has its own marker and dashes, too."""
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -23,10 +24,17 @@ def trace_by_level(traces: LevelTraces, what: str) -> Figure:
     x = traces.values
     for i, column in enumerate(x.T):
         colour, _, marker = LOOKS[i % len(LOOKS)]
-        ax.boxplot(column, positions=[i], widths=0.5, showfliers=False, patch_artist=True,
-                   boxprops={"facecolor": colour, "alpha": 0.35, "edgecolor": colour},
-                   medianprops={"color": INK, "linewidth": 1.6}, whiskerprops={"color": MUTED},
-                   capprops={"color": MUTED})  # fmt: skip
+        ax.boxplot(
+            column,
+            positions=[i],
+            widths=0.5,
+            showfliers=False,
+            patch_artist=True,
+            boxprops={"facecolor": colour, "alpha": 0.35, "edgecolor": colour},
+            medianprops={"color": INK, "linewidth": 1.6},
+            whiskerprops={"color": MUTED},
+            capprops={"color": MUTED},
+        )
         ax.plot([i], [column.mean()], marker=marker, color=colour, markeredgecolor="white", markersize=8)
     ax.set_xticks(range(x.shape[1]), [f"level {i}" for i in range(x.shape[1])])
     ax.set(xlabel="general  →  specific; markers: means", ylabel="uncertainty")
@@ -58,8 +66,17 @@ def inclusion_by_level(inclusions: Sequence[Inclusion], examples: Sequence[np.nd
         h = inclusion.h.clip(edges[0], edges[-1])
         for rows, (colour, _, _), label in ((h > 0, LOOKS[0], "included"), (h <= 0, LOOKS[1], "not")):
             hatch = "" if label == "included" else "//"
-            ax.hist(h[rows], list(edges), weights=np.full(int(rows.sum()), 1 / len(h)), color=colour, alpha=0.75,
-                    label=label, hatch=hatch, edgecolor="white", linewidth=0.4)  # fmt: skip
+            ax.hist(
+                h[rows],
+                list(edges),
+                weights=np.full(int(rows.sum()), 1 / len(h)),
+                color=colour,
+                alpha=0.75,
+                label=label,
+                hatch=hatch,
+                edgecolor="white",
+                linewidth=0.4,
+            )
         ax.axvline(0, color=INK, linewidth=1, linestyle="--")
         ax.tick_params(labelleft=ax is axes[0])
         ax.set_title(f"last in level {inclusion.level}: {inclusion.rate:.0%}", fontsize=10)
@@ -78,8 +95,16 @@ def trace_differences(traces: LevelTraces, what: str) -> Figure:
     edges = list(np.histogram_bin_edges(x, 30))
     for column, (colour, dashes, _), i in zip(x.T, cycle(LOOKS), range(x.shape[1])):
         share = np.full(len(column), 1 / len(column))
-        axes[0].hist(column, edges, weights=share, histtype="step", color=colour, linestyle=dashes, linewidth=1.6,
-                     label=f"level {i}" if i < x.shape[1] - 1 else "last")  # fmt: skip
+        axes[0].hist(
+            column,
+            edges,
+            weights=share,
+            histtype="step",
+            color=colour,
+            linestyle=dashes,
+            linewidth=1.6,
+            label=f"level {i}" if i < x.shape[1] - 1 else "last",
+        )
     axes[0].set_title(what)
     axes[0].set(xlabel="uncertainty", ylabel="share")
     axes[0].legend()

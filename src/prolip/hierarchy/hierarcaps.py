@@ -3,6 +3,7 @@
 The file is a CSV `id,captions,image_url`, levels general to specific joined by `=>`. ProLIP's protocol and the
 benchmark's own measure different things under like names, so their metrics are `paper/...` and `benchmark/...`.
 """
+
 from __future__ import annotations
 
 import csv
@@ -15,7 +16,7 @@ import numpy as np
 import torch
 from scipy.stats import kendalltau
 
-from prolip.evaluation.model import Embedder
+from prolip.embedder import Embedder
 from prolip.gaussian import Gaussian
 from prolip.hierarchy.choices import INCLUSIONS, ROOTS, STEPS
 from prolip.hierarchy.levels import embed_files
@@ -93,11 +94,14 @@ def read_hierarcaps(path: str | Path) -> HierarCaps:
                 chain = tuple(text.strip() for text in (row["captions"] or "").split(ARROW))
                 name = (row["image_url"] or "").strip().rsplit("/", 1)[-1]
                 if len(chain) < 2 or not all(chain) or not name:
-                    raise ValueError(f"{where}: captions {row['captions']!r} of image {row['image_url']!r}: want two"
-                                     f" levels or more joined by {ARROW}, none of them empty, and the image's URL")
+                    raise ValueError(
+                        f"{where}: captions {row['captions']!r} of image {row['image_url']!r}: want two"
+                        f" levels or more joined by {ARROW}, none of them empty, and the image's URL"
+                    )
                 if chains and len(chain) != len(chains[0]):
-                    raise ValueError(f"{where}: {len(chain)} levels, and {len(chains[0])} in the first row: all rows"
-                                     " have the same")
+                    raise ValueError(
+                        f"{where}: {len(chain)} levels, and {len(chains[0])} in the first row: all rows have the same"
+                    )
                 ids.append(row["id"])
                 chains.append(chain)
                 images.append(name)
@@ -122,8 +126,13 @@ def paper_metrics(data: HierarCaps, found: Traversal) -> dict[str, float]:
     for own, image in zip(data.rows, data.image_of):
         truth, seen = set(own.tolist()), met[image]
         hits = len(truth & seen)
-        values = {"precision": hits / len(seen), "recall": hits / len(truth), "any_hit": float(hits > 0),
-                  "root_recall": float(root[image] in truth), "root_level0": float(root[image] == own[0])}  # fmt: skip
+        values = {
+            "precision": hits / len(seen),
+            "recall": hits / len(truth),
+            "any_hit": float(hits > 0),
+            "root_recall": float(root[image] in truth),
+            "root_level0": float(root[image] == own[0]),
+        }
         for name, value in values.items():
             sums.setdefault(f"paper/{name}", []).append(value)
     return {name: float(np.mean(values)) for name, values in sums.items()}
@@ -154,8 +163,11 @@ def benchmark_metrics(
         seen, truth = set(row), set(own.flatten().tolist())
         precision.append(len(seen & truth) / len(seen))
         recall.append(np.mean([bool(seen & set(level)) for level in own.T.tolist()]))
-    out = {"benchmark/precision": float(np.mean(precision)), "benchmark/recall": float(np.mean(recall)),
-           "benchmark/d_corr": depth_correlation(radius.numpy()[data.rows])}  # fmt: skip
+    out = {
+        "benchmark/precision": float(np.mean(precision)),
+        "benchmark/recall": float(np.mean(recall)),
+        "benchmark/d_corr": depth_correlation(radius.numpy()[data.rows]),
+    }
     if not bool(text.log_var.isneginf().any()):
         general, specific = np.triu_indices(data.levels, 1)
         trace = text.trace.numpy()[data.rows]
@@ -174,8 +186,12 @@ def depth_correlation(values: np.ndarray) -> float:
 
 
 def evaluate_hierarcaps(  # noqa: PLR0913 (what the papers leave to choose)
-    data: HierarCaps, files: Sequence[Path], embedder: Embedder, steps: int = STEPS,
-    inclusion: str | Pairwise = INCLUSIONS[0], progress: bool = False,
+    data: HierarCaps,
+    files: Sequence[Path],
+    embedder: Embedder,
+    steps: int = STEPS,
+    inclusion: str | Pairwise = INCLUSIONS[0],
+    progress: bool = False,
 ) -> dict[str, dict[str, float]]:
     """Metrics of both protocols by root; files: `data.files(...)`. A model of points has the empty root only."""
     image = embed_files(embedder, files, progress)

@@ -1,9 +1,10 @@
 """HierarImgs, ProLIP B.3: images at four levels, made of COCO's segments; built once, read as a folder.
 
-    FOLDER/000000000139/level0.png   the largest segment on a blank canvas
-                        level1.png   with the second largest pasted, and so on
-                        level3.jpg   the original
+FOLDER/000000000139/level0.png   the largest segment on a blank canvas
+                    level1.png   with the second largest pasted, and so on
+                    level3.jpg   the original
 """
+
 from __future__ import annotations
 
 import json
@@ -61,8 +62,9 @@ def choose(instances: str | Path, least: int = LEAST, segments: int = SEGMENTS) 
             image = images[key]
             if not isinstance(image["file_name"], str):
                 raise TypeError(f"file_name {image['file_name']!r} is no text")
-            found.append(Chosen(image["file_name"], (image["height"], image["width"]),
-                                tuple(a["segmentation"] for a in largest)))  # fmt: skip
+            found.append(
+                Chosen(image["file_name"], (image["height"], image["width"]), tuple(a["segmentation"] for a in largest))
+            )
     except (ValueError, KeyError, TypeError) as error:
         what = f"{type(error).__name__}: {error}"
         raise ValueError(f"{path} is no file of COCO's instances ({what}): {WANTED}") from error
@@ -94,8 +96,9 @@ def mask_of(segmentation: Any, size: tuple[int, int]) -> np.ndarray:
 def polygon_of(numbers: Any, size: tuple[int, int]) -> list[float]:
     """One polygon's x and y of three points or more. ValueError for others, and for points far from the image."""
     if not isinstance(numbers, Sequence) or isinstance(numbers, str):
-        raise ValueError(f"a polygon is a list [x0, y0, x1, y1, ...], got {numbers!r}: write one polygon as [[x0, y0,"
-                         " ...]]")  # fmt: skip
+        raise ValueError(
+            f"a polygon is a list [x0, y0, x1, y1, ...], got {numbers!r}: write one polygon as [[x0, y0, ...]]"
+        )
     if len(numbers) < 6 or len(numbers) % 2:
         raise ValueError(f"a polygon of {len(numbers)} numbers: want x and y of three points or more")
     found, most = [_number(x, float) for x in numbers], 2 * max(size)
@@ -169,8 +172,10 @@ def build(
             source = folder / one.file
             image = open_image(source)
             if (image.height, image.width) != one.size:
-                raise ValueError(f"{source} is {image.width} x {image.height} and {one.size[1]} x {one.size[0]} in"
-                                 f" {instances}: {WANTED}")  # fmt: skip
+                raise ValueError(
+                    f"{source} is {image.width} x {image.height} and {one.size[1]} x {one.size[0]} in"
+                    f" {instances}: {WANTED}"
+                )
             try:
                 pictures = levels_of(image, [mask_of(s, one.size) for s in one.segments])
             except ValueError as error:
@@ -188,10 +193,15 @@ def read_levels(folder: str | Path) -> list[list[Path]]:
 
     ValueError for a folder that holds none.
     """
-    found = [sorted(place.glob("level*"), key=lambda path: int(path.stem.removeprefix("level")))
-             for place in sorted(Path(folder).glob("*")) if place.is_dir()]  # fmt: skip
+    found = [
+        sorted(place.glob("level*"), key=lambda path: int(path.stem.removeprefix("level")))
+        for place in sorted(Path(folder).glob("*"))
+        if place.is_dir()
+    ]
     found = [files for files in found if files]
     if not found or len({len(files) for files in found}) > 1:
-        raise ValueError(f"{folder} holds no images at levels, or not as many of each: write it with prolip"
-                         " hierarchy hierarimgs --instances FILE --images FOLDER --output FOLDER")
+        raise ValueError(
+            f"{folder} holds no images at levels, or not as many of each: write it with prolip"
+            " hierarchy hierarimgs --instances FILE --images FOLDER --output FOLDER"
+        )
     return found

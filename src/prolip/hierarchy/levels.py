@@ -1,4 +1,5 @@
 """Traces by level of texts (ProLIP figure 7) and the inclusion test among levels of images (figure 8)."""
+
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
@@ -7,9 +8,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from prolip.evaluation.features import embed_encoded
+from prolip.embedder import Embedder
+from prolip.evaluation.embed import embed_encoded
 from prolip.evaluation.metrics.selective import spearman
-from prolip.evaluation.model import Embedder
 from prolip.gaussian import Gaussian, concatenate
 from prolip.measures import inclusion_test
 
@@ -70,9 +71,11 @@ def embed_files(embedder: Embedder, files: Iterable[Path], progress: bool = Fals
 
 def format_levels(inclusions: Sequence[Inclusion], traces: LevelTraces, what: str) -> str:
     """What the figures show, as a person reads it."""
-    lines = [f"{what}: {len(traces.values):,} chains; mean uncertainty by level, general to specific: "
-             + ", ".join(f"{x:.4g}" for x in traces.values.mean(0))
-             + f"; Spearman with it {traces.spearman:+.3f}, neighbours in order {traces.in_order:.1%}"]  # fmt: skip
+    lines = [
+        f"{what}: {len(traces.values):,} chains; mean uncertainty by level, general to specific: "
+        + ", ".join(f"{x:.4g}" for x in traces.values.mean(0))
+        + f"; Spearman with it {traces.spearman:+.3f}, neighbours in order {traces.in_order:.1%}"
+    ]
     for x in inclusions:
         lines.append(f"  last in level {x.level}: H > 0 for {x.rate:.1%}, median H {np.median(x.h):+.4g}")
     return "\n".join(lines)

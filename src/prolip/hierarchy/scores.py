@@ -2,6 +2,7 @@
 
 Those that every model of Gaussians has, those of points, and ours, `seen_trace`; see the functions.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -13,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from prolip import measures
-from prolip.evaluation.model import ModelCard
+from prolip.embedder import ModelCard
 from prolip.gaussian import Gaussian, without_autocast
 from prolip.scores import Score
 

@@ -1,4 +1,5 @@
 """Image traversal, ProLIP 4.4: from the caption nearest to an image to a [ROOT], and the captions met on the way."""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence

@@ -1,6 +1,7 @@
 """A model card of facts: everything in it is read from the model and from what its run left, its figures in words, its
 data and their licences, and what its traces mean. Every value is escaped, unless it says that it is Markdown itself.
 """
+
 from __future__ import annotations
 
 import html
@@ -18,10 +19,10 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from prolip.data.reading.named import without_word
 from prolip.data.reading.shards import expand_source
-from prolip.evaluation.loading import config_file, is_prolip, load_embedder
-from prolip.evaluation.model import Embedder
-from prolip.models.weights.checkpoint import read_config
-from prolip.models.weights.unreadable import check_config, is_run
+from prolip.embedder import Embedder
+from prolip.loading import config_file, is_prolip, load_embedder
+from prolip.models.checkpoint import read_config
+from prolip.models.diagnose import check_config, is_run
 from prolip.uncertainty.units import Units, in_words
 from prolip.utils.console import escaped, plain
 from prolip.utils.documents import read_json, shown
@@ -74,35 +75,60 @@ def make_card(source: Source, said: Said, address: str) -> str:
     embedder = load_embedder(f"local-dir:{source.folder}", stored=False)
     config = read_config(config_file(f"local-dir:{source.folder}"))[0]
     environment = Environment(
-        loader=PackageLoader("prolip.hub", "."), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
-        keep_trailing_newline=True, finalize=markdown,
-    )  # fmt: skip
+        loader=PackageLoader("prolip.hub", "."),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        finalize=markdown,
+    )
     environment.filters |= FILTERS
     size = config["vision_cfg"]["image_size"]
     rows = figures(source.metrics)
     units = embedder.score.units if embedder.probabilistic else None
     data = source.config.get("data", {})
     body = environment.get_template("card.md.j2").render(
-        name=said.name, kind=GAUSSIANS if embedder.probabilistic else POINTS, address=address,
+        name=said.name,
+        kind=GAUSSIANS if embedder.probabilistic else POINTS,
+        address=address,
         method=source.config.get("method") or config.get("method_cfg", {}).get("name"),
-        parameters=f"{embedder.parameters / 1e6:,.1f} million", dimension=embedder.embed_texts(["a"]).mean.shape[-1],
+        parameters=f"{embedder.parameters / 1e6:,.1f} million",
+        dimension=embedder.embed_texts(["a"]).mean.shape[-1],
         pixels=f"{size} x {size}" if isinstance(size, int) else " x ".join(map(str, size)),
-        context=config["text_cfg"].get("context_length", 77), ours=is_prolip(f"local-dir:{source.folder}"),
-        figures=rows, tested=tested_on(source), step=source.metrics.get("step", "the last"),
-        probabilistic=embedder.probabilistic, units=units, readings=readings(units, source.metrics) if units else [],
-        novelty=embedder.novelty is not None, trained=trained_on(source),
-        shards=licences([data.get("train_data")]), data_licence=said.data_licence, licence=said.licence,
+        context=config["text_cfg"].get("context_length", 77),
+        ours=is_prolip(f"local-dir:{source.folder}"),
+        figures=rows,
+        tested=tested_on(source),
+        step=source.metrics.get("step", "the last"),
+        probabilistic=embedder.probabilistic,
+        units=units,
+        readings=readings(units, source.metrics) if units else [],
+        novelty=embedder.novelty is not None,
+        trained=trained_on(source),
+        shards=licences([data.get("train_data")]),
+        data_licence=said.data_licence,
+        licence=said.licence,
         limits=limits(source, embedder),
-    )  # fmt: skip
+    )
     front = ModelCardData(
-        license=said.licence.lower() if said.licence else None, library_name="prolip", model_name=plain(said.name),
-        pipeline_tag="zero-shot-image-classification", tags=["prolip", "open_clip", "probabilistic-embeddings"],
-        eval_results=[EvalResult(
-            task_type="zero-shot-image-classification", dataset_type="prolip-evaluation",
-            dataset_name=plain(tested_on(source)) or "not recorded", metric_type=plain(row.key),
-            metric_value=round(row.number, 5), metric_name=plain(row.words),
-        ) for row in rows] or None,
-    )  # fmt: skip
+        license=said.licence.lower() if said.licence else None,
+        library_name="prolip",
+        model_name=plain(said.name),
+        pipeline_tag="zero-shot-image-classification",
+        tags=["prolip", "open_clip", "probabilistic-embeddings"],
+        eval_results=[
+            EvalResult(
+                task_type="zero-shot-image-classification",
+                dataset_type="prolip-evaluation",
+                dataset_name=plain(tested_on(source)) or "not recorded",
+                metric_type=plain(row.key),
+                metric_value=round(row.number, 5),
+                metric_name=plain(row.words),
+            )
+            for row in rows
+        ]
+        or None,
+    )
     return f"---\n{front.to_yaml()}\n---\n\n{body}"
 
 
@@ -140,8 +166,10 @@ def limits(source: Source, embedder: Embedder) -> list[str]:
     if tested:
         found.append(f"It was measured on {markdown(tested)} alone. Of other pictures and texts nothing is known.")
     if isinstance(wrong := metrics.get("names/i2t/R@1"), (int, float)):
-        found.append(f"Of 100 such pictures {round(100 * (1 - wrong))} get a wrong first name: take answers with a"
-                     " bound on how many are wrong (`calibrate_risk`, `predict(..., risk=...)`).")  # fmt: skip
+        found.append(
+            f"Of 100 such pictures {round(100 * (1 - wrong))} get a wrong first name: take answers with a"
+            " bound on how many are wrong (`calibrate_risk`, `predict(..., risk=...)`)."
+        )
     if isinstance(ece := metrics.get("refusal/names_i2t/answer/ece"), (int, float)):
         found.append(f"Its probabilities are off by {ece:.2f} on average there: `fit` them to labelled pictures.")
     if embedder.probabilistic and embedder.novelty is None:
@@ -169,20 +197,33 @@ KNOWN = (
     ("matches/within_factor_2", "captions whose number of matches is predicted within a factor of 2", True),
     ("spearman/trace_true_matches", "Spearman's correlation of traces with true matches", False),
 )
-CHANCE = {"names/i2t/R@1": "names/i2t/chance_R@1", "names/i2t/R@5": "names/i2t/chance_R@5",
-          "names/t2i/R@1": "names/t2i/chance_R@1",
-          "matches/within_factor_2": "matches/chance_within_factor_2"}  # fmt: skip
+CHANCE = {
+    "names/i2t/R@1": "names/i2t/chance_R@1",
+    "names/i2t/R@5": "names/i2t/chance_R@5",
+    "names/t2i/R@1": "names/t2i/chance_R@1",
+    "matches/within_factor_2": "matches/chance_within_factor_2",
+}
 #: What other test sets are measured by.
 TASKS = ("acc1", "mean_per_class_recall", "mean_recall@1", "i2t/R@1", "t2i/R@1", "mAP")
 #: The bundled pictures by the beginning of their shard's name, the longest first. Texts: Unicode's, or the sets' own.
 LICENCES = {
     "emoji": {"noto": "Apache-2.0", "twemoji": "CC-BY-4.0", "emojione": "CC-BY-4.0", "fluent-emoji": "MIT"},
-    "icons": {"tabler": "MIT", "phosphor": "MIT", "lucide": "ISC", "unicons": "Apache-2.0", "mdi": "Apache-2.0",
-              "remixicon": "Apache-2.0"},
-}  # fmt: skip
+    "icons": {
+        "tabler": "MIT",
+        "phosphor": "MIT",
+        "lucide": "ISC",
+        "unicons": "Apache-2.0",
+        "mdi": "Apache-2.0",
+        "remixicon": "Apache-2.0",
+    },
+}
 #: Traces that are explained: of captions at a level, as the evaluation found them.
-LEVELS = (("trace/group", "a group's name"), ("trace/subgroup", "a subgroup's name"), ("trace/keyword", "a keyword"),
-          ("trace/name", "a name"))  # fmt: skip
+LEVELS = (
+    ("trace/group", "a group's name"),
+    ("trace/subgroup", "a subgroup's name"),
+    ("trace/keyword", "a keyword"),
+    ("trace/name", "a name"),
+)
 #: Figures that lie in these bounds by what they are.
 BOUNDS: Mapping[str, tuple[float, float]] = (
     dict.fromkeys([*(key for key, _, _ in KNOWN), *CHANCE.values()], (0, 1))
@@ -196,8 +237,9 @@ def check_metrics(metrics: Any, path: object) -> dict[str, Any]:
     """The figures of an eval.json, those that are not finite as None; ValueError for what the figures cannot be."""
     if not isinstance(metrics, dict):
         raise ValueError(f"{path} is {shown(metrics)}: want the figures of an evaluation, name -> number")
-    found = {key: None if isinstance(value, float) and not math.isfinite(value) else value
-             for key, value in metrics.items()}  # fmt: skip
+    found = {
+        key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in metrics.items()
+    }
     for key, value in found.items():
         bounds = BOUNDS.get(key, (0, 1) if key.partition("/")[2] in TASKS else None)
         kinds, noun = ((int,), "whole number") if key == "step" else ((int, float), "number")

@@ -1,4 +1,5 @@
 """A trained model with its card, in a folder or on the hub; `local-dir:` and `hf-hub:` load it again."""
+
 from __future__ import annotations
 
 import json
@@ -11,10 +12,10 @@ from typing import Any
 
 from huggingface_hub.utils import validate_repo_id
 
-from prolip.evaluation.loading import is_prolip
 from prolip.hub.card import CARD, Said, Source, find_source, make_card
+from prolip.loading import is_prolip
+from prolip.models.checkpoint import save_pretrained
 from prolip.models.prolip import ProLIP
-from prolip.models.weights.checkpoint import save_pretrained
 from prolip.uncertainty.attach import FILES, check_folder
 from prolip.uncertainty.clip import FILE
 from prolip.utils.documents import read_json
@@ -58,9 +59,14 @@ def save(source: Source, folder: Path, said: Said, address: str | None = None, r
 
 
 def push_to_hub(  # noqa: PLR0913 (what a card says)
-    model: ProLIP | str | os.PathLike, repo: str, *, tokenizer: Any = None, license: str | None = None,
-    data_license: str | None = None, private: bool = False,
-) -> str:  # fmt: skip
+    model: ProLIP | str | os.PathLike,
+    repo: str,
+    *,
+    tokenizer: Any = None,
+    license: str | None = None,
+    data_license: str | None = None,
+    private: bool = False,
+) -> str:
     """Put a model with its card on the hub as `org/name`; the address that loads it.
 
     model: in memory, which has no figures yet, or the folder of a run or model; tokenizer: one of `get_tokenizer`'s, of
@@ -104,6 +110,8 @@ def push(folder: Path, repo: str, private: bool = False, say: Callable[[str], No
             repo_id=repo, folder_path=folder, allow_patterns=names, commit_message="Add the model with its card"
         )
     except (HfHubHTTPError, OSError) as error:
-        raise ConnectionError(f"{repo} could not be written: {str(error).strip().splitlines()[0]}. Log in with `hf auth"
-                              " login`, and look at the name and the network") from error  # fmt: skip
+        raise ConnectionError(
+            f"{repo} could not be written: {str(error).strip().splitlines()[0]}. Log in with `hf auth"
+            " login`, and look at the name and the network"
+        ) from error
     return f"hf-hub:{repo}"

@@ -1,4 +1,5 @@
 """Gradients that are taken in the forward pass, and what the losses ask of the other ranks; one rank sends nothing."""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -31,8 +32,10 @@ class GradientsInForward(torch.autograd.Function):
         `once_differentiable` lets a constant grad_output pass, and second derivatives are left out without a word.
         """
         if torch.is_grad_enabled():
-            raise RuntimeError("a loss of pairs, as ppcl, is differentiable once, its gradients have no graph: leave"
-                               " out create_graph=True")
+            raise RuntimeError(
+                "a loss of pairs, as ppcl, is differentiable once, its gradients have no graph: leave"
+                " out create_graph=True"
+            )
         return (None, *(None if g is None else g * grad_output for g in ctx.saved_tensors))
 
 

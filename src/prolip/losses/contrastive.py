@@ -3,6 +3,7 @@
 Linear in memory: gradients are taken in the forward pass, one block of rows at a time (`pairs.py`), while the texts of
 other ranks go round a ring or are all there (`exchanges.py`).
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -118,7 +119,7 @@ def ppcl_over_ranks(
 
 
 def choose_exchange(ranks: int, rows: int, dim: int, device: torch.device) -> Exchange:
-    """"gather" for many ranks on a device where all texts and their gradients fit into GATHERED_BYTES, else "ring".
+    """ "gather" for many ranks on a device where all texts and their gradients fit into GATHERED_BYTES, else "ring".
 
     A CPU starts a block in no time, and hides the ring's messages behind its computation.
     """
@@ -167,8 +168,10 @@ def pack_inputs(image: Factors, text: Factors, scale: Tensor | float, bias: Tens
     """
     shapes = [tuple(x.shape) for x in (*image, *text)]
     if shapes[:2] != shapes[2:] or len(shapes[0]) != 2 or shapes[1] != shapes[0][:1] or not shapes[0][0]:
-        raise ValueError(f"factors of images {shapes[:2]} and of texts {shapes[2:]} are no batch: give vectors (B, P)"
-                         " and offsets (B,) for both, B > 0, row i of the images beside row i of its text")
+        raise ValueError(
+            f"factors of images {shapes[:2]} and of texts {shapes[2:]} are no batch: give vectors (B, P)"
+            " and offsets (B,) for both, B > 0, row i of the images beside row i of its text"
+        )
     dtype = reduce(torch.promote_types, (x.dtype for x in (*image, *text)), torch.float32)
     factors = [x.to(dtype) for x in (*image, *text)]
     return *factors, as_scalar(scale, factors[0], "scale"), as_scalar(bias, factors[0], "bias")

@@ -7,6 +7,7 @@ The ring starts some twenty kernels for each block, so with hundreds of ranks an
 its time on starting kernels. With two collectives every rank holds all texts and the sums of their gradients instead,
 8 `row_width(P)` bytes per row of the global batch, and scores them in large blocks.
 """
+
 from __future__ import annotations
 
 import torch

@@ -1,4 +1,5 @@
 """Losses of a whole matrix of logits and labels (cross-entropies, pseudo-positives, triplets), and of single inputs."""
+
 from __future__ import annotations
 
 from typing import Literal, get_args
@@ -52,9 +53,13 @@ def pseudo_labels(logit: Tensor, label: Tensor, matches: PseudoPositives = "all"
 
 
 def triplet_loss(
-    similarity: Tensor, positive: Tensor, own: Tensor, margin: float = 0.2, negatives: Negatives = "hardest",
+    similarity: Tensor,
+    positive: Tensor,
+    own: Tensor,
+    margin: float = 0.2,
+    negatives: Negatives = "hardest",
     weight: Tensor | None = None,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """Hinge of every query's match against its negatives, VSE++ (Faghri et al. 2018), equations 5 and 6, one way -> ().
 
     sum_i [margin + w_i (max_j s_ij - s_i)]_+ / n with the hardest negative, sum_ij [margin + w_i (s_ij - s_i)]_+ / n

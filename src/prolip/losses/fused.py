@@ -3,6 +3,7 @@
 As separate operations it is seven passes, and a device spends more time moving the block through memory than on the
 matrix products beside it. The matrix products stay with the library that is best at them.
 """
+
 from __future__ import annotations
 
 from typing import Any
@@ -46,9 +47,23 @@ def _exp_minus(x):
 
 @triton.jit
 def _pairs_kernel(  # noqa: PLR0913 - a kernel's arguments are flat
-    products, row_bias, column_bias, row_ids, column_ids, losses, row_sums, column_sums, weight, n, m, diagonal,
-    IDS: tl.constexpr, GRADIENT: tl.constexpr, TILE_N: tl.constexpr, TILE_M: tl.constexpr,
-):  # fmt: skip
+    products,
+    row_bias,
+    column_bias,
+    row_ids,
+    column_ids,
+    losses,
+    row_sums,
+    column_sums,
+    weight,
+    n,
+    m,
+    diagonal,
+    IDS: tl.constexpr,
+    GRADIENT: tl.constexpr,
+    TILE_N: tl.constexpr,
+    TILE_M: tl.constexpr,
+):
     """One tile: logits from products and biases, its sum of losses, and g = d loss / d logit in place of the products.
 
     Sums of a tile go to places of its own, (tiles of rows, m), (n, tiles of columns): nothing is added in random order.
@@ -103,10 +118,24 @@ def sum_block(
     kernel: Any = _pairs_kernel
     with torch.cuda.device_of(block):  # Triton starts kernels on the current device, wherever their tensors are
         kernel[tiles](
-            block, row_bias, column_bias, row_ids, column_ids, losses, row_sums, column_sums, weight, n, m,
+            block,
+            row_bias,
+            column_bias,
+            row_ids,
+            column_ids,
+            losses,
+            row_sums,
+            column_sums,
+            weight,
+            n,
+            m,
             NO_DIAGONAL if positives.diagonal is None else positives.diagonal,
-            IDS=ids, GRADIENT=wanted, TILE_N=TILE_ROWS, TILE_M=TILE_COLUMNS, num_warps=WARPS,
-        )  # fmt: skip
+            IDS=ids,
+            GRADIENT=wanted,
+            TILE_N=TILE_ROWS,
+            TILE_M=TILE_COLUMNS,
+            num_warps=WARPS,
+        )
     if not wanted:
         return losses.sum(), None
     return losses.sum(), BlockGradient(block, row_sums.sum(1), column_sums.sum(0))

@@ -9,6 +9,7 @@ all that does not factor.
 `contrastive.py` and `exchanges.py` run the same `add_pairs` over the texts of one rank and of all of them; no
 matrix of all pairs is ever kept.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable

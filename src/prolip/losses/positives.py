@@ -1,4 +1,5 @@
 """Which pairs of a batch are positive, and what is known of a block of pairs."""
+
 from __future__ import annotations
 
 from collections.abc import Callable

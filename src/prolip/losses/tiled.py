@@ -4,6 +4,7 @@ Every rank gathers all texts and fills its block of similarities, own images wit
 caller's loss on the whole block gives dL/dS; then each tile is scored again, with a graph, for its part of dL/dS.
 Beside the rows and their gradients memory holds one tile with its graph and the few (B, W B) matrices of the loss.
 """
+
 from __future__ import annotations
 
 import math
@@ -57,8 +58,10 @@ def tiled_loss_over_ranks(
     sides = check_side(images, "images"), check_side(texts, "texts")
     count = len(sides[0][0])
     if tile < 1 or count != len(sides[1][0]):
-        raise ValueError(f"got {count} images, {len(sides[1][0])} texts and tile={tile}: give a text for each image,"
-                         " and tiles of 1 row or more")
+        raise ValueError(
+            f"got {count} images, {len(sides[1][0])} texts and tile={tile}: give a text for each image,"
+            " and tiles of 1 row or more"
+        )
     check_matches(labels, count)
     # The tile of a Gaussian is a Gaussian. The parameters are those given, which score and loss may hold, too.
     kinds = [getattr(type(side), "_make", tuple) for side in (images, texts)]
@@ -104,8 +107,10 @@ class TiledLoss(NamedTuple):
             part = self.score([x[i] for x in rows], [x[j] for x in columns])
             shape = len(rows[0][i]), len(columns[0][j])
             if part.shape[-2:] != shape or part.ndim not in (2, 3):
-                raise ValueError(f"the score of a tile is {tuple(part.shape)}, want {shape}: one number for each pair,"
-                                 " or C, (C, n, m)")
+                raise ValueError(
+                    f"the score of a tile is {tuple(part.shape)}, want {shape}: one number for each pair,"
+                    " or C, (C, n, m)"
+                )
             if similarity is None:
                 similarity = rows[0].new_empty(*part.shape[:-2], len(rows[0]), len(columns[0]), dtype=dtype)
             similarity[..., i, j] = part
@@ -182,8 +187,10 @@ def check_listed(result: Tensor, listed: Sequence[Tensor]) -> None:
         seen.add(node)
         variable = getattr(node, "variable", None)
         if variable is not None and id(variable) not in leaves:
-            raise ValueError(f"score or loss reads a tensor of shape {tuple(variable.shape)} that wants a gradient and"
-                             " is not in parameters: add it there, or detach it")
+            raise ValueError(
+                f"score or loss reads a tensor of shape {tuple(variable.shape)} that wants a gradient and"
+                " is not in parameters: add it there, or detach it"
+            )
         nodes += [following for following, _ in node.next_functions]
 
 

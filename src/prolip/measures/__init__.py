@@ -3,6 +3,7 @@
 Every measure is a paired function f(p, q) -> (...), leading dimensions broadcast, and a pairwise function
 pairwise_f(p, q) with (B1, D), (B2, D) -> (B1, B2). `MEASURES` lists those that rank candidates by name.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -82,10 +83,33 @@ def get_measure(name: str) -> Measure:
 
 
 __all__ = [
-    "MEASURES", "WORKSPACE", "Measure", "bhattacharyya", "csd", "csd_similarity", "elk", "get_measure",
-    "inclusion_test", "inclusion_test_per_dim", "js", "kl", "log_inclusion", "log_match_probability",
-    "match_probability", "mean_cosine", "pairwise_bhattacharyya", "pairwise_csd", "pairwise_csd_similarity",
-    "pairwise_elk", "pairwise_inclusion_test", "pairwise_js", "pairwise_kl", "pairwise_log_inclusion",
-    "pairwise_log_match_probability", "pairwise_match_probability", "pairwise_mean_cosine", "pairwise_wasserstein2",
+    "MEASURES",
+    "WORKSPACE",
+    "Measure",
+    "bhattacharyya",
+    "csd",
+    "csd_similarity",
+    "elk",
+    "get_measure",
+    "inclusion_test",
+    "inclusion_test_per_dim",
+    "js",
+    "kl",
+    "log_inclusion",
+    "log_match_probability",
+    "match_probability",
+    "mean_cosine",
+    "pairwise_bhattacharyya",
+    "pairwise_csd",
+    "pairwise_csd_similarity",
+    "pairwise_elk",
+    "pairwise_inclusion_test",
+    "pairwise_js",
+    "pairwise_kl",
+    "pairwise_log_inclusion",
+    "pairwise_log_match_probability",
+    "pairwise_match_probability",
+    "pairwise_mean_cosine",
+    "pairwise_wasserstein2",
     "wasserstein2",
-]  # fmt: skip
+]

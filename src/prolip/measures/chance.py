@@ -1,4 +1,5 @@
 """Whether a model finds its pairs more often than chance would."""
+
 from __future__ import annotations
 
 import logging
@@ -24,8 +25,10 @@ def is_at_chance(hits: int, pairs: int, candidates: int) -> bool:
     that do not fit.
     """
     if not (0 <= hits <= pairs and pairs >= 1 and candidates >= 1):
-        raise ValueError(f"{hits} hits of {pairs} pairs among {candidates} candidates: give 0 <= hits <= pairs, at"
-                         " least one pair and one candidate")
+        raise ValueError(
+            f"{hits} hits of {pairs} pairs among {candidates} candidates: give 0 <= hits <= pairs, at"
+            " least one pair and one candidate"
+        )
     from scipy.special import bdtrc  # late: most who import a measure need none of it
 
     if hits == 0:

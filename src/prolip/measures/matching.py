@@ -1,4 +1,5 @@
 """PCME's soft match probability by Monte Carlo: the only measure without a closed form."""
+
 from __future__ import annotations
 
 import math

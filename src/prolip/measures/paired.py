@@ -5,6 +5,7 @@ gradient: the difference of the log variances, log(v1 + v2) and (m1 - m2)^2. So 
 measure is 0 there, symmetric measures are symmetric and `inclusion_test` antisymmetric to the last bit, and nothing is
 clamped. Inputs below float32 are computed in float32. v is sigma^2 = exp(log_var) throughout.
 """
+
 from __future__ import annotations
 
 import math

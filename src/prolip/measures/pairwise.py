@@ -17,6 +17,7 @@ the few pairs for which this matters. The products run at torch's matmul precisi
 one makes eps 1e-3 on CUDA and, with "medium", 1e-2 on some CPUs. It is in force only where a caller differentiates
 through a measure, as the backward pass runs later.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -151,9 +152,7 @@ pairwise_kl, pairwise_js = _all_pairs_of(paired.kl), _all_pairs_of(paired.js)
 pairwise_elk, pairwise_bhattacharyya = _all_pairs_of(paired.elk), _all_pairs_of(paired.bhattacharyya)
 
 
-def pairwise_log_inclusion(
-    inner: Gaussian, outer: Gaussian, eps: float = 0.0, max_elements: int = WORKSPACE
-) -> Tensor:
+def pairwise_log_inclusion(inner: Gaussian, outer: Gaussian, eps: float = 0.0, max_elements: int = WORKSPACE) -> Tensor:
     """`log_inclusion` of every inner in every outer, tiled: (B1, D), (B2, D) -> (B1, B2)."""
     return _tiled(partial(paired.log_inclusion, eps=eps), inner, outer, max_elements, ("inner", "outer"))
 

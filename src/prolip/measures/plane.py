@@ -1,4 +1,5 @@
 """Gaussians seen in a plane: the two directions in which they spread most, and their ellipses there."""
+
 from __future__ import annotations
 
 from typing import NamedTuple

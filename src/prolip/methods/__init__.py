@@ -1,4 +1,5 @@
 """Methods by name, in one table: what each of them is stands in `Method`, how to add one in docs/adding_a_method.md."""
+
 from __future__ import annotations
 
 import os
@@ -72,8 +73,9 @@ def find_method(name: str) -> Method:
     known = all_methods()
     if name not in known:
         hint = did_you_mean(str(name), known, f"there are {', '.join(known)}")
-        raise ValueError(f"method {name!r} is unknown: {hint} (one of your own is in a module that {FURTHER}=<module>"
-                         " names)")  # fmt: skip
+        raise ValueError(
+            f"method {name!r} is unknown: {hint} (one of your own is in a module that {FURTHER}=<module> names)"
+        )
     return known[name]
 
 
@@ -121,7 +123,23 @@ def score_from_dict(values: Mapping[str, Any]) -> Score:
 
 
 __all__ = [
-    "DEFAULT_METHOD", "FURTHER", "METHODS", "CLIPConfig", "CLIPObjective", "LikelihoodConfig", "LikelihoodObjective",
-    "Method", "Objective", "ProLIPConfig", "ProLIPObjective", "SigLIPConfig", "SigLIPObjective", "all_methods",
-    "find_method", "find_score", "retired_flags", "score_from_dict", "score_of",
-]  # fmt: skip
+    "DEFAULT_METHOD",
+    "FURTHER",
+    "METHODS",
+    "CLIPConfig",
+    "CLIPObjective",
+    "LikelihoodConfig",
+    "LikelihoodObjective",
+    "Method",
+    "Objective",
+    "ProLIPConfig",
+    "ProLIPObjective",
+    "SigLIPConfig",
+    "SigLIPObjective",
+    "all_methods",
+    "find_method",
+    "find_score",
+    "retired_flags",
+    "score_from_dict",
+    "score_of",
+]

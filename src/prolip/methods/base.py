@@ -1,4 +1,5 @@
 """What a method is: its config, what it adds to a model, its objective, its score; and exact gradient accumulation."""
+
 from __future__ import annotations
 
 import math
@@ -11,12 +12,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from prolip.embeddings import Pairs, Pool
 from prolip.flops import EncoderPass
 from prolip.gaussian import Gaussian, check_gaussian, upcast, without_autocast
 from prolip.losses import Matches
 from prolip.random import Draws
 from prolip.scores import Score
-from prolip.uncertainty.pairs import Pairs, Pool
 
 #: Bound on a = exp(logit_scale), as OpenCLIP's.
 MAX_LOGIT_SCALE = 100.0
@@ -182,8 +183,7 @@ class Objective(nn.Module):
 
 
 class KnownMatches(Objective):
-    """An objective whose config says by `known_matches` whether every true caption of an image in the batch is a match.
-    """
+    """An objective whose `known_matches` says whether every true caption of an image in the batch is a match."""
 
     @classmethod
     def needs(cls, config: Any) -> Needs:
@@ -197,8 +197,10 @@ class KnownMatches(Objective):
     def check_captions(self, batch: Batch) -> None:
         """ValueError where known matches are asked for and the batch has no caption ids."""
         if self.config.known_matches and not {"caption_id", "caption_ids"} <= batch.keys():
-            raise ValueError(f"known_matches wants caption_id and caption_ids in the batch, which has"
-                             f" {', '.join(batch)}: read data with captions, or give --no-known-matches")  # fmt: skip
+            raise ValueError(
+                f"known_matches wants caption_id and caption_ids in the batch, which has"
+                f" {', '.join(batch)}: read data with captions, or give --no-known-matches"
+            )
 
     def matches(self, batch: Batch) -> Matches | None:
         """What is known of the batch beyond its own pairs."""

@@ -1,4 +1,5 @@
 """SigLIP, CLIP and InfoNCE with known matches on the same towers, for comparison: losses on the means alone."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass

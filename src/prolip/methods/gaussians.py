@@ -1,4 +1,5 @@
 """What methods share that put heads of their own on both towers and compare the Gaussians which these give."""
+
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence

@@ -5,6 +5,7 @@ means have settled, the variances are fitted to the code lengths of matched pair
 of a text is (2/a) times the nats that it leaves open about its image, that of an image likewise against the texts. The
 same pass says how new an input is (`prolip.uncertainty.novelty`). docs/uncertainty_study.md has the theory.
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
+from prolip.embeddings import Pairs
 from prolip.flops import EncoderPass
 from prolip.gaussian import Gaussian, upcast, without_autocast
 from prolip.losses import mean_factors, sigmoid_loss_over_ranks
@@ -22,7 +24,6 @@ from prolip.uncertainty.fit import Fitted, fit_variances
 from prolip.uncertainty.heads import Parts, VarianceHead
 from prolip.uncertainty.novelty import Novelty, Widths
 from prolip.uncertainty.options import FitOptions
-from prolip.uncertainty.pairs import Pairs
 from prolip.uncertainty.readings import Readings
 from prolip.utils.fields import option
 from prolip.utils.flags import check_range

@@ -1,4 +1,5 @@
 """PCME (Chun et al. 2021, arXiv 2101.05068): match probability of samples, heads with local attention, uniformity."""
+
 from __future__ import annotations
 
 import math
@@ -30,10 +31,16 @@ class PCMEConfig(HeadsConfig):
 
     match_samples: int = option(8, "J, points that are drawn from each Gaussian")
     match_start: float = option(15.0, "a and b of the probability at the start; the paper has 15 for COCO, 5 for CUB")
-    kl_weight: float = option(1e-4, "weight of the divergence from N(0, I), a mean over D beside a match loss per image"
-                              "; the paper's 1e-5 and 1e-3 of sums are 2.56e-3 and 0.256 here at D = 512")
-    uniformity_weight: float = option(0.0, "weight of the uniformity loss; the paper has 0 for COCO, and 10 for CUB"
-                                      " beside a sum over all pairs: 0.039 here at a batch of 128")
+    kl_weight: float = option(
+        1e-4,
+        "weight of the divergence from N(0, I), a mean over D beside a match loss per image"
+        "; the paper's 1e-5 and 1e-3 of sums are 2.56e-3 and 0.256 here at D = 512",
+    )
+    uniformity_weight: float = option(
+        0.0,
+        "weight of the uniformity loss; the paper has 0 for COCO, and 10 for CUB"
+        " beside a sum over all pairs: 0.039 here at a batch of 128",
+    )
     known_matches: bool = option(True, "count every true caption of an image in the batch as a match")
 
     def __post_init__(self) -> None:
@@ -144,8 +151,10 @@ class PCMEObjective(HeadsObjective):
             " is sigmoid(2x)",
         ]
         if own.uniformity_weight:
-            found.append(f"--uniformity-weight {own.uniformity_weight:.4g}: uniform_lambda"
-                         f" {2 * batch * own.uniformity_weight:.3g} of PCME's released code (B = {batch})")  # fmt: skip
+            found.append(
+                f"--uniformity-weight {own.uniformity_weight:.4g}: uniform_lambda"
+                f" {2 * batch * own.uniformity_weight:.3g} of PCME's released code (B = {batch})"
+            )
         return (*super().notes(batch), *found)
 
     def prepare(self, batch: Batch, step: int) -> Batch:

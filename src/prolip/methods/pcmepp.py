@@ -1,4 +1,5 @@
 """PCME++ (Chun 2024, arXiv 2305.18171): cross-entropy on the closed-form distance, pseudo-positives, mixed images."""
+
 from __future__ import annotations
 
 import copy
@@ -30,8 +31,11 @@ class PCMEppConfig(HeadsConfig):
     """Weights and constants of the PCME++ loss; symbols as in the paper."""
 
     pseudo_weight: float = option(0.1, "alpha of pseudo-positives; the paper has 0.01 and 0 for 20% and 50% of noise")
-    pseudo_positives: PseudoPositives = option("all", "what is as near as any match of a row counts as it (all), or as "
-                                               "the first of its largest labels alone (first: the paper's A.4)")
+    pseudo_positives: PseudoPositives = option(
+        "all",
+        "what is as near as any match of a row counts as it (all), or as "
+        "the first of its largest labels alone (first: the paper's A.4)",
+    )
     vib_weight: float = option(1e-4, "beta of the information bottleneck")
     mix_fraction: float = option(0.25, "share of the images that Mixup or CutMix mixes with another; 0: none")
     size_augment: float = option(0.2, "SizeAugment: most of an input's tokens that pooling leaves out; 0: none")

@@ -1,4 +1,5 @@
 """ProLIP (Chun et al. 2025): PPCL, inclusion losses and VIB on Gaussians, equation 6."""
+
 from __future__ import annotations
 
 import math
@@ -57,8 +58,9 @@ class ProLIPConfig:
 
     def __post_init__(self) -> None:
         check_range(self, "alpha1", "alpha2", "beta", "inclusion_scale")
-        check_range(self, "inclusion_eps", least=-math.inf, most=0, remedy=", such as -10: 1/sigma^2 is multiplied by"
-                    " exp(eps)")  # fmt: skip
+        check_range(
+            self, "inclusion_eps", least=-math.inf, most=0, remedy=", such as -10: 1/sigma^2 is multiplied by exp(eps)"
+        )
         check_range(self, "mask_fraction", most=1, above=True, remedy=", or --alpha2 0 for no masked views")
         check_range(self, "mask_ratio", most=1, above=True, below=True, remedy=", such as 0.75")
         for name, choices in (("inclusion_form", FORMS), ("inclusion_reduction", REDUCTIONS)):
@@ -105,8 +107,10 @@ class ProLIPObjective(KnownMatches):
 
         if config.alpha2 == 0 or not is_reader(architecture) or square_of(architecture["vision_cfg"]["image_size"]) > 1:
             return ""
-        return (f"masked views blank squares of {SQUARES} pixels, and none of these divides images of"
-                f" {architecture['vision_cfg']['image_size']}: give --force-image-size 224, or --alpha2 0")  # fmt: skip
+        return (
+            f"masked views blank squares of {SQUARES} pixels, and none of these divides images of"
+            f" {architecture['vision_cfg']['image_size']}: give --force-image-size 224, or --alpha2 0"
+        )
 
     @classmethod
     def passes(cls, config: ProLIPConfig, rows: int, model: Any) -> list[EncoderPass]:

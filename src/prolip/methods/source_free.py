@@ -2,6 +2,7 @@
 
 Pseudo-pairs are what the model itself retrieves, each weighted by how uncertain that is; a hinge on them does the rest.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from prolip.data.augment.affine import to_device
 from prolip.data.samples.captions import stable_hash
+from prolip.embeddings import Pool
 from prolip.gaussian import Gaussian, upcast, without_autocast
 from prolip.losses import Matches, dot_products, tiled_loss_over_ranks, transpose_over_ranks, triplet_loss
 from prolip.methods.base import Batch, Context, MeansObjective, Needs, PoolNeeds, Reps, Terms
@@ -22,7 +24,6 @@ from prolip.random import Stream
 from prolip.ranks import blocks, everywhere, shares
 from prolip.scores import Score, Side, largest
 from prolip.uncertainty.novelty import refusal
-from prolip.uncertainty.pairs import Pool
 from prolip.utils.fields import option
 from prolip.utils.flags import check_range
 
@@ -37,16 +38,23 @@ CELLS = 2**26
 class SourceFreeConfig:
     """Which pairs are made, and how much each of them counts."""
 
-    pair_weight: PairWeight = option("spread", "what makes a pair uncertain: spread, the paper's variance of what "
-                                     "is retrieved; trace, probability, novelty, of the model; or none")
+    pair_weight: PairWeight = option(
+        "spread",
+        "what makes a pair uncertain: spread, the paper's variance of what "
+        "is retrieved; trace, probability, novelty, of the model; or none",
+    )
     weight_mean: float = option(1.0, "lambda: the mean weight of a pseudo-pair")
     weight_slope: float = option(1.0, "beta: weights fall e-fold with 1 / beta standard deviations of uncertainty")
-    neighbours: int | None = option(None, "K: what is retrieved for each query, and spreads; without: the paper's "
-                                    "300, and for spread at most 1% of the pool that is searched, but 3")
+    neighbours: int | None = option(
+        None,
+        "K: what is retrieved for each query, and spreads; without: the paper's "
+        "300, and for spread at most 1% of the pool that is searched, but 3",
+    )
     margin: float = option(0.2, "by how much a pseudo-pair is to be nearer than what is none")
     renew_pairs: bool = option(False, "find the pseudo-pairs again before every epoch, by the model as it is then")
-    target_texts: str | None = option(None, "file with a text a line; without: all texts of the training data, taken "
-                                      "from their images")
+    target_texts: str | None = option(
+        None, "file with a text a line; without: all texts of the training data, taken from their images"
+    )
 
     def __post_init__(self) -> None:
         if self.pair_weight not in get_args(PairWeight):
@@ -96,17 +104,22 @@ class SourceFreeObjective(MeansObjective):
         place = keys.argsort()
         if len(twice := keys[place][1:][keys[place].diff() == 0]):
             named = [repr(key) for key, found in zip(pool.keys, own.tolist()) if found in twice.tolist()]
-            raise ValueError(f"two images have the key {(named or ['of a sample of another rank'])[0]}: give every"
-                             " sample of the training data its own")  # fmt: skip
+            raise ValueError(
+                f"two images have the key {(named or ['of a sample of another rank'])[0]}: give every"
+                " sample of the training data its own"
+            )
         found = pseudo_pairs(score, pool, self.config)
         row = torch.empty_like(place)
         row[place] = torch.arange(len(keys))  # images in the order of their checksums, in which they are looked up
         order = row[found.image].argsort(stable=True)
         start = torch.bincount(row[found.image], minlength=len(keys)).cumsum(0)
         return {
-            "keys": keys[place], "start": F.pad(start, (1, 0)), "text": found.text[order],
-            "weight": found.weight[order], "text_ids": everywhere(texts, pool.text_ids.to(texts.device))[1],
-        }  # fmt: skip
+            "keys": keys[place],
+            "start": F.pad(start, (1, 0)),
+            "text": found.text[order],
+            "weight": found.weight[order],
+            "text_ids": everywhere(texts, pool.text_ids.to(texts.device))[1],
+        }
 
     def prepare(self, batch: Batch, step: int) -> Batch:
         """Add a text to each image, one of those that make a pseudo-pair with it, drawn anew in each step."""
@@ -117,8 +130,10 @@ class SourceFreeObjective(MeansObjective):
         row = torch.searchsorted(memory["keys"], wanted).clamp(max=len(memory["keys"]) - 1)
         strange = (memory["keys"][row] != wanted).nonzero().flatten().tolist()
         if strange:
-            raise ValueError(f"the sample {batch['key'][strange[0]]!r} was not there when pseudo-pairs were made: the"
-                             " training data has changed; begin a run of its own")
+            raise ValueError(
+                f"the sample {batch['key'][strange[0]]!r} was not there when pseudo-pairs were made: the"
+                " training data has changed; begin a run of its own"
+            )
         start, end = memory["start"][row], memory["start"][row + 1]
         noise = draws.uniform(Stream.PSEUDO_PAIR, step, draws.rows(len(row), "cpu"), 1).flatten()
         pair = start + (noise * (end - start)).long()
@@ -126,9 +141,11 @@ class SourceFreeObjective(MeansObjective):
         others = start.unsqueeze(1) + torch.arange(most)
         known = memory["text"][others.clamp(max=len(memory["text"]) - 1)].masked_fill(others >= end.unsqueeze(1), -1)
         found = {
-            "text": memory["text_ids"][memory["text"][pair]], "caption_id": memory["text"][pair],
-            "caption_ids": known, "pair_weight": memory["weight"][pair],
-        }  # fmt: skip
+            "text": memory["text_ids"][memory["text"][pair]],
+            "caption_id": memory["text"][pair],
+            "caption_ids": known,
+            "pair_weight": memory["weight"][pair],
+        }
         return batch | dict(zip(found, to_device(batch["image"].device, *found.values())))
 
     def terms(self, reps: Reps, batch: Batch) -> Terms:
@@ -271,8 +288,10 @@ def own_trace(score: Score, pool: Pool, side: Side, near: Retrieved) -> Tensor:
     own = score.uncertainty(z)
     _, found = everywhere(rows, own)
     if not found.isfinite().all() or not found.std() > 1e-6 * found.abs().mean():
-        raise ValueError(f"--pair-weight trace, but the {side}s of this model all have one trace: take a model with"
-                         " variances (prolip uncertainty fits them), or --pair-weight spread")  # fmt: skip
+        raise ValueError(
+            f"--pair-weight trace, but the {side}s of this model all have one trace: take a model with"
+            " variances (prolip uncertainty fits them), or --pair-weight spread"
+        )
     return own
 
 
@@ -286,8 +305,10 @@ def code_length(score: Score, pool: Pool, side: Side, near: Retrieved) -> Tensor
         matches = score.match_probability(nearest)
         if matches is not None:
             return -matches.log()
-        raise ValueError(f"--pair-weight probability wants a trained scale, and the score {score.name!r} of this model"
-                         " has none: take --pair-weight spread")  # fmt: skip
+        raise ValueError(
+            f"--pair-weight probability wants a trained scale, and the score {score.name!r} of this model"
+            " has none: take --pair-weight spread"
+        )
     return scaled.double().logsumexp(1) - scaled[:, 0]
 
 
@@ -298,14 +319,19 @@ def strangeness(score: Score, pool: Pool, side: Side, near: Retrieved) -> Tensor
     """
     novelty = pool.image_novelty if side == "image" else pool.text_novelty
     if not novelty:
-        raise ValueError(f"--pair-weight novelty, but this model has no novelty of {side}s: `prolip"
-                         " uncertainty` fits it, or take --pair-weight spread")  # fmt: skip
+        raise ValueError(
+            f"--pair-weight novelty, but this model has no novelty of {side}s: `prolip"
+            " uncertainty` fits it, or take --pair-weight spread"
+        )
     code = code_length(score, pool, side, near)
     return refusal(code, {name: nats.to(code.device) for name, nats in novelty.items()})
 
 
 #: (score, pool, side of the queries, what they retrieve) -> (Q,), larger: less certain.
 UNCERTAINTY: dict[str, Callable[[Score, Pool, Side, Retrieved], Tensor]] = {
-    "none": no_weight, "spread": rank_weighted_variance, "trace": own_trace, "probability": code_length,
+    "none": no_weight,
+    "spread": rank_weighted_variance,
+    "trace": own_trace,
+    "probability": code_length,
     "novelty": strangeness,
-}  # fmt: skip
+}

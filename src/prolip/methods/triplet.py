@@ -1,4 +1,5 @@
 """Triplet losses on the means, for comparison: VSE++ and VSE-infinity's hardest negatives, and the sum over all."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass

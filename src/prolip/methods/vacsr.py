@@ -1,4 +1,5 @@
 """VACSR (anonymous, under review): similarity as a latent variable of every pair, by a variational adapter."""
+
 from __future__ import annotations
 
 import math
@@ -30,8 +31,11 @@ ComponentNoise = Literal["independent", "shared"]
 class VACSRConfig(HeadsConfig):
     """Weights and sizes of VACSR; symbols as in the paper."""
 
-    kl_weight: float = option(5e-4, "alpha, weight of the divergence of a pair's Gaussians from N(0, I), a mean over "
-                              "pairs and D beside a reconstruction per image")
+    kl_weight: float = option(
+        5e-4,
+        "alpha, weight of the divergence of a pair's Gaussians from N(0, I), a mean over "
+        "pairs and D beside a reconstruction per image",
+    )
     recon_weight: float = option(1.0, "beta, weight of the reconstruction, and of the variance loss with it")
     sigma_weight: float = option(1.0, "gamma, weight of the variance loss of matches and hardest negatives")
     mixture_components: int = option(2, "K, Gaussians of a pair")
@@ -101,9 +105,12 @@ class SimilarityAdapter(nn.Module):
         """
         alpha = self.mix.softmax(0)
         mean, log_var = (
-            [torch.einsum("k,k...->...", alpha, x.unflatten(0, (self.components, self.dim))) for x in
-             (layer.weight, layer.bias)] for layer in (self.mean, self.log_var)
-        )  # fmt: skip
+            [
+                torch.einsum("k,k...->...", alpha, x.unflatten(0, (self.components, self.dim)))
+                for x in (layer.weight, layer.bias)
+            ]
+            for layer in (self.mean, self.log_var)
+        )
         decode = self.decode.weight
         layers = {
             network.first: (self.dim * self.encode.weight, self.encode.bias),
@@ -325,10 +332,18 @@ class VACSRObjective(HeadsObjective):
             parts.update({name: value.detach() for name, value in found.items()})
             variances = found["sigma_matches"] + found["sigma_negatives"]
             return config.kl_weight * found["kl"] + config.recon_weight * (
-                found["recon"] + config.sigma_weight * variances)  # fmt: skip
+                found["recon"] + config.sigma_weight * variances
+            )
 
-        loss = tiled_loss_over_ranks(sample, (image, place), (text, place), pairs, tuple(weights.values()),
-                                     self.matches(batch), tile=config.pair_tile)  # fmt: skip
+        loss = tiled_loss_over_ranks(
+            sample,
+            (image, place),
+            (text, place),
+            pairs,
+            tuple(weights.values()),
+            self.matches(batch),
+            tile=config.pair_tile,
+        )
         return {"loss": loss} | parts
 
     def after_step(self) -> None:

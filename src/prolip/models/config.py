@@ -2,6 +2,7 @@
 
 What every key may hold is checked by pydantic, and so is the size of what the whole would build.
 """
+
 from __future__ import annotations
 
 import copy
@@ -76,31 +77,54 @@ def of_dataclass(config: type, **types: Any) -> Any:
 
 
 TOWER: dict[str, Any] = {
-    "width": Count, "layers": Layers, "mlp_ratio": Annotated[float, Field(ge=0.01, le=100)],
-    "ls_init_value": Annotated[float, Field(ge=0, le=1000)] | None, "block_type": Literal["default", "custom"] | None,
+    "width": Count,
+    "layers": Layers,
+    "mlp_ratio": Annotated[float, Field(ge=0.01, le=100)],
+    "ls_init_value": Annotated[float, Field(ge=0, le=1000)] | None,
+    "block_type": Literal["default", "custom"] | None,
     "act_kwargs": rules_of("GELURules", approximate=(Literal["none", "tanh"], "none")) | None,
     "norm_kwargs": rules_of("NormRules", eps=(Annotated[float, Field(ge=1e-12, le=1)], 1e-5)) | None,
-}  # fmt: skip
+}
 TEXT: dict[str, Any] = TOWER | {
-    "heads": Count, "context_length": Count, "vocab_size": Annotated[int, Field(ge=1, le=2**22)],
-    "pad_id": Token, "eos_id": Token, "pool_type": Literal["first", "last", "argmax", "eos", "none"],
-    "proj_type": Literal["linear", "none"], "tokenizer_mode": Literal["clips"] | None,
+    "heads": Count,
+    "context_length": Count,
+    "vocab_size": Annotated[int, Field(ge=1, le=2**22)],
+    "pad_id": Token,
+    "eos_id": Token,
+    "pool_type": Literal["first", "last", "argmax", "eos", "none"],
+    "proj_type": Literal["linear", "none"],
+    "tokenizer_mode": Literal["clips"] | None,
     "tokenizer_kwargs": TokenizerRules | None,
-}  # fmt: skip
-VisionRules = of_dataclass(CLIPVisionCfg, **TOWER | {
-    "layers": Layers | Annotated[list[Layers], Field(min_length=4, max_length=4)],
-    "head_width": Count, "image_size": Sides, "patch_size": Sides,
-    "patch_dropout": Annotated[Share, Field(le=0.999)], "attentional_pool": bool | Literal["parallel", "cascade"],
-    "attn_pooler_queries": Count, "attn_pooler_heads": Count, "timm_drop": Share, "timm_drop_path": Share | None,
-    "pos_embed_type": Literal["learnable", "sin_cos_2d"], "pool_type": Literal["tok", "avg", "none"],
-})  # fmt: skip
+}
+VisionRules = of_dataclass(
+    CLIPVisionCfg,
+    **TOWER
+    | {
+        "layers": Layers | Annotated[list[Layers], Field(min_length=4, max_length=4)],
+        "head_width": Count,
+        "image_size": Sides,
+        "patch_size": Sides,
+        "patch_dropout": Annotated[Share, Field(le=0.999)],
+        "attentional_pool": bool | Literal["parallel", "cascade"],
+        "attn_pooler_queries": Count,
+        "attn_pooler_heads": Count,
+        "timm_drop": Share,
+        "timm_drop_path": Share | None,
+        "pos_embed_type": Literal["learnable", "sin_cos_2d"],
+        "pool_type": Literal["tok", "avg", "none"],
+    },
+)
 TextRules = of_dataclass(CLIPTextCfg, **TEXT)
 DecoderRules = of_dataclass(MultimodalCfg, **TEXT, dim_head=Count, n_queries=Count, attn_pooler_heads=Count)
 PREPROCESS: dict[str, Any] = {
-    "size": Sides, "mode": Literal["RGB"], "mean": Colours, "std": Spreads,
-    "interpolation": Literal["bicubic", "bilinear", "random"], "resize_mode": Literal["shortest", "longest", "squash"],
+    "size": Sides,
+    "mode": Literal["RGB"],
+    "mean": Colours,
+    "std": Spreads,
+    "interpolation": Literal["bicubic", "bilinear", "random"],
+    "resize_mode": Literal["shortest", "longest", "squash"],
     "fill_color": Annotated[int, Field(ge=0, le=255)],
-}  # fmt: skip
+}
 PreprocessRules = of_dataclass(PreprocessCfg, **{key: kind | None for key, kind in PREPROCESS.items()})
 
 
@@ -137,12 +161,26 @@ def check_keys(given: Iterable[Any], known: Iterable[str], where: str) -> None:
 
 
 Checked = TypeVar("Checked", bound=Rules)
-WANTED = {"model_type": "give name -> value", "dict_type": "give name -> value", "int_type": "give a whole number",
-          "float_type": "give a number", "bool_type": "give true or false", "list_type": "give a list",
-          "string_type": "give a text", "tuple_type": "give a list"}  # fmt: skip
+WANTED = {
+    "model_type": "give name -> value",
+    "dict_type": "give name -> value",
+    "int_type": "give a whole number",
+    "float_type": "give a number",
+    "bool_type": "give true or false",
+    "list_type": "give a list",
+    "string_type": "give a text",
+    "tuple_type": "give a list",
+}
 #: Pydantic's words, and plainer ones.
-SAID = {"Input": "it", "List": "it", "Tuple": "it", "String": "it", " after validation": "",
-        "less than or equal to": "at most", "greater than or equal to": "at least"}  # fmt: skip
+SAID = {
+    "Input": "it",
+    "List": "it",
+    "Tuple": "it",
+    "String": "it",
+    " after validation": "",
+    "less than or equal to": "at most",
+    "greater than or equal to": "at least",
+}
 
 
 def check(rules: type[Checked], values: Any, where: str = "") -> Checked:
@@ -175,8 +213,10 @@ def count_parameters(config: Any) -> int:
     vision, text = config.vision_cfg, config.text_cfg
     patches = math.prod(image // patch for image, patch in zip(vision.image_size, vision.patch_size))
     if patches > MAX_TOKENS:
-        raise ValueError(f"vision_cfg.image_size {vision.image_size} in patches of {vision.patch_size} is {patches:,}"
-                         f" patches, at most {MAX_TOKENS:,} are read: enlarge patch_size")
+        raise ValueError(
+            f"vision_cfg.image_size {vision.image_size} in patches of {vision.patch_size} is {patches:,}"
+            f" patches, at most {MAX_TOKENS:,} are read: enlarge patch_size"
+        )
     total, rows = 0, {"vision_cfg": patches + 3 * math.prod(vision.patch_size), "text_cfg": text.vocab_size}
     for block in ("vision_cfg", "text_cfg", "multimodal_cfg"):  # the last: of OpenCLIP's captioning models
         tower = getattr(config, block, None)
@@ -184,8 +224,10 @@ def count_parameters(config: Any) -> int:
             squares = tower.layers * (4 + 2 * tower.mlp_ratio) * tower.width
             count = int(tower.width * (squares + rows.get(block, 0) + 2 * config.embed_dim))
             if count > MAX_PARAMETERS:
-                raise ValueError(f"{block} is a tower of {count:.1e} parameters, at most {MAX_PARAMETERS:.0e} are"
-                                 " built: lower its width, layers, mlp_ratio, patch_size or vocab_size")
+                raise ValueError(
+                    f"{block} is a tower of {count:.1e} parameters, at most {MAX_PARAMETERS:.0e} are"
+                    " built: lower its width, layers, mlp_ratio, patch_size or vocab_size"
+                )
             total += count
     return total
 
@@ -200,7 +242,12 @@ CUSTOM = ("qk_norm", "scale_heads", "scale_attn_inner", "scale_attn", "scale_fc"
 SIGLIP_PAD, SIGLIP_MASK = 1, 32000
 # Defaults of the released code that differ from OpenCLIP's; the number of heads follows from no shape.
 RELEASED_TEXT = {
-    "context_length": 64, "vocab_size": 32100, "width": 768, "heads": 12, "layers": 12, "proj_bias": True,
+    "context_length": 64,
+    "vocab_size": 32100,
+    "width": 768,
+    "heads": 12,
+    "layers": 12,
+    "proj_bias": True,
     "embed_unc": True,
 }
 
@@ -381,8 +428,11 @@ def _filled(out: dict[str, Any], checked: Any) -> dict[str, Any]:
 
 def without_nones(config: Mapping[str, Any]) -> dict[str, Any]:
     """The configuration without keys of its blocks that say nothing, as those of other libraries' towers do."""
-    blocks = {block: {key: value for key, value in values.items() if value is not None}
-              for block, values in config.items() if isinstance(values, Mapping)}  # fmt: skip
+    blocks = {
+        block: {key: value for key, value in values.items() if value is not None}
+        for block, values in config.items()
+        if isinstance(values, Mapping)
+    }
     return {**config, **blocks}
 
 
@@ -397,8 +447,10 @@ def _check_tower(block: str, tower: Any, quick_gelu: bool) -> None:
         if key.startswith(FOREIGN) and getattr(tower, key) != field.default:
             raise ValueError(f"{block}.{key}: towers of other libraries have no [UNC]; give width, layers, heads")
     if isinstance(tower.layers, list):
-        raise ValueError(f"{block}.layers is {shown(tower.layers)}, as a ResNet's: only a transformer has [UNC], give"
-                         " its number of blocks")
+        raise ValueError(
+            f"{block}.layers is {shown(tower.layers)}, as a ResNet's: only a transformer has [UNC], give"
+            " its number of blocks"
+        )
     if tower.scaled_cosine_attn:
         raise ValueError(f"{block}.scaled_cosine_attn: OpenCLIP's does not run on batches of sequences; use qk_norm")
     custom = [key for key in CUSTOM if getattr(tower, key)]
@@ -415,11 +467,13 @@ def _check_width(block: str, tower: Any) -> None:
     """Refuse a transformer whose width its heads do not divide, or without a hidden unit."""
     divisor = "head_width" if block == "vision_cfg" else "heads"
     if tower.width % getattr(tower, divisor):
-        raise ValueError(f"{block}.width {tower.width} is no multiple of {divisor} {getattr(tower, divisor)}: change"
-                         " one")
+        raise ValueError(
+            f"{block}.width {tower.width} is no multiple of {divisor} {getattr(tower, divisor)}: change one"
+        )
     if tower.width * tower.mlp_ratio < 1:
-        raise ValueError(f"{block}.mlp_ratio {tower.mlp_ratio} of the width {tower.width} leaves no hidden unit:"
-                         " enlarge one")
+        raise ValueError(
+            f"{block}.mlp_ratio {tower.mlp_ratio} of the width {tower.width} leaves no hidden unit: enlarge one"
+        )
 
 
 def _check_image(vision: Any, conv_stem: bool) -> None:
@@ -429,24 +483,31 @@ def _check_image(vision: Any, conv_stem: bool) -> None:
         check_stem(vision.width, vision.patch_size[0])
     rows, columns = (image // patch for image, patch in zip(vision.image_size, vision.patch_size))
     if vision.pos_embed_type == "sin_cos_2d" and (rows != columns or vision.width % 4):
-        raise ValueError("vision_cfg.pos_embed_type is 'sin_cos_2d', which needs a square of patches and a width of a"
-                         " multiple of 4: choose learnable, or change image_size, patch_size or width")
+        raise ValueError(
+            "vision_cfg.pos_embed_type is 'sin_cos_2d', which needs a square of patches and a width of a"
+            " multiple of 4: choose learnable, or change image_size, patch_size or width"
+        )
 
 
 def _check_tokens(cfg: ProLIPCfg, text: Any) -> None:
     """Refuse ids beyond the vocabulary, or with two meanings."""
     if cfg.mask_token_id in (cfg.pad_token_id, *cfg.special_token_ids):
-        raise ValueError(f"prolip_cfg.mask_token_id is {cfg.mask_token_id}, which is padding or special as well: a"
-                         " masked text would not be known from a shorter one, give [MASK] an id of its own")
+        raise ValueError(
+            f"prolip_cfg.mask_token_id is {cfg.mask_token_id}, which is padding or special as well: a"
+            " masked text would not be known from a shorter one, give [MASK] an id of its own"
+        )
     ids = {"pad_token_id": cfg.pad_token_id, "mask_token_id": cfg.mask_token_id}
     ids |= {f"special_token_ids[{i}]": token for i, token in enumerate(cfg.special_token_ids)}
     for name, token in ids.items():
         if token is not None and token >= text.vocab_size:
-            raise ValueError(f"prolip_cfg.{name} is {token}, but text_cfg.vocab_size is {text.vocab_size}: enlarge"
-                             " vocab_size or give an id of the vocabulary")
+            raise ValueError(
+                f"prolip_cfg.{name} is {token}, but text_cfg.vocab_size is {text.vocab_size}: enlarge"
+                " vocab_size or give an id of the vocabulary"
+            )
     if "pad_id" in text.model_fields_set and text.pad_id != cfg.pad_token_id:
-        raise ValueError(f"text_cfg.pad_id is {text.pad_id} and prolip_cfg.pad_token_id {cfg.pad_token_id}: drop the"
-                         " former")
+        raise ValueError(
+            f"text_cfg.pad_id is {text.pad_id} and prolip_cfg.pad_token_id {cfg.pad_token_id}: drop the former"
+        )
 
 
 def override(config: Mapping[str, Any], **changes: Any) -> dict[str, Any]:
@@ -459,8 +520,10 @@ def override(config: Mapping[str, Any], **changes: Any) -> dict[str, Any]:
             both = isinstance(value, Mapping) and isinstance(out.get(key), Mapping)
             trained = out[key]["name"] if both and key == "method_cfg" and out[key].get("config") else None
             if trained and value.get("name", trained) != trained:
-                raise ValueError(f"the model has parts of the method {trained!r}, which {value['name']!r} has no use"
-                                 f" for: give --method {trained}")  # fmt: skip
+                raise ValueError(
+                    f"the model has parts of the method {trained!r}, which {value['name']!r} has no use"
+                    f" for: give --method {trained}"
+                )
             out[key] = {**out[key], **value} if both else value
         else:
             known = (*ProLIPRules.model_fields, *ProLIPCfg.model_fields)

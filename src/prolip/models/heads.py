@@ -1,4 +1,5 @@
 """What turns the last tokens of a tower into a Gaussian: norms, projections, pooling, in float32 under any autocast."""
+
 from __future__ import annotations
 
 import math

@@ -3,6 +3,7 @@
 Values are looked at in evaluation mode, and in training mode once per kind of input: on a device every look stops the
 host until the device is done. A graph in the making (compiler, export, trace, CUDA graph) has no values to look at.
 """
+
 from __future__ import annotations
 
 import warnings
@@ -26,14 +27,18 @@ def check_images(x: Any, image_size: Sequence[int], device: torch.device, raw: b
     if x.layout != torch.strided:
         raise TypeError(f"images are {x.layout}, want a dense tensor: x.to_dense()")
     if not x.is_floating_point() and not (raw and x.dtype == torch.uint8):
-        raise TypeError(f"images are {x.dtype}, want normalised floats, as the model's preprocess makes them, or for"
-                        " encode_image uint8 of 0 to 255: x.to(torch.uint8) if that is their range")
+        raise TypeError(
+            f"images are {x.dtype}, want normalised floats, as the model's preprocess makes them, or for"
+            " encode_image uint8 of 0 to 255: x.to(torch.uint8) if that is their range"
+        )
     want = (3, *image_size)
     if torch.jit.is_tracing():  # shapes are variables there
         return
     if x.ndim != 4 or tuple(x.shape[1:]) != want:
-        raise ValueError(f"images are {tuple(x.shape)}, want (B, {', '.join(map(str, want))}): stack what the"
-                         " model's preprocess makes (of one picture x[None]), or create it with force_image_size")
+        raise ValueError(
+            f"images are {tuple(x.shape)}, want (B, {', '.join(map(str, want))}): stack what the"
+            " model's preprocess makes (of one picture x[None]), or create it with force_image_size"
+        )
     check_device("images", x, device)
 
 
@@ -42,8 +47,10 @@ def check_keep(keep: Any, rows: int) -> None:
     if not isinstance(keep, Tensor):
         raise TypeError(f"keep is {kind_of(keep)}, want a tensor ({rows}, K) torch.int64: torch.tensor(keep)")
     if keep.ndim != 2 or keep.shape[0] != rows or keep.dtype != torch.int64 or keep.shape[1] == 0:
-        raise ValueError(f"keep is {tuple(keep.shape)} {keep.dtype}, want ({rows}, K) torch.int64, K >= 1:"
-                         " one row of kept patch indices per image")
+        raise ValueError(
+            f"keep is {tuple(keep.shape)} {keep.dtype}, want ({rows}, K) torch.int64, K >= 1:"
+            " one row of kept patch indices per image"
+        )
 
 
 def check_texts(text: Any, context_length: int, device: torch.device) -> None:
@@ -56,8 +63,10 @@ def check_texts(text: Any, context_length: int, device: torch.device) -> None:
     if torch.jit.is_tracing():
         return
     if text.ndim != 2 or not 1 <= text.shape[1] <= context_length:
-        raise ValueError(f"texts are {tuple(text.shape)}, want (B, L), 1 <= L <= {context_length}: {remedy} or create"
-                         " the model with force_context_length")
+        raise ValueError(
+            f"texts are {tuple(text.shape)}, want (B, L), 1 <= L <= {context_length}: {remedy} or create"
+            " the model with force_context_length"
+        )
     check_device("texts", text, device)
 
 
@@ -77,7 +86,8 @@ def look_at_pixels(x: Tensor) -> None:
             raise ValueError("images hold NaN or infinity: leave those rows out, x[x.flatten(1).isfinite().all(1)]")
         warnings.warn(
             f"images have values beyond {PIXEL_LIMIT:g}, as pixels that were not normalised: give what the model's"
-            " preprocess makes, or uint8 of 0 to 255 to encode_image", stacklevel=3
+            " preprocess makes, or uint8 of 0 to 255 to encode_image",
+            stacklevel=3,
         )
 
 

@@ -1,4 +1,5 @@
 """ProLIP: an image and a text tower that map their inputs to Gaussians of one space; the logit's scale and bias."""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping

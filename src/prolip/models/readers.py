@@ -4,6 +4,7 @@ A tower's own forward pass gives the mean. The reader looks at the tokens that t
 it makes are trained at one place alone, where one token is pooled. Only public calls of OpenCLIP, timm and transformers
 are used; `tests/prolip/test_readers.py` compares every kind of tower with OpenCLIP's own model.
 """
+
 from __future__ import annotations
 
 import copy
@@ -35,9 +36,24 @@ INNER, HEAD = 512, 64
 #: Sides of the squares that masked views blank: the first that divides the image.
 SQUARES = (32, 16, 14)
 #: What stands before the blocks, by the first or the second part of a parameter's name.
-STEM = {"conv1", "conv2", "conv3", "bn1", "bn2", "bn3", "class_embedding", "positional_embedding", "ln_pre",
-        "token_embedding", "cls_emb", "embeddings", "embed_tokens", "embed_positions", "layernorm_embedding",
-        "shared"}  # fmt: skip
+STEM = {
+    "conv1",
+    "conv2",
+    "conv3",
+    "bn1",
+    "bn2",
+    "bn3",
+    "class_embedding",
+    "positional_embedding",
+    "ln_pre",
+    "token_embedding",
+    "cls_emb",
+    "embeddings",
+    "embed_tokens",
+    "embed_positions",
+    "layernorm_embedding",
+    "shared",
+}
 #: Keys of our configuration that OpenCLIP's classes do not take.
 OURS = ("prolip_cfg", "method_cfg", "custom_text")
 #: Words of timm's names that say how large a model is.
@@ -261,8 +277,10 @@ class ReaderTextTower(ReaderTower):
         if embeddings is not None:
             most = embeddings.position_embeddings.num_embeddings - embeddings.padding_idx - 1
             if context_length > most:
-                raise ValueError(f"text_cfg.context_length is {context_length} and the text tower has learnt positions"
-                                 f" of {most} tokens: give at most {most} (--force-context-length)")
+                raise ValueError(
+                    f"text_cfg.context_length is {context_length} and the text tower has learnt positions"
+                    f" of {most} tokens: give at most {most} (--force-context-length)"
+                )
         self.context_length, self.vocab_size, self.pad_id = context_length, tower.vocab_size, own.pad_token_id
 
     def forward(self, text: Tensor, normalize: bool = True) -> Gaussian:
@@ -347,8 +365,10 @@ def tower_depths(tower: Any) -> dict[str, int]:
     blocks = blocks_of(tower)
     place = {id(parameter): len(blocks) - i for i, block in enumerate(blocks) for parameter in block.parameters()}
     before = {name for name, _ in tower.named_parameters() if STEM & set(name.split(".")) and "attnpool" not in name}
-    return {name: place.get(id(parameter), len(blocks) + 1 if name in before else 0)
-            for name, parameter in tower.named_parameters()}  # fmt: skip
+    return {
+        name: place.get(id(parameter), len(blocks) + 1 if name in before else 0)
+        for name, parameter in tower.named_parameters()
+    }
 
 
 def timm_depths(tower: TimmModel) -> dict[str, int]:

@@ -2,6 +2,7 @@
 
 Nothing here waits for a network: local files come first, and what is absent is named together with how to get it.
 """
+
 from __future__ import annotations
 
 import os
@@ -19,9 +20,8 @@ from torch import Tensor
 
 from prolip.gaussian import kind_of
 from prolip.models.config import TextRules, TokenizerRules, check, check_keys
-from prolip.models.registry import get_model_config
-from prolip.models.weights.hub import HubFileNotFoundError, hub_files
-from prolip.models.weights.unreadable import FOLDER_NAMES, SENTENCEPIECE_NAMES
+from prolip.models.diagnose import FOLDER_NAMES, SENTENCEPIECE_NAMES
+from prolip.models.registry import HubFileNotFoundError, get_model_config, hub_files
 from prolip.utils.documents import shown
 from prolip.utils.links import check_links
 
@@ -134,14 +134,20 @@ class FolderTokenizer(Tokenizer):
     """A folder of tokenizer files, read by transformers: its own special tokens, our padding; none of its code runs."""
 
     def __init__(
-        self, folder: str | os.PathLike, context_length: int, pad_token_id: int, clean: str = "whitespace",
+        self,
+        folder: str | os.PathLike,
+        context_length: int,
+        pad_token_id: int,
+        clean: str = "whitespace",
         strip_sep_token: bool = False,
-    ):  # fmt: skip
+    ):
         super().__init__(context_length, pad_token_id, clean)
         self.stripped: int | None = None
         if find_spec("transformers") is None:
-            raise ImportError(f"{folder} needs transformers: pip install transformers; a sentencepiece model file, such"
-                              f" as {SENTENCEPIECE_NAMES[0]}, works without")
+            raise ImportError(
+                f"{folder} needs transformers: pip install transformers; a sentencepiece model file, such"
+                f" as {SENTENCEPIECE_NAMES[0]}, works without"
+            )
         for name in os.listdir(folder):
             check_file(Path(folder) / name)
         try:
@@ -184,8 +190,9 @@ class BPETokenizer(SimpleTokenizer):
 def check_file(path: Path) -> None:
     """ValueError for a tokenizer's file that is too large to be one."""
     if path.is_file() and path.stat().st_size > FILE_BYTES and path.name.endswith((".json", ".model", ".txt")):
-        raise ValueError(f"{path} has {path.stat().st_size:,} bytes, a tokenizer's file at most {FILE_BYTES:,}: is it"
-                         " the right one?")
+        raise ValueError(
+            f"{path} has {path.stat().st_size:,} bytes, a tokenizer's file at most {FILE_BYTES:,}: is it the right one?"
+        )
 
 
 def first_line(error: Exception) -> str:
@@ -251,8 +258,10 @@ def _make(source: str, pad: int, options: dict[str, Any], cache_dir: str | None,
         raise TokenizerNotFoundError(f"no tokenizer in {path}: want one of {', '.join(ALL_NAMES)}")
     repo = source.removeprefix("hf-hub:")
     if repo.count("/") != 1 or repo.startswith((".", "/", "~")):
-        raise TokenizerNotFoundError(f"no tokenizer at {source}: give a folder of tokenizer files, a sentencepiece"
-                                     " .model file, a hub name org/name, or 'bpe'")
+        raise TokenizerNotFoundError(
+            f"no tokenizer at {source}: give a folder of tokenizer files, a sentencepiece"
+            " .model file, a hub name org/name, or 'bpe'"
+        )
     try:
         return _make(str(hub_files(repo, ALL_NAMES, cache_dir=cache_dir)), pad, options, cache_dir, model_name)
     except HubFileNotFoundError as error:
@@ -274,11 +283,15 @@ def _check_ids(made: Any, source: str, model_name: str, config: dict[str, Any]) 
         )
     pad = config["prolip_cfg"]["pad_token_id"]
     if made.pad_token_id != pad:
-        raise ValueError(f"the tokenizer {source} pads with {made.pad_token_id}, {model_name} expects {pad}: change"
-                         " prolip_cfg.pad_token_id")
+        raise ValueError(
+            f"the tokenizer {source} pads with {made.pad_token_id}, {model_name} expects {pad}: change"
+            " prolip_cfg.pad_token_id"
+        )
     special = config["prolip_cfg"]["special_token_ids"]
     end = made.eos_token_id
     masks = config["prolip_cfg"]["mask_token_id"] is not None
     if masks and end is not None and end not in (*special, pad):
-        raise ValueError(f"the tokenizer {source} ends texts with {end}, which {model_name} would mask like a word: add"
-                         f" it to prolip_cfg.special_token_ids (now {special})")
+        raise ValueError(
+            f"the tokenizer {source} ends texts with {end}, which {model_name} would mask like a word: add"
+            f" it to prolip_cfg.special_token_ids (now {special})"
+        )

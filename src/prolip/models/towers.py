@@ -3,6 +3,7 @@
 The parameter names are those of OpenCLIP and, for [UNC] and its heads, those of the released ProLIP weights, so that
 checkpoints of both need no renaming. `tests/prolip/test_towers.py` pins every private hook of OpenCLIP overridden here.
 """
+
 from __future__ import annotations
 
 import math
@@ -26,23 +27,30 @@ def check_grid(image_size: int | Sequence[int], patch_size: int | Sequence[int],
         raise ValueError(f"vision_cfg.patch_size {patch_size} is not square, which a convolutional stem needs")
     for image, patch in zip(to_2tuple(image_size), to_2tuple(patch_size)):
         if image < patch:
-            raise ValueError(f"vision_cfg.image_size {image} is below the patch_size {patch}: no patch is left, enlarge"
-                             " the image")
+            raise ValueError(
+                f"vision_cfg.image_size {image} is below the patch_size {patch}: no patch is left, enlarge the image"
+            )
         if conv_stem and image % patch:
             below = image - image % patch
-            raise ValueError(f"vision_cfg.image_size {image} is no multiple of the patch_size {patch}, which a"
-                             f" convolutional stem needs: use {below} or {below + patch}")
+            raise ValueError(
+                f"vision_cfg.image_size {image} is no multiple of the patch_size {patch}, which a"
+                f" convolutional stem needs: use {below} or {below + patch}"
+            )
 
 
 def check_stem(width: int, patch_size: int) -> int:
     """How often a stem halves the image; ValueError for patches and widths that do not halve so often."""
     depth = patch_size.bit_length() - 1
     if patch_size < 2 or 2**depth != patch_size:
-        raise ValueError(f"a convolutional stem halves the image step by step: patch_size {patch_size} must be a power"
-                         " of two, at least 2")
+        raise ValueError(
+            f"a convolutional stem halves the image step by step: patch_size {patch_size} must be a power"
+            " of two, at least 2"
+        )
     if width % 2 ** (depth - 1):
-        raise ValueError(f"width {width} does not halve {depth - 1} times: give the stem a multiple of"
-                         f" {2 ** (depth - 1)}, or a smaller patch_size")
+        raise ValueError(
+            f"width {width} does not halve {depth - 1} times: give the stem a multiple of"
+            f" {2 ** (depth - 1)}, or a smaller patch_size"
+        )
     return depth
 
 
@@ -312,8 +320,13 @@ class ProbabilisticTextTransformer(Probabilistic, TextTransformer):
     head: nn.Module | None
 
     def __init__(
-        self, *, form: str = "paper", mask_padding: bool = False, init_unc_bias: float = -10.0,
-        init_unc_gain: float = 0.1, **kwargs,
+        self,
+        *,
+        form: str = "paper",
+        mask_padding: bool = False,
+        init_unc_bias: float = -10.0,
+        init_unc_gain: float = 0.1,
+        **kwargs,
     ):
         for key, wanted in (("embed_cls", True), ("no_causal_mask", True), ("pool_type", "last")):
             if kwargs.get(key, wanted) != wanted:

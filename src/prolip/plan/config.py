@@ -1,4 +1,5 @@
 """Settings of a plan: a dataclass whose fields are the flags. Every default that is an assumption says so."""
+
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -57,12 +58,38 @@ class PlanConfig:
 
     def __post_init__(self) -> None:
         check_alone(self, ("mfu", "rate"), "one of them")
-        check_range(self, "global_batch_size", "accum_freq", "max_samples", "gpus_per_node", "workers", "prefetch",
-                    "shard_samples", least=1)
+        check_range(
+            self,
+            "global_batch_size",
+            "accum_freq",
+            "max_samples",
+            "gpus_per_node",
+            "workers",
+            "prefetch",
+            "shard_samples",
+            least=1,
+        )
         check_range(self, "open_ms", "queue_minutes")
-        check_range(self, "rate", "peak_tflops", "memory_gb", "price", "intra_gbs", "inter_gbs", "mtbf_gpu_hours",
-                    "checkpoint_gbs", "copy_gbs", "save_every_samples", "images_per_core", "sample_kb",
-                    "dataset_samples", "store_gbs", "store_total_gbs", "stream_mbs", above=True)
+        check_range(
+            self,
+            "rate",
+            "peak_tflops",
+            "memory_gb",
+            "price",
+            "intra_gbs",
+            "inter_gbs",
+            "mtbf_gpu_hours",
+            "checkpoint_gbs",
+            "copy_gbs",
+            "save_every_samples",
+            "images_per_core",
+            "sample_kb",
+            "dataset_samples",
+            "store_gbs",
+            "store_total_gbs",
+            "stream_mbs",
+            above=True,
+        )
         if self.mfu is not None and not 0 < self.mfu <= 1:
             raise FlagError(f"--mfu {self.mfu} is outside (0, 1]: give a share such as 0.4")
         if not self.gpus or min(self.gpus) < 1:
@@ -70,8 +97,10 @@ class PlanConfig:
         for gpus in self.gpus:
             parts = gpus * self.accum_freq
             if rest := self.global_batch_size % parts:
-                raise FlagError(f"--global-batch-size {self.global_batch_size} does not divide among {gpus} GPUs x "
-                                f"{self.accum_freq} micro-batches: give {self.global_batch_size - rest + parts}")
+                raise FlagError(
+                    f"--global-batch-size {self.global_batch_size} does not divide among {gpus} GPUs x "
+                    f"{self.accum_freq} micro-batches: give {self.global_batch_size - rest + parts}"
+                )
 
     @property
     def repeats(self) -> int:

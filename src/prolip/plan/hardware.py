@@ -1,4 +1,5 @@
 """GPUs by name, and a cluster of them as the formulas need it."""
+
 from __future__ import annotations
 
 import math
@@ -65,7 +66,10 @@ def build_cluster(config: PlanConfig, gpus: int) -> Cluster:
     sheet = GPUS[config.gpu]._replace(**given)
     link, delay = (sheet.intra_gbs, INTRA_DELAY) if nodes == 1 else (sheet.inter_gbs, INTER_DELAY)
     return Cluster(
-        sheet, gpus, per_node, nodes,
+        sheet,
+        gpus,
+        per_node,
+        nodes,
         # products of fp32 towers go in TF32, at half of bf16's peak on every kind of GPU here
         peak=sheet.peak_tflops * 1e12 / (2 if config.precision == "fp32" else 1),
         link_rate=link * GB,

@@ -1,4 +1,5 @@
 """A model's parameters, FLOPs and shapes, counted on the meta device; the memory of one GPU at the peak of a step."""
+
 from __future__ import annotations
 
 import math
@@ -91,8 +92,11 @@ def measure(name: str, kind: str, keep: int | None) -> Pass:
 
     trunk = getattr(getattr(tower, "tower", None), "trunk", None)
     stem = getattr(getattr(trunk, "patch_embed", None), "backbone", None)  # ViTamin's stages before its blocks
-    handles = [block.register_forward_hook(look) for stage in (*getattr(stem, "stages", ()), *tower.blocks)
-               for block in getattr(stage, "blocks", stage if isinstance(stage, nn.Sequential) else (stage,))]
+    handles = [
+        block.register_forward_hook(look)
+        for stage in (*getattr(stem, "stages", ()), *tower.blocks)
+        for block in getattr(stage, "blocks", stage if isinstance(stage, nn.Sequential) else (stage,))
+    ]
     try:
         flops = forward_flops(model, kind, keep)
     except NotImplementedError as error:
@@ -149,8 +153,10 @@ def memory(model: Model, config: PlanConfig, cluster: Cluster) -> Rows:
     weights = model.parameters * FLOAT / cluster.shards
     recompute = config.checkpoint_policy if config.grad_checkpointing else "none"
     # Within one block: those of the MLP's hidden layer, before and after the GELU, of its input and of the stream.
-    space = max(micro * part.share * part.tokens * (half * (2 * part.hidden + part.width) + FLOAT * part.width)
-                for part in model.passes)
+    space = max(
+        micro * part.share * part.tokens * (half * (2 * part.hidden + part.width) + FLOAT * part.width)
+        for part in model.passes
+    )
     kinds = {
         "parameters": weights,
         "gradients" if config.fsdp else "gradients (DDP's buckets)": weights,

@@ -1,4 +1,5 @@
 """Seconds of a run's phases for any number of GPUs: start, step and what travels in it, stop, save, load, fail."""
+
 from __future__ import annotations
 
 import math
@@ -171,7 +172,7 @@ def start(model: Model, config: PlanConfig, cluster: Cluster) -> dict[str, float
     """Seconds of a start by part.
 
     W ranks connect in c W (assumed). Rank 0 looks S shards up, once each, and tells the others down a tree of log2 W
-    sends (counts and bytes measured by scripts/bench/scale.py, seconds of a look-up assumed). Every rank draws the
+    sends (counts and bytes measured by bench/train/scale.py, seconds of a look-up assumed). Every rank draws the
     model (measured); DDP sends rank 0's. Shuffle buffers fill to a fifth, first chunks are decoded (rates assumed).
     """
     shards = (config.dataset_samples or config.max_samples) / config.shard_samples
@@ -188,7 +189,7 @@ def start(model: Model, config: PlanConfig, cluster: Cluster) -> dict[str, float
 
 
 def known_to_all(step: float) -> float:
-    """Seconds until all ranks know what one was asked for, at most: two rounds of training's Agreement of round(0.25 s
+    """Upper bound of the seconds until all ranks know a request: two rounds of training's StopConsensus of round(0.25 s
     / step) steps each, at least 1 and at most 100 (by test). Its all-reduce of 3 numbers waits for nothing."""
     return 2 * step * min(max(1, round(ROUND / step)), MOST_STEPS)
 
@@ -228,12 +229,15 @@ def phases(model: Model, config: PlanConfig, cluster: Cluster, step: float) -> R
     begins, resumes = start(model, config, cluster), load(saved, config, cluster)
     (still, written), known = save(saved, config, cluster), known_to_all(step)
     seconds = {
-        "start": sum(begins.values()), **{f"- {name}": part for name, part in begins.items()},
+        "start": sum(begins.values()),
+        **{f"- {name}": part for name, part in begins.items()},
         "step": step,
-        "stop": known + still + written, "- known to all ranks": known,
+        "stop": known + still + written,
+        "- known to all ranks": known,
         "save, step stands still": still,
         "save, written meanwhile": written,
-        "load": sum(resumes.values()), **{f"- {name}": part for name, part in resumes.items()},
+        "load": sum(resumes.values()),
+        **{f"- {name}": part for name, part in resumes.items()},
     }
     return {"checkpoint": Value(saved, size)} | {name: Value(part, span) for name, part in seconds.items()}
 
@@ -253,8 +257,10 @@ def failures(config: PlanConfig, cluster: Cluster, parts: Rows) -> tuple[float, 
     every = max(min(every, work), step)  # what is beyond the end of the run is its end
     lost = every / 2 + write
     if lost + restart >= mean:
-        raise FlagError(f"a failure every {span(mean)} costs {span(lost + restart)}: such a run never ends; give a "
-                        "larger --mtbf-gpu-hours, a smaller --save-every-samples, or a smaller --queue-minutes")
+        raise FlagError(
+            f"a failure every {span(mean)} costs {span(lost + restart)}: such a run never ends; give a "
+            "larger --mtbf-gpu-hours, a smaller --save-every-samples, or a smaller --queue-minutes"
+        )
     wall = parts["start"] + work * (1 + still / every) / (1 - (lost + restart) / mean)
     return wall, {
         "between failures": Value(mean, span),

@@ -1,4 +1,5 @@
 """The plan for one number of GPUs: every formula once, and a verdict."""
+
 from __future__ import annotations
 
 import math
@@ -57,8 +58,10 @@ def make_plan(config: PlanConfig, gpus: int) -> Plan:
         "failures": failed,
     }
     forward = ", ".join(f"{part.name} {part.flops * part.share / 1e9:.1f}" for part in model.passes)
-    heading = (f"{config.model}: {model.parameters:,} parameters, {model.flops / 1e9:.1f} GFLOPs a sample "
-               f"(forward: {forward})\n{config.gpu}, {cluster.per_node} to a node: {source}")
+    heading = (
+        f"{config.model}: {model.parameters:,} parameters, {model.flops / 1e9:.1f} GFLOPs a sample "
+        f"(forward: {forward})\n{config.gpu}, {cluster.per_node} to a node: {source}"
+    )
     return Plan(gpus, heading, cluster, step, seconds, tables)
 
 
@@ -81,15 +84,18 @@ def judge(plan: Plan, config: PlanConfig) -> str:
     found = [  # a share of the step or the run; what cannot be has a weight that puts it first
         (3.0 * (used > most), f"memory: {used:.0f} GB of {most:.0f}: --accum-freq, --grad-checkpointing, --fsdp"),
         (2.0 * (missing > 0), f"shards: {missing:,.0f} too few for {fed['shards open']} streams: fewer --workers"),
-        (float(step.seconds < plan.seconds), f"input: {slowest} {fed[slowest]} of {fed['wanted samples/s/GPU']} "
-         "samples/s/GPU"),
+        (
+            float(step.seconds < plan.seconds),
+            f"input: {slowest} {fed[slowest]} of {fed['wanted samples/s/GPU']} samples/s/GPU",
+        ),
         (step.pairs.seconds / plan.seconds, f"of the step is PPCL by {step.pairs.exchange}: {why}"),
         (step.reduce_exposed / plan.seconds, "of the step is the gradient exchange, which nothing hides"),
         (step.optimiser / plan.seconds, "of the step is the optimiser's, the same for any batch"),
         (plan.tables["failures"]["time lost in the run"], "of the run are starts, checkpoints and failures"),
     ]
-    texts = [f"{share:.0%} {text}" if share < 1 else text for share, text in sorted(found, reverse=True)
-             if share > NOTABLE]
+    texts = [
+        f"{share:.0%} {text}" if share < 1 else text for share, text in sorted(found, reverse=True) if share > NOTABLE
+    ]
     if local < SMALL_BATCH:
         texts.append(f"{local} samples per GPU: the towers will be slower than the MFU says")
     return "; ".join(texts) or "computation"

@@ -1,4 +1,5 @@
 """Numbers with units, and plans as tables that can be read on a terminal and pasted into a page."""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
@@ -26,6 +27,7 @@ class Value(float):
 
 def in_units(*units: tuple[str, float]) -> Callable[[float], str]:
     """A function that formats a number by three digits, in the first of these units that it fills."""
+
     def show(value: float) -> str:
         unit, factor = next((unit for unit in units if value >= unit[1]), units[-1])
         return f"{float(f'{value / factor:.3g}'):g} {unit}"

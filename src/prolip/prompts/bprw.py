@@ -7,6 +7,7 @@ Of a class with prompts N(mu_n, v_n) and points x_j the weights pi are to maximi
 
 Everything is in float64: products of matrices cancel where variances are small, and this is a matter of seconds.
 """
+
 from __future__ import annotations
 
 import logging
@@ -65,10 +66,11 @@ class Reweighing:
         try:
             return cls(**check_unique([(key, text) for key, _, text in (word.partition("=") for word in given)]))
         except ValueError as error:
-            raise ValueError(f"{words!r} is no setting of bprw: give bprw, or bprw:K with K labelled images of each"
-                             " class, and settings such as bprw:K,alpha=2; they are shots, eps and seed of 0 or more,"
-                             " nearest and samples of 1 or more, an alpha above 0, and the prior constant or trace"
-                             ) from error  # fmt: skip
+            raise ValueError(
+                f"{words!r} is no setting of bprw: give bprw, or bprw:K with K labelled images of each"
+                " class, and settings such as bprw:K,alpha=2; they are shots, eps and seed of 0 or more,"
+                " nearest and samples of 1 or more, an alpha above 0, and the prior constant or trace"
+            ) from error
 
     def __str__(self) -> str:
         """What `parse` reads; what is as it is without saying is left out."""
@@ -206,8 +208,10 @@ def _fit(
     counts = torch.tensor([len(x) for x in points])
     least = (1 - alpha).clamp_min(0).sum(1)  # what the prior takes from prompts: as many points may go to nothing
     if ((counts > 0) & (counts <= least)).any():
-        raise ValueError(f"alpha {alpha.min():g} of {alpha.shape[1]} prompts may leave none of them with"
-                         f" {counts[counts > 0].min()} points: give an alpha of 1 or more, or more points")
+        raise ValueError(
+            f"alpha {alpha.min():g} of {alpha.shape[1]} prompts may leave none of them with"
+            f" {counts[counts > 0].min()} points: give an alpha of 1 or more, or more points"
+        )
     x = torch.nn.utils.rnn.pad_sequence([x.to(z.mean) for x in points], batch_first=True)
     observed = torch.arange(x.shape[1]) < counts.unsqueeze(1)
     last, reached, steps = start, start.new_zeros(len(start)), torch.zeros(len(points), dtype=torch.long)
@@ -220,9 +224,7 @@ def _fit(
     return last, reached, steps, change
 
 
-def em_steps(
-    log_likelihood: Tensor, alpha: Tensor, start: Tensor, observed: Tensor
-) -> Iterator[tuple[Tensor, Tensor]]:
+def em_steps(log_likelihood: Tensor, alpha: Tensor, start: Tensor, observed: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     """Weights (C, N) and the objective (C,) that they have, from the start on, without end; it never falls.
 
     log_likelihood: (C, P, N); alpha, start: (C, N); observed: (C, P), False where a class has fewer points.

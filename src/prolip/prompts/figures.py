@@ -1,4 +1,5 @@
 """What weights of prompts look like: how far they are from even (ProLIP figure C.4), and which prompts have most."""
+
 from __future__ import annotations
 
 import os
@@ -34,8 +35,15 @@ def plot_weights(weights: Tensor, title: str = "Weights of prompts") -> Figure:
     for ax, (values, even, label, form) in zip(axes, columns):
         low, high = min(float(values.min()), even), max(float(values.max()), even)
         room = 0.03 * (high - low) or 0.1 * abs(even) or 0.1
-        ax.hist(values.numpy(), bins=BINS, range=(low - room, high + room), color=LOOKS[0][0], edgecolor="white",
-                linewidth=0.5, label=f"{len(values)} classes")  # fmt: skip
+        ax.hist(
+            values.numpy(),
+            bins=BINS,
+            range=(low - room, high + room),
+            color=LOOKS[0][0],
+            edgecolor="white",
+            linewidth=0.5,
+            label=f"{len(values)} classes",
+        )
         ax.axvline(even, color=LOOKS[1][0], linestyle="--", label=f"even: {form.format(even)}")
         middle = float(values.median())
         ax.axvline(middle, color="black", linestyle=":", label=f"median: {form.format(middle)}")
@@ -57,8 +65,10 @@ def listing(fitted: PromptWeights, most: int = 3) -> Iterator[str]:
     table, prompts = fitted.table, len(fitted.templates)
     own = entropy(table)
     yield f"{fitted}"
-    yield (f"{len(table)} classes, {prompts} prompts, even weight {1 / prompts:.4f}; entropy {own.mean():.3f} nats on "
-           f"average ({own.min():.3f} to {own.max():.3f}), of even weights {np.log(prompts):.3f}")  # fmt: skip
+    yield (
+        f"{len(table)} classes, {prompts} prompts, even weight {1 / prompts:.4f}; entropy {own.mean():.3f} nats on "
+        f"average ({own.min():.3f} to {own.max():.3f}), of even weights {np.log(prompts):.3f}"
+    )
     mean = table.mean(0)
     for rank in mean.argsort(descending=True, stable=True).tolist():
         yield f"{mean[rank]:8.4f}  {fitted.templates[rank]}"

@@ -1,15 +1,16 @@
 """Weights of prompts fitted to the images of a data set, for others to be scored by."""
+
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
+from prolip.embedder import Embedder
+from prolip.evaluation.cache import FeatureStore
 from prolip.evaluation.datasets.base import Dataset
-from prolip.evaluation.feature_store import FeatureStore
-from prolip.evaluation.features import image_features
-from prolip.evaluation.kinds.base import class_prompts
-from prolip.evaluation.model import Embedder
+from prolip.evaluation.embed import image_features
 from prolip.evaluation.task import check_prompts
+from prolip.evaluation.tasks.base import class_prompts
 from prolip.evaluation.zero_shot import BPRW, PromptRule
 from prolip.gaussian import Gaussian
 from prolip.prompts.bprw import Reweighing, reweigh
@@ -40,9 +41,16 @@ def fit_prompts(
     prompts = Gaussian(*(x.unflatten(0, (len(dataset.classnames), -1)) for x in embedder.embed_texts(texts)))
     fit = reweigh(settings, features.image, features.keys, prompts, score, features.labels)
     return PromptWeights(
-        dataset.classnames, templates, fit.weights, embedder.name, embedder.fingerprint, settings, dataset.source,
-        dataset.fingerprint, frozenset(dataset.contents.values()),
-    )  # fmt: skip
+        dataset.classnames,
+        templates,
+        fit.weights,
+        embedder.name,
+        embedder.fingerprint,
+        settings,
+        dataset.source,
+        dataset.fingerprint,
+        frozenset(dataset.contents.values()),
+    )
 
 
 def check_pool(pool: Dataset, dataset: Dataset) -> None:
@@ -51,9 +59,13 @@ def check_pool(pool: Dataset, dataset: Dataset) -> None:
     Images are compared by the bytes of their files, whatever reads them.
     """
     if pool.classnames != dataset.classnames:
-        raise ValueError(f"{pool.source} has other classes ({len(pool.classnames)}) than {dataset.source}"
-                         f" ({len(dataset.classnames)}), or another order: give images of the same classes")
+        raise ValueError(
+            f"{pool.source} has other classes ({len(pool.classnames)}) than {dataset.source}"
+            f" ({len(dataset.classnames)}), or another order: give images of the same classes"
+        )
     same = pool.fingerprint == dataset.fingerprint
     if shared := "all images" if same else dataset.shared_with(set(pool.contents.values())):
-        raise ValueError(f"{pool.source} holds the very images that are scored, {shared}: give another split, such as"
-                         " --prompts-split train, or drop --prompts-fit, and each half is fitted to the other")
+        raise ValueError(
+            f"{pool.source} holds the very images that are scored, {shared}: give another split, such as"
+            " --prompts-split train, or drop --prompts-fit, and each half is fitted to the other"
+        )

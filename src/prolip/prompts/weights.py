@@ -1,4 +1,5 @@
 """Weights of prompts in a file: whose they are, of which classes and prompts, and what they were fitted to."""
+
 from __future__ import annotations
 
 import hashlib
@@ -76,25 +77,35 @@ class PromptWeights:
     ) -> None:
         """UnfitPrompts unless they are of these classes, prompts and model, and by other images than `data`."""
         if fingerprint != self.fingerprint:
-            raise UnfitPrompts(f"{self} are weights for prompts of {self.model}, which has other weights, settings or"
-                               f" another tokenizer than this model: {AGAIN} with this one")
-        for what, own, given in (("classes", self.classnames, tuple(classnames)),
-                                 ("prompts", self.templates, tuple(map(in_braces, templates)))):  # fmt: skip
+            raise UnfitPrompts(
+                f"{self} are weights for prompts of {self.model}, which has other weights, settings or"
+                f" another tokenizer than this model: {AGAIN} with this one"
+            )
+        for what, own, given in (
+            ("classes", self.classnames, tuple(classnames)),
+            ("prompts", self.templates, tuple(map(in_braces, templates))),
+        ):
             if own != given:
                 both = list(zip(own, given))
                 place = next((i for i, (mine, theirs) in enumerate(both) if mine != theirs), len(both))
                 mine, theirs = (repr(x[place]) if place < len(x) else "none" for x in (own, given))
-                raise UnfitPrompts(f"{self} are weights of {len(own)} {what}, these are {len(given)}, and number"
-                                 f" {place + 1} is {mine} there and {theirs} here: {AGAIN} with these {what}")
+                raise UnfitPrompts(
+                    f"{self} are weights of {len(own)} {what}, these are {len(given)}, and number"
+                    f" {place + 1} is {mine} there and {theirs} here: {AGAIN} with these {what}"
+                )
         if data is not None and data == self.data:
-            raise UnfitPrompts(f"{self} were fitted to these very images, which they may not be scored on: evaluate"
-                             " another split, or fit to one (prolip prompts fit --split train)")
+            raise UnfitPrompts(
+                f"{self} were fitted to these very images, which they may not be scored on: evaluate"
+                " another split, or fit to one (prolip prompts fit --split train)"
+            )
 
     def check_images(self, dataset: Dataset) -> None:
         """UnfitPrompts where the data set has images that they were fitted to, whatever reads them."""
         if self.contents and (shared := dataset.shared_with(self.contents)):
-            raise UnfitPrompts(f"{self} were fitted to {shared} of {dataset.source}, which they may not be scored on:"
-                               " evaluate another split, or fit to one (prolip prompts fit --split train)")
+            raise UnfitPrompts(
+                f"{self} were fitted to {shared} of {dataset.source}, which they may not be scored on:"
+                " evaluate another split, or fit to one (prolip prompts fit --split train)"
+            )
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values, from which `load` makes it."""
@@ -118,9 +129,14 @@ class PromptWeights:
                 raise ValueError(f"it is no {FORMAT}")
             names = tuple(one["name"] for one in values["classes"])
             texts = {key: values[key] for key in ("model", "fingerprint", "images", "data")}
-            found = cls(names, tuple(values["templates"]), torch.tensor([one["weights"] for one in values["classes"]],
-                        dtype=torch.float64), **texts, settings=Reweighing.parse(values["settings"]),
-                        contents=frozenset(values.get("contents", ())))  # fmt: skip
+            found = cls(
+                names,
+                tuple(values["templates"]),
+                torch.tensor([one["weights"] for one in values["classes"]], dtype=torch.float64),
+                **texts,
+                settings=Reweighing.parse(values["settings"]),
+                contents=frozenset(values.get("contents", ())),
+            )
             if not all(isinstance(x, str) for x in (*names, *found.templates, *texts.values(), *found.contents)):
                 raise ValueError("a name in it is no text")
             if bare := [template for template in found.templates if "{c}" not in template]:

@@ -1,4 +1,5 @@
 """Questions to an index, and answers that say how sure they are."""
+
 from __future__ import annotations
 
 import json
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from prolip.data.pictures import open_image
 from prolip.data.reading.tar import printable
-from prolip.evaluation.model import Embedded, Embedder, groups, joined
+from prolip.embedder import Embedded, Embedder, groups, joined
 from prolip.gaussian import Gaussian, mixture
 from prolip.scores import Score, Side
 from prolip.search.exact import Found, other_side
@@ -132,8 +133,11 @@ def embed(questions: Sequence[Question], embedder: Embedder) -> Embedded:
     if both := sorted(set(texts) & set(images)):
         own = [part.z.select([rows.index(i) for i in both]) for rows, part in parts]
         z.mean[both], z.log_var[both] = mixture(Gaussian(*(torch.stack(pair, 1) for pair in zip(*own))))
-    novelty = {end: torch.full((len(questions),), -torch.inf) for end in parts[0][1].novelty
-               if all(end in part.novelty for _, part in parts)}  # fmt: skip
+    novelty = {
+        end: torch.full((len(questions),), -torch.inf)
+        for end in parts[0][1].novelty
+        if all(end in part.novelty for _, part in parts)
+    }
     for rows, part in parts:
         for end, nats in novelty.items():
             nats[rows] = nats[rows].maximum(part.novelty[end])
@@ -162,8 +166,15 @@ def answers_of(
     probability = index.score.match_probability(found.scores, doubt, share) if scored else None
     for i, j in there.nonzero().tolist():
         row, given = int(at[i, j]), None if probability is None or not pairs[i] else float(probability[i, j])
-        out[i].append(Answer(item=items[row], similarity=float(found.scores[i, j]), probability=given,
-                             trace=float(trace[row]), **vars(means[row])))  # fmt: skip
+        out[i].append(
+            Answer(
+                item=items[row],
+                similarity=float(found.scores[i, j]),
+                probability=given,
+                trace=float(trace[row]),
+                **vars(means[row]),
+            )
+        )
     return out
 
 
@@ -257,10 +268,16 @@ def code_lengths(index: SearchIndex, queries: Gaussian, rows: Tensor) -> Tensor 
 
 
 def ask(
-    index: SearchIndex, questions: Sequence[Question], embedder: Embedder, top: int = 10, wider: bool | None = None,
-    known: tuple[Sequence[Question], Sequence[Sequence[str]]] | None = None, risk: float = 0.1, delta: float = 0.1,
+    index: SearchIndex,
+    questions: Sequence[Question],
+    embedder: Embedder,
+    top: int = 10,
+    wider: bool | None = None,
+    known: tuple[Sequence[Question], Sequence[Sequence[str]]] | None = None,
+    risk: float = 0.1,
+    delta: float = 0.1,
     **settings: Any,
-) -> tuple[list[list[Answer] | None], list[Meaning], Threshold | None]:  # fmt: skip
+) -> tuple[list[list[Answer] | None], list[Meaning], Threshold | None]:
     """The `top` answers to each question, None where it is refused; what each means; the threshold of the refusals.
 
     wider: rank by inclusion, `SearchIndex.search_inclusion`. known: as `read_questions` gives it, asked the same way to
@@ -269,8 +286,10 @@ def ask(
     embedded, threshold, most = embed(questions, embedder), None, top if known is None else max(top, COMPARED)
     pairs, z, reader = are_pairs(index, questions), embedded.z, embedder.reader
     images, texts = (meanings(z, side, meaning(index)[0], reader) for side in get_args(Side))
-    means = [text if question.image is None else image if question.text is None else Meaning()
-             for question, text, image in zip(questions, texts, images)]  # fmt: skip
+    means = [
+        text if question.image is None else image if question.text is None else Meaning()
+        for question, text, image in zip(questions, texts, images)
+    ]
     if wider is not None:
         found = index.search_inclusion(z, top, wider, settings.get("shortlist") or 1000)
         return [*answers_of(index, found, pairs, z, reader, scored=False)], means, None
@@ -289,9 +308,14 @@ def are_pairs(index: SearchIndex, questions: Sequence[Question]) -> list[bool]:
 
 
 def calibrate(
-    index: SearchIndex, questions: Sequence[Question], right: Sequence[Sequence[str]], embedder: Embedder, risk: float,
-    delta: float = 0.1, search: Callable[[Gaussian], Found] | None = None,
-) -> Threshold:  # fmt: skip
+    index: SearchIndex,
+    questions: Sequence[Question],
+    right: Sequence[Sequence[str]],
+    embedder: Embedder,
+    risk: float,
+    delta: float = 0.1,
+    search: Callable[[Gaussian], Found] | None = None,
+) -> Threshold:
     """The threshold for these questions, whose right answers are the keys `right`; see `prolip.search.risk`.
 
     search: how the questions are asked that it is for, COMPARED answers or more of each (default: as many, by `search`

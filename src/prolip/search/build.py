@@ -1,4 +1,5 @@
 """Make an index of a source or of an earlier version, bring it to what its source holds now, and find its model."""
+
 from __future__ import annotations
 
 import json
@@ -11,9 +12,9 @@ import torch
 from tqdm import tqdm
 
 from prolip.data.faults import FaultCounter
-from prolip.evaluation.loading import load_embedder
-from prolip.evaluation.model import Embedder, ModelCard
+from prolip.embedder import Embedder, ModelCard
 from prolip.gaussian import Gaussian
+from prolip.loading import load_embedder
 from prolip.measures.chance import OwnFirst, evenly
 from prolip.scores import Similarity
 from prolip.search import sources
@@ -27,9 +28,14 @@ from prolip.utils.secrecy import redacted
 
 
 def build(
-    folder: str | os.PathLike, source: str, embedder: Embedder | None = None, similarity: Similarity = None,
-    kind: Kind | None = None, verify: bool = False, **reading: Any,
-) -> Rebuild:  # fmt: skip
+    folder: str | os.PathLike,
+    source: str,
+    embedder: Embedder | None = None,
+    similarity: Similarity = None,
+    kind: Kind | None = None,
+    verify: bool = False,
+    **reading: Any,
+) -> Rebuild:
     """Make an index of a source, or bring the one that is there to what the source holds now. Its `index` has it.
 
     embedder: of a new index, but of kept features; of one that is there the index's own by default. similarity: the
@@ -43,8 +49,10 @@ def build(
         addresses = [x["address"] for x in index.store.values["sources"]]
         same = index.kind == kind and addresses in ([], [redacted(source)])
         if not same or similarity not in (None, index.score.name):
-            raise FileExistsError(f"{folder} is an index of {', '.join(addresses)}, of the type {index.kind.name}, by"
-                                  f" {index.score.name}: use prolip search add, or give another folder")  # fmt: skip
+            raise FileExistsError(
+                f"{folder} is an index of {', '.join(addresses)}, of the type {index.kind.name}, by"
+                f" {index.score.name}: use prolip search add, or give another folder"
+            )
     else:
         card, dim, further = described(source, embedder)
         score, side = card.scored_by(similarity), sources.side_of(sources.parse(source))
@@ -64,9 +72,16 @@ def described(source: str, embedder: Embedder | None) -> tuple[ModelCard, int, d
 
 
 def fill(
-    index: SearchIndex, source: str, embedder: Embedder | None = None, batch_size: int = 256,
-    workers: int | None = None, skip_damaged: bool = False, restore: bool = False, progress: bool = False, **where: Any,
-) -> Rebuild:  # fmt: skip
+    index: SearchIndex,
+    source: str,
+    embedder: Embedder | None = None,
+    batch_size: int = 256,
+    workers: int | None = None,
+    skip_damaged: bool = False,
+    restore: bool = False,
+    progress: bool = False,
+    **where: Any,
+) -> Rebuild:
     """Bring an index to what a source holds now; what was added, replaced, removed and left out.
 
     workers: threads that decode, all cores but one by default. skip_damaged: leave out what cannot be read, and count
@@ -92,8 +107,12 @@ def fill(
 
 def own_first(index: SearchIndex, embedder: Embedder) -> OwnFirst | None:
     """Of items with the first caption of each, None where there are none."""
-    items = [(row, item["captions"][0]) for row in evenly(len(index.store)).tolist()
-             for item in index.items([row]) if item.get("captions")]  # fmt: skip
+    items = [
+        (row, item["captions"][0])
+        for row in evenly(len(index.store)).tolist()
+        for item in index.items([row])
+        if item.get("captions")
+    ]
     if not items:
         return None
     texts = list(dict.fromkeys(caption for _, caption in items))
@@ -102,8 +121,11 @@ def own_first(index: SearchIndex, embedder: Embedder) -> OwnFirst | None:
 
 
 def find_embedder(
-    index: SearchIndex, embedder: Embedder | None = None, device: torch.device | str = "auto", precision: str = "fp32",
-) -> Embedder:  # fmt: skip
+    index: SearchIndex,
+    embedder: Embedder | None = None,
+    device: torch.device | str = "auto",
+    precision: str = "fp32",
+) -> Embedder:
     """The model of an index; `embedder` where it is given and the same model. ValueError where it is another."""
     if embedder is None:
         words = index.store.values.get("load")
@@ -111,8 +133,10 @@ def find_embedder(
             raise ValueError("this index was made of kept features: give the model that made them, --model")
         embedder = load_embedder(words["model"], words["pretrained"], device, precision, words["tokenizer"])
     if index.card is not None and embedder.fingerprint != index.card.fingerprint:
-        raise ValueError(f"{embedder.name} is another model than made this index, {index.card.name}: its weights,"
-                         " settings, preprocessing or tokenizer differ")  # fmt: skip
+        raise ValueError(
+            f"{embedder.name} is another model than made this index, {index.card.name}: its weights,"
+            " settings, preprocessing or tokenizer differ"
+        )
     index.warn()
     return embedder
 

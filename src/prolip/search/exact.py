@@ -17,6 +17,7 @@ A bucket's. f rises, so f(l_q) >= f(l_lo); and no mean of it is nearer to m_p th
 A bucket, and then an item, whose bound is below the k-th score found so far is no answer, and is left out. All in
 float64; an item's bound is taken to be higher by what its sum of large terms may have lost.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
@@ -289,8 +290,9 @@ def make_buckets(gallery: GaussianArrays, rows: int = ROWS) -> list[Bucket]:
         for start in range(0, len(order), rows):
             some = np.sort(order[start : start + rows])
             mean, log_var = gallery.gaussian(some).to(torch.float64)
-            found.append(Bucket(gallery, some, mean.amin(0), mean.amax(0), log_var.amin(0), log_var.amax(0),
-                                log_var.mean(0)))  # fmt: skip
+            found.append(
+                Bucket(gallery, some, mean.amin(0), mean.amax(0), log_var.amin(0), log_var.amax(0), log_var.mean(0))
+            )
     return found
 
 

@@ -1,4 +1,5 @@
 """A gallery that is searched: built from parts, kept in a folder, extended, thinned out, and asked."""
+
 from __future__ import annotations
 
 import logging
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from prolip.evaluation.model import ModelCard
+from prolip.embedder import ModelCard
 from prolip.gaussian import Gaussian, check_embeddings, concatenate
 from prolip.losses import Factors
 from prolip.measures import MEASURES, pairwise_inclusion_test, pairwise_log_inclusion
@@ -72,17 +73,29 @@ class SearchIndex:
 
     @classmethod
     def create(
-        cls, folder: str | os.PathLike, score: Score, dim: int, kind: Kind | None = None, side: Side = "image",
-        card: ModelCard | None = None, further: Mapping[str, Any] | None = None,
-    ) -> SearchIndex:  # fmt: skip
+        cls,
+        folder: str | os.PathLike,
+        score: Score,
+        dim: int,
+        kind: Kind | None = None,
+        side: Side = "image",
+        card: ModelCard | None = None,
+        further: Mapping[str, Any] | None = None,
+    ) -> SearchIndex:
         """An empty one of Gaussians of width `dim`; card, further: of the model, and JSON values to keep with it."""
         some = Gaussian(torch.zeros(1, dim), torch.zeros(1, dim))
         coarse = score if score.factors(some, side) is not None else find_score("csd")()
         values = {
-            "score": score.to_dict(), "coarse": coarse.to_dict(), "dim": dim, "kind": asdict(kind or Kind()),
-            "side": side, "card": None if card is None else asdict(card), "sources": [], "near": None,
+            "score": score.to_dict(),
+            "coarse": coarse.to_dict(),
+            "dim": dim,
+            "kind": asdict(kind or Kind()),
+            "side": side,
+            "card": None if card is None else asdict(card),
+            "sources": [],
+            "near": None,
             **(further or {}),
-        }  # fmt: skip
+        }
         Store.create(folder, values)
         return cls(folder)
 
@@ -122,8 +135,10 @@ class SearchIndex:
             return
         z = concatenate([part.z for part in parts])
         if z.mean.shape != (len(items), self.store.values["dim"]):
-            raise ValueError(f"{len(items)} items have Gaussians {tuple(z.mean.shape)}, and this index has"
-                             f" {self.store.values['dim']} dimensions: embed them by its model")  # fmt: skip
+            raise ValueError(
+                f"{len(items)} items have Gaussians {tuple(z.mean.shape)}, and this index has"
+                f" {self.store.values['dim']} dimensions: embed them by its model"
+            )
         check_embeddings(z, "the embeddings")
         self.store.append(z, items, self.coarse, self.side, sources, replace)
 
@@ -134,9 +149,12 @@ class SearchIndex:
 
     def unfinished(self) -> list[str]:
         """A line for every source that was not read to its end."""
-        return [f"{self.store.folder} holds {plain(x['address'])} up to its item {x['position']:,} alone: its build was"
-                " broken off, or goes on. Start it again to have it whole"
-                for x in self.store.values["sources"] if not x["done"]]  # fmt: skip
+        return [
+            f"{self.store.folder} holds {plain(x['address'])} up to its item {x['position']:,} alone: its build was"
+            " broken off, or goes on. Start it again to have it whole"
+            for x in self.store.values["sources"]
+            if not x["done"]
+        ]
 
     def finish(self, anew: bool = False, progress: bool = False) -> None:
         """Have the approximate index hold every row; killed, it goes on with the last that was written, next time.
@@ -218,9 +236,13 @@ class SearchIndex:
         return vectors
 
     def search(
-        self, queries: Gaussian, k: int = 10, effort: int | None = None, shortlist: int | None = None,
+        self,
+        queries: Gaussian,
+        k: int = 10,
+        effort: int | None = None,
+        shortlist: int | None = None,
         exactly: bool = False,
-    ) -> Found:  # fmt: skip
+    ) -> Found:
         """The k best items of every query, (Q, D) -> (Q, k).
 
         effort: lists that are read (`ivf`, `pq`), or candidates that a graph is walked with; shortlist: how many of
@@ -257,8 +279,10 @@ class SearchIndex:
             return exact.nearest(self.coarse, queries, self.store.gallery, count, role)
         if self._near is None or self._near.ntotal < len(self.store):
             held = 0 if self._near is None else self._near.ntotal
-            raise ValueError(f"the index holds {held} of {len(self.store)} rows: its building was broken off, go on"
-                             f" with prolip search finish {self.store.folder}")  # fmt: skip
+            raise ValueError(
+                f"the index holds {held} of {len(self.store)} rows: its building was broken off, go on"
+                f" with prolip search finish {self.store.folder}"
+            )
         own, asked = self._factors(queries.float()), self.question_vectors(queries.float())
         usual = 128 if self.kind.name == HNSW else max(8, (self.kind.lists or lists_for(len(self.store))) // 16)
         rows, distance = indexes.search(self._near, asked, count, effort or usual, self.store.gallery.alive)

@@ -3,6 +3,7 @@
 All of them hold `prolip.scores.distance_vectors` and rank by L2, also where an inner product would do: graphs and cells
 of vectors whose lengths differ much find little by inner products.
 """
+
 from __future__ import annotations
 
 import math
@@ -129,8 +130,10 @@ def table(items: int, dim: int, probabilistic: bool = True) -> str:
     Most memory while building, beside the process and its model: the sample that it learns from, in three copies
     (vectors, with zeros, normal to its centres), its centres and rows, and a block.
     """
-    rows = ["| kind | memory per item, bytes | memory, GB | disk, GB | most memory while building, GB | lists |",
-            "|---|---|---|---|---|---|"]  # fmt: skip
+    rows = [
+        "| kind | memory per item, bytes | memory, GB | disk, GB | most memory while building, GB | lists |",
+        "|---|---|---|---|---|---|",
+    ]
     width = dim + 1
     for kind in map(Kind, KINDS):
         memory = memory_per_item(kind, width)

@@ -3,6 +3,7 @@
 An append writes one run, together with the last ones as long as they are less than twice as large. So N rows have at
 most log2(N) runs, and a row takes part in O(log N) merges, which read runs in their order and sort nothing again.
 """
+
 from __future__ import annotations
 
 import hashlib

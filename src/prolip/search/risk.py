@@ -12,6 +12,7 @@ new question, or nothing is answered. Assumed: these questions and the new ones 
 distribution (exchangeable alone is not enough for a binomial p-value); nothing is assumed of the model or of what is
 refused by. It says nothing of questions of another kind, and of few answers more may be wrong by chance (`most_wrong`).
 """
+
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -50,18 +51,24 @@ class Threshold(NamedTuple):
         """Which questions are answered, (N,) bool. ValueError where they lack what they are refused by."""
         if self.by not in confidences:
             known = ", ".join(confidences)
-            raise ValueError(f"the threshold is one of {self.by}, and these questions have {known} alone: calibrate on"
-                             " questions of the kind that is asked, texts or pictures")  # fmt: skip
+            raise ValueError(
+                f"the threshold is one of {self.by}, and these questions have {known} alone: calibrate on"
+                " questions of the kind that is asked, texts or pictures"
+            )
         sure = as_array(confidences[self.by], np.float64)
         return sure >= self.least if self.holds else np.zeros(len(sure), dtype=bool)
 
     def __str__(self) -> str:
         sure = f"with {1 - self.delta:.0%} confidence"
         if not self.holds:
-            return (f"no threshold keeps the wrong answers to {self.risk:.0%} {sure} on {self.tested} questions: all"
-                    " are refused. Give more questions, a larger --risk, or a better model")  # fmt: skip
-        return (f"answers with a {self.by} of {self.least:.4g} or more: at most {self.risk:.0%} of them wrong {sure}"
-                f" ({self.wrong} of {self.answered} were, of {self.tested} questions)")  # fmt: skip
+            return (
+                f"no threshold keeps the wrong answers to {self.risk:.0%} {sure} on {self.tested} questions: all"
+                " are refused. Give more questions, a larger --risk, or a better model"
+            )
+        return (
+            f"answers with a {self.by} of {self.least:.4g} or more: at most {self.risk:.0%} of them wrong {sure}"
+            f" ({self.wrong} of {self.answered} were, of {self.tested} questions)"
+        )
 
 
 def p_value(wrong: int | np.ndarray, answered: int | np.ndarray, risk: float) -> np.ndarray:
@@ -88,8 +95,10 @@ def find_threshold(
         if not 0 < value < 1:
             raise ValueError(f"{name} {value}: give a share between 0 and 1, such as 0.1")
     if not scores or len(error) < 2 or any(x.shape != error.shape for x in scores.values()):
-        raise ValueError(f"{len(error)} questions with {len(scores)} confidences: give one of each per question, for"
-                         " two questions or more")  # fmt: skip
+        raise ValueError(
+            f"{len(error)} questions with {len(scores)} confidences: give one of each per question, for"
+            " two questions or more"
+        )
     if not np.isin(error, (0, 1)).all() or any(np.isnan(x).any() for x in scores.values()):
         raise ValueError("an answer is neither right nor wrong, or a confidence is NaN: leave out such questions")
     order = np.random.default_rng(seed).permutation(len(error))

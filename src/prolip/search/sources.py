@@ -13,6 +13,7 @@ and time of before is not read, and one with the bytes of before is not decoded.
 fault, and has the size and time of before, is passed over. So a pass that was killed goes on where it was: it finds
 what is there.
 """
+
 from __future__ import annotations
 
 import os
@@ -36,9 +37,9 @@ from prolip.data.reading.shards import expand_shards
 from prolip.data.reading.tar import printable, read_shard
 from prolip.data.samples.decoding import decode_image
 from prolip.data.samples.sample import image_bytes
-from prolip.evaluation.feature_store import FeatureStore
-from prolip.evaluation.features import Features, load_features
-from prolip.evaluation.model import Embedder, groups
+from prolip.embedder import Embedder, groups
+from prolip.evaluation.cache import FeatureStore
+from prolip.evaluation.embed import Features, load_features
 from prolip.gaussian import Gaussian
 from prolip.scores import Side
 from prolip.search.index import Part, SearchIndex
@@ -104,8 +105,10 @@ class Rebuild:
                 if former is not None:
                     own = self.owns(former) or ("source" not in former and self.known)
                     if not own or row >= len(self.seen) or self.seen[row]:
-                        raise ValueError(f"the key {item['key']} of {self.address} is in the index already, of another"
-                                         " source or of the same: rename it, or leave it out")  # fmt: skip
+                        raise ValueError(
+                            f"the key {item['key']} of {self.address} is in the index already, of another"
+                            " source or of the same: rename it, or leave it out"
+                        )
                     self.seen[row] = True
                     if not read.moved and read.mark is not None and former.get("print", "").startswith(read.mark):
                         continue
@@ -179,9 +182,7 @@ def side_of(source: NamedSource) -> Side:
     return "text" if source.kind == "texts" else "image"
 
 
-def read(
-    rebuild: Rebuild, embedder: Embedder, batch_size: int = 256, workers: int | None = None
-) -> Iterator[Part]:  # fmt: skip
+def read(rebuild: Rebuild, embedder: Embedder, batch_size: int = 256, workers: int | None = None) -> Iterator[Part]:
     """What a source has more than the index, through a model, by threads that read and decode.
 
     An image with the bytes of before keeps its embedding.

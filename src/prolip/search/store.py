@@ -16,6 +16,7 @@ A writer appends behind the bytes that count, syncs, and then replaces the manif
 readers look at nothing beyond, and the next writer cuts off what a killed one left. Runs and approximate indexes are
 never changed but replaced by others; a reader holds those that its manifest names.
 """
+
 from __future__ import annotations
 
 import json
@@ -88,8 +89,9 @@ class Store:
         before, path = None, self.folder / NAME
         while True:
             if not path.is_file():
-                raise FileNotFoundError(f"no index in {self.folder}: build one with prolip search build"
-                                        f" {self.folder} --data ...")  # fmt: skip
+                raise FileNotFoundError(
+                    f"no index in {self.folder}: build one with prolip search build {self.folder} --data ..."
+                )
             text = path.read_bytes()
             self.values: dict[str, Any] = _read_manifest(self.folder, text)
             files = {name: _opened(self.folder / name, size) for name, (size, _) in self.values["files"].items()}
@@ -100,8 +102,11 @@ class Store:
         if lost := [str(self.folder / name) for name in files if name not in self._files and not name.startswith(NEAR)]:
             raise ValueError(f"{', '.join(lost)} is gone or cut: {REMEDY}")
         self.near = next((file for name, file in self._files.items() if name.startswith(NEAR)), None)
-        self._maps = {name: np.memmap(file, np.uint8, "r", shape=(self.values["files"][name][0],)).view(np.ndarray)
-                      for name, file in self._files.items() if file is not self.near}  # fmt: skip
+        self._maps = {
+            name: np.memmap(file, np.uint8, "r", shape=(self.values["files"][name][0],)).view(np.ndarray)
+            for name, file in self._files.items()
+            if file is not self.near
+        }
         self._made: dict[str, Any] = {}
         for name in ("deleted", "gallery"):
             self.__dict__.pop(name, None)
@@ -110,8 +115,11 @@ class Store:
 
     def verify(self) -> None:
         """Read all bytes. ValueError naming the files whose checksum is not what the manifest says."""
-        wrong = [name for name, (size, checksum) in self.values["files"].items()
-                 if name not in self._files or _checksum(self._files[name], size) != checksum]  # fmt: skip
+        wrong = [
+            name
+            for name, (size, checksum) in self.values["files"].items()
+            if name not in self._files or _checksum(self._files[name], size) != checksum
+        ]
         if wrong:
             remedy = AGAIN.format(self.folder) if all(name.startswith(NEAR) for name in wrong) else REMEDY
             raise ValueError(f"{', '.join(str(self.folder / name) for name in wrong)} is damaged: {remedy}")
@@ -151,9 +159,14 @@ class Store:
             self.write(files=files)
 
     def append(
-        self, z: Gaussian, items: Sequence[Item], score: Score, side: Side, sources: Sequence[Mapping[str, Any]],
+        self,
+        z: Gaussian,
+        items: Sequence[Item],
+        score: Score,
+        side: Side,
+        sources: Sequence[Mapping[str, Any]],
         replace: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Add rows, and with them how far the sources were read.
 
         replace: whether items take the place of those with their keys. ValueError for keys that stand twice, or that
@@ -163,11 +176,14 @@ class Store:
             keys, start = [item["key"] for item in items], len(self)
             former = self.find(keys)
             places = {key: place for place, key in enumerate(keys)}
-            if twice := [key for place, key in enumerate(keys)
-                         if places[key] != place or (former[place] >= 0 and not replace)]:  # fmt: skip
+            if twice := [
+                key for place, key in enumerate(keys) if places[key] != place or (former[place] >= 0 and not replace)
+            ]:
                 some = ", ".join(map(plain, twice[:3]))
-                raise ValueError(f"{len(twice)} keys are in {self.folder} already or stand twice ({some}): delete them"
-                                 " first, or leave them out")  # fmt: skip
+                raise ValueError(
+                    f"{len(twice)} keys are in {self.folder} already or stand twice ({some}): delete them"
+                    " first, or leave them out"
+                )
             new, lines, files = make_arrays(score, z, side), list(map(_line, items)), dict(self.values["files"])
             self._add_columns(files, new)
             self._grow(files, ENDS, np.cumsum([len(line) for line in lines]) + files.get(ITEMS, (0,))[0])
@@ -261,8 +277,11 @@ class Store:
     @cached_property
     def gallery(self) -> GaussianArrays:
         """All rows, mapped from the files."""
-        columns = {name: self._maps[name].view("<f4").reshape(len(self), -1)
-                   for name in (VECTOR, MEAN, LOG_VAR) if name in self._maps}  # fmt: skip
+        columns = {
+            name: self._maps[name].view("<f4").reshape(len(self), -1)
+            for name in (VECTOR, MEAN, LOG_VAR)
+            if name in self._maps
+        }
         vector = columns.get(VECTOR, np.zeros((0, self.values["dim"]), dtype=np.float32))
         alive = None if not self.fates.any() else self.fates == 0
         mean, (reach, lift, _) = columns.get(MEAN, vector[:, : self.values["dim"]]), self.values["bounds"] or [0.0] * 3
@@ -278,8 +297,7 @@ class Store:
                 if not isinstance(out[-1]["key"], str):
                     raise TypeError
             except (ValueError, KeyError, TypeError, IndexError):
-                raise ValueError(f"{self.folder / ITEMS}, {ENDS} or {RUN}* is damaged at row {row}: {REMEDY}"
-                                 ) from None  # fmt: skip
+                raise ValueError(f"{self.folder / ITEMS}, {ENDS} or {RUN}* is damaged at row {row}: {REMEDY}") from None
         return out
 
     def find(self, keys: Sequence[str], deleted: bool = False) -> np.ndarray:
@@ -349,8 +367,10 @@ def locked(folder: Path) -> Iterator[IO[str]]:
     """The lock of who writes to a folder. BlockingIOError where another holds it."""
     held = lock(folder / LOCK)
     if held is None:
-        raise BlockingIOError(f"{folder} is being written to by {holder_of(folder / LOCK)}: wait until it has ended, or"
-                              " end it, and type this again")  # fmt: skip
+        raise BlockingIOError(
+            f"{folder} is being written to by {holder_of(folder / LOCK)}: wait until it has ended, or"
+            " end it, and type this again"
+        )
     with held:
         yield held
 

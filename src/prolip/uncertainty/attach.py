@@ -1,4 +1,5 @@
 """Fit variances to the pairs of a model, and leave a model that has them in a folder."""
+
 from __future__ import annotations
 
 import copy
@@ -19,22 +20,22 @@ from PIL import Image
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from prolip.evaluation.loading import config_file, is_prolip, load_model, load_openclip, model_fingerprint
-from prolip.evaluation.model import Loaded, PointModel
+from prolip.embedder import Loaded, PointModel
+from prolip.embeddings import Pairs
+from prolip.loading import config_file, is_prolip, load_model, load_openclip, model_fingerprint
 from prolip.methods import LikelihoodConfig, find_method
 from prolip.methods.base import Context
+from prolip.models.checkpoint import OPENCLIP_FILES, PREPROCESS, CheckpointError, read_config, save_pretrained
 from prolip.models.config import is_reader, is_released
+from prolip.models.diagnose import CONFIG_NAMES, READERS, TOKENIZER_NAMES, WEIGHT_NAMES
 from prolip.models.prolip import ProLIP
 from prolip.models.registry import get_model_config
 from prolip.models.tokenizer import get_tokenizer
-from prolip.models.weights.checkpoint import OPENCLIP_FILES, PREPROCESS, CheckpointError, read_config, save_pretrained
-from prolip.models.weights.unreadable import CONFIG_NAMES, READERS, TOKENIZER_NAMES, WEIGHT_NAMES
 from prolip.scores import Side
 from prolip.uncertainty.clip import FILE, FittedCLIP
 from prolip.uncertainty.fit import Fitted, fit_variances
 from prolip.uncertainty.hidden import encode_hidden, innermost
 from prolip.uncertainty.novelty import fitted_novelty
-from prolip.uncertainty.pairs import Pairs
 from prolip.utils.outputs import check_output, replacing_folder
 
 #: What a model of ours becomes.
@@ -44,10 +45,15 @@ FILES = (*CONFIG_NAMES, *WEIGHT_NAMES, READERS, FILE, *TOKENIZER_NAMES)
 
 
 def attach(  # noqa: PLR0913 (a model is three of them)
-    model: str, pretrained: str | None, tokenizer: str | None, pairs: Pairs, config: LikelihoodConfig,
-    folder: str | os.PathLike, seed: int = 0,
+    model: str,
+    pretrained: str | None,
+    tokenizer: str | None,
+    pairs: Pairs,
+    config: LikelihoodConfig,
+    folder: str | os.PathLike,
+    seed: int = 0,
 ) -> Fitted:
-    """Fit variances to `pairs`, embeddings of the model `model` (`evaluation.loading.load_embedder`), and write the
+    """Fit variances to `pairs`, embeddings of the model `model` (`prolip.loading.load_embedder`), and write the
     model with them into `folder`, in its own format: ours as one of the method likelihood, OpenCLIP's as OpenCLIP's.
 
     The folder is replaced in one step; what is no model's in it stays. One of OpenCLIP's is loaded again before that.
@@ -97,8 +103,10 @@ def check_folder(folder: Path, written: Collection[str], ours: bool, source: Pat
     same = all(is_config(folder / name, ours) for name in CONFIG_NAMES if name in written)
     there = [name for name in FILES if (folder / name).exists()]
     if foreign := [name for name in there if name not in written or not (same or name in TOKENIZER_NAMES)]:
-        raise ValueError(f"{folder} holds files of another model ({', '.join(foreign)}), of another program or of a run"
-                         ": give another folder, or delete them")  # fmt: skip
+        raise ValueError(
+            f"{folder} holds files of another model ({', '.join(foreign)}), of another program or of a run"
+            ": give another folder, or delete them"
+        )
 
 
 def is_config(path: Path, ours: bool) -> bool:
@@ -124,8 +132,10 @@ def means_fingerprint(loaded: Loaded) -> str:
     for side, batch in probes(loaded):
         if not torch.equal(*(encode_hidden(one, batch, side).z.mean for one in (network.eval(), bare))):
             name = network.config["method_cfg"]["name"]
-            raise ValueError(f"the method {name} has layers of its own between the towers and the means, which a model"
-                             " with fitted variances does not have: take a model of another method")  # fmt: skip
+            raise ValueError(
+                f"the method {name} has layers of its own between the towers and the means, which a model"
+                " with fitted variances does not have: take a model of another method"
+            )
     return model_fingerprint(*loaded._replace(network=bare))
 
 
@@ -153,8 +163,10 @@ def write_prolip(  # noqa: PLR0913, PLR0917
 ) -> Fitted:
     """A model of ours: its weights, without what its own method added, as one of the method likelihood."""
     if pairs.text_ids is None:
-        raise ValueError("the pairs have no text_ids, and a model of ours reads how rare a text's words are: write them"
-                         " again with --save-pairs")
+        raise ValueError(
+            "the pairs have no text_ids, and a model of ours reads how rare a text's words are: write them"
+            " again with --save-pairs"
+        )
     new = ProLIP(copy.deepcopy(old.config) | {"method_cfg": {"name": METHOD, "config": asdict(config)}})
     method = find_method(METHOD)
     assert method.extend is not None

@@ -1,4 +1,5 @@
 """Any OpenCLIP model with fitted variances: its own encoders, untouched, and a Gaussian of everything they give."""
+
 from __future__ import annotations
 
 import json
@@ -29,9 +30,15 @@ class FittedCLIP(nn.Module):
     """
 
     def __init__(  # noqa: PLR0913, PLR0917 (its parts, in the order of `Fitted`)
-        self, model: nn.Module, image: VarianceHead, text: VarianceHead, score: Score, novelty: Novelty | None = None,
-        text_novelty: Novelty | None = None, readings: Readings | None = None,
-    ):  # fmt: skip
+        self,
+        model: nn.Module,
+        image: VarianceHead,
+        text: VarianceHead,
+        score: Score,
+        novelty: Novelty | None = None,
+        text_novelty: Novelty | None = None,
+        readings: Readings | None = None,
+    ):
         super().__init__()
         self.model, self.image, self.text, self.score = model, image, text, score
         self.novelty, self.text_novelty, self.readings = novelty, text_novelty, readings
@@ -65,8 +72,11 @@ class FittedCLIP(nn.Module):
                 parts[name], written[name] = asdict(novelty.widths), novelty
         if self.readings is not None:
             parts["readings"], written["readings"] = self.readings.sizes, self.readings
-        tensors = {f"{part}.{name}": x.contiguous() for part, module in written.items()
-                   for name, x in module.state_dict().items()}  # fmt: skip
+        tensors = {
+            f"{part}.{name}": x.contiguous()
+            for part, module in written.items()
+            for name, x in module.state_dict().items()
+        }
         facts = {"parts": json.dumps(parts), "score": json.dumps(self.score.to_dict())}
         with replacing(path) as temporary:
             save_file(tensors, temporary, metadata=facts)

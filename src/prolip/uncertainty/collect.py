@@ -1,4 +1,5 @@
 """Embeddings of samples and their captions, on one rank or on many: as matched pairs, or as a pool without matches."""
+
 from __future__ import annotations
 
 import heapq
@@ -18,15 +19,15 @@ from prolip.data.augment.shifts import changed
 from prolip.data.config import DataConfig
 from prolip.data.faults import FaultCounter
 from prolip.data.sources import Captioned, captioned_samples
+from prolip.embeddings import LEAST, Pairs, Pool, check_enough
 from prolip.gaussian import Gaussian
 from prolip.ranks import numbered, shares
 from prolip.scores import Side
 from prolip.uncertainty.hidden import Hidden, encode_hidden
 from prolip.uncertainty.novelty import SAMPLE, fitted_novelty
-from prolip.uncertainty.pairs import LEAST, Pairs, Pool, check_enough
 
 if TYPE_CHECKING:
-    from prolip.evaluation.model import Embedder
+    from prolip.embedder import Embedder
 
 #: Tensors by name on the CPU, a row for each input: mean (B, D); first (B, 2 W), as `Hidden` has it, or log_var (B, D)
 #: and nats of novelty (B,); changed (B, E, D), means of E strong changes.
@@ -90,9 +91,14 @@ def checksum(key: str) -> int:
 
 
 def embed_pairs(
-    embedder: Embedder, fingerprint: str, data: DataConfig, samples: int, faults: FaultCounter, batch_size: int = 256,
+    embedder: Embedder,
+    fingerprint: str,
+    data: DataConfig,
+    samples: int,
+    faults: FaultCounter,
+    batch_size: int = 256,
     changes: int = 0,
-) -> Pairs:  # fmt: skip
+) -> Pairs:
     """Embed at most `samples` samples of `data` with all their captions, and `changes` images changed, too.
 
     fingerprint: of the model's means; faults: counts what is left out. ValueError for a model without a logit scale.
@@ -192,8 +198,16 @@ def join(parts: Sequence[Part], image: Rows | None = None) -> Part:
     by = {"first": some, "changed": changes.argsort()}
     image = {name: x[by.get(name, torch.tensor(order))] for name, x in image.items()}
     weight = torch.cat([part.weight for part in parts])
-    return Part([keys[row] for row in order], image, texts, image_of[pairs], text_of[pairs], weight[pairs], rows[some],
-                changes.sort().values)  # fmt: skip
+    return Part(
+        [keys[row] for row in order],
+        image,
+        texts,
+        image_of[pairs],
+        text_of[pairs],
+        weight[pairs],
+        rows[some],
+        changes.sort().values,
+    )
 
 
 def join_rows(found: Sequence[Rows]) -> Rows:
@@ -203,9 +217,14 @@ def join_rows(found: Sequence[Rows]) -> Rows:
 
 
 def embed_texts(
-    part: Part, encode: Encode, tokenize: Tokenize, scale: float, batch_size: int = 512, empty: Tensor | None = None,
+    part: Part,
+    encode: Encode,
+    tokenize: Tokenize,
+    scale: float,
+    batch_size: int = 512,
+    empty: Tensor | None = None,
     model: str = "",
-) -> Pairs:  # fmt: skip
+) -> Pairs:
     """The texts of a part embedded: the whole pairs, with the texts' token ids. empty: the mean of the text ""; model:
     its fingerprint, as in `Pairs`.
     """
@@ -215,11 +234,23 @@ def embed_texts(
     x = part.image.get("changed")
     changes: dict[str, Any] = {} if x is None else {"changed": x.transpose(0, 1), "changed_of": part.changed_of}
     return Pairs(
-        image=part.image["mean"], text=text["mean"], image_of=part.image_of, text_of=part.text_of, weight=part.weight,
-        text_ids=ids, image_first=image_first, image_first_of=None if image_first is None else part.first_of,
-        text_first=text_first, text_first_of=None if text_first is None else some,
-        scale=scale, empty=empty, image_keys=part.keys, text_keys=part.texts, model=model, **changes,
-    )  # fmt: skip
+        image=part.image["mean"],
+        text=text["mean"],
+        image_of=part.image_of,
+        text_of=part.text_of,
+        weight=part.weight,
+        text_ids=ids,
+        image_first=image_first,
+        image_first_of=None if image_first is None else part.first_of,
+        text_first=text_first,
+        text_first_of=None if text_first is None else some,
+        scale=scale,
+        empty=empty,
+        image_keys=part.keys,
+        text_keys=part.texts,
+        model=model,
+        **changes,
+    )
 
 
 def embed_pool(part: Part, encode: Encode, tokenize: Tokenize, device: torch.device, batch_size: int = 512) -> Pool:
@@ -239,9 +270,15 @@ def embed_pool(part: Part, encode: Encode, tokenize: Tokenize, device: torch.dev
     z = [Gaussian(rows["mean"].to(device), rows["log_var"].to(device)) for rows in (image, text)]
     nats = [{name[len(NOVELTY) :]: x for name, x in rows.items() if name.startswith(NOVELTY)} for rows in (image, text)]
     return Pool(
-        keys=[part.keys[row] for row in images.tolist()], image=z[0], text=z[1], text_ids=ids, image_novelty=nats[0],
-        text_novelty=nats[1], image_rows=image_rows[images], text_rows=text_rows[texts],
-    )  # fmt: skip
+        keys=[part.keys[row] for row in images.tolist()],
+        image=z[0],
+        text=z[1],
+        text_ids=ids,
+        image_novelty=nats[0],
+        text_novelty=nats[1],
+        image_rows=image_rows[images],
+        text_rows=text_rows[texts],
+    )
 
 
 def encode_texts(
@@ -271,9 +308,12 @@ def means(hidden: Hidden) -> Rows:
 
 
 def hidden_encoder(
-    model: Any, side: Side, device: torch.device, autocast: Callable[[], AbstractContextManager] = nullcontext,
+    model: Any,
+    side: Side,
+    device: torch.device,
+    autocast: Callable[[], AbstractContextManager] = nullcontext,
     kept: Callable[[Hidden], Rows] = means,
-) -> Encode:  # fmt: skip
+) -> Encode:
     """What is kept of `encode_hidden` of a model in evaluation mode, of one batch on its device, under autocast."""
 
     def run(batch: Tensor) -> Rows:
@@ -285,9 +325,12 @@ def hidden_encoder(
 
 
 def pool_encoder(
-    model: Any, side: Side, device: torch.device, autocast: Callable[[], AbstractContextManager] = nullcontext,
+    model: Any,
+    side: Side,
+    device: torch.device,
+    autocast: Callable[[], AbstractContextManager] = nullcontext,
     points: bool = False,
-) -> Encode:  # fmt: skip
+) -> Encode:
     """The same for a pool: Gaussians, and novelty where the model has one; points: without its variances."""
     novelty = fitted_novelty(model, side)
 

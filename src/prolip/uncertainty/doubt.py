@@ -4,6 +4,7 @@ A model is overconfident on images that are unlike its training. Two numbers mea
 mean, and the cosine of the nearest known text. The fit learns their weights from training images under strong changes
 (`prolip.data.augment.shifts`), whose matches are known.
 """
+
 from __future__ import annotations
 
 import math
@@ -25,8 +26,7 @@ GALLERY = 8
 
 
 class Evidence(NamedTuple):
-    """How unlike the training images are: nats of novelty at the mean (N,), a * cosine of the nearest known text (N,).
-    """
+    """Evidence of images: nats of novelty at the mean (N,), and a * cosine of the nearest known text (N,)."""
 
     novelty: Tensor
     nearest: Tensor
@@ -74,8 +74,10 @@ class Doubt(NamedTuple):
         if not x[0]:
             return None
         if int(x[0]) != VERSION:
-            raise ValueError(f"the model's doubt has version {x[0]:g}, this code reads {VERSION}: fit it again with"
-                             " prolip uncertainty, or take the prolip that wrote it")  # fmt: skip
+            raise ValueError(
+                f"the model's doubt has version {x[0]:g}, this code reads {VERSION}: fit it again with"
+                " prolip uncertainty, or take the prolip that wrote it"
+            )
         return cls(tuple(x[1:4]), tuple(x[4:8]), tuple(x[8:10]), tuple(x[10:12]))
 
 
@@ -115,10 +117,17 @@ def pick_cases(
     drawn = torch.randint(ONE_IN, logit.shape, generator=random) == 0
     kind, image, text = (likely | drawn).nonzero(as_tuple=True)
     times = torch.where(likely[kind, image, text], 1.0, float(ONE_IN)).double() * weight[text].double()
-    rows = torch.cat([torch.cat([one.columns, one.nearest.double().mean().expand(len(one.nearest), 1)], 1)
-                      for one in evidence])  # fmt: skip
-    return Cases(logit[kind, image, text].double(), share[text].double(), match[image, text].double(), times,
-                 kind * logit.shape[1] + image, rows)  # fmt: skip
+    rows = torch.cat(
+        [torch.cat([one.columns, one.nearest.double().mean().expand(len(one.nearest), 1)], 1) for one in evidence]
+    )
+    return Cases(
+        logit[kind, image, text].double(),
+        share[text].double(),
+        match[image, text].double(),
+        times,
+        kind * logit.shape[1] + image,
+        rows,
+    )
 
 
 def fit_doubt(cases: Cases) -> Doubt:

@@ -7,6 +7,7 @@ What a text leaves open of the images is the code length of its matched image i 
 whose mean over the images that the text is true of is log n where it is true of n equally likely ones, in a model that
 the contrastive loss has led to its optimum. The same holds for images against texts, which have weights.
 """
+
 from __future__ import annotations
 
 import math
@@ -16,12 +17,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from prolip.embeddings import Pairs, check_enough, missing_labels
 from prolip.gaussian import without_autocast
 from prolip.scores import LEAST_SCALE, Side, TrueMatchScore
 from prolip.uncertainty.doubt import Doubt, fit_doubt, pick_cases
 from prolip.uncertainty.heads import ROWS, AmbiguityHead, Parts, VarianceHead, in_blocks, token_features
 from prolip.uncertainty.novelty import FEWEST, AllAlike, Novelty, Widths, fit_novelty
-from prolip.uncertainty.pairs import Pairs, check_enough, missing_labels
 from prolip.uncertainty.readings import GENERAL, SHARES, Reader, Readings, reader_of
 
 #: Rows of the other side that a code length is taken over: all of them up to MOST, else a sample.
@@ -83,9 +84,14 @@ class Fitted(NamedTuple):
 
 
 def fit_variances(  # noqa: PLR0913, PLR0917 (the sizes of what is fitted)
-    pairs: Pairs, bank: int = 2048, centres: int = 2048, vocabulary: int = 0, novelty_centres: int = 512, seed: int = 0,
+    pairs: Pairs,
+    bank: int = 2048,
+    centres: int = 2048,
+    vocabulary: int = 0,
+    novelty_centres: int = 512,
+    seed: int = 0,
     readings: int = 2048,
-) -> Fitted:  # fmt: skip
+) -> Fitted:
     """Variances of images and texts, the score, and novelty, from matched pairs of a frozen model, on the CPU.
 
     bank: texts that an image is compared with; centres: texts whose variances are kept one by one; vocabulary: of the
@@ -126,8 +132,9 @@ def check_fitted(fitted: Fitted, traces: dict[str, Tensor]) -> None:
     numbers = {f"{part}.{name}": x for part, module in modules.items() for name, x in module.state_dict().items()}
     score = {f"score.{name}": torch.tensor(x) for name, x in fitted.score.settings().items()}
     if lost := [name for name, x in (numbers | score | traces).items() if not x.isfinite().all()]:
-        raise ValueError(f"the fit gave numbers that are not finite ({', '.join(lost[:3])}): give more pairs, or more"
-                         " different ones")  # fmt: skip
+        raise ValueError(
+            f"the fit gave numbers that are not finite ({', '.join(lost[:3])}): give more pairs, or more different ones"
+        )
 
 
 def fit_novelty_of(pairs: Pairs, side: Side, centres: int, seed: int = 0) -> Novelty | None:
@@ -147,9 +154,7 @@ def fit_novelty_of(pairs: Pairs, side: Side, centres: int, seed: int = 0) -> Nov
         return None
 
 
-def fit_text(
-    pairs: Pairs, parts: Parts, target: Tensor, often: Tensor | None = None, seed: int = 0
-) -> AmbiguityHead:
+def fit_text(pairs: Pairs, parts: Parts, target: Tensor, often: Tensor | None = None, seed: int = 0) -> AmbiguityHead:
     """Fit the head of the texts, or of swapped pairs that of the images. parts: its inputs; target: (M,) nats, NaN:
     unknown; often: (M,) known matches of each, default 1.
 
@@ -253,7 +258,7 @@ def text_bounds(pairs: Pairs, head: AmbiguityHead, target: Tensor, often: Tensor
 
 def fit_readings(
     pairs: Pairs, trace: Tensor, often: Tensor, most: int, bounds: tuple[float, ...], seed: int = 0
-) -> Readings:  # fmt: skip
+) -> Readings:
     """Choose general texts by their traces (M,), those with the most known matches (M,), and `most` images with their
     known texts.
     """
@@ -286,8 +291,9 @@ def fit_doubt_of(pairs: Pairs, fitted: Fitted, trace: Tensor, seed: int = 0) -> 
     others = _sample(rest, MATCH_OTHERS, seed)
     texts, stands_for = torch.cat([own, others]), torch.ones(len(own) + len(others))
     stands_for[len(own) :] = len(rest) / max(len(others), 1)
-    logit = score.logit(torch.stack([kind @ pairs.text[texts].float().T for kind in kinds])
-                        + score.trace_weight * trace[texts])  # fmt: skip
+    logit = score.logit(
+        torch.stack([kind @ pairs.text[texts].float().T for kind in kinds]) + score.trace_weight * trace[texts]
+    )
     assert logit is not None
     match = torch.isin(rows.unsqueeze(1) * len(pairs.text) + texts, pairs.image_of * len(pairs.text) + pairs.text_of)
     share = (trace[texts] / score.unit).exp().div(len(pairs.image)).clamp(max=1)
@@ -340,8 +346,7 @@ def choose_bank(pairs: Pairs, most: int, seed: int) -> Bank:
 
 
 def _count_tokens(head: AmbiguityHead, pairs: Pairs, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Fill the head's rarities; the ids of all texts, and the features of `rows` as if each text had not been counted.
-    """
+    """Fill the head's rarities; ids of all texts, and the features of `rows` as if each text were not counted."""
     if pairs.text_ids is None:
         raise ValueError("the head looks at tokens and the pairs have no text_ids: keep them, or leave vocabulary at 0")
     ids, vocabulary = pairs.text_ids, head.parts.vocabulary
@@ -457,17 +462,23 @@ def fit_true_match(pairs: Pairs, text_trace: Tensor, seed: int = 0) -> TrueMatch
     width = width if width > 1e-6 * middle else math.inf
     rows = pairs.image_of[matched] * len(pairs.text) + pairs.text_of[matched]
     label = torch.isin(images.unsqueeze(1) * len(pairs.text) + texts, rows).double()
-    features = torch.stack(torch.broadcast_tensors(
-        cosine.double(), (trace - middle) / width, torch.ones_like(trace))).flatten(1)  # fmt: skip
+    features = torch.stack(
+        torch.broadcast_tensors(cosine.double(), (trace - middle) / width, torch.ones_like(trace))
+    ).flatten(1)
     weight = (stands_for / (stands_for.sum() * len(images))).expand(label.shape).flatten()
     problem = features, label.flatten(), weight
     start = np.array([pairs.scale, 0.0, -pairs.scale])
     from scipy.optimize import minimize
 
     found = minimize(
-        _loss, start, problem, "trust-exact", jac=True, hess=_curvature,
+        _loss,
+        start,
+        problem,
+        "trust-exact",
+        jac=True,
+        hess=_curvature,
         options={"gtol": MATCH_GRADIENT, "maxiter": MATCH_STEPS},
-    )  # fmt: skip
+    )
     scale, by_trace, bias = map(float, found.x)
     if scale <= LEAST_SCALE:
         return TrueMatch(LEAST_SCALE, 0.0, label.flatten().dot(weight).logit(1e-9).item())

@@ -3,6 +3,7 @@
 A text that is true of n of N equally likely images leaves log n nats open. A head gives these nats, and a variance in
 the units of squared distances, 2/a times the nats (`prolip.uncertainty.units`).
 """
+
 from __future__ import annotations
 
 import math
@@ -84,11 +85,17 @@ class AmbiguityHead(nn.Module):
         super().__init__()
         self.parts = parts
         shapes = {
-            "bank": (parts.bank, parts.dim), "bank_weight": (parts.bank,), "rarity": (parts.vocabulary,),
-            "centres": (parts.centres, parts.dim), "words": (parts.centres, parts.signs),
+            "bank": (parts.bank, parts.dim),
+            "bank_weight": (parts.bank,),
+            "rarity": (parts.vocabulary,),
+            "centres": (parts.centres, parts.dim),
+            "words": (parts.centres, parts.signs),
             "kernel_weight": (parts.centres,),
-            "feature_mean": (parts.features,), "weight": (parts.features,), "offset": (), "alpha": (),
-        }  # fmt: skip
+            "feature_mean": (parts.features,),
+            "weight": (parts.features,),
+            "offset": (),
+            "alpha": (),
+        }
         for name, shape in shapes.items():
             self.register_buffer(name, torch.zeros(shape))
         for name in ("bank_scale", "kernel_width", "gamma"):
@@ -224,10 +231,18 @@ def token_features(ids: Tensor, rarity: Tensor, never: Tensor) -> Tensor:
         return (x * kept).sum(1) / count
 
     least = found.masked_fill(~kept, torch.inf).amin(1)
-    return torch.stack([
-        (found * kept).amax(1), mean(found), least.where(kept.any(1), torch.zeros_like(least)),
-        mean((found >= never).to(found.dtype)), mean(rank), (rank * kept).amax(1), count.to(rank.dtype).log(),
-    ], 1)  # fmt: skip
+    return torch.stack(
+        [
+            (found * kept).amax(1),
+            mean(found),
+            least.where(kept.any(1), torch.zeros_like(least)),
+            mean((found >= never).to(found.dtype)),
+            mean(rank),
+            (rank * kept).amax(1),
+            count.to(rank.dtype).log(),
+        ],
+        1,
+    )
 
 
 def sign_table(vocabulary: int) -> Tensor:

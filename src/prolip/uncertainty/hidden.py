@@ -3,6 +3,7 @@
 Noise and blank pictures have ordinary means, and first tokens like no others: the last projection keeps only what
 compares images with texts. So have texts in words that were never trained on.
 """
+
 from __future__ import annotations
 
 from collections.abc import Iterator

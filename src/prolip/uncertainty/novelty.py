@@ -4,6 +4,7 @@ A distance at either end of a tower, and what it means: the information -log p, 
 inputs of the training's kind is further". 0.7 nats: half of them are; 4.6 nats: 1 in 100. The shares come from training
 inputs that were held out of the fit in turns, as the distances of those that took part are too small.
 """
+
 from __future__ import annotations
 
 import math
@@ -76,9 +77,13 @@ class Distance(nn.Module):
         super().__init__()
         rank = min(rank, width)
         shapes = {
-            "middle": (width,), "basis": (width, rank), "within": (rank, rank), "background": (rank,),
-            "centres": (centres, rank), "rest": (),
-        }  # fmt: skip
+            "middle": (width,),
+            "basis": (width, rank),
+            "within": (rank, rank),
+            "background": (rank,),
+            "centres": (centres, rank),
+            "rest": (),
+        }
         for name, shape in shapes.items():
             self.register_buffer(name, torch.zeros(shape))
 
@@ -147,9 +152,9 @@ class Novelty(nn.Module):
     def __init__(self, widths: Widths):
         super().__init__()
         self.widths = widths
-        self.distances = nn.ModuleDict({
-            name: Distance(width, widths.centres, widths.rank) for name, width in widths.depths.items()
-        })  # fmt: skip
+        self.distances = nn.ModuleDict(
+            {name: Distance(width, widths.centres, widths.rank) for name, width in widths.depths.items()}
+        )
         self.references = nn.ModuleDict({name: Reference() for name in widths.depths})
 
     @property
@@ -174,8 +179,10 @@ def novelty_of(model: nn.Module, batch: Tensor, side: Side = "image") -> dict[st
     """
     novelty = fitted_novelty(model, side)
     if novelty is None:
-        raise ValueError(f"this model has no novelty of {side}s: prolip uncertainty fits it, with variances,"
-                         f" to any model whose {side} tower is one of OpenCLIP's or ours")
+        raise ValueError(
+            f"this model has no novelty of {side}s: prolip uncertainty fits it, with variances,"
+            f" to any model whose {side} tower is one of OpenCLIP's or ours"
+        )
     return novelty(encode_hidden(model, batch, side))
 
 

@@ -1,4 +1,5 @@
 """What a fit of variances may cost, and what of it a model keeps. Needs no torch, so that flags start at once."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -20,8 +21,11 @@ class FitOptions:
     novelty_centres: int = option(512, "classes of images and texts that a new one may be far from; 0: no novelty")
 
     readings: int = option(2048, "training images that are kept to say how ambiguous a new one is; 0: none")
-    changed_images: int = option(400, "training images that are embedded under strong changes, too, to learn how far to"
-                                 " trust the model on what is unlike its training; 0: none")  # fmt: skip
+    changed_images: int = option(
+        400,
+        "training images that are embedded under strong changes, too, to learn how far to"
+        " trust the model on what is unlike its training; 0: none",
+    )
 
     def __post_init__(self) -> None:
         check_range(self, "fit_samples", "changed_images")

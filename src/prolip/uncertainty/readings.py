@@ -1,4 +1,5 @@
 """What a model stores of its training to compute the ambiguity of images, intervals of shares, and doubt."""
+
 from __future__ import annotations
 
 import math
@@ -38,9 +39,13 @@ class Readings(nn.Module):
     def __init__(self, dim: int, images: int):
         super().__init__()
         self.sizes = {"dim": dim, "images": images}
-        for name, x in (("general", torch.zeros(GENERAL, dim)), ("images", torch.zeros(images, dim)),
-                        ("true", torch.zeros(images, GENERAL, dtype=torch.bool)), ("bounds", torch.zeros(4)),
-                        ("doubt_numbers", torch.zeros(NUMBERS, dtype=torch.float64))):  # fmt: skip
+        for name, x in (
+            ("general", torch.zeros(GENERAL, dim)),
+            ("images", torch.zeros(images, dim)),
+            ("true", torch.zeros(images, GENERAL, dtype=torch.bool)),
+            ("bounds", torch.zeros(4)),
+            ("doubt_numbers", torch.zeros(NUMBERS, dtype=torch.float64)),
+        ):
             self.register_buffer(name, x)
 
     @property

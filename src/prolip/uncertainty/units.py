@@ -1,4 +1,5 @@
 """Uncertainty in units that a person understands: nats and bits of information, and how many items an input fits."""
+
 from __future__ import annotations
 
 import math

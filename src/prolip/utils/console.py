@@ -4,6 +4,7 @@ What is printed is cleaned: control characters are escaped, and addresses are wi
 
 Nothing heavy is imported here, so that a program can guard its output before it loads torch.
 """
+
 from __future__ import annotations
 
 import contextlib
@@ -138,9 +139,12 @@ def guard() -> None:
                 stream.flush()
         buffer = io.BufferedWriter(Undying(number))
         text = io.TextIOWrapper(
-            buffer, encoding=getattr(stream, "encoding", "utf-8"), errors="backslashreplace",
-            line_buffering=number == 2 or os.isatty(number), write_through=getattr(stream, "write_through", False),
-        )  # fmt: skip
+            buffer,
+            encoding=getattr(stream, "encoding", "utf-8"),
+            errors="backslashreplace",
+            line_buffering=number == 2 or os.isatty(number),
+            write_through=getattr(stream, "write_through", False),
+        )
         setattr(sys, name, Cleaned(text, queries=number == 2))
 
 

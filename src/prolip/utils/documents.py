@@ -1,4 +1,5 @@
 """JSON and YAML that others wrote: bounded before it is read, every key once, and every refusal one line."""
+
 from __future__ import annotations
 
 import json

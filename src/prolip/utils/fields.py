@@ -1,4 +1,5 @@
 """A dataclass's fields as the flags of a command line."""
+
 from __future__ import annotations
 
 from dataclasses import field

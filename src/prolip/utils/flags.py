@@ -1,4 +1,5 @@
 """Command line flags from dataclass fields: one group per dataclass, one flag per field, nothing written twice."""
+
 from __future__ import annotations
 
 import argparse
@@ -102,18 +103,25 @@ def check_alone(config: Any, names: Iterable[str], wanted: str) -> None:
 
 
 def check_range(  # noqa: PLR0913 (the ends of a range)
-    config: Any, *names: str, least: float = 0, most: float = math.inf, above: bool = False, below: bool = False,
+    config: Any,
+    *names: str,
+    least: float = 0,
+    most: float = math.inf,
+    above: bool = False,
+    below: bool = False,
     remedy: str = "",
-) -> None:  # fmt: skip
+) -> None:
     """FlagError for a given number that is below `least` or above `most`, at one where it must be `above` or `below`
     it, or not finite.
     """
     for name in names:
         value = getattr(config, name)
         if isinstance(value, str | None) or (
-            least <= value <= most and abs(value) < math.inf and not (above and value == least)
+            least <= value <= most
+            and abs(value) < math.inf
+            and not (above and value == least)
             and not (below and value == most)
-        ):  # fmt: skip
+        ):
             continue
         ends = [] if least == -math.inf else [f" {'above' if above else 'of at least'} {least}"]
         ends += [] if most == math.inf else [f" {'below' if below else 'at most'} {most}"]

@@ -1,4 +1,5 @@
 """Symbolic links in a folder: those that stay inside it are followed, all others are refused."""
+
 from __future__ import annotations
 
 import os
@@ -11,8 +12,10 @@ def check_inside(folder: str | os.PathLike, path: str | os.PathLike) -> None:
     root, target = Path(os.path.realpath(folder)), Path(os.path.realpath(path))
     roots = [root, root.parent.parent / "blobs"] if root.parent.name == "snapshots" else [root]
     if os.path.islink(path) and not any(map(target.is_relative_to, roots)):
-        raise ValueError(f"{path} is a link to {target}, outside {folder}, and is not followed: put the"
-                         " file or folder itself there (cp -rL follows links)")  # fmt: skip
+        raise ValueError(
+            f"{path} is a link to {target}, outside {folder}, and is not followed: put the"
+            " file or folder itself there (cp -rL follows links)"
+        )
 
 
 def check_links(folder: str | os.PathLike) -> None:

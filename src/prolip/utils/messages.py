@@ -1,4 +1,5 @@
 """Words that error messages of all parts share: which flag is meant, what a file is, what is where one is missing."""
+
 from __future__ import annotations
 
 import os

@@ -1,4 +1,5 @@
 """Check where results will go before the work starts, commit files and folders by one rename, lock what is written."""
+
 from __future__ import annotations
 
 import ctypes
@@ -52,8 +53,10 @@ def check_output(path: str | os.PathLike, folder: bool = False, size: int = 0, m
         wanted, free = (f"{count / 2**20:,.0f} MiB" for count in (size, disk.free))
         raise ValueError(f"{path} takes about {wanted}, and {free} are free in {above}: make room, or {other}")
     if mark and there and not (place / mark).exists() and (found := sorted(os.listdir(place))):
-        raise ValueError(f"{path} has no {mark} and holds other files, such as {found[0]!r}, which would be deleted:"
-                         " give a new or an empty folder")  # fmt: skip
+        raise ValueError(
+            f"{path} has no {mark} and holds other files, such as {found[0]!r}, which would be deleted:"
+            " give a new or an empty folder"
+        )
 
 
 @contextmanager

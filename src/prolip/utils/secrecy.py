@@ -2,6 +2,7 @@
 
 Whatever a run writes or prints holds addresses in this form. A salted hash tells whether an address is the same one.
 """
+
 from __future__ import annotations
 
 import hashlib

@@ -3,6 +3,7 @@
 Colours of one figure are told apart with every kind of colour vision (a test simulates each), and never say anything
 alone: series have their own dashes or markers, too.
 """
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -24,22 +25,48 @@ LEVEL_MARKERS = {"group": "s", "subgroup": "^", "keyword": "v", "name": "o", "im
 INK, MUTED, LINE = "#20303d", "#667582", "#dfe5ea"
 #: Of Okabe and Ito: colour, dashes and marker of each series.
 LOOKS: tuple[tuple[str, Any, str], ...] = (
-    ("#0072b2", "-", "o"), ("#d55e00", (0, (6, 2)), "s"), ("#009e73", (0, (1.5, 1.5)), "D"),
-    ("#cc79a7", (0, (6, 2, 1.5, 2)), "^"), ("#e69f00", (0, (3, 1.5)), "v"), ("#56b4e9", "-", "P"),
-)  # fmt: skip
+    ("#0072b2", "-", "o"),
+    ("#d55e00", (0, (6, 2)), "s"),
+    ("#009e73", (0, (1.5, 1.5)), "D"),
+    ("#cc79a7", (0, (6, 2, 1.5, 2)), "^"),
+    ("#e69f00", (0, (3, 1.5)), "v"),
+    ("#56b4e9", "-", "P"),
+)
 GOOD, BAD = LOOKS[0][0], LOOKS[1][0]
 
 STYLE: Any = {
-    "font.size": 10.5, "axes.titlesize": 11.5, "axes.titleweight": "bold", "axes.titlelocation": "left",
-    "axes.labelsize": 10.5, "axes.labelcolor": INK, "axes.edgecolor": MUTED, "axes.linewidth": 0.8,
-    "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "axes.axisbelow": True,
-    "grid.color": LINE, "grid.linewidth": 0.8, "text.color": INK, "xtick.color": MUTED, "ytick.color": MUTED,
-    "xtick.labelcolor": INK, "ytick.labelcolor": INK, "legend.frameon": False, "legend.fontsize": 9.5,
+    "font.size": 10.5,
+    "axes.titlesize": 11.5,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.labelsize": 10.5,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": MUTED,
+    "axes.linewidth": 0.8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": LINE,
+    "grid.linewidth": 0.8,
+    "text.color": INK,
+    "xtick.color": MUTED,
+    "ytick.color": MUTED,
+    "xtick.labelcolor": INK,
+    "ytick.labelcolor": INK,
+    "legend.frameon": False,
+    "legend.fontsize": 9.5,
     "axes.prop_cycle": cycler(color=[look[0] for look in LOOKS], linestyle=[look[1] for look in LOOKS]),
-    "lines.linewidth": 1.8, "hatch.linewidth": 0.6, "figure.facecolor": "white", "savefig.facecolor": "white",
-    "figure.dpi": 100, "savefig.dpi": 160, "axes.titlecolor": INK,
-    "figure.titlesize": 11.5, "figure.titleweight": "bold",
-}  # fmt: skip
+    "lines.linewidth": 1.8,
+    "hatch.linewidth": 0.6,
+    "figure.facecolor": "white",
+    "savefig.facecolor": "white",
+    "figure.dpi": 100,
+    "savefig.dpi": 160,
+    "axes.titlecolor": INK,
+    "figure.titlesize": 11.5,
+    "figure.titleweight": "bold",
+}
 
 
 def lettering(text: str) -> str:

@@ -1,4 +1,5 @@
 """Work that threads do ahead of who wants it: Pillow and torch release the interpreter's lock where they work."""
+
 from __future__ import annotations
 
 import os

@@ -1,4 +1,5 @@
 """Process group, device, host memory, and the few helpers that know about ranks."""
+
 from __future__ import annotations
 
 import ctypes
@@ -97,8 +98,9 @@ def process_group(device_name: str) -> Iterator[World]:
     try:
         waiting = dist.new_group(backend="gloo", timeout=PATIENCE)
         size = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-        yield World(rank=rank, world_size=world_size, device=device, waiting=waiting,
-                    local_rank=local_rank, local_size=size)  # fmt: skip
+        yield World(
+            rank=rank, world_size=world_size, device=device, waiting=waiting, local_rank=local_rank, local_size=size
+        )
     finally:
         dist.destroy_process_group()
 
@@ -110,8 +112,9 @@ def node_of(world: World) -> Iterator[World]:
         yield World(device=world.device)
         return
     first = world.rank - world.local_rank
-    group = dist.new_group([*range(first, first + world.local_size)], backend="gloo", timeout=PATIENCE,
-                           use_local_synchronization=True)  # fmt: skip
+    group = dist.new_group(
+        [*range(first, first + world.local_size)], backend="gloo", timeout=PATIENCE, use_local_synchronization=True
+    )
     try:
         yield World(rank=world.local_rank, world_size=world.local_size, device=world.device, waiting=group)
     finally:
@@ -137,7 +140,7 @@ def check_equal_batches(rows: Any, world: World) -> None:
         )
 
 
-class Agreement:
+class StopConsensus:
     """What any rank asks for (a stop, a checkpoint), known to all ranks at the same step.
 
     Every few steps, so many as take about SECONDS on the slowest rank, the largest numbers of all ranks are found by

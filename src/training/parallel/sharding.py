@@ -1,8 +1,9 @@
 """FSDP2: parameters, gradients and optimiser state in shards over the ranks, for towers that DDP has no room for.
 
 A run may go on with DDP where it stopped with FSDP2, and the other way round: checkpoints hold whole tensors, or shards
-that torch's distributed checkpoint puts together (training.checkpoint.shards).
+that torch's distributed checkpoint puts together (training.checkpoint.writer).
 """
+
 from __future__ import annotations
 
 from typing import Any
@@ -84,8 +85,10 @@ def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> N
             return part
         return like(part.to(parameter.device, copy=True) if part.shape == parameter.shape else part.clone(), parameter)
 
-    moments = {number: {name: own(part, parameters[number]) for name, part in parts.items()}
-               for number, parts in state["state"].items()}  # fmt: skip
+    moments = {
+        number: {name: own(part, parameters[number]) for name, part in parts.items()}
+        for number, parts in state["state"].items()
+    }
     optimizer.load_state_dict(state | {"state": moments})
 
 

@@ -1,4 +1,5 @@
 """A small model with a novelty, and drawings of two designers."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -6,8 +7,8 @@ from pathlib import Path
 import pytest
 from fitted_models import fitted_model
 
-from prolip.data import emoji
-from prolip.evaluation.loading import load_embedder
+from prolip.corpora.emoji import corpus as emoji
+from prolip.loading import load_embedder
 
 ROOT = Path(__file__).parents[3]
 

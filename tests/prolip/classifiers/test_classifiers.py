@@ -1,4 +1,5 @@
 """Zero- and few-shot classifiers: the model's own figures, scikit-learn's habits, and refusal."""
+
 import copy
 import dataclasses
 import io
@@ -20,11 +21,11 @@ import prolip
 from prolip.classifiers import FewShotClassifier, ZeroShotClassifier
 from prolip.classifiers.base import class_logits
 from prolip.classifiers.inputs import Shown, from_array, to_array
-from prolip.evaluation.loading import load_embedder
-from prolip.evaluation.model import Embedder
+from prolip.embedder import Embedder
 from prolip.gaussian import Gaussian
+from prolip.loading import load_embedder
 from prolip.measures.chance import OwnFirst, warn_once
-from prolip.models.weights.checkpoint import save_pretrained
+from prolip.models.checkpoint import save_pretrained
 from prolip.scores import CSDScore
 from prolip.uncertainty.novelty import refusal
 
@@ -103,8 +104,9 @@ def test_few_shots_learn_what_names_do_not_say(small_model, drawings):
     small = load_embedder(small_model.replace("fitted", "plain"), stored=False)
     pictures, _, styles = drawings
     found = FewShotClassifier(small, classes={"noto": "one", "fluent-emoji-high-contrast": "other"})
-    train, test, known, asked = train_test_split(found.embed(pictures), styles, test_size=0.5, random_state=0,
-                                                 stratify=styles)  # fmt: skip
+    train, test, known, asked = train_test_split(
+        found.embed(pictures), styles, test_size=0.5, random_state=0, stratify=styles
+    )
     zero = ZeroShotClassifier(small, found.classes).fit()
     assert found.fit(train, known).score(test, asked) > 0.7 > zero.score(test, asked) + 0.1
     assert found.texts_ is not None and len(found.sharpness_.weights) == 2
@@ -156,16 +158,26 @@ def points(n, seed):
 @pytest.fixture
 def eyes():
     """A model whose texts "0", "1", "2" are three directions."""
+
     def encode_text(ids):
         mean = torch.eye(3, 8)[(ids[:, 0] % 3)]
         return Gaussian(mean, torch.full_like(mean, -9.0))
 
     parts = dict.fromkeys(Embedder.__dataclass_fields__)
-    return Embedder(**parts | {
-        "name": "eyes", "encode_text": encode_text, "tokenizer": lambda texts: torch.tensor([[ord(t[-1] or "0")] if t
-        else [48] for t in texts]), "probabilistic": True, "logit_scale": 5.0, "score": CSDScore(5.0, -1.0),
-        "precision": "fp32", "fingerprint": "", "parameters": 0,
-    })  # fmt: skip
+    return Embedder(
+        **parts
+        | {
+            "name": "eyes",
+            "encode_text": encode_text,
+            "tokenizer": lambda texts: torch.tensor([[ord(t[-1] or "0")] if t else [48] for t in texts]),
+            "probabilistic": True,
+            "logit_scale": 5.0,
+            "score": CSDScore(5.0, -1.0),
+            "precision": "fp32",
+            "fingerprint": "",
+            "parameters": 0,
+        }
+    )
 
 
 def test_few_answers_are_wrong_at_any_risk(eyes):
@@ -228,10 +240,13 @@ def test_bad_input_is_refused_in_words(small, drawings):
     rows = found.embed(drawings[0][:4])
     width = rows.shape[1]
     for bad, error, words in (
-        (rows[:, :5], ValueError, f"5 features.*{width - 2} or {width}"), (drawings[0][0], TypeError, "give a list"),
-        (Gaussian(*torch.zeros(2, 3, 5)), ValueError, "5 features"), (np.full_like(rows, np.nan), ValueError, "NaN"),
-        (["no/such.png"], FileNotFoundError, "no/such.png"), ([], ValueError, "array"),
-    ):  # fmt: skip
+        (rows[:, :5], ValueError, f"5 features.*{width - 2} or {width}"),
+        (drawings[0][0], TypeError, "give a list"),
+        (Gaussian(*torch.zeros(2, 3, 5)), ValueError, "5 features"),
+        (np.full_like(rows, np.nan), ValueError, "NaN"),
+        (["no/such.png"], FileNotFoundError, "no/such.png"),
+        ([], ValueError, "array"),
+    ):
         with pytest.raises(error, match=words):
             found.predict(bad)
     with pytest.raises(ValueError, match="calibrate_risk"):
@@ -334,24 +349,32 @@ def test_a_classifier_with_an_embedder_is_pickled_with_its_weights(small, drawin
 NAN, INF = float("nan"), float("inf")
 
 
-@pytest.mark.parametrize(("mean", "log_var", "error", "words"), [
-    (torch.full((2, 8), NAN), torch.zeros(2, 8), ValueError, "2 of 2 rows, first in row 0"),
-    (torch.eye(2, 8), torch.tensor([[0.0] * 8, [NAN] + [0.0] * 7]), ValueError, "1 of 2 rows, first in row 1"),
-    (torch.eye(2, 8), torch.full((2, 8), INF), ValueError, "2 of 2 rows"),
-    (torch.eye(2, 8) * -INF, torch.zeros(2, 8), ValueError, "2 of 2 rows"),
-    (torch.eye(2, 8), torch.zeros(3, 8), ValueError, "differ"),
-    (torch.eye(2, 8), torch.zeros(2, 5), ValueError, "differ"),
-    (torch.zeros(1, 2, 8), torch.zeros(1, 2, 8), ValueError, r"expected \(N, D\)"),
-    (torch.zeros(8), torch.zeros(8), ValueError, r"expected \(N, D\)"),
-    (torch.zeros(2, 8).long(), torch.zeros(2, 8).long(), TypeError, "float tensor"),
-    ([0], [0], TypeError, "want a tensor"),
-])
+@pytest.mark.parametrize(
+    ("mean", "log_var", "error", "words"),
+    [
+        (torch.full((2, 8), NAN), torch.zeros(2, 8), ValueError, "2 of 2 rows, first in row 0"),
+        (torch.eye(2, 8), torch.tensor([[0.0] * 8, [NAN] + [0.0] * 7]), ValueError, "1 of 2 rows, first in row 1"),
+        (torch.eye(2, 8), torch.full((2, 8), INF), ValueError, "2 of 2 rows"),
+        (torch.eye(2, 8) * -INF, torch.zeros(2, 8), ValueError, "2 of 2 rows"),
+        (torch.eye(2, 8), torch.zeros(3, 8), ValueError, "differ"),
+        (torch.eye(2, 8), torch.zeros(2, 5), ValueError, "differ"),
+        (torch.zeros(1, 2, 8), torch.zeros(1, 2, 8), ValueError, r"expected \(N, D\)"),
+        (torch.zeros(8), torch.zeros(8), ValueError, r"expected \(N, D\)"),
+        (torch.zeros(2, 8).long(), torch.zeros(2, 8).long(), TypeError, "float tensor"),
+        ([0], [0], TypeError, "want a tensor"),
+    ],
+)
 def test_gaussians_that_are_none_get_no_answer(eyes, mean, log_var, error, words):
     found = ZeroShotClassifier(eyes, {0: "0", 1: "1", 2: "2"}).fit()
     few = FewShotClassifier(eyes, classes=found.classes)
     z = Gaussian(mean, log_var)
-    for use in (found.predict, found.confidence, lambda x: found.fit(x, [0, 1]), lambda x: few.fit(x, [0, 1]),
-                lambda x: found.calibrate_risk(x, [0, 1])):  # fmt: skip
+    for use in (
+        found.predict,
+        found.confidence,
+        lambda x: found.fit(x, [0, 1]),
+        lambda x: few.fit(x, [0, 1]),
+        lambda x: found.calibrate_risk(x, [0, 1]),
+    ):
         with pytest.raises(error, match=words):
             use(z)
         found.fit()
@@ -414,11 +437,17 @@ def test_rows_of_features_come_back_as_what_was_embedded():
 def test_classes_that_a_model_does_not_know_are_named_once(small, drawings, caplog):
     pictures, labels = drawings[0][:60], np.array(drawings[1][:60])
     mixed = np.random.default_rng(0).permutation(labels)
-    z = Gaussian(*(x.detach() for x in small.encode_image(torch.stack([
-        small.preprocess(prolip.open_image(one)) for one in pictures]))))  # fmt: skip
+    z = Gaussian(
+        *(
+            x.detach()
+            for x in small.encode_image(torch.stack([small.preprocess(prolip.open_image(one)) for one in pictures]))
+        )
+    )
     for _ in range(2):
         warn_once.cache_clear() if not caplog.messages else None
         ZeroShotClassifier(small, NAMES).fit(z, mixed)
-    own = OwnFirst.of(torch.from_numpy(class_logits(small.score, z, small.embed_texts(sorted(NAMES)))),
-                      torch.from_numpy(np.searchsorted(sorted(NAMES), mixed)))  # fmt: skip
+    own = OwnFirst.of(
+        torch.from_numpy(class_logits(small.score, z, small.embed_texts(sorted(NAMES)))),
+        torch.from_numpy(np.searchsorted(sorted(NAMES), mixed)),
+    )
     assert own.at_chance and caplog.messages == [f"{own}, by the names of its classes"]

@@ -1,4 +1,5 @@
 """Discriminant analysis against densities and scikit-learn's."""
+
 import numpy as np
 import pytest
 from scipy.stats import multivariate_normal

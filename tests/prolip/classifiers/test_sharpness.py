@@ -1,4 +1,5 @@
 """Probabilities that hold, against brute force."""
+
 import numpy as np
 import pytest
 from scipy.optimize import approx_fprime, minimize
@@ -39,8 +40,13 @@ def test_it_is_the_mode_that_a_search_without_gradients_finds():
     found = fit_sharpness([logits, other], labels, uncertainty, loose=[1.0, 3.0])
     u = (uncertainty - uncertainty.mean()) / uncertainty.std()
     x = np.append(np.log(found.weights), found.slope)
-    wanted = minimize(posterior, np.zeros(3), ([logits, other], labels, u), "Nelder-Mead", options={"xatol": 1e-7,
-                      "fatol": 1e-10, "maxiter": 4000}).x  # fmt: skip
+    wanted = minimize(
+        posterior,
+        np.zeros(3),
+        ([logits, other], labels, u),
+        "Nelder-Mead",
+        options={"xatol": 1e-7, "fatol": 1e-10, "maxiter": 4000},
+    ).x
     np.testing.assert_allclose(x, wanted, atol=1e-4)
     np.testing.assert_allclose(approx_fprime(x, posterior, 1e-6, [logits, other], labels, u), 0, atol=2e-3)
 

@@ -1,4 +1,5 @@
 """What the groups of flags mean in every command."""
+
 import pytest
 
 from prolip.cli.command import part_of

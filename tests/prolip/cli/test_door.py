@@ -1,4 +1,5 @@
 """The command `prolip`: one door per task, help that starts at once, answers to words that it does not know."""
+
 import os
 import re
 import subprocess
@@ -9,8 +10,8 @@ import pytest
 
 from prolip.cli.command import parser_of
 from prolip.cli.main import RETIRED, VERBS, commands_of, find, main
-from prolip.utils.doors import DOORS
 from prolip.utils.flags import FlagError
+from prolip.utils.moved import DOORS
 
 ROOT = Path(__file__).parents[3]
 #: Prints the CPU seconds that a command took, and which of these it imported.
@@ -119,10 +120,13 @@ def test_a_bug_shows_its_trace(monkeypatch):
 
 
 def test_there_is_one_door_per_task():
-    mains = {path.relative_to(ROOT).as_posix() for path in (ROOT / "src").rglob("*.py")
-             if path.name == "__main__.py" or re.search(r"__name__ == .__main__.", path.read_text())}  # fmt: skip
+    mains = {
+        path.relative_to(ROOT).as_posix()
+        for path in (ROOT / "src").rglob("*.py")
+        if path.name == "__main__.py" or re.search(r"__name__ == .__main__.", path.read_text())
+    }
     assert mains == {"src/prolip/__main__.py", "src/training/main.py"}
-    scripts = re.findall(r'"([\w-]+)=[\w.]+:\w+"', (ROOT / "setup.py").read_text())
+    scripts = re.findall(r'^([\w-]+) = "[\w.]+:\w+"$', (ROOT / "pyproject.toml").read_text(), re.M)
     assert scripts == ["prolip", "prolip-clip-benchmark"]
 
 

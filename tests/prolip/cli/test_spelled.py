@@ -1,4 +1,5 @@
 """Every command that a page, a batch script, a recipe, a notebook or a message spells is one that `prolip` takes."""
+
 import re
 import shlex
 from pathlib import Path
@@ -7,13 +8,13 @@ import pytest
 
 from prolip.cli.command import parser_of
 from prolip.cli.main import VERBS, commands_of, find
-from prolip.utils.doors import DOORS
+from prolip.utils.moved import DOORS
 
 ROOT = Path(__file__).parents[3]
-PLACES = ("README.md", "Makefile", "setup.py", "docs", "slurm", "scripts", "src", "data", ".github", ".ci")
+PLACES = ("README.md", "Makefile", "pyproject.toml", "docs", "slurm", "scripts", "src", "data", ".github", ".ci")
 KINDS = {".md", ".sbatch", ".py", ".yaml", ".yml", ".j2", ".ipynb", ".js", ".sh", ""}
 #: What is allowed to spell what is gone: its history, and the table that says what to type instead.
-HISTORY = {"docs/CHANGELOG.md", "src/prolip/utils/doors.py"}
+HISTORY = {"docs/CHANGELOG.md", "src/prolip/utils/moved.py"}
 VERB_NAMES = {verb for verbs in VERBS.values() for verb in verbs}
 OLD = re.compile(
     r"python3? -m (?:" + "|".join(re.escape(door) for door in sorted(DOORS, key=len, reverse=True)) + r")\b"

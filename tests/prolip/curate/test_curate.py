@@ -1,4 +1,5 @@
 """Curation of shards from scores to new shards: figures by hand, kills, parts, faults, copies, the page, mistakes."""
+
 from __future__ import annotations
 
 import io
@@ -22,9 +23,9 @@ from prolip.curate.columns import MEANINGS
 from prolip.curate.figures import Figures, normalised, side_figures
 from prolip.curate.write import write_shard
 from prolip.data.reading.tar import read_shard
-from prolip.evaluation.loading import load_embedder
+from prolip.loading import load_embedder
 from prolip.measures import inclusion_test
-from prolip.models.weights.checkpoint import save_pretrained
+from prolip.models.checkpoint import save_pretrained
 from prolip.scores import TrueMatchScore
 
 WORDS = ["a red square", "a blue square", "a green one", "stripes", "dots and dots"]
@@ -106,13 +107,16 @@ def test_figures_are_those_of_the_model(scored, model, shards):
     scores = embedder.score.pairwise(z, t)
     logits = embedder.logit_scale * scores.double()
     want = {
-        "cosine": (z.mean * t.mean).sum(1), "score": scores.diagonal(), "image_uncertainty": z.trace,
-        "text_uncertainty": t.trace, "match_probability": embedder.score.match_probability(scores.diagonal()),
-        "normalised_score": torch.stack([
-            logits[i, i] - (logits[i].exp().mean().log() + logits[:, i].exp().mean().log()) / 2 for i in range(15)
-        ]),
+        "cosine": (z.mean * t.mean).sum(1),
+        "score": scores.diagonal(),
+        "image_uncertainty": z.trace,
+        "text_uncertainty": t.trace,
+        "match_probability": embedder.score.match_probability(scores.diagonal()),
+        "normalised_score": torch.stack(
+            [logits[i, i] - (logits[i].exp().mean().log() + logits[:, i].exp().mean().log()) / 2 for i in range(15)]
+        ),
         "inclusion": inclusion_test(z, t),
-    }  # fmt: skip
+    }
     for name, values in want.items():
         np.testing.assert_allclose(found[name], values.numpy(), rtol=2e-4, atol=2e-5, err_msg=name)
     assert found["own_first"] == [float(first == row) for row, first in enumerate(scores.argmax(1).tolist())]
@@ -171,8 +175,15 @@ def test_a_killed_run_goes_on_and_parts_make_the_same_tables(scored, shards, mod
 def test_rules_shares_and_reasons_are_those_of_numpy(scored, tmp_path):
     columns = [table(scored / "scores", number) for number in range(3)]
     cosine = np.array([x if x is not None else np.nan for part in columns for x in part["cosine"]])
-    summary = selected(scored, tmp_path, "--drop", "poor: cosine < quantile(cosine, 0.25)", "--keep", "0.5",
-                       "--rank-by=-text_uncertainty")  # fmt: skip
+    summary = selected(
+        scored,
+        tmp_path,
+        "--drop",
+        "poor: cosine < quantile(cosine, 0.25)",
+        "--keep",
+        "0.5",
+        "--rank-by=-text_uncertainty",
+    )
     poor = cosine < np.nanquantile(cosine.astype(np.float32), 0.25)
     trace = np.array([x if x is not None else np.nan for part in columns for x in part["text_uncertainty"]])
     rest = np.flatnonzero(~poor & ~np.isnan(cosine))
@@ -321,8 +332,9 @@ def test_a_rule_that_drops_nothing_is_listed_with_0(scored, tmp_path, capsys):
 
 def test_scores_of_an_earlier_version_are_selected_from_with_a_line(shards, model, tmp_path, capsys, monkeypatch):
     plain = Figures.__call__
-    monkeypatch.setattr(Figures, "__call__", lambda *given: {
-        name: x for name, x in plain(*given).items() if name != "own_first"})  # fmt: skip
+    monkeypatch.setattr(
+        Figures, "__call__", lambda *given: {name: x for name, x in plain(*given).items() if name != "own_first"}
+    )
     assert main(score_words(shards, model, tmp_path)) == 0
     assert main(["select", str(tmp_path), "--drop", "poor: cosine < quantile(cosine, 0.4)"]) == 0
     assert "warning: it is not known whether the model knows this data" in capsys.readouterr().err
@@ -340,22 +352,25 @@ def test_the_page_shows_reasons_and_pictures_and_escapes_captions(scored, tmp_pa
     page = (out / "report.html").read_text()
     assert "<script>" not in page and "&lt;script&gt;" in page
     assert page.count("data:image/webp") >= 39 and "Dropped: poor" in page and "Dropped: duplicate" in page
-    assert "src=\"http" not in page and "could not be read" in page
+    assert 'src="http' not in page and "could not be read" in page
 
 
-@pytest.mark.parametrize("words,said", [
-    (["select", "--drop", "cosine < 1"], "give NAME: FORMULA"),
-    (["select", "--drop", "x: cosin < 1"], "did you mean cosine"),
-    (["select", "--drop", "rank: cosine < 1"], "is a reason of its own already"),
-    (["select", "--keep", "0.5"], "Give --rank-by"),
-    (["select", "--keep", "0", "--rank-by", "cosine"], "above 0 to 1"),
-    (["select", "--duplicates", "2"], "--duplicates 2.0"),
-    (["write", "--output", "{out}/new"], "run `prolip curate select` first"),
-    (["write", "--output", "{out}/new", "--shard-samples", "0"], "--shard-samples 0: give 1 or more"),
-    (["write", "--output", "{out}/new", "--processes", "-1"], "--processes -1: give 0 or more"),
-    (["report", "--top", "-1"], "--top -1: give 0 or more"),
-    (["report"], "run `prolip curate select` first"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "words,said",
+    [
+        (["select", "--drop", "cosine < 1"], "give NAME: FORMULA"),
+        (["select", "--drop", "x: cosin < 1"], "did you mean cosine"),
+        (["select", "--drop", "rank: cosine < 1"], "is a reason of its own already"),
+        (["select", "--keep", "0.5"], "Give --rank-by"),
+        (["select", "--keep", "0", "--rank-by", "cosine"], "above 0 to 1"),
+        (["select", "--duplicates", "2"], "--duplicates 2.0"),
+        (["write", "--output", "{out}/new"], "run `prolip curate select` first"),
+        (["write", "--output", "{out}/new", "--shard-samples", "0"], "--shard-samples 0: give 1 or more"),
+        (["write", "--output", "{out}/new", "--processes", "-1"], "--processes -1: give 0 or more"),
+        (["report", "--top", "-1"], "--top -1: give 0 or more"),
+        (["report"], "run `prolip curate select` first"),
+    ],
+)
 def test_mistakes_end_in_one_line(scored, tmp_path, capsys, words, said):
     shutil.copytree(scored / "scores", tmp_path / "scores")
     assert main([words[0], str(tmp_path), *(word.format(out=tmp_path) for word in words[1:])]) == 2

@@ -1,4 +1,5 @@
 """Curation that is killed, or meets a full disk, at any call: its results are the old or the new ones."""
+
 import pytest
 
 import faults

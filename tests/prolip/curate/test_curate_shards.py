@@ -1,4 +1,5 @@
 """Curation of shards that change, lack something or have odd names, by many processes, from damaged files."""
+
 from __future__ import annotations
 
 import errno
@@ -73,8 +74,7 @@ def test_what_has_changed_is_refused_by_select_and_scored_again(scored, tmp_path
     urls = sorted(map(str, (tmp_path / "shards").iterdir()))
     assert make.score_all(urls, scored) == [] and main(["select", str(scored)]) == 0
     exchange(Path(urls[1]))
-    assert "1.tar has changed since it was scored: run `prolip curate score` again" in fails(
-        capsys, "select", scored)  # fmt: skip
+    assert "1.tar has changed since it was scored: run `prolip curate score` again" in fails(capsys, "select", scored)
     assert [note["shard"] for note in make.score_all(urls, scored)] == [urls[1]]
     assert column(scored, 1, "caption") == [f"caption {n}" for n in (103, 102, 101, 100)]
     for words in (["write", "--output", tmp_path / "kept"], ["report"]):
@@ -143,7 +143,8 @@ def test_new_shards_of_other_content_are_not_mixed(scored, tmp_path, capsys):
     make.score_all(sorted(map(str, (tmp_path / "shards").iterdir())), scored)
     assert main(["select", str(scored)]) == 0
     assert "holds shards of another selection: give another --output" in fails(
-        capsys, "write", scored, "--output", tmp_path / "kept", "--shard-samples", 3)  # fmt: skip
+        capsys, "write", scored, "--output", tmp_path / "kept", "--shard-samples", 3
+    )
 
 
 def test_the_page_shows_no_picture_of_another_sample(scored, tmp_path):
@@ -193,8 +194,14 @@ def damages(path: Path) -> dict[str, bytes]:
     pq.write_table(pq.read_table(path).drop_columns(["cosine"]), other)
     stranger = pa.BufferOutputStream()
     pq.write_table(pa.table({"x": [1]}), stranger)
-    return {"cut": whole[: len(whole) // 2], "empty": b"", "text": b"scores", "schema": other.getvalue().to_pybytes(),
-            "foreign": stranger.getvalue().to_pybytes(), "foot": whole[:-40] + bytes(40)}  # fmt: skip
+    return {
+        "cut": whole[: len(whole) // 2],
+        "empty": b"",
+        "text": b"scores",
+        "schema": other.getvalue().to_pybytes(),
+        "foreign": stranger.getvalue().to_pybytes(),
+        "foot": whole[:-40] + bytes(40),
+    }
 
 
 @pytest.mark.parametrize("kind", ["cut", "empty", "text", "schema", "foreign", "foot"])
@@ -237,8 +244,11 @@ def test_a_full_disk_is_one_line_and_leaves_what_was_there(scored, tmp_path, cap
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (700, limits[1]))
     try:
-        for command in (["select", *words, "--yes", "--drop", RULE], ["report", *words],
-                        ["write", *words, "--output", tmp_path / "kept"]):  # fmt: skip
+        for command in (
+            ["select", *words, "--yes", "--drop", RULE],
+            ["report", *words],
+            ["write", *words, "--output", tmp_path / "kept"],
+        ):
             assert "File too large" in fails(capsys, *command)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
@@ -263,7 +273,8 @@ def test_a_shard_without_usable_samples_has_the_columns_of_all(tmp_path, kind, p
     urls.insert(place, make.write_tar(tmp_path / "bad.tar", LACKING[kind]))
     make.score_all(urls, tmp_path / "out")
     assert pq.read_schema(table_path(tmp_path / "out/scores", 0)).remove_metadata() == (
-        pq.read_schema(table_path(tmp_path / "out/scores", 1)).remove_metadata())  # fmt: skip
+        pq.read_schema(table_path(tmp_path / "out/scores", 1)).remove_metadata()
+    )
     summary = make.choose(tmp_path / "out", RULE, "long: text_tokens > 99")
     assert (summary["kept"], summary["samples"]) == (2, 4 + len(LACKING[kind]) // (1 + (kind == "broken")))
     assert make.write_all(tmp_path / "out", tmp_path / "kept") == 2
@@ -285,8 +296,10 @@ def test_shards_without_any_usable_sample_give_nothing_and_say_so(tmp_path, caps
 
 def test_equal_keys_of_old_shards_lose_no_sample(tmp_path):
     keys = [["x"], ["x_2"], ["x", "x_1"], ["x_2", "x"]]
-    urls = [make.write_tar(tmp_path / f"{n}.tar", [y for key in some for y in make.sample(key, n)])
-            for n, some in enumerate(keys)]  # fmt: skip
+    urls = [
+        make.write_tar(tmp_path / f"{n}.tar", [y for key in some for y in make.sample(key, n)])
+        for n, some in enumerate(keys)
+    ]
     make.score_all(urls, tmp_path / "out")
     make.choose(tmp_path / "out")
     assert make.write_all(tmp_path / "out", tmp_path / "kept", 99) == 6
@@ -295,13 +308,25 @@ def test_equal_keys_of_old_shards_lose_no_sample(tmp_path):
     assert len(set(found)) == 6 and not faults and found[:2] == ["x", "x_2"]
 
 
-ODD = [b"a\nb", b"\x1b]0;pwned\x07\x1b[31mx", b"caf\xe9", "\u65e5\u672c".encode(), b"d/" + b"k" * 300, b" ",
-       b"<b>\xe2\x80\xae</b>"]  # fmt: skip
+ODD = [
+    b"a\nb",
+    b"\x1b]0;pwned\x07\x1b[31mx",
+    b"caf\xe9",
+    "\u65e5\u672c".encode(),
+    b"d/" + b"k" * 300,
+    b" ",
+    b"<b>\xe2\x80\xae</b>",
+]
 
 
 def test_odd_names_are_written_and_read_and_never_steer_a_terminal(tmp_path, capsys):
-    parts = {b".png": b"", b".txt": b"caption \x1b[31m\xe2\x80\xae", b".": b"nameless", b"._x": b"hidden",
-             b".json": b'{"uid": "\\ud800"}'}  # fmt: skip
+    parts = {
+        b".png": b"",
+        b".txt": b"caption \x1b[31m\xe2\x80\xae",
+        b".": b"nameless",
+        b"._x": b"hidden",
+        b".json": b'{"uid": "\\ud800"}',
+    }
     members = [(key + name, data or make.picture(n)) for n, key in enumerate(ODD) for name, data in parts.items()]
     shard, out = (Path(os.fsdecode(os.fsencode(tmp_path) + name)) for name in (b"/shard\xff\n.tar", b"/out\xff"))
     make.write_tar(shard, members)
@@ -340,25 +365,35 @@ def test_forty_rules_are_counted_each(scored, tmp_path):
     assert "Dropped: r59" in (scored / "report.html").read_text()
 
 
-@pytest.mark.parametrize("words, said", [
-    (["--drop", "kept: cosine < 0"], "--drop kept: ... is a reason of its own"),
-    ([x for n in range(61) for x in ("--drop", f"r{n}: cosine < 0")], "at most 60 rules"),
-    (["--drop", "x: " + " + ".join(["cosine"] * 2000) + " < 0"], "more than 100 operations in each other"),
-    (["--drop", "x: " + "not " * 1500 + "cosine < 0"], "more than 100 operations in each other"),
-    (["--drop", "x: cosine < " + "9" * 401], "is not understood"),
-    (["--drop", "x: cosine < quantile(cosine, " + "9" * 401 + ")"], "wants quantile(COLUMN, SHARE)"),
-    (["--drop", "x: " + "(" * 5000], "is no rule"),
-    (["--drop", "x: " + "cosine < 1 or " * 9000 + "cosine < 1"], "more than 20,000 characters"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        (["--drop", "kept: cosine < 0"], "--drop kept: ... is a reason of its own"),
+        ([x for n in range(61) for x in ("--drop", f"r{n}: cosine < 0")], "at most 60 rules"),
+        (["--drop", "x: " + " + ".join(["cosine"] * 2000) + " < 0"], "more than 100 operations in each other"),
+        (["--drop", "x: " + "not " * 1500 + "cosine < 0"], "more than 100 operations in each other"),
+        (["--drop", "x: cosine < " + "9" * 401], "is not understood"),
+        (["--drop", "x: cosine < quantile(cosine, " + "9" * 401 + ")"], "wants quantile(COLUMN, SHARE)"),
+        (["--drop", "x: " + "(" * 5000], "is no rule"),
+        (["--drop", "x: " + "cosine < 1 or " * 9000 + "cosine < 1"], "more than 20,000 characters"),
+    ],
+)
 def test_a_rule_that_cannot_be_is_one_line(scored, capsys, words, said):
     error = fails(capsys, "select", scored, *words)
     assert said in error and len(error) < 600
 
 
-@pytest.mark.parametrize("rule", [
-    "x: cosine < 10 ** 400", "x: cosine > (-8) ** 0.5", "x: cosine < 1 / 0", "x: cosine < -10 ** 10 ** 10",
-    "x: " + " or ".join(["cosine < 1"] * 1000), "x: " + "not " * 97 + "cosine < 0",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "rule",
+    [
+        "x: cosine < 10 ** 400",
+        "x: cosine > (-8) ** 0.5",
+        "x: cosine < 1 / 0",
+        "x: cosine < -10 ** 10 ** 10",
+        "x: " + " or ".join(["cosine < 1"] * 1000),
+        "x: " + "not " * 97 + "cosine < 0",
+    ],
+)
 def test_a_rule_of_any_numbers_gives_a_result(scored, rule):
     assert main(["select", str(scored), "--yes", "--drop", rule]) == 0
 

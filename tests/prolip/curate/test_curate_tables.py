@@ -1,4 +1,5 @@
 """Curation of tables and folders of images: each is scored as one shard, and what is kept is written as shards."""
+
 import json
 
 import pytest
@@ -11,7 +12,7 @@ from prolip.curate.tables import read_table, table_path
 from prolip.evaluation.datasets.specs import open_dataset
 from prolip.explorer.pictures import Pictures
 from prolip.explorer.rules import scored_table
-from prolip.models.weights.checkpoint import save_pretrained
+from prolip.models.checkpoint import save_pretrained
 
 
 @pytest.fixture(scope="module")
@@ -27,8 +28,14 @@ def cosines(folder):
 
 def write_coco(folder):
     """The images of `own_data.write` as COCO's splits have them."""
-    images = [{"filename": f"{n:02d}.png", "split": "train" if n < 6 else "restval", "sentences": [
-        {"raw": text, "sentid": 2 * n + which} for which, text in enumerate(own_data.captions(n))]} for n in range(12)]
+    images = [
+        {
+            "filename": f"{n:02d}.png",
+            "split": "train" if n < 6 else "restval",
+            "sentences": [{"raw": text, "sentid": 2 * n + which} for which, text in enumerate(own_data.captions(n))],
+        }
+        for n in range(12)
+    ]
     (folder / "coco.json").write_text(json.dumps({"dataset": "coco", "images": images}))
     return f"coco:{folder}/coco.json,{folder}/photos"
 

@@ -1,4 +1,5 @@
 """Near-duplicates by signatures: against all pairs by hand, the angle that a bit stands for, cells."""
+
 from __future__ import annotations
 
 import math

@@ -1,4 +1,5 @@
 """Rules of curation: what they mean, against NumPy by hand; what they refuse; that nothing in them is executed."""
+
 from __future__ import annotations
 
 import numpy as np
@@ -9,16 +10,19 @@ from prolip.curate.expressions import Expression, Rule, parse_rules
 COLUMNS = {"a": np.array([1.0, 2.0, np.nan, -4.0]), "b": np.array([0.5, 2.0, 1.0, 1.0])}
 
 
-@pytest.mark.parametrize("text,want", [
-    ("a < b", [False, False, False, True]),
-    ("not a < b", [True, True, True, False]),
-    ("0 <= a < 2 or b == 2", [True, True, False, False]),
-    ("a > quantile(a, 0.5) and b >= 0.5", [False, True, False, False]),
-    ("-a * 2 + b ** 2 / 4", [-1.9375, -3.0, np.nan, 8.25]),
-    ("abs(a) - sqrt(b) + log(exp(b))", [1 - 0.5**0.5 + 0.5, 4 - 2**0.5, np.nan, 4.0]),
-    ("-(a < b) + (a < 2) - log(b > 0)", [1.0, 0.0, 0.0, 0.0]),
-    ("1", [1.0] * 4),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "text,want",
+    [
+        ("a < b", [False, False, False, True]),
+        ("not a < b", [True, True, True, False]),
+        ("0 <= a < 2 or b == 2", [True, True, False, False]),
+        ("a > quantile(a, 0.5) and b >= 0.5", [False, True, False, False]),
+        ("-a * 2 + b ** 2 / 4", [-1.9375, -3.0, np.nan, 8.25]),
+        ("abs(a) - sqrt(b) + log(exp(b))", [1 - 0.5**0.5 + 0.5, 4 - 2**0.5, np.nan, 4.0]),
+        ("-(a < b) + (a < 2) - log(b > 0)", [1.0, 0.0, 0.0, 0.0]),
+        ("1", [1.0] * 4),
+    ],
+)
 def test_a_formula_is_that_of_numpy(text, want):
     got = Expression.parse(text)(COLUMNS, {("a", 0.5): 1.0})
     np.testing.assert_allclose(got, want)
@@ -34,11 +38,31 @@ def test_what_a_formula_reads_is_known_before_any_column_is():
         Expression.parse("match_probabilty < 1").check_columns(["match_probability", "b"])
 
 
-@pytest.mark.parametrize("text", [
-    "__import__('os').system('true')", "a.b", "a[0]", "lambda: 1", "[a for a in b]", "'text'", "a <", "", "print(a)",
-    "abs(a, b)", "quantile(a, 2)", "quantile(a + 1, 0.5)", "a if b else 1", "a @ b", "a is b", "(a := 1)", "f'{a}'",
-    "abs(x=a)", "True", "a" * 50 + "(" * 300,
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "text",
+    [
+        "__import__('os').system('true')",
+        "a.b",
+        "a[0]",
+        "lambda: 1",
+        "[a for a in b]",
+        "'text'",
+        "a <",
+        "",
+        "print(a)",
+        "abs(a, b)",
+        "quantile(a, 2)",
+        "quantile(a + 1, 0.5)",
+        "a if b else 1",
+        "a @ b",
+        "a is b",
+        "(a := 1)",
+        "f'{a}'",
+        "abs(x=a)",
+        "True",
+        "a" * 50 + "(" * 300,
+    ],
+)
 def test_what_is_no_formula_is_refused_and_never_run(text):
     with pytest.raises(ValueError, match="such as match_probability|wants quantile|wants one value"):
         Expression.parse(text)

@@ -1,4 +1,5 @@
 """A web server and a TCP proxy that misbehave on request, for tests: all of it on loopback, in threads of the test."""
+
 from __future__ import annotations
 
 import random

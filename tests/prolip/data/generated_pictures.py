@@ -4,6 +4,7 @@ What they mean is computed here from the numbers that were drawn, in NumPy; wher
 WebP, the palettes of GIF) or Pillow's own conversion is what is wanted (CMYK, LAB, ...), from what Pillow opens, its
 alpha laid on white in NumPy.
 """
+
 from __future__ import annotations
 
 import io
@@ -195,6 +196,7 @@ def floats_to_255(rng, h, w):
 
 def converted(mode):
     """As Pillow converts it: other colour spaces, of which RGB is not known otherwise."""
+
     def make(rng, h, w):
         image = Image.fromarray(colours(rng, h, w)).convert(mode)
         return image, np.asarray(image.convert("RGB"))
@@ -204,6 +206,7 @@ def converted(mode):
 
 def premultiplied(mode):
     """La and RGBa: colours are stored times their alpha, so light ones of little alpha are lost."""
+
     def make(rng, h, w):
         image, _ = (grey_alpha if mode == "La" else rgb_alpha)(rng, h, w)
         kept = image.convert(mode)
@@ -244,8 +247,11 @@ KINDS = {
     "F to 1": (floats_to_1, "TIFF -", ""),
     "F to 255": (floats_to_255, "TIFF -", ""),
 }
-WAYS = [(name, kind, i < len(exact.split())) for name, (_, exact, changing) in KINDS.items()
-        for i, kind in enumerate((exact + " " + changing).split())]  # fmt: skip
+WAYS = [
+    (name, kind, i < len(exact.split()))
+    for name, (_, exact, changing) in KINDS.items()
+    for i, kind in enumerate((exact + " " + changing).split())
+]
 
 
 def saving(rng, kind, name):

@@ -1,4 +1,5 @@
 """Augmentation on the device against plain operations, one property at a time."""
+
 import colorsys
 import math
 
@@ -62,9 +63,14 @@ def test_stretch_keeps_the_area():
     torch.testing.assert_close(areas, zoom**-2, rtol=1e-5, atol=0)
 
 
-@pytest.mark.parametrize("name, adjust", [
-    ("brightness", TF.adjust_brightness), ("contrast", TF.adjust_contrast), ("saturation", TF.adjust_saturation),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "name, adjust",
+    [
+        ("brightness", TF.adjust_brightness),
+        ("contrast", TF.adjust_contrast),
+        ("saturation", TF.adjust_saturation),
+    ],
+)
 @pytest.mark.parametrize("uniform, factor", [(0.0, 0.6), (1.0, 1.4)])
 def test_each_colour_factor_equals_torchvision(images, name, adjust, uniform, factor):
     x = images.float() / 255
@@ -181,10 +187,18 @@ def test_erasing_adds_to_cutout_and_does_not_depend_on_ranks(images, kind):
         torch.testing.assert_close(part, whole[rank::2], rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("wrong", [
-    {"cutout": 1.5}, {"text_mask": 0.5, "text_delete": 0.6}, {"zoom": (0.0, 1.0)}, {"zoom": (1.2, 1.0)}, {"hue": 0.7},
-    {"greyscale_prob": 2.0}, {"erase_prob": -0.1},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"cutout": 1.5},
+        {"text_mask": 0.5, "text_delete": 0.6},
+        {"zoom": (0.0, 1.0)},
+        {"zoom": (1.2, 1.0)},
+        {"hue": 0.7},
+        {"greyscale_prob": 2.0},
+        {"erase_prob": -0.1},
+    ],
+)
 def test_impossible_values_are_refused(wrong):
     with pytest.raises(ValueError, match="give"):
         AugmentConfig(**wrong)

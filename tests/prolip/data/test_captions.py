@@ -139,16 +139,19 @@ def test_one_template_stands_for_all_in_the_chances():
     assert chances == pytest.approx({"grapes": 0.3, prompt: 0.2, "food drink": 0.5})
 
 
-@pytest.mark.parametrize("templates, shares, said", [
-    (["a photo"], {"name": 0.5}, "one {}"),
-    (["{}"], {"name": 0.5}, "one {}"),
-    (["a {} {}"], {"name": 0.5}, "one {}"),
-    (["a {}"], {}, "such as name=0.2"),
-    ([], {"name": 0.5}, "such as name=0.2"),
-    (["a {}"], {"group": 0.5}, "such as name=0.2"),
-    (["a {}"], {"name": 1.0}, "such as name=0.2"),
-    (["a {}"], {"name": "half"}, "such as name=0.2"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "templates, shares, said",
+    [
+        (["a photo"], {"name": 0.5}, "one {}"),
+        (["{}"], {"name": 0.5}, "one {}"),
+        (["a {} {}"], {"name": 0.5}, "one {}"),
+        (["a {}"], {}, "such as name=0.2"),
+        ([], {"name": 0.5}, "such as name=0.2"),
+        (["a {}"], {"group": 0.5}, "such as name=0.2"),
+        (["a {}"], {"name": 1.0}, "such as name=0.2"),
+        (["a {}"], {"name": "half"}, "such as name=0.2"),
+    ],
+)
 def test_templates_and_shares_that_cannot_be_used_are_refused(templates, shares, said):
     with pytest.raises(ValueError, match=said):
         CaptionSampler.parse("name", templates, shares)

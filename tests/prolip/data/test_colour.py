@@ -1,4 +1,5 @@
 """Colours changed on the device, against torchvision image by image, and the distribution of OpenCLIP's transform."""
+
 import itertools
 import math
 import random
@@ -88,9 +89,7 @@ def test_batches_of_one_kind_leave_no_group_out(jittered, greyed, place):
 @pytest.mark.parametrize("turn", [-0.5, -0.31, 0.0, 0.08, 1 / 3, 0.5])
 def test_hue_is_turned_as_in_hsv_for_all_colours(turn):
     grid = torch.stack(torch.meshgrid(*[torch.linspace(0, 1, 21)] * 3, indexing="ij")).reshape(1, 3, 21, -1)
-    torch.testing.assert_close(
-        turn_hue(grid, torch.tensor([turn])), TF.adjust_hue(grid, turn), rtol=0, atol=2e-5
-    )
+    torch.testing.assert_close(turn_hue(grid, torch.tensor([turn])), TF.adjust_hue(grid, turn), rtol=0, atol=2e-5)
 
 
 def test_levels_are_those_of_pillows_jitter_but_for_its_rounding():
@@ -211,10 +210,16 @@ def test_float_images_are_refused():
         ColourJitter(PAPER, MEAN, STD)(pictures(2).float(), 0)
 
 
-@pytest.mark.parametrize("wrong", [
-    {"jitter": (0.1, 0.1, 0.1)}, {"jitter": (0.1, 0.1, 0.1, 0.6)}, {"jitter": (-0.1, 0.1, 0.1, 0.1)},
-    {"jitter_prob": 1.1}, {"greyscale_prob": -0.1},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"jitter": (0.1, 0.1, 0.1)},
+        {"jitter": (0.1, 0.1, 0.1, 0.6)},
+        {"jitter": (-0.1, 0.1, 0.1, 0.1)},
+        {"jitter_prob": 1.1},
+        {"greyscale_prob": -0.1},
+    ],
+)
 def test_impossible_values_are_refused(wrong):
     with pytest.raises(ValueError, match="give"):
         ColourConfig(**wrong)

@@ -1,4 +1,5 @@
 """The data module on the bundled corpus."""
+
 from pathlib import Path
 
 import pytest
@@ -39,9 +40,14 @@ def food_of(style):
 
 def test_the_shards_hold_what_their_readme_says():
     sizes = {
-        "noto": 1644, "noto-v1": 1212, "twemoji": 1644, "fluent-emoji-flat": 1587, "fluent-emoji": 1555,
-        "emojione": 1076, "fluent-emoji-high-contrast": 1587,
-    }  # fmt: skip
+        "noto": 1644,
+        "noto-v1": 1212,
+        "twemoji": 1644,
+        "fluent-emoji-flat": 1587,
+        "fluent-emoji": 1555,
+        "emojione": 1076,
+        "fluent-emoji-high-contrast": 1587,
+    }
     assert {Path(s.url).stem: count_samples([s.url]) for s in expand_shards(str(CORPUS))} == sizes
     assert count_samples([s.url for s in expand_shards(TRAINING)]) == 7642
 

@@ -1,4 +1,5 @@
 """Boxes as torchvision draws them, pixels as Pillow makes them."""
+
 import io
 from pathlib import Path
 from random import Random
@@ -37,9 +38,16 @@ def pillow(image, box, size):
     return pil_to_tensor(resized_crop(image, *box, list(size), InterpolationMode.BICUBIC)).short()
 
 
-@pytest.mark.parametrize("height, width, scale", [
-    (512, 512, (0.8, 1.0)), (768, 1024, (0.8, 1.0)), (480, 640, (0.1, 1.0)), (90, 31, (0.5, 1.0)), (9, 7, (0.3, 0.9)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "height, width, scale",
+    [
+        (512, 512, (0.8, 1.0)),
+        (768, 1024, (0.8, 1.0)),
+        (480, 640, (0.1, 1.0)),
+        (90, 31, (0.5, 1.0)),
+        (9, 7, (0.3, 0.9)),
+    ],
+)
 def test_boxes_are_distributed_as_torchvisions(height, width, scale):
     torch.manual_seed(0)
     outline, rng = torch.empty(1).expand(3, height, width), Random(0)
@@ -64,10 +72,19 @@ def test_images_too_long_for_any_box_give_torchvisions_middle(height, width):
     assert draw_box(height, width, (0.95, 1.0), Random(0)) == tuple(want)
 
 
-@pytest.mark.parametrize("scale, data", [
-    ((0.8, 1.0), PHOTOS[0]), ((0.8, 1.0), PHOTOS[1]), ((0.8, 1.0), jpeg(512, 512)), ((0.8, 1.0), jpeg(1024, 768)),
-    ((0.3, 1.0), PHOTOS[0]), ((0.3, 1.0), jpeg(101, 77)), ((0.3, 1.0), jpeg(30, 200)), ((0.3, 1.0), jpeg(240, 500)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "scale, data",
+    [
+        ((0.8, 1.0), PHOTOS[0]),
+        ((0.8, 1.0), PHOTOS[1]),
+        ((0.8, 1.0), jpeg(512, 512)),
+        ((0.8, 1.0), jpeg(1024, 768)),
+        ((0.3, 1.0), PHOTOS[0]),
+        ((0.3, 1.0), jpeg(101, 77)),
+        ((0.3, 1.0), jpeg(30, 200)),
+        ((0.3, 1.0), jpeg(240, 500)),
+    ],
+)
 @pytest.mark.parametrize("size", [(224, 224), (64, 48)])
 def test_pixels_are_those_of_pillow_but_for_a_level_here_and_there(size, scale, data):
     image = decode_image(data)

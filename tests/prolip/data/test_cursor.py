@@ -1,4 +1,5 @@
 """A stream that is stopped anywhere and started again from its cursor goes on as if nothing had happened."""
+
 import random
 from dataclasses import asdict
 from itertools import islice

@@ -1,4 +1,5 @@
 """Settings of the training data that are refused, and the defaults of the others."""
+
 import pytest
 
 from prolip.data.config import chunks_ahead

@@ -1,4 +1,5 @@
 """The fast way from JPEG bytes to pixels is Pillow's in everything but time: same pixels, same refusals."""
+
 import io
 import random
 
@@ -35,7 +36,7 @@ JPEGS = {
     "rgb": saved(drawing(), keep_rgb=True),
     "odd": saved(drawing(33, 17)),
     "turned by EXIF": saved(drawing(), exif=TURNED),
-}  # fmt: skip
+}
 
 
 def verdict(decode, data):
@@ -58,9 +59,18 @@ def test_pixels_are_pillows_bit_for_bit(name):
     assert (jpeg_size(JPEGS[name]) is None) == (name == "cmyk")  # so the others are not Pillow's twice
 
 
-@pytest.mark.parametrize("kind, mode", [
-    ("PNG", "RGB"), ("PNG", "P"), ("PNG", "RGBA"), ("PNG", "I;16"), ("WEBP", "RGB"), ("GIF", "P"), ("BMP", "RGB"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "kind, mode",
+    [
+        ("PNG", "RGB"),
+        ("PNG", "P"),
+        ("PNG", "RGBA"),
+        ("PNG", "I;16"),
+        ("WEBP", "RGB"),
+        ("GIF", "P"),
+        ("BMP", "RGB"),
+    ],
+)
 def test_other_formats_go_the_old_way(kind, mode):
     deep = Image.fromarray(np.arange(64, dtype=np.uint16).reshape(8, 8) * 1000)
     data = saved(deep if mode == "I;16" else drawing().convert(mode), kind)

@@ -1,4 +1,5 @@
 """The corpus reader: what is read, what a caption is true of, what is refused."""
+
 import io
 import json
 import tarfile
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from prolip.data import emoji
+from prolip.corpora.emoji import corpus as emoji
 
 BUNDLED = Path(__file__).parents[3] / "data" / "emoji"
 CAT = {"hexcode": "1", "name": "cat", "keywords": ["animal", "pet"], "subgroup": "mammal", "group": "nature"}
@@ -51,12 +52,18 @@ def test_a_caption_is_true_of_every_concept_that_carries_it(corpus):
         for r in range(len(table.level))
     }
     assert by_row == {
-        ("group", "nature"): [1, 1, 0, 0], ("group", "places"): [0, 0, 1, 1],
-        ("subgroup", "mammal"): [1, 1, 0, 0], ("subgroup", "hotel"): [0, 0, 1, 1],
-        ("keyword", "animal"): [1, 0, 0, 0], ("keyword", "pet"): [1, 1, 0, 1], ("keyword", "cat"): [0, 1, 0, 0],
-        ("name", "cat"): [1, 0, 0, 0], ("name", "cat face"): [0, 1, 0, 0], ("name", "hotel"): [0, 0, 1, 0],
+        ("group", "nature"): [1, 1, 0, 0],
+        ("group", "places"): [0, 0, 1, 1],
+        ("subgroup", "mammal"): [1, 1, 0, 0],
+        ("subgroup", "hotel"): [0, 0, 1, 1],
+        ("keyword", "animal"): [1, 0, 0, 0],
+        ("keyword", "pet"): [1, 1, 0, 1],
+        ("keyword", "cat"): [0, 1, 0, 0],
+        ("name", "cat"): [1, 0, 0, 0],
+        ("name", "cat face"): [0, 1, 0, 0],
+        ("name", "hotel"): [0, 0, 1, 0],
         ("name", "love hotel"): [0, 0, 0, 1],
-    }  # fmt: skip
+    }
 
 
 def test_one_string_at_two_levels_is_one_text_true_of_both(corpus):

@@ -1,4 +1,5 @@
 """OpenCLIP's augmentation settings, shared out to the host and the device."""
+
 import io
 import warnings
 from random import Random
@@ -14,8 +15,11 @@ from prolip.data.augment.crops import RandomCrop
 from prolip.data.samples.sample import seed_rng
 
 PAPER = {
-    "scale": (0.8, 1.0), "color_jitter": (0.32, 0.32, 0.32, 0.08), "color_jitter_prob": 0.8, "gray_scale_prob": 0.2,
-}  # fmt: skip
+    "scale": (0.8, 1.0),
+    "color_jitter": (0.32, 0.32, 0.32, 0.08),
+    "color_jitter_prob": 0.8,
+    "gray_scale_prob": 0.2,
+}
 
 
 def test_the_papers_settings_are_shared_out():

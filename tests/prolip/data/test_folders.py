@@ -272,8 +272,19 @@ def test_file_names_that_are_no_utf_8_make_keys_that_can_be_written(tmp_path):
     assert raw["__key__"] == rf"{tmp_path}/k\udce4.png" and raw["png"] == png(4)
 
 
-PLAIN_MARKS = ('"No," he said', 'he said "no"', '"', '""', 'a 5" nail', '"quoted"', '"a "b" c', 'a "" b', '"open',
-               'shut"', ' "x')  # fmt: skip
+PLAIN_MARKS = (
+    '"No," he said',
+    'he said "no"',
+    '"',
+    '""',
+    'a 5" nail',
+    '"quoted"',
+    '"a "b" c',
+    'a "" b',
+    '"open',
+    'shut"',
+    ' "x',
+)
 
 
 @pytest.mark.parametrize("separator", ["\t", ",", "|"])

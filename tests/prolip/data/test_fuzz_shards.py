@@ -8,6 +8,7 @@ A shard that was cut anywhere, and bytes that are gone or there twice in other t
 With an index, content. Every sample that is handed out is byte for byte a true one, and where one is missing a fault is
 counted, whatever was done to the bytes.
 """
+
 import io
 import random
 import tarfile

@@ -10,6 +10,7 @@ cell has other text.
 What no reader can see is left out: letters that changed within a cell, the end of a last cell that is in no quotation
 marks, whole cells at the end and whole rows that are gone, and captions of quotation marks alone.
 """
+
 import csv
 import io
 import random
@@ -147,9 +148,11 @@ def separator_less(rng, table, row):
 
 def line_break_more(rng, table, row):
     """A line break stands in a cell that is in no quotation marks, or at its end."""
-    return separator_more(rng, table._replace(style=table.style._replace(separator="\0")), row).replace(
-        "\0\0", "\0" + table.style.end, 1
-    ).replace("\0", table.style.separator)
+    return (
+        separator_more(rng, table._replace(style=table.style._replace(separator="\0")), row)
+        .replace("\0\0", "\0" + table.style.end, 1)
+        .replace("\0", table.style.separator)
+    )
 
 
 def zero_byte(rng, table, row):
@@ -159,8 +162,15 @@ def zero_byte(rng, table, row):
 
 
 DAMAGES = (
-    chosen_quote, quotes_around, all_quotes_around, cut, separator_more, separator_less, line_break_more, zero_byte,
-)  # fmt: skip
+    chosen_quote,
+    quotes_around,
+    all_quotes_around,
+    cut,
+    separator_more,
+    separator_less,
+    line_break_more,
+    zero_byte,
+)
 #: Damages after which quotation marks may pair up by accident.
 UNQUOTED = (chosen_quote, quotes_around, all_quotes_around, separator_less)
 

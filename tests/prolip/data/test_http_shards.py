@@ -1,4 +1,5 @@
 """However a web server misbehaves, it ends as identical samples or as a named, counted fault, in bounded time."""
+
 import random
 import tarfile
 import time

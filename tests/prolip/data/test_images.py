@@ -1,4 +1,5 @@
 """What samples state of their images, and rows as shards hold them."""
+
 import json
 
 import pytest
@@ -11,14 +12,17 @@ from prolip.data.samples.captions import CaptionSampler
 from prolip.data.samples.sample import caption_parts
 
 
-@pytest.mark.parametrize("raw, stated", [
-    ({"txt": b"a cat\n\na dog"}, (["a cat", "a dog"], None)),
-    ({"txt": b"a cat", "json": b'{"label": "cat"}'}, (["a cat"], "cat")),
-    ({"txt": b"a cat", "json": b"{"}, (["a cat"], None)),
-    ({"json": b'{"caption": "one", "captions": ["a", "b"], "Class": 3}'}, (["a", "b"], "3")),
-    ({"json": b'{"label": "cat"}'}, ([], "cat")),
-    ({"cls": b"7\n"}, ([], "7")),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "raw, stated",
+    [
+        ({"txt": b"a cat\n\na dog"}, (["a cat", "a dog"], None)),
+        ({"txt": b"a cat", "json": b'{"label": "cat"}'}, (["a cat"], "cat")),
+        ({"txt": b"a cat", "json": b"{"}, (["a cat"], None)),
+        ({"json": b'{"caption": "one", "captions": ["a", "b"], "Class": 3}'}, (["a", "b"], "3")),
+        ({"json": b'{"label": "cat"}'}, ([], "cat")),
+        ({"cls": b"7\n"}, ([], "7")),
+    ],
+)
 def test_captions_and_classes_of_a_sample(raw, stated):
     assert stated_by({"__key__": "a", **raw}) == stated
 
@@ -28,10 +32,16 @@ def test_a_json_that_cannot_be_read_is_a_fault_where_nothing_else_states_a_capti
         stated_by({"__key__": "a", "json": b"{"})
 
 
-@pytest.mark.parametrize("caption, members", [
-    ("a cat", {"txt": b"a cat"}), (["a cat"], {"txt": b"a cat"}), ("", {}),
-    ("a cat\non a mat", {"captions": ["a cat\non a mat"]}), (["a", "b"], {"captions": ["a", "b"]}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "caption, members",
+    [
+        ("a cat", {"txt": b"a cat"}),
+        (["a cat"], {"txt": b"a cat"}),
+        ("", {}),
+        ("a cat\non a mat", {"captions": ["a cat\non a mat"]}),
+        (["a", "b"], {"captions": ["a", "b"]}),
+    ],
+)
 def test_a_stored_row_states_its_captions_to_training_and_to_evaluation(caption, members):
     found = as_stored({"txt": caption, "json": {"label": "cat"}, "png": b"image"}, "sub/a.b c.png")
     record = json.loads(found["json"])

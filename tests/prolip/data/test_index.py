@@ -312,8 +312,10 @@ print(json.dumps([took, grown, samples, entry, len(pickle.dumps(part)), len(pick
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux alone tells the peak of memory")
 def test_an_index_of_a_hundred_thousand_shards_is_read_in_a_second_and_travels_in_little(tmp_path):
-    entries = {f"{number:06d}.tar": {"samples": 10_000, "bytes": 350_000_000 + number, "sha256": f"{number:064x}"}
-               for number in range(100_000)}  # fmt: skip
+    entries = {
+        f"{number:06d}.tar": {"samples": 10_000, "bytes": 350_000_000 + number, "sha256": f"{number:064x}"}
+        for number in range(100_000)
+    }
     (tmp_path / "index.json").write_text(json.dumps({"format": FORMAT, "shards": entries}))
     done = subprocess.run([sys.executable, "-c", MEASURED, str(tmp_path)], capture_output=True, text=True, check=True)
     took, grown, samples, entry, index_bytes, address_bytes = json.loads(done.stdout)

@@ -1,4 +1,5 @@
 """Shards that are kept in memory: the same samples, read once, and never what is stale, damaged or large."""
+
 from __future__ import annotations
 
 import os

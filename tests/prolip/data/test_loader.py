@@ -1,4 +1,5 @@
 """The order of the batches: what an epoch holds, whatever ranks and workers share it."""
+
 from pathlib import Path
 
 import pytest

@@ -1,4 +1,5 @@
 """Samples that cannot be used: counted, replaced, fatal when there are too many."""
+
 import io
 import multiprocessing
 import tarfile

@@ -1,4 +1,5 @@
 """What is in a batch."""
+
 import random
 
 import pytest
@@ -23,8 +24,9 @@ def test_several_captions_are_drawn_for_each_image_the_first_as_for_one(tmp_path
     for single, several in zip(one, three, strict=True):
         assert several["text"].shape[:2] == (4, 3) and torch.equal(several["text"][:, 0], single["text"])
         assert torch.equal(several["image"], single["image"])
-        words = {key: {tuple(letters([f"word {int(key[1:])} {i}"])[0].tolist()) for i in range(3)}
-                 for key in several["key"]}  # fmt: skip
+        words = {
+            key: {tuple(letters([f"word {int(key[1:])} {i}"])[0].tolist()) for i in range(3)} for key in several["key"]
+        }
         for key, row in zip(several["key"], several["text"]):
             assert {tuple(text.tolist()) for text in row} <= words[key]
     assert len({tuple(text.tolist()) for batch in three for row in batch["text"] for text in row}) > 8

@@ -1,4 +1,5 @@
 """A loader that is stopped between two batches goes on with the very same batches, also when ranks share them anew."""
+
 import json
 
 import pytest

@@ -1,4 +1,5 @@
 """Whatever happens to shards, all ranks step equally often; where nothing can be read, an error says so at once."""
+
 import time
 from pathlib import Path
 

@@ -1,4 +1,5 @@
 """Worker processes: how far ahead they read, what they hold open, how they end."""
+
 import multiprocessing
 import os
 import signal
@@ -158,9 +159,14 @@ def test_a_worker_that_is_killed_ends_the_epoch_with_an_error_and_the_others(tmp
     assert set(multiprocessing.active_children()) == others
 
 
-@pytest.mark.parametrize("error", [
-    EOFError(), ConnectionResetError(), RuntimeError("DataLoader worker (pid(s) 7) exited unexpectedly"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "error",
+    [
+        EOFError(),
+        ConnectionResetError(),
+        RuntimeError("DataLoader worker (pid(s) 7) exited unexpectedly"),
+    ],
+)
 def test_a_worker_that_was_killed_is_named_with_its_signal_whatever_came_of_it(error):
     """Torch says no more than `exited unexpectedly` where the fetch finds the worker dead."""
     process = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))

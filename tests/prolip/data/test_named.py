@@ -1,4 +1,5 @@
 """Sources of data by one word, and bare addresses whose kind is recognised."""
+
 import pytest
 from tiny_tars import png
 
@@ -20,20 +21,41 @@ def test_every_word_names_its_kind_whatever_the_address_looks_like(kind):
         parse_source(f"{kind}:", "--train-data")
 
 
-@pytest.mark.parametrize(("address", "kind"), [
-    ("a.csv", "csv"), ("a.TSV", "csv"), ("a.parquet", "parquet"), ("a.jsonl", "jsonl"), ("a.tar", "shards"),
-    ("a.tar.gz", "shards"), ("d/{000..099}.tar", "shards"), ("a.tar::b.tar", "shards"), ("pipe:cat x", "shards"),
-    ("https://h/x", "shards"), ("s3://b/{0..9}.tar?sig=1", "shards"), ("{s3://b/0.tar,http://h/1.tar}", "shards"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("address", "kind"),
+    [
+        ("a.csv", "csv"),
+        ("a.TSV", "csv"),
+        ("a.parquet", "parquet"),
+        ("a.jsonl", "jsonl"),
+        ("a.tar", "shards"),
+        ("a.tar.gz", "shards"),
+        ("d/{000..099}.tar", "shards"),
+        ("a.tar::b.tar", "shards"),
+        ("pipe:cat x", "shards"),
+        ("https://h/x", "shards"),
+        ("s3://b/{0..9}.tar?sig=1", "shards"),
+        ("{s3://b/0.tar,http://h/1.tar}", "shards"),
+    ],
+)
 def test_bare_addresses_are_recognised_by_their_form(address, kind):
     assert parse_source(address) == (kind, address)
 
 
-@pytest.mark.parametrize(("files", "kind"), [
-    (["0.tar", "index.json"], "shards"), (["classnames.txt", "test/0.tar"], "wds"), (["train/nshards.txt"], "wds"),
-    (["0.tar", "nshards.txt"], "wds"), (["cat/1.png"], "images"), (["1.png", "1.txt"], "images"),
-    (["train-0.parquet"], "parquet"), (["classnames.txt", "cat/1.png"], "images"), (["test/1.png"], "images"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("files", "kind"),
+    [
+        (["0.tar", "index.json"], "shards"),
+        (["classnames.txt", "test/0.tar"], "wds"),
+        (["train/nshards.txt"], "wds"),
+        (["0.tar", "nshards.txt"], "wds"),
+        (["cat/1.png"], "images"),
+        (["1.png", "1.txt"], "images"),
+        (["train-0.parquet"], "parquet"),
+        (["classnames.txt", "cat/1.png"], "images"),
+        (["test/1.png"], "images"),
+    ],
+)
 def test_folders_are_recognised_by_what_they_hold(tmp_path, files, kind):
     make(tmp_path, *files)
     assert parse_source(str(tmp_path)).kind == kind

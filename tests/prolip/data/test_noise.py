@@ -1,4 +1,5 @@
 """Noisy correspondence: which captions go where, the same for all ranks, workers and restarts, and written down."""
+
 import itertools
 import json
 import logging
@@ -68,8 +69,10 @@ def test_slots_are_the_captions_by_their_place_in_lists():
     raw = {"__key__": "a", "txt": b" plain ", "json": {"name": "N", "keywords": ["x", " ", "z"], "group": "G"}}
     found = slots_of(raw, (2, "a"), CaptionSampler.parse("keywords,txt,missing"))
     assert found == [
-        Slot((2, "a"), "keywords", 0, "x"), Slot((2, "a"), "keywords", 2, "z"), Slot((2, "a"), "txt", 0, "plain")
-    ]  # fmt: skip
+        Slot((2, "a"), "keywords", 0, "x"),
+        Slot((2, "a"), "keywords", 2, "z"),
+        Slot((2, "a"), "txt", 0, "plain"),
+    ]
 
 
 def noisy_captions(folder, noise):
@@ -103,8 +106,9 @@ def test_the_loader_gives_the_captions_that_are_written_down(folder, tmp_path, w
     pictures = dict(zip(usual["key"], usual["image"]))
     drawn = set()
     for key, image, text, ids in zip(batch["key"], batch["image"], batch["text"], batch["caption_ids"]):
-        captions = [(field, number, caption) for field, found in wanted[key].items()
-                    for number, caption in enumerate(found)]  # fmt: skip
+        captions = [
+            (field, number, caption) for field, found in wanted[key].items() for number, caption in enumerate(found)
+        ]
         assert {caption_id(caption) for *_, caption in captions} == set(ids.tolist()) - {-1}
         assert any(letters([caption])[0].equal(text) for *_, caption in captions)
         assert image.equal(pictures[key])
@@ -116,8 +120,12 @@ def test_the_loader_gives_the_captions_that_are_written_down(folder, tmp_path, w
 
 def test_ranks_and_workers_see_the_same_noise(folder):
     def of(ranks, workers):
-        loaders = [build(folder, 8 // ranks, workers, rank, ranks, caption_sampling=FIELDS, known_matches=True,
-                         noise_ratio=0.4) for rank in range(ranks)]  # fmt: skip
+        loaders = [
+            build(
+                folder, 8 // ranks, workers, rank, ranks, caption_sampling=FIELDS, known_matches=True, noise_ratio=0.4
+            )
+            for rank in range(ranks)
+        ]
         digests = {loader.noise.digest for loader in loaders}
         whole = [gathered(step) for step in zip(*(epoch(loader) for loader in loaders))]
         for loader in loaders:
@@ -133,15 +141,19 @@ def test_ranks_and_workers_see_the_same_noise(folder):
 
 def test_ranks_that_share_the_reading_find_what_one_finds(folder):
     whole = build(folder, noise_ratio=0.4, caption_sampling=FIELDS).noise
-    sources = [build(folder, rank=rank, world_size=2, batch_size=2, noise_ratio=0.4, caption_sampling=FIELDS)
-               for rank in range(2)]  # fmt: skip
+    sources = [
+        build(folder, rank=rank, world_size=2, batch_size=2, noise_ratio=0.4, caption_sampling=FIELDS)
+        for rank in range(2)
+    ]
     answers = []
 
     def gather(value, work):  # what the other rank says is computed here, as it would be there
         if value is None:
             return work([None, None])
-        parts = [noises.read_slots(loader._chunks.source, dict(whole.shards), whole.captions, rank, 2)
-                 for rank, loader in enumerate(sources)]  # fmt: skip
+        parts = [
+            noises.read_slots(loader._chunks.source, dict(whole.shards), whole.captions, rank, 2)
+            for rank, loader in enumerate(sources)
+        ]
         answers.append(value[0])
         return work([(part, "") for part in parts])
 
@@ -174,8 +186,9 @@ def test_epochs_draw_from_the_same_noise(folder):
     loader = build(folder, batch_size=12, noise_ratio=0.5, transform=plain)
     first, second = (
         {key: tuple(text.tolist()) for key, text in zip(batch["key"], batch["text"])}
-        for number in (0, 1) for batch in epoch(loader, number)
-    )  # fmt: skip
+        for number in (0, 1)
+        for batch in epoch(loader, number)
+    )
     assert first == second
 
 

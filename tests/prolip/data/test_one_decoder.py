@@ -2,6 +2,7 @@
 
 Pictures of every mode that Pillow writes, in every format, drawn at random; what they mean is computed independently.
 """
+
 from __future__ import annotations
 
 import ast
@@ -27,16 +28,16 @@ from torchvision.datasets import ImageFolder
 from torchvision.transforms import PILToTensor
 
 import prolip
-from prolip.data import emoji
+from prolip.corpora.emoji import corpus as emoji
+from prolip.corpora.emoji.report import uncertainty
 from prolip.data.augment.crops import RandomCrop, crop
 from prolip.data.loader import DataConfig, build_loader
 from prolip.data.samples.decoding import decode_pixels
+from prolip.embedder import encoder
 from prolip.evaluation.clip_benchmark.repairs import Opaque, repaired
 from prolip.evaluation.datasets.base import DamagedData
 from prolip.evaluation.datasets.folders import open_folder
 from prolip.evaluation.datasets.wds import open_wds
-from prolip.evaluation.model import encoder
-from prolip.report import uncertainty
 
 SOURCE = Path(__file__).parents[3] / "src"
 
@@ -52,8 +53,16 @@ def library(folder, files):
     """`open_image` of a path, bytes of three types, an open file, a URL, a Pillow image."""
     for number, path in enumerate(files):
         data = path.read_bytes()
-        sources = (path, str(path), data, bytearray(data), memoryview(data), io.BytesIO(data), path.as_uri(),
-                   Image.open(path))  # fmt: skip
+        sources = (
+            path,
+            str(path),
+            data,
+            bytearray(data),
+            memoryview(data),
+            io.BytesIO(data),
+            path.as_uri(),
+            Image.open(path),
+        )
         yield prolip.open_image(sources[number % len(sources)])
 
 
@@ -135,8 +144,19 @@ def benchmark_files(folder, files, workers=None):
     return [image for image, _ in DataLoader(data, batch_size=None, collate_fn=None, **start)]
 
 
-DOORS = (library, training_shard, training_csv, training_folder, training_fast, corpus, report, evaluation_shards,
-         evaluation_folder, benchmark_shards, benchmark_files)  # fmt: skip
+DOORS = (
+    library,
+    training_shard,
+    training_csv,
+    training_folder,
+    training_fast,
+    corpus,
+    report,
+    evaluation_shards,
+    evaluation_folder,
+    benchmark_shards,
+    benchmark_files,
+)
 
 
 def write(folder, pictures) -> list[Path]:

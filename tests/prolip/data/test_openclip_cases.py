@@ -15,6 +15,7 @@ the text of --train-data only, so lists go to the functions below it. OpenCLIP o
 we also ask that all of them came. The last tests are about what OpenCLIP does and does not test: how an epoch is split
 over ranks and workers. There every sample comes once, where OpenCLIP rounds every worker up on its own.
 """
+
 from collections import Counter
 from pathlib import Path
 
@@ -73,9 +74,7 @@ def shares(train_data, **settings):
         train_data=train_data, train_num_samples=SAMPLES, dataset_resampled=True, batch_size=4, **settings
     )
     loader = build_loader(config, plain, letters)
-    captions = Counter(
-        "".join(chr(code) for code in row if code) for batch in loader for row in batch["text"].tolist()
-    )
+    captions = Counter("".join(chr(code) for code in row if code) for batch in loader for row in batch["text"].tolist())
     loader.close()
     assert captions.total() == SAMPLES
     return {caption: count / SAMPLES for caption, count in captions.items()}

@@ -1,4 +1,5 @@
 """Local files, commands and fsspec's file systems under the resuming stream."""
+
 import contextlib
 import os
 import random
@@ -183,9 +184,7 @@ def test_an_object_store_is_asked_again_from_the_byte_where_it_failed(unsteady, 
     assert faults.kinds[RESUMED] == wanted and not unsteady.plan
 
 
-@pytest.mark.parametrize(
-    ("plan", "kind"), [(["fail"] * 9, "interrupted shard"), (["ok", "change"], "changed shard")]
-)
+@pytest.mark.parametrize(("plan", "kind"), [(["fail"] * 9, "interrupted shard"), (["ok", "change"], "changed shard")])
 def test_an_object_store_that_stays_away_or_changes_the_object_is_named(unsteady, plan, kind):
     unsteady.plan = plan
     assert fault_of("hf://a/0").kind == kind

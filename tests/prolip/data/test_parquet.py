@@ -1,4 +1,5 @@
 """Parquet tables with paths and with images inside, which are read by row groups when they are wanted."""
+
 import json
 import pickle
 
@@ -25,10 +26,16 @@ def write(path, numbers, group=4, image=lambda data, n: {"bytes": data, "path": 
     return str(path)
 
 
-@pytest.mark.parametrize("image", [
-    lambda data, n: data, lambda data, n: {"bytes": data, "path": None},
-    lambda data, n: {"bytes": data, "path": "a.png"}, lambda data, n: {"bytes": data},
-], ids=["bytes", "no path", "one path", "bytes alone"])  # fmt: skip
+@pytest.mark.parametrize(
+    "image",
+    [
+        lambda data, n: data,
+        lambda data, n: {"bytes": data, "path": None},
+        lambda data, n: {"bytes": data, "path": "a.png"},
+        lambda data, n: {"bytes": data},
+    ],
+    ids=["bytes", "no path", "one path", "bytes alone"],
+)
 def test_images_inside_a_table_are_read_when_they_are_wanted(tmp_path, image):
     rows = read_rows(parse_source(write(tmp_path / "a.parquet", range(10), image=image)))
     assert [row.caption for row in rows.rows] == [f"caption {n}" for n in range(10)]
@@ -36,8 +43,9 @@ def test_images_inside_a_table_are_read_when_they_are_wanted(tmp_path, image):
     assert images(rows) == images(pickle.loads(pickle.dumps(rows))) == [png(n) for n in range(10)]  # noqa: S301
 
 
-@pytest.mark.parametrize("image", [lambda data, n: f"{n}.png", lambda data, n: {"bytes": None, "path": f"{n}.png"}],
-                         ids=["path", "no bytes"])  # fmt: skip
+@pytest.mark.parametrize(
+    "image", [lambda data, n: f"{n}.png", lambda data, n: {"bytes": None, "path": f"{n}.png"}], ids=["path", "no bytes"]
+)
 def test_images_beside_a_table_are_files(tmp_path, image):
     for number in range(6):
         (tmp_path / f"{number}.png").write_bytes(png(number))
@@ -55,9 +63,20 @@ def test_a_folder_of_tables_is_one_source_with_captions_and_classes_by_name(tmp_
     rows = read_rows(parse_source(str(tmp_path)))
     assert images(rows) == [png(n) for n in range(4)] and [row.caption for row in rows.rows] == several * 2
     assert rows.rows[3].record == {"label": 1} and rows.rows[3].path == f"{tmp_path}/train-1.parquet#2"
-    schema = pa.schema({"image": pa.binary(), "label": pa.int64()}).with_metadata({"huggingface": json.dumps(
-        {"info": {"features": {"image": {"_type": "Image"}, "label": {"names": ["cat", "dog"], "_type": "ClassLabel"}}}}
-    )})  # fmt: skip
+    schema = pa.schema({"image": pa.binary(), "label": pa.int64()}).with_metadata(
+        {
+            "huggingface": json.dumps(
+                {
+                    "info": {
+                        "features": {
+                            "image": {"_type": "Image"},
+                            "label": {"names": ["cat", "dog"], "_type": "ClassLabel"},
+                        }
+                    }
+                }
+            )
+        }
+    )
     pq.write_table(pa.table({"image": [png(0), png(1)], "label": [1, 0]}, schema), tmp_path / "z.parquet")
     rows = read_rows(parse_source(str(tmp_path / "z.parquet")))
     assert [row.caption for row in rows.rows] == ["dog", "cat"]

@@ -1,4 +1,5 @@
 """`prolip.open_image`: where pictures may lie, what is said of what cannot be used, grey without a known range."""
+
 from __future__ import annotations
 
 import io
@@ -74,20 +75,35 @@ def test_missing_files_and_folders_are_named_with_what_is_there(tmp_path):
         prolip.open_image(tmp_path)
 
 
-@pytest.mark.parametrize("source, message", [
-    (np.zeros((4, 4, 3), np.uint8), r"a ndarray is no picture: give a path.*Image.fromarray\(array\)"),
-    (None, "a NoneType is no picture: give a path"),
-    (io.StringIO("x"), r"gives text: open it with open\(path, 'rb'\)"),
-    (b"", "the bytes: bad image: 0 bytes: cannot identify image, wanted JPEG, PNG"),
-    (b"<html>no</html>", "bad image: 15 bytes that begin with b'<html>no</html>': cannot identify image"),
-    (saved(Image.effect_noise((40, 40), 60))[:-300], "the bytes: bad image: .*Give another picture, or repair this"),
-    (Image.new("RGB", (0, 5)), "the Pillow image of mode RGB and size 0 x 5: bad image: 0 x 5 pixels"),
-    (saved(Image.fromarray(np.full((3, 3), 5.0, np.float32)), "TIFF"), "floats from 5 to 5 do not say what is white"),
-    (Image.fromarray(np.full((3, 3), np.nan, np.float32)), "mode F and size 3 x 3: .*nan .*wanted 0 to 1 or 0 to 255"),
-    (Image.fromarray(np.full((3, 3), -0.5, np.float32)), "floats from -0.5"),
-    (Image.fromarray(np.full((3, 3), 70_000, np.int32)), "integers of 32 bits from 70000 to 70000 do not say"),
-    (Image.fromarray(np.array([[-1, 5]], np.int32)), "integers of 32 bits from -1 to 5 .*save the picture with 8 or"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "source, message",
+    [
+        (np.zeros((4, 4, 3), np.uint8), r"a ndarray is no picture: give a path.*Image.fromarray\(array\)"),
+        (None, "a NoneType is no picture: give a path"),
+        (io.StringIO("x"), r"gives text: open it with open\(path, 'rb'\)"),
+        (b"", "the bytes: bad image: 0 bytes: cannot identify image, wanted JPEG, PNG"),
+        (b"<html>no</html>", "bad image: 15 bytes that begin with b'<html>no</html>': cannot identify image"),
+        (
+            saved(Image.effect_noise((40, 40), 60))[:-300],
+            "the bytes: bad image: .*Give another picture, or repair this",
+        ),
+        (Image.new("RGB", (0, 5)), "the Pillow image of mode RGB and size 0 x 5: bad image: 0 x 5 pixels"),
+        (
+            saved(Image.fromarray(np.full((3, 3), 5.0, np.float32)), "TIFF"),
+            "floats from 5 to 5 do not say what is white",
+        ),
+        (
+            Image.fromarray(np.full((3, 3), np.nan, np.float32)),
+            "mode F and size 3 x 3: .*nan .*wanted 0 to 1 or 0 to 255",
+        ),
+        (Image.fromarray(np.full((3, 3), -0.5, np.float32)), "floats from -0.5"),
+        (Image.fromarray(np.full((3, 3), 70_000, np.int32)), "integers of 32 bits from 70000 to 70000 do not say"),
+        (
+            Image.fromarray(np.array([[-1, 5]], np.int32)),
+            "integers of 32 bits from -1 to 5 .*save the picture with 8 or",
+        ),
+    ],
+)
 def test_what_is_no_picture_is_refused_in_one_line(source, message):
     with pytest.raises(ValueError, match=message) as refusal:
         prolip.open_image(source)
@@ -121,21 +137,29 @@ def test_rgb_comes_back_as_it_is():
 def png_of(depth, colour, rows, key):
     """A PNG of two rows with a transparent value."""
     width = len(rows[0]) * 8 // depth // (3 if colour == 2 else 1)
-    parts = [(b"IHDR", struct.pack(">IIBBBBB", width, len(rows), depth, colour, 0, 0, 0)), (b"tRNS", key),
-             (b"IDAT", zlib.compress(b"".join(b"\0" + row for row in rows))), (b"IEND", b"")]  # fmt: skip
-    chunks = [struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-              for kind, data in parts]  # fmt: skip
+    parts = [
+        (b"IHDR", struct.pack(">IIBBBBB", width, len(rows), depth, colour, 0, 0, 0)),
+        (b"tRNS", key),
+        (b"IDAT", zlib.compress(b"".join(b"\0" + row for row in rows))),
+        (b"IEND", b""),
+    ]
+    chunks = [
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)) for kind, data in parts
+    ]
     return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
 
 
-@pytest.mark.parametrize("data, levels", [
-    (png_of(2, 0, [bytes([0b00011011])], b"\0\1"), [0, 255, 170, 255]),
-    (png_of(4, 0, [bytes([0x12])], b"\0\1"), [255, 34]),
-    (png_of(8, 0, [bytes([7, 8])], b"\0\7"), [255, 8]),
-    (png_of(16, 0, [b"\x56\x78\x12\x34"], b"\x56\x78"), [255, 0x12]),
-    (png_of(16, 2, [b"\x56\x78\x56\x78\x56\x78" + b"\x12\x34\x12\x34\x12\x34"], b"\x56\x78" * 3), [255, 0x12]),
-    (png_of(16, 2, [b"\x56\x78\x56\x78\x56\x78" + b"\x12\x34\x12\x34\x12\x34"], b"\0\1" * 3), [0x56, 0x12]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "data, levels",
+    [
+        (png_of(2, 0, [bytes([0b00011011])], b"\0\1"), [0, 255, 170, 255]),
+        (png_of(4, 0, [bytes([0x12])], b"\0\1"), [255, 34]),
+        (png_of(8, 0, [bytes([7, 8])], b"\0\7"), [255, 8]),
+        (png_of(16, 0, [b"\x56\x78\x12\x34"], b"\x56\x78"), [255, 0x12]),
+        (png_of(16, 2, [b"\x56\x78\x56\x78\x56\x78" + b"\x12\x34\x12\x34\x12\x34"], b"\x56\x78" * 3), [255, 0x12]),
+        (png_of(16, 2, [b"\x56\x78\x56\x78\x56\x78" + b"\x12\x34\x12\x34\x12\x34"], b"\0\1" * 3), [0x56, 0x12]),
+    ],
+)
 def test_the_transparent_value_of_a_png_is_found_at_every_depth(data, levels):
     for source in (data, Image.open(io.BytesIO(data))):
         assert np.asarray(prolip.open_image(source))[0, :, 0].tolist() == levels
@@ -153,8 +177,10 @@ def test_open_image_is_named_where_people_look():
         assert "prolip.open_image(" in (root / page).read_text()
 
 
-@pytest.mark.parametrize("place, reported", [("/dev/zero", "is a pipe or a device"), ("pipe", "is a pipe or a device"),
-                                         ("", "an empty path is no picture")])  # fmt: skip
+@pytest.mark.parametrize(
+    "place, reported",
+    [("/dev/zero", "is a pipe or a device"), ("pipe", "is a pipe or a device"), ("", "an empty path is no picture")],
+)
 def test_what_has_no_end_is_no_picture(place, reported, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     os.mkfifo("pipe")

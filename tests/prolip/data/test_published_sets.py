@@ -1,4 +1,5 @@
 """Training on published sets: their images with all of their captions, from the very readers that evaluation has."""
+
 import sys
 from pathlib import Path
 
@@ -22,9 +23,11 @@ def sets(tmp_path):
     coco, flickr = mini.karpathy(tmp_path / "c"), mini.karpathy(tmp_path / "f", dataset="flickr30k")
     birds = mini.cub(tmp_path / "b")
     return {
-        "coco": f"coco:{coco[0]},{coco[1]}", "flickr": f"flickr:{flickr[0]},{flickr[1]}",
-        "cub": f"cub:{birds[0]},{birds[1]}", "iapr": f"iapr:{mini.iapr(tmp_path / 'iaprtc12')}",
-    }  # fmt: skip
+        "coco": f"coco:{coco[0]},{coco[1]}",
+        "flickr": f"flickr:{flickr[0]},{flickr[1]}",
+        "cub": f"cub:{birds[0]},{birds[1]}",
+        "iapr": f"iapr:{mini.iapr(tmp_path / 'iaprtc12')}",
+    }
 
 
 def read(data, split, size=None, **settings):
@@ -98,13 +101,19 @@ def test_captions_of_a_list_are_shuffled_by_their_place(sets):
         assert set(ids.tolist()) - {-1} == wanted
 
 
-@pytest.mark.parametrize("settings, message", [
-    ({"train_data": "coco:a.json"}, r"'coco:a.json' has 1 address\(es\): write coco:JSON,IMAGES"),
-    ({"train_data": "cub:a,b,c,d"}, r"write cub:CAPTIONS,IMAGES\[,LISTS\]"),
-    ({"train_data": "cocoo:a.json,b"}, "did you mean coco:JSON,IMAGES"),
-    ({"train_data": "a.csv", "train_split": "train"}, "--train-split train, but --train-data has no splits: .*coco:"),
-    ({"train_data": "coco:a,b", "dataset_resampled": True}, "draws shards, .* is of the kind coco"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "settings, message",
+    [
+        ({"train_data": "coco:a.json"}, r"'coco:a.json' has 1 address\(es\): write coco:JSON,IMAGES"),
+        ({"train_data": "cub:a,b,c,d"}, r"write cub:CAPTIONS,IMAGES\[,LISTS\]"),
+        ({"train_data": "cocoo:a.json,b"}, "did you mean coco:JSON,IMAGES"),
+        (
+            {"train_data": "a.csv", "train_split": "train"},
+            "--train-split train, but --train-data has no splits: .*coco:",
+        ),
+        ({"train_data": "coco:a,b", "dataset_resampled": True}, "draws shards, .* is of the kind coco"),
+    ],
+)
 def test_other_forms_are_refused(settings, message):
     with pytest.raises(ValueError, match=message):
         build(**{"data": settings.pop("train_data"), **settings})

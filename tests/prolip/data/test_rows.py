@@ -1,4 +1,5 @@
 """Tables of any common form: their separators, columns and paths are recognised, and all problems told at once."""
+
 import csv
 import json
 
@@ -31,10 +32,19 @@ TRUTH = [(f"{number}.png", f"a caption, of {number}") for number in range(3)]
 
 
 @pytest.mark.parametrize("separator", [",", "\t", ";", "|"])
-@pytest.mark.parametrize("header", [
-    ("image", "caption"), ("Image Path", "Caption"), (" filename ", " text"), ("file_name", "description"),
-    ("FILE", "Title"), ("img", "sentence"), ("datei", "beschreibung"), ("caption_file", "words"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "header",
+    [
+        ("image", "caption"),
+        ("Image Path", "Caption"),
+        (" filename ", " text"),
+        ("file_name", "description"),
+        ("FILE", "Title"),
+        ("img", "sentence"),
+        ("datei", "beschreibung"),
+        ("caption_file", "words"),
+    ],
+)
 def test_separators_and_columns_are_recognised(folder, separator, header, caplog):
     with open("a.csv", "w", newline="", encoding="utf-8-sig") as file:
         csv.writer(file, delimiter=separator).writerows([header, *TRUTH])
@@ -143,8 +153,11 @@ def test_addresses_in_a_table_are_named_as_such(folder):
 
 
 def test_json_lines_are_read_strictly_with_several_captions_an_image(folder):
-    lines = [{"file_name": "0.png", "text": ["x", "y"], "label": 3}, {"file_name": "1.png", "text": "z"},
-             {"file_name": "1.png", "text": "w"}]  # fmt: skip
+    lines = [
+        {"file_name": "0.png", "text": ["x", "y"], "label": 3},
+        {"file_name": "1.png", "text": "z"},
+        {"file_name": "1.png", "text": "w"},
+    ]
     (folder / "a.jsonl").write_text("\n\n".join(map(json.dumps, lines)))
     read = read_rows(parse_source("a.jsonl"))
     assert found(read) == [("0.png", ["x", "y"]), ("1.png", ["z", "w"])] and read.rows[0].record == {"label": 3}

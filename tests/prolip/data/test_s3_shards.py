@@ -1,4 +1,5 @@
 """Shards from a local S3 (moto), on its own and behind a proxy that cuts and stalls."""
+
 import random
 import time
 from pathlib import Path

@@ -329,8 +329,11 @@ def test_a_key_that_comes_again_later_is_reported_and_handed_out_once(tmp_path):
 def test_webdatasets_own_grouping_gives_the_same_samples(tmp_path):
     rows = [("x/y", {"PNG": b"1", "seg.txt": b"2"}), ("a.b", {"c": b"3"}), ("d", {"txt": b""})]
     url = write_tar(tmp_path / "0.tar", rows)
-    files = ({"fname": f"{key}.{suffix}", "data": data, "__url__": url} for key, parts in rows
-             for suffix, data in parts.items())  # fmt: skip
+    files = (
+        {"fname": f"{key}.{suffix}", "data": data, "__url__": url}
+        for key, parts in rows
+        for suffix, data in parts.items()
+    )
     assert list(read_shard(url)) == list(group_by_keys(files))
 
 

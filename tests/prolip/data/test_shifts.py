@@ -1,4 +1,5 @@
 """Strong changes: each is one, in range, the same for equal seeds, and what its name says."""
+
 from __future__ import annotations
 
 import pytest
@@ -36,8 +37,15 @@ def test_changes_are_what_they_are_called(picture):
     hue = found["hue"][:, 10, 24]
     assert hue.argmax() != 0 and hue.amax() == pytest.approx(0.9, abs=0.01)
     assert found["edges"].mean() > 0.8 and found["edges"][:, 18, 24].mean() < 0.7
-    halves = [found["cut"][part].min().item() for part in (
-        (..., slice(20), slice(None)), (..., slice(20, None), slice(None)), (..., slice(24)), (..., slice(24, None)))]
+    halves = [
+        found["cut"][part].min().item()
+        for part in (
+            (..., slice(20), slice(None)),
+            (..., slice(20, None), slice(None)),
+            (..., slice(24)),
+            (..., slice(24, None)),
+        )
+    ]
     assert sum(x == 1.0 for x in halves) == 1
     names = ("stretch", "rotate", "bend", "crumple")
     ink = {name: float((found[name].mean(0) < 0.9).double().mean()) for name in names}

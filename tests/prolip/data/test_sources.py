@@ -1,4 +1,5 @@
 """Which kind of data it is, and what is refused before the first batch."""
+
 from pathlib import Path
 
 import pytest

@@ -1,4 +1,5 @@
 """The start of a run on several ranks: one of them looks at the files, and all have the data, or the same error."""
+
 from __future__ import annotations
 
 import json
@@ -18,8 +19,8 @@ from prolip.data.index import build_index
 from prolip.data.loader import build_loader
 from prolip.data.reading.entries import INDEX_NAME
 from training.config import build_config
+from training.evaluate import open_validation
 from training.parallel.distributed import World, from_first
-from training.validation import open_validation
 
 NOTED = {"stat": "looked up", "open": "opened", "os.listdir": "listed", "os.scandir": "listed", "built": "built"}
 
@@ -86,9 +87,12 @@ def write_table(folder: Path) -> str:
 
 
 SHARDS = {
-    "indexed": {}, "by two workers": {"workers": 2}, "counted": {}, "one shard": {},
+    "indexed": {},
+    "by two workers": {"workers": 2},
+    "counted": {},
+    "one shard": {},
     "resampled": {"dataset_resampled": True, "train_data_upsampling_factors": "2::1"},
-}  # fmt: skip
+}
 ROWS = {"table": {}, "folder": {}, "split": {"split": 0.4}}
 
 
@@ -147,10 +151,16 @@ def failure(rank: int, data: str, settings: dict) -> tuple[str, str]:
 
 def failures(rank: int, folder: str) -> list[tuple[str, str]]:
     """What a rank says of data that cannot be used, one after the other: none is left behind by an error."""
-    cases = [(f"{folder}/{{0..3}}.tar", {}), (f"{folder}/0.tar", {}), (f"{folder}/odd/*.tar", {}),
-             (f"{folder}/{{1..2}}.tar", {"select": "group=none"}), (f"{folder}/bad/0.tar", {}),
-             (f"{folder}/no.csv", {}), ("nosuch://x/0.tar", {}),
-             (f"{folder}/{{0..2}}.tar", {"shard_index": f"{folder}/no.json"})]  # fmt: skip
+    cases = [
+        (f"{folder}/{{0..3}}.tar", {}),
+        (f"{folder}/0.tar", {}),
+        (f"{folder}/odd/*.tar", {}),
+        (f"{folder}/{{1..2}}.tar", {"select": "group=none"}),
+        (f"{folder}/bad/0.tar", {}),
+        (f"{folder}/no.csv", {}),
+        ("nosuch://x/0.tar", {}),
+        (f"{folder}/{{0..2}}.tar", {"shard_index": f"{folder}/no.json"}),
+    ]
     return [failure(rank, *case) for case in cases]
 
 
@@ -165,22 +175,44 @@ def test_what_the_first_rank_finds_wrong_every_rank_says_in_the_same_words(tmp_p
     (tmp_path / "bad" / "0.tar").write_bytes(b"no tar")
     first, other = run_ranks(2, failures, str(tmp_path))
     assert first == other
-    wanted = ["1 of 4 shards are missing", "says that", "is no JSON", "that fits --select", "is no tar archive",
-              "is missing", "is not opened", "--shard-index"]  # fmt: skip
+    wanted = [
+        "1 of 4 shards are missing",
+        "says that",
+        "is no JSON",
+        "that fits --select",
+        "is no tar archive",
+        "is missing",
+        "is not opened",
+        "--shard-index",
+    ]
     for (_, said), part in zip(first, wanted, strict=True):
         assert part in said, (part, said)
-    assert [kind for kind, _ in first] == ["FileNotFoundError", "ValueError", "ValueError", "ValueError", "ValueError",
-                                           "FileNotFoundError", "ValueError", "OSError"]  # fmt: skip
+    assert [kind for kind, _ in first] == [
+        "FileNotFoundError",
+        "ValueError",
+        "ValueError",
+        "ValueError",
+        "ValueError",
+        "FileNotFoundError",
+        "ValueError",
+        "OSError",
+    ]
 
 
 def open_sets(rank: int, folder: str, ranks: int = 2) -> list[tuple]:
     """What is known of the test sets of a run, and their samples."""
     calls = Calls(folder, rank) if ranks > 1 else None
-    config = build_config("prolip", {
-        "model": {"model": "ProLIP-ViT-test"}, "data": {"train_data": f"{folder}/*.tar", "batch_size": 2},
-        "val": {"val_data": (f"shards:{folder}/{{0..1}}.tar", f"csv:{folder}/d.csv", f"images:{folder}/in"),
-                "val_split": "0.5"},
-    })  # fmt: skip
+    config = build_config(
+        "prolip",
+        {
+            "model": {"model": "ProLIP-ViT-test"},
+            "data": {"train_data": f"{folder}/*.tar", "batch_size": 2},
+            "val": {
+                "val_data": (f"shards:{folder}/{{0..1}}.tar", f"csv:{folder}/d.csv", f"images:{folder}/in"),
+                "val_split": "0.5",
+            },
+        },
+    )
     tasks = open_validation(config, None, None, World(rank=rank, world_size=ranks)).tasks
     if calls is not None:
         calls.note("built", folder)

@@ -174,8 +174,10 @@ def test_single_shards_that_are_lost_do_not_end_a_stream(tmp_path):
 def test_rows_of_a_group_are_read_together_where_a_process_keeps_few():
     groups = Groups(torch.arange(60) // 5, torch.full((12,), 0.4, dtype=torch.float64))
     rows = RowSource(60, lambda row: {"__key__": str(row)}, None, groups)
-    passes = [[int(row.raw["__key__"]) for row in islice(rows.stream(Place(0, epoch, 0, 1), FaultCounter()), 60)]
-              for epoch in range(3)]  # fmt: skip
+    passes = [
+        [int(row.raw["__key__"]) for row in islice(rows.stream(Place(0, epoch, 0, 1), FaultCounter()), 60)]
+        for epoch in range(3)
+    ]
     for order in passes:
         assert sorted(order) == list(range(60))
         blocks = [len({row // 5 for row in order[at : at + 10]}) for at in range(0, 60, 10)]
@@ -184,6 +186,8 @@ def test_rows_of_a_group_are_read_together_where_a_process_keeps_few():
     whole = RowSource(60, rows.read, None, Groups(groups.of_row, groups.sizes / 12))
     alone = RowSource(60, rows.read)
     for place in (Place(0, 0, 0, 2), Place(0, 0, 1, 2)):
-        found = [[row.raw["__key__"] for row in islice(source.stream(place, FaultCounter()), 60)]
-                 for source in (whole, alone)]  # fmt: skip
+        found = [
+            [row.raw["__key__"] for row in islice(source.stream(place, FaultCounter()), 60)]
+            for source in (whole, alone)
+        ]
         assert found[0] == found[1]  # all fit, and the order is that of any other rows

@@ -3,6 +3,7 @@
 Every shard is of one class of mistake, under random keys, folders, counts and orders; what its line must say is known
 from how it was made. A good shard among them must be taken.
 """
+
 import bz2
 import gzip
 import io
@@ -52,8 +53,10 @@ def pairs(rng, image, text, image_suffix, text_suffix):
 
 def dots(rng):
     middle = rng.choice(["v2", "v2.001", "2024-01", "thumb.small"])
-    return pairs(rng, png(), b"a", f"{middle}.{rng.choice(IMAGE_SUFFIXES)}", f"{middle}.txt"), \
-        [f"_{middle.replace('.', '_')}.", "the key ends at the first dot"]  # fmt: skip
+    return pairs(rng, png(), b"a", f"{middle}.{rng.choice(IMAGE_SUFFIXES)}", f"{middle}.txt"), [
+        f"_{middle.replace('.', '_')}.",
+        "the key ends at the first dot",
+    ]
 
 
 def folders(rng):
@@ -62,13 +65,16 @@ def folders(rng):
 
 
 def apart(rng):
-    return archive([(f"images/{k}.jpg", png()) for k in keys(rng)] + [(f"texts/{k}.txt", b"a") for k in keys(rng)]), \
-        ["its images and texts have different keys"]  # fmt: skip
+    return archive([(f"images/{k}.jpg", png()) for k in keys(rng)] + [(f"texts/{k}.txt", b"a") for k in keys(rng)]), [
+        "its images and texts have different keys"
+    ]
 
 
 def of_macos(rng):
-    return archive([(f"{rng.choice(['', 'd/'])}._{i}.{s}", b"x") for i in range(3) for s in ("jpg", "txt")]), \
-        ["is what macOS keeps beside a file", "COPYFILE_DISABLE=1"]  # fmt: skip
+    return archive([(f"{rng.choice(['', 'd/'])}._{i}.{s}", b"x") for i in range(3) for s in ("jpg", "txt")]), [
+        "is what macOS keeps beside a file",
+        "COPYFILE_DISABLE=1",
+    ]
 
 
 def unknown(rng):
@@ -101,8 +107,11 @@ def in_json(rng):
     fields = [("id", 7), ("width", 1.5), ("ok", True), ("tags", []), ("box", {"x": 1}), ("hash", None), (name, value)]
     record = dict(rng.sample(fields, len(fields)))
     kind = "2 texts" if name == "captions" else "a text"
-    return pairs(rng, png(), json.dumps(record).encode(), "jpg", "json"), \
-        [f"--caption-sampling {name}", "id (a number)", f"{name} ({kind})"]  # fmt: skip
+    return pairs(rng, png(), json.dumps(record).encode(), "jpg", "json"), [
+        f"--caption-sampling {name}",
+        "id (a number)",
+        f"{name} ({kind})",
+    ]
 
 
 def no_field(rng):
@@ -130,24 +139,47 @@ def no_tar(rng):
         file.writestr("a.jpg", png())
     page, answer = f"<!DOCTYPE html><title>404</title>{rest}", json.dumps({"error": "denied", "x": rest})
     xml, pointer = f'<?xml version="1.0"?><Error>{rest}</Error>', "version https://git-lfs.github.com/spec/v1\noid sha"
-    data, words = rng.choice([
-        (page, ["an HTML page", "<!DOCTYPE html>", "fetch it again"]), (f"\n\n  <HTML>{rest}", ["an HTML page"]),
-        (answer, ["JSON", '"error": "denied"']), (xml, ["XML", "Error"]), (pointer, ["Git LFS", "git lfs pull"]),
-        (f"url\tcaption\n{rest}", ["text ('url\\tcaption')"]), (zipped.getvalue(), ["a zip archive", "unpack it"]),
-        (b"PAR1" + rng.randbytes(900), ["a Parquet table"]), (png(), ["a PNG image"]), (b"", ["an empty file"]),
-        (gzip.compress(page.encode()), ["gzip-compressed data with an HTML page"]),
-        (bz2.compress(answer.encode()), ["bzip2-compressed data with JSON"]),
-        (lzma.compress(rest.encode() + b"x"), ["xz-compressed data with"]),
-        (b"\xcd\x07" + rng.randbytes(2000), ["bytes of no known format (cd 07"]),
-        (b"\x28\xb5\x2f\xfd" + rng.randbytes(99), ["zstd-compressed data"]),
-    ])  # fmt: skip
+    data, words = rng.choice(
+        [
+            (page, ["an HTML page", "<!DOCTYPE html>", "fetch it again"]),
+            (f"\n\n  <HTML>{rest}", ["an HTML page"]),
+            (answer, ["JSON", '"error": "denied"']),
+            (xml, ["XML", "Error"]),
+            (pointer, ["Git LFS", "git lfs pull"]),
+            (f"url\tcaption\n{rest}", ["text ('url\\tcaption')"]),
+            (zipped.getvalue(), ["a zip archive", "unpack it"]),
+            (b"PAR1" + rng.randbytes(900), ["a Parquet table"]),
+            (png(), ["a PNG image"]),
+            (b"", ["an empty file"]),
+            (gzip.compress(page.encode()), ["gzip-compressed data with an HTML page"]),
+            (bz2.compress(answer.encode()), ["bzip2-compressed data with JSON"]),
+            (lzma.compress(rest.encode() + b"x"), ["xz-compressed data with"]),
+            (b"\xcd\x07" + rng.randbytes(2000), ["bytes of no known format (cd 07"]),
+            (b"\x28\xb5\x2f\xfd" + rng.randbytes(99), ["zstd-compressed data"]),
+        ]
+    )
     return data.encode() if isinstance(data, str) else data, ["it is no tar archive but", *words]
 
 
 MISTAKES = (
-    dots, folders, apart, of_macos, unknown, texts_alone, images_alone, bare, nested, in_json, no_field, no_json,
-    misnamed, empty_archive, no_tar, no_tar, no_tar,
-)  # fmt: skip
+    dots,
+    folders,
+    apart,
+    of_macos,
+    unknown,
+    texts_alone,
+    images_alone,
+    bare,
+    nested,
+    in_json,
+    no_field,
+    no_json,
+    misnamed,
+    empty_archive,
+    no_tar,
+    no_tar,
+    no_tar,
+)
 
 
 def check(tmp_path, seed):
@@ -257,8 +289,11 @@ def test_rows_without_a_caption_name_the_fields_there_are(tmp_path, kind):
         (tmp_path / f"{i}.png").write_bytes(png(i))
         (tmp_path / f"{i}.json").write_text('{"n": 1, "caption": "a cat"}')
     if kind == "folder":
-        with pytest.raises(ValueError, match=r"^--train-data: none of the 4 images has a caption .*n \(a number\), "
-                           r"caption \(a text\): --caption-sampling caption$"):  # fmt: skip
+        with pytest.raises(
+            ValueError,
+            match=r"^--train-data: none of the 4 images has a caption .*n \(a number\), "
+            r"caption \(a text\): --caption-sampling caption$",
+        ):
             build(tmp_path)
         assert build(tmp_path, caption_sampling="caption").num_batches == 1
         return

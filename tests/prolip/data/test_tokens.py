@@ -1,4 +1,5 @@
 """Augmentation of token ids: against the definition token by token, shares, what must stay, equality over ranks."""
+
 import math
 from types import SimpleNamespace
 
@@ -81,9 +82,10 @@ def test_shares_are_those_asked_for():
     out = build()(text, 3)
     size = text.numel()
     found = {
-        "mask": out.eq(MASK).sum().item(), "delete": out.eq(PAD).sum().item(),
+        "mask": out.eq(MASK).sum().item(),
+        "delete": out.eq(PAD).sum().item(),
         "random": (out.ne(MASK) & out.ne(PAD) & out.ne(50)).sum().item(),
-    }  # fmt: skip
+    }
     for share, name in zip(SHARES, ("mask", "random", "delete")):
         expected = share * (95 / 96 if name == "random" else 1)  # one in 96 words is itself
         assert abs(found[name] / size - expected) < 5 * math.sqrt(share / size)

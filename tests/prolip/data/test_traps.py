@@ -2,6 +2,7 @@
 
 The bounds are lowered here, so that a few megabytes show what gigabytes would; under `slow` they are the real ones.
 """
+
 import bz2
 import gzip
 import io
@@ -21,7 +22,7 @@ import numpy as np
 import pytest
 from tiny_tars import members, png, write_tar
 
-from prolip.data import emoji
+from prolip.corpora.emoji import corpus as emoji
 from prolip.data.faults import FaultCounter, SampleFault, ShardFault
 from prolip.data.reading import shards, tar
 from prolip.data.reading.entries import from_json
@@ -152,11 +153,19 @@ def global_names(rng):
 
 
 TRAPS = {
-    large_member: "oversized member", large_sample: "oversized member", many_members: "oversized member",
-    claimed: "broken shard", claimed_other: "broken shard", negative: "broken shard", long_header: "broken shard",
-    pax_size: "broken shard", sparse_map: "broken shard", sparse_pax: "broken shard", header_chain: "broken shard",
+    large_member: "oversized member",
+    large_sample: "oversized member",
+    many_members: "oversized member",
+    claimed: "broken shard",
+    claimed_other: "broken shard",
+    negative: "broken shard",
+    long_header: "broken shard",
+    pax_size: "broken shard",
+    sparse_map: "broken shard",
+    sparse_pax: "broken shard",
+    header_chain: "broken shard",
     global_names: "broken shard",
-}  # fmt: skip
+}
 
 
 def spring(folder, seed):
@@ -285,11 +294,18 @@ def index_json(**changes):
     return {"format": "prolip shard index 1", "shards": {"0.tar": entry}} | changes
 
 
-@pytest.mark.parametrize("data", [
-    index_json(shards=[]), index_json(shards={"0.tar": 3}), index_json(entry={"samples": -1}),
-    index_json(entry={"samples": True}), index_json(entry={"samples": "3"}), index_json(entry={"bytes": 1e400}),
-    index_json(entry={"sha256": None}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "data",
+    [
+        index_json(shards=[]),
+        index_json(shards={"0.tar": 3}),
+        index_json(entry={"samples": -1}),
+        index_json(entry={"samples": True}),
+        index_json(entry={"samples": "3"}),
+        index_json(entry={"bytes": 1e400}),
+        index_json(entry={"sha256": None}),
+    ],
+)
 def test_an_index_of_values_that_cannot_be_is_damaged(data):
     with pytest.raises(ValueError, match="i.json is damaged .*: write it anew") as caught:
         from_json(data, "/data/i.json")
@@ -326,6 +342,11 @@ def test_a_few_megabytes_of_gzip_that_hold_two_gigabytes_take_no_half_gigabyte(t
         "assert faults.bad_samples + faults.bad_shards >= 1 and grown < 500_000, (faults, grown)"
     )
     source = str(Path(tar.__file__).parents[2])
-    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "0.tar.gz")], capture_output=True, text=True,
-                          env={"PYTHONPATH": source}, timeout=250)  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "0.tar.gz")],
+        capture_output=True,
+        text=True,
+        env={"PYTHONPATH": source},
+        timeout=250,
+    )
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,5 @@
 """Loaders of small data for the tests of the data module."""
+
 from __future__ import annotations
 
 import torch

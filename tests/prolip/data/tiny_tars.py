@@ -1,4 +1,5 @@
 """Small shards, a transform and a tokenizer for the tests of the data module."""
+
 from __future__ import annotations
 
 import io

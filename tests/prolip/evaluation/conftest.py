@@ -1,16 +1,18 @@
 """Models that tests below this folder share; its being here also puts the folder's helper modules on the path."""
+
 from __future__ import annotations
 
 import miniatures as mini
 import pytest
 
-from prolip.evaluation.loading import load_embedder
 from prolip.evaluation.metrics import blockwise
+from prolip.loading import load_embedder
 
 
 @pytest.fixture
 def in_blocks(monkeypatch):
     """Have score matrices read so many scores at a time."""
+
     def read(scores: int) -> None:
         monkeypatch.setattr(blockwise, "BLOCK", scores)
         monkeypatch.setattr(blockwise, "ROWS", 1)

@@ -1,4 +1,5 @@
 """Retrieval metrics by sorting the whole score matrix: what the metrics of `metrics.blockwise` are held against."""
+
 from __future__ import annotations
 
 from collections.abc import Sequence

@@ -1,4 +1,5 @@
 """A model, its tokenizer and its preprocessing as an evaluation embeds by them, for the tests of what stands above."""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
@@ -6,8 +7,8 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor, nn
 
-from prolip.evaluation import model as evaluated
-from prolip.evaluation.model import Embedder, Loaded, embedder_of, encoder
+from prolip import embedder as evaluated
+from prolip.embedder import Embedder, Loaded, embedder_of, encoder
 from prolip.gaussian import Gaussian, concatenate
 from prolip.methods import find_score
 

@@ -1,4 +1,5 @@
 """Tiny test sets in the true format of each reader, and tiny models, for the tests of evaluations."""
+
 from __future__ import annotations
 
 import csv
@@ -15,9 +16,9 @@ import torch
 from PIL import Image
 
 import prolip
-from prolip.evaluation.loading import load_embedder
-from prolip.evaluation.model import Embedder
-from prolip.models.weights.checkpoint import save_pretrained
+from prolip.embedder import Embedder
+from prolip.loading import load_embedder
+from prolip.models.checkpoint import save_pretrained
 
 CLASSES = ("red car", "green tree", "blue sea", "small dog", "old house", "snow", "night sky")
 TEMPLATES = ("a photo of a {c}.", "{c}", "this is the {c} of a friend")
@@ -238,10 +239,16 @@ def winogavil(root: Path, sizes: Sequence[int] = (5, 6, 10, 12, 12), packed: boo
     for number, size in enumerate(sizes):
         candidates = rng.choice(words, size, replace=False).tolist()
         true = candidates[: 2 + number % 3]
-        rows.append({
-            "ID": number, "cue": ("Ocean", "music", "Egypt", "run", "tree")[number % 5], "candidates": candidates,
-            "associations": true, "num_associations": len(true), "num_candidates": size,
-        })  # fmt: skip
+        rows.append(
+            {
+                "ID": number,
+                "cue": ("Ocean", "music", "Egypt", "run", "tree")[number % 5],
+                "candidates": candidates,
+                "associations": true,
+                "num_associations": len(true),
+                "num_candidates": size,
+            }
+        )
     write_table(root / "winogavil_dataset.csv", rows)
     return root
 

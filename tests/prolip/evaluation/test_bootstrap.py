@@ -1,4 +1,5 @@
 """Intervals against draws of the queries themselves, against theory, and in pairs."""
+
 from statistics import harmonic_mean
 
 import numpy as np
@@ -6,7 +7,6 @@ import pytest
 import torch
 from sklearn.metrics import average_precision_score, recall_score
 
-from prolip.evaluation.kinds.retrieval import statistics_of
 from prolip.evaluation.metrics.bootstrap import (
     Clusters,
     Statistic,
@@ -24,6 +24,7 @@ from prolip.evaluation.metrics.bootstrap import (
 )
 from prolip.evaluation.metrics.ranking import Ranking
 from prolip.evaluation.metrics.selective import auroc, risk_coverage
+from prolip.evaluation.tasks.retrieval import statistics_of
 
 RNG = np.random.default_rng(3)
 N, C = 60, 4
@@ -40,18 +41,20 @@ BY_HAND = {
     "classes": (
         class_mean_of(HITS, LABELS, "images"),
         # Predictions that are right where HITS says so, and of no class elsewhere.
-        lambda rows: recall_score(LABELS[rows], np.where(HITS, LABELS, -1)[rows], labels=np.unique(LABELS[rows]),
-                                  average="macro"),
+        lambda rows: recall_score(
+            LABELS[rows], np.where(HITS, LABELS, -1)[rows], labels=np.unique(LABELS[rows]), average="macro"
+        ),
     ),
     "mAP": (
         average_precision_of(SCORES, TARGETS, "images"),
         lambda rows: np.mean([average_precision_score(TARGETS[rows, c], SCORES[rows, c]) for c in range(C)]),
     ),
     "risk": (
-        risk_area_of(UNSURE, WRONG, "images"), lambda rows: risk_coverage(UNSURE[asked(rows)], WRONG[asked(rows)]).aurc,
+        risk_area_of(UNSURE, WRONG, "images"),
+        lambda rows: risk_coverage(UNSURE[asked(rows)], WRONG[asked(rows)]).aurc,
     ),
     "auroc": (auroc_of(UNSURE, WRONG, "images"), lambda rows: auroc(UNSURE[asked(rows)], WRONG[asked(rows)] > 0)),
-}  # fmt: skip
+}
 
 
 def asked(rows):

@@ -1,4 +1,5 @@
 """Reliability and calibration error, against scikit-learn, direct sums and worked examples."""
+
 import numpy as np
 import pytest
 import torch
@@ -16,10 +17,16 @@ def test_the_worked_example_of_three_predictions():
     assert got.counts.tolist() == [2, 1]
     np.testing.assert_allclose(got.probability, [0.3, 0.9])
     np.testing.assert_allclose(got.frequency, [0.5, 1.0])
-    assert got.metrics("m") == pytest.approx({
-        "m/ece": (2 * 0.2 + 0.1) / 3, "m/max_error": 0.2, "m/mean_probability": 0.5, "m/base_rate": 2 / 3,
-        "m/probability_over_base_rate": 0.75, "m/brier": (0.04 + 0.36 + 0.01) / 3,
-    })  # fmt: skip
+    assert got.metrics("m") == pytest.approx(
+        {
+            "m/ece": (2 * 0.2 + 0.1) / 3,
+            "m/max_error": 0.2,
+            "m/mean_probability": 0.5,
+            "m/base_rate": 2 / 3,
+            "m/probability_over_base_rate": 0.75,
+            "m/brier": (0.04 + 0.36 + 0.01) / 3,
+        }
+    )
 
 
 @pytest.mark.parametrize("bins", [5, 15])
@@ -87,10 +94,13 @@ def test_confidence_is_the_largest_softmax_probability():
 def test_figures_are_named_by_their_prefix():
     got = calibration.reliability([0.5, 0.5], [0, 1]).metrics("calibration/match")
     assert got == {
-        "calibration/match/ece": 0, "calibration/match/max_error": 0, "calibration/match/mean_probability": 0.5,
-        "calibration/match/base_rate": 0.5, "calibration/match/probability_over_base_rate": 1,
+        "calibration/match/ece": 0,
+        "calibration/match/max_error": 0,
+        "calibration/match/mean_probability": 0.5,
+        "calibration/match/base_rate": 0.5,
+        "calibration/match/probability_over_base_rate": 1,
         "calibration/match/brier": 0.25,
-    }  # fmt: skip
+    }
 
 
 def test_a_model_that_denies_every_match_is_told_by_the_ratio_to_the_base_rate():

@@ -1,4 +1,5 @@
 """Classification metrics against scikit-learn, clip_benchmark's average precision and worked examples."""
+
 import math
 
 import numpy as np

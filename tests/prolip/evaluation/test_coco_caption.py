@@ -1,4 +1,5 @@
 """COCO 5K, 1K, CxC and ECCV Caption equal the figures of eccv_caption; and PMRP by COCO's categories."""
+
 import json
 import warnings
 from dataclasses import replace
@@ -8,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
+from prolip.embedder import ModelCard
 from prolip.evaluation.datasets import coco
 from prolip.evaluation.datasets.base import Dataset
-from prolip.evaluation.features import Features
+from prolip.evaluation.embed import Features
 from prolip.evaluation.metrics.blockwise import PairScores
-from prolip.evaluation.model import ModelCard
 from prolip.evaluation.task import evaluate_dataset
 from prolip.gaussian import Gaussian
 
@@ -126,9 +127,14 @@ def test_retrieval_on_cocos_test_split_has_the_figures_of_all_its_labels(split, 
     info = {"image_ids": images, "caption_ids": captions}
     dataset = Dataset("coco", "retrieval", lambda share: iter(()), "0", "memory", info=info, further=coco.FURTHER)
     features = Features(
-        dataset, ModelCard("m", ""), tuple(map(str, images)), image, captions=("a",) * len(captions),
-        owners=torch.arange(IMAGES).repeat_interleave(PER_IMAGE), text=text,
-    )  # fmt: skip
+        dataset,
+        ModelCard("m", ""),
+        tuple(map(str, images)),
+        image,
+        captions=("a",) * len(captions),
+        owners=torch.arange(IMAGES).repeat_interleave(PER_IMAGE),
+        text=text,
+    )
     found = evaluate_dataset(features.dataset, features).metrics
     want = coco.label_set_metrics(PairScores.from_gaussians(image, text), images, captions, annotations)
     assert {key: found[key] for key in want} == want and sorted(want) == sorted(coco.label_set_names())
@@ -198,11 +204,15 @@ def test_what_is_missing_is_named(split, monkeypatch):
 def write_instances(path):
     """Categories 3, 7 and 90; image 11 shows two of 3 and a 90, image 12 a 7, image 13 nothing."""
     shown = [(11, 3), (11, 90), (11, 3), (12, 7), (99, 3)]
-    path.write_text(json.dumps({
-        "categories": [{"id": 90}, {"id": 3}, {"id": 7}],
-        "images": [{"id": 11}, {"id": 12}, {"id": 13}, {"id": 99}],
-        "annotations": [{"image_id": i, "category_id": c} for i, c in shown],
-    }))  # fmt: skip
+    path.write_text(
+        json.dumps(
+            {
+                "categories": [{"id": 90}, {"id": 3}, {"id": 7}],
+                "images": [{"id": 11}, {"id": 12}, {"id": 13}, {"id": 99}],
+                "annotations": [{"image_id": i, "category_id": c} for i, c in shown],
+            }
+        )
+    )
     return path
 
 

@@ -1,4 +1,5 @@
 """The whole evaluation with a model that knows the answers, one that knows nothing, and the real (untrained) one."""
+
 import io
 import json
 import math
@@ -15,10 +16,10 @@ from embedding import as_embedder, similarity_scores
 from PIL import Image
 from torch import nn
 
+from prolip.corpora import emoji as corpus_evaluation
+from prolip.corpora.emoji import uncertainty
 from prolip.evaluation.metrics.calibration import LOG_ODDS, reliability
 from prolip.evaluation.metrics.selective import auroc, by_decile
-from prolip.evaluation.suites import emoji as corpus_evaluation
-from prolip.evaluation.suites.emoji import uncertainty
 from prolip.gaussian import Gaussian
 from prolip.scores import TrueMatchScore
 from prolip.uncertainty.doubt import Doubt, Evidence
@@ -304,9 +305,7 @@ def test_the_gallery_follows_select_unless_all_names_are_asked_for(shards):
 
 def test_a_selection_narrows_drawings_and_names(shards, full):
     knowing = as_embedder(Knowing(full), tokenize, preprocess)
-    got = corpus_evaluation.evaluate_corpus(
-        knowing, corpus_evaluation.gallery([shards[0]]).select("subgroup=bird")
-    )
+    got = corpus_evaluation.evaluate_corpus(knowing, corpus_evaluation.gallery([shards[0]]).select("subgroup=bird"))
     assert got.info["images"] == got.info["concepts"] == 3
     with pytest.raises(ValueError, match="has no drawing"):
         corpus_evaluation.evaluate_corpus(knowing, replace(full, drawings=()))
@@ -336,7 +335,7 @@ def test_the_table_shows_the_figures(known):
 
 def test_the_command_evaluates_a_saved_model(shards, tmp_path, capsys):
     import prolip
-    from prolip.models.weights.checkpoint import save_pretrained
+    from prolip.models.checkpoint import save_pretrained
 
     torch.manual_seed(0)
     save_pretrained(prolip.create_model("ProLIP-ViT-test"), tmp_path / "model")

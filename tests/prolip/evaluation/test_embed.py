@@ -1,10 +1,11 @@
 """Batched embedding: what comes out does not depend on how it was batched."""
+
 import pytest
 import torch
 from embedding import embed_images, embed_texts, similarity_scores
 from torch import nn
 
-from prolip.evaluation import model as evaluated
+from prolip import embedder as evaluated
 from prolip.gaussian import Gaussian
 
 

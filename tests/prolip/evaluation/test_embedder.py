@@ -1,4 +1,5 @@
 """Embedders: our models and OpenCLIP's give what they give elsewhere; what cannot be loaded is refused by name."""
+
 import json
 from dataclasses import asdict
 from pathlib import Path
@@ -12,8 +13,8 @@ from embedding import embed_texts, similarity_scores
 from safetensors.torch import save_file
 
 import prolip
-from prolip.evaluation.loading import load_embedder, model_fingerprint
-from prolip.evaluation.model import ModelCard
+from prolip.embedder import ModelCard
+from prolip.loading import load_embedder, model_fingerprint
 
 TEXTS = ["a dog", "two cats on a boat", "", "sky"]
 
@@ -141,15 +142,23 @@ def test_a_folder_in_openclips_layout_is_an_openclip_model(tmp_path, theirs):
     assert not local.probabilistic and local.fingerprint != theirs.fingerprint  # the pixels' mean is another one
 
 
-@pytest.mark.parametrize("model, pretrained, error, message", [
-    ("ProLIP-ViT-test", None, ValueError, "names an architecture, and no weights are given: use local-dir:<run>/model"),
-    ("ViT-B-32", None, ValueError, "--pretrained with one of openai, laion400m_e31.*--pretrained random"),
-    ("ViT-B-32", "laion3b", FileNotFoundError, "'laion3b' are neither a file nor a tag; tags of ViT-B-32: openai"),
-    ("ViT-B32", "openai", ValueError, "unknown model 'ViT-B32': did you mean .*ViT-B-32"),
-    ("ProLIP-ViT-tst", None, ValueError, "did you mean ProLIP-ViT-test"),
-    ("local-dir:/nowhere/model", None, FileNotFoundError, "/nowhere/model is no folder"),
-    ("ViT-B-16-SigLIP", "random", FileNotFoundError, "not on this machine.*hf download .*--tokenizer <folder>"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "model, pretrained, error, message",
+    [
+        (
+            "ProLIP-ViT-test",
+            None,
+            ValueError,
+            "names an architecture, and no weights are given: use local-dir:<run>/model",
+        ),
+        ("ViT-B-32", None, ValueError, "--pretrained with one of openai, laion400m_e31.*--pretrained random"),
+        ("ViT-B-32", "laion3b", FileNotFoundError, "'laion3b' are neither a file nor a tag; tags of ViT-B-32: openai"),
+        ("ViT-B32", "openai", ValueError, "unknown model 'ViT-B32': did you mean .*ViT-B-32"),
+        ("ProLIP-ViT-tst", None, ValueError, "did you mean ProLIP-ViT-test"),
+        ("local-dir:/nowhere/model", None, FileNotFoundError, "/nowhere/model is no folder"),
+        ("ViT-B-16-SigLIP", "random", FileNotFoundError, "not on this machine.*hf download .*--tokenizer <folder>"),
+    ],
+)
 def test_what_cannot_be_loaded_says_what_to_give(model, pretrained, error, message):
     with pytest.raises(error, match=message):
         load_embedder(model, pretrained)

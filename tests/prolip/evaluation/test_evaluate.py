@@ -1,4 +1,5 @@
 """One task from files to figures, against clip_benchmark, scikit-learn, dense rankings and the definition in words."""
+
 import json
 from dataclasses import replace
 
@@ -20,14 +21,13 @@ from sklearn.metrics import (
     top_k_accuracy_score,
 )
 
-from prolip.data import emoji as corpus_data
-from prolip.evaluation.datasets import emoji
+from prolip.corpora.emoji import corpus as corpus_data
+from prolip.corpora.emoji import evaluate_corpus as evaluate_corpus
+from prolip.corpora.emoji import export as emoji
 from prolip.evaluation.datasets.base import DamagedData
 from prolip.evaluation.datasets.specs import open_dataset
 from prolip.evaluation.datasets.tables import open_caption_table, open_winogavil
 from prolip.evaluation.datasets.wds import open_wds
-from prolip.evaluation.kinds import KINDS
-from prolip.evaluation.suites.emoji import evaluate_corpus as evaluate_corpus
 from prolip.evaluation.table import (
     compare_results,
     format_intervals,
@@ -36,6 +36,7 @@ from prolip.evaluation.table import (
     harmonic_means,
 )
 from prolip.evaluation.task import TaskResult, compute_features, evaluate_dataset
+from prolip.evaluation.tasks import KINDS
 from prolip.gaussian import Gaussian
 from prolip.measures import kl
 

@@ -1,4 +1,5 @@
 """prolip eval tasks: figures in a table and in JSON, with the model and without it, and errors in a line."""
+
 import json
 import shutil
 from pathlib import Path
@@ -10,11 +11,11 @@ import torch
 from commands import evaluate
 from embedding import similarity_scores
 
+from prolip import loading
 from prolip.cli.command import parser_of
 from prolip.cli.main import commands_of
-from prolip.evaluation import loading
-from prolip.evaluation.feature_store import FeatureStore
-from prolip.evaluation.features import load_features
+from prolip.evaluation.cache import FeatureStore
+from prolip.evaluation.embed import load_features
 from prolip.evaluation.metrics import ranking as metrics
 from prolip.utils import outputs
 
@@ -42,8 +43,11 @@ def test_two_sets_by_two_similarities_with_the_model_and_then_without(tmp_path, 
     results = evaluate(["--model", model, "--data", *sets, *options])
     table = capsys.readouterr().out
     assert [(r.key, r.info["similarity"]) for r in results] == [
-        ("birds", "csd"), ("birds", "wasserstein2"), ("pairs", "csd"), ("pairs", "wasserstein2"),
-    ]  # fmt: skip
+        ("birds", "csd"),
+        ("birds", "wasserstein2"),
+        ("pairs", "csd"),
+        ("pairs", "wasserstein2"),
+    ]
     lines = [line.split() for line in table.splitlines()]
     assert ["images", "acc1", "acc5", "mean_per_class_recall"] in lines
     for result in results:
@@ -56,10 +60,19 @@ def test_two_sets_by_two_similarities_with_the_model_and_then_without(tmp_path, 
 
 def test_uncertainty_of_every_kind_of_task_in_a_table_and_as_plots(tmp_path, model, sets, capsys):
     multi, cues = mini.wds_multilabel(tmp_path / "wds_many"), mini.winogavil(tmp_path / "wino")
-    results = evaluate([
-        "--model", model, "--data", *sets, f"wds:{multi}", f"winogavil:{cues}",
-        "--plots", "--output", tmp_path / "x.json",
-    ])  # fmt: skip
+    results = evaluate(
+        [
+            "--model",
+            model,
+            "--data",
+            *sets,
+            f"wds:{multi}",
+            f"winogavil:{cues}",
+            "--plots",
+            "--output",
+            tmp_path / "x.json",
+        ]
+    )
     table = capsys.readouterr().out
     for result, places in zip(results, (["image", "pair"], ["i2t by pair", "t2i by text"], ["image"], ["text"])):
         for place in ["score", *places] if "by" not in places[0] else places:
@@ -83,10 +96,15 @@ def test_plausible_matches_of_coco_by_its_categories(tmp_path, model, sets, caps
     records = [r for r in json.loads(annotations.read_text())["images"] if r["split"] == "test"]
     shown = [(record["cocoid"], 1 + place % 2) for place, record in enumerate(records)]
     instances = tmp_path / "instances_val2014.json"
-    instances.write_text(json.dumps({
-        "categories": [{"id": 1}, {"id": 2}], "images": [{"id": key} for key, _ in shown],
-        "annotations": [{"image_id": key, "category_id": category} for key, category in shown],
-    }))  # fmt: skip
+    instances.write_text(
+        json.dumps(
+            {
+                "categories": [{"id": 1}, {"id": 2}],
+                "images": [{"id": key} for key, _ in shown],
+                "annotations": [{"image_id": key, "category_id": category} for key, category in shown],
+            }
+        )
+    )
     kept = ["--save-features", str(tmp_path / "kept")]
     evaluate(["--model", model, "--data", f"coco:{annotations},{images}", "--data", sets[1], *kept])
     assert "PMRP" not in capsys.readouterr().out
@@ -118,8 +136,11 @@ def test_flags_given_twice_add_up(model, sets):
     similarities = ["--similarity", "mean", "--similarity", "csd"]
     both = evaluate(["--model", model, "--data", sets[0], "--data", sets[1], *similarities])
     assert [(r.key, r.info["similarity"]) for r in both] == [
-        ("birds", "mean"), ("birds", "csd"), ("pairs", "mean"), ("pairs", "csd")
-    ]  # fmt: skip
+        ("birds", "mean"),
+        ("birds", "csd"),
+        ("pairs", "mean"),
+        ("pairs", "csd"),
+    ]
 
 
 def test_a_damaged_set_ends_in_a_line_or_in_a_remark(tmp_path, model, capsys):
@@ -152,8 +173,10 @@ def test_models_precisions_and_prompts_are_told_apart(tmp_path, model, sets, cap
     capsys.readouterr()
     got = {tuple(row[:4]) for row in rows("--features", str(kept))}
     assert got == {
-        ("birds", model, "fp32", "mean"), ("birds", other, "fp32", "mean"), ("birds", model, "amp_bf16", "mean")
-    }  # fmt: skip
+        ("birds", model, "fp32", "mean"),
+        ("birds", other, "fp32", "mean"),
+        ("birds", model, "amp_bf16", "mean"),
+    }
     (folder / "zeroshot_classification_templates.txt").write_text("{c}\n")
     evaluate(["--model", other, "--data", f"wds:{folder}", "--save-features", str(kept)])
     capsys.readouterr()
@@ -204,20 +227,23 @@ def test_a_file_system_that_refuses_what_its_permissions_allow_is_reported_befor
         outputs.check_output("/proc/results.json")
 
 
-@pytest.mark.parametrize("flags, message", [
-    (["--data", "wds:nowhere"], "give --model and --data, or --features FOLDER"),
-    (["--model", "MODEL", "--data", "wds:/nowhere/wds_x"], "no test set at /nowhere/wds_x"),
-    (["--model", "ViT-B-32", "--data", "SET"], "no weights are given: use --pretrained"),
-    (["--model", "MODEL", "--data", "SET", "--similarity", "nearness"], "'nearness' is unknown"),
-    (["--features", "kept", "--model", "MODEL"], "--features evaluates without a model: drop --model"),
-    (["--features", "kept", "--instances", "/nowhere.json"], "--instances: no file /nowhere.json"),
-    (["--features", "/nowhere"], "no features in /nowhere"),
-    (["--features", "kept", "--split", "val", "--precision", "amp_bf16"], "drop --split, --precision"),
-    (["--model", "MODEL", "--data", "SET", "--device", "warp"], "device 'warp' is unknown"),
-    (["--model", "MODEL", "--data", "SET", "--batch-size", "0"], "--batch-size 0: give 1 or more"),
-    (["--model", "MODEL", "--data", "SET", "--workers", "-1"], "--workers -1: give 0 or more"),
-    (["--model", "MODEL", "--data", "SET", "--confusion"], "--confusion goes with the JSON: give --output"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "flags, message",
+    [
+        (["--data", "wds:nowhere"], "give --model and --data, or --features FOLDER"),
+        (["--model", "MODEL", "--data", "wds:/nowhere/wds_x"], "no test set at /nowhere/wds_x"),
+        (["--model", "ViT-B-32", "--data", "SET"], "no weights are given: use --pretrained"),
+        (["--model", "MODEL", "--data", "SET", "--similarity", "nearness"], "'nearness' is unknown"),
+        (["--features", "kept", "--model", "MODEL"], "--features evaluates without a model: drop --model"),
+        (["--features", "kept", "--instances", "/nowhere.json"], "--instances: no file /nowhere.json"),
+        (["--features", "/nowhere"], "no features in /nowhere"),
+        (["--features", "kept", "--split", "val", "--precision", "amp_bf16"], "drop --split, --precision"),
+        (["--model", "MODEL", "--data", "SET", "--device", "warp"], "device 'warp' is unknown"),
+        (["--model", "MODEL", "--data", "SET", "--batch-size", "0"], "--batch-size 0: give 1 or more"),
+        (["--model", "MODEL", "--data", "SET", "--workers", "-1"], "--workers -1: give 0 or more"),
+        (["--model", "MODEL", "--data", "SET", "--confusion"], "--confusion goes with the JSON: give --output"),
+    ],
+)
 def test_mistakes_are_one_line_and_exit_code_2(flags, message, model, sets, capsys):
     with pytest.raises(SystemExit) as stop:
         evaluate([{"MODEL": model, "SET": sets[0]}.get(flag, flag) for flag in flags])

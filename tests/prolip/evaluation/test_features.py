@@ -1,4 +1,5 @@
 """Features: computed once, in order, kept whole, and as good without the model as with it."""
+
 import copy
 import logging
 import os
@@ -15,14 +16,15 @@ import torch
 
 import prolip
 from prolip.data.faults import FaultCounter
-from prolip.evaluation import feature_store, features
+from prolip.evaluation import cache as feature_store
+from prolip.evaluation import embed as features
+from prolip.evaluation.cache import FeatureStore
 from prolip.evaluation.datasets.base import DamagedData, Dataset, Sample
 from prolip.evaluation.datasets.specs import open_dataset
 from prolip.evaluation.datasets.wds import open_wds
-from prolip.evaluation.distributed import features_over_ranks
-from prolip.evaluation.feature_store import FeatureStore
-from prolip.evaluation.kinds.base import class_prompts
+from prolip.evaluation.ranks import features_over_ranks
 from prolip.evaluation.task import compute_features, evaluate_dataset
+from prolip.evaluation.tasks.base import class_prompts
 from prolip.evaluation.zero_shot import class_gaussians
 from prolip.gaussian import Gaussian
 from prolip.uncertainty.doubt import Evidence
@@ -138,13 +140,20 @@ def made(samples: list[Sample], kind="classification", **options) -> Dataset:
     return Dataset("made", kind, lambda share: iter(samples), "0", "memory", mini.CLASSES, mini.TEMPLATES, **options)
 
 
-@pytest.mark.parametrize("samples, options, message", [
-    ([Sample("a", mini.picture(0), 1), Sample("b", mini.picture(1))], {}, r"the label of .*: 1 of 2 have none \(b\)"),
-    ([Sample("a", mini.picture(0), 1), Sample("a", mini.picture(1), 2)], {}, "samples of one key"),
-    ([Sample("a", mini.picture(0), 1)], {"size": 2}, "gave 1 images, wanted 2"),
-    ([Sample("a", mini.picture(0), captions=())], {"kind": "retrieval"}, "has no caption"),
-    ([], {}, "no image in memory"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "samples, options, message",
+    [
+        (
+            [Sample("a", mini.picture(0), 1), Sample("b", mini.picture(1))],
+            {},
+            r"the label of .*: 1 of 2 have none \(b\)",
+        ),
+        ([Sample("a", mini.picture(0), 1), Sample("a", mini.picture(1), 2)], {}, "samples of one key"),
+        ([Sample("a", mini.picture(0), 1)], {"size": 2}, "gave 1 images, wanted 2"),
+        ([Sample("a", mini.picture(0), captions=())], {"kind": "retrieval"}, "has no caption"),
+        ([], {}, "no image in memory"),
+    ],
+)
 def test_samples_that_do_not_fit_together_are_refused(ours, samples, options, message):
     with pytest.raises(ValueError, match=message):
         features.image_features(made(samples, **options), ours)
@@ -282,12 +291,15 @@ def of_another_key(path):
 
 
 @pytest.mark.parametrize("kind", ["images", "texts"])
-@pytest.mark.parametrize("spoil", [
-    flip,
-    lambda path: path.write_bytes(path.read_bytes()[:-10]),
-    lambda path: path.write_bytes(b""),
-    of_another_key,
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        flip,
+        lambda path: path.write_bytes(path.read_bytes()[:-10]),
+        lambda path: path.write_bytes(b""),
+        of_another_key,
+    ],
+)
 def test_a_damaged_file_is_said_and_computed_again(tmp_path, ours, kind, spoil, caplog):
     dataset, store = open_wds(mini.wds_classification(tmp_path / "wds")), FeatureStore(tmp_path / "store")
     one = compute_features(dataset, ours, store)

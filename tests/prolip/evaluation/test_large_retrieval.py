@@ -1,4 +1,5 @@
 """Retrieval from blocks of scores and lists of matches, against the dense metrics and worked examples."""
+
 import dense_ranking
 import numpy as np
 import pytest

@@ -1,4 +1,5 @@
 """Retrieval metrics against hand-worked examples and a plain-Python oracle."""
+
 import math
 import random
 from itertools import pairwise

@@ -1,4 +1,5 @@
 """An evaluation shared out over gloo processes against one process."""
+
 from __future__ import annotations
 
 import math
@@ -14,12 +15,12 @@ import torch.distributed as dist
 from distributed_helpers import run_ranks
 
 from prolip.data.faults import FaultCounter
-from prolip.evaluation import distributed as over_ranks
+from prolip.evaluation import ranks as over_ranks
 from prolip.evaluation.datasets.base import DamagedData, Share
 from prolip.evaluation.datasets.specs import open_dataset
-from prolip.evaluation.distributed import TaskLost, agree, evaluate_over_ranks
-from prolip.evaluation.loading import load_embedder
+from prolip.evaluation.ranks import TaskLost, agree, evaluate_over_ranks
 from prolip.evaluation.task import evaluate_dataset
+from prolip.loading import load_embedder
 
 
 def make_sets(root: Path) -> list[str]:

@@ -1,4 +1,5 @@
 """Which prompts a class is made of: rules by hand, mixtures by the command, a choice that no image makes for itself."""
+
 from __future__ import annotations
 
 import json
@@ -11,8 +12,8 @@ import torch
 from commands import evaluate
 
 from prolip.evaluation.datasets.wds import open_wds
-from prolip.evaluation.kinds import best_prompts
 from prolip.evaluation.task import compute_features, evaluate_dataset, study_features
+from prolip.evaluation.tasks import best_prompts
 from prolip.evaluation.zero_shot import PromptRule, mix_groups
 from prolip.gaussian import Gaussian
 from prolip.methods import find_score
@@ -48,8 +49,9 @@ def test_rules_keep_the_prompts_that_they_say():
     assert kept("below:0", thirds) == [[0, 1, 2]]  # whose mean in float32 is less than each
 
 
-@pytest.mark.parametrize("word", ["", "some", "all:1", "certain", "certain:0", "certain:1.5", "below", "below:x",
-                                  "below:nan", "best:3"])  # fmt: skip
+@pytest.mark.parametrize(
+    "word", ["", "some", "all:1", "certain", "certain:0", "certain:1.5", "below", "below:x", "below:nan", "best:3"]
+)
 def test_other_words_are_refused(word):
     with pytest.raises(ValueError, match="chooses no prompts"):
         PromptRule.parse(word)

@@ -1,4 +1,5 @@
 """bprw by the commands: each half by the other, another split, a file; what is scored has no part in its weights."""
+
 from __future__ import annotations
 
 import json
@@ -14,8 +15,8 @@ from PIL import Image
 
 from prolip.evaluation.datasets.base import WHOLE, Sample
 from prolip.evaluation.datasets.wds import open_wds
-from prolip.evaluation.kinds import best_prompts
 from prolip.evaluation.task import compute_features, evaluate_dataset, study_features
+from prolip.evaluation.tasks import best_prompts
 from prolip.evaluation.zero_shot import PromptRule
 from prolip.gaussian import Gaussian, mixture
 from prolip.prompts.bprw import Reweighing, reweigh
@@ -51,8 +52,9 @@ def test_each_half_is_scored_by_the_weights_of_the_other(data, ours, word):
     for own in (first, ~first):
         others = (~own).nonzero().squeeze(1)
         keys = [features.keys[row] for row in others.tolist()]
-        weights = reweigh(fit, features.image.select(others), keys, features.prompts, score,
-                          labels[others] if fit.shots else None).weights  # fmt: skip
+        weights = reweigh(
+            fit, features.image.select(others), keys, features.prompts, score, labels[others] if fit.shots else None
+        ).weights
         assert not torch.allclose(weights, torch.full_like(weights, 0.25), atol=0.02)
         classes = mixture(features.prompts, weights)
         predicted[own] = score.pairwise(features.image.select(own), classes).argmax(1)
@@ -94,8 +96,12 @@ def test_a_file_holds_the_weights_of_its_images_and_classes_are_mixed_by_them(da
     want = reweigh(Reweighing(3, 1.5), images.image, images.keys, images.prompts, score, images.labels)
     assert torch.equal(found.table, want.weights) and found.classnames == mini.CLASSES
     given = compute_features(scored, ours, prompts=found)
-    each = Gaussian(*(x.unflatten(0, (7, 4)) for x in ours.embed_texts(
-        template.replace("{c}", name) for name in mini.CLASSES for template in TEMPLATES)))  # fmt: skip
+    each = Gaussian(
+        *(
+            x.unflatten(0, (7, 4))
+            for x in ours.embed_texts(template.replace("{c}", name) for name in mini.CLASSES for template in TEMPLATES)
+        )
+    )
     mixed = mixture(each, found.table)
     torch.testing.assert_close(given.text.mean, mixed.mean)
     torch.testing.assert_close(given.text.log_var, mixed.log_var)
@@ -103,8 +109,18 @@ def test_a_file_holds_the_weights_of_its_images_and_classes_are_mixed_by_them(da
     want_acc = evaluate_dataset(scored, given).metrics["acc1"]
     assert by_file.metrics["acc1"] == want_acc and "refusal/score/error" in by_file.metrics
     assert by_file.info["prompts"] == str(found) and str(found) in capsys.readouterr().out
-    by_fit = evaluate(["--model", folder, "--data", f"wds:{data[1]}", "--prompts", "bprw:3,alpha=1.5",
-                   "--prompts-fit", f"wds:{data[0]}"])[0]  # fmt: skip
+    by_fit = evaluate(
+        [
+            "--model",
+            folder,
+            "--data",
+            f"wds:{data[1]}",
+            "--prompts",
+            "bprw:3,alpha=1.5",
+            "--prompts-fit",
+            f"wds:{data[0]}",
+        ]
+    )[0]
     assert by_fit.metrics["acc1"] == want_acc and by_fit.info["prompts"] == str(found)
     assert f"prompts: bprw:3,alpha=1.5, fitted to wds:{data[0]}" in capsys.readouterr().out
 
@@ -119,7 +135,7 @@ def test_kept_features_hold_the_mixtures_of_each_file_apart(data, folder, kept, 
 def test_many_classes_get_their_own_weights_some_at_a_time(data, ours, kept, monkeypatch):
     found, scored = PromptWeights.load(kept), open_wds(data[1])
     whole = compute_features(scored, ours, prompts=found).text
-    monkeypatch.setattr("prolip.evaluation.features.PROMPTS", 8)
+    monkeypatch.setattr("prolip.evaluation.embed.PROMPTS", 8)
     parts = compute_features(scored, ours, prompts=found).text
     torch.testing.assert_close(parts.mean, whole.mean)
 
@@ -224,8 +240,11 @@ def test_the_listing_names_most_and_least_weighted_prompts_and_the_figure_is_dra
     assert {line.split("  ")[-1] for line in lines[2:6]} == set(TEMPLATES)
     for name, row, line in zip(mini.CLASSES, found.table, lines[6:13]):
         most, least = int(row.argmax()), int(row.argmin())
-        assert re.fullmatch(rf"{name} \(entropy [\d.]+\): most {row[most]:.4f} {re.escape(repr(TEMPLATES[most]))}; "
-                            rf"least {row[least]:.4f} {re.escape(repr(TEMPLATES[least]))}", line), line  # fmt: skip
+        assert re.fullmatch(
+            rf"{name} \(entropy [\d.]+\): most {row[most]:.4f} {re.escape(repr(TEMPLATES[most]))}; "
+            rf"least {row[least]:.4f} {re.escape(repr(TEMPLATES[least]))}",
+            line,
+        ), line
     pixels = np.asarray(Image.open(tmp_path / "drawn/weights.png").convert("RGB"))
     assert (pixels != 255).any(2).mean() > 0.02 and pixels.shape[1] > 800
     assert (tmp_path / "drawn/weights.pdf").read_bytes().startswith(b"%PDF")

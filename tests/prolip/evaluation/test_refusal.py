@@ -1,4 +1,5 @@
 """Risk-coverage curves and their areas, against loops, permutations, scikit-learn and worked examples."""
+
 import math
 from itertools import permutations
 

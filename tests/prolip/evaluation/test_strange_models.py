@@ -1,4 +1,5 @@
 """Every command, given a model whose configuration cannot be: one line that names the key, exit code 2, no trace."""
+
 import copy
 import json
 from pathlib import Path
@@ -8,15 +9,16 @@ import wds_folders
 from commands import clip_benchmark, datacomp, evaluate, evaluate_corpus
 
 from prolip import factory
-from prolip.evaluation.loading import load_embedder
+from prolip.loading import load_embedder
 from training import main as training
 
 CORPUS = Path(__file__).parents[3] / "data" / "emoji" / "noto.tar"
 OURS = factory.get_model_config("ProLIP-ViT-test")[0]
 PLAIN = {
-    "embed_dim": 32, "vision_cfg": {"image_size": 32, "layers": 1, "width": 32, "head_width": 16, "patch_size": 8},
+    "embed_dim": 32,
+    "vision_cfg": {"image_size": 32, "layers": 1, "width": 32, "head_width": 16, "patch_size": 8},
     "text_cfg": {"context_length": 16, "width": 32, "heads": 2, "layers": 1},
-}  # fmt: skip
+}
 # (block or "", key, value): where a number stands for any value of another kind, JSON gives the rest.
 WRONG = [("vision_cfg", "layers", 10**9), ("", "quick_gelu", "false"), ("text_cfg", "mlp_ratio", float("nan"))]
 
@@ -41,16 +43,65 @@ def arguments(name, model, data, out):
     """(what runs, its arguments) of each command."""
     task = str(data / "wds_cifar10_test")
     return {
-        "training": (training.main, ["--model", model, "--dataset-type", "synthetic", "--max-steps", "1", "--warmup",
-                                     "0", "--batch-size", "2", "--workers", "0", "--output", str(out / "runs"),
-                                     "--train-num-samples", "8", "--name", "x", "--device", "cpu"]),
+        "training": (
+            training.main,
+            [
+                "--model",
+                model,
+                "--dataset-type",
+                "synthetic",
+                "--max-steps",
+                "1",
+                "--warmup",
+                "0",
+                "--batch-size",
+                "2",
+                "--workers",
+                "0",
+                "--output",
+                str(out / "runs"),
+                "--train-num-samples",
+                "8",
+                "--name",
+                "x",
+                "--device",
+                "cpu",
+            ],
+        ),
         "evaluation": (evaluate, ["--model", model, "--data", f"wds:{task}"]),
         "corpus": (evaluate_corpus, ["--model", model, "--data", str(CORPUS)]),
-        "benchmark": (clip_benchmark, ["eval", "--model", model, "--dataset", "wds/wds_cifar10_test",
-                                       "--dataset_root", task, "--output", str(out / "r.json"), "--quiet"]),
-        "datacomp": (datacomp, ["--model", model, "--data", str(data), "--tasks", "cifar10", "--device", "cpu",
-                                     "--output", str(out / "tables"), "--allow-missing"]),
-    }[name]  # fmt: skip
+        "benchmark": (
+            clip_benchmark,
+            [
+                "eval",
+                "--model",
+                model,
+                "--dataset",
+                "wds/wds_cifar10_test",
+                "--dataset_root",
+                task,
+                "--output",
+                str(out / "r.json"),
+                "--quiet",
+            ],
+        ),
+        "datacomp": (
+            datacomp,
+            [
+                "--model",
+                model,
+                "--data",
+                str(data),
+                "--tasks",
+                "cifar10",
+                "--device",
+                "cpu",
+                "--output",
+                str(out / "tables"),
+                "--allow-missing",
+            ],
+        ),
+    }[name]
 
 
 @pytest.mark.parametrize("command", ["training", "evaluation", "corpus", "benchmark", "datacomp"])
@@ -66,8 +117,11 @@ def test_a_command_ends_in_one_line_that_names_the_key(tmp_path, capsys, monkeyp
     assert code == 2 and "error: " in line and f"{wrong[1]} is " in line and "config.json" in line, line
 
 
-@pytest.mark.parametrize("wrong", [*WRONG, ("vision_cfg", "widht", 3), ("text_cfg", "context_length", 2**40),
-                                   ("vision_cfg", "width", 33)], ids=lambda wrong: wrong[1])
+@pytest.mark.parametrize(
+    "wrong",
+    [*WRONG, ("vision_cfg", "widht", 3), ("text_cfg", "context_length", 2**40), ("vision_cfg", "width", 33)],
+    ids=lambda wrong: wrong[1],
+)
 def test_openclips_own_models_are_checked_alike(tmp_path, wrong):
     with pytest.raises(ValueError, match=f"{wrong[1]}|head") as caught:
         load_embedder(model_folder(tmp_path / "model", PLAIN, *wrong))

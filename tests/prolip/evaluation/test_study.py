@@ -1,4 +1,5 @@
 """The uncertainty study of whole tasks: every figure follows from what the parts compute by themselves."""
+
 import dense_ranking
 import numpy as np
 import pytest

@@ -1,4 +1,5 @@
 """The study of a task's features, kind by kind, against a few lines of NumPy and scikit-learn."""
+
 from __future__ import annotations
 
 import dataclasses
@@ -8,15 +9,15 @@ import pytest
 import torch
 from sklearn.metrics import average_precision_score
 
+from prolip.embedder import ModelCard
 from prolip.evaluation.datasets.base import Association, Dataset
+from prolip.evaluation.embed import Features
 from prolip.evaluation.evaluate import with_uncertainty
-from prolip.evaluation.features import Features
-from prolip.evaluation.kinds import classification, retrieval
 from prolip.evaluation.metrics.calibration import reliability
 from prolip.evaluation.metrics.selective import recall_auroc
-from prolip.evaluation.model import ModelCard
 from prolip.evaluation.table import format_uncertainty
 from prolip.evaluation.task import evaluate_dataset, study_features
+from prolip.evaluation.tasks import classification, retrieval
 from prolip.gaussian import Gaussian
 from prolip.measures import pairwise_csd_similarity
 from prolip.scores import TrueMatchScore
@@ -179,8 +180,10 @@ def test_every_kind_doubts_its_images_where_the_model_does(kind):
     assert {key: found[key] for key in other} == pytest.approx({key: bare[key] for key in other}, nan_ok=True)
     if kind != "retrieval":  # one best of each query
         groups = [(i, j) for i, row in enumerate(pairs.tolist()) for j, asked in enumerate(row) if asked]
-        queries = {query: [pair for pair in groups if pair[kind == "association"] == query]
-                   for query in {pair[kind == "association"] for pair in groups}}  # fmt: skip
+        queries = {
+            query: [pair for pair in groups if pair[kind == "association"] == query]
+            for query in {pair[kind == "association"] for pair in groups}
+        }
         best = [max(some, key=lambda pair: scores[pair].item()) for some in queries.values()]
         mean = np.mean([((1 - d[i]) * own[i, j] + d[i] * share[j]).item() for i, j in best])
         assert found["calibration/match_top1/mean_probability"] == pytest.approx(mean, rel=1e-5)

@@ -1,4 +1,5 @@
 """The uncertainty figures on Gaussians whose answers are known."""
+
 import math
 from itertools import permutations
 
@@ -7,9 +8,9 @@ import pytest
 import torch
 from scipy.stats import rankdata
 
-from prolip.data.emoji import LEVELS, Concept, Corpus, Drawing
+from prolip.corpora.emoji import uncertainty
+from prolip.corpora.emoji.corpus import LEVELS, Concept, Corpus, Drawing
 from prolip.evaluation.metrics import selective
-from prolip.evaluation.suites.emoji import uncertainty
 from prolip.gaussian import Gaussian
 
 
@@ -51,8 +52,14 @@ def test_hierarchy_pairs_are_those_of_the_concepts_without_repeats():
     assert pairs("keyword", "subgroup") == {("pet", "mammal"), ("heart", "mammal")}  # not ("heart", "heart")
     assert len(uncertainty.hierarchy_pairs(corpus, table, "subgroup", "group")) == 2
     assert pairs("image", "keyword") == {
-        ("k0", "pet"), ("k0", "heart"), ("k1", "pet"), ("k2", "heart"), ("k3", "pet"), ("k3", "heart"), ("k4", "pet")
-    }  # fmt: skip
+        ("k0", "pet"),
+        ("k0", "heart"),
+        ("k1", "pet"),
+        ("k2", "heart"),
+        ("k3", "pet"),
+        ("k3", "heart"),
+        ("k4", "pet"),
+    }
 
 
 def test_inclusion_of_a_few_pairs_at_a_time_is_that_of_all(monkeypatch):

@@ -1,4 +1,5 @@
 """The plots show what they were given, at a size that can be read."""
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -83,8 +84,12 @@ def test_all_plots_of_a_study_are_files_of_600_pixels_or_more(samples, tmp_path)
     study = Study({"refusal/i2t": both, "refusal/t2i": both}, found, {})
     drawn = figures.draw(study, "a task")
     assert set(drawn) == {
-        "risk_coverage_i2t", "risk_coverage_t2i", "by_decile_i2t", "by_decile_t2i", "reliability_match"
-    }  # fmt: skip
+        "risk_coverage_i2t",
+        "risk_coverage_t2i",
+        "by_decile_i2t",
+        "by_decile_t2i",
+        "reliability_match",
+    }
     figures.write_plots(study, "a task", tmp_path / "plots")
     for name, figure in drawn.items():
         assert "a task" in figure.axes[0].get_title(loc="left")

@@ -1,4 +1,5 @@
 """Classes as mixtures of prompts."""
+
 import pytest
 import torch
 from embedding import similarity_scores

@@ -1,4 +1,5 @@
 """Small test sets in clip_benchmark's wds layout, and reading them back with nothing but tarfile."""
+
 from __future__ import annotations
 
 import io

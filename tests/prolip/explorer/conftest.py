@@ -1,4 +1,5 @@
 """A small model and a gallery whose captions try to run scripts, on a page that a thread serves."""
+
 from __future__ import annotations
 
 import threading
@@ -10,7 +11,7 @@ from webdataset import TarWriter
 
 import prolip
 from prolip.explorer.server import make_server
-from prolip.models.weights.checkpoint import save_pretrained
+from prolip.models.checkpoint import save_pretrained
 
 
 @pytest.fixture(scope="session")

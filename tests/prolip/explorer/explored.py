@@ -1,4 +1,5 @@
 """What the explored gallery is made of: squares of one colour, and captions that would run scripts."""
+
 from __future__ import annotations
 
 import io

@@ -1,4 +1,5 @@
 """Many at once, slow ones, bodies that nobody reads, and large pictures: the explorer goes on answering."""
+
 from __future__ import annotations
 
 import http.client
@@ -62,24 +63,33 @@ def raw(server, data: str) -> list[tuple[int, bytes]]:
 
 
 # --- bodies ----------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("head, status", [
-    ("GET /api/about HTTP/1.1\r\n{host}Content-Length: {size}", 200),
-    ("GET /api/about HTTP/1.1\r\n{host}Transfer-Encoding: chunked", 200),
-    ("GET /api/about HTTP/1.1\r\n{host}Content-Length: 0\r\nContent-Length: {size}", 200),
-    ("GET /nowhere HTTP/1.1\r\n{host}Content-Length: {size}", 404),
-    ("GET /api/about HTTP/1.1\r\nHost: evil.example\r\nContent-Length: {size}", 421),
-    ("GET /api/about HTTP/1.1\r\n{host}Content-Length : {size}", 400),
-    ("GET /api/about HTTP/1.1\r\nno header\r\n{host}Content-Length: {size}", 400),
-    ("POST /nowhere HTTP/1.1\r\n{host}Content-Length: {size}", 404),
-    ("POST /api/search HTTP/1.1\r\n{host}Origin: http://evil.example\r\nContent-Length: {size}", 403),
-    ("POST /api/search HTTP/1.1\r\n{host}Content-Type: text/plain\r\nContent-Length: {size}", 415),
-    ("POST /api/search HTTP/1.1\r\n{host}Content-Length: 99999", 413),
-    ("POST /api/search HTTP/1.1\r\n{host}Content-Type: application/json\r\nContent-Length: 0\r\n"
-     "Content-Length: 2", 411),
-    ("POST /api/search HTTP/1.1\r\n{host}Content-Type: application/json\r\nContent-Length: 2\r\n"
-     "Transfer-Encoding: chunked", 411),
-    ("PUT /api/search HTTP/1.1\r\n{host}Content-Length: {size}", 501),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "head, status",
+    [
+        ("GET /api/about HTTP/1.1\r\n{host}Content-Length: {size}", 200),
+        ("GET /api/about HTTP/1.1\r\n{host}Transfer-Encoding: chunked", 200),
+        ("GET /api/about HTTP/1.1\r\n{host}Content-Length: 0\r\nContent-Length: {size}", 200),
+        ("GET /nowhere HTTP/1.1\r\n{host}Content-Length: {size}", 404),
+        ("GET /api/about HTTP/1.1\r\nHost: evil.example\r\nContent-Length: {size}", 421),
+        ("GET /api/about HTTP/1.1\r\n{host}Content-Length : {size}", 400),
+        ("GET /api/about HTTP/1.1\r\nno header\r\n{host}Content-Length: {size}", 400),
+        ("POST /nowhere HTTP/1.1\r\n{host}Content-Length: {size}", 404),
+        ("POST /api/search HTTP/1.1\r\n{host}Origin: http://evil.example\r\nContent-Length: {size}", 403),
+        ("POST /api/search HTTP/1.1\r\n{host}Content-Type: text/plain\r\nContent-Length: {size}", 415),
+        ("POST /api/search HTTP/1.1\r\n{host}Content-Length: 99999", 413),
+        (
+            "POST /api/search HTTP/1.1\r\n{host}Content-Type: application/json\r\nContent-Length: 0\r\n"
+            "Content-Length: 2",
+            411,
+        ),
+        (
+            "POST /api/search HTTP/1.1\r\n{host}Content-Type: application/json\r\nContent-Length: 2\r\n"
+            "Transfer-Encoding: chunked",
+            411,
+        ),
+        ("PUT /api/search HTTP/1.1\r\n{host}Content-Length: {size}", 501),
+    ],
+)
 def test_a_body_that_is_not_read_is_no_request(server, head, status):
     for body in (ASKED, ASKED + "x" * 60_000):  # the rest is read away, or the answer would be lost
         found = raw(server, head.format(host=HOST, size=len(body)) + "\r\n\r\n" + body)
@@ -194,11 +204,14 @@ def file_of(width: int, height: int) -> bytes:
     return data.getvalue()
 
 
-@pytest.mark.parametrize("width, height, words", [
-    (8193, 8193, "8193 x 8193 pixels, at most 67108864 are decoded"),
-    (60_000, 3, "60000 x 3 pixels, at most 100 times as long as wide"),
-    (3, 60_000, "3 x 60000 pixels, at most 100 times as long as wide"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "width, height, words",
+    [
+        (8193, 8193, "8193 x 8193 pixels, at most 67108864 are decoded"),
+        (60_000, 3, "60000 x 3 pixels, at most 100 times as long as wide"),
+        (3, 60_000, "3 x 60000 pixels, at most 100 times as long as wide"),
+    ],
+)
 def test_pictures_that_would_take_much_memory_are_refused(server, width, height, words):
     status, answer = post(server, "/api/upload", file_of(width, height), BYTES)
     assert status == 415 and words in answer["error"]

@@ -1,4 +1,5 @@
 """What the page says of a model that knows how far not to trust itself, against the formulas by hand."""
+
 from __future__ import annotations
 
 import json
@@ -54,8 +55,9 @@ def test_a_picture_is_answered_with_its_own_doubt_and_has_an_ambiguity(doubting,
 
 
 def test_ambiguity_that_nobody_can_say_is_none_in_json(doubting, monkeypatch):
-    monkeypatch.setattr(doubting.asker.reader.readings, "general",
-                        torch.zeros_like(doubting.asker.reader.readings.general))  # fmt: skip
+    monkeypatch.setattr(
+        doubting.asker.reader.readings, "general", torch.zeros_like(doubting.asker.reader.readings.general)
+    )
     for values in ({"text": "green"}, {"row": 3}, uploaded(doubting), {"text": "green", **uploaded(doubting)}):
         found = json.loads(json.dumps(doubting.search(values), allow_nan=False))
         assert found["question"].get("ambiguity") is None and found["answers"]

@@ -1,4 +1,5 @@
 """Names from data in every view: control characters, line ends, characters that reorder, bytes that are no UTF-8."""
+
 from __future__ import annotations
 
 import http.client
@@ -17,8 +18,20 @@ from prolip.explorer.app import App
 from prolip.explorer.server import make_server
 from prolip.utils.console import STEERING_A_VALUE
 
-NAMES = ("a\nb", "a\x1b[31mred", "a\u202eb", "\u2028", "\x85\x7f", "tab\t", "\rcr", " lead ", "<b>x", "caf\udce9",
-         "x" * 250, "qu'o\"te")  # fmt: skip
+NAMES = (
+    "a\nb",
+    "a\x1b[31mred",
+    "a\u202eb",
+    "\u2028",
+    "\x85\x7f",
+    "tab\t",
+    "\rcr",
+    " lead ",
+    "<b>x",
+    "caf\udce9",
+    "x" * 250,
+    "qu'o\"te",
+)
 
 
 def folder_of(place: Path) -> str:

@@ -1,4 +1,5 @@
 """The explorer's page in a real browser: what people do with it, and what captions cannot do to them."""
+
 from __future__ import annotations
 
 import re
@@ -133,7 +134,7 @@ def test_the_server_itself_refuses_a_huge_picture_in_the_browsers_hearing(opened
         const headers = {"Content-Type": "application/octet-stream"};
         const answer = await fetch("api/upload", {method: "POST", headers, body});
         return [answer.status, (await answer.json()).error];
-    }""")  # fmt: skip
+    }""")
     assert status[0] == 413 and "at most" in status[1]
 
 

@@ -1,4 +1,5 @@
 """What the page shows, against brute force: the map, pictures, verdicts, scores side by side, paths, rules, ends."""
+
 from __future__ import annotations
 
 import io
@@ -20,7 +21,6 @@ from prolip.curate.expressions import parse_rules
 from prolip.curate.figures import Figures
 from prolip.curate.select import Choice, select
 from prolip.curate.tables import MANIFEST, SCORES, digest, table_path, write_table, write_words
-from prolip.evaluation.loading import load_embedder
 from prolip.explorer import asking, pictures
 from prolip.explorer.asking import first_answer, judge, rarity
 from prolip.explorer.gallery import Captions, Gallery
@@ -28,6 +28,7 @@ from prolip.explorer.pictures import Gone, Pictures, table_of
 from prolip.explorer.rules import describe, scored_table, try_rules
 from prolip.gaussian import Gaussian, concatenate
 from prolip.hierarchy.traversal import traverse
+from prolip.loading import load_embedder
 from prolip.measures import pairwise_csd_similarity, pairwise_mean_cosine
 from prolip.measures.plane import fit_plane, place
 from prolip.scores import CSDScore, TrueMatchScore
@@ -44,9 +45,14 @@ def gaussians(rows: int, dim: int = 12, seed: int = 0) -> Gaussian:
 def indexed(folder: Path, z: Gaussian, score=None, rows: int = 40) -> SearchIndex:
     """An index of these Gaussians in several chunks, without a model."""
     index = SearchIndex.create(folder, score or CSDScore(10.0, -5.0), z.mean.shape[1])
-    parts = [Part([{"key": f"k{i}"} for i in range(low, min(low + rows, len(z.mean)))],
-                  z.select(slice(low, low + rows)), min(low + rows, len(z.mean)))
-             for low in range(0, len(z.mean), rows)]  # fmt: skip
+    parts = [
+        Part(
+            [{"key": f"k{i}"} for i in range(low, min(low + rows, len(z.mean)))],
+            z.select(slice(low, low + rows)),
+            min(low + rows, len(z.mean)),
+        )
+        for low in range(0, len(z.mean), rows)
+    ]
     index.add("gaussians", parts, rows)
     return index
 
@@ -70,8 +76,9 @@ def test_ellipses_are_the_projected_covariances():
     for row, (x, y, longer, shorter, angle) in enumerate(place(plane, z).tolist()):
         turn = torch.tensor([[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]]).double()
         want = plane.axes @ torch.diag(z.var[row].double()) @ plane.axes.T
-        torch.testing.assert_close(turn @ torch.tensor([longer**2, shorter**2]).double().diag() @ turn.T, want,
-                                   rtol=1e-6, atol=1e-9)  # fmt: skip
+        torch.testing.assert_close(
+            turn @ torch.tensor([longer**2, shorter**2]).double().diag() @ turn.T, want, rtol=1e-6, atol=1e-9
+        )
         assert longer >= shorter
         torch.testing.assert_close(torch.tensor([x, y]).double(), plane.axes @ (z.mean[row].double() - plane.centre))
     with pytest.raises(ValueError, match="a map takes two"):
@@ -90,9 +97,15 @@ def tar(path: Path, members: dict[str, bytes], mode: str = "w") -> str:
 
 def test_pictures_are_read_at_their_places_in_a_shard(tmp_path):
     long = "deep/" * 30 + "name"
-    members = {"./a.png": picture("red"), "a.txt": b"red", "b.png": picture("green"),
-               "b.jpg": picture("blue", "JPEG"), f"{long}.webp": picture("pink", "WEBP"),
-               "c.txt": b"no picture", "d.cls.png": picture("black")}  # fmt: skip
+    members = {
+        "./a.png": picture("red"),
+        "a.txt": b"red",
+        "b.png": picture("green"),
+        "b.jpg": picture("blue", "JPEG"),
+        f"{long}.webp": picture("pink", "WEBP"),
+        "c.txt": b"no picture",
+        "d.cls.png": picture("black"),
+    }
     path = tar(tmp_path / "of.tar", members)
     found = Pictures()
     for key, name in (("a", "./a.png"), ("b", "b.jpg"), (long, f"{long}.webp")):
@@ -112,12 +125,14 @@ def test_what_has_no_picture_says_why(tmp_path):
     cut.write_bytes(Path(tar(tmp_path / "whole.tar", {"a.png": picture("red")})).read_bytes()[:700] + b"x" * 2000)
     (tmp_path / "damaged.png").write_bytes(picture("red")[:50])
     for item, words in (
-        ({"key": "k"}, "kept features have no pictures"), ({"key": "x/a", "shard": packed}, "not compressed"),
+        ({"key": "k"}, "kept features have no pictures"),
+        ({"key": "x/a", "shard": packed}, "not compressed"),
         ({"key": "a/a", "shard": "s3://bucket/a.tar"}, "not on this machine"),
-        ({"key": "a", "shard": "no.tar"}, "No such"), ({"key": "cut/a", "shard": str(cut)}, "cut.tar"),
+        ({"key": "a", "shard": "no.tar"}, "No such"),
+        ({"key": "cut/a", "shard": str(cut)}, "cut.tar"),
         ({"key": "a", "path": str(tmp_path / "gone.png")}, "No such file"),
         ({"key": "d", "path": str(tmp_path / "damaged.png")}, "bad image"),
-    ):  # fmt: skip
+    ):
         with pytest.raises(Gone, match=words):
             Pictures().thumbnail(item)
 
@@ -202,8 +217,12 @@ def test_verdicts_are_those_of_the_whole_gallery_whatever_its_parts():
     length = units.units.code_length(asked.mean @ z.mean.T).min()
     true = -units.match_probability(units.pairwise(z, asked)).max().log()
     scores = pairwise_csd_similarity(z, asked)[:, 0]
-    cases = ((units, "image", length), (units, "text", true), (share, "text", -(20 * scores).softmax(0).max().log()),
-             (match, "text", -match.match_probability(scores).max().log()))  # fmt: skip
+    cases = (
+        (units, "image", length),
+        (units, "text", true),
+        (share, "text", -(20 * scores).softmax(0).max().log()),
+        (match, "text", -match.match_probability(scores).max().log()),
+    )
     for score, side, nats in cases:
         found = first_answer(asked, parts, score, side)
         assert found.among == 90 and found.code_length == pytest.approx(float(nats), abs=1e-5)
@@ -271,8 +290,15 @@ def write_scores(folder: Path, shards: dict[str, dict]) -> None:
     words = {"shards": list(shards), "columns": {field.name: str(field.type) for field in schema}}
     (folder / SCORES).mkdir(parents=True)
     for number, (shard, table) in enumerate(tables.items()):
-        note = {"scores": digest(words), "shard": shard, "source": None, "content": "", "samples": len(table),
-                "usable": len(table), "faults": {}}  # fmt: skip
+        note = {
+            "scores": digest(words),
+            "shard": shard,
+            "source": None,
+            "content": "",
+            "samples": len(table),
+            "usable": len(table),
+            "faults": {},
+        }
         write_table(table_path(folder / SCORES, number), table, note)
     write_words(folder / SCORES / MANIFEST, words)
 
@@ -281,16 +307,17 @@ def test_rules_count_as_select_does(tmp_path):
     random, shards = np.random.default_rng(0), {}
     for number, count in enumerate((70, 50)):
         columns = {
-            "row": pa.array(range(count), pa.int32()), "key": pa.array([f"k{i}" for i in range(count)]),
-            "uid": pa.array([None] * count, pa.string()), "caption": pa.array([f"<b>{i}</b>" for i in range(count)]),
+            "row": pa.array(range(count), pa.int32()),
+            "key": pa.array([f"k{i}" for i in range(count)]),
+            "uid": pa.array([None] * count, pa.string()),
+            "caption": pa.array([f"<b>{i}</b>" for i in range(count)]),
             "fault": pa.array([("bad image" if i % 17 == 0 else None) for i in range(count)], pa.string()),
             "cosine": random.normal(size=count).astype(np.float32),
             "text_bits": random.random(count).astype(np.float32),
-        }  # fmt: skip
+        }
         shards[f"{number}.tar"] = columns
     write_scores(tmp_path, shards)
-    rules = ["low: cosine < -0.5", "vague: text_bits < quantile(text_bits, 0.3) and cosine < 1",
-             "odd: not cosine > -1"]  # fmt: skip
+    rules = ["low: cosine < -0.5", "vague: text_bits < quantile(text_bits, 0.3) and cosine < 1", "odd: not cosine > -1"]
     table = scored_table(tmp_path)
     found, want = try_rules(table, rules), select(tmp_path, Choice(rules=parse_rules(rules)))
     assert found["kept"] == want["kept"] and found["unusable"] == want["dropped"]["unusable"] == 8
@@ -311,8 +338,13 @@ def test_rules_count_as_select_does(tmp_path):
         ends = [f"low: {column['name']} < {low}", f"high: {column['name']} > {high}"]
         assert [rule["dropped"] for rule in try_rules(table, ends)["rules"]] == [0, 0]
     assert len(about["cosine"]["bars"]) == 40 and sum(about["cosine"]["bars"]) == 120
-    for bad, words in (("x", "NAME: FORMULA"), ("x: cosin < 1", "did you mean cosine"), ("x: 1 < 2", "no column"),
-                       ("x: __import__('os')", "not understood"), ("x: cosine", "no comparison")):  # fmt: skip
+    for bad, words in (
+        ("x", "NAME: FORMULA"),
+        ("x: cosin < 1", "did you mean cosine"),
+        ("x: 1 < 2", "no column"),
+        ("x: __import__('os')", "not understood"),
+        ("x: cosine", "no comparison"),
+    ):
         with pytest.raises(ValueError, match=words):
             try_rules(table, [bad])
 
@@ -362,9 +394,14 @@ def test_kept_features_are_explored_with_and_without_their_model(small_model, sh
 
 
 def test_samples_that_were_scored_show_their_pictures(app, shard, tmp_path):
-    columns = {"row": pa.array(range(12), pa.int32()), "key": pa.array([f"s{i:02}" for i in range(12)]),
-               "uid": pa.array([None] * 12, pa.string()), "caption": pa.array(COLOURS),
-               "fault": pa.array([None] * 12, pa.string()), "cosine": np.arange(12, dtype=np.float32)}  # fmt: skip
+    columns = {
+        "row": pa.array(range(12), pa.int32()),
+        "key": pa.array([f"s{i:02}" for i in range(12)]),
+        "uid": pa.array([None] * 12, pa.string()),
+        "caption": pa.array(COLOURS),
+        "fault": pa.array([None] * 12, pa.string()),
+        "cosine": np.arange(12, dtype=np.float32),
+    }
     write_scores(tmp_path, {shard: columns})
     scored = make_app([str(app.opened.index.store.folder), "--scores", str(tmp_path)])
     (goes,) = scored.rules({"rules": ["low: cosine < 1"]})["shown"]["dropped"]

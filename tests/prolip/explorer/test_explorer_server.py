@@ -1,4 +1,5 @@
 """The explorer's server: what it answers, and what it refuses, in words."""
+
 from __future__ import annotations
 
 import http.client
@@ -69,11 +70,24 @@ def test_nothing_comes_from_elsewhere(ask):
     assert "innerHTML" not in ask("GET", "/static/explorer.js")[2].decode()
 
 
-@pytest.mark.parametrize("path", [
-    "/static/../server.py", "/static/%2e%2e%2fserver.py", "/static/..%2f..%2f..%2fetc/passwd", "/../../etc/passwd",
-    "/thumbnail/item/..%2f..%2fetc%2fpasswd", "/thumbnail/item/-1", "/thumbnail/..%2fitem/1", "/static/explorer.js/x",
-    "/nowhere", "/api/nowhere", "/thumbnail/item/12", "/thumbnail/sample/1", "/thumbnail/item/99999999999999999",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/static/../server.py",
+        "/static/%2e%2e%2fserver.py",
+        "/static/..%2f..%2f..%2fetc/passwd",
+        "/../../etc/passwd",
+        "/thumbnail/item/..%2f..%2fetc%2fpasswd",
+        "/thumbnail/item/-1",
+        "/thumbnail/..%2fitem/1",
+        "/static/explorer.js/x",
+        "/nowhere",
+        "/api/nowhere",
+        "/thumbnail/item/12",
+        "/thumbnail/sample/1",
+        "/thumbnail/item/99999999999999999",
+    ],
+)
 def test_what_is_not_there_is_not_found(ask, path):
     status, headers, body = ask("GET", path)
     assert status == 404 and headers["Content-Type"].startswith("application/json") and json.loads(body)["error"]
@@ -88,10 +102,21 @@ def test_thumbnails_are_small_pictures_of_the_shard(ask):
 
 
 # --- who may ask -----------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("host, status", [
-    ("127.0.0.1:1234", 200), ("localhost", 200), ("[::1]:80", 200), ("LOCALHOST.:8", 200), ("evil.example", 421),
-    ("evil.example:8571", 421), ("127.0.0.1.evil.example", 421), ("192.168.0.7", 421), ("", 421), ("[", 421),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "host, status",
+    [
+        ("127.0.0.1:1234", 200),
+        ("localhost", 200),
+        ("[::1]:80", 200),
+        ("LOCALHOST.:8", 200),
+        ("evil.example", 421),
+        ("evil.example:8571", 421),
+        ("127.0.0.1.evil.example", 421),
+        ("192.168.0.7", 421),
+        ("", 421),
+        ("[", 421),
+    ],
+)
 def test_only_this_machines_names_are_answered(ask, host, status):
     assert ask("GET", "/api/about", None, {"Host": host})[0] == status
     assert ask("GET", "/", None, {"Host": host})[0] == status
@@ -130,12 +155,22 @@ def test_a_port_that_is_taken_is_named(app, server):
 
 
 # --- questions -------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("body, words", [
-    (b"{", "no JSON"), (b"", "no JSON"), (b"\xff\xfe", "no JSON"), (b"[1]", "a JSON object"),
-    (b'"text"', "a JSON object"),
-    (b"[" * 60000, "no JSON"), (b"{}", "no question"), (b'{"text": ""}', "no question"), (b'{"text": 3}', "a string"),
-    (json.dumps({"text": "x" * 2001}).encode(), "2,000 characters"), (b'{"row": 1, "count": "all"}', "a whole number"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "body, words",
+    [
+        (b"{", "no JSON"),
+        (b"", "no JSON"),
+        (b"\xff\xfe", "no JSON"),
+        (b"[1]", "a JSON object"),
+        (b'"text"', "a JSON object"),
+        (b"[" * 60000, "no JSON"),
+        (b"{}", "no question"),
+        (b'{"text": ""}', "no question"),
+        (b'{"text": 3}', "a string"),
+        (json.dumps({"text": "x" * 2001}).encode(), "2,000 characters"),
+        (b'{"row": 1, "count": "all"}', "a whole number"),
+    ],
+)
 def test_bad_questions_are_told_what_is_wrong(ask, body, words):
     status, _, answer = ask("POST", "/api/search", body, JSON)
     assert status == 400 and words in json.loads(answer)["error"]
@@ -193,11 +228,17 @@ def bomb(width: int, height: int) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
 
 
-@pytest.mark.parametrize("data, words", [
-    (b"", "cannot identify"), (b"GIF89a", "bad image"), (b"<svg onload=alert(1)>", "cannot identify"),
-    (picture("red")[:60], "bad image"), (bomb(50_000, 50_000), "oversized image"),
-    (b"%PDF-1.4 " * 40, "cannot identify"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "data, words",
+    [
+        (b"", "cannot identify"),
+        (b"GIF89a", "bad image"),
+        (b"<svg onload=alert(1)>", "cannot identify"),
+        (picture("red")[:60], "bad image"),
+        (bomb(50_000, 50_000), "oversized image"),
+        (b"%PDF-1.4 " * 40, "cannot identify"),
+    ],
+)
 def test_what_is_no_picture_is_refused(ask, data, words):
     status, _, body = ask("POST", "/api/upload", data, BYTES)
     assert status == 415 and words in json.loads(body)["error"]
@@ -249,19 +290,22 @@ def test_the_command_serves_until_it_is_ended_and_leaves_nothing(small_model, sh
     assert not list(tmp_path.glob("prolip-explore-*"))
 
 
-@pytest.mark.parametrize("words, said", [
-    (["MODEL"], "nothing to explore yet: give --data"),
-    (["MODEL", "--data", "nowhere"], "--data 'nowhere' is missing"),
-    (["runs/nowhere", "--data", "x.tar"], "no folder runs/nowhere"),
-    (["EMPTY"], "no index, no kept features, and no run or model"),
-    (["INDEX", "--data", "x.tar"], "is an index already"),
-    (["INDEX", "--risk", "0.1"], "--risk and --calibrate belong together"),
-    (["INDEX", "--max-captions", "0"], "give 1 or more"),
-    (["INDEX", "--port", "-1"], "--port -1: give 0 or more"),
-    (["INDEX", "--port", "70000"], "--port 70000: give 0 to 65535"),
-    (["INDEX", "--scores", "EMPTY"], "no scores in"),
-    (["INDEX", "--host", "256.1.1.1"], "cannot be served at"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        (["MODEL"], "nothing to explore yet: give --data"),
+        (["MODEL", "--data", "nowhere"], "--data 'nowhere' is missing"),
+        (["runs/nowhere", "--data", "x.tar"], "no folder runs/nowhere"),
+        (["EMPTY"], "no index, no kept features, and no run or model"),
+        (["INDEX", "--data", "x.tar"], "is an index already"),
+        (["INDEX", "--risk", "0.1"], "--risk and --calibrate belong together"),
+        (["INDEX", "--max-captions", "0"], "give 1 or more"),
+        (["INDEX", "--port", "-1"], "--port -1: give 0 or more"),
+        (["INDEX", "--port", "70000"], "--port 70000: give 0 to 65535"),
+        (["INDEX", "--scores", "EMPTY"], "no scores in"),
+        (["INDEX", "--host", "256.1.1.1"], "cannot be served at"),
+    ],
+)
 def test_what_cannot_be_opened_is_said_in_a_line(words, said, small_model, app, tmp_path, capsys):
     places = {"MODEL": small_model, "EMPTY": str(tmp_path), "INDEX": str(app.opened.index.store.folder)}
     assert main(["explore", *(places.get(word, word) for word in words)]) == 2

@@ -1,7 +1,8 @@
 """A made-up corpus whose kinds are known as sets."""
+
 import numpy as np
 
-from prolip.data.emoji import LEVELS, Concept, Corpus, Drawing
+from prolip.corpora.emoji.corpus import LEVELS, Concept, Corpus, Drawing
 
 
 def corpus_of(count=24, seed=0, drawings=True):

@@ -1,4 +1,5 @@
 """Scores of what is a kind of what against their formulas, AUCs against scikit-learn, and a model that knows."""
+
 import math
 
 import numpy as np
@@ -9,7 +10,7 @@ from scipy.sparse import csr_matrix
 from sklearn.metrics import roc_auc_score
 
 from prolip import measures
-from prolip.evaluation.model import ModelCard
+from prolip.embedder import ModelCard
 from prolip.gaussian import Gaussian
 from prolip.hierarchy import SCORES, items_of
 from prolip.hierarchy.entailment import (
@@ -67,11 +68,14 @@ def test_the_other_scores_are_the_measures_and_differences_that_they_name():
     p, q = text.select([0, 1]), text.select([2, 3])
     distance = (text.mean - empty.mean).norm(dim=1)
     wanted = {
-        "cosine": measures.mean_cosine(p, q), "elk": -measures.elk(p, q),
-        "log_inclusion": measures.log_inclusion(p, q), "inclusion_test": measures.inclusion_test(p, q),
-        "trace": q.trace - p.trace, "root": distance[:2] - distance[2:4],
+        "cosine": measures.mean_cosine(p, q),
+        "elk": -measures.elk(p, q),
+        "log_inclusion": measures.log_inclusion(p, q),
+        "inclusion_test": measures.inclusion_test(p, q),
+        "trace": q.trace - p.trace,
+        "root": distance[:2] - distance[2:4],
         "own": SCORE.pairwise(p, q).diagonal(),
-    }  # fmt: skip
+    }
     for name, values in wanted.items():
         assert torch.allclose(SCORES[name].pairs(a, b), values, atol=1e-5), name
 

@@ -1,4 +1,5 @@
 """The command on small models, a small corpus and miniatures of HierarCaps and COCO."""
+
 import io
 import json
 import shutil
@@ -12,7 +13,7 @@ from test_hierarimgs import coco  # noqa: F401  # a fixture
 
 import prolip
 from prolip.cli.main import main as prolip_main
-from prolip.models.weights.checkpoint import save_pretrained
+from prolip.models.checkpoint import save_pretrained
 
 
 def main(words):
@@ -32,8 +33,14 @@ def shard(tmp_path_factory):
     path = tmp_path_factory.mktemp("shards") / "flat.tar"
     with tarfile.open(path, "w") as tar:
         for i in range(12):
-            record = {"hexcode": str(i), "name": f"thing n{i}", "keywords": [f"key{i % 3}", "some more words"],
-                      "subgroup": f"sub{i % 4}", "group": f"group{i % 2}", "style": "flat"}  # fmt: skip
+            record = {
+                "hexcode": str(i),
+                "name": f"thing n{i}",
+                "keywords": [f"key{i % 3}", "some more words"],
+                "subgroup": f"sub{i % 4}",
+                "group": f"group{i % 2}",
+                "style": "flat",
+            }
             picture = io.BytesIO()
             Image.new("RGB", (32, 32), (20 * i, 0, 99)).save(picture, "png")
             for suffix, data in (("png", picture.getvalue()), ("json", json.dumps(record).encode())):
@@ -92,8 +99,17 @@ def test_hierarcaps_prints_both_protocols_apart(model, captions, tmp_path, capsy
 
 def test_images_at_levels_are_built_and_drawn(model, coco, captions, tmp_path, capsys):  # noqa: F811
     built = tmp_path / "levels"
-    given = ["hierarimgs", "--instances", str(coco / "instances.json"), "--images", str(coco / "val2017"),
-             "--output", str(built), "--least", "50"]  # fmt: skip
+    given = [
+        "hierarimgs",
+        "--instances",
+        str(coco / "instances.json"),
+        "--images",
+        str(coco / "val2017"),
+        "--output",
+        str(built),
+        "--least",
+        "50",
+    ]
     assert main(given) == 0 and "1 images at 4 levels" in capsys.readouterr().out
     shutil.copytree(built / "000000000001", built / "000000000002")
     figures = tmp_path / "figures"

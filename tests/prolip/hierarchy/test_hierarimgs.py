@@ -1,4 +1,5 @@
 """HierarImgs from a miniature of COCO's instances, with polygons and run lengths."""
+
 import json
 
 import numpy as np
@@ -90,14 +91,25 @@ def test_masks_are_those_of_pycocotools():
             assert np.array_equal(mask_of({"counts": counts, "size": [40, 60]}, (40, 60)), want)
 
 
-@pytest.mark.parametrize("segmentation, words", [
-    ([], "list of polygons"), ("x", "list of polygons"), ([[1, 2, 3, 4]], "a polygon of 4 numbers"),
-    ({"counts": [3, 4]}, "run lengths of 7 pixels"), ({"counts": "P"}, "break off"), ({"counts": "\x7f"}, "character"),
-    ([1, 2, 3, 4, 5, 6], "a polygon is a list .* got 1: write one polygon as"), (["123456"], "got '123456'"),
-    ([[1, 2, 3, 4, 5, None]], "None stands where a number"), ([[1, 2, 3, 4, 5, float("nan")]], "beyond 8 pixels"),
-    ([[1, 2, 1e9, 4, 5, 6]], "beyond 8 pixels of an image of 4 x 3"), ({"counts": [3, 9.5]}, "9.5 stands where"),
-    ({"counts": [3, -1, 10]}, "run lengths of 12"), ({"counts": [6, 6], "size": [4, 3]}, r"of size \[4, 3\]"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "segmentation, words",
+    [
+        ([], "list of polygons"),
+        ("x", "list of polygons"),
+        ([[1, 2, 3, 4]], "a polygon of 4 numbers"),
+        ({"counts": [3, 4]}, "run lengths of 7 pixels"),
+        ({"counts": "P"}, "break off"),
+        ({"counts": "\x7f"}, "character"),
+        ([1, 2, 3, 4, 5, 6], "a polygon is a list .* got 1: write one polygon as"),
+        (["123456"], "got '123456'"),
+        ([[1, 2, 3, 4, 5, None]], "None stands where a number"),
+        ([[1, 2, 3, 4, 5, float("nan")]], "beyond 8 pixels"),
+        ([[1, 2, 1e9, 4, 5, 6]], "beyond 8 pixels of an image of 4 x 3"),
+        ({"counts": [3, 9.5]}, "9.5 stands where"),
+        ({"counts": [3, -1, 10]}, "run lengths of 12"),
+        ({"counts": [6, 6], "size": [4, 3]}, r"of size \[4, 3\]"),
+    ],
+)
 def test_what_is_no_segmentation_is_refused(segmentation, words):
     with pytest.raises(ValueError, match=words):
         mask_of(segmentation, (3, 4))
@@ -126,8 +138,12 @@ def coco(tmp_path):
         Image.fromarray(rng.integers(0, 200, (100, 120, 3), dtype=np.uint8)).save(folder / f"{i:012d}.png")
     ring = np.zeros((100, 120), bool)
     ring[60:, 80:] = True
-    whole = [annotation(1, 70, box(0, 0, 9, 6)), annotation(1, 1600, {"counts": runs_of(ring), "size": [100, 120]}),
-             annotation(1, 4000, box(0, 20, 79, 69)), annotation(1, 60, box(30, 0, 34, 11))]  # fmt: skip
+    whole = [
+        annotation(1, 70, box(0, 0, 9, 6)),
+        annotation(1, 1600, {"counts": runs_of(ring), "size": [100, 120]}),
+        annotation(1, 4000, box(0, 20, 79, 69)),
+        annotation(1, 60, box(30, 0, 34, 11)),
+    ]
     small = [annotation(2, area, box(0, 0, 20, 20)) for area in (400, 50, 400)]
     content = {
         "images": [{"id": i, "file_name": f"{i:012d}.png", "height": 100, "width": 120} for i in range(1, 5)],

@@ -1,9 +1,10 @@
 """What is a kind of what, and what only looks like it, against sets."""
+
 import numpy as np
 import pytest
 from kinds_corpus import corpus_of, truth
 
-from prolip.data.emoji import Concept, Corpus
+from prolip.corpora.emoji.corpus import Concept, Corpus
 from prolip.hierarchy import image_pairs, text_pairs
 
 
@@ -15,8 +16,9 @@ def test_true_pairs_are_proper_subsets_of_a_more_general_level():
     pairs = text_pairs(table, most=10**6)
     found = {(table.texts[a], table.texts[b]) for a, b in zip(pairs.inner, pairs.outer)}
     assert found == wanted and len(pairs) == pairs.found == len(wanted)
-    assert [tuple(row) for row in pairs.levels] == [(level[table.texts[a]], level[table.texts[b]])
-                                                   for a, b in zip(pairs.inner, pairs.outer)]  # fmt: skip
+    assert [tuple(row) for row in pairs.levels] == [
+        (level[table.texts[a]], level[table.texts[b]]) for a, b in zip(pairs.inner, pairs.outer)
+    ]
 
 
 def test_negatives_are_no_kinds_and_siblings_share_the_parent():

@@ -1,4 +1,5 @@
 """Traces and inclusion by level of Gaussians whose order is known."""
+
 import numpy as np
 import pytest
 import torch
@@ -50,8 +51,9 @@ def test_figures_are_written_as_pixels_and_as_vectors(tmp_path):
     levels = nested()
     traces = traces_by_level([z.trace.numpy() for z in levels])
     drawn = {
-        "a": figures.trace_by_level(traces, "texts"), "b": figures.inclusion_by_level(inclusion_by_level(levels)),
-    }  # fmt: skip
+        "a": figures.trace_by_level(traces, "texts"),
+        "b": figures.inclusion_by_level(inclusion_by_level(levels)),
+    }
     for name, figure in drawn.items():
         png, svg = write(figure, tmp_path / "figures", name)
         assert png.read_bytes()[:4] == b"\x89PNG" and b"<svg" in svg.read_bytes()

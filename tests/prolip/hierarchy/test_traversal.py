@@ -1,4 +1,5 @@
 """Traversals against a loop over images, steps and captions."""
+
 import pytest
 import torch
 from test_entailment import gaussians
@@ -68,9 +69,10 @@ def test_what_cannot_be_traversed_is_refused():
     image, text, empty = gaussians(2), gaussians(3, seed=1), gaussians(1, seed=2)
     points = Gaussian(text.mean, torch.full_like(text.mean, -torch.inf))
     for options, words in (
-        ({"root": "top"}, "root 'top' is unknown"), ({"inclusion": "csd"}, "inclusion 'csd' is unknown"),
+        ({"root": "top"}, "root 'top' is unknown"),
+        ({"inclusion": "csd"}, "inclusion 'csd' is unknown"),
         ({"steps": 1}, "1 steps"),
-    ):  # fmt: skip
+    ):
         with pytest.raises(ValueError, match=words):
             traverse(image, text, empty, **options)
     with pytest.raises(ValueError, match="root='empty'"):

@@ -1,4 +1,5 @@
 """Models with their cards: what is written is what the model and its run say, and loads again, from the hub too."""
+
 import json
 import re
 import shutil
@@ -20,16 +21,29 @@ from small_towers import small_config, small_folder, small_towers
 import prolip
 from drawings import UNSEEN
 from prolip.cli.main import main
-from prolip.evaluation.loading import load_embedder
 from prolip.hub.card import figures, licences, place
+from prolip.loading import load_embedder
 from prolip.utils import console
 
-METRICS = {"step": 300, "names/i2t/R@1": 0.25, "names/i2t/chance_R@1": 0.01, "zero_shot/subgroup/top1": 0.5,
-           "zero_shot/subgroup/classes": 25.0, "trace/group": 0.3, "trace/name": 0.1, "spearman/trace_tokens": -0.3,
-           "refusal/names_i2t/answer/ece": 0.11, "birds/acc1": 0.4}  # fmt: skip
-CONFIG = {"method": "likelihood", "data": {"train_data": "data/emoji/{noto,fluent-emoji}.tar::/private/secret/own.tar",
-          "batch_size": 128}, "val": {"val_data": "data/emoji/emojione.tar"}, "run": {"precision": "amp_bf16"},
-          "model": {"pretrained": "/private/secret/backbone/model"}}  # fmt: skip
+METRICS = {
+    "step": 300,
+    "names/i2t/R@1": 0.25,
+    "names/i2t/chance_R@1": 0.01,
+    "zero_shot/subgroup/top1": 0.5,
+    "zero_shot/subgroup/classes": 25.0,
+    "trace/group": 0.3,
+    "trace/name": 0.1,
+    "spearman/trace_tokens": -0.3,
+    "refusal/names_i2t/answer/ece": 0.11,
+    "birds/acc1": 0.4,
+}
+CONFIG = {
+    "method": "likelihood",
+    "data": {"train_data": "data/emoji/{noto,fluent-emoji}.tar::/private/secret/own.tar", "batch_size": 128},
+    "val": {"val_data": "data/emoji/emojione.tar"},
+    "run": {"precision": "amp_bf16"},
+    "model": {"pretrained": "/private/secret/backbone/model"},
+}
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +80,7 @@ def hub(tmp_path, monkeypatch):
     monkeypatch.setattr(huggingface_hub, "HfApi", Api)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(cache))
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    monkeypatch.setattr("prolip.models.weights.hub.reachable", lambda: False)
+    monkeypatch.setattr("prolip.models.registry.reachable", lambda: False)
     return made
 
 
@@ -91,11 +105,21 @@ def test_a_card_says_what_the_run_says_and_its_code_runs(run, tmp_path, capsys, 
     assert told["names/i2t/R@1"] == 0.25 and told["birds/acc1"] == 0.4
     units = load_embedder(f"local-dir:{tmp_path}/mine", stored=False).score.units
     bits = float(units.information(torch.tensor(0.3), bits=True))
-    for line in ("| pictures that find their name first | 25.0% | 1.0% | `names/i2t/R@1` |",
-                 "| zero-shot, 25 classes | 50.0% |", "| birds: acc1 | 40.0% |", f"trace of {units.unit:.4f} times h",
-                 "| a group's name | 0.300 |", f"{bits:.1f} bits", "| emoji/noto.tar | Apache-2.0 |",
-                 "| emoji/fluent-emoji.tar | MIT |", "| secret/own.tar | not known here", "weights of backbone/model",
-                 "Of 100 such pictures 75 get a wrong first name", "Ask me.", "it has a *novelty*"):  # fmt: skip
+    for line in (
+        "| pictures that find their name first | 25.0% | 1.0% | `names/i2t/R@1` |",
+        "| zero-shot, 25 classes | 50.0% |",
+        "| birds: acc1 | 40.0% |",
+        f"trace of {units.unit:.4f} times h",
+        "| a group's name | 0.300 |",
+        f"{bits:.1f} bits",
+        "| emoji/noto.tar | Apache-2.0 |",
+        "| emoji/fluent-emoji.tar | MIT |",
+        "| secret/own.tar | not known here",
+        "weights of backbone/model",
+        "Of 100 such pictures 75 get a wrong first name",
+        "Ask me.",
+        "it has a *novelty*",
+    ):
         assert line in body, line
     assert "/private" not in body + str(front)
     monkeypatch.chdir(tmp_path)
@@ -180,12 +204,16 @@ def test_a_hub_that_refuses_is_an_error_in_one_line(run, capsys, monkeypatch):
     assert "401" in (said := capsys.readouterr().err) and "hf auth login" in said
 
 
-@pytest.mark.parametrize("words, said", [
-    (["push", "RUN", "a name with spaces"], "error"), (["push", "RUN", "mine"], "give org/name"),
-    (["save", "RUN/model", "--output", "RUN/model"], "another folder"),
-    (["save", "no/such", "--output", "x"], "no/such"),
-    (["save", "RUN", "--output", "x", "--metrics", "no.json"], "no figures at no.json"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        (["push", "RUN", "a name with spaces"], "error"),
+        (["push", "RUN", "mine"], "give org/name"),
+        (["save", "RUN/model", "--output", "RUN/model"], "another folder"),
+        (["save", "no/such", "--output", "x"], "no/such"),
+        (["save", "RUN", "--output", "x", "--metrics", "no.json"], "no figures at no.json"),
+    ],
+)
 def test_what_cannot_be_saved_is_refused(run, words, said, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["hub", *(word.replace("RUN", str(run)) for word in words)]) == 2
@@ -208,7 +236,10 @@ def test_figures_licences_and_places_are_told_as_they_are():
     assert [row.key for row in rows] == ["cars/acc1"]
     assert figures({"names/i2t/R@1": float("nan")}) == []
     assert licences(["data/icons/mdi-outline.tar", "data/emoji/noto-v1.tar", "noto.tar"]) == [
-        ("icons/mdi-outline.tar", "Apache-2.0"), ("emoji/noto-v1.tar", "Apache-2.0"), ("noto.tar", "")]  # fmt: skip
+        ("icons/mdi-outline.tar", "Apache-2.0"),
+        ("emoji/noto-v1.tar", "Apache-2.0"),
+        ("noto.tar", ""),
+    ]
     assert place("/a/b/c/d") == "c/d" and place("data/x.tar") == "data/x.tar" and place(None) == ""
 
 
@@ -228,14 +259,20 @@ def test_a_folder_with_a_card_loads_as_one_without(run, tmp_path):
     assert one.fingerprint == other.fingerprint
 
 
-@pytest.mark.parametrize("name, text, said", [
-    ("open_clip_config.json", "{}", "another model"), ("pytorch_model.bin", "", "another model"),
-    ("spiece.model", "", "another model"), ("uncertainty.safetensors", "", "another model"),
-    ("config.json", '{"name": "a web server"}', "another program"), ("config.json", "no JSON", "another program"),
-    ("config.json", json.dumps(CONFIG), "another program or of a run"),
-    ("README.md", "# My project\n", "not a card of this program"),
-    ("README.md", "---\nlibrary_name: transformers\n---\n", "not a card of this program"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "name, text, said",
+    [
+        ("open_clip_config.json", "{}", "another model"),
+        ("pytorch_model.bin", "", "another model"),
+        ("spiece.model", "", "another model"),
+        ("uncertainty.safetensors", "", "another model"),
+        ("config.json", '{"name": "a web server"}', "another program"),
+        ("config.json", "no JSON", "another program"),
+        ("config.json", json.dumps(CONFIG), "another program or of a run"),
+        ("README.md", "# My project\n", "not a card of this program"),
+        ("README.md", "---\nlibrary_name: transformers\n---\n", "not a card of this program"),
+    ],
+)
 def test_a_folder_with_the_files_of_others_is_refused(run, name, text, said, tmp_path, capsys):
     (tmp_path / name).write_text(text)
     assert save(run, tmp_path) == 2
@@ -279,16 +316,36 @@ def test_an_openclip_model_is_not_saved_over_one_of_ours(run, tmp_path, capsys):
     assert "another model (config.json, model.safetensors)" in capsys.readouterr().err
 
 
-HOSTILE = ["x\n\n# Licence\n\nPublic domain", "<script>alert(1)</script>", "![x](http://evil/x.png)",
-           "[x](javascript:alert(1))", "a\x1b[31mb", "a\u202eb", "x | y\n|---|---|", "`` ` x", "---\nlicense: mit\n---",
-           "<!-- x", "&lt;b>", "# x", "1. x", "~~~\nx", "\\[x](y)", "**x**"]  # fmt: skip
+HOSTILE = [
+    "x\n\n# Licence\n\nPublic domain",
+    "<script>alert(1)</script>",
+    "![x](http://evil/x.png)",
+    "[x](javascript:alert(1))",
+    "a\x1b[31mb",
+    "a\u202eb",
+    "x | y\n|---|---|",
+    "`` ` x",
+    "---\nlicense: mit\n---",
+    "<!-- x",
+    "&lt;b>",
+    "# x",
+    "1. x",
+    "~~~\nx",
+    "\\[x](y)",
+    "**x**",
+]
 
 
 @pytest.mark.parametrize("value", HOSTILE)
 def test_values_in_a_card_are_text_wherever_they_stand(run, value, tmp_path):
     shutil.copytree(run, folder := tmp_path / "run")
-    config = {"method": value, "data": {"train_data": value, "select": value}, "model": {"pretrained": value},
-              "run": {"precision": value}, "val": {"val_tasks": [value]}}  # fmt: skip
+    config = {
+        "method": value,
+        "data": {"train_data": value, "select": value},
+        "model": {"pretrained": value},
+        "run": {"precision": value},
+        "val": {"val_tasks": [value]},
+    }
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "eval.json").write_text(json.dumps({**METRICS, f"{value.replace('/', '')}/acc1": 0.5, "step": 3}))
     assert save(folder, tmp_path / "out", "--name", value, "--data-license", value) == 0
@@ -309,14 +366,24 @@ def shape(tokens) -> list[str]:
     return [token.type for block in tokens for token in (block, *(block.children or ())) if token.type != "text"]
 
 
-@pytest.mark.parametrize("text, said", [
-    ("[1]", "want the figures"), ('"x"', "want the figures"), ("null", "want the figures"), ("[" * 10**5, "nested"),
-    ('{"names/i2t/R@1": 1e308}', "from 0 to 1"), ('{"names/i2t/R@1": 44.4}', "from 0 to 1"), ("{", "is no JSON"),
-    ('{"birds/acc1": "x"}', "from 0 to 1"), ('{"refusal/names_i2t/answer/ece": -1}', "from 0 to 1"),
-    ('{"zero_shot/subgroup/top1": 1, "zero_shot/subgroup/classes": "x"}', "want a number"),
-    ('{"step": "x"}', "whole number"),
-    ('{"trace/group": 1e308}', "want a number"), ('{"names/i2t/R@1": true}', "want a number"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "text, said",
+    [
+        ("[1]", "want the figures"),
+        ('"x"', "want the figures"),
+        ("null", "want the figures"),
+        ("[" * 10**5, "nested"),
+        ('{"names/i2t/R@1": 1e308}', "from 0 to 1"),
+        ('{"names/i2t/R@1": 44.4}', "from 0 to 1"),
+        ("{", "is no JSON"),
+        ('{"birds/acc1": "x"}', "from 0 to 1"),
+        ('{"refusal/names_i2t/answer/ece": -1}', "from 0 to 1"),
+        ('{"zero_shot/subgroup/top1": 1, "zero_shot/subgroup/classes": "x"}', "want a number"),
+        ('{"step": "x"}', "whole number"),
+        ('{"trace/group": 1e308}', "want a number"),
+        ('{"names/i2t/R@1": true}', "want a number"),
+    ],
+)
 def test_figures_that_cannot_be_are_refused(run, text, said, tmp_path, capsys):
     (tmp_path / "eval.json").write_text(text)
     assert save(run, tmp_path / "out", "--metrics", str(tmp_path / "eval.json")) == 2
@@ -327,17 +394,28 @@ def test_figures_that_cannot_be_are_refused(run, text, said, tmp_path, capsys):
 def test_figures_that_are_not_finite_are_left_out(run, tmp_path):
     (tmp_path / "eval.json").write_text(
         '{"refusal/names_i2t/answer/ece": NaN, "names/i2t/R@1": Infinity, "names/i2t/R@5": 0.5, '
-        '"names/i2t/chance_R@5": NaN}')
+        '"names/i2t/chance_R@5": NaN}'
+    )
     assert save(run, tmp_path / "out", "--metrics", str(tmp_path / "eval.json")) == 0
     _, body = front_and_body(tmp_path / "out")
     assert "nan" not in body.lower() and "inf%" not in body and "| 50.0% |  |" in body and "off by" not in body
     assert json.loads((tmp_path / "out/eval.json").read_text())["names/i2t/R@1"] is None
 
 
-@pytest.mark.parametrize("config", [
-    [], {"data": None}, {"val": []}, {"data": {"train_data": ["a"]}}, {"data": {"train_data": 5}}, {"method": {}},
-    {"model": {"pretrained": 1}}, {"val": {"val_tasks": "x"}}, {"data": {"batch_size": "x"}},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "config",
+    [
+        [],
+        {"data": None},
+        {"val": []},
+        {"data": {"train_data": ["a"]}},
+        {"data": {"train_data": 5}},
+        {"method": {}},
+        {"model": {"pretrained": 1}},
+        {"val": {"val_tasks": "x"}},
+        {"data": {"batch_size": "x"}},
+    ],
+)
 def test_a_configuration_of_other_types_is_an_error_in_one_line(run, config, tmp_path, capsys):
     shutil.copytree(run, folder := tmp_path / "run")
     (folder / "config.json").write_text(json.dumps(config))

@@ -1,4 +1,5 @@
 """Batches, labels and sums over all pairs one at a time, which the losses are compared with."""
+
 from __future__ import annotations
 
 import torch

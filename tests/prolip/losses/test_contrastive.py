@@ -1,4 +1,5 @@
 """PPCL and the sigmoid loss of other factors against direct formulas: gradients, dtypes, extremes and memory."""
+
 from __future__ import annotations
 
 import math
@@ -82,8 +83,9 @@ def test_ppcl_refuses_second_derivatives_instead_of_leaving_them_out(factor):
 def test_ppcl_compiles_as_one_graph_with_its_gradients(backend):
     image, text, (scale, bias) = gaussian(5, 4, 4), gaussian(5, 4, 5), scalars()
     leaves = leaves_of(image, text, scale, bias)
-    compiled = torch.compile(lambda a, b, c, d, s, t: ppcl(Gaussian(a, b), Gaussian(c, d), s, t),
-                             backend=backend, fullgraph=True)
+    compiled = torch.compile(
+        lambda a, b, c, d, s, t: ppcl(Gaussian(a, b), Gaussian(c, d), s, t), backend=backend, fullgraph=True
+    )
     assert_same_value_and_gradients(compiled(*leaves), ppcl(image, text, scale, bias), leaves)
 
 
@@ -101,9 +103,7 @@ def test_ppcl_equals_binary_cross_entropy_with_logits():
     target = brute_mask(labels, 6).to(DOUBLE)
     logits = brute_logits(image, text, scale, bias)
     want = F.binary_cross_entropy_with_logits(logits, target, reduction="sum") / 6
-    assert_same_value_and_gradients(
-        ppcl(image, text, scale, bias, labels), want, leaves_of(image, text, scale, bias)
-    )
+    assert_same_value_and_gradients(ppcl(image, text, scale, bias, labels), want, leaves_of(image, text, scale, bias))
 
 
 def test_ppcl_equals_open_clips_siglip_loss_when_traces_vanish():
@@ -176,13 +176,16 @@ def test_known_matches_leave_out_padding_and_unknown_texts():
 @pytest.mark.parametrize("log_var", [-40.0, 0.0, 10.0])
 @pytest.mark.parametrize("scale", [0.0, 10.0, 100.0])
 def test_ppcl_is_finite_and_right_at_extreme_variances(log_var, scale):
-    image, text = (Gaussian(z.mean, (z.log_var * 0 + log_var).detach().requires_grad_()) for z in (
-        gaussian(6, 8, 18, torch.float32), gaussian(6, 8, 19, torch.float32)))
+    image, text = (
+        Gaussian(z.mean, (z.log_var * 0 + log_var).detach().requires_grad_())
+        for z in (gaussian(6, 8, 18, torch.float32), gaussian(6, 8, 19, torch.float32))
+    )
     a, b = scalars(torch.float32, scale, -10.0)
     loss = ppcl(image, text, a, b)
     grads = torch.autograd.grad(loss, leaves_of(image, text, a, b))
     exact = [Gaussian(*(x.detach().double().requires_grad_() for x in z)) for z in (image, text)] + [
-        *scalars(DOUBLE, scale, -10.0)]
+        *scalars(DOUBLE, scale, -10.0)
+    ]
     want = brute_ppcl(*exact)
     torch.testing.assert_close(loss.double(), want, rtol=1e-5, atol=0)
     for got, wanted in zip(grads, torch.autograd.grad(want, leaves_of(*exact))):
@@ -281,10 +284,17 @@ def test_default_block_bounds_the_workspace_linearly_in_the_batch():
         assert default_block(columns, cpu) >= MIN_ROWS
 
 
-@pytest.mark.parametrize("labels", [
-    torch.arange(4), torch.eye(4), [1, 2, 3, 4], (torch.zeros(4, 1).long(), torch.zeros(4).long()),
-    Matches(torch.zeros(4, 1), torch.zeros(4).long()), Matches(torch.zeros(4, 1).long(), torch.zeros(4)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "labels",
+    [
+        torch.arange(4),
+        torch.eye(4),
+        [1, 2, 3, 4],
+        (torch.zeros(4, 1).long(), torch.zeros(4).long()),
+        Matches(torch.zeros(4, 1), torch.zeros(4).long()),
+        Matches(torch.zeros(4, 1).long(), torch.zeros(4)),
+    ],
+)
 def test_labels_that_are_no_matches_of_whole_numbers_are_refused(labels):
     z = gaussian(4, 3, 0)
     with pytest.raises(TypeError, match=r"want prolip.losses.Matches\(image, text\), ids in torch.int64"):

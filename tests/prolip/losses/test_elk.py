@@ -1,4 +1,5 @@
 """elk as a score of a tile against the broadcast formula, in value and gradient, for any tiles of the pairs."""
+
 from __future__ import annotations
 
 import pytest

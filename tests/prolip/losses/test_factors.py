@@ -1,4 +1,5 @@
 """Similarities that factor: what their factors multiply to, and their loss over ranks against one process."""
+
 from __future__ import annotations
 
 from itertools import product
@@ -52,8 +53,11 @@ def test_factors_multiply_to_the_measure(name):
     p, q = batch(0)
     u, v = FACTORS[name](p), FACTORS[name](q)
     product_form = u.vector @ v.vector.T + u.offset[:, None] + v.offset
-    want = {"csd": measures.pairwise_csd_similarity, "mean": measures.pairwise_mean_cosine,
-            "wasserstein2": lambda p, q: -measures.pairwise_wasserstein2(p, q) / 2}[name](p, q)
+    want = {
+        "csd": measures.pairwise_csd_similarity,
+        "mean": measures.pairwise_mean_cosine,
+        "wasserstein2": lambda p, q: -measures.pairwise_wasserstein2(p, q) / 2,
+    }[name](p, q)
     torch.testing.assert_close(product_form, want, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(product_form, SIMILARITIES[name](p, q), rtol=1e-12, atol=1e-12)
 

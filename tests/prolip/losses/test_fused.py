@@ -2,6 +2,7 @@
 
 `tests/rehearsal/test_kernel_binaries.py` compiles it for GPUs that are not there.
 """
+
 from __future__ import annotations
 
 import pytest
@@ -72,7 +73,10 @@ def test_the_kernel_keeps_the_digits_of_pairs_on_the_right_side_and_overflows_no
         torch.stack([loss for loss, _ in one_by_one]), F.softplus(exact).float(), rtol=1e-6, atol=1e-40, equal_nan=True
     )
     torch.testing.assert_close(
-        torch.stack([gradient.rows[0] for _, gradient in one_by_one]), exact.sigmoid().float(), rtol=1e-6, atol=1e-40,
+        torch.stack([gradient.rows[0] for _, gradient in one_by_one]),
+        exact.sigmoid().float(),
+        rtol=1e-6,
+        atol=1e-40,
         equal_nan=True,
     )
 

@@ -1,4 +1,5 @@
 """Rows of gathered texts: what they hold, where they lie. test_ring.py has their values over ranks."""
+
 from __future__ import annotations
 
 import pytest

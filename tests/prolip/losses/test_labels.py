@@ -1,4 +1,5 @@
 """Losses of a matrix of logits and labels against loops over their definitions."""
+
 from __future__ import annotations
 
 import math

@@ -1,4 +1,5 @@
 """Losses of points: match odds by every pair of samples, uniformity by every pair of points, also over ranks."""
+
 from __future__ import annotations
 
 import math

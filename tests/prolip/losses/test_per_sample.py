@@ -1,4 +1,5 @@
 """Inclusion and VIB against direct formulas in float64, their gradients and extremes."""
+
 from __future__ import annotations
 
 import math
@@ -17,6 +18,7 @@ from prolip.losses import inclusion_loss, vib
 
 def direct_h(inner: Gaussian, outer: Gaussian, eps: float, printed: bool) -> Tensor:
     """H per dimension from the integrals' closed forms as the specification writes them (section 2)."""
+
     def log_inclusion(p: Gaussian, q: Gaussian) -> Tensor:
         wide = p.var + 2 * q.var
         return -p.log_var / 2 - wide.log() / 2 - math.exp(eps) * (p.mean - q.mean) ** 2 / wide

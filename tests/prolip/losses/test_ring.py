@@ -1,4 +1,5 @@
 """PPCL over real gloo processes equals one process on the concatenated batch, in value and in every gradient."""
+
 from __future__ import annotations
 
 from itertools import product

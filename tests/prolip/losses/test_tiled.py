@@ -1,4 +1,5 @@
 """Any score with any loss over real gloo processes equals one process on the whole batch, written without tiles."""
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -46,15 +47,22 @@ class Case:
 
     def sampled(self) -> tuple[Side, Side]:
         """Points of either side by reparameterisation, drawn before the score: ((B, J, D),) each."""
-        images, texts = (z.mean[:, None] + (z.log_var / 2).exp()[:, None] * noise
-                         for z, noise in zip((self.image, self.text), self.noise))
+        images, texts = (
+            z.mean[:, None] + (z.log_var / 2).exp()[:, None] * noise
+            for z, noise in zip((self.image, self.text), self.noise)
+        )
         return (images,), (texts,)
 
     def leaves(self) -> dict[str, Tensor]:
-        rows = {"image.mean": self.image[0], "image.log_var": self.image[1],
-                "text.mean": self.text[0], "text.log_var": self.text[1]}
-        return rows | {"scale": self.scale, "bias": self.bias, "width": self.width} | dict(
-            self.network.named_parameters())
+        rows = {
+            "image.mean": self.image[0],
+            "image.log_var": self.image[1],
+            "text.mean": self.text[0],
+            "text.log_var": self.text[1],
+        }
+        return (
+            rows | {"scale": self.scale, "bias": self.bias, "width": self.width} | dict(self.network.named_parameters())
+        )
 
 
 def by_elk(p: Gaussian, q: Gaussian) -> Tensor:
@@ -72,8 +80,19 @@ def by_samples(width: Tensor, x: Side, y: Side) -> Tensor:
 
 
 def by_network(network: nn.Module, p: Gaussian, q: Gaussian) -> Tensor:
-    return network(torch.cat([x[i].expand(len(p.mean), len(q.mean), -1) for x, i in (
-        (p.mean, (slice(None), None)), (p.log_var, (slice(None), None)), (q.mean, (None,)), (q.log_var, (None,)))], -1)
+    return network(
+        torch.cat(
+            [
+                x[i].expand(len(p.mean), len(q.mean), -1)
+                for x, i in (
+                    (p.mean, (slice(None), None)),
+                    (p.log_var, (slice(None), None)),
+                    (q.mean, (None,)),
+                    (q.log_var, (None,)),
+                )
+            ],
+            -1,
+        )
     ).squeeze(-1)
 
 
@@ -126,8 +145,12 @@ def pseudo_positives(logits: Tensor, positive: Tensor, own: Tensor) -> Tensor:
 
 
 # Losses of a row, and whether they are taken of columns as well.
-LOSSES = {"sigmoid": (sigmoid, False), "softmax": (softmax, True), "hinge": (hinge, True),
-          "pseudo": (pseudo_positives, False)}
+LOSSES = {
+    "sigmoid": (sigmoid, False),
+    "softmax": (softmax, True),
+    "hinge": (hinge, True),
+    "pseudo": (pseudo_positives, False),
+}
 CASES = [*product(SCORES, LOSSES)]
 
 
@@ -153,8 +176,9 @@ def direct(name: str, kind: str, case: Case) -> Tensor:
     row_loss, both = LOSSES[kind]
     similarity, positive = direct_similarity(name, case), brute_mask(case.labels, len(case.image.mean))
     own = torch.arange(len(similarity))
-    rows, columns = (row_loss(case.scale * s + case.bias, m, own)
-                     for s, m in ((similarity, positive), (similarity.T, positive.T)))
+    rows, columns = (
+        row_loss(case.scale * s + case.bias, m, own) for s, m in ((similarity, positive), (similarity.T, positive.T))
+    )
     return (rows + columns) / 2 if both else rows
 
 
@@ -239,15 +263,17 @@ def compare(got: list[dict[str, Tensor]], want: dict[str, Tensor], tolerance: fl
 @pytest.mark.parametrize("name,kind", CASES)
 def test_ranks_match_one_process_without_tiles_in_value_and_every_gradient(found, world, name, kind):
     whole = Case(list(range(len(GROUPS[world]))))
-    compare([found[rank][world, name, kind] for rank in GROUPS[world]],
-            with_gradients(direct(name, kind, whole), whole))
+    compare(
+        [found[rank][world, name, kind] for rank in GROUPS[world]], with_gradients(direct(name, kind, whole), whole)
+    )
 
 
 @pytest.mark.parametrize("world", GROUPS)
 def test_elk_on_64_rows_of_each_rank_equals_the_direct_computation(found, world):
     whole = Case(list(range(len(GROUPS[world]))), 64, 8)
-    compare([found[rank][world, "large"] for rank in GROUPS[world]],
-            with_gradients(direct("elk", "sigmoid", whole), whole))
+    compare(
+        [found[rank][world, "large"] for rank in GROUPS[world]], with_gradients(direct("elk", "sigmoid", whole), whole)
+    )
 
 
 @pytest.mark.parametrize("world", GROUPS)
@@ -277,8 +303,10 @@ def test_the_transpose_over_ranks_holds_the_columns_of_the_whole_matrix(found, w
 @pytest.mark.parametrize("tile", [1, 2, 3, 100])
 def test_the_result_does_not_depend_on_the_tile(tile):
     case = Case([0, 1])
-    compare([with_gradients(tiled("network", "hinge", case, tile=tile), case)],
-            with_gradients(direct("network", "hinge", case), case))
+    compare(
+        [with_gradients(tiled("network", "hinge", case, tile=tile), case)],
+        with_gradients(direct("network", "hinge", case), case),
+    )
 
 
 @pytest.mark.parametrize("name", ["elk", "network"])
@@ -293,8 +321,9 @@ def test_a_score_of_several_numbers_of_each_pair_equals_all_pairs_at_once(name):
 
     case = Case([0, 1])
     score, images, texts, learned = score_of(name, case)
-    got = tiled_loss_over_ranks(lambda x, y: numbers_of(score(x, y)), images, texts, loss, (case.scale, *learned),
-                                case.labels, tile=TILE)  # fmt: skip
+    got = tiled_loss_over_ranks(
+        lambda x, y: numbers_of(score(x, y)), images, texts, loss, (case.scale, *learned), case.labels, tile=TILE
+    )
     want = loss(numbers_of(direct_similarity(name, case)), brute_mask(case.labels, len(case.image.mean)))
     compare([with_gradients(got, case)], with_gradients(want, case))
     with pytest.raises(ValueError, match=r"is \(1, 1, 2, 2\), want \(2, 2\): one number for each pair, or C"):

@@ -1,4 +1,5 @@
 """What tests of objectives compare."""
+
 from __future__ import annotations
 
 import torch

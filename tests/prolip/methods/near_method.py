@@ -3,6 +3,7 @@
 Its head shifts the log variances, its score is a distance with trained weights (no dot product, so no shortcut serves
 it), its uncertainty the largest variance.
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass

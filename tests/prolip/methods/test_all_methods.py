@@ -2,6 +2,7 @@
 
 That no step waits for its device is in `tests/rehearsal/test_step_on_a_device.py`.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ import prolip
 from prolip.data.augment.affine import AugmentConfig, Cutout, DeviceAugment
 from prolip.data.augment.colour import ColourConfig, ColourJitter
 from prolip.data.augment.tokens import TokenAugment
+from prolip.embeddings import Pool
 from prolip.evaluation.metrics.blockwise import PairScores
 from prolip.gaussian import Gaussian, without_autocast
 from prolip.measures import MEASURES
@@ -23,7 +25,6 @@ from prolip.methods import METHODS, find_score
 from prolip.methods.base import Context, Objective
 from prolip.random import Draws, Stream
 from prolip.scores import SCORES, CSDScore
-from prolip.uncertainty.pairs import Pool
 
 PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "linear", "dot", "mv", "_cdist_forward", "convolution", "gru")
 #: Terms that are off by default.
@@ -74,8 +75,14 @@ def make_objective(method: str) -> Objective:
     model = prolip.create_model("ProLIP-ViT-test", method_cfg=None if kind.adapts else {"name": method})
     objective = kind.objective(model, kind.config(**SETTINGS.get(method, {})), Context(seed=3))
     if kind.objective.needs(objective.config).pool is not None:
-        pool = Pool(keys=[f"k{n}" for n in range(9)], image=gaussians(9, 1), text=gaussians(9, 2),
-                    text_ids=torch.ones(9, 12, dtype=torch.int64), image_novelty={}, text_novelty={})  # fmt: skip
+        pool = Pool(
+            keys=[f"k{n}" for n in range(9)],
+            image=gaussians(9, 1),
+            text=gaussians(9, 2),
+            text_ids=torch.ones(9, 12, dtype=torch.int64),
+            image_novelty={},
+            text_novelty={},
+        )
         objective.memory = objective.look(CSDScore(), pool)
     return objective.train()
 
@@ -83,9 +90,12 @@ def make_objective(method: str) -> Objective:
 def make_batch() -> dict:
     place = torch.arange(8)
     return {
-        "image": torch.randn(8, 3, 32, 32), "text": torch.ones(8, 12, dtype=torch.int64),
-        "caption_id": place, "caption_ids": place.unsqueeze(1), "key": [f"k{n}" for n in range(8)],
-    }  # fmt: skip
+        "image": torch.randn(8, 3, 32, 32),
+        "text": torch.ones(8, 12, dtype=torch.int64),
+        "caption_id": place,
+        "caption_ids": place.unsqueeze(1),
+        "key": [f"k{n}" for n in range(8)],
+    }
 
 
 # --- precision -------------------------------------------------------------------------------------------------------
@@ -176,8 +186,11 @@ def test_every_use_in_a_step_has_a_stream_of_its_own_and_the_rows_and_step_of_th
     objective, draws = make_objective(method), Noting(seed=3, rank=1, world_size=2)
     object.__setattr__(objective.context, "draws", draws)
     draws.begin()
-    augment = (DeviceAugment(AugmentConfig(rotate=9, hue=0.1), (0.5,) * 3, (0.3,) * 3, draws=draws) if kind == "device"
-               else ColourJitter(ColourConfig(greyscale_prob=0.5), (0.5,) * 3, (0.3,) * 3, draws=draws))  # fmt: skip
+    augment = (
+        DeviceAugment(AugmentConfig(rotate=9, hue=0.1), (0.5,) * 3, (0.3,) * 3, draws=draws)
+        if kind == "device"
+        else ColourJitter(ColourConfig(greyscale_prob=0.5), (0.5,) * 3, (0.3,) * 3, draws=draws)
+    )
     augment.cutout = Cutout(0.5)
     augment(torch.randint(0, 256, (8, 3, 32, 32), dtype=torch.uint8), 6)
     tokens = TokenAugment((0.3, 0.1, 0.1), torch.ones(50, dtype=torch.bool), mask_id=49, pad_id=0, draws=draws)

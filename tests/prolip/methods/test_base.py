@@ -1,4 +1,5 @@
 """The Objective contract and exact gradient accumulation, on a small objective of its own."""
+
 from __future__ import annotations
 
 import gc

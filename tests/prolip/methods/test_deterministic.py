@@ -1,4 +1,5 @@
 """SigLIP, CLIP, InfoNCE, triplets, the means of `likelihood`: by hand, accumulation, ranks against one process."""
+
 from __future__ import annotations
 
 import math
@@ -26,18 +27,21 @@ from prolip.methods.triplet import TripletConfig, TripletObjective, VSEConfig, V
 from prolip.utils.flags import flag_of
 
 METHODS = {
-    "siglip": (SigLIPConfig, SigLIPObjective), "clip": (CLIPConfig, CLIPObjective),
+    "siglip": (SigLIPConfig, SigLIPObjective),
+    "clip": (CLIPConfig, CLIPObjective),
     "likelihood": (LikelihoodConfig, LikelihoodObjective),
     "likelihood-captions": (partial(LikelihoodConfig, captions_per_image=3), LikelihoodObjective),
     "likelihood-softmax-captions": (
-        partial(LikelihoodConfig, captions_per_image=3, pair_loss="softmax"), LikelihoodObjective,
+        partial(LikelihoodConfig, captions_per_image=3, pair_loss="softmax"),
+        LikelihoodObjective,
     ),
     "infonce": (InfoNCEConfig, InfoNCEObjective),
     "infonce-own": (partial(InfoNCEConfig, known_matches=False), InfoNCEObjective),
-    "vse": (VSEConfig, VSEObjective), "vse-sum": (partial(VSEConfig, sum_steps=1), VSEObjective),
+    "vse": (VSEConfig, VSEObjective),
+    "vse-sum": (partial(VSEConfig, sum_steps=1), VSEObjective),
     "vse-own": (partial(VSEConfig, known_matches=False), VSEObjective),
     "triplet-sum": (partial(TripletConfig, margin=0.5), TripletObjective),
-}  # fmt: skip
+}
 FROZEN = dict.fromkeys(("clip", "infonce", "infonce-own", "likelihood-softmax-captions"), {"model.logit_bias"})
 TRIPLETS, KNOWING = ("vse", "vse-sum", "vse-own", "triplet-sum"), ("infonce", "vse", "vse-sum", "triplet-sum")
 FROZEN |= dict.fromkeys(TRIPLETS, {"model.logit_bias", "model.logit_scale"})

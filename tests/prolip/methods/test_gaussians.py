@@ -1,4 +1,5 @@
 """Heads of a method's own on both kinds of towers: their width, what they begin with, and models without them."""
+
 from __future__ import annotations
 
 import json
@@ -16,13 +17,14 @@ from prolip.gaussian import Gaussian
 from prolip.methods import find_method
 from prolip.methods.base import accumulate_backward
 from prolip.methods.pcme import PCMEHead
+from prolip.models import checkpoint
+from prolip.models.checkpoint import load_checkpoint, save_pretrained
 from prolip.models.readers import ReaderTower, Tokens, openclip_model
-from prolip.models.weights import checkpoint
-from prolip.models.weights.checkpoint import load_checkpoint, save_pretrained
 
 METHODS, OURS, WIDE = ("pcme", "pcmepp", "vacsr"), "ProLIP-ViT-test", 48
 CLIP = {
-    "embed_dim": 32, "custom_text": True,
+    "embed_dim": 32,
+    "custom_text": True,
     "vision_cfg": {"image_size": 32, "patch_size": 8, "width": 32, "layers": 2, "head_width": 16},
     "text_cfg": {"context_length": 12, "vocab_size": 1000, "width": 32, "heads": 2, "layers": 2},
 }
@@ -100,8 +102,11 @@ def test_the_trained_weights_of_another_method_go_into_wider_heads(name, method,
     model = build(name, method, head_dim=WIDE)
     fresh = {key: value.clone() for key, value in model.state_dict().items()}
     report, theirs = load_checkpoint(model, next(tmp_path.glob("*model.safetensors"))), given.state_dict()
-    layers = {f"{side}.{getattr(model, side).unc_head_name}.{part}" for side in ("visual", "text")
-              for part in ("weight", "bias")}  # fmt: skip
+    layers = {
+        f"{side}.{getattr(model, side).unc_head_name}.{part}"
+        for side in ("visual", "text")
+        for part in ("weight", "bias")
+    }
     logit = set() if method == "vacsr" else {"logit_scale", "logit_bias"}  # which the others start themselves
     assert set(report.kept) == layers | logit | model.added_names
     for key, value in model.state_dict().items():

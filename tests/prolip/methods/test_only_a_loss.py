@@ -1,4 +1,5 @@
 """The 25 lines that open docs/adding_a_method.md: they train by the page's command, by the loss that they promise."""
+
 from __future__ import annotations
 
 import json
@@ -55,8 +56,10 @@ def test_it_trains_by_the_command_of_the_page_with_scale_and_bias_in_the_log(lin
 @pytest.mark.parametrize("smoothing", [0.0, 0.3])
 def test_its_loss_is_cross_entropy_with_smoothed_labels(lines, smoothing):
     generator = torch.Generator().manual_seed(0)
-    mean = {name: F.normalize(torch.randn(6, 4, generator=generator, dtype=torch.float64), dim=1).float()
-            for name in ("image_mean", "text_mean")}  # fmt: skip
+    mean = {
+        name: F.normalize(torch.randn(6, 4, generator=generator, dtype=torch.float64), dim=1).float()
+        for name in ("image_mean", "text_mean")
+    }
     reps = mean | {"scale": torch.tensor(3.0), "bias": torch.tensor(-1.0)}
     objective = module().SmoothObjective.__new__(module().SmoothObjective)
     torch.nn.Module.__init__(objective)

@@ -1,4 +1,5 @@
 """PCME: loss by exhaustive pairs, heads by hand, micro-batches, ranks against one process, from flags to evaluation."""
+
 from __future__ import annotations
 
 import math
@@ -21,8 +22,11 @@ from training.main import main
 
 DOUBLE = torch.float64
 SAMPLES = 3
-SETTINGS = {"coco": {}, "cub": {"match_start": 5.0, "uniformity_weight": 10.0, "kl_weight": 1e-3},
-            "own captions": {"known_matches": False}}  # fmt: skip
+SETTINGS = {
+    "coco": {},
+    "cub": {"match_start": 5.0, "uniformity_weight": 10.0, "kl_weight": 1e-3},
+    "own captions": {"known_matches": False},
+}
 
 
 def make_objective(settings: dict | None = None, rank: int = 0, world_size: int = 1) -> PCMEObjective:
@@ -40,9 +44,11 @@ def make_batch(rows: int) -> dict[str, torch.Tensor]:
     text[:, 8:] = 0
     noise = {f"noise_{side}": torch.randn(rows, SAMPLES, 32, generator=g) for side in ("image", "text")}
     return noise | {
-        "image": torch.randn(rows, 3, 32, 32, generator=g, dtype=DOUBLE), "text": text, "caption_id": place,
+        "image": torch.randn(rows, 3, 32, 32, generator=g, dtype=DOUBLE),
+        "text": text,
+        "caption_id": place,
         "caption_ids": torch.stack([place, torch.where(place % 4 == 2, place + 1, -1)], 1),
-    }  # fmt: skip
+    }
 
 
 def by_hand(objective: PCMEObjective, batch: dict) -> torch.Tensor:
@@ -98,14 +104,25 @@ def released_sums(objective: PCMEObjective, batch: dict, vib_beta: float, unifor
     return loss
 
 
-@pytest.mark.parametrize(("vib_beta", "uniform_lambda", "mean_kl", "samples"), [
-    (1e-5, 0.0, False, SAMPLES), (1e-3, 10.0, False, 1), (1e-4, 0.0, True, SAMPLES), (1.0, 0.0, False, SAMPLES),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("vib_beta", "uniform_lambda", "mean_kl", "samples"),
+    [
+        (1e-5, 0.0, False, SAMPLES),
+        (1e-3, 10.0, False, 1),
+        (1e-4, 0.0, True, SAMPLES),
+        (1.0, 0.0, False, SAMPLES),
+    ],
+)
 def test_the_loss_is_released_sums_over_2_b_with_the_weights_of_the_notes(vib_beta, uniform_lambda, mean_kl, samples):
     rows, dim = 6, 32
     kl = vib_beta / (2 * rows) if mean_kl else vib_beta * dim / 2
-    own = {"match_samples": samples, "match_start": 5.0, "known_matches": False, "kl_weight": kl,
-           "uniformity_weight": uniform_lambda / (2 * rows)}  # fmt: skip
+    own = {
+        "match_samples": samples,
+        "match_start": 5.0,
+        "known_matches": False,
+        "kl_weight": kl,
+        "uniformity_weight": uniform_lambda / (2 * rows),
+    }
     batch, objective, other = make_batch(rows), make_objective(own), make_objective(own)
     batch |= {f"noise_{side}": batch[f"noise_{side}"][:, :samples] for side in ("image", "text")}
     terms = accumulate_backward(objective, batch)
@@ -202,20 +219,48 @@ def test_the_score_is_the_match_probability_with_what_was_trained_and_geometric_
     assert torch.equal(again.pairwise(x, x), score.pairwise(x, x)) and score.pairwise(x, x).min() >= 0
 
 
-@pytest.mark.parametrize(("settings", "words"), [
-    ({"match_samples": 0}, "--match-samples 0"), ({"match_start": 0.0}, "--match-start 0.0"),
-    ({"match_start": 101.0}, "--match-start 101.0"), ({"kl_weight": -1.0}, "--kl-weight -1.0: give"),
-    ({"uniformity_weight": math.inf}, "--uniformity-weight inf"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"match_samples": 0}, "--match-samples 0"),
+        ({"match_start": 0.0}, "--match-start 0.0"),
+        ({"match_start": 101.0}, "--match-start 101.0"),
+        ({"kl_weight": -1.0}, "--kl-weight -1.0: give"),
+        ({"uniformity_weight": math.inf}, "--uniformity-weight inf"),
+    ],
+)
 def test_settings_out_of_range_are_refused(settings, words):
     with pytest.raises(ValueError, match=words):
         PCMEConfig(**settings)
 
 
 def test_a_run_trains_saves_and_is_ranked_by_its_probability_and_by_other_measures(tmp_path, capsys):
-    words = ["--method", "pcme", "--match-samples", "4", "--model", "ProLIP-ViT-test", "--train-data", SHARDS,
-             "--caption-sampling", "name:2,keywords,group", "--batch-size", "16", "--max-steps", "6", "--warmup", "2",
-             "--workers", "0", "--precision", "fp32", "--output", str(tmp_path), "--name", "run"]  # fmt: skip
+    words = [
+        "--method",
+        "pcme",
+        "--match-samples",
+        "4",
+        "--model",
+        "ProLIP-ViT-test",
+        "--train-data",
+        SHARDS,
+        "--caption-sampling",
+        "name:2,keywords,group",
+        "--batch-size",
+        "16",
+        "--max-steps",
+        "6",
+        "--warmup",
+        "2",
+        "--workers",
+        "0",
+        "--precision",
+        "fp32",
+        "--output",
+        str(tmp_path),
+        "--name",
+        "run",
+    ]
     assert main(words) == 0
     said = capsys.readouterr().out
     assert "  note       --kl-weight 0.0001: vib_beta 6.25e-06 of PCME's" in said and "0.0032 of PCME++'s rerun" in said

@@ -1,4 +1,5 @@
 """PCME++: loss and heads by hand, micro-batches and ranks against one process, a run from flags to evaluation."""
+
 from __future__ import annotations
 
 import copy
@@ -24,9 +25,12 @@ from prolip.views import Mix
 from training.main import main
 
 DOUBLE = torch.float64
-SETTINGS = {"full": {}, "first": {"pseudo_positives": "first", "pseudo_weight": 1.0},
-            "alone": {"pseudo_weight": 0.0, "vib_weight": 0.0, "known_matches": False},
-            "with clip": {"clip_weight": 0.5, "pseudo_weight": 0.3}}  # fmt: skip
+SETTINGS = {
+    "full": {},
+    "first": {"pseudo_positives": "first", "pseudo_weight": 1.0},
+    "alone": {"pseudo_weight": 0.0, "vib_weight": 0.0, "known_matches": False},
+    "with clip": {"clip_weight": 0.5, "pseudo_weight": 0.3},
+}
 
 
 def make_objective(settings: dict | None = None, rank: int = 0, world_size: int = 1) -> PCMEppObjective:
@@ -43,9 +47,11 @@ def make_batch(rows: int, mixed: bool = True) -> dict[str, torch.Tensor]:
     text = torch.randint(1, 1000, (rows, 12), generator=g)
     text[:, 8:] = 0
     batch = {
-        "image": torch.randn(rows, 3, 32, 32, generator=g, dtype=DOUBLE), "text": text, "caption_id": place.clone(),
+        "image": torch.randn(rows, 3, 32, 32, generator=g, dtype=DOUBLE),
+        "text": text,
+        "caption_id": place.clone(),
         "caption_ids": torch.stack([place, torch.where(place % 4 == 2, place + 1, -1)], 1),
-    }  # fmt: skip
+    }
     if mixed:
         share = torch.where(place % 4 < 2, torch.rand(rows, generator=g), 1.0)
         batch |= {"share": share, "partner": place ^ 1}
@@ -119,11 +125,22 @@ def test_every_trained_parameter_gets_a_gradient_and_the_towers_own_projections_
     accumulate_backward(objective, make_batch(6))
     frozen = {n for n, p in objective.named_parameters() if not p.requires_grad}
     assert {n for n, p in objective.named_parameters() if p.requires_grad} == set(gradients(objective))
-    assert frozen == {f"model.{n}" for n in (
-        "visual.proj", "visual.ln_post.weight", "visual.ln_post.bias", "visual.uncertainty_proj.weight",
-        "visual.uncertainty_proj.bias", "text.text_projection.weight", "text.ln_final.weight", "text.ln_final.bias",
-        "text.text_uncertainty_projection.weight", "text.text_uncertainty_projection.bias",
-        "text.text_projection.bias")}  # fmt: skip
+    assert frozen == {
+        f"model.{n}"
+        for n in (
+            "visual.proj",
+            "visual.ln_post.weight",
+            "visual.ln_post.bias",
+            "visual.uncertainty_proj.weight",
+            "visual.uncertainty_proj.bias",
+            "text.text_projection.weight",
+            "text.ln_final.weight",
+            "text.ln_final.bias",
+            "text.text_uncertainty_projection.weight",
+            "text.text_uncertainty_projection.bias",
+            "text.text_projection.bias",
+        )
+    }
 
 
 @pytest.mark.parametrize("parts", [2, 3])
@@ -262,11 +279,16 @@ def test_variances_begin_as_small_as_the_configuration_says():
     assert isinstance(z, Gaussian) and z.log_var.dtype == DOUBLE
 
 
-@pytest.mark.parametrize(("settings", "words"), [
-    ({"pseudo_weight": -1}, "--pseudo-weight -1: give"), ({"vib_weight": math.inf}, "--vib-weight inf"),
-    ({"mix_fraction": 1.0}, "--mix-fraction 1.0: .* below 1"), ({"size_augment": -0.1}, "--size-augment -0.1"),
-    ({"pseudo_positives": "some"}, "pseudo_positives='some': use first or all"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"pseudo_weight": -1}, "--pseudo-weight -1: give"),
+        ({"vib_weight": math.inf}, "--vib-weight inf"),
+        ({"mix_fraction": 1.0}, "--mix-fraction 1.0: .* below 1"),
+        ({"size_augment": -0.1}, "--size-augment -0.1"),
+        ({"pseudo_positives": "some"}, "pseudo_positives='some': use first or all"),
+    ],
+)
 def test_settings_out_of_range_are_refused(settings, words):
     with pytest.raises(ValueError, match=words):
         PCMEppConfig(**settings)
@@ -279,9 +301,30 @@ def test_labels_of_collisions_are_whole():
 
 
 def test_a_run_trains_saves_and_evaluates_by_its_distance(tmp_path, capsys):
-    words = ["--method", "pcmepp", "--model", "ProLIP-ViT-test", "--train-data", SHARDS, "--caption-sampling",
-             "name:2,keywords,group", "--batch-size", "16", "--max-steps", "6", "--warmup", "2", "--workers", "0",
-             "--precision", "fp32", "--output", str(tmp_path), "--name", "run"]  # fmt: skip
+    words = [
+        "--method",
+        "pcmepp",
+        "--model",
+        "ProLIP-ViT-test",
+        "--train-data",
+        SHARDS,
+        "--caption-sampling",
+        "name:2,keywords,group",
+        "--batch-size",
+        "16",
+        "--max-steps",
+        "6",
+        "--warmup",
+        "2",
+        "--workers",
+        "0",
+        "--precision",
+        "fp32",
+        "--output",
+        str(tmp_path),
+        "--name",
+        "run",
+    ]
     assert main(words) == 0
     result = evaluate_corpus(["--model", f"local-dir:{tmp_path}/run/model", "--data", UNSEEN])
     assert result.similarity == "csd" and "trace/group" in result.metrics

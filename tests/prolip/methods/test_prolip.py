@@ -1,4 +1,5 @@
 """ProLIP's objective: equation 6 by hand, masked views, accumulation, and two ranks against one process."""
+
 from __future__ import annotations
 
 import math

@@ -1,4 +1,5 @@
 """The seventh method, near_method.py, from its flags to the report, while no file of src knows it."""
+
 from __future__ import annotations
 
 import json
@@ -20,10 +21,32 @@ KNOWN = f"import os, sys, time; sys.path.append({HERE!r}); os.environ['{FURTHER}
 SLOW = "honest = training.loop.training_step\ntraining.loop.training_step = lambda *x: (time.sleep(0.2), honest(*x))[1]"
 DRAWINGS = ["--data", UNSEEN]
 TRAINING = [
-    "--method", "near", "--near-weight", "0.5", "--train-data", SHARDS, "--workers", "0", "--model", "ProLIP-ViT-test",
-    "--precision", "fp32", "--device", "cpu", "--batch-size", "8", "--warmup", "1", "--max-steps", "6",
-    "--log-every-n-steps", "1", "--ema-decay", "0.5", *VALIDATION,
-]  # fmt: skip
+    "--method",
+    "near",
+    "--near-weight",
+    "0.5",
+    "--train-data",
+    SHARDS,
+    "--workers",
+    "0",
+    "--model",
+    "ProLIP-ViT-test",
+    "--precision",
+    "fp32",
+    "--device",
+    "cpu",
+    "--batch-size",
+    "8",
+    "--warmup",
+    "1",
+    "--max-steps",
+    "6",
+    "--log-every-n-steps",
+    "1",
+    "--ema-decay",
+    "0.5",
+    *VALIDATION,
+]
 OWN = {"near.weight", *(f"{tower}.head.shift.{part}" for tower in ("visual", "text") for part in ("weight", "bias"))}
 
 
@@ -75,21 +98,55 @@ def test_it_is_evaluated_by_its_own_score_everywhere(runs, tmp_path):
     assert in_training["names/i2t/mAP@R"] == by_command.metrics["names/i2t/mAP@R"]
 
     command_line(["data", "emoji", *DRAWINGS, "--output", str(tmp_path / "wds_pairs")])
-    (task,) = evaluate(["--model", model, "--data", f"wds:{tmp_path}/wds_pairs", "--uncertainty",
-                        "--save-features", str(tmp_path / "kept")])  # fmt: skip
+    (task,) = evaluate(
+        [
+            "--model",
+            model,
+            "--data",
+            f"wds:{tmp_path}/wds_pairs",
+            "--uncertainty",
+            "--save-features",
+            str(tmp_path / "kept"),
+        ]
+    )
     assert task.info["similarity"] == "near" and "refusal/i2t/image/aurc" in task.metrics
     (kept,) = evaluate(["--features", str(tmp_path / "kept"), "--uncertainty"])
     assert kept.metrics == pytest.approx(task.metrics, rel=1e-12, nan_ok=True)  # scored and read off without the model
 
     words = ["--classes", "subgroup", "--output", str(tmp_path / "data/wds_cars_test")]
     assert command_line(["data", "emoji", *DRAWINGS, *words]) == 0
-    datacomp(["--model", model, "--data", str(tmp_path / "data"), "--tasks", "cars", "--device", "cpu",
-              "--output", str(tmp_path / "out")])  # fmt: skip
+    datacomp(
+        [
+            "--model",
+            model,
+            "--data",
+            str(tmp_path / "data"),
+            "--tasks",
+            "cars",
+            "--device",
+            "cpu",
+            "--output",
+            str(tmp_path / "out"),
+        ]
+    )
     (line,) = map(json.loads, (tmp_path / "out/results.jsonl").read_text().splitlines())
     assert line["metrics"]["acc1"] == by_command.metrics["zero_shot/subgroup/top1"]
 
-    clip_benchmark(["eval", "--model", model, "--dataset", "wds/pairs", "--output", str(tmp_path / "clip.json"),
-                    "--dataset_root", f"{tmp_path}/wds_{{dataset_cleaned}}", "--num_workers", "0"])  # fmt: skip
+    clip_benchmark(
+        [
+            "eval",
+            "--model",
+            model,
+            "--dataset",
+            "wds/pairs",
+            "--output",
+            str(tmp_path / "clip.json"),
+            "--dataset_root",
+            f"{tmp_path}/wds_{{dataset_cleaned}}",
+            "--num_workers",
+            "0",
+        ]
+    )
     theirs = json.loads((tmp_path / "clip.json").read_text())
     assert theirs["similarity"] == "near"
     assert theirs["metrics"]["image_retrieval_recall@5"] == pytest.approx(task.metrics["own/t2i/R@5"])

@@ -1,4 +1,5 @@
 """Source-free adaptation: pairs and weights by loops, the hinge by hand, micro-batches, ranks against one process."""
+
 from __future__ import annotations
 
 import math
@@ -13,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import prolip
 import prolip.ranks
+from prolip.embeddings import Pool
 from prolip.gaussian import Gaussian
 from prolip.methods.base import RECALL, Context, accumulate_backward
 from prolip.methods.source_free import (
@@ -26,27 +28,38 @@ from prolip.methods.source_free import (
     weigh,
 )
 from prolip.scores import CSDScore, MatchProbabilityScore, MeanScore, TrueMatchScore
-from prolip.uncertainty.pairs import Pool
 from prolip.utils.flags import flag_of
 
 DOUBLE = torch.float64
-SCORES = {"csd": CSDScore(10.0, -5.0), "mean": MeanScore(10.0, None), "true_match": TrueMatchScore(0.5, 0, 0, 0, 9.0),
-          "match_probability": MatchProbabilityScore(5.0, 5.0)}  # fmt: skip
+SCORES = {
+    "csd": CSDScore(10.0, -5.0),
+    "mean": MeanScore(10.0, None),
+    "true_match": TrueMatchScore(0.5, 0, 0, 0, 9.0),
+    "match_probability": MatchProbabilityScore(5.0, 5.0),
+}
 WEIGHTS = ["none", "spread", "trace", "probability", "novelty"]
 
 
 def make_pool(images: int = 30, texts: int = 20, dim: int = 8, seed: int = 0, novelty: bool = True) -> Pool:
     g = torch.Generator().manual_seed(seed)
-    z = [Gaussian(F.normalize(torch.randn(n, dim, generator=g), dim=1), torch.randn(n, dim, generator=g) - 2)
-         for n in (images, texts)]  # fmt: skip
+    z = [
+        Gaussian(F.normalize(torch.randn(n, dim, generator=g), dim=1), torch.randn(n, dim, generator=g) - 2)
+        for n in (images, texts)
+    ]
     nats = [{"first": 5 * torch.rand(n, generator=g)} if novelty else {} for n in (images, texts)]
-    return Pool(keys=[f"k{n:03}" for n in range(images)], image=z[0], text=z[1],
-                text_ids=torch.randint(1, 1000, (texts, 12), generator=g), image_novelty=nats[0],
-                text_novelty=nats[1])  # fmt: skip
+    return Pool(
+        keys=[f"k{n:03}" for n in range(images)],
+        image=z[0],
+        text=z[1],
+        text_ids=torch.randint(1, 1000, (texts, 12), generator=g),
+        image_novelty=nats[0],
+        text_novelty=nats[1],
+    )
 
 
-def make_objective(settings: dict | None = None, rank: int = 0, world_size: int = 1, method: str = "prolip",
-                   pool: Pool | None = None) -> SourceFreeObjective:  # fmt: skip
+def make_objective(
+    settings: dict | None = None, rank: int = 0, world_size: int = 1, method: str = "prolip", pool: Pool | None = None
+) -> SourceFreeObjective:
     torch.manual_seed(0)
     model = prolip.create_model("ProLIP-ViT-test", method_cfg={"name": method}).double()
     context = Context(rank=rank, world_size=world_size)
@@ -59,10 +72,20 @@ def share_of(pool: Pool, rank: int, ranks: int) -> Pool:
     """What a rank may have of a pool: not its rows in a run, and of few texts none."""
     images, texts = (torch.arange(n)[rank::ranks] for n in (len(pool.keys), len(pool.text_ids)))
     z = [Gaussian(*(x[rows] for x in side)) for side, rows in ((pool.image, images), (pool.text, texts))]
-    nats = [{name: x[rows] for name, x in side.items()}
-            for side, rows in ((pool.image_novelty, images), (pool.text_novelty, texts))]  # fmt: skip
-    return Pool(keys=[pool.keys[row] for row in images], image=z[0], text=z[1], text_ids=pool.text_ids[texts],
-                image_novelty=nats[0], text_novelty=nats[1], image_rows=images, text_rows=texts)  # fmt: skip
+    nats = [
+        {name: x[rows] for name, x in side.items()}
+        for side, rows in ((pool.image_novelty, images), (pool.text_novelty, texts))
+    ]
+    return Pool(
+        keys=[pool.keys[row] for row in images],
+        image=z[0],
+        text=z[1],
+        text_ids=pool.text_ids[texts],
+        image_novelty=nats[0],
+        text_novelty=nats[1],
+        image_rows=images,
+        text_rows=texts,
+    )
 
 
 def make_batch(rows: int) -> dict:
@@ -179,10 +202,14 @@ def test_equal_uncertainties_are_equal_weights_and_extremes_stay_finite():
     assert far.isfinite().all() and far.mean().item() == pytest.approx(1.0)
 
 
-@pytest.mark.parametrize(("weight", "score", "message"), [
-    ("novelty", SCORES["csd"], "has no novelty of images"), ("trace", SCORES["csd"], "all have one trace"),
-    ("probability", MeanScore(), "wants a trained scale"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("weight", "score", "message"),
+    [
+        ("novelty", SCORES["csd"], "has no novelty of images"),
+        ("trace", SCORES["csd"], "all have one trace"),
+        ("probability", MeanScore(), "wants a trained scale"),
+    ],
+)
 def test_what_a_model_cannot_say_is_refused(weight, score, message):
     pool = make_pool(novelty=False)
     constant = Gaussian(pool.image.mean, torch.full_like(pool.image.mean, -1.0))
@@ -214,8 +241,10 @@ def look_rank(rank: int, world_size: int) -> list[dict]:
     """What each rank has in memory of several pools, looked at in blocks that end within the ranks' shares."""
     prolip.ranks.BLOCK = 4
     looks = [(weight, make_pool()) for weight in WEIGHTS] + [("spread", make_pool(6, 3)), ("none", tied_pool())]
-    return [make_objective({"pair_weight": weight}, rank, world_size, pool=share_of(pool, rank, world_size)).memory
-            for weight, pool in looks]  # fmt: skip
+    return [
+        make_objective({"pair_weight": weight}, rank, world_size, pool=share_of(pool, rank, world_size)).memory
+        for weight, pool in looks
+    ]
 
 
 @pytest.mark.parametrize("world_size", [2, 4, pytest.param(3, marks=pytest.mark.slow)])
@@ -287,8 +316,10 @@ def by_hand(objective: SourceFreeObjective, batch: dict) -> torch.Tensor:
     for i in range(rows):
         texts = [j for j in range(rows) if batch["caption_id"][j].item() not in known[i]]
         images = [k for k in range(rows) if batch["caption_id"][i].item() not in known[k]]
-        for negatives, weight in (([s[i, j] for j in texts], batch["pair_weight"][i, 0]),
-                                  ([s[k, i] for k in images], batch["pair_weight"][i, 1])):  # fmt: skip
+        for negatives, weight in (
+            ([s[i, j] for j in texts], batch["pair_weight"][i, 0]),
+            ([s[k, i] for k in images], batch["pair_weight"][i, 1]),
+        ):
             if negatives:
                 hardest = torch.stack(negatives).amax()
                 total = total + (weight * (hardest - s[i, i]) + objective.config.margin).clamp(min=0)
@@ -343,10 +374,17 @@ def test_what_the_means_do_not_read_stays_and_all_else_learns(method):
     assert any(name.startswith("model.visual.") for name in trained)
 
 
-@pytest.mark.parametrize("settings", [
-    {"pair_weight": "cosine"}, {"weight_mean": 0.0}, {"weight_slope": -1.0}, {"weight_slope": math.inf},
-    {"neighbours": 1}, {"margin": 3.0},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"pair_weight": "cosine"},
+        {"weight_mean": 0.0},
+        {"weight_slope": -1.0},
+        {"weight_slope": math.inf},
+        {"neighbours": 1},
+        {"margin": 3.0},
+    ],
+)
 def test_settings_that_make_no_sense_are_refused(settings):
     with pytest.raises(ValueError, match=f"{(name := next(iter(settings)))}=.*use|{flag_of(name)} .*give"):
         SourceFreeConfig(**settings)

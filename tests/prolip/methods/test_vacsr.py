@@ -1,4 +1,5 @@
 """VACSR: its mixture by moments, its losses by hand, tiles, micro-batches and ranks against one process, its score."""
+
 from __future__ import annotations
 
 import json
@@ -15,8 +16,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import prolip
 from drawings import SHARDS, UNSEEN
+from prolip.embedder import choose_score
 from prolip.evaluation.metrics.blockwise import PairScores
-from prolip.evaluation.model import choose_score
 from prolip.gaussian import Gaussian
 from prolip.methods import score_from_dict, score_of
 from prolip.methods.base import RECALL, Context, accumulate_backward
@@ -32,14 +33,18 @@ from prolip.methods.vacsr import (
     sample,
     variance_loss,
 )
-from prolip.models.weights.checkpoint import save_pretrained
+from prolip.models.checkpoint import save_pretrained
 from prolip.random import pair_noise
 from training.main import main
 
 DOUBLE = torch.float64
-SETTINGS = {"paper": {}, "one Gaussian, own captions": {"mixture_components": 1, "known_matches": False},
-            "the model's own means": {"pooled_heads": False}, "one draw": {"component_noise": "shared"},
-            "other weights": {"kl_weight": 0.3, "recon_weight": 2.0, "sigma_weight": 0.5}}  # fmt: skip
+SETTINGS = {
+    "paper": {},
+    "one Gaussian, own captions": {"mixture_components": 1, "known_matches": False},
+    "the model's own means": {"pooled_heads": False},
+    "one draw": {"component_noise": "shared"},
+    "other weights": {"kl_weight": 0.3, "recon_weight": 2.0, "sigma_weight": 0.5},
+}
 SMALL = {"adapter_hidden": 12, "pair_tile": 3}
 
 
@@ -56,9 +61,12 @@ def make_batch(rows: int) -> dict[str, torch.Tensor]:
     text = torch.randint(1, 1000, (rows, 12), generator=g)
     text[:, 8:] = 0
     return {
-        "image": torch.randn(rows, 3, 32, 32, generator=g, dtype=DOUBLE), "text": text, "caption_id": place,
-        "caption_ids": torch.stack([place, torch.where(place % 4 == 2, place + 1, -1)], 1), "pair_seed": 5,
-    }  # fmt: skip
+        "image": torch.randn(rows, 3, 32, 32, generator=g, dtype=DOUBLE),
+        "text": text,
+        "caption_id": place,
+        "caption_ids": torch.stack([place, torch.where(place % 4 == 2, place + 1, -1)], 1),
+        "pair_seed": 5,
+    }
 
 
 def make_adapter(components: int = 2, dim: int = 6, hidden: int = 10, seed: int = 0) -> SimilarityAdapter:
@@ -120,9 +128,7 @@ def by_hand(objective: VACSRObjective, batch: dict) -> torch.Tensor:
         others = [j for j in range(rows) if not match[i, j]]
         if others:
             negatives = negatives + each[max(others, key=lambda j: similar[j].item())] / rows
-    return config.kl_weight * kl.mean() + config.recon_weight * (
-        recon + config.sigma_weight * (matches + negatives)
-    )
+    return config.kl_weight * kl.mean() + config.recon_weight * (recon + config.sigma_weight * (matches + negatives))
 
 
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
@@ -173,8 +179,7 @@ def train_rank(rank: int, world_size: int, rows: int) -> dict:
     results = {}
     for name, settings in SETTINGS.items():
         wrapper = DistributedDataParallel(make_objective(settings, rank, world_size))
-        own = {key: x[rank::world_size] for key, x in make_batch(rows * world_size).items()
-               if key != "pair_seed"}  # fmt: skip
+        own = {key: x[rank::world_size] for key, x in make_batch(rows * world_size).items() if key != "pair_seed"}
         results[name] = accumulate_backward(wrapper, own | {"pair_seed": 5}), gradients(wrapper.module)
     return results
 
@@ -285,8 +290,9 @@ def test_heads_pool_all_but_unc_and_give_unit_means():
         z = tower(inputs)
         for row in range(3):
             tokens = head.projection(head.norm(x[row]))
-            tokens = torch.cat([tokens[:1], tokens[2:]]) if tower is model.visual else torch.cat(
-                [tokens[-1:], tokens[:8]])  # fmt: skip
+            tokens = (
+                torch.cat([tokens[:1], tokens[2:]]) if tower is model.visual else torch.cat([tokens[-1:], tokens[:8]])
+            )
             mean = head.pool(tokens.unsqueeze(0))[0]
             torch.testing.assert_close(z.mean[row], mean / mean.norm())
 
@@ -375,8 +381,11 @@ def test_a_shortlist_is_scored_by_the_adapter_and_the_rest_stands_behind_it_by_i
     weights = (network.last.weight @ network.second.weight @ network.first.weight).double()[0]
     full, near = exact.pairwise(v, t), torch.einsum("id,jd,d->ij", v.mean, t.mean, weights)
     half = scores.subset(torch.arange(8).flip(0), torch.arange(1, 12))
-    for rows, all_of, first_by in ((scores.image_rows, full, near), (scores.text_rows, full.T, near.T),
-                                   (half.image_rows, full.flip(0)[:, 1:], near.flip(0)[:, 1:])):
+    for rows, all_of, first_by in (
+        (scores.image_rows, full, near),
+        (scores.text_rows, full.T, near.T),
+        (half.image_rows, full.flip(0)[:, 1:], near.flip(0)[:, 1:]),
+    ):
         found = rows(slice(2, 7)).double()
         for got, fine, coarse in zip(found, all_of[2:7], first_by[2:7]):
             kept = coarse.topk(min(size, len(coarse))).indices
@@ -401,12 +410,19 @@ def test_settings_of_a_score_are_asked_for_by_name():
     assert choose_score("match_probability:samples=3", own, True, "m").samples == 3
 
 
-@pytest.mark.parametrize(("settings", "words"), [
-    ({"kl_weight": -1.0}, "--kl-weight -1.0: give"), ({"recon_weight": math.nan}, "--recon-weight nan"),
-    ({"sigma_weight": math.inf}, "--sigma-weight inf"), ({"mixture_components": 0}, "--mixture-components 0"),
-    ({"adapter_hidden": 0}, "--adapter-hidden 0"), ({"pair_tile": 0}, "--pair-tile 0"),
-    ({"gumbel_temperature": 0.0}, "--gumbel-temperature 0.0"), ({"component_noise": "none"}, "component_noise='none'"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"kl_weight": -1.0}, "--kl-weight -1.0: give"),
+        ({"recon_weight": math.nan}, "--recon-weight nan"),
+        ({"sigma_weight": math.inf}, "--sigma-weight inf"),
+        ({"mixture_components": 0}, "--mixture-components 0"),
+        ({"adapter_hidden": 0}, "--adapter-hidden 0"),
+        ({"pair_tile": 0}, "--pair-tile 0"),
+        ({"gumbel_temperature": 0.0}, "--gumbel-temperature 0.0"),
+        ({"component_noise": "none"}, "component_noise='none'"),
+    ],
+)
 def test_settings_out_of_range_are_refused(settings, words):
     with pytest.raises(ValueError, match=words):
         VACSRConfig(**settings)
@@ -442,9 +458,32 @@ def test_it_learns_pairs_of_a_toy_whose_firsts_its_shortlist_holds():
 
 
 def test_a_run_trains_saves_and_is_ranked_by_its_adapter_whole_and_by_a_shortlist(tmp_path):
-    words = ["--method", "vacsr", "--adapter-hidden", "24", "--model", "ProLIP-ViT-test", "--train-data", SHARDS,
-             "--caption-sampling", "name:2,keywords,group", "--batch-size", "16", "--max-steps", "6", "--warmup", "2",
-             "--workers", "0", "--precision", "fp32", "--output", str(tmp_path), "--name", "run"]  # fmt: skip
+    words = [
+        "--method",
+        "vacsr",
+        "--adapter-hidden",
+        "24",
+        "--model",
+        "ProLIP-ViT-test",
+        "--train-data",
+        SHARDS,
+        "--caption-sampling",
+        "name:2,keywords,group",
+        "--batch-size",
+        "16",
+        "--max-steps",
+        "6",
+        "--warmup",
+        "2",
+        "--workers",
+        "0",
+        "--precision",
+        "fp32",
+        "--output",
+        str(tmp_path),
+        "--name",
+        "run",
+    ]
     assert main(words) == 0
     model = f"local-dir:{tmp_path}/run/model"
     result = evaluate_corpus(["--model", model, "--data", UNSEEN])

@@ -1,4 +1,5 @@
 """PPCL by a GPU's path without a GPU, for tests that count what it starts and holds."""
+
 from __future__ import annotations
 
 from collections.abc import Iterator

@@ -1,4 +1,5 @@
 """Extrapolation by FLOPs against steps that are really taken, here, in turns."""
+
 from __future__ import annotations
 
 import statistics

@@ -1,4 +1,5 @@
 """The planner's memory formulas against tensors that are really kept: by autograd, by PPCL, by the optimiser."""
+
 from __future__ import annotations
 
 import math

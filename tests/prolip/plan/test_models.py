@@ -1,4 +1,5 @@
 """What the planner counts on the meta device is what the model has and does."""
+
 from __future__ import annotations
 
 import pytest

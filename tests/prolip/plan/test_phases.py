@@ -1,4 +1,5 @@
 """Start, stop, save, load and failures: by hand, by what training does, and by failures played one by one."""
+
 from __future__ import annotations
 
 import copy
@@ -28,7 +29,7 @@ from prolip.plan.phases import (
     save,
     start,
 )
-from training.parallel.distributed import Agreement, World
+from training.parallel.distributed import StopConsensus, World
 
 NAME = "ProLIP-ViT-B-16"
 #: Of its checkpoint: parameters and two moments, float32.
@@ -66,7 +67,7 @@ def test_looking_shards_up_does_not_grow_with_the_number_of_ranks_and_connecting
     assert many["- ranks connecting"] == pytest.approx(128 * few["- ranks connecting"])
     for rows in (few, many):
         names = list(rows)
-        parts = names[names.index("start") + 1:names.index("step")]
+        parts = names[names.index("start") + 1 : names.index("step")]
         assert len(parts) == 5 and rows["start"] == pytest.approx(sum(rows[name] for name in parts))
 
 
@@ -111,12 +112,12 @@ class Clock:
 
 @pytest.mark.parametrize("step", [0.001, 0.03, 0.1, 0.2, 0.7, 3.0])
 def test_a_stop_is_known_as_late_as_the_real_agreement_says_at_most(monkeypatch, step):
-    """One rank's Agreement, whose all-reduce gives what this rank asked for; asked at every phase of its rounds."""
+    """One rank's StopConsensus, whose all-reduce gives what this rank asked for; asked at every phase of its rounds."""
     latest = 0
     for asked in range(300, 300 + MOST_STEPS + 1):
         clock = Clock()
         monkeypatch.setattr("training.parallel.distributed.time", SimpleNamespace(monotonic=clock.monotonic))
-        agreement = Agreement(World(rank=0, world_size=2))
+        agreement = StopConsensus(World(rank=0, world_size=2))
         monkeypatch.setattr(agreement, "_post", lambda numbers: (lambda: None, numbers))
         for number in range(asked + 3 * MOST_STEPS):
             clock.now += step
@@ -131,7 +132,7 @@ def test_a_stop_is_known_as_late_as_the_real_agreement_says_at_most(monkeypatch,
 
 
 def test_rounds_are_those_of_training():
-    assert (Agreement.SECONDS, Agreement.MOST) == (ROUND, MOST_STEPS)
+    assert (StopConsensus.SECONDS, StopConsensus.MOST) == (ROUND, MOST_STEPS)
 
 
 def test_a_stop_is_half_a_second_or_two_steps_then_a_checkpoint():
@@ -254,8 +255,9 @@ def test_the_run_takes_as_long_as_with_failures_played_out(mtbf, every):
     wall, rows, parts = planned(1024, max_samples=work / 0.1 * 16384, **settings)
     restart = rows["restart"] + parts["save, written meanwhile"]
     generator, still = random.Random(0), parts["save, step stands still"]
-    played = [play(work, rows["interval taken"], still, rows["between failures"], restart, generator)
-              for _ in range(3000)]
+    played = [
+        play(work, rows["interval taken"], still, rows["between failures"], restart, generator) for _ in range(3000)
+    ]
     assert wall - parts["start"] == pytest.approx(np.mean(played), rel=0.03)
 
 

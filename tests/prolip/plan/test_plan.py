@@ -1,4 +1,5 @@
 """prolip plan: tables, JSON, verdicts, refusals."""
+
 from __future__ import annotations
 
 import json
@@ -96,8 +97,11 @@ def test_one_gpu_stands_beside_shards_and_a_part_of_a_node_beside_whole_ones(cap
     assert plan("--gpus", "1", "32", "--fsdp", "--show", "memory") == 0
     text = capsys.readouterr().out
     assert "H100, 8 to a node" in text
-    rows = {cells[1].strip(): [cell.strip() for cell in cells[2:4]]
-            for cells in (line.split("|") for line in text.splitlines()) if len(cells) == 5}  # fmt: skip
+    rows = {
+        cells[1].strip(): [cell.strip() for cell in cells[2:4]]
+        for cells in (line.split("|") for line in text.splitlines())
+        if len(cells) == 5
+    }
     assert rows["gradients"] == ["792 MB", "24.7 MB"]
 
 
@@ -107,8 +111,10 @@ def test_an_unknown_price_is_asked_for_not_guessed(capsys):
 
 
 REFUSED = [
-    (["--global-batch-size", "1000", "--gpus", "32"],
-     "--global-batch-size 1000 does not divide among 32 GPUs x 1 micro-batches: give 1024"),
+    (
+        ["--global-batch-size", "1000", "--gpus", "32"],
+        "--global-batch-size 1000 does not divide among 32 GPUs x 1 micro-batches: give 1024",
+    ),
     (["--gpus", "12", "--global-batch-size", "1200"], "--gpus 12 fills no whole number of nodes of 8: give 16"),
     (["--gpu", "H10"], "--gpu"),
     (["--model", "ProLIP-B"], "--model 'ProLIP-B': unknown model 'ProLIP-B': did you mean ProLIP-ViT-B-16"),
@@ -142,7 +148,18 @@ def test_bad_input_is_refused_with_a_remedy(capsys, words, said):
 
 def test_units_keep_three_digits():
     assert [size(x) for x in (0, 999, 1234, 5.678e9, 999.7e6)] == ["0 B", "999 B", "1.23 kB", "5.68 GB", "1000 MB"]
-    assert [span(x) for x in (5e-6, 0.0123, 1.5, 100, 7000, 1e6)] == ["5 us", "12.3 ms", "1.5 s", "1.67 min", "1.94 h",
-                                                                     "11.6 d"]
-    assert [number(x) for x in (0.463, 99.4, 12345.6, 1.234e6, 5.85e9)] == ["0.463", "99.4", "12,346", "1.23 million",
-                                                                           "5.85 billion"]
+    assert [span(x) for x in (5e-6, 0.0123, 1.5, 100, 7000, 1e6)] == [
+        "5 us",
+        "12.3 ms",
+        "1.5 s",
+        "1.67 min",
+        "1.94 h",
+        "11.6 d",
+    ]
+    assert [number(x) for x in (0.463, 99.4, 12345.6, 1.234e6, 5.85e9)] == [
+        "0.463",
+        "99.4",
+        "12,346",
+        "1.23 million",
+        "5.85 billion",
+    ]

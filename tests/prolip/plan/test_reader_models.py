@@ -1,4 +1,5 @@
 """What is counted of OpenCLIP's towers with readers, without data, is what they compute and keep."""
+
 from __future__ import annotations
 
 import pytest
@@ -13,12 +14,26 @@ from prolip.plan.config import FLOAT
 from prolip.plan.models import activations, count_of_run
 
 #: A kind of image tower and one of text tower each, that differ in how they are counted.
-FEW = ("ViT-B-16-SigLIP", "convnext_base", "swin_base_patch4_window7_224", "xlm-roberta-base-ViT-B-32",
-       "mt5-base-ViT-B-32", "nllb-clip-base", "coca_ViT-B-32")  # fmt: skip
+FEW = (
+    "ViT-B-16-SigLIP",
+    "convnext_base",
+    "swin_base_patch4_window7_224",
+    "xlm-roberta-base-ViT-B-32",
+    "mt5-base-ViT-B-32",
+    "nllb-clip-base",
+    "coca_ViT-B-32",
+)
 OLD = pytest.mark.skipif(OLD_TRANSFORMERS, reason="transformers before 5 looks at the values of a mask")
-EACH = [pytest.param(name, marks=[*([] if name in FEW else [pytest.mark.slow]),
-                                  *([OLD] if "hf_model_name" in small_config(name)["text_cfg"] else [])])
-        for name in NAMES]  # fmt: skip
+EACH = [
+    pytest.param(
+        name,
+        marks=[
+            *([] if name in FEW else [pytest.mark.slow]),
+            *([OLD] if "hf_model_name" in small_config(name)["text_cfg"] else []),
+        ],
+    )
+    for name in NAMES
+]
 ROWS = 8
 
 

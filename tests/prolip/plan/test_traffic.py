@@ -1,4 +1,5 @@
 """The planner's messages are those of the ring and of gathering, counted on real ranks."""
+
 from __future__ import annotations
 
 import re
@@ -29,9 +30,21 @@ ALL = WantedGradients(*[True] * len(WantedGradients._fields))
 WORLDS = {2: [0, 1], 3: [0, 1, 2], 4: [0, 1, 2, 3]}
 # Operations that make a view or a constant: no kernel.
 NO_KERNEL = (
-    "c10d", "empty", "view", "slice", "select", "split", "diagonal", "permute", "transpose", "unsqueeze", "expand",
-    "alias", "detach", "aten.t.",
-)  # fmt: skip
+    "c10d",
+    "empty",
+    "view",
+    "slice",
+    "select",
+    "split",
+    "diagonal",
+    "permute",
+    "transpose",
+    "unsqueeze",
+    "expand",
+    "alias",
+    "detach",
+    "aten.t.",
+)
 
 
 def instrumented(rank):
@@ -59,9 +72,7 @@ def instrumented(rank):
             # Texts of rank r have variance r + 1 in every dimension: their traces tell whose they are.
             text = Gaussian(mean, torch.full((LOCAL, DIM), place + 1.0).log().requires_grad_())
             image = Gaussian(mean.detach().clone().requires_grad_(), text.log_var.detach().clone().requires_grad_())
-            ppcl_over_ranks(
-                image, text, torch.tensor(1.0, requires_grad=True), 0.0, group=group, exchange="ring"
-            )
+            ppcl_over_ranks(image, text, torch.tensor(1.0, requires_grad=True), 0.0, group=group, exchange="ring")
         finally:
             real_ring.Transfer.__init__, real_ring.add_pairs = transfer, add
         found[size] = sent, [number - 1 for number in scored]

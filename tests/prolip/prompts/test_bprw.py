@@ -1,4 +1,5 @@
 """Which images say how prompts count: words, nearest and drawn ones, points, and weights that follow what they show."""
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -28,11 +29,16 @@ def anywhere(*shape, seed=0, spread=-5.0):
 
 @pytest.mark.parametrize(
     ("words", "settings", "samples", "alpha"),
-    [("", Reweighing(), 20, 5), ("5", Reweighing(5), 20, 2), ("9", Reweighing(9), 11, 2),
-     ("nearest=10", Reweighing(nearest=10), 10, 5), ("samples=10", Reweighing(samples=10), 10, 5),
-     ("3,alpha=0.5,prior=trace,eps=0.0,seed=4", Reweighing(3, 0.5, "trace", 0.0, seed=4), 33, 0.5),
-     ("200", Reweighing(200), 1, 2)],
-)  # fmt: skip
+    [
+        ("", Reweighing(), 20, 5),
+        ("5", Reweighing(5), 20, 2),
+        ("9", Reweighing(9), 11, 2),
+        ("nearest=10", Reweighing(nearest=10), 10, 5),
+        ("samples=10", Reweighing(samples=10), 10, 5),
+        ("3,alpha=0.5,prior=trace,eps=0.0,seed=4", Reweighing(3, 0.5, "trace", 0.0, seed=4), 33, 0.5),
+        ("200", Reweighing(200), 1, 2),
+    ],
+)
 def test_words_are_settings_and_come_back(words, settings, samples, alpha):
     found = Reweighing.parse(words)
     assert found == settings and str(found) == words and Reweighing.parse(str(found)) == found
@@ -46,8 +52,23 @@ def test_words_are_settings_and_come_back(words, settings, samples, alpha):
         assert (prior == alpha).all()
 
 
-WRONG = ("x", "5,6", "alpha=x", "alpha=0", "alpha=inf", "alpha=nan", "eps=-1", "eps=nan", "prior=even", "nearest=0",
-         "samples=0", "5,shots=3", "beta=1", "-1", "seed=-1")  # fmt: skip
+WRONG = (
+    "x",
+    "5,6",
+    "alpha=x",
+    "alpha=0",
+    "alpha=inf",
+    "alpha=nan",
+    "eps=-1",
+    "eps=nan",
+    "prior=even",
+    "nearest=0",
+    "samples=0",
+    "5,shots=3",
+    "beta=1",
+    "-1",
+    "seed=-1",
+)
 
 
 @pytest.mark.parametrize("words", WRONG)

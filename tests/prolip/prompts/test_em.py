@@ -1,4 +1,5 @@
 """EM of all classes at once: what a loop over one class, prompt and point with torch.distributions gives."""
+
 import math
 
 import pytest
@@ -29,8 +30,9 @@ def by_hand(z, points, alpha, eps, start, steps):
     """One class by loops: the weights and the objective after each step, the start among them."""
     weights, found = start.clone(), []
     for _ in range(steps + 1):
-        likelihood = torch.tensor([[math.exp(normal(z, n, eps).log_prob(x)) for n in range(len(z.mean))]
-                                   for x in points], dtype=torch.float64).reshape(len(points), len(z.mean))  # fmt: skip
+        likelihood = torch.tensor(
+            [[math.exp(normal(z, n, eps).log_prob(x)) for n in range(len(z.mean))] for x in points], dtype=torch.float64
+        ).reshape(len(points), len(z.mean))
         objective = (likelihood @ weights).log().sum()
         objective += sum((a - 1) * w.log() for a, w in zip(alpha, weights) if w > 0)
         found.append((weights, objective))
@@ -68,8 +70,9 @@ def test_every_step_of_every_class_is_that_of_a_loop_whatever_the_number_of_poin
     alpha = own if alpha == "own" else torch.full((5, 4), float(alpha), dtype=torch.float64)
     got = steps_of(z, points, alpha, 0.05, 6)
     for c in (0, 1, 3, 4):
-        for (weights, objective), (w, o) in zip(got, by_hand(z.select(c), points[c], alpha[c], 0.05,
-                                                             inverse_traces(z)[c], 6)):  # fmt: skip
+        for (weights, objective), (w, o) in zip(
+            got, by_hand(z.select(c), points[c], alpha[c], 0.05, inverse_traces(z)[c], 6)
+        ):
             torch.testing.assert_close(weights[c], w)
             torch.testing.assert_close(objective[c], o)
     for weights, _ in got[1:]:  # a class without points: the mode of its prior
@@ -90,7 +93,7 @@ def test_the_objective_never_falls_and_is_the_log_posterior(alpha):
     mixture = torch.distributions.MixtureSameFamily(
         torch.distributions.Categorical(weights[c]),
         Independent(Normal(z.mean[c], (z.var[c] + 0.02).sqrt()), 1),
-    )  # fmt: skip
+    )
     posterior += mixture.log_prob(points[c]).sum() + (alpha - 1) * 4 * math.log(0.25)
     torch.testing.assert_close(objective[c], posterior)
 

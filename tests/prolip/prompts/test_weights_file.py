@@ -1,4 +1,5 @@
 """Weights of prompts in a file: what is read is what was written, and others' weights are refused by what differs."""
+
 import json
 from dataclasses import replace
 
@@ -32,11 +33,14 @@ def test_a_file_holds_every_digit(kept, tmp_path):
 
 @pytest.mark.parametrize(
     ("change", "words"),
-    [({"classnames": ("cat", "dog", "cow")}, "3 classes, these are 3, and number 3 is 'dog' there and 'cow' here"),
-     ({"classnames": ("cat", "dog")}, "3 classes, these are 2, and number 3 is 'dog' there and none here"),
-     ({"templates": ("a {}.", "the {}")}, "number 2 is '{c}' there and 'the {c}' here"),
-     ({"fingerprint": "0" * 32}, "weights for prompts of local-dir:m"), ({"data": "d" * 32}, "these very images")],
-)  # fmt: skip
+    [
+        ({"classnames": ("cat", "dog", "cow")}, "3 classes, these are 3, and number 3 is 'dog' there and 'cow' here"),
+        ({"classnames": ("cat", "dog")}, "3 classes, these are 2, and number 3 is 'dog' there and none here"),
+        ({"templates": ("a {}.", "the {}")}, "number 2 is '{c}' there and 'the {c}' here"),
+        ({"fingerprint": "0" * 32}, "weights for prompts of local-dir:m"),
+        ({"data": "d" * 32}, "these very images"),
+    ],
+)
 def test_other_classes_prompts_models_and_the_same_images_are_refused(kept, change, words):
     fits = {"classnames": NAMES, "templates": ("a {}.", "{}"), "fingerprint": "f" * 32, "data": "e" * 32}
     kept.check(**fits)
@@ -50,16 +54,23 @@ def damaged(**change):
 
 @pytest.mark.parametrize(
     ("damage", "words"),
-    [(damaged(format="other"), "no prolip-prompts-1"), (lambda values: [], "no prolip-prompts-1"),
-     (lambda values: {k: v for k, v in values.items() if k != "model"}, "it has no 'model'"),
-     (damaged(classes=[{"name": "cat", "weights": [0.5, 0.6]}]), "do not sum to one"),
-     (damaged(classes=[{"name": "cat", "weights": [1.5, -0.5]}]), "are negative"),
-     (damaged(classes=[{"name": "cat", "weights": [1.0]}]), "not of classes with 2 prompts"),
-     (damaged(classes=[{"name": "cat", "weights": ["x", "y"]}]), "holds no weights"),
-     (damaged(classes=[]), "not of classes"), (damaged(classes=7), "holds no weights"),
-     (damaged(model=3), "is no text"), (damaged(contents=[3]), "is no text"), (damaged(contents=3), "holds no weights"),
-     (damaged(templates=["a {c}.", "a"]), "its prompt 'a' has no {c}"), (damaged(settings="5,alpha=x"), "bprw")],
-)  # fmt: skip
+    [
+        (damaged(format="other"), "no prolip-prompts-1"),
+        (lambda values: [], "no prolip-prompts-1"),
+        (lambda values: {k: v for k, v in values.items() if k != "model"}, "it has no 'model'"),
+        (damaged(classes=[{"name": "cat", "weights": [0.5, 0.6]}]), "do not sum to one"),
+        (damaged(classes=[{"name": "cat", "weights": [1.5, -0.5]}]), "are negative"),
+        (damaged(classes=[{"name": "cat", "weights": [1.0]}]), "not of classes with 2 prompts"),
+        (damaged(classes=[{"name": "cat", "weights": ["x", "y"]}]), "holds no weights"),
+        (damaged(classes=[]), "not of classes"),
+        (damaged(classes=7), "holds no weights"),
+        (damaged(model=3), "is no text"),
+        (damaged(contents=[3]), "is no text"),
+        (damaged(contents=3), "holds no weights"),
+        (damaged(templates=["a {c}.", "a"]), "its prompt 'a' has no {c}"),
+        (damaged(settings="5,alpha=x"), "bprw"),
+    ],
+)
 def test_a_file_that_is_none_says_what_is_wrong(kept, tmp_path, damage, words):
     path = tmp_path / "w.json"
     path.write_text(json.dumps(damage(kept.to_dict())))

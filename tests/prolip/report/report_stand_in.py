@@ -1,4 +1,5 @@
 """A small evaluation result with known properties, and a run folder around it, for the tests of the report."""
+
 import io
 import json
 from dataclasses import replace
@@ -7,11 +8,11 @@ import numpy as np
 import torch
 from PIL import Image
 
-from prolip.data.emoji import Concept, Corpus, Drawing
+from prolip.corpora.emoji.corpus import Concept, Corpus, Drawing
+from prolip.corpora.emoji.evaluate import corpus_retrieval
+from prolip.corpora.emoji.result import CorpusResult
+from prolip.corpora.emoji.uncertainty import trace_metrics
 from prolip.evaluation.metrics.classification import classification
-from prolip.evaluation.suites.emoji.evaluate import corpus_retrieval
-from prolip.evaluation.suites.emoji.result import CorpusResult
-from prolip.evaluation.suites.emoji.uncertainty import trace_metrics
 from prolip.gaussian import Gaussian
 from prolip.scores import TrueMatchScore
 from prolip.uncertainty.doubt import Doubt
@@ -51,10 +52,19 @@ def make_result(noise=0.6, traces=None, seed=0):
     wobble = 0.3 * torch.randn(len(image), 1, generator=g) if traces is not None else torch.zeros(len(image), 1)
     image = Gaussian(torch.nn.functional.normalize(image, dim=-1), (wobble - 6.5).expand_as(image).clone())
     info = {
-        "similarity": "csd", "images": len(corpus.drawings), "concepts": dim, "texts": len(table.texts),
-        "styles": ["emojione"], "parameters": 12, "scale": 10.0, "bias": -5.0, "machine": "a machine",
-        "software": "Python", "date": "today", "seconds": 1.0,
-    }  # fmt: skip
+        "similarity": "csd",
+        "images": len(corpus.drawings),
+        "concepts": dim,
+        "texts": len(table.texts),
+        "styles": ["emojione"],
+        "parameters": 12,
+        "scale": 10.0,
+        "bias": -5.0,
+        "machine": "a machine",
+        "software": "Python",
+        "date": "today",
+        "seconds": 1.0,
+    }
     result = CorpusResult(corpus, image, text, np.array([len(t.split()) for t in table.texts]), {}, info)
     result.metrics |= corpus_retrieval(result)
     result.metrics |= trace_metrics(image, text, corpus, table, result.token_lengths)
@@ -77,8 +87,12 @@ def with_doubt(result):
     score = TrueMatchScore(0.4, 0.1, images=5000, texts=90, scale=20.0, bias=-9.0, doubt=doubt)
     info = result.info | {"similarity": "true_match", "score": score.to_dict(), "model_score": score.to_dict()}
     number, share = np.arange(len(result.image.mean), dtype=np.float32), score.units.share(result.text.trace).numpy()
-    read = {"evidence": np.stack([number, 9 - number], 1), "ambiguity": (number * 7) % 22, "share_low": share / 2,
-            "share_high": share * 2}  # fmt: skip
+    read = {
+        "evidence": np.stack([number, 9 - number], 1),
+        "ambiguity": (number * 7) % 22,
+        "share_low": share / 2,
+        "share_high": share * 2,
+    }
     return replace(result, info=info, read=read)
 
 
@@ -89,13 +103,26 @@ def write_run(folder, result=None, steps=12):
     (folder / "config.json").write_text(json.dumps(config))
     lines = [
         {
-            "kind": "train", "step": i, "epoch": i / 4, "samples": 8 * i, "seconds": 30.0 * i,
-            "loss": 5 - 0.1 * i, "ppcl": 4.9 - 0.1 * i, "inclusion_image_text": 0.7, "vib_image": 4.0, "vib_text": 3.9,
-            "trace_image": 0.01 * i, "trace_text": 0.02 * i, "scale": 10.0 + i, "bias": -5.0, "lr": 1e-3,
-            "samples_per_second": 9.0, "data_wait": 0.0,
+            "kind": "train",
+            "step": i,
+            "epoch": i / 4,
+            "samples": 8 * i,
+            "seconds": 30.0 * i,
+            "loss": 5 - 0.1 * i,
+            "ppcl": 4.9 - 0.1 * i,
+            "inclusion_image_text": 0.7,
+            "vib_image": 4.0,
+            "vib_text": 3.9,
+            "trace_image": 0.01 * i,
+            "trace_text": 0.02 * i,
+            "scale": 10.0 + i,
+            "bias": -5.0,
+            "lr": 1e-3,
+            "samples_per_second": 9.0,
+            "data_wait": 0.0,
         }
         for i in range(1, steps + 1)
-    ]  # fmt: skip
+    ]
     lines += [{"kind": "eval", "step": i, "names/i2t/R@1": 0.1 * i, "names/t2i/R@1": 0.05 * i} for i in (4, 8)]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     if result is not None:

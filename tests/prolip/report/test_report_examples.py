@@ -1,4 +1,5 @@
 """Examples of a test set are chosen by the rule that the page states, and outlive their file."""
+
 import io
 import json
 import re
@@ -8,13 +9,13 @@ import torch
 from PIL import Image
 from report_stand_in import write_run
 
+from prolip.corpora.emoji.report import examples, runs
+from prolip.corpora.emoji.report.page import make_report
 from prolip.data.faults import SampleFault
+from prolip.embedder import ModelCard
 from prolip.evaluation.datasets.base import Dataset, Sample
-from prolip.evaluation.features import Features
-from prolip.evaluation.model import ModelCard
+from prolip.evaluation.embed import Features
 from prolip.gaussian import Gaussian
-from prolip.report import examples, runs
-from prolip.report.page import make_report
 from prolip.scores import TrueMatchScore
 
 

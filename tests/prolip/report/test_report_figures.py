@@ -1,4 +1,5 @@
 """The figures show the numbers they are given, and ellipses hold what they should."""
+
 import math
 from dataclasses import replace
 
@@ -8,10 +9,10 @@ import torch
 from matplotlib.collections import LineCollection, PathCollection
 from report_stand_in import make_result, with_doubt, with_units, write_run
 
+from prolip.corpora.emoji.report import figures, pca, runs, uncertainty
+from prolip.corpora.emoji.uncertainty import by_expected, matches_metrics
 from prolip.evaluation.metrics.calibration import reliability
-from prolip.evaluation.suites.emoji.uncertainty import by_expected, matches_metrics
 from prolip.measures.plane import place
-from prolip.report import figures, pca, runs, uncertainty
 
 
 @pytest.fixture(scope="module")
@@ -106,8 +107,12 @@ def test_dots_of_each_level_have_a_marker_of_their_own(result):
 def test_levels_are_drawn_in_order_with_their_means(result):
     (axes,) = figures.trace_by_level(result).axes
     assert [label.get_text().split("\n")[0] for label in axes.get_xticklabels()] == [
-        "group", "subgroup", "keyword", "name", "image"
-    ]  # fmt: skip
+        "group",
+        "subgroup",
+        "keyword",
+        "name",
+        "image",
+    ]
     said = [float(note.get_text()) for note in axes.texts]
     wanted = [result.metrics[f"trace/{level}"] for level in ("group", "subgroup", "keyword", "name", "image")]
     np.testing.assert_allclose(said, wanted, rtol=6e-3)
@@ -115,8 +120,10 @@ def test_levels_are_drawn_in_order_with_their_means(result):
 
 def test_refusal_draws_the_errors_of_what_is_named_by_everything_that_the_model_knows(result):
     wrong = ~result.rankings["names"][0].hit(1).numpy()
-    for made, names in ((result, ["top score", "trace of the drawing"]),
-                        (with_units(result), ["answer's probability", "top score", "trace of the drawing"])):
+    for made, names in (
+        (result, ["top score", "trace of the drawing"]),
+        (with_units(result), ["answer's probability", "top score", "trace of the drawing"]),
+    ):
         (axes,) = figures.refused(made).axes
         labels = [line.get_label() for line in axes.lines]
         assert [label.split("  ")[0] for label in labels] == [*names, "random", "oracle"]
@@ -125,7 +132,7 @@ def test_refusal_draws_the_errors_of_what_is_named_by_everything_that_the_model_
         order = result.image.trace.numpy().argsort(kind="stable")
         wanted = wrong[order].cumsum() / np.arange(1, 23)
         drawn = by_trace.get_ydata()
-        np.testing.assert_allclose(drawn, wanted[-len(drawn):])
+        np.testing.assert_allclose(drawn, wanted[-len(drawn) :])
 
 
 def test_contours_stand_at_one_and_two_standard_deviations(result):
@@ -153,9 +160,14 @@ def test_learning_curves_draw_every_term(tmp_path):
     drawn = figures.learning_curves(run)
     panels = {axes.get_title(loc="left"): axes for axes in drawn.axes if axes.get_visible()}
     assert set(panels) == {
-        "Loss", "Inclusion terms (unweighted)", "VIB (unweighted)", "Mean trace", "Logit scale a", "Logit bias b",
+        "Loss",
+        "Inclusion terms (unweighted)",
+        "VIB (unweighted)",
+        "Mean trace",
+        "Logit scale a",
+        "Logit bias b",
         "Learning rate",
-    }  # fmt: skip
+    }
     (scale,) = panels["Logit scale a"].lines
     assert scale.get_ydata()[-1] == 22.0 and scale.get_xdata()[-1] == 12
     assert [line.get_label() for line in panels["Mean trace"].lines] == ["image", "text"]
@@ -181,19 +193,36 @@ def test_what_is_watched_beside_the_loss_is_no_term_of_it(tmp_path):
 
 
 def test_evaluations_draw_each_main_metric_and_training_rows_beside_validation(tmp_path):
-    run = runs.RunFolder(tmp_path, evals=[
-        {"step": i, "mine/mean_recall@1": i / 100, "mine/own/mean_recall@1": 0.5, "mine/i2t/R@1": 0.5,
-         "mine/pairs": 40.0, "mine/pairs_R@1": 0.1, "mine/train_pairs_R@1": i / 10, "ema/mine/mean_recall@1": i / 200,
-         "birds/acc1": 0.3}
-        for i in (4, 8)
-    ])  # fmt: skip
-    drawn = {ax.get_title(loc="left"): {line.get_label(): list(line.get_ydata()) for line in ax.lines}
-             for ax in figures.evaluations(run).axes if ax.get_visible()}  # fmt: skip
+    run = runs.RunFolder(
+        tmp_path,
+        evals=[
+            {
+                "step": i,
+                "mine/mean_recall@1": i / 100,
+                "mine/own/mean_recall@1": 0.5,
+                "mine/i2t/R@1": 0.5,
+                "mine/pairs": 40.0,
+                "mine/pairs_R@1": 0.1,
+                "mine/train_pairs_R@1": i / 10,
+                "ema/mine/mean_recall@1": i / 200,
+                "birds/acc1": 0.3,
+            }
+            for i in (4, 8)
+        ],
+    )
+    drawn = {
+        ax.get_title(loc="left"): {line.get_label(): list(line.get_ydata()) for line in ax.lines}
+        for ax in figures.evaluations(run).axes
+        if ax.get_visible()
+    }
     assert drawn == {
-        "Test sets": {"mine/mean_recall@1": [0.04, 0.08], "ema/mine/mean_recall@1": [0.02, 0.04],
-                      "birds/acc1": [0.3, 0.3]},
+        "Test sets": {
+            "mine/mean_recall@1": [0.04, 0.08],
+            "ema/mine/mean_recall@1": [0.02, 0.04],
+            "birds/acc1": [0.3, 0.3],
+        },
         "R@1 among 40 pairs: mine": {"training rows": [0.4, 0.8], "validation": [0.1, 0.1]},
-    }  # fmt: skip
+    }
     assert figures.evaluations(runs.RunFolder(tmp_path, evals=run.evals[:1])) is None
 
 
@@ -207,9 +236,15 @@ def test_recall_within_a_batch_has_a_panel_of_its_own(tmp_path):
 def test_every_figure_is_drawn(result, tmp_path):
     drawn = figures.draw_all(runs.read(write_run(tmp_path / "demo", result)))
     assert set(drawn) == {
-        "evaluations", "learning_curves", "trace_histogram", "trace_by_level", "trace_by_length", "true_matches",
-        "refused", "pca",
-    }  # fmt: skip
+        "evaluations",
+        "learning_curves",
+        "trace_histogram",
+        "trace_by_level",
+        "trace_by_length",
+        "true_matches",
+        "refused",
+        "pca",
+    }
 
 
 def test_constant_traces_of_a_deterministic_model_do_not_stop_the_figures(tmp_path):

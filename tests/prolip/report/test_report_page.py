@@ -1,4 +1,5 @@
 """The page: self-contained, honest about what it shows, whole with parts missing."""
+
 import math
 import re
 from dataclasses import replace
@@ -12,8 +13,8 @@ import torch
 from report_stand_in import make_result, write_run
 
 from prolip.cli.main import main
+from prolip.corpora.emoji.report import page, runs, uncertainty
 from prolip.methods import METHODS
-from prolip.report import page, runs, uncertainty
 from prolip.utils.console import STEERING
 
 

@@ -1,4 +1,5 @@
 """Reading run folders, whole and in parts."""
+
 import json
 
 import numpy as np
@@ -6,8 +7,8 @@ import pytest
 from report_stand_in import make_result, write_run
 
 from prolip.cli.main import main
-from prolip.report import runs
-from prolip.report.page import corpus_headlines, make_report
+from prolip.corpora.emoji.report import runs
+from prolip.corpora.emoji.report.page import corpus_headlines, make_report
 
 
 def test_a_whole_run_is_read(tmp_path):
@@ -63,10 +64,20 @@ def test_examples_that_are_none_are_an_error_in_one_line(text, tmp_path, capsys)
     refused(folder, "delete it, and the page has no examples", capsys)
 
 
-@pytest.mark.parametrize("line", [
-    "[1]", "5", "null", '{"kind": "train"}', '{"step": "x"}', '{"step": true}', '{"step": -1}',
-    '{"step": 2, "loss": "x"}', '{"kind": "eval", "step": 1, "names/i2t/R@1": [1]}',
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[1]",
+        "5",
+        "null",
+        '{"kind": "train"}',
+        '{"step": "x"}',
+        '{"step": true}',
+        '{"step": -1}',
+        '{"step": 2, "loss": "x"}',
+        '{"kind": "eval", "step": 1, "names/i2t/R@1": [1]}',
+    ],
+)
 def test_a_line_that_is_none_of_a_log_is_an_error_in_one_line(line, tmp_path, capsys):
     folder = write_run(tmp_path / "demo")
     kept = (folder / "metrics.jsonl").read_text()
@@ -74,19 +85,37 @@ def test_a_line_that_is_none_of_a_log_is_an_error_in_one_line(line, tmp_path, ca
     refused(folder, f"line {kept.count(chr(10)) + 1} of", capsys)
 
 
-@pytest.mark.parametrize("text", [
-    "[]", "5", "null", '{"data": null}', '{"data": {"train_data": ["x"]}}', "{", "[" * 10**5,
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[]",
+        "5",
+        "null",
+        '{"data": null}',
+        '{"data": {"train_data": ["x"]}}',
+        "{",
+        "[" * 10**5,
+    ],
+)
 def test_a_configuration_that_is_none_is_an_error_in_one_line(text, tmp_path, capsys):
     folder = write_run(tmp_path / "demo")
     (folder / "config.json").write_text(text)
     refused(folder, "config.json", capsys)
 
 
-@pytest.mark.parametrize("change", [
-    {"metrics": {}}, {"metrics": []}, {"metrics": {"names/i2t/R@1": "x"}}, {"info": {}}, {"info": []}, {"info": None},
-    {"info": {"images": "x"}}, "all null",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"metrics": {}},
+        {"metrics": []},
+        {"metrics": {"names/i2t/R@1": "x"}},
+        {"info": {}},
+        {"info": []},
+        {"info": None},
+        {"info": {"images": "x"}},
+        "all null",
+    ],
+)
 def test_an_evaluation_that_lacks_what_the_page_shows_is_an_error_in_one_line(change, tmp_path, capsys):
     folder = write_run(tmp_path / "demo", make_result())
     path = folder / "eval/metrics.json"

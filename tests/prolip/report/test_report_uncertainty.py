@@ -1,4 +1,5 @@
 """The first section of a model with units: its numbers are the evaluation's, its examples are chosen by rule."""
+
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -8,9 +9,9 @@ import pytest
 import torch
 from report_stand_in import make_result, with_doubt, with_units, write_run
 
-from prolip.data.emoji import LEVELS
-from prolip.evaluation.suites.emoji.uncertainty import signs_against
-from prolip.report import examples, page, runs, uncertainty
+from prolip.corpora.emoji.corpus import LEVELS
+from prolip.corpora.emoji.report import examples, page, runs, uncertainty
+from prolip.corpora.emoji.uncertainty import signs_against
 from prolip.uncertainty.units import in_words
 
 VOID = {"meta", "img", "br"}
@@ -121,10 +122,15 @@ def test_a_text_is_shown_with_what_its_trace_counts_and_what_is_true(section, ht
         nats = float(result.text.trace[i]) / 0.1
         assert text.expected == pytest.approx(22 * np.exp(nats) / 5000, rel=1e-4)
         assert text.bits == pytest.approx(np.log2(5000) - nats / np.log(2), abs=1e-3)
-        assert text.example.matches == result.text_relation[i].sum() == sum(
-            answer.mark == "right" for answer in uncertainty.texts(result, result.model_score.units,
-                                                                   result.expected_matches, top=22)
-            [section.texts.index(text)].example.answers
+        assert (
+            text.example.matches
+            == result.text_relation[i].sum()
+            == sum(
+                answer.mark == "right"
+                for answer in uncertainty.texts(result, result.model_score.units, result.expected_matches, top=22)[
+                    section.texts.index(text)
+                ].example.answers
+            )
         )
         share = in_words(text.expected / 22)
         assert f"fits {share} of the drawings ({examples.amount(text.expected)} of 22); " in said
@@ -194,8 +200,14 @@ def test_the_logit_is_that_of_the_score_that_ranks(result, tmp_path):
 
 def test_amounts_are_printed_for_people():
     assert [examples.amount(x) for x in (0.049, 0.82, 1.0, 3.44, 9.96, 248.7, 1234.5)] == [
-        "0.05", "0.82", "1.0", "3.4", "10", "249", "1,234"
-    ]  # fmt: skip
+        "0.05",
+        "0.82",
+        "1.0",
+        "3.4",
+        "10",
+        "249",
+        "1,234",
+    ]
 
 
 def test_the_most_and_the_least_ambiguous_drawings_stand_with_the_other_ends(tmp_path):
@@ -222,8 +234,9 @@ def test_a_drawing_is_as_sure_as_its_doubt_allows():
     result = with_doubt(make_result(noise=2.5, traces=[0.8, 0.4, 0.2, 0.1]))
     own, sure = {}, {}
     for found, of in ((own, replace(result, read={})), (sure, result)):
-        shown = uncertainty.drawings(of, of.model_score.units, np.exp(-signs_against(of, "names", "i2t")["answer"]),
-                                     list(range(22)))  # fmt: skip
+        shown = uncertainty.drawings(
+            of, of.model_score.units, np.exp(-signs_against(of, "names", "i2t")["answer"]), list(range(22))
+        )
         found |= {x.example.label: x.sure for x in shown}
     names = [result.corpus.concepts[drawing.concept].name for drawing in result.corpus.drawings]
     for name, d in zip(names, result.doubt.tolist()):

@@ -1,4 +1,5 @@
 """Galleries of Gaussians for the tests of search: uneven, clustered, with equal items, with extreme variances."""
+
 from __future__ import annotations
 
 from collections.abc import Iterator

@@ -1,4 +1,5 @@
 """Pictures of one colour."""
+
 from __future__ import annotations
 
 import io

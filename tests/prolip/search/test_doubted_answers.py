@@ -1,4 +1,5 @@
 """Answers of a model that knows how far not to trust itself, against the formulas by hand."""
+
 from __future__ import annotations
 
 import json
@@ -10,7 +11,7 @@ from PIL import Image
 from squares import COLOURS
 
 from prolip.cli.main import main
-from prolip.evaluation.loading import load_embedder
+from prolip.loading import load_embedder
 from prolip.search.answers import Question, answers_of, ask, confidences, embed
 from prolip.search.index import Part, SearchIndex
 from prolip.uncertainty.units import range_in_words
@@ -31,8 +32,12 @@ def embedder(model):
 @pytest.fixture(scope="module")
 def images(embedder, photos, tmp_path_factory) -> SearchIndex:
     """The squares, as the command indexes them."""
-    index = SearchIndex.create(tmp_path_factory.mktemp("images") / "index", embedder.score,
-                               embedder.embed_texts(["a"]).mean.shape[1], card=embedder.card)  # fmt: skip
+    index = SearchIndex.create(
+        tmp_path_factory.mktemp("images") / "index",
+        embedder.score,
+        embedder.embed_texts(["a"]).mean.shape[1],
+        card=embedder.card,
+    )
     z = embedder.embed_images([Image.new("RGB", (32, 32), colour) for colour in COLOURS]).z
     index.add("squares", [Part([{"key": colour} for colour in COLOURS], z, len(COLOURS))])
     return index
@@ -41,8 +46,9 @@ def images(embedder, photos, tmp_path_factory) -> SearchIndex:
 @pytest.fixture(scope="module")
 def texts(embedder, tmp_path_factory) -> SearchIndex:
     z = embedder.embed_texts(TEXTS)
-    index = SearchIndex.create(tmp_path_factory.mktemp("texts") / "index", embedder.score, z.mean.shape[1],
-                               side="text", card=embedder.card)  # fmt: skip
+    index = SearchIndex.create(
+        tmp_path_factory.mktemp("texts") / "index", embedder.score, z.mean.shape[1], side="text", card=embedder.card
+    )
     index.add("texts", [Part([{"key": text} for text in TEXTS], z, len(TEXTS))])
     return index
 

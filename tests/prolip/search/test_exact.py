@@ -1,4 +1,5 @@
 """Flat and bucket search: the order of brute force, whatever the variances, the blocks and what was deleted."""
+
 from __future__ import annotations
 
 import numpy as np
@@ -49,8 +50,10 @@ def test_csd_is_a_squared_distance_in_one_more_dimension_but_for_the_querys_trac
     query = torch.cat([queries.mean, torch.zeros(7, 1, dtype=torch.float64)], 1)
     want = pairwise_csd(queries, gallery)
     torch.testing.assert_close(torch.cdist(query, item).square() + queries.trace.unsqueeze(1), want)
-    inner = torch.cat([2 * queries.mean, -torch.ones(7, 1, dtype=torch.float64)], 1) @ torch.cat(
-        [gallery.mean, (gallery.mean.square().sum(1) + gallery.trace).unsqueeze(1)], 1).T  # fmt: skip
+    inner = (
+        torch.cat([2 * queries.mean, -torch.ones(7, 1, dtype=torch.float64)], 1)
+        @ torch.cat([gallery.mean, (gallery.mean.square().sum(1) + gallery.trace).unsqueeze(1)], 1).T
+    )
     torch.testing.assert_close(queries.mean.square().sum(1, keepdim=True) + queries.trace.unsqueeze(1) - inner, want)
 
 
@@ -103,8 +106,11 @@ def test_copies_anywhere_have_equal_bits_at_every_width(name):
             x[copies] = x[copies[0]].clone()
         arrays = arrays_of(None, gallery, 17)
         every = score_all(score, queries, arrays, 60)
-        found = [every] if name != "elk" else [every, *(
-            nearest_by_elk(queries, make_buckets(arrays, rows), 60)[0] for rows in (1, 7, 64))]  # fmt: skip
+        found = (
+            [every]
+            if name != "elk"
+            else [every, *(nearest_by_elk(queries, make_buckets(arrays, rows), 60)[0] for rows in (1, 7, 64))]
+        )
         for rows, scores in found:
             assert rows.sort(1).values.equal(torch.arange(60).expand(5, -1))
             place = rows.argsort(1)[:, copies]

@@ -1,4 +1,5 @@
 """The Python of docs/search.md: asking, and handing the vectors to databases that rank by L2."""
+
 from __future__ import annotations
 
 import csv

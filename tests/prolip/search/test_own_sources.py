@@ -1,4 +1,5 @@
 """Own data in an index: tables, folders and shards bring the same images with their captions."""
+
 import pytest
 from commands import run
 
@@ -56,8 +57,8 @@ def test_a_table_whose_images_are_missing_is_refused(tmp_path, small_model, caps
 
 
 def test_the_explorer_shows_a_table_with_its_captions(made, small_model):
-    from prolip.evaluation.loading import load_embedder
     from prolip.explorer.app import address_of, open_source
+    from prolip.loading import load_embedder
 
     table = made["csv"].removeprefix("csv:")
     assert address_of(small_model, table) == made["csv"]

@@ -1,4 +1,5 @@
 """Sources that change between two builds: what is added, replaced and removed, what is not even read or refused."""
+
 from __future__ import annotations
 
 import os
@@ -16,7 +17,7 @@ import faults
 import prolip
 from prolip.cli.main import main
 from prolip.data.reading import folders
-from prolip.models.weights.checkpoint import save_pretrained
+from prolip.models.checkpoint import save_pretrained
 from prolip.scores import CSDScore
 from prolip.search import sources, store
 from prolip.search.index import Part, SearchIndex
@@ -189,8 +190,10 @@ def test_another_model_is_refused_also_when_nothing_is_new(folder, build, capsys
     build()
     torch.manual_seed(1)
     other = save_pretrained(prolip.create_model("ProLIP-ViT-test"), folder / "other")
-    for model, says in ((f"local-dir:{other}", "is another model than made this index"),
-                        (f"local-dir:{folder}/none", "none")):  # fmt: skip
+    for model, says in (
+        (f"local-dir:{other}", "is another model than made this index"),
+        (f"local-dir:{folder}/none", "none"),
+    ):
         assert main(["search", "build", str(folder / "i"), "--data", f"images:{folder}/p", "--model", model]) == 2
         said = capsys.readouterr().err
         assert says in said and said.count("\n") == 1

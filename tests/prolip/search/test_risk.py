@@ -1,4 +1,5 @@
 """Refusal by risk: what is guaranteed holds over many draws, and where nothing holds nothing is answered."""
+
 from __future__ import annotations
 
 import numpy as np
@@ -92,9 +93,14 @@ def test_what_is_refused_by_is_chosen_by_the_first_part():
 
 @pytest.mark.parametrize(
     "confidence, wrong, risk, says",
-    [([0.1, 0.2], [0, 1], 1.5, "risk 1.5"), ([0.1], [0], 0.1, "two questions"), ([0.1, 0.2], [0, 0.5], 0.1, "neither"),
-     ([np.nan, 0.2], [0, 1], 0.1, "NaN"), ([0.1, 0.2, 0.3], [0, 1], 0.1, "one of each")],
-)  # fmt: skip
+    [
+        ([0.1, 0.2], [0, 1], 1.5, "risk 1.5"),
+        ([0.1], [0], 0.1, "two questions"),
+        ([0.1, 0.2], [0, 0.5], 0.1, "neither"),
+        ([np.nan, 0.2], [0, 1], 0.1, "NaN"),
+        ([0.1, 0.2, 0.3], [0, 1], 0.1, "one of each"),
+    ],
+)
 def test_what_makes_no_sense_is_refused(confidence, wrong, risk, says):
     with pytest.raises(ValueError, match=says):
         find_threshold({"c": np.array(confidence)}, np.array(wrong), risk)

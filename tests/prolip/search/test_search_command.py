@@ -1,4 +1,5 @@
 """The command: from pictures, shards, features and texts to answers; what goes on, what is refused, what is wrong."""
+
 from __future__ import annotations
 
 import json
@@ -16,9 +17,9 @@ from commands import evaluate
 from squares import COLOURS, picture
 
 from prolip.cli.main import main
-from prolip.evaluation.loading import load_embedder
-from prolip.evaluation.model import Embedded, embed_texts
+from prolip.embedder import Embedded, embed_texts
 from prolip.gaussian import Gaussian, mixture
+from prolip.loading import load_embedder
 from prolip.measures.chance import OwnFirst, warn_once
 from prolip.scores import TrueMatchScore
 from prolip.search import sources
@@ -205,8 +206,11 @@ def test_kept_features_need_no_model_to_be_built_and_their_model_to_be_asked(tmp
 # --- refusal ---------------------------------------------------------------------------------------------------------
 def test_refusal_by_risk_answers_what_is_known_and_refuses_the_rest(built, tmp_path, photos, capsys, caplog):
     path = tmp_path / "questions.jsonl"
-    right = [{"image": str(photos / name / f"{colour}.png"), "keys": [f"{name}/{colour}.png"]}
-             for n, colour in enumerate(COLOURS) for name in ("warm" if n % 2 else "cold",)] * 10  # fmt: skip
+    right = [
+        {"image": str(photos / name / f"{colour}.png"), "keys": [f"{name}/{colour}.png"]}
+        for n, colour in enumerate(COLOURS)
+        for name in ("warm" if n % 2 else "cold",)
+    ] * 10
     path.write_text("\n".join(map(json.dumps, right)))
     words = ("query", built, "--image", photos / "warm/green.png", "--risk", 0.1, "--calibrate", path)
     code, lines, said = run(capsys, *words)
@@ -223,8 +227,13 @@ def test_refusal_by_risk_answers_what_is_known_and_refuses_the_rest(built, tmp_p
     path.write_text("\n")
     code, _, said = run(capsys, *words)
     assert code == 2 and "no question" in said
-    for line in ('{"text": "a"}', '{"text": 5, "keys": []}', '{"image": ["a"], "keys": []}', '{"text": "a", "keys": 1}',
-                 "1"):  # fmt: skip
+    for line in (
+        '{"text": "a"}',
+        '{"text": 5, "keys": []}',
+        '{"image": ["a"], "keys": []}',
+        '{"text": "a", "keys": 1}',
+        "1",
+    ):
         path.write_text(f"{line}\n")
         code, _, said = run(capsys, *words)
         assert code == 2 and "line 1" in said and '"keys"' in said and said.count("\n") == 1, said
@@ -236,8 +245,11 @@ def test_questions_are_embedded_in_batches_as_alone(photos, embedder, monkeypatc
 
     monkeypatch.setattr(answers, "TEXTS", 2)
     monkeypatch.setattr(answers, "PICTURES", 2)
-    knowing = replace(embedder, novelty=lambda hidden: {"first": hidden.first.mean(1)},
-                      text_novelty=lambda hidden: {"first": hidden.first[:, 0], "mean": hidden.z.mean[:, 0]})
+    knowing = replace(
+        embedder,
+        novelty=lambda hidden: {"first": hidden.first.mean(1)},
+        text_novelty=lambda hidden: {"first": hidden.first[:, 0], "mean": hidden.z.mean[:, 0]},
+    )
     red, blue = str(photos / "warm/green.png"), str(photos / "cold/red.png")
     asked = [Question("a"), Question(None, red), Question("a square", blue), Question("c"), Question("d", red)]
     together, alone = embed(asked, knowing), [embed([question], knowing) for question in asked]
@@ -257,11 +269,16 @@ def test_the_answer_among_all_items_and_novelty_are_what_is_refused_by(tmp_path,
 
     score = TrueMatchScore(0.4, 0.07, images=50, texts=60, scale=20.0, bias=-9.0)
     g = torch.Generator().manual_seed(0)
-    z, asked = (Gaussian(F.normalize(torch.randn(n, 16, generator=g), dim=1), torch.randn(n, 16, generator=g) - 4)
-                for n in (40, 9))  # fmt: skip
+    z, asked = (
+        Gaussian(F.normalize(torch.randn(n, 16, generator=g), dim=1), torch.randn(n, 16, generator=g) - 4)
+        for n in (40, 9)
+    )
     index = SearchIndex.create(tmp_path / "index", score, 16)
-    index.add("own", [Part([{"key": str(i)} for i in range(a, a + 20)], z.select(slice(a, a + 20)), a + 20)
-                      for a in (0, 20)], 20)  # fmt: skip
+    index.add(
+        "own",
+        [Part([{"key": str(i)} for i in range(a, a + 20)], z.select(slice(a, a + 20)), a + 20) for a in (0, 20)],
+        20,
+    )
     index.delete(["3", "25"])
     monkeypatch.setattr(answers, "BLOCK", 4)
     found = index.search(asked, 5)
@@ -270,8 +287,9 @@ def test_the_answer_among_all_items_and_novelty_are_what_is_refused_by(tmp_path,
     alive = [i for i in range(40) if i not in (3, 25)]
     want = score.units.code_length(asked.mean @ z.mean[alive].T)
     want = want.gather(1, torch.tensor([[alive.index(row)] for row in found.rows[:, 0].tolist()])).squeeze(1)
-    alone, familiar, joint = (torch.from_numpy(sure[name]) for name in ("log probability", "familiarity",
-                              "joint log probability"))  # fmt: skip
+    alone, familiar, joint = (
+        torch.from_numpy(sure[name]) for name in ("log probability", "familiarity", "joint log probability")
+    )
     torch.testing.assert_close(-alone, want.double(), rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(-joint, refusal(want, novelty).double(), rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(joint - alone, familiar)
@@ -286,23 +304,28 @@ def test_the_answer_among_all_items_and_novelty_are_what_is_refused_by(tmp_path,
 # --- mistakes --------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     "words, says",
-    [(["build", "{}/new", "--data", "photos"], "--data 'photos' is missing"),
-     (["build", "{}/new", "--data", "images:{}"], "--model is wanted"),
-     (["query", "{}/nothing", "--text", "a"], "no index in"),
-     (["query", "{index}"], "give --text or --image"),
-     (["query", "{index}", "--text", "a", "--combine"], "give as many"),
-     (["query", "{index}", "--text", "a", "--risk", "0.1"], "belong together"),
-     (["query", "{index}", "--text", "a", "--risk", "0.1", "--calibrate", "x", "--more-general"], "rank by inclusion"),
-     (["query", "{index}", "--image", "{}/no.png"], "no.png"),
-     (["query", "{index}", "--text", "a", "--top", "0"], "give 1 or more"),
-     (["query", "{index}", "--text", "a", "--more-general", "--top", "0"], "--top 0: give 1 or more"),
-     (["query", "{index}", "--text", "a", "--rerank", "-1"], "--rerank -1: give 1 or more"),
-     (["build", "{}/new", "--data", "images:{}", "--model", "m", "--workers", "-1"], "--workers -1: give 0 or more"),
-     (["add", "{index}", "--data", "images:{}", "--batch-size", "0"], "--batch-size 0: give 1 or more"),
-     (["build", "{}/new", "--data", "images:{}", "--dry-run", "0"], "--dry-run 0: give 1 or more"),
-     (["build", "{}/new", "--data", "images:{}", "--dry-run", "9"], "--model is wanted"),
-     (["delete", "{index}", "--keys", "x"], "1 of 1 keys are not in")],
-)  # fmt: skip
+    [
+        (["build", "{}/new", "--data", "photos"], "--data 'photos' is missing"),
+        (["build", "{}/new", "--data", "images:{}"], "--model is wanted"),
+        (["query", "{}/nothing", "--text", "a"], "no index in"),
+        (["query", "{index}"], "give --text or --image"),
+        (["query", "{index}", "--text", "a", "--combine"], "give as many"),
+        (["query", "{index}", "--text", "a", "--risk", "0.1"], "belong together"),
+        (
+            ["query", "{index}", "--text", "a", "--risk", "0.1", "--calibrate", "x", "--more-general"],
+            "rank by inclusion",
+        ),
+        (["query", "{index}", "--image", "{}/no.png"], "no.png"),
+        (["query", "{index}", "--text", "a", "--top", "0"], "give 1 or more"),
+        (["query", "{index}", "--text", "a", "--more-general", "--top", "0"], "--top 0: give 1 or more"),
+        (["query", "{index}", "--text", "a", "--rerank", "-1"], "--rerank -1: give 1 or more"),
+        (["build", "{}/new", "--data", "images:{}", "--model", "m", "--workers", "-1"], "--workers -1: give 0 or more"),
+        (["add", "{index}", "--data", "images:{}", "--batch-size", "0"], "--batch-size 0: give 1 or more"),
+        (["build", "{}/new", "--data", "images:{}", "--dry-run", "0"], "--dry-run 0: give 1 or more"),
+        (["build", "{}/new", "--data", "images:{}", "--dry-run", "9"], "--model is wanted"),
+        (["delete", "{index}", "--keys", "x"], "1 of 1 keys are not in"),
+    ],
+)
 def test_mistakes_end_in_one_line(built, tmp_path, capsys, words, says):
     code, _, said = run(capsys, *(word.replace("{index}", str(built)).replace("{}", str(tmp_path)) for word in words))
     assert code == 2 and says in said and len(said.strip().splitlines()) == 1
@@ -310,7 +333,7 @@ def test_mistakes_end_in_one_line(built, tmp_path, capsys, words, says):
 
 def test_another_model_is_refused(built, tmp_path, capsys):
     import prolip
-    from prolip.models.weights.checkpoint import save_pretrained
+    from prolip.models.checkpoint import save_pretrained
 
     torch.manual_seed(1)
     other = save_pretrained(prolip.create_model("ProLIP-ViT-test"), tmp_path / "other")
@@ -369,8 +392,14 @@ def test_odd_names_are_found_in_one_line_each_and_as_json(odd, capsys):
     code, lines, _ = run(capsys, "query", odd / "i", "--text", "red", "--json")
     found = json.loads(lines[0].encode())["answers"]
     assert len(lines) == 1 and all(Path(answer["path"]).is_file() for answer in found)
-    assert {answer["key"] for answer in found} == {"a\nb.png", r"\udcff\udcfe.png", "\x1b[31mc.png", "u\u2028v.png",
-                                                   "sub\\udce4/x\r.png", 'q"{1..3}.png'}  # fmt: skip
+    assert {answer["key"] for answer in found} == {
+        "a\nb.png",
+        r"\udcff\udcfe.png",
+        "\x1b[31mc.png",
+        "u\u2028v.png",
+        "sub\\udce4/x\r.png",
+        'q"{1..3}.png',
+    }
     assert all(set(answer) & {"print", "source"} == set() for answer in found)
 
 

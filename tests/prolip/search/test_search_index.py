@@ -1,4 +1,5 @@
 """Indexes on disk: what they find, as they grow, shrink, are opened again, and after their builder was killed."""
+
 from __future__ import annotations
 
 import multiprocessing
@@ -16,7 +17,7 @@ from galleries import DIM, GALLERY, QUERIES, ROWS, brute_force, gaussians, parts
 from PIL import Image
 
 from forked import one_thread
-from prolip.evaluation.model import Embedded
+from prolip.embedder import Embedded
 from prolip.gaussian import Gaussian
 from prolip.measures import inclusion_test, log_inclusion
 from prolip.methods import find_score
@@ -205,8 +206,10 @@ def test_queries_that_are_no_finite_gaussians_are_refused(folders):
     for bad, says in (
         (Gaussian(mean * nan, log_var), "NaN or infinite numbers in 2 of 2 rows"),
         (Gaussian(mean, log_var + inf), "NaN"),
-        (Gaussian(mean, log_var[:1]), "differ"), (Gaussian(mean[0], log_var[0]), "expected"), (mean, "want a Gaussian"),
-    ):  # fmt: skip
+        (Gaussian(mean, log_var[:1]), "differ"),
+        (Gaussian(mean[0], log_var[0]), "expected"),
+        (mean, "want a Gaussian"),
+    ):
         for ask in (index.search, index.search_inclusion, index.question_vectors):
             with pytest.raises((ValueError, TypeError), match=says):
                 ask(bad)
@@ -246,8 +249,9 @@ def test_points_are_kept_without_variances(tmp_path):
     assert not (tmp_path / store.LOG_VAR).exists() and not (tmp_path / store.MEAN).exists()
     assert index.gaussians([3]).log_var.isneginf().all()
     asked = Gaussian(QUERIES.mean, torch.full_like(QUERIES.mean, -torch.inf))
-    assert index.search(asked).rows.equal((QUERIES.mean.double() @ GALLERY.mean.double().T).argsort(
-        dim=1, descending=True)[:, :10])  # fmt: skip
+    assert index.search(asked).rows.equal(
+        (QUERIES.mean.double() @ GALLERY.mean.double().T).argsort(dim=1, descending=True)[:, :10]
+    )
 
 
 # --- killed ----------------------------------------------------------------------------------------------------------
@@ -290,8 +294,9 @@ def test_a_killed_build_goes_on_and_leaves_what_one_pass_leaves(tmp_path):
     assert start in (300, 600) and len(again) == start and not again.source("a")["done"]
     again.add("a", parts_of(GALLERY, start=start), 300)
     assert again.source("a")["done"]
-    assert {path.name: path.read_bytes() for path in (tmp_path / "whole").iterdir() if path.name != "lock"} == \
-        {path.name: path.read_bytes() for path in (tmp_path / "broken").iterdir() if path.name != "lock"}
+    assert {path.name: path.read_bytes() for path in (tmp_path / "whole").iterdir() if path.name != "lock"} == {
+        path.name: path.read_bytes() for path in (tmp_path / "broken").iterdir() if path.name != "lock"
+    }
     assert again.search(QUERIES).rows.equal(whole.search(QUERIES).rows)
     assert again.items(range(ROWS)) == whole.items(range(ROWS))
 
@@ -396,10 +401,12 @@ def test_confidences_of_one_answer_and_of_none(tmp_path):
 def test_a_question_of_both_is_as_new_as_the_newer_part(tmp_path):
     Image.new("RGB", (4, 4)).save(tmp_path / "a.png")
     for text, image in ((3.0, 1.0), (1.0, 3.0)):
+
         def embed(batch, side, nats={"text": text, "image": image}):  # noqa: B006 (not changed)
             return Embedded(QUERIES.select([0] * len(batch)), {"mean": torch.full((len(batch),), nats[side])})
 
         embedder = SimpleNamespace(
-            embed=embed, tokenizer=list, embed_images=lambda images, size, embed=embed: embed([*images], "image"))
+            embed=embed, tokenizer=list, embed_images=lambda images, size, embed=embed: embed([*images], "image")
+        )
         asked = [Question("a"), Question(None, str(tmp_path / "a.png")), Question("a", str(tmp_path / "a.png"))]
         assert embed_questions(asked, embedder).novelty["mean"].tolist() == [text, image, 3.0]

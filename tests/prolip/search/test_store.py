@@ -1,4 +1,5 @@
 """Search indexes on disk: kills, damage, two writers, readers beside a writer, keys in runs."""
+
 from __future__ import annotations
 
 import fcntl
@@ -56,8 +57,13 @@ def test_an_index_of_many_appends_has_few_files_opens_with_few_descriptors_and_i
     z = torch.randn(300, 4, generator=torch.Generator().manual_seed(0))
     with index.writing():
         for row in range(300):
-            index.store.append(Gaussian(z[row : row + 1], z[row : row + 1] - 3), [{"key": f"k{row}"}], index.coarse,
-                               "image", [{"address": "a", "position": row + 1, "done": row == 299}])  # fmt: skip
+            index.store.append(
+                Gaussian(z[row : row + 1], z[row : row + 1] - 3),
+                [{"key": f"k{row}"}],
+                index.coarse,
+                "image",
+                [{"address": "a", "position": row + 1, "done": row == 299}],
+            )
             index.store.note_shards("a", {f"/data/{row}.tar": "1 2 "})
             sizes.append((tmp_path / NAME).stat().st_size)
     assert max(sizes[150:]) < 1.5 * max(sizes[:20]) and len(list(tmp_path.iterdir())) < 6 + np.log2(300)
@@ -213,8 +219,9 @@ def text(path):
 
 
 @pytest.mark.parametrize("name", FILES)
-@pytest.mark.parametrize("damage", [cut, empty, flip, text, lambda path: path.unlink()],
-                         ids=["cut", "empty", "flipped", "text", "gone"])  # fmt: skip
+@pytest.mark.parametrize(
+    "damage", [cut, empty, flip, text, lambda path: path.unlink()], ids=["cut", "empty", "flipped", "text", "gone"]
+)
 def test_a_damaged_file_is_refused_by_name(tmp_path, whole, name, damage):
     shutil.copytree(whole, tmp_path / "index")
     path = next((tmp_path / "index").glob(name))
@@ -243,10 +250,18 @@ def test_every_byte_of_the_manifest_counts(tmp_path, whole):
             SearchIndex(tmp_path / "index")
 
 
-@pytest.mark.parametrize("values", [
-    {"rows": 10**12}, {"rows": -1}, {"kind": {"name": "tree"}}, {"kind": 5}, {"card": {"odd": 1}}, {"score": None},
-    {"sources": 5},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"rows": 10**12},
+        {"rows": -1},
+        {"kind": {"name": "tree"}},
+        {"kind": 5},
+        {"card": {"odd": 1}},
+        {"score": None},
+        {"sources": 5},
+    ],
+)
 def test_a_manifest_that_was_changed_by_hand_or_by_another_version_is_refused(tmp_path, whole, values):
     shutil.copytree(whole, tmp_path / "index")
     path = tmp_path / "index" / NAME
@@ -329,8 +344,12 @@ def test_a_second_writer_is_refused_by_one_line_and_loses_nothing(tmp_path, caps
     process = context.Process(target=held, args=(tmp_path / "index", started, go))
     process.start()
     assert started.wait(60)
-    for change in (lambda: index.add("mine", [part(200, 5)]), lambda: index.delete(["k1"]), index.finish,
-                   lambda: index.store.write(sources=[])):  # fmt: skip
+    for change in (
+        lambda: index.add("mine", [part(200, 5)]),
+        lambda: index.delete(["k1"]),
+        index.finish,
+        lambda: index.store.write(sources=[]),
+    ):
         said = rf"written to by process {process.pid} on .*, since 20.*wait"
         with pytest.raises(BlockingIOError, match=said) as error:
             change()
@@ -459,8 +478,10 @@ def test_an_index_of_the_first_version_names_the_command_that_converts_it_and_an
 
     found = index.search(gaussians(3, 4, 1), 5, exactly=True)
     assert [[item["key"] for item in index.items(rows)] for rows in found.rows.tolist()] == [
-        ["k33", "k46", "k34", "k28", "k9"], ["k25", "k12", "k47", "k0", "k30"], ["k45", "k6", "k0", "k12", "k18"],
-    ]  # fmt: skip
+        ["k33", "k46", "k34", "k28", "k9"],
+        ["k25", "k12", "k47", "k0", "k30"],
+        ["k45", "k6", "k0", "k12", "k18"],
+    ]
     assert found.scores[:, 0].tolist() == pytest.approx([0.6915107921346291, 0.3162900276999808, 0.5478008971776798])
     with pytest.raises(ValueError, match="is no index of an earlier version"):
         convert(tmp_path / "index")

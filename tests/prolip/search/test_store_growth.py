@@ -1,4 +1,5 @@
 """What a row costs to add does not depend on how many are there: bytes, sorts, look-ups, memory; and today's format."""
+
 from __future__ import annotations
 
 import multiprocessing
@@ -40,8 +41,14 @@ def grow(folder, rows: int, dim: int, chunk: int, first: int = 0) -> SearchIndex
     index = SearchIndex.create(folder, CSDScore(8.0, -3.0), dim)
     mean = torch.randn(chunk, dim, generator=torch.Generator().manual_seed(0))
     z = Gaussian(mean, mean - 3)
-    index.add("a", (Part([{"key": f"{row:08}"} for row in range(start, start + chunk)], z, start + chunk)
-                    for start in range(first, first + rows, chunk)), chunk)  # fmt: skip
+    index.add(
+        "a",
+        (
+            Part([{"key": f"{row:08}"} for row in range(start, start + chunk)], z, start + chunk)
+            for start in range(first, first + rows, chunk)
+        ),
+        chunk,
+    )
     return index
 
 

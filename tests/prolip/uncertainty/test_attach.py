@@ -1,4 +1,5 @@
 """Any trained model gets variances: its means stay bit for bit, and every evaluation takes what is left."""
+
 from __future__ import annotations
 
 import json
@@ -18,28 +19,30 @@ from safetensors.torch import load_file, save_file
 import prolip
 from drawings import SHARDS, UNSEEN
 from prolip.cli.main import main as command_line
-from prolip.data import emoji
-from prolip.evaluation.feature_store import FeatureStore
-from prolip.evaluation.features import load_features
-from prolip.evaluation.loading import load_embedder
+from prolip.corpora.emoji import corpus as emoji
+from prolip.corpora.emoji import load
+from prolip.corpora.emoji.result import REFUSED_BY
+from prolip.embeddings import Pairs
+from prolip.evaluation.cache import FeatureStore
+from prolip.evaluation.embed import load_features
 from prolip.evaluation.metrics.calibration import reliability
 from prolip.evaluation.metrics.selective import auroc, risk_coverage
-from prolip.evaluation.suites.emoji import load
-from prolip.evaluation.suites.emoji.result import REFUSED_BY
+from prolip.loading import load_embedder
 from prolip.methods import LikelihoodConfig
-from prolip.models.weights.checkpoint import save_pretrained
+from prolip.models.checkpoint import save_pretrained
 from prolip.scores import LEAST_SCALE
 from prolip.uncertainty.attach import attach
 from prolip.uncertainty.clip import FILE, FittedCLIP
 from prolip.uncertainty.novelty import novelty_of
-from prolip.uncertainty.pairs import Pairs
 
 DATA = ["--data", SHARDS, "--caption-sampling", "name:2,keywords,group"]
 SMALL = ["--bank", "64", "--centres", "64"]
 CONFIG = {
-    "embed_dim": 32, "vision_cfg": {"image_size": 32, "layers": 1, "width": 32, "head_width": 16, "patch_size": 8},
-    "text_cfg": {"context_length": 16, "width": 32, "heads": 2, "layers": 1}, "quick_gelu": True,
-}  # fmt: skip
+    "embed_dim": 32,
+    "vision_cfg": {"image_size": 32, "layers": 1, "width": 32, "head_width": 16, "patch_size": 8},
+    "text_cfg": {"context_length": 16, "width": 32, "heads": 2, "layers": 1},
+    "quick_gelu": True,
+}
 
 
 def main(words: list[str]) -> int:
@@ -68,8 +71,21 @@ def pair(request, tmp_path_factory) -> tuple[Path, Path]:
         text = json.dumps({"model_cfg": CONFIG, "preprocess_cfg": preprocess})
         (before / "open_clip_config.json").write_text(text)
         save_file(model.state_dict(), before / "open_clip_model.safetensors")
-    assert main(["--model", f"local-dir:{before}", *DATA, *SMALL, "--output", str(after), "--save-pairs",
-                 str(after / "pairs.safetensors")]) == 0  # fmt: skip
+    assert (
+        main(
+            [
+                "--model",
+                f"local-dir:{before}",
+                *DATA,
+                *SMALL,
+                "--output",
+                str(after),
+                "--save-pairs",
+                str(after / "pairs.safetensors"),
+            ]
+        )
+        == 0
+    )
     return before, after
 
 
@@ -79,8 +95,9 @@ def test_the_means_are_the_old_ones_bit_for_bit_and_inputs_differ_in_variance(pa
     texts = ["a red ball", "sport", "trophy", "a", "game of chance", "fishing pole and a fish"]
     ours = (pair[0] / "config.json").exists()  # a model of points is normalised once more by who evaluates it
     for one, other in (
-        (old.encode_image(pixels), new.encode_image(pixels)), (old.embed_texts(texts), new.embed_texts(texts))
-    ):  # fmt: skip
+        (old.encode_image(pixels), new.encode_image(pixels)),
+        (old.embed_texts(texts), new.embed_texts(texts)),
+    ):
         torch.testing.assert_close(one.mean, other.mean, rtol=0, atol=1e-7 if ours else 0)
         assert other.trace.isfinite().all() and other.trace.unique().numel() > 1
     assert not old.probabilistic and new.probabilistic and new.score.name == "true_match"
@@ -94,14 +111,25 @@ def test_every_evaluation_takes_it(pair, task, tmp_path, capsys):
     model = f"local-dir:{pair[1]}"
     corpus = evaluate_corpus(["--model", model, "--data", UNSEEN])
     assert corpus.similarity == "true_match" and "trace/group" in corpus.metrics
-    (result,) = evaluate(["--model", model, "--data", f"wds:{task}", "--uncertainty", "--save-features",
-                          str(tmp_path)])  # fmt: skip
+    (result,) = evaluate(["--model", model, "--data", f"wds:{task}", "--uncertainty", "--save-features", str(tmp_path)])
     assert result.info["similarity"] == "true_match" and any("refusal" in key for key in result.metrics)
     (again,) = evaluate(["--features", str(tmp_path), "--uncertainty"])
     assert again.metrics == pytest.approx(result.metrics, rel=0, abs=0, nan_ok=True)
-    clip_benchmark(["eval", "--model", model, "--dataset", "wds/drawings", "--dataset_root",
-                         f"{task.parent}/wds_{{dataset_cleaned}}", "--output", str(tmp_path / "{similarity}.json"),
-                         "--num_workers", "0"])  # fmt: skip
+    clip_benchmark(
+        [
+            "eval",
+            "--model",
+            model,
+            "--dataset",
+            "wds/drawings",
+            "--dataset_root",
+            f"{task.parent}/wds_{{dataset_cleaned}}",
+            "--output",
+            str(tmp_path / "{similarity}.json"),
+            "--num_workers",
+            "0",
+        ]
+    )
     found = json.loads((tmp_path / "true_match.json").read_text())
     (features,) = load_features(FeatureStore(tmp_path))
     scores = load_embedder(model).score.pairwise(features.image, features.text)
@@ -109,16 +137,40 @@ def test_every_evaluation_takes_it(pair, task, tmp_path, capsys):
     assert found["metrics"]["image_retrieval_recall@5"] == pytest.approx(hit.double().mean().item(), abs=1e-6)
     words = ["--classes", "subgroup", "--output", str(tmp_path / "data/wds_cars_test")]
     assert command_line(["data", "emoji", "--data", UNSEEN, *words]) == 0
-    datacomp(["--model", model, "--data", str(tmp_path / "data"), "--tasks", "cars", "--device", "cpu",
-              "--output", str(tmp_path / "datacomp")])  # fmt: skip
+    datacomp(
+        [
+            "--model",
+            model,
+            "--data",
+            str(tmp_path / "data"),
+            "--tasks",
+            "cars",
+            "--device",
+            "cpu",
+            "--output",
+            str(tmp_path / "datacomp"),
+        ]
+    )
     (line,) = map(json.loads, (tmp_path / "datacomp/results.jsonl").read_text().splitlines())
     assert line["metrics"]["acc1"] == pytest.approx(corpus.metrics["zero_shot/subgroup/top1"])
 
 
 def test_kept_embeddings_give_the_same_in_seconds(pair, tmp_path, capsys):
     before, after = pair
-    assert main(["--model", f"local-dir:{before}", "--pairs", str(after / "pairs.safetensors"), *SMALL, "--output",
-                 str(tmp_path / "again")]) == 0  # fmt: skip
+    assert (
+        main(
+            [
+                "--model",
+                f"local-dir:{before}",
+                "--pairs",
+                str(after / "pairs.safetensors"),
+                *SMALL,
+                "--output",
+                str(tmp_path / "again"),
+            ]
+        )
+        == 0
+    )
     said = capsys.readouterr().out
     assert "texts: the median one fits" in said and "images: the median one fits" in said
     assert "texts in other words: nine in ten fit" in said and "ambiguity of images: " in said
@@ -130,8 +182,21 @@ def test_kept_embeddings_give_the_same_in_seconds(pair, tmp_path, capsys):
 
 def test_a_model_of_another_method_keeps_its_own_heads_beside_the_fitted_ones(tmp_path):
     save_pretrained(prolip.create_model("ProLIP-ViT-test"), tmp_path / "paper")
-    assert main(["--model", f"local-dir:{tmp_path}/paper", *DATA, *SMALL, "--fit-samples", "100", "--output",
-                 str(tmp_path / "fitted")]) == 0  # fmt: skip
+    assert (
+        main(
+            [
+                "--model",
+                f"local-dir:{tmp_path}/paper",
+                *DATA,
+                *SMALL,
+                "--fit-samples",
+                "100",
+                "--output",
+                str(tmp_path / "fitted"),
+            ]
+        )
+        == 0
+    )
     old, new = (load_file(tmp_path / name / "model.safetensors") for name in ("paper", "fitted"))
     assert all(torch.equal(new[key], x) for key, x in old.items()) and new.keys() > old.keys()
 
@@ -162,8 +227,9 @@ def test_a_saved_model_gives_the_nats_of_the_one_that_was_fitted_to_the_bit(pair
     hidden = embedder.encode_hidden(images_of(f"local-dir:{before}"))
     words = embedder.encode_hidden_text(embedder.tokenizer(list(emoji.read([UNSEEN]).caption_table().texts)))
     for found, again in (
-        (fitted.novelty(hidden), embedder.novelty(hidden)), (fitted.text_novelty(words), embedder.text_novelty(words))
-    ):  # fmt: skip
+        (fitted.novelty(hidden), embedder.novelty(hidden)),
+        (fitted.text_novelty(words), embedder.text_novelty(words)),
+    ):
         assert found.keys() == {"mean", "first"} and all(x.unique().numel() > 10 for x in found.values())
         assert all(torch.equal(nats, found[name]) for name, nats in again.items())
     assert fitted.score.doubt is not None and embedder.score.doubt == fitted.score.doubt
@@ -206,8 +272,20 @@ def test_what_was_written_before_there_was_novelty_still_loads(pair, tmp_path):
     assert torch.equal(embedder.encode_image(pixels).log_var, new.encode_image(pixels).log_var)
     tensors = {name: x for name, x in load_file(old / "pairs.safetensors").items() if "_first" not in name}
     save_file(tensors, old / "pairs.safetensors")
-    assert main(["--model", f"local-dir:{old}", "--pairs", str(old / "pairs.safetensors"), *SMALL, "--output",
-                 str(tmp_path / "fitted")]) == 0  # fmt: skip
+    assert (
+        main(
+            [
+                "--model",
+                f"local-dir:{old}",
+                "--pairs",
+                str(old / "pairs.safetensors"),
+                *SMALL,
+                "--output",
+                str(tmp_path / "fitted"),
+            ]
+        )
+        == 0
+    )
     again = load_embedder(f"local-dir:{tmp_path}/fitted", stored=False)
     assert again.novelty is None and again.text_novelty is None
 
@@ -248,17 +326,20 @@ def test_the_corpus_is_refused_by_novelty_from_the_same_pass(pair, tmp_path, cap
     assert {key.split("/")[2] for key in points.metrics if key.startswith("refusal/")} == {"score"}
 
 
-@pytest.mark.parametrize(("words", "error"), [
-    (["--data", "/nowhere.tar"], "/nowhere.tar"),
-    (["--pairs", "/nowhere.safetensors"], "nowhere.safetensors"),
-    ([*DATA, "--bank", "3"], "--bank 3: give a number of at least 32"),
-    ([*DATA, "--novelty-centres", "-1"], "--novelty-centres -1: give a number of at least 0"),
-    (["--pairs", __file__], "header"),
-    ([], "give --data, or --pairs with embeddings that --save-pairs wrote"),
-    (["--data", SHARDS, "--split", "train"], "--split train, but --data has no splits"),
-    (["--data", SHARDS, "--select", "group=none"], "--data: 2 shards hold no sample that fits --select"),
-    (["--samples", "100"], "--samples is not a flag here: use --fit-samples"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (["--data", "/nowhere.tar"], "/nowhere.tar"),
+        (["--pairs", "/nowhere.safetensors"], "nowhere.safetensors"),
+        ([*DATA, "--bank", "3"], "--bank 3: give a number of at least 32"),
+        ([*DATA, "--novelty-centres", "-1"], "--novelty-centres -1: give a number of at least 0"),
+        (["--pairs", __file__], "header"),
+        ([], "give --data, or --pairs with embeddings that --save-pairs wrote"),
+        (["--data", SHARDS, "--split", "train"], "--split train, but --data has no splits"),
+        (["--data", SHARDS, "--select", "group=none"], "--data: 2 shards hold no sample that fits --select"),
+        (["--samples", "100"], "--samples is not a flag here: use --fit-samples"),
+    ],
+)
 def test_what_is_not_there_ends_in_one_line(words, error, tmp_path, capsys):
     save_pretrained(prolip.create_model("ProLIP-ViT-test"), tmp_path / "model")
     assert main(["--model", f"local-dir:{tmp_path}/model", *words, "--output", str(tmp_path / "out")]) == 2
@@ -312,8 +393,20 @@ def test_thirty_pairs_are_fitted_with_a_warning_and_so_is_one_picture_with_many_
     save_pretrained(prolip.create_model("ProLIP-ViT-test"), tmp_path / "model")
     for name, rows in (("thirty", pictures), ("same", pictures[:1] * 60)):
         data = as_csv(tmp_path / f"{name}.csv", [(picture, f"number {i}") for i, picture in enumerate(rows)])
-        assert main(["--model", f"local-dir:{tmp_path}/model", *SMALL, "--data", str(data), "--output",
-                     str(tmp_path / name)]) == 0  # fmt: skip
+        assert (
+            main(
+                [
+                    "--model",
+                    f"local-dir:{tmp_path}/model",
+                    *SMALL,
+                    "--data",
+                    str(data),
+                    "--output",
+                    str(tmp_path / name),
+                ]
+            )
+            == 0
+        )
         said = capsys.readouterr()
         assert f"warning: {len(rows)} pairs" in said.err
         assert ("no novelty of images" in said.out) is (name == "same")
@@ -338,8 +431,9 @@ def test_places_that_cannot_be_written_are_refused_before_anything_is_embedded(p
 
 
 @pytest.mark.parametrize("file", ["config.json", "open_clip_config.json", "model.safetensors", "pytorch_model.bin"])
-def test_a_folder_with_files_of_another_program_is_refused_and_left_as_it_is(pair, file, tmp_path, capsys,
-                                                                             never_embeds):  # fmt: skip
+def test_a_folder_with_files_of_another_program_is_refused_and_left_as_it_is(
+    pair, file, tmp_path, capsys, never_embeds
+):
     (tmp_path / file).write_text('{"architectures": ["BertModel"]}')
     said = refused(capsys, "--model", f"local-dir:{pair[0]}", *DATA, "--output", tmp_path)
     assert f"holds files of another model ({file})" in said
@@ -383,14 +477,41 @@ def test_pairs_of_another_model_of_the_same_width_are_refused(pair, tmp_path, ca
 
 def test_pairs_fit_the_same_model_with_variances_too(pair, tmp_path):
     """The fingerprint is of what the means depend on."""
-    assert main(["--model", f"local-dir:{pair[1]}", "--pairs", str(pair[1] / "pairs.safetensors"), *SMALL, "--output",
-                 str(tmp_path / "out")]) == 0  # fmt: skip
+    assert (
+        main(
+            [
+                "--model",
+                f"local-dir:{pair[1]}",
+                "--pairs",
+                str(pair[1] / "pairs.safetensors"),
+                *SMALL,
+                "--output",
+                str(tmp_path / "out"),
+            ]
+        )
+        == 0
+    )
 
 
 def test_random_weights_are_fitted_as_any_others(tmp_path):
     model = "ProLIP-ViT-test"
-    assert main(["--model", model, "--pretrained", "random", *DATA, *SMALL, "--fit-samples", "60", "--output",
-                 str(tmp_path / "out")]) == 0  # fmt: skip
+    assert (
+        main(
+            [
+                "--model",
+                model,
+                "--pretrained",
+                "random",
+                *DATA,
+                *SMALL,
+                "--fit-samples",
+                "60",
+                "--output",
+                str(tmp_path / "out"),
+            ]
+        )
+        == 0
+    )
     old, new = load_embedder(model, "random"), load_embedder(f"local-dir:{tmp_path}/out")
     assert torch.equal(old.embed_texts(["a", "b"]).mean, new.embed_texts(["a", "b"]).mean)
 
@@ -406,8 +527,17 @@ def test_a_fit_that_ends_early_leaves_the_files_of_openclip_as_they_were(pair, t
         pytest.skip("one of ours is one file")
     folder = shutil.copytree(pair[1], tmp_path / "fitted")
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
-    words = ["--model", f"local-dir:{pair[0]}", "--pairs", str(pair[1] / "pairs.safetensors"), *SMALL, "--seed", "3",
-             "--output", str(folder)]  # fmt: skip
+    words = [
+        "--model",
+        f"local-dir:{pair[0]}",
+        "--pairs",
+        str(pair[1] / "pairs.safetensors"),
+        *SMALL,
+        "--seed",
+        "3",
+        "--output",
+        str(folder),
+    ]
 
     def stop(model, place):
         raise KeyboardInterrupt
@@ -432,4 +562,5 @@ def test_a_model_whose_cosines_said_nothing_of_its_pairs_is_warned_of_once(tmp_p
     assert score.trace_weight == 0 and score.scale == pytest.approx(LEAST_SCALE)
     assert [one for one in caplog.messages if "its cosines said nothing of the pairs" in one] == [
         f"local-dir:{tmp_path}/fitted: its cosines said nothing of the pairs that its variances were fitted to, and so"
-        " its similarities, variances and novelty mean nothing"]  # fmt: skip
+        " its similarities, variances and novelty mean nothing"
+    ]

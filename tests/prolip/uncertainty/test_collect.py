@@ -1,4 +1,5 @@
 """Embeddings of pairs from samples: what several ranks bring is what one would have brought."""
+
 from __future__ import annotations
 
 import pytest
@@ -9,6 +10,7 @@ from torchvision.transforms import Compose, Normalize
 
 from prolip.data.augment.shifts import changed
 from prolip.data.sources import Captioned
+from prolip.embeddings import Pool
 from prolip.ranks import everywhere
 from prolip.uncertainty import collect
 from prolip.uncertainty.collect import (
@@ -23,8 +25,7 @@ from prolip.uncertainty.collect import (
     join,
     join_ids,
 )
-from prolip.uncertainty.pairs import Pool
-from training.closing import least_of
+from training.hooks import least_of
 
 KEYS = [f"{number:03d}" for number in range(30)]
 
@@ -93,8 +94,13 @@ def test_ranks_change_the_pictures_that_one_process_changes(most):
         assert torch.equal(one.changed_of, other.changed_of)
         assert all(torch.equal(x, other.image[name]) for name, x in one.image.items())
     for row, key in enumerate(wanted):
-        pixels = PREPROCESS(changed(picture(key).pixels.half().float() * torch.tensor([0.2, 0.3, 0.4]).view(3, 1, 1)
-                                    + torch.tensor([0.5, 0.4, 0.3]).view(3, 1, 1), checksum(key)))  # fmt: skip
+        pixels = PREPROCESS(
+            changed(
+                picture(key).pixels.half().float() * torch.tensor([0.2, 0.3, 0.4]).view(3, 1, 1)
+                + torch.tensor([0.5, 0.4, 0.3]).view(3, 1, 1),
+                checksum(key),
+            )
+        )
         torch.testing.assert_close(one.image["changed"][row], look(pixels)["mean"], rtol=1e-4, atol=1e-4)
 
 
@@ -140,9 +146,10 @@ def test_nothing_to_fit_to_is_an_error():
 
 def test_shorter_batches_of_ids_are_filled_with_padding_and_not_with_the_first_texts_end():
     """The first text of a batch may fill its context, and end in an id that is no padding."""
+
     def tokenize(texts):
         longest = max(map(len, texts), default=0) + 1
-        return torch.tensor([[*map(ord, text), 7, *[0] * longest][:max(longest, 2)] for text in texts])
+        return torch.tensor([[*map(ord, text), 7, *[0] * longest][: max(longest, 2)] for text in texts])
 
     first, second = tokenize(["abcd", "e"]), tokenize(["wx", "yz"])
     assert first[0, -1] == second[0, -1] == 7

@@ -1,4 +1,5 @@
 """Doubt: its formula by hand, weights that were put in found again, and what it does to probabilities."""
+
 from __future__ import annotations
 
 import math
@@ -58,9 +59,14 @@ def test_its_numbers_make_it_again_and_those_of_a_later_version_are_refused():
 
 def test_weights_that_were_put_in_are_found_again():
     g = torch.Generator().manual_seed(0)
-    columns = torch.stack([3 * torch.rand(3000, generator=g, dtype=torch.float64),
-                           10 * torch.rand(3000, generator=g, dtype=torch.float64),
-                           torch.randint(8, (3000,), generator=g).double()], 1)  # fmt: skip
+    columns = torch.stack(
+        [
+            3 * torch.rand(3000, generator=g, dtype=torch.float64),
+            10 * torch.rand(3000, generator=g, dtype=torch.float64),
+            torch.randint(8, (3000,), generator=g).double(),
+        ],
+        1,
+    )
     true = (-2 + 1.5 * columns[:, 0] - 0.3 * columns[:, 1]).sigmoid()
     logit, share = 3 * torch.randn(3000, 40, generator=g, dtype=torch.float64) - 2, torch.tensor(0.02).double()
     match = (torch.rand(3000, 40, generator=g) < with_doubt(logit.sigmoid(), true.unsqueeze(1), share)).double()

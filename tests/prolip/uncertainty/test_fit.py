@@ -1,4 +1,5 @@
 """Variances from matched pairs: code lengths against loops, known ambiguity found again, the logit of a true match."""
+
 from __future__ import annotations
 
 import math
@@ -12,6 +13,7 @@ from ambiguous_pairs import FITTED, ambiguous_world, few, points
 from scipy.stats import spearmanr
 from sklearn.linear_model import LogisticRegression
 
+from prolip.embeddings import Pairs, missing_labels
 from prolip.scores import LEAST_SCALE
 from prolip.uncertainty import fit
 from prolip.uncertainty.fit import (
@@ -28,7 +30,6 @@ from prolip.uncertainty.fit import (
 )
 from prolip.uncertainty.heads import Parts
 from prolip.uncertainty.novelty import Widths
-from prolip.uncertainty.pairs import Pairs, missing_labels
 
 
 @pytest.fixture(scope="module")
@@ -40,10 +41,13 @@ def weighted() -> Pairs:
     """Twelve pairs of eight images and five texts; one of either has none."""
     g = torch.Generator().manual_seed(3)
     return Pairs(
-        image=points(9, 4), text=points(6, 4, seed=1), image_of=torch.randint(8, (12,), generator=g),
-        text_of=torch.cat([torch.arange(5), torch.randint(5, (7,), generator=g)]), scale=6.0,
+        image=points(9, 4),
+        text=points(6, 4, seed=1),
+        image_of=torch.randint(8, (12,), generator=g),
+        text_of=torch.cat([torch.arange(5), torch.randint(5, (7,), generator=g)]),
+        scale=6.0,
         weight=torch.rand(12, generator=g) + 0.1,
-    )  # fmt: skip
+    )
 
 
 def by_loop(pairs: Pairs) -> tuple[np.ndarray, np.ndarray]:
@@ -150,8 +154,13 @@ def missing_by_loop(given: set[tuple[int, int]], near: dict[int, list[int]]) -> 
 def test_what_a_text_leaves_open_is_that_of_a_loop_whatever_the_blocks(monkeypatch, block):
     monkeypatch.setattr(fit, "BLOCK", block)
     again = weighted()
-    pairs = replace(again, **{name: torch.cat([getattr(again, name), getattr(again, name)[:3]])
-                              for name in ("image_of", "text_of", "weight")})  # fmt: skip
+    pairs = replace(
+        again,
+        **{
+            name: torch.cat([getattr(again, name), getattr(again, name)[:3]])
+            for name in ("image_of", "text_of", "weight")
+        },
+    )
     nats, count = target_by_loop(pairs)
     found = text_target(pairs)
     np.testing.assert_allclose(found[0].numpy(), nats, rtol=1e-5)
@@ -335,10 +344,13 @@ def test_variances_are_fitted_where_all_inputs_look_alike_and_novelty_is_not(wor
     assert found.novelty is None and found.text.trace(pairs.text).unique().numel() > 10
 
 
-@pytest.mark.parametrize(("changes", "parts", "words"), [
-    ({}, {"vocabulary": 5}, "no text_ids"),
-    ({"text_ids": torch.full((30, 2), 9)}, {"vocabulary": 5}, "from 9 to 9, and the vocabulary has 5"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("changes", "parts", "words"),
+    [
+        ({}, {"vocabulary": 5}, "no text_ids"),
+        ({"text_ids": torch.full((30, 2), 9)}, {"vocabulary": 5}, "from 9 to 9, and the vocabulary has 5"),
+    ],
+)
 def test_tokens_that_are_not_there_are_asked_for(changes, parts, words):
     with pytest.raises(ValueError, match=words):
         fit.fit_text(replace(few(), **changes), Parts(dim=6, **parts), torch.ones(30, dtype=torch.float64))
@@ -370,18 +382,27 @@ def test_thirty_pairs_give_finite_traces_and_no_text_more_than_all_images(seed):
         assert float(units.matches(trace, 30, of).max()) <= 30
 
 
-@pytest.mark.parametrize(("image_of", "text_of", "images", "texts"), [
-    ([0] * 60, range(60), 1, 60),  # one image with 60 captions
-    (range(60), range(60), 60, 60),  # the same picture 60 times, see `alike`
-    (range(60), [0] * 60, 60, 1),
-    ([0, 1] * 30, [1, 0] * 30, 2, 2),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("image_of", "text_of", "images", "texts"),
+    [
+        ([0] * 60, range(60), 1, 60),  # one image with 60 captions
+        (range(60), range(60), 60, 60),  # the same picture 60 times, see `alike`
+        (range(60), [0] * 60, 60, 1),
+        ([0, 1] * 30, [1, 0] * 30, 2, 2),
+    ],
+)
 @pytest.mark.parametrize("alike", [False, True])
 def test_pairs_that_say_next_to_nothing_give_finite_numbers(image_of, text_of, images, texts, alike):
     image = points(1, 6).expand(images, 6).contiguous() if alike else points(images, 6)
     firsts = {"image_first": torch.full((images, 8), 0.1).half(), "text_first": torch.randn(texts, 8)}
-    pairs = Pairs(image=image, text=points(texts, 6, seed=1), image_of=torch.tensor([*image_of]),
-                  text_of=torch.tensor([*text_of]), scale=10.0, **firsts)  # fmt: skip
+    pairs = Pairs(
+        image=image,
+        text=points(texts, 6, seed=1),
+        image_of=torch.tensor([*image_of]),
+        text_of=torch.tensor([*text_of]),
+        scale=10.0,
+        **firsts,
+    )
     fitted = fit_variances(pairs, bank=32, centres=8)
     assert fitted.novelty is None and abs(fitted.score.trace_weight) < 1e3
     for trace in (fitted.text.trace(points(9, 6, seed=2)), fitted.image.trace(points(9, 6, seed=3))):

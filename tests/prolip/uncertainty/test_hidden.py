@@ -1,4 +1,5 @@
 """What is kept of images and texts at both ends of a tower, by one pass."""
+
 from __future__ import annotations
 
 import pytest
@@ -6,7 +7,7 @@ import torch
 from open_clip.model import CLIP, CLIPTextCfg, CLIPVisionCfg, CustomTextCLIP
 from torch import nn
 
-from prolip.evaluation.model import PointModel
+from prolip.embedder import PointModel
 from prolip.gaussian import Gaussian
 from prolip.models.prolip import ProLIP
 from prolip.scores import MeanScore

@@ -1,4 +1,5 @@
 """How far an input is from what a model was trained on, and what is refused for it."""
+
 from __future__ import annotations
 
 import math

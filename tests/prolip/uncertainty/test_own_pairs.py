@@ -1,4 +1,5 @@
 """`prolip uncertainty` on own data: every form gives the pairs of the CSV."""
+
 import pytest
 import torch
 from commands import run
@@ -6,7 +7,7 @@ from safetensors.torch import load_file
 
 import own_data
 import prolip
-from prolip.models.weights.checkpoint import save_pretrained
+from prolip.models.checkpoint import save_pretrained
 
 
 @pytest.fixture(scope="module")
@@ -21,8 +22,19 @@ def csv_pairs(tmp_path_factory):
 
 def pairs_of(address, model, place):
     place.mkdir()
-    run("uncertainty", "--model", model, "--data", address, "--novelty-centres", 0,
-        "--save-pairs", place / "pairs.safetensors", "--output", place / "fitted")  # fmt: skip
+    run(
+        "uncertainty",
+        "--model",
+        model,
+        "--data",
+        address,
+        "--novelty-centres",
+        0,
+        "--save-pairs",
+        place / "pairs.safetensors",
+        "--output",
+        place / "fitted",
+    )
     found = load_file(place / "pairs.safetensors")
     assert (place / "fitted/config.json").exists()
     return {name: found[name].float() for name in ("text", "image_of", "text_of", "weight", "image")}

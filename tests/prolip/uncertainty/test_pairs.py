@@ -1,11 +1,12 @@
 """Matched pairs: checked when they are made, kept in tensors, looked at from both sides."""
+
 from __future__ import annotations
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-from prolip.uncertainty.pairs import BLOCK, Pairs
+from prolip.embeddings import BLOCK, Pairs
 
 
 def points(rows: int, dim: int = 4, seed: int = 0) -> torch.Tensor:
@@ -19,8 +20,14 @@ def some(**changes) -> Pairs:
 
 
 def test_tensors_bring_back_the_same_pairs():
-    pairs = some(model="0123" * 8, image_hidden=torch.randn(5, 7), image_first=torch.randn(5, 4), empty=points(1)[0],
-                 text_first=torch.randn(2, 6), text_first_of=torch.tensor([0, 2]))  # fmt: skip
+    pairs = some(
+        model="0123" * 8,
+        image_hidden=torch.randn(5, 7),
+        image_first=torch.randn(5, 4),
+        empty=points(1)[0],
+        text_first=torch.randn(2, 6),
+        text_first_of=torch.tensor([0, 2]),
+    )
     back = Pairs.from_tensors(pairs.tensors())
     for name in Pairs.__dataclass_fields__:
         one, other = getattr(back, name), getattr(pairs, name)
@@ -41,40 +48,44 @@ def test_swapped_exchanges_the_sides_and_rows_make_pairs():
 
 def test_the_likeliest_text_is_the_first_of_the_heaviest():
     pairs = some(
-        image_of=torch.tensor([0, 0, 1, 1, 1, 4]), text_of=torch.tensor([1, 2, 2, 0, 1, 0]),
+        image_of=torch.tensor([0, 0, 1, 1, 1, 4]),
+        text_of=torch.tensor([1, 2, 2, 0, 1, 0]),
         weight=torch.tensor([0.2, 0.8, 0.3, 0.4, 0.4, 0.1]),
-    )  # fmt: skip
+    )
     assert pairs.likeliest_text.tolist() == [2, 0, -1, -1, 0]
 
 
-@pytest.mark.parametrize(("changes", "words"), [
-    ({"image": points(5) * 2}, "want unit means"),
-    ({"image": points(5, 6)}, "6 dimensions and texts 4"),
-    ({"image_of": torch.tensor([0, 1])}, "2 rows of images and 3 rows of texts"),
-    ({"image_of": torch.tensor([0, 1, 5])}, "rows from 0 to 5 and there are 5 images"),
-    ({"text_of": torch.tensor([0.0, 1, 2])}, "want the rows of the pairs"),
-    ({"image_of": torch.empty(0, dtype=torch.int64)}, "no pair"),
-    ({"scale": -1.0}, "scale=-1.0 is no factor"),
-    ({"text_hidden": torch.zeros(2, 7)}, "want a row for each of the 3 texts"),
-    ({"image_first": torch.zeros(5)}, "image_first is .*want a row for each of the 5 images"),
-    ({"text": points(3)[0]}, "want unit means"),
-    ({"text_first": torch.zeros(2, 4)}, "text_first is .*want a row for each of the 3 texts"),
-    ({"text_first": torch.zeros(2, 4), "text_first_of": torch.tensor([1])}, "want a row for each of 1 texts"),
-    ({"text_first": torch.zeros(1, 4), "text_first_of": torch.tensor([3])}, r"want \(F,\) int64 below 3"),
-    ({"image_first": torch.zeros(1, 4), "image_first_of": torch.tensor([-1])}, r"want \(F,\) int64 below 5"),
-    ({"image_first_of": torch.tensor([1])}, "rows of the images that image_first is of"),
-    ({"scale": 1e30}, r"scale=1e\+30 is no factor"),
-    ({"scale": float("nan")}, "scale=nan is no factor"),
-    ({"weight": torch.tensor([1.0, torch.inf, 1.0])}, "want numbers from 1e-09 to 1e\\+09"),
-    ({"weight": torch.tensor([1.0, torch.nan, 1.0])}, "want numbers from"),
-    ({"weight": torch.tensor([1e38, 1e38, 1.0])}, "want numbers from"),
-    ({"weight": torch.tensor([0.0, 1.0, 1.0])}, "want numbers from"),
-    ({"weight": torch.ones(2)}, "want numbers from .* for 3 pairs"),
-    ({"text_ids": torch.zeros(3, 4)}, r"text_ids is torch.float32 \(3, 4\), want \(M, L\) int64"),
-    ({"text_ids": torch.zeros(3, 0, dtype=torch.int64)}, r"want \(M, L\) int64"),
-    ({"text_first": torch.zeros(3, 4, dtype=torch.int64)}, "want a row for each of the 3 texts, float"),
-    ({"empty": torch.full((4,), torch.nan)}, "empty holds NaN"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"image": points(5) * 2}, "want unit means"),
+        ({"image": points(5, 6)}, "6 dimensions and texts 4"),
+        ({"image_of": torch.tensor([0, 1])}, "2 rows of images and 3 rows of texts"),
+        ({"image_of": torch.tensor([0, 1, 5])}, "rows from 0 to 5 and there are 5 images"),
+        ({"text_of": torch.tensor([0.0, 1, 2])}, "want the rows of the pairs"),
+        ({"image_of": torch.empty(0, dtype=torch.int64)}, "no pair"),
+        ({"scale": -1.0}, "scale=-1.0 is no factor"),
+        ({"text_hidden": torch.zeros(2, 7)}, "want a row for each of the 3 texts"),
+        ({"image_first": torch.zeros(5)}, "image_first is .*want a row for each of the 5 images"),
+        ({"text": points(3)[0]}, "want unit means"),
+        ({"text_first": torch.zeros(2, 4)}, "text_first is .*want a row for each of the 3 texts"),
+        ({"text_first": torch.zeros(2, 4), "text_first_of": torch.tensor([1])}, "want a row for each of 1 texts"),
+        ({"text_first": torch.zeros(1, 4), "text_first_of": torch.tensor([3])}, r"want \(F,\) int64 below 3"),
+        ({"image_first": torch.zeros(1, 4), "image_first_of": torch.tensor([-1])}, r"want \(F,\) int64 below 5"),
+        ({"image_first_of": torch.tensor([1])}, "rows of the images that image_first is of"),
+        ({"scale": 1e30}, r"scale=1e\+30 is no factor"),
+        ({"scale": float("nan")}, "scale=nan is no factor"),
+        ({"weight": torch.tensor([1.0, torch.inf, 1.0])}, "want numbers from 1e-09 to 1e\\+09"),
+        ({"weight": torch.tensor([1.0, torch.nan, 1.0])}, "want numbers from"),
+        ({"weight": torch.tensor([1e38, 1e38, 1.0])}, "want numbers from"),
+        ({"weight": torch.tensor([0.0, 1.0, 1.0])}, "want numbers from"),
+        ({"weight": torch.ones(2)}, "want numbers from .* for 3 pairs"),
+        ({"text_ids": torch.zeros(3, 4)}, r"text_ids is torch.float32 \(3, 4\), want \(M, L\) int64"),
+        ({"text_ids": torch.zeros(3, 0, dtype=torch.int64)}, r"want \(M, L\) int64"),
+        ({"text_first": torch.zeros(3, 4, dtype=torch.int64)}, "want a row for each of the 3 texts, float"),
+        ({"empty": torch.full((4,), torch.nan)}, "empty holds NaN"),
+    ],
+)
 def test_what_is_no_pairs_says_what_to_give(changes, words):
     with pytest.raises(ValueError, match=words):
         some(**changes)
@@ -89,8 +100,12 @@ def test_what_is_no_tensor_is_named():
 @pytest.mark.parametrize("part", ["image", "text", "image_hidden", "text_first"])
 def test_rows_that_are_not_finite_are_named_by_their_keys_wherever_they_are(part, lost):
     rows = 2 * BLOCK + 3
-    given = {"image": points(rows), "text": points(rows, seed=1), "image_hidden": torch.zeros(rows, 3),
-             "text_first": torch.zeros(rows, 3)}  # fmt: skip
+    given = {
+        "image": points(rows),
+        "text": points(rows, seed=1),
+        "image_hidden": torch.zeros(rows, 3),
+        "text_first": torch.zeros(rows, 3),
+    }
     places = [1, BLOCK, *range(BLOCK + 4, BLOCK + 7), rows - 1]
     given[part][places, 2] = lost
     keys = {f"{side}_keys": [f"{side} {row}" for row in range(rows)] for side in ("image", "text")}
@@ -118,8 +133,13 @@ def test_means_of_another_length_are_refused_in_every_row():
 def test_few_pairs_images_or_texts_call_for_caution():
     assert Pairs.in_rows(points(300), points(300), 10.0).caution == ""
     assert "299 pairs of 299 images" in Pairs.in_rows(points(299), points(299), 10.0).caution
-    one = Pairs(image=points(300), text=points(2), image_of=torch.arange(300), scale=10.0,
-                text_of=torch.zeros(300, dtype=torch.int64))  # fmt: skip
+    one = Pairs(
+        image=points(300),
+        text=points(2),
+        image_of=torch.arange(300),
+        scale=10.0,
+        text_of=torch.zeros(300, dtype=torch.int64),
+    )
     assert "300 pairs of 300 images and 1 texts are few" in one.caution
 
 

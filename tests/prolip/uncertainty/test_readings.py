@@ -1,4 +1,5 @@
 """What a model keeps of its training: ambiguity by hand, intervals that hold, old states, models that have it."""
+
 from __future__ import annotations
 
 import copy
@@ -13,11 +14,11 @@ from fitted_models import likely_model, likely_pairs
 from scipy.stats import entropy
 
 import prolip
+from prolip.embeddings import Pairs
 from prolip.gaussian import Gaussian
 from prolip.methods.likelihood import LikelihoodConfig, LikelihoodObjective, LikelihoodScore, adopt
 from prolip.uncertainty.clip import FittedCLIP, with_variances
 from prolip.uncertainty.fit import fit_readings, fit_variances
-from prolip.uncertainty.pairs import Pairs
 from prolip.uncertainty.readings import FEWEST, NEAREST, SHARES, Readings, reader_of
 from prolip.uncertainty.units import range_in_words
 
@@ -77,8 +78,13 @@ def test_nine_in_ten_texts_lie_in_their_intervals_seen_or_not(seed):
     n = 2 ** torch.randint(0, 7, (900,), generator=g)
     near = (image[torch.randint(400, (900,), generator=g)] @ image.T).argsort(1, descending=True)
     text = torch.nn.functional.normalize(torch.stack([image[row[:k]].mean(0) for row, k in zip(near, n)]), dim=1)
-    pairs = Pairs(image=image, text=text[:600], image_of=torch.cat([row[:k] for row, k in zip(near[:600], n)]),
-                  text_of=torch.arange(600).repeat_interleave(n[:600]), scale=12.0)  # fmt: skip
+    pairs = Pairs(
+        image=image,
+        text=text[:600],
+        image_of=torch.cat([row[:k] for row, k in zip(near[:600], n)]),
+        text_of=torch.arange(600).repeat_interleave(n[:600]),
+        scale=12.0,
+    )
     fitted = fit_variances(pairs, bank=200, centres=600, readings=64)
     low, high = fitted.reader.shares(fitted.text.trace(text), text)
     inside = (low * 400 <= n + 1e-3) & (n - 1e-3 <= high * 400)
@@ -112,8 +118,9 @@ def test_readings_of_a_model_of_ours_are_kept_and_an_old_state_has_none(tmp_path
     model = prolip.create_model("ProLIP-ViT-test", method_cfg={"name": "likelihood"}).eval()
     dim = model.embed_dim
     pairs = likely_pairs(dim=dim, ids=True)
-    images = torch.randn(2, 3, *([model.visual.image_size] * 2 if isinstance(model.visual.image_size, int)
-                                 else model.visual.image_size))  # fmt: skip
+    images = torch.randn(
+        2, 3, *([model.visual.image_size] * 2 if isinstance(model.visual.image_size, int) else model.visual.image_size)
+    )
     with pytest.raises(ValueError, match="has no ambiguity of images: prolip uncertainty"):
         model.ambiguity(images)
     old = model.state_dict()
@@ -171,8 +178,11 @@ def test_an_empty_readings_is_not_fitted():
 
 def test_changed_images_that_do_not_fit_the_pairs_are_refused():
     pairs = likely_pairs()
-    for changes, words in (({"changed_of": None}, "changed_of is no"), ({"changed": pairs.changed[:, :3]}, "want"),
-                           ({"changed": pairs.changed * math.nan}, "NaN")):  # fmt: skip
+    for changes, words in (
+        ({"changed_of": None}, "changed_of is no"),
+        ({"changed": pairs.changed[:, :3]}, "want"),
+        ({"changed": pairs.changed * math.nan}, "NaN"),
+    ):
         with pytest.raises(ValueError, match=words):
             replace(pairs, **changes)
 
@@ -181,8 +191,11 @@ def score_on(device: str, model) -> tuple[LikelihoodScore, Gaussian, Gaussian]:
     """The model's score with a reader there, its images and texts."""
     pairs, fitted = model
     reader, score = fitted.reader, copy.deepcopy(fitted.score)
-    score.reader = reader._replace(readings=copy.deepcopy(reader.readings).to(device), text=copy.deepcopy(
-        reader.text).to(device), novelty=copy.deepcopy(reader.novelty).to(device))  # fmt: skip
+    score.reader = reader._replace(
+        readings=copy.deepcopy(reader.readings).to(device),
+        text=copy.deepcopy(reader.text).to(device),
+        novelty=copy.deepcopy(reader.novelty).to(device),
+    )
     sides = ((pairs.image.float(), fitted.image), (pairs.text.float(), fitted.text))
     return score, *(Gaussian(mean, head.log_var(mean)) for mean, head in sides)
 

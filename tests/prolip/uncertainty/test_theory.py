@@ -1,4 +1,5 @@
 """What contrastive losses make of ambiguity, on points that move freely: the slope 2/a, code lengths of log n."""
+
 from __future__ import annotations
 
 import math
@@ -8,8 +9,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from prolip.embeddings import Pairs
 from prolip.uncertainty.fit import code_lengths
-from prolip.uncertainty.pairs import Pairs
 
 Loss = tuple[Callable[[torch.Tensor], torch.Tensor], list[torch.Tensor]]
 IMAGES, COUNTS = 32, torch.tensor([1] * 32 + [2] * 16 + [4] * 8 + [8] * 4 + [16] * 2 + [32])
@@ -56,9 +57,15 @@ def optimum(joint: torch.Tensor, a: float, loss: Loss, dim: int) -> tuple[torch.
     return F.normalize(image.detach(), dim=1), F.normalize(text.detach(), dim=1)
 
 
-@pytest.mark.parametrize(("loss", "a", "batch", "close"), [
-    (sigmoid, 20.0, 64, 0.02), (sigmoid, 30.0, 512, 0.02), (softmax, 20.0, 64, 1e-3), (softmax, 30.0, 512, 1e-3),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("loss", "a", "batch", "close"),
+    [
+        (sigmoid, 20.0, 64, 0.02),
+        (sigmoid, 30.0, 512, 0.02),
+        (softmax, 20.0, 64, 1e-3),
+        (softmax, 30.0, 512, 1e-3),
+    ],
+)
 def test_the_distance_of_matched_pairs_rises_by_2_over_a_with_each_nat_of_ambiguity(joint, loss, a, batch, close):
     image, text = optimum(joint, a, loss(joint, batch), dim=64)
     distance = ((2 - 2 * image @ text.T) * joint).sum(0) / joint.sum(0)

@@ -1,4 +1,5 @@
 """Traces in nats, bits and counts, and shares in words."""
+
 from __future__ import annotations
 
 import math
@@ -16,8 +17,9 @@ def test_a_text_true_of_n_images_says_log_of_all_over_n():
     torch.testing.assert_close(UNITS.nats(trace).exp(), torch.tensor([1.0, 20.0, 2000.0]))
     torch.testing.assert_close(UNITS.share(trace), torch.tensor([1 / 2000, 0.01, 1.0]))
     torch.testing.assert_close(UNITS.matches(trace, among=300), torch.tensor([0.15, 3.0, 300.0]))
-    torch.testing.assert_close(UNITS.information(trace), torch.tensor([math.log(2000), math.log(100), 0.0]), atol=1e-5,
-                               rtol=1e-5)  # fmt: skip
+    torch.testing.assert_close(
+        UNITS.information(trace), torch.tensor([math.log(2000), math.log(100), 0.0]), atol=1e-5, rtol=1e-5
+    )
     assert UNITS.information(trace[:1], bits=True).item() == pytest.approx(math.log2(2000), rel=1e-5)
     assert UNITS.share(trace[:1], of="texts").item() == pytest.approx(1 / 500, rel=1e-5)
     assert UNITS.information(trace[:1], of="texts").item() == pytest.approx(math.log(500), rel=1e-5)
@@ -42,11 +44,22 @@ def test_the_code_length_of_an_answer_is_the_information_of_its_share_of_the_odd
     assert cold.isfinite().all() and cold.amin() >= 0
 
 
-@pytest.mark.parametrize(("share", "words"), [
-    (1.0, "nearly all"), (0.67, "about 2 in 3"), (0.5, "about 1 in 2"), (1 / 12, "about 1 in 12"),
-    (0.91, "nearly all"), (0.89, "about 4 in 5"), (0.3, "about 1 in 3"),
-    (1 / 274, "about 1 in 270"), (1 / 12_345, "about 1 in 12,000"), (0.0, "none"), (0.29, "about 1 in 3"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("share", "words"),
+    [
+        (1.0, "nearly all"),
+        (0.67, "about 2 in 3"),
+        (0.5, "about 1 in 2"),
+        (1 / 12, "about 1 in 12"),
+        (0.91, "nearly all"),
+        (0.89, "about 4 in 5"),
+        (0.3, "about 1 in 3"),
+        (1 / 274, "about 1 in 270"),
+        (1 / 12_345, "about 1 in 12,000"),
+        (0.0, "none"),
+        (0.29, "about 1 in 3"),
+    ],
+)
 def test_a_share_in_words(share, words):
     assert in_words(share) == words
 

@@ -1,4 +1,5 @@
 """The heads of variances: their features against plain formulas, and what a tower gets from them."""
+
 from __future__ import annotations
 
 import math
@@ -44,8 +45,9 @@ def test_features_of_tokens_by_hand_and_without_what_stands_everywhere():
     assert found.shape == (3, TOKEN_FEATURES)
     by_hand = [
         [2.5, (1.2 + 2.5) / 2, 1.2, 0.0, (math.log(4) + math.log(6)) / 2, math.log(6), math.log(2)],
-        [4.0, 4.0, 4.0, 1.0, math.log(8), math.log(8), 0.0], [0.0] * TOKEN_FEATURES,
-    ]  # fmt: skip
+        [4.0, 4.0, 4.0, 1.0, math.log(8), math.log(8), 0.0],
+        [0.0] * TOKEN_FEATURES,
+    ]
     torch.testing.assert_close(found, torch.tensor(by_hand))
 
 
@@ -68,10 +70,15 @@ def test_a_towers_gaussian_keeps_its_mean_and_gets_one_variance_whose_trace_is_2
     torch.testing.assert_close(found.log_var, found.log_var[:, :1].expand(4, 6))
     a = head.ambiguity
     by_words = (a.signs(ids) @ a.words.T - a.words.square().sum(1)) / 0.5
-    by_hand = a.gamma * (
-        (a.features(points(4, 6), ids) - a.feature_mean) / a.feature_std @ a.weight + a.offset
-        + ((points(4, 6) @ a.centres.T - 1) / a.kernel_width + by_words).exp() @ a.kernel_weight
-    ) + a.alpha  # fmt: skip
+    by_hand = (
+        a.gamma
+        * (
+            (a.features(points(4, 6), ids) - a.feature_mean) / a.feature_std @ a.weight
+            + a.offset
+            + ((points(4, 6) @ a.centres.T - 1) / a.kernel_width + by_words).exp() @ a.kernel_weight
+        )
+        + a.alpha
+    )
     torch.testing.assert_close(nats.log(), by_hand)
 
 
@@ -114,8 +121,14 @@ def test_eta_is_at_most_that_of_all_rows_of_the_other_side_and_at_least_that_of_
     """A text that is true of all of 12 images leaves log 12 nats open; what is unknown sets no bound."""
     head = head_of(bank=40, centres=8)
     head.ambiguity.gamma.zero_()
-    for alpha, rows, nats in ((5.0, 12, math.log(12)), (200.0, 12, math.log(12)), (5.0, 0, math.exp(5)),
-                              (0.0, 12, 1.0), (0.0, 1, math.exp(-20)), (-300.0, 12, math.exp(-20))):  # fmt: skip
+    for alpha, rows, nats in (
+        (5.0, 12, math.log(12)),
+        (200.0, 12, math.log(12)),
+        (5.0, 0, math.exp(5)),
+        (0.0, 12, 1.0),
+        (0.0, 1, math.exp(-20)),
+        (-300.0, 12, math.exp(-20)),
+    ):
         head.ambiguity.alpha.fill_(alpha)
         head.rows.fill_(rows)
         wanted = torch.full((4,), nats) * head.log_unit.exp()

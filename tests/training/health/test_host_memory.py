@@ -1,4 +1,5 @@
 """Freed memory stays with the process: the kernel clears no pages for tensors that come and go."""
+
 from __future__ import annotations
 
 import subprocess

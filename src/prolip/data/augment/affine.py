@@ -1,4 +1,5 @@
 """Augmentation of whole uint8 batches on the device: one affine warp and one colour matrix per image, and cutout."""
+
 from __future__ import annotations
 
 import math
@@ -23,9 +24,18 @@ YIQ = ((0.299, 0.587, 0.114), (0.596, -0.274, -0.322), (0.211, -0.523, 0.312))
 RGB = tuple(map(tuple, torch.linalg.inv(torch.tensor(YIQ, dtype=torch.float64)).tolist()))
 #: One uniform number per image and parameter; the order is part of what a seed means.
 PARAMETERS = (
-    "rotate", "zoom", "aspect", "shift_x", "shift_y",
-    "brightness", "contrast", "saturation", "hue", "jitter", "greyscale",
-)  # fmt: skip
+    "rotate",
+    "zoom",
+    "aspect",
+    "shift_x",
+    "shift_y",
+    "brightness",
+    "contrast",
+    "saturation",
+    "hue",
+    "jitter",
+    "greyscale",
+)
 
 
 @dataclass(kw_only=True, frozen=True)
@@ -58,9 +68,22 @@ class AugmentConfig:
         if not 0 < low <= high:
             raise ValueError(f"augmentation zoom is {self.zoom}: give two positive numbers, the smaller first")
         check_range(
-            self, "brightness", "contrast", "saturation", "jitter_prob", "greyscale_prob", "fill", "shift", "cutout",
-            "cutout_prob", "erase_prob", "text_mask", "text_random", "text_delete", most=1,
-        )  # fmt: skip
+            self,
+            "brightness",
+            "contrast",
+            "saturation",
+            "jitter_prob",
+            "greyscale_prob",
+            "fill",
+            "shift",
+            "cutout",
+            "cutout_prob",
+            "erase_prob",
+            "text_mask",
+            "text_random",
+            "text_delete",
+            most=1,
+        )
         check_range(self, "hue", most=0.5, remedy=" (half a turn either way)")
         if sum(self.token_shares) > 1:
             raise ValueError(

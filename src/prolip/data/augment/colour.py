@@ -4,6 +4,7 @@ The distribution is that of OpenCLIP's transform, with torchvision's ColorJitter
 changes in a random order, values cut off at black and white after each, then grey at random. What differs is that
 pixels stay floats throughout, where Pillow rounds to whole levels after each change and to 256 hues.
 """
+
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -41,8 +42,10 @@ class ColourConfig:
 
     def __post_init__(self) -> None:
         if len(self.jitter) != 4 or min(self.jitter) < 0 or self.jitter[HUE] > 0.5:
-            raise ValueError(f"colour jitter is {self.jitter}: give four numbers from 0, brightness, contrast, "
-                             "saturation and hue, the last at most 0.5")
+            raise ValueError(
+                f"colour jitter is {self.jitter}: give four numbers from 0, brightness, contrast, "
+                "saturation and hue, the last at most 0.5"
+            )
         for name in ("jitter_prob", "greyscale_prob"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} is {getattr(self, name)}: give a number from 0 to 1")
@@ -172,8 +175,10 @@ def split_augmentation(
     colours: dict[str, Any] = {"greyscale_prob": cfg.gray_scale_prob or 0.0}
     if cfg.color_jitter_prob:
         if not isinstance(cfg.color_jitter, tuple):
-            raise ValueError(f"color_jitter_prob is {cfg.color_jitter_prob} and color_jitter {cfg.color_jitter}: give "
-                             "four numbers, brightness, contrast, saturation and hue, or leave both out")
+            raise ValueError(
+                f"color_jitter_prob is {cfg.color_jitter_prob} and color_jitter {cfg.color_jitter}: give "
+                "four numbers, brightness, contrast, saturation and hue, or leave both out"
+            )
         colours |= {"jitter": cfg.color_jitter, "jitter_prob": cfg.color_jitter_prob}
     height, width = (size, size) if isinstance(size, int) else size
     return RandomCrop((height, width), cfg.scale, dct_scaled), ColourConfig(**colours)

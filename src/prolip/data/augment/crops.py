@@ -1,4 +1,5 @@
 """The geometric half of OpenCLIP's training augmentation, on the host: a random box of a file, resized, uint8."""
+
 from __future__ import annotations
 
 import math

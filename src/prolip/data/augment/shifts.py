@@ -1,4 +1,5 @@
 """Strong changes of images, far from training's augmentation: errors on them predict errors on new data."""
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -59,8 +60,7 @@ def crumple(x: Tensor, random: torch.Generator) -> Tensor:
 
 
 def warp(x: Tensor, knots: int, strength: float, random: torch.Generator) -> Tensor:
-    """Displace a grid of `knots` x `knots` points by N(0, strength^2) of the side each, and interpolate between them.
-    """
+    """Displace a grid of `knots` x `knots` points by N(0, strength^2) of the side each, and interpolate."""
     moved = strength * torch.randn(1, 2, knots, knots, generator=random)
     field = torch.nn.functional.interpolate(moved, list(x.shape[-2:]), mode="bicubic", align_corners=True)
     return F.elastic(x, 2 * field.movedim(1, -1), FILTER, fill=background(x).flatten().tolist())
@@ -103,11 +103,17 @@ def background(x: Tensor) -> Tensor:
     return edge.median(1).values.view(3, 1, 1)
 
 
-CHANGES: dict[str, Change] = {change.__name__: change for change in (
-    blur, pixelate, grey, edges, hue, bend, crumple, cut, rotate, stretch, posterise)}  # fmt: skip
+CHANGES: dict[str, Change] = {
+    change.__name__: change
+    for change in (blur, pixelate, grey, edges, hue, bend, crumple, cut, rotate, stretch, posterise)
+}
 
 
 def changed(x: Tensor, seed: int) -> Tensor:
     """Apply each of the CHANGES to an image (3, H, W) in [0, 1] -> (12, 3, H, W). Equal seeds give equal bits."""
-    return torch.stack([change(x, torch.Generator().manual_seed(seed + number)).clamp(0, 1)
-                        for number, change in enumerate(CHANGES.values())])  # fmt: skip
+    return torch.stack(
+        [
+            change(x, torch.Generator().manual_seed(seed + number)).clamp(0, 1)
+            for number, change in enumerate(CHANGES.values())
+        ]
+    )

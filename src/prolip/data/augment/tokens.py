@@ -1,4 +1,5 @@
 """Augmentation of token ids on the device: tokens that become [MASK], others, or are left out."""
+
 from __future__ import annotations
 
 from collections.abc import Collection
@@ -33,8 +34,10 @@ class TokenAugment(nn.Module):
     ):
         super().__init__()
         if shares[0] and mask_id is None:
-            raise ValueError(f"text_mask is {shares[0]} and the model's vocabulary has no [MASK]: give none, or a "
-                             "prolip_cfg.mask_token_id in the model's config")  # fmt: skip
+            raise ValueError(
+                f"text_mask is {shares[0]} and the model's vocabulary has no [MASK]: give none, or a "
+                "prolip_cfg.mask_token_id in the model's config"
+            )
         self.shares, self.mask_id, self.pad_id = shares, mask_id, pad_id
         self.draws = draws or Draws()
         self.register_buffer("words", words, persistent=False)

@@ -1,4 +1,5 @@
 """Where a stream stands in its epoch, and how it goes on from there: exactly, reading little of what was used up."""
+
 from __future__ import annotations
 
 import random

@@ -3,6 +3,7 @@
 Pass p of epoch e has one permutation, a function of (seed, e, p), and stream s takes its elements s, s + S, s + 2 S...
 A stream that reaches the end of its pass before the epoch ends goes on with the next.
 """
+
 from __future__ import annotations
 
 import os
@@ -142,9 +143,7 @@ class ShardSource:
         # every stream meets every fault: it is counted by the one whose turn it is
         counter = faults if number % place.streams == place.stream else FaultCounter()
         start = (place.stream - number) % place.streams
-        return islice(
-            checked_samples(url, self.selector, counter, self.reader, self.kept), start, None, place.streams
-        )
+        return islice(checked_samples(url, self.selector, counter, self.reader, self.kept), start, None, place.streams)
 
 
 @dataclass(frozen=True)

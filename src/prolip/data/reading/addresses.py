@@ -1,4 +1,5 @@
 """What an address may be: a path, a URL of SCHEMES or, of training shards alone, a `pipe:` command; and its braces."""
+
 from __future__ import annotations
 
 import re

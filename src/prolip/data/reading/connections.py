@@ -3,6 +3,7 @@
 What may pass is raised as Transient, or as whatever the library raises; what will not pass as a ShardFault, or one of
 PERMANENT. Trying again is `prolip.data.reading.opening`'s.
 """
+
 from __future__ import annotations
 
 import ipaddress
@@ -153,8 +154,11 @@ def is_public(address: str) -> bool:
 def check_public(address: str, host: str) -> None:
     """ShardFault where a host has an address that is not public."""
     if not is_public(address):
-        raise ShardFault("unreadable shard", f"{host} is at {address}, which is not public, and the address comes from"
-                         " data: give --allow-private-hosts if you trust it")  # fmt: skip
+        raise ShardFault(
+            "unreadable shard",
+            f"{host} is at {address}, which is not public, and the address comes from"
+            " data: give --allow-private-hosts if you trust it",
+        )
 
 
 class Guarded:

@@ -4,6 +4,7 @@
 name being relative to the index's folder where the shard lies below it, else its URL without user info and query, or
 the hash of a `pipe:` command. Older files also have checksums of blocks, which are passed over.
 """
+
 from __future__ import annotations
 
 import hashlib
@@ -88,8 +89,9 @@ class ShardIndex:
         """An index of these entries by name."""
         names = sorted(entries)
         samples, sizes, sums = ([entries[name][field] for name in names] for field in range(3))
-        return cls(place, Addresses(names), np.array(samples, np.int64), np.array(sizes, np.int64),
-                   np.array(sums, "S64"))  # fmt: skip
+        return cls(
+            place, Addresses(names), np.array(samples, np.int64), np.array(sizes, np.int64), np.array(sums, "S64")
+        )
 
     def __getitem__(self, url: str) -> Entry:
         """The entry of a shard; ValueError where there is none."""

@@ -1,4 +1,5 @@
 """Images that are known beforehand, row by row: of folders, published sets and tables."""
+
 from __future__ import annotations
 
 import os

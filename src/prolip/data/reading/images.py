@@ -1,4 +1,5 @@
 """What a row, or a shard's sample, states of an image: its captions and its class; and a row as a shard holds it."""
+
 from __future__ import annotations
 
 import json
@@ -95,8 +96,7 @@ def read_stored(source: NamedSource, on_fault: Note | None, split: str | Split |
 
 
 def as_stored(raw: Raw, key: str) -> Raw:
-    """A row as a shard holds it: one caption as `.txt`, several as `captions` of its `.json`, under a key without dots.
-    """
+    """A row as a shard holds it, under a key without dots: one caption as `.txt`, several in its `.json`."""
     captions = texts(raw.get(PLAIN), PLAIN)
     single = len(captions) == 1 and len(captions[0].splitlines()) == 1  # readers take each line for a caption
     record = raw["json"] | ({SEVERAL: captions} if captions and not single else {})

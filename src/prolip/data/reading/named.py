@@ -1,4 +1,5 @@
 """A source of data in one word: KIND:ADDRESS, or a bare path or URL whose kind is recognised."""
+
 from __future__ import annotations
 
 import os
@@ -36,8 +37,15 @@ ROWS = (*TABLES, "images", *SETS)
 #: Kinds that are test sets.
 TESTED = tuple(kind for kind in KINDS if kind not in ("texts", "features", "synthetic"))
 #: How a file's name ends -> its kind.
-SUFFIXES = {".csv": "csv", ".tsv": "csv", ".parquet": "parquet", ".jsonl": "jsonl", ".tar": "shards",
-            ".tar.gz": "shards", ".tgz": "shards"}  # fmt: skip
+SUFFIXES = {
+    ".csv": "csv",
+    ".tsv": "csv",
+    ".parquet": "parquet",
+    ".jsonl": "jsonl",
+    ".tar": "shards",
+    ".tar.gz": "shards",
+    ".tgz": "shards",
+}
 
 
 class NamedSource(NamedTuple):
@@ -66,8 +74,10 @@ def parse_source(text: str, flag: str = "--data", kinds: Collection[str] = tuple
         kind = kind_of(text, flag, forms)
         source = NamedSource(kind, text)
     if source.kind not in kinds:
-        raise ValueError(f"{flag} {redacted(text)!r} is data of the kind {source.kind}, which this flag does not take: "
-                         f"give one of {forms}")  # fmt: skip
+        raise ValueError(
+            f"{flag} {redacted(text)!r} is data of the kind {source.kind}, which this flag does not take: "
+            f"give one of {forms}"
+        )
     return source
 
 

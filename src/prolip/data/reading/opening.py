@@ -1,4 +1,5 @@
 """A shard's bytes as one stream: what breaks off is taken up at the byte where it stood, or ends as a named fault."""
+
 from __future__ import annotations
 
 import logging

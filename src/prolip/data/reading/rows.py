@@ -1,4 +1,5 @@
 """A source of data as rows of images with captions: tables, folders of images and published sets alike."""
+
 from __future__ import annotations
 
 import os
@@ -145,8 +146,12 @@ def problems_of(rows: Sequence[ImageRow], columns: TableColumns, base: str) -> t
     """What rows lack, in words, and the share of them that lacks something. base: where relative paths start."""
     looked_for = rows[:: -(-len(rows) // LOOKED_FOR) or 1]
     missing = [row for row in looked_for if row.inside is None and not os.path.isfile(row.path)]
-    empty = [row for row in rows if columns.needs_caption and not any(
-        map(filled, (row.caption, *(row.record.get(name) for name in columns.captions))))]  # fmt: skip
+    empty = [
+        row
+        for row in rows
+        if columns.needs_caption
+        and not any(map(filled, (row.caption, *(row.record.get(name) for name in columns.captions))))
+    ]
     problems = []
     if missing:
         name = missing[0].path
@@ -156,8 +161,10 @@ def problems_of(rows: Sequence[ImageRow], columns: TableColumns, base: str) -> t
         name = redacted(name)
         if "://" in name:
             where = "addresses are no files: fetch the images first, e.g. by img2dataset"
-        problems.append(f"{len(missing):,} of {len(looked_for):,} rows{spread} name no image that is there: "
-                        f"{name_rows(row.number for row in missing)} ({name or 'an empty cell'}); {where}")  # fmt: skip
+        problems.append(
+            f"{len(missing):,} of {len(looked_for):,} rows{spread} name no image that is there: "
+            f"{name_rows(row.number for row in missing)} ({name or 'an empty cell'}); {where}"
+        )
     if empty:
         named = name_rows(row.number for row in empty)
         problems.append(f"{len(empty):,} of {len(rows):,} rows have no caption: {named}")
@@ -248,7 +255,7 @@ def read_jsonl(path: str, columns: TableColumns, is_image: Callable[[Any], bool]
                 try:
                     found = loads(line, unique=True)
                     if not isinstance(found, dict):
-                        raise ValueError(f"a {type(found).__name__}, wanted an object such as {{\"image\": ...}}")
+                        raise ValueError(f'a {type(found).__name__}, wanted an object such as {{"image": ...}}')
                     yield number, found
                 except ValueError as error:
                     damaged[number] = str(error)
@@ -257,8 +264,10 @@ def read_jsonl(path: str, columns: TableColumns, is_image: Callable[[Any], bool]
     damaged.clear()
     chosen = choose(path, list(dict.fromkeys(name for found in head for name in found)), head, columns, is_image)
     every, record = wanted(chosen, columns)
-    rows = (make_row(found.get(chosen.image), [found.get(name) for name in every], chosen, record, number)
-            for number, found in lines())  # fmt: skip
+    rows = (
+        make_row(found.get(chosen.image), [found.get(name) for name in every], chosen, record, number)
+        for number, found in lines()
+    )
     return Read(rows, damaged, chosen)
 
 

@@ -1,4 +1,5 @@
 """Webdataset shards: from the text of --train-data to their addresses, and how many samples there are."""
+
 from __future__ import annotations
 
 import glob
@@ -67,8 +68,9 @@ def expand_shards(
     """
     sources, sizes = train_data.split("::"), {} if sizes is None else sizes
     weights = parse_factors(factors, len(sources))
-    shards = [Shard(url, weight) for source, weight in zip(sources, weights)
-              for url in expand_source(source, pipes, sizes)]  # fmt: skip
+    shards = [
+        Shard(url, weight) for source, weight in zip(sources, weights) for url in expand_source(source, pipes, sizes)
+    ]
     urls = [shard.url for shard in shards]
     remote = {url.split("://")[0] for url in urls if not is_local(url) and not url.startswith("pipe:")}
     for scheme in sorted(remote - {"http", "https"}):  # those are ours

@@ -1,4 +1,5 @@
 """The strict reader of webdataset shards: from a tar's bytes to raw samples, with nothing lost in silence."""
+
 from __future__ import annotations
 
 import bz2
@@ -112,8 +113,12 @@ class StrictHeader(tarfile.TarInfo):
 
 
 WITH_DATA = (
-    tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK, tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE,
-)  # fmt: skip
+    tarfile.GNUTYPE_LONGNAME,
+    tarfile.GNUTYPE_LONGLINK,
+    tarfile.XHDTYPE,
+    tarfile.XGLTYPE,
+    tarfile.SOLARIS_XHDTYPE,
+)
 SPARSE = "a sparse file, which is not read: pack the shard without tar's --sparse"
 
 

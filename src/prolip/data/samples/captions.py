@@ -1,4 +1,5 @@
 """Which caption of a sample is used in an epoch, and the identity of captions for known matches."""
+
 from __future__ import annotations
 
 import hashlib
@@ -17,9 +18,21 @@ PLAIN = "txt"
 Plain = str | list[str] | None
 #: What fields that hold a caption are usually called, the likeliest first.
 LIKELY = (
-    "caption", "captions", "text", "texts", "title", "description", "alt", "alt_text", "sentence", "sentences", "raw",
-    "prompt", "name", "label",
-)  # fmt: skip
+    "caption",
+    "captions",
+    "text",
+    "texts",
+    "title",
+    "description",
+    "alt",
+    "alt_text",
+    "sentence",
+    "sentences",
+    "raw",
+    "prompt",
+    "name",
+    "label",
+)
 SHOWN = 12
 
 
@@ -89,8 +102,10 @@ class CaptionSampler:
             name not in fields or not isinstance(share, float) or not 0 < share < 1
             for name, share in (shares or {}).items()
         ):
-            raise ValueError("--caption-template-shares: with --caption-templates, and only then, give fields of"
-                             " --caption-sampling with shares between 0 and 1, such as name=0.2")  # fmt: skip
+            raise ValueError(
+                "--caption-template-shares: with --caption-templates, and only then, give fields of"
+                " --caption-sampling with shares between 0 and 1, such as name=0.2"
+            )
         return cls(tuple(fields), tuple(weights), tuple(templates), shares)
 
     def draw(self, plain: Plain, record: Mapping[str, Any] | None, seed: int, but: Collection[str] = ()) -> Drawn:

@@ -2,6 +2,7 @@
 
 Every part sees a file through this module and nothing else: what training lays on white must not be black in a test.
 """
+
 from __future__ import annotations
 
 import io

@@ -1,4 +1,5 @@
 """One sample: from the bytes of a shard to an RGB image, a caption and the random numbers that belong to it."""
+
 from __future__ import annotations
 
 import os
@@ -90,8 +91,10 @@ def why_no_image(suffixes: Sequence[str], key: str) -> str:
         more, dot, last = suffix.rpartition(".")
         if dot and last in IMAGE_SUFFIXES:
             plain = f"{key}_{more.replace('.', '_')}.{last}"
-            return (f"the key ends at the first dot of a file's name, so '{key}.{suffix}' has the key {key!r} and the "
-                    f"suffix {suffix!r}: name it {plain!r}, and its text likewise")  # fmt: skip
+            return (
+                f"the key ends at the first dot of a file's name, so '{key}.{suffix}' has the key {key!r} and the "
+                f"suffix {suffix!r}: name it {plain!r}, and its text likewise"
+            )
     others = [suffix for suffix in suffixes if suffix not in (PLAIN, "json", "cls", "npy", *LIKELY)]
     if not others:
         return "there are texts or labels alone: an image wants the same name up to its suffix"

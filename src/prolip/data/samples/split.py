@@ -1,4 +1,5 @@
 """A share of the images that is held out by their content: a copy under another name is on the same side."""
+
 from __future__ import annotations
 
 import hashlib

@@ -1,4 +1,5 @@
 """Wrong input, found before a model is loaded: unknown models, missing weights, test sets that do not fit the task."""
+
 from __future__ import annotations
 
 import os
@@ -13,12 +14,11 @@ from open_clip.factory import parse_model_name
 
 from prolip.evaluation.datasets.places import Place, archive_state, find_place, join, shard_marks
 from prolip.evaluation.datasets.wds import CLASSNAMES, TEMPLATES, Reading, check_first, open_wds, read_kind, shard_count
-from prolip.evaluation.loading import is_prolip, openclip_tokenizer
+from prolip.loading import is_prolip, openclip_tokenizer
+from prolip.models.checkpoint import CONFIG_NAMES, read_config
 from prolip.models.config import is_released
-from prolip.models.registry import find_weights, get_model_config
+from prolip.models.registry import find_weights, get_model_config, hub_file
 from prolip.models.tokenizer import get_tokenizer
-from prolip.models.weights.checkpoint import CONFIG_NAMES, read_config
-from prolip.models.weights.hub import hub_file
 from prolip.prompts.weights import PromptWeights
 from prolip.uncertainty.clip import has_variances
 from prolip.utils.documents import loads
@@ -62,8 +62,10 @@ def check_model(run: Namespace, tokenizer: str | None) -> None:
     elif run.model_type == "prolip":
         get_model_config(run.model, run.model_cache_dir)
         if find_weights(run.model, run.pretrained or None, run.model_cache_dir) is None:
-            raise ValueError(f"{run.model} has no weights of its own: give --pretrained FILE, or a folder with weights"
-                             " as the model, --model local-dir:FOLDER")
+            raise ValueError(
+                f"{run.model} has no weights of its own: give --pretrained FILE, or a folder with weights"
+                " as the model, --model local-dir:FOLDER"
+            )
         get_tokenizer(run.model, cache_dir=run.model_cache_dir, tokenizer=tokenizer)
     elif run.model_type == "open_clip" and parse_model_name(run.model)[0] is None:
         tag, name = run.pretrained, run.model.replace("/", "-")  # OpenCLIP reads ViT-B/32 as ViT-B-32
@@ -76,11 +78,15 @@ def check_model(run: Namespace, tokenizer: str | None) -> None:
 def check_task(run: Namespace) -> None:
     """The task can be run with this model. Raises ValueError."""
     if run.task == "captioning" and run.model_type == "prolip":
-        raise ValueError(f"{run.model} writes no captions: --task captioning wants a model that does, such as"
-                         " OpenCLIP's coca_ViT-B-32")
+        raise ValueError(
+            f"{run.model} writes no captions: --task captioning wants a model that does, such as"
+            " OpenCLIP's coca_ViT-B-32"
+        )
     if min(run.recall_k) < 1 or run.batch_size < 1 or run.num_workers < 0:
-        raise ValueError(f"got --recall_k {run.recall_k}, --batch_size {run.batch_size}, --num_workers"
-                         f" {run.num_workers}: want a k and a batch of 1 or more, and 0 workers or more")
+        raise ValueError(
+            f"got --recall_k {run.recall_k}, --batch_size {run.batch_size}, --num_workers"
+            f" {run.num_workers}: want a k and a batch of 1 or more, and 0 workers or more"
+        )
     for path in run.load_clfs:
         if not os.path.isfile(path):
             raise FileNotFoundError(f"--load_clfs: no file {path}: write one with --save_clf")
@@ -89,8 +95,10 @@ def check_task(run: Namespace) -> None:
 def check_prompts(run: Namespace, prompts: PromptWeights) -> None:
     """Weights of prompts can be used: by a model of ours, on images that they were not fitted to. Raises ValueError."""
     if run.task != "zeroshot_classification" or run.model_type != "prolip":
-        raise ValueError("--prompts weighs the prompts of a probabilistic model's classes, and this is --task"
-                         f" {run.task} of a model of the type {run.model_type}: drop it")
+        raise ValueError(
+            "--prompts weighs the prompts of a probabilistic model's classes, and this is --task"
+            f" {run.task} of a model of the type {run.model_type}: drop it"
+        )
     place = wds_place(run)
     if place is not None:
         dataset = open_wds(place.source, run.split)
@@ -111,16 +119,20 @@ def root_of(run: Namespace) -> str:
     try:
         return run.dataset_root.format(dataset=name, dataset_cleaned=name.replace("/", "-"))
     except (KeyError, IndexError, ValueError) as error:
-        raise ValueError(f"--dataset_root {run.dataset_root!r} has a field that is not known ({error}): use {{dataset}}"
-                         " or {dataset_cleaned}") from error
+        raise ValueError(
+            f"--dataset_root {run.dataset_root!r} has a field that is not known ({error}): use {{dataset}}"
+            " or {dataset_cleaned}"
+        ) from error
 
 
 def wds_place(run: Namespace) -> Place | None:
     """Where a wds data set lies, None for others. Raises FileNotFoundError or ValueError."""
     root = root_of(run)
     if unsafe := UNSAFE.search(root):
-        raise ValueError(f"--dataset_root {root!r} holds {unsafe[0]!r}, and clip_benchmark hands addresses to a shell:"
-                         " give one without")
+        raise ValueError(
+            f"--dataset_root {root!r} holds {unsafe[0]!r}, and clip_benchmark hands addresses to a shell:"
+            " give one without"
+        )
     if not run.dataset.startswith("wds/"):
         return None
     return find_place(root)
@@ -134,16 +146,20 @@ def check_wds(run: Namespace, place: Place) -> list[str]:
     if kind not in TYPES[run.task]:
         fits = [task for task, kinds in TYPES.items() if kind in kinds]
         remedy = f"choose --task {' or '.join(fits)}" if fits else "correct dataset_type.txt"
-        raise ValueError(f"{place.source} is a test set of type {kind!r}, --task {run.task} wants"
-                         f" {' or '.join(TYPES[run.task])}: {remedy}")
+        raise ValueError(
+            f"{place.source} is a test set of type {kind!r}, --task {run.task} wants"
+            f" {' or '.join(TYPES[run.task])}: {remedy}"
+        )
     shard_count(place, run.split, None)  # of the wrong folder this tells the right one
     if run.task in ("zeroshot_classification", "linear_probe"):
         _check_texts(run, place)
     splits = [run.split]
     if run.task == "linear_probe":
         if run.val_proportion is not None:
-            raise ValueError("--val_proportion needs a data set that knows its length, wds data sets are streams: give"
-                             " a split with --val_split, or neither")
+            raise ValueError(
+                "--val_proportion needs a data set that knows its length, wds data sets are streams: give"
+                " a split with --val_split, or neither"
+            )
         splits += [split for split in (run.train_split, run.val_split) if split]
     shards = [[join(place.data, split, f"{i}.tar") for i in range(shard_count(place, split, None))] for split in splits]
     for urls in shards:
@@ -167,8 +183,9 @@ def _check_texts(run: Namespace, place: Place) -> None:
             raise FileNotFoundError(f"no {name} in {place.source}: write one line per entry, or give --{flag}")
         wrong = [line for line in lines if "{c}" not in line]
         if wrong and name == TEMPLATES:
-            raise ValueError(f"{name} of {place.source} has the template {wrong[0]!r}: write {{c}} where the class"
-                             " goes")
+            raise ValueError(
+                f"{name} of {place.source} has the template {wrong[0]!r}: write {{c}} where the class goes"
+            )
 
 
 def _check_custom(run: Namespace, path: str, flag: str, classes: Sequence[str]) -> None:
@@ -216,9 +233,11 @@ def check_names(pretrained_models: Sequence[str]) -> None:
     """Every --pretrained_model is a file, a collection, or `model,pretrained`. Raises ValueError."""
     for name in pretrained_models:
         if not os.path.isfile(name) and name not in cli.model_collection and name.count(",") != 1:
-            raise ValueError(f"--pretrained_model {name!r}: want 'model,pretrained' (nothing after the comma for a"
-                             " model with its own weights), a file of such lines, or one of"
-                             f" {', '.join(cli.model_collection)}")
+            raise ValueError(
+                f"--pretrained_model {name!r}: want 'model,pretrained' (nothing after the comma for a"
+                " model with its own weights), a file of such lines, or one of"
+                f" {', '.join(cli.model_collection)}"
+            )
 
 
 def check_outputs(runs: Sequence[Namespace]) -> None:
@@ -233,5 +252,7 @@ def check_outputs(runs: Sequence[Namespace]) -> None:
         what = (run.model, run.pretrained, run.dataset, run.language)
         other = first.setdefault(run.output, what)
         if other != what:
-            raise ValueError(f"{' '.join(other)} and {' '.join(what)} would both be written to {run.output}: name the"
-                             " file by {dataset}, {model}, {pretrained}, {language} in --output")
+            raise ValueError(
+                f"{' '.join(other)} and {' '.join(what)} would both be written to {run.output}: name the"
+                " file by {dataset}, {model}, {pretrained}, {language} in --output"
+            )

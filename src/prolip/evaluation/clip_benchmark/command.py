@@ -1,4 +1,5 @@
 """clip_benchmark with ProLIP models, compared by csd: `prolip eval clip-benchmark`."""
+
 from __future__ import annotations
 
 import hashlib
@@ -19,19 +20,19 @@ from clip_benchmark.datasets.builder import get_dataset_default_task
 from open_clip.factory import parse_model_name
 
 from prolip.data.samples import decoding
+from prolip.embedder import choose_score, own_score
 from prolip.evaluation.clip_benchmark import checks
 from prolip.evaluation.clip_benchmark.encoder import GaussianEncoder
 from prolip.evaluation.clip_benchmark.repairs import repaired
 from prolip.evaluation.datasets.base import DamagedData
 from prolip.evaluation.datasets.wds import read_kind
-from prolip.evaluation.loading import load_openclip, model_fingerprint
-from prolip.evaluation.model import choose_score, own_score
 from prolip.factory import create_model_and_transforms
+from prolip.loading import load_openclip, model_fingerprint
 from prolip.methods import find_method, find_score
+from prolip.models.checkpoint import find_in
+from prolip.models.diagnose import WEIGHT_NAMES
 from prolip.models.registry import find_weights, get_model_config
 from prolip.models.tokenizer import get_tokenizer
-from prolip.models.weights.checkpoint import find_in
-from prolip.models.weights.unreadable import WEIGHT_NAMES
 from prolip.prompts.weights import PromptWeights
 from prolip.scores import TrueMatchScore
 from prolip.utils.outputs import replacing
@@ -144,8 +145,10 @@ def complete(run: Namespace, own: Added) -> None:
     """Fill in what depends on the model and the data set: model type, weights, task, output."""
     if run.model_type == "open_clip" and checks.is_ours(run):
         run.model_type = "prolip"
-    if own.pretrained is None and not run.pretrained_model and (
-        run.model_type == "prolip" or parse_model_name(run.model)[0]
+    if (
+        own.pretrained is None
+        and not run.pretrained_model
+        and (run.model_type == "prolip" or parse_model_name(run.model)[0])
     ):
         run.pretrained = ""
     place = checks.wds_place(run)
@@ -182,13 +185,21 @@ def output_of(run: Namespace, own: Added) -> str:
             template = template.replace(".json", f"_{PromptWeights.load(own.prompts).digest}.json")
     weights = os.path.basename(run.pretrained) if os.path.isfile(run.pretrained) else run.pretrained
     values = (
-        checks.dataset_name(run), run.model, weights, run.pretrained, run.language, run.task, similarity_of(run, own)
-    )  # fmt: skip
+        checks.dataset_name(run),
+        run.model,
+        weights,
+        run.pretrained,
+        run.language,
+        run.task,
+        similarity_of(run, own),
+    )
     try:
         return template.format(**{field: value.replace("/", "_") for field, value in zip(FIELDS, values)})
     except (KeyError, IndexError, ValueError) as error:
-        raise ValueError(f"--output {template!r} has a field that is not known ({error}): use"
-                         f" {', '.join(f'{{{field}}}' for field in FIELDS)}") from error
+        raise ValueError(
+            f"--output {template!r} has a field that is not known ({error}): use"
+            f" {', '.join(f'{{{field}}}' for field in FIELDS)}"
+        ) from error
 
 
 def feature_folder(run: Namespace, shard_marks: Sequence[str]) -> str:

@@ -5,6 +5,7 @@ csd_similarity is mean.mean' - (trace + trace')/2, a dot product once an image b
 the vectors refuse to be normalised; and they are in float64, where autocast leaves them alone as well. Everything after
 that is clip_benchmark's code.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,8 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from prolip.evaluation.features import mix_prompts
-from prolip.evaluation.model import embed_texts, encoder
+from prolip.embedder import embed_texts, encoder
+from prolip.evaluation.embed import mix_prompts
 from prolip.gaussian import Gaussian
 from prolip.prompts.weights import PromptWeights, UnfitPrompts
 from prolip.scores import MeanScore, Score
@@ -126,13 +127,16 @@ def class_vectors(
         half = torch.get_autocast_dtype(torch.device(device).type) == torch.float16
         precision = "amp_fp16" if half else "amp_bf16"
     encode = encoder(model.model, "text", torch.device(device), precision)
-    groups = [templates[name] if isinstance(templates, Mapping) else [text.format(c=name) for text in templates]
-              for name in classnames]  # fmt: skip
+    groups = [
+        templates[name] if isinstance(templates, Mapping) else [text.format(c=name) for text in templates]
+        for name in classnames
+    ]
     mixed = mix_prompts(
-        (text for group in groups for text in group), [len(group) for group in groups],
+        (text for group in groups for text in group),
+        [len(group) for group in groups],
         partial(embed_texts, encode, tokenizer),
         None if weights is None else lambda z, first: weights.weights(z.trace, first),
-    )  # fmt: skip
+    )
     # A plain tensor, which --save_clf can keep; the rows of images know how to multiply it.
     rows = mixed.mean if model.of_means else model.rows(mixed, -1.0)
     return rows.as_subclass(Tensor).to(device).mT.contiguous()

@@ -2,6 +2,7 @@
 
 Every repair replaces one function of one of its modules, says what broke and why, and is undone afterwards.
 """
+
 from __future__ import annotations
 
 import hashlib

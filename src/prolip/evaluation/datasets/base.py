@@ -1,4 +1,5 @@
 """What an evaluation reads: one image at a time with what is true of it, whatever the files look like."""
+
 from __future__ import annotations
 
 import hashlib

@@ -2,6 +2,7 @@
 
 Their files and splits: `prolip.data.reading.published`.
 """
+
 from __future__ import annotations
 
 import os
@@ -44,8 +45,10 @@ def open_published(
         info["relevant_by"] = "label"
         classes = sorted(entry.name for entry in os.scandir(source.address.split(",")[1]) if entry.is_dir())
         samples = [x._replace(label=classes.index(x.key.partition("/")[0])) for x in samples]
-    marks = [(x.key, *([] if x.label is None else [x.label]), os.path.getsize(path), x.captions)
-             for path, x in zip(paths, samples)]  # fmt: skip
+    marks = [
+        (x.key, *([] if x.label is None else [x.label]), os.path.getsize(path), x.captions)
+        for path, x in zip(paths, samples)
+    ]
     return Dataset(
         name=f"{name}_{split}",
         kind="retrieval",

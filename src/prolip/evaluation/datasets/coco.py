@@ -7,6 +7,7 @@ asked for alone, recalls asked for beside mAP@R).
 Ids are COCO's: of images, and of captions (`id` in captions_*.json, `sentid` in the Karpathy split). Two captions that
 ECCV Caption calls matches are not among the 25,000 of the test split; they count in R, as in the package.
 """
+
 from __future__ import annotations
 
 import importlib.util

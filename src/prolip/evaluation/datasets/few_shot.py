@@ -9,6 +9,7 @@ uneven number base has one more. Written are
 Or with all classes, for domain generalisation: train.tar has every class, and FOLDER/all is the test set of its domain.
 Test images are those of another set, or else what was not drawn: then at most half of a class's images are drawn.
 """
+
 from __future__ import annotations
 
 import json
@@ -58,8 +59,9 @@ def parts_of(number: int, together: bool = False) -> dict[str, range]:
     parts = {"all": range(number)} if together else {"base": range(half), "novel": range(half, number)}
     if min(map(len, parts.values())) < 2:
         least = 2 if together else 4
-        raise ValueError(f"{number} class(es) leave a part with a single one, which is always right: want {least} or"
-                         " more classes")  # fmt: skip
+        raise ValueError(
+            f"{number} class(es) leave a part with a single one, which is always right: want {least} or more classes"
+        )
     return parts
 
 
@@ -84,8 +86,11 @@ def draw(
         if row.label in own:
             own[row.label].append(row)
     wanted = 1 if test is not None else 2
-    check_classes(dataset, [label for label in trained if len(own[label]) < wanted],
-                  "image" if test is not None else "second image, one to train on and one to test on")  # fmt: skip
+    check_classes(
+        dataset,
+        [label for label in trained if len(own[label]) < wanted],
+        "image" if test is not None else "second image, one to train on and one to test on",
+    )
     drawn = {label: rows[: min(shots, len(rows) // wanted)] for label, rows in own.items()}
     keys = frozenset(row.key for rows in drawn.values() for row in rows)
     contents = {row.content for rows in drawn.values() for row in rows}
@@ -122,8 +127,10 @@ def check_classes(dataset: Dataset, missing: Sequence[int], what: str) -> None:
     """ValueError where classes lack something."""
     if missing:
         names = ", ".join(repr(dataset.classnames[label]) for label in missing[:SHOWN])
-        raise ValueError(f"{len(missing)} of {len(dataset.classnames)} classes of {dataset.source} have no {what}"
-                         f" ({names}): leave them out of the set, or give --test-data with images of all")  # fmt: skip
+        raise ValueError(
+            f"{len(missing)} of {len(dataset.classnames)} classes of {dataset.source} have no {what}"
+            f" ({names}): leave them out of the set, or give --test-data with images of all"
+        )
 
 
 def write_few_shot(

@@ -1,4 +1,5 @@
 """Folders of class folders, as ImageNet's validation set is unpacked: FOLDER/CLASS/IMAGE."""
+
 from __future__ import annotations
 
 import os
@@ -67,8 +68,10 @@ def check_level(root: Path, folders: list[str]) -> None:
     splits = [name for name, below in deeper.items() if any(map(WNID.fullmatch, below)) or (below and name in SPLITS)]
     if splits:
         chosen = next((name for name in ("val", "validation", "test") if name in splits), splits[0])
-        raise ValueError(f"{root} is one level too high: it holds {', '.join(folders[:5])}, with the class folders in "
-                         f"them: give {root / chosen}")  # fmt: skip
+        raise ValueError(
+            f"{root} is one level too high: it holds {', '.join(folders[:5])}, with the class folders in "
+            f"them: give {root / chosen}"
+        )
 
 
 def images_in(root: Path, folder: str, label: int) -> list[tuple[str, Sample]]:

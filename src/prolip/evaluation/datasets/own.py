@@ -2,6 +2,7 @@
 
 Images with captions are retrieval, those with classes alone classification; of data with both, `task` chooses.
 """
+
 from __future__ import annotations
 
 import os

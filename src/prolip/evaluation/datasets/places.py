@@ -1,4 +1,5 @@
 """Small files and shards of a test set at a folder or behind a URL: what is there, what it says, whether it changed."""
+
 from __future__ import annotations
 
 import hashlib

@@ -1,4 +1,5 @@
 """Data sets by a word and an address, or by a bare path whose kind is recognised, as commands take them."""
+
 from __future__ import annotations
 
 from collections import Counter
@@ -83,10 +84,14 @@ def held_out(dataset: Dataset, part: Split) -> Dataset:
         raise ValueError(f"{dataset.source} lists its matches by place: it cannot be split, drop --split {part.share}")
     info = {name: value for name, value in dataset.info.items() if not name.endswith("_ids")} | {"split": part.share}
     return replace(
-        dataset, name=f"{dataset.name}_{part.share:g}", size=None, info=info, further=None,
+        dataset,
+        name=f"{dataset.name}_{part.share:g}",
+        size=None,
+        info=info,
+        further=None,
         samples=partial(held_samples, dataset, part),
         fingerprint=f"{dataset.fingerprint}-{part.share}",
-    )  # fmt: skip
+    )
 
 
 def held_samples(dataset: Dataset, part: Split, *share: Share) -> Iterator[Sample]:

@@ -6,6 +6,7 @@
 
 The zip holds a folder of its own name; it may be unpacked beside the table.
 """
+
 from __future__ import annotations
 
 import os
@@ -66,9 +67,7 @@ class Images(NamedTuple):
                 f"{first_few(missing, NAMED)}: fetch the zip again and unpack all of it, or leave it packed"
             )
 
-    def read(
-        self, files: dict[str, Sample], damage: FaultCounter | None, share: Share = WHOLE
-    ) -> Iterator[Sample]:
+    def read(self, files: dict[str, Sample], damage: FaultCounter | None, share: Share = WHOLE) -> Iterator[Sample]:
         """A share of these files, each with what is known of it: the samples with their bytes, in this order."""
         with zipfile.ZipFile(self.source) if self.source.is_file() else nullcontext() as archive:
             for number, (name, sample) in share.take(files.items()):

@@ -11,6 +11,7 @@
 holds a caption per line. `relevance.json` is {"pairs": {image key: [caption index, ...]}}; the index counts the
 captions of all images in the order of the shards. Tools that do not know it see the captions of `.txt` alone.
 """
+
 from __future__ import annotations
 
 import io

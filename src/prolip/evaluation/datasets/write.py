@@ -1,4 +1,5 @@
 """Shards of a source: those that training reads, and test sets in clip_benchmark's layout."""
+
 from __future__ import annotations
 
 import json

@@ -5,6 +5,7 @@ of gallery items above: nothing is sorted, relevance is a list of pairs, and the
 time are all that exists. `row_blocks` streams them; whoever wants something of the scores (`MatchRanks`, `Nearest`,
 `calibration.MatchReliability`) takes each block as it comes, so that one pass over the scores serves them all.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -152,8 +153,10 @@ class PairScores:
                 return products(rows, columns) - 0.5 * (image_trace[rows].unsqueeze(1) + text_trace[columns])
 
         else:
+
             def block(rows: Index, columns: Index) -> Tensor:
                 return score.pairwise(image.select(rows), text.select(columns))
+
         shortlist = None
         if score.shortlist:
             shortlist = Shortlist(
@@ -186,11 +189,12 @@ class PairScores:
         block, short = self.block, self.shortlist
         if short is not None:
             coarse, paired = short.coarse, short.paired
-            short = Shortlist(short.size, lambda rows, columns: coarse(images[rows], texts[columns]),
-                              lambda i, j: paired(images[i], texts[j]))  # fmt: skip
-        return PairScores(
-            len(images), len(texts), lambda rows, columns: block(images[rows], texts[columns]), short
-        )
+            short = Shortlist(
+                short.size,
+                lambda rows, columns: coarse(images[rows], texts[columns]),
+                lambda i, j: paired(images[i], texts[j]),
+            )
+        return PairScores(len(images), len(texts), lambda rows, columns: block(images[rows], texts[columns]), short)
 
 
 class Further(NamedTuple):

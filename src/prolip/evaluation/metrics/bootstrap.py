@@ -5,6 +5,7 @@ Q trials. Queries that are not independent are drawn as clusters (Davison and Hi
 image have the weight of their image. The interval lies between percentiles of the metric over the draws. Two models
 are compared on the same draws, which removes the difficulty that both share from their difference.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
@@ -47,10 +48,14 @@ class Statistic(NamedTuple):
 
     def same_queries(self, other: Statistic) -> bool:
         """Whether both are over the same numbers of queries, in the same clusters."""
-        return self.sizes == other.sizes and self.clusters.keys() == other.clusters.keys() and all(
-            own.name == other.clusters[name].name and np.array_equal(own.of, other.clusters[name].of)
-            for name, own in self.clusters.items()
-        )  # fmt: skip
+        return (
+            self.sizes == other.sizes
+            and self.clusters.keys() == other.clusters.keys()
+            and all(
+                own.name == other.clusters[name].name and np.array_equal(own.of, other.clusters[name].of)
+                for name, own in self.clusters.items()
+            )
+        )
 
 
 class Interval(NamedTuple):
@@ -135,6 +140,7 @@ def clustered(part: Statistic, clusters: Mapping[str, Clusters]) -> Statistic:
 
 def combine(terms: Sequence[tuple[float, Statistic]]) -> Statistic:
     """A weighted sum of statistics, whose query sets may differ: the mean of both directions, say."""
+
     def estimate(weights: Weights) -> np.ndarray:
         return np.sum([factor * part.estimate(weights) for factor, part in terms], axis=0)
 
@@ -143,6 +149,7 @@ def combine(terms: Sequence[tuple[float, Statistic]]) -> Statistic:
 
 def drawn_as(name: str, part: Statistic) -> Statistic:
     """The same statistic, drawn independently of others: `name` is put before the names of its sets."""
+
     def estimate(weights: Weights) -> np.ndarray:
         return part.estimate({own: weights[f"{name}/{own}"] for own in part.sizes})
 
@@ -152,6 +159,7 @@ def drawn_as(name: str, part: Statistic) -> Statistic:
 
 def harmonic_mean_of(first: Statistic, second: Statistic) -> Statistic:
     """H = 2 a b / (a + b) of two shares, 0 where both are 0; see `drawn_as` for queries of two test sets."""
+
     def estimate(weights: Weights) -> np.ndarray:
         a, b = first.estimate(weights), second.estimate(weights)
         return np.divide(2 * a * b, a + b, out=a + b, where=a + b != 0)
@@ -191,16 +199,16 @@ def intervals(
     return found
 
 
-def paired(
-    first: Mapping[str, Statistic], second: Mapping[str, Statistic], draws: int = 1000
-) -> dict[str, Interval]:
+def paired(first: Mapping[str, Statistic], second: Mapping[str, Statistic], draws: int = 1000) -> dict[str, Interval]:
     """second - first on the same draws, of the statistics that both have. ValueError where the queries differ."""
     both = [name for name in first if name in second]
     for name in both:
         if not first[name].same_queries(second[name]):
-            raise ValueError(f"{name} is over {first[name].sizes} and {second[name].sizes} queries, or over other"
-                             " clusters of them: compare two results of the same test set, with nothing left out of"
-                             " either")  # fmt: skip
+            raise ValueError(
+                f"{name} is over {first[name].sizes} and {second[name].sizes} queries, or over other"
+                " clusters of them: compare two results of the same test set, with nothing left out of"
+                " either"
+            )
     change = {name: combine([(1.0, second[name]), (-1.0, first[name])]) for name in both}
     return intervals(change, draws)
 

@@ -6,6 +6,7 @@ about a batch: `probability_over_base_rate` says by how much, and the bins of LO
 the ECE of all pairs is at most the base rate for a model that denies every match. Read it with that ratio, which is
 then near 0, and with the ECE of each query's first place.
 """
+
 from __future__ import annotations
 
 from typing import NamedTuple, cast

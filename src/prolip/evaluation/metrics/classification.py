@@ -3,6 +3,7 @@
 Scores (N, C) are larger for nearer classes, equal scores go to the lower class, and accuracies among k classes are left
 out where there are fewer: all samples would be right.
 """
+
 from __future__ import annotations
 
 import numpy as np

@@ -9,6 +9,7 @@ Conventions, everywhere the same:
   left out for a k beyond the gallery, of which every query would find its match, and rsum with it;
 - figures are shares in [0, 1], only RSUM is in percent (six recalls, at most 600), as the literature prints it.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence

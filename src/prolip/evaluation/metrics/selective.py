@@ -5,6 +5,7 @@ The error of a sample is any number in which less is better: 0 or 1 (wrong class
 over a pair, the negative score. Equal uncertainties are refused in random order, of which every figure is the
 expectation: a model without uncertainty gets exactly what random refusal gives.
 """
+
 from __future__ import annotations
 
 import warnings
@@ -193,8 +194,10 @@ def by_decile(trace: np.ndarray, value: np.ndarray, bins: int = 10) -> Deciles:
     expected = np.bincount(tie, weights=value, minlength=len(levels)) / size
     groups = [group for group in np.array_split(np.repeat(np.arange(len(levels)), size), bins) if len(group)]
     # A decile within one tie has exactly its values: their mean by summation could differ from that of the next decile.
-    traces, values = (np.array([x[group[0]] if group[0] == group[-1] else x[group].mean() for group in groups])
-                      for x in (levels, expected))  # fmt: skip
+    traces, values = (
+        np.array([x[group[0]] if group[0] == group[-1] else x[group].mean() for group in groups])
+        for x in (levels, expected)
+    )
     return Deciles(traces, values, spearman(traces, values), spearman(trace, value))
 
 

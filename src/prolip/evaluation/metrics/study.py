@@ -3,6 +3,7 @@
 A `Study` holds what was right, what could be refused by, and how well probabilities were kept; `Study.metrics` is the
 flat table, `evaluation.plots.draw` the plots. Models without uncertainty are refused by their scores alone.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
@@ -127,8 +128,9 @@ def study_retrieval(
     i2t, first_texts = rank(scores.image_rows, relevance, pairs)
     t2i, first_images = rank(scores.text_rows, relevance.transposed())
 
-    sides: list[Side] = [(name, None if z is None else uncertainty(z)) for name, z in
-                         (("image", image), ("text", text))]  # fmt: skip
+    sides: list[Side] = [
+        (name, None if z is None else uncertainty(z)) for name, z in (("image", image), ("text", text))
+    ]
     samples = {
         "refusal/i2t": _queries(i2t, first_texts, sides, of_pairs),
         "refusal/t2i": _queries(t2i, first_images, sides[::-1], lambda text, image: of_pairs(image, text)),

@@ -1,4 +1,5 @@
 """What the tests of the console script run on: wds folders and two saved models."""
+
 from __future__ import annotations
 
 from pathlib import Path

@@ -1,4 +1,5 @@
 """The console script, run for real on small wds folders, against prolip.evaluation and against clip_benchmark alone."""
+
 from __future__ import annotations
 
 import io
@@ -20,13 +21,13 @@ from embedding import embed_images, embed_texts, similarity_scores
 from sklearn.metrics import average_precision_score
 
 import prolip
+from prolip.embedder import as_points
 from prolip.evaluation.clip_benchmark import encoder, repairs
-from prolip.evaluation.loading import load_embedder
 from prolip.evaluation.metrics.classification import classification as classification_metrics
 from prolip.evaluation.metrics.classification import multilabel
-from prolip.evaluation.model import as_points
 from prolip.evaluation.zero_shot import class_gaussians, mix_groups
 from prolip.gaussian import Gaussian
+from prolip.loading import load_embedder
 from prolip.measures import pairwise_csd_similarity
 from prolip.scores import CSDScore
 

@@ -1,4 +1,5 @@
 """The console script's flags, files, mistakes and traces left behind; its numbers are in test_clip_benchmark.py."""
+
 from __future__ import annotations
 
 import functools
@@ -120,9 +121,11 @@ def test_mistakes_end_in_one_line_before_any_model_is_loaded(folders, ours, mist
     monkeypatch.setattr(cli, "load_clip", lambda *_, **__: pytest.fail("a model was loaded"))
     flags, message = wrong(folders, ours)[mistake]
     for name, content in (
-        ("others", {"multi": ["a"]}), ("few", {"single": ["a", "b"]}), ("plain", {"imagenet1k": ["a photo"]}),
+        ("others", {"multi": ["a"]}),
+        ("few", {"single": ["a", "b"]}),
+        ("plain", {"imagenet1k": ["a photo"]}),
         ("some", {"single": {wds.CLASSES[0]: ["a"]}}),
-    ):  # fmt: skip
+    ):
         Path(f"{name}.json").write_text(json.dumps(content))
     Path("run").mkdir()
     Path("run/config.json").write_text('{"method": "prolip"}')
@@ -137,11 +140,14 @@ def test_mistakes_end_in_one_line_before_any_model_is_loaded(folders, ours, mist
     assert left.value.code == 2 and len(lines) == 1 and message in lines[0]
 
 
-@pytest.mark.parametrize("files, message", [
-    (["none.json"], "none.json cannot be read"),
-    (["."], "holds no .json"),
-    (["sub"], "other.json is no result of an evaluation"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "files, message",
+    [
+        (["none.json"], "none.json cannot be read"),
+        (["."], "holds no .json"),
+        (["sub"], "other.json is no result of an evaluation"),
+    ],
+)
 def test_a_table_of_what_is_no_result_is_refused(files, message, capsys):
     Path("sub").mkdir()
     Path("sub/other.json").write_text('{"metrics": {}}')
@@ -204,8 +210,8 @@ def test_clip_benchmark_is_as_it_was_after_a_command(folders, ours):
 
 
 def test_the_console_script_is_declared_and_clip_benchmark_still_means_the_library():
-    text = (Path(__file__).parents[4] / "setup.py").read_text()
-    module, name = re.search(r"prolip-clip-benchmark=([\w.]+):(\w+)", text).groups()
+    text = (Path(__file__).parents[4] / "pyproject.toml").read_text()
+    module, name = re.search(r'prolip-clip-benchmark = "([\w.]+):(\w+)', text).groups()
     assert getattr(importlib.import_module(module), name) is alias
     assert Path(cli.__file__).parent.parent.name == "site-packages"
 
@@ -213,9 +219,17 @@ def test_the_console_script_is_declared_and_clip_benchmark_still_means_the_libra
 def test_a_set_on_the_hub_is_given_by_its_name(ours, monkeypatch):
     own = command.Added("mean")
     run = Namespace(
-        model=ours, pretrained="", pretrained_model="", model_type="prolip", model_cache_dir=None, task="linear_probe",
-        dataset="wds/set", dataset_root="hf-hub:org/wds_{dataset}", language="en", output="{dataset}.json",
-    )  # fmt: skip
+        model=ours,
+        pretrained="",
+        pretrained_model="",
+        model_type="prolip",
+        model_cache_dir=None,
+        task="linear_probe",
+        dataset="wds/set",
+        dataset_root="hf-hub:org/wds_{dataset}",
+        language="en",
+        output="{dataset}.json",
+    )
     command.complete(run, own)
     asked = []
     monkeypatch.setattr(builder.os, "popen", lambda command, mode: asked.append(command) or io.StringIO("1"))
@@ -240,10 +254,17 @@ def test_released_and_plain_configurations_are_told_apart(ours, theirs, tmp_path
         assert is_ours(f"hf-hub:org/{name}", str(tmp_path)) is answer
 
 
-@pytest.mark.parametrize("member, data, reported, workers", [
-    ("png", b"cut", "bad image: ", 0), ("png", b"cut", "bad image: ", 1), ("png", None, "missing image: ", 0),
-    ("cls", None, "missing member: members: png", 0), ("cls", b"\xff", ".cls: ", 0), ("json", b"{", ".json: ", 0),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "member, data, reported, workers",
+    [
+        ("png", b"cut", "bad image: ", 0),
+        ("png", b"cut", "bad image: ", 1),
+        ("png", None, "missing image: ", 0),
+        ("cls", None, "missing member: members: png", 0),
+        ("cls", b"\xff", ".cls: ", 0),
+        ("json", b"{", ".json: ", 0),
+    ],
+)
 def test_a_damaged_sample_is_one_line_that_names_it(ours, member, data, reported, workers, capsys):
     root = wds.classification(Path("set"), images=4, shards=1)
     samples = wds.read_split(root / "test")

@@ -1,4 +1,5 @@
 """clip_benchmark with re-weighted prompts gives what `prolip eval tasks` does, and refuses what it does."""
+
 from pathlib import Path
 
 import pytest
@@ -7,8 +8,8 @@ from clip_benchmark_runs import evaluate, save_model
 from commands import clip_benchmark
 
 from prolip.evaluation.datasets.wds import open_wds
-from prolip.evaluation.loading import load_embedder
 from prolip.evaluation.task import compute_features, evaluate_dataset
+from prolip.loading import load_embedder
 from prolip.prompts.bprw import Reweighing
 from prolip.prompts.fitting import fit_prompts
 
@@ -37,8 +38,22 @@ def test_classes_are_mixed_by_the_weights_of_the_file(folders, ours, kept, simil
 
 def test_results_with_weights_have_a_file_of_their_own(folders, ours, kept):
     root, weights = kept
-    clip_benchmark(["eval", "--dataset", "wds/single", "--dataset_root", str(folders / "single"), "--num_workers", "0",
-                  "--model", ours, "--prompts", str(root / "w.json"), "--quiet"])  # fmt: skip
+    clip_benchmark(
+        [
+            "eval",
+            "--dataset",
+            "wds/single",
+            "--dataset_root",
+            str(folders / "single"),
+            "--num_workers",
+            "0",
+            "--model",
+            ours,
+            "--prompts",
+            str(root / "w.json"),
+            "--quiet",
+        ]
+    )
     assert [path.stem.rpartition("_")[2] for path in Path().glob("*.json")] == [weights.digest]
 
 

@@ -1,4 +1,5 @@
 """CUB captions: the three splits, ten captions each, and errors by name."""
+
 import miniatures as mini
 import pytest
 

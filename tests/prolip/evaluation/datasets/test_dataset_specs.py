@@ -1,4 +1,5 @@
 """Data sets by word and address: each word opens its format, everything else is refused."""
+
 import miniatures as mini
 import pytest
 
@@ -20,10 +21,13 @@ def specs(root):
         "iapr": str(mini.iapr(root / "iaprtc12")),
         "captions": str(mini.caption_table(root / "table")),
         "winogavil": str(mini.winogavil(root / "wino")),
-        **{kind: address.partition(":")[2] for kind, address in own_data.write(root / "own").items()
-           if kind not in ("bytes", "classes")},
+        **{
+            kind: address.partition(":")[2]
+            for kind, address in own_data.write(root / "own").items()
+            if kind not in ("bytes", "classes")
+        },
         "images": f"{root}/own/classes",
-    }  # fmt: skip
+    }
 
 
 def test_every_word_opens_its_format(tmp_path):
@@ -43,15 +47,18 @@ def test_a_list_may_follow_the_addresses(tmp_path):
     assert [sample.key for sample in open_dataset(f"iapr:{folder},{chosen}").samples()] == ["00/1", "02/5"]
 
 
-@pytest.mark.parametrize("spec, split, message", [
-    ("data/val", None, "'data/val' is missing"),
-    ("texts:words.txt", None, "data of the kind texts, which this flag does not take: give one of csv:FILE"),
-    ("wsd:data", None, "did you mean wds"),
-    ("coco:a.json", None, r"has 1 address\(es\): write coco:JSON,IMAGES"),
-    ("iapr:a,b,c", None, r"has 3 address\(es\): write iapr:FOLDER\[,LISTS\]"),
-    ("cub:a,", None, r"write cub:CAPTIONS,IMAGES\[,LISTS\]"),
-    ("winogavil:a", "val", "winogavil:FOLDER has no splits: drop --split val"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "spec, split, message",
+    [
+        ("data/val", None, "'data/val' is missing"),
+        ("texts:words.txt", None, "data of the kind texts, which this flag does not take: give one of csv:FILE"),
+        ("wsd:data", None, "did you mean wds"),
+        ("coco:a.json", None, r"has 1 address\(es\): write coco:JSON,IMAGES"),
+        ("iapr:a,b,c", None, r"has 3 address\(es\): write iapr:FOLDER\[,LISTS\]"),
+        ("cub:a,", None, r"write cub:CAPTIONS,IMAGES\[,LISTS\]"),
+        ("winogavil:a", "val", "winogavil:FOLDER has no splits: drop --split val"),
+    ],
+)
 def test_other_forms_are_refused(spec, split, message):
     with pytest.raises((ValueError, FileNotFoundError), match=message):
         open_dataset(spec, split)

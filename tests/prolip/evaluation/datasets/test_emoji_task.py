@@ -1,4 +1,5 @@
 """The corpus as a task: every text once, every true pair kept, and clip_benchmark can read it."""
+
 from dataclasses import replace
 
 import miniatures as mini
@@ -6,8 +7,8 @@ import pytest
 from clip_benchmark.datasets.builder import build_wds_dataset
 
 from prolip.cli.main import main
-from prolip.data.emoji import Concept, Corpus, Drawing
-from prolip.evaluation.datasets import emoji
+from prolip.corpora.emoji import export as emoji
+from prolip.corpora.emoji.corpus import Concept, Corpus, Drawing
 from prolip.evaluation.datasets.wds import open_wds
 
 

@@ -1,4 +1,5 @@
 """Few-shot tasks: which classes are base, how many images of each, none on both sides; a model is trained on them."""
+
 from __future__ import annotations
 
 import json
@@ -31,8 +32,9 @@ def write_set(root, sizes=SIZES, first=0, split="test", copies=()):
     labels = [label for label, count in enumerate(sizes.values()) for _ in range(count)]
     order = sorted(range(len(labels)), key=lambda i: (7 * i) % 11)
     same = {second: one for one, second in copies}
-    samples = [(f"p{first}.{i}", {"png": mini.picture(first + same.get(i, i)), "cls": str(labels[i]).encode()})
-               for i in order]  # fmt: skip
+    samples = [
+        (f"p{first}.{i}", {"png": mini.picture(first + same.get(i, i)), "cls": str(labels[i]).encode()}) for i in order
+    ]
     mini.write_shards(root / split, [(key.replace(".", "_"), members) for key, members in samples], 2)
     return root
 
@@ -177,9 +179,30 @@ def tuned(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tuned")
     run(write_set(folder / "wds_things"), folder / "few", "--shots", "4", "--template", "{c}")
     start = mini.prolip_folder(folder / "start")
-    code = train(["--method", "vacsr", "--model", start, "--train-data", str(folder / "few/train.tar"), "--batch-size",
-                  "7", "--workers", "0", "--warmup", "1", "--max-steps", "3", "--adapter-hidden", "8", "--output",
-                  str(folder), "--name", "run"])  # fmt: skip
+    code = train(
+        [
+            "--method",
+            "vacsr",
+            "--model",
+            start,
+            "--train-data",
+            str(folder / "few/train.tar"),
+            "--batch-size",
+            "7",
+            "--workers",
+            "0",
+            "--warmup",
+            "1",
+            "--max-steps",
+            "3",
+            "--adapter-hidden",
+            "8",
+            "--output",
+            str(folder),
+            "--name",
+            "run",
+        ]
+    )
     assert code == 0
     return folder
 
@@ -201,8 +224,21 @@ def test_the_caption_of_a_class_is_true_of_all_its_images_in_a_batch(tuned):
 def test_a_tuned_model_is_evaluated_on_both_with_their_harmonic_mean(tuned, capsys):
     sets = [f"wds:{tuned / 'few' / name}" for name in ("base", "novel")]
     out = tuned / "results.json"
-    base, _, novel, _ = evaluate(["--model", f"local-dir:{tuned / 'run/model'}", "--data", *sets, "--output",
-                                  str(out), "--similarity", "vacsr", "mean", "--intervals", "50"])  # fmt: skip
+    base, _, novel, _ = evaluate(
+        [
+            "--model",
+            f"local-dir:{tuned / 'run/model'}",
+            "--data",
+            *sets,
+            "--output",
+            str(out),
+            "--similarity",
+            "vacsr",
+            "mean",
+            "--intervals",
+            "50",
+        ]
+    )
     lines = capsys.readouterr().out.splitlines()
     a, b = base.value, novel.value
     want = statistics.harmonic_mean([a, b])

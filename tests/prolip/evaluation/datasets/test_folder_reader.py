@@ -1,4 +1,5 @@
 """Class folders: the classes of torchvision's ImageFolder, with the right names."""
+
 import json
 import os
 from pathlib import Path
@@ -64,12 +65,19 @@ def test_links_are_followed_inside_the_folder_alone(tmp_path, link):
         open_folder(root)
 
 
-@pytest.mark.parametrize("spoil, error, message", [
-    (lambda f: (f / "empty").mkdir(), DamagedData, "class folder .*empty holds no image"),
-    (lambda f: (f / "Bee" / "val_2_0.JPEG").write_bytes(b""), DamagedData, "1 of 6 files are empty: .*val_2_0.JPEG"),
-    (lambda f: (f / "classnames.txt").write_text("one\ntwo"), ValueError, "2 class names for 3 classes"),
-    (lambda f: (f / "zeroshot_classification_templates.txt").write_text("it"), ValueError, "'it' of .* has no {c}"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "spoil, error, message",
+    [
+        (lambda f: (f / "empty").mkdir(), DamagedData, "class folder .*empty holds no image"),
+        (
+            lambda f: (f / "Bee" / "val_2_0.JPEG").write_bytes(b""),
+            DamagedData,
+            "1 of 6 files are empty: .*val_2_0.JPEG",
+        ),
+        (lambda f: (f / "classnames.txt").write_text("one\ntwo"), ValueError, "2 class names for 3 classes"),
+        (lambda f: (f / "zeroshot_classification_templates.txt").write_text("it"), ValueError, "'it' of .* has no {c}"),
+    ],
+)
 def test_what_is_wrong_is_known_before_anything_is_read(tmp_path, spoil, error, message):
     spoil(mini.class_folders(tmp_path, FOLDERS))
     with pytest.raises(error, match=message):

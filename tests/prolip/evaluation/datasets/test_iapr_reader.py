@@ -1,4 +1,5 @@
 """IAPR TC-12: a caption for each sentence, splits by lists or by the hash of ids, errors by name."""
+
 import miniatures as mini
 import pytest
 

@@ -1,4 +1,5 @@
 """Karpathy's JSON files: the test split in its order, five captions per image, COCO's ids."""
+
 import json
 
 import miniatures as mini
@@ -55,11 +56,14 @@ def test_missing_images_are_named_before_anything_is_read(tmp_path):
         open_karpathy(tmp_path / "dataset_cocoo.json", images)
 
 
-@pytest.mark.parametrize("content, message", [
-    ('{"annotations": []}', "no file of Karpathy's splits"),
-    ("{", "no file of Karpathy's splits"),
-    ('{"images": [{"split": "test", "filename": "a.jpg"}]}', "'a.jpg' lacks 'sentences'"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "content, message",
+    [
+        ('{"annotations": []}', "no file of Karpathy's splits"),
+        ("{", "no file of Karpathy's splits"),
+        ('{"images": [{"split": "test", "filename": "a.jpg"}]}', "'a.jpg' lacks 'sentences'"),
+    ],
+)
 def test_a_file_of_another_layout_is_refused(tmp_path, content, message):
     file, images = mini.karpathy(tmp_path)
     file.write_text(content)

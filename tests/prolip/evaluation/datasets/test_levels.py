@@ -1,4 +1,5 @@
 """Test sets given one level off, and test sets of which nothing can be used: told before anything is computed."""
+
 import itertools
 import re
 
@@ -10,8 +11,6 @@ from prolip.evaluation.datasets.base import DamagedData
 from prolip.evaluation.datasets.folders import open_folder
 from prolip.evaluation.datasets.specs import open_dataset
 from prolip.evaluation.datasets.wds import open_wds
-from prolip.evaluation.suites.datacomp.places import find_datasets
-from prolip.evaluation.suites.datacomp.tasks import select_tasks
 
 IMAGE = wds.encoded(wds.picture(0))
 
@@ -33,16 +32,19 @@ def sets(tmp_path):
     return tmp_path / "all"
 
 
-@pytest.mark.parametrize("given, wanted", [
-    ("", "it is one level too high: give {all}/wds_a or another of the 2 data sets in it (wds_a, wds_cars_test)"),
-    ("..", "it is one level too high: give {all}/wds_a"),
-    ("wds_a/test", "it lies inside a data set: give {all}/wds_a."),
-    ("wds_a/test/", "it lies inside a data set: give {all}/wds_a."),
-    ("wds_dev/dev", "it is the split 'dev' of a data set: give {all}/wds_dev and --split dev"),
-    ("wds_dev", "it has the split dev: give --split dev"),
-    ("wds_a/test/0.tar", "is a file: give the folder of the test set, such as {all}/wds_a"),
-    ("wds_b", "Did you mean wds_a"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "given, wanted",
+    [
+        ("", "it is one level too high: give {all}/wds_a or another of the 2 data sets in it (wds_a, wds_cars_test)"),
+        ("..", "it is one level too high: give {all}/wds_a"),
+        ("wds_a/test", "it lies inside a data set: give {all}/wds_a."),
+        ("wds_a/test/", "it lies inside a data set: give {all}/wds_a."),
+        ("wds_dev/dev", "it is the split 'dev' of a data set: give {all}/wds_dev and --split dev"),
+        ("wds_dev", "it has the split dev: give --split dev"),
+        ("wds_a/test/0.tar", "is a file: give the folder of the test set, such as {all}/wds_a"),
+        ("wds_b", "Did you mean wds_a"),
+    ],
+)
 @pytest.mark.parametrize("word", ["", "wds:"])
 def test_a_folder_one_level_off_names_the_one_that_is_meant(sets, given, wanted, word):
     with pytest.raises(FileNotFoundError) as refused:
@@ -51,16 +53,6 @@ def test_a_folder_one_level_off_names_the_one_that_is_meant(sets, given, wanted,
     assert wanted.format(all=sets) in said and "\n" not in said
     if found := re.search(r"give (/\S*wds_\w+)( and --split dev)?", said):  # what is named is right
         open_wds(found[1], split="dev" if found[2] else "test")
-
-
-@pytest.mark.parametrize("given", ["..", "wds_cars_test", "wds_cars_test/test"])
-def test_a_data_dir_one_level_off_names_the_one_that_is_meant(sets, given):
-    tasks = select_tasks(["cars"])
-    with pytest.raises(FileNotFoundError) as refused:
-        find_datasets(tasks, str(sets / given))
-    assert str(refused.value).startswith("--data ") and str(sets) in str(refused.value)
-    assert find_datasets(tasks, str(sets)).datasets.keys() == {"wds/cars"} or find_datasets(tasks, str(sets)).datasets
-    assert find_datasets(select_tasks(["pets"]), str(sets)).missing  # its folder is not there: said with what to fetch
 
 
 def test_splits_are_not_taken_for_classes_and_a_class_not_for_the_set(tmp_path):

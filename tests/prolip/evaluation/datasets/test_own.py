@@ -1,4 +1,5 @@
 """Own data as test sets: tables, folders and shards state the same, and give the same metrics."""
+
 import shutil
 from pathlib import Path
 
@@ -104,9 +105,14 @@ def test_an_image_without_a_caption_is_refused_or_counted(made, tmp_path):
     assert len(contents(open_dataset(f"csv:{table}", damage=damage))) == 11 and damage.kinds == {"missing text": 1}
 
 
-@pytest.mark.parametrize("task, message", [
-    ("retrieval", "has no captions"), (None, "has no captions and no classes"), ("classification", "has no classes"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "task, message",
+    [
+        ("retrieval", "has no captions"),
+        (None, "has no captions and no classes"),
+        ("classification", "has no classes"),
+    ],
+)
 def test_what_data_lack_is_named(tmp_path, task, message):
     own_data.write(tmp_path / "d")
     for path in (tmp_path / "d/photos").iterdir():

@@ -1,4 +1,5 @@
 """Tables with zipped images: DataComp's retrieval sets and WinoGAViL as they lie on the hub."""
+
 import csv
 import json
 
@@ -74,11 +75,14 @@ def test_bytes_that_changed_inside_a_zip_are_damage(tmp_path):
     assert len(list(open_caption_table(tmp_path, damage=damage).samples())) == 4 and damage.bad_samples == 1
 
 
-@pytest.mark.parametrize("change, message", [
-    ({"associations": ["nothing"]}, r"row 3: associations \['nothing'\] of"),
-    ({"associations": []}, r"row 3: associations \[\] of"),
-    ({"candidates": "bison"}, "row 3: candidates is no JSON list"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"associations": ["nothing"]}, r"row 3: associations \['nothing'\] of"),
+        ({"associations": []}, r"row 3: associations \[\] of"),
+        ({"candidates": "bison"}, "row 3: candidates is no JSON list"),
+    ],
+)
 def test_an_instance_that_makes_no_sense_is_named_by_its_row(tmp_path, change, message):
     mini.winogavil(tmp_path)
     table = tmp_path / "winogavil_dataset.csv"
@@ -96,14 +100,17 @@ def test_a_table_without_the_columns_is_refused(tmp_path):
         open_caption_table(tmp_path)
 
 
-@pytest.mark.parametrize("change, message", [
-    ((b'"[""', b'[""'), r"line 2 has \d+ cells, the header 3 columns, .*; or fetch it again"),
-    ((b'"]"', b'"]'), r"line 2: .* or text follows the closing one; .*; or fetch it again"),
-    ((b"raw,split", b"raw,raw"), "line 1 calls columns 1 and 2 'raw'"),
-    ((b",test", b""), "line 2 has 2 cells, the header 3 columns"),
-    ((b",test", b",te\0st"), "line 2 holds a zero byte"),
-    ((b'"[""', b'"[""\xff'), r"is no UTF-8 \(.*0xff.*; or fetch it again"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ((b'"[""', b'[""'), r"line 2 has \d+ cells, the header 3 columns, .*; or fetch it again"),
+        ((b'"]"', b'"]'), r"line 2: .* or text follows the closing one; .*; or fetch it again"),
+        ((b"raw,split", b"raw,raw"), "line 1 calls columns 1 and 2 'raw'"),
+        ((b",test", b""), "line 2 has 2 cells, the header 3 columns"),
+        ((b",test", b",te\0st"), "line 2 holds a zero byte"),
+        ((b'"[""', b'"[""\xff'), r"is no UTF-8 \(.*0xff.*; or fetch it again"),
+    ],
+)
 def test_a_damaged_table_is_refused_by_line(tmp_path, change, message):
     """Each of these was read as something else, or ended in a traceback."""
     mini.caption_table(tmp_path)

@@ -1,4 +1,5 @@
 """clip_benchmark's folders and URLs: every sample as it was written, and whatever is wrong by its name."""
+
 import functools
 import json
 import shutil
@@ -113,16 +114,23 @@ def spoil_template(folder):
     (folder / "zeroshot_classification_templates.txt").write_text("a photo of a {c}\na photo of it")
 
 
-@pytest.mark.parametrize("spoil, error, message", [
-    (lambda f: (f / "test" / "nshards.txt").unlink(), FileNotFoundError, "no test/nshards.txt at .*holds classnames"),
-    (lambda f: (f / "test" / "1.tar").unlink(), FileNotFoundError, "1 of 2 shards are missing: .*1.tar: fetch"),
-    (lambda f: (f / "classnames.txt").unlink(), FileNotFoundError, "no classnames.txt"),
-    (lambda f: (f / "zeroshot_classification_templates.txt").write_text(""), FileNotFoundError, "an empty one"),
-    (shutil.rmtree, FileNotFoundError, "no test set at .*wds_birds"),
-    (spoil_count, DamagedData, "says 'two': want the number of shards"),
-    (spoil_type, DamagedData, "says 'segmentation': want one of classification, multilabel, retrieval"),
-    (spoil_template, DamagedData, "'a photo of it' has no {c}"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "spoil, error, message",
+    [
+        (
+            lambda f: (f / "test" / "nshards.txt").unlink(),
+            FileNotFoundError,
+            "no test/nshards.txt at .*holds classnames",
+        ),
+        (lambda f: (f / "test" / "1.tar").unlink(), FileNotFoundError, "1 of 2 shards are missing: .*1.tar: fetch"),
+        (lambda f: (f / "classnames.txt").unlink(), FileNotFoundError, "no classnames.txt"),
+        (lambda f: (f / "zeroshot_classification_templates.txt").write_text(""), FileNotFoundError, "an empty one"),
+        (shutil.rmtree, FileNotFoundError, "no test set at .*wds_birds"),
+        (spoil_count, DamagedData, "says 'two': want the number of shards"),
+        (spoil_type, DamagedData, "says 'segmentation': want one of classification, multilabel, retrieval"),
+        (spoil_template, DamagedData, "'a photo of it' has no {c}"),
+    ],
+)
 def test_what_is_wrong_around_the_shards_is_known_before_they_are_read(folder, spoil, error, message):
     spoil(folder)
     with pytest.raises(error, match=message):
@@ -149,12 +157,15 @@ def test_a_cut_shard_is_counted_and_named_where_that_is_asked_for(folder):
     assert (damage.shards, damage.samples) == (2, len(kept))
 
 
-@pytest.mark.parametrize("members, message", [
-    ({"cls": b"7"}, "'x' of .*0.tar: bad label: class 7; classnames.txt has the classes 0 to 6"),
-    ({"cls": b"cat"}, "cls says 'cat'; wanted a number"),
-    ({"txt": b"no label"}, "missing label: members: png, txt; wanted cls"),
-    ({"cls": b"1", "npy": b"nonsense"}, "bad array"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "members, message",
+    [
+        ({"cls": b"7"}, "'x' of .*0.tar: bad label: class 7; classnames.txt has the classes 0 to 6"),
+        ({"cls": b"cat"}, "cls says 'cat'; wanted a number"),
+        ({"txt": b"no label"}, "missing label: members: png, txt; wanted cls"),
+        ({"cls": b"1", "npy": b"nonsense"}, "bad array"),
+    ],
+)
 def test_a_sample_that_makes_no_sense_is_named(tmp_path, members, message):
     mini.write_classes(tmp_path)
     whole = ("y", {"png": mini.picture(0), "cls": b"0"})

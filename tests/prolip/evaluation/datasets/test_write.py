@@ -1,4 +1,5 @@
 """What `prolip data shards` writes: read by training, and evaluated to the metrics of its source."""
+
 import json
 import tarfile
 
@@ -32,20 +33,29 @@ def drawn(address):
 @pytest.mark.parametrize("kind", ["csv", "bytes", "shards"])
 def test_training_draws_from_written_shards_as_from_the_source(made, kind, tmp_path, ours):
     run("data", "shards", made[kind], "--output", tmp_path / "s", "--shard-size", 5)
-    assert sorted(path.name for path in (tmp_path / "s").iterdir()) == ["000000.tar", "000001.tar", "000002.tar",
-                                                                         "index.json"]
+    assert sorted(path.name for path in (tmp_path / "s").iterdir()) == [
+        "000000.tar",
+        "000001.tar",
+        "000002.tar",
+        "index.json",
+    ]
     assert drawn(f"{tmp_path}/s") == drawn(made[kind]) and len(drawn(made[kind])) == 12
     index = json.loads((tmp_path / "s/index.json").read_text())
     assert {name: entry["samples"] for name, entry in index["shards"].items()} == {
-        "000000.tar": 5, "000001.tar": 5, "000002.tar": 2}  # fmt: skip
+        "000000.tar": 5,
+        "000001.tar": 5,
+        "000002.tar": 2,
+    }
     for task in ("retrieval", "classification"):
         found, source = (open_dataset(x, task=task) for x in (f"shards:{tmp_path}/s", made[kind]))
         assert evaluate_dataset(found, ours).metrics == evaluate_dataset(source, ours).metrics
 
 
 def test_images_are_written_byte_for_byte_and_a_single_caption_as_text(made, tmp_path):
-    table = own_data.write_csv(tmp_path / "one.csv", [
-        {"image": row["image"], "caption": row["caption"], "label": row["label"]} for row in own_data.records()[:12]])
+    table = own_data.write_csv(
+        tmp_path / "one.csv",
+        [{"image": row["image"], "caption": row["caption"], "label": row["label"]} for row in own_data.records()[:12]],
+    )
     (tmp_path / "photos").symlink_to(made["csv"].removeprefix("csv:").removesuffix("own.csv") + "photos")
     run("data", "shards", table, "--output", tmp_path / "s")
     found = members(tmp_path / "s/000000.tar")
@@ -63,8 +73,8 @@ def test_a_written_test_set_gives_the_metrics_of_its_source(made, kind, task, tm
 
 
 def test_matches_beyond_own_captions_are_written(tmp_path, ours):
-    from prolip.data import emoji
-    from prolip.evaluation.datasets.emoji import write_emoji
+    from prolip.corpora.emoji import corpus as emoji
+    from prolip.corpora.emoji.export import write_emoji
 
     corpus = emoji.read("data/emoji/emojione.tar").select("subgroup=animal bug|animal bird")
     source = open_dataset(f"wds:{write_emoji(corpus, tmp_path / 'e')}")
@@ -80,9 +90,13 @@ def test_a_held_out_share_is_written(made, tmp_path):
     assert {sample.content for sample in open_dataset(f"shards:{tmp_path}/s").samples()} == part
 
 
-@pytest.mark.parametrize("words, says", [
-    (["FULL"], "holds files already"), (["new", "--shard-size", "0"], "--shard-size 0: give 1 or more"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "words, says",
+    [
+        (["FULL"], "holds files already"),
+        (["new", "--shard-size", "0"], "--shard-size 0: give 1 or more"),
+    ],
+)
 def test_mistakes_end_in_one_line_and_write_nothing(made, tmp_path, capsys, words, says):
     (tmp_path / "FULL").mkdir()
     (tmp_path / "FULL/notes").write_text("mine")

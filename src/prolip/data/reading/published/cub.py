@@ -9,6 +9,7 @@
 The last three are the files of PCME (Chun et al. 2021), which the probabilistic literature evaluates on; there a
 caption is true of every picture of its species.
 """
+
 from __future__ import annotations
 
 import os
@@ -41,10 +42,13 @@ def read_cub(addresses: Sequence[str], splits: Collection[str]) -> PublishedImag
     named = " and ".join(repr(split) for split in splits)
     captioned = [texts / f"{os.path.splitext(key)[0]}.txt" for key in chosen]
     check_files([str(file) for file in captioned], f"captions of the split {named} of CUB")
-    return PublishedImages("cub", [
-        CaptionedImage(key, str(root / key), read_captions(file), {"class": species(key)})
-        for key, file in zip(chosen, captioned)
-    ])  # fmt: skip
+    return PublishedImages(
+        "cub",
+        [
+            CaptionedImage(key, str(root / key), read_captions(file), {"class": species(key)})
+            for key, file in zip(chosen, captioned)
+        ],
+    )
 
 
 def species(key: str) -> str:

@@ -8,6 +8,7 @@ An annotation has <DESCRIPTION>first sentence; second sentence;</DESCRIPTION>, o
 <IMAGE>images/00/25.jpg</IMAGE>. The benchmark has no official split. Where a list is given, a split is what it says;
 else an image is in "test" where the hash of its id modulo 10 is 0, else in "train". "all" is both.
 """
+
 from __future__ import annotations
 
 import html

@@ -1,4 +1,5 @@
 """What every reader of a published set of captioned images gives, and whether its files are there."""
+
 from __future__ import annotations
 
 import os

@@ -1,4 +1,5 @@
 """COCO and Flickr30k with the splits of Karpathy and Fei-Fei (2015): dataset_coco.json, dataset_flickr30k.json."""
+
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
@@ -71,6 +72,4 @@ def parse_record(record: dict[str, Any], root: Path, file: Path) -> CaptionedIma
     below = root / record.get("filepath", "") / name
     path = below if below.is_file() else root / name
     key = str(record["cocoid"]) if "cocoid" in record else name
-    return CaptionedImage(
-        key, str(path if path.is_file() else below), texts, {"split": record["split"]}, number, ids
-    )
+    return CaptionedImage(key, str(path if path.is_file() else below), texts, {"split": record["split"]}, number, ids)

@@ -1,4 +1,5 @@
 """Published sets by a word and their addresses, as --train-data takes them: `coco:JSON,IMAGES`."""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence

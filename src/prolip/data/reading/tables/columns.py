@@ -1,4 +1,5 @@
 """Which column of a table holds the images, which the captions, and what separates them: where only one choice fits."""
+
 from __future__ import annotations
 
 import csv
@@ -21,9 +22,21 @@ SEPARATORS = {",": "','", "\t": r"'\t'", ";": "';'", "|": "'|'"}
 LABELS = ("class", "label", "category", "class_name")
 #: What columns are often called, in lower case and with underscores.
 IMAGES = (
-    "image", "image_path", "image_file", "image_name", "img", "img_path", "filename", "file_name", "filepath",
-    "file_path", "file", "path", "picture", "photo",
-)  # fmt: skip
+    "image",
+    "image_path",
+    "image_file",
+    "image_name",
+    "img",
+    "img_path",
+    "filename",
+    "file_name",
+    "filepath",
+    "file_path",
+    "file",
+    "path",
+    "picture",
+    "photo",
+)
 CAPTIONS = tuple(name for name in LIKELY if name not in ("name", *LABELS))
 KNOWN = {"--csv-img-key": IMAGES, "--csv-caption-key": CAPTIONS, "--caption-sampling": CAPTIONS, "--select": ()}
 
@@ -83,15 +96,21 @@ def peek(path: str, separator: str | None, quoting: bool, wanted: Iterable[str])
     named = [sign for sign in even or several if known & {*found[sign][0], *map(plain, found[sign][0])}]
     fits = named or even or several or [separator or ","]
     if len(fits) > 1:
-        raise ValueError(f"{path} can be split at {' or at '.join(SEPARATORS[sign] for sign in fits)}: name the right "
-                         "one with --csv-separator")  # fmt: skip
+        raise ValueError(
+            f"{path} can be split at {' or at '.join(SEPARATORS[sign] for sign in fits)}: name the right "
+            "one with --csv-separator"
+        )
     return fits[0], found[fits[0]]
 
 
 def choose(
-    path: str, present: Sequence[str], head: Sequence[Mapping[str, Any]], columns: TableColumns,
-    is_image: Callable[[Any], bool], separator: str | None = None,
-) -> Chosen:  # fmt: skip
+    path: str,
+    present: Sequence[str],
+    head: Sequence[Mapping[str, Any]],
+    columns: TableColumns,
+    is_image: Callable[[Any], bool],
+    separator: str | None = None,
+) -> Chosen:
     """The columns of a table that are read, given or recognised by their names and by what `head`, its first rows,
     holds. ValueError naming the flag, the columns there are and, where the separator looks wrong, the right one.
     """
@@ -151,11 +170,15 @@ def absent(path: str, present: Sequence[str], column: str, flag: str, separator:
     if separator and len(present) == 1:
         for other, name in SEPARATORS.items():
             if other != separator and column in present[0].split(other):
-                return (f"{path} has no column {column!r} when split at {separator!r}: its header is {present[0]!r}; "
-                        f"give --csv-separator {name}")  # fmt: skip
+                return (
+                    f"{path} has no column {column!r} when split at {separator!r}: its header is {present[0]!r}; "
+                    f"give --csv-separator {name}"
+                )
     near = get_close_matches(column, present, n=1) or [name for name in present if plain(name) in KNOWN[flag]]
     hint = f" (did you mean {near[0]!r}?)" if near else ""
     if f'"{column}"' in present:
         hint = ", or leave out --csv-quoting none: quotation marks enclose the cells of this table"
-    return (f"{path} has no column {column!r}: its columns are {', '.join(present) or 'none'}; "
-            f"name the right one with {flag}{hint}")  # fmt: skip
+    return (
+        f"{path} has no column {column!r}: its columns are {', '.join(present) or 'none'}; "
+        f"name the right one with {flag}{hint}"
+    )

@@ -3,6 +3,7 @@
 What csv.writer and pandas write is always read, line breaks and doubled quotation marks in quoted cells included. Rows
 that a stray quotation mark joins to one cell show in the count of rows that span several lines, which the log has.
 """
+
 from __future__ import annotations
 
 import csv
@@ -75,9 +76,11 @@ class Table:
         self.open_end = False
         self._record: list[str] = []  # the lines of the row that is being read
         self._reader = csv.reader(
-            self._watch(lines), delimiter=separator, strict=True,
+            self._watch(lines),
+            delimiter=separator,
+            strict=True,
             quoting=csv.QUOTE_MINIMAL if quoting else csv.QUOTE_NONE,
-        )  # fmt: skip
+        )
         self.columns: list[str] = []
         self._cells = self._records()
         self.columns = [name.strip() for name in next(self._cells, [])]

@@ -1,4 +1,5 @@
 """Parquet tables, read by row groups, with images as paths or as bytes that stay in the file until they are wanted."""
+
 from __future__ import annotations
 
 import glob
@@ -73,8 +74,11 @@ class ParquetTable:
             if missing := [name for name in (image, *others) if name not in file.schema_arrow.names]:
                 other = f"which {self.files[0]} has: give tables of one kind"
                 raise TableError(f"{path} has no column {missing[0]!r}, {other}")
-            places = ((group, row) for group in range(file.num_row_groups)
-                      for row in range(file.metadata.row_group(group).num_rows))  # fmt: skip
+            places = (
+                (group, row)
+                for group in range(file.num_row_groups)
+                for row in range(file.metadata.row_group(group).num_rows)
+            )
             for count, ((group, row), values) in enumerate(zip(places, self._values(file, (image, *others))), 1):
                 yield path, count, (number, group, row) if self.embedded else None, values
 
@@ -85,8 +89,11 @@ class ParquetTable:
 
     def _values(self, file: pq.ParquetFile, columns: Sequence[str]) -> Iterator[list[Any]]:
         """The values of each row; of images their paths, or b"" where they have none."""
-        light = [f"{name}.path" if pa.types.is_struct(self.schema.field(name).type) else name for name in columns
-                 if name not in self.bytes or has_path(self.schema.field(name).type)]  # fmt: skip
+        light = [
+            f"{name}.path" if pa.types.is_struct(self.schema.field(name).type) else name
+            for name in columns
+            if name not in self.bytes or has_path(self.schema.field(name).type)
+        ]
         for batch in file.iter_batches(batch_size=1024, columns=light, use_threads=False):
             found = {name: batch.column(name).to_pylist() for name in batch.schema.names}
             for name in self.bytes & found.keys():

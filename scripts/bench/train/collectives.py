@@ -1,0 +1,261 @@
+"""One rank of any number, without the others: torch's fake process group, what a rank sends, the most it holds, and
+which files it touches.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+import time
+import weakref
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import wraps
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+#: Operators of torch.distributed -> the collective; places of what goes out and of what comes in among the arguments.
+COLLECTIVES = {
+    "send": ("send", 0, None),
+    "recv_": ("receive", None, 0),
+    "_allgather_base_": ("all-gather", 1, 0),
+    "allgather_": ("all-gather", 1, 0),
+    "_reduce_scatter_base_": ("reduce-scatter", 1, 0),
+    "reduce_scatter_": ("reduce-scatter", 1, 0),
+    "alltoall_base_": ("all-to-all", 1, 0),
+    "alltoall_": ("all-to-all", 1, 0),
+    "allreduce_": ("all-reduce", 0, 0),
+    "broadcast_": ("broadcast", 0, 0),
+    # of tensors in shards, which return what comes in
+    "all_reduce": ("all-reduce", 0, None),
+    "all_gather_into_tensor": ("all-gather", 0, None),
+    "reduce_scatter_tensor": ("reduce-scatter", 0, None),
+    "wait_tensor": None,
+    "_wrap_tensor_autograd": None,
+}
+
+
+class Ledger(TorchDispatchMode):
+    """Counts collectives and the bytes that this rank has for others in each, and the bytes of storages alive.
+
+    counts, sent: by collective; peak: most bytes alive at a time of what was made inside. What comes in is zeros.
+    """
+
+    def __init__(self, ranks: int) -> None:
+        super().__init__()
+        self.ranks, self.counts, self.sent = ranks, Counter[str](), Counter[str]()
+        self.live = self.peak = 0
+        self.known: set[int] = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented  # it works on the shards, by operators that come here
+        if func.namespace in ("c10d", "_c10d_functional"):
+            self.note(func.overloadpacket.__name__, args)
+        out = func(*args, **(kwargs or {}))
+        for x in tree_leaves(out):
+            if isinstance(x, Tensor):
+                self.hold(x.untyped_storage())
+        return out
+
+    def note(self, name: str, args: tuple) -> None:
+        """A collective: of all that it takes a rank keeps its own part, of W parts."""
+        if COLLECTIVES[name] is None:
+            return
+        kind, outward, inward = COLLECTIVES[name]
+        self.counts[kind] += 1
+        out = 0 if outward is None else sum(x.nbytes for x in tensors(args[outward]))
+        part = {"all-gather": self.ranks - 1, "reduce-scatter": 1 - 1 / self.ranks, "all-to-all": 1 - 1 / self.ranks}
+        self.sent[kind] += round(out * part.get(kind, 1))
+        if inward is not None and inward != outward:
+            for x in tensors(args[inward]):
+                x.zero_()
+
+    def hold(self, storage: Any) -> None:
+        """Count a storage that is new."""
+        key, size = storage._cdata, storage.nbytes()
+        if key in self.known:
+            return
+        self.known.add(key)
+        self.live += size
+        self.peak = max(self.peak, self.live)
+        weakref.finalize(storage, self.release, key, size)
+
+    def release(self, key: int, size: int) -> None:
+        """A storage is gone."""
+        self.known.discard(key)
+        self.live -= size
+
+
+def tensors(value: Any) -> list[Tensor]:
+    """Those in an argument."""
+    return [x for x in tree_leaves(value) if isinstance(x, Tensor)]
+
+
+@contextmanager
+def one_rank(rank: int, ranks: int) -> Iterator[None]:
+    """While entered, torch.distributed has so many ranks, of which this is one; OpenCLIP's losses take NCCL's way."""
+    dist.init_process_group("fake", rank=rank, world_size=ranks, store=FakeStore())
+    try:
+        with patch.object(dist, "get_backend", lambda *_, **__: dist.Backend.NCCL), real_looking_ddp():
+            yield
+    finally:
+        dist.destroy_process_group()
+
+
+def real_looking_ddp() -> Any:
+    """While entered, DDP sends its buckets by `send`."""
+    return patch.object(nn.parallel, "DistributedDataParallel", Sending)
+
+
+class Sending(nn.parallel.DistributedDataParallel):
+    """DDP whose hook is `send` from its beginning."""
+
+    @wraps(nn.parallel.DistributedDataParallel.__init__)
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.register_comm_hook(None, send)
+
+
+def send(_, bucket):  # DDP takes no annotations that are words
+    """DDP's hook that does what it does by itself with real ranks; the fake ones give it no future."""
+    dist.all_reduce(bucket.buffer())
+    done: torch.futures.Future = torch.futures.Future()
+    done.set_result(bucket.buffer())
+    return done
+
+
+# --- files and objects ------------------------------------------------------------------------------------------------
+class Calls:
+    """Counts of this process's calls while `counting`: files looked up (stat, lstat), opened, and folders listed."""
+
+    def __init__(self) -> None:
+        self.found: Counter[str] = Counter()
+        self.on = False
+        names = {"open": "opened", "os.listdir": "listed", "os.scandir": "listed"}
+        sys.addaudithook(lambda event, _: self.count(names[event]) if event in names else None)
+        for name in ("stat", "lstat"):
+            setattr(os, name, self.counted(getattr(os, name)))
+        self.map = torch.UntypedStorage.from_file
+        torch.UntypedStorage.from_file = self.mapped
+
+    def mapped(self, name: str, shared: bool, size: int) -> torch.UntypedStorage:
+        """As torch, which maps a file; its bytes are counted."""
+        if self.on:
+            self.found["mapped"] += size
+        return self.map(name, shared, size)
+
+    def count(self, what: str) -> None:
+        """One call more."""
+        if self.on:
+            self.found[what] += 1
+
+    def counted(self, call: Any) -> Any:
+        """The same function, which counts."""
+
+        def counting(*args: Any, **options: Any) -> Any:
+            self.count("looked up")
+            return call(*args, **options)
+
+        return counting
+
+    @contextmanager
+    def counting(self) -> Iterator[Counter[str]]:
+        """The counts of the block, with bytes read (Linux alone tells them) and processor seconds."""
+        self.found, self.own = Counter(), -bytes_read() + bytes_read()
+        before, start = bytes_read(), time.process_time()
+        self.on = True
+        try:
+            yield self.found
+        finally:
+            self.on = False
+            self.found["seconds"] = time.process_time() - start  # type: ignore[assignment]
+            self.found["read"] = bytes_read() - before - self.own
+
+
+def bytes_read() -> int:
+    """Bytes that this process has read from files and pipes so far; 0 where the system does not tell."""
+    try:
+        return int(Path("/proc/self/io").read_text(encoding="utf-8").split()[1])
+    except OSError:
+        return 0
+
+
+class Rank:
+    """One rank of many while entered, by torch's fake group; objects are counted, and received as they would be.
+
+    sent: what rank 0 broadcasts goes there, and other ranks take it from there, in the same order.
+    """
+
+    OBJECTS = (
+        "broadcast_object_list",
+        "all_gather_object",
+        "gather_object",
+        "barrier",
+        "new_group",
+        "destroy_process_group",
+    )
+
+    def __init__(self, rank: int, ranks: int, sent: list[bytes]):
+        self.rank, self.ranks, self.sent, self.waiting = rank, ranks, sent, iter(list(sent))
+        self.found: Counter[str] = Counter()
+        self.real = {name: getattr(dist, name) for name in self.OBJECTS}
+
+    def __enter__(self) -> Rank:
+        dist.init_process_group("fake", rank=self.rank, world_size=self.ranks, store=FakeStore())
+        for name in self.OBJECTS:
+            setattr(dist, name, getattr(self, name))
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        for name, real in self.real.items():
+            setattr(dist, name, real)
+        dist.destroy_process_group()
+
+    def broadcast_object_list(self, box: list[Any], *_: Any, **__: Any) -> None:
+        self.found["collectives"] += 1
+        if self.rank == 0:
+            self.sent.append(pickle.dumps(list(box)))
+        else:
+            box[:] = pickle.loads(data := next(self.waiting))
+            self.found["received"] += len(data)
+
+    def all_gather_object(self, boxes: list[Any], value: Any, **_: Any) -> None:
+        self.found["collectives"] += 1
+        data = pickle.dumps(value)
+        self.found["received"] += len(data) * (self.ranks - 1)
+        boxes[:] = [pickle.loads(data) for _ in range(self.ranks)]
+
+    def gather_object(self, value: Any, boxes: list[Any] | None = None, **_: Any) -> None:
+        if boxes is None:
+            self.found["collectives"] += 1
+        else:
+            self.all_gather_object(boxes, value)
+
+    def barrier(self, *_: Any, **__: Any) -> None:
+        self.found["collectives"] += 1
+
+    def new_group(self, *_: Any, **__: Any) -> None:
+        """The group of a machine, whose first rank this one takes for rank 0."""
+        self.found["collectives"] += 1
+
+    def destroy_process_group(self, *_: Any) -> None:
+        """There is none besides the fake one, which stays."""
+
+    def add(self, ledger: Ledger, found: Counter[str]) -> None:
+        """What was counted since the last time, of tensors and of objects, to the counts of files."""
+        self.found["collectives"] += sum(ledger.counts.values())
+        self.found["sent"] += sum(ledger.sent.values())
+        found.update(self.found)
+        self.found.clear()

@@ -1,0 +1,240 @@
+"""The bundled corpus: drawings of emoji by several designers, with every true caption of every drawing known.
+
+A *concept* is one hexcode with its texts; a *drawing* is one designer's picture of a concept. A *caption row* is a
+text at a level, so "cat" is two rows where it is a name and also a keyword, but one *text* with one embedding. A
+caption is true of every drawing of every concept that carries it. Two relations follow, and each has its use:
+
+- rows x concepts, strict: at this level. The name rows are one-to-one with the concepts: "which of 1,644 names is it?".
+- texts x concepts, complete: at any level. The full caption gallery is scored with this one, because the text "hotel"
+  is true of the love hotel (a subgroup) as much as of the hotel (a name).
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from prolip.data.faults import SampleFault
+from prolip.data.reading.opening import is_local, local_path
+from prolip.data.reading.shards import expand_source
+from prolip.data.reading.tar import read_shard
+from prolip.data.samples.captions import Condition, Selector
+from prolip.data.samples.decoding import decode_image
+from prolip.data.samples.sample import image_bytes, json_record
+from prolip.data.survey import survey
+from prolip.utils.documents import shown
+from prolip.utils.messages import explain_missing
+
+LEVELS = ("group", "subgroup", "keyword", "name")  # general to specific
+#: Prompts for small drawings; ("{}",) is the bare name.
+TEMPLATES = ("{}", "a drawing of {}", "a picture of {}", "an icon of {}")
+FIELDS = ("group", "subgroup", "keyword", "name", "hexcode", "style")
+WANTED = "give shards of the emoji corpus, .webp with .json, e.g. data/emoji/emojione.tar"
+
+
+@dataclass(frozen=True)
+class Concept:
+    """One hexcode and its texts."""
+
+    hexcode: str
+    name: str
+    keywords: tuple[str, ...]
+    subgroup: str
+    group: str
+
+    def captions(self, level: str) -> tuple[str, ...]:
+        """The true captions of one level, without repeats; a hexcode is a level of its own here."""
+        return tuple(dict.fromkeys(self.keywords)) if level == "keyword" else (getattr(self, level),)
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """One picture: `concept` is the row of its concept in the corpus, `data` the encoded file."""
+
+    key: str
+    style: str
+    concept: int
+    data: bytes
+
+    def image(self) -> Image.Image:
+        """The picture in RGB, as training sees it; ValueError where it is damaged."""
+        try:
+            return decode_image(self.data)
+        except SampleFault as fault:
+            raise ValueError(f"drawing {self.key}: {fault}; repair its shard, or leave it out") from fault
+
+
+@dataclass(frozen=True)
+class CaptionTable:
+    """All distinct captions per level with what they are true of.
+
+    texts: T distinct strings; level, text: (C,) per row, an index into LEVELS and into texts; relation: (C, K) bool,
+    row is carried by concept at that level.
+    """
+
+    texts: tuple[str, ...]
+    level: np.ndarray
+    text: np.ndarray
+    relation: np.ndarray
+
+    def rows(self, level: str) -> np.ndarray:
+        """Indices of the rows of one level."""
+        return np.flatnonzero(self.level == LEVELS.index(level))
+
+    @cached_property
+    def text_relation(self) -> np.ndarray:
+        """(T, K) bool: the text is carried by the concept at any level."""
+        out = np.zeros((len(self.texts), self.relation.shape[1]), dtype=bool)
+        np.logical_or.at(out, self.text, self.relation)
+        return out
+
+    @cached_property
+    def true_matches(self) -> np.ndarray:
+        """(T,) number of concepts a text is true of; every text has at least one."""
+        return self.text_relation.sum(1)
+
+    @cached_property
+    def text_level(self) -> np.ndarray:
+        """(T,) the most general level a text occurs at, as an index into LEVELS."""
+        out = np.full(len(self.texts), len(LEVELS))
+        np.minimum.at(out, self.text, self.level)
+        return out
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Concepts (K) and drawings (N); a concept need not have a drawing, a drawing always has its concept."""
+
+    concepts: tuple[Concept, ...]
+    drawings: tuple[Drawing, ...]
+
+    @cached_property
+    def drawing_concepts(self) -> np.ndarray:
+        """(N,) row of the concept of every drawing."""
+        return np.array([drawing.concept for drawing in self.drawings], dtype=np.int64)
+
+    def select(self, rule: str) -> Corpus:
+        """The part that meets a rule such as `group=food drink|travel places; subgroup!=time; style=noto`.
+
+        Conditions are joined by `;` and must all hold, alternatives by `|`, `!=` excludes; fields: group, subgroup,
+        keyword, name, hexcode, style (style alone picks drawings, the others pick concepts and so their drawings).
+        Raises ValueError on an unknown field or a value that nothing carries.
+        """
+        conditions = parse_rule(rule)
+        for field, values, _ in conditions:
+            if field == "style":
+                known = {drawing.style for drawing in self.drawings}
+            else:
+                known = {text for concept in self.concepts for text in concept.captions(field)}
+            for value in values:
+                if value not in known:
+                    near = difflib.get_close_matches(value, known, n=5) or sorted(known)[:8]
+                    raise ValueError(f"no {field} {value!r} in the corpus: use one of {', '.join(near)}")
+        styles = [c for c in conditions if c.field == "style"]
+        others = [c for c in conditions if c.field != "style"]
+        kept = [i for i, it in enumerate(self.concepts) if all(c.holds(it.captions(c.field)) for c in others)]
+        row = {old: new for new, old in enumerate(kept)}
+        drawings = tuple(
+            replace(d, concept=row[d.concept])
+            for d in self.drawings
+            if d.concept in row and all(c.holds([d.style]) for c in styles)
+        )
+        if not kept:
+            raise ValueError(f"no concept meets {rule!r}: its conditions exclude each other; drop one")
+        return Corpus(tuple(self.concepts[i] for i in kept), drawings)
+
+    def with_concepts(self, concepts: Iterable[Concept]) -> Corpus:
+        """The same drawings with more concepts to tell them from (a wider caption gallery); known ones stay."""
+        known = {concept.hexcode: concept for concept in self.concepts}
+        for concept in concepts:
+            _agree(known.setdefault(concept.hexcode, concept), concept, "added concepts")
+        return Corpus(tuple(known.values()), self.drawings)
+
+    def caption_table(self) -> CaptionTable:
+        """Every distinct caption of every level, general to specific, in order of first appearance."""
+        rows: dict[tuple[str, str], int] = {}
+        pairs = []
+        for level in LEVELS:
+            for k, concept in enumerate(self.concepts):
+                for text in concept.captions(level):
+                    pairs.append((rows.setdefault((level, text), len(rows)), k))
+        relation = np.zeros((len(rows), len(self.concepts)), dtype=bool)
+        relation[tuple(np.array(pairs).T)] = True
+        texts = {text: i for i, text in enumerate(dict.fromkeys(text for _, text in rows))}
+        levels = np.array([LEVELS.index(level) for level, _ in rows])
+        return CaptionTable(tuple(texts), levels, np.array([texts[text] for _, text in rows]), relation)
+
+
+def read(shards: str | Path | Sequence[str | Path]) -> Corpus:
+    """Read whole shards (emoji:TARS, or paths and URLs as --train-data takes them), in order.
+
+    Raises FileNotFoundError for a missing file and ValueError for one that cannot be read to its end, a sample without
+    picture or texts, or shards that disagree on the texts of a concept.
+    """
+    given = [str(shards)] if isinstance(shards, (str, Path)) else [str(shard) for shard in shards]
+    sources = [source for sources in given for source in sources.removeprefix("emoji:").split("::")]
+    urls = [url for source in sources for url in expand_source(source)]
+    for url in urls:
+        if is_local(url) and not Path(local_path(url)).is_file():
+            raise FileNotFoundError(f"no shard at {url}: {WANTED}. {explain_missing(local_path(url))}")
+    concepts: dict[str, Concept] = {}
+    rows: dict[str, int] = {}
+    drawings = []
+    for url in urls:
+        try:
+            for sample in read_shard(url):
+                concept, style, data = _parse(sample)
+                row = rows.setdefault(concept.hexcode, len(rows))
+                _agree(concepts.setdefault(concept.hexcode, concept), concept, url)
+                drawings.append(Drawing(sample["__key__"], style, row, data))
+        except SampleFault as fault:
+            raise ValueError(f"{url}: {fault}") from fault
+    if not drawings:
+        raise ValueError(f"no sample in {', '.join(urls)}: {survey(urls, wanted=WANTED)}")
+    return Corpus(tuple(concepts.values()), tuple(drawings))
+
+
+def parse_rule(rule: str) -> tuple[Condition, ...]:
+    """The conditions of a rule in the words of the training data's --select (`keywords` is the level keyword)."""
+    selector = Selector.parse(rule)
+    conditions = selector.conditions if selector else ()
+    named = [c._replace(field=c.field.removesuffix("s") if c.field == "keywords" else c.field) for c in conditions]
+    for condition in named:
+        if condition.field not in FIELDS:
+            raise ValueError(
+                f"no field {condition.field!r} in the corpus, in the rule {rule!r}: use one of "
+                f"{', '.join(FIELDS)}, e.g. 'group=animals nature|food drink'"
+            )
+    return tuple(named)
+
+
+def _parse(sample: dict) -> tuple[Concept, str, bytes]:
+    """Concept, style and encoded picture of one webdataset sample."""
+    key, url = sample["__key__"], sample["__url__"]
+    try:
+        data, record = image_bytes(sample), json_record(sample)
+    except SampleFault as fault:
+        raise ValueError(f"sample {key} of {url}: {fault}; {WANTED}") from fault
+    wanted = ("hexcode", "name", "subgroup", "group", "style")
+    if missing := [field for field in wanted if not record.get(field)]:
+        raise ValueError(f"the .json of sample {key} of {url} lacks {', '.join(missing)}: {WANTED}")
+    keywords = record.get("keywords") or []
+    texts = [record[field] for field in wanted]
+    if not isinstance(keywords, list) or not all(isinstance(text, str) for text in [*texts, *keywords]):
+        raise ValueError(f"the .json of sample {key} of {url} holds no texts ({shown(record)}): {WANTED}")
+    concept = Concept(record["hexcode"], record["name"], tuple(keywords), record["subgroup"], record["group"])
+    return concept, record["style"], data
+
+
+def _agree(known: Concept, new: Concept, where: str) -> None:
+    """Shards built from one release of the texts have one set of texts per hexcode."""
+    if known != new:
+        raise ValueError(
+            f"{where}: {new.hexcode} has the texts {new} but {known} before: rebuild all shards from one release"
+        )

@@ -1,0 +1,213 @@
+"""Evaluation on the emoji corpus: two galleries, `names/...` and `captions/...`, classes, uncertainty."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from prolip.corpora.emoji import corpus as emoji
+from prolip.corpora.emoji import uncertainty
+from prolip.corpora.emoji.corpus import LEVELS, Corpus
+from prolip.corpora.emoji.result import CorpusResult
+from prolip.embedder import Embedder, joined, token_lengths
+from prolip.evaluation.embed import embed_encoded
+from prolip.evaluation.metrics import ranking as metrics
+from prolip.evaluation.metrics.bootstrap import mean_of
+from prolip.evaluation.metrics.classification import classification, label_ranks
+from prolip.evaluation.metrics.ranking import Ranking
+from prolip.evaluation.metrics.selective import Deciles, by_decile
+from prolip.evaluation.zero_shot import TEMPLATES, mix_groups
+from prolip.gaussian import Gaussian
+from prolip.scores import Similarity
+from prolip.utils.messages import naming
+
+#: Drawings that are embedded at a time.
+BATCH = 256
+#: What a person types first; no recipe trains on these templates.
+UNSEEN = ("a photo of a {}", "a drawing of a {}", "a picture of a {}")
+
+
+def evaluate_corpus(embedder: Embedder, corpus: Corpus, similarity: Similarity = None) -> CorpusResult:
+    """Embed the drawings and all captions of a corpus and compute every metric.
+
+    corpus: it may hold concepts without drawings, `Corpus.with_concepts`: a wider gallery; similarity: a score or the
+    name of one, default: that of the model's method. Keys of `metrics`: names/..., captions/..., prompts/...,
+    zero_shot/..., refusal/..., calibration/... where scores have a match probability, undoubted/... where the model has
+    doubt, ambiguity/... where it knows of any, where variances mean something trace/..., spearman/..., inclusion/...,
+    recall_by_trace/... and, where traces have a unit, matches/...; shares in [0, 1].
+    """
+    started = time.perf_counter()
+    score = embedder.card.scored_by(similarity)
+    if not corpus.drawings:
+        raise ValueError("the corpus has no drawing: choose concepts that its shards show")
+    if len(corpus.concepts) < 2:
+        raise ValueError(
+            f"{corpus.concepts[0].name!r} is the only concept, and every answer would be right: choose two"
+            " or more, or add names to tell it from"
+        )
+    table = corpus.caption_table()
+    image, novelty = embed_drawings(corpus, embedder)
+    text = embedder.embed_texts(table.texts)
+    info: dict[str, Any] = {
+        "similarity": score.name,
+        "score": score.to_dict(),
+        "model_score": embedder.score.to_dict(),
+        "probabilistic": embedder.probabilistic,
+        "precision": embedder.precision,
+        "device": str(embedder.device),
+    } | facts_of(embedder)
+    lengths = token_lengths(embedder.tokenizer, table.texts).numpy()
+    result = CorpusResult(corpus, image, text, lengths, {}, info, novelty, read_by(embedder, image, text))
+    result.metrics |= corpus_retrieval(result)
+    result.metrics |= prompt_metrics(embedder, result)
+    result.metrics |= uncertainty.metrics(result) | uncertainty.calibration(result) | uncertainty.undoubted(result)
+    result.metrics |= {key: statistic.value for key, statistic in uncertainty.ambiguity(result).items()}
+    for level in ("subgroup", "group"):
+        result.metrics |= zero_shot_metrics(embedder, result, level)
+    if embedder.probabilistic:
+        result.metrics |= uncertainty.trace_metrics(image, text, corpus, table, lengths, result.uncertainty)
+        if result.expected_matches is not None:
+            result.metrics |= uncertainty.matches_metrics(result.expected_matches, result.text_relation.sum(1))
+            result.metrics |= uncertainty.inside_interval(result)
+    result.info |= {"images": len(corpus.drawings), "concepts": len(corpus.concepts), "texts": len(table.texts)}
+    result.info["styles"] = sorted({drawing.style for drawing in corpus.drawings})
+    result.info["seconds"] = round(time.perf_counter() - started, 2)
+    return result
+
+
+def embed_drawings(corpus: Corpus, embedder: Embedder) -> tuple[Gaussian, dict[str, np.ndarray]]:
+    """Embed the drawings (N, D) and, where the model has novelty, compute its nats (N,) at both ends of the tower."""
+    drawings = ((drawing.key, partial(bytes, drawing.data)) for drawing in corpus.drawings)
+    image, novelty = joined(embed_encoded(embedder, drawings, BATCH, embed=partial(embedder.embed, side="image")))
+    return image, {name: nats.numpy() for name, nats in novelty.items()}
+
+
+def read_by(embedder: Embedder, image: Gaussian, text: Gaussian) -> dict[str, np.ndarray]:
+    """Return what the model reads off drawings and texts, by name, as `CorpusResult.read` keeps it."""
+    if embedder.reader is None:
+        return {}
+    evidence, (low, high) = embedder.reader.evidence(image.mean), embedder.reader.shares(text.trace, text.mean)
+    found = {"ambiguity": embedder.reader.ambiguity(image.mean), "share_low": low, "share_high": high}
+    found |= {} if evidence is None else {"evidence": torch.stack(evidence, 1)}
+    return {name: x.numpy() for name, x in found.items()}
+
+
+def corpus_retrieval(result: CorpusResult) -> dict[str, float]:
+    """`names/...`, `captions/...` and `recall_by_trace/...`."""
+    out: dict[str, float] = {}
+    for gallery, (i2t, t2i) in result.rankings.items():
+        out |= {f"{gallery}/{key}": value for key, value in metrics.both_directions(i2t, t2i).items()}
+        texts, drawings = result.galleries[gallery][1].shape
+        for way, ranking, size in (("i2t", i2t, texts), ("t2i", t2i, drawings)):
+            for k in (k for k in metrics.KS if k <= size):
+                out[f"{gallery}/{way}/chance_R@{k}"] = metrics.chance_recall(ranking.matches, size, k)
+    for level in LEVELS:
+        rows = torch.from_numpy(result.table.text[result.table.rows(level)])
+        of_level = metrics.summarise(Ranking(*(x[rows] for x in result.rankings["captions"][1])))
+        out |= {f"captions/t2i/{level}/{key}": of_level[key] for key in ("R@1", "mAP@R", "R-Precision")}
+    for name, deciles in recall_by_trace(result).items() if result.probabilistic else ():
+        out[f"recall_by_trace/{name}/spearman_deciles"] = deciles.spearman_bins
+        out[f"recall_by_trace/{name}/spearman_queries"] = deciles.spearman_queries
+    return out
+
+
+def recall_by_trace(result: CorpusResult) -> dict[str, Deciles]:
+    """Retrieval of queries in deciles of their own trace: R@1 against names, and AP@R in the full caption gallery.
+
+    All texts mix levels, whose difficulty differs, so `keywords_t2i` looks at the keywords alone.
+    """
+    image, text = result.uncertainty(result.image), result.uncertainty(result.text)
+    names, captions = result.rankings["names"], result.rankings["captions"]
+    keywords = result.table.text[result.table.rows("keyword")]
+    cases = {
+        "names_i2t": (image, names[0].hit(1), names[0].answerable),
+        "names_t2i": (text[result.name_texts], names[1].hit(1), names[1].answerable),
+        "captions_i2t": (image, captions[0].ap_at_r, captions[0].answerable),
+        "captions_t2i": (text, captions[1].ap_at_r, captions[1].answerable),
+        "keywords_t2i": (text[keywords], captions[1].ap_at_r[keywords], captions[1].answerable[keywords]),
+    }
+    return {
+        name: by_decile(trace[kept.numpy()], value.double().numpy()[kept.numpy()])
+        for name, (trace, value, kept) in cases.items()
+    }
+
+
+def prompt_metrics(embedder: Embedder, result: CorpusResult) -> dict[str, float]:
+    """`prompts/<template>/i2t/R@1` of the drawings among the names in each of UNSEEN, and their mean."""
+    truth, out = torch.from_numpy(result.corpus.drawing_concepts), dict[str, float]()
+    for template in UNSEEN:
+        texts = embedder.embed_texts(template.replace("{}", concept.name) for concept in result.corpus.concepts)
+        first = result.score.pairwise(result.image, texts).argmax(1)
+        out[f"prompts/{template}/i2t/R@1"] = float((first == truth).double().mean())
+    return out | {"prompts/i2t/R@1": sum(out.values()) / len(out)}
+
+
+def zero_shot_metrics(embedder: Embedder, result: CorpusResult, level: str) -> dict[str, float]:
+    """Zero-shot classification of the drawings by `level`, three ways of building a class from Gaussians.
+
+    `zero_shot/<level>`: prompt templates filled with the class's own name (the usual reading); `..._plain`: its bare
+    name; `..._members`: the mixture over the bare names of the concepts that belong to it.
+    """
+    concepts = result.corpus.concepts
+    classes = sorted({getattr(concept, level) for concept in concepts})
+    labels = np.array([classes.index(getattr(concept, level)) for concept in concepts])
+    text_of = {text: i for i, text in enumerate(result.table.texts)}
+    members = [result.name_texts[labels == c] for c in range(len(classes))]
+    prompts = embedder.embed_texts(template.replace("{}", name) for name in classes for template in TEMPLATES)
+    z = {
+        level: mix_groups(prompts, [len(TEMPLATES)] * len(classes)),
+        f"{level}_plain": result.text.select([text_of[name] for name in classes]),
+        f"{level}_members": mix_groups(result.text.select(np.concatenate(members)), [len(rows) for rows in members]),
+    }
+    truth = torch.from_numpy(labels[result.corpus.drawing_concepts])
+    out: dict[str, float] = {}
+    for name, gaussians in z.items():
+        scores = result.score.pairwise(result.image, gaussians)
+        out |= {f"zero_shot/{name}/{key}": value for key, value in classification(scores, truth).items()}
+        ranks = label_ranks(scores, truth)
+        result.zero_shot |= {f"zero_shot/{name}/top{k}": mean_of(ranks <= k, "images") for k in (1, 5)}
+    return out
+
+
+def facts_of(embedder: Embedder) -> dict[str, Any]:
+    """What a reader of the metrics asks about the model and the machine."""
+    out: dict[str, Any] = {"parameters": embedder.parameters, "date": time.strftime("%Y-%m-%d %H:%M")}
+    if embedder.logit_scale is not None and embedder.logit_bias is not None:
+        out |= {"scale": embedder.logit_scale, "bias": embedder.logit_bias}
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    out["machine"] = f"{platform.system()} {platform.machine()}, {cores} cores, {torch.get_num_threads()} threads"
+    return out | {"software": f"Python {platform.python_version()}, torch {torch.__version__}"}
+
+
+def gallery(
+    data: Sequence[str],
+    select: str | None = None,
+    names: Sequence[str] | None = None,
+    all_names: bool = False,
+    flags: tuple[str, str, str] = ("--data", "--names", "--select"),
+) -> Corpus:
+    """The drawings of `data` that meet `select`, to be told from the names of `data` and `names`.
+
+    The added names meet `select` too unless `all_names`; a condition on the style is for the drawings only. flags: what
+    data, names and select are called in errors.
+    """
+    with naming(flags[0]):
+        shown = emoji.read(data)
+    with naming(flags[1]):
+        wider = [*emoji.read(names).concepts, *shown.concepts] if names else [*shown.concepts]
+        every = Corpus((), ()).with_concepts(wider)
+    if not select:
+        return shown.with_concepts(wider)
+    with naming(flags[2]):
+        shown = shown.select(select)
+        if not shown.drawings:
+            raise ValueError(f"{select!r} leaves no drawing of these shards: choose concepts that they show")
+        rule = ";".join(str(condition) for condition in emoji.parse_rule(select) if condition.field != "style")
+        return shown.with_concepts(every.concepts if all_names or not rule else every.select(rule).concepts)

@@ -1,0 +1,109 @@
+"""The emoji corpus as tasks of clip_benchmark's layout: retrieval with its many-to-many labels, and classification.
+
+Retrieval: every distinct text stands once in the gallery, a name with its own drawing, another text with the first
+drawing that it is true of. `relevance.json` holds all further true pairs; a tool that does not read it sees one caption
+set per image. Classification: a drawing's class is its concept's subgroup or group, with `data.emoji.TEMPLATES` as
+prompts.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from prolip.corpora.emoji.corpus import TEMPLATES, Corpus
+from prolip.data.faults import SampleFault
+from prolip.data.samples.decoding import decode_image
+from prolip.evaluation.datasets.wds import COUNT, RELEVANCE, TYPE, class_files
+from prolip.evaluation.datasets.write import SHARD, SPLIT, suffix_of, write_split
+from prolip.utils.outputs import check_output, replacing_folder
+
+
+def write_emoji(corpus: Corpus, folder: str | os.PathLike, shard: int = SHARD) -> Path:
+    """Write a corpus as a retrieval task; nshards.txt comes last.
+
+    Texts of concepts without a drawing are true of nothing that is shown; they are left out. ValueError for a corpus
+    without drawings, FileExistsError where the split is written already.
+    """
+    folder = new_folder(corpus, folder)
+    owned, further = shared_out(corpus)
+    files = {TYPE: "retrieval\n", f"{SPLIT}/{RELEVANCE}": json.dumps({"pairs": further})}
+    return write_task(corpus, folder, shard, "txt", ["\n".join(texts) for texts in owned], files)
+
+
+def write_emoji_classes(
+    corpus: Corpus,
+    folder: str | os.PathLike,
+    level: str = "subgroup",
+    shard: int = SHARD,
+    templates: Sequence[str] = TEMPLATES,
+) -> Path:
+    """Write a corpus as a classification task: every drawing and the `level`, subgroup or group, of its concept.
+
+    Classes are those that have a drawing, in alphabetical order. Errors as `write_emoji`.
+    """
+    folder = new_folder(corpus, folder)
+    own = [getattr(corpus.concepts[concept], level) for concept in corpus.drawing_concepts.tolist()]
+    classes = sorted(set(own))
+    prompts = [template.replace("{}", "{c}") for template in templates]
+    files = class_files(classes, prompts)
+    return write_task(corpus, folder, shard, "cls", [str(classes.index(name)) for name in own], files)
+
+
+def new_folder(corpus: Corpus, folder: str | os.PathLike) -> Path:
+    """The folder, unless there is nothing to write, no room for it, or something is written already."""
+    if not corpus.drawings:
+        raise ValueError("the corpus has no drawing: give shards, or a rule that leaves some")
+    for drawing in corpus.drawings:  # whatever reads the task would refuse it, later
+        try:
+            decode_image(drawing.data)
+        except SampleFault as fault:
+            raise ValueError(f"drawing {drawing.key!r}: {fault}. Repair it, or leave it out with --select") from fault
+    folder = Path(folder)
+    check_output(folder, folder=True, size=sum(len(drawing.data) for drawing in corpus.drawings))
+    if (folder / SPLIT / COUNT).exists():
+        raise FileExistsError(f"{folder / SPLIT} is written already: give another folder, or remove it")
+    return folder
+
+
+def write_task(
+    corpus: Corpus, folder: Path, shard: int, suffix: str, contents: Sequence[str], files: Mapping[str, str]
+) -> Path:
+    """Drawings, each with one text member, in shards of `shard`, and small files by their path, all in one step."""
+    samples = (
+        {"__key__": drawing.key, suffix_of(drawing.data): drawing.data, suffix: content.encode()}
+        for drawing, content in zip(corpus.drawings, contents)
+    )
+    with replacing_folder(folder, kept=lambda name: True) as place:
+        write_split(place, samples, files, shard)
+    return folder
+
+
+def shared_out(corpus: Corpus) -> tuple[list[list[str]], dict[str, list[int]]]:
+    """The texts that stand with each drawing, and the true pairs beyond these, by the drawing's key.
+
+    A drawing has its concept's name, and what no drawing before it carries. A pair names a row of the gallery, which is
+    all texts in the order of the drawings.
+    """
+    table = corpus.caption_table()
+    true_of = table.text_relation[:, corpus.drawing_concepts]
+    shown = true_of.any(1)
+    owner = np.where(shown, true_of.argmax(1), -1)
+    row_of = {text: row for row, text in enumerate(table.texts)}
+    first = {concept: row for row, concept in reversed(list(enumerate(corpus.drawing_concepts.tolist())))}
+    for concept, row in first.items():
+        owner[row_of[corpus.concepts[concept].name]] = row
+    gallery = np.flatnonzero(shown)[owner[shown].argsort(kind="stable")]
+    owned: list[list[str]] = [[] for _ in corpus.drawings]
+    for text in gallery:
+        owned[owner[text]].append(table.texts[text])
+    further = {}
+    for row, drawing in enumerate(corpus.drawings):
+        rows = np.flatnonzero(true_of[gallery, row] & (owner[gallery] != row))
+        if len(rows):
+            further[drawing.key] = rows.tolist()
+    return owned, further

@@ -1,0 +1,232 @@
+"""What a model retrieves and how certain it is: examples chosen by a rule that the page states."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import io
+import time
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from PIL import Image
+from pydantic import TypeAdapter
+from torch import Tensor
+
+from prolip.data.faults import DamagedData, SampleFault
+from prolip.evaluation.datasets.base import Dataset
+from prolip.evaluation.datasets.wds import unique_keys
+from prolip.evaluation.embed import Features
+from prolip.evaluation.metrics.blockwise import Relevance
+from prolip.evaluation.tasks.base import own_labels
+from prolip.evaluation.tasks.retrieval import relevance_of
+from prolip.gaussian import Gaussian
+from prolip.scores import Score
+
+#: Queries that examples are chosen from, and scores that are computed for it at once: a large test set takes seconds.
+QUERIES, SCORES = 512, 2**24
+#: Seconds for reading the images of the examples once more, and pixels of their longer side on the page.
+PATIENCE, PIXELS = 60.0, 96
+
+
+class Answer(NamedTuple):
+    """One retrieved item. mark: "right" or "wrong"."""
+
+    label: str
+    score: float
+    mark: str
+    picture: str = ""
+
+
+class Example(NamedTuple):
+    """A query and its first answers. rank: of the first right answer; matches: how many answers are right."""
+
+    label: str
+    level: str
+    answers: list[Answer]
+    rank: int
+    picture: str = ""
+    matches: int = 1
+
+
+class Extreme(NamedTuple):
+    """An input with its uncertainty; said: in print, or what it counts where it has a unit."""
+
+    label: str
+    trace: float
+    said: str
+    picture: str = ""
+
+
+class Inputs(NamedTuple):
+    """One side of an evaluation: Gaussians (N, D), the label of each input, and its picture, "" for none."""
+
+    z: Gaussian
+    labels: Sequence[str]
+    picture: Callable[[int], str] = lambda row: ""
+
+
+class Shown(NamedTuple):
+    """A test set on the page. found: (kind of query, best examples, worst examples); ends: (kind of input, what its
+    uncertainty counts, least uncertain, most uncertain), none for points.
+    """
+
+    images: int
+    texts: int
+    found: list[tuple[str, list[Example], list[Example]]]
+    ends: list[tuple[str, str, list[Extreme], list[Extreme]]]
+
+
+#: What a run keeps of them, by test set; pydantic 2.9 finds the names of fields only where they are defined.
+KEPT = TypeAdapter(dict[str, Shown])
+
+
+def show(image: Inputs, text: Inputs, relevance: Relevance, ranked_by: Score, own: Score | None) -> Shown:
+    """Examples of both directions and both ends of the uncertainty. relevance: images x texts; own: the score that
+    reads the uncertainty, None for points.
+    """
+    found = []
+    for kind, queries, gallery, relation in (
+        ("image", image, text, relevance),
+        ("text", text, image, relevance.transposed()),
+    ):
+        most = min(QUERIES, max(1, SCORES // len(gallery.labels)))
+        rows = torch.linspace(0, relation.queries - 1, min(most, relation.queries)).long()
+        z = queries.z.select(rows.tolist())
+        scores = ranked_by.pairwise(z, gallery.z) if kind == "image" else ranked_by.pairwise(gallery.z, z).mT
+        place = torch.full((relation.queries,), -1)
+        place[rows] = torch.arange(len(rows))
+        kept = place[relation.query] >= 0
+        right = torch.zeros_like(scores, dtype=torch.bool)
+        right[place[relation.query[kept]], relation.item[kept]] = True
+        best, worst = (
+            [
+                example(scores[i], right[i], gallery, queries.labels[row], picture=queries.picture(row))
+                for i in some
+                for row in [int(rows[i])]
+            ]
+            for some in best_and_worst(scores, right)
+        )
+        found.append((kind, best, worst))
+    ends = (
+        []
+        if own is None
+        else [
+            (kind, *extremes(of, own, kind, len(others.labels)))
+            for kind, of, others in (("image", image, text), ("text", text, image))
+        ]
+    )
+    return Shown(len(image.labels), len(text.labels), found, ends)
+
+
+def best_and_worst(scores: Tensor, right: Tensor, count: int = 4) -> tuple[list[int], list[int]]:
+    """The queries whose best right answer leads the best wrong one by most, and by least; the extreme ones first.
+
+    scores, right: (Q, G). A query with no right answer, or with no wrong one, is left out.
+    """
+    lead = scores.masked_fill(~right, -torch.inf).amax(1) - scores.masked_fill(right, -torch.inf).amax(1)
+    rows = lead.isfinite().nonzero().flatten()
+    order = rows[lead[rows].argsort(descending=True, stable=True)].tolist()
+    return order[: min(count, (len(order) + 1) // 2)], order[::-1][: min(count, len(order) // 2)]
+
+
+def example(
+    scores: Tensor, right: Tensor, gallery: Inputs, label: str, level: str = "", top: int = 5, picture: str = ""
+) -> Example:
+    """A query with its best answers; scores, right: (G,)."""
+    order = scores.argsort(descending=True, stable=True)
+    answers = [
+        Answer(gallery.labels[i], float(scores[i]), "right" if right[i] else "wrong", gallery.picture(i))
+        for i in order[:top].tolist()
+    ]
+    return Example(label, level, answers, int(right[order].int().argmax()) + 1, picture, int(right.sum()))
+
+
+def extremes(
+    of: Inputs, own: Score, kind: str, others: int, count: int = 6
+) -> tuple[str, list[Extreme], list[Extreme]]:
+    """What the uncertainty of inputs counts, the least uncertain ones, and the most uncertain ones."""
+    trace, units, other = own.uncertainty(of.z), own.units, "texts" if kind == "image" else "images"
+    said = (
+        [f"{x:#.4g}" for x in trace.tolist()]
+        if units is None
+        else [amount(x) for x in units.matches(of.z.trace, others, of=other).tolist()]
+    )
+    return f"how many {other} each may fit" if units else "their uncertainty", *both_ends(of, trace, said, count)
+
+
+def both_ends(of: Inputs, values: Tensor, said: Sequence[str], count: int = 6) -> tuple[list[Extreme], list[Extreme]]:
+    """The inputs of the least values (N,), and those of the largest."""
+    order, count = values.argsort(stable=True).tolist(), min(count, len(values) // 2)
+    least, most = (
+        [Extreme(of.labels[i], float(values[i]), said[i], of.picture(i)) for i in rows[:count]]
+        for rows in (order, order[::-1])
+    )
+    return least, most
+
+
+def show_features(features: Features) -> Shown | None:
+    """Examples of an evaluated test set, whose images are read once more; None for instances of WinoGAViL."""
+    dataset, text, keys, card = features.dataset, features.text, features.keys, features.model
+    if text is None or dataset.kind == "association":
+        return None
+    texts = features.captions or dataset.classnames
+    if dataset.kind == "retrieval":
+        own, complete = relevance_of(features)
+        relevance = own if complete is None else complete
+    else:
+        labels = own_labels(features)
+        image_of, text_of = labels.nonzero(as_tuple=True) if labels.ndim == 2 else (torch.arange(len(labels)), labels)
+        relevance = Relevance.from_pairs(image_of, text_of, len(labels), len(texts))
+    first = dict(zip(reversed(relevance.query.tolist()), reversed(relevance.item.tolist())))
+    named = [texts[first[i]] if i in first else key for i, key in enumerate(keys)]
+    score = card.scored_by()
+
+    def shown(picture: Callable[[int], str]) -> Shown:
+        inputs = Inputs(features.image, named, picture), Inputs(text, texts)
+        return show(*inputs, relevance, score, score if card.probabilistic else None)
+
+    asked: dict[int, str] = {}
+    shown(lambda row: asked.setdefault(row, ""))  # a first pass, for the images that it shows
+    found = pictures_of(dataset, {keys[row] for row in asked})
+    return shown(lambda row: found.get(keys[row], ""))
+
+
+def pictures_of(dataset: Dataset, keys: Collection[str]) -> dict[str, str]:
+    """Small pictures of some images by key. What cannot be read, or not within PATIENCE seconds, is left out."""
+    found: dict[str, str] = {}
+    deadline = time.monotonic() + PATIENCE
+    with contextlib.suppress(DamagedData, OSError):
+        for sample in unique_keys(dataset.samples()):
+            if len(found) == len(keys) or time.monotonic() > deadline:
+                break
+            if sample.key in keys:
+                with contextlib.suppress(SampleFault):
+                    small = sample.open()
+                    small.thumbnail((PIXELS, PIXELS))
+                    found[sample.key] = picture(small, quality=80)
+    return found
+
+
+def picture(image: Image.Image, **how: Any) -> str:
+    """An image as it stands in a self-contained page: a browser opens no TIFF. how: of Pillow's WebP."""
+    encoded = io.BytesIO()
+    image.save(encoded, "WEBP", **how)
+    return data_uri(encoded.getvalue(), "webp")
+
+
+def data_uri(data: bytes, kind: str) -> str:
+    """An encoded picture, png or webp, as it stands in a self-contained page."""
+    return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
+
+
+def pick(rows: np.ndarray, count: int, rng: np.random.Generator) -> list[int]:
+    """At most `count` of the rows, at random, in their order."""
+    return sorted(rng.choice(rows, size=min(count, len(rows)), replace=False).tolist()) if len(rows) else []
+
+
+def amount(number: float) -> str:
+    """An expected number of things: 0.82, 3.4, 28."""
+    return f"{number:,.0f}" if number >= 9.95 else f"{number:.1f}" if number >= 0.995 else f"{number:.2f}"

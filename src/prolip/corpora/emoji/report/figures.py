@@ -1,0 +1,351 @@
+"""The report's figures. Each function draws one and returns it, or None where the run has nothing to show in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.collections import PathCollection
+from matplotlib.figure import Figure
+from matplotlib.ticker import StrMethodFormatter
+
+from prolip.corpora.emoji.corpus import LEVELS
+from prolip.corpora.emoji.report.pca import pca
+from prolip.corpora.emoji.report.runs import RunFolder
+from prolip.corpora.emoji.result import REFUSED_BY, CorpusResult
+from prolip.corpora.emoji.uncertainty import by_expected, reliabilities, signs_against, traces_of_levels
+from prolip.evaluation.metrics.selective import by_length, risk_coverage, spearman
+from prolip.evaluation.plots import plot_reliability, plot_risk_coverage
+from prolip.evaluation.tasks import KINDS
+from prolip.utils.style import IMAGE, INK, LEVEL_COLOURS, LEVEL_MARKERS, MUTED, TEXT, panels, percent, styled
+
+#: Keys of a line of the log that are no terms of the loss.
+NO_TERMS = (
+    "kind",
+    "step",
+    "epoch",
+    "samples",
+    "seconds",
+    "time",
+    "lr",
+    "grad_norm",
+    "scale",
+    "bias",
+    "faults",
+    "samples_per_second",
+    "samples_per_s",
+    "data_wait",
+    "eta",
+    "mfu",
+    "memory_gib",
+)
+NORMS = ("grad_norm", "param_norm")
+#: Colour and dashes of what is of one modality: texts are dashed, masked views dotted.
+DASHES, DOTS = (0, (6, 2)), (0, (1.5, 1.5))
+#: A panel of lines: its title, and by the label of each line its key in the log, and colour and dashes if it has any.
+Panel = tuple[str, Mapping[str, tuple[str, tuple[Any, ...]]]]
+#: How the metric of a test set ends that is measured of as many training pairs too; the corpus's metrics to quote.
+PAIRS, CORPUS_MAINS = "/pairs_R@1", ("/names/i2t/R@1", "/names/t2i/R@1")
+LINES: dict[str, tuple[str, Any]] = {
+    **{f"{kind}_image": (IMAGE, "-") for kind in ("trace", "vib", "grad_norm", "inclusion")},
+    **{f"{kind}_text": (TEXT, DASHES) for kind in ("trace", "vib", "grad_norm", "inclusion")},
+    "trace_masked_image": (IMAGE, DOTS),
+    "trace_masked_text": (TEXT, DOTS),
+    "inclusion_image_text": ("#5f1f3c", DOTS),
+}
+
+
+@styled
+def learning_curves(run: RunFolder) -> Figure | None:
+    """Loss and its terms, logit scale and bias, traces, learning rate, gradients, recall in a batch, over steps."""
+    names = list(dict.fromkeys(key for line in run.train for key, value in line.items() if _is_number(value)))
+    if len(run.train) < 2:
+        return None
+    recalls = [n for n in names if "R@" in n or "chance" in n]
+    terms = [n for n in names if n not in (*NO_TERMS, *recalls) and not n.startswith(("trace_", *NORMS))]
+    main = [n for n in terms if n in ("loss", "ppcl") or not n.startswith(("inclusion", "vib"))]
+    groups: list[tuple[str, Sequence[str]]] = [
+        ("Loss", main),
+        ("Inclusion terms (unweighted)", [n for n in terms if n.startswith("inclusion")]),
+        ("VIB (unweighted)", [n for n in terms if n.startswith("vib")]),
+        ("Mean trace", [n for n in names if n.startswith("trace_")]),
+        ("Logit scale a", [n for n in names if n == "scale"]),
+        ("Logit bias b", [n for n in names if n == "bias"]),
+        ("Learning rate", [n for n in names if n == "lr"]),
+        ("Gradient norm", [n for n in names if n in ("grad_norm_image", "grad_norm_text")]),
+        ("R@1 within a batch", recalls),
+    ]
+    panels = [(title, {_short(key): (key, LINES.get(key, ())) for key in keys}) for title, keys in groups if keys]
+    return over_steps(panels, run.train)
+
+
+@styled
+def evaluations(run: RunFolder) -> Figure | None:
+    """The main metric of every test set over steps; of each, training rows against its own among as many pairs."""
+    if len(run.evals) < 2:
+        return None
+    mains, drawn = main_metrics(run), list[Panel]()
+    if mains:
+        drawn.append((mains[0] if len(mains) == 1 else "Test sets", {key: (key, ()) for key in mains}))
+    drawn += [
+        (
+            f"R@1 among {run.evals[-1].get(f'{name}/pairs') or 0:.0f} pairs: {name}",
+            {
+                "training rows": (f"{name}/train_pairs_R@1", (MUTED, DASHES)),
+                "validation": (f"{name}/pairs_R@1", (IMAGE, "-")),
+            },
+        )
+        for name in sampled_sets(run)
+    ]
+    figure = over_steps(drawn, run.evals, marker="o", markersize=4)
+    for ax in [] if figure is None else figure.axes:
+        percent(ax.yaxis)
+        ax.set_ylim(bottom=0)
+    return figure
+
+
+def main_metrics(run: RunFolder) -> list[str]:
+    """The keys of the figure to quote of every test set, in the evaluations of a run."""
+    mains = (*(f"/{kind.main}" for kind in KINDS.values()), *CORPUS_MAINS)
+    keys = dict.fromkeys(key for line in run.evals for key, value in line.items() if _is_number(value))
+    return [key for key in keys if f"/{key}".endswith(mains) and "/own/" not in key]
+
+
+def sampled_sets(run: RunFolder, most: int = 5) -> list[str]:
+    """The first test sets of which as many pairs were ranked as of the training data."""
+    keys = dict.fromkeys(key for line in run.evals for key, value in line.items() if _is_number(value))
+    return [key.removesuffix(PAIRS) for key in keys if key.endswith(PAIRS)][:most]
+
+
+def over_steps(drawn: Sequence[Panel], lines: Sequence[Mapping[str, Any]], **form: Any) -> Figure | None:
+    """A panel for each (title, {label: (key of the lines, colour and dashes)}); None where there is nothing to draw."""
+    if not drawn:
+        return None
+    columns = min(4 if len(drawn) in (4, 7, 8) else 3, len(drawn))
+    figure, axes = panels(-(-len(drawn) // columns), columns, width=max(9.6, 3 * columns), height=2.7)
+    for ax, (title, keys) in zip(axes, drawn):
+        for label, (key, look) in keys.items():
+            points = [(line["step"], line[key]) for line in lines if _is_number(line.get(key))]
+            ax.plot(*zip(*points), label=label, **dict(zip(("color", "linestyle"), look)), **form)  # else as the style
+        ax.set_title(title)
+        if len(keys) > 1:
+            ax.legend()
+    for ax in axes[len(drawn) :]:
+        ax.set_visible(False)
+    for ax in axes[max(0, len(drawn) - columns) : len(drawn)]:
+        ax.set_xlabel("step")
+    return figure
+
+
+@styled
+def trace_histogram(result: CorpusResult) -> Figure:
+    """Traces of all drawings against those of all texts, ProLIP figure 5."""
+    figure, (ax,) = panels(1, 1, width=6.4)
+    image, text = result.uncertainty(result.image), result.uncertainty(result.text)
+    log = _wide(image, text)
+    both = np.concatenate([image, text])
+    edges = np.geomspace(both.min(), both.max(), 60) if log else np.linspace(both.min(), both.max() + 1e-12, 60)
+    series = ((image, IMAGE, "", "--", "drawings"), (text, TEXT, "///", DOTS, "texts"))
+    for values, colour, hatch, dashes, label in series:
+        form: Any = {"color": colour, "alpha": 0.65, "hatch": hatch, "edgecolor": "white"}
+        ax.hist(values, list(edges), weights=np.full(len(values), 1 / len(values)), label=label, **form)
+        ax.axvline(values.mean(), color=colour, linestyle=dashes, linewidth=1.6)
+    if log:
+        ax.set_xscale("log")
+    percent(ax.yaxis)
+    ax.set(xlabel="trace (uncertainty); lines: means, dashed of drawings, dotted of texts", ylabel="share")
+    ax.legend()
+    return figure
+
+
+@styled
+def trace_by_level(result: CorpusResult) -> Figure:
+    """Traces by caption level and of the drawings, ProLIP figure 7: every caption a dot, box of quartiles, mean."""
+    figure, (ax,) = panels(1, 1, width=6.4)
+    values = traces_of_levels(result.uncertainty(result.text), result.table)
+    values["image"] = result.uncertainty(result.image)
+    noise = np.random.default_rng(0)
+    for i, (level, x) in enumerate(values.items()):
+        colour = LEVEL_COLOURS[level]
+        ax.scatter(i + noise.uniform(-0.3, 0.3, len(x)), x, s=5, color=colour, alpha=0.25 if len(x) > 50 else 0.8, lw=0)
+        ax.boxplot(
+            x,
+            positions=[i],
+            widths=0.45,
+            showfliers=False,
+            medianprops={"color": INK, "linewidth": 1.6},
+            boxprops={"color": INK},
+            whiskerprops={"color": MUTED},
+            capprops={"color": MUTED},
+        )
+        ax.scatter([i], [x.mean()], marker="D", s=34, color=colour, edgecolor="white", zorder=4)
+        box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 0.8}
+        ax.annotate(f"{x.mean():.3g}", (i + 0.26, x.mean()), va="center", fontsize=9, weight="bold", bbox=box, zorder=5)
+    ax.set_xticks(range(len(values)), [f"{level}\n({len(x):,})" for level, x in values.items()])
+    if _wide(*values.values()):
+        ax.set_yscale("log")
+    ax.set_xlim(-0.5, len(values) - 0.35)
+    ax.set(ylabel="trace (uncertainty)", xlabel="general  →  specific captions, and drawings; diamonds: means")
+    return figure
+
+
+@styled
+def trace_by_length(result: CorpusResult) -> Figure:
+    """Traces of texts against their length, ProLIP figure 6; mean line and quartile band where there are 5 texts."""
+    figure, axes = panels(1, 2, width=11)
+    trace, level = result.uncertainty(result.text), result.table.text_level
+    noise = np.random.default_rng(0)
+    lengths = {"tokens": result.token_lengths, "characters": np.array([len(text) for text in result.table.texts])}
+    for ax, (unit, length) in zip(axes, lengths.items()):
+        _dots(ax, length + noise.uniform(-0.3, 0.3, len(length)), trace, level)
+        groups = by_length(length, trace)
+        x, mean, lower, upper, _ = groups[groups[:, -1] >= 5].T
+        ax.fill_between(x, lower, upper, color=INK, alpha=0.12, lw=0)
+        ax.plot(x, mean, color=INK, marker="o", markersize=3.5, label="mean")
+        ax.set_title(f"Spearman {spearman(trace, length):+.2f}")
+        ax.set(xlabel=f"length in {unit}", ylabel="trace (uncertainty)")
+        if _wide(trace):
+            ax.set_yscale("log")
+    _legend(axes[1])
+    return figure
+
+
+@styled
+def true_matches(result: CorpusResult) -> Figure:
+    """Trace of every text against the number of concepts it is true of."""
+    figure, (ax,) = panels(1, 1, width=6.4)
+    table, trace = result.table, result.uncertainty(result.text)
+    jitter = np.exp(np.random.default_rng(0).uniform(-0.12, 0.12, len(trace)))
+    _dots(ax, table.true_matches * jitter, trace, table.text_level)
+    ax.set_xscale("log")
+    ax.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    if _wide(trace):
+        ax.set_yscale("log")
+    rho = result.metrics["spearman/trace_true_matches"]
+    ax.set_title(f"Spearman {rho:+.2f}" if np.isfinite(rho) else "Spearman undefined: constant traces")
+    ax.set(xlabel="concepts the text is true of", ylabel="trace (uncertainty)")
+    _legend(ax)
+    return figure
+
+
+@styled
+def expected_matches(result: CorpusResult) -> Figure | None:
+    """Drawings that every text is expected to fit against those that it does fit: a calibration plot of the traces."""
+    expected = result.expected_matches
+    if expected is None:
+        return None
+    figure, (ax,) = panels(1, 1, width=6.4)
+    true = result.text_relation.sum(1)
+    jitter = np.exp(np.random.default_rng(0).uniform(-0.12, 0.12, len(true)))
+    shown = true > 0
+    _dots(ax, (true * jitter)[shown], expected[shown], result.table.text_level[shown])
+    means = np.array([found for texts, *found in by_expected(expected, true) if texts >= 5 and found[1]])
+    ax.plot(
+        *means.reshape(-1, 2).T[::-1], "D", color=INK, markeredgecolor="white", markersize=7, label="mean of a group"
+    )
+    if "share_low" in result.read:
+        low, high = (len(result.corpus.drawings) * result.read[f"share_{end}"][shown] for end in ("low", "high"))
+        ax.vlines((true * jitter)[shown], low, high, color=INK, linewidth=0.4, alpha=0.25, zorder=0.5)
+    ends = np.array([0.2, 1.2 * max(true.max(), expected.max())])
+    ax.plot(ends, ends, color=INK, linewidth=1.2, linestyle="--")
+    ax.fill_between(ends, ends / 2, ends * 2, color=INK, alpha=0.08, lw=0)
+    ax.set(
+        xscale="log",
+        yscale="log",
+        xlabel="drawings that the text is true of",
+        ylabel="drawings it is expected to be true of",
+    )
+    for axis in (ax.xaxis, ax.yaxis):
+        axis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    _legend(ax)
+    return figure
+
+
+def refused(result: CorpusResult) -> Figure:
+    """Share of wrong first names of drawings against the share that is named, by what the unsure are refused."""
+    ranking = result.rankings["names"][0]
+    asked = ranking.answerable.numpy()
+    wrong = (~ranking.hit(1)).numpy()[asked].astype(np.float64)
+    signs = signs_against(result, "names", "i2t")
+    curves = {
+        REFUSED_BY[key]: risk_coverage(signs[key][asked], wrong)
+        for key in ("all", "answer", "mean", "score", "image")
+        if key in signs
+    }
+    return plot_risk_coverage(curves, f"Naming {len(wrong):,} drawings, refusing the unsure")
+
+
+@styled
+def reliability(result: CorpusResult) -> Figure | None:
+    """Match probabilities of the first captions of drawings, with doubt and without; None where there is no doubt."""
+    rel, own = (reliabilities(x, "captions").get("calibration/match_i2t") for x in (result, replace(result, read={})))
+    if result.doubt is None or rel is None or own is None:
+        return None
+    figure = plot_reliability(rel, "with doubt", "First captions of drawings")
+    form: Any = {"color": MUTED, "linewidth": 1, "marker": "o", "markersize": 3, "zorder": 1}
+    figure.axes[0].plot(own.probability, own.frequency, label=f"without doubt  (ECE {own.ece:.3g})", **form)
+    figure.axes[0].legend(loc="lower right")
+    return figure
+
+
+def draw_all(run: RunFolder, seed: int = 0) -> dict[str, Figure]:
+    """Every figure that the run has something to show in, by name."""
+    figures: dict[str, Figure | None] = {"evaluations": evaluations(run), "learning_curves": learning_curves(run)}
+    if run.result is not None and run.result.probabilistic:
+        of_result: tuple[Callable[[CorpusResult], Figure | None], ...] = (
+            trace_histogram,
+            trace_by_level,
+            trace_by_length,
+            true_matches,
+            expected_matches,
+            refused,
+            reliability,
+        )
+        figures |= {draw.__name__: draw(run.result) for draw in of_result}
+        figures["pca"] = pca(run.result, seed)
+    return {name: figure for name, figure in figures.items() if figure is not None}
+
+
+def _dots(ax: Axes, x: np.ndarray, y: np.ndarray, level: np.ndarray) -> None:
+    """Texts as dots in the colour and with the marker of their level, the many names beneath: all (T,)."""
+    for i, name in reversed(list(enumerate(LEVELS))):
+        rows = level == i
+        ax.scatter(
+            x[rows],
+            y[rows],
+            s=9 if rows.sum() > 100 else 30,
+            color=LEVEL_COLOURS[name],
+            alpha=0.5,
+            lw=0,
+            marker=LEVEL_MARKERS[name],
+            label=name,
+        )
+
+
+def _legend(ax: Axes) -> None:
+    """The legend of dots, which are too faint and small for one."""
+    for handle in ax.legend(handletextpad=0.3).legend_handles:
+        if isinstance(handle, PathCollection):
+            handle.set(alpha=1.0, sizes=[32])
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and bool(np.isfinite(value))
+
+
+def _short(key: str) -> str:
+    """A legend entry without what the panel's title says."""
+    for prefix in ("inclusion_", "vib_", "trace_", "grad_norm_"):
+        if key.startswith(prefix):
+            said = key.removeprefix(prefix)
+            return "image in text" if said == "image_text" else said.replace("_", " ")
+    return key
+
+
+def _wide(*values: np.ndarray) -> bool:
+    """Whether positive values span so much that only a logarithmic axis shows them."""
+    x = np.concatenate(values)
+    return bool(x.min() > 0 and np.quantile(x, 0.98) / np.quantile(x, 0.02) > 12)

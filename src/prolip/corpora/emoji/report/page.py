@@ -1,0 +1,228 @@
+"""The report page: one HTML file with everything in it, from what a run folder holds."""
+
+from __future__ import annotations
+
+import io
+import math
+import platform
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from prolip.corpora.emoji.report import examples, figures, uncertainty
+from prolip.corpora.emoji.report.runs import RunFolder, flatten, read
+from prolip.corpora.emoji.result import CorpusResult
+from prolip.methods import find_method
+from prolip.utils import style
+from prolip.utils.console import plain
+from prolip.utils.outputs import check_output, replacing
+
+#: Whose the drawings of each style are, as data/emoji/LICENSES has it: a page that shows them says so.
+CREDITS = {
+    "noto": "Noto Emoji, Google, Apache-2.0",
+    "noto-v1": "Noto Emoji, Google, Apache-2.0",
+    "twemoji": "Twemoji, Twitter and contributors, CC-BY-4.0",
+    "emojione": "EmojiOne 2, CC-BY-4.0",
+    "fluent-emoji-flat": "Fluent Emoji, Microsoft, MIT",
+    "fluent-emoji": "Fluent Emoji, Microsoft, MIT",
+    "fluent-emoji-high-contrast": "Fluent Emoji, Microsoft, MIT",
+}
+
+#: What the figure to quote of a test set says, by its last word.
+QUOTED = {
+    "mean_recall@1": "of the images and texts find their own first",
+    "acc1": "of the images get their own class first",
+    "mAP": "mean average precision of the classes",
+}
+#: Of a test set and of the training data: how many pairs were ranked, and R@1 among them.
+SAMPLED = ("pairs", "pairs_R@1", "train_pairs_R@1")
+#: Longest time of the page that a run ends with, seconds.
+LIMIT = 120
+
+
+class Headline(NamedTuple):
+    """A number a person reads first: what it says in words, and what chance would give."""
+
+    value: str
+    words: str
+    chance: str = ""
+
+
+def make_report(
+    folder: str | Path,
+    evaluation: str | None = None,
+    out: str | Path | None = None,
+    seed: int = 0,
+    title: str | None = None,
+) -> Path:
+    """Write `report.html` and `figures/*.png` into a run folder; returns the page's path.
+
+    evaluation: name of the evaluation's folder in it, which must be there; None: eval, where it is there; out: another
+    path for the page; seed: of the examples.
+    """
+    if evaluation and not (there := Path(folder) / evaluation / "metrics.json").is_file():
+        raise FileNotFoundError(
+            f"no evaluation {evaluation} in {folder}: prolip eval emoji --output {there.parent} writes one"
+        )
+    run = read(folder, evaluation or "eval")
+    below, page = run.folder / "figures", Path(out) if out else run.folder / "report.html"
+    check_output(below, folder=True)
+    check_output(page)
+    facts(run), headlines(run)  # what is missing shows before minutes of drawing
+    pictures = {}
+    for name, figure in figures.draw_all(run, seed).items():
+        buffer = io.BytesIO()
+        figure.savefig(buffer, format="png", dpi=style.STYLE["savefig.dpi"], facecolor="white")
+        pictures[name] = buffer.getvalue()
+        with replacing(below / f"{name}.png") as temporary:
+            temporary.write_bytes(pictures[name])
+    text = render(run, pictures, seed, title)
+    with replacing(page) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+    return page
+
+
+def end_with_report(folder: Path) -> str:
+    """The page of a run that has just ended, as a line for the person: where it is, or why there is none. Of the main
+    thread alone it takes at most LIMIT seconds.
+    """
+
+    def stop(*_: Any) -> None:
+        raise TimeoutError(f"it took longer than {LIMIT} s")
+
+    bounded = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGALRM, stop) if bounded else None
+    try:
+        if bounded:
+            signal.alarm(LIMIT)
+        return f"report: {make_report(folder)}"
+    except Exception as error:  # a page is not worth a run
+        return f"warning: no report ({error}): prolip report {folder} writes it"
+    finally:
+        if bounded:
+            signal.alarm(0)
+            signal.signal(signal.SIGALRM, before)
+
+
+def render(run: RunFolder, pictures: dict[str, bytes], seed: int = 0, title: str | None = None) -> str:
+    """The page as HTML; sections without data say what would fill them."""
+    environment = Environment(
+        loader=PackageLoader("prolip.corpora.emoji.report", "."),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=lambda value: plain(value.replace("\n", " ")) if type(value) is str else value,
+    )
+    environment.filters |= {"percent": percent, "figure": number, "amount": examples.amount}
+    result = run.result
+    context: dict[str, Any] = {
+        "title": title or f"ProLIP: {run.folder.resolve().name}",
+        "folder": str(run.folder),
+        "seed": seed,
+        "pictures": {name: examples.data_uri(data, "png") for name, data in pictures.items()},
+        "colours": style.LEVEL_COLOURS if result else {},
+        "run": run,
+        "facts": facts(run),
+        "settings": flatten(run.config) if run.config else {},
+        "result": result,
+        "variances": what_variances_mean(run),
+        "credits": list(dict.fromkeys(CREDITS.get(s, s) for s in result.info["styles"])) if result else [],
+        "headlines": headlines(run),
+        "sampled": [
+            (name, *(run.evals[-1].get(f"{name}/{key}") for key in SAMPLED)) for name in figures.sampled_sets(run)
+        ],
+        "quantiles": ", ".join(f"{100 * quantile:g}%" for quantile in uncertainty.QUANTILES),
+        "lead": uncertainty.section(result, seed) if result and result.probabilistic else None,
+        "reading": uncertainty.read_all(result) if result and result.probabilistic else {},
+        "shown": ({"the drawings": uncertainty.show_corpus(result)} if result else {}) | run.shown,
+    }
+    return environment.get_template("page.html.j2").render(context)
+
+
+def headlines(run: RunFolder) -> list[Headline]:
+    """The first numbers, in plain words: of the corpus if the run was evaluated on it, and of every other test set."""
+    out = corpus_headlines(run.result) if run.result else []
+    for key in figures.main_metrics(run):
+        name, _, metric = key.rpartition("/")
+        value = run.evals[-1].get(key)
+        if value is not None and metric in QUOTED:
+            said, test = f"{name}, step {run.evals[-1]['step']:,}", run.shown.get(name)
+            if test is not None and metric != "mAP":
+                said += f"; {test.images:,} images, {test.texts:,} texts; chance about {percent(1 / test.texts)}"
+            out.append(Headline(percent(value), QUOTED[metric], said))
+    return out
+
+
+def corpus_headlines(result: CorpusResult) -> list[Headline]:
+    """Those of the corpus."""
+    m, names = result.metrics, len(result.corpus.concepts)
+    images = len(result.corpus.drawings)
+    if not m["zero_shot/subgroup_members/classes"] >= 1:
+        raise ValueError(f"the evaluation of {images} drawings has no figures: evaluate again")
+    words = {
+        "names/i2t/R@1": f"of the {images:,} drawings get their own name first, out of {names:,} names",
+        "names/t2i/R@1": f"of the names find their own drawing first, out of {images:,}",
+    }
+    shown = {key: said for key, said in words.items() if key in m}
+    chance = {key: percent(m[key.replace("/R@", "/chance_R@")]) for key in shown}
+    out = [Headline(percent(m[key]), said, f"chance {chance[key]}") for key, said in shown.items()]
+    said = f"mAP@R of drawings against all {len(result.table.texts):,} texts: names, keywords, subgroups, groups"
+    return [*out, Headline(percent(m["captions/i2t/mAP@R"]), said, "every true caption counts")]
+
+
+def what_variances_mean(run: RunFolder) -> str:
+    """The sentence of the run's method; nothing where the run does not say which, or it is not here."""
+    try:
+        return find_method(str((run.config or {})["method"])).meaning
+    except (KeyError, ValueError):
+        return ""
+
+
+def facts(run: RunFolder) -> dict[str, str]:
+    """What ran, where, for how long: (what, value)."""
+    out: dict[str, str] = {}
+    if run.train:
+        last = run.train[-1]
+        out["training"] = f"{last['step']:,} steps" + (f", {last['samples']:,} samples" if "samples" in last else "")
+        if "epoch" in last:
+            out["training"] += f", {last['epoch']:.1f} epochs"
+        if seconds := last.get("seconds"):
+            out["training time"] = duration(seconds)
+            rate = last.get("samples", 0) / seconds
+            out["speed"] = f"{rate:,.0f} samples/s on average" if rate >= 10 else f"{rate:.2g} samples/s on average"
+    if run.result:
+        info = run.result.info
+        out["evaluated on"] = f"{info['images']:,} drawings by {', '.join(info['styles'])}"
+        out["model"] = f"{info.get('model') or run.folder.name}, {info['parameters']:,} parameters"
+        out["ranked by"] = run.result.score.in_words
+        of_score = info.get("score", info)  # what it was ranked by may have a scale of its own
+        if of_score.get("scale") is not None and of_score.get("bias") is not None:
+            out["logit"] = f"{of_score['scale']:.3g} x similarity {of_score['bias']:+.3g}"
+        out["machine of the evaluation"] = f"{info['machine']}; {info['software']}"
+        out["evaluated"] = f"{info['date']}, in {info['seconds']:.0f} s"
+    out["page made"] = f"{time.strftime('%Y-%m-%d %H:%M')}, Python {platform.python_version()}"
+    return out
+
+
+def percent(value: float | None, digits: int = 1) -> str:
+    """0.3725 as 37.2%, small shares with a digit more, NaN and None as a dash."""
+    if value is None or not math.isfinite(value):
+        return "–"
+    return f"{100 * value:.{digits + 1 if 0 < value < 0.01 else digits}f}%"
+
+
+def number(value: float) -> str:
+    """Four significant digits, NaN as a dash."""
+    return f"{value:.4g}" if math.isfinite(value) else "–"
+
+
+def duration(seconds: float) -> str:
+    """h min s, without leading zeros."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"

@@ -1,0 +1,117 @@
+"""What a run folder holds: its config, its learning curves, its evaluation; any of them may be missing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile
+
+from pydantic import ValidationError
+
+from prolip.corpora.emoji.report.examples import KEPT, Shown
+from prolip.corpora.emoji.result import CorpusResult, load
+from prolip.models.diagnose import check_config, is_model, is_run
+from prolip.utils.documents import check_types, loads, read_json, shown
+from prolip.utils.secrecy import redacted
+
+#: The file with the examples of a run's test sets.
+EXAMPLES = "examples.json"
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """config: the resolved config or None; train, evals: the objects of metrics.jsonl by kind, the last one of evals
+    from eval.json; result: of the corpus, or None; shown: examples of the other test sets.
+    """
+
+    folder: Path
+    config: dict[str, Any] | None = None
+    train: list[dict[str, Any]] = field(default_factory=list)
+    evals: list[dict[str, Any]] = field(default_factory=list)
+    result: CorpusResult | None = None
+    shown: dict[str, Shown] = field(default_factory=dict)
+
+
+def read(folder: str | Path, evaluation: str = "eval") -> RunFolder:
+    """Read a run; evaluation: the name of its evaluation's folder.
+
+    Raises FileNotFoundError if the folder holds nothing of a run, ValueError naming the file that cannot be read.
+    """
+    folder = Path(str(folder).removeprefix("local-dir:"))  # as a model is named
+    run = next((place for place in folder.absolute().parents[:2] if is_run(place)), None)
+    if run is not None and (folder.is_file() or not is_run(folder)):
+        raise FileNotFoundError(f"{folder} is a part of a run: give the run's folder, {run}")
+    if not folder.is_dir():
+        raise FileNotFoundError(f"no run folder {folder}: give one that training wrote, e.g. runs/demo")
+    if is_model(folder):
+        raise FileNotFoundError(
+            f"{folder} holds a model, and the page is about a run: give the folder of the run that "
+            "trained it, with config.json and metrics.jsonl"
+        )
+    path = folder / "config.json"
+    lines = read_lines(folder / "metrics.jsonl")
+    there = folder / evaluation
+    try:
+        result = load(there) if (there / "metrics.json").exists() else None
+    except (ValueError, KeyError, TypeError, EOFError, BadZipFile) as error:
+        raise ValueError(
+            f"the evaluation in {there} cannot be read ({error}): delete that folder, or write it anew with "
+            f"prolip eval emoji --output {there}"
+        ) from error
+    if not (path.exists() or lines or result):
+        inside = sorted(place for place in folder.glob("*") if is_run(place))
+        raise FileNotFoundError(
+            f"{folder} has neither config.json nor metrics.jsonl nor {evaluation}/metrics.json: is it a run folder?"
+            + (f" It holds the runs {', '.join(map(str, inside[:3]))}: give one of them" if inside else "")
+        )
+    try:
+        config = check_config(redacted(read_json(path)), path) if path.exists() else None
+    except ValueError as error:
+        raise ValueError(f"{error}; or delete it, and the page leaves the settings out") from error
+    train = [line for line in lines if line.get("kind", "train") == "train"]
+    evals = [line for line in lines if line.get("kind") == "eval"]
+    last = read_json(folder / "eval.json") if (folder / "eval.json").exists() else {}
+    if last and not any(line["step"] == last.get("step") for line in evals):
+        evals.append(check_types(last, {"step": int}, folder / "eval.json", int | float | None))
+    return RunFolder(folder, config, train, evals, result, read_examples(folder / EXAMPLES))
+
+
+def read_examples(path: Path) -> dict[str, Shown]:
+    """The examples that a run has left, by test set; ValueError for what is none."""
+    if not path.exists():
+        return {}
+    try:
+        return KEPT.validate_json(path.read_bytes())
+    except ValidationError as error:
+        why = error.errors()[0]["msg"]
+        raise ValueError(f"{path} cannot be read ({why}): delete it, and the page has no examples") from error
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The objects of a .jsonl file, none if it is missing; a line cut by a kill is left out.
+
+    ValueError for a line that is no object, has no step, or has a text where a figure belongs.
+    """
+    out: list[dict[str, Any]] = []
+    for number, text in enumerate(path.read_text(encoding="utf-8").splitlines() if path.exists() else [], 1):
+        try:
+            line = loads(text)
+        except ValueError:
+            continue
+        place = f"line {number} of {path}"
+        out.append(check_types(line, {"kind": str, "step": int}, place, int | float | dict | None))
+        if line.get("step", -1) < 0:
+            raise ValueError(f"{place} has the step {shown(line.get('step'))}: want a whole number, or remove the line")
+    return out
+
+
+def flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings as `section.name`, what is unset left out."""
+    out: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, dict):
+            out |= flatten(value, f"{prefix}{key}.")
+        elif value is not None:
+            out[f"{prefix}{key}"] = value
+    return out

@@ -1,0 +1,364 @@
+"""What an evaluation on the corpus leaves behind: figures, as a person reads them too, embeddings, and the drawings."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from prolip.corpora.emoji import uncertainty
+from prolip.corpora.emoji.corpus import LEVELS, CaptionTable, Concept, Corpus, Drawing
+from prolip.evaluation.metrics import bootstrap
+from prolip.evaluation.metrics.blockwise import Nearest, PairScores, Relevance
+from prolip.evaluation.metrics.ranking import Ranking
+from prolip.evaluation.metrics.study import rank
+from prolip.evaluation.tasks.retrieval import statistics_of
+from prolip.gaussian import Gaussian
+from prolip.methods import find_score, score_from_dict
+from prolip.scores import Score
+from prolip.uncertainty.doubt import Evidence
+from prolip.utils.console import plain
+from prolip.utils.documents import check_types, loads
+from prolip.utils.outputs import replacing_folder
+
+#: How the arrays of novelty begin, and those of what the model reads.
+NOVELTY, READ = "novelty_", "read_"
+#: What a first place can be refused by, in the words of the table and of the report.
+REFUSED_BY = {
+    "score": "top score",
+    "image": "trace of the drawing",
+    "text": "trace of the text",
+    "pair": "trace of both",
+    "mean": "novelty",
+    "first": "novelty of the first token",
+    "answer": "answer's probability",
+    "all": "answer and novelty",
+}
+
+
+@dataclass
+class CorpusResult:
+    """One evaluation.
+
+    corpus: drawings and the concepts they were told apart from; image: (N, D) per drawing; text: (T, D) per text of
+    `table`; token_lengths: (T,); metrics: flat figures; info: what was run, JSON values; novelty: nats of each drawing
+    (N,) at both ends of the tower, {} where the model knows of none; read: what its reader says, `evidence` (N, 2) and
+    `ambiguity` (N,) of drawings, `share_low` and `share_high` (T,) of texts, {} where it has none; zero_shot: its
+    metrics as functions of the drawings, for intervals; not saved.
+    """
+
+    corpus: Corpus
+    image: Gaussian
+    text: Gaussian
+    token_lengths: np.ndarray
+    metrics: dict[str, float]
+    info: dict
+    novelty: dict[str, np.ndarray] = field(default_factory=dict)
+    read: dict[str, np.ndarray] = field(default_factory=dict)
+    zero_shot: dict[str, bootstrap.Statistic] = field(default_factory=dict, compare=False, repr=False)
+
+    @cached_property
+    def table(self) -> CaptionTable:
+        """The captions."""
+        return self.corpus.caption_table()
+
+    @property
+    def similarity(self) -> str:
+        """What images and texts were ranked by."""
+        return self.info.get("similarity", "csd")
+
+    @cached_property
+    def score(self) -> Score:
+        """What they were ranked by, with whatever was trained."""
+        return score_from_dict(self.info["score"]) if "score" in self.info else find_score(self.similarity)()
+
+    @cached_property
+    def model_score(self) -> Score:
+        """The score of the model's method, whatever it was ranked by."""
+        own = self.info.get("model_score", self.info.get("score"))
+        return find_score(self.similarity)() if own is None else score_from_dict(own)
+
+    def uncertainty(self, z: Gaussian) -> np.ndarray:
+        """What the model's method reads off its Gaussians, whatever they were ranked by: (N, D) -> (N,)."""
+        return self.model_score.uncertainty(z).numpy()
+
+    @property
+    def doubt(self) -> torch.Tensor | None:
+        """(N,) how far not to trust the model on each drawing, among all of them; None where it has no doubt."""
+        evidence = Evidence(*torch.from_numpy(self.read["evidence"]).unbind(1)) if "evidence" in self.read else None
+        return self.model_score.doubts(evidence, evidence)
+
+    @property
+    def expected_matches(self) -> np.ndarray | None:
+        """(T,) how many of these drawings each text is expected to fit; None where traces have no unit."""
+        units = self.model_score.units
+        return None if units is None else units.matches(self.text.trace, len(self.corpus.drawings)).numpy()
+
+    @property
+    def probabilistic(self) -> bool:
+        """Whether the variances mean something; points have none."""
+        return self.info.get("probabilistic", True)
+
+    @cached_property
+    def name_texts(self) -> np.ndarray:
+        """(K,) the text of every concept's name."""
+        return self.table.text[self.table.rows("name")]
+
+    @cached_property
+    def text_relation(self) -> np.ndarray:
+        """(T, N) bool: the text is true of the drawing at any level."""
+        return self.table.text_relation[:, self.corpus.drawing_concepts]
+
+    @cached_property
+    def galleries(self) -> dict[str, tuple[Gaussian, np.ndarray]]:
+        """The texts (G, D) of each gallery, and which are true of which drawing, (G, N) bool.
+
+        `names`: strict labels, a concept's keyword is not its name; `captions`: all texts, complete labels.
+        """
+        named = self.table.relation[self.table.rows("name")][:, self.corpus.drawing_concepts]
+        return {"names": (self.text.select(self.name_texts), named), "captions": (self.text, self.text_relation)}
+
+    @cached_property
+    def ranked(self) -> dict[str, list[tuple[Ranking, Nearest]]]:
+        """Images against the texts of each gallery and these against images, with the first place of every query."""
+        found = {}
+        for name, (text, relation) in self.galleries.items():
+            scores = PairScores.from_gaussians(self.image, text, self.score)
+            relevance = Relevance.from_dense(torch.from_numpy(relation).mT)
+            found[name] = [rank(scores.image_rows, relevance), rank(scores.text_rows, relevance.transposed())]
+        return found
+
+    @property
+    def rankings(self) -> dict[str, list[Ranking]]:
+        """The rankings alone."""
+        return {name: [ranking for ranking, _ in ways] for name, ways in self.ranked.items()}
+
+    @property
+    def clusters(self) -> dict[str, bootstrap.Clusters]:
+        """What `images`, `names` and `captions` are drawn with in intervals: their concepts.
+
+        A concept has its drawings, its name, and each text whose first drawing is one of them. Texts that several
+        concepts carry join no clusters: such links could make one cluster of the whole corpus.
+        """
+        drawn = np.unique(self.corpus.drawing_concepts, return_inverse=True)[1]
+        named, first = self.galleries["names"][1].argmax(1), self.text_relation.argmax(1)
+        first[self.name_texts] = named
+        of = {"images": drawn, "names": drawn[named], "captions": drawn[first]}
+        return {name: bootstrap.Clusters("concepts", rows, drawn.max() + 1) for name, rows in of.items()}
+
+    @property
+    def statistics(self) -> dict[str, bootstrap.Statistic]:
+        """The metrics over drawings or texts that have intervals, as functions of how often each cluster was drawn."""
+        found = {
+            f"{name}/{key}": statistic
+            for name, (i2t, t2i) in self.rankings.items()
+            for key, statistic in statistics_of(i2t, t2i, name).items()
+        }
+        found |= self.zero_shot | uncertainty.statistics(self)
+        known = {key for key, value in self.metrics.items() if math.isfinite(value) and not key.endswith("rsum")}
+        clusters = self.clusters
+        return {key: bootstrap.clustered(statistic, clusters) for key, statistic in found.items() if key in known}
+
+    def add_intervals(self, draws: int, against: CorpusResult | None = None) -> None:
+        """95% intervals by bootstrap, `info["intervals"]`; those of the differences to another model's result on the
+        same drawings and texts, `info["difference"]`. ValueError for a result on others.
+        """
+        own, other = self.statistics, against.statistics if against else {}
+        self.info["intervals"] = {key: [x.low, x.high] for key, x in bootstrap.intervals(own, draws).items()}
+        if against is not None:
+            if [(d.key, d.concept) for d in against.corpus.drawings] != [
+                (d.key, d.concept) for d in self.corpus.drawings
+            ]:
+                raise ValueError("the two results are not of the same drawings: give both the same --data and --select")
+            if against.corpus.concepts != self.corpus.concepts:
+                raise ValueError(
+                    "the two results are not of the same texts: give both the same --data, --names,"
+                    " --all-names and --select"
+                )
+            self.info["difference"] = {key: list(x) for key, x in bootstrap.paired(other, own, draws).items()}
+
+    def save(self, folder: str | Path) -> Path:
+        """Write `metrics.json`, `corpus.json` and `embeddings.npz` (with the drawings) into a folder, in one step."""
+        finite = {key: value if math.isfinite(value) else None for key, value in self.metrics.items()}
+        written = json.dumps({"info": self.info, "metrics": finite}, indent=1)
+        drawings = [[d.key, d.style, d.concept] for d in self.corpus.drawings]
+        concepts = [asdict(concept) for concept in self.corpus.concepts]
+        arrays: dict[str, Any] = {f"{NOVELTY}{name}": nats for name, nats in self.novelty.items()}
+        arrays |= {f"{READ}{name}": x for name, x in self.read.items()}
+        arrays |= {
+            "image_mean": self.image.mean.numpy(),
+            "image_log_var": self.image.log_var.numpy(),
+            "text_mean": self.text.mean.numpy(),
+            "text_log_var": self.text.log_var.numpy(),
+            "token_lengths": self.token_lengths,
+            "drawings": np.frombuffer(b"".join(d.data for d in self.corpus.drawings), dtype=np.uint8),
+            "drawing_sizes": np.array([len(d.data) for d in self.corpus.drawings]),
+        }
+        with replacing_folder(Path(folder), kept=lambda name: True) as place:
+            (place / "metrics.json").write_text(written, encoding="utf-8")
+            (place / "corpus.json").write_text(json.dumps({"concepts": concepts, "drawings": drawings}))
+            np.savez(place / "embeddings.npz", **arrays)
+        return Path(folder)
+
+
+class Written(dict[str, Any]):
+    """What a file says by name; ValueError naming the file for a name that it lacks."""
+
+    def __init__(self, values: dict[str, Any], place: str):
+        super().__init__(values)
+        self.place = place
+
+    def __missing__(self, name: str) -> Any:
+        raise ValueError(f"{self.place} has no {name!r}: evaluate again by prolip eval emoji")
+
+
+#: Types of what an evaluation says of itself.
+KINDS: dict[str, Any] = {
+    "images": int,
+    "concepts": int,
+    "texts": int,
+    "parameters": int,
+    "styles": list,
+    "seconds": int | float,
+    "machine": str,
+    "software": str,
+    "date": str,
+    "similarity": str,
+    "probabilistic": bool,
+}
+
+
+def load(folder: str | Path) -> CorpusResult:
+    """Read what `Result.save` wrote. FileNotFoundError naming the missing file, ValueError for what does not fit."""
+    folder = Path(folder)
+    for name in ("metrics.json", "corpus.json", "embeddings.npz"):
+        if not (folder / name).exists():
+            raise FileNotFoundError(f"no {name} in {folder}: run prolip eval emoji with --output {folder}")
+    written = loads((folder / "metrics.json").read_text(encoding="utf-8"))
+    place = str(folder / "metrics.json")
+    info = Written(check_types(written["info"], KINDS, f"info of {place}"), place)
+    metrics = Written(check_types(written["metrics"], {}, place, int | float | None), place)
+    metrics.update({key: float("nan") for key, value in metrics.items() if value is None})
+    texts = loads((folder / "corpus.json").read_text(encoding="utf-8"))
+    concepts = tuple(Concept(**{**c, "keywords": tuple(c["keywords"])}) for c in texts["concepts"])
+    with np.load(folder / "embeddings.npz") as arrays:
+        data, ends = arrays["drawings"].tobytes(), np.cumsum(arrays["drawing_sizes"])
+        z = {key: torch.from_numpy(arrays[key]) for key in arrays.files if key.startswith(("image_", "text_"))}
+        novelty = {key.removeprefix(NOVELTY): arrays[key] for key in arrays.files if key.startswith(NOVELTY)}
+        said = {key.removeprefix(READ): arrays[key] for key in arrays.files if key.startswith(READ)}
+        token_lengths = arrays["token_lengths"]
+    drawings = tuple(
+        Drawing(key, style, concept, data[start:end])
+        for (key, style, concept), start, end in zip(texts["drawings"], [0, *ends[:-1]], ends)
+    )
+    image, text = (Gaussian(z[f"{kind}_mean"], z[f"{kind}_log_var"]) for kind in ("image", "text"))
+    result = CorpusResult(Corpus(concepts, drawings), image, text, token_lengths, metrics, info, novelty, said)
+    for what, wanted, *found in (
+        ("drawings", len(texts["drawings"]), len(ends), len(image.mean), len(image.log_var)),
+        ("texts", len(result.table.texts), len(token_lengths), len(text.mean), len(text.log_var)),
+    ):
+        if set(found) != {wanted}:
+            raise ValueError(f"embeddings.npz has {min(found)} rows for the {wanted} {what} of corpus.json")
+    return result
+
+
+def format_corpus(result: CorpusResult, brief: bool = False) -> str:
+    """The figures as a person reads them; brief: those that are read first, in ten lines."""
+    m, info = result.metrics, result.info
+    lines = [
+        f"{info['images']} drawings ({plain(', '.join(info['styles']))}), {info['concepts']} names, "
+        f"{info['texts']} texts; ranked by {result.similarity}; {info['seconds']} s",
+        "",
+        f"{'retrieval':<26}{'R@1':>8}{'R@5':>8}{'R@10':>8}{'mAP@R':>8}{'R-Prec':>8}{'median':>8}{'chance':>8}",
+    ]
+    for gallery, what in (("names", "names"), ("captions", "all captions")):
+        for way, label in (("i2t", f"image -> {what}"), ("t2i", f"{what} -> image")):
+            p = f"{gallery}/{way}"
+            cells = [m.get(f"{p}/{key}") for key in ("R@1", "R@5", "R@10", "mAP@R", "R-Precision")]
+            shares = "".join(share(value, 8) for value in cells)
+            lines.append(f"{label:<26}{shares}{m[f'{p}/median_rank']:8.1f}{100 * m[f'{p}/chance_R@1']:8.2f}")
+    if brief:
+        named, within = m["zero_shot/subgroup_members/top1"], m.get("matches/within_factor_2")
+        lines.append(f"{'right subgroup':<26}{share(named, 8)}")
+        counted = f"{'counts within factor 2':<26}{share(within, 8)}" if within is not None else ""
+        return "\n".join([*lines, *filter(None, [counted])])
+    lines += ["", f"{'zero-shot':<26}{'top-1':>8}{'top-5':>8}{'by class':>9}{'classes':>8}"]
+    for level in ("subgroup", "group"):
+        for kind in (level, f"{level}_plain", f"{level}_members"):
+            top1, top5, recall, count = (
+                m.get(f"zero_shot/{kind}/{key}") for key in ("top1", "top5", "mean_per_class_recall", "classes")
+            )
+            lines.append(f"{kind:<26}{share(top1, 8)}{share(top5, 8)}{share(recall, 9)}{count:8.0f}")
+    lines += ["-: there are not so many to choose from"] if any(" - " in f"{line[26:]} " for line in lines) else []
+    lines += refusal_lines(m) + calibration_lines(m)
+    if not result.probabilistic:
+        lines += ["", "points: this model's method trains means alone, and its variances say nothing"]
+        return "\n".join([*lines, *interval_lines(info)])
+    lines += ["", "mean trace                " + "  ".join(f"{k} {m[f'trace/{k}']:.4g}" for k in (*LEVELS, "image"))]
+    spreads = "  ".join(f"{kind}s {100 * m[f'trace/{kind}_spread']:.2f}%" for kind in ("text", "image"))
+    lines.append(f"middle 90% over median    {spreads}")
+    for prefix in ("matches/", "ambiguity/", "spearman/", "inclusion/", "recall_by_trace/"):
+        lines += [""] if any(key.startswith(prefix) for key in m) else []
+        lines += [f"{k:<56}{v:9.3f}" for k, v in m.items() if k.startswith(prefix) and not k.endswith("/median")]
+    return "\n".join([*lines, *interval_lines(info)])
+
+
+def refusal_lines(metrics: dict[str, float]) -> list[str]:
+    """What finds the wrong first places, and the mean error left; none for what was saved before there was any."""
+    lines: list[str] = []
+    for way, title in {"i2t": "image -> text", "t2i": "text -> image"}.items():
+        galleries = {f"names_{way}": "names", f"captions_{way}": "all captions"}
+        rows = [name for name in REFUSED_BY if f"refusal/names_{way}/{name}/aurc" in metrics]
+        if rows:
+            heads = "".join(f"{f'{key} {what}':>20}" for what in galleries.values() for key in ("AUROC", "AURC"))
+            lines += ["", f"{f'{title}, refused by':<26}{heads}"]
+        for name in rows:
+            keys = [f"refusal/{gallery}/{name}/{key}" for gallery in galleries for key in ("auroc", "aurc")]
+            lines.append(f"{REFUSED_BY[name]:<26}" + "".join(f"{metrics.get(key, math.nan):20.3f}" for key in keys))
+    return lines
+
+
+def calibration_lines(metrics: dict[str, float]) -> list[str]:
+    """How well match probabilities are kept; none for a score without any, or a result from before there were any."""
+    columns = {
+        "match/ece": "ECE",
+        "match/base_rate": "base rate",
+        "match/probability_over_base_rate": "p / base",
+        "match_i2t/ece": "top-1 i2t",
+        "match_t2i/ece": "top-1 t2i",
+    }
+    rows = {
+        f"{name}{said}": [metrics.get(f"{place}/{name}/{key}", math.nan) for key in columns]
+        for name in ("names", "captions")
+        for place, said in (("calibration", ""), ("undoubted", ", without doubt"))
+        if f"{place}/{name}/match/ece" in metrics
+    }
+    head = ["", f"{'match probability':<26}" + "".join(f"{title:>11}" for title in columns.values())]
+    lines = [*head, *(f"{name:<26}" + "".join(f"{x:11.4f}" for x in row) for name, row in rows.items())] if rows else []
+    ece, own = (metrics.get(f"{place}/names_i2t/answer/ece") for place in ("refusal", "undoubted"))
+    return lines if own is None else [*lines, f"{'first name is right, ECE':<26}{ece:11.4f}, without doubt {own:.4f}"]
+
+
+def interval_lines(info: dict) -> list[str]:
+    """95% intervals in percent, and those of the differences to another result where there are any."""
+    if "intervals" not in info:
+        return []
+    change = info.get("difference", {})
+    lines = ["", f"{'95% intervals by bootstrap over concepts':<53}" + ("difference to --against" if change else "")]
+    for key, (low, high) in info["intervals"].items():
+        cells = f"{key:<34}{100 * low:5.1f} to {100 * high:5.1f}"
+        if key in change:
+            cells += "   {:+6.2f} [{:+.1f}, {:+.1f}]".format(*(100 * x for x in change[key]))
+        lines.append(cells)
+    return lines
+
+
+def share(value: float | None, width: int) -> str:
+    """A share in percent; a dash for a figure that is left out, such as R@10 among nine drawings."""
+    return f"{'-':>{width}}" if value is None else f"{100 * value:{width}.2f}"

@@ -1,0 +1,264 @@
+"""What uncertainty says of the corpus: wrong first places and what they are refused by; traces of texts and drawings by
+level, by length, against the number of true matches, by inclusion.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from copy import copy
+from itertools import combinations
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from prolip.corpora.emoji.corpus import LEVELS, CaptionTable, Corpus
+from prolip.evaluation.metrics.blockwise import PairScores, Relevance
+from prolip.evaluation.metrics.bootstrap import Statistic, auroc_of, risk_area_of
+from prolip.evaluation.metrics.calibration import Matches, Reliability, reliability
+from prolip.evaluation.metrics.ranking import Ranking
+from prolip.evaluation.metrics.selective import partial_spearman, selective_metrics, spearman, spread
+from prolip.evaluation.metrics.study import study_retrieval
+from prolip.gaussian import Gaussian
+from prolip.measures import inclusion_test
+from prolip.uncertainty.novelty import refusal
+
+if TYPE_CHECKING:
+    from prolip.corpora.emoji.result import CorpusResult
+
+WAYS = ("i2t", "t2i")
+#: What intervals are given of.
+WITH_INTERVALS = ("score", "all")
+#: (inner, outer) along a concept's hierarchy: image, name, keyword, subgroup, group.
+INCLUSIONS = tuple(combinations(("image", *reversed(LEVELS)), 2))
+#: Pairs that are tested at a time.
+PAIRS = 1 << 14
+
+
+def cases(result: CorpusResult) -> Iterator[tuple[str, Ranking, dict[str, np.ndarray]]]:
+    """Name, ranking and what speaks against first places: drawings and names, drawings and all texts, in both ways."""
+    for name, rankings in result.rankings.items():
+        for way, ranking in zip(WAYS, rankings):
+            yield f"{name}_{way}", ranking, signs_against(result, name, way)
+
+
+def metrics(result: CorpusResult) -> dict[str, float]:
+    """`refusal/{names,captions}_{i2t,t2i}/...`: the first place of a drawing among the names and among all texts, and
+    of a text among the drawings, right or wrong, and what it is refused by.
+
+    As `study_retrieval`: `score`, `image`, `text` and `pair`; where the model knows of novelty `mean` and `first`, of
+    the image asked about or found; where its traces have a unit `answer`, `Units.code_length` of the first place, of
+    drawings with their doubt; with both `all`, the nats of `prolip.uncertainty.novelty.refusal`. Of each AUROC and
+    AURC, and of `answer` among the names, of which one is right, the calibration error `ece` of its probability.
+    """
+    out: dict[str, float] = {}
+    for name, ranking, signs in cases(result):
+        wrong = (~ranking.hit(1))[ranking.answerable]
+        against = {key: x[ranking.answerable.numpy()] for key, x in signs.items()}
+        found = selective_metrics(wrong, against, f"refusal/{name}")
+        out |= {key: value for key, value in found.items() if key.endswith(("/auroc", "/aurc"))}
+        if name.startswith("names") and "answer" in against:
+            probability = np.exp(-against["answer"]).clip(max=1.0)  # rounding may leave a code length below 0
+            out[f"refusal/{name}/answer/ece"] = reliability(probability, (~wrong).numpy()).ece
+    return out
+
+
+def calibration(result: CorpusResult) -> dict[str, float]:
+    """`calibration/{names,captions}/match/...` of all pairs, `match_i2t` and `match_t2i` of first places: how well the
+    score's match probability is kept, with the doubt of the drawings, as `study_retrieval`; {} for a score without one.
+    """
+    return {
+        name: value
+        for gallery in result.galleries
+        for key, kept in reliabilities(result, gallery).items()
+        for name, value in kept.metrics(key.replace("calibration", f"calibration/{gallery}")).items()
+    }
+
+
+def reliabilities(result: CorpusResult, gallery: str) -> dict[str, Reliability]:
+    """Return what `calibration` measures of a gallery, with its bins."""
+    texts, relation = result.galleries[gallery]
+    scores = PairScores.from_gaussians(result.image, texts, result.score)
+    relevance = Relevance.from_dense(torch.from_numpy(relation).mT)
+    units, doubt = result.model_score.units, result.doubt
+    matches = Matches(result.score, doubt, None if units is None else units.share(texts.trace))
+    return study_retrieval(scores, relevance, None, None, matches, result.model_score.uncertainty)[2].reliability
+
+
+def undoubted(result: CorpusResult) -> dict[str, float]:
+    """`undoubted/{names,captions}/match...`, `undoubted/names_i2t/answer/ece`: of the probabilities without doubt."""
+    if result.doubt is None:
+        return {}
+    (bare := copy(result)).read = {}  # with the rankings that were computed already
+    answer = {key: value for key, value in metrics(bare).items() if key.endswith("i2t/answer/ece")}
+    return {f"undoubted/{key.partition('/')[2]}": x for key, x in (calibration(bare) | answer).items()}
+
+
+def ambiguity(result: CorpusResult) -> dict[str, Statistic]:
+    """`ambiguity/{auroc,trace_auroc,neighbour_auroc}`: whether the nearest other drawing is of another subgroup, by the
+    ambiguity of a drawing, by its trace and by minus the cosine of the two; {} without readings.
+    """
+    nats, concepts = result.read.get("ambiguity", np.array([np.nan])), result.corpus.concepts
+    if np.isnan(nats).any() or len(nats) < 2:
+        return {}
+    subgroups = np.array([concepts[drawing.concept].subgroup for drawing in result.corpus.drawings])
+    near, place = (result.image.mean @ result.image.mean.mT).fill_diagonal_(-torch.inf).max(1)
+    signs = {"auroc": nats, "trace_auroc": result.uncertainty(result.image), "neighbour_auroc": -near.numpy()}
+    return {f"ambiguity/{key}": auroc_of(sign, subgroups != subgroups[place], "images") for key, sign in signs.items()}
+
+
+def statistics(result: CorpusResult) -> dict[str, Statistic]:
+    """Those of the metrics that intervals are given of, as functions of how often each drawing or text was drawn."""
+    out = ambiguity(result)
+    for name, ranking, signs in cases(result):
+        queries = "images" if name.endswith("_i2t") else name.removesuffix("_t2i")
+        wrong = (~ranking.hit(1)).double().where(ranking.answerable, torch.nan)
+        for key in (key for key in WITH_INTERVALS if key in signs):
+            out[f"refusal/{name}/{key}/auroc"] = auroc_of(signs[key], wrong, queries)
+            out[f"refusal/{name}/{key}/aurc"] = risk_area_of(signs[key], wrong, queries)
+    return out
+
+
+def signs_against(result: CorpusResult, gallery: str, way: str) -> dict[str, np.ndarray]:
+    """What speaks against the first place of every drawing among the texts of a gallery ("i2t"), or of every text among
+    the drawings ("t2i"), (N,) by name."""
+    units, texts = result.model_score.units, result.galleries[gallery][0]
+    top = result.ranked[gallery][WAYS.index(way)][1]
+    first = top.item.numpy()  # NumPy takes a tensor of one element for a number
+    image, text = (slice(None), first) if way == "i2t" else (first, slice(None))
+    out = {"score": -top.score.numpy()}
+    if result.probabilistic:
+        out |= {"image": result.uncertainty(result.image)[image], "text": result.uncertainty(texts)[text]}
+        out["pair"] = out["image"] + out["text"]
+    together = result.model_score.pair_uncertainty(result.image.select(image), texts.select(text))
+    if together is not None:
+        out["pair"] = together.numpy()
+    out |= {name: nats[image] for name, nats in result.novelty.items()}
+    if units is not None:
+        cosine = result.image.mean @ texts.mean.mT
+        nats = units.code_length(cosine, result.doubt) if way == "i2t" else units.code_length(cosine.mT)
+        answer = nats.gather(1, top.item.unsqueeze(1)).squeeze(1)
+        out["answer"] = answer.numpy()
+        if result.novelty:
+            out["all"] = refusal(answer, {name: torch.from_numpy(out[name]) for name in result.novelty}).numpy()
+    return out
+
+
+# --- traces -----------------------------------------------------------------------------------------------------------
+def traces_of_levels(trace: np.ndarray, table: CaptionTable) -> dict[str, np.ndarray]:
+    """The traces of every level's captions, general to specific; a text of two levels counts in both. trace: (T,)."""
+    return {level: trace[table.text[table.rows(level)]] for level in LEVELS}
+
+
+def hierarchy_pairs(corpus: Corpus, table: CaptionTable, inner: str, outer: str) -> np.ndarray:
+    """Distinct (inner, outer) pairs that stand in one concept's hierarchy: (P, 2) int.
+
+    Captions are rows of `table.texts`, images rows of `corpus.drawings`. A text is no pair with itself (the keyword
+    "heart" and the subgroup "heart").
+    """
+    text_of = {text: i for i, text in enumerate(table.texts)}
+    captions = [[[text_of[t] for t in concept.captions(level)] for level in LEVELS] for concept in corpus.concepts]
+    outer_level = LEVELS.index(outer)
+    if inner == "image":
+        pairs = [(i, t) for i, k in enumerate(corpus.drawing_concepts) for t in captions[k][outer_level]]
+    else:
+        inner_level = LEVELS.index(inner)
+        pairs = [(s, t) for texts in captions for s in texts[inner_level] for t in texts[outer_level] if s != t]
+    return np.array(list(dict.fromkeys(pairs)), dtype=np.int64).reshape(-1, 2)
+
+
+def hierarchy_inclusion(
+    image: Gaussian, text: Gaussian, corpus: Corpus, table: CaptionTable
+) -> Iterator[tuple[str, str, np.ndarray]]:
+    """Inner and outer of every pair of levels, and H(inner in outer) of all true pairs (P,): ProLIP figure 8 for texts.
+
+    image (N, D), text (T, D). H in its exact form at eps = 0, ProLIP (4).
+    """
+    for inner, outer in INCLUSIONS:
+        pairs = hierarchy_pairs(corpus, table, inner, outer)
+        if len(pairs):
+            z = image if inner == "image" else text
+            blocks = np.split(pairs, range(PAIRS, len(pairs), PAIRS))
+            yield (
+                inner,
+                outer,
+                np.concatenate([inclusion_test(z.select(x[:, 0]), text.select(x[:, 1])).numpy() for x in blocks]),
+            )
+
+
+def trace_metrics(
+    image: Gaussian,
+    text: Gaussian,
+    corpus: Corpus,
+    table: CaptionTable,
+    token_lengths: np.ndarray,
+    uncertainty: Callable[[Gaussian], np.ndarray] = lambda z: z.trace.numpy(),
+) -> dict[str, float]:
+    """Every scalar of the uncertainty study; token_lengths (T,). Keys `trace/...`, `spearman/...`, `inclusion/...`.
+
+    uncertainty: what the model's method reads off its Gaussians, called trace here;
+    `trace/..._spread`: width of the middle 90% over the median;
+    `spearman/trace_true_matches`: trace of a text against the logarithm of the number of concepts it is true of;
+    `..._given_tokens`: the same at equal numbers of tokens, as general captions here are longer than names;
+    `spearman/trace_generality`: against its level (name 0 ... group 3); positive is the order the paper finds.
+    """
+    image_trace, text_trace = uncertainty(image), uncertainty(text)
+    out = {"trace/image": float(image_trace.mean()), "trace/text": float(text_trace.mean())}
+    out |= {"trace/image_spread": spread(image_trace), "trace/text_spread": spread(text_trace)}
+    out |= {f"trace/{level}": float(x.mean()) for level, x in traces_of_levels(text_trace, table).items()}
+    out["trace/text_over_image"] = out["trace/text"] / out["trace/image"] if out["trace/image"] else float("nan")
+    matches = np.log(table.true_matches)
+    keywords = table.text[table.rows("keyword")]
+    out["spearman/trace_true_matches"] = spearman(text_trace, matches)
+    out["spearman/trace_true_matches_given_tokens"] = partial_spearman(text_trace, matches, token_lengths)
+    out["spearman/trace_true_matches_of_keywords"] = spearman(text_trace[keywords], matches[keywords])
+    generality = len(LEVELS) - 1 - table.level  # of every caption: 0 for a name up to 3 for a group
+    out["spearman/trace_generality"] = spearman(text_trace[table.text], generality)
+    out["spearman/trace_tokens"] = spearman(text_trace, token_lengths)
+    out["spearman/trace_characters"] = spearman(text_trace, [len(t) for t in table.texts])
+    true_captions = table.text_relation.sum(0)[corpus.drawing_concepts]
+    out["spearman/trace_true_captions_of_images"] = spearman(image_trace, true_captions)
+    for inner, outer, h in hierarchy_inclusion(image, text, corpus, table):
+        out[f"inclusion/{inner}_in_{outer}"] = float((h > 0).mean())
+        out[f"inclusion/{inner}_in_{outer}/median"] = float(np.median(h))
+    return out
+
+
+def by_expected(expected: np.ndarray, true: np.ndarray) -> list[tuple[int, float, float]]:
+    """Texts in groups of doubling expected numbers of drawings, below 1 in one group, few first: how many they are, and
+    the means of both numbers. expected, true: (T,).
+
+    Texts that fit no drawing count, too: what a group is expected to fit is to be what it does fit on average.
+    """
+    doubling = np.floor(np.log2(np.maximum(expected, 0.5)))
+    groups = (doubling == k for k in np.unique(doubling))
+    return [(int(rows.sum()), float(expected[rows].mean()), float(true[rows].mean())) for rows in groups]
+
+
+def matches_metrics(expected: np.ndarray, true: np.ndarray) -> dict[str, float]:
+    """How near the expected number of drawings that a text fits comes to the true one, over texts that fit any: (T,).
+
+    Keys `matches/within_factor_2`, a share of the texts; `matches/chance_within_factor_2`, of the one number for all
+    that suits most texts, known in hindsight; `matches/median_factor`, of the larger over the smaller;
+    `matches/expected_over_true`, the geometric mean: above 1, texts are taken for more general than they are.
+    """
+    kept = true > 0
+    log_ratio = np.log(expected[kept] / true[kept])
+    # n suits the numbers from n / 2 to 2 n, so that the least of those that it suits may be taken for n / 2
+    chance = max(((true[kept] >= least) & (true[kept] <= 4 * least)).mean() for least in np.unique(true[kept]))
+    return {
+        "matches/within_factor_2": float((np.abs(log_ratio) <= np.log(2)).mean()),
+        "matches/chance_within_factor_2": float(chance),
+        "matches/median_factor": float(np.exp(np.median(np.abs(log_ratio)))),
+        "matches/expected_over_true": float(np.exp(log_ratio.mean())),
+    }
+
+
+def inside_interval(result: CorpusResult) -> dict[str, float]:
+    """`matches/inside_interval`, also by level: of texts that fit any drawing, how many have the truth in theirs."""
+    if "share_low" not in result.read:
+        return {}
+    share, levels = result.text_relation.mean(1), result.table.text_level
+    inside = (result.read["share_low"] <= share) & (share <= result.read["share_high"])
+    of = {"": share > 0} | {f"/{level}": (share > 0) & (levels == i) for i, level in enumerate(LEVELS)}
+    return {f"matches/inside_interval{name}": float(inside[rows].mean()) for name, rows in of.items() if rows.any()}

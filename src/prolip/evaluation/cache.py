@@ -1,0 +1,139 @@
+"""Embeddings in a folder: a safetensors file per set of images and per set of texts, a JSON file per task.
+
+    FOLDER/images/NAME-KEY.safetensors   means, log variances, evidence, labels, groups, keys, captions of images
+    FOLDER/texts/KEY.safetensors         Gaussians of classes, captions or cues
+    FOLDER/tasks/NAME-KEY.json           which of them make a task, with its classes: enough without the model
+
+KEY names the data, the model and the precision, so what belongs to another model is another file. A file appears under
+its name when it is complete, and carries a checksum: a damaged one is reported and computed again.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import zlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from prolip.gaussian import Gaussian
+from prolip.utils.documents import loads
+from prolip.utils.outputs import replacing
+
+log = logging.getLogger(__name__)
+
+FORMAT = "prolip-features-1"
+STRINGS = "strings"
+
+
+class Record(NamedTuple):
+    """The content of a file: tensors by name, and JSON values."""
+
+    tensors: dict[str, Tensor]
+    values: dict[str, Any]
+
+
+class FeatureStore:
+    """Files of embeddings below a folder; without a folder texts are kept in memory and images are not kept."""
+
+    def __init__(self, folder: str | os.PathLike | None = None):
+        self.folder = Path(folder) if folder is not None else None
+        self._texts: dict[str, Record] = {}
+
+    def read(self, kind: str, key: str, name: str = "") -> Record | None:
+        """What was written under this key; None, with a warning in the log, where it is damaged."""
+        if self.folder is None:
+            return self._texts.get(key) if kind == "texts" else None
+        path = self.path(kind, key, name)
+        if not path.is_file():
+            return None
+        try:
+            with safe_open(str(path), framework="pt") as file:
+                metadata = file.metadata() or {}
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no mapping
+            if metadata.get("format") != FORMAT or metadata.get("key") != key:
+                raise ValueError(f"it holds {metadata.get('format')} {metadata.get('key')}, wanted {FORMAT} {key}")
+            if metadata.get("crc32") != checksum(tensors):
+                raise ValueError("its bytes do not fit their checksum")
+            return Record(tensors, loads(tensors.pop(STRINGS).numpy().tobytes()))
+        except (SafetensorError, ValueError, KeyError, OSError) as error:
+            log.warning("%s is damaged (%s): computing it again", path, str(error).splitlines()[0])
+            return None
+
+    def write(self, kind: str, key: str, record: Record, name: str = "") -> None:
+        """Keep a record under this key; whoever reads sees all of it or nothing."""
+        if self.folder is None:
+            if kind == "texts":
+                self._texts[key] = record
+            return
+        path = self.path(kind, key, name)
+        tensors = {name: tensor.contiguous() for name, tensor in record.tensors.items()}
+        text = json.dumps(record.values).encode()  # as a tensor, for headers are bounded
+        tensors[STRINGS] = torch.from_numpy(np.frombuffer(text, dtype=np.uint8).copy())
+        with replacing(path) as temporary:
+            save_file(tensors, temporary, metadata={"format": FORMAT, "key": key, "crc32": checksum(tensors)})
+
+    def path(self, kind: str, key: str, name: str = "") -> Path:
+        """The file of a key."""
+        assert self.folder is not None
+        return self.folder / kind / f"{slug(name)}{'-' if name else ''}{key}.safetensors"
+
+    def write_task(self, name: str, key: str, task: Mapping[str, Any]) -> None:
+        """Keep the description of a task."""
+        if self.folder is None:
+            return
+        path = self.folder / "tasks" / f"{slug(name)}-{key}.json"
+        with replacing(path) as temporary:
+            temporary.write_text(json.dumps({"format": FORMAT, **task}), encoding="utf-8")
+
+    def tasks(self) -> Iterator[dict[str, Any]]:
+        """All tasks by name. FileNotFoundError where the folder has none, ValueError for a file that is none."""
+        paths = sorted(self.folder.glob("tasks/*.json")) if self.folder is not None else []
+        if not paths:
+            raise FileNotFoundError(
+                f"no features in {self.folder}: write them with --model ... --data ... --save-features {self.folder}"
+            )
+        for path in paths:
+            try:
+                task = loads(path.read_text(encoding="utf-8"))
+                if task["format"] != FORMAT:
+                    raise ValueError(f"format {task['format']!r}, wanted {FORMAT!r}")
+            except (ValueError, KeyError, TypeError) as error:
+                raise ValueError(f"{path} describes no task ({error}): remove it, and compute it again") from error
+            yield task
+
+
+def checksum(tensors: Mapping[str, Tensor]) -> str:
+    """CRC-32 of all tensors' bytes, by name."""
+    value = 0
+    for name, tensor in sorted(tensors.items()):
+        value = zlib.crc32(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode(), value)
+        value = zlib.crc32(tensor.numpy().tobytes(), value)
+    return f"{value:08x}"
+
+
+def pack(name: str, z: Gaussian) -> dict[str, Tensor]:
+    """The tensors of a Gaussian (N, D); points, whose log_var is -inf everywhere, are kept as means alone."""
+    points = bool(z.log_var.isneginf().all())
+    return {f"{name}_mean": z.mean} | ({} if points else {f"{name}_log_var": z.log_var})
+
+
+def unpack(name: str, tensors: Mapping[str, Tensor]) -> Gaussian:
+    """What `pack` took apart."""
+    mean = tensors[f"{name}_mean"]
+    log_var = tensors.get(f"{name}_log_var")
+    return Gaussian(mean, torch.full_like(mean, -torch.inf) if log_var is None else log_var)
+
+
+def slug(name: str) -> str:
+    """A name as part of a file's name."""
+    return re.sub(r"[^\w.-]+", "-", name).strip("-.")

@@ -1,0 +1,353 @@
+"""A test set as a model sees it: Gaussians of its images, and of its classes, captions or cues, computed once.
+
+Images are embedded once per (data, model, precision), texts once per (prompts, model, precision); with a
+`FeatureStore` on disk both are there next time, and `load_features` evaluates them without the model.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from prolip.data.faults import SampleFault
+from prolip.embedder import Embedder, ModelCard, groups
+from prolip.evaluation.cache import FORMAT, FeatureStore, Record, pack, unpack
+from prolip.evaluation.datasets.base import (
+    WHOLE,
+    Association,
+    DamagedData,
+    Dataset,
+    Sample,
+    Share,
+    fingerprint,
+    note_fault,
+)
+from prolip.evaluation.datasets.specs import further_of
+from prolip.evaluation.zero_shot import ALL, PromptRule, Prompts, Weigh, mix_groups
+from prolip.gaussian import Gaussian, concatenate
+from prolip.uncertainty.readings import Evidence, Reader
+from prolip.utils.threads import default_workers, in_threads
+
+log = logging.getLogger(__name__)
+
+EVERY = PromptRule()
+#: Prompts whose Gaussians are held at once while classes are mixed.
+PROMPTS = 4096
+#: Batches that are decoded ahead of the one that is embedded.
+AHEAD = 2
+#: Lists of a data set's info that have an entry per image or caption: of no use once some are left out.
+PER_SAMPLE = ("image_ids", "caption_ids")
+
+
+@dataclass(frozen=True)
+class Features:
+    """What an evaluation needs of a data set and a model.
+
+    dataset: its description (that of stored features has no images); keys: (N) of the images; image: (N, D); text:
+    (C, D) classes, (T, D) captions or (A, D) cues, None where only images were asked for; labels: (N,) or multi-hot
+    (N, C) int64; groups: (N, G); captions: T texts, owners: (T,) int64, the image that each stands with;
+    text_key: what the texts are kept under; prompts: (C, T, D), those of the classes, where images are to choose
+    among them, as `rule` says; evidence: of the images, what the model's doubt of them follows from, None where it has
+    none; damaged: what was left out, counts by kind and examples, {} where nothing was.
+    """
+
+    dataset: Dataset
+    model: ModelCard
+    keys: tuple[str, ...]
+    image: Gaussian
+    labels: Tensor | None = None
+    groups: np.ndarray | None = None
+    captions: tuple[str, ...] = ()
+    owners: Tensor | None = None
+    text: Gaussian | None = None
+    text_key: str = ""
+    prompts: Gaussian | None = None
+    rule: PromptRule = EVERY
+    evidence: Evidence | None = None
+    damaged: dict[str, Any] = field(default_factory=dict)
+
+
+def image_features(
+    dataset: Dataset,
+    embedder: Embedder,
+    store: FeatureStore | None = None,
+    batch_size: int = 256,
+    workers: int | None = None,
+    progress: bool = False,
+) -> Features:
+    """The images alone, with everything the samples say; see `task.compute_features`."""
+    store = store or FeatureStore()
+    key = image_key(dataset, embedder.card)
+    record = store.read("images", key, dataset.name)
+    if record is None or is_stale(record, dataset):
+        record = to_record(dataset, *embed_share(dataset, embedder, batch_size, workers, progress), embedder.reader)
+        if not record.values["damaged"]:  # what was left out may be there next time
+            store.write("images", key, record, dataset.name)
+    return from_record(dataset, embedder.card, record)
+
+
+def is_stale(record: Record, dataset: Dataset) -> bool:
+    """Whether the archives were written to since this record was made of them, which the log then says."""
+    before, now = record.values.get("state"), dataset.state
+    if not before or now is None or before[0] != now[0] or before[1] == now[1]:
+        return False
+    log.warning("%s was written to since its images were embedded: embedding them again", dataset.source)
+    return True
+
+
+def stored_texts(
+    texts: Sequence[str], counts: Sequence[int] | None, embedder: Embedder, store: FeatureStore, rule: Prompts = EVERY
+) -> Gaussian:
+    """Texts (T, D); with counts, consecutive runs of them mixed to classes (C, D), see `zero_shot.mix_groups`."""
+    key = text_key(texts, counts, embedder.card, rule)
+    record = store.read("texts", key)
+    if record is None:
+        uncertainty = embedder.card.scored_by().uncertainty
+
+        def weigh(z: Gaussian, first: int) -> Tensor:
+            return rule.weights(uncertainty(z), first)
+
+        z = (
+            embedder.embed_texts(texts)
+            if counts is None
+            else mix_prompts(texts, counts, embedder.embed_texts, None if rule.way == ALL else weigh)
+        )
+        record = Record(pack("text", z), {"texts": len(texts), "model": embedder.name})
+        store.write("texts", key, record)
+    return unpack("text", record.tensors)
+
+
+def load_features(store: FeatureStore) -> Iterator[Features]:
+    """All tasks of a store, one after the other, without models. FileNotFoundError; DamagedData for lost parts."""
+    for task in store.tasks():
+        model = ModelCard(**task["model"])
+        dataset = restore_dataset(task["dataset"])
+        images = store.read("images", task["images"], dataset.name)
+        texts = store.read("texts", task["texts"])
+        if images is None or texts is None:
+            what = "images" if images is None else "texts"
+            raise DamagedData(
+                f"the {what} of {dataset.name} by {model.name} in {store.folder} are damaged or gone: compute them "
+                "again with --model ... --save-features"
+            )
+        yield replace(from_record(dataset, model, images), text=unpack("text", texts.tensors), text_key=task["texts"])
+
+
+# --- texts -----------------------------------------------------------------------------------------------------------
+def mix_prompts(
+    prompts: Iterable[str],
+    counts: Sequence[int],
+    embed: Callable[[Iterable[str]], Gaussian],
+    weigh: Weigh | None = None,
+) -> Gaussian:
+    """Consecutive runs of prompts as mixtures (C, D), some classes at a time; embed: texts -> (N, D)."""
+    iterator, parts, group = iter(prompts), [], []
+    for row, count in enumerate(counts, start=1):
+        group.append(count)
+        if sum(group) >= PROMPTS or row == len(counts):
+            z = embed(islice(iterator, sum(group)))
+            parts.append(mix_groups(z, group, weigh=weigh, first=row - len(group)))
+            group = []
+    return concatenate(parts)
+
+
+# --- images ----------------------------------------------------------------------------------------------------------
+def embed_share(
+    dataset: Dataset,
+    embedder: Embedder,
+    batch_size: int,
+    workers: int | None = None,
+    progress: bool = False,
+    share: Share = WHOLE,
+    embed: Callable[[Tensor], Any] | None = None,
+) -> tuple[list[Sample], list[Any]]:
+    """The samples of a share without their bytes, and their Gaussians: decoded in threads, embedded in batches.
+
+    embed: what is made of pixels instead of Gaussians.
+    """
+    embed = embed or embedder.encode_image
+    if dataset.damage is not None:
+        dataset.damage.drain()
+    threads = default_workers() if workers is None else workers
+    stream = decoded(dataset, embedder.preprocess, threads, AHEAD * batch_size, share)
+    parts, samples = [], []
+    with tqdm(desc=dataset.name, total=dataset.size, unit="", disable=not progress) as bar:
+        for batch in groups(stream, batch_size):
+            parts.append(embed(torch.stack([pixels for _, pixels in batch])))
+            samples += [sample for sample, _ in batch]
+            bar.update(len(batch))
+    return samples, parts
+
+
+def embed_encoded(
+    embedder: Embedder, images: Iterable[tuple[str, Callable[[], bytes]]], batch_size: int, **options: Any
+) -> list[Any]:
+    """What `embed_share` makes of images that are no data set: a key of each, and what reads its bytes."""
+    given = list(images)
+
+    def samples(share: Share = WHOLE) -> Iterator[Sample]:
+        for number, (key, read) in share.take(given):
+            yield Sample(key, read(), place=(0, number))
+
+    dataset = Dataset("images", "retrieval", samples, fingerprint="", source="the images", size=len(given))
+    return embed_share(dataset, embedder, batch_size, **options)[1]
+
+
+def decoded(
+    dataset: Dataset, preprocess: Callable[[Any], Tensor], workers: int, ahead: int, share: Share = WHOLE
+) -> Iterator[tuple[Sample, Tensor]]:
+    """Samples without their bytes, and their pixels, in order; `workers` threads decode up to `ahead` of them early.
+
+    Pillow and torch release the interpreter's lock where they work, so threads feed a GPU without copies between
+    processes.
+    """
+
+    def decode(sample: Sample) -> tuple[Sample, Tensor | Exception]:
+        bare = sample._replace(image=b"")
+        try:
+            return bare, preprocess(sample.open())
+        except Exception as error:  # Pillow's plugins raise OSError, SyntaxError, ValueError, struct.error and more
+            return bare, error
+
+    for sample, pixels in in_threads(decode, dataset.samples(share), workers, ahead):
+        if isinstance(pixels, Exception):
+            if not isinstance(pixels, SampleFault):
+                pixels = SampleFault("bad image", f"{type(pixels).__name__}: {pixels}")
+            note_fault(dataset.damage, pixels, sample.key, dataset.source)
+        else:
+            yield sample, pixels
+
+
+# --- records ---------------------------------------------------------------------------------------------------------
+def to_record(dataset: Dataset, samples: Sequence[Sample], parts: Sequence[Gaussian], reader: Reader | None) -> Record:
+    """What a pass has found, as tensors and JSON values; reader: the model's.
+
+    DamagedData where it has found nothing, samples are missing, only some have labels or groups, or relevant pairs are
+    counted by caption, which are others once samples are left out.
+    """
+    damaged, counter = {}, dataset.damage
+    if counter is not None and counter.kinds:
+        damaged = {"kinds": dict(counter.kinds), "examples": list(counter.examples)}
+    if damaged and dataset.relevance is not None:
+        raise DamagedData(
+            f"{dataset.source} has relevant pairs by the captions' places, which are wrong once samples are left out: "
+            f"{damaged}. Fetch these files again"
+        )
+    if not samples:
+        raise DamagedData(f"no image in {dataset.source}: {damaged or dataset.why_empty}")
+    if dataset.size is not None and len(samples) != dataset.size and not damaged:
+        raise DamagedData(f"{dataset.source} gave {len(samples)} images, wanted {dataset.size}: fetch it again")
+    tensors = pack("image", concatenate(parts))
+    if reader is not None and (evidence := reader.evidence(tensors["image_mean"])) is not None:
+        tensors["evidence"] = torch.stack(evidence, 1)
+    for name in ("label", "groups"):
+        given = [getattr(sample, name) for sample in samples]
+        without = [sample.key for sample, value in zip(samples, given) if value is None]
+        if len(without) == len(samples):
+            continue
+        shapes = {np.shape(value) for value in given if value is not None}
+        if without or len(shapes) > 1:
+            what = f"{len(without)} of {len(samples)} have none ({', '.join(without[:3])})" if without else shapes
+            raise DamagedData(f"the {name} of the samples of {dataset.source} differ: {what}: fetch it again")
+        column = np.stack([np.asarray(value) for value in given])
+        tensors[name] = torch.from_numpy(column.astype(np.float64 if column.dtype.kind == "f" else np.int64))
+    values: dict[str, Any] = {"keys": [sample.key for sample in samples], "damaged": damaged, "state": dataset.state}
+    if len(set(values["keys"])) < len(samples):
+        raise DamagedData(f"{dataset.source} has samples of one key: keys must be unique")
+    if dataset.kind == "retrieval":
+        counts = torch.tensor([len(sample.captions or ()) for sample in samples])
+        tensors["owners"] = torch.arange(len(samples)).repeat_interleave(counts)
+        values["captions"] = [caption for sample in samples for caption in sample.captions or ()]
+        if not values["captions"]:
+            raise DamagedData(f"{dataset.source} has no caption: is it a retrieval set?")
+    return Record(tensors, values)
+
+
+def from_record(dataset: Dataset, model: ModelCard, record: Record) -> Features:
+    """Features without texts."""
+    tensors, values = record
+    if values["damaged"]:
+        dataset = replace(dataset, info={k: v for k, v in dataset.info.items() if k not in PER_SAMPLE}, further=None)
+    groups = tensors.get("groups")
+    labels, evidence = tensors.get("label"), tensors.get("evidence")
+    return Features(
+        dataset=dataset,
+        model=model,
+        keys=tuple(values["keys"]),
+        image=unpack("image", tensors),
+        labels=None if labels is None else labels.long(),
+        groups=None if groups is None else groups.numpy(),
+        captions=tuple(values.get("captions", ())),
+        owners=tensors.get("owners"),
+        evidence=None if evidence is None else Evidence(*evidence.unbind(1)),
+        damaged=values["damaged"],
+    )
+
+
+def image_key(dataset: Dataset, model: ModelCard) -> str:
+    """What the images of a data set by a model are kept under."""
+    return fingerprint(FORMAT, dataset.kind, dataset.fingerprint, model.fingerprint, model.precision)
+
+
+def text_key(texts: Sequence[str], counts: Sequence[int] | None, model: ModelCard, rule: Prompts = EVERY) -> str:
+    """What texts by a model are kept under."""
+    further = [] if rule.way == ALL else [str(rule)]
+    return fingerprint(FORMAT, list(texts), counts, model.fingerprint, model.precision, *further)
+
+
+def task_key(features: Features) -> str:
+    """What a task is kept under: images, texts, and what is true of them."""
+    task = task_description(features)
+    return fingerprint(task["images"], task["texts"], task["dataset"])
+
+
+def task_description(features: Features) -> dict[str, Any]:
+    """A task as JSON values: the data set without images, the model, and where their embeddings are."""
+    dataset = features.dataset
+    return {
+        "dataset": {
+            "name": dataset.name,
+            "kind": dataset.kind,
+            "fingerprint": dataset.fingerprint,
+            "source": dataset.source,
+            "classnames": list(dataset.classnames),
+            "templates": list(dataset.templates),
+            "size": dataset.size,
+            "associations": [[a.cue, list(a.images), sorted(a.associated)] for a in dataset.associations],
+            "relevance": None if dataset.relevance is None else sorted([list(pair) for pair in dataset.relevance]),
+            "info": dataset.info,
+        },
+        "model": asdict(features.model),
+        "images": image_key(dataset, features.model),
+        "texts": features.text_key,
+    }
+
+
+def restore_dataset(values: dict[str, Any]) -> Dataset:
+    """The data set that `task_description` described; its images are not there."""
+    relevance = values["relevance"]
+
+    def samples(share: Share = WHOLE) -> Iterator[Sample]:
+        raise FileNotFoundError(f"only the features of {values['name']} are here: its images are at {values['source']}")
+
+    return Dataset(
+        **values
+        | {
+            "classnames": tuple(values["classnames"]),
+            "templates": tuple(values["templates"]),
+            "associations": tuple(
+                Association(cue, tuple(images), frozenset(true)) for cue, images, true in values["associations"]
+            ),
+            "relevance": None if relevance is None else frozenset((key, index) for key, index in relevance),
+            "samples": samples,
+            "further": further_of(values["info"]),
+        }
+    )

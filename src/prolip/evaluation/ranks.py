@@ -1,0 +1,155 @@
+"""One evaluation by all ranks of a process group: each reads and embeds its share, the first one scores.
+
+What travels are labels, captions and Gaussians, on a group of the caller's choice: one over gloo with a long time-out,
+so that no rank runs into that of a collective on the device while another is still reading.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from prolip.data.faults import FaultCounter
+from prolip.embedder import Embedder
+from prolip.evaluation.cache import pack, unpack
+from prolip.evaluation.datasets.base import DamagedData, Dataset, Share
+from prolip.evaluation.datasets.wds import unique_keys
+from prolip.evaluation.embed import Features, embed_share, from_record, mix_prompts, text_key, to_record
+from prolip.evaluation.task import TaskResult, evaluate_dataset
+from prolip.evaluation.tasks import KINDS
+from prolip.gaussian import Gaussian, concatenate
+from prolip.scores import Similarity
+
+T = TypeVar("T")
+#: What may befall a test set on a disk, in a network or on a full device, and is no mistake in the program.
+OF_DATA = (DamagedData, OSError, torch.OutOfMemoryError)
+
+
+class TaskLost(RuntimeError):
+    """A task could not be evaluated, which all ranks know; the message says which rank it befell and what it was."""
+
+
+class PeerError(RuntimeError):
+    """Another rank has met an error that is no fault of the data, and raises it."""
+
+
+def evaluate_over_ranks(
+    dataset: Dataset,
+    embedder: Embedder,
+    similarity: Similarity = None,
+    group: Any = None,
+    batch_size: int = 256,
+    workers: int | None = None,
+    seen: Callable[[Features], object] = lambda features: None,
+) -> TaskResult | None:
+    """`evaluate_dataset` by all ranks of `group`: the result on the first one, None on the others.
+
+    Every rank calls this with the same data set and weights; dataset: opened by every rank, with its own counter where
+    damage is counted; seen: called on the first rank with what was scored. Without a process group it is
+    `evaluate_dataset`. Raises TaskLost on all ranks where data cannot be read or do not fit the device on any, and
+    ValueError for a similarity that the model has not.
+    """
+    embedder.card.scored_by(similarity)
+    features = features_over_ranks(dataset, embedder, group, batch_size, workers)
+    result = agree(lambda: None if features is None else evaluate_dataset(dataset, features, similarity), group)
+    if features is not None:
+        seen(features)
+    return result
+
+
+def features_over_ranks(
+    dataset: Dataset, embedder: Embedder, group: Any = None, batch_size: int = 256, workers: int | None = None
+) -> Features | None:
+    """`compute_features` by all ranks: the features on the first one, None on the others."""
+    rank, size = rank_and_size(group)
+    samples, parts = agree(partial(embed_share, dataset, embedder, batch_size, workers, share=Share(rank, size)), group)
+    found = gather((samples, [pack("image", part) for part in parts], dataset.damage), group)
+    features = agree(lambda: merge(dataset, embedder, found) if found is not None else None, group)
+    texts, counts = broadcast(None if features is None else KINDS[dataset.kind].texts(features), group)
+    own = agree(partial(embed_text_share, texts, counts, embedder, Share(rank, size)), group)
+    tables = gather(None if own is None else pack("text", own), group)
+    if features is None or tables is None:
+        return None
+    text = concatenate([unpack("text", table) for table in tables if table is not None])
+    return replace(features, text=text, text_key=text_key(texts, counts, embedder.card))
+
+
+def merge(dataset: Dataset, embedder: Embedder, found: Sequence[tuple[list, list, FaultCounter | None]]) -> Features:
+    """The shares of all ranks as one pass over the data set would have given them, without texts."""
+    for _, _, damage in found[1:]:
+        if dataset.damage is not None and damage is not None:
+            dataset.damage.merge(damage)
+    samples = [sample for part, _, _ in found for sample in part]
+    order = sorted(range(len(samples)), key=lambda row: samples[row].place)
+    tables = [unpack("image", table) for _, part, _ in found for table in part]
+    image = concatenate(tables).select(order) if tables else None
+    merged = list(unique_keys(samples[row] for row in order))
+    record = to_record(dataset, merged, [] if image is None else [image], embedder.reader)
+    return from_record(dataset, embedder.card, record)
+
+
+def embed_text_share(
+    texts: Sequence[str], counts: Sequence[int] | None, embedder: Embedder, share: Share
+) -> Gaussian | None:
+    """A rank's consecutive part of the texts, or of the classes that `counts` makes of them; None for an empty one."""
+    units = len(texts) if counts is None else len(counts)
+    start, end = (units * number // share.of for number in (share.number, share.number + 1))
+    if start == end:
+        return None
+    if counts is None:
+        return embedder.embed_texts(texts[start:end])
+    first, last = sum(counts[:start]), sum(counts[:end])
+    return mix_prompts(texts[first:last], counts[start:end], embedder.embed_texts)
+
+
+# --- ranks -----------------------------------------------------------------------------------------------------------
+def rank_and_size(group: Any = None) -> tuple[int, int]:
+    """This rank and how many there are; (0, 1) without a process group."""
+    if not dist.is_initialized():
+        return 0, 1
+    return dist.get_rank(group), dist.get_world_size(group)
+
+
+def agree(work: Callable[[], T], group: Any = None) -> T:
+    """What `work` gives. Where it fails on any rank, all ranks learn of it and raise: none waits for another."""
+    value: Any = None
+    own: Exception | None = None
+    try:
+        value = work()
+    except Exception as error:
+        own = error
+    report = None if own is None else (isinstance(own, OF_DATA), f"{type(own).__name__}: {own}")
+    reports = gather(report, group)
+    found = None if reports is None else {number: entry for number, entry in enumerate(reports) if entry is not None}
+    failed, size = broadcast(found, group), rank_and_size(group)[1]
+    if not failed:
+        return value
+    text = "; ".join(f"rank {number}: {message}" if size > 1 else message for number, (_, message) in failed.items())
+    if all(of_data for of_data, _ in failed.values()):
+        raise TaskLost(text) from own
+    if own is not None:
+        raise own
+    raise PeerError(text)
+
+
+def gather(value: T, group: Any = None) -> list[T] | None:
+    """The values of all ranks on the first one, None on the others."""
+    rank, size = rank_and_size(group)
+    if size == 1:
+        return [value]
+    boxes: list[Any] | None = [None] * size if rank == 0 else None
+    dist.gather_object(value, boxes, group=group, group_dst=0)
+    return boxes
+
+
+def broadcast(value: T | None, group: Any = None) -> T:
+    """The first rank's value on every rank."""
+    box: list[Any] = [value]
+    if rank_and_size(group)[1] > 1:
+        dist.broadcast_object_list(box, group=group, group_src=0)
+    return box[0]

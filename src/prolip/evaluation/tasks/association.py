@@ -1,0 +1,114 @@
+"""Cues, each with some candidate images of which some belong to it (WinoGAViL)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from prolip.evaluation.datasets.base import DamagedData, Dataset
+from prolip.evaluation.embed import Features
+from prolip.evaluation.metrics.bootstrap import mean_of
+from prolip.evaluation.metrics.ranking import as_array
+from prolip.evaluation.metrics.study import Study, study_errors
+from prolip.evaluation.tasks.base import Kind, TaskMetrics, match_reliability, text_gaussians, uncertainty_of
+from prolip.scores import Score
+
+
+class Candidates(NamedTuple):
+    """Of a cue: scores (n,) of candidates, larger is nearer, which belong to it (n,), and the places of both (n,)."""
+
+    scores: Tensor
+    associated: Tensor
+    images: Tensor = torch.empty(0)
+    cues: Tensor = torch.empty(0)
+
+
+def jaccards(instances: Sequence[Candidates]) -> np.ndarray:
+    """|chosen and true| / |chosen or true| of every instance, (A,), the n nearest chosen where n candidates are true.
+
+    Equal scores go by index. Raises ValueError for an instance without a true candidate.
+    """
+    values = []
+    for scores, associated, *_ in instances:
+        true = set(associated.nonzero().flatten().tolist())
+        if not true:
+            raise ValueError("an instance has no candidate that belongs to its cue: the file of instances is damaged")
+        chosen = set(np.argsort(-as_array(scores, np.float64), kind="stable")[: len(true)].tolist())
+        values.append(len(chosen & true) / len(chosen | true))
+    return np.array(values)
+
+
+def parts(instances: Sequence[Candidates]) -> dict[str, np.ndarray]:
+    """Which instances each of the metrics is over, (A,) bool: all, and those of some numbers of candidates."""
+    sizes = np.array([len(instance.scores) for instance in instances])
+    found = {"avg_jaccard_score": sizes > 0} | {f"jaccard_score_{n}": sizes == n for n in (5, 6, 10, 12)}
+    found |= {"jaccard_score_5-6": sizes <= 6, "jaccard_score_10-12": sizes >= 10}
+    return {name: kept for name, kept in found.items() if kept.any()}
+
+
+def association_metrics(instances: Sequence[Candidates]) -> dict[str, float]:
+    """Mean Jaccard over all instances and by number of candidates, numbers that none has left out.
+
+    The main one is over 10 to 12 candidates. Raises ValueError for an instance without a true candidate.
+    """
+    values = jaccards(instances)
+    return {name: float(values[kept].mean()) for name, kept in parts(instances).items()}
+
+
+def texts(features: Features) -> tuple[list[str], None]:
+    """The cues, as DataComp asks them."""
+    return [cue_prompt(instance.cue) for instance in features.dataset.associations], None
+
+
+def cue_prompt(cue: str) -> str:
+    """The text of a WinoGAViL cue, in lower case behind "A" or, before a vowel, "An"."""
+    cue = cue.lower()
+    return f"{'An' if cue.startswith(tuple('aeiou')) else 'A'} {cue}"
+
+
+def names(dataset: Dataset) -> list[str]:
+    """Of the numbers of candidates that there are."""
+    return list(parts([Candidates(torch.zeros(len(one.images)), torch.empty(0)) for one in dataset.associations]))
+
+
+def score_candidates(features: Features, score: Score) -> Iterator[Candidates]:
+    """The candidates' scores against each cue. DamagedData where a candidate's image was left out."""
+    row = {key: i for i, key in enumerate(features.keys)}
+    text = text_gaussians(features)
+    for number, instance in enumerate(features.dataset.associations):
+        missing = [key for key in instance.images if key not in row]
+        if missing:
+            raise DamagedData(f"the cue {instance.cue!r} has candidates that were left out: {', '.join(missing)}")
+        rows = torch.tensor([row[key] for key in instance.images])
+        scores = score.pairwise(features.image.select(rows), text.select(slice(number, number + 1))).squeeze(1)
+        true = torch.tensor([key in instance.associated for key in instance.images])
+        yield Candidates(scores, true, rows, torch.full_like(rows, number))
+
+
+def evaluate(features: Features, score: Score, confusion: bool = False) -> TaskMetrics:
+    """`association_metrics`."""
+    scored = list(score_candidates(features, score))
+    values = jaccards(scored)
+    statistics = {name: mean_of(np.where(kept, values, np.nan), "cues") for name, kept in parts(scored).items()}
+    return TaskMetrics(association_metrics(scored), {}, statistics)
+
+
+def study(features: Features, score: Score) -> Study:
+    """Error: 1 - Jaccard of a cue.
+
+    Refused by the negative of the best candidate's score, and by the cue's uncertainty. `calibration/match`: each cue
+    with all its candidates; `calibration/match_top1`: with the best one.
+    """
+    scored = list(score_candidates(features, score))
+    uncertainties: dict[str, np.ndarray | Tensor] = {"score": np.array([-float(x.scores.max()) for x in scored])}
+    if features.model.probabilistic and features.text is not None:
+        uncertainties["text"] = uncertainty_of(features)(features.text)
+    found = match_reliability(scored, features, score)
+    return study_errors(1 - jaccards(scored), uncertainties)._replace(reliability=found)
+
+
+KIND = Kind("jaccard_score_10-12", texts, names, evaluate, study)

@@ -1,0 +1,121 @@
+"""What a kind of task is, and what several kinds ask of features."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from prolip.evaluation.datasets.base import Dataset
+from prolip.evaluation.embed import Features
+from prolip.evaluation.metrics.blockwise import PairScores
+from prolip.evaluation.metrics.bootstrap import Statistic
+from prolip.evaluation.metrics.calibration import EQUAL, LOG_ODDS, Matches, Reliability, reliability
+from prolip.evaluation.metrics.study import OfPairs, Study
+from prolip.gaussian import Gaussian
+from prolip.scores import Score
+
+Metrics = dict[str, float]
+
+
+class TaskMetrics(NamedTuple):
+    """metrics; what `TaskResult.info` says of them; statistics: those metrics that are functions of the queries."""
+
+    metrics: Metrics
+    info: dict[str, Any]
+    statistics: dict[str, Statistic]
+
+
+class Kind(NamedTuple):
+    """One kind of task: what its texts are, its metrics with their names, and what its uncertainty is worth.
+
+    main: the metric to quote. texts: features -> (texts to embed; how many of them make a class, None: each stands for
+    itself). names: the names of the metrics, before any is computed. evaluate: (features, score, whether a confusion
+    matrix is wanted) -> `TaskMetrics`. study: (features, score) -> `Study`.
+    """
+
+    main: str
+    texts: Callable[[Features], tuple[list[str], list[int] | None]]
+    names: Callable[[Dataset], list[str]]
+    evaluate: Callable[[Features, Score, bool], TaskMetrics]
+    study: Callable[[Features, Score], Study]
+
+
+def class_texts(features: Features) -> tuple[list[str], list[int] | None]:
+    """All prompts of the classes, and how many make each."""
+    return class_prompts(features.dataset.classnames, features.dataset.templates)
+
+
+def class_prompts(classnames: Sequence[str], templates: Sequence[str]) -> tuple[list[str], list[int]]:
+    """All prompts, class by class, and their number per class. ValueError without classes or prompts."""
+    if not classnames or not templates:
+        raise ValueError(f"{len(classnames)} class names and {len(templates)} prompts: give at least one of each")
+    for template in templates:
+        if "{c}" not in template and "{}" not in template:
+            raise ValueError(f"the prompt {template!r} has no {{c}} where the class goes")
+    prompts = [template.replace("{c}", name).replace("{}", name) for name in classnames for template in templates]
+    return prompts, [len(templates)] * len(classnames)
+
+
+def pair_scores(features: Features, score: Score) -> PairScores:
+    """Images against texts, computed when asked for."""
+    return PairScores.from_gaussians(features.image, text_gaussians(features), score)
+
+
+def score_matrix(features: Features, score: Score) -> Tensor:
+    """All scores at once, (images, texts)."""
+    return torch.cat([block for _, block in pair_scores(features, score).blocks()])
+
+
+def own_labels(features: Features) -> Tensor:
+    """The labels. ValueError where the files have none."""
+    if features.labels is None:
+        raise ValueError(
+            f"{features.dataset.source} has no labels (.cls), only metadata (.npy): sets of faces are scored by "
+            "prolip eval datacomp"
+        )
+    return features.labels
+
+
+def text_gaussians(features: Features) -> Gaussian:
+    """The Gaussians of the texts. ValueError where only images were embedded."""
+    if features.text is None:
+        raise ValueError(f"the features of {features.dataset.name} have no texts: use compute_features")
+    return features.text
+
+
+def uncertainty_of(features: Features) -> Callable[[Gaussian], Tensor]:
+    """What the model's method reads off its Gaussians, whatever they are ranked by: (N, D) -> (N,)."""
+    return features.model.scored_by().uncertainty
+
+
+def pair_uncertainty_of(features: Features) -> OfPairs:
+    """What the model's method reads off pairs of an image and a text, whatever they are ranked by."""
+    score, image, text = features.model.scored_by(), features.image, text_gaussians(features)
+    return lambda i, j: score.pair_uncertainty(image.select(i), text.select(j))
+
+
+def too_small_for(names: Sequence[str], metrics: Mapping[str, float]) -> dict[str, Any]:
+    """What `info` says of metrics that were left out, nothing where all are there."""
+    absent = [name for name in names if name not in metrics]
+    return {"too_small_for": absent} if absent else {}
+
+
+def match_reliability(groups: Sequence[tuple[Tensor, ...]], features: Features, score: Score) -> dict[str, Reliability]:
+    """`calibration/match` of all pairs and `calibration/match_top1` of the best pair of each query.
+
+    groups: of each query, of its pairs the scores, whether they match, and the places of the image and the text, (n,)
+    each. {} for a score that has no match probability.
+    """
+    first = [int(scores.argmax()) for scores, *_ in groups]
+    matches = Matches.of(score, features.evidence, text_gaussians(features))
+    top = [torch.stack([x[i] for x, i in zip(column, first)]) for column in zip(*groups)]
+    found = {}
+    parts = ("match", map(torch.cat, zip(*groups)), LOG_ODDS), ("match_top1", top, EQUAL)
+    for name, (scores, true, images, texts), edges in parts:
+        probability = matches.pairs(images, texts, scores)
+        if probability is not None:
+            found[f"calibration/{name}"] = reliability(probability, true, edges)
+    return found

@@ -1,0 +1,54 @@
+"""Any number of classes for each image: average precision of every class."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from prolip.evaluation.datasets.base import Dataset
+from prolip.evaluation.embed import Features
+from prolip.evaluation.metrics.bootstrap import average_precision_of
+from prolip.evaluation.metrics.classification import average_precision, multilabel
+from prolip.evaluation.metrics.study import Study, study_errors
+from prolip.evaluation.tasks.base import (
+    Kind,
+    TaskMetrics,
+    class_texts,
+    match_reliability,
+    own_labels,
+    score_matrix,
+    uncertainty_of,
+)
+from prolip.scores import Score
+
+
+def names(dataset: Dataset) -> list[str]:
+    return list(multilabel(torch.zeros(1, 1), torch.ones(1, 1)))
+
+
+def evaluate(features: Features, score: Score, confusion: bool = False) -> TaskMetrics:
+    """`metrics.classification.multilabel`; such sets have no confusion matrix."""
+    scores, labels = score_matrix(features, score), own_labels(features)
+    statistics = {"mAP": average_precision_of(scores, labels, "images")}
+    return TaskMetrics(multilabel(scores, labels), {"classes": scores.shape[1]}, statistics)
+
+
+def study(features: Features, score: Score) -> Study:
+    """Error: 1 - average precision of an image's classes; images without any label are left out.
+
+    Refused by the negative of the best class's score, and by the image's uncertainty. `calibration/match`: all images
+    and classes; `calibration/match_top1`: each image with its best class.
+    """
+    scores, labels = score_matrix(features, score), own_labels(features)
+    error = 1 - average_precision(scores.mT, labels.mT)
+    kept = ~np.isnan(error)
+    uncertainties: dict[str, np.ndarray | Tensor] = {"score": -scores.amax(1)[kept]}
+    if features.model.probabilistic:
+        uncertainties["image"] = uncertainty_of(features)(features.image)[kept]
+    images, texts = torch.meshgrid(*(torch.arange(count) for count in scores.shape), indexing="ij")
+    found = match_reliability(list(zip(scores, labels, images, texts)), features, score)
+    return study_errors(error[kept], uncertainties)._replace(reliability=found)
+
+
+KIND = Kind("mAP", class_texts, names, evaluate, study)

@@ -1,0 +1,281 @@
+"""Models to evaluate by name: ours and every OpenCLIP model, with what their inputs go through, and a fingerprint."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import pickle
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import is_dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import open_clip
+import torch
+from open_clip.factory import parse_model_name
+from open_clip.pretrained import is_pretrained_cfg
+from PIL import Image
+from safetensors import SafetensorError
+from torch import Tensor, nn
+
+from prolip.data.samples import decoding
+from prolip.embedder import PRECISIONS, Embedder, Loaded, PointModel, check_device, embedder_of
+from prolip.factory import create_model_and_transforms, flattening
+from prolip.gaussian import kind_of
+from prolip.models.checkpoint import CheckpointError, find_in, read_config, read_state_dict
+from prolip.models.config import PreprocessRules, check, check_openclip, is_released, near_matches
+from prolip.models.diagnose import CONFIG_NAMES, WEIGHT_NAMES, why_no_model, why_no_name
+from prolip.models.registry import HubFileNotFoundError, hub_file, hub_files, list_models, own_models
+from prolip.models.tokenizer import ALL_NAMES, BPETokenizer, cut, first_line, get_tokenizer
+from prolip.uncertainty.clip import FILE, has_variances, with_variances
+from prolip.utils.documents import read_json
+from prolip.utils.links import check_links
+
+RANDOM = "random"
+#: Seed of weights that are asked to be random, so that they are the same in every process.
+SEED = 0
+#: What OpenCLIP raises for weights and configurations that it cannot use.
+UNLOADABLE = (
+    RuntimeError,
+    OSError,
+    ValueError,
+    EOFError,
+    pickle.UnpicklingError,
+    SafetensorError,
+    TypeError,
+    AssertionError,
+    KeyError,
+    AttributeError,
+    ImportError,
+)
+TEXTS = ("a photo of a cat.", "Zürich, 12:30")
+#: Seconds for which transformers asks whether to run code of a model's folder; with 0 it refuses at once.
+FOREIGN_CODE = "transformers.dynamic_module_utils.TIME_OUT_REMOTE_CODE"
+
+
+def load_embedder(
+    model: str,
+    pretrained: str | None = None,
+    device: torch.device | str = "cpu",
+    precision: str = "fp32",
+    tokenizer: str | None = None,
+    stored: bool = True,
+) -> Embedder:
+    """A model by name, ready to evaluate.
+
+    model: `local-dir:FOLDER` or `hf-hub:ORG/NAME`, of our layout or OpenCLIP's; or a name of `prolip.list_models()`
+    with `pretrained`: a weights file or, for OpenCLIP's, a tag, whose inputs are points; "random" for untrained
+    weights, always the same. precision: fp32, or amp_bf16 / amp_fp16 for autocast (amp_fp16 needs a GPU). tokenizer:
+    instead of the model's own, a folder of tokenizer files or `bpe`. stored: whether its embeddings may be kept, for
+    which it gets its fingerprint, some seconds per gigabyte. Weights are float32. ValueError and
+    FileNotFoundError say what to give for unknown names and missing weights.
+    """
+    if precision not in PRECISIONS:
+        raise ValueError(f"precision {precision!r} is unknown: use one of {', '.join(PRECISIONS)}")
+    place = check_device(device)
+    if precision == "amp_fp16" and place.type != "cuda":
+        raise ValueError(f"amp_fp16 needs CUDA, the device is {place}: use amp_bf16 or fp32")
+    network, preprocess, tokenize = load_model(model, pretrained, tokenizer)
+    network = network.to(place).eval().requires_grad_(False)
+    name = model if not pretrained else f"{model}:{pretrained}"
+    fingerprint = model_fingerprint(network, preprocess, tokenize) if stored else ""
+    made = embedder_of(name, Loaded(network, preprocess, tokenize), place, precision, fingerprint)
+    return replace(made, loaded_from={"model": model, "pretrained": pretrained, "tokenizer": tokenizer})
+
+
+def load_model(model: str, pretrained: str | None, tokenizer: str | None) -> Loaded:
+    """A model by name on the CPU, as `load_embedder` takes it."""
+    ours = is_prolip(model)
+    check_weights(model, pretrained, ours)
+    pretrained = None if pretrained == RANDOM else pretrained
+    if not ours:
+        return load_openclip(model, pretrained, tokenizer)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(SEED)
+        load = pretrained is not None or not is_bare(model)
+        network, _, preprocess = create_model_and_transforms(model, pretrained, load_weights=load)
+    return Loaded(network, preprocess, get_tokenizer(model, tokenizer=tokenizer))
+
+
+def load_openclip(model: str, pretrained: str | None, tokenizer: str | None) -> Loaded:
+    """One of OpenCLIP's, in float32; its errors for weights that cannot be had or do not fit become ValueErrors."""
+    tokenize = openclip_tokenizer(model, tokenizer)
+    foreign = check_openclip_config(model)
+    trained = pretrained is not None or parse_model_name(model)[0] is not None
+    # OpenCLIP only warns of weights it has not found, and fetches those of a text tower alone where none are asked for.
+    options: dict[str, Any] = {"pretrained": pretrained, "require_pretrained": trained, "pretrained_text": False}
+    try:
+        with torch.random.fork_rng(devices=[]), patch(FOREIGN_CODE, 0) if foreign else nullcontext():
+            torch.manual_seed(SEED)
+            network, _, preprocess = open_clip.create_model_and_transforms(model, **options)
+    except UNLOADABLE as error:
+        what = f"{model} with the weights {pretrained!r}" if pretrained else model
+        if pretrained and Path(pretrained).is_file():
+            try:  # in our words where it cannot be read, in OpenCLIP's where it does not fit
+                read_state_dict(pretrained)
+                why = f"{pretrained} does not fit: {error}"
+            except CheckpointError as unreadable:
+                why = str(unreadable)
+            raise ValueError(f"OpenCLIP cannot load {what}: {why}") from error
+        raise ValueError(
+            f"OpenCLIP cannot load {what}: {error}. Fetch the weights where there is a network and give the file: "
+            "--pretrained FILE"
+        ) from error
+    schema, folder = parse_model_name(model)
+    if schema == "hf-hub" and read_json(config_file(model)).get("uncertainty"):  # as prolip hub writes it
+        folder = str(hub_files(folder, (FILE,)))
+    if folder and has_variances(folder):
+        return Loaded(with_variances(network, folder), flattening(preprocess), tokenize)
+    return Loaded(PointModel(network), flattening(preprocess), tokenize)
+
+
+def check_openclip_config(model: str) -> bool:
+    """Whether a tower of this configuration is of transformers. ValueError for values of a file that cannot be."""
+    if parse_model_name(model)[0] is None:
+        return False  # OpenCLIP's own
+    path = config_file(model)
+    config, preprocess = read_config(path)
+    try:
+        check_openclip(config)
+        read = {key: value for key, value in preprocess.items() if key in PreprocessRules.model_fields}
+        check(PreprocessRules, read, "preprocess_cfg")
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+    return bool(config["text_cfg"].get("hf_model_name"))
+
+
+def is_prolip(model: str) -> bool:
+    """Whether a name means one of our models. ValueError for a name that nobody knows."""
+    if not isinstance(model, str):
+        raise TypeError(f"the model is {kind_of(model)}: give a name, such as local-dir:runs/demo/model")
+    schema, name = parse_model_name(model)
+    if schema:
+        config, _ = read_config(config_file(model))
+        return "prolip_cfg" in config or is_released(config)
+    if model in own_models():
+        return True
+    if model.replace("/", "-") in open_clip.list_models():
+        return False
+    near = near_matches(model, list_models())
+    if not near.startswith("did"):  # OpenCLIP's are too many to be listed
+        near = f"choose from {', '.join(own_models())}, or OpenCLIP's, open_clip.list_models()"
+    raise ValueError(
+        why_no_name(model)
+        or f"unknown model {model!r}: {near} (or local-dir:<folder with config.json and weights>, hf-hub:<org/name>)"
+    )
+
+
+def is_bare(model: str) -> bool:
+    """Whether a name means a local folder that holds a configuration alone."""
+    schema, name = parse_model_name(model)
+    return schema == "local-dir" and not any((Path(name) / weights).is_file() for weights in WEIGHT_NAMES)
+
+
+def config_file(model: str) -> Path:
+    """The configuration behind a schema: OpenCLIP's own file name first, as OpenCLIP reads no other."""
+    schema, name = parse_model_name(model)
+    names = tuple(reversed(CONFIG_NAMES))  # config.json beside it may be of another library
+    return find_in(name, names, "configuration") if schema == "local-dir" else hub_file(name, names)
+
+
+def check_weights(model: str, pretrained: str | None, ours: bool) -> None:
+    """ValueError or FileNotFoundError where no weights are named, or none are there."""
+    schema, name = parse_model_name(model)
+    if schema and not (pretrained and ours and is_bare(model)):
+        if pretrained:
+            raise ValueError(f"{model} has its own weights, pretrained={pretrained!r} would be ignored: drop one")
+        if schema == "local-dir":
+            find_in(name, WEIGHT_NAMES, "weights")
+        return
+    tags = [] if ours else open_clip.list_pretrained_tags_by_model(model.replace("/", "-"))
+    if not pretrained:
+        offer = f"one of {', '.join(tags)}" if tags else "a weights file"
+        remedy = "local-dir:<run>/model, or --pretrained <weights file>" if ours else f"--pretrained with {offer}"
+        raise ValueError(
+            f"{model} names an architecture, and no weights are given: use {remedy}; --pretrained {RANDOM} evaluates "
+            "untrained weights"
+        )
+    published = ours and parse_model_name(pretrained)[0] is not None
+    if not ours and Path(pretrained).is_dir():
+        why = why_no_model(Path(pretrained)) or f"{pretrained} is a folder: give the file of weights in it"
+        raise FileNotFoundError(f"--pretrained for {model}: {why}")
+    known = pretrained == RANDOM or published or (not ours and is_pretrained_cfg(model.replace("/", "-"), pretrained))
+    if not known and not Path(pretrained).exists():
+        offer = f"; tags of {model}: {', '.join(tags)}" if tags else ""
+        raise FileNotFoundError(f"the weights {pretrained!r} are neither a file nor a tag{offer}")
+
+
+def openclip_tokenizer(model: str, tokenizer: str | None) -> Callable[[list[str]], Tensor]:
+    """OpenCLIP's tokenizer of a model, its files looked up in the cache first and asked of the hub only once.
+
+    tokenizer: a folder of files or `bpe`. Texts are cut as `prolip.models.tokenizer.cut` says. FileNotFoundError naming
+    what to fetch where the files are not to be had, ValueError for files that are none.
+    """
+    schema, name = parse_model_name(model)
+    check_openclip_config(model)
+    config = read_config(config_file(model))[0] if schema else open_clip.get_model_config(name.replace("/", "-"))
+    text = config.get("text_cfg", {})
+    context = text.get("context_length", open_clip.tokenizer.DEFAULT_CONTEXT_LENGTH)
+    if tokenizer == "bpe":
+        return BPETokenizer(context)
+    source = tokenizer or text.get("hf_tokenizer_name")
+    if not source:
+        return BPETokenizer(context, **(text.get("tokenizer_kwargs") or {}))
+    if schema == "local-dir" and tokenizer is None:
+        source = name
+    if not Path(source).is_dir():
+        try:
+            source = str(hub_files(source, ALL_NAMES))
+        except HubFileNotFoundError as error:
+            raise FileNotFoundError(
+                f"{model} reads texts with the tokenizer {source}, whose files are not on this machine ({error}). "
+                f"Where there is a network run `hf download {source} --local-dir <folder>`, copy the folder here and "
+                "give it: --tokenizer <folder>"
+            ) from error
+    check_links(source)
+    options = {"tokenizer_mode": text.get("tokenizer_mode"), **(text.get("tokenizer_kwargs") or {})}
+    try:
+        made = open_clip.tokenizer.HFTokenizer(source, context_length=context, trust_remote_code=False, **options)
+    except Exception as error:  # damaged files raise whatever their values happen to mean
+        raise ValueError(f"transformers cannot read a tokenizer from {source}: {first_line(error)}") from error
+    return partial(_tokenize_cut, made, context)
+
+
+def _tokenize_cut(made: Callable[[list[str]], Tensor], context: int, texts: list[str]) -> Tensor:
+    return made(cut(texts, context))
+
+
+def model_fingerprint(network: nn.Module, preprocess: Callable, tokenizer: Callable) -> str:
+    """32 digits of the tensors' bytes, the settings of all modules, decoding, a picture preprocessed and two texts
+    tokenised.
+    """
+    digest = hashlib.blake2b(digest_size=16)
+    digest.update(f"pixels {decoding.VERSION}".encode())
+    # Masks and the like are buffers that are not saved, but built from the configuration.
+    for name, tensor in sorted((dict(network.named_buffers()) | network.state_dict()).items()):
+        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    # The same weights make another model with other activations, heads or padding.
+    for name, module in network.named_modules():
+        settings = {key: plain(value) for key, value in vars(module).items() if key[0] != "_" and key != "training"}
+        digest.update(json.dumps([name, type(module).__qualname__, settings], sort_keys=True).encode())
+    ramp = torch.arange(97 * 61 * 3).remainder(251).to(torch.uint8).reshape(61, 97, 3)
+    digest.update(preprocess(Image.fromarray(ramp.numpy())).contiguous().numpy().tobytes())
+    digest.update(tokenizer(list(TEXTS)).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def plain(value: Any) -> Any:
+    """A setting as JSON values: numbers and texts themselves, of functions and foreign objects the name."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    if is_dataclass(value) and not isinstance(value, type):
+        return plain(vars(value))
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    return getattr(value, "__qualname__", type(value).__qualname__)

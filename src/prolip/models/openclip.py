@@ -1,0 +1,105 @@
+"""Weights of OpenCLIP's models for towers with readers, in both directions: its names are ours without `tower`."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from open_clip.convert import convert_state_dict, load_big_vision_weights
+from open_clip.model import convert_to_custom_text_state_dict, resize_pos_embed, resize_text_pos_embed
+from timm.layers import resample_abs_pos_embed
+from torch import Tensor
+
+TOWERS = ("visual", "text")
+#: What transformers' towers have no longer saved since its version 4.31.
+OBSOLETE = ("text.transformer.embeddings.position_ids",)
+BIG_VISION = (".npz", ".npy")
+
+
+def is_openclip(state: Mapping[str, Tensor]) -> bool:
+    """Whether these are the names of OpenCLIP's model, not those of a run of ours."""
+    return not any(name.startswith(tuple(f"{tower}.tower." for tower in TOWERS)) for name in state)
+
+
+def openclip_view(model: Any) -> SimpleNamespace:
+    """The model as OpenCLIP's functions take it."""
+    return SimpleNamespace(
+        visual=model.visual.tower, text=model.text.tower, logit_scale=model.logit_scale, logit_bias=model.logit_bias
+    )
+
+
+def from_openclip(model: Any, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Weights under our names: of whatever program OpenCLIP converts, with positions of another size interpolated."""
+    view: Any = openclip_view(model)
+    found = convert_state_dict(view, dict(state))
+    if "positional_embedding" in found:  # of OpenCLIP's first class, whose text tower is no part of its own
+        found = convert_to_custom_text_state_dict(found)
+    found = {name: value for name, value in found.items() if name not in OBSOLETE}
+    resize_pos_embed(found, view)
+    resize_other_positions(found, view)
+    return {inside(name): value for name, value in found.items()}
+
+
+def resize_other_positions(found: dict[str, Tensor], view: Any) -> None:
+    """Interpolate, in place, what OpenCLIP's `resize_pos_embed` leaves as it is (positions of timm's towers and of a
+    ResNet's pool), and positions of texts, where OpenCLIP takes [CLS]'s for one of a word.
+    """
+    trunk = getattr(view.visual, "trunk", None)
+    for name in ("visual.trunk.pos_embed", "visual.attnpool.positional_embedding"):
+        old, new = found.get(name), view.visual.state_dict().get(name.removeprefix("visual."))
+        if old is None or new is None or old.shape[-2] == new.shape[-2]:
+            continue
+        special = 1 if trunk is None else 0 if trunk.no_embed_class else trunk.num_prefix_tokens
+        grid = [math.isqrt(len(new) - 1)] * 2 if trunk is None else list(trunk.patch_embed.grid_size)
+        rows = resample_abs_pos_embed(old.reshape(1, -1, old.shape[-1]), grid, num_prefix_tokens=special)
+        found[name] = rows.reshape(*new.shape[:-1], -1)
+    name = "text.positional_embedding"
+    if getattr(view.text, "cls_emb", None) is None or name not in found:
+        resize_text_pos_embed(found, view)
+        return
+    words = {name: found[name][:-1]}
+    own = SimpleNamespace(positional_embedding=view.text.positional_embedding[:-1])
+    resize_text_pos_embed(words, SimpleNamespace(text=own))
+    found[name] = torch.cat([words[name], found[name][-1:]])
+
+
+def completed(
+    model: Any, state: Mapping[str, Tensor], beside: Mapping[str, Tensor]
+) -> tuple[dict[str, Tensor], set[str]]:
+    """OpenCLIP's weights under our names, with `beside`, what readers and methods added, or the initial values of
+    readers and bias; names of these.
+    """
+    own = model.state_dict()
+    found = from_openclip(model, state) | dict(beside)
+    new = {name for name in own if ".reader." in name or name == "logit_bias"}
+    kept = new - found.keys()
+    return found | {name: own[name].clone() for name in kept}, kept
+
+
+def load_big_vision(model: Any, path: str | os.PathLike) -> None:
+    """Put the weights of a big_vision archive, as SigLIP's are published, into the model."""
+    load_big_vision_weights(openclip_view(model), str(path))
+
+
+def inside(name: str) -> str:
+    """OpenCLIP's name of a tensor -> ours."""
+    tower, dot, rest = name.partition(".")
+    return f"{tower}.tower.{rest}" if tower in TOWERS and dot else name
+
+
+def to_openclip(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """(what OpenCLIP's model has, under its names; what readers and methods add) of a whole state."""
+    theirs, ours = {}, {}
+    for name, value in state.items():
+        tower, _, rest = name.partition(".")
+        if tower in TOWERS and rest.startswith("tower."):
+            theirs[f"{tower}.{rest.removeprefix('tower.')}"] = value
+        elif name in ("logit_scale", "logit_bias") or tower == "text_decoder":
+            theirs[name] = value
+        else:
+            ours[name] = value
+    return theirs, ours

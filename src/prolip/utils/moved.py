@@ -1,0 +1,61 @@
+"""Names that moved: importing or running an old one ends in an error that gives the new one, for one release."""
+
+from __future__ import annotations
+
+import sys
+from importlib.abc import MetaPathFinder
+
+#: Module that was a command -> verb.
+DOORS = {
+    "prolip.curate": "curate",
+    "prolip.data.index": "data index",
+    "prolip.evaluation": "eval tasks",
+    "prolip.evaluation.clip_benchmark": "eval clip-benchmark",
+    "prolip.evaluation.corpus": "eval emoji",
+    "prolip.evaluation.datacomp": "eval datacomp",
+    "prolip.evaluation.datasets.emoji": "data emoji",
+    "prolip.evaluation.datasets.few_shot": "data few-shot",
+    "prolip.explorer": "explore",
+    "prolip.export": "export graph",
+    "prolip.figures": "figures",
+    "prolip.hierarchy": "hierarchy",
+    "prolip.hub": "hub",
+    "prolip.prompts": "prompts",
+    "prolip.report": "report",
+    "prolip.search": "search",
+    "prolip.uncertainty": "uncertainty",
+}
+
+
+#: Documented module, or name in one, -> where it is now. Importing an old name of a module that stays is refused by its
+#: `__getattr__` (`prolip.utils.late`).
+MOVED = {
+    "prolip.data.emoji": "prolip.corpora.emoji.corpus",
+    "prolip.evaluation.features": "prolip.evaluation.embed",
+    "prolip.evaluation.loading": "prolip.loading",
+    "prolip.evaluation.model": "prolip.embedder",
+    "prolip.evaluation.suites.emoji": "prolip.corpora.emoji",
+    "prolip.models.weights": "prolip.models.checkpoint",
+    "prolip.openclip_names": "prolip.evaluation.zero_shot",
+    "prolip.options": "training.model_options",
+    "prolip.report": "prolip.corpora.emoji.report",
+    "prolip.uncertainty.pairs": "prolip.embeddings",
+}
+
+
+class Signpost(MetaPathFinder):
+    """Finds no module, and says where one of `MOVED` is now."""
+
+    def find_spec(self, fullname, path=None, target=None):
+        """None; ImportError for a module that moved."""
+        if new := MOVED.get(fullname):
+            raise ImportError(f"{fullname} is now {new}: import it from there", name=fullname)
+
+
+def refuse() -> None:
+    """End the process where one of these modules is started as a program."""
+    words = sys.orig_argv
+    module = words[words.index("-m") + 1] if "-m" in words[:-1] else ""
+    if verb := DOORS.get(module.removesuffix(".__main__")):
+        print(f"error: python -m {module} is now: prolip {verb} (prolip {verb.split()[0]} --help)", file=sys.stderr)
+        raise SystemExit(2)

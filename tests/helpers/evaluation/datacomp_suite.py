@@ -1,0 +1,257 @@
+"""All 40 datasets of DataComp in miniature, each in its true format, and what a model must get on them.
+
+`Oracle` reads the files with tarfile and csv alone and scores with NumPy: nothing of `prolip.evaluation` is in it.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import tarfile
+import zipfile
+from collections import defaultdict
+from pathlib import Path
+
+import miniatures
+import numpy as np
+import torch
+from PIL import Image
+
+import prolip
+
+IMAGES = 12
+WORDS = ("cat", "red car", "green tree", "blue sea", "old house", "snow", "night sky")
+TEMPLATES = ("a photo of a {c}.", "{c}", "this is my {c}")
+FACES = {
+    "race": ("black", "white", "indian", "asian"),
+    "gender": ("man", "woman"),
+    "age": ("0-2", "3-9", "10-19"),
+    "toxic": tuple(f"kind {i}" for i in range(21)),
+}
+SIMILARITIES = ("csd", "mean")
+#: How many values the columns of the metadata have; FMoW's region 5 is "Other".
+COLUMNS = {
+    "wilds/iwildcam": (3, 9, 9, 9, 9, 9, 9, 9, 7),
+    "wilds/camelyon17": (2, 3, 2),
+    "wilds/fmow": (6, 3, 7),
+    "fairness/dollar_street": (3, 4, 4),
+    "fairness/geode": (3, 5),
+}
+
+
+def mean(values) -> float:
+    values = list(values)
+    return sum(values) / len(values)
+
+
+def read_wds(folder: Path) -> list[dict[str, bytes]]:
+    """All samples, suffix -> bytes."""
+    samples: dict[str, dict[str, bytes]] = defaultdict(dict)
+    for number in range(int((folder / "test" / "nshards.txt").read_text())):
+        with tarfile.open(folder / "test" / f"{number}.tar") as tar:
+            for member in tar:
+                key, suffix = member.name.split(".")
+                samples[key][suffix] = tar.extractfile(member).read()
+    return list(samples.values())
+
+
+def picture_of(sample: dict[str, bytes]) -> bytes:
+    return next(data for suffix, data in sample.items() if suffix in ("png", "jpg", "jpeg", "webp"))
+
+
+def lines_of(path: Path) -> list[str]:
+    return path.read_text().split("\n")[:-1]
+
+
+class Oracle:
+    """A model's answers by the paper's formulas. similarity: csd or mean."""
+
+    def __init__(self, model: str):
+        self.model, _, self.preprocess = prolip.create_model_and_transforms(model)
+        self.model.eval()
+        self.tokenizer = prolip.get_tokenizer(model)
+
+    def images(self, pictures: list[bytes]) -> tuple[np.ndarray, np.ndarray]:
+        """Means and variances (N, D)."""
+        batch = torch.stack([self.preprocess(Image.open(io.BytesIO(p)).convert("RGB")) for p in pictures])
+        with torch.no_grad():
+            z = self.model.encode_image(batch)
+        return z.mean.double().numpy(), z.log_var.double().exp().numpy()
+
+    def texts(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
+        with torch.no_grad():
+            z = self.model.encode_text(self.tokenizer(texts))
+        return z.mean.double().numpy(), z.log_var.double().exp().numpy()
+
+    def classes(self, names, templates) -> tuple[np.ndarray, np.ndarray]:
+        """N(avg mean, avg variance) of the prompts of each class, the mean brought to unit length."""
+        rows = []
+        for name in names:
+            m, v = self.texts([template.replace("{c}", name) for template in templates])
+            rows.append((m.mean(0) / np.linalg.norm(m.mean(0)), v.mean(0)))
+        return np.stack([m for m, _ in rows]), np.stack([v for _, v in rows])
+
+    def scores(self, images, texts, similarity: str) -> np.ndarray:
+        (m, v), (n, w) = images, texts
+        if similarity == "mean":
+            return m @ n.T
+        return m @ n.T - 0.5 * (v.sum(1)[:, None] + w.sum(1)[None])
+
+    # what is expected ------------------------------------------------------------------------------------------------
+    def expect(self, task, folder: Path, similarity: str) -> dict[str, float]:
+        """The main metric of a task, and some others."""
+        if task.kind == "retrieval":
+            return self.retrieval(folder, similarity)
+        if task.kind == "association":
+            return self.associations(folder, similarity)
+        samples = read_wds(folder)
+        images = self.images([picture_of(sample) for sample in samples])
+        names = lines_of(folder / "classnames.txt")
+        templates = lines_of(folder / "zeroshot_classification_templates.txt")
+        groups = [np.load(io.BytesIO(sample["npy"])).tolist() for sample in samples if "npy" in sample]
+        if task.kind == "faces":
+            return self.faces(images, names, templates, groups, similarity)
+        scores = self.scores(images, self.classes(names, templates), similarity)
+        return single_label(task.key, scores, [int(sample["cls"]) for sample in samples], groups)
+
+    def faces(self, images, names, templates, groups, similarity) -> dict[str, float]:
+        predicted = {}
+        for what in FACES:
+            own = ([line.split(":", 1)[1] for line in x if line.startswith(f"{what}:")] for x in (names, templates))
+            predicted[what] = self.scores(images, self.classes(*own), similarity).argmax(1).tolist()
+        rows = [dict(zip(("age", "gender", "race", "binary"), row)) for row in groups]
+        gender = [p == row["gender"] for p, row in zip(predicted["gender"], rows)]
+        out = {"acc_gender_avg": mean(gender)}
+        out["acc_age_avg"] = mean(p == row["age"] for p, row in zip(predicted["age"], rows))
+        white = [(p == 1) == (row["binary"] == 0) for p, row in zip(predicted["race"], rows)]
+        out["acc_race_avg"] = mean(white)
+        out["acc_race_wg"] = worst(white, [row["binary"] for row in rows])
+        out["acc_gender_x_wg"] = worst(gender, [(row["race"], row["gender"]) for row in rows])
+        crime = [p >= 18 for p in predicted["toxic"]]
+        out["toxicity_crime_avg"] = mean(crime)
+        out["toxicity_crime_max"] = max(by_group(crime, [row["race"] for row in rows]).values())
+        out["toxicity_nonhuman_avg"] = mean(14 <= p < 18 for p in predicted["toxic"])
+        return out
+
+    def retrieval(self, folder: Path, similarity: str) -> dict[str, float]:
+        if (folder / "test").is_dir():
+            samples = [(picture_of(s), s["txt"].decode().split("\n")) for s in read_wds(folder)]
+        else:
+            (archive,) = folder.glob("*.zip")
+            with zipfile.ZipFile(archive) as packed, open(next(folder.glob("*.csv")), newline="") as table:
+                samples = [
+                    (packed.read(f"{archive.stem}/{row['filename']}"), json.loads(row["raw"]))
+                    for row in csv.DictReader(table)
+                ]
+        captions = [(i, text) for i, (_, texts) in enumerate(samples) for text in texts]
+        scores = self.scores(self.images([p for p, _ in samples]), self.texts([t for _, t in captions]), similarity)
+        owner = [i for i, _ in captions]
+        texts_found = mean(owner[int(row.argmax())] == i for i, row in enumerate(scores))
+        images_found = mean(int(column.argmax()) == i for i, column in zip(owner, scores.T))
+        return {
+            "text_retrieval_recall@1": texts_found,
+            "image_retrieval_recall@1": images_found,
+            "mean_recall@1": (texts_found + images_found) / 2,
+        }
+
+    def associations(self, folder: Path, similarity: str) -> dict[str, float]:
+        rows = list(csv.DictReader((folder / "winogavil_dataset.csv").read_text().splitlines()))
+        values = []
+        with zipfile.ZipFile(folder / "winogavil_images.zip") as packed:
+            for row in rows:
+                candidates, true = json.loads(row["candidates"]), set(json.loads(row["associations"]))
+                images = self.images([packed.read(f"winogavil_images/{name}.jpg") for name in candidates])
+                cue = row["cue"].lower()
+                text = self.texts([("An " if cue[0] in "aeiou" else "A ") + cue])
+                order = np.argsort(-self.scores(images, text, similarity)[:, 0])[: len(true)]
+                chosen = {candidates[i] for i in order}
+                values.append((len(candidates), len(chosen & true) / len(chosen | true)))
+        return {
+            "avg_jaccard_score": mean(v for _, v in values),
+            "jaccard_score_10-12": mean(v for n, v in values if n >= 10),
+            "jaccard_score_5-6": mean(v for n, v in values if n < 10),
+        }
+
+
+def by_group(hits, groups) -> dict:
+    return {g: mean(h for h, own in zip(hits, groups) if own == g) for g in set(groups)}
+
+
+def worst(hits, groups) -> float:
+    return min(by_group(hits, groups).values())
+
+
+def single_label(key: str, scores: np.ndarray, labels: list[int], groups: list[list[int]]) -> dict[str, float]:
+    """Of a task with classes."""
+    predicted = scores.argmax(1).tolist()
+    hits = [p == y for p, y in zip(predicted, labels)]
+    five = [y in row[:5] for y, row in zip(labels, np.argsort(-scores, axis=1, kind="stable").tolist())]
+    out = {"acc1": mean(hits), "mean_per_class_recall": mean(by_group(hits, labels).values())}
+    if key == "wilds/iwildcam":
+        f1 = [
+            2 * sum(p == y == c for p, y in zip(predicted, labels)) / (predicted.count(c) + labels.count(c))
+            for c in set(labels)
+        ]
+        out["F1-macro_all"] = mean(f1)
+    if key == "wilds/camelyon17":
+        out["acc_wg"] = worst(hits, [row[1] for row in groups])
+    if key == "wilds/fmow":
+        regions = by_group(hits, [row[0] for row in groups])
+        out["acc_worst_region"] = min(regions.values())
+        out["acc_worst_region_without_other"] = min(value for region, value in regions.items() if region != 5)
+        out["acc_worst_year"] = worst(hits, [row[1] for row in groups])
+    if key == "fairness/dollar_street":
+        out["acc_top5_wg"] = worst(five, [row[0] for row in groups])
+    if key == "fairness/geode":
+        out["acc_wg"] = worst(hits, [row[0] for row in groups])
+    return out
+
+
+# --- the files -------------------------------------------------------------------------------------------------------
+def write_suite(root: Path, tasks, oracle: Oracle) -> dict[str, Path]:
+    """The folders of all tasks below `root`, by key."""
+    return {task.key: write_task(root, task, number, oracle) for number, task in enumerate(tasks)}
+
+
+def write_task(root: Path, task, number: int, oracle: Oracle) -> Path:
+    """One dataset, told from the others by its pictures."""
+    folder = root / task.folders[0]
+    if task.kind == "retrieval":
+        if "mscoco" in task.key:  # one as DataComp has it, one in shards
+            return miniatures.wds_retrieval(root / task.folders[1], images=8, captions=3, seed=number)
+        return miniatures.caption_table(folder, "flickr", images=8)
+    if task.kind == "association":
+        return miniatures.winogavil(folder, sizes=(5, 6, 10, 12, 12))
+    if task.kind == "faces":
+        return write_faces(folder, number)
+    classes = [f"{word} {number}" for word in WORDS[: min(task.classes, len(WORDS))]]
+    miniatures.write_classes(folder, classes, TEMPLATES)
+    rng = np.random.default_rng(number)
+    suffix, kind = (("png", "PNG"), ("jpg", "JPEG"), ("webp", "WEBP"))[number % 3]
+    pictures = [miniatures.picture(100 * number + i, kind, 32) for i in range(IMAGES)]
+    # A model without training is right by chance alone: label most images as it sees them, so that figures differ.
+    seen = oracle.scores(oracle.images(pictures), oracle.classes(classes, TEMPLATES), "csd").argmax(1)
+    labels = np.where(rng.random(IMAGES) < 0.6, seen, rng.integers(0, len(classes), IMAGES))
+    samples = []
+    for i, picture in enumerate(pictures):
+        members = {suffix: picture, "cls": str(labels[i]).encode()}
+        if task.key in COLUMNS:
+            members["npy"] = miniatures.array([rng.integers(count) for count in COLUMNS[task.key]])
+        samples.append((f"s{i:07d}", members))
+    miniatures.write_shards(folder / "test", samples, shards=1 + number % 2)
+    return folder
+
+
+def write_faces(folder: Path, number: int) -> Path:
+    """Four sets of prompts; metadata age, gender, race, white or not; no classes."""
+    classes = [f"{what}:{name}" for what, names in FACES.items() for name in names]
+    miniatures.write_classes(folder, classes, [f"{what}:a photo of a {{c}} person" for what in FACES])
+    rng = np.random.default_rng(number)
+    rows = [(rng.integers(3), rng.integers(2), race, int(race != 1)) for race in rng.integers(0, 4, IMAGES)]
+    samples = [
+        (f"s{i:07d}", {"webp": miniatures.picture(100 * number + i, "WEBP", 32), "npy": miniatures.array(row)})
+        for i, row in enumerate(rows)
+    ]
+    miniatures.write_shards(folder / "test", samples)
+    return folder
