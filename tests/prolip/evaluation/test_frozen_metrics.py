@@ -172,7 +172,7 @@ def datacomp() -> Values:
     """Lines and tables of DataComp's tasks, faces among them."""
     frozen_sets.write_datacomp(Path("datacomp"))
     words = ["--data", "datacomp", "--similarity", "csd", "mean", "--workers", "0"]
-    before.command("eval", "datacomp", *words, *before.FITTED, "--output", "lines", "--published", "none")
+    before.command("eval", "datacomp", *words, *before.FITTED, "--output", "lines")
     rows = [json.loads(line) for line in Path("lines/results.jsonl").read_text().splitlines()]
     found = {f"{row['key']} {row['info']['similarity']}": row["metrics"] for row in rows}
     for name, metrics in found.items():  # uncertainty of some kinds is enough
