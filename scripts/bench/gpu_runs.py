@@ -182,7 +182,7 @@ def fsdp(kit: Kit) -> None:
     """Steps of a run in shards over one rank against the same run without, and its checkpoint read without."""
     from torch.distributed.tensor import DTensor
 
-    from training.checkpoint.snapshot import save
+    from training.checkpoint.state_dict import save
     from training.parallel.sharding import whole_model
     from training.run import close
 
@@ -256,7 +256,7 @@ def waits_noted(kit: Kit) -> Iterator[list[str]]:
 def waits(kit: Kit) -> None:
     """The third step of every method that trains from random weights, under torch's watch for waits of the host."""
     from prolip.methods import METHODS
-    from training.health.terms import TermMeter
+    from training.health.nonfinite import LossMeter
     from training.loop import on_device, training_step
     from training.run import close
 
@@ -270,7 +270,7 @@ def waits(kit: Kit) -> None:
         for precision in ("amp_bf16",) if kit.rehearse or method != "prolip" else ("amp_bf16", "fp32", "amp_fp16"):
             kit.begin(f"{method}, {precision}")
             try:
-                made, meter = built(kit, f"{method}-{precision}", method, precision=precision), TermMeter()
+                made, meter = built(kit, f"{method}-{precision}", method, precision=precision), LossMeter()
                 list(moved(made, 2))  # looks at its inputs and makes constants
                 batch = next(iter(made.fed.loader))
                 with waits_noted(kit) as found:

@@ -99,9 +99,9 @@ def begin(config: Any, rank: int, ranks: int) -> None:
     """The start of a run on one rank, as far as it touches data, up to a first sample."""
     from prolip.data.faults import FaultCounter
     from prolip.data.order.streams import Place
+    from training.evaluate import open_validation
     from training.parallel.distributed import World
     from training.run import open_loader
-    from training.validation import open_validation
 
     world, model = World(rank=rank, world_size=ranks), SimpleNamespace(image_size=8, context_length=8)
     loader = open_loader(config, world, 8, model, lambda image: torch.zeros(3, 8, 8), lambda texts, **_: None)
@@ -204,7 +204,7 @@ def agree(run: Any, args: argparse.Namespace) -> int:
     try:
         for step in range(STEPS):
             now += args.step_ms / 1000
-            stop, *_ = run.health.agreement.exchange(15 if step >= asked else 0, 0, 0)
+            stop, *_ = run.health.consensus.exchange(15 if step >= asked else 0, 0, 0)
             if stop:
                 late, asked = max(late, step - asked), step + 7  # so that a request comes at any place between answers
     finally:
@@ -271,7 +271,7 @@ def count_kinds(folder: Path, args: argparse.Namespace) -> dict[str, dict[str, l
                 training_step(run.trained, first, 0)
                 with Carried(ranks) as ledger:
                     training_step(run.trained, second, 1)
-                    run.health.agreement.exchange(0, 0, 0)
+                    run.health.consensus.exchange(0, 0, 0)
                 training.run.close(run)
             rows = [[*row, number, ledger.bytes[row]] for row, number in ledger.number.items()]
             results.setdefault(way, {})[str(ranks)] = rows

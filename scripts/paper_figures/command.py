@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 
 from paper_figures.index import FIGURES, VECTORS
-from prolip.cli.command import Compute, Model, Output, check, command, flag, load, shared, titled
+from prolip.cli.command import MODEL, Compute, check, command, flag, load, output, shared, titled
 from prolip.cli.eval import DRAWINGS, corpus_of
-from prolip.cli.texts import inclusion_by
+from prolip.cli.hierarchy import inclusion_by
 
 #: Dots an inch of the largest PNG: a figure of 10 x 10 inches then takes 600 MB.
 MOST_DPI = 1200
@@ -16,22 +16,22 @@ MOST_DPI = 1200
 @command(
     "prolip figures --model local-dir:runs/demo/model --data data/emoji/emojione.tar --only 4 5 --output figures",
     *DRAWINGS,
-    shared(Model, required=["model"]),
+    MODEL,
     shared(Compute, "device", "precision", "seed"),
-    shared(Output, "output", required=["output"], help={"output": "folder for the figures"}),
+    output("folder for the figures"),
     titled(
         "What is drawn",
-        flag("--only", nargs="+", choices=FIGURES, metavar="FIGURE", help="draw only these, such as 4 5 C.1"),
+        flag("--only", "draw only these, such as 4 5 C.1", nargs="+", choices=FIGURES, metavar="FIGURE"),
         flag(
             "--images",
+            "images at levels of prolip hierarchy hierarimgs: 8, C.2, C.3",
             metavar="FOLDER",
-            help="images at levels for 8, C.2 and C.3, from prolip hierarchy hierarimgs (default: erased drawings)",
         ),
-        flag("--captions", metavar="CSV", help="texts at levels for 7, from HierarCaps (default: the corpus's levels)"),
-        flag("--prompts", metavar="FILE", help="weights of prompts for C.4 and C.5, a file of prolip prompts fit"),
+        flag("--captions", "texts at levels for 7, from HierarCaps (default: the corpus's levels)", metavar="CSV"),
+        flag("--prompts", "weights of prompts for C.4 and C.5, a file of prolip prompts fit", metavar="FILE"),
         inclusion_by("9 finds roots"),
-        flag("--vector", default=VECTORS[0], choices=VECTORS, help="vector format next to PNG (default: %(default)s)"),
-        flag("--dpi", type=int, help="dots per inch of the PNG: 100 for a page, 300 for print (default: 160)"),
+        flag("--vector", "vector format next to PNG", default=VECTORS[0], choices=VECTORS),
+        flag("--dpi", "dots per inch of the PNG: 100 for a page, 300 for print (default: 160)", type=int),
     ),
     more="figures:\n" + "\n".join(f"  {key:<5}{figure.words}" for key, figure in FIGURES.items()),
     retired={"weights": "use --prompts", "levels": "use --images"},

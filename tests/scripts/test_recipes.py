@@ -20,7 +20,7 @@ from training_runs import assert_same_state, newest, stop_after
 from prolip.cli.command import parser_of
 from prolip.cli.main import find
 from prolip.models.registry import get_model_config
-from training.health.preemption import EXIT_STOPPED
+from training.health.signals import EXIT_STOPPED
 from training.main import main, parse
 from training.model import build_model
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from prolip.cli.main import main
-from prolip.cli.plan import RENAMED
+from prolip.cli.runs import RENAMED
 from prolip.data.config import chunks_ahead
 from prolip.plan.config import PlanConfig
 from prolip.plan.hardware import build_cluster

@@ -21,7 +21,7 @@ from prolip.cli.main import find
 from prolip.data.config import chunks_ahead
 from prolip.models.registry import get_model_config
 from prolip.utils.flags import FlagError
-from training.checkpoint.run_folder import OURS, write_status
+from training.checkpoint.run_dir import OURS, write_status
 from training.defaults import rows_per_rank, total_steps
 from training.main import parse
 from training.model import export_checkpoint

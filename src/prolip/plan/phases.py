@@ -189,7 +189,7 @@ def start(model: Model, config: PlanConfig, cluster: Cluster) -> dict[str, float
 
 
 def known_to_all(step: float) -> float:
-    """Seconds until all ranks know what one was asked for, at most: two rounds of training's Agreement of round(0.25 s
+    """Upper bound of the seconds until all ranks know a request: two rounds of training's StopConsensus of round(0.25 s
     / step) steps each, at least 1 and at most 100 (by test). Its all-reduce of 3 numbers waits for nothing."""
     return 2 * step * min(max(1, round(ROUND / step)), MOST_STEPS)
 

@@ -45,7 +45,7 @@ from prolip.utils.messages import naming
 from prolip.utils.outputs import replacing_folder
 from prolip.utils.secrecy import redacted
 from prolip.utils.threads import default_workers
-from training.checkpoint.run_folder import write_json
+from training.checkpoint.run_dir import write_json
 from training.config import Config
 from training.parallel.distributed import World, from_first
 from training.state import AVERAGES, Evaluated

@@ -1,4 +1,4 @@
-"""`prolip plan` and `prolip demo`: what a run will take, and a run to try everything on."""
+"""`prolip plan`, `prolip demo`, `prolip report`: before a run, a run to try everything on, the page of a run."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ import json
 from functools import partial
 from importlib.util import module_from_spec, spec_from_file_location
 
-from prolip.cli.command import Output, command, file_of_clone, flag, shared
+from prolip.cli.command import Compute, Output, command, file_of_clone, flag, output, shared
 from prolip.plan.config import TABLES, PlanConfig, read_flags
 from prolip.utils.flags import add_flags
 
 VERDICT = "verdict"
+SHOWN = [*TABLES, VERDICT]
+RECIPES = ("demo", "paper", "full")
 #: Flags that plans had before -> what to type.
 RENAMED = {
     "global-batch": "use --global-batch-size",
@@ -35,13 +37,7 @@ RENAMED = {
 # --- plan -------------------------------------------------------------------------------------------------------------
 @command(
     "prolip plan --model ProLIP-ViT-B-16 --gpu H100 --gpus 8 32 --show time memory verdict",
-    flag(
-        "--show",
-        nargs="+",
-        choices=[*TABLES, VERDICT],
-        metavar="TABLE",
-        help=f"only these: {', '.join(TABLES)}, {VERDICT}",
-    ),
+    flag("--show", f"only these: {', '.join(SHOWN)}", nargs="+", choices=SHOWN, metavar="TABLE"),
     shared(Output, "json", help={"json": "print the tables as JSON instead: seconds, bytes, dollars"}),
     partial(add_flags, section="plan", config=PlanConfig),
     more="docs/scaling.md explains the tables and what is assumed.",
@@ -67,26 +63,15 @@ def plan(args: argparse.Namespace) -> None:
 # --- demo -------------------------------------------------------------------------------------------------------------
 @command(
     "prolip demo --recipe paper",
-    flag(
-        "--recipe",
-        choices=("demo", "paper", "full"),
-        default="demo",
-        help="demo: ten minutes on two cores; paper: ProLIP's loss; full: all concepts",
-    ),
-    shared(
-        Output,
-        "output",
-        "overwrite",
-        output="runs",
-        help={"output": "folder of all runs", "overwrite": "delete the run that is there and start again"},
-    ),
-    flag("more", nargs="*", metavar="-- FLAGS", help="flags of prolip train: -- --max-steps 200"),
+    flag("--recipe", "ten minutes on two cores, ProLIP's loss, or all concepts", choices=RECIPES, default="demo"),
+    output("folder of all runs", "overwrite", required=False, output="runs"),
+    flag("more", "flags of prolip train: -- --max-steps 200", nargs="*", metavar="-- FLAGS"),
     more="Typed again, it resumes an interrupted run, and draws the page of one that has ended.",
 )
 def demo(args: argparse.Namespace) -> int:
     """Train on the bundled drawings, evaluate on a designer never seen, and draw the page of the run.
 
-    By scripts/demo.py of the clone that this package or the working directory belongs to.
+    Runs scripts/demo.py of the clone that this package or the working directory belongs to.
     """
     remedy = "the demo needs the bundled drawings: run prolip demo in a clone of the repository"
     spec = spec_from_file_location("demo", file_of_clone("scripts/demo.py", remedy))
@@ -95,4 +80,21 @@ def demo(args: argparse.Namespace) -> int:
     return module.run(args.recipe, args.output, args.overwrite, args.more)
 
 
-COMMANDS = {"plan": {"": plan}, "demo": {"": demo}}
+# --- report -----------------------------------------------------------------------------------------------------------
+@command(
+    "prolip report runs/demo",
+    flag("run", "folder of a run", metavar="RUN"),
+    flag("--eval", "folder of the evaluation in the run (default: eval)", metavar="NAME"),
+    flag("--title", "title of the page"),
+    shared(Compute, "seed", help={"seed": "seed of the choice of examples"}),
+    output("path of the page; report.html in the run's folder if left out", required=False),
+)
+def write_report(args: argparse.Namespace) -> None:
+    """Write one self-contained page about a run."""
+    from prolip.corpora.emoji.report.page import make_report
+
+    page = make_report(args.run, args.eval, args.output, args.seed, args.title)
+    print(f"{page} ({page.stat().st_size / 1e6:.1f} MB)")
+
+
+COMMANDS = {"plan": {"": plan}, "demo": {"": demo}, "report": {"": write_report}}

@@ -1,4 +1,4 @@
-"""The terms of the steps: their means for the log, and what becomes of a step whose terms are not finite."""
+"""Means of the loss terms for the log, and the handling of steps with non-finite ones."""
 
 from __future__ import annotations
 
@@ -15,15 +15,14 @@ NAMED = 5
 
 
 class NonFiniteError(RuntimeError):
-    """A term was NaN or infinite; the message names the step, its terms, ranks and samples."""
+    """A term was NaN or infinite; the message names step, terms, ranks and samples."""
 
 
-class StepGate:
-    """Holds back the optimiser on a step whose gradients are not finite: on the device, nobody waits.
+class NonFiniteGuard:
+    """Skips the optimiser's step for non-finite gradients, on the device: the host waits for nothing.
 
-    Their norm is the same on all ranks (DDP averages gradients, FSDP2 sums norms over shards), so ranks need not agree.
-    After more than `allowed` such steps it stays shut, so that the parameters are those of the last good step whenever
-    the host looks.
+    The norm is the same on all ranks (DDP averages gradients, FSDP2 sums norms over shards). After more than `allowed`
+    such steps all are skipped, so that the parameters stay those of the last good step until the host looks.
     """
 
     def __init__(self, allowed: int, device: torch.device):
@@ -31,17 +30,16 @@ class StepGate:
         self.bad_steps = torch.zeros((), device=device)
 
     def hold(self, grad_norm: Tensor) -> Tensor:
-        """() float: 1 where this step must not touch the parameters, the same on all ranks, else 0."""
+        """1 to skip this step, the same on all ranks, else 0: () float."""
         bad = (~torch.isfinite(grad_norm.detach())).float()
         self.bad_steps = self.bad_steps + bad
         return torch.maximum(bad, (self.bad_steps > self.allowed).float())
 
 
-class TermMeter:
-    """Sums of scalar terms on their device, and which were finite; waits for the device only in `check` and `read`.
+class LossMeter:
+    """Sums scalar terms on their device, and which were finite; waits for the device only in `check` and `read`.
 
-    ignored: beginnings of the names of terms that may be infinite. allowed: steps that may have other such terms before
-    the run stops.
+    ignored: prefixes of terms that may be infinite. allowed: steps with other non-finite terms before the run stops.
     """
 
     def __init__(self, ignored: Sequence[str] = (), allowed: int = 0):
@@ -58,9 +56,7 @@ class TermMeter:
         self.all_names: list[str] = []
 
     def add(self, terms: Mapping[str, Tensor], step: int, keys: Sequence[str] = ()) -> None:
-        """Take the terms of a step on samples `keys`, looking at no value; those of bad steps stay out of the means, as
-        do ignored terms that are not finite.
-        """
+        """Add the terms of a step on samples `keys`; bad steps and non-finite ignored terms are not counted."""
         self.all_names = list(terms)
         judged = [i for i, name in enumerate(terms) if not name.startswith(tuple(self.ignored))]
         self.names = [self.all_names[i] for i in judged]
@@ -74,7 +70,7 @@ class TermMeter:
         self.steps.append((step, keys))
 
     def check(self, world: World) -> list[str]:
-        """What was wrong with the steps since the last check, one text per bad step, the same on every rank.
+        """Describe the bad steps since the last check, one text each, the same on every rank.
 
         NonFiniteError on every rank once more than `allowed` steps were bad.
         """
@@ -96,14 +92,14 @@ class TermMeter:
             allowed = f" (--max-nonfinite {self.allowed} allows {self.allowed} such steps)" if self.allowed else ""
             first = reports[max(0, self.allowed - self.bad_steps + len(reports))]
             raise NonFiniteError(
-                f"{first}; the run stops before this reaches the parameters{allowed}. Go on from the last checkpoint, "
-                "or from the start if there is none (--resume auto), with a lower --lr or --grad-clip-norm 1, or pass "
-                "over a few such steps with --max-nonfinite"
+                f"{first}; the run stops before this reaches the parameters{allowed}. Resume from the last checkpoint, "
+                "or from the start if there is none (--resume auto), with a lower --lr or --grad-clip-norm 1, or skip "
+                "a few such steps with --max-nonfinite"
             )
         return reports
 
     def read(self, world: World) -> dict[str, float]:
-        """Mean of every term since the last reading, over good steps and ranks; starts anew."""
+        """Mean of every term over good steps and ranks since the last call; starts anew."""
         if not isinstance(self.sums, Tensor):
             return {}
         means, names = self.sums / self.counts, self.all_names
@@ -115,13 +111,10 @@ class TermMeter:
 
 
 def describe_bad(step: int, everywhere: Sequence[Mapping[int, tuple[list[str], list[str], int]]]) -> str:
-    """step, and for every rank that met it: the terms and the first samples of its batch."""
+    """A bad step: its terms, ranks, and the first samples of each rank's batch."""
     met = {rank: found[step] for rank, found in enumerate(everywhere) if step in found}
     names = list(dict.fromkeys(name for terms, _, _ in met.values() for name in terms))
     ranks = f"on rank {', '.join(map(str, met))} " if len(everywhere) > 1 else ""
-    samples = [
-        f"{', '.join(keys)}" + (f" and {total - len(keys)} more" if total > len(keys) else "")
-        for _, keys, total in met.values()
-        if keys
-    ]
+    shown = [(", ".join(keys), total - len(keys)) for _, keys, total in met.values() if keys]
+    samples = [keys + (f" and {more} more" if more else "") for keys, more in shown]
     return f"step {step}: {', '.join(names)} not finite {ranks}(samples {'; '.join(samples) or 'unknown'})"

@@ -1,4 +1,4 @@
-"""`prolip hub` and `prolip export`: a model for others, and for other programs."""
+"""`prolip export` and `prolip hub`: a model for other programs, and for other people."""
 
 from __future__ import annotations
 
@@ -7,33 +7,25 @@ import sys
 import tempfile
 from pathlib import Path
 
-from prolip.cli.command import Model, Output, command, either, flag, shared
+from prolip.cli.command import Model, command, either, flag, output, shared
 
 # --- hub --------------------------------------------------------------------------------------------------------------
 #: The flags of a model card.
 CARD = (
-    flag("run", metavar="RUN", help="folder of a run, or of a model"),
-    flag("--name", help="the model's name on its card; the target's if left out"),
-    flag("--license", metavar="ID", help="the model's licence by its name on the hub: mit, cc-by-4.0"),
-    flag("--data-license", metavar="TEXT", help="a sentence on the licence of the training data"),
-    flag("--metrics", metavar="FILE", help="metrics of the card; the run's eval.json if left out"),
+    flag("run", "folder of a run, or of a model", metavar="RUN"),
+    flag("--name", "the model's name on its card; the target's if left out"),
+    flag("--license", "the model's licence by its name on the hub: mit, cc-by-4.0", metavar="ID"),
+    flag("--data-license", "a sentence on the licence of the training data", metavar="TEXT"),
+    flag("--metrics", "metrics of the card; the run's eval.json if left out", metavar="FILE"),
 )
+FORMATS = ("onnx", "pt2")
 RETIRED = {"eval": "use --metrics"}
 
 
 @command(
     "prolip hub save runs/demo --output shared/demo --license mit",
     *CARD,
-    shared(
-        Output,
-        "output",
-        "overwrite",
-        required=["output"],
-        help={
-            "output": "folder for the model, its card and its plots",
-            "overwrite": "replace a README.md that ProLIP did not write",
-        },
-    ),
+    output("folder for the model, its card and its plots", "overwrite"),
     retired=RETIRED,
 )
 def save_model(args: argparse.Namespace) -> None:
@@ -50,9 +42,9 @@ def save_model(args: argparse.Namespace) -> None:
 @command(
     "prolip hub push runs/demo org/name --license mit --dry-run",
     *CARD,
-    flag("repo", metavar="ORG/NAME", help="repository on the hub"),
-    flag("--private", action="store_true", help="make a new repository private"),
-    flag("--dry-run", action="store_true", help="write all files here, and print what would be sent"),
+    flag("repo", "repository on the hub", metavar="ORG/NAME"),
+    flag("--private", "make a new repository private", action="store_true"),
+    flag("--dry-run", "write all files here, and print what would be sent", action="store_true"),
     retired=RETIRED,
 )
 def push_model(args: argparse.Namespace) -> None:
@@ -79,14 +71,8 @@ def push_model(args: argparse.Namespace) -> None:
 @command(
     "prolip export graph --model local-dir:runs/demo/model --output runs/demo/onnx",
     shared(Model, "model", "pretrained", required=["model"]),
-    shared(Output, "output", required=["output"], help={"output": "folder for the graphs of both towers"}),
-    flag(
-        "--format",
-        nargs="+",
-        choices=("onnx", "pt2"),
-        default=["onnx"],
-        help="onnx (default), which needs the extra export, or pt2, programs of PyTorch",
-    ),
+    output("folder for the graphs of both towers"),
+    flag("--format", "onnx, or pt2 of PyTorch", nargs="+", choices=FORMATS, default=["onnx"]),
 )
 def export_graph(args: argparse.Namespace) -> int:
     """Write both towers as graphs for programs without this code. 1 where one differs from the model or fails."""
@@ -113,12 +99,12 @@ def export_graph(args: argparse.Namespace) -> int:
 
 @command(
     "prolip export checkpoint runs/demo/checkpoints/step_1750.pt --output runs/demo/step_1750",
-    flag("checkpoint", metavar="FILE", help="file or URL of a checkpoint: .../step_N.pt"),
+    flag("checkpoint", "file or URL of a checkpoint: .../step_N.pt", metavar="FILE"),
     either(
-        flag("--ema", dest="average", action="store_const", const="ema", help="take the averaged weights"),
-        flag("--swa", dest="average", action="store_const", const="swa", help="average of the last epochs"),
+        flag("--ema", "take the averaged weights", dest="average", action="store_const", const="ema"),
+        flag("--swa", "average of the last epochs", dest="average", action="store_const", const="swa"),
     ),
-    shared(Output, "output", required=["output"], help={"output": "folder for the model"}),
+    output("folder for the model"),
 )
 def export_checkpoint(args: argparse.Namespace) -> None:
     """Write the model of a checkpoint to a folder."""

@@ -1,26 +1,28 @@
-"""Signals that ask a run to stop. Noted when they come, acted on between two steps.
+"""Signals that ask a run to stop, acted on between two steps; and stacks of a run that stands still.
 
-Nothing heavy is imported here: in the seconds of importing torch a signal would end the process without a word.
+Nothing heavy is imported here, so that signals are handled before torch is.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import faulthandler
 import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from prolip.utils.console import EXIT_INTERRUPTED, say
 
-#: What SLURM and torchrun send before they kill; Ctrl-C; a terminal that is closed.
+#: Sent by SLURM and torchrun before they kill, by Ctrl-C, and by a terminal that closes.
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
-#: Exit code of a run that was asked to stop, and can go on: EX_TEMPFAIL of sysexits.h.
+#: Exit code of a run that stopped on request and can be resumed: EX_TEMPFAIL of sysexits.h.
 EXIT_STOPPED = 75
 #: Seconds within which a second SIGINT is the first one: some launchers send it to a process and to its group.
 SAME = 0.5
@@ -29,7 +31,7 @@ WAY_ON = "--resume auto (with its --name) goes on from the newest checkpoint, or
 
 
 class Stopped(Exception):
-    """A run that ended on request, behind a checkpoint from which it can go on. folder: the run's."""
+    """A run ended on request, with a checkpoint to resume from. folder: the run's."""
 
     def __init__(self, message: str, folder: Path):
         super().__init__(message)
@@ -39,7 +41,7 @@ class Stopped(Exception):
 class StopSignal:
     """The first stop signal that this process received, 0 for none. A second SIGINT ends the process at once.
 
-    last_words: called before that, to leave a status. ended: the run has, and there is nothing to stop any more.
+    last_words: called before that, to write a status. ended: the run has ended, there is nothing to stop.
     """
 
     def __init__(self) -> None:
@@ -50,17 +52,16 @@ class StopSignal:
         self.before: dict[int, Any] = {}
 
     def install(self) -> None:
-        """Take the signals from now on; only the main thread may do this."""
+        """Handle the signals from now on; only the main thread may do this."""
         self.ended = False
         for number in SIGNALS:
-            # what is ignored at the start stays so: `nohup` wants that, and a shell's `&` in a script; but not in a
-            # rank, which has its torchrun alone to hear of it, and is killed next
+            # `nohup`, and a shell's `&` in a script, have signals ignored; a rank has only its torchrun to tell it
             ignored = number in (signal.SIGINT, signal.SIGHUP) and signal.getsignal(number) is signal.SIG_IGN
             if under_torchrun() or not ignored:
                 self.before[number] = signal.signal(number, self._note)
 
     def release(self) -> None:
-        """Leave the signals to those who had them, for a process that has more to do than the run."""
+        """Restore the former handlers, in a process that does more than the run."""
         while self.before:
             signal.signal(*self.before.popitem())
 
@@ -70,7 +71,7 @@ class StopSignal:
                 self._leave("SIGINT: left at once, behind the end of the run")
         elif not self.number:
             self.number, self.time = number, time.monotonic()
-            # torchrun's second Ctrl-C ends torchrun itself, of which its ranks hear by SIGTERM
+            # a second Ctrl-C ends torchrun itself, and its ranks by SIGTERM
             twice = number == signal.SIGINT and not under_torchrun()
             again = "; once more, and it leaves at once" if twice else ""
             say(f"{signal.Signals(number).name} received: the run will finish its step, save and stop{again}")
@@ -104,3 +105,42 @@ def stop_with_launcher() -> None:
     """
     if under_torchrun() and sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+class Watchdog:
+    """Prints the stacks of all threads when no step ends for `patience` seconds (0: never), once per standstill.
+
+    Every rank has its own, so that a hang shows what each of them waits for; a rank that goes on says for how long it
+    stood still.
+    """
+
+    def __init__(self, patience: float, rank: int = 0):
+        self.patience, self.rank, self.pauses, self.last = patience, rank, 0, 0.0
+        self.arm()
+
+    def arm(self) -> None:
+        """Wait from now on; outside of pauses."""
+        self.last = time.monotonic()
+        if self.patience and not self.pauses:  # from a thread without Python, which prints even if Python is stuck in C
+            faulthandler.dump_traceback_later(self.patience, file=sys.__stderr__ or 2)
+
+    def beat(self, step: int) -> None:
+        """Step `step` has ended."""
+        if self.patience and (still := time.monotonic() - self.last) > self.patience and not self.pauses:
+            say(f"warning: rank {self.rank} stood still for {still:.0f} s before step {step}; its stacks are above")
+        self.arm()
+
+    @contextmanager
+    def pause(self) -> Iterator[None]:
+        """Expect no step while this lasts: evaluations, last writes."""
+        self.pauses += 1
+        self.close()
+        try:
+            yield
+        finally:
+            self.pauses -= 1
+            self.arm()
+
+    def close(self) -> None:
+        """Stop waiting."""
+        faulthandler.cancel_dump_traceback_later()
