@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import io
 import json
 import math
@@ -15,14 +16,14 @@ import torch
 import torch.nn.functional as F
 import wds_folders as wds
 from clip_benchmark import cli
-from clip_benchmark.metrics import zeroshot_classification
+from clip_benchmark.metrics import linear_probe, zeroshot_classification
 from clip_benchmark_runs import evaluate, save_model
 from embedding import embed_images, embed_texts, similarity_scores
 from sklearn.metrics import average_precision_score
 
 import prolip
 from prolip.embedder import as_points
-from prolip.evaluation.clip_benchmark import encoder, repairs
+from prolip.evaluation.clip_benchmark import command, encoder, patches
 from prolip.evaluation.metrics.classification import classification as classification_metrics
 from prolip.evaluation.metrics.classification import multilabel
 from prolip.evaluation.zero_shot import class_gaussians, mix_groups
@@ -178,7 +179,20 @@ def probe(train: torch.Tensor, labels: torch.Tensor, test: torch.Tensor, epochs:
     return layer(test).detach()
 
 
-def test_linear_probe_reads_the_means_on_the_cpu_too(folders, ours, loaded):
+@pytest.fixture
+def without_cuda(monkeypatch):
+    """linear_probe.evaluate as `python -O` compiles it, without its `assert device == "cuda"`; .cuda() does nothing."""
+    namespace = dict(vars(linear_probe), accuracy=patches.accuracy)
+    exec(compile(inspect.getsource(linear_probe), linear_probe.__file__, "exec", optimize=1), namespace)
+    namespace["accuracy"] = patches.accuracy
+    monkeypatch.setitem(patches.ORIGINAL, "linear_probe", namespace["evaluate"])
+    monkeypatch.setattr(command, "check_device", lambda run: None)
+    for kind in (torch.Tensor, torch.nn.Module):
+        monkeypatch.setattr(kind, "cuda", lambda self: self)
+
+
+@pytest.mark.usefixtures("without_cuda")
+def test_linear_probe_reads_the_means(folders, ours, loaded):
     model, preprocess, _ = loaded
     flags = ["--task", "linear_probe", "--fewshot_epochs", "8", "--batch_size", "64", "--feature_root", "deep/features"]
     result = evaluate(folders / "probe", "--model", ours, *flags)
@@ -197,6 +211,7 @@ def test_linear_probe_reads_the_means_on_the_cpu_too(folders, ours, loaded):
     assert result["similarity"] == "mean"
 
 
+@pytest.mark.usefixtures("without_cuda")
 def test_linear_probe_takes_no_features_of_other_weights_in_the_same_folder(folders, tmp_path):
     flags = ["--task", "linear_probe", "--fewshot_epochs", "1", "--feature_root", "features"]
     for seed, evaluations in ((1, 2), (2, 1)):
@@ -208,6 +223,7 @@ def test_linear_probe_takes_no_features_of_other_weights_in_the_same_folder(fold
     assert (first - second).abs().max() > 1e-3
 
 
+@pytest.mark.usefixtures("without_cuda")
 def test_linear_probe_sweeps_the_weight_decay_with_a_validation_split(folders, ours):
     flags = ["--task", "linear_probe", "--fewshot_epochs", "1", "--val_split", "val", "--skip_load"]
     result = evaluate(folders / "probe", "--model", ours, *flags)
@@ -279,4 +295,4 @@ def test_the_default_of_four_workers_reads_two_shards_once(folders, ours):
 def test_accuracy_gives_equal_scores_to_the_lower_class():
     output = torch.tensor([[1.0, 1, 1, 0], [1, 1, 1, 0], [0, 2, 2, 2], [0, 0, 0, 0]])
     target = torch.tensor([0, 2, 3, 1])
-    assert repairs.accuracy(output, target, (1, 2, 5)) == [0.25, 0.5, 1.0]
+    assert patches.accuracy(output, target, (1, 2, 5)) == [0.25, 0.5, 1.0]

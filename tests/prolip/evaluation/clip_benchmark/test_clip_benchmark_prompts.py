@@ -38,22 +38,8 @@ def test_classes_are_mixed_by_the_weights_of_the_file(folders, ours, kept, simil
 
 def test_results_with_weights_have_a_file_of_their_own(folders, ours, kept):
     root, weights = kept
-    clip_benchmark(
-        [
-            "eval",
-            "--dataset",
-            "wds/single",
-            "--dataset_root",
-            str(folders / "single"),
-            "--num_workers",
-            "0",
-            "--model",
-            ours,
-            "--prompts",
-            str(root / "w.json"),
-            "--quiet",
-        ]
-    )
+    words = f"eval --dataset wds/single --dataset_root {folders}/single --num_workers 0 --quiet --model".split()
+    clip_benchmark([*words, ours, "--prompts", str(root / "w.json")])
     assert [path.stem.rpartition("_")[2] for path in Path().glob("*.json")] == [weights.digest]
 
 
