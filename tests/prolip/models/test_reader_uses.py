@@ -26,8 +26,7 @@ from prolip.models.config import complete
 from prolip.models.diagnose import READERS
 from prolip.uncertainty.hidden import encode_hidden
 
-FOLDERS = ("evaluation", "explorer", "evaluation/benchmark")
-sys.path[:0] = [str(Path(__file__).parents[1] / folder) for folder in FOLDERS]
+sys.path[:0] = [str(Path(__file__).parents[1] / folder) for folder in ("evaluation", "explorer")]
 import wds_folders as wds  # noqa: E402
 from commands import evaluate, run  # noqa: E402
 from explored import make_app  # noqa: E402

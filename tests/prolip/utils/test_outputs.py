@@ -21,6 +21,7 @@ def test_a_kill_or_a_full_disk_at_any_call_leaves_the_old_or_the_new_state(tmp_p
     assert all(kind in report for kind in ("write", "fsync", "rename"))
 
 
+@pytest.mark.slow
 def test_a_model_graphs_embeddings_or_a_checkpoint_are_old_or_new_after_a_kill(tmp_path):
     report = faults.check("commits_models:fitted_again,graphs,pairs,checkpoint", tmp_path)
     assert report.count("the old state") > 15 and report.count("the new state") > 5
