@@ -34,7 +34,7 @@ from prolip.corpora.emoji import recall_by_trace
 from prolip.corpora.emoji.result import CorpusResult, load
 from prolip.methods import find_method
 from studies.methods import few_shot
-from studies.tables import cell, gain, markdown, statistics, write
+from studies.tables import cell, gain, markdown, statistics, value_of, write
 
 #: Method -> its flags; all else is the recipe's. As in the papers, an image's own caption is its one known match; but
 #: infonce is clip with all matches known, and triplets take none of them for a negative, as a hardest negative that is
