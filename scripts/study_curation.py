@@ -33,10 +33,10 @@ from prolip.cli.main import main as prolip_command  # noqa: E402
 from prolip.curate.columns import MEANINGS  # noqa: E402
 from prolip.curate.select import SELECTION  # noqa: E402
 from prolip.curate.tables import read_table  # noqa: E402
+from prolip.data.captions import Selector  # noqa: E402
 from prolip.data.reading.shards import expand_source  # noqa: E402
 from prolip.data.reading.tar import read_shard  # noqa: E402
-from prolip.data.samples.captions import Selector  # noqa: E402
-from prolip.data.samples.sample import json_record, suffixes_of  # noqa: E402
+from prolip.data.samples import json_record, suffixes_of  # noqa: E402
 from prolip.utils.documents import read_yaml  # noqa: E402
 
 WRONG = 0.3

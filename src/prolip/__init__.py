@@ -11,7 +11,7 @@ from prolip.utils.moved import Signpost
 if TYPE_CHECKING:
     from prolip import losses, measures
     from prolip.classifiers import FewShotClassifier, ZeroShotClassifier
-    from prolip.data.pictures import open_image
+    from prolip.data.images import open_image
     from prolip.factory import create_model, create_model_and_transforms, create_model_from_pretrained
     from prolip.gaussian import Gaussian
     from prolip.hub.saving import push_to_hub

@@ -14,7 +14,7 @@ from sweeping import train_here
 from drawings import SHARDS, UNSEEN
 from prolip.data.reading.shards import expand_source
 from prolip.data.reading.tar import read_shard
-from prolip.data.samples.sample import json_record
+from prolip.data.samples import json_record
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))

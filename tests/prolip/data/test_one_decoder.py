@@ -31,8 +31,8 @@ import prolip
 from prolip.corpora.emoji import corpus as emoji
 from prolip.corpora.emoji.report import uncertainty
 from prolip.data.augment.crops import RandomCrop, crop
+from prolip.data.images import decode_pixels
 from prolip.data.loader import DataConfig, build_loader
-from prolip.data.samples.decoding import decode_pixels
 from prolip.embedder import encoder
 from prolip.evaluation.clip_benchmark.repairs import Opaque, repaired
 from prolip.evaluation.datasets.base import DamagedData

@@ -31,9 +31,8 @@ from webdataset.compat import check_empty
 from webdataset.filters import _to_tuple
 
 from prolip.data.faults import SampleFault
-from prolip.data.pictures import from_pillow
-from prolip.data.samples.decoding import decode_image
-from prolip.data.samples.sample import IMAGE_SUFFIXES, image_bytes, members_of
+from prolip.data.images import decode_image, from_pillow
+from prolip.data.samples import IMAGE_SUFFIXES, image_bytes, members_of
 from prolip.evaluation.clip_benchmark.encoder import GaussianEncoder, class_vectors
 from prolip.evaluation.datasets.base import DamagedData
 from prolip.evaluation.metrics.classification import label_ranks
