@@ -19,7 +19,7 @@ from prolip.data.reading.shard_index import build_index
 from prolip.embeddings import Pairs
 from prolip.loading import load_embedder
 from prolip.methods import METHODS, LikelihoodConfig
-from prolip.models.weights.checkpoint import save_pretrained
+from prolip.models.checkpoint import save_pretrained
 from prolip.uncertainty.attach import attach
 from training.main import build_parser, parse
 

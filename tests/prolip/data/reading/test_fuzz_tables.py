@@ -22,8 +22,7 @@ import pytest
 from tiny_loaders import read_csv
 
 from prolip.data.reading.csv import TableError, open_table
-from prolip.data.reading.rows import TableProblems
-from prolip.data.reading.tables import TableColumns
+from prolip.data.reading.tables import TableColumns, TableProblems
 
 WORDS = ["cat", "dog", "a", "nice", "screen", "of", "two", "naïve", "日本", "x\u2028y", "\x85", "5", "red;", "|", "#1"]
 COLUMNS = TableColumns("filepath", "title", ("name",))

@@ -11,8 +11,8 @@ from prolip.data.captions import Selector
 from prolip.data.faults import SampleFault
 from prolip.data.reading.csv import TableError
 from prolip.data.reading.named import NamedSource, parse_source
-from prolip.data.reading.rows import TableProblems, read_rows
-from prolip.data.reading.tables import TableColumns
+from prolip.data.reading.rows import read_rows
+from prolip.data.reading.tables import TableColumns, TableProblems
 
 
 @pytest.fixture
