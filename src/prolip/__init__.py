@@ -68,7 +68,7 @@ __getattr__ = late(
         "list_models": "models.registry",
         "get_tokenizer": "models.tokenizer",
         "create_model_from_pretrained": "factory",
-        "open_image": "data.pictures",
+        "open_image": "data.images",
         "score_of": "methods",
         "build_zero_shot_classifier": "evaluation.zero_shot",
         "list_pretrained": "factory",

@@ -312,7 +312,7 @@ def test_nothing_else_in_the_code_opens_pictures():
         for path in SOURCE.rglob("*.py")
         if any(opens_files(node) for node in ast.walk(ast.parse(path.read_text())))
     }
-    assert found == {"prolip/data/samples/decoding.py"}
+    assert found == {"prolip/data/images.py"}
 
 
 def test_of_several_pictures_of_a_sample_every_door_takes_the_same(tmp_path):

@@ -16,7 +16,6 @@ from PIL import Image
 
 import prolip
 from prolip.data import images as decoding
-from prolip.data import images as pictures
 
 RGBA = Image.fromarray(np.random.default_rng(0).integers(0, 256, (6, 9, 4), dtype=np.uint8))
 
@@ -190,7 +189,7 @@ def test_what_has_no_end_is_no_picture(place, reported, tmp_path, monkeypatch):
 
 def test_larger_files_than_pictures_are_not_read_whole(tmp_path, monkeypatch):
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    monkeypatch.setattr(pictures, "PICTURE_BYTES", 50)
+    monkeypatch.setattr(decoding, "MAX_BYTES", 50)
     (tmp_path / "a.png").write_bytes(saved())
     with FaultyServer({"a.png": saved()}) as server:
         for place in (tmp_path / "a.png", server.url("ok", "a.png")):

@@ -71,12 +71,10 @@ class AugmentConfig:
 
     @property
     def warps(self) -> bool:
-        """Whether any pixel moves."""
         return bool(self.rotate or self.aspect or self.shift or tuple(self.zoom) != (1.0, 1.0))
 
     @property
     def recolours(self) -> bool:
-        """Whether any colour changes."""
         return bool(self.brightness or self.contrast or self.saturation or self.hue or self.greyscale_prob)
 
 

@@ -19,7 +19,7 @@ from prolip.data.samples import IMAGE_SUFFIXES, Raw, has_image, suffixes_of, why
 #: Shards and samples of each that are tried before all count as unusable, and members whose names are read.
 SHARDS, SAMPLES, MEMBERS = 20, 8, 200
 NAMED = 4
-ARCHIVES = ("tar", "tgz", "gz", "zip", "bz2", "xz", "7z")
+
 WANTED = f"KEY.jpg ({', '.join(IMAGE_SUFFIXES[1:])}) beside KEY.txt or KEY.json"
 
 
@@ -48,17 +48,12 @@ def why_no_sample(names: Sequence[str]) -> str:
         key, suffix = base_plus_ext(name)
         if key is not None and not key.endswith("/") and not name.startswith("__"):
             suffixes.setdefault(key, {})[suffix.lower()] = None
-    every = list(dict.fromkeys(suffix for found in suffixes.values() for suffix in found))
-    if not every:
+    if not suffixes:
         return f"{names[0]!r} is not named KEY.SUFFIX"
-    if packed := next((suffix for suffix in every if suffix.split(".")[-1] in ARCHIVES), None):
-        return f"members with the suffix {packed} are archives of their own: give those as the shards"
-    with_image = [key for key, found in suffixes.items() if has_image(found)]
-    if not with_image:
+    if not any(map(has_image, suffixes.values())):
+        every = list(dict.fromkeys(suffix for found in suffixes.values() for suffix in found))
         return why_no_image(every, os.path.basename(next(iter(suffixes))))
-    if any(found.keys() <= {"txt", "json"} for found in suffixes.values()):
-        return "its images and texts have different keys, and a sample is what shares one, folder included"
-    return f"its images have no text beside them ({', '.join(sorted(suffixes[with_image[0]]))})"
+    return "its images have no text beside them, of the same key, folder included"
 
 
 def refuse_unusable(

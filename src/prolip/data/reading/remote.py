@@ -91,9 +91,6 @@ class Identity(NamedTuple):
         """Whether anything that both know is different."""
         return any(a != b for a, b in zip(self, other) if a is not None and b is not None)
 
-    def __str__(self) -> str:
-        return ", ".join(f"{name} {value}" for name, value in self._asdict().items() if value is not None) or "unknown"
-
 
 def within(seconds: float, work: Callable[[], T], what: str) -> T:
     """The result of `work`, run in a thread of its own, which is abandoned with a Transient where it takes longer.
@@ -141,22 +138,20 @@ def is_public(address: str) -> bool:
     return is_public(str(inner)) if inner else found.is_global and found in GLOBAL
 
 
-def check_public(address: str, host: str) -> None:
-    """ShardFault where a host has an address that is not public."""
-    if not is_public(address):
-        why = f"{host} is at {address}, which is not public, and the address comes from data"
-        raise ShardFault("unreadable shard", f"{why}: give --allow-private-hosts if you trust it")
-
-
 class Guarded:
     """A connection that checks a host's addresses before it connects, and its peer's after: a name may change."""
 
+    def _check(self: Any, address: str) -> None:
+        if not is_public(address):
+            why = f"{self.host} is at {address}, which is not public, and the address comes from data"
+            raise ShardFault("unreadable shard", f"{why}: give --allow-private-hosts if you trust it")
+
     def _new_conn(self: Any) -> socket.socket:
         for *_, (address, *_) in socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM):
-            check_public(str(address), self.host)
+            self._check(str(address))
         connection = super()._new_conn()  # type: ignore[misc]
         try:
-            check_public(connection.getpeername()[0], self.host)
+            self._check(connection.getpeername()[0])
         except BaseException:
             connection.close()
             raise
@@ -187,12 +182,7 @@ class LocalConnection:
         state = os.fstat(self.file.fileno())
         self.identity = Identity(state.st_size, None, str(state.st_mtime_ns))
         self.position = self.file.seek(position)
-
-    def read(self, limit: int) -> bytes:
-        return self.file.read(limit)
-
-    def close(self) -> None:
-        self.file.close()
+        self.read, self.close = self.file.read, self.file.close
 
 
 class HttpConnection:
@@ -210,6 +200,7 @@ class HttpConnection:
             lambda: get(url, headers=headers, stream=True, timeout=(policy.connect_timeout, policy.read_timeout)),
             f"GET {url}",
         )
+        self.close = self.response.close
         try:
             self.position, size = self._check(position)
         except BaseException:
@@ -246,10 +237,6 @@ class HttpConnection:
         self.pace.add(time.monotonic() - start, len(data))
         return data
 
-    def close(self) -> None:
-        """Drop the connection with what is still to come."""
-        self.response.close()
-
 
 def file_system(url: str, policy: ReadPolicy) -> tuple[Any, str]:
     """fsspec's file system and the path in it; of s3 with the policy's time-outs."""
@@ -270,13 +257,11 @@ class FsspecConnection:
     """An object at an fsspec URL, read in ranges of `block` bytes, each with a time-out and, in s3, the same ETag."""
 
     def __init__(self, url: str, position: int, policy: ReadPolicy):
-        self.url, self.policy = url, policy
+        self.url, self.policy, self.position, self.buffer = url, policy, position, b""
         self.file, details = within(policy.connect_timeout + policy.read_timeout, self._open, f"opening {url}")
         size = details.get("size")
         version, changed = ([str(details[name]) for name in VERSIONS if details.get(name)] + [None, None])[:2]
         self.identity = Identity(None if size is None else int(size), version, changed)
-        self.position = position
-        self.buffer = b""
         if position:
             self.file.seek(position)
 

@@ -52,9 +52,12 @@ COMPRESSIONS: dict[bytes, Callable[[Any], Any]] = {
 
 @dataclass
 class Peeked:
-    """A stream whose first bytes can be seen before they are read. given: how many were read."""
+    """A stream whose first bytes can be seen before they are read. given: how many were read; packed: the source of a
+    decompressor, and ReadError where its output grows beyond EXPANSION.
+    """
 
     stream: Stream
+    packed: Peeked | None = None
     head: bytes = b""
     given: int = 0
 
@@ -67,22 +70,8 @@ class Peeked:
         data = self.head[:size] or self.stream.read(size)
         self.head = self.head[size:]
         self.given += len(data)
-        return data
-
-
-@dataclass
-class Unpacked:
-    """The output of a decompressor; ReadError where it grows beyond EXPANSION."""
-
-    unpacked: Stream
-    source: Peeked
-    given: int = 0
-
-    def read(self, size: int = CHUNK) -> bytes:
-        data = self.unpacked.read(size)
-        self.given += len(data)
-        if self.given > EXPANSION_FROM + EXPANSION * self.source.given:
-            raise tarfile.ReadError(f"its first {self.source.given} bytes unpack to {self.given}: a trap")
+        if self.packed is not None and self.given > EXPANSION_FROM + EXPANSION * self.packed.given:
+            raise tarfile.ReadError(f"its first {self.packed.given} bytes unpack to {self.given}: a trap")
         return data
 
 
@@ -104,16 +93,14 @@ class StrictHeader(tarfile.TarInfo):
             raise tarfile.ReadError(f"a header of {header.size} bytes, at most {HEADER_BYTES} are read")
         return header
 
-    def _proc_sparse(self, archive: Any) -> Any:
-        """Refuse the maps of sparse files, which go on without a bound."""
-        raise tarfile.ReadError(SPARSE)
+    def _proc_sparse(self, *_: Any) -> Any:
+        """Refuse the maps of sparse files, which have no bound."""
+        raise tarfile.ReadError("a sparse file, which is not read: pack the shard without tar's --sparse")
 
-    def _proc_gnusparse_10(self, next: Any, pax_headers: Any, archive: Any) -> None:
-        raise tarfile.ReadError(SPARSE)
+    _proc_gnusparse_10 = _proc_sparse
 
 
 WITH_DATA = (b"L", b"K", b"x", b"g", b"X")  # GNU's long names and links, pax headers, Solaris'
-SPARSE = "a sparse file, which is not read: pack the shard without tar's --sparse"
 
 
 @contextmanager
@@ -125,7 +112,7 @@ def open_archive(stream: Stream) -> Iterator[Any]:
     source = Peeked(stream)
     head = source.peek(HEAD)
     opener = next((opener for magic, opener in COMPRESSIONS.items() if head.startswith(magic)), None)
-    tar = source if opener is None else Peeked(Unpacked(opener(source), source))
+    tar = source if opener is None else Peeked(opener(source), source)
     inside = tar.peek(HEAD)
     try:
         archive = tarfile.open(  # type: ignore[call-overload]  # noqa: SIM115  # closed below

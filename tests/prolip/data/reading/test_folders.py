@@ -2,7 +2,6 @@ import csv
 import json
 import os
 import random
-import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -58,12 +57,10 @@ def test_a_csv_without_the_named_column_says_which_there_are(tmp_path):
 
 
 def test_a_csv_split_at_the_wrong_character_is_reported_the_right_one(tmp_path):
-    comma = write_csv(tmp_path / "c.csv", [("a.png", "x", "y")], separator=",")
-    with pytest.raises(ValueError, match=r"split at '\\t': .*give --csv-separator ','$"):
-        read_csv(comma, COLUMNS, "\t")
-    tab = write_csv(tmp_path / "t.csv", [("a.png", "x", "y")])
-    with pytest.raises(ValueError, match=r"give --csv-separator '\\t'$"):
-        read_csv(tab, COLUMNS, ",")
+    for right, wrong in (",\t", "\t,"):
+        path = write_csv(tmp_path / "c.csv", [("a.png", "x", "y")], separator=right)
+        with pytest.raises(ValueError, match="no column 'filepath': .*or give the right --csv-separator$"):
+            read_csv(path, COLUMNS, wrong)
 
 
 def test_missing_and_empty_csv_files_are_refused(tmp_path):
@@ -249,10 +246,10 @@ def test_a_folder_that_cannot_be_listed_is_no_silent_loss(tmp_path, monkeypatch)
     ("name", "content", "message"),
     [
         ("1.txt", b"\xff\xfe", "1.txt is no UTF-8"),
-        ("1.json", b"\xe4", "1.json is no JSON: .*1.json is no UTF-8"),
-        ("1.json", b"{", "1.json is no JSON"),
-        ("1.json", b"[" * 100_000, "1.json is no JSON: it is nested too deeply"),
-        ("1.json", b"[1]", "1.json holds a list, wanted an object"),
+        ("1.json", b"\xe4", "1.json is no JSON object: .*utf-8"),
+        ("1.json", b"{", "1.json is no JSON object"),
+        ("1.json", b"[" * 100_000, "1.json is no JSON object: it is nested too deeply"),
+        ("1.json", b"[1]", "1.json is no JSON object: a list, wanted an object"),
     ],
 )
 def test_texts_beside_images_that_cannot_be_read_are_named(tmp_path, name, content, message):
@@ -288,17 +285,13 @@ PLAIN_MARKS = (
 
 
 @pytest.mark.parametrize("separator", ["\t", ",", "|"])
-def test_quotation_marks_that_are_plain_text_are_read_as_they_stand_where_asked_for(tmp_path, separator, caplog):
+def test_quotation_marks_that_are_plain_text_are_read_as_they_stand_where_asked_for(tmp_path, separator):
     rng, refused = random.Random(0), 0
     for number in range(40):
         truth = [(f"{i}.jpg", rng.choice(PLAIN_MARKS).replace(",", ";"), "x") for i in range(rng.randint(1, 6))]
         path = write_csv(tmp_path / f"{number}.tsv", truth, separator=separator)
-        with caplog.at_level("INFO"):
-            rows = read_csv(path, COLUMNS, separator, quoting=False).rows
+        rows = read_csv(path, COLUMNS, separator, quoting=False).rows
         assert [(os.path.basename(row.path), row.caption) for row in rows] == [row[:2] for row in truth]
-        kept = sum(len(text) > 1 and text.startswith('"') and text.endswith('"') for _, text, _ in truth)
-        counted = f"{number}.tsv: {len(truth)} rows .* {kept} with a cell in quotation marks, which are kept"
-        assert bool(re.search(counted, caplog.text)) == bool(kept)
         try:
             read_csv(path, COLUMNS, separator)
         except ValueError as error:

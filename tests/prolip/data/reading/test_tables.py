@@ -130,7 +130,7 @@ def test_rows_that_are_not_selected_may_lack_their_image(folder):
 
 
 def test_of_many_rows_some_that_are_spread_evenly_are_looked_for(folder, monkeypatch):
-    monkeypatch.setattr("prolip.data.reading.rows.LOOKED_FOR", 10)
+    monkeypatch.setattr("prolip.data.reading.tables.LOOKED_FOR", 10)
     (folder / "a.csv").write_text("image,caption\n" + "".join(f"no{n}.png,x\n" for n in range(1000)))
     with pytest.raises(TableError, match=r"10 of 10 rows that were looked for, of 1,000 name no image"):
         read_rows(parse_source("a.csv"))

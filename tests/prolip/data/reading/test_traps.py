@@ -307,7 +307,7 @@ def index_json(**changes):
     ],
 )
 def test_an_index_of_values_that_cannot_be_is_damaged(data):
-    with pytest.raises(ValueError, match="i.json is damaged .*: write it anew") as caught:
+    with pytest.raises(ValueError, match="i.json is damaged .*: write it again") as caught:
         from_json(data, "/data/i.json")
     assert "\n" not in str(caught.value)
     assert from_json(index_json(), "/data/i.json")["/data/0.tar"].samples == 3
