@@ -7,8 +7,11 @@ from prolip.data.loader import DataConfig
 
 
 def test_a_batch_that_workers_do_not_divide_is_refused_with_what_fits():
-    for size, said in ((100, "use --batch-size 96 or 104, or --workers 5$"), (7, "use --batch-size 8, or --workers 7$")):
-        with pytest.raises(ValueError, match=f"-size {size} is not divisible by 8 workers: {said}"):
+    for size, said in (
+        (100, "use --batch-size 96 or 104, or --workers 5$"),
+        (7, "use --batch-size 8, or --workers 7$"),
+    ):
+        with pytest.raises(ValueError, match=f"-size {size} is not divisible by 8 workers: {said}$"):
             DataConfig(batch_size=size, workers=8)
 
 
