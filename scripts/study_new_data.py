@@ -41,7 +41,6 @@ from prolip.corpora.emoji.result import CorpusResult  # noqa: E402
 from prolip.embedder import Embedder  # noqa: E402
 from prolip.embeddings import Pairs  # noqa: E402
 from prolip.evaluation.metrics.selective import auroc  # noqa: E402
-from prolip.loading import load_embedder  # noqa: E402
 from prolip.uncertainty import fit as fit_module  # noqa: E402
 from prolip.uncertainty.doubt import Evidence  # noqa: E402
 from study import markdown, write  # noqa: E402
@@ -155,7 +154,7 @@ def fit(out: Path, seeds: Sequence[int], models: Sequence[str], old: Path | None
                 for designer in asked(model):
                     path = kept / f"{kind}-{model}-{designer}-s{seed}.npz"
                     if not path.exists():
-                        embedder = load_embedder(f"local-dir:{folder}", stored=False)
+                        embedder = Embedder.load(f"local-dir:{folder}")
                         drawings = drawings_of(model, designer)
                         found = ask(embedder, evaluate_corpus(embedder, drawings))
                         if model == HELD:

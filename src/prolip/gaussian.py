@@ -244,7 +244,7 @@ def _remedy(value: Any) -> str:
     if isinstance(value, Tensor):
         return (
             "give what encode_image and encode_text return, whole; for points without variances"
-            " prolip.embedder.as_points(features)"
+            " prolip.gaussian.as_points(features)"
         )
     return "give what encode_image and encode_text return, or Gaussian(mean, log_var)"
 
@@ -280,6 +280,12 @@ def concatenate(gaussians: Iterable[Gaussian]) -> Gaussian:
                 f" {tuple(first)} on {parts[0].mean.device}: join embeddings of one model on one device"
             )
     return Gaussian(torch.cat([z.mean for z in parts]), torch.cat([z.log_var for z in parts]))
+
+
+def as_points(features: Tensor | Gaussian) -> Gaussian:
+    """Features (B, D), or the means of Gaussians, as points: unit means in float32, log_var = -inf."""
+    mean = F.normalize((features.mean if isinstance(features, Gaussian) else features).float(), dim=-1)
+    return Gaussian(mean, torch.full_like(mean, -torch.inf))
 
 
 def mixture(z: Gaussian, weights: Tensor | None = None, normalise: bool = True) -> Gaussian:

@@ -181,11 +181,12 @@ def shared(
     return titled((group.__doc__ or "").partition("\n")[0].rstrip("."), *flags)
 
 
-def load(args: argparse.Namespace, model: str | None = None, **settings: Any) -> Embedder:
-    """The model that the flags of `Model` and `Compute` name; model: one of several. settings: of `load_embedder`."""
-    from prolip.loading import load_embedder
+def load(args: argparse.Namespace, model: str | None = None) -> Embedder:
+    """The model that the flags of `Model` and `Compute` name; model: one of several."""
+    from prolip.embedder import Embedder
 
-    return load_embedder(model or args.model, args.pretrained, args.device, args.precision, args.tokenizer, **settings)
+    options = {name: getattr(args, name) for name in ("tokenizer", "device", "precision")}
+    return Embedder.load(model or args.model, args.pretrained, **options)
 
 
 def check(args: argparse.Namespace, folder: bool = False) -> None:

@@ -121,7 +121,7 @@ def embed(args: argparse.Namespace) -> Pairs:
         fingerprint = means_fingerprint(load_model(args.model, args.pretrained, args.tokenizer))
         faults = FaultCounter(limit=data.max_bad_fraction)
         changes = args.changed_images if args.readings and args.novelty_centres else 0
-        embedder = load(args, stored=False)
+        embedder = load(args)
         pairs = embed_pairs(embedder, fingerprint, data, args.fit_samples, faults, args.batch_size, changes)
     lost = {kind: count for kind, count in faults.summary().items() if kind not in ("samples", "shards")}
     if lost:

@@ -30,7 +30,7 @@ class Figures:
         """Columns of a batch, pixels (B, 3, H, W) and B captions."""
         model = self.embedder
         ids = model.tokenizer(list(captions))
-        (z, image_novelty), (t, text_novelty) = model.embed(pixels, "image"), model.embed(ids, "text")
+        (z, image_novelty), (t, text_novelty) = model.encode(pixels, "image"), model.encode(ids, "text")
         found = pair_figures(model.score, z, t, model.probabilistic, model.reader)
         found["text_tokens"] = lengths_of(ids, self.pad)
         _, first, own = np.unique(np.array(captions, dtype=object), return_index=True, return_inverse=True)

@@ -214,7 +214,7 @@ class Asker:
         return self.embedder
 
     def _embed(self, inputs: torch.Tensor, side: Side, label: str) -> Asked:
-        z, novelty = self._model().embed(inputs, side)
+        z, novelty = self._model().encode(inputs, side)
         return Asked(z, frozenset[Side]([side]), label, {end: float(nats[0]) for end, nats in novelty.items()})
 
     def _pixels(self, image: Image.Image) -> torch.Tensor:

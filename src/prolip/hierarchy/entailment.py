@@ -62,12 +62,12 @@ def evaluate_entailment(
     """
     table = corpus.caption_table()
     image, empty = embed_drawings(corpus, embedder)[0], embedder.embed_texts([""])
-    text = items_of(embedder.card, embedder.embed_texts(table.texts), empty, image)
+    text = items_of(embedder, embedder.embed_texts(table.texts), empty, image)
     return entailment_of(
         embedder.name,
-        scores_of(embedder.card),
+        scores_of(embedder),
         text,
-        items_of(embedder.card, image, empty),
+        items_of(embedder, image, empty),
         pairs or relations(corpus, table),
         draws,
     )

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from prolip.data.pictures import open_image
 from prolip.data.reading.tar import printable
-from prolip.embedder import Embedded, Embedder, groups, joined
+from prolip.embedder import Embedded, Embedder
 from prolip.gaussian import Gaussian, mixture
 from prolip.scores import Score, Side
 from prolip.search.exact import Found, other_side
@@ -122,11 +122,10 @@ def embed(questions: Sequence[Question], embedder: Embedder) -> Embedded:
     texts, images = ([i for i, question in enumerate(questions) if question[part] is not None] for part in (0, 1))
     parts = []
     if texts:
-        asked = groups((questions[i].text for i in texts), TEXTS)
-        parts.append((texts, joined([embedder.embed(embedder.tokenizer(group), "text") for group in asked])))
+        parts.append((texts, embedder.embed((questions[i].text for i in texts), "text", TEXTS)))
     if images:
         opened = (open_image(questions[i].image or "", questions[i].public_only) for i in images)
-        parts.append((images, embedder.embed_images(opened, PICTURES)))
+        parts.append((images, embedder.embed(opened, "image", PICTURES)))
     z = Gaussian(*(torch.empty(len(questions), x.shape[1]) for x in parts[0][1].z))
     for rows, part in parts:
         z.mean[rows], z.log_var[rows] = part.z

@@ -14,7 +14,6 @@ from tqdm import tqdm
 from prolip.data.faults import FaultCounter
 from prolip.embedder import Embedder, ModelCard
 from prolip.gaussian import Gaussian
-from prolip.loading import load_embedder
 from prolip.measures.chance import OwnFirst, evenly
 from prolip.scores import Similarity
 from prolip.search import sources
@@ -131,7 +130,9 @@ def find_embedder(
         words = index.store.values.get("load")
         if words is None:
             raise ValueError("this index was made of kept features: give the model that made them, --model")
-        embedder = load_embedder(words["model"], words["pretrained"], device, precision, words["tokenizer"])
+        embedder = Embedder.load(
+            words["model"], words["pretrained"], tokenizer=words["tokenizer"], device=device, precision=precision
+        )
     if index.card is not None and embedder.fingerprint != index.card.fingerprint:
         raise ValueError(
             f"{embedder.name} is another model than made this index, {index.card.name}: its weights,"

@@ -20,9 +20,8 @@ from PIL import Image
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from prolip.embedder import Loaded, PointModel
 from prolip.embeddings import Pairs
-from prolip.loading import config_file, is_prolip, load_model, load_openclip, model_fingerprint
+from prolip.loading import Loaded, config_file, is_prolip, load_model, load_openclip, model_fingerprint
 from prolip.methods import LikelihoodConfig, find_method
 from prolip.methods.base import Context
 from prolip.models.checkpoint import OPENCLIP_FILES, PREPROCESS, CheckpointError, read_config, save_pretrained
@@ -32,7 +31,7 @@ from prolip.models.prolip import ProLIP
 from prolip.models.registry import get_model_config
 from prolip.models.tokenizer import get_tokenizer
 from prolip.scores import Side
-from prolip.uncertainty.clip import FILE, FittedCLIP
+from prolip.uncertainty.clip import FILE, FittedCLIP, PointModel
 from prolip.uncertainty.fit import Fitted, fit_variances
 from prolip.uncertainty.hidden import encode_hidden, innermost
 from prolip.uncertainty.novelty import fitted_novelty
@@ -53,7 +52,7 @@ def attach(  # noqa: PLR0913 (a model is three of them)
     folder: str | os.PathLike,
     seed: int = 0,
 ) -> Fitted:
-    """Fit variances to `pairs`, embeddings of the model `model` (`prolip.loading.load_embedder`), and write the
+    """Fit variances to `pairs`, embeddings of the model `model` (`prolip.Embedder.load`), and write the
     model with them into `folder`, in its own format: ours as one of the method likelihood, OpenCLIP's as OpenCLIP's.
 
     The folder is replaced in one step; what is no model's in it stays. One of OpenCLIP's is loaded again before that.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -145,3 +146,8 @@ def entries(text: str, place: object) -> tuple[str, ...]:
             "empty a class; remove it, or write what is missing"
         )
     return tuple(lines)
+
+
+def fingerprint(*parts: Any, digits: int = 32) -> str:
+    """Hexadecimal digits of JSON values: equal parts, equal digits, on every machine."""
+    return hashlib.blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=digits // 2).hexdigest()

@@ -402,11 +402,10 @@ def test_a_question_of_both_is_as_new_as_the_newer_part(tmp_path):
     Image.new("RGB", (4, 4)).save(tmp_path / "a.png")
     for text, image in ((3.0, 1.0), (1.0, 3.0)):
 
-        def embed(batch, side, nats={"text": text, "image": image}):  # noqa: B006 (not changed)
-            return Embedded(QUERIES.select([0] * len(batch)), {"mean": torch.full((len(batch),), nats[side])})
+        def embed(items, side, batch_size, nats={"text": text, "image": image}):  # noqa: B006 (not changed)
+            count = len([*items])
+            return Embedded(QUERIES.select([0] * count), {"mean": torch.full((count,), nats[side])})
 
-        embedder = SimpleNamespace(
-            embed=embed, tokenizer=list, embed_images=lambda images, size, embed=embed: embed([*images], "image")
-        )
+        embedder = SimpleNamespace(embed=embed)
         asked = [Question("a"), Question(None, str(tmp_path / "a.png")), Question("a", str(tmp_path / "a.png"))]
         assert embed_questions(asked, embedder).novelty["mean"].tolist() == [text, image, 3.0]

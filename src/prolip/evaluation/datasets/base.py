@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -18,6 +17,7 @@ from prolip.data.reading.folders import ImageRows
 from prolip.data.samples.decoding import decode_image
 from prolip.data.samples.sample import Raw, image_bytes
 from prolip.evaluation.metrics.blockwise import Further
+from prolip.utils.documents import fingerprint as fingerprint
 from prolip.utils.messages import NAMED, first_few
 
 T = TypeVar("T")
@@ -151,8 +151,3 @@ def whole(sample: Sample, raw: Raw) -> Sample:
     if sample.label is None and not sample.captions:
         raise SampleFault("missing text", "it has no caption, or none of the classes")
     return sample._replace(image=image_bytes(raw))
-
-
-def fingerprint(*parts: Any, digits: int = 32) -> str:
-    """Hexadecimal digits of JSON values: equal parts, equal digits, on every machine."""
-    return hashlib.blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=digits // 2).hexdigest()

@@ -21,14 +21,13 @@ from embedding import embed_images, embed_texts, similarity_scores
 from sklearn.metrics import average_precision_score
 
 import prolip
-from prolip.embedder import as_points
+from prolip.embedder import Embedder, as_points
 from prolip.evaluation.clip_benchmark import encoder, repairs
 from prolip.evaluation.metrics.classification import classification as classification_metrics
 from prolip.evaluation.metrics.classification import multilabel
-from prolip.evaluation.zero_shot import class_gaussians, mix_groups
 from prolip.gaussian import Gaussian
-from prolip.loading import load_embedder
 from prolip.measures import pairwise_csd_similarity
+from prolip.prompts.templates import class_gaussians, mix_groups
 from prolip.scores import CSDScore
 
 TEMPLATES = [template.replace("{c}", "{}") for template in wds.TEMPLATES]
@@ -219,7 +218,7 @@ def test_an_openclip_model_gets_the_same_numbers_from_clip_benchmark_from_our_co
 ):
     name, weights = theirs
     flags = ["--model", name, "--pretrained", weights]
-    model = load_embedder(name, weights)
+    model = Embedder.load(name, weights)
 
     def images(samples):
         return model.encode_image(torch.stack([model.preprocess(image) for image in wds.pictures(samples)]))
