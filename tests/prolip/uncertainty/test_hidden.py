@@ -7,11 +7,10 @@ import torch
 from open_clip.model import CLIP, CLIPTextCfg, CLIPVisionCfg, CustomTextCLIP
 from torch import nn
 
-from prolip.embedder import PointModel
 from prolip.gaussian import Gaussian
 from prolip.models.prolip import ProLIP
 from prolip.scores import MeanScore
-from prolip.uncertainty.clip import FittedCLIP
+from prolip.uncertainty.clip import FittedCLIP, PointModel
 from prolip.uncertainty.heads import Parts, VarianceHead
 from prolip.uncertainty.hidden import encode_hidden
 

@@ -1,0 +1,141 @@
+"""Programs of PyTorch of both towers: every method's model, and OpenCLIP's with and without variances."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from fitted_models import TINY, fitted_model, fitted_openclip, openclip_model
+
+from prolip import export
+from prolip.cli.main import main
+from prolip.embedder import evaluating, own_score
+from prolip.export import ImageEncoder, TextEncoder, export_onnx, export_pt2, largest_differences, load
+from prolip.factory import create_model
+from prolip.gaussian import Gaussian
+from prolip.methods import METHODS, score_from_dict
+from prolip.models.checkpoint import save_pretrained
+from prolip.models.prolip import ProLIP
+from prolip.uncertainty.clip import PointModel
+
+#: In a process of its own, which must not know this code.
+ELSEWHERE = """
+import sys, torch
+pixels, ids, found = torch.load(sys.argv[2]), torch.load(sys.argv[3]), {}
+facts = {"prolip.json": ""}
+for name, x in (("image", pixels), ("text", ids)):
+    run = torch.export.load(f"{sys.argv[1]}/{name}.pt2", extra_files=facts).module()
+    found[name] = [tuple(run(x[:rows])) for rows in (1, 3, 5)]
+assert not any(name.partition(".")[0] in ("prolip", "open_clip", "timm") for name in sys.modules)
+torch.save([found, facts["prolip.json"]], sys.argv[4])
+"""
+
+
+def method_model(name, folder):
+    """A model of a method as a run leaves it, with variances that differ from input to input."""
+    if name == "likelihood":
+        return fitted_model(folder)
+    torch.manual_seed(0)
+    model = create_model("ProLIP-ViT-test", method_cfg={"name": name}, init_unc_bias=-4.0, init_unc_gain=1.0)
+    return f"local-dir:{save_pretrained(model, folder / name)}"
+
+
+#: Those whose towers have parts of their own; the others' graphs are one of these.
+OWN = ("likelihood", "pcme", "pcmepp", "siglip", "vacsr")
+EACH = [
+    name if name in OWN else pytest.param(name, marks=pytest.mark.slow)
+    for name, method in METHODS.items()
+    if not method.adapts
+]
+
+
+@pytest.mark.parametrize("name", EACH)
+def test_programs_of_every_method_equal_the_model(name, tmp_path):
+    model = load(method_model(name, tmp_path))
+    found = largest_differences(model, export_pt2(model, tmp_path / "pt2"), (1, 3, 9))
+    assert max(found.values()) <= 1e-4, found
+    facts = export.facts(model)
+    assert facts["probabilistic"] is METHODS[name].probabilistic
+    own, p, q = own_score(model.model if isinstance(model, PointModel) else model)[0], *torch.randn(2, 2, 3, 32)
+    again = score_from_dict(json.loads(json.dumps(facts["score"])))
+    scores = [score.pairwise(Gaussian(*p), Gaussian(*q)) for score in (own, again)]
+    torch.testing.assert_close(*scores, rtol=0, atol=0)
+
+
+def test_a_program_runs_where_this_code_is_not(tmp_path):
+    model = load(fitted_model(tmp_path))
+    export_pt2(model, tmp_path / "pt2")
+    inputs = {encoder.name: encoder.example(5) for encoder in (ImageEncoder(model), TextEncoder(model))}
+    for name, x in inputs.items():
+        torch.save(x, tmp_path / name)
+    words = [tmp_path / "pt2", tmp_path / "image", tmp_path / "text", tmp_path / "out"]
+    subprocess.run([sys.executable, "-c", ELSEWHERE, *map(str, words)], check=True, cwd=tmp_path, env={"PATH": ""})
+    found, facts = torch.load(tmp_path / "out")
+    for encoder in (ImageEncoder(model), TextEncoder(model)):
+        for rows, got in zip((1, 3, 5), found[encoder.name]):
+            with evaluating(encoder, "cpu"):
+                torch.testing.assert_close(got, encoder(inputs[encoder.name][:rows]), atol=1e-4, rtol=0)
+    said = json.loads(facts)
+    assert said["score"]["name"] == "true_match" and said["score"]["unit"] > 0 and said["context_length"] == 12
+
+
+def graph(model, folder, *words):
+    return main(["export", "graph", "--model", model, "--output", str(folder), *words])
+
+
+@pytest.mark.parametrize("fitted", [True, False])
+def test_openclips_models_are_exported_with_and_without_variances(fitted, tmp_path, capsys):
+    pytest.importorskip("onnxruntime")
+    words = [fitted_openclip(tmp_path)] if fitted else list(openclip_model(tmp_path))
+    flags = words[:1] if fitted else [words[0], "--pretrained", words[1]]
+    assert graph(flags[0], tmp_path / "out", *flags[1:], "--format", "pt2", "onnx") == 0
+    assert len([line for line in capsys.readouterr().out.splitlines() if "at most" in line]) == 4
+    model = load(*words)
+    facts = export.facts(model)
+    assert facts["probabilistic"] is fitted and facts["context_length"] == TINY["text_cfg"]["context_length"]
+    program = torch.export.load(tmp_path / "out/text.pt2").module()
+    log_var = program(TextEncoder(model).example(4))[1]
+    assert log_var.isfinite().all() if fitted else torch.isneginf(log_var).all()
+
+
+@pytest.mark.slow
+def test_a_graph_that_onnxruntime_does_not_run_is_refused_with_what_does(tmp_path):
+    """One that was made for two rows alone."""
+    encoder = ImageEncoder(create_model("ProLIP-ViT-test").eval())
+    two, names = encoder.example(2), {"input_names": ["image"], "output_names": list(export.OUTPUTS)}
+    with evaluating(encoder, "cpu"):
+        fixed = torch.export.export(encoder, (two,), strict=False)
+    graph = torch.onnx.export(fixed, dynamo=True, verbose=False, **names)
+    graph.save(tmp_path / "image.onnx")
+    run = export.runner(tmp_path / "image.onnx", "image")
+    assert len(run(two)) == 2
+    with pytest.raises(ValueError, match="onnxruntime does not run .*image.onnx with 3 rows .*--format pt2"):
+        run(encoder.example(3))
+
+
+@pytest.mark.parametrize("name", ["siglip", "likelihood", "pcmepp", pytest.param("vacsr", marks=pytest.mark.slow)])
+def test_onnx_graphs_of_methods_equal_the_model(name, tmp_path):
+    pytest.importorskip("onnxruntime")
+    model = load(method_model(name, tmp_path))
+    assert max(largest_differences(model, export_onnx(model, tmp_path / "onnx"), (3,)).values()) <= 1e-4
+
+
+def test_a_tower_that_pools_by_a_mean_leaves_that_name_to_its_output(tmp_path):
+    pytest.importorskip("onnxruntime")
+    config = create_model("ProLIP-ViT-test").config
+    model = ProLIP(config | {"vision_cfg": config["vision_cfg"] | {"pool_type": "avg"}}).eval()
+    assert max(largest_differences(model, export_onnx(model, tmp_path / "onnx"), (3,)).values()) <= 1e-4
+
+
+def test_a_tower_that_is_no_graph_is_refused_in_words(tmp_path, capsys, monkeypatch):
+    class Odd(ImageEncoder):
+        def forward(self, image):
+            return (image, image) if image.sum().item() > 0 else (-image, image)
+
+    with pytest.raises(ValueError, match="cannot make a graph of the image tower.*--save-features"):
+        export.export_program(Odd(create_model("ProLIP-ViT-test")))
+    save_pretrained(create_model("ProLIP-ViT-test"), tmp_path / "model")
+    monkeypatch.setattr(export, "ImageEncoder", Odd)
+    assert graph(f"local-dir:{tmp_path}/model", tmp_path / "out", "--format", "pt2") == 2
+    assert "error: torch.export cannot make a graph" in capsys.readouterr().err
