@@ -21,7 +21,7 @@ from PIL import Image
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from prolip.data.pictures import Source, open_image
+from prolip.data.images import Source, open_image
 from prolip.gaussian import Gaussian, concatenate, kind_of
 from prolip.measures.chance import warn_once
 from prolip.methods import find_method, find_score, score_from_dict, score_of

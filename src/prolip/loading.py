@@ -21,7 +21,7 @@ from PIL import Image
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from prolip.data.samples import decoding
+from prolip.data import images as decoding
 from prolip.factory import create_model_and_transforms, flattening
 from prolip.gaussian import kind_of
 from prolip.models.checkpoint import CheckpointError, find_in, read_config, read_state_dict

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
-from prolip.data.reading.published.cub import read_captions
+from prolip.data.sets.cub import read_captions
 from prolip.evaluation.datasets.base import DamagedData
 from prolip.evaluation.datasets.folders import lines_beside
 from prolip.evaluation.datasets.places import find_place
