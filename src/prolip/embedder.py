@@ -21,7 +21,7 @@ from PIL import Image
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from prolip.data.images import Source, open_image
+from prolip.data.images import ImageSource, open_image
 from prolip.gaussian import Gaussian, concatenate, kind_of
 from prolip.measures.chance import warn_once
 from prolip.methods import find_method, find_score, score_from_dict, score_of
@@ -176,7 +176,7 @@ class Embedder:
         """The unit of the traces: shares and information of images and texts; None in a model that has none."""
         return self.score.units
 
-    def embed_images(self, images: Iterable[Source], batch_size: int = 64, workers: int | None = None) -> Gaussian:
+    def embed_images(self, images: Iterable[ImageSource], batch_size: int = 64, workers: int | None = None) -> Gaussian:
         """Embed images as Gaussians (N, D): Pillow images, paths, URLs or bytes, as `prolip.open_image` takes them.
 
         workers: threads that read and preprocess, default one per core but one. ValueError for no image.
