@@ -31,7 +31,7 @@ from prolip.models.tokenizer import ALL_NAMES, BPETokenizer, cut, first_line, ge
 from prolip.models.weights.checkpoint import CheckpointError, find_in, read_config, read_state_dict
 from prolip.models.weights.hub import HubFileNotFoundError, hub_file, hub_files
 from prolip.models.weights.unreadable import CONFIG_NAMES, WEIGHT_NAMES, why_no_model, why_no_name
-from prolip.uncertainty.clip import FILE, has_variances, with_variances
+from prolip.uncertainty.openclip import FILE, has_variances, with_variances
 from prolip.utils.documents import read_json
 from prolip.utils.links import check_links
 

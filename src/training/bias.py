@@ -7,7 +7,8 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
-from prolip.methods.base import Batch, Objective, Reps, join_reps, split_batch
+from prolip.methods.accumulate import join_reps, split_batch
+from prolip.methods.base import Batch, Objective, Reps
 from prolip.utils.flags import FlagError
 from training.checkpoint.run_folder import write_json
 from training.config import changed

@@ -9,7 +9,7 @@ import torch
 from small_towers import NAMES, inputs, small_config, small_folder, small_towers
 
 import prolip
-from prolip.embeddings import Pool
+from prolip.embeddings import UnpairedEmbeddings
 from prolip.gaussian import Gaussian
 from prolip.methods import FURTHER, METHODS, find_method, score_of
 from prolip.methods.base import Context
@@ -60,8 +60,9 @@ def look(objective, model, batch, ids):
             Gaussian(z.mean, torch.zeros_like(z.mean))
             for z in (model.encode_image(batch["image"]), model.encode_text(ids))
         )
-    pool = Pool(keys=batch["key"], image=images, text=texts, text_ids=ids, image_novelty={}, text_novelty={})
-    objective.memory = objective.look(score_of(model), pool)
+    nothing = {"image_novelty": {}, "text_novelty": {}}
+    pool = UnpairedEmbeddings(keys=batch["key"], image=images, text=texts, text_ids=ids, **nothing)
+    objective.pool_state = objective.before_training(score_of(model), pool)
 
 
 def settings_of(method, **more):

@@ -19,7 +19,7 @@ from prolip import export
 from prolip.loading import load_embedder
 from prolip.models.weights.checkpoint import CheckpointError, save_pretrained
 from prolip.models.weights.unreadable import READERS
-from prolip.uncertainty.hidden import encode_hidden
+from prolip.uncertainty.token_stats import encode_with_stats
 
 sys.path[:0] = [str(Path(__file__).parent / folder) for folder in ("evaluation", "explorer", "evaluation/benchmark")]
 import wds_folders as wds  # noqa: E402
@@ -225,7 +225,7 @@ def test_first_tokens_are_those_of_the_first_block(model):
     network = prolip.create_model(model).eval()
     pixels, ids = torch.randn(2, 3, *network.image_size), torch.randint(3, 30, (2, network.context_length))
     for batch, side, tower in ((pixels, "image", network.visual), (ids, "text", network.text)):
-        first = encode_hidden(network, batch, side).first
+        first = encode_with_stats(network, batch, side).token_stats
         assert first.shape == (2, 2 * tower.first_width) and first.isfinite().all()
         assert not torch.equal(first[0], first[1])
 

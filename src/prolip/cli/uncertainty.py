@@ -64,8 +64,8 @@ def fit(args: argparse.Namespace) -> None:
     """Give a trained model variances, novelty and doubt; its means stay as they are."""
     if bool(args.pairs) == bool(args.data):
         raise ValueError("give --data, or --pairs with embeddings that --save-pairs wrote")
+    from prolip.fitting.attach import attach, check_place
     from prolip.methods import LikelihoodConfig
-    from prolip.uncertainty.attach import attach, check_place
 
     config = LikelihoodConfig(**{name: getattr(args, name) for name in FIT})
     check_place(args.output, args.model)
@@ -111,9 +111,9 @@ def read_pairs(args: argparse.Namespace) -> Pairs:
 def embed(args: argparse.Namespace) -> Pairs:
     """The pairs of --data; the model that embedded them is gone afterwards."""
     from prolip.data.faults import FaultCounter
+    from prolip.fitting.attach import means_fingerprint
+    from prolip.fitting.collect import embed_pairs
     from prolip.loading import load_model
-    from prolip.uncertainty.attach import means_fingerprint
-    from prolip.uncertainty.collect import embed_pairs
 
     with respelling({"--train-data": "--data", "--train-split": "--split"}):
         reading = {name: getattr(args, name) for name in READING}

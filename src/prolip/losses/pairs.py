@@ -1,13 +1,11 @@
 """The sigmoid loss of all pairs of two sets with its gradients, one block of rows at a time, for what factors.
 
-A similarity factors if it is u_i . v_j + a_i + b_j: what one row of either side brings to all its pairs is computed
-once, and the rest is matrix products. A score may have one function for both sides, as those here, or one for the
-queries and one for the gallery. KL and JS factor too, in 2 D and 4 D dimensions, but subtract terms |mean|^2 / variance
-from each other, which float32 does not survive where variances are small: they go the way of `tiled.py`, with elk and
-all that does not factor.
+A similarity factors if it is u_i . v_j + a_i + b_j: each row's own part is computed once, and the rest is matrix
+products. KL and JS factor too, in 2 D and 4 D dimensions, but subtract terms |mean|^2 / variance from each other, which
+float32 does not survive where variances are small: they go through `tiled.py`, with elk and all that does not factor.
 
-`contrastive.py` and `exchanges.py` run the same `add_pairs` over the texts of one rank and of all of them; no
-matrix of all pairs is ever kept.
+`contrastive.py` and `exchanges.py` run the same `add_pairs` over the texts of one rank and of all ranks; no matrix of
+all pairs is ever kept.
 """
 
 from __future__ import annotations
@@ -20,9 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from prolip.gaussian import Gaussian
+from prolip.gaussian import Gaussian, kind_of
 from prolip.losses.autograd import Evaluation
-from prolip.losses.positives import BlockGradient, Matches, Positives
 
 # Pairs per block: what stays in a core's cache on CPU, what fills a device on one. MIN_ROWS keeps the matrix products
 # of a block efficient when the columns are many.
@@ -31,6 +28,74 @@ PAIRS_CPU, PAIRS_DEVICE, MIN_ROWS = 1 << 18, 1 << 24, 256
 FUSED_DEVICES = frozenset({"cuda"})
 # softplus(z) equals z beyond this even in float64, and exp(z) does not overflow float32 before it.
 SOFTPLUS_LINEAR = 80.0
+NO_MATCH = -1
+
+
+class Matches(NamedTuple):
+    """Which texts of a batch are known to describe which images.
+
+    image: (B, K) int64, the ids of all texts that are true for an image, padded with -1; text: (B,) int64, the id of
+    the text at hand (-1: unknown, matches its own image only).
+    Pair (i, j) is positive iff text[j] is in image[i] or i == j.
+    """
+
+    image: Tensor
+    text: Tensor
+
+
+class Positives(NamedTuple):
+    """The positive pairs among rows (n) and columns (m).
+
+    diagonal: row i matches column i + diagonal, None: no such match; rows (n, K), columns (m,): ids as in `Matches`.
+    """
+
+    diagonal: int | None = None
+    rows: Tensor | None = None
+    columns: Tensor | None = None
+
+    def select(self, part: slice) -> Positives:
+        """The same for some of the rows."""
+        diagonal = None if self.diagonal is None else self.diagonal + part.start
+        return Positives(diagonal, None if self.rows is None else self.rows[part], self.columns)
+
+    def flip(self, z: Tensor) -> Callable[[Tensor], Tensor]:
+        """A function that negates, in place, the positive pairs of a matrix of the shape and dtype of z (n, m)."""
+        if self.rows is None or self.columns is None:
+            if self.diagonal is None:
+                return lambda x: x
+            offset = self.diagonal
+            return lambda x: negate(x, x.diagonal(offset))
+        signs = torch.ones_like(z).masked_fill_(self.mask(z), -1)
+        return lambda x: x.mul_(signs)
+
+    def mask(self, z: Tensor) -> Tensor:
+        """True for the positive pairs, (n, m). Compares one id of every row at a time: (n, K, m) is never built."""
+        mask = torch.zeros_like(z, dtype=torch.bool)
+        if self.rows is not None and self.columns is not None:
+            for ids in self.rows.unbind(1):
+                mask |= ids.unsqueeze(1) == self.columns
+            mask &= self.columns != NO_MATCH
+        if self.diagonal is not None:
+            mask.diagonal(self.diagonal).fill_(True)
+        return mask
+
+
+def negate(x: Tensor, view: Tensor) -> Tensor:
+    """x after negating a view of it in place."""
+    view.neg_()
+    return x
+
+
+def check_matches(labels: Matches | None, rows: int) -> None:
+    """Raise TypeError unless the labels are `Matches` of whole numbers, ValueError unless they fit `rows` pairs."""
+    if labels is None:
+        return
+    if not isinstance(labels, Matches) or any(x.is_floating_point() or x.is_complex() for x in labels):
+        kinds = [kind_of(x) for x in labels] if isinstance(labels, Matches) else kind_of(labels)
+        raise TypeError(f"labels are {kinds}, want prolip.losses.Matches(image, text), ids in torch.int64")
+    if labels.image.ndim != 2 or len(labels.image) != rows or labels.text.shape != (rows,):
+        got = f"image ids {tuple(labels.image.shape)} and text ids {tuple(labels.text.shape)} for {rows} pairs"
+        raise ValueError(f"labels got {got}: give ({rows}, K) padded with -1 and ({rows},)")
 
 
 class Factors(NamedTuple):
@@ -55,12 +120,19 @@ def mean_factors(z: Gaussian) -> Factors:
 
 
 def wasserstein2_factors(z: Gaussian) -> Factors:
-    """-1/2 `measures.wasserstein2`, PCME++ 2.2: (B, D) -> P = 2 D.
+    """-1/2 `measures.wasserstein2`, PCME++ 2.2, with the error of `measures.pairwise_wasserstein2`: (B, D) -> P = 2 D.
 
-    mean_i.mean_j + sigma_i.sigma_j - (|mean_i|^2 + trace_i + |mean_j|^2 + trace_j)/2; its absolute error is that of
-    `measures.pairwise_wasserstein2`.
+    mean_i.mean_j + sigma_i.sigma_j - (|mean_i|^2 + trace_i + |mean_j|^2 + trace_j)/2.
     """
     return Factors(torch.cat([z.mean, (0.5 * z.log_var).exp()], -1), -0.5 * (z.mean.square().sum(-1) + z.trace))
+
+
+class BlockGradient(NamedTuple):
+    """The loss's gradient by the logits of one block of pairs (n, m), and its sums per row (n,) and per column (m,)."""
+
+    pairs: Tensor
+    rows: Tensor
+    columns: Tensor
 
 
 class Columns(NamedTuple):
@@ -110,7 +182,7 @@ def default_block(columns: int, device: torch.device) -> int:
 
 
 def zero_rows(own: Factors, needs: WantedGradients) -> Rows:
-    """Zeros for the sums that the gradients named by `needs` are read off; d scale needs the one for the vectors."""
+    """Zeros for the sums from which the gradients named by `needs` follow; d scale needs the one for the vectors."""
     vector, offset = own
     return Rows(
         own,
@@ -124,32 +196,30 @@ def zero_rows(own: Factors, needs: WantedGradients) -> Rows:
 
 def zero_columns(columns: Factors, needs: WantedGradients) -> Columns:
     """Zeros for the gradients of the columns that `needs` names."""
-    return Columns(
-        columns.vector.new_zeros(columns.vector.shape) if needs.text_vector else None,
-        columns.offset.new_zeros(columns.offset.shape) if needs.text_offset else None,
-    )
+    wanted = needs.text_vector, needs.text_offset
+    return Columns(*(x.new_zeros(x.shape) if want else None for x, want in zip(columns, wanted)))
 
 
 def sum_block(
-    scaled: Tensor,
+    rows: Tensor,
     vectors: Tensor,
     row_bias: Tensor,
     column_bias: Tensor,
     positives: Positives,
     weight: float,
-    wanted: bool,
+    grad: bool,
 ) -> tuple[Tensor, BlockGradient | None]:
-    """The loss of one block of pairs, logits = scaled (n, P) @ vectors.T (P, m) + row_bias (n, 1) + column_bias (m,).
+    """The loss of one block of pairs, logits = rows (n, P) @ vectors.T (P, m) + row_bias (n, 1) + column_bias (m,).
 
-    With z = -y logit: loss = sum softplus(z), gradient g = -y weight sigmoid(z), None unless `wanted`.
+    With z = -y logit: loss = sum softplus(z), gradient g = -y weight sigmoid(z), None unless `grad`.
     Workspace: two (n, m) matrices, with ids two more. `fused.sum_block` does the same on a device.
     """
     z = row_bias.unsqueeze(1) + column_bias
-    z.addmm_(scaled, vectors.T)
+    z.addmm_(rows, vectors.T)
     flip = positives.flip(z)
     flip(z)
     loss = F.softplus(z, threshold=SOFTPLUS_LINEAR).sum()
-    if not wanted:
+    if not grad:
         return loss, None
     gradient = flip(z.sigmoid_()).mul_(weight)
     return loss, BlockGradient(gradient, gradient.sum(1), gradient.sum(0))
@@ -176,12 +246,10 @@ def add_pairs(
     score_block = choose_sum_block(rows.own)
     for start in range(0, len(rows.own.offset), block):
         part = slice(start, start + block)
-        here = rows.select(part)
+        here, some = rows.select(part), positives.select(part)
         scaled = here.own.vector * scale
-        row_bias = bias + scale * here.own.offset
-        loss, gradient = score_block(
-            scaled, columns.vector, row_bias, column_bias, positives.select(part), rows.weight, here.sums is not None
-        )
+        row_bias, wanted = bias + scale * here.own.offset, here.sums is not None
+        loss, gradient = score_block(scaled, columns.vector, row_bias, column_bias, some, rows.weight, wanted)
         rows.loss.add_(loss)
         if gradient is None or here.sums is None:
             continue

@@ -108,8 +108,8 @@ class Probabilistic:
     has_reader: ClassVar[bool] = False
     unc_head_name: ClassVar[str]
     stem: ClassVar[tuple[str, ...]]
-    #: A method's own head, see the towers. With `looks_before` it also gets `again`, what another last block makes of
-    #: the same tokens; `inherit(tower)` lets it begin with the tower's loaded weights.
+    #: A method's own head, see the towers. With `needs_penultimate_tokens` it also gets `again`, what another last
+    #: block makes of the same tokens; `inherit(tower)` lets it begin with the tower's loaded weights.
     head: nn.Module | None
     transformer: Transformer
     width: int
@@ -136,8 +136,8 @@ class Probabilistic:
     def through_blocks(
         self, x: Tensor, mask: Tensor | None = None, ids: Tensor | None = None
     ) -> tuple[Tensor, dict[str, Callable[[Any], Tokens]]]:
-        """The last tokens, and for a head that `looks_before` the function `again`, from a block to its tokens."""
-        if not getattr(self.head, "looks_before", False):
+        """The last tokens, and for a head with `needs_penultimate_tokens` the function `again`: block -> its tokens."""
+        if not getattr(self.head, "needs_penultimate_tokens", False):
             return self.transformer(x, attn_mask=mask), {}
         first = len(self.blocks) == 1
         last, layers = self.transformer.forward_intermediates(x, attn_mask=mask, indices=[-1 if first else -2])

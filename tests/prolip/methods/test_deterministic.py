@@ -13,7 +13,8 @@ from method_checks import assert_close, gradients
 from torch.nn.parallel import DistributedDataParallel
 
 import prolip
-from prolip.methods.base import RECALL, Context, Objective, accumulate_backward
+from prolip.methods.accumulate import accumulate_backward
+from prolip.methods.base import RECALL, Context, Objective
 from prolip.methods.deterministic import (
     CLIPConfig,
     CLIPObjective,
@@ -232,5 +233,5 @@ def test_the_runs_seed_and_the_sizes_reach_the_fit_of_variances(monkeypatch):
     monkeypatch.setattr("prolip.methods.likelihood.adopt", lambda *args: seen.append(args))
     config = LikelihoodConfig(bank=40, centres=50, novelty_centres=60, readings=70)
     model = prolip.create_model("ProLIP-ViT-test", method_cfg={"name": "likelihood"})
-    LikelihoodObjective(model, config, Context(seed=7)).close(model, "pairs")
+    LikelihoodObjective(model, config, Context(seed=7)).after_training(model, "pairs")
     assert seen == [("pairs", 40, 50, model.vocab_size, 60, 7, 70), (model, "fitted")]

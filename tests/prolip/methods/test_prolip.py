@@ -13,7 +13,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import prolip
 from prolip.methods import METHODS
-from prolip.methods.base import RECALL, Context, Objective, accumulate_backward
+from prolip.methods.accumulate import accumulate_backward
+from prolip.methods.base import RECALL, Context, Objective
 from prolip.methods.prolip import ProLIPConfig, ProLIPObjective
 
 START, END, PAD, MASK = 49406, 49407, 0, 49408

@@ -27,13 +27,13 @@ from prolip.evaluation.cache import FeatureStore
 from prolip.evaluation.embed import load_features
 from prolip.evaluation.metrics.calibration import reliability
 from prolip.evaluation.metrics.selective import auroc, risk_coverage
+from prolip.fitting.attach import attach
 from prolip.loading import load_embedder
 from prolip.methods import LikelihoodConfig
 from prolip.models.weights.checkpoint import save_pretrained
 from prolip.scores import LEAST_SCALE
-from prolip.uncertainty.attach import attach
-from prolip.uncertainty.clip import FILE, FittedCLIP
 from prolip.uncertainty.novelty import novelty_of
+from prolip.uncertainty.openclip import FILE, FittedCLIP
 
 DATA = ["--data", SHARDS, "--caption-sampling", "name:2,keywords,group"]
 SMALL = ["--bank", "64", "--centres", "64"]
@@ -354,7 +354,7 @@ def never_embeds(monkeypatch):
     def embed(*args, **kwargs):
         raise AssertionError("it embeds")
 
-    monkeypatch.setattr("prolip.uncertainty.collect.embed_images", embed)
+    monkeypatch.setattr("prolip.fitting.collect.embed_images", embed)
 
 
 def refused(capsys, *words) -> str:

@@ -17,8 +17,8 @@ import prolip
 from prolip.embeddings import Pairs
 from prolip.gaussian import Gaussian
 from prolip.methods.likelihood import LikelihoodConfig, LikelihoodObjective, LikelihoodScore, adopt
-from prolip.uncertainty.clip import FittedCLIP, with_variances
 from prolip.uncertainty.fit import fit_readings, fit_variances
+from prolip.uncertainty.openclip import FittedCLIP, with_variances
 from prolip.uncertainty.readings import FEWEST, NEAREST, SHARES, Readings, reader_of
 from prolip.uncertainty.units import range_in_words
 

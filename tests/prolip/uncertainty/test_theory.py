@@ -59,12 +59,7 @@ def optimum(joint: torch.Tensor, a: float, loss: Loss, dim: int) -> tuple[torch.
 
 @pytest.mark.parametrize(
     ("loss", "a", "batch", "close"),
-    [
-        (sigmoid, 20.0, 64, 0.02),
-        (sigmoid, 30.0, 512, 0.02),
-        (softmax, 20.0, 64, 1e-3),
-        (softmax, 30.0, 512, 1e-3),
-    ],
+    [(sigmoid, 20.0, 64, 0.02), (sigmoid, 30.0, 512, 0.02), (softmax, 20.0, 64, 1e-3), (softmax, 30.0, 512, 1e-3)],
 )
 def test_the_distance_of_matched_pairs_rises_by_2_over_a_with_each_nat_of_ambiguity(joint, loss, a, batch, close):
     image, text = optimum(joint, a, loss(joint, batch), dim=64)

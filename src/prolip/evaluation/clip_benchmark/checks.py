@@ -21,7 +21,7 @@ from prolip.models.tokenizer import get_tokenizer
 from prolip.models.weights.checkpoint import CONFIG_NAMES, read_config
 from prolip.models.weights.hub import hub_file
 from prolip.prompts.weights import PromptWeights
-from prolip.uncertainty.clip import has_variances
+from prolip.uncertainty.openclip import has_variances
 from prolip.utils.documents import loads
 from prolip.utils.outputs import check_output
 

@@ -32,10 +32,10 @@ from prolip.models.tokenizer import get_tokenizer
 from prolip.models.weights.checkpoint import OPENCLIP_FILES, PREPROCESS, CheckpointError, read_config, save_pretrained
 from prolip.models.weights.unreadable import CONFIG_NAMES, READERS, TOKENIZER_NAMES, WEIGHT_NAMES
 from prolip.scores import Side
-from prolip.uncertainty.clip import FILE, FittedCLIP
 from prolip.uncertainty.fit import Fitted, fit_variances
-from prolip.uncertainty.hidden import encode_hidden, innermost
 from prolip.uncertainty.novelty import fitted_novelty
+from prolip.uncertainty.openclip import FILE, FittedCLIP
+from prolip.uncertainty.token_stats import encode_with_stats, innermost
 from prolip.utils.outputs import check_output, replacing_folder
 
 #: What a model of ours becomes.
@@ -130,7 +130,7 @@ def means_fingerprint(loaded: Loaded) -> str:
     bare.load_state_dict({k: v for k, v in network.state_dict().items() if k not in network.added_names})
     bare.visual.preprocess_cfg = network.visual.preprocess_cfg
     for side, batch in probes(loaded):
-        if not torch.equal(*(encode_hidden(one, batch, side).z.mean for one in (network.eval(), bare))):
+        if not torch.equal(*(encode_with_stats(one, batch, side).z.mean for one in (network.eval(), bare))):
             name = network.config["method_cfg"]["name"]
             raise ValueError(
                 f"the method {name} has layers of its own between the towers and the means, which a model"
@@ -151,8 +151,8 @@ def check_belongs(pairs: Pairs, loaded: Loaded, name: str) -> None:
     if means_fingerprint(loaded) != pairs.model != "":
         raise ValueError(f"the pairs were embedded by another model than {name}: {remedy}")
     for side, batch in probes(loaded):
-        hidden = encode_hidden(loaded.network.eval(), batch, side)
-        for part, x in ((side, hidden.z.mean), (f"{side}_first", hidden.first)):
+        hidden = encode_with_stats(loaded.network.eval(), batch, side)
+        for part, x in ((side, hidden.z.mean), (f"{side}_first", hidden.token_stats)):
             own, width = getattr(pairs, part), 0 if x is None else x.shape[1]
             if own is not None and own.shape[1] != width:
                 raise ValueError(f"{part} of the pairs has {own.shape[1]} dimensions, {name} has {width}: {remedy}")
@@ -173,7 +173,7 @@ def write_prolip(  # noqa: PLR0913, PLR0917
     new.extend(partial(method.extend, config=config))
     new.load_state_dict({k: v for k, v in old.state_dict().items() if k not in old.added_names}, strict=False)
     new.visual.preprocess_cfg = old.visual.preprocess_cfg
-    method.objective(new, config, Context(seed=seed)).close(new, pairs)
+    method.objective(new, config, Context(seed=seed)).after_training(new, pairs)
     save_pretrained(new, folder, tokenizer=tokenizer)
     image: Any = new.visual.head
     text: Any = new.text.head
