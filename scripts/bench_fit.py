@@ -23,7 +23,7 @@ import torch  # noqa: E402
 from torch import Tensor  # noqa: E402
 
 from prolip.embeddings import Pairs  # noqa: E402
-from prolip.uncertainty import fit  # noqa: E402
+from prolip.uncertainty import fit, targets  # noqa: E402
 from prolip.uncertainty.novelty import SAMPLE  # noqa: E402
 
 
@@ -70,7 +70,7 @@ def forget_peak() -> None:
 
 def one_pass(pairs: Pairs) -> Tensor:
     """Products of all texts with as many images as a code length takes."""
-    keys = pairs.image[: fit.SAMPLE]
+    keys = pairs.image[: targets.SAMPLE]
     return torch.cat([(rows @ keys.T).amax(1) for rows in pairs.text.split(4096)])
 
 

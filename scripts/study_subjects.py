@@ -25,7 +25,7 @@ from prolip.fitting.attach import attach
 from prolip.fitting.collect import embed_images, embed_texts, join, means
 from prolip.gaussian import Gaussian
 from prolip.loading import load_embedder
-from prolip.methods import LikelihoodConfig
+from prolip.methods.likelihood import LikelihoodConfig
 
 #: Uncertainty of Gaussians of a side ("image", "text"), (N,); None where a method knows no such thing.
 Ask = Callable[[str, Gaussian], "np.ndarray | None"]

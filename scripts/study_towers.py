@@ -42,7 +42,7 @@ from prolip.evaluation.metrics.bootstrap import Statistic, auroc_of, clustered  
 from prolip.evaluation.metrics.selective import spearman  # noqa: E402
 from prolip.factory import create_model  # noqa: E402
 from prolip.methods.gaussians import SIDES  # noqa: E402
-from prolip.models.weights.checkpoint import save_pretrained  # noqa: E402
+from prolip.models.checkpoint import save_pretrained  # noqa: E402
 from prolip.utils.outputs import replacing_folder  # noqa: E402
 from study import DESIGNERS, METHODS, cell, gain, markdown, statistics, value_of, write  # noqa: E402
 

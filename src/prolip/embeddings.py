@@ -89,9 +89,9 @@ class Pairs:
             _check_finite("empty", self.empty.unsqueeze(0))
         if (changed := self.changed) is not None:
             _check_rows("changed_of", self.changed_of, len(self.image))
-            want = (changed.shape[0], len(self.changed_of), self.image.shape[1])  # type: ignore[arg-type]
-            if changed.shape != want:
-                raise ValueError(f"changed is {tuple(changed.shape)}, want {want}: each change of each changed_of")
+            rest = (len(self.changed_of), self.image.shape[1])  # type: ignore[arg-type]
+            if changed.ndim != 3 or changed.shape[1:] != rest:
+                raise ValueError(f"changed is {tuple(changed.shape)}, want (E, {rest[0]}, {rest[1]})")
             _check_finite("changed", changed.flatten(0, 1))
 
     def _check_part(self, side: str, name: str, keys: Sequence[str] | None) -> None:
@@ -129,8 +129,8 @@ class Pairs:
     @classmethod
     def in_rows(cls, image: Tensor, text: Tensor, scale: float, **further: Any) -> Pairs:
         """Row i of the images with row i of the texts, (P, D) each."""
-        rows = {"image_of": torch.arange(len(image)), "text_of": torch.arange(len(text))}
-        return cls(image=image, text=text, scale=scale, **rows, **further)
+        rows = torch.arange(len(image)), torch.arange(len(text))
+        return cls(image=image, text=text, image_of=rows[0], text_of=rows[1], scale=scale, **further)
 
     def __len__(self) -> int:
         return len(self.image_of)
@@ -232,7 +232,7 @@ def _check_rows(name: str, rows: Tensor | None, count: int) -> None:
     """ValueError unless rows are (F,) int64 from 0 to below `count`, and belong to something."""
     fits = rows is not None and rows.ndim == 1 and rows.dtype == torch.int64
     if not fits or not ((rows >= 0) & (rows < count)).all():  # type: ignore[operator, union-attr]
-        got = "given alone" if rows is None else f"{rows.dtype} {tuple(rows.shape)}"
+        got = "missing, or without its part" if rows is None else f"{rows.dtype} {tuple(rows.shape)}"
         raise ValueError(f"{name} is {got}, want (F,) int64 below {count}, the rows that the part describes")
 
 

@@ -36,7 +36,7 @@ def blocks(*own: Tensor) -> Iterator[list[Tensor]]:
 
 
 def everywhere(place: Tensor, *own: Tensor) -> list[Tensor]:
-    """All rows of all ranks sorted by place, on every CPU: the places (N,), and each of `own`. Takes twice the bytes."""
+    """All rows of all ranks sorted by place, on every CPU: the places (N,), and each of `own`; twice their bytes."""
     found = [torch.cat(x) for x in zip(*([x.cpu() for x in block] for block in blocks(place, *own)))]
     if not found:
         return [x[:0].cpu() for x in (place, *own)]

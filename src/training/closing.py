@@ -95,7 +95,7 @@ def look_with(run: Run, wanted: PoolNeeds, model: Any) -> dict[str, Tensor]:
 
     part = together(share, world)
     pool = together(partial(embed_pool, part, encode("text"), run.kept.tokenizer, world.device), world)
-    return together(partial(run.trained.objective.look, score_of(model), pool), world)
+    return together(partial(run.trained.objective.before_training, score_of(model), pool), world)
 
 
 def samples_to_close(run: Run) -> int:

@@ -15,13 +15,13 @@ from prolip.data.augment.affine import AugmentConfig
 from prolip.data.loader import DataConfig
 from prolip.data.reading.named import KINDS
 from prolip.methods import find_method
-from prolip.options import ModelOptions
 from prolip.random import VERSIONS
 from prolip.utils.documents import read_json, read_yaml
 from prolip.utils.fields import AUTO, option
 from prolip.utils.flags import FlagError, build, check_alone, check_range, did_you_mean, flag_of
 from prolip.utils.messages import appearance_of
 from prolip.utils.secrecy import hide, redacted, tag
+from training.model_options import ModelOptions
 
 DEFAULT_EPOCHS, LEAST_STEPS = 32, 300
 # The paper's, B.1, in OpenCLIP's names.

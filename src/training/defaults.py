@@ -8,10 +8,10 @@ from typing import Any
 from prolip.data.config import BATCH_SIZES
 from prolip.methods import find_method
 from prolip.models.registry import find_weights, get_model_config
-from prolip.options import BASE, SMALL
 from prolip.utils.fields import AUTO
 from prolip.utils.flags import FlagError
 from training.config import DEFAULT_EPOCHS, LEAST_STEPS, Config, changed
+from training.model_options import BASE, SMALL
 from training.parallel.distributed import World
 
 #: Settings of the optimiser that are `auto`: from random weights, B.1, and from trained ones, docs/training.md.

@@ -28,10 +28,10 @@ from prolip.data.loader import Transform
 from prolip.factory import create_model_from_pretrained
 from prolip.methods import find_method
 from prolip.methods.base import Objective
+from prolip.models.checkpoint import save_pretrained
 from prolip.models.readers import kinds_of
 from prolip.models.registry import find_weights, get_model_config
 from prolip.models.tokenizer import get_tokenizer
-from prolip.models.weights.checkpoint import save_pretrained
 from prolip.random import Draws
 from prolip.utils.flags import FlagError
 from training.checkpoint.files import check_checkpoint, load_checkpoint

@@ -19,8 +19,8 @@ from prolip.data.loader import Loader, build_loader
 from prolip.flops import flops_per_sample, peak_of
 from prolip.methods import find_method
 from prolip.methods.base import Context, Objective
-from prolip.models.weights.checkpoint import save_pretrained
-from prolip.models.weights.unreadable import json_of
+from prolip.models.checkpoint import save_pretrained
+from prolip.models.diagnose import json_of
 from prolip.utils.console import EXIT_INTERRUPTED
 from prolip.utils.fields import AUTO
 from prolip.utils.secrecy import redacted
@@ -168,7 +168,7 @@ def build(config: Config, world: World, folder: Path, rows: int, held: contextli
     if world.device.type == "cuda" and settings.precision == "fp32" and not settings.deterministic:
         torch.set_float32_matmul_precision("high")  # TF32 for the towers; under autocast they need none
     tokenizer = build_tokenizer(config)  # before the model: what is missing shows at once
-    with heard("prolip.models.weights.checkpoint") as weights:
+    with heard("prolip.models.checkpoint") as weights:
         model, transform, preprocess = build_model(config, world.device)
     statistics = settle_statistics(config, world, model)
     loader = open_loader(config, world, rows, model, transform, tokenizer)

@@ -39,7 +39,7 @@ from prolip.evaluation.pairs import PAIRS, Pairs, numbered, pairs_of, recall_of_
 from prolip.evaluation.ranks import TaskLost, evaluate_over_ranks
 from prolip.evaluation.tasks import KINDS
 from prolip.gaussian import concatenate
-from prolip.models.weights.checkpoint import save_pretrained
+from prolip.models.checkpoint import save_pretrained
 from prolip.utils.flags import FlagError, did_you_mean, nearest
 from prolip.utils.messages import naming
 from prolip.utils.outputs import replacing_folder

@@ -20,7 +20,7 @@ from prolip.embeddings import Pairs
 from prolip.fitting.attach import attach
 from prolip.hub import saving
 from prolip.hub.card import Said, find_source
-from prolip.models.weights.checkpoint import save_pretrained
+from prolip.models.checkpoint import save_pretrained
 from training.checkpoint.files import Saver, find_checkpoint, load_checkpoint
 from training.checkpoint.storage import Storage
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from prolip.cli import main as cli
-from prolip.models.weights.checkpoint import CheckpointError
+from prolip.models.checkpoint import CheckpointError
 from prolip.utils import console
 
 ROOT = Path(__file__).parents[2]

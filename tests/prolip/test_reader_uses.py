@@ -17,8 +17,8 @@ from small_towers import NAMES, small_config, small_folder, small_towers
 import prolip
 from prolip import export
 from prolip.loading import load_embedder
-from prolip.models.weights.checkpoint import CheckpointError, save_pretrained
-from prolip.models.weights.unreadable import READERS
+from prolip.models.checkpoint import CheckpointError, save_pretrained
+from prolip.models.diagnose import READERS
 from prolip.uncertainty.token_stats import encode_with_stats
 
 sys.path[:0] = [str(Path(__file__).parent / folder) for folder in ("evaluation", "explorer", "evaluation/benchmark")]

@@ -22,7 +22,7 @@ from triton.backends.nvidia import driver as nvidia
 from triton.runtime import driver
 
 from prolip.losses import fused
-from prolip.losses.pairs import Positives
+from prolip.losses.positives import Positives
 
 #: A100, H100 and H200, B200.
 ARCHITECTURES = (80, 90, 100)

@@ -12,7 +12,7 @@ from commands import evaluate_corpus
 import prolip
 from prolip.corpora import emoji
 from prolip.gaussian import Gaussian
-from prolip.models.weights.checkpoint import save_pretrained
+from prolip.models.checkpoint import save_pretrained
 from prolip.search.index import SearchIndex
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -19,8 +19,9 @@ from prolip.data.index import build_index
 from prolip.embeddings import Pairs
 from prolip.fitting.attach import attach
 from prolip.loading import load_embedder
-from prolip.methods import METHODS, LikelihoodConfig
-from prolip.models.weights.checkpoint import save_pretrained
+from prolip.methods import METHODS
+from prolip.methods.likelihood import LikelihoodConfig
+from prolip.models.checkpoint import save_pretrained
 from training.main import build_parser, parse
 
 ROOT = Path(__file__).parents[2]

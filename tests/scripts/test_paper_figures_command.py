@@ -18,7 +18,7 @@ from PIL import Image
 from paper_figures.index import FIGURES, file_of
 from prolip import create_model
 from prolip.cli.main import main as prolip
-from prolip.models.weights.checkpoint import save_pretrained
+from prolip.models.checkpoint import save_pretrained
 from prolip.prompts.bprw import Reweighing
 from prolip.prompts.weights import PromptWeights
 from prolip.utils.console import STEERING

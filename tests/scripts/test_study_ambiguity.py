@@ -10,7 +10,7 @@ import torch
 import prolip
 from paper_figures.paper import erase
 from prolip.corpora.emoji.corpus import Concept, Corpus
-from prolip.models.weights.checkpoint import save_pretrained
+from prolip.models.checkpoint import save_pretrained
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))

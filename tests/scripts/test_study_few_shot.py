@@ -10,7 +10,7 @@ from commands import evaluate
 
 import prolip
 from prolip.evaluation.datasets.wds import open_wds
-from prolip.models.weights.checkpoint import save_pretrained
+from prolip.models.checkpoint import save_pretrained
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))

@@ -11,7 +11,7 @@ import torch
 import prolip
 from prolip.methods import METHODS
 from prolip.methods.base import Method, Needs, Objective, logit_scale_and_bias
-from prolip.models.weights.checkpoint import save_pretrained
+from prolip.models.checkpoint import save_pretrained
 from prolip.scores import CSDScore
 from training.config import build_config
 from training.loop import train

@@ -29,7 +29,7 @@ from drawings import SHARDS
 from prolip.methods import find_method
 from prolip.methods.accumulate import accumulate_backward, join_reps, split_batch
 from prolip.methods.base import Context, Objective
-from prolip.models.weights.checkpoint import CheckpointError
+from prolip.models.checkpoint import CheckpointError
 from prolip.utils.flags import FlagError
 from training.checkpoint.files import load_checkpoint
 from training.config import OptimConfig, RunConfig, build_config

@@ -11,7 +11,7 @@ from commands import evaluate_corpus as corpus
 
 import prolip
 from prolip.cli.main import main as command_line
-from prolip.models.weights.checkpoint import save_pretrained
+from prolip.models.checkpoint import save_pretrained
 from training.main import main, parse
 from training.parallel.distributed import World
 from training.validation import open_validation

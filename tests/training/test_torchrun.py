@@ -16,7 +16,7 @@ from training_runs import assert_moved_alike
 import prolip
 from drawings import SHARDS, VALIDATION
 from forked import Forked
-from prolip.models.weights.checkpoint import save_pretrained
+from prolip.models.checkpoint import save_pretrained
 
 ROOT = Path(__file__).parents[2]
 STEPS = 20

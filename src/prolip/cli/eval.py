@@ -327,20 +327,7 @@ say = partial(print, flush=True)
     flag("--allow-missing", action="store_true", help="evaluate what is there, without the averages that lack a task"),
     flag("--no-uncertainty", action="store_true", help="leave out refusal and calibration"),
     flag("--plots", action="store_true", help="draw refusal and calibration of every task: OUTPUT/plots/TASK/*.png"),
-    flag(
-        "--published",
-        nargs="+",
-        metavar="NAME",
-        help="published rows in the tables: parts of their names, all, none"
-        " (default: the paper's and OpenCLIP's ViT-B-16 on DataComp-1B)",
-    ),
-    flag("--tables-of", nargs="+", metavar="FOLDER", help="only write tables of the results in these folders"),
     flag("--list", action="store_true", help="only show all tasks and what to fetch for them"),
-    flag(
-        "--list-published",
-        action="store_true",
-        help="only show published rows, and which of their averages do not follow",
-    ),
     shared(Model),
     shared(
         Data,
@@ -356,27 +343,32 @@ say = partial(print, flush=True)
     shared(
         Output, "output", "save_features", output="datacomp", help={"output": "folder for results.jsonl and tables.*"}
     ),
-    retired=RETIRED,
+    retired=RETIRED
+    | dict.fromkeys(
+        ("*published", "tables-of"), "use python scripts/studies/papers/published_datacomp.py on what --output wrote"
+    ),
 )
 def run_datacomp(args: argparse.Namespace) -> int:
     """Evaluate a model on the 38 tasks of DataComp and its two face sets. 1 where tasks failed."""
     from prolip.data.reading.tables.csv import show_counts
     from prolip.evaluation.cache import FeatureStore
     from prolip.evaluation.suites.datacomp import run as suite
-    from prolip.evaluation.suites.datacomp.published import PUBLISHED, find_published, published_report
-    from prolip.evaluation.suites.datacomp.tasks import BY_KEY
+    from prolip.evaluation.suites.datacomp.catalogue import BY_KEY
+    from prolip.evaluation.suites.datacomp.evaluate import Settings
 
     show_counts()
-    if args.list or args.list_published:
-        print(suite.listing() if args.list else published_report(PUBLISHED))
-        return 0
-    published = find_published(args.published)
-    if args.tables_of:
-        suite.write_tables(args.tables_of, args.output, published, say)
+    if args.list:
+        print(suite.catalogue_text())
         return 0
     if not (args.model and args.data):
-        raise ValueError("give --model and --data (or --tables-of FOLDER, or --list)")
+        raise ValueError("give --model and --data, or --list")
     check(args, folder=True)
+    settings = Settings(
+        uncertainty=not args.no_uncertainty,
+        plots=Path(args.output) / "plots" if args.plots else None,
+        store=FeatureStore(args.save_features),
+        options={"batch_size": args.batch_size, "workers": args.workers, "progress": sys.stderr.isatty()},
+    )
     choice = suite.Choice(
         tasks=args.tasks,
         similarities=args.similarity or [None],
@@ -384,16 +376,9 @@ def run_datacomp(args: argparse.Namespace) -> int:
         part=part_of(args.part),
         allow_missing=args.allow_missing,
         skip_damaged=args.skip_damaged,
+        settings=settings,
     )
-    settings = suite.Settings(
-        uncertainty=not args.no_uncertainty,
-        plots=Path(args.output) / "plots" if args.plots else None,
-        batch_size=args.batch_size,
-        workers=args.workers,
-        progress=sys.stderr.isatty(),
-        store=FeatureStore(args.save_features),
-    )
-    outcome = suite.run(lambda: load(args), args.data, args.output, choice, settings, published, say)
+    outcome = suite.run(lambda: load(args), args.data, args.output, choice, say)
     for key, reason in outcome.failed.items():
         print(f"error: {BY_KEY[key].name} failed: {reason}", file=sys.stderr)
     return 1 if outcome.failed else 0

@@ -114,7 +114,7 @@ def mistakes() -> tuple[type[Exception], ...]:
     from safetensors import SafetensorError
 
     from prolip.data.faults import SampleFault, TooManyBadSamples
-    from prolip.models.weights.checkpoint import CheckpointError
+    from prolip.models.checkpoint import CheckpointError
 
     return OSError, ValueError, ImportError, CheckpointError, SafetensorError, SampleFault, TooManyBadSamples
 

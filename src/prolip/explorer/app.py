@@ -23,7 +23,7 @@ from prolip.explorer.crowd import turn
 from prolip.explorer.gallery import MAPPED, Captions, Once, number
 from prolip.explorer.pictures import Gone, has_picture
 from prolip.explorer.rules import describe, gallery_table, scored_table, try_rules
-from prolip.models.weights.unreadable import CONFIG_NAMES
+from prolip.models.diagnose import CONFIG_NAMES
 from prolip.search import sources
 from prolip.search.answers import calibrate, read_questions
 from prolip.search.build import build, find_embedder

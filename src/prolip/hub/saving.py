@@ -15,8 +15,8 @@ from huggingface_hub.utils import validate_repo_id
 from prolip.fitting.attach import FILES, check_folder
 from prolip.hub.card import CARD, Said, Source, find_source, make_card
 from prolip.loading import is_prolip
+from prolip.models.checkpoint import save_pretrained
 from prolip.models.prolip import ProLIP
-from prolip.models.weights.checkpoint import save_pretrained
 from prolip.uncertainty.openclip import FILE
 from prolip.utils.documents import read_json
 from prolip.utils.links import check_links

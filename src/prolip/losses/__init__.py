@@ -7,7 +7,8 @@ whole block of similarities, such as `matching_loss` and `triplet_loss`.
 from prolip.losses.autograd import transpose_over_ranks, world_size
 from prolip.losses.contrastive import ppcl, ppcl_over_ranks, sigmoid_loss, sigmoid_loss_over_ranks
 from prolip.losses.functional import inclusion_loss, matching_loss, pseudo_labels, softmax_loss, triplet_loss, vib
-from prolip.losses.pairs import Factors, Matches, csd_factors, mean_factors, wasserstein2_factors
+from prolip.losses.pairs import Factors, csd_factors, mean_factors, wasserstein2_factors
+from prolip.losses.positives import Matches
 from prolip.losses.tiled import dot_products, log_match_odds, tiled_loss_over_ranks, uniformity_over_ranks
 
 __all__ = ["Factors", "Matches", "csd_factors", "mean_factors", "wasserstein2_factors"]

@@ -17,7 +17,8 @@ from torch import Tensor
 from prolip.gaussian import Gaussian, as_scalar, check_pair, without_autocast
 from prolip.losses.autograd import Evaluation, differentiate, world_size
 from prolip.losses.exchanges import row_width, score_gathered, score_ring
-from prolip.losses.pairs import Factors, Matches, WantedGradients, check_matches, csd_factors, score_alone
+from prolip.losses.pairs import Factors, WantedGradients, csd_factors, score_alone
+from prolip.losses.positives import Matches, check_matches
 
 Exchange = Literal["ring", "gather"]
 Number = Tensor | float

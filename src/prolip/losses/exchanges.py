@@ -15,17 +15,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from prolip.losses.autograd import Evaluation, gather, rank_in, reduce_scatter, world_size
-from prolip.losses.pairs import (
-    Columns,
-    Factors,
-    Matches,
-    Positives,
-    WantedGradients,
-    add_pairs,
-    default_block,
-    finish,
-    zero_rows,
-)
+from prolip.losses.pairs import Columns, Factors, WantedGradients, add_pairs, default_block, finish, zero_rows
+from prolip.losses.positives import Matches, Positives
 
 # The two streams of messages between the same neighbours are told apart by tag (gloo) and by order (NCCL).
 TEXT_TAG, IDS_TAG, GRADIENT_TAG = 11, 12, 13

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from prolip.losses.pairs import BlockGradient, Positives
+from prolip.losses.positives import BlockGradient, Positives
 
 # A tile of pairs in the registers of one program: loads along the columns are contiguous.
 TILE_ROWS, TILE_COLUMNS, WARPS = 32, 128, 4

@@ -18,8 +18,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from prolip.gaussian import Gaussian, kind_of
+from prolip.gaussian import Gaussian
 from prolip.losses.autograd import Evaluation
+from prolip.losses.positives import BlockGradient, Matches, Positives
 
 # Pairs per block: what stays in a core's cache on CPU, what fills a device on one. MIN_ROWS keeps the matrix products
 # of a block efficient when the columns are many.
@@ -28,74 +29,6 @@ PAIRS_CPU, PAIRS_DEVICE, MIN_ROWS = 1 << 18, 1 << 24, 256
 FUSED_DEVICES = frozenset({"cuda"})
 # softplus(z) equals z beyond this even in float64, and exp(z) does not overflow float32 before it.
 SOFTPLUS_LINEAR = 80.0
-NO_MATCH = -1
-
-
-class Matches(NamedTuple):
-    """Which texts of a batch are known to describe which images.
-
-    image: (B, K) int64, the ids of all texts that are true for an image, padded with -1; text: (B,) int64, the id of
-    the text at hand (-1: unknown, matches its own image only).
-    Pair (i, j) is positive iff text[j] is in image[i] or i == j.
-    """
-
-    image: Tensor
-    text: Tensor
-
-
-class Positives(NamedTuple):
-    """The positive pairs among rows (n) and columns (m).
-
-    diagonal: row i matches column i + diagonal, None: no such match; rows (n, K), columns (m,): ids as in `Matches`.
-    """
-
-    diagonal: int | None = None
-    rows: Tensor | None = None
-    columns: Tensor | None = None
-
-    def select(self, part: slice) -> Positives:
-        """The same for some of the rows."""
-        diagonal = None if self.diagonal is None else self.diagonal + part.start
-        return Positives(diagonal, None if self.rows is None else self.rows[part], self.columns)
-
-    def flip(self, z: Tensor) -> Callable[[Tensor], Tensor]:
-        """A function that negates, in place, the positive pairs of a matrix of the shape and dtype of z (n, m)."""
-        if self.rows is None or self.columns is None:
-            if self.diagonal is None:
-                return lambda x: x
-            offset = self.diagonal
-            return lambda x: negate(x, x.diagonal(offset))
-        signs = torch.ones_like(z).masked_fill_(self.mask(z), -1)
-        return lambda x: x.mul_(signs)
-
-    def mask(self, z: Tensor) -> Tensor:
-        """True for the positive pairs, (n, m). Compares one id of every row at a time: (n, K, m) is never built."""
-        mask = torch.zeros_like(z, dtype=torch.bool)
-        if self.rows is not None and self.columns is not None:
-            for ids in self.rows.unbind(1):
-                mask |= ids.unsqueeze(1) == self.columns
-            mask &= self.columns != NO_MATCH
-        if self.diagonal is not None:
-            mask.diagonal(self.diagonal).fill_(True)
-        return mask
-
-
-def negate(x: Tensor, view: Tensor) -> Tensor:
-    """x after negating a view of it in place."""
-    view.neg_()
-    return x
-
-
-def check_matches(labels: Matches | None, rows: int) -> None:
-    """Raise TypeError unless the labels are `Matches` of whole numbers, ValueError unless they fit `rows` pairs."""
-    if labels is None:
-        return
-    if not isinstance(labels, Matches) or any(x.is_floating_point() or x.is_complex() for x in labels):
-        kinds = [kind_of(x) for x in labels] if isinstance(labels, Matches) else kind_of(labels)
-        raise TypeError(f"labels are {kinds}, want prolip.losses.Matches(image, text), ids in torch.int64")
-    if labels.image.ndim != 2 or len(labels.image) != rows or labels.text.shape != (rows,):
-        got = f"image ids {tuple(labels.image.shape)} and text ids {tuple(labels.text.shape)} for {rows} pairs"
-        raise ValueError(f"labels got {got}: give ({rows}, K) padded with -1 and ({rows},)")
 
 
 class Factors(NamedTuple):
@@ -125,14 +58,6 @@ def wasserstein2_factors(z: Gaussian) -> Factors:
     mean_i.mean_j + sigma_i.sigma_j - (|mean_i|^2 + trace_i + |mean_j|^2 + trace_j)/2.
     """
     return Factors(torch.cat([z.mean, (0.5 * z.log_var).exp()], -1), -0.5 * (z.mean.square().sum(-1) + z.trace))
-
-
-class BlockGradient(NamedTuple):
-    """The loss's gradient by the logits of one block of pairs (n, m), and its sums per row (n,) and per column (m,)."""
-
-    pairs: Tensor
-    rows: Tensor
-    columns: Tensor
 
 
 class Columns(NamedTuple):

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from prolip.gaussian import kind_of, upcast, without_autocast
 from prolip.losses.autograd import Evaluation, differentiate, gather, rank_in, reduce_scatter, world_size
-from prolip.losses.pairs import Matches, Positives, check_matches
+from prolip.losses.positives import Matches, Positives, check_matches
 
 TILE = 256
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
@@ -170,7 +170,7 @@ class ProLIPObjective(KnownMatches):
         config = self.config
         views = [view for view in ("image", "text", "masked_image", "masked_text") if f"{view}_mean" in reps]
         settings = {name: getattr(config, f"inclusion_{name}") for name in ("scale", "eps", "form", "reduction")}
-        inclusion = partial(inclusion_loss, **settings)
+        inclusion: Callable[..., torch.Tensor] = partial(inclusion_loss, **settings)
         z = {view: Gaussian(reps[f"{view}_mean"], reps[f"{view}_log_var"]).float() for view in views}
         terms = {
             "ppcl": ppcl_over_ranks(z["image"], z["text"], reps["scale"], reps["bias"], self.matches(batch)),

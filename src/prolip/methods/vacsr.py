@@ -28,9 +28,7 @@ ComponentNoise = Literal["independent", "shared"]
 class VACSRConfig(HeadsConfig):
     """Weights and sizes of VACSR; symbols as in the paper."""
 
-    kl_weight: float = option(
-        5e-4, "alpha, weight of the divergence of pairs' Gaussians from N(0, I), a mean over all"
-    )
+    kl_weight: float = option(5e-4, "alpha, weight of the divergence of pairs' Gaussians from N(0, I), a mean over all")
     recon_weight: float = option(1.0, "beta, weight of the reconstruction, and of the variance loss with it")
     sigma_weight: float = option(1.0, "gamma, weight of the variance loss of matches and hardest negatives")
     mixture_components: int = option(2, "K, Gaussians of a pair")

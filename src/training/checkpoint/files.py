@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from prolip.models.weights.unreadable import checkpoints_in, foreign_objects
+from prolip.models.diagnose import checkpoints_in, foreign_objects
 from prolip.utils.flags import FlagError
 from prolip.utils.messages import appearance_of
 from training.checkpoint.shards import damage_of, load_shards, only_shards, save_shards, without_shards

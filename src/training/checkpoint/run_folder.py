@@ -10,7 +10,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import IO, Any
 
-from prolip.models.weights.unreadable import json_of
+from prolip.models.diagnose import json_of
 from prolip.utils import console
 from prolip.utils.documents import loads
 from prolip.utils.flags import FlagError

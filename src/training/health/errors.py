@@ -7,7 +7,7 @@ import re
 import torch
 
 from prolip.data.faults import SampleFault, TooManyBadSamples
-from prolip.models.weights.checkpoint import CheckpointError
+from prolip.models.checkpoint import CheckpointError
 from prolip.utils.console import one_line
 from training.health.terms import NonFiniteError
 

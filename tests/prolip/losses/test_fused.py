@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from prolip.gaussian import Gaussian
 from prolip.losses import Factors, Matches, pairs, ppcl
-from prolip.losses.pairs import Positives
+from prolip.losses.positives import Positives
 
 pytest.importorskip("triton")
 from prolip.losses import fused  # noqa: E402

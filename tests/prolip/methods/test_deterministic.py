@@ -22,9 +22,12 @@ from prolip.methods.deterministic import (
     InfoNCEObjective,
     SigLIPConfig,
     SigLIPObjective,
+    TripletConfig,
+    TripletObjective,
+    VSEConfig,
+    VSEObjective,
 )
 from prolip.methods.likelihood import LikelihoodConfig, LikelihoodObjective
-from prolip.methods.triplet import TripletConfig, TripletObjective, VSEConfig, VSEObjective
 from prolip.utils.flags import flag_of
 
 METHODS = {

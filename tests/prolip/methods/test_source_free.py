@@ -214,7 +214,7 @@ def test_equal_uncertainties_are_equal_weights_and_extremes_stay_finite():
     [
         ("novelty", SCORES["csd"], "has no novelty of images"),
         ("trace", SCORES["csd"], "all have one trace"),
-        ("probability", MeanScore(), "wants a trained scale"),
+        ("probability", MeanScore(), "requires a trained scale"),
     ],
 )
 def test_what_a_model_cannot_say_is_refused(weight, score, message):

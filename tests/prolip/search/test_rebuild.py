@@ -17,7 +17,7 @@ import faults
 import prolip
 from prolip.cli.main import main
 from prolip.data.reading import folders
-from prolip.models.weights.checkpoint import save_pretrained
+from prolip.models.checkpoint import save_pretrained
 from prolip.scores import CSDScore
 from prolip.search import sources, store
 from prolip.search.index import Part, SearchIndex

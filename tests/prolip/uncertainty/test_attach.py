@@ -29,8 +29,8 @@ from prolip.evaluation.metrics.calibration import reliability
 from prolip.evaluation.metrics.selective import auroc, risk_coverage
 from prolip.fitting.attach import attach
 from prolip.loading import load_embedder
-from prolip.methods import LikelihoodConfig
-from prolip.models.weights.checkpoint import save_pretrained
+from prolip.methods.likelihood import LikelihoodConfig
+from prolip.models.checkpoint import save_pretrained
 from prolip.scores import LEAST_SCALE
 from prolip.uncertainty.novelty import novelty_of
 from prolip.uncertainty.openclip import FILE, FittedCLIP
@@ -426,8 +426,8 @@ def test_places_that_cannot_be_written_are_refused_before_anything_is_embedded(p
     model = ["--model", f"local-dir:{pair[0]}", *DATA]
     said = refused(capsys, *model, "--output", tmp_path / "out", "--save-pairs", tmp_path / "no/where/p.safetensors")
     assert "no/where/p.safetensors" in said and "folder is not there" in said
-    assert "is where the model lies" in refused(capsys, *model, "--output", pair[0])
-    assert "is where the model lies" in refused(capsys, *model, "--output", f"{pair[0]}/../{pair[0].name}")
+    assert "holds the model itself" in refused(capsys, *model, "--output", pair[0])
+    assert "holds the model itself" in refused(capsys, *model, "--output", f"{pair[0]}/../{pair[0].name}")
 
 
 @pytest.mark.parametrize("file", ["config.json", "open_clip_config.json", "model.safetensors", "pytorch_model.bin"])

@@ -101,7 +101,9 @@ def test_first_sees_what_the_patches_are_but_not_their_order():
     model = theirs()
     nn.init.zeros_(model.visual.positional_embedding)
     x = pixels()
-    found, turned, lighter = (encode_with_stats(PointModel(model), y).token_stats for y in (x, x.roll(8, dims=3), x + 1))
+    found, turned, lighter = (
+        encode_with_stats(PointModel(model), y).token_stats for y in (x, x.roll(8, dims=3), x + 1)
+    )
     torch.testing.assert_close(found, turned)
     assert (found - lighter).abs().amax() > 0.1
 
@@ -128,7 +130,9 @@ def test_a_tower_without_a_transformer_has_no_first_tokens():
 
 def test_nothing_stays_on_the_model_even_after_an_error():
     model = ours()
-    assert not any(x.requires_grad for x in (*encode_with_stats(model, pixels()).z, encode_with_stats(model, pixels()).token_stats))
+    assert not any(
+        x.requires_grad for x in (*encode_with_stats(model, pixels()).z, encode_with_stats(model, pixels()).token_stats)
+    )
     with pytest.raises(ValueError, match="16"):
         encode_with_stats(model, pixels()[..., :8])
     assert not model.visual.transformer._forward_pre_hooks

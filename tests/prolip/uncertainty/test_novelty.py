@@ -129,7 +129,9 @@ def test_kmeans_finds_the_clusters():
 def test_outliers_at_the_tokens_are_found_though_their_means_are_ordinary():
     found = fit(inputs(1200)[0])
     own = inputs(400, seed=1)[0]
-    foreign = own._replace(first=torch.cat([own.first[:, :6], own.first[:, 6:] + 8 * draw(400, 6, seed=2)], 1))
+    foreign = own._replace(
+        token_stats=torch.cat([own.token_stats[:, :6], own.token_stats[:, 6:] + 8 * draw(400, 6, seed=2)], 1)
+    )
     near, far = found(own), found(foreign)
     assert torch.equal(near["mean"], far["mean"])
     outlier = np.repeat([0, 1], 400)
@@ -257,11 +259,11 @@ def test_errors_say_what_to_do(fitted):
     with pytest.raises(ValueError, match=r"classes are torch.int64 \(99,\), want \(100,\) int64"):
         fit(hidden, label[1:])
     with pytest.raises(ValueError, match="1 rows of first are not finite"):
-        fit(hidden._replace(first=hidden.token_stats.index_fill(0, torch.tensor([3]), torch.nan)))
+        fit(hidden._replace(token_stats=hidden.token_stats.index_fill(0, torch.tensor([3]), torch.nan)))
     with pytest.raises(ValueError, match=r"mean is \(100, 5\), this novelty was made for \(B, 6\)"):
         fitted(as_hidden(hidden.z.mean[:, :5], hidden.token_stats))
     with pytest.raises(ValueError, match=r"first is None, this novelty was made for \(B, 12\)"):
-        fitted(hidden._replace(first=None))
+        fitted(hidden._replace(token_stats=None))
     with pytest.raises(ValueError, match=r"20 finite numbers or more, \(N,\), got \(19,\)"):
         Reference().fit(torch.arange(19.0))
     with pytest.raises(ValueError, match="no tail"):

@@ -179,7 +179,7 @@ def test_an_empty_readings_is_not_fitted():
 def test_changed_images_that_do_not_fit_the_pairs_are_refused():
     pairs = likely_pairs()
     for changes, words in (
-        ({"changed_of": None}, "changed_of is no"),
+        ({"changed_of": None}, "changed_of is missing"),
         ({"changed": pairs.changed[:, :3]}, "want"),
         ({"changed": pairs.changed * math.nan}, "NaN"),
     ):

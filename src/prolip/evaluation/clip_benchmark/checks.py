@@ -15,11 +15,10 @@ from open_clip.factory import parse_model_name
 from prolip.evaluation.datasets.places import Place, archive_state, find_place, join, shard_marks
 from prolip.evaluation.datasets.wds import CLASSNAMES, TEMPLATES, Reading, check_first, open_wds, read_kind, shard_count
 from prolip.loading import is_prolip, openclip_tokenizer
+from prolip.models.checkpoint import CONFIG_NAMES, read_config
 from prolip.models.config import is_released
-from prolip.models.registry import find_weights, get_model_config
+from prolip.models.registry import find_weights, get_model_config, hub_file
 from prolip.models.tokenizer import get_tokenizer
-from prolip.models.weights.checkpoint import CONFIG_NAMES, read_config
-from prolip.models.weights.hub import hub_file
 from prolip.prompts.weights import PromptWeights
 from prolip.uncertainty.openclip import has_variances
 from prolip.utils.documents import loads

@@ -29,10 +29,10 @@ from prolip.evaluation.datasets.wds import read_kind
 from prolip.factory import create_model_and_transforms
 from prolip.loading import load_openclip, model_fingerprint
 from prolip.methods import find_method, find_score
+from prolip.models.checkpoint import find_in
+from prolip.models.diagnose import WEIGHT_NAMES
 from prolip.models.registry import find_weights, get_model_config
 from prolip.models.tokenizer import get_tokenizer
-from prolip.models.weights.checkpoint import find_in
-from prolip.models.weights.unreadable import WEIGHT_NAMES
 from prolip.prompts.weights import PromptWeights
 from prolip.scores import TrueMatchScore
 from prolip.utils.outputs import replacing

@@ -11,7 +11,7 @@ import wds_folders as wds
 from commands import clip_benchmark
 
 import prolip
-from prolip.models.weights.checkpoint import save_pretrained
+from prolip.models.checkpoint import save_pretrained
 
 WIDE = {"init_unc_bias": -4.0, "init_unc_gain": 1.0}
 TINY_CLIP = {

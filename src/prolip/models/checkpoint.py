@@ -18,10 +18,7 @@ from torch import Tensor
 
 from prolip.gaussian import kind_of
 from prolip.models.config import check_keys, is_reader
-from prolip.models.prolip import ProLIP
-from prolip.models.towers import SPECIAL_TOKENS
-from prolip.models.weights.openclip import BIG_VISION, completed, is_openclip, load_big_vision, to_openclip
-from prolip.models.weights.unreadable import (
+from prolip.models.diagnose import (
     CONFIG_NAMES,
     READERS,
     TOKENIZER_NAMES,
@@ -30,6 +27,9 @@ from prolip.models.weights.unreadable import (
     why_no_weights,
     why_not_in,
 )
+from prolip.models.openclip import BIG_VISION, completed, is_openclip, load_big_vision, to_openclip
+from prolip.models.prolip import ProLIP
+from prolip.models.towers import SPECIAL_TOKENS
 from prolip.utils.documents import read_json, shown
 from prolip.utils.links import check_links
 from prolip.utils.outputs import replacing_folder

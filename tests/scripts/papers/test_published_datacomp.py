@@ -1,17 +1,24 @@
 """The published rows: do the printed averages follow from them, and does the report name those that do not?"""
 
+import csv
+
 import pytest
 
-from prolip.evaluation.suites.datacomp.published import (
+from prolip.evaluation.suites.datacomp.catalogue import COUNTED
+from prolip.evaluation.suites.datacomp.report import Report, table_1, table_c1
+from prolip.evaluation.suites.datacomp.results import Identity, Line, ResultFolder
+from prolip.evaluation.task import TaskResult
+from studies.papers.published_datacomp import (
     OPENCLIP_ROWS,
     PAPER,
     PUBLISHED,
     PublishedRow,
+    compare,
     find_published,
+    main,
     published_report,
     reproduce,
 )
-from prolip.evaluation.suites.datacomp.tasks import COUNTED
 
 #: The columns as Table C.1's header has them; `COUNTED` is in the same order.
 HEADER = tuple(task.name for task in COUNTED)
@@ -102,8 +109,33 @@ def test_openclip_rows_are_the_files_of_known_models():
 
 def test_rows_are_chosen_by_a_part_of_their_label():
     assert find_published(None) == (*PAPER, ROWS["OpenCLIP ViT-B-16, datacomp_xl_s13b_b90k"])
-    assert find_published(["none"]) == ()
     assert find_published(["all"]) == PUBLISHED
     assert [row.seen for row in find_published(["prolip vit-b/16, 12"])] == ["12.8B"]
     with pytest.raises(ValueError, match="no published row is called 'flamingo'"):
         find_published(["flamingo"])
+
+
+def test_results_stand_below_published_rows_with_their_differences(tmp_path, capsys):
+    store = ResultFolder(tmp_path / "ours")
+    for task in COUNTED:  # one point better than the row
+        info = {"size": task.size, "classes": task.classes}
+        metrics = {task.main_metric: (OURS_12_8B.values[task.key] + 1) / 100}
+        result = TaskResult(task.key, metrics, task.main_metric, info)
+        store.append(Line(Identity("local-dir:b16", "f" * 32, "csd", "fp32"), "d", result))
+    main([str(tmp_path / "ours"), "--rows", "12.8B", "--output", str(tmp_path / "out")])
+    assert "+1.0" in capsys.readouterr().out
+    text, label = (tmp_path / "out" / "tables.md").read_text(), "local-dir:b16 (csd)"
+    assert f"| {OURS_12_8B.label} | 74.6 | 63.0 | 63.7 | 59.6 | 63.3 |" in text  # as printed
+    assert f"| {label} minus {OURS_12_8B.label} | +1.0 | +1.0 | +0.9 | +1.0 | +1.0 |" in text
+    assert "the values are grouped by metric, not in the header's order (ProLIP Table C.1)" in text
+    lines = list(csv.DictReader((tmp_path / "out" / "tables.csv").read_text().splitlines()))
+    assert [line["kind"] for line in lines] == ["published", "ours", "difference"]
+    assert {float(lines[2][task.name]) for task in COUNTED} == {1.0} and lines[2]["against"] == OURS_12_8B.label
+    main([])
+    assert "ProLIP ViT-B/16, 12.8B: all 6 printed averages follow from its 38 values" in capsys.readouterr().out
+
+
+def test_each_table_has_the_average_that_the_paper_prints_there():
+    made = compare(Report(()), [OURS_1_28B])
+    assert table_1(made).rows[0][1][-1] == "57.3" and table_c1(made)[1].rows[0][1][-1] == "56.90"
+    assert any("VTAB is printed as 57.1 (ProLIP Table 1), its values give 57.74" in note for note in made.notes)

@@ -1,16 +1,14 @@
-"""Results that survive: one JSON line per finished task, tasks claimed by locks that die with their process.
+"""Results that survive: one JSON line per finished task, tasks claimed by locks that end with their process.
 
     OUTPUT/results.jsonl        a line per task, model and similarity; the last of a kind counts
-    OUTPUT/claims/*.lock        held (flock) while a process evaluates a task; who holds it is written inside
+    OUTPUT/claims/*.lock        held (flock) while a process evaluates a task; its holder is written inside
 
-A process that is killed loses its locks with it, so its task is taken up by the next one; what it was writing is at
-worst one line without its end, which readers skip. Where locks do not reach from machine to machine, --part shares the
-tasks without them.
+A killed process loses its locks, so the next one takes its task; what it was writing is at worst one line without its
+end, which readers skip. Where locks do not reach from machine to machine, --part shares the tasks without them.
 """
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import json
 import math
@@ -23,11 +21,12 @@ from pathlib import Path
 from typing import IO, Any
 
 from prolip.evaluation.datasets.base import fingerprint
-from prolip.evaluation.suites.datacomp.tasks import BY_KEY, Task
+from prolip.evaluation.suites.datacomp.catalogue import BY_KEY, SuiteTask
 from prolip.evaluation.task import TaskResult
 from prolip.utils.documents import loads
 from prolip.utils.outputs import holder_of, lock
 
+#: The part of a test set that may be missing: what is on the hub differs from DataComp's count by a few instances.
 TOLERANCE = 0.01
 #: Seconds between two looks at tasks that other processes hold.
 POLL = 5.0
@@ -37,10 +36,8 @@ VERSION = 1
 
 @dataclass(frozen=True)
 class Identity:
-    """What a figure depends on besides its task: lines of another one are never taken.
-
-    model: its name, for readers; fingerprint: of its weights, preprocessing and tokenizer.
-    """
+    """What a result depends on besides its task. model: its name, for readers; fingerprint: of its weights,
+    preprocessing and tokenizer."""
 
     model: str
     fingerprint: str
@@ -49,14 +46,13 @@ class Identity:
 
     @property
     def mark(self) -> str:
-        """Of what decides the figures, for file names."""
+        """The same for equal weights, similarity and precision: a folder may have moved."""
         return fingerprint(self.fingerprint, self.similarity, self.precision, digits=16)
 
     @property
     def label(self) -> str:
         """For a table's row."""
-        extra = [self.similarity] + ([] if self.precision == "fp32" else [self.precision])
-        return f"{self.model} ({', '.join(extra)})"
+        return f"{self.model} ({self.similarity}{'' if self.precision == 'fp32' else f', {self.precision}'})"
 
 
 @dataclass(frozen=True)
@@ -75,10 +71,8 @@ def main_value(result: TaskResult) -> float | None:
 
 
 def is_complete(result: TaskResult) -> bool:
-    """Whether it was measured on what the published figures were: all classes, and the images but for one in a hundred.
-
-    (What lies on the hub differs from DataComp's own count by a few instances.) Damaged images left out: never.
-    """
+    """Whether it was measured on what the published values were: all classes, undamaged, and within TOLERANCE all
+    images."""
     task, info = BY_KEY[result.key], result.info
     classes = info.get("classes", task.classes) == task.classes
     return classes and not info.get("damaged") and abs(info.get("size", 0) - task.size) <= TOLERANCE * task.size
@@ -87,17 +81,15 @@ def is_complete(result: TaskResult) -> bool:
 def to_json(line: Line) -> str:
     """One line: DataComp's keys (key, dataset, metrics with main_metric among them) and ours. NaN becomes null."""
     result = line.result
-    metrics: dict[str, Any] = {
-        name: value if value is None or math.isfinite(value) else None
-        for name, value in {**result.metrics, "main_metric": main_value(result)}.items()
-    }
+    metrics = result.to_dict()["metrics"]
+    metrics["main_metric"] = metrics.get(result.main_metric)
     values: dict[str, Any] = {"key": result.key, "dataset": BY_KEY[result.key].name, "metrics": metrics}
     values |= {"main": result.main_metric, "identity": asdict(line.identity), "data": line.data}
     return json.dumps(values | {"info": result.info, "version": line.version}, allow_nan=False)
 
 
 def from_json(text: str) -> Line | None:
-    """A line that `to_json` wrote; None for one that broke off, is no result, or is of a task nobody knows."""
+    """A line that `to_json` wrote; None for one that broke off, is no result, or is of an unknown task."""
     try:
         values = loads(text)
         numbers = {k: math.nan if v is None else v for k, v in values["metrics"].items() if k != "main_metric"}
@@ -108,7 +100,7 @@ def from_json(text: str) -> Line | None:
     return line if result.key in BY_KEY and (not result.main_metric or result.main_metric in numbers) else None
 
 
-class Store:
+class ResultFolder:
     """The folder of results; several processes may have it open."""
 
     def __init__(self, folder: str | os.PathLike):
@@ -131,11 +123,9 @@ class Store:
         data = to_json(line).encode() + b"\n"
         with open(self.path, "a+b") as file:
             wait_for(file)
-            size = file.seek(0, os.SEEK_END)
-            if size:
+            if size := file.seek(0, os.SEEK_END):
                 file.seek(size - 1)
-                if file.read(1) != b"\n":  # a process was killed while it wrote
-                    data = b"\n" + data
+                data = data if file.read(1) == b"\n" else b"\n" + data  # a process was killed while it wrote
             file.write(data)
             file.flush()  # all of it, or OSError: a disk that is full takes a part, and that was no result
             os.fsync(file.fileno())
@@ -148,7 +138,7 @@ class Store:
 
     @contextmanager
     def alone(self, name: str) -> Iterator[None]:
-        """Hold a name inside the `with`, behind all others that want it."""
+        """Hold a name inside the `with`, waiting for its turn."""
         with open(self._claim_path(name), "a", encoding="utf-8") as file:
             wait_for(file)
             yield
@@ -173,11 +163,9 @@ def wait_for(file: IO) -> None:
     try:
         fcntl.flock(file, fcntl.LOCK_EX)
     except OSError as error:
-        if error.errno in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
-            raise ValueError(
-                f"{file.name} lies on a file system without locks ({error.strerror}): give an --output on another one"
-            ) from error
-        raise
+        raise ValueError(
+            f"{file.name} cannot be locked ({error.strerror}): give an --output on another disk"
+        ) from error
 
 
 def finished(lines: Iterable[Line], identity: Identity, marks: Mapping[str, str]) -> dict[str, TaskResult]:
@@ -187,25 +175,22 @@ def finished(lines: Iterable[Line], identity: Identity, marks: Mapping[str, str]
 
 
 def latest(lines: Iterable[Line]) -> dict[Identity, dict[str, TaskResult]]:
-    """Results by identity and key, a later line of a task in place of an earlier one; identities in order.
-
-    Identities are told apart by their marks: a folder may have moved, the fingerprint says what the weights are.
-    """
+    """Results by identity (the first one of a mark) and key, a later line of a task in place of an earlier one."""
     out: dict[Identity, dict[str, TaskResult]] = {}
+    first: dict[str, Identity] = {}
     for line in lines:
-        known = next((identity for identity in out if identity.mark == line.identity.mark), line.identity)
-        out.setdefault(known, {})[line.result.key] = line.result
+        out.setdefault(first.setdefault(line.identity.mark, line.identity), {})[line.result.key] = line.result
     return out
 
 
-# --- several processes, one list of tasks: who takes which, until all are done ----------------------------------------
-Evaluate = Callable[[Task, tuple[Identity, ...]], Mapping[Identity, TaskResult]]
-Tell = Callable[[Task, Mapping[Identity, TaskResult]], None]
+# --- several processes, one list of tasks -----------------------------------------------------------------------------
+Evaluate = Callable[[SuiteTask, tuple[Identity, ...]], Mapping[Identity, TaskResult]]
+Tell = Callable[[SuiteTask, Mapping[Identity, TaskResult]], None]
 
 
 def share_tasks(
-    tasks: Sequence[Task],
-    store: Store,
+    tasks: Sequence[SuiteTask],
+    store: ResultFolder,
     identities: Sequence[Identity],
     marks: Mapping[str, str],
     evaluate: Evaluate,
@@ -213,16 +198,18 @@ def share_tasks(
     tell: Tell = lambda task, results: None,
     poll: float = POLL,
 ) -> dict[str, str]:
-    """Evaluate what is not finished yet and nobody else is at; returns why tasks failed, by key.
+    """Evaluate what is neither finished nor claimed; returns why tasks failed, by key.
 
-    Any number of processes may run this on one store: each task is evaluated once, results are on disk before the claim
-    is let go, and the tasks of a process that is killed are taken up by the others, which wait for each other at the
-    end. identities: one model with one similarity or several, which share a task's embeddings; marks: data marks by
-    key; tell: of a task whose results are on disk. A task whose data cannot be read (OSError, ValueError) does not end
-    the others.
+    Any number of processes may run this on one folder: each task is evaluated once, results are on disk before the
+    claim ends, and the others, which wait for each other at the end, take the tasks of a process that is killed.
+    identities: one model with one similarity or several, which share a task's embeddings; marks: data marks by key;
+    tell: of a task whose results are on disk. A task whose data cannot be read (OSError, ValueError) does not end the
+    others.
     """
     failed: dict[str, str] = {}
     reported = ""
+    # whatever the similarity, but another model may be at the same task
+    model = fingerprint(identities[0].fingerprint, identities[0].precision, digits=16)
     while True:
         wanted = wanted_of(tasks, store, identities, marks)
         pending = [task for task in tasks if wanted[task.key] and task.key not in failed]
@@ -230,24 +217,22 @@ def share_tasks(
             return failed
         held = []
         for task in pending:
-            # whatever the similarity, but another model may be at the same task
-            model = fingerprint(identities[0].fingerprint, identities[0].precision, digits=16)
             name = f"{task.key}-{model}"
             with store.claim(name) as mine:
                 if not mine:
                     held.append(f"{task.name} ({store.holder(name)})")
                     continue
-                still = wanted_of([task], store, identities, marks)[task.key]  # another may have just let it go
+                still = wanted_of([task], store, identities, marks)[task.key]  # another may have just finished it
                 try:
                     results = evaluate(task, still) if still else {}
                 except (OSError, ValueError) as error:
                     failed[task.key] = str(error)
                     say(f"{task.name} failed: {error}")
-                else:
-                    for identity, result in results.items():
-                        store.append(Line(identity, marks[task.key], result))
-                    if results:
-                        tell(task, results)
+                    continue
+                for identity, result in results.items():
+                    store.append(Line(identity, marks[task.key], result))
+                if results:
+                    tell(task, results)
         if len(held) == len(pending):
             waiting = f"waiting for {', '.join(held)}"
             if waiting != reported:
@@ -257,20 +242,9 @@ def share_tasks(
 
 
 def wanted_of(
-    tasks: Sequence[Task], store: Store, identities: Sequence[Identity], marks: Mapping[str, str]
+    tasks: Sequence[SuiteTask], store: ResultFolder, identities: Sequence[Identity], marks: Mapping[str, str]
 ) -> dict[str, tuple[Identity, ...]]:
     """Which identities have no result of a task yet, by key."""
     lines = store.lines()
     there = [(identity, finished(lines, identity, marks)) for identity in identities]
     return {task.key: tuple(identity for identity, keys in there if task.key not in keys) for task in tasks}
-
-
-def shard(tasks: Sequence[Task], index: int, count: int) -> tuple[Task, ...]:
-    """This shard's tasks: the largest first, each to the shard with the fewest images, so that all end together."""
-    loads, mine = [0] * count, []
-    for task in sorted(tasks, key=lambda task: (-task.size, task.key)):
-        least = loads.index(min(loads))
-        loads[least] += task.size
-        if least == index:
-            mine.append(task.key)
-    return tuple(task for task in tasks if task.key in mine)

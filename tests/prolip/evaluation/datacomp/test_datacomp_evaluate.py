@@ -8,14 +8,14 @@ from sklearn.metrics import jaccard_score
 
 from prolip.evaluation.metrics.classification import label_ranks
 from prolip.evaluation.metrics.ranking import both_directions
-from prolip.evaluation.suites.datacomp.scores import (
+from prolip.evaluation.suites.datacomp.catalogue import BY_KEY
+from prolip.evaluation.suites.datacomp.evaluate import (
     added_metrics,
     by_group,
     face_metrics,
     retrieval_metrics,
     split_prompts,
 )
-from prolip.evaluation.suites.datacomp.tasks import BY_KEY
 from prolip.evaluation.tasks.association import Candidates, association_metrics, cue_prompt
 
 RNG = np.random.default_rng(5)
@@ -86,7 +86,7 @@ def test_iwildcam_averages_f1_over_the_species_that_occur():
     assert m["F1-macro_all"] == pytest.approx(mean(f1))
 
 
-@pytest.mark.parametrize("metadata, wanted", [(None, "needs the .npy"), (np.zeros((N, 1)), "wanted (60, 2)")])
+@pytest.mark.parametrize("metadata, wanted", [(None, "needs the .npy"), (np.zeros((N, 1)), "got (60, 1)")])
 def test_missing_metadata_is_refused(metadata, wanted):
     with pytest.raises(ValueError) as error:
         added("fairness/geode", SCORES, LABELS, metadata)

@@ -1,7 +1,7 @@
-"""Results in the layout of the paper's Tables 1 and C.1, published rows beside them, and the differences.
+"""Results in the layout of the paper's Tables 1 and C.1, of faces and of uncertainty.
 
-An average over a set that is not complete is no average: it is left out and a note says what is missing. A task that
-was measured on other images than the published figures, or on fewer, is marked with a star, and so is its average.
+An average over an incomplete set of tasks is left out and a note says what is missing. A task that was measured on
+other images than published values, or on fewer, is marked with a star, and so is its average.
 """
 
 from __future__ import annotations
@@ -11,13 +11,12 @@ import io
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from prolip.evaluation.suites.datacomp.published import PublishedRow, reproduce
-from prolip.evaluation.suites.datacomp.store import Identity, is_complete, main_value
-from prolip.evaluation.suites.datacomp.tasks import AGGREGATES, BY_KEY, COUNTED, TASKS, aggregate
+from prolip.evaluation.suites.datacomp.catalogue import AGGREGATES, BY_KEY, COUNTED, TASKS, aggregate
+from prolip.evaluation.suites.datacomp.results import Identity, is_complete, main_value
 from prolip.evaluation.task import TaskResult
 
 #: Tasks in the upper half of Table C.1.
@@ -59,26 +58,21 @@ MATCHES = {
 
 @dataclass(frozen=True)
 class Row:
-    """One line of a table: a model, or one of ours minus a published one.
+    """One line of a table: a model, or the difference of one to another.
 
-    kind: ours (measured here), published or difference; values, averages: percent by task key and by aggregate; marked:
+    values, averages: percent by task key and by aggregate; kind: ours (measured here), published or difference; marked:
     keys and aggregates with a star; notes: sentences below the table; results: everything measured, by task key;
-    against: of a difference, the label of the published row.
+    against: of a difference, the label of the other row.
     """
 
     label: str
     values: Mapping[str, float]
     averages: Mapping[str, float]
-    kind: Literal["ours", "published", "difference"]
+    kind: Literal["ours", "published", "difference"] = "ours"
     marked: frozenset[str] = frozenset()
     notes: tuple[str, ...] = ()
     results: Mapping[str, TaskResult] = field(default_factory=dict)
     against: str = ""
-
-    @property
-    def numbers(self) -> dict[str, float]:
-        """Values and averages."""
-        return {**self.values, **self.averages}
 
     @property
     def faces(self) -> dict[str, dict[str, float]]:
@@ -86,39 +80,35 @@ class Row:
         return {key: r.metrics for key, r in self.results.items() if BY_KEY[key].kind == "faces"}
 
 
-class Cell(NamedTuple):
-    """A number of a table, None where there is none."""
-
-    value: float | None
-    marked: bool = False
-    difference: bool = False
-
-
 class Grid(NamedTuple):
-    """A table ready to be written: header, rows of a label and cells, and how many decimals."""
+    """A table as readers see it: header, and rows of a label and cells."""
 
     title: str
     header: tuple[str, ...]
-    rows: tuple[tuple[str, tuple[Cell, ...]], ...]
-    decimals: int
+    rows: tuple[tuple[str, tuple[str, ...]], ...]
+
+
+def cell(value: float | None, decimals: int, star: bool = False, sign: bool = False) -> str:
+    """A number with its decimals, a star where it was measured on other images, a dash where there is none."""
+    if value is None or math.isnan(value):
+        return "–"
+    return f"{value:{'+' if sign else ''}.{decimals}f}".replace("-", "−") + ("*" if star else "")
 
 
 @dataclass(frozen=True)
 class Report:
-    """Our rows and the published ones."""
+    """The rows of the tables, in order."""
 
-    ours: tuple[Row, ...]
-    published: tuple[Row, ...]
+    rows: tuple[Row, ...]
 
-    @property
-    def differences(self) -> list[Row]:
-        """Every row of ours against every published one."""
-        return [difference(row, other) for row in self.ours for other in self.published]
+    def of(self, kind: str) -> list[Row]:
+        """The rows of a kind."""
+        return [row for row in self.rows if row.kind == kind]
 
     @property
     def notes(self) -> tuple[str, ...]:
         """Of all rows, each once."""
-        return tuple(dict.fromkeys(note for row in (*self.ours, *self.published) for note in row.notes))
+        return tuple(dict.fromkeys(note for row in self.rows for note in row.notes))
 
 
 def our_row(label: str, results: Mapping[str, TaskResult]) -> Row:
@@ -144,7 +134,7 @@ def our_row(label: str, results: Mapping[str, TaskResult]) -> Row:
             "table's figure holds it, as published ones do."
         )
     notes += [f"* {label}: {measured_on(results[task.key])}." for task in TASKS if task.key in marked]
-    return Row(label, values, averages, "ours", frozenset(marked), tuple(notes), results)
+    return Row(label, values, averages, marked=frozenset(marked), notes=tuple(notes), results=results)
 
 
 def measured_on(result: TaskResult) -> str:
@@ -158,36 +148,15 @@ def measured_on(result: TaskResult) -> str:
     return f"{task.name} on {got} instead of {wanted}" + (f"; left out: {damaged}" if damaged else "")
 
 
-def published_row(row: PublishedRow) -> Row:
-    """A published row; averages are the printed ones, and a note says which of them its values do not give."""
-    averages = {name: readings[0][0] for name, readings in row.printed.items()}
-    means = aggregate(row.values)
-    averages |= {name: mean.value for name, mean in means.items() if name not in averages}
-    averages[AVERAGE_C1] = row.printed["Average"][-1][0]
-    notes = [f"{row.label}: {row.note} ({row.source})."] if row.note else []
-    notes += [f"{row.label}: {check}." for check in reproduce(row) if not check.explained]
-    return Row(row.label, row.values, averages, "published", notes=tuple(notes))
-
-
-def build_report(
-    results: Mapping[Identity, Mapping[str, TaskResult]], published: Iterable[PublishedRow] = ()
-) -> Report:
-    """The rows of `store.latest` and the published ones; models of one name are told apart by their fingerprints."""
+def build_report(results: Mapping[Identity, Mapping[str, TaskResult]]) -> Report:
+    """The rows of `results.latest`; models of one name are told apart by their fingerprints."""
     labels = Counter(identity.label for identity in results)
-    ours = []
+    rows = []
     for identity, of_model in results.items():
         twice = labels[identity.label] > 1
         label = f"{identity.label[:-1]}, fingerprint {identity.fingerprint[:8]})" if twice else identity.label
-        ours.append(our_row(label, of_model))
-    return Report(tuple(ours), tuple(published_row(row) for row in published))
-
-
-def difference(row: Row, against: Row) -> Row:
-    """row - against, in points of percent, where both have a value."""
-    values = {key: row.values[key] - against.values[key] for key in row.values if key in against.values}
-    averages = {key: row.averages[key] - against.averages[key] for key in row.averages if key in against.averages}
-    marked = row.marked & (values.keys() | averages.keys())
-    return Row(row.label, values, averages, "difference", marked, against=against.label)
+        rows.append(our_row(label, of_model))
+    return Report(tuple(rows))
 
 
 def table_1(report: Report) -> Grid:
@@ -210,23 +179,23 @@ def table_c1(report: Report) -> tuple[Grid, Grid]:
 def faces_table(report: Report) -> Grid:
     """FairFace and UTKFace, which count in no average; shares in percent, of the toxic prompts lower is better."""
     rows = []
-    for row in report.ours:
+    for row in report.of("ours"):
         for key, metrics in row.faces.items():
             star = key in row.marked
-            cells = (Cell(100 * metrics[name], star) if name in metrics else Cell(None) for name in FACE_COLUMNS)
+            cells = (cell(100 * metrics.get(name, math.nan), 2, star) for name in FACE_COLUMNS)
             rows.append((f"{row.label}, {BY_KEY[key].name}", tuple(cells)))
-    return Grid("Faces (CLIP section 7.1)", tuple(FACE_COLUMNS.values()), tuple(rows), 2)
+    return Grid("Faces (CLIP section 7.1)", tuple(FACE_COLUMNS.values()), tuple(rows))
 
 
 def uncertainty_table(report: Report) -> Grid:
-    """What the traces are worth, task by task: each query refused by its own trace, or by its score.
+    """How well traces predict errors, task by task: each query refused by its own trace, or by its score.
 
     Of classes and faces the query is an image, of retrieval an image (i2t) or a text (t2i), of WinoGAViL a cue. A tenth
-    is a decile of the query's trace. R-AUROC, where images have classes: does the trace tell that the nearest image is
-    of another one?
+    is a decile of the query's trace. R-AUROC, where images have classes: how well the trace predicts that the nearest
+    image is of another one.
     """
     rows = []
-    for row in report.ours:
+    for row in report.of("ours"):
         for task in TASKS:
             if task.key not in row.results:
                 continue
@@ -238,10 +207,10 @@ def uncertainty_table(report: Report) -> Grid:
                 way = prefix.removeprefix("refusal").removeprefix("/")
                 top = f"calibration/match_{way or 'top1'}/ece"
                 values += [m.get(key) for key in ("refusal/R-AUROC", *MATCHES, top)]
-                cells = (Cell(None if x is None or math.isnan(x) else x, task.key in row.marked) for x in values)
-                rows.append((f"{row.label}, {task.name} {way}".rstrip(), tuple(cells)))
+                cells = tuple(cell(x, 3, task.key in row.marked) for x in values)
+                rows.append((f"{row.label}, {task.name} {way}".rstrip(), cells))
     header = ("Mean trace", *UNCERTAINTY.values(), "R-AUROC", *MATCHES.values(), "Top-1 ECE")
-    return Grid("Uncertainty: errors refused by the query's trace", header, tuple(rows), 3)
+    return Grid("Uncertainty: errors refused by the query's trace", header, tuple(rows))
 
 
 def grids(report: Report) -> list[Grid]:
@@ -251,24 +220,15 @@ def grids(report: Report) -> list[Grid]:
 
 
 def _grid(title: str, header: Sequence[str], keys: Sequence[str], report: Report, decimals: int) -> Grid:
-    """Published rows, our rows, and our rows minus the published ones; keys of tasks or aggregates."""
-    rows: list[tuple[str, tuple[Cell, ...]]] = []
-    for row in (*report.published, *report.ours, *report.differences):
-        change, numbers = row.kind == "difference", row.numbers
-        cells = tuple(Cell(numbers.get(key), key in row.marked, change) for key in keys)
-        if not change:
-            rows.append((row.label, cells))
-        elif any(cell.value is not None for cell in cells):
-            rows.append((f"{row.label} minus {row.against}", cells))
-    return Grid(title, tuple(header), tuple(rows), decimals)
-
-
-def text_of(cell: Cell, decimals: int, missing: str = "–", minus: str = "−") -> str:
-    """A cell as readers see it: differences with their sign, a star where marked, a dash for nothing."""
-    if cell.value is None:
-        return missing
-    number = f"{cell.value:{'+' if cell.difference else ''}.{decimals}f}"
-    return number.replace("-", minus) + ("*" if cell.marked else "")
+    """A table of all rows that have a number in it; keys of tasks or aggregates."""
+    rows: list[tuple[str, tuple[str, ...]]] = []
+    for row in report.rows:
+        numbers = {**row.values, **row.averages}
+        if row.against and not any(key in numbers for key in keys):
+            continue
+        cells = (cell(numbers.get(key), decimals, key in row.marked, bool(row.against)) for key in keys)
+        rows.append((f"{row.label} minus {row.against}" if row.against else row.label, tuple(cells)))
+    return Grid(title, tuple(header), tuple(rows))
 
 
 def to_markdown(report: Report) -> str:
@@ -278,8 +238,8 @@ def to_markdown(report: Report) -> str:
         lines = [f"### {grid.title}", "", f"| Model | {' | '.join(grid.header)} |"]
         lines.append(f"|---|{'---:|' * len(grid.header)}")
         for label, cells in grid.rows:
-            texts = [label.replace("|", r"\|"), *(text_of(cell, grid.decimals) for cell in cells)]
-            lines.append(f"| {' | '.join(texts)} |")
+            escaped = label.replace("|", r"\|")
+            lines.append(f"| {' | '.join([escaped, *cells])} |")
         parts.append("\n".join(lines))
     if report.notes:
         parts.append("\n".join(f"- {note}" for note in report.notes).replace("*", r"\*"))
@@ -287,7 +247,7 @@ def to_markdown(report: Report) -> str:
 
 
 def to_csv(report: Report) -> str:
-    """A line per row, ours, published and differences, a column per task and average; percent, empty where missing.
+    """A line per row, a column per task and average; percent, empty where missing.
 
     The columns `kind` (ours, published, difference) and `marked` (names with a star) say how to read it.
     """
@@ -296,8 +256,8 @@ def to_csv(report: Report) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(["model", "kind", "against", *columns, "marked"])
-    for row in (*report.ours, *report.published, *report.differences):
-        numbers = row.numbers
+    for row in report.rows:
+        numbers = {**row.values, **row.averages}
         written = [f"{numbers[key]:.4f}" if key in numbers else "" for key in keys]
         stars = ";".join(column for key, column in zip(keys, columns) if key in row.marked)
         writer.writerow([row.label, row.kind, row.against, *written, stars])
@@ -307,30 +267,19 @@ def to_csv(report: Report) -> str:
 def to_json(report: Report) -> str:
     """Everything, with null for what is missing: rows, differences, notes."""
 
-    def full(values: Mapping[str, float], keys: Iterable[str]) -> dict[str, float | None]:
-        return {key: round(values[key], 6) if key in values else None for key in keys}
+    def values_of(row: Row) -> dict[str, dict[str, float | None]]:
+        named = {"tasks": ([task.key for task in COUNTED], row.values), "averages": (list(AGGREGATES), row.averages)}
+        return {
+            name: {key: round(values[key], 6) if key in values else None for key in keys}
+            for name, (keys, values) in named.items()
+        }
 
-    tasks = [task.key for task in COUNTED]
     rows = [
-        {
-            "model": row.label,
-            "kind": row.kind,
-            "tasks": full(row.values, tasks),
-            "averages": full(row.averages, AGGREGATES),
-            "marked": sorted(row.marked),
-            "faces": row.faces,
-        }
-        for row in (*report.ours, *report.published)
+        {"model": row.label, "kind": row.kind, **values_of(row), "marked": sorted(row.marked), "faces": row.faces}
+        for row in report.rows
+        if row.kind != "difference"
     ]
-    changes = [
-        {
-            "model": row.label,
-            "against": row.against,
-            "tasks": full(row.values, tasks),
-            "averages": full(row.averages, AGGREGATES),
-        }
-        for row in report.differences
-    ]
+    changes = [{"model": row.label, "against": row.against, **values_of(row)} for row in report.of("difference")]
     return json.dumps({"unit": "percent", "rows": rows, "differences": changes, "notes": report.notes}, indent=1) + "\n"
 
 
@@ -351,7 +300,7 @@ def to_latex(report: Report) -> str:
         lines += [r"\resizebox{\textwidth}{!}{%", rf"\begin{{tabular}}{{l{'r' * len(header)}}}", r"\toprule"]
         lines += [" & ".join(["Model", *header]) + r" \\", r"\midrule"]
         for label, cells in grid.rows:
-            texts = [text_of(cell, grid.decimals, "--", "$-$") for cell in cells]
+            texts = [text.replace("–", "--").replace("−", "$-$") for text in cells]
             lines.append(" & ".join([label.translate(ESCAPES), *texts]) + r" \\")
         lines += [r"\bottomrule", r"\end{tabular}}", r"\end{table}"]
         parts.append("\n".join(lines))

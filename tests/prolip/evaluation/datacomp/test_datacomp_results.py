@@ -1,4 +1,4 @@
-"""Lines that broke off, of other models, of other data; claims that die with their process; shards of the suite."""
+"""Lines that broke off, of other models, of other data; claims that end with their process."""
 
 import json
 import math
@@ -10,20 +10,19 @@ import time
 
 import pytest
 
-from prolip.evaluation.suites.datacomp.store import (
+from prolip.evaluation.suites.datacomp.catalogue import COUNTED, TASKS, select_tasks
+from prolip.evaluation.suites.datacomp.results import (
     Identity,
     Line,
-    Store,
+    ResultFolder,
     finished,
     from_json,
     is_complete,
     latest,
     main_value,
-    shard,
     share_tasks,
     to_json,
 )
-from prolip.evaluation.suites.datacomp.tasks import COUNTED, TASKS, select_tasks
 from prolip.evaluation.task import TaskResult
 
 ME = Identity("local-dir:a", "f" * 32, "csd", "fp32")
@@ -63,7 +62,7 @@ def test_a_line_cut_anywhere_is_skipped_and_the_next_one_is_whole(tmp_path):
     for length in (0, 1, 40, len(whole) - 1):
         folder = tmp_path / str(length)
         folder.mkdir()
-        store = Store(folder)
+        store = ResultFolder(folder)
         store.path.write_text(to_json(line(FEW[1])) + "\n" + whole[:length])
         store.append(line(FEW[2]))
         assert [read.result.key for read in store.lines()] == [FEW[1].key, FEW[2].key]
@@ -74,13 +73,13 @@ def write_within(folder, size):
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
     try:
-        Store(folder).append(line(FEW[1]))
+        ResultFolder(folder).append(line(FEW[1]))
     except OSError:
         os._exit(7)
 
 
 def test_a_line_that_the_disk_takes_a_part_of_is_an_error_and_is_skipped(tmp_path):
-    store = Store(tmp_path)
+    store = ResultFolder(tmp_path)
     store.append(line(FEW[0]))
     child = fork.Process(target=write_within, args=(tmp_path, store.path.stat().st_size + 50))
     child.start()
@@ -91,7 +90,7 @@ def test_a_line_that_the_disk_takes_a_part_of_is_an_error_and_is_skipped(tmp_pat
 
 
 def test_lines_of_another_model_similarity_precision_data_or_scoring_are_not_taken(tmp_path):
-    store = Store(tmp_path)
+    store = ResultFolder(tmp_path)
     task = FEW[0]
     others = [
         Identity("local-dir:a", "e" * 32, "csd", "fp32"),
@@ -123,8 +122,8 @@ def test_a_result_is_complete_on_all_images_only():
         assert not is_complete(TaskResult(task.key, {}, "acc1", whole | change))
 
 
-def test_finished_tasks_are_not_repeated_and_a_failed_one_does_not_end_the_others(tmp_path):
-    store, seen, said = Store(tmp_path), [], []
+def test_only_what_lacks_is_computed_and_a_failed_task_does_not_end_the_others(tmp_path):
+    store, seen, said = ResultFolder(tmp_path), [], []
     store.append(line(FEW[1]))
 
     def evaluate(task, wanted):
@@ -139,20 +138,15 @@ def test_finished_tasks_are_not_repeated_and_a_failed_one_does_not_end_the_other
     assert any("damaged" in text for text in said)
     assert share_tasks(FEW[:2], store, [ME], MARKS, evaluate, said.append) == {}
     assert len(seen) == len(FEW) - 1
+    asked = []
 
-
-def test_a_further_similarity_is_all_that_a_later_run_computes(tmp_path):
-    store, seen = Store(tmp_path), []
-
-    def evaluate(task, wanted):
-        seen.append((task.key, wanted))
+    def evaluate_more(task, wanted):
+        asked.append((task.key, wanted))
         return {identity: result(task) for identity in wanted}
 
-    share_tasks(FEW[:2], store, [ME], MARKS, evaluate)
-    share_tasks(FEW[:3], store, [ME, BY_MEAN], MARKS, evaluate)
+    share_tasks(FEW[:3], store, [ME, BY_MEAN], MARKS, evaluate_more)
     first, second, third = (task.key for task in FEW[:3])
-    assert seen[2:] == [(first, (BY_MEAN,)), (second, (BY_MEAN,)), (third, (ME, BY_MEAN))]
-    assert len(store.lines()) == 6
+    assert asked == [(first, (BY_MEAN,)), (second, (BY_MEAN,)), (third, (ME, BY_MEAN))]
 
 
 def work(folder, log, pause, ready=None):
@@ -164,7 +158,7 @@ def work(folder, log, pause, ready=None):
 
     if ready is not None:
         ready.wait()
-    share_tasks(FEW, Store(folder), [ME], MARKS, evaluate, lambda text: None, poll=0.02)
+    share_tasks(FEW, ResultFolder(folder), [ME], MARKS, evaluate, lambda text: None, poll=0.02)
 
 
 def test_two_processes_share_the_tasks_and_none_is_evaluated_twice(tmp_path):
@@ -178,7 +172,7 @@ def test_two_processes_share_the_tasks_and_none_is_evaluated_twice(tmp_path):
     taken = [entry.split() for entry in (tmp_path / "log").read_text().splitlines()]
     assert sorted(key for key, _ in taken) == sorted(task.key for task in FEW)
     assert len({pid for _, pid in taken}) == 2
-    assert set(finished(Store(tmp_path).lines(), ME, MARKS)) == {task.key for task in FEW}
+    assert set(finished(ResultFolder(tmp_path).lines(), ME, MARKS)) == {task.key for task in FEW}
 
 
 def test_the_task_of_a_killed_process_is_taken_up_by_one_that_waits_for_it(tmp_path):
@@ -192,31 +186,22 @@ def test_the_task_of_a_killed_process_is_taken_up_by_one_that_waits_for_it(tmp_p
     while len(log.read_text().splitlines()) < len(FEW):  # everything but the victim's task
         time.sleep(0.01)
     time.sleep(0.1)
-    assert survivor.is_alive() and len(Store(tmp_path).lines()) == len(FEW) - 1
+    assert survivor.is_alive() and len(ResultFolder(tmp_path).lines()) == len(FEW) - 1
     os.kill(victim.pid, signal.SIGKILL)
     survivor.join(20)
     assert survivor.exitcode == 0
     victim.join()
     taken = [entry.split() for entry in log.read_text().splitlines()]
     assert taken[0][0] == taken[-1][0] == FEW[0].key and taken[0][1] != taken[-1][1]
-    assert set(finished(Store(tmp_path).lines(), ME, MARKS)) == {task.key for task in FEW}
+    assert set(finished(ResultFolder(tmp_path).lines(), ME, MARKS)) == {task.key for task in FEW}
 
 
 def test_a_held_claim_names_its_holder(tmp_path):
-    store = Store(tmp_path)
+    store = ResultFolder(tmp_path)
     with store.claim("cars") as mine:
         assert mine
-        with Store(tmp_path).claim("cars") as other:
+        with ResultFolder(tmp_path).claim("cars") as other:
             assert not other
         assert f"process {os.getpid()}" in store.holder("cars")
-    with Store(tmp_path).claim("cars") as again:
+    with ResultFolder(tmp_path).claim("cars") as again:
         assert again
-
-
-@pytest.mark.parametrize("count", [1, 3, 8, 40, 50])
-def test_shards_hold_every_task_once_and_about_as_many_images_each(count):
-    parts = [shard(TASKS, i, count) for i in range(count)]
-    assert sorted(task.key for part in parts for task in part) == sorted(task.key for task in TASKS)
-    if count <= 3:
-        loads = [sum(task.size for task in part) for part in parts]
-        assert max(loads) < 1.1 * min(loads)

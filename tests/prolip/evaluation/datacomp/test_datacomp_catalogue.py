@@ -2,7 +2,7 @@
 
 import pytest
 
-from prolip.evaluation.suites.datacomp.tasks import (
+from prolip.evaluation.suites.datacomp.catalogue import (
     AGGREGATES,
     BY_KEY,
     COUNTED,
@@ -10,6 +10,7 @@ from prolip.evaluation.suites.datacomp.tasks import (
     aggregate,
     find_task,
     select_tasks,
+    shard,
     wds_folder,
 )
 
@@ -105,3 +106,12 @@ def test_aggregates_are_plain_means_and_name_what_they_lack():
     assert partial["VTAB"].missing == ("vtab/svhn",) and partial["Average"].missing
     assert partial["Retrieval"] == full["Retrieval"]
     assert aggregate({})["ImageNet"].value != aggregate({})["ImageNet"].value  # NaN
+
+
+@pytest.mark.parametrize("count", [1, 3, 8, 40, 50])
+def test_shards_hold_every_task_once_and_about_as_many_images_each(count):
+    parts = [shard(TASKS, i, count) for i in range(count)]
+    assert sorted(task.key for part in parts for task in part) == sorted(task.key for task in TASKS)
+    if count <= 3:
+        loads = [sum(task.size for task in part) for part in parts]
+        assert max(loads) < 1.1 * min(loads)
