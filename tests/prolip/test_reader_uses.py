@@ -21,7 +21,7 @@ from prolip.models.checkpoint import CheckpointError, save_pretrained
 from prolip.models.diagnose import READERS
 from prolip.uncertainty.token_stats import encode_with_stats
 
-sys.path[:0] = [str(Path(__file__).parent / folder) for folder in ("evaluation", "explorer", "evaluation/benchmark")]
+sys.path[:0] = [str(Path(__file__).parent / folder) for folder in ("evaluation", "explorer")]
 import wds_folders as wds  # noqa: E402
 from commands import evaluate, run  # noqa: E402
 from explored import make_app  # noqa: E402

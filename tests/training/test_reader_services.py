@@ -31,9 +31,9 @@ from prolip.methods.accumulate import accumulate_backward, join_reps, split_batc
 from prolip.methods.base import Context, Objective
 from prolip.models.checkpoint import CheckpointError
 from prolip.utils.flags import FlagError
-from training.checkpoint.files import load_checkpoint
+from training.checkpoint.reader import load_checkpoint
 from training.config import OptimConfig, RunConfig, build_config
-from training.health.preemption import EXIT_STOPPED
+from training.health.signals import EXIT_STOPPED
 from training.main import main
 from training.model import checkpoint_selectively, distribute, settle_statistics
 from training.optim import parameter_groups

@@ -25,7 +25,7 @@ from prolip.fitting.collect import (
     join_ids,
 )
 from prolip.ranks import everywhere
-from training.closing import least_of
+from training.hooks import least_of
 
 KEYS = [f"{number:03d}" for number in range(30)]
 

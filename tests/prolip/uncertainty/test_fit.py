@@ -47,7 +47,7 @@ def weighted() -> Pairs:
     )
 
 
-def by_loop(pairs: Pairs) -> tuple[np.ndarray, np.ndarray]:
+def by_loop(pairs: Pairs) -> np.ndarray:
     """Mean code length and probability of every text's pairs, in plain float64."""
     logits = (pairs.scale * pairs.image.double() @ pairs.text.double().T).numpy()
     of_image = np.zeros(len(pairs.image))
@@ -113,7 +113,7 @@ def target_by_loop(pairs: Pairs) -> tuple[np.ndarray, np.ndarray]:
     of_image = np.bincount(pairs.image_of, weights=pairs.weights, minlength=len(image))
     given = {(int(i), int(j)) for i, j in zip(pairs.image_of, pairs.text_of)}
     near = {i: [k for k in (-image @ image[i]).argsort(kind="stable") if k != i][:3] for i in {i for i, _ in given}}
-    _, probability = by_loop(pairs)
+    probability = by_loop(pairs)
     missing = missing_by_loop(given, near)
     target, count = [], []
     for j in range(len(text)):
