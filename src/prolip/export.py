@@ -22,7 +22,7 @@ from prolip.embedder import PointModel, evaluating, own_score
 from prolip.flops import image_sides
 from prolip.gaussian import Gaussian, kind_of
 from prolip.loading import load_model
-from prolip.uncertainty.clip import FittedCLIP
+from prolip.uncertainty.openclip import FittedCLIP
 from prolip.utils.outputs import check_output, replacing_folder
 
 NEEDED = ("onnx", "onnxscript", "onnxruntime")
