@@ -26,10 +26,10 @@ from prolip.gaussian import Gaussian, concatenate, kind_of
 from prolip.measures.chance import warn_once
 from prolip.methods import find_method, find_score, score_from_dict, score_of
 from prolip.scores import LEAST_SCALE, CSDScore, Score, Side, Similarity
-from prolip.uncertainty.clip import FittedCLIP, PointModel
-from prolip.uncertainty.hidden import Hidden, encode_hidden
 from prolip.uncertainty.novelty import Novelty, fitted_novelty
+from prolip.uncertainty.openclip import FittedCLIP, PointModel
 from prolip.uncertainty.readings import Reader
+from prolip.uncertainty.token_stats import Encoded, encode_with_stats
 from prolip.uncertainty.units import Units
 from prolip.utils.threads import default_workers, in_threads
 
@@ -240,11 +240,11 @@ class Embedder:
         """Token ids (B, L) -> Gaussian (B, D), as `encode_image`."""
         return encode(self.network, "text", self.device, self.precision, ids)
 
-    def encode_hidden(self, batch: Tensor, side: Side = "image") -> Hidden:
+    def encode_hidden(self, batch: Tensor, side: Side = "image") -> Encoded:
         """Pixels or token ids -> their Gaussian and the statistics of their first tokens, by one pass."""
         with evaluating(self.network, self.device, self.precision):
-            z, first = encode_hidden(self.network, batch.to(self.device, non_blocking=True), side)
-        return Hidden(Gaussian(*map(to_cpu, z)), None if first is None else to_cpu(first))
+            z, stats = encode_with_stats(self.network, batch.to(self.device, non_blocking=True), side)
+        return Encoded(Gaussian(*map(to_cpu, z)), None if stats is None else to_cpu(stats))
 
     def encode(self, batch: Tensor, side: Side) -> Embedded:
         """Pixels or token ids -> their Gaussian and novelty, by one pass."""
@@ -297,9 +297,9 @@ def encode(network: nn.Module, side: Side, device: torch.device | str, precision
     return Gaussian(*map(to_cpu, z))
 
 
-def _read_novelty(novelty: Novelty, device: torch.device, hidden: Hidden) -> dict[str, Tensor]:
-    first = None if hidden.first is None else hidden.first.to(device)
-    found = novelty(Hidden(Gaussian(*(x.to(device) for x in hidden.z)), first))
+def _read_novelty(novelty: Novelty, device: torch.device, hidden: Encoded) -> dict[str, Tensor]:
+    stats = None if hidden.token_stats is None else hidden.token_stats.to(device)
+    found = novelty(Encoded(Gaussian(*(x.to(device) for x in hidden.z)), stats))
     return {name: nats.cpu() for name, nats in found.items()}
 
 
@@ -380,7 +380,7 @@ def choose_score(similarity: Similarity, own: Score, probabilistic: bool, name: 
             raise ValueError(
                 f"{similarity!r} is made of what a model learned for it, and {name} has none: its own is {own.name!r}"
             ) from error
-    if not probabilistic and not score.takes_points:
+    if not probabilistic and not score.supports_points:
         raise ValueError(
             f"{name} is deterministic, its embeddings have no variance, and {score.name!r} needs one: use csd, mean or "
             "wasserstein2 (csd equals the cosine there)"

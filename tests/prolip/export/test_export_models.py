@@ -17,7 +17,7 @@ from prolip.gaussian import Gaussian
 from prolip.methods import METHODS, score_from_dict
 from prolip.models.checkpoint import save_pretrained
 from prolip.models.prolip import ProLIP
-from prolip.uncertainty.clip import PointModel
+from prolip.uncertainty.openclip import PointModel
 
 #: In a process of its own, which must not know this code.
 ELSEWHERE = """
