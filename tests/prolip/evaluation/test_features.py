@@ -165,7 +165,7 @@ def test_classes_are_the_mixtures_of_their_prompts(folder, ours, monkeypatch):
     model, tokenizer = prolip.create_model(folder), prolip.get_tokenizer(folder)
     wanted = class_gaussians(model, tokenizer, [[name] for name in mini.CLASSES], templates)
     for prompts in (4096, 5):  # all at once, and two classes at a time
-        monkeypatch.setattr(features, "PROMPTS", prompts)
+        monkeypatch.setattr("prolip.prompts.templates.PROMPTS", prompts)
         got = features.stored_texts(*class_prompts(mini.CLASSES, mini.TEMPLATES), ours, FeatureStore())
         torch.testing.assert_close(got.mean, wanted.mean)
         torch.testing.assert_close(got.log_var, wanted.log_var)
