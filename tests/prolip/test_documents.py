@@ -9,9 +9,9 @@ import yaml
 
 from prolip.data.reading.published.cub import read_captions
 from prolip.evaluation.datasets.base import DamagedData
-from prolip.evaluation.datasets.folders import lines_beside
-from prolip.evaluation.datasets.places import find_place
-from prolip.evaluation.datasets.wds import parse, read_relevance
+from prolip.evaluation.datasets.imagefolder import lines_beside
+from prolip.evaluation.datasets.sources import find_place
+from prolip.evaluation.datasets.webdataset import parse, read_relevance
 from prolip.utils.documents import entries, loads, read_yaml, text_lines
 from prolip.utils.flags import FlagError
 from training.config import read_config_file

@@ -30,7 +30,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from prolip.evaluation.datasets import coco
+from prolip.evaluation.datasets import coco_labels as coco
 from prolip.evaluation.metrics import blockwise as large
 from prolip.evaluation.metrics.blockwise import PairScores, Relevance
 from prolip.gaussian import Gaussian

@@ -30,7 +30,7 @@ from prolip.evaluation.datasets.base import (
     fingerprint,
     note_fault,
 )
-from prolip.evaluation.datasets.specs import further_of
+from prolip.evaluation.datasets.registry import further_of
 from prolip.evaluation.zero_shot import ALL, PromptRule, Prompts, Weigh, mix_groups
 from prolip.gaussian import Gaussian, concatenate
 from prolip.uncertainty.readings import Evidence, Reader

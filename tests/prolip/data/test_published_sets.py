@@ -14,7 +14,7 @@ from prolip.data.sources import captioned_samples, source_of
 sys.path.insert(0, str(Path(__file__).parents[1] / "evaluation"))
 import miniatures as mini  # noqa: E402
 
-from prolip.evaluation.datasets.specs import open_dataset  # noqa: E402
+from prolip.evaluation.datasets.registry import open_dataset  # noqa: E402
 
 
 @pytest.fixture

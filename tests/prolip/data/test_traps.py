@@ -30,7 +30,10 @@ from prolip.data.reading.folders import ImageRow, ImageRows, rows_of
 from prolip.data.reading.opening import ReadPolicy
 from prolip.data.reading.tar import read_shard
 from prolip.data.samples import sample as samples
-from prolip.evaluation.datasets import base, places, tables, wds
+from prolip.evaluation.datasets import base
+from prolip.evaluation.datasets import csv_zip as tables
+from prolip.evaluation.datasets import sources as places
+from prolip.evaluation.datasets import webdataset as wds
 
 BOUND = 2**16
 POLICY = ReadPolicy(retries=0)

@@ -22,7 +22,7 @@ from typing import NamedTuple
 from webdataset import TarWriter
 
 from prolip.evaluation.datasets.base import Dataset, Sample, fingerprint
-from prolip.evaluation.datasets.wds import COUNT, class_files
+from prolip.evaluation.datasets.webdataset import COUNT, class_files
 from prolip.evaluation.datasets.write import CONSTANT, SHARD, SPLIT, new_writer, suffix_of
 from prolip.utils.outputs import check_output, replacing_folder
 

@@ -25,9 +25,9 @@ from prolip.data.reading.tar import printable, read_shard
 from prolip.data.samples.sample import Raw
 from prolip.data.survey import SAMPLES, survey
 from prolip.evaluation.datasets.base import DamagedData, Dataset, Kind, Sample, fingerprint, read_images, whole
-from prolip.evaluation.datasets.folders import lines_beside, names_of, open_folder, templates_of
-from prolip.evaluation.datasets.places import archive_state, file_mark, shard_marks
-from prolip.evaluation.datasets.wds import CLASSNAMES, Reading, check_first, read_samples
+from prolip.evaluation.datasets.imagefolder import lines_beside, names_of, open_folder, templates_of
+from prolip.evaluation.datasets.sources import archive_state, file_mark, shard_marks
+from prolip.evaluation.datasets.webdataset import CLASSNAMES, Reading, check_first, read_samples
 from prolip.utils.messages import NAMED, first_few
 from prolip.utils.secrecy import redacted
 

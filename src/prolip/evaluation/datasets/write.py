@@ -13,7 +13,7 @@ from prolip.data.index import build_index
 from prolip.data.reading.entries import INDEX_NAME
 from prolip.data.samples.sample import Raw
 from prolip.evaluation.datasets.base import DamagedData, Dataset, Sample
-from prolip.evaluation.datasets.wds import COUNT, RELEVANCE, TYPE, class_files
+from prolip.evaluation.datasets.webdataset import COUNT, RELEVANCE, TYPE, class_files
 from prolip.utils.outputs import check_output, replacing_folder
 
 #: Samples of a shard; the split that is written.

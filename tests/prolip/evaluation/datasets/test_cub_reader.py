@@ -4,7 +4,7 @@ import miniatures as mini
 import pytest
 
 from prolip.evaluation.datasets.base import DamagedData
-from prolip.evaluation.datasets.specs import open_dataset
+from prolip.evaluation.datasets.registry import open_dataset
 
 
 def open_cub(captions, images, lists=None, split="test"):

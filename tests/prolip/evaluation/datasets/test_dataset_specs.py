@@ -5,7 +5,7 @@ import pytest
 
 import own_data
 from prolip.data.faults import FaultCounter
-from prolip.evaluation.datasets.specs import READERS, open_dataset
+from prolip.evaluation.datasets.registry import READERS, open_dataset
 
 
 def specs(root):

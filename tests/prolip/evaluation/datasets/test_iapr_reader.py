@@ -5,7 +5,7 @@ import pytest
 
 from prolip.data.samples.captions import stable_hash
 from prolip.evaluation.datasets.base import DamagedData
-from prolip.evaluation.datasets.specs import open_dataset
+from prolip.evaluation.datasets.registry import open_dataset
 
 
 def open_iapr(folder, lists=None, split="test"):

@@ -7,7 +7,7 @@ import pytest
 
 from prolip.data.reading.published.sets import read_set
 from prolip.evaluation.datasets.base import DamagedData
-from prolip.evaluation.datasets.specs import open_dataset
+from prolip.evaluation.datasets.registry import open_dataset
 
 
 def open_karpathy(file, images, split="test"):

@@ -8,9 +8,9 @@ import wds_folders as wds
 
 from prolip.data.faults import FaultCounter
 from prolip.evaluation.datasets.base import DamagedData
-from prolip.evaluation.datasets.folders import open_folder
-from prolip.evaluation.datasets.specs import open_dataset
-from prolip.evaluation.datasets.wds import open_wds
+from prolip.evaluation.datasets.imagefolder import open_folder
+from prolip.evaluation.datasets.registry import open_dataset
+from prolip.evaluation.datasets.webdataset import open_wds
 
 IMAGE = wds.encoded(wds.picture(0))
 

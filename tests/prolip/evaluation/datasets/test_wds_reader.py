@@ -14,9 +14,9 @@ from clip_benchmark.datasets.builder import build_wds_dataset
 from huggingface_hub import constants
 
 from prolip.data.faults import FaultCounter
-from prolip.evaluation.datasets import places
+from prolip.evaluation.datasets import sources as places
 from prolip.evaluation.datasets.base import DamagedData
-from prolip.evaluation.datasets.wds import open_wds
+from prolip.evaluation.datasets.webdataset import open_wds
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from prolip.data.reading.published.images import check_files
 from prolip.data.reading.tar import printable
 from prolip.data.samples.sample import IMAGE_SUFFIXES
 from prolip.evaluation.datasets.base import DamagedData, Dataset, Sample, fingerprint, read_images
-from prolip.evaluation.datasets.wds import CLASSNAMES, TEMPLATES
+from prolip.evaluation.datasets.webdataset import CLASSNAMES, TEMPLATES
 from prolip.utils.documents import entries
 from prolip.utils.links import check_inside, walk
 from prolip.utils.messages import explain_missing, listing

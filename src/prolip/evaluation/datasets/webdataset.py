@@ -30,7 +30,7 @@ from prolip.data.reading.tar import read_shard
 from prolip.data.samples.sample import Raw, image_bytes, members_of
 from prolip.data.survey import refuse_unusable
 from prolip.evaluation.datasets.base import WHOLE, DamagedData, Dataset, Kind, Sample, Share, fingerprint, note_fault
-from prolip.evaluation.datasets.places import Place, archive_state, find_place, folder_holds, join, shard_marks
+from prolip.evaluation.datasets.sources import Place, archive_state, find_place, folder_holds, join, shard_marks
 from prolip.utils.documents import LINE_END, loads
 from prolip.utils.secrecy import redacted
 

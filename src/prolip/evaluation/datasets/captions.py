@@ -14,7 +14,7 @@ from prolip.data.reading.folders import rows_of
 from prolip.data.reading.named import NamedSource
 from prolip.data.reading.published.sets import read_set
 from prolip.evaluation.datasets.base import Dataset, Kind, Sample, fingerprint, read_images
-from prolip.evaluation.datasets.coco import FURTHER
+from prolip.evaluation.datasets.coco_labels import FURTHER
 
 #: Captions per image that the field evaluates: COCO's 5K test is 5,000 images and 25,000 captions, though some images
 #: have six or seven.

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from prolip.embedder import ModelCard
-from prolip.evaluation.datasets import coco
+from prolip.evaluation.datasets import coco_labels as coco
 from prolip.evaluation.datasets.base import Dataset
 from prolip.evaluation.embed import Features
 from prolip.evaluation.metrics.blockwise import PairScores

@@ -31,7 +31,7 @@ from prolip.evaluation.datasets.base import (
     fingerprint,
     note_fault,
 )
-from prolip.evaluation.datasets.places import archive_state, file_mark, folder_holds
+from prolip.evaluation.datasets.sources import archive_state, file_mark, folder_holds
 from prolip.utils.documents import loads, read_file
 from prolip.utils.messages import NAMED, explain_missing, first_few
 

@@ -34,19 +34,19 @@ class Reader(NamedTuple):
 
 READERS = {
     **dict.fromkeys(ROWS, Reader("own.open_rows", by_source=True)),
-    **dict.fromkeys(SETS, Reader("captioned.open_published", splits=True, by_source=True)),
+    **dict.fromkeys(SETS, Reader("captions.open_published", splits=True, by_source=True)),
     "shards": Reader("own.open_shards", by_source=True),
-    "wds": Reader("wds.open_wds", splits=True),
-    "imagenet": Reader("folders.open_folder"),
-    "captions": Reader("tables.open_caption_table"),
-    "winogavil": Reader("tables.open_winogavil"),
+    "wds": Reader("webdataset.open_wds", splits=True),
+    "imagenet": Reader("imagefolder.open_folder"),
+    "captions": Reader("csv_zip.open_caption_table"),
+    "winogavil": Reader("csv_zip.open_winogavil"),
 }
 FORMS = ", ".join(KINDS[kind] for kind in READERS)
 
 
 def further_of(info: dict[str, Any]) -> Further | None:
     """What the labels of a data set with this `info` add to its metrics, where only its description is left."""
-    from prolip.evaluation.datasets.coco import FURTHER
+    from prolip.evaluation.datasets.coco_labels import FURTHER
 
     return FURTHER if "caption_ids" in info else None
 
