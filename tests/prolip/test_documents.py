@@ -2,7 +2,6 @@
 
 import json
 import random
-from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -86,7 +85,7 @@ def test_entries_end_at_line_breaks_alone(tmp_path, end):
     (tmp_path / "captions.txt").write_bytes(text.encode())
     assert read_captions(tmp_path / "captions.txt") == tuple(names)
     raw = {"__key__": "a", "png": b"", "txt": text.encode()}
-    assert parse(raw, SimpleNamespace(kind="retrieval", read=None)).captions == tuple(names)
+    assert parse("retrieval", 0, raw).captions == tuple(names)
     assert text_lines("") == text_lines(" \n") == []
 
 

@@ -31,6 +31,7 @@ DOORS = {
 #: `__getattr__` (`prolip.utils.late`).
 MOVED = {
     "prolip.data.emoji": "prolip.corpora.emoji.corpus",
+    "prolip.evaluation.datasets.specs": "prolip.evaluation.datasets.registry",
     "prolip.evaluation.features": "prolip.evaluation.embed",
     "prolip.evaluation.loading": "prolip.loading",
     "prolip.evaluation.model": "prolip.embedder",

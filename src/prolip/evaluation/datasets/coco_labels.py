@@ -1,8 +1,8 @@
 """COCO Caption's three sets of labels on one score matrix: COCO 5K and 5 x 1K folds, CxC, ECCV Caption; and PMRP.
 
-The labels come from the annotation files that the package eccv_caption 0.1.0 carries (785 kB, `pip install
-eccv_caption`), which is not run, nor imported. Figures equal what it gives, except where it loses them (R-Precision
-asked for alone, recalls asked for beside mAP@R).
+The labels come from the annotation files of the package eccv_caption 0.1.0 (785 kB, `pip install eccv_caption`), whose
+code is not run. The metrics equal its, except where it loses them (R-Precision asked for alone, recalls asked for
+beside mAP@R).
 
 Ids are COCO's: of images, and of captions (`id` in captions_*.json, `sentid` in the Karpathy split). Two captions that
 ECCV Caption calls matches are not among the 25,000 of the test split; they count in R, as in the package.
@@ -13,7 +13,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -24,8 +24,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from prolip.evaluation.metrics.blockwise import Further, PairScores, Relevance, rank_sparse
-from prolip.evaluation.metrics.ranking import KS, Ranking, both_directions, plausible_match
+from prolip.evaluation.metrics.blockwise import PairScores, Relevance, rank_sparse
+from prolip.evaluation.metrics.ranking import KS, both_directions, plausible_match
 from prolip.utils.documents import loads
 
 log = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ PACKAGE = "eccv_caption"
 #: Our name of a label set: the package's.
 LABELS = {"coco": "original", "cxc": "cxc", "eccv": "eccv"}
 FOLDS = 5
-#: The figures of COCO's and CxC's labels, and of ECCV Caption's in each direction.
+#: The metrics of COCO's and CxC's labels, and of ECCV Caption's in each direction.
 RECALLS = (*(f"{way}/R@{k}" for way in ("i2t", "t2i") for k in KS), "rsum")
 ECCV = ("mAP@R", "R-Precision", *(f"R@{k}" for k in KS))
 #: Captions of the Karpathy test split, five for each of 5,000 images.
@@ -65,45 +65,36 @@ class Annotations:
 
 
 def load_annotations(folder: str | Path | None = None) -> Annotations:
-    """The label sets from `folder`, without it from the installed package.
-
-    Raises FileNotFoundError saying what is missing and how to get it.
-    """
+    """The label sets from `folder`, without it from the installed package. FileNotFoundError says how to get them."""
+    get = f"pip install {PACKAGE} (785 kB) for the annotations of COCO 5K, CxC and ECCV Caption"
     if not folder:
         spec = importlib.util.find_spec(PACKAGE)  # which imports nothing
         if spec is None or not spec.submodule_search_locations:
-            raise FileNotFoundError(
-                f"the package {PACKAGE} is not installed: pip install {PACKAGE} (785 kB) for the annotations of COCO "
-                "5K, CxC and ECCV Caption, or give the folder that holds its data files"
-            )
+            raise FileNotFoundError(f"the package {PACKAGE} is not installed: {get}")
         folder = Path(spec.submodule_search_locations[0]) / "data"
-    folder = Path(folder)
-    names = [f"{name}_{way}.json" for name in LABELS.values() for way in ("image_to_caption", "caption_to_image")]
-    missing = [name for name in [*names, "coco_test_ids.npy"] if not (folder / name).exists()]
-    if missing:
-        raise FileNotFoundError(
-            f"{folder} lacks {', '.join(missing)}: give the `data` folder of the package {PACKAGE} 0.1.0 "
-            f"(pip install {PACKAGE})"
-        )
 
-    def read(name: str) -> dict[int, list[int]]:
-        table = json.loads((folder / name).read_text(encoding="utf-8"))
+    def read(name: str, way: str) -> dict[int, list[int]]:
+        table = json.loads((Path(folder) / f"{name}_{way}.json").read_text(encoding="utf-8"))
         return {int(key): [int(x) for x in values] for key, values in table.items()}
 
-    sets = {
-        ours: MatchingIds(read(f"{theirs}_image_to_caption.json"), read(f"{theirs}_caption_to_image.json"))
-        for ours, theirs in LABELS.items()
-    }
-    return Annotations(**sets, captions=tuple(np.load(folder / "coco_test_ids.npy").tolist()))
+    try:
+        sets = {
+            ours: MatchingIds(read(theirs, "image_to_caption"), read(theirs, "caption_to_image"))
+            for ours, theirs in LABELS.items()
+        }
+        return Annotations(**sets, captions=tuple(np.load(Path(folder) / "coco_test_ids.npy").tolist()))
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"{folder} lacks {Path(error.filename).name}: {get}") from error
 
 
 _packaged = lru_cache(maxsize=1)(load_annotations)
 
 
+# --- metrics ----------------------------------------------------------------------------------------------------------
 def label_set_metrics(
     scores: PairScores, image_ids: Sequence[int], caption_ids: Sequence[int], annotations: Annotations | None = None
 ) -> dict[str, float]:
-    """Every figure of the four benchmarks, shares in [0, 1]; scores: images x captions in the order of the ids.
+    """All metrics of the four benchmarks, shares in [0, 1]; scores: images x captions in the order of the ids.
 
     `coco_5k/...` and `cxc/...`: i2t/R@k, t2i/R@k, rsum; `coco_1k/...`: the same averaged over five folds;
     `eccv/...`: i2t and t2i mAP@R, R-Precision, R@k, and the mean of both directions as `eccv/mAP@R` and so on.
@@ -111,30 +102,41 @@ def label_set_metrics(
     Raises ValueError when annotated ids are missing.
     """
     annotations = annotations or load_annotations()
-    _check_ids(scores, image_ids, caption_ids)
-    images = _places("image", image_ids, annotations.coco.captions_of)
-    captions = _places("caption", caption_ids, annotations.captions)
+    images = _places("image", image_ids, scores.images, annotations.coco.captions_of)
+    captions = _places("caption", caption_ids, scores.texts, annotations.captions)
     split = scores.subset(torch.tensor(list(images.values())), torch.tensor(list(captions.values())))
     if split.images == scores.images and split.texts == scores.texts:
         split = scores  # no index, no copy
-    sets = (annotations.coco, annotations.cxc, annotations.eccv)
-    coco, cxc, eccv = _rank_both(split, list(images), list(captions), sets)
-    out = _recalls("coco_5k", *coco) | _fold_recalls(split, list(images), list(captions), annotations)
-    out |= _recalls("cxc", *cxc)
-    both = both_directions(*eccv)
+    sets = [annotations.coco, annotations.cxc, annotations.eccv]
+    coco, cxc, eccv = _both(split, list(images), list(captions), sets)
+    out = {f"coco_5k/{key}": coco[key] for key in RECALLS if key in coco}
+    out |= _fold_recalls(split, list(images), list(captions), annotations)
+    out |= {f"cxc/{key}": cxc[key] for key in RECALLS if key in cxc}
     for name in ECCV:
-        values = {way: both[f"{way}/{name}"] for way in ("i2t", "t2i") if f"{way}/{name}" in both}
+        values = {way: eccv[f"{way}/{name}"] for way in ("i2t", "t2i") if f"{way}/{name}" in eccv}
         out |= {f"eccv/{way}/{name}": value for way, value in values.items()}
         if len(values) == 2:
             out[f"eccv/{name}"] = fmean(values.values())
     return out
 
 
-def split_metrics(scores: PairScores, image_ids: Sequence[int], caption_ids: Sequence[int]) -> dict[str, float]:
-    """`label_set_metrics` where the ids are those of COCO's whole Karpathy test split, {} for other captions.
+def label_set_names() -> list[str]:
+    """The names that `label_set_metrics` gives its metrics."""
+    names = [f"{prefix}/{key}" for prefix in ("coco_5k", "coco_1k", "cxc") for key in RECALLS]
+    return names + [f"eccv/{way}{name}" for name in ECCV for way in ("i2t/", "t2i/", "")]
 
-    Without the package that carries the labels: {} and a line in the log that says how to get it.
+
+def names_of_labels(info: dict[str, Any]) -> list[str]:
+    """`label_set_names` of a data set that has all captions of the split."""
+    return label_set_names() if len(info["caption_ids"]) >= CAPTIONS_OF_SPLIT else []
+
+
+def metrics_of_labels(scores: PairScores, info: dict[str, Any]) -> dict[str, float]:
+    """`label_set_metrics` of a data set whose ids are those of COCO's whole Karpathy test split, {} of another.
+
+    Without the package that has the labels: {} and a line in the log that says how to get it.
     """
+    image_ids, caption_ids = info["image_ids"], info["caption_ids"]
     try:
         annotations = _packaged()
     except FileNotFoundError as error:
@@ -146,25 +148,45 @@ def split_metrics(scores: PairScores, image_ids: Sequence[int], caption_ids: Seq
     return label_set_metrics(scores, image_ids, caption_ids, annotations)
 
 
-def label_set_names() -> list[str]:
-    """The names that `label_set_metrics` gives its figures."""
-    names = [f"{prefix}/{key}" for prefix in ("coco_5k", "coco_1k", "cxc") for key in RECALLS]
-    return names + [f"eccv/{way}{name}" for name in ECCV for way in ("i2t/", "t2i/", "")]
+def _places(what: str, ids: Sequence[int], size: int, annotated: Iterable[int]) -> dict[int, int]:
+    """Annotated ids and their places, in the order of `ids`, which are one for each row or column, each once."""
+    if len(ids) != size or len(set(ids)) != size:
+        raise ValueError(
+            f"{len(ids)} {what} ids, {len(set(ids))} different ones, for {size} {what}s: give each its own id"
+        )
+    wanted = set(annotated)
+    places = {int(key): i for i, key in enumerate(ids) if int(key) in wanted}
+    if lost := sorted(wanted - places.keys()):
+        raise ValueError(
+            f"{len(lost)} of {len(wanted)} annotated {what}s are missing, {lost[0]} first: give the whole test split, "
+            f"with COCO's own {what} ids"
+        )
+    return places
 
 
-def names_of_labels(info: dict[str, Any]) -> list[str]:
-    """`label_set_names` of a data set that has all captions of the split."""
-    return label_set_names() if len(info.get("caption_ids", ())) >= CAPTIONS_OF_SPLIT else []
+def _both(
+    scores: PairScores, image_ids: list[int], caption_ids: list[int], sets: Sequence[MatchingIds]
+) -> list[dict[str, float]]:
+    """`both_directions` for every label set, the scores read once per direction."""
+    i2t = [Relevance.from_ids(labels.captions_of, image_ids, caption_ids) for labels in sets]
+    t2i = [Relevance.from_ids(labels.images_of, caption_ids, image_ids) for labels in sets]
+    return list(map(both_directions, rank_sparse(scores.image_rows, *i2t), rank_sparse(scores.text_rows, *t2i)))
 
 
-def metrics_of_labels(scores: PairScores, info: dict[str, Any]) -> dict[str, float]:
-    """`split_metrics` of a data set."""
-    return split_metrics(scores, info["image_ids"], info["caption_ids"])
+def _fold_recalls(
+    scores: PairScores, image_ids: list[int], caption_ids: list[int], labels: Annotations
+) -> dict[str, float]:
+    """COCO 1K: recalls within each fifth of the test set, averaged."""
+    folds = []
+    for images, captions in labels.folds():
+        rows = [i for i, key in enumerate(image_ids) if key in images]
+        columns = [i for i, key in enumerate(caption_ids) if key in captions]
+        part = scores.subset(torch.tensor(rows), torch.tensor(columns))
+        folds += _both(part, [image_ids[i] for i in rows], [caption_ids[i] for i in columns], [labels.coco])
+    return {f"coco_1k/{key}": fmean(fold[key] for fold in folds) for key in RECALLS if all(key in x for x in folds)}
 
 
-FURTHER = Further(names_of_labels, metrics_of_labels)
-
-
+# --- PMRP -------------------------------------------------------------------------------------------------------------
 def category_labels(instances: str | Path, image_ids: Sequence[int]) -> Tensor:
     """Which of COCO's categories each image shows, from instances_val2014.json: (N, 80) bool.
 
@@ -176,7 +198,7 @@ def category_labels(instances: str | Path, image_ids: Sequence[int]) -> Tensor:
             f"no {path}: PMRP needs COCO's instances_val2014.json, from annotations_trainval2014.zip at cocodataset.org"
         )
     content = loads(path.read_text(encoding="utf-8"))
-    column = {category["id"]: i for i, category in enumerate(sorted(content["categories"], key=lambda c: c["id"]))}
+    column = {key: i for i, key in enumerate(sorted(category["id"] for category in content["categories"]))}
     row = {int(key): i for i, key in enumerate(image_ids)}
     listed = {image["id"] for image in content["images"]}
     if missing := [key for key in row if key not in listed]:
@@ -197,54 +219,3 @@ def plausible(scores: PairScores, labels: Tensor, image_of: Sequence[int] | Tens
     i2t = plausible_match(scores.image_rows, labels, caption_labels)
     t2i = plausible_match(scores.text_rows, caption_labels, labels)
     return {f"{way}/{key}": value for way, found in (("i2t", i2t), ("t2i", t2i)) for key, value in found.items()}
-
-
-def _check_ids(scores: PairScores, image_ids: Sequence[int], caption_ids: Sequence[int]) -> None:
-    """One id for each row and column, each once."""
-    for what, ids, size in (("image", image_ids, scores.images), ("caption", caption_ids, scores.texts)):
-        if len(ids) != size or len(set(ids)) != size:
-            raise ValueError(
-                f"{len(ids)} {what} ids, {len(set(ids))} different ones, for {size} {what}s: give each its own id"
-            )
-
-
-def _places(what: str, ids: Sequence[int], annotated: Sequence[int] | dict[int, list[int]]) -> dict[int, int]:
-    """Annotated ids and where they stand, in the order of `ids`."""
-    wanted = set(annotated)
-    places = {int(key): i for i, key in enumerate(ids) if int(key) in wanted}
-    if len(places) < len(wanted):
-        lost = sorted(wanted - places.keys())
-        raise ValueError(
-            f"{len(lost)} of {len(wanted)} annotated {what}s are missing, {lost[0]} first: give the whole test split, "
-            f"with COCO's own {what} ids"
-        )
-    return places
-
-
-def _rank_both(
-    scores: PairScores, image_ids: list[int], caption_ids: list[int], sets: Sequence[MatchingIds]
-) -> list[tuple[Ranking, Ranking]]:
-    """(images to captions, captions to images) for every label set, the scores read once per direction."""
-    i2t = [Relevance.from_ids(labels.captions_of, image_ids, caption_ids) for labels in sets]
-    t2i = [Relevance.from_ids(labels.images_of, caption_ids, image_ids) for labels in sets]
-    return list(zip(rank_sparse(scores.image_rows, *i2t), rank_sparse(scores.text_rows, *t2i)))
-
-
-def _recalls(prefix: str, i2t: Ranking, t2i: Ranking) -> dict[str, float]:
-    found = both_directions(i2t, t2i)
-    return {f"{prefix}/{key}": found[key] for key in RECALLS if key in found}
-
-
-def _fold_recalls(
-    scores: PairScores, image_ids: list[int], caption_ids: list[int], labels: Annotations
-) -> dict[str, float]:
-    """COCO 1K: recalls within each fifth of the test set, averaged."""
-    folds = []
-    for images, captions in labels.folds():
-        rows = [i for i, key in enumerate(image_ids) if key in images]
-        columns = [i for i, key in enumerate(caption_ids) if key in captions]
-        part = scores.subset(torch.tensor(rows), torch.tensor(columns))
-        ids = [image_ids[i] for i in rows], [caption_ids[i] for i in columns]
-        (ranked,) = _rank_both(part, *ids, [labels.coco])
-        folds.append(_recalls("coco_1k", *ranked))
-    return {key: fmean(fold[key] for fold in folds) for key in folds[0] if all(key in fold for fold in folds)}
