@@ -1,7 +1,7 @@
-"""Files that hold no weights and folders that hold no model: one line that says what is there and what to give.
+"""Files that hold no weights and folders that hold no model: one line says what is there and what to give.
 
-The files are made at random, of every kind that is given for weights by mistake; none of them may run code, bring
-torch's advice to do so, or a line that does not say what the file is.
+The files are generated, of every kind that is given for weights by mistake. None of them may run code, bring torch's
+advice to do so, or a line that does not name the file's kind.
 """
 
 import argparse
@@ -16,7 +16,6 @@ import shutil
 from pathlib import Path
 
 import numpy as np
-import open_clip
 import pytest
 import torch
 
@@ -36,12 +35,7 @@ from training.config import read_config_file
 from training.main import main as train
 
 NAME = "ProLIP-ViT-test"
-CLIP = {
-    "embed_dim": 32,
-    "vision_cfg": {"image_size": 32, "patch_size": 8, "width": 32, "layers": 2, "head_width": 16},
-    "text_cfg": {"context_length": 12, "vocab_size": 49408, "width": 32, "heads": 2, "layers": 2},
-}
-#: What torch says of a file that it refuses, or of a way to run its code.
+#: Words of torch about a file that it refuses, or a way to run its code.
 TORCHS = ("add_safe_globals", "pytorch.org", "Weights only load failed", "WeightsUnpickler", "\n", "miniz", "Traceback")
 
 
@@ -68,49 +62,34 @@ def tensors(rng):
 
 def foreign(rng, trap):
     """A checkpoint with objects beside its tensors, in torch's present or its old format."""
-    thing, name = rng.choice(
-        [
-            (argparse.Namespace(lr=0.1), "argparse.Namespace"),
-            (Path("x"), "pathlib."),
-            (Trap(trap), ".mkdir"),
-            (np.float64(3), "numpy"),
-            (collections.deque([1]), "collections.deque"),
-            (random.Random(0), "random.Random"),
-            (re.compile("a"), "re._compile"),
-            (np.random.default_rng(0), "numpy"),
-        ]
-    )
+    things = [(argparse.Namespace(lr=0.1), "argparse.Namespace"), (Path("x"), "pathlib."), (Trap(trap), ".mkdir")]
+    things += [(np.float64(3), "numpy"), (collections.deque([1]), "collections.deque")]
+    thing, name = rng.choice(things)
     state = {rng.choice(["state_dict", "model"]): tensors(rng), rng.choice(["args", "epoch", "best"]): thing}
     data = saved(state, _use_new_zipfile_serialization=rng.random() < 0.7)
-    return data, ["Python objects besides tensors", name, "run code", "torch.save", "weights_only=False"]
+    return data, ["Python objects besides tensors", name, "runs code", "torch.save", "weights_only=False"]
 
 
 def script(rng, trap):
     buffer = io.BytesIO()
     torch.jit.save(torch.jit.script(torch.nn.Linear(rng.randint(1, 3), 2)), buffer)
-    return buffer.getvalue(), ["TorchScript archive", ".state_dict()"]
+    return buffer.getvalue(), ["TorchScript archive", "weights_only=False"]
 
 
 def no_weights(rng, trap):
     rest = " ".join(str(rng.random()) for _ in range(rng.randint(1, 200)))
-    array = io.BytesIO()
-    np.savez(array, a=np.zeros(3))
-    data, words = rng.choice(
-        [
-            (f"<!doctype html><html>{rest}", ["an HTML page", "fetch it again"]),
-            (f'{{"error": "{rest}"}}', ["JSON"]),
-            (f"version https://git-lfs.github.com/spec/v1\noid sha256:{rest}", ["Git LFS", "git lfs pull"]),
-            (b"", ["an empty file"]),
-            (bytes(rng.randint(1, 999)), ["zeros alone"]),
-            (f"weights {rest}", ["text ('weights"]),
-            (b"\x89HDF\r\n\x1a\n" + rng.randbytes(99), ["HDF5", ".safetensors, .pt"]),
-            (b"\x08\x08\x12\x07pytorch\x1a\x052.1.0" + rng.randbytes(99), ["ONNX", ".safetensors, .pt"]),
-            (array.getvalue(), ["is it complete?"]),
-            (b"GGUF" + rng.randbytes(99), ["a GGUF model"]),
-            (b"\x1f\x8b" + rng.randbytes(99), ["gzip", "unpack it"]),
-        ]
-    )
-    return data.encode() if isinstance(data, str) else data, words
+    np.savez(array := io.BytesIO(), a=np.zeros(3))
+    kinds = [
+        (f"<!doctype html><html>{rest}".encode(), ["an HTML page", "fetch it again"]),
+        (f"version https://git-lfs.github.com/spec/v1\noid sha256:{rest}".encode(), ["Git LFS", "git lfs pull"]),
+        (b"", ["an empty file"]),
+        (bytes(rng.randint(1, 999)), ["zeros alone"]),
+        (f"weights {rest}".encode(), ["text ('weights"]),
+        (b"\x89HDF\r\n\x1a\n" + rng.randbytes(99), ["HDF5", ".safetensors, .pt"]),
+        (array.getvalue(), ["is it complete?"]),
+        (b"\x1f\x8b" + rng.randbytes(99), ["gzip", "unpack it"]),
+    ]
+    return rng.choice(kinds)
 
 
 def cut(rng, trap):
@@ -120,19 +99,15 @@ def cut(rng, trap):
 
 def no_state(rng, trap):
     inside = rng.choice(["ema", "net", "model_state_dict", "params"])
-    value, words = rng.choice(
-        [
-            ([1, 2], ["got list"]),
-            (torch.zeros(3), ["got Tensor"]),
-            ({}, ["holds no state dict"]),
-            (
-                {inside: tensors(rng), "epoch": 3},
-                [f"got ['epoch', {inside!r}]", "under objective or state_dict or model"],
-            ),
-            ({"optimizer": {"state": {}}, "epoch": 3}, ["holds no state dict", "['epoch', 'optimizer']"]),
-            ({"a": 1, "b": "x"}, ["holds no state dict", "'a', 'b'"]),
-        ]
-    )
+    nested = {inside: tensors(rng), "epoch": 3}
+    kinds = [
+        ([1, 2], ["got list"]),
+        (torch.zeros(3), ["got Tensor"]),
+        ({}, ["holds no state dict"]),
+        (nested, [f"got ['epoch', {inside!r}]", "under objective or state_dict or model"]),
+        ({"a": 1, "b": "x"}, ["holds no state dict", "'a', 'b'"]),
+    ]
+    value, words = rng.choice(kinds)
     return saved(value), words
 
 
@@ -140,23 +115,20 @@ FILES = (foreign, foreign, script, no_weights, no_weights, no_weights, cut, no_s
 
 
 @pytest.mark.filterwarnings("ignore")
-def check(tmp_path, seed):
-    """One generated file as weights to start from, and as a checkpoint to go on from."""
+@pytest.mark.parametrize("seed", range(40))
+def test_a_file_without_weights_is_reported_by_its_kind_and_its_code_is_not_run(tmp_path, seed):
+    """Each as weights to start from, and as a checkpoint to resume."""
     rng = random.Random(seed)
     kind, trap = FILES[seed % len(FILES)], tmp_path / f"trap{seed}"
     data, words = kind(rng, trap)
-    suffix = (
-        rng.choice([".pt", ".pth", ".bin", ".ckpt"])
-        if kind is not no_weights
-        else rng.choice([".pt", ".bin", ".safetensors"])
-    )
+    suffix = rng.choice([".pt", ".bin", ".safetensors"] if kind is no_weights else [".pt", ".pth", ".bin", ".ckpt"])
     path = tmp_path / f"{seed}{suffix}"
     path.write_bytes(data)
     with pytest.raises(CheckpointError) as refused:
         read_state_dict(path)
     said = str(refused.value)
     assert str(path) in said and all(word in said for word in words), (words, said)
-    own = said.replace(str(tmp_path), "")  # how long that is depends on the machine
+    own = said.replace(str(tmp_path), "")
     assert len(own) < 700 and not any(word in own for word in TORCHS), said
     with pytest.raises(FlagError) as refused:
         check_checkpoint(str(path))
@@ -165,37 +137,26 @@ def check(tmp_path, seed):
     own = said.replace(str(tmp_path), "")
     assert str(path) in said and len(own) < 400 and not any(word in own for word in TORCHS), said
     assert kind is cut or "weights to start from are --pretrained" in said
-    assert not trap.exists()  # nothing in the file was run
+    assert not trap.exists()
 
 
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("seed", range(56))
-def test_a_file_without_weights_is_reported_for_what_it_is_and_its_code_is_not_run(tmp_path, seed):
-    check(tmp_path, seed)
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("part", range(8))
-def test_many_files_without_weights_are_reported_for_what_they_are(tmp_path, part):
-    for seed in range(1000 + 48 * part, 1048 + 48 * part):
-        check(tmp_path, seed)
-
-
-@pytest.mark.parametrize("container", ["state_dict", "model", None])
+@pytest.mark.parametrize("container", ["state_dict", "model"])
 def test_the_command_for_a_checkpoint_with_foreign_objects_makes_a_file_that_loads(tmp_path, container):
     state = {"visual.a": torch.ones(2), "text.b": torch.zeros(3)}
-    whole = {container: state, "args": argparse.Namespace(a=1)} if container else collections.OrderedDict(state)
-    if container is None:
-        whole = {"model": state, "when": Path("x")}
-    torch.save(whole, tmp_path / "theirs.pt")
+    torch.save({container: state, "args": argparse.Namespace(a=1)}, tmp_path / "theirs.pt")
     with pytest.raises(CheckpointError) as refused:
         read_state_dict(tmp_path / "theirs.pt")
     command, plain = re.search(r'python -c "(.*?)" and give (\S+) ', str(refused.value)).groups()
     exec(command, {})
     assert all(torch.equal(value, state[name]) for name, value in read_state_dict(plain).items())
-    trusted = read_state_dict(tmp_path / "theirs.pt", weights_only=False)
-    assert trusted.keys() == state.keys()
+    assert read_state_dict(tmp_path / "theirs.pt", weights_only=False).keys() == state.keys()
+
+
+def test_a_pickle_of_torchs_old_format_is_no_reason_to_run_it(tmp_path):
+    (tmp_path / "a.pt").write_bytes(pickle.dumps({"state_dict": Trap(tmp_path / "made")}))
+    with pytest.raises(CheckpointError, match="Python|pickle"):
+        read_state_dict(tmp_path / "a.pt")
+    assert not (tmp_path / "made").exists()
 
 
 def test_nested_containers_and_prefixes_are_taken_off():
@@ -204,14 +165,13 @@ def test_nested_containers_and_prefixes_are_taken_off():
         load_checkpoint(prolip.create_model(NAME), wrapped)
 
 
-def test_names_of_transformers_are_known_for_what_they_are():
+def test_names_of_transformers_are_recognised():
     with pytest.raises(CheckpointError, match="these are names of transformers' CLIP: give OpenCLIP's weights"):
         load_checkpoint(prolip.create_model(NAME), {"vision_model.a": torch.zeros(1), "text_model.b": torch.zeros(1)})
 
 
-@pytest.mark.parametrize("seed", range(60))
-def test_any_bytes_have_an_appearance(seed):
-    """Whatever a file begins with, there is one short line for it."""
+@pytest.mark.parametrize("seed", range(30))
+def test_any_bytes_have_an_appearance_of_one_short_line(seed):
     rng = random.Random(seed)
     alphabet = rng.choice(["abc \n", '{<["', "äöü→猫", "\x00\x01é", "\ufeffx"])
     data = rng.randbytes(rng.randrange(1200)) if seed % 2 else "".join(rng.choices(alphabet, k=900)).encode()
@@ -236,9 +196,6 @@ def test_an_error_gets_the_flag_of_its_value_once_and_keeps_its_kind():
 
 
 # --- folders ----------------------------------------------------------------------------------------------------------
-PARTS = ("model", "model_ema", "best", "checkpoints")
-
-
 @pytest.fixture(scope="module")
 def whole_run(tmp_path_factory):
     """A small run with all that it may leave."""
@@ -261,28 +218,26 @@ def as_weights(address):
 ENTRIES = (as_model, as_weights, get_model_config, get_tokenizer, load_embedder)
 
 
-@pytest.mark.parametrize("left", range(16))
-def test_a_run_given_as_a_model_names_what_it_has(tmp_path, whole_run, left):
-    """Every subset of what a run may have left, at every entry, by all the ways to write its path."""
-    parts = [part for bit, part in enumerate(PARTS) if left >> bit & 1]
+@pytest.mark.parametrize("parts", ["", "model checkpoints", "model_ema checkpoints", "best", "checkpoints"])
+def test_a_run_given_as_a_model_names_its_model(tmp_path, whole_run, parts):
+    """At every entry, by all the ways to write its path."""
     run = tmp_path / "run"
     run.mkdir()
     for name in ("config.json", "status.json", "metrics.jsonl"):
         shutil.copy(whole_run / name, run)
-    for part in parts:
+    for part in parts.split():
         shutil.copytree(whole_run / part, run / part)
     for enter in ENTRIES:
-        spellings = [f"local-dir:{run}", str(run)] if enter is not as_weights else [str(run), f"local-dir:{run}"]
-        for spelling in spellings:
+        for spelling in (f"local-dir:{run}", str(run)):
             with pytest.raises((ValueError, OSError)) as refused:
                 enter(spelling)
             said = str(refused.value)
             assert said.startswith(f"{run} is the folder of a run: ") and "\n" not in said, said
-            whole = next((part for part in ("model", "model_ema", "best") if part in parts), None)
+            whole = next((part for part in ("model", "model_ema", "best") if part in parts.split()), None)
             if whole:
                 assert f"local-dir:{run / whole}" in said
                 assert get_model_config(re.search(r"local-dir:[^\s):]+", said)[0])
-            elif "checkpoints" in parts:
+            elif parts:
                 assert f"--model {NAME} --pretrained {run}/checkpoints/step_2.pt" in said
                 assert find_weights(NAME, f"{run}/checkpoints/step_2.pt")
             else:
@@ -292,30 +247,15 @@ def test_a_run_given_as_a_model_names_what_it_has(tmp_path, whole_run, left):
 @pytest.mark.parametrize(
     "given, wanted",
     [
-        ("https://huggingface.co/org/name", "give hf-hub:org/name"),
-        ("https://huggingface.co/org/name/tree/main", "give hf-hub:org/name"),
-        ("s3://bucket/model", "fetch its folder, and give local-dir:FOLDER"),
-        ("https://example.org/a.pt", "fetch its folder, and give local-dir:FOLDER"),
-    ],
-)
-def test_an_address_given_as_a_model_is_reported_for_what_it_is(given, wanted):
-    with pytest.raises(ValueError, match=f"is an address: {wanted}$"):
-        get_model_config(given)
-
-
-@pytest.mark.parametrize(
-    "given, wanted",
-    [
+        ("https://huggingface.co/org/name/tree/main", "is an address: give hf-hub:org/name"),
+        ("s3://bucket/model", "is an address: fetch its folder, and give local-dir:FOLDER"),
         ("local-dir:{run}/checkpoints", "holds the checkpoints of a run: use local-dir:{run}/model"),
         ("local-dir:{run}/checkpoints/step_2.pt", "is a checkpoint of a run: use local-dir:{run}/model"),
         ("{run}/checkpoints/step_2.pt", f"--model {NAME} --pretrained {{run}}/checkpoints/step_2.pt"),
-        ("local-dir:{run}/model/model.safetensors", "is a file: give the folder that holds it, local-dir:{run}/model"),
+        ("local-dir:{run}/model/model.safetensors", "is a file: give its folder, local-dir:{run}/model"),
         ("{run}/model", "is a folder: give it as local-dir:{run}/model"),
         ("{run}/modle", "Did you mean model"),
         ("local-dir:{run}/modle", "Did you mean model"),
-        ("local-dir:{run}/..", "is one level too high: {run}/../r is the folder of a run: use local-dir:"),
-        ("local_dir:{run}/model", "did you mean local-dir:{run}/model?"),
-        ("hf:org/name", "did you mean hf-hub:org/name?"),
     ],
 )
 def test_a_path_that_is_no_model_names_the_one_that_is_meant(whole_run, given, wanted):
@@ -335,15 +275,10 @@ def test_weights_that_are_a_folder_or_a_configuration_name_what_is_meant(whole_r
         read_state_dict(whole_run / "model" / "config.json")
 
 
-@pytest.mark.parametrize("given", ["model", "checkpoints", "config.json", "model/config.json"])
-def test_a_part_of_a_run_given_for_the_report_names_the_run(whole_run, given):
-    with pytest.raises(FileNotFoundError, match=f"give the run's folder, {whole_run}$"):
-        read_run(whole_run / given)
-    with pytest.raises(FileNotFoundError, match=f"give the run's folder, {whole_run}$"):
-        read_run(f"local-dir:{whole_run / given}")
-
-
-def test_a_model_or_a_folder_of_runs_given_for_the_report_is_refused(tmp_path, whole_run):
+def test_a_part_of_a_run_given_for_the_report_names_the_run(tmp_path, whole_run):
+    for given in ("model", "checkpoints", "config.json"):
+        with pytest.raises(FileNotFoundError, match=f"give the run's folder, {whole_run}$"):
+            read_run(f"local-dir:{whole_run / given}")
     shutil.copytree(whole_run / "model", tmp_path / "m" / "n" / "o")
     with pytest.raises(FileNotFoundError, match="holds a model, and the page is about a run"):
         read_run(tmp_path / "m" / "n" / "o")
@@ -356,13 +291,10 @@ def test_what_is_no_config_and_no_checkpoint_of_a_run_names_one(whole_run):
         read_config_file(str(whole_run / "model"))
     with pytest.raises(FlagError, match="cannot be read, it is a zip archive"):
         read_config_file(str(whole_run / "checkpoints/step_2.pt"))
-    for folder in (whole_run, whole_run / "checkpoints"):
-        newest = whole_run / "checkpoints/step_2.pt"
-        with pytest.raises(FlagError, match=f"is a folder: give a file in it, such as {newest}"):
-            check_checkpoint(str(folder))
+    with pytest.raises(FlagError, match=f"is a folder: give a file in it, such as {whole_run}/checkpoints/step_2.pt"):
+        check_checkpoint(str(whole_run))
 
 
-# --- what was loaded --------------------------------------------------------------------------------------------------
 def test_the_log_says_which_weights_were_loaded_and_which_are_new(tmp_path, caplog):
     save_pretrained(prolip.create_model(NAME), tmp_path)
     caplog.set_level("INFO", "prolip.models.checkpoint")
@@ -376,30 +308,11 @@ def test_the_log_says_which_weights_were_loaded_and_which_are_new(tmp_path, capl
     assert "interpolated: visual.positional_embedding from 18 to 66 rows" in caplog.messages.pop()
 
 
-def test_the_log_says_what_readers_add_to_openclips_model(caplog, tmp_path):
-    caplog.set_level("INFO", "prolip.models.checkpoint")
-    (tmp_path / "open_clip_config.json").write_text(json.dumps({"model_cfg": CLIP}))
-    model = prolip.create_model(f"local-dir:{tmp_path}", load_weights=False)
-    report = load_checkpoint(model, open_clip.CLIP(**CLIP).state_dict())
-    said, own = caplog.messages.pop(), model.state_dict()
-    for name in ("visual.reader.unc", "text.reader.log_var.weight", "logit_bias"):
-        assert name in report.kept and name in said.split("; ")[1]
-    assert f"loaded {len(own) - len(report.kept)} of {len(own)} tensors" in said and "logit 1 of 2" in said
-    assert said.endswith("not used: none")
-
-
-def test_a_pickle_of_torchs_old_format_is_no_reason_to_run_it(tmp_path):
-    (tmp_path / "a.pt").write_bytes(pickle.dumps({"state_dict": Trap(tmp_path / "made")}))
-    with pytest.raises(CheckpointError, match="Python|pickle"):
-        read_state_dict(tmp_path / "a.pt")
-    assert not (tmp_path / "made").exists()
-
-
 @pytest.mark.parametrize("text", ["[" * 100_000, '{"a":' * 100_000, "[" * 900])
-def test_a_configuration_that_is_nested_too_deeply_is_one_line_through_every_door(tmp_path, text):
+def test_a_configuration_that_is_nested_too_deeply_is_one_line(tmp_path, text):
     (tmp_path / "config.json").write_text(text)
-    for door in (prolip.create_model, get_tokenizer):
+    for enter in (prolip.create_model, get_tokenizer):
         with pytest.raises(ValueError, match=r"config\.json is no JSON: ") as reported:
-            door(f"local-dir:{tmp_path}")
+            enter(f"local-dir:{tmp_path}")
         assert "\n" not in str(reported.value)
     assert not is_run(tmp_path) and read_status(tmp_path) == {}

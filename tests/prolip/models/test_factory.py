@@ -1,4 +1,4 @@
-"""create_model and its relatives: every bundled name builds; whatever is asked wrongly is answered with what to ask."""
+"""create_model and its relatives, and OpenCLIP's names: every name builds, and wrong options get the remedy."""
 
 import inspect
 import json
@@ -13,21 +13,28 @@ from open_clip.transform import AugmentationCfg
 from PIL import Image
 
 import prolip
-from prolip import factory
+from prolip import factory, measures
+from prolip.evaluation.zero_shot import class_gaussians
+from prolip.gaussian import Gaussian, mixture
 from prolip.models import registry as hub
+from prolip.models.checkpoint import save_pretrained
 from prolip.models.prolip import ProLIP
 from prolip.models.registry import own_models
 
-NAMES = [
-    "ProLIP-ViT-B-16",
-    "ProLIP-ViT-B-16-long",
-    "ProLIP-ViT-H-14",
-    "ProLIP-ViT-L-16",
-    "ProLIP-ViT-S-16",
-    "ProLIP-ViT-SO400M-14",
-    "ProLIP-ViT-test",
-    "ProLIP-ViT-XS-16",
-]
+NAMES = [f"ProLIP-ViT-{size}" for size in ("B-16", "B-16-long", "H-14", "L-16", "S-16", "SO400M-14", "test", "XS-16")]
+TWO_TEMPLATES = ("a photo of a {}.", lambda name: f"art of {name}.")
+CLASSES = ["cat", "dog", "red panda"]
+
+
+@pytest.fixture(scope="module")
+def model():
+    torch.manual_seed(0)
+    return prolip.create_model("ProLIP-ViT-test").eval()
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return prolip.get_tokenizer("ProLIP-ViT-test")
 
 
 def test_list_models_names_every_configuration():
@@ -92,29 +99,29 @@ def test_a_name_near_nothing_lists_all():
         ({"pretrained": "laion2b"}, FileNotFoundError, "'laion2b' is no file: give a weights file"),
         ({"require_pretrained": True}, ValueError, "no weights to load for ProLIP-ViT-test"),
         ({"forward": "papr"}, ValueError, "it should be 'paper', 'released' or 'reader'"),
-        ({"mask_token_id": 50000}, ValueError, "mask_token_id is 50000, but text_cfg.vocab_size is 49409"),
+        ({"mask_token_id": 50000}, ValueError, "has token id 50000, but text_cfg.vocab_size is 49409"),
         ({"vision_cfg": {"widht": 3}}, ValueError, "unknown key 'widht' in vision_cfg: did you mean width"),
-        ({"text_cfg": {"hf_model_name": "roberta"}}, ValueError, "text_cfg.hf_model_name: towers of other libraries"),
+        ({"text_cfg": {"hf_model_name": "roberta"}}, ValueError, "text_cfg.hf_model_name: towers with .UNC."),
         ({"text_cfg": {"pad_id": 7}}, ValueError, "text_cfg.pad_id is 7 and prolip_cfg.pad_token_id 0"),
         ({"vision_cfg": {"head_width": 5}}, ValueError, "width 32 is no multiple of head_width 5"),
         ({"text_cfg": {"heads": 5}}, ValueError, "text_cfg.width 32 is no multiple of heads 5"),
-        ({"vision_cfg": {"timm_model_name": "resnet50"}}, ValueError, "vision_cfg.timm_model_name: towers of other"),
+        ({"vision_cfg": {"timm_model_name": "resnet50"}}, ValueError, "vision_cfg.timm_model_name: towers with .UNC."),
         ({"vision_cfg": {"layers": [3, 4, 6, 3]}}, ValueError, r"vision_cfg.layers is \[3, 4, 6, 3\], as a ResNet's"),
         ({"vision_cfg": {"pos_embed_type": "rope"}}, ValueError, "'rope': it should be 'learnable' or 'sin_cos_2d'"),
-        ({"text_cfg": {"scaled_cosine_attn": True}}, ValueError, "text_cfg.scaled_cosine_attn: .*use qk_norm"),
-        ({"force_image_size": 0}, ValueError, "vision_cfg.image_size is 0: it should be at least 1"),
-        ({"force_image_size": (32, 0)}, ValueError, "vision_cfg.image_size is .32, 0.: it should be at least 1"),
+        ({"text_cfg": {"scaled_cosine_attn": True}}, ValueError, "text_cfg.scaled_cosine_attn: towers"),
+        ({"force_image_size": 0}, ValueError, "vision_cfg.image_size is 0: it should be greater than or equal to 1"),
+        ({"force_image_size": (32, 0)}, ValueError, "vision_cfg.image_size is .32, 0.: it should be greater"),
         ({"force_image_size": (32, 32, 3)}, ValueError, "it should have at most 2 items"),
-        ({"force_context_length": -1}, ValueError, "text_cfg.context_length is -1: it should be at least 1"),
-        ({"embed_dim": "32"}, ValueError, "embed_dim is '32': give a whole number"),
+        ({"force_context_length": -1}, ValueError, "text_cfg.context_length is -1: it should be greater"),
+        ({"embed_dim": "32"}, ValueError, "embed_dim is '32': it should be a valid integer"),
         ({"vision_cfg": {"patch_size": 64}}, ValueError, "image_size 32 is below the patch_size 64"),
         ({"text_cfg": {"vocab_size": None}}, ValueError, "text_cfg.vocab_size is None"),
-        ({"mask_padding": "false"}, ValueError, "prolip_cfg.mask_padding is 'false': give true or false"),
-        ({"init_unc_bias": None}, ValueError, "prolip_cfg.init_unc_bias is None: give a number"),
-        ({"pad_token_id": None}, ValueError, "prolip_cfg.pad_token_id is None: give a whole number"),
-        ({"special_token_ids": 5}, ValueError, "prolip_cfg.special_token_ids is 5: give a list"),
-        ({"mask_token_id": 0}, ValueError, "mask_token_id is 0, which is padding or special as well"),
-        ({"init_logit_bias": []}, ValueError, r"init_logit_bias is \[\]: give a number"),
+        ({"mask_padding": "false"}, ValueError, "prolip_cfg.mask_padding is 'false': it should be a valid boolean"),
+        ({"init_unc_bias": None}, ValueError, "prolip_cfg.init_unc_bias is None: it should be a valid number"),
+        ({"pad_token_id": None}, ValueError, "prolip_cfg.pad_token_id is None: it should be a valid integer"),
+        ({"special_token_ids": 5}, ValueError, "prolip_cfg.special_token_ids is 5: it should be a valid tuple"),
+        ({"mask_token_id": 0}, ValueError, "mask_token_id 0 is padding or special as well"),
+        ({"init_logit_bias": []}, ValueError, r"init_logit_bias is \[\]: it should be a valid number"),
         ({"jit": True}, ValueError, "jit=True is OpenCLIP's alone: leave it out; .*torch.compile"),
         ({"force_patch_dropout": 0.5}, ValueError, "force_patch_dropout=0.5 .*keep="),
         ({"pretrained_image_path": "vit.pt"}, ValueError, "pretrained_image_path='vit.pt' .*pretrained=<file>"),
@@ -201,8 +208,6 @@ def test_a_schema_with_pretrained_is_refused_since_one_would_be_ignored(tmp_path
 
 
 def test_a_folder_with_a_configuration_alone_takes_weights_from_elsewhere(tmp_path):
-    from prolip.models.checkpoint import save_pretrained
-
     source = prolip.create_model("ProLIP-ViT-test")
     save_pretrained(source, tmp_path / "weights")
     (tmp_path / "own").mkdir()
@@ -246,8 +251,11 @@ def test_weights_that_are_not_there_are_said_before_a_model_is_built(monkeypatch
         (b"3", "got int"),
         (b'{"model_cfg": null}', "got NoneType"),
         (b"\xff\xfe\x00", "config.json is no JSON"),
-        (b'{"embed_dim": 8, "vision_cfg": null, "text_cfg": {}, "prolip_cfg": {}}', "vision_cfg is None: give name"),
-        (b'{"embed_dim": 8, "vision_cfg": {"embed_unc": true}}', "text_cfg is None: give name"),
+        (
+            b'{"embed_dim": 8, "vision_cfg": null, "text_cfg": {}, "prolip_cfg": {}}',
+            "vision_cfg is None: it should",
+        ),
+        (b'{"embed_dim": 8, "vision_cfg": {"embed_unc": true}}', "text_cfg is None: it should"),
     ],
 )
 def test_a_configuration_that_is_none_is_refused_by_name(tmp_path, content, message):
@@ -257,7 +265,7 @@ def test_a_configuration_that_is_none_is_refused_by_name(tmp_path, content, mess
 
 
 def test_a_local_folder_that_is_incomplete_says_what_is_missing(tmp_path):
-    with pytest.raises(FileNotFoundError, match="is no folder: local-dir: wants one with config.json"):
+    with pytest.raises(FileNotFoundError, match="is no folder: local-dir: wants a folder with config.json"):
         prolip.create_model(f"local-dir:{tmp_path}/absent")
     with pytest.raises(FileNotFoundError, match="no configuration in .*found nothing"):
         prolip.create_model(f"local-dir:{tmp_path}")
@@ -298,8 +306,6 @@ def test_a_hub_model_in_the_cache_needs_no_network(monkeypatch, tmp_path):
     snapshot.mkdir(parents=True)
     (tmp_path / "models--org--tiny" / "refs").mkdir()
     (tmp_path / "models--org--tiny" / "refs" / "main").write_text("abc")
-    from prolip.models.checkpoint import save_pretrained
-
     model = prolip.create_model("ProLIP-ViT-test")
     save_pretrained(model, snapshot)
     again = prolip.create_model("hf-hub:org/tiny", cache_dir=str(tmp_path))
@@ -342,5 +348,117 @@ def test_an_empty_schema_is_refused(name):
 
 @pytest.mark.parametrize("aug_cfg", [{"scale": "x"}, {"scale": 3}, {"scale": (0.5,)}, {"nope": 1}, 5])
 def test_augmentations_that_are_none_are_refused(aug_cfg):
-    with pytest.raises(ValueError, match="is no augmentation .*give a dict such as"):
+    with pytest.raises(ValueError, match="aug_cfg .* is none .*give e.g. .'scale'"):
         prolip.create_model_and_transforms("ProLIP-ViT-test", aug_cfg=aug_cfg)
+
+
+# --- OpenCLIP's names ---
+def test_create_model_from_pretrained_loads_weights_or_says_that_there_are_none(model, tmp_path):
+    save_pretrained(model, tmp_path)
+    made, preprocess = prolip.create_model_from_pretrained(f"local-dir:{tmp_path}", image_mean=(0.5, 0.5, 0.5))
+    torch.testing.assert_close(made.state_dict(), model.state_dict())
+    assert preprocess.transforms[-1].mean == (0.5, 0.5, 0.5)
+    weights = str(tmp_path / "model.safetensors")
+    alone = prolip.create_model_from_pretrained("ProLIP-ViT-test", weights, "fp32", "cpu", return_transform=False)
+    assert isinstance(alone, torch.nn.Module) and torch.equal(alone.logit_bias, model.logit_bias)
+    with pytest.raises(ValueError, match="no weights to load for ProLIP-ViT-test: give pretrained="):
+        prolip.create_model_from_pretrained("ProLIP-ViT-test")
+
+
+@pytest.mark.parametrize("batch", [1, 2, None])
+def test_a_zero_shot_classifier_is_a_gaussian_per_class(model, tokenizer, batch):
+    classes = prolip.build_zero_shot_classifier(model, tokenizer, CLASSES, TWO_TEMPLATES, num_classes_per_batch=batch)
+    assert isinstance(classes, Gaussian) and classes.mean.shape == (3, model.embed_dim)
+    with torch.no_grad():
+        prompts = [model.encode_text(tokenizer([f"a photo of a {name}.", f"art of {name}."])) for name in CLASSES]
+    for i, z in enumerate(prompts):
+        torch.testing.assert_close(classes.select(i), mixture(z), atol=1e-5, rtol=1e-5)
+    with torch.no_grad():
+        image = model.encode_image(torch.randn(2, 3, 32, 32))
+    assert measures.pairwise_csd_similarity(image, classes).shape == (2, 3)
+
+
+@pytest.mark.parametrize(
+    "names, templates, message",
+    [
+        ("cat", TWO_TEMPLATES, "classnames are a str, want a list"),
+        ([], TWO_TEMPLATES, "classnames are a list of nothing"),
+        ([["cat", "kitten"]], TWO_TEMPLATES, "class_gaussians` takes synonyms"),
+        (CLASSES, "a {}", "templates are 'a {}': give a list"),
+        (CLASSES, [], "give a list with at least one"),
+        (CLASSES, ["a photo"], "no place for the class"),
+    ],
+)
+def test_classes_and_templates_that_are_none_are_refused(model, tokenizer, names, templates, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        prolip.build_zero_shot_classifier(model, tokenizer, names, templates)
+
+
+def test_functions_are_templates_of_class_gaussians_too(model, tokenizer):
+    by_function = class_gaussians(model, tokenizer, [["cat"]], [lambda name: f"a {name}"])
+    torch.testing.assert_close(by_function, class_gaussians(model, tokenizer, [["cat"]], ["a {}"]))
+
+
+def test_names_without_a_door_say_what_to_write():
+    with pytest.raises(NotImplementedError, match=r"prolip.get_tokenizer\(<model name>\)"):
+        prolip.tokenize(["a cat"])
+    from prolip import build_zero_shot_classifier, list_pretrained, tokenize  # noqa: F401 - none ends in an ImportError
+
+
+def test_models_and_weights_are_listed_ours_first():
+    every = prolip.list_models()
+    assert every[len(own_models()) :] == open_clip.list_models() and set(own_models()) <= set(every)
+    assert ("ViT-B-16", "openai") in prolip.list_pretrained()
+    assert "ViT-B-16:openai" in prolip.list_pretrained(as_str=True)
+
+
+@pytest.mark.parametrize(
+    "name, tag, file",
+    [
+        ("ViT-B-16", "openai", "open_clip_model.safetensors"),
+        ("ViT-L/14", "laion400m_e31", "open_clip_model.safetensors"),
+    ],
+)
+def test_weights_with_a_tag_are_fetched_from_the_hub_or_asked_for(name, tag, file, monkeypatch):
+    asked, real = [], hub.hub_files
+    monkeypatch.setattr(hub, "reachable", lambda: False)
+    monkeypatch.setattr(hub, "hub_files", lambda repo, *names, **_: (asked.append((repo, names)), real(repo, *names)))
+    with pytest.raises(FileNotFoundError, match="run `hf download .*, or give its weights as --pretrained"):
+        prolip.create_model(name, pretrained=tag)
+    assert asked[0][0].count("/") == 1 and asked[0][1][0] == (file,)
+
+
+def test_an_unknown_name_is_told_from_openclips():
+    with pytest.raises(ValueError, match="unknown model 'ViT-B-33': did you mean") as error:
+        prolip.create_model("ViT-B-33")
+    assert "OpenCLIP's" not in str(error.value)
+
+
+@pytest.mark.parametrize("tag", ["openai", "laion2b_s34b_b79k", "webli", "datacomp_xl_s13b_b90k"])
+def test_openclips_tags_are_told_from_files(tag):
+    wanted = f"'{tag}' is no file: give .* tag of OpenCLIP's: give its architecture, such as --model ViT-"
+    with pytest.raises(FileNotFoundError, match=wanted) as error:
+        prolip.create_model("ProLIP-ViT-test", pretrained=tag)
+    assert "\n" not in str(error.value)
+
+
+def test_features_are_not_normalised_again(model):
+    with torch.no_grad():
+        features = model.encode_image(torch.randn(2, 3, 32, 32))
+    with pytest.raises(AttributeError, match="unit length already"):
+        features /= features.norm(dim=-1, keepdim=True)
+    with pytest.raises(AttributeError, match="pairwise_csd_similarity"):
+        features @ features.T
+
+
+@pytest.mark.parametrize("name", open_clip.list_models())
+def test_every_architecture_builds_with_heads(name):
+    """Without memory. transformers' towers cannot run there, the others do."""
+    with torch.device("meta"):
+        model = ProLIP(factory.get_model_config(name)[0])
+        z = model.encode_image(torch.empty(1, 3, *model.image_size))
+        if "hf_model_name" not in model.config["text_cfg"]:
+            text = model.encode_text(torch.empty(1, model.context_length, dtype=torch.int64))
+            assert text.log_var.shape == z.log_var.shape == (1, model.embed_dim)
+    depths = model.depths()
+    assert set(depths) == {n for n, _ in model.named_parameters() if n.startswith(("visual.", "text."))}

@@ -21,8 +21,8 @@ from prolip.models.checkpoint import save_pretrained
 
 onnxruntime = pytest.importorskip("onnxruntime")
 
-RELEASED = f"local-dir:{Path(__file__).parents[1] / 'fixtures/released_prolip_tiny'}"
-RECIPE = Path(__file__).parents[2] / "scripts/recipes/emoji-demo.yaml"
+RELEASED = f"local-dir:{Path(__file__).parents[2] / 'fixtures/released_prolip_tiny'}"
+RECIPE = Path(__file__).parents[3] / "scripts/recipes/emoji-demo.yaml"
 ENCODERS = {"image": ImageEncoder, "text": TextEncoder}
 # Each flag that changes a graph, in few models.
 MODELS = {

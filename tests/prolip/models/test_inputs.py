@@ -223,7 +223,7 @@ def image_case(seed, model):
         return judge(lambda: model.encode_image(raw), encode(model, normalised))
     if kind == 4:
         raw = raw.to(rng.choice([torch.float32, torch.float16, torch.float64]))
-        return judge(lambda: model.encode_image(raw), encode(model, raw.float()), "pixels that were not normalised")
+        return judge(lambda: model.encode_image(raw), encode(model, raw.float()), "images have values beyond 20")
     low = x.half()
     form = rng.choice(
         [
@@ -356,7 +356,7 @@ def test_in_training_mode_values_are_looked_at_once_and_in_evaluation_mode_alway
             model.encode_image(raw)
     assert len(seen) == 1 and seen[0].filename == __file__
     model.train().encode_text(ids)
-    assert model._looked == {"image", "text"}
+    assert model._checked == {"image", "text"}
 
 
 def test_an_evaluation_does_not_spend_the_look_at_the_first_training_batch():

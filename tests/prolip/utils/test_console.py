@@ -16,7 +16,7 @@ from prolip.cli import main as cli
 from prolip.models.checkpoint import CheckpointError
 from prolip.utils import console
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 STATES = ["whole", "closed", "full", "gone", "leaving", "read-only", "slow"]
 
 
@@ -89,11 +89,11 @@ class Case:
         os._exit(0)
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 8))])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 20))])
 def test_a_process_outlives_its_streams(tmp_path, seed):
-    """Forty-five cases by seed."""
+    """Fifteen cases by seed."""
     rng = random.Random(seed)
-    for number in range(45):
+    for number in range(15):
         folder = tmp_path / str(number)
         folder.mkdir()
         out, err, count = rng.choice(STATES), rng.choice(STATES), rng.choice([1, 40, 4000])
@@ -109,7 +109,7 @@ def test_a_process_outlives_its_streams(tmp_path, seed):
         if out == "whole":
             lines = (folder / "stdout").read_text().splitlines()
             assert [line for line in lines if line.startswith("line")][-1] == f"line {count - 1} \\u2713 \\udcff"
-            reported = [line for line in lines if line.startswith("warning: stderr takes no more")]
+            reported = [line for line in lines if line.startswith("warning: stderr cannot be written")]
             assert len(reported) == (not same and "stderr" in lost)
 
 

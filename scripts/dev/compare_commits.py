@@ -1,14 +1,15 @@
 """Does a change leave every number as it was? Two commits train and evaluate alike, and are compared bit for bit.
 
-    python scripts/compare_commits.py main~20 main
-    python scripts/compare_commits.py main~20 main --model runs/demo/model    evaluate this model, not one of 20 steps
+    python scripts/dev/compare_commits.py main~20 main
+    python scripts/dev/compare_commits.py main~20 main --model runs/demo/model     evaluate this model instead
 
 Runs of the demo's recipe: in one process, in two ranks, by every other method, and one that the first commit begins and
 the second one goes on with. Then the corpus, both kinds of its tasks and clip_benchmark, of one saved model. Losses,
 parameters and metrics must be the same; 1 if anything is not. Metrics may be summed in another order: if they part by
 less than 1e-14, the largest difference is given. What the second commit writes beside what the first one did is no
 difference. What a commit runs is its own `src` and `scripts`. If only the second commit has versions of random numbers,
-it draws those of version 1, so that this change hides no other one.
+it draws those of version 1, so that this change hides no other one. Commits may spell flags, keys and files in two
+ways: the tables RENAMED_... say which.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -23,7 +25,17 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
+#: Today's spelling -> the former one. The code below uses today's; a commit whose source lacks it gets the former one.
+#: To fill in: write the new name in the code below, and here the new one with the old one, such as
+#: {"--similarity": "--score"}, {"aurc": "area"}, {"eval.json": "evaluation.json"} or {"training.main": "training"}.
+RENAMED_FLAGS: dict[str, str] = {}
+#: Keys of JSON, whole or a part between slashes.
+RENAMED_KEYS: dict[str, str] = {}
+#: Files that runs and evaluations write, and recipes.
+RENAMED_FILES: dict[str, str] = {}
+#: Modules that are run.
+RENAMED_MODULES: dict[str, str] = {}
 RECIPE = [
     "--config",
     "scripts/recipes/emoji-demo.yaml",
@@ -68,24 +80,49 @@ class Commit:
             sys.exit(f"error: {name} is no commit that can be checked out: {done.stderr.strip()}")
 
     def run(self, *words: object) -> None:
-        """A command of Python in the commit's folder; ends the program where it fails."""
+        """A command of Python in the commit's folder, in its spelling; ends the program where it fails."""
         environment = os.environ | {"PYTHONPATH": str(self.folder / "src"), "OMP_NUM_THREADS": "2"}
-        command = [sys.executable, *map(str, words)]
+        command = [sys.executable, *(self.spelled(str(word)) for word in words)]
         done = subprocess.run(command, cwd=self.folder, env=environment, capture_output=True, text=True)
         if done.returncode:
             said = f"{' '.join(command[1:])} ended with {done.returncode}:\n{done.stderr[-2000:]}"
             sys.exit(f"error: {self.name}: {said}")
 
+    def spelled(self, word: str) -> str:
+        """A flag, module or file as this commit has it."""
+        if word in RENAMED_FLAGS and not self.defines(word):
+            return RENAMED_FLAGS[word]
+        if word in RENAMED_MODULES and not self.has_module(word):
+            return RENAMED_MODULES[word]
+        if word in RENAMED_FILES and not (self.folder / word).exists():
+            return RENAMED_FILES[word]
+        return word
+
+    def defines(self, flag: str) -> bool:
+        """Whether its source has a flag, as a string or as a field of settings."""
+        field = flag.lstrip("-").replace("-", "_")
+        pattern = re.compile(rf"""["']{re.escape(flag)}["']|^\s+{re.escape(field)}\s*:""", re.MULTILINE)
+        return any(pattern.search(path.read_text(encoding="utf-8")) for path in (self.folder / "src").rglob("*.py"))
+
+    def has_module(self, name: str) -> bool:
+        """Whether a module is in its source."""
+        path = self.folder / "src" / name.replace(".", "/")
+        return path.with_suffix(".py").exists() or (path / "__main__.py").exists()
+
     @property
     def output(self) -> str:
-        """Its flag for the folder of all runs."""
-        settings = (self.folder / "src/training/config.py").read_text(encoding="utf-8")
-        return "--output-dir" if "output_dir: str" in settings else "--output"
+        """Its flag of training for the folder of all runs."""
+        return "--output-dir" if self.defines("--output-dir") else "--output"
 
     @property
     def has_versions(self) -> bool:
         """Whether its random numbers have versions, which --draws chooses."""
-        return (self.folder / "src/prolip/random.py").exists()
+        return self.defines("--draws")
+
+    @property
+    def has_verbs(self) -> bool:
+        """Whether `prolip VERB` is there."""
+        return self.has_module("prolip.cli.eval") or self.has_module("prolip.cli.main")
 
     def remove(self) -> None:
         subprocess.run(["git", "-C", ROOT, "worktree", "remove", "--force", self.folder], check=False)
@@ -99,25 +136,38 @@ def train(commit: Commit, out: Path, name: str, *words: object, ranks: int = 1) 
 
 
 def lasting(value: Any) -> Any:
-    """JSON without what is of the moment."""
+    """JSON without what is of the moment, with today's keys."""
     if isinstance(value, dict):
-        return {key: lasting(part) for key, part in value.items() if key not in PASSING}
+        today = {todays(key): part for key, part in value.items()}
+        return {key: lasting(part) for key, part in today.items() if key not in PASSING}
     return [lasting(part) for part in value] if isinstance(value, list) else value
+
+
+def todays(key: str) -> str:
+    """A key of JSON in today's spelling."""
+    names = {former: today for today, former in RENAMED_KEYS.items()}
+    return names.get(key) or "/".join(names.get(part, part) for part in key.split("/"))
+
+
+def written(folder: Path, name: str) -> Path:
+    """A file that a commit wrote, under either name."""
+    former = RENAMED_FILES.get(name, name)
+    return folder / (name if (folder / name).exists() else former)
 
 
 def of_run(folder: Path) -> Iterator[tuple[str, Any]]:
     """What a run leaves that must not change."""
-    lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    lines = written(folder, "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     yield "terms", [lasting(x) for x in map(json.loads, lines) if x["kind"] == "train"]
-    yield "samples", (folder / "ledger/rank_0.jsonl").read_bytes()
-    yield "evaluation", lasting(json.loads((folder / "eval.json").read_text(encoding="utf-8")))
-    yield "parameters", (folder / "model/model.safetensors").read_bytes()
+    yield "samples", written(folder, "ledger/rank_0.jsonl").read_bytes()
+    yield "evaluation", lasting(json.loads(written(folder, "eval.json").read_text(encoding="utf-8")))
+    yield "parameters", written(folder, "model/model.safetensors").read_bytes()
 
 
 def of_evaluation(commit: Commit, out: Path, model: Path) -> Iterator[tuple[str, Any]]:
     """What every evaluator says of a model."""
     given = ["--model", f"local-dir:{model}"]
-    if (commit.folder / "src/prolip/cli/eval.py").exists():
+    if commit.has_verbs:
         drawings, sets_of_tasks, benchmark = (["-m", "prolip", "eval", x] for x in ("emoji", "tasks", "clip-benchmark"))
         data, output = "--data", "--output"
     else:  # before there was `prolip`
@@ -125,15 +175,19 @@ def of_evaluation(commit: Commit, out: Path, model: Path) -> Iterator[tuple[str,
         benchmark = ["-m", "prolip.evaluation.clip_benchmark"]
         data, output = "--dataset", "--out"
     commit.run(*drawings, *given, *CORPUS, *NAMES, output, out / "corpus")
-    yield "corpus", lasting(json.loads((out / "corpus/metrics.json").read_text(encoding="utf-8")))
+    yield "corpus", lasting(json.loads(written(out, "corpus/metrics.json").read_text(encoding="utf-8")))
     for task, write in (("emoji", "write_emoji"), ("subgroups", "write_emoji_classes")):
+        if commit.has_verbs:
+            classes = ["--classes", "subgroup"] if task == "subgroups" else []
+            commit.run("-m", "prolip", "data", "emoji", *CORPUS, *NAMES[2:], *classes, "--output", out / f"wds_{task}")
+            continue
         made = f"{write}(read({CORPUS[1:]}).select({NAMES[-1]!r}), {str(out / f'wds_{task}')!r})"
         commit.run("-c", f"from prolip.data.emoji import read; from prolip.evaluation.datasets.emoji import *; {made}")
     sets = [f"wds:{out}/wds_emoji", f"wds:{out}/wds_subgroups"]
     commit.run(
         *sets_of_tasks, *given, data, *sets, "--similarity", "csd", "mean", "--uncertainty", output, out / "tasks.json"
     )
-    yield "tasks", lasting(json.loads((out / "tasks.json").read_text(encoding="utf-8").replace(str(out), "")))
+    yield "tasks", lasting(json.loads(written(out, "tasks.json").read_text(encoding="utf-8").replace(str(out), "")))
     commit.run(
         *benchmark,
         "eval",
@@ -149,7 +203,7 @@ def of_evaluation(commit: Commit, out: Path, model: Path) -> Iterator[tuple[str,
         f"{out}/{{dataset}}.json",
     )
     for task in ("emoji", "subgroups"):
-        yield f"clip_benchmark {task}", json.loads(next(out.rglob(f"*{task}.json")).read_text())["metrics"]
+        yield f"clip_benchmark {task}", lasting(json.loads(next(out.rglob(f"*{task}.json")).read_text())["metrics"])
 
 
 def compare(title: str, before: Iterator[tuple[str, Any]], after: Iterator[tuple[str, Any]]) -> bool:

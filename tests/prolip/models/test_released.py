@@ -16,7 +16,7 @@ from prolip.models.config import complete
 from prolip.models.prolip import ProLIP
 from prolip.models.registry import reachable
 
-TINY = Path(__file__).parents[1] / "fixtures" / "released_prolip_tiny"
+TINY = Path(__file__).parents[2] / "fixtures" / "released_prolip_tiny"
 RELEASED_B16 = {
     "embed_dim": 768,
     "init_logit_bias": -10,

@@ -1,4 +1,4 @@
-"""Models of OpenCLIP's towers with readers in every use that a model has: each command as a user types it."""
+"""Models of OpenCLIP's towers with readers in every use: each method trains them, each command takes them."""
 
 from __future__ import annotations
 
@@ -12,56 +12,30 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from small_towers import NAMES, small_config, small_folder, small_towers
+from small_towers import NAMES, inputs, small_config, small_folder, small_towers
 
 import prolip
 from prolip import export
+from prolip.embeddings import Pool
+from prolip.gaussian import Gaussian
 from prolip.loading import load_embedder
+from prolip.methods import FURTHER, METHODS, find_method, score_of
+from prolip.methods.base import Context
 from prolip.models.checkpoint import CheckpointError, save_pretrained
+from prolip.models.config import complete
 from prolip.models.diagnose import READERS
 from prolip.uncertainty.hidden import encode_hidden
 
-sys.path[:0] = [str(Path(__file__).parent / folder) for folder in ("evaluation", "explorer")]
+sys.path[:0] = [str(Path(__file__).parents[1] / folder) for folder in ("evaluation", "explorer")]
 import wds_folders as wds  # noqa: E402
 from commands import evaluate, run  # noqa: E402
 from explored import make_app  # noqa: E402
 
 #: One of every kind that differs in its uses: timm's tower, a pyramid; transformers' text, a decoder, native towers.
-KINDS = [
-    "ViT-B-16-SigLIP2",
-    "convnext_base",
-    *(
-        pytest.param(name, marks=pytest.mark.slow)
-        for name in ("xlm-roberta-base-ViT-B-32", "coca_ViT-B-32", "ViT-B-16")
-    ),
-]
-WORDS = [
-    "a",
-    "photo",
-    "of",
-    "the",
-    "red",
-    "car",
-    "green",
-    "tree",
-    "blue",
-    "sea",
-    "small",
-    "dog",
-    "old",
-    "house",
-    "snow",
-    "this",
-    "is",
-    "friend",
-    "thing",
-    "key",
-    "some",
-    "more",
-    "words",
-    "group",
-    "sub",
-]
+SLOW = ("xlm-roberta-base-ViT-B-32", "coca_ViT-B-32", "ViT-B-16")
+KINDS = ["ViT-B-16-SigLIP2", "convnext_base", *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)]
+TEXT = "a photo of the red car green tree blue sea small dog old house snow this is friend thing key some more words"
+WORDS = [*TEXT.split(), "group", "sub"]
 
 
 def write_tokenizer(folder: Path, pad: int) -> Path:
@@ -73,9 +47,8 @@ def write_tokenizer(folder: Path, pad: int) -> Path:
     raw = Tokenizer(models.WordLevel(ends | {word: 3 + i for i, word in enumerate(WORDS)}, unk_token="<unk>"))
     raw.pre_tokenizer = pre_tokenizers.Whitespace()
     raw.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1 - pad)])
-    transformers.PreTrainedTokenizerFast(
-        tokenizer_object=raw, pad_token="<pad>", eos_token="</s>", unk_token="<unk>"
-    ).save_pretrained(str(folder))
+    special = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
+    transformers.PreTrainedTokenizerFast(tokenizer_object=raw, **special).save_pretrained(str(folder))
     return folder
 
 
@@ -148,18 +121,8 @@ def test_an_index_is_built_and_answers(model, sets, tmp_path, capsys):
 
 
 def test_data_are_scored_and_selected(model, sets, tmp_path):
-    run(
-        "curate",
-        "score",
-        "--data",
-        f"shards:{sets}/flat.tar",
-        "--model",
-        model,
-        "--output",
-        tmp_path / "scores",
-        "--caption-sampling",
-        "name",
-    )
+    data = ("--data", f"shards:{sets}/flat.tar", "--caption-sampling", "name")
+    run("curate", "score", *data, "--model", model, "--output", tmp_path / "scores")
     run("curate", "select", tmp_path / "scores", "--keep", "0.5", "--rank-by", "normalised_score", "--yes")
     run("curate", "write", tmp_path / "scores", "--output", tmp_path / "kept")
     assert any((tmp_path / "kept").iterdir())
@@ -195,21 +158,8 @@ def test_a_card_is_written_with_the_model(model, tmp_path):
 def test_variances_are_fitted_to_the_means_in_closed_form(model, sets, tmp_path, capsys):
     """The fitted model has the means of the first, bit for bit, and novelty of both sides."""
     data = f"shards:{sets}/pairs/test/{{0,1}}.tar"
-    run(
-        "uncertainty",
-        "--model",
-        model,
-        "--data",
-        data,
-        "--output",
-        tmp_path / "fitted",
-        "--bank",
-        "32",
-        "--centres",
-        "4",
-        "--novelty-centres",
-        "4",
-    )
+    sizes = ("--bank", "32", "--centres", "4", "--novelty-centres", "4")
+    run("uncertainty", "--model", model, "--data", data, "--output", tmp_path / "fitted", *sizes)
     assert "no novelty" not in capsys.readouterr().out
     before, after = load_embedder(model), load_embedder(f"local-dir:{tmp_path}/fitted")
     pixels, ids = torch.stack([before.preprocess(wds.picture(1))]), before.tokenizer(["red car"])
@@ -240,7 +190,7 @@ def test_the_corpus_is_evaluated_and_its_figures_are_drawn(model, sets, tmp_path
 def test_a_folder_that_has_lost_its_readers_is_refused(model, tmp_path):
     shutil.copytree(model.removeprefix("local-dir:"), tmp_path / "lost")
     (tmp_path / "lost" / READERS).unlink()
-    with pytest.raises(CheckpointError, match=f"{READERS}, is not beside it: copy it there"):
+    with pytest.raises(CheckpointError, match=f"{READERS} is not beside it: copy it there"):
         prolip.create_model(f"local-dir:{tmp_path}/lost")
 
 
@@ -262,3 +212,147 @@ def test_graphs_have_the_heads_of_methods(method, tmp_path):
         made = prolip.create_model(f"local-dir:{plain}", method_cfg={"name": method}).eval()
         found = export.largest_differences(made, export.export_pt2(made, tmp_path / "pt2"), (1, 3))
     assert max(found.values()) <= 1e-4, found
+
+
+# --- methods ---
+ROWS = 4
+#: Methods whose heads make means of their own.
+HEADS = ("pcme", "pcmepp", "vacsr")
+#: In the default profile: all methods of one combination, of others those with heads (their tokens differ).
+WHOLE, FEW = "ViT-B-16-SigLIP", ("convnext_base", "xlm-roberta-base-ViT-B-32")
+
+
+def cells(*few):
+    """(combination, method), most of them slow; few: further combinations whose heads are tried by default."""
+    quick = {(WHOLE, method) for method in METHODS} | {(name, method) for name in few for method in HEADS}
+    every = [(name, method) for name in NAMES for method in METHODS]
+    return [pytest.param(*cell, marks=[] if cell in quick else pytest.mark.slow) for cell in every]
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    """No loss is zero by chance."""
+    torch.manual_seed(0)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """Function from a combination to its small model, in OpenCLIP's format."""
+    place, made = tmp_path_factory.mktemp("small"), {}
+    with small_towers(place / "transformers"):
+        yield lambda name: made.get(name) or made.setdefault(name, small_folder(name, place / name))
+
+
+def batch_of(model, method):
+    """Images, and texts with an end and padding, as a run with the method hands them over."""
+    images, ids = inputs(model, ROWS)
+    text = {"source-free": {}, "likelihood": {"text": ids[:, None]}}.get(method, {"text": ids})
+    return {"image": images, "key": [f"k{i}" for i in range(ROWS)], **text}, ids
+
+
+def look(objective, model, batch, ids):
+    """Let source-free find its pairs among the batch."""
+    with torch.no_grad():
+        images, texts = (
+            Gaussian(z.mean, torch.zeros_like(z.mean))
+            for z in (model.encode_image(batch["image"]), model.encode_text(ids))
+        )
+    pool = Pool(keys=batch["key"], image=images, text=texts, text_ids=ids, image_novelty={}, text_novelty={})
+    objective.memory = objective.look(score_of(model), pool)
+
+
+def settings_of(method, **more):
+    """Without captions that are known to match, which these batches have not."""
+    kind = find_method(method).config
+    return kind(**({"known_matches": False} if "known_matches" in kind.__dataclass_fields__ else {}), **more)
+
+
+def objective_of(folder, method, **more):
+    chosen, config = find_method(method), settings_of(method, **more)
+    own = {"name": method} | ({"config": vars(config)} if chosen.extend else {})
+    model = prolip.create_model(f"local-dir:{folder}", **({} if chosen.adapts else {"method_cfg": own}))
+    return chosen.objective(model, config, Context(total_steps=2))
+
+
+@pytest.mark.parametrize("name, method", cells(*FEW))
+def test_two_steps_of_a_method_move_all_that_it_reads(folders, name, method):
+    objective = objective_of(folders(name), method)
+    model = objective.model
+    batch, ids = batch_of(model, method)
+    if method == "source-free":
+        look(objective, model, batch, ids)
+    before = {name: x.clone() for name, x in model.named_parameters()}
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=1e-2)
+    for step in range(2):
+        optimizer.zero_grad(set_to_none=True)
+        loss = objective(objective.prepare(dict(batch), step))["loss"]
+        loss.backward()
+        assert loss.isfinite()
+        assert not [name for name, p in model.named_parameters() if p.requires_grad and p.grad is None]
+        optimizer.step()
+        objective.after_step()
+    moved = {name for name, p in model.named_parameters() if not torch.equal(before[name], p)}
+    assert {"visual.tower", "text.tower"} <= {".".join(name.split(".")[:2]) for name in moved}
+
+
+@pytest.mark.parametrize("name, method", cells())
+def test_means_begin_as_openclips_or_the_log_says_that_they_are_new(folders, name, method):
+    """Heads that are told to keep the means keep them, and say nothing."""
+    plain = prolip.create_model(f"local-dir:{folders(name)}").eval()
+    batch, ids = batch_of(plain, method)
+    for pooled in (True, False) if method in HEADS else (None,):
+        more = {} if pooled is None else {"pooled_heads": pooled}
+        objective = objective_of(folders(name), method, **more)
+        model = objective.model.eval()
+        with torch.no_grad():
+            pairs = (
+                (model.encode_image(batch["image"]).mean, plain.encode_image(batch["image"]).mean),
+                (model.encode_text(ids).mean, plain.encode_text(ids).mean),
+            )
+        furthest = max((own - theirs).abs().max() for own, theirs in pairs)
+        said = [line for line in objective.notes(ROWS) if "--no-pooled-heads" in line]
+        assert (furthest > 1e-2, len(said)) == (True, 1) if pooled else (furthest < 1e-5, len(said)) == (True, 0)
+
+
+@pytest.mark.parametrize("name", [WHOLE, "RN50"])
+def test_looking_for_what_is_read_leaves_running_statistics_alone(folders, name):
+    model = prolip.create_model(f"local-dir:{folders(name)}")
+    before = {name: x.clone() for name, x in model.named_buffers()}
+    find_method("source-free").objective(model, settings_of("source-free"))
+    assert all(torch.equal(before[name], x) for name, x in model.named_buffers()) and model.training
+
+
+def test_at_most_a_tenth_of_the_table_is_refused():
+    configs = [complete(small_config(name)) for name in NAMES]
+    reasons = [method.objective.unserved(method.config(), config) for config in configs for method in METHODS.values()]
+    assert sum(map(bool, reasons)) <= len(reasons) / 10
+
+
+def test_scale_and_bias_are_openclips_where_the_means_are(folders):
+    own = prolip.create_model(f"local-dir:{folders(WHOLE)}")
+    kept = objective_of(folders(WHOLE), "pcmepp", pooled_heads=False)
+    assert torch.equal(kept.model.logit_scale, own.logit_scale) and kept.balances(kept.config)
+    new = objective_of(folders(WHOLE), "pcmepp")
+    assert new.model.logit_bias.item() == -5 and not new.balances(new.config)
+
+
+def test_a_method_that_cannot_train_such_a_model_says_so_before_anything_is_built(tmp_path):
+    """Masked views of images that no square divides."""
+    from prolip.utils.flags import FlagError
+    from training.config import build_config
+    from training.model import build_model
+
+    values = {"model": {"model": "RN50", "force_image_size": 225}, "data": {"train_data": "x.tar"}}
+    with pytest.raises(FlagError, match=r"--method prolip does not train --model RN50 \(ModifiedResNet; causal.*224"):
+        build_model(build_config("prolip", values), torch.device("cpu"))
+
+
+def test_a_head_of_ones_own_sees_the_tokens_of_openclips_towers(folders, monkeypatch):
+    """The documented example, whose head knows nothing of kinds of towers."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "methods"))
+    monkeypatch.setenv(FURTHER, "near_method")
+    objective = objective_of(folders("convnext_base"), "near")
+    batch, _ = batch_of(objective.model, "near")
+    objective(objective.prepare(batch, 0))["loss"].backward()
+    shifts = [tower.head.shift.weight.grad for tower in objective.model.towers().values()]
+    assert all(gradient is not None and gradient.abs().sum() > 0 for gradient in shifts)
