@@ -21,7 +21,7 @@ from PIL import Image
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from prolip.data.samples import decoding
+from prolip.data import images as decoding
 from prolip.embedder import PRECISIONS, Embedder, Loaded, PointModel, check_device, embedder_of
 from prolip.factory import create_model_and_transforms, flattening
 from prolip.gaussian import kind_of

@@ -25,6 +25,13 @@ DOORS = {
 MOVED = {
     "prolip.data.emoji": "prolip.corpora.emoji.corpus",
     "prolip.evaluation.datasets.specs": "prolip.evaluation.datasets.registry",
+    "prolip.data.noise": "prolip.data.noisy_captions",
+    "prolip.data.pictures": "prolip.data.images",
+    "prolip.data.reading.addresses": "prolip.data.reading.stream",
+    "prolip.data.reading.connections": "prolip.data.reading.remote",
+    "prolip.data.reading.entries": "prolip.data.reading.shard_index",
+    "prolip.data.reading.opening": "prolip.data.reading.stream",
+    "prolip.data.reading.published": "prolip.data.sets",
     "prolip.evaluation.features": "prolip.evaluation.embed",
     "prolip.evaluation.loading": "prolip.loading",
     "prolip.evaluation.model": "prolip.embedder",

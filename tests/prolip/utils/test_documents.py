@@ -6,7 +6,7 @@ import random
 import pytest
 import yaml
 
-from prolip.data.reading.published.cub import read_captions
+from prolip.data.sets.cub import read_captions
 from prolip.evaluation.datasets.base import DamagedData
 from prolip.evaluation.datasets.imagefolder import lines_beside
 from prolip.evaluation.datasets.sources import find_place

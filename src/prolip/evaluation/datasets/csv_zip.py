@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from prolip.data.faults import DamagedData, FaultCounter, SampleFault
-from prolip.data.reading.tables.csv import TableError, open_table
+from prolip.data.reading.csv import TableError, open_table
 from prolip.data.reading.tar import SAMPLE_BYTES
-from prolip.data.samples.sample import Raw
+from prolip.data.samples import Raw
 from prolip.evaluation.datasets.base import WHOLE, Association, Dataset, Sample, Share, fingerprint, read_images
 from prolip.evaluation.datasets.sources import archive_state, file_mark, folder_holds
 from prolip.utils.documents import loads, read_file

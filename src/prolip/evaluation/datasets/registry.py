@@ -1,7 +1,7 @@
 """Data sets by a word and an address, or by a bare path whose kind is recognised, as commands take them.
 
 A new format takes a module here with a function that returns a `Dataset`, and its line in READERS (docs/evaluation.md
-has an example). A set of captioned images is a module and a line of `prolip.data.reading.published`, and training reads
+has an example). A set of captioned images is a module and a line of `prolip.data.sets`, and training reads
 it too.
 """
 
@@ -14,8 +14,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from prolip.data.reading.named import KINDS, ROWS, NamedSource, parse_source
-from prolip.data.reading.published.sets import SETS
-from prolip.data.samples.split import Split, parse_split
+from prolip.data.sets import SETS
+from prolip.data.split import Split, parse_split
 
 if TYPE_CHECKING:
     from prolip.data.faults import FaultCounter

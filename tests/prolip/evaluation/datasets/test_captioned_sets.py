@@ -5,8 +5,8 @@ import json
 import miniatures as mini
 import pytest
 
-from prolip.data.reading.published.sets import read_set
-from prolip.data.samples.captions import stable_hash
+from prolip.data.captions import stable_hash
+from prolip.data.sets import read_set
 from prolip.evaluation.datasets.base import DamagedData
 from prolip.evaluation.datasets.registry import open_dataset
 
