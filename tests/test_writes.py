@@ -39,7 +39,7 @@ ALLOWED = {
     "prolip.evaluation.suites.datacomp.results:check": "nothing is written",
     "prolip.export:write": "the caller's folder",
     "prolip.models.tokenizer:save_pretrained": "the caller's folder",
-    "prolip.uncertainty.attach:write_openclip": "the caller's folder",
+    "prolip.fitting.attach:write_openclip": "the caller's folder",
     "prolip.utils.outputs:_link": "the new folder",
     "prolip.utils.outputs:lock": "a lock",
     "training.checkpoint.reader:fill": "the file of Storage.write",

@@ -37,7 +37,7 @@ from prolip.models.registry import find_weights, get_model_config, hub_file
 from prolip.models.tokenizer import get_tokenizer
 from prolip.prompts.weights import PromptWeights
 from prolip.scores import TrueMatchScore
-from prolip.uncertainty.clip import has_variances
+from prolip.uncertainty.openclip import has_variances
 from prolip.utils.outputs import check_output, replacing
 
 PROG = "prolip eval clip-benchmark"
