@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from prolip.utils.late import late
 
 if TYPE_CHECKING:
-    from prolip.evaluation.datasets.specs import open_dataset
+    from prolip.evaluation.datasets.registry import open_dataset
     from prolip.evaluation.task import compute_features, evaluate_dataset, study_features
 
 __all__ = ["compute_features", "evaluate_dataset", "open_dataset", "study_features"]
@@ -16,7 +16,7 @@ __all__ = ["compute_features", "evaluate_dataset", "open_dataset", "study_featur
 __getattr__ = late(
     __name__,
     {
-        "open_dataset": "datasets.specs",
+        "open_dataset": "datasets.registry",
         "compute_features": "task",
         "evaluate_dataset": "task",
         "study_features": "task",

@@ -29,7 +29,6 @@ from prolip.evaluation.datasets.base import (
     fingerprint,
     note_fault,
 )
-from prolip.evaluation.datasets.specs import further_of
 from prolip.gaussian import Gaussian, concatenate
 from prolip.prompts.templates import ALL, PromptRule, Prompts, mix_prompts
 from prolip.uncertainty.readings import Evidence, Reader
@@ -214,7 +213,7 @@ def from_record(dataset: Dataset, model: ModelCard, record: Record) -> Features:
     """Features without texts."""
     tensors, values = record
     if values["damaged"]:
-        dataset = replace(dataset, info={k: v for k, v in dataset.info.items() if k not in PER_SAMPLE}, further=None)
+        dataset = replace(dataset, info={k: v for k, v in dataset.info.items() if k not in PER_SAMPLE})
     groups = tensors.get("groups")
     labels, evidence = tensors.get("label"), tensors.get("evidence")
     return Features(
@@ -287,6 +286,5 @@ def restore_dataset(values: dict[str, Any]) -> Dataset:
             ),
             "relevance": None if relevance is None else frozenset((key, index) for key, index in relevance),
             "samples": samples,
-            "further": further_of(values["info"]),
         }
     )

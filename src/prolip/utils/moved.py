@@ -24,6 +24,7 @@ DOORS = {
 #: `__getattr__` (`prolip.utils.late`).
 MOVED = {
     "prolip.data.emoji": "prolip.corpora.emoji.corpus",
+    "prolip.evaluation.datasets.specs": "prolip.evaluation.datasets.registry",
     "prolip.data.noise": "prolip.data.noisy_captions",
     "prolip.data.pictures": "prolip.data.images",
     "prolip.data.reading.addresses": "prolip.data.reading.stream",

@@ -26,7 +26,7 @@ from prolip.embedder import choose_score, own_score
 from prolip.evaluation.clip_benchmark.encoder import GaussianEncoder
 from prolip.evaluation.clip_benchmark.patches import patched
 from prolip.evaluation.datasets.base import DamagedData, Dataset
-from prolip.evaluation.datasets.wds import open_wds
+from prolip.evaluation.datasets.webdataset import open_wds
 from prolip.factory import create_model_and_transforms
 from prolip.loading import is_prolip, load_openclip, model_fingerprint, openclip_tokenizer
 from prolip.methods import find_method, find_score

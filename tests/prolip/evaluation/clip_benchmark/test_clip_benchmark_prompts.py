@@ -8,7 +8,7 @@ from clip_benchmark_runs import evaluate, save_model
 from commands import clip_benchmark
 
 from prolip.embedder import Embedder
-from prolip.evaluation.datasets.wds import open_wds
+from prolip.evaluation.datasets.webdataset import open_wds
 from prolip.evaluation.prompts import fit_prompts
 from prolip.evaluation.task import compute_features, evaluate_dataset
 from prolip.prompts.bprw import Reweighing
