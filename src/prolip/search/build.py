@@ -121,10 +121,7 @@ def own_first(index: SearchIndex, embedder: Embedder) -> OwnFirst | None:
 
 
 def find_embedder(
-    index: SearchIndex,
-    embedder: Embedder | None = None,
-    device: torch.device | str = "auto",
-    precision: str = "fp32",
+    index: SearchIndex, embedder: Embedder | None = None, device: torch.device | str = "auto", precision: str = "fp32"
 ) -> Embedder:
     """The model of an index; `embedder` where it is given and the same model. ValueError where it is another."""
     if embedder is None:
