@@ -30,7 +30,7 @@ from sklearn.metrics import roc_auc_score  # noqa: E402
 import study  # noqa: E402
 import sweep  # noqa: E402
 from prolip.cli.main import main as prolip_command  # noqa: E402
-from prolip.curate.columns import MEANINGS  # noqa: E402
+from prolip.curate.rules import MEANINGS  # noqa: E402
 from prolip.curate.select import SELECTION  # noqa: E402
 from prolip.curate.tables import read_table  # noqa: E402
 from prolip.data.reading.shards import expand_source  # noqa: E402

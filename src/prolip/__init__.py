@@ -20,10 +20,12 @@ if TYPE_CHECKING:
     from prolip.models.tokenizer import get_tokenizer
     from prolip.models.weights.checkpoint import save_pretrained
     from prolip.openclip_names import build_zero_shot_classifier, list_pretrained, tokenize
+    from prolip.search.index import SearchIndex
 
 __all__ = [
     "FewShotClassifier",
     "Gaussian",
+    "SearchIndex",
     "ZeroShotClassifier",
     "build_zero_shot_classifier",
     "create_model",
@@ -62,6 +64,7 @@ __getattr__ = late(
         "list_models": "models.registry",
         "get_tokenizer": "models.tokenizer",
         "create_model_from_pretrained": "factory",
+        "SearchIndex": "search.index",
         "open_image": "data.pictures",
         "score_of": "methods",
         "build_zero_shot_classifier": "openclip_names",

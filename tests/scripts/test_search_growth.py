@@ -12,8 +12,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 import search_growth  # noqa: E402
+from prolip.search.ann import IndexSpec  # noqa: E402
 from prolip.search.index import SearchIndex  # noqa: E402
-from prolip.search.indexes import Kind  # noqa: E402
 
 KINDS = ("ivf", "hnsw", "pq")
 WHAT = [
@@ -133,7 +133,7 @@ def test_a_run_that_was_killed_goes_on_with_what_it_measured_and_made(tmp_path, 
     kinds = [(kind, items) for kind, items, near in begun if near is None]
     assert kinds == [(kind, items) for items in (300, 900) for kind in KINDS], "each was made once"
     index = SearchIndex(tmp_path / "run/index", verify=True)
-    assert len(index) == 900 and index.kind == Kind()
+    assert len(index) == 900 and index.kind == IndexSpec()
     whole = search_growth.gaussians(search_growth.CHUNK, options(), 1)
     assert index.gaussians(range(900)).mean.equal(whole.mean[:900])  # wherever it was broken off
 

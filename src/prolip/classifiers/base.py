@@ -26,7 +26,7 @@ from prolip.loading import load_embedder
 from prolip.measures.chance import OwnFirst, warn_once
 from prolip.models.config import near_matches
 from prolip.scores import Score
-from prolip.search.risk import Threshold, find_threshold
+from prolip.search.risk_control import Threshold, find_threshold
 from prolip.uncertainty.doubt import hedge
 from prolip.uncertainty.novelty import refusal
 from prolip.utils.documents import shown as shortened
@@ -135,7 +135,7 @@ class ImageClassifier(ClassifierMixin, BaseEstimator):
         return self
 
     def risk_threshold(self, risk: float, delta: float = 0.1) -> Threshold:
-        """The least confidence that is answered, which says in words what is promised; `prolip.search.risk` has how.
+        """The least confidence that is answered, with its guarantee in words (`prolip.search.risk_control`).
 
         ValueError before `calibrate_risk`.
         """

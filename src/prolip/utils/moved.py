@@ -21,6 +21,8 @@ DOORS = {
     "prolip.hierarchy": "hierarchy",
     "prolip.hub": "hub",
     "prolip.prompts": "prompts",
+    "prolip.curate.expressions": "prolip.curate.rules",
+    "prolip.curate.figures": "prolip.curate.signals",
     "prolip.report": "report",
     "prolip.search": "search",
     "prolip.uncertainty": "uncertainty",
@@ -35,7 +37,13 @@ MOVED = {
     "prolip.evaluation.loading": "prolip.loading",
     "prolip.evaluation.model": "prolip.embedder",
     "prolip.evaluation.suites.emoji": "prolip.corpora.emoji",
+    "prolip.curate.expressions": "prolip.curate.rules",
+    "prolip.curate.figures": "prolip.curate.signals",
     "prolip.report": "prolip.corpora.emoji.report",
+    "prolip.search.answers": "prolip.search.query",
+    "prolip.search.build": "prolip.search.index",
+    "prolip.search.indexes": "prolip.search.ann",
+    "prolip.search.risk": "prolip.search.risk_control",
     "prolip.uncertainty.pairs": "prolip.embeddings",
 }
 

@@ -21,11 +21,10 @@ import pytest
 from buckets import Bucket
 from forked import one_thread
 from prolip.cli.main import main as prolip_command
-from prolip.curate.claims import claimed, stamp, turned
-from prolip.curate.expressions import Expression
-from prolip.curate.page import write_page
+from prolip.curate.report import write_page
+from prolip.curate.rules import Expression
 from prolip.curate.select import Choice, select
-from prolip.curate.tables import read_table, read_words, table_path
+from prolip.curate.tables import claimed, read_table, read_words, stamp, table_path, turned
 from prolip.curate.write import Plan, begin
 from prolip.data.reading.tar import ShardReader, read_shard
 from prolip.utils import outputs

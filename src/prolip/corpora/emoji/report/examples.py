@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
-import io
 import time
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from PIL import Image
 from pydantic import TypeAdapter
 from torch import Tensor
 
@@ -24,6 +21,7 @@ from prolip.evaluation.tasks.base import own_labels
 from prolip.evaluation.tasks.retrieval import relevance_of
 from prolip.gaussian import Gaussian
 from prolip.scores import Score
+from prolip.utils.style import picture
 
 #: Queries that examples are chosen from, and scores that are computed for it at once: a large test set takes seconds.
 QUERIES, SCORES = 512, 2**24
@@ -208,18 +206,6 @@ def pictures_of(dataset: Dataset, keys: Collection[str]) -> dict[str, str]:
                     small.thumbnail((PIXELS, PIXELS))
                     found[sample.key] = picture(small, quality=80)
     return found
-
-
-def picture(image: Image.Image, **how: Any) -> str:
-    """An image as it stands in a self-contained page: a browser opens no TIFF. how: of Pillow's WebP."""
-    encoded = io.BytesIO()
-    image.save(encoded, "WEBP", **how)
-    return data_uri(encoded.getvalue(), "webp")
-
-
-def data_uri(data: bytes, kind: str) -> str:
-    """An encoded picture, png or webp, as it stands in a self-contained page."""
-    return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
 
 
 def pick(rows: np.ndarray, count: int, rng: np.random.Generator) -> list[int]:

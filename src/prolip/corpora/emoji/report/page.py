@@ -124,7 +124,7 @@ def render(run: RunFolder, pictures: dict[str, bytes], seed: int = 0, title: str
         "title": title or f"ProLIP: {run.folder.resolve().name}",
         "folder": str(run.folder),
         "seed": seed,
-        "pictures": {name: examples.data_uri(data, "png") for name, data in pictures.items()},
+        "pictures": {name: style.data_uri(data, "png") for name, data in pictures.items()},
         "colours": style.LEVEL_COLOURS if result else {},
         "run": run,
         "facts": facts(run),
