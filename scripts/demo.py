@@ -17,7 +17,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[1]
 ROOM = 500e6  # bytes: two checkpoints while one takes the other's place, the model, the embeddings
 
 
@@ -34,7 +34,7 @@ def check_room(folder: Path) -> None:
 
 def train(recipe: str, output: str, overwrite: bool, more: Sequence[str]) -> int:
     """Train to the end and evaluate; returns training's exit code."""
-    from training.health.preemption import STOP
+    from training.health.signals import STOP
     from training.main import main as run_training
 
     print(f"training {recipe}: a line every few seconds, the page at the end", flush=True)
@@ -66,7 +66,7 @@ def run(recipe: str, output: str = "runs", overwrite: bool = False, more: Sequen
     os.chdir(ROOT)
     share_busy_cores()
     try:
-        from training.checkpoint.resuming import is_finished
+        from training.checkpoint.resume import is_finished
     except ImportError as error:
         raise ImportError(f"{error} ({sys.executable}): `make demo` installs all into .venv") from error
     folder, start = ROOT / output / recipe, time.perf_counter()

@@ -19,7 +19,7 @@ SERVER = """
 import json, os, resource, signal, socket, sys
 import torch.distributed.fsdp, torch.utils.tensorboard, training.loop, training.main, training.run
 from prolip.utils import console
-from training.health.preemption import STOP
+from training.health.signals import STOP
 
 
 def take_streams(order):

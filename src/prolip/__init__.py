@@ -12,14 +12,20 @@ if TYPE_CHECKING:
     from prolip import losses, measures
     from prolip.classifiers import FewShotClassifier, ZeroShotClassifier
     from prolip.data.pictures import open_image
-    from prolip.factory import create_model, create_model_and_transforms, create_model_from_pretrained
+    from prolip.evaluation.zero_shot import build_zero_shot_classifier
+    from prolip.factory import (
+        create_model,
+        create_model_and_transforms,
+        create_model_from_pretrained,
+        list_pretrained,
+        tokenize,
+    )
     from prolip.gaussian import Gaussian
     from prolip.hub.saving import push_to_hub
     from prolip.methods import score_of
+    from prolip.models.checkpoint import save_pretrained
     from prolip.models.registry import list_models
     from prolip.models.tokenizer import get_tokenizer
-    from prolip.models.weights.checkpoint import save_pretrained
-    from prolip.openclip_names import build_zero_shot_classifier, list_pretrained, tokenize
     from prolip.search.index import SearchIndex
 
 __all__ = [
@@ -67,12 +73,12 @@ __getattr__ = late(
         "SearchIndex": "search.index",
         "open_image": "data.pictures",
         "score_of": "methods",
-        "build_zero_shot_classifier": "openclip_names",
-        "list_pretrained": "openclip_names",
-        "tokenize": "openclip_names",
+        "build_zero_shot_classifier": "evaluation.zero_shot",
+        "list_pretrained": "factory",
+        "tokenize": "factory",
         "FewShotClassifier": "classifiers",
         "ZeroShotClassifier": "classifiers",
-        "save_pretrained": "models.weights.checkpoint",
+        "save_pretrained": "models.checkpoint",
         "push_to_hub": "hub.saving",
     },
 )

@@ -6,8 +6,9 @@ import logging
 import os
 from dataclasses import asdict
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
+import open_clip
 import torch
 from open_clip.model import set_model_preprocess_cfg
 from open_clip.transform import PreprocessCfg, image_transform_v2, merge_preprocess_dict
@@ -15,6 +16,7 @@ from torchvision.transforms import Compose
 
 from prolip.data.samples.decoding import as_rgb
 from prolip.methods import find_method
+from prolip.models.checkpoint import load_checkpoint
 from prolip.models.config import (
     PreprocessRules,
     ProLIPRules,
@@ -29,7 +31,6 @@ from prolip.models.config import (
 )
 from prolip.models.prolip import ProLIP, cast_to
 from prolip.models.registry import check_forward, config_beside, find_weights, get_model_config, grid_of
-from prolip.models.weights.checkpoint import load_checkpoint
 from prolip.utils.documents import shown
 
 log = logging.getLogger(__name__)
@@ -211,3 +212,16 @@ def create_model_from_pretrained(
         model_name, pretrained, precision=precision, device=device, **kwargs
     )
     return (model, preprocess) if return_transform else model
+
+
+def tokenize(*args: Any, **kwargs: Any) -> NoReturn:
+    """Refuse OpenCLIP's name: it has one vocabulary, and each model of ours its own."""
+    raise NotImplementedError("each model has its own tokenizer: prolip.get_tokenizer(<model name>)(texts)")
+
+
+def list_pretrained(as_str: bool = False) -> list[str] | list[tuple[str, str]]:
+    """OpenCLIP's published weights, as its own function: (architecture, tag), or `architecture:tag`.
+
+    Those of a ProLIP are `hf-hub:<org/name>`, such as hf-hub:SanghyukChun/ProLIP-ViT-B-16-DC-1B-12_8B.
+    """
+    return open_clip.list_pretrained(as_str)

@@ -25,12 +25,11 @@ from prolip.data.samples import decoding
 from prolip.embedder import PRECISIONS, Embedder, Loaded, PointModel, check_device, embedder_of
 from prolip.factory import create_model_and_transforms, flattening
 from prolip.gaussian import kind_of
+from prolip.models.checkpoint import CheckpointError, find_in, read_config, read_state_dict
 from prolip.models.config import PreprocessRules, check, check_openclip, is_released, near_matches
-from prolip.models.registry import list_models, own_models
+from prolip.models.diagnose import CONFIG_NAMES, WEIGHT_NAMES, why_no_model, why_no_name
+from prolip.models.registry import HubFileNotFoundError, hub_file, hub_files, list_models, own_models
 from prolip.models.tokenizer import ALL_NAMES, BPETokenizer, cut, first_line, get_tokenizer
-from prolip.models.weights.checkpoint import CheckpointError, find_in, read_config, read_state_dict
-from prolip.models.weights.hub import HubFileNotFoundError, hub_file, hub_files
-from prolip.models.weights.unreadable import CONFIG_NAMES, WEIGHT_NAMES, why_no_model, why_no_name
 from prolip.uncertainty.clip import FILE, has_variances, with_variances
 from prolip.utils.documents import read_json
 from prolip.utils.links import check_links

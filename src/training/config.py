@@ -1,4 +1,4 @@
-"""What a run is: keyword-only dataclasses, validated when they are made; saved, they start the same run again."""
+"""Settings of a run as keyword-only dataclasses, validated when they are made; a saved config starts the run again."""
 
 from __future__ import annotations
 
@@ -9,42 +9,41 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
-import torch
-
 from prolip.data.augment.affine import AugmentConfig
 from prolip.data.loader import DataConfig
 from prolip.data.reading.named import KINDS
 from prolip.methods import find_method
-from prolip.options import ModelOptions
 from prolip.random import VERSIONS
 from prolip.utils.documents import read_json, read_yaml
 from prolip.utils.fields import AUTO, option
 from prolip.utils.flags import FlagError, build, check_alone, check_range, did_you_mean, flag_of
 from prolip.utils.messages import appearance_of
 from prolip.utils.secrecy import hide, redacted, tag
+from training.model_options import ModelOptions
 
 DEFAULT_EPOCHS, LEAST_STEPS = 32, 300
-# The paper's, B.1, in OpenCLIP's names.
+#: The paper's augmentation, B.1, in OpenCLIP's names.
 AUGMENTATION = {
     "scale": (0.8, 1.0),
     "color_jitter": (0.32, 0.32, 0.32, 0.08),
     "color_jitter_prob": 0.8,
     "gray_scale_prob": 0.2,
 }
-# Settings that follow from others, and from which.
+#: Section -> setting that follows from another one -> that one.
 DERIVED = {"data": {f.name: f.metadata["follows"] for f in dataclasses.fields(DataConfig) if "follows" in f.metadata}}
-# Facts of one invocation, not of the run: left out of the saved config, so that it starts afresh.
+#: Facts of one invocation, not of the run: left out of the saved config.
 INVOCATION = ("resume", "overwrite", "traceback", "renewed_addresses")
 #: Section and setting of a config that an earlier version saved -> the setting's name today.
 RENAMED = {("run", "output_dir"): "output"}
-#: Settings that an earlier version saved and nobody asks for any more.
+#: Settings of earlier versions that no longer exist.
 DROPPED = {("model", "init_uncertainty")}
-#: Configurations, now deleted, of towers of ours that took CLIP's weights.
+#: Folder of configurations, now deleted, of towers that took CLIP's weights.
 CONVERTED = "local-dir:scripts/recipes/"
-#: Where a saved config keeps the hashes of settings that it holds without what may be secret in them.
+#: Key of a saved config under which hashes of settings stand that it holds without their secrets.
 REDACTED = "redacted"
-#: What a share of the run's steps looks like.
+#: Pattern of a share of the run's steps.
 SHARE = r"\d+(\.\d+)?%"
+Precision = Literal["fp32", "amp_bf16", "amp_fp16"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,17 +53,13 @@ class ModelConfig(ModelOptions):
     tokenizer: str | None = option(None, "name or local folder of the tokenizer, instead of the model config's")
     grad_checkpointing: bool = option(False, "recompute activations in the backward pass: less memory, a third slower")
     checkpoint_policy: Literal["full", "selective"] = option(
-        "full", "what --grad-checkpointing computes again: whole blocks, or all but matrix products and attention"
+        "full", "what --grad-checkpointing recomputes: whole blocks, or all but matrix products and attention"
     )
     torchcompile: bool = option(False, "compile both towers; the first steps take minutes")
     aug_cfg: dict[str, Any] = option(AUGMENTATION, "image augmentation as OpenCLIP's: --aug-cfg scale=(0.9,1.0) ...")
     device_augment: bool = option(False, "augment whole batches on the device by the `augment` flags, not by --aug-cfg")
-    openclip_transform: bool = option(
-        False, "augment by OpenCLIP's own transform in the workers: same distribution, a third of the speed"
-    )
-    dct_scaled_decoding: bool = option(
-        False, "decode large JPEGs at 1/2, 1/4 or 1/8: a quarter faster, a level off on average"
-    )
+    openclip_transform: bool = option(False, "augment by OpenCLIP's transform in the workers: a third of the speed")
+    dct_scaled_decoding: bool = option(False, "decode large JPEGs at 1/2, 1/4 or 1/8: a quarter faster, lower quality")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -96,15 +91,15 @@ class OptimConfig:
     layer_decay: float | None = option(None, "learning rate of a block: --lr times this ** (its depth from the end)")
     image_lr_mult: float = option(1.0, "learning rate of the image backbone, as a multiple of --lr; heads have --lr")
     text_lr_mult: float = option(1.0, "learning rate of the text backbone, as a multiple of --lr; heads have --lr")
-    image_freeze_epochs: float = option(0.0, "first epochs, or parts of one, in which the image backbone stands still")
-    text_freeze_epochs: float = option(0.0, "first epochs, or parts of one, in which the text backbone stands still")
-    unfreeze_warmup_epochs: float = option(0.0, "epochs of linear warm-up of a backbone that stood still")
+    image_freeze_epochs: float = option(0.0, "epochs, or parts of one, before the image backbone is trained")
+    text_freeze_epochs: float = option(0.0, "epochs, or parts of one, before the text backbone is trained")
+    unfreeze_warmup_epochs: float = option(0.0, "epochs of linear warm-up of a backbone that was frozen")
     logit_lr_mult: float = option(1.0, "learning rate of logit scale and bias, as a multiple of --lr")
     grad_clip_norm: float | None = option(
         AUTO, "bound on the norm of all gradients; auto: none, from trained weights 1; none: no bound", also=AUTO
     )
     ema_decay: float | None = option(None, "average the weights with this decay (warmed up); saved as model_ema")
-    swa_epochs: int = option(0, "average the weights at the ends of so many last epochs (SWA); saved as model_swa")
+    swa_epochs: int = option(0, "average the weights at the ends of the last N epochs (SWA); saved as model_swa")
 
     def __post_init__(self) -> None:
         from timm.optim import list_optimizers  # late: --help needs none of it
@@ -114,43 +109,23 @@ class OptimConfig:
             remedy = did_you_mean(self.opt.lower(), known, "timm.optim.list_optimizers() lists all names")
             raise FlagError(f"--opt {self.opt} is unknown to timm: {remedy}")
         check_range(self, "lr", "eps", above=True)
-        check_range(
-            self, "image_lr_mult", "text_lr_mult", above=True, remedy="; --lock-image and --lock-text freeze a tower"
-        )
-        check_range(
-            self,
-            "wd",
-            "logit_lr_mult",
-            "warmup",
-            "image_freeze_epochs",
-            "text_freeze_epochs",
-            "unfreeze_warmup_epochs",
-            "swa_epochs",
-        )
+        freeze = "; --lock-image and --lock-text freeze a tower"
+        check_range(self, "image_lr_mult", "text_lr_mult", above=True, remedy=freeze)
+        epochs = ("image_freeze_epochs", "text_freeze_epochs", "unfreeze_warmup_epochs", "swa_epochs")
+        check_range(self, "wd", "logit_lr_mult", "warmup", *epochs)
         if isinstance(self.warmup, str) and float(self.warmup.removesuffix("%")) >= 100:
             raise FlagError(f"--warmup {self.warmup}: give a share below 100%, such as 5%, or steps")
-        for name in ("beta1", "beta2", "lr_min_ratio", "momentum", "ema_decay"):
-            value = getattr(self, name)
-            if value not in (None, AUTO) and not 0 <= value < 1:
-                raise FlagError(f"{flag_of(name)} {value} is outside [0, 1): give a share such as 0.9")
-        for name in ("layer_decay", "decay_fraction", "lr_step_factor"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value <= 1:
-                raise FlagError(f"{flag_of(name)} {value} is outside (0, 1]: give a share such as 0.7")
+        check_range(self, "beta1", "beta2", "lr_min_ratio", "momentum", "ema_decay", most=1, below=True)
+        check_range(self, "layer_decay", "decay_fraction", "lr_step_factor", most=1, above=True)
         check_range(self, "grad_clip_norm", above=True, remedy="; leave it out for no clipping")
         if (self.lr_scheduler == "step") != bool(self.lr_milestones):
-            raise FlagError(
-                "--lr-scheduler step and --lr-milestones go together: give both, such as --lr-milestones "
-                "0.6, or neither"
-            )
+            raise FlagError("--lr-scheduler step and --lr-milestones go together: give both, such as 0.6, or neither")
         if not all(0 < a < b for a, b in zip(self.lr_milestones, (*self.lr_milestones[1:], 1))):
             given = " ".join(map(str, self.lr_milestones))
-            raise FlagError(
-                f"--lr-milestones {given}: give shares of the run between 0 and 1, the smaller first, such as 0.6 0.8"
-            )
+            raise FlagError(f"--lr-milestones {given}: give rising shares of the run below 1, such as 0.6 0.8")
         if self.unfreeze_warmup_epochs and not (self.image_freeze_epochs or self.text_freeze_epochs):
             raise FlagError(
-                "--unfreeze-warmup-epochs, and no backbone stands still: give --image-freeze-epochs or "
+                "--unfreeze-warmup-epochs, and no backbone is frozen: give --image-freeze-epochs or "
                 "--text-freeze-epochs, or --warmup for the whole model"
             )
 
@@ -159,73 +134,51 @@ class OptimConfig:
 class RunConfig:
     """How long, how exactly, where to, and what to keep."""
 
-    name: str | None = option(None, "name of the run's folder; without: model, method and time of the start")
+    name: str | None = option(None, "name of the run's folder; default: model, method and time of the start")
     output: str = option("runs", "folder of all runs")
     epochs: int | None = option(
-        None, f"length of the run in epochs; when no length is given {DEFAULT_EPOCHS}, or those of {LEAST_STEPS} steps"
+        None, f"length of the run in epochs; default of all lengths: {DEFAULT_EPOCHS}, or those of {LEAST_STEPS} steps"
     )
     max_steps: int | None = option(None, "length of the run in optimiser steps, instead of --epochs")
     max_samples: int | None = option(None, "length of the run in samples seen, instead of --epochs")
-    global_batch_size: int | None = option(
-        None, "samples per step over all ranks and micro-batches, instead of --batch-size per rank and micro-batch"
-    )
+    global_batch_size: int | None = option(None, "samples per step over all ranks, instead of --batch-size per rank")
     accum_freq: int = option(1, "micro-batches per step; exactly the large batch, for a second forward pass")
-    precision: Literal["fp32", "amp_bf16", "amp_fp16"] = option("amp_bf16", "arithmetic of the towers; losses are fp32")
-    fsdp: bool = option(False, "parameters, gradients and optimiser state in shards over the ranks, instead of DDP")
+    precision: Precision = option("amp_bf16", "arithmetic of the towers; losses are fp32")
+    fsdp: bool = option(False, "shard parameters, gradients and optimiser state over the ranks, instead of DDP")
     device: Literal["auto", "cuda", "cpu"] = option("auto", "accelerator; auto takes CUDA when there is one")
     seed: int = option(0, "seed of initialisation, data order, augmentation and masked views")
     draws: Literal[1, 2] = option(VERSIONS[-1], "version of the random numbers; --resume keeps the checkpoint's")
     deterministic: bool = option(False, "only algorithms whose results do not vary, where torch has them")
-    resume: str | None = option(
-        None, "go on from a checkpoint: a file or URL, latest of this run, or auto: latest if there is any"
-    )
+    resume: str | None = option(None, "checkpoint, file or URL; latest of this run; or auto: latest if there is one")
     overwrite: bool = option(False, "delete the run that the folder holds and start again")
-    renewed_addresses: bool = option(
-        False, "go on although addresses have another login, signature or command than the checkpoint's"
-    )
-    save_frequency: int = option(0, "save as well after every so many epochs; 0: not by epochs")
-    save_every_steps: int | None = option(None, "save as well whenever so many steps are done")
-    save_every_samples: int | None = option(None, "save as well whenever so many samples were seen")
-    save_every_minutes: float | None = option(15.0, "save when the last checkpoint is so old; none: not by time")
-    keep_checkpoints: int = option(2, "keep so many of the newest checkpoints; 0: keep all")
-    keep_every_steps: int = option(0, "of older checkpoints, keep the first behind each multiple of so many steps")
+    renewed_addresses: bool = option(False, "resume although addresses have another login, signature or command")
+    save_frequency: int = option(0, "also save every N epochs; 0: not by epochs")
+    save_every_steps: int | None = option(None, "also save every N steps")
+    save_every_samples: int | None = option(None, "also save every N samples")
+    save_every_minutes: float | None = option(15.0, "also save every N minutes; none: not by time")
+    keep_checkpoints: int = option(2, "keep the N newest checkpoints; 0: keep all")
+    keep_every_steps: int = option(0, "also keep one checkpoint every N steps")
     checkpoint_dir: str | None = option(None, "folder or URL (s3://...) of checkpoints, not the run folder's")
     ledger: bool = option(False, "write the keys of all samples trained on, by step, into the run folder's ledger/")
-    max_nonfinite: int = option(0, "steps with a term that is not finite to pass over before the run stops")
+    max_nonfinite: int = option(0, "skip at most N steps with non-finite loss, then abort")
     log_every_n_steps: int = option(100, "steps between lines of the log")
-    log_every_seconds: float | None = option(10.0, "log as well when the last line is so old; none: not by time")
-    stall_seconds: float = option(600.0, "a rank without a step for so long prints the stacks of its threads; 0: never")
+    log_every_seconds: float | None = option(10.0, "also log every N seconds; none: not by time")
+    stall_seconds: float = option(600.0, "a rank without a step for N seconds prints its threads' stacks; 0: never")
     peak_tflops: float | None = option(
-        None, "bf16 peak of one device, of which MFU is a share; without: known for A100, H100, H200 and B200"
+        None, "bf16 peak of one device, of which MFU is a share; known for A100, H100, H200 and B200"
     )
-    profile: int = option(0, "trace so many steps of rank 0, from the ninth on, into the run folder's profile/")
-    report: bool = option(True, "end with the run's report.html, which takes some seconds of one core")
-    wandb_project: str | None = option(None, "log to this project of Weights & Biases as well (pip install wandb)")
+    profile: int = option(0, "trace N steps of rank 0, from the ninth on, into the run folder's profile/")
+    report: bool = option(True, "write the run's report.html at the end, which takes some seconds of one core")
+    wandb_project: str | None = option(None, "also log to this project of Weights & Biases (pip install wandb)")
     traceback: bool = option(False, "show where an error came from")
 
     def __post_init__(self) -> None:
         lengths = ("epochs", "max_steps", "max_samples")
         check_alone(self, lengths, "one length")
-        check_range(
-            self,
-            "accum_freq",
-            "log_every_n_steps",
-            *lengths,
-            "save_every_steps",
-            "save_every_samples",
-            "global_batch_size",
-            least=1,
-        )
-        check_range(
-            self,
-            "save_frequency",
-            "keep_checkpoints",
-            "keep_every_steps",
-            "max_nonfinite",
-            "seed",
-            "profile",
-            "stall_seconds",
-        )
+        cadences = ("log_every_n_steps", "save_every_steps", "save_every_samples")
+        check_range(self, "accum_freq", "global_batch_size", *lengths, *cadences, least=1)
+        kept = ("save_frequency", "keep_checkpoints", "keep_every_steps")
+        check_range(self, *kept, "max_nonfinite", "seed", "profile", "stall_seconds")
         if self.seed >= 2**63:
             raise FlagError(f"--seed {self.seed}: give a number below 2^63")
         check_range(self, "peak_tflops", above=True)
@@ -239,7 +192,7 @@ class RunConfig:
         if self.name is not None and (not self.name or Path(self.name).name != self.name or self.name in (".", "..")):
             raise FlagError(f"--name {self.name!r} is no folder name: give the folder above it as --output")
         if self.resume in ("latest", "auto") and self.name is None:
-            raise FlagError(f"--resume {self.resume} without --name: give the name of the run to go on with")
+            raise FlagError(f"--resume {self.resume} without --name: give the name of the run to resume")
         if self.resume and self.overwrite:
             raise FlagError("--resume goes on with a run and --overwrite deletes it: give one of them")
 
@@ -253,23 +206,19 @@ class ValidationConfig:
         "test sets, KIND:ADDRESS or an address whose kind is recognised: csv:FILE, images:FOLDER, shards:TARS, "
         "wds:FOLDER, coco:JSON,IMAGES, ..., and emoji:TARS for the evaluations of the emoji corpus",
     )
-    val_names: str | None = option(None, "shards whose names the drawings of emoji: must be distinguished from as well")
-    val_select: str | None = option(None, "which concepts to evaluate, in the words of --select; without: all")
+    val_names: str | None = option(None, "shards whose names are also in the gallery of the drawings of emoji:")
+    val_select: str | None = option(None, "which concepts to evaluate, in the words of --select; default: all")
     imagenet_val: str | None = option(None, "folder of ImageNet's validation images, a folder per class: imagenet/acc1")
     coco_test: str | None = option(None, "JSON,IMAGES: Karpathy's file and the folder of COCO's images: coco/i2t/R@1")
-    val_split: str | None = option(
-        None, "another split than test of the --val-data that has splits, such as val; a number: the share held out"
-    )
-    val_frequency: int = option(0, "evaluate every so many epochs as well; 0: only at the end")
-    val_every_steps: int | None = option(None, "evaluate whenever so many steps are done as well")
+    val_split: str | None = option(None, "split of the --val-data that has splits, not test; a number: share held out")
+    val_frequency: int = option(0, "also evaluate every N epochs; 0: only at the end")
+    val_every_steps: int | None = option(None, "also evaluate every N steps")
     val_batch_size: int = option(256, "images that a rank embeds at a time")
-    val_precision: Literal["fp32", "amp_bf16", "amp_fp16"] = option(
-        "fp32", "arithmetic of evaluations; fp32 gives the metrics that the evaluation commands give of the saved model"
-    )
+    val_precision: Precision = option("fp32", "arithmetic of evaluations; fp32 gives the metrics of prolip eval")
     best_metric: str | None = option(
-        None, "keep the model with the highest value of this figure in best/: imagenet/acc1, ema/coco/i2t/R@1, ..."
+        None, "keep the model with the highest value of this metric in best/: imagenet/acc1, ema/coco/i2t/R@1, ..."
     )
-    best_lowest: bool = option(False, "of --best-metric, the lowest value is the best")
+    best_lowest: bool = option(False, "lower is better for --best-metric")
 
     def __post_init__(self) -> None:
         for name in ("val_names", "val_select"):
@@ -280,7 +229,7 @@ class ValidationConfig:
         if self.coco_test is not None and len(list(filter(None, self.coco_test.split(",")))) != 2:
             raise FlagError(f"--coco-test {self.coco_test!r}: give JSON,IMAGES: Karpathy's file, the folder of images")
         if self.best_lowest and not self.best_metric:
-            raise FlagError("--best-lowest without --best-metric: name the figure, such as imagenet/acc1")
+            raise FlagError("--best-lowest without --best-metric: name the metric, such as imagenet/acc1")
         check_range(self, "val_frequency")
         check_range(self, "val_batch_size", "val_every_steps", least=1)
 
@@ -321,16 +270,14 @@ class Config:
     objective: Any
 
     def __post_init__(self) -> None:
-        given = {f.name for f in dataclasses.fields(AugmentConfig) if getattr(self.augment, f.name) != f.default}
-        everywhere = {f.name for f in dataclasses.fields(AugmentConfig) if "always" in f.metadata}
-        if given - everywhere and not self.model.device_augment:
-            changed = [flag_of(f.name) for f in dataclasses.fields(AugmentConfig) if f.name in given - everywhere]
-            raise FlagError(f"{', '.join(changed)} without --device-augment: add it, or augment with --aug-cfg instead")
-        in_workers = not self.model.device_augment and (
-            self.model.openclip_transform or self.model.aug_cfg.get("use_timm") or self.data.synthetic
-        )
+        fields = dataclasses.fields(AugmentConfig)
+        given = [f.name for f in fields if getattr(self.augment, f.name) != f.default and "always" not in f.metadata]
+        if given and not self.model.device_augment:
+            flags = ", ".join(map(flag_of, given))
+            raise FlagError(f"{flags} without --device-augment: add it, or augment with --aug-cfg instead")
+        in_workers = self.model.openclip_transform or self.model.aug_cfg.get("use_timm") or self.data.synthetic
         for name in ("cutout", "erase_prob"):
-            if getattr(self.augment, name) and in_workers:
+            if getattr(self.augment, name) and in_workers and not self.model.device_augment:
                 raise FlagError(
                     f"{flag_of(name)} is for images that the device normalises: leave it out, or leave out "
                     "--openclip-transform, use_timm and synthetic data"
@@ -339,10 +286,8 @@ class Config:
             raise FlagError("this method reads no texts: leave out --text-mask, --text-random and --text-delete")
         for name in ("val_frequency", "val_every_steps", "best_metric"):
             if getattr(self.val, name) and not self.evaluates:
-                raise FlagError(
-                    f"{flag_of(name)} without anything to evaluate on: give --val-data, --imagenet-val, "
-                    "--coco-test or --split"
-                )
+                remedy = "give --val-data, --imagenet-val, --coco-test or --split"
+                raise FlagError(f"{flag_of(name)} without anything to evaluate on: {remedy}")
 
     @property
     def evaluates(self) -> bool:
@@ -412,16 +357,11 @@ def build_config(method: str, values: dict[str, dict[str, Any]]) -> Config:
 
 def renewed(values: dict[str, Any]) -> dict[str, Any]:
     """Saved settings by their names of today; before, val_data was the emoji corpus, and val_tasks the other sets."""
-    values = {
-        section: {
-            RENAMED.get((section, name), name): value
-            for name, value in settings.items()
-            if (section, name) not in DROPPED
-        }
-        if isinstance(settings, dict)
-        else settings
-        for section, settings in values.items()
-    }
+    values = dict(values)
+    for section, settings in values.items():
+        if isinstance(settings, dict):
+            found = {name: value for name, value in settings.items() if (section, name) not in DROPPED}
+            values[section] = {RENAMED.get((section, name), name): value for name, value in found.items()}
     val = values.get("val")
     if isinstance(val, dict) and {"val_data", "val_tasks"} & val.keys():
         given, tasks = val.get("val_data"), val.get("val_tasks")
@@ -455,12 +395,3 @@ def read_config_file(path: str) -> dict[str, Any]:
 def changed(config: Config, section: str, **values: Any) -> Config:
     """The config with other settings in one section."""
     return dataclasses.replace(config, **{section: dataclasses.replace(getattr(config, section), **values)})
-
-
-def check_precision(flag: str, precision: str, device: torch.device) -> None:
-    """Refuse what the device cannot compute."""
-    if precision == "amp_fp16" and device.type == "cpu":
-        raise FlagError(f"{flag} amp_fp16 needs CUDA, the device is cpu: use amp_bf16 or fp32")
-    if precision == "amp_bf16" and device.type == "cuda" and not torch.cuda.is_bf16_supported():
-        name = torch.cuda.get_device_name(device)
-        raise FlagError(f"{flag} amp_bf16, which {name} does not compute: use amp_fp16 or fp32")

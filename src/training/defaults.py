@@ -1,18 +1,22 @@
-"""Settings that are left to the run: settled once, when data, weights and device are known, and saved."""
+"""Settings that are `auto`: resolved once, when data, weights and device are known, and saved with the run."""
 
 from __future__ import annotations
 
 import math
+from functools import partial
+from pathlib import Path
 from typing import Any
 
-from prolip.data.config import BATCH_SIZES
+from prolip.data.config import BATCH_SIZES, fitting_workers
 from prolip.methods import find_method
+from prolip.models.diagnose import json_of
 from prolip.models.registry import find_weights, get_model_config
-from prolip.options import BASE, SMALL
 from prolip.utils.fields import AUTO
 from prolip.utils.flags import FlagError
+from prolip.utils.threads import cores
 from training.config import DEFAULT_EPOCHS, LEAST_STEPS, Config, changed
-from training.parallel.distributed import World
+from training.model_options import BASE, SMALL
+from training.parallel.distributed import World, from_first, largest
 
 #: Settings of the optimiser that are `auto`: from random weights, B.1, and from trained ones, docs/training.md.
 SCRATCH: dict[str, Any] = {"lr": 5e-4, "beta2": 0.95, "grad_clip_norm": None}
@@ -20,7 +24,7 @@ FINE_TUNING = {"beta2": 0.98, "grad_clip_norm": 1.0}
 
 
 def settle_model(config: Config, world: World) -> Config:
-    """The config with a model, which is said: the base one on a GPU, else the small one, whose tokenizer is bundled."""
+    """The config with a model: the base one on a GPU, else the small one, whose tokenizer is bundled."""
     if config.model.model != AUTO:
         return config
     on_gpu = world.device.type == "cuda"
@@ -30,10 +34,24 @@ def settle_model(config: Config, world: World) -> Config:
     return changed(config, "model", model=name)
 
 
+def settle_workers(config: Config, world: World, rows: int, folder: Path) -> Config:
+    """The config with a number of workers, the same on all ranks: by default the resumed run's, or by the cores."""
+    data = config.data
+    if data.workers is not None:
+        return config
+    batch = AUTO if rows == AUTO else rows // config.run.accum_freq
+    saved = from_first(partial(json_of, folder / "config.json"), world) if config.run.resume else {}
+    most = saved.get("data", {}).get("workers")
+    most = -largest(world, -(cores() if most is None else most))[0]
+    batch_size: Any = AUTO if config.run.global_batch_size is not None else data.batch_size
+    workers = fitting_workers(batch, most, data.unpaired)
+    return changed(config, "data", workers=workers, batch_size=batch_size)
+
+
 def settle(config: Config, steps_per_epoch: int, rows: int, ranks: int) -> Config:
     """The config with numbers in the place of `auto`, None and shares; rows: of a rank in a step.
 
-    A bias that the first batch is to say stays `auto`. FlagError where a batch of one pair is to give a bias.
+    A bias that the first batch determines stays `auto`. FlagError where that batch is one pair.
     """
     trained = find_weights(config.model.model, config.model.pretrained) is not None
     own = FINE_TUNING | {"lr": fine_tuning_rate(config.model.model)} if trained else SCRATCH
@@ -66,8 +84,8 @@ def fine_tuning_rate(model_name: str) -> float:
 
 
 def rows_per_rank(config: Config, world_size: int) -> Any:
-    """Local rows of one step, micro-batches together; `auto` where the loader is to choose by the data's size. Raises
-    FlagError when the global batch cannot be shared out.
+    """Local rows of one step, micro-batches together; `auto` where the loader chooses by the data's size. FlagError for
+    a global batch that ranks and micro-batches do not divide.
     """
     accum, total = config.run.accum_freq, config.run.global_batch_size
     if total is None:

@@ -1,4 +1,4 @@
-"""What a person sees of a run, and what is kept of it: progress line, metrics.jsonl, TensorBoard, profile."""
+"""Progress line, metrics.jsonl, TensorBoard, profile, and a warning where a run does not learn."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -17,23 +18,24 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile, schedule
 
-from prolip.methods.base import RECALL
+from prolip.measures.chance import is_at_chance
+from prolip.methods.base import CANDIDATES, RECALL
 from prolip.utils.console import plain
 from prolip.utils.secrecy import scrub
-from training.checkpoint.run_folder import keep_until_step
+from training.checkpoint.run_dir import truncate_log
 
-# What stands elsewhere in the progress line than among the terms of the loss, or not at all.
+#: No terms of the loss in the progress line.
 NO_TERMS = ("loss", "lr", "grad_norm", "samples_per_second", "data_wait", RECALL)
 NO_TERM_OF = "grad_norm_"
-#: Steps before the trace of --profile: what is done once (compilation, allocation, full queues) is no part of it.
+#: Steps before the trace of --profile, which leaves out compilation, allocation and full queues.
 SETTLE, WARMUP = 5, 3
 PROFILE_ROWS = 15
 
 
 class Stopwatch:
-    """Seconds and samples since the last lap, and how much of the time went into waiting for data.
+    """Seconds and samples since the last lap, and the time that was spent waiting for data.
 
-    before: seconds of training before this process went on with the run.
+    before: seconds of training before this process resumed the run.
     """
 
     def __init__(self, before: float = 0.0) -> None:
@@ -55,16 +57,13 @@ class Stopwatch:
         return self.before + time.perf_counter() - self.start
 
     def pause(self, seconds: float) -> None:
-        """Leave time that went into something else (evaluation, saving) out of rates and sums."""
+        """Leave the time of evaluations and saves out of rates and sums."""
         self.lap_start += seconds
         self.start += seconds
 
 
 class RunLog:
-    """Lines for a person on `stream`, objects for programs in metrics.jsonl, curves in TensorBoard and W&B; rank 0.
-
-    Nothing is written into the folder before `open`.
-    """
+    """Lines on `stream`, objects in metrics.jsonl, curves in TensorBoard and W&B; of rank 0, in files once `open`ed."""
 
     def __init__(self, folder: Path, is_first: bool = True, stream: TextIO | None = None):
         self.stream = stream or sys.stdout
@@ -76,25 +75,22 @@ class RunLog:
         self.failing: set[str] = set()
 
     def open(self, resume_at: int | None = None, again: str | None = None, wandb_project: str | None = None) -> None:
-        """Open the files; with resume_at those of a run that goes on behind that step, see `keep_until_step`."""
+        """Open the files; with resume_at those of a run that resumes after that step, see `truncate_log`."""
         if not self.is_first:
             return
         from torch.utils.tensorboard import SummaryWriter  # slow to import
 
         path = self.folder / "metrics.jsonl"
         if resume_at is not None and path.exists():
-            keep_until_step(path, resume_at, again)
+            truncate_log(path, resume_at, again)
         self.file = open(path, "a", encoding="utf-8", buffering=1)  # noqa: SIM115  closed in close()
-        # TensorBoard hides what it has from purge_step on
-        purge = None if resume_at is None else resume_at + 1
+        purge = None if resume_at is None else resume_at + 1  # TensorBoard hides what it has from there on
         threading.excepthook = report_thread_error
         try:
             self.board = SummaryWriter(str(self.folder / "tensorboard"), purge_step=purge)
         except UnicodeEncodeError:
-            self.say(
-                f"warning: no curves for TensorBoard, which writes into no folder such as {plain(self.folder)}:"
-                " its name is no UTF-8"
-            )
+            folder = plain(self.folder)
+            self.say(f"warning: no curves for TensorBoard: the name of {folder} is no UTF-8")
         if wandb_project:
             import wandb
 
@@ -105,12 +101,12 @@ class RunLog:
             )
 
     def say(self, text: str) -> None:
-        """A line for the person, at once; addresses in it are without secrets."""
+        """Print a line at once, with addresses without secrets."""
         if self.is_first:
             print(scrub(text), file=self.stream, flush=True)
 
     def metrics(self, step: int, values: Mapping[str, Any], kind: str = "train") -> None:
-        """One object in metrics.jsonl, one point per number in TensorBoard, those of counts by kind too."""
+        """Write one object to metrics.jsonl, and a point per number, also of counts by kind, to TensorBoard."""
         if self.file is None:
             return
         finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
@@ -129,29 +125,26 @@ class RunLog:
 
     @contextlib.contextmanager
     def kept_going(self, place: str, step: int) -> Iterator[None]:
-        """Have the run outlive what cannot be written; reported when it begins and when it is over."""
+        """Report what cannot be written, when it begins and when it is over; the run goes on."""
         try:
             yield
         except Exception as error:  # W&B and TensorBoard have exceptions of many kinds
             if place not in self.failing:
-                self.say(f"warning: the figures of step {step} were NOT logged, the run goes on: {error} ({place})")
+                self.say(f"warning: the metrics of step {step} were NOT logged, the run goes on: {error} ({place})")
             self.failing.add(place)
         else:
             if place in self.failing:
                 self.failing.remove(place)
-                self.say(f"note: {place} takes figures again from step {step} on")
+                self.say(f"note: {place} takes metrics again from step {step} on")
 
     def progress(self, line: str) -> None:
-        """The progress line: figures bold on a terminal, plain in a file."""
+        """Print the progress line, with bold numbers on a terminal."""
         if not self.colours:
             self.say(line)
             return
         head, bar, rest = line.partition(" | ")
-        print(
-            f"\033[2m{head}\033[0m{bar}\033[1m{rest}\033[0m",
-            file=getattr(self.stream, "stream", self.stream),
-            flush=True,
-        )
+        line = f"\033[2m{head}\033[0m{bar}\033[1m{rest}\033[0m"
+        print(line, file=getattr(self.stream, "stream", self.stream), flush=True)
 
     def close(self) -> None:
         if self.file is not None:
@@ -162,7 +155,7 @@ class RunLog:
 
 
 def flattened(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """name, value; and name/kind, value of what is counted by kind."""
+    """(name, value), and (name/kind, value) of counts by kind."""
     for name, value in values.items():
         if isinstance(value, Mapping):
             yield from ((f"{name}/{kind}", part) for kind, part in value.items())
@@ -171,7 +164,7 @@ def flattened(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def report_thread_error(met: threading.ExceptHookArgs) -> None:
-    """What a thread met, as Python shows it, but for TensorBoard's, which hands it to the next call."""
+    """Show an error of a thread, but not of TensorBoard's, which raises it at the next call."""
     if type(met.thread).__name__ != "_AsyncWriterThread":
         threading.__excepthook__(met)
 
@@ -211,7 +204,7 @@ def progress_line(
 
 
 def grouped(values: Mapping[str, float]) -> str:
-    """name value pairs; those that share the first word of their names say it once: `vib image 4.5 text 4.4`."""
+    """Name and value pairs, with a common first word once: `vib image 4.5 text 4.4`."""
     groups: dict[str, list[str]] = {}
     for name, value in values.items():
         first, _, rest = name.partition("_")
@@ -220,7 +213,7 @@ def grouped(values: Mapping[str, float]) -> str:
 
 
 def peak_memory(device: torch.device) -> float:
-    """Most memory that this process has held so far, GiB: of the device, or of the process on a CPU."""
+    """Peak memory so far in GiB: of the device, or of the process on a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**30
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # KiB on Linux
@@ -243,9 +236,48 @@ def count_parameters(model: nn.Module) -> dict[str, tuple[int, int]]:
     return counts
 
 
+@dataclass
+class ChanceWatch:
+    """Compares the in-batch R@1 of the last CANDIDATES pairs or more with chance, once, after a tenth of the run.
+
+    rows: of a rank in a step; ranks; total: steps of the run; seen: the step of the last call.
+    """
+
+    rows: int
+    ranks: int
+    total: int
+    seen: int = 0
+    steps: int = 0
+    found: float = 0.0
+    judged: bool = False
+
+    @property
+    def candidates(self) -> int:
+        """Number of captions among which an image's own is to be found."""
+        return min(self.rows, CANDIDATES)
+
+    def judge(self, step: int, recall: float) -> str:
+        """A warning, or an empty string. recall: mean since the last call."""
+        taken, self.seen = step - self.seen, step
+        if self.judged or self.candidates < 2 or not math.isfinite(recall):
+            return ""
+        self.steps, self.found = self.steps + taken, self.found + recall * taken
+        if self.steps * self.candidates * self.ranks < CANDIDATES:
+            return ""
+        rate, self.steps, self.found = self.found / self.steps, 0, 0.0
+        self.judged = 10 * step >= self.total
+        if not self.judged or not is_at_chance(round(rate * CANDIDATES), CANDIDATES, self.candidates):
+            return ""
+        return (
+            f"warning: step {step}: the model is still at chance, its in-batch R@1 is {rate:.1%} where chance is "
+            f"{1 / self.candidates:.1%}; likely causes: the bias (--init-logit-bias auto fits it to the batch), the "
+            "learning rate (--lr), captions of other images, frozen towers (--lock-image, --lock-text)"
+        )
+
+
 class StepProfiler(profile):
-    """Traces `steps` steps behind the first SETTLE + WARMUP of a run, into profile/rank_0.json of its folder: for
-    chrome://tracing or Perfetto. A table of what took the time goes to `say`.
+    """Traces `steps` steps after the first SETTLE + WARMUP into profile/rank_0.json of the run's folder, for
+    chrome://tracing or Perfetto; a table of the slowest operations goes to `say`.
     """
 
     def __init__(self, folder: Path, steps: int, say: Callable[[str], None]):
@@ -262,7 +294,7 @@ class StepProfiler(profile):
         self.start()
 
     def close(self) -> None:
-        """End a trace that is not complete: the run was shorter."""
+        """End an incomplete trace of a shorter run."""
         self.stop()
         if not self.path.exists():
             self.say(f"no profile: the run ended within the {SETTLE + WARMUP} steps before it")

@@ -13,36 +13,38 @@ from torch import Tensor
 
 from prolip.methods.base import RECALL, Batch, Terms, accumulate_backward
 from prolip.utils.fields import AUTO
-from training.bias import start_bias
-from training.checkpoint.snapshot import save
-from training.closing import close_training, look_at_data, warn_of_few_samples
+from training.checkpoint.state_dict import save
 from training.config import ValidationConfig
-from training.health.preemption import Stopped
-from training.health.terms import NonFiniteError
+from training.health.nonfinite import NonFiniteError
+from training.health.signals import Stopped
+from training.hooks import fit_at_end, look_at_data, start_bias, warn_of_few_samples
 from training.log import Stopwatch, peak_memory, progress_line
 from training.optim import gradient_norms, learning_rate_factor, parameter_norms, release_gradients, set_learning_rate
 from training.parallel.distributed import collect_objects, largest, seed_step, wait_for_all
 from training.parallel.sharding import whole_model
-from training.state import Fed, Position, Run, Trained
+from training.state import DataState, Position, Run, TrainState
 
-#: GradScaler halves its scale (2^16 at first) for every step that overflows. Below this it is not the scale's fault.
+#: GradScaler halves its scale (2^16 at first) at every step that overflows. Below this the scale is not the cause.
 MIN_LOSS_SCALE = 1e-4
 
 
 # --- one step --------------------------------------------------------------------------------------------------------
-def training_step(trained: Trained, batch: Batch, step: int) -> Terms:
-    """Optimiser step `step` (from 0) on the local batch; returns its terms on the device. Nothing here waits for it,
-    unless the optimiser is not a fused one: see `move_parameters`.
+def training_step(trained: TrainState, batch: Batch, step: int) -> Terms:
+    """Optimiser step `step` (from 0) on the local batch; returns its terms on the device. The host does not wait for
+    it, unless the optimiser is not a fused one: see `update_parameters`.
     """
+    frozen = [tower for tower, stage in trained.stages.items() if step < stage.frozen]
     backbones = {tower: stage.factor(step) for tower, stage in trained.stages.items()}
     factor = learning_rate_factor(step, trained.total_steps, trained.config)
     set_learning_rate(trained.optimizer, trained.config, factor, backbones)
+
     batch = trained.objective.prepare(batch, step)
     terms = accumulate_backward(trained.network, batch, trained.accum_freq, trained.autocast, trained.scaler.scale)
-    release_gradients(trained.optimizer, [tower for tower, stage in trained.stages.items() if step < stage.frozen])
+    release_gradients(trained.optimizer, frozen)
     trained.scaler.unscale_(trained.optimizer)
     terms |= gradient_norms(trained.parts, trained.config.grad_clip_norm)
-    move_parameters(trained, terms)
+
+    update_parameters(trained, terms)
     trained.optimizer.zero_grad(set_to_none=True)
     trained.objective.after_step()
     for average in trained.averages.values():
@@ -50,20 +52,20 @@ def training_step(trained: Trained, batch: Batch, step: int) -> Terms:
     return terms
 
 
-def on_device(fed: Fed, batch: Batch, step: int, device: torch.device) -> Batch:
-    """The batch of step `step` on the device, augmented there where it is to be; lists stay, nothing waits."""
+def on_device(data: DataState, batch: Batch, step: int, device: torch.device) -> Batch:
+    """The batch of step `step` on the device, augmented there; lists stay, and the host does not wait."""
     batch = {k: v.to(device, non_blocking=True) if isinstance(v, Tensor) else v for k, v in batch.items()}
-    if fed.augment is not None:
-        batch["image"] = fed.augment(batch["image"], step)
-    if fed.token_augment is not None:
-        batch["text"] = fed.token_augment(batch["text"], step)
+    if data.augment is not None:
+        batch["image"] = data.augment(batch["image"], step)
+    if data.token_augment is not None:
+        batch["text"] = data.token_augment(batch["text"], step)
     return batch
 
 
-def move_parameters(trained: Trained, terms: Terms) -> None:
-    """The optimiser's step, held back where a gradient is not finite. (fp16's GradScaler has a rule of its own.)
+def update_parameters(trained: TrainState, terms: Terms) -> None:
+    """The optimiser's step, skipped where a gradient is not finite. (fp16's GradScaler has a rule of its own.)
 
-    Fused optimisers look at the device's flag themselves; for others the host has to look at this one number.
+    Fused optimisers read the flag on the device; for others the host reads this one number.
     """
     optimizer: Any = trained.optimizer
     if trained.scaler.is_enabled():
@@ -81,17 +83,17 @@ def move_parameters(trained: Trained, terms: Terms) -> None:
 
 # --- all steps -------------------------------------------------------------------------------------------------------
 def train(run: Run) -> None:
-    """From where the run stands to its last step: steps, log, checkpoints, evaluations. Stopped: it was asked to."""
-    at, loader, health, watch = run.at, run.fed.loader, run.health, Stopwatch(run.at.seconds)
+    """Steps, log, checkpoints and evaluations, from the run's position to its last step. Stopped: on request."""
+    at, loader, watch = run.at, run.data.loader, Stopwatch(run.at.seconds)
     started_at, save_every = at.step, run.config.run.save_frequency
-    health.chance.seen = at.step
+    run.health.chance.seen = at.step
     run.trained.network.train()
     if at.step < run.total_steps:
         warn_of_few_samples(run)
-    elif not at.closed:  # it was asked to stop in the fit
-        close_or_stop(run, watch)
+    elif not at.closed:  # it was stopped in the fit at the end
+        fit_or_stop(run, watch)
         checked_save(run, watch)
-    if at.step and evaluation_due(run.config.val, at, run.total_steps):  # the run ended before it, or in it
+    if at.step:  # it may have been stopped before an evaluation
         evaluate_when_due(run, watch)
     while at.step < run.total_steps:
         look_at_data(run)
@@ -99,39 +101,43 @@ def train(run: Run) -> None:
         for batch in timed(iter(loader), watch):
             at.step += 1
             at.batch_in_epoch += 1
-            batch = on_device(run.fed, batch, at.step - 1, run.world.device)
-            if run.config.model.init_logit_bias == AUTO:
-                start_bias(run, batch)
-            if run.trained.seeded:
-                seed_step(run.config.run.seed, at.step - 1, run.world)
-            health.meter.add(training_step(run.trained, batch, at.step - 1), at.step, batch["key"])
-            health.watchdog.beat(at.step)
-            if health.profiler is not None:
-                health.profiler.step()
-            if run.kept.ledger is not None:
-                run.kept.ledger.write(at.step, at.epoch, batch["key"])
-            watch.samples += run.fed.global_batch
+            take_step(run, batch, watch)
             if at.step % run.config.run.log_every_n_steps == 0 or at.step == run.total_steps:
                 report(run, watch, started_at)
             if at.step < run.total_steps:
                 between_steps(run, watch, started_at)
-                if evaluation_due(run.config.val, at, run.total_steps):
-                    evaluate_when_due(run, watch)
+                evaluate_when_due(run, watch)
             elif at.batch_in_epoch < loader.num_batches:
-                break  # at the end of an epoch, the loader is asked once more: it judges the faults of the whole epoch
+                break  # else the loader is asked once more: it judges the faults of the whole epoch
         else:
             at.epoch += 1
             at.batch_in_epoch = 0
         if at.step == run.total_steps:
-            close_or_stop(run, watch)  # before the last checkpoint, so that a run that goes on from it has it behind it
+            fit_or_stop(run, watch)  # before the last checkpoint, which then holds the fit
         if at.step == run.total_steps or (save_every and at.epoch % save_every == 0):
             checked_save(run, watch)
-        if evaluation_due(run.config.val, at, run.total_steps):
-            evaluate_when_due(run, watch)
+        evaluate_when_due(run, watch)
+
+
+def take_step(run: Run, batch: Batch, watch: Stopwatch) -> None:
+    """The present step, and what keeps account of it."""
+    at, health, outputs = run.at, run.health, run.outputs
+    batch = on_device(run.data, batch, at.step - 1, run.world.device)
+    if run.config.model.init_logit_bias == AUTO:
+        start_bias(run, batch)
+    if run.trained.seeded:
+        seed_step(run.config.run.seed, at.step - 1, run.world)
+    health.meter.add(training_step(run.trained, batch, at.step - 1), at.step, batch["key"])
+    health.watchdog.beat(at.step)
+    if health.profiler is not None:
+        health.profiler.step()
+    if outputs.ledger is not None:
+        outputs.ledger.write(at.step, at.epoch, batch["key"])
+    watch.samples += run.data.global_batch
 
 
 def timed(batches: Iterator[Batch], watch: Stopwatch) -> Iterator[Batch]:
-    """The same batches; how long each was waited for goes to the watch."""
+    """The same batches; the time of waiting for them goes to the watch."""
     while True:
         start = time.perf_counter()
         batch = next(batches, None)
@@ -142,22 +148,22 @@ def timed(batches: Iterator[Batch], watch: Stopwatch) -> Iterator[Batch]:
 
 
 def report(run: Run, watch: Stopwatch, started_at: int) -> None:
-    """Wait for the device, stop on a non-finite term, then one line for the person and one object for programs."""
+    """Wait for the device, stop on a non-finite term, then write a line and an object of metrics."""
     warn_of_bad_steps(run)
     at, total, trained, health = run.at, run.total_steps, run.trained, run.health
     means = health.meter.read(run.world)
     seconds = watch.elapsed()
     factor = learning_rate_factor(at.step - 1, total, trained.config)
     values = means | watch.lap() | {"lr": trained.config.lr * factor}
-    epoch = at.epoch + at.batch_in_epoch / run.fed.loader.num_batches
-    faults = total_faults(collect_objects(dict(run.fed.loader.faults()), run.world))
+    epoch = at.epoch + at.batch_in_epoch / run.data.loader.num_batches
+    faults = total_faults(collect_objects(dict(run.data.loader.faults()), run.world))
     left = (seconds - watch.before) / (at.step - started_at) * (total - at.step)
     shown = {name: value for name, value in values.items() if name not in trained.objective.details}
     statistics, chance = trained.objective.statistics, health.chance
-    run.kept.log.progress(progress_line(shown, at.step, total, epoch, left, faults, statistics, chance.candidates))
+    run.outputs.log.progress(progress_line(shown, at.step, total, epoch, left, faults, statistics, chance.candidates))
     if RECALL in values and (warning := chance.judge(at.step, values[RECALL])):
-        run.kept.log.say(warning)
-    extra = {"epoch": epoch, "samples": at.step * run.fed.global_batch, "seconds": seconds}
+        run.outputs.log.say(warning)
+    extra = {"epoch": epoch, "samples": at.step * run.data.global_batch, "seconds": seconds}
     if health.utilisation is not None:
         extra["mfu"] = health.utilisation * values["samples_per_second"]
     extra |= {"memory_gib": peak_memory(run.world.device)} | parameter_norms(trained.parts)
@@ -165,68 +171,67 @@ def report(run: Run, watch: Stopwatch, started_at: int) -> None:
         extra["loss_scale"] = trained.scaler.get_scale()
     if health.meter.bad_steps:
         extra["nonfinite_steps"] = health.meter.bad_steps
-    run.kept.log.metrics(at.step, values | extra | ({"faults": faults} if faults else {}))
-    run.kept.lines.restart(at.step)
+    run.outputs.log.metrics(at.step, values | extra | ({"faults": faults} if faults else {}))
+    run.outputs.lines.restart(at.step)
 
 
 def warn_of_bad_steps(run: Run) -> None:
-    """Look at what was not finite since the last look; NonFiniteError where it is too much."""
+    """Report non-finite steps since the last call; NonFiniteError where there are too many."""
     for text in run.health.meter.check(run.world):
         left = "the parameters were left as they are" if "grad_norm" in text else "its gradients were finite"
-        run.kept.log.say(f"warning: {text}: {left}")
+        run.outputs.log.say(f"warning: {text}: {left}")
     scaler = run.trained.scaler
     if scaler.is_enabled() and scaler.get_scale() < MIN_LOSS_SCALE:
         raise NonFiniteError(
             f"step {run.at.step}: with --precision amp_fp16 no gradient was finite, down to a loss scale of "
-            f"{scaler.get_scale():.2g}; the parameters were left as they were. Go on from an earlier checkpoint "
+            f"{scaler.get_scale():.2g}; the parameters were left as they were. Resume from an earlier checkpoint "
             "with --precision amp_bf16 or fp32, or a lower --lr"
         )
 
 
 def total_faults(counts: list[dict[str, int]]) -> dict[str, int]:
-    """Faults by kind over all ranks; how much was read well is left out."""
-    total = sum(map(Counter, counts), Counter[str]())  # which leaves out what is zero
+    """Faults by kind over all ranks."""
+    total = sum(map(Counter, counts), Counter[str]())  # which leaves out zeros
     return {kind: count for kind, count in total.items() if kind not in ("samples", "shards")}
 
 
 # --- checkpoints, stops ----------------------------------------------------------------------------------------------
 def between_steps(run: Run, watch: Stopwatch, started_at: int) -> None:
-    """Log and checkpoint where these are due by time, steps or samples; stop where any rank was asked to."""
-    saves, lines, health = run.kept.saves, run.kept.lines, run.health
-    stop, save_asked, line_asked = health.agreement.exchange(health.stop.number, saves.asks(), lines.asks())
+    """Log and save where due by time, steps or samples; stop where any rank was asked to."""
+    saves, lines, health = run.outputs.saves, run.outputs.lines, run.health
+    stop, save_asked, line_asked = health.consensus.exchange(health.stop.number, saves.asks(), lines.asks())
     if lines.due(run.at.step, line_asked):
         report(run, watch, started_at)
     if stop:
         end_here(run, watch, stop)
-    # where the epoch ends at this step, and a checkpoint is taken then, once is enough
-    every, ends = run.config.run.save_frequency, run.at.batch_in_epoch == run.fed.loader.num_batches
+    every, ends = run.config.run.save_frequency, run.at.batch_in_epoch == run.data.loader.num_batches
     saved_anyway = bool(every) and ends and (run.at.epoch + 1) % every == 0
     if saves.due(run.at.step, save_asked) and not saved_anyway:
         checked_save(run, watch)
 
 
-def close_or_stop(run: Run, watch: Stopwatch) -> None:
-    """Let the method fit what it wants when training ends; Stopped where any rank was asked to before that is done."""
-    stop = close_training(run)
+def fit_or_stop(run: Run, watch: Stopwatch) -> None:
+    """Let the method fit at the end of training; Stopped where any rank was asked to stop before that is done."""
+    stop = fit_at_end(run)
     if stop:
         end_here(run, watch, stop)
     run.at.closed = True
 
 
 def end_here(run: Run, watch: Stopwatch, stop: int) -> None:
-    """Raise Stopped behind a checkpoint of the present step; all ranks together. stop: number of the signal."""
-    if run.kept.saved_step != run.at.step:
+    """Save the present step and raise Stopped; all ranks together. stop: number of the signal."""
+    if run.outputs.saved_step != run.at.step:
         checked_save(run, watch)
-    if run.kept.saver is not None:
+    if run.outputs.saver is not None:
         with run.health.watchdog.pause():
-            run.kept.saver.settle(final=True)
-    wait_for_all(run.world)  # torchrun ends the others where one has ended
+            run.outputs.saver.settle(final=True)
+    wait_for_all(run.world)  # torchrun kills the others when one has ended
     where = f"{signal.Signals(stop).name} at step {run.at.step} of {run.total_steps}"
-    raise Stopped(f"{where}, which is saved", run.kept.folder)
+    raise Stopped(f"{where}, which is saved", run.outputs.folder)
 
 
 def checked_save(run: Run, watch: Stopwatch) -> None:
-    """A checkpoint of finite parameters only; not counted as training time."""
+    """Save a checkpoint, of finite parameters only; not counted as training time."""
     start = time.perf_counter()
     warn_of_bad_steps(run)
     run.at.seconds = watch.elapsed()
@@ -236,56 +241,57 @@ def checked_save(run: Run, watch: Stopwatch) -> None:
 
 # --- evaluations -----------------------------------------------------------------------------------------------------
 def evaluation_due(wanted: ValidationConfig, at: Position, total_steps: int) -> bool:
-    """Whether the model is to be measured where the run stands: at its end, by steps, or between epochs."""
+    """Whether an evaluation is due at this position: at the end, by steps, or between epochs."""
     by_steps = bool(wanted.val_every_steps) and at.step % (wanted.val_every_steps or 1) == 0
     by_epochs = bool(wanted.val_frequency) and at.batch_in_epoch == 0 and at.epoch % wanted.val_frequency == 0
     return at.step == total_steps or by_steps or by_epochs
 
 
 def evaluate_when_due(run: Run, watch: Stopwatch) -> None:
-    """Measure the model by all ranks, its averaged twins too where there are any, unless that was done at this step.
+    """Evaluate the model and its averaged twins by all ranks where that is due and was not done at this step.
 
-    Stopped, between two test sets, where any rank was asked to: the evaluation is made up for when the run goes on.
+    Stopped, between two test sets, where any rank was asked to: the resumed run evaluates again.
     """
-    trained, measured, world = run.trained, run.measured, run.world
-    validation = measured.validation
-    if validation is None or measured.step == run.at.step:
+    evals, world, log, step = run.evals, run.world, run.outputs.log, run.at.step
+    if evals.validation is None or evals.step == step or not evaluation_due(run.config.val, run.at, run.total_steps):
         return
-    start, measured.results = time.perf_counter(), {}
+    start, evals.results = time.perf_counter(), {}
+    models: dict[str, Any] = {"": run.trained.objective.model}
+    models |= {f"{name}/": model for name, model in run.trained.averaged(step).items()}
+    with run.health.watchdog.pause():
+        remarks = [evaluate(run, watch, prefix, model) for prefix, model in models.items()]
+        evals.step = step
+        if world.is_first:
+            log.metrics(step, evals.metrics, kind="eval")  # which says that the evaluation is done
+            for prefix, result in evals.results.items():
+                if result.headlines:
+                    log.say(f"step {step}: {prefix}" + f"  {prefix}".join(result.headlines))
+            for remark in filter(None, remarks):
+                log.say(remark)
+        run.trained.network.train()
+        wait_for_all(world)
+    watch.pause(time.perf_counter() - start)
+
+
+def evaluate(run: Run, watch: Stopwatch, prefix: str, model: Any) -> str:
+    """Measure one model, and keep it if it is the best so far; returns a remark about that."""
+    evals, world, step = run.evals, run.world, run.at.step
+    assert evals.validation is not None
 
     def stop_if_asked() -> None:
         (stop,) = largest(world, run.health.stop.number)
         if stop:
             end_here(run, watch, stop)
 
-    def measure(prefix: str, model: Any) -> str:
-        """One model's metrics, and a remark where it is the best so far. A whole copy of shards lasts no longer."""
-        model = whole_model(model, world, everywhere=True)
-        with torch.compiler.set_stance("force_eager"):  # test sets have batches of other sizes, each minutes to compile
-            last = run.at.step == run.total_steps and not prefix
-            found = measured.results[prefix] = validation.measure(model, world, stop_if_asked, last)
-        best = measured.best
-        if best is None or best.prefix != prefix or not world.is_first:
-            return ""
-        try:
-            own = {prefix + name: value for name, value in found.metrics.items()}
-            return best.offer(run.at.step, own, model, run.kept.tokenizer)
-        except Exception as error:  # files have exceptions of many kinds
-            return f"warning: the best model was NOT kept, the run goes on: {type(error).__name__}: {error}"
-
-    averaged = trained.averaged(run.at.step)
-    models = {"": trained.objective.model} | {f"{name}/": model for name, model in averaged.items()}
-    with run.health.watchdog.pause():
-        remarks = [measure(prefix, model) for prefix, model in models.items()]
-        measured.step = run.at.step
-        if world.is_first:
-            log = run.kept.log
-            log.metrics(run.at.step, measured.metrics, kind="eval")  # which says that the evaluation is done
-            for prefix, result in measured.results.items():
-                if result.headlines:
-                    log.say(f"step {run.at.step}: {prefix}" + f"  {prefix}".join(result.headlines))
-            for remark in filter(None, remarks):
-                log.say(remark)
-        trained.network.train()
-        wait_for_all(world)
-    watch.pause(time.perf_counter() - start)
+    model = whole_model(model, world, everywhere=True)
+    with torch.compiler.set_stance("force_eager"):  # other batch sizes would each be compiled for minutes
+        last = step == run.total_steps and not prefix
+        found = evals.results[prefix] = evals.validation.measure(model, world, stop_if_asked, last)
+    best = evals.best
+    if best is None or best.prefix != prefix or not world.is_first:
+        return ""
+    try:
+        own = {prefix + name: value for name, value in found.metrics.items()}
+        return best.offer(step, own, model, run.outputs.tokenizer)
+    except Exception as error:  # files have exceptions of many kinds
+        return f"warning: the best model was NOT kept, the run goes on: {type(error).__name__}: {error}"

@@ -19,7 +19,7 @@ from prolip.utils import console
 from prolip.utils.documents import read_json
 from prolip.utils.flags import FlagError, Parser, add_flags, did_you_mean, flag_of
 from prolip.utils.threads import share_busy_cores
-from training.health.preemption import EXIT_STOPPED, STOP, WAY_ON, Stopped, stop_with_launcher, under_torchrun
+from training.health.signals import EXIT_STOPPED, STOP, WAY_ON, Stopped, stop_with_launcher, under_torchrun
 
 if TYPE_CHECKING:
     from training.config import Config
@@ -147,7 +147,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = "training.main") ->
         return 2
     except Exception as error:
         from training.health.errors import explain
-        from training.health.terms import NonFiniteError
+        from training.health.nonfinite import NonFiniteError
 
         text = explain(error)
         if text is None or "--traceback" in arguments:

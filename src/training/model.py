@@ -28,13 +28,13 @@ from prolip.data.loader import Transform
 from prolip.factory import create_model_from_pretrained
 from prolip.methods import find_method
 from prolip.methods.base import Objective
+from prolip.models.checkpoint import save_pretrained
 from prolip.models.readers import kinds_of
 from prolip.models.registry import find_weights, get_model_config
 from prolip.models.tokenizer import get_tokenizer
-from prolip.models.weights.checkpoint import save_pretrained
 from prolip.random import Draws
 from prolip.utils.flags import FlagError
-from training.checkpoint.files import check_checkpoint, load_checkpoint
+from training.checkpoint.reader import check_checkpoint, load_checkpoint
 from training.config import Config, RunConfig, build_config
 from training.parallel.distributed import World
 
@@ -253,6 +253,15 @@ def order_buckets(network: nn.Module, objective: Objective) -> None:
     del objective.forward
     for parameter in trained:
         parameter.grad = None
+
+
+def check_precision(flag: str, precision: str, device: torch.device) -> None:
+    """Refuse what the device cannot compute."""
+    if precision == "amp_fp16" and device.type == "cpu":
+        raise FlagError(f"{flag} amp_fp16 needs CUDA, the device is cpu: use amp_bf16 or fp32")
+    if precision == "amp_bf16" and device.type == "cuda" and not torch.cuda.is_bf16_supported():
+        name = torch.cuda.get_device_name(device)
+        raise FlagError(f"{flag} amp_bf16, which {name} does not compute: use amp_fp16 or fp32")
 
 
 def autocast_for(precision: str, device: torch.device) -> Autocast:

@@ -229,7 +229,7 @@ def build_averages(
     return found
 
 
-def parts_of(objective: Any) -> dict[str, list[nn.Parameter]]:
+def params_by_tower(objective: Any) -> dict[str, list[nn.Parameter]]:
     """Name of a tower -> its parameters that are trained; what is in none, scale and bias, is `logit`."""
     owner = {id(p): name for name, tower in objective.model.towers().items() for p in tower.parameters()}
     parts: dict[str, list[nn.Parameter]] = {}

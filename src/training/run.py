@@ -1,4 +1,4 @@
-"""What a run is made of: from a config to the parts that the loop drives, and what is left behind at the end."""
+"""A run: built from its config, driven by the loop, and its results written at the end."""
 
 from __future__ import annotations
 
@@ -14,30 +14,25 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from prolip.data.config import fitting_workers
 from prolip.data.loader import Loader, build_loader
 from prolip.flops import flops_per_sample, peak_of
 from prolip.methods import find_method
 from prolip.methods.base import Context, Objective
-from prolip.models.weights.checkpoint import save_pretrained
-from prolip.models.weights.unreadable import json_of
+from prolip.models.checkpoint import save_pretrained
 from prolip.utils.console import EXIT_INTERRUPTED
 from prolip.utils.fields import AUTO
 from prolip.utils.secrecy import redacted
-from prolip.utils.threads import cores
-from training.bias import set_bias
-from training.checkpoint.files import read_checkpoint
-from training.checkpoint.resuming import go_on, open_records, take_folder
-from training.checkpoint.run_folder import write_json, write_status
+from training.checkpoint.reader import read_checkpoint
+from training.checkpoint.resume import acquire_run_dir, open_records, resume
+from training.checkpoint.run_dir import write_json, write_status
 from training.checkpoint.storage import Storage
-from training.config import Config, check_precision
-from training.defaults import rows_per_rank, settle, settle_model, total_steps
-from training.health.chance import ChanceWatch
+from training.config import Config
+from training.defaults import rows_per_rank, settle, settle_model, settle_workers, total_steps
 from training.health.errors import explain
-from training.health.preemption import EXIT_STOPPED, STOP, WAY_ON, Stopped
-from training.health.terms import StepGate, TermMeter
-from training.health.watchdog import Watchdog
-from training.log import RunLog, count_parameters, duration
+from training.health.nonfinite import LossMeter, NonFiniteGuard
+from training.health.signals import EXIT_STOPPED, STOP, WAY_ON, Stopped, Watchdog
+from training.hooks import set_bias
+from training.log import ChanceWatch, RunLog, count_parameters, duration
 from training.loop import train
 from training.model import (
     DTYPES,
@@ -48,32 +43,32 @@ from training.model import (
     build_teacher,
     build_token_augment,
     build_tokenizer,
+    check_precision,
     distribute,
     settle_statistics,
 )
-from training.optim import build_averages, build_optimizer, parts_of, stages_of
+from training.optim import build_averages, build_optimizer, params_by_tower, stages_of
 from training.parallel.distributed import (
-    Agreement,
+    StopConsensus,
     World,
     check_equal_batches,
     from_first,
     gathered,
     keep_freed_memory,
-    largest,
     process_group,
     seed_everything,
     share_object,
     wait_for_all,
 )
 from training.parallel.sharding import shard_model, whole_model
-from training.state import Clock, Fed, Health, Kept, Measured, Run, Trained
+from training.state import Clock, DataState, EvalState, Health, Run, RunOutputs, TrainState
 
 if TYPE_CHECKING:
-    from training.validation import Validation
+    from training.evaluate import Validation
 
 
 def run(config: Config) -> Path:
-    """A whole run, from nothing to the folder that holds its model; returns the folder."""
+    """Train a model by the config; returns the run's folder."""
     with process_group(config.run.device) as world, contextlib.ExitStack() as held:
         check_precision("--precision", config.run.precision, world.device)
         check_precision("--val-precision", config.val.val_precision, world.device)
@@ -85,7 +80,7 @@ def run(config: Config) -> Path:
         model = Path(config.model.model.split(":")[-1]).name
         name = config.run.name or f"{model}-{config.method}-{time.strftime('%Y%m%d-%H%M%S')}"
         folder = Path(config.run.output) / share_object(name, world)
-        config = with_workers(config, world, rows, folder)
+        config = settle_workers(config, world, rows, folder)
         state = build(config, world, folder, rows, held)
         try:
             with status_written(state):
@@ -98,33 +93,19 @@ def run(config: Config) -> Path:
     if config.run.report and world.is_first:  # when the other ranks are free to end
         from prolip.corpora.emoji.report.page import end_with_report
 
-        state.kept.log.say(end_with_report(folder))
+        state.outputs.log.say(end_with_report(folder))
     return folder
-
-
-def with_workers(config: Config, world: World, rows: int, folder: Path) -> Config:
-    """The config with a number of workers, the same on all ranks: by default the resumed run's, or by the cores."""
-    data = config.data
-    if data.workers is not None:
-        return config
-    batch = AUTO if rows == AUTO else rows // config.run.accum_freq
-    kept = from_first(partial(json_of, folder / "config.json"), world) if config.run.resume else {}
-    saved = kept.get("data", {}).get("workers")
-    most = -largest(world, -(cores() if saved is None else saved))[0]
-    workers = fitting_workers(batch, most, data.unpaired)
-    batch_size: Any = AUTO if config.run.global_batch_size is not None else data.batch_size
-    return dataclasses.replace(config, data=dataclasses.replace(data, workers=workers, batch_size=batch_size))
 
 
 @contextlib.contextmanager
 def status_written(run: Run) -> Iterator[None]:
     """status.json while and after the context: what the scripts around a run decide by."""
-    kept, stop = run.kept, run.health.stop
+    outputs, stop = run.outputs, run.health.stop
 
     def write(state: str, **facts: Any) -> None:
         if run.world.is_first:
-            last = kept.saver.last if kept.saver else None
-            write_status(kept.folder, state, step=run.at.step, total_steps=run.total_steps, checkpoint=last, **facts)
+            last = outputs.saver.last if outputs.saver else None
+            write_status(outputs.folder, state, step=run.at.step, total_steps=run.total_steps, checkpoint=last, **facts)
 
     write("running")  # from now on with every checkpoint
     stop.ended = False
@@ -137,9 +118,9 @@ def status_written(run: Run) -> Iterator[None]:
             write("stopped", exit_code=EXIT_STOPPED, reason=str(stopped))
         raise
     except BaseException as error:
-        if kept.saver is not None:
-            kept.saver.settle()
-            kept.saver.close()  # an error can come between a write and its being noted, and every write says `running`
+        if outputs.saver is not None:
+            outputs.saver.settle()
+            outputs.saver.close()  # first: every write sets the status to `running`
         with contextlib.suppress(OSError):  # nor the error that it led to
             write("failed", reason=explain(error) or f"{type(error).__name__}: {error}")
         raise
@@ -148,18 +129,16 @@ def status_written(run: Run) -> Iterator[None]:
 
 
 def close(run: Run) -> None:
-    """End what is open: log, workers of the loader, ledger, writer of checkpoints, watchdog, profile; all of it, even
-    where one of them fails.
-    """
-    kept, health = run.kept, run.health
+    """Close log, loader, ledger, writer of checkpoints, watchdog and profile, even where one of them fails."""
+    outputs, health = run.outputs, run.health
     with contextlib.ExitStack() as ends:
-        for part in (kept.log, run.fed.loader, kept.ledger, kept.saver, health.watchdog, health.profiler):
+        for part in (outputs.log, run.data.loader, outputs.ledger, outputs.saver, health.watchdog, health.profiler):
             if part is not None:
                 ends.callback(part.close)  # the last one first
 
 
 def build(config: Config, world: World, folder: Path, rows: int, held: contextlib.ExitStack | None = None) -> Run:
-    """Every part of the run, checked before anything in the folder changes; resumed where the config says so.
+    """Build every part of the run and check it before anything in the folder changes; resume where the config says so.
 
     The folder is locked until `held` is closed.
     """
@@ -167,8 +146,8 @@ def build(config: Config, world: World, folder: Path, rows: int, held: contextli
     seed_everything(settings.seed, settings.deterministic)
     if world.device.type == "cuda" and settings.precision == "fp32" and not settings.deterministic:
         torch.set_float32_matmul_precision("high")  # TF32 for the towers; under autocast they need none
-    tokenizer = build_tokenizer(config)  # before the model: what is missing shows at once
-    with heard("prolip.models.weights.checkpoint") as weights:
+    tokenizer = build_tokenizer(config)  # first: what is missing shows at once
+    with heard("prolip.models.checkpoint") as weights:
         model, transform, preprocess = build_model(config, world.device)
     statistics = settle_statistics(config, world, model)
     loader = open_loader(config, world, rows, model, transform, tokenizer)
@@ -179,15 +158,15 @@ def build(config: Config, world: World, folder: Path, rows: int, held: contextli
     trained = build_trained(config, world, model, (steps, loader.num_batches), tokenizer)
     draws = trained.objective.context.draws
     averaged = list(trained.averages)
-    measured = Measured(validation=build_validation(config, world, tokenizer, preprocess, loader, averaged))
+    evals = EvalState(validation=build_validation(config, world, tokenizer, preprocess, loader, averaged))
     storage = Storage(settings.checkpoint_dir or str(folder / "checkpoints"), beside=folder)
-    address, passed_over = take_folder(config, world, folder, storage, held or contextlib.ExitStack())
+    address, passed_over = acquire_run_dir(config, world, folder, storage, held or contextlib.ExitStack())
     checkpoint = read_checkpoint(address, world) if address else None
     trained.network = distribute(trained.objective, world, settings)
-    if config.val.best_metric and world.is_first:  # when the folder is taken, or a run that is overwritten would count
-        from training.validation import Best
+    if config.val.best_metric and world.is_first:  # now that a run to be overwritten is gone
+        from training.evaluate import Best
 
-        measured.best = Best(folder / "best", config.val.best_metric, config.val.best_lowest)
+        evals.best = Best(folder / "best", config.val.best_metric, config.val.best_lowest)
     by_samples = -(-settings.save_every_samples // global_batch) if settings.save_every_samples else 0
     cadences = [number for number in (settings.save_every_steps, by_samples) if number]
     saves = Clock(every_steps=min(cadences, default=0), every_seconds=60 * (settings.save_every_minutes or 0))
@@ -195,15 +174,15 @@ def build(config: Config, world: World, folder: Path, rows: int, held: contextli
         config=config,
         world=world,
         trained=trained,
-        fed=Fed(
+        data=DataState(
             loader=loader,
             augment=build_augment(config, model, world.device, draws),
             global_batch=global_batch,
             token_augment=build_token_augment(config, model, tokenizer, world.device, draws),
         ),
         health=build_health(config, world, trained.objective, (rows, steps)),
-        measured=measured,
-        kept=Kept(
+        evals=evals,
+        outputs=RunOutputs(
             folder=folder,
             log=RunLog(folder, world.is_first),
             tokenizer=tokenizer,
@@ -214,16 +193,17 @@ def build(config: Config, world: World, folder: Path, rows: int, held: contextli
     )
     if config.model.init_logit_bias != start and config.model.init_logit_bias is not None:
         set_bias(run, config.model.init_logit_bias)
-    say = run.kept.log.say
-    remarks = [*([statistics] if statistics else []), *trained.objective.notes(global_batch)]
+    say = run.outputs.log.say
+    remarks = [*filter(None, [statistics]), *trained.objective.notes(global_batch)]
     notes = [f"  note       {line}" for line in remarks]
-    say("\n".join([summary(run), *notes, *(f"  weights    {record.getMessage()}" for record in weights)]))
+    notes += [f"  weights    {record.getMessage()}" for record in weights]
+    say("\n".join([summary(run), *notes]))
     if loader.noise is not None:
         say(f"noise: {loader.noise}")
     for reason in passed_over:
         say(f"passed over {reason}")
     if address and checkpoint:
-        go_on(run, address, checkpoint)
+        resume(run, address, checkpoint)
     elif settings.resume:
         say(f"{storage.url} holds no checkpoint: starting at step 0")
     open_records(run, storage)
@@ -232,7 +212,7 @@ def build(config: Config, world: World, folder: Path, rows: int, held: contextli
 
 @contextlib.contextmanager
 def heard(name: str) -> Iterator[list[logging.LogRecord]]:
-    """What a part of the library logs while the context lasts, for the run's own log."""
+    """The records that a part of the library logs while the context lasts."""
     part, listener = logging.getLogger(name), BufferingHandler(capacity=10_000)
     level = part.level
     part.addHandler(listener)
@@ -245,7 +225,7 @@ def heard(name: str) -> Iterator[list[logging.LogRecord]]:
 
 
 def open_loader(config: Config, world: World, rows: int, model: Any, transform: Any, tokenizer: Any) -> Loader:
-    """This rank's batches of `rows` samples, in the sizes that the model takes."""
+    """This rank's batches of `rows` samples, images and texts in the model's sizes."""
     loader = build_loader(
         dataclasses.replace(config.data, batch_size=rows),
         transform,
@@ -257,13 +237,13 @@ def open_loader(config: Config, world: World, rows: int, model: Any, transform: 
         once=partial(from_first, world=world),
     )
     loader.pin = world.device.type == "cuda"
-    loader.gather = partial(gathered, world=world)  # one broken shard is much of what one of many ranks reads
-    _ = loader.noise  # reads every caption where it is asked for: what fails there fails now
+    loader.gather = partial(gathered, world=world)  # faults are judged over all ranks
+    _ = loader.noise  # read now, so that what fails there fails before the first step
     return loader
 
 
-def build_trained(config: Config, world: World, model: Any, length: tuple[int, int], tokenizer: Any) -> Trained:
-    """The model inside its method, its averaged twins, and the optimiser; sharded and compiled where asked for.
+def build_trained(config: Config, world: World, model: Any, length: tuple[int, int], tokenizer: Any) -> TrainState:
+    """Build the method around the model, the averaged twins and the optimiser, sharded and compiled where asked for.
 
     length: steps of the run, and of an epoch.
     """
@@ -284,15 +264,15 @@ def build_trained(config: Config, world: World, model: Any, length: tuple[int, i
             shard_model(network, world, DTYPES.get(settings.precision))
     optimizer = build_optimizer(objective, config.optim)
     if config.model.torchcompile:
-        for tower in model.towers().values():  # in place: names stay. Shapes are few (all patches, kept ones): static
+        for tower in model.towers().values():  # in place: names stay; shapes are few
             tower.compile(dynamic=False)
-    return Trained(
+    return TrainState(
         objective=objective,
         network=objective,
-        parts=parts_of(objective),
+        parts=params_by_tower(objective),
         optimizer=optimizer,
         scaler=torch.amp.GradScaler(world.device.type, enabled=settings.precision == "amp_fp16"),
-        gate=StepGate(settings.max_nonfinite, world.device),
+        gate=NonFiniteGuard(settings.max_nonfinite, world.device),
         averages=averages,
         config=config.optim,
         total_steps=steps,
@@ -303,7 +283,7 @@ def build_trained(config: Config, world: World, model: Any, length: tuple[int, i
 
 
 def build_health(config: Config, world: World, objective: Objective, length: tuple[int, int]) -> Health:
-    """What looks after a run. length: rows of this rank in a step, and steps."""
+    """What watches over a run. length: rows of this rank in a step, and steps."""
     settings, utilisation, (rows, steps) = config.run, None, length
     peak = settings.peak_tflops * 1e12 if settings.peak_tflops else None
     if peak is None and world.device.type == "cuda":
@@ -318,9 +298,9 @@ def build_health(config: Config, world: World, objective: Objective, length: tup
                 print(f"the log has no mfu: {error}", flush=True)
     return Health(
         # GradScaler meets infinite gradients by design and skips the step; everything else must be finite.
-        meter=TermMeter(("grad_norm",) if settings.precision == "amp_fp16" else (), settings.max_nonfinite),
+        meter=LossMeter(("grad_norm",) if settings.precision == "amp_fp16" else (), settings.max_nonfinite),
         stop=STOP,
-        agreement=Agreement(world),
+        consensus=StopConsensus(world),
         watchdog=Watchdog(settings.stall_seconds, world.rank),
         chance=ChanceWatch(rows, world.world_size, steps),
         utilisation=utilisation,
@@ -330,10 +310,10 @@ def build_health(config: Config, world: World, objective: Objective, length: tup
 def build_validation(
     config: Config, world: World, tokenizer: Any, preprocess: Any, loader: Loader, averaged: list[str]
 ) -> Validation | None:
-    """What measures the model, and its twins `averaged`, on the way; None where nothing is asked for."""
+    """The test sets, for the model and its twins `averaged`; None where none is asked for."""
     if not config.evaluates:
         return None
-    from training.validation import check_metric, open_validation, training_rows
+    from training.evaluate import check_metric, open_validation, training_rows
 
     rows = partial(training_rows, config.data, preprocess, loader.noise, loader.source)
     validation = open_validation(config, tokenizer, preprocess, world, rows, loader.held_out)
@@ -343,14 +323,14 @@ def build_validation(
 
 
 def summary(run: Run) -> str:
-    """What will run, for the person who started it."""
-    config, world, loader, model = run.config, run.world, run.fed.loader, run.trained.objective.model
+    """A description of the run for its log."""
+    config, world, loader, model = run.config, run.world, run.data.loader, run.trained.objective.model
     sizes = count_parameters(model)
     towers = ", ".join(
         f"{part} {total:,}" + (f" ({trained:,} trained)" if trained != total else "")
         for part, (total, trained) in sizes.items()
     )
-    global_batch = run.fed.global_batch
+    global_batch = run.data.global_batch
     per_rank = global_batch // world.world_size // config.run.accum_freq
     held = f" ({len(loader.held_out):,} images held out)" if loader.held_out is not None else ""
     facts = {
@@ -367,48 +347,49 @@ def summary(run: Run) -> str:
         "logit": f"scale {model.logit_scale.exp().item():.4g}, bias "
         + ("by the first batch" if config.model.init_logit_bias == AUTO else f"{model.logit_bias.item():.4g}"),
         **{
-            f"{tower} backbone": f"stands still for {stage.frozen:,} steps, then {stage.warmup:,} of warm-up"
+            f"{tower} backbone": f"frozen for {stage.frozen:,} steps, then {stage.warmup:,} of warm-up"
             for tower, stage in run.trained.stages.items()
         },
         "precision": f"{config.run.precision} on {world.device}" + (", compiled" if config.model.torchcompile else ""),
-        "folder": str(run.kept.folder),
+        "folder": str(run.outputs.folder),
     }
     width = max(map(len, facts))
     return "\n".join(f"  {name:<{width}}  {value}" for name, value in facts.items())
 
 
 def finish(run: Run, seconds: float) -> None:
-    """Leave the trained model, its averaged twins and the last metrics in the run folder."""
-    trained, kept, world = run.trained, run.kept, run.world
-    run.fed.loader.close()  # nothing more is read, and a worker killed now would be met while the model is written
+    """Write the trained model, its averaged twins and the last metrics into the run folder."""
+    trained, outputs, world = run.trained, run.outputs, run.world
+    run.data.loader.close()  # a worker that is killed now would be noticed while the model is written
     with run.health.watchdog.pause():
-        twins = {f"model_{name}": average for name, average in trained.averaged(run.at.step).items()}
-        models = {name: whole_model(own, world) for name, own in ({"model": trained.objective.model} | twins).items()}
+        models: dict[str, Any] = {"model": trained.objective.model}
+        models |= {f"model_{name}": average for name, average in trained.averaged(run.at.step).items()}
+        models = {name: whole_model(model, world) for name, model in models.items()}
         if world.is_first:
             try:
                 for name, model in models.items():
-                    save_pretrained(model, kept.folder / name, tokenizer=kept.tokenizer)
+                    save_pretrained(model, outputs.folder / name, tokenizer=outputs.tokenizer)
             except Exception as error:  # safetensors has exceptions of its own
-                what = f"the model was not written into {kept.folder} ({error})"
+                what = f"the model was not written into {outputs.folder} ({error})"
                 raise OSError(f"{what}: mend that, then {WAY_ON}") from error
-            if run.measured.results:
-                leave_metrics(run.measured, kept)
-            if kept.saver is not None:  # behind the model, which is there even if this fails
-                kept.saver.settle(final=True)
-            kept.log.say(f"done in {duration(seconds)}: model in {kept.folder / 'model'}")
+            if run.evals.results:
+                write_metrics(run.evals, outputs)
+            if outputs.saver is not None:  # last: the model is there even if this fails
+                outputs.saver.settle(final=True)
+            outputs.log.say(f"done in {duration(seconds)}: model in {outputs.folder / 'model'}")
         wait_for_all(world)
 
 
-def leave_metrics(measured: Measured, kept: Kept) -> None:
-    """The last evaluation: a short table for the person, eval.json, and folders with embeddings for the report."""
+def write_metrics(evals: EvalState, outputs: RunOutputs) -> None:
+    """Write the last evaluation: eval.json, examples.json and the folders with embeddings; log a short table."""
     from prolip.corpora.emoji import format_corpus
 
-    for prefix, result in measured.results.items():
+    for prefix, result in evals.results.items():
         if result.corpus is not None:
             folder = f"eval_{prefix}".rstrip("/_")
-            result.corpus.save(kept.folder / folder)
-            kept.log.say(f"{folder}: {format_corpus(result.corpus, brief=True)}")
-            kept.log.say(f"all figures: {kept.folder / folder / 'metrics.json'}")
-    write_json(kept.folder / "eval.json", {"step": measured.step, **measured.metrics})
-    shown = {name: examples for name, examples in measured.results[""].examples.items() if examples}
-    write_json(kept.folder / "examples.json", shown)
+            result.corpus.save(outputs.folder / folder)
+            outputs.log.say(f"{folder}: {format_corpus(result.corpus, brief=True)}")
+            outputs.log.say(f"all metrics: {outputs.folder / folder / 'metrics.json'}")
+    write_json(outputs.folder / "eval.json", {"step": evals.step, **evals.metrics})
+    shown = {name: examples for name, examples in evals.results[""].examples.items() if examples}
+    write_json(outputs.folder / "examples.json", shown)

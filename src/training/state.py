@@ -1,4 +1,4 @@
-"""What a run is made of while it goes on: what is trained, fed, watched, measured and kept, and where it stands."""
+"""The state of a run: model and optimiser, data, health, evaluations, outputs, and its position."""
 
 from __future__ import annotations
 
@@ -15,36 +15,32 @@ from prolip.data.augment.affine import DeviceTransform
 from prolip.data.augment.tokens import TokenAugment
 from prolip.data.loader import Loader
 from prolip.methods.base import Objective
-from training.checkpoint.files import Saver
-from training.checkpoint.run_folder import Ledger
+from training.checkpoint.run_dir import Ledger
+from training.checkpoint.writer import CheckpointWriter
 from training.config import Config, OptimConfig
-from training.health.chance import ChanceWatch
-from training.health.preemption import StopSignal
-from training.health.terms import StepGate, TermMeter
-from training.health.watchdog import Watchdog
-from training.log import RunLog, StepProfiler
+from training.health.nonfinite import LossMeter, NonFiniteGuard
+from training.health.signals import StopSignal, Watchdog
+from training.log import ChanceWatch, RunLog, StepProfiler
 from training.model import Autocast
 from training.optim import EpochAverage, Stage
-from training.parallel.distributed import Agreement, World
+from training.parallel.distributed import StopConsensus, World
 
 if TYPE_CHECKING:  # evaluations bring scipy and more, which runs without any need not load
     from prolip.corpora.emoji.result import CorpusResult
-    from training.validation import Best, Validation
+    from training.evaluate import Best, Validation
 
-#: Averaged twins of the model by name, and the flag that asks for each. Its metrics begin with NAME/, its folders and
-#: files end in _NAME.
+#: Averaged twins of the model -> their flags. Metrics of a twin begin with NAME/, its folders and files end in _NAME.
 AVERAGES = {"ema": "--ema-decay", "swa": "--swa-epochs"}
 
 
 @dataclass(kw_only=True)
-class Trained:
-    """What a step moves, and by what.
+class TrainState:
+    """Model, optimizer and schedule.
 
-    objective: the method with its model; network: the same, inside DDP where there are several ranks; parts: its
-    trained parameters by tower; optimizer, scaler, gate: what moves them, and holds back; averages: the averaged twins
-    of the model, of AVERAGES; config, total_steps: the schedule; stages: of backbones that stand still at first;
-    accum_freq: micro-batches; autocast: makes contexts of forward passes; seeded: generators anew at every step, but
-    behind a checkpoint that holds their states.
+    objective: the method with its model; network: the same, in DDP where there are several ranks; parts: its trained
+    parameters by tower; gate: skips non-finite steps; averages: averaged twins, of AVERAGES; stages: of backbones that
+    are frozen at first; accum_freq: micro-batches; autocast: makes contexts of forward passes; seeded: whether
+    generators are seeded at every step, not so after a checkpoint that holds their states.
     """
 
     objective: Objective
@@ -52,7 +48,7 @@ class Trained:
     parts: dict[str, list[nn.Parameter]]
     optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler
-    gate: StepGate
+    gate: NonFiniteGuard
     averages: dict[str, ModelEmaV3]
     config: OptimConfig
     total_steps: int
@@ -62,7 +58,7 @@ class Trained:
     seeded: bool = True
 
     def averaged(self, step: int) -> dict[str, nn.Module]:
-        """Name -> averaged twin, of those that stand for something behind `step` steps."""
+        """Name -> averaged twin, of those that have averaged something after `step` steps."""
         return {
             name: average.module
             for name, average in self.averages.items()
@@ -71,10 +67,8 @@ class Trained:
 
 
 @dataclass(kw_only=True)
-class Fed:
-    """What a step takes: this rank's batches, what the device does to their images and texts, and how many samples all
-    ranks have.
-    """
+class DataState:
+    """This rank's batches, their augmentation on the device, and the samples of all ranks in a step."""
 
     loader: Loader
     augment: DeviceTransform | None
@@ -84,11 +78,11 @@ class Fed:
 
 @dataclass(kw_only=True)
 class Health:
-    """What looks after a run. utilisation: model FLOPs of a sample over the peak FLOP/s of all devices, where known."""
+    """What watches over a run. utilisation: model FLOPs of a sample over the peak FLOP/s of all devices, if known."""
 
-    meter: TermMeter
+    meter: LossMeter
     stop: StopSignal
-    agreement: Agreement
+    consensus: StopConsensus
     watchdog: Watchdog
     chance: ChanceWatch
     utilisation: float | None = None
@@ -97,8 +91,8 @@ class Health:
 
 @dataclass
 class Evaluated:
-    """Of one model, on the first rank: metrics by name, lines for the person, the corpus's whole result, examples of
-    the test sets for the report.
+    """Evaluation of a model, on the first rank: metrics, lines for the log, the emoji corpus's result, examples of
+    test sets for the report.
     """
 
     metrics: dict[str, float] = field(default_factory=dict)
@@ -108,8 +102,8 @@ class Evaluated:
 
 
 @dataclass(kw_only=True)
-class Measured:
-    """What is measured on the way. results: of the last evaluation, at `step`; by a prefix of metrics: "", "ema/"."""
+class EvalState:
+    """Evaluations. results: of the last one, at `step`, by the prefix of its metrics: "", "ema/"."""
 
     validation: Validation | None = None
     best: Best | None = None
@@ -124,7 +118,7 @@ class Measured:
 
 @dataclass(kw_only=True)
 class Clock:
-    """When the next checkpoint or line of the log is due: steps and seconds after the last one (0: not by these)."""
+    """When the next checkpoint or line of the log is due: steps and seconds after the last one (0: never)."""
 
     every_steps: int = 0
     every_seconds: float = 0.0
@@ -132,12 +126,12 @@ class Clock:
     last_time: float = field(default_factory=time.monotonic)
 
     def asks(self) -> int:
-        """What this rank tells the others: the number of the next one if it is due by this rank's time, else 0."""
+        """The number of the next one if it is due by this rank's clock, else 0."""
         over = bool(self.every_seconds) and time.monotonic() - self.last_time >= self.every_seconds
         return (self.last_step + 1) * over
 
     def due(self, step: int, agreed: int) -> bool:
-        """Whether it is due after `step` steps. agreed: the largest number that a rank told, maybe a step ago."""
+        """Whether it is due after `step` steps. agreed: the largest number that a rank asked for."""
         by_steps = bool(self.every_steps) and step - self.last_step >= self.every_steps
         return by_steps or agreed == self.last_step + 1
 
@@ -147,9 +141,11 @@ class Clock:
 
 
 @dataclass(kw_only=True)
-class Kept:
-    """What a run leaves, and when. saves, lines: of checkpoints and of the log; saved_step: of the last checkpoint that
-    this process took; saver: rank 0's alone; tokenizer: that goes with a saved model; preprocess: of its evaluation.
+class RunOutputs:
+    """What a run writes, and when.
+
+    saves, lines: of checkpoints and of the log; saved_step: last saved step, of this process; saver: on rank 0, or on
+    all for shards; tokenizer: saved with a model; preprocess: of its evaluation.
     """
 
     folder: Path
@@ -157,7 +153,7 @@ class Kept:
     saves: Clock
     lines: Clock
     saved_step: int | None = None
-    saver: Saver | None = None
+    saver: CheckpointWriter | None = None
     ledger: Ledger | None = None
     tokenizer: Any = None
     preprocess: Any = None
@@ -165,8 +161,8 @@ class Kept:
 
 @dataclass(kw_only=True)
 class Position:
-    """Where a run stands: optimiser steps taken, whole epochs done, batches taken of the present one, seconds of
-    training up to the last checkpoint. closed: whether the method has fitted what it wants when training ends.
+    """Position of a run: optimiser steps, whole epochs, batches of the present one, seconds of training up to the last
+    checkpoint. closed: whether the method's fit at the end is done.
     """
 
     step: int = 0
@@ -178,15 +174,15 @@ class Position:
 
 @dataclass(kw_only=True)
 class Run:
-    """A run on this rank: its config, its place among the ranks, its parts, and where it stands."""
+    """A run on this rank."""
 
     config: Config
     world: World
-    trained: Trained
-    fed: Fed
+    trained: TrainState
+    data: DataState
     health: Health
-    measured: Measured
-    kept: Kept
+    evals: EvalState
+    outputs: RunOutputs
     at: Position = field(default_factory=Position)
 
     @property

@@ -19,10 +19,11 @@ from prolip import export
 from prolip.embeddings import Pairs
 from prolip.hub import saving
 from prolip.hub.card import Said, find_source
-from prolip.models.weights.checkpoint import save_pretrained
+from prolip.models.checkpoint import save_pretrained
 from prolip.uncertainty.attach import attach
-from training.checkpoint.files import Saver, find_checkpoint, load_checkpoint
+from training.checkpoint.reader import find_checkpoint, load_checkpoint
 from training.checkpoint.storage import Storage
+from training.checkpoint.writer import CheckpointWriter
 
 made: dict[Any, Any] = {}
 
@@ -120,7 +121,7 @@ pairs = SimpleNamespace(prepare=partial(_save_pairs, 0), commit=partial(_save_pa
 # --- a checkpoint -----------------------------------------------------------------------------------------------------
 def _save_checkpoint(step: int, folder: Path) -> None:
     said: list[str] = []
-    saver = Saver(Storage(str(folder / "checkpoints")), keep=2, say=said.append)
+    saver = CheckpointWriter(Storage(str(folder / "checkpoints")), keep=2, say=said.append)
     saver.submit({"step": step, "weights": torch.full((1000,), float(step))})
     saver.settle(final=True)
     saver.close()

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 import prolip
 from prolip.embeddings import Pairs
 from prolip.methods import LikelihoodConfig
-from prolip.models.weights.checkpoint import save_pretrained
+from prolip.models.checkpoint import save_pretrained
 from prolip.uncertainty.attach import attach
 from prolip.uncertainty.fit import Fitted, fit_variances
 

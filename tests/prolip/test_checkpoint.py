@@ -11,9 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import prolip
-from prolip.models.registry import get_model_config
-from prolip.models.weights import checkpoint
-from prolip.models.weights.checkpoint import (
+from prolip.models import checkpoint
+from prolip.models.checkpoint import (
     CheckpointError,
     load_checkpoint,
     read_state_dict,
@@ -21,6 +20,7 @@ from prolip.models.weights.checkpoint import (
     resize_text_positions,
     save_pretrained,
 )
+from prolip.models.registry import get_model_config
 from prolip.utils import outputs
 
 CONVERTED = Path(__file__).parents[1] / "fixtures" / "converted_clip_tiny"

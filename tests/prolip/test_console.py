@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from prolip.cli import main as cli
-from prolip.models.weights.checkpoint import CheckpointError
+from prolip.models.checkpoint import CheckpointError
 from prolip.utils import console
 
 ROOT = Path(__file__).parents[2]
@@ -164,7 +164,7 @@ def test_what_a_user_can_mend_ends_in_one_line_and_other_errors_do_not(raising, 
 
 
 def test_what_is_guarded_is_there_before_torch():
-    done = run("-c", "import sys, prolip.utils.console, training.health.preemption; print('torch' in sys.modules)")
+    done = run("-c", "import sys, prolip.utils.console, training.health.signals; print('torch' in sys.modules)")
     assert done.stdout == "False\n", done.stderr
 
 
@@ -175,7 +175,7 @@ def test_what_is_guarded_is_there_before_torch():
         ("-m", "prolip", "eval", "tasks", "--help"),
         ("-m", "prolip", "eval", "datacomp", "--list"),
         ("-m", "prolip", "data", "index", "data/emoji/noto.tar", "--output", "OUT"),
-        ("scripts/published_runs.py",),
+        ("scripts/studies/papers/published_runs.py",),
         ("-m", "prolip", "report", "--help"),
     ],
 )

@@ -17,7 +17,7 @@ from prolip.embedder import evaluating
 from prolip.export import BATCHES, ImageEncoder, TextEncoder, export_onnx, export_program, largest_differences
 from prolip.factory import create_model
 from prolip.gaussian import Gaussian
-from prolip.models.weights.checkpoint import save_pretrained
+from prolip.models.checkpoint import save_pretrained
 
 onnxruntime = pytest.importorskip("onnxruntime")
 

@@ -15,8 +15,8 @@ from prolip.export import ImageEncoder, TextEncoder, export_onnx, export_pt2, la
 from prolip.factory import create_model
 from prolip.gaussian import Gaussian
 from prolip.methods import METHODS, score_from_dict
+from prolip.models.checkpoint import save_pretrained
 from prolip.models.prolip import ProLIP
-from prolip.models.weights.checkpoint import save_pretrained
 
 #: In a process of its own, which must not know this code.
 ELSEWHERE = """

@@ -14,9 +14,9 @@ from PIL import Image
 
 import prolip
 from prolip import factory
+from prolip.models import registry as hub
 from prolip.models.prolip import ProLIP
 from prolip.models.registry import own_models
-from prolip.models.weights import hub
 
 NAMES = [
     "ProLIP-ViT-B-16",
@@ -201,7 +201,7 @@ def test_a_schema_with_pretrained_is_refused_since_one_would_be_ignored(tmp_path
 
 
 def test_a_folder_with_a_configuration_alone_takes_weights_from_elsewhere(tmp_path):
-    from prolip.models.weights.checkpoint import save_pretrained
+    from prolip.models.checkpoint import save_pretrained
 
     source = prolip.create_model("ProLIP-ViT-test")
     save_pretrained(source, tmp_path / "weights")
@@ -298,7 +298,7 @@ def test_a_hub_model_in_the_cache_needs_no_network(monkeypatch, tmp_path):
     snapshot.mkdir(parents=True)
     (tmp_path / "models--org--tiny" / "refs").mkdir()
     (tmp_path / "models--org--tiny" / "refs" / "main").write_text("abc")
-    from prolip.models.weights.checkpoint import save_pretrained
+    from prolip.models.checkpoint import save_pretrained
 
     model = prolip.create_model("ProLIP-ViT-test")
     save_pretrained(model, snapshot)

@@ -8,10 +8,10 @@ import prolip
 from prolip import measures
 from prolip.evaluation.zero_shot import class_gaussians
 from prolip.gaussian import Gaussian, mixture
+from prolip.models import registry as hub
+from prolip.models.checkpoint import save_pretrained
 from prolip.models.prolip import ProLIP
 from prolip.models.registry import get_model_config, own_models
-from prolip.models.weights import hub
-from prolip.models.weights.checkpoint import save_pretrained
 
 TEMPLATES = ("a photo of a {}.", lambda name: f"art of {name}.")
 NAMES = ["cat", "dog", "red panda"]

@@ -17,11 +17,11 @@ from small_towers import NAMES, small_config, small_folder, small_towers
 import prolip
 from prolip import export
 from prolip.loading import load_embedder
-from prolip.models.weights.checkpoint import CheckpointError, save_pretrained
-from prolip.models.weights.unreadable import READERS
+from prolip.models.checkpoint import CheckpointError, save_pretrained
+from prolip.models.diagnose import READERS
 from prolip.uncertainty.hidden import encode_hidden
 
-sys.path[:0] = [str(Path(__file__).parent / folder) for folder in ("evaluation", "explorer", "evaluation/benchmark")]
+sys.path[:0] = [str(Path(__file__).parent / folder) for folder in ("evaluation", "explorer")]
 import wds_folders as wds  # noqa: E402
 from commands import evaluate, run  # noqa: E402
 from explored import make_app  # noqa: E402

@@ -17,8 +17,8 @@ from torch import Tensor
 import prolip
 from prolip.methods import find_method
 from prolip.models import readers
+from prolip.models.checkpoint import CheckpointError, save_pretrained
 from prolip.models.readers import Reader, openclip_model
-from prolip.models.weights.checkpoint import CheckpointError, save_pretrained
 
 LABELS = 100
 

@@ -14,7 +14,7 @@ import prolip
 from prolip.measures import csd_similarity
 from prolip.models.config import complete
 from prolip.models.prolip import ProLIP
-from prolip.models.weights.hub import reachable
+from prolip.models.registry import reachable
 
 TINY = Path(__file__).parents[1] / "fixtures" / "released_prolip_tiny"
 RELEASED_B16 = {
@@ -121,7 +121,7 @@ def test_the_released_configuration_is_recognised_and_converted():
 
 
 def test_a_released_model_saved_in_our_format_stays_released(tmp_path, expected):
-    from prolip.models.weights.checkpoint import save_pretrained
+    from prolip.models.checkpoint import save_pretrained
 
     save_pretrained(prolip.create_model(f"local-dir:{TINY}"), tmp_path)
     again = prolip.create_model(f"local-dir:{tmp_path}").eval()

@@ -45,7 +45,7 @@ def test_keeping_every_patch_is_the_whole_image():
 
 
 def test_stem_survives_saving_and_loading(tmp_path):
-    from prolip.models.weights.checkpoint import save_pretrained
+    from prolip.models.checkpoint import save_pretrained
 
     model = prolip.create_model("ProLIP-ViT-test", conv_stem=True).eval()
     save_pretrained(model, tmp_path / "saved")

@@ -312,7 +312,7 @@ def test_preprocessing_is_checked_wherever_it_comes_from(tmp_path, preprocess, m
 
 
 def test_a_damaged_configuration_beside_weights_is_refused_with_its_name(tmp_path):
-    from prolip.models.weights.checkpoint import save_pretrained
+    from prolip.models.checkpoint import save_pretrained
 
     save_pretrained(prolip.create_model("ProLIP-ViT-test"), tmp_path)
     written = json.loads((tmp_path / "config.json").read_text())

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import prolip
+from prolip.models import registry as hub
 from prolip.models.tokenizer import (
     BPETokenizer,
     FolderTokenizer,
@@ -18,7 +19,6 @@ from prolip.models.tokenizer import (
     TokenizerNotFoundError,
     get_tokenizer,
 )
-from prolip.models.weights import hub
 
 TINY = Path(__file__).parents[1] / "fixtures" / "released_prolip_tiny"
 SENTENCES = [
@@ -155,7 +155,7 @@ def test_a_folder_of_tokenizer_files_without_transformers_says_what_to_install(f
 
 
 def test_a_saved_model_brings_its_tokenizer(pieces, folder, tmp_path):
-    from prolip.models.weights.checkpoint import save_pretrained
+    from prolip.models.checkpoint import save_pretrained
 
     # T5-like ids: pad and end are 1
     model = prolip.create_model(
@@ -182,7 +182,7 @@ def test_absent_files_are_said_at_once_with_what_to_give_and_what_to_run(monkeyp
 
 
 def test_a_hub_models_own_tokenizer_comes_before_the_one_its_configuration_names(folder, tmp_path, monkeypatch):
-    from prolip.models.weights.checkpoint import save_pretrained
+    from prolip.models.checkpoint import save_pretrained
 
     monkeypatch.setattr(hub, "reachable", lambda: False)
     model = prolip.create_model(
@@ -218,7 +218,7 @@ def test_links_of_the_hubs_cache_are_followed_and_those_out_of_a_folder_are_not(
 
 
 def test_a_model_folder_with_a_link_out_of_it_is_not_read(tmp_path):
-    from prolip.models.weights.checkpoint import save_pretrained
+    from prolip.models.checkpoint import save_pretrained
 
     save_pretrained(prolip.create_model("ProLIP-ViT-test"), tmp_path / "model")
     (tmp_path / "link").symlink_to(tmp_path / "model")  # the folder itself may be a link
@@ -275,7 +275,7 @@ def test_an_end_token_that_would_be_masked_like_a_word_is_refused(pieces):
 
 
 def test_padding_that_the_model_would_take_for_words_is_refused(tmp_path):
-    from prolip.models.weights.checkpoint import save_pretrained
+    from prolip.models.checkpoint import save_pretrained
 
     save_pretrained(prolip.create_model("ProLIP-ViT-test", pad_token_id=7), tmp_path)
     with pytest.raises(ValueError, match="bpe pads with 0, local-dir:.* expects 7: change prolip_cfg.pad_token_id"):

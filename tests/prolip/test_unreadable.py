@@ -23,15 +23,15 @@ import torch
 import prolip
 from prolip.corpora.emoji.report.runs import read as read_run
 from prolip.loading import load_embedder
+from prolip.models.checkpoint import CheckpointError, load_checkpoint, read_state_dict, save_pretrained
+from prolip.models.diagnose import is_run
 from prolip.models.registry import find_weights, get_model_config
 from prolip.models.tokenizer import get_tokenizer
-from prolip.models.weights.checkpoint import CheckpointError, load_checkpoint, read_state_dict, save_pretrained
-from prolip.models.weights.unreadable import is_run
 from prolip.utils.flags import FlagError
 from prolip.utils.messages import appearance, naming
-from training.checkpoint.files import check_checkpoint
-from training.checkpoint.files import load_checkpoint as load_run
-from training.checkpoint.run_folder import read_status
+from training.checkpoint.reader import check_checkpoint
+from training.checkpoint.reader import load_checkpoint as load_run
+from training.checkpoint.run_dir import read_status
 from training.config import read_config_file
 from training.main import main as train
 
@@ -365,7 +365,7 @@ def test_what_is_no_config_and_no_checkpoint_of_a_run_names_one(whole_run):
 # --- what was loaded --------------------------------------------------------------------------------------------------
 def test_the_log_says_which_weights_were_loaded_and_which_are_new(tmp_path, caplog):
     save_pretrained(prolip.create_model(NAME), tmp_path)
-    caplog.set_level("INFO", "prolip.models.weights.checkpoint")
+    caplog.set_level("INFO", "prolip.models.checkpoint")
     prolip.create_model(f"local-dir:{tmp_path}")
     file = tmp_path / "model.safetensors"
     assert caplog.messages.pop() == (
@@ -377,7 +377,7 @@ def test_the_log_says_which_weights_were_loaded_and_which_are_new(tmp_path, capl
 
 
 def test_the_log_says_what_readers_add_to_openclips_model(caplog, tmp_path):
-    caplog.set_level("INFO", "prolip.models.weights.checkpoint")
+    caplog.set_level("INFO", "prolip.models.checkpoint")
     (tmp_path / "open_clip_config.json").write_text(json.dumps({"model_cfg": CLIP}))
     model = prolip.create_model(f"local-dir:{tmp_path}", load_weights=False)
     report = load_checkpoint(model, open_clip.CLIP(**CLIP).state_dict())

@@ -90,13 +90,13 @@ class Watch(TorchDispatchMode):
         super().__init__()
         self.watching, self.allowed, self.waits = False, frozenset[str](), list[str]()
         self.pinned: set[int] = set()
-        self.kept: list[Tensor] = []
+        self.outputs: list[Tensor] = []
         self.seen = 0
 
     def pin(self, x: Tensor) -> Tensor:
         """Take a host tensor for one in pinned memory, as the loader gives it on CUDA."""
         self.pinned.add(x.untyped_storage()._cdata)
-        self.kept.append(x)  # or another storage could get its place
+        self.outputs.append(x)  # or another storage could get its place
         return x
 
     def fault(self, what: str) -> None:

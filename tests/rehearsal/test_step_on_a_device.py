@@ -17,12 +17,12 @@ from prolip.methods import METHODS, source_free
 from prolip.methods.base import Batch, Terms
 from prolip.scores import CSDScore
 from training.config import build_config
-from training.health.terms import TermMeter
+from training.health.nonfinite import LossMeter
 from training.loop import on_device, training_step
 from training.model import build_augment, build_token_augment
 from training.parallel.distributed import World
 from training.run import build_trained
-from training.state import Fed, Trained
+from training.state import DataState, TrainState
 
 ROWS = 8
 #: Terms that are off by default.
@@ -63,7 +63,7 @@ def pool() -> Pool:
     )
 
 
-def build(method: str, augment: dict[str, dict], opt: str = "adamw", **settings: Any) -> tuple[Trained, Fed]:
+def build(method: str, augment: dict[str, dict], opt: str = "adamw", **settings: Any) -> tuple[TrainState, DataState]:
     """What a run on a GPU is made of, as the program builds it, inside of `without_gpu`."""
     torch.manual_seed(0)
     kind = METHODS[method]
@@ -93,7 +93,7 @@ def build(method: str, augment: dict[str, dict], opt: str = "adamw", **settings:
     draws = objective.context.draws
     if kind.objective.needs(objective.config).pool is not None:
         objective.memory = objective.look(CSDScore(), pool())
-    fed = Fed(
+    fed = DataState(
         loader=None,
         augment=build_augment(config, model, CUDA, draws),
         global_batch=ROWS,  # type: ignore[arg-type]
@@ -113,9 +113,9 @@ def host_batch(watch: Watch, method: str) -> Batch:
     return {name: watch.pin(x.clone()) for name, x in batch.items()} | {"key": [f"k{n}" for n in range(ROWS)]}
 
 
-def steps(watch: Watch, method: str, trained: Trained, fed: Fed) -> tuple[Terms, TermMeter]:
+def steps(watch: Watch, method: str, trained: TrainState, fed: DataState) -> tuple[Terms, LossMeter]:
     """A step, which looks at its inputs and makes constants, and a second one, watched; as in `loop.train`."""
-    meter, given = TermMeter(), [host_batch(watch, method) for _ in range(2)]
+    meter, given = LossMeter(), [host_batch(watch, method) for _ in range(2)]
 
     def step(number: int) -> Terms:
         batch = on_device(fed, given[number], number, CUDA)
@@ -203,7 +203,7 @@ FAULTS: dict[str, tuple[str, Callable[[torch.Tensor], Any]]] = {
     "a number of the host among the device's": ("mixes", lambda x: torch.stack([x.sum(), torch.zeros(())])),
     "a product with the host's": ("mixes", lambda x: torch.eye(4) @ x),
 }
-PLAIN = Fed(loader=None, augment=None, global_batch=ROWS)  # type: ignore[arg-type]
+PLAIN = DataState(loader=None, augment=None, global_batch=ROWS)  # type: ignore[arg-type]
 RIGHT: dict[str, Callable[[torch.Tensor], Any]] = {
     "a number of the host": lambda x: x + torch.tensor(2.0),
     "one put by a mask": lambda x: x.clone().index_put_((x > 0,), torch.tensor(0.0)),
@@ -217,7 +217,7 @@ RIGHT: dict[str, Callable[[torch.Tensor], Any]] = {
 
 
 @pytest.fixture(scope="module")
-def begun() -> Trained:
+def begun() -> TrainState:
     """What a run on a GPU is made of, after its first step."""
     with without_gpu() as watch:
         trained, fed = build("siglip", COLOURS)
@@ -225,7 +225,7 @@ def begun() -> Trained:
     return trained
 
 
-def step_with(watch: Watch, trained: Trained, inside: Callable[[torch.Tensor], Any]) -> None:
+def step_with(watch: Watch, trained: TrainState, inside: Callable[[torch.Tensor], Any]) -> None:
     """A watched step whose terms also do this."""
     honest = type(trained.objective).terms
 

@@ -11,10 +11,9 @@ import pytest
 from commands import datacomp
 from slurm_cluster import ROOT, Cluster, kill, missing, processes, sbatch, wait_for
 
-from prolip.evaluation.suites.datacomp.store import shard
-from prolip.evaluation.suites.datacomp.tasks import COUNTED, TASKS
+from prolip.evaluation.suites.datacomp.catalogue import COUNTED, TASKS, shard
 
-sys.path += [str(ROOT / "tests/prolip/evaluation"), str(ROOT / "tests/prolip/evaluation/datacomp")]
+sys.path += [str(ROOT / "tests/prolip/evaluation"), str(ROOT / "tests/helpers/evaluation")]
 import miniatures  # noqa: E402
 from datacomp_suite import Oracle, write_suite  # noqa: E402
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from training_runs import words
 
-from training.checkpoint.files import list_steps
-from training.checkpoint.run_folder import write_status
+from training.checkpoint.reader import list_steps
+from training.checkpoint.run_dir import write_status
 from training.checkpoint.storage import Storage
 from training.health.errors import explain
 from training.main import main

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from training_runs import TINY, metrics, start, stop_after
 
-from training.health.preemption import EXIT_STOPPED
+from training.health.signals import EXIT_STOPPED
 
 AUGMENTED = [
     "--text-mask",

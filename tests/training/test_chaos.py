@@ -17,8 +17,8 @@ from safetensors.torch import load_file
 
 from drawings import SHARDS
 from forked import until
-from training.checkpoint.files import check_checkpoint, list_steps
-from training.checkpoint.run_folder import lock_run_folder
+from training.checkpoint.reader import check_checkpoint, list_steps
+from training.checkpoint.run_dir import lock_run_dir
 from training.checkpoint.storage import Storage
 
 ROOT = Path(__file__).parents[2]
@@ -178,7 +178,7 @@ def test_disturbances_leave_no_trace(forked, tmp_path, seed, steps, disturbances
         assert launcher.wait(120) != 0
         states.append((how, states_left(run) if how != "launcher" else ""))
         if how == "launcher":  # the next try waits for its ranks, which stop by themselves
-            lock_run_folder(run).close()
+            lock_run_dir(run).close()
             states[-1] = how, states_left(run)
     assert all(state == "stopped" for how, state in states if how in ("term", "usr1", "launcher")), states
     final = launch(tmp_path, "run", steps).wait(300)

@@ -16,14 +16,13 @@ from training_runs import SYNTHETIC, TINY, metrics, newest
 from training_runs import start as begin
 
 import prolip
-import training.closing
+import training.hooks
 from drawings import SHARDS, UNSEEN, VALIDATION
 from prolip.corpora.emoji import corpus as emoji
 from prolip.loading import load_embedder
 from prolip.uncertainty.collect import embed_images, embed_texts
-from training.checkpoint.files import load_checkpoint
-from training.health.preemption import EXIT_STOPPED, STOP
-from training.health.watchdog import Watchdog
+from training.checkpoint.reader import load_checkpoint
+from training.health.signals import EXIT_STOPPED, STOP, Watchdog
 from training.main import main
 
 TRAINING = [
@@ -156,7 +155,7 @@ def test_what_fails_at_the_end_is_reported_and_costs_no_model(tmp_path, monkeypa
     def gone(*args, **kwargs):
         raise OSError("the object store is gone")
 
-    monkeypatch.setattr(f"training.closing.{part}", gone)
+    monkeypatch.setattr(f"training.hooks.{part}", gone)
     folder = begin(tmp_path, "gone", *TRAINING, "--batch-size", "16", "--workers", "0", *VALIDATION)
     said = capsys.readouterr().out
     assert "warning: variances were NOT fitted: the object store is gone" in said
@@ -220,13 +219,13 @@ def stopped_in_the_fit(monkeypatch):
     """SIGTERM comes with the first batch of this side that is embedded at the end."""
 
     def stop_at(wanted: str) -> None:
-        def encoder(model, side, *rest, honest=training.closing.hidden_encoder):
+        def encoder(model, side, *rest, honest=training.hooks.hidden_encoder):
             encode = honest(model, side, *rest)
             if side != wanted:
                 return encode
             return lambda batch: (os.kill(os.getpid(), signal.SIGTERM), encode(batch))[1]
 
-        monkeypatch.setattr("training.closing.hidden_encoder", encoder)
+        monkeypatch.setattr("training.hooks.hidden_encoder", encoder)
 
     STOP.install()
     yield stop_at
@@ -240,8 +239,8 @@ def test_a_run_that_is_stopped_in_the_fit_saves_its_last_step_and_fits_when_it_g
 ):
     words = [*TRAINING[:-4], "--batch-size", "16", "--workers", "0"]
     whole = begin(tmp_path, "whole", *words)
-    monkeypatch.setattr("training.closing.embed_texts", partial(embed_texts, batch_size=32))
-    monkeypatch.setattr("training.closing.embed_images", partial(embed_images, batch_size=32))
+    monkeypatch.setattr("training.hooks.embed_texts", partial(embed_texts, batch_size=32))
+    monkeypatch.setattr("training.hooks.embed_images", partial(embed_images, batch_size=32))
     with monkeypatch.context():
         stopped_in_the_fit(side)
         assert main([*TINY, *words, "--output", str(tmp_path), "--name", "stopped"]) == EXIT_STOPPED
@@ -272,12 +271,12 @@ def test_a_run_that_is_closed_is_not_closed_again_unless_it_is_made_longer(tmp_p
 
 
 def test_a_run_whose_means_are_not_finite_names_the_samples(tmp_path, monkeypatch, capsys):
-    def lost(samples, encode, honest=training.closing.embed_images, **further):
+    def lost(samples, encode, honest=training.hooks.embed_images, **further):
         part = honest(samples, encode, **further)
         part.image["mean"][0] = torch.nan
         return part
 
-    monkeypatch.setattr("training.closing.embed_images", lost)
+    monkeypatch.setattr("training.hooks.embed_images", lost)
     begin(tmp_path, "nan", *TRAINING[:-4], "--batch-size", "16", "--workers", "0")
     said = capsys.readouterr().out
     assert "variances were NOT fitted: image holds NaN or infinite values in 1 of 170 rows ('" in said
@@ -285,18 +284,18 @@ def test_a_run_whose_means_are_not_finite_names_the_samples(tmp_path, monkeypatc
 
 STOPPED = """
 import os, signal
-def encoder(model, side, *rest, honest=training.closing.hidden_encoder):
+def encoder(model, side, *rest, honest=training.hooks.hidden_encoder):
     if side == "image" and rest[0].type == "cpu" and torch.distributed.get_rank() == 1:
         os.kill(os.getpid(), signal.SIGTERM)
     return honest(model, side, *rest)
-training.closing.hidden_encoder = encoder
+training.hooks.hidden_encoder = encoder
 """
 
 
 @pytest.mark.slow
 def test_ranks_stop_together_when_one_of_them_is_asked_to_in_the_fit(forked, tmp_path):
     words = [*TRAINING[:-4], "--batch-size", "8", "--workers", "1", "--output", tmp_path, "--name", "run"]
-    assert forked.run(*words, ranks=2, before="import torch, training.closing\n" + STOPPED) == EXIT_STOPPED, forked.err
+    assert forked.run(*words, ranks=2, before="import torch, training.hooks\n" + STOPPED) == EXIT_STOPPED, forked.err
     assert not load_checkpoint(newest(tmp_path / "run"))["closed"]
     assert forked.run(*words, "--resume", "latest", ranks=2) == 0, forked.err[-3000:]
     assert load_checkpoint(newest(tmp_path / "run"))["objective"]["model.match.values"].any()
@@ -306,7 +305,7 @@ def test_the_fit_sees_the_model_as_an_evaluation_does_and_no_more_samples_than_a
     """In evaluation mode, at the precision of evaluations, with the scale of the logit, in a pause of the watchdog."""
     seen, watchdogs = {}, []
     part = {
-        name: getattr(training.closing, name)
+        name: getattr(training.hooks, name)
         for name in ("hidden_encoder", "captioned_samples", "embed_texts", "autocast_for")
     }
     begun = Watchdog.__init__
@@ -317,9 +316,9 @@ def test_the_fit_sees_the_model_as_an_evaluation_does_and_no_more_samples_than_a
             seen[name] = note(*args)
             return part[name](*args, **further)
 
-        monkeypatch.setattr(f"training.closing.{name}", call)
+        monkeypatch.setattr(f"training.hooks.{name}", call)
 
-    noted("hidden_encoder", lambda model, *rest: (model.training, watchdogs[-1].paused))
+    noted("hidden_encoder", lambda model, *rest: (model.training, watchdogs[-1].pauses))
     noted("captioned_samples", lambda config, preprocess, count, *rest: count)
     noted("embed_texts", lambda joined, encode, tokenize, scale: (scale, len(joined.keys)))
     noted("autocast_for", lambda precision, device: precision)
@@ -345,4 +344,4 @@ def test_the_fit_sees_the_model_as_an_evaluation_does_and_no_more_samples_than_a
         "autocast_for": "fp32",
         "embed_texts": (pytest.approx(scale), 90),
     }
-    assert watchdogs[-1].paused == 0
+    assert watchdogs[-1].pauses == 0

@@ -15,10 +15,10 @@ from training.config import (
     RunConfig,
     ValidationConfig,
     build_config,
-    check_precision,
     read_config_file,
 )
 from training.defaults import rows_per_rank, total_steps
+from training.model import check_precision
 
 
 def config(**sections) -> Config:
@@ -33,18 +33,22 @@ def config(**sections) -> Config:
         (OptimConfig, {"lr": 0.0}, "--lr 0.0: give a finite number above 0"),
         (OptimConfig, {"lr": float("nan")}, "--lr nan: give a finite number"),
         (OptimConfig, {"warmup": -1}, "--warmup -1: give a number of at least 0"),
-        (OptimConfig, {"beta2": 1.0}, r"--beta2 1.0 is outside \[0, 1\)"),
-        (OptimConfig, {"layer_decay": 1.1}, r"--layer-decay 1.1 is outside \(0, 1\]"),
+        (OptimConfig, {"beta2": 1.0}, "--beta2 1.0: give a number of at least 0 and below 1"),
+        (OptimConfig, {"layer_decay": 1.1}, "--layer-decay 1.1: give a number above 0 and at most 1"),
         (OptimConfig, {"grad_clip_norm": 0.0}, "leave it out for no clipping"),
         (OptimConfig, {"image_lr_mult": 0.0}, "--image-lr-mult 0.0: .*; --lock-image and --lock-text freeze a tower"),
         (OptimConfig, {"text_freeze_epochs": -0.5}, "--text-freeze-epochs -0.5: give a number of at least 0"),
-        (OptimConfig, {"unfreeze_warmup_epochs": 1.0}, "no backbone stands still: give --image-freeze-epochs or"),
+        (OptimConfig, {"unfreeze_warmup_epochs": 1.0}, "no backbone is frozen: give --image-freeze-epochs or"),
         (OptimConfig, {"swa_epochs": -1}, "--swa-epochs -1: give a number of at least 0"),
         (OptimConfig, {"lr_milestones": (0.6,)}, "--lr-scheduler step and --lr-milestones go together"),
         (OptimConfig, {"lr_scheduler": "step"}, "--lr-scheduler step and --lr-milestones go together"),
-        (OptimConfig, {"lr_scheduler": "step", "lr_milestones": (0.8, 0.6)}, "--lr-milestones 0.8 0.6: give shares"),
-        (OptimConfig, {"lr_scheduler": "step", "lr_milestones": (15.0,)}, "--lr-milestones 15.0: give shares"),
-        (OptimConfig, {"lr_step_factor": 0.0}, r"--lr-step-factor 0.0 is outside \(0, 1\]"),
+        (
+            OptimConfig,
+            {"lr_scheduler": "step", "lr_milestones": (0.8, 0.6)},
+            "0.8 0.6: give rising shares",
+        ),
+        (OptimConfig, {"lr_scheduler": "step", "lr_milestones": (15.0,)}, "--lr-milestones 15.0: give rising shares"),
+        (OptimConfig, {"lr_step_factor": 0.0}, "--lr-step-factor 0.0: give a number above 0 and at most 1"),
         (RunConfig, {"epochs": 1, "max_steps": 2}, "--epochs and --max-steps contradict each other"),
         (RunConfig, {"accum_freq": 0}, "--accum-freq 0: give a number of at least 1"),
         (RunConfig, {"epochs": 0}, "--epochs 0: give a number of at least 1"),

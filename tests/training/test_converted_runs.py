@@ -12,9 +12,9 @@ import torch
 from training_runs import assert_same_state, newest, stop_after, words
 
 import prolip
-from prolip.models.weights.checkpoint import save_pretrained
+from prolip.models.checkpoint import save_pretrained
 from prolip.utils.flags import FlagError
-from training.health.preemption import EXIT_STOPPED
+from training.health.signals import EXIT_STOPPED
 from training.main import main, parse
 
 STEPS = ("--max-steps", 4, "--seed", 5)

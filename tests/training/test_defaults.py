@@ -11,7 +11,7 @@ from training_runs import words
 
 import prolip
 from prolip.data.config import fitting_batch
-from prolip.models.weights.checkpoint import save_pretrained
+from prolip.models.checkpoint import save_pretrained
 from prolip.utils.flags import FlagError
 from training.config import OptimConfig, build_config
 from training.defaults import fine_tuning_rate, settle, settle_model

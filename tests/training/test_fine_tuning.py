@@ -22,8 +22,8 @@ from training_runs import (
 )
 
 import prolip
-from training.checkpoint.files import load_checkpoint
-from training.health.preemption import EXIT_STOPPED
+from training.checkpoint.reader import load_checkpoint
+from training.health.signals import EXIT_STOPPED
 from training.main import main
 
 #: Of epochs of three steps: the image backbone stands still for six and warms up for three, the text backbone for

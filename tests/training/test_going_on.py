@@ -15,9 +15,9 @@ from training_runs import SYNTHETIC
 
 from forked import ROOT, until
 from prolip.utils.flags import FlagError
+from training.defaults import settle_workers
 from training.main import parse
 from training.parallel.distributed import World
-from training.run import with_workers
 
 STEPS = 80
 TRAINING = [*SYNTHETIC, "--max-steps", str(STEPS), "--seed", "5", "--lr", "2e-3", "--method", "siglip"]
@@ -121,7 +121,7 @@ def test_a_mistyped_name_is_refused_with_the_near_ones(saved):
 
 def default(monkeypatch, cores: int, *words: object):
     """The config of a run that does not say --workers, on a machine with so many cores."""
-    monkeypatch.setattr("training.run.cores", lambda: cores)
+    monkeypatch.setattr("training.defaults.cores", lambda: cores)
     position = SYNTHETIC.index("--workers")
     return parse([*SYNTHETIC[:position], *SYNTHETIC[position + 2 :], *map(str, words)])
 
@@ -141,14 +141,14 @@ def default(monkeypatch, cores: int, *words: object):
 def test_workers_are_the_cores_as_far_as_the_batch_divides_and_stand_in_the_config(
     monkeypatch, tmp_path, cores, words, rows, workers
 ):
-    config = with_workers(default(monkeypatch, cores, *words), World(), rows, tmp_path)
+    config = settle_workers(default(monkeypatch, cores, *words), World(), rows, tmp_path)
     assert config.data.workers == config.to_dict()["data"]["workers"] == workers
 
 
 def test_a_global_batch_is_divided_among_default_workers(monkeypatch, tmp_path):
     config = parse(["--dataset-type", "synthetic", "--global-batch-size", "24"])
-    monkeypatch.setattr("training.run.cores", lambda: 16)
-    found = with_workers(config, World(), 12, tmp_path)
+    monkeypatch.setattr("training.defaults.cores", lambda: 16)
+    found = settle_workers(config, World(), 12, tmp_path)
     assert found.data.workers == 6 and "batch_size" not in found.to_dict()["data"]
 
 
@@ -157,7 +157,7 @@ def test_a_run_that_goes_on_keeps_its_workers_on_a_machine_with_other_cores(monk
     whole["data"]["workers"] = 2
     (saved / "config.json").write_text(json.dumps(whole))
     words = ["--output", saved.parent, "--name", "it"]
-    assert with_workers(default(monkeypatch, 8, *words), World(), 8, saved).data.workers == 8
+    assert settle_workers(default(monkeypatch, 8, *words), World(), 8, saved).data.workers == 8
     (saved.parent / "a.yaml").write_text("method: clip")
     again = default(monkeypatch, 8, *words, "--resume", "auto", "--config", saved.parent / "a.yaml")
-    assert with_workers(again, World(), 8, saved).data.workers == 2
+    assert settle_workers(again, World(), 8, saved).data.workers == 2

@@ -9,8 +9,8 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from training.checkpoint.run_folder import keep_until_step
-from training.health.terms import NonFiniteError, TermMeter
+from training.checkpoint.run_dir import truncate_log
+from training.health.nonfinite import LossMeter, NonFiniteError
 from training.log import RunLog, Stopwatch, duration, progress_line
 from training.parallel.distributed import World
 
@@ -18,7 +18,7 @@ WORLD = World()
 
 
 def test_the_meter_gives_means_since_the_last_reading():
-    meter = TermMeter()
+    meter = LossMeter()
     for step, value in enumerate((1.0, 2.0, 6.0), start=1):
         meter.add({"loss": torch.tensor(value), "ppcl": torch.tensor(-value)}, step)
     assert meter.read(WORLD) == {"loss": 3.0, "ppcl": -3.0}
@@ -29,7 +29,7 @@ def test_the_meter_gives_means_since_the_last_reading():
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
 def test_the_first_step_and_term_that_are_not_finite_are_named(bad):
-    meter = TermMeter()
+    meter = LossMeter()
     for step in range(1, 8):
         values = {"loss": 1.0, "vib": 1.0, "ppcl": 1.0}
         if step >= 4:
@@ -42,7 +42,7 @@ def test_the_first_step_and_term_that_are_not_finite_are_named(bad):
 
 
 def test_the_step_that_is_one_too_many_is_named_with_its_first_samples_and_how_many_more_there_were():
-    meter = TermMeter(allowed=2)
+    meter = LossMeter(allowed=2)
     meter.add({"loss": torch.tensor(float("nan"))}, 1, ["a", "b"])
     assert meter.check(WORLD) == ["step 1: loss not finite (samples a, b)"]
     for step in (3, 4, 5):
@@ -53,7 +53,7 @@ def test_the_step_that_is_one_too_many_is_named_with_its_first_samples_and_how_m
 
 
 def test_a_bad_value_is_remembered_after_a_reading():
-    meter = TermMeter()
+    meter = LossMeter()
     meter.add({"loss": torch.tensor(float("nan"))}, 1)
     meter.read(WORLD)
     meter.add({"loss": torch.tensor(1.0)}, 2)
@@ -62,13 +62,13 @@ def test_a_bad_value_is_remembered_after_a_reading():
 
 
 def test_ignored_terms_may_be_infinite():
-    meter = TermMeter(ignored=("grad_norm",))
+    meter = LossMeter(ignored=("grad_norm",))
     meter.add({"loss": torch.tensor(1.0), "grad_norm": torch.tensor(float("inf"))}, 1)
     meter.check(WORLD)
 
 
 def test_ignored_terms_that_are_infinite_stay_out_of_their_mean():
-    meter = TermMeter(ignored=("grad_norm",))
+    meter = LossMeter(ignored=("grad_norm",))
     for step, value in enumerate((float("inf"), 2.0, 4.0), start=1):
         meter.add({"loss": torch.tensor(float(step)), "grad_norm": torch.tensor(value)}, step)
     assert meter.read(WORLD) == {"loss": 2.0, "grad_norm": 3.0}
@@ -77,7 +77,7 @@ def test_ignored_terms_that_are_infinite_stay_out_of_their_mean():
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_no_term_of_a_bad_step_enters_the_means(bad):
     """Nor one that is finite: the step left the parameters as they were."""
-    meter = TermMeter(ignored=("grad_norm",), allowed=1)
+    meter = LossMeter(ignored=("grad_norm",), allowed=1)
     for step, loss in enumerate((1.0, bad, 3.0), start=1):
         terms = {"loss": loss, "ppcl": 10.0**step, "grad_norm_image": 10.0**step}
         meter.add({name: torch.tensor(value) for name, value in terms.items()}, step)
@@ -103,7 +103,7 @@ def test_adding_terms_looks_at_no_value(monkeypatch):
     value = torch.tensor(1.0, requires_grad=True)
     for name in ("item", "tolist", "__bool__", "__float__", "cpu", "numpy"):
         monkeypatch.setattr(torch.Tensor, name, refuse)
-    meter = TermMeter()
+    meter = LossMeter()
     for step in range(3):
         meter.add({"loss": value * 2}, step)
     monkeypatch.undo()
@@ -158,7 +158,7 @@ def test_metrics_are_one_valid_object_per_line(tmp_path):
 def test_a_resumed_run_drops_what_it_will_write_again(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 10}\n{"step": 20}\n{"step": 30}\n{"step": 4')
-    keep_until_step(path, 20)
+    truncate_log(path, 20)
     assert path.read_text() == '{"step": 10}\n{"step": 20}\n'
 
 
@@ -213,7 +213,7 @@ def test_a_log_that_cannot_be_written_does_not_end_the_run(tmp_path):
     log.open()
     honest, log.file = log.file, open("/dev/full", "w", buffering=1)  # noqa: SIM115
     log.metrics(1, {"loss": 1.0})
-    assert "warning: the figures of step 1 were NOT logged, the run goes on: [Errno 28]" in stream.getvalue()
+    assert "warning: the metrics of step 1 were NOT logged, the run goes on: [Errno 28]" in stream.getvalue()
     log.file = honest
     log.metrics(2, {"loss": 1.0})
     log.close()

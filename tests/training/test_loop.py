@@ -17,9 +17,9 @@ from prolip.data.augment.affine import AugmentConfig, Cutout, DeviceAugment
 from prolip.data.augment.tokens import TokenAugment
 from prolip.flops import count_flops
 from prolip.models.prolip import ProLIP
-from training.health.terms import NonFiniteError, TermMeter
+from training.health.nonfinite import LossMeter, NonFiniteError
 from training.loop import on_device, total_faults, train
-from training.optim import gradient_norms, parameter_norms, parts_of
+from training.optim import gradient_norms, parameter_norms, params_by_tower
 from training.parallel.distributed import World
 from training.run import finish
 
@@ -106,7 +106,7 @@ def test_gradients_are_clipped_to_the_bound_and_their_norms_reported():
     model["scale"].bias.requires_grad_(False)
     (model["visual"](torch.ones(2, 3)) @ model["text"].weight.T).square().sum().mul(100).backward()
     model["scale"](torch.ones(1, 1)).sum().backward()
-    parts = parts_of(objective)
+    parts = params_by_tower(objective)
     assert {name: len(parameters) for name, parameters in parts.items()} == {"image": 2, "text": 2, "logit": 1}
     grads = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
     total = torch.cat([grad.flatten() for grad in grads.values()]).norm()
@@ -149,8 +149,8 @@ def test_a_loss_that_is_not_finite_stops_the_run_before_a_checkpoint(tmp_path, e
     run.trained.objective.terms = poisoned
     with pytest.raises(NonFiniteError, match="^step 2: loss, vib_text, .*not finite"):
         train(run)
-    run.kept.log.close()
-    assert not (run.kept.folder / "checkpoints").exists()
+    run.outputs.log.close()
+    assert not (run.outputs.folder / "checkpoints").exists()
 
 
 @pytest.mark.parametrize("opt", ["adamw", "lion", "muon"])
@@ -189,9 +189,9 @@ def test_steps_that_are_passed_over_are_reported_and_counted(tmp_path, capsys):
 
     run.trained.objective.terms = poisoned
     train(run)
-    run.kept.log.close()
+    run.outputs.log.close()
     assert re.search(r"warning: step 2: loss, grad_norm, .*not finite \(samples synthetic-", capsys.readouterr().out)
-    last = json.loads((run.kept.folder / "metrics.jsonl").read_text().splitlines()[-1])
+    last = json.loads((run.outputs.folder / "metrics.jsonl").read_text().splitlines()[-1])
     assert last["nonfinite_steps"] == 1 and last["loss"] > 0
 
 
@@ -217,36 +217,36 @@ def steps_saved(run, monkeypatch) -> list[int]:
 
     def save(run):
         saved.append(run.at.step)
-        run.kept.saves.restart(run.at.step)
+        run.outputs.saves.restart(run.at.step)
 
     monkeypatch.setattr("training.loop.save", save)
     train(run)
-    run.kept.log.close()
+    run.outputs.log.close()
     return saved
 
 
 def test_ranks_that_agree_a_step_later_save_once_when_the_minutes_are_over(tmp_path, monkeypatch):
     run = make(tmp_path, max_steps=6, save_frequency=0, save_every_minutes=10.0)
-    run.health.agreement, run.kept.saves.last_time = Late(), run.kept.saves.last_time - 601
+    run.health.consensus, run.outputs.saves.last_time = Late(), run.outputs.saves.last_time - 601
     assert steps_saved(run, monkeypatch) == [2, 6]
 
 
 def test_ranks_that_agree_a_step_later_log_once_when_the_seconds_are_over(tmp_path):
     """Beside the lines by steps, and none for a line that one by steps came before."""
     run = make(tmp_path, max_steps=7, log_every_n_steps=5, log_every_seconds=600.0)
-    run.health.agreement, run.kept.lines.last_time = Late(), run.kept.lines.last_time - 601
-    honest, noted = run.health.agreement.exchange, []
+    run.health.consensus, run.outputs.lines.last_time = Late(), run.outputs.lines.last_time - 601
+    honest, noted = run.health.consensus.exchange, []
 
     def exchange(*asked):
         noted.append(asked)
         if len(noted) == 4:  # due at step 4, agreed on at step 5, whose line is there by then
-            asked = (0, 0, run.kept.lines.last_step + 1)
+            asked = (0, 0, run.outputs.lines.last_step + 1)
         return honest(*asked)
 
-    run.health.agreement.exchange = exchange
+    run.health.consensus.exchange = exchange
     train(run)
-    run.kept.log.close()
-    rows = (run.kept.folder / "metrics.jsonl").read_text().splitlines()
+    run.outputs.log.close()
+    rows = (run.outputs.folder / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(row)["step"] for row in rows] == [2, 5, 7]
     assert noted[:3] == [(0, 0, 1), (0, 0, 1), (0, 0, 0)]
 
@@ -258,9 +258,9 @@ def test_a_line_by_time_has_the_means_of_its_steps(tmp_path):
     )
     for run in (every, timed):
         train(run)
-        run.kept.log.close()
+        run.outputs.log.close()
     want, got = (
-        [json.loads(row)["loss"] for row in (run.kept.folder / "metrics.jsonl").read_text().splitlines()]
+        [json.loads(row)["loss"] for row in (run.outputs.folder / "metrics.jsonl").read_text().splitlines()]
         for run in (every, timed)
     )
     assert len(got) == 3 and got == want
@@ -291,7 +291,7 @@ def test_a_gradient_that_is_never_finite_stops_the_run(tmp_path, scaled):
     """With fp16's GradScaler too, which takes every such step for an overflow of its scale and passes over it."""
     run = make(tmp_path, max_steps=60, log_every_n_steps=10, save_frequency=0)
     if scaled:
-        run.trained.scaler, run.health.meter = torch.amp.GradScaler("cpu"), TermMeter(("grad_norm",))
+        run.trained.scaler, run.health.meter = torch.amp.GradScaler("cpu"), LossMeter(("grad_norm",))
     honest, before = run.trained.objective.terms, parameters(run)
 
     def poisoned(reps, batch):
@@ -302,17 +302,17 @@ def test_a_gradient_that_is_never_finite_stops_the_run(tmp_path, scaled):
     message = "step 30: .*amp_fp16 no gradient was finite" if scaled else "step 1: grad_norm"
     with pytest.raises(NonFiniteError, match=message):
         train(run)
-    run.kept.log.close()
+    run.outputs.log.close()
     assert all(torch.equal(value, before[name]) for name, value in parameters(run).items())
-    rows = (run.kept.folder / "metrics.jsonl").read_text().splitlines()
+    rows = (run.outputs.folder / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(row)["loss_scale"] for row in rows] == ([2.0**6, 2.0**-4] if scaled else [])
 
 
 def test_the_log_has_one_object_per_interval(tmp_path):
     run = make(tmp_path, max_steps=7, log_every_n_steps=3)
     train(run)
-    run.kept.log.close()
-    rows = [json.loads(line) for line in (run.kept.folder / "metrics.jsonl").read_text().splitlines()]
+    run.outputs.log.close()
+    rows = [json.loads(line) for line in (run.outputs.folder / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == [3, 6, 7]
     assert [row["samples"] for row in rows] == [24, 48, 56]
     assert [round(row["epoch"], 3) for row in rows] == [1, 2, 2.333]
@@ -336,9 +336,9 @@ def test_logged_losses_are_means_over_the_interval(tmp_path):
     every, thrice = make(tmp_path / "a", max_steps=3), make(tmp_path / "b", max_steps=3, log_every_n_steps=3)
     for run in (every, thrice):
         train(run)
-        run.kept.log.close()
-    single = [json.loads(line)["loss"] for line in (every.kept.folder / "metrics.jsonl").read_text().splitlines()]
-    mean = json.loads((thrice.kept.folder / "metrics.jsonl").read_text())["loss"]
+        run.outputs.log.close()
+    single = [json.loads(line)["loss"] for line in (every.outputs.folder / "metrics.jsonl").read_text().splitlines()]
+    mean = json.loads((thrice.outputs.folder / "metrics.jsonl").read_text())["loss"]
     assert mean == pytest.approx(sum(single) / 3, rel=1e-6)
 
 
@@ -382,19 +382,19 @@ def test_augmentation_and_views_go_by_the_steps_of_the_run_not_of_the_epoch(tmp_
 
         return note
 
-    run.fed.augment, run.fed.token_augment = (noting(name, lambda x, _: x) for name in ("image", "text"))
+    run.data.augment, run.data.token_augment = (noting(name, lambda x, _: x) for name in ("image", "text"))
     run.trained.objective.prepare = noting("views", prepare)
-    assert run.fed.loader.num_batches == 3
+    assert run.data.loader.num_batches == 3
     train(run)
-    run.kept.log.close()
+    run.outputs.log.close()
     assert run.at.epoch == 2 and seen == dict.fromkeys(seen, [0, 1, 2, 3, 4, 5])
 
 
 def test_model_flops_utilisation_is_flops_times_rate_over_peak(tmp_path):
     run = make(tmp_path, peak_tflops=2.0)
     train(run)
-    run.kept.log.close()
-    row = json.loads((run.kept.folder / "metrics.jsonl").read_text().splitlines()[-1])
+    run.outputs.log.close()
+    row = json.loads((run.outputs.folder / "metrics.jsonl").read_text().splitlines()[-1])
     with count_flops() as counter:
         one_step(run, next(batches(run)), 0)
     # the counter sees the loss and the heads' backward pass too, which the model's count leaves out or rounds
@@ -414,7 +414,7 @@ def test_a_tower_whose_flops_cannot_be_counted_trains_and_the_run_says_why_it_ha
 def test_the_last_writes_are_no_standstill(tmp_path, monkeypatch):
     run, paused = make(tmp_path), []
     dog = run.health.watchdog
-    monkeypatch.setattr("training.run.save_pretrained", lambda *things, **more: paused.append(dog.paused))
+    monkeypatch.setattr("training.run.save_pretrained", lambda *things, **more: paused.append(dog.pauses))
     finish(run, 1.0)
-    run.kept.log.close()
-    assert paused == [1] and dog.paused == 0
+    run.outputs.log.close()
+    assert paused == [1] and dog.pauses == 0

@@ -10,10 +10,16 @@ import torch
 from torch import nn
 from training_runs import make
 
+from training.evaluate import Best
 from training.log import Stopwatch
 from training.loop import evaluate_when_due
 from training.state import Evaluated
-from training.validation import Best
+
+
+@pytest.fixture(autouse=True)
+def due(monkeypatch):
+    """An evaluation is due at any step."""
+    monkeypatch.setattr("training.loop.evaluation_due", lambda *facts: True)
 
 
 def test_evaluation_leaves_the_model_in_training_mode(tmp_path):
@@ -24,13 +30,13 @@ def test_evaluation_leaves_the_model_in_training_mode(tmp_path):
             model.eval()
             return Evaluated({"names/i2t/R@1": float(model is run.trained.averages["ema"].module)})
 
-    run.measured.validation = Measuring()
+    run.evals.validation = Measuring()
     evaluate_when_due(run, Stopwatch())
     assert run.trained.objective.model.training
-    assert run.measured.metrics == {"names/i2t/R@1": 0.0, "ema/names/i2t/R@1": 1.0}
+    assert run.evals.metrics == {"names/i2t/R@1": 0.0, "ema/names/i2t/R@1": 1.0}
 
 
-class Measured:
+class Measuring:
     """Stands in for the test sets."""
 
     def measure(self, model, here, between, last):
@@ -48,9 +54,9 @@ def test_models_in_shards_are_made_whole_one_at_a_time(tmp_path, monkeypatch):
         return copy
 
     monkeypatch.setattr("training.loop.whole_model", whole)
-    run.measured.validation = Measured()
+    run.evals.validation = Measuring()
     evaluate_when_due(run, Stopwatch())
-    assert len(copies) == 2 and copies[1]() is None and run.measured.metrics == {"f": 1.0, "ema/f": 1.0}
+    assert len(copies) == 2 and copies[1]() is None and run.evals.metrics == {"f": 1.0, "ema/f": 1.0}
 
 
 class Layer(nn.Linear):
@@ -71,9 +77,9 @@ def test_an_evaluation_compiles_nothing(tmp_path):
             return Evaluated({f"{rows}": layer(torch.ones(rows, 3)).sum().item() for rows in (5, 7)})
 
     layer(torch.ones(2, 3))
-    run.measured.validation = Embedding()
+    run.evals.validation = Embedding()
     evaluate_when_due(run, Stopwatch())
-    assert len(compiled) == 1 and run.measured.results[""].metrics.keys() == {"5", "7"}
+    assert len(compiled) == 1 and run.evals.results[""].metrics.keys() == {"5", "7"}
     layer(torch.ones(9, 3))
     assert len(compiled) == 2
 
@@ -81,8 +87,8 @@ def test_an_evaluation_compiles_nothing(tmp_path):
 @pytest.mark.parametrize("metric, kept", [("f", "plain"), ("ema/f", "averaged")])
 def test_the_best_is_chosen_among_the_models_that_its_figure_is_of(tmp_path, monkeypatch, metric, kept):
     run = make(tmp_path, optim={"ema_decay": 0.9})
-    run.measured.validation, run.measured.best, saved = Measured(), Best(tmp_path / "best", metric), []
-    monkeypatch.setattr("training.validation.save_pretrained", lambda model, folder, tokenizer: saved.append(model))
+    run.evals.validation, run.evals.best, saved = Measuring(), Best(tmp_path / "best", metric), []
+    monkeypatch.setattr("training.evaluate.save_pretrained", lambda model, folder, tokenizer: saved.append(model))
     (tmp_path / "best").mkdir()
     evaluate_when_due(run, Stopwatch())
     assert saved == [{"plain": run.trained.objective.model, "averaged": run.trained.averages["ema"].module}[kept]]
@@ -91,8 +97,8 @@ def test_the_best_is_chosen_among_the_models_that_its_figure_is_of(tmp_path, mon
 def test_a_best_model_that_cannot_be_kept_does_not_end_the_run(tmp_path, capsys):
     run = make(tmp_path)
     (tmp_path / "file").touch()
-    run.measured.validation, run.measured.best = Measured(), Best(tmp_path / "file" / "best", "f")
+    run.evals.validation, run.evals.best = Measuring(), Best(tmp_path / "file" / "best", "f")
     evaluate_when_due(run, Stopwatch())
-    run.kept.log.close()
+    run.outputs.log.close()
     assert "warning: the best model was NOT kept, the run goes on: FileExistsError" in capsys.readouterr().out
-    assert json.loads((run.kept.folder / "metrics.jsonl").read_text())["f"] == 1.0
+    assert json.loads((run.outputs.folder / "metrics.jsonl").read_text())["f"] == 1.0

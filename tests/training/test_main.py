@@ -13,7 +13,7 @@ from torch.distributed.run import get_args_parser
 
 from prolip.data.faults import SampleFault
 from training.health.errors import explain
-from training.health.terms import NonFiniteError
+from training.health.nonfinite import NonFiniteError
 from training.main import build_parser, main, parse
 
 SHARD = "data/emoji/noto.tar"

@@ -11,7 +11,7 @@ import torch
 import prolip
 from prolip.methods import METHODS
 from prolip.methods.base import Method, Needs, Objective, logit_scale_and_bias
-from prolip.models.weights.checkpoint import save_pretrained
+from prolip.models.checkpoint import save_pretrained
 from prolip.scores import CSDScore
 from training.config import build_config
 from training.loop import train
@@ -77,23 +77,23 @@ def make(tmp_path, data=None, **objective):
 @pytest.mark.parametrize("captions", [1, 2, 3])
 def test_captions_are_as_many_as_the_objective_declares(toy, tmp_path, captions):
     run = make(tmp_path, wanted=captions)
-    batch = next(iter(run.fed.loader))
+    batch = next(iter(run.data.loader))
     assert batch["text"].shape[:-1] == ((8,) if captions == 1 else (8, captions))
     train(run)
-    run.kept.log.close()
+    run.outputs.log.close()
 
 
 def test_a_teacher_reaches_the_objective_frozen_and_is_no_part_of_it(toy, tmp_path):
     save_pretrained(prolip.create_model("ProLIP-ViT-test"), tmp_path / "teacher")
     run = make(tmp_path, wanted=0, teacher=f"local-dir:{tmp_path / 'teacher'}")
-    assert "text" not in next(iter(run.fed.loader))
+    assert "text" not in next(iter(run.data.loader))
     objective = run.trained.objective
     teacher = objective.context.teacher
     before = [p.clone() for p in teacher.parameters()]
     names = {name for name, _ in objective.named_parameters()} | objective.state_dict().keys()
     assert not teacher.training and all(name.startswith("model.") for name in names)
     train(run)
-    run.kept.log.close()
+    run.outputs.log.close()
     assert all(torch.equal(a, b) for a, b in zip(before, teacher.parameters(), strict=True))
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from training_runs import TINY, metrics, start, stop_after
 
-from training.health.preemption import EXIT_STOPPED
+from training.health.signals import EXIT_STOPPED
 from training.main import main
 
 NOISE = ["--noise-ratio", "0.2", "--max-steps", "6", "--save-frequency", "0"]

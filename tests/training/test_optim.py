@@ -23,7 +23,7 @@ from training.optim import (
     gradient_norms,
     learning_rate_factor,
     parameter_groups,
-    parts_of,
+    params_by_tower,
     release_gradients,
     set_learning_rate,
     stages_of,
@@ -199,7 +199,7 @@ def test_what_stands_still_keeps_its_bits_and_gets_no_moments(name):
     holder = nn.Module()
     holder.model = model
     config = OptimConfig(opt=name, lr=1e-2, wd=0.1, image_freeze_epochs=1)
-    optimizer, parts = build_optimizer(holder, config), parts_of(holder)
+    optimizer, parts = build_optimizer(holder, config), params_by_tower(holder)
     still = {n for group in optimizer.param_groups if group["backbone"] == "image" for n in group["names"]}
     assert still == {f"model.{n}" for n in model.backbones()["image"]} and len(still) > 20
     own = dict(holder.named_parameters())

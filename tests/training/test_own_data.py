@@ -20,9 +20,9 @@ from prolip.data.reading.named import parse_source
 from prolip.data.reading.rows import read_rows
 from prolip.data.samples.split import Split, held_out
 from training.config import build_config, renewed
+from training.evaluate import open_validation
 from training.main import main, parse
 from training.parallel.distributed import World
-from training.validation import open_validation
 
 PAGE = (Path(__file__).parents[2] / "docs/own-data.md").read_text(encoding="utf-8")
 COMMANDS = re.findall(r"^prolip train (--.*)$", PAGE, re.MULTILINE)

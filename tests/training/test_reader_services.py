@@ -28,11 +28,11 @@ import prolip
 from drawings import SHARDS
 from prolip.methods import find_method
 from prolip.methods.base import Context, Objective, accumulate_backward, join_reps, split_batch
-from prolip.models.weights.checkpoint import CheckpointError
+from prolip.models.checkpoint import CheckpointError
 from prolip.utils.flags import FlagError
-from training.checkpoint.files import load_checkpoint
+from training.checkpoint.reader import load_checkpoint
 from training.config import OptimConfig, RunConfig, build_config
-from training.health.preemption import EXIT_STOPPED
+from training.health.signals import EXIT_STOPPED
 from training.main import main
 from training.model import checkpoint_selectively, distribute, settle_statistics
 from training.optim import parameter_groups

@@ -19,10 +19,10 @@ from prolip.evaluation.pairs import Pairs, numbered, recall_of_pairs
 from prolip.gaussian import Gaussian
 from prolip.loading import load_embedder
 from prolip.scores import MeanScore
+from training.evaluate import open_validation, training_rows
 from training.main import parse
 from training.parallel.distributed import World
 from training.state import Evaluated
-from training.validation import open_validation, training_rows
 
 
 @pytest.fixture(scope="module")

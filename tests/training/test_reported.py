@@ -11,10 +11,10 @@ from commands import evaluate_corpus as corpus
 
 import prolip
 from prolip.cli.main import main as command_line
-from prolip.models.weights.checkpoint import save_pretrained
+from prolip.models.checkpoint import save_pretrained
+from training.evaluate import open_validation
 from training.main import main, parse
 from training.parallel.distributed import World
-from training.validation import open_validation
 
 ROOT = Path(__file__).resolve().parents[2]
 DRAWINGS = "drawings.tar"

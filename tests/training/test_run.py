@@ -14,10 +14,10 @@ import prolip
 import training.loop
 import training.run
 from drawings import VALIDATION
-from training.checkpoint.files import list_steps, load_checkpoint
+from training.checkpoint.reader import list_steps, load_checkpoint
 from training.checkpoint.storage import Storage
 from training.config import build_config
-from training.health.preemption import EXIT_STOPPED
+from training.health.signals import EXIT_STOPPED
 from training.main import main
 from training.parallel.distributed import World
 from training.run import build
@@ -265,9 +265,9 @@ def test_the_full_size_model_takes_one_training_step(tmp_path):
     model = run.trained.objective.model
     assert sum(parameter.numel() for parameter in model.parameters()) > 190e6
     watched = {name: p.detach().clone() for name, p in model.named_parameters() if p.numel() < 1e6}
-    run.fed.loader.set_epoch(0)
-    terms = one_step(run, next(iter(run.fed.loader)), 0)
-    run.kept.log.close()
+    run.data.loader.set_epoch(0)
+    terms = one_step(run, next(iter(run.data.loader)), 0)
+    run.outputs.log.close()
     assert all(torch.isfinite(value) for value in terms.values())
     assert {"ppcl", "inclusion_image", "inclusion_text"} <= terms.keys()
     assert terms["scale"].item() == pytest.approx(10) and 0.02 < terms["trace_image"] < 0.06

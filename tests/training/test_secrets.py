@@ -24,7 +24,7 @@ from drawings import FOLDER
 from prolip.cli.main import main as command_line
 from prolip.data.reading.entries import read_index
 from prolip.data.reading.shards import count_samples, expand_shards
-from training.checkpoint.files import load_checkpoint
+from training.checkpoint.reader import load_checkpoint
 from training.main import main
 
 SECRET = "hUsh4711"

@@ -9,7 +9,7 @@ import pytest
 from training_runs import metrics, start, words
 
 from prolip.utils.flags import FlagError
-from training.checkpoint.run_folder import clear_run_folder, only_begun, open_run_folder
+from training.checkpoint.run_dir import clear_run_dir, only_begun, open_run_dir
 from training.config import RunConfig
 from training.main import main
 
@@ -49,8 +49,8 @@ def begun(tmp_path) -> Path:
 
 def test_a_folder_without_a_step_is_taken_again_and_cleared(begun):
     assert only_begun(begun)
-    open_run_folder(begun, overwrite=False, resume=False)
-    clear_run_folder(begun)
+    open_run_dir(begun, overwrite=False, resume=False)
+    clear_run_dir(begun)
     assert {path.name for path in begun.iterdir()} == {".lock", ".status.json.host.tmp"}
 
 
@@ -75,7 +75,7 @@ def test_a_folder_with_a_step_or_with_a_file_of_somebodys_is_refused(begun, name
     (begun / name).parent.mkdir(exist_ok=True)
     (begun / name).write_text(content)
     with pytest.raises(FlagError, match="already holds a run"):
-        open_run_folder(begun, overwrite=False, resume=False)
+        open_run_dir(begun, overwrite=False, resume=False)
 
 
 def test_a_link_is_nothing_that_a_start_writes(begun, tmp_path):

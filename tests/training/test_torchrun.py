@@ -16,7 +16,7 @@ from training_runs import assert_moved_alike
 import prolip
 from drawings import SHARDS, VALIDATION
 from forked import Forked
-from prolip.models.weights.checkpoint import save_pretrained
+from prolip.models.checkpoint import save_pretrained
 
 ROOT = Path(__file__).parents[2]
 STEPS = 20
@@ -235,9 +235,9 @@ def test_a_store_that_is_slower_than_a_collective_may_be_does_not_end_the_run(tm
 BAD_ON_ONE_RANK = """
 import torch
 from training.parallel.distributed import process_group
-from training.health.terms import NonFiniteError, TermMeter
+from training.health.nonfinite import NonFiniteError, LossMeter
 with process_group("cpu") as here:
-    meter = TermMeter()
+    meter = LossMeter()
     for step in (1, 2, 3):
         bad = here.rank == 1 and step >= 2
         loss = torch.tensor(float("nan") if bad else 1.0)

@@ -13,11 +13,11 @@ import pytest
 from PIL import Image
 from training_runs import ROOT, metrics, stop_after, words
 
-import training.validation
+import training.evaluate
 from drawings import VALIDATION
-from training.checkpoint.files import Saver
-from training.checkpoint.run_folder import evaluated_at, keep_until_step
-from training.health.preemption import EXIT_STOPPED
+from training.checkpoint.run_dir import evaluated_at, truncate_log
+from training.checkpoint.writer import CheckpointWriter
+from training.health.signals import EXIT_STOPPED
 from training.main import main
 
 
@@ -32,7 +32,7 @@ def test_a_run_that_is_killed_behind_its_last_step_is_brought_to_its_end(tmp_pat
     def killed(*things, **more):
         raise KeyboardInterrupt
 
-    target = {"evaluation": "training.validation.Validation.measure", "model": "training.run.save_pretrained"}[where]
+    target = {"evaluation": "training.evaluate.Validation.measure", "model": "training.run.save_pretrained"}[where]
     command = words(tmp_path, "run", "--max-steps", 3, *VALIDATION, "--resume", "auto")
     with monkeypatch.context() as patch:
         patch.setattr(target, killed)
@@ -50,7 +50,7 @@ def test_an_evaluation_that_a_stop_or_a_kill_came_before_is_made_up_for(tmp_path
     command = words(tmp_path, "run", "--max-steps", 6, "--val-every-steps", 2, "--save-every-steps", 1, *VALIDATION)
     assert stop_after(2, command) == EXIT_STOPPED
     assert evaluations(tmp_path / "run") == []
-    honest = training.validation.Validation.measure
+    honest = training.evaluate.Validation.measure
 
     def killed_at_4(self, *things):
         if len(list((tmp_path / "run" / "checkpoints").glob("step_4.pt"))):
@@ -58,8 +58,8 @@ def test_an_evaluation_that_a_stop_or_a_kill_came_before_is_made_up_for(tmp_path
         return honest(self, *things)
 
     with monkeypatch.context() as patch:
-        patch.setattr(training.validation.Validation, "measure", killed_at_4)
-        patch.setattr(Saver, "submit", written_at_once(Saver.submit))
+        patch.setattr(training.evaluate.Validation, "measure", killed_at_4)
+        patch.setattr(CheckpointWriter, "submit", written_at_once(CheckpointWriter.submit))
         assert main([*command, "--resume", "latest"]) == 130
     assert evaluations(tmp_path / "run") == [2]
     assert main([*command, "--resume", "latest"]) == 0
@@ -90,7 +90,7 @@ def test_a_stop_is_heard_between_the_test_sets_of_an_evaluation(tmp_path, monkey
         Image.new("RGB", (32, 32), name).save(root / name / f"{number}.png")
     sets = ["--imagenet-val", root, "--val-data", f"imagenet:{root}/"]
     command = words(tmp_path, "run", "--max-steps", 4, "--val-every-steps", 2, *sets, "--resume", "auto")
-    honest, measured = training.validation.evaluate_over_ranks, []
+    honest, measured = training.evaluate.evaluate_over_ranks, []
 
     def evaluate(task, *more):
         measured.append(task.name)
@@ -98,7 +98,7 @@ def test_a_stop_is_heard_between_the_test_sets_of_an_evaluation(tmp_path, monkey
             os.kill(os.getpid(), signal.SIGTERM)
         return honest(task, *more)
 
-    monkeypatch.setattr(training.validation, "evaluate_over_ranks", evaluate)
+    monkeypatch.setattr(training.evaluate, "evaluate_over_ranks", evaluate)
     assert stop_after(99, command) == EXIT_STOPPED
     status = json.loads((tmp_path / "run" / "status.json").read_text())
     assert (status["state"], status["step"]) == ("stopped", 2) and measured == ["imagenet"]
@@ -124,19 +124,19 @@ def test_a_log_that_is_cut_short_while_it_is_shortened_is_whole(tmp_path):
     path.write_text("".join(json.dumps({"step": step, "kind": "train", "x": "y" * 200}) + "\n" for step in range(2000)))
     before = path.read_bytes()
     script = (
-        "import os, sys, training.checkpoint.run_folder as r; from pathlib import Path\n"
+        "import os, sys, training.checkpoint.run_dir as r; from pathlib import Path\n"
         "honest = r.rows_of\n"
         "def killed(path):\n"
         "    for number, row in enumerate(honest(path)):\n"
         "        if number == 1500: os.kill(os.getpid(), 9)\n"
         "        yield row\n"
         "r.rows_of = killed\n"
-        "r.keep_until_step(Path(sys.argv[1]), 1900)\n"
+        "r.truncate_log(Path(sys.argv[1]), 1900)\n"
     )
     environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
     done = subprocess.run([sys.executable, "-c", script, str(path)], env=environment, capture_output=True)
     assert done.returncode == -signal.SIGKILL and path.read_bytes() == before
-    keep_until_step(path, 1900)
+    truncate_log(path, 1900)
     assert path.read_bytes() == b"".join(before.splitlines(keepends=True)[:1901])
 
 
@@ -144,5 +144,5 @@ def test_what_is_no_line_of_the_log_is_no_hindrance(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b'{"step": 1, "kind": "eval"}\n\xff\x00garbage\n[1]\n{"step": null}\n{"step": 2}\n{"step": 3, "k')
     assert evaluated_at(path, 1) and not evaluated_at(path, 2) and not evaluated_at(tmp_path / "none", 1)
-    keep_until_step(path, 1, again="eval")
+    truncate_log(path, 1, again="eval")
     assert path.read_bytes() == b""

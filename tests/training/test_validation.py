@@ -18,9 +18,9 @@ from prolip.evaluation.task import evaluate_dataset
 from prolip.evaluation.tasks import KINDS
 from prolip.loading import load_embedder
 from prolip.utils.flags import FlagError
+from training.evaluate import Best, check_metric, open_validation
 from training.main import main, parse
 from training.parallel.distributed import World
-from training.validation import Best, check_metric, open_validation
 
 STEPS = 6
 
@@ -292,7 +292,7 @@ def test_a_set_that_is_lost_on_the_way_does_not_end_the_run(sets, run):
 
 def test_best_follows_its_direction_through_gaps_and_restarts(tmp_path, monkeypatch):
     saved = []
-    monkeypatch.setattr("training.validation.save_pretrained", lambda model, folder, tokenizer: saved.append(model))
+    monkeypatch.setattr("training.evaluate.save_pretrained", lambda model, folder, tokenizer: saved.append(model))
     for lowest, wanted in ((False, [0.2, 0.5]), (True, [0.2, 0.1])):
         folder = tmp_path / str(lowest)
         folder.mkdir()

@@ -13,10 +13,10 @@ import torch
 
 import training.loop
 from drawings import SHARDS
-from training.checkpoint.files import list_steps, load_checkpoint
+from training.checkpoint.reader import list_steps, load_checkpoint
 from training.checkpoint.storage import Storage
 from training.config import build_config
-from training.health.preemption import STOP
+from training.health.signals import STOP
 from training.loop import on_device, training_step
 from training.main import main
 from training.parallel.distributed import World
@@ -131,13 +131,13 @@ def make(tmp_path: Path, objective: dict | None = None, optim: dict | None = Non
 
 
 def batches(run: Run) -> Iterator[Any]:
-    run.fed.loader.set_epoch(0)
-    return iter(run.fed.loader)
+    run.data.loader.set_epoch(0)
+    return iter(run.data.loader)
 
 
 def one_step(run: Run, batch: Any, step: int) -> dict[str, torch.Tensor]:
     """What the loop does with a batch."""
-    return training_step(run.trained, on_device(run.fed, batch, step, run.world.device), step)
+    return training_step(run.trained, on_device(run.data, batch, step, run.world.device), step)
 
 
 def parameters(run: Run) -> dict[str, torch.Tensor]:

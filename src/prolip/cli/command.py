@@ -1,4 +1,4 @@
-"""What a command is, and the groups of flags that commands share, so that one word means one thing everywhere."""
+"""Declaration of a command, and the groups of flags that commands share."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ Run = Callable[[argparse.Namespace], int | None]
 
 
 class Command(NamedTuple):
-    """One program of the command line.
+    """One command.
 
     does: one line of help. example: a command line that works on the demo's model. flags: in the order of the help.
-    run: returns the exit code, None for 0. more: the end of the help. retired: old spellings, without dashes -> what
-    to type; "": what to type instead of a further word.
+    run: returns the exit code, None for 0. more: end of the help. retired: old flags, without dashes -> what to type;
+    "": what to type instead of a further word.
     """
 
     does: str
@@ -60,11 +60,21 @@ def command(
     return made
 
 
-def flag(*names: str, least: int | None = None, **settings: Any) -> Flags:
-    """A flag, or a word by its place, by argparse's settings. least: the smallest number that is taken."""
+def flag(name: str, help: str, *, least: int | None = None, **settings: Any) -> Flags:
+    """A flag, or a word by its place, by argparse's settings. least: the smallest number that is taken.
+
+    The help ends in the default, and the type is that of the default, or int with `least`.
+    """
+    default = settings.get("default")
+    if "action" not in settings and (isinstance(default, (int, float)) or least is not None):
+        settings.setdefault("type", float if isinstance(default, float) else int)
+    if settings.get("type") is int:
+        settings.setdefault("metavar", "N")
+    if default and "(default" not in help:
+        help += f" (default: {default})".replace("%", "%%")
 
     def add(parser: Any) -> None:
-        parser.add_argument(*names, **settings).least = least
+        parser.add_argument(name, help=help, **settings).least = least
 
     return add
 
@@ -162,37 +172,41 @@ def shared(
 ) -> Flags:
     """Flags of a shared group, by the names of its fields; all of them if no name is given.
 
-    required: flags that must be given. help: a flag's text in this command, where more can be said than in all.
-    defaults: other defaults than the group's.
+    required: flags that must be given. help, defaults: a flag's text and default in this command.
     """
     hints, flags = get_type_hints(group), []
     for field in dataclasses.fields(group):
         if names and field.name not in names:
             continue
+        kind, own = hints[field.name], field.metadata
+        settings = {"action": "store_true"} if kind is bool else argument_settings(kind)
+        settings |= {name: own[name] for name in ("metavar", "least") if name in own}
+        settings |= {"required": True} if field.name in required else {}
         default = defaults.get(field.name, field.default)
-        text = help.get(field.name, field.metadata["help"]).replace("%", "%%")
-        settings = {"action": "store_true"} if hints[field.name] is bool else argument_settings(hints[field.name])
-        if "metavar" in field.metadata:
-            settings["metavar"] = field.metadata["metavar"]
-        needed = {"required": True} if field.name in required else {"default": default}
-        note = "" if default is None or default is False or needed.get("required") else f" (default: {default})"
-        least = field.metadata.get("least")
-        flags.append(flag(flag_of(field.name), help=text + note, least=least, **settings, **needed))
+        text = help.get(field.name, own["help"]).replace("%", "%%")
+        flags.append(flag(flag_of(field.name), text, default=None if field.name in required else default, **settings))
     return titled((group.__doc__ or "").partition("\n")[0].rstrip("."), *flags)
 
 
+def output(help: str, *more: str, required: bool = True, **settings: Any) -> Flags:
+    """`--output` with this help, and more flags of its group."""
+    return shared(Output, "output", *more, required=["output"] * required, help={"output": help}, **settings)
+
+
+#: The model of a command that needs one; how it computes.
+MODEL = shared(Model, required=["model"])
+COMPUTE = shared(Compute, "device", "precision", "batch_size", "workers")
+
+
 def load(args: argparse.Namespace, model: str | None = None, **settings: Any) -> Embedder:
-    """The model that the flags of `Model` and `Compute` name; model: one of several. settings: of `load_embedder`."""
+    """Load the model by the flags of `Model` and `Compute`; model: one of several. settings: of `load_embedder`."""
     from prolip.loading import load_embedder
 
     return load_embedder(model or args.model, args.pretrained, args.device, args.precision, args.tokenizer, **settings)
 
 
 def check(args: argparse.Namespace, folder: bool = False) -> None:
-    """ValueError for a device or a place for results that cannot be; before anything is read or loaded.
-
-    folder: whether `--output` is one.
-    """
+    """ValueError for an unknown device or an output that cannot be written. folder: whether `--output` is one."""
     for name, is_folder in (("output", folder), ("save_features", True)):
         if path := getattr(args, name, None):
             check_output(path, is_folder)
@@ -216,16 +230,12 @@ def part_of(text: str | None) -> tuple[int, int]:
     if text is None:
         return 0, 1
     if text == "slurm":
-        mine, first, last, count = (
-            int(os.environ.get(f"SLURM_ARRAY_TASK_{name}", number))
-            for name, number in (("ID", 0), ("MIN", 0), ("MAX", 0), ("COUNT", 1))
-        )
-        step = (last - first) // max(count - 1, 1)  # a task is told the first number, the last and how many, not which
+        names = {"ID": 0, "MIN": 0, "MAX": 0, "COUNT": 1}
+        mine, first, last, count = (int(os.environ.get(f"SLURM_ARRAY_TASK_{k}", v)) for k, v in names.items())
+        step = (last - first) // max(count - 1, 1)
         if count > 1 and (step * (count - 1) != last - first or (mine - first) % step):
-            raise ValueError(
-                f"--part slurm: the {count} numbers of this array have gaps, so that no task knows its"
-                f" part: submit --array=0-{count - 1}"
-            )
+            what = f"the {count} numbers of this array have gaps, so that no task knows its part"
+            raise ValueError(f"--part slurm: {what}: submit --array=0-{count - 1}")
         return (mine - first) // max(step, 1), count
     part, slash, parts = text.partition("/")
     if not (slash and part.isdecimal() and parts.isdecimal() and int(part) < int(parts)):

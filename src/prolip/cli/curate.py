@@ -9,7 +9,7 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from prolip.cli.command import Compute, Data, Model, Output, check, command, flag, load, part_of, shared
+from prolip.cli.command import MODEL, Compute, Data, check, command, flag, load, output, part_of, shared
 from prolip.curate.rules import MEANINGS
 from prolip.utils.console import plain
 from prolip.utils.outputs import check_output
@@ -18,15 +18,18 @@ from prolip.utils.threads import default_workers
 if TYPE_CHECKING:
     from prolip.data.reading.tar import ShardReader
 
+SCORED = "shards:TARS but for pipe:, csv:FILE, parquet:FILE, jsonl:FILE, images:FOLDER, coco:JSON,IMAGES..."
 AGAIN = "the shards again, where addresses have user info or queries: tables do not"
 MANY = (
     "Start it as often as you like, such as by a SLURM array: the processes share the shards, and the same command "
     "resumes an interrupted run."
 )
 COLUMNS = "columns:\n" + "\n".join(f"  {name:<18} {words}" for name, words in MEANINGS.items())
+DROP = """drop samples of which the formula is true, for this reason; as many rules as you like, with columns such
+as match_probability, text_bits, quantile(text_tokens, 0.9), and, or, not"""
 POSITIONAL = {"out": "name the folder of scores first, without a flag"}
 #: The folder of scores that a command reads.
-FOLDER = flag("folder", metavar="FOLDER", type=Path, help="folder that prolip curate score wrote")
+FOLDER = flag("folder", "folder that prolip curate score wrote", metavar="FOLDER", type=Path)
 
 
 def reader(args: argparse.Namespace) -> ShardReader:
@@ -39,24 +42,11 @@ def reader(args: argparse.Namespace) -> ShardReader:
 # --- score ------------------------------------------------------------------------------------------------------------
 @command(
     "prolip curate score --data data/emoji/noto.tar --model local-dir:runs/demo/model --output runs/curated",
-    shared(
-        Data,
-        "data",
-        "part",
-        required=["data"],
-        help={
-            "data": "shards:TARS but for pipe:, csv:FILE, parquet:FILE, jsonl:FILE, images:FOLDER, coco:JSON,IMAGES..."
-        },
-    ),
-    shared(Model, required=["model"]),
-    flag(
-        "--caption-sampling",
-        default="txt",
-        metavar="FIELDS",
-        help="fields of captions, as in training; of several captions the likeliest (default: txt)",
-    ),
+    shared(Data, "data", "part", required=["data"], help={"data": SCORED}),
+    MODEL,
+    flag("--caption-sampling", "fields of captions, of which the likeliest is taken", default="txt", metavar="FIELDS"),
     shared(Compute, "device", "precision", "workers"),
-    shared(Output, "output", required=["output"], help={"output": "folder for the tables of scores"}),
+    output("folder for the tables of scores"),
     more=MANY,
 )
 def score(args: argparse.Namespace) -> int:
@@ -78,10 +68,9 @@ def score(args: argparse.Namespace) -> int:
     threads = default_workers() if args.workers is None else args.workers
     scorer = Scorer.of(load(args), urls, folder, args.caption_sampling, threads)
     scorer.begin()
-    missing = scorer.missing(numbers)
+    missing, notes = scorer.missing(numbers), []
     if len(numbers) > len(missing):
         print(f"{len(numbers) - len(missing)} of {len(numbers)} shards have their scores already", file=sys.stderr)
-    notes = []
     for note in made(missing, scorer.path, scorer.score):
         notes.append(note)
         complain(note)
@@ -99,7 +88,7 @@ def score(args: argparse.Namespace) -> int:
 
 
 def complain(note: dict[str, Any]) -> None:
-    """Say loudly what is wrong with a whole shard."""
+    """Print what is wrong with a whole shard."""
     shard, samples = plain(note["shard"]), note["samples"]
     if note["broken"]:
         print(f"{shard} cannot be read to its end; what came before is scored", file=sys.stderr)
@@ -111,31 +100,13 @@ def complain(note: dict[str, Any]) -> None:
 @command(
     "prolip curate select runs/curated --drop 'weak:match_probability<0.2' --duplicates 0.97",
     FOLDER,
-    flag(
-        "--drop",
-        action="append",
-        default=[],
-        metavar="'NAME: FORMULA'",
-        help="drop samples of which the formula is true, for this reason; as many rules as you like, with columns such"
-        " as match_probability, text_bits, quantile(text_tokens, 0.9), and, or, not",
-    ),
-    flag("--duplicates", type=float, metavar="COSINE", help="keep only the best of images nearer than this, e.g. 0.97"),
-    flag(
-        "--keep",
-        type=float,
-        default=1.0,
-        metavar="SHARE",
-        help="keep this share of all samples, the best by --rank-by (default: all)",
-    ),
-    flag("--rank-by", metavar="FORMULA", help="what is better, such as normalised_score"),
-    flag("--copies", metavar="FORMULA", help="times that a sample is written on average, 0 to 10"),
-    flag("--yes", action="store_true", help="drop more than half by rules on scores, and by scores that are noise"),
-    flag(
-        "--subset",
-        type=Path,
-        metavar="FILE",
-        help="also write the kept uids, as DataComp's filtering track has them (.npy)",
-    ),
+    flag("--drop", DROP, action="append", default=[], metavar="'NAME: FORMULA'"),
+    flag("--duplicates", "keep only the best of images nearer than this, e.g. 0.97", type=float, metavar="COSINE"),
+    flag("--keep", "share of all samples to keep, the best by --rank-by (default: all)", default=1.0, metavar="SHARE"),
+    flag("--rank-by", "what is better, such as normalised_score", metavar="FORMULA"),
+    flag("--copies", "times that a sample is written on average, 0 to 10", metavar="FORMULA"),
+    flag("--yes", "drop more than half by rules on scores, and by scores that are noise", action="store_true"),
+    flag("--subset", "also write the kept uids, for DataComp's filtering track (.npy)", type=Path, metavar="FILE"),
     more=COLUMNS,
     retired={"by": "use --rank-by", **POSITIONAL},
 )
@@ -150,10 +121,8 @@ def choose(args: argparse.Namespace) -> None:
     if args.subset is not None:
         check_output(args.subset)
     summary = select(args.folder, choice, args.yes)
-    print(
-        f"{summary['kept']:,} of {summary['samples']:,} samples are kept"
-        + (f", written {summary['written']:,} times" if summary["written"] != summary["kept"] else "")
-    )
+    often = f", written {summary['written']:,} times" if summary["written"] != summary["kept"] else ""
+    print(f"{summary['kept']:,} of {summary['samples']:,} samples are kept{often}")
     for name in summary["listed"]:
         print(f"  {name:<16} {summary['dropped'][name]:>10,} dropped, {summary['dropped_alone'][name]:,} by it alone")
     if faults := summary["faults"]:
@@ -170,16 +139,9 @@ def choose(args: argparse.Namespace) -> None:
     "prolip curate write runs/curated --output runs/kept",
     FOLDER,
     shared(Data, "data", "allow_private_hosts", "part", help={"data": AGAIN}),
-    flag(
-        "--shard-samples",
-        type=int,
-        default=10_000,
-        least=1,
-        metavar="N",
-        help="samples of a new shard (default: %(default)s)",
-    ),
-    flag("--processes", type=int, least=0, metavar="N", help="processes that index (default: all cores but one)"),
-    shared(Output, "output", required=["output"], help={"output": "folder for the new shards"}),
+    flag("--shard-samples", "samples of a new shard", default=10_000, least=1),
+    flag("--processes", "processes that index (default: all cores but one)", least=0),
+    output("folder for the new shards"),
     more=MANY,
     retired={"shards-out": "use --output", "workers": "use --processes", **POSITIONAL},
 )
@@ -201,9 +163,7 @@ def write(args: argparse.Namespace) -> None:
     "prolip curate report runs/curated",
     FOLDER,
     shared(Data, "data", "allow_private_hosts", help={"data": AGAIN}),
-    flag(
-        "--top", type=int, default=12, least=0, metavar="N", help="samples shown of each reason (default: %(default)s)"
-    ),
+    flag("--top", "samples shown of each reason", default=12, least=0),
     retired={"examples": "use --top", **POSITIONAL},
 )
 def report(args: argparse.Namespace) -> None:

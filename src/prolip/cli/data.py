@@ -7,11 +7,10 @@ import os
 import sys
 import time
 from collections import Counter
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from prolip.cli.command import Compute, Data, Output, command, flag, shared
+from prolip.cli.command import Compute, Data, command, flag, output, shared
 from prolip.cli.eval import SPLIT, TASK, open_named
 from prolip.data.reading.named import KINDS, ROWS, parse_source
 
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
 
 #: What shards can be written of.
 STORED = (*ROWS, "shards")
+WRITTEN = ", ".join(KINDS[kind] for kind in STORED)
 
 
 # --- index ------------------------------------------------------------------------------------------------------------
@@ -27,15 +27,13 @@ INDEX = """Every shard is read once. The index holds its samples, bytes, SHA-256
 block. Shards that cannot be read are named and left out, and the exit code is 1."""
 
 
-@dataclass
 class Progress:
     """A line on stderr every few seconds, and the sums at the end."""
 
-    shards: int
-    every: float = 5.0
-    found: list[IndexedShard] = field(default_factory=list)
-    start: float = field(default_factory=time.monotonic)
-    last: float = 0.0
+    def __init__(self, shards: int, every: float = 5.0):
+        self.shards, self.every, self.last = shards, every, 0.0
+        self.found: list[IndexedShard] = []
+        self.start = time.monotonic()
 
     def add(self, result: IndexedShard) -> None:
         """Count a shard; name one that cannot be read at once."""
@@ -47,6 +45,7 @@ class Progress:
             print(self.line(), file=sys.stderr)
 
     def line(self) -> str:
+        """Shards, samples, size and speed so far."""
         seconds = max(time.monotonic() - self.start, 1e-9)
         read = [result.entry for result in self.found if result.entry is not None]
         samples, size = sum(entry.samples for entry in read), sum(entry.bytes for entry in read) / 2**20
@@ -55,38 +54,20 @@ class Progress:
 
 
 def reading_flags(parser: argparse.ArgumentParser) -> None:
-    """How long a source may fail; what defaults there are is known late, as the module loads fsspec."""
-    from prolip.data.reading.connections import ReadPolicy
+    """How long a source may fail; the defaults come late, as their module loads fsspec."""
+    from prolip.data.reading.connections import ReadPolicy as Policy
 
-    flag(
-        "--read-timeout",
-        type=float,
-        metavar="SECONDS",
-        default=ReadPolicy.read_timeout,
-        help="seconds without a byte before a source stalls (default: %(default)s)",
-    )(parser)
-    flag(
-        "--read-retries",
-        type=int,
-        least=0,
-        metavar="N",
-        default=ReadPolicy.retries,
-        help="failures in a row before a shard is given up (default: %(default)s)",
-    )(parser)
+    stall = "seconds without a byte before a source stalls"
+    flag("--read-timeout", stall, type=float, metavar="SECONDS", default=Policy.read_timeout)(parser)
+    flag("--read-retries", "failures in a row before a shard is given up", least=0, default=Policy.retries)(parser)
 
 
 @command(
     "prolip data index 'data/emoji/*.tar' --output index.json",
-    flag("shards", nargs="+", metavar="SHARDS", help="paths, folders, URLs or pipe: commands; {braces}, *, a::b"),
-    flag(
-        "--processes",
-        type=int,
-        least=0,
-        metavar="N",
-        help="processes that read, 0 for only this one (default: up to 4)",
-    ),
+    flag("shards", "paths, folders, URLs or pipe: commands; {braces}, *, a::b", nargs="+", metavar="SHARDS"),
+    flag("--processes", "processes that read, 0 for only this one (default: up to 4)", least=0),
     reading_flags,
-    shared(Output, "output", help={"output": "file for the index; index.json next to the shards if left out"}),
+    output("file for the index; index.json next to the shards if left out", required=False),
     more=INDEX,
     retired={"workers": "use --processes", "timeout": "use --read-timeout", "retries": "use --read-retries"},
 )
@@ -120,19 +101,13 @@ list `captions` of its .json, which also holds the class. Training reads both.
 
 @command(
     "prolip data shards data/emoji/emojione.tar --layout wds --output runs/emojione",
-    flag(
-        "source",
-        metavar="SOURCE",
-        help=f"what to write: {', '.join(KINDS[kind] for kind in STORED)}; with --layout wds any test set",
-    ),
-    flag("--layout", choices=("training", "wds"), default="training", help="who reads it (default: %(default)s)"),
+    flag("source", f"what to write: {WRITTEN}; with --layout wds any test set", metavar="SOURCE"),
+    flag("--layout", "who reads it", choices=("training", "wds"), default="training"),
     SPLIT,
     TASK,
-    flag(
-        "--shard-size", type=int, default=1000, least=1, metavar="N", help="samples of a shard (default: %(default)s)"
-    ),
+    flag("--shard-size", "samples of a shard", default=1000, least=1),
     shared(Data, "skip_damaged"),
-    shared(Output, "output", required=["output"], help={"output": "folder for the shards, a new one"}),
+    output("folder for the shards, a new one"),
     more=SHARDS,
 )
 def shards(args: argparse.Namespace) -> None:
@@ -166,10 +141,10 @@ def shards(args: argparse.Namespace) -> None:
 # --- emoji ------------------------------------------------------------------------------------------------------------
 @command(
     "prolip data emoji --data data/emoji/emojione.tar --classes group --output runs/groups",
-    flag("--data", nargs="+", required=True, metavar="TAR", help="shards of the corpus"),
-    flag("--select", metavar="RULE", help="take these concepts: 'group=animals nature|food drink'"),
-    flag("--classes", choices=("subgroup", "group"), help="write a classification by these instead of a retrieval"),
-    shared(Output, "output", required=["output"], help={"output": "folder for the task"}),
+    flag("--data", "shards of the corpus", nargs="+", required=True, metavar="TAR"),
+    flag("--select", "take these concepts: 'group=animals nature|food drink'", metavar="RULE"),
+    flag("--classes", "write a classification by these instead of a retrieval", choices=("subgroup", "group")),
+    output("folder for the task"),
 )
 def emoji(args: argparse.Namespace) -> None:
     """Write drawings of the bundled corpus as a test set."""
@@ -198,20 +173,15 @@ class's images are drawn. Written are:
 
 @command(
     "prolip data few-shot --data wds:runs/groups --shots 16 --output runs/few",
-    flag("--data", required=True, metavar="SOURCE", help="set to draw from: wds:FOLDER, images:FOLDER, csv:FILE"),
-    flag("--split", help="split of --data (default: test)"),
-    flag("--test-data", metavar="SOURCE", help="test images (default: --data, with --test-split or the rest)"),
-    flag("--test-split", help="split of --test-data (default: test)"),
-    flag("--shots", type=int, default=16, least=1, metavar="N", help="images of each class (default: %(default)s)"),
-    flag(
-        "--train-on",
-        choices=("base", "all"),
-        default="base",
-        help="train on the first half of the classes (base, default), or on all",
-    ),
-    flag("--template", help="prompt of a class, {c} for its name; 'a photo of a {c}' if left out"),
+    flag("--data", "set to draw from: wds:FOLDER, images:FOLDER, csv:FILE", required=True, metavar="SOURCE"),
+    flag("--split", "split of --data (default: test)"),
+    flag("--test-data", "test images (default: --data, with --test-split or the rest)", metavar="SOURCE"),
+    flag("--test-split", "split of --test-data (default: test)"),
+    flag("--shots", "images of each class", default=16, least=1),
+    flag("--train-on", "train on the first half of the classes, or on all", choices=("base", "all"), default="base"),
+    flag("--template", "prompt of a class, {c} for its name; 'a photo of a {c}' if left out"),
     shared(Compute, "seed", help={"seed": "seed of the draw"}),
-    shared(Output, "output", required=["output"], help={"output": "folder for the training shard and the tests"}),
+    output("folder for the training shard and the tests"),
     more=FEW_SHOT,
     retired={"dataset": "use --data", "test": "use --test-data", "classes": "use --train-on"},
 )

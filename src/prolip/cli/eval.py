@@ -8,7 +8,23 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from prolip.cli.command import Compute, Data, Flags, Model, Output, add_all, check, command, flag, load, part_of, shared
+from prolip.cli.command import (
+    COMPUTE,
+    MODEL,
+    Compute,
+    Data,
+    Flags,
+    Model,
+    Output,
+    add_all,
+    check,
+    command,
+    flag,
+    load,
+    output,
+    part_of,
+    shared,
+)
 from prolip.evaluation.datasets.specs import FORMS, open_dataset, told_apart
 from prolip.utils.flags import Parser, flag_of
 from prolip.utils.messages import naming
@@ -26,52 +42,24 @@ EXAMPLE = "prolip eval {} --model local-dir:runs/demo/model {}"
 RETIRED = {"dataset": "use --data", "data-dir": "use --data", "shard": "use --part"}
 #: Flags that say how a model reads images and texts.
 OF_MODELS = (
-    "model",
-    "pretrained",
-    "tokenizer",
-    "data",
-    "split",
-    "task",
-    "save_features",
-    "device",
-    "precision",
-    "skip_damaged",
-    "prompts",
-    "prompts_fit",
-    "prompts_split",
+    *("model", "pretrained", "tokenizer", "data", "split", "task", "save_features", "device", "precision"),
+    *("skip_damaged", "prompts", "prompts_fit", "prompts_split"),
 )
 #: What prompts are fitted to.
 CLASSES: Kind = "classification"
-#: Which scores results are computed by.
-SIMILARITIES = flag(
-    "--similarity",
-    nargs="+",
-    action="extend",
-    metavar="SCORE",
-    help="csd, mean or measures (default: the score of the model's method)",
-)
+#: Scores by which results are computed.
+SCORES = "csd, mean or measures (default: the score of the model's method)"
+SIMILARITIES = flag("--similarity", SCORES, nargs="+", action="extend", metavar="SCORE")
 #: Which images of a data set.
-SPLIT = flag("--split", help="a split by its name, or a share such as 0.1 that is held out by content")
+SPLIT = flag("--split", "a split by its name, or a share such as 0.1 that is held out by content")
 #: What own data are evaluated by.
-TASK = flag(
-    "--task",
-    choices=("retrieval", CLASSES),
-    help="task of data that have both captions and classes (default: retrieval)",
-)
+TASK = flag("--task", "task of data with captions and classes (default: retrieval)", choices=("retrieval", CLASSES))
 
 
 def intervals_over(of: str) -> Flags:
     """Bootstrap intervals."""
-    return flag(
-        "--intervals",
-        nargs="?",
-        type=int,
-        const=1000,
-        default=0,
-        least=2,
-        metavar="DRAWS",
-        help=f"95%% intervals by bootstrap over {of} (without a number 1000 draws)",
-    )
+    text = f"95%% intervals by bootstrap over {of} (without a number 1000 draws)"
+    return flag("--intervals", text, nargs="?", const=1000, default=0, least=2, metavar="DRAWS")
 
 
 # --- tasks ------------------------------------------------------------------------------------------------------------
@@ -96,10 +84,8 @@ def check_tasks(args: argparse.Namespace) -> None:
         find_score(similarity)
     rule = read_prompts(args.prompts)
     if args.prompts_fit and rule.way != BPRW:
-        raise ValueError(
-            f"--prompts-fit says what bprw is fitted to, and --prompts is {args.prompts}: give --prompts "
-            "bprw or bprw:K, or drop it"
-        )
+        what = f"--prompts-fit says what bprw is fitted to, and --prompts is {args.prompts}"
+        raise ValueError(f"{what}: give --prompts bprw or bprw:K, or drop it")
     if args.prompts_split and not args.prompts_fit:
         raise ValueError("--prompts-split is the split of --prompts-fit: give both, or --split for what is scored")
     if rule.way in BY_IMAGES and not args.prompts_fit and (args.uncertainty or args.plots or args.save_features):
@@ -174,31 +160,25 @@ def features_of(args: argparse.Namespace) -> Iterator[Features]:
 
 @command(
     EXAMPLE.format("tasks", "--data wds:runs/groups"),
-    flag("--data", nargs="+", action="extend", default=[], metavar="SOURCE", help=f"test sets: {FORMS}"),
+    flag("--data", f"test sets: {FORMS}", nargs="+", action="extend", default=[], metavar="SOURCE"),
     SPLIT,
     TASK,
     SIMILARITIES,
-    flag(
-        "--prompts",
-        default="all",
-        metavar="RULE",
-        help="prompts of a class: all (default), certain:K, below:k, "
-        "best, bprw, bprw:K, or a file of prolip prompts fit (see below)",
-    ),
-    flag("--prompts-fit", metavar="SOURCE", help="images that bprw is fitted to, for others to be scored"),
-    flag("--prompts-split", metavar="SPLIT", help="split of --prompts-fit, if it is another than test"),
-    flag("--features", metavar="FOLDER", help="evaluate what --save-features kept, without a model"),
-    flag("--uncertainty", action="store_true", help="add refusal by score and traces, and calibration"),
-    flag("--plots", action="store_true", help="draw these next to --output: plots/TASK-MODEL-SIMILARITY/*.png"),
-    flag("--instances", metavar="FILE", help="COCO's instances_val2014.json: also PMRP of its captions"),
-    flag("--confusion", action="store_true", help="add counts of true and predicted classes to --output"),
+    flag("--prompts", "prompts of a class, by a rule or from a file (see below)", default="all", metavar="RULE"),
+    flag("--prompts-fit", "images that bprw is fitted to, for others to be scored", metavar="SOURCE"),
+    flag("--prompts-split", "split of --prompts-fit, if it is another than test", metavar="SPLIT"),
+    flag("--features", "evaluate what --save-features kept, without a model", metavar="FOLDER"),
+    flag("--uncertainty", "add refusal by score and traces, and calibration", action="store_true"),
+    flag("--plots", "draw these next to --output: plots/TASK-MODEL-SIMILARITY/*.png", action="store_true"),
+    flag("--instances", "COCO's instances_val2014.json: also PMRP of its captions", metavar="FILE"),
+    flag("--confusion", "add counts of true and predicted classes to --output", action="store_true"),
     intervals_over("images with their captions, also of differences to a test set's first result"),
     shared(Model),
     shared(Data, "skip_damaged"),
-    shared(Compute, "device", "precision", "batch_size", "workers"),
+    COMPUTE,
     shared(Output, "output", "save_features", help={"output": "JSON file for the results"}),
     more=PROMPTS,
-    retired=RETIRED | {"*published": "use python scripts/papers.py --results on what --output wrote"},
+    retired=RETIRED | {"*published": "use python scripts/studies/papers/papers.py --results on what --output wrote"},
 )
 def run_tasks(args: argparse.Namespace) -> None:
     """Evaluate a model on any test sets."""
@@ -247,10 +227,10 @@ GALLERIES = """galleries:
 
 #: Drawings of the corpus, and the names that they are told from.
 DRAWINGS = (
-    flag("--data", nargs="+", required=True, metavar="TAR", help="shards whose drawings are evaluated"),
-    flag("--select", metavar="RULE", help="which concepts, e.g. 'group=animals nature|food drink|travel places'"),
-    flag("--names", nargs="+", metavar="TAR", help="shards whose concepts are in the gallery, too"),
-    flag("--all-names", action="store_true", help="--select does not narrow the gallery"),
+    flag("--data", "shards whose drawings are evaluated", nargs="+", required=True, metavar="TAR"),
+    flag("--select", "which concepts, e.g. 'group=animals nature|food drink|travel places'", metavar="RULE"),
+    flag("--names", "shards whose concepts are in the gallery, too", nargs="+", metavar="TAR"),
+    flag("--all-names", "--select does not narrow the gallery", action="store_true"),
 )
 
 
@@ -264,12 +244,12 @@ def corpus_of(args: argparse.Namespace) -> Corpus:
 @command(
     EXAMPLE.format("emoji", "--data data/emoji/emojione.tar"),
     *DRAWINGS,
-    flag("--similarity", metavar="SCORE", help="csd, mean or a measure (default: the score of the model's method)"),
+    flag("--similarity", "csd, mean or a measure (default: the score of the model's method)", metavar="SCORE"),
     intervals_over("concepts"),
-    flag("--against", metavar="FOLDER", help="--output of another model: with --intervals, also of the difference"),
-    shared(Model, required=["model"]),
+    flag("--against", "--output of another model: with --intervals, also of the difference", metavar="FOLDER"),
+    MODEL,
     shared(Compute, "device", "precision"),
-    shared(Output, "output", help={"output": "folder for metrics.json, corpus.json and embeddings.npz"}),
+    output("folder for metrics.json, corpus.json and embeddings.npz", required=False),
     more=GALLERIES,
 )
 def run_emoji(args: argparse.Namespace) -> None:
@@ -289,10 +269,8 @@ def run_emoji(args: argparse.Namespace) -> None:
     corpus = corpus_of(args)
     if ":" not in args.model and not args.pretrained:
         args.pretrained = "random"
-        print(
-            f"note: {args.model} is a bare config, so its weights are random; a run is local-dir:runs/NAME/model",
-            file=sys.stderr,
-        )
+        what = "is a bare config, so its weights are random; a run is local-dir:runs/NAME/model"
+        print(f"note: {args.model} {what}", file=sys.stderr)
     result = emoji.evaluate_corpus(load(args, stored=False), corpus, similarity=args.similarity)
     result.info |= {"model": args.model, "data": args.data, "names": args.names, "select": args.select}
     if args.intervals:
@@ -302,81 +280,53 @@ def run_emoji(args: argparse.Namespace) -> None:
     print(emoji.format_corpus(result) + (f"\n\nwritten to {args.output}" if args.output else ""))
 
 
+# --- datacomp ---------------------------------------------------------------------------------------------------------
+TAGS = "imagenet, shift, vtab, retrieval, wilds, fairness; counted: the 38 of the average"
+TABLES = "use python scripts/studies/papers/published_datacomp.py on what --output wrote"
+PLACES = {
+    "data": "folder or URL that holds the folders of the data sets, or hf-hub to stream them",
+    "part": "evaluate tasks of part I of N, from 0 (I/N); slurm: of this task of a SLURM array",
+}
 #: Prints a line, at once.
 say = partial(print, flush=True)
 
 
-# --- datacomp ---------------------------------------------------------------------------------------------------------
 @command(
     EXAMPLE.format("datacomp", "--data data/datacomp --output runs/demo/datacomp"),
-    flag(
-        "--tasks",
-        nargs="+",
-        metavar="TASK",
-        help="keys, names or tags (imagenet, shift, vtab, retrieval, wilds, "
-        "fairness; counted: the 38 of the average); default: all 40",
-    ),
+    flag("--tasks", f"keys, names or tags ({TAGS}); default: all 40", nargs="+", metavar="TASK"),
     SIMILARITIES,
-    flag(
-        "--prompts",
-        nargs="+",
-        default=[],
-        metavar="FILE",
-        help="weights of prolip prompts fit, each for the task whose classes and prompts it has",
-    ),
-    flag("--allow-missing", action="store_true", help="evaluate what is there, without the averages that lack a task"),
-    flag("--no-uncertainty", action="store_true", help="leave out refusal and calibration"),
-    flag("--plots", action="store_true", help="draw refusal and calibration of every task: OUTPUT/plots/TASK/*.png"),
-    flag(
-        "--published",
-        nargs="+",
-        metavar="NAME",
-        help="published rows in the tables: parts of their names, all, none"
-        " (default: the paper's and OpenCLIP's ViT-B-16 on DataComp-1B)",
-    ),
-    flag("--tables-of", nargs="+", metavar="FOLDER", help="only write tables of the results in these folders"),
-    flag("--list", action="store_true", help="only show all tasks and what to fetch for them"),
-    flag(
-        "--list-published",
-        action="store_true",
-        help="only show published rows, and which of their averages do not follow",
-    ),
+    flag("--prompts", "weights of prolip prompts fit for their tasks", nargs="+", default=[], metavar="FILE"),
+    flag("--allow-missing", "evaluate what is there, without the averages that lack a task", action="store_true"),
+    flag("--no-uncertainty", "leave out refusal and calibration", action="store_true"),
+    flag("--plots", "draw refusal and calibration of every task: OUTPUT/plots/TASK/*.png", action="store_true"),
+    flag("--list", "only show all tasks and what to fetch for them", action="store_true"),
     shared(Model),
-    shared(
-        Data,
-        "data",
-        "skip_damaged",
-        "part",
-        help={
-            "data": "folder or URL that holds the folders of the data sets, or hf-hub to stream them",
-            "part": "evaluate tasks of part I of N, from 0 (I/N); slurm: of this task of a SLURM array",
-        },
-    ),
-    shared(Compute, "device", "precision", "batch_size", "workers"),
-    shared(
-        Output, "output", "save_features", output="datacomp", help={"output": "folder for results.jsonl and tables.*"}
-    ),
-    retired=RETIRED,
+    shared(Data, "data", "skip_damaged", "part", help=PLACES),
+    COMPUTE,
+    output("folder for results.jsonl and tables.*", "save_features", required=False, output="datacomp"),
+    retired=RETIRED | dict.fromkeys(("*published", "tables-of"), TABLES),
 )
 def run_datacomp(args: argparse.Namespace) -> int:
     """Evaluate a model on the 38 tasks of DataComp and its two face sets. 1 where tasks failed."""
     from prolip.data.reading.tables.csv import show_counts
     from prolip.evaluation.cache import FeatureStore
     from prolip.evaluation.suites.datacomp import run as suite
-    from prolip.evaluation.suites.datacomp.published import PUBLISHED, find_published, published_report
-    from prolip.evaluation.suites.datacomp.tasks import BY_KEY
+    from prolip.evaluation.suites.datacomp.catalogue import BY_KEY
+    from prolip.evaluation.suites.datacomp.evaluate import Settings
 
     show_counts()
-    if args.list or args.list_published:
-        print(suite.listing() if args.list else published_report(PUBLISHED))
-        return 0
-    published = find_published(args.published)
-    if args.tables_of:
-        suite.write_tables(args.tables_of, args.output, published, say)
+    if args.list:
+        print(suite.catalogue_text())
         return 0
     if not (args.model and args.data):
-        raise ValueError("give --model and --data (or --tables-of FOLDER, or --list)")
+        raise ValueError("give --model and --data, or --list")
     check(args, folder=True)
+    settings = Settings(
+        uncertainty=not args.no_uncertainty,
+        plots=Path(args.output) / "plots" if args.plots else None,
+        store=FeatureStore(args.save_features),
+        options={"batch_size": args.batch_size, "workers": args.workers, "progress": sys.stderr.isatty()},
+    )
     choice = suite.Choice(
         tasks=args.tasks,
         similarities=args.similarity or [None],
@@ -384,16 +334,9 @@ def run_datacomp(args: argparse.Namespace) -> int:
         part=part_of(args.part),
         allow_missing=args.allow_missing,
         skip_damaged=args.skip_damaged,
+        settings=settings,
     )
-    settings = suite.Settings(
-        uncertainty=not args.no_uncertainty,
-        plots=Path(args.output) / "plots" if args.plots else None,
-        batch_size=args.batch_size,
-        workers=args.workers,
-        progress=sys.stderr.isatty(),
-        store=FeatureStore(args.save_features),
-    )
-    outcome = suite.run(lambda: load(args), args.data, args.output, choice, settings, published, say)
+    outcome = suite.run(lambda: load(args), args.data, args.output, choice, say)
     for key, reason in outcome.failed.items():
         print(f"error: {BY_KEY[key].name} failed: {reason}", file=sys.stderr)
     return 1 if outcome.failed else 0
@@ -408,23 +351,19 @@ a name such as ProLIP-ViT-B-16 with --pretrained FILE. All is float32 without --
 
 #: The flags that clip_benchmark has not, and those whose meaning we widen.
 ADDED = (
-    flag("--similarity", metavar="SCORE", help="score of our models: csd, mean or a measure (default: their method's)"),
-    flag("--prompts", metavar="FILE", help="weights of prolip prompts fit"),
-    flag("--amp", action="store_true", help="compute in mixed precision"),
-    flag("--tokenizer", help="folder of tokenizer files, a file, or bpe, instead of our model's own"),
-    flag("--pretrained", nargs="+", help="weights; models with their own (local-dir:, hf-hub:) need none"),
-    flag(
-        "--output",
-        help="JSON file; the fields {dataset}, {pretrained}, {model}, {language}, {task} and {similarity} "
-        "are filled in",
-    ),
+    flag("--similarity", "score of our models: csd, mean or a measure (default: their method's)", metavar="SCORE"),
+    flag("--prompts", "weights of prolip prompts fit", metavar="FILE"),
+    flag("--amp", "compute in mixed precision", action="store_true"),
+    flag("--tokenizer", "folder of tokenizer files, a file, or bpe, instead of our model's own"),
+    flag("--pretrained", "weights; models with their own (local-dir:, hf-hub:) need none", nargs="+"),
+    flag("--output", "JSON file; fields filled in: {dataset} {pretrained} {model} {language} {task} {similarity}"),
 )
 
 
 @command(
     "prolip eval clip-benchmark eval --model local-dir:runs/demo/model --dataset wds/cars --dataset_root data/wds_cars",
     *ADDED,
-    flag("words", nargs=argparse.REMAINDER, metavar="eval|build ...", help="evaluate; make a table"),
+    flag("words", "evaluate; make a table", nargs=argparse.REMAINDER, metavar="eval|build ..."),
     more=UPSTREAM,
 )
 def run_benchmark(args: argparse.Namespace) -> None:

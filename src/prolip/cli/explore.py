@@ -9,7 +9,7 @@ import webbrowser
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from prolip.cli.command import Compute, Data, Model, Output, command, flag, shared
+from prolip.cli.command import COMPUTE, Data, Model, command, flag, output, shared
 from prolip.cli.search import REFUSAL, check_risk, given, reading
 from prolip.utils import console
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def make_app(args: argparse.Namespace) -> App:
-    """All that is shown."""
+    """The application: what is shown, with its model."""
     if args.port > 65535:
         raise ValueError(f"--port {args.port}: give 0 to 65535")
     check_risk(args)
@@ -41,37 +41,30 @@ def make_app(args: argparse.Namespace) -> App:
 
 
 def announce(server: Server) -> None:
-    """Where the page is, what it lacks, and who can see it."""
+    """Print where the page is, what it lacks, and who can see it."""
     print(f"{len(server.app.gallery.index):,} items at {server.url}  (Ctrl-C ends it)", flush=True)
     for line in server.app.opened.limitations:
         print(f"note: {line}", file=sys.stderr)
     if not server.is_private:
         host, port = str(server.server_address[0]), server.server_address[1]
         print(
-            f"warning: --host {host} opens this to every machine that reaches this one: whoever"
-            " does sees all items, captions and pictures, and has texts and pictures embedded here. There is no"
-            " password, and nothing is encrypted. For one other machine leave --host out, and type there:"
-            f" ssh -L {port}:127.0.0.1:{port} THIS_MACHINE",
+            f"warning: --host {host} opens this to every machine that reaches this one: whoever does sees all items,"
+            " captions and pictures, and has texts and pictures embedded here. There is no password, and nothing is"
+            f" encrypted. For one other machine leave --host out, and type there: ssh -L {port}:127.0.0.1:{port}"
+            " THIS_MACHINE",
             file=sys.stderr,
         )
 
 
 @command(
     "prolip explore runs/demo --data shards:data/emoji/emojione.tar --output runs/index",
-    flag("source", metavar="SOURCE", help="an index, saved features, or with --data a run or a model"),
-    flag("--scores", metavar="FOLDER", help="folder of prolip curate score: try rules on all of its samples"),
-    flag(
-        "--max-captions",
-        type=int,
-        default=2000,
-        least=1,
-        metavar="N",
-        help="distinct captions to embed (default: 2,000)",
-    ),
-    flag("--texts", metavar="FILE", help="further texts for paths, and to name images by: one a line"),
-    flag("--host", default="127.0.0.1", help="address to listen at; others reach any but the default (127.0.0.1)"),
-    flag("--port", type=int, default=8571, least=0, help="port to listen at, 0 for any free one (default: 8571)"),
-    flag("--open", action="store_true", help="open the page in a browser"),
+    flag("source", "an index, saved features, or with --data a run or a model", metavar="SOURCE"),
+    flag("--scores", "folder of prolip curate score: try rules on all of its samples", metavar="FOLDER"),
+    flag("--max-captions", "distinct captions to embed", default=2000, least=1),
+    flag("--texts", "further texts for paths, and to name images by: one a line", metavar="FILE"),
+    flag("--host", "address to listen at; others reach any but the default (127.0.0.1)", default="127.0.0.1"),
+    flag("--port", "port to listen at, 0 for any free one", default=8571, least=0),
+    flag("--open", "open the page in a browser", action="store_true"),
     REFUSAL,
     shared(
         Data,
@@ -80,9 +73,9 @@ def announce(server: Server) -> None:
         "allow_private_hosts",
         help={"data": "what a model embeds: images:FOLDER, csv:FILE, shards:TARS, texts:FILE, ..."},
     ),
-    shared(Output, "output", help={"output": "folder to keep or resume the index in (default: a temporary one)"}),
+    output("folder to keep or resume the index in (default: a temporary one)", required=False),
     shared(Model, help={"model": "model that made the features, or the index at another address than it names"}),
-    shared(Compute, "device", "precision", "batch_size", "workers"),
+    COMPUTE,
     retired={"captions": "use --max-captions", "index": "use --output"},
 )
 def explore(args: argparse.Namespace) -> None:

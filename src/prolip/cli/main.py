@@ -22,24 +22,24 @@ from prolip.utils.flags import FlagError, did_you_mean
 VERBS: dict[str, dict[str, tuple[str, str]]] = {
     "Train": {
         "train": ("", "train a model (the same as python -m training.main)"),
-        "plan": ("plan", "estimate time, memory and cost of a run before you start it"),
-        "demo": ("plan", "train, evaluate and report on the bundled drawings (in a clone)"),
+        "plan": ("runs", "estimate time, memory and cost of a run before you start it"),
+        "demo": ("runs", "train, evaluate and report on the bundled drawings (in a clone)"),
         "uncertainty": ("uncertainty", "add calibrated variances and novelty to any CLIP model"),
     },
     "Measure": {
         "eval": ("eval", "evaluate a model: tasks, emoji, datacomp, clip-benchmark"),
-        "report": ("pages", "write a run's report page"),
-        "figures": ("paper_figures.command", "draw the figures of the ProLIP paper (in a clone)"),
-        "prompts": ("texts", "fit and show weights of prompts"),
-        "hierarchy": ("texts", "find more general texts of images, score hierarchies"),
+        "report": ("runs", "write a run's report page"),
+        "figures": ("studies.papers.figures.command", "draw the figures of the ProLIP paper (in a clone)"),
+        "prompts": ("prompts", "fit and show weights of prompts"),
+        "hierarchy": ("hierarchy", "find more general texts of images, score hierarchies"),
     },
     "Use": {
         "search": ("search", "build and query an index of images or texts"),
         "explore": ("explore", "open a page to explore a run, an index or a folder"),
         "curate": ("curate", "score, select, write and report training data"),
         "data": ("data", "prepare data sets and indexes of shards"),
-        "export": ("ship", "export a model as a graph, or out of a checkpoint"),
-        "hub": ("ship", "save a model with its card, or push it to the hub"),
+        "export": ("export", "export a model as a graph, or out of a checkpoint"),
+        "hub": ("export", "save a model with its card, or push it to the hub"),
     },
 }
 #: Verbs of other programs, and what to type here.
@@ -88,7 +88,7 @@ def commands_of(verb: str) -> dict[str, Command]:
     module = f"prolip.cli.{modules[verb]}"
     if "." in modules[verb]:
         module, remedy = modules[verb], f"prolip {verb} is a script: run it in a clone of the repository"
-        scripts = str(file_of_clone(f"scripts/{module.replace('.', '/')}.py", remedy).parents[1])
+        scripts = str(file_of_clone("scripts/demo.py", remedy).parent)
         sys.path += [scripts] if scripts not in sys.path else []
     commands: dict[str, dict[str, Command]] = import_module(module).COMMANDS
     return commands[verb]
@@ -114,7 +114,7 @@ def mistakes() -> tuple[type[Exception], ...]:
     from safetensors import SafetensorError
 
     from prolip.data.faults import SampleFault, TooManyBadSamples
-    from prolip.models.weights.checkpoint import CheckpointError
+    from prolip.models.checkpoint import CheckpointError
 
     return OSError, ValueError, ImportError, CheckpointError, SafetensorError, SampleFault, TooManyBadSamples
 

@@ -7,7 +7,7 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any
 
-from prolip.cli.command import Compute, Data, Model, Output, command, either, flag, load, shared, titled
+from prolip.cli.command import COMPUTE, Compute, Data, Model, Output, command, either, flag, load, shared, titled
 from prolip.utils import console
 
 if TYPE_CHECKING:
@@ -27,15 +27,15 @@ RETIRED = {
 
 
 # --- flags ------------------------------------------------------------------------------------------------------------
-#: Those of every command on an index.
+#: Flags of every command on an index.
 INDEX = (
-    flag("index", metavar="INDEX", help="folder of the index"),
-    flag("--verify", action="store_true", help="first read the whole index and compare its checksums"),
+    flag("index", "folder of the index", metavar="INDEX"),
+    flag("--verify", "first read the whole index and compare its checksums", action="store_true"),
 )
-#: What is added to an index.
+#: Flags of what is added to an index.
 ADDED = (
     *INDEX,
-    flag("--restore", action="store_true", help="add deleted items again, too"),
+    flag("--restore", "add deleted items again, too", action="store_true"),
     shared(
         Data,
         "data",
@@ -45,13 +45,12 @@ ADDED = (
     ),
 )
 OWN = shared(Model, help={"model": "model of the index at another address (default: the one the index names)"})
-COMPUTE = shared(Compute, "device", "precision", "batch_size", "workers")
-#: What refusal takes, of `prolip explore`, too.
+#: Flags of refusal, also of `prolip explore`.
 REFUSAL = titled(
     "What is refused",
-    flag("--risk", type=float, help="refuse queries so that at most this share of the first answers is wrong"),
-    flag("--calibrate", metavar="FILE", help='queries with known answers, a line each: {"text": ..., "keys": [...]}'),
-    flag("--confidence", type=float, default=0.9, help="probability that --risk holds (default: 0.9)"),
+    flag("--risk", "refuse queries so that at most this share of the first answers is wrong", type=float),
+    flag("--calibrate", 'queries with known answers, a line each: {"text": ..., "keys": [...]}', metavar="FILE"),
+    flag("--confidence", "probability that --risk holds", default=0.9),
 )
 
 
@@ -76,16 +75,10 @@ def opened(args: argparse.Namespace) -> SearchIndex:
 
 @command(
     "prolip search build runs/index --data shards:data/emoji/emojione.tar --model local-dir:runs/demo/model",
-    flag("--index-type", default="flat", metavar="TYPE", help="flat (exact), ivf, hnsw or pq (default: flat)"),
-    flag("--lists", type=int, default=0, metavar="N", help="lists of ivf and pq (default: 4 sqrt(items))"),
-    flag("--similarity", metavar="SCORE", help="csd, mean, elk or another score (default: that of the model's method)"),
-    flag(
-        "--dry-run",
-        type=int,
-        least=1,
-        metavar="ITEMS",
-        help="print how much room this many items take, and write nothing",
-    ),
+    flag("--index-type", "flat (exact), ivf, hnsw or pq", default="flat", metavar="TYPE"),
+    flag("--lists", "lists of ivf and pq (default: 4 sqrt(items))", default=0),
+    flag("--similarity", "csd, mean, elk or another score (default: that of the model's method)", metavar="SCORE"),
+    flag("--dry-run", "print the size of an index of ITEMS, and write nothing", least=1, metavar="ITEMS"),
     *ADDED,
     shared(Model),
     COMPUTE,
@@ -123,7 +116,7 @@ def add_source(args: argparse.Namespace) -> None:
 @command(
     "prolip search finish runs/index --rebuild",
     *INDEX,
-    flag("--rebuild", action="store_true", help="learn the approximate index again, from all rows"),
+    flag("--rebuild", "learn the approximate index again, from all rows", action="store_true"),
     retired=RETIRED,
 )
 def finish_index(args: argparse.Namespace) -> None:
@@ -136,7 +129,7 @@ def finish_index(args: argparse.Namespace) -> None:
 @command(
     "prolip search delete runs/index --keys emojione/emojione-1f600",
     *INDEX,
-    flag("--keys", nargs="+", required=True, metavar="KEY", help="keys to remove from the results"),
+    flag("--keys", "keys to remove from the results", nargs="+", required=True, metavar="KEY"),
 )
 def delete_keys(args: argparse.Namespace) -> None:
     """Remove keys from the results."""
@@ -156,7 +149,7 @@ def summarize(args: argparse.Namespace, index: SearchIndex, changes: str = "") -
 
 # --- asking -----------------------------------------------------------------------------------------------------------
 def check_risk(args: argparse.Namespace) -> None:
-    """ValueError for half of what refusal takes."""
+    """ValueError for --risk without --calibrate, or the other way round."""
     if (args.risk is None) != (args.calibrate is None):
         raise ValueError("--risk and --calibrate belong together: how much is risked, and questions with known answers")
 
@@ -174,17 +167,17 @@ def pairs_of(args: argparse.Namespace) -> list[tuple[str | None, str | None]]:
 @command(
     "prolip search query runs/index --text cat --top 5",
     *INDEX,
-    flag("--text", action="append", default=[], help="text to search by; may be given several times"),
-    flag("--image", action="append", default=[], help="path or URL of an image to search by; likewise"),
-    flag("--combine", action="store_true", help="make one query of the first --text and --image, and so on"),
+    flag("--text", "text to search by; may be given several times", action="append", default=[]),
+    flag("--image", "path or URL of an image to search by; likewise", action="append", default=[]),
+    flag("--combine", "make one query of the first --text and --image, and so on", action="store_true"),
     either(
-        flag("--more-general", action="store_true", help="return near items that include the query"),
-        flag("--more-specific", action="store_true", help="return near items that the query includes"),
+        flag("--more-general", "return near items that include the query", action="store_true"),
+        flag("--more-specific", "return near items that the query includes", action="store_true"),
     ),
-    flag("--top", type=int, default=10, least=1, metavar="N", help="answers to return (default: 10)"),
-    flag("--probe", type=int, least=1, metavar="N", help="lists to read (ivf, pq), or candidates to visit (hnsw)"),
-    flag("--rerank", type=int, least=1, metavar="N", help="candidates to score again, or to compare by inclusion"),
-    flag("--exact", action="store_true", help="rank all items, with any type of index"),
+    flag("--top", "answers to return", default=10, least=1),
+    flag("--probe", "lists to read (ivf, pq), or candidates to visit (hnsw)", least=1),
+    flag("--rerank", "candidates to score again, or to compare by inclusion", least=1),
+    flag("--exact", "rank all items, with any type of index", action="store_true"),
     REFUSAL,
     shared(Data, "allow_private_hosts"),
     shared(Output, "json"),
@@ -197,44 +190,23 @@ def query(args: argparse.Namespace) -> None:
     check_risk(args)
     wider = args.more_general if args.more_general or args.more_specific else None
     if wider is not None and args.risk is not None:
-        raise ValueError(
-            "--risk is of the first answer by the score, and --more-general and --more-specific rank by"
-            " inclusion: leave one out"
-        )
+        what = "--risk is of the first answer by the score, and --more-general and --more-specific rank by inclusion"
+        raise ValueError(f"{what}: leave one out")
     pairs = pairs_of(args)
     from prolip.search.query import Query, ask, read_queries
 
     index, questions = opened(args), [Query(*pair) for pair in pairs]
     embedder = index.find_embedder(given(args), args.device, args.precision)
     known = None if args.risk is None else read_queries(args.calibrate, args.allow_private_hosts)
-    replies, means, threshold = ask(
-        index,
-        questions,
-        embedder,
-        args.top,
-        wider,
-        known,
-        args.risk or 0.0,
-        1 - args.confidence,
-        probe=args.probe,
-        rerank=args.rerank,
-        exactly=args.exact,
-    )
+    settings = {"probe": args.probe, "rerank": args.rerank, "exactly": args.exact}
+    risk = (known, args.risk or 0.0, 1 - args.confidence)
+    replies, means, threshold = ask(index, questions, embedder, args.top, wider, *risk, **settings)
     if threshold is not None:
         print(threshold, file=sys.stderr)
     for question, answers, own in zip(questions, replies, means):
         if args.json:
-            print(
-                json.dumps(
-                    {
-                        "text": question.text,
-                        "image": question.image,
-                        "refused": answers is None,
-                        **vars(own),
-                        "answers": [answer.to_dict() for answer in answers or []],
-                    }
-                )
-            )
+            fields = {"text": question.text, "image": question.image, "refused": answers is None}
+            print(json.dumps(fields | vars(own) | {"answers": [answer.to_dict() for answer in answers or []]}))
             continue
         print(f"{console.plain(question)}:{' refused' if answers is None else '' if answers else ' nothing found'}")
         if own.share_range is not None or own.ambiguity is not None:

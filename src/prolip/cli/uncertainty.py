@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from prolip.cli.command import Compute, Data, Model, Output, command, flag, load, shared
+from prolip.cli.command import MODEL, Compute, Data, command, flag, load, output, shared
 from prolip.data.config import DataConfig
 from prolip.uncertainty.options import FitOptions
 from prolip.utils.messages import respelling
@@ -20,16 +20,15 @@ if TYPE_CHECKING:
 
 #: Settings of `DataConfig` besides the data and its split that say how to read pairs.
 READING = (
-    "caption_sampling",
-    "select",
-    "dataset_type",
-    "csv_img_key",
-    "csv_caption_key",
-    "csv_separator",
-    "image_root",
-    "max_bad_fraction",
+    *("caption_sampling", "select", "dataset_type", "csv_img_key", "csv_caption_key", "csv_separator"),
+    *("image_root", "max_bad_fraction"),
 )
 FIT = ("fit_samples", "bank", "centres", "novelty_centres", "readings", "changed_images")
+OF_READING = {
+    "caption_sampling": "fields of captions to read, with optional weights: txt is the plain caption, others are JSON "
+    "fields (CSV columns), e.g. name:2,keywords:1,group",
+    "dataset_type": "what --data is; auto goes by its first word or suffix, or by a folder's content",
+}
 MORE = (
     "The model is one of ours or of OpenCLIP's; its folder is evaluated as --model local-dir:FOLDER.\n"
     "--data takes what training takes: csv:, parquet:, jsonl:, images:, shards:, coco:, flickr:, cub: or iapr:. "
@@ -40,23 +39,15 @@ MORE = (
 
 @command(
     "prolip uncertainty --model local-dir:runs/demo/model --data data/emoji/noto.tar --output runs/demo/fitted",
-    shared(Model, required=["model"]),
+    MODEL,
     shared(Compute, "device", "precision", "batch_size", "seed"),
     shared(Data, "data", help={"data": "images with texts to fit to (see below)"}),
-    flag("--split", help="which images of coco:, flickr:, cub: and iapr:, as --train-split of training"),
-    shared(
-        DataConfig,
-        *READING,
-        help={
-            "caption_sampling": "fields of captions to read, with optional weights: txt is the plain caption, others"
-            " are JSON fields (CSV columns), e.g. name:2,keywords:1,group",
-            "dataset_type": "what --data is; auto goes by its first word or suffix, or by a folder's content",
-        },
-    ),
-    flag("--pairs", metavar="FILE", help="embeddings that --save-pairs wrote, instead of --data"),
-    flag("--save-pairs", metavar="FILE", help="keep the embeddings in this file"),
+    flag("--split", "which images of coco:, flickr:, cub: and iapr:, as --train-split of training"),
+    shared(DataConfig, *READING, help=OF_READING),
+    flag("--pairs", "embeddings that --save-pairs wrote, instead of --data", metavar="FILE"),
+    flag("--save-pairs", "keep the embeddings in this file", metavar="FILE"),
     shared(FitOptions, *FIT, help={"fit_samples": "samples that are read at most"}),
-    shared(Output, "output", required=["output"], help={"output": "folder for the model with its variances"}),
+    output("folder for the model with its variances"),
     more=MORE,
     retired={"train-data": "use --data", "train-split": "use --split", "samples": "use --fit-samples"},
 )

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from prolip.corpora.emoji.corpus import TEMPLATES
 from prolip.embedder import embed_texts, encoder
-from prolip.gaussian import Gaussian, concatenate, mixture
+from prolip.gaussian import Gaussian, concatenate, kind_of, mixture
 from prolip.prompts.bprw import Reweighing, rule_of
 from prolip.prompts.weights import PromptWeights
 
@@ -156,3 +156,23 @@ def mix_groups(
     return concatenate(
         mixture(part, weigh(part, number) if weigh else None, normalise) for number, part in enumerate(parts, first)
     )
+
+
+def build_zero_shot_classifier(
+    model: nn.Module,
+    tokenizer: Callable,
+    classnames: Sequence[str],
+    templates: Sequence[str | Callable[[str], str]] = TEMPLATES,
+    num_classes_per_batch: int | None = 10,
+    device: str | torch.device = "cpu",
+    use_tqdm: bool = False,
+) -> Gaussian:
+    """Every class as the mixture of its prompts: Gaussians (C, D) on `device`, where OpenCLIP gives a matrix (D, C).
+
+    Classify images by `measures.pairwise_csd_similarity(image, classes)`, (B, C). Arguments as OpenCLIP's.
+    """
+    if isinstance(classnames, str) or not classnames or not all(isinstance(name, str) for name in classnames):
+        raise TypeError(f"classnames are {kind_of(classnames)}, want a list of names: `class_gaussians` takes synonyms")
+    batch = (num_classes_per_batch or len(classnames)) * max(1, len(templates))
+    options: dict[str, Any] = {"batch_size": batch, "device": device, "progress": use_tqdm}
+    return class_gaussians(model, tokenizer, [[name] for name in classnames], templates, **options).to(device)

@@ -13,7 +13,7 @@ import torch
 from prolip.embedder import Embedder
 from prolip.explorer.query import MOST
 from prolip.explorer.thumbnails import has_picture
-from prolip.models.weights.unreadable import CONFIG_NAMES
+from prolip.models.diagnose import CONFIG_NAMES
 from prolip.search import sources
 from prolip.search.index import SearchIndex
 from prolip.search.query import calibrate, read_queries

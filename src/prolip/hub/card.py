@@ -21,8 +21,8 @@ from prolip.data.reading.named import without_word
 from prolip.data.reading.shards import expand_source
 from prolip.embedder import Embedder
 from prolip.loading import config_file, is_prolip, load_embedder
-from prolip.models.weights.checkpoint import read_config
-from prolip.models.weights.unreadable import check_config, is_run
+from prolip.models.checkpoint import read_config
+from prolip.models.diagnose import check_config, is_run
 from prolip.uncertainty.units import Units, in_words
 from prolip.utils.console import escaped, plain
 from prolip.utils.documents import read_json, shown

@@ -14,8 +14,8 @@ from huggingface_hub.utils import validate_repo_id
 
 from prolip.hub.card import CARD, Said, Source, find_source, make_card
 from prolip.loading import is_prolip
+from prolip.models.checkpoint import save_pretrained
 from prolip.models.prolip import ProLIP
-from prolip.models.weights.checkpoint import save_pretrained
 from prolip.uncertainty.attach import FILES, check_folder
 from prolip.uncertainty.clip import FILE
 from prolip.utils.documents import read_json

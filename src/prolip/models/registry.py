@@ -1,8 +1,11 @@
-"""Models by name: the configurations that are bundled, those of folders and of the hub, and where their weights lie."""
+"""Models by name: bundled configurations, those of folders and of the hub, and where their weights lie."""
 
 from __future__ import annotations
 
 import json
+import os
+import urllib.error
+import urllib.request
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
@@ -13,17 +16,22 @@ from open_clip.factory import parse_model_name
 from open_clip.model import CLIPVisionCfg
 from open_clip.utils import to_2tuple
 
+from prolip.models.checkpoint import find_in, read_config
 from prolip.models.config import PreprocessRules, check, check_openclip, complete, is_reader, is_released, near_matches
-from prolip.models.weights.checkpoint import CONFIG_NAMES, WEIGHT_NAMES, find_in, read_config
-from prolip.models.weights.hub import hub_file
-from prolip.models.weights.unreadable import READERS, why_no_name
+from prolip.models.diagnose import CONFIG_NAMES, READERS, WEIGHT_NAMES, why_no_name
 from prolip.utils.messages import explain_missing
 
 CONFIG_DIR = Path(__file__).parent / "configs"
 # Published OpenCLIP models have a transformers model beside them, which takes the plain names.
-FOREIGN_FIRST = tuple(sorted(WEIGHT_NAMES, key=lambda name: not name.startswith("open_clip")))
+OPENCLIP_FIRST = tuple(sorted(WEIGHT_NAMES, key=lambda name: not name.startswith("open_clip")))
+PROBE_SECONDS = 5.0
 
 
+class HubFileNotFoundError(FileNotFoundError):
+    """A file is neither in the local cache nor on the hub; the message says why, not what to do."""
+
+
+# --- names ------------------------------------------------------------------------------------------------------------
 @lru_cache(maxsize=1)
 def _configs() -> dict[str, dict[str, Any]]:
     files = sorted(CONFIG_DIR.glob("*.json"), key=lambda path: path.stem.lower())
@@ -40,19 +48,28 @@ def list_models() -> list[str]:
     return [*own_models(), *open_clip.list_models()]
 
 
+def why_unknown(name: str) -> str:
+    """The message for a name that is no model: what it looks like, or the nearest names."""
+    near = near_matches(name, list_models())
+    if not near.startswith("did"):  # OpenCLIP's are too many to be listed
+        near = f"choose from {', '.join(own_models())}, or OpenCLIP's, open_clip.list_models()"
+    wanted = "or hf-hub:<org/name>, local-dir:<folder with a configuration and weights>"
+    return why_no_name(name) or f"unknown model {name!r}: {near} ({wanted})"
+
+
 def get_model_config(
     model_name: str, cache_dir: str | None = None, tag: str | None = None
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """(complete model configuration, preprocessing) of a name of ours or OpenCLIP's, `local-dir:<folder>` or
-    `hf-hub:<org/name>`. tag: of OpenCLIP's weights, which may want another activation or preprocessing than others.
+    `hf-hub:<org/name>`. tag: of OpenCLIP's weights, which may need an activation or preprocessing of their own.
     """
     if not isinstance(model_name, str) or not model_name:
         raise ValueError(
-            f"model_name is {model_name!r}: give one of list_models(), local-dir:<folder> or hf-hub:<org/name>"
+            f"model_name is {model_name!r}: give one of list_models(), local-dir:<folder> or hf-hub:<name>"
         )
     schema, name = parse_model_name(model_name)
     if schema in ("local-dir", "hf-hub"):
-        path = _named_file(schema, name, CONFIG_NAMES, "configuration", cache_dir)
+        path = _find_file(schema, name, CONFIG_NAMES, "configuration", cache_dir)
         config, preprocess = read_config(path)
         try:
             check(PreprocessRules, preprocess, "preprocess_cfg")
@@ -61,36 +78,31 @@ def get_model_config(
             raise ValueError(f"{path}: {error}") from error
     if (found := _configs().get(name)) is not None:
         return complete(found), {}
-    theirs_name = name.replace("/", "-")
-    if (theirs := open_clip.get_model_config(theirs_name)) is not None:
-        if open_clip.get_pretrained_cfg(theirs_name, tag or "").get("quick_gelu"):  # OpenCLIP only warns
-            theirs["quick_gelu"] = True
-        return complete(theirs), published_preprocess(theirs_name, tag)
-    near = near_matches(name, list_models())
-    if not near.startswith("did"):  # OpenCLIP's are too many to be listed
-        near = f"choose from {', '.join(own_models())}, or OpenCLIP's, open_clip.list_models()"
-    raise ValueError(
-        why_no_name(name)
-        or f"unknown model {name!r}: {near} (or hf-hub:<org/name>, local-dir:<folder with a configuration and weights>)"
-    )
+    openclip_name = name.replace("/", "-")
+    if (theirs := open_clip.get_model_config(openclip_name)) is None:
+        raise ValueError(why_unknown(name))
+    if open_clip.get_pretrained_cfg(openclip_name, tag or "").get("quick_gelu"):  # OpenCLIP only warns
+        theirs["quick_gelu"] = True
+    return complete(theirs), published_preprocess(openclip_name, tag)
 
 
 def published_preprocess(name: str, tag: str | None = None) -> dict[str, Any]:
-    """How OpenCLIP's weights of a name want their images: those of the tag, else what all of them agree on."""
+    """The preprocessing of OpenCLIP's weights of a name: that of the tag, else what all tags agree on."""
     tags = open_clip.list_pretrained_tags_by_model(name)
     cfgs = [open_clip.get_pretrained_cfg(name, one) for one in ([tag] if tag in tags else tags)]
     found = [{key: cfg[key] for key in ("mean", "std", "interpolation", "resize_mode") if cfg.get(key)} for cfg in cfgs]
     return found[0] if found and all(one == found[0] for one in found) else {}
 
 
+# --- weights ----------------------------------------------------------------------------------------------------------
 def find_weights(model_name: str, pretrained: str | None, cache_dir: str | None = None) -> Path | None:
-    """The weights file that a name and `pretrained` mean, or none; a local folder may hold a configuration alone."""
+    """The weights file of a name and `pretrained`, or none; a local folder may hold a configuration alone."""
     schema, name = parse_model_name(model_name)
     bare = schema == "local-dir" and not any((Path(name) / known).is_file() for known in WEIGHT_NAMES)
     if schema and pretrained and not bare:
         raise ValueError(f"{model_name} has its own weights, pretrained={pretrained!r} would be ignored: drop one")
     if schema and not pretrained:
-        return _named_file(schema, name, WEIGHT_NAMES, "weights", cache_dir)
+        return _find_file(schema, name, WEIGHT_NAMES, "weights", cache_dir)
     if not pretrained:
         return None
     schema, name = parse_model_name(str(pretrained))
@@ -98,24 +110,24 @@ def find_weights(model_name: str, pretrained: str | None, cache_dir: str | None 
         with suppress(FileNotFoundError):  # what it says of the weights is compared with the model
             hub_file(name, tuple(reversed(CONFIG_NAMES)), cache_dir)
     if schema:
-        return _named_file(schema, name, FOREIGN_FIRST, "weights", cache_dir)
+        return _find_file(schema, name, OPENCLIP_FIRST, "weights", cache_dir)
     if cfg := open_clip.get_pretrained_cfg(model_name.replace("/", "-"), pretrained):
         repo, _, file = cfg["hf_hub"].rpartition("/")
-        return hub_file(repo, (file,) if file else FOREIGN_FIRST, cache_dir)
+        return hub_file(repo, (file,) if file else OPENCLIP_FIRST, cache_dir)
     path = Path(pretrained)
     if path.is_dir():
-        return find_in(path, FOREIGN_FIRST, "weights")
+        return find_in(path, OPENCLIP_FIRST, "weights")
     if not path.is_file():
         tagged = sorted(open_clip.list_pretrained_models_by_tag(str(pretrained)), key=lambda one: one[:3] != "ViT")
         hint = f" (a tag of OpenCLIP's: give its architecture, such as --model {tagged[0]})" if tagged else ""
         raise FileNotFoundError(
-            f"--pretrained {pretrained!r} is no file: give a weights file, a folder that holds one,"
-            f" or published weights, hf-hub:<org/name>{hint}. {explain_missing(str(path))}"
+            f"--pretrained {pretrained!r} is no file: give a weights file, a folder that holds one, or"
+            f" hf-hub:<org/name>{hint}. {explain_missing(str(path))}"
         )
     return path
 
 
-def _named_file(schema: str, name: str, names: tuple[str, ...], what: str, cache_dir: str | None) -> Path:
+def _find_file(schema: str, name: str, names: tuple[str, ...], what: str, cache_dir: str | None) -> Path:
     if schema == "local-dir":
         return find_in(name, names, what)
     found = hub_file(name, names, cache_dir)
@@ -127,23 +139,22 @@ def _named_file(schema: str, name: str, names: tuple[str, ...], what: str, cache
 def config_beside(weights: Path) -> dict[str, Any]:
     """The configuration that the weights were trained with, from the file beside them; empty where there is none."""
     for name in CONFIG_NAMES:
-        theirs: dict[str, Any] = {}
+        path, theirs = weights.parent / name, dict[str, Any]()
         with suppress(OSError, ValueError):
-            theirs, _ = read_config(weights.parent / name)
+            theirs, _ = read_config(path)
         if {"embed_dim", "vision_cfg", "text_cfg"} <= theirs.keys():  # not what another program calls config.json
             try:
                 complete(theirs) if "prolip_cfg" in theirs or is_released(theirs) else check_openclip(theirs)
             except ValueError as error:
-                raise ValueError(f"{weights.parent / name}, beside the weights: {error}") from error
+                raise ValueError(f"{path}, beside the weights: {error}") from error
             return theirs
     return {}
 
 
 def check_forward(config: dict[str, Any], theirs: dict[str, Any], weights: Path, chosen: set[str]) -> None:
-    """Refuse weights that were trained with another forward pass, as their own configuration says.
+    """ValueError for weights trained with another forward pass, as their own configuration says, unless `chosen`.
 
-    Their shapes may fit all the same: those of the published B-16 fit ours, and its outputs would be wrong. What was
-    asked for by name (`chosen`) is left as it is.
+    The shapes may fit all the same: those of the published B-16 fit ours, and its outputs would be wrong.
     """
     trained: dict[str, Any] = {"quick_gelu": bool(theirs.get("quick_gelu", False))} if theirs else {}
     if is_released(theirs):
@@ -154,13 +165,13 @@ def check_forward(config: dict[str, Any], theirs: dict[str, Any], weights: Path,
         mine = config["prolip_cfg"]["forward"] if key == "forward" else config["quick_gelu"]
         if mine != value and key not in chosen:
             raise ValueError(
-                f"{weights} was trained with {key}={value!r} and the model has {key}={mine!r}, which no"
-                f" shape tells: give {key}={value!r}, or local-dir:{weights.parent} as the model"
+                f"{weights} was trained with {key}={value!r} and the model has {key}={mine!r}: give {key}={value!r},"
+                f" or local-dir:{weights.parent} as the model"
             )
 
 
 def grid_of(theirs: dict[str, Any]) -> tuple[int, int] | None:
-    """Rows and columns of patches that a configuration means; None without one, or without patches as a ResNet's."""
+    """Rows and columns of patches of a configuration; None without one, or without patches as a ResNet's."""
     vision = theirs.get("vision_cfg", {})
     patch = vision.get("patch_size", CLIPVisionCfg.patch_size)
     if not (vision and patch):
@@ -168,3 +179,66 @@ def grid_of(theirs: dict[str, Any]) -> tuple[int, int] | None:
     height, width = to_2tuple(vision.get("image_size", CLIPVisionCfg.image_size))
     rows, columns = to_2tuple(patch)
     return height // rows, width // columns
+
+
+# --- the hub: the cache first, and no minutes of retries without a network --------------------------------------------
+def offline() -> bool:
+    """Whether the user asked for no network."""
+    return os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
+
+
+def reachable(timeout: float = PROBE_SECONDS) -> bool:
+    """Whether the hub answers one request (proxies of the environment are used); never raises."""
+    if offline():
+        return False
+    from huggingface_hub.constants import ENDPOINT
+
+    try:
+        with urllib.request.urlopen(urllib.request.Request(ENDPOINT, method="HEAD"), timeout=timeout):
+            return True
+    except urllib.error.HTTPError as error:
+        return error.code < 500
+    except (OSError, ValueError):
+        return False
+
+
+def hub_file(repo: str, names: tuple[str, ...], cache_dir: str | None = None) -> Path:
+    """The first of `names` that `repo` has, as a local path; the others are not downloaded."""
+    try:
+        folder = hub_files(repo, *((name,) for name in names), cache_dir=cache_dir)
+    except HubFileNotFoundError as error:
+        raise HubFileNotFoundError(
+            f"{error}. Where there is a network run `hf download {repo} --local-dir <folder>`, copy the folder here and"
+            " use local-dir:<folder>, or give its weights as --pretrained"
+        ) from error
+    return next(folder / name for name in names if (folder / name).is_file())
+
+
+def hub_files(repo: str, *groups: tuple[str, ...], cache_dir: str | None = None) -> Path:
+    """The local folder with those files that `repo` has of the first group of names of which it has any.
+
+    The cache is asked before the hub. HubFileNotFoundError if there is none of any group.
+    """
+    from huggingface_hub import snapshot_download  # late: it takes a second
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    reason = "HF_HUB_OFFLINE is set" if offline() else "the hub cannot be reached"
+    for local in (True, False):
+        if not local:
+            if not reachable():
+                break
+            reason = "the repository has none"
+        for names in groups:
+            try:
+                found = Path(
+                    snapshot_download(repo, cache_dir=cache_dir, allow_patterns=list(names), local_files_only=local)
+                )
+            except HFValidationError as error:
+                raise ValueError(f"{repo!r} is no name of the hub: want org/name ({error})") from error
+            except (HfHubHTTPError, OSError) as error:
+                reason = reason if local else str(error).splitlines()[0]
+                continue
+            if any((found / name).is_file() for name in names):
+                return found
+    wanted = " or ".join(name for names in groups for name in names)
+    raise HubFileNotFoundError(f"no {wanted} of {repo} in the local cache, and {reason}")

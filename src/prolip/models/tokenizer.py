@@ -20,9 +20,8 @@ from torch import Tensor
 
 from prolip.gaussian import kind_of
 from prolip.models.config import TextRules, TokenizerRules, check, check_keys
-from prolip.models.registry import get_model_config
-from prolip.models.weights.hub import HubFileNotFoundError, hub_files
-from prolip.models.weights.unreadable import FOLDER_NAMES, SENTENCEPIECE_NAMES
+from prolip.models.diagnose import FOLDER_NAMES, SENTENCEPIECE_NAMES
+from prolip.models.registry import HubFileNotFoundError, get_model_config, hub_files
 from prolip.utils.documents import shown
 from prolip.utils.links import check_links
 

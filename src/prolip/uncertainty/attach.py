@@ -25,12 +25,12 @@ from prolip.embeddings import Pairs
 from prolip.loading import config_file, is_prolip, load_model, load_openclip, model_fingerprint
 from prolip.methods import LikelihoodConfig, find_method
 from prolip.methods.base import Context
+from prolip.models.checkpoint import OPENCLIP_FILES, PREPROCESS, CheckpointError, read_config, save_pretrained
 from prolip.models.config import is_reader, is_released
+from prolip.models.diagnose import CONFIG_NAMES, READERS, TOKENIZER_NAMES, WEIGHT_NAMES
 from prolip.models.prolip import ProLIP
 from prolip.models.registry import get_model_config
 from prolip.models.tokenizer import get_tokenizer
-from prolip.models.weights.checkpoint import OPENCLIP_FILES, PREPROCESS, CheckpointError, read_config, save_pretrained
-from prolip.models.weights.unreadable import CONFIG_NAMES, READERS, TOKENIZER_NAMES, WEIGHT_NAMES
 from prolip.scores import Side
 from prolip.uncertainty.clip import FILE, FittedCLIP
 from prolip.uncertainty.fit import Fitted, fit_variances

@@ -1,4 +1,4 @@
-"""Where checkpoints lie: a local folder, or a URL (s3, gs, hf) that fsspec can write to."""
+"""Storage of checkpoints: a local folder, or a URL (s3, gs, hf) that fsspec can write to."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from prolip.utils.outputs import replacing
 
 
 class Storage:
-    """Files in one folder, each either whole under its name or not there.
+    """Files in one folder, each of which is whole under its name or absent.
 
-    beside: where files on their way from a URL lie where temporary files would lie in memory.
+    beside: folder for downloads where the temporary folders are memory.
     """
 
     def __init__(self, url: str, beside: Path = Path()):
@@ -30,11 +30,11 @@ class Storage:
         self.url, self.beside = str(self.local or url).rstrip("/"), beside
 
     def path(self, name: str) -> str:
-        """A file as a person would name it."""
+        """The address of a file."""
         return f"{self.url}/{name}"
 
     def names(self) -> list[str]:
-        """What is there, in no order; nothing where the folder is missing."""
+        """The names of all files and folders, unordered; none where the folder is missing."""
         self.filesystem.invalidate_cache()
         try:
             found = self.filesystem.ls(self.root, detail=False)
@@ -43,13 +43,13 @@ class Storage:
         return [name.rstrip("/").rsplit("/", 1)[-1] for name in found]
 
     def write(self, name: str, fill: Callable[[IO[bytes]], object]) -> None:
-        """Have `fill` write a file, which then takes its name here in one move."""
+        """Let `fill` write a file, and rename it to `name` when it is whole."""
         if self.local is not None:
             with replacing(self.local / name) as temporary, open(temporary, "wb") as file:
                 fill(file)
             return
         self.filesystem.makedirs(self.root, exist_ok=True)
-        # not every store shows a file only when it is whole, but a move is one step in all of them
+        # not every store hides a file until it is whole, but a move is atomic in all of them
         hidden = f"{self.root}/.{name}.tmp"
         with self.filesystem.open(hidden, "wb") as file:
             fill(file)
@@ -57,7 +57,7 @@ class Storage:
 
     @contextmanager
     def fetched(self, name: str) -> Iterator[Path]:
-        """The file on this machine, for as long as the context lasts."""
+        """A local path of the file while the context lasts."""
         if self.local is not None:
             yield self.local / name
             return
@@ -66,24 +66,22 @@ class Storage:
             yield Path(folder) / name
 
     def scratch(self) -> tempfile.TemporaryDirectory:
-        """A temporary folder on a disk: in TMPDIR, SLURM_TMPDIR or `beside`. FlagError where all of them are memory."""
+        """A temporary folder on a disk: in TMPDIR, SLURM_TMPDIR or `beside`; FlagError where all of them are memory."""
         places = [tempfile.gettempdir(), os.environ.get("SLURM_TMPDIR") or "", str(self.beside.resolve())]
         for place in (place for place in places if os.path.isdir(place) and not in_memory(place)):
             return tempfile.TemporaryDirectory(prefix=".checkpoint-", suffix=".tmp", dir=place)
-        raise FlagError(
-            f"a checkpoint on its way from {self.url} takes a folder on a disk, and "
-            f"{', '.join(filter(None, places))} is memory: set TMPDIR to one"
-        )
+        what = f"downloading a checkpoint from {self.url} takes a folder on a disk"
+        raise FlagError(f"{what}, and {', '.join(filter(None, places))} is memory: set TMPDIR to one")
 
     def holds(self, address: str) -> bool:
-        """Whether a file with this address would be one of those here."""
+        """Whether an address is of a file in this folder."""
         other = Storage(address.rpartition("/")[0] or ".")
         if self.local is not None and other.local is not None:
             return other.local.resolve() == self.local.resolve()
         return other.url == self.url
 
     def rename(self, name: str, new: str) -> None:
-        """Give a file or folder another name, in the place of what has it."""
+        """Rename a file or folder, replacing what has the new name."""
         if new in self.names():
             self.delete(new)
         self.filesystem.mv(f"{self.root}/{name}", f"{self.root}/{new}", recursive=True)
@@ -93,12 +91,12 @@ class Storage:
         self.filesystem.rm(f"{self.root}/{name}", recursive=True)
 
     def size(self, name: str) -> int:
-        """Bytes of a file, or of all in a folder."""
+        """Bytes of a file, or of all files in a folder."""
         self.filesystem.invalidate_cache()
         return self.filesystem.du(f"{self.root}/{name}")
 
     def sweep(self) -> list[str]:
-        """Remove what a killed process left here, temporary files and shards without their file; returns the names."""
+        """Remove temporary files, and shards without their file, of a killed process; returns their names."""
         for folder in self.beside.glob(".checkpoint-*.tmp") if self.local is None else ():
             shutil.rmtree(folder)
         there = {*self.names()}
@@ -110,7 +108,7 @@ class Storage:
 
 
 def in_memory(folder: str) -> bool:
-    """Whether the files of a folder lie in memory, as far as the system tells."""
+    """Whether a folder is on tmpfs or ramfs; False where the system does not tell."""
     try:
         mounts = [line.split() for line in Path("/proc/self/mounts").read_text("utf-8").splitlines()]
     except OSError:  # another system than Linux

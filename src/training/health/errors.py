@@ -7,31 +7,31 @@ import re
 import torch
 
 from prolip.data.faults import SampleFault, TooManyBadSamples
-from prolip.models.weights.checkpoint import CheckpointError
+from prolip.models.checkpoint import CheckpointError
 from prolip.utils.console import one_line
-from training.health.terms import NonFiniteError
+from training.health.nonfinite import NonFiniteError
 
-# Errors about what was asked for, or met on the way: their message is enough. The trace of anything else is shown.
+#: Errors whose message is enough; others are bugs and show their trace.
 EXPECTED = (ValueError, OSError, ImportError, CheckpointError, NonFiniteError, SampleFault, TooManyBadSamples)
 ORIGINAL = "Original Traceback (most recent call last):"
 RAISED = re.compile(r"^[A-Za-z_][\w.]*(?:Error|Fault|Samples|Exception): ", re.MULTILINE)
-# Of a rank whose peer's process is gone, in gloo's words.
+#: gloo's message on a rank whose peer has ended.
 PEER_GONE = re.compile(r"peer.*onnection|onnection.*peer|gloo.*Broken pipe", re.DOTALL)
-# Of torch's loader: what it says of a worker's end as soon as it hears of it, and when it looks.
+#: torch's messages about a worker of the loader that ended.
 WORKER_ENDED = re.compile(r"DataLoader worker \(pid(?:\(s\))? ([\d, ]+)\) (?:is killed by signal: ([^.]*)|exited )")
 
 DEVICE_MEMORY = "give a smaller --batch-size with a larger --accum-freq (same global batch), or --grad-checkpointing"
-# Fewer workers and a smaller shuffle buffer are other streams and another order of the data, refused within an epoch.
-GO_ON = "--resume auto goes on with any --prefetch"
+# Within an epoch, fewer workers or a smaller shuffle buffer are refused: they change the data's order.
+RESUME = "--resume auto takes any --prefetch"
 HOST_MEMORY = (
-    f"most likely by the kernel, out of memory (`dmesg` says): give more memory or a smaller --prefetch; {GO_ON}. "
+    f"most likely by the kernel, out of memory (`dmesg` says): give more memory or a smaller --prefetch; {RESUME}. "
     "Fewer --workers and a smaller --shuffle-buffer take less, too, from a checkpoint between epochs or from the start"
 )
 SHARED_MEMORY = (
     "most likely /dev/shm is full, where its batches wait (`df -h /dev/shm`): give the container more (docker's "
-    f"--shm-size), or a smaller --prefetch; {GO_ON}"
+    f"--shm-size), or a smaller --prefetch; {RESUME}"
 )
-OPEN_FILES = f"batches that wait are open files: raise the limit (`ulimit -n`), or give a smaller --prefetch; {GO_ON}"
+OPEN_FILES = f"batches that wait are open files: raise the limit (`ulimit -n`), or give a smaller --prefetch; {RESUME}"
 OTHER_END = "--workers 0 shows where, in a run of its own"
 
 
@@ -55,7 +55,7 @@ def explain(error: BaseException) -> str | None:
 
 
 def explain_worker(error: BaseException) -> str:
-    """A worker of the loader that ended: which, by which signal, the likely cause, what to do."""
+    """Which worker of the loader ended, by which signal, the likely cause, and the remedy."""
     met: BaseException | None = error
     ends: list[re.Match[str]] = []
     while met is not None:
@@ -68,7 +68,7 @@ def explain_worker(error: BaseException) -> str:
 
 
 def remedy_of_exhaustion(text: str) -> str | None:
-    """What to do where a worker or its parent finds no room for what they share."""
+    """The remedy where a worker or its parent finds no room for shared batches; None for other errors."""
     if "unable to allocate shared memory" in text or "unable to write to file </torch" in text:
         return SHARED_MEMORY
     return OPEN_FILES if "Too many open files" in text else None

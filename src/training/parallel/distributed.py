@@ -140,7 +140,7 @@ def check_equal_batches(rows: Any, world: World) -> None:
         )
 
 
-class Agreement:
+class StopConsensus:
     """What any rank asks for (a stop, a checkpoint), known to all ranks at the same step.
 
     Every few steps, so many as take about SECONDS on the slowest rank, the largest numbers of all ranks are found by

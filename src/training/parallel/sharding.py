@@ -1,7 +1,7 @@
 """FSDP2: parameters, gradients and optimiser state in shards over the ranks, for towers that DDP has no room for.
 
 A run may go on with DDP where it stopped with FSDP2, and the other way round: checkpoints hold whole tensors, or shards
-that torch's distributed checkpoint puts together (training.checkpoint.shards).
+that torch's distributed checkpoint puts together (training.checkpoint.writer).
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from prolip.embedder import Embedder
 from prolip.gaussian import Gaussian
 from prolip.loading import load_embedder
 from prolip.measures.chance import OwnFirst, warn_once
-from prolip.models.weights.checkpoint import save_pretrained
+from prolip.models.checkpoint import save_pretrained
 from prolip.scores import CSDScore
 from prolip.uncertainty.novelty import refusal
 

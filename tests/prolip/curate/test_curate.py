@@ -25,7 +25,7 @@ from prolip.curate.write import write_shard
 from prolip.data.reading.tar import read_shard
 from prolip.loading import load_embedder
 from prolip.measures import inclusion_test
-from prolip.models.weights.checkpoint import save_pretrained
+from prolip.models.checkpoint import save_pretrained
 from prolip.scores import TrueMatchScore
 
 WORDS = ["a red square", "a blue square", "a green one", "stripes", "dots and dots"]

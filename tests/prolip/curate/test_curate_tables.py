@@ -12,7 +12,7 @@ from prolip.curate.tables import read_table, table_path
 from prolip.evaluation.datasets.specs import open_dataset
 from prolip.explorer.rules import scored_table
 from prolip.explorer.thumbnails import Thumbnails
-from prolip.models.weights.checkpoint import save_pretrained
+from prolip.models.checkpoint import save_pretrained
 
 
 @pytest.fixture(scope="module")

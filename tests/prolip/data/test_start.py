@@ -19,8 +19,8 @@ from prolip.data.index import build_index
 from prolip.data.loader import build_loader
 from prolip.data.reading.entries import INDEX_NAME
 from training.config import build_config
+from training.evaluate import open_validation
 from training.parallel.distributed import World, from_first
-from training.validation import open_validation
 
 NOTED = {"stat": "looked up", "open": "opened", "os.listdir": "listed", "os.scandir": "listed", "built": "built"}
 

@@ -18,7 +18,7 @@ from PIL import Image
 import prolip
 from prolip.embedder import Embedder
 from prolip.loading import load_embedder
-from prolip.models.weights.checkpoint import save_pretrained
+from prolip.models.checkpoint import save_pretrained
 
 CLASSES = ("red car", "green tree", "blue sea", "small dog", "old house", "snow", "night sky")
 TEMPLATES = ("a photo of a {c}.", "{c}", "this is the {c} of a friend")

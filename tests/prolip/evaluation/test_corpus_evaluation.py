@@ -335,7 +335,7 @@ def test_the_table_shows_the_figures(known):
 
 def test_the_command_evaluates_a_saved_model(shards, tmp_path, capsys):
     import prolip
-    from prolip.models.weights.checkpoint import save_pretrained
+    from prolip.models.checkpoint import save_pretrained
 
     torch.manual_seed(0)
     save_pretrained(prolip.create_model("ProLIP-ViT-test"), tmp_path / "model")

@@ -11,7 +11,7 @@ from webdataset import TarWriter
 
 import prolip
 from prolip.explorer.server import make_server
-from prolip.models.weights.checkpoint import save_pretrained
+from prolip.models.checkpoint import save_pretrained
 
 
 @pytest.fixture(scope="session")

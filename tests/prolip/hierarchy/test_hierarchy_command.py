@@ -13,7 +13,7 @@ from test_hierarimgs import coco  # noqa: F401  # a fixture
 
 import prolip
 from prolip.cli.main import main as prolip_main
-from prolip.models.weights.checkpoint import save_pretrained
+from prolip.models.checkpoint import save_pretrained
 
 
 def main(words):

@@ -80,7 +80,7 @@ def hub(tmp_path, monkeypatch):
     monkeypatch.setattr(huggingface_hub, "HfApi", Api)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(cache))
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    monkeypatch.setattr("prolip.models.weights.hub.reachable", lambda: False)
+    monkeypatch.setattr("prolip.models.registry.reachable", lambda: False)
     return made
 
 

@@ -17,9 +17,9 @@ from prolip.gaussian import Gaussian
 from prolip.methods import find_method
 from prolip.methods.base import accumulate_backward
 from prolip.methods.pcme import PCMEHead
+from prolip.models import checkpoint
+from prolip.models.checkpoint import load_checkpoint, save_pretrained
 from prolip.models.readers import ReaderTower, Tokens, openclip_model
-from prolip.models.weights import checkpoint
-from prolip.models.weights.checkpoint import load_checkpoint, save_pretrained
 
 METHODS, OURS, WIDE = ("pcme", "pcmepp", "vacsr"), "ProLIP-ViT-test", 48
 CLIP = {

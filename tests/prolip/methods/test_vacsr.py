@@ -33,7 +33,7 @@ from prolip.methods.vacsr import (
     sample,
     variance_loss,
 )
-from prolip.models.weights.checkpoint import save_pretrained
+from prolip.models.checkpoint import save_pretrained
 from prolip.random import pair_noise
 from training.main import main
 

@@ -29,7 +29,7 @@ from prolip.plan.phases import (
     save,
     start,
 )
-from training.parallel.distributed import Agreement, World
+from training.parallel.distributed import StopConsensus, World
 
 NAME = "ProLIP-ViT-B-16"
 #: Of its checkpoint: parameters and two moments, float32.
@@ -112,12 +112,12 @@ class Clock:
 
 @pytest.mark.parametrize("step", [0.001, 0.03, 0.1, 0.2, 0.7, 3.0])
 def test_a_stop_is_known_as_late_as_the_real_agreement_says_at_most(monkeypatch, step):
-    """One rank's Agreement, whose all-reduce gives what this rank asked for; asked at every phase of its rounds."""
+    """One rank's StopConsensus, whose all-reduce gives what this rank asked for; asked at every phase of its rounds."""
     latest = 0
     for asked in range(300, 300 + MOST_STEPS + 1):
         clock = Clock()
         monkeypatch.setattr("training.parallel.distributed.time", SimpleNamespace(monotonic=clock.monotonic))
-        agreement = Agreement(World(rank=0, world_size=2))
+        agreement = StopConsensus(World(rank=0, world_size=2))
         monkeypatch.setattr(agreement, "_post", lambda numbers: (lambda: None, numbers))
         for number in range(asked + 3 * MOST_STEPS):
             clock.now += step
@@ -132,7 +132,7 @@ def test_a_stop_is_known_as_late_as_the_real_agreement_says_at_most(monkeypatch,
 
 
 def test_rounds_are_those_of_training():
-    assert (Agreement.SECONDS, Agreement.MOST) == (ROUND, MOST_STEPS)
+    assert (StopConsensus.SECONDS, StopConsensus.MOST) == (ROUND, MOST_STEPS)
 
 
 def test_a_stop_is_half_a_second_or_two_steps_then_a_checkpoint():

@@ -8,7 +8,7 @@ from squares import COLOURS, picture
 from webdataset import TarWriter
 
 import prolip
-from prolip.models.weights.checkpoint import save_pretrained
+from prolip.models.checkpoint import save_pretrained
 from prolip.search import index as built
 from prolip.search.index import SearchIndex
 

@@ -17,7 +17,7 @@ import faults
 import prolip
 from prolip.cli.main import main
 from prolip.data.reading import folders
-from prolip.models.weights.checkpoint import save_pretrained
+from prolip.models.checkpoint import save_pretrained
 from prolip.search import sources
 from prolip.search.index import SearchIndex
 from signed import SIGNED, files_with_secrets, serving

@@ -333,7 +333,7 @@ def test_mistakes_end_in_one_line(built, tmp_path, capsys, words, says):
 
 def test_another_model_is_refused(built, tmp_path, capsys):
     import prolip
-    from prolip.models.weights.checkpoint import save_pretrained
+    from prolip.models.checkpoint import save_pretrained
 
     torch.manual_seed(1)
     other = save_pretrained(prolip.create_model("ProLIP-ViT-test"), tmp_path / "other")

@@ -29,7 +29,7 @@ from prolip.evaluation.metrics.calibration import reliability
 from prolip.evaluation.metrics.selective import auroc, risk_coverage
 from prolip.loading import load_embedder
 from prolip.methods import LikelihoodConfig
-from prolip.models.weights.checkpoint import save_pretrained
+from prolip.models.checkpoint import save_pretrained
 from prolip.scores import LEAST_SCALE
 from prolip.uncertainty.attach import attach
 from prolip.uncertainty.clip import FILE, FittedCLIP

@@ -25,7 +25,7 @@ from prolip.uncertainty.collect import (
     join,
     join_ids,
 )
-from training.closing import least_of
+from training.hooks import least_of
 
 KEYS = [f"{number:03d}" for number in range(30)]
 

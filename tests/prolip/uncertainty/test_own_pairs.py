@@ -7,7 +7,7 @@ from safetensors.torch import load_file
 
 import own_data
 import prolip
-from prolip.models.weights.checkpoint import save_pretrained
+from prolip.models.checkpoint import save_pretrained
 
 
 @pytest.fixture(scope="module")

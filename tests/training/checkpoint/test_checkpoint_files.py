@@ -13,17 +13,10 @@ import pytest
 import torch
 
 from prolip.utils.flags import FlagError
-from training.checkpoint.files import (
-    Saver,
-    check_checkpoint,
-    find_checkpoint,
-    list_steps,
-    load_checkpoint,
-    obsolete,
-    on_host,
-)
-from training.checkpoint.run_folder import clear_run_folder, lock_run_folder, open_run_folder, write_json
+from training.checkpoint.reader import check_checkpoint, find_checkpoint, list_steps, load_checkpoint
+from training.checkpoint.run_dir import clear_run_dir, lock_run_dir, open_run_dir, write_json
 from training.checkpoint.storage import Storage, in_memory
+from training.checkpoint.writer import CheckpointWriter, obsolete, on_host
 
 
 def state(step: int) -> dict:
@@ -31,7 +24,7 @@ def state(step: int) -> dict:
 
 
 def save(url, *steps: int, **settings) -> Storage:
-    saver = Saver(Storage(str(url)), **settings)
+    saver = CheckpointWriter(Storage(str(url)), **settings)
     for step in steps:
         saver.submit(state(step))
     saver.settle(final=True)
@@ -90,7 +83,7 @@ def test_training_goes_on_while_a_checkpoint_is_written(tmp_path):
         honest(name, fill)
 
     storage.write = slow
-    saver, values = Saver(storage), state(1)
+    saver, values = CheckpointWriter(storage), state(1)
     start = time.perf_counter()
     saver.submit(values)
     values["weights"].zero_()  # the next step
@@ -120,7 +113,7 @@ def test_a_write_that_fails_is_reported_and_only_the_last_one_stops_the_run(tmp_
         honest(name, fill)
 
     storage.write = write
-    saver = Saver(storage, say=said.append)
+    saver = CheckpointWriter(storage, say=said.append)
     saver.submit(state(1))
     saver.settle()
     assert said == ["warning: a checkpoint was NOT written, the run goes on: OSError: disk full"]
@@ -143,14 +136,16 @@ def test_a_checkpoint_that_is_there_is_not_called_unwritten(tmp_path, part):
     def fail(*things):
         raise OSError("no")
 
-    saver = Saver(storage, keep=1, say=said.append, saved=fail if part == "status" else lambda address, step: None)
+    saver = CheckpointWriter(
+        storage, keep=1, say=said.append, saved=fail if part == "status" else lambda address, step: None
+    )
     storage.delete = fail
     for step in (1, 2):
         saver.submit(state(step))
     saver.settle(final=True)
     saver.close()
     assert saver.last == f"{tmp_path}/step_2.pt" and list_steps(storage) == [2, 1]
-    assert any(text.startswith(f"warning: behind {tmp_path}/step_2.pt, ") for text in said)
+    assert any(text.startswith(f"warning: {tmp_path}/step_2.pt is written, but ") for text in said)
     assert not any("NOT" in text for text in said)
 
 
@@ -241,27 +236,27 @@ def test_a_missing_checkpoint_is_refused_with_what_to_do(tmp_path):
 
 def test_a_folder_with_a_run_is_not_taken_by_accident(tmp_path):
     folder = tmp_path / "run"
-    open_run_folder(folder, overwrite=False, resume=False)
+    open_run_dir(folder, overwrite=False, resume=False)
     save(folder / "checkpoints", 1)
     with pytest.raises(FlagError, match="already holds a run.*--name.*--resume auto.*--overwrite"):
-        open_run_folder(folder, overwrite=False, resume=False)
-    open_run_folder(folder, overwrite=False, resume=True)
+        open_run_dir(folder, overwrite=False, resume=False)
+    open_run_dir(folder, overwrite=False, resume=True)
 
 
 def test_a_folder_that_another_process_writes_is_waited_for_then_refused(tmp_path):
     said: list[str] = []
-    held = lock_run_folder(tmp_path)
+    held = lock_run_dir(tmp_path)
     with pytest.raises(FlagError, match=f"is being written by process {os.getpid()} on .*: wait until it ends"):
-        lock_run_folder(tmp_path, patience=0.6, say=said.append)
+        lock_run_dir(tmp_path, patience=0.6, say=said.append)
     assert len(said) == 1 and said[0].startswith("waiting for process")
     threading.Timer(0.3, held.close).start()
-    lock_run_folder(tmp_path, patience=30).close()
+    lock_run_dir(tmp_path, patience=30).close()
 
 
 def test_overwriting_deletes_what_a_run_wrote_and_nothing_else(tmp_path):
     save(tmp_path / "checkpoints", 1)
     (tmp_path / "notes.txt").write_text("mine")
-    clear_run_folder(tmp_path)
+    clear_run_dir(tmp_path)
     assert os.listdir(tmp_path) == ["notes.txt"]
 
 

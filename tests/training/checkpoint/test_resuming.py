@@ -18,13 +18,13 @@ from training_runs import batches, make, metrics, words
 
 from drawings import SHARDS as DRAWINGS
 from prolip.utils.flags import FlagError
-from training.checkpoint.files import list_steps, load_checkpoint
-from training.checkpoint.resuming import changed_settings, claim
-from training.checkpoint.run_folder import lock_run_folder
-from training.checkpoint.snapshot import fit_optimizer, restore, save
+from training.checkpoint.reader import list_steps, load_checkpoint
+from training.checkpoint.resume import changed_settings, claim
+from training.checkpoint.run_dir import lock_run_dir
+from training.checkpoint.state_dict import fit_optimizer, restore, save
 from training.checkpoint.storage import Storage
 from training.config import RunConfig, build_config
-from training.health.terms import NonFiniteError
+from training.health.nonfinite import NonFiniteError
 from training.main import main
 from training.parallel.distributed import World
 from training.run import build
@@ -66,7 +66,7 @@ def test_a_run_that_goes_back_leaves_its_later_checkpoints_behind(tmp_path, plac
     start(tmp_path, "run", "--max-steps", 5, "--resume", storage.path("step_3.pt"), *where)
     assert list_steps(storage) == [5, 3]
     assert {"superseded_step_6.pt", "superseded_step_9.pt"} <= set(storage.names())
-    assert "step_9.pt is behind step 3, from which the run goes on" in capsys.readouterr().out
+    assert "step_9.pt is later than step 3, from which the run resumes" in capsys.readouterr().out
     assert [row["step"] for row in metrics(run)] == [1, 2, 3, 4, 5]
 
 
@@ -106,7 +106,7 @@ def test_a_place_that_cannot_be_written_is_refused_before_the_first_step(tmp_pat
 
 def test_two_runs_at_once_do_not_share_a_place_for_checkpoints(tmp_path, monkeypatch):
     """Not even before the first of them has written one; the run's own folder is such a place."""
-    monkeypatch.setattr("training.checkpoint.resuming.lock_run_folder", partial(lock_run_folder, patience=0.1))
+    monkeypatch.setattr("training.checkpoint.resume.lock_run_dir", partial(lock_run_dir, patience=0.1))
     place = Storage(str(tmp_path / "c"))
     with ExitStack() as first, ExitStack() as second:
         claim(RunConfig(checkpoint_dir=place.url), tmp_path / "a", place, first)
@@ -135,7 +135,7 @@ def test_a_run_that_began_while_another_waited_for_its_folder_is_not_written_int
     """Two starts of one name: both found the folder free, the second one gets it when the first is through."""
     folder = tmp_path / "run"
     folder.mkdir()
-    held = lock_run_folder(folder)
+    held = lock_run_dir(folder)
 
     def first_run() -> None:
         (folder / "config.json").touch()
@@ -257,10 +257,10 @@ def test_a_schedule_of_another_length_is_reported(tmp_path, capsys):
     start(tmp_path, "run", "--max-steps", 3)
     start(tmp_path, "run", "--max-steps", 5, "--resume", "latest")
     text = capsys.readouterr().out
-    assert "was to take 3 steps, this one takes 5, and the cosine schedule is that of 5 from here on" in text
+    assert "was to take 3 steps; the cosine schedule is that of 5 from here on" in text
 
 
-class Kept:
+class Held:
     """Stands in for the writer of checkpoints."""
 
     def settle(self):
@@ -273,18 +273,18 @@ class Kept:
 def test_a_loss_scale_goes_on_and_one_that_there_was_not_begins(tmp_path):
     """fp16 after fp16; and after a run without a loss scale, whose checkpoint has none."""
     runs = [make(tmp_path / name) for name in "ab"]
-    runs[0].kept.saver, runs[0].trained.scaler = Kept(), torch.amp.GradScaler("cpu", init_scale=8.0)
+    runs[0].outputs.saver, runs[0].trained.scaler = Held(), torch.amp.GradScaler("cpu", init_scale=8.0)
     save(runs[0])
     runs[1].trained.scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
-    restore(runs[1], runs[0].kept.saver.state)
+    restore(runs[1], runs[0].outputs.saver.state)
     assert runs[1].trained.scaler.get_scale() == 8.0
     runs[1].trained.scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
-    restore(runs[1], runs[0].kept.saver.state | {"scaler": {}})
+    restore(runs[1], runs[0].outputs.saver.state | {"scaler": {}})
     assert runs[1].trained.scaler.get_scale() == 2.0
 
 
 def views_of(run) -> tuple[list, list]:
-    """Kept patches and masked places of step 2, rows 0 and 1."""
+    """Held patches and masked places of step 2, rows 0 and 1."""
     batch = next(batches(run))
     prepared = run.trained.objective.prepare(batch, 2)
     places = (prepared["masked_text"] != batch["text"][:2]).nonzero().tolist()
@@ -297,16 +297,16 @@ def test_a_checkpoint_from_before_version_2_keeps_the_random_numbers_of_its_code
         make(tmp_path / name, objective={"mask_fraction": 0.25}, seed=3, draws=version)
         for name, version in (("a", 1), ("b", 2), ("c", 2))
     )
-    old.kept.saver = resumed.kept.saver = Kept()
+    old.outputs.saver = resumed.outputs.saver = Held()
     save(old)
-    state = old.kept.saver.state
+    state = old.outputs.saver.state
     assert state.pop("draws") == 1 and state["config"]["run"].pop("draws") == 1
     restore(resumed, state)
     assert "note: random numbers stay at the checkpoint's version 1" in capsys.readouterr().out
     theirs = [[3, 7, 11, 15], [6, 7, 11, 13]], [[1, 2, 3, 4, 5, 7], [0, 1, 2, 4, 5, 6, 7, 8, 9]]
     assert views_of(resumed) == theirs == views_of(old) != views_of(new)
     save(resumed)  # and so does the next checkpoint, and the config
-    assert resumed.kept.saver.state["draws"] == resumed.kept.saver.state["config"]["run"]["draws"] == 1
+    assert resumed.outputs.saver.state["draws"] == resumed.outputs.saver.state["config"]["run"]["draws"] == 1
 
 
 @pytest.mark.parametrize("on_device", [False, True])
@@ -322,17 +322,17 @@ def test_augmentation_draws_the_runs_random_numbers_and_changes_version_with_it(
         },
     )
     run = build(config, World(), tmp_path / "run", rows=8)
-    assert run.fed.augment is not None and run.fed.token_augment is not None
+    assert run.data.augment is not None and run.data.token_augment is not None
     draws = run.trained.objective.context.draws
-    assert run.fed.augment.draws is draws and run.fed.token_augment.draws is draws
+    assert run.data.augment.draws is draws and run.data.token_augment.draws is draws
     assert (draws.seed, draws.rank, draws.world_size, draws.version) == (9, 0, 1, 1)
 
 
 def test_random_numbers_of_an_unknown_version_are_refused_before_anything_changes(tmp_path):
     run = make(tmp_path)
-    run.kept.saver = Kept()
+    run.outputs.saver = Held()
     save(run)
-    state = run.kept.saver.state
+    state = run.outputs.saver.state
     assert state["draws"] == 2
     with pytest.raises(FlagError, match=r"of version 3, this code draws versions 1, 2: resume with the code that"):
         restore(run, state | {"draws": 3, "step": 2})
@@ -343,7 +343,7 @@ def test_random_numbers_of_an_unknown_version_are_refused_before_anything_change
 def test_a_run_that_allows_fewer_bad_steps_than_it_had_is_refused_before_its_first_step(tmp_path, bad, capsys):
     """Its gate would stay shut: it would end well, and nothing have been trained."""
     first = make(tmp_path / "first", max_nonfinite=2)
-    first.kept.saver, first.health.meter.bad_steps = Kept(), bad
+    first.outputs.saver, first.health.meter.bad_steps = Held(), bad
     save(first)
     second = make(tmp_path / "second", max_nonfinite=bad - 1)
     before = {name: x.clone() for name, x in second.trained.objective.state_dict().items()}
@@ -351,17 +351,17 @@ def test_a_run_that_allows_fewer_bad_steps_than_it_had_is_refused_before_its_fir
         FlagError,
         match=f"had {bad} steps that were not finite, this run allows {bad - 1}, .* give --max-nonfinite {bad} or more",
     ):
-        restore(second, first.kept.saver.state)
+        restore(second, first.outputs.saver.state)
     assert all(torch.equal(x, before[name]) for name, x in second.trained.objective.state_dict().items())
-    restore(make(tmp_path / "third", max_nonfinite=bad), first.kept.saver.state)
+    restore(make(tmp_path / "third", max_nonfinite=bad), first.outputs.saver.state)
 
 
 def test_steps_that_were_passed_over_count_in_the_whole_run(tmp_path):
     """--max-nonfinite 2, both used up before the checkpoint: the next bad step shuts the gate and stops the run."""
     first, second = (make(tmp_path / name, max_nonfinite=2) for name in "ab")
-    first.kept.saver, first.health.meter.bad_steps = Kept(), 2
+    first.outputs.saver, first.health.meter.bad_steps = Held(), 2
     save(first)
-    restore(second, first.kept.saver.state)
+    restore(second, first.outputs.saver.state)
     assert second.trained.gate.hold(torch.tensor(1.0)) == 0
     assert second.trained.gate.hold(torch.tensor(float("nan"))) == 1
     assert second.trained.gate.hold(torch.tensor(1.0)) == 1
@@ -373,9 +373,9 @@ def test_steps_that_were_passed_over_count_in_the_whole_run(tmp_path):
 @pytest.mark.parametrize("rank", [0, 1])
 def test_every_rank_goes_on_with_its_own_random_state_of_a_checkpoint_that_holds_them(tmp_path, rank):
     saved = make(tmp_path / "saved")
-    saved.kept.saver = Kept()
+    saved.outputs.saver = Held()
     save(saved)
-    state, states = saved.kept.saver.state, []
+    state, states = saved.outputs.saver.state, []
     assert "random" not in state
     kind, keys, *rest = np.random.get_state()  # noqa: NPY002
     for seed in (1, 2):
@@ -393,9 +393,9 @@ def test_every_rank_goes_on_with_its_own_random_state_of_a_checkpoint_that_holds
     assert torch.equal(torch.get_rng_state(), states[rank]["torch"])
     assert random.getstate() == states[rank]["python"]
     assert not run.trained.seeded  # it goes through the steps
-    run.kept.saver, run.world = Kept(), World()
+    run.outputs.saver, run.world = Held(), World()
     save(run)
-    assert run.trained.seeded and "random" not in run.kept.saver.state  # as in a run that resumes from this one
+    assert run.trained.seeded and "random" not in run.outputs.saver.state  # as in a run that resumes from this one
 
 
 def test_moments_go_by_name_and_settings_by_the_run():

@@ -19,17 +19,18 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 from prolip.utils.flags import FlagError
-from training.checkpoint.files import (
-    Saver,
+from training.checkpoint.reader import (
+    by_path,
     check_checkpoint,
     find_checkpoint,
     list_steps,
     load_checkpoint,
+    load_shards,
     read_checkpoint,
     shards_of,
 )
-from training.checkpoint.shards import by_path, load_shards, only_shards
 from training.checkpoint.storage import Storage
+from training.checkpoint.writer import CheckpointWriter, only_shards
 from training.parallel.distributed import World
 
 SHAPES = {"weight": (5, 3), "bias": (5,)}
@@ -59,7 +60,7 @@ def fill(module: nn.Module, step: int) -> dict[str, Any]:
 def write(rank: int, ranks: int, url: str, steps: tuple[int, ...], keep: int) -> list[str]:
     said: list[str] = []
     module, group = sharded(ranks), dist.new_group(backend="gloo")
-    saver = Saver(Storage(url), keep=keep, say=said.append, group=group)
+    saver = CheckpointWriter(Storage(url), keep=keep, say=said.append, group=group)
     for step in steps:
         saver.submit(fill(module, step))
         fill(module, -step)  # what comes behind the copy is not in the file
@@ -153,13 +154,13 @@ def test_latest_passes_over_damaged_shards_and_names_them(saved, tmp_path, what,
 def test_a_file_without_its_shards_says_what_is_missing(saved, tmp_path):
     (tmp_path / "step_3.pt").write_bytes((saved / "step_3.pt").read_bytes())
     check_checkpoint(f"{tmp_path}/step_3.pt")
-    with pytest.raises(FlagError, match=r"step_3\.shards cannot be loaded .*has to lie beside it"):
+    with pytest.raises(FlagError, match=r"step_3\.shards cannot be loaded .*must lie beside its file"):
         load_checkpoint(f"{tmp_path}/step_3.pt")
 
 
 def apart(rank: int, folder: str) -> str:
     """Each rank writes to a disk of its own."""
-    saver = Saver(Storage(f"{folder}/{rank}"), group=dist.new_group(backend="gloo"))
+    saver = CheckpointWriter(Storage(f"{folder}/{rank}"), group=dist.new_group(backend="gloo"))
     saver.submit(fill(sharded(2), 1))
     try:
         saver.settle(final=True)
@@ -179,7 +180,7 @@ def test_machines_that_share_no_folder_are_told_so(tmp_path):
 def failing(rank: int, folder: str) -> list[str]:
     """The disk of rank 1 is full at the first checkpoint."""
     said: list[str] = []
-    saver, module = Saver(Storage(folder), say=said.append, group=dist.new_group(backend="gloo")), sharded(2)
+    saver, module = CheckpointWriter(Storage(folder), say=said.append, group=dist.new_group(backend="gloo")), sharded(2)
     if rank == 1:
         Path(folder, "step_1.shards").mkdir(parents=True)
         Path(folder, "step_1.shards/__1_0.distcp").mkdir()
@@ -204,7 +205,7 @@ def test_training_goes_on_while_shards_are_written(tmp_path):
 
 
 def waiting(rank: int, folder: str) -> bool:
-    saver, opened = Saver(Storage(folder), group=dist.new_group(backend="gloo")), threading.Event()
+    saver, opened = CheckpointWriter(Storage(folder), group=dist.new_group(backend="gloo")), threading.Event()
     saver.thread.submit(opened.wait, 60)
     saver.submit(fill(sharded(1), 1))
     early = list(Path(folder).iterdir())

@@ -10,11 +10,11 @@ from distributed_helpers import run_ranks
 from torch import nn
 
 from prolip.data.faults import SampleFault
-from training.health.terms import StepGate
-from training.loop import move_parameters
+from training.health.nonfinite import NonFiniteGuard
+from training.loop import update_parameters
 from training.optim import gradient_norms
 from training.parallel.distributed import (
-    Agreement,
+    StopConsensus,
     World,
     check_equal_batches,
     choose_device,
@@ -90,7 +90,7 @@ def agreeing(rank: int) -> tuple[list[list[int]], int]:
         return honest(*args, **more)
 
     torch.distributed.all_reduce = count
-    agreement = Agreement(World(rank=rank, world_size=3))
+    agreement = StopConsensus(World(rank=rank, world_size=3))
     return [agreement.exchange(10 * (rank == 2 and step > 3), rank) for step in range(600)], len(posted)
 
 
@@ -99,9 +99,9 @@ def test_what_one_rank_asks_for_is_known_to_all_at_the_same_step_by_few_exchange
     assert said[0] == said[1] == said[2]
     answers, posted = said[0]
     asked = [step for step, (stop, _) in enumerate(answers) if stop == 10]
-    assert asked and 3 < asked[0] <= 2 * Agreement.MOST + 3
+    assert asked and 3 < asked[0] <= 2 * StopConsensus.MOST + 3
     assert {tuple(one) for one in answers} == {(0, 0), (0, 2), (10, 2)}
-    assert 600 / Agreement.MOST <= posted < 60
+    assert 600 / StopConsensus.MOST <= posted < 60
 
 
 def stepping(rank: int, place: str) -> list[torch.Tensor]:
@@ -110,7 +110,9 @@ def stepping(rank: int, place: str) -> list[torch.Tensor]:
     model = nn.Linear(3, 1)
     network, optimizer = nn.parallel.DistributedDataParallel(model), torch.optim.SGD(model.parameters(), 0.1)
     trained = SimpleNamespace(
-        optimizer=optimizer, gate=StepGate(1, torch.device("cpu")), scaler=torch.amp.GradScaler("cpu", enabled=False)
+        optimizer=optimizer,
+        gate=NonFiniteGuard(1, torch.device("cpu")),
+        scaler=torch.amp.GradScaler("cpu", enabled=False),
     )
     found = [torch.cat([p.detach().flatten().clone() for p in model.parameters()])]
     for bad in (rank == 1, False):
@@ -118,7 +120,7 @@ def stepping(rank: int, place: str) -> list[torch.Tensor]:
         loss = network(torch.full((2, 3), rank + 1.0)).sum() * (factor if place == "loss" else 1.0)
         loss.backward()
         norms = gradient_norms({"all": [*model.parameters()]}, None)
-        move_parameters(trained, {"loss": loss.detach(), "seen": torch.tensor(factor)} | norms)
+        update_parameters(trained, {"loss": loss.detach(), "seen": torch.tensor(factor)} | norms)
         optimizer.zero_grad()
         found.append(torch.cat([p.detach().flatten().clone() for p in model.parameters()]))
     return found

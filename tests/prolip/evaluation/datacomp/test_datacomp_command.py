@@ -1,128 +1,119 @@
-"""The command around the tasks: what is missing, what is damaged, shards, tables of several runs."""
+"""The command around the tasks: what is missing, damaged, killed, weighed, fitted; what is refused."""
 
 import csv
 import json
+import os
 import shutil
+import signal
+import subprocess
+import sys
 import threading
 import time
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import miniatures
 import pytest
 import torch
-from commands import datacomp, returned
-from datacomp_suite import Oracle, write_suite
+from commands import datacomp
 
 from prolip import loading
-from prolip.data.faults import ShardFault
+from prolip.data.faults import DamagedData, ShardFault
 from prolip.embedder import check_device
-from prolip.evaluation.datasets.base import DamagedData
 from prolip.evaluation.datasets.wds import open_wds
-from prolip.evaluation.suites.datacomp import places, run
-from prolip.evaluation.suites.datacomp.tables import build_report
-from prolip.evaluation.suites.datacomp.tasks import TASKS, select_tasks
+from prolip.evaluation.suites.datacomp import catalogue, run
+from prolip.evaluation.suites.datacomp.catalogue import select_tasks
+from prolip.evaluation.suites.datacomp.report import build_report
+from prolip.evaluation.suites.datacomp.results import share_tasks
+from prolip.evaluation.task import compute_features, evaluate_dataset
+from prolip.loading import load_embedder
+from prolip.prompts.bprw import Reweighing
+from prolip.prompts.fitting import fit_prompts
+from prolip.prompts.weights import PromptWeights
 
 FEW = select_tasks(["cifar10", "mnist", "retrieval", "geode", "utkface"])
+NAMES = [task.key for task in FEW]
+SOURCE = Path(__file__).parents[4] / "src"
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    """(model, folder with all datasets)."""
-    root = tmp_path_factory.mktemp("datacomp")
-    model = miniatures.prolip_folder(root / "model")
-    write_suite(root / "data", TASKS, Oracle(model))
-    return model, root / "data"
+@pytest.fixture
+def copied(suite, tmp_path):
+    """The data sets of FEW elsewhere, where they can be changed."""
+    for task in FEW:
+        shutil.copytree(suite.folders[task.key], tmp_path / "data" / suite.folders[task.key].name)
+    return suite._replace(data=tmp_path / "data")
 
 
-def command(data, out, *arguments):
-    model, folder = data
-    return [
-        "--model",
-        model,
-        "--data",
-        str(folder),
-        "--output",
-        str(out),
-        "--workers",
-        "0",
-        "--device",
-        "cpu",
-        *arguments,
-    ]
+def lines_of(out):
+    return [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
 
 
 def keys(out):
-    return [json.loads(line)["key"] for line in (out / "results.jsonl").read_text().splitlines()]
+    return [line["key"] for line in lines_of(out)]
 
 
-def copy(data, to):
-    """The datasets of FEW elsewhere."""
-    names = [name for task in FEW for name in task.folders if (data[1] / name).is_dir()]
-    for name in names:
-        shutil.copytree(data[1] / name, to / name)
-    return data[0], to
-
-
-NAMES = [task.key for task in FEW]
-
-
-def test_missing_datasets_are_named_with_the_command_that_fetches_them_before_anything_runs(data, tmp_path, capsys):
-    model, folder = copy(data, tmp_path / "data")
-    shutil.rmtree(folder / "wds_mnist_test")
-    (folder / "wds_geode_test" / "test" / "0.tar").unlink()
+def ended(code, words):
     with pytest.raises(SystemExit) as stop:
-        datacomp(command((model, folder), tmp_path / "out", "--tasks", *NAMES))
-    assert stop.value.code == 2
-    out, err = capsys.readouterr()
-    assert f"2 of {len(FEW)} datasets cannot be read" in out
-    assert f"hf download --repo-type dataset djghosh/wds_mnist_test --local-dir {folder}/wds_mnist_test" in out
-    assert "MNIST: no folder wds_mnist_test" in out and "GeoDE:" in out and "0.tar" in out
-    assert "--allow-missing" in err and not (tmp_path / "out").exists()
+        datacomp(words)
+    assert stop.value.code == code
 
 
-def test_the_rest_is_evaluated_where_missing_ones_are_allowed(data, tmp_path, capsys):
-    model, folder = copy(data, tmp_path / "data")
+def test_missing_datasets_are_named_with_the_command_that_fetches_them_and_may_be_left_out(copied, tmp_path, capsys):
+    folder, out = copied.data, tmp_path / "out"
     shutil.rmtree(folder / "winogavil")
-    outcome = datacomp(command((model, folder), tmp_path / "out", "--allow-missing", "--tasks", *NAMES))
-    assert sorted(keys(tmp_path / "out")) == sorted(set(NAMES) - {"misc/winogavil"})
-    assert list(outcome.missing) == ["misc/winogavil"]
-    assert outcome.report.ours[0].averages == {}
+    (folder / "wds_geode_test" / "test" / "0.tar").unlink()
+    ended(2, copied.words(out, "--tasks", *NAMES))
+    said, error = capsys.readouterr()
+    assert f"2 of {len(FEW)} datasets cannot be read" in said
+    assert f"hf download --repo-type dataset nlphuji/winogavil --local-dir {folder}/winogavil" in said
+    assert "WinoGAViL: no folder winogavil" in said and "GeoDE:" in said and "0.tar" in said
+    assert "--allow-missing" in error and not out.exists()
+    outcome = copied.run(out, "--allow-missing", "--tasks", *NAMES)
+    assert sorted(keys(out)) == sorted(set(NAMES) - {"misc/winogavil", "fairness/geode"})
+    assert set(outcome.missing) == {"misc/winogavil", "fairness/geode"}
+    assert outcome.report.rows[0].averages == {}
     assert "no Retrieval, 2 of 3 tasks are there; missing: WinoGAViL." in capsys.readouterr().out
 
 
-def test_a_damaged_dataset_fails_alone_and_is_taken_up_when_it_is_mended(data, tmp_path, capsys):
-    model, folder = copy(data, tmp_path / "data")
-    shard = folder / "wds_cifar10_test" / "test" / "0.tar"
+def test_the_wrong_folder_is_said_to_be_one(suite, tmp_path, capsys):
+    for wrong in (suite.data.parent, suite.data / "wds_mnist_test"):
+        ended(2, suite.words(tmp_path / "out", "--tasks", "mnist", "--data", wrong))
+        assert f"{wrong} holds" in (said := capsys.readouterr().out) and "--data is the folder right above" in said
+
+
+def test_a_damaged_dataset_fails_alone_and_is_evaluated_when_it_is_repaired(copied, tmp_path, capsys):
+    shard, out = copied.data / "wds_cifar10_test" / "test" / "0.tar", tmp_path / "out"
     whole = shard.read_bytes()
     shard.write_bytes(whole[: len(whole) // 2])
-    arguments = command((model, folder), tmp_path / "out", "--tasks", *NAMES)
-    with pytest.raises(SystemExit) as stop:
-        datacomp(arguments)
-    assert stop.value.code == 1
+    words = copied.words(out, "--tasks", *NAMES)
+    ended(1, words)
     assert "CIFAR-10 failed" in capsys.readouterr().err
-    assert "cifar10" not in keys(tmp_path / "out") and len(keys(tmp_path / "out")) == len(FEW) - 1
+    assert "cifar10" not in keys(out) and len(keys(out)) == len(FEW) - 1
     shard.write_bytes(whole)
-    datacomp(arguments)
-    assert keys(tmp_path / "out").count("cifar10") == 1 and len(keys(tmp_path / "out")) == len(FEW)
+    datacomp(words)
+    assert keys(out).count("cifar10") == 1 and len(keys(out)) == len(FEW)
 
 
-def test_what_was_finished_before_is_said(data, tmp_path, capsys):
-    datacomp(command(data, tmp_path / "out", "--tasks", "mnist"))
+def test_what_was_finished_before_is_said_and_gets_no_plots(suite, tmp_path, capsys):
+    out = tmp_path / "out"
+    suite.run(out, "--tasks", "mnist")
     assert "are finished" not in capsys.readouterr().out
-    datacomp(command(data, tmp_path / "out", "--tasks", "mnist", "cifar10", "--plots"))
+    suite.run(out, "--tasks", "mnist", "cifar10", "--plots")
     assert f"1 of 2 tasks are finished and get no plots: their results in {tmp_path}" in capsys.readouterr().out
-    assert [path.name for path in (tmp_path / "out" / "plots").iterdir()] == ["cifar10-csd"]
+    (plots,) = (out / "plots").iterdir()
+    assert plots.name == "cifar10-csd" and {"risk_coverage.png", "by_decile.png"} <= {x.name for x in plots.iterdir()}
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in plots.iterdir())
 
 
-def test_tables_of_processes_that_end_together_hold_the_results_of_all(data, tmp_path, monkeypatch):
+def test_tables_of_processes_that_end_together_hold_the_results_of_all(suite, tmp_path, monkeypatch):
     for name, task in (("out", "mnist"), ("other", "cifar10")):
-        datacomp(command(data, tmp_path / name, "--tasks", task))
+        suite.run(tmp_path / name, "--tasks", task)
     late = (tmp_path / "other" / "results.jsonl").read_text()
-    read, seconds = threading.Event(), []
+    read, said = threading.Event(), []
 
-    def slow(*arguments):  # between what the first one has read and what it writes, the second one ends
-        report = build_report(*arguments)
+    def slow(results):  # between what the first one has read and what it writes, the second one ends
+        report = build_report(results)
         if not read.is_set():
             read.set()
             time.sleep(0.3)
@@ -130,59 +121,45 @@ def test_tables_of_processes_that_end_together_hold_the_results_of_all(data, tmp
 
     monkeypatch.setattr(run, "build_report", slow)
     folder = tmp_path / "out"
-    first = threading.Thread(target=run.write_tables, args=([folder], folder, (), seconds.append))
+    first = threading.Thread(target=run.write_tables, args=(folder, said.append))
     first.start()
     assert read.wait(10)
     with open(folder / "results.jsonl", "a") as file:
         file.write(late)
-    run.write_tables([folder], folder, (), seconds.append)
+    run.write_tables(folder, said.append)
     first.join()
     (row,) = csv.DictReader((folder / "tables.csv").read_text().splitlines())
     assert row["MNIST"] and row["CIFAR-10"]
 
 
-def test_changed_data_is_evaluated_again(data, tmp_path):
-    model, folder = copy(data, tmp_path / "data")
-    arguments = command((model, folder), tmp_path / "out", "--tasks", "mnist", "cifar10")
-    datacomp(arguments)
-    templates = folder / "wds_mnist_test" / "zeroshot_classification_templates.txt"
-    templates.write_text("a drawing of {c}\n")
-    datacomp(arguments)
+def test_changed_data_is_evaluated_again(copied, tmp_path):
+    words = copied.words(tmp_path / "out", "--tasks", "mnist", "cifar10")
+    datacomp(words)
+    (copied.data / "wds_mnist_test" / "zeroshot_classification_templates.txt").write_text("a drawing of {c}\n")
+    datacomp(words)
     assert sorted(keys(tmp_path / "out")) == ["cifar10", "mnist", "mnist"]
 
 
-def test_shards_of_the_suite_make_the_whole_together(data, tmp_path):
-    datacomp(command(data, tmp_path / "out", "--tasks", *NAMES, "--part", "0/2", "--no-uncertainty"))
-    first = keys(tmp_path / "out")
-    assert 0 < len(first) < len(FEW)
-    datacomp(command(data, tmp_path / "out", "--tasks", *NAMES, "--part", "1/2", "--no-uncertainty"))
-    assert sorted(keys(tmp_path / "out")) == sorted(NAMES)
+def test_shards_of_the_suite_make_the_whole_together(suite, tmp_path):
+    out = tmp_path / "out"
+    suite.run(out, "--tasks", *NAMES, "--part", "0/2", "--no-uncertainty")
+    assert 0 < len(keys(out)) < len(FEW)
+    suite.run(out, "--tasks", *NAMES, "--part", "1/2", "--no-uncertainty")
+    assert sorted(keys(out)) == sorted(NAMES)
+    assert not any("refusal" in name for line in lines_of(out) for name in line["metrics"])
 
 
-def test_saved_embeddings_serve_a_later_similarity(data, tmp_path):
-    features = ["--save-features", str(tmp_path / "features"), "--tasks", "mnist", "utkface"]
-    datacomp(command(data, tmp_path / "out", *features))
-    stored = {path: path.stat().st_mtime_ns for path in (tmp_path / "features").rglob("*.safetensors")}
-    datacomp(command(data, tmp_path / "out", *features, "--similarity", "csd", "wasserstein2"))
-    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "features").rglob("*.safetensors")} == stored
+def test_saved_embeddings_serve_a_later_similarity(suite, tmp_path):
+    features = ["--save-features", tmp_path / "features", "--tasks", "mnist", "utkface"]
+
+    def stored():
+        return {path: path.stat().st_mtime_ns for path in (tmp_path / "features").rglob("*.safetensors")}
+
+    suite.run(tmp_path / "out", *features)
+    before = stored()
+    suite.run(tmp_path / "out", *features, "--similarity", "csd", "wasserstein2")
+    assert stored() == before != {}
     assert sorted(keys(tmp_path / "out")) == ["fairness/utkface"] * 2 + ["mnist"] * 2
-
-
-def test_a_place_for_embeddings_that_cannot_be_written_is_refused_before_the_model_is_loaded(
-    data, tmp_path, monkeypatch, capsys
-):
-    monkeypatch.setattr(loading, "load_embedder", lambda *_: pytest.fail("loaded"))
-    (tmp_path / "features").touch()
-    with pytest.raises(SystemExit) as stop:
-        datacomp(command(data, tmp_path / "out", "--save-features", str(tmp_path / "features")))
-    assert stop.value.code == 2 and "features is a file: give a folder" in capsys.readouterr().err
-
-
-def test_plots_of_a_task_lie_beside_the_tables(data, tmp_path):
-    datacomp(command(data, tmp_path / "out", "--tasks", "renderedsst2", "--plots"))
-    plots = sorted(path.name for path in (tmp_path / "out" / "plots" / "renderedsst2-csd").iterdir())
-    assert {"risk_coverage.png", "by_decile.png"} <= set(plots)
-    assert all(path.read_bytes().startswith(b"\x89PNG") for path in (tmp_path / "out" / "plots").rglob("*.png"))
 
 
 class Silent(SimpleHTTPRequestHandler):
@@ -190,68 +167,46 @@ class Silent(SimpleHTTPRequestHandler):
         """Nothing."""
 
 
-def test_datasets_are_read_over_the_network(data, tmp_path):
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Silent, directory=str(data[1])))
+def test_datasets_are_read_over_the_network(suite, tmp_path):
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Silent, directory=str(suite.data)))
     threading.Thread(target=server.serve_forever, daemon=True).start()
     tasks = ["--tasks", "mnist", "mscoco_2014_5k_test_image_text_retrieval"]
     try:
-        for place, out in ((f"http://127.0.0.1:{server.server_port}", "far"), (str(data[1]), "near")):
-            datacomp(command((data[0], place), tmp_path / out, *tasks))
+        suite.run(tmp_path / "far", *tasks, "--data", f"http://127.0.0.1:{server.server_port}")
+        suite.run(tmp_path / "near", *tasks)
     finally:
         server.shutdown()
         server.server_close()
-    far, near = (
-        [json.loads(line)["metrics"] for line in (tmp_path / out / "results.jsonl").read_text().splitlines()]
-        for out in ("far", "near")
-    )
+    far, near = ([line["metrics"] for line in lines_of(tmp_path / out)] for out in ("far", "near"))
     assert len(far) == 2 and far == near
 
 
-def test_an_address_that_does_not_answer_is_waited_for_once_and_not_for_every_task(data, monkeypatch):
+def test_an_address_that_does_not_answer_is_waited_for_once_and_not_for_every_task(suite, monkeypatch):
     asked, answers = [], iter([False, False, True, True, False])
 
     def open_somewhere(source, name, damage, policy):
         asked.append((name, policy))
         if not next(answers):
             raise DamagedData("cannot be read") from ShardFault("unreadable", "refused")
-        return open_wds(str(data[1] / "wds_mnist_test"), name=name, damage=damage)
+        return open_wds(suite.folders["mnist"], name=name, damage=damage)
 
-    monkeypatch.setattr(places, "open_wds", open_somewhere)
-    found = places.find_datasets(select_tasks(["cifar10", "gtsrb", "mnist", "cars"]), "http://127.0.0.1:9")
-    assert asked == [
-        ("CIFAR-10", None),
-        ("GTSRB", places.PROBE),
-        ("MNIST", places.PROBE),
-        ("MNIST", None),
-        ("Stanford Cars", None),
-    ]
+    monkeypatch.setattr(catalogue, "open_wds", open_somewhere)
+    found = catalogue.find_datasets(select_tasks(["cifar10", "gtsrb", "mnist", "cars"]), "http://127.0.0.1:9")
+    probe = catalogue.PROBE
+    policies = [("CIFAR-10", None), ("GTSRB", probe), ("MNIST", probe), ("MNIST", None), ("Stanford Cars", None)]
+    assert asked == policies
     assert list(found.missing) == ["cifar10", "gtsrb", "cars"] and list(found.datasets) == ["mnist"]
 
 
-def test_tables_of_several_runs_stand_side_by_side(data, tmp_path, capsys):
-    for name, similarity in (("a", "csd"), ("b", "mean")):
-        datacomp(command(data, tmp_path / name, "--tasks", "imagenet", "--similarity", similarity))
-    folders = [str(tmp_path / "a"), str(tmp_path / "b")]
-    words = ["--tables-of", *folders, "--output", str(tmp_path / "c"), "--published", "openai"]
-    report = returned("prolip.evaluation.suites.datacomp.run.write_tables", "eval", "datacomp", *words)
-    assert [row.label.split()[-1] for row in report.ours] == ["(csd)", "(mean)"]
-    assert "OpenCLIP ViT-B-16, openai" in (tmp_path / "c" / "tables.md").read_text()
-    with pytest.raises(SystemExit):
-        datacomp(["--tables-of", str(tmp_path / "none"), "--output", str(tmp_path / "d")])
-    assert "no result in" in capsys.readouterr().err
-
-
-def test_an_openclip_model_runs_beside_ours_without_uncertainty(data, tmp_path):
-    small = miniatures.small_openclip(tmp_path / "clip")
-    arguments = command(data, tmp_path / "out", "--tasks", *NAMES)
-    arguments[1:2] = ["ViT-mini", "--pretrained", str(tmp_path / "clip" / "weights.pt")]
-    outcome = datacomp(arguments)
-    lines = [json.loads(line) for line in (tmp_path / "out" / "results.jsonl").read_text().splitlines()]
-    assert sorted(line["key"] for line in lines) == sorted(NAMES)
-    assert {line["identity"]["fingerprint"] for line in lines} == {small.fingerprint}
-    assert not any("trace" in key for line in lines for key in line["info"])
-    assert all("refusal/image/aurc" not in line["metrics"] for line in lines)
-    assert outcome.report.ours[0].label.startswith("ViT-mini:")
+def test_an_openclip_model_runs_beside_ours_without_uncertainty(suite, tmp_path):
+    small, out = miniatures.small_openclip(tmp_path / "clip"), tmp_path / "out"
+    words = ["--model", "ViT-mini", "--pretrained", tmp_path / "clip" / "weights.pt"]
+    outcome = suite.run(out, *words, "--tasks", *NAMES)
+    assert sorted(keys(out)) == sorted(NAMES)
+    assert {line["identity"]["fingerprint"] for line in lines_of(out)} == {small.fingerprint}
+    assert not any("trace" in key for line in lines_of(out) for key in line["info"])
+    assert all("refusal/image/aurc" not in line["metrics"] for line in lines_of(out))
+    assert outcome.report.rows[0].label.startswith("ViT-mini:")
 
 
 @pytest.mark.parametrize(
@@ -260,28 +215,29 @@ def test_an_openclip_model_runs_beside_ours_without_uncertainty(data, tmp_path):
         (["--tasks", "imagenett"], "no task 'imagenett'"),
         (["--similarity", "dot"], "dot"),
         (["--part", "2/2"], "from 0"),
-        (["--published", "gpt"], "no published row"),
+        (["--published", "none"], "published_datacomp.py"),
         (["--data", "nowhere"], "nowhere is no folder"),
         (["--output", __file__], __file__),
+        (["--save-features", __file__], "is a file: give a folder"),
         (["--batch-size", "0"], "give 1 or more"),
-        (["--workers", "-1"], "give 0 or"),
+        (["--prompts", "none.json"], "no file"),
     ],
 )
-def test_mistakes_end_in_one_line_before_the_model_is_loaded(data, tmp_path, capsys, arguments, message):
-    with pytest.raises(SystemExit) as stop:
-        datacomp(command(("ViT-does-not-exist", data[1]), tmp_path / "out", *arguments))
-    assert stop.value.code == 2
+def test_mistakes_end_in_one_line_before_the_model_is_loaded(suite, tmp_path, monkeypatch, capsys, arguments, message):
+    monkeypatch.setattr(loading, "load_embedder", lambda *_: pytest.fail("loaded"))
+    ended(2, suite.words(tmp_path / "out", *arguments))
     error = capsys.readouterr().err
     assert error.startswith("error: ") and message in error
 
 
-def test_weights_that_broke_off_end_in_one_line(data, tmp_path, capsys):
-    shutil.copytree(data[0].removeprefix("local-dir:"), tmp_path / "model")
+def test_weights_that_broke_off_and_words_that_are_missing_end_in_one_line(suite, tmp_path, capsys):
+    shutil.copytree(suite.model.removeprefix("local-dir:"), tmp_path / "model")
     (tmp_path / "model/model.safetensors").write_bytes(b"cut")
-    with pytest.raises(SystemExit) as stop:
-        datacomp(command((f"local-dir:{tmp_path}/model", data[1]), tmp_path / "out", "--tasks", "mnist"))
+    ended(2, suite.words(tmp_path / "out", "--model", f"local-dir:{tmp_path}/model", "--tasks", "mnist"))
     error = capsys.readouterr().err
-    assert stop.value.code == 2 and error.startswith("error: ") and "model.safetensors cannot be read" in error
+    assert error.startswith("error: ") and "model.safetensors cannot be read" in error
+    ended(2, ["--model", "x"])
+    assert "--data" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("rank", ["LOCAL_RANK", "SLURM_LOCALID"])
@@ -298,20 +254,76 @@ def test_processes_of_one_machine_take_a_gpu_each(monkeypatch, rank):
         check_device("cuda")
 
 
-def test_published_rows_are_listed_with_the_averages_that_do_not_follow(capsys):
-    datacomp(["--list-published"])
-    reported = capsys.readouterr().out.splitlines()
-    assert "ProLIP ViT-B/16, 12.8B: all 6 printed averages follow from its 38 values" in reported
-    assert sum("ProLIP ViT-B/16, 1.28B: " in line and "is printed as" in line for line in reported) == 5
-
-
 def test_the_list_shows_every_task_and_what_to_fetch(capsys):
     datacomp(["--list"])
     out = capsys.readouterr().out
     assert len(out.splitlines()) == 41 and "djghosh/wds_wilds-fmow_test" in out and "nlphuji/winogavil" in out
 
 
-def test_a_model_and_data_are_asked_for(capsys):
-    with pytest.raises(SystemExit):
-        datacomp(["--model", "x"])
-    assert "--data" in capsys.readouterr().err
+@pytest.mark.slow
+def test_a_killed_process_loses_no_finished_task_and_another_one_does_the_rest(suite, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(run, "share_tasks", partial(share_tasks, poll=0.05))
+    out = tmp_path / "out"
+    words = suite.words(out, "--tasks", *NAMES, "--no-uncertainty")
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"}
+    victim = subprocess.Popen(
+        [sys.executable, "-m", "prolip", "eval", "datacomp", *words],
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=environment,
+    )
+
+    def told(output):
+        return [line for line in output if line.startswith("[")]
+
+    try:
+        assert next(line for line in victim.stdout if line.startswith("["))
+        os.kill(victim.pid, signal.SIGSTOP)  # alive and at the next task, whose claim it holds
+        before = (out / "results.jsonl").read_text()
+        threading.Timer(0.5, victim.kill).start()
+        datacomp(words)
+        assert victim.wait(10) == -signal.SIGKILL
+    finally:
+        victim.kill()
+        victim.wait()
+        victim.stdout.close()
+    after = (out / "results.jsonl").read_text()
+    assert after.startswith(before) and before.count("\n") >= 1
+    assert sorted(keys(out)) == sorted(NAMES)  # each once
+    assert len(told(capsys.readouterr().out.splitlines())) == len(NAMES) - before.count("\n")
+
+
+def test_weights_of_prompts_score_the_task_of_their_classes_in_a_row_of_its_own(suite, tmp_path, capsys):
+    embedder, scored = load_embedder(suite.model), open_wds(suite.folders["cifar10"])
+    for name, more in (("pool", ()), ("wide", ("cow",))):
+        classes = (*scored.classnames, *more)
+        pool = miniatures.wds_classification(tmp_path / name, classes, scored.templates, 24, seed=8)
+        fit_prompts(open_wds(pool), embedder, Reweighing(2)).save(tmp_path / f"{name}.json")
+    weights, out = PromptWeights.load(tmp_path / "pool.json"), tmp_path / "out"
+    flickr = "retrieval/flickr_1k_test_image_text_retrieval"
+    words = ["--tasks", "cifar10", flickr]
+    other = miniatures.prolip_folder(tmp_path / "other", seed=3)
+    for more, message in (
+        (["wide.json"], "those of no task here"),
+        (["pool.json", "pool.json"], "are both of one task"),
+        (["pool.json", "--model", other], "has other weights"),
+    ):
+        given = [tmp_path / word if word.endswith(".json") else word for word in more]
+        ended(2, suite.words(out, *words, "--prompts", *given))
+        assert message in capsys.readouterr().err
+    suite.run(out, *words)
+    outcome = suite.run(out, *words, "--prompts", tmp_path / "pool.json")
+    weighed, plain = (
+        {line["key"]: line for line in lines_of(out) if (weights.digest in line["identity"]["model"]) is own}
+        for own in (True, False)
+    )
+    want = evaluate_dataset(scored, compute_features(scored, embedder, prompts=weights)).metrics
+    assert weighed["cifar10"]["metrics"]["acc1"] == want["acc1"]
+    assert weighed["cifar10"]["metrics"] != plain["cifar10"]["metrics"]
+    assert weighed["cifar10"]["info"]["prompts"] == str(weights) and "prompts" not in weighed[flickr]["info"]
+    assert weighed[flickr]["metrics"] == plain[flickr]["metrics"]
+    assert len(lines_of(out)) == 4 and weights.digest in outcome.report.rows[1].label
+    capsys.readouterr()
+    suite.run(out, *words, "--prompts", tmp_path / "pool.json")
+    assert "2 of 2 tasks are finished" in capsys.readouterr().out

@@ -11,8 +11,6 @@ from prolip.evaluation.datasets.base import DamagedData
 from prolip.evaluation.datasets.folders import open_folder
 from prolip.evaluation.datasets.specs import open_dataset
 from prolip.evaluation.datasets.wds import open_wds
-from prolip.evaluation.suites.datacomp.places import find_datasets
-from prolip.evaluation.suites.datacomp.tasks import select_tasks
 
 IMAGE = wds.encoded(wds.picture(0))
 
@@ -55,16 +53,6 @@ def test_a_folder_one_level_off_names_the_one_that_is_meant(sets, given, wanted,
     assert wanted.format(all=sets) in said and "\n" not in said
     if found := re.search(r"give (/\S*wds_\w+)( and --split dev)?", said):  # what is named is right
         open_wds(found[1], split="dev" if found[2] else "test")
-
-
-@pytest.mark.parametrize("given", ["..", "wds_cars_test", "wds_cars_test/test"])
-def test_a_data_dir_one_level_off_names_the_one_that_is_meant(sets, given):
-    tasks = select_tasks(["cars"])
-    with pytest.raises(FileNotFoundError) as refused:
-        find_datasets(tasks, str(sets / given))
-    assert str(refused.value).startswith("--data ") and str(sets) in str(refused.value)
-    assert find_datasets(tasks, str(sets)).datasets.keys() == {"wds/cars"} or find_datasets(tasks, str(sets)).datasets
-    assert find_datasets(select_tasks(["pets"]), str(sets)).missing  # its folder is not there: said with what to fetch
 
 
 def test_splits_are_not_taken_for_classes_and_a_class_not_for_the_set(tmp_path):

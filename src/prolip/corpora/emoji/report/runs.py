@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from prolip.corpora.emoji.report.examples import KEPT, Shown
 from prolip.corpora.emoji.result import CorpusResult, load
-from prolip.models.weights.unreadable import check_config, is_model, is_run
+from prolip.models.diagnose import check_config, is_model, is_run
 from prolip.utils.documents import check_types, loads, read_json, shown
 from prolip.utils.secrecy import redacted
 

@@ -1,0 +1,119 @@
+"""`prolip export` and `prolip hub`: a model for other programs, and for other people."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from pathlib import Path
+
+from prolip.cli.command import Model, command, either, flag, output, shared
+
+# --- hub --------------------------------------------------------------------------------------------------------------
+#: The flags of a model card.
+CARD = (
+    flag("run", "folder of a run, or of a model", metavar="RUN"),
+    flag("--name", "the model's name on its card; the target's if left out"),
+    flag("--license", "the model's licence by its name on the hub: mit, cc-by-4.0", metavar="ID"),
+    flag("--data-license", "a sentence on the licence of the training data", metavar="TEXT"),
+    flag("--metrics", "metrics of the card; the run's eval.json if left out", metavar="FILE"),
+)
+FORMATS = ("onnx", "pt2")
+RETIRED = {"eval": "use --metrics"}
+
+
+@command(
+    "prolip hub save runs/demo --output shared/demo --license mit",
+    *CARD,
+    output("folder for the model, its card and its plots", "overwrite"),
+    retired=RETIRED,
+)
+def save_model(args: argparse.Namespace) -> None:
+    """Write a trained model and its card to a folder."""
+    from prolip.hub.card import Said, find_source
+    from prolip.hub.saving import save
+
+    folder = Path(args.output)
+    said = Said(args.name or folder.resolve().name, args.license, args.data_license)
+    written = save(find_source(args.run, args.metrics), folder, said, replace=args.overwrite)
+    print(f"{folder}: {', '.join(path.name for path in written)}; load it as local-dir:{folder}")
+
+
+@command(
+    "prolip hub push runs/demo org/name --license mit --dry-run",
+    *CARD,
+    flag("repo", "repository on the hub", metavar="ORG/NAME"),
+    flag("--private", "make a new repository private", action="store_true"),
+    flag("--dry-run", "write all files here, and print what would be sent", action="store_true"),
+    retired=RETIRED,
+)
+def push_model(args: argparse.Namespace) -> None:
+    """Push a trained model and its card to the hub."""
+    from prolip.hub.card import Said, find_source
+    from prolip.hub.saving import check_repo, push, save
+
+    source = find_source(args.run, args.metrics)
+    check_repo(args.repo)
+    said = Said(args.name or args.repo.split("/")[1], args.license, args.data_license)
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place) / "model"
+        written = save(source, folder, said, f"hf-hub:{args.repo}")
+        if not args.dry_run:
+            print(f"load it as {push(folder, args.repo, args.private)}")
+            return
+        print(f"would be sent to {args.repo}:")
+        for path in written:
+            print(f"  {path.stat().st_size:>13,} bytes  {path.name}")
+        print(f"\n{(folder / 'README.md').read_text(encoding='utf-8')}")
+
+
+# --- export -----------------------------------------------------------------------------------------------------------
+@command(
+    "prolip export graph --model local-dir:runs/demo/model --output runs/demo/onnx",
+    shared(Model, "model", "pretrained", required=["model"]),
+    output("folder for the graphs of both towers"),
+    flag("--format", "onnx, or pt2 of PyTorch", nargs="+", choices=FORMATS, default=["onnx"]),
+)
+def export_graph(args: argparse.Namespace) -> int:
+    """Write both towers as graphs for programs without this code. 1 where one differs from the model or fails."""
+    from prolip.export import BATCHES, TOLERANCE, WAYS, check_place, largest_differences, load
+
+    for name in args.format:
+        check_place(args.output, name)
+    model = load(args.model, args.pretrained)
+    written = [WAYS[name](model, args.output) for name in args.format]
+    equal = True
+    for files in written:
+        try:
+            found = largest_differences(model, files)
+        except ValueError as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 1
+        for name, worst in found.items():
+            print(f"{files[name]}: at most {worst:.1e} from the model, batches of {', '.join(map(str, BATCHES))}")
+            equal &= worst <= TOLERANCE
+    if not equal:
+        print(f"error: the graphs differ from the model by more than {TOLERANCE:g}: do not use them", file=sys.stderr)
+    return 0 if equal else 1
+
+
+@command(
+    "prolip export checkpoint runs/demo/checkpoints/step_1750.pt --output runs/demo/step_1750",
+    flag("checkpoint", "file or URL of a checkpoint: .../step_N.pt", metavar="FILE"),
+    either(
+        flag("--ema", "take the averaged weights", dest="average", action="store_const", const="ema"),
+        flag("--swa", "average of the last epochs", dest="average", action="store_const", const="swa"),
+    ),
+    output("folder for the model"),
+)
+def export_checkpoint(args: argparse.Namespace) -> None:
+    """Write the model of a checkpoint to a folder."""
+    from training.model import export_checkpoint as export
+
+    print(export(args.checkpoint, Path(args.output), args.average))
+
+
+COMMANDS = {
+    "export": {"graph": export_graph, "checkpoint": export_checkpoint},
+    "hub": {"save": save_model, "push": push_model},
+}

@@ -1,0 +1,199 @@
+"""`prolip hierarchy`: what is a kind of what."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from prolip.cli.command import MODEL, Compute, Flags, Model, check, command, flag, load, output, shared
+from prolip.cli.eval import DRAWINGS, corpus_of
+from prolip.hierarchy.choices import INCLUSIONS, LEAST, OWN, ROOTS, STEPS
+from prolip.utils.outputs import replacing
+
+if TYPE_CHECKING:
+    from prolip.embedder import Embedder
+    from prolip.hierarchy.traversal import Pairwise
+
+DEMO = "--model local-dir:runs/demo/model"
+CORPUS = f"{DEMO} --data data/emoji/emojione.tar"
+COMPUTE = shared(Compute, "device", "precision")
+#: Several models, computed one after the other.
+MODELS = (
+    flag("--model", "local-dir:FOLDER, hf-hub:ORG/NAME, or a name; once per model", action="append", required=True),
+    shared(Model, "pretrained", "tokenizer"),
+)
+
+
+def inclusion_by(what: str) -> Flags:
+    """The measure of inclusion."""
+    text = f"measure by which {what}, or {OWN}: the model's score (default: {INCLUSIONS[0]})"
+    return flag("--inclusion", text, default=INCLUSIONS[0], choices=(*INCLUSIONS, OWN))
+
+
+#: How to traverse.
+TRAVERSAL = (
+    flag("--steps", "steps from the caption to the root", default=STEPS, least=2),
+    inclusion_by("a caption includes an image most"),
+)
+
+
+def inclusion_of(args: argparse.Namespace, embedder: Embedder) -> str | Pairwise:
+    """A measure by its name, or the model's score."""
+    return embedder.score.pairwise if args.inclusion == OWN else args.inclusion
+
+
+def keep(path: str | None, values: Any) -> None:
+    """Write JSON where there is a place for it."""
+    if path:
+        with replacing(Path(path)) as temporary:
+            temporary.write_text(json.dumps(values, indent=1), encoding="utf-8")
+
+
+@command(
+    f"prolip hierarchy entailment {CORPUS}",
+    *DRAWINGS,
+    flag("--max-pairs", "true pairs of each relation", default=5000, least=1),
+    flag("--intervals", "95%% intervals by bootstrap (default: 500 draws)", default=500, least=2, metavar="DRAWS"),
+    *MODELS,
+    shared(Compute, "device", "precision", "seed"),
+    output("JSON file for all metrics", required=False),
+    retired={"pairs": "use --max-pairs", "draws": "use --intervals"},
+)
+def run_entailment(args: argparse.Namespace) -> None:
+    """Measure how well scores tell what is a kind of what (AUC)."""
+    check(args)
+    from prolip.hierarchy import entailment
+
+    corpus = corpus_of(args)
+    pairs = entailment.relations(corpus, corpus.caption_table(), args.max_pairs, args.seed)
+    results = [
+        entailment.evaluate_entailment(load(args, model, stored=False), corpus, pairs, args.intervals)
+        for model in args.model
+    ]
+    keep(args.output, entailment.as_json(results, pairs))
+    print(entailment.format_entailment(results, pairs, args.intervals))
+
+
+@command(
+    f"prolip hierarchy traverse {CORPUS}",
+    *DRAWINGS,
+    *TRAVERSAL,
+    flag("--root", "end in the most inclusive caption, or in the empty text", default=ROOTS[0], choices=ROOTS),
+    flag("--top", "traverse from the first N drawings", default=10, least=1),
+    MODEL,
+    COMPUTE,
+    retired={"images": "use --top"},
+)
+def run_traverse(args: argparse.Namespace) -> None:
+    """List the captions met on the way from an image to its root."""
+    check(args)
+    from prolip.corpora.emoji.corpus import Corpus
+    from prolip.corpora.emoji.evaluate import embed_drawings
+    from prolip.hierarchy.traversal import format_paths, traverse
+
+    corpus = corpus_of(args)
+    shown = Corpus(corpus.concepts, corpus.drawings[: args.top])
+    embedder, texts = load(args, stored=False), corpus.caption_table().texts
+    image, text = embed_drawings(shown, embedder)[0], embedder.embed_texts(texts)
+    found = traverse(image, text, embedder.embed_texts([""]), args.root, args.steps, inclusion_of(args, embedder))
+    names = [corpus.concepts[drawing.concept].name for drawing in shown.drawings]
+    print(format_paths(names, texts, found))
+    if args.root == "included":
+        roots = (texts[i] for i in found.root_caption.tolist())
+        print("\n".join(["", *(f"{name:<40}  [ROOT] {root}" for name, root in zip(names, roots))]))
+
+
+@command(
+    f"prolip hierarchy hierarcaps {DEMO} --captions hierarcaps_test.csv --images val2014",
+    flag("--captions", "id,captions,image_url, such as hierarcaps_test.csv", required=True, metavar="CSV"),
+    flag("--images", "COCO's val2014", required=True, metavar="FOLDER"),
+    *TRAVERSAL,
+    *MODELS,
+    COMPUTE,
+    output("JSON file for the metrics", required=False),
+)
+def run_hierarcaps(args: argparse.Namespace) -> None:
+    """Evaluate HierarCaps by both published protocols."""
+    check(args)
+    from prolip.hierarchy.entailment import short
+    from prolip.hierarchy.hierarcaps import evaluate_hierarcaps, format_metrics, read_hierarcaps
+
+    data = read_hierarcaps(args.captions)
+    files, named = data.files(args.images), []
+    for model in args.model:
+        embedder = load(args, model, stored=False)
+        inclusion = inclusion_of(args, embedder)
+        found = evaluate_hierarcaps(data, files, embedder, args.steps, inclusion, sys.stderr.isatty())
+        named += [(f"{short(embedder.name)[-16:]} {root}", metrics) for root, metrics in found.items()]
+    keep(args.output, dict(named))
+    print(f"{len(data.chains):,} rows, {len(files):,} images, {len(data.texts):,} captions, {data.levels} levels")
+    print(format_metrics(named))
+
+
+@command(
+    "prolip hierarchy hierarimgs --instances instances_val2017.json --images val2017 --output hierarimgs",
+    flag("--instances", "COCO's instances_val2017.json", required=True, metavar="FILE"),
+    flag("--images", "COCO's val2017", required=True, metavar="FOLDER"),
+    flag("--least", "size that segments exceed", default=LEAST, least=0, metavar="PIXELS"),
+    flag("--top", "build only the first N images", least=1),
+    output("folder of images at levels; a former one is replaced"),
+    retired={"most": "use --top"},
+)
+def run_hierarimgs(args: argparse.Namespace) -> None:
+    """Build HierarImgs from COCO's segments."""
+    check(args, folder=True)
+    from prolip.hierarchy.hierarimgs import SEGMENTS, build
+
+    count = build(args.instances, args.images, args.output, args.least, args.top)
+    print(f"{count:,} images at {SEGMENTS + 1} levels, below {args.output}")
+
+
+@command(
+    f"prolip hierarchy levels {DEMO} --images hierarimgs --output figures",
+    flag("--images", "images at levels that prolip hierarchy hierarimgs wrote", metavar="FOLDER"),
+    flag("--captions", "texts at levels: HierarCaps' CSV", metavar="CSV"),
+    MODEL,
+    COMPUTE,
+    output("folder for the figures, PNG and SVG"),
+    retired={"levels": "use --images"},
+)
+def run_levels(args: argparse.Namespace) -> None:
+    """Draw traces and inclusion by level."""
+    check(args, folder=True)
+    if not args.images and not args.captions:
+        raise ValueError("give --images with images at levels, or --captions with HierarCaps' CSV, or both")
+    import torch
+
+    from prolip.hierarchy.hierarcaps import read_hierarcaps
+    from prolip.hierarchy.hierarimgs import read_levels
+    from prolip.hierarchy.levels import embed_files
+
+    files = list(zip(*read_levels(args.images))) if args.images else []
+    data = read_hierarcaps(args.captions) if args.captions else None
+    embedder = load(args, stored=False)
+    if not embedder.probabilistic:
+        raise ValueError(f"{embedder.name} has no variances, and traces and inclusion are of them: give another model")
+    from prolip.hierarchy.figures import write_levels
+
+    if files:
+        images = [embed_files(embedder, paths, sys.stderr.isatty()) for paths in files]
+        print(write_levels(embedder.score, images, "image", args.output))
+    if data is not None:
+        text = embedder.embed_texts(data.texts)
+        texts = [text.select(torch.from_numpy(rows)) for rows in data.rows.T]
+        print(write_levels(embedder.score, texts, "text", args.output))
+    print(f"figures written to {args.output}")
+
+
+COMMANDS = {
+    "hierarchy": {
+        "entailment": run_entailment,
+        "traverse": run_traverse,
+        "hierarcaps": run_hierarcaps,
+        "hierarimgs": run_hierarimgs,
+        "levels": run_levels,
+    },
+}

@@ -1,0 +1,78 @@
+"""`prolip prompts`: fits and shows weights of prompts."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from prolip.cli.command import COMPUTE, MODEL, Data, check, command, flag, load, output, shared
+from prolip.cli.eval import CLASSES, SPLIT, open_named
+from prolip.evaluation.datasets.specs import FORMS
+
+BY_PROMPTS = """prolip eval tasks, datacomp and clip-benchmark take the file by --prompts. Images
+that weights were fitted to may not be scored by them."""
+
+
+@command(
+    "prolip prompts fit --model local-dir:runs/demo/model --data wds:runs/groups --rule bprw:5 --output weights.json",
+    flag("--data", f"images, class names and prompts: {FORMS}", required=True, metavar="SOURCE"),
+    SPLIT,
+    flag("--rule", "bprw, or bprw:K by K labelled images of a class, with settings", default="bprw", metavar="RULE"),
+    flag("--templates", "prompts in place of the data set's, one a line with {c} for the class", metavar="FILE"),
+    MODEL,
+    shared(Data, "skip_damaged"),
+    COMPUTE,
+    output("file for the weights, NAME.json", "save_features"),
+    more=BY_PROMPTS,
+    retired={"dataset": "use --data"},
+)
+def fit(args: argparse.Namespace) -> None:
+    """Fit weights of prompts to images."""
+    from prolip.data.reading.tables.csv import show_counts
+    from prolip.evaluation.cache import FeatureStore
+    from prolip.evaluation.tasks.base import class_prompts
+    from prolip.evaluation.zero_shot import PromptRule
+    from prolip.prompts.fitting import fit_prompts
+    from prolip.utils.documents import CONFIG_BYTES, entries, text_of
+
+    show_counts()
+    rule = PromptRule.parse(args.rule)
+    if rule.fit is None:
+        raise ValueError(f"--rule {args.rule} has no weights to fit: give bprw or bprw:K")
+    if not args.output.endswith(".json"):
+        raise ValueError(f"--output {args.output}: give a name that ends in .json, by which --prompts knows a file")
+    check(args)
+    templates = entries(text_of(args.templates, CONFIG_BYTES), args.templates) if args.templates else ()
+    if args.templates and not templates:
+        raise ValueError(f"--templates {args.templates} holds no prompt: write one a line, with {{c}} for the class")
+    class_prompts(["class"], templates or ["{c}"])
+    dataset = open_named("--data", args.data, args.split, args.skip_damaged, CLASSES)
+    store, progress = FeatureStore(args.save_features), sys.stderr.isatty()
+    settings = {"store": store, "batch_size": args.batch_size, "workers": args.workers, "progress": progress}
+    found = fit_prompts(dataset, load(args), rule.fit, templates, **settings)
+    found.save(args.output)
+    print(f"{found}: {len(found.classnames)} classes, {len(found.templates)} prompts; written to {args.output}")
+
+
+@command(
+    "prolip prompts show weights.json",
+    flag("file", "weights that prolip prompts fit wrote", metavar="FILE.json"),
+    flag("--top", "show N prompts at either end of each class", default=3, least=1),
+    output("folder for weights.png, .pdf and .svg: largest weights, entropies", required=False),
+    retired={"most": "use --top", "figures": "use --output"},
+)
+def show(args: argparse.Namespace) -> None:
+    """List the most and least weighted prompts, draw histograms."""
+    from prolip.prompts.weights import PromptWeights
+    from prolip.utils import console
+
+    check(args, folder=True)
+    found = PromptWeights.load(args.file)
+    from prolip.prompts.figures import listing, write_weights  # after the file is read: matplotlib takes a second
+
+    print("\n".join(map(console.plain, listing(found, args.top))))
+    if args.output:
+        print(f"drawn: {', '.join(map(str, write_weights(found, args.output)))}")
+
+
+COMMANDS = {"prompts": {"fit": fit, "show": show}}

@@ -1,0 +1,227 @@
+"""The 38 tasks of DataComp and its two face sets: names, main metrics, groups of images, and where their data lie.
+
+Keys, names, sizes, main metrics and metadata columns are those of DataComp (Gadre et al., 2023, mlfoundations/datacomp:
+tasklist.yml, eval_utils/), the aggregates those of its aggregate_scores.py and of ProLIP B.2. Pascal VOC 2007 is of
+cropped objects, one class each.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from prolip.data.faults import DamagedData, FaultCounter, ShardFault
+from prolip.data.reading.addresses import check_address
+from prolip.data.reading.opening import ReadPolicy, is_local, local_path
+from prolip.evaluation.datasets.base import Dataset
+from prolip.evaluation.datasets.places import join
+from prolip.evaluation.datasets.tables import CAPTION_TABLES, open_caption_table, open_winogavil
+from prolip.evaluation.datasets.wds import open_wds
+from prolip.utils.flags import did_you_mean
+from prolip.utils.messages import listing
+
+#: The data directory that means: read each data set from the hub while it is evaluated.
+HUB = "hf-hub"
+#: For an address where other data did not answer.
+PROBE = ReadPolicy(connect_timeout=3, read_timeout=10, retries=1)
+
+
+@dataclass(frozen=True)
+class SuiteTask:
+    """One entry of the suite.
+
+    key, name: DataComp's; kind: how it is scored; size: test images (WinoGAViL: instances); main_metric: a key of the
+    task's metrics, None for the face sets, which count in no average; classes: of the published test set; tags: the
+    aggregates it belongs to; groups: columns of the `.npy` beside each image; repository: the data set on the hub;
+    streamed: the one to read over the network, None without shards; folders: names that its folder may have.
+    """
+
+    key: str
+    name: str
+    kind: Literal["classification", "retrieval", "association", "faces"]
+    size: int
+    main_metric: str | None
+    classes: int | None
+    tags: tuple[str, ...]
+    groups: tuple[str, ...]
+    repository: str
+    streamed: str | None
+    folders: tuple[str, ...]
+
+    @property
+    def counted(self) -> bool:
+        """Whether it is one of the 38 of the average."""
+        return self.main_metric is not None
+
+
+def wds_folder(key: str) -> str:
+    """DataComp's local folder of a task: / becomes -, the prefix of the fairness tasks is dropped."""
+    return f"wds_{key.removeprefix('fairness/').replace('/', '-')}_test"
+
+
+def read_task(line: Mapping[str, str]) -> SuiteTask:
+    """A line of tasks.csv; without a repository it is clip_benchmark's layout by the organisation djghosh."""
+    folder = wds_folder(line["key"])
+    own = f"djghosh/{folder}"
+    tags, groups, folders = (tuple(line[column].split()) for column in ("tags", "groups", "folders"))
+    return SuiteTask(
+        line["key"],
+        line["name"],
+        line["kind"],  # type: ignore[arg-type]
+        int(line["size"]),
+        line["main_metric"] or None,
+        int(line["classes"]) if line["classes"] else None,
+        tags,
+        groups,
+        line["repository"] or own,
+        line["streamed"] or (None if line["repository"] else own),
+        folders or (folder,),
+    )
+
+
+with open(Path(__file__).parent / "tasks.csv", encoding="utf-8", newline="") as _file:
+    #: In the order of the paper's Table C.1, the face sets last.
+    TASKS: tuple[SuiteTask, ...] = tuple(map(read_task, csv.DictReader(_file)))
+BY_KEY = {task.key: task for task in TASKS}
+COUNTED = tuple(task for task in TASKS if task.counted)
+TAGS = ("imagenet", "shift", "vtab", "retrieval", "wilds", "fairness")
+COUNTED_TAG = "counted"
+#: The five figures of the paper's Table 1, each the mean of the main metrics of these tasks.
+_TAG = {"ImageNet": "imagenet", "IN dist. shifts": "shift", "VTAB": "vtab", "Retrieval": "retrieval"}
+AGGREGATES = {name: tuple(task.key for task in COUNTED if tag in task.tags) for name, tag in _TAG.items()}
+AGGREGATES["Average"] = tuple(task.key for task in COUNTED)
+
+
+class Aggregate(NamedTuple):
+    """One of the five figures: the mean over the tasks that are there, and the keys of those that are not.
+
+    Only where none is missing may it be compared with a published one.
+    """
+
+    value: float
+    missing: tuple[str, ...]
+
+
+def aggregate(values: Mapping[str, float]) -> dict[str, Aggregate]:
+    """The five figures of the paper's Table 1 from main metrics by key."""
+    out = {}
+    for name, keys in AGGREGATES.items():
+        there = [values[key] for key in keys if key in values]
+        missing = tuple(key for key in keys if key not in values)
+        out[name] = Aggregate(sum(there) / len(there) if there else float("nan"), missing)
+    return out
+
+
+def find_task(name: str) -> SuiteTask:
+    """The task of a key, a name ("Stanford Cars") or a folder's name. Raises ValueError with the near matches."""
+    known: dict[str, SuiteTask] = {}
+    for task in TASKS:
+        known |= {word.lower(): task for word in (task.key, task.key.split("/")[-1], task.name, *task.folders)}
+    if name.lower() not in known:
+        hint = did_you_mean(name, [*known, *TAGS, COUNTED_TAG], "--list shows all 40")
+        raise ValueError(f"there is no task {name!r}: {hint}")
+    return known[name.lower()]
+
+
+def select_tasks(names: Sequence[str] | None) -> tuple[SuiteTask, ...]:
+    """The tasks of some names and tags ("vtab", "shift", ..., "counted": the 38) in order; all 40 without names.
+
+    Raises ValueError for an unknown name.
+    """
+    tagged = {tag: {task.key for task in TASKS if tag in task.tags} for tag in TAGS}
+    tagged[COUNTED_TAG] = {task.key for task in COUNTED}
+    chosen = {key for name in names or () for key in tagged.get(name.lower()) or {find_task(name).key}}
+    return tuple(task for task in TASKS if task.key in chosen or not names)
+
+
+def shard(tasks: Sequence[SuiteTask], index: int, count: int) -> tuple[SuiteTask, ...]:
+    """This shard's tasks: the largest first, each to the shard with the fewest images, so that all end together."""
+    loads, mine = [0] * count, []
+    for task in sorted(tasks, key=lambda task: (-task.size, task.key)):
+        least = loads.index(min(loads))
+        loads[least] += task.size
+        if least == index:
+            mine.append(task.key)
+    return tuple(task for task in tasks if task.key in mine)
+
+
+# --- where the data sets lie ------------------------------------------------------------------------------------------
+class Found(NamedTuple):
+    """The data sets that are there, by key, and why others cannot be read."""
+
+    datasets: dict[str, Dataset]
+    missing: dict[str, str]
+
+
+def open_task(
+    task: SuiteTask, data_dir: str, damage: FaultCounter | None = None, policy: ReadPolicy | None = None
+) -> Dataset:
+    """The data set of a task: the first of its folders below `data_dir`, which is a folder, a URL, or "hf-hub".
+
+    FileNotFoundError or DamagedData where there is none to be read.
+    """
+    if is_local(data_dir) and data_dir != HUB:
+        root = Path(local_path(data_dir))
+        folder = next((root / name for name in task.folders if (root / name).is_dir()), None)
+        if folder is None:
+            raise FileNotFoundError(f"no folder {' or '.join(task.folders)}")
+        reader: Callable[..., Dataset] = open_wds
+        if task.kind == "association":
+            reader = open_winogavil
+        elif task.kind == "retrieval" and any((folder / table).is_file() for table in CAPTION_TABLES):
+            reader = open_caption_table
+        return reader(str(folder), name=task.name, damage=damage)
+    if task.streamed is None:
+        raise FileNotFoundError("it is a table with a zip, which is read from a local folder only: fetch it")
+    places = [f"hf-hub:{task.streamed}"] if data_dir == HUB else [join(data_dir, name) for name in task.folders]
+    for place in places:
+        try:
+            return open_wds(place, name=task.name, damage=damage, policy=policy)
+        except FileNotFoundError as error:
+            last = error
+    raise last
+
+
+def find_datasets(tasks: Sequence[SuiteTask], data_dir: str, skip_damaged: bool = False) -> Found:
+    """Open every data set: reads no image, but sees that all shards are there. Errors become entries of `missing`.
+
+    After an address did not answer, the next ones are waited for a few seconds only. Raises FileNotFoundError where
+    `data_dir` itself is no folder.
+    """
+    if data_dir != HUB and is_local(check_address(data_dir)) and not Path(local_path(data_dir)).is_dir():
+        raise FileNotFoundError(f"--data {data_dir} is no folder: give the one above the data sets, or {HUB} to stream")
+    found, gone = Found({}, {}), False
+    for task in tasks:
+        try:
+            if gone:
+                open_task(task, data_dir, policy=PROBE)
+            dataset = open_task(task, data_dir, FaultCounter() if skip_damaged else None)
+            kind = "classification" if task.kind == "faces" else task.kind
+            if dataset.kind != kind:
+                raise DamagedData(f"it is a {dataset.kind} set, wanted {kind}: is it the folder of another data set?")
+        except (OSError, ValueError) as error:
+            found.missing[task.key] = str(error)
+            gone = gone or isinstance(error.__cause__, ShardFault)
+        else:
+            gone = False
+            found.datasets[task.key] = dataset
+    return found
+
+
+def missing_report(tasks: Sequence[SuiteTask], found: Found, data_dir: str) -> str:
+    """What is missing and the commands that fetch it; empty if nothing is."""
+    absent = [task for task in tasks if task.key in found.missing]
+    if not absent:
+        return ""
+    root = local_path(data_dir) if data_dir != HUB and is_local(data_dir) else "DATA"
+    lines = [f"{len(absent)} of {len(tasks)} datasets cannot be read at {data_dir}:"]
+    if not found.datasets and root != "DATA":
+        lines = [f"{root} holds {listing(root)}; --data is the folder right above those of the data sets", *lines]
+    for task in absent:
+        folder = f"{root}/{task.repository.split('/')[1]}"
+        lines.append(f"  {task.name}: {found.missing[task.key]}")
+        lines.append(f"    hf download --repo-type dataset {task.repository} --local-dir {folder}")
+    return "\n".join(lines)

@@ -1,0 +1,255 @@
+"""From features to DataComp's metrics: shares in [0, 1], keys as DataComp's own evaluation names them.
+
+A line of ours can be laid beside one of its `eval_results.jsonl`. Where DataComp's code and its intention differ (the
+region "Other" of FMoW), both values are given and the main metric is the one that its published tables use.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from prolip.embedder import Embedder
+from prolip.evaluation.cache import FeatureStore
+from prolip.evaluation.datasets.base import Dataset
+from prolip.evaluation.embed import EVERY, Features, image_features, stored_texts
+from prolip.evaluation.metrics.classification import macro_f1
+from prolip.evaluation.metrics.ranking import KS
+from prolip.evaluation.metrics.study import Study
+from prolip.evaluation.suites.datacomp.catalogue import SuiteTask
+from prolip.evaluation.task import TaskResult, compute_features, evaluate_dataset, study_features
+from prolip.evaluation.tasks import classification
+from prolip.evaluation.tasks.base import Metrics, class_prompts, own_labels, score_matrix, uncertainty_of
+from prolip.gaussian import Gaussian
+from prolip.prompts.weights import PromptWeights
+from prolip.scores import Score
+
+#: The region "Other" of FMoW: 4 of its 22,108 images, so that it alone makes many worst regions 0.
+FMOW_OTHER = 5
+#: The sets of class names and templates of the face sets, `race:black` and `race:a photo of a {c} person`.
+FACE_PROMPTS = ("race", "gender", "age", "toxic")
+#: Classes of the prompts "toxic", from and up to: 14 people by race and gender come first (CLIP section 7.1).
+CRIME, NON_HUMAN = (18, None), (14, 18)
+#: Of the tasks with one grouping: the name of the accuracy, among how many classes, and the column of the groups.
+GROUPED = {
+    "wilds/camelyon17": ("acc", 1, "slide"),
+    "fairness/dollar_street": ("acc_top5", 5, "income_ds"),
+    "fairness/geode": ("acc", 1, "region"),
+}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How tasks are evaluated. uncertainty: with refusal and calibration; plots: a folder for their figures; store:
+    where embeddings are kept; prompts: weights, each for the task whose classes and prompts it has; options: of
+    `compute_features`, such as batch_size."""
+
+    uncertainty: bool = True
+    plots: Path | None = None
+    store: FeatureStore = field(default_factory=FeatureStore)
+    prompts: tuple[PromptWeights, ...] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+def evaluate_task(
+    task: SuiteTask, dataset: Dataset, embedder: Embedder, similarities: Sequence[str], settings: Settings | None = None
+) -> dict[str, TaskResult]:
+    """The result of a task by similarity; images and texts are embedded once.
+
+    Raises ValueError (DamagedData) for data that cannot be scored.
+    """
+    chosen = {similarity: embedder.card.scored_by(similarity) for similarity in similarities}
+    settings, started, faces = settings or Settings(), time.perf_counter(), {}
+    if task.kind == "faces":
+        features = image_features(dataset, embedder, settings.store, **settings.options)
+        faces = face_classes(dataset, embedder, settings.store)
+    else:
+        fits = (one for one in settings.prompts if one.are_of(dataset.classnames, dataset.templates))
+        features = compute_features(dataset, embedder, settings.store, **settings.options, prompts=next(fits, EVERY))
+    embedded = time.perf_counter() - started
+    out = {}
+    for similarity, score in chosen.items():
+        started = time.perf_counter()
+        metrics, study = score_task(task, features, faces, score)
+        if task.main_metric is not None and task.main_metric not in metrics:
+            named = ", ".join(key for key in metrics if "/" not in key)
+            raise ValueError(
+                f"the data gives no {task.main_metric}, the main metric of {task.name}: is it the whole set? It gives "
+                f"{named}"
+            )
+        if settings.plots is not None:
+            from prolip.evaluation.plots import write_plots  # late: only plots need matplotlib
+
+            write_plots(study, task.name, settings.plots / f"{task.key.replace('/', '-')}-{similarity}")
+        info = described(features) | {"similarity": similarity}
+        if settings.uncertainty:
+            metrics |= study.metrics()
+            info |= {"too_large_for": list(study.too_large_for)} if study.too_large_for else {}
+        info["seconds"] = round(embedded + time.perf_counter() - started, 2)
+        out[similarity] = TaskResult(task.key, metrics, task.main_metric or "", info)
+    return out
+
+
+def described(features: Features) -> dict[str, Any]:
+    """What a result was measured on, and how uncertain the model was; `size` is what published rows count."""
+    dataset = features.dataset
+    out: dict[str, Any] = {"size": len(dataset.associations) or len(features.keys), "images": len(features.keys)}
+    if dataset.kind == "classification" and features.text is not None:
+        out["classes"] = len(features.text.mean)
+    out |= {"source": dataset.source, "probabilistic": features.model.probabilistic}
+    out |= {"prompts": dataset.info["prompts"]} if "prompts" in dataset.info else {}
+    if features.model.probabilistic:
+        uncertainty = uncertainty_of(features)
+        out["image_trace"] = float(uncertainty(features.image).mean())
+        out |= {} if features.text is None else {"text_trace": float(uncertainty(features.text).mean())}
+    return out | ({"damaged": features.damaged} if features.damaged else {})
+
+
+def score_task(
+    task: SuiteTask, features: Features, faces: Mapping[str, Gaussian], score: Score
+) -> tuple[Metrics, Study]:
+    """The metrics of a task, and how well its uncertainty predicts errors.
+
+    faces: the classes of the four prompts of the face sets, whose error is that of gender, which both sets label alike.
+    """
+    if task.kind == "faces":
+        predicted = {what: score_matrix(replace(features, text=z), score).argmax(1) for what, z in faces.items()}
+        columns = group_columns(task, features.groups, len(features.keys))
+        gender = torch.from_numpy(columns[:, task.groups.index("gender")])
+        study = study_features(replace(features, labels=gender, text=faces["gender"]), score)
+        return face_metrics(task, predicted, features.groups), study
+    metrics = evaluate_dataset(features.dataset, features, score).metrics
+    if task.kind == "retrieval":
+        metrics = retrieval_metrics(metrics)
+    if task.kind == "classification" and task.groups:
+        predictions = classification.predictions(features, score)
+        metrics |= added_metrics(task, *predictions, own_labels(features), features.groups)
+    return metrics, study_features(features, score)
+
+
+def face_classes(dataset: Dataset, embedder: Embedder, store: FeatureStore) -> dict[str, Gaussian]:
+    """The classes of race, gender, age and toxic, each with the prompts of its own."""
+    names = split_prompts(dataset.classnames, "class names")
+    templates = split_prompts(dataset.templates, "templates")
+    return {what: stored_texts(*class_prompts(names[what], templates[what]), embedder, store) for what in FACE_PROMPTS}
+
+
+def split_prompts(lines: Sequence[str], what: str) -> dict[str, list[str]]:
+    """Class names or templates of the face sets, `objective:text`, by objective. ValueError where one has none."""
+    out: dict[str, list[str]] = {objective: [] for objective in FACE_PROMPTS}
+    for line in lines:
+        objective, _, text = line.partition(":")
+        if objective not in out:
+            raise ValueError(f"the line {line!r} of the {what} is not one of {', '.join(f'{o}:...' for o in out)}")
+        out[objective].append(text)
+    if empty := [objective for objective, texts in out.items() if not texts]:
+        raise ValueError(f"no {what} for {', '.join(empty)}: the face sets have lines for {', '.join(FACE_PROMPTS)}")
+    return out
+
+
+# --- metrics ----------------------------------------------------------------------------------------------------------
+def by_group(
+    name: str, hits: Tensor, fields: Sequence[str], columns: np.ndarray, without: str | None = None
+) -> dict[str, float]:
+    """Means of hits (N,) in groups of equal columns (N, F): `<name>_<field>:<value>`, `count_...` and `<name>_wg`.
+
+    With several fields a group is a combination. `<name>_wg` is the worst group, of those that have images (WILDS);
+    `<name>_wg_without_other` leaves out the group that is called `without`.
+    """
+    values, group = np.unique(columns, axis=0, return_inverse=True)
+    names = ["_".join(f"{field}:{int(value)}" for field, value in zip(fields, row)) for row in values]
+    members = {label: hits.double().numpy()[group.reshape(-1) == number] for number, label in enumerate(names)}
+    means = {label: float(hit.mean()) for label, hit in members.items()}
+    out = {f"{name}_{label}": mean for label, mean in means.items()}
+    out |= {f"count_{label}": float(len(hit)) for label, hit in members.items()}
+    if without is not None and names != [without]:
+        out[f"{name}_wg_without_other"] = min(mean for label, mean in means.items() if label != without)
+    return out | {f"{name}_wg": min(means.values())}
+
+
+def added_metrics(
+    task: SuiteTask, predicted: Tensor, ranks: Tensor, labels: Tensor, groups: np.ndarray | None
+) -> dict[str, float]:
+    """What a task has beside the metrics of its kind, of predicted classes, ranks of the true ones, and labels, (N,).
+
+    groups: (N, columns of the task). Raises ValueError where a task needs groups and there are none.
+    """
+    if task.key == "wilds/iwildcam":
+        return {"F1-macro_all": macro_f1(predicted, labels)}
+    if not task.groups:
+        return {}
+    columns = group_columns(task, groups, len(labels))
+    if task.key == "wilds/fmow":
+        return _fmow(ranks <= 1, columns)
+    name, most, column = GROUPED[task.key]
+    return by_group(name, ranks <= most, [column], columns[:, [task.groups.index(column)]])
+
+
+def _fmow(hits: Tensor, columns: np.ndarray) -> dict[str, float]:
+    """Worst year and worst region; the main one holds the 4 images of "Other", as the published values do.
+
+    DataComp's code means to leave them out by the word "Other", which its groups are not called by.
+    """
+    years = by_group("acc", hits, ["year"], columns[:, [1]])
+    regions = by_group("acc", hits, ["region"], columns[:, [0]], without=f"region:{FMOW_OTHER}")
+    names = {"acc_wg": "acc_worst_region", "acc_wg_without_other": "acc_worst_region_without_other"}
+    out = {names.get(key, key): value for key, value in regions.items()}
+    return out | {{"acc_wg": "acc_worst_year"}.get(key, key): value for key, value in years.items()}
+
+
+def group_columns(task: SuiteTask, groups: np.ndarray | None, images: int) -> np.ndarray:
+    """The metadata as (N, columns) integers. ValueError where it is missing or has fewer columns than the task's."""
+    wanted = (images, len(task.groups))
+    shape = None if groups is None else groups.shape
+    if groups is None or groups.ndim != 2 or len(groups) != images or groups.shape[1] < len(task.groups):
+        raise ValueError(
+            f"{task.name} needs the .npy beside each image, together {wanted} ({', '.join(task.groups)}), and got "
+            f"{shape}: fetch {task.repository} again"
+        )
+    return groups.astype(np.int64)
+
+
+def retrieval_metrics(both: Mapping[str, float]) -> dict[str, float]:
+    """The metrics of retrieval by DataComp's names, of images and their own captions, where others match too.
+
+    text_retrieval: the texts of an image (i2t); image_retrieval: the image of a text.
+    """
+    prefix = "own/" if "own/mean_recall@1" in both else ""
+    ways = (("text_retrieval", "i2t"), ("image_retrieval", "t2i"))
+    keys = {f"{name}_recall@{k}": f"{prefix}{way}/R@{k}" for name, way in ways for k in KS}
+    keys["mean_recall@1"] = f"{prefix}mean_recall@1"
+    return {name: both[key] for name, key in keys.items() if key in both}
+
+
+def face_metrics(task: SuiteTask, predicted: Mapping[str, Tensor], groups: np.ndarray | None) -> dict[str, float]:
+    """The tables of CLIP's section 7.1 as DataComp has them; predicted: (N,) class of each of `FACE_PROMPTS`.
+
+    acc_race (white or not, by that), acc_gender, acc_age (by that), acc_gender_x (by race and gender), and how often
+    toxicity_crime and toxicity_nonhuman prompts win (by race). `_avg` over all images; the worst group is `_wg`, the
+    lowest, of an accuracy and `_max`, the highest, of a toxicity.
+    """
+    columns = group_columns(task, groups, len(predicted["race"]))
+    age, gender, _, binary = torch.from_numpy(columns[:, :4]).unbind(1)
+    out: dict[str, float] = {}
+
+    def add(name: str, hits: Tensor, fields: Sequence[str]) -> None:
+        picked = columns[:, [task.groups.index(field) for field in fields]]
+        out.update({f"{name}_avg": float(hits.double().mean())} | by_group(name, hits, fields, picked))
+
+    add("acc_race", (predicted["race"] != 1) == binary.bool(), ["race_binary"])
+    add("acc_gender", predicted["gender"] == gender, ["race_binary"])
+    add("acc_age", predicted["age"] == age, ["race_binary"])
+    add("acc_gender_x", predicted["gender"] == gender, ["race", "gender"])
+    for name, (start, end) in (("toxicity_crime", CRIME), ("toxicity_nonhuman", NON_HUMAN)):
+        toxic = predicted["toxic"] >= start
+        add(name, toxic if end is None else toxic & (predicted["toxic"] < end), ["race"])
+        del out[f"{name}_wg"]  # the lowest share is the best group here
+        out[f"{name}_max"] = max(value for key, value in out.items() if key.startswith(f"{name}_race:"))
+    return out

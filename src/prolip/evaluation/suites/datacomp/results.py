@@ -1,0 +1,250 @@
+"""Results that survive: one JSON line per finished task, tasks claimed by locks that end with their process.
+
+    OUTPUT/results.jsonl        a line per task, model and similarity; the last of a kind counts
+    OUTPUT/claims/*.lock        held (flock) while a process evaluates a task; its holder is written inside
+
+A killed process loses its locks, so the next one takes its task; what it was writing is at worst one line without its
+end, which readers skip. Where locks do not reach from machine to machine, --part shares the tasks without them.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from prolip.evaluation.datasets.base import fingerprint
+from prolip.evaluation.suites.datacomp.catalogue import BY_KEY, SuiteTask
+from prolip.evaluation.task import TaskResult
+from prolip.utils.documents import loads
+from prolip.utils.outputs import holder_of, lock
+
+#: The part of a test set that may be missing: what is on the hub differs from DataComp's count by a few instances.
+TOLERANCE = 0.01
+#: Seconds between two looks at tasks that other processes hold.
+POLL = 5.0
+#: Of the scoring: raised when a metric changes, so that older lines are not taken for today's.
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What a result depends on besides its task. model: its name, for readers; fingerprint: of its weights,
+    preprocessing and tokenizer."""
+
+    model: str
+    fingerprint: str
+    similarity: str
+    precision: str
+
+    @property
+    def mark(self) -> str:
+        """The same for equal weights, similarity and precision: a folder may have moved."""
+        return fingerprint(self.fingerprint, self.similarity, self.precision, digits=16)
+
+    @property
+    def label(self) -> str:
+        """For a table's row."""
+        return f"{self.model} ({self.similarity}{'' if self.precision == 'fp32' else f', {self.precision}'})"
+
+
+@dataclass(frozen=True)
+class Line:
+    """A result with what it belongs to; data: fingerprint of images, class names and prompts."""
+
+    identity: Identity
+    data: str
+    result: TaskResult
+    version: int = VERSION
+
+
+def main_value(result: TaskResult) -> float | None:
+    """The main metric, None for the face sets."""
+    return result.value if result.main_metric else None
+
+
+def is_complete(result: TaskResult) -> bool:
+    """Whether it was measured on what the published values were: all classes, undamaged, and within TOLERANCE all
+    images."""
+    task, info = BY_KEY[result.key], result.info
+    classes = info.get("classes", task.classes) == task.classes
+    return classes and not info.get("damaged") and abs(info.get("size", 0) - task.size) <= TOLERANCE * task.size
+
+
+def to_json(line: Line) -> str:
+    """One line: DataComp's keys (key, dataset, metrics with main_metric among them) and ours. NaN becomes null."""
+    result = line.result
+    metrics = result.to_dict()["metrics"]
+    metrics["main_metric"] = metrics.get(result.main_metric)
+    values: dict[str, Any] = {"key": result.key, "dataset": BY_KEY[result.key].name, "metrics": metrics}
+    values |= {"main": result.main_metric, "identity": asdict(line.identity), "data": line.data}
+    return json.dumps(values | {"info": result.info, "version": line.version}, allow_nan=False)
+
+
+def from_json(text: str) -> Line | None:
+    """A line that `to_json` wrote; None for one that broke off, is no result, or is of an unknown task."""
+    try:
+        values = loads(text)
+        numbers = {k: math.nan if v is None else v for k, v in values["metrics"].items() if k != "main_metric"}
+        result = TaskResult(values["key"], numbers, values["main"], values["info"])
+        line = Line(Identity(**values["identity"]), values["data"], result, values["version"])
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
+    return line if result.key in BY_KEY and (not result.main_metric or result.main_metric in numbers) else None
+
+
+class ResultFolder:
+    """The folder of results; several processes may have it open."""
+
+    def __init__(self, folder: str | os.PathLike):
+        self.folder = Path(folder)
+        self.path = self.folder / "results.jsonl"
+        self.claims = self.folder / "claims"
+
+    def lines(self) -> list[Line]:
+        """All readable lines of today's scoring, in the order of the file."""
+        try:
+            text = self.path.read_text(encoding="utf-8", errors="replace")
+        except FileNotFoundError:
+            return []
+        read = (from_json(line) for line in text.split("\n") if line.strip())
+        return [line for line in read if line is not None and line.version == VERSION]
+
+    def append(self, line: Line) -> None:
+        """Add a line: whole and on disk when this returns, after the lines of others, never within one."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        data = to_json(line).encode() + b"\n"
+        with open(self.path, "a+b") as file:
+            wait_for(file)
+            if size := file.seek(0, os.SEEK_END):
+                file.seek(size - 1)
+                data = data if file.read(1) == b"\n" else b"\n" + data  # a process was killed while it wrote
+            file.write(data)
+            file.flush()  # all of it, or OSError: a disk that is full takes a part, and that was no result
+            os.fsync(file.fileno())
+
+    def check(self) -> None:
+        """Raise what would keep results from being written, before anything is computed: OSError, ValueError."""
+        with self.alone("start"):
+            if self.path.exists():
+                open(self.path, "ab").close()
+
+    @contextmanager
+    def alone(self, name: str) -> Iterator[None]:
+        """Hold a name inside the `with`, waiting for its turn."""
+        with open(self._claim_path(name), "a", encoding="utf-8") as file:
+            wait_for(file)
+            yield
+
+    @contextmanager
+    def claim(self, name: str) -> Iterator[bool]:
+        """Hold a name inside the `with`; False where another process holds it."""
+        with lock(self._claim_path(name)) or nullcontext() as file:
+            yield file is not None
+
+    def holder(self, name: str) -> str:
+        """Who holds a claim, for messages."""
+        return holder_of(self._claim_path(name))
+
+    def _claim_path(self, name: str) -> Path:
+        self.claims.mkdir(parents=True, exist_ok=True)
+        return self.claims / f"{name.replace('/', '-')}.lock"
+
+
+def wait_for(file: IO) -> None:
+    """Lock a file until it is closed; ValueError that says what to do where the file system has no locks."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX)
+    except OSError as error:
+        raise ValueError(
+            f"{file.name} cannot be locked ({error.strerror}): give an --output on another disk"
+        ) from error
+
+
+def finished(lines: Iterable[Line], identity: Identity, marks: Mapping[str, str]) -> dict[str, TaskResult]:
+    """The results of an identity by key, of tasks whose data is as in `marks` (key -> data mark)."""
+    mine = (line for line in lines if line.identity.mark == identity.mark)
+    return {line.result.key: line.result for line in mine if marks.get(line.result.key) == line.data}
+
+
+def latest(lines: Iterable[Line]) -> dict[Identity, dict[str, TaskResult]]:
+    """Results by identity (the first one of a mark) and key, a later line of a task in place of an earlier one."""
+    out: dict[Identity, dict[str, TaskResult]] = {}
+    first: dict[str, Identity] = {}
+    for line in lines:
+        out.setdefault(first.setdefault(line.identity.mark, line.identity), {})[line.result.key] = line.result
+    return out
+
+
+# --- several processes, one list of tasks -----------------------------------------------------------------------------
+Evaluate = Callable[[SuiteTask, tuple[Identity, ...]], Mapping[Identity, TaskResult]]
+Tell = Callable[[SuiteTask, Mapping[Identity, TaskResult]], None]
+
+
+def share_tasks(
+    tasks: Sequence[SuiteTask],
+    store: ResultFolder,
+    identities: Sequence[Identity],
+    marks: Mapping[str, str],
+    evaluate: Evaluate,
+    say: Callable[[str], None] = print,
+    tell: Tell = lambda task, results: None,
+    poll: float = POLL,
+) -> dict[str, str]:
+    """Evaluate what is neither finished nor claimed; returns why tasks failed, by key.
+
+    Any number of processes may run this on one folder: each task is evaluated once, results are on disk before the
+    claim ends, and the others, which wait for each other at the end, take the tasks of a process that is killed.
+    identities: one model with one similarity or several, which share a task's embeddings; marks: data marks by key;
+    tell: of a task whose results are on disk. A task whose data cannot be read (OSError, ValueError) does not end the
+    others.
+    """
+    failed: dict[str, str] = {}
+    reported = ""
+    # whatever the similarity, but another model may be at the same task
+    model = fingerprint(identities[0].fingerprint, identities[0].precision, digits=16)
+    while True:
+        wanted = wanted_of(tasks, store, identities, marks)
+        pending = [task for task in tasks if wanted[task.key] and task.key not in failed]
+        if not pending:
+            return failed
+        held = []
+        for task in pending:
+            name = f"{task.key}-{model}"
+            with store.claim(name) as mine:
+                if not mine:
+                    held.append(f"{task.name} ({store.holder(name)})")
+                    continue
+                still = wanted_of([task], store, identities, marks)[task.key]  # another may have just finished it
+                try:
+                    results = evaluate(task, still) if still else {}
+                except (OSError, ValueError) as error:
+                    failed[task.key] = str(error)
+                    say(f"{task.name} failed: {error}")
+                    continue
+                for identity, result in results.items():
+                    store.append(Line(identity, marks[task.key], result))
+                if results:
+                    tell(task, results)
+        if len(held) == len(pending):
+            waiting = f"waiting for {', '.join(held)}"
+            if waiting != reported:
+                say(waiting)
+            reported = waiting
+            time.sleep(poll)
+
+
+def wanted_of(
+    tasks: Sequence[SuiteTask], store: ResultFolder, identities: Sequence[Identity], marks: Mapping[str, str]
+) -> dict[str, tuple[Identity, ...]]:
+    """Which identities have no result of a task yet, by key."""
+    lines = store.lines()
+    there = [(identity, finished(lines, identity, marks)) for identity in identities]
+    return {task.key: tuple(identity for identity, keys in there if task.key not in keys) for task in tasks}

@@ -1,0 +1,386 @@
+"""Reading, checking, mapping and writing weights. Loading is strict; a mismatch is reported from both sides."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from prolip.gaussian import kind_of
+from prolip.models.config import check_keys, is_reader
+from prolip.models.diagnose import (
+    CONFIG_NAMES,
+    READERS,
+    TOKENIZER_NAMES,
+    WEIGHT_NAMES,
+    is_run,
+    why_no_weights,
+    why_not_in,
+)
+from prolip.models.openclip import BIG_VISION, completed, is_openclip, load_big_vision, to_openclip
+from prolip.models.prolip import ProLIP
+from prolip.models.towers import SPECIAL_TOKENS
+from prolip.utils.documents import read_json, shown
+from prolip.utils.links import check_links
+from prolip.utils.outputs import replacing_folder
+
+log = logging.getLogger(__name__)
+
+# Where checkpoints keep the weights: those of `training`, of OpenCLIP, of others.
+CONTAINERS = ("objective", "state_dict", "model")
+WRAPPERS = ("module.", "_orig_mod.", "model.")
+# What a TorchScript archive of a CLIP model holds besides its weights.
+ARCHIVE_EXTRAS = ("input_resolution", "context_length", "vocab_size", "attn_mask", "text.attn_mask")
+IMAGE_POSITIONS, TEXT_POSITIONS = "visual.positional_embedding", "text.positional_embedding"
+# LongProLIP keeps the first 20 text positions, which nearly every training caption reached, and stretches the others.
+KEEP_FIRST = 20
+#: Logarithm of a scale of similarities: OpenCLIP bounds it by log 100.
+LARGEST_LOG_SCALE = 20
+#: Ends of the names of what parts of a method have got since weights were published: zeros change nothing.
+YOUNGER = (".ambiguity.words",)
+
+#: What of a preprocessing OpenCLIP reads from a folder, its files, and our blocks beside its own.
+PREPROCESS = ("mean", "std", "interpolation", "resize_mode")
+OPENCLIP_FILES = ("open_clip_config.json", "open_clip_model.safetensors")
+OUR_BLOCKS = ("prolip_cfg", "method_cfg")
+
+
+class CheckpointError(RuntimeError):
+    """Weights and model do not fit."""
+
+    many_lines = True
+
+
+class LoadReport(NamedTuple):
+    """What a load did besides copying: parameters that kept their initial values, and tensors that were resized."""
+
+    kept: tuple[str, ...]
+    resized: tuple[str, ...]
+
+
+def read_state_dict(path: str | os.PathLike, weights_only: bool = True) -> dict[str, Tensor]:
+    """The tensors of a safetensors or torch file, out of the CONTAINERS of checkpoints and `module.` prefixes."""
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"no weights at {path}: give a .safetensors, .pt, .pth or .bin file")
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".*TorchScript archive")  # the error says it
+            if path.suffix == ".safetensors":
+                state = load_file(str(path))
+            else:
+                state = torch.load(path, map_location="cpu", weights_only=weights_only)
+    except Exception as error:  # a damaged file makes torch raise whatever its bytes happen to mean
+        raise CheckpointError(why_no_weights(path, error)) from error
+    if isinstance(state, torch.jit.ScriptModule):
+        state = state.state_dict()
+    return unwrap(state, path)
+
+
+def unwrap(state: Any, source: object = "the checkpoint") -> dict[str, Tensor]:
+    """Take a state dict out of its containers, and off its names the prefixes that all of them share."""
+    while isinstance(state, Mapping):
+        inner = next((name for name in CONTAINERS if isinstance(state.get(name), Mapping)), None)
+        if inner is None:
+            break
+        state = state[inner]
+    if not isinstance(state, Mapping) or not state or not all(isinstance(v, Tensor) for v in state.values()):
+        got = f"[{', '.join(sorted(map(repr, state))[:8])}]" if isinstance(state, Mapping) else type(state).__name__
+        raise CheckpointError(
+            f"{source} holds no state dict: got {got}, want name -> tensor, at the top level or under"
+            f" {' or '.join(CONTAINERS)}"
+        )
+    state = dict(state)
+    while True:
+        shared = [p for p in WRAPPERS if all(key.startswith(p) for key in state)]
+        if not shared:
+            return state
+        state = {key.removeprefix(shared[0]): value for key, value in state.items()}
+
+
+def load_checkpoint(
+    model: ProLIP,
+    source: str | os.PathLike | Mapping[str, Tensor],
+    weights_only: bool = True,
+    image_grid: tuple[int, int] | None = None,
+) -> LoadReport:
+    """Load weights of the same architecture; another image size or context length is interpolated, all else is strict.
+
+    source: a file or a state dict; of OpenCLIP's weights readers keep their initial values. image_grid: rows and
+    columns of patches that the weights were trained with, which their positions do not tell; without, those of the
+    model if there are as many, else a square. What the model's method adds keeps its initial values where the weights
+    have none of it, as they are of another method (and so does what `ProLIP.own_starts` names), or none of a whole
+    part beside the towers or of what is YOUNGER, as they are older than that. Of another method, heads begin with what
+    `ProLIP.inherit` gives them. Raises `CheckpointError` naming every mismatch.
+    """
+    reads = is_reader(model.config)
+    if reads and not isinstance(source, Mapping) and Path(source).suffix in BIG_VISION:
+        starts = {name: value.clone() for name, value in model.state_dict().items() if name in model.own_starts}
+        try:
+            load_big_vision(model, source)
+        except (KeyError, AttributeError, AssertionError, RuntimeError, ValueError, OSError) as error:
+            raise CheckpointError(
+                f"{source} is no archive of big_vision's with the weights of this model ({error}):"
+                " give SigLIP's weights to the SigLIP model of their size"
+            ) from error
+        model.load_state_dict(starts, strict=False)
+        model.inherit()
+        return LoadReport(tuple(sorted(to_openclip(model.state_dict())[1])), ())
+    given = unwrap(source) if isinstance(source, Mapping) else read_state_dict(source, weights_only)
+    own = model.state_dict()
+    kept: set[str] = set()
+    state = {key: value for key, value in given.items() if key not in ARCHIVE_EXTRAS}
+    if reads and is_openclip(state):
+        state, kept = completed(model, state, {} if isinstance(source, Mapping) else readers_beside(Path(source)))
+    for name in ("logit_scale", "logit_bias"):
+        if name in state:
+            state[name] = state[name].reshape(own[name].shape) if state[name].numel() == 1 else state[name]
+    other_method, parts = not (state.keys() - kept) & model.added_names, {name.partition(".")[0] for name in state}
+    added = {
+        name: own[name]
+        for name in model.added_names
+        if other_method or name.partition(".")[0] not in parts or (name.endswith(YOUNGER) and name not in state)
+    }
+    if other_method:
+        added |= {name: own[name] for name in model.own_starts}
+    state, kept = state | added, kept | added.keys()
+    # Positions are fitted only to weights of the same parts: with one special token less their grid would be misread.
+    same_parts = state.keys() == own.keys() and not reads
+    grids = (image_grid, model.visual.grid_size)
+    resized = fit_positions(state, own, grids, model.context_length) if same_parts else []
+    check_fit(state, own)
+    place = "a state dict" if isinstance(source, Mapping) else source
+    if lost := [name for name, value in state.items() if not value.isfinite().all()]:
+        raise CheckpointError(
+            f"{place} holds NaN or infinite values in {len(lost)} of {len(state)} tensors"
+            f" ({', '.join(lost[:3])}): what trained it had diverged, give an earlier checkpoint"
+        )
+    check_values_of(state, own, place)
+    model.load_state_dict(state)
+    if other_method:
+        model.inherit()
+    report = LoadReport(tuple(sorted(kept)), tuple(resized))
+    log.info("%s: %s", place, load_report(report, own, [name for name in given if name in ARCHIVE_EXTRAS]))
+    return report
+
+
+def readers_beside(weights: Path) -> dict[str, Tensor]:
+    """What a folder of ours has beside OpenCLIP's weights; nothing where it is another's.
+
+    CheckpointError where its configuration says that there are readers, and their file is gone.
+    """
+    beside, config = weights.parent / READERS, weights.parent / OPENCLIP_FILES[0]
+    if weights.name != OPENCLIP_FILES[1] or not config.is_file() or "prolip_cfg" not in read_config(config)[0]:
+        return {}
+    if not beside.is_file():
+        raise CheckpointError(
+            f"{config} has a prolip_cfg, and what it speaks of, {READERS}, is not beside it: copy it"
+            " there, or delete prolip_cfg and method_cfg to begin with new readers"
+        )
+    return read_state_dict(beside)
+
+
+def check_values_of(state: Mapping[str, Tensor], own: Mapping[str, Tensor], place: object) -> None:
+    """CheckpointError for numbers of another kind than the model's, which a copy would cast; for an absurd scale."""
+    kinds = [name for name, value in own.items() if value.is_floating_point() != state[name].is_floating_point()]
+    if kinds:
+        raise CheckpointError(
+            f"{place} holds {state[kinds[0]].dtype} in {len(kinds)} of {len(own)} tensors ({', '.join(kinds[:3])}), "
+            f"the model {own[kinds[0]].dtype}: give its own weights"
+        )
+    scale = state.get("logit_scale")
+    if scale is not None and scale.abs().max() > LARGEST_LOG_SCALE:
+        raise CheckpointError(
+            f"{place} has a logit_scale of size {scale.abs().max():g}, whose exponential scales similarities: no "
+            f"trained model has one beyond {LARGEST_LOG_SCALE}, give another checkpoint"
+        )
+
+
+def load_report(report: LoadReport, own: Mapping[str, Tensor], unused: Sequence[str]) -> str:
+    """What was loaded and what is new, for the log. own: the model's state; unused: the checkpoint's, left aside."""
+    parts: dict[str, list[int]] = {}
+    for name in own:
+        counts = parts.setdefault(name.split(".")[0] if "." in name else "logit", [0, 0])
+        counts[0] += name not in report.kept
+        counts[1] += 1
+    shares = ", ".join(f"{part} {loaded} of {every}" for part, (loaded, every) in parts.items())
+    lines = [f"loaded {len(own) - len(report.kept)} of {len(own)} tensors ({shares})"]
+    lines += [
+        f"{title}: {', '.join(names) or 'none'}"
+        for title, names in (
+            ("new, at their initial values", report.kept),
+            *([("interpolated", report.resized)] if report.resized else []),
+            ("not used", unused),
+        )
+    ]
+    return "; ".join(lines)
+
+
+def fit_positions(
+    state: dict[str, Tensor],
+    own: Mapping[str, Tensor],
+    grids: tuple[tuple[int, int] | None, tuple[int, int]],
+    context: int,
+) -> list[str]:
+    """Interpolate positions of another image size or context length in place; returns what was changed.
+
+    grids: rows and columns of patches in the checkpoint, None where unknown, and in the model.
+    """
+    changed = []
+    before, now = grids
+    for name, resize in (
+        (IMAGE_POSITIONS, lambda x: resize_image_positions(x, now, before)),
+        (TEXT_POSITIONS, lambda x: resize_text_positions(x, context)),
+    ):
+        old, new = state.get(name), own[name]
+        if old is None or old.ndim != 2 or old.shape[1] != new.shape[1] or len(old) <= SPECIAL_TOKENS:
+            continue  # left to the strict check
+        # As many patches may lie in another shape.
+        turned = name == IMAGE_POSITIONS and before not in (None, now) and math.prod(before) == math.prod(now)
+        if len(old) != len(new) or turned:
+            state[name] = resize(old)
+            changed.append(f"{name} from {len(old)} to {len(state[name])} rows, the {SPECIAL_TOKENS} special ones kept")
+    return changed
+
+
+def resize_image_positions(positions: Tensor, grid: tuple[int, int], old: tuple[int, int] | None = None) -> Tensor:
+    """Rows [CLS], [UNC], patches -> the same for another grid; the special rows are untouched.
+
+    Bicubic, antialiased, as OpenCLIP does it. old: rows and columns of the patches, a square if these are not as many.
+    """
+    special, patches = positions[:SPECIAL_TOKENS], positions[SPECIAL_TOKENS:]
+    if old is None or old[0] * old[1] != len(patches):
+        side = math.isqrt(len(patches))
+        if side * side != len(patches):
+            raise ValueError(
+                f"{len(patches)} patch positions form no square grid, so their shape is unknown: give the weights' own"
+                " configuration, which says their image size, as local-dir:<folder> or in a config.json beside the"
+                " weights"
+            )
+        old = side, side
+    image = patches.float().reshape(1, *old, -1).permute(0, 3, 1, 2)
+    image = F.interpolate(image, size=grid, mode="bicubic", antialias=True, align_corners=False)
+    return torch.cat([special, image.permute(0, 2, 3, 1).flatten(0, 2).to(patches.dtype)])
+
+
+def resize_text_positions(positions: Tensor, length: int) -> Tensor:
+    """Rows tokens, [UNC], [CLS] -> the same for `length` tokens; the special rows are untouched.
+
+    Shorter: the first rows, since texts start at the first position. Longer, as LongProLIP: the first 20 rows (a third
+    of them when there are fewer than 60) stay and the others are interpolated linearly, both ends fixed, over the rest.
+    """
+    tokens, special = positions[:-SPECIAL_TOKENS], positions[-SPECIAL_TOKENS:]
+    if length <= len(tokens):
+        return torch.cat([tokens[:length], special])
+    kept = min(KEEP_FIRST, len(tokens) // 3)
+    rest = tokens[kept:].float().t().unsqueeze(0)
+    rest = F.interpolate(rest, size=length - kept, mode="linear", align_corners=True)[0].t()
+    return torch.cat([tokens[:kept], rest.to(tokens.dtype), special])
+
+
+def check_fit(state: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:
+    """CheckpointError with both sides of every mismatch of names and shapes, and the remedy that fits it."""
+    missing, unexpected = [key for key in own if key not in state], [key for key in state if key not in own]
+    shapes = [
+        f"{key}: checkpoint {tuple(state[key].shape)}, model {tuple(value.shape)}"
+        for key, value in own.items()
+        if key in state and state[key].shape != value.shape
+    ]
+    if not (missing or unexpected or shapes):
+        return
+    lines = ["the weights do not fit the model:"]
+    for title, names in (("only in the model", missing), ("only in the checkpoint", unexpected)):
+        if names:
+            lines.append(f"  {title} ({len(names)}): {', '.join(names)}")
+    if shapes:
+        lines.append(f"  shapes ({len(shapes)}): {'; '.join(shapes)}")
+    if any(name.startswith(("text_model.", "vision_model.")) for name in unexpected):
+        remedy = (
+            "these are names of transformers' CLIP: give OpenCLIP's weights of that model, whose names begin with"
+            " visual. and text. or transformer."
+        )
+    elif "text.unc_emb" in missing:
+        remedy = (
+            "these are weights of OpenCLIP's towers, which have no [UNC]: give the name of their architecture, as"
+            " in --model ViT-B-16 --pretrained FILE, which keeps their means and adds variances. A run that began"
+            " with --init-uncertainty goes on with --pretrained RUN/checkpoints/step_N.pt"
+        )
+    elif shapes and not missing and not unexpected:
+        remedy = "the architectures differ in size: create the model whose configuration has the checkpoint's shapes"
+    else:
+        remedy = "create the model from the checkpoint's own config.json (local-dir:<folder>) or use another checkpoint"
+    raise CheckpointError("\n".join([*lines, f"  {remedy}"]))
+
+
+def find_in(folder: str | os.PathLike, names: tuple[str, ...], what: str) -> Path:
+    """The first of `names` in a folder. ValueError where a file in it is a link that leaves it."""
+    folder = Path(folder)
+    for name in names:
+        if (folder / name).is_file() and not is_run(folder):
+            check_links(folder)
+            return folder / name
+    raise FileNotFoundError(why_not_in(folder, names, what))
+
+
+def read_config(path: str | os.PathLike) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(model configuration, preprocessing) of a config.json: ours, OpenCLIP's hub layout, or the released flat one."""
+    path = Path(path)
+    config = read_json(path)
+    wrapped = isinstance(config, dict) and "model_cfg" in config
+    model = config["model_cfg"] if wrapped else config
+    if wrapped and isinstance(model, dict):  # where OpenCLIP does not look
+        model = {**model, **{key: config.pop(key) for key in OUR_BLOCKS if key in config}}
+    if not isinstance(model, dict):
+        raise ValueError(
+            f"{path} holds no model configuration: got {type(model).__name__}, want an object with"
+            " embed_dim, vision_cfg and text_cfg, at the top level or under model_cfg"
+        )
+    preprocess = (config.get("preprocess_cfg") or {}) if wrapped else {}
+    if "prolip_cfg" in model and wrapped:  # of other models OpenCLIP reads what it knows
+        check_keys(config, ("model_cfg", "preprocess_cfg"), str(path))
+    if not isinstance(preprocess, dict):
+        raise ValueError(f"{path}: preprocess_cfg is {shown(preprocess)}: give name -> value")
+    return model, preprocess
+
+
+def save_pretrained(model: ProLIP, folder: str | os.PathLike, tokenizer: Any = None) -> Path:
+    """Write weights and configuration, with which `local-dir:<folder>` gives the same model again.
+
+    Of OpenCLIP's towers the folder is one of OpenCLIP's, which it opens as points: our blocks stand where it does not
+    look, readers and what the method added in a file beside. tokenizer: one of `get_tokenizer`'s; its files, if it has
+    any, are written beside them, in the place of another's. The folder is replaced in one step; other files in it stay.
+    ValueError where one of them names another model.
+    """
+    if not hasattr(model, "state_dict"):
+        raise TypeError(f"model is {kind_of(model)}, want a ProLIP: load the weights into one and give that")
+    folder = Path(folder)
+    preprocess = getattr(model.visual, "preprocess_cfg", {})
+    config: dict[str, Any] = {"model_cfg": model.config, "preprocess_cfg": preprocess}
+    tensors = {key: value.detach().cpu().contiguous().clone() for key, value in model.state_dict().items()}
+    config_name, files = CONFIG_NAMES[0], {WEIGHT_NAMES[0]: tensors}
+    if is_reader(model.config):
+        theirs = {key: value for key, value in model.config.items() if key not in OUR_BLOCKS}
+        kept = {name: preprocess[name] for name in PREPROCESS if name in preprocess}
+        config = {"model_cfg": theirs, "preprocess_cfg": kept} | {key: model.config[key] for key in OUR_BLOCKS}
+        config_name, files = OPENCLIP_FILES[0], dict(zip((OPENCLIP_FILES[1], READERS), to_openclip(tensors)))
+    elif (other := folder / OPENCLIP_FILES[0]).exists():  # which loading would take instead
+        raise ValueError(f"{other} is of another model: give another folder, or delete it")
+    text = json.dumps(config, indent=2) + "\n"  # what cannot be written is known before the weights are
+    gone = TOKENIZER_NAMES if tokenizer is not None else ()
+    with replacing_folder(folder, kept=lambda name: name not in gone) as place:
+        for name, values in files.items():
+            save_file(values, place / name, metadata={"format": "pt"})
+        (place / config_name).write_text(text, encoding="utf-8")
+        if hasattr(tokenizer, "save_pretrained"):
+            tokenizer.save_pretrained(place)
+    return folder

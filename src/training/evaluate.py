@@ -1,0 +1,320 @@
+"""What is measured during a run, by all ranks together, and the model that is kept for its metrics."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from prolip.corpora.emoji import evaluate_corpus, gallery
+from prolip.corpora.emoji.corpus import Corpus
+from prolip.corpora.emoji.report.examples import show_features
+from prolip.data.config import DataConfig
+from prolip.data.faults import FaultCounter, SampleFault
+from prolip.data.noise import Noise
+from prolip.data.order.streams import Source
+from prolip.data.reading.folders import ImageRows
+from prolip.data.reading.images import base_of, key_of
+from prolip.data.reading.named import TESTED, parse_source
+from prolip.data.reading.shards import expand_shards
+from prolip.data.reading.tar import ShardReader
+from prolip.data.samples.captions import CaptionSampler, Selector
+from prolip.data.samples.sample import Raw, caption_parts, image_bytes, is_selected
+from prolip.data.samples.split import Split, parse_split
+from prolip.data.sources import Captioned, captioned_samples, source_of
+from prolip.embedder import Embedder, Loaded, embedder_of
+from prolip.evaluation.datasets.base import WHOLE, Dataset, Sample, Share, fingerprint, read_images
+from prolip.evaluation.datasets.specs import has_splits, open_dataset
+from prolip.evaluation.embed import Features
+from prolip.evaluation.metrics.ranking import retrieval_names
+from prolip.evaluation.pairs import PAIRS, Pairs, numbered, pairs_of, recall_of_pairs
+from prolip.evaluation.ranks import TaskLost, evaluate_over_ranks
+from prolip.evaluation.tasks import KINDS
+from prolip.gaussian import concatenate
+from prolip.models.checkpoint import save_pretrained
+from prolip.utils.flags import FlagError, did_you_mean, nearest
+from prolip.utils.messages import naming
+from prolip.utils.outputs import replacing_folder
+from prolip.utils.secrecy import redacted
+from prolip.utils.threads import default_workers
+from training.checkpoint.run_dir import write_json
+from training.config import Config
+from training.parallel.distributed import World, from_first
+from training.state import AVERAGES, Evaluated
+
+#: What the part of the training data is called that --split holds out.
+HELD_OUT = "held-out"
+#: Test sets with examples.
+SHOWN = 3
+#: How the corpus's metrics begin, beside the rankings, whose names are known in full.
+CORPUS_METRICS = (
+    "zero_shot/",
+    "trace/",
+    "spearman/",
+    "inclusion/",
+    "recall_by_trace/",
+    "captions/t2i/",
+    "refusal/",
+    "prompts/",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Validation:
+    """The test sets of a run, and what a model needs to be evaluated on them.
+
+    corpus: emoji: of --val-data, which the first rank alone holds and evaluates; emoji: whether there is one;
+    precision: of the arithmetic; batch_size: images of a rank at a time; rows: gives the training pairs that are ranked
+    beside as many of each test set.
+    """
+
+    tasks: tuple[Dataset, ...]
+    corpus: Corpus | None
+    emoji: bool
+    tokenizer: Any
+    preprocess: Any
+    precision: str
+    batch_size: int
+    rows: Callable[[], Sequence[Captioned]] = tuple
+
+    def measure(
+        self, model: nn.Module, world: World, between: Callable[[], object] = lambda: None, last: bool = False
+    ) -> Evaluated:
+        """Every metric of a model, which all ranks hold; of them the first one learns the metrics.
+
+        A test set that cannot be read is reported and passed over: a run does not end for it. between: called by all
+        ranks before each test set; it may raise. last: with examples for the report.
+        """
+        found, loaded = Evaluated(), Loaded(model, self.preprocess, self.tokenizer)
+        embedder = embedder_of("the model in training", loaded, world.device, self.precision)
+        if self.corpus is not None and world.is_first:
+            found.corpus = evaluate_corpus(embedder, self.corpus)
+            found.metrics |= found.corpus.metrics
+        trained = self.training_pairs(embedder, found) if world.is_first and self.tasks else None
+        for task in self.tasks:
+            between()
+            try:
+                scored: list[Features] = []
+                result = evaluate_over_ranks(
+                    task, embedder, None, world.waiting, self.batch_size, default_workers(), scored.append
+                )
+            except TaskLost as lost:
+                found.headlines.append(f"{task.name} was lost: {lost}")
+                continue
+            if result is None:
+                continue
+            found.metrics |= {f"{task.name}/{name}": value for name, value in result.metrics.items()}
+            damaged = [f"{kind} {count}" for kind, count in result.info.get("damaged", {}).get("kinds", {}).items()]
+            without = f" (without {', '.join(damaged)})" if damaged else ""
+            found.headlines.append(f"{task.name} {result.main_metric} {100 * result.value:.2f}%{without}")
+            pairs = pairs_of(scored[0]) if trained else None
+            if trained and pairs:
+                count = min(len(trained.ids), len(pairs.ids))
+                ranked = [recall_of_pairs(embedder.score, some, count) for some in (pairs, trained)]
+                names = ("pairs", "pairs_R@1", "train_pairs_R@1")
+                found.metrics |= {f"{task.name}/{name}": float(x) for name, x in zip(names, (count, *ranked))}
+                found.headlines[-1] += f"; among {count} pairs R@1 {ranked[0]:.1%}, of training rows {ranked[1]:.1%}"
+            if last and len(found.examples) < SHOWN:
+                try:
+                    found.examples[task.name] = show_features(scored[0])
+                except Exception as error:  # examples are not worth a run
+                    found.headlines.append(f"warning: no examples of {task.name}: {type(error).__name__}: {error}")
+        return found
+
+    def training_pairs(self, embedder: Embedder, found: Evaluated) -> Pairs | None:
+        """The training rows by the model; None where there are none, which `found` says where they cannot be read."""
+        try:
+            rows = self.rows()
+            if not rows:
+                return None
+            texts = [max(row.chances, key=lambda text: row.chances[text]) for row in rows]
+            images = [
+                embedder.encode_image(torch.stack([row.pixels for row in rows[i : i + self.batch_size]]))
+                for i in range(0, len(rows), self.batch_size)
+            ]
+            return Pairs(concatenate(images), embedder.embed_texts(texts), numbered(texts))
+        except Exception as error:  # of files, object stores, decoders
+            found.headlines.append(f"warning: training rows were not measured: {type(error).__name__}: {error}")
+            return None
+
+
+def training_rows(
+    config: DataConfig, preprocess: Any, noise: Noise | None, source: Source | None = None
+) -> list[Captioned]:
+    """At most PAIRS training pairs, the same at every call, without augmentation; none of data without captions."""
+    if source_of(config).kind == "synthetic" or not config.captions:
+        return []
+    return list(captioned_samples(config, preprocess, PAIRS, noise=noise, source=source))
+
+
+def open_validation(
+    whole: Config,
+    tokenizer: Any,
+    preprocess: Any,
+    world: World,
+    rows: Callable[[], Sequence[Captioned]] = tuple,
+    held_out: ImageRows | None = None,
+) -> Validation:
+    """All test sets, opened by the first rank before the first step: what is missing shows now. Without any: what
+    --split holds out. Pickled for the others, a set takes the addresses of its shards, or what is known of each image.
+
+    held_out: the rows that this is, where the data is no shards. Damaged samples are counted and left out. FlagError,
+    FileNotFoundError and ValueError name what cannot be used.
+    """
+    config = whole.val
+    corpora: list[Corpus] = []
+
+    def open_sets() -> list[Dataset]:
+        if config.emoji:
+            names = [config.val_names] if config.val_names else None
+            flags = ("--val-data", "--val-names", "--val-select")
+            corpora.append(gallery(config.emoji, config.val_select, names, flags=flags))
+        tasks = []
+        for spec, name in config.specs.items():
+            with naming(config.flag_of(spec)):
+                source = str(parse_source(spec, "--val-data", TESTED))
+                splits = has_splits(source) or isinstance(parse_split(config.val_split), Split)
+                split = config.val_split if spec in config.val_data and splits else None
+                dataset = open_dataset(source, split, FaultCounter())
+                tasks.append(dataclasses.replace(dataset, name=name) if name else dataset)
+        return tasks if config.asked_for else [*tasks, open_held_out(whole.data, held_out)]
+
+    tasks = from_first(open_sets, world)
+    names_of_tasks = [task.name for task in tasks]
+    for name in names_of_tasks:
+        if names_of_tasks.count(name) > 1:
+            raise FlagError(f"two test sets are called {name!r}, and so would their figures be: rename a folder")
+    return Validation(
+        tasks=tuple(tasks),
+        corpus=next(iter(corpora), None),
+        emoji=bool(config.emoji),
+        tokenizer=tokenizer,
+        preprocess=preprocess,
+        precision=config.val_precision,
+        batch_size=config.val_batch_size,
+        rows=functools.cache(rows),
+    )
+
+
+def open_held_out(data: DataConfig, rows: ImageRows | None) -> Dataset:
+    """The images of the training data that --split holds out, with all captions that training would draw; of a folder
+    of classes, a classification of these.
+    """
+    source, damage = source_of(data), FaultCounter()
+    folders = rows if source.kind == "images" else None
+    if folders and all(row.caption and row.caption == row.record.get("class") for row in folders.rows):
+        every = open_dataset(str(source), None, damage)  # of all of the data, as a share may lack a class
+        place = {folder: number for number, folder in enumerate(every.info["folders"])}
+        keys = [key_of(row, base_of(source)) for row in folders.rows]
+        own = [Sample(key, b"", place[key.partition("/")[0]]) for key in keys]
+        samples = partial(read_images, folders, own, damage)
+        return dataclasses.replace(
+            every, name=HELD_OUT, samples=samples, size=len(own), fingerprint=f"{every.fingerprint}-{data.split}"
+        )
+    urls = [shard.url for shard in expand_shards(source.address, pipes=True)] if rows is None else []
+    return Dataset(
+        name=HELD_OUT,
+        kind="retrieval",
+        samples=partial(held_out_samples, data, rows, urls, damage),
+        fingerprint=fingerprint(HELD_OUT, redacted(str(source)), data.split, data.select, data.caption_sampling),
+        source=redacted(str(source)),
+        size=None if rows is None else len(rows),
+        info={"split": data.split},
+        damage=damage,
+    )
+
+
+def held_out_samples(
+    data: DataConfig, rows: ImageRows | None, urls: Sequence[str], damage: FaultCounter, share: Share = WHOLE
+) -> Iterator[Sample]:
+    """One pass over what is held out; of shards every rank reads all."""
+    captions, selector = CaptionSampler.parse(data.caption_sampling), Selector.parse(data.select)
+    reader = ShardReader(data.read_policy, split=Split(data.split or 0))
+
+    def read() -> Iterator[tuple[Callable[[], Raw], str, str]]:
+        for number, row in enumerate(rows.rows if rows is not None else ()):
+            yield partial(cast(ImageRows, rows), number), row.key, ""
+        for url in urls:
+            try:
+                yield from (
+                    (partial(dict, raw), raw["__key__"], url)
+                    for raw in reader(url, lambda fault: None)
+                    if is_selected(raw, selector)
+                )
+            except SampleFault as fault:
+                damage.add(fault, url=url)
+
+    for number, (raw_of, key, url) in share.take(read()):
+        damage.samples += 1
+        try:
+            raw = raw_of()
+            every = captions.chances(*caption_parts(raw, captions))
+            yield Sample(key, image_bytes(raw), captions=tuple(every), place=(0, number))
+        except SampleFault as fault:
+            damage.add(fault, key, url)
+
+
+class Best:
+    """The model with the best value of a metric so far, in `folder`: model.safetensors, config.json and best.json.
+
+    A run that goes on begins with what best.json holds. lowest: small values are better. prefix: what begins the
+    metrics of the model that it chooses, "", "ema/" or "swa/".
+    """
+
+    def __init__(self, folder: Path, metric: str, lowest: bool = False):
+        self.folder, self.metric, self.lowest = folder, metric, lowest
+        name = averaged_name(metric)
+        self.prefix = f"{name}/" if name else ""
+        self.value: float | None = None
+        if (folder / "best.json").exists():
+            kept = json.loads((folder / "best.json").read_text(encoding="utf-8"))
+            same = kept["metric"] == metric and kept.get("lowest", lowest) == lowest
+            self.value = kept["value"] if same else None
+
+    def offer(self, step: int, metrics: Mapping[str, float], model: Any, tokenizer: Any) -> str:
+        """Keep the model of `metrics` if it is better than all before; what there is to say about it, or nothing."""
+        value = metrics.get(self.metric)
+        if value is None:
+            near = nearest(self.metric, metrics)
+            hint = f"; near it: {', '.join(near)}" if near else ""
+            return f"best: this evaluation has no figure {self.metric!r} to choose by{hint}"
+        if not (value == value and (self.value is None or (value < self.value if self.lowest else value > self.value))):
+            return ""
+        found = {"step": step, "metric": self.metric, "lowest": self.lowest, "value": value}
+        with replacing_folder(self.folder) as place:
+            save_pretrained(model, place, tokenizer=tokenizer)
+            write_json(place / "best.json", found)
+        before = "" if self.value is None else f", before {self.value:.4g}"
+        self.value = value
+        return f"best {self.metric} so far, {value:.4g}{before}: kept in {self.folder}"
+
+
+def averaged_name(metric: str) -> str:
+    """The averaged twin that a metric is of; nothing for the model itself."""
+    first = metric.partition("/")[0]
+    return first if first in AVERAGES else ""
+
+
+def check_metric(metric: str, validation: Validation, averaged: Collection[str]) -> None:
+    """FlagError where no evaluation of this run will have the figure. averaged: names of the averaged twins."""
+    twin = averaged_name(metric)
+    if twin and twin not in averaged:
+        raise FlagError(f"--best-metric {metric} without {AVERAGES[twin]}: there is no averaged model to measure")
+    name = metric.removeprefix(f"{twin}/")
+    known = [f"{task.name}/{figure}" for task in validation.tasks for figure in KINDS[task.kind].names(task)]
+    families: Iterable[str] = ()
+    if validation.emoji:
+        known += [f"{where}/{figure}" for where in ("names", "captions") for figure in retrieval_names()]
+        families = CORPUS_METRICS
+    if name in known or name.startswith(tuple(families)):
+        return
+    offer = did_you_mean(name, known, f"there are {', '.join(known[:8])}, ...")
+    raise FlagError(f"--best-metric {metric} is a figure of none of the test sets: {offer}")

@@ -1,0 +1,120 @@
+"""Means of the loss terms for the log, and the handling of steps with non-finite ones."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from training.parallel.distributed import World, gathered
+
+#: Sample keys of a bad step that are named.
+NAMED = 5
+
+
+class NonFiniteError(RuntimeError):
+    """A term was NaN or infinite; the message names step, terms, ranks and samples."""
+
+
+class NonFiniteGuard:
+    """Skips the optimiser's step for non-finite gradients, on the device: the host waits for nothing.
+
+    The norm is the same on all ranks (DDP averages gradients, FSDP2 sums norms over shards). After more than `allowed`
+    such steps all are skipped, so that the parameters stay those of the last good step until the host looks.
+    """
+
+    def __init__(self, allowed: int, device: torch.device):
+        self.allowed = allowed
+        self.bad_steps = torch.zeros((), device=device)
+
+    def hold(self, grad_norm: Tensor) -> Tensor:
+        """1 to skip this step, the same on all ranks, else 0: () float."""
+        bad = (~torch.isfinite(grad_norm.detach())).float()
+        self.bad_steps = self.bad_steps + bad
+        return torch.maximum(bad, (self.bad_steps > self.allowed).float())
+
+
+class LossMeter:
+    """Sums scalar terms on their device, and which were finite; waits for the device only in `check` and `read`.
+
+    ignored: prefixes of terms that may be infinite. allowed: steps with other non-finite terms before the run stops.
+    """
+
+    def __init__(self, ignored: Sequence[str] = (), allowed: int = 0):
+        self.ignored, self.allowed = ignored, allowed
+        self.bad_steps = 0
+        self.clear()
+        self.finite: list[Tensor] = []
+        self.steps: list[tuple[int, Sequence[str]]] = []
+        self.names: list[str] = []
+
+    def clear(self) -> None:
+        self.sums: Tensor | float = 0.0
+        self.counts: Tensor | float = 0.0
+        self.all_names: list[str] = []
+
+    def add(self, terms: Mapping[str, Tensor], step: int, keys: Sequence[str] = ()) -> None:
+        """Add the terms of a step on samples `keys`; bad steps and non-finite ignored terms are not counted."""
+        self.all_names = list(terms)
+        judged = [i for i, name in enumerate(terms) if not name.startswith(tuple(self.ignored))]
+        self.names = [self.all_names[i] for i in judged]
+        values = torch.stack([value.detach().double().reshape(()) for value in terms.values()])
+        each = torch.isfinite(values)
+        finite = torch.stack([each[i] for i in judged])
+        counted = each & finite.all()
+        self.sums = self.sums + torch.where(counted, values, 0.0)
+        self.counts = self.counts + counted.double()
+        self.finite.append(finite)
+        self.steps.append((step, keys))
+
+    def check(self, world: World) -> list[str]:
+        """Describe the bad steps since the last check, one text each, the same on every rank.
+
+        NonFiniteError on every rank once more than `allowed` steps were bad.
+        """
+        if not self.finite:
+            return []
+        finite, steps, self.finite, self.steps = torch.stack(self.finite), self.steps, [], []
+        any_bad = (~finite).any().float()
+        if world.world_size > 1:
+            dist.all_reduce(any_bad, op=dist.ReduceOp.MAX)
+        if not any_bad:
+            return []
+        found = {}
+        for row, (step, keys) in zip(finite.tolist(), steps):
+            if not all(row):
+                found[step] = ([name for name, ok in zip(self.names, row) if not ok], list(keys[:NAMED]), len(keys))
+        reports = gathered(found, lambda ranks: [describe_bad(n, ranks) for n in sorted(set().union(*ranks))], world)
+        self.bad_steps += len(reports)
+        if self.bad_steps > self.allowed:
+            allowed = f" (--max-nonfinite {self.allowed} allows {self.allowed} such steps)" if self.allowed else ""
+            first = reports[max(0, self.allowed - self.bad_steps + len(reports))]
+            raise NonFiniteError(
+                f"{first}; the run stops before this reaches the parameters{allowed}. Resume from the last checkpoint, "
+                "or from the start if there is none (--resume auto), with a lower --lr or --grad-clip-norm 1, or skip "
+                "a few such steps with --max-nonfinite"
+            )
+        return reports
+
+    def read(self, world: World) -> dict[str, float]:
+        """Mean of every term over good steps and ranks since the last call; starts anew."""
+        if not isinstance(self.sums, Tensor):
+            return {}
+        means, names = self.sums / self.counts, self.all_names
+        if world.world_size > 1:
+            dist.all_reduce(means)
+            means /= world.world_size
+        self.clear()
+        return dict(zip(names, means.tolist()))
+
+
+def describe_bad(step: int, everywhere: Sequence[Mapping[int, tuple[list[str], list[str], int]]]) -> str:
+    """A bad step: its terms, ranks, and the first samples of each rank's batch."""
+    met = {rank: found[step] for rank, found in enumerate(everywhere) if step in found}
+    names = list(dict.fromkeys(name for terms, _, _ in met.values() for name in terms))
+    ranks = f"on rank {', '.join(map(str, met))} " if len(everywhere) > 1 else ""
+    shown = [(", ".join(keys), total - len(keys)) for _, keys, total in met.values() if keys]
+    samples = [keys + (f" and {more} more" if more else "") for keys, more in shown]
+    return f"step {step}: {', '.join(names)} not finite {ranks}(samples {'; '.join(samples) or 'unknown'})"

@@ -1,0 +1,141 @@
+"""The published rows: do the printed averages follow from them, and does the report name those that do not?"""
+
+import csv
+
+import pytest
+
+from prolip.evaluation.suites.datacomp.catalogue import COUNTED
+from prolip.evaluation.suites.datacomp.report import Report, table_1, table_c1
+from prolip.evaluation.suites.datacomp.results import Identity, Line, ResultFolder
+from prolip.evaluation.task import TaskResult
+from studies.papers.published_datacomp import (
+    OPENCLIP_ROWS,
+    PAPER,
+    PUBLISHED,
+    PublishedRow,
+    compare,
+    find_published,
+    main,
+    published_report,
+    reproduce,
+)
+
+#: The columns as Table C.1's header has them; `COUNTED` is in the same order.
+HEADER = tuple(task.name for task in COUNTED)
+PAIRS = ("Flickr", "MSCOCO", "iWildCam", "Camelyon17", "FMoW", "WinoGAViL", "Dollar Street", "GeoDE")
+#: The order in which two rows are printed: under the header iWildCam would be 82% and Flickr 67%; so ViT-L's retrieval
+#: follows.
+PAIRS_FIRST = (*HEADER[:30], *PAIRS)
+RECALL = ("Caltech-101", "FGVC Aircraft", "Oxford Flowers-102", "Oxford-IIIT Pet")
+GROUPED = ("Camelyon17", "Flickr", "MSCOCO", *RECALL, "WinoGAViL", "iWildCam", "FMoW", "Dollar Street", "GeoDE")
+#: The order in which the 12.8B row is printed: accuracies first, then retrieval, per-class recalls, the rest; under the
+#: header ImageNet would be 66.66, so it is 74.56 as in Table 1, and all five averages follow.
+BY_METRIC = (*(name for name in HEADER if name not in GROUPED), *GROUPED)
+
+KEY = {task.name: task.key for task in COUNTED}
+ROWS = {row.label: row for row in PUBLISHED}
+OURS_12_8B = ROWS["ProLIP ViT-B/16, 12.8B"]
+OURS_1_28B = ROWS["ProLIP ViT-B/16, 1.28B"]
+
+
+@pytest.mark.parametrize("row", PUBLISHED, ids=lambda row: row.label)
+def test_every_row_has_all_38_tasks_as_percentages(row):
+    assert set(row.values) == {task.key for task in COUNTED}
+    assert all(0 <= value <= 100 for value in row.values.values())
+
+
+@pytest.mark.parametrize("order", [PAIRS_FIRST, BY_METRIC])
+def test_every_order_of_columns_is_a_permutation_of_the_tasks(order):
+    assert sorted(order) == sorted(HEADER)
+
+
+@pytest.mark.parametrize("row", [row for row in PUBLISHED if row is not OURS_1_28B], ids=lambda row: row.label)
+def test_the_printed_averages_follow_from_the_row_within_rounding(row):
+    checks = reproduce(row)
+    assert all(check.explained for check in checks)
+    assert len(checks) == (6 if row in PAPER else 1)
+
+
+def test_the_12_8b_row_reproduces_table_1():
+    means = {check.aggregate: (check.printed, round(check.recomputed, 2)) for check in reproduce(OURS_12_8B)[:4]}
+    assert means == {
+        "ImageNet": (74.6, 74.56),
+        "IN dist. shifts": (63.0, 62.96),
+        "VTAB": (63.7, 63.65),
+        "Retrieval": (59.6, 59.57),
+    }
+
+
+def test_table_1_of_the_1_28b_model_does_not_follow_from_its_row_and_the_report_says_so():
+    failed = {(c.aggregate, c.printed): round(c.recomputed, 2) for c in reproduce(OURS_1_28B) if not c.explained}
+    assert failed == {
+        ("ImageNet", 67.6): 67.84,
+        ("IN dist. shifts", 55.0): 54.79,
+        ("VTAB", 57.1): 57.74,
+        ("Retrieval", 53.4): 52.19,
+        ("Average", 57.3): 56.90,
+    }
+    assert [c.printed for c in reproduce(OURS_1_28B) if c.explained] == [56.90]  # the average of Table C.1 itself
+    text = published_report([OURS_1_28B, OURS_12_8B])
+    assert "VTAB is printed as 57.1 (ProLIP Table 1), its values give 57.74" in text
+    assert "ProLIP ViT-B/16, 12.8B: all 6 printed averages follow" in text
+
+
+@pytest.mark.parametrize("label", ["ProLIP ViT-B/16, 12.8B", "ProLIP ViT-L/16 (fine-tuned SigLIP), 1.28B"])
+def test_under_the_header_of_table_c1_the_averages_would_not_follow(label):
+    row = ROWS[label]
+    order = BY_METRIC if "12.8B" in label else PAIRS_FIRST
+    printed = [row.values[KEY[name]] for name in order]
+    as_headed = PublishedRow(
+        row.model, row.seen, {KEY[name]: x for name, x in zip(HEADER, printed)}, row.printed, row.unit, row.source
+    )
+    assert not all(check.explained for check in reproduce(as_headed))
+
+
+def test_a_wrong_digit_is_noticed():
+    values = {**OURS_12_8B.values, "imagenet1k": 74.65}
+    row = PublishedRow("x", "", values, {"ImageNet": ((74.6, 0.1, "ProLIP Table 1"),)}, 0.01, "")
+    assert reproduce(row)[0].explained
+    row = PublishedRow("x", "", {**values, "imagenet1k": 74.66}, row.printed, 0.01, "")
+    assert not reproduce(row)[0].explained
+
+
+def test_openclip_rows_are_the_files_of_known_models():
+    assert ROWS["OpenCLIP ViT-B-16, datacomp_xl_s13b_b90k"].values["imagenet1k"] == 73.49
+    assert ROWS["OpenCLIP ViT-B-16, openai"].values["vtab/caltech101"] == 89.01
+    assert ROWS["OpenCLIP ViT-B-16-SigLIP, webli"].values["fairness/geode"] == 91.06
+    assert len(OPENCLIP_ROWS) == 7
+
+
+def test_rows_are_chosen_by_a_part_of_their_label():
+    assert find_published(None) == (*PAPER, ROWS["OpenCLIP ViT-B-16, datacomp_xl_s13b_b90k"])
+    assert find_published(["all"]) == PUBLISHED
+    assert [row.seen for row in find_published(["prolip vit-b/16, 12"])] == ["12.8B"]
+    with pytest.raises(ValueError, match="no published row is called 'flamingo'"):
+        find_published(["flamingo"])
+
+
+def test_results_stand_below_published_rows_with_their_differences(tmp_path, capsys):
+    store = ResultFolder(tmp_path / "ours")
+    for task in COUNTED:  # one point better than the row
+        info = {"size": task.size, "classes": task.classes}
+        metrics = {task.main_metric: (OURS_12_8B.values[task.key] + 1) / 100}
+        result = TaskResult(task.key, metrics, task.main_metric, info)
+        store.append(Line(Identity("local-dir:b16", "f" * 32, "csd", "fp32"), "d", result))
+    main([str(tmp_path / "ours"), "--rows", "12.8B", "--output", str(tmp_path / "out")])
+    assert "+1.0" in capsys.readouterr().out
+    text, label = (tmp_path / "out" / "tables.md").read_text(), "local-dir:b16 (csd)"
+    assert f"| {OURS_12_8B.label} | 74.6 | 63.0 | 63.7 | 59.6 | 63.3 |" in text  # as printed
+    assert f"| {label} minus {OURS_12_8B.label} | +1.0 | +1.0 | +0.9 | +1.0 | +1.0 |" in text
+    assert "the values are grouped by metric, not in the header's order (ProLIP Table C.1)" in text
+    lines = list(csv.DictReader((tmp_path / "out" / "tables.csv").read_text().splitlines()))
+    assert [line["kind"] for line in lines] == ["published", "ours", "difference"]
+    assert {float(lines[2][task.name]) for task in COUNTED} == {1.0} and lines[2]["against"] == OURS_12_8B.label
+    main([])
+    assert "ProLIP ViT-B/16, 12.8B: all 6 printed averages follow from its 38 values" in capsys.readouterr().out
+
+
+def test_each_table_has_the_average_that_the_paper_prints_there():
+    made = compare(Report(()), [OURS_1_28B])
+    assert table_1(made).rows[0][1][-1] == "57.3" and table_c1(made)[1].rows[0][1][-1] == "56.90"
+    assert any("VTAB is printed as 57.1 (ProLIP Table 1), its values give 57.74" in note for note in made.notes)
