@@ -23,8 +23,8 @@ from prolip.curate.signals import PairSignals
 from prolip.curate.tables import MANIFEST, SCORES, digest, table_path, write_table, write_words
 from prolip.explorer import query as asking
 from prolip.explorer import thumbnails
+from prolip.explorer.confidence import first_answer, judge, rarity
 from prolip.explorer.gallery import Captions, Gallery
-from prolip.explorer.query import first_answer, judge, rarity
 from prolip.explorer.rules import describe, scored_table, try_rules
 from prolip.explorer.thumbnails import Gone, Thumbnails, places_of
 from prolip.gaussian import Gaussian, concatenate
