@@ -48,8 +48,8 @@ from torchvision.transforms.functional import pil_to_tensor, resized_crop
 
 from prolip.data.augment.colour import ColourJitter, split_augmentation
 from prolip.data.augment.crops import RandomCrop
-from prolip.data.samples.decoding import decode_image
-from prolip.data.samples.sample import seed_rng
+from prolip.data.images import decode_image
+from prolip.data.samples import seed_rng
 
 PAPER = {  # ProLIP B.1
     "scale": (0.8, 1.0),

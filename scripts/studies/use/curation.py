@@ -32,10 +32,10 @@ from prolip.cli.main import main as prolip_command
 from prolip.curate.rules import MEANINGS
 from prolip.curate.select import SELECTION
 from prolip.curate.tables import read_table
+from prolip.data.captions import Selector
 from prolip.data.reading.shards import expand_source
 from prolip.data.reading.tar import read_shard
-from prolip.data.samples.captions import Selector
-from prolip.data.samples.sample import json_record, suffixes_of
+from prolip.data.samples import json_record, suffixes_of
 from prolip.utils.documents import read_yaml
 from studies.methods import study
 

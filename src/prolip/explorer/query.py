@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 
 from prolip.data.faults import SampleFault
-from prolip.data.samples.decoding import decode_image
+from prolip.data.images import decode_image
 from prolip.embedder import Embedded, Embedder
 from prolip.explorer.confidence import first_answer, judge
 from prolip.explorer.gallery import Captions, cut, number

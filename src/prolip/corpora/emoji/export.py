@@ -17,7 +17,7 @@ import numpy as np
 
 from prolip.corpora.emoji.corpus import TEMPLATES, Corpus
 from prolip.data.faults import SampleFault
-from prolip.data.samples.decoding import decode_image
+from prolip.data.images import decode_image
 from prolip.evaluation.datasets.wds import COUNT, RELEVANCE, TYPE, class_files
 from prolip.evaluation.datasets.write import SHARD, SPLIT, suffix_of, write_split
 from prolip.utils.outputs import check_output, replacing_folder
