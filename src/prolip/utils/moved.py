@@ -24,6 +24,7 @@ DOORS = {
 #: `__getattr__` (`prolip.utils.late`).
 MOVED = {
     "prolip.data.emoji": "prolip.corpora.emoji.corpus",
+    "prolip.evaluation.datasets.specs": "prolip.evaluation.datasets.registry",
     "prolip.data.noise": "prolip.data.noisy_captions",
     "prolip.data.pictures": "prolip.data.images",
     "prolip.data.reading.addresses": "prolip.data.reading.stream",
@@ -45,6 +46,11 @@ MOVED = {
     "prolip.search.build": "prolip.search.index",
     "prolip.search.indexes": "prolip.search.ann",
     "prolip.search.risk": "prolip.search.risk_control",
+    "prolip.methods.triplet": "prolip.methods.deterministic",
+    "prolip.uncertainty.attach": "prolip.fitting.attach",
+    "prolip.uncertainty.clip": "prolip.uncertainty.openclip",
+    "prolip.uncertainty.collect": "prolip.fitting.collect",
+    "prolip.uncertainty.hidden": "prolip.uncertainty.token_stats",
     "prolip.uncertainty.pairs": "prolip.embeddings",
 }
 

@@ -18,8 +18,8 @@ import numpy as np
 from prolip.corpora.emoji.corpus import TEMPLATES, Corpus
 from prolip.data.faults import SampleFault
 from prolip.data.images import decode_image
-from prolip.evaluation.datasets.wds import COUNT, RELEVANCE, TYPE, class_files
-from prolip.evaluation.datasets.write import SHARD, SPLIT, suffix_of, write_split
+from prolip.evaluation.datasets.webdataset import COUNT, RELEVANCE, TYPE, class_files
+from prolip.evaluation.datasets.write import SHARD, SPLIT, image_member, write_split
 from prolip.utils.outputs import check_output, replacing_folder
 
 
@@ -75,7 +75,7 @@ def write_task(
 ) -> Path:
     """Drawings, each with one text member, in shards of `shard`, and small files by their path, all in one step."""
     samples = (
-        {"__key__": drawing.key, suffix_of(drawing.data): drawing.data, suffix: content.encode()}
+        {"__key__": drawing.key, **image_member(drawing.data), suffix: content.encode()}
         for drawing, content in zip(corpus.drawings, contents)
     )
     with replacing_folder(folder, kept=lambda name: True) as place:
