@@ -45,26 +45,20 @@ def read(folder: str | Path, evaluation: str = "eval") -> RunFolder:
     if not folder.is_dir():
         raise FileNotFoundError(f"no run folder {folder}: give one that training wrote, e.g. runs/demo")
     if is_model(folder):
-        raise FileNotFoundError(
-            f"{folder} holds a model, and the page is about a run: give the folder of the run that "
-            "trained it, with config.json and metrics.jsonl"
-        )
+        raise FileNotFoundError(f"{folder} holds a model: give the folder of the run that trained it")
     path = folder / "config.json"
     lines = read_lines(folder / "metrics.jsonl")
     there = folder / evaluation
     try:
         result = load(there) if (there / "metrics.json").exists() else None
     except (ValueError, KeyError, TypeError, EOFError, BadZipFile) as error:
-        raise ValueError(
-            f"the evaluation in {there} cannot be read ({error}): delete that folder, or write it anew with "
-            f"prolip eval emoji --output {there}"
-        ) from error
+        again = f"delete that folder, or write it anew with prolip eval emoji --output {there}"
+        raise ValueError(f"the evaluation in {there} cannot be read ({error}): {again}") from error
     if not (path.exists() or lines or result):
-        inside = sorted(place for place in folder.glob("*") if is_run(place))
-        raise FileNotFoundError(
-            f"{folder} has neither config.json nor metrics.jsonl nor {evaluation}/metrics.json: is it a run folder?"
-            + (f" It holds the runs {', '.join(map(str, inside[:3]))}: give one of them" if inside else "")
-        )
+        inside = ", ".join(str(place) for place in sorted(folder.glob("*")) if is_run(place))
+        found = f" It holds the runs {inside}: give one of them" if inside else ""
+        missing = f"neither config.json nor metrics.jsonl nor {evaluation}/metrics.json"
+        raise FileNotFoundError(f"{folder} has {missing}: is it a run folder?{found}")
     try:
         config = check_config(redacted(read_json(path)), path) if path.exists() else None
     except ValueError as error:
