@@ -29,6 +29,7 @@ from prolip.utils.outputs import replacing_folder
 
 #: How the arrays of novelty begin, and those of what the model reads.
 NOVELTY, READ = "novelty_", "read_"
+WITHIN = "matches/within_factor_2"
 #: What a first place can be refused by, in the words of the table and of the report.
 REFUSED_BY = {
     "score": "top score",
@@ -46,10 +47,10 @@ REFUSED_BY = {
 class CorpusResult:
     """One evaluation.
 
-    corpus: drawings and the concepts to tell them from; image: (N, D) of drawings; text: (T, D) of the texts of
-    `table`; token_lengths: (T,); info: JSON values; novelty: nats of drawings (N,) by the end of the tower; read: by the
-    model's reader, `evidence` (N, 2) and `ambiguity` (N,) of drawings, `share_low` and `share_high` (T,) of texts; both
-    are {} in a model without; zero_shot: its metrics as functions of the drawings, not saved.
+    corpus: drawings and the concepts to tell them from; image: (N, D) of drawings; text: (T, D) of texts; info: JSON
+    values; novelty: nats of drawings (N,) by the end of the tower; read: by the model's reader, `evidence` (N, 2) and
+    `ambiguity` (N,) of drawings, `share_low` and `share_high` (T,) of texts; both are {} in a model without;
+    token_lengths: (T,); zero_shot: its metrics as functions of the drawings, not saved.
     """
 
     corpus: Corpus
@@ -261,18 +262,14 @@ def format_corpus(result: CorpusResult, brief: bool = False) -> str:
             shares = "".join(share(value, 8) for value in cells)
             lines.append(f"{label:<26}{shares}{m[f'{p}/median_rank']:8.1f}{100 * m[f'{p}/chance_R@1']:8.2f}")
     if brief:
-        last = {
-            "right subgroup": "zero_shot/subgroup_members/top1",
-            "counts within factor 2": "matches/within_factor_2",
-        }
+        last = {"right subgroup": "zero_shot/subgroup_members/top1", "counts within factor 2": WITHIN}
         return "\n".join([*lines, *(f"{what:<26}{share(m[key], 8)}" for what, key in last.items() if key in m)])
     lines += ["", f"{'zero-shot':<26}{'top-1':>8}{'top-5':>8}{'by class':>9}{'classes':>8}"]
     for level in ("subgroup", "group"):
         for kind in (level, f"{level}_plain", f"{level}_members"):
-            place = f"zero_shot/{kind}"
-            cells = share(m.get(f"{place}/top1"), 8) + share(m.get(f"{place}/top5"), 8)
-            cells += share(m.get(f"{place}/mean_per_class_recall"), 9)
-            lines.append(f"{kind:<26}{cells}{m[f'{place}/classes']:8.0f}")
+            widths = {"top1": 8, "top5": 8, "mean_per_class_recall": 9}
+            said = "".join(share(m.get(f"zero_shot/{kind}/{key}"), width) for key, width in widths.items())
+            lines.append(f"{kind:<26}{said}{m[f'zero_shot/{kind}/classes']:8.0f}")
     lines += ["-: there are not so many to choose from"] if any(" - " in f"{line[26:]} " for line in lines) else []
     lines += refusal_lines(m) + calibration_lines(m)
     if not result.probabilistic:
