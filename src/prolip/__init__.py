@@ -11,7 +11,7 @@ from prolip.utils.moved import Signpost
 if TYPE_CHECKING:
     from prolip import losses, measures
     from prolip.classifiers import FewShotClassifier, ZeroShotClassifier
-    from prolip.data.pictures import open_image
+    from prolip.data.images import open_image
     from prolip.evaluation.zero_shot import build_zero_shot_classifier
     from prolip.factory import (
         create_model,
@@ -68,7 +68,7 @@ __getattr__ = late(
         "list_models": "models.registry",
         "get_tokenizer": "models.tokenizer",
         "create_model_from_pretrained": "factory",
-        "open_image": "data.pictures",
+        "open_image": "data.images",
         "score_of": "methods",
         "build_zero_shot_classifier": "evaluation.zero_shot",
         "list_pretrained": "factory",

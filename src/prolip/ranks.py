@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from prolip.data.samples.captions import stable_hash
+from prolip.data.captions import stable_hash
 from prolip.losses.autograd import gather, rank_in, world_size
 
 #: Rows that travel at once.

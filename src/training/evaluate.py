@@ -17,19 +17,19 @@ from torch import nn
 from prolip.corpora.emoji import evaluate_corpus, gallery
 from prolip.corpora.emoji.corpus import Corpus
 from prolip.corpora.emoji.report.examples import show_features
+from prolip.data.captions import CaptionSampler, Selector
 from prolip.data.config import DataConfig
 from prolip.data.faults import FaultCounter, SampleFault
-from prolip.data.noise import Noise
+from prolip.data.noisy_captions import Noise
 from prolip.data.order.streams import Source
 from prolip.data.reading.folders import ImageRows
-from prolip.data.reading.images import base_of, key_of
 from prolip.data.reading.named import TESTED, parse_source
+from prolip.data.reading.rows import base_of, key_of
 from prolip.data.reading.shards import expand_shards
 from prolip.data.reading.tar import ShardReader
-from prolip.data.samples.captions import CaptionSampler, Selector
-from prolip.data.samples.sample import Raw, caption_parts, image_bytes, is_selected
-from prolip.data.samples.split import Split, parse_split
+from prolip.data.samples import Raw, caption_parts, image_bytes, is_selected
 from prolip.data.sources import Captioned, captioned_samples, source_of
+from prolip.data.split import Split, parse_split
 from prolip.embedder import Embedder, Loaded, embedder_of
 from prolip.evaluation.datasets.base import WHOLE, Dataset, Sample, Share, fingerprint, read_images
 from prolip.evaluation.datasets.specs import has_splits, open_dataset

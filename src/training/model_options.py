@@ -1,4 +1,4 @@
-"""Settings of a model that a run chooses: the fields of a dataclass, which the command line shows as flags."""
+"""Settings of a run's model: the fields of a dataclass, which the command line shows as flags."""
 
 from __future__ import annotations
 
@@ -54,13 +54,8 @@ class ModelOptions:
     lock_text_unlocked_layers: int = option(0, "leave the last layers of a locked text tower unlocked; 1: the heads")
 
     def __post_init__(self) -> None:
-        check_range(
-            self,
-            "init_logit_scale",
-            most=MAX_LOGIT_SCALE,
-            above=True,
-            remedy=", the bound on a; the paper starts at 10; it is a factor, not its logarithm",
-        )
+        remedy = ", the bound on a; the paper starts at 10; it is a factor, not its logarithm"
+        check_range(self, "init_logit_scale", most=MAX_LOGIT_SCALE, above=True, remedy=remedy)
         check_range(self, *KEYS, least=-math.inf)
         check_range(self, "force_image_size", "force_context_length", least=1)
         check_range(self, "lock_image_unlocked_groups", "lock_text_unlocked_layers")
@@ -77,8 +72,7 @@ class ModelOptions:
     ) -> tuple[ProLIP, Any, Compose]:
         """(model, transform for training, transform for evaluation), as `create_model_and_transforms`; towers locked.
 
-        load_weights: without, its parameters are drawn, for weights that come from elsewhere; method_cfg: what the
-        model's configuration says of its method, {"name": ..., "config": {...}}.
+        load_weights: without, parameters are drawn; method_cfg: {"name": ..., "config": {...}}.
         """
         from prolip.factory import create_model_and_transforms  # late: flags need no OpenCLIP
 

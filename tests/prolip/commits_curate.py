@@ -24,8 +24,8 @@ from prolip.curate.score import Scorer
 from prolip.curate.select import Choice, select, selection_of
 from prolip.curate.tables import read_table
 from prolip.curate.write import Plan, begin, finish, write_shard
+from prolip.data.captions import CaptionSampler
 from prolip.data.reading.tar import ShardReader
-from prolip.data.samples.captions import CaptionSampler
 
 
 @cache

@@ -16,12 +16,12 @@ from drawings import FOLDER
 from prolip.classifiers import ZeroShotClassifier
 from prolip.corpora.emoji import corpus as emoji
 from prolip.data.faults import SampleFault, ShardFault
-from prolip.data.reading.entries import read_index
 from prolip.data.reading.named import NamedSource
-from prolip.data.reading.opening import open_stream
 from prolip.data.reading.rows import read_rows
+from prolip.data.reading.shard_index import read_index
 from prolip.data.reading.shards import expand_shards
-from prolip.data.reading.tables.columns import TableColumns
+from prolip.data.reading.stream import open_stream
+from prolip.data.reading.tables import TableColumns
 from prolip.data.reading.tar import ShardReader
 from prolip.evaluation.datasets.specs import open_dataset
 from prolip.evaluation.datasets.wds import open_wds

@@ -43,7 +43,7 @@ from prolip.evaluation.metrics.selective import auroc
 from prolip.loading import load_embedder
 from prolip.uncertainty import fit as fit_module
 from prolip.uncertainty.doubt import Evidence
-from studies.methods.study import markdown, write
+from studies.tables import markdown, write
 from studies.uncertainty import hold_out_texts
 
 Arrays = dict[str, np.ndarray]
@@ -427,7 +427,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     else:
         found = tables(options.out, options.draws)
         if options.write:
-            write(options.write, found, "emoji", "studies/uncertainty/new_data")
+            write(options.write, found, "studies/uncertainty/new_data")
         print(*("\n".join([f"{name}:", *lines, ""]) for name, lines in found.items()), sep="\n")
 
 

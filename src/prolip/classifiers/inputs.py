@@ -12,7 +12,7 @@ from PIL import Image
 from sklearn.utils.validation import check_array
 from torch import Tensor
 
-from prolip.data.pictures import open_image
+from prolip.data.images import open_image
 from prolip.embedder import Embedder
 from prolip.gaussian import Gaussian, check_embeddings
 

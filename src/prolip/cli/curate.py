@@ -59,7 +59,7 @@ def score(args: argparse.Namespace) -> int:
     from prolip.curate.select import own_first
     from prolip.curate.sources import urls_of
     from prolip.curate.tables import SCORES
-    from prolip.data.samples.captions import CaptionSampler
+    from prolip.data.captions import CaptionSampler
 
     check(args, folder=True)
     CaptionSampler.parse(args.caption_sampling)

@@ -182,7 +182,7 @@ def features_of(args: argparse.Namespace) -> Iterator[Features]:
 )
 def run_tasks(args: argparse.Namespace) -> None:
     """Evaluate a model on any test sets."""
-    from prolip.data.reading.tables.csv import show_counts
+    from prolip.data.reading.csv import show_counts
     from prolip.evaluation import table
     from prolip.evaluation.evaluate import evaluate_all
 
@@ -308,7 +308,7 @@ say = partial(print, flush=True)
 )
 def run_datacomp(args: argparse.Namespace) -> int:
     """Evaluate a model on the 38 tasks of DataComp and its two face sets. 1 where tasks failed."""
-    from prolip.data.reading.tables.csv import show_counts
+    from prolip.data.reading.csv import show_counts
     from prolip.evaluation.cache import FeatureStore
     from prolip.evaluation.suites.datacomp import run as suite
     from prolip.evaluation.suites.datacomp.catalogue import BY_KEY

@@ -28,7 +28,7 @@ that weights were fitted to may not be scored by them."""
 )
 def fit(args: argparse.Namespace) -> None:
     """Fit weights of prompts to images."""
-    from prolip.data.reading.tables.csv import show_counts
+    from prolip.data.reading.csv import show_counts
     from prolip.evaluation.cache import FeatureStore
     from prolip.evaluation.tasks.base import class_prompts
     from prolip.evaluation.zero_shot import PromptRule

@@ -18,11 +18,11 @@ from prolip.curate.expressions import Expression
 from prolip.curate.select import KEPT, SELECTION, selection_of
 from prolip.curate.sources import content_of
 from prolip.curate.tables import figures_of, manifest_of, read_table
+from prolip.data.captions import stable_hash
 from prolip.data.faults import SampleFault
+from prolip.data.images import decode_image
 from prolip.data.reading.tar import ShardReader
-from prolip.data.samples.captions import stable_hash
-from prolip.data.samples.decoding import decode_image
-from prolip.data.samples.sample import Raw, image_bytes
+from prolip.data.samples import Raw, image_bytes
 from prolip.utils import style
 from prolip.utils.console import plain
 from prolip.utils.outputs import replacing

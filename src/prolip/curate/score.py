@@ -21,13 +21,13 @@ from prolip.curate.claims import Stamp, agree, stamp
 from prolip.curate.figures import Figures
 from prolip.curate.sources import CHANGED, SourceReader, change_of, content_of, name_of, source_of
 from prolip.curate.tables import MANIFEST, PLACE, SCORES, SIZE, digest, read_table, table_path, write_table
+from prolip.data.captions import CaptionSampler
 from prolip.data.faults import SampleFault, ShardFault
-from prolip.data.reading.entries import find_index
-from prolip.data.reading.opening import ReadPolicy
+from prolip.data.images import decode_image
+from prolip.data.reading.shard_index import find_index
+from prolip.data.reading.stream import ReadPolicy
 from prolip.data.reading.tar import ShardReader, printable
-from prolip.data.samples.captions import CaptionSampler
-from prolip.data.samples.decoding import decode_image
-from prolip.data.samples.sample import Raw, caption_parts, image_bytes, json_record
+from prolip.data.samples import Raw, caption_parts, image_bytes, json_record
 from prolip.embedder import Embedder
 from prolip.utils.outputs import replacing
 from prolip.utils.secrecy import scrub

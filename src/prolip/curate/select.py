@@ -32,9 +32,9 @@ from prolip.curate.tables import (
     write_table,
     write_words,
 )
-from prolip.data.reading.connections import ReadPolicy
-from prolip.data.reading.opening import is_local
-from prolip.data.samples.captions import stable_hash
+from prolip.data.captions import stable_hash
+from prolip.data.reading.remote import ReadPolicy
+from prolip.data.reading.stream import is_local
 from prolip.measures.chance import PAIRS, OwnFirst
 from prolip.utils.console import plain
 from prolip.utils.outputs import replacing, replacing_folder

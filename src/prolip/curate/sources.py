@@ -8,15 +8,15 @@ from collections.abc import Iterator
 from contextlib import closing
 
 from prolip.data.faults import SampleFault
-from prolip.data.reading.connections import Identity, ReadPolicy
-from prolip.data.reading.entries import canonical
-from prolip.data.reading.images import read_stored
 from prolip.data.reading.named import ROWS, NamedSource, parse_source
-from prolip.data.reading.opening import open_stream
-from prolip.data.reading.published.sets import SETS
+from prolip.data.reading.remote import Identity, ReadPolicy
+from prolip.data.reading.rows import read_stored
+from prolip.data.reading.shard_index import canonical
 from prolip.data.reading.shards import expand_shards
+from prolip.data.reading.stream import open_stream
 from prolip.data.reading.tar import Note, ShardReader
-from prolip.data.samples.sample import Raw, suffixes_of
+from prolip.data.samples import Raw, suffixes_of
+from prolip.data.sets import SETS
 
 GONE, CHANGED = "is gone", "has changed"
 

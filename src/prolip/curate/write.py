@@ -16,10 +16,9 @@ from prolip.curate.select import chosen, selection_of
 from prolip.curate.sources import content_of
 from prolip.curate.tables import SCORES
 from prolip.data.faults import ShardFault
-from prolip.data.index import index_shards, write_index
-from prolip.data.reading.entries import INDEX_NAME, ShardIndex, canonical
+from prolip.data.reading.shard_index import INDEX_NAME, ShardIndex, canonical, index_shards, write_index
 from prolip.data.reading.tar import ShardReader
-from prolip.data.samples.sample import Raw, suffixes_of
+from prolip.data.samples import Raw, suffixes_of
 from prolip.utils.console import plain
 from prolip.utils.outputs import replacing
 

@@ -17,7 +17,7 @@ from PIL import Image
 from torch import Tensor
 
 from prolip.data.faults import SampleFault
-from prolip.data.samples.decoding import decode_image
+from prolip.data.images import decode_image
 from prolip.embedder import Embedded, Embedder
 from prolip.explorer.gallery import Captions, cut, number
 from prolip.explorer.pictures import PIXELS, Gone, decoded

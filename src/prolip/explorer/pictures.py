@@ -16,12 +16,12 @@ from PIL import Image
 from webdataset.tariterators import base_plus_ext
 
 from prolip.data.faults import SampleFault
+from prolip.data.images import decode_image
 from prolip.data.reading.named import parse_source
-from prolip.data.reading.opening import is_local, local_path
 from prolip.data.reading.rows import read_rows
+from prolip.data.reading.stream import is_local, local_path
 from prolip.data.reading.tar import SAMPLE_BYTES, StrictHeader, printable
-from prolip.data.samples.decoding import decode_image
-from prolip.data.samples.sample import IMAGE_SUFFIXES, image_bytes
+from prolip.data.samples import IMAGE_SUFFIXES, image_bytes
 from prolip.explorer.crowd import PATIENCE, Busy
 from prolip.search.keys import candidates, hashes_of, run_of
 from prolip.search.store import Item

@@ -17,7 +17,7 @@ import numpy as np
 from PIL import Image
 from pycocotools import mask
 
-from prolip.data.pictures import open_image
+from prolip.data.images import open_image
 from prolip.hierarchy import LEAST
 from prolip.utils.documents import loads, shown
 from prolip.utils.messages import first_few

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from prolip.data.augment.affine import to_device
-from prolip.data.samples.captions import stable_hash
+from prolip.data.captions import stable_hash
 from prolip.embeddings import Pool
 from prolip.gaussian import Gaussian, upcast, without_autocast
 from prolip.losses import Matches, dot_products, tiled_loss_over_ranks, transpose_over_ranks, triplet_loss

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from prolip.data.pictures import open_image
+from prolip.data.images import open_image
 from prolip.data.reading.tar import printable
 from prolip.embedder import Embedded, Embedder, groups, joined
 from prolip.gaussian import Gaussian, mixture

@@ -28,15 +28,14 @@ import torch
 from torch import Tensor
 
 from prolip.data.faults import FaultCounter, SampleFault, ShardFault
-from prolip.data.reading.images import Stated, base_of, file_of, key_of, stated_by, stated_by_row
+from prolip.data.images import decode_image
 from prolip.data.reading.named import KINDS as WORDS
 from prolip.data.reading.named import ROWS, NamedSource, parse_source
-from prolip.data.reading.opening import is_local, local_path
-from prolip.data.reading.rows import read_rows
+from prolip.data.reading.rows import Stated, base_of, file_of, key_of, read_rows, stated_by, stated_by_row
 from prolip.data.reading.shards import expand_shards
+from prolip.data.reading.stream import is_local, local_path
 from prolip.data.reading.tar import printable, read_shard
-from prolip.data.samples.decoding import decode_image
-from prolip.data.samples.sample import image_bytes
+from prolip.data.samples import image_bytes
 from prolip.embedder import Embedder, groups
 from prolip.evaluation.cache import FeatureStore
 from prolip.evaluation.embed import Features, load_features

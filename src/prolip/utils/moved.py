@@ -1,4 +1,4 @@
-"""Names that moved: importing or running an old one ends in an error that gives the new one, for one release."""
+"""Names that moved: importing or running an old one raises an error with the new one, for one release."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from importlib.abc import MetaPathFinder
 
 #: Module that was a command -> verb.
 DOORS = {
-    "prolip.curate": "curate",
+    f"prolip.{verb}": verb for verb in ("curate", "figures", "hierarchy", "hub", "prompts", "report", "search")
+} | {
     "prolip.data.index": "data index",
     "prolip.evaluation": "eval tasks",
     "prolip.evaluation.clip_benchmark": "eval clip-benchmark",
@@ -17,20 +18,19 @@ DOORS = {
     "prolip.evaluation.datasets.few_shot": "data few-shot",
     "prolip.explorer": "explore",
     "prolip.export": "export graph",
-    "prolip.figures": "figures",
-    "prolip.hierarchy": "hierarchy",
-    "prolip.hub": "hub",
-    "prolip.prompts": "prompts",
-    "prolip.report": "report",
-    "prolip.search": "search",
     "prolip.uncertainty": "uncertainty",
 }
-
-
 #: Documented module, or name in one, -> where it is now. Importing an old name of a module that stays is refused by its
 #: `__getattr__` (`prolip.utils.late`).
 MOVED = {
     "prolip.data.emoji": "prolip.corpora.emoji.corpus",
+    "prolip.data.noise": "prolip.data.noisy_captions",
+    "prolip.data.pictures": "prolip.data.images",
+    "prolip.data.reading.addresses": "prolip.data.reading.stream",
+    "prolip.data.reading.connections": "prolip.data.reading.remote",
+    "prolip.data.reading.entries": "prolip.data.reading.shard_index",
+    "prolip.data.reading.opening": "prolip.data.reading.stream",
+    "prolip.data.reading.published": "prolip.data.sets",
     "prolip.evaluation.features": "prolip.evaluation.embed",
     "prolip.evaluation.loading": "prolip.loading",
     "prolip.evaluation.model": "prolip.embedder",

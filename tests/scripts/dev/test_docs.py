@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 import prolip
 from dev import openclip_table
 from prolip.cli.main import main
-from prolip.data.index import build_index
+from prolip.data.reading.shard_index import build_index
 from prolip.embeddings import Pairs
 from prolip.loading import load_embedder
 from prolip.methods import METHODS, LikelihoodConfig

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from prolip.corpora.emoji.corpus import LEVELS, Corpus
 from prolip.corpora.emoji.result import CorpusResult
-from prolip.data.pictures import open_image
+from prolip.data.images import open_image
 from prolip.embedder import Embedder
 from prolip.gaussian import Gaussian
 from prolip.hierarchy import figures, levels

@@ -21,7 +21,7 @@ from clip_benchmark import models as registry
 from clip_benchmark.datasets.builder import get_dataset_default_task
 from open_clip.factory import parse_model_name
 
-from prolip.data.samples import decoding
+from prolip.data import images as decoding
 from prolip.embedder import choose_score, own_score
 from prolip.evaluation.clip_benchmark.encoder import GaussianEncoder
 from prolip.evaluation.clip_benchmark.patches import patched

@@ -14,9 +14,9 @@ import numpy as np
 from PIL import Image
 
 from prolip.data.faults import DamagedData, FaultCounter, SampleFault
+from prolip.data.images import decode_image
 from prolip.data.reading.folders import ImageRows
-from prolip.data.samples.decoding import decode_image
-from prolip.data.samples.sample import Raw, image_bytes
+from prolip.data.samples import Raw, image_bytes
 from prolip.evaluation.metrics.blockwise import Further
 from prolip.utils.messages import NAMED, first_few
 

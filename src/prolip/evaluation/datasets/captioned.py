@@ -1,6 +1,6 @@
 """COCO and Flickr30k (splits of Karpathy and Fei-Fei 2015), CUB captions and IAPR TC-12 as test sets.
 
-Their files and splits: `prolip.data.reading.published`.
+Their files and splits: `prolip.data.sets`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 from prolip.data.faults import FaultCounter
 from prolip.data.reading.folders import rows_of
 from prolip.data.reading.named import NamedSource
-from prolip.data.reading.published.sets import read_set
+from prolip.data.sets import read_set
 from prolip.evaluation.datasets.base import Dataset, Kind, Sample, fingerprint, read_images
 from prolip.evaluation.datasets.coco import FURTHER
 

@@ -12,9 +12,9 @@ from timm.data import ImageNetInfo
 
 from prolip.data.faults import FaultCounter
 from prolip.data.reading.folders import rows_of
-from prolip.data.reading.published.images import check_files
 from prolip.data.reading.tar import printable
-from prolip.data.samples.sample import IMAGE_SUFFIXES
+from prolip.data.samples import IMAGE_SUFFIXES
+from prolip.data.sets.base import check_files
 from prolip.evaluation.datasets.base import DamagedData, Dataset, Sample, fingerprint, read_images
 from prolip.evaluation.datasets.wds import CLASSNAMES, TEMPLATES
 from prolip.utils.documents import entries

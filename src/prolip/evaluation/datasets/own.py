@@ -14,16 +14,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from prolip.data.faults import FaultCounter, SampleFault
-from prolip.data.reading.entries import parent
-from prolip.data.reading.images import Stated, base_of, file_of, key_of, stated_by, stated_by_row
+from prolip.data.reading.diagnose import SAMPLES, survey
 from prolip.data.reading.named import NamedSource
-from prolip.data.reading.opening import local_path
-from prolip.data.reading.published.images import check_files
-from prolip.data.reading.rows import read_rows
+from prolip.data.reading.rows import Stated, base_of, file_of, key_of, read_rows, stated_by, stated_by_row
+from prolip.data.reading.shard_index import parent
 from prolip.data.reading.shards import expand_shards
+from prolip.data.reading.stream import local_path
 from prolip.data.reading.tar import printable, read_shard
-from prolip.data.samples.sample import Raw
-from prolip.data.survey import SAMPLES, survey
+from prolip.data.samples import Raw
+from prolip.data.sets.base import check_files
 from prolip.evaluation.datasets.base import DamagedData, Dataset, Kind, Sample, fingerprint, read_images, whole
 from prolip.evaluation.datasets.folders import lines_beside, names_of, open_folder, templates_of
 from prolip.evaluation.datasets.places import archive_state, file_mark, shard_marks

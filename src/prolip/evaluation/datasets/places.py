@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from prolip.data.faults import ShardFault
-from prolip.data.reading.addresses import check_address
-from prolip.data.reading.opening import ReadPolicy, is_local, local_path, open_stream, read_up_to
+from prolip.data.reading.stream import ReadPolicy, check_address, is_local, local_path, open_stream, read_up_to
 from prolip.evaluation.datasets.base import DamagedData
 from prolip.utils.documents import entries
 from prolip.utils.messages import NAMED, explain_missing, first_few, listing

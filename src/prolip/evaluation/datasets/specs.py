@@ -10,8 +10,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, NamedTuple
 
 from prolip.data.reading.named import KINDS, ROWS, parse_source
-from prolip.data.reading.published.sets import SETS
-from prolip.data.samples.split import Split, parse_split
+from prolip.data.sets import SETS
+from prolip.data.split import Split, parse_split
 
 if TYPE_CHECKING:
     from typing import Any

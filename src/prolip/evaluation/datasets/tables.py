@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from prolip.data.faults import FaultCounter, SampleFault
-from prolip.data.reading.tables.csv import TableError, open_table
+from prolip.data.reading.csv import TableError, open_table
 from prolip.data.reading.tar import SAMPLE_BYTES
 from prolip.evaluation.datasets.base import (
     WHOLE,

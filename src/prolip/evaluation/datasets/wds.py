@@ -24,11 +24,11 @@ from typing import NamedTuple, get_args
 import numpy as np
 
 from prolip.data.faults import UNCHARGED, FaultCounter, SampleFault
-from prolip.data.reading.connections import ReadPolicy
-from prolip.data.reading.opening import is_local, local_path
+from prolip.data.reading.diagnose import refuse_unusable
+from prolip.data.reading.remote import ReadPolicy
+from prolip.data.reading.stream import is_local, local_path
 from prolip.data.reading.tar import read_shard
-from prolip.data.samples.sample import Raw, image_bytes, members_of
-from prolip.data.survey import refuse_unusable
+from prolip.data.samples import Raw, image_bytes, members_of
 from prolip.evaluation.datasets.base import WHOLE, DamagedData, Dataset, Kind, Sample, Share, fingerprint, note_fault
 from prolip.evaluation.datasets.places import Place, archive_state, find_place, folder_holds, join, shard_marks
 from prolip.utils.documents import LINE_END, loads

@@ -9,9 +9,8 @@ from pathlib import Path
 
 from webdataset import ShardWriter
 
-from prolip.data.index import build_index
-from prolip.data.reading.entries import INDEX_NAME
-from prolip.data.samples.sample import Raw
+from prolip.data.reading.shard_index import INDEX_NAME, build_index
+from prolip.data.samples import Raw
 from prolip.evaluation.datasets.base import DamagedData, Dataset, Sample
 from prolip.evaluation.datasets.wds import COUNT, RELEVANCE, TYPE, class_files
 from prolip.utils.outputs import check_output, replacing_folder

@@ -3,7 +3,7 @@
 import miniatures as mini
 import pytest
 
-from prolip.data.samples.captions import stable_hash
+from prolip.data.captions import stable_hash
 from prolip.evaluation.datasets.base import DamagedData
 from prolip.evaluation.datasets.specs import open_dataset
 

@@ -5,7 +5,7 @@ import json
 import miniatures as mini
 import pytest
 
-from prolip.data.reading.published.sets import read_set
+from prolip.data.sets import read_set
 from prolip.evaluation.datasets.base import DamagedData
 from prolip.evaluation.datasets.specs import open_dataset
 

@@ -138,7 +138,7 @@ def test_a_byte_order_mark_is_no_part_of_the_first_column(tmp_path):
 
 def test_the_log_says_how_many_rows_were_read_of_how_many_lines(tmp_path, caplog):
     mini.caption_table(tmp_path)
-    with caplog.at_level("INFO", "prolip.data.reading.tables.csv"):
+    with caplog.at_level("INFO", "prolip.data.reading.csv"):
         open_caption_table(tmp_path)
     counted = "test_1k_flickr.csv: 5 rows from 6 lines (header included, 0 rows span several lines)"
     assert [record.getMessage() for record in caplog.records] == [counted]

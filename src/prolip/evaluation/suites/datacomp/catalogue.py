@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from prolip.data.faults import DamagedData, FaultCounter, ShardFault
-from prolip.data.reading.addresses import check_address
-from prolip.data.reading.opening import ReadPolicy, is_local, local_path
+from prolip.data.reading.stream import ReadPolicy, check_address, is_local, local_path
 from prolip.evaluation.datasets.base import Dataset
 from prolip.evaluation.datasets.places import join
 from prolip.evaluation.datasets.tables import CAPTION_TABLES, open_caption_table, open_winogavil

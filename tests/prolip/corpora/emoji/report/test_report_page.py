@@ -148,7 +148,7 @@ def test_an_evaluation_asked_for_by_name_must_be_there(result, tmp_path, capsys)
 
 
 def test_a_folder_that_is_no_run_ends_with_a_message(tmp_path, capsys):
-    assert main(["report", str(tmp_path)]) == 2 and "is it a run folder" in capsys.readouterr().err
+    assert main(["report", str(tmp_path)]) == 2 and "is no run folder" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

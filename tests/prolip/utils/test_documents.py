@@ -1,0 +1,104 @@
+"""What json, yaml and str.splitlines let pass in silence."""
+
+import json
+import random
+from types import SimpleNamespace
+
+import pytest
+import yaml
+
+from prolip.data.sets.cub import read_captions
+from prolip.evaluation.datasets.base import DamagedData
+from prolip.evaluation.datasets.folders import lines_beside
+from prolip.evaluation.datasets.places import find_place
+from prolip.evaluation.datasets.wds import parse, read_relevance
+from prolip.utils.documents import entries, loads, read_yaml, text_lines
+from prolip.utils.flags import FlagError
+from training.config import read_config_file
+
+SETTINGS = {"model": {"model": "ProLIP-ViT-test"}, "optim": {"lr": 0.1, "wd": 0.2}, "run": {"epochs": 3}}
+
+
+def written(kind, sections):
+    """Sections as pairs of a name and pairs of settings, as JSON or YAML."""
+    if kind == "yaml":
+        return "".join(f"{name}:\n" + "".join(f"  {k}: {v}\n" for k, v in pairs) for name, pairs in sections)
+    parts = ((name, ", ".join(f"{json.dumps(k)}: {json.dumps(v)}" for k, v in pairs)) for name, pairs in sections)
+    return "{" + ",\n".join(f"{json.dumps(name)}: {{{inside}}}" for name, inside in parts) + "}"
+
+
+@pytest.mark.parametrize("kind", ["json", "yaml"])
+def test_a_byte_order_mark_is_no_part_of_a_config_file(tmp_path, kind):
+    path = tmp_path / f"config.{kind}"
+    path.write_text(written(kind, [(name, list(settings.items())) for name, settings in SETTINGS.items()]), "utf-8-sig")
+    assert read_config_file(str(path)) == SETTINGS
+    for encoding in ("utf-8", "utf-8-sig"):
+        assert loads('{"a": 1}'.encode(encoding)) == loads('{"a": 1}'.encode(encoding).decode()) == {"a": 1}
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("kind", ["json", "yaml"])
+def test_a_key_that_stands_twice_in_a_config_file_is_refused(tmp_path, kind, seed):
+    """The last one counted, so a learning rate that was changed above it had no effect."""
+    rng = random.Random(f"{kind} {seed}")
+    sections = [(name, list(settings.items())) for name, settings in SETTINGS.items()]
+    path = tmp_path / f"config.{kind}"
+    path.write_text(written(kind, sections))
+    assert read_config_file(str(path)) == SETTINGS
+    pairs = rng.choice([sections, *(settings for _, settings in sections)])
+    key, value = rng.choice(pairs)
+    pairs.insert(rng.randint(0, len(pairs)), (key, value if pairs is sections else 77))
+    path.write_text(written(kind, sections))
+    with pytest.raises(FlagError, match=rf"config.{kind} .*the key '{key}' is there twice.*: remove"):
+        read_config_file(str(path))
+
+
+def test_yaml_is_otherwise_read_as_before(tmp_path):
+    def load_yaml(text):
+        (tmp_path / "some.yaml").write_text(text)
+        return read_yaml(tmp_path / "some.yaml")
+
+    text = "a: &base {x: 1, y: [1, {z: 2}]}\nb:\n  <<: *base\n  x: 3\nc: {x: 1}\n1: one\n'1': text\n"
+    assert load_yaml(text) == yaml.safe_load(text)
+    with pytest.raises(ValueError, match=r"'x' is there twice \(line 2 and 3\)"):
+        load_yaml("a:\n  x: 1\n  x: 2\n")
+    with pytest.raises(ValueError, match="expected ',' or"):
+        load_yaml("a: [1\nb")
+    assert loads('[{"a": 1}, {"a": 2}]', unique=True) == [{"a": 1}, {"a": 2}]
+
+
+def test_a_key_that_stands_twice_is_refused_in_relevance(tmp_path):
+    """The first image's list of captions was gone."""
+    (tmp_path / "test").mkdir()
+    (tmp_path / "test" / "relevance.json").write_text('{"pairs": {"a": [1], "b": [2], "a": [3]}}')
+    with pytest.raises(DamagedData, match="the key 'a' is there twice"):
+        read_relevance(find_place(tmp_path), "test", None)
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_entries_end_at_line_breaks_alone(tmp_path, end):
+    """U+2028, U+0085 and form feeds within a name made two classes, or two captions, of one."""
+    names = ["polar bear", "a\u2028b", "c\x85d", "e\x0cf", "g\x1ch"]
+    text = end.join(names) + end + end
+    (tmp_path / "classnames.txt").write_bytes(("\ufeff" + text).encode())
+    assert lines_beside(tmp_path, "classnames.txt", None) == tuple(names)
+    assert find_place(tmp_path).lines("classnames.txt") == tuple(names)
+    (tmp_path / "captions.txt").write_bytes(text.encode())
+    assert read_captions(tmp_path / "captions.txt") == tuple(names)
+    raw = {"__key__": "a", "png": b"", "txt": text.encode()}
+    assert parse(raw, SimpleNamespace(kind="retrieval", read=None)).captions == tuple(names)
+    assert text_lines("") == text_lines(" \n") == []
+
+
+@pytest.mark.parametrize("at", range(4))
+def test_a_blank_line_among_entries_is_named(tmp_path, at):
+    """It was a class of its own, without a name, and shifted those behind it."""
+    lines = ["cat", "dog", "cow", "pig"]
+    lines.insert(at, " ")
+    (tmp_path / "classnames.txt").write_text("\n".join(lines) + "\n\n")
+    with pytest.raises(ValueError, match=rf"line {at + 1} of .*classnames.txt is blank"):
+        lines_beside(tmp_path, "classnames.txt", None)
+    with pytest.raises(DamagedData, match=rf"line {at + 1} of .*classnames.txt is blank"):
+        find_place(tmp_path).lines("classnames.txt")
+    with pytest.raises(ValueError, match="line 2 of x is blank"):
+        entries("a\n\nb", "x")
