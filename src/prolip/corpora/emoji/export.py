@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 
 from prolip.corpora.emoji.corpus import TEMPLATES, Corpus
-from prolip.evaluation.datasets.wds import COUNT, RELEVANCE, TYPE, class_files
-from prolip.evaluation.datasets.write import SHARD, SPLIT, suffix_of, write_split
+from prolip.evaluation.datasets.webdataset import COUNT, RELEVANCE, TYPE, class_files
+from prolip.evaluation.datasets.write import SHARD, SPLIT, image_member, write_split
 from prolip.utils.outputs import check_output, replacing_folder
 
 
@@ -67,7 +67,7 @@ def write_task(
 ) -> Path:
     """Write drawings, each with one text member, in shards of `shard`, and files by their path, in one step."""
     samples = (
-        {"__key__": drawing.key, suffix_of(drawing.data): drawing.data, suffix: content.encode()}
+        {"__key__": drawing.key, **image_member(drawing.data), suffix: content.encode()}
         for drawing, content in zip(corpus.drawings, contents)
     )
     with replacing_folder(folder, kept=lambda name: True) as place:

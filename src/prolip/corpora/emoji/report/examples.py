@@ -14,7 +14,7 @@ from torch import Tensor
 
 from prolip.data.faults import DamagedData, SampleFault
 from prolip.evaluation.datasets.base import Dataset
-from prolip.evaluation.datasets.wds import unique_keys
+from prolip.evaluation.datasets.webdataset import unique_keys
 from prolip.evaluation.embed import Features
 from prolip.evaluation.metrics.blockwise import Relevance
 from prolip.evaluation.tasks.base import own_labels
