@@ -41,7 +41,6 @@ FLOORS = [
 PENDING = {
     "prolip.classifiers.base",
     "prolip.evaluation.zero_shot",
-    "prolip.hierarchy.entailment",
     "prolip.prompts.bprw",
     "prolip.prompts.fitting",
 }

@@ -126,7 +126,7 @@ def drawn(found: dict[str, Histogram]) -> bytes:
     if found:
         axes[0].legend()
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=style.STYLE["savefig.dpi"])
+    figure.savefig(buffer, format="png", dpi=style.DPI)
     return buffer.getvalue()
 
 
