@@ -22,7 +22,7 @@ from prolip.classifiers import FewShotClassifier, ZeroShotClassifier
 from prolip.corpora.emoji import corpus as emoji
 from prolip.embedder import Embedder
 from prolip.evaluation.metrics.calibration import reliability
-from prolip.search.risk import most_wrong
+from prolip.search.risk_control import most_wrong
 
 RULE = "group=animals nature|food drink|travel places; subgroup!=time"
 SHOTS = (1, 2, 4, 8, 16)

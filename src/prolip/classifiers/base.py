@@ -24,7 +24,7 @@ from prolip.gaussian import Gaussian, check_embeddings, kind_of
 from prolip.measures.chance import OwnFirst, warn_once
 from prolip.prompts.templates import fill_all, mix_groups
 from prolip.scores import Score
-from prolip.search.risk import Threshold, find_threshold
+from prolip.search.risk_control import Threshold, find_threshold
 from prolip.uncertainty.doubt import hedge
 from prolip.uncertainty.novelty import refusal
 from prolip.utils.documents import shown as shortened
@@ -134,7 +134,7 @@ class ImageClassifier(ClassifierMixin, BaseEstimator):
         return self
 
     def risk_threshold(self, risk: float, delta: float = 0.1) -> Threshold:
-        """The least confidence that is answered, which says in words what is promised; `prolip.search.risk` has how.
+        """The least confidence that is answered, with its guarantee in words (`prolip.search.risk_control`).
 
         ValueError before `calibrate_risk`.
         """
