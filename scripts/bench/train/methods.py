@@ -34,7 +34,7 @@ import torch.nn.functional as F
 from bench.common import forget_peak, held, spread
 from bench.train import step as bench_step
 from prolip import ranks
-from prolip.embeddings import Pool
+from prolip.embeddings import UnpairedEmbeddings
 from prolip.evaluation.metrics.blockwise import PairScores, Relevance, retrieval
 from prolip.gaussian import Gaussian
 from prolip.losses import log_match_odds, tiled_loss_over_ranks
@@ -200,7 +200,7 @@ def time_ranking(options: argparse.Namespace) -> None:
         )
 
 
-def whole_rows(score: Score, pool: Pool, side: str, count: int) -> torch.Tensor:
+def whole_rows(score: Score, pool: UnpairedEmbeddings, side: str, count: int) -> torch.Tensor:
     """The nearest of each query, as one process found them with the whole gallery before it."""
     queries, gallery = (pool.image, pool.text) if side == "image" else (pool.text, pool.image)
     block, found = max(1, source_free.CELLS // len(gallery.mean)), []
@@ -229,7 +229,7 @@ def time_neighbours(options: argparse.Namespace) -> None:
         )
         for n in (images, texts)
     ]
-    pool = Pool(
+    pool = UnpairedEmbeddings(
         keys=[""] * images,
         image=z[0],
         text=z[1],

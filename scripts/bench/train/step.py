@@ -40,8 +40,9 @@ from torch.profiler import ProfilerActivity, profile
 import prolip
 from bench.common import spread
 from prolip.flops import image_sides
-from prolip.methods import LikelihoodConfig, LikelihoodObjective, SigLIPConfig, SigLIPObjective
 from prolip.methods.base import Batch, Objective
+from prolip.methods.deterministic import SigLIPConfig, SigLIPObjective
+from prolip.methods.likelihood import LikelihoodConfig, LikelihoodObjective
 from prolip.methods.prolip import ProLIPConfig, ProLIPObjective
 from prolip.models.prolip import ProLIP
 from prolip.models.readers import openclip_model

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from bench.common import forget_peak, held
 from prolip.embeddings import Pairs
-from prolip.uncertainty import fit
+from prolip.uncertainty import fit, targets
 from prolip.uncertainty.novelty import SAMPLE
 
 
@@ -56,7 +56,7 @@ def draw(count: int, dim: int, width: int, vocabulary: int) -> Pairs:
 
 def one_pass(pairs: Pairs) -> Tensor:
     """Products of all texts with as many images as a code length takes."""
-    keys = pairs.image[: fit.SAMPLE]
+    keys = pairs.image[: targets.SAMPLE]
     return torch.cat([(rows @ keys.T).amax(1) for rows in pairs.text.split(4096)])
 
 

@@ -24,6 +24,7 @@ DOORS = {
 #: `__getattr__` (`prolip.utils.late`).
 MOVED = {
     "prolip.data.emoji": "prolip.corpora.emoji.corpus",
+    "prolip.evaluation.datasets.specs": "prolip.evaluation.datasets.registry",
     "prolip.data.noise": "prolip.data.noisy_captions",
     "prolip.data.pictures": "prolip.data.images",
     "prolip.data.reading.addresses": "prolip.data.reading.stream",
@@ -34,11 +35,24 @@ MOVED = {
     "prolip.evaluation.features": "prolip.evaluation.embed",
     "prolip.evaluation.loading": "prolip.loading",
     "prolip.evaluation.model": "prolip.embedder",
+    "prolip.evaluation.zero_shot": "prolip.prompts.templates",
+    "prolip.prompts.fitting": "prolip.evaluation.prompts",
     "prolip.evaluation.suites.emoji": "prolip.corpora.emoji",
+    "prolip.curate.expressions": "prolip.curate.rules",
+    "prolip.curate.figures": "prolip.curate.signals",
     "prolip.models.weights": "prolip.models.checkpoint",
-    "prolip.openclip_names": "prolip.evaluation.zero_shot",
+    "prolip.openclip_names": "prolip.prompts.templates",
     "prolip.options": "training.model_options",
     "prolip.report": "prolip.corpora.emoji.report",
+    "prolip.search.answers": "prolip.search.query",
+    "prolip.search.build": "prolip.search.index",
+    "prolip.search.indexes": "prolip.search.ann",
+    "prolip.search.risk": "prolip.search.risk_control",
+    "prolip.methods.triplet": "prolip.methods.deterministic",
+    "prolip.uncertainty.attach": "prolip.fitting.attach",
+    "prolip.uncertainty.clip": "prolip.uncertainty.openclip",
+    "prolip.uncertainty.collect": "prolip.fitting.collect",
+    "prolip.uncertainty.hidden": "prolip.uncertainty.token_stats",
     "prolip.uncertainty.pairs": "prolip.embeddings",
 }
 

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 import prolip
 from prolip.gaussian import Gaussian
 from prolip.methods import find_method
-from prolip.methods.base import accumulate_backward
+from prolip.methods.accumulate import accumulate_backward
 from prolip.methods.pcme import PCMEHead
 from prolip.models import checkpoint
 from prolip.models.checkpoint import load_checkpoint, save_pretrained
