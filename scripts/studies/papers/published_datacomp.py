@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from prolip.evaluation.suites.datacomp.catalogue import AGGREGATES, COUNTED, aggregate
-from prolip.evaluation.suites.datacomp.report import AVERAGE_C1, Report, Row, build_report
+from prolip.evaluation.suites.datacomp.report import AVERAGE_C1, Row, our_rows
 from prolip.evaluation.suites.datacomp.results import latest
 from prolip.evaluation.suites.datacomp.run import read_results, save_tables, summary
 
@@ -149,10 +149,10 @@ def difference(row: Row, against: Row) -> Row:
     return Row(row.label, values, averages, "difference", marked, against=against.label)
 
 
-def compare(report: Report, published: Sequence[PublishedRow]) -> Report:
+def compare(ours: Sequence[Row], published: Sequence[PublishedRow]) -> list[Row]:
     """Published rows, ours, and every row of ours minus every published one."""
     others = [published_row(row) for row in published]
-    return Report((*others, *report.rows, *(difference(row, other) for row in report.rows for other in others)))
+    return [*others, *ours, *(difference(row, other) for row in ours for other in others)]
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -165,9 +165,9 @@ def main(words: Sequence[str] | None = None) -> None:
     if not args.folders:
         print(published_report(find_published(args.rows or ["all"])))
         return
-    report = compare(build_report(latest(read_results(args.folders))), find_published(args.rows))
-    save_tables(report, args.output)
-    print(f"{summary(report)}\ntables: {args.output}")
+    rows = compare(our_rows(latest(read_results(args.folders))), find_published(args.rows))
+    save_tables(rows, args.output)
+    print(f"{summary(rows)}\ntables: {args.output}")
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import csv
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from prolip.data.faults import DamagedData, FaultCounter, ShardFault
 from prolip.data.reading.stream import ReadPolicy, check_address, is_local, local_path
@@ -64,21 +64,13 @@ def wds_folder(key: str) -> str:
 def read_task(line: Mapping[str, str]) -> SuiteTask:
     """A line of tasks.csv; without a repository it is clip_benchmark's layout by the organisation djghosh."""
     folder = wds_folder(line["key"])
-    own = f"djghosh/{folder}"
-    tags, groups, folders = (tuple(line[column].split()) for column in ("tags", "groups", "folders"))
-    return SuiteTask(
-        line["key"],
-        line["name"],
-        line["kind"],  # type: ignore[arg-type]
-        int(line["size"]),
-        line["main_metric"] or None,
-        int(line["classes"]) if line["classes"] else None,
-        tags,
-        groups,
-        line["repository"] or own,
-        line["streamed"] or (None if line["repository"] else own),
-        folders or (folder,),
-    )
+    own = None if line["repository"] else f"djghosh/{folder}"
+    values: dict[str, Any] = {name: value or None for name, value in line.items()}
+    values |= {column: tuple(line[column].split()) for column in ("tags", "groups", "folders")}
+    values |= {"size": int(line["size"]), "classes": int(line["classes"]) if line["classes"] else None}
+    values["repository"] = values["repository"] or own
+    values["streamed"] = values["streamed"] or own
+    return SuiteTask(**values | {"folders": values["folders"] or (folder,)})
 
 
 with open(Path(__file__).parent / "tasks.csv", encoding="utf-8", newline="") as _file:

@@ -22,7 +22,7 @@ from prolip.evaluation.suites.datacomp.catalogue import (
     shard,
 )
 from prolip.evaluation.suites.datacomp.evaluate import Settings, evaluate_task
-from prolip.evaluation.suites.datacomp.report import WRITERS, Report, Row, build_report, table_1
+from prolip.evaluation.suites.datacomp.report import WRITERS, Row, our_rows, table_1
 from prolip.evaluation.suites.datacomp.results import (
     Identity,
     Line,
@@ -47,9 +47,9 @@ SHOWN = 8
 
 
 class Outcome(NamedTuple):
-    """What a run left: the report of all results in its folder, and why tasks failed or were missing, by key."""
+    """What a run left: the rows of all results in its folder, and why tasks failed or were missing, by key."""
 
-    report: Report
+    rows: Sequence[Row]
     failed: dict[str, str]
     missing: dict[str, str]
 
@@ -98,7 +98,7 @@ def run(
                 check_prompts(one, dataset, embedder.card)
     settings = replace(choice.settings, prompts=prompts)
     failed = evaluate_all(mine, found.datasets, embedder, similarities, store, settings, say)
-    return Outcome(write_tables(output, say) if store.lines() else Report(()), failed, found.missing)
+    return Outcome(write_tables(output, say) if store.lines() else [], failed, found.missing)
 
 
 def weights_of(paths: Sequence[str], datasets: Mapping[str, Dataset], whole: bool) -> tuple[PromptWeights, ...]:
@@ -195,24 +195,24 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds >= 90 else f"{seconds:.0f} s"
 
 
-def write_tables(output: str | os.PathLike, say: Say = print) -> Report:
-    """Read the results of a folder, write its `tables.md`, `.csv`, `.json` and `.tex`, and print Table 1.
+def write_tables(output: str | os.PathLike, say: Say = print) -> Sequence[Row]:
+    """Read the results of a folder, write its tables, and print Table 1.
 
     One process at a time reads and writes, so that the last one's tables hold the results of all.
     """
     with ResultFolder(output).alone("tables"):
-        report = build_report(latest(read_results([output])))
-        save_tables(report, output)
-    say(summary(report))
+        rows = our_rows(latest(read_results([output])))
+        save_tables(rows, output)
+    say(summary(rows))
     say(f"results and tables: {output}")
-    return report
+    return rows
 
 
-def save_tables(report: Report, output: str | os.PathLike) -> None:
+def save_tables(rows: Sequence[Row], output: str | os.PathLike) -> None:
     """Write `tables.md`, `.csv`, `.json` and `.tex`."""
     for ending, write in WRITERS.items():
         with replacing(Path(output) / f"tables.{ending}") as path:
-            path.write_text(write(report), encoding="utf-8")
+            path.write_text(write(rows), encoding="utf-8")
 
 
 def read_results(folders: Sequence[str | os.PathLike]) -> list[Line]:
@@ -226,26 +226,18 @@ def read_results(folders: Sequence[str | os.PathLike]) -> list[Line]:
     return lines
 
 
-def summary(report: Report) -> str:
+def summary(rows: Sequence[Row]) -> str:
     """Our rows task by task, Table 1, and the first notes of ours."""
-    ours, out = report.of("ours"), []
-    for row in ours:
-        out += ["", row.label, *task_lines(row)]
-    grid = table_1(report)
-    out += ["", *aligned(grid.header, grid.rows, 17)]
-    notes = [note for row in ours for note in row.notes]
+    out, notes = [], [note for row in rows if row.results for note in row.notes]
+    for row in rows:
+        out += ["", row.label] if row.results else []
+        for task in TASKS:
+            if task.key in row.results:
+                star = "*" if task.key in row.marked else ""
+                out.append(f"  {task.name:<24}{task.main_metric or GENDER:<24}{percent(row.results[task.key])}{star}")
+    grid = table_1(rows)
     more = [f"and {len(notes) - SHOWN} more notes in tables.md"] if len(notes) > SHOWN else []
-    return "\n".join([*out, "", *notes[:SHOWN], *more])
-
-
-def task_lines(row: Row) -> list[str]:
-    """A line per task of a row."""
-    return [
-        f"  {task.name:<24}{task.main_metric or GENDER:<24}{percent(row.results[task.key])}"
-        + ("*" if task.key in row.marked else "")
-        for task in TASKS
-        if task.key in row.results
-    ]
+    return "\n".join([*out, "", *aligned(grid.header, grid.rows, 17), "", *notes[:SHOWN], *more])
 
 
 def catalogue_text() -> str:
