@@ -10,7 +10,7 @@ import pytest
 
 from prolip.evaluation.suites.datacomp.catalogue import AGGREGATES, COUNTED, TASKS
 from prolip.evaluation.suites.datacomp.report import (
-    Row,
+    SuiteRow,
     faces_table,
     notes_of,
     our_rows,
@@ -21,10 +21,10 @@ from prolip.evaluation.suites.datacomp.report import (
     to_latex,
     to_markdown,
 )
-from prolip.evaluation.suites.datacomp.results import Identity
+from prolip.evaluation.suites.datacomp.results import ModelIdentity
 from prolip.evaluation.task import TaskResult
 
-ME = Identity("local-dir:runs/b16_50%", "f" * 32, "csd", "fp32")
+ME = ModelIdentity("local-dir:runs/b16_50%", "f" * 32, "csd", "fp32")
 LABEL = "local-dir:runs/b16_50% (csd)"
 
 
@@ -84,7 +84,7 @@ def test_a_task_on_other_images_or_classes_is_marked_and_so_are_its_averages():
 
 
 def test_rows_of_other_kinds_keep_their_sign_label_and_place():
-    change = Row("a", {"mnist": -3.25}, {"Average": 0.5, "ImageNet": -64.6}, "difference", against="b|c")
+    change = SuiteRow("a", {"mnist": -3.25}, {"Average": 0.5, "ImageNet": -64.6}, "difference", against="b|c")
     made = [*report(), change]
     text, latex = to_markdown(made), to_latex(made)
     assert r"| a minus b\|c | −64.6 | – | – | – | +0.5 |" in text and "$-$64.6" in latex
@@ -129,7 +129,7 @@ def test_faces_have_a_table_of_their_own():
     "other, labels",
     [
         (replace(ME, fingerprint="e" * 32), [f"{LABEL[:-1]}, fingerprint {x * 8})" for x in "fe"]),
-        (Identity("hf-hub:x/y", "e" * 32, "mean", "amp_bf16"), [LABEL, "hf-hub:x/y (mean, amp_bf16)"]),
+        (ModelIdentity("hf-hub:x/y", "e" * 32, "mean", "amp_bf16"), [LABEL, "hf-hub:x/y (mean, amp_bf16)"]),
     ],
 )
 def test_models_stand_together_and_those_of_one_name_are_told_apart(other, labels):

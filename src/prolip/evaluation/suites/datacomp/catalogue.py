@@ -140,7 +140,7 @@ def shard(tasks: Sequence[SuiteTask], index: int, count: int) -> tuple[SuiteTask
 
 
 # --- where the data sets lie ------------------------------------------------------------------------------------------
-class Found(NamedTuple):
+class FoundSets(NamedTuple):
     """The data sets that are there, by key, and why others cannot be read."""
 
     datasets: dict[str, Dataset]
@@ -176,7 +176,7 @@ def open_task(
     raise last
 
 
-def find_datasets(tasks: Sequence[SuiteTask], data_dir: str, skip_damaged: bool = False) -> Found:
+def find_datasets(tasks: Sequence[SuiteTask], data_dir: str, skip_damaged: bool = False) -> FoundSets:
     """Open every data set: reads no image, but sees that all shards are there. Errors become entries of `missing`.
 
     After an address did not answer, the next ones are waited for a few seconds only. Raises FileNotFoundError where
@@ -184,7 +184,7 @@ def find_datasets(tasks: Sequence[SuiteTask], data_dir: str, skip_damaged: bool 
     """
     if data_dir != HUB and is_local(check_address(data_dir)) and not Path(local_path(data_dir)).is_dir():
         raise FileNotFoundError(f"--data {data_dir} is no folder: give the one above the data sets, or {HUB} to stream")
-    found, gone = Found({}, {}), False
+    found, gone = FoundSets({}, {}), False
     for task in tasks:
         try:
             if gone:
@@ -202,7 +202,7 @@ def find_datasets(tasks: Sequence[SuiteTask], data_dir: str, skip_damaged: bool 
     return found
 
 
-def missing_report(tasks: Sequence[SuiteTask], found: Found, data_dir: str) -> str:
+def missing_report(tasks: Sequence[SuiteTask], found: FoundSets, data_dir: str) -> str:
     """What is missing and the commands that fetch it; empty if nothing is."""
     absent = [task for task in tasks if task.key in found.missing]
     if not absent:

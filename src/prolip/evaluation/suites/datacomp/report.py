@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from prolip.evaluation.suites.datacomp.catalogue import AGGREGATES, BY_KEY, COUNTED, TASKS, aggregate
-from prolip.evaluation.suites.datacomp.results import Identity, is_complete, main_value
+from prolip.evaluation.suites.datacomp.results import ModelIdentity, is_complete, main_value
 from prolip.evaluation.task import TaskResult
 
 #: Tasks in the upper half of Table C.1.
@@ -57,7 +57,7 @@ MATCHES = {
 
 
 @dataclass(frozen=True)
-class Row:
+class SuiteRow:
     """One line of a table: a model, or the difference of one to another.
 
     values, averages: percent by task key and by aggregate; kind: ours (measured here), published or difference; marked:
@@ -95,12 +95,12 @@ def cell(value: float | None, decimals: int, star: bool = False, sign: bool = Fa
     return f"{value:{'+' if sign else ''}.{decimals}f}".replace("-", "−") + ("*" if star else "")
 
 
-def notes_of(rows: Sequence[Row]) -> list[str]:
+def notes_of(rows: Sequence[SuiteRow]) -> list[str]:
     """The notes of all rows, each once."""
     return list(dict.fromkeys(note for row in rows for note in row.notes))
 
 
-def our_row(label: str, results: Mapping[str, TaskResult]) -> Row:
+def our_row(label: str, results: Mapping[str, TaskResult]) -> SuiteRow:
     """The row of a model from its finished tasks."""
     mains = {key: main_value(result) for key, result in results.items()}
     values = {key: 100 * value for key, value in mains.items() if value is not None and math.isfinite(value)}
@@ -123,7 +123,7 @@ def our_row(label: str, results: Mapping[str, TaskResult]) -> Row:
             "table's figure holds it, as published ones do."
         )
     notes += [f"* {label}: {measured_on(results[task.key])}." for task in TASKS if task.key in marked]
-    return Row(label, values, averages, marked=frozenset(marked), notes=tuple(notes), results=results)
+    return SuiteRow(label, values, averages, marked=frozenset(marked), notes=tuple(notes), results=results)
 
 
 def measured_on(result: TaskResult) -> str:
@@ -137,7 +137,7 @@ def measured_on(result: TaskResult) -> str:
     return f"{task.name} on {got} instead of {wanted}" + (f"; left out: {damaged}" if damaged else "")
 
 
-def our_rows(results: Mapping[Identity, Mapping[str, TaskResult]]) -> list[Row]:
+def our_rows(results: Mapping[ModelIdentity, Mapping[str, TaskResult]]) -> list[SuiteRow]:
     """The rows of `results.latest`; models of one name are told apart by their fingerprints."""
     labels = Counter(identity.label for identity in results)
     rows = []
@@ -148,13 +148,13 @@ def our_rows(results: Mapping[Identity, Mapping[str, TaskResult]]) -> list[Row]:
     return rows
 
 
-def table_1(rows: Sequence[Row]) -> Grid:
+def table_1(rows: Sequence[SuiteRow]) -> Grid:
     """The five averages, as in the paper's Table 1."""
     names = tuple(AGGREGATES)
     return _grid("Zero-shot results (ProLIP Table 1)", names, names, rows, 1)
 
 
-def table_c1(rows: Sequence[Row]) -> tuple[Grid, Grid]:
+def table_c1(rows: Sequence[SuiteRow]) -> tuple[Grid, Grid]:
     """All 38 tasks in the two blocks of Table C.1, the average last."""
     first, second = COUNTED[:FIRST_BLOCK], COUNTED[FIRST_BLOCK:]
     title = "Zero-shot results of all 38 tasks (ProLIP Table C.1)"
@@ -165,7 +165,7 @@ def table_c1(rows: Sequence[Row]) -> tuple[Grid, Grid]:
     )
 
 
-def faces_table(rows: Sequence[Row]) -> Grid:
+def faces_table(rows: Sequence[SuiteRow]) -> Grid:
     """FairFace and UTKFace, which count in no average; shares in percent, of the toxic prompts lower is better."""
     lines = []
     for row in rows:
@@ -176,7 +176,7 @@ def faces_table(rows: Sequence[Row]) -> Grid:
     return Grid("Faces (CLIP section 7.1)", tuple(FACE_COLUMNS.values()), tuple(lines))
 
 
-def uncertainty_table(rows: Sequence[Row]) -> Grid:
+def uncertainty_table(rows: Sequence[SuiteRow]) -> Grid:
     """How well traces predict errors, task by task: each query refused by its own trace, or by its score.
 
     Of classes and faces the query is an image, of retrieval an image (i2t) or a text (t2i), of WinoGAViL a cue. A tenth
@@ -202,13 +202,13 @@ def uncertainty_table(rows: Sequence[Row]) -> Grid:
     return Grid("Uncertainty: errors refused by the query's trace", header, tuple(lines))
 
 
-def grids(rows: Sequence[Row]) -> list[Grid]:
+def grids(rows: Sequence[SuiteRow]) -> list[Grid]:
     """Every table that has a row."""
     every = (table_1(rows), *table_c1(rows), faces_table(rows), uncertainty_table(rows))
     return [grid for grid in every if grid.rows]
 
 
-def _grid(title: str, header: Sequence[str], keys: Sequence[str], rows: Sequence[Row], decimals: int) -> Grid:
+def _grid(title: str, header: Sequence[str], keys: Sequence[str], rows: Sequence[SuiteRow], decimals: int) -> Grid:
     """A table of all rows that have a number in it; keys of tasks or aggregates."""
     lines: list[tuple[str, tuple[str, ...]]] = []
     for row in rows:
@@ -220,7 +220,7 @@ def _grid(title: str, header: Sequence[str], keys: Sequence[str], rows: Sequence
     return Grid(title, tuple(header), tuple(lines))
 
 
-def to_markdown(rows: Sequence[Row]) -> str:
+def to_markdown(rows: Sequence[SuiteRow]) -> str:
     """All tables with their notes."""
     parts = []
     for grid in grids(rows):
@@ -235,7 +235,7 @@ def to_markdown(rows: Sequence[Row]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def to_csv(rows: Sequence[Row]) -> str:
+def to_csv(rows: Sequence[SuiteRow]) -> str:
     """A line per row, a column per task and average; percent, empty where missing.
 
     The columns `kind` (ours, published, difference) and `marked` (names with a star) say how to read it.
@@ -253,10 +253,10 @@ def to_csv(rows: Sequence[Row]) -> str:
     return out.getvalue()
 
 
-def to_json(rows: Sequence[Row]) -> str:
+def to_json(rows: Sequence[SuiteRow]) -> str:
     """Everything, with null for what is missing: rows, differences, notes."""
 
-    def values_of(row: Row) -> dict[str, dict[str, float | None]]:
+    def values_of(row: SuiteRow) -> dict[str, dict[str, float | None]]:
         named = {"tasks": ([task.key for task in COUNTED], row.values), "averages": (list(AGGREGATES), row.averages)}
         return {
             name: {key: round(values[key], 6) if key in values else None for key in keys}
@@ -279,7 +279,7 @@ ESCAPES = str.maketrans(
 )
 
 
-def to_latex(rows: Sequence[Row]) -> str:
+def to_latex(rows: Sequence[SuiteRow]) -> str:
     """All tables for \\usepackage{booktabs,rotating,graphicx}: a table float each, wide headers turned upright."""
     parts = []
     for grid in grids(rows):

@@ -14,7 +14,7 @@ from prolip.evaluation.datasets.base import Dataset, fingerprint
 from prolip.evaluation.suites.datacomp.catalogue import (
     BY_KEY,
     TASKS,
-    Found,
+    FoundSets,
     SuiteTask,
     find_datasets,
     missing_report,
@@ -22,10 +22,10 @@ from prolip.evaluation.suites.datacomp.catalogue import (
     shard,
 )
 from prolip.evaluation.suites.datacomp.evaluate import Settings, evaluate_task
-from prolip.evaluation.suites.datacomp.report import WRITERS, Row, our_rows, table_1
+from prolip.evaluation.suites.datacomp.report import WRITERS, SuiteRow, our_rows, table_1
 from prolip.evaluation.suites.datacomp.results import (
-    Identity,
     Line,
+    ModelIdentity,
     ResultFolder,
     Tell,
     latest,
@@ -49,13 +49,13 @@ SHOWN = 8
 class Outcome(NamedTuple):
     """What a run left: the rows of all results in its folder, and why tasks failed or were missing, by key."""
 
-    rows: Sequence[Row]
+    rows: Sequence[SuiteRow]
     failed: dict[str, str]
     missing: dict[str, str]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Choice:
+class SuiteChoice:
     """What is evaluated, and how. tasks: keys, names or tags, default all; similarities: scores, None for the model's
     own; prompts: files of weights; part: (I, N), tasks of part I of N; allow_missing: do without data sets that are not
     there; skip_damaged: leave out damaged samples."""
@@ -70,7 +70,7 @@ class Choice:
 
 
 def run(
-    load: Callable[[], Embedder], data: str, output: str, choice: Choice | None = None, say: Say = print
+    load: Callable[[], Embedder], data: str, output: str, choice: SuiteChoice | None = None, say: Say = print
 ) -> Outcome:
     """The suite by a model, cheapest mistakes first: `load` is called when all else is right.
 
@@ -78,7 +78,7 @@ def run(
     what is finished. Raises ValueError and FileNotFoundError for unknown names, missing data sets and a model that
     cannot be loaded.
     """
-    choice = choice or Choice()
+    choice = choice or SuiteChoice()
     tasks = select_tasks(choice.tasks)
     for similarity in filter(None, choice.similarities):
         find_score(similarity)
@@ -118,7 +118,7 @@ def weights_of(paths: Sequence[str], datasets: Mapping[str, Dataset], whole: boo
     return given
 
 
-def refuse_missing(tasks: Sequence[SuiteTask], found: Found, data: str, allow_missing: bool, say: Say) -> None:
+def refuse_missing(tasks: Sequence[SuiteTask], found: FoundSets, data: str, allow_missing: bool, say: Say) -> None:
     """Say what to fetch from where; FileNotFoundError unless the rest may be evaluated without it."""
     if not found.missing:
         return
@@ -145,7 +145,7 @@ def evaluate_all(
     name, model = embedder.name, embedder.fingerprint
     if given := sorted(f"{one.rule} [{one.digest}]" for one in settings.prompts):
         name, model = ", ".join([name, *given]), fingerprint(model, given)
-    identities = [Identity(name, model, similarity, embedder.precision) for similarity in similarities]
+    identities = [ModelIdentity(name, model, similarity, embedder.precision) for similarity in similarities]
     kept = [key for key, wanted in wanted_of(todo, store, identities, marks).items() if not wanted]
     if kept:
         drawn = " and get no plots" if settings.plots else ""
@@ -154,7 +154,7 @@ def evaluate_all(
             "evaluate them again, give another --output, or delete their lines"
         )
 
-    def evaluate(task: SuiteTask, wanted: tuple[Identity, ...]) -> dict[Identity, TaskResult]:
+    def evaluate(task: SuiteTask, wanted: tuple[ModelIdentity, ...]) -> dict[ModelIdentity, TaskResult]:
         results = evaluate_task(task, datasets[task.key], embedder, [i.similarity for i in wanted], settings)
         return {identity: results[identity.similarity] for identity in wanted}
 
@@ -167,7 +167,7 @@ def progress(tasks: Sequence[SuiteTask], say: Say) -> Tell:
     done: dict[str, int] = {}  # images by key
     started = time.perf_counter()
 
-    def tell(task: SuiteTask, results: Mapping[Identity, TaskResult]) -> None:
+    def tell(task: SuiteTask, results: Mapping[ModelIdentity, TaskResult]) -> None:
         first = next(iter(results.values()))
         done[task.key] = first.info["images"]
         position = [other.key for other in tasks].index(task.key) + 1
@@ -195,7 +195,7 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds >= 90 else f"{seconds:.0f} s"
 
 
-def write_tables(output: str | os.PathLike, say: Say = print) -> Sequence[Row]:
+def write_tables(output: str | os.PathLike, say: Say = print) -> Sequence[SuiteRow]:
     """Read the results of a folder, write its tables, and print Table 1.
 
     One process at a time reads and writes, so that the last one's tables hold the results of all.
@@ -208,7 +208,7 @@ def write_tables(output: str | os.PathLike, say: Say = print) -> Sequence[Row]:
     return rows
 
 
-def save_tables(rows: Sequence[Row], output: str | os.PathLike) -> None:
+def save_tables(rows: Sequence[SuiteRow], output: str | os.PathLike) -> None:
     """Write `tables.md`, `.csv`, `.json` and `.tex`."""
     for ending, write in WRITERS.items():
         with replacing(Path(output) / f"tables.{ending}") as path:
@@ -226,7 +226,7 @@ def read_results(folders: Sequence[str | os.PathLike]) -> list[Line]:
     return lines
 
 
-def summary(rows: Sequence[Row]) -> str:
+def summary(rows: Sequence[SuiteRow]) -> str:
     """Our rows task by task, Table 1, and the first notes of ours."""
     out, notes = [], [note for row in rows if row.results for note in row.notes]
     for row in rows:
