@@ -19,8 +19,7 @@ from sklearn.utils.estimator_checks import check_estimator
 
 import prolip
 from prolip.classifiers import FewShotClassifier, ZeroShotClassifier
-from prolip.classifiers.base import class_logits
-from prolip.classifiers.inputs import Shown, from_array, to_array
+from prolip.classifiers.base import Shown, class_logits, from_array, to_array
 from prolip.embedder import Embedder
 from prolip.gaussian import Gaussian
 from prolip.loading import load_embedder

@@ -99,7 +99,7 @@ def test_hierarcaps_prints_both_protocols_apart(model, captions, tmp_path, capsy
 
 def test_images_at_levels_are_built_and_drawn(model, coco, captions, tmp_path, capsys, monkeypatch):  # noqa: F811
     drawn = {}
-    monkeypatch.setattr("prolip.hierarchy.figures.write", lambda figure, folder, name: drawn.update({name: folder}))
+    monkeypatch.setattr("prolip.hierarchy.levels.write", lambda figure, folder, name: drawn.update({name: folder}))
     built = tmp_path / "levels"
     given = ["--instances", str(coco / "instances.json"), "--images", str(coco / "val2017"), "--least", "50"]
     assert (
