@@ -19,15 +19,13 @@ from sklearn.utils.validation import check_array, check_is_fitted, column_or_1d
 from torch import Tensor
 
 from prolip.classifiers.sharpness import Sharpness
-from prolip.corpora.emoji.corpus import TEMPLATES
-from prolip.data.images import open_image
 from prolip.embedder import Embedder, ModelCard
-from prolip.evaluation.zero_shot import fill_all, mix_groups
 from prolip.gaussian import Gaussian, check_embeddings, kind_of
-from prolip.loading import load_embedder
 from prolip.measures.chance import OwnFirst, warn_once
+from prolip.prompts import DRAWINGS
+from prolip.prompts.templates import fill_all, mix_groups
 from prolip.scores import Score
-from prolip.search.risk import Threshold, find_threshold
+from prolip.search.risk_control import Threshold, find_threshold
 from prolip.uncertainty.doubt import hedge
 from prolip.uncertainty.novelty import refusal
 from prolip.utils.documents import shown as shortened
@@ -37,7 +35,7 @@ from prolip.utils.flags import did_you_mean
 NAMED = {
     "openai": open_clip.OPENAI_IMAGENET_TEMPLATES,
     "simple": open_clip.SIMPLE_IMAGENET_TEMPLATES,
-    "drawings": TEMPLATES,
+    "drawings": DRAWINGS,
 }
 Names = Sequence[str] | Mapping[Any, str | Sequence[str]] | None
 #: Ends of a tower, in the order of the columns of their novelty.
@@ -86,7 +84,7 @@ class ImageClassifier(ClassifierMixin, BaseEstimator):
         """Embed pictures as rows (N, W) that every method takes in their place: means and log variances, then two
         novelties in a model with them; W = D for points.
         """
-        return to_array(Shown(*self._embedder().embed_images(map(open_image, X), self.batch_size)))
+        return to_array(Shown(*self._embedder().embed(X, "image", self.batch_size)))
 
     def predict_proba(self, X: Any) -> np.ndarray:
         """Probabilities (N, C) in the order of `classes_`, each row summing to one."""
@@ -146,7 +144,7 @@ class ImageClassifier(ClassifierMixin, BaseEstimator):
         return self
 
     def risk_threshold(self, risk: float, delta: float = 0.1) -> Threshold:
-        """The least confidence that is answered, by `prolip.search.risk`. ValueError before `calibrate_risk`."""
+        """The least confidence that is answered (`prolip.search.risk_control`). ValueError before `calibrate_risk`."""
         check_is_fitted(self)
         if not hasattr(self, "risk_wrong_"):
             first = "call calibrate_risk(images, labels) with labelled images that fit did not use"
@@ -199,11 +197,11 @@ class ImageClassifier(ClassifierMixin, BaseEstimator):
         if not isinstance(self.model, str):
             raise ValueError(
                 f"model={self.model!r}: give a name such as 'local-dir:runs/demo/model', or what"
-                " prolip.evaluation.load_embedder gives"
+                " prolip.Embedder.load gives"
             )
         named = (self.model, self.pretrained, self.device)
         if self.__dict__.get("_loaded", (None,))[0] != named:
-            self._loaded = named, load_embedder(*named)
+            self._loaded = named, Embedder.load(self.model, self.pretrained, device=self.device)
         return self._loaded[1]
 
     def __getstate__(self) -> dict[str, Any]:
@@ -342,6 +340,6 @@ def as_shown(given: Any, embedder: Embedder, dimension: int, batch_size: int) ->
         return Shown(Gaussian(*(x.detach().float().cpu() for x in given)), {})
     if not is_pictures(given):
         return from_array(given, dimension, embedder.probabilistic)
-    found = Shown(*embedder.embed_images(map(open_image, given), batch_size))
+    found = Shown(*embedder.embed(given, "image", batch_size))
     check_embeddings(found.z, "the embeddings of X")
     return found

@@ -15,10 +15,10 @@ from pathlib import Path
 import numpy as np
 import torch
 from scipy.stats import kendalltau
+from tqdm import tqdm
 
 from prolip.embedder import Embedder
-from prolip.evaluation.embed import embed_encoded
-from prolip.gaussian import Gaussian, concatenate
+from prolip.gaussian import Gaussian
 from prolip.hierarchy import INCLUSIONS, ROOTS, STEPS
 from prolip.hierarchy.traversal import Pairwise, Traversal, traverse
 
@@ -187,8 +187,7 @@ def evaluate_hierarcaps(  # noqa: PLR0913 (what the papers leave to choose)
 
 def embed_files(embedder: Embedder, files: Iterable[Path], progress: bool = False) -> Gaussian:
     """Image files, decoded in threads, (N, D). ValueError for a damaged one."""
-    images = ((str(path), path.read_bytes) for path in files)
-    return concatenate(embed_encoded(embedder, images, BATCH, progress=progress))
+    return embedder.embed_images(tqdm(list(files), desc="images", unit="", disable=not progress), BATCH)
 
 
 def format_metrics(named: Sequence[tuple[str, dict[str, float]]]) -> str:

@@ -6,7 +6,6 @@ import os
 import platform
 import time
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,15 +15,15 @@ from prolip.corpora.emoji import corpus as emoji
 from prolip.corpora.emoji import uncertainty
 from prolip.corpora.emoji.corpus import LEVELS, Corpus
 from prolip.corpora.emoji.result import CorpusResult
-from prolip.embedder import Embedder, joined, token_lengths
-from prolip.evaluation.embed import embed_encoded
+from prolip.embedder import Embedder, token_lengths
 from prolip.evaluation.metrics import ranking as metrics
 from prolip.evaluation.metrics.bootstrap import mean_of
 from prolip.evaluation.metrics.classification import classification, label_ranks
 from prolip.evaluation.metrics.ranking import Ranking
 from prolip.evaluation.metrics.selective import Deciles, by_decile
-from prolip.evaluation.zero_shot import TEMPLATES, mix_groups
 from prolip.gaussian import Gaussian
+from prolip.prompts import DRAWINGS
+from prolip.prompts.templates import mix_groups
 from prolip.scores import Similarity
 from prolip.utils.messages import naming
 
@@ -43,7 +42,7 @@ def evaluate_corpus(embedder: Embedder, corpus: Corpus, similarity: Similarity =
     [0, 1]. ValueError for a corpus without a drawing or with fewer than two concepts.
     """
     started = time.perf_counter()
-    score = embedder.card.scored_by(similarity)
+    score = embedder.scored_by(similarity)
     if not corpus.drawings:
         raise ValueError("the corpus has no drawing: choose concepts that its shards show")
     if len(corpus.concepts) < 2:
@@ -80,8 +79,7 @@ def evaluate_corpus(embedder: Embedder, corpus: Corpus, similarity: Similarity =
 
 def embed_drawings(corpus: Corpus, embedder: Embedder) -> tuple[Gaussian, dict[str, np.ndarray]]:
     """Embed the drawings (N, D), with their novelty (N,) by the end of the tower, {} in a model without."""
-    drawings = ((drawing.key, partial(bytes, drawing.data)) for drawing in corpus.drawings)
-    image, novelty = joined(embed_encoded(embedder, drawings, BATCH, embed=partial(embedder.embed, side="image")))
+    image, novelty = embedder.embed((drawing.data for drawing in corpus.drawings), "image", BATCH)
     return image, {name: nats.numpy() for name, nats in novelty.items()}
 
 
@@ -148,9 +146,9 @@ def zero_shot_metrics(embedder: Embedder, result: CorpusResult, level: str) -> d
     labels = np.array([classes.index(getattr(concept, level)) for concept in concepts])
     text_of = {text: i for i, text in enumerate(result.table.texts)}
     members = [result.name_texts[labels == c] for c in range(len(classes))]
-    prompts = embedder.embed_texts(template.replace("{}", name) for name in classes for template in TEMPLATES)
+    prompts = embedder.embed_texts(template.replace("{}", name) for name in classes for template in DRAWINGS)
     z = {
-        level: mix_groups(prompts, [len(TEMPLATES)] * len(classes)),
+        level: mix_groups(prompts, [len(DRAWINGS)] * len(classes)),
         f"{level}_plain": result.text.select([text_of[name] for name in classes]),
         f"{level}_members": mix_groups(result.text.select(np.concatenate(members)), [len(rows) for rows in members]),
     }
