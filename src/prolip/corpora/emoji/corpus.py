@@ -63,7 +63,9 @@ class Drawing:
         try:
             return decode_image(self.data)
         except SampleFault as fault:
-            raise ValueError(f"drawing {self.key}: {fault}; repair its shard, or leave it out") from fault
+            raise ValueError(
+                f"drawing {self.key!r}: {fault}; repair its shard, or leave it out with --select"
+            ) from fault
 
 
 @dataclass(frozen=True)

@@ -124,7 +124,10 @@ def recall_by_trace(result: CorpusResult) -> dict[str, Deciles]:
         "captions_t2i": (text, captions[1].ap_at_r, captions[1].answerable),
         "keywords_t2i": (text[keywords], captions[1].ap_at_r[keywords], captions[1].answerable[keywords]),
     }
-    return {name: by_decile(trace[kept], value[kept].double().numpy()) for name, (trace, value, kept) in cases.items()}
+    return {
+        name: by_decile(trace[kept.numpy()], value[kept].double().numpy())  # NumPy takes one element for a number
+        for name, (trace, value, kept) in cases.items()
+    }
 
 
 def prompt_metrics(embedder: Embedder, result: CorpusResult) -> dict[str, float]:
