@@ -64,7 +64,7 @@ class Drawing:
             return decode_image(self.data)
         except SampleFault as fault:
             raise ValueError(
-                f"drawing {self.key!r}: {fault}; repair its shard, or leave it out with --select"
+                f"drawing {self.key!r}: {fault}. Repair it, or leave it out with --select"
             ) from fault
 
 
