@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import torch
@@ -9,26 +10,10 @@ from training_runs import TINY, metrics, start, stop_after
 
 from training.health.signals import EXIT_STOPPED
 
-AUGMENTED = [
-    "--text-mask",
-    "0.1",
-    "--text-random",
-    "0.1",
-    "--text-delete",
-    "0.2",
-    "--word-drop",
-    "0.2",
-    "--cutout",
-    "0.4",
-    "--cutout-prob",
-    "0.5",
-    "--erase-prob",
-    "0.5",
-    "--max-steps",
-    "4",
-    "--save-frequency",
-    "0",
-]
+AUGMENTED = shlex.split(
+    "--text-mask 0.1 --text-random 0.1 --text-delete 0.2 --word-drop 0.2 --cutout 0.4 "
+    "--cutout-prob 0.5 --erase-prob 0.5 --max-steps 4 --save-frequency 0"
+)
 
 
 def losses(folder: Path) -> torch.Tensor:

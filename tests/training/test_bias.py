@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 from contextlib import nullcontext
 from types import SimpleNamespace
 
@@ -146,16 +147,9 @@ def test_a_run_from_weights_balances_the_bias_says_and_saves_it_and_a_resumed_on
     save_pretrained(prolip.create_model("ProLIP-ViT-test", init_logit_bias=-40.0), tmp_path / "weights")
     more = [
         *SYNTHETIC,
-        "--output",
-        str(tmp_path),
-        "--name",
-        "run",
-        "--model",
+        *shlex.split(f"--output {tmp_path} --name run --model"),
         f"local-dir:{tmp_path / 'weights'}",
-        "--lr",
-        "0.01",
-        "--lr-scheduler",
-        "const",
+        *shlex.split("--lr 0.01 --lr-scheduler const"),
     ]
     assert main([*more, "--max-steps", "3"]) == 0
     text, start = capsys.readouterr().out, saved(tmp_path)

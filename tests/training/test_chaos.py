@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shlex
 import signal
 import subprocess
 import sys
@@ -22,41 +23,12 @@ from training.checkpoint.run_dir import lock_run_dir
 from training.checkpoint.storage import Storage
 
 ROOT = Path(__file__).parents[2]
-WORDS = [
-    "--model",
-    "ProLIP-ViT-test",
-    "--train-data",
-    SHARDS,
-    "--caption-sampling",
-    "name,keywords",
-    "--precision",
-    "fp32",
-    "--device",
-    "cpu",
-    "--batch-size",
-    "8",
-    "--workers",
-    "1",
-    "--warmup",
-    "5",
-    "--init-logit-bias",
-    "-2.8",
-    "--log-every-n-steps",
-    "1",
-    "--save-every-steps",
-    "9",
-    "--save-frequency",
-    "0",
-    "--keep-checkpoints",
-    "3",
-    "--shuffle-buffer",
-    "20",
-    "--ledger",
-    "--ema-decay",
-    "0.9",
-    "--resume",
-    "auto",
-]
+WORDS = shlex.split(
+    f"--model ProLIP-ViT-test --train-data {SHARDS} --caption-sampling name,keywords --precision fp32 "
+    "--device cpu --batch-size 8 --workers 1 --warmup 5 --init-logit-bias -2.8 --log-every-n-steps 1 "
+    "--save-every-steps 9 --save-frequency 0 --keep-checkpoints 3 --shuffle-buffer 20 --ledger "
+    "--ema-decay 0.9 --resume auto"
+)
 
 
 def launch(folder: Path, name: str, steps: int) -> subprocess.Popen:

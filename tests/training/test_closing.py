@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 from functools import partial
 from pathlib import Path
@@ -25,34 +26,11 @@ from training.checkpoint.reader import load_checkpoint
 from training.health.signals import EXIT_STOPPED, STOP, Watchdog
 from training.main import main
 
-TRAINING = [
-    "--method",
-    "likelihood",
-    "--bank",
-    "64",
-    "--centres",
-    "64",
-    "--train-data",
-    SHARDS,
-    "--caption-sampling",
-    "name:2,keywords,group",
-    "--model",
-    "ProLIP-ViT-test",
-    "--precision",
-    "fp32",
-    "--device",
-    "cpu",
-    "--warmup",
-    "1",
-    "--max-steps",
-    "4",
-    "--log-every-n-steps",
-    "1",
-    "--swa-epochs",
-    "1",
-    "--ema-decay",
-    "0.5",
-]
+TRAINING = shlex.split(
+    f"--method likelihood --bank 64 --centres 64 --train-data {SHARDS} --caption-sampling "
+    "name:2,keywords,group --model ProLIP-ViT-test --precision fp32 --device cpu --warmup 1 --max-steps 4 "
+    "--log-every-n-steps 1 --swa-epochs 1 --ema-decay 0.5"
+)
 
 
 @pytest.fixture(scope="module")
@@ -188,21 +166,10 @@ def test_a_run_on_few_pairs_saves_its_means_and_says_before_the_first_step_what_
     data = drawings_as_csv(tmp_path, rows)
     folder = begin(
         tmp_path,
-        "few",
-        "--method",
-        "likelihood",
-        "--bank",
-        "32",
-        "--train-data",
-        str(data),
-        "--batch-size",
-        "1",
-        "--max-steps",
-        "2",
-        "--warmup",
-        "1",
-        "--caption-sampling",
-        "title",
+        *shlex.split(
+            f"few --method likelihood --bank 32 --train-data {data} --batch-size 1 --max-steps 2 --warmup 1 "
+            "--caption-sampling title"
+        ),
     )
     said = capsys.readouterr().out
     fitted = rows >= 30
@@ -326,16 +293,7 @@ def test_the_fit_sees_the_model_as_an_evaluation_does_and_no_more_samples_than_a
         tmp_path,
         "seen",
         *TRAINING[:-4],
-        "--batch-size",
-        "16",
-        "--workers",
-        "0",
-        "--fit-samples",
-        "90",
-        "--precision",
-        "amp_bf16",
-        "--val-precision",
-        "fp32",
+        *shlex.split("--batch-size 16 --workers 0 --fit-samples 90 --precision amp_bf16 --val-precision fp32"),
     )
     scale = load_file(folder / "model/model.safetensors")["logit_scale"].exp().item()
     assert seen == {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from types import SimpleNamespace
 
 import pytest
@@ -105,24 +106,10 @@ def test_without_a_gpu_the_model_is_the_small_one_and_one_line_says_so(capsys):
 
 
 def test_what_was_settled_is_printed_saved_and_starts_the_same_run_again(tmp_path, capsys):
-    more = [
-        "--dataset-type",
-        "synthetic",
-        "--train-num-samples",
-        "20",
-        "--model",
-        "ProLIP-ViT-test",
-        "--workers",
-        "0",
-        "--output",
-        str(tmp_path),
-        "--precision",
-        "fp32",
-        "--device",
-        "cpu",
-        "--save-frequency",
-        "0",
-    ]
+    more = shlex.split(
+        "--dataset-type synthetic --train-num-samples 20 --model ProLIP-ViT-test --workers 0 --output "
+        f"{tmp_path} --precision fp32 --device cpu --save-frequency 0"
+    )
     assert main([*more, "--name", "one", "--max-steps", "20"]) == 0
     text = capsys.readouterr().out
     for fact in ("batch      8 = 1 ranks", "lr 0.0005", "1 steps of warm-up", "beta2 0.95, no clipping", "bias -1.946"):

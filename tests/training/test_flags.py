@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -37,28 +38,12 @@ def parse(*words: str) -> Example:
 
 def test_every_kind_of_field_is_read_from_its_flag():
     got = parse(
-        "--train-data",
-        "a.tar",
-        "--lr",
-        "1e-4",
-        "--steps",
-        "5",
-        "--resampled",
-        "--shape",
-        "const",
-        "--form",
-        "printed",
-        "--sizes",
-        "1",
-        "2",
-        "--names",
-        "x",
-        "--options",
+        *shlex.split(
+            "--train-data a.tar --lr 1e-4 --steps 5 --resampled --shape const --form printed --sizes "
+            "1 2 --names x --options"
+        ),
         "scale=(0.8,1.0)",
-        "gray=0.2",
-        "mode=fast",
-        "--clip",
-        "1",
+        *shlex.split("gray=0.2 mode=fast --clip 1"),
     )
     want = Example(
         train_data="a.tar",

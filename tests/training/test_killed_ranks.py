@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import time
 from pathlib import Path
@@ -17,45 +18,12 @@ from drawings import SHARDS
 from forked import Forked, until
 
 STEPS = 20
-TRAINING = [
-    "--model",
-    "ProLIP-ViT-test",
-    "--train-data",
-    SHARDS,
-    "--caption-sampling",
-    "name,keywords",
-    "--precision",
-    "fp32",
-    "--device",
-    "cpu",
-    "--max-steps",
-    str(STEPS),
-    "--warmup",
-    "2",
-    "--lr",
-    "1e-3",
-    "--init-logit-bias",
-    "-2.8",
-    "--alpha1",
-    "0.1",
-    "--alpha2",
-    "0.5",
-    "--beta",
-    "0.01",
-    "--mask-fraction",
-    "0.5",
-    "--grad-clip-norm",
-    "5",
-    "--shuffle-buffer",
-    "20",
-    "--save-frequency",
-    "0",
-    "--save-every-steps",
-    "5",
-    "--log-every-n-steps",
-    "1",
-    "--no-report",
-]
+TRAINING = shlex.split(
+    f"--model ProLIP-ViT-test --train-data {SHARDS} --caption-sampling name,keywords --precision fp32 "
+    f"--device cpu --max-steps {STEPS} --warmup 2 --lr 1e-3 --init-logit-bias -2.8 --alpha1 0.1 --alpha2 "
+    "0.5 --beta 0.01 --mask-fraction 0.5 --grad-clip-norm 5 --shuffle-buffer 20 --save-frequency 0 "
+    "--save-every-steps 5 --log-every-n-steps 1 --no-report"
+)
 FEW_FILES = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shlex
 import tarfile
 from pathlib import Path
 
@@ -18,22 +19,10 @@ from drawings import UNSEEN
 from training.checkpoint.reader import load_checkpoint
 from training.main import main
 
-PLAIN = [
-    "--train-data",
-    UNSEEN,
-    "--caption-sampling",
-    "name:2,keywords",
-    "--precision",
-    "fp32",
-    "--device",
-    "cpu",
-    "--warmup",
-    "1",
-    "--log-every-n-steps",
-    "1",
-    "--lr",
-    "1e-3",
-]
+PLAIN = shlex.split(
+    f"--train-data {UNSEEN} --caption-sampling name:2,keywords --precision fp32 --device cpu --warmup 1 "
+    "--log-every-n-steps 1 --lr 1e-3"
+)
 ADAPT = [*PLAIN, "--method", "source-free", "--neighbours", "20"]
 EPOCH = ["--train-num-samples", "32"]  # two steps of 16
 
@@ -58,16 +47,7 @@ def memory_of(folder: Path) -> dict[str, torch.Tensor]:
 def test_the_adapted_model_stays_one_of_its_method_and_no_pair_is_read(source, tmp_path, capsys):
     words = [
         *ADAPT,
-        "--model",
-        f"local-dir:{source}",
-        "--batch-size",
-        "16",
-        "--workers",
-        "0",
-        "--max-steps",
-        "3",
-        "--output",
-        str(tmp_path),
+        *shlex.split(f"--model local-dir:{source} --batch-size 16 --workers 0 --max-steps 3 --output {tmp_path}"),
     ]
     assert main([*words, "--name", "one"]) == 0
     said = capsys.readouterr().out
@@ -103,19 +83,10 @@ def test_ranks_adapt_as_one_process_does(source, tmp_path, forked):
     words = [
         *ADAPT,
         *EPOCH,
-        "--model",
-        f"local-dir:{source}",
-        "--max-steps",
-        "4",
-        "--renew-pairs",
-        "--opt",
-        "sgd",
-        "--lr",
-        "0.1",
-        "--save-every-steps",
-        "1",
-        "--output",
-        str(tmp_path),
+        *shlex.split(
+            f"--model local-dir:{source} --max-steps 4 --renew-pairs --opt sgd --lr 0.1 --save-every-steps 1 "
+            f"--output {tmp_path}"
+        ),
     ]
     ways = {"one": (1, "16", "2"), "two": (2, "8", "1")}
     for name, (ranks, size, workers) in ways.items():
@@ -135,16 +106,7 @@ def test_a_run_goes_on_bit_for_bit(source, tmp_path, renew, stop):
     words = [
         *ADAPT,
         *EPOCH,
-        "--model",
-        f"local-dir:{source}",
-        "--max-steps",
-        "5",
-        "--batch-size",
-        "16",
-        "--workers",
-        "0",
-        "--output",
-        str(tmp_path),
+        *shlex.split(f"--model local-dir:{source} --max-steps 5 --batch-size 16 --workers 0 --output {tmp_path}"),
         *(["--renew-pairs"] if renew else []),
     ]
     assert main([*words, "--name", "whole"]) == 0
@@ -158,16 +120,7 @@ def test_pairs_are_found_again_only_where_that_is_asked_for(source, tmp_path, ca
     words = [
         *ADAPT,
         *EPOCH,
-        "--model",
-        f"local-dir:{source}",
-        "--max-steps",
-        "6",
-        "--batch-size",
-        "16",
-        "--workers",
-        "0",
-        "--output",
-        str(tmp_path),
+        *shlex.split(f"--model local-dir:{source} --max-steps 6 --batch-size 16 --workers 0 --output {tmp_path}"),
     ]
     assert main([*words, "--name", "once"]) == 0
     assert capsys.readouterr().out.count("looked at the whole data") == 1
@@ -185,18 +138,10 @@ def test_texts_come_from_a_file_and_images_need_none(source, tmp_path):
     texts.write_text("a cat\na red rose\n\na cat\nhouse\n")
     words = [
         *ADAPT[2:],
-        "--model",
-        f"local-dir:{source}",
-        "--max-steps",
-        "2",
-        "--batch-size",
-        "8",
-        "--workers",
-        "0",
-        "--save-every-steps",
-        "1",
-        "--output",
-        str(tmp_path),
+        *shlex.split(
+            f"--model local-dir:{source} --max-steps 2 --batch-size 8 --workers 0 --save-every-steps 1 --output "
+            f"{tmp_path}"
+        ),
     ]
     words = [w for w in words if w not in ("--caption-sampling", "name:2,keywords")]
     words += ["--train-data", str(images), "--target-texts", str(texts), "--name", "files"]
@@ -218,18 +163,9 @@ def test_texts_come_from_a_file_and_images_need_none(source, tmp_path):
 def test_what_cannot_be_adapted_is_refused_before_the_first_step(source, tmp_path, capsys, words, message):
     given = [
         *ADAPT,
-        "--model",
-        f"local-dir:{source}",
-        "--max-steps",
-        "3",
-        "--batch-size",
-        "16",
-        "--workers",
-        "0",
-        "--output",
-        str(tmp_path),
-        "--name",
-        "no",
+        *shlex.split(
+            f"--model local-dir:{source} --max-steps 3 --batch-size 16 --workers 0 --output {tmp_path} --name no"
+        ),
         *words,
     ]
     assert main(given) != 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import tarfile
 from pathlib import Path
 
@@ -231,18 +232,9 @@ def test_too_many_broken_images_end_the_run_without_a_trace(capsys, tmp_path, da
     text = refused(
         capsys,
         *TINY,
-        "--workers",
-        workers,
-        "--batch-size",
-        "2",
-        "--train-data",
-        damaged,
-        "--epochs",
-        "3",
-        "--output",
-        tmp_path,
-        "--device",
-        "cpu",
+        *shlex.split(
+            f"--workers {workers} --batch-size 2 --train-data {damaged} --epochs 3 --output {tmp_path} --device cpu"
+        ),
     )
     assert "bad image" in text and "--max-bad-fraction" in text
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -111,34 +112,11 @@ def test_what_follows_from_a_method_is_neither_a_flag_nor_saved(toy, tmp_path):
 
 
 def test_the_line_of_progress_shows_what_the_objective_wants_shown(toy, tmp_path, capsys):
-    words = [
-        "--method",
-        "toy",
-        "--model",
-        "ProLIP-ViT-test",
-        "--dataset-type",
-        "synthetic",
-        "--train-num-samples",
-        "24",
-        "--batch-size",
-        "8",
-        "--workers",
-        "0",
-        "--max-steps",
-        "1",
-        "--warmup",
-        "0",
-        "--log-every-n-steps",
-        "1",
-        "--device",
-        "cpu",
-        "--precision",
-        "fp32",
-        "--output",
-        str(tmp_path),
-        "--name",
-        "shown",
-    ]
+    words = shlex.split(
+        "--method toy --model ProLIP-ViT-test --dataset-type synthetic --train-num-samples 24 --batch-size 8 "
+        "--workers 0 --max-steps 1 --warmup 0 --log-every-n-steps 1 --device cpu --precision fp32 --output "
+        f"{tmp_path} --name shown"
+    )
     assert main(words) == 0
     line = next(line for line in capsys.readouterr().out.splitlines() if "samples/s" in line)
     assert " | scale " in line and "bias" not in line

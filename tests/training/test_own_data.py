@@ -112,11 +112,7 @@ def test_a_run_is_validated_on_a_table(tables, tmp_path, name):
         tables / "a.csv",
         "--val-data",
         tables / name,
-        f"emoji:{FOLDER}/emojione.tar",
-        "--val-select",
-        "subgroup=sport",
-        "--best-metric",
-        "a/i2t/R@1",
+        *shlex.split(f"emoji:{FOLDER}/emojione.tar --val-select subgroup=sport --best-metric a/i2t/R@1"),
     )
     found = json.loads((run / "eval.json").read_text())
     assert found["a/i2t/queries"] == 40 and "names/i2t/R@1" in found and (run / "best" / "best.json").exists()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -63,15 +64,7 @@ def test_the_corpus_command_ranks_by_mean_and_reports_no_trace(run, tmp_path, ca
 
 def test_the_evaluation_command_ranks_by_mean_and_refuses_by_score_alone(run, task, tmp_path, capsys):
     (result,) = evaluate(
-        [
-            "--model",
-            f"local-dir:{run}/model",
-            "--data",
-            f"wds:{task}",
-            "--uncertainty",
-            "--save-features",
-            str(tmp_path),
-        ]
+        shlex.split(f"--model local-dir:{run}/model --data wds:{task} --uncertainty --save-features {tmp_path}")
     )
     said = capsys.readouterr().out
     assert result.info["similarity"] == "mean" and without_traces(result.metrics)
@@ -86,14 +79,10 @@ def test_the_evaluation_command_ranks_by_mean_and_refuses_by_score_alone(run, ta
 def test_clip_benchmark_compares_by_mean(run, task, tmp_path):
     clip_benchmark(
         [
-            "eval",
-            "--model",
-            f"local-dir:{run}/model",
-            "--dataset",
-            "wds/drawings",
-            "--dataset_root",
-            f"{task.parent}/wds_{{dataset_cleaned}}",
-            "--output",
+            *shlex.split(
+                f"eval --model local-dir:{run}/model --dataset wds/drawings --dataset_root "
+                f"{task.parent}/wds_{{dataset_cleaned}} --output"
+            ),
             str(tmp_path / "{similarity}.json"),
             "--num_workers",
             "0",

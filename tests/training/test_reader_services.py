@@ -5,6 +5,7 @@ recomputed activations, shards, compiled towers, other sizes, and runs that stop
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 from collections import Counter
@@ -520,49 +521,12 @@ def test_siglip2_trains_at_full_size_on_two_ranks(tmp_path):
         f"st.save_file({{k: v.contiguous() for k, v in m.state_dict().items()}}, {str(weights)!r})"
     )
     subprocess.run([sys.executable, "-c", write], check=True)  # in this process names may stand for small towers
-    line = [
-        "--nproc_per_node",
-        "2",
-        "-m",
-        "training.main",
-        "--model",
-        name,
-        "--pretrained",
-        weights,
-        "--tokenizer",
-        tokenizer,
-        "--method",
-        "likelihood",
-        "--train-data",
-        SHARDS,
-        "--caption-sampling",
-        "name,keywords",
-        "--batch-size",
-        "2",
-        "--max-steps",
-        "3",
-        "--warmup",
-        "1",
-        "--workers",
-        "0",
-        "--device",
-        "cpu",
-        "--opt",
-        "momentum",
-        "--momentum",
-        "0",
-        "--lr",
-        "0.1",
-        "--fit-samples",
-        "64",
-        "--log-every-n-steps",
-        "1",
-        "--output",
-        tmp_path,
-        "--name",
-        "run",
-        "--no-report",
-    ]
+    line = shlex.split(
+        f"--nproc_per_node 2 -m training.main --model {name} --pretrained {weights} --tokenizer {tokenizer} "
+        f"--method likelihood --train-data {SHARDS} --caption-sampling name,keywords --batch-size 2 "
+        "--max-steps 3 --warmup 1 --workers 0 --device cpu --opt momentum --momentum 0 --lr 0.1 --fit-samples "
+        f"64 --log-every-n-steps 1 --output {tmp_path} --name run --no-report"
+    )
     environment = {own: value for own, value in os.environ.items() if own not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
     environment |= {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", *map(str, line)]

@@ -7,6 +7,7 @@ import contextlib
 import io
 import json
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -81,22 +82,10 @@ def settings(folder: Path, host: str, name: str = "run") -> list[str]:
     rest = TINY[TINY.index("--model") :]
     return [
         *rest,
-        "--caption-sampling",
-        "name",
-        "--train-num-samples",
-        "32",
-        "--max-bad-fraction",
-        "1",
-        "--shuffle-buffer",
-        "1",
-        "--output",
-        str(folder),
-        "--name",
-        name,
-        "--read-retries",
-        "0",
-        "--save-frequency",
-        "0",
+        *shlex.split(
+            "--caption-sampling name --train-num-samples 32 --max-bad-fraction 1 --shuffle-buffer 1 --output "
+            f"{folder} --name {name} --read-retries 0 --save-frequency 0"
+        ),
     ]
 
 
@@ -128,14 +117,10 @@ def trained(tmp_path_factory, host):
         "--train-data",
         sources(host),
         *settings(folder, host),
-        "--epochs",
-        "6",
-        "--ledger",
-        "--val-data",
-        f"emoji:http://user:{SECRET}@{host}/auth/emojione.tar?sig={SECRET}",
-        f"wds:http://user:{ENCODED}@{host}/auth/wds_sport",
-        "--val-select",
-        "subgroup=sport",
+        *shlex.split(
+            f"--epochs 6 --ledger --val-data emoji:http://user:{SECRET}@{host}/auth/emojione.tar?sig={SECRET} "
+            f"wds:http://user:{ENCODED}@{host}/auth/wds_sport --val-select subgroup=sport"
+        ),
     ]
     with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
         assert main(words) == 0
@@ -190,13 +175,7 @@ def test_a_resume_goes_on_with_the_same_address_and_on_request_with_a_renewed_on
     saved = [
         "--config",
         str(run / "config.json"),
-        "--resume",
-        "auto",
-        "--output",
-        str(tmp_path),
-        "--val-data",
-        "--val-select",
-        "none",
+        *shlex.split(f"--resume auto --output {tmp_path} --val-data --val-select none"),
     ]
     assert main([*saved, "--epochs", "7", "--train-data", sources(host)]) == 0
     said = capfd.readouterr().out
@@ -249,16 +228,9 @@ def test_errors_about_an_address_hold_no_secret(data, host, tmp_path, capfd):
 def test_tracebacks_hold_no_secret(host, tmp_path):
     command = [
         sys.executable,
-        "-m",
-        "training.main",
-        "--traceback",
-        "--train-data",
-        f"http://u:{SECRET}@{host}/no.tar?{SECRET}",
+        *shlex.split(f"-m training.main --traceback --train-data http://u:{SECRET}@{host}/no.tar?{SECRET}"),
         *settings(tmp_path, host),
-        "--workers",
-        "2",
-        "--epochs",
-        "1",
+        *shlex.split("--workers 2 --epochs 1"),
     ]
     ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     assert ended.returncode == 1 and "Traceback" in ended.stderr

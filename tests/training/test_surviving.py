@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import random
+import shlex
 import shutil
 import signal
 import subprocess
@@ -18,29 +19,10 @@ import pytest
 from forked import ROOT, until
 
 STEPS = 8
-WORDS = [
-    "--dataset-type",
-    "synthetic",
-    "--train-num-samples",
-    "48",
-    "--model",
-    "ProLIP-ViT-test",
-    "--precision",
-    "fp32",
-    "--device",
-    "cpu",
-    "--batch-size",
-    "8",
-    "--workers",
-    "1",
-    "--warmup",
-    "1",
-    "--log-every-n-steps",
-    "1",
-    "--max-steps",
-    str(STEPS),
-    "--ledger",
-]
+WORDS = shlex.split(
+    "--dataset-type synthetic --train-num-samples 48 --model ProLIP-ViT-test --precision fp32 --device "
+    f"cpu --batch-size 8 --workers 1 --warmup 1 --log-every-n-steps 1 --max-steps {STEPS} --ledger"
+)
 # A save that takes as long as a test needs.
 SLOW_SAVE = "import time; training.loop.save = lambda run, save=training.loop.save: (save(run), time.sleep(60))"
 # Steps that take a while, so that what is done to a run is done before it ends.
@@ -377,18 +359,9 @@ def launch(runs: Path, name: str, *more: str, out: str = "", steps: int = STEPS)
     environment |= {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     command = [
         sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc_per_node",
-        "2",
-        "-m",
-        "training.main",
+        *shlex.split("-m torch.distributed.run --standalone --nproc_per_node 2 -m training.main"),
         *RANKS,
-        "--output",
-        str(runs),
-        "--name",
-        name,
+        *shlex.split(f"--output {runs} --name {name}"),
         *more,
     ]
     with open(out or runs / f"{name}.log", "a") as log:

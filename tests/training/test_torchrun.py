@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -21,44 +22,12 @@ from prolip.models.checkpoint import save_pretrained
 ROOT = Path(__file__).parents[2]
 STEPS = 20
 # Heavier inclusion and VIB terms than the paper's, so that masked views show in the gradients.
-TRAINING = [
-    "--model",
-    "ProLIP-ViT-test",
-    "--train-data",
-    SHARDS,
-    "--caption-sampling",
-    "name,keywords",
-    "--precision",
-    "fp32",
-    "--device",
-    "cpu",
-    "--max-steps",
-    str(STEPS),
-    "--warmup",
-    "2",
-    "--lr",
-    "1e-3",
-    "--init-logit-bias",
-    "-2.8",
-    "--alpha1",
-    "0.1",
-    "--alpha2",
-    "0.5",
-    "--beta",
-    "0.01",
-    "--grad-clip-norm",
-    "5",
-    "--mask-fraction",
-    "0.25",
-    "--log-every-n-steps",
-    "1",
-    "--shuffle-buffer",
-    "50",
-    "--ema-decay",
-    "0.9",
-    "--lr-scheduler",
-    "const",
-]
+TRAINING = shlex.split(
+    f"--model ProLIP-ViT-test --train-data {SHARDS} --caption-sampling name,keywords --precision fp32 "
+    f"--device cpu --max-steps {STEPS} --warmup 2 --lr 1e-3 --init-logit-bias -2.8 --alpha1 0.1 --alpha2 "
+    "0.5 --beta 0.01 --grad-clip-norm 5 --mask-fraction 0.25 --log-every-n-steps 1 --shuffle-buffer 50 "
+    "--ema-decay 0.9 --lr-scheduler const"
+)
 
 
 def launch(ranks: int, *words: str, timeout: int = 240) -> subprocess.CompletedProcess:
@@ -156,19 +125,7 @@ def test_ranks_and_micro_batches_give_the_parameters_of_one_process(runs, start,
 
 def test_only_the_first_rank_speaks_and_writes(forked, runs):
     train(
-        forked,
-        2,
-        "--batch-size",
-        "8",
-        "--workers",
-        "0",
-        "--max-steps",
-        "3",
-        "--output",
-        runs,
-        "--name",
-        "quiet",
-        *VALIDATION,
+        forked, 2, *shlex.split(f"--batch-size 8 --workers 0 --max-steps 3 --output {runs} --name quiet"), *VALIDATION
     )
     assert forked.out.count("step  3/3") + forked.out.count("step 3/3") == 1
     assert [row["step"] for row in rows(runs / "quiet") if row["kind"] == "train"] == [1, 2, 3]

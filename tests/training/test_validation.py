@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import shlex
 from pathlib import Path
 
 import pytest
@@ -68,14 +69,7 @@ def run(tmp_path_factory, sets) -> Path:
         tmp_path_factory.mktemp("runs"),
         "whole",
         *flags_of(sets),
-        "--max-steps",
-        str(STEPS),
-        "--val-every-steps",
-        "2",
-        "--ema-decay",
-        "0.5",
-        "--best-metric",
-        "ema/drawings/i2t/mAP@R",
+        *shlex.split(f"--max-steps {STEPS} --val-every-steps 2 --ema-decay 0.5 --best-metric ema/drawings/i2t/mAP@R"),
     )
 
 
@@ -94,14 +88,7 @@ def test_an_evaluation_that_is_due_for_two_reasons_is_done_once(sets, tmp_path):
         "both",
         "--val-data",
         sets["drawings"],
-        "--train-num-samples",
-        "64",
-        "--max-steps",
-        "6",
-        "--val-frequency",
-        "1",
-        "--val-every-steps",
-        "2",
+        *shlex.split("--train-num-samples 64 --max-steps 6 --val-frequency 1 --val-every-steps 2"),
     )
     assert [row["step"] for row in metrics(folder) if row["kind"] == "eval"] == [2, 4, 6]
 
@@ -134,18 +121,10 @@ def test_the_average_of_epochs_is_measured_once_there_is_one_and_can_be_the_best
         "swa",
         "--val-data",
         sets["drawings"],
-        "--train-num-samples",
-        "64",
-        "--epochs",
-        "4",
-        "--val-frequency",
-        "1",
-        "--swa-epochs",
-        "2",
-        "--ema-decay",
-        "0.5",
-        "--best-metric",
-        "swa/drawings/rsum",
+        *shlex.split(
+            "--train-num-samples 64 --epochs 4 --val-frequency 1 --swa-epochs 2 --ema-decay 0.5 "
+            "--best-metric swa/drawings/rsum"
+        ),
     )
     rows = evaluations(folder)
     assert {step: "swa/drawings/rsum" in row for step, row in rows.items()} == {2: False, 4: False, 6: True, 8: True}
@@ -175,20 +154,10 @@ def test_ranks_share_the_work_and_find_what_one_process_finds(forked, run, sets,
     code = forked.run(
         *TINY,
         *flags_of(sets),
-        "--max-steps",
-        str(STEPS),
-        "--val-every-steps",
-        "2",
-        "--ema-decay",
-        "0.5",
-        "--batch-size",
-        "16",
-        "--output",
-        tmp_path,
-        "--name",
-        "two",
-        "--best-metric",
-        "drawings/i2t/mAP@R",
+        *shlex.split(
+            f"--max-steps {STEPS} --val-every-steps 2 --ema-decay 0.5 --batch-size 16 --output {tmp_path} --name "
+            "two --best-metric drawings/i2t/mAP@R"
+        ),
         *words,
         ranks=2,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,53 +28,17 @@ ROOT = Path(__file__).parents[2]
 DATA = ["--train-data", SHARDS, "--caption-sampling", "name:2,keywords"]
 TINY = [
     *DATA,
-    "--model",
-    "ProLIP-ViT-test",
-    "--precision",
-    "fp32",
-    "--device",
-    "cpu",
-    "--batch-size",
-    "32",
-    "--workers",
-    "0",
-    "--warmup",
-    "2",
-    "--init-logit-bias",
-    "-3",
-    "--log-every-n-steps",
-    "1",
-    "--save-frequency",
-    "1",
-    "--keep-checkpoints",
-    "0",
-    "--no-report",
+    *shlex.split(
+        "--model ProLIP-ViT-test --precision fp32 --device cpu --batch-size 32 --workers 0 "
+        "--warmup 2 --init-logit-bias -3 --log-every-n-steps 1 --save-frequency 1 "
+        "--keep-checkpoints 0 --no-report"
+    ),
 ]
-SYNTHETIC = [
-    "--dataset-type",
-    "synthetic",
-    "--train-num-samples",
-    "64",
-    "--model",
-    "ProLIP-ViT-test",
-    "--precision",
-    "fp32",
-    "--device",
-    "cpu",
-    "--batch-size",
-    "8",
-    "--workers",
-    "0",
-    "--warmup",
-    "1",
-    "--log-every-n-steps",
-    "1",
-    "--save-frequency",
-    "0",
-    "--keep-checkpoints",
-    "0",
-    "--no-report",
-]
+SYNTHETIC = shlex.split(
+    "--dataset-type synthetic --train-num-samples 64 --model ProLIP-ViT-test --precision fp32 "
+    "--device cpu --batch-size 8 --workers 0 --warmup 1 --log-every-n-steps 1 "
+    "--save-frequency 0 --keep-checkpoints 0 --no-report"
+)
 
 
 def start(folder: Path, name: str, *words: str) -> Path:
