@@ -14,7 +14,7 @@ from prolip.cli.main import VERBS
 from prolip.methods import METHODS
 from prolip.models.config import ProLIPCfg
 
-SOURCE = Path(__file__).parents[2] / "src" / "training"
+SOURCE = Path(__file__).parents[3] / "src" / "training"
 FILES = sorted(SOURCE.rglob("*.py"))
 #: Names of settings that are ordinary words here too: torch's `forward`.
 ALLOWED = {"forward"}

@@ -275,7 +275,7 @@ def test_interrupting_says_how_to_go_on(capsys, monkeypatch):
 
 @pytest.fixture(autouse=True)
 def in_the_repository(monkeypatch):
-    monkeypatch.chdir(Path(__file__).parents[2])
+    monkeypatch.chdir(Path(__file__).parents[3])
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
         if name in os.environ:
             monkeypatch.delenv(name)

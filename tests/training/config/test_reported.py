@@ -16,7 +16,7 @@ from training.evaluate import open_validation
 from training.main import main, parse
 from training.parallel.distributed import World
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 DRAWINGS = "drawings.tar"
 NAME = "ProLIP-ViT-test"
 

@@ -19,7 +19,7 @@ from drawings import SHARDS, VALIDATION
 from forked import Forked
 from prolip.models.checkpoint import save_pretrained
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 STEPS = 20
 # Heavier inclusion and VIB terms than the paper's, so that masked views show in the gradients.
 TRAINING = shlex.split(

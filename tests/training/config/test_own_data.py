@@ -24,7 +24,7 @@ from training.evaluate import open_validation
 from training.main import main, parse
 from training.parallel.distributed import World
 
-PAGE = (Path(__file__).parents[2] / "docs/own-data.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[3] / "docs/own-data.md").read_text(encoding="utf-8")
 COMMANDS = re.findall(r"^prolip train (--.*)$", PAGE, re.MULTILINE)
 MINE = [*TINY[TINY.index("--model") :], "--batch-size", "8", "--max-steps", "3"]
 

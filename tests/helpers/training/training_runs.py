@@ -24,7 +24,7 @@ from training.parallel.distributed import World
 from training.run import build
 from training.state import Run
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 DATA = ["--train-data", SHARDS, "--caption-sampling", "name:2,keywords"]
 TINY = [
     *DATA,

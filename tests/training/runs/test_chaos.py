@@ -22,7 +22,7 @@ from training.checkpoint.reader import check_checkpoint, list_steps
 from training.checkpoint.run_dir import lock_run_dir
 from training.checkpoint.storage import Storage
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 WORDS = shlex.split(
     f"--model ProLIP-ViT-test --train-data {SHARDS} --caption-sampling name,keywords --precision fp32 "
     "--device cpu --batch-size 8 --workers 1 --warmup 5 --init-logit-bias -2.8 --log-every-n-steps 1 "
