@@ -30,8 +30,6 @@ INVOCATION = ("resume", "overwrite", "traceback", "renewed_addresses")
 RENAMED = {("run", "output_dir"): "output"}
 #: Settings of earlier versions that no longer exist.
 DROPPED = {("model", "init_uncertainty")}
-#: Folder of configurations, now deleted, of towers that took CLIP's weights.
-CONVERTED = "local-dir:scripts/recipes/"
 #: Key of a saved config under which hashes of settings stand that it holds without their secrets.
 REDACTED = "redacted"
 #: Pattern of a share of the run's steps.
@@ -306,12 +304,6 @@ def build_config(method: str, values: dict[str, dict[str, Any]]) -> Config:
         for name, source in DERIVED.get(section, {}).items():
             if name in settings:
                 raise FlagError(f"{section}.{name} is not set by itself: it follows from {source}; set that one")
-    model = str(values.get("model", {}).get("model"))
-    if model.startswith(CONVERTED) and not Path(model.partition(":")[2]).exists():
-        raise FlagError(
-            f"--model {model} is no longer here: begin with --model ViT-B-16 --pretrained openai; a run"
-            " that began with it goes on with --model local-dir:RUN/best --pretrained none"
-        )
     hide(values)
     parts = {name: build(kind, name, values.get(name, {})) for name, kind in types.items() if name != "data"}
     data = dict(values.get("data", {}))
