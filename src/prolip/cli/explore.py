@@ -56,7 +56,8 @@ def announce(server: Server) -> None:
 
 
 @command(
-    "prolip explore runs/demo --data shards:data/emoji/emojione.tar --output runs/index",
+    "explore",
+    "runs/demo --data shards:data/emoji/emojione.tar --output runs/index",
     flag("source", "an index, saved features, or with --data a run or a model", metavar="SOURCE"),
     flag("--scores", "folder of prolip curate score: try rules on all of its samples", metavar="FOLDER"),
     flag("--max-captions", "distinct captions to embed", default=2000, least=1),
@@ -89,6 +90,3 @@ def explore(args: argparse.Namespace) -> None:
     serve(server)
     print("ended", file=sys.stderr)
     os._exit(console.finished(0))  # a thread that still embeds would abort beneath the interpreter's own clearing up
-
-
-COMMANDS = {"explore": {"": explore}}

@@ -38,7 +38,8 @@ MORE = (
 
 
 @command(
-    "prolip uncertainty --model local-dir:runs/demo/model --data data/emoji/noto.tar --output runs/demo/fitted",
+    "uncertainty",
+    "--model local-dir:runs/demo/model --data data/emoji/noto.tar --output runs/demo/fitted",
     MODEL,
     shared(Compute, "device", "precision", "batch_size", "seed"),
     shared(Data, "data", help={"data": "images with texts to fit to (see below)"}),
@@ -170,6 +171,3 @@ def doubt_in_words(fitted: Fitted, pairs: Pairs) -> str:
         f"doubt, the share of a match probability that is not the model's: {own.median():.0%} of the median image,"
         f" {changed.median():.0%} of one that was changed strongly"
     )
-
-
-COMMANDS = {"uncertainty": {"": fit}}

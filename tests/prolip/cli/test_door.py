@@ -62,9 +62,9 @@ def test_the_help_of_a_command_begins_with_an_example_and_needs_no_torch(verb, s
 @pytest.mark.parametrize(("verb", "sub"), COMMANDS, ids=[f"{verb}-{sub}" for verb, sub in COMMANDS])
 def test_the_example_of_a_command_is_one(verb, sub):
     command = commands_of(verb)[sub]
-    name, found, rest = find(command.example.split()[1:])
+    found, rest = find(command.example.split()[1:])
     assert found is command and command.example.startswith("prolip ")
-    parser_of(name, command).parse_strictly(rest)
+    parser_of(command).parse_strictly(rest)
 
 
 def of_torch():
