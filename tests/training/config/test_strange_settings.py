@@ -6,43 +6,14 @@ import math
 import random
 from collections import Counter
 
-import pytest
 import yaml
 
 from training.config import section_types
 from training.main import parse
 
-STRANGE = [
-    None,
-    True,
-    False,
-    0,
-    -1,
-    1,
-    3,
-    1.5,
-    -0.5,
-    10**9,
-    2**63,
-    10**400,
-    float("nan"),
-    float("inf"),
-    -float("inf"),
-    1e300,
-    "",
-    "false",
-    "12",
-    "nan",
-    "1e400",
-    "x" * 100_000,
-    "a\nb",
-    [],
-    [1, 2],
-    ["a", None],
-    [[]],
-    {},
-    {"a": {"b": [1]}},
-]
+NUMBERS = [0, -1, 1, 3, 1.5, -0.5, 10**9, 2**63, 10**400, float("nan"), float("inf"), -float("inf"), 1e300]
+TEXTS = ["", "false", "12", "nan", "1e400", "x" * 100_000, "a\nb"]
+STRANGE = [None, True, False, *NUMBERS, *TEXTS, [], [1, 2], ["a", None], [[]], {}, {"a": {"b": [1]}}]
 
 
 def leaves(value):
@@ -84,9 +55,3 @@ def try_one(folder, seed):
 def test_sixty_strange_settings_are_taken_as_meant_or_refused_in_a_line(tmp_path):
     verdicts = Counter(try_one(tmp_path, seed) for seed in range(60))
     assert verdicts["refused"] > 25 and verdicts["taken"] > 3, verdicts
-
-
-@pytest.mark.slow
-def test_four_hundred_strange_settings(tmp_path):
-    verdicts = Counter(try_one(tmp_path, seed) for seed in range(1000, 1400))
-    assert verdicts["refused"] > 200 and verdicts["taken"] > 20, verdicts

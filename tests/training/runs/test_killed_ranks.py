@@ -50,7 +50,8 @@ def killed_and_resumed(forked: Forked, folder: Path, ranks: int, after: int) -> 
     assert f"going on from {folder}/killed/checkpoints/step_" in forked.out
 
 
-@pytest.mark.parametrize("ranks", [8, pytest.param(24, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [8, 24])
 def test_many_ranks_with_256_open_files_end_where_one_process_ends(tmp_path, forked, ranks):
     """A rank that is killed costs no bit; against one process, sums of gradients come in another order."""
     assert forked.run(*words(tmp_path, "one", 1, ranks)) == 0, forked.err[-3000:]

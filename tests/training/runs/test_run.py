@@ -14,11 +14,13 @@ import prolip
 import training.loop
 import training.run
 from drawings import VALIDATION
+from prolip.models.checkpoint import save_pretrained
 from training.checkpoint.reader import list_steps, load_checkpoint
 from training.checkpoint.storage import Storage
 from training.config import build_config
 from training.health.signals import EXIT_STOPPED
 from training.main import main
+from training.model import build_model
 from training.parallel.distributed import World
 from training.run import build
 
@@ -39,20 +41,8 @@ def whole(tmp_path_factory) -> Path:
 
 
 def test_a_run_leaves_model_figures_and_checkpoints(whole):
-    assert {path.name for path in whole.iterdir()} == {
-        ".lock",
-        "config.json",
-        "status.json",
-        "metrics.jsonl",
-        "tensorboard",
-        "checkpoints",
-        "model",
-        "model_ema",
-        "eval",
-        "eval_ema",
-        "eval.json",
-        "examples.json",
-    }
+    wanted = ".lock config.json status.json metrics.jsonl tensorboard checkpoints model model_ema eval eval_ema"
+    assert {path.name for path in whole.iterdir()} == {*wanted.split(), "eval.json", "examples.json"}
     steps = len(losses(whole))
     assert {path.name for path in (whole / "checkpoints").iterdir()} == {f"step_{steps // 2}.pt", f"step_{steps}.pt"}
     status = json.loads((whole / "status.json").read_text())
@@ -229,6 +219,14 @@ def test_initial_values_are_those_of_the_flags(tmp_path):
     row = metrics(folder)[0]
     assert row["scale"] == pytest.approx(20, rel=1e-5) and row["bias"] == pytest.approx(-3, rel=1e-5)
     assert 0.5 < row["trace_image"] / (32 * torch.tensor(-5.0).exp()) < 2
+
+
+def test_a_scale_and_bias_that_are_asked_for_hold_against_those_of_trained_weights(tmp_path):
+    save_pretrained(prolip.create_model("ProLIP-ViT-test", init_logit_scale=1.0, init_logit_bias=-7.0), tmp_path)
+    for flag, wanted in (({"init_logit_scale": 20.0}, (20, -7)), ({"init_logit_bias": -3.0}, (1, -3))):
+        config = build_config("prolip", {"model": {"model": f"local-dir:{tmp_path}"} | flag})
+        model, _, _ = build_model(config, torch.device("cpu"))
+        assert (model.logit_scale.exp().item(), model.logit_bias.item()) == pytest.approx(wanted)
 
 
 def test_a_larger_gain_spreads_the_first_variances(tmp_path):
