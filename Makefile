@@ -34,7 +34,7 @@ test-slurm: $(TESTED)
 	$(BIN)/python -m pytest -m "slurm and not slow" tests/slurm
 
 test-numerics: $(TESTED)
-	$(BIN)/python scripts/numerics.py
+	$(BIN)/python scripts/dev/numerics.py
 
 # The tests of the packages that need no extra: those of ONNX, S3, notebooks and pages skip themselves.
 test-lowest: $(LOWEST)/.ready
@@ -42,7 +42,7 @@ test-lowest: $(LOWEST)/.ready
 	  --dist loadfile --no-loadscope-reorder -m "not slow and not network and not slurm and not rounding" tests/prolip tests/training
 
 gpu: $(TESTED)
-	PYTHONDONTWRITEBYTECODE= $(BIN)/python scripts/bench/gpu.py
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python scripts/bench/gpu/gpu.py
 
 # Without ruff's cache: it keeps a verdict about the order of imports when a module of ours that is new changes it.
 lint: $(TESTED)

@@ -17,7 +17,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[1]
 ROOM = 500e6  # bytes: two checkpoints while one takes the other's place, the model, the embeddings
 
 

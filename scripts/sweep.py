@@ -28,10 +28,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "src"))
 
-from prolip.utils.outputs import replacing  # noqa: E402
+from prolip.utils.outputs import replacing
 
 
 def read_sweep(path: Path) -> dict[str, Any]:

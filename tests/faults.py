@@ -40,7 +40,15 @@ def check(commit: str, folder: Path, every: bool = False) -> str:
         pytest.skip("needs a C compiler and Linux, to watch system calls")
     library = folder / "faults.so"
     subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-w", "-o", library, HERE / "faults.c", "-ldl"], check=True)
-    paths = os.pathsep.join([str(HERE.parent / "src"), str(HERE), str(HERE / "prolip"), str(HERE / "training")])
+    paths = os.pathsep.join(
+        [
+            str(HERE.parent / "src"),
+            str(HERE),
+            str(HERE / "prolip"),
+            str(HERE / "training"),
+            str(HERE / "helpers/models"),
+        ]
+    )
     env = os.environ | {"LD_PRELOAD": str(library), "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
     words = [sys.executable, str(HERE / "faults.py"), commit, str(folder), *(["--all"] if every else [])]
     done = subprocess.run(words, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=1500)

@@ -1,4 +1,4 @@
-"""Both towers for programs without this code: the work of `prolip export graph`.
+"""Export both towers as graphs for programs without this code.
 
 Each becomes a graph of its own with a dynamic batch, whose outputs are `mean` and `log_var`: ONNX, which needs the
 extra `export`, or a program of PyTorch. Models are ours of any method, OpenCLIP's, and those with fitted variances;
@@ -27,14 +27,14 @@ from prolip.utils.outputs import check_output, replacing_folder
 
 NEEDED = ("onnx", "onnxscript", "onnxruntime")
 OUTPUTS = ("mean", "log_var")
-#: The file of a program of PyTorch that says what a caller needs besides.
+#: The extra file of a program of PyTorch with `facts`.
 FACTS = "prolip.json"
 BATCHES = (1, 3, 64)
 TOLERANCE = 1e-4
 
 
 def towers_of(model: nn.Module) -> Any:
-    """The model that has the towers, inside of what gives it variances or takes them from it."""
+    """The model with the towers, without the wrapper that adds or removes variances."""
     return model.model if isinstance(model, (PointModel, FittedCLIP)) else model
 
 
@@ -93,7 +93,7 @@ def text_input(model: nn.Module) -> tuple[int, int, int]:
 
 
 def load(model: str, pretrained: str | None = None) -> nn.Module:
-    """A model by name as `load_embedder` takes it, what is no Gaussian to its method as a `PointModel`."""
+    """A model by name as `load_embedder` takes it; a `PointModel` where its method has no Gaussians."""
     network = load_model(model, pretrained, None).network.eval()
     return network if isinstance(network, PointModel) or own_score(network)[1] else PointModel(network)
 
@@ -111,13 +111,10 @@ def export_program(encoder: Encoder) -> torch.export.ExportedProgram:
     try:
         with evaluating(encoder, "cpu"):
             return torch.export.export(encoder, (example,), dynamic_shapes=({0: rows},), strict=False)
-    except Exception as error:  # whatever a foreign tower does that depends on values
-        why = str(error).strip().splitlines()
-        raise ValueError(
-            f"torch.export cannot make a graph of the {encoder.name} tower"
-            f" ({type(error).__name__}: {why[0] if why else 'no word'}): take embeddings that"
-            " prolip eval tasks --save-features keeps instead"
-        ) from error
+    except Exception as error:  # of a foreign tower that branches on values
+        why = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+        remedy = "store embeddings instead, prolip eval tasks --save-features"
+        raise ValueError(f"torch.export cannot make a graph of the {encoder.name} tower ({why}): {remedy}") from error
 
 
 def check_place(folder: str | Path, format: str, size: int = 0) -> None:
@@ -129,9 +126,9 @@ def check_place(folder: str | Path, format: str, size: int = 0) -> None:
 
 
 def write_graphs(model: nn.Module, folder: str | Path, format: str, write: Callable[[Any, Path], None]) -> dict:
-    """`write` both encoders, and put both into the folder in one step, where its other files stay; name -> file.
+    """`write` both encoders into the folder in one step, where its other files stay; name -> file.
 
-    Where a disk is full the former graphs stay. ValueError where the folder cannot be written.
+    On a full disk the former graphs stay. ValueError where the folder cannot be written.
     """
     names = {encoder: f"{encoder.name}.{format}" for encoder in (ImageEncoder(model), TextEncoder(model))}
     check_place(folder, format, sum(p.nbytes for p in model.parameters()))
@@ -142,7 +139,7 @@ def write_graphs(model: nn.Module, folder: str | Path, format: str, write: Calla
 
 
 def export_onnx(model: nn.Module, folder: str | Path) -> dict[str, Path]:
-    """Write image.onnx and text.onnx into a folder, with what their inputs go through as metadata; name -> file.
+    """Write image.onnx and text.onnx into a folder, with `facts` as metadata; name -> file.
 
     Raises ImportError where the extra `export` is not installed, ValueError where the folder cannot be written.
     """
@@ -152,9 +149,8 @@ def export_onnx(model: nn.Module, folder: str | Path) -> dict[str, Path]:
     def write(encoder: Encoder, path: Path) -> None:
         with PlainAttention():
             graph = export_program(encoder)
-        program = torch.onnx.export(
-            graph, dynamo=True, verbose=False, input_names=[encoder.name], output_names=list(OUTPUTS)
-        )
+        names: dict[str, Any] = {"input_names": [encoder.name], "output_names": list(OUTPUTS)}
+        program = torch.onnx.export(graph, dynamo=True, verbose=False, **names)
         assert program is not None
         allow_no_rows(program.model.graph)
         keep_names(program.model.graph)
@@ -165,8 +161,8 @@ def export_onnx(model: nn.Module, folder: str | Path) -> dict[str, Path]:
 
 
 class PlainAttention(TorchFunctionMode):
-    """While entered, attention is its products and softmax. A fused one is taken apart by torch.onnx.export later, into
-    an order in memory of which what follows in the graph of some towers knows nothing.
+    """While entered, attention is its products and softmax: torch.onnx.export would later take a fused one apart into
+    an order in memory that the rest of some graphs does not expect.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -176,14 +172,14 @@ class PlainAttention(TorchFunctionMode):
 
 
 def keep_names(graph: Any) -> None:
-    """Leave the outputs' names to the outputs: a tower that pools by a mean has one of that name inside."""
+    """Rename inner values with an output's name, such as the mean of a pooling tower."""
     for value in (value for node in graph for value in node.outputs):
         if value.name in OUTPUTS and not value.is_graph_output():
             value.name = f"{value.name}_inside"
 
 
 def allow_no_rows(graph: Any) -> None:
-    """Write out the -1 of constant shapes [0, groups, -1] (PyTorch's group norms), which no rows leave unknown."""
+    """Replace the -1 of constant shapes [0, groups, -1] (PyTorch's group norms), which is unknown without rows."""
     import onnx_ir
 
     for node in list(graph):
@@ -201,7 +197,7 @@ def allow_no_rows(graph: Any) -> None:
 def export_pt2(model: nn.Module, folder: str | Path) -> dict[str, Path]:
     """Write image.pt2 and text.pt2, which `torch.export.load` reads without this code; name -> file.
 
-    What their inputs go through is their extra file `prolip.json`. ValueError where the folder cannot be written.
+    `facts` are their extra file `prolip.json`. ValueError where the folder cannot be written.
     """
 
     def write(encoder: Encoder, path: Path) -> None:
@@ -213,28 +209,22 @@ def export_pt2(model: nn.Module, folder: str | Path) -> dict[str, Path]:
 
 
 def facts(model: Any) -> dict:
-    """What a caller needs besides the graphs: pixels, context, whether variances mean something, and the model's score.
+    """Everything that a caller needs besides the graphs: pixels, context, whether variances count, and the score.
 
-    score: what `prolip.methods.score_from_dict` reads. logit_scale, logit_bias: of a score that is the csd similarity
-    or the cosine alone; the other scores have scale and bias of their own, in `score`.
+    score: for `prolip.methods.score_from_dict`. logit_scale, logit_bias: of the csd similarity or the cosine alone; the
+    other scores have them in `score`.
     """
     inner = towers_of(model)
     score, probabilistic = own_score(model if isinstance(model, FittedCLIP) else inner)
-    plain = {"logit_scale": score.scale, "logit_bias": score.bias} if score.name in ("csd", "mean") else {}
     length, _, pad = text_input(model)
-    preprocess = getattr(inner.visual, "preprocess_cfg", {})
-    return {
-        "preprocess": preprocess,
-        "context_length": length,
-        "pad_token_id": pad,
-        **plain,
-        "probabilistic": probabilistic and not isinstance(model, PointModel),
-        "score": score.to_dict(),
-    }
+    found = {"preprocess": getattr(inner.visual, "preprocess_cfg", {}), "context_length": length, "pad_token_id": pad}
+    if score.name in ("csd", "mean"):
+        found |= {"logit_scale": score.scale, "logit_bias": score.bias}
+    return found | {"probabilistic": probabilistic and not isinstance(model, PointModel), "score": score.to_dict()}
 
 
 def runner(file: Path, name: str) -> Callable[[Tensor], Sequence[Tensor]]:
-    """A file that was written, as a function of a batch."""
+    """A written graph as a function of a batch."""
     if file.suffix == ".pt2":
         return torch.export.load(file).module()
     import onnxruntime
@@ -244,19 +234,18 @@ def runner(file: Path, name: str) -> Callable[[Tensor], Sequence[Tensor]]:
     def run(x: Tensor) -> Sequence[Tensor]:
         try:
             return [torch.from_numpy(out) for out in session.run(OUTPUTS, {name: x.numpy()})]
-        except Exception as error:  # onnxruntime's own kinds, which have no common one of theirs
+        except Exception as error:  # onnxruntime's errors have no common class
             why = str(error).strip().splitlines()[0][:200]
-            raise ValueError(
-                f"onnxruntime does not run {file} with {len(x)} rows ({why}): do not use it, and export"
-                " this model with --format pt2"
-            ) from error
+            remedy = "do not use it, and export this model with --format pt2"
+            raise ValueError(f"onnxruntime does not run {file} with {len(x)} rows ({why}): {remedy}") from error
 
     return run
 
 
 def largest_differences(model: nn.Module, files: dict[str, Path], batches: Sequence[int] = BATCHES) -> dict[str, float]:
-    """Largest |file - model| / max(1, |model|) of each tower over both outputs and all batches, on random inputs; of
-    points, whose log_var is -inf, that of the means. ValueError for a file that does not run.
+    """Largest |file - model| / max(1, |model|) of each tower over both outputs and all batches, on random inputs.
+
+    Equal infinities, the log_var of points, differ by 0. ValueError for a file that does not run.
     """
     found, generator = {}, torch.Generator().manual_seed(0)
     for encoder in (ImageEncoder(model), TextEncoder(model)):
@@ -272,5 +261,5 @@ def largest_differences(model: nn.Module, files: dict[str, Path], batches: Seque
     return found
 
 
-#: How a format is written.
+#: Format -> its writer.
 WAYS = {"onnx": export_onnx, "pt2": export_pt2}

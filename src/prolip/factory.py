@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import os
 from dataclasses import asdict
 from functools import partial
 from typing import Any, NoReturn
@@ -17,28 +15,16 @@ from torchvision.transforms import Compose
 from prolip.data.samples.decoding import as_rgb
 from prolip.methods import find_method
 from prolip.models.checkpoint import load_checkpoint
-from prolip.models.config import (
-    PreprocessRules,
-    ProLIPRules,
-    ReaderRules,
-    check,
-    complete,
-    count_parameters,
-    is_reader,
-    near_matches,
-    override,
-    without_nones,
-)
+from prolip.models.config import PreprocessRules, check, complete, override
 from prolip.models.prolip import ProLIP, cast_to
 from prolip.models.registry import check_forward, config_beside, find_weights, get_model_config, grid_of
 from prolip.utils.documents import shown
-
-log = logging.getLogger(__name__)
+from prolip.utils.flags import did_you_mean
 
 AUTOCAST = ("amp", "amp_bf16", "amp_bfloat16")
 CASTS = {"bf16": torch.bfloat16, "fp16": torch.float16, "pure_bf16": torch.bfloat16, "pure_fp16": torch.float16}
 PRECISIONS = ("fp32", *AUTOCAST, *CASTS)
-# Options of OpenCLIP's create_model that mean nothing here: the values that ask for nothing, and what to do otherwise.
+# Options of OpenCLIP's create_model without a meaning here: the values that ask for nothing, and the remedy for others.
 WHOLE = "weights of a whole model are loaded: pretrained=<file>"
 OPENCLIP_ONLY: dict[str, tuple[tuple[Any, ...], str]] = {
     "jit": ((False, None), "no ProLIP model is scripted: use torch.compile"),
@@ -49,14 +35,6 @@ OPENCLIP_ONLY: dict[str, tuple[tuple[Any, ...], str]] = {
     "pretrained_image_path": ((None,), WHOLE),
     "pretrained_text_path": ((None,), WHOLE),
 }
-
-
-def _drop_openclip_only(options: dict[str, Any]) -> dict[str, Any]:
-    """The options without those of OpenCLIP's that ask for nothing; refuse those that ask for what is not there."""
-    for name, (neutral, remedy) in OPENCLIP_ONLY.items():
-        if name in options and options[name] not in neutral:
-            raise ValueError(f"{name}={options[name]!r} is OpenCLIP's alone: leave it out; {remedy}")
-    return {name: value for name, value in options.items() if name not in OPENCLIP_ONLY}
 
 
 def create_model(  # noqa: PLR0913 (OpenCLIP's signature)
@@ -76,7 +54,7 @@ def create_model(  # noqa: PLR0913 (OpenCLIP's signature)
     weights_only: bool = True,
     **model_kwargs: Any,
 ) -> ProLIP:
-    """Build a ProLIP model by name, with weights where the name or `pretrained` gives them.
+    """Build a ProLIP model by name, in training mode, with weights where the name or `pretrained` gives them.
 
     model_name: one of `list_models()`, `hf-hub:<org/name>`, or `local-dir:<folder>`. pretrained: a weights file, a
     folder with one, or `hf-hub:<org/name>`; for names without a schema, and folders that hold a configuration alone. A
@@ -84,30 +62,23 @@ def create_model(  # noqa: PLR0913 (OpenCLIP's signature)
     precision: `fp32`; `bf16`, `fp16` (weights of the blocks cast; norms, heads, embeddings, scale and bias float32);
     `pure_bf16`, `pure_fp16` (embeddings cast too); the `amp` names build float32 weights for autocast.
     force_image_size, force_context_length: positions are interpolated when weights are loaded.
-    model_kwargs: keys of the configuration or of its `prolip_cfg`, such as init_logit_bias=-5 or mask_padding=True,
-    method_cfg={"name": "siglip"} for what it is to be trained as; OpenCLIP's other options, such as jit, at their
-    defaults.
-    The model is in training mode, as OpenCLIP's.
+    model_kwargs: keys of the configuration or of its `prolip_cfg`, such as init_logit_bias=-5, mask_padding=True or
+    method_cfg={"name": "siglip"}; OpenCLIP's other options, such as jit, at their defaults.
     """
     if precision not in PRECISIONS:
-        raise ValueError(f"precision is {precision!r}: {near_matches(precision, PRECISIONS)}")
+        raise ValueError(f"precision is {precision!r}: {did_you_mean(precision, PRECISIONS)}")
     config, preprocess = get_model_config(model_name, cache_dir, pretrained)
     if force_quick_gelu:
         config["quick_gelu"] = True
     if force_image_size is not None:
         config["vision_cfg"]["image_size"] = force_image_size
-        preprocess.pop("size", None)
     if force_context_length is not None:
         config["text_cfg"]["context_length"] = force_context_length
-    config = complete(override(config, **_drop_openclip_only(model_kwargs)))
+    config = complete(override(config, **_without_openclip_only(model_kwargs)))
     check(PreprocessRules, force_preprocess_cfg or {}, "preprocess_cfg")
-    _check_memory(config)
     weights = find_weights(model_name, pretrained, cache_dir) if load_weights else None
     if weights is None and require_pretrained:
-        raise ValueError(
-            f"no weights to load for {model_name}: give pretrained=<file>, or a name with hf-hub: or"
-            " local-dir: (and leave load_weights on)"
-        )
+        raise ValueError(f"no weights to load for {model_name}: give pretrained=<file>, or a name with local-dir:")
     theirs = {} if weights is None else config_beside(weights)
     if weights is not None:
         check_forward(config, theirs, weights, {*model_kwargs, *(("quick_gelu",) if force_quick_gelu else ())})
@@ -124,8 +95,16 @@ def create_model(  # noqa: PLR0913 (OpenCLIP's signature)
     return model.to(device)
 
 
+def _without_openclip_only(options: dict[str, Any]) -> dict[str, Any]:
+    """The options without those of OpenCLIP's alone. ValueError for one that asks for something."""
+    for name, (neutral, remedy) in OPENCLIP_ONLY.items():
+        if name in options and options[name] not in neutral:
+            raise ValueError(f"{name}={options[name]!r} is OpenCLIP's alone: leave it out; {remedy}")
+    return {name: value for name, value in options.items() if name not in OPENCLIP_ONLY}
+
+
 def _extend(model: ProLIP) -> None:
-    """Add what the model's method has of its own. ValueError for an unknown method, or a configuration not its own."""
+    """Add the parts of the model's method. ValueError for an unknown method, or a configuration not its own."""
     given = model.config["method_cfg"]
     method = find_method(given["name"])
     try:
@@ -134,21 +113,6 @@ def _extend(model: ProLIP) -> None:
         raise ValueError(f"method_cfg.config does not fit the method {given['name']!r}: {error}") from error
     if method.extend is not None:
         model.extend(partial(method.extend, config=config))
-
-
-def _check_memory(config: dict[str, Any]) -> None:
-    """ValueError for a model that this machine cannot hold; a machine that does not tell is not asked."""
-    rules = ReaderRules if is_reader(config) else ProLIPRules
-    wanted = 4 * count_parameters(check(rules, without_nones(config)))
-    try:
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):
-        return
-    if wanted > memory > 0:
-        raise ValueError(
-            f"the model's float32 weights take {wanted / 2**30:.0f} GiB, this machine has"
-            f" {memory / 2**30:.0f}: take a smaller model, or a larger machine"
-        )
 
 
 def create_model_and_transforms(  # noqa: PLR0913 (OpenCLIP's signature)
@@ -170,26 +134,22 @@ def create_model_and_transforms(  # noqa: PLR0913 (OpenCLIP's signature)
 
     The transforms take Pillow images of any mode, see `flattening`.
     """
-    forced = dict(force_preprocess_cfg or {})
     given: dict[str, Any] = {"mean": image_mean, "std": image_std}
     given |= {"interpolation": image_interpolation, "resize_mode": image_resize_mode}
-    forced |= {key: value for key, value in given.items() if value is not None}
+    forced = {**(force_preprocess_cfg or {}), **{key: value for key, value in given.items() if value is not None}}
     model = create_model(model_name, pretrained, load_weights, precision, device, force_preprocess_cfg=forced, **kwargs)
     cfg = PreprocessCfg(**model.visual.preprocess_cfg)
     try:
         train = image_transform_v2(cfg, is_train=True, aug_cfg=aug_cfg)
     except (TypeError, ValueError, IndexError) as error:
-        raise ValueError(
-            f"aug_cfg {shown(aug_cfg)} is no augmentation ({error}): give a dict such as"
-            " {'scale': (0.9, 1.0)}, or an open_clip.transform.AugmentationCfg"
-        ) from error
+        raise ValueError(f"aug_cfg {shown(aug_cfg)} is none ({error}): give e.g. {{'scale': (0.9, 1.0)}}") from error
     return model, flattening(train), flattening(image_transform_v2(cfg, is_train=False))
 
 
 def flattening(transform: Compose) -> Compose:
     """OpenCLIP's transform of Pillow images of any mode, which become RGB first, as those of training's files do.
 
-    OpenCLIP converts after resizing and drops transparency, so that what is hidden under it shows. RGB is untouched.
+    OpenCLIP converts after resizing and drops transparency, which shows hidden colours. RGB is untouched.
     """
     return Compose([as_rgb, *transform.transforms])
 
@@ -207,10 +167,8 @@ def create_model_from_pretrained(
 
     kwargs: as `create_model_and_transforms`'.
     """
-    kwargs["require_pretrained"] = True
-    model, _, preprocess = create_model_and_transforms(
-        model_name, pretrained, precision=precision, device=device, **kwargs
-    )
+    kwargs |= {"precision": precision, "device": device, "require_pretrained": True}
+    model, _, preprocess = create_model_and_transforms(model_name, pretrained, **kwargs)
     return (model, preprocess) if return_transform else model
 
 

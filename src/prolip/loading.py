@@ -26,9 +26,9 @@ from prolip.embedder import PRECISIONS, Embedder, Loaded, PointModel, check_devi
 from prolip.factory import create_model_and_transforms, flattening
 from prolip.gaussian import kind_of
 from prolip.models.checkpoint import CheckpointError, find_in, read_config, read_state_dict
-from prolip.models.config import PreprocessRules, check, check_openclip, is_released, near_matches
-from prolip.models.diagnose import CONFIG_NAMES, WEIGHT_NAMES, why_no_model, why_no_name
-from prolip.models.registry import HubFileNotFoundError, hub_file, hub_files, list_models, own_models
+from prolip.models.config import PreprocessRules, check, check_openclip, is_released
+from prolip.models.diagnose import CONFIG_NAMES, WEIGHT_NAMES, why_no_model
+from prolip.models.registry import HubFileNotFoundError, hub_file, hub_files, own_models, why_unknown
 from prolip.models.tokenizer import ALL_NAMES, BPETokenizer, cut, first_line, get_tokenizer
 from prolip.uncertainty.clip import FILE, has_variances, with_variances
 from prolip.utils.documents import read_json
@@ -159,13 +159,7 @@ def is_prolip(model: str) -> bool:
         return True
     if model.replace("/", "-") in open_clip.list_models():
         return False
-    near = near_matches(model, list_models())
-    if not near.startswith("did"):  # OpenCLIP's are too many to be listed
-        near = f"choose from {', '.join(own_models())}, or OpenCLIP's, open_clip.list_models()"
-    raise ValueError(
-        why_no_name(model)
-        or f"unknown model {model!r}: {near} (or local-dir:<folder with config.json and weights>, hf-hub:<org/name>)"
-    )
+    raise ValueError(why_unknown(model))
 
 
 def is_bare(model: str) -> bool:

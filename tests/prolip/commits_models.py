@@ -18,7 +18,7 @@ import prolip
 from prolip import export
 from prolip.embeddings import Pairs
 from prolip.hub import saving
-from prolip.hub.card import Said, find_source
+from prolip.hub.card import CardInfo, find_source
 from prolip.models.checkpoint import save_pretrained
 from prolip.uncertainty.attach import attach
 from training.checkpoint.reader import find_checkpoint, load_checkpoint
@@ -79,13 +79,15 @@ def _prepare_hub(folder: Path) -> None:
         _save_ours(number, place)
         (place / "eval.json").write_text(json.dumps({"names/i2t/R@1": 0.25 + number / 2}))
         made[number] = find_source(str(place / "model"), str(place / "eval.json"))
-    cards = [saving.make_card(made[number], Said(f"model {number}", None, None), "local-dir:demo") for number in (0, 1)]
+    cards = [
+        saving.make_card(made[number], CardInfo(f"model {number}", None, None), "local-dir:demo") for number in (0, 1)
+    ]
     saving.make_card = lambda source, said, address: cards[source is made[1]]
     _commit_hub(0, folder)
 
 
 def _commit_hub(number: int, folder: Path) -> None:
-    saving.save(made[number], folder / "shared", Said("demo", None, None), "local-dir:demo")
+    saving.save(made[number], folder / "shared", CardInfo("demo", None, None), "local-dir:demo")
 
 
 hub = SimpleNamespace(

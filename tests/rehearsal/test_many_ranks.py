@@ -12,9 +12,9 @@ from unittest.mock import patch
 import pytest
 import torch
 import torch.distributed as dist
-from collectives import Ledger, one_rank
 
 import prolip
+from bench.train.collectives import Ledger, one_rank
 from prolip.embeddings import Pool
 from prolip.gaussian import Gaussian
 from prolip.losses import contrastive, tiled_loss_over_ranks, transpose_over_ranks

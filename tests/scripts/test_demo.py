@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
+import demo
+from prolip.cli.main import main
+from training.checkpoint.resume import is_finished
+from training.health.signals import STOP
+
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "scripts"))
-import demo  # noqa: E402
-from prolip.cli.main import main  # noqa: E402
-from training.checkpoint.resume import is_finished  # noqa: E402
-from training.health.signals import STOP  # noqa: E402
 
 TOY = ["--model", "ProLIP-ViT-test", "--warmup", "1", "--batch-size", "16", "--workers", "0"]
 

@@ -6,10 +6,10 @@ import json
 import math
 import re
 import shlex
-import sys
 from pathlib import Path
 from typing import Any
 
+import miniatures as mini
 import open_clip
 import pytest
 import torch
@@ -20,15 +20,12 @@ from training_runs import assert_same_state, newest, stop_after
 from prolip.cli.command import parser_of
 from prolip.cli.main import find
 from prolip.models.registry import get_model_config
+from studies.papers import papers
 from training.health.signals import EXIT_STOPPED
 from training.main import main, parse
 from training.model import build_model
 
 ROOT = Path(__file__).parents[2]
-sys.path[:0] = [str(ROOT / "tests/prolip/evaluation"), str(ROOT / "scripts")]
-import miniatures as mini  # noqa: E402
-
-import papers  # noqa: E402
 
 RECIPES = ROOT / "scripts/recipes"
 #: Those of data that users bring, by the word of their data.
@@ -43,7 +40,7 @@ HEADS = {"coco-pcme": 1024, "coco-pcme-rerun": 1024, "coco-pcmepp": 1024, "coco-
 def commands(name: str) -> list[list[str]]:
     """The commands in the head of a recipe, as words behind `python -m` or `prolip eval`; of a script all its words."""
     text = re.sub(r" \\\n# +", " ", (RECIPES / f"{name}.yaml").read_text())
-    begin = r"python -m|prolip eval|python(?= scripts/papers\.py)"
+    begin = r"python -m|prolip eval|python(?= scripts/studies/papers/papers\.py)"
     return [shlex.split(line) for line in re.findall(rf"^#     (?:{begin}) (.+)$", text, re.M)]
 
 
@@ -57,12 +54,12 @@ def test_the_commands_in_its_head_can_be_typed_and_are_of_this_recipe(name, monk
         if program == "training.main":
             config = parse(words)
             assert config.run.epochs and config.data.train_data and config.run.global_batch_size == 128
-        elif program == "scripts/papers.py":
+        elif program == "scripts/studies/papers/papers.py":
             assert papers.find_printed(words[:1]) and words[1:] == ["--results", "found.json"]
         else:
             command, rest = find(["eval", program, *words])
             assert parser_of(command).parse_strictly(rest).output == "found.json"
-    assert [words[0] for words in found][-2:] == ["tasks", "scripts/papers.py"]
+    assert [words[0] for words in found][-2:] == ["tasks", "scripts/studies/papers/papers.py"]
 
 
 def config_of(name: str):
@@ -269,7 +266,7 @@ def test_a_recipe_trains_and_is_evaluated_beside_the_papers_rows(name, trained, 
     losses = [row["loss"] for row in map(json.loads, (run / "metrics.jsonl").read_text().splitlines()) if "loss" in row]
     assert len(losses) == 5 and all(map(math.isfinite, losses))
     (told,) = (words for words in commands(name) if words[0] == "tasks")
-    ((_, published, *_),) = (words for words in commands(name) if words[0] == "scripts/papers.py")
+    ((_, published, *_),) = (words for words in commands(name) if words[0] == "scripts/studies/papers/papers.py")
     kept = told[told.index("--model") + 1]
     split = ["--split", told[told.index("--split") + 1]] if "--split" in told else []
     model, data = f"local-dir:{run / Path(kept).name}", begun[begun.index("--val-data") + 1]

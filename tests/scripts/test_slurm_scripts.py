@@ -460,7 +460,7 @@ def test_curation_scores_on_the_gpu_that_its_task_has(start):
 
 def test_the_kit_for_a_first_gpu_gets_the_words_and_ends_as_it_does(start):
     status, words, _, _ = start("gpu.sbatch", "--only", "step", ENDS="3")
-    assert (status, words) == (3, ["scripts/bench/gpu.py", "--only", "step"])
+    assert (status, words) == (3, ["scripts/bench/gpu/gpu.py", "--only", "step"])
     status, words, _, output = start("gpu.sbatch", PYTHON="no/python")
     assert (status, words) == (2, []) and "make .venv/.ready-to-test" in output
 

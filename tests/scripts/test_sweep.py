@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+import sweep as runner
 from drawings import FOLDER, UNSEEN
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "scripts"))
-import sweep as runner  # noqa: E402
 
 TINY = {
     "method": "prolip",

@@ -24,12 +24,12 @@ from prolip.evaluation.zero_shot import fill_all, mix_groups
 from prolip.gaussian import Gaussian, check_embeddings, kind_of
 from prolip.loading import load_embedder
 from prolip.measures.chance import OwnFirst, warn_once
-from prolip.models.config import near_matches
 from prolip.scores import Score
 from prolip.search.risk import Threshold, find_threshold
 from prolip.uncertainty.doubt import hedge
 from prolip.uncertainty.novelty import refusal
 from prolip.utils.documents import shown as shortened
+from prolip.utils.flags import did_you_mean
 
 #: Templates by name: OpenAI's 80 of ImageNet, the seven best of them, and ours for small drawings.
 NAMED = {
@@ -284,4 +284,4 @@ def named_classes(classes: Names) -> dict[Any, list[str]]:
 
 def unknown_label(label: Any, known: Sequence) -> str:
     """What to say of a label that no class has."""
-    return f"label {label!r} is no class: {near_matches(str(label), [str(one) for one in known])}"
+    return f"label {label!r} is no class: {did_you_mean(str(label), [str(one) for one in known])}"

@@ -179,7 +179,7 @@ def features_of(args: argparse.Namespace) -> Iterator[Features]:
     COMPUTE,
     shared(Output, "output", "save_features", help={"output": "JSON file for the results"}),
     more=PROMPTS,
-    retired=RETIRED | {"*published": "use python scripts/papers.py --results on what --output wrote"},
+    retired=RETIRED | {"*published": "use python scripts/studies/papers/papers.py --results on what --output wrote"},
 )
 def run_tasks(args: argparse.Namespace) -> None:
     """Evaluate a model on any test sets."""

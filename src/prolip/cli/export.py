@@ -31,12 +31,12 @@ RETIRED = {"eval": "use --metrics"}
 )
 def save_model(args: argparse.Namespace) -> None:
     """Write a trained model and its card to a folder."""
-    from prolip.hub.card import Said, find_source
+    from prolip.hub.card import CardInfo, find_source
     from prolip.hub.saving import save
 
     folder = Path(args.output)
-    said = Said(args.name or folder.resolve().name, args.license, args.data_license)
-    written = save(find_source(args.run, args.metrics), folder, said, replace=args.overwrite)
+    info = CardInfo(args.name or folder.resolve().name, args.license, args.data_license)
+    written = save(find_source(args.run, args.metrics), folder, info, overwrite=args.overwrite)
     print(f"{folder}: {', '.join(path.name for path in written)}; load it as local-dir:{folder}")
 
 
@@ -51,15 +51,15 @@ def save_model(args: argparse.Namespace) -> None:
 )
 def push_model(args: argparse.Namespace) -> None:
     """Push a trained model and its card to the hub."""
-    from prolip.hub.card import Said, find_source
+    from prolip.hub.card import CardInfo, find_source
     from prolip.hub.saving import check_repo, push, save
 
     source = find_source(args.run, args.metrics)
     check_repo(args.repo)
-    said = Said(args.name or args.repo.split("/")[1], args.license, args.data_license)
+    info = CardInfo(args.name or args.repo.split("/")[1], args.license, args.data_license)
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place) / "model"
-        written = save(source, folder, said, f"hf-hub:{args.repo}")
+        written = save(source, folder, info, f"hf-hub:{args.repo}")
         if not args.dry_run:
             print(f"load it as {push(folder, args.repo, args.private)}")
             return

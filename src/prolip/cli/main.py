@@ -29,7 +29,7 @@ VERBS: dict[str, dict[str, tuple[str, str]]] = {
     "Measure": {
         "eval": ("eval", "evaluate a model: tasks, emoji, datacomp, clip-benchmark"),
         "report": ("runs", "write a run's report page"),
-        "figures": ("paper_figures.command", "draw the figures of the ProLIP paper (in a clone)"),
+        "figures": ("studies.papers.figures.command", "draw the figures of the ProLIP paper (in a clone)"),
         "prompts": ("prompts", "fit and show weights of prompts"),
         "hierarchy": ("hierarchy", "find more general texts of images, score hierarchies"),
     },
@@ -82,7 +82,7 @@ def commands_of(verb: str) -> dict[str, Command]:
     module = f"prolip.cli.{modules[verb]}"
     if "." in modules[verb]:
         module, remedy = modules[verb], f"prolip {verb} is a script: run it in a clone of the repository"
-        scripts = str(file_of_clone(f"scripts/{module.replace('.', '/')}.py", remedy).parents[1])
+        scripts = str(file_of_clone("scripts/demo.py", remedy).parent)
         sys.path += [scripts] if scripts not in sys.path else []
     commands = [found for found in vars(import_module(module)).values() if isinstance(found, Command)]
     return {sub: found for found in commands for own, _, sub in [found.name.partition(" ")] if own == verb}

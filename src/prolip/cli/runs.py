@@ -30,7 +30,7 @@ RENAMED = {
     "*hop-us": "NCCL's own figures are taken",
 } | dict.fromkeys(
     ("simulate", "sim-steps", "*-sigma", "stall-*", "seed"),
-    "python scripts/simulate_steps.py simulates, with the flags of a plan and its own; its --help lists them",
+    "python scripts/studies/scaling/simulate_steps.py simulates; its --help lists its flags",
 )
 
 

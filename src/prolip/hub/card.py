@@ -1,5 +1,6 @@
-"""A model card of facts: everything in it is read from the model and from what its run left, its figures in words, its
-data and their licences, and what its traces mean. Every value is escaped, unless it says that it is Markdown itself.
+"""A model card of facts: the model, the figures of its run in words, its data and their licences, and its traces.
+
+Every value is escaped, unless it is `Markdown`.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,8 +35,8 @@ GAUSSIANS = "A probabilistic vision-language model: every picture and every text
 
 
 @dataclass(frozen=True)
-class Source:
-    """A model's folder, and of its run the configuration and the last evaluation, empty where there is none."""
+class ModelFolder:
+    """A model's folder, with the configuration and the last evaluation of its run, empty where there is none."""
 
     folder: Path
     config: Mapping[str, Any] = field(default_factory=dict)
@@ -43,35 +44,36 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Said:
-    """What only people know. name: of the model; licence: its own; data_licence: of what it was trained on."""
+class CardInfo:
+    """Facts that no file holds. name: of the model; licence: its own; data_licence: of its training data."""
 
     name: str
     licence: str | None = None
     data_licence: str | None = None
 
 
-def find_source(place: str, evaluation: str | None = None) -> Source:
+def find_source(place: str, evaluation: str | None = None) -> ModelFolder:
     """A run's folder, or a model's. evaluation: a JSON of figures, instead of the run's eval.json.
 
-    FileNotFoundError for what is neither, ValueError for a file that is no JSON, or holds something else. Addresses
-    come without secrets.
+    FileNotFoundError for another folder, ValueError for a file that is no JSON or holds something else. Addresses come
+    without secrets.
     """
     folder = Path(place.removeprefix("local-dir:"))
-    run = folder if is_run(folder) else folder.absolute().parent if is_run(folder.absolute().parent) else None
-    model = folder / "model" if is_run(folder) else folder
-    config_file(f"local-dir:{model}")  # or it says what is there instead
-    found = {}
-    for name, path in (("config", run and run / "config.json"), ("metrics", evaluation or (run and run / "eval.json"))):
-        if path and Path(path).is_file():
-            found[name] = {"config": check_config, "metrics": check_metrics}[name](redacted(read_json(path)), path)
-        elif name == "metrics" and evaluation:
-            raise FileNotFoundError(f"no figures at {evaluation}: give the eval.json of a run")
-    return Source(model, **found)
+    run = next((place for place in (folder, folder.absolute().parent) if is_run(place)), None)
+    found = ModelFolder(folder / "model" if run == folder else folder)
+    config_file(f"local-dir:{found.folder}")  # or it says what is there instead
+    if evaluation and not Path(evaluation).is_file():
+        raise FileNotFoundError(f"no figures at {evaluation}: give the eval.json of a run")
+    if run:
+        found = replace(found, config=check_config(redacted(read_json(run / "config.json")), run / "config.json"))
+    metrics = Path(evaluation) if evaluation else run and run / "eval.json"
+    if metrics and metrics.is_file():
+        found = replace(found, metrics=check_metrics(redacted(read_json(metrics)), metrics))
+    return found
 
 
-def make_card(source: Source, said: Said, address: str) -> str:
-    """The card of a model that is loaded as `address`, Markdown behind the hub's YAML."""
+def make_card(source: ModelFolder, info: CardInfo, address: str) -> str:
+    """The card of a model that is loaded as `address`, Markdown below the hub's YAML."""
     embedder = load_embedder(f"local-dir:{source.folder}", stored=False)
     config = read_config(config_file(f"local-dir:{source.folder}"))[0]
     environment = Environment(
@@ -82,13 +84,12 @@ def make_card(source: Source, said: Said, address: str) -> str:
         keep_trailing_newline=True,
         finalize=markdown,
     )
-    environment.filters |= FILTERS
+    environment.filters |= {"code": code, "literal": literal}
     size = config["vision_cfg"]["image_size"]
-    rows = figures(source.metrics)
+    rows, tested = figures(source.metrics), tested_on(source)
     units = embedder.score.units if embedder.probabilistic else None
-    data = source.config.get("data", {})
     body = environment.get_template("card.md.j2").render(
-        name=said.name,
+        name=info.name,
         kind=GAUSSIANS if embedder.probabilistic else POINTS,
         address=address,
         method=source.config.get("method") or config.get("method_cfg", {}).get("name"),
@@ -98,56 +99,49 @@ def make_card(source: Source, said: Said, address: str) -> str:
         context=config["text_cfg"].get("context_length", 77),
         ours=is_prolip(f"local-dir:{source.folder}"),
         figures=rows,
-        tested=tested_on(source),
+        tested=tested,
         step=source.metrics.get("step", "the last"),
         probabilistic=embedder.probabilistic,
         units=units,
         readings=readings(units, source.metrics) if units else [],
         novelty=embedder.novelty is not None,
         trained=trained_on(source),
-        shards=licences([data.get("train_data")]),
-        data_licence=said.data_licence,
-        licence=said.licence,
+        shards=licences([source.config.get("data", {}).get("train_data")]),
+        data_licence=info.data_licence,
+        licence=info.licence,
         limits=limits(source, embedder),
     )
+    task, data = "zero-shot-image-classification", plain(tested) or "not recorded"
+    results = [
+        EvalResult(task, "prolip-evaluation", data, plain(row.key), round(row.number, 5), metric_name=plain(row.words))
+        for row in rows
+    ]
     front = ModelCardData(
-        license=said.licence.lower() if said.licence else None,
+        license=info.licence.lower() if info.licence else None,
         library_name="prolip",
-        model_name=plain(said.name),
-        pipeline_tag="zero-shot-image-classification",
+        model_name=plain(info.name),
+        pipeline_tag=task,
         tags=["prolip", "open_clip", "probabilistic-embeddings"],
-        eval_results=[
-            EvalResult(
-                task_type="zero-shot-image-classification",
-                dataset_type="prolip-evaluation",
-                dataset_name=plain(tested_on(source)) or "not recorded",
-                metric_type=plain(row.key),
-                metric_value=round(row.number, 5),
-                metric_name=plain(row.words),
-            )
-            for row in rows
-        ]
-        or None,
+        eval_results=results or None,
     )
     return f"---\n{front.to_yaml()}\n---\n\n{body}"
 
 
-def tested_on(source: Source) -> str:
+def tested_on(source: ModelFolder) -> str:
     """The data of the run's evaluation."""
     val = source.config.get("val", {})
     given = val.get("val_data") or []
-    before = [given] if isinstance(given, str) else []  # the emoji corpus, as earlier versions wrote it
-    sources = [] if before else [str(source) for source in given]
-    drawings = before or [source.removeprefix("emoji:") for source in sources if source.startswith("emoji:")]
-    others = val.get("val_tasks") or [source for source in sources if not source.startswith("emoji:")]
-    told = "::".join(map(place, drawings))
-    chosen = f" ({val['val_select']})" if told and val.get("val_select") else ""
-    names = f", beside the captions of {place(val['val_names'])}" if told and val.get("val_names") else ""
-    return f"{told}{chosen}{names}" if told else ", ".join(place(str(task)) for task in others)
+    sources = [given] if isinstance(given, str) else list(map(str, given))
+    drawings = [one.removeprefix("emoji:") for one in sources if isinstance(given, str) or one.startswith("emoji:")]
+    if not drawings:
+        return ", ".join(place(str(task)) for task in val.get("val_tasks") or sources)
+    chosen = f" ({val['val_select']})" if val.get("val_select") else ""
+    names = f", beside the captions of {place(val['val_names'])}" if val.get("val_names") else ""
+    return f"{'::'.join(map(place, drawings))}{chosen}{names}"
 
 
-def trained_on(source: Source) -> str:
-    """Data, length and beginning of the run, in two or three sentences."""
+def trained_on(source: ModelFolder) -> str:
+    """Data, length and first weights of the run, in one or two sentences."""
     data, run, model = (source.config.get(name, {}) for name in ("data", "run", "model"))
     if not data.get("train_data"):
         return ""
@@ -159,10 +153,9 @@ def trained_on(source: Source) -> str:
     return f"{place(data['train_data'])}{chosen}{length}, {run.get('precision', 'fp32')}.{begun}"
 
 
-def limits(source: Source, embedder: Embedder) -> list[str]:
-    """What the model cannot do, as far as its files say."""
-    found = []
-    tested, metrics = tested_on(source), source.metrics
+def limits(source: ModelFolder, embedder: Embedder) -> list[str]:
+    """The model's limitations, as far as its files tell."""
+    found, tested, metrics = [], tested_on(source), source.metrics
     if tested:
         found.append(f"It was measured on {markdown(tested)} alone. Of other pictures and texts nothing is known.")
     if isinstance(wrong := metrics.get("names/i2t/R@1"), (int, float)):
@@ -172,13 +165,13 @@ def limits(source: Source, embedder: Embedder) -> list[str]:
         )
     if isinstance(ece := metrics.get("refusal/names_i2t/answer/ece"), (int, float)):
         found.append(f"Its probabilities are off by {ece:.2f} on average there: `fit` them to labelled pictures.")
-    if embedder.probabilistic and embedder.novelty is None:
-        found.append("It does not notice pictures of a foreign kind: it has no novelty.")
     if not embedder.probabilistic:
-        found.append("It says nothing of how sure it is but by its similarities.")
+        found.append("It has no uncertainty but its similarities.")
+    elif embedder.novelty is None:
+        found.append("It does not notice pictures of a foreign kind: it has no novelty.")
     if embedder.parameters < 50e6:
         found.append(f"It is small, {embedder.parameters / 1e6:.0f} million parameters: a model to try things with.")
-    found.append("Nobody has looked at what it makes of people. Do not let it decide on them.")
+    found.append("Nobody has examined its results on people. Do not let it decide on them.")
     return list(map(Markdown, found))
 
 
@@ -197,25 +190,15 @@ KNOWN = (
     ("matches/within_factor_2", "captions whose number of matches is predicted within a factor of 2", True),
     ("spearman/trace_true_matches", "Spearman's correlation of traces with true matches", False),
 )
-CHANCE = {
-    "names/i2t/R@1": "names/i2t/chance_R@1",
-    "names/i2t/R@5": "names/i2t/chance_R@5",
-    "names/t2i/R@1": "names/t2i/chance_R@1",
-    "matches/within_factor_2": "matches/chance_within_factor_2",
-}
-#: What other test sets are measured by.
+#: Figures with a value by chance, under the same name with chance_ before its last part.
+CHANCE = ("names/i2t/R@1", "names/i2t/R@5", "names/t2i/R@1", "matches/within_factor_2")
+#: Figures of other test sets.
 TASKS = ("acc1", "mean_per_class_recall", "mean_recall@1", "i2t/R@1", "t2i/R@1", "mAP")
 #: The bundled pictures by the beginning of their shard's name, the longest first. Texts: Unicode's, or the sets' own.
 LICENCES = {
     "emoji": {"noto": "Apache-2.0", "twemoji": "CC-BY-4.0", "emojione": "CC-BY-4.0", "fluent-emoji": "MIT"},
-    "icons": {
-        "tabler": "MIT",
-        "phosphor": "MIT",
-        "lucide": "ISC",
-        "unicons": "Apache-2.0",
-        "mdi": "Apache-2.0",
-        "remixicon": "Apache-2.0",
-    },
+    "icons": dict.fromkeys(("unicons", "mdi", "remixicon"), "Apache-2.0")
+    | {"tabler": "MIT", "phosphor": "MIT", "lucide": "ISC"},
 }
 #: Traces that are explained: of captions at a level, as the evaluation found them.
 LEVELS = (
@@ -224,32 +207,34 @@ LEVELS = (
     ("trace/keyword", "a keyword"),
     ("trace/name", "a name"),
 )
-#: Figures that lie in these bounds by what they are.
-BOUNDS: Mapping[str, tuple[float, float]] = (
-    dict.fromkeys([*(key for key, _, _ in KNOWN), *CHANCE.values()], (0, 1))
-    | dict.fromkeys([key for key, _ in LEVELS], (0, 10**6))
-    | dict.fromkeys(["zero_shot/group/classes", "zero_shot/subgroup/classes"], (1, 10**9))
-    | {"spearman/trace_true_matches": (-1, 1), "step": (0, 2**63)}
-)
+#: Other numbers of an evaluation that the card has.
+COUNTS = {*(key for key, _ in LEVELS), "zero_shot/group/classes", "zero_shot/subgroup/classes", "step"}
+
+
+def by_chance(key: str) -> str:
+    """The name of a figure's value by chance."""
+    task, _, name = key.rpartition("/")
+    return f"{task}/chance_{name}"
 
 
 def check_metrics(metrics: Any, path: object) -> dict[str, Any]:
-    """The figures of an eval.json, those that are not finite as None; ValueError for what the figures cannot be."""
+    """The figures of an eval.json, infinite ones as None. ValueError for no object, or a figure out of its range."""
     if not isinstance(metrics, dict):
         raise ValueError(f"{path} is {shown(metrics)}: want the figures of an evaluation, name -> number")
-    found = {
-        key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in metrics.items()
-    }
-    for key, value in found.items():
-        bounds = BOUNDS.get(key, (0, 1) if key.partition("/")[2] in TASKS else None)
-        kinds, noun = ((int,), "whole number") if key == "step" else ((int, float), "number")
-        if value is not None and bounds and not (type(value) in kinds and bounds[0] <= value <= bounds[1]):
-            raise ValueError(f"{path}: {shown(key)} is {shown(value)}: want a {noun} from {bounds[0]} to {bounds[1]:,}")
-    return found
+    lost = {key for key, value in metrics.items() if isinstance(value, float) and not math.isfinite(value)}
+    shares = {key for key, _, _ in KNOWN} | set(map(by_chance, CHANCE))
+    for key, value in metrics.items():
+        share = key in shares or key.partition("/")[2] in TASKS
+        if value is None or key in lost or not (share or key in COUNTS):
+            continue
+        least, most = (-1 if key.startswith("spearman") else 0, 1) if share else (0, 10**9)
+        if type(value) not in (int, float) or not least <= value <= most:
+            raise ValueError(f"{path}: {shown(key)} is {shown(value)}: want a number from {least} to {most:,}")
+    return {key: None if key in lost else value for key, value in metrics.items()}
 
 
-class Figure(NamedTuple):
-    """One line of the table. key: as eval.json has it; value: as it is written; chance: of no model at all, or ""."""
+class CardRow(NamedTuple):
+    """One line of the table. key: as in eval.json; value, chance: as printed, "" for none."""
 
     key: str
     words: str
@@ -258,20 +243,22 @@ class Figure(NamedTuple):
     number: float
 
 
-def figures(metrics: Mapping[str, Any]) -> list[Figure]:
-    """The figures of an evaluation that a card shows, those of the corpus first."""
+def figures(metrics: Mapping[str, Any]) -> list[CardRow]:
+    """The figures of an evaluation that a card has, those of the corpus first."""
+    numbers = {key: x for key, x in metrics.items() if isinstance(x, (int, float)) and math.isfinite(x)}
     found = []
     for key, words, share in KNOWN:
-        if isinstance(value := metrics.get(key), (int, float)) and math.isfinite(value):
-            for part in [part for part in metrics if f"{{{part}}}" in words]:
-                words = words.replace(f"{{{part}}}", f"{metrics[part]:.0f}")
-            chance = metrics.get(CHANCE.get(key, ""))
-            found.append(Figure(key, words, text(value, share), "" if chance is None else text(chance, share), value))
+        if key in numbers:
+            for part in [part for part in numbers if f"{{{part}}}" in words]:
+                words = words.replace(f"{{{part}}}", f"{numbers[part]:.0f}")
+            chance = numbers.get(by_chance(key)) if key in CHANCE else None
+            guessed = "" if chance is None else text(chance, share)
+            found.append(CardRow(key, words, text(numbers[key], share), guessed, numbers[key]))
     known = {key.partition("/")[0] for key, _, _ in KNOWN} | {"recall_by_trace", "trace", "inclusion"}
-    for key, value in metrics.items():
+    for key, value in numbers.items():
         task, _, rest = key.partition("/")
-        if rest in TASKS and task not in known and isinstance(value, (int, float)) and math.isfinite(value):
-            found.append(Figure(key, f"{task}: {rest}", text(value, True), "", value))
+        if rest in TASKS and task not in known:
+            found.append(CardRow(key, f"{task}: {rest}", text(value, True), "", value))
     return found
 
 
@@ -293,7 +280,7 @@ def licences(sources: Sequence[str | None]) -> list[tuple[str, str]]:
 
 
 def shards_of(source: str) -> list[str]:
-    """The shards of a source; itself where they are not known here, as they may lie on another machine."""
+    """The shards of a source; the source itself where they are on another machine."""
     try:
         return expand_source(source) if source else []
     except (OSError, ValueError, ImportError):
@@ -301,7 +288,7 @@ def shards_of(source: str) -> list[str]:
 
 
 def readings(units: Units, metrics: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
-    """(what, trace, pictures that it fits, bits) of captions by level; of round shares where nothing was measured."""
+    """(what, trace, pictures that it fits, bits) of captions by level, measured, else of round shares."""
     given = [(words, float(metrics[key])) for key, words in LEVELS if isinstance(metrics.get(key), (int, float))]
     if not given:
         shares = [torch.tensor(1 / n) for n in (2, 10, 100) if units.images >= n]
@@ -315,26 +302,26 @@ def readings(units: Units, metrics: Mapping[str, Any]) -> list[tuple[str, str, s
 
 
 def place(path: str | None) -> str:
-    """Paths as others may read them: the end of those that are of this machine alone."""
+    """Paths for other people: the last two parts of absolute ones."""
     text = path or ""
     word, parts = text.removesuffix(without_word(text)), without_word(text).split("::")
     return word + "::".join("/".join(Path(part).parts[-2:]) if Path(part).is_absolute() else part for part in parts)
 
 
-#: What has a meaning within a line; an underscore between letters has none.
+#: Characters with a meaning within a line; an underscore between letters has none.
 INLINE = re.compile(r"[\\`*\[\]|~]|(?<![^\W_])_|_(?![^\W_])")
-#: What has a meaning at the beginning of a block.
+#: Beginnings of a block with a meaning.
 BLOCK = re.compile(r"^(?:(?=#|=|--|\+\+|[-+](?:\s|$))|(\d+)(?=[.)](?:\s|$)))")
-#: What a name between backquotes may not hold.
+#: Characters that a name between backquotes may not hold.
 ODD = re.compile(r"[`|<>\[\]&]")
 
 
 class Markdown(str):
-    """Text that is Markdown, in which the values are escaped."""
+    """Text that is Markdown already."""
 
 
 def markdown(value: object) -> str:
-    """A value as text of one line, with which no heading, table, link, image or HTML begins or ends."""
+    """A value as text of one line, without headings, tables, links, images or HTML."""
     if isinstance(value, Markdown):
         return value
     text = INLINE.sub(r"\\\g<0>", html.escape(plain(value).strip(), quote=False))
@@ -342,13 +329,10 @@ def markdown(value: object) -> str:
 
 
 def code(value: object) -> Markdown:
-    """A value between backquotes, in a table, too: characters that mean something in Markdown are written as \\xNN."""
+    """A value between backquotes, also in a table: characters of Markdown are written as \\xNN."""
     return Markdown(ODD.sub(escaped, plain(value)))
 
 
 def literal(value: object) -> Markdown:
     """A text in a block of Python."""
     return Markdown(json.dumps(plain(value), ensure_ascii=False))
-
-
-FILTERS = {"code": code, "literal": literal}

@@ -12,7 +12,7 @@ from typing import Any
 
 from huggingface_hub.utils import validate_repo_id
 
-from prolip.hub.card import CARD, Said, Source, find_source, make_card
+from prolip.hub.card import CARD, CardInfo, ModelFolder, find_source, make_card
 from prolip.loading import is_prolip
 from prolip.models.checkpoint import save_pretrained
 from prolip.models.prolip import ProLIP
@@ -31,20 +31,22 @@ def is_own_card(path: Path) -> bool:
     return head.startswith("---\n") and "\nlibrary_name: prolip\n" in head and "- probabilistic-embeddings" in head
 
 
-def save(source: Source, folder: Path, said: Said, address: str | None = None, replace: bool = False) -> list[Path]:
-    """Copy a model's files, write its card and figures beside them; what was written, in order, by one step.
+def save(
+    source: ModelFolder, folder: Path, info: CardInfo, address: str | None = None, overwrite: bool = False
+) -> list[Path]:
+    """Copy a model's files, write its card and figures beside them; the written files, in order.
 
-    address: what the card loads the model by; without, this folder. replace: overwrite a README.md that is no card of
-    ours. The weights stay bit for bit; the configuration of one of OpenCLIP's says where its variances lie. ValueError
-    as `check_folder`, and for a README.md of another origin.
+    address: of the model on its card; without, this folder. overwrite: replace a README.md that is no card of ours. The
+    weights stay bit for bit; the configuration of one of OpenCLIP's names the file of its variances. ValueError as
+    `check_folder`, and for a README.md of another origin.
     """
     check_links(source.folder)
     names = [name for name in FILES if (source.folder / name).is_file()]
     check_folder(folder, names, is_prolip(f"local-dir:{source.folder}"), source.folder)
     own = (folder / CARD).exists() and is_own_card(folder / CARD)
-    if not (replace or own) and (folder / CARD).exists():
+    if not (overwrite or own) and (folder / CARD).exists():
         raise ValueError(f"{folder / CARD} is not a card of this program: give another folder, or --overwrite")
-    card = make_card(source, said, address or f"local-dir:{folder}")  # known to be loadable before anything is written
+    card = make_card(source, info, address or f"local-dir:{folder}")  # known to be loadable before anything is written
     texts = {CARD: card} | ({FIGURES: json.dumps(source.metrics, indent=2) + "\n"} if source.metrics else {})
     if "open_clip_config.json" in names and (source.folder / FILE).is_file():
         config = read_json(source.folder / "open_clip_config.json") | {"uncertainty": FILE}
@@ -58,7 +60,7 @@ def save(source: Source, folder: Path, said: Said, address: str | None = None, r
     return [folder / name for name in dict.fromkeys((*names, *texts))]
 
 
-def push_to_hub(  # noqa: PLR0913 (what a card says)
+def push_to_hub(
     model: ProLIP | str | os.PathLike,
     repo: str,
     *,
@@ -80,8 +82,8 @@ def push_to_hub(  # noqa: PLR0913 (what a card says)
             model = save_pretrained(model, place / "memory", tokenizer)
         elif tokenizer is not None:
             raise ValueError(f"a tokenizer for {os.fspath(model)}: a folder has its own; leave it out")
-        said = Said(repo.split("/")[1], license, data_license)
-        save(find_source(os.fspath(model)), place / "model", said, f"hf-hub:{repo}")
+        info = CardInfo(repo.split("/")[1], license, data_license)
+        save(find_source(os.fspath(model)), place / "model", info, f"hf-hub:{repo}")
         return push(place / "model", repo, private)
 
 
@@ -106,12 +108,9 @@ def push(folder: Path, repo: str, private: bool = False, say: Callable[[str], No
     try:
         api.create_repo(repo, private=private, exist_ok=True)
         say(f"{repo}: uploading {len(names)} files")
-        api.upload_folder(
-            repo_id=repo, folder_path=folder, allow_patterns=names, commit_message="Add the model with its card"
-        )
+        message = "Add the model with its card"
+        api.upload_folder(repo_id=repo, folder_path=folder, allow_patterns=names, commit_message=message)
     except (HfHubHTTPError, OSError) as error:
-        raise ConnectionError(
-            f"{repo} could not be written: {str(error).strip().splitlines()[0]}. Log in with `hf auth"
-            " login`, and look at the name and the network"
-        ) from error
+        why = str(error).strip().splitlines()[0]
+        raise ConnectionError(f"{repo} could not be written ({why}): log in with `hf auth login`") from error
     return f"hf-hub:{repo}"

@@ -57,7 +57,7 @@ class PCMEppHead(nn.Module):
     A tower with a reader has such a block already: there the log variance is the reader's.
     """
 
-    looks_before = True
+    needs_penultimate_tokens = True
 
     def __init__(self, tower: Any, dim: int, config: PCMEppConfig, init_log_var: float):
         super().__init__()

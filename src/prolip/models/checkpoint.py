@@ -36,20 +36,20 @@ from prolip.utils.outputs import replacing_folder
 
 log = logging.getLogger(__name__)
 
-# Where checkpoints keep the weights: those of `training`, of OpenCLIP, of others.
+# Keys of the weights in checkpoints: of `training`, of OpenCLIP, of others.
 CONTAINERS = ("objective", "state_dict", "model")
 WRAPPERS = ("module.", "_orig_mod.", "model.")
-# What a TorchScript archive of a CLIP model holds besides its weights.
+# Tensors of a CLIP model's TorchScript archive that are no weights.
 ARCHIVE_EXTRAS = ("input_resolution", "context_length", "vocab_size", "attn_mask", "text.attn_mask")
 IMAGE_POSITIONS, TEXT_POSITIONS = "visual.positional_embedding", "text.positional_embedding"
 # LongProLIP keeps the first 20 text positions, which nearly every training caption reached, and stretches the others.
 KEEP_FIRST = 20
 #: Logarithm of a scale of similarities: OpenCLIP bounds it by log 100.
 LARGEST_LOG_SCALE = 20
-#: Ends of the names of what parts of a method have got since weights were published: zeros change nothing.
+#: Ends of the names of a method's tensors that are younger than published weights: their initial zeros change nothing.
 YOUNGER = (".ambiguity.words",)
 
-#: What of a preprocessing OpenCLIP reads from a folder, its files, and our blocks beside its own.
+#: Keys of a preprocessing that OpenCLIP reads from a folder, its files, and our blocks beside its own.
 PREPROCESS = ("mean", "std", "interpolation", "resize_mode")
 OPENCLIP_FILES = ("open_clip_config.json", "open_clip_model.safetensors")
 OUR_BLOCKS = ("prolip_cfg", "method_cfg")
@@ -62,7 +62,7 @@ class CheckpointError(RuntimeError):
 
 
 class LoadReport(NamedTuple):
-    """What a load did besides copying: parameters that kept their initial values, and tensors that were resized."""
+    """Parameters that kept their initial values, and tensors that were resized."""
 
     kept: tuple[str, ...]
     resized: tuple[str, ...]
@@ -96,16 +96,11 @@ def unwrap(state: Any, source: object = "the checkpoint") -> dict[str, Tensor]:
         state = state[inner]
     if not isinstance(state, Mapping) or not state or not all(isinstance(v, Tensor) for v in state.values()):
         got = f"[{', '.join(sorted(map(repr, state))[:8])}]" if isinstance(state, Mapping) else type(state).__name__
-        raise CheckpointError(
-            f"{source} holds no state dict: got {got}, want name -> tensor, at the top level or under"
-            f" {' or '.join(CONTAINERS)}"
-        )
-    state = dict(state)
-    while True:
-        shared = [p for p in WRAPPERS if all(key.startswith(p) for key in state)]
-        if not shared:
-            return state
+        wanted = f"want name -> tensor, at the top level or under {' or '.join(CONTAINERS)}"
+        raise CheckpointError(f"{source} holds no state dict: got {got}, {wanted}")
+    while shared := [prefix for prefix in WRAPPERS if all(key.startswith(prefix) for key in state)]:
         state = {key.removeprefix(shared[0]): value for key, value in state.items()}
+    return dict(state)
 
 
 def load_checkpoint(
@@ -116,55 +111,37 @@ def load_checkpoint(
 ) -> LoadReport:
     """Load weights of the same architecture; another image size or context length is interpolated, all else is strict.
 
-    source: a file or a state dict; of OpenCLIP's weights readers keep their initial values. image_grid: rows and
-    columns of patches that the weights were trained with, which their positions do not tell; without, those of the
-    model if there are as many, else a square. What the model's method adds keeps its initial values where the weights
-    have none of it, as they are of another method (and so does what `ProLIP.own_starts` names), or none of a whole
-    part beside the towers or of what is YOUNGER, as they are older than that. Of another method, heads begin with what
-    `ProLIP.inherit` gives them. Raises `CheckpointError` naming every mismatch.
+    source: a file or a state dict; with OpenCLIP's weights readers keep their initial values. image_grid: rows and
+    columns of patches that the weights were trained with; without, those of the model if there are as many, else a
+    square. The method's parts keep their initial values, as does `ProLIP.own_starts`, where the weights are of another
+    method, and then begin with `ProLIP.inherit`; a whole part beside the towers and YOUNGER tensors do so where the
+    weights are older. Raises `CheckpointError` naming every mismatch.
     """
     reads = is_reader(model.config)
     if reads and not isinstance(source, Mapping) and Path(source).suffix in BIG_VISION:
-        starts = {name: value.clone() for name, value in model.state_dict().items() if name in model.own_starts}
-        try:
-            load_big_vision(model, source)
-        except (KeyError, AttributeError, AssertionError, RuntimeError, ValueError, OSError) as error:
-            raise CheckpointError(
-                f"{source} is no archive of big_vision's with the weights of this model ({error}):"
-                " give SigLIP's weights to the SigLIP model of their size"
-            ) from error
-        model.load_state_dict(starts, strict=False)
-        model.inherit()
-        return LoadReport(tuple(sorted(to_openclip(model.state_dict())[1])), ())
+        return load_archive(model, source)
+    place = "a state dict" if isinstance(source, Mapping) else source
     given = unwrap(source) if isinstance(source, Mapping) else read_state_dict(source, weights_only)
-    own = model.state_dict()
-    kept: set[str] = set()
+    own, kept = model.state_dict(), set[str]()
     state = {key: value for key, value in given.items() if key not in ARCHIVE_EXTRAS}
     if reads and is_openclip(state):
         state, kept = completed(model, state, {} if isinstance(source, Mapping) else readers_beside(Path(source)))
     for name in ("logit_scale", "logit_bias"):
-        if name in state:
-            state[name] = state[name].reshape(own[name].shape) if state[name].numel() == 1 else state[name]
+        if name in state and state[name].numel() == 1:
+            state[name] = state[name].reshape(own[name].shape)
     other_method, parts = not (state.keys() - kept) & model.added_names, {name.partition(".")[0] for name in state}
-    added = {
-        name: own[name]
+    new = {
+        name
         for name in model.added_names
         if other_method or name.partition(".")[0] not in parts or (name.endswith(YOUNGER) and name not in state)
     }
-    if other_method:
-        added |= {name: own[name] for name in model.own_starts}
-    state, kept = state | added, kept | added.keys()
+    new |= model.own_starts if other_method else set()
+    state, kept = state | {name: own[name] for name in new}, kept | new
     # Positions are fitted only to weights of the same parts: with one special token less their grid would be misread.
     same_parts = state.keys() == own.keys() and not reads
     grids = (image_grid, model.visual.grid_size)
     resized = fit_positions(state, own, grids, model.context_length) if same_parts else []
     check_fit(state, own)
-    place = "a state dict" if isinstance(source, Mapping) else source
-    if lost := [name for name, value in state.items() if not value.isfinite().all()]:
-        raise CheckpointError(
-            f"{place} holds NaN or infinite values in {len(lost)} of {len(state)} tensors"
-            f" ({', '.join(lost[:3])}): what trained it had diverged, give an earlier checkpoint"
-        )
     check_values_of(state, own, place)
     model.load_state_dict(state)
     if other_method:
@@ -174,40 +151,51 @@ def load_checkpoint(
     return report
 
 
-def readers_beside(weights: Path) -> dict[str, Tensor]:
-    """What a folder of ours has beside OpenCLIP's weights; nothing where it is another's.
+def load_archive(model: ProLIP, source: str | os.PathLike) -> LoadReport:
+    """`load_checkpoint` of a big_vision archive, as SigLIP's weights are published."""
+    starts = {name: value.clone() for name, value in model.state_dict().items() if name in model.own_starts}
+    try:
+        load_big_vision(model, source)
+    except (KeyError, AttributeError, AssertionError, RuntimeError, ValueError, OSError) as error:
+        remedy = "give SigLIP's weights to the SigLIP model of their size"
+        raise CheckpointError(f"{source} is no big_vision archive of this model ({error}): {remedy}") from error
+    model.load_state_dict(starts, strict=False)
+    model.inherit()
+    return LoadReport(tuple(sorted(to_openclip(model.state_dict())[1])), ())
 
-    CheckpointError where its configuration says that there are readers, and their file is gone.
+
+def readers_beside(weights: Path) -> dict[str, Tensor]:
+    """The readers and the method's parts in a folder of ours beside OpenCLIP's weights; nothing in another's.
+
+    CheckpointError where its configuration has readers, and their file is gone.
     """
     beside, config = weights.parent / READERS, weights.parent / OPENCLIP_FILES[0]
     if weights.name != OPENCLIP_FILES[1] or not config.is_file() or "prolip_cfg" not in read_config(config)[0]:
         return {}
     if not beside.is_file():
-        raise CheckpointError(
-            f"{config} has a prolip_cfg, and what it speaks of, {READERS}, is not beside it: copy it"
-            " there, or delete prolip_cfg and method_cfg to begin with new readers"
-        )
+        remedy = "copy it there, or delete prolip_cfg and method_cfg to begin with new readers"
+        raise CheckpointError(f"{config} has a prolip_cfg, and {READERS} is not beside it: {remedy}")
     return read_state_dict(beside)
 
 
 def check_values_of(state: Mapping[str, Tensor], own: Mapping[str, Tensor], place: object) -> None:
-    """CheckpointError for numbers of another kind than the model's, which a copy would cast; for an absurd scale."""
-    kinds = [name for name, value in own.items() if value.is_floating_point() != state[name].is_floating_point()]
-    if kinds:
-        raise CheckpointError(
-            f"{place} holds {state[kinds[0]].dtype} in {len(kinds)} of {len(own)} tensors ({', '.join(kinds[:3])}), "
-            f"the model {own[kinds[0]].dtype}: give its own weights"
-        )
+    """CheckpointError for infinite values, for whole numbers in place of fractions, and for an absurd scale."""
+    if lost := [name for name, value in state.items() if not value.isfinite().all()]:
+        found = f"NaN or infinite values in {len(lost)} of {len(state)} tensors ({', '.join(lost[:3])})"
+        raise CheckpointError(f"{place} holds {found}: its training diverged, give an earlier checkpoint")
+    if kinds := [name for name, value in own.items() if value.is_floating_point() != state[name].is_floating_point()]:
+        found = f"{state[kinds[0]].dtype} in {len(kinds)} of {len(own)} tensors ({', '.join(kinds[:3])})"
+        raise CheckpointError(f"{place} holds {found}, the model {own[kinds[0]].dtype}: give its own weights")
     scale = state.get("logit_scale")
     if scale is not None and scale.abs().max() > LARGEST_LOG_SCALE:
+        found = f"a logit_scale of {scale.abs().max():g}, the logarithm of a factor"
         raise CheckpointError(
-            f"{place} has a logit_scale of size {scale.abs().max():g}, whose exponential scales similarities: no "
-            f"trained model has one beyond {LARGEST_LOG_SCALE}, give another checkpoint"
+            f"{place} has {found}: trained ones are below {LARGEST_LOG_SCALE}, give another checkpoint"
         )
 
 
 def load_report(report: LoadReport, own: Mapping[str, Tensor], unused: Sequence[str]) -> str:
-    """What was loaded and what is new, for the log. own: the model's state; unused: the checkpoint's, left aside."""
+    """One line for the log. own: the model's state; unused: names in the checkpoint that were not used."""
     parts: dict[str, list[int]] = {}
     for name in own:
         counts = parts.setdefault(name.split(".")[0] if "." in name else "logit", [0, 0])
@@ -215,15 +203,10 @@ def load_report(report: LoadReport, own: Mapping[str, Tensor], unused: Sequence[
         counts[1] += 1
     shares = ", ".join(f"{part} {loaded} of {every}" for part, (loaded, every) in parts.items())
     lines = [f"loaded {len(own) - len(report.kept)} of {len(own)} tensors ({shares})"]
-    lines += [
-        f"{title}: {', '.join(names) or 'none'}"
-        for title, names in (
-            ("new, at their initial values", report.kept),
-            *([("interpolated", report.resized)] if report.resized else []),
-            ("not used", unused),
-        )
-    ]
-    return "; ".join(lines)
+    lines.append(f"new, at their initial values: {', '.join(report.kept) or 'none'}")
+    if report.resized:
+        lines.append(f"interpolated: {', '.join(report.resized)}")
+    return "; ".join([*lines, f"not used: {', '.join(unused) or 'none'}"])
 
 
 def fit_positions(
@@ -232,7 +215,7 @@ def fit_positions(
     grids: tuple[tuple[int, int] | None, tuple[int, int]],
     context: int,
 ) -> list[str]:
-    """Interpolate positions of another image size or context length in place; returns what was changed.
+    """Interpolate positions of another image size or context length in place; returns a line for each change.
 
     grids: rows and columns of patches in the checkpoint, None where unknown, and in the model.
     """
@@ -262,11 +245,8 @@ def resize_image_positions(positions: Tensor, grid: tuple[int, int], old: tuple[
     if old is None or old[0] * old[1] != len(patches):
         side = math.isqrt(len(patches))
         if side * side != len(patches):
-            raise ValueError(
-                f"{len(patches)} patch positions form no square grid, so their shape is unknown: give the weights' own"
-                " configuration, which says their image size, as local-dir:<folder> or in a config.json beside the"
-                " weights"
-            )
+            remedy = "put the weights' own configuration, which has their image size, beside them as config.json"
+            raise ValueError(f"{len(patches)} patch positions form no square grid: {remedy}")
         old = side, side
     image = patches.float().reshape(1, *old, -1).permute(0, 3, 1, 2)
     image = F.interpolate(image, size=grid, mode="bicubic", antialias=True, align_corners=False)
@@ -305,15 +285,11 @@ def check_fit(state: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:
     if shapes:
         lines.append(f"  shapes ({len(shapes)}): {'; '.join(shapes)}")
     if any(name.startswith(("text_model.", "vision_model.")) for name in unexpected):
-        remedy = (
-            "these are names of transformers' CLIP: give OpenCLIP's weights of that model, whose names begin with"
-            " visual. and text. or transformer."
-        )
+        remedy = "these are names of transformers' CLIP: give OpenCLIP's weights of that model"
     elif "text.unc_emb" in missing:
         remedy = (
             "these are weights of OpenCLIP's towers, which have no [UNC]: give the name of their architecture, as"
-            " in --model ViT-B-16 --pretrained FILE, which keeps their means and adds variances. A run that began"
-            " with --init-uncertainty goes on with --pretrained RUN/checkpoints/step_N.pt"
+            " in --model ViT-B-16 --pretrained FILE, which keeps their means and adds variances"
         )
     elif shapes and not missing and not unexpected:
         remedy = "the architectures differ in size: create the model whose configuration has the checkpoint's shapes"
@@ -341,10 +317,8 @@ def read_config(path: str | os.PathLike) -> tuple[dict[str, Any], dict[str, Any]
     if wrapped and isinstance(model, dict):  # where OpenCLIP does not look
         model = {**model, **{key: config.pop(key) for key in OUR_BLOCKS if key in config}}
     if not isinstance(model, dict):
-        raise ValueError(
-            f"{path} holds no model configuration: got {type(model).__name__}, want an object with"
-            " embed_dim, vision_cfg and text_cfg, at the top level or under model_cfg"
-        )
+        wanted = "an object with embed_dim, vision_cfg and text_cfg, at the top level or under model_cfg"
+        raise ValueError(f"{path} holds no model configuration: got {type(model).__name__}, want {wanted}")
     preprocess = (config.get("preprocess_cfg") or {}) if wrapped else {}
     if "prolip_cfg" in model and wrapped:  # of other models OpenCLIP reads what it knows
         check_keys(config, ("model_cfg", "preprocess_cfg"), str(path))
@@ -354,12 +328,12 @@ def read_config(path: str | os.PathLike) -> tuple[dict[str, Any], dict[str, Any]
 
 
 def save_pretrained(model: ProLIP, folder: str | os.PathLike, tokenizer: Any = None) -> Path:
-    """Write weights and configuration, with which `local-dir:<folder>` gives the same model again.
+    """Write weights and configuration, from which `local-dir:<folder>` loads the same model.
 
-    Of OpenCLIP's towers the folder is one of OpenCLIP's, which it opens as points: our blocks stand where it does not
-    look, readers and what the method added in a file beside. tokenizer: one of `get_tokenizer`'s; its files, if it has
-    any, are written beside them, in the place of another's. The folder is replaced in one step; other files in it stay.
-    ValueError where one of them names another model.
+    With OpenCLIP's towers OpenCLIP opens the folder too, as a model of points: our blocks are where it does not look,
+    readers and the method's parts in a file beside. tokenizer: one of `get_tokenizer`'s, whose files replace those of
+    another. The folder is replaced in one step; other files in it stay. ValueError where one of them names another
+    model.
     """
     if not hasattr(model, "state_dict"):
         raise TypeError(f"model is {kind_of(model)}, want a ProLIP: load the weights into one and give that")
@@ -375,7 +349,7 @@ def save_pretrained(model: ProLIP, folder: str | os.PathLike, tokenizer: Any = N
         config_name, files = OPENCLIP_FILES[0], dict(zip((OPENCLIP_FILES[1], READERS), to_openclip(tensors)))
     elif (other := folder / OPENCLIP_FILES[0]).exists():  # which loading would take instead
         raise ValueError(f"{other} is of another model: give another folder, or delete it")
-    text = json.dumps(config, indent=2) + "\n"  # what cannot be written is known before the weights are
+    text = json.dumps(config, indent=2) + "\n"  # fails before the weights are written
     gone = TOKENIZER_NAMES if tokenizer is not None else ()
     with replacing_folder(folder, kept=lambda name: name not in gone) as place:
         for name, values in files.items():

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -18,7 +19,6 @@ from open_clip.model import CLIPTextCfg, CLIPVisionCfg
 from open_clip.transform import PreprocessCfg
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model
 
-from prolip.models.towers import check_grid, check_stem
 from prolip.utils.documents import check_tree, shown
 from prolip.utils.flags import did_you_mean
 
@@ -147,120 +147,79 @@ class OpenCLIPRules(TwoTowers):
     multimodal_cfg: DecoderRules | None = None  # type: ignore[valid-type]
 
 
-def near_matches(name: str, known: Iterable[str]) -> str:
-    """`a, b or c`, the known names closest to `name`; all of them when none is close."""
-    known = list(known)
-    return did_you_mean(str(name), known, f"choose from {', '.join(known)}")
-
-
 def check_keys(given: Iterable[Any], known: Iterable[str], where: str) -> None:
-    """Refuse keys that nobody reads."""
+    """ValueError for a key that is not one of the known ones."""
     for key in given:
         if key not in known:
-            raise ValueError(f"unknown key {shown(key)} in {where}: {near_matches(str(key)[:80], known)}")
+            raise ValueError(f"unknown key {shown(key)} in {where}: {did_you_mean(str(key)[:80], known)}")
 
 
 Checked = TypeVar("Checked", bound=Rules)
-WANTED = {
-    "model_type": "give name -> value",
-    "dict_type": "give name -> value",
-    "int_type": "give a whole number",
-    "float_type": "give a number",
-    "bool_type": "give true or false",
-    "list_type": "give a list",
-    "string_type": "give a text",
-    "tuple_type": "give a list",
-}
-#: Pydantic's words, and plainer ones.
-SAID = {
-    "Input": "it",
-    "List": "it",
-    "Tuple": "it",
-    "String": "it",
-    " after validation": "",
-    "less than or equal to": "at most",
-    "greater than or equal to": "at least",
-}
+#: How pydantic's messages begin, and what says more about the type of a program than about a file.
+WORDS = re.compile(r"^(?:Input|List|Tuple|String) (?=should)|(?<=dictionary) or instance of \w+| after validation")
 
 
 def check(rules: type[Checked], values: Any, where: str = "") -> Checked:
-    """The values with all defaults. ValueError naming the first key that nobody reads, is missing, or does not fit."""
+    """The values with all defaults. ValueError naming the first key that is unknown or missing, or does not fit."""
     try:
         return rules.model_validate(values)
     except ValidationError as error:
         errors = error.errors(include_url=False)
     first = min(errors, key=lambda error: ("extra_forbidden", "missing", error["type"]).index(error["type"]))
-    kind, path, names, found, inner = first["type"], first["loc"], [where] if where else [], values, cast(Any, rules)
+    path, names, found, inner = first["loc"], [where] if where else [], values, cast(Any, rules)
     for part in path:  # a key, a place in a list, or a type of a union
         if isinstance(found, Mapping) and part in found:
             names, found = [*names, str(part)], found[part]
-    if kind == "extra_forbidden":
+    if first["type"] == "extra_forbidden":
         for part in path[:-1]:
             types = inner.model_fields[part].annotation
             inner = next(one for one in (types, *get_args(types)) if hasattr(one, "model_fields"))
         check_keys(path[-1:], inner.model_fields, ".".join(names[:-1]) or "the model configuration")
     name = ".".join(names) or "the model configuration"
-    if kind == "missing":
-        raise ValueError(f"{name} has no {path[-1]}{inner.model_fields[path[-1]].description or ''}")
-    said = first["msg"]
-    for theirs, ours in SAID.items():
-        said = said.replace(theirs, ours)
-    raise ValueError(f"{name} is {shown(found)}: {WANTED.get(kind, said)}")
+    if first["type"] == "missing":
+        raise ValueError(f"{name} has no {path[-1]}")
+    raise ValueError(f"{name} is {shown(found)}: it {WORDS.sub('', first['msg'])}")
 
 
-def count_parameters(config: Any) -> int:
-    """About how many parameters checked towers have, but for a ResNet's. ValueError where one would be too large."""
+def check_size(config: Any) -> None:
+    """ValueError where a tower would be too large: too many patches or, counted roughly, too many parameters."""
     vision, text = config.vision_cfg, config.text_cfg
     patches = math.prod(image // patch for image, patch in zip(vision.image_size, vision.patch_size))
     if patches > MAX_TOKENS:
-        raise ValueError(
-            f"vision_cfg.image_size {vision.image_size} in patches of {vision.patch_size} is {patches:,}"
-            f" patches, at most {MAX_TOKENS:,} are read: enlarge patch_size"
-        )
-    total, rows = 0, {"vision_cfg": patches + 3 * math.prod(vision.patch_size), "text_cfg": text.vocab_size}
+        raise ValueError(f"vision_cfg has {patches:,} patches, at most {MAX_TOKENS:,} are read: enlarge patch_size")
+    rows = {"vision_cfg": patches + 3 * math.prod(vision.patch_size), "text_cfg": text.vocab_size}
     for block in ("vision_cfg", "text_cfg", "multimodal_cfg"):  # the last: of OpenCLIP's captioning models
         tower = getattr(config, block, None)
-        if tower and isinstance(tower.layers, int):
+        if tower and isinstance(tower.layers, int):  # not a ResNet's
             squares = tower.layers * (4 + 2 * tower.mlp_ratio) * tower.width
-            count = int(tower.width * (squares + rows.get(block, 0) + 2 * config.embed_dim))
+            count = tower.width * (squares + rows.get(block, 0) + 2 * config.embed_dim)
             if count > MAX_PARAMETERS:
                 raise ValueError(
-                    f"{block} is a tower of {count:.1e} parameters, at most {MAX_PARAMETERS:.0e} are"
-                    " built: lower its width, layers, mlp_ratio, patch_size or vocab_size"
+                    f"{block} is a tower of {count:.1e} parameters, at most {MAX_PARAMETERS:.0e} are built: lower"
+                    " width, layers, mlp_ratio, patch_size or vocab_size"
                 )
-            total += count
-    return total
 
 
 # --- whole configurations of ours -------------------------------------------------------------------------------------
-#: The method of a model whose configuration names none: saved before there were several, or published.
+#: The method of a model whose configuration names none: published, or saved before there were several.
 METHOD = "prolip"
-# What OpenCLIP's configurations may hold that no probabilistic tower has.
-FOREIGN = ("timm_", "hf_model_name", "hf_pooler_type", "hf_proj_type")
-# What OpenCLIP's default block leaves out in silence.
-CUSTOM = ("qk_norm", "scale_heads", "scale_attn_inner", "scale_attn", "scale_fc")
+#: What OpenCLIP's configurations may hold that our own towers do not read.
+FOREIGN = ("timm_", "hf_model_name", "hf_pooler_type", "hf_proj_type", "scaled_cosine_attn", "tokenizer_mode")
 SIGLIP_PAD, SIGLIP_MASK = 1, 32000
-# Defaults of the released code that differ from OpenCLIP's; the number of heads follows from no shape.
-RELEASED_TEXT = {
-    "context_length": 64,
-    "vocab_size": 32100,
-    "width": 768,
-    "heads": 12,
-    "layers": 12,
-    "proj_bias": True,
-    "embed_unc": True,
-}
+#: Defaults of the released code that differ from OpenCLIP's; the number of heads follows from no shape.
+RELEASED_TEXT = {"context_length": 64, "vocab_size": 32100, "width": 768, "heads": 12, "layers": 12}
+RELEASED_TEXT |= {"proj_bias": True, "embed_unc": True}
 
 
 class ProLIPCfg(Rules):
-    """What ProLIP adds to OpenCLIP's configuration.
+    """The block that ProLIP adds to OpenCLIP's configuration.
 
     forward: `paper`; `released`: the forward pass that the published weights were trained with; `reader`: OpenCLIP's
     towers as they are, with readers (`prolip.models.readers`); init_unc_bias: initial log sigma^2; init_unc_gain: its
     initial spread over inputs and dimensions; conv_stem: convolutions in place of the patch projection, for small
-    images and little data; mask_padding: hide padding from attention, which the paper does not; pad_token_id: what the
-    tokenizer fills a text up with; mask_token_id: [MASK], for masked texts, none where the vocabulary has no such
-    token; special_token_ids: start and end of text, never masked.
+    images and little data; mask_padding: hide padding from attention, which the paper does not; pad_token_id: the
+    tokenizer's padding; mask_token_id: [MASK], for masked texts, none where the vocabulary has no such token;
+    special_token_ids: start and end of text, never masked.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -284,16 +243,14 @@ class ProLIPRules(TwoTowers):
     method_cfg: MethodRules | None = None  # type: ignore[valid-type]
 
 
-class ReaderRules(OpenCLIPRules):
+class ReaderRules(ProLIPRules, OpenCLIPRules):
     """A configuration of OpenCLIP's with our blocks."""
 
     model_config = ConfigDict(extra="forbid")
-    prolip_cfg: ProLIPCfg
-    method_cfg: MethodRules | None = None  # type: ignore[valid-type]
 
 
 class ReleasedRules(Rules):
-    """What a tower of a published checkpoint says of uncertainty."""
+    """The keys of uncertainty in a tower's block of a published checkpoint."""
 
     model_config = ConfigDict(extra="ignore")
     embed_unc: bool = False
@@ -309,9 +266,9 @@ def is_released(config: Mapping[str, Any]) -> bool:
 def convert_released(config: Mapping[str, Any]) -> dict[str, Any]:
     """A published checkpoint's configuration in our layout, with the forward pass that its weights need.
 
-    They were trained with SigLIP's vocabulary: pad = end = 1, [MASK] = 32000 (absent where the vocabulary is smaller);
-    and with its cleaning, lower case without punctuation, which their configuration does not name. What else it leaves
-    out is RELEASED_TEXT; pooling and padding it may name are not read, as the text's [CLS] is pooled.
+    They were trained with SigLIP's vocabulary, pad = end = 1 and [MASK] = 32000 (absent from smaller ones), and its
+    cleaning, lower case without punctuation. Their configuration names neither, nor RELEASED_TEXT. Its pooling and
+    padding of texts are ignored, as [CLS] is pooled.
     """
     out: dict[str, Any] = copy.deepcopy(dict(config))
     for key in ("output_dict", "cast_dtype"):  # of the class that was published, not of the model
@@ -324,26 +281,21 @@ def convert_released(config: Mapping[str, Any]) -> dict[str, Any]:
             raise ValueError(f"{block}.embed_unc is not set: both towers of a ProLIP checkpoint have it")
         check(rules, out[block], block)
     if len(biases) > 1:
-        raise ValueError(f"init_unc_bias differs between the towers ({sorted(biases)}): ours has one; edit config.json")
+        raise ValueError(f"init_unc_bias differs between the towers ({sorted(biases)}): edit config.json")
     text = out["text_cfg"]
     for key in ("pool_type", "pad_id"):
         text.pop(key, None)
     text["tokenizer_kwargs"] = {"clean": "canonicalize"} | (text.get("tokenizer_kwargs") or {})
-    out["prolip_cfg"] = {
-        "forward": "released",
-        "init_unc_bias": biases.pop(),
-        "pad_token_id": SIGLIP_PAD,
-        "mask_token_id": SIGLIP_MASK if text["vocab_size"] > SIGLIP_MASK else None,
-        "special_token_ids": [SIGLIP_PAD],
-    }
-    return out
+    mask = SIGLIP_MASK if text["vocab_size"] > SIGLIP_MASK else None
+    own = {"forward": "released", "init_unc_bias": biases.pop(), "mask_token_id": mask}
+    return out | {"prolip_cfg": own | {"pad_token_id": SIGLIP_PAD, "special_token_ids": [SIGLIP_PAD]}}
 
 
 def complete(config: Mapping[str, Any]) -> dict[str, Any]:
     """The configuration with every default of ours filled in, JSON-able.
 
-    ValueError naming the key for keys that nobody reads, values of a wrong type or beyond bounds, and models that
-    cannot be built or would be too large.
+    ValueError naming the key for unknown keys, values of a wrong type or beyond bounds, and models that cannot be built
+    or would be too large.
     """
     if not isinstance(config, Mapping):
         raise ValueError(f"the model configuration is {shown(config)}: give name -> value")
@@ -353,17 +305,20 @@ def complete(config: Mapping[str, Any]) -> dict[str, Any]:
     if "prolip_cfg" not in config:
         config = with_readers(config)
     out: dict[str, Any] = copy.deepcopy(dict(config))
-    if is_reader(config):
-        return complete_reader(out)
-    checked = check(ProLIPRules, out)
-    out.pop("custom_text", None)
+    reads = is_reader(config)
+    checked: Any = check(ReaderRules, without_nones(out)) if reads else check(ProLIPRules, out)
+    if reads:
+        _check_reader(checked)
+    else:
+        out.pop("custom_text", None)
+        _check_own(checked)
+    check_size(checked)
     out["quick_gelu"] = bool(checked.quick_gelu)
-    for block in ("vision_cfg", "text_cfg"):
-        _check_tower(block, getattr(checked, block), out["quick_gelu"])
-    _check_image(checked.vision_cfg, checked.prolip_cfg.conv_stem)
-    count_parameters(checked)
-    _check_tokens(checked.prolip_cfg, checked.text_cfg)
-    return _filled(out, checked)
+    out["method_cfg"] = {"name": METHOD, **(out.get("method_cfg") or {})}
+    out["prolip_cfg"] = checked.prolip_cfg.model_dump(mode="json")
+    for key, default in (("init_logit_scale", math.log(10)), ("init_logit_bias", -10.0)):
+        out[key] = float(default if out.get(key) is None else out[key])
+    return out
 
 
 def is_reader(config: Mapping[str, Any]) -> bool:
@@ -402,32 +357,8 @@ def padding(text: Mapping[str, Any]) -> int:
     return int(any(part in name for part in ones) and "siglip2" not in name)
 
 
-def complete_reader(out: dict[str, Any]) -> dict[str, Any]:
-    """`complete` for towers of OpenCLIP's with readers."""
-    checked = check(ReaderRules, without_nones(out))
-    for key in ("conv_stem", "mask_padding"):
-        if getattr(checked.prolip_cfg, key):
-            raise ValueError(f"prolip_cfg.{key} is of our own towers: leave it out, or take forward paper")
-    for block, foreign in (("vision_cfg", "timm_model_name"), ("text_cfg", "hf_model_name")):
-        tower = getattr(checked, block)
-        if getattr(tower, foreign) is None and isinstance(tower.layers, int):  # a ResNet has a list of them
-            _check_width(block, tower)
-    count_parameters(checked)
-    return _filled(out, checked)
-
-
-def _filled(out: dict[str, Any], checked: Any) -> dict[str, Any]:
-    """The configuration with the defaults that both kinds of towers share."""
-    out["quick_gelu"] = bool(checked.quick_gelu)
-    out["method_cfg"] = {"name": METHOD, **(out.get("method_cfg") or {})}
-    out["prolip_cfg"] = checked.prolip_cfg.model_dump(mode="json")
-    for key, default in (("init_logit_scale", math.log(10)), ("init_logit_bias", -10.0)):
-        out[key] = float(default if out.get(key) is None else out[key])
-    return out
-
-
 def without_nones(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration without keys of its blocks that say nothing, as those of other libraries' towers do."""
+    """The configuration without the null keys of its blocks, which those of other libraries' towers have."""
     blocks = {
         block: {key: value for key, value in values.items() if value is not None}
         for block, values in config.items()
@@ -438,76 +369,50 @@ def without_nones(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def check_openclip(config: Mapping[str, Any]) -> None:
     """ValueError for values of OpenCLIP's configuration that do not fit their rules, and towers that are too large."""
-    count_parameters(check(OpenCLIPRules, without_nones(config)))
+    check_size(check(OpenCLIPRules, without_nones(config)))
 
 
-def _check_tower(block: str, tower: Any, quick_gelu: bool) -> None:
-    """Refuse towers that are no transformers of OpenCLIP's, and settings of which one would win in silence."""
-    for key, field in type(tower).model_fields.items():
-        if key.startswith(FOREIGN) and getattr(tower, key) != field.default:
-            raise ValueError(f"{block}.{key}: towers of other libraries have no [UNC]; give width, layers, heads")
-    if isinstance(tower.layers, list):
-        raise ValueError(
-            f"{block}.layers is {shown(tower.layers)}, as a ResNet's: only a transformer has [UNC], give"
-            " its number of blocks"
-        )
-    if tower.scaled_cosine_attn:
-        raise ValueError(f"{block}.scaled_cosine_attn: OpenCLIP's does not run on batches of sequences; use qk_norm")
-    custom = [key for key in CUSTOM if getattr(tower, key)]
-    if tower.block_type == "default" and custom:
-        raise ValueError(f"{block}.block_type is 'default', which has no {custom[0]}: leave out one of them")
-    if quick_gelu and tower.act_kwargs and tower.act_kwargs.model_fields_set:
-        raise ValueError(f"{block}.act_kwargs are GELU's and quick_gelu is true: leave out one of them")
-    if block == "text_cfg" and tower.tokenizer_mode:
-        raise ValueError(f"{block}.tokenizer_mode is {tower.tokenizer_mode!r}, which no tokenizer here has: drop it")
-    _check_width(block, tower)
+def _check_reader(checked: Any) -> None:
+    """Refuse options of our own towers, and transformers of OpenCLIP's that cannot be built."""
+    for key in ("conv_stem", "mask_padding"):
+        if getattr(checked.prolip_cfg, key):
+            raise ValueError(f"prolip_cfg.{key} is of our own towers: leave it out, or take forward paper")
+    for block, foreign in (("vision_cfg", "timm_model_name"), ("text_cfg", "hf_model_name")):
+        tower = getattr(checked, block)
+        if getattr(tower, foreign) is None and isinstance(tower.layers, int):  # a ResNet has a list of them
+            _check_width(block, tower)
+
+
+def _check_own(checked: Any) -> None:
+    """Refuse towers other than OpenCLIP's transformers, and token ids beyond the vocabulary or with two meanings."""
+    for block in ("vision_cfg", "text_cfg"):
+        tower = getattr(checked, block)
+        for key, field in type(tower).model_fields.items():
+            if key.startswith(FOREIGN) and getattr(tower, key) != field.default:
+                raise ValueError(f"{block}.{key}: towers with [UNC] do not have it; give width, layers, heads")
+        if isinstance(tower.layers, list):
+            raise ValueError(f"{block}.layers is {shown(tower.layers)}, as a ResNet's: give a transformer's number")
+        _check_width(block, tower)
+    own, text, vision = checked.prolip_cfg, checked.text_cfg, checked.vision_cfg
+    rows, columns = (image // patch for image, patch in zip(vision.image_size, vision.patch_size))
+    if vision.pos_embed_type == "sin_cos_2d" and (rows != columns or vision.width % 4):
+        raise ValueError("vision_cfg.pos_embed_type 'sin_cos_2d' needs a square of patches and a width of 4 n")
+    others = (own.pad_token_id, *own.special_token_ids)
+    if own.mask_token_id in others:
+        raise ValueError(f"prolip_cfg.mask_token_id {own.mask_token_id} is padding or special as well: give another")
+    if (most := max(*others, own.mask_token_id or 0)) >= text.vocab_size:
+        raise ValueError(f"prolip_cfg has token id {most}, but text_cfg.vocab_size is {text.vocab_size}: enlarge it")
+    if "pad_id" in text.model_fields_set and text.pad_id != own.pad_token_id:
+        raise ValueError(f"text_cfg.pad_id is {text.pad_id} and prolip_cfg.pad_token_id {own.pad_token_id}: drop one")
 
 
 def _check_width(block: str, tower: Any) -> None:
     """Refuse a transformer whose width its heads do not divide, or without a hidden unit."""
     divisor = "head_width" if block == "vision_cfg" else "heads"
-    if tower.width % getattr(tower, divisor):
-        raise ValueError(
-            f"{block}.width {tower.width} is no multiple of {divisor} {getattr(tower, divisor)}: change one"
-        )
+    if tower.width % (parts := getattr(tower, divisor)):
+        raise ValueError(f"{block}.width {tower.width} is no multiple of {divisor} {parts}: change one")
     if tower.width * tower.mlp_ratio < 1:
-        raise ValueError(
-            f"{block}.mlp_ratio {tower.mlp_ratio} of the width {tower.width} leaves no hidden unit: enlarge one"
-        )
-
-
-def _check_image(vision: Any, conv_stem: bool) -> None:
-    """Refuse images without a patch, and grids that a stem or fixed positions cannot have."""
-    check_grid(vision.image_size, vision.patch_size, conv_stem)
-    if conv_stem:
-        check_stem(vision.width, vision.patch_size[0])
-    rows, columns = (image // patch for image, patch in zip(vision.image_size, vision.patch_size))
-    if vision.pos_embed_type == "sin_cos_2d" and (rows != columns or vision.width % 4):
-        raise ValueError(
-            "vision_cfg.pos_embed_type is 'sin_cos_2d', which needs a square of patches and a width of a"
-            " multiple of 4: choose learnable, or change image_size, patch_size or width"
-        )
-
-
-def _check_tokens(cfg: ProLIPCfg, text: Any) -> None:
-    """Refuse ids beyond the vocabulary, or with two meanings."""
-    if cfg.mask_token_id in (cfg.pad_token_id, *cfg.special_token_ids):
-        raise ValueError(
-            f"prolip_cfg.mask_token_id is {cfg.mask_token_id}, which is padding or special as well: a"
-            " masked text would not be known from a shorter one, give [MASK] an id of its own"
-        )
-    ids = {"pad_token_id": cfg.pad_token_id, "mask_token_id": cfg.mask_token_id}
-    ids |= {f"special_token_ids[{i}]": token for i, token in enumerate(cfg.special_token_ids)}
-    for name, token in ids.items():
-        if token is not None and token >= text.vocab_size:
-            raise ValueError(
-                f"prolip_cfg.{name} is {token}, but text_cfg.vocab_size is {text.vocab_size}: enlarge"
-                " vocab_size or give an id of the vocabulary"
-            )
-    if "pad_id" in text.model_fields_set and text.pad_id != cfg.pad_token_id:
-        raise ValueError(
-            f"text_cfg.pad_id is {text.pad_id} and prolip_cfg.pad_token_id {cfg.pad_token_id}: drop the former"
-        )
+        raise ValueError(f"{block}.mlp_ratio {tower.mlp_ratio} leaves no hidden unit: enlarge it")
 
 
 def override(config: Mapping[str, Any], **changes: Any) -> dict[str, Any]:
@@ -520,12 +425,9 @@ def override(config: Mapping[str, Any], **changes: Any) -> dict[str, Any]:
             both = isinstance(value, Mapping) and isinstance(out.get(key), Mapping)
             trained = out[key]["name"] if both and key == "method_cfg" and out[key].get("config") else None
             if trained and value.get("name", trained) != trained:
-                raise ValueError(
-                    f"the model has parts of the method {trained!r}, which {value['name']!r} has no use"
-                    f" for: give --method {trained}"
-                )
+                raise ValueError(f"the model has parts of the method {trained!r} alone: give --method {trained}")
             out[key] = {**out[key], **value} if both else value
         else:
             known = (*ProLIPRules.model_fields, *ProLIPCfg.model_fields)
-            raise TypeError(f"create_model has no option {key!r}: {near_matches(key, known)}")
+            raise TypeError(f"create_model has no option {key!r}: {did_you_mean(key, known)}")
     return out

@@ -1,4 +1,4 @@
-"""What turns the last tokens of a tower into a Gaussian: norms, projections, pooling, in float32 under any autocast."""
+"""From the last tokens of a tower to a Gaussian: norms, projections, pooling, in float32 under any autocast."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ TEMPERATURE, WIDTH = 0.1, 32
 
 
 class Tokens(NamedTuple):
-    """What a tower, of any kind, shows to a method's own head.
+    """A tower's tokens, as a method's own head gets them.
 
-    last: (B, K, W), what the last block makes of patches, places of a pyramid, or words; valid: which of them count,
+    last: (B, K, W), the last block's output for patches, places of a pyramid, or words; valid: which of them count,
     (B, K) bool, None for all; pooled: (B, W), the token that becomes the mean, None where the tower pools in a way of
-    its own; before: as `last`, what the last block takes, None where no reader looks at it.
+    its own; before: the last block's input, as `last`, None without a reader.
     """
 
     last: Tensor
@@ -73,9 +73,8 @@ def project(x: Tensor, projection: nn.Linear | nn.Parameter) -> Tensor:
 class LogVarianceHead(nn.Linear):
     """log sigma^2 = W u + b, ProLIP section 3.1: b starts at `init_bias`, W at N(0, gain^2 / width).
 
-    u is layer-normalised, |u|^2 = width, so that W u has standard deviation `gain` in every dimension and the variances
-    start at exp(b) exp(gain^2 / 2) on average: 1.65 exp(b) for a gain of 1, 1.005 exp(b) for 0.1.
-    (..., width) -> (..., D).
+    u is layer-normalised, |u|^2 = width, so W u has standard deviation `gain` in every dimension, and the variances
+    start at exp(b + gain^2 / 2) on average. (..., width) -> (..., D).
     """
 
     def __init__(self, width: int, embed_dim: int, init_bias: float = -10.0, gain: float = 0.1):
@@ -83,7 +82,7 @@ class LogVarianceHead(nn.Linear):
         super().__init__(width, embed_dim)
 
     def reset_parameters(self) -> None:
-        """Draw the initial values again."""
+        """Draw the initial values."""
         nn.init.normal_(self.weight, std=self.gain * self.in_features**-0.5)
         nn.init.constant_(self.bias, self.init_bias)
 
@@ -128,10 +127,9 @@ class GeneralisedPooling(nn.Module):
             order = ascending(x if valid is None else x.masked_fill(~valid.unsqueeze(1), -torch.inf))
         with without_autocast(x.device):  # what is left out comes first and has weight 0
             counts = torch.arange(1, x.shape[2] + 1, device=x.device).unsqueeze(1)
-            if valid is None:
-                weights = self.weights(x.shape[2], counts[-1:])
-            else:
-                weights = self.weights(x.shape[2], counts)[valid.sum(1) - 1]
+            some = counts[-1:] if valid is None else counts
+            weights = self.weights(x.shape[2], some)
+            weights = weights if valid is None else weights[valid.sum(1) - 1]
             return (x.gather(2, order) @ weights.flip(1).to(x.dtype).unsqueeze(2)).squeeze(2)
 
 

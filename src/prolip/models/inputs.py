@@ -1,7 +1,7 @@
-"""What the towers take, and what they refuse with the remedy: types, dtypes, shapes and devices at every call.
+"""Checks of the towers' inputs: types, dtypes, shapes and devices at every call, each with the remedy.
 
-Values are looked at in evaluation mode, and in training mode once per kind of input: on a device every look stops the
-host until the device is done. A graph in the making (compiler, export, trace, CUDA graph) has no values to look at.
+Values are checked in evaluation mode, and in training mode once per kind of input: on a device every check stops the
+host until the device is done. A graph in the making (compiler, export, trace, CUDA graph) has no values to check.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from prolip.gaussian import kind_of
 
 #: Pixels of the usual means and standard deviations lie within 3 of 0, and raw ones reach 255.
 PIXEL_LIMIT = 20.0
-ID_DTYPES = (torch.int64, torch.int32)
+TOKENISE = "tokenise with get_tokenizer(<this model>)"
 
 
 def check_images(x: Any, image_size: Sequence[int], device: torch.device, raw: bool = False) -> None:
@@ -27,17 +27,13 @@ def check_images(x: Any, image_size: Sequence[int], device: torch.device, raw: b
     if x.layout != torch.strided:
         raise TypeError(f"images are {x.layout}, want a dense tensor: x.to_dense()")
     if not x.is_floating_point() and not (raw and x.dtype == torch.uint8):
-        raise TypeError(
-            f"images are {x.dtype}, want normalised floats, as the model's preprocess makes them, or for"
-            " encode_image uint8 of 0 to 255: x.to(torch.uint8) if that is their range"
-        )
-    want = (3, *image_size)
+        raise TypeError(f"images are {x.dtype}, want normalised floats, or uint8 for encode_image: x.to(torch.uint8)")
     if torch.jit.is_tracing():  # shapes are variables there
         return
-    if x.ndim != 4 or tuple(x.shape[1:]) != want:
+    if x.ndim != 4 or tuple(x.shape[1:]) != (3, *image_size):
         raise ValueError(
-            f"images are {tuple(x.shape)}, want (B, {', '.join(map(str, want))}): stack what the"
-            " model's preprocess makes (of one picture x[None]), or create it with force_image_size"
+            f"images are {tuple(x.shape)}, want (B, {', '.join(map(str, (3, *image_size)))}): stack the preprocessed"
+            " pictures (of one x[None]), or create the model with force_image_size"
         )
     check_device("images", x, device)
 
@@ -47,26 +43,21 @@ def check_keep(keep: Any, rows: int) -> None:
     if not isinstance(keep, Tensor):
         raise TypeError(f"keep is {kind_of(keep)}, want a tensor ({rows}, K) torch.int64: torch.tensor(keep)")
     if keep.ndim != 2 or keep.shape[0] != rows or keep.dtype != torch.int64 or keep.shape[1] == 0:
-        raise ValueError(
-            f"keep is {tuple(keep.shape)} {keep.dtype}, want ({rows}, K) torch.int64, K >= 1:"
-            " one row of kept patch indices per image"
-        )
+        found = f"{tuple(keep.shape)} {keep.dtype}"
+        raise ValueError(f"keep is {found}, want ({rows}, K) torch.int64, K >= 1: kept patch indices by image")
 
 
 def check_texts(text: Any, context_length: int, device: torch.device) -> None:
     """TypeError and ValueError unless `text` is (B, L) token ids, 1 <= L <= context, on `device`."""
-    remedy = "tokenise with get_tokenizer(<this model>)"
     if not isinstance(text, Tensor):
-        raise TypeError(f"texts are {kind_of(text)}, want a tensor of token ids: {remedy}")
-    if text.dtype not in ID_DTYPES:
-        raise TypeError(f"texts are {text.dtype}, want token ids in torch.int64: {remedy}, or cast them, text.long()")
+        raise TypeError(f"texts are {kind_of(text)}, want a tensor of token ids: {TOKENISE}")
+    if text.dtype not in (torch.int64, torch.int32):
+        raise TypeError(f"texts are {text.dtype}, want token ids in torch.int64: {TOKENISE}, or text.long()")
     if torch.jit.is_tracing():
         return
     if text.ndim != 2 or not 1 <= text.shape[1] <= context_length:
-        raise ValueError(
-            f"texts are {tuple(text.shape)}, want (B, L), 1 <= L <= {context_length}: {remedy} or create"
-            " the model with force_context_length"
-        )
+        wanted = f"(B, L), 1 <= L <= {context_length}"
+        raise ValueError(f"texts are {tuple(text.shape)}, want {wanted}: {TOKENISE}, or force_context_length")
     check_device("texts", text, device)
 
 
@@ -76,22 +67,19 @@ def check_device(what: str, x: Tensor, device: torch.device) -> None:
         raise ValueError(f"{what} are on {x.device} and the model on {device}: move them with .to({str(device)!r})")
 
 
-def look_at_pixels(x: Tensor) -> None:
-    """Warn of floats that no normalisation makes; ValueError for NaN and infinity."""
+def check_pixels(x: Tensor) -> None:
+    """Warn of floats that were not normalised; ValueError for NaN and infinity."""
     if not x.numel():
         return
     low, high = x.detach().aminmax()
     if holds(~((low > -PIXEL_LIMIT) & (high < PIXEL_LIMIT))):
         if not torch.isfinite(x).all():
             raise ValueError("images hold NaN or infinity: leave those rows out, x[x.flatten(1).isfinite().all(1)]")
-        warnings.warn(
-            f"images have values beyond {PIXEL_LIMIT:g}, as pixels that were not normalised: give what the model's"
-            " preprocess makes, or uint8 of 0 to 255 to encode_image",
-            stacklevel=3,
-        )
+        remedy = "normalise them by the model's preprocess, or give uint8 of 0 to 255 to encode_image"
+        warnings.warn(f"images have values beyond {PIXEL_LIMIT:g}: {remedy}", stacklevel=3)
 
 
-def look_at_places(name: str, x: Tensor, count: int, remedy: str) -> None:
+def check_indices(name: str, x: Tensor, count: int, remedy: str) -> None:
     """ValueError unless all of these integers are in [0, count)."""
     if not x.numel():
         return
@@ -100,8 +88,8 @@ def look_at_places(name: str, x: Tensor, count: int, remedy: str) -> None:
         raise ValueError(f"{name} are from {low.item()} to {high.item()}, want 0 to {count - 1}: {remedy}")
 
 
-def can_look() -> bool:
-    """Whether a tensor's values can be looked at here without breaking a graph."""
+def has_values() -> bool:
+    """Whether values can be read here without breaking a graph."""
     if torch.compiler.is_compiling() or torch.jit.is_tracing():
         return False
     return not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())

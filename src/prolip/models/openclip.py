@@ -15,7 +15,7 @@ from timm.layers import resample_abs_pos_embed
 from torch import Tensor
 
 TOWERS = ("visual", "text")
-#: What transformers' towers have no longer saved since its version 4.31.
+#: Names that transformers' towers no longer save since version 4.31.
 OBSOLETE = ("text.transformer.embeddings.position_ids",)
 BIG_VISION = (".npz", ".npy")
 
@@ -26,14 +26,14 @@ def is_openclip(state: Mapping[str, Tensor]) -> bool:
 
 
 def openclip_view(model: Any) -> SimpleNamespace:
-    """The model as OpenCLIP's functions take it."""
+    """The model in the form that OpenCLIP's functions take."""
     return SimpleNamespace(
         visual=model.visual.tower, text=model.text.tower, logit_scale=model.logit_scale, logit_bias=model.logit_bias
     )
 
 
 def from_openclip(model: Any, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Weights under our names: of whatever program OpenCLIP converts, with positions of another size interpolated."""
+    """Weights of any program that OpenCLIP converts under our names, positions of another size interpolated."""
     view: Any = openclip_view(model)
     found = convert_state_dict(view, dict(state))
     if "positional_embedding" in found:  # of OpenCLIP's first class, whose text tower is no part of its own
@@ -45,8 +45,8 @@ def from_openclip(model: Any, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def resize_other_positions(found: dict[str, Tensor], view: Any) -> None:
-    """Interpolate, in place, what OpenCLIP's `resize_pos_embed` leaves as it is (positions of timm's towers and of a
-    ResNet's pool), and positions of texts, where OpenCLIP takes [CLS]'s for one of a word.
+    """Interpolate in place positions that OpenCLIP's `resize_pos_embed` skips, of timm's towers and of a ResNet's pool;
+    and those of texts with [CLS], whose position it takes for a word's.
     """
     trunk = getattr(view.visual, "trunk", None)
     for name in ("visual.trunk.pos_embed", "visual.attnpool.positional_embedding"):
@@ -70,8 +70,8 @@ def resize_other_positions(found: dict[str, Tensor], view: Any) -> None:
 def completed(
     model: Any, state: Mapping[str, Tensor], beside: Mapping[str, Tensor]
 ) -> tuple[dict[str, Tensor], set[str]]:
-    """OpenCLIP's weights under our names, with `beside`, what readers and methods added, or the initial values of
-    readers and bias; names of these.
+    """OpenCLIP's weights under our names, with `beside`, the tensors of readers and methods, or initial values of
+    readers and bias; the names of the latter.
     """
     own = model.state_dict()
     found = from_openclip(model, state) | dict(beside)
@@ -92,7 +92,7 @@ def inside(name: str) -> str:
 
 
 def to_openclip(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """(what OpenCLIP's model has, under its names; what readers and methods add) of a whole state."""
+    """(tensors of OpenCLIP's model, under its names; those of readers and methods) of a whole state."""
     theirs, ours = {}, {}
     for name, value in state.items():
         tower, _, rest = name.partition(".")

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from prolip.gaussian import Gaussian
 from prolip.models.config import ProLIPCfg, complete
 from prolip.models.heads import LogVarianceHead
-from prolip.models.inputs import can_look, check_images, check_keep, check_texts, look_at_pixels, look_at_places
+from prolip.models.inputs import check_images, check_indices, check_keep, check_pixels, check_texts, has_values
 from prolip.models.readers import reader_towers
 from prolip.models.towers import ProbabilisticTextTransformer, ProbabilisticVisionTransformer
 from prolip.uncertainty.readings import ambiguity_of
@@ -41,17 +41,15 @@ def build_towers(
     vision, text = CLIPVisionCfg(**config["vision_cfg"]), CLIPTextCfg(**config["text_cfg"])
     own = ProLIPCfg(**config["prolip_cfg"])
     shared = {"form": own.forward, "init_unc_bias": own.init_unc_bias, "init_unc_gain": own.init_unc_gain}
-    vision_kwargs = {key: value for key, value in vars(vision).items() if key in VISION_KEYS} | shared
-    vision_kwargs |= {"heads": vision.width // vision.head_width, "conv_stem": own.conv_stem}
-    text_kwargs = {key: value for key, value in config["text_cfg"].items() if key in TEXT_KEYS} | shared
-    text_kwargs |= {"mask_padding": own.mask_padding, "pad_id": own.pad_token_id}
-    for kwargs, cfg in ((vision_kwargs, vision), (text_kwargs, text)):
-        norm = LayerNormFp32 if low_precision else LayerNorm
-        act = QuickGELU if config["quick_gelu"] else nn.GELU
-        kwargs["norm_layer"] = partial(norm, **(cfg.norm_kwargs or {}))
-        kwargs["act_layer"] = partial(act, **(cfg.act_kwargs or {}))
-        kwargs["output_dim"] = config["embed_dim"]
-    return ProbabilisticVisionTransformer(**vision_kwargs), ProbabilisticTextTransformer(**text_kwargs)
+    shared |= {"output_dim": config["embed_dim"]}
+    image_side = {key: value for key, value in vars(vision).items() if key in VISION_KEYS} | shared
+    image_side |= {"heads": vision.width // vision.head_width, "conv_stem": own.conv_stem}
+    text_side = {key: value for key, value in config["text_cfg"].items() if key in TEXT_KEYS} | shared
+    text_side |= {"mask_padding": own.mask_padding, "pad_id": own.pad_token_id}
+    for side, cfg in ((image_side, vision), (text_side, text)):
+        side["norm_layer"] = partial(LayerNormFp32 if low_precision else LayerNorm, **(cfg.norm_kwargs or {}))
+        side["act_layer"] = QuickGELU if config["quick_gelu"] else partial(nn.GELU, **(cfg.act_kwargs or {}))
+    return ProbabilisticVisionTransformer(**image_side), ProbabilisticTextTransformer(**text_side)
 
 
 class ProLIP(nn.Module):
@@ -86,17 +84,16 @@ class ProLIP(nn.Module):
         self.mask_token_id: int | None = own.mask_token_id
         self.special_token_ids: tuple[int, ...] = own.special_token_ids
         self.set_pixel_statistics(OPENAI_DATASET_MEAN, OPENAI_DATASET_STD)
-        self._looked: set[str] = set()
+        self._checked: set[str] = set()
         self._extension: Callable[[ProLIP], None] | None = None
-        #: Names in the state dict of what `extend` added, and of what it has given another start.
+        #: Names in the state dict of the parts that `extend` added, and of those that it gave another start.
         self.added_names: frozenset[str] = frozenset()
         self.own_starts: frozenset[str] = frozenset()
 
     def extend(self, add: Callable[[ProLIP], None]) -> None:
-        """Let a method add modules, once, which from here on belong to the model like any other part of it.
+        """Let a method add modules, once.
 
-        Where it gives scale or bias a start of its own, or variances another width, weights of another method do not
-        bring theirs.
+        Where it gives scale or bias a start of its own, or variances another width, weights of another method keep it.
         """
         before, logit = self.state_dict(), [name for name in self.logit_parameters() if hasattr(self, name)]
         written = {name: getattr(self, name)._version for name in logit}
@@ -107,24 +104,22 @@ class ProLIP(nn.Module):
         self.own_starts = frozenset([*own, *(name for name in before if before[name].shape != after[name].shape)])
 
     def widen(self, dim: int | None) -> None:
-        """Give Gaussians `dim` dimensions, where a method's heads make the means; None: as many as the towers'."""
+        """Give Gaussians `dim` dimensions, for methods with heads for the means; None: as many as the towers'."""
         if dim in (None, self.embed_dim):
             return
         self.embed_dim = dim
         for tower in (self.visual, self.text):
             old = tower.get_submodule(tower.unc_head_name)
-            new = LogVarianceHead(old.in_features, dim, old.init_bias, old.gain)
-            tower.set_submodule(tower.unc_head_name, new)
+            tower.set_submodule(tower.unc_head_name, LogVarianceHead(old.in_features, dim, old.init_bias, old.gain))
 
     def inherit(self) -> None:
-        """Let the heads of a method begin with what the towers have learnt, where a head says how."""
+        """Let the heads of a method begin with the towers' weights, where a head says how."""
         for tower in (self.visual, self.text):
-            begin = getattr(tower.head, "inherit", None)
-            if begin is not None:
-                begin(tower)
+            if hasattr(tower.head, "inherit"):
+                tower.head.inherit(tower)
 
     def set_pixel_statistics(self, mean: tuple[float, ...], std: tuple[float, ...]) -> None:
-        """What uint8 images are normalised with; `create_model_and_transforms`' transforms do it on the CPU instead."""
+        """Set the normalisation of uint8 images; `create_model_and_transforms`' transforms do it on the CPU instead."""
         for name, values in (("pixel_mean", mean), ("pixel_std", std)):
             channels = torch.tensor(values, dtype=torch.float32, device=self.logit_scale.device)
             self.register_buffer(name, channels.reshape(1, -1, 1, 1), persistent=False)
@@ -137,44 +132,41 @@ class ProLIP(nn.Module):
         """Images (B, 3, H, W), normalised floats or raw uint8, -> Gaussian (B, D) with unit means, float32.
 
         keep: (B, K) int64, the patches to keep, one subset per image; the others cost nothing. Raises TypeError and
-        ValueError for what is no such input, NaN among it, and warns of floats that no normalisation makes.
+        ValueError for other inputs and for NaN, and warns of floats that were not normalised.
         """
         check_images(image, self.visual.image_size, self.pixel_mean.device, raw=True)
         if image.dtype == torch.uint8:
             image = (image / 255 - self.pixel_mean) / self.pixel_std
-        elif self._looks("image"):
-            look_at_pixels(image)
+        elif self._checks("image"):
+            check_pixels(image)
         if keep is not None:
             check_keep(keep, image.shape[0])
-            if self._looks("keep"):
-                look_at_places("keep", keep, self.num_patches, "number the patches row by row, as keep_patches does")
+            if self._checks("keep"):
+                check_indices("keep", keep, self.num_patches, "number the patches row by row, as keep_patches does")
         z = self.visual(image, keep=keep, normalize=normalize)
         return z[0] if self.visual.output_tokens else z
 
     def encode_text(self, text: Tensor, normalize: bool = True) -> Gaussian:
         """Token ids (B, L <= context) -> Gaussian (B, D) with unit means, float32."""
         check_texts(text, self.context_length, self.pixel_mean.device)
-        if self._looks("text"):
-            look_at_places("token ids", text, self.vocab_size, "tokenise with get_tokenizer(<this model>)")
+        if self._checks("text"):
+            check_indices("token ids", text, self.vocab_size, "tokenise with get_tokenizer(<this model>)")
         z = self.text(text, normalize=normalize)
         return z[0] if self.text.output_tokens else z
 
-    def _looks(self, kind: str) -> bool:
-        """Whether to look at the values of an input: in training mode of the first of its kind alone."""
-        if not can_look() or (self.training and kind in self._looked):
+    def _checks(self, kind: str) -> bool:
+        """Whether to check the values of an input: always in evaluation, once per kind in training."""
+        if not has_values() or (self.training and kind in self._checked):
             return False
         if self.training:
-            self._looked.add(kind)
+            self._checked.add(kind)
         return True
 
     def forward(self, image: Tensor | None = None, text: Tensor | None = None, keep: Tensor | None = None):
         """Both Gaussians with the logit's scale and bias: a `ProLIPOutput`, or its dict when `output_dict` is set."""
-        output = ProLIPOutput(
-            None if image is None else self.encode_image(image, keep),
-            None if text is None else self.encode_text(text),
-            self.logit_scale.exp(),
-            self.logit_bias,
-        )
+        z = None if image is None else self.encode_image(image, keep)
+        w = None if text is None else self.encode_text(text)
+        output = ProLIPOutput(z, w, self.logit_scale.exp(), self.logit_bias)
         return output._asdict() if self.output_dict else output
 
     def uncertainty_parameters(self) -> list[nn.Parameter]:
@@ -187,15 +179,15 @@ class ProLIP(nn.Module):
         return self.visual.image_size
 
     def towers(self) -> dict[str, Any]:
-        """Its encoders by what they take, each with its transformer's `blocks`, first to last."""
+        """Its encoders by their input, each with its transformer's `blocks`, first to last."""
         return {"image": self.visual, "text": self.text}
 
     def logit_parameters(self) -> set[str]:
-        """Full names of what makes a logit of a similarity."""
+        """Full names of scale and bias."""
         return {"logit_scale", "logit_bias"}
 
     def backbones(self) -> dict[str, set[str]]:
-        """Tower -> full names of what a pre-trained encoder brings: all but [UNC], its head, and a method's parts."""
+        """Tower -> full names of a pre-trained encoder's parameters: all but [UNC], its head, and a method's parts."""
         new = {id(parameter) for parameter in self.uncertainty_parameters()}
         found: dict[str, set[str]] = {}
         for kind, tower in self.towers().items():
@@ -243,18 +235,14 @@ class ProLIP(nn.Module):
         return f"embed_dim={self.embed_dim}, forward={own['forward']}, mask_padding={own['mask_padding']}"
 
 
-EMBEDDINGS = ("embedding", "cls_emb", "unc_emb")
-
-
 def cast_to(model: ProLIP, dtype: torch.dtype, pure: bool = False) -> ProLIP:
     """Store the transformers' weights in `dtype`; norms, heads, scale and bias stay float32, and so do token and
-    position embeddings unless `pure`, and what a method adds. Build the model with `low_precision=True`, so that its
-    norms accept both.
+    position embeddings unless `pure`, and a method's parts. Norms that accept both need `low_precision=True`.
     """
     norms = {id(p) for m in model.modules() if isinstance(m, nn.LayerNorm) for p in m.parameters()}
     depths = model.depths()
     for name, parameter in model.named_parameters():
-        embedding = any(part in name for part in EMBEDDINGS)
+        embedding = any(part in name for part in ("embedding", "cls_emb", "unc_emb"))
         if id(parameter) not in norms and depths.get(name, 0) > 0 and (pure or not embedding):
             parameter.data = parameter.data.to(dtype)
     return model

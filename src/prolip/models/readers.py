@@ -1,8 +1,8 @@
-"""OpenCLIP's towers as they are, each with a reader beside it that says how uncertain the tower's embedding is.
+"""OpenCLIP's towers as they are, each with a reader beside it that predicts the variance of the tower's embedding.
 
-A tower's own forward pass gives the mean. The reader looks at the tokens that the tower's last block takes: those that
-it makes are trained at one place alone, where one token is pooled. Only public calls of OpenCLIP, timm and transformers
-are used; `tests/prolip/test_readers.py` compares every kind of tower with OpenCLIP's own model.
+A tower's own forward pass gives the mean. The reader attends to the tokens that enter the tower's last block: of those
+that leave it, only the pooled one is trained. Only public calls of OpenCLIP, timm and transformers are used;
+`tests/prolip/models/test_readers.py` compares every kind of tower with OpenCLIP's own model.
 """
 
 from __future__ import annotations
@@ -35,25 +35,11 @@ from prolip.uncertainty.hidden import blocks_of, first_tokens
 INNER, HEAD = 512, 64
 #: Sides of the squares that masked views blank: the first that divides the image.
 SQUARES = (32, 16, 14)
-#: What stands before the blocks, by the first or the second part of a parameter's name.
-STEM = {
-    "conv1",
-    "conv2",
-    "conv3",
-    "bn1",
-    "bn2",
-    "bn3",
-    "class_embedding",
-    "positional_embedding",
-    "ln_pre",
-    "token_embedding",
-    "cls_emb",
-    "embeddings",
-    "embed_tokens",
-    "embed_positions",
-    "layernorm_embedding",
-    "shared",
-}
+#: Names of parameters before the blocks.
+STEM = re.compile(
+    r"(^|\.)(conv[123]|bn[123]|class_embedding|positional_embedding|ln_pre|token_embedding|cls_emb|embeddings"
+    r"|embed_tokens|embed_positions|layernorm_embedding|shared)(\.|$)"
+)
 #: Keys of our configuration that OpenCLIP's classes do not take.
 OURS = ("prolip_cfg", "method_cfg", "custom_text")
 #: Words of timm's names that say how large a model is.
@@ -66,7 +52,7 @@ def square_of(image_size: int | Sequence[int]) -> int:
 
 
 def kinds_of(config: Mapping[str, Any]) -> tuple[str, str]:
-    """Kind of image and of text tower of a complete configuration, as tables and messages call them."""
+    """Kinds of the image and the text tower of a complete configuration, for tables and messages."""
     vision, text = config["vision_cfg"], config["text_cfg"]
     if config["prolip_cfg"]["forward"] != "reader":
         return "ViT with [UNC]", "bidirectional with [UNC]"
@@ -91,9 +77,9 @@ def openclip_model(config: Mapping[str, Any]) -> CustomTextCLIP | CoCa:
         bundled = TRANSFORMERS / name.rpartition("/")[2]
         own["text_cfg"]["hf_model_name"] = str(bundled) if bundled.is_dir() else name
     model: Any = (CoCa if "multimodal_cfg" in own else CustomTextCLIP)(**own)
-    if "multimodal_cfg" in own:  # OpenCLIP leaves what lies there
+    if "multimodal_cfg" in own:  # OpenCLIP leaves it uninitialised
         nn.init.normal_(model.text_decoder.text_projection, std=own["embed_dim"] ** -0.5)
-    trunk = getattr(model.visual, "trunk", None)  # timm's, which is of one size until it is told another
+    trunk = getattr(model.visual, "trunk", None)  # timm's, built for its own image size
     if getattr(getattr(trunk, "patch_embed", None), "img_size", None) not in (None, model.visual.image_size):
         model.visual.set_input_size(model.visual.image_size)
     return model
@@ -103,7 +89,7 @@ class Reader(nn.Module):
     """log sigma^2 of an embedding m from a tower's tokens x, by one block of cross-attention whose query is [UNC].
 
     u = unc + W_o attention(W_q LN(unc); W_kv LN(x), W_m m);  u <- u + MLP(LN(u));  log sigma^2 = W LN(u) + b.
-    The embedding is one more key and value: it brings in what the tower pooled from tokens that are not in x.
+    The embedding is one more key and value: the tower may have pooled it from tokens that are not in x.
     """
 
     def __init__(self, width: int, dim: int, init_bias: float, gain: float):
@@ -120,10 +106,10 @@ class Reader(nn.Module):
         self.norm, self.log_var = nn.LayerNorm(inner), LogVarianceHead(inner, dim, init_bias, gain)
 
     def forward(self, tokens: Tensor, mean: Tensor, valid: Tensor | None = None) -> Tensor:
-        """Tokens (B, K, W), means (B, D), which tokens count (B, K), all without -> (B, D), float32.
+        """Tokens (B, K, W), means (B, D), which tokens count (B, K), None for all -> (B, D), float32.
 
-        All samples have one query q. So q . (W_k x + b_k) = (q W_k) . x + q . b_k, and W_v follows the weighted sum of
-        tokens: products of W x heads for a token, in the place of 2 W x width.
+        All samples have one query q, so q . (W_k x + b_k) = (q W_k) . x + q . b_k, and W_v is applied to the weighted
+        sum of tokens: W x heads products a token, not 2 W x width.
         """
         x = self.norm_kv(tokens)
         weights, biases = (part.unflatten(0, (2, self.heads, -1)) for part in (self.kv.weight, self.kv.bias))
@@ -143,9 +129,9 @@ class Reader(nn.Module):
 
 
 class ReaderTower(nn.Module):
-    """A tower of OpenCLIP's, `tower`, with its `reader`, and a method's own `head` where there is one.
+    """A tower of OpenCLIP's, `tower`, with its `reader`, and a method's own `head` or None.
 
-    It has what `Probabilistic` has for our own towers, for whatever asks of both.
+    It has the interface of `Probabilistic`, our own towers.
     """
 
     unc_name, unc_head_name = "reader", "reader.log_var"
@@ -187,7 +173,7 @@ class ReaderTower(nn.Module):
         return list(self.reader.parameters())
 
     def no_weight_decay(self) -> set[str]:
-        """What OpenCLIP and timm keep from weight decay, and [UNC]."""
+        """Names that OpenCLIP and timm keep from weight decay, and [UNC]."""
         inner = getattr(self.tower, "trunk", self.tower)
         names = inner.no_weight_decay() if hasattr(inner, "no_weight_decay") else ()
         place = "tower" if inner is self.tower else "tower.trunk"
@@ -208,8 +194,9 @@ class ReaderTower(nn.Module):
                 block.forward = partial(checkpoint, block.forward, use_reentrant=False)
 
     def lock(self, unlocked: int = 0, *_: bool) -> None:
-        """Freeze what the mean is made of, running statistics too, but for its last `unlocked` layers (1: what follows
-        the blocks). OpenCLIP's own leaves out projections, fails for some kinds and has statistics as an option.
+        """Freeze the tower, running statistics too, but for its last `unlocked` layers (1: the parts after the blocks).
+
+        OpenCLIP's own leaves out projections, fails for some kinds and has statistics as an option.
         """
         depths = tower_depths(self.tower)
         for name, parameter in self.tower.named_parameters():
@@ -217,14 +204,12 @@ class ReaderTower(nn.Module):
         self.train(self.training)
 
     def keep_statistics(self) -> None:
-        """Let BatchNorm use the running statistics that it has, and leave them as they are, in training as well."""
+        """Let BatchNorm use its running statistics, unchanged, in training as well."""
         self.keeps_statistics = True
         self.train(self.training)
 
     def train(self, mode: bool = True) -> ReaderTower:
-        """As `nn.Module.train`, but statistics that are kept stay as they are, and frozen parts run as in evaluation:
-        without dropout or drop path, statistics as they are.
-        """
+        """As `nn.Module.train`, but frozen parts and kept statistics run as in evaluation."""
         super().train(mode)
         for part in self.tower.modules():
             learns = [parameter.requires_grad for parameter in part.parameters()]
@@ -238,7 +223,7 @@ class ReaderImageTower(ReaderTower):
 
     def __init__(self, tower: Any, dim: int, own: ProLIPCfg, sizes: tuple[int, int, int]):
         super().__init__(tower, sizes[1], dim, own)
-        #: Patches, or places of the last stage, that its last tokens stand for; width of what its blocks take.
+        #: Number of its last tokens, patches or places of the last stage; width of its first block's input.
         self.num_tokens, _, self.first_width = sizes
         self.square = square_of(self.image_size)
 
@@ -277,16 +262,12 @@ class ReaderTextTower(ReaderTower):
         if embeddings is not None:
             most = embeddings.position_embeddings.num_embeddings - embeddings.padding_idx - 1
             if context_length > most:
-                raise ValueError(
-                    f"text_cfg.context_length is {context_length} and the text tower has learnt positions"
-                    f" of {most} tokens: give at most {most} (--force-context-length)"
-                )
+                found = f"text_cfg.context_length is {context_length}, and the text tower has {most} positions"
+                raise ValueError(f"{found}: give at most {most} (--force-context-length)")
         self.context_length, self.vocab_size, self.pad_id = context_length, tower.vocab_size, own.pad_token_id
 
     def forward(self, text: Tensor, normalize: bool = True) -> Gaussian:
-        """Ids -> Gaussian (B, D), the mean as OpenCLIP's of the ids filled up to the context, which all but
-        transformers' towers need.
-        """
+        """Ids -> Gaussian (B, D), the mean as OpenCLIP's of the ids, padded to the context for its own towers."""
         check_texts(text, self.context_length, self.device)
         if not isinstance(self.tower, HFTextEncoder):
             text = F.pad(text, (0, self.context_length - text.shape[1]), value=self.pad_id)
@@ -294,9 +275,7 @@ class ReaderTextTower(ReaderTower):
 
 
 def reader_towers(config: Mapping[str, Any]) -> tuple[ReaderImageTower, ReaderTextTower, dict[str, nn.Module]]:
-    """Both towers of a complete configuration, and what OpenCLIP's model has besides: CoCa's decoder, which nothing
-    trains.
-    """
+    """Both towers of a complete configuration, and CoCa's decoder, frozen, where the model has one."""
     model, dim, own = openclip_model(config), config["embed_dim"], ProLIPCfg(**config["prolip_cfg"])
     image = ReaderImageTower(model.visual, dim, own, token_sizes(config))
     text = ReaderTextTower(model.text, dim, own, config["text_cfg"].get("context_length", 77))
@@ -313,7 +292,7 @@ def image_parts(tower: Any, x: Tensor) -> tuple[Tensor, Tokens]:
             level.register_hook(torch.Tensor.contiguous)
     tokens = [level.flatten(2).mT for level in levels]
     before, last = tokens[0], tokens[-1]
-    # of a pyramid the last stage takes a larger grid of another width
+    # the last stage of a pyramid takes a larger grid of another width
     return found["image_features"], Tokens(last, before=before if before.shape == last.shape else last)
 
 
@@ -330,14 +309,12 @@ def text_parts(tower: Any, ids: Tensor, pad_id: int) -> tuple[Tensor, Tokens]:
 
 
 def levels_of(tower: Any) -> int:
-    """How many of a tower's last levels are read: of a single block what it makes is all there is."""
+    """How many of a tower's last levels are read: 1 of a single block, whose input is not given."""
     return min(2, len(blocks_of(tower)))
 
 
 def token_sizes(config: Mapping[str, Any]) -> tuple[int, int, int]:
-    """Number and width of the tokens that the image reader takes, and width of those that the first block takes: what
-    a pass without data gives.
-    """
+    """Number and width of the image reader's tokens, and width of the first block's, by a pass on the meta device."""
     with torch.device("meta"), torch.no_grad():
         tower: Any = openclip_model({**config, "text_cfg": TINY}).visual.eval()
         with first_tokens(tower) as taken:
@@ -364,7 +341,7 @@ def tower_depths(tower: Any) -> dict[str, int]:
         return timm_depths(tower)
     blocks = blocks_of(tower)
     place = {id(parameter): len(blocks) - i for i, block in enumerate(blocks) for parameter in block.parameters()}
-    before = {name for name, _ in tower.named_parameters() if STEM & set(name.split(".")) and "attnpool" not in name}
+    before = {name for name, _ in tower.named_parameters() if STEM.search(name) and "attnpool" not in name}
     return {
         name: place.get(id(parameter), len(blocks) + 1 if name in before else 0)
         for name, parameter in tower.named_parameters()

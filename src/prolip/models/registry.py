@@ -17,8 +17,9 @@ from open_clip.model import CLIPVisionCfg
 from open_clip.utils import to_2tuple
 
 from prolip.models.checkpoint import find_in, read_config
-from prolip.models.config import PreprocessRules, check, check_openclip, complete, is_reader, is_released, near_matches
+from prolip.models.config import PreprocessRules, check, check_openclip, complete, is_reader, is_released
 from prolip.models.diagnose import CONFIG_NAMES, READERS, WEIGHT_NAMES, why_no_name
+from prolip.utils.flags import did_you_mean
 from prolip.utils.messages import explain_missing
 
 CONFIG_DIR = Path(__file__).parent / "configs"
@@ -50,7 +51,7 @@ def list_models() -> list[str]:
 
 def why_unknown(name: str) -> str:
     """The message for a name that is no model: what it looks like, or the nearest names."""
-    near = near_matches(name, list_models())
+    near = did_you_mean(name, list_models())
     if not near.startswith("did"):  # OpenCLIP's are too many to be listed
         near = f"choose from {', '.join(own_models())}, or OpenCLIP's, open_clip.list_models()"
     wanted = "or hf-hub:<org/name>, local-dir:<folder with a configuration and weights>"

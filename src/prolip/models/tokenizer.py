@@ -1,6 +1,6 @@
 """get_tokenizer: texts -> token ids (N, context) int64, from a model's name, a local folder or a local file.
 
-Nothing here waits for a network: local files come first, and what is absent is named together with how to get it.
+Local files come first, and nothing waits for a network: the error for absent files says how to get them.
 """
 
 from __future__ import annotations
@@ -26,11 +26,9 @@ from prolip.utils.documents import shown
 from prolip.utils.links import check_links
 
 ALL_NAMES = (*FOLDER_NAMES, *SENTENCEPIECE_NAMES)
-#: Letters per token of a text that are read: no piece of the bundled encoding has more. And the least of a text.
+#: Letters per token that are read, as many as the longest piece of the bundled encoding; and least letters of a text.
 LETTERS_PER_TOKEN, LEAST_LETTERS = 32, 8192
-#: Bytes of a tokenizer's file; the largest ones published have 35 million.
-FILE_BYTES = 2**27
-#: Options of the bundled encoding; `bpe_path` may be given in Python alone, as no configuration should name a file.
+#: Options of the bundled encoding; `bpe_path` in Python alone, as no configuration should name a file.
 BPE_OPTIONS = ("clean", "reduction_mask", "additional_special_tokens", "bpe_path")
 
 
@@ -39,7 +37,7 @@ class TokenizerNotFoundError(FileNotFoundError):
 
 
 def listed(texts: Any) -> list[str]:
-    """One text or several as a list; TypeError for what is none."""
+    """One text or several as a list; TypeError for other types."""
     if isinstance(texts, str):
         return [texts]
     if isinstance(texts, bytes) or not isinstance(texts, Iterable):
@@ -47,22 +45,21 @@ def listed(texts: Any) -> list[str]:
     every = list(texts)
     for number, text in enumerate(every):
         if not isinstance(text, str):
-            remedy = "text.decode()" if isinstance(text, bytes) else "leave it out, or write it as text"
-            raise TypeError(f"texts[{number}] is {kind_of(text)}, want a str: {remedy}")
+            raise TypeError(f"texts[{number}] is {kind_of(text)}, want a str")
     return every
 
 
 def checked(texts: Any, length: Any, own: int) -> tuple[list[str], int]:
-    """Texts as `listed` and `cut` give them, and the context to fill: the given one or `own`; TypeError, ValueError."""
+    """Texts as `listed` and `cut` give them, and the context, the given one or `own`; TypeError, ValueError."""
     if length:
         check(TextRules, {"context_length": length})
     return cut(listed(texts), length or own), length or own
 
 
 def cut(texts: Iterable[str], length: int) -> list[str]:
-    """The beginnings of texts, of which `length` ids are wanted: cleaning and encoding cost what they take in.
+    """The beginnings of texts that become `length` ids, as cleaning and encoding take time for each letter.
 
-    A text of ordinary words keeps its ids, as 32 letters per id are left. What was cut has those of its beginning.
+    Texts of ordinary words keep their ids: 32 letters per id are left.
     """
     letters = max(LEAST_LETTERS, LETTERS_PER_TOKEN * length)
     return [text if len(text) <= letters else text.lstrip()[:letters] for text in texts]
@@ -71,8 +68,7 @@ def cut(texts: Iterable[str], length: int) -> list[str]:
 class Tokenizer:
     """Texts -> ids: cut, clean, encode, cut to the context with the end token last, pad. Subclasses encode.
 
-    context_length, pad_token_id, vocab_size: what the ids look like; all_special_ids: those that stand for no text;
-    cleaning: one of OpenCLIP's three.
+    all_special_ids: ids without text; clean: one of OpenCLIP's three ways.
     """
 
     vocab_size: int
@@ -88,7 +84,7 @@ class Tokenizer:
         raise NotImplementedError
 
     def save_pretrained(self, folder: str | os.PathLike) -> None:
-        """Write the files from which `get_tokenizer(tokenizer=folder)` makes this tokenizer again."""
+        """Write the files that `get_tokenizer(tokenizer=folder)` reads."""
         raise NotImplementedError
 
     def __call__(self, texts: str | Iterable[str], context_length: int | None = None) -> Tensor:
@@ -109,15 +105,13 @@ class SentencePieceTokenizer(Tokenizer):
         except ImportError as error:
             raise ImportError(f"{path} needs sentencepiece: pip install sentencepiece") from error
         self.path = Path(path)
-        check_file(self.path)
         try:
             self.pieces = SentencePieceProcessor(model_file=str(path))
         except (RuntimeError, OSError) as error:
             raise ValueError(f"{path} is no sentencepiece model: {first_line(error)}") from error
-        self.vocab_size = self.pieces.vocab_size()
+        self.vocab_size, self.eos_token_id = self.pieces.vocab_size(), self.pieces.eos_id()
         odd = (self.pieces.is_control, self.pieces.is_unknown, self.pieces.is_unused)
         self.all_special_ids = [i for i in range(self.vocab_size) if any(is_kind(i) for is_kind in odd)]
-        self.eos_token_id = self.pieces.eos_id()
         if self.eos_token_id < 0:
             raise ValueError(f"{path} has no end token: train it with eos_id >= 0")
 
@@ -131,7 +125,7 @@ class SentencePieceTokenizer(Tokenizer):
 
 
 class FolderTokenizer(Tokenizer):
-    """A folder of tokenizer files, read by transformers: its own special tokens, our padding; none of its code runs."""
+    """A folder of tokenizer files, read by OpenCLIP's HFTokenizer: its special tokens, our padding; it runs no code."""
 
     def __init__(
         self,
@@ -144,12 +138,7 @@ class FolderTokenizer(Tokenizer):
         super().__init__(context_length, pad_token_id, clean)
         self.stripped: int | None = None
         if find_spec("transformers") is None:
-            raise ImportError(
-                f"{folder} needs transformers: pip install transformers; a sentencepiece model file, such"
-                f" as {SENTENCEPIECE_NAMES[0]}, works without"
-            )
-        for name in os.listdir(folder):
-            check_file(Path(folder) / name)
+            raise ImportError(f"{folder} needs transformers: pip install transformers")
         try:
             self.tokenizer = HFTokenizer(str(folder), local_files_only=True, trust_remote_code=False).tokenizer
             ids = self.tokenizer.get_vocab().values()
@@ -158,7 +147,7 @@ class FolderTokenizer(Tokenizer):
             self.vocab_size = max(len(self.tokenizer), 1 + max(ids))  # files may leave out ids
             self.stripped = self.tokenizer.sep_token_id if strip_sep_token else None
             self.encode(["a"], context_length)
-        except Exception as error:  # damaged files raise whatever their values happen to mean
+        except Exception as error:  # damaged files raise errors of any kind
             raise ValueError(f"transformers cannot read a tokenizer from {folder}: {first_line(error)}") from error
 
     def encode(self, texts: list[str], length: int) -> list[list[int]]:
@@ -172,7 +161,7 @@ class FolderTokenizer(Tokenizer):
 class BPETokenizer(SimpleTokenizer):
     """The byte-pair encoding bundled with OpenCLIP, which needs no file: start, pieces, end; padded with 0.
 
-    unseen_id: an id that no text in small letters has, with which PCME++'s released code masks CLIP's words; else None.
+    unseen_id: an id absent from texts in small letters, by which PCME++'s released code masks CLIP's words; else None.
     """
 
     pad_token_id = 0
@@ -187,16 +176,8 @@ class BPETokenizer(SimpleTokenizer):
         return super().__call__(*checked(texts, context_length, self.context_length))
 
 
-def check_file(path: Path) -> None:
-    """ValueError for a tokenizer's file that is too large to be one."""
-    if path.is_file() and path.stat().st_size > FILE_BYTES and path.name.endswith((".json", ".model", ".txt")):
-        raise ValueError(
-            f"{path} has {path.stat().st_size:,} bytes, a tokenizer's file at most {FILE_BYTES:,}: is it the right one?"
-        )
-
-
 def first_line(error: Exception) -> str:
-    """What an error of another library says first."""
+    """The first line of another library's error."""
     return next(iter(str(error).strip().splitlines()), "") or type(error).__name__
 
 
@@ -211,8 +192,8 @@ def get_tokenizer(
 
     model_name: as `create_model`'s. tokenizer: instead of the one that the configuration names, a folder of tokenizer
     files, a sentencepiece `.model` file, a hub name `org/name`, or `bpe`. kwargs: of the tokenizer, such as
-    clean="canonicalize". Raises `TokenizerNotFoundError` naming what to give when files are absent, and `ValueError`
-    for an unknown model or when the tokenizer has ids that the model's vocabulary has not.
+    clean="canonicalize". Raises `TokenizerNotFoundError` with the remedy for absent files, and `ValueError` for an
+    unknown model or ids beyond the model's vocabulary.
     """
     config, _ = get_model_config(model_name, cache_dir)
     text = config["text_cfg"]
@@ -258,40 +239,30 @@ def _make(source: str, pad: int, options: dict[str, Any], cache_dir: str | None,
         raise TokenizerNotFoundError(f"no tokenizer in {path}: want one of {', '.join(ALL_NAMES)}")
     repo = source.removeprefix("hf-hub:")
     if repo.count("/") != 1 or repo.startswith((".", "/", "~")):
-        raise TokenizerNotFoundError(
-            f"no tokenizer at {source}: give a folder of tokenizer files, a sentencepiece"
-            " .model file, a hub name org/name, or 'bpe'"
-        )
+        wanted = "a folder of tokenizer files, a sentencepiece .model file, a hub name org/name, or 'bpe'"
+        raise TokenizerNotFoundError(f"no tokenizer at {source}: give {wanted}")
     try:
         return _make(str(hub_files(repo, ALL_NAMES, cache_dir=cache_dir)), pad, options, cache_dir, model_name)
     except HubFileNotFoundError as error:
         raise TokenizerNotFoundError(
-            f"{model_name} reads texts with the tokenizer {repo}, whose files are not on this machine. Where there is a"
-            f" network, run `hf download {repo} tokenizer.json tokenizer_config.json --local-dir <folder>`, copy the"
-            f" folder here and give it: --tokenizer <folder> (or a sentencepiece file: --tokenizer <file>.model); in"
-            f" Python get_tokenizer({model_name!r}, tokenizer=<folder or file>). ({error})"
+            f"{model_name} needs the tokenizer {repo}, whose files are not on this machine. Where there is a network,"
+            f" run `hf download {repo} tokenizer.json tokenizer_config.json --local-dir <folder>`, copy the folder here"
+            f" and give --tokenizer <folder>; in Python get_tokenizer({model_name!r}, tokenizer=<folder>). ({error})"
         ) from error
 
 
 def _check_ids(made: Any, source: str, model_name: str, config: dict[str, Any]) -> None:
-    """Refuse a tokenizer whose ids the model has no embeddings for, or whose padding or end it does not know."""
-    vocabulary = config["text_cfg"].get("vocab_size", 49408)
+    """ValueError for ids without an embedding, and for a padding or end token that the model does not know."""
+    vocabulary, own = config["text_cfg"].get("vocab_size", 49408), config["prolip_cfg"]
     if made.vocab_size > vocabulary:
         raise ValueError(
             f"the tokenizer {source} has ids up to {made.vocab_size - 1}, {model_name} has {vocabulary} embeddings:"
             f" choose the model's own tokenizer, or a model whose text_cfg.vocab_size is at least {made.vocab_size}"
         )
-    pad = config["prolip_cfg"]["pad_token_id"]
-    if made.pad_token_id != pad:
-        raise ValueError(
-            f"the tokenizer {source} pads with {made.pad_token_id}, {model_name} expects {pad}: change"
-            " prolip_cfg.pad_token_id"
-        )
-    special = config["prolip_cfg"]["special_token_ids"]
-    end = made.eos_token_id
-    masks = config["prolip_cfg"]["mask_token_id"] is not None
-    if masks and end is not None and end not in (*special, pad):
-        raise ValueError(
-            f"the tokenizer {source} ends texts with {end}, which {model_name} would mask like a word: add"
-            f" it to prolip_cfg.special_token_ids (now {special})"
-        )
+    if made.pad_token_id != (pad := own["pad_token_id"]):
+        found = f"the tokenizer {source} pads with {made.pad_token_id}, {model_name} expects {pad}"
+        raise ValueError(f"{found}: change prolip_cfg.pad_token_id")
+    end, special = made.eos_token_id, own["special_token_ids"]
+    if own["mask_token_id"] is not None and end is not None and end not in (*special, pad):
+        found = f"the tokenizer {source} ends texts with {end}, which {model_name} would mask like a word"
+        raise ValueError(f"{found}: add it to prolip_cfg.special_token_ids (now {special})")

@@ -1,7 +1,7 @@
 """OpenCLIP's transformers with a second special token, [UNC], and two heads: each image or text becomes a Gaussian.
 
-The parameter names are those of OpenCLIP and, for [UNC] and its heads, those of the released ProLIP weights, so that
-checkpoints of both need no renaming. `tests/prolip/test_towers.py` pins every private hook of OpenCLIP overridden here.
+Parameters have OpenCLIP's names or, of [UNC] and its heads, those of the released ProLIP weights, so that both kinds of
+checkpoints need no renaming. `tests/prolip/models/test_towers.py` pins every private hook of OpenCLIP overridden here.
 """
 
 from __future__ import annotations
@@ -22,36 +22,12 @@ SPECIAL_TOKENS = 2
 
 
 def check_grid(image_size: int | Sequence[int], patch_size: int | Sequence[int], conv_stem: bool) -> None:
-    """Refuse an image without a patch, and for a stem oblong patches and pixels beyond the last whole one."""
-    if conv_stem and len(set(to_2tuple(patch_size))) > 1:
-        raise ValueError(f"vision_cfg.patch_size {patch_size} is not square, which a convolutional stem needs")
-    for image, patch in zip(to_2tuple(image_size), to_2tuple(patch_size)):
-        if image < patch:
-            raise ValueError(
-                f"vision_cfg.image_size {image} is below the patch_size {patch}: no patch is left, enlarge the image"
-            )
-        if conv_stem and image % patch:
-            below = image - image % patch
-            raise ValueError(
-                f"vision_cfg.image_size {image} is no multiple of the patch_size {patch}, which a"
-                f" convolutional stem needs: use {below} or {below + patch}"
-            )
-
-
-def check_stem(width: int, patch_size: int) -> int:
-    """How often a stem halves the image; ValueError for patches and widths that do not halve so often."""
-    depth = patch_size.bit_length() - 1
-    if patch_size < 2 or 2**depth != patch_size:
-        raise ValueError(
-            f"a convolutional stem halves the image step by step: patch_size {patch_size} must be a power"
-            " of two, at least 2"
-        )
-    if width % 2 ** (depth - 1):
-        raise ValueError(
-            f"width {width} does not halve {depth - 1} times: give the stem a multiple of"
-            f" {2 ** (depth - 1)}, or a smaller patch_size"
-        )
-    return depth
+    """ValueError for an image without a patch and, for a stem, without a whole number of square ones."""
+    images, patches = to_2tuple(image_size), to_2tuple(patch_size)
+    if any(image < patch for image, patch in zip(images, patches)):
+        raise ValueError(f"vision_cfg.image_size {image_size} is below the patch_size {patch_size}: enlarge the image")
+    if conv_stem and (len(set(patches)) > 1 or any(image % patch for image, patch in zip(images, patches))):
+        raise ValueError(f"a stem cuts image_size {image_size} into square patches, and patch_size is {patch_size}")
 
 
 class ConvStem(nn.Sequential):
@@ -62,15 +38,16 @@ class ConvStem(nn.Sequential):
     """
 
     def __init__(self, width: int, patch_size: int):
-        depth = check_stem(width, patch_size)
+        depth = patch_size.bit_length() - 1
+        if patch_size < 2 or 2**depth != patch_size or width % (patch_size // 2):
+            raise ValueError(
+                f"a stem needs a power of two as patch_size and a width of its multiples: {patch_size} {width}"
+            )
         channels = [3, *(width // 2 ** (depth - 1 - i) for i in range(depth))]
         layers: list[nn.Module] = []
         for before, after in zip(channels, channels[1:]):
-            layers += [
-                nn.Conv2d(before, after, kernel_size=3, stride=2, padding=1, bias=False),
-                nn.GroupNorm(math.gcd(8, after), after),
-                nn.GELU(),
-            ]
+            halve = nn.Conv2d(before, after, kernel_size=3, stride=2, padding=1, bias=False)
+            layers += [halve, nn.GroupNorm(math.gcd(8, after), after), nn.GELU()]
         super().__init__(*layers, nn.Conv2d(width, width, kernel_size=1, bias=False))
 
     @property
@@ -100,20 +77,21 @@ class SelfAttention(nn.MultiheadAttention):
 
 
 class Probabilistic:
-    """What both towers have besides OpenCLIP's transformer: [UNC] and its head, and what a run asks of parameters."""
+    """Parts of both towers besides OpenCLIP's transformer: [UNC], its head, and the groups of parameters of a run."""
 
     #: Names of the [UNC] token, of its head, and of all that comes before the blocks.
     unc_name: ClassVar[str]
-    #: Whether a block beside the tower reads the log variance, as `prolip.models.readers` has it.
-    has_reader: ClassVar[bool] = False
     unc_head_name: ClassVar[str]
     stem: ClassVar[tuple[str, ...]]
-    #: A method's own head, see the towers. With `looks_before` it also gets `again`, what another last block makes of
-    #: the same tokens; `inherit(tower)` lets it begin with the tower's loaded weights.
+    #: Whether a block beside the tower reads the log variance, as `prolip.models.readers` has it.
+    has_reader: ClassVar[bool] = False
+    #: A method's own head: (`Tokens`, the Gaussian of the plain heads, of texts their ids) -> Gaussian. With
+    #: `needs_penultimate_tokens` it also gets `again`, a function from another last block to its tokens;
+    #: `inherit(tower)` lets it begin with the tower's loaded weights.
     head: nn.Module | None
     transformer: Transformer
     width: int
-    #: What a head sees of a block's tokens, all but [UNC].
+    #: A block's tokens without [UNC].
     shown: Callable[..., Tokens]
     named_parameters: Callable[[], Iterator[tuple[str, nn.Parameter]]]
 
@@ -136,8 +114,8 @@ class Probabilistic:
     def through_blocks(
         self, x: Tensor, mask: Tensor | None = None, ids: Tensor | None = None
     ) -> tuple[Tensor, dict[str, Callable[[Any], Tokens]]]:
-        """The last tokens, and for a head that `looks_before` the function `again`, from a block to its tokens."""
-        if not getattr(self.head, "looks_before", False):
+        """The last tokens, and for a head that `needs_penultimate_tokens` the function `again`."""
+        if not getattr(self.head, "needs_penultimate_tokens", False):
             return self.transformer(x, attn_mask=mask), {}
         first = len(self.blocks) == 1
         last, layers = self.transformer.forward_intermediates(x, attn_mask=mask, indices=[-1 if first else -2])
@@ -167,12 +145,13 @@ class Probabilistic:
         return {*super().no_weight_decay(), self.unc_name}  # type: ignore[misc]
 
     def train_uncertainty(self, on: bool) -> None:
-        """Freeze or unfreeze what is not OpenCLIP's: the uncertainty branch and a method's own head."""
-        for parameter in [*self.uncertainty_parameters(), *(self.head.parameters() if self.head is not None else ())]:
+        """Freeze or unfreeze the uncertainty branch and a method's own head."""
+        head = self.head.parameters() if self.head is not None else ()
+        for parameter in [*self.uncertainty_parameters(), *head]:
             parameter.requires_grad = on
 
     def forward_intermediates(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Not here: OpenCLIP's know one special token, and this tower has two."""
+        """Refuse OpenCLIP's: they know one special token, and this tower has two."""
         raise NotImplementedError("a tower with [UNC] gives no intermediate tokens: register hooks on tower.blocks")
 
     prune_intermediate_layers = forward_intermediates
@@ -189,8 +168,6 @@ class ProbabilisticVisionTransformer(Probabilistic, VisionTransformer):
     stem = ("conv1", "class_embedding", "unc_embedding", "positional_embedding", "ln_pre")
     positional_embedding: nn.Parameter
     uncertainty_proj: LogVarianceHead
-    #: A method's own head: (`Tokens`, the Gaussian that the plain heads make) -> Gaussian.
-    head: nn.Module | None
 
     def __init__(
         self,
@@ -205,24 +182,20 @@ class ProbabilisticVisionTransformer(Probabilistic, VisionTransformer):
         for key in ("attentional_pool", "patch_dropout"):
             if kwargs.get(key):
                 raise ValueError(
-                    f"vision_cfg.{key} = {kwargs[key]!r} does not go with [UNC]: leave it out"
-                    " (patches are dropped with encode_image(x, keep=...))"
+                    f"vision_cfg.{key} does not go with [UNC]: leave it out, use encode_image(x, keep=...)"
                 )
         if kwargs.get("pool_type", "tok") not in ("tok", "avg"):
             raise ValueError(f"vision_cfg.pool_type is {kwargs['pool_type']!r}: choose tok ([CLS]) or avg (patches)")
         super().__init__(**kwargs)
         self.width = width = self.class_embedding.numel()
-        self.head = None
-        self.form = form
+        self.head, self.form = None, form
         if conv_stem:
             self.conv1 = ConvStem(width, self.patch_size[0])
         self.unc_embedding = nn.Parameter(width**-0.5 * torch.randn(width))
         self.uncertainty_proj = LogVarianceHead(width, self.output_dim, init_unc_bias, init_unc_gain)
-        learnt = self.positional_embedding
-        row = width**-0.5 * torch.randn(1, width) if learnt.requires_grad else torch.zeros(1, width)
-        self.positional_embedding = nn.Parameter(
-            torch.cat([learnt.detach()[:1], row, learnt.detach()[1:]]), requires_grad=learnt.requires_grad
-        )
+        learnt, rows = self.positional_embedding.requires_grad, self.positional_embedding.detach()
+        row = width**-0.5 * torch.randn(1, width) if learnt else torch.zeros(1, width)
+        self.positional_embedding = nn.Parameter(torch.cat([rows[:1], row, rows[1:]]), requires_grad=learnt)
 
     @property
     def num_patches(self) -> int:
@@ -231,7 +204,7 @@ class ProbabilisticVisionTransformer(Probabilistic, VisionTransformer):
 
     @property
     def num_tokens(self) -> int:
-        """Patches that its last tokens stand for."""
+        """Number of its last tokens without the special ones."""
         return self.num_patches
 
     def lock(self, unlocked_groups: int = 0, freeze_bn_stats: bool = False) -> None:
@@ -276,7 +249,7 @@ class ProbabilisticVisionTransformer(Probabilistic, VisionTransformer):
         return (patches.mean(dim=1) if self.pool_type == "avg" else x[:, 0]), patches
 
     def _pool(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Normalised pooled token and patches, in float32; patches nobody asked for are not normalised."""
+        """Normalised pooled token and patches, in float32; patches are normalised for `output_tokens` alone."""
         if not self.final_ln_after_pool and (self.pool_type == "avg" or self.output_tokens):
             pooled, patches = self._global_pool(layer_norm(self.ln_post, x))
         else:
@@ -316,8 +289,6 @@ class ProbabilisticTextTransformer(Probabilistic, TextTransformer):
     unc_name, unc_head_name = "unc_emb", "text_uncertainty_projection"
     stem = ("token_embedding", "cls_emb", "unc_emb", "positional_embedding")
     text_uncertainty_projection: LogVarianceHead
-    #: A method's own head: (`Tokens`, the Gaussian that the plain heads make, ids) -> Gaussian.
-    head: nn.Module | None
 
     def __init__(
         self,
@@ -328,12 +299,10 @@ class ProbabilisticTextTransformer(Probabilistic, TextTransformer):
         init_unc_gain: float = 0.1,
         **kwargs,
     ):
-        for key, wanted in (("embed_cls", True), ("no_causal_mask", True), ("pool_type", "last")):
-            if kwargs.get(key, wanted) != wanted:
-                raise ValueError(f"text_cfg.{key} is {kwargs[key]!r}, ProLIP needs {wanted!r}: leave it out")
-            kwargs[key] = wanted
-        if kwargs.get("proj_type", "linear") == "none" or not kwargs.get("output_dim"):
-            raise ValueError("text_cfg.proj_type 'none' leaves no mean head: use 'linear'")
+        needed = {"embed_cls": True, "no_causal_mask": True, "pool_type": "last", "proj_type": "linear"}
+        for key, value in needed.items():
+            if kwargs.setdefault(key, value) != value:
+                raise ValueError(f"text_cfg.{key} is {kwargs[key]!r}, ProLIP needs {value!r}: leave it out")
         super().__init__(**kwargs)
         self.form, self.mask_padding = form, mask_padding
         self.unc_emb = nn.Parameter(0.01 * torch.randn(self.width))

@@ -58,53 +58,26 @@ class PlanConfig:
 
     def __post_init__(self) -> None:
         check_alone(self, ("mfu", "rate"), "one of them")
-        check_range(
-            self,
-            "global_batch_size",
-            "accum_freq",
-            "max_samples",
-            "gpus_per_node",
-            "workers",
-            "prefetch",
-            "shard_samples",
-            least=1,
-        )
+        check_range(self, "global_batch_size", "accum_freq", "max_samples", "gpus_per_node", least=1)
+        check_range(self, "workers", "prefetch", "shard_samples", least=1)
         check_range(self, "open_ms", "queue_minutes")
-        check_range(
-            self,
-            "rate",
-            "peak_tflops",
-            "memory_gb",
-            "price",
-            "intra_gbs",
-            "inter_gbs",
-            "mtbf_gpu_hours",
-            "checkpoint_gbs",
-            "copy_gbs",
-            "save_every_samples",
-            "images_per_core",
-            "sample_kb",
-            "dataset_samples",
-            "store_gbs",
-            "store_total_gbs",
-            "stream_mbs",
-            above=True,
-        )
-        if self.mfu is not None and not 0 < self.mfu <= 1:
-            raise FlagError(f"--mfu {self.mfu} is outside (0, 1]: give a share such as 0.4")
+        check_range(self, "rate", "peak_tflops", "memory_gb", "price", "intra_gbs", "inter_gbs", above=True)
+        check_range(self, "mtbf_gpu_hours", "checkpoint_gbs", "copy_gbs", "save_every_samples", above=True)
+        check_range(self, "images_per_core", "sample_kb", "dataset_samples", above=True)
+        check_range(self, "store_gbs", "store_total_gbs", "stream_mbs", above=True)
+        check_range(self, "mfu", most=1, above=True)
         if not self.gpus or min(self.gpus) < 1:
             raise FlagError(f"--gpus is {self.gpus}: give one or more numbers of at least 1, such as --gpus 8 32")
         for gpus in self.gpus:
             parts = gpus * self.accum_freq
             if rest := self.global_batch_size % parts:
-                raise FlagError(
-                    f"--global-batch-size {self.global_batch_size} does not divide among {gpus} GPUs x "
-                    f"{self.accum_freq} micro-batches: give {self.global_batch_size - rest + parts}"
-                )
+                wrong = f"--global-batch-size {self.global_batch_size} does not divide among {gpus} GPUs"
+                good = self.global_batch_size - rest + parts
+                raise FlagError(f"{wrong} x {self.accum_freq} micro-batches: give {good}")
 
     @property
     def repeats(self) -> int:
-        """Forward passes that are done a second time: of every block in the backward pass, of every micro-batch."""
+        """Forward passes that are repeated: of every block in the backward pass, of every micro-batch."""
         return (self.grad_checkpointing and self.checkpoint_policy == "full") + (self.accum_freq > 1)
 
 

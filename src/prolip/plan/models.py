@@ -80,8 +80,8 @@ def build(name: str) -> Any:
 
 @lru_cache(maxsize=32)
 def measure(name: str, kind: str, keep: int | None) -> Pass:
-    """Measure one pass over one row: FLOPs by running it, tokens by what each block gives, the MLP's hidden layer as
-    the widest input of a block's products."""
+    """Measure one pass over one row: FLOPs by running it, tokens by each block's output, the MLP's hidden layer by the
+    widest input of a block's products."""
     model, seen = build(name), list[tuple[int, ...]]()
     tower = model.visual if kind == "image" else model.text
 
@@ -115,9 +115,9 @@ def measure(name: str, kind: str, keep: int | None) -> Pass:
 def activations(part: Pass, rows: float, recompute: str, half: int, norm_input: int = FLOAT) -> float:
     """Bytes that a pass over `rows` rows keeps: of all its blocks, of the first layer, and of one recomputed block.
 
-    Under autocast (`half` = 2) the inputs of products and of attention are bf16. Layer norm keeps its input and two
-    float32 statistics: on CUDA a float32 copy of the input (`norm_input` = 4), on the CPU the residual stream. Flash
-    attention keeps q, k, v and its output, an MLP its input, the input of GELU, and the output of that.
+    Under autocast (`half` = 2) inputs of products and attention are bf16. Layer norm keeps its input (`norm_input`: a
+    float32 copy on CUDA, the residual stream on the CPU) and two float32 statistics; flash attention q, k, v and its
+    output; an MLP its input, and GELU's input and output.
     """
     tokens, width, hidden = rows * part.tokens, part.width, part.hidden
     block = 2 * (width * norm_input + 2 * FLOAT) + half * (5 * width + width + 2 * hidden)
@@ -132,10 +132,9 @@ def activations(part: Pass, rows: float, recompute: str, half: int, norm_input: 
 def loss_space(local: int, dim: int, ranks: int, exchange: Exchange = "ring") -> float:
     """Bytes of PPCL on one rank beyond its inputs: texts, accumulators, pair matrices.
 
-    The ring holds three text blocks (own, scored, under way) and five accumulators (own, being filled, sent, received,
-    that of the rows); gathering all texts, all their accumulators and that of the rows; one process two accumulators.
-    add_pairs on CUDA holds one (block, columns) matrix, the scaled rows and three numbers per column, and some 4% of
-    the matrix in sums, which are left out.
+    The ring holds three text blocks (own, scored, in transit) and five accumulators (own, being filled, sent, received,
+    of the rows); gathering all texts, all their accumulators and that of the rows; one process two accumulators.
+    add_pairs on CUDA holds one (block, columns) matrix, the scaled rows and three numbers per column.
     """
     gathered = exchange == "gather" and ranks > 1
     columns, packed = ranks * local if gathered else local, local * (dim + 1) * FLOAT
@@ -146,7 +145,7 @@ def loss_space(local: int, dim: int, ranks: int, exchange: Exchange = "ring") ->
 
 def memory(model: Model, config: PlanConfig, cluster: Cluster) -> Rows:
     """Bytes on one GPU by kind, at the start of the backward pass: float32 parameters, gradients (DDP: views of its
-    buckets), moments and average, all in W shards by FSDP2. Left out: the blocks that FSDP2 has whole, and heads."""
+    buckets), moments and average, by FSDP2 in W shards. Left out: gathered blocks of FSDP2, and heads."""
     half, gpus = FLOAT if config.precision == "fp32" else HALF, cluster.gpus
     local = config.global_batch_size // gpus
     micro = local / config.accum_freq  # only one micro-batch has its activations at a time

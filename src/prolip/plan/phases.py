@@ -172,7 +172,7 @@ def start(model: Model, config: PlanConfig, cluster: Cluster) -> dict[str, float
     """Seconds of a start by part.
 
     W ranks connect in c W (assumed). Rank 0 looks S shards up, once each, and tells the others down a tree of log2 W
-    sends (counts and bytes measured by scripts/bench/scale.py, seconds of a look-up assumed). Every rank draws the
+    sends (counts and bytes measured by bench/train/scale.py, seconds of a look-up assumed). Every rank draws the
     model (measured); DDP sends rank 0's. Shuffle buffers fill to a fifth, first chunks are decoded (rates assumed).
     """
     shards = (config.dataset_samples or config.max_samples) / config.shard_samples

@@ -1,8 +1,7 @@
-"""Standard output and error that may die without the process: a full disk, a reader that ends, a terminal that is gone.
+"""Standard output and error that may fail without ending the process: a full disk, a closed pipe or terminal.
 
-What is printed is cleaned: control characters are escaped, and addresses are without secrets.
-
-Nothing heavy is imported here, so that a program can guard its output before it loads torch.
+Printed text is cleaned: control characters are escaped, and addresses are without secrets. No heavy import: a program
+guards its output before it loads torch.
 """
 
 from __future__ import annotations
@@ -19,30 +18,24 @@ from typing import Any, NoReturn
 
 from prolip.utils import secrecy
 
-#: EX_IOERR of sysexits.h: what a command was asked to print could not be written.
-EXIT_LOST = 74
-#: As shells count it: ended by SIGINT.
-EXIT_INTERRUPTED = 130
-
+#: EX_IOERR of sysexits.h, for output that could not be written; and the code of shells for SIGINT.
+EXIT_LOST, EXIT_INTERRUPTED = 74, 130
 NAMES = {1: "stdout", 2: "stderr"}
-#: Characters that steer a terminal, reorder a line or cannot be encoded; in one value line ends and tabs do so, too.
+#: Characters that control a terminal, reorder a line or cannot be encoded; in a value also line ends and tabs.
 STEERING = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 STEERING_A_VALUE = re.compile(rf"{STEERING.pattern}|[\t\n\r]")
-#: How a progress bar goes to another line.
+#: Line changes of a progress bar.
 MOVES = re.compile(r"(?:\x1b\[A|[\r\n])*")
-#: What each stream met when it first could not write, by its name.
+#: Name of a stream -> its first error of writing.
 lost: dict[str, OSError] = {}
 
 
 class Undying(io.FileIO):
-    """A standard stream's file descriptor; what it cannot take is dropped, which is reported once, on the other stream.
-
-    A later write is tried again: a disk may have room again.
-    """
+    """A standard stream's descriptor. What it cannot write is dropped, with one warning on the other stream."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number, "wb", closefd=False)
-        self.owner = os.getpid()  # a forked child has the same object, and leaves the telling to its parent
+        self.owner = os.getpid()  # a forked child has the same object, and leaves the warning to its parent
 
     def write(self, data: Any) -> int:
         """All of `data`, to the descriptor or to nowhere."""
@@ -54,13 +47,13 @@ class Undying(io.FileIO):
             name, other = NAMES[self.fileno()], 3 - self.fileno()
             if name not in lost and os.getpid() == self.owner:
                 lost[name] = error
-                # not by print: it may be in the middle of a line, or find that it is dead, too
-                say(f"warning: {name} takes no more ({error}): what goes there is lost, the work goes on", other)
+                # not by print, which may be in the middle of a line
+                say(f"warning: {name} cannot be written ({error}): its output is lost, the run continues", other)
             return memoryview(data).nbytes
 
 
 def say(text: str, number: int = 2) -> None:
-    """A line straight to a standard stream, also from within a signal's handler; nowhere where that is dead."""
+    """Write a line to a standard stream, without an error where that fails; a signal's handler may call it."""
     with contextlib.suppress(OSError):
         os.write(number, f"{secrecy.scrub(text)}\n".encode(errors="backslashreplace"))
 
@@ -72,18 +65,18 @@ def escaped(found: re.Match[str]) -> str:
 
 
 def plain(value: object) -> str:
-    """A name from data as one line: line ends, and what steers a terminal, are escaped."""
+    """A name from data as one line, control characters and line ends escaped."""
     return STEERING_A_VALUE.sub(escaped, str(value))
 
 
 def one_line(error: object) -> str:
-    """What an error says: one line, names from data escaped, but of a class that has `many_lines` as it is."""
+    """An error's message in one line, names from data escaped; unchanged for a class with `many_lines`."""
     told = str(error.args[0] if isinstance(error, KeyError) and error.args else error)
     return told if getattr(error, "many_lines", False) else plain(told)
 
 
 class Cleaned:
-    """A text stream whose text is cleaned. stream: takes the program's own control sequences."""
+    """A text stream whose text is cleaned; the program's own control sequences go to `stream`."""
 
     def __init__(self, stream: Any, queries: bool) -> None:
         self.stream, self.queries = stream, queries
@@ -92,7 +85,7 @@ class Cleaned:
         return getattr(self.stream, name)
 
     def write(self, text: str) -> int:
-        """All of `text`, without what steers a terminal and without secrets."""
+        """All of `text`, without control characters and secrets."""
         cleaned = text if MOVES.fullmatch(text) else STEERING.sub(escaped, secrecy.scrub(text, self.queries))
         self.stream.write(cleaned)
         return len(text)
@@ -118,18 +111,17 @@ def cleaning() -> Iterator[None]:
 
 
 def guard() -> None:
-    """Have print, warnings, logs and the flush at the end of the process survive a stdout or stderr that dies.
+    """Let print, warnings, logs and the last flush survive a stdout or stderr that fails.
 
-    A stream that is closed from the start is opened to nowhere, or the next file that is opened would be in its place,
-    and what others print be written into it. What cannot be encoded is escaped.
-    Secrets in the addresses of the command line are never printed.
+    A stream that is closed from the start is opened to /dev/null, or the next file would get its descriptor. Characters
+    that cannot be encoded are escaped, and secrets in the addresses of the command line hidden.
     """
     secrecy.hide([word.partition("=")[2] if word.startswith("--") and "=" in word else word for word in sys.argv[1:]])
     for number in (0, 1, 2):
         try:
             os.fstat(number)
         except OSError:
-            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # gets the lowest number that is free: this one
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # gets the lowest free number, this one
     for number, name in NAMES.items():
         stream = getattr(sys, name)
         if isinstance(getattr(getattr(stream, "buffer", None), "raw", None), Undying):
@@ -137,21 +129,16 @@ def guard() -> None:
         with contextlib.suppress(OSError):
             if stream is not None:
                 stream.flush()
-        buffer = io.BufferedWriter(Undying(number))
-        text = io.TextIOWrapper(
-            buffer,
-            encoding=getattr(stream, "encoding", "utf-8"),
-            errors="backslashreplace",
-            line_buffering=number == 2 or os.isatty(number),
-            write_through=getattr(stream, "write_through", False),
-        )
+        encoding, through = getattr(stream, "encoding", "utf-8"), getattr(stream, "write_through", False)
+        buffer, by_line = io.BufferedWriter(Undying(number)), number == 2 or os.isatty(number)
+        text = io.TextIOWrapper(buffer, encoding, "backslashreplace", line_buffering=by_line, write_through=through)
         setattr(sys, name, Cleaned(text, queries=number == 2))
 
 
 def command(main: Callable[[], object]) -> NoReturn:
-    """Run a command whose output is what was asked for, and end the process with the exit code that `main` returns.
+    """Run a command whose result is its output, and end the process with the exit code of `main`.
 
-    Its reader may leave (`| head`); where what it prints could not be written for another reason, the code is not 0.
+    A reader that leaves (`| head`) is no error; output that could not be written for another reason is.
     """
     guard()
     try:
@@ -163,7 +150,7 @@ def command(main: Callable[[], object]) -> NoReturn:
 
 
 def finished(code: int) -> int:
-    """The exit code of a command that returned `code`, when all that it printed is written, or lost."""
+    """Flush the output; the exit code of a command that returned `code`."""
     for name in NAMES.values():
         getattr(sys, name).flush()
     cut_off = "stdout" in lost and lost["stdout"].errno != errno.EPIPE

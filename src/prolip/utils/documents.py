@@ -1,4 +1,4 @@
-"""JSON and YAML that others wrote: bounded before it is read, every key once, and every refusal one line."""
+"""JSON and YAML of other people: bounded before it is read, every key once, and every refusal in one line."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _short.maxlong, _short.maxlevel = 40, 2
 
 
 def shown(value: Any) -> str:
-    """A value as messages show it: on one line, and cut where it is long."""
+    """A value on one line of a message, shortened."""
     try:
         return _short.repr(value)
-    except (ValueError, RecursionError):  # whole numbers of thousands of digits are not written out
+    except (ValueError, RecursionError):  # such as a whole number of thousands of digits
         return f"a {type(value).__name__} too long to show"
 
 
@@ -46,7 +46,7 @@ def read_file(path: str | os.PathLike, limit: int) -> bytes:
 
 
 def loads(text: str | bytes, unique: bool = False) -> Any:
-    """`json.loads`; ValueError for what is nested too deeply too and, where `unique`, for a key that is there twice."""
+    """`json.loads`; ValueError also for too deep a nesting and, where `unique`, for a key that is there twice."""
     if isinstance(text, str):
         text = text.removeprefix("\ufeff")  # which json takes in bytes alone
     try:
@@ -56,13 +56,13 @@ def loads(text: str | bytes, unique: bool = False) -> Any:
 
 
 def check_unique(pairs: list[tuple[Any, Any]], where: str = "") -> dict[Any, Any]:
-    """The pairs as a dict. ValueError for a key that stands twice; where: what the values are, if they say it."""
+    """The pairs as a dict. ValueError for a key that is there twice; where: a word for the values, to name both."""
     found = dict(pairs)
-    if len(found) < len(pairs):
-        keys = [key for key, _ in pairs]
-        twice = next(key for key in found if keys.count(key) > 1)
-        places = f" ({where} {' and '.join(str(value) for key, value in pairs if key == twice)})" if where else ""
-        raise ValueError(f"the key {shown(twice)} is there twice{places}: remove the one that is not meant")
+    for key in found if len(found) < len(pairs) else ():
+        values = [str(value) for other, value in pairs if other == key]
+        if len(values) > 1:
+            places = f" ({where} {' and '.join(values)})" if where else ""
+            raise ValueError(f"the key {shown(key)} is there twice{places}: remove one")
     return found
 
 
@@ -79,7 +79,7 @@ def check_types(values: Any, kinds: Mapping[str, Any], place: object, others: An
 
 
 def read_json(path: str | os.PathLike, limit: int = CONFIG_BYTES) -> Any:
-    """What a configuration file says. ValueError with its name for what is no JSON, too large or too deep; OSError."""
+    """The value in a JSON file. ValueError with its name for no JSON, a large file or deep nesting; OSError."""
     try:
         return check_tree(loads(read_file(path, limit).decode("utf-8-sig"), unique=True))
     except ValueError as error:
@@ -89,7 +89,7 @@ def read_json(path: str | os.PathLike, limit: int = CONFIG_BYTES) -> Any:
 
 
 def read_yaml(path: str | os.PathLike) -> Any:
-    """What a YAML file says, by the safe loader, every key once, aliases bounded. ValueError in one line; OSError."""
+    """The value in a YAML file, by the safe loader, aliases bounded. ValueError, also for a repeated key; OSError."""
     import yaml
 
     class Loader(yaml.SafeLoader):
@@ -108,10 +108,7 @@ def read_yaml(path: str | os.PathLike) -> Any:
 
 
 def check_tree(value: Any) -> Any:
-    """The value itself; ValueError where it has more than VALUES parts, or parts that lie deeper than DEPTH.
-
-    A few aliases of aliases stand for billions of values, which nothing shows until they are written.
-    """
+    """The value itself; ValueError for more than VALUES parts, aliases written out, or a nesting deeper than DEPTH."""
     count, level = 1, [value]
     for _ in range(DEPTH):
         below: list[Any] = []
@@ -137,11 +134,8 @@ def text_lines(text: str) -> list[str]:
 
 
 def entries(text: str, place: object) -> tuple[str, ...]:
-    """The entries of a list with a line each, whose order counts. ValueError naming a blank line among them."""
+    """The lines of a list whose order counts. ValueError for a blank one, which would shift or empty a class."""
     lines = text_lines(text)
     if "" in lines:
-        raise ValueError(
-            f"line {lines.index('') + 1} of {place} is blank: every line is an entry, and a blank one would shift or "
-            "empty a class; remove it, or write what is missing"
-        )
+        raise ValueError(f"line {lines.index('') + 1} of {place} is blank: each is an entry; remove or fill it")
     return tuple(lines)

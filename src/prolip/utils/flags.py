@@ -29,8 +29,8 @@ class FlagError(ValueError):
 class Parser(argparse.ArgumentParser):
     """argparse without abbreviations, whose errors are exceptions with a remedy.
 
-    retired: flags that there are no more, or in other programs only, without dashes -> what to type; `*` ends a prefix;
-    "": what to type instead of a word that belongs to no flag. An action's `least` is the smallest number it takes.
+    retired: former flags and those of other programs, without dashes -> what to type; `*` ends a prefix; "": the remedy
+    for a word that belongs to no flag. An action's `least` is the smallest number it takes.
     """
 
     def __init__(self, retired: Mapping[str, str] | None = None, **settings: Any):
@@ -45,7 +45,7 @@ class Parser(argparse.ArgumentParser):
         """The flags that were given, or FlagError with the flag to use instead. Flags of another program may follow."""
         others = any(action.nargs == argparse.REMAINDER for action in self._actions)
         for word in [] if others else arguments[: arguments.index("--") if "--" in arguments else None]:
-            # before argparse complains of what is missing, which may be what was mistyped
+            # before argparse complains of a missing flag, which may be the mistyped one
             name = word.partition("=")[0]  # argparse takes what has a space for a value, too
             if name.startswith("--") and " " not in name and name not in (known := self.flags()):
                 raise FlagError(explain_unknown(word, known, self.retired))
@@ -84,10 +84,11 @@ def nearest(word: str, known: Iterable[str]) -> list[str]:
     return [lower[name] for name in difflib.get_close_matches(word.lower(), lower, n=3, cutoff=0.5)]
 
 
-def did_you_mean(word: str, known: Iterable[str], otherwise: str) -> str:
-    """The known words close to an unknown one as a question; `otherwise` where there are none."""
+def did_you_mean(word: str, known: Iterable[str], otherwise: str = "") -> str:
+    """The known words close to an unknown one as a question; where there are none, `otherwise` or all of them."""
+    known = list(known)
     near = nearest(word, known)
-    return f"did you mean {' or '.join(near)}?" if near else otherwise
+    return f"did you mean {' or '.join(near)}?" if near else otherwise or f"choose from {', '.join(known)}"
 
 
 def flag_of(name: str) -> str:
@@ -111,17 +112,13 @@ def check_range(  # noqa: PLR0913 (the ends of a range)
     below: bool = False,
     remedy: str = "",
 ) -> None:
-    """FlagError for a given number that is below `least` or above `most`, at one where it must be `above` or `below`
-    it, or not finite.
-    """
+    """FlagError for a number below `least` or above `most`, equal to an end that is `above` or `below`, or infinite."""
     for name in names:
         value = getattr(config, name)
-        if isinstance(value, str | None) or (
-            least <= value <= most
-            and abs(value) < math.inf
-            and not (above and value == least)
-            and not (below and value == most)
-        ):
+        if isinstance(value, str | None):
+            continue
+        low, high = value > least if above else value >= least, value < most if below else value <= most
+        if low and high and abs(value) < math.inf:
             continue
         ends = [] if least == -math.inf else [f" {'above' if above else 'of at least'} {least}"]
         ends += [] if most == math.inf else [f" {'below' if below else 'at most'} {most}"]
@@ -132,8 +129,8 @@ def check_range(  # noqa: PLR0913 (the ends of a range)
 def add_flags(parser: argparse.ArgumentParser, section: str, config: type, leave_out: Iterable[str] = ()) -> None:
     """One argument group for a dataclass, one flag for each of its fields but those left out.
 
-    A field's metadata may hold `help` and `choices`. Destinations are `section.field`; a flag that is not given leaves
-    nothing behind, so that a config file can stand between the dataclass's default and the command line.
+    A field's metadata may hold `help` and `choices`. Destinations are `section.field`; flags not given leave no value,
+    as a config file comes between the dataclass's default and the command line.
     """
     # a dataclass without a docstring of its own gets its signature as one
     text = "" if (config.__doc__ or "").startswith(f"{config.__name__}(") else inspect.getdoc(config) or ""
@@ -154,7 +151,7 @@ def add_flags(parser: argparse.ArgumentParser, section: str, config: type, leave
 def argument_settings(hint: Any, choices: Iterable[Any] | None = None, also: str = "") -> dict[str, Any]:
     """argparse's settings for a type: bool, int, float, str, Literal, Optional, list or tuple of these, dict.
 
-    also: pattern of words that are taken as they are.
+    also: pattern of other words.
     """
     inner, optional = _unwrap_optional(hint)
     origin = get_origin(inner)
@@ -189,10 +186,7 @@ def build(config: type, section: str, values: Mapping[str, Any]) -> Any:
 
 
 def check_type(name: str, value: Any, hint: Any, also: str = "") -> Any:
-    """A value from a file in the type of its field: lists become tuples where wanted, whole numbers become floats.
-
-    also: pattern of words that are taken as they are.
-    """
+    """A value from a file in its field's type: lists become tuples, whole numbers floats. also: as above."""
     inner, optional = _unwrap_optional(hint)
     if (value is None and optional) or (also and isinstance(value, str) and re.fullmatch(also, value)):
         return value

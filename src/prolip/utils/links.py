@@ -8,18 +8,15 @@ from pathlib import Path
 
 
 def check_inside(folder: str | os.PathLike, path: str | os.PathLike) -> None:
-    """ValueError for a link that leaves the folder, which may be one itself. Snapshots of the hub use its blobs."""
+    """ValueError for a link out of the folder, which may be a link itself; the hub's snapshots link to its blobs."""
     root, target = Path(os.path.realpath(folder)), Path(os.path.realpath(path))
     roots = [root, root.parent.parent / "blobs"] if root.parent.name == "snapshots" else [root]
     if os.path.islink(path) and not any(map(target.is_relative_to, roots)):
-        raise ValueError(
-            f"{path} is a link to {target}, outside {folder}, and is not followed: put the"
-            " file or folder itself there (cp -rL follows links)"
-        )
+        raise ValueError(f"{path} is a link to {target}, outside {folder}: copy the file itself there (cp -rL)")
 
 
 def check_links(folder: str | os.PathLike) -> None:
-    """ValueError for the first file directly in a folder that is a link which leaves it."""
+    """ValueError for a file directly in a folder that is a link out of it."""
     for path in sorted(Path(folder).iterdir()):
         if path.is_file():
             check_inside(folder, path)
@@ -28,14 +25,13 @@ def check_links(folder: str | os.PathLike) -> None:
 def walk(root: str | os.PathLike, below: str = "") -> Iterator[tuple[str, list[str]]]:
     """Every folder of a root, or of the part `below` it, with the names of its files, both in alphabetical order.
 
-    Folders whose names begin with a dot are passed over. So are links back to a folder that the path goes through, and
-    below a link further links to what was followed there already, or a few links to each other would be endless paths.
-    ValueError for a link to a folder outside the root, OSError for a folder that cannot be listed.
+    Hidden folders are skipped, and links that would make paths endless: back to a folder of the path or, below a link,
+    to one that was followed there. ValueError for a link out of the root, OSError for a folder that cannot be listed.
     """
     start = os.path.join(root, below) if below else os.fspath(root)
     if below:
         check_inside(root, start)
-    # folder -> the real folders of the links on the way to it, and all targets that were followed below the first link
+    # folder -> the real folders of the links on its path, and the targets that were followed below the first link
     jumps: dict[str, tuple[tuple[str, ...], set[str]]] = {}
     for folder, folders, names in os.walk(start, followlinks=True, onerror=_refuse):
         (way, followed), kept = jumps.pop(folder, ((), set())), []
@@ -56,5 +52,5 @@ def walk(root: str | os.PathLike, below: str = "") -> Iterator[tuple[str, list[s
 
 
 def _refuse(error: OSError) -> None:
-    """A folder that cannot be listed would be left out without a word."""
+    """Raise the error of a folder that cannot be listed, which `os.walk` skips."""
     raise error

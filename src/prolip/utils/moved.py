@@ -1,4 +1,4 @@
-"""Names that moved: importing or running an old one ends in an error that gives the new one, for one release."""
+"""Names that moved: importing or running an old one raises an error with the new one, for one release."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from importlib.abc import MetaPathFinder
 
 #: Module that was a command -> verb.
 DOORS = {
-    "prolip.curate": "curate",
+    f"prolip.{verb}": verb for verb in ("curate", "figures", "hierarchy", "hub", "prompts", "report", "search")
+} | {
     "prolip.data.index": "data index",
     "prolip.evaluation": "eval tasks",
     "prolip.evaluation.clip_benchmark": "eval clip-benchmark",
@@ -17,16 +18,8 @@ DOORS = {
     "prolip.evaluation.datasets.few_shot": "data few-shot",
     "prolip.explorer": "explore",
     "prolip.export": "export graph",
-    "prolip.figures": "figures",
-    "prolip.hierarchy": "hierarchy",
-    "prolip.hub": "hub",
-    "prolip.prompts": "prompts",
-    "prolip.report": "report",
-    "prolip.search": "search",
     "prolip.uncertainty": "uncertainty",
 }
-
-
 #: Documented module, or name in one, -> where it is now. Importing an old name of a module that stays is refused by its
 #: `__getattr__` (`prolip.utils.late`).
 MOVED = {

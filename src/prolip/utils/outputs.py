@@ -1,4 +1,4 @@
-"""Check where results will go before the work starts, commit files and folders by one rename, lock what is written."""
+"""Check the place of results before the work starts, commit files and folders by one rename, lock files and folders."""
 
 from __future__ import annotations
 
@@ -24,8 +24,7 @@ from prolip.utils.console import plain
 def check_output(path: str | os.PathLike, folder: bool = False, size: int = 0, mark: str = "") -> None:
     """ValueError unless a file, or with `folder` files below a folder, can be written at this path.
 
-    size: bytes that must be free there; mark: a file that says that a folder is one of the caller's, which it replaces:
-    a folder with other files is refused.
+    size: bytes that must be free there; mark: a file of the caller's own folders: others with files are refused.
     """
     place, other = Path(path), "give another path"
     there = place.exists()
@@ -54,8 +53,7 @@ def check_output(path: str | os.PathLike, folder: bool = False, size: int = 0, m
         raise ValueError(f"{path} takes about {wanted}, and {free} are free in {above}: make room, or {other}")
     if mark and there and not (place / mark).exists() and (found := sorted(os.listdir(place))):
         raise ValueError(
-            f"{path} has no {mark} and holds other files, such as {found[0]!r}, which would be deleted:"
-            " give a new or an empty folder"
+            f"{path} has no {mark}, and {found[0]!r} in it would be deleted: give a new or an empty folder"
         )
 
 
@@ -63,8 +61,7 @@ def check_output(path: str | os.PathLike, folder: bool = False, size: int = 0, m
 def replacing(target: Path) -> Iterator[Path]:
     """Yield a temporary path beside `target`; sync it and rename it over `target` when the block succeeds.
 
-    Folders above it are made. A link stays one: the file that it leads to is replaced. A pipe or device is yielded as
-    it is.
+    Folders above it are made. The target of a link is replaced, the link stays. A pipe or device is yielded itself.
     """
     if _is_stream(target):
         with _told(target):
@@ -89,10 +86,9 @@ def replacing(target: Path) -> Iterator[Path]:
 def replacing_folder(target: Path, kept: Callable[[str], bool] = lambda name: False) -> Iterator[Path]:
     """Yield an empty folder beside `target`; sync it and put it in the place of `target` when the block succeeds.
 
-    What `target` held before is deleted after that, but for the names that are `kept`, which the new folder gets as
-    hard links: check by the caller's own mark that the rest may go (`check_output`). Folders above are made.
-    A folder that cannot be renamed (a mount point, the current folder) stays, and its entries are replaced one by one:
-    a kill between two of them leaves a part.
+    Former entries are deleted then, but for the names that are `kept`, which the new folder gets as hard links: check
+    by the caller's mark that the others may go (`check_output`). Folders above are made. In a folder that cannot be
+    renamed (a mount point, the current folder) entries are replaced one by one: a kill leaves a part.
     """
     target = _real(target)
     if target.exists() and not target.is_dir():
@@ -127,7 +123,7 @@ def replacing_folder(target: Path, kept: Callable[[str], bool] = lambda name: Fa
 
 @contextmanager
 def _told(target: Path) -> Iterator[None]:
-    """The error of a full disk is an OSError that says which result is not there, and what to do."""
+    """Turn the error of a full disk into an OSError with the target and the remedy."""
     try:
         yield
     except Exception as error:
@@ -145,8 +141,8 @@ def _real(path: Path) -> Path:
 
 
 def _can_be_renamed(folder: Path) -> bool:
-    """Whether a folder may get another name, and no shell stands in it that would then be nowhere."""
-    with suppress(FileNotFoundError):  # where this process stands may be deleted
+    """Whether a folder may get another name, and is not the current one."""
+    with suppress(FileNotFoundError):  # the current folder may be deleted
         if Path.cwd().is_relative_to(folder):
             return False
     return not folder.is_mount() and os.access(folder.parent, os.W_OK | os.X_OK)
@@ -158,7 +154,7 @@ def _is_stream(path: Path) -> bool:
 
 
 def _link(old: str | Path, new: str | Path) -> None:
-    """Have a file or folder under a second name: by hard links, as a copy where there are none."""
+    """Give a file or folder a second name, by hard links or else as a copy."""
     if os.path.isdir(old) and not os.path.islink(old):
         shutil.copytree(old, new, symlinks=True, copy_function=_link)
         return
@@ -169,7 +165,7 @@ def _link(old: str | Path, new: str | Path) -> None:
 
 
 def sync(path: Path) -> None:
-    """Have the disk hold a file, or which names a folder has."""
+    """Write a file, or the names in a folder, to the disk."""
     number = os.open(path, os.O_RDONLY)
     try:
         os.fsync(number)
@@ -189,19 +185,19 @@ def _beside(target: Path) -> Path:
 
 @cache
 def _here() -> str:
-    """What numbers processes: the machine, and of its containers this one, as two may share a name."""
+    """The name space of process numbers: the machine and this container."""
     numbers = Path("/proc/self/ns/pid")
     return f"{socket.gethostname()}.{numbers.stat().st_ino if numbers.exists() else 0}"
 
 
 @cache
 def _sweep(folder: Path) -> None:
-    """Delete what writers of this machine that were killed left in a folder, once a process: it may hold much."""
+    """Delete the temporary files of killed writers of this machine in a folder, once a process."""
     left = re.compile(rf"\..*\.{re.escape(_here())}\.(\d+)\.[0-9a-f]{{16}}\.tmp", re.DOTALL)
     for entry in os.scandir(folder):
         if owner := left.fullmatch(entry.name):
             try:
-                os.kill(int(owner[1]), 0)  # nothing, where there is such a process
+                os.kill(int(owner[1]), 0)  # no signal, an error without such a process
             except ProcessLookupError:
                 shutil.rmtree(entry.path, ignore_errors=True)
                 with suppress(OSError):  # no file, or of another user
@@ -211,10 +207,9 @@ def _sweep(folder: Path) -> None:
 
 
 def _exchange(new: Path, target: Path) -> None:
-    """Put `new` in the place of `target` in one step, and what `target` was in the place of `new`.
+    """Exchange `new` and `target` in one step, or rename `new` without a target.
 
-    File systems that cannot exchange two names, such as NFS, take two renames: a kill between them leaves the former
-    folder as NAME.former-... for a person to rename.
+    File systems such as NFS take two renames: a kill between them leaves the former folder as NAME.former-...
     """
     if not os.path.lexists(target):
         os.rename(new, target)
@@ -236,9 +231,9 @@ def _exchange(new: Path, target: Path) -> None:
 
 
 def lock(path: Path) -> IO[str] | None:
-    """Hold a file, made where it is missing, for this process until the returned file is closed; None: it is held.
+    """Lock a file for this process until the returned one is closed; None where it is locked.
 
-    The file tells who holds it, and since when. A file system without locks lets everyone pass.
+    The file holds its owner and the time. On a file system without locks nothing is locked.
     """
     file = open(path, "a+", encoding="utf-8")  # noqa: SIM115  held as long as its user wants
     try:
@@ -255,7 +250,7 @@ def lock(path: Path) -> IO[str] | None:
 
 
 def holder_of(path: Path) -> str:
-    """Who holds a lock, as its file tells."""
+    """The owner of a lock, from its file."""
     try:
         return plain(path.read_text(encoding="utf-8", errors="replace").strip()[:200]) or "another process"
     except OSError:

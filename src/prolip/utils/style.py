@@ -1,7 +1,7 @@
 """One palette and one style for every figure: images are blue, texts warm, darker for the more general levels.
 
-Colours of one figure are told apart with every kind of colour vision (a test simulates each), and never say anything
-alone: series have their own dashes or markers, too.
+The colours of a figure differ under every kind of colour vision (a test simulates each), and series also by dashes or
+markers.
 """
 
 from __future__ import annotations
@@ -34,43 +34,13 @@ LOOKS: tuple[tuple[str, Any, str], ...] = (
 )
 GOOD, BAD = LOOKS[0][0], LOOKS[1][0]
 
-STYLE: Any = {
-    "font.size": 10.5,
-    "axes.titlesize": 11.5,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
-    "axes.labelsize": 10.5,
-    "axes.labelcolor": INK,
-    "axes.edgecolor": MUTED,
-    "axes.linewidth": 0.8,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": LINE,
-    "grid.linewidth": 0.8,
-    "text.color": INK,
-    "xtick.color": MUTED,
-    "ytick.color": MUTED,
-    "xtick.labelcolor": INK,
-    "ytick.labelcolor": INK,
-    "legend.frameon": False,
-    "legend.fontsize": 9.5,
-    "axes.prop_cycle": cycler(color=[look[0] for look in LOOKS], linestyle=[look[1] for look in LOOKS]),
-    "lines.linewidth": 1.8,
-    "hatch.linewidth": 0.6,
-    "figure.facecolor": "white",
-    "savefig.facecolor": "white",
-    "figure.dpi": 100,
-    "savefig.dpi": 160,
-    "axes.titlecolor": INK,
-    "figure.titlesize": 11.5,
-    "figure.titleweight": "bold",
-}
+STYLE: Any = mpl.rc_params_from_file(Path(__file__).with_name("figures.mplstyle"), use_default_template=False)
+STYLE["axes.prop_cycle"] = cycler(color=[look[0] for look in LOOKS], linestyle=[look[1] for look in LOOKS])
+DPI = STYLE["savefig.dpi"]
 
 
 def lettering(text: str) -> str:
-    """A text from data as it is drawn: in one line, what steers escaped, and never as a formula."""
+    """A text from data for a figure: one line, control characters escaped, and no formula."""
     return plain(text).replace("$", r"\$")
 
 
@@ -90,15 +60,13 @@ def percent(axis: Axis) -> None:
     axis.set_major_formatter(FuncFormatter(lambda share, _: f"{round(100 * share, 9) + 0.0:.3g}%"))
 
 
-def write(
-    figure: Figure, folder: str | Path, name: str, vector: str = "svg", dpi: int = STYLE["savefig.dpi"]
-) -> list[Path]:
-    """FOLDER/NAME.png of so many dots an inch and, to be printed at any size, NAME.svg or .pdf."""
+def write(figure: Figure, folder: str | Path, name: str, vector: str = "svg", dpi: float = DPI) -> list[Path]:
+    """FOLDER/NAME.png of so many dots an inch, and NAME.svg or .pdf."""
     return [save(figure, Path(folder) / f"{name}.{kind}", dpi) for kind in ("png", vector)]
 
 
-def save(figure: Figure, path: Path, dpi: int = STYLE["savefig.dpi"]) -> Path:
-    """The figure as a file of the kind that its name says, whole or not at all."""
+def save(figure: Figure, path: Path, dpi: float = DPI) -> Path:
+    """Write the figure as a file of its suffix's format, whole or not at all."""
     with replacing(path) as temporary:
         figure.savefig(temporary, format=path.suffix[1:], dpi=dpi)
     return path

@@ -1,4 +1,4 @@
-"""Work that threads do ahead of who wants it: Pillow and torch release the interpreter's lock where they work."""
+"""An ordered prefetching map over threads, for work without the interpreter's lock, as Pillow's and torch's."""
 
 from __future__ import annotations
 
@@ -43,13 +43,11 @@ def cores() -> int:
 
 
 def share_busy_cores() -> None:
-    """On a busy machine, have OpenMP's threads wait shortly, then sleep: before torch is imported. By default they spin
-    for milliseconds, on the core that the awaited thread may need; docs/benchmarks.md has what that costs.
-    """
+    """Let OpenMP's threads sleep soon, not spin, on a busy machine (docs/benchmarks.md): before importing torch."""
     if os.getloadavg()[0] >= (os.cpu_count() or 1) / 2 and "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 
 def default_workers() -> int:
-    """Threads that decode: all cores but the one that reads and batches, at most 16."""
+    """Threads for decoding: all cores but one for reading and batching, at most 16."""
     return min(16, cores() - 1)

@@ -23,8 +23,6 @@ from open_clip.transform import PreprocessCfg, image_transform_v2
 from PIL import Image
 from PIL import __version__ as pillow_version
 from tiny_tars import letters, write_tar
-from torch.utils.data import DataLoader
-from torchvision.datasets import ImageFolder
 from torchvision.transforms import PILToTensor
 
 import prolip
@@ -34,8 +32,7 @@ from prolip.data.augment.crops import RandomCrop, crop
 from prolip.data.loader import DataConfig, build_loader
 from prolip.data.samples.decoding import decode_pixels
 from prolip.embedder import encoder
-from prolip.evaluation.clip_benchmark.repairs import Opaque, repaired
-from prolip.evaluation.datasets.base import DamagedData
+from prolip.evaluation.clip_benchmark.patches import patched
 from prolip.evaluation.datasets.folders import open_folder
 from prolip.evaluation.datasets.wds import open_wds
 
@@ -132,16 +129,9 @@ def evaluation_folder(folder, files):
 
 
 def benchmark_shards(folder, files):
-    with repaired():
+    with patched():
         data = builder.build_wds_dataset("x", np.array, "test", str(wds_folder(folder, files)))
         return [image for image, _ in data]
-
-
-def benchmark_files(folder, files, workers=None):
-    data = Opaque(ImageFolder(str(files[0].parents[1]), transform=np.array))
-    assert data.classes == ["class"] and len(data) == len(files)
-    start = {"num_workers": 1, "multiprocessing_context": workers} if workers else {}
-    return [image for image, _ in DataLoader(data, batch_size=None, collate_fn=None, **start)]
 
 
 DOORS = (
@@ -155,7 +145,6 @@ DOORS = (
     evaluation_shards,
     evaluation_folder,
     benchmark_shards,
-    benchmark_files,
 )
 
 
@@ -227,14 +216,6 @@ def test_four_hundred_more_pictures_through_every_door(tmp_path, part):
     pictures = generated(len(WAYS) * (1 + part), len(WAYS))
     check_files(tmp_path, pictures)
     check_transforms(pictures)
-
-
-@pytest.mark.slow
-def test_workers_that_are_started_afresh_open_files_alike(tmp_path):
-    pictures = [picture for picture in generated(0, 40) if picture.format is not None]
-    files = write(tmp_path, pictures)
-    for one, other in zip(benchmark_files(tmp_path, files), benchmark_files(tmp_path, files, "spawn")):
-        assert np.array_equal(one, other)
 
 
 # --- embeddings
@@ -321,16 +302,9 @@ def test_of_several_pictures_of_a_sample_every_door_takes_the_same(tmp_path):
         root = wds_folder(tmp_path, [])
         write_tar(root / "test" / "0.tar", [("a", {**dict(order), "cls": b"0"})])
         seen = [sample.open() for sample in open_wds(root).samples()]
-        with repaired():
+        with patched():
             seen += [image for image, _ in builder.build_wds_dataset("x", np.array, "test", str(root))]
         assert [np.asarray(image)[0, 0].argmax() for image in seen] == [0, 0]
-
-
-def test_a_damaged_file_of_a_benchmark_is_named(tmp_path):
-    (tmp_path / "class").mkdir()
-    (tmp_path / "class" / "cut.jpg").write_bytes(encoded("JPEG", (250, 0, 0))[:200])
-    with pytest.raises(DamagedData, match=r"cut\.jpg: .*Fetch it again; "):
-        Opaque(ImageFolder(str(tmp_path)))[0]
 
 
 def encoded(form: str, colour: tuple[int, int, int]) -> bytes:

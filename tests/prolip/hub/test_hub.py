@@ -379,7 +379,7 @@ def shape(tokens) -> list[str]:
         ('{"birds/acc1": "x"}', "from 0 to 1"),
         ('{"refusal/names_i2t/answer/ece": -1}', "from 0 to 1"),
         ('{"zero_shot/subgroup/top1": 1, "zero_shot/subgroup/classes": "x"}', "want a number"),
-        ('{"step": "x"}', "whole number"),
+        ('{"step": "x"}', "want a number"),
         ('{"trace/group": 1e308}', "want a number"),
         ('{"names/i2t/R@1": true}', "want a number"),
     ],

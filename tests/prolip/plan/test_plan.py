@@ -118,7 +118,7 @@ REFUSED = [
     (["--gpus", "12", "--global-batch-size", "1200"], "--gpus 12 fills no whole number of nodes of 8: give 16"),
     (["--gpu", "H10"], "--gpu"),
     (["--model", "ProLIP-B"], "--model 'ProLIP-B': unknown model 'ProLIP-B': did you mean ProLIP-ViT-B-16"),
-    (["--mfu", "40"], "--mfu 40.0 is outside (0, 1]: give a share such as 0.4"),
+    (["--mfu", "40"], "--mfu 40.0: give a number above 0 and at most 1"),
     (["--mfu", "0.4", "--rate", "100"], "--mfu and --rate contradict each other: give one of them"),
     (["--measured", "runs/a"], "--measured is not a flag here: give --mfu of its metrics.jsonl"),
     (["--restart-minutes", "5"], "--restart-minutes is not a flag here: use --queue-minutes"),

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import re
 import shlex
-import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[3]
-sys.path.insert(0, str(ROOT / "scripts"))
+from prolip.cli.main import main
+from studies.scaling import simulate_steps
 
-import simulate_steps  # noqa: E402
-from prolip.cli.main import main  # noqa: E402
+ROOT = Path(__file__).parents[3]
 
 PAGE = (ROOT / "docs" / "scaling.md").read_text()
 BLOCK = re.compile(
@@ -43,7 +41,7 @@ def differences(shown, printed, tolerance):
 
 
 def test_every_command_on_the_page_has_its_output():
-    for name in ("prolip plan ", "python scripts/simulate_steps.py "):
+    for name in ("prolip plan ", "python scripts/studies/scaling/simulate_steps.py "):
         shown = PAGE.count(name) - PAGE.count(f"`{name}")
         assert sum(name in command for command, _ in EXAMPLES) == shown > 3, name
     for count in ("8 GPUs", "32 GPUs", "256 GPUs", "1,024 GPUs"):
@@ -61,7 +59,7 @@ def example(command, shown):
 @pytest.mark.parametrize("command, shown", [example(*found) for found in EXAMPLES])
 def test_the_page_shows_what_the_command_prints(capsys, command, shown):
     words = shlex.split(command)[1:]
-    run = simulate_steps.main if words.pop(0) == "scripts/simulate_steps.py" else plan
+    run = simulate_steps.main if words.pop(0) == "scripts/studies/scaling/simulate_steps.py" else plan
     assert run(words) == 0
     printed = capsys.readouterr().out
     assert len(printed.splitlines()) == len(shown.splitlines())

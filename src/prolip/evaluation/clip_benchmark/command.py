@@ -5,15 +5,17 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import sys
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import NamedTuple
 from unittest.mock import patch
 
+import torch
 from clip_benchmark import cli
 from clip_benchmark import models as registry
 from clip_benchmark.datasets.builder import get_dataset_default_task
@@ -21,31 +23,40 @@ from open_clip.factory import parse_model_name
 
 from prolip.data.samples import decoding
 from prolip.embedder import choose_score, own_score
-from prolip.evaluation.clip_benchmark import checks
 from prolip.evaluation.clip_benchmark.encoder import GaussianEncoder
-from prolip.evaluation.clip_benchmark.repairs import repaired
-from prolip.evaluation.datasets.base import DamagedData
-from prolip.evaluation.datasets.wds import read_kind
+from prolip.evaluation.clip_benchmark.patches import patched
+from prolip.evaluation.datasets.base import DamagedData, Dataset
+from prolip.evaluation.datasets.wds import open_wds
 from prolip.factory import create_model_and_transforms
-from prolip.loading import load_openclip, model_fingerprint
+from prolip.loading import is_prolip, load_openclip, model_fingerprint, openclip_tokenizer
 from prolip.methods import find_method, find_score
-from prolip.models.checkpoint import find_in
-from prolip.models.diagnose import WEIGHT_NAMES
-from prolip.models.registry import find_weights, get_model_config
+from prolip.models.checkpoint import find_in, read_config
+from prolip.models.config import is_released
+from prolip.models.diagnose import CONFIG_NAMES, WEIGHT_NAMES
+from prolip.models.registry import find_weights, get_model_config, hub_file
 from prolip.models.tokenizer import get_tokenizer
 from prolip.prompts.weights import PromptWeights
 from prolip.scores import TrueMatchScore
-from prolip.utils.outputs import replacing
+from prolip.uncertainty.clip import has_variances
+from prolip.utils.outputs import check_output, replacing
 
 PROG = "prolip eval clip-benchmark"
 FIELDS = ("dataset", "model", "pretrained", "pretrained_full_path", "language", "task", "similarity")
 UPSTREAM_OUTPUT = "{dataset}_{pretrained}_{model}_{language}_{task}.json"
 OUR_OUTPUT = "{dataset}_{pretrained}_{model}_{similarity}_{language}_{task}.json"
-
+#: What a shell would act on: clip_benchmark fetches by wget, with addresses in the command.
+UNSAFE = re.compile(r"::|[;&|$`<>\"'\\\n]")
+#: Kind of a wds data set -> the tasks of clip_benchmark that can read it.
+TASKS = {
+    "classification": ("zeroshot_classification", "linear_probe"),
+    "multilabel": ("zeroshot_classification",),
+    "retrieval": ("zeroshot_retrieval", "image_caption_selection", "captioning"),
+}
 #: Errors of clip_benchmark and OpenCLIP that only they can find, by their beginning, and what helps.
 REMEDIES = {
     "Unsupported dataset": "A folder in wds layout is --dataset wds/NAME --dataset_root FOLDER.",
     "Failed to download weights": "Fetch them where there is a network and give the file: --pretrained FILE.",
+    "Pretrained ": "(OpenCLIP logs the tags that it has.)",
 }
 
 
@@ -63,12 +74,45 @@ class Added(NamedTuple):
 NOTHING = Added()
 
 
+# --- models -----------------------------------------------------------------------------------------------------------
+def is_fitted(model: str) -> bool:
+    """Whether a name means one of OpenCLIP's models with variances that were fitted to it."""
+    schema, place = parse_model_name(model)
+    return schema == "local-dir" and has_variances(place)
+
+
+def is_ours(run: Namespace) -> bool:
+    """Whether the run's model gives Gaussians. Raises ValueError for an unknown name."""
+    schema, place = parse_model_name(run.model)
+    if is_fitted(run.model):
+        return True
+    if schema != "hf-hub" or not run.model_cache_dir:
+        return is_prolip(run.model)
+    # OpenCLIP's own name first: config.json may be another library's
+    config, _ = read_config(hub_file(place, tuple(reversed(CONFIG_NAMES)), run.model_cache_dir))
+    return "prolip_cfg" in config or is_released(config)
+
+
+def check_model(run: Namespace, tokenizer: str | None) -> None:
+    """Our model, its weights and its tokenizer are there. Raises ValueError or FileNotFoundError."""
+    if is_fitted(run.model):
+        openclip_tokenizer(run.model, tokenizer)
+        return
+    get_model_config(run.model, run.model_cache_dir)
+    if find_weights(run.model, run.pretrained or None, run.model_cache_dir) is None:
+        raise ValueError(
+            f"{run.model} has no weights of its own: give --pretrained FILE, or a folder with weights as the model, "
+            "--model local-dir:FOLDER"
+        )
+    get_tokenizer(run.model, cache_dir=run.model_cache_dir, tokenizer=tokenizer)
+
+
 def load_encoder(model_name, pretrained, cache_dir, device, *, own: Added):
     """clip_benchmark's loader of the model type `prolip`: (model, transform, tokenizer); own: our flags.
 
     ValueError where weights of prompts are of another model.
     """
-    if checks.is_fitted(model_name):
+    if is_fitted(model_name):
         model, transform, tokenize = load_openclip(model_name, None, own.tokenizer)
         model = model.to(device)
     else:
@@ -85,9 +129,8 @@ def load_encoder(model_name, pretrained, cache_dir, device, *, own: Added):
 
 @contextmanager
 def plugged_in(own: Added) -> Iterator[None]:
-    """clip_benchmark, repaired, with the model type `prolip`; as it was afterwards."""
-    loader = partial(load_encoder, own=own)
-    with repaired(), patch.dict(registry.TYPE2FUNC, prolip=loader):
+    """clip_benchmark with our patches and the model type `prolip`; as it was afterwards."""
+    with patched(), patch.dict(registry.TYPE2FUNC, prolip=partial(load_encoder, own=own)):
         registry.MODEL_TYPES.append("prolip")  # the parser's choices are this very list
         try:
             yield
@@ -95,6 +138,7 @@ def plugged_in(own: Added) -> Iterator[None]:
             registry.MODEL_TYPES.remove("prolip")
 
 
+# --- what is to be done -----------------------------------------------------------------------------------------------
 def parse(own: Added, rest: Sequence[str]) -> Namespace:
     """clip_benchmark's flags, by its own parser; own: ours, which were taken out of `rest`."""
     rest = list(rest)
@@ -107,14 +151,24 @@ def parse(own: Added, rest: Sequence[str]) -> Namespace:
     if not hasattr(base, "which"):
         upstream.print_help()
         raise SystemExit(2)
-    if own.amp and base.which == "eval" and not base.amp:
-        raise ValueError("--amp and --no_amp contradict each other: drop one")
+    if base.which == "eval":
+        if own.amp and not base.amp:
+            raise ValueError("--amp and --no_amp contradict each other: drop one")
+        if base.wds_cache_dir:
+            raise ValueError("--wds_cache_dir is not supported: fetch the data set by hf download, and give its folder")
     return base
 
 
 def planned(own: Added, base: Namespace) -> list[Namespace]:
-    """Every evaluation that clip_benchmark would make of these arguments, completed and checked."""
-    checks.check_names(cli._as_list(base.pretrained_model))
+    """Every evaluation that clip_benchmark would make of these arguments, completed and checked.
+
+    Raises ValueError or FileNotFoundError.
+    """
+    for name in cli._as_list(base.pretrained_model):
+        if not os.path.isfile(name) and name not in cli.model_collection and name.count(",") != 1:
+            raise ValueError(
+                f"--pretrained_model {name!r}: want 'model,pretrained', a file of such lines or a collection"
+            )
     base.amp = own.amp  # the original's default is autocast, which is bfloat16 on CPU and changes rankings
     # With --skip_load the original ends in UnboundLocalError after its work. Features are still taken from their files.
     base.skip_load = False
@@ -123,43 +177,97 @@ def planned(own: Added, base: Namespace) -> list[Namespace]:
     runs: list[Namespace] = []
     with patch.object(cli, "run", runs.append):
         cli.main_eval(base)
+    open_once = lru_cache(maxsize=None)(open_wds)
+    outputs: dict[str, tuple] = {}
     for run in runs:
-        complete(run, own)
-        checks.check_task(run)
-        if own.prompts:
-            checks.check_prompts(run, PromptWeights.load(own.prompts))
-    checks.check_outputs(runs)
-    for run in {(run.model, run.pretrained): run for run in runs}.values():
-        checks.check_model(run, own.tokenizer)
-    marks: dict[tuple, list[str]] = {}
-    for run in runs:
-        place, key = checks.wds_place(run), (run.dataset, run.task)
-        if key not in marks:
-            marks[key] = [] if place is None else checks.check_wds(run, place)
+        root = root_of(run)
+        splits = [run.split]
         if run.task == "linear_probe":
-            run.feature_root = feature_folder(run, marks[key])
+            splits += [split for split in (run.train_split, run.val_split) if split]
+        sets = [open_once(root, split) for split in splits] if run.dataset.startswith("wds/") else []
+        complete(run, own, sets[0].kind if sets else None)
+        check_run(run, own, sets)
+        what = (run.model, run.pretrained, run.dataset, run.language)
+        if outputs.setdefault(run.output, what) != what:
+            raise ValueError(
+                f"{' '.join(outputs[run.output])} and {' '.join(what)} would both be written to {run.output}: name "
+                "the file by {dataset}, {model}, {pretrained}, {language} in --output"
+            )
+        if run.task == "linear_probe":
+            run.feature_root = feature_folder(run, sets)
     return runs
 
 
-def complete(run: Namespace, own: Added) -> None:
-    """Fill in what depends on the model and the data set: model type, weights, task, output."""
-    if run.model_type == "open_clip" and checks.is_ours(run):
+def root_of(run: Namespace) -> str:
+    """The folder or URL of the run's data set, its template filled in as clip_benchmark does. Raises ValueError."""
+    name = dataset_name(run)
+    try:
+        root = run.dataset_root.format(dataset=name, dataset_cleaned=name.replace("/", "-"))
+    except (KeyError, IndexError, ValueError) as error:
+        raise ValueError(
+            f"--dataset_root {run.dataset_root!r} has a field that is not known ({error}): use {{dataset}} or "
+            "{dataset_cleaned}"
+        ) from error
+    if unsafe := UNSAFE.search(root):
+        raise ValueError(f"--dataset_root {root!r} holds {unsafe[0]!r}, and clip_benchmark hands addresses to a shell")
+    return root
+
+
+def dataset_name(run: Namespace) -> str:
+    """The data set without `wds/`."""
+    return run.dataset.removeprefix("wds/")
+
+
+def complete(run: Namespace, own: Added, kind: str | None) -> None:
+    """Fill in what depends on the model and the data set: model type, weights, task, output.
+
+    kind: of a wds data set; clip_benchmark knows the tasks of some names and takes all others for classification.
+    """
+    if run.model_type == "open_clip" and is_ours(run):
         run.model_type = "prolip"
-    if (
-        own.pretrained is None
-        and not run.pretrained_model
-        and (run.model_type == "prolip" or parse_model_name(run.model)[0])
-    ):
+    with_weights = run.model_type == "prolip" or parse_model_name(run.model)[0]
+    if own.pretrained is None and not run.pretrained_model and with_weights:
         run.pretrained = ""
-    place = checks.wds_place(run)
-    if place is not None and run.dataset_root.startswith("hf-hub:"):
-        run.dataset_root = place.source  # the original knows pages of the hub by their address only
     if run.task == "auto":
-        run.task = get_dataset_default_task(checks.dataset_name(run))
-        # The original knows the tasks of some names and takes all others for classification.
-        if run.task == "zeroshot_classification" and place is not None and read_kind(place, None) == "retrieval":
+        run.task = get_dataset_default_task(dataset_name(run))
+        if run.task == "zeroshot_classification" and kind == "retrieval":
             run.task = "zeroshot_retrieval"
     run.output = output_of(run, own)
+
+
+def check_run(run: Namespace, own: Added, sets: Sequence[Dataset]) -> None:
+    """The task can be run with this model on these data. Raises ValueError or FileNotFoundError."""
+    if run.task == "captioning" and run.model_type == "prolip":
+        raise ValueError(f"{run.model} writes no captions: --task captioning wants a model such as coca_ViT-B-32")
+    if run.task == "linear_probe":
+        check_device(run)
+    for dataset in sets:
+        if run.task not in TASKS[dataset.kind]:
+            tasks = " or ".join(TASKS[dataset.kind])
+            raise ValueError(f"{dataset.source} is of type {dataset.kind!r}, not for --task {run.task}: choose {tasks}")
+    if own.prompts:
+        prompts = PromptWeights.load(own.prompts)
+        if run.task != "zeroshot_classification" or run.model_type != "prolip":
+            raise ValueError(
+                "--prompts weighs the prompts of a probabilistic model's classes, and this is --task"
+                f" {run.task} of a model of the type {run.model_type}: drop it"
+            )
+        for dataset in sets:
+            templates = dataset.templates if not run.custom_template_file else prompts.templates
+            classnames = dataset.classnames if not run.custom_classname_file else prompts.classnames
+            prompts.check(classnames, templates, prompts.fingerprint, dataset.fingerprint)
+            prompts.check_images(dataset)
+    check_output(run.output)
+    if run.save_clf:
+        check_output(run.save_clf)
+    if run.model_type == "prolip":
+        check_model(run, own.tokenizer)
+
+
+def check_device(run: Namespace) -> None:
+    """ValueError without CUDA, where the original stops at an assertion."""
+    if not torch.cuda.is_available():
+        raise ValueError(f"--task {run.task} needs CUDA, and there is none here")
 
 
 def similarity_of(run: Namespace, own: Added) -> str:
@@ -170,7 +278,7 @@ def similarity_of(run: Namespace, own: Added) -> str:
         return "mean"
     if own.similarity is not None:
         return own.similarity
-    if checks.is_fitted(run.model):
+    if is_fitted(run.model):
         return TrueMatchScore.name
     config, _ = get_model_config(run.model, run.model_cache_dir)
     return find_method(config["method_cfg"]["name"]).score.name
@@ -184,34 +292,24 @@ def output_of(run: Namespace, own: Added) -> str:
         if own.prompts:
             template = template.replace(".json", f"_{PromptWeights.load(own.prompts).digest}.json")
     weights = os.path.basename(run.pretrained) if os.path.isfile(run.pretrained) else run.pretrained
-    values = (
-        checks.dataset_name(run),
-        run.model,
-        weights,
-        run.pretrained,
-        run.language,
-        run.task,
-        similarity_of(run, own),
-    )
+    values = (dataset_name(run), run.model, weights, run.pretrained, run.language, run.task, similarity_of(run, own))
     try:
         return template.format(**{field: value.replace("/", "_") for field, value in zip(FIELDS, values)})
     except (KeyError, IndexError, ValueError) as error:
-        raise ValueError(
-            f"--output {template!r} has a field that is not known ({error}): use"
-            f" {', '.join(f'{{{field}}}' for field in FIELDS)}"
-        ) from error
+        fields = ", ".join(f"{{{field}}}" for field in FIELDS)
+        raise ValueError(f"--output {template!r} has a field that is not known ({error}): use {fields}") from error
 
 
-def feature_folder(run: Namespace, shard_marks: Sequence[str]) -> str:
+def feature_folder(run: Namespace, sets: Sequence[Dataset]) -> str:
     """The folder of a linear probe's features. The original names it by model and data set alone, and so takes features
-    of other weights, data, splits or precision for its own where it finds them.
+    of other weights, data, splits or precision for its own.
     """
-    what = [checks.root_of(run), run.split, run.train_split, run.val_split, run.amp, run.normalize, *shard_marks]
-    what += [decoding.VERSION]
+    what = [root_of(run), run.split, run.train_split, run.val_split, run.amp, run.normalize, decoding.VERSION]
+    what += [(dataset.fingerprint, dataset.state) for dataset in sets]
     if run.val_proportion is not None:
         what += [run.val_proportion, run.seed]  # the seed draws the validation set
     weights: str | os.PathLike | None = run.pretrained
-    if checks.is_fitted(run.model):
+    if is_fitted(run.model):
         weights = find_in(parse_model_name(run.model)[1], WEIGHT_NAMES, "weights")
     elif run.model_type == "prolip":
         weights = find_weights(run.model, run.pretrained or None, run.model_cache_dir)
@@ -222,6 +320,7 @@ def feature_folder(run: Namespace, shard_marks: Sequence[str]) -> str:
     return os.path.join(run.feature_root, hashlib.sha256(json.dumps(what).encode()).hexdigest()[:16])
 
 
+# --- doing it ---------------------------------------------------------------------------------------------------------
 def evaluate_and_write(run: Namespace, own: Added) -> None:
     """One evaluation by clip_benchmark, its file completed with what was compared and how."""
     path = Path(run.output)
@@ -244,15 +343,13 @@ def evaluate_and_write(run: Namespace, own: Added) -> None:
 def run(words: Sequence[str], own: Added = NOTHING) -> None:
     """What clip_benchmark does with these words, `eval ...` or `build ...`, with our models in it.
 
-    What the user can mend is known before a model is loaded: OSError, ValueError or CheckpointError.
+    Mistakes show before a model is loaded: OSError, ValueError or CheckpointError.
     """
     if own.similarity is not None:
         own = own._replace(similarity=find_score(own.similarity).name)
     with plugged_in(own):
         base = parse(own, words)
         if base.which == "build":
-            checks.check_results(base.files)
-            checks.check_output(base.output)
             with replacing(Path(base.output)) as temporary:
                 base.output = str(temporary)
                 cli.main_build(base)

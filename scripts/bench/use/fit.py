@@ -1,0 +1,103 @@
+"""Time and memory of fitting variances to saved pairs, against one pass over them.
+
+    python scripts/bench/use/fit.py --pairs 100000 --dim 512 --threads 2
+
+Pairs are drawn: texts near their images, the nearer the fewer images they are true of. Each round prints the time of a
+fit, of it for novelty, and over that of one product of all texts with as many images as a code length takes. Peak
+memory is what the process held at most during the fit (Linux), less what it held before, when the pairs were there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import gc
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[3]
+sys.path.insert(0, str(ROOT / "src"))
+
+import torch
+from torch import Tensor
+
+from prolip.embeddings import Pairs
+from prolip.uncertainty import fit
+from prolip.uncertainty.novelty import SAMPLE
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pairs", type=int, default=100_000)
+    parser.add_argument("--dim", type=int, default=512)
+    parser.add_argument("--width", type=int, default=768, help="of the image tower")
+    parser.add_argument("--vocabulary", type=int, default=49_408)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--rounds", type=int, default=3)
+    return parser.parse_args()
+
+
+def draw(count: int, dim: int, width: int, vocabulary: int) -> Pairs:
+    """Every image with its own text, which lies in the middle of 1, 2, 4, 8 or 16 neighbours; eight tokens each. First
+    tokens of as many as are kept, of a text tower as wide as the means.
+    """
+    g = torch.Generator().manual_seed(0)
+    size = 2 ** torch.randint(0, 5, (count,), generator=g)
+    noise = 0.3 * torch.randn(count, dim, generator=g) * size.log2().mul(0.3).add(0.5).unsqueeze(1) / dim**0.5
+    text = torch.nn.functional.normalize(torch.randn(count, dim, generator=g), dim=1)
+    image = torch.nn.functional.normalize(text + noise, dim=1)
+    ids = (vocabulary ** torch.rand(count, 8, generator=g)).long().clamp(max=vocabulary - 1)
+    kept = torch.linspace(0, count - 1, min(count, SAMPLE)).long()
+    first = {"image": width, "text": dim}
+    tokens = {f"{side}_first": torch.randn(len(kept), 2 * size, generator=g).half() for side, size in first.items()}
+    rows = {f"{side}_first_of": kept.clone() for side in first}
+    return Pairs.in_rows(image, text, 50.0, text_ids=ids, **tokens, **rows)
+
+
+def held(what: str) -> float:
+    """What the process holds ("VmRSS") or has held at most since `forget_peak` ("VmHWM"), MiB."""
+    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(what)) / 1024
+
+
+def forget_peak() -> None:
+    """Give freed memory back and count the most that is held from here on."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
+
+
+def one_pass(pairs: Pairs) -> Tensor:
+    """Products of all texts with as many images as a code length takes."""
+    keys = pairs.image[: fit.SAMPLE]
+    return torch.cat([(rows @ keys.T).amax(1) for rows in pairs.text.split(4096)])
+
+
+def main() -> None:
+    options = parse()
+    torch.set_num_threads(options.threads)
+    pairs = draw(options.pairs, options.dim, options.width, options.vocabulary)
+    size = sum(x.numel() * x.element_size() for x in pairs.tensors().values()) / 2**20
+    print(f"{len(pairs):,} pairs of width {options.dim}, {size:.0f} MiB; {options.threads} threads")
+    for number in range(options.rounds):
+        forget_peak()
+        before = held("VmRSS")
+        start = time.perf_counter()
+        fit.fit_variances(pairs, vocabulary=options.vocabulary)
+        fitted, peak = time.perf_counter(), held("VmHWM")
+        for side in ("image", "text"):
+            fit.fit_novelty_of(pairs, side, centres=512)
+        novelty = time.perf_counter()
+        one_pass(pairs)
+        passed = time.perf_counter()
+        print(
+            f"round {number}: fit {fitted - start:.1f} s (novelty {novelty - fitted:.1f}),"
+            f" {(fitted - start) / (passed - novelty):.1f} times one pass;"
+            f" peak {peak - before:.0f} MiB above the pairs, {peak:.0f} in all",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,331 @@
+"""Recall@k against queries per second of every approximate index, and of the papers' two steps, in one plot of one run.
+
+    PYTHONPATH=src python scripts/bench/use/search.py --output search.png                       # 20,000 x 64
+    PYTHONPATH=src python scripts/bench/use/search.py --items 1000000 --dim 768 --index-types flat ivf pq --only-ours
+    PYTHONPATH=src python scripts/bench/use/search.py --grow --items 10000000 --dim 192 --folder FOLDER
+    PYTHONPATH=src python scripts/bench/use/search.py --grow --items 1000000 --extrapolate 10000000 --folder OTHER
+
+`--grow` measures instead an index as it grows: what a row costs to add, and a query to answer, beside faiss alone
+(`search_growth.py`).
+
+Synthetic Gaussians: unit means in clusters, traces that are lognormal, so that some items are far wider than others.
+What is right is the order of csd by exact search. Per kind of index, at several efforts:
+
+- ours: one index of [mean, sqrt(trace)], whose L2 is csd; of pq its candidates are scored again from the kept vectors;
+- two steps (PCME++ C.5): an index of the means finds K candidates, which are ranked again by their distance and the
+  trace that is kept beside; of pq from the kept vectors, too. K of 10 to 1,000.
+
+Queries are asked all at once; in each of `--rounds` all settings of both ways take turns, and the median counts. Two
+settings of a way make all those between: some queries by one, the others by the other. So a way has, at any time, the
+recall on its upper hull, and the last lines compare it with each setting of two steps that no other of them beats: the
+difference of recall in the same time, its 95% interval over queries and rounds drawn again, both ways by the same.
+
+Memory is the process's peak (VmHWM) within a step, which counts pages of mapped files that the system may drop, and
+what is its own (RssAnon) at the end of the step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import math
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[3]
+sys.path[:0] = [str(ROOT / "src"), str(ROOT / "scripts")]
+
+import faiss
+import numpy as np
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from bench.use.search_growth import forget_peak, gaussians, grow, memory
+from prolip.gaussian import Gaussian
+from prolip.scores import CSDScore, MeanScore, Score
+from prolip.search.exact import Found
+from prolip.search.index import Part, SearchIndex
+from prolip.search.indexes import HNSW, IVF, KINDS, PQ, Kind
+from prolip.utils.style import IMAGE, TEXT, panels, styled
+
+COLOURS = {IVF: IMAGE, HNSW: TEXT, PQ: "#4f9d69"}
+#: Rows that are made, and written, at a time.
+ROWS = 65_536
+LISTS = (1, 2, 3, 4, 6, 8, 10, 12, 16, 24, 32, 64, 128)
+EFFORTS = {IVF: LISTS, HNSW: (10, 16, 20, 24, 32, 48, 64, 80, 96, 112, 128, 256), PQ: LISTS}
+CANDIDATES, AGAIN = (10, 20, 50, 100, 200, 500, 1000), (10, 20, 50, 100, 200, 500, 1000)
+
+
+#: One setting's name, and its search, which returns rows (Q, k).
+Setting = tuple[str, Callable[[], torch.Tensor]]
+#: How often queries and rounds are drawn again.
+DRAWS = 1000
+
+
+class Point(NamedTuple):
+    """One setting: recall@k of each query (Q,), seconds of all queries in each round (R,)."""
+
+    setting: str
+    found: np.ndarray
+    seconds: np.ndarray
+
+    @property
+    def recall(self) -> float:
+        return float(self.found.mean())
+
+    @property
+    def speed(self) -> float:
+        """Queries per second."""
+        return len(self.found) / float(np.median(self.seconds))
+
+
+def gallery(args: argparse.Namespace, position: int = 0) -> Iterator[Part]:
+    """From a position on, which is that of a part."""
+    for number, start in enumerate(range(0, args.items, ROWS)):
+        if start < position:
+            continue
+        count = min(ROWS, args.items - start)
+        yield Part([{"key": str(start + i)} for i in range(count)], gaussians(count, args, number + 1), start + count)
+
+
+@contextlib.contextmanager
+def step(name: str, report: bool = True) -> Iterator[None]:
+    """Say how long a step took, and the memory it had at most."""
+    forget_peak()
+    started = time.perf_counter()
+    yield
+    if report:
+        peak, own = (memory(field) for field in ("VmHWM", "RssAnon"))
+        print(f"| {name} | {time.perf_counter() - started:.1f} | {peak:.2f} | {own:.2f} |", flush=True)
+
+
+def build(folder: Path, score: Score, kind: str, args: argparse.Namespace) -> SearchIndex:
+    """A new index, or the one that a killed run of the same options left in the folder, taken up."""
+    is_new = not (folder / "index.json").exists()
+    index = SearchIndex.create(folder, score, args.dim, Kind(kind)) if is_new else SearchIndex(folder)
+    source = index.source("synthetic")
+    held = source["position"]
+    if held:
+        print(f"{folder.name}: goes on from {held:,} rows", flush=True)
+    if not source["done"]:
+        index.add("synthetic", gallery(args, held), ROWS)
+    index.finish()
+    return index
+
+
+def measure(ways: list[list[Setting]], want: torch.Tensor, args: argparse.Namespace) -> list[list[Point]]:
+    """Of the settings of each way."""
+    settings = [setting for way in ways for setting in way]
+    clock = time.process_time if args.processor_time else time.perf_counter
+    found = [(search().unsqueeze(2) == want.unsqueeze(1)).any(1).double().mean(1).numpy() for _, search in settings]
+    seconds = np.zeros((len(settings), args.rounds))
+    for number in range(args.rounds):
+        for at in np.random.default_rng(number).permutation(len(settings)):
+            started = clock()
+            settings[at][1]()
+            seconds[at, number] = clock() - started
+    points = iter([Point(name, *figures) for (name, _), *figures in zip(settings, found, seconds)])
+    return [[next(points) for _ in way] for way in ways]
+
+
+def ours(index: SearchIndex, queries: Gaussian, args: argparse.Namespace) -> list[Setting]:
+    def search(effort: int, again: int | None) -> torch.Tensor:
+        return index.search(queries, args.top, effort, again).rows
+
+    return [
+        (f"effort {effort}" + (f", {again} again" if again else ""), partial(search, effort, again))
+        for effort in EFFORTS[index.kind.name]
+        for again in (AGAIN if index.kind.name == PQ else (None,))
+    ]
+
+
+def two_steps(means: SearchIndex, queries: Gaussian, args: argparse.Namespace) -> list[Setting]:
+    """The distance of the means is 2 - 2 cosine, and half of csd is 1 - cosine + half of both traces."""
+    traces = torch.cat([means.store.gallery.gaussian(rows).trace for rows in means.store.gallery.blocks()]).double()
+
+    def search(effort: int, count: int) -> torch.Tensor:
+        near = means.search(queries, count, effort, count)
+        again = near.scores - 0.5 * traces[near.rows.clamp(min=0)]
+        best = again.topk(min(args.top, count), dim=1).indices
+        return Found(near.rows.gather(1, best), again).rows
+
+    counts = [count for count in CANDIDATES if args.top <= count <= args.items]
+    return [
+        (f"effort {effort}, K {count}", partial(search, effort, count))
+        for effort in EFFORTS[means.kind.name]
+        for count in counts
+    ]
+
+
+def front(points: list[Point]) -> list[Point]:
+    """Those that no other beats in both recall and speed, by falling speed."""
+    out: list[Point] = []
+    for point in sorted(points, key=lambda p: (-p.speed, -p.recall)):
+        if not out or point.recall > out[-1].recall:
+            out.append(point)
+    return out
+
+
+def hull(recall: np.ndarray, seconds: np.ndarray, within: np.ndarray) -> np.ndarray:
+    """The best recall in a time (P,) of settings (N,), or of two of them, each for a part of the queries.
+
+    Below the fastest one, it answers as many as it has time for.
+    """
+    recall, seconds = np.append(recall, 0.0), np.append(seconds, 0.0)
+    early, late = seconds[:, None, None] <= within, seconds[None, :, None] > within
+    gap = np.where(early & late, seconds[None, :, None] - seconds[:, None, None], np.inf)
+    mixed = recall[:, None, None] + (within - seconds[:, None, None]) / gap * (recall[:, None] - recall[:, None, None])
+    return np.where(early, mixed, -np.inf).max((0, 1))
+
+
+def differences(one: list[Point], other: list[Point]) -> tuple[np.ndarray, np.ndarray]:
+    """Recall of `one` above that of each of `other` (P,) in its time, and the ends of its 95% interval (2, P)."""
+    found, seconds = (np.stack([getattr(p, name) for p in one + other]) for name in ("found", "seconds"))
+    generator, n, drawn = np.random.default_rng(0), len(one), []
+    for number in range(DRAWS + 1):
+        queries, rounds = (
+            generator.integers(0, size, size) if number else np.arange(size)
+            for size in (found.shape[1], seconds.shape[1])
+        )
+        recall, taken = found[:, queries].mean(1), np.median(seconds[:, rounds], axis=1)
+        drawn.append(hull(recall[:n], taken[:n], taken[n:]) - recall[n:])
+    return drawn[0], np.quantile(drawn[1:], (0.025, 0.975), axis=0)
+
+
+def compare(kind: str, one: list[Point], other: list[Point]) -> str:
+    """Whether `one` has at least as much recall at each speed of `other`, as far as the intervals can say."""
+    other = front(other)
+    apart, (low, high) = differences(one, other)
+    at = int(apart.argmin())
+    return (
+        f"{kind}: ours at least as good as two steps at every speed: {'yes' if (high >= 0).all() else 'no'}"
+        f" (recall above theirs, of {len(other)} settings: {apart.max():+.4f} to {apart[at]:+.4f}"
+        f" [{low[at]:+.4f}, {high[at]:+.4f}] at {other[at].speed:,.0f} queries/s)"
+    )
+
+
+@styled
+def plot(curves: dict[str, dict[str, list[Point]]], args: argparse.Namespace) -> Figure:
+    """Recall against speed: ours in full lines, two steps in broken ones, a colour per kind of index."""
+    figure, (ax,) = panels(1, 1, width=7.2, height=4.6)
+    least = 0.5 / (args.queries * args.top)  # where a recall of 1 stands, to the right of what misses one item
+    for kind, way in ((kind, way) for kind, ways in curves.items() for way in ways):
+        best = front(curves[kind][way])
+        broken = way == "two steps"
+        missed, speeds = [max(1 - p.recall, least) for p in best], [p.speed for p in best]
+        ax.plot(
+            missed,
+            speeds,
+            color=COLOURS[kind],
+            marker="s" if broken else "o",
+            markersize=4,
+            linestyle=(0, (4, 2)) if broken else "-",
+            label=f"{kind}, {way}",
+        )
+    finish(ax, args, least)
+    return figure
+
+
+def finish(ax: Axes, args: argparse.Namespace, least: float) -> None:
+    """Recall by how much is missed, in powers of ten, the more the further left."""
+    ax.set_yscale("log")
+    ax.set_xscale("log")
+    ax.set_xlim(1, least / 1.5)
+    missed = [0.5] + [0.1**n for n in range(1, 9) if 0.1**n > 2 * least]
+    ax.set_xticks([*missed, least], [f"{1 - share:.{max(1, round(-math.log10(share)))}f}" for share in missed] + ["1"])
+    ax.minorticks_off()
+    ax.set_xlabel(f"recall@{args.top} of csd's order")
+    ax.set_ylabel(f"queries per {'processor second' if args.processor_time else 'second'}")
+    ax.set_title(f"{args.items:,} Gaussians of {args.dim} dimensions, {torch.get_num_threads()} thread(s)")
+    ax.legend(loc="lower left")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--items", type=int, default=20_000)
+    add("--dim", type=int, default=64)
+    add("--queries", type=int, default=500)
+    add("--clusters", type=int, default=64)
+    add("--trace", type=float, default=0.05, help="the median one (default: 0.05)")
+    add("--trace-spread", type=float, default=1.0, help="standard deviation of its logarithm (default: 1)")
+    add("--top", type=int, default=10)
+    add("--index-types", nargs="+", default=[IVF, HNSW, PQ], choices=KINDS)
+    add("--only-ours", action="store_true", help="leave out the papers' two steps")
+    add("--grow", action="store_true", help="measure an index while it grows to --items")
+    add(
+        "--at",
+        type=int,
+        nargs="+",
+        metavar="N",
+        help="of --grow, items at which all searches are measured (default: 1/10, 1/5, 1/2 and all)",
+    )
+    add("--extrapolate", type=int, metavar="N", help="of --grow, also print what so many items would take")
+    add("--write", type=Path, metavar="PAGE", help="of --grow, put the table between the marks of a page")
+    add("--rounds", type=int, default=3)
+    add("--threads", type=int, default=2)
+    add("--processor-time", action="store_true", help="of one thread, on a machine that does other things, too")
+    add("--seed", type=int, default=0)
+    add(
+        "--folder",
+        help="where the indexes are kept; what a killed run of the same options left there goes on"
+        " (default: one that is deleted)",
+    )
+    add("--output", metavar="FILE", help="the plot, a PNG")
+    args = parser.parse_args()
+    if args.processor_time:
+        args.threads = 1
+    torch.set_num_threads(args.threads)
+    faiss.omp_set_num_threads(args.threads)
+    torch.set_grad_enabled(False)
+    with tempfile.TemporaryDirectory(prefix="bench_search_") as temporary:
+        try:
+            (grow if args.grow else run)(args, Path(args.folder or temporary))
+        except ValueError as error:  # of options, of a folder, of a disk
+            parser.error(str(error))
+
+
+def run(args: argparse.Namespace, folder: Path) -> None:
+    queries = gaussians(args.queries, args, 0)
+    print(
+        f"{args.items:,} items, {args.dim} dimensions, {args.queries} queries, {args.threads} threads, faiss"
+        f" {faiss.__version__}\n\n| step | seconds | peak GB | own GB |\n|---|---|---|---|"
+    )
+    curves: dict[str, dict[str, list[Point]]] = {}
+    want = None
+    for kind in args.index_types:
+        with step(f"{kind}, build"):
+            index = build(folder / kind, CSDScore(), kind, args)
+        if want is None:
+            with step(f"{args.queries} queries exactly"):
+                want = index.search(queries, args.top, exactly=True).rows
+        if kind == "flat":
+            continue
+        with step(f"{kind}, {args.queries} queries"):
+            index.search(queries, args.top)
+        ways = {"ours": ours(index, queries, args)}
+        if not args.only_ours:
+            with step(f"{kind} of means, build"):
+                means = build(folder / f"{kind}-means", MeanScore(), kind, args)
+            ways["two steps"] = two_steps(means, queries, args)
+        curves[kind] = dict(zip(ways, measure(list(ways.values()), want, args)))
+    print("\n| index | way | recall | queries/s | setting |\n|---|---|---|---|---|")
+    for kind, measured in curves.items():
+        for way, points in measured.items():
+            for p in front(points):
+                print(f"| {kind} | {way} | {p.recall:.4f} | {p.speed:.0f} | {p.setting} |")
+    for kind, measured in curves.items():
+        if "two steps" in measured:
+            print(compare(kind, measured["ours"], measured["two steps"]))
+    if args.output and curves:
+        plot(curves, args).savefig(args.output)
+
+
+if __name__ == "__main__":
+    main()

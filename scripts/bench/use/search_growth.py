@@ -1,0 +1,338 @@
+"""`search.py --grow`: what a row costs to add, and a query to answer, while an index grows; beside faiss alone.
+
+One folder holds the rows, `--items` of them, added as `prolip search build` adds them, by default. At each of `--at`
+many every search is measured: exactly, and by each of `--index-types`, whose approximate index is made of all rows and
+deleted when the next is measured. *faiss alone* is the search of faiss in one call on what the index has mapped: its
+vectors, or the same approximate index with the same effort. What was measured is kept in the folder as it comes, so a
+run that was killed goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import faiss
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from prolip.gaussian import Gaussian
+from prolip.scores import CSDScore, index_vectors
+from prolip.search import indexes
+from prolip.search.index import CHUNK, Part, SearchIndex
+from prolip.search.indexes import BESIDE, FLAT, HNSW, ITEM, Kind, lists_for, memory_per_item
+from prolip.search.store import NEAR
+from prolip.utils.outputs import check_output, replacing
+
+RESULTS = "results.json"
+#: Options that a run has to go on with.
+SAME = ("dim", "queries", "clusters", "trace", "trace_spread", "top", "seed")
+#: Queries that are asked one by one, and at once; rows of a piece, after which what it cost is kept, at most.
+ALONE, TOGETHER, PIECE = 8, 64, 131_072
+ADD, LAST, EXACTLY, BUILD, FAISS = "add", "add, last piece", "exactly", ", build", ", faiss alone"
+COLUMNS = {
+    "effort": "effort",
+    "rate": "rows/s",
+    "written": "bytes a row",
+    "alone": "1 query, ms",
+    "together": f"{TOGETHER} queries, ms",
+    "recall": "recall",
+    "peak": "peak GB",
+    "own": "own GB",
+    "files": "files open",
+}
+PLACES = {"alone": 2, "together": 1, "recall": 4, "peak": 2, "own": 2}
+Row = dict[str, Any]
+
+
+def gaussians(count: int, args: argparse.Namespace, number: int) -> Gaussian:
+    """Rows of the synthetic gallery, or queries; number: of the part, from which its randomness follows."""
+    g = torch.Generator().manual_seed(1_000_003 * args.seed + number)
+    centres = torch.randn(args.clusters, args.dim, generator=torch.Generator().manual_seed(args.seed))
+    own = F.normalize(centres, dim=1)[torch.randint(0, args.clusters, (count,), generator=g)]
+    mean = F.normalize(own + torch.randn(count, args.dim, generator=g) / args.dim**0.5, dim=1)
+    trace = args.trace * (args.trace_spread * torch.randn(count, 1, generator=g)).exp()
+    within = 0.3 * torch.randn(count, args.dim, generator=g)
+    return Gaussian(mean, (trace / args.dim).log() + within - 0.045)
+
+
+def memory(field: str) -> float:
+    """10^9 bytes, of this process's status."""
+    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+    return next(int(line.split()[1]) * 1024 / 1e9 for line in lines if line.startswith(field))
+
+
+def forget_peak() -> None:
+    """Have the peak of memory begin anew."""
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+
+
+def written() -> int:
+    """Bytes that this process has given to be written."""
+    lines = Path("/proc/self/io").read_text(encoding="ascii").splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("wchar"))
+
+
+def files_in(folder: Path) -> int:
+    """Descriptors of this process that are files of a folder; what is mapped of them has no more."""
+    links = []
+    for number in os.listdir("/proc/self/fd"):
+        with suppress(OSError):  # that of the listing itself
+            links.append(os.readlink(f"/proc/self/fd/{number}"))
+    return sum(link.startswith(f"{folder.resolve()}{os.sep}") for link in links)
+
+
+class Results:
+    """What was measured, a row per (items, by), kept in a file. ValueError for a folder of other options."""
+
+    def __init__(self, folder: Path, args: argparse.Namespace):
+        self.path, own = folder / RESULTS, {name: getattr(args, name) for name in SAME}
+        kept = json.loads(self.path.read_bytes()) if self.path.exists() else {"options": own, "rows": []}
+        if other := [
+            f"--{name.replace('_', '-')} {value}" for name, value in kept["options"].items() if own[name] != value
+        ]:
+            raise ValueError(f"{folder} holds a run with {' '.join(other)}: give the same, or another --folder")
+        self.options, self.rows = kept["options"], kept["rows"]
+
+    def find(self, items: int, by: str) -> Row | None:
+        return next((row for row in self.rows if (row["items"], row["by"]) == (items, by)), None)
+
+    def add(self, items: int, by: str, row: Row) -> None:
+        """Keep a row, in the place of an earlier one, and print it."""
+        self.rows = [x for x in self.rows if (x["items"], x["by"]) != (items, by)] + [{"items": items, "by": by} | row]
+        with replacing(self.path) as temporary:
+            temporary.write_text(json.dumps({"options": self.options, "rows": self.rows}), encoding="utf-8")
+        print(line(f"{items:,}", by, row), flush=True)
+
+
+def line(items: str, by: str, row: Row) -> str:
+    """A row of the table; what was not measured is a dash."""
+    cells = [
+        value if isinstance(value, str) else f"{value:,.{PLACES.get(name, 0)}f}"
+        for name in COLUMNS
+        for value in [row.get(name, "-")]
+    ]
+    return f"| {items} | {by} | {' | '.join(cells)} |"
+
+
+def clock(args: argparse.Namespace) -> float:
+    """Seconds, of the processor where other things run on it, too."""
+    return time.process_time() if args.processor_time else time.perf_counter()
+
+
+@contextmanager
+def measured(row: Row, args: argparse.Namespace, rows: int = 0) -> Iterator[Row]:
+    """Put down the peak of memory and what is the process's own at the end; of `rows` also speed and bytes.
+
+    The block may put down seconds in "aside", which do not count.
+    """
+    forget_peak()
+    before, started, row["aside"] = written(), clock(args), 0.0
+    yield row
+    seconds = clock(args) - started - row.pop("aside")
+    row |= {"peak": memory("VmHWM"), "own": memory("RssAnon")}
+    if rows:
+        row |= {"rate": rows / seconds, "written": (written() - before) / rows}
+
+
+# --- adding ----------------------------------------------------------------------------------------------------------
+def parts(args: argparse.Namespace, start: int, end: int, row: Row) -> Iterator[Part]:
+    """Rows of the gallery in appends of CHUNK, whatever the start; the time that making them takes is put aside."""
+    while start < end:
+        made = clock(args)
+        number, skipped = divmod(start, CHUNK)
+        z = gaussians(CHUNK, args, number + 1).select(slice(skipped, min(CHUNK, skipped + end - start)))
+        start += len(z.mean)
+        items = [{"key": str(key)} for key in range(start - len(z.mean), start)]
+        row["aside"] += clock(args) - made
+        yield Part(items, z, start)
+
+
+def add(index: SearchIndex, results: Results, items: int, args: argparse.Namespace) -> None:
+    """Add rows up to so many, in pieces; put down what all of them cost, big merges of keys included, and the last."""
+    while (held := len(index.store)) < items:
+        end = min(items, held + min(PIECE, max(CHUNK, items // 8)))
+        with measured(row := Row(), args, end - held):
+            index.add("synthetic", parts(args, held, end, row))
+        row["files"] = files_in(index.store.folder)
+        whole = results.find(items, ADD) or {"rows": 0, "seconds": 0.0, "bytes": 0.0, "peak": 0.0}
+        totals = {
+            "rows": whole["rows"] + end - held,
+            "seconds": whole["seconds"] + (end - held) / row["rate"],
+            "bytes": whole["bytes"] + (end - held) * row["written"],
+        }
+        means = {"rate": totals["rows"] / totals["seconds"], "written": totals["bytes"] / totals["rows"]}
+        results.add(items, LAST, row)
+        results.add(items, ADD, row | totals | means | {"peak": max(row["peak"], whole["peak"])})
+
+
+# --- asking ----------------------------------------------------------------------------------------------------------
+def asked(search: Callable[[Gaussian], torch.Tensor], args: argparse.Namespace) -> tuple[Row, np.ndarray]:
+    """What queries take, median milliseconds, and the rows that all of them find (Q, k)."""
+    queries, row = gaussians(args.queries, args, 0), Row()
+
+    def taken(some: slice) -> float:
+        started = clock(args)
+        search(queries.select(some))
+        return 1000 * (clock(args) - started)
+
+    with measured(row, args):
+        found = search(queries).numpy()  # also reads what the others find in memory
+        row["alone"] = float(np.median([taken(slice(i, i + 1)) for i in range(min(ALONE, args.queries))]))
+        row["together"] = float(np.median([taken(slice(0, TOGETHER)) for _ in range(args.rounds)]))
+    return row, found
+
+
+def recall(found: np.ndarray, want: np.ndarray) -> float:
+    return float((found[:, :, None] == want[:, None]).any(1).mean())
+
+
+def measure(index: SearchIndex, kind: str, effort: int, results: Results, args: argparse.Namespace) -> None:
+    """Ask the index and then faiss alone, unless that was done. What the first exact search finds is right."""
+    items, folder = len(index.store), index.store.folder
+    place = folder.parent / f"want-{items}.npy"
+
+    def by_us(queries: Gaussian) -> torch.Tensor:
+        return index.search(queries, args.top, effort or None, exactly=not effort).rows
+
+    def by_faiss(queries: Gaussian) -> torch.Tensor:
+        if effort:
+            assert index._near is not None
+            return indexes.search(index._near, index.question_vectors(queries), args.top, effort)[0]
+        vectors = index_vectors(index.score, queries, gallery=False, side="text")
+        assert vectors is not None
+        held = index.store.gallery.vector
+        return torch.from_numpy(faiss.knn(vectors.numpy(), held, args.top, metric=faiss.METRIC_INNER_PRODUCT)[1])
+
+    for by, search in ((kind, by_us), (kind + FAISS, by_faiss)):
+        if results.find(items, by) is None:
+            row, found = asked(search, args)
+            if not place.exists():
+                with replacing(place) as temporary, temporary.open("wb") as file:
+                    np.save(file, found)
+            row |= {"recall": recall(found, np.load(place)), "files": files_in(folder)}
+            results.add(items, by, row | ({"effort": in_words(kind, items)} if effort else {}))
+
+
+def effort_of(kind: str, items: int) -> int:
+    """Candidates that a graph is walked with, or lists that are read: those of a search by default."""
+    return 128 if kind == HNSW else max(8, lists_for(items) // 16)
+
+
+def in_words(kind: str, items: int) -> str:
+    lists = "candidates" if kind == HNSW else f"of {lists_for(items):,} lists"
+    return f"{effort_of(kind, items):,} {lists}"
+
+
+def turned(folder: Path, kind: str) -> SearchIndex:
+    """The index with another kind of approximate index, which is still to be made."""
+    store = SearchIndex(folder).store
+    files = {name: entry for name, entry in store.values["files"].items() if not name.startswith(NEAR)}
+    store.write(kind=asdict(Kind(kind)), near=None, files=files)
+    return SearchIndex(folder)
+
+
+def approximately(folder: Path, kind: str, results: Results, args: argparse.Namespace) -> None:
+    """Make the approximate index of all rows, ask it, and delete it, unless that was done."""
+    index = SearchIndex(folder)
+    items = len(index.store)
+    if results.find(items, kind + FAISS):
+        return
+    index = index if index.kind.name == kind else turned(folder, kind)  # a killed run left a part of it
+    missing = items - (SearchIndex(folder)._read().ntotal if index.store.values["near"] else 0)  # and held no longer
+    with measured(row := Row(), args, missing):
+        index.finish()
+    if missing:
+        results.add(items, kind + BUILD, row)
+    measure(index, kind, effort_of(kind, items), results, args)
+    del index
+    ctypes.CDLL(None).malloc_trim(0)  # what comes next is not to hold what this has left
+    turned(folder, FLAT)
+
+
+# --- all -------------------------------------------------------------------------------------------------------------
+def room(args: argparse.Namespace, kinds: list[str]) -> int:
+    """Bytes on disk of all rows, and of the largest approximate index twice, as one replaces the other."""
+    largest = max((memory_per_item(Kind(kind), args.dim + 1) for kind in kinds), default=0.0)
+    return int(args.items * (4 * (2 * args.dim + 1) + ITEM + BESIDE + 2 * largest))
+
+
+def extrapolated(rows: list[Row], by: str, items: int) -> Row:
+    """What a line through all that was measured comes to at so many items; recall and files are not told.
+
+    Over N: memory, and what a query or a row takes; of `hnsw` times over log N; building a row of lists over sqrt(N),
+    as their number. What falls with N is taken to be level, at its mean.
+    """
+    kind, builds, out = by.split(",")[0], by.endswith(BUILD), Row()
+    for name in ("rate", "written", "alone", "together", "peak", "own"):
+        known = [(row["items"], row[name]) for row in rows if row["by"] == by and name in row]
+        if len(known) < 2:
+            continue
+        at, values = (np.array(x, dtype=float) for x in zip(*known))
+        times = name in ("rate", "alone", "together")
+        scale = np.log if times and kind == HNSW else np.sqrt if times and builds else np.asarray
+        costs = 1 / values if name == "rate" else values
+        slope, start = np.polyfit(scale(at), costs, 1)
+        cost = float(costs.mean() if slope < 0 else slope * scale(items) + start)
+        out[name] = 1 / cost if name == "rate" else cost
+    return out | ({"effort": in_words(kind, items)} if kind not in (ADD, EXACTLY) and not builds else {})
+
+
+def table(results: Results, at: list[int], upto: int | None) -> list[str]:
+    """All that was measured, in its order, and what follows from it for `upto` items."""
+    head = f"| items | by | {' | '.join(COLUMNS.values())} |"
+    lines = [head, f"|--:|---|{'--:|' * len(COLUMNS)}"]
+    rows = [row for row in results.rows if row["items"] in at]
+    lines += [line(f"{row['items']:,}", row["by"], row) for row in sorted(rows, key=lambda row: row["items"])]
+    if upto:
+        last = [row["by"] for row in rows if row["items"] == max(at)]
+        lines += [line(f"{upto:,} (extrapolated)", by, extrapolated(rows, by, upto)) for by in last]
+    return lines
+
+
+def grow(args: argparse.Namespace, folder: Path) -> None:
+    """Measure an index of 1/10, 1/5, 1/2 and all of the items, or of `--at` many, and print one table."""
+    at = sorted({*(args.at or [args.items // share for share in (10, 5, 2)]), args.items})
+    if at[-1] != args.items or at[0] < indexes.LEAST:
+        raise ValueError(f"--at {at}: give {indexes.LEAST} or more of each, and at most --items {args.items}")
+    kinds, name = [kind for kind in args.index_types if kind != FLAT], f"{args.dim} dimensions"
+    mark = f"<!-- {name}: by scripts/bench/use/search.py -->"
+    if args.write and args.write.read_text(encoding="utf-8").count(mark) != 2:
+        raise ValueError(f"{args.write} has not two lines {mark}: put them around the table")
+    there = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    check_output(folder, folder=True, size=max(0, room(args, kinds) - there))
+    folder.mkdir(parents=True, exist_ok=True)
+    results, place = Results(folder, args), folder / "index"
+    print(
+        f"{args.items:,} items, {args.dim} dimensions, {args.queries} queries, recall@{args.top}, {args.threads}"
+        f" threads, faiss {faiss.__version__}",
+        flush=True,
+    )
+    if not (place / "index.json").exists():
+        SearchIndex.create(place, CSDScore(), args.dim)
+    for items in at:
+        held = len(SearchIndex(place).store)
+        if held < items:
+            add(turned(place, FLAT), results, items, args)
+        if held <= items:
+            measure(SearchIndex(place), EXACTLY, 0, results, args)
+            for kind in kinds:
+                approximately(place, kind, results, args)
+    lines = table(results, at, args.extrapolate)
+    print("", *lines, sep="\n")
+    if args.write:
+        sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+        from studies.methods.study import write  # which imports for seconds
+
+        write(args.write, {name: lines}, "emoji", "bench/use/search")

@@ -1,0 +1,101 @@
+"""The few-shot part of study.py: base subgroups of one designer to train on; novel ones, and other designers.
+
+A trained model goes on with up to 16 drawings of each of the first half of the subgroups, at most half of them. All
+texts are bare names of subgroups, which every model has read in its training, those of the novel ones too: new are the
+drawings, not the words.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from prolip.corpora.emoji import corpus as emoji
+from prolip.corpora.emoji.export import write_emoji_classes
+from prolip.evaluation.cache import FeatureStore
+from prolip.evaluation.datasets.few_shot import draw, write_few_shot
+from prolip.evaluation.datasets.wds import open_wds
+from prolip.evaluation.embed import load_features
+from prolip.evaluation.metrics.bootstrap import Statistic, drawn_as, harmonic_mean_of
+from prolip.evaluation.task import compute_features, evaluate_dataset
+from prolip.loading import load_embedder
+
+ROOT = Path(__file__).resolve().parents[3]
+RECIPE = "scripts/recipes/emoji-few-shot.yaml"
+#: Whose models go on, for how many steps at most, and by which methods with which flags. (InfoNCE would be CLIP: where
+#: all matches of an image are one text, their average is each of them.)
+START, STEPS = "siglip", 60
+METHODS = {"vacsr": "--no-pooled-heads", "clip": ""}
+#: Whose drawings are drawn, which no model has seen, and the domains beside: one that none has seen, one that all have.
+DESIGNER, OTHERS = "emojione", ("fluent-emoji-high-contrast", "noto")
+#: Without the subgroups that have a single drawing.
+SELECT = "group=animals nature|food drink|travel places; subgroup!=time|animal amphibian|hotel"
+TEMPLATE = "{c}"
+FIGURE = "mean_per_class_recall"
+SETS = ("base", "novel", *OTHERS)
+
+
+def drawings_of(designer: str) -> emoji.Corpus:
+    """All of one designer."""
+    return emoji.read([str(ROOT / f"data/emoji/{designer}.tar")])
+
+
+def data(folder: Path, seed: int) -> Path:
+    """Where the draw of a seed and its test sets are, made where they are not whole; of others base classes alone."""
+    out = folder / "few-shot" / f"s{seed}"
+    if not (out / "train.tar").exists():  # which is written last
+        shutil.rmtree(out, ignore_errors=True)
+        whole = open_wds(write_emoji_classes(drawings_of(DESIGNER).select(SELECT), out / "whole"))
+        found = draw(whole, seed=seed)
+        base = "|".join(whole.classnames[label] for label in found.classes["base"])
+        for other in OTHERS:
+            write_emoji_classes(drawings_of(other).select(f"subgroup={base}"), out / other, templates=[TEMPLATE])
+        write_few_shot(found, whole, out, template=TEMPLATE)
+    return out
+
+
+def trainings(folder: Path, seed: int, steps: int) -> dict[str, Any]:
+    """As a sweep: the runs of one seed, which go on with its model."""
+    given = f"--model local-dir:{folder / f'{START}-s{seed}' / 'model'} --train-data {data(folder, seed) / 'train.tar'}"
+    variants = {f"few-{method}": f"--method {method} {flags} {given}" for method, flags in METHODS.items()}
+    steps = min(steps, STEPS)
+    flags = f"--max-steps {steps} --warmup {max(1, steps // 12)}"
+    return {"recipe": RECIPE, "seeds": [seed], "flags": flags, "variants": variants}
+
+
+def evaluate(folder: Path, seed: int) -> None:
+    """Embed a seed's test sets by its models, as they were and as they are now, beside each of these."""
+    sets = [data(folder, seed) / name for name in SETS]
+    for name in (START, *(f"few-{method}" for method in METHODS)):
+        run = folder / f"{name}-s{seed}"
+        if not is_whole(run):
+            model, store = load_embedder(f"local-dir:{run / 'model'}"), FeatureStore(run / "few_shot")
+            for one in sets:
+                compute_features(open_wds(one), model, store)
+
+
+def is_whole(run: Path) -> bool:
+    """Whether all of its test sets are embedded."""
+    return len(list(run.glob("few_shot/tasks/*.json"))) == len(SETS)
+
+
+def recalls(folder: Path, name: str, seeds: Sequence[int], similarity: str | None = None) -> list[dict[str, Statistic]]:
+    """Of every seed that is evaluated, the mean recall of the classes by test set, and H of base and novel.
+
+    By class, as subgroups have from 5 to 45 drawings: of the line drawings a quarter are of "animal mammal" alone.
+    Base and novel are other drawings for every seed.
+    """
+    found = []
+    for seed in seeds:
+        run = folder / f"{name}-s{seed}"
+        if is_whole(run):
+            stored = {one.dataset.name: one for one in load_features(FeatureStore(run / "few_shot"))}
+            own = {
+                part: evaluate_dataset(stored[part].dataset, stored[part], similarity).statistics[FIGURE]
+                for part in SETS
+            }
+            own = {part: drawn_as(part if part in OTHERS else f"{part}-s{seed}", x) for part, x in own.items()}
+            found.append(own | {"H": harmonic_mean_of(own["base"], own["novel"])})
+    return found

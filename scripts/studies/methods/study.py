@@ -1,0 +1,409 @@
+"""The study of docs/study.md: every method with the same towers, data, budget and seeds, against what its paper says.
+
+    python scripts/studies/methods/study.py --out runs/study --jobs 2 --write docs/study.md
+    python scripts/studies/methods/study.py --out runs/study --tables-only --write docs/study.md
+    python scripts/studies/methods/study.py --out runs/icons --corpus icons --methods pcmepp clip --noise 0 --jobs 2
+
+Trains what is missing, `--jobs` runs at a time. A run that has ended is not trained again, so the same command goes on
+where it was broken off. First comes the backbone, a model by SigLIP's loss on some designers' drawings, from which all
+methods go on with others' drawings, as the papers' do from CLIP. Then the emoji's models are adapted to line drawings
+whose texts nobody paired, and go on with few drawings of some subgroups. Last come the tables: without --write they
+are printed, with it they replace those between the marks of the page.
+Cells: the mean over seeds, and each seed in brackets. Intervals: 95%, by bootstrap over concepts (a drawing and its
+texts), the seeds averaged in every draw.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property, partial
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[3]
+sys.path[:0] = [str(ROOT / "src"), str(ROOT / "scripts")]
+
+import numpy as np
+
+import sweep
+from prolip.cli.main import main as prolip
+from prolip.corpora.emoji import recall_by_trace
+from prolip.corpora.emoji.result import CorpusResult, load
+from prolip.evaluation.metrics.bootstrap import Statistic, clustered, combine, intervals
+from prolip.evaluation.tasks.retrieval import statistics_of
+from prolip.methods import find_method
+from prolip.utils.outputs import replacing
+from studies.methods import few_shot as few_shot
+
+#: Method -> its flags; all else is the recipe's. As in the papers, an image's own caption is its one known match; but
+#: infonce is clip with all matches known, and triplets take none of them for a negative, as a hardest negative that is
+#: a match, which COCO hardly has, lets VSE collapse. VSE-infinity's first passes have all negatives.
+METHODS = {
+    "prolip": "",
+    "likelihood": "--pair-loss softmax",
+    "pcme": "--no-known-matches",
+    "pcmepp": "--no-known-matches",
+    "vacsr": "--no-known-matches",
+    "siglip": "",
+    "clip": "",
+    "infonce": "",
+    "vse": "--sum-steps 75",
+    "triplet-sum": "",
+}
+#: What a method's paper changes where a share of the captions is wrong: percent -> flags.
+UNDER_NOISE = {"pcmepp": {20: "--pseudo-weight 0.01", 50: "--pseudo-weight 0"}}
+RECIPES = {"emoji": "scripts/recipes/emoji-paper.yaml", "icons": "scripts/recipes/icons.yaml"}
+BACKBONE, BACKBONE_STEPS = "backbone", 1200
+#: Corpus -> whose drawings its backbone learns from, and whose drawings all methods do.
+DESIGNERS = {
+    "emoji": ("data/emoji/{noto-v1,twemoji,fluent-emoji-flat}.tar", "data/emoji/{noto,fluent-emoji}.tar"),
+    "icons": (
+        "data/icons/{tabler,tabler-filled,mdi,mdi-outline}.tar",
+        "data/icons/{lucide,unicons-line,phosphor-{regular,bold,fill,duotone}}.tar",
+    ),
+}
+#: Towers that have learnt already go slower than heads that are new, as the papers' (0.01 and 0.1 of it from CLIP).
+FINE_TUNING = "--image-lr-mult 0.25 --text-lr-mult 0.25 --train-num-samples 9600"
+#: Model that is adapted -> how its pseudo-pairs are weighted.
+SOURCES = {
+    "siglip": ("none", "spread", "probability"),
+    "likelihood": ("none", "spread", "probability", "trace", "novelty"),
+}
+ADAPT = "scripts/recipes/emoji-adapt.yaml"
+DRAWS = 1000
+#: Column -> key of the metrics, and the factor that it is shown with.
+FIGURES = {
+    "names RSUM": ("names/rsum", 1),
+    "names R@1 i2t": ("names/i2t/R@1", 100),
+    "t2i": ("names/t2i/R@1", 100),
+    "captions mAP@R i2t": ("captions/i2t/mAP@R", 100),
+    "t2i ": ("captions/t2i/mAP@R", 100),
+    "R-Precision i2t": ("captions/i2t/R-Precision", 100),
+    "t2i  ": ("captions/t2i/R-Precision", 100),
+    "zero-shot": ("zero_shot/subgroup_plain/top1", 100),
+}
+MARK = "<!-- {}: by scripts/{}.py -->"
+
+
+class Runs:
+    """The runs of a study. options: as `parse` gives them."""
+
+    def __init__(self, options: argparse.Namespace):
+        self.folder, self.corpus = options.out.resolve(), options.corpus
+        self.methods, self.percents, self.seeds = options.methods, options.noise, options.seeds
+        self.steps, self.jobs = options.steps, options.jobs
+        self.flags, self.adapt_flags, self.backbone_flags = options.flags, options.adapt_flags, options.backbone_flags
+        self.loaded: dict[str, CorpusResult] = {}
+
+    def name(self, method: str, percent: int = 0) -> str:
+        """Of the runs of a method under noise, without their seed."""
+        return f"{method}-{percent}" if percent else method
+
+    @property
+    def trainings(self) -> dict[str, Any]:
+        """As a sweep: what scripts/sweep.py reads from a file."""
+        variants = {}
+        for percent in self.percents:
+            for method in self.methods:
+                noise = f"--noise-ratio {percent / 100} {UNDER_NOISE.get(method, {}).get(percent, '')}"
+                variants[self.name(method, percent)] = f"--method {method} {METHODS[method]} {noise if percent else ''}"
+        start = f"--pretrained {self.folder / f'{BACKBONE}-s0' / 'model'} --warmup {max(1, self.steps // 8)}"
+        data = f"--train-data {DESIGNERS[self.corpus][1]} {FINE_TUNING}"
+        flags = f"--max-steps {self.steps} --save-frequency 0 {start} {data} {self.flags}"
+        return {"recipe": RECIPES[self.corpus], "seeds": self.seeds, "flags": flags, "variants": variants}
+
+    @property
+    def backbone(self) -> dict[str, Any]:
+        """As a sweep: the model that all start from."""
+        data = f"--train-data {DESIGNERS[self.corpus][0]} --train-num-samples 13056"
+        flags = f"--method siglip --save-frequency 0 --max-steps {BACKBONE_STEPS} {data} {self.backbone_flags}"
+        return {"recipe": RECIPES[self.corpus], "seeds": [0], "flags": flags, "variants": {BACKBONE: ""}}
+
+    def adaptations(self, seed: int) -> dict[str, Any]:
+        """As a sweep: those of one seed, which go on with its models."""
+        variants = {}
+        for source in self.sources:
+            model = self.folder / f"{source}-s{seed}" / "model"
+            for weight in SOURCES[source]:
+                variants[f"{source}-by-{weight}"] = f"--model local-dir:{model} --pair-weight {weight}"
+        return {"recipe": ADAPT, "seeds": [seed], "flags": self.adapt_flags, "variants": variants}
+
+    @property
+    def sources(self) -> list[str]:
+        """The methods whose models are adapted."""
+        there = self.corpus == "emoji" and 0 in self.percents
+        return [method for method in SOURCES if there and method in self.methods]
+
+    @property
+    def few_shot(self) -> bool:
+        """Whether there are models to go on from."""
+        return self.corpus == "emoji" and 0 in self.percents and few_shot.START in self.methods
+
+    def train(self) -> None:
+        """All that is missing; of what has ended, checkpoints are deleted: its model and embeddings stay."""
+        sweep.train_all(self.backbone, [BACKBONE], self.folder, 1)
+        sweep.train_all(self.trainings, list(self.trainings["variants"]), self.folder, self.jobs)
+        for seed in self.seeds if self.sources else ():
+            wanted = self.adaptations(seed)
+            sweep.train_all(wanted, list(wanted["variants"]), self.folder, self.jobs)
+            self.evaluate_sources(seed)
+        for seed in self.seeds if self.few_shot else ():
+            wanted = few_shot.trainings(self.folder, seed, self.steps)
+            sweep.train_all(wanted, list(wanted["variants"]), self.folder, self.jobs)
+            few_shot.evaluate(self.folder, seed)
+        for ended in self.folder.glob("*/eval.json"):
+            shutil.rmtree(ended.parent / "checkpoints", ignore_errors=True)
+
+    def evaluate_sources(self, seed: int) -> None:
+        """The models as they are on what they are adapted to."""
+        for source in self.sources:
+            run = self.folder / f"{source}-s{seed}"
+            adapted = self.folder / f"{source}-by-{SOURCES[source][0]}-s{seed}" / "config.json"
+            if adapted.exists() and not (run / "eval_lines" / "metrics.json").exists():
+                target = json.loads(adapted.read_text(encoding="utf-8"))["val"]
+                drawings = ROOT / target["val_data"][0].removeprefix("emoji:")
+                words = ["--model", f"local-dir:{run / 'model'}", "--data", str(drawings)]
+                words += ["--select", target["val_select"], "--output", str(run / "eval_lines")]
+                if code := prolip(["eval", "emoji", *words]):
+                    raise SystemExit(code)
+
+    def results(self, name: str, evaluation: str = "eval") -> list[CorpusResult]:
+        """Of every seed that has ended, in their order."""
+        folders = [self.folder / f"{name}-s{seed}" / evaluation for seed in self.seeds]
+        for folder in folders:
+            if str(folder) not in self.loaded and (folder / "metrics.json").exists():
+                self.loaded[str(folder)] = load(folder)
+        return [self.loaded[str(folder)] for folder in folders if str(folder) in self.loaded]
+
+    @cached_property
+    def seconds(self) -> dict[str, list[float]]:
+        """Of training, by run."""
+        found: dict[str, list[float]] = {}
+        for name in self.trainings["variants"]:
+            runs = [self.folder / f"{name}-s{seed}" for seed in self.seeds]
+            found[name] = [sweep.figures_of(run)["train_seconds"] for run in runs if (run / "eval.json").exists()]
+        return found
+
+
+# --- cells -----------------------------------------------------------------------------------------------------------
+def cell(values: Sequence[float], digits: int = 1) -> str:
+    """The mean, and each in brackets."""
+    if not values or np.isnan(values).any():
+        return "-"
+    each = f" ({' '.join(f'{x:.{digits}f}' for x in values)})" if len(values) > 1 else ""
+    return f"{fmean(values):.{digits}f}{each}"
+
+
+def markdown(heads: Sequence[str], rows: Iterator[Sequence[str]] | Sequence[Sequence[str]]) -> list[str]:
+    """A table, its first column to the left."""
+    return [
+        f"| {' | '.join(h.strip() for h in heads)} |",
+        f"|---|{'---:|' * (len(heads) - 1)}",
+        *(f"| {' | '.join(row)} |" for row in rows),
+    ]
+
+
+def statistics(result: CorpusResult) -> dict[str, Statistic]:
+    """What has intervals: retrieval among names and among all captions, by name."""
+    clusters = result.clusters
+    return {
+        f"{name}/{key}": clustered(one, clusters)
+        for name, (i2t, t2i) in result.rankings.items()
+        for key, one in statistics_of(i2t, t2i, name).items()
+    }
+
+
+def value_of(statistic: Statistic) -> float:
+    """That of the queries as they are."""
+    return float(statistic.estimate({name: np.ones((1, size)) for name, size in statistic.sizes.items()})[0])
+
+
+Found = Sequence[Mapping[str, Statistic]]
+
+
+def gain(first: Found, second: Found, keys: Sequence[str]) -> dict[str, str]:
+    """second - first with its interval, the seeds averaged; shares in points; a dash where seeds are missing."""
+    if not first or len(first) != len(second):
+        return dict.fromkeys(keys, "-")
+    ways, change = [(-1.0, first), (1.0, second)], {}
+    for key in keys:
+        scale = 1.0 if key.endswith("rsum") else 100.0
+        terms = [(sign * scale / len(found), result) for sign, found in ways for result in found]
+        change[key] = combine([(factor, result[key]) for factor, result in terms])
+    found = intervals(change, DRAWS)
+    return {key: "{:+.1f} [{:+.1f}, {:+.1f}]".format(*(round(x, 1) + 0.0 for x in found[key])) for key in found}
+
+
+# --- tables ----------------------------------------------------------------------------------------------------------
+def retrieval(runs: Runs, percent: int) -> list[str]:
+    """All methods at one level of noise."""
+    rows = []
+    for method in runs.methods:
+        name = runs.name(method, percent)
+        found = runs.results(name)
+        if found:
+            cells = [cell([scale * result.metrics[key] for result in found]) for key, scale in FIGURES.values()]
+            rows.append([method, *cells, cell(runs.seconds[name], 0)])
+    return markdown(["", *FIGURES, "seconds"], rows)
+
+
+def compared(runs: Runs, pairs: Sequence[tuple[str, str]], keys: Sequence[str]) -> list[str]:
+    """Differences of two methods at every level of noise."""
+    rows = []
+    for second, first in pairs:
+        for percent in runs.percents:
+            both = [list(map(statistics, runs.results(runs.name(method, percent)))) for method in (first, second)]
+            if all(both):
+                rows.append([f"{second} - {first}", f"{percent}%", *gain(*both, keys).values()])
+    titles = {key: title.strip() for title, (key, _) in FIGURES.items()}
+    return markdown(["", "noise", *(titles[key] for key in keys)], rows)
+
+
+def robustness(runs: Runs) -> list[str]:
+    """What of the clean RSUM is left under noise, in percent."""
+    rows = []
+    for method in runs.methods:
+        clean = runs.results(method)
+        cells = []
+        for percent in filter(None, runs.percents):
+            noisy = runs.results(runs.name(method, percent))
+            shares = [100 * a.metrics["names/rsum"] / b.metrics["names/rsum"] for a, b in zip(noisy, clean)]
+            cells.append(cell(shares))
+        if clean:
+            rows.append([method, cell([x.metrics["names/rsum"] for x in clean]), *cells])
+    return markdown(["names RSUM", "clean", *(f"{p}% of it" for p in filter(None, runs.percents))], rows)
+
+
+def uncertainty(runs: Runs) -> list[str]:
+    """What the uncertainty of probabilistic methods knows."""
+    heads = ["", "group", "subgroup", "keyword", "name", "rho log n", "deciles t2i", "AUROC i2t", "AUROC t2i"]
+    rows = []
+    for method in runs.methods:
+        found = runs.results(method) if find_method(method).probabilistic else []
+        if found:
+            levels = [cell([x.metrics[f"trace/{level}"] for x in found], 3) for level in heads[1:5]]
+            rho = cell([x.metrics["spearman/trace_true_matches"] for x in found], 2)
+            deciles = cell([recall_by_trace(x)["captions_t2i"].spearman_bins for x in found], 2)
+            refused = [
+                cell([x.metrics[f"refusal/names_{way}/{side}/auroc"] for x in found], 2)
+                for way, side in (("i2t", "image"), ("t2i", "text"))
+            ]
+            rows.append([method, *levels, rho, deciles, *refused])
+    return markdown(heads, rows)
+
+
+def adapted(runs: Runs) -> list[str]:
+    """Source-free adaptation: as it was, and by each weight; differences to the model as it was, and to no weight."""
+    rows, keys = [], ("names/rsum", "captions/rsum")
+    for source in runs.sources:
+        before, plain = runs.results(source, "eval_lines"), runs.results(f"{source}-by-none")
+        for weight in ("", *SOURCES[source]):
+            found = runs.results(f"{source}-by-{weight}") if weight else before
+            cells = [cell([x.metrics[key] for x in found]) for key in keys]
+            each, one, other = (list(map(statistics, x)) for x in (found, before, plain))
+            changes = [gain(one, each, keys[:1])["names/rsum"] if weight else ""]
+            changes.append(gain(other, each, keys[:1])["names/rsum"] if weight not in ("", "none") else "")
+            rows.append([f"{source}, {weight or 'as it was'}", *cells, *changes])
+    return markdown(["", "names RSUM", "captions RSUM", "names RSUM: gain", "over no weight"], rows)
+
+
+def few(runs: Runs) -> list[str]:
+    """Base to novel and other designers' base classes, recall by class in percent; differences to the model as it was.
+
+    Of a method with a score of its own also by the cosine, which is what the fine-tuning made of the embeddings alone.
+    """
+    keys, rows = ("base", "novel", "H", *few_shot.OTHERS), []
+    seen = partial(few_shot.recalls, runs.folder, seeds=runs.seeds)
+    before = seen(few_shot.START) if runs.few_shot else []
+    ways = [
+        (method, similarity)
+        for method in few_shot.METHODS
+        for similarity in (None, "mean")
+        if similarity != find_method(method).score.name
+    ]
+    for method, similarity in [("", None), *ways] if before else ():
+        found = seen(f"few-{method}", similarity=similarity) if method else before
+        cells = [cell([100 * value_of(x[key]) for x in found]) for key in keys]
+        changes = gain(before, found, keys).values() if method else [""] * len(keys)
+        title = f"{method}, by the cosine" if similarity else method
+        rows.append([title or f"{few_shot.START}, as it was", *cells, *changes])
+    return markdown(["", *keys, *(f"{key}: gain" for key in keys)], rows)
+
+
+KEYS = ("names/rsum", *(f"captions/{way}/{figure}" for figure in ("mAP@R", "R-Precision") for way in ("i2t", "t2i")))
+PCMEPP = [("pcmepp", other) for other in ("pcme", "vse", "clip", "infonce", "triplet-sum", "prolip")]
+TABLES: dict[str, Callable[[Runs], list[str]]] = {
+    **{f"noise {percent}": partial(retrieval, percent=percent) for percent in (0, 20, 50)},
+    "robustness": robustness,
+    "pcme": partial(compared, pairs=[("pcme", other) for other in ("vse", "triplet-sum")], keys=KEYS),
+    "pcmepp": partial(compared, pairs=PCMEPP, keys=KEYS),
+    "vacsr": partial(compared, pairs=[("vacsr", other) for other in ("pcmepp", "pcme", "vse")], keys=KEYS),
+    "prolip": partial(compared, pairs=[("prolip", other) for other in ("siglip", "clip")], keys=KEYS),
+    "likelihood": partial(compared, pairs=[("likelihood", other) for other in ("clip", "prolip", "pcmepp")], keys=KEYS),
+    "uncertainty": uncertainty,
+    "source-free": adapted,
+    "few-shot": few,
+}
+
+
+def write(page: Path, tables: dict[str, list[str]], corpus: str, script: str = "studies/methods/study") -> None:
+    """Put every table between the two marks of its name and script. SystemExit for one that the page lacks."""
+    text = page.read_text(encoding="utf-8")
+    for name, lines in tables.items():
+        mark = MARK.format(name if corpus == "emoji" else f"{corpus} {name}", script)
+        if text.count(mark) != 2:
+            sys.exit(f"error: {page} has {text.count(mark)} lines {mark!r}: give it two, around the table")
+        before, _, after = text.split(mark)
+        text = mark.join([before, "\n" + "\n".join(lines) + "\n", after])
+    with replacing(page) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--out", type=Path, required=True, metavar="DIR", help="folder of the runs")
+    add("--corpus", choices=list(RECIPES), default="emoji")
+    add("--methods", nargs="+", choices=list(METHODS), default=list(METHODS), metavar="METHOD", help="default: all")
+    add("--noise", nargs="+", type=int, default=[0, 20, 50], metavar="PERCENT", help="of captions (default: 0 20 50)")
+    add("--seeds", nargs="+", type=int, default=[0, 1, 2], metavar="SEED")
+    add("--steps", type=int, default=300, help="of every fine-tuning (default: %(default)s)")
+    add("--jobs", type=int, default=1, help="runs at a time (default: %(default)s)")
+    add("--flags", default="", help="further flags of every training, as one text")
+    add("--backbone-flags", default="", help="the same of the backbone's")
+    add("--adapt-flags", default="", help="the same of every adaptation")
+    add("--tables-only", action="store_true", help="train nothing")
+    add("--tables", nargs="+", choices=list(TABLES), metavar="TABLE", help=f"some of: {', '.join(TABLES)}")
+    add("--write", type=Path, metavar="PAGE", help="page whose tables are replaced; without, they are printed")
+    options = parser.parse_args(arguments)
+    if options.jobs < 1 or options.steps < 2 or not all(0 <= percent < 100 for percent in options.noise):
+        parser.error("give --jobs of 1 or more, --steps of 2 or more, and --noise from 0 to 99")
+    return options
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Train what is missing, then make the tables."""
+    options = parse(arguments)
+    runs = Runs(options)
+    if not options.tables_only:
+        try:
+            runs.train()
+        except KeyboardInterrupt:
+            sys.exit("interrupted: the same command goes on with the runs that are missing")
+    tables = {name: TABLES[name](runs) for name in options.tables or TABLES}
+    tables = {name: lines for name, lines in tables.items() if options.tables or len(lines) > 2}
+    if options.write:
+        write(options.write, tables, options.corpus)
+    else:
+        print("\n\n".join("\n".join([name, "", *lines]) for name, lines in tables.items()))
+
+
+if __name__ == "__main__":
+    from prolip.utils import console
+
+    console.command(main)

@@ -1,0 +1,81 @@
+"""Does refusal by risk keep its promise? Random splits of an evaluation on a designer that a model never saw.
+
+    prolip eval emoji --model local-dir:runs/demo/model --data data/emoji/emojione.tar --output eval
+    python scripts/studies/uncertainty/risk.py eval --risk 0.1 0.2 0.3
+
+Questions are drawings, answered by the first of the names (`names_i2t`) or of all texts (`captions_i2t`), and names and
+texts, answered by their first drawing (`..._t2i`); an answer is right where the text is true of the drawing. One is
+chosen of all that the evaluation refuses by (`refusal/...`), the lead over the second, the share among the first 20.
+Half of the questions, drawn at random, find the threshold, and the other half is answered by it. Printed: the share of
+the splits in which anything is answered; of these the mean share of questions answered and of answers wrong; the share
+of splits with more wrong answers than risked (this counts the chance of the second half, too), and with more than
+`prolip.search.risk.most_wrong`, which should be at most twice 1 - confidence.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+
+import numpy as np
+
+from prolip.corpora.emoji import CorpusResult, load, uncertainty
+from prolip.search.risk import find_threshold, most_wrong
+
+
+def questions(result: CorpusResult) -> Iterator[tuple[str, dict[str, np.ndarray], np.ndarray]]:
+    """Of each case its name, confidences in the first answers by name, and whether these are wrong."""
+    for name, ranking, signs in uncertainty.cases(result):
+        gallery, _, way = name.partition("_")
+        scores = result.score.pairwise(result.image, result.galleries[gallery][0]).double()
+        near = (scores if way == "i2t" else scores.T).topk(20, dim=1).values
+        found = {key: -x for key, x in signs.items()}
+        found["lead"] = (near[:, 0] - near[:, 1]).numpy()
+        scaled = result.score.scaled(near)
+        if scaled is not None:
+            found["share"] = (scaled[:, 0] - scaled.logsumexp(1)).numpy()
+        asked = ranking.answerable.numpy()  # a text of no drawing has no right answer, and is asked of nobody
+        yield name, {key: x[asked] for key, x in found.items()}, (~ranking.hit(1)).double().numpy()[asked]
+
+
+def check(sure: dict[str, np.ndarray], wrong: np.ndarray, args: argparse.Namespace, risk: float) -> str:
+    """A row of the table: over the splits."""
+    rows, delta = [], 1 - args.confidence
+    for seed in range(args.splits):
+        known, new = np.array_split(np.random.default_rng(seed).permutation(len(wrong)), 2)
+        found = find_threshold({k: x[known] for k, x in sure.items()}, wrong[known], risk, delta, seed)
+        given = found.answers({k: x[new] for k, x in sure.items()})
+        count, bad = int(given.sum()), float(wrong[new][given].sum())
+        if found.holds and count:
+            beyond = bad > most_wrong(count, risk, delta)
+            rows.append((given.mean(), bad / count, bad > risk * count, beyond))
+    share = len(rows) / args.splits
+    if not rows:
+        return f"{risk} | {wrong.mean():.3f} | {share:.2f} | - | - | - | -"
+    answered, error, more, beyond = np.array(rows, dtype=float).mean(0)
+    return (
+        f"{risk} | {wrong.mean():.3f} | {share:.2f} | {answered:.3f} | {error:.3f} | {share * more:.2f}"
+        f" | {share * beyond:.2f}"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folders", nargs="+", metavar="FOLDER", help="what --out of the corpus's evaluation wrote")
+    parser.add_argument("--risk", nargs="+", type=float, default=[0.1, 0.2, 0.3])
+    parser.add_argument("--confidence", type=float, default=0.9, help="that the risk is kept (default: 0.9)")
+    parser.add_argument("--splits", type=int, default=100)
+    args = parser.parse_args()
+    print(
+        "| evaluation | questions | risk | wrong of all | splits that answer | answered | wrong of these | more than"
+        " risked | more than said |\n|---|---|---|---|---|---|---|---|---|"
+    )
+    for folder in args.folders:
+        result = load(folder)
+        for name, sure, wrong in questions(result):
+            for risk in args.risk:
+                print(f"| {folder} | {len(wrong)} {name} | {check(sure, wrong, args, risk)} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

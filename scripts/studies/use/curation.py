@@ -1,0 +1,222 @@
+"""Does curation find wrong captions, and does a model trained on what is kept gain? The table of docs/curation.md.
+
+    python scripts/studies/use/curation.py --out runs/curation --write docs/curation.md
+    python scripts/studies/use/curation.py --out runs/curation-icons --corpus icons --write docs/curation.md
+
+All captions of 30% of the samples are exchanged, by shard. A model by SigLIP's loss, trained on other designers'
+drawings, scores them (`prolip curate`); kept is what fits better than an average pair of its batch, a rule
+that knows of no share. That model then goes on with all samples, with those that are kept, and with the right ones
+alone, for each seed; evaluated on a designer that none has seen. A run that has ended is not trained again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import random
+import sys
+import tarfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[3]
+sys.path[:0] = [str(ROOT / "src"), str(ROOT / "scripts")]
+
+import numpy as np
+from sklearn.metrics import roc_auc_score
+
+import sweep
+from prolip.cli.main import main as prolip_command
+from prolip.curate.columns import MEANINGS
+from prolip.curate.select import SELECTION
+from prolip.curate.tables import read_table
+from prolip.data.reading.shards import expand_source
+from prolip.data.reading.tar import read_shard
+from prolip.data.samples.captions import Selector
+from prolip.data.samples.sample import json_record, suffixes_of
+from prolip.utils.documents import read_yaml
+from studies.methods import study
+
+WRONG = 0.3
+RULE = "mismatch: normalised_score < 0"
+#: What is exchanged: every text of a sample.
+TEXTS = ("name", "keywords", "subgroup", "group")
+#: Rows of the table: which shards are trained on, below the folder of the study.
+VARIANTS = {"all": "noisy", "kept": "kept", "right": "right"}
+KEYS = ("names/rsum", "captions/i2t/mAP@R", "captions/t2i/mAP@R")
+MARK = "curation {}"
+
+
+def exchange(folder: Path, shards: str, select: str | None, wrong: float, seed: int = 0) -> None:
+    """Write the selected samples of the shards twice: to noisy/ with all captions of a share of them exchanged, whose
+    JSON then has "wrong": true, and to right/ the others alone.
+    """
+    chosen = Selector.parse(select)
+    for url in expand_source(shards):
+        samples = [raw for raw in read_shard(url) if chosen is None or chosen(json_record(raw))]
+        generator = random.Random(f"{seed} {Path(url).name}")
+        rows = sorted(generator.sample(range(len(samples)), round(wrong * len(samples))))
+        moved = dict(zip(rows, derangement(rows, generator)))
+        for name in ("noisy", "right"):
+            (folder / name).mkdir(parents=True, exist_ok=True)
+        with (
+            tarfile.open(folder / "noisy" / Path(url).name, "w") as noisy,
+            tarfile.open(folder / "right" / Path(url).name, "w") as right,
+        ):
+            for row, raw in enumerate(samples):
+                own, given = json_record(raw), json_record(samples[moved.get(row, row)])
+                record = own | {name: given[name] for name in TEXTS if name in given} | {"wrong": row in moved}
+                image = next(suffix for suffix in suffixes_of(raw) if suffix not in ("txt", "json"))
+                files = {image: raw[image], "txt": record["name"].encode(), "json": json.dumps(record).encode()}
+                for tar in (noisy, *([] if row in moved else [right])):
+                    for suffix, data in files.items():
+                        member = tarfile.TarInfo(f"{raw['__key__']}.{suffix}")
+                        member.size = len(data)
+                        tar.addfile(member, io.BytesIO(data))
+
+
+def derangement(rows: Sequence[int], generator: random.Random) -> list[int]:
+    """The rows in a random order in which none is where it was (a random cycle)."""
+    order = list(rows)
+    generator.shuffle(order)
+    following = dict(zip(order, order[1:] + order[:1]))
+    return [following[row] for row in rows]
+
+
+class Curation:
+    """The study's folder. options: as `parse` gives them."""
+
+    def __init__(self, options: argparse.Namespace):
+        self.folder, self.corpus, self.seeds = options.out.resolve(), options.corpus, options.seeds
+        self.steps, self.jobs, self.flags = options.steps, options.jobs, options.flags
+        self.recipe = study.RECIPES[self.corpus]
+        self.select = read_yaml(ROOT / self.recipe)["data"].get("select")
+        words = [
+            "--out",
+            str(self.folder),
+            "--corpus",
+            self.corpus,
+            "--methods",
+            "siglip",
+            "--noise",
+            "0",
+            "--backbone-flags",
+            options.backbone_flags,
+        ]
+        self.backbone = study.Runs(study.parse(words)).backbone
+
+    @property
+    def model(self) -> Path:
+        """The model that scores, and goes on."""
+        return self.folder / f"{study.BACKBONE}-s0" / "model"
+
+    def curate(self) -> None:
+        """Make the wrong captions, score them, keep what fits."""
+        data, scores = self.folder / "noisy", self.folder / "curated"
+        if not data.exists():
+            exchange(self.folder, study.DESIGNERS[self.corpus][1], self.select, WRONG)
+        commands = [
+            ["score", "--data", str(data), "--model", f"local-dir:{self.model}", "--output", str(scores)],
+            ["select", str(scores), "--drop", RULE, "--yes"],
+            ["write", str(scores), "--output", str(self.folder / "kept")],
+            ["report", str(scores)],
+        ]
+        for command in commands:
+            if prolip_command(["curate", *command]):
+                sys.exit("error: curation failed, see above")
+
+    @property
+    def trainings(self) -> dict[str, Any]:
+        """As a sweep."""
+        start = f"--pretrained {self.model} --method siglip --warmup {max(1, self.steps // 8)} --save-frequency 0"
+        flags = f"--max-steps {self.steps} {start} {study.FINE_TUNING} {self.flags}"
+        variants = {name: f"--train-data {self.folder / place}" for name, place in VARIANTS.items()}
+        return {"recipe": self.recipe, "seeds": self.seeds, "flags": flags, "variants": variants}
+
+    def train(self) -> None:
+        """All that is missing."""
+        sweep.train_all(self.backbone, [study.BACKBONE], self.folder, 1)
+        self.curate()
+        sweep.train_all(self.trainings, list(VARIANTS), self.folder, self.jobs)
+
+    def found(self) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]:
+        """Which samples have a wrong caption, which are kept, and every figure."""
+        wrong, kept, figures = [], [], {name: [] for name in MEANINGS}
+        for path in sorted((self.folder / "curated/scores").glob("*.parquet")):
+            wrong += [json_record(raw)["wrong"] for raw in read_shard(read_table(path).note["shard"])]
+            kept.append(read_table(self.folder / "curated" / SELECTION / path.name, ["copies"]).columns["copies"] > 0)
+            names = [name for name in read_table(path).kinds if name in figures]
+            for name, values in read_table(path, names).columns.items():
+                figures[name].append(values)
+        return np.array(wrong), np.concatenate(kept), {k: np.concatenate(v) for k, v in figures.items() if v}
+
+    def tables(self) -> list[str]:
+        """AUROC of every figure, and what training gains."""
+        wrong, kept, figures = self.found()
+        rows = [
+            [f"`{name}`", f"{roc_auc_score(~wrong, values):.3f}"]
+            for name, values in figures.items()
+            if name not in ("width", "height")
+        ]
+        dropped = ~kept
+        gone, found = dropped.sum(), (wrong & dropped).sum()
+        said = (
+            f"{len(wrong):,} samples, {wrong.sum():,} with wrong captions. The rule drops {gone:,}, of which"
+            f" {100 * found / max(gone, 1):.1f}% are wrong: {100 * found / max(wrong.sum(), 1):.1f}% of these."
+        )
+        lines = [said, "", *study.markdown(["figure", "AUROC of right captions"], rows), ""]
+        runs = {
+            name: [
+                study.load(path)
+                for seed in self.seeds
+                if (path := self.folder / f"{name}-s{seed}" / "eval").joinpath("metrics.json").exists()
+            ]
+            for name in VARIANTS
+        }
+        each = {name: [study.statistics(result) for result in results] for name, results in runs.items()}
+        rows = []
+        for name, results in runs.items():
+            gain = study.gain(each["all"], each[name], KEYS[:1])[KEYS[0]] if name != "all" else ""
+            cells = [study.cell([100 ** (key != KEYS[0]) * x.metrics[key] for x in results]) for key in KEYS]
+            rows.append([name, *cells, gain])
+        heads = ["trained on", "names RSUM", "captions mAP@R i2t", "t2i", "names RSUM: gain over all"]
+        return lines + study.markdown(heads, rows)
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--out", type=Path, required=True, metavar="DIR", help="folder of the study")
+    add("--corpus", choices=list(study.RECIPES), default="emoji")
+    add("--seeds", nargs="+", type=int, default=[0, 1, 2], metavar="SEED")
+    add("--steps", type=int, default=300, help="of every training (default: %(default)s)")
+    add("--jobs", type=int, default=1, help="runs at a time (default: %(default)s)")
+    add("--flags", default="", help="further flags of every training, as one text")
+    add("--backbone-flags", default="", help="the same of the backbone's")
+    add("--tables-only", action="store_true", help="train nothing")
+    add("--write", type=Path, metavar="PAGE", help="page whose table is replaced; without, it is printed")
+    options = parser.parse_args(arguments)
+    if options.jobs < 1 or options.steps < 2:
+        parser.error("give --jobs of 1 or more and --steps of 2 or more")
+    return options
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Train what is missing, then make the table."""
+    options = parse(arguments)
+    curation = Curation(options)
+    if not options.tables_only:
+        curation.train()
+    lines = curation.tables()
+    if options.write:
+        study.write(options.write, {MARK.format(curation.corpus): lines}, "emoji", "studies/use/curation")
+    else:
+        print("\n".join(lines))
+
+
+if __name__ == "__main__":
+    from prolip.utils import console
+
+    console.command(main)

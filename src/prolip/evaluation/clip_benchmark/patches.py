@@ -1,0 +1,156 @@
+"""What is replaced in clip_benchmark 1.6.2 while a command runs; its own code does the rest."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from itertools import islice
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import torch
+from clip_benchmark.datasets import builder
+from clip_benchmark.metrics import linear_probe, zeroshot_classification, zeroshot_retrieval
+from torch import Tensor
+from torch.utils.data import IterableDataset, get_worker_info
+
+from prolip.data.faults import SampleFault
+from prolip.evaluation.clip_benchmark.encoder import GaussianEncoder, class_vectors
+from prolip.evaluation.datasets.base import WHOLE, DamagedData, Dataset, Sample, Share, note_fault
+from prolip.evaluation.datasets.wds import open_wds
+from prolip.evaluation.metrics.classification import label_ranks
+from prolip.prompts.weights import in_braces
+from prolip.scores import MeanScore
+
+ORIGINAL = {
+    "classifier": zeroshot_classification.zero_shot_classifier,
+    "classification": zeroshot_classification.evaluate,
+    "recall_at_k": zeroshot_retrieval.recall_at_k,
+    "retrieval": zeroshot_retrieval.evaluate,
+    "linear_probe": linear_probe.evaluate,
+}
+
+
+@contextmanager
+def patched() -> Iterator[None]:
+    """clip_benchmark with all replacements, and with class mixtures for our models."""
+    with ExitStack() as stack:
+        for module, name, function in (
+            (zeroshot_classification, "zero_shot_classifier", zero_shot_classifier),
+            (zeroshot_classification, "accuracy", accuracy),
+            (zeroshot_classification, "evaluate", evaluate_classification),
+            (zeroshot_retrieval, "evaluate", evaluate_retrieval),
+            (linear_probe, "accuracy", accuracy),
+            (linear_probe, "evaluate", evaluate_linear_probe),
+            (builder, "build_wds_dataset", build_wds_dataset),
+        ):
+            stack.enter_context(patch.object(module, name, function))
+        yield
+
+
+def zero_shot_classifier(model, tokenizer, classnames, templates, device, amp=True) -> Tensor:
+    """The original averages the prompts' vectors; for csd a class is the mixture of their Gaussians."""
+    if isinstance(model, GaussianEncoder) and (model.prompts is not None or not model.of_means):
+        return class_vectors(model, tokenizer, classnames, templates, device, amp)
+    return ORIGINAL["classifier"](model, tokenizer, classnames, templates, device, amp=amp)
+
+
+def accuracy(output: Tensor, target: Tensor, topk: tuple[int, ...] = (1,)) -> list[float]:
+    """Top-k accuracies; output (N, C), target (N,). Equal scores go to the lower class, as in `label_ranks`.
+
+    The original takes float() of an array of shape (1,), which NumPy refuses from 2.4 on.
+    """
+    ranks = label_ranks(output, target)
+    return [(ranks <= k).sum().item() / len(target) for k in topk]
+
+
+def evaluate_classification(*args, **kwargs) -> dict[str, float]:
+    """The original leaves acc5 NaN, which is no JSON, below five classes."""
+    return leave_out(ORIGINAL["classification"](*args, **kwargs), "acc5", "fewer than five classes")
+
+
+def evaluate_linear_probe(model, *args, **kwargs) -> dict[str, float] | None:
+    """Probe the means of our models."""
+    if isinstance(model, GaussianEncoder):
+        model = GaussianEncoder(model.model, MeanScore())
+    return leave_out(ORIGINAL["linear_probe"](model, *args, **kwargs), "lp_acc5", "no image of a sixth class")
+
+
+def evaluate_retrieval(*args, **kwargs) -> dict[str, float]:
+    """The original hands k to topk, which raises above the gallery's size, after the last image."""
+    galleries: dict[int, list[int]] = {}  # k -> sizes, block by block: first of images, then of texts
+
+    def recall_at_k(scores: Tensor, positive_pairs: Tensor, k: int) -> Tensor:
+        galleries.setdefault(k, []).append(scores.shape[1])
+        return ORIGINAL["recall_at_k"](scores, positive_pairs, min(k, scores.shape[1]))
+
+    with patch.object(zeroshot_retrieval, "recall_at_k", recall_at_k):
+        metrics = ORIGINAL["retrieval"](*args, **kwargs)
+    for k, sizes in galleries.items():
+        for what, size in (("image", sizes[0]), ("text", sizes[-1])):
+            if k > size:
+                name = f"{what}_retrieval_recall@{k}"
+                metrics = leave_out(metrics | {name: math.nan}, name, f"only {size} {what}s")
+    return metrics
+
+
+def leave_out(metrics: Any, name: str, reason: str) -> Any:
+    """The metrics without one that is NaN, as it would be 1 for any model; say so."""
+    if metrics and math.isnan(metrics.get(name, 0.0)):
+        del metrics[name]
+        print(f"note: {name} is left out: {reason}", file=sys.stderr)
+    return metrics
+
+
+def build_wds_dataset(dataset_name, transform, split="test", data_dir="root", cache_dir=None) -> WdsImages:
+    """Shards by our reader: it names damage, decodes as training does, and passes no address to a shell.
+
+    The original fails with more workers than shards.
+    """
+    return WdsImages(open_wds(data_dir, split, name=dataset_name), transform)
+
+
+class WdsImages(IterableDataset):
+    """A wds data set as clip_benchmark reads it: (image, class) or (image, captions), or batches of them.
+
+    classes, templates: None where there are none, as for captions.
+    """
+
+    def __init__(self, dataset: Dataset, transform: Callable):
+        self.dataset, self.transform, self.size = dataset, transform, 0
+        self.classes = list(dataset.classnames) or None
+        self.templates = [in_braces(template) for template in dataset.templates] or None
+
+    def batched(self, size: int) -> WdsImages:
+        """The same, in batches."""
+        self.size = size
+        return self
+
+    def __iter__(self) -> Iterator[tuple]:
+        """A pass over the share of this worker. DamagedData for a sample that cannot be used."""
+        worker = get_worker_info()
+        share = WHOLE if worker is None else Share(worker.id, worker.num_workers)
+        pairs = map(self.read, self.dataset.samples(share))
+        if not self.size:
+            yield from pairs
+            return
+        for batch in iter(partial(lambda: list(islice(pairs, self.size))), []):
+            images, targets = zip(*batch)
+            yield torch.stack(images), targets if self.classes is None else torch.from_numpy(np.array(targets))
+
+    def read(self, sample: Sample) -> tuple[Any, Any]:
+        """One image after `transform`, and its captions or its label."""
+        if sample.captions is None and sample.label is None:
+            raise DamagedData(
+                f"sample {sample.key!r} of {self.dataset.source} has no class (.cls): fetch the set again"
+            )
+        try:
+            image = sample.open()
+        except SampleFault as fault:
+            note_fault(None, fault, sample.key, self.dataset.source)
+            raise
+        return self.transform(image), sample.label if sample.captions is None else list(sample.captions)

@@ -1,0 +1,298 @@
+"""The console script, run for real on small wds folders, against prolip.evaluation and against clip_benchmark alone."""
+
+from __future__ import annotations
+
+import inspect
+import io
+import json
+import math
+import sys
+from pathlib import Path
+
+import dense_ranking
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+import wds_folders as wds
+from clip_benchmark import cli
+from clip_benchmark.metrics import linear_probe, zeroshot_classification
+from clip_benchmark_runs import evaluate, save_model
+from embedding import embed_images, embed_texts, similarity_scores
+from sklearn.metrics import average_precision_score
+
+import prolip
+from prolip.embedder import as_points
+from prolip.evaluation.clip_benchmark import command, encoder, patches
+from prolip.evaluation.metrics.classification import classification as classification_metrics
+from prolip.evaluation.metrics.classification import multilabel
+from prolip.evaluation.zero_shot import class_gaussians, mix_groups
+from prolip.gaussian import Gaussian
+from prolip.loading import load_embedder
+from prolip.measures import pairwise_csd_similarity
+from prolip.scores import CSDScore
+
+TEMPLATES = [template.replace("{c}", "{}") for template in wds.TEMPLATES]
+
+
+@pytest.fixture(scope="module")
+def loaded(ours):
+    """(model, preprocess, tokenizer), loaded without clip_benchmark."""
+    model, _, preprocess = prolip.create_model_and_transforms(ours)
+    return model, preprocess, prolip.get_tokenizer(ours)
+
+
+def alone(monkeypatch, folder: Path, *flags: str) -> dict:
+    """The metrics that clip_benchmark's own command writes."""
+    common = ["--dataset", f"wds/{folder.name}", "--dataset_root", str(folder), "--output", "alone.json"]
+    common += ["--batch_size", "5", "--num_workers", "0", "--quiet", "--no_amp"]
+    monkeypatch.setattr(sys, "argv", ["clip_benchmark", "eval", *common, *flags])
+    cli.main()
+    return json.loads(Path("alone.json").read_text())["metrics"]
+
+
+def labels_of(samples) -> torch.Tensor:
+    """(N,) classes."""
+    return torch.tensor([int(sample["cls"]) for sample in samples])
+
+
+def multihot_of(samples) -> np.ndarray:
+    """(N, C) labels."""
+    return np.stack([np.load(io.BytesIO(sample["npy"])) for sample in samples])
+
+
+def captions_of(samples) -> list[list[str]]:
+    """The captions of every image."""
+    return [sample["txt"].decode().splitlines() for sample in samples]
+
+
+def expected_classification(z_image: Gaussian, z_class: Gaussian, labels, similarity: str) -> dict[str, float]:
+    """What prolip.evaluation makes of the same Gaussians, by clip_benchmark's names."""
+    direct = classification_metrics(similarity_scores(z_image, z_class, similarity), labels)
+    names = {"acc1": "top1", "acc5": "top5", "mean_per_class_recall": "mean_per_class_recall"}
+    return {name: direct[ours] for name, ours in names.items() if ours in direct}
+
+
+def expected_retrieval(z_image: Gaussian, z_text: Gaussian, per_image: int, similarity: str, ks=(1, 5)):
+    """The same for retrieval."""
+    relevant = torch.eye(len(z_image.mean)).bool().repeat_interleave(per_image, 1)
+    direct = dense_ranking.retrieval(similarity_scores(z_image, z_text, similarity), relevant, ks)
+    ways = {"image_retrieval": "t2i", "text_retrieval": "i2t"}
+    found = {f"{name}_recall@{k}": direct.get(f"{way}/R@{k}") for name, way in ways.items() for k in ks}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def expected_precision(scores: torch.Tensor, labels: np.ndarray) -> float:
+    """Mean average precision over classes by scikit-learn."""
+    return float(np.mean([average_precision_score(labels[:, c], scores[:, c]) for c in range(labels.shape[1])]))
+
+
+def test_product_of_vectors_is_csd_similarity_to_the_last_bits_of_float64_whatever_the_traces():
+    g = torch.Generator().manual_seed(0)
+    scale = torch.logspace(-6, 3, 40).unsqueeze(1)  # traces from 1e-5 to 1e4
+    means = [F.normalize(torch.randn(40, 16, generator=g), dim=-1) for _ in range(2)]
+    p, q = (Gaussian(mean, (scale * (0.5 + torch.rand(40, 16, generator=g))).log()) for mean in means)
+
+    class Fixed(torch.nn.Module):
+        def encode_image(self, _, normalize=True):
+            return p
+
+        encode_text = lambda self, _, normalize=True: q  # noqa: E731
+
+    model = encoder.GaussianEncoder(Fixed(), CSDScore())
+    images, texts = F.normalize(model.encode_image(None), dim=-1), F.normalize(model.encode_text(None), dim=-1)
+    exact = pairwise_csd_similarity(p.to(torch.float64), q.to(torch.float64))
+    assert type(images) is torch.Tensor
+    with torch.autocast("cpu"):  # what --amp brings must not reach the scores
+        torch.testing.assert_close(images @ texts.t(), exact, rtol=1e-14, atol=1e-14)
+
+
+@pytest.mark.parametrize("similarity", ["csd", "mean"])
+def test_classification_equals_the_mixtures_of_our_evaluator(folders, ours, loaded, similarity, capsys):
+    model, preprocess, tokenizer = loaded
+    for name, classes in (("single", wds.CLASSES), ("few", wds.CLASSES[:3])):
+        samples = wds.read_split(folders / name / "test")
+        result = evaluate(folders / name, "--model", ours, "--similarity", similarity)
+        z_class = class_gaussians(model, tokenizer, [[c] for c in classes], TEMPLATES)
+        z_image = embed_images(model, wds.pictures(samples), preprocess)
+        expected = expected_classification(z_image, z_class, labels_of(samples), similarity)
+        assert result["metrics"] == pytest.approx(expected, abs=1e-6)
+        assert (result["similarity"], result["amp"], result["task"]) == (similarity, False, "zeroshot_classification")
+    assert "acc5" not in result["metrics"]  # of three classes, where clip_benchmark has NaN
+    assert "note: acc5 is left out: fewer than five classes" in capsys.readouterr().err
+
+
+def test_multilabel_ranks_images_by_csd_with_their_traces(folders, ours, loaded):
+    model, preprocess, tokenizer = loaded
+    samples = wds.read_split(folders / "multi" / "test")
+    z_image = embed_images(model, wds.pictures(samples), preprocess)
+    z_class = class_gaussians(model, tokenizer, [[c] for c in wds.CLASSES], TEMPLATES)
+    values = {}
+    for similarity in ("csd", "mean"):
+        scores = similarity_scores(z_image, z_class, similarity)
+        values[similarity] = expected_precision(scores, multihot_of(samples))
+        result = evaluate(folders / "multi", "--model", ours, "--similarity", similarity)
+        assert result["metrics"] == pytest.approx({"mean_average_precision": values[similarity]}, abs=1e-6)
+    assert abs(values["csd"] - values["mean"]) > 1e-3  # else this test could not tell them apart
+
+
+@pytest.mark.parametrize("similarity", ["csd", "mean"])
+def test_retrieval_equals_our_evaluator_and_leaves_out_k_above_the_gallery(folders, ours, loaded, similarity, capsys):
+    model, preprocess, tokenizer = loaded
+    samples = wds.read_split(folders / "pairs" / "test")
+    z_image = embed_images(model, wds.pictures(samples), preprocess)
+    z_text = embed_texts(model, tokenizer, [text for texts in captions_of(samples) for text in texts])
+    result = evaluate(
+        folders / "pairs", "--model", ours, "--similarity", similarity, "--recall_k", "1", "5", "20", "100"
+    )
+    assert result["task"] == "zeroshot_retrieval"  # from dataset_type.txt; clip_benchmark knows names only
+    assert result["metrics"] == pytest.approx(expected_retrieval(z_image, z_text, 3, similarity, (1, 5, 20, 100)))
+    images, reported = len(samples), capsys.readouterr().err
+    assert images < 20 < 3 * images < 100 and "text_retrieval_recall@20" in result["metrics"]
+    assert f"note: image_retrieval_recall@20 is left out: only {images} images" in reported
+    assert f"note: text_retrieval_recall@100 is left out: only {3 * images} texts" in reported
+
+
+def test_caption_selection_equals_a_loop_over_instances(folders, ours, loaded):
+    model, preprocess, tokenizer = loaded
+    samples = wds.read_split(folders / "pairs" / "test")
+    z_image = embed_images(model, wds.pictures(samples), preprocess)
+    right = []
+    for i, texts in enumerate(captions_of(samples)):
+        scores = similarity_scores(z_image.select([i]), embed_texts(model, tokenizer, texts), "csd")
+        right.append(float(scores.argmax() == 0))  # the first caption is the true one
+    result = evaluate(folders / "pairs", "--model", ours, "--task", "image_caption_selection")
+    assert 0 < np.mean(right) < 1
+    assert result["metrics"] == pytest.approx({"image_acc": 1.0, "text_acc": np.mean(right), "acc": np.mean(right)})
+
+
+def probe(train: torch.Tensor, labels: torch.Tensor, test: torch.Tensor, epochs: int, lr: float) -> torch.Tensor:
+    """A linear probe in a few lines: AdamW without decay, cosine from lr to 0, one batch per epoch. Scores of test."""
+    torch.manual_seed(0)
+    layer = torch.nn.Linear(train.shape[1], len(wds.CLASSES))
+    optimiser = torch.optim.AdamW(layer.parameters(), weight_decay=0)
+    for step in range(epochs):
+        optimiser.param_groups[0]["lr"] = 0.5 * (1 + math.cos(math.pi * step / epochs)) * lr
+        optimiser.zero_grad()
+        F.cross_entropy(layer(train), labels).backward()
+        optimiser.step()
+    return layer(test).detach()
+
+
+@pytest.fixture
+def without_cuda(monkeypatch):
+    """linear_probe.evaluate as `python -O` compiles it, without its `assert device == "cuda"`; .cuda() does nothing."""
+    namespace = dict(vars(linear_probe), accuracy=patches.accuracy)
+    exec(compile(inspect.getsource(linear_probe), linear_probe.__file__, "exec", optimize=1), namespace)
+    namespace["accuracy"] = patches.accuracy
+    monkeypatch.setitem(patches.ORIGINAL, "linear_probe", namespace["evaluate"])
+    monkeypatch.setattr(command, "check_device", lambda run: None)
+    for kind in (torch.Tensor, torch.nn.Module):
+        monkeypatch.setattr(kind, "cuda", lambda self: self)
+
+
+@pytest.mark.usefixtures("without_cuda")
+def test_linear_probe_reads_the_means(folders, ours, loaded):
+    model, preprocess, _ = loaded
+    flags = ["--task", "linear_probe", "--fewshot_epochs", "8", "--batch_size", "64", "--feature_root", "deep/features"]
+    result = evaluate(folders / "probe", "--model", ours, *flags)
+    features, labels = {}, {}
+    for split in ("train", "test"):
+        samples = wds.read_split(folders / "probe" / split)
+        features[split] = embed_images(model, wds.pictures(samples), preprocess).mean
+        labels[split] = labels_of(samples)
+    [written] = Path("deep/features").rglob("features_test.pt")
+    torch.testing.assert_close(torch.load(written), features["test"], rtol=0, atol=1e-6)
+    scores = probe(features["train"], labels["train"], features["test"], 8, 0.1)
+    expected = classification_metrics(scores, labels["test"])
+    assert result["metrics"]["lp_acc1"] == pytest.approx(expected["top1"])
+    assert result["metrics"]["lp_acc5"] == pytest.approx(expected["top5"])
+    assert result["metrics"]["lp_mean_per_class_recall"] == pytest.approx(expected["mean_per_class_recall"])
+    assert result["similarity"] == "mean"
+
+
+@pytest.mark.usefixtures("without_cuda")
+def test_linear_probe_takes_no_features_of_other_weights_in_the_same_folder(folders, tmp_path):
+    flags = ["--task", "linear_probe", "--fewshot_epochs", "1", "--feature_root", "features"]
+    for seed, evaluations in ((1, 2), (2, 1)):
+        model = save_model(tmp_path / "model", seed)
+        for _ in range(evaluations):
+            evaluate(folders / "probe", "--model", model, *flags)
+        assert len(list(Path("features").iterdir())) == seed
+    first, second = [torch.load(path) for path in Path("features").rglob("features_test.pt")]
+    assert (first - second).abs().max() > 1e-3
+
+
+@pytest.mark.usefixtures("without_cuda")
+def test_linear_probe_sweeps_the_weight_decay_with_a_validation_split(folders, ours):
+    flags = ["--task", "linear_probe", "--fewshot_epochs", "1", "--val_split", "val", "--skip_load"]
+    result = evaluate(folders / "probe", "--model", ours, *flags)
+    assert result["metrics"]["weight_decay"] > 0 and 0 <= result["metrics"]["lp_acc1"] <= 1
+
+
+def test_an_openclip_model_gets_the_same_numbers_from_clip_benchmark_from_our_command_and_from_our_evaluator(
+    folders, theirs, monkeypatch
+):
+    name, weights = theirs
+    flags = ["--model", name, "--pretrained", weights]
+    model = load_embedder(name, weights)
+
+    def images(samples):
+        return model.encode_image(torch.stack([model.preprocess(image) for image in wds.pictures(samples)]))
+
+    single, multi, pairs = (wds.read_split(folders / n / "test") for n in ("single", "multi", "pairs"))
+    prompts = model.embed_texts(t.format(c) for c in wds.CLASSES for t in TEMPLATES)
+    z_class = as_points(prompts.mean.unflatten(0, (len(wds.CLASSES), -1)).mean(1))
+    texts = model.embed_texts(text for texts in captions_of(pairs) for text in texts)
+    ap = multilabel(similarity_scores(images(multi), z_class, "csd"), multihot_of(multi))
+    expected = {
+        "single": expected_classification(images(single), z_class, labels_of(single), "csd"),
+        "multi": {"mean_average_precision": ap["mAP_all_classes"]},
+        "pairs": expected_retrieval(images(pairs), texts, 3, "csd"),
+    }
+    for folder, task in (("multi", "zeroshot_classification"), ("pairs", "zeroshot_retrieval")):
+        own = alone(monkeypatch, folders / folder, *flags, "--task", task, "--recall_k", "1", "5")
+        assert own == pytest.approx(expected[folder], abs=1e-6)
+    with monkeypatch.context() as repaired:  # clip_benchmark alone, but for what NumPy 2.4 refuses
+
+        def accuracy(output, target, topk):
+            order = output.argsort(dim=1, descending=True)
+            return [float(np.mean([t in row[:k] for t, row in zip(target.tolist(), order.tolist())])) for k in topk]
+
+        repaired.setattr(zeroshot_classification, "accuracy", accuracy)
+        own = alone(repaired, folders / "single", *flags, "--task", "zeroshot_classification")
+        assert own == pytest.approx(expected["single"], abs=1e-6)
+    for folder, values in expected.items():
+        result = evaluate(folders / folder, *flags, "--recall_k", "1", "5")
+        assert result["metrics"] == pytest.approx(values, abs=1e-6)
+        assert (result["similarity"], result["pretrained"]) == ("cosine", weights)
+
+
+def test_prompts_of_each_class_are_mixed_and_a_saved_classifier_is_used_again(folders, ours, loaded):
+    model, preprocess, tokenizer = loaded
+    prompts = {c: [f"{c} number {i}" for i in range(1 + k % 3)] for k, c in enumerate(wds.CLASSES)}
+    Path("cupl.json").write_text(json.dumps({"single": prompts}))
+    flags = ["--model", ours, "--custom_template_file", "cupl.json"]
+    result = evaluate(folders / "single", *flags, "--save_clf", "classifier.pt")
+    z = embed_texts(model, tokenizer, [text for texts in prompts.values() for text in texts])
+    z_class = mix_groups(z, [len(texts) for texts in prompts.values()])
+    saved = torch.load("classifier.pt")
+    rows = encoder.GaussianEncoder(model, CSDScore()).rows(z_class, -1.0).as_subclass(torch.Tensor)
+    torch.testing.assert_close(saved, rows.mT, rtol=0, atol=1e-6)
+    samples = wds.read_split(folders / "single" / "test")
+    z_image = embed_images(model, wds.pictures(samples), preprocess)
+    expected = expected_classification(z_image, z_class, labels_of(samples), "csd")
+    assert result["metrics"] == pytest.approx(expected, abs=1e-6)
+    again = evaluate(folders / "single", *flags, "--load_clfs", "classifier.pt", "classifier.pt")
+    assert again["metrics"] == pytest.approx(expected, abs=1e-6)
+
+
+def test_the_default_of_four_workers_reads_two_shards_once(folders, ours):
+    single = evaluate(folders / "single", "--model", ours)
+    assert evaluate(folders / "single", "--model", ours, workers=4)["metrics"] == pytest.approx(single["metrics"])
+
+
+def test_accuracy_gives_equal_scores_to_the_lower_class():
+    output = torch.tensor([[1.0, 1, 1, 0], [1, 1, 1, 0], [0, 2, 2, 2], [0, 0, 0, 0]])
+    target = torch.tensor([0, 2, 3, 1])
+    assert patches.accuracy(output, target, (1, 2, 5)) == [0.25, 0.5, 1.0]

@@ -1,0 +1,59 @@
+"""clip_benchmark with re-weighted prompts gives what `prolip eval tasks` does, and refuses what it does."""
+
+from pathlib import Path
+
+import pytest
+import wds_folders as wds
+from clip_benchmark_runs import evaluate, save_model
+from commands import clip_benchmark
+
+from prolip.evaluation.datasets.wds import open_wds
+from prolip.evaluation.task import compute_features, evaluate_dataset
+from prolip.loading import load_embedder
+from prolip.prompts.bprw import Reweighing
+from prolip.prompts.fitting import fit_prompts
+
+
+@pytest.fixture(scope="module")
+def kept(folders, ours, tmp_path_factory):
+    """Weights for `single` by other images of its classes."""
+    root = tmp_path_factory.mktemp("weights")
+    wds.classification(root / "pool", images=24, first=700)
+    weights = fit_prompts(open_wds(root / "pool"), load_embedder(ours), Reweighing(3, alpha=1.1))
+    weights.save(root / "w.json")
+    return root, weights
+
+
+@pytest.mark.parametrize("similarity", ["csd", "mean", "wasserstein2"])
+def test_classes_are_mixed_by_the_weights_of_the_file(folders, ours, kept, similarity):
+    root, weights = kept
+    flags = ["--model", ours, "--similarity", similarity]
+    found = evaluate(folders / "single", *flags, "--prompts", str(root / "w.json"))
+    scored = open_wds(folders / "single")
+    want = evaluate_dataset(scored, compute_features(scored, load_embedder(ours), prompts=weights), similarity)
+    assert found["metrics"]["acc1"] == pytest.approx(want.metrics["acc1"])
+    assert found["metrics"]["mean_per_class_recall"] == pytest.approx(want.metrics["mean_per_class_recall"])
+    assert found["prompts"] == str(weights)
+
+
+def test_results_with_weights_have_a_file_of_their_own(folders, ours, kept):
+    root, weights = kept
+    words = f"eval --dataset wds/single --dataset_root {folders}/single --num_workers 0 --quiet --model".split()
+    clip_benchmark([*words, ours, "--prompts", str(root / "w.json")])
+    assert [path.stem.rpartition("_")[2] for path in Path().glob("*.json")] == [weights.digest]
+
+
+def test_other_classes_models_tasks_and_the_same_images_are_refused(folders, ours, theirs, kept, tmp_path, capsys):
+    root, _ = kept
+
+    def refused(folder, *flags):
+        with pytest.raises(SystemExit) as ended:
+            evaluate(folder, "--prompts", str(root / "w.json"), *flags)
+        assert ended.value.code == 2
+        return capsys.readouterr().err
+
+    assert "these are 3" in refused(folders / "few", "--model", ours)
+    assert "these very images" in refused(root / "pool", "--model", ours)
+    assert "has other weights" in refused(folders / "single", "--model", save_model(tmp_path / "other", seed=9))
+    assert "drop it" in refused(folders / "pairs", "--model", ours)
+    assert "drop it" in refused(folders / "single", "--model", theirs[0], "--pretrained", theirs[1])

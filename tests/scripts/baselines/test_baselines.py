@@ -1,0 +1,124 @@
+"""What all have in common: one interface, the same figures for the same seed, errors that name what is wrong."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+from ambiguous_pairs import few, points
+
+from studies.uncertainty.baselines import BASELINES, base
+
+ALL = sorted(BASELINES)
+BOTH = sorted(name for name, cls in BASELINES.items() if cls.sides == ("image", "text"))
+#: Spearman of new texts with log n that each must reach, well below what it does.
+SEES = {
+    "top score": 0.6,
+    "empty text": 0.8,
+    "information gain": 0.8,
+    "loss prediction": 0.8,
+    "AsymVLM": 0.8,
+    "ProbVLM": 0.3,
+    "MCInfoNCE": 0.4,
+}
+
+
+def equal(x: torch.Tensor, y: torch.Tensor) -> None:
+    torch.testing.assert_close(x, y, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", SEES)
+def test_uncertainty_of_new_texts_grows_with_the_number_of_images_they_are_true_of(name, world, small):
+    assert world.correlation(BASELINES[name].fit(world.pairs).text(world.pairs.text)) > SEES[name]
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_one_seed_gives_equal_bits_another_none_and_torch_draws_on_as_before(name, short):
+    pairs, asked = few(), points(5, 6, seed=2)
+    torch.manual_seed(7)
+    state = torch.random.get_rng_state()
+    first, again, other = (BASELINES[name].fit(pairs, seed) for seed in (0, 0, 1))
+    equal(torch.random.get_rng_state(), state)
+    for side in BASELINES[name].sides:
+        score = getattr(first, side)(asked)
+        assert score.shape == (5,) and score.isfinite().all() and not score.requires_grad
+        equal(score, getattr(again, side)(asked))
+    draws = {"loss prediction", "AsymVLM", "ProbVLM", "BayesVLM", "MCInfoNCE", "pair likelihood"}
+    assert torch.equal(first.text(asked), other.text(asked)) == (name not in draws)
+
+
+@pytest.mark.parametrize("name", sorted(set(BOTH) - {"MCInfoNCE", "pair likelihood"}))  # which fit both sides at once
+def test_images_are_scored_as_texts_of_the_exchanged_pairs(name, short):
+    pairs, asked = few(), points(5, 6, seed=2)
+    exchanged = type(pairs)(**{**vars(pairs.swapped), "empty": pairs.empty})
+    equal(BASELINES[name].fit(pairs).image(asked), BASELINES[name].fit(exchanged).text(asked))
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_double_precision_stays_and_half_becomes_single(name, short):
+    pairs = few()
+    for given, wanted in ((torch.float64, torch.float64), (torch.bfloat16, torch.float32)):
+        cast = {part: getattr(pairs, part).to(given) for part in ("image", "text", "empty")}
+        fitted = BASELINES[name].fit(type(pairs)(**{**vars(pairs), **cast}))
+        assert fitted.text(pairs.text.to(given)).dtype == wanted
+        assert fitted.text(pairs.text).dtype == wanted
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_rows_are_scored_one_by_one_whatever_their_number(name, short, monkeypatch):
+    pairs, asked = few(), points(7, 6, seed=2)
+    fitted = BASELINES[name].fit(pairs)
+    whole = fitted.text(asked)
+    monkeypatch.setattr(base, "ROWS", 2)
+    torch.testing.assert_close(fitted.text(asked), whole)
+    assert fitted.text(asked[:0]).shape == (0,)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_what_was_fitted_is_kept_in_its_state(name, short):
+    pairs, asked = few(), points(5, 6, seed=2)
+    kept, other = BASELINES[name].fit(pairs), BASELINES[name].fit(few(dim=6, empty=points(1, 6, seed=9)[0]), seed=3)
+    for side in BASELINES[name].sides:
+        scorers = kept.scorers[side], other.scorers[side]
+        scorers[1].load_state_dict(scorers[0].state_dict())
+        equal(other.text(asked) if side == "text" else other.image(asked), getattr(kept, side)(asked))
+
+
+def test_a_fit_needs_no_gradient_around_it_and_no_precision(short):
+    pairs, asked = few(), points(5, 6, seed=2)
+    wanted = BASELINES["AsymVLM"].fit(pairs).text(asked)
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        equal(BASELINES["AsymVLM"].fit(pairs).text(asked), wanted)
+
+
+def test_every_name_is_that_of_its_method_and_has_a_source():
+    for name, cls in BASELINES.items():
+        assert cls.name == name and re.search(r"\b20(1[79]|2[2-6])\b", cls.source)
+
+
+def test_what_cannot_be_scored_is_named(short):
+    pairs = few()
+    with pytest.raises(ValueError, match="AsymVLM knows no uncertainty of images, only of texts"):
+        BASELINES["AsymVLM"].fit(pairs).image(pairs.image)
+    fitted = BASELINES["information gain"].fit(pairs)
+    with pytest.raises(ValueError, match=r"means of texts are \(3, 5\) and information gain was fitted to \(N, 6\)"):
+        fitted.text(points(3, 5))
+    with pytest.raises(TypeError, match="means of images are a list"):
+        fitted.image([[1.0] * 6])
+    hidden = BASELINES["BayesVLM"].fit(few(text_hidden=torch.randn(30, 9)))
+    with pytest.raises(ValueError, match=r"BayesVLM was fitted to hidden features of texts: give hidden, \(N, 9\)"):
+        hidden.text(pairs.text)
+    assert hidden.image(pairs.image).shape == hidden.text(pairs.text, torch.randn(30, 9)).shape
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_what_is_no_pairs_is_refused(name):
+    with pytest.raises(TypeError, match="pairs are a tuple of Tensor, want"):
+        BASELINES[name].fit((points(3, 4), points(3, 4)))
+
+
+@pytest.mark.parametrize("name", ["loss prediction", "AsymVLM", "ProbVLM", "MCInfoNCE"])
+def test_one_pair_is_too_few_for_a_head(name):
+    with pytest.raises(ValueError, match="1 sample to compare"):
+        BASELINES[name].fit(few(1))

@@ -1,0 +1,56 @@
+"""Losses against the cross entropy over a bank, the ranking loss against a loop, order against the true order."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from ambiguous_pairs import few, points
+from scipy.stats import spearmanr
+
+from prolip.embeddings import Pairs
+from studies.uncertainty.baselines import LossPrediction, loss_prediction
+from studies.uncertainty.baselines.loss_prediction import MARGIN, contrastive_losses, ranking_loss
+
+
+def test_losses_are_those_of_the_matched_among_the_bank_mean_over_pairs(monkeypatch):
+    image, text = points(6, 4, dtype=torch.float64), points(5, 4, seed=1, dtype=torch.float64)
+    image_of, text_of = torch.tensor([0, 4, 4, 2]), torch.tensor([3, 3, 0, 1])
+    bank = image[[1, 5]]
+    monkeypatch.setattr(loss_prediction, "bank_of", lambda *_: bank)
+    losses, rows = contrastive_losses(Pairs(image=image, text=text, image_of=image_of, text_of=text_of, scale=7.0))
+    among = [7 * torch.cat([image[i, None], bank]) @ text[j] for i, j in zip(image_of, text_of)]
+    wanted = [F.cross_entropy(logits, torch.tensor(0)) for logits in among]
+    assert rows.tolist() == [0, 1, 3]
+    torch.testing.assert_close(losses, torch.stack([wanted[2], wanted[3], (wanted[0] + wanted[1]) / 2]))
+
+
+def test_ranking_loss_is_the_mean_hinge_of_ordered_pairs():
+    u, losses = torch.randn(7, dtype=torch.float64), torch.tensor([1.0, 3, 2, 2, 5, 0, 4])
+    hinges = [max(0.0, MARGIN - float(u[i] - u[j])) for i in range(7) for j in range(7) if losses[i] > losses[j]]
+    torch.testing.assert_close(ranking_loss(u, losses).item(), sum(hinges) / len(hinges))
+    assert ranking_loss(u, torch.ones(7)) == 0  # nothing is larger than anything
+
+
+def test_the_order_of_losses_is_found_from_hidden_features_that_the_means_do_not_have(small):
+    torch.manual_seed(0)
+    noise = torch.rand(400)
+    image = points(400, 16)
+    text = F.normalize(image + noise.unsqueeze(1) * points(400, 16, seed=1), dim=1)
+    hidden = torch.stack([noise.square(), torch.randn(400)], 1)
+    pairs = Pairs.in_rows(image, text, 10.0, text_hidden=hidden)
+    assert spearmanr(LossPrediction.fit(pairs).text(text, hidden), noise)[0] > 0.8
+
+
+def test_features_that_are_not_finite_stop_the_fit(monkeypatch):
+    monkeypatch.setattr("prolip.embeddings._check_finite", lambda *args: None)
+    pairs = few(text_hidden=torch.randn(30, 4))
+    pairs.text_hidden[3, 1] = torch.nan
+    with pytest.raises(FloatingPointError, match="the loss is nan at step 0"):
+        LossPrediction.fit(pairs)
+
+
+def test_hidden_features_of_one_side_are_enough(short):
+    pairs = few(image_hidden=torch.randn(30, 3))
+    fitted = LossPrediction.fit(pairs)
+    assert fitted.image(pairs.image, pairs.image_hidden).shape == fitted.text(pairs.text).shape

@@ -1,0 +1,82 @@
+"""The counts of a run at scale: what a rank touches does not grow with their number, and every collective is named."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+SCRIPT = Path(__file__).resolve().parents[3] / "scripts/bench/train/scale.py"
+
+
+def tables_of(*words: object) -> dict[str, list[dict[str, str]]]:
+    """Title -> rows of cells by column."""
+    command = [sys.executable, str(SCRIPT), *map(str, words)]
+    out = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300).stdout
+    tables = {}
+    for title, *lines in (part.splitlines() for part in out.split("## ")[1:]):
+        cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")]
+        tables[title] = [dict(zip(cells[0], row)) for row in cells[2:]]
+    return tables
+
+
+def number(row: dict[str, str], column: str) -> float:
+    """Columns of zeros are left out."""
+    return float(row.get(column, "0").replace(",", ""))
+
+
+def test_a_rank_of_many_looks_up_and_opens_the_shard_that_it_reads():
+    for title, rows in tables_of("start", "--shards", 64, "--ranks", 2, 64).items():
+        assert title == "Start on 64 shards" and len(rows) == 6
+        for row in rows:
+            if row["of"] == "rank 0":
+                assert 64 < number(row, "looked up") < 200 and number(row, "received") == 0
+            elif row["of"] == "another":
+                assert [number(row, name) for name in ("looked up", "opened", "listed")] == [1, 1, 0]
+                assert number(row, "received") > 0
+
+
+def test_more_ranks_than_shards_are_refused():
+    done = subprocess.run([sys.executable, str(SCRIPT), "start", "--shards", "8"], capture_output=True, text=True)
+    assert done.returncode == 2 and "give as many shards or more" in done.stderr
+
+
+def test_a_step_a_stop_and_a_load_cost_a_rank_the_same_whatever_their_number():
+    """Formulas name what grows: texts gathered in a step, and places in the data on rank 0, which saves."""
+    tables = tables_of("step", "stop", "save", "load", "--ranks", 8, 64)
+    for who in ("rank 0", "another"):
+        few, many = (
+            {
+                title: next(row for row in rows if (row["ranks"], row["of"]) == (ranks, who))
+                for title, rows in tables.items()
+            }
+            for ranks in ("8", "64")
+        )
+        for title in tables:
+            assert number(few[title], "collectives") == number(many[title], "collectives") > 0
+        late = "steps until known"
+        assert few["Stop"]["sent"] == many["Stop"]["sent"] and few["Stop"][late] == many["Stop"][late]
+        assert number(many["Stop"], late) <= 6
+        assert number(few["Save"], "received") <= number(many["Save"], "received") < 64 * 600
+        assert abs(number(few["Load"], "mapped") - number(many["Load"], "mapped")) < 1000
+        assert number(many["Load"], "received") < 1000
+        assert who == "rank 0" or number(many["Save"], "received") == 0
+
+
+def test_every_collective_of_a_step_is_named_with_its_bytes_and_who_waits(tmp_path):
+    """With DDP all ranks send what one sends, but for texts; FSDP2 sends parameters more often than gradients."""
+    page = tmp_path / "page.md"
+    assert not tables_of("kinds", "--model", "ProLIP-ViT-test", "--ranks", 8, 64, "--write", page)
+    table = page.read_text(encoding="utf-8").split("## Collectives")[1]
+    rows = re.findall(r"^\| (DDP|FSDP2) \| (.+?) \| (\S+) \| (\d+) \| (\S+) \| (\S+) \| (.+) \|$", table, re.M)
+    assert {row[:3]: row[3:6] for row in rows if row[0] == "DDP"}.keys() == {
+        ("DDP", "vectors of texts, and their gradients", "all-gather"),
+        ("DDP", "vectors of texts, and their gradients", "reduce-scatter"),
+        ("DDP", "gradients, a bucket of 25 MB each", "all-reduce"),
+        ("DDP", "requests to stop or save, every 0.25 s", "all-reduce"),
+    }
+    sent = {row[:3]: [int(cell.replace(",", "")) for cell in row[3:6]] for row in rows}
+    grown = {what for (_, what, _), (_, few, many) in sent.items() if many > 2 * few}
+    assert grown == {"vectors of texts, and their gradients"}
+    blocks = sent["FSDP2", "parameters of a block", "all-gather"][0]
+    assert blocks > sent["FSDP2", "gradients of a block", "reduce-scatter"][0] > 0
+    assert all(row[6] for row in rows)

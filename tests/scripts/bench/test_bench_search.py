@@ -1,0 +1,59 @@
+"""The benchmark of search runs, prints every kind both ways, and draws them; what it compares."""
+
+import importlib.util
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture(scope="module")
+def bench():
+    spec = importlib.util.spec_from_file_location("bench_search", ROOT / "scripts/bench/use/search.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_every_kind_is_measured_both_ways_and_drawn(forked, tmp_path):
+    words = ("--items", "700", "--dim", "8", "--queries", "20", "--clusters", "4", "--rounds", "1", "--threads", "1")
+    code = forked.script(ROOT / "scripts/bench/use/search.py", *words, "--output", str(tmp_path / "plot.png"))
+    assert code == 0, forked.err[-2000:]
+    for kind in ("ivf", "hnsw", "pq"):
+        assert re.search(rf"^\| {kind}, build \| [\d.]+ \| [\d.]+ \| [\d.]+ \|$", forked.out, re.M), forked.out
+        for way in ("ours", "two steps"):
+            found = re.findall(rf"^\| {kind} \| {way} \| ([\d.]+) \| \d+ \| effort .+ \|$", forked.out, re.M)
+            assert found and float(found[-1]) > 0.9, forked.out
+        assert re.search(rf"^{kind}: ours at least as good .+: (yes|no) \(recall .+\)$", forked.out, re.M)
+    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_settings_between_are_mixtures_of_two(bench):
+    recall, seconds = np.array([0.4, 0.9, 0.5]), np.array([1.0, 4.0, 2.0])
+    got = bench.hull(recall, seconds, np.array([0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 9.0]))
+    np.testing.assert_allclose(got, [0.2, 0.4, 0.4 + 0.5 / 6, 0.4 + 0.5 / 3, 0.4 + 0.5 * 2 / 3, 0.9, 0.9])
+
+
+@pytest.mark.parametrize(("shift", "answer"), [(0.02, "yes"), (0.0, "yes"), (-0.02, "no")])
+def test_the_comparison_answers_by_its_interval(bench, shift, answer):
+    generator = np.random.default_rng(3)
+    common = generator.random((2, 500)) * 0.2
+    other = [bench.Point(str(i), common[i] + 0.3 * (i + 1), np.array([1.0, 1.1, 0.9]) * (i + 1)) for i in range(2)]
+    one = [bench.Point(p.setting, p.found + shift, p.seconds) for p in other]
+    assert f"at every speed: {answer} (" in bench.compare("ivf", one, other)
+    apart, (low, high) = bench.differences(one, other)
+    np.testing.assert_allclose(apart, shift, atol=1e-12)
+    assert (low <= apart + 1e-12).all() and (apart <= high + 1e-12).all()
+
+
+def test_the_interval_is_that_of_paired_queries(bench):
+    """Of one setting each and equal times: the difference's mean, by the normal approximation."""
+    generator = np.random.default_rng(5)
+    a, b = generator.random(2000), generator.random(2000)
+    seconds = np.ones(4)
+    _, (low, high) = bench.differences([bench.Point("a", a, seconds)], [bench.Point("b", b, seconds)])
+    half = 1.96 * (a - b).std() / 2000**0.5
+    np.testing.assert_allclose([low[0], high[0]], (a - b).mean() + half * np.array([-1, 1]), atol=0.15 * half)

@@ -1,0 +1,382 @@
+"""The kit for a first GPU: what it says without one, what becomes of parts that fail, what its page holds."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from open_clip.loss import SigLipLoss
+
+ROOT = Path(__file__).resolve().parents[3]
+SCRIPT = ROOT / "scripts/bench/gpu/gpu.py"
+sys.path.insert(0, str(SCRIPT.parent))
+import gpu  # noqa: E402
+import gpu_loss  # noqa: E402
+import gpu_parts  # noqa: E402
+import gpu_runs  # noqa: E402
+import gpu_speed  # noqa: E402
+from gpu_kit import Kit, WrongResultError  # noqa: E402
+
+WHERE = {"device": "NVIDIA H100 80GB HBM3", "driver": "580", "torch": "2.14", "commit": "abc", "CUDA of torch": "13.0"}
+#: Stands in for gpu_parts.py: some parts fail, each in its own way, behind a first row.
+STAND_IN = """
+import json, os, signal, subprocess, sys, time
+part, file = sys.argv[1], sys.argv[sys.argv.index("--file") + 1]
+def write(values):
+    with open(file, "a") as out:
+        out.write(json.dumps(values) + "\\n")
+met = None if "--rehearse" in sys.argv else part != "step"
+write({"what": f"{part} a|b", "figure": "1 | 2", "target": "<= 1", "met": met})
+print("words", *sys.argv[1:], flush=True)
+if part == "kernel":
+    print("Traceback (most recent call last)\\n  whole", file=sys.stderr)
+    write({"error": "ValueError: x | y"})
+    sys.exit(1)
+if part == "pairs":
+    os.kill(os.getpid(), signal.SIGKILL)
+if part == "step":
+    write({"samples_per_second": 123.5})
+if part == "fsdp":
+    sys.exit(7)
+if part == "waits":
+    child = subprocess.Popen(["sleep", "60"])
+    write({"what": "child", "figure": str(child.pid)})
+    time.sleep(60)
+"""
+
+
+@pytest.fixture
+def stand_in(tmp_path, monkeypatch):
+    """Parts that take no time, on a machine that seems to have a GPU."""
+    monkeypatch.setattr(gpu, "PARTS_SCRIPT", tmp_path / "parts.py")
+    gpu.PARTS_SCRIPT.write_text(STAND_IN)
+    monkeypatch.setattr(gpu, "probe", lambda rehearse, commit=None: dict(WHERE))
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    return ["--work", str(tmp_path / "work"), "--output", str(tmp_path / "gpu.md")]
+
+
+def rows_of(page: str, title: str) -> list[str]:
+    """The rows of the first table below a heading, without its head."""
+    lines = page.split(f"## {title}\n")[1].splitlines()
+    first = next(number for number, line in enumerate(lines) if line.startswith("| ---"))
+    return [line for line in lines[first + 1 : lines.index("", first)] if line]
+
+
+# --- without a GPU ----------------------------------------------------------------------------------------------------
+def test_without_a_gpu_one_line_says_so_and_the_exit_code_is_3():
+    done = subprocess.run(
+        [sys.executable, SCRIPT], capture_output=True, text=True, env=os.environ | {"CUDA_VISIBLE_DEVICES": ""}
+    )
+    assert done.returncode == 3 and done.stdout == ""
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"no GPU: torch {torch.__version__} ") and "make gpu" in line and "--rehearse" in line
+
+
+def test_a_machine_without_torch_is_told_what_installs_it():
+    assert "No module named 'torch'): type make gpu" in gpu.no_gpu({"error": "No module named 'torch'"})
+
+
+# --- parts that fail --------------------------------------------------------------------------------------------------
+def test_a_part_that_fails_leaves_the_rows_of_the_others(stand_in, tmp_path):
+    assert gpu.main([*stand_in, "--only", "kernel", "pairs", "step", "loader", "fsdp"]) == 1
+    page, log = (tmp_path / "gpu.md").read_text(), (tmp_path / "gpu.log").read_text()
+    errors = {"kernel": "ValueError: x \\| y", "pairs": "ended by SIGKILL", "fsdp": "ended with exit status 7"}
+    for name, error in errors.items():
+        title = gpu.PARTS[name].title
+        assert rows_of(page, title) == [
+            f"| {name} a\\|b | 1 \\| 2 | <= 1 | met |".replace("<", "&lt;"),
+            f"| FAILED | {error} |  |  |",
+        ]
+        assert f"| {name} | {error} |" in rows_of(page, "Failed")
+    assert rows_of(page, gpu.PARTS["step"].title)[0].endswith("| not met |")
+    assert len(rows_of(page, gpu.PARTS["loader"].title)) == 1
+    assert "Traceback (most recent call last)\n  whole" in log  # all of it, standard error too
+    assert "--step-rate 123.5" in log.split("words loader")[1]
+    assert "Not run: tests, run, waits." in page
+
+
+def test_a_target_of_speed_that_is_not_met_is_no_failure(stand_in, tmp_path):
+    assert gpu.main([*stand_in, "--only", "step", "loader"]) == 0
+    assert "| step | step a\\|b | 1 \\| 2 | &lt;= 1 | not met |" in (tmp_path / "gpu.md").read_text()
+
+
+def test_a_part_that_runs_out_of_its_share_is_ended_with_all_that_it_started(stand_in, tmp_path):
+    args = gpu.parse(stand_in)
+    args.work.mkdir()
+    with open(tmp_path / "log", "w") as log:
+        result = gpu.run_part("waits", args, 4.0, log, [])
+    assert result["error"] == "ran past its share of 4 s" and result["seconds"] < 30
+    child = int(result["rows"][1]["figure"])  # rows behind which it was killed are there
+    deadline = time.monotonic() + 10
+    while (status := Path(f"/proc/{child}/stat")).exists() and status.read_text().split()[2] != "Z":
+        assert time.monotonic() < deadline, "the part's child still runs"
+        time.sleep(0.05)
+
+
+def test_shares_add_up_to_the_limit_and_what_is_left_goes_to_later_parts(stand_in, monkeypatch):
+    given = []
+
+    def at_once(name, args, seconds, *_):
+        given.append(seconds)
+        return {"rows": [], "facts": {}, "seconds": 0.0, "error": None}
+
+    monkeypatch.setattr(gpu, "run_part", at_once)
+    assert gpu.main([*stand_in, "--minutes", "5"]) == 0
+    assert len(given) == len(gpu.PARTS) and given[-1] == pytest.approx(5 * 60 - gpu.RESERVE, abs=2)
+    share = gpu.PARTS["tests"].weight / sum(part.weight for part in gpu.PARTS.values())
+    assert given[0] == pytest.approx((5 * 60 - gpu.RESERVE) * share, abs=1)
+
+
+def test_a_signal_to_stop_leaves_a_page_with_what_is_known(stand_in, tmp_path, monkeypatch):
+    honest = gpu.run_part
+
+    def stopped(name, *rest):
+        if name == "step":
+            raise KeyboardInterrupt
+        return honest(name, *rest)
+
+    monkeypatch.setattr(gpu, "run_part", stopped)
+    assert gpu.main([*stand_in, "--only", "tests", "step", "loader"]) == 1
+    page = (tmp_path / "gpu.md").read_text()
+    assert rows_of(page, "CUDA tests") and rows_of(page, "Failed") == [
+        "| step | stopped before it ended |",
+        "| loader | stopped before it ended |",
+    ]
+
+
+# --- the page ---------------------------------------------------------------------------------------------------------
+def test_the_page_says_where_it_ran_and_how_to_run_each_part_again(stand_in, tmp_path):
+    gpu.main([*stand_in, "--only", "tests", "--minutes", "9"])
+    page = (tmp_path / "gpu.md").read_text()
+    for name, value in WHERE.items():
+        assert f"| {name} | {value} |" in page
+    assert "```bash\n.venv/bin/python scripts/bench/gpu/gpu.py --only tests --minutes 9\n```" in page
+    assert gpu.REHEARSAL not in page
+
+
+def test_what_is_committed_is_told_from_what_is_changed():
+    found = gpu.probe(rehearse=True)
+    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
+    assert found["commit"].split(",")[0] == (head or "unknown: git cannot tell")
+    assert gpu.probe(rehearse=True, commit="abc1234")["commit"] == "abc1234"
+    assert found["torch"] == torch.__version__ and "device" not in found and int(found["cores"]) > 0
+
+
+def test_a_cell_is_one_line_with_pipes_and_brackets_escaped():
+    assert gpu.cell("a|b\n <module> c") == "a\\|b &lt;module> c"
+
+
+def test_rehearsals_are_marked_and_never_write_the_page_of_measurements(stand_in, tmp_path, capsys):
+    there = gpu.PAGE.exists()
+    with pytest.raises(SystemExit) as ended:
+        gpu.main(["--rehearse", "--output", str(gpu.PAGE)])
+    assert ended.value.code == 2 and "is the page of measurements" in capsys.readouterr().err
+    assert gpu.parse(["--rehearse"]).output == ROOT / "runs" / "gpu-rehearsal" / "gpu.md"
+    assert gpu.main([*stand_in, "--rehearse", "--only", "tests"]) == 0
+    page = (tmp_path / "gpu.md").read_text()
+    assert f"**This is {gpu.REHEARSAL}.**" in page and rows_of(page, "CUDA tests")[0].endswith("| no measurement |")
+    assert gpu.PAGE.exists() == there
+
+
+def test_parts_of_earlier_calls_stay_on_the_page_where_nothing_has_changed(stand_in, tmp_path, monkeypatch):
+    def titles_after(*words: str) -> list[str]:
+        gpu.main([*stand_in, "--only", *words])
+        return [part.title for part in gpu.PARTS.values() if f"## {part.title}\n" in (tmp_path / "gpu.md").read_text()]
+
+    assert titles_after("step") == ["A training step"]
+    assert titles_after("loader") == ["A training step", "Feeding by the loader"]
+    for changed in ({"commit": "abd"}, {"device": "NVIDIA H200"}, {"commit": "abc, with changes"}):
+        monkeypatch.setattr(gpu, "probe", lambda rehearse, commit=None, changed=changed: WHERE | changed)
+        assert titles_after("tests") == ["CUDA tests"]
+
+
+@pytest.mark.parametrize("words", [["--minutes", "0.1"], ["--only", "nothing"], ["--output", "/proc/gpu.md"]])
+def test_wrong_use_is_refused_before_anything_runs(words, capsys):
+    with pytest.raises(SystemExit) as ended:
+        gpu.main(words)
+    assert ended.value.code == 2 and words[0] in capsys.readouterr().err
+
+
+# --- the parts --------------------------------------------------------------------------------------------------------
+def kit(tmp_path: Path, rehearse: bool = True) -> Kit:
+    return Kit(argparse.Namespace(rehearse=rehearse, seconds=60, step_rate=None, work=tmp_path, file=tmp_path / "rows"))
+
+
+def test_the_parts_are_those_that_are_started():
+    assert list(gpu.PARTS) == list(gpu_parts.PARTS)
+
+
+def test_the_tests_that_need_cuda_are_found():
+    found = gpu_parts.cuda_tests(ROOT / "tests")
+    skipped = {
+        "training/test_loop.py::test_on_cuda_a_step_does_not_stop_the_host",
+        "prolip/data/test_colour.py::test_cuda_makes_the_same_images_and_the_host_never_waits",
+    }
+    assert {f"tests/{name}" for name in skipped | {"prolip/losses/test_fused.py"}} < set(found)
+    assert not any("gpu_bench" in name for name in found)
+
+
+def test_a_wrong_result_fails_its_part_and_a_slow_one_does_not(tmp_path):
+    there = kit(tmp_path, rehearse=False)
+    there.speed("ratio", 2.0, "2.0", most=1.08)
+    there.speed("share", 0.5, "0.5", least=0.4)
+    there.settle()
+    there.check("sum", 3, "4", False)
+    with pytest.raises(WrongResultError, match="sum: 3, wanted 4"):
+        there.settle()
+    rows, _ = gpu.read_rows(tmp_path / "rows")
+    assert [row["met"] for row in rows] == [False, True, False]
+
+
+def test_a_test_that_fails_on_the_gpu_fails_the_part(tmp_path, monkeypatch):
+    file = tmp_path / "test_x.py"
+    file.write_text(
+        "import pytest\ndef test_bad(): assert 0\ndef test_good(): pass\n@pytest.mark.skip(reason='two')\n"
+        "def test_left(): pass\n"
+    )
+    monkeypatch.setattr(gpu_parts, "cuda_tests", lambda _: [str(file)])
+    with pytest.raises(WrongResultError, match="tests that failed: test_bad, wanted none of 3"):
+        gpu_parts.tests(kit(tmp_path, rehearse=False))
+    rows, _ = gpu.read_rows(tmp_path / "rows")
+    assert [(row["what"], row["figure"]) for row in rows] == [
+        ("tests that failed", "test_bad"),
+        ("tests that passed", "1"),
+        ("skipped: test_left", "two"),
+    ]
+
+
+def test_a_batch_that_does_not_fit_is_halved_and_the_step_is_held_against_its_targets(tmp_path, monkeypatch):
+    def times(kit, model, batch, compile):
+        if batch == 512:
+            raise torch.OutOfMemoryError("CUDA out of memory.\nmore")
+        return {"siglip": [0.1] * 3, "prolip": [0.1 if compile else 0.2] * 3}
+
+    monkeypatch.setattr(gpu_speed, "step_times", times)
+    monkeypatch.setattr(gpu_speed, "flops_of", lambda name, rows: 1e11)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA H100 80GB HBM3")
+    gpu_speed.step(kit(tmp_path, rehearse=False))
+    rows, facts = gpu.read_rows(tmp_path / "rows")
+    assert rows[0] == {"what": "batch 512, eager", "figure": "out of memory: CUDA out of memory."}
+    judged = {row["what"]: (row["figure"], row["met"]) for row in rows if "target" in row}
+    assert judged == {
+        "ProLIP step / SigLIP step, compiled": ("1.000", True),
+        "MFU of the ProLIP step, compiled": ("0.259 of 989.4 TFLOP/s", False),
+    }
+    assert facts == {"samples_per_second": 2560.0}
+
+
+def test_waits_are_watched_for_the_whole_step_and_told_by_their_place(tmp_path, monkeypatch):
+    modes = []
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", modes.append)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    with gpu_runs.waits_noted(kit(tmp_path, rehearse=False)) as found:
+        warnings.warn("called a synchronizing CUDA operation (Triggered internally)", stacklevel=1)
+        warnings.warn("another", stacklevel=1)
+    assert len(found) == 1 and found[0].startswith("test_gpu_bench.py:") and modes == ["warn", "default"]
+
+
+def test_an_error_of_a_part_is_kept_by_its_first_line(tmp_path, monkeypatch, capfd):
+    def fails(_):
+        raise RuntimeError("CUDA error: one\nand what to do")
+
+    monkeypatch.setitem(gpu_parts.PARTS, "kernel", fails)
+    words = ["kernel", "--file", tmp_path / "rows", "--work", tmp_path, "--seconds", "9", "--rehearse"]
+    assert gpu_parts.main([str(word) for word in words]) == 1
+    assert gpu.read_rows(tmp_path / "rows") == ([], {"error": "RuntimeError: CUDA error: one"})
+    assert "and what to do" in capfd.readouterr().err
+
+
+def test_a_row_that_was_cut_by_a_kill_is_left_out(tmp_path):
+    (tmp_path / "rows").write_text('{"what": "a", "figure": "1"}\n{"what": "b", "fig')
+    assert gpu.read_rows(tmp_path / "rows") == ([{"what": "a", "figure": "1"}], {})
+    assert gpu.read_rows(tmp_path / "none") == ([], {})
+
+
+def test_the_plain_loss_that_ppcl_is_held_against_is_openclips():
+    from bench.train import loss as bench_loss
+
+    x = bench_loss.Inputs(20, 8, "cpu")
+    got = gpu_loss.gradients(gpu_loss.compiled_blocks(gpu_loss.one_block, 7), x)
+    want = gpu_loss.gradients(lambda x: SigLipLoss()(x.image.mean, x.text.mean, x.scale, x.bias), x)
+    assert gpu_loss.furthest(got[:2], want[:2]) < 1e-5
+    for one, other in zip(got, want):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-7)
+
+
+def test_ppcl_is_compared_also_where_nothing_can_be_compiled(tmp_path, monkeypatch):
+    def broken(*_, **__):
+        raise RuntimeError("no compiler\nhere")
+
+    monkeypatch.setattr(torch, "compile", lambda *_, **__: broken)
+    monkeypatch.setattr(gpu_loss, "kernel_in_use", lambda _: None)
+    with pytest.raises(WrongResultError, match="^plain, compiled: RuntimeError: no compiler$"):
+        gpu_loss.pairs(kit(tmp_path))
+    rows, _ = gpu.read_rows(tmp_path / "rows")
+    assert [row["what"] for row in rows] == [
+        "plain, compiled",
+        "plain, same kernel",
+        "PPCL / plain, forward and backward, B=64",
+    ]
+
+
+def test_an_error_is_a_share_of_the_largest_element_and_nan_is_the_largest_of_all():
+    one, none = torch.tensor([1.0, -4.0]), torch.zeros(2)
+    assert gpu_loss.furthest([one + 1, none], [one, none]) == 0.25
+    assert gpu_loss.furthest([one, none + 0.5], [one, none]) == 0.5
+    for got in ([one, none * float("nan")], [one * float("nan"), none]):
+        assert not gpu_loss.furthest(got, [one, none]) <= 1
+
+
+def test_a_step_that_is_logged_twice_is_found(tmp_path):
+    lines = [{"step": 1, "loss": 2.0}, {"step": 2, "loss": 1.0}]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"step": 3')
+    assert gpu_runs.logged(tmp_path) == {1: 2.0, 2: 1.0}
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in [*lines, lines[0]]))
+    with pytest.raises(WrongResultError, match="step 1 twice"):
+        gpu_runs.logged(tmp_path)
+
+
+RUN = """
+import json, sys, time
+from pathlib import Path
+folder = Path(sys.argv[1])
+if "ends" in sys.argv:
+    sys.exit(0)
+(folder / "checkpoints").mkdir(parents=True)
+for step in range(1, 41):
+    with open(folder / "metrics.jsonl", "a") as log:
+        log.write(json.dumps({"step": step, "loss": 1 / step}) + "\\n")
+    if step % 10 == 0:
+        (folder / "checkpoints" / f"step_{step}.pt").touch()
+    time.sleep(0.05)
+"""
+
+
+def test_a_run_is_killed_between_two_checkpoints_behind_its_middle(tmp_path):
+    folder = tmp_path / "run"
+    command = [sys.executable, "-c", RUN, str(folder)]
+    with pytest.raises(RuntimeError, match="ended with 0 before it could be killed"):
+        gpu_runs.killed_in_the_middle(kit(tmp_path), [*command, "ends"], folder, 40, 10)
+    newest = gpu_runs.killed_in_the_middle(kit(tmp_path), command, folder, 40, 10)
+    assert newest >= 20 and newest + 5 <= max(gpu_runs.logged(folder)) < 40
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_a_rehearsal_of_all_parts_ends_well(tmp_path):
+    words = ["--rehearse", "--work", tmp_path, "--minutes", "30"]
+    done = subprocess.run([sys.executable, SCRIPT, *map(str, words)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-3000:]
+    page = (tmp_path / "gpu.md").read_text()
+    assert gpu.REHEARSAL in page and "not met" not in page and "Failed" not in page
+    for part in gpu.PARTS.values():
+        assert rows_of(page, part.title)

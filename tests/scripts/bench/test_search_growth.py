@@ -1,0 +1,178 @@
+"""`search.py --grow`: one table of an index at several sizes, resumed after a kill, and what it foretells."""
+
+import json
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from bench.use import search_growth
+from prolip.search.index import SearchIndex
+from prolip.search.indexes import Kind
+
+ROOT = Path(__file__).resolve().parents[3]
+
+KINDS = ("ivf", "hnsw", "pq")
+WHAT = [
+    "add",
+    "add, last piece",
+    *(by + who for by in ("exactly", *KINDS) for who in ("", ", faiss alone")),
+    *(f"{kind}, build" for kind in KINDS),
+]
+
+
+def options(**changed) -> SimpleNamespace:
+    own = {
+        "items": 900,
+        "at": [300],
+        "dim": 8,
+        "queries": 20,
+        "clusters": 4,
+        "trace": 0.05,
+        "trace_spread": 1.0,
+        "top": 10,
+        "index_types": list(KINDS),
+        "rounds": 1,
+        "threads": 1,
+        "seed": 0,
+        "extrapolate": None,
+        "write": None,
+        "processor_time": False,
+    }
+    return SimpleNamespace(**own | changed)
+
+
+def cells(out: str) -> dict[tuple[str, str], list[str]]:
+    """The lines of the last table by their first two columns."""
+    lines = [line.strip("| ").split(" | ") for line in out.rpartition("| items |")[2].splitlines()[2:]]
+    return {(line[0], line[1]): line[2:] for line in lines if len(line) > 2}
+
+
+def test_one_table_has_every_search_at_every_size_and_what_more_items_would_take(forked, tmp_path):
+    words = (
+        "--grow",
+        "--items",
+        "900",
+        "--at",
+        "300",
+        "--dim",
+        "8",
+        "--queries",
+        "20",
+        "--clusters",
+        "4",
+        "--rounds",
+        "1",
+        "--threads",
+        "1",
+        "--folder",
+        str(tmp_path),
+        "--extrapolate",
+        "9000",
+    )
+    page, mark = tmp_path / "page.md", "<!-- 8 dimensions: by scripts/bench/use/search.py -->"
+    page.write_text("none")
+    assert forked.script(ROOT / "scripts/bench/use/search.py", *words, "--write", page) == 2 and mark in forked.err
+    page.write_text(f"before\n{mark}\nold\n{mark}\nafter\n")
+    code = forked.script(ROOT / "scripts/bench/use/search.py", *words, "--write", page)
+    assert code == 0, forked.err[-2000:]
+    found = cells(forked.out)
+    assert page.read_text() == f"before\n{mark}\n{forked.out[forked.out.rindex('| items |') :]}{mark}\nafter\n"
+    sizes = ("300", "900", "9,000 (extrapolated)")
+    assert sorted(found) == sorted((size, by) for size in sizes for by in WHAT)
+    number = list(search_growth.COLUMNS).index
+    for size in sizes[:2]:
+        assert found[size, "exactly"][number("recall")] == "1.0000"
+        assert float(found[size, "exactly, faiss alone"][number("recall")]) > 0.99
+        assert all(float(found[size, kind][number("recall")]) > 0.7 for kind in KINDS)
+        assert found[size, "ivf"][number("recall")] == found[size, "ivf, faiss alone"][number("recall")]
+        assert 4 * 17 < int(found[size, "add"][number("written")]) < 1000
+        assert int(found[size, "add"][number("rate")].replace(",", "")) > 10
+        assert 8 < int(found[size, "ivf"][number("files")]) < 14
+    assert found["900", "ivf"][0] == "8 of 14 lists" and found["900", "hnsw"][0] == "128 candidates"
+    assert found[sizes[2], "exactly"][number("recall")] == "-" != found[sizes[2], "exactly"][number("alone")]
+    assert len(SearchIndex(tmp_path / "index", verify=True)) == 900 and not [*(tmp_path / "index").glob("near-*")]
+
+
+class Killed(BaseException):
+    pass
+
+
+def test_a_run_that_was_killed_goes_on_with_what_it_measured_and_made(tmp_path, monkeypatch, capsys):
+    """Anywhere: before each row of results is kept."""
+    keep, ends, begun = search_growth.Results.add, 0, []
+    finish = SearchIndex.finish
+
+    def noted(index, *args, **kwargs):
+        begun.append((index.kind.name, len(index), index.store.values["near"]))
+        finish(index, *args, **kwargs)
+
+    def broken(results, items, by, row):
+        if len(results.rows) == ends:
+            raise Killed
+        keep(results, items, by, row)
+
+    monkeypatch.setattr(SearchIndex, "finish", noted)
+    monkeypatch.setattr(search_growth.Results, "add", broken)
+    while True:
+        try:
+            search_growth.grow(options(extrapolate=1000), tmp_path / "run")
+            break
+        except Killed:
+            ends += 1
+    found = cells(capsys.readouterr().out)
+    # of what was made, but whose line was not kept, nothing can be measured again
+    assert {key for key in found if key[0] != "1,000 (extrapolated)"} >= {
+        (size, by) for size in ("300", "900") for by in WHAT if not by.startswith("add") and not by.endswith("build")
+    }
+    rows = json.loads((tmp_path / "run" / search_growth.RESULTS).read_bytes())["rows"]
+    assert len({(row["items"], row["by"]) for row in rows}) == len(rows)
+    kinds = [(kind, items) for kind, items, near in begun if near is None]
+    assert kinds == [(kind, items) for items in (300, 900) for kind in KINDS], "each was made once"
+    index = SearchIndex(tmp_path / "run/index", verify=True)
+    assert len(index) == 900 and index.kind == Kind()
+    whole = search_growth.gaussians(search_growth.CHUNK, options(), 1)
+    assert index.gaussians(range(900)).mean.equal(whole.mean[:900])  # wherever it was broken off
+
+
+def test_rows_do_not_depend_on_where_a_run_starts(monkeypatch):
+    monkeypatch.setattr(search_growth, "CHUNK", 7)
+    whole = [*search_growth.parts(options(), 0, 30, {"aside": 0.0})]
+    rest = [*search_growth.parts(options(), 11, 30, {"aside": 0.0})]
+    means = [np.concatenate([part.z.mean for part in some]) for some in (whole, rest)]
+    assert np.array_equal(means[0][11:], means[1]) and [part.position for part in rest] == [14, 21, 28, 30]
+    assert [item["key"] for part in rest for item in part.items] == [str(key) for key in range(11, 30)]
+
+
+def test_what_cannot_be_is_refused_before_anything_is_written(tmp_path, monkeypatch):
+    with pytest.raises(ValueError, match="--at .*: give 40 or more"):
+        search_growth.grow(options(at=[30]), tmp_path / "run")
+    with pytest.raises(ValueError, match="at most --items 900"):
+        search_growth.grow(options(at=[1000]), tmp_path / "run")
+    free = SimpleNamespace(total=2**40, free=search_growth.room(options(items=10**7), KINDS) - 2**20)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: free)
+    with pytest.raises(ValueError, match=r"takes about [\d,]+ MiB, and [\d,]+ MiB are free .*make room, or"):
+        search_growth.grow(options(items=10**7), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / search_growth.RESULTS).write_text(
+        json.dumps({"options": {name: getattr(options(dim=4), name) for name in search_growth.SAME}, "rows": []})
+    )
+    with pytest.raises(ValueError, match="holds a run with --dim 4: give the same, or another --folder"):
+        search_growth.grow(options(), tmp_path / "run")
+
+
+def test_what_is_foretold_lies_on_the_law_of_each_search():
+    at = (1000, 2000, 5000, 10_000)
+    laws = {"exactly": lambda n: 3 + 0.5 * n, "ivf": lambda n: 1 + 0.01 * n, "hnsw": lambda n: 2 + np.log(n)}
+    rows = [{"items": n, "by": by, "alone": law(n), "own": 0.5 + n * 1e-6} for by, law in laws.items() for n in at]
+    rows += [{"items": n, "by": "ivf, build", "rate": 1 / (2 + 3 * n**0.5), "written": 100.0} for n in at]
+    for by, law in laws.items():
+        row = search_growth.extrapolated(rows, by, 10**6)
+        assert row["alone"] == pytest.approx(law(10**6)) and row["own"] == pytest.approx(1.5) and "recall" not in row
+    row = search_growth.extrapolated(rows, "ivf, build", 10**6)
+    assert row["rate"] == pytest.approx(1 / 3002) and row["written"] == pytest.approx(100)
+    falling = [{"items": n, "by": "add", "rate": float(n), "written": 1.0} for n in at]
+    assert search_growth.extrapolated(falling, "add", 10**6)["rate"] == pytest.approx(1 / np.mean([1 / n for n in at]))

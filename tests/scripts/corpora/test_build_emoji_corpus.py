@@ -1,0 +1,242 @@
+"""The corpus builder on small JSON in the packages' own format; no network, no renderer."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import json
+import sys
+import tarfile
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from PIL import Image
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(scope="module")
+def builder():
+    """The script as a module."""
+    spec = importlib.util.spec_from_file_location("build_emoji_corpus", ROOT / "scripts/corpora/build_emoji.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules[spec.name]
+
+
+GROUPS = {
+    "groups": {"2": "component", "3": "animals-nature", "8": "symbols", "9": "flags"},
+    "subgroups": {"33": "animal-mammal", "85": "time", "90": "keycap", "99": "hair-style", "100": "country-flag"},
+}
+DATA = [
+    {"label": "regional indicator A", "hexcode": "1F1E6", "emoji": "\U0001f1e6", "type": 1, "version": 0},
+    {"label": "red hair", "hexcode": "1F9B0", "order": 5, "group": 2, "subgroup": 99, "tags": ["ginger"]},
+    {"label": "one o’clock", "hexcode": "1F550", "order": 20, "group": 8, "subgroup": 85, "tags": ["time", "1"]},
+    {"label": "Ox", "hexcode": "1F402", "order": 10, "group": 3, "subgroup": 33, "tags": ["taurus", "ox", "bull"]},
+    {"label": "piñata", "hexcode": "1FA85", "order": 30, "group": 3, "subgroup": 33},
+    {"label": "keycap: *", "hexcode": "002A-FE0F-20E3", "order": 40, "group": 8, "subgroup": 90},
+    {"label": "flag: Peru", "hexcode": "1F1F5-1F1EA", "order": 50, "group": 9, "subgroup": 100},
+]
+SQUARE = '<path fill="#f00" d="M0 0h32v32H0z"/>'
+ICONS = {
+    "prefix": "noto",
+    "width": 32,
+    "height": 32,
+    "icons": {
+        "one-oclock": {"body": SQUARE, "height": 16},
+        "cow-male": {"body": SQUARE},
+        "keycap-asterisk": {"body": ""},
+    },
+    "aliases": {"bull": {"parent": "cow-male"}, "ox": {"parent": "bull", "hFlip": True}},
+}
+CHARS = {"2a-20e3": "elsewhere", "002a-20e3": "keycap-asterisk"}
+
+
+@pytest.fixture
+def concepts(builder):
+    return builder.read_concepts(DATA, GROUPS)
+
+
+def test_concepts_come_in_cldr_order_without_flags_components_and_indicators(concepts):
+    assert [c.hexcode for c in concepts] == ["1f402", "1f550", "1fa85", "002a-fe0f-20e3"]
+
+
+def test_captions_are_sorted_and_a_keyword_that_repeats_the_name_is_dropped(concepts):
+    ox = concepts[0]
+    assert (ox.name, ox.keywords, ox.subgroup, ox.group) == (
+        "Ox",
+        ["bull", "taurus"],
+        "animal mammal",
+        "animals nature",
+    )
+
+
+@pytest.mark.parametrize(
+    "name, wanted",
+    [
+        ("one o’clock", "one-oclock"),
+        ("piñata", "pinata"),
+        ("Mrs. Claus", "mrs-claus"),
+        ("keycap: #", "keycap"),
+        ("“hundred”  points", "hundred-points"),
+    ],
+)
+def test_icon_names_are_ascii_words_joined_by_hyphens(builder, name, wanted):
+    assert builder.slug(name) == wanted
+
+
+def test_a_drawing_is_found_by_code_point_then_by_name_then_not_at_all(builder, concepts):
+    assert [builder.find_icon(c, ICONS, CHARS) for c in concepts] == ["ox", "one-oclock", None, "keycap-asterisk"]
+    assert builder.find_icon(concepts[3], ICONS, {}) is None
+
+
+def test_an_alias_of_an_alias_has_the_drawing_of_the_last(builder):
+    assert builder.icon_svg("ox", ICONS) == builder.icon_svg("cow-male", ICONS)
+
+
+def test_an_icon_keeps_its_own_box(builder):
+    assert 'viewBox="0 0 32 16" width="32" height="16"' in builder.icon_svg("one-oclock", ICONS)
+
+
+def test_a_flat_drawing_stands_in_the_middle_of_a_white_square(builder):
+    pytest.importorskip("resvg_py", reason="the renderer is needed only to rebuild the corpus")
+    picture = Image.open(io.BytesIO(builder.render(builder.icon_svg("one-oclock", ICONS))))
+    assert (picture.size, picture.mode) == ((64, 64), "RGB")
+    # lossy WebP: near red inside, near white above and below
+    assert picture.getpixel((32, 32))[0] > 240 and picture.getpixel((32, 32))[1] < 15
+    assert min(picture.getpixel((32, 5))) > 240 and min(picture.getpixel((32, 58))) > 240
+
+
+@pytest.fixture
+def drawn(builder, monkeypatch):
+    """The builder with a renderer that needs nothing: a grey whose value is the length of the drawing."""
+
+    def render(svg: str) -> bytes:
+        out = io.BytesIO()
+        Image.new("RGB", (64, 64), (len(svg) % 256,) * 3).save(out, "WEBP", lossless=True)
+        return out.getvalue()
+
+    monkeypatch.setattr(builder, "render", render)
+    return builder
+
+
+def pack(folder: Path, builder, package: str, files: dict) -> None:
+    """A tarball as npm makes it."""
+    with tarfile.open(folder / builder.tarball_name(package), "w:gz") as tar:
+        for path, content in files.items():
+            info = tarfile.TarInfo(f"package/{path}")
+            blob = json.dumps(content).encode()
+            info.size = len(blob)
+            tar.addfile(info, io.BytesIO(blob))
+
+
+@pytest.fixture
+def packages(builder, tmp_path):
+    """A folder with the tarballs for the style noto."""
+    folder = tmp_path / "packages"
+    folder.mkdir()
+    words, noto = builder.package_names(["noto"])
+    pack(folder, builder, words, {"en/data.json": DATA, "meta/groups.json": GROUPS})
+    pack(folder, builder, noto, {"icons.json": ICONS, "chars.json": CHARS})
+    return folder
+
+
+@pytest.fixture
+def installed(drawn, monkeypatch):
+    """As if npm were absent and the renderer present."""
+    monkeypatch.setattr(drawn.shutil, "which", lambda name: None)
+    monkeypatch.setitem(sys.modules, "resvg_py", ModuleType("resvg_py"))
+    return drawn
+
+
+def test_packages_are_named_as_npm_names_their_files(builder):
+    assert builder.tarball_name("@iconify-json/noto-v1@1.2.5") == "iconify-json-noto-v1-1.2.5.tgz"
+    assert builder.tarball_name("emojibase-data@17.0.0") == "emojibase-data-17.0.0.tgz"
+
+
+def test_a_shard_is_the_same_bytes_every_time_and_reads_back(installed, packages, tmp_path):
+    for out in ("a", "b"):
+        assert installed.main(["--style", "noto", "--packages", str(packages), "--out", str(tmp_path / out)]) == 0
+    first, second = tmp_path / "a/noto.tar", tmp_path / "b/noto.tar"
+    assert first.read_bytes() == second.read_bytes()
+    assert [f.name for f in (tmp_path / "a").iterdir()] == ["noto.tar"]
+    rows = installed.read_shard(first)
+    assert list(rows) == ["noto-1f402", "noto-1f550", "noto-002a-fe0f-20e3"]
+    assert rows["noto-1f550"]["txt"].decode() == "one o’clock"
+    assert json.loads(rows["noto-1f402"]["json"]) == {
+        "hexcode": "1f402",
+        "name": "Ox",
+        "keywords": ["bull", "taurus"],
+        "subgroup": "animal mammal",
+        "group": "animals nature",
+        "style": "noto",
+    }
+    with tarfile.open(first) as tar:
+        assert {(m.mtime, m.uid, m.uname) for m in tar} == {(0, 0, "")}
+
+
+def test_check_passes_on_equal_shards_and_measures_other_pictures(installed, packages, tmp_path, capsys, monkeypatch):
+    args = ["--style", "noto", "--packages", str(packages)]
+    wanted = tmp_path / "wanted"
+    assert installed.main([*args, "--out", str(wanted)]) == 0
+    assert installed.main([*args, "--check", str(wanted)]) == 0
+    assert "0 txt, 0 json, 0 webp, the files are equal byte for byte" in capsys.readouterr().out
+    lighter = installed.render
+    monkeypatch.setattr(installed, "render", lambda svg: lighter(svg + "   "))
+    assert installed.main([*args, "--check", str(wanted)]) == 0
+    assert "0 json, 3 webp (of 255: mean 3.000, worst picture 3.00, max 3)" in capsys.readouterr().out
+
+
+def test_check_fails_on_another_caption_and_on_a_lost_sample(installed, packages, tmp_path, capsys, monkeypatch):
+    args = ["--style", "noto", "--packages", str(packages)]
+    wanted = tmp_path / "wanted"
+    installed.main([*args, "--out", str(wanted)])
+    rows = installed.read_shard(wanted / "noto.tar")
+    rows["noto-1f402"]["txt"] = b"cow"
+    installed.write_shard(wanted / "noto.tar", ({"key": k, **v} for k, v in rows.items()))
+    assert installed.main([*args, "--check", str(wanted)]) == 1
+    assert "1 txt, 0 json, 0 webp" in capsys.readouterr().out
+    monkeypatch.setattr(installed, "find_icon", lambda c, icons, chars: "ox" if c.hexcode == "1f402" else None)
+    assert installed.main([*args, "--check", str(wanted)]) == 1
+    assert "2 samples lost ['noto-002a-fe0f-20e3', 'noto-1f550']" in capsys.readouterr().out
+
+
+def test_everything_missing_is_said_before_any_work_starts(builder, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(builder.shutil, "which", lambda name: None)
+    monkeypatch.setitem(sys.modules, "resvg_py", None)  # importing it fails
+    monkeypatch.setattr(builder, "fetch", lambda *args: pytest.fail("work started"))
+    assert builder.main(["--style", "noto", "--check", str(tmp_path)]) == 2
+    said = capsys.readouterr().err
+    assert "npm is not on PATH" in said and "@iconify-json/noto@1.2.9" in said and "--packages" in said
+    assert "pip install resvg-py==0.5.0" in said
+    assert f"--check wants {tmp_path / 'noto.tar'}, which does not exist" in said
+
+
+def test_npm_is_not_wanted_when_the_packages_are_there(installed, packages):
+    names = installed.package_names(["noto"])
+    assert installed.missing_tools(names, packages) == []
+    assert "npm is not on PATH" in installed.missing_tools(installed.package_names(["twemoji"]), packages)[0]
+
+
+def test_a_damaged_package_names_its_file_and_the_remedy(installed, packages, tmp_path, capsys):
+    tarball = packages / "iconify-json-noto-1.2.9.tgz"
+    tarball.write_bytes(tarball.read_bytes()[:100])
+    assert installed.main(["--style", "noto", "--packages", str(packages), "--out", str(tmp_path / "o")]) == 2
+    assert f"cannot read icons.json in {tarball}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "args, said",
+    [
+        ([], "nothing to do"),
+        (["--out", "x", "--check", "x"], "would overwrite"),
+        (["--style", "apple"], "invalid choice"),
+    ],
+)
+def test_bad_flags_are_refused(builder, args, said, capsys):
+    with pytest.raises(SystemExit):
+        builder.main(args)
+    assert said in capsys.readouterr().err

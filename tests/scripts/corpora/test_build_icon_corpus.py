@@ -1,0 +1,544 @@
+"""The icon corpus on tiny packages in the sets' own formats; no network, no renderer."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import io
+import json
+import sys
+import tarfile
+from base64 import b64encode
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from prolip.corpora.emoji import corpus as emoji
+from prolip.data.reading.shards import expand_source
+from training.main import parse
+
+ROOT = Path(__file__).parents[3]
+ROOMS = ("icon_categories", "icon_joins", "icon_concepts", "icon_sets", "build_emoji")
+MODULES = (*(f"corpora.{name}" for name in ROOMS), "build_icons")
+#: A renderer that needs nothing: a grey that depends on the drawing. In a file, for the processes that draw.
+RENDERER = """
+import io
+
+from PIL import Image
+
+
+def svg_to_bytes(svg_string, width, height, skip_system_fonts):
+    if "broken" in svg_string:
+        raise ValueError("no such path")
+    out = io.BytesIO()
+    Image.new("RGB", (width, height), (sum(svg_string.encode()) % 256,) * 3).save(out, "PNG")
+    return out.getvalue()
+"""
+
+
+@pytest.fixture(scope="module")
+def builder():
+    """The script as a module."""
+    before, path = {name: sys.modules.pop(name, None) for name in MODULES}, list(sys.path)
+    spec = importlib.util.spec_from_file_location("build_icons", ROOT / "scripts/corpora/build_icons.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    yield module
+    sys.path[:] = path
+    for name in MODULES:
+        sys.modules.pop(name, None)
+        if before[name] is not None:
+            sys.modules[name] = before[name]
+
+
+def svg(drawing: str, head: str = "") -> bytes:
+    """A drawing whose bytes tell it from others."""
+    return f'{head}<svg class="{drawing}" viewBox="0 0 24 24"><path d="{drawing}"/></svg>'.encode()
+
+
+def lucide(name: str, drawing: str) -> bytes:
+    """A drawing as Lucide writes it: the class is the name, so an alias differs from its drawing in that alone."""
+    return f'<!-- licence --><svg class="lucide-{name}"><path d="{drawing}"/></svg>'.encode()
+
+
+def phosphor(weights: list[str]) -> dict[str, bytes]:
+    """Two icons of Phosphor: a brand, and one with a former name."""
+    entries = """var t = (i) => (i.ARROWS = "arrows");
+    const n = [{ name: "apple-logo", pascal_name: "AppleLogo", categories: [e.BRAND], figma_category: a.BRAND,
+      tags: ["*new*", "macos"], codepoint: 1 },
+      { name: "archive", pascal_name: "Archive", alias: { name: "archive-box", pascal_name: "ArchiveBox" },
+      categories: [e.OFFICE,
+        e.SYSTEM], figma_category: a.OFFICE, tags: ["Saved"], codepoint: 2 }];"""
+    names = ("apple-logo", "archive")
+    drawn = {f"assets/{w}/{n}{'' if w == 'regular' else '-' + w}.svg": svg(n + w) for w in weights for n in names}
+    return {"./dist/index.mjs": entries.encode(), **drawn}
+
+
+def sets() -> dict[str, dict[str, bytes]]:
+    """{set: {path: content}} of six tiny packages."""
+    tabler = {
+        "arrow-left": {"category": "Arrows", "tags": ["back", "Go Left"]},
+        "brand-apple": {"category": "Brand", "tags": []},
+        "apple": {"category": "Food", "tags": ["fruit"]},
+        "trash": {"category": "System", "tags": ["garbage", "delete"]},
+        "user": {"category": "System", "tags": ["profile", 1]},
+        "box": {"category": "System", "tags": ["parcel"]},
+    }
+    mdi = [
+        {"name": "arrow-left", "aliases": ["arrow-back"], "tags": ["Arrow"]},
+        {"name": "arrow-left-outline", "aliases": [], "tags": ["Arrow"]},
+        {"name": "apple", "aliases": [], "tags": ["Brand / Logo"]},
+        {"name": "account", "aliases": ["user", "person"], "tags": ["Account / User"]},
+        {"name": "delete", "aliases": ["trash"], "tags": ["Home Automation"]},
+        {"name": "account-off", "aliases": ["user-off"], "tags": []},
+        {"name": "account-cowboy-hat", "aliases": [], "tags": []},
+        {"name": "zeppelin", "aliases": [], "tags": []},
+    ]
+    unicons = [{"name": "arrow-left", "category": "Arrows", "tags": ["previous"]}]
+    dice = [{"name": "package", "category": "Shopping", "tags": ["parcel", "box"]}]
+    return {
+        "tabler": {
+            "icons.json": json.dumps(tabler).encode(),
+            **{f"icons/outline/{name}.svg": svg(name) for name in tabler},
+            "icons/filled/apple.svg": svg("apple filled"),
+        },
+        "phosphor": phosphor(["thin", "light", "regular", "bold", "fill", "duotone"]),
+        "lucide": {
+            "tags.json": json.dumps({"square-x": ["close"], "user-off": ["leave"], "bin": ["trash", "waste"]}).encode(),
+            "icons/square-x.svg": lucide("square-x", "x in a square"),
+            "icons/x-square.svg": lucide("x-square", "x in a square"),
+            "icons/user-off.svg": lucide("user-off", "nobody"),
+            "icons/bin.svg": lucide("bin", "bin"),
+        },
+        "unicons": {
+            "json/line.json": json.dumps(unicons).encode(),
+            "json/solid.json": json.dumps(dice).encode(),
+            "json/thinline.json": b"[]",
+            "json/monochrome.json": b"[]",
+            "svg/line/arrow-left.svg": svg("left"),
+            "svg/solid/package.svg": svg("package"),
+            "svg/thinline/nameless.svg": svg("thin"),
+            "svg/monochrome/nameless.svg": svg("nameless"),
+        },
+        "mdi": {"meta.json": json.dumps(mdi).encode(), **{f"svg/{e['name']}.svg": svg(e["name"]) for e in mdi}},
+        "remixicon": {
+            "icons/Arrows/arrow-left-line.svg": svg("l"),
+            "icons/Arrows/arrow-left-fill.svg": svg("f"),
+            "icons/Editor/bold.svg": svg("b"),
+            "icons/Arrows/x-square-line.svg": svg("x"),
+        },
+    }
+
+
+def pack(path: Path, files: dict[str, bytes]) -> str:
+    """A tarball as npm makes it; returns its checksum as npm writes it."""
+    with tarfile.open(path, "w:gz") as tar:
+        for name, content in files.items():
+            info = tarfile.TarInfo(f"package/{name}")
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+    return "sha512-" + b64encode(hashlib.sha512(path.read_bytes()).digest()).decode()
+
+
+@pytest.fixture
+def packages(builder, tmp_path, monkeypatch):
+    """A folder with the six tarballs, whose checksums the script expects; npm absent, renderer as if present."""
+    folder = tmp_path / "packages"
+    folder.mkdir()
+    for key, files in sets().items():
+        package = builder.PACKAGES[key]
+        licence = {"License" if key == "remixicon" else "LICENSE": f"the licence of {key}".encode()}
+        checksum = pack(folder / sys.modules["corpora.icon_sets"].tarball_name(package.spec), {**files, **licence})
+        monkeypatch.setitem(builder.PACKAGES, key, package._replace(integrity=checksum))
+    (tmp_path / "renderer").mkdir()
+    (tmp_path / "renderer/resvg_py.py").write_text(RENDERER)
+    monkeypatch.syspath_prepend(tmp_path / "renderer")
+    monkeypatch.setitem(sys.modules, "resvg_py", None)  # restored behind the test
+    del sys.modules["resvg_py"]
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    return folder
+
+
+@pytest.fixture
+def icons(builder, packages):
+    return builder.read_sets(packages)[0]
+
+
+@pytest.fixture
+def concepts(builder, icons):
+    return builder.concepts_of(icons)
+
+
+def build(builder, packages: Path, out: Path, *more: str) -> int:
+    return builder.main(["--packages", str(packages), "--out", str(out), "--jobs", "1", *more])
+
+
+@pytest.mark.parametrize(
+    "name, wanted",
+    [
+        ("arrow-left", "arrow left"),
+        ("ArrowLeft", "arrow left"),
+        ("mdi_arrow left", "mdi arrow left"),
+        ("piñata's", "pinatas"),
+        ("html5", "html5"),
+    ],
+)
+def test_names_are_lower_case_words(builder, name, wanted):
+    assert sys.modules["corpora.icon_joins"].normalise(name) == wanted
+
+
+def test_a_name_in_several_sets_is_one_concept_with_all_tags(concepts):
+    assert concepts["arrow left"] == (
+        "arrow-left",
+        "arrow left",
+        ["arrow back", "back", "go left", "previous"],
+        "arrows",
+        "signs",
+    )
+
+
+def test_styles_are_taken_off_names_and_meaning_is_not(icons, concepts):
+    drawn = {(icon.style, icon.name) for icon in icons}
+    assert {("mdi", "arrow left"), ("mdi-outline", "arrow left"), ("remixicon-fill", "arrow left")} <= drawn
+    assert {("remixicon-line", "bold"), ("phosphor-duotone", "archive"), ("mdi", "account off")} <= drawn
+    assert concepts["account off"] != concepts["account"]
+
+
+def test_a_brand_is_a_logo_in_every_set_and_never_the_fruit(icons, concepts):
+    assert {i.package for i in icons if i.name == "apple logo"} == {"tabler", "mdi", "phosphor"}
+    assert (concepts["apple logo"].group, concepts["apple"].group) == ("brands", "food drink")
+
+
+def one_concept(rows: list[tuple]) -> bool:
+    """Whether the first two icons are; rows: (set, name, aliases, tags, category), the last three if there are any."""
+    rules = sys.modules["corpora.icon_joins"]
+    full = [(*row, *((), (), "")[len(row) - 2 :]) for row in rows]
+    entries = rules.join(rules.Icon(p, p, name, "", tuple(a), tuple(t), (c,)) for p, name, a, t, c in full)
+    return any({rows[0][1], rows[1][1]} <= entry.sets_of.keys() for entry in entries)
+
+
+def many(package: str, pattern: str) -> list[tuple]:
+    """As many names of one set as make a word a kind of things, or a mark."""
+    return [(package, pattern.format(f"w{i}")) for i in range(10)]
+
+
+AGREE = (), ("sharp",)
+CARDS = (), (), "gaming / rpg"
+
+
+@pytest.mark.parametrize(
+    "why, rows",
+    [
+        ("slash is off", [("a", "bell slash"), ("b", "bell off")]),
+        ("add is plus", [("a", "user add"), ("b", "user plus")]),
+        ("two is 2", [("a", "number two"), ("b", "number 2")]),
+        ("some set writes it apart", [("a", "qrcode"), ("b", "qr code")]),
+        ("and so in longer names", [("a", "qrcode scan"), ("b", "scan qr code"), ("c", "qrcode"), ("c", "qr code")]),
+        ("alt is a design", [("a", "receipt alt"), ("b", "receipt")]),
+        ("order", [("a", "check circle"), ("b", "circle check")]),
+        ("order of things", [("a", "desk lamp"), ("b", "lamp desk"), ("c", "desk"), ("c", "lamp")]),
+        ("plural, a keyword", [("a", "thumb up", *AGREE), ("b", "thumbs up", *AGREE)]),
+        ("plural, a category", [("a", "club", *CARDS), ("b", "clubs", *CARDS)]),
+        ("a kind", [("a", "currency euro", *AGREE, "currency"), ("b", "euro", *AGREE), *many("a", "currency {}")]),
+        ("an alias that shares a word", [("a", "account off", ["user off"]), ("b", "user off")]),
+        ("an alias that shares a plural", [("a", "book multiple", ["books"]), ("b", "books")]),
+        ("an alias and a category", [("a", "spade", ["leaf"], (), CARDS[2]), ("b", "leaf", *CARDS)]),
+        ("an alias and a tag", [("a", "bin", ["trash"]), ("b", "trash", (), ["bin"])]),
+        (
+            "an alias by usual words",
+            [
+                ("a", "magnify", ["search"]),
+                ("b", "search"),
+                *(("a", f"magnify {x}", [f"search {x}"]) for x in ("in", "out")),
+                *(("b", f"search {x}") for x in ("in", "out")),
+            ],
+        ),
+        ("the surer alias", [("a", "bin", ["trash", "basket bin"]), ("b", "trash", (), ["bin"]), ("b", "basket bin")]),
+        (
+            "more in common",
+            [("a", "bin", ["bin lid", "bin bag"], ["waste"]), ("b", "bin lid", (), ["waste"]), ("b", "bin bag")],
+        ),
+        ("tags of both", [("a", "at", (), ["at sign"]), ("b", "at sign", (), ["at"])]),
+        ("one has two other names", [("b", "zoom in"), ("c", "zoom more"), ("a", "zoom", ["zoom in", "zoom more"])]),
+    ],
+)
+def test_names_are_joined(builder, why, rows):
+    assert one_concept(rows)
+    assert not one_concept([*rows, ("z", rows[0][1]), ("z", rows[1][1])]), "a set that draws both tells them apart"
+
+
+@pytest.mark.parametrize(
+    "why, rows",
+    [
+        ("letters", [("a", "letter s"), ("b", "letters")]),
+        ("of two shapes one is inside", [("a", "circle square"), ("b", "square circle")]),
+        (
+            "a mark",
+            [
+                ("a", "eye star"),
+                ("b", "star eye"),
+                ("c", "eye"),
+                ("c", "star"),
+                ("d", "eye"),
+                ("d", "star"),
+                *many("d", "{} star"),
+            ],
+        ),
+        ("a plural without a witness", [("a", "ring"), ("b", "rings")]),
+        ("a count", [("a", "user 3", *AGREE), ("b", "users three", *AGREE)]),
+        (
+            "a kind without a witness",
+            [("a", "currency euro", (), (), "currency"), ("b", "euro"), *many("a", "currency {}")],
+        ),
+        (
+            "a mark is no thing",
+            [("a", "map star", *AGREE, "map"), ("b", "star", *AGREE), *many("a", "map {}"), *many("a", "{} star")],
+        ),
+        (
+            "one way to go of two",
+            [("a", "check circle"), ("b", "circle check"), ("c", "check circle"), ("c", "circle check")],
+        ),
+        ("an alias without a witness", [("a", "account", ["user"]), ("b", "user")]),
+        ("two aliases of one set", [("a", "bin", ["bin lid", "bin bag"]), ("b", "bin bag"), ("b", "bin lid")]),
+        ("an alias of another number", [("a", "tv small", ["tv 2"]), ("b", "tv 2")]),
+        ("a tag of one", [("a", "box", (), ["package"]), ("b", "package")]),
+        (
+            "tags of three",
+            [("a", "box", (), ["package"]), ("b", "package", (), ["box", "parcel"]), ("c", "parcel", (), ["package"])],
+        ),
+        ("a logo", [("a", "apple logo"), ("b", "apple", ["apple logo"], ["fruit"])]),
+        (
+            "a chain",
+            [("a", "red x", ["blue x"]), ("d", "grey x", ["green x"]), ("b", "blue x", ["green x"]), ("c", "green x")],
+        ),
+    ],
+)
+def test_names_are_kept_apart(builder, why, rows):
+    assert not one_concept(rows)
+
+
+def test_categories_are_voted_on_borrowed_or_honestly_absent(concepts):
+    assert (concepts["archive"].subgroup, concepts["archive"].group) == ("business", "commerce")  # not the vague system
+    assert concepts["account cowboy hat"].subgroup == "users"  # of "account"
+    assert concepts["zeppelin"].group == "uncategorised"
+
+
+def test_every_category_of_the_table_has_one_place(builder):
+    table = sys.modules["corpora.icon_categories"].GROUPS
+    names = [c for subgroups in table.values() for text in subgroups.values() for c in text.split("|")]
+    assert len(names) == len(set(names))
+    subgroups = [subgroup for group in table.values() for subgroup in group]
+    assert len(subgroups) == len(set(subgroups))
+
+
+def test_a_lucide_file_with_the_drawing_of_another_is_its_alias(icons):
+    assert [(i.name, i.aliases) for i in icons if i.package == "lucide"] == [
+        ("bin", ()),
+        ("square x", ("x square",)),
+        ("user off", ()),
+    ]
+
+
+def test_monochrome_drawings_get_the_opacities_that_the_stylesheet_gives(icons):
+    drawing = next(i.svg for i in icons if i.style == "unicons-monochrome")
+    assert "<style>.uim-secondary{opacity:.7}" in drawing and drawing.endswith("</svg>")
+
+
+@pytest.mark.parametrize("jobs", ["1", "2"])
+def test_two_builds_give_the_same_bytes_whatever_the_number_of_processes(builder, packages, tmp_path, jobs):
+    assert build(builder, packages, tmp_path / "a") == 0
+    assert build(builder, packages, tmp_path / "b", "--jobs", jobs) == 0
+    files = sorted(p.relative_to(tmp_path / "a") for p in (tmp_path / "a").rglob("*") if p.is_file())
+    assert len(files) == len(builder.STYLES) + 7
+    assert all((tmp_path / "a" / f).read_bytes() == (tmp_path / "b" / f).read_bytes() for f in files)
+    with tarfile.open(tmp_path / "a/tabler.tar") as tar:
+        members = list(tar)
+    assert [m.name for m in members] == sorted((m.name for m in members), key=lambda n: n.split(".")[0])
+    assert {(m.mtime, m.uid, m.uname) for m in members} == {(0, 0, "")}
+
+
+def test_one_style_has_the_texts_it_has_among_all(builder, packages, tmp_path):
+    assert build(builder, packages, tmp_path / "all") == 0
+    assert build(builder, packages, tmp_path / "one", "--style", "mdi") == 0
+    assert [p.name for p in (tmp_path / "one").glob("*.tar")] == ["mdi.tar"]
+    assert (tmp_path / "one/mdi.tar").read_bytes() == (tmp_path / "all/mdi.tar").read_bytes()
+
+
+def test_a_large_style_is_several_numbered_shards(builder, packages, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(builder, "SHARD_SIZE", 4)
+    monkeypatch.setattr(builder, "REPORT_EVERY", 2)
+    assert build(builder, packages, tmp_path, "--style", "tabler") == 0
+    assert sorted(p.name for p in tmp_path.glob("*.tar")) == ["tabler-00.tar", "tabler-01.tar"]
+    said = capsys.readouterr().out
+    assert "tabler-00.tar: 2 of 4" in said
+    assert f"sha256 {hashlib.sha256((tmp_path / 'tabler-01.tar').read_bytes()).hexdigest()}" in said
+    assert "| tabler-01.tar | 2 |" in (tmp_path / "README.md").read_text()
+
+
+def test_the_loader_reads_what_was_built(builder, packages, tmp_path):
+    build(builder, packages, tmp_path)
+    corpus = emoji.read([str(path) for path in sorted(tmp_path.glob("*.tar"))])
+    assert {drawing.style for drawing in corpus.drawings} == set(builder.STYLES)
+    arrows = corpus.select("group=signs")
+    assert {c.name for c in arrows.concepts} == {"arrow left", "square x"}
+    table = corpus.caption_table()
+    assert "arrow left" in table.texts and (table.true_matches > 0).all()
+    assert corpus.drawings[0].image().size == (64, 64)
+
+
+def test_the_recipe_trains_on_styles_that_are_built_and_none_of_the_designer_it_is_evaluated_on(builder):
+    config = parse(["--config", str(ROOT / "scripts/recipes/icons.yaml")])
+    trained = {Path(url).stem for url in expand_source(config.data.train_data)}
+    (evaluated,) = (Path(url).stem for drawings in config.val.emoji for url in expand_source(drawings))
+    assert trained | {evaluated} <= set(builder.STYLES)
+    (package,) = (package for package in builder.PACKAGES.values() if evaluated in package.styles)
+    assert not trained & set(package.styles)
+
+
+def test_licences_and_sources_lie_beside_the_shards(builder, packages, tmp_path):
+    build(builder, packages, tmp_path, "--style", "lucide", "--style", "remixicon-fill")
+    assert {p.name: p.read_text() for p in (tmp_path / "LICENSES").iterdir()} == {
+        "lucide.txt": "the licence of lucide",
+        "remixicon.txt": "the licence of remixicon",
+    }
+    said = (tmp_path / "README.md").read_text()
+    assert "4 drawings of 4 concepts" in said
+    assert "| lucide.tar | 3 | lucide-static@1.62.0 | ISC | LICENSES/lucide.txt |" in said
+
+
+def test_shards_that_the_build_does_not_write_are_refused(builder, packages, tmp_path, capsys):
+    out = tmp_path / "out"
+    build(builder, packages, out, "--style", "mdi")
+    before = (out / "mdi.tar").read_bytes()
+    assert build(builder, packages, out, "--style", "lucide") == 2
+    said = capsys.readouterr().err
+    assert f"{out} holds mdi.tar, not written by this build" in said and said.count("\n") == 1
+    assert [path.name for path in out.glob("*.tar*")] == ["mdi.tar"] and (out / "mdi.tar").read_bytes() == before
+    assert build(builder, packages, out) == 0  # all styles: it is written anew
+
+
+def test_the_readme_of_another_folder_is_not_overwritten(builder, packages, tmp_path, capsys):
+    (tmp_path / "README.md").write_text("# Mine")
+    assert build(builder, packages, tmp_path) == 2
+    assert f"{tmp_path / 'README.md'} is not of an icon corpus" in capsys.readouterr().err
+    assert not list(tmp_path.glob("*.tar*"))
+
+
+def test_a_build_that_breaks_off_leaves_the_shards_that_were_there(builder, packages, tmp_path, monkeypatch):
+    out = tmp_path / "out"
+    build(builder, packages, out, "--style", "mdi", "--style", "lucide")
+    before = {path.name: path.read_bytes() for path in out.iterdir() if path.is_file()}
+    (out / "mdi.tar.part").write_text("of a build that was killed")
+    render, drawn = builder.render, iter(range(9))
+    monkeypatch.setattr(builder, "render", lambda svg: render(svg) if next(drawn) < 8 else builder.sys.exit("Ctrl-C"))
+    with pytest.raises(SystemExit):  # behind mdi.tar, within lucide.tar
+        build(builder, packages, out, "--style", "mdi", "--style", "lucide")
+    assert {path.name: path.read_bytes() for path in out.iterdir() if path.is_file()} == before
+
+
+def test_a_drawing_that_cannot_be_drawn_is_named_whatever_the_process(builder, packages, tmp_path, monkeypatch, capsys):
+    files = {"LICENSE": b"free", **sets()["unicons"], "svg/line/arrow-left.svg": svg("broken")}
+    package = builder.PACKAGES["unicons"]
+    checksum = pack(packages / sys.modules["corpora.icon_sets"].tarball_name(package.spec), files)
+    monkeypatch.setitem(builder.PACKAGES, "unicons", package._replace(integrity=checksum))
+    assert build(builder, packages, tmp_path / "o", "--style", "unicons-line", "--jobs", "2") == 2
+    said = capsys.readouterr().err
+    assert 'cannot draw \'<svg class="broken"' in said and "no such path" in said and said.count("\n") == 1
+    assert not list((tmp_path / "o").iterdir())
+
+
+def test_a_renderer_that_cannot_be_loaded_is_said_with_its_remedy(builder, packages, tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "resvg_py", None)
+    assert build(builder, packages, tmp_path / "o") == 2
+    assert "no SVG renderer" in (said := capsys.readouterr().err) and "pip install resvg-py==0.5.0" in said
+
+
+def test_real_drawings_are_dark_on_white_and_as_opaque_as_their_set_says(builder):
+    pytest.importorskip("resvg_py", reason="the renderer is needed only to build the corpus")
+    head = '<svg xmlns="http://www.w3.org/2000/svg" width="24" height="24" viewBox="0 0 24 24"'
+    style = sys.modules["corpora.icon_sets"].MONOCHROME.decode()
+
+    def pixel(drawing: str) -> int:
+        return Image.open(io.BytesIO(builder.draw(drawing))).convert("L").getpixel((32, 32))
+
+    assert pixel(f'{head} fill="none" stroke="currentColor" stroke-width="6"><path d="M0 12h24"/></svg>') < 10
+    assert pixel(f"{head}></svg>") > 250
+    assert 120 < pixel(f'{head}>{style}<path class="uim-tertiary" d="M0 0h24v24H0z"/></svg>') < 135
+
+
+def test_check_passes_on_equal_shards_and_fails_on_lost_ones(builder, packages, tmp_path, capsys):
+    build(builder, packages, tmp_path / "a")
+    check = ["--packages", str(packages), "--jobs", "1", "--check", str(tmp_path / "a")]
+    assert builder.main(check) == 0
+    assert "check mdi.tar: 7 samples, differ: 0 txt, 0 json, 0 webp, the files are equal" in capsys.readouterr().out
+    (tmp_path / "a/mdi.tar").unlink()
+    assert builder.main(check) == 1
+    assert "mdi.tar does not exist" in capsys.readouterr().out
+
+
+def test_a_missing_package_without_npm_is_said_before_work_starts(builder, packages, tmp_path, capsys):
+    (packages / "mdi-svg-7.4.47.tgz").unlink()
+    assert build(builder, packages, tmp_path / "o") == 2
+    said = capsys.readouterr().err
+    assert "npm is not on PATH" in said and "npm pack @mdi/svg@7.4.47`" in said
+    assert not (tmp_path / "o").exists()
+
+
+def test_a_tarball_with_another_checksum_is_refused(builder, packages, tmp_path, capsys):
+    tarball = packages / "mdi-svg-7.4.47.tgz"
+    tarball.write_bytes(tarball.read_bytes() + b"\0")
+    assert build(builder, packages, tmp_path / "o") == 2
+    said = capsys.readouterr().err
+    assert f"{tarball} has the checksum sha512-" in said and "delete the file" in said and said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "change", [lambda blob: blob[: len(blob) // 2], lambda blob: b"not a tarball"], ids=["half", "other"]
+)
+def test_a_broken_tarball_is_named(builder, packages, change):
+    tarball = packages / "mdi-svg-7.4.47.tgz"
+    tarball.write_bytes(change(tarball.read_bytes()))
+    with pytest.raises(builder.BuildError, match=f"cannot read {tarball}.*delete the file to fetch it again"):
+        sys.modules["corpora.icon_sets"].unpack(tarball)
+
+
+@pytest.mark.parametrize(
+    "lost, said",
+    [("LICENSE", "has no licence file"), ("icons.json", "is not laid out as expected: KeyError('icons.json')")],
+)
+def test_a_package_without_licence_or_metadata_is_refused(builder, packages, tmp_path, monkeypatch, capsys, lost, said):
+    files = {"LICENSE": b"free", **sets()["tabler"]}
+    del files[lost]
+    package = builder.PACKAGES["tabler"]
+    checksum = pack(packages / sys.modules["corpora.icon_sets"].tarball_name(package.spec), files)
+    monkeypatch.setitem(builder.PACKAGES, "tabler", package._replace(integrity=checksum))
+    assert build(builder, packages, tmp_path / "o") == 2
+    assert f"@tabler/icons@3.51.0 {said}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "args, said",
+    [
+        (["--out", "x", "--check", "x"], "would overwrite"),
+        (["--style", "feather"], "invalid choice"),
+        (["--jobs", "0"], "at least one process"),
+    ],
+)
+def test_bad_flags_are_refused(builder, args, said, capsys):
+    with pytest.raises(SystemExit):
+        builder.main(args)
+    assert said in capsys.readouterr().err
+
+
+def test_a_missing_folder_to_compare_with_is_said(builder, packages, tmp_path, capsys):
+    assert builder.main(["--packages", str(packages), "--check", str(tmp_path / "none")]) == 2
+    assert "--check wants the folder" in capsys.readouterr().err
+
+
+def test_a_folder_that_cannot_be_written_is_said_in_one_line(builder, packages, tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    assert build(builder, packages, tmp_path / "file" / "out") == 2
+    said = capsys.readouterr().err
+    assert str(tmp_path / "file") in said and said.count("\n") == 1

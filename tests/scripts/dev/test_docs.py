@@ -1,0 +1,306 @@
+"""What README and docs say can be typed, can be typed."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import open_clip
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+
+import prolip
+from dev import openclip_table
+from prolip.cli.main import main
+from prolip.data.index import build_index
+from prolip.embeddings import Pairs
+from prolip.loading import load_embedder
+from prolip.methods import METHODS, LikelihoodConfig
+from prolip.models.checkpoint import save_pretrained
+from prolip.uncertainty.attach import attach
+from training.main import build_parser, parse
+
+ROOT = Path(__file__).parents[3]
+
+TEXT = (ROOT / "docs/training.md").read_text()
+PAGES = ["README.md", "slurm/README.md", "data/emoji/README.md", "data/emoji/LICENSES/README.md"]
+PAGES += sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))
+# OpenCLIP's flag that does not exist here, named for that reason, and those of a script.
+FOREIGN = {"--logs", "--out", "--write"}
+FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*[a-z0-9]")
+
+
+def known_flags() -> set[str]:
+    """Every flag of every method, and how to switch it off."""
+    return {flag for method in METHODS for flag in build_parser(method).flags()}
+
+
+def test_training_md_and_methods_md_name_every_flag():
+    wanted = {flag for flag in known_flags() if not flag.startswith("--no-")} - {"--help"}
+    assert wanted - set(FLAG.findall(TEXT + (ROOT / "docs/methods.md").read_text())) == set()
+
+
+def test_training_md_names_no_flag_that_does_not_exist():
+    torchrun = {"--nproc_per_node"}
+    words = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9_-]*[a-z0-9]", TEXT))
+    assert words - known_flags() - FOREIGN - torchrun == set()
+
+
+def test_training_md_groups_flags_as_help_does():
+    groups = [g.title for g in build_parser("prolip")._action_groups if g.title and g._group_actions]
+    sections = [title.split(" ")[0] for title in re.findall(r"^### (.+)$", TEXT, re.M)]
+    assert sections == [title for title in groups if title != "options"]
+    for title in sections:
+        section = re.split(r"^##", TEXT.split(f"### {title}")[1], flags=re.M)[0]
+        group = next(g for g in build_parser("prolip")._action_groups if g.title == title)
+        flags = {a.option_strings[0] for a in group._group_actions}
+        assert flags - set(FLAG.findall(section)) == set(), title
+
+
+def anchors(text: str) -> set[str]:
+    """The anchors that GitHub gives the headings of a page."""
+    prose = re.sub(r"^```.*?^```", "", text, flags=re.S | re.M)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in re.findall(r"^#+ (.+)$", prose, re.M)}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_and_pictures_lead_somewhere(page):
+    path = ROOT / page
+    for link, anchor in re.findall(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]+))?\)", path.read_text()):
+        target = (path.parent / link) if link else path
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target.read_text()), f"{link}#{anchor}"
+
+
+def commands(page: str) -> list[str]:
+    """The commands of a page, continued lines joined, comments dropped."""
+    text = (ROOT / page).read_text()
+    blocks = re.findall(r"^```bash\n(.*?)^```", text, re.S | re.M) + re.findall(r"(?:^ {4}python .*\n)+", text, re.M)
+    lines = [line for block in blocks for line in re.sub(r"\\\n", " ", block).splitlines()]
+    return [re.sub(r"(^|\s)#.*", "", line) for line in lines]
+
+
+def source_of(words: list[str]) -> tuple[str, list[Path]] | None:
+    """The program that a command starts, with the files that define its flags; None if it is none of ours."""
+    if "clip-benchmark" in words:
+        from importlib.util import find_spec
+
+        own = ROOT / "src/prolip/cli/eval.py"
+        return "clip-benchmark", [own, Path(find_spec("clip_benchmark").origin).parent / "cli.py"]
+    for word in words:
+        if word.startswith("prolip.") and "-m" in words:
+            path = ROOT / "src" / word.replace(".", "/")
+            assert path.with_suffix(".py").exists() or (path / "__main__.py").exists(), word
+            return word, [path.with_suffix(".py")] if path.with_suffix(".py").exists() else list(path.glob("*.py"))
+        if re.match(r"(scripts|slurm|tests)/.*\.(py|sbatch)$", word):
+            assert (ROOT / word).exists(), word
+            return word, [ROOT / word]
+    return None
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_commands_start_what_exists_with_flags_that_it_has(page):
+    for line in commands(page):
+        try:
+            words = shlex.split(line)
+        except ValueError:  # the first or last line of a loop
+            continue
+        found = source_of(words)
+        if found is None or found[0].endswith((".sbatch", "simulate_steps.py")):
+            continue  # tested with the scripts and the planner
+        name, files = found
+        first = next(i for i, word in enumerate(words) if word == name)
+        text = "".join(file.read_text() for file in files)
+        flags = [word.split("=")[0] for word in words[first:] if word.startswith("--") and len(word) > 2]
+        known = {flag: rf"""["'](?:{flag}|{flag[2:].replace("-", "_")})["']""" for flag in flags}  # or the field's name
+        assert [flag for flag in flags if not re.search(known[flag], text)] == [], line
+
+
+def test_architecture_md_names_files_that_exist():
+    tree = re.search(r"```\nsrc/prolip/(.*?)```", (ROOT / "docs/architecture.md").read_text(), re.S)[1]
+    there = {path.name for folder in ("src", "scripts") for path in (ROOT / folder).rglob("*.py")}
+    assert set(re.findall(r"(?<!\*)\b\w+\.py", tree)) - there == set()
+
+
+def test_tests_that_pages_name_exist():
+    for page in PAGES:
+        for name in re.findall(r"tests/[\w/.]+\.py|tests/[\w/]+\w(?![\w./])", (ROOT / page).read_text()):
+            assert (ROOT / name).exists(), f"{page}: {name}"
+
+
+def fitted_model(folder: Path) -> str:
+    """A small model with variances, fitted to random pairs."""
+    torch.manual_seed(0)
+    save_pretrained(prolip.create_model("ProLIP-ViT-XS-16"), folder / "plain")
+    image, text = (torch.nn.functional.normalize(torch.randn(64, 192), dim=1) for _ in range(2))
+    ids = prolip.get_tokenizer("ProLIP-ViT-XS-16")([f"picture {i}" for i in range(64)])
+    first = {f"{side}_first": torch.randn(64, 2 * 192) for side in ("image", "text")}
+    changes = {"changed": image.flip(0).unsqueeze(0).contiguous(), "changed_of": torch.arange(64)}
+    pairs = Pairs.in_rows(image, text, 10.0, text_ids=ids, **first, **changes)
+    save_file(pairs.tensors(), folder / "pairs.safetensors")
+    attach(f"local-dir:{folder}/plain", None, None, pairs, LikelihoodConfig(bank=32, centres=8), folder / "fitted")
+    return f"local-dir:{folder}/fitted"
+
+
+def test_readme_python_runs_as_it_stands_with_a_fitted_model(tmp_path, monkeypatch, capsys):
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+    assert code.count("local-dir:runs/demo/model") == 2
+    Image.new("RGB", (64, 64), "red").save(tmp_path / "picture.png")
+    monkeypatch.chdir(tmp_path)
+    names: dict = {}
+    exec(code.replace("local-dir:runs/demo/model", fitted_model(tmp_path)), names)
+    image, texts, score = names["image"], names["texts"], names["score"]
+    assert image.mean.shape == image.log_var.shape == (1, 192) and texts.trace.shape == (3,)
+    torch.testing.assert_close(image.mean.norm(dim=-1), torch.ones(1))
+    probability = score.match_probability(score.pairwise(image, texts))
+    assert probability.shape == (1, 3) and ((probability >= 0) & (probability <= 1)).all()
+    said = capsys.readouterr().out.splitlines()
+    assert len(said) == 3 and all(re.fullmatch(r"'.+' fits (about|nearly) .+ of the pictures", line) for line in said)
+
+
+def test_python_of_uncertainty_md_runs_with_a_fitted_model(tmp_path, monkeypatch, capsys):
+    blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs/uncertainty.md").read_text(), re.S | re.M)
+    Image.new("RGB", (64, 64), "red").save(tmp_path / "picture.png")
+    monkeypatch.chdir(tmp_path)
+    model = fitted_model(tmp_path)
+    for code in blocks:
+        code = code.replace('"scripts"', repr(str(ROOT / "scripts")))
+        exec(code.replace("local-dir:runs/demo/model", model), {})
+    said = capsys.readouterr().out
+    for line in (
+        r"'animal' fits .+ says [\d.]+ bits",
+        r"first: [\d.]+ nats",
+        r"mean: [\d.]+ nats",
+        r"(strawberry|cherries|tomato), \d+% sure; [\d.]+ nats against it",
+        r"'fruit' fits (about|nearly)",
+        r"doubt [\d.]+, further out than the fit: (True|False)",
+        r"tensor|array|\[",
+    ):
+        assert re.search(line, said), line
+
+
+def python_of(page: str) -> str:
+    """The one snippet of Python on a page."""
+    (code,) = re.findall(r"^```python\n(.*?)^```", (ROOT / page).read_text(), re.S | re.M)
+    return code
+
+
+def test_python_of_streaming_md_runs_on_shards_with_an_index(tmp_path, capsys):
+    shard = ROOT / "data/emoji/emojione.tar"
+    build_index([str(shard)], str(tmp_path / "index.json"))
+    code = python_of("docs/streaming.md")
+    assert "s3://bucket/index.json" in code and "s3://bucket/{00000..00009}.tar" in code
+    code = code.replace("s3://bucket/index.json", str(tmp_path / "index.json"))
+    names: dict = {}
+    exec(code.replace("s3://bucket/{00000..00009}.tar", str(shard)), names)
+    assert "json" in names["raw"] and names["image"].mode == "RGB" and names["faults"].summary()["samples"] == 0
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "likelihood",
+        "openclip",
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("prolip", "fitted openclip", "pcme", "vacsr", "vse", "siglip")
+        ),
+    ],
+)
+def test_python_of_export_md_computes_the_models_own_score(kind, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", [*sys.path, str(ROOT / "tests/prolip")])
+    import fitted_models
+
+    if kind == "likelihood":
+        name = fitted_models.fitted_model(tmp_path)
+    elif kind.endswith("openclip"):
+        name = fitted_models.fitted_openclip(tmp_path)
+        if kind == "openclip":
+            (Path(name.removeprefix("local-dir:")) / "uncertainty.safetensors").unlink()
+    else:
+        torch.manual_seed(0)
+        model = prolip.create_model("ProLIP-ViT-test", method_cfg={"name": kind}, init_unc_bias=-3.0, init_unc_gain=1.0)
+        name = f"local-dir:{save_pretrained(model, tmp_path / 'model')}"
+    code = python_of("docs/export.md")
+    assert code.count("local-dir:runs/demo/model") == 1
+    monkeypatch.chdir(tmp_path)
+    names: dict = {}
+    exec(code.replace("local-dir:runs/demo/model", name), names)
+    assert {path.name for path in (tmp_path / "runs/demo/onnx").iterdir()} == {"image.onnx", "text.onnx"}
+    own, given = load_embedder(name, stored=False), names["score"]
+    scores = own.score.pairwise(own.encode_image(names["pixels"]), own.encode_text(names["ids"]))
+    torch.testing.assert_close(names["scores"], scores, atol=1e-4, rtol=1e-4)
+    logits, facts = own.score.logit(scores), names["facts"]
+    assert (logits is None) == (names["logits"] is None) == (kind in ("openclip", "vse", "pcme"))
+    if logits is not None:
+        torch.testing.assert_close(names["logits"], logits, atol=1e-3, rtol=1e-4)
+    if kind in ("prolip", "siglip", "openclip"):
+        trained = [own.logit_scale, own.logit_bias]
+        assert [facts["logit_scale"], facts["logit_bias"]] == [given.scale, given.bias] == trained
+    else:
+        assert not {"logit_scale", "logit_bias"} & facts.keys()
+
+
+def test_python_of_evaluation_md_runs_on_a_task_of_the_corpus(tmp_path, capsys):
+    words = ["--data", str(ROOT / "data/emoji/emojione.tar"), "--select", "subgroup=food asian|food sweet"]
+    assert main(["data", "emoji", *words, "--classes", "subgroup", "--output", str(tmp_path)]) == 0
+    code = python_of("docs/evaluation.md")
+    assert "local-dir:runs/demo/model" in code and "wds:runs/tasks/wds_subgroups" in code
+    code = code.replace('"local-dir:runs/demo/model"', '"ProLIP-ViT-test", pretrained="random"')
+    exec(code.replace("runs/tasks/wds_subgroups", str(tmp_path)), {})
+    figures, auroc = capsys.readouterr().out.splitlines()[-2:]
+    assert "mean_per_class_recall" in figures and 0 <= float(auroc) <= 1
+
+
+def test_python_of_classification_md_runs_with_a_fitted_model(tmp_path, monkeypatch, capsys):
+    blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs/classification.md").read_text(), re.S | re.M)
+    names = ("picture.png", "other.png", "cat.png", "cat2.png", "dog.png", "dog2.png")
+    for name, colour in zip(names, ("red", "blue", "green", "white", "black", "gray")):
+        Image.new("RGB", (64, 64), colour).save(tmp_path / name)
+    monkeypatch.chdir(tmp_path)
+    model = fitted_model(tmp_path)
+    given = {"pictures": list(names), "labels": ["cat", "dog", "apple"] * 2, "others": names[:2]}
+    for code in blocks:
+        exec(code.replace("local-dir:runs/demo/model", model), dict(given))
+    assert "I do not know" in capsys.readouterr().out
+
+
+def test_notice_names_what_requirements_and_the_extras_name():
+    lines = (ROOT / "requirements.txt").read_text().splitlines()
+    tomllib = pytest.importorskip("tomllib", reason="Python 3.11 reads TOML")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    lines += sum(project["optional-dependencies"].values(), [])
+    wanted = {re.split(r"[<>=~!\[ ]", line)[0] for line in lines if line and not line.startswith("#")}
+    assert {"torch", "pyyaml", "moto", "transformers"} <= wanted
+    named = re.split(r"[\s,()]+", (ROOT / "NOTICE").read_text().split("3. Dependencies")[1])
+    assert wanted - set(named) == set()
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/training.md"])
+def test_training_commands_are_taken_by_the_program(page):
+    found = [match[1] for line in commands(page) if (match := re.search(r"training\.main (--.*)$", line))]
+    tried = [words for words in found if "--train-data" in words]
+    assert tried
+    for words in tried:
+        assert parse(shlex.split(words, comments=True)).data.train_data
+
+
+def test_the_table_of_openclips_architectures_has_each_and_says_what_the_code_does():
+    page = (ROOT / "docs/openclip_models.md").read_text()
+    rows = dict(re.findall(r"^\| (\S+) (\|.*\|)$", page, re.M))
+    names = {path.stem for path in Path(open_clip.__file__).parent.glob("model_configs/*.json")}
+    assert rows.keys() == names | {"name"} and len(names) == 144
+    for name in ("ViT-B-16", "ViT-B-16-SigLIP2", "RN50", "convnext_base", "coca_ViT-B-32", "nllb-clip-base"):
+        assert f"| {' | '.join(openclip_table.row(name))} |" in page
+
+
+@pytest.mark.slow
+def test_every_row_of_the_table_of_openclips_architectures_is_the_codes(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text((ROOT / "docs/openclip_models.md").read_text())
+    openclip_table.main(["--write", str(page)])
+    assert page.read_text() == (ROOT / "docs/openclip_models.md").read_text()

@@ -1,0 +1,224 @@
+"""The command on small models and a small corpus: all figures there are, each as pixels and as vectors."""
+
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import xml.dom.minidom
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from prolip import create_model
+from prolip.cli.main import main as prolip
+from prolip.models.checkpoint import save_pretrained
+from prolip.prompts.bprw import Reweighing
+from prolip.prompts.weights import PromptWeights
+from prolip.utils.console import STEERING
+from studies.papers.figures.index import FIGURES, file_of
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def main(words):
+    return prolip(["figures", *words])
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """Small random models, of Gaussians and of points."""
+    place = tmp_path_factory.mktemp("models")
+    made = create_model("ProLIP-ViT-test", init_unc_bias=-4.0, init_unc_gain=1.0)
+    points = create_model("ProLIP-ViT-test", method_cfg={"name": "siglip"})
+    return {
+        name: f"local-dir:{save_pretrained(model, place / name)}"
+        for name, model in (("gaussians", made), ("points", points))
+    }
+
+
+#: What a font has no glyph for, XML no place, and matplotlib would read as a formula.
+ODD = (
+    "$\\frac{$ x",
+    "a\nb",
+    "a\x1b[31mred",
+    "a\u202eb",
+    "x" * 300,
+    "caf\udce9",
+    "<b>x</b>",
+    "costs $5 or $6",
+    "\0",
+    "\ud800",
+)
+
+
+@pytest.fixture(scope="module")
+def shard(tmp_path_factory):
+    """Fifteen drawings of as many concepts."""
+    return shard_of(tmp_path_factory.mktemp("shards") / "flat.tar", ["thing"])
+
+
+def shard_of(path, begin):
+    """Fifteen drawings, whose texts begin in turn with some words."""
+    rng = np.random.default_rng(0)
+    with tarfile.open(path, "w") as tar:
+        for i in range(15):
+            words = begin[i % len(begin)]
+            keywords = [f"{words} key{i % 3}", "some more words"]
+            record = {
+                "hexcode": str(i),
+                "name": f"{words} n{i}",
+                "keywords": keywords,
+                "subgroup": f"sub{i % 4}",
+                "group": f"{words} group{i % 2}",
+                "style": "flat",
+            }
+            picture = io.BytesIO()
+            Image.fromarray(rng.integers(0, 255, (32, 32, 3), dtype=np.uint8)).save(picture, "png")
+            for suffix, data in (("png", picture.getvalue()), ("json", json.dumps(record).encode())):
+                info = tarfile.TarInfo(f"flat-{i}.{suffix}")
+                info.size = len(data)
+                tar.addfile(info, io.BytesIO(data))
+    return str(path)
+
+
+@pytest.fixture
+def weights(tmp_path):
+    """Of four prompts in two classes, which are subgroups of the drawings, and one which is not."""
+    table = torch.tensor([[0.7, 0.1, 0.1, 0.1], [0.1, 0.2, 0.3, 0.4], [0.25] * 4], dtype=torch.float64)
+    templates = ("a {c}.", "my {c}.", "{c}", "a drawing of a {c}.")
+    made = PromptWeights(("sub1", "sub3", "cars"), templates, table, "m", "f" * 32, Reweighing(5), "data", "d" * 32)
+    made.save(tmp_path / "weights.json")
+    return str(tmp_path / "weights.json")
+
+
+def test_every_figure_is_written_as_pixels_and_as_vectors(models, shard, weights, tmp_path, capsys):
+    out = tmp_path / "figures"
+    assert main(["--model", models["gaussians"], "--data", shard, "--prompts", weights, "--output", str(out)]) == 0
+    lines = capsys.readouterr().out.strip().split("\n")
+    assert [line.split()[0] for line in lines] == ["1", "4", "5", "6", "7", "8", "9", "C.1", "C.2", "C.3", "C.4", "C.5"]
+    assert {path.name for path in out.iterdir()} == {
+        f"{file_of(key)}.{kind}" for key in FIGURES for kind in ("png", "svg")
+    }
+    with Image.open(out / "figure_4_samples.png") as picture:
+        assert min(picture.size) >= 500
+
+
+def test_odd_texts_are_drawn_as_they_are(models, tmp_path, capsys):
+    table = torch.tensor([[0.7, 0.1, 0.1, 0.1]] * 2, dtype=torch.float64)
+    templates = ("a $\\frac{$ {c}.", "my\u202e {c}.", "{c}", "a\x1b \ndrawing of a {c}.")
+    made = PromptWeights(("sub1", "sub3"), templates, table, "m", "f" * 32, Reweighing(5), "data", "d" * 32)
+    made.save(tmp_path / "weights.json")
+    given = ["--data", shard_of(tmp_path / "odd.tar", ODD), "--prompts", str(tmp_path / "weights.json"), "--dpi", "30"]
+    shown = ["1", "9", "C.5"]
+    assert main(["--model", models["gaussians"], *given, "--output", str(tmp_path), "--only", *shown]) == 0
+    texts = ""
+    for key in shown:
+        text = (tmp_path / f"{file_of(key)}.svg").read_text(encoding="utf-8")
+        xml.dom.minidom.parseString(text)
+        assert not STEERING.search(text)
+        texts += text
+    for part in ("$\\frac{$ x n", "costs $5 or $6", r"caf\udce9", r"a\x1b[31mred"):
+        assert part in texts
+
+
+def test_the_figures_say_that_they_need_a_clone(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("prolip.cli.command.__file__", str(tmp_path / "lib/prolip/cli/command.py"))
+    monkeypatch.chdir(tmp_path)
+    for words in ([], ["--help"], ["--model", "x", "--only", "4"]):
+        assert main(words) == 2
+        assert capsys.readouterr().err == "error: prolip figures is a script: run it in a clone of the repository\n"
+    assert prolip(["--completion", "bash"]) == 0 and "figures" in capsys.readouterr().out
+
+
+def test_a_package_outside_its_clone_takes_the_script_of_the_working_directorys(tmp_path):
+    shutil.copytree(ROOT / "src/prolip", tmp_path / "lib/prolip")
+    for folder, code in ((ROOT, 0), (tmp_path, 2)):
+        command = [sys.executable, "-c", "from prolip.cli.main import script; script()", "figures", "--help"]
+        env = os.environ | {"PYTHONPATH": str(tmp_path / "lib"), "PYTHONSAFEPATH": "1"}
+        ended = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
+        assert ended.returncode == code, ended.stderr
+        assert ("usage: prolip figures" in ended.stdout) == (code == 0)
+
+
+def test_points_have_the_figures_that_need_no_variances(models, shard, tmp_path, capsys):
+    given = ["--model", models["points"], "--data", shard, "--output", str(tmp_path), "--vector", "pdf"]
+    assert main(given) == 0
+    lines = capsys.readouterr().out.strip().split("\n")
+    assert sum("has no variances" in line for line in lines) == 8 and sum("--prompts" in line for line in lines) == 2
+    assert {path.name for path in tmp_path.iterdir()} == {
+        f"{file_of(key)}.{kind}" for key in ("1", "9") for kind in ("png", "pdf")
+    }
+    assert main([*given, "--only", "9", "5"]) == 2
+    error = capsys.readouterr().err
+    assert "figure 5 cannot be drawn" in error and "no variances" in error and error.count("\n") == 1
+
+
+def test_data_of_others_takes_the_corpuss_place(models, shard, tmp_path, capsys):
+    for name in "ab":
+        (tmp_path / "levels" / name).mkdir(parents=True)
+        for level in range(3):
+            picture = Image.new("RGB", (32, 32), (80 * level, 9, 99 if name == "a" else 200))
+            picture.save(tmp_path / "levels" / name / f"level{level}.png")
+    csv = tmp_path / "captions.csv"
+    csv.write_text("id,captions,image_url\n1,a => b c => d e f,x/1.jpg\n2,a => g => h i,x/2.jpg\n")
+    given = [
+        "--model",
+        models["gaussians"],
+        "--data",
+        shard,
+        "--only",
+        "7",
+        "8",
+        "9",
+        "--inclusion",
+        "own",
+        "--images",
+        str(tmp_path / "levels"),
+        "--captions",
+        str(csv),
+        "--output",
+        str(tmp_path / "out"),
+        "--dpi",
+        "40",
+    ]
+    assert main(given) == 0
+    with Image.open(tmp_path / "out" / f"{file_of('7')}.png") as picture:
+        assert picture.size == (240, 144), "6 by 3.6 inches"
+    titles = (tmp_path / "out" / f"{file_of('8')}.svg").read_text()
+    assert "last in level 1" in titles and "last in level 2" not in titles
+    assert "level 2" in (tmp_path / "out" / f"{file_of('7')}.svg").read_text()
+    shutil.rmtree(tmp_path / "levels" / "b")
+    (tmp_path / "levels" / "a" / "level0.png").write_bytes(b"no picture")
+    assert main(given) == 2 and "level0.png" in capsys.readouterr().err
+
+
+def test_what_cannot_be_is_said_in_one_line(models, shard, tmp_path, capsys):
+    place = tmp_path / "file"
+    place.touch()
+    model = models["gaussians"]
+    usual = ["--model", model, "--data", shard, "--output", str(tmp_path)]
+    for given, words in (
+        (["--model", model, "--data", shard, "--output", str(place)], "is a file: give a folder"),
+        (["--model", model, "--data", "none.tar", "--output", str(tmp_path)], "no shard at none.tar"),
+        (["--model", "local-dir:nowhere", "--data", shard, "--output", str(tmp_path)], "nowhere"),
+        ([*usual, "--images", str(place)], "no images at levels"),
+        ([*usual, "--only", "C.4"], "it takes --prompts"),
+        ([*usual, "--only", "2"], "invalid choice: '2'"),
+        ([*usual, "--prompts", "none.json"], "no file none.json"),
+        ([*usual, "--inclusion", "most"], "argument --inclusion: invalid choice: 'most'"),
+        ([*usual, "--dpi", "0"], "--dpi 0: give 10 or more"),
+        ([*usual, "--dpi", "100000"], "at most 1200"),
+        ([*usual, "--seed", "-1"], "--seed -1: give 0 or more"),
+        ([*usual, "--select", "hexcode=3"], "only concept"),
+        ([*usual, "--captions", "none.csv"], "no file at none.csv"),
+        ([*usual, "--weights", "none.json"], "use --prompts"),
+    ):
+        assert main(given) == 2
+        error = capsys.readouterr().err
+        assert error.startswith("error: ") and words in error and error.count("\n") == 1

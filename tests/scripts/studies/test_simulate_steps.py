@@ -1,0 +1,266 @@
+"""The simulation: equal to closed forms where there are any, complete, monotone, reproducible, and quick."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+
+import numpy as np
+import pytest
+
+from prolip.cli.main import main
+from prolip.cli.runs import RENAMED
+from prolip.data.config import chunks_ahead
+from prolip.plan.config import PlanConfig
+from prolip.plan.hardware import build_cluster
+from prolip.plan.models import count_of_run
+from prolip.plan.phases import feed, pairs, step_times
+from studies.scaling import simulate_steps
+from studies.scaling.simulate_steps import Loader, Noise, collect, exchange, ring_links, simulate
+
+QUIET = Noise(rank_sigma=0, step_sigma=0, block_sigma=0, image_sigma=0, open_sigma=0, steps=5)
+EASY = {"images_per_core": 1e6, "open_ms": 0, "stream_mbs": 1e6, "store_gbs": 1e6}
+
+
+def setting(gpus, local=512, rate=4e14, by="auto", **machines):
+    config = PlanConfig(gpus=[gpus], global_batch_size=gpus * local, **machines)
+    cluster, model = build_cluster(config, gpus), count_of_run(config.model, "prolip", local)
+    step = step_times(model, config, cluster, rate)
+    return cluster, step if by == "auto" else step._replace(pairs=pairs(by, local, model.dim, cluster)), config
+
+
+def play(cluster, step, config, supply, noise):
+    """The steps of a plan with other settings of the loader."""
+    return simulate(cluster, step, dataclasses.replace(config, **supply), noise)
+
+
+def draws():
+    return np.random.default_rng(0)
+
+
+def test_one_rank_without_jitter_is_the_closed_form():
+    cluster, step, training = setting(1)
+    result = play(cluster, step, training, EASY, QUIET)
+    wanted = step.forward + step.backward + step.optimiser + step.pairs.scoring
+    np.testing.assert_allclose(result.steps, wanted, rtol=1e-9)
+    assert result.efficiency == pytest.approx(1)
+    assert all(wait == pytest.approx(0, abs=1e-12) for wait in result.waits.values())
+
+
+@pytest.mark.parametrize("by", ["ring", "gather"])
+@pytest.mark.parametrize("gpus, local, inter", [(8, 512, None), (32, 512, None), (256, 64, None), (64, 512, 0.2)])
+def test_equal_ranks_without_jitter_take_the_step_of_the_formula(by, gpus, local, inter):
+    cluster, step, training = setting(gpus, local, by=by, inter_gbs=inter)
+    assert step.pairs.exchange == by
+    result = play(cluster, step, training, EASY, QUIET)
+    np.testing.assert_allclose(result.steps, step.seconds, rtol=0.02)
+
+
+def test_gradients_of_micro_batches_travel_behind_the_last_one():
+    training = PlanConfig(gpus=[32], accum_freq=4, inter_gbs=1.0)
+    cluster = build_cluster(training, 32)
+    step = step_times(count_of_run(training.model, "prolip", 512), training, cluster, 4e14)
+    assert step.reduce_exposed > step.reduce / step.buckets
+    np.testing.assert_allclose(play(cluster, step, training, EASY, QUIET).steps, step.seconds, rtol=0.02)
+
+
+def test_gradients_of_fsdp_travel_behind_the_forward_pass_and_ppcl_too():
+    """The formula hides nothing behind PPCL."""
+    training = PlanConfig(gpus=[32], fsdp=True, inter_gbs=1.0)
+    cluster = build_cluster(training, 32)
+    step = step_times(count_of_run(training.model, "prolip", 512), training, cluster, 4e14)
+    seconds = play(cluster, step, training, EASY, QUIET).steps.mean()
+    assert step.seconds - step.pairs.seconds < seconds < step.seconds
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 7, 64])
+def test_ring_with_free_messages_takes_one_block_per_rank(size):
+    done = exchange(np.zeros(size), 2.0, np.zeros(size), draws(), 0.0)
+    np.testing.assert_allclose(done.end, 2.0 * size)
+    np.testing.assert_allclose(done.waited, 0)
+
+
+def test_a_block_is_scored_only_after_its_neighbour_had_it():
+    """Two messages a step over a slow link: nobody can be done before the block that is farthest away has arrived."""
+    size, message = 6, 3.0
+    done = exchange(np.zeros(size), 1.0, np.full(size, message), draws(), 0.0)
+    assert done.end.min() >= (size - 1) * message + 1.0
+    assert done.waited.min() > 0
+
+
+def test_a_late_rank_delays_all_others_within_the_ring():
+    start = np.zeros(8)
+    start[3] = 50.0
+    done = exchange(start, 1.0, np.full(8, 0.1), draws(), 0.0)
+    assert done.end.min() > 50
+    assert done.waited[3] == pytest.approx(0, abs=0.2)
+    assert np.delete(done.waited, 3).min() > 40
+
+
+def test_links_between_nodes_lead_to_the_first_rank_of_a_node():
+    cluster, step, _ = setting(32, by="ring")
+    links = ring_links(cluster, step)
+    slow = np.flatnonzero(links > links.min())
+    assert slow.tolist() == [0, 8, 16, 24]
+    one_node = ring_links(*setting(8, by="ring")[:2])
+    assert np.ptp(one_node) == 0
+
+
+def test_gathered_texts_wait_for_the_slowest_rank_and_all_have_their_gradients_at_once():
+    _, step, _ = setting(8, by="gather")
+    start = np.zeros(8)
+    start[3] = 50.0
+    done = collect(start, step.pairs, draws(), 0.0)
+    np.testing.assert_allclose(done.end, 50.0 + step.pairs.seconds)
+    np.testing.assert_allclose(done.waited, 50.0 - start + step.pairs.exposed)
+    late = collect(start, step.pairs, draws(), 0.5)
+    assert np.ptp(late.end) == 0 and np.ptp(late.waited[start == 0]) > 0
+
+
+# One block of gathered texts is 0.2% of this step, the ring's blocks 2%.
+@pytest.mark.parametrize("by, block_least", [("ring", 1.005), ("gather", 1.002)])
+@pytest.mark.parametrize("name", ["rank_sigma", "step_sigma", "block_sigma"])
+def test_stragglers_slow_monotonically(name, by, block_least):
+    cluster, step, training = setting(32, by=by)
+    seconds = []
+    for sigma in (0.0, 0.05, 0.1, 0.2, 0.4):
+        noise = dataclasses.replace(QUIET, **{name: sigma}, steps=8)
+        seconds.append(play(cluster, step, training, EASY, noise).steps.mean())
+    assert seconds == sorted(seconds)
+    assert seconds[-1] > (block_least if name == "block_sigma" else 1.005) * seconds[0]
+
+
+def test_more_ranks_wait_for_the_slowest_of_more():
+    noise = dataclasses.replace(QUIET, step_sigma=0.1, steps=20)
+    efficiency = [play(*setting(gpus), EASY, noise).efficiency for gpus in (1, 8, 64)]
+    assert efficiency == sorted(efficiency, reverse=True)
+    assert efficiency[0] > 0.95 > efficiency[-1]
+
+
+def test_a_loader_with_enough_cores_never_stalls():
+    cluster, step, training = setting(8)
+    cores = 2 * int(512 / step.seconds / 250) + 1
+    noise = Noise(steps=200, stall_chance=0.0)
+    supply = {"workers": cores, "prefetch": 16, "shard_samples": 1000}
+    assert play(cluster, step, training, supply, noise).waits["data"] == 0
+
+
+def test_a_loader_with_too_few_cores_sets_the_pace():
+    cluster, step, training = setting(8)
+    supply = {"workers": 4, "images_per_core": 100.0, "open_ms": 0.0}
+    noise = dataclasses.replace(QUIET, image_sigma=0.5, steps=100)
+    result = play(cluster, step, training, supply, noise)
+    assert result.steps[20:].mean() == pytest.approx(512 / (4 * 100.0), rel=0.1)
+    # The rank whose loader is last waits for data, the others for that rank in PPCL.
+    assert result.waits["data"] + result.waits["texts"] > 0.7 * result.steps.mean()
+    assert min(result.waits["data"], result.waits["texts"]) > 0.2 * result.steps.mean()
+
+
+def test_chunks_take_the_mean_time_of_their_images_and_scatter_less_than_one():
+    cluster, *_ = setting(64)
+    loader = Loader(cluster, PlanConfig(open_ms=0.0, stream_mbs=1e6, store_gbs=1e6), Noise(), 512, draws())
+    seconds = np.stack([loader.chunk_seconds() for _ in range(50)])
+    assert seconds.mean() == pytest.approx(512 / 16 / 250, rel=0.01)
+    one_image = np.sqrt(np.expm1(Noise().image_sigma ** 2))
+    assert seconds.std() / seconds.mean() == pytest.approx(one_image / np.sqrt(512 / 16), rel=0.1)
+
+
+def test_shards_are_opened_as_often_as_samples_say_and_stalls_cost_time():
+    cluster, *_ = setting(8)
+    supply = PlanConfig(shard_samples=1000, open_ms=100.0, stream_mbs=1e6, store_gbs=1e6)
+    plain, slow = (
+        Loader(cluster, supply, dataclasses.replace(QUIET, stall_chance=chance, stall_seconds=5.0), 512, draws())
+        for chance in (0.0, 1.0)
+    )
+    chunks = 500
+    base = 512 / 16 / 250
+    extra = sum(plain.chunk_seconds().sum() for _ in range(chunks)) - chunks * 8 * 16 * base
+    assert extra == pytest.approx(chunks * 8 * 512 / 1000 * 0.1, rel=0.05)
+    stalled = sum(slow.chunk_seconds().sum() for _ in range(chunks)) - chunks * 8 * 16 * base
+    assert stalled == pytest.approx(51 * extra, rel=0.01)
+
+
+def test_prefetch_bridges_pauses():
+    cluster, step, training = setting(8)
+    noise = Noise(steps=60, open_sigma=0.0)
+    supplies = [{"prefetch": chunks, "open_ms": 1500.0, "shard_samples": 2000} for chunks in (1, 2, 16)]
+    late = [play(cluster, step, training, supply, noise).waits["data"] for supply in supplies]
+    assert late[0] > late[1] > late[2] == 0
+
+
+@pytest.mark.parametrize("local", [16, 100, 512, 4096])
+def test_the_planner_prepares_as_many_chunks_ahead_as_the_loader(local):
+    cluster, step, training = setting(8, local)
+    noise, least = Noise(steps=4), {"prefetch": 2, "open_ms": 600.0}
+    default, same = {"open_ms": 600.0}, {"prefetch": chunks_ahead(None, local), "open_ms": 600.0}
+    configs = [PlanConfig(**supply) for supply in (default, same, least)]
+    first, other, short = (feed(local, step.seconds, cluster, config) for config in configs)
+    assert first == other
+    longer = first["pause that prefetch bridges"] - short["pause that prefetch bridges"]
+    assert longer == pytest.approx((chunks_ahead(None, local) - 2) * step.seconds)
+    left, given = (play(cluster, step, training, supply, noise).steps for supply in (default, same))
+    assert np.array_equal(left, given)
+
+
+def test_small_batches_are_not_held_up_by_shards_that_open_late():
+    cluster, step, training = setting(64, 64)
+    supplies = [{"prefetch": prefetch, "shard_samples": 1000} for prefetch in (2, None)]
+    few, default = (play(cluster, step, training, supply, Noise()) for supply in supplies)
+    assert few.steps.mean() > 1.5 * default.steps.mean()
+
+
+def test_a_shard_that_opens_later_than_the_chunks_last_is_waited_for_in_the_first_steps_too(monkeypatch):
+    monkeypatch.setattr(simulate_steps, "WARM_UP", 0)
+    cluster, step, training = setting(8, 64)
+    quiet = dataclasses.replace(QUIET, steps=20)
+    supply = {"open_ms": 2e3 * 32 * step.seconds, "shard_samples": 400}
+    assert play(cluster, step, training, supply, quiet).steps.max() > 10 * step.seconds
+
+
+def test_the_same_seed_gives_the_same_steps_and_another_one_others():
+    cluster, step, training = setting(16)
+    results = [play(cluster, step, training, {}, Noise(seed=seed, steps=4)).steps for seed in (1, 1, 2)]
+    assert np.array_equal(results[0], results[1])
+    assert not np.array_equal(results[0], results[2])
+
+
+def test_a_ring_of_4096_ranks_takes_seconds():
+    cluster, step, _ = setting(4096, 16, by="ring")
+    start = time.perf_counter()
+    done = exchange(np.zeros(4096), step.pairs.scoring / 4096, ring_links(cluster, step), draws(), 0.1)
+    assert time.perf_counter() - start < 10
+    assert done.end.min() > step.pairs.scoring * 0.99
+
+
+def test_the_command_prints_a_column_for_each_number_of_gpus(capsys):
+    words = ["--mfu", "0.4", "--gpus", "1", "8", "--steps", "3"]
+    assert simulate_steps.main(words) == 0
+    head, _, empty, title, _, *rows = capsys.readouterr().out.splitlines()
+    assert head.startswith("ProLIP-ViT-B-16: 197,923,586 parameters") and empty == ""
+    assert [cell.strip() for cell in title.split("|")[1:-1]] == ["simulation", "1 GPU", "8 GPUs"]
+    assert [row.split("|")[1].strip() for row in rows] == [name for name, _ in simulate_steps.ROWS]
+
+
+REFUSED = [
+    (["--stall-chance", "2"], "--stall-chance 2.0 is no chance: give 0 to 1"),
+    (["--rank-sigma", "100"], "--rank-sigma is 100.0: give 3 or less, which is a factor of 20 up or down"),
+    (["--steps", "0"], "--steps 0: give a number of at least 1"),
+    (["--gpus", "12", "--global-batch-size", "1200"], "--gpus 12 fills no whole number of nodes of 8: give 16"),
+    (["--sim-steps", "3"], "unknown flag --sim-steps: did you mean --steps"),
+]
+
+
+@pytest.mark.parametrize("words, said", REFUSED, ids=[" ".join(words) for words, _ in REFUSED])
+def test_bad_input_is_refused_with_a_remedy(capsys, words, said):
+    assert simulate_steps.main(words) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and error.count("\n") == 1
+    assert said in error
+
+
+@pytest.mark.parametrize("flag", [f"--{name}" for name, to in RENAMED.items() if "simulate_steps" in to])
+def test_the_flags_that_planning_had_name_this_script(capsys, flag):
+    assert main(["plan", "--mfu", "0.4", flag]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {flag} is not a flag here: python scripts/studies/scaling/simulate_steps.py")
+    assert error.count("\n") == 1

@@ -1,0 +1,105 @@
+"""The study of all methods: trained once, adapted, its tables in the marks of a page; differences by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sweeping import train_here
+
+from drawings import SHARDS, UNSEEN
+from prolip.corpora.emoji.result import load
+from studies.methods import study
+
+SELECT = "--select group=activities --val-select group=activities"
+TINY = "--model ProLIP-ViT-test --precision fp32 --device cpu --workers 0 --batch-size 16"
+FLAGS = f"{TINY} --train-data {SHARDS} --train-num-samples 32 {SELECT} --val-data emoji:{UNSEEN} --val-names {UNSEEN}"
+#: Of adaptations; the model is the source's.
+ADAPT = (
+    f"--precision fp32 --device cpu --workers 0 --batch-size 16 --train-data {UNSEEN} --train-num-samples 16"
+    f" {SELECT} --val-data emoji:{UNSEEN} --max-steps 2 --warmup 1"
+)
+BACKBONE = f"{FLAGS} --max-steps 2 --warmup 1"
+ARGUMENTS = [
+    "--steps",
+    "3",
+    "--seeds",
+    "0",
+    "1",
+    "--flags",
+    FLAGS,
+    "--adapt-flags",
+    ADAPT,
+    "--backbone-flags",
+    BACKBONE,
+]
+WORDS = [*ARGUMENTS, "--noise", "0", "20", "--methods", "siglip", "vse"]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> Path:
+    """Two methods' runs at two levels of noise, one of them adapted."""
+    folder = tmp_path_factory.mktemp("study")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(study.sweep, "train", train_here)
+        study.main(["--out", str(folder), *WORDS])
+    return folder
+
+
+def test_what_has_ended_is_not_trained_again_and_keeps_no_checkpoint(runs, monkeypatch, capsys):
+    before = {path: path.stat().st_mtime_ns for path in runs.glob("*/eval.json")}
+    names = ["siglip", "vse", "siglip-20", "vse-20", *(f"siglip-by-{weight}" for weight in study.SOURCES["siglip"])]
+    assert {path.parent.name for path in before} >= {f"{name}-s{seed}" for seed in (0, 1) for name in names}
+    assert (runs / "backbone-s0/model").is_dir()
+    assert not list(runs.glob("*/checkpoints")) and (runs / "siglip-s0/model").is_dir()
+    assert (runs / "siglip-20-s0/noise.jsonl").exists() and not (runs / "siglip-s0/noise.jsonl").exists()
+    monkeypatch.setattr(study.sweep, "train", None)
+    study.main(["--out", str(runs), *WORDS])
+    assert "names RSUM" in capsys.readouterr().out
+    assert {path: path.stat().st_mtime_ns for path in runs.glob("*/eval.json")} == before
+
+
+def test_tables_hold_every_method_that_was_trained_and_means_of_its_seeds(runs):
+    found = study.Runs(study.parse(["--out", str(runs), *WORDS]))
+    lines = study.retrieval(found, 20)
+    assert [line.split("|")[1].strip() for line in lines[2:]] == ["siglip", "vse"]
+    values = [load(runs / f"vse-20-s{seed}" / "eval").metrics["names/rsum"] for seed in (0, 1)]
+    assert lines[3].split("|")[2].strip() == study.cell(values)
+    assert study.cell([1.0, 2.0]) == "1.5 (1.0 2.0)" and study.cell([float("nan")]) == "-" and study.cell([]) == "-"
+    assert len(study.adapted(found)) == 2 + 4
+    assert len(study.uncertainty(found)) == 2  # both are points
+
+
+def test_a_gain_is_the_difference_of_the_means_with_an_interval_around_it(runs):
+    found = study.Runs(study.parse(["--out", str(runs), *WORDS]))
+    first, second = found.results("siglip"), found.results("vse")
+    both = [list(map(study.statistics, results)) for results in (first, second)]
+    assert {link.name for found in both[0] for one in found.values() for link in one.clusters.values()} == {"concepts"}
+    gain = study.gain(*both, ["names/rsum", "captions/i2t/mAP@R"])
+    for key, text in gain.items():
+        scale = 1 if key.endswith("rsum") else 100
+        wanted = scale * (np.mean([x.metrics[key] for x in second]) - np.mean([x.metrics[key] for x in first]))
+        value, low, high = (float(part.strip("[],")) for part in text.split())
+        assert value == pytest.approx(wanted, abs=0.051) and low <= value <= high
+    assert study.gain(both[0], both[0], ["names/rsum"]) == {"names/rsum": "+0.0 [+0.0, +0.0]"}
+    assert study.gain(both[0], both[1][:1], ["names/rsum"]) == {"names/rsum": "-"}
+
+
+def test_tables_stand_between_the_marks_of_a_page(runs, tmp_path):
+    page, mark = tmp_path / "studies.methods.study.md", study.MARK.format("noise 0", "study")
+    page.write_text(f"# A\n\n{mark}\nold\n{mark}\n\nbehind\n")
+    words = ["--tables-only", "--tables", "noise 0", "--write", str(page)]
+    study.main(["--out", str(runs), *WORDS, *words])
+    text = page.read_text()
+    assert "old" not in text and text.startswith("# A") and text.endswith("behind\n") and "| siglip |" in text
+    page.write_text("# A\n")
+    with pytest.raises(SystemExit, match="has 0 lines"):
+        study.write(page, {"noise 0": []}, "emoji")
+
+
+@pytest.mark.parametrize("words", [["--jobs", "0"], ["--noise", "100"], ["--steps", "1"]])
+def test_settings_that_make_no_sense_are_refused(words, capsys):
+    with pytest.raises(SystemExit):
+        study.parse(["--out", "runs", *words])
+    assert "give --jobs of 1 or more" in capsys.readouterr().err
