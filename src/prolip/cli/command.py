@@ -121,15 +121,9 @@ def wrapped(line: str) -> str:
 class Model:
     """The model that embeds images and texts."""
 
-    model: str | None = option(
-        None, "local-dir:FOLDER, hf-hub:ORG/NAME, or a name of ours or OpenCLIP's", metavar="NAME"
-    )
-    pretrained: str | None = option(
-        None, "weights file, OpenCLIP's tag, or random for untrained weights", metavar="FILE"
-    )
-    tokenizer: str | None = option(
-        None, "folder of tokenizer files, or bpe, instead of the model's own", metavar="FOLDER"
-    )
+    model: str | None = option(None, "local-dir:FOLDER, hf-hub:ORG/NAME, or our or OpenCLIP's name", metavar="NAME")
+    pretrained: str | None = option(None, "weights: a file, OpenCLIP's tag, or random (untrained)", metavar="FILE")
+    tokenizer: str | None = option(None, "folder of tokenizer files, or bpe; default: the model's", metavar="FOLDER")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -139,9 +133,7 @@ class Compute:
     device: str = option("auto", "cpu, cuda or cuda:N; auto takes a GPU if there is one", metavar="DEVICE")
     precision: Literal["fp32", "amp_bf16", "amp_fp16"] = option("fp32", "arithmetic of the towers")
     batch_size: int = option(256, "images or texts in one forward pass", metavar="N", least=1)
-    workers: int | None = option(
-        None, "threads that decode images; all cores but one if left out", metavar="N", least=0
-    )
+    workers: int | None = option(None, "threads that decode images; default: all cores but one", metavar="N", least=0)
     seed: int = option(0, "seed of all random choices", metavar="N", least=0)
 
 
@@ -152,9 +144,7 @@ class Data:
     data: str | None = option(None, "what to read, as KIND:ADDRESS", metavar="SOURCE")
     skip_damaged: bool = option(False, "leave out damaged samples and report them")
     allow_private_hosts: bool = option(False, "fetch addresses that come from data even from hosts in private networks")
-    part: str | None = option(
-        None, "do part I of N (I/N), or slurm for the share of this task of a SLURM array", metavar="I/N"
-    )
+    part: str | None = option(None, "do part I of N (I/N), or slurm: that of this task of a SLURM array", metavar="I/N")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -104,7 +104,7 @@ def find(words: Sequence[str]) -> tuple[Command, list[str]]:
 
 
 def mistakes() -> tuple[type[Exception], ...]:
-    """Errors that the user can mend: their line is enough. Imported after one was raised, as its module then is."""
+    """Errors that the user can mend, whose line is enough."""
     from safetensors import SafetensorError
 
     from prolip.data.faults import SampleFault, TooManyBadSamples
@@ -131,7 +131,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run(words: list[str]) -> int:
-    """Answer what is about `prolip` itself, or run the command that is named."""
+    """Answer a question about `prolip` itself, or run a command."""
     if not words or words[0] in ("-h", "--help", "help"):
         print(overview())
         return 0 if words else 2
@@ -151,7 +151,7 @@ def run(words: list[str]) -> int:
 
 
 def completion(shell: str = "bash") -> str:
-    """A script that completes verbs, flags and files in this shell."""
+    """A script that completes verbs, flags and files in a shell."""
     import shtab
 
     from training.main import fill
@@ -160,7 +160,7 @@ def completion(shell: str = "bash") -> str:
         raise FlagError(f"--completion {console.plain(shell)}: give {', '.join(shtab.SUPPORTED_SHELLS)}")
     parser = argparse.ArgumentParser("prolip")
     verbs = parser.add_subparsers()
-    for verb, (module, does) in {name: found for group in VERBS.values() for name, found in group.items()}.items():
+    for verb, (module, does) in (found for group in VERBS.values() for found in group.items()):
         one = verbs.add_parser(verb, help=does)
         try:
             commands = commands_of(verb) if module else {"": Command(verb, does, "", [fill], lambda given: 0)}
@@ -173,8 +173,7 @@ def completion(shell: str = "bash") -> str:
             for action in last._actions:
                 if action.nargs != 0 and action.choices is None:
                     action.complete = shtab.FILE  # type: ignore[attr-defined]
-    script: str = shtab.complete(parser, shell=shell)
-    return script
+    return str(shtab.complete(parser, shell=shell))
 
 
 def clip_benchmark() -> NoReturn:

@@ -100,13 +100,7 @@ def build_index(args: argparse.Namespace) -> None:
         summarize(args, done.index, str(done))
 
 
-@command(
-    "search add",
-    "runs/index --data shards:data/emoji/noto.tar",
-    *ADDED,
-    OWN,
-    COMPUTE,
-)
+@command("search add", "runs/index --data shards:data/emoji/noto.tar", *ADDED, OWN, COMPUTE)
 def add_source(args: argparse.Namespace) -> None:
     """Add a source to an index, or update it to what that source holds now."""
     settings = reading(args)

@@ -46,11 +46,7 @@ def config(**sections) -> Config:
         (OptimConfig, {"swa_epochs": -1}, "--swa-epochs -1: give a number of at least 0"),
         (OptimConfig, {"lr_milestones": (0.6,)}, "--lr-scheduler step and --lr-milestones go together"),
         (OptimConfig, {"lr_scheduler": "step"}, "--lr-scheduler step and --lr-milestones go together"),
-        (
-            OptimConfig,
-            {"lr_scheduler": "step", "lr_milestones": (0.8, 0.6)},
-            "0.8 0.6: give rising shares",
-        ),
+        (OptimConfig, {"lr_scheduler": "step", "lr_milestones": (0.8, 0.6)}, "0.8 0.6: give rising shares"),
         (OptimConfig, {"lr_scheduler": "step", "lr_milestones": (15.0,)}, "--lr-milestones 15.0: give rising shares"),
         (OptimConfig, {"lr_step_factor": 0.0}, "--lr-step-factor 0.0: give a number above 0 and at most 1"),
         (RunConfig, {"epochs": 1, "max_steps": 2}, "--epochs and --max-steps contradict each other"),
@@ -229,8 +225,7 @@ def test_what_is_not_shared_comes_normalised_from_the_workers(model):
 
 
 @pytest.mark.parametrize(
-    "other",
-    [{"device_augment": True}, {"openclip_transform": True}, {"aug_cfg": {"use_timm": True}}],
+    "other", [{"device_augment": True}, {"openclip_transform": True}, {"aug_cfg": {"use_timm": True}}]
 )
 def test_scaled_decoding_is_refused_where_it_would_do_nothing(other):
     with pytest.raises(FlagError, match="--dct-scaled-decoding is for --aug-cfg"):

@@ -198,8 +198,8 @@ def make(sets: dict[str, str], *words: str):
         ("imagenet/acc11", "did you mean imagenet/acc1"),
         ("ema/imagenet/acc1", "without --ema-decay"),
         ("swa/imagenet/acc1", "without --swa-epochs"),
-        ("names/i2t/R@1", "a figure of none of the test sets"),
-        ("coco/mAP", "a figure of none of the test sets"),
+        ("names/i2t/R@1", "a metric of none of the test sets"),
+        ("coco/mAP", "a metric of none of the test sets"),
     ],
 )
 def test_a_figure_that_there_will_never_be_is_refused(sets, metric, message):
@@ -273,4 +273,4 @@ def test_best_follows_its_direction_through_gaps_and_restarts(tmp_path, monkeypa
                 kept.append(value)
         assert kept == wanted and json.loads((folder / "best.json").read_text())["value"] == wanted[-1]
     assert set(saved) == {"averaged"}
-    assert "no figure 'ema/x/f' to choose by; near it: ema/x/g" in best.offer(9, {"ema/x/g": 1.0}, "averaged", None)
+    assert "no metric 'ema/x/f' to choose by; near it: ema/x/g" in best.offer(9, {"ema/x/g": 1.0}, "averaged", None)

@@ -111,12 +111,7 @@ def saved(folder, name="run") -> float | None:
 
 @pytest.mark.parametrize(
     ("method", "batch", "expected"),
-    [
-        ("prolip", 8, -math.log(7)),
-        ("siglip", 16, -math.log(15)),
-        ("likelihood", 2, 0.0),
-        ("clip", 8, None),
-    ],
+    [("prolip", 8, -math.log(7)), ("siglip", 16, -math.log(15)), ("likelihood", 2, 0.0), ("clip", 8, None)],
 )
 def test_from_scratch_the_bias_is_that_of_the_batch_or_the_methods_own(tmp_path, capsys, method, batch, expected):
     more = ["--max-steps", 2, "--batch-size", batch, "--method", method, "--lr", 1e-9, "--warmup", 0]

@@ -124,7 +124,7 @@ def test_a_run_without_checkpoints_is_not_written_over_by_going_on(tmp_path, fin
     leave("no checkpoint", finished, tmp_path)
     before = (tmp_path / "run" / "metrics.jsonl").read_bytes()
     assert main(words(tmp_path, "run", "--max-steps", STEPS + 2, "--resume", "auto")) == 2
-    assert "no checkpoint to go on from" in capsys.readouterr().err
+    assert "no checkpoint to resume from" in capsys.readouterr().err
     assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before
 
 
