@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from pathlib import Path
 
 import pytest
@@ -28,34 +29,11 @@ from training.main import main
 
 #: Of epochs of three steps: the image backbone stands still for six and warms up for three, the text backbone for
 #: three and as many.
-RECIPE = [
-    "--train-num-samples",
-    24,
-    "--epochs",
-    5,
-    "--warmup",
-    0,
-    "--lr",
-    "1e-2",
-    "--grad-clip-norm",
-    2,
-    "--image-freeze-epochs",
-    2,
-    "--text-freeze-epochs",
-    1,
-    "--unfreeze-warmup-epochs",
-    1,
-    "--image-lr-mult",
-    0.1,
-    "--text-lr-mult",
-    0.5,
-    "--layer-decay",
-    0.7,
-    "--lr-scheduler",
-    "step",
-    "--lr-milestones",
-    0.6,
-]
+RECIPE = shlex.split(
+    "--train-num-samples 24 --epochs 5 --warmup 0 --lr 1e-2 --grad-clip-norm 2 --image-freeze-epochs 2 "
+    "--text-freeze-epochs 1 --unfreeze-warmup-epochs 1 --image-lr-mult 0.1 --text-lr-mult 0.5 "
+    "--layer-decay 0.7 --lr-scheduler step --lr-milestones 0.6"
+)
 
 
 def checkpoint(folder: Path, step: int) -> dict:
