@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import inspect
-import math
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
@@ -26,7 +25,7 @@ from prolip.data.augment.colour import ColourConfig, ColourJitter, split_augment
 from prolip.data.augment.crops import RandomCrop
 from prolip.data.augment.tokens import TokenAugment
 from prolip.data.loader import Transform
-from prolip.factory import create_model_and_transforms, create_model_from_pretrained
+from prolip.factory import create_model_from_pretrained
 from prolip.methods import find_method
 from prolip.methods.base import Objective
 from prolip.models.checkpoint import save_pretrained
@@ -34,11 +33,10 @@ from prolip.models.readers import kinds_of
 from prolip.models.registry import find_weights, get_model_config
 from prolip.models.tokenizer import get_tokenizer
 from prolip.random import Draws
-from prolip.utils.fields import AUTO
 from prolip.utils.flags import FlagError
 from training.checkpoint.reader import check_checkpoint, load_checkpoint
 from training.config import Config, RunConfig, build_config
-from training.model_options import KEYS
+from training.model_options import create_model
 from training.parallel.distributed import World
 
 Autocast = Callable[[], AbstractContextManager]
@@ -79,7 +77,7 @@ def build_model(config: Config, device: torch.device, load_weights: bool = True)
             "weights: give --model local-dir:RUN/model, or --pretrained"
         )
     check_served(config)
-    model, transform, preprocess = create_model(config, device, load_weights, method)
+    model, transform, preprocess = create_model(wanted, device, load_weights, method)
     if wanted.grad_checkpointing and wanted.checkpoint_policy == "selective":
         checkpoint_selectively(model)
     elif wanted.grad_checkpointing:
@@ -89,41 +87,6 @@ def build_model(config: Config, device: torch.device, load_weights: bool = True)
         return model, Compose([*pillow, PILToTensor()]), preprocess
     halves = split_transform(config, model)
     return model, halves[0] if halves else transform, preprocess
-
-
-def create_model(config: Config, device: torch.device, load_weights: bool, method: dict[str, Any] | None) -> Any:
-    """(model, transform for training, transform for evaluation), as `create_model_and_transforms`; towers locked.
-
-    method: what the model's configuration says of its method, {"name": ..., "config": {...}}.
-    """
-    wanted = config.model
-    augmentation = {k: tuple(v) if isinstance(v, list) else v for k, v in wanted.aug_cfg.items()}  # JSON has no tuples
-    changes = {name: value for name in KEYS if (value := getattr(wanted, name)) not in (None, AUTO)}
-    if method is not None:
-        changes["method_cfg"] = method
-    if wanted.mask_padding:
-        changes["mask_padding"] = True
-    if wanted.init_logit_scale is not None:
-        changes["init_logit_scale"] = math.log(wanted.init_logit_scale)
-    model, transform, preprocess = create_model_and_transforms(
-        wanted.model,
-        pretrained=wanted.pretrained,
-        device=device,
-        force_image_size=wanted.force_image_size,
-        force_context_length=wanted.force_context_length,
-        load_weights=load_weights,
-        image_resize_mode=wanted.image_resize_mode,
-        aug_cfg=augmentation,
-        **changes,
-    )
-    for name in ("init_logit_scale", "init_logit_bias"):  # whatever the weights have
-        if name in changes:
-            getattr(model, name.removeprefix("init_")).data.fill_(changes[name])
-    if wanted.lock_image:
-        model.lock_image_tower(unlocked_groups=wanted.lock_image_unlocked_groups)
-    if wanted.lock_text:
-        model.lock_text_tower(unlocked_layers=wanted.lock_text_unlocked_layers)
-    return model, transform, preprocess
 
 
 def check_served(config: Config) -> None:

@@ -81,3 +81,39 @@ class ModelConfig:
                 "--dct-scaled-decoding is for --aug-cfg as shared between workers and device: leave it "
                 "out, or leave out --device-augment, --openclip-transform and use_timm"
             )
+
+
+def create_model(wanted: ModelConfig, device: Any, load_weights: bool, method: dict[str, Any] | None) -> Any:
+    """(model, transform for training, transform for evaluation), as `create_model_and_transforms`; towers locked.
+
+    method: what the model's configuration says of its method, {"name": ..., "config": {...}}.
+    """
+    from prolip.factory import create_model_and_transforms  # late: flags need no OpenCLIP
+
+    augmentation = {k: tuple(v) if isinstance(v, list) else v for k, v in wanted.aug_cfg.items()}  # JSON has no tuples
+    changes = {name: value for name in KEYS if (value := getattr(wanted, name)) not in (None, AUTO)}
+    if method is not None:
+        changes["method_cfg"] = method
+    if wanted.mask_padding:
+        changes["mask_padding"] = True
+    if wanted.init_logit_scale is not None:
+        changes["init_logit_scale"] = math.log(wanted.init_logit_scale)
+    model, transform, preprocess = create_model_and_transforms(
+        wanted.model,
+        pretrained=wanted.pretrained,
+        device=device,
+        force_image_size=wanted.force_image_size,
+        force_context_length=wanted.force_context_length,
+        load_weights=load_weights,
+        image_resize_mode=wanted.image_resize_mode,
+        aug_cfg=augmentation,
+        **changes,
+    )
+    for name in ("init_logit_scale", "init_logit_bias"):  # whatever the weights have
+        if name in changes:
+            getattr(model, name.removeprefix("init_")).data.fill_(changes[name])
+    if wanted.lock_image:
+        model.lock_image_tower(unlocked_groups=wanted.lock_image_unlocked_groups)
+    if wanted.lock_text:
+        model.lock_text_tower(unlocked_layers=wanted.lock_text_unlocked_layers)
+    return model, transform, preprocess

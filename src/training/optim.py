@@ -232,7 +232,7 @@ def params_by_tower(objective: Any) -> dict[str, list[nn.Parameter]]:
 def gradient_norms(parts: Mapping[str, Sequence[nn.Parameter]], bound: float | None) -> dict[str, Tensor]:
     """L2 norms before clipping, () each: grad_norm of all gradients, grad_norm_PART of each part.
 
-    bound: clip the norm of all gradients to this.
+    bound: on the norm of all gradients, which are scaled to it.
     """
     norms = {}
     for part, parameters in parts.items():

@@ -16,7 +16,7 @@ from training_runs import SYNTHETIC
 from forked import ROOT, until
 from prolip.utils.flags import FlagError
 from training.defaults import settle_workers
-from training.main import parse
+from training.main import parse, way_on
 from training.parallel.distributed import World
 
 STEPS = 80
@@ -53,14 +53,10 @@ def typed(tmp_path, monkeypatch):
             os.killpg(process.pid, signal.SIGKILL)
 
 
-@pytest.mark.parametrize(
-    "program",
-    [
-        "prolip train",
-        pytest.param("python -m training.main", marks=pytest.mark.slow),
-        "torchrun --nproc_per_node 2 -m training.main",
-    ],
-)
+PROGRAMS = ("python -m training.main", "torchrun --nproc_per_node 2 -m training.main")
+
+
+@pytest.mark.parametrize("program", ["prolip train", *(pytest.param(x, marks=pytest.mark.slow) for x in PROGRAMS)])
 def test_the_line_that_a_stopped_run_prints_goes_on_with_it_as_it_is_typed(typed, tmp_path, program):
     first = typed(f"{program} {shlex.join(TRAINING)} --name 'my run'")
     status = tmp_path / "runs/my run/status.json"
@@ -78,6 +74,13 @@ def test_the_line_that_a_stopped_run_prints_goes_on_with_it_as_it_is_typed(typed
     assert (ended["state"], ended["step"]) == ("finished", STEPS), text
     config = json.loads((tmp_path / "runs/my run/config.json").read_text())
     assert (config["method"], config["run"]["seed"], config["optim"]["lr"]) == ("siglip", 5, 2e-3)
+
+
+def test_under_torchrun_the_line_starts_as_many_ranks(monkeypatch):
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    monkeypatch.delenv("GROUP_WORLD_SIZE", raising=False)
+    assert way_on(Path("runs/it"), parse(TRAINING), "training.main") == f"{PROGRAMS[1]} --name it --resume latest"
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from training_runs import words
 
 import prolip
 from prolip.data.config import fitting_batch
@@ -122,8 +121,6 @@ def test_what_was_settled_is_printed_saved_and_starts_the_same_run_again(tmp_pat
     assert json.loads((tmp_path / "two" / "config.json").read_text())["optim"] == saved["optim"]
 
 
-def test_the_default_length_is_saved_in_epochs(tmp_path):
-    steps = words(tmp_path, "run", "--train-num-samples", 16, "--save-frequency", 0)
-    assert main([*steps, "--warmup", "1%"]) == 0
-    saved = json.loads((tmp_path / "run" / "config.json").read_text())
+def test_the_default_length_is_saved_in_epochs():
+    saved = settle(parse(["--dataset-type", "synthetic", "--warmup", "1%"]), 2, 8, 1).to_dict()
     assert saved["run"]["epochs"] == 150 and saved["optim"]["warmup"] == 3

@@ -15,7 +15,8 @@ from prolip.methods import METHODS
 from prolip.models.config import ProLIPCfg
 
 SOURCE = Path(__file__).parents[3] / "src" / "training"
-FILES = sorted(SOURCE.rglob("*.py"))
+#: All modules but the settings of our own models.
+FILES = sorted(path for path in SOURCE.rglob("*.py") if path.name != "model_options.py")
 #: Names of settings that are ordinary words here too: torch's `forward`.
 ALLOWED = {"forward"}
 PARAMETERS = {field.name for method in METHODS.values() for field in dataclasses.fields(method.config)}

@@ -148,7 +148,7 @@ def test_evaluations_leave_no_trace_in_the_training(run, tmp_path):
     assert terms[0] == terms[1]
 
 
-@pytest.mark.parametrize("words", [[], ["--fsdp"]], ids=["whole", "in shards"])
+@pytest.mark.parametrize("words", [["--fsdp"], pytest.param([], marks=pytest.mark.slow)], ids=["in shards", "whole"])
 def test_ranks_share_the_work_and_find_what_one_process_finds(forked, run, sets, tmp_path, words):
     """Both trained on the same global batches; parameters differ in their last bits, and so do the figures."""
     code = forked.run(

@@ -89,7 +89,7 @@ def test_the_bias_minimises_the_loss_of_the_first_batch(case):
         assert share_of_ranks(0, 1, case, parts) == pytest.approx(expected, abs=1e-3)
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize("ranks", [3, pytest.param(4, marks=pytest.mark.slow)])
 def test_ranks_find_the_bias_of_one_process(ranks):
     found = run_ranks(ranks, every_case, ranks)
     assert all(each == found[0] for each in found)

@@ -128,7 +128,7 @@ def test_a_run_in_half_precision_is_closed_too(tmp_path, capsys):
     assert all(x.unique().numel() > 5 for x in found.values())
 
 
-@pytest.mark.parametrize("part", ["captioned_samples", "embed_texts"])
+@pytest.mark.parametrize("part", ["captioned_samples", pytest.param("embed_texts", marks=pytest.mark.slow)])
 def test_what_fails_at_the_end_is_reported_and_costs_no_model(tmp_path, monkeypatch, capsys, part):
     def gone(*args, **kwargs):
         raise OSError("the object store is gone")
@@ -200,7 +200,7 @@ def stopped_in_the_fit(monkeypatch):
     STOP.release()
 
 
-@pytest.mark.parametrize("side", ["image", "text"])
+@pytest.mark.parametrize("side", ["text", pytest.param("image", marks=pytest.mark.slow)])
 def test_a_run_that_is_stopped_in_the_fit_saves_its_last_step_and_fits_when_it_goes_on(
     tmp_path, stopped_in_the_fit, monkeypatch, side
 ):

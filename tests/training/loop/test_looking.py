@@ -99,8 +99,10 @@ def test_ranks_adapt_as_one_process_does(source, tmp_path, forked):
     assert kept[0].keys() == kept[1].keys() and torch.equal(kept[0]["text"], kept[1]["text"])
 
 
-@pytest.mark.parametrize("renew", [False, True])
-@pytest.mark.parametrize("stop", [1, 2, 3])
+WAYS = [(True, 1), (True, 2), (False, 3)]
+
+
+@pytest.mark.parametrize("renew, stop", [*WAYS[1:], pytest.param(*WAYS[0], marks=pytest.mark.slow)])
 def test_a_run_goes_on_bit_for_bit(source, tmp_path, renew, stop):
     """Stopped within an epoch, at its end, and behind one."""
     words = [

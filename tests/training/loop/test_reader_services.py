@@ -441,7 +441,7 @@ def test_a_context_beyond_learnt_positions_is_refused(root):
 RUNS = ("ViT-B-16-SigLIP2", "convnext_base", "xlm-roberta-base-ViT-B-32", "coca_ViT-B-32")
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("name", [*RUNS[2:], *(pytest.param(name, marks=pytest.mark.slow) for name in RUNS[:2])])
 def test_a_stopped_run_goes_on_bit_for_bit(root, tmp_path, name):
     """With its drop path and dropout. CoCa's decoder, which nothing trains, is in the checkpoint and the model."""
     start = folder(root, name)
