@@ -162,14 +162,6 @@ def test_a_resumed_run_drops_what_it_will_write_again(tmp_path):
     assert path.read_text() == '{"step": 10}\n{"step": 20}\n'
 
 
-def test_a_redirected_log_has_no_colours(tmp_path):
-    stream = io.StringIO()
-    log = RunLog(tmp_path, stream=stream)
-    log.progress("step 1 | loss 2")
-    log.close()
-    assert stream.getvalue() == "step 1 | loss 2\n"
-
-
 def test_other_ranks_write_nothing(tmp_path):
     stream = io.StringIO()
     log = RunLog(tmp_path, is_first=False, stream=stream)
@@ -218,14 +210,3 @@ def test_a_log_that_cannot_be_written_does_not_end_the_run(tmp_path):
     log.metrics(2, {"loss": 1.0})
     log.close()
     assert json.loads((tmp_path / "metrics.jsonl").read_text())["step"] == 2
-
-
-def test_a_folder_that_is_no_utf8_has_all_but_tensorboards_curves(tmp_path):
-    folder, stream = tmp_path / "caf\udce9\x1b", io.StringIO()
-    folder.mkdir()
-    log = RunLog(folder, stream=stream)
-    log.open()
-    log.metrics(1, {"loss": 2.0})
-    log.close()
-    assert r"no curves for TensorBoard" in stream.getvalue() and r"caf\udce9\x1b" in stream.getvalue()
-    assert json.loads((folder / "metrics.jsonl").read_text()) == {"kind": "train", "step": 1, "loss": 2.0}
