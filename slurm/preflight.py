@@ -13,13 +13,13 @@ from importlib.metadata import distributions
 
 import torch
 
+from prolip.data.captions import CaptionSampler
 from prolip.data.config import check_divisible
-from prolip.data.reading.opening import ReadPolicy
+from prolip.data.reading.diagnose import refuse_unusable, survey
 from prolip.data.reading.shards import expand_shards
+from prolip.data.reading.stream import ReadPolicy
 from prolip.data.reading.tar import read_shard
-from prolip.data.samples.captions import CaptionSampler
 from prolip.data.sources import check_sample, source_of
-from prolip.data.survey import refuse_unusable, survey
 from prolip.factory import find_weights
 from prolip.utils.fields import AUTO
 from prolip.utils.flags import FlagError

@@ -11,8 +11,8 @@ from prolip.utils.moved import Signpost
 if TYPE_CHECKING:
     from prolip import losses, measures
     from prolip.classifiers import FewShotClassifier, ZeroShotClassifier
-    from prolip.data.pictures import open_image
-    from prolip.evaluation.zero_shot import build_zero_shot_classifier
+    from prolip.data.images import open_image
+    from prolip.embedder import Embedder
     from prolip.factory import (
         create_model,
         create_model_and_transforms,
@@ -20,21 +20,27 @@ if TYPE_CHECKING:
         list_pretrained,
         tokenize,
     )
+    from prolip.fitting.attach import fit_uncertainty
     from prolip.gaussian import Gaussian
     from prolip.hub.saving import push_to_hub
     from prolip.methods import score_of
     from prolip.models.checkpoint import save_pretrained
     from prolip.models.registry import list_models
     from prolip.models.tokenizer import get_tokenizer
+    from prolip.prompts.templates import build_zero_shot_classifier
+    from prolip.search.index import SearchIndex
 
 __all__ = [
+    "Embedder",
     "FewShotClassifier",
     "Gaussian",
+    "SearchIndex",
     "ZeroShotClassifier",
     "build_zero_shot_classifier",
     "create_model",
     "create_model_and_transforms",
     "create_model_from_pretrained",
+    "fit_uncertainty",
     "get_tokenizer",
     "list_models",
     "list_pretrained",
@@ -63,14 +69,17 @@ __getattr__ = late(
         "losses": "",
         "measures": "",
         "Gaussian": "gaussian",
+        "Embedder": "embedder",
+        "SearchIndex": "search.index",
         "create_model": "factory",
         "create_model_and_transforms": "factory",
         "list_models": "models.registry",
         "get_tokenizer": "models.tokenizer",
         "create_model_from_pretrained": "factory",
-        "open_image": "data.pictures",
+        "fit_uncertainty": "fitting.attach",
+        "open_image": "data.images",
         "score_of": "methods",
-        "build_zero_shot_classifier": "evaluation.zero_shot",
+        "build_zero_shot_classifier": "prompts.templates",
         "list_pretrained": "factory",
         "tokenize": "factory",
         "FewShotClassifier": "classifiers",

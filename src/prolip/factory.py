@@ -12,7 +12,7 @@ from open_clip.model import set_model_preprocess_cfg
 from open_clip.transform import PreprocessCfg, image_transform_v2, merge_preprocess_dict
 from torchvision.transforms import Compose
 
-from prolip.data.samples.decoding import as_rgb
+from prolip.data.images import as_rgb
 from prolip.methods import find_method
 from prolip.models.checkpoint import load_checkpoint
 from prolip.models.config import PreprocessRules, check, complete, override

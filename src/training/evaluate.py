@@ -17,22 +17,22 @@ from torch import nn
 from prolip.corpora.emoji import evaluate_corpus, gallery
 from prolip.corpora.emoji.corpus import Corpus
 from prolip.corpora.emoji.report.examples import show_features
+from prolip.data.captions import CaptionSampler, Selector
 from prolip.data.config import DataConfig
 from prolip.data.faults import FaultCounter, SampleFault
-from prolip.data.noise import Noise
+from prolip.data.noisy_captions import Noise
 from prolip.data.order.streams import Source
 from prolip.data.reading.folders import ImageRows
-from prolip.data.reading.images import base_of, key_of
 from prolip.data.reading.named import TESTED, parse_source
+from prolip.data.reading.rows import base_of, key_of
 from prolip.data.reading.shards import expand_shards
 from prolip.data.reading.tar import ShardReader
-from prolip.data.samples.captions import CaptionSampler, Selector
-from prolip.data.samples.sample import Raw, caption_parts, image_bytes, is_selected
-from prolip.data.samples.split import Split, parse_split
+from prolip.data.samples import Raw, caption_parts, image_bytes, is_selected
 from prolip.data.sources import Captioned, captioned_samples, source_of
-from prolip.embedder import Embedder, Loaded, embedder_of
+from prolip.data.split import Split, parse_split
+from prolip.embedder import Embedder
 from prolip.evaluation.datasets.base import WHOLE, Dataset, Sample, Share, fingerprint, read_images
-from prolip.evaluation.datasets.specs import has_splits, open_dataset
+from prolip.evaluation.datasets.registry import has_splits, open_dataset
 from prolip.evaluation.embed import Features
 from prolip.evaluation.metrics.ranking import retrieval_names
 from prolip.evaluation.pairs import PAIRS, Pairs, numbered, pairs_of, recall_of_pairs
@@ -83,8 +83,8 @@ class Validation:
 
         between: called by all ranks before each test set; it may raise. last: with examples for the report.
         """
-        found, loaded = Evaluated(), Loaded(model, self.preprocess, self.tokenizer)
-        embedder = embedder_of("the model in training", loaded, world.device, self.precision)
+        found, parts = Evaluated(), (model, self.preprocess, self.tokenizer)
+        embedder = Embedder("the model in training", *parts, world.device, self.precision)
         if self.corpus is not None and world.is_first:
             found.corpus = evaluate_corpus(embedder, self.corpus)
             found.metrics |= found.corpus.metrics

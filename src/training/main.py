@@ -173,8 +173,8 @@ def way_on(folder: Path, config: Config, prog: str) -> str:
 
 def start(config: Config) -> None:
     """Run it; rank 0 shows the progress of reading tables."""
-    from prolip.data.noise import show_progress
-    from prolip.data.reading.tables.csv import show_counts
+    from prolip.data.noisy_captions import show_progress
+    from prolip.data.reading.csv import show_counts
     from training.run import run
 
     if first_rank():

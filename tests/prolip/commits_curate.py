@@ -19,13 +19,13 @@ import numpy as np
 import torch
 from PIL import Image
 
-from prolip.curate.expressions import parse_rules
+from prolip.curate.rules import parse_rules
 from prolip.curate.score import Scorer
 from prolip.curate.select import Choice, select, selection_of
 from prolip.curate.tables import read_table
 from prolip.curate.write import Plan, begin, finish, write_shard
+from prolip.data.captions import CaptionSampler
 from prolip.data.reading.tar import ShardReader
-from prolip.data.samples.captions import CaptionSampler
 
 
 @cache

@@ -29,14 +29,14 @@ from open_clip.transform import PreprocessCfg, image_transform_v2
 from PIL import Image
 from torch import Tensor
 
-from prolip.curate.expressions import Expression, parse_rules
+from prolip.curate.rules import Expression, parse_rules
 from prolip.curate.score import Scorer
 from prolip.curate.select import Choice, select
 from prolip.curate.write import Plan, begin, finish, write_shard
+from prolip.data.captions import CaptionSampler
 from prolip.data.config import DataConfig
 from prolip.data.loader import build_loader
 from prolip.data.reading.tar import ShardReader
-from prolip.data.samples.captions import CaptionSampler
 from prolip.models.tokenizer import get_tokenizer
 
 #: Different pictures of a shard.

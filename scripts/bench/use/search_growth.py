@@ -10,7 +10,6 @@ run that was killed goes on.
 from __future__ import annotations
 
 import argparse
-import ctypes
 import json
 import os
 import sys
@@ -21,16 +20,20 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+ROOT = Path(__file__).resolve().parents[3]
+sys.path[:0] = [str(ROOT / "src"), str(ROOT / "scripts")]
+
 import faiss
 import numpy as np
 import torch
 import torch.nn.functional as F
 
+from bench.common import forget_peak, held
 from prolip.gaussian import Gaussian
 from prolip.scores import CSDScore, index_vectors
-from prolip.search import indexes
+from prolip.search import ann
+from prolip.search.ann import BESIDE, FLAT, HNSW, ITEM, IndexSpec
 from prolip.search.index import CHUNK, Part, SearchIndex
-from prolip.search.indexes import BESIDE, FLAT, HNSW, ITEM, Kind, lists_for, memory_per_item
 from prolip.search.store import NEAR
 from prolip.utils.outputs import check_output, replacing
 
@@ -64,18 +67,6 @@ def gaussians(count: int, args: argparse.Namespace, number: int) -> Gaussian:
     trace = args.trace * (args.trace_spread * torch.randn(count, 1, generator=g)).exp()
     within = 0.3 * torch.randn(count, args.dim, generator=g)
     return Gaussian(mean, (trace / args.dim).log() + within - 0.045)
-
-
-def memory(field: str) -> float:
-    """10^9 bytes, of this process's status."""
-    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
-    return next(int(line.split()[1]) * 1024 / 1e9 for line in lines if line.startswith(field))
-
-
-def forget_peak() -> None:
-    """Have the peak of memory begin anew."""
-    with suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
 
 
 def written() -> int:
@@ -141,7 +132,7 @@ def measured(row: Row, args: argparse.Namespace, rows: int = 0) -> Iterator[Row]
     before, started, row["aside"] = written(), clock(args), 0.0
     yield row
     seconds = clock(args) - started - row.pop("aside")
-    row |= {"peak": memory("VmHWM"), "own": memory("RssAnon")}
+    row |= {"peak": held("VmHWM") / 1e9, "own": held("RssAnon") / 1e9}
     if rows:
         row |= {"rate": rows / seconds, "written": (written() - before) / rows}
 
@@ -164,7 +155,7 @@ def add(index: SearchIndex, results: Results, items: int, args: argparse.Namespa
     while (held := len(index.store)) < items:
         end = min(items, held + min(PIECE, max(CHUNK, items // 8)))
         with measured(row := Row(), args, end - held):
-            index.add("synthetic", parts(args, held, end, row))
+            index.append("synthetic", parts(args, held, end, row))
         row["files"] = files_in(index.store.folder)
         whole = results.find(items, ADD) or {"rows": 0, "seconds": 0.0, "bytes": 0.0, "peak": 0.0}
         totals = {
@@ -209,7 +200,7 @@ def measure(index: SearchIndex, kind: str, effort: int, results: Results, args: 
     def by_faiss(queries: Gaussian) -> torch.Tensor:
         if effort:
             assert index._near is not None
-            return indexes.search(index._near, index.question_vectors(queries), args.top, effort)[0]
+            return ann.search(index._near, index.query_vectors(queries), args.top, effort)[0]
         vectors = index_vectors(index.score, queries, gallery=False, side="text")
         assert vectors is not None
         held = index.store.gallery.vector
@@ -227,11 +218,11 @@ def measure(index: SearchIndex, kind: str, effort: int, results: Results, args: 
 
 def effort_of(kind: str, items: int) -> int:
     """Candidates that a graph is walked with, or lists that are read: those of a search by default."""
-    return 128 if kind == HNSW else max(8, lists_for(items) // 16)
+    return 128 if kind == HNSW else max(8, IndexSpec(kind).lists_for(items) // 16)
 
 
 def in_words(kind: str, items: int) -> str:
-    lists = "candidates" if kind == HNSW else f"of {lists_for(items):,} lists"
+    lists = "candidates" if kind == HNSW else f"of {IndexSpec(kind).lists_for(items):,} lists"
     return f"{effort_of(kind, items):,} {lists}"
 
 
@@ -239,7 +230,7 @@ def turned(folder: Path, kind: str) -> SearchIndex:
     """The index with another kind of approximate index, which is still to be made."""
     store = SearchIndex(folder).store
     files = {name: entry for name, entry in store.values["files"].items() if not name.startswith(NEAR)}
-    store.write(kind=asdict(Kind(kind)), near=None, files=files)
+    store.write(kind=asdict(IndexSpec(kind)), near=None, files=files)
     return SearchIndex(folder)
 
 
@@ -257,14 +248,14 @@ def approximately(folder: Path, kind: str, results: Results, args: argparse.Name
         results.add(items, kind + BUILD, row)
     measure(index, kind, effort_of(kind, items), results, args)
     del index
-    ctypes.CDLL(None).malloc_trim(0)  # what comes next is not to hold what this has left
+    forget_peak()  # what comes next is not to hold what this has left
     turned(folder, FLAT)
 
 
 # --- all -------------------------------------------------------------------------------------------------------------
 def room(args: argparse.Namespace, kinds: list[str]) -> int:
     """Bytes on disk of all rows, and of the largest approximate index twice, as one replaces the other."""
-    largest = max((memory_per_item(Kind(kind), args.dim + 1) for kind in kinds), default=0.0)
+    largest = max((IndexSpec(kind).memory_per_item(args.dim + 1) for kind in kinds), default=0.0)
     return int(args.items * (4 * (2 * args.dim + 1) + ITEM + BESIDE + 2 * largest))
 
 
@@ -304,8 +295,8 @@ def table(results: Results, at: list[int], upto: int | None) -> list[str]:
 def grow(args: argparse.Namespace, folder: Path) -> None:
     """Measure an index of 1/10, 1/5, 1/2 and all of the items, or of `--at` many, and print one table."""
     at = sorted({*(args.at or [args.items // share for share in (10, 5, 2)]), args.items})
-    if at[-1] != args.items or at[0] < indexes.LEAST:
-        raise ValueError(f"--at {at}: give {indexes.LEAST} or more of each, and at most --items {args.items}")
+    if at[-1] != args.items or at[0] < ann.LEAST:
+        raise ValueError(f"--at {at}: give {ann.LEAST} or more of each, and at most --items {args.items}")
     kinds, name = [kind for kind in args.index_types if kind != FLAT], f"{args.dim} dimensions"
     mark = f"<!-- {name}: by scripts/bench/use/search.py -->"
     if args.write and args.write.read_text(encoding="utf-8").count(mark) != 2:
@@ -332,7 +323,6 @@ def grow(args: argparse.Namespace, folder: Path) -> None:
     lines = table(results, at, args.extrapolate)
     print("", *lines, sep="\n")
     if args.write:
-        sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-        from studies.methods.study import write  # which imports for seconds
+        from studies.tables import write
 
-        write(args.write, {name: lines}, "emoji", "bench/use/search")
+        write(args.write, {name: lines}, "bench/use/search")

@@ -37,6 +37,7 @@ from prolip.evaluation.metrics.selective import (  # noqa: E402
     risk_coverage,
     spearman,
 )
+from studies.tables import cell
 from studies.uncertainty.baselines import BASELINES
 from studies.uncertainty.foreign_inputs import pictures, texts
 from studies.uncertainty.subjects import Subject, Trained, baselines, fitted, trained
@@ -162,7 +163,7 @@ def of_new_texts(subject: Subject, own: Sequence[str]) -> dict[str, Row]:
         return {}
     kinds = {"": own, **texts(subject.result.table.texts)}
     nats = {
-        kind: embedder.text_novelty(embedder.encode_hidden_text(embedder.tokenizer(list(found))))
+        kind: embedder.text_novelty(embedder.encode_hidden(embedder.tokenizer(list(found)), "text"))
         for kind, found in kinds.items()
     }
     return {
@@ -268,17 +269,8 @@ class Table:
         out = [f"| | {' | '.join(columns)} |", f"|---|{'---:|' * len(columns)}"]
         for name, found in self.values.items():
             if any(column in found for column in columns):
-                out.append(f"| {name} | {' | '.join(cell(found.get(column, [])) for column in columns)} |")
+                out.append(f"| {name} | {' | '.join(cell(found.get(column, []), None) for column in columns)} |")
         return out
-
-
-def cell(values: Sequence[float]) -> str:
-    """The mean, and each in brackets."""
-    if not len(values) or np.isnan(values).all():
-        return "-"
-    digits = 1 if np.nanmean(np.abs(values)) >= 10 else 3
-    each = f" ({' '.join(f'{x:.{digits}f}' for x in values)})" if len(values) > 1 else ""
-    return f"{np.mean(values):.{digits}f}{each}"
 
 
 def subjects(options: argparse.Namespace) -> Iterable[Subject]:

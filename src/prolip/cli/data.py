@@ -15,7 +15,7 @@ from prolip.cli.eval import SPLIT, TASK, open_named
 from prolip.data.reading.named import KINDS, ROWS, parse_source
 
 if TYPE_CHECKING:
-    from prolip.data.index import IndexedShard
+    from prolip.data.reading.shard_index import IndexedShard
 
 #: What shards can be written of.
 STORED = (*ROWS, "shards")
@@ -55,7 +55,7 @@ class Progress:
 
 def reading_flags(parser: argparse.ArgumentParser) -> None:
     """How long a source may fail; the defaults come late, as their module loads fsspec."""
-    from prolip.data.reading.connections import ReadPolicy as Policy
+    from prolip.data.reading.remote import ReadPolicy as Policy
 
     stall = "seconds without a byte before a source stalls"
     flag("--read-timeout", stall, type=float, metavar="SECONDS", default=Policy.read_timeout)(parser)
@@ -74,17 +74,16 @@ def reading_flags(parser: argparse.ArgumentParser) -> None:
 )
 def index(args: argparse.Namespace) -> int:
     """Write an index of shards: counts and checksums. 1 where a shard cannot be read."""
-    from prolip.data.index import build_index, urls_of
-    from prolip.data.reading.connections import ReadPolicy
+    from prolip.data.reading.remote import ReadPolicy
+    from prolip.data.reading.shard_index import build_index
+    from prolip.data.reading.shards import urls_of
     from prolip.utils.messages import naming
 
     with naming("--read-timeout"):
         policy = ReadPolicy(read_timeout=args.read_timeout, retries=args.read_retries, pipes=True)
     progress = Progress(len(urls := urls_of(args.shards)))
     processes = min(4, os.cpu_count() or 1) if args.processes is None else args.processes
-    place, gone = build_index(urls, args.output, processes, policy, progress.add)
-    if gone:
-        print(f"note: {gone}", file=sys.stderr)
+    place = build_index(urls, args.output, processes, policy, progress.add)
     print(f"{place or 'no index written'}: {progress.line()}")
     faults = sum((result.faults for result in progress.found), Counter[str]())
     if faults:
@@ -115,10 +114,10 @@ list `captions` of its .json, which also holds the class. Training reads both.
 def shards(args: argparse.Namespace) -> None:
     """Write a table, a folder or a published set as shards."""
     from prolip.data.faults import FaultCounter
-    from prolip.data.reading.images import read_stored
-    from prolip.data.reading.tables.csv import show_counts
+    from prolip.data.reading.csv import show_counts
+    from prolip.data.reading.rows import read_stored
     from prolip.data.reading.tar import strict_note
-    from prolip.data.samples.split import parse_split
+    from prolip.data.split import parse_split
     from prolip.evaluation.datasets.write import write_training, write_wds
     from prolip.utils.messages import first_few
 
@@ -192,7 +191,7 @@ class's images are drawn. Written are:
 def few_shot(args: argparse.Namespace) -> None:
     """Draw few-shot training and test sets from a classification set."""
     from prolip.evaluation.datasets.few_shot import TEMPLATE, check_new, describe, draw, write_few_shot
-    from prolip.evaluation.datasets.specs import open_dataset
+    from prolip.evaluation.datasets.registry import open_dataset
     from prolip.utils.messages import naming
 
     template = TEMPLATE if args.template is None else args.template

@@ -6,10 +6,10 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from prolip.data.reading.opening import ReadPolicy
-from prolip.data.reading.published.sets import FORMS, SETS, word_of
-from prolip.data.samples.captions import CaptionSampler, Selector
-from prolip.data.samples.split import parse_split
+from prolip.data.captions import CaptionSampler, Selector
+from prolip.data.reading.remote import ReadPolicy
+from prolip.data.sets import FORMS, SETS, word_of
+from prolip.data.split import parse_split
 from prolip.utils.fields import AUTO, option
 from prolip.utils.flags import check_range
 from prolip.utils.messages import naming
@@ -20,10 +20,10 @@ DatasetType = Literal[
 Quoting = Literal["csv", "none"]
 
 #: Samples of a rank that wait ready by default, and the bounds of the chunks per worker that hold them. Two small
-#: batches are gone while one shard opens, and then every rank waits for that one worker.
+#: batches are used up while one shard opens, and then every rank waits for that one worker.
 SAMPLES_AHEAD, LEAST_AHEAD, MOST_AHEAD = 2048, 2, 32
 MOST_WORKERS = 8  # of a rank, by default
-#: Batch sizes of a rank to choose from where none is given, and the batches that an epoch is to have.
+#: Batch sizes of a rank to choose from where none is given, and the least batches of an epoch.
 BATCH_SIZES, LEAST_BATCHES = (64, 32, 16, 8), 3
 
 
@@ -52,9 +52,7 @@ class DataConfig:
     train_num_samples: int | None = option(
         None, "samples per epoch; default: sizes.json or __len__ beside the shards, else counted"
     )
-    dataset_type: DatasetType = option(
-        "auto", "what --train-data is, instead of a word before it; auto goes by its word, suffix or content"
-    )
+    dataset_type: DatasetType = option("auto", "the kind of --train-data; auto: by its word, suffix or content")
     dataset_resampled: bool = option(False, "draw shards with replacement")
     batch_size: int = option(
         AUTO,
@@ -66,9 +64,7 @@ class DataConfig:
     csv_img_key: str | None = option(None, "column of a table with the image's path; default: recognised")
     csv_caption_key: str | None = option(None, "column of a table with the caption; default: recognised")
     csv_separator: str | None = option(None, r"CSV separator, \t is a tab; default: recognised")
-    csv_quoting: Quoting = option(
-        "csv", "quotation marks enclose cells by the rules of CSV, or none: they are plain text"
-    )
+    csv_quoting: Quoting = option("csv", "quotation marks enclose cells by the rules of CSV; none: they are plain text")
     image_root: str | None = option(
         None, "folder that relative paths of a table start from; default: the table's folder or the working directory"
     )
@@ -92,9 +88,7 @@ class DataConfig:
     )
     noise_seed: int = option(0, "which captions these are, and where they go; --seed has no say in it")
     shard_index: str | None = option(
-        None,
-        "path or URL of a shard index (prolip data index) to count and to check against; "
-        "default: index.json beside local shards",
+        None, "path or URL of a shard index (prolip data index), to count and check; default: beside local shards"
     )
     read_timeout: float = option(ReadPolicy.read_timeout, "seconds without a byte after which a shard's source stalls")
     read_retries: int = option(ReadPolicy.retries, "failures in a row after which a shard is given up")
@@ -104,9 +98,7 @@ class DataConfig:
     known_matches: bool = option(
         False, "add the identities of all captions of each sample to the batches", follows="the method"
     )
-    unpaired: bool = option(
-        False, "give the texts of a batch in another order than its images: no image with its own", follows="the method"
-    )
+    unpaired: bool = option(False, "give no image its own text, but one of its batch", follows="the method")
     seed: int = option(0, "seed of order, captions and augmentation", follows="run.seed")
     prefetch: int | None = option(
         None,
@@ -116,17 +108,17 @@ class DataConfig:
 
     @property
     def synthetic(self) -> bool:
-        """Whether the data is made up."""
+        """Whether the data is generated."""
         return self.dataset_type == "synthetic" or (self.train_data or "").startswith("synthetic:")
 
     @property
     def read_policy(self) -> ReadPolicy:
-        """Time-outs and retries of shards, which may be commands; ValueError where they make no sense."""
+        """Time-outs and retries of shards, which may be commands; ValueError."""
         return ReadPolicy(read_timeout=self.read_timeout, retries=self.read_retries, pipes=True)
 
     @property
     def sampler(self) -> CaptionSampler:
-        """What draws captions. ValueError for fields, templates and shares that cannot be used."""
+        """The sampler of captions; ValueError for fields, templates and shares that cannot be used."""
         return CaptionSampler.parse(self.caption_sampling, self.caption_templates, self.caption_template_shares)
 
     def __post_init__(self) -> None:
@@ -137,51 +129,50 @@ class DataConfig:
         check_range(self, "max_bad_fraction", most=1, remedy=", such as 0.01")
         if self.csv_separator == r"\t":
             object.__setattr__(self, "csv_separator", "\t")
-        if self.dataset_type not in get_args(DatasetType):
-            raise ValueError(f"--dataset-type {self.dataset_type!r}: use one of {', '.join(get_args(DatasetType))}")
-        if self.csv_quoting not in get_args(Quoting):
-            raise ValueError(f"--csv-quoting {self.csv_quoting!r}: use one of {', '.join(get_args(Quoting))}")
-        if self.captions < 0 or (self.known_matches and self.captions != 1):
-            known = " with known matches" if self.known_matches else ""
-            raise ValueError(f"captions is {self.captions}{known}: give {'1' if known else '0 or more'}")
-        batch_size = 2 * (self.workers or 1) if self.batch_size == AUTO else self.batch_size
-        if self.unpaired and (self.known_matches or batch_size // (self.workers or 1) < 2):
-            raise ValueError(
-                f"unpaired texts{' with known matches' if self.known_matches else ''}, {self.batch_size} samples of "
-                f"{self.workers or 1} workers: give two samples or more for each worker, and no known matches"
-            )
+        for flag, value, known in (
+            ("--dataset-type", self.dataset_type, get_args(DatasetType)),
+            ("--csv-quoting", self.csv_quoting, get_args(Quoting)),
+        ):
+            if value not in known:
+                raise ValueError(f"{flag} {value!r}: use one of {', '.join(known)}")
+        self._check_captions()
         self._check_noise()
         if self.train_split is not None and self.dataset_type not in SETS and not word_of(self.train_data or ""):
             raise ValueError(f"--train-split {self.train_split}, but --train-data has no splits: these have: {FORMS}")
         parse_split(None if self.split is None else str(self.split))
-        if self.word_drop and (self.synthetic or self.captions == 0):
-            raise ValueError(f"--word-drop {self.word_drop}: no captions are read, so no words: leave it out")
-        if self.csv_separator is not None and (len(self.csv_separator) != 1 or self.csv_separator in '"\r\n\0'):
-            raise ValueError(
-                f"--csv-separator {self.csv_separator!r} is not one character that may stand between cells: "
-                "give e.g. ',' or '\\t'"
-            )
-        check_divisible(batch_size, self.workers or 1)
-        _ = self.sampler  # which checks its settings
+        if (sign := self.csv_separator) is not None and (len(sign) != 1 or sign in '"\r\n\0'):
+            what = "is not one character that may stand between cells"
+            raise ValueError(f"--csv-separator {sign!r} {what}: give e.g. ',' or '\\t'")
+        check_divisible(2 * (self.workers or 1) if self.batch_size == AUTO else self.batch_size, self.workers or 1)
         with naming("--select"):
             Selector.parse(self.select)
-        if self.train_data_upsampling_factors is not None:
+        if (factors := self.train_data_upsampling_factors) is not None:
             if not self.dataset_resampled:
-                raise ValueError(
-                    "--train-data-upsampling-factors weigh the drawing of shards with replacement: "
-                    "add --dataset-resampled, or leave the factors out"
-                )
+                what = "--train-data-upsampling-factors weigh the drawing of shards with replacement"
+                raise ValueError(f"{what}: add --dataset-resampled, or leave the factors out")
             from prolip.data.reading.shards import parse_factors  # late: it imports torch, and flags need none
 
-            parse_factors(self.train_data_upsampling_factors, len((self.train_data or "").split("::")))
+            parse_factors(factors, len((self.train_data or "").split("::")))
+
+    def _check_captions(self) -> None:
+        """ValueError for captions that this data, or the method, cannot have."""
+        _ = self.sampler  # which checks its settings
+        known = " with known matches" if self.known_matches else ""
+        if self.captions < 0 or (self.known_matches and self.captions != 1):
+            raise ValueError(f"captions is {self.captions}{known}: give {'1' if known else '0 or more'}")
+        workers = self.workers or 1
+        if self.unpaired and (known or (self.batch_size != AUTO and self.batch_size // workers < 2)):
+            what = f"unpaired texts{known}, {self.batch_size} samples of {workers} workers"
+            raise ValueError(f"{what}: give two samples or more for each worker, and no known matches")
+        if self.word_drop and (self.synthetic or self.captions == 0):
+            raise ValueError(f"--word-drop {self.word_drop}: no captions are read, so no words: leave it out")
 
     def _check_noise(self) -> None:
-        """ValueError for a share that is none, or that data of this kind cannot have."""
+        """ValueError for noise that data of this kind cannot have."""
         check_range(self, "noise_ratio", most=1, remedy=", such as 0.2")
         check_range(self, "noise_seed", most=2**63 - 1)
         reasons = {
-            "--dataset-resampled draws shards from a stream without end, and every caption has to be read first: "
-            "leave one of the two out": self.dataset_resampled,
+            "--dataset-resampled reads no caption beforehand, as noise must: leave one out": self.dataset_resampled,
             "synthetic data has no captions to shuffle": self.synthetic,
             "this method reads no captions": self.captions == 0,
             "this method pairs no image with its own caption": self.unpaired,
@@ -193,17 +184,15 @@ class DataConfig:
 def chunks_ahead(prefetch: int | None, batch_size: int) -> int:
     """Chunks that each worker prepares ahead: `prefetch`, or those that hold SAMPLES_AHEAD samples of a rank.
 
-    batch_size: samples of a rank and step. A batch takes one chunk of every worker, so chunks ahead are batches ahead,
-    however many workers there are.
+    batch_size: samples of a rank and step. A batch takes one chunk of every worker, so chunks ahead are batches ahead.
     """
-    if prefetch is not None:
-        return prefetch
-    return min(MOST_AHEAD, max(LEAST_AHEAD, math.ceil(SAMPLES_AHEAD / batch_size)))
+    ahead = min(MOST_AHEAD, max(LEAST_AHEAD, math.ceil(SAMPLES_AHEAD / batch_size)))
+    return ahead if prefetch is None else prefetch
 
 
 def fitting_workers(batch_size: Any, most: int, unpaired: bool = False) -> int:
-    """The largest number of loader processes up to `most` and MOST_WORKERS that divides a batch, and where that is auto
-    every batch that may be chosen; unpaired: two samples each.
+    """The largest number of loader processes up to `most` and MOST_WORKERS that divides a batch; of auto, every batch
+    that may be chosen. unpaired: two samples each.
     """
     batch_size = BATCH_SIZES[-1] if batch_size == AUTO else batch_size
     most = min(most, MOST_WORKERS, batch_size // 2 if unpaired else batch_size)
@@ -218,14 +207,10 @@ def fitting_batch(samples: int, ranks: int, workers: int) -> int:
 
 
 def check_divisible(batch_size: int, workers: int) -> None:
-    """ValueError with the nearest batch sizes and worker counts that fit."""
-    if workers > 1 and batch_size % workers:
+    """ValueError with the nearest batch sizes and the largest number of workers that fit."""
+    if batch_size % workers:
         low = batch_size // workers * workers
         sizes = " or ".join(str(size) for size in (low, low + workers) if size)
-        counts = [count for count in range(1, batch_size + 1) if batch_size % count == 0]
-        below, above = max(c for c in counts if c < workers), min((c for c in counts if c > workers), default=None)
-        fits = f"{below} or {above}" if above and above <= 2 * workers else f"{below}"
-        raise ValueError(
-            f"--batch-size {batch_size} is not divisible by {workers} workers: "
-            f"use --batch-size {sizes}, or --workers {fits}"
-        )
+        fits = max(count for count in range(1, workers) if batch_size % count == 0)
+        what = f"--batch-size {batch_size} is not divisible by {workers} workers"
+        raise ValueError(f"{what}: use --batch-size {sizes}, or --workers {fits}")

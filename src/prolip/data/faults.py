@@ -10,24 +10,21 @@ from typing import Any
 
 from prolip.utils.secrecy import redacted, scrub
 
-#: Kinds that lose an unknown number of samples at once; they are held against the shards that were opened. In turn: not
-#: there or not allowed; archive cut or damaged, command failed; source down or stalled; object replaced while it was
-#: read; bytes, samples or checksums that are not those of the index.
+#: Kinds that lose an unknown number of samples, charged to the shards that were opened. In turn: missing or forbidden;
+#: archive cut or damaged, command failed; source down or stalled; object replaced while it was read; bytes, samples or
+#: checksums that differ from the index.
 SHARD_KINDS = frozenset({"unreadable shard", "broken shard", "interrupted shard", "changed shard", "index mismatch"})
-#: A connection that broke and was taken up again; the sample in the making when a shard broke; a member that is no
-#: file, or whose name is not key.suffix. They are counted so that they are seen, and held against nothing: the first
-#: lost no sample, the second was lost with its shard, the third may be a README.
+#: A connection that broke and was resumed; the last sample of a broken shard; a member that is no file, or not named
+#: key.suffix. They are counted and charged to nothing: no sample, or no further one, is lost.
 RESUMED, HALF, SKIPPED = UNCHARGED = ("resumed read", "half sample", "skipped member")
-#: Fractions of fewer than this many samples or shards are judged only at the end of an epoch.
+#: Samples and shards of an epoch below which fractions are judged only at its end.
 WINDOWS = {"samples": 1000, "shards": 100}
-EXAMPLES = 5
-LOST_IN_A_ROW = 20
-#: Bad samples without a good one between them after which a stream ends even where any fraction is tolerated.
-LOST_SAMPLES = 20_000
-#: Standard deviations of a count by which it must be too high before the end of an epoch is not waited for.
+#: Faults that a message shows; shards, and samples, in a row without a good one after which a stream ends.
+EXAMPLES, LOST_IN_A_ROW, LOST_SAMPLES = 5, 20, 20_000
+#: Standard deviations by which a count must be too high to end a run before the end of an epoch.
 SURE = 5.0
 
-#: (a value of this rank, work) -> what `work` makes of the values of all ranks; every rank calls it at the same place.
+#: (value of this rank, work) -> `work` of the values of all ranks; every rank calls it at the same place.
 Gather = Callable[[Any, Callable[[list[Any]], Any]], Any]
 
 
@@ -41,7 +38,7 @@ class DamagedData(ValueError):
 
 
 class SampleFault(Exception):
-    """One sample that cannot be used. kind: one of a few words that are counted together."""
+    """One sample that cannot be used. kind: a few words under which it is counted."""
 
     def __init__(self, kind: str, message: str):
         super().__init__(f"{kind}: {message}")
@@ -49,7 +46,7 @@ class SampleFault(Exception):
 
 
 class ShardFault(SampleFault):
-    """A shard that cannot be read to its end, or is not what it should be. kind: one of SHARD_KINDS."""
+    """A shard that cannot be read to its end, or is another one. kind: one of SHARD_KINDS."""
 
 
 class TooManyBadSamples(RuntimeError):
@@ -60,12 +57,11 @@ class TooManyBadSamples(RuntimeError):
 
 @dataclass
 class FaultCounter:
-    """What was read and what was wrong with it.
+    """Counts of samples, shards and faults.
 
     samples, shards: read or opened, good or bad. kinds: faults by kind. examples: the first few, with key and shard.
-    lost_in_a_row: shards that could not be read since the last sample. lost_samples: samples that could not be used
-    since the last one that could. limit: the fraction of samples that may be bad. rows: where samples are rows of a
-    table or a folder, how many there are to read.
+    lost_in_a_row: shards lost since the last sample. lost_samples: samples lost since the last good one. limit: the
+    fraction of samples that may be bad. rows: of a table or a folder, where samples are rows.
     """
 
     samples: int = 0
@@ -78,7 +74,7 @@ class FaultCounter:
     rows: int = 0
 
     def add(self, fault: SampleFault, key: str = "", url: str = "") -> None:
-        """Count one fault and keep it as an example while there are few, without the secrets of addresses."""
+        """Count one fault, and keep it as an example while there are few, without secrets of addresses."""
         self.kinds[fault.kind] += 1
         if len(self.examples) < EXAMPLES and fault.kind not in UNCHARGED:
             place = redacted(url)
@@ -90,10 +86,7 @@ class FaultCounter:
                 self.examples.append(example)
 
     def lose_shard(self, fault: SampleFault, url: str) -> None:
-        """Count a shard that could not be read to its end; TooManyBadSamples after LOST_IN_A_ROW that gave no sample.
-
-        A source that is down costs minutes of retries per shard: it is not asked for all of them.
-        """
+        """Count a lost shard; TooManyBadSamples after LOST_IN_A_ROW, as a source that is down costs minutes each."""
         self.add(fault, url=url)
         self.lost_in_a_row += 1
         if self.lost_in_a_row >= LOST_IN_A_ROW:
@@ -117,7 +110,7 @@ class FaultCounter:
     def judge_chunk(self) -> None:
         """TooManyBadSamples where a chunk lost a window of samples, and surely more than `limit`.
 
-        The main process judges fractions, but it would wait for ever for a chunk that is never full.
+        The main process judges fractions, but would wait forever for a chunk that is never full.
         """
         if self.bad_samples >= min(WINDOWS["samples"], self.rows or WINDOWS["samples"]):
             self.check(self.limit, "samples", SURE)
@@ -131,13 +124,13 @@ class FaultCounter:
         self.rows = self.rows or other.rows
 
     def drain(self) -> FaultCounter:
-        """Everything since the last drain, for sending to another process."""
+        """The counts since the last drain, for another process."""
         taken = FaultCounter(self.samples, self.shards, self.kinds, self.examples, rows=self.rows)
         self.samples, self.shards, self.kinds, self.examples = 0, 0, Counter(), []
         return taken
 
     def to_dict(self) -> dict[str, Any]:
-        """A copy in plain types, which `FaultCounter.from_dict` takes."""
+        """A copy in plain types, for `from_dict`."""
         return {"samples": self.samples, "shards": self.shards, "kinds": dict(self.kinds), "examples": [*self.examples]}
 
     @classmethod
@@ -148,7 +141,7 @@ class FaultCounter:
     @property
     def bad_shards(self) -> int:
         """Shards that could not be read to their end."""
-        return sum(count for kind, count in self.kinds.items() if kind in SHARD_KINDS)
+        return sum(self.kinds[kind] for kind in SHARD_KINDS)
 
     @property
     def bad_samples(self) -> int:
@@ -162,8 +155,7 @@ class FaultCounter:
     def check(self, limit: float, what: str, deviations: float = 0.0) -> None:
         """TooManyBadSamples where the bad fraction of what, "samples" or "shards", is above `limit`.
 
-        deviations: by how many standard deviations sqrt(n limit (1 - limit)) of n of them, because a part of an epoch
-        has more bad ones than the whole by chance.
+        deviations: allowed above it, in standard deviations sqrt(n limit (1 - limit)) of n of them.
         """
         bad, total = {"samples": (self.bad_samples, self.samples), "shards": (self.bad_shards, self.shards)}[what]
         if bad > limit * total + deviations * math.sqrt(limit * (1 - limit) * total):
@@ -175,16 +167,12 @@ class FaultCounter:
         """Raise TooManyBadSamples with `reason`, the counts and the first faults."""
         kinds = ", ".join(f"{kind} {count}" for kind, count in self.kinds.most_common()) or "none"
         first = "; the first ones:" + "".join(f"\n  {example}" for example in self.examples) if self.examples else ""
-        raise TooManyBadSamples(
-            f"{reason}\nfaults by kind: {kinds}{first}\n"
-            f"Repair or leave out these {'rows' if self.rows else 'shards'}, or raise --max-bad-fraction if the loss "
-            "is acceptable."
-        )
+        remedy = f"Repair or leave out these {'rows' if self.rows else 'shards'}, or raise --max-bad-fraction"
+        raise TooManyBadSamples(f"{reason}\nfaults by kind: {kinds}{first}\n{remedy} if the loss is acceptable.")
 
 
 class FaultGuard:
-    """Watches the fraction of faults: that of the epoch so far from 1000 samples (100 shards) on, where it is surely
-    above the limit, and that of every whole epoch exactly."""
+    """Judges the fraction of faults: of an epoch so far, where it is surely above the limit, and of a whole epoch."""
 
     def __init__(self, limit: float):
         self.limit = limit
@@ -208,15 +196,12 @@ class FaultGuard:
         return {"total": self.total.to_dict(), "epoch": self.epoch.to_dict()}
 
     def absorb(self, values: dict[str, Any]) -> None:
-        """Add what another guard, of another rank or an earlier run, had counted."""
+        """Add the counts of another guard, of another rank or an earlier run."""
         self.total.merge(FaultCounter.from_dict(values["total"]))
         self.epoch.merge(FaultCounter.from_dict(values["epoch"]))
 
     def end_epoch(self, gather: Gather = alone) -> None:
-        """TooManyBadSamples where the whole epoch is above the limit, over all ranks.
-
-        One broken shard is a large part of the few that one of many ranks has opened.
-        """
+        """TooManyBadSamples where the whole epoch is above the limit, over all ranks: each opens few shards."""
 
         def judge(everywhere: list[dict[str, Any]]) -> None:
             whole = FaultCounter()

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-import multiprocessing
+import multiprocessing.queues
+import os
+import signal
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
@@ -18,28 +21,20 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from prolip.data.augment.crops import RandomCrop
 from prolip.data.config import DataConfig, chunks_ahead, fitting_batch, fitting_workers
 from prolip.data.faults import FaultCounter, FaultGuard, Gather, SampleFault, alone
-from prolip.data.noise import Noise, make_noise
+from prolip.data.noisy_captions import Noise, make_noise
 from prolip.data.order.cursor import Cursor
 from prolip.data.order.streams import Place, RowSource, Source
 from prolip.data.reading.folders import ImageRows
-from prolip.data.samples.sample import Decoder, Example, Row, preserved_rng
+from prolip.data.samples import Decoder, Example, Row, preserved_rng
 from prolip.data.sources import build_source
 from prolip.data.synthetic import SyntheticDecoder, SyntheticSource
-from prolip.data.workers import hand_on, lost_worker, raise_file_limit, start_worker
+from prolip.utils.console import say
 from prolip.utils.fields import AUTO
-from prolip.utils.threads import cores
+from prolip.utils.threads import cores, raise_file_limit
 
-#: The settings that the order of an epoch follows from; where the shards are may change.
-ORDER_SETTINGS = (
-    "train_num_samples",
-    "train_split",
-    "split",
-    "dataset_resampled",
-    "train_data_upsampling_factors",
-    "select",
-    "shuffle_buffer",
-    "seed",
-)
+#: The settings that determine the order of an epoch; shards may be at another place.
+ORDER_SETTINGS: tuple[str, ...] = ("train_num_samples", "train_split", "split", "dataset_resampled", "select")
+ORDER_SETTINGS += ("train_data_upsampling_factors", "shuffle_buffer", "seed")
 
 Batch = dict[str, Any]
 Transform = Callable[[Image.Image], Tensor] | RandomCrop
@@ -47,7 +42,7 @@ Transform = Callable[[Image.Image], Tensor] | RandomCrop
 
 @dataclass(frozen=True)
 class Resumed:
-    """Where an earlier run left off: batches taken of an epoch, and the cursor of every stream of this rank."""
+    """The position of an earlier run: batches taken of an epoch, and the cursor of every stream of this rank."""
 
     epoch: int
     batches: int
@@ -56,7 +51,7 @@ class Resumed:
 
 @dataclass
 class Chunks(IterableDataset):
-    """The chunks of one rank: in worker w those of stream w * ranks + rank, `per_epoch` of `rows` rows each.
+    """The chunks of one rank: in worker w those of stream w * ranks + rank, `per_epoch` of them.
 
     tokenize: list of n captions -> (n, L); None where none is needed. epoch: shared with the workers, which outlive an
     epoch. noise: gives rows other captions.
@@ -75,8 +70,7 @@ class Chunks(IterableDataset):
 
     def __iter__(self) -> Iterator[Batch]:
         worker, workers = get_worker_info(), self.config.workers or 1
-        number = worker.id if worker is not None else 0
-        epoch = self.epoch.value
+        number, epoch = worker.id if worker is not None else 0, self.epoch.value
         place = Place(self.config.seed, epoch, number * self.ranks + self.rank, workers * self.ranks)
         begin, cursor = 0, Cursor()
         if self.resumed is not None and self.resumed.epoch == epoch:
@@ -151,16 +145,13 @@ def interleave(chunks: Sequence[Batch], pin: bool) -> Batch:
 class Loader:
     """Iterate once per epoch, after `set_epoch(e)`: exactly `num_batches` batches on every rank.
 
-    `state_dict()` says where the data stands behind the batch that was handed out last; `load_state_dict` makes the
-    iteration of that epoch go on from there, without decoding what was handed out before.
-
     A batch: image (B, 3, H, W), text (B, L) int64, key list[str]; with `captions` C of another number than 1, text is
-    (B, C, L), or not there for 0; with `known_matches` there are also caption_id (B,) and caption_ids (B, K) int64, -1
-    padded. dataset_samples: samples in the data; num_samples: those of an epoch over all
-    ranks, num_batches * B * ranks (rounded up, so the last batch begins the next pass, as in OpenCLIP). gather: set it
-    where ranks are joined, and the faults of an epoch are judged over all of them at its end, not on each, and each
-    reads a share of the captions that noise is made of. pin: whether batches lie in pinned memory, as where there is
-    CUDA.
+    (B, C, L), or missing for 0; with `known_matches` also caption_id (B,) and caption_ids (B, K) int64, -1 padded.
+
+    dataset_samples: samples in the data; num_samples: those of an epoch over all ranks, num_batches * B * ranks
+    (rounded up, so the last batch begins the next pass, as in OpenCLIP). gather: set it where ranks are joined: they
+    then judge faults together at the end of an epoch, and share the captions to make noise of. pin: whether batches
+    are in pinned memory, as with CUDA.
     """
 
     def __init__(self, chunks: Chunks, dataset_samples: int):
@@ -169,7 +160,7 @@ class Loader:
         self.dataset_samples = dataset_samples
         self.num_batches = chunks.per_epoch
         self.num_samples = chunks.per_epoch * chunks.config.batch_size * chunks.ranks
-        self._chunks = chunks
+        self._chunks, self.source = chunks, chunks.source
         self.pin = torch.cuda.is_available()
         self._guard = FaultGuard(self.config.max_bad_fraction)
         self._taken = 0
@@ -192,15 +183,8 @@ class Loader:
 
     @cached_property
     def noise(self) -> Noise | None:
-        """The captions that `config.noise_ratio` gives to other samples, made when first asked for: by all ranks
-        together where there is `gather`. ValueError as `make_noise`.
-        """
-        return make_noise(self.config, self._chunks.source, self._chunks.rank, self.gather)
-
-    @property
-    def source(self) -> Source:
-        """What the batches are read from."""
-        return self._chunks.source
+        """The captions that `config.noise_ratio` gives to other samples, made on first use (`make_noise`)."""
+        return make_noise(self.config, self.source, self._chunks.rank, self.gather)
 
     @property
     def held_out(self) -> ImageRows | None:
@@ -229,11 +213,11 @@ class Loader:
             self._workers._iterator = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Where this rank's data stands: plain types, to be joined with those of the other ranks by `join_states`."""
-        source, chunks = self._chunks.source, self._chunks
+        """The position after the last batch that was handed out, in plain types, for this rank (see `join_states`)."""
+        chunks = self._chunks
         noise = {"noise": self.noise.digest} if self.noise is not None else {}
         order = {name: getattr(self.config, name) for name in ORDER_SETTINGS}
-        order |= {"shards": len(getattr(source, "urls", ())), "samples": self.dataset_samples}
+        order |= {"shards": len(getattr(self.source, "urls", ())), "samples": self.dataset_samples}
         return {
             "epoch": chunks.epoch.value,
             "batches": self._taken,
@@ -246,10 +230,10 @@ class Loader:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from `state`, the joined states of all ranks; before the first iteration.
+        """Continue from `state`, the joined states of all ranks, without decoding earlier samples; before iterating.
 
-        Within an epoch the streams must be as many as they were, however ranks and workers share them, and the data the
-        same: ValueError says what differs. At the end of an epoch anything may change but the noise in the captions.
+        Within an epoch the number of streams and the data must be the same: ValueError naming the difference. At the
+        end of an epoch anything may change but the noise in the captions.
         """
         check_same_noise(state.get("noise"), self.noise)
         rank, ranks, batches, mine = self._chunks.rank, self._chunks.ranks, state["batches"], {}
@@ -288,7 +272,7 @@ class Loader:
             self._guard.end_epoch(self.gather)
         except Exception as error:
             lost = lost_worker(error, self._workers)
-            self.close()  # left to the garbage collector, workers behind a traceback take ten seconds to end
+            self.close()  # left to the garbage collector, workers take ten seconds to end after an error
             if lost:
                 raise RuntimeError(lost) from error
             raise
@@ -304,14 +288,12 @@ def join_states(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def check_same_order(saved: dict[str, Any], now: dict[str, Any]) -> None:
-    """ValueError where the rest of a saved epoch would not be the samples that are left of it."""
+    """ValueError where the rest of a saved epoch would be other samples."""
     where = f"the checkpoint stands {saved['batches']} batches inside epoch {saved['epoch']}"
     remedy = "or go on from a checkpoint between epochs, where this may change"
-    if saved["streams"] != now["streams"]:
-        raise ValueError(
-            f"{where}, whose samples are shared out to {saved['streams']} streams (ranks x workers), this run has "
-            f"{now['streams']}: choose --workers so that ranks x workers is {saved['streams']}, {remedy}"
-        )
+    if (streams := saved["streams"]) != now["streams"]:
+        what = f"{where}, whose samples are shared out to {streams} streams (ranks x workers), this run has"
+        raise ValueError(f"{what} {now['streams']}: choose --workers so that ranks x workers is {streams}, {remedy}")
     was, is_now = saved["order"], now["order"]
     changed = [f"{name} was {was[name]!r}, is {is_now[name]!r}" for name in was if was[name] != is_now.get(name)]
     if changed:
@@ -319,14 +301,14 @@ def check_same_order(saved: dict[str, Any], now: dict[str, Any]) -> None:
 
 
 def check_same_noise(saved: str | None, noise: Noise | None) -> None:
-    """ValueError where captions went elsewhere, in the run of a checkpoint with this digest, than they go now."""
+    """ValueError where a checkpoint with this digest had other noise in its captions."""
     now = noise.digest if noise is not None else None
     if saved != now:
         was, is_now = ("none" if digest is None else f"noise {digest[:8]}" for digest in (saved, now))
-        raise ValueError(
-            f"the checkpoint's captions had other noise ({was}) than this run's ({is_now}): give its --noise-ratio, "
-            "--noise-seed, --caption-sampling, --select and data, or begin a run of its own"
+        remedy = (
+            "give its --noise-ratio, --noise-seed, --caption-sampling, --select and data, or begin a run of its own"
         )
+        raise ValueError(f"the checkpoint's captions had other noise ({was}) than this run's ({is_now}): {remedy}")
 
 
 def build_loader(
@@ -344,9 +326,8 @@ def build_loader(
 
     transform: RGB Pillow image -> (3, H, W), or a `RandomCrop`. tokenizer: list[str] -> (n, L) int64, called with
     context_length too where that is given. Synthetic data needs neither, but image_size and context_length.
-    once: where ranks are joined, has one of them list, check and count the data, and gives or raises on all what that
-    gives or raises. ValueError, FileNotFoundError: see `DataConfig`,
-    `prolip.data.reading.shards`, `prolip.data.reading.folders`.
+    once: where ranks are joined, lets one of them list, check and count the data and shares its result or error.
+    ValueError, FileNotFoundError: see `DataConfig` and `prolip.data.reading`.
     """
     if not 0 <= rank < world_size:
         raise ValueError(f"rank {rank} of {world_size}: ranks count from 0")
@@ -357,10 +338,9 @@ def build_loader(
         config = replace(config, batch_size=fitting_batch(size, world_size, config.workers or 0))
     whole = config.batch_size * world_size
     if size < whole:
-        raise ValueError(
-            f"{size} samples are fewer than one global batch of {whole} ({config.batch_size} x {world_size} ranks): "
-            f"use --batch-size {max(size // world_size, 1)} or less, or more data"
-        )
+        what = f"one global batch of {whole} ({config.batch_size} x {world_size} ranks)"
+        remedy = f"use --batch-size {max(size // world_size, 1)} or less, or more data"
+        raise ValueError(f"{size} samples are fewer than {what}: {remedy}")
     decode: Callable[[Row, int], Example]
     if isinstance(source, SyntheticSource):
         if image_size is None or context_length is None:
@@ -369,18 +349,54 @@ def build_loader(
     elif transform is None or (tokenizer is None and config.captions):
         raise ValueError("build_loader got no transform or no tokenizer: only synthetic data goes without")
     else:
-        captions = config.sampler
-        decode = Decoder(transform, captions, config.seed, config.known_matches, config.captions, config.word_drop)
+        options = (config.seed, config.known_matches, config.captions, config.word_drop)
+        decode = Decoder(transform, config.sampler, *options)
         if tokenizer is not None and context_length is not None:
             tokenizer = partial(tokenizer, context_length=context_length)
-    chunks = Chunks(
-        source=source,
-        decode=decode,
-        tokenize=tokenizer,
-        config=config,
-        rank=rank,
-        ranks=world_size,
-        per_epoch=-(-size // whole),  # rounded up, as in OpenCLIP
-        epoch=multiprocessing.Value("q", 0),
-    )
-    return Loader(chunks, size)
+    per_epoch, epoch = -(-size // whole), multiprocessing.Value("q", 0)  # rounded up, as in OpenCLIP
+    return Loader(Chunks(source, decode, tokenizer, config, rank, world_size, per_epoch, epoch), size)
+
+
+def start_worker(_: int) -> None:
+    """Prepare a worker process: no threads of tokenizers after a fork, no stop signals."""
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    # A stop signal, Ctrl-C above all, often goes to the whole group of processes. The run still finishes its step and
+    # saves, for which it needs its workers; they end with their parent.
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)
+    queue: Any = multiprocessing.queues.Queue
+    queue._on_queue_feeder_error = staticmethod(end_worker)
+
+
+def end_worker(error: Exception, _: Any) -> None:
+    """End a worker that cannot send a chunk: Python's queue would drop it, and the run wait forever."""
+    say(f"a worker of the data loader cannot hand on its samples: {type(error).__name__}: {error}")
+    os._exit(1)
+
+
+def hand_on(chunk: Any) -> Any:
+    """Collate whole chunks: move tensors to shared memory here, where an error reaches the parent."""
+    for value in chunk.values():
+        if isinstance(value, Tensor):
+            value.share_memory_()
+    return chunk
+
+
+def lost_worker(error: Exception, workers: DataLoader | None) -> str | None:
+    """Which worker ended by which signal, in torch's words, if that caused an error.
+
+    Torch names the signal only where its handler of SIGCHLD raised, and a worker that is killed while it sends closes
+    its connection before it counts as dead.
+    """
+    of_worker = isinstance(error, (EOFError, OSError)) or str(error).startswith("DataLoader worker (pid(s) ")
+    if workers is None or not of_worker or "Caught " in str(error):
+        return None
+    iterator: Any = workers._iterator
+    for _ in range(20):
+        for worker in iterator._workers:
+            if worker.exitcode is not None:
+                how = signal.strsignal(-worker.exitcode) if worker.exitcode < 0 else None
+                end = f"is killed by signal: {how}." if how else "exited unexpectedly"
+                return f"DataLoader worker (pid {worker.pid}) {end}"
+        time.sleep(0.1)
+    return None

@@ -1,6 +1,6 @@
-"""From the settings to a source of rows: which kind it is, whether it can be read, how many samples it has.
+"""From the settings to a source of rows: its kind, whether it can be read, and the samples of an epoch.
 
-Training reads it over and over (`prolip.data.loader`); `captioned_samples` reads it once, for what is fitted.
+Training reads it over and over (`prolip.data.loader`); `captioned_samples` reads it once, for fits.
 """
 
 from __future__ import annotations
@@ -9,50 +9,49 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import islice
+from itertools import islice, takewhile
 from typing import NamedTuple
 
 from PIL import Image
 from torch import Tensor
 
+from prolip.data.captions import PLAIN, CaptionSampler, Selector
 from prolip.data.config import DataConfig
 from prolip.data.faults import FaultCounter, SampleFault, ShardFault
-from prolip.data.noise import Noise, make_noise
+from prolip.data.images import decode_image
+from prolip.data.noisy_captions import Noise, make_noise
 from prolip.data.order.cursor import Cursor
 from prolip.data.order.streams import Place, ResampledSource, RowSource, ShardSource, Source
-from prolip.data.reading.entries import Addresses, find_index, read_index
+from prolip.data.reading.diagnose import refuse_unusable, survey
 from prolip.data.reading.folders import ImageRows
 from prolip.data.reading.named import KINDS, ROWS, NamedSource, parse_source
-from prolip.data.reading.opening import is_local
 from prolip.data.reading.rows import read_rows
+from prolip.data.reading.shard_index import Addresses, ShardIndex, find_index, read_index
 from prolip.data.reading.shards import COUNT_LIMIT, count_samples, expand_shards
-from prolip.data.reading.tables.columns import TableColumns
+from prolip.data.reading.stream import is_local
+from prolip.data.reading.tables import TableColumns
 from prolip.data.reading.tar import ShardReader, read_shard
-from prolip.data.samples.captions import PLAIN, CaptionSampler, Selector
-from prolip.data.samples.decoding import decode_image
-from prolip.data.samples.sample import Raw, Row, caption_parts, has_image, image_bytes, is_selected, json_record
-from prolip.data.samples.split import Split
-from prolip.data.survey import refuse_unusable, survey
+from prolip.data.samples import Raw, Row, caption_parts, has_image, image_bytes, is_selected, json_record
+from prolip.data.split import Split
 from prolip.data.synthetic import SyntheticSource
 from prolip.utils.messages import naming
 from prolip.utils.secrecy import redacted
 from prolip.utils.threads import default_workers, in_threads
 
 log = logging.getLogger(__name__)
-#: Samples that are decoded ahead of the one that is wanted.
+#: Samples that are decoded ahead of the requested one.
 AHEAD = 256
-#: An epoch of its own, so that the order is that of no epoch of training.
+#: An epoch that training never reaches, for an order of its own.
 EPOCH = 2**31 - 1
 #: Kinds of data that training takes.
 TRAINED = (*ROWS, "shards", "emoji", "synthetic")
 
 
 def build_source(config: DataConfig, streams: int) -> tuple[Source, int]:
-    """The source of `config` and the samples of an epoch.
+    """The source of `config` and the samples of an epoch, all listed, opened and counted beforehand.
 
-    All that is listed, looked up, opened and counted beforehand is so here. Pickled, N shards of addresses of A bytes
-    take N (a + 8) bytes, a about A / 10 where addresses count up; an index adds N (a + 80), factors add 9 N; a table or
-    a folder of R images takes R times what a row does, some 200 bytes.
+    Pickled, N shards of addresses of A bytes take N (a + 8) bytes, a about A / 10 where addresses count up; an index
+    adds N (a + 80), factors add 9 N; a table or a folder of R images takes R times a row, some 200 bytes.
     """
     kind, address = named = source_of(config)
     given = config.train_num_samples
@@ -69,14 +68,9 @@ def build_source(config: DataConfig, streams: int) -> tuple[Source, int]:
     if config.dataset_resampled:
         raise ValueError(f"--dataset-resampled draws shards, and --train-data {named!s} is of the kind {kind}")
     with naming("--train-data"):
-        rows = read_rows(
-            named,
-            table_columns(config),
-            Selector.parse(config.select),
-            config.train_split,
-            rest_of(config),
-            config.max_bad_fraction,
-        )
+        columns, selector = table_columns(config), Selector.parse(config.select)
+        split, max_bad = rest_of(config), config.max_bad_fraction
+        rows = read_rows(named, columns, selector, config.train_split, split, max_bad)
         if config.captions:
             check_captions(rows, CaptionSampler.parse(config.caption_sampling), kind)
     if len(rows) < streams:
@@ -85,7 +79,7 @@ def build_source(config: DataConfig, streams: int) -> tuple[Source, int]:
 
 
 def rest_of(config: DataConfig) -> Split | None:
-    """What --split leaves to train on."""
+    """The images that --split leaves to train on."""
     return None if config.split is None else Split(config.split, "rest")
 
 
@@ -111,10 +105,9 @@ def build_shard_source(config: DataConfig, address: str, streams: int) -> tuple[
     with naming("--train-data"):
         shards = expand_shards(address, config.train_data_upsampling_factors, pipes=True, sizes=sizes)
     urls = [shard.url for shard in shards]
-    selector, counted = Selector.parse(config.select), None
+    local, selector = all(map(is_local, urls)), Selector.parse(config.select)
     by_sample = not config.dataset_resampled and len(shards) < streams
     if by_sample:
-        local = all(map(is_local, urls))
         size = sum(sizes[url] for url in urls) if local else 0
         if not local or size > COUNT_LIMIT:
             reason = f"{size / 2**30:.1f} GiB are" if local else "remote shards are"
@@ -124,34 +117,37 @@ def build_shard_source(config: DataConfig, address: str, streams: int) -> tuple[
                 "or add --dataset-resampled"
             )
         log.info("%d shards for %d streams: every stream reads all and keeps its share", len(shards), streams)
-    with naming("--shard-index" if config.shard_index else "--train-data"):
-        try:
-            policy = replace(config.read_policy, pipes=False)
-            index = read_index(config.shard_index, policy) if config.shard_index else find_index(urls)
-        except ShardFault as fault:
-            raise OSError(
-                f"--shard-index {config.shard_index!r} cannot be read ({fault.message}): make it by prolip "
-                f"data index SHARDS --output {config.shard_index}, or leave it out"
-            ) from fault
-        if index is not None:
-            # a shard that is missing there, or has another size, is reported before training
-            index, counted = index.only(urls, sizes)
+    index, counted = find_entries(config, urls, sizes)
     reader = ShardReader(config.read_policy, index, split=rest_of(config))
     with naming("--train-data"):
-        # where any loss is tolerated the first samples settle nothing; of remote shards the stream will tell
-        if config.max_bad_fraction < 1 and all(map(is_local, urls)):
+        # with any loss tolerated the first samples decide nothing; of remote shards the stream reports it
+        if config.max_bad_fraction < 1 and local:
             refuse_unusable(urls, partial(check_sample, config), config.read_policy)
-        # of a split, which only reading tells sample by sample, as many as are expected
         if not (size := config.train_num_samples or 0):
             known = None if selector else counted
             every = count_samples(urls, config.select, sizes=sizes) if known is None else known
-            size = round(every * (1 - (config.split or 0)))
+            size = round(every * (1 - (config.split or 0)))  # only reading shows which samples a split leaves
         if size == 0:
             raise ValueError(f"{len(urls)} shards hold no sample{why_none(urls, config)}")
     if config.dataset_resampled:
         weights = tuple(shard.weight for shard in shards)
         return ResampledSource(Addresses(urls), weights, selector, config.shuffle_buffer, reader), size
     return ShardSource(Addresses(urls), selector, config.shuffle_buffer, by_sample, reader), size
+
+
+def find_entries(config: DataConfig, urls: list[str], sizes: dict[str, int]) -> tuple[ShardIndex | None, int | None]:
+    """The index of these shards and their samples, if there is one; an error for a shard that it lacks, or of another
+    size.
+    """
+    with naming("--shard-index" if config.shard_index else "--train-data"):
+        try:
+            policy = replace(config.read_policy, pipes=False)
+            index = read_index(config.shard_index, policy) if config.shard_index else find_index(urls)
+        except ShardFault as fault:
+            remedy = f"make it by prolip data index SHARDS --output {config.shard_index}, or leave it out"
+            what = f"--shard-index {config.shard_index!r} cannot be read ({fault.message})"
+            raise OSError(f"{what}: {remedy}") from fault
+        return (None, None) if index is None else index.only(urls, sizes)
 
 
 def check_sample(config: DataConfig, raw: Raw) -> None:
@@ -163,7 +159,7 @@ def check_sample(config: DataConfig, raw: Raw) -> None:
 
 
 def why_none(urls: Sequence[str], config: DataConfig) -> str:
-    """Why shards without a readable fault have no sample; of a selection, what the first sample has in its fields."""
+    """Why shards without a fault have no sample; of a selection, the fields of the first sample."""
     selector = Selector.parse(config.select)
     fits = f" that fits --select {config.select!r}" if config.select else ""
     raw = next(read_shard(urls[0], lambda fault: None, config.read_policy), {}) if fits else {}
@@ -171,17 +167,15 @@ def why_none(urls: Sequence[str], config: DataConfig) -> str:
         return f"{fits}: {survey(urls, config.read_policy)}"
     record = json_record(raw)
     there = [f"{name} {str(record[name])[:60]!r}" if name in record else f"no {name}" for name in selector.fields]
-    absent = "" if all(name in record for name in selector.fields) else f"; its fields are {', '.join(record)}"
-    return f"{fits}: the first sample has {', '.join(there)}{absent}"
+    return f"{fits}: the first sample has {', '.join(there)}; its fields are {', '.join(record)}"
 
 
 def check_captions(rows: ImageRows, captions: CaptionSampler, kind: str) -> None:
-    """ValueError where no row has a caption; nothing but the table is read."""
+    """ValueError where no row has a caption; reads only the table."""
     fault: SampleFault | None = None
-    for row in rows.rows:
+    for number in range(len(rows)):
         try:
-            texts = {PLAIN: row.caption} if row.caption is not None else {}
-            captions.draw(*caption_parts({"__key__": row.key, **texts, "json": row.record}, captions), seed=0)
+            captions.draw(*caption_parts(rows.texts(number), captions), seed=0)
             return
         except SampleFault as error:
             fault = fault or error
@@ -191,7 +185,7 @@ def check_captions(rows: ImageRows, captions: CaptionSampler, kind: str) -> None
 
 
 def source_of(config: DataConfig) -> NamedSource:
-    """What --train-data is, by --dataset-type or by itself."""
+    """The kind and address of --train-data, by --dataset-type or by itself."""
     data, given = config.train_data, {"webdataset": "shards", "folder": "images"}.get(kind := config.dataset_type, kind)
     if given == "synthetic":
         return NamedSource(given, (data or "").removeprefix("synthetic:") if config.synthetic else "")
@@ -202,10 +196,9 @@ def source_of(config: DataConfig) -> NamedSource:
     source = parse_source(data, "--train-data")
     if source.kind not in TRAINED:
         near = {"wds": "train on its tars, shards:FOLDER/train", "imagenet": "train on images:FOLDER"}
-        raise ValueError(
-            f"--train-data {redacted(data)!r} is data of the kind {source.kind}, which is for evaluation: "
-            + near.get(source.kind, f"give one of {', '.join(KINDS[kind] for kind in TRAINED)}")
-        )
+        remedy = near.get(source.kind, f"give one of {', '.join(KINDS[kind] for kind in TRAINED)}")
+        what = f"--train-data {redacted(data)!r} is data of the kind {source.kind}, which is for evaluation"
+        raise ValueError(f"{what}: {remedy}")
     return source._replace(kind="shards") if source.kind == "emoji" else source
 
 
@@ -227,11 +220,11 @@ def captioned_samples(
     noise: Noise | None = None,
     source: Source | None = None,
 ) -> Iterator[Captioned]:
-    """This rank's share of at most `count` samples of the training data, none of them twice.
+    """This rank's share of at most `count` samples of the training data, each once, decoded by threads.
 
-    Decoded by threads. Where config.captions is 0, a sample may have no caption. faults: counts what cannot be used,
-    and ends the reading where that is too much. noise, source: those of the loader; without, each rank makes its own.
-    ValueError for synthetic data, which has no captions.
+    Where config.captions is 0, a sample may have no caption. faults: counts what cannot be used, and ends the reading
+    where that is too much. noise, source: those of the loader; without, each rank makes its own. ValueError for
+    synthetic data, which has no captions.
     """
     source = source or build_source(config, ranks)[0]
     if isinstance(source, ShardSource):
@@ -261,8 +254,9 @@ def captioned_samples(
         except Exception as error:  # an image one pixel wide that cannot be resized, and more
             return SampleFault("failed transform", f"{type(error).__name__}: {error}"), row
 
-    rows = once(source, Place(config.seed, EPOCH, rank, ranks), counter)
-    for done in in_threads(decode, islice(rows, share), default_workers(), AHEAD):
+    rows = source.stream(Place(config.seed, EPOCH, rank, ranks), counter, Cursor())
+    once = takewhile(lambda row: not row.occurrence, rows)
+    for done in in_threads(decode, islice(once, share), default_workers(), AHEAD):
         if isinstance(done, Captioned):
             counter.use_sample()
             yield done
@@ -270,11 +264,3 @@ def captioned_samples(
             fault, row = done
             counter.lose_sample(fault, row.raw["__key__"], row.raw.get("__url__", ""))
             counter.judge_chunk()
-
-
-def once(source: Source, place: Place, faults: FaultCounter) -> Iterator[Row]:
-    """The rows of a stream up to the first that it reads again."""
-    for row in source.stream(place, faults, Cursor()):
-        if row.occurrence:
-            return
-        yield row

@@ -12,7 +12,7 @@ from torch import Tensor
 from prolip.data.faults import FaultCounter
 from prolip.data.order.cursor import Cursor
 from prolip.data.order.streams import Place
-from prolip.data.samples.sample import Example, Row
+from prolip.data.samples import Example, Row
 
 #: Images are shifted copies of this many, because noise of its own for each costs more than a decode.
 POOL = 32

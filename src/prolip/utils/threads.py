@@ -51,3 +51,18 @@ def share_busy_cores() -> None:
 def default_workers() -> int:
     """Threads for decoding: all cores but one for reading and batching, at most 16."""
     return min(16, cores() - 1)
+
+
+def raise_file_limit() -> None:
+    """Let this process and its workers open as many files as its hard limit allows.
+
+    Every tensor between a worker and this process is an open file: workers x chunks ahead x 2, or x 4 with known
+    matches, and the usual soft limit is 1,024.
+    """
+    try:
+        import resource
+    except ImportError:  # Windows shares tensors without file descriptors
+        return
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    with suppress(ValueError, OSError):  # a system may refuse a soft limit without end
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

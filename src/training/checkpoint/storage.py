@@ -13,7 +13,7 @@ from typing import IO
 from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 
-from prolip.data.reading.addresses import check_address
+from prolip.data.reading.stream import check_address
 from prolip.utils.flags import FlagError
 from prolip.utils.outputs import replacing
 

@@ -19,8 +19,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from prolip.data.workers import raise_file_limit
 from prolip.random import mix_seed
+from prolip.utils.threads import raise_file_limit
 
 T = TypeVar("T")
 TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")

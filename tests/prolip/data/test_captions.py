@@ -3,8 +3,8 @@ from collections import Counter
 
 import pytest
 
+from prolip.data.captions import CaptionSampler, Selector, caption_id, drop_words, stable_hash
 from prolip.data.faults import SampleFault
-from prolip.data.samples.captions import CaptionSampler, Selector, caption_id, drop_words, stable_hash
 
 GRAPES = 2968479360080881982
 RECORD = {"name": "grapes", "keywords": ["fruit", "grape", "dionysus"], "group": "food drink", "empty": [" "]}

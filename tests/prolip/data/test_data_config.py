@@ -7,12 +7,12 @@ from prolip.data.loader import DataConfig
 
 
 def test_a_batch_that_workers_do_not_divide_is_refused_with_what_fits():
-    with pytest.raises(ValueError, match=r"-size 100 is not divisible by 8 workers: use --batch-size 96 or 104, "):
-        DataConfig(batch_size=100, workers=8)
-    with pytest.raises(ValueError, match=r"or --workers 5 or 10$"):
-        DataConfig(batch_size=100, workers=8)
-    with pytest.raises(ValueError, match=r"use --batch-size 8, or --workers 7$"):
-        DataConfig(batch_size=7, workers=8)
+    for size, said in (
+        (100, "use --batch-size 96 or 104, or --workers 5$"),
+        (7, "use --batch-size 8, or --workers 7$"),
+    ):
+        with pytest.raises(ValueError, match=f"-size {size} is not divisible by 8 workers: {said}$"):
+            DataConfig(batch_size=size, workers=8)
 
 
 def test_settings_are_checked_when_they_are_made():

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from prolip.data import images as decoding
 from prolip.data.faults import SampleFault
-from prolip.data.samples import decoding
-from prolip.data.samples.decoding import decode_image, decode_jpeg, decode_pixels, jpeg_size
+from prolip.data.images import decode_image, decode_jpeg, decode_pixels, jpeg_size
 
 
 def drawing(width=96, height=80):

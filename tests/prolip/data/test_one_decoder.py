@@ -29,12 +29,12 @@ import prolip
 from prolip.corpora.emoji import corpus as emoji
 from prolip.corpora.emoji.report import uncertainty
 from prolip.data.augment.crops import RandomCrop, crop
+from prolip.data.images import decode_pixels
 from prolip.data.loader import DataConfig, build_loader
-from prolip.data.samples.decoding import decode_pixels
 from prolip.embedder import encoder
 from prolip.evaluation.clip_benchmark.patches import patched
-from prolip.evaluation.datasets.folders import open_folder
-from prolip.evaluation.datasets.wds import open_wds
+from prolip.evaluation.datasets.imagefolder import open_folder
+from prolip.evaluation.datasets.webdataset import open_wds
 
 SOURCE = Path(__file__).parents[3] / "src"
 
@@ -293,7 +293,7 @@ def test_nothing_else_in_the_code_opens_pictures():
         for path in SOURCE.rglob("*.py")
         if any(opens_files(node) for node in ast.walk(ast.parse(path.read_text())))
     }
-    assert found == {"prolip/data/samples/decoding.py"}
+    assert found == {"prolip/data/images.py"}
 
 
 def test_of_several_pictures_of_a_sample_every_door_takes_the_same(tmp_path):

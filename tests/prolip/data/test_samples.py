@@ -7,11 +7,11 @@ import torch
 from PIL import Image, ImageFile
 from tiny_tars import members, noisy, png
 
+from prolip.data import images as decoding
 from prolip.data.augment.crops import RandomCrop
+from prolip.data.captions import CaptionSampler, caption_id
 from prolip.data.faults import SampleFault
-from prolip.data.samples import decoding
-from prolip.data.samples.captions import CaptionSampler, caption_id
-from prolip.data.samples.sample import Decoder, Row, decode_image, preserved_rng, seed_rng
+from prolip.data.samples import Decoder, Row, decode_image, preserved_rng, seed_rng
 
 
 def saved(image, kind="PNG", **options):

@@ -74,7 +74,7 @@ def test_missing_data_is_refused_before_training(tmp_path):
 
 def test_an_index_that_cannot_be_read_is_refused_as_patiently_as_shards_are_read(tmp_path, monkeypatch):
     waits = []
-    monkeypatch.setattr("prolip.data.reading.opening.time.sleep", waits.append)
+    monkeypatch.setattr("prolip.data.reading.stream.time.sleep", waits.append)
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     write_shards(tmp_path, [4])
     remote = f"http://127.0.0.1:{closing_port()}/i.json"

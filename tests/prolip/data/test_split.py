@@ -9,7 +9,7 @@ from tiny_tars import members, png, write_tar
 from prolip.data.reading.named import parse_source
 from prolip.data.reading.rows import read_rows
 from prolip.data.reading.tar import ShardReader
-from prolip.data.samples.split import Split, held_out, parse_split
+from prolip.data.split import Split, held_out, parse_split
 
 HELD, REST = Split(0.3), Split(0.3, "rest")
 

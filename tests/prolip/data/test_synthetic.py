@@ -1,7 +1,7 @@
 import torch
 
 from prolip.data.loader import DataConfig, build_loader
-from prolip.data.samples.sample import Row
+from prolip.data.samples import Row
 from prolip.data.synthetic import SyntheticDecoder
 
 

@@ -16,15 +16,15 @@ from small_towers import NAMES, inputs, small_config, small_folder, small_towers
 
 import prolip
 from prolip import export
-from prolip.embeddings import Pool
+from prolip.embedder import Embedder
+from prolip.embeddings import UnpairedEmbeddings
 from prolip.gaussian import Gaussian
-from prolip.loading import load_embedder
 from prolip.methods import FURTHER, METHODS, find_method, score_of
 from prolip.methods.base import Context
 from prolip.models.checkpoint import CheckpointError, save_pretrained
 from prolip.models.config import complete
 from prolip.models.diagnose import READERS
-from prolip.uncertainty.hidden import encode_hidden
+from prolip.uncertainty.token_stats import encode_with_stats
 
 sys.path[:0] = [str(Path(__file__).parents[1] / folder) for folder in ("evaluation", "explorer")]
 import wds_folders as wds  # noqa: E402
@@ -150,8 +150,8 @@ def test_hierarchies_are_walked(model, sets, capsys):
 
 def test_a_card_is_written_with_the_model(model, tmp_path):
     run("hub", "save", model.removeprefix("local-dir:"), "--output", tmp_path / "shared")
-    again = load_embedder(f"local-dir:{tmp_path}/shared")
-    assert again.fingerprint == load_embedder(model).fingerprint
+    again = Embedder.load(f"local-dir:{tmp_path}/shared")
+    assert again.fingerprint == Embedder.load(model).fingerprint
     assert "README.md" in {path.name for path in (tmp_path / "shared").iterdir()}
 
 
@@ -161,12 +161,12 @@ def test_variances_are_fitted_to_the_means_in_closed_form(model, sets, tmp_path,
     sizes = ("--bank", "32", "--centres", "4", "--novelty-centres", "4")
     run("uncertainty", "--model", model, "--data", data, "--output", tmp_path / "fitted", *sizes)
     assert "no novelty" not in capsys.readouterr().out
-    before, after = load_embedder(model), load_embedder(f"local-dir:{tmp_path}/fitted")
+    before, after = Embedder.load(model), Embedder.load(f"local-dir:{tmp_path}/fitted")
     pixels, ids = torch.stack([before.preprocess(wds.picture(1))]), before.tokenizer(["red car"])
     assert torch.equal(before.encode_image(pixels).mean, after.encode_image(pixels).mean)
     assert torch.equal(before.encode_text(ids).mean, after.encode_text(ids).mean)
     for batch, side in ((pixels, "image"), (ids, "text")):
-        assert {"mean", "first"} == after.embed(batch, side).novelty.keys()
+        assert {"mean", "first"} == after.encode(batch, side).novelty.keys()
     assert after.score.units is not None
 
 
@@ -175,7 +175,7 @@ def test_first_tokens_are_those_of_the_first_block(model):
     network = prolip.create_model(model).eval()
     pixels, ids = torch.randn(2, 3, *network.image_size), torch.randint(3, 30, (2, network.context_length))
     for batch, side, tower in ((pixels, "image", network.visual), (ids, "text", network.text)):
-        first = encode_hidden(network, batch, side).first
+        first = encode_with_stats(network, batch, side).token_stats
         assert first.shape == (2, 2 * tower.first_width) and first.isfinite().all()
         assert not torch.equal(first[0], first[1])
 
@@ -257,8 +257,10 @@ def look(objective, model, batch, ids):
             Gaussian(z.mean, torch.zeros_like(z.mean))
             for z in (model.encode_image(batch["image"]), model.encode_text(ids))
         )
-    pool = Pool(keys=batch["key"], image=images, text=texts, text_ids=ids, image_novelty={}, text_novelty={})
-    objective.memory = objective.look(score_of(model), pool)
+    pool = UnpairedEmbeddings(
+        keys=batch["key"], image=images, text=texts, text_ids=ids, image_novelty={}, text_novelty={}
+    )
+    objective.pool_state = objective.before_training(score_of(model), pool)
 
 
 def settings_of(method, **more):

@@ -42,7 +42,7 @@ def test_decoders_are_compared_with_pillow(capsys):
 
 
 def test_files_are_jpegs_of_their_size_and_differ():
-    from prolip.data.samples.decoding import decode_image
+    from prolip.data.images import decode_image
 
     files = [bench_loader.picture(96, 64, seed) for seed in range(2)]
     assert files[0] != files[1] and files[0] == bench_loader.picture(96, 64, 0)

@@ -18,7 +18,7 @@ from prolip.cli.main import main as prolip
 from prolip.corpora.emoji import corpus as emoji
 from prolip.data.reading.named import parse_source
 from prolip.data.reading.rows import read_rows
-from prolip.data.samples.split import Split, held_out
+from prolip.data.split import Split, held_out
 from training.config import build_config, renewed
 from training.evaluate import open_validation
 from training.main import main, parse

@@ -23,7 +23,7 @@ from training_runs import TINY
 
 from drawings import FOLDER
 from prolip.cli.main import main as command_line
-from prolip.data.reading.entries import read_index
+from prolip.data.reading.shard_index import read_index
 from prolip.data.reading.shards import count_samples, expand_shards
 from training.checkpoint.reader import load_checkpoint
 from training.main import main

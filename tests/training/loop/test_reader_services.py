@@ -23,7 +23,8 @@ from training_runs import assert_same_state, newest, stop_after, words
 
 import prolip
 from prolip.methods import find_method
-from prolip.methods.base import Context, Objective, accumulate_backward, join_reps, split_batch
+from prolip.methods.accumulate import accumulate_backward, join_reps, split_batch
+from prolip.methods.base import Context, Objective
 from prolip.models.checkpoint import CheckpointError
 from prolip.utils.flags import FlagError
 from training.checkpoint.reader import load_checkpoint

@@ -23,13 +23,13 @@ from torch import Tensor
 
 from prolip.corpora.emoji.corpus import LEVELS, Corpus
 from prolip.corpora.emoji.result import CorpusResult
-from prolip.data.pictures import open_image
+from prolip.data.images import open_image
 from prolip.embedder import Embedder
 from prolip.gaussian import Gaussian
 from prolip.hierarchy import figures, levels
 from prolip.hierarchy.hierarimgs import read_levels
 from prolip.hierarchy.traversal import Traversal
-from prolip.measures import csd
+from prolip.measures import csd_distance
 from prolip.prompts.weights import PromptWeights
 from prolip.utils.style import BAD, GOOD, INK, LOOKS, MUTED, lettering, styled
 
@@ -79,7 +79,7 @@ def corners(result: CorpusResult, each: int = COLUMNS, seed: int = 0) -> list[Co
             able = [i for i in np.sort(fifths["image"][image]) if result.text_relation[rows, i].any()]
             drawings = np.array(sorted(rng.choice(able, min(each, len(able)), replace=False)), dtype=np.int64)
             texts = np.array([rng.choice(rows[result.text_relation[rows, i]]) for i in drawings], dtype=np.int64)
-            distance = csd(result.image.select(drawings), result.text.select(texts)).numpy()
+            distance = csd_distance(result.image.select(drawings), result.text.select(texts)).numpy()
             found.append(Corner(image, text, drawings, texts, distance))
     return found
 
@@ -292,7 +292,7 @@ class Pictures:
             return image if level == len(ERASED) else without_cells(image, ERASED[level], seed + row)
 
         rows, last = range(len(corpus.drawings)), len(ERASED)
-        z = [embedder.embed_images(picture(row, level) for row in rows).z for level in range(last + 1)]
+        z = [embedder.embed_images(picture(row, level) for row in rows) for level in range(last + 1)]
         return cls(embedder, z, picture)
 
     @classmethod

@@ -22,25 +22,14 @@ LUMA = (0.299, 0.587, 0.114)
 #: RGB to YIQ: turning the (I, Q) plane shifts the hue and leaves the luma.
 YIQ = ((0.299, 0.587, 0.114), (0.596, -0.274, -0.322), (0.211, -0.523, 0.312))
 RGB = tuple(map(tuple, torch.linalg.inv(torch.tensor(YIQ, dtype=torch.float64)).tolist()))
-#: One uniform number per image and parameter; the order is part of what a seed means.
-PARAMETERS = (
-    "rotate",
-    "zoom",
-    "aspect",
-    "shift_x",
-    "shift_y",
-    "brightness",
-    "contrast",
-    "saturation",
-    "hue",
-    "jitter",
-    "greyscale",
-)
+#: One uniform number per image and parameter; seeds depend on the order.
+PARAMETERS: tuple[str, ...] = ("rotate", "zoom", "aspect", "shift_x", "shift_y")
+PARAMETERS += ("brightness", "contrast", "saturation", "hue", "jitter", "greyscale")
 
 
 @dataclass(kw_only=True, frozen=True)
 class AugmentConfig:
-    """Augmentation on the device; everything at its default leaves images and texts alone.
+    """Augmentation on the device; the defaults leave images and texts alone.
 
     Fields with `always` in their metadata are for any images that the device normalises, not for this module's alone.
     """
@@ -67,29 +56,13 @@ class AugmentConfig:
         low, high = self.zoom
         if not 0 < low <= high:
             raise ValueError(f"augmentation zoom is {self.zoom}: give two positive numbers, the smaller first")
-        check_range(
-            self,
-            "brightness",
-            "contrast",
-            "saturation",
-            "jitter_prob",
-            "greyscale_prob",
-            "fill",
-            "shift",
-            "cutout",
-            "cutout_prob",
-            "erase_prob",
-            "text_mask",
-            "text_random",
-            "text_delete",
-            most=1,
-        )
+        check_range(self, "brightness", "contrast", "saturation", "jitter_prob", "greyscale_prob", "fill", most=1)
+        check_range(self, "shift", "cutout", "cutout_prob", "erase_prob", most=1)
+        check_range(self, "text_mask", "text_random", "text_delete", most=1)
         check_range(self, "hue", most=0.5, remedy=" (half a turn either way)")
         if sum(self.token_shares) > 1:
-            raise ValueError(
-                f"augmentation text_mask, text_random and text_delete are {self.token_shares}, more than 1 in all"
-                ": give shares of the tokens, such as 0.1, 0.02 and 0.08"
-            )
+            what = f"augmentation text_mask, text_random and text_delete are {self.token_shares}, more than 1 in all"
+            raise ValueError(f"{what}: give shares of the tokens, such as 0.1, 0.02 and 0.08")
 
     @property
     def token_shares(self) -> tuple[float, float, float]:
@@ -98,17 +71,15 @@ class AugmentConfig:
 
     @property
     def warps(self) -> bool:
-        """Whether any pixel moves."""
         return bool(self.rotate or self.aspect or self.shift or tuple(self.zoom) != (1.0, 1.0))
 
     @property
     def recolours(self) -> bool:
-        """Whether any colour changes."""
         return bool(self.brightness or self.contrast or self.saturation or self.hue or self.greyscale_prob)
 
 
 class Cutout(NamedTuple):
-    """A square of this share of an image's side, in this share of the images; the share that loses a rectangle."""
+    """Squares of this share of an image's side, in this share of the images; the share that loses a rectangle."""
 
     side: float = 0.0
     prob: float = 1.0
@@ -119,11 +90,12 @@ class DeviceTransform(nn.Module):
     """uint8 images to normalised floats on the device: x -> (change(x) - mean) / std per channel, x in [0, 1], and 0 in
     a square (Cutout, DeVries and Taylor 2017) or rectangle (random erasing, Zhong et al. 2020) of some images.
 
-    The random numbers of a change are those of `draws`, functions of (seed, step, global row).
+    draws: random numbers, functions of (seed, step, global row).
     """
 
-    #: Set where squares are wanted.
     cutout: Cutout = Cutout()
+    pixel_mean: Tensor
+    pixel_std: Tensor
 
     def __init__(
         self,
@@ -135,11 +107,7 @@ class DeviceTransform(nn.Module):
         dtype: torch.dtype = torch.float32,
     ):
         super().__init__()
-        self.pixel_mean: Tensor
-        self.pixel_std: Tensor
-        self.config = config
-        self.dtype = dtype
-        self.draws = draws or Draws()
+        self.config, self.dtype, self.draws = config, dtype, draws or Draws()
         self.register_buffer("pixel_mean", torch.tensor(mean).view(1, 3, 1, 1), persistent=False)
         self.register_buffer("pixel_std", torch.tensor(std).view(1, 3, 1, 1), persistent=False)
 
@@ -186,8 +154,7 @@ class DeviceAugment(DeviceTransform):
 def squares(noise: Tensor, cutout: Cutout, size: Sequence[int]) -> Tensor:
     """Where images are cut out, (B, 1, H, W) bool. noise: (B, 3), uniform.
 
-    A square's side is round(side * min(H, W)) pixels; its middle is any pixel, and what reaches beyond the image is
-    cut off, as in the paper.
+    A square's side is round(side * min(H, W)) pixels; its middle is any pixel, so it may reach beyond the image.
     """
     height, width = size
     side = round(cutout.side * min(height, width))
@@ -212,19 +179,19 @@ def rectangles(noise: Tensor, prob: float, size: Sequence[int]) -> Tensor:
 
 
 def span(begin: Tensor, side: Tensor | int, length: int) -> Tensor:
-    """True for `side` pixels from `begin` (B,) on, of a line of `length` pixels: (B, 1, 1, length)."""
+    """True for `side` pixels from `begin` (B,) of a line of `length` pixels: (B, 1, 1, length)."""
     past = torch.arange(length, device=begin.device) - begin.view(-1, 1, 1, 1)
     return (past >= 0) & (past < (side.view(-1, 1, 1, 1) if isinstance(side, Tensor) else side))
 
 
 @lru_cache(maxsize=32)
 def constant(values: tuple, device: torch.device) -> Tensor:
-    """A float32 tensor of fixed numbers, made once for each device: the host waits for the copy of a new one."""
+    """A float32 tensor of fixed numbers, once for each device: the host waits for the copy of a new one."""
     return torch.tensor(values, device=device)
 
 
 def to_device(device: torch.device, *tensors: Tensor) -> list[Tensor]:
-    """Small tensors from the host, which does not wait for them to arrive."""
+    """Small tensors from the host, which does not wait for their arrival."""
     if device.type != "cuda":
         return [tensor.to(device) for tensor in tensors]
     return [tensor.contiguous().pin_memory().to(device, non_blocking=True) for tensor in tensors]
@@ -236,7 +203,7 @@ def centred(uniform: Tensor, width: float) -> Tensor:
 
 
 def affine_matrices(draws: dict[str, Tensor], config: AugmentConfig) -> Tensor:
-    """Maps from output to input coordinates, each in [-1, 1]: (B, 2, 3). Zoom is drawn uniformly, then inverted."""
+    """Maps from output to input coordinates, each in [-1, 1]: (B, 2, 3)."""
     angle = centred(draws["rotate"], math.radians(config.rotate))
     low, high = config.zoom
     zoom = low + (high - low) * draws["zoom"]
@@ -249,7 +216,7 @@ def affine_matrices(draws: dict[str, Tensor], config: AugmentConfig) -> Tensor:
 
 
 def warp(x: Tensor, matrices: Tensor, fill: float) -> Tensor:
-    """Bilinear warp of each image by its own affine map; what comes from outside is `fill`."""
+    """Bilinear warp of each image by its own affine map; pixels from outside are `fill`."""
     grid = F.affine_grid(matrices, list(x.shape), align_corners=False)
     return F.grid_sample(x - fill, grid, align_corners=False).add_(fill)
 

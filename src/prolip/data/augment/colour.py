@@ -42,10 +42,8 @@ class ColourConfig:
 
     def __post_init__(self) -> None:
         if len(self.jitter) != 4 or min(self.jitter) < 0 or self.jitter[HUE] > 0.5:
-            raise ValueError(
-                f"colour jitter is {self.jitter}: give four numbers from 0, brightness, contrast, "
-                "saturation and hue, the last at most 0.5"
-            )
+            wanted = "give four numbers from 0, brightness, contrast, saturation and hue, the last at most 0.5"
+            raise ValueError(f"colour jitter is {self.jitter}: {wanted}")
         for name in ("jitter_prob", "greyscale_prob"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} is {getattr(self, name)}: give a number from 0 to 1")
@@ -58,7 +56,7 @@ class ColourConfig:
 
 @dataclass(frozen=True)
 class Plan:
-    """What happens to each image of a batch, on the CPU.
+    """The changes of each image of a batch, on the CPU.
 
     factors: (B, 4) float32, brightness, contrast, saturation, and hue in turns. order: (B, 4) int64, a permutation of
     0..3, the changes first to last. jittered, greyed: (B,) bool.
@@ -83,8 +81,7 @@ def draw_plan(noise: Tensor, config: ColourConfig) -> Plan:
 class ColourJitter(DeviceTransform):
     """OpenCLIP's colour augmentation of uint8 images, then normalised.
 
-    The host draws this rank's random numbers. So it knows which images need what: the device does no needless work, and
-    the host never waits for it.
+    The host draws the random numbers, so the device does no needless work, and the host never waits for it.
     """
 
     config: ColourConfig
@@ -99,8 +96,8 @@ def recolour(images: Tensor, plan: Plan) -> Tensor:
     """(B, 3, H, W) uint8 -> the same in [0, 1], float32, recoloured by the plan.
 
     Brightness, contrast and saturation are one formula, x -> clamp(f x + (1 - f) y) with y = 0, the image's mean grey
-    value, or each pixel's: three steps of it, for all jittered images at once, make the three in any order. The hue
-    is turned before the first, second or third step or behind them, so images are sorted by that: a slice for each.
+    value, or each pixel's: three steps of it, for all jittered images at once, make the three in any order. Images are
+    sorted by the step before which their hue is turned: a slice for each.
     """
     hue_at = torch.where(plan.jittered, plan.order.eq(HUE).float().argmax(1), 4)
     rows = hue_at.argsort(stable=True)
@@ -144,10 +141,9 @@ def blend_(x: Tensor, weights: Tensor) -> Tensor:
 def turn_hue(x: Tensor, turns: Tensor) -> Tensor:
     """Turn the hue in HSV, keeping saturation and value. x: (B, 3, H, W) in [0, 1]; turns: (B,) in full turns.
 
-    With m the smallest channel, C = the largest - m, the hue in sixths of a turn from -3 to 3 is
+    With m the smallest channel, C = the largest - m, the hue in sixths of a turn from -3 to 3 is, without branches,
     h = sign(g - b) (1 + (g + b - r - m) / C), which on each of its six pieces is the definition. A channel is
     m + C clamp(| |h - c| - 3 | - 1), c = 0, 2, -2 for red, green and blue: 1 within a sixth of c, 0 from two sixths on.
-    No piece has to be told from another, so nothing branches.
     """
     red, green, blue = x.split(1, 1)
     smallest = x.amin(1, keepdim=True)
@@ -162,11 +158,11 @@ def turn_hue(x: Tensor, turns: Tensor) -> Tensor:
 def split_augmentation(
     aug_cfg: Mapping[str, Any], size: int | tuple[int, int], dct_scaled: bool = False
 ) -> tuple[RandomCrop, ColourConfig] | None:
-    """(what a worker does to a file, what the device does to a batch), together distributed as OpenCLIP's transform.
+    """(crop of a worker, colours of the device), together distributed as OpenCLIP's transform.
 
-    aug_cfg: OpenCLIP's, see its `AugmentationCfg`; size: of the model's images. None for timm's transforms (use_timm),
-    which are not ours to split. As in OpenCLIP `color_jitter` does nothing without `color_jitter_prob`, and without
-    use_timm `ratio`, `re_prob` and `re_count` do nothing. ValueError for a jitter that is not four numbers.
+    aug_cfg: OpenCLIP's `AugmentationCfg`; size: of the model's images. None for timm's transforms (use_timm). As in
+    OpenCLIP `color_jitter` does nothing without `color_jitter_prob`, and without use_timm `ratio`, `re_prob` and
+    `re_count` do nothing. ValueError for a jitter that is not four numbers.
     """
     given = {name: tuple(value) if isinstance(value, list) else value for name, value in aug_cfg.items()}
     cfg = AugmentationCfg(**given)
@@ -175,10 +171,8 @@ def split_augmentation(
     colours: dict[str, Any] = {"greyscale_prob": cfg.gray_scale_prob or 0.0}
     if cfg.color_jitter_prob:
         if not isinstance(cfg.color_jitter, tuple):
-            raise ValueError(
-                f"color_jitter_prob is {cfg.color_jitter_prob} and color_jitter {cfg.color_jitter}: give "
-                "four numbers, brightness, contrast, saturation and hue, or leave both out"
-            )
+            what = f"color_jitter_prob is {cfg.color_jitter_prob} and color_jitter {cfg.color_jitter}"
+            raise ValueError(f"{what}: give four numbers, brightness, contrast, saturation and hue, or neither")
         colours |= {"jitter": cfg.color_jitter, "jitter_prob": cfg.color_jitter_prob}
     height, width = (size, size) if isinstance(size, int) else size
     return RandomCrop((height, width), cfg.scale, dct_scaled), ColourConfig(**colours)

@@ -12,17 +12,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from prolip.data.samples.decoding import decode_jpeg, decode_pixels, jpeg_size
+from prolip.data.images import decode_jpeg, decode_pixels, jpeg_size
 
 #: top, left, height, width
 Box = tuple[int, int, int, int]
 #: Of boxes, width / height, as torchvision's `RandomResizedCrop` has them by default.
 RATIO = (3 / 4, 4 / 3)
-#: Boxes that are drawn before one fits, or the middle of the image is taken.
+#: Boxes that are drawn before the middle of the image is taken.
 ATTEMPTS = 10
-#: Scales at which a JPEG is decoded as fast as its blocks can be; those between are slower than the full size.
+#: Scales at which a JPEG is decoded fast; those between are slower than the full size.
 FACTORS = (8, 4, 2)
-
 PILLOW = int(PIL.__version__.split(".")[0])
 
 
@@ -30,9 +29,9 @@ PILLOW = int(PIL.__version__.split(".")[0])
 class RandomCrop:
     """A random box of an image, resized: (3, *size) uint8, the colours left to `ColourJitter` on the device.
 
-    Boxes are distributed as those of OpenCLIP's transform, pixels within a level of its (Pillow's) of the same box: see
-    `crop`. scale: range of the box's share of the image. dct_scaled: decode JPEGs at 1/2, 1/4 or 1/8 when the box is
-    that many times the size wanted or more; faster, and not exact: docs/benchmarks.md has the error.
+    Boxes are distributed as those of OpenCLIP's transform, pixels within a level of Pillow's (`crop`). scale: range of
+    the box's share of the image. dct_scaled: decode JPEGs at 1/2, 1/4 or 1/8 when the box is that many times the size
+    or more; faster, and not exact: docs/benchmarks.md has the error.
     """
 
     size: tuple[int, int]
@@ -64,8 +63,7 @@ def draw_box(height: int, width: int, scale: tuple[float, float], rng: Random) -
     """A random box of an image, distributed as by torchvision's `RandomResizedCrop` with its default ratio.
 
     The share of the area is uniform, the logarithm of width / height too, the place uniform among those where the box
-    fits. If none of ATTEMPTS fits: the middle of the image, cut down to a ratio within RATIO. (torchvision draws by
-    torch, which takes a tenth of the time that decoding and resizing take together.)
+    fits. If none of ATTEMPTS fits: the middle of the image, cut down to a ratio within RATIO.
     """
     low, high = math.log(RATIO[0]), math.log(RATIO[1])
     for _ in range(ATTEMPTS):
@@ -83,14 +81,12 @@ def crop(pixels: np.ndarray, box: Box, size: tuple[int, int]) -> Tensor:
     """A box of (H, W, 3) uint8 pixels, resized to (3, *size) uint8 by an antialiased bicubic filter.
 
     torch's kernel for uint8 rounds between the two directions as Pillow does, but its weights are integers of 16 bits:
-    one value in 300 is a level off. Two levels off was none of 54 million when files were shrunk to 224 pixels from
-    boxes of 0.8 to 1 of them, and one in five million where some boxes were not shrunk by much. (torchvision's resize
-    calls the same kernel, on a longer way.)
+    one value in 300 is a level off, and none of 54 million was two off for boxes of 0.8 to 1 shrunk to 224 pixels.
     """
     top, left, height, width = box
     part = torch.from_numpy(pixels[top : top + height, left : left + width]).permute(2, 0, 1)[None]
-    # Pillow shrinks the columns before the rows, since version 13 where they lose more than twice as much: values are
-    # rounded and cut off at black and white between the two, so that order can be worth several levels
+    # Pillow shrinks the columns before the rows, since version 13 where they lose more than twice as much; values are
+    # rounded and clamped between the two
     if PILLOW >= 13 and height - size[0] > 2 * max(width - size[1], 0):
         part = F.interpolate(part, size=(size[0], width), mode="bicubic", antialias=True)
     return F.interpolate(part, size=size, mode="bicubic", antialias=True)[0].contiguous()

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torchvision.transforms.v2 import functional as F
 
+from prolip.data.augment.affine import LUMA
+
 Change = Callable[[Tensor, torch.Generator], Tensor]
-#: Luma of red, green and blue, ITU-R BT.601.
-LUMA = (0.299, 0.587, 0.114)
 FILTER = F.InterpolationMode.BILINEAR
 
 
@@ -103,17 +103,11 @@ def background(x: Tensor) -> Tensor:
     return edge.median(1).values.view(3, 1, 1)
 
 
-CHANGES: dict[str, Change] = {
-    change.__name__: change
-    for change in (blur, pixelate, grey, edges, hue, bend, crumple, cut, rotate, stretch, posterise)
-}
+EVERY: tuple[Change, ...] = (blur, pixelate, grey, edges, hue, bend, crumple, cut, rotate, stretch, posterise)
+CHANGES = {change.__name__: change for change in EVERY}
 
 
 def changed(x: Tensor, seed: int) -> Tensor:
-    """Apply each of the CHANGES to an image (3, H, W) in [0, 1] -> (12, 3, H, W). Equal seeds give equal bits."""
-    return torch.stack(
-        [
-            change(x, torch.Generator().manual_seed(seed + number)).clamp(0, 1)
-            for number, change in enumerate(CHANGES.values())
-        ]
-    )
+    """Apply each of the CHANGES to an image (3, H, W) in [0, 1] -> (11, 3, H, W). Equal seeds give equal bits."""
+    numbered = enumerate(CHANGES.values(), seed)
+    return torch.stack([change(x, torch.Generator().manual_seed(n)).clamp(0, 1) for n, change in numbered])

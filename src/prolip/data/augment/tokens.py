@@ -14,10 +14,9 @@ from prolip.random import Draws, Stream
 class TokenAugment(nn.Module):
     """Each token of a text becomes [MASK], any other token of the vocabulary, or is left out, by three probabilities.
 
-    shares: these three; 10%, 2% and 8% in PCME++'s code (VSE-infinity's, Chen et al. 2021). words: (V,) bool, which ids
-    of the vocabulary stand for text: others, padding and special tokens, stay where they are and are never put in, and
-    one word at least of every text stays. The random numbers are those of `draws`, functions of (seed, step, global
-    row).
+    shares: these three; 10%, 2% and 8% in PCME++'s code (VSE-infinity's, Chen et al. 2021). words: (V,) bool, the ids
+    of text: padding and special tokens stay and are never put in, and at least one word of every text stays. draws:
+    random numbers, functions of (seed, step, global row).
     """
 
     words: Tensor
@@ -34,10 +33,8 @@ class TokenAugment(nn.Module):
     ):
         super().__init__()
         if shares[0] and mask_id is None:
-            raise ValueError(
-                f"text_mask is {shares[0]} and the model's vocabulary has no [MASK]: give none, or a "
-                "prolip_cfg.mask_token_id in the model's config"
-            )
+            what = f"text_mask is {shares[0]} and the model's vocabulary has no [MASK]"
+            raise ValueError(f"{what}: give none, or a prolip_cfg.mask_token_id in the model's config")
         self.shares, self.mask_id, self.pad_id = shares, mask_id, pad_id
         self.draws = draws or Draws()
         self.register_buffer("words", words, persistent=False)
@@ -45,9 +42,7 @@ class TokenAugment(nn.Module):
 
     @classmethod
     def for_model(cls, model: Any, tokenizer: Any, shares: tuple[float, float, float], draws: Draws) -> TokenAugment:
-        """For the texts of a model: its vocabulary, padding and [MASK], or an id that no text of the tokenizer has.
-        tokenizer: None where ids are made up.
-        """
+        """For the texts of a model: its vocabulary, padding and [MASK], or an id that no text of the tokenizer has."""
         own = model.mask_token_id
         mask_id = getattr(tokenizer, "unseen_id", None) if own is None else own
         words = words_of(tokenizer, model.vocab_size, (model.pad_token_id, mask_id, *model.special_token_ids))
@@ -79,9 +74,7 @@ class TokenAugment(nn.Module):
 
 
 def words_of(tokenizer: Any, vocabulary: int, special_ids: Collection[int | None]) -> Tensor:
-    """Which ids of a model's vocabulary stand for text: those of the tokenizer, if there is one, that are not special
-    to it or to the model. (vocabulary,) bool.
-    """
+    """The ids of text in a vocabulary, without special ones of the tokenizer or the model: (vocabulary,) bool."""
     words = torch.zeros(vocabulary, dtype=torch.bool)
     words[: getattr(tokenizer, "vocab_size", vocabulary)] = True
     for number in {*special_ids, *getattr(tokenizer, "all_special_ids", ())}:

@@ -1,4 +1,4 @@
-"""Where a stream stands in its epoch, and how it goes on from there: exactly, reading little of what was used up."""
+"""The position of a stream in its epoch, from which it resumes exactly, reading little of the used shards."""
 
 from __future__ import annotations
 
@@ -11,16 +11,15 @@ from typing import Any, NamedTuple
 import webdataset as wds
 
 from prolip.data.faults import FaultCounter, SampleFault
-from prolip.data.samples.sample import Raw
+from prolip.data.samples import Raw
 
 
 @dataclass
 class Cursor:
-    """How far a stream has come in its epoch.
+    """The position of a stream in its epoch.
 
-    turn: the pass it is in; drawn: rows that it has handed out of this pass, good or bad; shards: how many samples each
-    shard that it has opened in this pass has given so far; ended: the last of these shards was read to its end, and no
-    other follows in this pass.
+    turn: its pass; drawn: rows of this pass that it has handed out, good or bad; shards: samples that each shard opened
+    in this pass has given; ended: the last of them was read to its end, and no other follows in this pass.
     """
 
     turn: int = 0
@@ -53,10 +52,10 @@ ReadShard = Callable[[int, str, FaultCounter], Iterator[Raw]]
 
 @dataclass
 class ShuffledShards:
-    """The samples of a sequence of shards through a shuffle buffer, from where `cursor` stands; the cursor moves along.
+    """The samples of a sequence of shards through a shuffle buffer, from `cursor` on, which moves along.
 
-    What the buffer hands out depends on how many samples it was given, not on which. So it is run again on tickets,
-    up to `cursor.drawn`, which opens no shard; then only the shards of the tickets left in it are read once more.
+    The buffer's order depends on the number of samples, not on their content. So it is run again on tickets, up to
+    `cursor.drawn`, which opens no shard; then only the shards of the tickets left in it are read once more.
     """
 
     order: Iterator[Opened]
@@ -73,7 +72,7 @@ class ShuffledShards:
     def __iter__(self) -> Iterator[tuple[Raw, int]]:
         """(raw sample, occurrence of its shard), endless if `order` is."""
         rows: Iterator[Any] = chain(self._tickets(), self._fresh())
-        if self.buffer > 1:  # handed out from a fifth of its size on (OpenCLIP's 1000 of 5000), then it fills up
+        if self.buffer > 1:  # it starts at a fifth of its size (OpenCLIP's 1000 of 5000), then fills up
             rows = wds.filters.shuffle(self.buffer, initial=max(1, self.buffer // 5), rng=self.rng)(rows)
         for ticket in islice(rows, self.cursor.drawn):
             self.waiting.remove(ticket)
@@ -90,7 +89,7 @@ class ShuffledShards:
                 self.faults.add(lost, url=self.passed[row.shard].url)
 
     def _tickets(self) -> Iterator[Ticket]:
-        """The samples that the buffer had been given."""
+        """The samples that the buffer had received."""
         for shard, given in enumerate(list(self.cursor.shards)):
             for sample in range(given):
                 ticket = Ticket(shard, sample)
@@ -98,7 +97,7 @@ class ShuffledShards:
                 yield ticket
 
     def _fresh(self) -> Iterator[tuple[Raw, int]]:
-        """The samples after them: the rest of the shard that was being read, then the shards that follow."""
+        """The samples after them: the rest of the last shard, then the shards that follow."""
         if self.cursor.ended:
             return
         if self.passed:
@@ -107,7 +106,7 @@ class ShuffledShards:
             rest = self.read(number, url, self.faults)
             for _ in islice(rest, self.cursor.shards[-1]):
                 pass
-            self.faults.drain()  # what went wrong up to here was counted before the interruption
+            self.faults.drain()  # these were counted before the interruption
             self.faults.merge(known)
             yield from self._count(rest, occurrence)
         for number, (url, occurrence) in enumerate(self.order, len(self.passed)):

@@ -1,7 +1,7 @@
-"""The order of the data: what each of the S = ranks x workers streams reads in an epoch.
+"""The order of the data: the rows of each of the S = ranks x workers streams in an epoch.
 
 Pass p of epoch e has one permutation, a function of (seed, e, p), and stream s takes its elements s, s + S, s + 2 S...
-A stream that reaches the end of its pass before the epoch ends goes on with the next.
+A stream that reaches the end of its pass before the epoch ends continues with the next.
 """
 
 from __future__ import annotations
@@ -19,24 +19,22 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from prolip.data.captions import Selector, stable_hash
 from prolip.data.faults import FaultCounter, SampleFault, ShardFault
 from prolip.data.order.cursor import Cursor, Opened, ShuffledShards
-from prolip.data.reading.opening import is_local, local_path
+from prolip.data.reading.diagnose import survey
+from prolip.data.reading.stream import is_local, local_path
 from prolip.data.reading.tar import ShardReader
-from prolip.data.samples.captions import Selector, stable_hash
-from prolip.data.samples.sample import Raw, Row, is_selected
-from prolip.data.survey import survey
+from prolip.data.samples import Raw, Row, is_selected
 
-#: A stream that finds no sample in this many passes is stopped: with `select`, single passes may well be empty.
+#: Passes without a sample that stop a stream: with `select`, single passes may be empty.
 EMPTY_PASSES = 10
-#: Bytes that a reading process keeps at most. Shards of a real training set are larger than this, and are never kept.
-ROOM = 64 << 20
-#: What a sample takes besides its members.
-OVERHEAD = 512
+#: Bytes of small shards that a process keeps, and those of a sample besides its members.
+ROOM, OVERHEAD = 64 << 20, 512
 
 
 class Place(NamedTuple):
-    """Which stream of which epoch: stream = worker * ranks + rank, of `streams` = ranks * workers."""
+    """A stream of an epoch: stream = worker * ranks + rank, of `streams` = ranks * workers."""
 
     seed: int
     epoch: int
@@ -48,33 +46,31 @@ class Source(Protocol):
     """Anything that has an endless stream of rows for every place."""
 
     def stream(self, place: Place, faults: FaultCounter, cursor: Cursor | None = None) -> Iterator[Row]:
-        """Rows in order, from where `cursor` stands, which moves along; what cannot be read is counted in `faults`."""
+        """Rows in order, from `cursor` on, which moves along; `faults` counts what cannot be read."""
 
 
 class KeptShards:
-    """What a reader handed out of a small local shard without a fault, for the next time; each process has its own.
+    """The samples of small local shards without a fault, up to `room` bytes, in each process.
 
-    A corpus of a few megabytes is read many times, and parsing its tars costs as much as decoding its small pictures.
-
-    A shard of more than `room` bytes, or one that does not fit beside those that are there, is read each time.
+    A corpus of a few megabytes is read many times, and parsing its tars costs as much as decoding its small images.
     """
 
     def __init__(self, room: int = ROOM):
         self.room = room
-        self._kept: dict[str, tuple[Any, list[dict[str, Any]], int]] = {}  # of a file its mark, samples and their bytes
+        self._kept: dict[str, tuple[Any, list[Raw], int]] = {}  # of a file its mark, samples and their bytes
 
-    def get(self, url: str) -> list[dict[str, Any]] | None:
-        """The samples of a shard that was kept and has not changed since; they are the caller's own."""
+    def get(self, url: str) -> list[Raw] | None:
+        """Copies of the samples of a shard that was kept and has not changed since."""
         mark, samples, _ = self._kept.get(url, (None, [], 0))
         return [dict(sample) for sample in samples] if mark is not None and mark == mark_of(url) else None
 
-    def keeping(self, url: str, samples: Iterator[dict[str, Any]], faults: Collection[Any]) -> Iterator[dict[str, Any]]:
-        """The same samples, kept when they have ended if `faults` is empty then."""
+    def keeping(self, url: str, samples: Iterator[Raw], faults: Collection[Any]) -> Iterator[Raw]:
+        """The same samples, kept at their end if `faults` is empty then."""
         mark = mark_of(url)
         if mark is None or mark[1] > self.room:
             yield from samples
             return
-        held: list[dict[str, Any]] = []
+        held: list[Raw] = []
         size = 0
         for sample in samples:
             if size <= self.room:
@@ -82,13 +78,13 @@ class KeptShards:
                 size += OVERHEAD + sum(len(part) for part in sample.values())
             yield sample
         if size <= self.room and not faults and mark == mark_of(url):
-            *_, before = self._kept.get(url, (0,))  # of the file that stood there before, or another stream was quicker
+            *_, before = self._kept.get(url, (0,))  # of an older file, or another stream was quicker
             self.room += before - size
             self._kept[url] = (mark, held, size)
 
 
 def mark_of(url: str) -> tuple[int, int] | None:
-    """When a local file was changed, and its size; None for what is remote, a command's output, or not there."""
+    """Time of change and size of a local file; None for anything else."""
     with suppress(OSError, ValueError):  # the latter for a zero byte in it
         if is_local(url):
             found = os.stat(local_path(url))
@@ -98,10 +94,7 @@ def mark_of(url: str) -> tuple[int, int] | None:
 
 @dataclass(frozen=True)
 class ShardSource:
-    """Webdataset shards, in passes.
-
-    by_sample: there are fewer shards than streams, so every stream reads all shards and keeps every S-th sample.
-    """
+    """Webdataset shards, in passes. by_sample: every stream reads all shards, which are few, and keeps its share."""
 
     urls: Sequence[str]
     selector: Selector | None = None
@@ -140,7 +133,7 @@ class ShardSource:
         """This stream's samples of a shard: all, or every S-th, from one that varies with the shard."""
         if not self.by_sample:
             return checked_samples(url, self.selector, faults, self.reader, self.kept)
-        # every stream meets every fault: it is counted by the one whose turn it is
+        # every stream meets every fault: one of them counts it
         counter = faults if number % place.streams == place.stream else FaultCounter()
         start = (place.stream - number) % place.streams
         return islice(checked_samples(url, self.selector, counter, self.reader, self.kept), start, None, place.streams)
@@ -148,7 +141,7 @@ class ShardSource:
 
 @dataclass(frozen=True)
 class ResampledSource:
-    """Webdataset shards drawn with replacement, in proportion to their upsampling factors; there are no passes."""
+    """Webdataset shards drawn with replacement, in proportion to their upsampling factors, without passes."""
 
     urls: Sequence[str]
     weights: tuple[float, ...]
@@ -186,15 +179,15 @@ class ResampledSource:
 
 
 class Groups(NamedTuple):
-    """Rows that are read together, as those of a row group in a table: the group of each row, (rows,) int64, and what
-    each group takes, (groups,) float64, as a share of what a process keeps.
+    """Rows that are read together, as a row group of a table. of_row: group of each row, (rows,) int64; sizes: of each
+    group, (groups,) float64, as a share of the memory of a process.
     """
 
     of_row: Tensor
     sizes: Tensor
 
     def together(self, order: Tensor, generator: torch.Generator) -> Tensor:
-        """The same permutation, but so many groups at a time, in random order, as a process keeps."""
+        """The same permutation, but as many groups at a time, in random order, as a process keeps."""
         turn, now, filled = torch.empty(len(self.sizes), dtype=torch.int64), 0, 0.0
         for group in torch.randperm(len(turn), generator=generator).tolist():
             size = float(self.sizes[group])
@@ -207,8 +200,7 @@ class Groups(NamedTuple):
 class RowSource:
     """Rows that are known beforehand (CSV, image folders): row i of the permutation goes to stream i % S.
 
-    read: row number -> raw sample, SampleFault where its file is missing. texts: the same without the image, of which
-    no file is opened. groups: see `Groups`.
+    read: row number -> raw sample, SampleFault where its file is missing. texts: the same without opening the image.
     """
 
     length: int
@@ -234,14 +226,14 @@ class RowSource:
                     raw = self.read(row)
                 except SampleFault as fault:
                     faults.lose_sample(fault, "" if self.texts is not None else f"row {row}")
-                    faults.judge_chunk()  # nobody else can, while this stream has nothing to hand out
+                    faults.judge_chunk()  # the loader cannot, while this stream has nothing to hand out
                     continue
                 yield Row(raw, cursor.turn)
             cursor.next_turn()
 
 
 def nothing_found(place: Place, tried: str, urls: Sequence[str], reader: ShardReader, faults: FaultCounter) -> str:
-    """The words on a stream that stays empty; what the first shard holds where no fault is there to say it."""
+    """The words for a stream that stays empty, with the content of the first shard where no fault explains it."""
     why = "" if faults.examples else f": {survey(urls, reader.policy)}"
     return f"stream {place.stream} of {place.streams} found no sample in {tried}{why}"
 
@@ -249,7 +241,7 @@ def nothing_found(place: Place, tried: str, urls: Sequence[str], reader: ShardRe
 def checked_samples(
     url: str, selector: Selector | None, faults: FaultCounter, reader: ShardReader, kept: KeptShards
 ) -> Iterator[Raw]:
-    """The samples of a shard that the selector keeps; what goes wrong is counted, and ends no more than the shard."""
+    """The samples of a shard that the selector keeps; faults are counted, and end no more than the shard."""
     faults.shards += 1
     seen: set[str] = set()
 

@@ -10,31 +10,30 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from prolip.data.captions import Plain, Selector
 from prolip.data.faults import SampleFault
 from prolip.data.order.streams import Groups
 from prolip.data.reading.tar import SAMPLE_BYTES, printable
-from prolip.data.samples.captions import Plain, Selector
-from prolip.data.samples.sample import IMAGE_SUFFIXES, JSON_BYTES, Raw, image_bytes
-from prolip.data.samples.split import Split, held_out
+from prolip.data.samples import IMAGE_SUFFIXES, JSON_BYTES, Raw, image_bytes
+from prolip.data.split import Split, held_out
 from prolip.utils.documents import loads, read_file, text_of
 from prolip.utils.links import check_inside, walk
 from prolip.utils.messages import explain_missing, listing
 from prolip.utils.threads import default_workers, in_threads
 
 if TYPE_CHECKING:
-    from prolip.data.reading.tables.parquet import EmbeddedImages
+    from prolip.data.reading.parquet import EmbeddedImages
 
-#: Files that are hashed ahead of the one that is wanted.
+#: Files that are hashed ahead of the requested one.
 AHEAD = 64
 
 
 @dataclass(slots=True)
 class ImageRow:
-    """An image with its captions and the record in which caption fields, conditions and a label are looked up.
+    """An image with its captions and a record of caption fields, conditions and a label.
 
-    path: of its file, unlike those of all other rows; of bytes that a table holds, TABLE#ROW; number: its row as a
-    spreadsheet counts them, 0 where there is no table; inside: where its bytes are in a table, as `EmbeddedImages`
-    takes it.
+    path: of its file, unique; of bytes in a table, TABLE#ROW; number: its row as a spreadsheet counts them, 0 without a
+    table; inside: the place of its bytes in a table, for `EmbeddedImages`.
     """
 
     path: str
@@ -76,7 +75,7 @@ class ImageRows:
             where = f" (row {row.number} of the table)" if row.number else ""
             raise SampleFault("missing image", f"{printable(row.path)}: {reason}{where}") from error
         suffix = os.path.splitext(row.path)[1][1:].lower()
-        # Pillow looks at the bytes, not at the name: a file without a known suffix may well be an image
+        # Pillow decides by the bytes: a file without a known suffix may be an image
         return {suffix if suffix in IMAGE_SUFFIXES else "jpg": data, **self.texts(index)}
 
     def texts(self, index: int) -> Raw:
@@ -86,7 +85,7 @@ class ImageRows:
         return {"__key__": row.key, "__url__": printable(row.path), **plain, "json": row.record}
 
     def groups(self) -> Groups | None:
-        """The rows that lie together in a table and what they take of a process's memory; None for files."""
+        """The row groups of a table, with their share of a process's memory; None for files."""
         if self.embedded is None:
             return None
         places = [row.inside[:2] for row in self.rows if row.inside is not None]
@@ -112,12 +111,10 @@ class ImageRows:
         if not len(held):
             larger = f"a larger share, such as --split {min(max(2 * split.share, 3 / len(self)), 0.9):.2g}"
             raise ValueError(f"--split {split.share} holds out none of {len(self)} images: give {larger}")
-        if split.part == "held-out":
-            return held
-        if not len(rest):
+        if not len(rest) and split.part == "rest":
             smaller = "a smaller share, such as --split 0.1"
             raise ValueError(f"--split {split.share} leaves none of {len(self)} images: give {smaller}")
-        return replace(rest, held_out=held)
+        return held if split.part == "held-out" else replace(rest, held_out=held)
 
 
 def rows_of(paths: Iterable[str]) -> ImageRows:
@@ -126,7 +123,7 @@ def rows_of(paths: Iterable[str]) -> ImageRows:
 
 
 def keep_selected(rows: Iterable[ImageRow], selector: Selector | None, what: str) -> ImageRows:
-    """The rows that pass, ValueError where there is none."""
+    """The rows that pass; ValueError where there is none."""
     every = list(rows)
     kept = [row for row in every if selector is None or selector(row.record)]
     if not kept:
@@ -139,9 +136,8 @@ def read_folder(root: str, selector: Selector | None = None) -> ImageRows:
     """Images below a folder, `<root>/<class>/.../<image>` or `<root>/<image>`.
 
     The caption is the text of `<image>.txt` (same stem) beside it, else the class name with underscores as spaces. The
-    record holds `class` (where there is one) and what `<image>.json` beside it holds. Names that begin with a dot are
-    passed over, and links back to a folder that the path goes through. ValueError without any image and for a link
-    that leaves the folder, OSError for a folder that cannot be listed.
+    record holds `class`, if any, and the fields of `<image>.json`. Names that begin with a dot are passed over, as are
+    links back to a folder above. ValueError without any image and for a link that leaves the folder, OSError.
     """
     if not os.path.isdir(root):
         raise FileNotFoundError(f"image folder {root!r} is missing. {explain_missing(root)}")
@@ -166,21 +162,16 @@ def folder_row(stem: str, suffix: str, label: str | None, present: set[str]) -> 
     name = os.path.basename(stem)
     caption, record = label, {"class": label} if label is not None else {}
     if f"{name}.txt" in present:
-        caption = read_text(f"{stem}.txt")
+        try:
+            caption = text_of(f"{stem}.txt", JSON_BYTES)
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{stem}.txt is no UTF-8: {error}; convert or remove it") from error
     if f"{name}.json" in present:
         try:
-            extra = loads(read_text(f"{stem}.json"), unique=True)
+            extra = loads(text_of(f"{stem}.json", JSON_BYTES), unique=True)
+            if not isinstance(extra, dict):
+                raise ValueError(f"a {type(extra).__name__}, wanted an object")
         except ValueError as error:
-            raise ValueError(f"{stem}.json is no JSON: {error}; repair or remove it") from error
-        if not isinstance(extra, dict):
-            raise ValueError(f"{stem}.json holds a {type(extra).__name__}, wanted an object; repair or remove it")
+            raise ValueError(f"{stem}.json is no JSON object: {error}; repair or remove it") from error
         record = {**record, **extra}
     return ImageRow(stem + suffix, caption, record)
-
-
-def read_text(path: str) -> str:
-    """The text of a file; ValueError with its name where it is no UTF-8."""
-    try:
-        return text_of(path, JSON_BYTES)
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is no UTF-8: {error}; convert or remove it") from error

@@ -1,4 +1,4 @@
-"""A source of data in one word: KIND:ADDRESS, or a bare path or URL whose kind is recognised."""
+"""Sources by name: KIND:ADDRESS, or a bare path or URL whose kind is recognised."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from collections.abc import Collection
 from difflib import get_close_matches
 from typing import NamedTuple
 
-from prolip.data.reading.addresses import check_address
-from prolip.data.reading.opening import is_local, local_path
-from prolip.data.reading.published.sets import SETS
+from prolip.data.reading.stream import check_address, is_local, local_path
+from prolip.data.sets import SETS
 from prolip.utils.messages import explain_missing
 from prolip.utils.secrecy import redacted
 
@@ -30,22 +29,13 @@ KINDS = {
     "emoji": "emoji:TARS",
     "synthetic": "synthetic:SAMPLES",
 }
-#: Tables of images with captions, a row each, which are local files.
+#: Tables, which are local files; kinds that `read_rows` reads; kinds of test sets.
 TABLES = ("csv", "parquet", "jsonl")
-#: Kinds that `read_rows` reads.
 ROWS = (*TABLES, "images", *SETS)
-#: Kinds that are test sets.
 TESTED = tuple(kind for kind in KINDS if kind not in ("texts", "features", "synthetic"))
-#: How a file's name ends -> its kind.
-SUFFIXES = {
-    ".csv": "csv",
-    ".tsv": "csv",
-    ".parquet": "parquet",
-    ".jsonl": "jsonl",
-    ".tar": "shards",
-    ".tar.gz": "shards",
-    ".tgz": "shards",
-}
+#: Suffix of a file -> its kind.
+SUFFIXES = {".csv": "csv", ".tsv": "csv", ".parquet": "parquet", ".jsonl": "jsonl"}
+SUFFIXES |= dict.fromkeys((".tar", ".tar.gz", ".tgz"), "shards")
 
 
 class NamedSource(NamedTuple):
@@ -59,7 +49,7 @@ class NamedSource(NamedTuple):
 
 
 def parse_source(text: str, flag: str = "--data", kinds: Collection[str] = tuple(KINDS)) -> NamedSource:
-    """The source that KIND:ADDRESS names, or a bare address, by its suffix or by what a folder holds.
+    """The source that KIND:ADDRESS names, or a bare address, by its suffix or its folder's content.
 
     kinds: the words that this flag takes. ValueError, which begins with the flag, for another word and for an address
     whose kind cannot be told; FileNotFoundError for a bare path that is missing.
@@ -71,13 +61,10 @@ def parse_source(text: str, flag: str = "--data", kinds: Collection[str] = tuple
         if not address.strip():
             raise ValueError(f"{flag} {text!r} has no address: write {KINDS[word]}")
     else:
-        kind = kind_of(text, flag, forms)
-        source = NamedSource(kind, text)
+        source = NamedSource(kind_of(text, flag, forms), text)
     if source.kind not in kinds:
-        raise ValueError(
-            f"{flag} {redacted(text)!r} is data of the kind {source.kind}, which this flag does not take: "
-            f"give one of {forms}"
-        )
+        what = f"{flag} {redacted(text)!r} is data of the kind {source.kind}, which this flag does not take"
+        raise ValueError(f"{what}: give one of {forms}")
     return source
 
 
@@ -108,14 +95,12 @@ def kind_of(address: str, flag: str, forms: str) -> str:
     check_address(address)
     if not colon and not os.path.exists(address):
         raise FileNotFoundError(f"{shown} is missing (looked from {os.getcwd()}). {explain_missing(address)}")
-    raise ValueError(
-        f"{shown} is no folder and ends in none of {', '.join(SUFFIXES)}: check the name, or say what it is by a word, "
-        f"as one of {forms}"
-    )
+    what = f"{shown} is no folder and ends in none of {', '.join(SUFFIXES)}"
+    raise ValueError(f"{what}: check the name, or say what it is by a word, as one of {forms}")
 
 
 def kind_of_folder(folder: str) -> str:
-    """What a folder holds: shards, clip_benchmark's layout, Parquet tables, or images."""
+    """The kind of a folder's content: shards, clip_benchmark's layout, Parquet tables, or images."""
     names = sorted(os.listdir(folder))
     below = [name for name in names if os.path.isfile(os.path.join(folder, name, "nshards.txt"))]
     test = os.path.join(folder, "test")

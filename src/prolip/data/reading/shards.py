@@ -1,4 +1,4 @@
-"""Webdataset shards: from the text of --train-data to their addresses, and how many samples there are."""
+"""Webdataset shards: the addresses that --train-data stands for, and the number of their samples."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import glob
 import os
 import stat
 import tarfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -14,26 +14,23 @@ from typing import NamedTuple
 import fsspec
 from webdataset.tariterators import base_plus_ext
 
+from prolip.data.captions import Selector
 from prolip.data.faults import SampleFault
-from prolip.data.reading.addresses import check_address, expand_braces
-from prolip.data.reading.connections import ReadPolicy, file_system
-from prolip.data.reading.entries import ShardIndex, find_index
-from prolip.data.reading.opening import is_local, local_path
+from prolip.data.reading.remote import ReadPolicy, file_system
+from prolip.data.reading.shard_index import ShardIndex, canonical, find_index
+from prolip.data.reading.stream import check_address, expand_braces, is_local, local_path
 from prolip.data.reading.tar import SAMPLE_BYTES, StrictHeader
-from prolip.data.samples.captions import Selector
-from prolip.data.samples.sample import IMAGE_SUFFIXES, is_selected
+from prolip.data.samples import IMAGE_SUFFIXES, is_selected
 from prolip.utils.documents import loads, shown, text_of
 from prolip.utils.messages import explain_missing, first_few, listing
 
-#: Shards that nothing counts are counted by reading their headers up to this many bytes in all (some 15 s).
-COUNT_LIMIT = 4 * 2**30
-#: Bytes of a sizes.json or __len__: some 60 for each of a million shards.
-COUNT_BYTES = 2**26
+#: Bytes of shards whose headers are read to count samples (some 15 s), and of a sizes.json or __len__.
+COUNT_LIMIT, COUNT_BYTES = 4 * 2**30, 2**26
 NAMED = 3
 
 
 class Shard(NamedTuple):
-    """Where a shard is, and its upsampling factor."""
+    """The address of a shard and its upsampling factor."""
 
     url: str
     weight: float = 1.0
@@ -47,41 +44,36 @@ def parse_factors(factors: str | None, sources: int) -> list[float]:
     try:
         weights = [float(factor) for factor in factors.split("::")]
     except ValueError:
-        raise ValueError(f"--train-data-upsampling-factors {factors!r} are no numbers: {remedy}") from None
+        weights = []
     if len(weights) != sources or not all(0 < weight < float("inf") for weight in weights):
-        raise ValueError(
-            f"--train-data-upsampling-factors {factors!r} for {sources} source(s) of --train-data: {remedy}"
-        )
+        raise ValueError(f"--train-data-upsampling-factors {factors!r} for {sources} source(s): {remedy}")
     return weights
 
 
 def expand_shards(
     train_data: str, factors: str | None = None, pipes: bool = False, sizes: dict[str, int] | None = None
 ) -> list[Shard]:
-    """The shards of `::`-joined sources, in the order given, all of them checked as far as that costs nothing.
+    """The shards of `::`-joined sources, in the order given, each with its source's factor, as in OpenCLIP.
 
     A source is a path or URL with brace patterns ({000..099}, {a,b}) or wildcards, a local folder (its *.tar), or,
-    where `pipes`, a `pipe:` command. Every shard carries its source's factor, as in OpenCLIP. sizes: is given the bytes
-    of local shards, each of which is looked up once. ValueError for a source that is empty and for an address of
-    another kind (`check_address`), FileNotFoundError for local shards that are missing, ImportError for a URL scheme
-    whose library is not installed.
+    where `pipes`, a `pipe:` command. sizes: receives the bytes of local shards, each of which is looked up once.
+    ValueError for an empty source and a refused address (`check_address`), FileNotFoundError for local shards that are
+    missing, ImportError for a URL scheme whose library is not installed.
     """
     sources, sizes = train_data.split("::"), {} if sizes is None else sizes
     weights = parse_factors(factors, len(sources))
-    shards = [
-        Shard(url, weight) for source, weight in zip(sources, weights) for url in expand_source(source, pipes, sizes)
-    ]
-    urls = [shard.url for shard in shards]
-    remote = {url.split("://")[0] for url in urls if not is_local(url) and not url.startswith("pipe:")}
-    for scheme in sorted(remote - {"http", "https"}):  # those are ours
+    shards = [Shard(url, w) for source, w in zip(sources, weights) for url in expand_source(source, pipes, sizes)]
+    remote = {shard.url.split("://")[0] for shard in shards if "://" in shard.url and not is_local(shard.url)}
+    for scheme in sorted(remote & {"s3", "gs", "hf"}):
         try:
             fsspec.get_filesystem_class(scheme)
-        except (ImportError, ValueError) as error:
-            raise type(error)(f"shards at {scheme}:// of {train_data!r} cannot be opened: {error}") from error
-    sizes |= {url: size for url in urls if is_local(url) and url not in sizes and (size := size_of(url)) is not None}
-    if missing := [url for url in urls if is_local(url) and url not in sizes]:
+        except ImportError as error:
+            raise ImportError(f"shards at {scheme}:// of {train_data!r} cannot be opened: {error}") from error
+    urls = [shard.url for shard in shards if is_local(shard.url)]
+    sizes |= {url: size for url in urls if url not in sizes and (size := size_of(url)) is not None}
+    if missing := [url for url in urls if url not in sizes]:
         raise FileNotFoundError(
-            f"{train_data!r}: {len(missing)} of {len(urls)} shards are missing: {first_few(missing, NAMED)} "
+            f"{train_data!r}: {len(missing)} of {len(shards)} shards are missing: {first_few(missing, NAMED)} "
             f"(looked from {os.getcwd()}). {explain_missing(missing[0])}"
         )
     return shards
@@ -96,9 +88,7 @@ def size_of(url: str) -> int | None:
 
 
 def expand_source(source: str, pipes: bool = False, sizes: dict[str, int] | None = None) -> list[str]:
-    """The URLs of one source; ValueError where there is none, or one that may not be opened. pipes: also commands;
-    sizes: see `expand_shards`.
-    """
+    """The URLs of one source; parameters and errors as `expand_shards`."""
     source = source.strip()
     if not source:
         raise ValueError("there is an empty source: give shards such as data/{000..099}.tar, sources joined by '::'")
@@ -111,12 +101,12 @@ def expand_source(source: str, pipes: bool = False, sizes: dict[str, int] | None
 def expand_path(url: str, source: str, sizes: dict[str, int]) -> list[str]:
     """Wildcards, folders and leftover braces of one URL of a source; OSError where a wildcard matches nothing."""
     if not is_local(url):
-        if "*" not in url or url.startswith(("pipe:", "http://", "https://")):  # a shell's, and not to be listed
+        if "*" not in url or url.startswith(("pipe:", "http://", "https://")):  # a shell's, and not listable
             return [url]
         try:
             system, path = file_system(url, ReadPolicy())
             found = sorted(system.glob(path))
-        except (ImportError, ValueError):  # no library, or no sense in the URL
+        except (ImportError, ValueError):
             raise
         except Exception as error:  # every file system has its own exceptions
             raise OSError(f"wildcard {source!r} cannot be listed: {type(error).__name__}: {error}") from error
@@ -133,10 +123,8 @@ def expand_path(url: str, source: str, sizes: dict[str, int]) -> list[str]:
             raise ValueError(f"folder {path} holds no .tar (it holds {listing(path)}): give a folder of shards")
         return found
     if "{" in path or "}" in path:
-        raise ValueError(
-            f"brace pattern {source!r} names no shard: {path!r} is left after expansion; "
-            "give a range {000..099} or a list {a,b}"
-        )
+        remedy = "give a range {000..099} or a list {a,b}"
+        raise ValueError(f"brace pattern {source!r} names no shard: {path!r} is left after expansion; {remedy}")
     if glob.has_magic(path):
         found = sorted(glob.glob(path))
         if not found:
@@ -145,18 +133,28 @@ def expand_path(url: str, source: str, sizes: dict[str, int]) -> list[str]:
     return [path]
 
 
+def urls_of(sources: Iterable[str]) -> list[str]:
+    """The shards of sources, each once, for an index; ValueError for URLs that differ in parts that it leaves out."""
+    urls = list(dict.fromkeys(shard.url for source in sources for shard in expand_shards(source, pipes=True)))
+    remote = [url for url in urls if not is_local(url)]
+    if len(set(map(canonical, remote))) < len(remote):
+        why = "some shards differ in user info or query alone, which an index does not hold"
+        raise ValueError(f"{why}: index them under addresses of their own")
+    return urls
+
+
 def count_samples(
     urls: Sequence[str],
     select: str | None = None,
     index: ShardIndex | None = None,
     sizes: Mapping[str, int] | None = None,
 ) -> int:
-    """How many samples the shards hold: by an index, by sizes.json or __len__ beside them, else by reading the headers.
+    """The samples of the shards: by an index, by sizes.json or __len__ beside them, else by reading the headers.
 
-    index: default the index.json files beside local shards; sizes: bytes of local shards, which are looked up without.
+    index: default the index.json files beside local shards; sizes: bytes of local shards, default looked up.
     sizes.json maps file names to counts, __len__ holds the count of a whole folder (OpenCLIP's conventions). With
-    `select` the JSON members are read. ValueError where an index does not fit the shards, or nothing is at hand and
-    they are remote or large.
+    `select` the JSON members are read. ValueError where an index does not fit, or shards without one are remote or
+    large.
     """
     selector = Selector.parse(select)
     sizes = {url: os.path.getsize(local_path(url)) for url in urls if is_local(url)} if sizes is None else sizes
@@ -164,15 +162,13 @@ def count_samples(
         return index.only(urls, sizes)[1]
     if selector is None and (known := recorded_size(urls)) is not None:
         return known
-    remote = [url for url in urls if not is_local(url)]
+    remote = sum(not is_local(url) for url in urls)
     size = sum(sizes.get(url, 0) for url in urls)
     if remote or size > COUNT_LIMIT:
-        reason = f"{len(remote)} of them are remote" if remote else f"they hold {size / 2**30:.1f} GiB"
+        reason = f"{remote} of them are remote" if remote else f"they hold {size / 2**30:.1f} GiB"
         others = ", or put a sizes.json {file name: count} beside the shards, or make an index (prolip data index)"
-        raise ValueError(
-            f"the samples of {len(urls)} shards ({urls[0]}...) are not counted, because {reason}: give "
-            "--train-num-samples" + ("" if selector else others)
-        )
+        what = f"the samples of {len(urls)} shards ({urls[0]}...) are not counted, because {reason}"
+        raise ValueError(f"{what}: give --train-num-samples" + ("" if selector else others))
     return sum(count_shard(local_path(url), selector) for url in urls)
 
 
@@ -186,11 +182,10 @@ def recorded_size(urls: Sequence[str]) -> int | None:
         folders.setdefault(path.parent, []).append(path.name)
     total = 0
     for folder, names in folders.items():
-        if (folder / "sizes.json").is_file():
-            sizes = recorded(folder / "sizes.json")
-            absent = [name for name in names if name not in sizes]
-            if absent:
-                raise ValueError(f"{folder / 'sizes.json'} has no entry for {absent[0]}: add it or remove the file")
+        if (file := folder / "sizes.json").is_file():
+            sizes = recorded(file)
+            if absent := [name for name in names if name not in sizes]:
+                raise ValueError(f"{file} has no entry for {absent[0]}: add it or remove the file")
             total += sum(sizes[name] for name in names)
         elif (folder / "__len__").is_file():
             total += recorded(folder / "__len__")[""]
@@ -212,9 +207,8 @@ def recorded(path: Path) -> dict[str, int]:
 
 
 def count_shard(path: str, selector: Selector | None) -> int:
-    """Samples with an image in one local shard, up to where it breaks; those that `selector` keeps."""
+    """Samples with an image in one local shard, up to its first fault; those that `selector` keeps."""
     count, key, has_image, keep = 0, None, False, selector is None
-    # a fault of any kind only ends the shard here: the reader counts it where it matters
     with suppress(Exception), tarfile.open(path, tarinfo=StrictHeader) as archive:
         while (member := archive.next()) is not None:
             archive.members.clear()  # type: ignore[attr-defined]  # or the list grows with the shard
@@ -226,8 +220,6 @@ def count_shard(path: str, selector: Selector | None) -> int:
             has_image |= suffix.lower() in IMAGE_SUFFIXES
             if selector is not None and suffix.lower() == "json":
                 content = archive.extractfile(member) if member.size <= SAMPLE_BYTES else None
-                try:
+                with suppress(SampleFault):  # of a damaged JSON
                     keep = content is not None and is_selected({"json": content.read()}, selector)
-                except SampleFault:  # a broken one
-                    keep = False
     return count + (has_image and keep)

@@ -1,4 +1,4 @@
-"""The strict reader of webdataset shards: from a tar's bytes to raw samples, with nothing lost in silence."""
+"""The strict reader of webdataset shards: from a tar's bytes to raw samples, with every loss reported."""
 
 from __future__ import annotations
 
@@ -9,39 +9,40 @@ import tarfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from webdataset.tariterators import base_plus_ext
 
 from prolip.data.faults import HALF, SKIPPED, UNCHARGED, SampleFault, ShardFault
-from prolip.data.reading.entries import CheckedStream, Entry, ShardIndex
-from prolip.data.reading.opening import ReadPolicy, ResumingStream, Stream, open_stream, read_up_to
-from prolip.data.samples.sample import Raw, has_image, image_bytes, suffixes_of
-from prolip.data.samples.split import Split
+from prolip.data.reading.remote import ReadPolicy
+from prolip.data.reading.stream import CheckedStream, Entry, ResumingStream, Stream, open_stream, read_up_to
+from prolip.data.samples import Raw, has_image, image_bytes, suffixes_of
+from prolip.data.split import Split
 from prolip.utils.messages import HEAD, appearance
 
+if TYPE_CHECKING:
+    from prolip.data.reading.shard_index import ShardIndex
+
 Note = Callable[[SampleFault], None]
-#: Where a sample that is passed over keeps the reason.
+#: Key of the fault in a sample that is passed over.
 FAULT = "__fault__"
 #: Bytes that tarfile asks its stream for at once.
 CHUNK = 2**16
-#: Bytes of all members of a sample together: any image below MAX_PIXELS that is worth keeping has fewer.
-SAMPLE_BYTES = 2**26
-#: Bytes of the headers that hold long names and the like: a path has at most 4,096.
-HEADER_BYTES = 2**14
+#: Bytes of all members of a sample, and of the headers that hold long names (a path has at most 4,096).
+SAMPLE_BYTES, HEADER_BYTES = 2**26, 2**14
 #: Names that global headers may set for all members.
 GLOBALS = 100
-#: What compressed shards may unpack to: images hardly shrink, and a member of zeros by a thousand.
+#: Factor by which compressed shards may expand, and the bytes from which it counts: images hardly shrink.
 EXPANSION, EXPANSION_FROM = 100, 2**28
 
 
 class Oversized(NamedTuple):
-    """What stands for the bytes of a member that was passed over, since it has so many of them."""
+    """In place of the bytes of a member that has too many of them."""
 
     size: int
 
 
-#: First bytes of compressed archives, and who reads them to their end, checksums included.
+#: First bytes of compressed archives, and their readers, which check checksums.
 COMPRESSIONS: dict[bytes, Callable[[Any], Any]] = {
     b"\x1f\x8b": lambda stream: gzip.GzipFile(fileobj=stream, mode="rb"),
     b"BZh": bz2.BZ2File,
@@ -51,9 +52,12 @@ COMPRESSIONS: dict[bytes, Callable[[Any], Any]] = {
 
 @dataclass
 class Peeked:
-    """A stream whose first bytes are looked at before they are read. given: how many were read."""
+    """A stream whose first bytes can be seen before they are read. given: how many were read; packed: the source of a
+    decompressor, and ReadError where its output grows beyond EXPANSION.
+    """
 
     stream: Stream
+    packed: Peeked | None = None
     head: bytes = b""
     given: int = 0
 
@@ -66,30 +70,15 @@ class Peeked:
         data = self.head[:size] or self.stream.read(size)
         self.head = self.head[size:]
         self.given += len(data)
-        return data
-
-
-@dataclass
-class Unpacked:
-    """What a decompressor makes of its source; an error where it is so much that only a trap would hold it."""
-
-    unpacked: Stream
-    source: Peeked
-    given: int = 0
-
-    def read(self, size: int = CHUNK) -> bytes:
-        data = self.unpacked.read(size)
-        self.given += len(data)
-        if self.given > EXPANSION_FROM + EXPANSION * self.source.given:
-            raise tarfile.ReadError(f"its first {self.source.given} bytes unpack to {self.given}: a trap")
+        if self.packed is not None and self.given > EXPANSION_FROM + EXPANSION * self.packed.given:
+            raise tarfile.ReadError(f"its first {self.packed.given} bytes unpack to {self.given}: a trap")
         return data
 
 
 class StrictHeader(tarfile.TarInfo):
-    """A tar header after which nothing is lost in silence.
+    """A tar header that must be whole, or a block of zeros: tarfile takes any damage for the end of the archive.
 
-    tarfile, and webdataset with it, takes a damaged header, half a header or the end of the file for the end of the
-    archive. Only a block of zeros is that. Headers with data of their own are bounded: tarfile holds them whole.
+    Headers with data of their own are bounded: tarfile holds them whole.
     """
 
     @classmethod
@@ -104,34 +93,26 @@ class StrictHeader(tarfile.TarInfo):
             raise tarfile.ReadError(f"a header of {header.size} bytes, at most {HEADER_BYTES} are read")
         return header
 
-    def _proc_sparse(self, archive: Any) -> Any:
-        """Refuse the maps of sparse files, which go on without a bound."""
-        raise tarfile.ReadError(SPARSE)
+    def _proc_sparse(self, *_: Any) -> Any:
+        """Refuse the maps of sparse files, which have no bound."""
+        raise tarfile.ReadError("a sparse file, which is not read: pack the shard without tar's --sparse")
 
-    def _proc_gnusparse_10(self, next: Any, pax_headers: Any, archive: Any) -> None:
-        raise tarfile.ReadError(SPARSE)
+    _proc_gnusparse_10 = _proc_sparse
 
 
-WITH_DATA = (
-    tarfile.GNUTYPE_LONGNAME,
-    tarfile.GNUTYPE_LONGLINK,
-    tarfile.XHDTYPE,
-    tarfile.XGLTYPE,
-    tarfile.SOLARIS_XHDTYPE,
-)
-SPARSE = "a sparse file, which is not read: pack the shard without tar's --sparse"
+WITH_DATA = (b"L", b"K", b"x", b"g", b"X")  # GNU's long names and links, pax headers, Solaris'
 
 
 @contextmanager
 def open_archive(stream: Stream) -> Iterator[Any]:
-    """The archive in a stream, a TarFile; ReadError saying what it is instead where it does not begin as one.
+    """The archive in a stream, a TarFile; ReadError naming the format where it does not begin as one.
 
-    It is unpacked here: tarfile's own way looks at no checksum and misses a cut behind the archive's last byte.
+    It is unpacked here, because tarfile checks no checksum and misses a cut after the archive's last byte.
     """
     source = Peeked(stream)
     head = source.peek(HEAD)
     opener = next((opener for magic, opener in COMPRESSIONS.items() if head.startswith(magic)), None)
-    tar = source if opener is None else Peeked(Unpacked(opener(source), source))
+    tar = source if opener is None else Peeked(opener(source), source)
     inside = tar.peek(HEAD)
     try:
         archive = tarfile.open(  # type: ignore[call-overload]  # noqa: SIM115  # closed below
@@ -150,8 +131,7 @@ def open_archive(stream: Stream) -> Iterator[Any]:
 def read_members(stream: Stream) -> Iterator[tuple[str, bytes | Oversized | None]]:
     """Name and bytes of the members of a tar, None for links and devices; an error where it is not whole to its end.
 
-    Members above SAMPLE_BYTES are passed over. Folders are left out, and files whose names begin with `__`, which
-    webdataset keeps for itself.
+    Folders are left out, and files whose names begin with `__`, which webdataset keeps for itself.
     """
     with open_archive(stream) as archive:
         while (member := archive.next()) is not None:
@@ -164,14 +144,14 @@ def read_members(stream: Stream) -> Iterator[tuple[str, bytes | Oversized | None
                     yield name, Oversized(member.size)
                 else:
                     yield name, archive.extractfile(member).read() if member.isreg() else None
-            # to the next header, in bounded steps that end with the stream, whatever size this one claims
+            # to the next header, in bounded steps: this one may claim any size
             while (missing := archive.offset - archive.fileobj.tell()) > 0:
                 if not archive.fileobj.read(min(missing, CHUNK)):
                     raise tarfile.ReadError("unexpected end of data")
-        while rest := archive.fileobj.read(CHUNK):  # also brings a command to its end, where its exit status is known
+        while rest := archive.fileobj.read(CHUNK):  # a command reports its failure only at its end
             if any(rest):
                 raise tarfile.ReadError("data after the end of the archive")
-        if length := archive.fileobj.tell() % tarfile.BLOCKSIZE:  # bytes are gone or there twice in the last file
+        if length := archive.fileobj.tell() % tarfile.BLOCKSIZE:  # bytes are missing or doubled in the last file
             raise tarfile.ReadError(f"{length} bytes more than whole blocks")
 
 
@@ -181,12 +161,11 @@ def printable(name: str) -> str:
 
 
 def grouped(members: Iterator[tuple[str, bytes | Oversized | None]], url: str, note: Note) -> Iterator[Raw]:
-    """Whole samples: members in a row with one key, as webdataset groups them. What `members` raises passes through.
+    """Whole samples: members in a row with one key, as webdataset groups them. Errors of `members` pass through.
 
-    Told to `note`: "duplicate member", the first one is kept; "oversized member", a sample of more than SAMPLE_BYTES,
-    which is passed over as a whole; "duplicate key", a sample whose key was there before in
-    the shard and that is passed over; "half sample", the one in the making when the shard broke; "skipped member", a
-    link, or a file whose name is not key.suffix.
+    Faults given to `note`: "duplicate member", the first one is kept; "oversized member", a sample of more than
+    SAMPLE_BYTES, and "duplicate key", whose key came before in the shard, are passed over; "half sample", the last
+    one of a broken shard; "skipped member", a link, or a file whose name is not key.suffix.
     """
     seen: set[int] = set()
     held = 0
@@ -242,10 +221,9 @@ def read_shard(
 ) -> Iterator[Raw]:
     """Raw samples of one shard: `__key__`, `__url__` and the bytes of each member by suffix, as webdataset groups them.
 
-    on_fault takes what does not end the shard (see `grouped`; "resumed read" for a connection that was taken up
-    again); without it the first duplicate is raised. ShardFault where the shard cannot be read to its end (kinds: see
-    `ResumingStream`; "broken shard": the archive is cut or damaged), or where it is not what `entry` of an index says,
-    of whose checksum only the end tells. stream: what to read instead of opening the shard.
+    on_fault: takes faults that do not end the shard (see `grouped`; "resumed read" of a connection); without it the
+    first duplicate is raised. stream: to read instead of opening the shard. ShardFault where it cannot be read to its
+    end (see `ResumingStream`; "broken shard": cut or damaged), or differs from `entry` of an index.
     """
     source = stream or open_stream(url, policy, on_fault)
     if entry is not None and isinstance(source, ResumingStream):
@@ -267,17 +245,16 @@ def read_shard(
 
 
 def strict_note(fault: SampleFault) -> None:
-    """Raise what is reported, except what is only counted so that it is seen."""
+    """Raise a fault that costs a sample."""
     if fault.kind not in UNCHARGED:
         raise fault
 
 
 @dataclass(frozen=True)
 class ShardReader:
-    """`read_shard` with a run's settings: what a source of rows holds and its loader workers call.
+    """`read_shard` with a run's settings.
 
-    addresses: what to read for canonical addresses, from which secrets were left out; split: which side of a share that
-    is held out by content is handed out.
+    addresses: canonical addresses, without secrets, -> those to read; split: the side of a held-out share to give.
     """
 
     policy: ReadPolicy = ReadPolicy()
@@ -286,7 +263,7 @@ class ShardReader:
     split: Split | None = None
 
     def __call__(self, url: str, on_fault: Note | None = None) -> Iterator[Raw]:
-        """Raw samples of one shard; ShardFault as `read_shard`, and where there is an index that says nothing of it."""
+        """Raw samples of one shard; ShardFault as `read_shard`, and where the index lacks it."""
         url = (self.addresses or {}).get(url, url)
         try:
             entry = self.index[url] if self.index is not None else None

@@ -20,16 +20,15 @@ from commands import datacomp
 
 from prolip import loading
 from prolip.data.faults import DamagedData, ShardFault
-from prolip.embedder import check_device
-from prolip.evaluation.datasets.wds import open_wds
+from prolip.embedder import Embedder, check_device
+from prolip.evaluation.datasets.webdataset import open_wds
+from prolip.evaluation.prompts import fit_prompts
 from prolip.evaluation.suites.datacomp import catalogue, run
 from prolip.evaluation.suites.datacomp.catalogue import select_tasks
 from prolip.evaluation.suites.datacomp.report import build_report
 from prolip.evaluation.suites.datacomp.results import share_tasks
 from prolip.evaluation.task import compute_features, evaluate_dataset
-from prolip.loading import load_embedder
 from prolip.prompts.bprw import Reweighing
-from prolip.prompts.fitting import fit_prompts
 from prolip.prompts.weights import PromptWeights
 
 FEW = select_tasks(["cifar10", "mnist", "retrieval", "geode", "utkface"])
@@ -224,7 +223,7 @@ def test_an_openclip_model_runs_beside_ours_without_uncertainty(suite, tmp_path)
     ],
 )
 def test_mistakes_end_in_one_line_before_the_model_is_loaded(suite, tmp_path, monkeypatch, capsys, arguments, message):
-    monkeypatch.setattr(loading, "load_embedder", lambda *_: pytest.fail("loaded"))
+    monkeypatch.setattr(loading, "load_model", lambda *_: pytest.fail("loaded"))
     ended(2, suite.words(tmp_path / "out", *arguments))
     error = capsys.readouterr().err
     assert error.startswith("error: ") and message in error
@@ -295,7 +294,7 @@ def test_a_killed_process_loses_no_finished_task_and_another_one_does_the_rest(s
 
 
 def test_weights_of_prompts_score_the_task_of_their_classes_in_a_row_of_its_own(suite, tmp_path, capsys):
-    embedder, scored = load_embedder(suite.model), open_wds(suite.folders["cifar10"])
+    embedder, scored = Embedder.load(suite.model), open_wds(suite.folders["cifar10"])
     for name, more in (("pool", ()), ("wide", ("cow",))):
         classes = (*scored.classnames, *more)
         pool = miniatures.wds_classification(tmp_path / name, classes, scored.templates, 24, seed=8)

@@ -9,7 +9,7 @@ from commands import evaluate, run
 import own_data
 from prolip.data.faults import FaultCounter
 from prolip.evaluation.datasets.base import DamagedData, Share
-from prolip.evaluation.datasets.specs import held_out, open_dataset, told_apart
+from prolip.evaluation.datasets.registry import held_out, open_dataset, told_apart
 from prolip.evaluation.task import evaluate_dataset
 from prolip.prompts.weights import PromptWeights
 
@@ -138,7 +138,7 @@ def test_sets_of_one_name_are_called_by_their_addresses(made, tmp_path):
 def test_a_set_with_matches_by_place_cannot_be_split(made):
     from dataclasses import replace
 
-    from prolip.data.samples.split import Split
+    from prolip.data.split import Split
 
     dataset = replace(open_dataset(made["csv"]), relevance=frozenset({("a", 0)}))
     with pytest.raises(ValueError, match="lists its matches by place"):

@@ -1,0 +1,242 @@
+"""Noisy correspondence: a share of all (image, caption) associations is shuffled, once for a whole run.
+
+A pass over all texts before training collects them. The unit is a slot: one caption of one sample in one field, `.txt`
+or a text of its JSON or of a list there.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+import time
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from prolip.data.captions import PLAIN, CaptionSampler, stable_hash, texts
+from prolip.data.config import DataConfig
+from prolip.data.faults import Gather, SampleFault, ShardFault, alone
+from prolip.data.order.streams import RowSource, ShardSource, Source
+from prolip.data.samples import Raw, Row, caption_parts, has_image, is_selected, json_record
+
+log = logging.getLogger(__name__)
+#: Associations that are held in memory while they are shuffled, some 300 bytes each; seconds between lines of the log.
+MOST, EVERY = 20_000_000, 10.0
+#: A sample: the number of its shard in the order of --train-data (0 for tables and folders), and its key.
+Owner = tuple[int, str]
+
+
+class Slot(NamedTuple):
+    """One association. number: of an element of a list, else 0."""
+
+    owner: Owner
+    field: str
+    number: int
+    text: str
+
+
+class Swap(NamedTuple):
+    """A slot that gets the caption of another one."""
+
+    slot: Slot
+    source: Slot
+
+    def to_dict(self) -> dict[str, Any]:
+        """A line of noise.jsonl."""
+        slot, source = self
+        ends = {"own": slot.text, "given": source.text, "from": source.owner[1], "from_slot": source.number}
+        shards = {"shard": slot.owner[0], "from_shard": source.owner[0]}
+        return {"key": slot.owner[1], "field": slot.field, "slot": slot.number} | ends | shards
+
+
+def slots_of(raw: Raw, owner: Owner, captions: CaptionSampler) -> list[Slot]:
+    """The associations that captions are drawn from; SampleFault where none could be drawn."""
+    plain, record = caption_parts(raw, captions)
+    values = {name: plain if name == PLAIN else (record or {}).get(name) for name in captions.fields}
+    lists = {name: value if isinstance(value, list) else [value] for name, value in values.items() if value is not None}
+    numbered = [(name, number, one) for name, found in lists.items() for number, one in enumerate(found)]
+    return [Slot(owner, name, number, text) for name, number, one in numbered for text in texts([one], name)]
+
+
+def derange(owners: Sequence[Hashable], rng: random.Random) -> list[int]:
+    """A random permutation p in which as few owners[p[i]] as possible equal owners[i].
+
+    A shuffle, then one swap for each i that kept its owner g, with the first j from a random one on for which neither
+    owners[j] nor owners[p[j]] is g, which undoes no other. Where there is no such j, the places of g and those that
+    hold a caption of g cover all n, so 2 n_g - n places hold their own: the least by counting.
+    """
+    count, stuck = len(owners), set[Hashable]()
+    given = list(range(count))
+    rng.shuffle(given)
+    for place, owner in enumerate(owners):
+        if owner in stuck or owners[given[place]] != owner:
+            continue
+        start = rng.randrange(count)
+        others = (j % count for j in range(start, start + count))
+        other = next((j for j in others if owner not in (owners[j], owners[given[j]])), None)
+        if other is None:
+            stuck.add(owner)
+        else:
+            given[place], given[other] = given[other], given[place]
+    return given
+
+
+@dataclass(frozen=True)
+class Noise:
+    """The swaps of a run. slots: all associations; shards: URL -> number of the shard."""
+
+    swaps: tuple[Swap, ...]
+    slots: int
+    captions: CaptionSampler
+    shards: dict[str, int] = field(default_factory=dict)
+
+    @cached_property
+    def by_owner(self) -> dict[Owner, list[Swap]]:
+        """The swaps of each sample that has any."""
+        found: dict[Owner, list[Swap]] = {}
+        for swap in self.swaps:
+            found.setdefault(swap.slot.owner, []).append(swap)
+        return found
+
+    @cached_property
+    def digest(self) -> str:
+        """Equal where slots, counted in the order of the data, got the same captions, at any place of the data."""
+        whole = blake2b(digest_size=16)
+        places: dict[Owner, int] = {}
+        for slot, source in self.swaps:
+            mine, other = (places.setdefault(owner, len(places)) for owner in (slot.owner, source.owner))
+            row = [mine, slot.field, slot.number, slot.text, other, source.number, source.text]
+            whole.update(json.dumps(row).encode())
+        return whole.hexdigest()
+
+    def __call__(self, row: Row) -> Row:
+        """The sample with its noisy captions, a copy; SampleFault where a caption has changed since noise was made."""
+        raw = row.raw
+        owner = self.shards.get(raw.get("__url__", ""), 0), raw["__key__"]
+        swaps = self.by_owner.get(owner)
+        return row if swaps is None else row._replace(raw=self._swapped(raw, owner, swaps))
+
+    def _swapped(self, raw: Raw, owner: Owner, swaps: Sequence[Swap]) -> Raw:
+        now = {(slot.field, slot.number): slot.text for slot in slots_of(raw, owner, self.captions)}
+        given: dict[str, Any] = {}
+        for slot, source in swaps:
+            if (text := now.get((slot.field, slot.number))) != slot.text:
+                what = f"{slot.field} was {slot.text[:80]!r} when noise was made, now it is {text and text[:80]!r}"
+                raise SampleFault("changed caption", what)
+            if slot.field not in given:
+                given[slot.field] = raw[PLAIN] if slot.field == PLAIN else json_record(raw)[slot.field]
+            value, at = given[slot.field], slot.number
+            given[slot.field] = [*value[:at], source.text, *value[at + 1 :]] if isinstance(value, list) else source.text
+        plain = {PLAIN: given.pop(PLAIN)} if PLAIN in given else {}
+        return raw | plain | ({"json": json_record(raw) | given} if given else {})
+
+    def __str__(self) -> str:
+        """The counts for a log."""
+        share = len(self.swaps) / self.slots if self.slots else 0.0
+        changed = sum(slot.text != source.text for slot, source in self.swaps)
+        return f"{len(self.swaps):,} of {self.slots:,} associations ({share:.1%}) shuffled, {changed:,} changed text"
+
+    def write(self, path: Path) -> None:
+        """One JSON object per shuffled association, in the order of fields and of the data."""
+        with path.open("w", encoding="utf-8") as file:
+            file.writelines(json.dumps(swap.to_dict()) + "\n" for swap in self.swaps)
+
+
+def shuffle(slots: Iterable[Slot], ratio: float, seed: int) -> tuple[Swap, ...]:
+    """round(ratio n) of the n slots of each field, drawn at random by `seed` and shuffled among themselves."""
+    fields: dict[str, list[Slot]] = {}
+    for slot in slots:
+        fields.setdefault(slot.field, []).append(slot)
+    swaps: list[Swap] = []
+    for name, found in fields.items():
+        rng = random.Random(stable_hash(seed, name, "noise"))
+        chosen = [found[number] for number in sorted(rng.sample(range(len(found)), round(ratio * len(found))))]
+        order = derange([slot.owner for slot in chosen], rng)
+        swaps += [Swap(slot, chosen[place]) for slot, place in zip(chosen, order)]
+    return tuple(swaps)
+
+
+def show_progress() -> None:
+    """Let a command print the progress of the pass."""
+    log.setLevel(logging.INFO)
+
+
+def make_noise(config: DataConfig, source: Source, rank: int = 0, gather: Gather = alone) -> Noise | None:
+    """The noise of `config.noise_ratio`, None for 0; the same for any number of ranks.
+
+    gather: every rank reads a share of the shards and one shuffles; without it each reads all. ValueError for a shard
+    that cannot be read, and for more associations than memory holds.
+    """
+    if not config.noise_ratio:
+        return None
+    captions = CaptionSampler.parse(config.caption_sampling)
+    ranks = gather(None, len)
+    urls = source.urls if isinstance(source, ShardSource) else ()
+    shards = {url: number for number, url in enumerate(dict.fromkeys(urls))}
+    found: dict[int, list[Slot]] = {}
+    fault = ""
+    try:
+        found = read_slots(source, shards, captions, rank % ranks, ranks)
+    except ValueError as error:  # for the other ranks, which wait for this one
+        fault = str(error)
+
+    def merge(parts: list[tuple[dict[int, list[Slot]], str]]) -> tuple[tuple[Swap, ...], int]:
+        whole = {number: slots for part, _ in parts for number, slots in part.items()}
+        slots = [slot for number in sorted(whole) for slot in whole[number]]
+        problem = next((said for _, said in parts if said), "") or (too_many() if len(slots) > MOST else "")
+        if problem or not slots:
+            none = "the data has no captions to shuffle: leave it out"
+            raise ValueError(f"--noise-ratio {config.noise_ratio}: {problem or none}")
+        return shuffle(slots, config.noise_ratio, config.noise_seed), len(slots)
+
+    swaps, count = gather((found, fault), merge)
+    return Noise(swaps, count, captions, shards)
+
+
+def read_slots(
+    source: Source, shards: dict[str, int], captions: CaptionSampler, rank: int, ranks: int
+) -> dict[int, list[Slot]]:
+    """This rank's share of the associations by the number of their shard, in the order of the data.
+
+    Samples that cannot be used are passed over: training counts them. ValueError: see `make_noise`.
+    """
+    found: dict[int, list[Slot]] = {}
+    count, logged = 0, time.monotonic()
+    selector = source.selector if isinstance(source, ShardSource) else None
+    for number, raw in texts_of(source, shards, rank, ranks):
+        try:
+            slots = slots_of(raw, (number, raw["__key__"]), captions) if is_selected(raw, selector) else []
+        except SampleFault:
+            continue
+        found.setdefault(number, []).extend(slots)
+        count += len(slots)
+        if count > MOST:
+            raise ValueError(too_many())
+        if rank == 0 and time.monotonic() - logged > EVERY:
+            logged = time.monotonic()
+            log.info("noise: read %s captions, shard %d of %d", f"{count:,}", number + 1, max(len(shards), 1))
+    return found
+
+
+def too_many() -> str:
+    """The words for associations that memory does not hold."""
+    return f"the data has more than {MOST:,} associations, and they are shuffled in memory: train on fewer samples"
+
+
+def texts_of(source: Source, shards: dict[str, int], rank: int, ranks: int) -> Iterator[tuple[int, Raw]]:
+    """The samples of a rank's share of the data with the number of their shard; of rows without their images."""
+    if isinstance(source, RowSource):
+        assert source.texts is not None
+        yield from ((0, source.texts(row)) for row in range(source.length if rank == 0 else 0))
+        return
+    assert isinstance(source, ShardSource)
+    for url, number in list(shards.items())[rank::ranks]:
+        try:
+            yield from ((number, raw) for raw in source.reader(url, lambda fault: None) if has_image(raw))
+        except ShardFault as fault:
+            what = f"every caption is read before training, and {url} cannot be: {fault}"
+            raise ValueError(f"{what}; mend this shard, or leave it out of --train-data") from fault

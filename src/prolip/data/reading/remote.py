@@ -1,0 +1,349 @@
+"""One attempt to read a shard's bytes: a local file, http(s), any fsspec URL, or the output of a command.
+
+A failure that may pass is a Transient or the library's own exception; one that stays is a ShardFault or one of
+PERMANENT. `prolip.data.reading.stream` tries again.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import re
+import select
+import signal
+import socket
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, wait
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import IO, Any, NamedTuple, TypeVar
+
+import fsspec.core
+import requests
+from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
+
+from prolip.data.faults import ShardFault
+from prolip.utils.secrecy import said_by
+
+T = TypeVar("T")
+#: Answers of HTTP that may pass: time-out, too early, too many requests, errors of the server.
+PASSING = frozenset({408, 425, 429, *range(500, 600)})
+#: Errors after which no second attempt helps; and those at the first opening, of a missing library or a wrong URL.
+GONE = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)
+PERMANENT = (*GONE, ImportError, ValueError, TypeError, NotImplementedError)
+#: What file systems call the version of an object.
+VERSIONS = ("ETag", "etag", "md5Hash", "LastModified", "last_modified", "updated", "mtime", "created")
+#: IPv6 addresses of the internet, and those that stand for IPv4 ones at a translator.
+GLOBAL, TRANSLATED = ipaddress.ip_network("2000::/3"), ipaddress.ip_network("64:ff9b::/96")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadPolicy:
+    """How long to wait for shards, how often to try again, and what may be opened.
+
+    connect_timeout, read_timeout: seconds for a connection, and without a byte. least_rate: bytes/s below which a
+    source counts as stalled, over read_timeout. retries: attempts in a row that bring less than 1 MiB. backoff: seconds
+    before the first retry, doubled for each further one up to backoff_limit, times a random factor of 0.5 to 1. block:
+    bytes fetched at once from object stores. checksums: compare them with the index's. pipes: run `pipe:` commands.
+    public_only: refuse http(s) addresses, and redirects, of hosts that are not public (`get_public`). The defaults give
+    up after some five minutes of stalling, before the collectives of the other ranks do after ten.
+    """
+
+    connect_timeout: float = 10.0
+    read_timeout: float = 30.0
+    least_rate: float = 2.0**16
+    retries: int = 7
+    backoff: float = 1.0
+    backoff_limit: float = 60.0
+    block: int = 2**22
+    checksums: bool = True
+    pipes: bool = False
+    public_only: bool = False
+
+    def __post_init__(self) -> None:
+        positive = ("connect_timeout", "read_timeout", "block")
+        for name in (*positive, "retries", "backoff", "backoff_limit", "least_rate"):
+            value = getattr(self, name)
+            if not 0 <= value < float("inf") or (name in positive and not value):
+                raise ValueError(f"{name} is {value}: give {'' if name in positive else '0 or '}a positive number")
+
+
+class Transient(OSError):
+    """A failure that may pass. kind: the fault it becomes when it does not. wait: the seconds a server asked for."""
+
+    def __init__(self, message: str, kind: str = "interrupted shard", wait: float = 0.0):
+        super().__init__(message)
+        self.kind, self.wait = kind, wait
+
+
+class Identity(NamedTuple):
+    """Facts that differ between two objects; None where one is not known."""
+
+    size: int | None = None
+    version: str | None = None
+    changed: str | None = None
+
+    def differs(self, other: Identity) -> bool:
+        """Whether anything that both know is different."""
+        return any(a != b for a, b in zip(self, other) if a is not None and b is not None)
+
+
+def within(seconds: float, work: Callable[[], T], what: str) -> T:
+    """The result of `work`, run in a thread of its own, which is abandoned with a Transient where it takes longer.
+
+    Libraries have time-outs per socket operation at best, and some have none.
+    """
+    done: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            done.set_result(work())
+        except BaseException as error:
+            done.set_exception(error)
+
+    threading.Thread(target=run, daemon=True, name=f"prolip: {what}"[:60]).start()
+    if not wait([done], seconds).done:
+        raise Transient(f"stalled: {what} took more than {seconds:g} s")
+    return done.result()
+
+
+@dataclass
+class Pace:
+    """Detects sources that send next to nothing forever, which a time-out per read does not."""
+
+    policy: ReadPolicy
+    seconds: float = 0.0
+    bytes: int = 0
+
+    def add(self, seconds: float, count: int) -> None:
+        """Count `seconds` of waiting for `count` bytes; Transient where that is too slow over read_timeout."""
+        self.seconds, self.bytes = self.seconds + seconds, self.bytes + count
+        if self.seconds >= self.policy.read_timeout:
+            least = self.policy.least_rate
+            if self.bytes < least * self.seconds:
+                raise Transient(f"stalled: {self.bytes} bytes in {self.seconds:.3g} s, least_rate is {least:g}/s")
+            self.seconds, self.bytes = 0.0, 0
+
+
+def is_public(address: str) -> bool:
+    """Whether an IP address is not private, loopback, link-local, multicast or reserved."""
+    found = ipaddress.ip_address(address.partition("%")[0])
+    if isinstance(found, ipaddress.IPv4Address):
+        return found.is_global and not (found.is_multicast or found.is_reserved)
+    inner = ipaddress.IPv4Address(int(found) % 2**32) if found in TRANSLATED else found.ipv4_mapped or found.sixtofour
+    return is_public(str(inner)) if inner else found.is_global and found in GLOBAL
+
+
+class Guarded:
+    """A connection that checks a host's addresses before it connects, and its peer's after: a name may change."""
+
+    def _check(self: Any, address: str) -> None:
+        if not is_public(address):
+            why = f"{self.host} is at {address}, which is not public, and the address comes from data"
+            raise ShardFault("unreadable shard", f"{why}: give --allow-private-hosts if you trust it")
+
+    def _new_conn(self: Any) -> socket.socket:
+        for *_, (address, *_) in socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM):
+            self._check(str(address))
+        connection = super()._new_conn()  # type: ignore[misc]
+        try:
+            self._check(connection.getpeername()[0])
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+
+POOLS = {
+    pool.scheme: type(pool.__name__, (pool,), {"ConnectionCls": type("Connection", (Guarded, pool.ConnectionCls), {})})
+    for pool in (HTTPConnectionPool, HTTPSConnectionPool)
+}
+
+
+def get_public(url: str, **settings: Any) -> requests.Response:
+    """`requests.get` without proxies and passwords; ShardFault for a host, also of a redirect, that is not public."""
+    adapter: Any
+    with requests.Session() as session:
+        session.trust_env = False  # a proxy would look the name up itself; a .netrc is not for hosts that data names
+        for adapter in session.adapters.values():
+            adapter.poolmanager.pool_classes_by_scheme = POOLS
+        return session.get(url, **settings)
+
+
+class LocalConnection:
+    """A file of this machine. The kernel alone decides how long a network file system may take."""
+
+    def __init__(self, path: str, position: int):
+        self.file = open(path, "rb", buffering=2**20)  # noqa: SIM115  # closed by close
+        state = os.fstat(self.file.fileno())
+        self.identity = Identity(state.st_size, None, str(state.st_mtime_ns))
+        self.position = self.file.seek(position)
+        self.read, self.close = self.file.read, self.file.close
+
+
+class HttpConnection:
+    """One GET, read as it comes; `Range` asks for the rest of an object.
+
+    fsspec's HTTPFileSystem does not compare the object between blocks, cannot resume where a server ignores Range, and
+    needs aiohttp.
+    """
+
+    def __init__(self, url: str, position: int, policy: ReadPolicy):
+        headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={position}-"} if position else {})
+        get = get_public if policy.public_only else requests.get
+        self.response = within(
+            policy.connect_timeout + policy.read_timeout,
+            lambda: get(url, headers=headers, stream=True, timeout=(policy.connect_timeout, policy.read_timeout)),
+            f"GET {url}",
+        )
+        self.close = self.response.close
+        try:
+            self.position, size = self._check(position)
+        except BaseException:
+            self.close()
+            raise
+        head = self.response.headers
+        self.identity = Identity(size, head.get("ETag"), head.get("Last-Modified"))
+        self.pace = Pace(policy)
+
+    def _check(self, position: int) -> tuple[int, int | None]:
+        """Where the answer begins and how long the object is."""
+        code, head = self.response.status_code, self.response.headers
+        if code in PASSING:
+            wait = head.get("Retry-After", "")
+            raise Transient(f"HTTP {code} {self.response.reason}", wait=float(wait) if wait.isdigit() else 0.0)
+        if code == 416:
+            raise ShardFault("changed shard", f"HTTP 416: the object has no byte {position} any more")
+        if code not in (200, 206):
+            raise ShardFault("unreadable shard", f"HTTP {code} {self.response.reason}")
+        if head.get("Content-Type", "").startswith("text/html"):
+            raise Transient("the server answered with an HTML page", "unreadable shard")
+        length = head.get("Content-Length", "")
+        if code == 200:
+            return 0, int(length) if length.isdigit() else None
+        span = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", head.get("Content-Range", ""))
+        if span is None or int(span[1]) > position:
+            raise Transient(f"asked for bytes from {position}, got Content-Range {head.get('Content-Range')!r}")
+        return int(span[1]), None if span[2] == "*" else int(span[2])
+
+    def read(self, limit: int) -> bytes:
+        """What has come, at most `limit` bytes; any of urllib3's errors."""
+        start = time.monotonic()
+        data = self.response.raw.read1(limit, decode_content=False) or b""
+        self.pace.add(time.monotonic() - start, len(data))
+        return data
+
+
+def file_system(url: str, policy: ReadPolicy) -> tuple[Any, str]:
+    """fsspec's file system and the path in it; of s3 with the policy's time-outs."""
+    if not url.startswith("s3://"):
+        return fsspec.core.url_to_fs(url)
+    settings = {
+        **fsspec.config.conf.get("s3", {}).get("config_kwargs", {}),
+        "connect_timeout": policy.connect_timeout,
+        "read_timeout": policy.read_timeout,
+        "retries": {"max_attempts": 0},
+    }
+    system, path = fsspec.core.url_to_fs(url, config_kwargs=settings)
+    system.retries = 1  # ours are counted, and resume where the bytes ended
+    return system, path
+
+
+class FsspecConnection:
+    """An object at an fsspec URL, read in ranges of `block` bytes, each with a time-out and, in s3, the same ETag."""
+
+    def __init__(self, url: str, position: int, policy: ReadPolicy):
+        self.url, self.policy, self.position, self.buffer = url, policy, position, b""
+        self.file, details = within(policy.connect_timeout + policy.read_timeout, self._open, f"opening {url}")
+        size = details.get("size")
+        version, changed = ([str(details[name]) for name in VERSIONS if details.get(name)] + [None, None])[:2]
+        self.identity = Identity(None if size is None else int(size), version, changed)
+        if position:
+            self.file.seek(position)
+
+    def _open(self) -> tuple[IO[bytes], dict[str, Any]]:
+        system, path = file_system(self.url, self.policy)
+        system.invalidate_cache()
+        file = system.open(path, "rb", block_size=self.policy.block, cache_type="none")
+        return file, getattr(file, "details", None) or system.info(path)
+
+    def read(self, limit: int) -> bytes:
+        """The next bytes; any of the file system's errors."""
+        if not self.buffer:
+            block, rate = self.policy.block, self.policy.least_rate
+            seconds = self.policy.read_timeout + (block / rate if rate else 0.0)
+            self.buffer = within(seconds, lambda: self.file.read(block), f"reading {self.url}")
+        data, self.buffer = self.buffer[:limit], self.buffer[limit:]
+        return data
+
+    def close(self) -> None:
+        """Close the file; one that hangs is left to its thread."""
+        with suppress(Exception):
+            within(self.policy.connect_timeout, self.file.close, f"closing {self.url}")
+
+
+@dataclass
+class PipeConnection:
+    """The output of a shell command, under pipefail. It is not run again: its first bytes would come twice."""
+
+    command: str
+    policy: ReadPolicy
+    identity: Identity = Identity()
+    position: int = 0
+    errors: IO[bytes] = field(default_factory=tempfile.TemporaryFile)
+
+    def __post_init__(self) -> None:
+        self.process = subprocess.Popen(
+            ["bash", "-c", f"set -o pipefail\n{self.command}"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=self.errors,
+            start_new_session=True,  # so that all of a pipeline can be killed
+        )
+        assert self.process.stdout is not None
+        self.output = self.process.stdout.fileno()
+        self.poll = select.poll()  # select.select refuses file numbers from 1,024 on
+        self.poll.register(self.output, select.POLLIN)
+        self.pace = Pace(self.policy)
+
+    def read(self, limit: int) -> bytes:
+        """The next bytes; ShardFault where the command stalls or ends badly."""
+        start = time.monotonic()
+        if not self.poll.poll(1000 * self.policy.read_timeout):
+            raise ShardFault("interrupted shard", f"stalled: no byte in {self.policy.read_timeout:g} s{self._said()}")
+        data = os.read(self.output, limit)
+        if not data:
+            try:
+                code = self.process.wait(self.policy.read_timeout)
+            except subprocess.TimeoutExpired as error:
+                raise ShardFault("interrupted shard", "stalled: the command closed its output and goes on") from error
+            if code:
+                raise ShardFault("broken shard", f"the command failed with exit {code}{self._said()}")
+        try:
+            self.pace.add(time.monotonic() - start, len(data))
+        except Transient as error:
+            raise ShardFault("interrupted shard", f"{error}{self._said()}") from error
+        return data
+
+    def _said(self) -> str:
+        """The end of what the command wrote to stderr."""
+        self.errors.seek(max(0, self.errors.seek(0, os.SEEK_END) - 300))
+        text = self.errors.read().decode(errors="replace").strip()
+        return f": {said_by(self.command, text)}" if text else ""
+
+    def close(self) -> None:
+        """Kill what is left of the pipeline."""
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        self.process.wait()
+        self.errors.close()
+
+
+#: Bytes of an object from `position`, at most the requested byte: `read(limit)` gives the next ones, none at the end.
+Connection = LocalConnection | HttpConnection | FsspecConnection | PipeConnection

@@ -1,0 +1,339 @@
+"""The shard index: samples, bytes and SHA-256 of every shard, written after one strict reading (`prolip data index`).
+
+The file is JSON: {"format": FORMAT, "shards": {name: {"samples", "bytes", "sha256"}}}. A name is relative to the
+index's folder where the shard is below it, else its URL without user info and query, or the hash of a `pipe:` command.
+Older files also have checksums of blocks, which are ignored.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import multiprocessing
+import os
+import posixpath
+import zlib
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import fsspec
+import numpy as np
+
+from prolip.data.faults import SampleFault, ShardFault
+from prolip.data.reading.diagnose import survey
+from prolip.data.reading.remote import ReadPolicy
+from prolip.data.reading.stream import (
+    CheckedStream,
+    Entry,
+    check_address,
+    is_local,
+    local_path,
+    open_stream,
+    read_up_to,
+)
+from prolip.data.reading.tar import read_shard
+from prolip.data.samples import has_image
+from prolip.utils.documents import loads, read_file, shown
+from prolip.utils.outputs import check_output, replacing
+from prolip.utils.secrecy import redacted, tag
+
+log = logging.getLogger(__name__)
+FORMAT = "prolip shard index 1"
+INDEX_NAME = "index.json"
+#: Beginning of the name of a `pipe:` shard, before the salted hash of its command.
+HASHED = "pipe:sha256="
+ENTRY = np.dtype([("samples", np.int64), ("bytes", np.int64), ("sha256", "S64")])
+#: Bytes of an index, some 200 per shard and 3,000 in older ones.
+INDEX_BYTES = 2**30
+#: Shards may be commands.
+PIPES = ReadPolicy(pipes=True)
+
+
+class Addresses(Sequence[str]):
+    """N addresses of A bytes on average in one block of N (A + 8) bytes, which forked processes share.
+
+    Pickled, the block is compressed: addresses that count up take 2 to 5 bytes each.
+    """
+
+    def __init__(self, addresses: Iterable[str] = ()):
+        parts = [address.encode("utf-8", "surrogatepass") for address in addresses]
+        self.block, self.ends = b"".join(parts), np.cumsum([0, *map(len, parts)])
+
+    def __len__(self) -> int:
+        return len(self.ends) - 1
+
+    def __getitem__(self, place: Any) -> Any:
+        found = range(len(self))[place]
+        return self._text(found) if isinstance(found, int) else [self._text(number) for number in found]
+
+    def _text(self, number: int) -> str:
+        return self.block[self.ends[number] : self.ends[number + 1]].decode("utf-8", "surrogatepass")
+
+    def __getstate__(self) -> tuple[bytes, bytes]:
+        return zlib.compress(self.block, 1), zlib.compress(np.diff(self.ends).tobytes(), 1)
+
+    def __setstate__(self, state: tuple[bytes, bytes]) -> None:
+        lengths = np.frombuffer(zlib.decompress(state[1]), dtype=np.int64)
+        self.block, self.ends = zlib.decompress(state[0]), np.cumsum([0, *lengths])
+
+
+@dataclass(frozen=True, eq=False)
+class ShardIndex:
+    """An entry for each of N shards, in N (A + 88) bytes where their names have A on average.
+
+    place: path or URL of the index, for messages; names: in their order; values: (N,) of ENTRY.
+    """
+
+    place: str
+    names: Addresses
+    values: np.ndarray
+
+    @classmethod
+    def of(cls, place: str, entries: Mapping[str, tuple[int, int, str]]) -> ShardIndex:
+        """An index of these entries by name."""
+        names = sorted(entries)
+        return cls(place, Addresses(names), np.array([tuple(entries[name]) for name in names], ENTRY))
+
+    def __getitem__(self, url: str) -> Entry:
+        """The entry of a shard; ValueError where there is none."""
+        return self._entry(self._found(url, self._row(self.name_of(url))))
+
+    def entries(self) -> dict[str, Entry]:
+        """All entries by name."""
+        return {name: self._entry(row) for row, name in enumerate(self.names)}
+
+    def _entry(self, row: int) -> Entry:
+        samples, size, sha256 = self.values[row].item()
+        return Entry(samples, size, sha256.decode())
+
+    def _row(self, name: str) -> int | None:
+        row = bisect_left(self.names, name)
+        return row if row < len(self.names) and self.names[row] == name else None
+
+    def _found(self, url: str, row: int | None) -> int:
+        if row is None:
+            raise ValueError(f"{self.place} has no entry for {url}: {remedy(url, self.place)}")
+        return row
+
+    def name_of(self, url: str) -> str:
+        """The name of a shard here: of a command its hash where that is known, else `canonical`."""
+        names = [f"{HASHED}{tag(url[5:], salt)}" for salt in self.salts] if url.startswith("pipe:") else []
+        return next((name for name in names if self._row(name) is not None), canonical(url))
+
+    @cached_property
+    def salts(self) -> list[str]:
+        """The salts of the hashed commands."""
+        return sorted({name.removeprefix(HASHED).partition("-")[0] for name in self.names if name.startswith(HASHED)})
+
+    def only(self, urls: Sequence[str], sizes: Mapping[str, int]) -> tuple[ShardIndex, int]:
+        """The index of these shards alone, and their samples in all.
+
+        sizes: bytes of the local ones. ValueError for shards that are missing, and for local ones of another size.
+        """
+        rows = {name: row for row, name in enumerate(self.names)}
+        chosen = np.array([self._found(url, rows.get(self.name_of(url))) for url in urls], dtype=np.int64)
+        for url, wanted in zip(urls, self.values["bytes"][chosen].tolist()):
+            if (size := sizes.get(url, wanted)) != wanted:
+                raise ValueError(
+                    f"{self.place} says that {url} has {wanted} bytes, it has {size}: if the shard is right, "
+                    f"{remedy(url, self.place)}; if the index is, fetch the shard again"
+                )
+        kept = np.unique(chosen)
+        names = Addresses(self.names[row] for row in kept.tolist())
+        return ShardIndex(self.place, names, self.values[kept]), int(self.values["samples"][chosen].sum())
+
+
+def canonical(url: str) -> str:
+    """One spelling per shard: local paths are absolute, without `file:`; URLs are without user info and query."""
+    if url.startswith("pipe:"):
+        return url
+    return os.path.abspath(local_path(url)) if is_local(url) else redacted(url)
+
+
+def parent(url: str) -> str:
+    """The folder of a shard or an index, as a path or a URL."""
+    return posixpath.dirname(canonical(url))
+
+
+def remedy(url: str, place: str) -> str:
+    """The command that writes an index again."""
+    default = posixpath.join(parent(url), INDEX_NAME) in map(canonical, place.split(", "))
+    shards = posixpath.join(parent(url), "*.tar") if is_local(url) else "SHARDS"
+    return f"run: prolip data index '{shards}'" + ("" if default else f" --output {place}")
+
+
+def to_json(index: ShardIndex) -> dict[str, Any]:
+    """The content of the file; names depend on the index's place."""
+    folder, entries = parent(index.place) + "/", index.entries().items()
+    return {"format": FORMAT, "shards": {redacted(url.removeprefix(folder)): entry._asdict() for url, entry in entries}}
+
+
+def from_json(data: Any, place: str) -> ShardIndex:
+    """The reverse of `to_json`; ValueError for anything else."""
+    if not isinstance(data, dict) or data.get("format") != FORMAT:
+        raise ValueError(f"{place} is no {FORMAT!r}: make one by prolip data index SHARDS --output {place}")
+    folder = parent(place)
+    try:
+        shards = data["shards"]
+        rows = [tuple(values[field] for field in Entry._fields) for values in shards.values()]
+        for name, (samples, size, sha256) in zip(shards, rows):
+            whole = all(type(count) is int and 0 <= count < 2**63 for count in (samples, size))
+            if not (whole and isinstance(sha256, str) and len(sha256) < 65):
+                wanted = "wanted whole numbers of 0 or more and a SHA-256"
+                raise ValueError(f"{shown(name)} is {shown(shards[name])}, {wanted}")
+        return ShardIndex.of(place, dict(zip([place_of(name, folder) for name in shards], rows)))
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{place} is damaged ({type(error).__name__}: {error}): write it again") from error
+
+
+def place_of(name: str, folder: str) -> str:
+    """`canonical` of a shard that an index in `folder`, itself canonical, calls by this name."""
+    if "://" in name or name.startswith("pipe:"):
+        return canonical(name)
+    url = posixpath.join(folder, name)
+    settled = url[:1] == "/" and "//" not in url and "/." not in url and url[-1] != "/"  # abspath takes longer
+    return url if settled else canonical(url)
+
+
+def read_index(place: str, policy: ReadPolicy | None = None) -> ShardIndex:
+    """The index at a path or URL; ValueError where it is none, ShardFault where it cannot be read."""
+    with closing(open_stream(place, policy)) as stream:
+        data = read_up_to(stream, INDEX_BYTES + 1)
+    if len(data) > INDEX_BYTES:
+        raise ValueError(f"{place} has more than {INDEX_BYTES:,} bytes: is it an index?")
+    return from_json(parse_json(data, place), place)
+
+
+def find_index(urls: Sequence[str]) -> ShardIndex | None:
+    """The index.json files beside local shards, joined; None where a shard is remote or a folder has none."""
+    if not urls or not all(map(is_local, urls)):
+        return None
+    found = []
+    for folder in sorted(map(os.path.abspath, {posixpath.dirname(local_path(url)) for url in urls})):
+        place = posixpath.join(folder, INDEX_NAME)
+        if not os.path.isfile(place):
+            return None
+        head = parse_json(read_file(place, INDEX_BYTES), place)
+        if not isinstance(head, dict) or head.get("format") != FORMAT:
+            log.info("%s is not ours: %r is not its format", place, FORMAT)
+            return None
+        found.append(from_json(head, place))
+    if len(found) == 1:
+        return found[0]
+    entries = {url: entry for index in found for url, entry in index.entries().items()}
+    return ShardIndex.of(", ".join(index.place for index in found), entries)
+
+
+def parse_json(data: bytes, place: str) -> Any:
+    """The content of an index file; ValueError where it is no JSON."""
+    try:
+        return loads(data)
+    except ValueError as error:
+        raise ValueError(f"{place} is no JSON ({error}): remove it, or write it again by prolip data index") from error
+
+
+class IndexedShard(NamedTuple):
+    """The result for one shard. entry: None where it could not be read; message: why not, or why it is empty."""
+
+    url: str
+    entry: Entry | None
+    faults: Counter[str]
+    message: str = ""
+
+
+def index_shard(url: str, policy: ReadPolicy) -> IndexedShard:
+    """Read one shard to its end."""
+    faults: Counter[str] = Counter()
+
+    def note(fault: SampleFault) -> None:
+        faults[fault.kind] += 1
+
+    try:
+        stream = CheckedStream(open_stream(url, policy, note))
+        samples = sum(map(has_image, read_shard(url, note, stream=stream)))
+    except ShardFault as fault:
+        return IndexedShard(url, None, faults + Counter([fault.kind]), str(fault))
+    message = "" if samples else f"0 samples: {survey([url], policy)}"
+    return IndexedShard(url, Entry(samples, stream.length, stream.sha256.hexdigest()), faults, message)
+
+
+def index_shards(urls: Sequence[str], policy: ReadPolicy, workers: int = 1) -> Iterator[IndexedShard]:
+    """One result per shard, in their order, from `workers` processes."""
+    work = partial(index_shard, policy=policy)
+    if workers <= 1:
+        yield from map(work, urls)
+        return
+    method = "fork" if "fork" in multiprocessing.get_all_start_methods() else None
+    with ProcessPoolExecutor(workers, multiprocessing.get_context(method)) as pool:
+        yield from pool.map(work, urls)
+
+
+def write_index(index: ShardIndex) -> None:
+    """Write an index to its place: whole or not at all."""
+    data = json.dumps(to_json(index), indent=0).encode()
+    if is_local(index.place):
+        with replacing(Path(local_path(index.place))) as temporary:
+            temporary.write_bytes(data)
+    else:
+        with fsspec.open(index.place, "wb") as remote:  # object stores show an object once it is complete
+            remote.write(data)
+
+
+def check_place(place: str) -> None:
+    """ValueError, ImportError or OSError where no index can be written, before shards are read for hours."""
+    check_address(place)
+    path = Path(local_path(place))
+    if place.startswith(("http://", "https://")):
+        raise ValueError(f"nothing can be written to {place}: say where the index goes with --output FILE")
+    if not is_local(place):
+        fsspec.get_filesystem_class(place.split("://")[0])
+    elif path.exists() and not path.is_file():  # a new file would replace a device
+        raise ValueError(f"{place} is no regular file: give a file, e.g. --output {path / INDEX_NAME}")
+    elif not path.parent.is_dir():
+        raise ValueError(f"there is no folder {path.parent} for the index: make it, or give another --output")
+    else:
+        check_output(path)
+
+
+def default_output(urls: Sequence[str]) -> str:
+    """index.json in the folder of all shards; ValueError where they are in several, or are commands."""
+    folders = sorted({parent(url) for url in urls})
+    if len(folders) > 1 or any(url.startswith("pipe:") for url in urls):
+        where = f"{len(folders)} folders ({folders[0]}, {folders[1]}...)" if len(folders) > 1 else "a command"
+        raise ValueError(f"the shards come from {where}: say where the index goes with --output FILE")
+    return f"{folders[0]}/{INDEX_NAME}"
+
+
+def build_index(
+    urls: Sequence[str],
+    place: str | None = None,
+    workers: int = 1,
+    policy: ReadPolicy = PIPES,
+    seen: Callable[[IndexedShard], None] = lambda shard: None,
+) -> str:
+    """Read shards and write their index; returns its place, which is empty where none could be read.
+
+    place: `default_output` without. seen: is called with the result of each shard. ValueError, ImportError and OSError
+    before anything is read where no index can be written there, and OSError where that fails at the end.
+    """
+    place = place or default_output(urls)
+    check_place(place)
+    entries: dict[str, Entry] = {}
+    for result in index_shards(urls, policy, workers):
+        seen(result)
+        if result.entry is not None:
+            entries[canonical(result.url)] = result.entry
+    if not entries:
+        return ""
+    try:
+        write_index(ShardIndex.of(place, entries))
+    except Exception as error:  # every store has its own exceptions
+        raise OSError(f"{place} cannot be written ({error}): make room, or give another --output") from error
+    return place

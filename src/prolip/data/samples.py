@@ -1,0 +1,227 @@
+"""One sample: from the bytes of a shard to an RGB image, a caption and the random numbers that belong to it."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable, Container, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from prolip.data.augment.crops import RandomCrop
+from prolip.data.captions import (
+    LIKELY,
+    PLAIN,
+    CaptionSampler,
+    Plain,
+    Selector,
+    caption_id,
+    drop_words,
+    offer_fields,
+    stable_hash,
+)
+from prolip.data.faults import SampleFault
+from prolip.data.images import decode_image
+from prolip.utils.documents import loads
+from prolip.utils.messages import first_few
+
+Raw = dict[str, Any]
+#: Suffixes of members that hold the image, first match wins.
+IMAGE_SUFFIXES = ("jpg", "jpeg", "png", "webp", "bmp", "gif", "tif", "tiff")
+#: Bytes of a sample's JSON: parsed, it may take fifty times as many.
+JSON_BYTES = 2**22
+#: Field of the JSON that lists the captions of an image that has several, in place of `.txt`.
+SEVERAL = "captions"
+#: Members that a message names.
+SHOWN = 8
+
+
+class Row(NamedTuple):
+    """A raw sample in the order of its stream. occurrence: how often its stream read the sample before, this epoch."""
+
+    raw: Raw
+    occurrence: int
+
+
+class Example(NamedTuple):
+    """One row of a batch. image: (3, H, W); text: the caption, several or none, or their (L,) or (K, L) token ids;
+    ids: of all captions.
+    """
+
+    key: str
+    image: Tensor
+    text: str | tuple[str, ...] | Tensor
+    drawn_id: int = -1
+    ids: tuple[int, ...] = ()
+
+
+def has_image(raw: Container[str]) -> bool:
+    """Whether a raw sample has an image member, and so counts as a sample."""
+    return any(suffix in raw for suffix in IMAGE_SUFFIXES)
+
+
+def image_bytes(raw: Raw) -> bytes:
+    """The image member of a raw sample; SampleFault naming the members that are there."""
+    for suffix in IMAGE_SUFFIXES:
+        if suffix in raw:
+            return raw[suffix]
+    wanted, key = f"wanted one of {', '.join(IMAGE_SUFFIXES)}", os.path.basename(raw["__key__"])
+    raise SampleFault("missing image", f"members: {members_of(raw)}; {wanted}: {why_no_image(suffixes_of(raw), key)}")
+
+
+def suffixes_of(raw: Raw) -> list[str]:
+    """The suffixes of a raw sample's members."""
+    return [name for name in raw if not name.startswith("__")]
+
+
+def members_of(raw: Raw) -> str:
+    """The members of a raw sample, or the first few."""
+    return first_few(suffixes_of(raw), SHOWN) or "none"
+
+
+def why_no_image(suffixes: Sequence[str], key: str) -> str:
+    """Why members of a key with these suffixes, in lower case, are no image, and what to do."""
+    for suffix in suffixes:
+        more, dot, last = suffix.rpartition(".")
+        if dot and last in IMAGE_SUFFIXES:
+            plain = f"{key}_{more.replace('.', '_')}.{last}"
+            rule = f"the key ends at the first dot of a file's name, so '{key}.{suffix}' has the key {key!r}"
+            return f"{rule} and the suffix {suffix!r}: name it {plain!r}, and its text likewise"
+    others = [suffix for suffix in suffixes if suffix not in (PLAIN, "json", "cls", "npy", *LIKELY)]
+    if not others:
+        return "there are texts or labels alone: an image wants the same name up to its suffix"
+    return f"no image is known by the suffix {others[0]!r}: name it after its format, or convert it to one of these"
+
+
+def plain_text(raw: Raw) -> Plain:
+    """The `.txt` member of a shard's sample, without one the list `captions` of its JSON; SampleFault where both are
+    missing or no UTF-8.
+    """
+    if PLAIN in raw:
+        try:
+            return raw[PLAIN].decode() if isinstance(raw[PLAIN], bytes) else raw[PLAIN]
+        except UnicodeDecodeError as error:
+            raise SampleFault("bad text", str(error)) from error
+    near = [suffix for suffix in suffixes_of(raw) if suffix in LIKELY or suffix.rpartition(".")[2] == PLAIN]
+    instead = f": write {near[0]!r} as txt, without another dot in the name" if near else ""
+    if "json" in raw:
+        try:
+            if isinstance(several := json_record(raw).get(SEVERAL), list):
+                return several
+            instead = "; " + offer_fields(json_record(raw))
+        except SampleFault as fault:
+            instead = f"; its json is no help: {fault.message}"
+    raise SampleFault("missing text", f"members: {members_of(raw)}; wanted txt{instead}")
+
+
+def json_record(raw: Raw, flag: str = "--caption-sampling") -> dict[str, Any]:
+    """The `.json` member as a dict, parsed once; SampleFault where it is missing or no JSON object.
+
+    flag: reads its fields.
+    """
+    if "json" not in raw:
+        plain = PLAIN in raw and flag == "--caption-sampling"
+        remedy = "give --caption-sampling txt for the plain text" if plain else f"leave out {flag}"
+        raise SampleFault("missing json", f"members: {members_of(raw)}; wanted json for the fields of {flag}: {remedy}")
+    if isinstance(raw["json"], bytes):
+        if len(raw["json"]) > JSON_BYTES:
+            raise SampleFault("bad json", f"{len(raw['json'])} bytes, at most {JSON_BYTES} are parsed")
+        try:
+            raw["json"] = loads(raw["json"])
+        except ValueError as error:
+            raise SampleFault("bad json", str(error)) from error
+    if not isinstance(raw["json"], dict):
+        raise SampleFault("bad json", f"a {type(raw['json']).__name__}, wanted an object")
+    return raw["json"]
+
+
+def is_selected(raw: Raw, selector: Selector | None) -> bool:
+    """Whether a raw sample passes the selector (None keeps all); SampleFault without a JSON."""
+    return selector is None or selector(json_record(raw, "--select"))
+
+
+def caption_parts(raw: Raw, captions: CaptionSampler) -> tuple[Plain, dict[str, Any] | None]:
+    """Plain text and JSON, as far as captions are drawn from them; where from both, a sample may lack one."""
+    plain, record = PLAIN in captions.fields, any(field != PLAIN for field in captions.fields)
+    both = plain and record
+    return (
+        plain_text(raw) if plain and (PLAIN in raw or not both) else None,
+        json_record(raw) if record and ("json" in raw or not both) else None,
+    )
+
+
+@contextmanager
+def preserved_rng() -> Iterator[None]:
+    """Restore torch's, Python's and NumPy's global generators."""
+    states = torch.default_generator.get_state(), random.getstate(), np.random.get_state()  # noqa: NPY002
+    try:
+        yield
+    finally:
+        torch.default_generator.set_state(states[0])
+        random.setstate(states[1])
+        np.random.set_state(states[2])  # noqa: NPY002
+
+
+def seed_rng(seed: int) -> None:
+    """Seed the global CPU generators that image transforms draw from (torchvision's, timm's and others')."""
+    torch.default_generator.manual_seed(seed)  # torch.manual_seed would also queue work for devices
+    random.seed(seed)
+    np.random.seed(seed & 0xFFFFFFFF)  # noqa: NPY002
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """Turns a row into an example, at random, as a function of (seed, epoch, sample key, occurrence) only.
+
+    transform: an RGB Pillow image -> (3, H, W), or a `RandomCrop`, which opens files itself. with_ids: hash all
+    captions for known matches. count: captions to draw, with replacement, but different ones of several plain captions
+    while there are any; 0: none. word_drop: share of the words that they lose; identities are those of whole captions.
+    """
+
+    transform: Callable[[Image.Image], Tensor] | RandomCrop
+    captions: CaptionSampler = field(default_factory=CaptionSampler)
+    seed: int = 0
+    with_ids: bool = False
+    count: int = 1
+    word_drop: float = 0.0
+
+    def __call__(self, row: Row, epoch: int) -> Example:
+        """Decode, draw the caption, augment. Seeds the global generators: call it within `preserved_rng`."""
+        raw, key = row.raw, row.raw["__key__"]
+        identity = (self.seed, epoch, key, row.occurrence)
+        pixels = self._pixels(image_bytes(raw), stable_hash(*identity, "augmentation"))
+        if self.count == 0:
+            return Example(key, pixels, ())
+        parts = caption_parts(raw, self.captions)
+        several, distinct = [self.captions.draw(*parts, stable_hash(*identity, "caption"))], isinstance(parts[0], list)
+        for n in range(1, self.count):
+            seed, but = stable_hash(*identity, "caption", n), [one.caption for one in several if distinct]
+            several.append(self.captions.draw(*parts, seed, but=but))
+        texts = tuple(drop_words(one.text, self.word_drop, *identity, n) for n, one in enumerate(several))
+        if self.count > 1:
+            return Example(key, pixels, texts)
+        if not self.with_ids:
+            return Example(key, pixels, texts[0])
+        drawn = several[0]
+        return Example(key, pixels, texts[0], caption_id(drawn.caption), tuple(map(caption_id, drawn.all)))
+
+    def _pixels(self, data: bytes, seed: int) -> Tensor:
+        """The augmented image of a file; SampleFault "failed transform" where it can be opened and no more."""
+        size = f"{len(data)} bytes"
+        try:
+            if isinstance(self.transform, RandomCrop):
+                return self.transform.from_file(data, random.Random(seed))
+            image = decode_image(data)
+            size = f"{image.size} pixels"
+            seed_rng(seed)
+            return self.transform(image)
+        except SampleFault:
+            raise
+        except Exception as error:  # e.g. an image one pixel wide that cannot be resized
+            raise SampleFault("failed transform", f"{size}: {type(error).__name__}: {error}") from error

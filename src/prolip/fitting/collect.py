@@ -1,0 +1,346 @@
+"""Embeddings of samples and their captions, on one rank or on many: as matched pairs, or as a pool without matches."""
+
+from __future__ import annotations
+
+import heapq
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from itertools import chain, islice
+from typing import TYPE_CHECKING, Any, NamedTuple
+from zlib import crc32
+
+import torch
+from torch import Tensor
+from torchvision.transforms import Normalize
+from tqdm import tqdm
+
+from prolip.data.augment.shifts import changed
+from prolip.data.config import DataConfig
+from prolip.data.faults import FaultCounter
+from prolip.data.sources import Captioned, captioned_samples
+from prolip.embeddings import LEAST, Pairs, UnpairedEmbeddings, check_enough
+from prolip.gaussian import Gaussian
+from prolip.ranks import numbered, shares
+from prolip.scores import Side
+from prolip.uncertainty.novelty import SAMPLE, fitted_novelty
+from prolip.uncertainty.token_stats import Encoded, encode_with_stats
+
+if TYPE_CHECKING:
+    from prolip.embedder import Embedder
+
+#: Tensors by name on the CPU, a row for each input: mean (B, D); first (B, 2 W), as `Encoded` has it, or log_var (B, D)
+#: and nats of novelty (B,); changed (B, E, D), means of E strong changes.
+Rows = dict[str, Tensor]
+Encode = Callable[[Tensor], Rows]
+Tokenize = Callable[[list[str]], Tensor]
+NOVELTY = "novelty "
+
+
+class Part(NamedTuple):
+    """What one rank has embedded. image: rows of n images, with keys; its `first` and `changed`, where there are any,
+    are of the images first_of (f,) and changed_of (c,) alone; texts of pair p: `texts[text_of[p]]`, of image
+    `image_of[p]`.
+    """
+
+    keys: list[str]
+    image: Rows
+    texts: list[str]
+    image_of: Tensor
+    text_of: Tensor
+    weight: Tensor
+    first_of: Tensor
+    changed_of: Tensor = torch.empty(0, dtype=torch.int64)
+
+    def rows_of(self, name: str) -> int:
+        """How many rows these tensors of the images have."""
+        return len({"first": self.first_of, "changed": self.changed_of}.get(name, self.keys))
+
+
+class Least:
+    """Holds the `most` images whose keys have the smallest checksums, in half precision.
+
+    With the `limit` of all ranks the sample does not depend on how the images are distributed.
+    """
+
+    def __init__(self, most: int):
+        self.most, self.limit, self._held = most, (1 << 32, ""), list[tuple[int, str, int, Tensor]]()
+
+    def add(self, key: str, row: int, pixels: Tensor) -> None:
+        """Hold an image, `row` of the part, while its checksum is among the smallest."""
+        entry = (-checksum(key), key, row, pixels)
+        if len(self._held) < self.most:
+            heapq.heappush(self._held, (*entry[:3], pixels.half()))
+        elif self.most and entry[:2] > self._held[0][:2]:
+            heapq.heapreplace(self._held, (*entry[:3], pixels.half()))
+
+    @property
+    def names(self) -> list[tuple[int, str]]:
+        """Checksum and key of each image."""
+        return [(-number, key) for number, key, _, _ in self._held]
+
+    def pictures(self) -> list[tuple[str, int, Tensor]]:
+        """Return key, row and pixels of the images within the limit, by row."""
+        own = [(key, row, pixels) for number, key, row, pixels in self._held if (-number, key) <= self.limit]
+        return sorted(own, key=lambda x: x[1])
+
+
+def checksum(key: str) -> int:
+    """Return a key's CRC-32."""
+    return crc32(key.encode("utf-8", "replace"))
+
+
+def embed_pairs(
+    embedder: Embedder,
+    fingerprint: str,
+    data: DataConfig,
+    samples: int,
+    faults: FaultCounter,
+    batch_size: int = 256,
+    changes: int = 0,
+) -> Pairs:
+    """Embed at most `samples` samples of `data` with all their captions, and `changes` images changed, too.
+
+    fingerprint: of the model's means; faults: counts what is left out. ValueError for a model without a logit scale.
+    """
+    if embedder.logit_scale is None:
+        raise ValueError(f"{embedder.name} has no logit_scale, which says how sure a cosine is: it was not contrastive")
+    found = enough(captioned_samples(data, embedder.preprocess, samples, faults=faults))
+    counted = tqdm(found, desc="images", unit="", disable=not sys.stderr.isatty())
+    held, image = Least(changes), lambda batch: means(embedder.encode_hidden(batch))
+    part = embed_images(counted, image, batch_size, held)
+    part = join([embed_changed(part, held, image, embedder.preprocess, batch_size)])
+    encode = lambda ids: means(embedder.encode_hidden(ids, "text"))  # noqa: E731
+    return embed_texts(part, encode, embedder.tokenizer, embedder.logit_scale, batch_size, model=fingerprint)
+
+
+def enough(samples: Iterator[Captioned]) -> Iterator[Captioned]:
+    """The same samples. ValueError, before the first is used, where they have fewer than LEAST pairs in all."""
+    first = list(islice(samples, LEAST))  # each has a caption or more
+    check_enough(sum(len(sample.chances) for sample in first))
+    return chain(first, samples)
+
+
+def embed_images(
+    samples: Iterable[Captioned], encode: Encode, batch_size: int = 128, held: Least | None = None
+) -> Part:
+    """This rank's images, and what their captions are. held: takes pictures that are to be changed."""
+    found, keys, row_of, iterator = list[Rows](), list[str](), dict[str, int](), iter(samples)
+    image_of, text_of, weight = [], [], []
+    while group := list(islice(iterator, batch_size)):
+        found.append(encode(torch.stack([sample.pixels for sample in group])))
+        for sample in group:
+            for caption, chance in sample.chances.items():
+                image_of.append(len(keys))
+                text_of.append(row_of.setdefault(caption, len(row_of)))
+                weight.append(chance)
+            if held is not None:
+                held.add(sample.key, len(keys), sample.pixels)
+            keys.append(sample.key)
+    image, some = join_rows(found), torch.empty(0, dtype=torch.int64)
+    if "first" in image:  # of some, or first tokens were the largest part of what travels between ranks
+        some = chosen(keys)
+        image["first"] = image["first"][some]
+    images, texts = (torch.tensor(x, dtype=torch.int64) for x in (image_of, text_of))
+    return Part(keys, image, list(row_of), images, texts, torch.tensor(weight), some)
+
+
+def embed_changed(part: Part, held: Least, encode: Encode, preprocess: Any, batch_size: int = 128) -> Part:
+    """Add the means of the held images in every strong change to a part.
+
+    Returns the part unchanged where the preprocessing does not end in torchvision's `Normalize`.
+    """
+    step = ([*getattr(preprocess, "transforms", [])] or [None])[-1]
+    own = held.pictures() if isinstance(step, Normalize) else []
+    if not own:
+        return part
+    mean, std = (torch.tensor(x).view(-1, 1, 1) for x in (step.mean, step.std))
+    kinds = (x for key, _, pixels in own for x in changed((pixels.float() * std + mean).clamp(0, 1), checksum(key)))
+    found = list[Tensor]()
+    while group := list(islice(kinds, batch_size)):
+        found.append(encode((torch.stack(group) - mean) / std)["mean"])
+    image = {**part.image, "changed": torch.cat(found).unflatten(0, (len(own), -1))}
+    return part._replace(image=image, changed_of=torch.tensor([row for _, row, _ in own]))
+
+
+def chosen(names: Sequence[str]) -> Tensor:
+    """Rows of the SAMPLE names (all, where there are fewer) whose checksums are the least, in order, (f,) int64: the
+    same ones, however the names are shared out to ranks.
+    """
+    order = sorted(range(len(names)), key=lambda row: (checksum(names[row]), names[row]))
+    return torch.tensor(sorted(order[:SAMPLE]), dtype=torch.int64)
+
+
+def join(parts: Sequence[Part], image: Rows | None = None) -> Part:
+    """The parts of all ranks as one: images by key and texts by letters, in an order that does not depend on the ranks.
+
+    image: the rows of all parts, one part's after the other's, where they have none themselves. ValueError where there
+    is no image at all.
+    """
+    parts = [part for part in parts if len(part.keys)]
+    if not parts:
+        raise ValueError("no image was found in the data: nothing can be fitted")
+    keys = [key for part in parts for key in part.keys]
+    order = sorted(range(len(keys)), key=keys.__getitem__)
+    place = torch.tensor(order).argsort()
+    texts = sorted({text for part in parts for text in part.texts})
+    row_of = {text: row for row, text in enumerate(texts)}
+    starts = torch.tensor([0, *(len(part.keys) for part in parts)]).cumsum(0)
+    image_of = torch.cat([place[start + part.image_of] for start, part in zip(starts, parts)])
+    own = [torch.tensor([row_of[text] for text in part.texts], dtype=torch.int64) for part in parts]
+    text_of = torch.cat([rows[part.text_of] for rows, part in zip(own, parts)])
+    pairs = (image_of * len(texts) + text_of).argsort()
+    rows = torch.cat([place[start + part.first_of] for start, part in zip(starts, parts)])
+    some = chosen([keys[order[row]] for row in rows.tolist()])
+    some = some[rows[some].argsort()]
+    changes = torch.cat([place[start + part.changed_of] for start, part in zip(starts, parts)])
+    image = join_rows([part.image for part in parts]) if image is None else image
+    by = {"first": some, "changed": changes.argsort()}
+    image = {name: x[by.get(name, torch.tensor(order))] for name, x in image.items()}
+    weight = torch.cat([part.weight for part in parts])
+    return Part(
+        [keys[row] for row in order],
+        image,
+        texts,
+        image_of[pairs],
+        text_of[pairs],
+        weight[pairs],
+        rows[some],
+        changes.sort().values,
+    )
+
+
+def join_rows(found: Sequence[Rows]) -> Rows:
+    """Batches one after another."""
+    names = dict.fromkeys(name for rows in found for name in rows)
+    return {name: torch.cat([rows[name] for rows in found if name in rows]) for name in names}
+
+
+def embed_texts(
+    part: Part,
+    encode: Encode,
+    tokenize: Tokenize,
+    scale: float,
+    batch_size: int = 512,
+    empty: Tensor | None = None,
+    model: str = "",
+) -> Pairs:
+    """The texts of a part embedded: the whole pairs, with the texts' token ids. empty: the mean of the text ""; model:
+    its fingerprint, as in `Pairs`.
+    """
+    some = chosen(part.texts)
+    text, ids = encode_texts(part.texts, encode, tokenize, batch_size, some)
+    image_first, text_first = part.image.get("first"), text.get("first")
+    x = part.image.get("changed")
+    changes: dict[str, Any] = {} if x is None else {"changed": x.transpose(0, 1), "changed_of": part.changed_of}
+    return Pairs(
+        image=part.image["mean"],
+        text=text["mean"],
+        image_of=part.image_of,
+        text_of=part.text_of,
+        weight=part.weight,
+        text_ids=ids,
+        image_first=image_first,
+        image_first_of=None if image_first is None else part.first_of,
+        text_first=text_first,
+        text_first_of=None if text_first is None else some,
+        scale=scale,
+        empty=empty,
+        image_keys=part.keys,
+        text_keys=part.texts,
+        model=model,
+        **changes,
+    )
+
+
+def embed_pool(
+    part: Part, encode: Encode, tokenize: Tokenize, device: torch.device, batch_size: int = 512
+) -> UnpairedEmbeddings:
+    """This rank's share of a pool, on `device`: the images of its part, and those of its texts that no earlier rank
+    has; encode: of `pool_encoder`. All ranks together. ValueError on all of them for fewer than two images or texts.
+    """
+    (image_rows, _), (text_rows, mine) = (numbered(names, device) for names in (part.keys, part.texts))
+    images, texts = image_rows.argsort(), text_rows.argsort()
+    texts = texts[mine[texts]]
+    for name, count in (("images", len(image_rows)), ("texts", len(texts))):
+        if (count := sum(shares(torch.empty(count, device=device)))) < 2:
+            raise ValueError(f"{count} {name}: give two or more")
+    # a rank without a text takes what one looks like from the empty one, and without an image from a text
+    text, ids = encode_texts([part.texts[row] for row in texts.tolist()] or [""], encode, tokenize, batch_size)
+    text, ids = {name: x[: len(texts)] for name, x in text.items()}, ids[: len(texts)]
+    image = {name: x[images] for name, x in (part.image or {name: x[:0] for name, x in text.items()}).items()}
+    z = [Gaussian(rows["mean"].to(device), rows["log_var"].to(device)) for rows in (image, text)]
+    nats = [{name[len(NOVELTY) :]: x for name, x in rows.items() if name.startswith(NOVELTY)} for rows in (image, text)]
+    return UnpairedEmbeddings(
+        keys=[part.keys[row] for row in images.tolist()],
+        image=z[0],
+        text=z[1],
+        text_ids=ids,
+        image_novelty=nats[0],
+        text_novelty=nats[1],
+        image_rows=image_rows[images],
+        text_rows=text_rows[texts],
+    )
+
+
+def encode_texts(
+    texts: list[str], encode: Encode, tokenize: Tokenize, batch_size: int, some: Tensor | None = None
+) -> tuple[Rows, Tensor]:
+    """Rows and ids (M, L) of texts; some: the texts whose first tokens are kept."""
+    found, ids = [], []
+    for start in range(0, len(texts), batch_size):
+        ids.append(tokenize(texts[start : start + batch_size]))
+        rows = encode(ids[-1])
+        if some is not None and "first" in rows:
+            rows["first"] = rows["first"][some[(start <= some) & (some < start + batch_size)] - start]
+        found.append(rows)
+    return join_rows(found), join_ids(ids, tokenize)
+
+
+def join_ids(ids: Sequence[Tensor], tokenize: Tokenize) -> Tensor:
+    """Batches of token ids (N, L), filled to the longest L with the padding that ends the empty text's ids."""
+    longest, padding = max(x.shape[1] for x in ids), int(tokenize([""])[0, -1])
+    return torch.cat([torch.nn.functional.pad(x, (0, longest - x.shape[1]), value=padding) for x in ids]).long()
+
+
+def means(hidden: Encoded) -> Rows:
+    """What pairs keep of a batch: means in float32, first tokens, where there are any, in half precision."""
+    first = {} if hidden.token_stats is None else {"first": hidden.token_stats.half().cpu()}
+    return {"mean": hidden.z.mean.float().cpu(), **first}
+
+
+def hidden_encoder(
+    model: Any,
+    side: Side,
+    device: torch.device,
+    autocast: Callable[[], AbstractContextManager] = nullcontext,
+    kept: Callable[[Encoded], Rows] = means,
+) -> Encode:
+    """What is kept of `encode_hidden` of a model in evaluation mode, of one batch on its device, under autocast."""
+
+    def run(batch: Tensor) -> Rows:
+        with autocast():
+            hidden = encode_with_stats(model, batch.to(device, non_blocking=True), side)
+        return kept(hidden)
+
+    return run
+
+
+def pool_encoder(
+    model: Any,
+    side: Side,
+    device: torch.device,
+    autocast: Callable[[], AbstractContextManager] = nullcontext,
+    points: bool = False,
+) -> Encode:
+    """The same for a pool: Gaussians, and novelty where the model has one; points: without its variances."""
+    novelty = fitted_novelty(model, side)
+
+    @torch.no_grad()
+    def kept(hidden: Encoded) -> Rows:
+        mean, log_var = (x.float().cpu() for x in hidden.z)
+        nats = {} if novelty is None else novelty(hidden)
+        log_var = torch.full_like(log_var, -torch.inf) if points else log_var
+        return {"mean": mean, "log_var": log_var, **{NOVELTY + name: x.cpu() for name, x in nats.items()}}
+
+    return hidden_encoder(model, side, device, autocast, kept)

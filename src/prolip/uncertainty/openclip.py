@@ -1,0 +1,123 @@
+"""An OpenCLIP model with fitted variances: its own encoders, unchanged, with a Gaussian for every embedding."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict
+from pathlib import Path
+
+import torch.nn.functional as F
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from prolip.gaussian import Gaussian, as_points
+from prolip.scores import Score, TrueMatchScore
+from prolip.uncertainty.heads import Parts, VarianceHead
+from prolip.uncertainty.novelty import Novelty, Widths
+from prolip.uncertainty.readings import Readings, ambiguity_of
+from prolip.utils.outputs import replacing
+
+#: The file next to OpenCLIP's own configuration and weights.
+FILE = "uncertainty.safetensors"
+
+
+class PointModel(nn.Module):
+    """A deterministic OpenCLIP model whose embeddings are points: Gaussians with unit means and log_var = -inf."""
+
+    def __init__(self, model: nn.Module):
+        super().__init__()
+        self.model = model
+
+    def encode_image(self, image: Tensor) -> Gaussian:
+        """Pixels (B, 3, H, W) -> points (B, D)."""
+        return as_points(self.model.encode_image(image))  # type: ignore[operator]
+
+    def encode_text(self, text: Tensor) -> Gaussian:
+        """Token ids (B, L) -> points (B, D)."""
+        return as_points(self.model.encode_text(text))  # type: ignore[operator]
+
+
+class FittedCLIP(nn.Module):
+    """An OpenCLIP model whose unit means have the variances of two heads, with the score that was fitted with them.
+
+    novelty, text_novelty: None for a tower without blocks; readings: None in an older model.
+    """
+
+    def __init__(  # noqa: PLR0913, PLR0917 (its parts, in the order of `Fitted`)
+        self,
+        model: nn.Module,
+        image: VarianceHead,
+        text: VarianceHead,
+        score: Score,
+        novelty: Novelty | None = None,
+        text_novelty: Novelty | None = None,
+        readings: Readings | None = None,
+    ):
+        super().__init__()
+        self.model, self.image, self.text, self.score = model, image, text, score
+        self.novelty, self.text_novelty, self.readings = novelty, text_novelty, readings
+        image.rows.fill_(getattr(score, "texts", 0))
+        text.rows.fill_(getattr(score, "images", 0))
+
+    def encode_image(self, image: Tensor, normalize: bool = True) -> Gaussian:
+        """Pixels (B, 3, H, W) -> Gaussian (B, D); the means as the model gives them, float32."""
+        return self._gaussian(self.model.encode_image(image), self.image, normalize)  # type: ignore[operator]
+
+    def encode_text(self, text: Tensor, normalize: bool = True) -> Gaussian:
+        """Token ids (B, L) -> Gaussian (B, D); the means as the model gives them, float32."""
+        return self._gaussian(self.model.encode_text(text), self.text, normalize, text)  # type: ignore[operator]
+
+    def ambiguity(self, image: Tensor) -> Tensor:
+        """Nats of ambiguity of pixels (B, 3, H, W), (B,); see `prolip.uncertainty.readings.Readings`."""
+        return ambiguity_of(self, image)
+
+    @staticmethod
+    def _gaussian(features: Tensor, head: VarianceHead, normalize: bool, ids: Tensor | None = None) -> Gaussian:
+        unit = F.normalize(features.float(), dim=-1)
+        return Gaussian(unit if normalize else features.float(), head.log_var(unit, ids).contiguous())
+
+    def save(self, folder: str | os.PathLike) -> Path:
+        """Write the heads, the score and novelty into a folder that holds the OpenCLIP model."""
+        path = Path(folder) / FILE
+        parts = {side: asdict(head.ambiguity.parts) for side, head in (("image", self.image), ("text", self.text))}
+        written: dict[str, nn.Module] = {"image": self.image, "text": self.text}
+        for name, novelty in (("novelty", self.novelty), ("text_novelty", self.text_novelty)):
+            if novelty is not None:
+                parts[name], written[name] = asdict(novelty.widths), novelty
+        if self.readings is not None:
+            parts["readings"], written["readings"] = self.readings.sizes, self.readings
+        states = {part: module.state_dict() for part, module in written.items()}
+        tensors = {f"{part}.{name}": x.contiguous() for part, state in states.items() for name, x in state.items()}
+        facts = {"parts": json.dumps(parts), "score": json.dumps(self.score.to_dict())}
+        with replacing(path) as temporary:
+            save_file(tensors, temporary, metadata=facts)
+        return path
+
+
+def has_variances(folder: str | os.PathLike) -> bool:
+    """Whether a folder with an OpenCLIP model has fitted variances."""
+    return (Path(folder) / FILE).is_file()
+
+
+def with_variances(model: nn.Module, folder: str | os.PathLike) -> FittedCLIP:
+    """The model of a folder with the folder's fitted variances. ValueError for a file without them."""
+    path = Path(folder) / FILE
+    try:
+        with safe_open(path, framework="pt") as file:
+            facts = {name: json.loads(text) for name, text in (file.metadata() or {}).items() if name != "format"}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
+        made: dict[str, nn.Module] = {side: VarianceHead(Parts(**facts["parts"][side])) for side in ("image", "text")}
+        for name in {"novelty", "text_novelty"} & facts["parts"].keys():  # older files have none
+            made[name] = Novelty(Widths(**facts["parts"][name]))
+        if "readings" in facts["parts"]:
+            made["readings"] = Readings(**facts["parts"]["readings"])
+        for part, module in made.items():
+            own = {name.partition(".")[2]: x for name, x in tensors.items() if name.startswith(f"{part}.")}
+            module.load_state_dict(own)
+        settings = {name: value for name, value in facts["score"].items() if name != "name"}
+        return FittedCLIP(model, score=TrueMatchScore(**settings), **made)  # type: ignore[arg-type]
+    except (SafetensorError, KeyError, TypeError, ValueError, RuntimeError) as error:
+        again = "fit them again with prolip uncertainty"
+        raise ValueError(f"{path} holds no fitted variances ({error}): {again}") from error

@@ -1,0 +1,177 @@
+"""Boxes as torchvision draws them, pixels as Pillow makes them."""
+
+import io
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import pytest
+import sklearn.datasets
+import torch
+from PIL import Image
+from scipy.stats import ks_2samp
+from torchvision.transforms import InterpolationMode, RandomResizedCrop
+from torchvision.transforms.functional import pil_to_tensor, resized_crop
+
+from prolip.data.augment import crops
+from prolip.data.augment.crops import RATIO, RandomCrop, aligned, crop, dct_factor, draw_box
+from prolip.data.faults import SampleFault
+from prolip.data.images import decode_image
+
+PHOTOS = [
+    (Path(sklearn.datasets.__file__).parent / "images" / name).read_bytes() for name in ("china.jpg", "flower.jpg")
+]
+
+
+def jpeg(width, height, seed=0):
+    """Hard edges and noise: what overshoots most."""
+    rng = np.random.default_rng(seed)
+    blocks = np.kron(rng.integers(0, 2, (height // 7 + 1, width // 5 + 1, 3)) * 255, np.ones((7, 5, 1)))
+    pixels = blocks[:height, :width] + rng.normal(scale=20, size=(height, width, 3))
+    buffer = io.BytesIO()
+    Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(buffer, "JPEG", quality=90)
+    return buffer.getvalue()
+
+
+def pillow(image, box, size):
+    """What OpenCLIP's transform makes of a box."""
+    return pil_to_tensor(resized_crop(image, *box, list(size), InterpolationMode.BICUBIC)).short()
+
+
+@pytest.mark.parametrize(
+    "height, width, scale",
+    [
+        (512, 512, (0.8, 1.0)),
+        (768, 1024, (0.8, 1.0)),
+        (480, 640, (0.1, 1.0)),
+        (90, 31, (0.5, 1.0)),
+        (9, 7, (0.3, 0.9)),
+    ],
+)
+def test_boxes_are_distributed_as_torchvisions(height, width, scale):
+    torch.manual_seed(0)
+    outline, rng = torch.empty(1).expand(3, height, width), Random(0)
+    want = np.array([RandomResizedCrop.get_params(outline, list(scale), list(RATIO)) for _ in range(3000)], float)
+    got = np.array([draw_box(height, width, scale, rng) for _ in range(3000)], float)
+    assert (got >= 0).all() and (got[:, 2:] >= 1).all()
+    assert (got[:, 0] + got[:, 2] <= height).all() and (got[:, 1] + got[:, 3] <= width).all()
+    # the marginals, and what would differ if edges were drawn in another dependence: area, shape, middle
+    for facts in (want, got):
+        facts[:, 0] += facts[:, 2] / 2
+        facts[:, 1] += facts[:, 3] / 2
+    columns = [*range(4), lambda boxes: boxes[:, 2] * boxes[:, 3], lambda boxes: boxes[:, 2] / boxes[:, 3]]
+    for column in columns:
+        pair = [column(boxes) if callable(column) else boxes[:, column] for boxes in (want, got)]
+        assert ks_2samp(*pair).pvalue > 1e-3, column
+
+
+@pytest.mark.parametrize("height, width", [(20, 100), (100, 20), (1, 50), (50, 1), (1, 1)])
+def test_images_too_long_for_any_box_give_torchvisions_middle(height, width):
+    outline = torch.empty(1).expand(3, height, width)
+    want = RandomResizedCrop.get_params(outline, [0.95, 1.0], list(RATIO))
+    assert draw_box(height, width, (0.95, 1.0), Random(0)) == tuple(want)
+
+
+@pytest.mark.parametrize(
+    "scale, data",
+    [
+        ((0.8, 1.0), PHOTOS[0]),
+        ((0.8, 1.0), PHOTOS[1]),
+        ((0.8, 1.0), jpeg(512, 512)),
+        ((0.8, 1.0), jpeg(1024, 768)),
+        ((0.3, 1.0), PHOTOS[0]),
+        ((0.3, 1.0), jpeg(101, 77)),
+        ((0.3, 1.0), jpeg(30, 200)),
+        ((0.3, 1.0), jpeg(240, 500)),
+    ],
+)
+@pytest.mark.parametrize("size", [(224, 224), (64, 48)])
+def test_pixels_are_those_of_pillow_but_for_a_level_here_and_there(size, scale, data):
+    image = decode_image(data)
+    ours = RandomCrop(size, scale)
+    for seed in range(5):
+        got = ours.from_file(data, Random(seed))
+        assert got.dtype == torch.uint8 and got.shape == (3, *size) and got.is_contiguous()
+        box, factor = ours.draw(image.height, image.width, Random(seed))
+        off = (got.short() - pillow(image, box, size)).abs()
+        assert factor == 1 and off.float().mean() < 0.02
+        if scale[0] == 0.8:
+            assert off.max() <= 1
+        else:  # small or enlarged boxes: what is a level off after the rows may be two after the columns
+            assert off.max() <= 2 and off.gt(1).float().mean() < 1e-4
+
+
+def test_tall_boxes_are_shrunk_in_pillows_order(monkeypatch):
+    data = jpeg(240, 500, seed=3)
+    image, ours = decode_image(data), RandomCrop((200, 200), (0.9, 1.0))
+    box, _ = ours.draw(image.height, image.width, Random(1))
+    want = pillow(image, box, (200, 200))
+    assert (ours.from_file(data, Random(1)).short() - want).abs().max() <= 1
+    monkeypatch.setattr(crops, "PILLOW", 12 if crops.PILLOW >= 13 else 13)
+    assert (ours.from_file(data, Random(1)).short() - want).abs().max() > 3
+
+
+def test_a_box_of_the_size_wanted_is_copied():
+    pixels = np.random.default_rng(0).integers(0, 256, (40, 50, 3), dtype=np.uint8)
+    got = crop(pixels, (3, 5, 16, 24), (16, 24))
+    assert np.array_equal(got.permute(1, 2, 0).numpy(), pixels[3:19, 5:29])
+
+
+def test_boxes_and_pixels_follow_the_generator_only():
+    ours = RandomCrop((32, 32), (0.5, 1.0))
+    torch.manual_seed(1)
+    one = ours.from_file(PHOTOS[0], Random(4))
+    torch.manual_seed(2)
+    assert torch.equal(one, ours.from_file(PHOTOS[0], Random(4)))
+    assert not torch.equal(one, ours.from_file(PHOTOS[0], Random(5)))
+
+
+def test_png_files_are_cropped_alike():
+    image = decode_image(PHOTOS[1])
+    buffer = io.BytesIO()
+    image.save(buffer, "PNG")
+    ours = RandomCrop((64, 64))
+    assert torch.equal(ours.from_file(buffer.getvalue(), Random(1)), ours.from_file(PHOTOS[1], Random(1)))
+
+
+def test_scaled_decoding_is_close_and_off_by_default():
+    assert not RandomCrop((64, 64)).dct_scaled
+    for data in PHOTOS:  # 640 x 427
+        image = decode_image(data)
+        for size, want in (((64, 64), 4), ((120, 120), 2), ((224, 224), 1)):
+            scaled = RandomCrop(size, (0.8, 1.0), dct_scaled=True)
+            for seed in range(4):
+                box, factor = scaled.draw(image.height, image.width, Random(seed))
+                assert factor == want
+                off = (scaled.from_file(data, Random(seed)).short() - pillow(image, box, size)).abs().float()
+                assert 10 * torch.log10(255**2 / off.square().mean().clamp(min=1e-9)) > 32
+                if factor == 1:
+                    assert off.max() <= 1
+
+
+def test_boxes_of_scaled_files_fall_on_whole_pixels_and_move_by_less_than_one():
+    rng = Random(0)
+    for _ in range(300):
+        height, width = rng.randrange(64, 400), rng.randrange(64, 400)
+        box = draw_box(height, width, (0.2, 1.0), rng)
+        factor = dct_factor(box, (16, 16))
+        top, left, rows, columns = aligned(box, factor, height, width)
+        assert top % factor == left % factor == 0
+        assert (top + rows) % factor == 0 or top + rows == height
+        assert (left + columns) % factor == 0 or left + columns == width
+        moved = np.subtract((top, left, top + rows, left + columns), (*box[:2], box[0] + box[2], box[1] + box[3]))
+        assert np.abs(moved).max() <= factor / 2
+
+
+@pytest.mark.parametrize("dct_scaled", [False, True])
+def test_cut_files_are_faults(dct_scaled):
+    with pytest.raises(SampleFault, match="bad image"):
+        RandomCrop((32, 32), (0.8, 1.0), dct_scaled).from_file(PHOTOS[0][:-3000], Random(0))
+
+
+@pytest.mark.parametrize("dct_scaled", [False, True])
+def test_damage_that_pillow_forgives_is_forgiven(dct_scaled):
+    """Bytes between the data and the end marker are a warning to libjpeg; no training stops for them."""
+    data = PHOTOS[0][:-2] + b"\x00" * 40 + PHOTOS[0][-2:]
+    whole, odd = (RandomCrop((32, 32), (0.8, 1.0), dct_scaled).from_file(d, Random(0)) for d in (PHOTOS[0], data))
+    assert (whole.short() - odd.short()).abs().float().mean() < 2

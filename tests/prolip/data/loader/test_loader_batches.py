@@ -1,0 +1,136 @@
+"""What is in a batch."""
+
+import random
+
+import pytest
+import torch
+from tiny_loaders import build, epoch, gathered, same
+from tiny_tars import letters, members, plain, png, write_shards, write_tar
+
+from prolip.data.captions import caption_id
+from prolip.data.loader import DataConfig, build_loader
+
+
+def test_captions_are_drawn_afresh_each_epoch(tmp_path):
+    write_shards(tmp_path, [4])
+    loader = build(tmp_path, caption_sampling="keywords")
+    batches = [batch for number in range(12) for batch in epoch(loader, number)]
+    assert len({tuple(batch["text"][batch["key"].index("s002")].tolist()) for batch in batches}) == 3
+
+
+def test_several_captions_are_drawn_for_each_image_the_first_as_for_one(tmp_path):
+    write_shards(tmp_path, [4, 4])
+    one, three = (epoch(build(tmp_path, workers=2, captions=n, caption_sampling="keywords")) for n in (1, 3))
+    for single, several in zip(one, three, strict=True):
+        assert several["text"].shape[:2] == (4, 3) and torch.equal(several["text"][:, 0], single["text"])
+        assert torch.equal(several["image"], single["image"])
+        words = {
+            key: {tuple(letters([f"word {int(key[1:])} {i}"])[0].tolist()) for i in range(3)} for key in several["key"]
+        }
+        for key, row in zip(several["key"], several["text"]):
+            assert {tuple(text.tolist()) for text in row} <= words[key]
+    assert len({tuple(text.tolist()) for batch in three for row in batch["text"] for text in row}) > 8
+
+
+def test_words_are_dropped_anew_each_epoch_the_same_for_ranks_and_workers_and_identities_stay(tmp_path):
+    write_tar(tmp_path / "a.tar", [(f"k{i}", {"png": png(i), "txt": f"a b c d e f {i}".encode()}) for i in range(8)])
+    settings = {"batch_size": 8, "known_matches": True, "word_drop": 0.5}
+    loader = build(tmp_path, workers=4, **settings)
+    first, second = (epoch(loader, number)[0] for number in (0, 1))
+    loader.close()
+    shared = [build(tmp_path, workers=2, rank=rank, world_size=2, **settings | {"batch_size": 4}) for rank in range(2)]
+    (step,) = zip(*(epoch(one) for one in shared))
+    for one in shared:
+        one.close()
+    assert same(gathered(step), first)
+    texts = ["".join(map(chr, row)).rstrip("\0") for row in first["text"].tolist()]
+    wholes = [f"a b c d e f {key[1:]}" for key in first["key"]]
+    assert all(text and set(text) <= set(whole) for text, whole in zip(texts, wholes))
+    assert sum(len(text.split()) for text in texts) < 7 * 8 * 0.75
+    assert first["caption_id"].tolist() == [caption_id(whole) for whole in wholes]
+    other = dict(zip(second["key"], second["text"].tolist()))
+    assert any(other[key] != row for key, row in zip(first["key"], first["text"].tolist()))
+    two = epoch(build(tmp_path, batch_size=8, word_drop=0.5, captions=2))[0]["text"]
+    assert (two[:, 0] != two[:, 1]).any(1).sum() > 4  # of one caption, each loses other words
+
+
+def test_images_without_texts_are_read_where_none_is_wanted(tmp_path):
+    write_tar(tmp_path / "bare.tar", [(f"b{i}", {"png": png(i)}) for i in range(4)])
+    with pytest.raises(ValueError, match="images have no text beside them"):
+        build(tmp_path)
+    (batch,) = epoch(build(tmp_path, captions=0))
+    assert batch.keys() == {"image", "key"} and len(batch["image"]) == 4
+    with pytest.raises(ValueError, match="captions is 2 with known matches: give 1"):
+        build(tmp_path, captions=2, known_matches=True)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_unpaired_texts_are_those_of_the_batch_and_of_no_image_beside_them(tmp_path, workers):
+    write_shards(tmp_path, [4, 4])
+    pairs, apart = (epoch(build(tmp_path, workers=workers, unpaired=unpaired)) for unpaired in (False, True))
+    for pair, other in zip(pairs, apart, strict=True):
+        assert torch.equal(pair["image"], other["image"]) and pair["key"] == other["key"]
+        assert not (pair["text"] == other["text"]).all(1).any()
+        assert sorted(pair["text"].tolist()) == sorted(other["text"].tolist())
+    for settings in ({"known_matches": True}, {"batch_size": 2, "workers": 2}):
+        with pytest.raises(ValueError, match="two samples or more for each worker, and no known matches"):
+            DataConfig(train_data="x", **({"batch_size": 4, "unpaired": True} | settings))
+
+
+def test_known_matches_name_the_drawn_and_all_captions(tmp_path):
+    write_shards(tmp_path, [4, 4])
+    loader = build(tmp_path, workers=2, known_matches=True, caption_sampling="name,keywords")
+    (batch, _) = epoch(loader)
+    assert batch["caption_id"].dtype == batch["caption_ids"].dtype == torch.int64
+    for key, text, drawn, every in zip(batch["key"], batch["text"], batch["caption_id"], batch["caption_ids"]):
+        index = int(key[1:])
+        captions = [f"name {index}", *(f"word {index} {i}" for i in range(3))]
+        assert every.tolist() == [caption_id(caption) for caption in captions]
+        caption = next(caption for caption in captions if caption_id(caption) == drawn)
+        assert torch.equal(letters([caption])[0], text)
+
+
+def test_ids_are_padded_over_workers_with_minus_one(tmp_path):
+    def shard(name, words):
+        record = f'{{"keywords": {words}}}'.encode()
+        write_tar(tmp_path / name, [(f"{name[0]}{i}", {**members(i), "json": record}) for i in range(4)])
+
+    shard("a.tar", '["one"]')
+    shard("b.tar", '["one", "two", "three"]')
+    (batch, _) = epoch(build(tmp_path, workers=2, known_matches=True, caption_sampling="keywords"))
+    assert batch["caption_ids"].shape == (4, 3)
+    for key, ids in zip(batch["key"], batch["caption_ids"]):
+        assert (ids == -1).sum() == (2 if key[0] == "a" else 0)
+
+
+def test_transforms_may_leave_uint8(tmp_path):
+    write_shards(tmp_path, [4])
+    (batch,) = epoch(build(tmp_path, transform=plain, workers=2))
+    index = int(batch["key"][3][1:])
+    assert batch["image"].dtype == torch.uint8 and batch["image"].shape == (4, 3, 4, 4)
+    from prolip.data.samples import decode_image
+
+    assert torch.equal(batch["image"][3], plain(decode_image(png(index))))
+
+
+def test_selection_narrows_data_and_count(tmp_path):
+    write_shards(tmp_path, [12, 12])
+    loader = build(tmp_path, select="group=objects|food drink")
+    keys = [key for batch in epoch(loader) for key in batch["key"]]
+    assert loader.dataset_samples == 16 and sorted(keys) == [f"s{i:03d}" for i in range(24) if i % 3]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_reading_leaves_the_global_generators_alone(tmp_path, workers):
+    write_shards(tmp_path, [8, 8])
+    torch.manual_seed(3), random.seed(3)
+    before = torch.get_rng_state(), random.getstate()
+    epoch(build(tmp_path, workers=workers))
+    assert torch.equal(before[0], torch.get_rng_state()) and random.getstate() == before[1]
+
+
+def test_the_context_length_reaches_the_tokenizer(tmp_path):
+    write_shards(tmp_path, [4])
+    config = DataConfig(train_data=str(tmp_path), batch_size=4, workers=0)
+    (batch,) = build_loader(config, plain, letters, context_length=9)
+    assert batch["text"].shape == (4, 9)

@@ -1,0 +1,143 @@
+"""A loader that is stopped between two batches goes on with the very same batches, also when ranks share them anew."""
+
+import json
+
+import pytest
+import torch
+from tiny_tars import letters, members, noisy, write_shards, write_tar
+
+from prolip.data.captions import stable_hash
+from prolip.data.loader import DataConfig, build_loader, join_states
+
+SETTINGS = {"caption_sampling": "name,keywords:2,txt", "max_bad_fraction": 0.5, "shuffle_buffer": 6}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    write_shards(tmp_path, [3, 9, 5, 7, 6, 4])
+    write_tar(tmp_path / "9.tar", [("x", {**members(90), "png": b"x"}), ("y", members(91))])
+    return tmp_path
+
+
+def build(folder, ranks=1, workers=0, rank=0, **changes):
+    settings = {"batch_size": 8 // ranks, **SETTINGS, **changes}
+    config = DataConfig(train_data=str(folder), workers=workers, **settings)
+    return build_loader(config, noisy, letters, rank=rank, world_size=ranks)
+
+
+def digest(batches):
+    """One number per global row, in the order of global rows, of several ranks' batches of one step."""
+    rows = []
+    for i in range(len(batches[0]["key"])):
+        for batch in batches:
+            rows.append((batch["key"][i], stable_hash(batch["image"][i].numpy().tobytes(), batch["text"][i].tolist())))
+    return rows
+
+
+def all_batches(folder, ranks=1, workers=0, epoch=1, state=None, **changes):
+    """(global batches of an epoch, joined state behind each of them), from `state` on."""
+    loaders = [build(folder, ranks, workers, rank, **changes) for rank in range(ranks)]
+    for loader in loaders:
+        if state is not None:
+            loader.load_state_dict(state)
+        loader.set_epoch(epoch)
+    found, states = [], []
+    for step in zip(*loaders, strict=True):
+        found.append(digest(step))
+        states.append(plain_copy(join_states([loader.state_dict() for loader in loaders])))
+    faults = sum(loader.faults().get("bad image", 0) for loader in loaders)
+    for loader in loaders:
+        loader.close()
+    return found, states, faults
+
+
+def plain_copy(state):
+    """Through JSON, which keeps plain types only; its keys come back as words."""
+    copy = json.loads(json.dumps(state))
+    return copy | {"cursors": {int(stream): cursor for stream, cursor in copy["cursors"].items()}}
+
+
+SHARES = [((1, 0), (1, 0)), ((1, 2), (1, 2)), ((2, 1), (1, 2)), ((1, 4), (2, 2)), ((2, 2), (4, 0)), ((4, 1), (1, 4))]
+
+
+@pytest.mark.parametrize("before, after", SHARES)
+def test_an_epoch_goes_on_with_the_same_batches(folder, before, after):
+    whole, states, faults = all_batches(folder, *before)
+    assert len(whole) == 5 and faults > 0
+    for stop in (1, 3, 5):
+        rest, _, faults_in_all = all_batches(folder, *after, state=states[stop - 1])
+        assert rest == whole[stop:]
+        assert faults_in_all == faults
+
+
+def test_the_epoch_after_a_resumed_one_is_the_usual_one(folder):
+    _, states, _ = all_batches(folder)
+    usual, _, _ = all_batches(folder, epoch=2)
+    loader = build(folder)
+    loader.load_state_dict(states[1])
+    loader.set_epoch(1)
+    assert len(list(loader)) == 3
+    loader.set_epoch(2)
+    assert [digest([batch]) for batch in loader] == usual
+
+
+def test_between_epochs_streams_may_change(folder):
+    _, states, _ = all_batches(folder)
+    usual, _, _ = all_batches(folder, 2, 2, epoch=2)
+    resumed, _, _ = all_batches(folder, 2, 2, epoch=2, state=states[-1])
+    assert resumed == usual
+
+
+@pytest.mark.parametrize("before", [(1, 0), (1, 4)])
+@pytest.mark.parametrize("after", [(1, 2), (2, 0), (4, 0)])
+def test_an_epoch_that_was_at_its_end_has_no_batch_left_for_any_rank_or_worker(folder, before, after):
+    """A checkpoint behind the last step of an epoch is of that epoch; whoever reads it goes on with the next."""
+    _, states, faults = all_batches(folder, *before)
+    usual, _, _ = all_batches(folder, *after, epoch=2)
+    loaders = [build(folder, *after, rank) for rank in range(after[0])]
+    for loader in loaders:
+        loader.load_state_dict(states[-1])
+        loader.set_epoch(1)
+        assert list(loader) == []
+    again = join_states([loader.state_dict() for loader in loaders])
+    for loader in loaders:
+        loader.load_state_dict(plain_copy(again) | {"faults": states[-1]["faults"]})
+        assert list(loader) == []
+        loader.set_epoch(2)
+    assert [digest(step) for step in zip(*loaders, strict=True)] == usual
+    for loader in loaders:
+        loader.close()
+
+
+@pytest.mark.parametrize("size", [4, 16])
+def test_another_global_batch_inside_an_epoch_is_refused(folder, size):
+    _, states, _ = all_batches(folder)
+    for state in states[:-1]:
+        with pytest.raises(ValueError, match=f"global batch was 8, is {size}"):
+            build(folder, batch_size=size).load_state_dict(state)
+    loader = build(folder, batch_size=size)
+    loader.load_state_dict(states[-1])
+    assert list(loader) == []
+
+
+def test_another_number_of_streams_inside_an_epoch_is_refused_with_what_to_choose(folder):
+    _, states, _ = all_batches(folder, 1, 2)
+    with pytest.raises(ValueError, match=r"2 streams .* this run has 4: choose --workers so that ranks x workers is 2"):
+        build(folder, 2, 2).load_state_dict(states[0])
+
+
+def test_data_in_another_order_is_refused_inside_an_epoch(folder):
+    _, states, _ = all_batches(folder)
+    with pytest.raises(ValueError, match="shuffle_buffer was 6, is 7"):
+        build(folder, shuffle_buffer=7).load_state_dict(states[0])
+    write_tar(folder / "new.tar", [("z", members(92))])
+    with pytest.raises(ValueError, match="shards was 7, is 8; samples was 36, is 37"):
+        build(folder).load_state_dict(states[0])
+    build(folder).load_state_dict(states[-1])
+
+
+def test_the_state_is_small_and_of_plain_types(folder, tmp_path):
+    _, states, _ = all_batches(folder, 1, 2)
+    torch.save(states[2], tmp_path / "state.pt")
+    assert torch.load(tmp_path / "state.pt", weights_only=True) == states[2]
+    assert (tmp_path / "state.pt").stat().st_size < 5000

@@ -1,0 +1,175 @@
+"""Worker processes: how far ahead they read, what they hold open, how they end."""
+
+import multiprocessing
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from tiny_loaders import build, epoch
+from tiny_tars import plain, write_shards
+from torch.utils.data import get_worker_info
+
+from prolip.data.loader import lost_worker
+from prolip.utils.threads import raise_file_limit
+
+
+@pytest.mark.parametrize(("prefetch", "batch_size", "ahead"), [(None, 4, 32), (None, 1024, 2), (3, 4, 3)])
+def test_workers_prepare_as_many_batches_ahead_as_asked_for_or_as_the_batch_wants(
+    tmp_path, prefetch, batch_size, ahead
+):
+    drawn = multiprocessing.Value("q", 0)
+
+    def counted(image):
+        with drawn.get_lock():
+            drawn.value += 1
+        return plain(image)
+
+    write_shards(tmp_path, [8, 8])
+    settings = {"prefetch": prefetch, "train_num_samples": 64 * batch_size}
+    loader = build(tmp_path, batch_size, workers=2, transform=counted, **settings)
+    next(iter(loader))
+    # Workers have begun one chunk more for the batch that was taken.
+    wanted, deadline = (ahead + 1) * batch_size, time.monotonic() + 60
+    while drawn.value < wanted and time.monotonic() < deadline:
+        time.sleep(0.01)
+    time.sleep(0.2)
+    assert drawn.value == wanted
+    loader.close()
+
+
+@pytest.fixture
+def file_limit():
+    """Sets the soft limit of open files; what it was before comes back."""
+    resource = pytest.importorskip("resource")
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+
+    def lower(soft):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, before[1]))
+        return lambda: resource.getrlimit(resource.RLIMIT_NOFILE)
+
+    yield lower
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_the_limit_of_open_files_is_raised_as_far_as_it_goes(file_limit):
+    limits = file_limit(256)
+    hard = limits()[1]
+    for _ in range(2):
+        raise_file_limit()
+        assert limits() == (hard, hard)
+
+
+def test_a_system_that_refuses_more_open_files_keeps_what_it_has(file_limit, monkeypatch):
+    import resource
+
+    limits = file_limit(256)
+    before = limits()
+
+    def refuse(*_):
+        raise ValueError("current limit exceeds maximum limit")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(resource, "setrlimit", refuse)
+        raise_file_limit()
+    assert limits() == before
+    with monkeypatch.context() as patched:
+        patched.setitem(sys.modules, "resource", None)  # as on Windows
+        raise_file_limit()
+    assert limits() == before
+
+
+def open_files(process):
+    return len(os.listdir(f"/proc/{process}/fd"))
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts open files by /proc")
+def test_more_tensors_may_wait_than_the_soft_limit_of_files_allowed(tmp_path, file_limit):
+    """While one worker is slow, the chunks of the other pile up in this process, two open files each."""
+    main, allowed = os.getpid(), open_files("self") + 40
+    most, deadline = multiprocessing.Value("q", 0), time.monotonic() + 60
+
+    def slow(image):
+        while get_worker_info().id == 0 and most.value <= allowed and time.monotonic() < deadline:
+            most.value = max(most.value, open_files(main))
+            time.sleep(0.01)
+        return plain(image)
+
+    write_shards(tmp_path, [16, 16])
+    file_limit(allowed)
+    loader = build(tmp_path, batch_size=2, workers=2, transform=slow, train_num_samples=100)
+    assert len(epoch(loader)) == 50
+    loader.close()
+    assert most.value > allowed
+
+
+def test_workers_live_through_epochs_and_end_with_the_loader(tmp_path):
+    def workers():
+        return {child.pid for child in multiprocessing.active_children()}
+
+    write_shards(tmp_path, [4, 4])
+    before = workers()
+    loader = build(tmp_path, workers=2)
+    epoch(loader)
+    first = workers() - before
+    epoch(loader, 1)
+    assert len(first) == 2 and workers() - before == first
+    loader.close()
+    assert workers() == before
+    epoch(loader, 2)
+    assert len(workers() - before) == 2
+    del loader
+    assert workers() == before
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1], ids=str)
+def test_workers_go_on_after_a_stop_signal_that_went_to_the_whole_group(tmp_path, number):
+    """The run finishes its step and saves, for which it may need another batch."""
+    write_shards(tmp_path, [16, 16])
+    loader = build(tmp_path, workers=2, prefetch=1)
+    others = set(multiprocessing.active_children())
+    batches = iter(loader)
+    next(batches)
+    for worker in set(multiprocessing.active_children()) - others:
+        os.kill(worker.pid, number)
+    time.sleep(0.1)
+    assert len(list(batches)) == 7
+    loader.close()
+
+
+def test_a_worker_that_is_killed_ends_the_epoch_with_an_error_and_the_others(tmp_path):
+    def slow(image):
+        time.sleep(0.05)
+        return plain(image)
+
+    write_shards(tmp_path, [16, 16])
+    loader = build(tmp_path, workers=2, prefetch=1, transform=slow, train_num_samples=800)
+    others = set(multiprocessing.active_children())
+    batches = iter(loader)
+    next(batches)
+    os.kill((set(multiprocessing.active_children()) - others).pop().pid, signal.SIGKILL)  # as when memory runs out
+    with pytest.raises(RuntimeError, match="killed by signal: Killed|exited unexpectedly"):
+        list(batches)
+    assert set(multiprocessing.active_children()) == others
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        EOFError(),
+        ConnectionResetError(),
+        RuntimeError("DataLoader worker (pid(s) 7) exited unexpectedly"),
+    ],
+)
+def test_a_worker_that_was_killed_is_named_with_its_signal_whatever_came_of_it(error):
+    """Torch says no more than `exited unexpectedly` where the fetch finds the worker dead."""
+    process = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+    process.start()
+    process.kill()
+    workers = SimpleNamespace(_iterator=SimpleNamespace(_workers=[process]))
+    assert lost_worker(error, workers) == f"DataLoader worker (pid {process.pid}) is killed by signal: Killed."
+    for other in (ValueError("bad"), RuntimeError("Pin memory thread exited unexpectedly")):
+        assert lost_worker(other, workers) is None

@@ -1,0 +1,242 @@
+"""Shards damaged at random, seeded. What is promised, and asserted here:
+
+Without an index, structure. Either the samples are identical, or a fault is counted and every sample that was handed
+out is byte for byte a true one, or the damaged bytes are still a well-formed archive (a flip inside a file's data, a
+whole member that is gone or there twice): then the samples are exactly that archive's, by an independent parser below.
+A shard that was cut anywhere, and bytes that are gone or there twice in other than multiples of 512, are always seen.
+
+With an index, content. Every sample that is handed out is byte for byte a true one, and where one is missing a fault is
+counted, whatever was done to the bytes.
+"""
+
+import io
+import random
+import tarfile
+from collections import Counter
+from hashlib import sha256
+
+import pytest
+from faulty_servers import FaultyServer
+from webdataset.tariterators import base_plus_ext
+
+from prolip.data.faults import RESUMED, UNCHARGED, FaultCounter, ShardFault
+from prolip.data.reading.shard_index import Entry
+from prolip.data.reading.stream import ReadPolicy
+from prolip.data.reading.tar import read_shard
+
+BLOCK = 512
+POLICY = ReadPolicy(connect_timeout=10, read_timeout=20, retries=6, backoff=0.001)
+
+
+# --- an independent reading of the format
+def parse(data):
+    """Name and content of the members of a well-formed ustar archive with GNU long names; None for anything else."""
+    members, at, long = [], 0, None
+    while at + BLOCK <= len(data):
+        head = data[at : at + BLOCK]
+        if not any(head):
+            return None if any(data[at:]) or len(data) % BLOCK else members
+        try:
+            field = head[148:156].split(b"\0")[0].decode("ascii").strip() or "0"
+            size = int(head[124:136].split(b"\0")[0].decode("ascii").strip() or "0", 8)
+            stored = int(field, 8)
+        except ValueError:
+            return None
+        if stored != sum(head[:148]) + 8 * 32 + sum(head[156:]):
+            return None
+        content = data[at + BLOCK : at + BLOCK + size]
+        at += BLOCK + -(-size // BLOCK) * BLOCK
+        if len(content) < size or at > len(data):
+            return None
+        if head[156:157] == b"L":
+            # GNU's format leaves open what tarfile does: whole blocks up to a zero, and of several in a row the first
+            long = data[at - -(-size // BLOCK) * BLOCK : at].split(b"\0")[0] if long is None else long
+            continue
+        name = long if long is not None else head[:100].split(b"\0")[0]
+        members.append((name.decode("utf-8", "surrogateescape"), content))
+        long = None
+    return None
+
+
+def group(members):
+    """Samples of members: neighbours with one key, in webdataset's sense; the first of equal ones counts."""
+    samples = []
+    for name, content in members:
+        key, suffix = base_plus_ext(name)
+        if key is None or name.startswith("__"):
+            continue
+        if not samples or samples[-1]["__key__"] != key:
+            samples.append({"__key__": key})
+        samples[-1].setdefault(suffix.lower(), content)
+    seen, unique = set(), []
+    for sample in samples:
+        if sample["__key__"] not in seen:
+            unique.append(sample)
+        seen.add(sample["__key__"])
+    return unique
+
+
+# --- shards and what is done to them
+def make_shard(rng):
+    """A shard of a few samples with files of awkward sizes: empty, one byte, whole blocks, long names."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.GNU_FORMAT) as archive:
+        for number in range(rng.randint(2, 9)):
+            key = f"{'d' * rng.choice([0, 0, 0, 120])}k{number:03d}"
+            for suffix in rng.choice([("png", "txt"), ("png", "txt", "json"), ("txt", "PNG")]):
+                size = rng.choice([0, 1, 20, 511, 512, 513, 1024, rng.randint(2, 6000)])
+                info = tarfile.TarInfo(f"{key}.{suffix}")
+                info.size = size
+                archive.addfile(info, io.BytesIO(rng.randbytes(size)))
+    return buffer.getvalue()
+
+
+def span(rng, data):
+    """A range of bytes; half of them of whole blocks, and half of those at a block's beginning."""
+    begin, length = rng.randrange(len(data)), rng.randint(1, 3000)
+    kind = rng.randrange(4)
+    if kind < 2:
+        length = BLOCK * rng.randint(1, 8)
+    if kind == 0:
+        begin = begin // BLOCK * BLOCK
+    return begin, min(begin + length, len(data))
+
+
+def cut(rng, data):
+    return data[: rng.randrange(len(data))]
+
+
+def flip(rng, data):
+    at = rng.randrange(len(data))
+    return data[:at] + bytes([data[at] ^ 1 << rng.randrange(8)]) + data[at + 1 :]
+
+
+def overwrite(rng, data):
+    begin, end = span(rng, data)
+    filling = rng.choice([bytes(end - begin), b"\xff" * (end - begin), rng.randbytes(end - begin)])
+    return data[:begin] + filling + data[end:]
+
+
+def delete(rng, data):
+    begin, end = span(rng, data)
+    return data[:begin] + data[end:]
+
+
+def duplicate(rng, data):
+    begin, end = span(rng, data)
+    return data[:end] + data[begin:]
+
+
+def insert(rng, data):
+    at = rng.randrange(len(data))
+    return data[:at] + rng.choice([rng.randbytes(rng.randint(1, 2000)), bytes(BLOCK * rng.randint(1, 4))]) + data[at:]
+
+
+DAMAGES = (cut, flip, overwrite, delete, duplicate, insert)
+
+
+def read(url, entry=None):
+    """Samples and counted faults."""
+    faults, samples = FaultCounter(), []
+    try:
+        for raw in read_shard(str(url), faults.add, POLICY, entry):
+            samples.append({name: value for name, value in raw.items() if name != "__url__"})
+    except ShardFault as fault:
+        faults.add(fault)
+    return samples, faults
+
+
+def judge(samples, faults, truth, damaged):
+    """Which of the three promises a reading without an index keeps; AssertionError for none."""
+    assert set(faults.kinds) <= {"broken shard", "duplicate member", "duplicate key", *UNCHARGED}
+    if samples == truth:
+        return "identical"
+    if faults.bad_shards and all(sample in truth for sample in samples):
+        return "counted"
+    members = parse(damaged)
+    assert members is not None, "false samples of an archive that is not well-formed"
+    assert samples == group(members) and not faults.bad_shards
+    return "well-formed"
+
+
+def fuzz_structure(path, seed):
+    rng = random.Random(f"structure {seed}")
+    data = make_shard(rng)
+    truth = group(parse(data))
+    damage = DAMAGES[seed % len(DAMAGES)]
+    damaged = damage(rng, data)
+    path.write_bytes(damaged)
+    verdict = judge(*read(path), truth, damaged)
+    shift = (len(data) - len(damaged)) % BLOCK
+    if damage is cut or (damage in (delete, duplicate) and shift):
+        assert verdict != "well-formed"
+    return verdict
+
+
+def fuzz_content(path, seed):
+    rng = random.Random(f"content {seed}")
+    data = make_shard(rng)
+    truth = group(parse(data))
+    entry = Entry(len(truth), len(data), sha256(data).hexdigest())
+    damaged = data
+    for _ in range(rng.randint(1, 3)):
+        damaged = rng.choice(DAMAGES)(rng, damaged or b"x")
+    path.write_bytes(damaged)
+    samples, faults = read(path, entry)
+    if samples != truth or damaged != data:
+        assert faults.bad_shards == 1
+        return "counted"
+    return "identical"
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_random_damage_is_seen_or_leaves_a_well_formed_archive(tmp_path, part):
+    verdicts = Counter(fuzz_structure(tmp_path / "0.tar", seed) for seed in range(part * 60, part * 60 + 60))
+    assert verdicts["counted"] > 25 and verdicts["identical"] and verdicts["well-formed"]
+
+
+@pytest.mark.parametrize("part", range(2))
+def test_with_an_index_whatever_was_damaged_is_counted(tmp_path, part):
+    verdicts = Counter(fuzz_content(tmp_path / "0.tar", seed) for seed in range(part * 60, part * 60 + 60))
+    assert verdicts["counted"] > 50
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(10))
+def test_two_thousand_damaged_shards(tmp_path, part):
+    verdicts: Counter[str] = Counter()
+    for seed in range(1000 + part * 120, 1000 + part * 120 + 120):
+        verdicts[fuzz_structure(tmp_path / "0.tar", seed)] += 1
+        verdicts[fuzz_content(tmp_path / "0.tar", seed)] += 1
+    assert verdicts.total() == 240 and verdicts["counted"] > 150
+
+
+@pytest.mark.parametrize("part", range(2))
+def test_damaged_shards_over_a_connection_that_breaks_at_random(monkeypatch, part):
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    cases, truths = {}, {}
+    for seed in range(part * 20, part * 20 + 20):
+        rng = random.Random(f"http {seed}")
+        data = make_shard(rng)
+        cases[f"{seed}.tar"] = data if seed % 2 else rng.choice(DAMAGES)(rng, data)
+        truths[f"{seed}.tar"] = group(parse(data))
+    total = FaultCounter()
+    with FaultyServer(cases) as server:
+        for name, damaged in cases.items():
+            samples, faults = read(server.url("chaos", name))
+            if faults.kinds["interrupted shard"]:
+                assert samples == truths[name][: len(samples)] or parse(damaged) is not None
+            elif parse(damaged) is not None and damaged:
+                assert samples == group(parse(damaged))
+            else:
+                judge(samples, faults, truths[name], damaged)
+            total.merge(faults)
+    assert total.kinds[RESUMED] > 10  # it did break
+
+
+def test_every_sound_shard_is_read_as_the_independent_parser_reads_it(tmp_path):
+    for seed in range(20):
+        data = make_shard(random.Random(seed))
+        (tmp_path / "0.tar").write_bytes(data)
+        samples, faults = read(tmp_path / "0.tar")
+        assert samples == group(parse(data)) and not faults.kinds

@@ -1,0 +1,283 @@
+"""Local files, commands and fsspec's file systems under the resuming stream."""
+
+import contextlib
+import os
+import random
+import sys
+import time
+from dataclasses import replace
+
+import fsspec
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+from tiny_tars import write_shards
+
+from prolip.data.faults import RESUMED, FaultCounter, ShardFault
+from prolip.data.reading.remote import Pace, Transient, within
+from prolip.data.reading.stream import ReadPolicy, ResumingStream, open_stream
+from prolip.data.reading.tar import read_shard
+
+POLICY = ReadPolicy(connect_timeout=2, read_timeout=5, retries=3, backoff=0.01, block=4096, pipes=True)
+HASTY = replace(POLICY, connect_timeout=0.3, read_timeout=0.3, least_rate=1e6, retries=2)
+CONNECT = "prolip.data.reading.stream.connect"
+DATA = random.Random(0).randbytes(50_000)
+
+
+def whole(url, policy=POLICY, on_retry=None):
+    stream = open_stream(url, policy, on_retry)
+    try:
+        return b"".join(iter(lambda: stream.read(3000), b""))
+    finally:
+        stream.close()
+
+
+def fault_of(url, policy=POLICY):
+    with pytest.raises(ShardFault) as error:
+        whole(url, policy)
+    return error.value
+
+
+# --- local files
+def test_a_local_file_that_cannot_be_opened_is_unreadable_at_once(tmp_path, monkeypatch):
+    waits = []
+    monkeypatch.setattr(time, "sleep", waits.append)
+    assert fault_of(str(tmp_path / "no.tar")).kind == "unreadable shard"
+    assert fault_of(str(tmp_path)).kind == "unreadable shard"
+    assert waits == []
+
+
+def test_a_local_file_that_is_replaced_or_cut_while_it_is_read_is_a_changed_shard(tmp_path):
+    path = tmp_path / "0.tar"
+    path.write_bytes(DATA * 60)  # more than is buffered
+    stream = open_stream(str(path), POLICY)
+    stream.read(1000)
+    os.truncate(path, 2000)
+    with pytest.raises(ShardFault, match="changed shard"):
+        while stream.read(2**16):
+            pass
+
+
+def test_errors_of_a_local_disk_are_tried_again(tmp_path, monkeypatch):
+    path = tmp_path / "0.tar"
+    path.write_bytes(DATA)
+    stream = open_stream(str(path), POLICY)
+    first = stream.read(10_000)
+    failing = stream._connection.file
+    monkeypatch.setattr(stream._connection, "read", lambda _: failing.seek(-1))  # OSError, as a stale handle gives
+    assert first + b"".join(iter(lambda: stream.read(3000), b"")) == DATA
+
+
+# --- commands
+def test_a_failure_anywhere_in_a_pipeline_is_seen(tmp_path):
+    path = tmp_path / "0"
+    path.write_bytes(DATA)
+    assert whole(f"pipe:cat {path} | cat") == DATA
+    for command in (f"(cat {path}; exit 7) | cat", f"cat {path}; echo no >&2; exit 7"):
+        fault = fault_of(f"pipe:{command}")
+        assert fault.kind == "broken shard" and "exit 7" in fault.message
+    assert fault.message.endswith("exit 7: no")
+
+
+def test_a_command_that_stalls_or_trickles_is_killed_with_all_its_children(tmp_path):
+    start = time.monotonic()
+    mark = tmp_path / "pid"
+    for command in (
+        f"echo x; (echo $BASHPID > {mark}; exec sleep 60) | cat",
+        "while true; do echo x; sleep 0.05; done",
+        "echo x; exec >&-; sleep 60",
+    ):
+        fault = fault_of(f"pipe:{command}", HASTY)
+        assert fault.kind == "interrupted shard" and "stalled" in fault.message
+    assert time.monotonic() - start < 50  # the commands themselves take a minute, and for ever
+    assert not alive(int(mark.read_text()))
+
+
+def alive(pid):
+    """Whether a process runs; one that waits to be reaped does not."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_a_command_is_read_where_over_a_thousand_files_are_open(tmp_path):
+    resource = pytest.importorskip("resource")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < 1200:
+        pytest.skip(f"this system allows {hard} open files")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 1200), hard))
+    with contextlib.ExitStack() as files:
+        for _ in range(1030):
+            files.enter_context(open(os.devnull))
+        assert whole("pipe:echo here") == b"here\n"
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_leaving_a_command_early_kills_it(tmp_path):
+    mark = tmp_path / "pid"
+    stream = open_stream(f"pipe:echo $$ > {mark}; yes", POLICY)
+    assert stream.read(4) == b"y\ny\n"
+    stream.close()
+    assert not alive(int(mark.read_text()))
+
+
+# --- fsspec
+class UnsteadyFileSystem(MemoryFileSystem):
+    """Memory whose files fail when told to: `plan` holds one word for each read."""
+
+    protocol = "hf"
+    plan: list = []
+    version = 1
+
+    @classmethod
+    def _strip_protocol(cls, path):
+        return "/" + path.removeprefix("hf://").lstrip("/")
+
+    def _open(self, path, mode="rb", **kwargs):
+        file = super()._open(path, mode, **kwargs)
+        return file if mode == "wb" else UnsteadyFile(file)
+
+    def info(self, path, **kwargs):
+        return {**super().info(path, **kwargs), "ETag": str(self.version), "created": None}
+
+
+class UnsteadyFile:
+    """Reads that fail, stall or bring too little."""
+
+    def __init__(self, file):
+        self.file = file
+
+    def read(self, size):
+        word = UnsteadyFileSystem.plan.pop(0) if UnsteadyFileSystem.plan else "ok"
+        if word == "stall":
+            time.sleep(3)
+        if word == "fail":
+            raise ConnectionResetError("reset by peer")
+        if word == "change":
+            UnsteadyFileSystem.version += 1
+            raise ConnectionResetError("reset by peer")
+        return self.file.read({"short": 100, "end": 0}.get(word, size))
+
+    def seek(self, position):
+        return self.file.seek(position)
+
+    def close(self):
+        pass
+
+
+@pytest.fixture
+def unsteady():
+    fsspec.register_implementation("hf", UnsteadyFileSystem, clobber=True)
+    fsspec.filesystem("hf").pipe_file("/a/0", DATA)
+    yield UnsteadyFileSystem
+    UnsteadyFileSystem.plan = []
+    sys.modules["fsspec.registry"]._registry.pop("hf")
+
+
+@pytest.mark.parametrize("plan", [["ok", "fail"], ["fail"] * 3, ["short"] * 5, ["ok", "end", "ok", "fail"], ["stall"]])
+def test_an_object_store_is_asked_again_from_the_byte_where_it_failed(unsteady, plan):
+    unsteady.plan = list(plan)
+    faults = FaultCounter()
+    assert whole("hf://a/0", HASTY if "stall" in plan else POLICY, faults.add) == DATA
+    wanted = sum(word in ("fail", "end", "stall") for word in plan)
+    assert faults.kinds[RESUMED] == wanted and not unsteady.plan
+
+
+@pytest.mark.parametrize(("plan", "kind"), [(["fail"] * 9, "interrupted shard"), (["ok", "change"], "changed shard")])
+def test_an_object_store_that_stays_away_or_changes_the_object_is_named(unsteady, plan, kind):
+    unsteady.plan = plan
+    assert fault_of("hf://a/0").kind == kind
+
+
+def test_an_object_that_is_not_there_or_whose_library_is_missing_is_unreadable():
+    assert fault_of("gs://no/0.tar").kind == "unreadable shard"
+    assert fault_of("nosuch://no/0.tar").kind == "unreadable shard"
+
+
+# --- retries
+class Flaky:
+    """A connection that breaks after every `step` bytes."""
+
+    def __init__(self, position, step):
+        self.identity = type("", (), {"size": None, "differs": lambda *_: False})()
+        self.position, self.left, self.at = position, step, position
+
+    def read(self, limit):
+        if not self.left:
+            raise ConnectionResetError("again")
+        count = min(limit, self.left)
+        data = bytes(count)
+        self.left -= count
+        return data
+
+    def close(self):
+        pass
+
+
+def test_retries_are_counted_afresh_after_progress_and_bounded_without(monkeypatch):
+    steps = [2**21]
+    monkeypatch.setattr(CONNECT, lambda url, position, policy: Flaky(position, steps[0]))
+    stream = ResumingStream("x", ReadPolicy(retries=2, backoff=0))
+    for _ in range(20 * 2**21 // 2**16):
+        stream.read(2**16)
+    steps[0] = 8192
+    with pytest.raises(ShardFault, match="after 2 retries"):
+        while True:
+            stream.read(2**16)
+
+
+def test_waiting_doubles_up_to_its_limit_and_leaves_the_global_generator_alone(monkeypatch):
+    waits = []
+    monkeypatch.setattr(time, "sleep", waits.append)
+    random.seed(5)
+    before = random.getstate()
+    monkeypatch.setattr(CONNECT, lambda *_: (_ for _ in ()).throw(ConnectionResetError("no")))
+    with pytest.raises(ShardFault, match="interrupted shard: ConnectionResetError: no, at byte 0, after 7 retries"):
+        ResumingStream("x", ReadPolicy(backoff_limit=20))
+    assert random.getstate() == before
+    for wait, most in zip(waits, (1, 2, 4, 8, 16, 20, 20), strict=True):
+        assert most / 2 <= wait <= most
+
+
+def test_patience_without_end_waits_no_longer_than_its_limit(monkeypatch):
+    waits = []
+    monkeypatch.setattr(time, "sleep", waits.append)
+    monkeypatch.setattr(CONNECT, lambda *_: (_ for _ in ()).throw(ConnectionResetError("no")))
+    with pytest.raises(ShardFault, match="after 1100 retries"):  # 2**1024 is no float
+        ResumingStream("x", ReadPolicy(retries=1100))
+    assert len(waits) == 1100 and min(waits[6:]) >= 30 and max(waits) <= 60
+
+
+def test_whatever_hangs_is_left_behind():
+    start = time.monotonic()
+    with pytest.raises(Transient, match="stalled: dreaming took more than 0.1 s"):
+        within(0.1, lambda: time.sleep(60), "dreaming")
+    assert time.monotonic() - start < 50
+    with pytest.raises(KeyError):
+        within(1, lambda: {}["x"], "looking")
+
+
+def test_a_slow_source_is_stalled_only_below_the_least_rate():
+    pace = Pace(ReadPolicy(read_timeout=10, least_rate=100))
+    for _ in range(30):
+        pace.add(1.0, 101)
+    with pytest.raises(Transient, match="stalled"):
+        for _ in range(20):
+            pace.add(1.0, 50)
+
+
+@pytest.mark.parametrize("wrong", [{"read_timeout": 0}, {"retries": -1}, {"block": 0}, {"backoff": float("nan")}])
+def test_settings_that_make_no_sense_are_refused(wrong):
+    (name,) = wrong
+    with pytest.raises(ValueError, match=f"{name} is .*: give"):
+        ReadPolicy(**wrong)
+
+
+def test_a_reader_that_is_left_early_lets_go_of_its_file(tmp_path):
+    (url,) = write_shards(tmp_path, [5])
+    before = set(os.listdir("/proc/self/fd"))
+    samples = read_shard(url)
+    next(samples)
+    samples.close()
+    assert set(os.listdir("/proc/self/fd")) <= before
