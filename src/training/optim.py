@@ -101,9 +101,9 @@ def check_backbones(groups: Sequence[Mapping[str, Any]], config: OptimConfig) ->
             what = f"{flag_of(names[0])}, but nothing of the {tower} backbone is trained"
             raise FlagError(f"{what}: leave it out, or --lock-{tower}")
     if all(tower is not None and getattr(config, f"{tower}_freeze_epochs") for tower in trained):
-        towers = " and the ".join(sorted(map(str, trained)))
+        towers = " and ".join(sorted(map(str, trained)))
         remedy = "leave out --image-freeze-epochs or --text-freeze-epochs"
-        raise FlagError(f"nothing is trained while the {towers} backbone is frozen: {remedy}")
+        raise FlagError(f"nothing is trained while these backbones are frozen, {towers}: {remedy}")
 
 
 class Stage(NamedTuple):

@@ -245,7 +245,7 @@ def test_a_run_of_which_nothing_would_move_is_refused():
     for parameter in (*model.uncertainty_parameters(), model.logit_scale, model.logit_bias):
         parameter.requires_grad_(False)
     build_optimizer(holder, OptimConfig(image_freeze_epochs=1))
-    with pytest.raises(FlagError, match="nothing is trained while the image and the text backbone stand still"):
+    with pytest.raises(FlagError, match="nothing is trained while these backbones are frozen, image and text"):
         build_optimizer(holder, OptimConfig(image_freeze_epochs=1, text_freeze_epochs=1))
 
 

@@ -430,7 +430,7 @@ def test_text_positions_are_interpolated_and_cls_keeps_its_own(root, name):
 
 
 def test_a_context_beyond_learnt_positions_is_refused(root):
-    with pytest.raises(ValueError, match="context_length is 513 and the text tower has learnt positions of 512 tokens"):
+    with pytest.raises(ValueError, match="context_length is 513, and the text tower has 512 positions"):
         model_of(root, "roberta-ViT-B-32", force_context_length=513)
     longer = model_of(root, "roberta-ViT-B-32", force_context_length=512)
     texts = torch.full((1, 512), 7)
