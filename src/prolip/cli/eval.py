@@ -330,7 +330,7 @@ def run_datacomp(args: argparse.Namespace) -> int:
         store=FeatureStore(args.save_features),
         options={"batch_size": args.batch_size, "workers": args.workers, "progress": sys.stderr.isatty()},
     )
-    choice = suite.Choice(
+    choice = suite.SuiteChoice(
         tasks=args.tasks,
         similarities=args.similarity or [None],
         prompts=args.prompts,

@@ -157,7 +157,7 @@ def refused(capsys, *words: str) -> str:
         (["--tokenizer", "nowhere"], "no tokenizer at nowhere"),
         (["--resume", "no.pt"], "--resume no.pt: there is no such file"),
         (["--resume", "latest", "--name", "absent"], "holds none"),
-        (["--force-image-size", "4"], "image_size 4 is below the patch_size 8"),
+        (["--force-image-size", "4"], "image_size 4 is below the patch_size 8: enlarge the image"),
         (["--aug-cfg", "scales=1"], "--aug-cfg scales=1 is unknown: it has scale, ratio"),
         (["--aug-cfg", "scale=(0.9,0.8)"], "give two shares of the image, the smaller first, such as (0.8,1.0)"),
         (["--aug-cfg", "scale=0.5"], "give two shares of the image"),
