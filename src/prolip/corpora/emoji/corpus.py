@@ -63,9 +63,7 @@ class Drawing:
         try:
             return decode_image(self.data)
         except SampleFault as fault:
-            raise ValueError(
-                f"drawing {self.key!r}: {fault}. Repair it, or leave it out with --select"
-            ) from fault
+            raise ValueError(f"drawing {self.key!r}: {fault}. Repair it, or leave it out with --select") from fault
 
 
 @dataclass(frozen=True)
