@@ -5,7 +5,7 @@ import torch
 
 from prolip import measures
 from prolip.gaussian import Gaussian
-from prolip.measures.pairwise import all_pairs, tile_shape
+from prolip.measures.pairwise import all_pairs
 
 TILED = ("kl", "js", "elk", "bhattacharyya", "log_inclusion", "inclusion_test")
 
@@ -99,21 +99,6 @@ def test_autocast_does_not_lower_the_precision(name):
         low_pairwise, low_paired = m.pairwise(p, q), m.paired(p, p)
     assert torch.equal(low_pairwise, m.pairwise(p, q))
     assert torch.equal(low_paired, m.paired(p, p))
-
-
-def test_tiles_run_without_autocast():
-    x, y = gaussian(6, 32, dtype=torch.float32).mean, gaussian(7, 32, dtype=torch.float32).mean
-    with torch.autocast("cpu", torch.bfloat16):
-        products = all_pairs(lambda a, b: a @ b.T, (x,), (y,), 1, 5)
-    torch.testing.assert_close(products, x @ y.T)
-
-
-@pytest.mark.parametrize(
-    "rows,cols,per_pair,budget,expected",
-    [(100, 100, 10, 1000, (10, 10)), (2, 100, 10, 1000, (2, 50)), (100, 3, 10, 1000, (33, 3)), (5, 5, 10, 1, (1, 1))],
-)
-def test_tiles_are_square_and_use_the_budget(rows, cols, per_pair, budget, expected):
-    assert tile_shape(rows, cols, per_pair, budget) == expected
 
 
 def test_no_tile_is_larger_than_the_workspace():
