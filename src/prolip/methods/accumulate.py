@@ -7,9 +7,8 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-
 from prolip.methods.base import Batch, Objective, Reps, Terms
+from torch import Tensor, nn
 
 
 def split_batch(batch: Batch, parts: int) -> list[Batch]:

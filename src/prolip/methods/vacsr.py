@@ -8,9 +8,6 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
-from torch.func import functional_call
-
 from prolip.gaussian import Gaussian, check_pair, upcast, without_autocast
 from prolip.losses import tiled_loss_over_ranks
 from prolip.methods.base import Batch, Context, Method, Reps, Terms
@@ -20,6 +17,8 @@ from prolip.random import Stream, pair_noise
 from prolip.scores import Score
 from prolip.utils.fields import option
 from prolip.utils.flags import check_range
+from torch import Tensor, nn
+from torch.func import functional_call
 
 ComponentNoise = Literal["independent", "shared"]
 
@@ -321,9 +320,6 @@ class VACSRObjective(HeadsObjective):
         rows, adapter = ((image, place), (text, place)), tuple(weights.values())
         loss = tiled_loss_over_ranks(sample, *rows, pairs, adapter, self.matches(batch), tile=config.pair_tile)
         return {"loss": loss} | parts
-
-    def after_step(self) -> None:
-        """There is no scale to clamp."""
 
 
 def pair_terms(logit: Tensor, log_var: Tensor, positive: Tensor) -> Terms:

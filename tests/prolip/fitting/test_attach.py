@@ -34,6 +34,7 @@ from prolip.models.checkpoint import save_pretrained
 from prolip.scores import LEAST_SCALE
 from prolip.uncertainty.novelty import novelty_of
 from prolip.uncertainty.openclip import FILE, FittedCLIP
+from prolip.uncertainty.options import FitOptions
 
 DATA = ["--data", SHARDS, "--caption-sampling", "name:2,keywords,group"]
 SMALL = ["--bank", "64", "--centres", "64"]
@@ -413,7 +414,9 @@ def test_pairs_fit_the_same_model_with_variances_too(pair, tmp_path):
 
 def test_random_weights_are_fitted_as_any_others(tmp_path):
     model = "ProLIP-ViT-test"
-    fit(model, tmp_path / "out", "--pretrained", "random", *DATA, "--fit-samples", "60")
+    config = FitOptions(bank=64, centres=64, fit_samples=60)
+    fitted = prolip.fit_uncertainty(model, SHARDS, tmp_path / "out", pretrained="random", config=config)
+    assert fitted.score.units.images <= 60
     old, new = load_embedder(model, "random"), load_embedder(f"local-dir:{tmp_path}/out")
     assert torch.equal(old.embed_texts(["a", "b"]).mean, new.embed_texts(["a", "b"]).mean)
 
