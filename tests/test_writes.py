@@ -32,7 +32,7 @@ ALLOWED = {
     "prolip.curate.tables:write_words": "the caller's file",
     "prolip.data.reading.shard_index:write_index": "object stores show an object once it is complete",
     "prolip.data.noisy_captions:write": "the caller's file",
-    "prolip.evaluation.datasets.write:new_writer": "the caller's folder",
+    "prolip.evaluation.datasets.write:write_shards": "the caller's folder",
     "prolip.evaluation.datasets.write:write_split": "the caller's folder",
     "prolip.evaluation.suites.datacomp.results:append": "a line, under a lock; readers skip a half one",
     "prolip.evaluation.suites.datacomp.results:alone": "a lock",

@@ -34,7 +34,7 @@ import torch
 import torch.nn.functional as F
 
 from bench.common import held
-from prolip.evaluation.datasets import coco
+from prolip.evaluation.datasets import coco_labels as coco
 from prolip.evaluation.metrics import blockwise as large
 from prolip.evaluation.metrics.blockwise import PairScores, Relevance
 from prolip.gaussian import Gaussian

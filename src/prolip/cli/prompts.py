@@ -7,7 +7,7 @@ import sys
 
 from prolip.cli.command import COMPUTE, MODEL, Data, check, command, flag, load, output, shared
 from prolip.cli.eval import CLASSES, SPLIT, open_named
-from prolip.evaluation.datasets.specs import FORMS
+from prolip.evaluation.datasets.registry import FORMS
 
 BY_PROMPTS = """prolip eval tasks, datacomp and clip-benchmark take the file by --prompts. Images
 that weights were fitted to may not be scored by them."""
@@ -30,9 +30,8 @@ def fit(args: argparse.Namespace) -> None:
     """Fit weights of prompts to images."""
     from prolip.data.reading.csv import show_counts
     from prolip.evaluation.cache import FeatureStore
-    from prolip.evaluation.tasks.base import class_prompts
-    from prolip.evaluation.zero_shot import PromptRule
-    from prolip.prompts.fitting import fit_prompts
+    from prolip.evaluation.prompts import fit_prompts
+    from prolip.prompts.templates import PromptRule, class_prompts
     from prolip.utils.documents import CONFIG_BYTES, entries, text_of
 
     show_counts()

@@ -29,7 +29,7 @@ from prolip.uncertainty.token_stats import Encoded, encode_with_stats
 if TYPE_CHECKING:
     from prolip.embedder import Embedder
 
-#: Tensors by name on the CPU, a row for each input: mean (B, D); first (B, 2 W), its token statistics, or log_var (B, D)
+#: Tensors by name on the CPU, a row for each input: mean (B, D); first (B, 2 W), token statistics; or log_var (B, D)
 #: and nats of novelty (B,); changed (B, E, D), means of E strong changes.
 Rows = dict[str, Tensor]
 Encode = Callable[[Tensor], Rows]
@@ -109,7 +109,7 @@ def embed_pairs(
     held, image = Least(changes), lambda batch: means(embedder.encode_hidden(batch))
     part = embed_images(counted, image, batch_size, held)
     part = join([embed_changed(part, held, image, embedder.preprocess, batch_size)])
-    encode = lambda ids: means(embedder.encode_hidden_text(ids))  # noqa: E731
+    encode = lambda ids: means(embedder.encode_hidden(ids, "text"))  # noqa: E731
     return embed_texts(part, encode, embedder.tokenizer, embedder.logit_scale, batch_size, model=fingerprint)
 
 

@@ -7,8 +7,9 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-from prolip.methods.base import Batch, Objective, Reps, Terms
 from torch import Tensor, nn
+
+from prolip.methods.base import Batch, Objective, Reps, Terms
 
 
 def split_batch(batch: Batch, parts: int) -> list[Batch]:

@@ -9,13 +9,14 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor, nn
+
 from prolip.embeddings import Pairs, UnpairedEmbeddings
 from prolip.flops import EncoderPass
 from prolip.gaussian import Gaussian, check_gaussian, upcast, without_autocast
 from prolip.losses import Matches
 from prolip.random import Draws
 from prolip.scores import Score
-from torch import Tensor, nn
 
 #: Bound on a = exp(logit_scale), as OpenCLIP's.
 MAX_LOGIT_SCALE = 100.0

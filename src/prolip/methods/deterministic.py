@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor, nn
+
 from prolip.gaussian import upcast, without_autocast
 from prolip.losses import dot_products, softmax_loss, tiled_loss_over_ranks, transpose_over_ranks, triplet_loss
 from prolip.losses.functional import Negatives
@@ -15,7 +17,6 @@ from prolip.methods.base import Batch, Context, KnownMatches, MeansObjective, Me
 from prolip.scores import MeanScore
 from prolip.utils.fields import option
 from prolip.utils.flags import check_range
-from torch import Tensor, nn
 
 
 @dataclass(kw_only=True)

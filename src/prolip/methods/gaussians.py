@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
+
 from prolip.flops import image_sides
 from prolip.gaussian import Gaussian
 from prolip.methods.base import Batch, Context, KnownMatches, Reps, Terms, flat, gaussian_of, logit_scale_and_bias
 from prolip.utils.fields import option
 from prolip.utils.flags import check_range
-from torch import nn
 
 
 @dataclass(kw_only=True)

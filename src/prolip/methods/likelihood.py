@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import torch
+from torch import Tensor, nn
+
 from prolip.embeddings import Pairs
 from prolip.flops import EncoderPass
 from prolip.gaussian import Gaussian, upcast, without_autocast
@@ -35,7 +37,6 @@ from prolip.uncertainty.options import FitOptions
 from prolip.uncertainty.readings import Readings
 from prolip.utils.fields import option
 from prolip.utils.flags import check_range
-from torch import Tensor, nn
 
 PairLoss = Literal["sigmoid", "softmax"]
 

@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor, nn
+
 from prolip.gaussian import Gaussian, upcast, without_autocast
 from prolip.losses import log_match_odds, tiled_loss_over_ranks, uniformity_over_ranks, vib
 from prolip.methods.base import Batch, Method, Reps, Terms
@@ -18,7 +20,6 @@ from prolip.random import Stream
 from prolip.scores import MatchProbabilityScore
 from prolip.utils.fields import option
 from prolip.utils.flags import check_range
-from torch import Tensor, nn
 
 #: Samples for uniformity, half of them images.
 UNIFORM_POINTS = 128

@@ -9,6 +9,8 @@ from typing import Any, get_args
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor, nn
+
 from prolip.gaussian import Gaussian, without_autocast
 from prolip.losses import matching_loss, pseudo_labels, tiled_loss_over_ranks, transpose_over_ranks, vib
 from prolip.losses.functional import PseudoPositives
@@ -21,7 +23,6 @@ from prolip.scores import CSDScore
 from prolip.utils.fields import option
 from prolip.utils.flags import check_range
 from prolip.views import NOISE, Mix, mix_images
-from torch import Tensor, nn
 
 CSD = get_measure("csd_similarity")
 

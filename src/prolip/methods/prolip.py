@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any, ClassVar
 
 import torch
+
 from prolip import views
 from prolip.flops import EncoderPass
 from prolip.losses import inclusion_loss, ppcl_over_ranks, vib

@@ -11,6 +11,8 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
+
 from prolip.data.augment.affine import to_device
 from prolip.data.captions import stable_hash
 from prolip.embeddings import UnpairedEmbeddings
@@ -24,7 +26,6 @@ from prolip.scores import MeanScore, Score, Side, largest
 from prolip.uncertainty.novelty import refusal
 from prolip.utils.fields import option
 from prolip.utils.flags import check_range
-from torch import Tensor
 
 PairWeight = Literal["none", "spread", "trace", "probability", "novelty"]
 #: K of the paper.

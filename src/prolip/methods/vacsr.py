@@ -8,6 +8,9 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call
+
 from prolip.gaussian import Gaussian, check_pair, upcast, without_autocast
 from prolip.losses import tiled_loss_over_ranks
 from prolip.methods.base import Batch, Context, Method, Reps, Terms
@@ -17,8 +20,6 @@ from prolip.random import Stream, pair_noise
 from prolip.scores import Score
 from prolip.utils.fields import option
 from prolip.utils.flags import check_range
-from torch import Tensor, nn
-from torch.func import functional_call
 
 ComponentNoise = Literal["independent", "shared"]
 

@@ -196,14 +196,15 @@ class ProLIP(nn.Module):
 
     def depths(self) -> dict[str, int]:
         """Full name of a tower's parameter -> layers from it to the tower's end: heads 0, the last block 1, ..."""
-        image = {f"visual.{name}": depth for name, depth in self.visual.depths().items()}
-        return image | {f"text.{name}": depth for name, depth in self.text.depths().items()}
+        towers = (("visual", self.visual), ("text", self.text))
+        return {f"{side}.{name}": depth for side, tower in towers for name, depth in tower.depths().items()}
 
     def no_weight_decay(self) -> set[str]:
         """Full names of the positions, special tokens, scale and bias, which take no weight decay."""
-        names = {f"visual.{name}" for name in self.visual.no_weight_decay()}
-        names |= {f"text.{name}" for name in self.text.no_weight_decay()}
-        return names | self.logit_parameters()
+        towers = (("visual", self.visual), ("text", self.text))
+        return {
+            f"{side}.{name}" for side, tower in towers for name in tower.no_weight_decay()
+        } | self.logit_parameters()
 
     def twin(self) -> ProLIP:
         """A model of the same configuration and preprocessing, on the default device, with initial weights."""

@@ -115,7 +115,7 @@ def test_a_method_has_its_own_start_from_openclips_weights(clip, method, tmp_pat
         weight = model.visual.head.globals["mean"].weight
         assert torch.equal(weight, torch.eye(*weight.shape))  # W g begins with the embedding
     with torch.no_grad():  # an archive of big_vision's has both
-        monkeypatch.setattr(checkpoint, "load_big_vision", lambda model, _: model.logit_scale.fill_(4.0))
+        monkeypatch.setattr(checkpoint, "load_big_vision_weights", lambda model, _: model.logit_scale.fill_(4.0))
         again = build(f"local-dir:{clip}", method, head_dim=WIDE)
         load_checkpoint(again, tmp_path / "siglip.npz")
     assert again.logit_scale.exp().item() == pytest.approx(start[0] if method != "vacsr" else math.exp(4.0))

@@ -7,7 +7,7 @@ import torch
 from commands import evaluate
 
 import prolip
-from prolip.evaluation.datasets.wds import open_wds
+from prolip.evaluation.datasets.webdataset import open_wds
 from prolip.models.checkpoint import save_pretrained
 from studies.methods import few_shot as study_few_shot
 from studies.methods import study
@@ -66,7 +66,7 @@ def test_what_is_there_is_not_made_again(runs, monkeypatch):
 
     monkeypatch.setattr(study.sweep, "train", refuse)
     monkeypatch.setattr(study_few_shot, "write_few_shot", refuse)
-    monkeypatch.setattr(study_few_shot, "load_embedder", refuse)
+    monkeypatch.setattr(study_few_shot.Embedder, "load", refuse)
     wanted = study_few_shot.trainings(runs.folder, 0, 2)
     study.sweep.train_all(wanted, list(wanted["variants"]), runs.folder, 1)
     study_few_shot.evaluate(runs.folder, 0)

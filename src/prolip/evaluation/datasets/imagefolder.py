@@ -1,0 +1,136 @@
+"""Folders of class folders, as ImageNet's validation set is unpacked: FOLDER/CLASS/IMAGE."""
+
+from __future__ import annotations
+
+import os
+import re
+from functools import lru_cache, partial
+from pathlib import Path
+
+from open_clip.zero_shot_metadata import IMAGENET_CLASSNAMES, OPENAI_IMAGENET_TEMPLATES
+from timm.data import ImageNetInfo
+
+from prolip.data.faults import DamagedData, FaultCounter
+from prolip.data.reading.folders import rows_of
+from prolip.data.reading.tar import printable
+from prolip.data.samples import IMAGE_SUFFIXES
+from prolip.data.sets.base import check_files
+from prolip.evaluation.datasets.base import Dataset, Sample, fingerprint, read_images
+from prolip.evaluation.datasets.webdataset import CLASSNAMES, TEMPLATES, check_templates
+from prolip.utils.documents import entries
+from prolip.utils.links import check_inside, walk
+from prolip.utils.messages import explain_missing, listing
+
+WNID = re.compile(r"n\d{8}")
+#: For folders that are no ImageNet classes: the name, as a model trained on the folder knows it, and CLIP's prompt.
+PLAIN_TEMPLATES = ("{c}", "a photo of a {c}.")
+SPLITS = ("val", "validation", "test", "train", "training")
+
+
+def open_folder(
+    root: str | os.PathLike, classnames: str | os.PathLike | None = None, damage: FaultCounter | None = None
+) -> Dataset:
+    """Images in class folders; a class is its folder's rank in alphabetical order, as torchvision's ImageFolder has it.
+
+    classnames: a text file, a line per class folder; default, as of prompts, the files classnames.txt and
+    zeroshot_classification_templates.txt in the root or next to it. Without them folders named by WordNet ids are
+    ImageNet classes (all 1000 or the 200 of ImageNet-A, -O and -R) with OpenCLIP's names and its 80 prompts, and other
+    folders are called as they are named. FileNotFoundError, ValueError and DamagedData before anything is computed.
+    """
+    root = Path(root)
+    if not root.is_dir():
+        raise FileNotFoundError(f"no image folder {root}: {explain_missing(str(root))}")
+    folders = sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and not entry.name.startswith("."))
+    if not folders:
+        itself = WNID.fullmatch(root.resolve().name)
+        remedy = f"it is a class itself, give {root.parent}" if itself else "give the folder above the classes"
+        raise ValueError(f"{root} holds no class folder but {listing(str(root))}: {remedy}")
+    for split in SPLITS:  # whose class folders would all be read as one class
+        if split in folders and any(entry.is_dir() for entry in os.scandir(root / split)):
+            raise ValueError(f"{root} is one level too high: it holds {', '.join(folders[:5])}: give {root / split}")
+    files = [file for label, folder in enumerate(folders) for file in images_in(root, folder, label)]
+    paths, samples = [path for path, _ in files], [sample for _, sample in files]
+    sizes = check_files(paths, f"images of {root}")
+    return Dataset(
+        name=root.resolve().name,
+        kind="classification",
+        samples=partial(read_images, rows_of(paths), samples, damage),
+        fingerprint=fingerprint("folder", [(sample.key, size) for sample, size in zip(samples, sizes)]),
+        source=str(root),
+        classnames=names_of(root, folders, classnames),
+        templates=templates_of(root, folders),
+        size=len(files),
+        info={"folders": [printable(folder) for folder in folders]},
+        damage=damage,
+    )
+
+
+def images_in(root: Path, folder: str, label: int) -> list[tuple[str, Sample]]:
+    """The image files of one class in alphabetical order, subfolders too, and what is known of each.
+
+    A sample's key is the file's path below the root. DamagedData where there is none, ValueError for a link that
+    leaves the root.
+    """
+    found = []
+    for here, names in walk(root, folder):
+        for name in names:
+            if os.path.splitext(name)[1][1:].lower() in IMAGE_SUFFIXES and not name.startswith("."):
+                path = os.path.join(here, name)
+                check_inside(root, path)
+                found.append((path, Sample(printable(os.path.relpath(path, root).replace(os.sep, "/")), b"", label)))
+    if not found:
+        raise DamagedData(
+            f"the class folder {root / folder} holds no image ({', '.join(IMAGE_SUFFIXES)}): unpack it, or remove it"
+        )
+    return found
+
+
+def names_of(root: Path, folders: list[str], given: str | os.PathLike | None = None) -> tuple[str, ...]:
+    """The class names: of a file, of ImageNet, or of the folders."""
+    lines = lines_beside(root, CLASSNAMES, given)
+    if lines is not None:
+        if len(lines) != len(folders):
+            raise ValueError(
+                f"{len(lines)} class names for {len(folders)} classes of {root} ({folders[0]}, ...): give one name "
+                "per class, in alphabetical order of their folders or labels"
+            )
+        return lines
+    if not all(WNID.fullmatch(folder) for folder in folders):
+        return tuple(printable(folder.replace("_", " ")) for folder in folders)
+    known = imagenet_names()
+    if strange := [folder for folder in folders if folder not in known]:
+        raise ValueError(
+            f"{len(strange)} folders of {root} are no classes of ImageNet-1k ({', '.join(strange[:3])}): give "
+            f"their names with a {CLASSNAMES} in the folder"
+        )
+    return tuple(known[folder] for folder in folders)
+
+
+def templates_of(root: Path, folders: list[str]) -> tuple[str, ...]:
+    """The prompts: of a file, OpenCLIP's 80 for ImageNet, or the plain one."""
+    lines = lines_beside(root, TEMPLATES)
+    if lines is not None:
+        return check_templates(lines, root)
+    if all(WNID.fullmatch(folder) for folder in folders):
+        return tuple(template("{c}") for template in OPENAI_IMAGENET_TEMPLATES)
+    return PLAIN_TEMPLATES
+
+
+def lines_beside(root: Path, name: str, given: str | os.PathLike | None = None) -> tuple[str, ...] | None:
+    """The lines of a given file, or of the file `name` in the root or its parent; None without one."""
+    if given is not None and not Path(given).is_file():
+        raise FileNotFoundError(f"no file {given}: {explain_missing(str(given))}")
+    places = [Path(given)] if given is not None else [root / name, root.resolve().parent / name]
+    place = next((place for place in places if place.is_file()), None)
+    if place is None:
+        return None
+    lines = entries(place.read_text(encoding="utf-8-sig"), place)
+    if not lines:
+        raise ValueError(f"{place} is empty: write a line per entry, or remove it")
+    return lines
+
+
+@lru_cache(maxsize=1)
+def imagenet_names() -> dict[str, str]:
+    """WordNet id -> OpenCLIP's name of each of the 1000 classes."""
+    return dict(zip(ImageNetInfo("imagenet-1k").label_names(), IMAGENET_CLASSNAMES))

@@ -1,0 +1,102 @@
+"""Data sets by a word and an address, or by a bare path whose kind is recognised, as commands take them.
+
+A new format takes a module here with a function that returns a `Dataset`, and its line in READERS (docs/evaluation.md
+has an example). A set of captioned images is a module and a line of `prolip.data.sets`, and training reads
+it too.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from prolip.data.reading.named import KINDS, ROWS, NamedSource, parse_source
+from prolip.data.sets import SETS
+from prolip.data.split import Split, parse_split
+
+if TYPE_CHECKING:
+    from prolip.data.faults import FaultCounter
+    from prolip.evaluation.datasets.base import Dataset, Kind, Sample, Share
+
+
+class SetReader(NamedTuple):
+    """open: module of this folder and function, imported late, as the command line shows the forms; splits: whether it
+    has any; by_source: whether it takes the source itself and a task, or the address alone; form: how a user writes it,
+    of a word that is not in KINDS."""
+
+    open: str
+    splits: bool = False
+    by_source: bool = False
+    form: str = ""
+
+
+READERS = {
+    **dict.fromkeys(ROWS, SetReader("own.open_rows", by_source=True)),
+    **dict.fromkeys(SETS, SetReader("captions.open_published", splits=True, by_source=True)),
+    "shards": SetReader("own.open_shards", by_source=True),
+    "wds": SetReader("webdataset.open_wds", splits=True),
+    "imagenet": SetReader("imagefolder.open_folder"),
+    "captions": SetReader("csv_zip.open_caption_table"),
+    "winogavil": SetReader("csv_zip.open_winogavil"),
+}
+FORMS = ", ".join(reader.form or KINDS[word] for word, reader in READERS.items())
+
+
+def has_splits(spec: str) -> bool:
+    """Whether the data that a word means come in splits; False for an unknown word."""
+    reader = READERS.get(spec.partition(":")[0])
+    return reader is not None and reader.splits
+
+
+def open_dataset(
+    spec: str, split: str | None = None, damage: FaultCounter | None = None, task: Kind | None = None
+) -> Dataset:
+    """The data set that a word and its addresses name; ValueError for another word or number of addresses.
+
+    split: of readers that have splits, default test; of all readers a number: the share of the images that is held out
+    by their content. task: of own data that have both captions and classes; other sets have one. Errors of the readers
+    pass through.
+    """
+    word, _, address = spec.partition(":")
+    if word in READERS and READERS[word].form and address:
+        source = NamedSource(word, address)
+    else:
+        source = parse_source(spec, "the data set", READERS)
+    reader, part = READERS[source.kind], parse_split(split)
+    options: dict[str, Any] = {"split": part} if isinstance(part, str) else {}
+    if options and not reader.splits:
+        raise ValueError(
+            f"{reader.form or KINDS[source.kind]} has no splits: drop --split {split}, or give a share such as 0.1"
+        )
+    module, _, name = reader.open.partition(".")
+    open_it = getattr(import_module(f"prolip.evaluation.datasets.{module}"), name)
+    given = [source, task] if reader.by_source else [source.address]
+    found: Dataset = open_it(*given, **options, damage=damage)
+    return held_out(found, part) if isinstance(part, Split) else found
+
+
+def held_out(dataset: Dataset, part: Split) -> Dataset:
+    """The images that a share holds out. ValueError where matches name captions by their place, which then changes."""
+    if dataset.relevance is not None or dataset.associations:
+        raise ValueError(f"{dataset.source} lists its matches by place: it cannot be split, drop --split {part.share}")
+
+    def samples(*share: Share) -> Iterator[Sample]:
+        return (sample for sample in dataset.samples(*share) if part.takes(sample.image))
+
+    return replace(
+        dataset,
+        name=f"{dataset.name}_{part.share:g}",
+        size=None,
+        info={name: x for name, x in dataset.info.items() if not name.endswith("_ids")} | {"split": part.share},
+        samples=samples,
+        fingerprint=f"{dataset.fingerprint}-{part.share}",
+    )
+
+
+def told_apart(datasets: Sequence[Dataset]) -> list[Dataset]:
+    """The same sets; those that have one name are called by their addresses."""
+    counts = Counter(dataset.name for dataset in datasets)
+    return [replace(dataset, name=dataset.source) if counts[dataset.name] > 1 else dataset for dataset in datasets]

@@ -1,0 +1,253 @@
+"""clip_benchmark's webdataset folders and URLs: classification, multi-label, groups beside labels, retrieval.
+
+    FOLDER/classnames.txt                            a class per line
+    FOLDER/zeroshot_classification_templates.txt     a prompt per line, {c} where the class goes
+    FOLDER/dataset_type.txt                          classification (or no file), multilabel, retrieval
+    FOLDER/test/nshards.txt                          how many shards
+    FOLDER/test/0.tar ...                            KEY.{webp,png,jpg,jpeg} with KEY.cls, KEY.npy or KEY.txt
+    FOLDER/test/relevance.json                       ours: further true pairs of images and captions
+
+`.npy` is the multi-hot label of a multilabel set and the metadata (region, income, ...) beside `.cls` elsewhere; `.txt`
+holds a caption per line. `relevance.json` is {"pairs": {image key: [caption index, ...]}}; the index counts the
+captions of all images in the order of the shards. Tools that do not know it see the captions of `.txt` alone.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from prolip.data.faults import UNCHARGED, DamagedData, FaultCounter, SampleFault
+from prolip.data.reading.diagnose import refuse_unusable
+from prolip.data.reading.remote import ReadPolicy
+from prolip.data.reading.stream import is_local, local_path
+from prolip.data.reading.tar import read_shard
+from prolip.data.samples import Raw, image_bytes, members_of
+from prolip.evaluation.datasets.base import WHOLE, Dataset, Kind, Sample, Share, fingerprint, note_fault
+from prolip.evaluation.datasets.sources import SetPlace, archive_state, find_place, folder_holds, join, shard_marks
+from prolip.utils.documents import LINE_END, loads
+from prolip.utils.secrecy import redacted
+
+CLASSNAMES, TEMPLATES = "classnames.txt", "zeroshot_classification_templates.txt"
+TYPE, COUNT, RELEVANCE = "dataset_type.txt", "nshards.txt", "relevance.json"
+#: The kinds of this layout, and what is beside their images; associations have files of their own.
+MEMBERS: dict[str, str] = {"classification": "cls", "multilabel": "npy", "retrieval": "txt"}
+
+
+class Reading(NamedTuple):
+    """What a pass over shards needs to know. parse: makes a sample of a raw one, or raises SampleFault."""
+
+    urls: tuple[str, ...]
+    kind: Kind
+    parse: Callable[[Raw], Sample]
+    damage: FaultCounter | None = None
+    policy: ReadPolicy | None = None
+
+
+def open_wds(
+    source: str | os.PathLike,
+    split: str = "test",
+    name: str | None = None,
+    damage: FaultCounter | None = None,
+    policy: ReadPolicy | None = None,
+) -> Dataset:
+    """A data set in the layout above, in a folder, at a URL that shards may have, or on a page of the hub.
+
+    Everything but the inside of the shards is checked here. FileNotFoundError for files that are missing, DamagedData
+    for files that do not say what they should. damage: see `Dataset`; policy: time-outs and retries.
+    """
+    place = find_place(source)
+    count = shard_count(place, split, policy)
+    kind = read_kind(place, policy)
+    classnames: tuple[str, ...] = ()
+    templates: tuple[str, ...] = ()
+    if kind != "retrieval":
+        classnames, templates = (place.lines(file, policy=policy) for file in (CLASSNAMES, TEMPLATES))
+        if not classnames or not templates:
+            file = TEMPLATES if classnames else CLASSNAMES
+            raise FileNotFoundError(f"no {file} at {place.source}, or an empty one: zero-shot evaluation needs it")
+        check_templates(templates, place.source)
+    urls = tuple(join(place.data, split, f"{number}.tar") for number in range(count))
+    reading = Reading(urls, kind, partial(parse, kind, len(classnames)), damage, policy)
+    pairs = read_relevance(place, split, policy) if kind == "retrieval" else None
+    marks = shard_marks(urls, policy)
+    check_first(reading)
+    here = is_local(place.data)
+    address = os.path.abspath(local_path(place.source)) if here else place.source.split("/tree/")[0].rstrip("/")
+    return Dataset(
+        name=name or os.path.basename(redacted(address)).removeprefix("wds_"),
+        kind=kind,
+        samples=partial(read_samples, reading),
+        fingerprint=fingerprint("wds", kind, marks),
+        source=redacted(place.source),
+        classnames=classnames,
+        templates=templates,
+        relevance=pairs,
+        info={"split": split, "shards": count},
+        damage=damage,
+        state=archive_state(urls),
+    )
+
+
+def check_templates(templates: tuple[str, ...], where: object) -> tuple[str, ...]:
+    """The same templates; DamagedData for one without a place for the class."""
+    for template in templates:
+        if "{c}" not in template and "{}" not in template:
+            raise DamagedData(f"{TEMPLATES} at {where}: {template!r} has no {{c}} where the class goes")
+    return templates
+
+
+def check_first(reading: Reading) -> None:
+    """DamagedData where none of the first samples of local shards can be used: before anything is computed."""
+    if not all(map(is_local, reading.urls)):
+        return
+    try:
+        refuse_unusable(reading.urls, reading.parse, reading.policy, f"KEY.jpg beside KEY.{MEMBERS[reading.kind]}")
+    except ValueError as error:
+        raise DamagedData(str(error)) from error
+
+
+def shard_count(place: SetPlace, split: str, policy: ReadPolicy | None) -> int:
+    """What nshards.txt says."""
+    text = place.text(split, COUNT, policy=policy)
+    if text is None:
+        where = elsewhere(local_path(place.data), split) if is_local(place.data) else "the address has none"
+        raise FileNotFoundError(
+            f"no {split}/{COUNT} at {place.source}: {where}. Give the folder above {split}/ of a data set"
+        )
+    if not text.strip().isdecimal() or len(text.strip()) > 7 or int(text) < 1:
+        said = f"{split}/{COUNT} at {place.source} says {text.strip()[:40]!r}"
+        raise DamagedData(f"{said}: want the number of shards, below 10,000,000")
+    return int(text)
+
+
+def elsewhere(folder: str, split: str) -> str:
+    """Where the data set is that a local folder is not: above it, below it, or another split; else what it holds."""
+    here = Path(folder).resolve()
+    above = next((found for found in here.parents[:2] if (found / split / COUNT).is_file()), None)
+    below = next(iter(sorted(here.glob(f"*/{split}/{COUNT}"))), None)
+    other = next(iter(sorted(here.glob(f"*/{COUNT}"))), None)
+    if above:
+        return f"it lies inside a data set: give {above}"
+    if below:
+        return f"it is one level too high: give {below.parent.parent}"
+    return f"it has the split {other.parent.name}: give --split {other.parent.name}" if other else folder_holds(here)
+
+
+def read_kind(place: SetPlace, policy: ReadPolicy | None) -> Kind:
+    """What dataset_type.txt says; classification without it."""
+    kind = (place.text(TYPE, policy=policy) or "classification").strip().lower()
+    if kind not in MEMBERS:
+        raise DamagedData(f"{TYPE} at {place.source} says {kind[:40]!r}: want one of {', '.join(MEMBERS)}")
+    return kind  # type: ignore[return-value]
+
+
+def read_relevance(place: SetPlace, split: str, policy: ReadPolicy | None) -> frozenset[tuple[str, int]] | None:
+    """The pairs of relevance.json, None without the file."""
+    text = place.text(split, RELEVANCE, policy=policy)
+    if text is None:
+        return None
+    try:
+        pairs = loads(text, unique=True)["pairs"]
+        return frozenset((str(key), int(index)) for key, indices in pairs.items() for index in indices)
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
+        raise DamagedData(
+            f'{split}/{RELEVANCE} at {place.source} is not {{"pairs": {{image key: [caption index, ...]}}}} '
+            f"({type(error).__name__}: {error}): write it again"
+        ) from error
+
+
+def read_samples(reading: Reading, share: Share = WHOLE) -> Iterator[Sample]:
+    """All samples in the order of the shards, `unique_keys` given. A share is whole shards, or where these are fewer
+    than shares every so-many-th sample.
+    """
+    if len(reading.urls) >= share.of:
+        yield from unique_keys(raw_samples(reading, share.take(reading.urls)))
+        return
+    if share.number and reading.damage is not None:  # every share reads everything; the first one counts
+        reading = reading._replace(damage=FaultCounter())
+    yield from (sample for _, sample in share.take(unique_keys(raw_samples(reading, enumerate(reading.urls)))))
+
+
+def raw_samples(reading: Reading, urls: Iterable[tuple[int, str]]) -> Iterator[Sample]:
+    """The samples of numbered shards, under the keys that they have there."""
+    damage = reading.damage
+
+    def count(url: str, fault: SampleFault) -> None:  # what does not end a shard; what costs no sample is not damage
+        if damage is not None and fault.kind not in UNCHARGED:
+            damage.add(fault, url=url)
+
+    for number, url in urls:
+        if damage is not None:
+            damage.shards += 1
+        try:
+            on_fault = None if damage is None else partial(count, url)
+            for inside, raw in enumerate(read_shard(url, on_fault, reading.policy)):
+                if damage is not None:
+                    damage.samples += 1
+                try:
+                    sample = reading.parse(raw)._replace(place=(number, inside))
+                except SampleFault as fault:
+                    note_fault(damage, fault, raw["__key__"], url)
+                else:
+                    yield sample
+        except SampleFault as fault:
+            note_fault(damage, fault, place=url)
+
+
+def unique_keys(samples: Iterable[Sample]) -> Iterator[Sample]:
+    """The same samples; a key that an earlier shard had too becomes KEY@SHARD."""
+    seen: set[str] = set()
+    for sample in samples:
+        key = sample.key if sample.key not in seen else f"{sample.key}@{sample.place[0]}"
+        seen.add(key)
+        yield sample._replace(key=key)
+
+
+def parse(kind: Kind, classes: int, raw: Raw) -> Sample:
+    """A raw sample with its label, groups or captions. SampleFault for what is missing or makes no sense."""
+    key, image = raw["__key__"], image_bytes(raw)
+    if kind == "retrieval":
+        if "txt" not in raw:
+            raise SampleFault("missing text", f"members: {members_of(raw)}; wanted txt, a caption per line")
+        try:
+            lines = LINE_END.split(raw["txt"].decode())
+        except UnicodeDecodeError as error:
+            raise SampleFault("bad text", str(error)) from error
+        return Sample(key, image, captions=tuple(line for line in lines if line.strip()))
+    array = array_of(raw)
+    if kind == "multilabel":
+        if array is None or array.shape != (classes,) or not np.isin(array, (0, 1)).all():
+            got = "no npy member" if array is None else f"an array {array.shape} of {array.dtype}"
+            raise SampleFault("bad label", f"{got}; wanted zeros and ones ({classes},), one per class")
+        return Sample(key, image, array.astype(np.int64))
+    if "cls" not in raw:
+        if array is None:
+            raise SampleFault("missing label", f"members: {members_of(raw)}; wanted cls, the number of the class")
+        return Sample(key, image, None, array)
+    text = raw["cls"].decode(errors="replace").strip()
+    if not text.isdecimal() or len(text) > 9 or int(text) >= classes:
+        raise SampleFault("bad label", f"cls says {text[:40]!r}; {CLASSNAMES} has the classes 0 to {classes - 1}")
+    return Sample(key, image, int(text), array)
+
+
+def array_of(raw: Raw) -> np.ndarray | None:
+    """The flat array in `.npy`, None without one."""
+    if "npy" not in raw:
+        return None
+    try:
+        return np.lib.format.read_array(io.BytesIO(raw["npy"]), allow_pickle=False).reshape(-1)
+    except (ValueError, OSError, EOFError, MemoryError) as error:  # the latter for a shape that nothing holds
+        raise SampleFault("bad array", f"npy cannot be read: {error}") from error
+
+
+def class_files(classes: Sequence[str], templates: Sequence[str]) -> dict[str, str]:
+    """Names and contents of the text files of a classification set."""
+    lists = {CLASSNAMES: classes, TEMPLATES: templates, TYPE: ["classification"]}
+    return {name: "\n".join(lines) + "\n" for name, lines in lists.items()}

@@ -1,0 +1,135 @@
+"""Images of a gallery's items, read from their files or from their place in a local shard."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeout
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import numpy as np
+from PIL import Image
+from webdataset.tariterators import base_plus_ext
+
+from prolip.data.faults import SampleFault
+from prolip.data.images import decode_image
+from prolip.data.reading.named import parse_source
+from prolip.data.reading.rows import read_rows
+from prolip.data.reading.stream import is_local, local_path
+from prolip.data.reading.tar import SAMPLE_BYTES, StrictHeader, printable
+from prolip.data.samples import IMAGE_SUFFIXES, image_bytes
+from prolip.explorer.limits import PATIENCE, Busy
+from prolip.search.keys import candidates, hashes_of, run_of
+from prolip.search.store import Item
+from prolip.utils.documents import read_file
+
+#: Pixels of a thumbnail's longer side; thumbnails and tables of shards that are kept.
+SIDE, KEPT, TABLES = 224, 1024, 256
+#: Most pixels of an image. Telephones take up to 64 million; decoding needs up to 20 bytes for each.
+PIXELS = 2**26
+#: Decodes all images, one at a time; each further thread would take memory of its own.
+DECODER = ThreadPoolExecutor(1)
+#: The fields of an item that say where its image is.
+PLACES = ("path", "table", "row", "shard")
+Value = TypeVar("Value")
+
+
+def has_picture(item: Item) -> bool:
+    """Whether an item says where its image is."""
+    return any(name in item for name in PLACES)
+
+
+class Gone(Exception):
+    """An item has no image; the text says why."""
+
+
+class Thumbnails:
+    """Images of items that have a `path`, a `table` and row, or a `shard` and the key SHARD/KEY."""
+
+    def __init__(self) -> None:
+        self._thumbnail = lru_cache(KEPT)(self._make_thumbnail)
+        self._rows = lru_cache(KEPT)(lambda table: read_rows(parse_source(table)))
+        self._places = lru_cache(TABLES)(lambda shard: places_of(local_path(shard)))
+
+    def thumbnail(self, item: Item) -> bytes:
+        """WebP of at most SIDE pixels a side. `Gone` if there is none."""
+        return self._thumbnail(*((name, item[name]) for name in ("key", *PLACES) if name in item))
+
+    def _make_thumbnail(self, *item: tuple[str, str]) -> bytes:
+        return self.of(dict(item), thumbnail_of, 2 * SIDE)
+
+    def of(self, item: Item, make: Callable[[Image.Image], Value], side: int | None = None) -> Value:
+        """Make a value from the decoded image of an item; side: as in `decode_image`. `Gone` if there is none."""
+        try:
+            return decoded(lambda: make(decode_image(self.data(item), PIXELS, side)))
+        except SampleFault as fault:
+            raise Gone(str(fault)) from fault
+        except OSError as error:
+            raise Gone(f"{error.filename or item['key']}: {error.strerror or error}") from error
+
+    def data(self, item: Item) -> bytes:
+        """The bytes of an item's image file. `Gone` if there is none, OSError if it cannot be read."""
+        if "path" in item:
+            try:
+                return read_file(item["path"], SAMPLE_BYTES)
+            except ValueError as error:
+                raise Gone(str(error)) from error
+        if "table" in item:
+            return image_bytes(self._rows(item["table"])(int(item["row"])))
+        if "shard" not in item:
+            raise Gone("kept features have no pictures: give an index of images or shards")
+        shard: str = item["shard"]
+        if not is_local(shard):
+            raise Gone(f"{shard} is not on this machine, and pictures are read from local shards alone")
+        key = item["key"].removeprefix(f"{Path(shard).stem}/")
+        run, places = self._places(shard)
+        _, rows = candidates([run], hashes_of([key]))
+        if not len(rows):
+            raise Gone(f"{shard} has no picture of {key} any more")
+        first, size = places[rows[0]].tolist()
+        with open(local_path(shard), "rb") as file:
+            file.seek(first)
+            return file.read(size)
+
+
+def places_of(path: str) -> tuple[np.ndarray, np.ndarray]:
+    """The keys of a tar as a sorted run, and first byte and size of their images (N, 2), by its headers alone.
+
+    `Gone` for a compressed or damaged tar.
+    """
+    found: dict[str, tuple[int, int, int]] = {}
+    try:
+        with tarfile.open(path, mode="r:", tarinfo=StrictHeader) as archive:
+            while (member := archive.next()) is not None:
+                cast(Any, archive).members.clear()  # or the list grows with the shard
+                key, suffix = base_plus_ext(printable(member.name.removeprefix("./")))
+                if key is None or not member.isreg() or suffix.lower() not in IMAGE_SUFFIXES:
+                    continue
+                order = IMAGE_SUFFIXES.index(suffix.lower())
+                if member.size <= SAMPLE_BYTES and order < found.get(key, (len(IMAGE_SUFFIXES),))[0]:
+                    found[key] = (order, member.offset_data, member.size)
+    except (tarfile.TarError, OSError) as error:
+        raise Gone(f"{path}: {error}; pictures are read from whole shards that are not compressed") from error
+    return run_of([*found], 0), np.array([x[1:] for x in found.values()], dtype=np.int64).reshape(-1, 2)
+
+
+def decoded(make: Callable[[], Value]) -> Value:
+    """Call `make` while nothing else is decoded. `Busy` after PATIENCE seconds."""
+    made = DECODER.submit(make)
+    try:
+        return made.result(PATIENCE)
+    except FutureTimeout:
+        made.cancel()
+        raise Busy("this machine is busy with pictures of others: ask again in a moment") from None
+
+
+def thumbnail_of(image: Image.Image) -> bytes:
+    """WebP of at most SIDE pixels a side; changes the image."""
+    image.thumbnail((SIDE, SIDE))
+    data = io.BytesIO()
+    image.save(data, "WEBP", quality=86, method=2)
+    return data.getvalue()

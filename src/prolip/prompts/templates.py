@@ -1,0 +1,210 @@
+"""Zero-shot classification: a class is the mixture of its prompts' Gaussians, an image goes to the nearest class."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from prolip.embedder import embed_texts, encode
+from prolip.gaussian import Gaussian, concatenate, kind_of, mixture
+from prolip.prompts.bprw import Reweighing, rule_of
+from prolip.prompts.weights import PromptWeights
+
+#: The Gaussians of prompts (C, T, D), the number of their first class -> how much each counts in its class (C, T),
+#: summing to one.
+Weigh = Callable[[Gaussian, int], Tensor]
+ALL, CERTAIN, BELOW, BEST, BPRW = "all", "certain", "below", "best", "bprw"
+#: Prompts whose Gaussians are held at once while classes are mixed.
+PROMPTS = 4096
+#: Ways in which images choose.
+BY_IMAGES = (BEST, BPRW)
+
+
+@dataclass(frozen=True)
+class PromptRule:
+    """Which prompts of a class are mixed, by their uncertainties: an even mixture of those that are kept.
+
+    way: `all`; `certain`, the `number` least uncertain ones of each class (PCME++ C.6); `below`, those of at most mean
+    + `number` standard deviations of their class's (ProLIP Table 3); `best`, as many of the least uncertain as classify
+    each class best, which labelled images say, see `evaluation.prompts`; `bprw`, weights by which the prompts describe
+    images, as `fit` says. Of the last two, what stands here is their even mixture.
+    """
+
+    way: str = ALL
+    number: float = 0
+    fit: Reweighing | None = None
+
+    @classmethod
+    def parse(cls, word: str) -> PromptRule:
+        """`all`, `certain:K`, `below:k`, `best`, `bprw` or `bprw:K`. ValueError for what is none of them."""
+        way, colon, text = word.partition(":")
+        if way == BPRW and bool(colon) == bool(text):
+            return cls(way, fit=Reweighing.parse(text))
+        try:
+            if way in (ALL, BEST) and not colon:
+                return cls(way)
+            if way == CERTAIN and int(text) > 0:
+                return cls(way, int(text))
+            if way == BELOW and math.isfinite(float(text)):
+                return cls(way, float(text))
+        except ValueError:
+            pass
+        raise ValueError(
+            f"{word!r} chooses no prompts: give all, certain:K (1 or more), below:k (a number), best, "
+            "bprw, bprw:K (labelled images of each class), or a file of prolip prompts fit"
+        )
+
+    def __str__(self) -> str:
+        if self.fit is not None:
+            return rule_of(self.fit)
+        return f"{self.way}:{self.number:g}" if self.way in (CERTAIN, BELOW) else self.way
+
+    def check(self, prompts: int) -> None:
+        """ValueError for more prompts than a class has."""
+        if self.way == CERTAIN and self.number > prompts:
+            raise ValueError(f"{self} of {prompts} prompts of a class: give {prompts} or less")
+
+    def weights(self, uncertainty: Tensor, first: int = 0) -> Tensor:
+        """(C, T) -> (C, T), each row summing to one; of equal uncertainties the first prompts are the more certain.
+
+        first: the number of the first of these classes, to which such a rule is indifferent.
+        """
+        self.check(uncertainty.shape[1])
+        if self.way == CERTAIN:
+            kept = certainty_ranks(uncertainty) < self.number
+        elif self.way == BELOW:
+            exact = uncertainty.double()  # in which the mean of equal ones is no less than they are
+            bound = exact.mean(1, keepdim=True) + self.number * exact.std(1, correction=0, keepdim=True)
+            kept = (exact <= bound) | (certainty_ranks(uncertainty) == 0)  # which are the first where none is
+        else:
+            kept = torch.ones_like(uncertainty, dtype=torch.bool)
+        return kept / kept.sum(1, keepdim=True)
+
+
+#: Which prompts of a class are mixed, and how much each counts.
+Prompts = PromptRule | PromptWeights
+
+
+def read_prompts(word: str) -> Prompts:
+    """A rule by its word, or the weights in a file. ValueError for neither, FileNotFoundError for no such file."""
+    named = word.endswith(".json") or os.path.isfile(word)
+    return PromptWeights.load(word) if named else PromptRule.parse(word)
+
+
+def certainty_ranks(uncertainty: Tensor) -> Tensor:
+    """(C, T) -> (C, T): 0 for the least uncertain prompt of each class, then 1, ..., equal ones in their order."""
+    return uncertainty.argsort(dim=1, stable=True).argsort(dim=1)
+
+
+def class_gaussians(
+    model: nn.Module,
+    tokenizer: Callable,
+    classes: Sequence[Sequence[str]],
+    templates: Sequence[str | Callable[[str], str]],
+    normalise: bool = True,
+    device: torch.device | str = "cpu",
+    precision: str = "fp32",
+    **options: Any,
+) -> Gaussian:
+    """Every class as N(mean of the means, mean of the variances) over templates x its names: (C, D), ProLIP 4.2.
+
+    classes: the names of each class, one or several (synonyms, members); templates: with {} in the name's place, or
+    functions of the name, as OpenCLIP's; normalise: bring the averaged mean back to unit length, as the released
+    evaluation does; device, precision: where and how the model computes; options: of `embed_texts`. Raises
+    ValueError for a class without names, a template without {}, or no template.
+    """
+    prompts = fill_all(classes, templates)
+    encode_text = partial(encode, model, "text", device, precision)
+    z = embed_texts(encode_text, tokenizer, [prompt for group in prompts for prompt in group], **options)
+    return mix_groups(z, [len(group) for group in prompts], normalise)
+
+
+def fill_all(classes: Sequence[Sequence[str]], templates: Sequence[str | Callable[[str], str]]) -> list[list[str]]:
+    """The prompts of each class, its names in their order, each in all templates; see `class_gaussians`."""
+    if isinstance(templates, str) or not templates:
+        raise ValueError(f"the templates are {templates!r}: give a list with at least one")
+    for template in templates:
+        if isinstance(template, str) and "{}" not in template:
+            raise ValueError(f"the template {template!r} has no place for the class: write {{}} where its name goes")
+    for i, names in enumerate(classes):
+        if isinstance(names, str) or not names:
+            raise ValueError(f"class {i} is {names!r}: give a list with at least one name")
+    return [
+        [way.replace("{}", name) if isinstance(way, str) else way(name) for name in names for way in templates]
+        for names in classes
+    ]
+
+
+def class_prompts(classnames: Sequence[str], templates: Sequence[str]) -> tuple[list[str], list[int]]:
+    """The prompts of classes, {c} or {} in the name's place, class by class, and their number per class.
+
+    ValueError without classes or prompts.
+    """
+    if not classnames or not templates:
+        raise ValueError(f"{len(classnames)} class names and {len(templates)} prompts: give at least one of each")
+    for template in templates:
+        if "{c}" not in template and "{}" not in template:
+            raise ValueError(f"the prompt {template!r} has no {{c}} where the class goes")
+    prompts = [template.replace("{c}", name).replace("{}", name) for name in classnames for template in templates]
+    return prompts, [len(templates)] * len(classnames)
+
+
+def mix_groups(
+    z: Gaussian, counts: Sequence[int], normalise: bool = True, weigh: Weigh | None = None, first: int = 0
+) -> Gaussian:
+    """Consecutive runs of `counts` Gaussians (N, D), each mixed, by equal weights or those of `weigh`: (C, D).
+
+    first: what `weigh` knows the first run by.
+    """
+    parts = (
+        Gaussian(*(x.unsqueeze(0) for x in part))
+        for part in zip(z.mean.split(list(counts)), z.log_var.split(list(counts)))
+    )
+    return concatenate(
+        mixture(part, weigh(part, number) if weigh else None, normalise) for number, part in enumerate(parts, first)
+    )
+
+
+def mix_prompts(
+    prompts: Iterable[str],
+    counts: Sequence[int],
+    embed: Callable[[Iterable[str]], Gaussian],
+    weigh: Weigh | None = None,
+) -> Gaussian:
+    """Consecutive runs of prompts as mixtures (C, D), some classes at a time; embed: texts -> (N, D)."""
+    iterator, parts, group = iter(prompts), [], []
+    for row, count in enumerate(counts, start=1):
+        group.append(count)
+        if sum(group) >= PROMPTS or row == len(counts):
+            z = embed(islice(iterator, sum(group)))
+            parts.append(mix_groups(z, group, weigh=weigh, first=row - len(group)))
+            group = []
+    return concatenate(parts)
+
+
+def build_zero_shot_classifier(
+    model: nn.Module,
+    tokenizer: Callable,
+    classnames: Sequence[str],
+    templates: Sequence[str | Callable[[str], str]],
+    num_classes_per_batch: int | None = 10,
+    device: str | torch.device = "cpu",
+    use_tqdm: bool = False,
+) -> Gaussian:
+    """Every class as the mixture of its prompts: Gaussians (C, D) on `device`, where OpenCLIP gives a matrix (D, C).
+
+    Classify images by `measures.pairwise_csd_similarity(image, classes)`, (B, C). Arguments as OpenCLIP's.
+    """
+    if isinstance(classnames, str) or not classnames or not all(isinstance(name, str) for name in classnames):
+        raise TypeError(f"classnames are {kind_of(classnames)}, want a list of names: `class_gaussians` takes synonyms")
+    batch = (num_classes_per_batch or len(classnames)) * max(1, len(templates))
+    options: dict[str, Any] = {"batch_size": batch, "device": device, "progress": use_tqdm}
+    return class_gaussians(model, tokenizer, [[name] for name in classnames], templates, **options).to(device)

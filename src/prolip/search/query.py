@@ -1,0 +1,343 @@
+"""Queries to an index, and answers with their probabilities, meanings and refusals."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from prolip.data.images import open_image
+from prolip.data.reading.tar import printable
+from prolip.embedder import Embedded, Embedder
+from prolip.gaussian import Gaussian, mixture
+from prolip.scores import Score, Side
+from prolip.search.exact import TopK, other_side
+from prolip.search.risk_control import Threshold, find_threshold
+from prolip.search.store import Item
+from prolip.uncertainty.doubt import with_doubt
+from prolip.uncertainty.novelty import refusal
+from prolip.uncertainty.readings import Reader
+from prolip.uncertainty.units import Units, in_words, range_in_words
+from prolip.utils import console
+from prolip.utils.documents import check_types, loads, text_lines
+from prolip.utils.messages import first_few
+
+if TYPE_CHECKING:
+    from prolip.search.index import SearchIndex
+
+log = logging.getLogger(__name__)
+
+#: Answers from which the confidence of the first is computed.
+COMPARED = 20
+#: Texts and images that are embedded at a time; queries that are multiplied with a block of the gallery at once.
+TEXTS, PICTURES, BLOCK = 512, 64, 512
+#: Numbers of a gallery (N D) up to which a query is compared with all of it.
+NUMBERS = 2**26
+#: Items that show what kind of images an index holds.
+SAMPLE = 256
+
+
+class Query(NamedTuple):
+    """A text, the path or URL of an image, or both. public_only: the URL comes from data: `open_image`."""
+
+    text: str | None = None
+    image: str | None = None
+    public_only: bool = False
+
+    def __str__(self) -> str:
+        return " + ".join(part for part in (self.text, self.image) if part)
+
+
+@dataclass(frozen=True)
+class Meaning:
+    """What a model says of one input, None if it does not know.
+
+    bits: information about which input of the other side is meant; share: of the other side that it matches;
+    share_range: contains the share of nine of ten texts; ambiguity: of an image, in nats.
+    """
+
+    bits: float | None = None
+    share: float | None = None
+    share_range: tuple[float, float] | None = None
+    ambiguity: float | None = None
+
+    @property
+    def fits(self) -> str | None:
+        """The share in words, as a range if there is one."""
+        if self.share_range is not None:
+            return range_in_words(*self.share_range)
+        return None if self.share is None else in_words(self.share)
+
+    @property
+    def words(self) -> list[str]:
+        """The meaning in words."""
+        said = [] if self.bits is None else [f"{self.bits:.1f} bits, fits {self.fits}"]
+        return said if self.ambiguity is None else [*said, f"ambiguity {self.ambiguity:.1f} nats"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer(Meaning):
+    """An item that was found. probability: that it matches, None if the score gives none for such a pair."""
+
+    item: Item
+    similarity: float
+    probability: float | None
+    trace: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values."""
+        item = {name: value for name, value in self.item.items() if name not in ("print", "source")}
+        return item | {name: value for name, value in vars(self).items() if name != "item"}
+
+    def __str__(self) -> str:
+        parts = [self.item["key"], f"similarity {self.similarity:.4f}"]
+        if self.probability is not None:
+            shown = f"{self.probability:.1%}" if self.probability >= 0.01 else in_words(self.probability)
+            parts.append(f"match {shown}")
+        parts += [f"trace {self.trace:.4g}", *self.words]
+        return "  ".join([*parts, *(repr(text) for text in self.item.get("captions", [])[:1])])
+
+
+def embed(queries: Sequence[Query], embedder: Embedder) -> Embedded:
+    """Embed queries as Gaussians (Q, D), with their novelty if the model has it for all of them.
+
+    A text with an image is their mixture: mean = the normalised mean of the means, variance = the mean of the
+    variances, as of a class and its prompts (ProLIP 4.2). Its novelty is the larger one. ValueError for an empty query.
+    """
+    if not queries or any(query[:2] == (None, None) for query in queries):
+        raise ValueError("no query, or one without text and image: give texts or images")
+    texts, images = ([i for i, query in enumerate(queries) if query[part] is not None] for part in (0, 1))
+    parts = []
+    if texts:
+        parts.append((texts, embedder.embed((queries[i].text for i in texts), "text", TEXTS)))
+    if images:
+        opened = (open_image(queries[i].image or "", queries[i].public_only) for i in images)
+        parts.append((images, embedder.embed(opened, "image", PICTURES)))
+    z = Gaussian(*(torch.empty(len(queries), x.shape[1]) for x in parts[0][1].z))
+    ends = [end for end in parts[0][1].novelty if all(end in part.novelty for _, part in parts)]
+    novelty = {end: torch.full((len(queries),), -torch.inf) for end in ends}
+    for rows, part in parts:
+        z.mean[rows], z.log_var[rows] = part.z
+        for end, nats in novelty.items():
+            nats[rows] = nats[rows].maximum(part.novelty[end])
+    if both := sorted(set(texts) & set(images)):
+        own = [part.z.select([rows.index(i) for i in both]) for rows, part in parts]
+        z.mean[both], z.log_var[both] = mixture(Gaussian(*(torch.stack(pair, 1) for pair in zip(*own))))
+    return Embedded(z, novelty)
+
+
+def answers_of(
+    index: SearchIndex, found: TopK, pairs: Sequence[bool], asked: Gaussian, reader: Reader | None, scored: bool = True
+) -> list[list[Answer]]:
+    """Describe the items that were found for each query (Q, D).
+
+    pairs: whether each query is of the other side than the gallery, as the score's training pairs; scored: whether the
+    score found them, so a probability may follow, with the doubt of the pair's image.
+    """
+    there, out = found.rows >= 0, list[list[Answer]]([] for _ in pairs)
+    rows, places = found.rows[there].unique(return_inverse=True)
+    if not len(rows):
+        return out
+    at = torch.zeros_like(found.rows).masked_scatter(there, places)
+    (units, own), z, items = meaning(index), index.gaussians(rows.tolist()), index.items(rows.tolist())
+    trace, means, shown = own.uncertainty(z), meanings(z, index.side, units, reader), index.side == "image"
+    doubt, share = doubts_of(index, reader, z.mean if shown else asked.mean, shown), torch.zeros(())
+    if doubt is not None and units is not None:
+        share = units.share((asked if shown else z).trace)
+        doubt, share = (doubt[at], share.unsqueeze(1)) if shown else (doubt.unsqueeze(1), share[at])
+    probability = index.score.match_probability(found.scores, doubt, share) if scored else None
+    for i, j in there.nonzero().tolist():
+        row, given = int(at[i, j]), None if probability is None or not pairs[i] else float(probability[i, j])
+        said: dict[str, Any] = {"probability": given, "trace": float(trace[row]), **vars(means[row])}
+        out[i].append(Answer(item=items[row], similarity=float(found.scores[i, j]), **said))
+    return out
+
+
+def meanings(z: Gaussian, side: Side, units: Units | None, reader: Reader | None) -> list[Meaning]:
+    """The meaning of each input of one side (N, D)."""
+    columns: list[Sequence[Any]] = [[None] * len(z.mean)] * 4
+    if units is not None:
+        of = f"{other_side(side)}s"
+        columns[:2] = units.information(z.trace, of, bits=True).tolist(), units.share(z.trace, of).tolist()
+    if reader is not None and side == "text":
+        columns[2] = list(zip(*(x.tolist() for x in reader.shares(z.trace, z.mean))))
+    elif reader is not None:
+        columns[3] = [None if math.isnan(nats) else nats for nats in reader.ambiguity(z.mean).tolist()]
+    return [Meaning(*row) for row in zip(*columns)]
+
+
+def doubts_of(index: SearchIndex, reader: Reader | None, image: Tensor, own: bool = False) -> Tensor | None:
+    """How far not to trust the model on images, unit means (N, D) -> (N,); None if it was not fitted.
+
+    own: the images are items of the index; SAMPLE of its items then show what kind of images they are.
+    """
+    if reader is None:
+        return None
+    rows = np.unique(np.linspace(0, len(index.store) - 1, SAMPLE).astype(int))
+    rows = rows[index.store.fates[rows] == 0]
+    gallery = reader.evidence(index.gaussians(rows.tolist()).mean) if own and len(rows) else None
+    return meaning(index)[1].doubts(reader.evidence(image), gallery)
+
+
+def meaning(index: SearchIndex) -> tuple[Units | None, Score]:
+    """The units of the model's traces, and the score that reads uncertainty off them."""
+    own = index.score if index.card is None else index.card.scored_by()
+    return own.units, own
+
+
+def confidences(
+    index: SearchIndex, asked: Embedded, found: TopK, pairs: Sequence[bool] = (), reader: Reader | None = None
+) -> dict[str, np.ndarray]:
+    """Confidences of the first answer to each query by name, (Q,), larger is surer; -inf without an answer.
+
+    similarity: its score; lead: over the second; share: log of its softmax by the trained scale; certainty: minus the
+    uncertainties of query and answer; log probability: minus its code length among all items, if the model has units
+    and the gallery at most NUMBERS numbers; familiarity: log of the probability that the query is of the training's
+    kind, if the model knows novelty; joint log probability: the sum of both (`prolip.uncertainty.novelty.refusal`).
+    found: about COMPARED answers, always as many; pairs, reader: as in `answers_of`, for the doubt of images.
+    """
+    queries, first, rows = asked.z, found.scores[:, 0], found.rows[:, 0]
+    has_answer, out = rows >= 0, {"similarity": first}
+    if found.scores.shape[1] > 1:
+        lead = first - found.scores[:, 1]
+        out["lead"] = lead.where(lead.isfinite(), torch.inf).where(first.isfinite(), -torch.inf)
+    if (scaled := index.score.scaled(found.scores)) is not None:
+        out["share"] = (scaled[:, 0] - scaled.logsumexp(1)).where(first.isfinite(), -torch.inf)
+    if bool(has_answer.any()) and bool(queries.log_var.isfinite().any()):
+        own = meaning(index)[1]
+        trace: Tensor = own.uncertainty(index.gaussians(rows.clamp(min=0).tolist())) + own.uncertainty(queries)
+        out["certainty"] = (-trace.double()).where(has_answer, -torch.inf)
+    nats = code_lengths(index, queries, rows)
+    doubt = None if index.side == "image" else doubts_of(index, reader, queries.mean)
+    if nats is not None:
+        if doubt is not None:
+            hedged = with_doubt((-nats).exp(), doubt * torch.tensor(pairs), 1 / len(index))
+            nats = -hedged.log().where(has_answer, -torch.inf)
+        out["log probability"] = -nats
+    if asked.novelty:
+        out["familiarity"] = -refusal(torch.zeros(len(rows)), asked.novelty)
+        if nats is not None:
+            out["joint log probability"] = -refusal(nats, asked.novelty)
+    return {name: x.double().numpy() for name, x in out.items()}
+
+
+def code_lengths(index: SearchIndex, queries: Gaussian, rows: Tensor) -> Tensor | None:
+    """`Units.code_length` of a row per query among all items, (Q,) nats, inf for row -1.
+
+    None if the model has no units, or the index more than NUMBERS numbers, which each batch would read.
+    """
+    units, dim = meaning(index)[0], queries.mean.shape[1]
+    if units is None or len(index) * dim > NUMBERS or not len(index):
+        return None
+    logits = 2 / units.unit * queries.mean
+    total = torch.full((len(rows),), -torch.inf, dtype=torch.float64)
+    for block in index.store.gallery.blocks():
+        means = index.store.gallery.gaussian(block).mean
+        for part, own in zip(total.split(BLOCK), logits.split(BLOCK)):
+            part.copy_(part.logaddexp((own @ means.mT).double().logsumexp(1)))
+    answer = (logits * index.gaussians(rows.clamp(min=0).tolist()).mean).double().sum(1)
+    return (total - answer).where(rows >= 0, torch.inf)
+
+
+def ask(
+    index: SearchIndex,
+    queries: Sequence[Query],
+    embedder: Embedder,
+    top: int = 10,
+    more_general: bool | None = None,
+    known: tuple[Sequence[Query], Sequence[Sequence[str]]] | None = None,
+    risk: float = 0.1,
+    delta: float = 0.1,
+    **settings: Any,
+) -> tuple[list[list[Answer] | None], list[Meaning], Threshold | None]:
+    """The `top` answers to each query, None if refused; the meaning of each query; the threshold of the refusals.
+
+    more_general: True or False ranks by inclusion (`SearchIndex.search_inclusion`). known: queries with their right
+    keys, as `read_queries` reads them, to calibrate the refusal; risk, delta: of `calibrate`. settings: of `search`.
+    """
+    embedded, threshold, most = embed(queries, embedder), None, top if known is None else max(top, COMPARED)
+    pairs, z, reader = are_pairs(index, queries), embedded.z, embedder.reader
+    images, texts = (meanings(z, side, meaning(index)[0], reader) for side in get_args(Side))
+    means = [
+        text if query.image is None else image if query.text is None else Meaning()
+        for query, text, image in zip(queries, texts, images)
+    ]
+    if more_general is not None:
+        found = index.search_inclusion(z, top, more_general, settings.get("rerank") or 1000)
+        return [*answers_of(index, found, pairs, z, reader, scored=False)], means, None
+    search: Callable[[Gaussian], TopK] = partial(index.search, k=most, **settings)
+    found, given = search(z), [True] * len(queries)
+    if known is not None:
+        threshold = calibrate(index, *known, embedder, risk, delta, search)
+        given = threshold.answers(confidences(index, embedded, found.first(COMPARED), pairs, reader)).tolist()
+    answers = answers_of(index, found.first(top), pairs, z, reader)
+    return [own if is_given else None for own, is_given in zip(answers, given)], means, threshold
+
+
+def are_pairs(index: SearchIndex, queries: Sequence[Query]) -> list[bool]:
+    """Whether each query is of the other side than the gallery."""
+    return [(query.image if index.side == "image" else query.text) is None for query in queries]
+
+
+def calibrate(
+    index: SearchIndex,
+    queries: Sequence[Query],
+    right: Sequence[Sequence[str]],
+    embedder: Embedder,
+    risk: float,
+    delta: float = 0.1,
+    search: Callable[[Gaussian], TopK] | None = None,
+) -> Threshold:
+    """Calibrate a threshold (`prolip.search.risk_control`) on queries whose right answers are the keys `right`.
+
+    search: how the later queries are searched, with COMPARED answers or more (default: `index.search`), as other
+    settings may find other first answers. Warns of keys that are not in the index; ValueError if none is.
+    """
+    keys = list(dict.fromkeys(key for some in right for key in some))
+    rows = dict(zip(keys, index.find(keys).tolist()))
+    missing = [key for key, row in rows.items() if row < 0]
+    what = f"{len(missing)} of {len(keys)} keys of the queries are not in the index ({first_few(missing, 3)})"
+    if missing and len(missing) == len(keys):
+        raise ValueError(f"{what}: give them as query --json prints them")
+    if missing:
+        log.warning("%s: no answer can be these", console.plain(what))
+    asked = embed(queries, embedder)
+    found = index.search(asked.z, COMPARED) if search is None else search(asked.z)
+    firsts = found.rows[:, 0].tolist()
+    wrong = [first < 0 or first not in [rows[key] for key in some] for first, some in zip(firsts, right)]
+    sure = confidences(index, asked, found.first(COMPARED), are_pairs(index, queries), embedder.reader)
+    return find_threshold(sure, np.array(wrong), risk, delta)
+
+
+def read_queries(path: str, allow_private_hosts: bool = False) -> tuple[list[Query], list[list[str]]]:
+    """Read queries and the keys that answer them, a JSON object per line; ValueError names a wrong line.
+
+        {"text": "a cat", "keys": ["cats/1.jpg", "cats/2.jpg"]}    or "image": a path or URL, or both
+
+    allow_private_hosts: whether a URL may lead to a host that is not public.
+    """
+    queries, right = [], []
+    for number, line in enumerate(text_lines(Path(path).read_bytes().decode("utf-8-sig", "surrogateescape")), 1):
+        if not line.strip():
+            continue
+        try:
+            values = check_types(loads(line), {"text": str | None, "image": str | None, "keys": list}, "it")
+            query = Query(values.get("text"), values.get("image"), not allow_private_hosts)
+            keys = values["keys"]
+            if query[:2] == (None, None) or not all(isinstance(key, str) for key in keys):
+                raise ValueError("no text or image, or keys that are not texts")
+        except (ValueError, KeyError) as error:
+            wanted = json.dumps({"text": "a cat", "keys": ["cats/1.jpg"]})
+            raise ValueError(f"{path}, line {number}: {error!r}; expected lines such as {wanted}") from error
+        queries.append(query)
+        right.append([printable(key) for key in keys])
+    return queries, right

@@ -1,0 +1,120 @@
+"""Refusal by risk: a threshold that refuses so many queries that at most a stated share of the given answers is wrong.
+
+Split fixed-sequence testing of Learn then Test (Angelopoulos, Bates, Candes, Jordan and Lei, 2021, arXiv:2110.01052).
+Queries with known answers are split at random. The first part chooses the confidence to refuse by, the thresholds and
+their order, the safest first. The second tests, in this order, the hypothesis that more than `risk` of the answers
+above a threshold are wrong: if k of n are, P(Bin(n, risk) <= k) is an exact p-value. The first p-value above `delta`
+ends the tests; of the thresholds before it, the one that answers most is chosen.
+
+Guarantee: with probability 1 - delta over the calibration queries, P(wrong | answered) <= risk for a new query, or
+nothing is answered. Assumption: these and the new queries are independent draws of one distribution (exchangeability
+is not enough for a binomial p-value); the model and the confidences may be anything. The guarantee does not cover
+queries of another kind, and of a few answers more may be wrong by chance (`most_wrong`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+from scipy.stats import binom
+
+from prolip.evaluation.metrics.ranking import Array, as_array
+from prolip.evaluation.metrics.selective import risk_coverage
+
+#: The share of the queries that chooses, and the most thresholds that are tested.
+CHOOSING, TRIED = 0.25, 100
+
+
+class Threshold(NamedTuple):
+    """Answer if the confidence called `by` is at least `least`; inf: no threshold holds, refuse all.
+
+    risk, delta: of the guarantee; answered, wrong, tested: counts of the test queries.
+    """
+
+    by: str
+    least: float
+    risk: float
+    delta: float
+    answered: int
+    wrong: int
+    tested: int
+
+    @property
+    def holds(self) -> bool:
+        """Whether anything is answered."""
+        return self.least < np.inf
+
+    def answers(self, confidences: Mapping[str, Array]) -> np.ndarray:
+        """Which queries are answered, (N,) bool. ValueError if they lack the confidence `by`."""
+        if self.by not in confidences:
+            known = ", ".join(confidences)
+            raise ValueError(
+                f"the threshold is of {self.by}, and these queries have only {known}: calibrate on queries of the"
+                " same kind, texts or images"
+            )
+        sure = as_array(confidences[self.by], np.float64)
+        return sure >= self.least if self.holds else np.zeros(len(sure), dtype=bool)
+
+    def __str__(self) -> str:
+        sure = f"with {1 - self.delta:.0%} confidence"
+        if not self.holds:
+            return (
+                f"no threshold keeps the wrong answers to {self.risk:.0%} {sure} on {self.tested} questions: all"
+                " are refused. Give more questions, a larger --risk, or a better model"
+            )
+        return (
+            f"answers with a {self.by} of {self.least:.4g} or more: at most {self.risk:.0%} of them wrong {sure}"
+            f" ({self.wrong} of {self.answered} were, of {self.tested} questions)"
+        )
+
+
+def p_value(wrong: int | np.ndarray, answered: int | np.ndarray, risk: float) -> np.ndarray:
+    """P(Bin(answered, risk) <= wrong): at most u with probability u if a share of `risk` or more is wrong."""
+    return np.asarray(binom.cdf(wrong, answered, risk))
+
+
+def most_wrong(answers: int, risk: float, delta: float) -> int:
+    """The most wrong ones of so many new answers, with probability 1 - delta, if their risk holds."""
+    return int(binom.ppf(1 - delta, answers, risk))
+
+
+def find_threshold(
+    confidences: Mapping[str, Array], wrong: Array, risk: float, delta: float = 0.1, seed: int = 0
+) -> Threshold:
+    """Find the threshold that answers most among those that keep the risk, with the guarantee above.
+
+    confidences: name -> (N,), larger is surer; wrong: (N,) 0 or 1. ValueError for fewer than two queries, NaN, and a
+    risk or delta outside (0, 1).
+    """
+    scores = {name: as_array(x, np.float64) for name, x in confidences.items()}
+    error = as_array(wrong, np.float64)
+    for name, value in (("risk", risk), ("delta", delta)):
+        if not 0 < value < 1:
+            raise ValueError(f"{name} {value}: give a share between 0 and 1, such as 0.1")
+    if not scores or len(error) < 2 or any(x.shape != error.shape for x in scores.values()):
+        raise ValueError(f"{len(error)} questions with {len(scores)} confidences: give two or more, with one of each")
+    if not np.isin(error, (0, 1)).all() or any(np.isnan(x).any() for x in scores.values()):
+        raise ValueError("an answer is neither right nor wrong, or a confidence is NaN: leave out such questions")
+    first, second = np.split(
+        np.random.default_rng(seed).permutation(len(error)), [max(1, round(CHOOSING * len(error)))]
+    )
+    areas = {name: risk_coverage(-x[first], error[first]).aurc for name, x in scores.items()}
+    by = min(areas, key=lambda name: areas[name])
+    score, known = scores[by], np.unique(scores[by][first])
+    spread = known[np.linspace(0, len(known) - 1, min(len(known), TRIED)).round().astype(int)]
+    tried = np.unique(np.append(spread, -np.inf))
+    tried = tried[np.argsort(p_value(*_counts(score[first], error[first], tried), risk), kind="stable")]
+    bad, answered = _counts(score[second], error[second], tried)
+    before = np.logical_and.accumulate(p_value(bad, answered, risk) <= delta)
+    best = (answered * before).argmax()
+    if not before[best]:
+        return Threshold(by, float("inf"), risk, delta, 0, 0, len(second))
+    return Threshold(by, float(tried[best]), risk, delta, int(answered[best]), int(bad[best]), len(second))
+
+
+def _counts(score: np.ndarray, error: np.ndarray, tried: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Wrong answers, and all answers, by threshold."""
+    answered = score >= tried[:, None]
+    return answered @ error, answered.sum(1)

@@ -1,0 +1,86 @@
+"""What is a kind of what, and what only looks like it, against sets."""
+
+import numpy as np
+import pytest
+from kinds_corpus import corpus_of, truth
+
+from prolip.corpora.emoji.corpus import Concept, Corpus
+from prolip.corpora.emoji.kinds import image_pairs, text_pairs
+
+
+def test_true_pairs_are_proper_subsets_of_a_more_general_level():
+    corpus = corpus_of()
+    table = corpus.caption_table()
+    sets, level = truth(corpus)
+    wanted = {(a, b) for a in sets for b in sets if sets[a] < sets[b] and level[a] > level[b]}
+    pairs = text_pairs(table, most=10**6)
+    found = {(table.texts[a], table.texts[b]) for a, b in zip(pairs.inner, pairs.outer)}
+    assert found == wanted and len(pairs) == pairs.found == len(wanted)
+    assert [tuple(row) for row in pairs.levels] == [
+        (level[table.texts[a]], level[table.texts[b]]) for a, b in zip(pairs.inner, pairs.outer)
+    ]
+
+
+def test_negatives_are_no_kinds_and_siblings_share_the_parent():
+    corpus = corpus_of()
+    table = corpus.caption_table()
+    sets, level = truth(corpus)
+    pairs = text_pairs(table, most=10**6)
+    outers = {table.texts[b] for b in pairs.outer}
+    assert (pairs.random >= 0).mean() > 0.9 and (pairs.sibling >= 0).mean() > 0.5
+    for a, b, other, sibling in zip(pairs.inner, pairs.outer, pairs.random, pairs.sibling):
+        a, b = table.texts[a], table.texts[b]
+        if other >= 0:
+            assert not sets[a] <= sets[table.texts[other]] and table.texts[other] in outers
+        if sibling >= 0:
+            c = table.texts[sibling]
+            assert level[c] == level[a] and sets[c] < sets[b]
+            assert not sets[a] <= sets[c] and not sets[c] <= sets[a]
+
+
+def test_a_pair_is_spread_over_the_concepts_of_its_inner():
+    corpus = corpus_of()
+    table = corpus.caption_table()
+    sets, _ = truth(corpus)
+    pairs = text_pairs(table, most=40)
+    assert len(pairs) == 40 < pairs.found
+    for row, a in zip(pairs.shares.toarray(), pairs.inner):
+        own = sets[table.texts[a]]
+        assert set(np.flatnonzero(row)) == own and row[list(own)] == pytest.approx(1 / len(own))
+
+
+def test_equal_seeds_give_equal_pairs_and_others_others():
+    corpus = corpus_of()
+    table = corpus.caption_table()
+    first, again, other = (text_pairs(table, 40, seed) for seed in (0, 0, 1))
+    assert np.array_equal(first.inner, again.inner) and np.array_equal(first.sibling, again.sibling)
+    assert not np.array_equal(first.random, other.random)
+
+
+def test_drawings_are_of_their_texts_and_of_no_sibling_s():
+    corpus = corpus_of()
+    table = corpus.caption_table()
+    sets, level = truth(corpus)
+    pairs = image_pairs(corpus, table, most=10**6)
+    of = corpus.drawing_concepts
+    assert {(i, table.texts[b]) for i, b in zip(pairs.inner, pairs.outer)} == {
+        (i, text) for i, k in enumerate(of) for text in sets if k in sets[text]
+    }
+    assert pairs.negatives == ("random", "sibling") and (pairs.sibling >= 0).any()
+    for i, b, other, sibling in zip(pairs.inner, pairs.outer, pairs.random, pairs.sibling):
+        assert other < 0 or of[i] not in sets[table.texts[other]]
+        if sibling >= 0:
+            c = table.texts[sibling]
+            assert of[i] not in sets[c] and level[c] == level[table.texts[b]]
+            assert any(corpus.concepts[k].subgroup == corpus.concepts[of[i]].subgroup for k in sets[c])
+
+
+def test_a_corpus_without_kinds_or_drawings_is_refused():
+    corpus = Corpus((Concept("1", "a", (), "a", "a"),), ())
+    with pytest.raises(ValueError, match="no text of this corpus is a kind of another"):
+        text_pairs(corpus.caption_table())
+    with pytest.raises(ValueError, match="no drawing"):
+        image_pairs(corpus, corpus.caption_table())
+    whole = corpus_of()
+    with pytest.raises(ValueError, match="0 pairs: give 1 or more"):
+        text_pairs(whole.caption_table(), most=0)
