@@ -175,13 +175,11 @@ def way_on(folder: Path, config: Config, prog: str) -> str:
 
 def start(config: Config) -> None:
     """Run it; rank 0 says how far it is with reading tables."""
-    from prolip.data.noisy_captions import show_progress
     from prolip.data.reading.csv import show_counts
     from training.run import run
 
     if first_rank():
         show_counts()
-        show_progress()
     run(config)
 
 

@@ -31,7 +31,6 @@ from prolip.corpora.emoji.report import uncertainty
 from prolip.data.augment.crops import RandomCrop, crop
 from prolip.data.images import decode_pixels
 from prolip.data.loader import DataConfig, build_loader
-from prolip.embedder import encoder
 from prolip.evaluation.clip_benchmark.patches import patched
 from prolip.evaluation.datasets.folders import open_folder
 from prolip.evaluation.datasets.wds import open_wds
@@ -210,70 +209,13 @@ def test_transforms_take_every_mode_as_its_rgb():
     check_transforms(generated(0, len(WAYS)))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("part", range(5))
-def test_four_hundred_more_pictures_through_every_door(tmp_path, part):
-    pictures = generated(len(WAYS) * (1 + part), len(WAYS))
-    check_files(tmp_path, pictures)
-    check_transforms(pictures)
-
-
 # --- embeddings
-def drawn(number):
-    """A drawing on white."""
-    rng = np.random.default_rng(number)
-    pixels = np.full((24, 24, 3), 255, np.uint8)
-    pixels[4:20, 3 : 6 + number] = rng.integers(0, 200, 3)
-    pixels[8:12, 8:16] = rng.integers(0, 200, 3)
-    return pixels
 
 
 def saved(image, **options):
     buffer = io.BytesIO()
     image.save(buffer, **{"format": "PNG", **options})
     return buffer.getvalue()
-
-
-def versions(pixels):
-    """The same drawing in many files; what is hidden under transparency is black."""
-    clear = (pixels == 255).all(-1)
-    hidden = np.where(clear[..., None], 0, pixels).astype(np.uint8)
-    rgba = Image.fromarray(np.dstack([hidden, np.where(clear, 0, 255).astype(np.uint8)]))
-    few = Image.fromarray(pixels).quantize(8)
-    clear_few = rgba.quantize(8, method=Image.Quantize.FASTOCTREE)
-    assert np.array_equal(np.asarray(few.convert("RGB")), pixels) and "A" in clear_few.palette.mode
-    return {
-        "opaque": saved(Image.fromarray(pixels), format="WEBP", lossless=True),
-        "transparent": saved(rgba),
-        "transparent webp": saved(rgba, format="WEBP", lossless=True, exact=True),
-        "palette": saved(few),
-        "transparent palette": saved(clear_few),
-    }
-
-
-def grey_versions(pixels):
-    level = np.asarray(Image.fromarray(pixels).convert("L"))
-    return {"8 bits": saved(Image.fromarray(level)), "16 bits": saved(Image.fromarray(level.astype(np.uint16) * 257))}
-
-
-@pytest.mark.parametrize("make", [versions, grey_versions])
-def test_embeddings_of_the_same_drawings_are_equal_whatever_the_files(tmp_path, make):
-    torch.manual_seed(0)
-    model, _, preprocess = prolip.create_model_and_transforms("ProLIP-ViT-test")
-    model.eval()
-    files: dict[str, list[Path]] = {}
-    for number in range(6):
-        for kind, data in make(drawn(number)).items():
-            (tmp_path / kind).mkdir(exist_ok=True)
-            path = tmp_path / kind / f"{number}.png"
-            path.write_bytes(data)
-            files.setdefault(kind, []).append(path)
-    encode = encoder(model, "image", torch.device("cpu"), "fp32")
-    first, *others = [
-        encode(torch.stack([preprocess(image) for image in corpus(tmp_path, paths)])) for paths in files.values()
-    ]
-    for other in others:
-        torch.testing.assert_close(other, first, rtol=0, atol=0)
 
 
 # --- no other decoder
