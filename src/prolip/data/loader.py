@@ -199,7 +199,7 @@ class Loader:
         self._chunks.epoch.value = epoch
 
     def faults(self) -> dict[str, int]:
-        """Faults by kind since the loader was made, with the `samples` and `shards` that were read."""
+        """Faults by kind so far, with the `samples` and `shards` that were read."""
         return self._guard.total.summary()
 
     def close(self) -> None:
