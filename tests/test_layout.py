@@ -27,6 +27,7 @@ FLOORS = [
     ["prolip.data", "prolip.models", "prolip.ranks"],
     ["prolip.methods"],
     ["prolip.factory", "prolip.loading", "prolip.embedder"],
+    ["prolip.fitting"],
     ["prolip.prompts"],
     ["prolip.evaluation"],
     ["prolip.search", "prolip.curate", "prolip.hierarchy"],
@@ -39,13 +40,9 @@ FLOORS = [
 #: Modules that are about to move; a test fails when one of them no longer has to be here.
 PENDING = {
     "prolip.classifiers.base",
-    "prolip.curate.page",
     "prolip.evaluation.zero_shot",
-    "prolip.hierarchy.entailment",
     "prolip.prompts.bprw",
     "prolip.prompts.fitting",
-    "prolip.uncertainty.attach",
-    "prolip.uncertainty.collect",
 }
 FLOOR = {prefix: number for number, prefixes in enumerate(FLOORS) for prefix in prefixes}
 
@@ -93,7 +90,7 @@ def test_every_floor_has_modules():
 
 
 def test_methods_do_not_import_each_other_and_others_know_only_their_table():
-    shared = {"prolip.methods.base", "prolip.methods.gaussians"}
+    shared = {f"prolip.methods.{name}" for name in ("accumulate", "base", "gaussians")}
     rooms = {name for name in MODULES if name.startswith("prolip.methods.")} - shared
     for name in MODULES:
         allowed = {name} | (rooms if name == "prolip.methods" else set())

@@ -21,7 +21,7 @@ import torch
 from prolip.methods import all_methods
 from prolip.models.readers import kinds_of, reader_towers
 from prolip.models.registry import get_model_config
-from studies.methods.study import markdown, write
+from studies.tables import markdown, write
 
 HEADS = ("name", "image tower", "text tower", "tokens read", "means from", "tokenizer", "masked views", "methods")
 #: How code names what an embedding is pooled from -> what the table says.
@@ -69,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parse(arguments)
     table = markdown(HEADS, [row(name) for name in options.names])
     if options.write:
-        write(options.write, {"architectures": table}, "emoji", "dev/openclip_table")
+        write(options.write, {"architectures": table}, "dev/openclip_table")
     else:
         print("\n".join(table))
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         list_pretrained,
         tokenize,
     )
+    from prolip.fitting.attach import fit_uncertainty
     from prolip.gaussian import Gaussian
     from prolip.hub.saving import push_to_hub
     from prolip.methods import score_of
@@ -35,6 +36,7 @@ __all__ = [
     "create_model",
     "create_model_and_transforms",
     "create_model_from_pretrained",
+    "fit_uncertainty",
     "get_tokenizer",
     "list_models",
     "list_pretrained",
@@ -68,6 +70,7 @@ __getattr__ = late(
         "list_models": "models.registry",
         "get_tokenizer": "models.tokenizer",
         "create_model_from_pretrained": "factory",
+        "fit_uncertainty": "fitting.attach",
         "open_image": "data.images",
         "score_of": "methods",
         "build_zero_shot_classifier": "evaluation.zero_shot",

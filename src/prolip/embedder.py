@@ -21,10 +21,10 @@ from prolip.gaussian import Gaussian, concatenate, kind_of
 from prolip.measures.chance import warn_once
 from prolip.methods import find_method, find_score, score_from_dict, score_of
 from prolip.scores import LEAST_SCALE, CSDScore, Score, Side, Similarity
-from prolip.uncertainty.clip import FittedCLIP
-from prolip.uncertainty.hidden import Hidden, encode_hidden
 from prolip.uncertainty.novelty import Novelty, fitted_novelty
+from prolip.uncertainty.openclip import FittedCLIP
 from prolip.uncertainty.readings import Reader
+from prolip.uncertainty.token_stats import Encoded, encode_with_stats
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ class Embedder:
     """A model that evaluates.
 
     encode_image: pixels (B, 3, H, W) -> Gaussian (B, D); encode_text: token ids (B, L) -> Gaussian (B, D); both with
-    unit means, float32, on the CPU, without a graph; encode_hidden, encode_hidden_text: -> `Hidden`, the same with the
+    unit means, float32, on the CPU, without a graph; encode_hidden, encode_hidden_text: -> `Encoded`, the same with the
     first tokens; novelty, text_novelty: what these give -> nats (B,) by the end of the tower that they are of, None
     where the model knows of none.
     preprocess: a Pillow image -> (3, H, W); tokenizer: list of texts
@@ -84,10 +84,10 @@ class Embedder:
     name: str
     encode_image: Callable[[Tensor], Gaussian] = field(repr=False)
     encode_text: Callable[[Tensor], Gaussian] = field(repr=False)
-    encode_hidden: Callable[[Tensor], Hidden] = field(repr=False)
-    encode_hidden_text: Callable[[Tensor], Hidden] = field(repr=False)
-    novelty: Callable[[Hidden], dict[str, Tensor]] | None = field(repr=False)
-    text_novelty: Callable[[Hidden], dict[str, Tensor]] | None = field(repr=False)
+    encode_hidden: Callable[[Tensor], Encoded] = field(repr=False)
+    encode_hidden_text: Callable[[Tensor], Encoded] = field(repr=False)
+    novelty: Callable[[Encoded], dict[str, Tensor]] | None = field(repr=False)
+    text_novelty: Callable[[Encoded], dict[str, Tensor]] | None = field(repr=False)
     preprocess: Callable[[Image.Image], Tensor]
     tokenizer: Callable[[list[str]], Tensor]
     probabilistic: bool
@@ -208,15 +208,15 @@ def _encode(network: nn.Module, modality: str, device: torch.device, precision: 
     return Gaussian(*map(kept, z))
 
 
-def _encode_hidden(network: nn.Module, side: Side, device: torch.device, precision: str, batch: Tensor) -> Hidden:
+def _encode_hidden(network: nn.Module, side: Side, device: torch.device, precision: str, batch: Tensor) -> Encoded:
     with evaluating(network, device, precision):
-        z, first = encode_hidden(network, batch.to(device, non_blocking=True), side)
-    return Hidden(Gaussian(*map(kept, z)), None if first is None else kept(first))
+        z, first = encode_with_stats(network, batch.to(device, non_blocking=True), side)
+    return Encoded(Gaussian(*map(kept, z)), None if first is None else kept(first))
 
 
-def _read_novelty(novelty: Novelty, device: torch.device, hidden: Hidden) -> dict[str, Tensor]:
-    first = None if hidden.first is None else hidden.first.to(device)
-    found = novelty(Hidden(Gaussian(*(x.to(device) for x in hidden.z)), first))
+def _read_novelty(novelty: Novelty, device: torch.device, hidden: Encoded) -> dict[str, Tensor]:
+    first = None if hidden.token_stats is None else hidden.token_stats.to(device)
+    found = novelty(Encoded(Gaussian(*(x.to(device) for x in hidden.z)), first))
     return {name: nats.cpu() for name, nats in found.items()}
 
 
@@ -291,7 +291,7 @@ def choose_score(similarity: Similarity, own: Score, probabilistic: bool, name: 
             raise ValueError(
                 f"{similarity!r} is made of what a model learned for it, and {name} has none: its own is {own.name!r}"
             ) from error
-    if not probabilistic and not score.takes_points:
+    if not probabilistic and not score.supports_points:
         raise ValueError(
             f"{name} is deterministic, its embeddings have no variance, and {score.name!r} needs one: use csd, mean or "
             "wasserstein2 (csd equals the cosine there)"

@@ -22,7 +22,7 @@ from prolip.embedder import PointModel, evaluating, own_score
 from prolip.flops import image_sides
 from prolip.gaussian import Gaussian, kind_of
 from prolip.loading import load_model
-from prolip.uncertainty.clip import FittedCLIP
+from prolip.uncertainty.openclip import FittedCLIP
 from prolip.utils.outputs import check_output, replacing_folder
 
 NEEDED = ("onnx", "onnxscript", "onnxruntime")
@@ -56,8 +56,13 @@ class Encoder(nn.Module):
         return z.mean, z.log_var
 
     def example(self, rows: int, generator: torch.Generator | None = None) -> Tensor:
-        """Random inputs."""
-        raise NotImplementedError
+        """Random images, or random ids that are padded from a random place on."""
+        if self.name == "image":
+            return torch.randn(rows, 3, *image_sides(towers_of(self.model)), generator=generator)
+        length, vocabulary, pad = text_input(self.model)
+        ids = torch.randint(vocabulary, (rows, length), generator=generator)
+        ends = torch.randint(1, length + 1, (rows, 1), generator=generator)
+        return torch.where(torch.arange(length) < ends, ids, pad)
 
 
 class ImageEncoder(Encoder):
@@ -65,22 +70,11 @@ class ImageEncoder(Encoder):
 
     name = "image"
 
-    def example(self, rows: int, generator: torch.Generator | None = None) -> Tensor:
-        """Random images."""
-        return torch.randn(rows, 3, *image_sides(towers_of(self.model)), generator=generator)
-
 
 class TextEncoder(Encoder):
     """Token ids (B, context) int64 -> mean and log_var, (B, D) each."""
 
     name = "text"
-
-    def example(self, rows: int, generator: torch.Generator | None = None) -> Tensor:
-        """Random ids, padded from a random place on."""
-        length, vocabulary, pad = text_input(self.model)
-        ids = torch.randint(vocabulary, (rows, length), generator=generator)
-        ends = torch.randint(1, length + 1, (rows, 1), generator=generator)
-        return torch.where(torch.arange(length) < ends, ids, pad)
 
 
 def text_input(model: nn.Module) -> tuple[int, int, int]:

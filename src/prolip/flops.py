@@ -1,4 +1,4 @@
-"""FLOPs of a model's passes, counted on the meta device: nothing is allocated, nothing is a formula. Peaks of GPUs."""
+"""FLOPs of a model's passes, counted on the meta device without allocating anything; peaks of GPUs."""
 
 from __future__ import annotations
 
@@ -26,16 +26,13 @@ class EncoderPass(NamedTuple):
 
 
 def peak_of(device_name: str) -> float | None:
-    """Dense bf16 FLOP/s of a device by the name that CUDA gives it ("NVIDIA H100 80GB HBM3"); None if not known."""
+    """Dense bf16 FLOP/s of a device by its CUDA name ("NVIDIA H100 80GB HBM3"); None if unknown."""
     known = [peak for name, peak in PEAK_TFLOPS.items() if name in device_name]
     return known[0] * 1e12 if known else None
 
 
 def flops_per_sample(model: Any, passes: Iterable[EncoderPass], rows: int) -> float:
-    """Model FLOPs of one of `rows` samples that take these passes, forward and backward. model: anywhere; stays there.
-
-    What is computed again (activations, micro-batches) is not counted.
-    """
+    """Model FLOPs of one of `rows` samples in these passes, forward and backward, without recomputation."""
     with torch.device("meta"):
         twin = model.twin().requires_grad_(False)  # with the heads of its method
     return FORWARD_AND_BACKWARD * sum(forward_flops(twin, part.kind, part.keep) * (part.rows / rows) for part in passes)
@@ -43,17 +40,14 @@ def flops_per_sample(model: Any, passes: Iterable[EncoderPass], rows: int) -> fl
 
 @contextmanager
 def without_data() -> Iterator[None]:
-    """Tensors that are made inside have no values, as models on the meta device.
-
-    Fake ones besides: transformers' towers look at the values of a mask unless it is fake.
-    """
+    """Tensors made inside are on the meta device, and fake: transformers' towers read the values of any other mask."""
     with FakeTensorMode(allow_non_fake_inputs=True), torch.device("meta"):
         yield
 
 
 @contextmanager
 def count_flops() -> Iterator[FlopCounterMode]:
-    """Count the FLOPs of what runs inside, multiply and add apart: `get_total_flops()` of the counter that this yields.
+    """Count FLOPs inside, multiply and add apart: `get_total_flops()` of the yielded counter.
 
     Attention runs as plain matrix products, because FlopCounterMode counts 0 for some fused kernels (the CPU's).
     """
@@ -62,10 +56,9 @@ def count_flops() -> Iterator[FlopCounterMode]:
 
 
 def forward_flops(model: Any, kind: str, keep: int | None = None) -> int:
-    """FLOPs of one row through an encoder of a model on the meta device, multiply and add counted apart.
+    """FLOPs of one row through an encoder of a model on the meta device whose parameters require no gradients.
 
-    The model must be without gradients: FlopCounterMode cannot follow parameters without a graph. NotImplementedError
-    where a tower looks at values, as text towers of transformers before 5 do.
+    NotImplementedError where a tower's path depends on values, as in text towers of transformers before 5.
     """
     try:
         with without_data(), count_flops() as counter:
@@ -75,10 +68,8 @@ def forward_flops(model: Any, kind: str, keep: int | None = None) -> int:
                 kept = {} if keep is None else {"keep": torch.empty(1, keep, dtype=torch.int64)}
                 model.encode_image(torch.empty(1, 3, *image_sides(model)), **kept)
     except DataDependentOutputException:
-        raise NotImplementedError(
-            f"the FLOPs of this {kind} tower cannot be counted, as its path depends on values: "
-            "for towers of transformers, pip install 'transformers>=5'"
-        ) from None
+        which = f"the FLOPs of this {kind} tower cannot be counted, as its path depends on values"
+        raise NotImplementedError(f"{which}: for towers of transformers, pip install 'transformers>=5'") from None
     return counter.get_total_flops()
 
 

@@ -15,7 +15,7 @@ COMPUTE = (
     "compute with its tensors z.mean and z.log_var (log sigma^2), join rows with"
     " prolip.gaussian.concatenate([z, w]), average them with prolip.gaussian.mixture(z)"
 )
-COMPARE = "compare tensors, torch.equal(z.mean, w.mean), or Gaussians by a measure, prolip.measures.csd(z, w)"
+COMPARE = "compare tensors, torch.equal(z.mean, w.mean), or Gaussians, prolip.measures.csd_distance(z, w)"
 ROWS = "a Gaussian is indexed by 0 (mean) and 1 (log_var) alone: take rows with z.select(rows)"
 #: What OpenCLIP's users write first: features / features.norm(...), and features @ features.T.
 ATTRIBUTES = {
@@ -24,19 +24,15 @@ ATTRIBUTES = {
 }
 
 
-def refuse(what: str, remedy: str) -> Callable[..., NoReturn]:
-    """A method that raises TypeError."""
+def refuse(what: str, remedy: str, *of: type) -> Callable[..., Any]:
+    """A method that raises TypeError, or leaves operands that are none of the types `of` to Python."""
 
-    def method(self: Any, *_: Any, **__: Any) -> NoReturn:
+    def method(self: Any, *others: Any, **_: Any) -> Any:
+        if of and not isinstance(others[0], of):
+            return NotImplemented
         raise TypeError(f"a Gaussian has no {what}: {remedy}")
 
     return method
-
-
-def comparison(name: str, symbol: str) -> Callable[[Any, Any], Any]:
-    """A tuple's comparison, refused with what may be meant as a Gaussian: `z == None` stays False."""
-    of_tuples, method = getattr(tuple, name), refuse(f"operator {symbol}", COMPARE)
-    return lambda self, other: method(self) if isinstance(other, (tuple, Tensor)) else of_tuples(self, other)
 
 
 def item(self: Any, index: Any) -> Any:
@@ -55,37 +51,29 @@ def missing(self: Any, name: str) -> NoReturn:
     raise AttributeError(f"a Gaussian has no {name!r}" + (f": {remedy}" if of_tensors else ""))
 
 
-def without_tuple_operators(cls: type[Gaussian]) -> type[Gaussian]:
-    """Class decorator. It is a tuple of two tensors, no sequence to add and repeat, and no tensor either.
+def refuse_tuple_operators(cls: type[Gaussian]) -> type[Gaussian]:
+    """Class decorator: `z * 2`, `z + w`, `z == w` and `z[:2]` would act on the tuple, so each says what to write.
 
-    Left alone `z * 2`, `z + w`, `z == w` and `z[:2]` would act on the tuple without a word. None has one meaning for a
-    Gaussian (twice the random variable has 4 sigma^2, twice the density is no density), so each raises and says what to
-    write. Tuples have no other operators. All that takes a tuple apart stays: unpacking, z[0], len(z), pickle,
-    tree_map (which would take it for a leaf if it had another base), DDP, torch.compile.
+    Whatever takes a tuple apart works: unpacking, z[0], len(z), pickle, tree_map, DDP, torch.compile.
     """
-    methods: dict[str, Any] = {
-        f"__{side}{name}__": refuse(f"operator {sign}", COMPUTE)
-        for name, sign in (("add", "+"), ("mul", "*"))
-        for side in ("", "r")
-    }
-    methods |= {
-        f"__{name}__": comparison(f"__{name}__", sign)
-        for name, sign in (("eq", "=="), ("ne", "!="), ("lt", "<"), ("le", "<="), ("gt", ">"), ("ge", ">="))
-    }
-    methods |= {"__contains__": refuse("operator in", COMPARE), "__getitem__": item, "__getattr__": missing}
+    methods: dict[str, Any] = {"getitem": item, "getattr": missing, "contains": refuse("operator in", COMPARE)}
+    for sign, names in {"+": "add radd", "*": "mul rmul"}.items():
+        methods |= {name: refuse(f"operator {sign}", COMPUTE) for name in names.split()}
+    for sign, name in {"==": "eq", "!=": "ne", "<": "lt", "<=": "le", ">": "gt", ">=": "ge"}.items():
+        methods[name] = refuse(f"operator {sign}", COMPARE, tuple, Tensor)
     # Or NumPy would stack both tensors, in np.asarray(z) and in array * z.
-    methods |= {"__array__": refuse("one array", "take z.mean.numpy() and z.log_var.numpy()"), "__array_ufunc__": None}
+    methods |= {"array": refuse("one array", "take z.mean.numpy() and z.log_var.numpy()"), "array_ufunc": None}
     for name, method in methods.items():
-        setattr(cls, name, method)
+        setattr(cls, f"__{name}__", method)
     return cls
 
 
-@without_tuple_operators
+@refuse_tuple_operators
 class Gaussian(NamedTuple):
     """Diagonal Gaussians N(mean, diag exp(log_var)), ProLIP section 3.1.
 
-    mean, log_var: (..., D), log_var is log sigma^2 (never log sigma). A tuple of its two tensors to all that takes
-    tuples apart; operators of tuples and tensors raise TypeError and say what to write.
+    mean, log_var: (..., D), log_var is log sigma^2 (never log sigma). Unpacks as a tuple of its two tensors; operators
+    of tuples and tensors raise TypeError and say what to write.
     """
 
     mean: Tensor
@@ -122,10 +110,9 @@ class Gaussian(NamedTuple):
 
         generator: on the device of the mean. The noise is drawn and the points returned in the dtype of the mean.
         """
-        noise = torch.randn(
-            (count, *self.mean.shape), dtype=self.mean.dtype, device=self.mean.device, generator=generator
-        )
-        return (self.mean + (0.5 * self.log_var).exp() * noise).to(self.mean.dtype)
+        mean, shape = self.mean, (count, *self.mean.shape)
+        noise = torch.randn(shape, dtype=mean.dtype, device=mean.device, generator=generator)
+        return (mean + (0.5 * self.log_var).exp() * noise).to(mean.dtype)
 
 
 def upcast(x: Tensor) -> Tensor:
@@ -173,16 +160,13 @@ def check_gaussian(z: Any, name: str = "z") -> None:
             raise TypeError(f"{name}.{part} is {x.dtype}, want a float tensor: {part}.float()")
     mean, log_var = z
     if mean.shape != log_var.shape:
-        raise ValueError(
-            f"{name}: mean {tuple(mean.shape)} and log_var {tuple(log_var.shape)} differ: a Gaussian has"
-            " one variance per dimension; expand log_var to the shape of mean"
-        )
+        shapes = f"mean {tuple(mean.shape)} and log_var {tuple(log_var.shape)} differ"
+        raise ValueError(f"{name}: {shapes}: a Gaussian has one variance per dimension; expand log_var")
     if not mean.ndim:
         raise ValueError(f"{name} has single numbers for mean and log_var, want (..., D): mean.reshape(1) if D is 1")
     if mean.device != log_var.device:
-        raise ValueError(
-            f"{name}: mean is on {mean.device} and log_var on {log_var.device}: move both with {name}.to(device)"
-        )
+        devices = f"mean is on {mean.device} and log_var on {log_var.device}"
+        raise ValueError(f"{name}: {devices}: move both with {name}.to(device)")
 
 
 def check_embeddings(z: Any, name: str = "z", width: int | None = None) -> None:
@@ -192,35 +176,25 @@ def check_embeddings(z: Any, name: str = "z", width: int | None = None) -> None:
     """
     check_gaussian(z, name)
     if z.mean.ndim != 2 or width not in (None, z.mean.shape[1]):
-        raise ValueError(
-            f"{name} has the shape {tuple(z.mean.shape)}, expected (N, {width or 'D'}): give one row per"
-            " input, embedded by this model"
-        )
+        got = f"{name} has the shape {tuple(z.mean.shape)}, expected (N, {width or 'D'})"
+        raise ValueError(f"{got}: give one row per input, embedded by this model")
     bad = ~(z.mean.isfinite() & (z.log_var < torch.inf)).all(1)
     if bool(bad.any()):
-        raise ValueError(
-            f"{name} has NaN or infinite numbers in {int(bad.sum())} of {len(bad)} rows, first in row"
-            f" {int(bad.nonzero()[0])}: drop these inputs, or look for a diverged model"
-        )
+        where = f"in {int(bad.sum())} of {len(bad)} rows, first in row {int(bad.nonzero()[0])}"
+        remedy = "drop these inputs, or look for a diverged model"
+        raise ValueError(f"{name} has NaN or infinite numbers {where}: {remedy}")
 
 
 def check_pair(p: Any, q: Any, names: tuple[str, str] = ("p", "q")) -> tuple[Gaussian, Gaussian]:
-    """Both in one dtype, float32 or float64, once it is sure that they are Gaussians of one width D on one device.
-
-    Raises TypeError and ValueError, with the names of the arguments.
-    """
+    """Both in one dtype, float32 or float64. TypeError and ValueError unless they have one width D and one device."""
     for z, name in zip((p, q), names):
         check_gaussian(z, name)
     if p.mean.shape[-1] != q.mean.shape[-1]:
-        raise ValueError(
-            f"Gaussians of shape {tuple(p.mean.shape)} and {tuple(q.mean.shape)} differ in their last dimension D: "
-            f"compare embeddings of one model as {' and '.join(names)}"
-        )
+        shapes = f"Gaussians of shape {tuple(p.mean.shape)} and {tuple(q.mean.shape)} differ in their last dimension D"
+        raise ValueError(f"{shapes}: compare embeddings of one model as {' and '.join(names)}")
     if p.mean.device != q.mean.device:
-        raise ValueError(
-            f"{names[0]} is on {p.mean.device} and {names[1]} on {q.mean.device}: move one,"
-            f" {names[1]}.to({str(p.mean.device)!r})"
-        )
+        devices = f"{names[0]} is on {p.mean.device} and {names[1]} on {q.mean.device}"
+        raise ValueError(f"{devices}: move one, {names[1]}.to({str(p.mean.device)!r})")
     dtype = reduce(torch.promote_types, (x.dtype for x in (*p, *q)), torch.float32)
     return p.to(dtype), q.to(dtype)
 
@@ -241,28 +215,23 @@ def _remedy(value: Any) -> str:
         return "join them with prolip.gaussian.concatenate"
     if isinstance(value, (list, tuple)) and len(value) == 2:
         return "Gaussian(mean, log_var) of these two"
+    returned = "give what encode_image and encode_text return"
     if isinstance(value, Tensor):
-        return (
-            "give what encode_image and encode_text return, whole; for points without variances"
-            " prolip.embedder.as_points(features)"
-        )
-    return "give what encode_image and encode_text return, or Gaussian(mean, log_var)"
+        return f"{returned}, whole; for points without variances prolip.embedder.as_points(features)"
+    return f"{returned}, or Gaussian(mean, log_var)"
 
 
 def as_scalar(value: Any, like: Tensor, name: str) -> Tensor:
     """A number, or a tensor of one element, as () with the dtype and device of `like`, keeping the graph."""
+    remedy = "give a number or a tensor of one element"
     if isinstance(value, Tensor):
         if value.numel() != 1:
-            raise ValueError(
-                f"{name} is one number, got a tensor of shape {tuple(value.shape)}: give a number or a"
-                " tensor of one element"
-            )
+            raise ValueError(f"{name} is one number, got a tensor of shape {tuple(value.shape)}: {remedy}")
         return value.to(like).reshape(())
     try:
         return like.new_full((), value)
     except TypeError:
-        message = f"{name} is one number, got {kind_of(value)}: give a number or a tensor of one element"
-        raise TypeError(message) from None
+        raise TypeError(f"{name} is one number, got {kind_of(value)}: {remedy}") from None
 
 
 def concatenate(gaussians: Iterable[Gaussian]) -> Gaussian:
@@ -274,22 +243,21 @@ def concatenate(gaussians: Iterable[Gaussian]) -> Gaussian:
         raise ValueError("no Gaussians to concatenate: give at least one (its tensors may have no rows)")
     for i, z in enumerate(parts):
         check_gaussian(z, f"gaussians[{i}]")
-        if (shape := z.mean.shape[1:]) != (first := parts[0].mean.shape[1:]) or z.mean.device != parts[0].mean.device:
-            raise ValueError(
-                f"gaussians[{i}] has rows of shape {tuple(shape)} on {z.mean.device}, gaussians[0]"
-                f" {tuple(first)} on {parts[0].mean.device}: join embeddings of one model on one device"
-            )
+        own, first = ((tuple(x.mean.shape[1:]), x.mean.device) for x in (z, parts[0]))
+        if own != first:
+            found = f"gaussians[{i}] has rows of shape {own[0]} on {own[1]}, gaussians[0] {first[0]} on {first[1]}"
+            raise ValueError(f"{found}: join embeddings of one model on one device")
     return Gaussian(torch.cat([z.mean for z in parts]), torch.cat([z.log_var for z in parts]))
 
 
 def mixture(z: Gaussian, weights: Tensor | None = None, normalise: bool = True) -> Gaussian:
     """A class as a mixture of its prompts, N(sum w mean, sum w sigma^2), ProLIP 4.2 (the variance is not divided by N).
 
-    z: (..., N, D); weights: (..., N) >= 0 and summing to one, uniform without; normalise: bring the averaged mean back
-    to unit length, as the released evaluation does. Returns (..., D) in float32 or float64. The average of variances is
-    a log-sum-exp, for log variances of a dimension within 80 of each other. A weight of exactly 0 drops its prompt and
-    has a finite gradient, what the prompt would contribute; weights that are all 0 describe no class: log_var is -inf.
-    Raises ValueError for N = 0, for weights of another shape, and for weights that are negative or do not sum to one.
+    z: (..., N, D); weights: (..., N) >= 0 and summing to one, uniform without; normalise: scale the averaged mean to
+    unit length, as the released evaluation does. Returns (..., D) in float32 or float64. The average of variances is a
+    log-sum-exp, for log variances of a dimension within 80 of each other. A weight of exactly 0 drops its prompt and
+    has a finite gradient; weights that are all 0 describe no class: log_var is -inf. Raises ValueError for N = 0, for
+    weights of another shape, and for weights that are negative or do not sum to one.
     """
     check_gaussian(z)
     z = z.float()

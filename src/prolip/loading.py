@@ -30,7 +30,7 @@ from prolip.models.config import PreprocessRules, check, check_openclip, is_rele
 from prolip.models.diagnose import CONFIG_NAMES, WEIGHT_NAMES, why_no_model
 from prolip.models.registry import HubFileNotFoundError, hub_file, hub_files, own_models, why_unknown
 from prolip.models.tokenizer import ALL_NAMES, BPETokenizer, cut, first_line, get_tokenizer
-from prolip.uncertainty.clip import FILE, has_variances, with_variances
+from prolip.uncertainty.openclip import FILE, has_variances, with_variances
 from prolip.utils.documents import read_json
 from prolip.utils.links import check_links
 

@@ -1,8 +1,8 @@
-"""All random numbers of a training step: functions of (seed, stream, step, row, column), drawn wherever they are used.
+"""All random numbers of a training step: functions of (seed, stream, step, row, column), drawn where they are used.
 
-Each number is a counter that splitmix64 hashes. Nothing is kept, no device waits, and a rank draws its own rows alone.
+Each number is a counter hashed by splitmix64. Nothing is stored, no device waits, and a rank draws its own rows alone.
 The integers and the uniform numbers are the same bits on every device and for any number of ranks. Normal numbers are
-computed in float64 and rounded, so that devices rarely differ; those of pairs in float32, where they do in last bits.
+computed in float64 and rounded, so that devices rarely differ; those of pairs in float32 differ in last bits.
 """
 
 from __future__ import annotations
@@ -89,10 +89,9 @@ def uniform_rows(key: int, rows: Tensor, columns: int) -> Tensor:
 def pair_noise(seed: int, rows: Tensor, columns: Tensor, normals: int, gumbels: int) -> tuple[Tensor, Tensor]:
     """Standard normal and standard Gumbel numbers of every pair of a tile: (n, m, normals), (n, m, gumbels), float32.
 
-    rows (n,), columns (m,): int64, places of the tile in the whole matrix. All numbers are independent, those of pairs
-    of one row, too, which noise by row and by column would not be; a pair has the same ones in every tile and on every
-    rank, without a host sync. A 64-bit counter of each pair, which two rounds of splitmix64 place, gives two uniform
-    32-bit numbers at a time, Box and Muller make them normal, up to 6.6 sigma.
+    rows (n,), columns (m,): int64, places of the tile in the whole matrix. All numbers are independent, and a pair has
+    the same ones in every tile and on every rank, without a host sync. A 64-bit counter of each pair, hashed by two
+    rounds of splitmix64, gives two uniform 32-bit numbers at a time; Box and Muller make them normal, up to 6.6 sigma.
     """
     words = (normals + 1) // 2 + (gumbels + 1) // 2
     counters = torch.arange(1, words + 1, device=rows.device) * STEP
@@ -149,7 +148,7 @@ def mix_seed(*parts: int) -> int:
     return state >> 1
 
 
-# --- version 1, of checkpoints from before version 2; only `Draws` calls these ---------------------------------------
+# --- version 1, for runs that resume older checkpoints; only `Draws` calls these -------------------------------------
 def uniform_1(draws: Draws, stream: Stream, step: int, rows: Tensor, columns: int) -> Tensor:
     """The generator of `rows`' device draws for all ranks; SizeAugment's numbers come from the global generator."""
     count, device = len(rows), rows.device

@@ -1,4 +1,4 @@
-"""Rows that ranks hold, each its share: they come to all ranks a block at a time, by the default process group."""
+"""Rows that ranks share: they reach all ranks a block at a time, over the default process group."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def shares(own: Tensor) -> list[int]:
 def blocks(*own: Tensor) -> Iterator[list[Tensor]]:
     """Every rank's rows of each of these (n, ...), one rank after the other, at most BLOCK at a time, on every rank.
 
-    All ranks take all of them, or the others wait. A rank holds its share, one block, and 8 bytes for each rank.
+    All ranks have to consume all of them. A rank holds its share, one block, and 8 bytes for each rank.
     """
     for source, count in enumerate(shares(own[0])):
         for start in range(0, count, BLOCK):
@@ -36,9 +36,7 @@ def blocks(*own: Tensor) -> Iterator[list[Tensor]]:
 
 
 def everywhere(place: Tensor, *own: Tensor) -> list[Tensor]:
-    """All rows of all ranks, in the order of their places, on the CPU of every rank: the places (N,), and each of
-    `own`. For numbers that every rank keeps: twice their bytes while they come.
-    """
+    """All rows of all ranks sorted by place, on every CPU: the places (N,), and each of `own`; twice their bytes."""
     found = [torch.cat(x) for x in zip(*([x.cpu() for x in block] for block in blocks(place, *own)))]
     if not found:
         return [x[:0].cpu() for x in (place, *own)]
@@ -47,8 +45,9 @@ def everywhere(place: Tensor, *own: Tensor) -> list[Tensor]:
 
 
 def numbered(names: Sequence[str], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Places (n,) of this rank's names among those of all ranks, equal ones having one, in the order of checksums of 63
-    bits; and which of them no earlier rank has. No name travels: 16 bytes do, which every rank holds of each name.
+    """Places (n,) of this rank's names among the distinct names of all ranks, and which of them no earlier rank has.
+
+    Places follow the order of 63-bit checksums: no name travels, and every rank holds 16 bytes of each.
     """
     own = torch.tensor([stable_hash(name, bits=63) for name in names], dtype=torch.int64, device=device)
     checksum, rank = everywhere(own, torch.full_like(own, rank_in()))

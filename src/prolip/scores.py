@@ -1,7 +1,7 @@
-"""How a trained model compares its embeddings: scores of all pairs, the probability behind them, uncertainty, an index.
+"""How a trained model compares its embeddings: scores of all pairs, match probabilities, uncertainty, index vectors.
 
-`prolip.measures` has the formulas; a score is one of them, or a network of its own, with what was trained for it. Which
-score a model has is its method's business (`prolip.methods`) and stands in the model's config.json.
+`prolip.measures` has the formulas; a score is one of them, or a network of its own, with its trained numbers. The
+method of a model decides which score it has (`prolip.methods`); the model's config.json names it.
 """
 
 from __future__ import annotations
@@ -30,28 +30,28 @@ Side = Literal["image", "text"]
 
 
 class Score(nn.Module):
-    """How queries and a gallery compare, larger is nearer; parameters, if any, are what was trained for it alone.
+    """How queries and a gallery compare, larger is nearer; its parameters, if any, were trained for it alone.
 
     scale, bias: a and b of the logit a * score + b as they enter it; bias None: a softmax confidence and no match
-    probability, both None: neither. A subclass gives `pairwise`, and what of the rest differs.
+    probability, both None: neither. A subclass gives `pairwise`, and overrides what differs.
     """
 
-    #: What config.json and --similarity call it; with settings of its own, `NAME:setting=1`.
+    #: Its name in config.json and for --similarity; with settings of its own, `NAME:setting=1`.
     name: str
-    #: What it ranks by, for people; "": its name says it.
+    #: What it ranks by, in words; "": its name.
     words: ClassVar[str] = ""
-    #: Settings that whoever asks for it may choose.
+    #: Settings that a user may choose.
     choices: ClassVar[tuple[str, ...]] = ()
-    #: How many of each query's nearest by `coarse` are scored by `paired`, the others staying behind them; 0: all are.
+    #: How many of each query's nearest by `coarse` are scored by `paired` and rank first; 0: all are.
     shortlist: int = 0
     #: Whether queries and gallery may change places.
     symmetric: ClassVar[bool] = True
-    #: Whether samples are drawn for it, so that it is an estimate.
+    #: Whether it draws samples, so that it is an estimate.
     sampled: ClassVar[bool] = False
     #: The model's `prolip.uncertainty.readings.Reader`, where `prolip.score_of` found one.
     reader: Any = None
-    #: Whether Gaussians of no extent have it.
-    takes_points: ClassVar[bool] = False
+    #: Whether it is defined for points, Gaussians without variance.
+    supports_points: ClassVar[bool] = False
 
     def __init__(self, scale: float | None = None, bias: float | None = None):
         super().__init__()
@@ -64,14 +64,11 @@ class Score(nn.Module):
         return cls(None if scale is None else scale.exp().item(), None if bias is None else bias.item())
 
     def pairwise(self, queries: Gaussian, gallery: Gaussian) -> Tensor:
-        """All scores in a bounded workspace, (Q, D), (G, D) -> (Q, G).
-
-        Of images and texts the images are to stand first, as a score need not be symmetric.
-        """
+        """All scores in a bounded workspace, (Q, D), (G, D) -> (Q, G); images first where it is not symmetric."""
         raise NotImplementedError
 
     def coarse(self, queries: Gaussian, gallery: Gaussian) -> Tensor:
-        """A cheap score of all pairs, (Q, D), (G, D) -> (Q, G), by which a score with a `shortlist` makes it."""
+        """A cheap score of all pairs, (Q, D), (G, D) -> (Q, G), which chooses the `shortlist`."""
         raise NotImplementedError
 
     def paired(self, images: Gaussian, texts: Gaussian) -> Tensor:
@@ -79,10 +76,7 @@ class Score(nn.Module):
         raise NotImplementedError
 
     def pair_uncertainty(self, images: Gaussian, texts: Gaussian) -> Tensor | None:
-        """How unsure the score of each pair of rows is, (N, D), (N, D) -> (N,).
-
-        None where a score knows of no uncertainty but that of either input.
-        """
+        """Uncertainty of each pair of rows, (N, D), (N, D) -> (N,); None: only that of either input is known."""
         return None
 
     def forward(self, queries: Gaussian, gallery: Gaussian) -> Tensor:
@@ -90,11 +84,11 @@ class Score(nn.Module):
         return self.pairwise(queries, gallery)
 
     def factors(self, z: Gaussian, side: Side = "image") -> Factors | None:
-        """One side in factors, where the score has them: an inner product then serves it exactly."""
+        """One side in factors, or None; with factors an inner product computes the score exactly."""
         return None
 
     def scaled(self, scores: Tensor) -> Tensor | None:
-        """a * score, the logits of a softmax over the gallery; None where nothing was trained: such a score ranks."""
+        """a * score, the logits of a softmax over the gallery; None without a trained scale: the score only ranks."""
         return None if self.scale is None else self.scale * scores
 
     def logit(self, scores: Tensor) -> Tensor | None:
@@ -105,10 +99,9 @@ class Score(nn.Module):
     def match_probability(
         self, scores: Tensor, doubt: Tensor | None = None, share: Tensor | float = 0.0
     ) -> Tensor | None:
-        """The probability that pairs match, of their scores of any shape; None where no bias was trained.
+        """(1 - doubt) sigmoid(logit) + doubt share of scores of any shape; None where no bias was trained.
 
-        doubt: of the images (`doubts`); share: of all images that each text fits (`Units.share`); both broadcast
-        against the scores. The probability is (1 - doubt) sigmoid(logit) + doubt share.
+        doubt: of the images (`doubts`); share: of all images that each text fits (`Units.share`); both broadcast.
         """
         logit = self.logit(scores)
         if logit is None or doubt is None:
@@ -116,17 +109,14 @@ class Score(nn.Module):
         return with_doubt(torch.sigmoid(logit), doubt, share)
 
     def doubts(self, evidence: Evidence | None, gallery: Evidence | None = None) -> Tensor | None:
-        """Return the doubt of images, (N,), see `prolip.uncertainty.doubt`; None where the model has none.
-
-        evidence: of these images, by the model's reader; gallery: of images of the same kind.
-        """
+        """Return the doubt of images, (N,), from their evidence and that of a gallery alike; None without a fit."""
         return None
 
     def probability(self, images: Gaussian, texts: Gaussian, gallery: Gaussian | None = None) -> Tensor | None:
         """Return how probably each text is true of each image, (N, D), (T, D) -> (N, T); None without a trained bias.
 
-        It includes the model's doubt of images that are unlike its training. gallery: images of the same kind, eight or
-        more, which make the doubt more accurate.
+        It includes the model's doubt of unfamiliar images. gallery: eight or more images of the same kind, which make
+        the doubt more accurate.
         """
         doubt, share = None, torch.zeros(())
         if self.reader is not None and self.units is not None:
@@ -136,47 +126,42 @@ class Score(nn.Module):
         return self.match_probability(scores, None if doubt is None else doubt.unsqueeze(1), share)
 
     def uncertainty(self, z: Gaussian) -> Tensor:
-        """How much room each input leaves, (N, D) -> (N,): its trace."""
+        """Uncertainty of each input, (N, D) -> (N,): its trace."""
         return z.trace
 
     @property
     def in_words(self) -> str:
-        """What it ranks by, for people."""
+        """What it ranks by, in words."""
         return self.words or self.name
 
     @property
     def units(self) -> Units | None:
-        """What its uncertainty means to a person; None where it is a number that only orders."""
+        """The units of its uncertainty; None where this only orders inputs."""
         return None
 
     def settings(self) -> dict[str, Any]:
-        """Arguments that make an equal score but for its parameters, JSON-able."""
+        """JSON values of the arguments of an equal score, without its parameters."""
         return {"scale": self.scale, "bias": self.bias}
 
     def with_settings(self, words: str) -> Score:
-        """An equal score but for these of its `choices`: `shortlist=100`, with a comma between several.
+        """An equal score with other `choices`, such as `shortlist=100` (with a comma between several), in its name.
 
-        It is called `NAME:shortlist=100`. ValueError for what may not be chosen.
+        Raises ValueError for a setting that may not be chosen.
         """
         values = self.to_dict()
         for word in words.split(","):
             key, _, value = word.partition("=")
             if key not in self.choices or not value.isdecimal():
                 known = " or ".join(f"{self.name}:{choice}=NUMBER" for choice in self.choices)
-                raise ValueError(
-                    f"{word!r} is no setting of the score {self.name!r}: "
-                    + (f"give {known}" if known else "it has none to choose")
-                )
+                remedy = f"give {known}" if known else "it has none to choose"
+                raise ValueError(f"{word!r} is no setting of the score {self.name!r}: {remedy}")
             values[key] = int(value)
         score = self.from_dict(values)
         score.name = f"{self.name}:{words}"
         return score
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON values from which `from_dict` makes the score, for embeddings that are kept without their model.
-
-        state: what was trained for it, each tensor as its shape and its float32 numbers in base 64.
-        """
+        """JSON values for `from_dict`, which stored features keep; state: trained tensors, float32 in base 64."""
         trained = {}
         for name, x in self.state_dict().items():
             numbers = base64.b64encode(x.float().cpu().numpy().tobytes()).decode()
@@ -185,7 +170,7 @@ class Score(nn.Module):
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Score:
-        """What `to_dict` wrote."""
+        """Read what `to_dict` wrote."""
         given = {key: value for key, value in values.items() if key not in ("name", "state")}
         score = cls(**given)
         state = {}
@@ -211,7 +196,7 @@ class MeasureScore(Score):
 class CSDScore(MeasureScore):
     """Closed-form sampled distance as a similarity, mean.mean' - (trace + trace')/2, ProLIP (A.1)."""
 
-    name, takes_points, words = "csd", True, "similarity of Gaussians (CSD)"
+    name, supports_points, words = "csd", True, "similarity of Gaussians (CSD)"
     measure = get_measure("csd_similarity")
 
     def factors(self, z: Gaussian, side: Side = "image") -> Factors:
@@ -221,7 +206,7 @@ class CSDScore(MeasureScore):
 class MeanScore(MeasureScore):
     """Cosine of the means, which ignores the variances: SigLIP and CLIP."""
 
-    name, takes_points, words = "mean", True, "cosine of the means"
+    name, supports_points, words = "mean", True, "cosine of the means"
     measure = get_measure("mean_cosine")
 
     def factors(self, z: Gaussian, side: Side = "image") -> Factors:
@@ -231,7 +216,7 @@ class MeanScore(MeasureScore):
 class WassersteinScore(MeasureScore):
     """-W2, the squared 2-Wasserstein distance: |m - m'|^2 + |sigma - sigma'|^2."""
 
-    name, takes_points = "wasserstein2", True
+    name, supports_points = "wasserstein2", True
     measure = get_measure("wasserstein2")
 
     def factors(self, z: Gaussian, side: Side = "image") -> Factors:
@@ -241,12 +226,12 @@ class WassersteinScore(MeasureScore):
 
 
 class TrueMatchScore(Score):
-    """mean.mean' + w trace of the text: the logit, but for scale and bias, that a text is true of an image.
+    """mean.mean' + w trace of the text: the logit, without scale and bias, that a text is true of an image.
 
-    Where a text is true of n images, each of them gets a share of about 1/n of what the model knows, so that the
-    probability to be true is n p(image | text): with a trace of (2/a) log n the logit is a mean.mean' + (a/2) trace
-    and what belongs to the text alone. The weight w that matched and unmatched pairs confirm is kept with the model.
-    unit, images, texts: as in `Units`; unit 0: the traces have none. doubt: numbers of a `Doubt`, if one was fitted.
+    A text that is true of n images gives each of them about 1/n of p(image | text), so the probability to be true is
+    n p(image | text): with a trace of (2/a) log n its logit is a mean.mean' + (a/2) trace and terms of the text alone.
+    The weight w is fitted to matched and unmatched pairs. unit, images, texts: as in `Units`; unit 0: the traces have
+    none. doubt: numbers of a `Doubt`, if one was fitted.
     """
 
     name, symmetric, words = "true_match", False, "how likely the text is true of the image"
@@ -280,14 +265,8 @@ class TrueMatchScore(Score):
         return Units(self.unit, self.images, self.texts) if self.unit else None
 
     def settings(self) -> dict[str, Any]:
-        own: dict[str, Any] = {
-            "trace_weight": self.trace_weight,
-            "unit": self.unit,
-            "images": self.images,
-            "texts": self.texts,
-        }
-        own |= {} if self.doubt is None else {"doubt": self.doubt.numbers}
-        return super().settings() | own
+        own = {name: getattr(self, name) for name in ("trace_weight", "unit", "images", "texts")}
+        return super().settings() | own | ({} if self.doubt is None else {"doubt": self.doubt.numbers})
 
     def doubts(self, evidence: Evidence | None, gallery: Evidence | None = None) -> Tensor | None:
         return None if self.doubt is None or evidence is None else self.doubt.of(evidence, gallery)
@@ -297,7 +276,7 @@ class MatchProbabilityScore(Score):
     """PCME's match probability, the mean of sigmoid(b - a |z - z'|) over samples of both, PCME (2) and (3).
 
     samples: of each Gaussian; seed: of their noise, so that equal inputs get equal scores. Its scores are
-    probabilities. Blocks of a large gallery draw anew: their scores are estimates of the same number.
+    probabilities. Every block of a large gallery draws its own samples.
     """
 
     name, sampled, choices = "match_probability", True, ("samples", "seed")
@@ -312,7 +291,7 @@ class MatchProbabilityScore(Score):
         return pairwise_match_probability(queries, gallery, self.scale, self.bias, self.samples, generator)
 
     def scaled(self, scores: Tensor) -> None:
-        """Scale and bias are in the scores already."""
+        """None: the scores already contain scale and bias."""
 
     def match_probability(self, scores: Tensor, doubt: Tensor | None = None, share: Tensor | float = 0.0) -> Tensor:
         return scores
@@ -321,13 +300,13 @@ class MatchProbabilityScore(Score):
         return {"scale": self.scale, "bias": self.bias, "samples": self.samples, "seed": self.seed}
 
 
-#: How a score is asked for: nothing for that of the model's method, a name, or the score itself.
+#: A score by its name, or itself; None: that of the model's method.
 Similarity = str | Score | None
 
 
 @cache
 def measure_score(name: str) -> type[MeasureScore]:
-    """The score of a measure by its name: it ranks, and has no logit. ValueError with the near ones if unknown."""
+    """The score of a measure by its name: it ranks, and has no logit. ValueError with similar names if unknown."""
     measure = get_measure(name)
     asymmetric = name in ("kl", "log_inclusion", "inclusion_test")
     members = {"name": name, "measure": measure, "symmetric": not asymmetric, "__doc__": f"-{name}"}
@@ -342,8 +321,9 @@ SCORES: dict[str, type[Score]] = {
 
 
 def largest(scores: Tensor, count: int) -> Tensor:
-    """The items of the `count` largest scores of each row, in falling order, equal ones by rising item: (b, G) ->
-    (b, count or G). Unlike torch.topk this depends on no device, and only rows tied at the edge are sorted whole.
+    """Items of the `count` largest scores of each row, falling, equal ones by rising item: (b, G) -> (b, count or G).
+
+    Unlike torch.topk it gives the same on every device; only rows tied at the edge are sorted whole.
     """
     values, near = scores.topk(min(count + 1, scores.shape[1]), dim=1)
     near = near[:, :count].sort(dim=1).values
@@ -354,14 +334,11 @@ def largest(scores: Tensor, count: int) -> Tensor:
     return near
 
 
-def index_vectors(
-    score: Score, z: Gaussian, gallery: bool, distance: bool = False, side: Side = "image"
-) -> Tensor | None:
-    """Vectors (N, P + 1) whose inner product (or, with `distance`, smallest L2 distance) ranks a gallery as the score
-    does; None where the score does not factor.
+def index_vectors(score: Score, z: Gaussian, gallery: bool, distance=False, side: Side = "image") -> Tensor | None:
+    """Vectors (N, P + 1) whose inner product (with `distance`: L2 distance) ranks a gallery as the score does.
 
-    Inner product: a query [u, 1], an item [v, b]. Distance: a query [u, 0], an item as `distance_vectors`; the
-    gallery is to be given whole.
+    None where the score does not factor. Inner product: a query [u, 1], an item [v, b]. Distance: a query [u, 0], an
+    item as `distance_vectors` of the whole gallery.
     """
     factors = score.factors(z, side)
     if factors is None:
@@ -374,18 +351,16 @@ def index_vectors(
 
 
 def distance_vectors(items: Factors, constant: float | None = None) -> Tensor:
-    """[v, sqrt(c - |v|^2 - 2 b)] of a gallery's factors, (N, P + 1): a query [u, 0] is nearest to what scores highest.
+    """[v, sqrt(c - |v|^2 - 2 b)] of a gallery's factors, (N, P + 1): the nearest to a query [u, 0] scores highest.
 
-    |u - v|^2 + c - |v|^2 - 2 b = |u|^2 + c - 2 (u.v + b). constant: c, `least_constant` or more, where a gallery comes
-    in parts; None: that of these items. ValueError where it leaves the root of a negative.
+    |u - v|^2 + c - |v|^2 - 2 b = |u|^2 + c - 2 (u.v + b). constant: c, at least `least_constant` of the whole gallery;
+    None: that of these items. ValueError for a smaller one.
     """
     lengths = items.vector.square().sum(-1) + 2 * items.offset
     room = (lengths.amax() if constant is None else constant) - lengths
     if bool((room < 0).any()):
-        raise ValueError(
-            f"an item wants the constant {float(lengths.max())}, and it is {constant}: make all vectors"
-            " anew with a larger one"
-        )
+        least = f"constant {constant} is below {float(lengths.max())}"
+        raise ValueError(f"{least}: rebuild all vectors with a larger one")
     return torch.cat([items.vector, room.sqrt().unsqueeze(-1)], -1)
 
 

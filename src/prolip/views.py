@@ -1,5 +1,5 @@
-"""Random views as functions of uniform noise: patch subsets and [MASK]ed texts, ProLIP section 3.3; mixed images, Mixup
-(Zhang et al. 2018) and CutMix (Yun et al. 2019) of some rows.
+"""Random views from uniform noise: kept patches, [MASK]ed texts (ProLIP 3.3), and images mixed by Mixup (Zhang et al.
+2018) or CutMix (Yun et al. 2019).
 """
 
 from __future__ import annotations
@@ -39,11 +39,8 @@ def mask_text(
 ) -> Tensor:
     """Replace every maskable token by [MASK] with probability `ratio`, and at least one per text that has any.
 
-    Maskable is what is neither padding nor special: start and end tokens say nothing, masking them hides nothing.
-    SigLIP's tokenizers pad with the end token, so their end token is excluded as padding. The forced token is the one
-    with the smallest draw, which is masked anyhow unless all draws are above `ratio`. No row loop, no host sync.
-
-    text: (M, L) int64; noise: (M, L), uniform and independent; returns (M, L).
+    Maskable is what is neither padding nor special (SigLIP's tokenizers pad with the end token). The forced token is
+    the one with the smallest draw. text: (M, L) int64; noise: (M, L), uniform and independent; returns (M, L).
     """
     if noise.shape != text.shape or text.ndim != 2:
         raise ValueError(f"noise {tuple(noise.shape)} does not fit texts {tuple(text.shape)}: give two (M, L) tensors")
@@ -66,9 +63,9 @@ class Mix(NamedTuple):
     partner: Tensor
 
     def labels(self, positive: Tensor) -> Tensor:
-        """What of a match every pair is: share of the own matches and the rest of the partner's, (B, m) -> (B, m).
+        """Soft label of each pair: share of the own matches and the rest of the partner's, (B, m) -> (B, m).
 
-        A text that is true of both is a whole match, so texts of one image that meet in a batch need no rule.
+        A text that is true of both is a whole match.
         """
         own = positive.to(self.share.dtype)
         share = self.share.unsqueeze(1)

@@ -32,7 +32,7 @@ from prolip.data.sources import Captioned, captioned_samples, source_of
 from prolip.data.split import Split, parse_split
 from prolip.embedder import Embedder, Loaded, embedder_of
 from prolip.evaluation.datasets.base import WHOLE, Dataset, Sample, Share, fingerprint, read_images
-from prolip.evaluation.datasets.specs import has_splits, open_dataset
+from prolip.evaluation.datasets.registry import has_splits, open_dataset
 from prolip.evaluation.embed import Features
 from prolip.evaluation.metrics.ranking import retrieval_names
 from prolip.evaluation.pairs import PAIRS, Pairs, numbered, pairs_of, recall_of_pairs

@@ -15,10 +15,7 @@ from torch import Tensor
 
 from prolip.data.sources import Captioned, captioned_samples
 from prolip.embeddings import LEAST, check_enough
-from prolip.methods import find_method, score_of
-from prolip.methods.base import Batch, Objective, PoolNeeds, Reps, join_reps, split_batch
-from prolip.scores import Side
-from prolip.uncertainty.collect import (
+from prolip.fitting.collect import (
     Least,
     Part,
     Rows,
@@ -30,6 +27,10 @@ from prolip.uncertainty.collect import (
     join,
     pool_encoder,
 )
+from prolip.methods import find_method, score_of
+from prolip.methods.accumulate import join_reps, split_batch
+from prolip.methods.base import Batch, Objective, PoolNeeds, Reps
+from prolip.scores import Side
 from prolip.utils.documents import text_lines
 from prolip.utils.flags import FlagError
 from training.checkpoint.run_dir import write_json
@@ -84,7 +85,7 @@ def look_at_data(run: Run) -> None:
     start, model = time.perf_counter(), objective.model
     training = model.training
     with run.health.watchdog.pause(), torch.compiler.set_stance("force_eager"):
-        objective.memory = look_with(run, wanted, whole_model(model, run.world, everywhere=True).eval())
+        objective.pool_state = look_with(run, wanted, whole_model(model, run.world, everywhere=True).eval())
     model.train(training)
     if run.world.is_first:
         said = f"epoch {at.epoch}: looked at the whole data in {time.perf_counter() - start:.0f} s"
@@ -109,7 +110,7 @@ def look_with(run: Run, wanted: PoolNeeds, model: Any) -> dict[str, Tensor]:
 
     part = together(share, world)
     pool = together(partial(embed_pool, part, encode("text"), run.outputs.tokenizer, world.device), world)
-    return together(partial(run.trained.objective.look, score_of(model), pool), world)
+    return together(partial(run.trained.objective.before_training, score_of(model), pool), world)
 
 
 def samples_to_fit(run: Run) -> int:
@@ -182,7 +183,7 @@ def fit_model(run: Run, model: Any, wanted: int) -> int:
         pairs = embed_texts(joined, encoder(run, whole, "text"), run.outputs.tokenizer, whole.logit_scale.exp().item())
         if pairs.caution:
             run.outputs.log.say(f"warning: {pairs.caution}")
-        run.trained.objective.close(whole, pairs)
+        run.trained.objective.after_training(whole, pairs)
         fitted = {name: x.cpu() for name, x in whole.named_buffers() if name in model.added_names}
         return fitted, len(joined.image_of)
 

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from prolip.methods.base import RECALL, Batch, Terms, accumulate_backward
+from prolip.methods.accumulate import accumulate_backward
+from prolip.methods.base import RECALL, Batch, Terms
 from prolip.utils.fields import AUTO
 from training.checkpoint.state_dict import save
 from training.config import ValidationConfig

@@ -290,7 +290,7 @@ def build_health(config: Config, world: World, objective: Objective, length: tup
         peak = peak_of(torch.cuda.get_device_name(world.device))
     if peak is not None:
         model, micro = objective.model, rows // settings.accum_freq
-        passes = objective.passes(objective.config, micro, model)
+        passes = objective.encoder_passes(objective.config, micro, model)
         try:
             utilisation = flops_per_sample(model, passes, micro) / (peak * world.world_size)
         except NotImplementedError as error:

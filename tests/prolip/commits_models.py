@@ -17,10 +17,10 @@ from fitted_models import CONFIG, openclip_model
 import prolip
 from prolip import export
 from prolip.embeddings import Pairs
+from prolip.fitting.attach import attach
 from prolip.hub import saving
 from prolip.hub.card import CardInfo, find_source
 from prolip.models.checkpoint import save_pretrained
-from prolip.uncertainty.attach import attach
 from training.checkpoint.reader import find_checkpoint, load_checkpoint
 from training.checkpoint.storage import Storage
 from training.checkpoint.writer import CheckpointWriter

@@ -29,7 +29,7 @@ def test_what_an_objective_declares_is_what_it_computes(method, settings):
     batch = {"image": torch.randn(ROWS, 3, 32, 32), "text": texts}
     with count_flops() as counter, torch.no_grad():
         objective.embed(objective.prepare(batch, 0))
-    passes = objective.passes(objective.config, ROWS, objective.model)
+    passes = objective.encoder_passes(objective.config, ROWS, objective.model)
     counted = flops_per_sample(objective.model, passes, ROWS)
     assert counted * ROWS == pytest.approx(FORWARD_AND_BACKWARD * counter.get_total_flops(), rel=0.01)
     assert all(p.device.type == "cpu" and p.requires_grad for n, p in objective.named_parameters() if "resblocks" in n)
@@ -80,6 +80,6 @@ def test_a_step_of_openclips_towers_costs_three_forward_passes(tmp_path):
         batch = objective.prepare({"image": torch.randn(ROWS, 3, *model.image_size), "text": texts}, 0)
         with count_flops() as counter:
             objective(batch)["loss"].backward()
-        passes = objective.passes(objective.config, ROWS, objective.model)
+        passes = objective.encoder_passes(objective.config, ROWS, objective.model)
         counted = ROWS * flops_per_sample(objective.model, passes, ROWS)
     assert 0.85 < counter.get_total_flops() / counted < 1.02

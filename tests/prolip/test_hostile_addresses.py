@@ -23,8 +23,8 @@ from prolip.data.reading.shards import expand_shards
 from prolip.data.reading.stream import open_stream
 from prolip.data.reading.tables import TableColumns
 from prolip.data.reading.tar import ShardReader
-from prolip.evaluation.datasets.specs import open_dataset
-from prolip.evaluation.datasets.wds import open_wds
+from prolip.evaluation.datasets.registry import open_dataset
+from prolip.evaluation.datasets.webdataset import open_wds
 from prolip.explorer.pictures import Gone, Pictures
 from prolip.search.answers import Question, embed
 from prolip.utils.secrecy import redacted

@@ -12,7 +12,7 @@ from prolip import measures
 from prolip.gaussian import Gaussian
 
 LEVELS = (-40.0, -20.0, -10.0, 0.0, 10.0)
-SYMMETRIC = ("csd", "csd_similarity", "mean_cosine", "wasserstein2", "js", "elk", "bhattacharyya")
+SYMMETRIC = ("csd_distance", "csd_similarity", "mean_cosine", "wasserstein2", "js", "elk", "bhattacharyya")
 ZERO_AT_EQUALITY = ("wasserstein2", "kl", "js", "bhattacharyya", "inclusion_test")
 # Narrow in wide, wide in narrow, equal widths, equal means, equal Gaussians, far apart.
 PAIRS_1D = [(0.1, -2.0, -0.3, 0.5), (0.0, 1.0, 0.8, -1.5), (1.0, -1.0, -0.5, -1.0), (0.2, -1.0, 0.2, 0.7)]
@@ -122,13 +122,13 @@ def test_csd_is_the_expected_squared_distance_of_samples():
     generator = torch.Generator().manual_seed(6)
     squares = (p.sample(count, generator) - q.sample(count, generator)).square().sum(-1)
     standard_error = squares.std(0) / count**0.5
-    assert ((squares.mean(0) - measures.csd(p, q)).abs() < 5 * standard_error).all()
+    assert ((squares.mean(0) - measures.csd_distance(p, q)).abs() < 5 * standard_error).all()
 
 
 def test_csd_similarity_is_one_minus_half_csd_for_unit_means():
     p, q = gaussian(6, 3), gaussian(6, 3, seed=1)
     p, q = (Gaussian(torch.nn.functional.normalize(z.mean, dim=-1), z.log_var) for z in (p, q))
-    torch.testing.assert_close(measures.csd_similarity(p, q), 1 - measures.csd(p, q) / 2)
+    torch.testing.assert_close(measures.csd_similarity(p, q), 1 - measures.csd_distance(p, q) / 2)
 
 
 def test_wasserstein2_is_the_optimal_transport_of_sorted_samples():
@@ -271,7 +271,7 @@ def test_shapes_that_do_not_fit_say_what_to_do():
     with pytest.raises(ValueError, match=r"\(5, 3\) and \(5, 4\) differ in their last dimension D"):
         measures.kl(gaussian(5, 3), gaussian(5, 4))
     with pytest.raises(ValueError, match="last dimension D"):
-        measures.csd(gaussian(5, 3), gaussian(5, 1))
+        measures.csd_distance(gaussian(5, 3), gaussian(5, 1))
     with pytest.raises(ValueError, match="use the pairwise_ function"):
         measures.js(gaussian(5, 3), gaussian(4, 3))
     with pytest.raises(ValueError, match="expand log_var"):
@@ -281,12 +281,12 @@ def test_shapes_that_do_not_fit_say_what_to_do():
 
 
 def test_measures_are_found_by_name_and_unknown_names_list_the_near_ones():
-    assert measures.get_measure("csd").paired is measures.csd
+    assert measures.get_measure("csd_distance").paired is measures.csd_distance
     with pytest.raises(ValueError, match="did you mean wasserstein2"):
         measures.get_measure("wasserstein")
     with pytest.raises(ValueError, match="mean_cosine"):
         measures.get_measure("cosine")
-    with pytest.raises(ValueError, match="known are csd, csd_similarity"):
+    with pytest.raises(ValueError, match="known are csd_distance, csd_similarity"):
         measures.get_measure("zzz")
 
 

@@ -14,7 +14,7 @@ from prolip import measures
 from prolip.gaussian import Gaussian
 from prolip.measures import pairwise
 
-SHARE = {"csd": 1.0, "wasserstein2": 1.0, "csd_similarity": 0.25}
+SHARE = {"csd_distance": 1.0, "wasserstein2": 1.0, "csd_similarity": 0.25}
 """Of the bound (D + 10) eps (|m1|^2 + |m2|^2 + trace1 + trace2)."""
 WIDTHS = (1, 2, 3, 8, 17, 64, 100, 255, 384, 385, 512, 768, 1000, 1024, 2048, 4096)
 HERE = "as the kernels of this machine do"
@@ -57,7 +57,7 @@ def square_distance(a, b):
 
 
 TRUTHS = {
-    "csd": lambda m1, l1, m2, l2: square_distance(m1, m2) + traces(l1, l2),
+    "csd_distance": lambda m1, l1, m2, l2: square_distance(m1, m2) + traces(l1, l2),
     "csd_similarity": lambda m1, l1, m2, l2: mpmath.fdot(m1, m2) - traces(l1, l2) / 2,
     "wasserstein2": lambda m1, l1, m2, l2: (
         square_distance(m1, m2) + square_distance(*([mpmath.exp(x / 2) for x in log_var] for log_var in (l1, l2)))
@@ -156,7 +156,7 @@ def test_random_means_stay_far_within_it(name):
             assert worst <= 768**0.5, order
 
 
-@pytest.mark.parametrize("name", ["csd", "wasserstein2"])
+@pytest.mark.parametrize("name", ["csd_distance", "wasserstein2"])
 def test_the_paired_form_does_not_cancel(name):
     """All its terms are positive, each within 20 eps: the *relative* error is at most (D + 40) eps/2 in any order."""
     paired = measures.MEASURES[name].paired
@@ -172,7 +172,7 @@ def test_the_paired_form_does_not_cancel(name):
 def test_the_bound_needs_its_width():
     """Added up one after the other, equal coordinates pass 4 and sqrt(D)."""
     z, order = equal_coordinates(), "first to last"
-    assert 768**0.5 < worst_errors("csd", z, z, (order,))[order] <= 768 + 10
+    assert 768**0.5 < worst_errors("csd_distance", z, z, (order,))[order] <= 768 + 10
 
 
 def test_products_in_lower_precision_are_noticed(monkeypatch):

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 import prolip
 from bench.train.collectives import Ledger, one_rank
-from prolip.embeddings import Pool
+from prolip.embeddings import UnpairedEmbeddings
 from prolip.gaussian import Gaussian
 from prolip.losses import contrastive, tiled_loss_over_ranks, transpose_over_ranks
 from prolip.losses.exchanges import row_width
@@ -136,11 +136,11 @@ DECLARED: dict[str, Callable[[int], Declared]] = {
 }
 
 
-def pool() -> Pool:
+def pool() -> UnpairedEmbeddings:
     """What source-free adaptation looks at before training."""
     draw = torch.Generator().manual_seed(0)
     image, text = (Gaussian(torch.randn(9, DIM, generator=draw), torch.zeros(9, DIM)) for _ in range(2))
-    return Pool(
+    return UnpairedEmbeddings(
         keys=[f"k{n}" for n in range(9)],
         image=image,
         text=text,
@@ -187,7 +187,7 @@ def loss_of_step(method: str, model: torch.nn.Module, ranks: int, rank: int) -> 
     kind = METHODS[method]
     objective = kind.objective(model, kind.config(**SETTINGS.get(method, {})), Context(rank=rank, world_size=ranks))
     if kind.adapts:
-        objective.memory = objective.look(CSDScore(), pool())
+        objective.pool_state = objective.before_training(CSDScore(), pool())
     batch = objective.train().prepare(make_batch(), 1)
     reps = {name: x.detach().requires_grad_() for name, x in objective.embed(batch).items()}
     with one_rank(rank, ranks), Ledger(ranks) as ledger:

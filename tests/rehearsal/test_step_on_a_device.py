@@ -11,7 +11,7 @@ from no_gpu import CUDA, DeviceFault, KernelStandIn, Watch, watched, without_gpu
 
 import prolip
 from prolip.embedder import encoder
-from prolip.embeddings import Pool
+from prolip.embeddings import UnpairedEmbeddings
 from prolip.gaussian import Gaussian
 from prolip.methods import METHODS, source_free
 from prolip.methods.base import Batch, Terms
@@ -49,11 +49,11 @@ COLOURS = {
 }
 
 
-def pool() -> Pool:
+def pool() -> UnpairedEmbeddings:
     """What source-free adaptation looks at before training."""
     draw = torch.Generator().manual_seed(0)
     image, text = (Gaussian(torch.randn(9, 32, generator=draw), torch.zeros(9, 32)) for _ in range(2))
-    return Pool(
+    return UnpairedEmbeddings(
         keys=[f"k{n}" for n in range(9)],
         image=image,
         text=text,
@@ -92,7 +92,7 @@ def build(method: str, augment: dict[str, dict], opt: str = "adamw", **settings:
     objective = trained.objective.train()
     draws = objective.context.draws
     if kind.objective.needs(objective.config).pool is not None:
-        objective.memory = objective.look(CSDScore(), pool())
+        objective.pool_state = objective.before_training(CSDScore(), pool())
     fed = DataState(
         loader=None,
         augment=build_augment(config, model, CUDA, draws),

@@ -19,8 +19,8 @@ import prolip
 import training.hooks
 from drawings import SHARDS, UNSEEN, VALIDATION
 from prolip.corpora.emoji import corpus as emoji
+from prolip.fitting.collect import embed_images, embed_texts
 from prolip.loading import load_embedder
-from prolip.uncertainty.collect import embed_images, embed_texts
 from training.checkpoint.reader import load_checkpoint
 from training.health.signals import EXIT_STOPPED, STOP, Watchdog
 from training.main import main

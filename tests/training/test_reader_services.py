@@ -27,7 +27,8 @@ from training_runs import ROOT, assert_same_state, metrics, newest, stop_after, 
 import prolip
 from drawings import SHARDS
 from prolip.methods import find_method
-from prolip.methods.base import Context, Objective, accumulate_backward, join_reps, split_batch
+from prolip.methods.accumulate import accumulate_backward, join_reps, split_batch
+from prolip.methods.base import Context, Objective
 from prolip.models.checkpoint import CheckpointError
 from prolip.utils.flags import FlagError
 from training.checkpoint.reader import load_checkpoint

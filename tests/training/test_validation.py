@@ -13,7 +13,7 @@ from training_runs import ROOT, TINY, metrics, start
 import prolip
 from prolip.corpora.emoji import corpus as emoji
 from prolip.corpora.emoji.export import write_emoji
-from prolip.evaluation.datasets.specs import open_dataset
+from prolip.evaluation.datasets.registry import open_dataset
 from prolip.evaluation.task import evaluate_dataset
 from prolip.evaluation.tasks import KINDS
 from prolip.loading import load_embedder

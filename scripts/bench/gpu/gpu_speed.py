@@ -24,7 +24,7 @@ def flops_of(name: str, rows: int) -> float:
 
     with torch.device("meta"):
         model = ProLIP(get_model_config(name)[0])
-    return flops_per_sample(model, ProLIPObjective.passes(ProLIPConfig(), rows, model), rows)
+    return flops_per_sample(model, ProLIPObjective.encoder_passes(ProLIPConfig(), rows, model), rows)
 
 
 def step(kit: Kit) -> None:

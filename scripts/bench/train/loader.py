@@ -28,12 +28,16 @@ import io
 import os
 import re
 import statistics
+import sys
 import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from typing import Any
+
+ROOT = Path(__file__).resolve().parents[3]
+sys.path[:0] = [str(ROOT / "src"), str(ROOT / "scripts")]
 
 import numpy as np
 import simplejpeg
@@ -46,6 +50,7 @@ from torch import Tensor
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.functional import pil_to_tensor, resized_crop
 
+from bench.common import spread
 from prolip.data.augment.colour import ColourJitter, split_augmentation
 from prolip.data.augment.crops import RandomCrop
 from prolip.data.images import decode_image
@@ -137,7 +142,7 @@ def report_decoders(label: str, files: list[bytes], turns: int) -> None:
     processor = {name: [spent[0] for spent in spents] for name, spents in take_turns(found, files, turns).items()}
     print(f"\nDecoding {label}\n| | ms | pillow / this |\n" + "|---" * 3 + "|")
     for name, seconds in processor.items():
-        print(f"| {name} | {statistics.median(seconds) * 1e3:.2f} | {spread(processor['pillow'], seconds)} |")
+        print(f"| {name} | {statistics.median(seconds) * 1e3:.2f} | {over_base(processor['pillow'], seconds)} |")
 
 
 def take_turns(ways: dict[str, Way], files: list[bytes], turns: int) -> dict[str, list[tuple[float, float]]]:
@@ -191,10 +196,9 @@ def device_seconds(rows: int, size: int, device: str, turns: int) -> dict[str, f
     return medians
 
 
-def spread(a: list[float], b: list[float]) -> str:
+def over_base(a: list[float], b: list[float]) -> str:
     """Median and quartiles of a / b, turn by turn."""
-    low, middle, high = statistics.quantiles([x / y for x, y in zip(a, b)], n=4)
-    return f"{middle:.2f} ({low:.2f} to {high:.2f})"
+    return spread([x / y for x, y in zip(a, b)], 2)
 
 
 def report(label: str, files: list[bytes], args: argparse.Namespace) -> None:
@@ -206,7 +210,7 @@ def report(label: str, files: list[bytes], args: argparse.Namespace) -> None:
     print("| | images/s/core | by the wall | ms | over openclip | over openclip + jitter |\n" + "|---" * 6 + "|")
     for name in all_ways:
         seconds, wall = (statistics.median(spent[clock] for spent in taken[name]) for clock in (0, 1))
-        over = [spread(processor[base], processor[name]) for base in ("openclip", "openclip + jitter")]
+        over = [over_base(processor[base], processor[name]) for base in ("openclip", "openclip + jitter")]
         print(f"| {name} | {1 / seconds:.0f} | {1 / wall:.0f} | {seconds * 1e3:.2f} | {over[0]} | {over[1]} |")
     print("\n| pixels | max error | mean error | pixels that differ | PSNR, dB |\n" + "|---" * 5 + "|")
     for name, half in {"ours": False, "ours, dct-scaled": True}.items():

@@ -26,7 +26,6 @@ not.
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import statistics
 import subprocess
@@ -37,12 +36,16 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+ROOT = Path(__file__).resolve().parents[3]
+sys.path[:0] = [str(ROOT / "src"), str(ROOT / "scripts")]
+
 import torch
 import torch.nn.functional as F
 from open_clip.loss import SigLipLoss
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
+from bench.common import forget_peak, held
 from prolip.gaussian import Gaussian
 from prolip.losses import pairs, ppcl, tiled_loss_over_ranks
 from prolip.measures import pairwise_csd_similarity, pairwise_elk
@@ -178,24 +181,13 @@ def allocated(name: str, inputs: Inputs) -> int:
     return peak
 
 
-def status_bytes(field: str) -> int:
-    """A field of /proc/self/status, given there in kB."""
-    for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
-        if line.startswith(field + ":"):
-            return int(line.split()[1]) * 1024
-    raise RuntimeError(f"/proc/self/status has no {field}")
-
-
 def resident(name: str, inputs: Inputs) -> int | None:
     """Growth of the resident set at its peak during a pass; None where the kernel does not tell (not Linux)."""
-    reset = Path("/proc/self/clear_refs")
-    if not reset.exists():
+    if not Path("/proc/self/clear_refs").exists():
         return None
-    gc.collect()
-    reset.write_text("5", encoding="utf-8")  # sets VmHWM back to VmRSS
-    before = status_bytes("VmRSS")
+    before = forget_peak()
     LOSSES[name](inputs).backward()
-    return status_bytes("VmHWM") - before
+    return held() - before
 
 
 def peak_memory(how: str, name: str, batch: int, dim: int, device: str) -> int | None:

@@ -18,7 +18,6 @@ gallery on one process, as before; both in turns, in one process.
 from __future__ import annotations
 
 import argparse
-import ctypes
 import multiprocessing
 import statistics
 import sys
@@ -32,9 +31,10 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT / "scripts")]
 import torch
 import torch.nn.functional as F
 
+from bench.common import forget_peak, held, spread
 from bench.train import step as bench_step
 from prolip import ranks
-from prolip.embeddings import Pool
+from prolip.embeddings import UnpairedEmbeddings
 from prolip.evaluation.metrics.blockwise import PairScores, Relevance, retrieval
 from prolip.gaussian import Gaussian
 from prolip.losses import log_match_odds, tiled_loss_over_ranks
@@ -103,7 +103,7 @@ def time_steps(options: argparse.Namespace) -> None:
     print("| method | ms | step / clip |\n|---|---:|---:|")
     for name, values in times.items():
         ratios = [a / b for a, b in zip(values, times["clip"])]
-        print(f"| {name} | {statistics.median(values) * 1e3:.1f} | {bench_step.median_of(ratios)} |")
+        print(f"| {name} | {statistics.median(values) * 1e3:.1f} | {spread(ratios)} |")
 
 
 def pcme_loss(way: str, batch: int, samples: int, dim: int, pipe: Any) -> None:
@@ -114,14 +114,14 @@ def pcme_loss(way: str, batch: int, samples: int, dim: int, pipe: Any) -> None:
     def loss(odds: torch.Tensor, positive: torch.Tensor) -> torch.Tensor:
         return F.binary_cross_entropy_with_logits(odds, positive.to(odds.dtype), reduction="sum") / batch
 
-    before, start = fresh(), time.perf_counter()
+    before, start = forget_peak(), time.perf_counter()
     if way == "tiles":
         odds = lambda x, y: log_match_odds(x[0], y[0], 15.0, 15.0)  # noqa: E731
         value = tiled_loss_over_ranks(odds, (v,), (t,), loss)
     else:
         value = loss(log_match_odds(v, t, 15.0, 15.0), label)
     value.backward()
-    pipe.send((value.item(), time.perf_counter() - start, held("VmHWM") - before))
+    pipe.send((value.item(), time.perf_counter() - start, (held() - before) / 2**20))
 
 
 def vacsr_loss(way: str, batch: int, dim: int, hidden: int, pipe: Any) -> None:
@@ -141,26 +141,13 @@ def vacsr_loss(way: str, batch: int, dim: int, hidden: int, pipe: Any) -> None:
         terms = pair_terms(logit, log_var, positive)
         return config.kl_weight * divergence.mean() + sum(terms.values())
 
-    before, start = fresh(), time.perf_counter()
+    before, start = forget_peak(), time.perf_counter()
     if way == "tiles":
         value = tiled_loss_over_ranks(sample, (v, place), (t, place), loss, weights, tile=config.pair_tile)
     else:
         value = loss(sample((v, place), (t, place)), torch.eye(batch, dtype=torch.bool))
     value.backward()
-    pipe.send((value.item(), time.perf_counter() - start, held("VmHWM") - before))
-
-
-def fresh() -> float:
-    """What the process holds, MiB, with its high mark taken back to that."""
-    ctypes.CDLL(None).malloc_trim(0)
-    Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
-    return held("VmRSS")
-
-
-def held(what: str) -> float:
-    """What the process holds ("VmRSS") or has held at most ("VmHWM"), MiB."""
-    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(what)) / 1024
+    pipe.send((value.item(), time.perf_counter() - start, (held() - before) / 2**20))
 
 
 def alone(target: Any, *words: Any) -> tuple[float, float, float]:
@@ -213,7 +200,7 @@ def time_ranking(options: argparse.Namespace) -> None:
         )
 
 
-def whole_rows(score: Score, pool: Pool, side: str, count: int) -> torch.Tensor:
+def whole_rows(score: Score, pool: UnpairedEmbeddings, side: str, count: int) -> torch.Tensor:
     """The nearest of each query, as one process found them with the whole gallery before it."""
     queries, gallery = (pool.image, pool.text) if side == "image" else (pool.text, pool.image)
     block, found = max(1, source_free.CELLS // len(gallery.mean)), []
@@ -242,7 +229,7 @@ def time_neighbours(options: argparse.Namespace) -> None:
         )
         for n in (images, texts)
     ]
-    pool = Pool(
+    pool = UnpairedEmbeddings(
         keys=[""] * images,
         image=z[0],
         text=z[1],

@@ -19,9 +19,14 @@ from __future__ import annotations
 import argparse
 import socket
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[3]
+sys.path[:0] = [str(ROOT / "src"), str(ROOT / "scripts")]
 
 import torch
 import torch.distributed as dist
@@ -31,6 +36,7 @@ from open_clip.loss import SigLipLoss
 from torch import Tensor
 
 import prolip
+from bench.common import spread
 from prolip.gaussian import Gaussian
 from prolip.losses import contrastive, exchanges, ppcl_over_ranks
 from prolip.methods.base import Context
@@ -173,12 +179,6 @@ def measure_scaling(options: argparse.Namespace, rank: int, device: torch.device
         if turn >= 2:
             ratios.append(options.ranks * one / all_ranks.item())
     return ratios
-
-
-def spread(values: list[float]) -> str:
-    """Median, and the middle half of the values."""
-    low, middle, high = statistics.quantiles(values, n=4)
-    return f"{middle:.3f} ({low:.3f} to {high:.3f})"
 
 
 def work(rank: int, options: argparse.Namespace, port: int) -> None:

@@ -23,9 +23,14 @@ import argparse
 import contextlib
 import math
 import statistics
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+
+ROOT = Path(__file__).resolve().parents[3]
+sys.path[:0] = [str(ROOT / "src"), str(ROOT / "scripts")]
 
 import torch
 from open_clip.loss import SigLipLoss
@@ -33,9 +38,11 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
 import prolip
+from bench.common import spread
 from prolip.flops import image_sides
-from prolip.methods import LikelihoodConfig, LikelihoodObjective, SigLIPConfig, SigLIPObjective
 from prolip.methods.base import Batch, Objective
+from prolip.methods.deterministic import SigLIPConfig, SigLIPObjective
+from prolip.methods.likelihood import LikelihoodConfig, LikelihoodObjective
 from prolip.methods.prolip import ProLIPConfig, ProLIPObjective
 from prolip.models.prolip import ProLIP
 from prolip.models.readers import openclip_model
@@ -189,19 +196,13 @@ def profiled(steps: dict[str, Step], most: int, device: torch.device) -> None:
         print(f"\n{name}, two steps\n{found.key_averages().table(sort_by=by, row_limit=most)}")
 
 
-def median_of(values: list[float]) -> str:
-    """Median, and the middle half of the values."""
-    low, middle, high = statistics.quantiles(values, n=4)
-    return f"{middle:.3f} ({low:.3f} to {high:.3f})"
-
-
 def tell(times: dict[str, list[float]], batch_size: int) -> None:
     """The table, then what is said of masked views where they were measured."""
     print("| step | ms | samples/s | step / siglip |\n|---|---:|---:|---:|")
     for name, values in times.items():
         middle = statistics.median(values)
         ratios = [a / b for a, b in zip(values, times["siglip"])]
-        print(f"| {name} | {middle * 1e3:.1f} | {batch_size / middle:.1f} | {median_of(ratios)} |")
+        print(f"| {name} | {middle * 1e3:.1f} | {batch_size / middle:.1f} | {spread(ratios)} |")
     if not {"prolip", "no views", "released views"} <= times.keys():
         return
     plain = times["no views"]

@@ -20,9 +20,13 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+ROOT = Path(__file__).resolve().parents[3]
+sys.path[:0] = [str(ROOT / "src"), str(ROOT / "scripts")]
+
 import torch
 import torch.nn.functional as F
 
+from bench.common import held
 from prolip.gaussian import Gaussian
 from prolip.scores import CSDScore
 from prolip.search.index import Part, SearchIndex
@@ -42,9 +46,7 @@ def parts(items: int, dim: int) -> Iterator[Part]:
 
 def memory(process: int) -> str:
     """MiB of a process: all, its own, and mapped files."""
-    lines = Path(f"/proc/{process}/status").read_text(encoding="utf-8").splitlines()
-    found = {line.split(":")[0]: int(line.split()[1]) // 1024 for line in lines if line.startswith(("VmRSS", "Rss"))}
-    return " | ".join(f"{found[name]:,}" for name in ("VmRSS", "RssAnon", "RssFile"))
+    return " | ".join(f"{held(name, process) >> 20:,}" for name in ("VmRSS", "RssAnon", "RssFile"))
 
 
 def cpu(process: int) -> float:

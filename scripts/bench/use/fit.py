@@ -10,20 +10,19 @@ memory is what the process held at most during the fit (Linux), less what it hel
 from __future__ import annotations
 
 import argparse
-import ctypes
-import gc
 import sys
 import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
-sys.path.insert(0, str(ROOT / "src"))
+sys.path[:0] = [str(ROOT / "src"), str(ROOT / "scripts")]
 
 import torch
 from torch import Tensor
 
+from bench.common import forget_peak, held
 from prolip.embeddings import Pairs
-from prolip.uncertainty import fit
+from prolip.uncertainty import fit, targets
 from prolip.uncertainty.novelty import SAMPLE
 
 
@@ -55,22 +54,9 @@ def draw(count: int, dim: int, width: int, vocabulary: int) -> Pairs:
     return Pairs.in_rows(image, text, 50.0, text_ids=ids, **tokens, **rows)
 
 
-def held(what: str) -> float:
-    """What the process holds ("VmRSS") or has held at most since `forget_peak` ("VmHWM"), MiB."""
-    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(what)) / 1024
-
-
-def forget_peak() -> None:
-    """Give freed memory back and count the most that is held from here on."""
-    gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)
-    Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
-
-
 def one_pass(pairs: Pairs) -> Tensor:
     """Products of all texts with as many images as a code length takes."""
-    keys = pairs.image[: fit.SAMPLE]
+    keys = pairs.image[: targets.SAMPLE]
     return torch.cat([(rows @ keys.T).amax(1) for rows in pairs.text.split(4096)])
 
 
@@ -81,11 +67,10 @@ def main() -> None:
     size = sum(x.numel() * x.element_size() for x in pairs.tensors().values()) / 2**20
     print(f"{len(pairs):,} pairs of width {options.dim}, {size:.0f} MiB; {options.threads} threads")
     for number in range(options.rounds):
-        forget_peak()
-        before = held("VmRSS")
+        before = forget_peak() / 2**20
         start = time.perf_counter()
         fit.fit_variances(pairs, vocabulary=options.vocabulary)
-        fitted, peak = time.perf_counter(), held("VmHWM")
+        fitted, peak = time.perf_counter(), held() / 2**20
         for side in ("image", "text"):
             fit.fit_novelty_of(pairs, side, centres=512)
         novelty = time.perf_counter()

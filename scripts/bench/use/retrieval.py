@@ -26,11 +26,15 @@ import time
 import warnings
 from pathlib import Path
 
+ROOT = Path(__file__).resolve().parents[3]
+sys.path[:0] = [str(ROOT / "src"), str(ROOT / "scripts")]
+
 import numpy as np
 import torch
 import torch.nn.functional as F
 
-from prolip.evaluation.datasets import coco
+from bench.common import held
+from prolip.evaluation.datasets import coco_labels as coco
 from prolip.evaluation.metrics import blockwise as large
 from prolip.evaluation.metrics.blockwise import PairScores, Relevance
 from prolip.gaussian import Gaussian
@@ -92,7 +96,7 @@ def measure(way: str, dim: int, seed: int) -> dict:
     """Seconds, peak MB and figures of one way, in this process."""
     annotations = coco.load_annotations()
     image_ids, caption_ids, image, text = embeddings(annotations, dim, seed)
-    before = peak_megabytes()
+    before = held() / 1e6
     scores = PairScores.from_gaussians(image, text)
     if way != "function":
         matrix = make_matrix(scores)
@@ -103,7 +107,7 @@ def measure(way: str, dim: int, seed: int) -> dict:
     else:
         figures = coco.label_set_metrics(scores, image_ids, caption_ids, annotations)
     seconds = {"seconds": time.perf_counter() - started, "processor": time.process_time() - processor}
-    return seconds | {"peak": peak_megabytes(), "before": before, "figures": figures}
+    return seconds | {"peak": held() / 1e6, "before": before, "figures": figures}
 
 
 def measure_large(size: int, dim: int, seed: int) -> dict:
@@ -114,15 +118,9 @@ def measure_large(size: int, dim: int, seed: int) -> dict:
     log_var = torch.full((size, dim), -8.0)
     image, text = (Gaussian(F.normalize(x, dim=-1), log_var) for x in (mean, other))
     relevance = Relevance.from_pairs(torch.arange(size), torch.arange(size), size, size)
-    inputs, started = peak_megabytes(), time.perf_counter()
+    inputs, started = held() / 1e6, time.perf_counter()
     figures = large.retrieval(PairScores.from_gaussians(image, text), relevance)
-    return {"seconds": time.perf_counter() - started, "peak": peak_megabytes(), "before": inputs, "figures": figures}
-
-
-def peak_megabytes() -> float:
-    """The most memory this process has held, in 10^6 bytes."""
-    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
-    return next(int(line.split()[1]) * 1024 / 1e6 for line in lines if line.startswith("VmHWM"))
+    return {"seconds": time.perf_counter() - started, "peak": held() / 1e6, "before": inputs, "figures": figures}
 
 
 def in_child(args: argparse.Namespace, *words: str) -> dict:

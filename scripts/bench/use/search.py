@@ -46,7 +46,8 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from bench.use.search_growth import forget_peak, gaussians, grow, memory
+from bench.common import forget_peak, held
+from bench.use.search_growth import gaussians, grow
 from prolip.gaussian import Gaussian
 from prolip.scores import CSDScore, MeanScore, Score
 from prolip.search.exact import Found
@@ -101,7 +102,7 @@ def step(name: str, report: bool = True) -> Iterator[None]:
     started = time.perf_counter()
     yield
     if report:
-        peak, own = (memory(field) for field in ("VmHWM", "RssAnon"))
+        peak, own = (held(field) / 1e9 for field in ("VmHWM", "RssAnon"))
         print(f"| {name} | {time.perf_counter() - started:.1f} | {peak:.2f} | {own:.2f} |", flush=True)
 
 

@@ -10,7 +10,6 @@ run that was killed goes on.
 from __future__ import annotations
 
 import argparse
-import ctypes
 import json
 import os
 import sys
@@ -21,11 +20,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+ROOT = Path(__file__).resolve().parents[3]
+sys.path[:0] = [str(ROOT / "src"), str(ROOT / "scripts")]
+
 import faiss
 import numpy as np
 import torch
 import torch.nn.functional as F
 
+from bench.common import forget_peak, held
 from prolip.gaussian import Gaussian
 from prolip.scores import CSDScore, index_vectors
 from prolip.search import indexes
@@ -64,18 +67,6 @@ def gaussians(count: int, args: argparse.Namespace, number: int) -> Gaussian:
     trace = args.trace * (args.trace_spread * torch.randn(count, 1, generator=g)).exp()
     within = 0.3 * torch.randn(count, args.dim, generator=g)
     return Gaussian(mean, (trace / args.dim).log() + within - 0.045)
-
-
-def memory(field: str) -> float:
-    """10^9 bytes, of this process's status."""
-    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
-    return next(int(line.split()[1]) * 1024 / 1e9 for line in lines if line.startswith(field))
-
-
-def forget_peak() -> None:
-    """Have the peak of memory begin anew."""
-    with suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
 
 
 def written() -> int:
@@ -141,7 +132,7 @@ def measured(row: Row, args: argparse.Namespace, rows: int = 0) -> Iterator[Row]
     before, started, row["aside"] = written(), clock(args), 0.0
     yield row
     seconds = clock(args) - started - row.pop("aside")
-    row |= {"peak": memory("VmHWM"), "own": memory("RssAnon")}
+    row |= {"peak": held("VmHWM") / 1e9, "own": held("RssAnon") / 1e9}
     if rows:
         row |= {"rate": rows / seconds, "written": (written() - before) / rows}
 
@@ -257,7 +248,7 @@ def approximately(folder: Path, kind: str, results: Results, args: argparse.Name
         results.add(items, kind + BUILD, row)
     measure(index, kind, effort_of(kind, items), results, args)
     del index
-    ctypes.CDLL(None).malloc_trim(0)  # what comes next is not to hold what this has left
+    forget_peak()  # what comes next is not to hold what this has left
     turned(folder, FLAT)
 
 
@@ -332,7 +323,6 @@ def grow(args: argparse.Namespace, folder: Path) -> None:
     lines = table(results, at, args.extrapolate)
     print("", *lines, sep="\n")
     if args.write:
-        sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-        from studies.methods.study import write  # which imports for seconds
+        from studies.tables import write
 
-        write(args.write, {name: lines}, "emoji", "bench/use/search")
+        write(args.write, {name: lines}, "bench/use/search")

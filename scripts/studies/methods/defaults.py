@@ -35,7 +35,7 @@ from prolip.cli.main import main as prolip
 from prolip.corpora.emoji.result import load
 from prolip.data.reading.shards import expand_shards
 from prolip.utils.outputs import replacing
-from studies.methods.study import Found, cell, gain, markdown, statistics, value_of, write
+from studies.tables import cell, gain, markdown, statistics, value_of, write
 
 #: Corpus -> whose drawings are learnt from, and whose are held out.
 EMOJI = ("data/emoji/{noto,noto-v1,twemoji,fluent-emoji-flat,fluent-emoji}.tar", "data/emoji/emojione.tar")
@@ -150,7 +150,7 @@ def cases(options: argparse.Namespace) -> list[Case]:
     ]
 
 
-def results(folder: Path, case: Case, seeds: Sequence[int], evaluation: str = "eval") -> Found:
+def results(folder: Path, case: Case, seeds: Sequence[int], evaluation: str = "eval") -> list:
     """Of the seeds that have ended."""
     runs = [folder / f"{case.name}-s{seed}" / evaluation for seed in seeds]
     return [statistics(load(run)) for run in runs if (run / "metrics.json").exists()]
@@ -227,7 +227,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             sys.exit("interrupted: the same command goes on with the runs that are missing")
     made = tables(folder, wanted, options.seeds)
     if options.write:
-        write(options.write, made, "emoji", "studies/methods/defaults")
+        write(options.write, made, "studies/methods/defaults")
     else:
         print("\n\n".join("\n".join(table) for table in made.values()))
 

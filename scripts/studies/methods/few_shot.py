@@ -16,7 +16,7 @@ from prolip.corpora.emoji import corpus as emoji
 from prolip.corpora.emoji.export import write_emoji_classes
 from prolip.evaluation.cache import FeatureStore
 from prolip.evaluation.datasets.few_shot import draw, write_few_shot
-from prolip.evaluation.datasets.wds import open_wds
+from prolip.evaluation.datasets.webdataset import open_wds
 from prolip.evaluation.embed import load_features
 from prolip.evaluation.metrics.bootstrap import Statistic, drawn_as, harmonic_mean_of
 from prolip.evaluation.task import compute_features, evaluate_dataset

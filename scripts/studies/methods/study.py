@@ -19,26 +19,22 @@ import argparse
 import json
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[3]
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "scripts")]
 
-import numpy as np
 
 import sweep
 from prolip.cli.main import main as prolip
 from prolip.corpora.emoji import recall_by_trace
 from prolip.corpora.emoji.result import CorpusResult, load
-from prolip.evaluation.metrics.bootstrap import Statistic, clustered, combine, intervals
-from prolip.evaluation.tasks.retrieval import statistics_of
 from prolip.methods import find_method
-from prolip.utils.outputs import replacing
-from studies.methods import few_shot as few_shot
+from studies.methods import few_shot
+from studies.tables import cell, gain, markdown, statistics, value_of, write
 
 #: Method -> its flags; all else is the recipe's. As in the papers, an image's own caption is its one known match; but
 #: infonce is clip with all matches known, and triplets take none of them for a negative, as a hardest negative that is
@@ -75,7 +71,6 @@ SOURCES = {
     "likelihood": ("none", "spread", "probability", "trace", "novelty"),
 }
 ADAPT = "scripts/recipes/emoji-adapt.yaml"
-DRAWS = 1000
 #: Column -> key of the metrics, and the factor that it is shown with.
 FIGURES = {
     "names RSUM": ("names/rsum", 1),
@@ -87,7 +82,6 @@ FIGURES = {
     "t2i  ": ("captions/t2i/R-Precision", 100),
     "zero-shot": ("zero_shot/subgroup_plain/top1", 100),
 }
-MARK = "<!-- {}: by scripts/{}.py -->"
 
 
 class Runs:
@@ -188,55 +182,6 @@ class Runs:
             runs = [self.folder / f"{name}-s{seed}" for seed in self.seeds]
             found[name] = [sweep.figures_of(run)["train_seconds"] for run in runs if (run / "eval.json").exists()]
         return found
-
-
-# --- cells -----------------------------------------------------------------------------------------------------------
-def cell(values: Sequence[float], digits: int = 1) -> str:
-    """The mean, and each in brackets."""
-    if not values or np.isnan(values).any():
-        return "-"
-    each = f" ({' '.join(f'{x:.{digits}f}' for x in values)})" if len(values) > 1 else ""
-    return f"{fmean(values):.{digits}f}{each}"
-
-
-def markdown(heads: Sequence[str], rows: Iterator[Sequence[str]] | Sequence[Sequence[str]]) -> list[str]:
-    """A table, its first column to the left."""
-    return [
-        f"| {' | '.join(h.strip() for h in heads)} |",
-        f"|---|{'---:|' * (len(heads) - 1)}",
-        *(f"| {' | '.join(row)} |" for row in rows),
-    ]
-
-
-def statistics(result: CorpusResult) -> dict[str, Statistic]:
-    """What has intervals: retrieval among names and among all captions, by name."""
-    clusters = result.clusters
-    return {
-        f"{name}/{key}": clustered(one, clusters)
-        for name, (i2t, t2i) in result.rankings.items()
-        for key, one in statistics_of(i2t, t2i, name).items()
-    }
-
-
-def value_of(statistic: Statistic) -> float:
-    """That of the queries as they are."""
-    return float(statistic.estimate({name: np.ones((1, size)) for name, size in statistic.sizes.items()})[0])
-
-
-Found = Sequence[Mapping[str, Statistic]]
-
-
-def gain(first: Found, second: Found, keys: Sequence[str]) -> dict[str, str]:
-    """second - first with its interval, the seeds averaged; shares in points; a dash where seeds are missing."""
-    if not first or len(first) != len(second):
-        return dict.fromkeys(keys, "-")
-    ways, change = [(-1.0, first), (1.0, second)], {}
-    for key in keys:
-        scale = 1.0 if key.endswith("rsum") else 100.0
-        terms = [(sign * scale / len(found), result) for sign, found in ways for result in found]
-        change[key] = combine([(factor, result[key]) for factor, result in terms])
-    found = intervals(change, DRAWS)
-    return {key: "{:+.1f} [{:+.1f}, {:+.1f}]".format(*(round(x, 1) + 0.0 for x in found[key])) for key in found}
 
 
 # --- tables ----------------------------------------------------------------------------------------------------------
@@ -351,19 +296,6 @@ TABLES: dict[str, Callable[[Runs], list[str]]] = {
 }
 
 
-def write(page: Path, tables: dict[str, list[str]], corpus: str, script: str = "studies/methods/study") -> None:
-    """Put every table between the two marks of its name and script. SystemExit for one that the page lacks."""
-    text = page.read_text(encoding="utf-8")
-    for name, lines in tables.items():
-        mark = MARK.format(name if corpus == "emoji" else f"{corpus} {name}", script)
-        if text.count(mark) != 2:
-            sys.exit(f"error: {page} has {text.count(mark)} lines {mark!r}: give it two, around the table")
-        before, _, after = text.split(mark)
-        text = mark.join([before, "\n" + "\n".join(lines) + "\n", after])
-    with replacing(page) as temporary:
-        temporary.write_text(text, encoding="utf-8")
-
-
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
@@ -398,7 +330,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     tables = {name: TABLES[name](runs) for name in options.tables or TABLES}
     tables = {name: lines for name, lines in tables.items() if options.tables or len(lines) > 2}
     if options.write:
-        write(options.write, tables, options.corpus)
+        prefix = "" if options.corpus == "emoji" else f"{options.corpus} "
+        write(options.write, {prefix + name: lines for name, lines in tables.items()}, "studies/methods/study")
     else:
         print("\n\n".join("\n".join([name, "", *lines]) for name, lines in tables.items()))
 

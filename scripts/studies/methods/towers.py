@@ -44,7 +44,8 @@ from prolip.factory import create_model
 from prolip.methods.gaussians import SIDES
 from prolip.models.checkpoint import save_pretrained
 from prolip.utils.outputs import replacing_folder
-from studies.methods.study import DESIGNERS, METHODS, cell, gain, markdown, statistics, value_of, write
+from studies.methods.study import DESIGNERS, METHODS
+from studies.tables import cell, gain, markdown, statistics, value_of, write
 
 RECIPE, BASE = "scripts/recipes/emoji-paper.yaml", "base"
 #: Steps of the first study that are measured, and of both models of the second.
@@ -348,7 +349,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             measure_early(folder / f"{slug(row)}-s{seed}", checkout)
     table = (of_start if options.study == "start" else of_reader)(folder, seeds)
     if options.write:
-        write(options.write, {options.study: table}, "emoji", "studies/methods/towers")
+        write(options.write, {options.study: table}, "studies/methods/towers")
     else:
         print("\n".join(table))
 

@@ -81,7 +81,7 @@ def train(way: str, seed: int, steps: int, scale: float = 1.0, bias: float = 3.0
         same = label.unsqueeze(1) == label
         z = Gaussian(mean[rows], 2 * log_sigma[rows])
         if way in PAPER:
-            loss = matching_loss(b - a * get_measure(way).pairwise(z, z), same)
+            loss = matching_loss(b - a * get_measure({"csd": "csd_distance"}.get(way, way)).pairwise(z, z), same)
         else:
             loss = of_triplets(-torch.cdist(z.mean, z.mean), same, g, way)
         optimizer.zero_grad()

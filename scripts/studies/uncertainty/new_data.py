@@ -41,9 +41,9 @@ from prolip.embedder import Embedder
 from prolip.embeddings import Pairs
 from prolip.evaluation.metrics.selective import auroc
 from prolip.loading import load_embedder
-from prolip.uncertainty import fit as fit_module
+from prolip.uncertainty import targets
 from prolip.uncertainty.doubt import Evidence
-from studies.methods.study import markdown, write
+from studies.tables import markdown, write
 from studies.uncertainty import hold_out_texts
 
 Arrays = dict[str, np.ndarray]
@@ -251,11 +251,11 @@ def by_labels(out: Path) -> list[list[str]]:
             for seed, pairs in enumerate(every):
                 true = pairs.text_of.bincount(minlength=len(pairs.text))
                 some, texts = with_labels(pairs, known, seed)
-                with patch.object(fit_module, "missing_labels", wraps=fit_module.missing_labels) as asked:
-                    target, count = fit_module.text_target(some)
-                found["R"].append(fit_module.missing_labels(*asked.call_args.args))
-                with patch.object(fit_module, "missing_labels", return_value=1.0):
-                    most = fit_module.text_target(some)[0]
+                with patch.object(targets, "missing_labels", wraps=targets.missing_labels) as asked:
+                    target, count = targets.text_target(some)
+                found["R"].append(targets.missing_labels(*asked.call_args.args))
+                with patch.object(targets, "missing_labels", return_value=1.0):
+                    most = targets.text_target(some)[0]
                 wanted = true[texts] * len(some.image) / len(pairs.image)
                 for name, n in (("known", count), ("all missing", most.exp()), ("target", target.exp())):
                     found[name].append(float(((n / wanted).log().abs() <= np.log(2)).double().mean()))
@@ -427,7 +427,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     else:
         found = tables(options.out, options.draws)
         if options.write:
-            write(options.write, found, "emoji", "studies/uncertainty/new_data")
+            write(options.write, found, "studies/uncertainty/new_data")
         print(*("\n".join([f"{name}:", *lines, ""]) for name, lines in found.items()), sep="\n")
 
 

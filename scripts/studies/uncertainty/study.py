@@ -37,6 +37,7 @@ from prolip.evaluation.metrics.selective import (  # noqa: E402
     risk_coverage,
     spearman,
 )
+from studies.tables import cell
 from studies.uncertainty.baselines import BASELINES
 from studies.uncertainty.foreign_inputs import pictures, texts
 from studies.uncertainty.subjects import Subject, Trained, baselines, fitted, trained
@@ -268,17 +269,8 @@ class Table:
         out = [f"| | {' | '.join(columns)} |", f"|---|{'---:|' * len(columns)}"]
         for name, found in self.values.items():
             if any(column in found for column in columns):
-                out.append(f"| {name} | {' | '.join(cell(found.get(column, [])) for column in columns)} |")
+                out.append(f"| {name} | {' | '.join(cell(found.get(column, []), None) for column in columns)} |")
         return out
-
-
-def cell(values: Sequence[float]) -> str:
-    """The mean, and each in brackets."""
-    if not len(values) or np.isnan(values).all():
-        return "-"
-    digits = 1 if np.nanmean(np.abs(values)) >= 10 else 3
-    each = f" ({' '.join(f'{x:.{digits}f}' for x in values)})" if len(values) > 1 else ""
-    return f"{np.mean(values):.{digits}f}{each}"
 
 
 def subjects(options: argparse.Namespace) -> Iterable[Subject]:

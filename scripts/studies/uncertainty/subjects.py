@@ -20,11 +20,11 @@ from prolip.data.config import DataConfig
 from prolip.data.sources import captioned_samples
 from prolip.embedder import Embedder
 from prolip.embeddings import Pairs
+from prolip.fitting.attach import attach
+from prolip.fitting.collect import embed_images, embed_texts, join, means
 from prolip.gaussian import Gaussian
 from prolip.loading import load_embedder
-from prolip.methods import LikelihoodConfig
-from prolip.uncertainty.attach import attach
-from prolip.uncertainty.collect import embed_images, embed_texts, join, means
+from prolip.methods.likelihood import LikelihoodConfig
 from studies.uncertainty.baselines import BASELINES
 
 #: Uncertainty of Gaussians of a side ("image", "text"), (N,); None where a method knows no such thing.

@@ -37,6 +37,7 @@ from prolip.data.reading.shards import expand_source
 from prolip.data.reading.tar import read_shard
 from prolip.data.samples import json_record, suffixes_of
 from prolip.utils.documents import read_yaml
+from studies import tables
 from studies.methods import study
 
 WRONG = 0.3
@@ -166,7 +167,7 @@ class Curation:
             f"{len(wrong):,} samples, {wrong.sum():,} with wrong captions. The rule drops {gone:,}, of which"
             f" {100 * found / max(gone, 1):.1f}% are wrong: {100 * found / max(wrong.sum(), 1):.1f}% of these."
         )
-        lines = [said, "", *study.markdown(["figure", "AUROC of right captions"], rows), ""]
+        lines = [said, "", *tables.markdown(["figure", "AUROC of right captions"], rows), ""]
         runs = {
             name: [
                 study.load(path)
@@ -175,14 +176,14 @@ class Curation:
             ]
             for name in VARIANTS
         }
-        each = {name: [study.statistics(result) for result in results] for name, results in runs.items()}
+        each = {name: [tables.statistics(result) for result in results] for name, results in runs.items()}
         rows = []
         for name, results in runs.items():
-            gain = study.gain(each["all"], each[name], KEYS[:1])[KEYS[0]] if name != "all" else ""
-            cells = [study.cell([100 ** (key != KEYS[0]) * x.metrics[key] for x in results]) for key in KEYS]
+            gain = tables.gain(each["all"], each[name], KEYS[:1])[KEYS[0]] if name != "all" else ""
+            cells = [tables.cell([100 ** (key != KEYS[0]) * x.metrics[key] for x in results]) for key in KEYS]
             rows.append([name, *cells, gain])
         heads = ["trained on", "names RSUM", "captions mAP@R i2t", "t2i", "names RSUM: gain over all"]
-        return lines + study.markdown(heads, rows)
+        return lines + tables.markdown(heads, rows)
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -211,7 +212,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         curation.train()
     lines = curation.tables()
     if options.write:
-        study.write(options.write, {MARK.format(curation.corpus): lines}, "emoji", "studies/use/curation")
+        tables.write(options.write, {MARK.format(curation.corpus): lines}, "studies/use/curation")
     else:
         print("\n".join(lines))
 

@@ -22,7 +22,7 @@ from torch import Tensor
 from prolip.corpora.emoji import corpus as emoji
 from prolip.corpora.emoji.export import write_emoji_classes
 from prolip.evaluation.cache import FeatureStore
-from prolip.evaluation.datasets.wds import open_wds
+from prolip.evaluation.datasets.webdataset import open_wds
 from prolip.evaluation.embed import EVERY, Features, image_features
 from prolip.evaluation.metrics.bootstrap import Interval, Statistic, combine, intervals, mean_of
 from prolip.evaluation.tasks.base import own_labels

@@ -187,7 +187,7 @@ class's images are drawn. Written are:
 def few_shot(args: argparse.Namespace) -> None:
     """Draw few-shot training and test sets from a classification set."""
     from prolip.evaluation.datasets.few_shot import TEMPLATE, check_new, describe, draw, write_few_shot
-    from prolip.evaluation.datasets.specs import open_dataset
+    from prolip.evaluation.datasets.registry import open_dataset
     from prolip.utils.messages import naming
 
     template = TEMPLATE if args.template is None else args.template

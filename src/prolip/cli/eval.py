@@ -25,7 +25,7 @@ from prolip.cli.command import (
     part_of,
     shared,
 )
-from prolip.evaluation.datasets.specs import FORMS, open_dataset, told_apart
+from prolip.evaluation.datasets.registry import FORMS, open_dataset, told_apart
 from prolip.utils.flags import Parser, flag_of
 from prolip.utils.messages import naming
 from prolip.utils.outputs import check_output

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from prolip.cli.command import MODEL, Compute, Flags, Model, check, command, flag, load, output, shared
 from prolip.cli.eval import DRAWINGS, corpus_of
-from prolip.hierarchy.choices import INCLUSIONS, LEAST, OWN, ROOTS, STEPS
+from prolip.hierarchy import INCLUSIONS, LEAST, OWN, ROOTS, STEPS
 from prolip.utils.outputs import replacing
 
 if TYPE_CHECKING:
@@ -65,12 +65,13 @@ def keep(path: str | None, values: Any) -> None:
 def run_entailment(args: argparse.Namespace) -> None:
     """Measure how well scores tell what is a kind of what (AUC)."""
     check(args)
+    from prolip.corpora.emoji import kinds
     from prolip.hierarchy import entailment
 
     corpus = corpus_of(args)
-    pairs = entailment.relations(corpus, corpus.caption_table(), args.max_pairs, args.seed)
+    pairs = kinds.relations(corpus, corpus.caption_table(), args.max_pairs, args.seed)
     results = [
-        entailment.evaluate_entailment(load(args, model, stored=False), corpus, pairs, args.intervals)
+        kinds.evaluate_entailment(load(args, model, stored=False), corpus, pairs, args.intervals)
         for model in args.model
     ]
     keep(args.output, entailment.as_json(results, pairs))

@@ -7,7 +7,7 @@ import sys
 
 from prolip.cli.command import COMPUTE, MODEL, Data, check, command, flag, load, output, shared
 from prolip.cli.eval import CLASSES, SPLIT, open_named
-from prolip.evaluation.datasets.specs import FORMS
+from prolip.evaluation.datasets.registry import FORMS
 
 BY_PROMPTS = """prolip eval tasks, datacomp and clip-benchmark take the file by --prompts. Images
 that weights were fitted to may not be scored by them."""

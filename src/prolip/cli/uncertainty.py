@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from prolip.cli.command import MODEL, Compute, Data, command, flag, load, output, shared
+from prolip.cli.command import MODEL, Compute, Data, command, flag, output, shared
 from prolip.data.config import DataConfig
 from prolip.uncertainty.options import FitOptions
 from prolip.utils.messages import respelling
@@ -55,17 +55,16 @@ def fit(args: argparse.Namespace) -> None:
     """Give a trained model variances, novelty and doubt; its means stay as they are."""
     if bool(args.pairs) == bool(args.data):
         raise ValueError("give --data, or --pairs with embeddings that --save-pairs wrote")
-    from prolip.methods import LikelihoodConfig
-    from prolip.uncertainty.attach import attach, check_place
+    from prolip.fitting.attach import attach, check_place
 
-    config = LikelihoodConfig(**{name: getattr(args, name) for name in FIT})
+    config = FitOptions(**{name: getattr(args, name) for name in FIT})
     check_place(args.output, args.model)
     if args.save_pairs:
         check_output(args.save_pairs)
         if not Path(args.save_pairs).absolute().parent.is_dir():
             raise ValueError(f"--save-pairs {args.save_pairs}: its folder is not there, make it first")
     start = time.perf_counter()
-    pairs = read_pairs(args) if args.pairs else embed(args)
+    pairs = read_pairs(args) if args.pairs else embed(args, config)
     embedded = time.perf_counter()
     if args.save_pairs:
         pairs.save(Path(args.save_pairs))
@@ -99,21 +98,16 @@ def read_pairs(args: argparse.Namespace) -> Pairs:
     return pairs
 
 
-def embed(args: argparse.Namespace) -> Pairs:
-    """The pairs of --data; the model that embedded them is gone afterwards."""
+def embed(args: argparse.Namespace, config: FitOptions) -> Pairs:
+    """The pairs of --data."""
     from prolip.data.faults import FaultCounter
-    from prolip.loading import load_model
-    from prolip.uncertainty.attach import means_fingerprint
-    from prolip.uncertainty.collect import embed_pairs
+    from prolip.fitting.attach import embed_data
 
     with respelling({"--train-data": "--data", "--train-split": "--split"}):
         reading = {name: getattr(args, name) for name in READING}
         data = DataConfig(train_data=args.data, train_split=args.split, seed=args.seed, **reading)
-        fingerprint = means_fingerprint(load_model(args.model, args.pretrained, args.tokenizer))
-        faults = FaultCounter(limit=data.max_bad_fraction)
-        changes = args.changed_images if args.readings and args.novelty_centres else 0
-        embedder = load(args, stored=False)
-        pairs = embed_pairs(embedder, fingerprint, data, args.fit_samples, faults, args.batch_size, changes)
+        faults, model = FaultCounter(limit=data.max_bad_fraction), (args.pretrained, args.tokenizer, args.batch_size)
+        pairs = embed_data(args.model, data, config, faults, *model, device=args.device, precision=args.precision)
     lost = {kind: count for kind, count in faults.summary().items() if kind not in ("samples", "shards")}
     if lost:
         print(f"left out: {', '.join(f'{count} {kind}' for kind, count in lost.items())}", file=sys.stderr)

@@ -13,7 +13,6 @@ import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from PIL import Image
 
-from prolip.corpora.emoji.report.examples import data_uri, picture
 from prolip.curate.columns import MEANINGS
 from prolip.curate.expressions import Expression
 from prolip.curate.select import KEPT, SELECTION, selection_of
@@ -75,7 +74,7 @@ def write_page(folder: Path, examples: int = 12, read: ShardReader = ShardReader
         title=f"Curated: {plain(folder.resolve().name)}",
         summary=summary,
         model=manifest_of(folder)["model"],
-        picture=data_uri(picture_of(histograms(folder, tables, figures)), "png"),
+        picture=style.data_uri(picture_of(histograms(folder, tables, figures)), "png"),
         meanings={name: MEANINGS.get(name, "novelty in nats, of models that know it") for name in figures},
         examples=chosen(folder, tables, summary, figures, examples, read),
         kept=KEPT,
@@ -199,4 +198,4 @@ def thumbnail(raw: Raw) -> str:
     except SampleFault:
         return ""
     image.thumbnail((PIXELS, PIXELS), Image.Resampling.LANCZOS)
-    return picture(image, quality=80)
+    return style.picture(image, quality=80)

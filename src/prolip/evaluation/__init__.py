@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from prolip.utils.late import late
 
 if TYPE_CHECKING:
-    from prolip.evaluation.datasets.specs import open_dataset
+    from prolip.evaluation.datasets.registry import open_dataset
     from prolip.evaluation.task import compute_features, evaluate_dataset, study_features
     from prolip.loading import load_embedder
 
@@ -18,7 +18,7 @@ __getattr__ = late(
     __name__,
     {
         "load_embedder": "loading",
-        "open_dataset": "datasets.specs",
+        "open_dataset": "datasets.registry",
         "compute_features": "task",
         "evaluate_dataset": "task",
         "study_features": "task",

@@ -30,7 +30,6 @@ from prolip.evaluation.datasets.base import (
     fingerprint,
     note_fault,
 )
-from prolip.evaluation.datasets.specs import further_of
 from prolip.evaluation.zero_shot import ALL, PromptRule, Prompts, Weigh, mix_groups
 from prolip.gaussian import Gaussian, concatenate
 from prolip.uncertainty.readings import Evidence, Reader
@@ -275,7 +274,7 @@ def from_record(dataset: Dataset, model: ModelCard, record: Record) -> Features:
     """Features without texts."""
     tensors, values = record
     if values["damaged"]:
-        dataset = replace(dataset, info={k: v for k, v in dataset.info.items() if k not in PER_SAMPLE}, further=None)
+        dataset = replace(dataset, info={k: v for k, v in dataset.info.items() if k not in PER_SAMPLE})
     groups = tensors.get("groups")
     labels, evidence = tensors.get("label"), tensors.get("evidence")
     return Features(
@@ -348,6 +347,5 @@ def restore_dataset(values: dict[str, Any]) -> Dataset:
             ),
             "relevance": None if relevance is None else frozenset((key, index) for key, index in relevance),
             "samples": samples,
-            "further": further_of(values["info"]),
         }
     )

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from prolip.embedder import Embedder
 from prolip.evaluation.cache import slug
-from prolip.evaluation.datasets import coco
+from prolip.evaluation.datasets import coco_labels as coco
 from prolip.evaluation.datasets.base import Dataset
 from prolip.evaluation.embed import EVERY, Features
 from prolip.evaluation.table import compare_results, harmonic_means

@@ -18,7 +18,7 @@ from prolip.data.faults import FaultCounter
 from prolip.embedder import Embedder
 from prolip.evaluation.cache import pack, unpack
 from prolip.evaluation.datasets.base import DamagedData, Dataset, Share
-from prolip.evaluation.datasets.wds import unique_keys
+from prolip.evaluation.datasets.webdataset import unique_keys
 from prolip.evaluation.embed import Features, embed_share, from_record, mix_prompts, text_key, to_record
 from prolip.evaluation.task import TaskResult, evaluate_dataset
 from prolip.evaluation.tasks import KINDS

@@ -17,7 +17,7 @@ from torch import Tensor
 from prolip.embedder import Embedder
 from prolip.explorer.pictures import Pictures, has_picture
 from prolip.gaussian import Gaussian, concatenate
-from prolip.hierarchy.choices import ROOTS
+from prolip.hierarchy import ROOTS
 from prolip.hierarchy.traversal import Pairwise, traverse
 from prolip.measures import pairwise_log_inclusion
 from prolip.measures.plane import Plane, fit_plane, place

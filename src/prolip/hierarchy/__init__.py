@@ -2,12 +2,18 @@
 
 from prolip.utils.late import late
 
+#: Steps from the caption nearest to an image to its root: the most inclusive caption averaged with "", or "" alone.
+STEPS, ROOTS = 50, ("included", "empty")
+#: Measures of "includes most", and the name of the score of the model's method in place of one.
+INCLUSIONS, OWN = ("log_inclusion", "inclusion_test"), "own"
+#: Pixels that every segment of an image at levels exceeds.
+LEAST = 5000
 #: Public names by the module that has them.
 PLACES = {
-    "entailment": ("Entailment", "KindPairs", "evaluate_entailment", "format_entailment", "image_pairs", "text_pairs"),
+    "entailment": ("Entailment", "KindPairs", "format_entailment"),
     "hierarcaps": ("HierarCaps", "benchmark_metrics", "paper_metrics", "read_hierarcaps"),
     "scores": ("SCORES", "Items", "items_of"),
     "traversal": ("Traversal", "traverse"),
 }
-# Late, as the command line shows what can be chosen without any of it.
+# Late, as the command line shows the choices above without torch.
 __getattr__ = late(__name__, {name: module for module, names in PLACES.items() for name in names})

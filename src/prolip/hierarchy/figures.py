@@ -1,10 +1,11 @@
-"""Figures of hierarchy, in the colours of Okabe and Ito; each series has its own marker and dashes, too."""
+"""Figures of traces and inclusion by level; each series has its own colour, marker and dashes."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import cycle
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -14,29 +15,19 @@ from prolip.gaussian import Gaussian
 from prolip.hierarchy import levels
 from prolip.hierarchy.levels import Inclusion, LevelTraces
 from prolip.scores import Score
-from prolip.utils.style import INK, LOOKS, MUTED, panels, percent, styled, write
+from prolip.utils.style import BOX, INK, LOOKS, panels, percent, styled, write
 
 
 @styled
 def trace_by_level(traces: LevelTraces, what: str) -> Figure:
     """Uncertainty by level, ProLIP figure 7: quartiles as a box, a marker at the mean, general to specific."""
     figure, (ax,) = panels(1, 1, width=6.0, height=3.6)
-    x = traces.values
-    for i, column in enumerate(x.T):
-        colour, _, marker = LOOKS[i % len(LOOKS)]
-        ax.boxplot(
-            column,
-            positions=[i],
-            widths=0.5,
-            showfliers=False,
-            patch_artist=True,
-            boxprops={"facecolor": colour, "alpha": 0.35, "edgecolor": colour},
-            medianprops={"color": INK, "linewidth": 1.6},
-            whiskerprops={"color": MUTED},
-            capprops={"color": MUTED},
-        )
-        ax.plot([i], [column.mean()], marker=marker, color=colour, markeredgecolor="white", markersize=8)
-    ax.set_xticks(range(x.shape[1]), [f"level {i}" for i in range(x.shape[1])])
+    count = traces.values.shape[1]
+    for (colour, _, marker), i, x in zip(cycle(LOOKS), range(count), traces.values.T):
+        box = {"facecolor": colour, "alpha": 0.35, "edgecolor": colour}
+        ax.boxplot(x, positions=[i], widths=0.5, patch_artist=True, boxprops=box, **BOX)
+        ax.plot([i], [x.mean()], marker=marker, color=colour, markeredgecolor="white", markersize=8)
+    ax.set_xticks(range(count), [f"level {i}" for i in range(count)])
     ax.set(xlabel="general  →  specific; markers: means", ylabel="uncertainty")
     ax.set_title(f"{what}: Spearman with the level {traces.spearman:+.2f}")
     return figure
@@ -48,8 +39,7 @@ def inclusion_by_level(inclusions: Sequence[Inclusion], examples: Sequence[np.nd
 
     examples: the pixels of an image of each of these levels, shown above.
     """
-    count = len(inclusions)
-    heights = (1.4, 3.2) if len(examples) else (3.2,)
+    count, heights = len(inclusions), ((1.4, 3.2) if len(examples) else (3.2,))
     figure = Figure(figsize=(3.2 * count, sum(heights)), layout="constrained")
     grid = figure.add_gridspec(len(heights), count, height_ratios=heights)
     for i, pixels in enumerate(examples):
@@ -58,25 +48,18 @@ def inclusion_by_level(inclusions: Sequence[Inclusion], examples: Sequence[np.nd
         picture.set_axis_off()
     axes = [figure.add_subplot(grid[-1, 0])]
     axes += [figure.add_subplot(grid[-1, i], sharey=axes[0]) for i in range(1, count)]
-    every = np.concatenate([x.h for x in inclusions])
-    low, high = np.quantile(every, (0.005, 0.995))
+    low, high = np.quantile(np.concatenate([x.h for x in inclusions]), (0.005, 0.995))
     width = max(high - low, 1e-9) / 40
     edges = np.arange(np.floor(min(low, 0.0) / width), np.ceil(max(high, 0.0) / width) + 2) * width  # 0 is one of them
+    form: Any = {"alpha": 0.75, "edgecolor": "white", "linewidth": 0.4}
     for ax, inclusion in zip(axes, inclusions):
         h = inclusion.h.clip(edges[0], edges[-1])
-        for rows, (colour, _, _), label in ((h > 0, LOOKS[0], "included"), (h <= 0, LOOKS[1], "not")):
-            hatch = "" if label == "included" else "//"
-            ax.hist(
-                h[rows],
-                list(edges),
-                weights=np.full(int(rows.sum()), 1 / len(h)),
-                color=colour,
-                alpha=0.75,
-                label=label,
-                hatch=hatch,
-                edgecolor="white",
-                linewidth=0.4,
-            )
+        for part, (colour, _, _), label, hatch in (
+            (h[h > 0], LOOKS[0], "included", ""),
+            (h[h <= 0], LOOKS[1], "not", "//"),
+        ):
+            share = np.full(len(part), 1 / len(h))
+            ax.hist(part, list(edges), weights=share, color=colour, label=label, hatch=hatch, **form)
         ax.axvline(0, color=INK, linewidth=1, linestyle="--")
         ax.tick_params(labelleft=ax is axes[0])
         ax.set_title(f"last in level {inclusion.level}: {inclusion.rate:.0%}", fontsize=10)
@@ -91,26 +74,18 @@ def inclusion_by_level(inclusions: Sequence[Inclusion], examples: Sequence[np.nd
 def trace_differences(traces: LevelTraces, what: str) -> Figure:
     """Uncertainty at all levels, and that of each level less that of its last one, ProLIP figure C.2."""
     x = traces.values
-    figure, axes = panels(1, x.shape[1], width=3.0 * x.shape[1], height=3.1)
-    edges = list(np.histogram_bin_edges(x, 30))
-    for column, (colour, dashes, _), i in zip(x.T, cycle(LOOKS), range(x.shape[1])):
-        share = np.full(len(column), 1 / len(column))
-        axes[0].hist(
-            column,
-            edges,
-            weights=share,
-            histtype="step",
-            color=colour,
-            linestyle=dashes,
-            linewidth=1.6,
-            label=f"level {i}" if i < x.shape[1] - 1 else "last",
-        )
+    (rows, count), edges = x.shape, list(np.histogram_bin_edges(x, 30))
+    figure, axes = panels(1, count, width=3.0 * count, height=3.1)
+    share = np.full(rows, 1 / rows)
+    for i, (colour, dashes, _) in zip(range(count), cycle(LOOKS)):
+        form: Any = {"histtype": "step", "color": colour, "linestyle": dashes, "linewidth": 1.6}
+        axes[0].hist(x[:, i], edges, weights=share, label=f"level {i}" if i < count - 1 else "last", **form)
     axes[0].set_title(what)
     axes[0].set(xlabel="uncertainty", ylabel="share")
     axes[0].legend()
     for i, ax in enumerate(axes[1:]):
         difference = x[:, i] - x[:, -1]
-        ax.hist(difference, 30, weights=np.full(len(difference), 1 / len(difference)), color=LOOKS[0][0])
+        ax.hist(difference, 30, weights=share, color=LOOKS[0][0])
         ax.axvline(0, color=INK, linewidth=1, linestyle="--")
         ax.set_title(f"level {i} - last: > 0 for {(difference > 0).mean():.0%}", fontsize=10)
         ax.set_xlabel("difference")
@@ -121,7 +96,7 @@ def trace_differences(traces: LevelTraces, what: str) -> Figure:
 
 
 def write_levels(score: Score, z: Sequence[Gaussian], what: str, folder: str | Path) -> str:
-    """Write the figures of images or texts at levels, general to specific; returns what they show as text.
+    """Write the figures of images or texts at levels, general to specific; returns their numbers as text.
 
     what: image or text, as files begin.
     """

@@ -18,9 +18,9 @@ from scipy.stats import kendalltau
 
 from prolip.embedder import Embedder
 from prolip.gaussian import Gaussian
-from prolip.hierarchy.choices import INCLUSIONS, ROOTS, STEPS
+from prolip.hierarchy import INCLUSIONS, ROOTS, STEPS
 from prolip.hierarchy.levels import embed_files
-from prolip.hierarchy.traversal import Pairwise, Traversal, nearest_to_root, traverse
+from prolip.hierarchy.traversal import Pairwise, Traversal, traverse
 
 COLUMNS = ("id", "captions", "image_url")
 ARROW = "=>"
@@ -29,10 +29,7 @@ WANTED = "give HierarCaps' CSV with the columns id,captions,image_url, such as h
 
 @dataclass(frozen=True)
 class HierarCaps:
-    """N rows: ids; chains: the captions of each, general to specific, all of one length L; images: names of files.
-
-    One image may have several rows, as it has several references in COCO.
-    """
+    """N rows: ids; chains: the L captions of each, general to specific; images: names of files."""
 
     ids: tuple[str, ...]
     chains: tuple[tuple[str, ...], ...]
@@ -69,10 +66,8 @@ class HierarCaps:
         """The image files, M, in a folder. FileNotFoundError naming the first that is not there."""
         paths = [Path(folder) / name for name in self.distinct_images]
         if missing := [path for path in paths if not path.is_file()]:
-            raise FileNotFoundError(
-                f"{len(missing)} of {len(paths)} images are not in {folder}, such as {missing[0].name}: download COCO's"
-                " val2014.zip, unpack it and give its folder"
-            )
+            some = f"{len(missing)} of {len(paths)} images are not in {folder}, such as {missing[0].name}"
+            raise FileNotFoundError(f"{some}: download COCO's val2014.zip, unpack it and give its folder")
         return paths
 
 
@@ -81,9 +76,7 @@ def read_hierarcaps(path: str | Path) -> HierarCaps:
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"no file at {path}: {WANTED}")
-    ids: list[str] = []
-    chains: list[tuple[str, ...]] = []
-    images: list[str] = []
+    found: list[tuple[str, tuple[str, ...], str]] = []
     with path.open(newline="", encoding="utf-8-sig") as file:
         try:
             rows = csv.DictReader(file, strict=True)
@@ -94,22 +87,18 @@ def read_hierarcaps(path: str | Path) -> HierarCaps:
                 chain = tuple(text.strip() for text in (row["captions"] or "").split(ARROW))
                 name = (row["image_url"] or "").strip().rsplit("/", 1)[-1]
                 if len(chain) < 2 or not all(chain) or not name:
-                    raise ValueError(
-                        f"{where}: captions {row['captions']!r} of image {row['image_url']!r}: want two"
-                        f" levels or more joined by {ARROW}, none of them empty, and the image's URL"
-                    )
-                if chains and len(chain) != len(chains[0]):
-                    raise ValueError(
-                        f"{where}: {len(chain)} levels, and {len(chains[0])} in the first row: all rows have the same"
-                    )
-                ids.append(row["id"])
-                chains.append(chain)
-                images.append(name)
+                    what = f"captions {row['captions']!r} of image {row['image_url']!r}"
+                    wanted = f"two levels or more joined by {ARROW}, none of them empty, and the image's URL"
+                    raise ValueError(f"{where}: {what}: want {wanted}")
+                found.append((row["id"], chain, name))
+                if len(chain) != len(found[0][1]):
+                    raise ValueError(f"{where}: {len(chain)} levels, and {len(found[0][1])} in the first row")
         except (csv.Error, UnicodeDecodeError) as error:
             raise ValueError(f"{path} is no CSV in UTF-8 ({error}): {WANTED}") from error
-    if not chains:
+    if not found:
         raise ValueError(f"{path} has no row: {WANTED}")
-    return HierarCaps(tuple(ids), tuple(chains), tuple(images))
+    ids, chains, images = zip(*found)
+    return HierarCaps(ids, chains, images)
 
 
 def paper_metrics(data: HierarCaps, found: Traversal) -> dict[str, float]:
@@ -120,22 +109,14 @@ def paper_metrics(data: HierarCaps, found: Traversal) -> dict[str, float]:
     the row's; paper/root_level0: whether it is the most general one. Means over rows. The paper does not say which of
     recall and any_hit its R@1 is.
     """
-    root = nearest_to_root(found).numpy()
+    root = found.met[:, -1].tolist()
     met = [set(row) for row in found.met.tolist()]
-    sums: dict[str, list[float]] = {}
-    for own, image in zip(data.rows, data.image_of):
-        truth, seen = set(own.tolist()), met[image]
-        hits = len(truth & seen)
-        values = {
-            "precision": hits / len(seen),
-            "recall": hits / len(truth),
-            "any_hit": float(hits > 0),
-            "root_recall": float(root[image] in truth),
-            "root_level0": float(root[image] == own[0]),
-        }
-        for name, value in values.items():
-            sums.setdefault(f"paper/{name}", []).append(value)
-    return {name: float(np.mean(values)) for name, values in sums.items()}
+    values = []
+    for own, image in zip(data.rows.tolist(), data.image_of):
+        hits, end = len(set(own) & met[image]), root[image]
+        values.append((hits / len(met[image]), hits / len(set(own)), hits > 0, end in own, end == own[0]))
+    names = ("precision", "recall", "any_hit", "root_recall", "root_level0")
+    return {f"paper/{name}": float(np.mean(column)) for name, column in zip(names, zip(*values))}
 
 
 def benchmark_metrics(

@@ -18,8 +18,8 @@ from PIL import Image
 from pycocotools import mask
 
 from prolip.data.images import open_image
-from prolip.hierarchy.choices import LEAST
-from prolip.utils.documents import loads
+from prolip.hierarchy import LEAST
+from prolip.utils.documents import loads, shown
 from prolip.utils.messages import first_few
 from prolip.utils.outputs import check_output, replacing_folder
 
@@ -59,12 +59,10 @@ def choose(instances: str | Path, least: int = LEAST, segments: int = SEGMENTS) 
             if len(annotations) < segments or min(a["area"] for a in annotations) <= least:
                 continue
             largest = sorted(annotations, key=lambda a: -a["area"])[:segments]
-            image = images[key]
-            if not isinstance(image["file_name"], str):
-                raise TypeError(f"file_name {image['file_name']!r} is no text")
-            found.append(
-                Chosen(image["file_name"], (image["height"], image["width"]), tuple(a["segmentation"] for a in largest))
-            )
+            file, *size = (images[key][name] for name in ("file_name", "height", "width"))
+            if not isinstance(file, str):
+                raise TypeError(f"file_name {file!r} is no text")
+            found.append(Chosen(file, (size[0], size[1]), tuple(a["segmentation"] for a in largest)))
     except (ValueError, KeyError, TypeError) as error:
         what = f"{type(error).__name__}: {error}"
         raise ValueError(f"{path} is no file of COCO's instances ({what}): {WANTED}") from error
@@ -75,18 +73,23 @@ def mask_of(segmentation: Any, size: tuple[int, int]) -> np.ndarray:
     """A segmentation of COCO as pixels, (height, width) bool, by pycocotools, which the annotations were made with.
 
     A list of polygons [x0, y0, x1, y1, ...], or run lengths {"counts", "size"} in columns, background first, as a list
-    or as COCO's text of them. ValueError for anything else: pycocotools reads and writes beyond its memory for some.
+    or as COCO's text of them. ValueError for anything else.
     """
     height, width = size
     if isinstance(segmentation, Mapping) and "counts" in segmentation:
         counts = segmentation["counts"]
-        runs = decode_counts(counts) if isinstance(counts, (str, bytes)) else [_number(n, int) for n in counts]
-        if min(runs, default=0) < 0 or sum(runs) != height * width:
-            raise ValueError(f"run lengths of {sum(runs)} pixels for an image of {width} x {height}")
-        if (given := list(segmentation.get("size", size))) != list(size):
-            raise ValueError(f"run lengths of size {given} for an image of [height, width] {list(size)}")
-        encoded = mask.frPyObjects({"counts": runs, "size": list(size)}, height, width)
-    elif isinstance(segmentation, Sequence) and not isinstance(segmentation, str) and segmentation:
+        encoded = {"counts": counts, "size": [height, width]}
+        if list(segmentation.get("size", size)) != encoded["size"]:
+            raise ValueError(f"run lengths of size {segmentation['size']} for an image of {encoded['size']}")
+        if isinstance(counts, str):
+            fits = mask.encode(mask.decode(encoded))["counts"] == counts.encode()  # pycocotools takes too few pixels
+        else:
+            runs = np.array(counts)
+            fits = runs.dtype.kind in "iu" and runs.min() >= 0 and runs.sum() == height * width
+        if not fits:
+            raise ValueError(f"run lengths {shown(counts)} do not cover an image of {encoded['size']}")
+        encoded = encoded if isinstance(counts, str) else mask.frPyObjects(encoded, height, width)
+    elif isinstance(segmentation, list) and segmentation:
         encoded = mask.merge(mask.frPyObjects([polygon_of(one, size) for one in segmentation], height, width))
     else:
         raise ValueError(f"a segmentation is a list of polygons or run lengths, got {type(segmentation).__name__}")
@@ -94,46 +97,15 @@ def mask_of(segmentation: Any, size: tuple[int, int]) -> np.ndarray:
 
 
 def polygon_of(numbers: Any, size: tuple[int, int]) -> list[float]:
-    """One polygon's x and y of three points or more. ValueError for others, and for points far from the image."""
-    if not isinstance(numbers, Sequence) or isinstance(numbers, str):
-        raise ValueError(
-            f"a polygon is a list [x0, y0, x1, y1, ...], got {numbers!r}: write one polygon as [[x0, y0, ...]]"
-        )
-    if len(numbers) < 6 or len(numbers) % 2:
-        raise ValueError(f"a polygon of {len(numbers)} numbers: want x and y of three points or more")
-    found, most = [_number(x, float) for x in numbers], 2 * max(size)
-    if not all(abs(x) <= most for x in found):  # NaN neither
-        raise ValueError(f"a polygon with a point beyond {most} pixels of an image of {size[1]} x {size[0]}")
-    return found
-
-
-def _number(value: Any, kind: type) -> Any:
-    if isinstance(value, bool) or not isinstance(value, (int, kind)):
-        raise ValueError(f"{value!r} stands where a number is expected")
-    return kind(value)
-
-
-def decode_counts(text: str | bytes) -> list[int]:
-    """COCO's run lengths from their text: 5 bits a character, low bits first, 32 for "more", from the fourth on the
-    difference to the run before the last.
+    """One polygon, [x0, y0, x1, y1, ...]. ValueError for others, and for points far from the image, where pycocotools
+    writes beyond its memory.
     """
-    data = text.encode() if isinstance(text, str) else text
-    runs: list[int] = []
-    place = 0
-    while place < len(data):
-        value, shift, more = 0, 0, True
-        while more:
-            if place >= len(data):
-                raise ValueError("run lengths break off in the middle of a number")
-            bits = data[place] - 48
-            if not 0 <= bits < 64:
-                raise ValueError(f"run lengths hold the character {chr(data[place])!r}")
-            value |= (bits & 31) << shift
-            shift, more, place = shift + 5, bool(bits & 32), place + 1
-            if not more and bits & 16:
-                value -= 1 << shift
-        runs.append(value + (runs[-2] if len(runs) > 2 else 0))
-    return runs
+    x = np.array(numbers)
+    if x.ndim != 1 or x.dtype.kind not in "iuf" or len(x) < 6 or len(x) % 2 or not (np.abs(x) <= 2 * max(size)).all():
+        raise ValueError(
+            f"a polygon is a list [x0, y0, ...] of three points or more near the image, got {shown(numbers)}"
+        )
+    return x.astype(float).tolist()
 
 
 def levels_of(image: Image.Image, masks: Sequence[np.ndarray]) -> list[Image.Image]:
@@ -142,8 +114,8 @@ def levels_of(image: Image.Image, masks: Sequence[np.ndarray]) -> list[Image.Ima
     canvas = np.empty_like(pixels)
     canvas[...] = BLANK
     out = []
-    for shown in masks:
-        canvas[shown] = pixels[shown]
+    for segment in masks:
+        canvas[segment] = pixels[segment]
         out.append(Image.fromarray(canvas.copy()))
     return out
 
@@ -172,10 +144,8 @@ def build(
             source = folder / one.file
             image = open_image(source)
             if (image.height, image.width) != one.size:
-                raise ValueError(
-                    f"{source} is {image.width} x {image.height} and {one.size[1]} x {one.size[0]} in"
-                    f" {instances}: {WANTED}"
-                )
+                sizes = f"{image.width} x {image.height} and {one.size[1]} x {one.size[0]} in {instances}"
+                raise ValueError(f"{source} is {sizes}: {WANTED}")
             try:
                 pictures = levels_of(image, [mask_of(s, one.size) for s in one.segments])
             except ValueError as error:
@@ -193,15 +163,10 @@ def read_levels(folder: str | Path) -> list[list[Path]]:
 
     ValueError for a folder that holds none.
     """
-    found = [
-        sorted(place.glob("level*"), key=lambda path: int(path.stem.removeprefix("level")))
-        for place in sorted(Path(folder).glob("*"))
-        if place.is_dir()
-    ]
+    places = (place for place in sorted(Path(folder).glob("*")) if place.is_dir())
+    found = [sorted(place.glob("level*"), key=lambda path: int(path.stem[5:])) for place in places]
     found = [files for files in found if files]
-    if not found or len({len(files) for files in found}) > 1:
-        raise ValueError(
-            f"{folder} holds no images at levels, or not as many of each: write it with prolip"
-            " hierarchy hierarimgs --instances FILE --images FOLDER --output FOLDER"
-        )
+    if len({len(files) for files in found}) != 1:
+        again = "prolip hierarchy hierarimgs --instances FILE --images FOLDER --output FOLDER writes it"
+        raise ValueError(f"{folder} holds no images at levels, or not as many of each: {again}")
     return found

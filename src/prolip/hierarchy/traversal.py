@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from prolip.gaussian import Gaussian, without_autocast
-from prolip.hierarchy.choices import INCLUSIONS, ROOTS, STEPS
+from prolip.hierarchy import INCLUSIONS, ROOTS, STEPS
 from prolip.measures import pairwise_inclusion_test, pairwise_log_inclusion
 
 Pairwise = Callable[[Gaussian, Gaussian], Tensor]
@@ -24,8 +24,8 @@ class Traversal(NamedTuple):
     """N traversals over T captions.
 
     nearest: (N,) caption nearest to the image; root_caption: (N,) caption that includes the image most, -1 where the
-    root is "" alone; root: (N, D) unit vectors; met: (N, steps) caption nearest at each step, from the nearest caption
-    to the root.
+    root is "" alone; root: (N, D) unit vectors; met: (N, steps) caption nearest at each step, the last nearest to the
+    root.
     """
 
     nearest: Tensor
@@ -84,11 +84,6 @@ def traverse(  # noqa: PLR0913 (what the paper leaves to choose)
         met = torch.stack([torch.lerp(start, last, s).argmax(1) for s in share], 1)
         parts.append(Traversal(nearest, chosen, ends, met))
     return Traversal(*(torch.cat(found) for found in zip(*parts)))
-
-
-def nearest_to_root(found: Traversal) -> Tensor:
-    """The caption nearest to each root, (N,): the last one met."""
-    return found.met[:, -1]
 
 
 def format_paths(keys: Sequence[str], texts: Sequence[str], found: Traversal, width: int = 40) -> str:

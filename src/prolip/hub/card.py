@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -175,38 +176,12 @@ def limits(source: ModelFolder, embedder: Embedder) -> list[str]:
     return list(map(Markdown, found))
 
 
-#: Figures of the corpus in the order of the card: key, what it is, whether it is a share.
-KNOWN = (
-    ("names/i2t/R@1", "pictures that find their name first", True),
-    ("names/i2t/R@5", "pictures that find their name among the first five", True),
-    ("names/t2i/R@1", "names that find their picture first", True),
-    ("captions/i2t/mAP@R", "mAP@R, pictures to all captions", True),
-    ("captions/t2i/mAP@R", "mAP@R, captions to pictures", True),
-    ("zero_shot/subgroup/top1", "zero-shot, {zero_shot/subgroup/classes} classes", True),
-    ("zero_shot/group/top1", "zero-shot, {zero_shot/group/classes} classes", True),
-    ("refusal/names_i2t/score/auroc", "AUROC of wrong names, by the score", False),
-    ("refusal/names_i2t/all/auroc", "AUROC of wrong names, by answer and novelty", False),
-    ("refusal/names_i2t/answer/ece", "ECE of the answer's probability", False),
-    ("matches/within_factor_2", "captions whose number of matches is predicted within a factor of 2", True),
-    ("spearman/trace_true_matches", "Spearman's correlation of traces with true matches", False),
-)
-#: Figures with a value by chance, under the same name with chance_ before its last part.
-CHANCE = ("names/i2t/R@1", "names/i2t/R@5", "names/t2i/R@1", "matches/within_factor_2")
-#: Figures of other test sets.
-TASKS = ("acc1", "mean_per_class_recall", "mean_recall@1", "i2t/R@1", "t2i/R@1", "mAP")
-#: The bundled pictures by the beginning of their shard's name, the longest first. Texts: Unicode's, or the sets' own.
-LICENCES = {
-    "emoji": {"noto": "Apache-2.0", "twemoji": "CC-BY-4.0", "emojione": "CC-BY-4.0", "fluent-emoji": "MIT"},
-    "icons": dict.fromkeys(("unicons", "mdi", "remixicon"), "Apache-2.0")
-    | {"tabler": "MIT", "phosphor": "MIT", "lucide": "ISC"},
-}
-#: Traces that are explained: of captions at a level, as the evaluation found them.
-LEVELS = (
-    ("trace/group", "a group's name"),
-    ("trace/subgroup", "a subgroup's name"),
-    ("trace/keyword", "a keyword"),
-    ("trace/name", "a name"),
-)
+FACTS = json.loads(resources.files("prolip.hub").joinpath("card.json").read_text(encoding="utf-8"))
+#: Figures of the corpus in the order of the card: key, words, whether it is a share. And those with a value by chance,
+#: under the same name with chance_ before its last part; figures of other test sets.
+KNOWN, CHANCE, TASKS = FACTS["figures"], FACTS["with_chance"], FACTS["tasks"]
+#: Licences of the bundled pictures by the beginning of their shard's name; captions' levels, by the key of their trace.
+LICENCES, LEVELS = FACTS["licences"], FACTS["levels"]
 #: Other numbers of an evaluation that the card has.
 COUNTS = {*(key for key, _ in LEVELS), "zero_shot/group/classes", "zero_shot/subgroup/classes", "step"}
 

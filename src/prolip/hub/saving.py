@@ -12,12 +12,12 @@ from typing import Any
 
 from huggingface_hub.utils import validate_repo_id
 
+from prolip.fitting.attach import FILES, check_folder
 from prolip.hub.card import CARD, CardInfo, ModelFolder, find_source, make_card
 from prolip.loading import is_prolip
 from prolip.models.checkpoint import save_pretrained
 from prolip.models.prolip import ProLIP
-from prolip.uncertainty.attach import FILES, check_folder
-from prolip.uncertainty.clip import FILE
+from prolip.uncertainty.openclip import FILE
 from prolip.utils.documents import read_json
 from prolip.utils.links import check_links
 from prolip.utils.outputs import replacing_folder

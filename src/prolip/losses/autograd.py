@@ -1,4 +1,4 @@
-"""Gradients that are taken in the forward pass, and what the losses ask of the other ranks; one rank sends nothing."""
+"""Gradients computed in the forward pass, and the collectives of the losses; one rank sends nothing."""
 
 from __future__ import annotations
 
@@ -27,15 +27,13 @@ class GradientsInForward(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
-        """grad_output times the kept gradients; RuntimeError where these are to be differentiated again.
+        """grad_output times the kept gradients; RuntimeError for a second derivative.
 
-        `once_differentiable` lets a constant grad_output pass, and second derivatives are left out without a word.
+        `once_differentiable` would let a constant grad_output pass and drop second derivatives silently.
         """
         if torch.is_grad_enabled():
-            raise RuntimeError(
-                "a loss of pairs, as ppcl, is differentiable once, its gradients have no graph: leave"
-                " out create_graph=True"
-            )
+            message = "a loss of pairs, as ppcl, is differentiable once, its gradients have no graph"
+            raise RuntimeError(f"{message}: leave out create_graph=True")
         return (None, *(None if g is None else g * grad_output for g in ctx.saved_tensors))
 
 
@@ -77,10 +75,10 @@ def reduce_scatter(sums: Tensor, group: dist.ProcessGroup | None) -> Tensor:
 
 
 def transpose_over_ranks(x: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
-    """From the rows of a matrix that all ranks have together to its columns, with a graph: (B, W B) -> (B, W B).
+    """Rows of the transpose of a matrix whose rows the ranks share, with a graph: (B, W B) -> (B, W B).
 
     Rank r holds rows rB .. rB + B - 1 of a (W B, W B) matrix and gets the same rows of its transpose, in one
-    all-to-all; its gradients come back by another. All ranks of the group must call it.
+    all-to-all; its gradients return by another. All ranks of the group must call it.
     """
     return _TransposeOverRanks.apply(x, group)
 

@@ -1,7 +1,7 @@
 """PPCL, and the sigmoid loss of all pairs for any similarity that factors: of one batch, or of those of all ranks.
 
-Linear in memory: gradients are taken in the forward pass, one block of rows at a time (`pairs.py`), while the texts of
-other ranks go round a ring or are all there (`exchanges.py`).
+Linear in memory: gradients are computed in the forward pass, one block of rows at a time (`pairs.py`), while the texts
+of other ranks go round a ring or are gathered (`exchanges.py`).
 """
 
 from __future__ import annotations
@@ -21,18 +21,14 @@ from prolip.losses.pairs import Factors, WantedGradients, csd_factors, score_alo
 from prolip.losses.positives import Matches, check_matches
 
 Exchange = Literal["ring", "gather"]
+Number = Tensor | float
 # What a device may hold of other ranks' texts and their gradients: those of 262,144 pairs of width 768 take 1.5 GiB. It
 # is little of the 80 GB of a device; over 1,024 ranks the ring would take a tenth of a second longer at every step.
 GATHERED_BYTES = 2 * 2**30
 
 
 def sigmoid_loss(
-    image: Factors,
-    text: Factors,
-    scale: Tensor | float,
-    bias: Tensor | float,
-    labels: Matches | None = None,
-    block: int | None = None,
+    image: Factors, text: Factors, scale: Number, bias: Number, labels: Matches | None = None, block: int | None = None
 ) -> Tensor:
     """Sigmoid loss of all pairs, SigLIP (Zhai et al. 2023) on any similarity that factors -> ().
 
@@ -41,7 +37,7 @@ def sigmoid_loss(
     image, text: vectors (B, P) and offsets (B,), see `pairs.py`; scale, bias: as they enter the logit (scale = exp of
     the learnable), one element or a number; labels: known matches as further positives; block: rows scored at a time,
     chosen by `default_block` without.
-    Runs in float32 (float64 stays) whatever the autocast dtype; memory O(B P + block B); differentiable once.
+    Runs in float32 (float64 stays), never autocast; memory O(B P + block B); differentiable once.
     Raises ValueError for shapes that do not fit, RuntimeError for a second derivative.
     """
     return differentiate_score(score_alone, image, text, scale, bias, labels, block)
@@ -50,8 +46,8 @@ def sigmoid_loss(
 def sigmoid_loss_over_ranks(
     image: Factors,
     text: Factors,
-    scale: Tensor | float,
-    bias: Tensor | float,
+    scale: Number,
+    bias: Number,
     labels: Matches | None = None,
     group: dist.ProcessGroup | None = None,
     block: int | None = None,
@@ -62,14 +58,13 @@ def sigmoid_loss_over_ranks(
     Arguments as `sigmoid_loss`, (B, P) of this rank; positives are image i with its own text, and known matches on any
     rank. With L_r the value on rank r, mean_r L_r is `sigmoid_loss` of the batches of all W ranks together.
 
-    Gradients: this rank's images, scale and bias get d L_r; its texts get sum_r' d L_r' / d text over all ranks, as
-    the other ranks' losses depend on them and nobody else holds their graph. So once DDP has averaged the gradients of
-    the parameters over ranks, they are those of one process on the whole batch. The text gradients come home within the
-    forward pass, before any grad_output is known, and each rank multiplies them with its own: exact only if grad_output
-    is the same on all ranks (same loss weights, same loss scale), as it is when every rank runs the same program.
+    Gradients: this rank's images, scale and bias get d L_r; its texts get sum_r' d L_r' / d text over all ranks. So
+    once DDP has averaged the gradients of the parameters over ranks, they are those of one process on the whole batch.
+    The text gradients return within the forward pass, and each rank multiplies them with its own grad_output: exact if
+    that is the same on all ranks (same loss weights, same loss scale).
 
-    exchange: "ring" (memory O(B P + block B) whatever the world size) or "gather" (two collectives whatever the world
-    size, memory O(W B P)); chosen by `choose_exchange` without.
+    exchange: "ring" (memory O(B P + block B) for any world size) or "gather" (two collectives for any world size,
+    memory O(W B P)); chosen by `choose_exchange` without.
 
     All ranks of the group must call it, with equal B, P and dtype, labels on all or on none, and the same of the texts'
     tensors needing gradients (or all under no_grad). Without torch.distributed, or for W = 1, it is `sigmoid_loss`.
@@ -90,16 +85,15 @@ def sigmoid_loss_over_ranks(
 def ppcl(
     image: Gaussian,
     text: Gaussian,
-    scale: Tensor | float,
-    bias: Tensor | float,
+    scale: Number,
+    bias: Number,
     labels: Matches | None = None,
     block: int | None = None,
 ) -> Tensor:
     """Probabilistic pairwise contrastive loss, ProLIP eq. 2: `sigmoid_loss` of csd similarity -> ().
 
     logit_ij = scale (mean_i.mean_j - (trace_i + trace_j)/2) + bias. image, text: (B, D); the rest as there.
-    Raises TypeError for what is no Gaussian, ValueError for shapes that do not fit, RuntimeError for a second
-    derivative.
+    Raises TypeError for non-Gaussians, ValueError for shapes that do not fit, RuntimeError for a second derivative.
     """
     return sigmoid_loss(*factor_batch(image, text), scale, bias, labels, block)
 
@@ -107,8 +101,8 @@ def ppcl(
 def ppcl_over_ranks(
     image: Gaussian,
     text: Gaussian,
-    scale: Tensor | float,
-    bias: Tensor | float,
+    scale: Number,
+    bias: Number,
     labels: Matches | None = None,
     group: dist.ProcessGroup | None = None,
     block: int | None = None,
@@ -131,10 +125,8 @@ def factor_batch(image: Gaussian, text: Gaussian) -> tuple[Factors, Factors]:
     """The factors of csd similarity. Raises TypeError and ValueError unless both are Gaussians (B, D), B > 0."""
     image, text = check_pair(image, text, ("image", "text"))
     if image.mean.shape != text.mean.shape or image.mean.ndim != 2 or not len(image.mean):
-        raise ValueError(
-            f"ppcl got image {tuple(image.mean.shape)} and text {tuple(text.mean.shape)}: give (B, D) for both, B > 0,"
-            " row i of the image beside row i of its text"
-        )
+        shapes = f"image {tuple(image.mean.shape)} and text {tuple(text.mean.shape)}"
+        raise ValueError(f"ppcl got {shapes}: give (B, D) for both, B > 0, row i of each for pair i")
     return csd_factors(image), csd_factors(text)
 
 
@@ -142,12 +134,12 @@ def differentiate_score(
     score: Callable[..., Evaluation],
     image: Factors,
     text: Factors,
-    scale: Tensor | float,
-    bias: Tensor | float,
+    scale: Number,
+    bias: Number,
     labels: Matches | None,
     block: int | None,
 ) -> Tensor:
-    """The loss of `score`, such as `score_ring`, with its gradients in the graph, once all that it gets was checked."""
+    """The loss of `score`, such as `score_ring`, on checked inputs, with its gradients in the graph."""
     if block is not None and block < 1:
         raise ValueError(f"block={block} rows score no pair: give 1 or more, or None")
     tensors = pack_inputs(image, text, scale, bias)
@@ -161,17 +153,15 @@ def differentiate_score(
         return differentiate(evaluate, tensors)
 
 
-def pack_inputs(image: Factors, text: Factors, scale: Tensor | float, bias: Tensor | float) -> tuple[Tensor, ...]:
+def pack_inputs(image: Factors, text: Factors, scale: Number, bias: Number) -> tuple[Tensor, ...]:
     """The tensors of `WantedGradients` in one dtype, float32 or float64, with their graph.
 
     Raises ValueError unless both sides have vectors (B, P) and offsets (B,) with the same B > 0 and P.
     """
     shapes = [tuple(x.shape) for x in (*image, *text)]
     if shapes[:2] != shapes[2:] or len(shapes[0]) != 2 or shapes[1] != shapes[0][:1] or not shapes[0][0]:
-        raise ValueError(
-            f"factors of images {shapes[:2]} and of texts {shapes[2:]} are no batch: give vectors (B, P)"
-            " and offsets (B,) for both, B > 0, row i of the images beside row i of its text"
-        )
+        got = f"factors of images {shapes[:2]} and of texts {shapes[2:]} are no batch"
+        raise ValueError(f"{got}: give vectors (B, P) and offsets (B,) for both, B > 0, row i of each for pair i")
     dtype = reduce(torch.promote_types, (x.dtype for x in (*image, *text)), torch.float32)
     factors = [x.to(dtype) for x in (*image, *text)]
     return *factors, as_scalar(scale, factors[0], "scale"), as_scalar(bias, factors[0], "bias")

@@ -1,10 +1,10 @@
 """All pairs of all ranks: every image meets every text of the global batch once, for any world size.
 
-By a ring text blocks of [vector, offset] travel, each followed by the accumulator of its gradients; both are in flight
-while pairs are scored. Memory per rank is O(B P + block B), B the local batch, whatever the world size.
+Ring: text blocks of [vector, offset] travel, each followed by the accumulator of its gradients; both are in flight
+while pairs are scored. Memory per rank is O(B P + block B), B the local batch, for any world size.
 
-The ring starts some twenty kernels for each block, so with hundreds of ranks and small local batches a device spends
-its time on starting kernels. With two collectives every rank holds all texts and the sums of their gradients instead,
+Gather: the ring starts some twenty kernels for each block, which takes most of the time with hundreds of ranks and
+small local batches. With two collectives every rank holds all texts and the sums of their gradients instead,
 8 `row_width(P)` bytes per row of the global batch, and scores them in large blocks.
 """
 
@@ -23,7 +23,7 @@ TEXT_TAG, IDS_TAG, GRADIENT_TAG = 11, 12, 13
 
 
 class Transfer:
-    """Buffers under way to the right, and their like under way from the left. Keeps all of them alive until `wait`."""
+    """Buffers on their way to the right neighbour and from the left one; all of them stay alive until `wait`."""
 
     def __init__(self, group: dist.ProcessGroup | None, sent: list[Tensor], *tags: int):
         (left, right), self._sent, self._received = neighbours(group), sent, [torch.empty_like(x) for x in sent]
@@ -58,9 +58,9 @@ def score_ring(
 ) -> Evaluation:
     """This rank's share of the loss and the gradients of `contrastive.sigmoid_loss_over_ranks`, without a graph.
 
-    Half of the own pairs are scored while the first text block is under way, the other half while the accumulator of
-    the own texts comes home, so no message is waited for idly. At step s rank r scores the texts of rank r - s, adds
-    the accumulator that rank r - 1 made for them, and passes it on; step W - 1 passes it to its home.
+    Half of the own pairs are scored while the first text block travels, the other half while the accumulator of the own
+    texts returns, so that no message leaves a device idle. At step s rank r scores the texts of rank r - s, adds the
+    accumulator that rank r - 1 made for them, and passes it on; step W - 1 passes it to its owner.
     """
     size, (count, dim) = world_size(group), image.vector.shape
     rows = zero_rows(image, needs)
@@ -110,23 +110,16 @@ def new_sums(text: Factors, needs: WantedGradients) -> Tensor:
 def unpack_sums(buffer: Tensor, count: int, dim: int, needs: WantedGradients) -> Columns:
     """Views of the buffer made by `new_sums`."""
     vectors = needs.text_vector * count * dim
-    return Columns(
-        buffer[:vectors].view(count, dim) if needs.text_vector else None,
-        buffer[vectors:] if needs.text_offset else None,
-    )
-
-
-# Numbers per row are a multiple of this: 16 bytes of float32.
-ALIGNMENT = 4
+    vector = buffer[:vectors].view(count, dim) if needs.text_vector else None
+    return Columns(vector, buffer[vectors:] if needs.text_offset else None)
 
 
 def row_width(dim: int) -> int:
-    """Numbers in a row [vector, offset, zeros] of a text that is gathered: the next multiple of 4 above P.
+    """Numbers in a row [vector, offset, zeros] of a gathered text: the next multiple of 4 above P.
 
-    With rows of P + 1 numbers most vectors would begin off the 16 bytes that matrix products on tensor cores read at a
-    time.
+    Tensor cores read 16 bytes at a time, and every vector begins at a multiple of these.
     """
-    return -(-(dim + 1) // ALIGNMENT) * ALIGNMENT
+    return -(-(dim + 1) // 4) * 4
 
 
 def score_gathered(

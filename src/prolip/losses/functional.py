@@ -35,11 +35,10 @@ def softmax_loss(logit: Tensor, positive: Tensor) -> Tensor:
 
 
 def pseudo_labels(logit: Tensor, label: Tensor, matches: PseudoPositives = "all") -> Tensor:
-    """Labels where what is as near as a match of the row counts as this match, PCME++ section 2.3 and A.4.
+    """Labels in which a pair that is as near as a match of its row counts as this match, PCME++ section 2.3 and A.4.
 
-    all: y'_ij = max over k with x_ik <= x_ij of y_ik: pair (i, j) gets the label of every match (i, k) that is no
-    nearer. first: of the first of the row's largest labels alone, the pseudo-code of A.4. The two are the same where a
-    row has one match. logit, label: (n, m); gives (n, m) without a graph.
+    all: y'_ij = max over k with x_ik <= x_ij of y_ik. first: of the first of the row's largest labels alone, the
+    pseudo-code of A.4; the same where a row has one match. logit, label: (n, m); gives (n, m) without a graph.
     """
     with torch.no_grad():
         if matches == "first":
@@ -53,12 +52,7 @@ def pseudo_labels(logit: Tensor, label: Tensor, matches: PseudoPositives = "all"
 
 
 def triplet_loss(
-    similarity: Tensor,
-    positive: Tensor,
-    own: Tensor,
-    margin: float = 0.2,
-    negatives: Negatives = "hardest",
-    weight: Tensor | None = None,
+    similarity: Tensor, positive: Tensor, own: Tensor, margin=0.2, negatives: Negatives = "hardest", weight=None
 ) -> Tensor:
     """Hinge of every query's match against its negatives, VSE++ (Faghri et al. 2018), equations 5 and 6, one way -> ().
 
@@ -76,19 +70,13 @@ def triplet_loss(
 
 
 def inclusion_loss(
-    inner: Gaussian,
-    outer: Gaussian,
-    scale: float = 10.0,
-    eps: float = -10.0,
-    form: str = "exact",
-    reduction: str = "dim",
+    inner: Gaussian, outer: Gaussian, scale: float = 10.0, eps: float = -10.0, form="exact", reduction="dim"
 ) -> Tensor:
     """-log sigmoid(scale H(inner in outer)) averaged over matched pairs, ProLIP eq. 5 and section 3.3 -> ().
 
     inner, outer: (..., D), pair by pair; eps: 1/sigma^2 is multiplied by exp(eps); form: see `measures.inclusion_test`.
     reduction "dim": H per dimension, averaged over dimensions too (the paper's runs); "pair": H summed over D (eq. 4).
-    Zero pairs give 0 with a graph, as a rank may hold no masked rows. Raises ValueError for an unknown reduction and
-    for shapes that are no pairs, TypeError for what is no Gaussian.
+    Zero pairs give 0 with a graph, as a rank may hold no masked rows. Raises ValueError and TypeError.
     """
     if reduction not in ("dim", "pair"):
         raise ValueError(f"reduction {reduction!r} is unknown: use 'dim' or 'pair'")
@@ -104,7 +92,6 @@ def vib(z: Gaussian) -> Tensor:
     """KL(Z || N(0, I)) per dimension, mean over batch and D of 1/2 (mean^2 + v - log v - 1), ProLIP eq. 6 -> ().
 
     z: (..., D). v - 1 is expm1(log_var), exact to first order near v = 1. An empty batch gives 0 with a graph.
-    Raises TypeError for what is no Gaussian, ValueError where mean and log_var differ in shape.
     """
     check_gaussian(z)
     with without_autocast(z.mean.device):

@@ -1,7 +1,6 @@
-"""All that the sigmoid loss does to a block of products, in one pass over it: a Triton kernel for CUDA devices.
+"""The sigmoid loss and its gradient from a block of products in one pass: a Triton kernel for CUDA devices.
 
-As separate operations it is seven passes, and a device spends more time moving the block through memory than on the
-matrix products beside it. The matrix products stay with the library that is best at them.
+As separate operations it is seven passes, which take longer than the matrix products; these stay with the library.
 """
 
 from __future__ import annotations
@@ -97,45 +96,30 @@ def _pairs_kernel(  # noqa: PLR0913 - a kernel's arguments are flat
 
 
 def sum_block(
-    scaled: Tensor,
+    rows: Tensor,
     vectors: Tensor,
     row_bias: Tensor,
     column_bias: Tensor,
     positives: Positives,
     weight: float,
-    wanted: bool,
+    grad: bool,
 ) -> tuple[Tensor, BlockGradient | None]:
     """`pairs.sum_block` with one kernel after the matrix product, float32. Workspace: one (n, m) matrix."""
-    block = scaled @ vectors.T
+    block = rows @ vectors.T
     n, m = block.shape
     tiles = (triton.cdiv(n, TILE_ROWS), triton.cdiv(m, TILE_COLUMNS))
     losses = block.new_empty(tiles)
-    row_sums = block.new_empty((n, tiles[1]) if wanted else 0)
-    column_sums = block.new_empty((tiles[0], m) if wanted else 0)
+    row_sums = block.new_empty((n, tiles[1]) if grad else 0)
+    column_sums = block.new_empty((tiles[0], m) if grad else 0)
     row_ids, column_ids, ids = None, None, 0
     if positives.rows is not None and positives.columns is not None:
         row_ids, column_ids, ids = positives.rows.contiguous(), positives.columns.contiguous(), positives.rows.shape[1]
     kernel: Any = _pairs_kernel
-    with torch.cuda.device_of(block):  # Triton starts kernels on the current device, wherever their tensors are
-        kernel[tiles](
-            block,
-            row_bias,
-            column_bias,
-            row_ids,
-            column_ids,
-            losses,
-            row_sums,
-            column_sums,
-            weight,
-            n,
-            m,
-            NO_DIAGONAL if positives.diagonal is None else positives.diagonal,
-            IDS=ids,
-            GRADIENT=wanted,
-            TILE_N=TILE_ROWS,
-            TILE_M=TILE_COLUMNS,
-            num_warps=WARPS,
-        )
-    if not wanted:
+    diagonal = NO_DIAGONAL if positives.diagonal is None else positives.diagonal
+    tensors = block, row_bias, column_bias, row_ids, column_ids, losses, row_sums, column_sums
+    constants = {"IDS": ids, "GRADIENT": grad, "TILE_N": TILE_ROWS, "TILE_M": TILE_COLUMNS, "num_warps": WARPS}
+    with torch.cuda.device_of(block):  # Triton starts kernels on the current device, not on that of the tensors
+        kernel[tiles](*tensors, weight, n, m, diagonal, **constants)
+    if not grad:
         return losses.sum(), None
     return losses.sum(), BlockGradient(block, row_sums.sum(1), column_sums.sum(0))

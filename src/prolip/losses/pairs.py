@@ -1,13 +1,11 @@
 """The sigmoid loss of all pairs of two sets with its gradients, one block of rows at a time, for what factors.
 
-A similarity factors if it is u_i . v_j + a_i + b_j: what one row of either side brings to all its pairs is computed
-once, and the rest is matrix products. A score may have one function for both sides, as those here, or one for the
-queries and one for the gallery. KL and JS factor too, in 2 D and 4 D dimensions, but subtract terms |mean|^2 / variance
-from each other, which float32 does not survive where variances are small: they go the way of `tiled.py`, with elk and
-all that does not factor.
+A similarity factors if it is u_i . v_j + a_i + b_j: each row's own part is computed once, and the rest is matrix
+products. KL and JS factor too, in 2 D and 4 D dimensions, but subtract terms |mean|^2 / variance from each other, which
+float32 does not survive where variances are small: they go through `tiled.py`, with elk and all that does not factor.
 
-`contrastive.py` and `exchanges.py` run the same `add_pairs` over the texts of one rank and of all of them; no
-matrix of all pairs is ever kept.
+`contrastive.py` and `exchanges.py` run the same `add_pairs` over the texts of one rank and of all ranks; no matrix of
+all pairs is ever kept.
 """
 
 from __future__ import annotations
@@ -55,10 +53,9 @@ def mean_factors(z: Gaussian) -> Factors:
 
 
 def wasserstein2_factors(z: Gaussian) -> Factors:
-    """-1/2 `measures.wasserstein2`, PCME++ 2.2: (B, D) -> P = 2 D.
+    """-1/2 `measures.wasserstein2`, PCME++ 2.2, with the error of `measures.pairwise_wasserstein2`: (B, D) -> P = 2 D.
 
-    mean_i.mean_j + sigma_i.sigma_j - (|mean_i|^2 + trace_i + |mean_j|^2 + trace_j)/2; its absolute error is that of
-    `measures.pairwise_wasserstein2`.
+    mean_i.mean_j + sigma_i.sigma_j - (|mean_i|^2 + trace_i + |mean_j|^2 + trace_j)/2.
     """
     return Factors(torch.cat([z.mean, (0.5 * z.log_var).exp()], -1), -0.5 * (z.mean.square().sum(-1) + z.trace))
 
@@ -110,7 +107,7 @@ def default_block(columns: int, device: torch.device) -> int:
 
 
 def zero_rows(own: Factors, needs: WantedGradients) -> Rows:
-    """Zeros for the sums that the gradients named by `needs` are read off; d scale needs the one for the vectors."""
+    """Zeros for the sums from which the gradients named by `needs` follow; d scale needs the one for the vectors."""
     vector, offset = own
     return Rows(
         own,
@@ -124,32 +121,30 @@ def zero_rows(own: Factors, needs: WantedGradients) -> Rows:
 
 def zero_columns(columns: Factors, needs: WantedGradients) -> Columns:
     """Zeros for the gradients of the columns that `needs` names."""
-    return Columns(
-        columns.vector.new_zeros(columns.vector.shape) if needs.text_vector else None,
-        columns.offset.new_zeros(columns.offset.shape) if needs.text_offset else None,
-    )
+    wanted = needs.text_vector, needs.text_offset
+    return Columns(*(x.new_zeros(x.shape) if want else None for x, want in zip(columns, wanted)))
 
 
 def sum_block(
-    scaled: Tensor,
+    rows: Tensor,
     vectors: Tensor,
     row_bias: Tensor,
     column_bias: Tensor,
     positives: Positives,
     weight: float,
-    wanted: bool,
+    grad: bool,
 ) -> tuple[Tensor, BlockGradient | None]:
-    """The loss of one block of pairs, logits = scaled (n, P) @ vectors.T (P, m) + row_bias (n, 1) + column_bias (m,).
+    """The loss of one block of pairs, logits = rows (n, P) @ vectors.T (P, m) + row_bias (n, 1) + column_bias (m,).
 
-    With z = -y logit: loss = sum softplus(z), gradient g = -y weight sigmoid(z), None unless `wanted`.
+    With z = -y logit: loss = sum softplus(z), gradient g = -y weight sigmoid(z), None unless `grad`.
     Workspace: two (n, m) matrices, with ids two more. `fused.sum_block` does the same on a device.
     """
     z = row_bias.unsqueeze(1) + column_bias
-    z.addmm_(scaled, vectors.T)
+    z.addmm_(rows, vectors.T)
     flip = positives.flip(z)
     flip(z)
     loss = F.softplus(z, threshold=SOFTPLUS_LINEAR).sum()
-    if not wanted:
+    if not grad:
         return loss, None
     gradient = flip(z.sigmoid_()).mul_(weight)
     return loss, BlockGradient(gradient, gradient.sum(1), gradient.sum(0))
@@ -176,12 +171,10 @@ def add_pairs(
     score_block = choose_sum_block(rows.own)
     for start in range(0, len(rows.own.offset), block):
         part = slice(start, start + block)
-        here = rows.select(part)
+        here, some = rows.select(part), positives.select(part)
         scaled = here.own.vector * scale
-        row_bias = bias + scale * here.own.offset
-        loss, gradient = score_block(
-            scaled, columns.vector, row_bias, column_bias, positives.select(part), rows.weight, here.sums is not None
-        )
+        row_bias, wanted = bias + scale * here.own.offset, here.sums is not None
+        loss, gradient = score_block(scaled, columns.vector, row_bias, column_bias, some, rows.weight, wanted)
         rows.loss.add_(loss)
         if gradient is None or here.sums is None:
             continue

@@ -1,4 +1,4 @@
-"""Which pairs of a batch are positive, and what is known of a block of pairs."""
+"""The positive pairs of a batch, and the gradient of a block of pairs."""
 
 from __future__ import annotations
 
@@ -51,10 +51,7 @@ class Positives(NamedTuple):
         return lambda x: x.mul_(signs)
 
     def mask(self, z: Tensor) -> Tensor:
-        """True for the positive pairs, of the shape of z (n, m).
-
-        One id of every row is compared at a time: (n, K, m) is never built.
-        """
+        """True for the positive pairs, (n, m). Compares one id of every row at a time: (n, K, m) is never built."""
         mask = torch.zeros_like(z, dtype=torch.bool)
         if self.rows is not None and self.columns is not None:
             for ids in self.rows.unbind(1):
@@ -87,7 +84,5 @@ def check_matches(labels: Matches | None, rows: int) -> None:
         kinds = [kind_of(x) for x in labels] if isinstance(labels, Matches) else kind_of(labels)
         raise TypeError(f"labels are {kinds}, want prolip.losses.Matches(image, text), ids in torch.int64")
     if labels.image.ndim != 2 or len(labels.image) != rows or labels.text.shape != (rows,):
-        raise ValueError(
-            f"labels got image ids {tuple(labels.image.shape)} and text ids {tuple(labels.text.shape)} for {rows} pairs"
-            f": give ({rows}, K) padded with -1 and ({rows},)"
-        )
+        got = f"image ids {tuple(labels.image.shape)} and text ids {tuple(labels.text.shape)} for {rows} pairs"
+        raise ValueError(f"labels got {got}: give ({rows}, K) padded with -1 and ({rows},)")

@@ -2,7 +2,7 @@
 
 Every rank gathers all texts and fills its block of similarities, own images with all texts, without a graph. The
 caller's loss on the whole block gives dL/dS; then each tile is scored again, with a graph, for its part of dL/dS.
-Beside the rows and their gradients memory holds one tile with its graph and the few (B, W B) matrices of the loss.
+Memory holds the rows and their gradients, one tile with its graph, and the few (B, W B) matrices of the loss.
 """
 
 from __future__ import annotations
@@ -37,31 +37,29 @@ def tiled_loss_over_ranks(
 ) -> Tensor:
     """This rank's share of a loss on the similarities of the global batch -> ().
 
-    score(images, texts) -> (n, m): similarities of the rows of a tile, or (C, n, m), C numbers of every pair.
-    Deterministic: random numbers are drawn before and come as rows, or are those of `random.pair_noise`, whose places
-    come as rows. images, texts: Gaussians (B, D) of this rank, or tuples of tensors (B, ...) of any kind; the score
-    gets the same, cut along B, in float32 (float64 and integers stay).
+    score(images, texts) -> (n, m): similarities of a tile's rows, or (C, n, m), C numbers of every pair. Deterministic:
+    random numbers come as rows, or from `random.pair_noise` of the pair's places, which come as rows.
+    images, texts: Gaussians (B, D) of this rank, or tuples of tensors (B, ...); the score gets the same, cut along B,
+    in float32 (float64 and integers stay).
     loss(similarity, positive) -> (): of (B, W B) similarities, or (C, B, W B), and (B, W B) booleans, own images with
     all texts. Positive are image i with its own text, in column rank B + i, and the known matches of `labels` on any
-    rank. A loss that looks at whole columns gets them by `transpose_over_ranks` of a matrix: own texts with all images.
-    parameters: all else that score and loss read and that wants a gradient: scale, bias, the weights of a network.
+    rank. A loss of whole columns gets them by `transpose_over_ranks` of a matrix: own texts with all images.
+    parameters: all else with a gradient that score and loss read: scale, bias, the weights of a network.
 
     The loss of the global batch is mean_r L_r, L_r the value on rank r. Gradients: rows get sum_r' d L_r' / d row over
     all ranks; parameters that of sum_r' L_r' through this rank's similarities, and of L_r where the loss reads them
     itself. So once DDP has averaged the gradients of the parameters over ranks, they are those of one process on the
-    whole batch; as in `sigmoid_loss_over_ranks` this takes the same grad_output on all ranks.
+    whole batch; as in `sigmoid_loss_over_ranks` grad_output has to be the same on all ranks.
 
     All ranks of the group must call it, with equal B and dtypes, and the same tensors wanting gradients.
     tile: rows and columns of a tile. Runs without autocast; differentiable once. Raises TypeError and ValueError for
-    what does not fit, and for a tensor that would be left without its gradient as it is not in `parameters`.
+    inputs that do not fit, and for a tensor that is not in `parameters` and would lose its gradient.
     """
     sides = check_side(images, "images"), check_side(texts, "texts")
     count = len(sides[0][0])
     if tile < 1 or count != len(sides[1][0]):
-        raise ValueError(
-            f"got {count} images, {len(sides[1][0])} texts and tile={tile}: give a text for each image,"
-            " and tiles of 1 row or more"
-        )
+        got = f"got {count} images, {len(sides[1][0])} texts and tile={tile}"
+        raise ValueError(f"{got}: give a text for each image, and tiles of 1 row or more")
     check_matches(labels, count)
     # The tile of a Gaussian is a Gaussian. The parameters are those given, which score and loss may hold, too.
     kinds = [getattr(type(side), "_make", tuple) for side in (images, texts)]
@@ -107,10 +105,8 @@ class TiledLoss(NamedTuple):
             part = self.score([x[i] for x in rows], [x[j] for x in columns])
             shape = len(rows[0][i]), len(columns[0][j])
             if part.shape[-2:] != shape or part.ndim not in (2, 3):
-                raise ValueError(
-                    f"the score of a tile is {tuple(part.shape)}, want {shape}: one number for each pair,"
-                    " or C, (C, n, m)"
-                )
+                wanted = f"want {shape}: one number for each pair, or C, (C, n, m)"
+                raise ValueError(f"the score of a tile is {tuple(part.shape)}, {wanted}")
             if similarity is None:
                 similarity = rows[0].new_empty(*part.shape[:-2], len(rows[0]), len(columns[0]), dtype=dtype)
             similarity[..., i, j] = part
@@ -123,7 +119,7 @@ class TiledLoss(NamedTuple):
         return ((slice(i, i + self.tile), slice(j, j + self.tile)) for i, j in product(*starts))
 
     def value(self, similarity: Tensor, positive: Tensor, listed: Sequence[Tensor]) -> Tensor:
-        """The loss. Raises ValueError unless it is one number, that wants no gradients but of the tensors listed."""
+        """The loss. Raises ValueError unless it is one number and depends on the listed tensors alone."""
         value = self.loss(similarity, positive)
         if value.shape != ():
             raise ValueError(f"the loss is {tuple(value.shape)}, want one number, (): its sum or mean")
@@ -176,7 +172,7 @@ def check_side(side: Sequence[Tensor], name: str) -> tuple[Tensor, ...]:
 
 
 def check_listed(result: Tensor, listed: Sequence[Tensor]) -> None:
-    """ValueError where a number depends on a tensor that wants a gradient and is not listed: it would get none."""
+    """ValueError where the result depends on an unlisted tensor that wants a gradient: it would get none."""
     leaves = {id(x) for x in listed if x.is_leaf}
     seen = {x.grad_fn for x in listed if not x.is_leaf}
     nodes = [result.grad_fn]
@@ -187,10 +183,8 @@ def check_listed(result: Tensor, listed: Sequence[Tensor]) -> None:
         seen.add(node)
         variable = getattr(node, "variable", None)
         if variable is not None and id(variable) not in leaves:
-            raise ValueError(
-                f"score or loss reads a tensor of shape {tuple(variable.shape)} that wants a gradient and"
-                " is not in parameters: add it there, or detach it"
-            )
+            which = f"a tensor of shape {tuple(variable.shape)} that wants a gradient and is not in parameters"
+            raise ValueError(f"score or loss reads {which}: add it there, or detach it")
         nodes += [following for following, _ in node.next_functions]
 
 

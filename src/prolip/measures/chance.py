@@ -13,31 +13,26 @@ from torch import Tensor
 warn_once = cache(logging.getLogger(__name__).warning)
 #: Of the two-sided Clopper-Pearson interval.
 CONFIDENCE = 0.95
-#: Pairs that are looked at to say whether a model knows some data.
+#: Pairs that decide whether a model knows some data.
 PAIRS = 256
 
 
 def is_at_chance(hits: int, pairs: int, candidates: int) -> bool:
     """Whether `hits` of `pairs` queries, each with one match among `candidates`, show nothing better than chance.
 
-    The 95% Clopper-Pearson interval of hits / pairs then reaches down to 1 / candidates. Its lower end is at most that
-    where chance alone gives as many hits or more with a probability of at least 2.5%. Raises ValueError for counts
-    that do not fit.
+    The lower end of the 95% Clopper-Pearson interval of hits / pairs is then at most 1 / candidates: chance alone gives
+    as many hits or more with a probability of at least 2.5%. Raises ValueError for impossible counts.
     """
     if not (0 <= hits <= pairs and pairs >= 1 and candidates >= 1):
-        raise ValueError(
-            f"{hits} hits of {pairs} pairs among {candidates} candidates: give 0 <= hits <= pairs, at"
-            " least one pair and one candidate"
-        )
-    from scipy.special import bdtrc  # late: most who import a measure need none of it
+        remedy = "give 0 <= hits <= pairs, at least one pair and one candidate"
+        raise ValueError(f"{hits} hits of {pairs} pairs among {candidates} candidates: {remedy}")
+    from scipy.special import bdtrc  # late: most users of a measure need none of it
 
-    if hits == 0:
-        return True
-    return bool(bdtrc(hits - 1, pairs, 1 / candidates) >= (1 - CONFIDENCE) / 2)
+    return hits == 0 or bool(bdtrc(hits - 1, pairs, 1 / candidates) >= (1 - CONFIDENCE) / 2)
 
 
 class OwnFirst(NamedTuple):
-    """How many of some images have their own text first among the candidates, which are distinct."""
+    """How many images rank their own text first among distinct candidates."""
 
     hits: int
     pairs: int
@@ -45,13 +40,13 @@ class OwnFirst(NamedTuple):
 
     @classmethod
     def of(cls, scores: Tensor, own: Tensor) -> OwnFirst:
-        """Of scores (N, C) and the candidate that each image has, (N,): PAIRS of the rows, or all of fewer."""
+        """Of scores (N, C) and each image's own candidate (N,): counts over at most PAIRS of the rows."""
         rows = evenly(len(own))
         return cls(int((scores[rows].argmax(1) == own[rows]).sum()), len(rows), scores.shape[1])
 
     @property
     def at_chance(self) -> bool:
-        """Whether chance finds as many; False where there is nothing to choose from."""
+        """Whether chance finds as many; False with a single candidate."""
         return self.candidates > 1 and is_at_chance(*self)
 
     def __str__(self) -> str:
@@ -61,5 +56,5 @@ class OwnFirst(NamedTuple):
 
 
 def evenly(rows: int) -> Tensor:
-    """PAIRS of so many rows, evenly spread, or all of fewer: int64."""
+    """PAIRS rows evenly spread over so many, or all of fewer: int64."""
     return torch.linspace(0, rows - 1, min(rows, PAIRS)).long()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -13,6 +14,7 @@ from prolip.measures.paired import check_paired
 from prolip.measures.pairwise import WORKSPACE, all_pairs, check_pairwise
 
 DIRECT, PRODUCT = "donot_use_mm_for_euclid_dist", "use_mm_for_euclid_dist"
+Number = float | Tensor
 
 
 def _draw(z: Gaussian, samples: int, generator: torch.Generator | None) -> Tensor:
@@ -23,18 +25,13 @@ def _draw(z: Gaussian, samples: int, generator: torch.Generator | None) -> Tenso
 
 
 def log_match_probability(
-    p: Gaussian,
-    q: Gaussian,
-    scale: float | Tensor,
-    bias: float | Tensor,
-    samples: int = 8,
-    generator: torch.Generator | None = None,
+    p: Gaussian, q: Gaussian, scale: Number, bias: Number, samples: int = 8, generator: torch.Generator | None = None
 ) -> Tensor:
     """log of `match_probability`, finite where the probability underflows: (..., D), (..., D) -> (...).
 
     logsumexp over the J x J pairs of samples of log sigmoid(logit), minus log J^2, logit = -scale |z1 - z2|_2 + bias.
     scale, bias: scalars as they enter the logit. generator: on the device of p; p is drawn before q. With both negated
-    and the same generator state it is log(1 - probability) of the same estimate, 1 - p never being formed.
+    and the same generator state it is log(1 - probability) of the same estimate, and 1 - p is never formed.
     """
     p, q = check_paired(p, q)
     scale, bias = as_scalar(scale, p.mean, "scale"), as_scalar(bias, p.mean, "bias")
@@ -44,23 +41,19 @@ def log_match_probability(
     return F.logsigmoid(logits).flatten(-2).logsumexp(-1) - 2 * math.log(samples)
 
 
-def match_probability(
-    p: Gaussian,
-    q: Gaussian,
-    scale: float | Tensor,
-    bias: float | Tensor,
-    samples: int = 8,
-    generator: torch.Generator | None = None,
-) -> Tensor:
-    """Mean over J x J samples of sigmoid(-scale |z1 - z2|_2 + bias), PCME (2) and (3): (..., D), (..., D) -> (...)."""
-    return log_match_probability(p, q, scale, bias, samples, generator).exp()
+def match_probability(p: Gaussian, q: Gaussian, scale: Number, bias: Number, *args: Any, **options: Any) -> Tensor:
+    """Mean over J x J samples of sigmoid(-scale |z1 - z2|_2 + bias), PCME (2) and (3): (..., D), (..., D) -> (...).
+
+    Arguments as for `log_match_probability`.
+    """
+    return log_match_probability(p, q, scale, bias, *args, **options).exp()
 
 
 def pairwise_log_match_probability(
     p: Gaussian,
     q: Gaussian,
-    scale: float | Tensor,
-    bias: float | Tensor,
+    scale: Number,
+    bias: Number,
     samples: int = 8,
     generator: torch.Generator | None = None,
     exact: bool = False,
@@ -70,9 +63,9 @@ def pairwise_log_match_probability(
 
     With the same generator state and B1 = B2 its diagonal is the paired function. Distances come from a matrix product
     over tiles of J^2 elements per pair: with e = (1.5 D + 3) eps (|z1|^2 + |z2|^2) their error is at most sqrt(e), for
-    coinciding points, and e / |z1 - z2|, whatever the order of summation (see prolip.measures.pairwise). At unit length
-    in float32 and D = 768 that is 0.017, and 1e-3 was measured for random points. exact=True subtracts
-    coordinates instead: slower by about D, for variances so small that samples coincide.
+    coinciding points, and e / |z1 - z2|, in any order of summation (see prolip.measures.pairwise). At unit length in
+    float32 and D = 768 that is 0.017, and 1e-3 was measured for random points. exact=True subtracts coordinates
+    instead: slower by about D, for variances so small that samples coincide.
     """
     p, q = check_pairwise(p, q)
     scale, bias = as_scalar(scale, p.mean, "scale"), as_scalar(bias, p.mean, "bias")
@@ -90,17 +83,7 @@ def pairwise_log_match_probability(
 
 
 def pairwise_match_probability(
-    p: Gaussian,
-    q: Gaussian,
-    scale: float | Tensor,
-    bias: float | Tensor,
-    samples: int = 8,
-    generator: torch.Generator | None = None,
-    exact: bool = False,
-    max_elements: int = WORKSPACE,
+    p: Gaussian, q: Gaussian, scale: Number, bias: Number, *args: Any, **options: Any
 ) -> Tensor:
     """`match_probability` of all pairs, from `pairwise_log_match_probability`: (B1, D), (B2, D) -> (B1, B2)."""
-    log_p = pairwise_log_match_probability(
-        p, q, scale, bias, samples, generator, exact=exact, max_elements=max_elements
-    )
-    return log_p.exp()
+    return pairwise_log_match_probability(p, q, scale, bias, *args, **options).exp()

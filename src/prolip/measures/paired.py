@@ -15,7 +15,7 @@ from torch import Tensor
 
 from prolip.gaussian import Gaussian, check_pair
 
-FORMS = ("exact", "printed")
+INCLUSION_FORMS = ("exact", "printed")
 
 
 def check_paired(p: Gaussian, q: Gaussian, names: tuple[str, str] = ("p", "q")) -> tuple[Gaussian, Gaussian]:
@@ -24,10 +24,9 @@ def check_paired(p: Gaussian, q: Gaussian, names: tuple[str, str] = ("p", "q")) 
     try:
         torch.broadcast_shapes(p.mean.shape, q.mean.shape)
     except RuntimeError:
-        raise ValueError(
-            f"{tuple(p.mean.shape)} and {tuple(q.mean.shape)} are not pairs: give shapes that broadcast, or use the "
-            "pairwise_ function for all combinations"
-        ) from None
+        shapes = f"{tuple(p.mean.shape)} and {tuple(q.mean.shape)} are not pairs"
+        remedy = "give shapes that broadcast, or use the pairwise_ function for all combinations"
+        raise ValueError(f"{shapes}: {remedy}") from None
     return p, q
 
 
@@ -50,7 +49,7 @@ def inclusion_test_per_dim(inner: Gaussian, outer: Gaussian, eps: float = 0.0, f
     """H before its sum over dimensions, ProLIP (4): (..., D), (..., D) -> (..., D), > 0 where outer includes inner.
 
     H = log_inclusion(inner, outer) - log_inclusion(outer, inner). With x = log v2 - log v1, A = log(v1 + 2 v2) and
-    B = log(v2 + 2 v1), 1 being inner and 2 outer, this is
+    B = log(v2 + 2 v1), 1 being inner and 2 outer:
 
         H = x/2 - (A - B)/2 + exp(eps) (m1 - m2)^2 (exp(-B) - exp(-A)),   (A - B)/2 = artanh(tanh(x/2) / 3).
 
@@ -58,8 +57,8 @@ def inclusion_test_per_dim(inner: Gaussian, outer: Gaussian, eps: float = 0.0, f
     form="printed" adds x/2: the misprinted normalisation of ProLIP (3), which the released runs were trained with.
     eps is the exponent of ProLIP 3.3 and touches the mean distance only. Raises ValueError for another form.
     """
-    if form not in FORMS:
-        raise ValueError(f"inclusion form {form!r} is unknown: use one of {', '.join(map(repr, FORMS))}")
+    if form not in INCLUSION_FORMS:
+        raise ValueError(f"inclusion form {form!r} is unknown: use one of {', '.join(map(repr, INCLUSION_FORMS))}")
     inner, outer = check_paired(inner, outer, ("inner", "outer"))
     x = outer.log_var - inner.log_var
     half = torch.atanh(torch.tanh(0.5 * x) / 3)
@@ -90,7 +89,7 @@ def log_inclusion(inner: Gaussian, outer: Gaussian, eps: float = 0.0) -> Tensor:
     return -(0.5 * (inner.log_var + log_sum) + distance).sum(-1)
 
 
-def csd(p: Gaussian, q: Gaussian) -> Tensor:
+def csd_distance(p: Gaussian, q: Gaussian) -> Tensor:
     """Closed-form sampled distance E|z1 - z2|^2, PCME++ (1): (..., D), (..., D) -> (...).
 
     |m1 - m2|^2 + trace1 + trace2, so it is twice the trace at p = q.
@@ -100,7 +99,7 @@ def csd(p: Gaussian, q: Gaussian) -> Tensor:
 
 
 def csd_similarity(p: Gaussian, q: Gaussian) -> Tensor:
-    """m1.m2 - (trace1 + trace2)/2, which is 1 - csd/2 for unit means, ProLIP (A.1): (..., D), (..., D) -> (...)."""
+    """m1.m2 - (trace1 + trace2)/2, 1 - csd_distance/2 for unit means, ProLIP (A.1): (..., D), (..., D) -> (...)."""
     p, q = check_paired(p, q)
     return (p.mean * q.mean).sum(-1) - 0.5 * (p.trace + q.trace)
 
@@ -136,8 +135,7 @@ def _expm1_minus(x: Tensor) -> Tensor:
 def kl(p: Gaussian, q: Gaussian) -> Tensor:
     """KL(p || q) = sum_d 1/2 [v1/v2 - 1 - log(v1/v2) + (m1 - m2)^2 / v2], PCME (B.1) with its -1.
 
-    (..., D), (..., D) -> (...). Exactly 0 at p = q, and in float32 accurate to a relative 1e-5 however small the
-    difference is.
+    (..., D), (..., D) -> (...). Exactly 0 at p = q; a relative error of 1e-5 in float32 for any small difference.
     """
     p, q = check_paired(p, q)
     distance = _square_distance(p, q) * (-q.log_var).exp()

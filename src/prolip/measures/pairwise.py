@@ -1,21 +1,17 @@
 """Measures between all pairs of two sets of Gaussians: f(p, q) with p (B1, D) and q (B2, D) -> (B1, B2).
 
-Where the formula has rank one (csd, csd_similarity, mean_cosine, wasserstein2) it is matrix products and vectors; the
-others are the paired formulas over tiles of pairs. `max_elements` bounds each temporary of a tile, of which 3 to 13
-live at once (6 to 21 in the backward pass; inclusion_test has the most): 340 MiB at the default in float32. Training
-keeps nothing of size B1 * B2 * D either (`all_pairs`).
+Where the formula has rank one (csd_distance, csd_similarity, mean_cosine, wasserstein2) it is matrix products and
+vectors; the others are the paired formulas over tiles of pairs. `max_elements` bounds each temporary of a tile, of
+which 3 to 13 live at once (6 to 21 in the backward pass; inclusion_test has the most): 340 MiB at the default in
+float32. Training keeps nothing of size B1 * B2 * D either (`all_pairs`).
 
-Cancellation in the matrix-product forms. They subtract 2 m1.m2 from |m1|^2 + |m2|^2, so it is the *absolute* error of
-csd and wasserstein2 that is bounded: by (D + 10) eps S, S = |m1|^2 + |m2|^2 + trace1 + trace2 and eps = 1.2e-7 in
-float32, where no square over- or underflows. This holds for every order of summation, and CPUs, threads and shapes
-differ in theirs: a dot product is off by at most D eps/2 times the sum of its |terms| in any order (Jeannerod and Rump
-2013), and there is one in the norms and one in the product. Measured is less: with MKL's kernels for SSE, AVX2 and
-AVX-512 and D to 4,096 up to 7 eps S for random means, 10 where one coordinate leads, 60 where all are equal, which then
-round all the same way. csd_similarity, which subtracts no norms, has a quarter of the bound. Pairs nearer than that are
-not ordered reliably, and wasserstein2 of equal Gaussians may come out a little below 0: apply the paired function to
-the few pairs for which this matters. The products run at torch's matmul precision "highest", whatever is set. A lower
-one makes eps 1e-3 on CUDA and, with "medium", 1e-2 on some CPUs. It is in force only where a caller differentiates
-through a measure, as the backward pass runs later.
+Cancellation in the matrix-product forms. They subtract 2 m1.m2 from |m1|^2 + |m2|^2, so the *absolute* error of
+csd_distance and wasserstein2 is bounded: by (D + 10) eps S, S = |m1|^2 + |m2|^2 + trace1 + trace2 and eps = 1.2e-7 in
+float32, for every order of summation: a dot product is off by at most D eps/2 times the sum of its |terms| (Jeannerod
+and Rump 2013). Measured: 7 eps S for random means, 60 where all coordinates are equal (MKL, D to 4,096). csd_similarity
+subtracts no norms and has a quarter of the bound. Pairs nearer than that are not ordered reliably, and wasserstein2 of
+equal Gaussians may be a little below 0: use the paired function for the few pairs for which this matters. The products
+run at torch's matmul precision "highest"; a backward pass runs later, at the precision that is set.
 """
 
 from __future__ import annotations
@@ -39,10 +35,8 @@ def check_pairwise(p: Gaussian, q: Gaussian, names: tuple[str, str] = ("p", "q")
     """Two sets (B1, D) and (B2, D) in one dtype, float32 or float64. Raises TypeError and ValueError."""
     p, q = check_pair(p, q, names)
     if p.mean.dim() != 2 or q.mean.dim() != 2:
-        raise ValueError(
-            f"pairwise measures take (B1, D) and (B2, D), got {tuple(p.mean.shape)} and {tuple(q.mean.shape)}: "
-            "flatten the leading dimensions, or use the paired function with broadcasting"
-        )
+        got = f"pairwise measures take (B1, D) and (B2, D), got {tuple(p.mean.shape)} and {tuple(q.mean.shape)}"
+        raise ValueError(f"{got}: flatten the leading dimensions, or use the paired function with broadcasting")
     return p, q
 
 
@@ -55,18 +49,14 @@ def tile_shape(rows: int, cols: int, per_pair: int, max_elements: int) -> tuple[
 
 
 def all_pairs(
-    f: Callable[..., Tensor],
-    rows: Sequence[Tensor],
-    cols: Sequence[Tensor],
-    per_pair: int,
-    max_elements: int = WORKSPACE,
+    f: Callable[..., Tensor], rows: Sequence[Tensor], cols: Sequence[Tensor], per_pair: int, max_elements: int
 ) -> Tensor:
     """f of every row with every column, tile by tile: rows (B1, ...), cols (B2, ...) -> (B1, B2).
 
     f(*rows[i:i+b1], *cols[j:j+b2]) -> (b1, b2) may build tensors of b1 * b2 * per_pair elements; tiles are cut so that
-    this stays within max_elements (or is one pair). With gradients each tile is checkpointed: it is computed again in
-    the backward pass, so what is saved between the passes is O(B1 + B2) and at no time do two tiles exist. f must be
-    deterministic: draw random numbers before. Raises ValueError for max_elements < 1.
+    this stays within max_elements (or is one pair). With gradients each tile is checkpointed and computed again in the
+    backward pass: O(B1 + B2) is saved between the passes, and two tiles never exist at once. f must be deterministic:
+    draw random numbers before. Raises ValueError for max_elements < 1.
     """
     if max_elements < 1:
         raise ValueError(f"max_elements {max_elements} leaves no workspace: give 1 (one pair at a time) or more")
@@ -110,11 +100,8 @@ def pairwise_csd_similarity(p: Gaussian, q: Gaussian) -> Tensor:
     return _products(p.mean, q.mean) - 0.5 * (p.trace.unsqueeze(1) + q.trace)
 
 
-def pairwise_csd(p: Gaussian, q: Gaussian) -> Tensor:
-    """`csd` of all pairs, one matrix product, for means of any length: (B1, D), (B2, D) -> (B1, B2).
-
-    Absolute error as in the module's docstring.
-    """
+def pairwise_csd_distance(p: Gaussian, q: Gaussian) -> Tensor:
+    """`csd_distance` of all pairs, one matrix product; error as in the module's docstring: -> (B1, B2)."""
     p, q = check_pairwise(p, q)
     a, b = (z.mean.square().sum(-1) + z.trace for z in (p, q))
     return (a.unsqueeze(1) + b) - 2 * _products(p.mean, q.mean)
@@ -127,10 +114,7 @@ def pairwise_mean_cosine(p: Gaussian, q: Gaussian) -> Tensor:
 
 
 def pairwise_wasserstein2(p: Gaussian, q: Gaussian) -> Tensor:
-    """`wasserstein2` of all pairs, two matrix products (means, sigmas): (B1, D), (B2, D) -> (B1, B2).
-
-    Absolute error as in the module's docstring.
-    """
+    """`wasserstein2` of all pairs, two matrix products; error as in the module's docstring: -> (B1, B2)."""
     p, q = check_pairwise(p, q)
     a, b = (z.mean.square().sum(-1) + z.trace for z in (p, q))
     sigmas = _products((0.5 * p.log_var).exp(), (0.5 * q.log_var).exp())

@@ -1,4 +1,4 @@
-"""Gaussians seen in a plane: the two directions in which they spread most, and their ellipses there."""
+"""Gaussians in a plane: the two directions in which they spread most, and their ellipses there."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Plane(NamedTuple):
 def fit_plane(z: Gaussian) -> Plane:
     """The two main directions of points drawn from all Gaussians (N, D), N and D at least 2.
 
-    Eigenvectors of cov(means) + mean(variances), the covariance of such points by the law of total covariance: what
-    ProLIP's figure 1 (A.1) estimates from ten samples of each. ValueError for too few.
+    Eigenvectors of cov(means) + mean(variances), the covariance of such points: what ProLIP's figure 1 (A.1) estimates
+    from ten samples of each. ValueError for too few.
     """
     if len(z.mean) < 2 or z.mean.shape[1] < 2:
         raise ValueError(f"Gaussians {tuple(z.mean.shape)}: a map takes two of two dimensions or more")

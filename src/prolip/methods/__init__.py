@@ -1,82 +1,86 @@
-"""Methods by name, in one table: what each of them is stands in `Method`, how to add one in docs/adding_a_method.md."""
+"""Methods by name, in one table: `Method` has their parts, docs/adding_a_method.md says how to add one.
+
+Nothing here imports a method before it is asked for.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from importlib import import_module
 from typing import Any
 
 from prolip.measures import MEASURES
-from prolip.methods.base import FITTED, Method, Objective
-from prolip.methods.deterministic import (
-    CLIPConfig,
-    CLIPObjective,
-    InfoNCEConfig,
-    InfoNCEObjective,
-    SigLIPConfig,
-    SigLIPObjective,
-)
-from prolip.methods.likelihood import LikelihoodConfig, LikelihoodObjective, LikelihoodScore, extend
-from prolip.methods.pcme import PCMEConfig, PCMEObjective, PCMEScore
-from prolip.methods.pcme import extend as extend_pcme
-from prolip.methods.pcmepp import PCMEppConfig, PCMEppObjective
-from prolip.methods.pcmepp import extend as extend_pcmepp
-from prolip.methods.prolip import ProLIPConfig, ProLIPObjective
-from prolip.methods.source_free import SourceFreeConfig, SourceFreeObjective
-from prolip.methods.triplet import CosineScore, TripletConfig, TripletObjective, VSEConfig, VSEObjective
-from prolip.methods.vacsr import OF_PAIRS, VACSRConfig, VACSRObjective, VACSRScore
-from prolip.methods.vacsr import extend as extend_vacsr
-from prolip.scores import SCORES, CSDScore, MeanScore, Score, measure_score
+from prolip.methods.base import Method, Objective
+from prolip.scores import SCORES, CSDScore, Score, measure_score
 from prolip.uncertainty.readings import reader_of
 from prolip.utils.flags import did_you_mean
 
-METHODS: dict[str, Method] = {
-    "prolip": Method(ProLIPConfig, ProLIPObjective, CSDScore),
-    "likelihood": Method(LikelihoodConfig, LikelihoodObjective, LikelihoodScore, extend=extend, variances=FITTED),
-    "pcme": Method(PCMEConfig, PCMEObjective, PCMEScore, extend=extend_pcme),
-    "pcmepp": Method(PCMEppConfig, PCMEppObjective, CSDScore, extend=extend_pcmepp),
-    "vacsr": Method(VACSRConfig, VACSRObjective, VACSRScore, False, extend_vacsr, variances=OF_PAIRS),
-    "siglip": Method(SigLIPConfig, SigLIPObjective, MeanScore, probabilistic=False),
-    "clip": Method(CLIPConfig, CLIPObjective, MeanScore, probabilistic=False),
-    "infonce": Method(InfoNCEConfig, InfoNCEObjective, MeanScore, probabilistic=False),
-    "vse": Method(VSEConfig, VSEObjective, CosineScore, probabilistic=False),
-    "triplet-sum": Method(TripletConfig, TripletObjective, CosineScore, probabilistic=False),
-    "source-free": Method(SourceFreeConfig, SourceFreeObjective, MeanScore, adapts=True),
+#: Method -> the module of this package with a table METHODS that has it, and the name of its score.
+MODULES = {
+    "prolip": ("prolip", "csd"),
+    "likelihood": ("likelihood", "true_match"),
+    "pcme": ("pcme", "pcme"),
+    "pcmepp": ("pcmepp", "csd"),
+    "vacsr": ("vacsr", "vacsr"),
+    "siglip": ("deterministic", "mean"),
+    "clip": ("deterministic", "mean"),
+    "infonce": ("deterministic", "mean"),
+    "vse": ("deterministic", "cosine"),
+    "triplet-sum": ("deterministic", "cosine"),
+    "source-free": ("source_free", "mean"),
 }
-#: What is trained where nothing is said.
+#: What is trained by default.
 DEFAULT_METHOD = "prolip"
-#: An environment variable with modules of further methods, comma between them, each with a table METHODS of its own. A
-#: saved model names its method and never a module: whose code runs is for its user to say.
+#: An environment variable with modules of further methods, separated by commas, each with a table METHODS. A saved
+#: model names its method and never a module: whose code runs is for its user to say.
 FURTHER = "PROLIP_METHODS"
-
 #: The measures that are these scores.
 ALIASES = {"csd_similarity": "csd", "mean_cosine": "mean"}
 
 
-def all_methods() -> dict[str, Method]:
-    """METHODS and those of the modules that PROLIP_METHODS names. ValueError where one of these cannot be used."""
-    found = dict(METHODS)
+class Table(Mapping[str, Method]):
+    """The methods of this package; a method is imported when it is read."""
+
+    def __getitem__(self, name: str) -> Method:
+        return import_module(f"{__name__}.{MODULES[name][0]}").METHODS[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(MODULES)
+
+    def __len__(self) -> int:
+        return len(MODULES)
+
+
+METHODS = Table()
+
+
+def further_methods() -> dict[str, Method]:
+    """The methods of the modules that PROLIP_METHODS names. ValueError where one of these cannot be used."""
+    found: dict[str, Method] = {}
     for module in filter(None, os.environ.get(FURTHER, "").split(",")):
         try:
             found |= import_module(module.strip()).METHODS
         except (ImportError, AttributeError) as error:
-            raise ValueError(
-                f"{FURTHER} names {module!r}, which gives no methods ({error}): name an importable module with a table"
-                " METHODS"
-            ) from error
+            what = f"{FURTHER} names {module!r}, which gives no methods ({error})"
+            raise ValueError(f"{what}: name an importable module with a table METHODS") from error
     return found
 
 
+def all_methods() -> dict[str, Method]:
+    """METHODS and `further_methods`."""
+    return {**METHODS, **further_methods()}
+
+
 def find_method(name: str) -> Method:
-    """A method by name. ValueError with the near ones for an unknown name."""
-    known = all_methods()
-    if name not in known:
+    """A method by name. ValueError with similar names for an unknown one."""
+    further = further_methods()
+    if name not in further and name not in METHODS:
+        known = [*METHODS, *further]
         hint = did_you_mean(str(name), known, f"there are {', '.join(known)}")
-        raise ValueError(
-            f"method {name!r} is unknown: {hint} (one of your own is in a module that {FURTHER}=<module> names)"
-        )
-    return known[name]
+        own = f"one of your own is in a module that {FURTHER}=<module> names"
+        raise ValueError(f"method {name!r} is unknown: {hint} ({own})")
+    return further[name] if name in further else METHODS[name]
 
 
 def retired_flags() -> dict[str, str]:
@@ -89,25 +93,30 @@ def retired_flags() -> dict[str, str]:
 
 
 def find_score(name: str) -> type[Score]:
-    """A score of `prolip.scores` or of a method by its name, or that of a measure; `NAME:setting=1` is that of NAME.
+    """A score of `prolip.scores`, of a method or of a measure by its name; `NAME:setting=1` is that of NAME.
 
-    ValueError with the near ones for an unknown name.
+    ValueError with similar names for an unknown one.
     """
-    scores = SCORES | {method.score.name: method.score for method in all_methods().values()}
-    name = name.partition(":")[0]  # what follows are settings
-    if name in scores or name in ALIASES:
-        return scores[ALIASES.get(name, name)]
+    name = name.partition(":")[0]  # settings follow
+    name = ALIASES.get(name, name)
+    if name in SCORES:
+        return SCORES[name]
+    if own := next((method for method, (_, score) in MODULES.items() if score == name), None):
+        return METHODS[own].score
+    further = {method.score.name: method.score for method in further_methods().values()}
+    if name in further:
+        return further[name]
     if name in MEASURES:
         return measure_score(name)
-    known = list(dict.fromkeys([*scores, *MEASURES]))
+    known = list(dict.fromkeys([*SCORES, *(score for _, score in MODULES.values()), *further, *MEASURES]))
     raise ValueError(f"the score {name!r} is unknown: " + did_you_mean(name, known, f"known are {', '.join(known)}"))
 
 
 def score_of(model: Any) -> Score:
-    """How a trained model compares images with texts: the score of its method, with what was learned for it.
+    """The score by which a trained model compares images with texts: that of its method, with its trained numbers.
 
-    `.pairwise(images, texts)`, `.probability(images, texts)`, and `.units` where its traces count something. Of a
-    network that is neither ours nor fitted csd, which is the cosine of points.
+    `.pairwise(images, texts)`, `.probability(images, texts)`, and `.units` where its traces count something. A network
+    that is neither ours nor fitted has csd, which is the cosine of points.
     """
     own, config = getattr(model, "score", None), getattr(model, "config", None)
     if not isinstance(own, Score):  # which an OpenCLIP model with fitted variances has
@@ -118,28 +127,9 @@ def score_of(model: Any) -> Score:
 
 
 def score_from_dict(values: Mapping[str, Any]) -> Score:
-    """What `Score.to_dict` wrote, by the class that its name means."""
+    """Read what `Score.to_dict` wrote, by the class of its name."""
     return find_score(values["name"]).from_dict(values)
 
 
-__all__ = [
-    "DEFAULT_METHOD",
-    "FURTHER",
-    "METHODS",
-    "CLIPConfig",
-    "CLIPObjective",
-    "LikelihoodConfig",
-    "LikelihoodObjective",
-    "Method",
-    "Objective",
-    "ProLIPConfig",
-    "ProLIPObjective",
-    "SigLIPConfig",
-    "SigLIPObjective",
-    "all_methods",
-    "find_method",
-    "find_score",
-    "retired_flags",
-    "score_from_dict",
-    "score_of",
-]
+__all__ = ["DEFAULT_METHOD", "FURTHER", "METHODS", "Method", "Objective", "all_methods", "find_method", "find_score"]
+__all__ += ["retired_flags", "score_from_dict", "score_of"]

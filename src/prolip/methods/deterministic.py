@@ -1,4 +1,6 @@
-"""SigLIP, CLIP and InfoNCE with known matches on the same towers, for comparison: losses on the means alone."""
+"""Losses on the means alone, on the same towers, for comparison: SigLIP, CLIP, InfoNCE with known matches, and the
+triplet losses of VSE++ and VSE-infinity (hardest negatives) and of the sum over all negatives.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from prolip.gaussian import upcast, without_autocast
-from prolip.losses import dot_products, softmax_loss, tiled_loss_over_ranks, transpose_over_ranks
-from prolip.methods.base import Batch, Context, KnownMatches, MeansObjective, Reps, Terms, clip_loss
+from prolip.losses import dot_products, softmax_loss, tiled_loss_over_ranks, transpose_over_ranks, triplet_loss
+from prolip.losses.functional import Negatives
+from prolip.methods.base import Batch, Context, KnownMatches, MeansObjective, Method, Reps, Terms, clip_loss
+from prolip.scores import MeanScore
 from prolip.utils.fields import option
+from prolip.utils.flags import check_range
 
 
 @dataclass(kw_only=True)
@@ -26,9 +31,31 @@ class CLIPConfig:
 
 @dataclass(kw_only=True)
 class InfoNCEConfig:
-    """What CLIP's loss does not know: that a caption may be true of several images of a batch, an image of several."""
+    """Matches beyond CLIP's: a caption may be true of several images of a batch, and an image have several."""
 
     known_matches: bool = option(True, "count every true caption of an image in the batch as a match")
+
+
+@dataclass(kw_only=True)
+class TripletConfig:
+    """The hinge of the sum over all negatives."""
+
+    margin: float = option(0.2, "by how much a match is to be nearer than what is none")
+    known_matches: bool = option(True, "take no true caption of an image in the batch for a negative")
+
+    def __post_init__(self) -> None:
+        check_range(self, "margin", most=2, remedy=" (cosines differ by no more)")
+
+
+@dataclass(kw_only=True)
+class VSEConfig(TripletConfig):
+    """The hinge of the hardest negative."""
+
+    sum_steps: int = option(0, "first steps with all negatives, as VSE-infinity's first epoch; the hardest follow")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range(self, "sum_steps")
 
 
 class _DeterministicObjective(MeansObjective):
@@ -46,8 +73,8 @@ class _DeterministicObjective(MeansObjective):
 class SigLIPObjective(_DeterministicObjective):
     """Sigmoid loss over all pairs of the global batch / B (Zhai et al. 2023), in OpenCLIP's implementation.
 
-    Its exchange sends texts both ways round the ring with gradients; the mean over ranks of these losses is the loss of
-    one process, for any world size.
+    It sends texts both ways round the ring with gradients; the mean over ranks of these losses is the loss of one
+    process, for any world size.
     """
 
     @classmethod
@@ -64,12 +91,12 @@ class SigLIPObjective(_DeterministicObjective):
 class CLIPObjective(_DeterministicObjective):
     """Symmetric cross-entropy over the global batch (Radford et al. 2021), in OpenCLIP's implementation.
 
-    Local rows against gathered columns, gathered with gradients. Without these gradients OpenCLIP's loss gives the
-    towers 1/W of theirs under DDP's mean (global rows), or leaves out what other ranks owe (local rows); global rows
-    with gradients are exact too, but every rank scores all pairs. A bias cancels in the softmax, so it is frozen.
+    Local rows against columns gathered with gradients. Without these gradients OpenCLIP's loss gives the towers 1/W of
+    theirs under DDP's mean (global rows), or leaves out the other ranks' part (local rows); global rows with gradients
+    are exact too, but every rank scores all pairs. A bias cancels in the softmax, so it is frozen.
     """
 
-    statistics = ("scale",)  # of the logit, what the loss takes
+    statistics = ("scale",)  # of the logit: the arguments of the loss
 
     def __init__(self, model: Any, config: CLIPConfig, context: Context | None = None):
         super().__init__(model, config, context)
@@ -96,8 +123,73 @@ class InfoNCEObjective(MeansObjective, KnownMatches):
         image, text, scale = (upcast(reps[name]) for name in ("image_mean", "text_mean", "scale"))
 
         def both_ways(cosine: Tensor, positive: Tensor) -> Tensor:
-            columns = transpose_over_ranks(cosine), transpose_over_ranks(positive.to(cosine.dtype)) > 0
-            return torch.stack([softmax_loss(scale * x, y) for x, y in ((cosine, positive), columns)]).mean()
+            ways = (cosine, positive), transposed(cosine, positive)
+            return torch.stack([softmax_loss(scale * x, y) for x, y in ways]).mean()
 
         loss = tiled_loss_over_ranks(dot_products, (image,), (text,), both_ways, (scale,), self.matches(batch))
         return {"loss": loss}
+
+
+class TripletObjective(MeansObjective, KnownMatches):
+    """Both ways of `losses.triplet_loss` over the cosines of the global batch; scale and bias are not trained."""
+
+    statistics = ()
+    config: TripletConfig
+
+    def __init__(self, model: Any, config: TripletConfig, context: Context | None = None):
+        super().__init__(model, config, context)
+        for parameter in (model.logit_scale, model.logit_bias):
+            parameter.requires_grad_(False)
+
+    def negatives(self, batch: Batch) -> Negatives:
+        """Which of them count."""
+        return "all"
+
+    def terms(self, reps: Reps, batch: Batch) -> Terms:
+        """loss."""
+        image, text = upcast(reps["image_mean"]), upcast(reps["text_mean"])
+        start, kind = self.context.rank * len(image), self.negatives(batch)
+
+        def loss(similarity: Tensor, positive: Tensor) -> Tensor:
+            own, ways = similarity.diagonal(start), ((similarity, positive), transposed(similarity, positive))
+            return torch.stack([triplet_loss(x, y, own, self.config.margin, kind) for x, y in ways]).sum()
+
+        with without_autocast(image.device):
+            return {"loss": tiled_loss_over_ranks(dot_products, (image,), (text,), loss, labels=self.matches(batch))}
+
+
+class VSEObjective(TripletObjective):
+    """The hardest negatives alone, VSE++ (Faghri et al. 2018)."""
+
+    config: VSEConfig
+
+    def prepare(self, batch: Batch, step: int) -> Batch:
+        """Add whether the hardest negatives count yet."""
+        return super().prepare(batch, step) | {"hardest": step >= self.config.sum_steps}
+
+    def negatives(self, batch: Batch) -> Negatives:
+        return "hardest" if batch["hardest"] else "all"
+
+
+def transposed(similarity: Tensor, positive: Tensor) -> tuple[Tensor, Tensor]:
+    """Own texts with all images, from own images with all texts: (B, W B) each."""
+    return transpose_over_ranks(similarity), transpose_over_ranks(positive.to(similarity.dtype)) > 0
+
+
+class CosineScore(MeanScore):
+    """Cosine of the means of a model without a trained scale and bias: it ranks, and gives no probability."""
+
+    name = "cosine"
+
+    @classmethod
+    def of(cls, model: Any) -> CosineScore:
+        return cls()
+
+
+METHODS = {
+    "siglip": Method(SigLIPConfig, SigLIPObjective, MeanScore, probabilistic=False),
+    "clip": Method(CLIPConfig, CLIPObjective, MeanScore, probabilistic=False),
+    "infonce": Method(InfoNCEConfig, InfoNCEObjective, MeanScore, probabilistic=False),
+    "vse": Method(VSEConfig, VSEObjective, CosineScore, probabilistic=False),
+    "triplet-sum": Method(TripletConfig, TripletObjective, CosineScore, probabilistic=False),
+}

@@ -1,4 +1,4 @@
-"""What methods share that put heads of their own on both towers and compare the Gaussians which these give."""
+"""Shared parts of the methods with heads of their own on both towers, whose Gaussians they compare."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SIDES = get_args(Side)
 
 @dataclass(kw_only=True)
 class HeadsConfig:
-    """Whether the means are those of the model that training starts from, or of heads of the method's own."""
+    """Whether the method's own heads make the means, or the model that training starts from."""
 
     pooled_heads: bool = option(True, "heads of its own over all tokens; without: the means of the starting model")
     head_dim: int | None = option(None, "D, the width of what these heads give; none: that of the model's embedding")
@@ -31,7 +31,7 @@ class HeadsConfig:
 
 
 class HeadsObjective(KnownMatches):
-    """Gaussians of images and texts by a method's own heads; what a head stands in for is not used, nor learns."""
+    """Gaussians of images and texts by a method's own heads; replaced parts of the towers are frozen."""
 
     statistics: tuple[str, ...] = ("scale", "bias", "trace_image", "trace_text")
     #: Parts of the Gaussians that the loss reads.
@@ -42,7 +42,7 @@ class HeadsObjective(KnownMatches):
         freeze_unread(model, [*model.visual.parameters(), *model.text.parameters()], self.reads)
 
     def notes(self, batch: int) -> tuple[str, ...]:
-        """That the method's own heads make the means, where the weights come with others that could be kept."""
+        """That the method's own heads make the means, where those of the loaded weights could be kept."""
         if not any(tower.has_reader and tower.head is not None for tower in (self.model.visual, self.model.text)):
             return ()
         return ("means are new: the method's heads make them; --no-pooled-heads keeps OpenCLIP's embedding",)
@@ -67,10 +67,10 @@ class HeadsObjective(KnownMatches):
 
 
 def freeze_unread(model: Any, parameters: Iterable[nn.Parameter], parts: Iterable[str] = Gaussian._fields) -> None:
-    """Freeze those of `parameters` that no such part of the model's Gaussians depends on, which DDP would wait for.
+    """Freeze those of `parameters` on which no such part of the model's Gaussians depends; DDP would wait for them.
 
-    Autograd says it of one pass of zeros, not in training mode, which would move running statistics. cuDNN's GRUs have
-    no backward pass in evaluation mode, PyTorch's have.
+    One pass of zeros finds them, in evaluation mode, in which running statistics stay and cuDNN's GRUs have no backward
+    pass (PyTorch's have).
     """
     wanted, training = [parameter for parameter in parameters if parameter.requires_grad], model.training
     device, dtype = model.logit_scale.device, model.logit_scale.dtype
@@ -86,9 +86,9 @@ def freeze_unread(model: Any, parameters: Iterable[nn.Parameter], parts: Iterabl
 
 
 def begin_as(norm: nn.LayerNorm, projection: nn.Linear, tower: Any) -> None:
-    """Give a head's norm and projection (width -> D) the weights of those that `tower` makes its means with.
+    """Copy the norm and projection of `tower`'s means to a head's (width -> D).
 
-    Those of OpenCLIP's towers are of many kinds: there the head begins with its own. So it does at another width.
+    A head of OpenCLIP's towers, which have many kinds of these, or of another width keeps its own initial weights.
     """
     if tower.has_reader:
         return
@@ -106,9 +106,7 @@ def begin_as(norm: nn.LayerNorm, projection: nn.Linear, tower: Any) -> None:
             projection.bias.zero_()
 
 
-def linear_parts(
-    width: int, dim: int, init_log_var: float, chosen: Sequence[str] = ("mean", "log_var")
-) -> nn.ModuleDict:
+def linear_parts(width: int, dim: int, init_log_var: float, chosen: Sequence[str] = Gaussian._fields) -> nn.ModuleDict:
     """A projection to the `mean` and one to the `log_var`, which starts around `init_log_var`."""
     parts = {}
     for part in chosen:

@@ -1,9 +1,8 @@
-"""Means by a contrastive loss, variances by the likelihood of matched pairs: what a trace should mean.
+"""Means by a contrastive loss, variances fitted to the code lengths of matched pairs after training.
 
-The pair loss is SigLIP's (Zhai et al. 2023) or CLIP's (Radford et al. 2021), so means and time are theirs. When the
-means have settled, the variances are fitted to the code lengths of matched pairs (`prolip.uncertainty.fit`): the trace
-of a text is (2/a) times the nats that it leaves open about its image, that of an image likewise against the texts. The
-same pass says how new an input is (`prolip.uncertainty.novelty`). docs/uncertainty_study.md has the theory.
+The pair loss is SigLIP's (Zhai et al. 2023) or CLIP's (Radford et al. 2021), so means and time are theirs. After
+training, `prolip.uncertainty.fit` fits the variances: the trace of a text is (2/a) times the nats that it leaves open
+about its image, that of an image likewise against the texts; and novelty. docs/uncertainty_study.md has the theory.
 """
 
 from __future__ import annotations
@@ -18,7 +17,18 @@ from prolip.embeddings import Pairs
 from prolip.flops import EncoderPass
 from prolip.gaussian import Gaussian, upcast, without_autocast
 from prolip.losses import mean_factors, sigmoid_loss_over_ranks
-from prolip.methods.base import Batch, Context, MeansObjective, Needs, Reps, Terms, clip_loss, logit_scale_and_bias
+from prolip.methods.base import (
+    FITTED,
+    Batch,
+    Context,
+    MeansObjective,
+    Method,
+    Needs,
+    Reps,
+    Terms,
+    clip_loss,
+    logit_scale_and_bias,
+)
 from prolip.scores import TrueMatchScore
 from prolip.uncertainty.fit import Fitted, fit_variances
 from prolip.uncertainty.heads import Parts, VarianceHead
@@ -46,7 +56,7 @@ class LikelihoodConfig(FitOptions):
 
 
 class MatchWeights(nn.Module):
-    """What `TrueMatchScore` has of a model: scale (0: not fitted), weight of the trace, bias; rows of either side."""
+    """A model's buffers for `TrueMatchScore`: scale (0: not fitted), weight of the trace, bias; rows of either side."""
 
     values: Tensor
     counts: Tensor
@@ -58,9 +68,9 @@ class MatchWeights(nn.Module):
 
 
 class LikelihoodHead(VarianceHead):
-    """`VarianceHead`, which has nothing to say while the means are trained.
+    """`VarianceHead`, which is inactive while the means are trained.
 
-    match: of the model, which keeps how many rows the other side has; side: which of its counts.
+    match: of the model, with the number of rows of the other side; side: which of its counts.
     """
 
     def __init__(self, parts: Parts, match: MatchWeights, side: int):
@@ -90,7 +100,7 @@ class LikelihoodScore(TrueMatchScore):
 
 
 def extend(model: Any, config: LikelihoodConfig) -> None:
-    """Add both heads, what the score needs, and novelty to a fresh model."""
+    """Add both heads, the score's buffers, and novelty to a fresh model."""
     model.match, dim = MatchWeights(), model.embed_dim
     model.visual.head = LikelihoodHead(Parts(dim=dim, bank=config.bank), model.match, 1)
     text = Parts(dim=dim, vocabulary=model.vocab_size, centres=config.centres)
@@ -104,7 +114,7 @@ def extend(model: Any, config: LikelihoodConfig) -> None:
 
 
 def adopt(model: Any, fitted: Fitted) -> None:
-    """Give a model of this method what was fitted to its means: variances, the score, novelty."""
+    """Copy what was fitted to a model's means into it: variances, the score, novelty."""
     score = fitted.score
     model.visual.head.load_state_dict(fitted.image.state_dict())
     model.text.head.load_state_dict(fitted.text.state_dict())
@@ -141,7 +151,7 @@ class LikelihoodObjective(MeansObjective):
         return config.pair_loss == "sigmoid"
 
     @classmethod
-    def passes(cls, config: LikelihoodConfig, rows: int, model: Any) -> list[EncoderPass]:
+    def encoder_passes(cls, config: LikelihoodConfig, rows: int, model: Any) -> list[EncoderPass]:
         return [EncoderPass("image", rows), EncoderPass("text", rows * config.captions_per_image)]
 
     def embed(self, batch: Batch) -> Reps:
@@ -166,8 +176,11 @@ class LikelihoodObjective(MeansObjective):
         images, texts = (mean_factors(Gaussian(mean, torch.zeros_like(mean))) for mean in (image, text))
         return sigmoid_loss_over_ranks(images, texts, scale, bias)
 
-    def close(self, model: Any, pairs: Pairs) -> None:
+    def after_training(self, model: Any, pairs: Pairs) -> None:
         """Fit the variances and the novelty of a trained model to pairs of its own means."""
-        config, seed = self.config, self.context.seed
-        sizes = (config.bank, config.centres, model.vocab_size, config.novelty_centres, seed, config.readings)
-        adopt(model, fit_variances(pairs, *sizes))
+        adopt(model, fit_variances(pairs, vocabulary=model.vocab_size, seed=self.context.seed, **self.config.sizes))
+
+
+METHODS = {
+    "likelihood": Method(LikelihoodConfig, LikelihoodObjective, LikelihoodScore, extend=extend, variances=FITTED)
+}

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from prolip.gaussian import Gaussian, upcast, without_autocast
 from prolip.losses import log_match_odds, tiled_loss_over_ranks, uniformity_over_ranks, vib
-from prolip.methods.base import Batch, Reps, Terms
+from prolip.methods.base import Batch, Method, Reps, Terms
 from prolip.methods.gaussians import HeadsConfig, HeadsObjective, begin_as, linear_parts
 from prolip.models.heads import Tokens, layer_norm, project
 from prolip.random import Stream
@@ -21,7 +21,7 @@ from prolip.scores import MatchProbabilityScore
 from prolip.utils.fields import option
 from prolip.utils.flags import check_range
 
-#: Samples that uniformity looks at, of either kind half.
+#: Samples for uniformity, half of them images.
 UNIFORM_POINTS = 128
 
 
@@ -33,13 +33,11 @@ class PCMEConfig(HeadsConfig):
     match_start: float = option(15.0, "a and b of the probability at the start; the paper has 15 for COCO, 5 for CUB")
     kl_weight: float = option(
         1e-4,
-        "weight of the divergence from N(0, I), a mean over D beside a match loss per image"
+        "weight of the divergence from N(0, I), a mean over D, with a match loss per image"
         "; the paper's 1e-5 and 1e-3 of sums are 2.56e-3 and 0.256 here at D = 512",
     )
     uniformity_weight: float = option(
-        0.0,
-        "weight of the uniformity loss; the paper has 0 for COCO, and 10 for CUB"
-        " beside a sum over all pairs: 0.039 here at a batch of 128",
+        0.0, "weight of the uniformity loss; the paper's 0 for COCO, and 10 for CUB is 0.039 here at a batch of 128"
     )
     known_matches: bool = option(True, "count every true caption of an image in the batch as a match")
 
@@ -74,8 +72,7 @@ class LocalAttention(nn.Module):
 class PCMEHead(nn.Module):
     """mean: L2norm(LN(W g + sigmoid(attention))), log variance: W' g + attention', section 3.2.1 and figure 3.
 
-    g is [CLS], attention looks at patches or words. [UNC] is read by neither. Of OpenCLIP's towers, which pool in many
-    ways, g is the embedding itself.
+    g is [CLS], or the embedding of OpenCLIP's towers; attention reads patches or words. Neither reads [UNC].
     """
 
     def __init__(self, tower: Any, dim: int, init_log_var: float):
@@ -88,7 +85,7 @@ class PCMEHead(nn.Module):
         self.norm = nn.LayerNorm(dim)
 
     def inherit(self, tower: Any) -> None:
-        """Let the means' W g begin with the tower's own norm and projection; of an embedding, with itself."""
+        """Start the means' W g with the tower's own norm and projection, or the identity for an embedding."""
         if tower.has_reader:
             nn.init.eye_(self.globals["mean"].weight)  # type: ignore[arg-type]
         begin_as(self.norms["mean"], self.globals["mean"], tower)  # type: ignore[arg-type]
@@ -117,8 +114,8 @@ class PCMEScore(MatchProbabilityScore):
         return (z.log_var.mean(-1) / 2).exp()
 
 
-def extend(model: Any, config: PCMEConfig) -> None:
-    """Put both heads, where there are any, on a fresh model, and start a and b."""
+def extend(model: Any, config: PCMEConfig) -> tuple[str, ...]:
+    """Add both heads, if there are any, to a fresh model, and start a and b, which it names."""
     log_var = model.config["prolip_cfg"]["init_unc_bias"]
     model.widen(config.head_dim if config.pooled_heads else None)
     for tower in (model.visual, model.text) if config.pooled_heads else ():
@@ -126,35 +123,33 @@ def extend(model: Any, config: PCMEConfig) -> None:
     with torch.no_grad():
         model.logit_scale.fill_(math.log(config.match_start))
         model.logit_bias.fill_(config.match_start)
+    return "logit_scale", "logit_bias"
 
 
 class PCMEObjective(HeadsObjective):
     """Soft contrastive loss over all pairs of the global batch, (1) to (3), with KL and uniformity.
 
-    L = sum_ij -log p(match is as it is) / B + kl_weight [VIB(image) + VIB(text)] + uniformity_weight L_unif, p by J x J
+    L = sum_ij -log p(label of ij) / B + kl_weight [VIB(image) + VIB(text)] + uniformity_weight L_unif, p by J x J
     samples.
 
-    Released code sums -log p over all pairs in both directions, 2 B times as much, and KL over B x D: its loss is 2 B L
-    with vib_beta = 2 kl_weight / D and uniform_lambda = 2 B uniformity_weight. PCME++'s rerun has the mean KL, so its
-    vib_beta is 2 B kl_weight.
+    Released code sums -log p over all pairs in both directions, and KL over B x D: its loss is 2 B L with vib_beta =
+    2 kl_weight / D and uniform_lambda = 2 B uniformity_weight. PCME++'s rerun has the mean KL: vib_beta 2 B kl_weight.
     """
 
     config: PCMEConfig
 
     def notes(self, batch: int) -> tuple[str, ...]:
-        """Weights and start in the units of the released code; of what makes the means."""
+        """Weights and start in the units of the released code, after the notes on the means."""
         own, dim = self.config, self.model.embed_dim
+        kl, start, unif = own.kl_weight, own.match_start, own.uniformity_weight
         found = [
-            f"--kl-weight {own.kl_weight:.4g}: vib_beta {2 * own.kl_weight / dim:.3g} of PCME's released code (sums;"
-            f" D = {dim}), {2 * batch * own.kl_weight:.3g} of PCME++'s rerun (mean KL, summed matches; B = {batch})",
-            f"--match-start {own.match_start:g}: {own.match_start / 2:g} of PCME's released code, where the probability"
-            " is sigmoid(2x)",
+            f"--kl-weight {kl:.4g}: vib_beta {2 * kl / dim:.3g} of PCME's released code (sums; D = {dim}),"
+            f" {2 * batch * kl:.3g} of PCME++'s rerun (mean KL, summed matches; B = {batch})",
+            f"--match-start {start:g}: {start / 2:g} of PCME's released code, where the probability is sigmoid(2x)",
         ]
-        if own.uniformity_weight:
-            found.append(
-                f"--uniformity-weight {own.uniformity_weight:.4g}: uniform_lambda"
-                f" {2 * batch * own.uniformity_weight:.3g} of PCME's released code (B = {batch})"
-            )
+        if unif:
+            theirs = f"uniform_lambda {2 * batch * unif:.3g} of PCME's released code (B = {batch})"
+            found.append(f"--uniformity-weight {unif:.4g}: {theirs}")
         return (*super().notes(batch), *found)
 
     def prepare(self, batch: Batch, step: int) -> Batch:
@@ -167,7 +162,7 @@ class PCMEObjective(HeadsObjective):
         return batch | {name: x.view(-1, samples, dim) for name, x in noise.items()}
 
     def terms(self, reps: Reps, batch: Batch) -> Terms:
-        """The loss and its parts, unweighted; with what is for the log."""
+        """The loss and its parts, unweighted; with traces for the log."""
         config, scale, bias = self.config, reps["scale"], reps["bias"]
         image, text = self.gaussians(reps)
         points = sampled(image, batch["noise_image"]), sampled(text, batch["noise_text"])
@@ -196,3 +191,6 @@ class PCMEObjective(HeadsObjective):
 def sampled(z: Gaussian, noise: Tensor) -> Tensor:
     """Points of Gaussians by reparameterisation, (B, D), (B, J, D) -> (B, J, D)."""
     return z.mean.unsqueeze(1) + (z.log_var / 2).exp().unsqueeze(1) * noise.to(z.mean.dtype)
+
+
+METHODS = {"pcme": Method(PCMEConfig, PCMEObjective, PCMEScore, extend=extend)}

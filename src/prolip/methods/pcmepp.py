@@ -15,10 +15,11 @@ from prolip.gaussian import Gaussian, without_autocast
 from prolip.losses import matching_loss, pseudo_labels, tiled_loss_over_ranks, transpose_over_ranks, vib
 from prolip.losses.functional import PseudoPositives
 from prolip.measures import get_measure
-from prolip.methods.base import Batch, Context, Reps, Terms, clip_loss
+from prolip.methods.base import Batch, Context, Method, Reps, Terms, clip_loss
 from prolip.methods.gaussians import HeadsConfig, HeadsObjective, begin_as, linear_parts
 from prolip.models.heads import GeneralisedPooling, Tokens, layer_norm, project
 from prolip.random import Stream
+from prolip.scores import CSDScore
 from prolip.utils.fields import option
 from prolip.utils.flags import check_range
 from prolip.views import NOISE, Mix, mix_images
@@ -33,13 +34,13 @@ class PCMEppConfig(HeadsConfig):
     pseudo_weight: float = option(0.1, "alpha of pseudo-positives; the paper has 0.01 and 0 for 20% and 50% of noise")
     pseudo_positives: PseudoPositives = option(
         "all",
-        "what is as near as any match of a row counts as it (all), or as "
-        "the first of its largest labels alone (first: the paper's A.4)",
+        "pairs as near as any match of a row count as it (all), or as the first of its"
+        " largest labels alone (first: the paper's A.4)",
     )
     vib_weight: float = option(1e-4, "beta of the information bottleneck")
     mix_fraction: float = option(0.25, "share of the images that Mixup or CutMix mixes with another; 0: none")
     size_augment: float = option(0.2, "SizeAugment: most of an input's tokens that pooling leaves out; 0: none")
-    clip_weight: float = option(0.0, "weight of CLIP's loss on the means beside it, as in the paper's pre-training")
+    clip_weight: float = option(0.0, "weight of an additional CLIP loss on the means, as in the paper's pre-training")
     known_matches: bool = option(True, "count every true caption of an image in the batch as a match")
 
     def __post_init__(self) -> None:
@@ -53,8 +54,8 @@ class PCMEppConfig(HeadsConfig):
 class PCMEppHead(nn.Module):
     """N(L2norm(GPO(W LN(x))), GPO(W' LN'(block(x')))), section 2.5: x the last tokens, x' those before the last block.
 
-    The block of the log variance begins with random weights, so do both projections. [UNC] is no token of either.
-    A tower with a reader has such a block already: there the log variance is the reader's.
+    The block of the log variance and both projections start with random weights. Neither reads [UNC]. A tower with a
+    reader has such a block already: there the log variance is the reader's.
     """
 
     needs_penultimate_tokens = True
@@ -71,7 +72,7 @@ class PCMEppHead(nn.Module):
         self.pools = nn.ModuleDict({part: GeneralisedPooling() for part in parts})
 
     def inherit(self, tower: Any) -> None:
-        """Let the means begin with the tower's own norm and projection, as the paper's do."""
+        """Start the means with the tower's own norm and projection, as the paper does."""
         begin_as(self.norms["mean"], self.projections["mean"], tower)  # type: ignore[arg-type]
 
     def forward(
@@ -113,10 +114,10 @@ def fresh_copy(block: nn.Module) -> Any:
     return copied
 
 
-def extend(model: Any, config: PCMEppConfig) -> None:
-    """Put both heads on a fresh model; a and b of the paper start at 5. Without heads nothing is new."""
+def extend(model: Any, config: PCMEppConfig) -> tuple[str, ...]:
+    """Add both heads to a fresh model; a and b of the paper start at 5. Without heads nothing changes."""
     if not config.pooled_heads:
-        return
+        return ()
     model.widen(config.head_dim)
     log_var = model.config["prolip_cfg"]["init_unc_bias"]
     for tower in (model.visual, model.text):
@@ -124,6 +125,7 @@ def extend(model: Any, config: PCMEppConfig) -> None:
     with torch.no_grad():  # -5 csd + 5 = 10 similarity - 5
         model.logit_scale.fill_(torch.tensor(10.0).log())
         model.logit_bias.fill_(-5.0)
+    return "logit_scale", "logit_bias"
 
 
 class PCMEppObjective(HeadsObjective):
@@ -143,9 +145,9 @@ class PCMEppObjective(HeadsObjective):
         return not config.pooled_heads
 
     def prepare(self, batch: Batch, step: int) -> Batch:
-        """Mix some images; adds `share` and `partner` of `views.Mix`. Mixup or CutMix is drawn once for all ranks.
+        """Mix some images; adds `share` and `partner` of `views.Mix`, and `row` and `step` for SizeAugment's numbers.
 
-        Adds `row` and `step`, of which the numbers of SizeAugment are functions.
+        Mixup or CutMix is drawn once for all ranks.
         """
         self.check_captions(batch)
         image, draws = batch["image"], self.context.draws
@@ -160,7 +162,7 @@ class PCMEppObjective(HeadsObjective):
         return batch | {"image": image} | mix._asdict()
 
     def embed(self, batch: Batch) -> Reps:
-        """Gaussians (B, D), from pooling that in training leaves out some tokens. ValueError without `prepare`."""
+        """Gaussians (B, D); in training pooling leaves out some tokens. ValueError without `prepare`."""
         if not self.config.pooled_heads:
             return super().embed(batch)
         visual, text = self.model.visual, self.model.text
@@ -177,7 +179,7 @@ class PCMEppObjective(HeadsObjective):
             visual.head.noise = text.head.noise = None
 
     def terms(self, reps: Reps, batch: Batch) -> Terms:
-        """Equation 3 and its parts, unweighted; with what is for the log."""
+        """Equation 3 and its parts, unweighted; with traces for the log."""
         config, scale, bias = self.config, reps["scale"], reps["bias"]
         image, text = self.gaussians(reps)
         mix = Mix(batch["share"], batch["partner"]) if "share" in batch else None
@@ -192,15 +194,14 @@ class PCMEppObjective(HeadsObjective):
             pseudo = torch.stack([matching_loss(x, pseudo_labels(x, y, config.pseudo_positives)) for x, y in ways])
             return loss + config.pseudo_weight * pseudo.sum()
 
-        csd, known = CSD.pairwise_scores, self.matches(batch)
-        terms = {
-            "match": tiled_loss_over_ranks(csd, image, text, pairs, (scale, bias), known),
-            "vib_image": vib(image),
-            "vib_text": vib(text),
-        }
+        match = tiled_loss_over_ranks(CSD.pairwise_scores, image, text, pairs, (scale, bias), self.matches(batch))
+        terms = {"match": match, "vib_image": vib(image), "vib_text": vib(text)}
         loss = terms["match"] + config.vib_weight * (terms["vib_image"] + terms["vib_text"])
         if config.clip_weight:
             with without_autocast(image.mean.device):
                 terms["clip"] = self.clip(image.mean, text.mean, scale)
             loss = loss + config.clip_weight * terms["clip"]
         return {"loss": loss} | terms | self.for_the_log(image, text)
+
+
+METHODS = {"pcmepp": Method(PCMEppConfig, PCMEppObjective, CSDScore, extend=extend)}

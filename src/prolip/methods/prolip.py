@@ -14,9 +14,19 @@ from prolip import views
 from prolip.flops import EncoderPass
 from prolip.gaussian import Gaussian
 from prolip.losses import inclusion_loss, ppcl_over_ranks, vib
-from prolip.measures.paired import FORMS
-from prolip.methods.base import Batch, Context, KnownMatches, Reps, Terms, clamp_logit_scale, logit_scale_and_bias
+from prolip.measures.paired import INCLUSION_FORMS
+from prolip.methods.base import (
+    Batch,
+    Context,
+    KnownMatches,
+    Method,
+    Reps,
+    Terms,
+    clamp_logit_scale,
+    logit_scale_and_bias,
+)
 from prolip.random import Stream
+from prolip.scores import CSDScore
 from prolip.utils.fields import option
 from prolip.utils.flags import check_range
 
@@ -34,27 +44,19 @@ class ProLIPConfig:
     }
 
     alpha1: float = option(1e-7, "weight of the inclusion of images in their texts (eq. 6)")
-    alpha2: float = option(
-        1e-3, "weight of the inclusion of images and texts in their masked views (eq. 6); 0: no views"
-    )
+    alpha2: float = option(1e-3, "weight of the inclusion of inputs in their masked views (eq. 6); 0: no views")
     beta: float = option(1e-4, "weight of the information bottleneck VIB (eq. 6)")
     inclusion_scale: float = option(10.0, "c of the inclusion loss (eq. 5); the paper's main runs took 1000")
-    inclusion_eps: float = option(
-        -10.0, "exponent of the factor on 1/sigma^2 in the inclusion loss; the paper's main runs took -20"
-    )
+    inclusion_eps: float = option(-10.0, "exponent of the factor on 1/sigma^2 in it; the paper's main runs took -20")
     inclusion_form: str = option(
-        "exact",
-        "inclusion test as the paper derives it in A.4 (exact) or as its eq. 3 prints it (printed)",
-        choices=FORMS,
+        "exact", "inclusion test as derived in A.4 (exact) or as printed in eq. 3 (printed)", choices=INCLUSION_FORMS
     )
     inclusion_reduction: str = option(
         "dim", "log-sigmoid per dimension, then mean (dim), or of the sum over dimensions (pair)", choices=REDUCTIONS
     )
     mask_fraction: float = option(0.125, "share of each batch that gets masked views")
     mask_ratio: float = option(0.75, "share of patches dropped, and probability of a token to become [MASK]")
-    known_matches: bool = option(
-        False, "count every true caption of an image in the batch as a positive, not only its own"
-    )
+    known_matches: bool = option(False, "count every true caption of an image in the batch as a positive")
 
     def __post_init__(self) -> None:
         check_range(self, "alpha1", "alpha2", "beta", "inclusion_scale")
@@ -63,7 +65,7 @@ class ProLIPConfig:
         )
         check_range(self, "mask_fraction", most=1, above=True, remedy=", or --alpha2 0 for no masked views")
         check_range(self, "mask_ratio", most=1, above=True, below=True, remedy=", such as 0.75")
-        for name, choices in (("inclusion_form", FORMS), ("inclusion_reduction", REDUCTIONS)):
+        for name, choices in (("inclusion_form", INCLUSION_FORMS), ("inclusion_reduction", REDUCTIONS)):
             if getattr(self, name) not in choices:
                 raise ValueError(f"{name}={getattr(self, name)!r} is unknown: give one of {', '.join(choices)}")
 
@@ -84,10 +86,8 @@ class ProLIPObjective(KnownMatches):
         super().__init__(model, config, context)
         self.masks_texts = config.alpha2 > 0 and model.mask_token_id is not None
         if config.alpha2 > 0 and not (self.masks_texts or model.text.has_reader):
-            raise ValueError(
-                "alpha2 wants masked texts and the model's vocabulary has no [MASK]: "
-                "give prolip_cfg.mask_token_id in the model's config, or alpha2=0"
-            )
+            remedy = "give prolip_cfg.mask_token_id in the model's config, or alpha2=0"
+            raise ValueError(f"alpha2 > 0 requires a [MASK] token, and the model's vocabulary has none: {remedy}")
 
     def notes(self, batch: int) -> tuple[str, ...]:
         """That texts are not masked, where the vocabulary of OpenCLIP's tower has no token for it."""
@@ -101,24 +101,21 @@ class ProLIPObjective(KnownMatches):
 
     @classmethod
     def unserved(cls, config: ProLIPConfig, architecture: Mapping[str, Any]) -> str:
-        """Masked views of OpenCLIP's towers want squares to blank."""
+        """Masked views of OpenCLIP's towers require squares to blank."""
         from prolip.models.config import is_reader  # late, as what follows: they take seconds
         from prolip.models.readers import SQUARES, square_of
 
         if config.alpha2 == 0 or not is_reader(architecture) or square_of(architecture["vision_cfg"]["image_size"]) > 1:
             return ""
-        return (
-            f"masked views blank squares of {SQUARES} pixels, and none of these divides images of"
-            f" {architecture['vision_cfg']['image_size']}: give --force-image-size 224, or --alpha2 0"
-        )
+        size = architecture["vision_cfg"]["image_size"]
+        squares = f"masked views blank squares of {SQUARES} pixels, and none of these divides images of {size}"
+        return f"{squares}: give --force-image-size 224, or --alpha2 0"
 
     @classmethod
-    def passes(cls, config: ProLIPConfig, rows: int, model: Any) -> list[EncoderPass]:
-        """Masked images cost what is kept of them where the tower drops the rest, and a whole image where it blanks it;
-        without [MASK] there are no masked texts.
-        """
+    def encoder_passes(cls, config: ProLIPConfig, rows: int, model: Any) -> list[EncoderPass]:
+        """With masked views: images cost their kept patches; without [MASK] there are no masked texts."""
         if config.alpha2 == 0:
-            return super().passes(config, rows, model)
+            return super().encoder_passes(config, rows, model)
         masked = views.count_masked_rows(rows, config.mask_fraction)
         kept = views.count_kept_patches(model.num_patches, config.mask_ratio)
         texts = rows if model.mask_token_id is None else rows + masked
@@ -185,15 +182,9 @@ class ProLIPObjective(KnownMatches):
             whole = masked.removeprefix("masked_")
             leading = z[whole].select(slice(None, len(z[masked].mean)))
             terms[f"inclusion_{whole}"] = inclusion(leading, z[masked])
-        weights = {
-            "ppcl": 1.0,
-            "inclusion_image_text": config.alpha1,
-            "inclusion_image": config.alpha2,
-            "inclusion_text": config.alpha2,
-            "vib_image": config.beta,
-            "vib_text": config.beta,
-        }
-        # A term without weight is for the log: kept out of the sum, it cannot bring a non-finite gradient.
+        weights = {"ppcl": 1.0, "inclusion_image_text": config.alpha1, "inclusion_image": config.alpha2}
+        weights |= {"inclusion_text": config.alpha2, "vib_image": config.beta, "vib_text": config.beta}
+        # A term without weight is for the log: outside of the sum, it cannot bring a non-finite gradient.
         loss = torch.stack([weights[name] * term for name, term in terms.items() if weights[name] > 0]).sum()
         return {"loss": loss} | terms | {f"trace_{view}": z[view].detach().trace.mean() for view in views}
 
@@ -203,3 +194,6 @@ class ProLIPObjective(KnownMatches):
 
 def _flat(name: str, z: Gaussian) -> Reps:
     return {f"{name}_mean": z.mean, f"{name}_log_var": z.log_var}
+
+
+METHODS = {"prolip": Method(ProLIPConfig, ProLIPObjective, CSDScore)}

@@ -1,6 +1,6 @@
-"""Source-free adaptation (Tian et al. 2024): a trained model goes on with images and texts whose pairs nobody knows.
+"""Source-free adaptation (Tian et al. 2024): continue a trained model on images and texts whose pairs are unknown.
 
-Pseudo-pairs are what the model itself retrieves, each weighted by how uncertain that is; a hinge on them does the rest.
+The model retrieves pseudo-pairs, each weighted by its uncertainty, and a hinge loss is trained on them.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from torch import Tensor
 
 from prolip.data.augment.affine import to_device
 from prolip.data.captions import stable_hash
-from prolip.embeddings import Pool
+from prolip.embeddings import UnpairedEmbeddings
 from prolip.gaussian import Gaussian, upcast, without_autocast
 from prolip.losses import Matches, dot_products, tiled_loss_over_ranks, transpose_over_ranks, triplet_loss
-from prolip.methods.base import Batch, Context, MeansObjective, Needs, PoolNeeds, Reps, Terms
+from prolip.methods.base import Batch, Context, MeansObjective, Method, Needs, PoolNeeds, Reps, Terms
 from prolip.methods.gaussians import freeze_unread
 from prolip.random import Stream
 from prolip.ranks import blocks, everywhere, shares
-from prolip.scores import Score, Side, largest
+from prolip.scores import MeanScore, Score, Side, largest
 from prolip.uncertainty.novelty import refusal
 from prolip.utils.fields import option
 from prolip.utils.flags import check_range
@@ -40,21 +40,16 @@ class SourceFreeConfig:
 
     pair_weight: PairWeight = option(
         "spread",
-        "what makes a pair uncertain: spread, the paper's variance of what "
-        "is retrieved; trace, probability, novelty, of the model; or none",
+        "a pair's uncertainty: spread (the paper's variance of the retrieved), trace, probability, novelty; or none",
     )
     weight_mean: float = option(1.0, "lambda: the mean weight of a pseudo-pair")
     weight_slope: float = option(1.0, "beta: weights fall e-fold with 1 / beta standard deviations of uncertainty")
     neighbours: int | None = option(
-        None,
-        "K: what is retrieved for each query, and spreads; without: the paper's "
-        "300, and for spread at most 1% of the pool that is searched, but 3",
+        None, "K, retrieved for each query; default: the paper's 300, for spread at most 1% of the pool, at least 3"
     )
     margin: float = option(0.2, "by how much a pseudo-pair is to be nearer than what is none")
     renew_pairs: bool = option(False, "find the pseudo-pairs again before every epoch, by the model as it is then")
-    target_texts: str | None = option(
-        None, "file with a text a line; without: all texts of the training data, taken from their images"
-    )
+    target_texts: str | None = option(None, "file with a text a line; default: all texts of the training data")
 
     def __post_init__(self) -> None:
         if self.pair_weight not in get_args(PairWeight):
@@ -68,8 +63,8 @@ class SourceFreeConfig:
 class SourceFreeObjective(MeansObjective):
     """sum over pseudo-pairs (i, j) of [m + w_i (s_ij' - s_ij)]_+ + [m + w_j (s_i'j - s_ij)]_+ over B, equation 3.
 
-    s: cosine of means; j', i': hardest negatives of the global batch. What the means do not depend on stays as it is:
-    variances, scale and bias, a learned score.
+    s: cosine of means; j', i': hardest negatives of the global batch. Variances, scale and bias, and a learned score
+    do not change.
     """
 
     statistics = ("pair_weight",)
@@ -81,22 +76,21 @@ class SourceFreeObjective(MeansObjective):
 
     @classmethod
     def needs(cls, config: SourceFreeConfig) -> Needs:
-        """Batches of images alone: which texts are theirs is what nobody knows."""
+        """Batches of images alone, and a pool."""
         pool = PoolNeeds(each_epoch=config.renew_pairs, texts=config.target_texts)
         return Needs(data={"captions": 0}, pool=pool)
 
     def notes(self, batch: int) -> tuple[str, ...]:
         """K of either direction, once there is a pool."""
-        if not self.memory:
+        if not self.pool_state:
             return ()
-        sizes = {"texts": len(self.memory["text_ids"]), "images": len(self.memory["keys"])}
+        sizes = {"texts": len(self.pool_state["text_ids"]), "images": len(self.pool_state["keys"])}
         near = (f"{neighbourhood(self.config, n)} of {n:,} {name}" for name, n in sizes.items())
         return (f"each query retrieves {', '.join(near)} (--neighbours)",)
 
-    def look(self, score: Score, pool: Pool) -> dict[str, Tensor]:
-        """The pseudo-pairs of a pool: of image row r the pairs start[r] to start[r + 1], each a row of text_ids with
-        its weights, that of the image as a query and that of the text. Every rank has 8 (2 N + L M) + 16 P bytes of
-        it, P <= N + M.
+    def before_training(self, score: Score, pool: UnpairedEmbeddings) -> dict[str, Tensor]:
+        """Return the pseudo-pairs of a pool: of image row r the pairs start[r] to start[r + 1], each a row of text_ids
+        with its weights as an image query and as a text query. 8 (2 N + L M) + 16 P bytes on every rank, P <= N + M.
         """
         (z, images), (_, texts) = pool.side("image"), pool.side("text")
         own = torch.tensor([key_id(key) for key in pool.keys], dtype=torch.int64, device=z.mean.device)
@@ -104,10 +98,8 @@ class SourceFreeObjective(MeansObjective):
         place = keys.argsort()
         if len(twice := keys[place][1:][keys[place].diff() == 0]):
             named = [repr(key) for key, found in zip(pool.keys, own.tolist()) if found in twice.tolist()]
-            raise ValueError(
-                f"two images have the key {(named or ['of a sample of another rank'])[0]}: give every"
-                " sample of the training data its own"
-            )
+            which = (named or ["of a sample of another rank"])[0]
+            raise ValueError(f"two images have the key {which}: give every sample of the training data its own")
         found = pseudo_pairs(score, pool, self.config)
         row = torch.empty_like(place)
         row[place] = torch.arange(len(keys))  # images in the order of their checksums, in which they are looked up
@@ -122,34 +114,27 @@ class SourceFreeObjective(MeansObjective):
         }
 
     def prepare(self, batch: Batch, step: int) -> Batch:
-        """Add a text to each image, one of those that make a pseudo-pair with it, drawn anew in each step."""
-        memory, draws = self.memory, self.context.draws
-        if not memory:
-            raise ValueError("no pseudo-pairs: `look` at a pool, and keep what it returns as `memory`")
+        """Add a text to each image, one of its pseudo-pairs, drawn in each step."""
+        state, draws = self.pool_state, self.context.draws
+        if not state:
+            raise ValueError("no pseudo-pairs: set `pool_state` to the result of `before_training`")
         wanted = torch.tensor([key_id(key) for key in batch["key"]])
-        row = torch.searchsorted(memory["keys"], wanted).clamp(max=len(memory["keys"]) - 1)
-        strange = (memory["keys"][row] != wanted).nonzero().flatten().tolist()
+        row = torch.searchsorted(state["keys"], wanted).clamp(max=len(state["keys"]) - 1)
+        strange = (state["keys"][row] != wanted).nonzero().flatten().tolist()
         if strange:
-            raise ValueError(
-                f"the sample {batch['key'][strange[0]]!r} was not there when pseudo-pairs were made: the"
-                " training data has changed; begin a run of its own"
-            )
-        start, end = memory["start"][row], memory["start"][row + 1]
+            which = f"the sample {batch['key'][strange[0]]!r} was not there when pseudo-pairs were made"
+            raise ValueError(f"{which}: the training data has changed; start another run")
+        start, end = state["start"][row], state["start"][row + 1]
         noise = draws.uniform(Stream.PSEUDO_PAIR, step, draws.rows(len(row), "cpu"), 1).flatten()
         pair = start + (noise * (end - start)).long()
-        most = int((end - start).amax())
-        others = start.unsqueeze(1) + torch.arange(most)
-        known = memory["text"][others.clamp(max=len(memory["text"]) - 1)].masked_fill(others >= end.unsqueeze(1), -1)
-        found = {
-            "text": memory["text_ids"][memory["text"][pair]],
-            "caption_id": memory["text"][pair],
-            "caption_ids": known,
-            "pair_weight": memory["weight"][pair],
-        }
+        text, others = state["text"], start.unsqueeze(1) + torch.arange(int((end - start).amax()))
+        known = text[others.clamp(max=len(text) - 1)].masked_fill(others >= end.unsqueeze(1), -1)
+        found = {"text": state["text_ids"][text[pair]], "caption_id": text[pair], "caption_ids": known}
+        found["pair_weight"] = state["weight"][pair]
         return batch | dict(zip(found, to_device(batch["image"].device, *found.values())))
 
     def terms(self, reps: Reps, batch: Batch) -> Terms:
-        """loss, with the mean weight for the log. No text that makes a pair with an image is a negative of it."""
+        """loss, with the mean weight for the log. Texts of an image's pseudo-pairs are no negatives of it."""
         image, text, weight = upcast(reps["image_mean"]), upcast(reps["text_mean"]), batch["pair_weight"]
         start = self.context.rank * len(image)
 
@@ -179,24 +164,21 @@ class PseudoPairs(NamedTuple):
 
 
 class Retrieved(NamedTuple):
-    """What a rank's queries retrieve, nearest first: scores (Q, K), rows of the gallery (Q, K)."""
+    """Results of a rank's queries, nearest first: scores (Q, K), rows of the gallery (Q, K)."""
 
     scores: Tensor
     rows: Tensor
 
 
 def neighbourhood(config: SourceFreeConfig, size: int) -> int:
-    """K in a pool of `size`: what is asked for, or the paper's 300, which is of pools of COCO's size.
-
-    300 of a small pool are no neighbourhood, and their spread says nothing of the first: min(300, max(3, size / 100)).
-    """
+    """K in a pool of `size`: the setting, or the paper's 300 (for COCO); for spread min(300, max(3, size / 100))."""
     spread = config.pair_weight == "spread"
     return min(size, config.neighbours or (min(NEIGHBOURS, max(3, size // 100)) if spread else NEIGHBOURS))
 
 
-def pseudo_pairs(score: Score, pool: Pool, config: SourceFreeConfig) -> PseudoPairs:
-    """Every image with its nearest text and every text with its nearest image, by the model's own score; the same on
-    all ranks, which take part together.
+def pseudo_pairs(score: Score, pool: UnpairedEmbeddings, config: SourceFreeConfig) -> PseudoPairs:
+    """Every image with its nearest text and every text with its nearest image, by the model's own score; equal on all
+    ranks, which must all call it.
 
     w = lambda exp(-beta u) / mean exp(-beta u), u the uncertainty of a query in standard deviations over all queries of
     its side: the paper's lambda exp(-beta V) with beta and lambda in units that fit any model.
@@ -224,18 +206,18 @@ def weigh(uncertainty: Tensor, config: SourceFreeConfig) -> Tensor:
 
 
 @torch.no_grad()
-def retrieve(score: Score, pool: Pool, side: Side, config: SourceFreeConfig) -> Retrieved:
-    """The nearest texts of every image of this rank, or images of every text, as many as `neighbourhood` says.
+def retrieve(score: Score, pool: UnpairedEmbeddings, side: Side, config: SourceFreeConfig) -> Retrieved:
+    """The `neighbourhood` nearest texts of every image of this rank, or images of every text.
 
-    Exact, by all scores: blocks of every rank's gallery come round, and their best join the best so far; equal ones by
-    rising row, on every device and for any number of ranks. A rank of n queries holds 12 K n bytes, its share of the
-    pool, one block and some 10 CELLS numbers; 2 D N M / W multiplications and additions are its share of the work.
+    Exact, by all scores: blocks of every rank's gallery arrive in turn; equal scores rank by rising row, on every
+    device and for any number of ranks. A rank of n queries holds 12 K n bytes, its share of the pool, one block and
+    some 10 CELLS numbers; its share of the work is 2 D N M / W multiplications and additions.
     """
     (queries, _), (gallery, rows) = pool.side(side), pool.side("text" if side == "image" else "image")
     size = sum(shares(rows))
     count = neighbourhood(config, size)
     best = queries.mean.new_full((len(queries.mean), count), -torch.inf)
-    found = torch.full(best.shape, size, device=rows.device)  # a row behind all others, until there is one
+    found = torch.full(best.shape, size, device=rows.device)  # a row after all others, until one is found
     for mean, log_var, of in blocks(*gallery, rows):
         block = Gaussian(mean, log_var)
         step = max(1, CELLS // len(of))
@@ -251,17 +233,17 @@ def retrieve(score: Score, pool: Pool, side: Side, config: SourceFreeConfig) -> 
     return Retrieved(best, found)
 
 
-# --- how uncertain a query is ----------------------------------------------------------------------------------------
-def no_weight(score: Score, pool: Pool, side: Side, near: Retrieved) -> Tensor:
+# --- uncertainty of a query ------------------------------------------------------------------------------------------
+def no_weight(score: Score, pool: UnpairedEmbeddings, side: Side, near: Retrieved) -> Tensor:
     """0 for every query."""
     return torch.zeros(len(near.rows))
 
 
-def rank_weighted_variance(score: Score, pool: Pool, side: Side, near: Retrieved) -> Tensor:
+def rank_weighted_variance(score: Score, pool: UnpairedEmbeddings, side: Side, near: Retrieved) -> Tensor:
     """V = mean over d of sum_i w_i (x_id - mu_d)^2 / sum_i w_i, w_i = 1 - (r_i - 1) / (K - 1), equations 1 and 2.
 
-    x_i: the mean that is retrieved at rank r_i of K; V = (sum_i w_i |x_i|^2 / sum_i w_i - |mu|^2) / D, so that no
-    tensor of Q x K x D is made. The gallery comes round again: a rank of n queries holds 8 (D + 1) n bytes.
+    x_i: the mean retrieved at rank r_i of K; V = (sum_i w_i |x_i|^2 / sum_i w_i - |mu|^2) / D, so that no tensor of
+    Q x K x D is made. A rank of n queries holds 8 (D + 1) n bytes.
     """
     gallery, rows = pool.side("text" if side == "image" else "image")
     queries, count = near.rows.shape
@@ -274,7 +256,7 @@ def rank_weighted_variance(score: Score, pool: Pool, side: Side, near: Retrieved
         moments = torch.cat([mean, mean.square().sum(1, keepdim=True)], 1)
         for wanted, total in zip(near.rows.split(step), sums.split(step)):
             place = torch.searchsorted(of, wanted).clamp(max=len(of) - 1)
-            query, rank = (of[place] == wanted).nonzero(as_tuple=True)  # those that are in this block
+            query, rank = (of[place] == wanted).nonzero(as_tuple=True)  # those in this block
             if len(query):
                 begin = torch.searchsorted(query, torch.arange(len(wanted), device=rows.device))
                 there = place[query, rank]
@@ -282,56 +264,50 @@ def rank_weighted_variance(score: Score, pool: Pool, side: Side, near: Retrieved
     return (sums[:, -1] - sums[:, :-1].square().sum(1)) / gallery.mean.shape[1]
 
 
-def own_trace(score: Score, pool: Pool, side: Side, near: Retrieved) -> Tensor:
-    """What the model's score calls the uncertainty of an input: its trace. ValueError where all have the same."""
+def own_trace(score: Score, pool: UnpairedEmbeddings, side: Side, near: Retrieved) -> Tensor:
+    """The score's uncertainty of an input: its trace. ValueError where all have the same."""
     z, rows = pool.side(side)
     own = score.uncertainty(z)
     _, found = everywhere(rows, own)
     if not found.isfinite().all() or not found.std() > 1e-6 * found.abs().mean():
-        raise ValueError(
-            f"--pair-weight trace, but the {side}s of this model all have one trace: take a model with"
-            " variances (prolip uncertainty fits them), or --pair-weight spread"
-        )
+        remedy = "take a model with variances (prolip uncertainty fits them), or --pair-weight spread"
+        raise ValueError(f"--pair-weight trace, but the {side}s of this model all have one trace: {remedy}")
     return own
 
 
-def code_length(score: Score, pool: Pool, side: Side, near: Retrieved) -> Tensor:
-    """-log p of the nearest: among all that are retrieved by the score's trained scale, or its match probability.
+def code_length(score: Score, pool: UnpairedEmbeddings, side: Side, near: Retrieved) -> Tensor:
+    """-log p of the nearest among the retrieved by the score's trained scale, or of its match probability.
 
     ValueError where the score has neither.
     """
-    scaled, nearest = score.scaled(near.scores), near.scores[:, 0].double()
-    if scaled is None:
-        matches = score.match_probability(nearest)
-        if matches is not None:
-            return -matches.log()
-        raise ValueError(
-            f"--pair-weight probability wants a trained scale, and the score {score.name!r} of this model"
-            " has none: take --pair-weight spread"
-        )
-    return scaled.double().logsumexp(1) - scaled[:, 0]
+    if (scaled := score.scaled(near.scores)) is not None:
+        return scaled.double().logsumexp(1) - scaled[:, 0]
+    if (matches := score.match_probability(near.scores[:, 0].double())) is not None:
+        return -matches.log()
+    missing = f"the score {score.name!r} of this model has none: take --pair-weight spread"
+    raise ValueError(f"--pair-weight probability requires a trained scale, and {missing}")
 
 
-def strangeness(score: Score, pool: Pool, side: Side, near: Retrieved) -> Tensor:
-    """-log P(the input is of the training's kind and its nearest right), `prolip.uncertainty.novelty.refusal`.
+def strangeness(score: Score, pool: UnpairedEmbeddings, side: Side, near: Retrieved) -> Tensor:
+    """-log P(the input is familiar and its nearest right), `prolip.uncertainty.novelty.refusal`.
 
-    ValueError where the model knows of no novelty.
+    ValueError for a model without novelty.
     """
     novelty = pool.image_novelty if side == "image" else pool.text_novelty
     if not novelty:
-        raise ValueError(
-            f"--pair-weight novelty, but this model has no novelty of {side}s: `prolip"
-            " uncertainty` fits it, or take --pair-weight spread"
-        )
+        remedy = "`prolip uncertainty` fits it, or take --pair-weight spread"
+        raise ValueError(f"--pair-weight novelty, but this model has no novelty of {side}s: {remedy}")
     code = code_length(score, pool, side, near)
     return refusal(code, {name: nats.to(code.device) for name, nats in novelty.items()})
 
 
 #: (score, pool, side of the queries, what they retrieve) -> (Q,), larger: less certain.
-UNCERTAINTY: dict[str, Callable[[Score, Pool, Side, Retrieved], Tensor]] = {
+UNCERTAINTY: dict[str, Callable[[Score, UnpairedEmbeddings, Side, Retrieved], Tensor]] = {
     "none": no_weight,
     "spread": rank_weighted_variance,
     "trace": own_trace,
     "probability": code_length,
     "novelty": strangeness,
 }
+
+METHODS = {"source-free": Method(SourceFreeConfig, SourceFreeObjective, MeanScore, adapts=True)}

@@ -13,16 +13,13 @@ from torch.func import functional_call
 
 from prolip.gaussian import Gaussian, check_pair, upcast, without_autocast
 from prolip.losses import tiled_loss_over_ranks
-from prolip.methods.base import Batch, Context, Reps, Terms
+from prolip.methods.base import Batch, Context, Method, Reps, Terms
 from prolip.methods.gaussians import HeadsConfig, HeadsObjective, begin_as
 from prolip.models.heads import GeneralisedPooling, Tokens, layer_norm, project
 from prolip.random import Stream, pair_noise
 from prolip.scores import Score
 from prolip.utils.fields import option
 from prolip.utils.flags import check_range
-
-#: What the report says of its variances.
-OF_PAIRS = "Every image and text is a point. Training learns how uncertain the similarity of each pair is instead."
 
 ComponentNoise = Literal["independent", "shared"]
 
@@ -31,11 +28,7 @@ ComponentNoise = Literal["independent", "shared"]
 class VACSRConfig(HeadsConfig):
     """Weights and sizes of VACSR; symbols as in the paper."""
 
-    kl_weight: float = option(
-        5e-4,
-        "alpha, weight of the divergence of a pair's Gaussians from N(0, I), a mean over "
-        "pairs and D beside a reconstruction per image",
-    )
+    kl_weight: float = option(5e-4, "alpha, weight of the divergence of pairs' Gaussians from N(0, I), a mean over all")
     recon_weight: float = option(1.0, "beta, weight of the reconstruction, and of the variance loss with it")
     sigma_weight: float = option(1.0, "gamma, weight of the variance loss of matches and hardest negatives")
     mixture_components: int = option(2, "K, Gaussians of a pair")
@@ -57,7 +50,7 @@ class VACSRConfig(HeadsConfig):
 
 
 class PairNoise(NamedTuple):
-    """What the samples of pairs are made of: normal (..., D) for all components or (..., K D), gumbel (..., K)."""
+    """Random numbers of pairs: normal (..., D) for all components or (..., K D), gumbel (..., K)."""
 
     normal: Tensor
     gumbel: Tensor
@@ -100,18 +93,17 @@ class SimilarityAdapter(nn.Module):
             return torch.stack([logit, divergence, (log_var.mean(-1) * weight).sum(-1)])
 
     def fold_into(self, network: PairNetwork) -> None:
-        """Give a network the decoder at E[z] = sum_k alpha_k mean_k, and sum_k alpha_k log_var_k, its mean over the
-        dimensions. Both are linear in h, so the mean head and the first layer of the decoder are one matrix.
+        """Give a network the decoder at E[z] = sum_k alpha_k mean_k, and the mean over D of sum_k alpha_k log_var_k.
+
+        Both are linear in h, so the mean head and the first layer of the decoder are one matrix.
         """
-        alpha = self.mix.softmax(0)
-        mean, log_var = (
-            [
-                torch.einsum("k,k...->...", alpha, x.unflatten(0, (self.components, self.dim)))
-                for x in (layer.weight, layer.bias)
-            ]
-            for layer in (self.mean, self.log_var)
-        )
-        decode = self.decode.weight
+        alpha, decode = self.mix.softmax(0), self.decode.weight
+
+        def mixed(layer: nn.Linear) -> list[Tensor]:
+            parts = (x.unflatten(0, (self.components, self.dim)) for x in (layer.weight, layer.bias))
+            return [torch.einsum("k,k...->...", alpha, x) for x in parts]
+
+        mean, log_var = mixed(self.mean), mixed(self.log_var)
         layers = {
             network.first: (self.dim * self.encode.weight, self.encode.bias),
             network.second: (decode @ mean[0], decode @ mean[1] + self.decode.bias),
@@ -135,13 +127,11 @@ def sample(weight: Tensor, mean: Tensor, sigma: Tensor, normal: Tensor) -> Tenso
 
 
 class PairNetwork(nn.Module):
-    """What an adapter says of a pair without sampling, of all pairs or of paired rows, in a bounded workspace.
+    """An adapter without sampling, for all pairs or paired rows, in a bounded workspace.
 
     h = relu(W s + b), logit = u relu(W' h + b') + c, log variance = r h + d, of the product s of the embeddings;
     first: W (H, D), b (H,); second: W' (H, H), b' (H,); last: u (1, H), c (1,); spread: r (1, H), d (1,).
-
-    The first layer of an image with all texts is one matrix product, W (v_i * t_j) = (W diag v_i) t_j: there is no
-    product of all pairs and dimensions.
+    The first layer of an image with all texts is one matrix product, W (v_i * t_j) = (W diag v_i) t_j.
     """
 
     def __init__(self, dim: int, hidden: int):
@@ -185,16 +175,14 @@ class PairNetwork(nn.Module):
 
 
 def chunks(device: torch.device, gallery: int) -> tuple[int, int]:
-    """Images and texts at a time, whose hidden values stay in a core's cache on CPU and fill a device on one."""
+    """Images and texts at a time: their hidden values stay in a core's cache on CPU and fill a device on one."""
     columns = max(1, min(gallery, 1024))
     pairs = 1 << 12 if device.type == "cpu" else 1 << 17
     return max(1, pairs // columns), columns
 
 
 class PooledHead(nn.Module):
-    """L2norm(GPO(W LN(x))), x the last tokens but [UNC], as PCME++'s mean (B.2); the log variance stays the plain one,
-    which nothing reads.
-    """
+    """L2norm(GPO(W LN(x))), x the last tokens but [UNC], as PCME++'s mean (B.2); nothing reads the log variance."""
 
     def __init__(self, width: int, dim: int):
         super().__init__()
@@ -203,7 +191,7 @@ class PooledHead(nn.Module):
         nn.init.zeros_(self.projection.bias)
 
     def inherit(self, tower: Any) -> None:
-        """Begin with the tower's own norm and projection."""
+        """Start with the tower's own norm and projection."""
         begin_as(self.norm, self.projection, tower)
 
     def forward(self, tokens: Tokens, z: Gaussian, ids: Tensor | None = None) -> Gaussian:
@@ -213,7 +201,7 @@ class PooledHead(nn.Module):
 
 
 def extend(model: Any, config: VACSRConfig) -> None:
-    """Put both heads, where there are any, and the adapter on a fresh model."""
+    """Add both heads, if there are any, and the adapter to a fresh model."""
     if config.pooled_heads:
         model.widen(config.head_dim)
         model.visual.head = PooledHead(model.visual.width, model.embed_dim)
@@ -224,14 +212,13 @@ def extend(model: Any, config: VACSRConfig) -> None:
 class VACSRScore(Score):
     """The adapter's logit of a pair, whose sigmoid is the similarity, without sampling: decoded from the mean E[z].
 
-    E[z] = sum_k alpha_k mean_k, the mean of the mixture: section 3.2 decodes the mean of the component that was drawn,
-    which at inference would be a draw again; the mixture's is the same for equal inputs, and as it is linear, a pair
-    costs half of what decoding each component would. The logit ranks as the similarity does and is never tied at 1.
-    shortlist: how many of each query's nearest by `coarse` the adapter scores; 0: all, which is exact. Behind them the
-    order is that of `coarse`, and there is no probability.
+    E[z] = sum_k alpha_k mean_k, the mean of the mixture: section 3.2 decodes the mean of a drawn component, which at
+    inference would be random. The logit ranks as the similarity does and is never tied at 1. shortlist: how many of
+    each query's nearest by `coarse` the adapter scores; 0: all, which is exact. After them the order is that of
+    `coarse`, and there is no probability.
     """
 
-    name, symmetric, takes_points, choices = "vacsr", False, True, ("shortlist",)
+    name, symmetric, supports_points, choices = "vacsr", False, True, ("shortlist",)
 
     def __init__(self, dim: int, hidden: int, shortlist: int = 0):
         super().__init__(*((None, None) if shortlist else (1.0, 0.0)))
@@ -253,10 +240,7 @@ class VACSRScore(Score):
         return self.network.to(p.mean.device)(p.mean, q.mean)
 
     def coarse(self, queries: Gaussian, gallery: Gaussian) -> Tensor:
-        """sum_d c_d v_d t_d, a dot product of the embeddings with the adapter's own linear part as weights.
-
-        Nothing in the loss asks that matches have large cosines: products of either sign may speak for a match.
-        """
+        """sum_d c_d v_d t_d, a dot product weighted by the adapter's linear part: matches need no large cosines."""
         images, texts = upcast(queries.mean), upcast(gallery.mean)
         with without_autocast(images.device):
             return images * self.network.to(images.device).linear.to(images) @ texts.mT
@@ -276,10 +260,10 @@ class VACSRScore(Score):
 class VACSRObjective(HeadsObjective):
     """alpha KL + beta [reconstruction + gamma (L_sigma of matches + L_sigma of hardest negatives)], (11).
 
-    reconstruction: 1/2 (y - similarity)^2 of all pairs over the number of images, as OpenCLIP's SigLIP counts, whose
-    gradient this is, too (13). KL: mean over all pairs and dimensions. L_sigma: mean over images; of their matches
-    first. With both terms of the ELBO per pair, as (4) has them, the paper's alpha is kl_weight / B where its KL is a
-    mean over D, kl_weight / (B D) where it is a sum.
+    reconstruction: 1/2 (y - similarity)^2 of all pairs over the number of images, with the gradient of OpenCLIP's
+    SigLIP (13). KL: mean over all pairs and dimensions. L_sigma: mean over images, after that of their matches. With
+    both terms of the ELBO per pair (4), the paper's alpha is kl_weight / B where its KL is a mean over D, kl_weight /
+    (B D) where it is a sum.
     """
 
     statistics = ("sigma",)
@@ -293,14 +277,14 @@ class VACSRObjective(HeadsObjective):
         self.shared = tuple(f"adapter.{name}" for name, _ in model.adapter.named_parameters())
 
     def notes(self, batch: int) -> tuple[str, ...]:
-        """alpha in the paper's units; of what makes the means."""
+        """alpha in the paper's units, after the notes on the means."""
         alpha, dim = self.config.kl_weight / batch, self.model.embed_dim
-        said = f"--kl-weight {self.config.kl_weight:.4g}: the paper's alpha is {alpha:.3g} if its terms are means over"
-        own = f"{said} pairs and D, {alpha / dim:.3g} if its KL is a sum over D (B = {batch}, D = {dim})"
+        means = f"--kl-weight {self.config.kl_weight:.4g}: the paper's alpha is {alpha:.3g} if its terms are means over"
+        own = f"{means} pairs and D, {alpha / dim:.3g} if its KL is a sum over D (B = {batch}, D = {dim})"
         return (*super().notes(batch), own)
 
     def prepare(self, batch: Batch, step: int) -> Batch:
-        """Add what the noise of all pairs is a function of, beside their places in the global batch."""
+        """Add the seed of the pairs' noise."""
         self.check_captions(batch)
         return batch | {"pair_seed": self.context.draws.key(Stream.PAIR_NOISE, step)}
 
@@ -331,19 +315,11 @@ class VACSRObjective(HeadsObjective):
                 found["sigma"] = ((log_var / 2).exp() * positive).sum() / positive.sum()
             parts.update({name: value.detach() for name, value in found.items()})
             variances = found["sigma_matches"] + found["sigma_negatives"]
-            return config.kl_weight * found["kl"] + config.recon_weight * (
-                found["recon"] + config.sigma_weight * variances
-            )
+            reconstruction = config.recon_weight * (found["recon"] + config.sigma_weight * variances)
+            return config.kl_weight * found["kl"] + reconstruction
 
-        loss = tiled_loss_over_ranks(
-            sample,
-            (image, place),
-            (text, place),
-            pairs,
-            tuple(weights.values()),
-            self.matches(batch),
-            tile=config.pair_tile,
-        )
+        rows, adapter = ((image, place), (text, place)), tuple(weights.values())
+        loss = tiled_loss_over_ranks(sample, *rows, pairs, adapter, self.matches(batch), tile=config.pair_tile)
         return {"loss": loss} | parts
 
     def after_step(self) -> None:
@@ -353,8 +329,8 @@ class VACSRObjective(HeadsObjective):
 def pair_terms(logit: Tensor, log_var: Tensor, positive: Tensor) -> Terms:
     """Reconstruction, L_sigma of the matches and of the hardest negatives, of images with all texts, (n, m) each.
 
-    The hardest negative of an image is the most similar text that is no match, where there is one, as section 3.2 says;
-    the maximum that (10) prints is that of L_sigma, which with label 1 is largest where a pair is least similar.
+    The hardest negative of an image is the most similar text that is no match (section 3.2; the maximum that (10)
+    prints is that of L_sigma, which with label 1 is largest where a pair is least similar).
     """
     label = positive.to(logit.dtype)
     similarity = StraightThroughSigmoid.apply(logit)
@@ -371,8 +347,8 @@ def pair_terms(logit: Tensor, log_var: Tensor, positive: Tensor) -> Terms:
 def variance_loss(error: Tensor, log_var: Tensor) -> Tensor:
     """L_sigma = sg(error^2) / (2 s^2) + log s, s^2 = sigmoid(log sigma^2) = sigma^2 / (1 + sigma^2), (8), any shape.
 
-    (8) prints sigma in the denominator, (9) and (10) follow from sigma^2. s^2 takes the values that error^2 can have,
-    (0, 1), of a sigma^2 without a bound: the optimum is sigma^2 = error^2 / (1 - error^2). 1/s^2 = 1 + exp(-log_var).
+    (8) prints sigma in the denominator, (9) and (10) follow from sigma^2. s^2 is in (0, 1), as error^2 is: the optimum
+    is sigma^2 = error^2 / (1 - error^2). 1/s^2 = 1 + exp(-log_var).
     """
     return error.detach().square() * (1 + (-log_var).exp()) / 2 + F.logsigmoid(log_var) / 2
 
@@ -387,3 +363,7 @@ class StraightThroughSigmoid(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> Tensor:
         return grad_output
+
+
+OF_PAIRS = "Every image and text is a point. Training learns how uncertain the similarity of each pair is instead."
+METHODS = {"vacsr": Method(VACSRConfig, VACSRObjective, VACSRScore, False, extend, variances=OF_PAIRS)}

@@ -13,25 +13,20 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
+from open_clip.convert import load_big_vision_weights
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from prolip.gaussian import kind_of
+from prolip.models import diagnose
 from prolip.models.config import check_keys, is_reader
-from prolip.models.diagnose import (
-    CONFIG_NAMES,
-    READERS,
-    TOKENIZER_NAMES,
-    WEIGHT_NAMES,
-    is_run,
-    why_no_weights,
-    why_not_in,
-)
-from prolip.models.openclip import BIG_VISION, completed, is_openclip, load_big_vision, to_openclip
+from prolip.models.diagnose import CONFIG_NAMES, READERS, TOKENIZER_NAMES, WEIGHT_NAMES, is_run
+from prolip.models.openclip import OURS, completed, openclip_view, to_openclip
 from prolip.models.prolip import ProLIP
 from prolip.models.towers import SPECIAL_TOKENS
 from prolip.utils.documents import read_json, shown
 from prolip.utils.links import check_links
+from prolip.utils.messages import first_few
 from prolip.utils.outputs import replacing_folder
 
 log = logging.getLogger(__name__)
@@ -81,7 +76,7 @@ def read_state_dict(path: str | os.PathLike, weights_only: bool = True) -> dict[
             else:
                 state = torch.load(path, map_location="cpu", weights_only=weights_only)
     except Exception as error:  # a damaged file makes torch raise whatever its bytes happen to mean
-        raise CheckpointError(why_no_weights(path, error)) from error
+        raise CheckpointError(diagnose.why_no_weights(path, error)) from error
     if isinstance(state, torch.jit.ScriptModule):
         state = state.state_dict()
     return unwrap(state, path)
@@ -118,13 +113,13 @@ def load_checkpoint(
     weights are older. Raises `CheckpointError` naming every mismatch.
     """
     reads = is_reader(model.config)
-    if reads and not isinstance(source, Mapping) and Path(source).suffix in BIG_VISION:
+    if reads and not isinstance(source, Mapping) and Path(source).suffix in (".npz", ".npy"):
         return load_archive(model, source)
     place = "a state dict" if isinstance(source, Mapping) else source
     given = unwrap(source) if isinstance(source, Mapping) else read_state_dict(source, weights_only)
     own, kept = model.state_dict(), set[str]()
     state = {key: value for key, value in given.items() if key not in ARCHIVE_EXTRAS}
-    if reads and is_openclip(state):
+    if reads and not any(OURS.match(name) for name in state):
         state, kept = completed(model, state, {} if isinstance(source, Mapping) else readers_beside(Path(source)))
     for name in ("logit_scale", "logit_bias"):
         if name in state and state[name].numel() == 1:
@@ -155,7 +150,7 @@ def load_archive(model: ProLIP, source: str | os.PathLike) -> LoadReport:
     """`load_checkpoint` of a big_vision archive, as SigLIP's weights are published."""
     starts = {name: value.clone() for name, value in model.state_dict().items() if name in model.own_starts}
     try:
-        load_big_vision(model, source)
+        load_big_vision_weights(openclip_view(model), str(source))
     except (KeyError, AttributeError, AssertionError, RuntimeError, ValueError, OSError) as error:
         remedy = "give SigLIP's weights to the SigLIP model of their size"
         raise CheckpointError(f"{source} is no big_vision archive of this model ({error}): {remedy}") from error
@@ -305,7 +300,9 @@ def find_in(folder: str | os.PathLike, names: tuple[str, ...], what: str) -> Pat
         if (folder / name).is_file() and not is_run(folder):
             check_links(folder)
             return folder / name
-    raise FileNotFoundError(why_not_in(folder, names, what))
+    there = first_few(sorted(os.listdir(folder)), 8) if folder.is_dir() else ""
+    wanted = f"want one of {', '.join(names)}, found {there or 'nothing'}"
+    raise FileNotFoundError(diagnose.why_no_model(folder) or f"no {what} in {folder}: {wanted}")
 
 
 def read_config(path: str | os.PathLike) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -122,12 +122,6 @@ def checkpoints_in(folder: Path) -> list[Path]:
     return [path for _, path in sorted(found)]
 
 
-def why_not_in(folder: Path, names: tuple[str, ...], what: str) -> str:
-    """The message for a folder that holds none of the files `names`."""
-    there = first_few(sorted(place.name for place in folder.iterdir()), 8) if folder.is_dir() else ""
-    return why_no_model(folder) or f"no {what} in {folder}: want one of {', '.join(names)}, found {there or 'nothing'}"
-
-
 def why_no_name(name: str) -> str | None:
     """The message for a name that is an address or looks like a path; None for other names."""
     if "://" in name:

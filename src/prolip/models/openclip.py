@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 import math
-import os
+import re
 from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
 import torch
-from open_clip.convert import convert_state_dict, load_big_vision_weights
+from open_clip.convert import convert_state_dict
 from open_clip.model import convert_to_custom_text_state_dict, resize_pos_embed, resize_text_pos_embed
 from timm.layers import resample_abs_pos_embed
 from torch import Tensor
 
-TOWERS = ("visual", "text")
+OURS = re.compile(r"(visual|text)\.tower\.")
 #: Names that transformers' towers no longer save since version 4.31.
 OBSOLETE = ("text.transformer.embeddings.position_ids",)
-BIG_VISION = (".npz", ".npy")
-
-
-def is_openclip(state: Mapping[str, Tensor]) -> bool:
-    """Whether these are the names of OpenCLIP's model, not those of a run of ours."""
-    return not any(name.startswith(tuple(f"{tower}.tower." for tower in TOWERS)) for name in state)
 
 
 def openclip_view(model: Any) -> SimpleNamespace:
@@ -41,7 +35,7 @@ def from_openclip(model: Any, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     found = {name: value for name, value in found.items() if name not in OBSOLETE}
     resize_pos_embed(found, view)
     resize_other_positions(found, view)
-    return {inside(name): value for name, value in found.items()}
+    return {re.sub(r"^(visual|text)\.", r"\1.tower.", name): value for name, value in found.items()}
 
 
 def resize_other_positions(found: dict[str, Tensor], view: Any) -> None:
@@ -80,25 +74,13 @@ def completed(
     return found | {name: own[name].clone() for name in kept}, kept
 
 
-def load_big_vision(model: Any, path: str | os.PathLike) -> None:
-    """Put the weights of a big_vision archive, as SigLIP's are published, into the model."""
-    load_big_vision_weights(openclip_view(model), str(path))
-
-
-def inside(name: str) -> str:
-    """OpenCLIP's name of a tensor -> ours."""
-    tower, dot, rest = name.partition(".")
-    return f"{tower}.tower.{rest}" if tower in TOWERS and dot else name
-
-
 def to_openclip(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """(tensors of OpenCLIP's model, under its names; those of readers and methods) of a whole state."""
     theirs, ours = {}, {}
     for name, value in state.items():
-        tower, _, rest = name.partition(".")
-        if tower in TOWERS and rest.startswith("tower."):
-            theirs[f"{tower}.{rest.removeprefix('tower.')}"] = value
-        elif name in ("logit_scale", "logit_bias") or tower == "text_decoder":
+        if OURS.match(name):
+            theirs[name.replace("tower.", "", 1)] = value
+        elif name in ("logit_scale", "logit_bias") or name.startswith("text_decoder."):
             theirs[name] = value
         else:
             ours[name] = value

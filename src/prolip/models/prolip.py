@@ -85,22 +85,21 @@ class ProLIP(nn.Module):
         self.special_token_ids: tuple[int, ...] = own.special_token_ids
         self.set_pixel_statistics(OPENAI_DATASET_MEAN, OPENAI_DATASET_STD)
         self._checked: set[str] = set()
-        self._extension: Callable[[ProLIP], None] | None = None
+        self._extension: Callable[[ProLIP], Any] | None = None
         #: Names in the state dict of the parts that `extend` added, and of those that it gave another start.
         self.added_names: frozenset[str] = frozenset()
         self.own_starts: frozenset[str] = frozenset()
 
-    def extend(self, add: Callable[[ProLIP], None]) -> None:
+    def extend(self, add: Callable[[ProLIP], Any]) -> None:
         """Let a method add modules, once.
 
-        Where it gives scale or bias a start of its own, or variances another width, weights of another method keep it.
+        add: returns the names of parameters with a start of its own (scale, bias), or None. Weights of other methods do
+        not replace these, nor variances of another width.
         """
-        before, logit = self.state_dict(), [name for name in self.logit_parameters() if hasattr(self, name)]
-        written = {name: getattr(self, name)._version for name in logit}
-        add(self)
+        before = self.state_dict()
+        own = add(self) or ()
         after = self.state_dict()
         self._extension, self.added_names = add, frozenset(after.keys() - before.keys())
-        own = [name for name in logit if getattr(self, name)._version != written[name]]
         self.own_starts = frozenset([*own, *(name for name in before if before[name].shape != after[name].shape)])
 
     def widen(self, dim: int | None) -> None:
@@ -197,14 +196,15 @@ class ProLIP(nn.Module):
 
     def depths(self) -> dict[str, int]:
         """Full name of a tower's parameter -> layers from it to the tower's end: heads 0, the last block 1, ..."""
-        image = {f"visual.{name}": depth for name, depth in self.visual.depths().items()}
-        return image | {f"text.{name}": depth for name, depth in self.text.depths().items()}
+        towers = (("visual", self.visual), ("text", self.text))
+        return {f"{side}.{name}": depth for side, tower in towers for name, depth in tower.depths().items()}
 
     def no_weight_decay(self) -> set[str]:
         """Full names of the positions, special tokens, scale and bias, which take no weight decay."""
-        names = {f"visual.{name}" for name in self.visual.no_weight_decay()}
-        names |= {f"text.{name}" for name in self.text.no_weight_decay()}
-        return names | self.logit_parameters()
+        towers = (("visual", self.visual), ("text", self.text))
+        return {
+            f"{side}.{name}" for side, tower in towers for name in tower.no_weight_decay()
+        } | self.logit_parameters()
 
     def twin(self) -> ProLIP:
         """A model of the same configuration and preprocessing, on the default device, with initial weights."""

@@ -29,7 +29,7 @@ from prolip.gaussian import Gaussian
 from prolip.models.config import TRANSFORMERS, ProLIPCfg, transformers_config
 from prolip.models.heads import LogVarianceHead, Tokens, blank_others, layer_norm, own_words
 from prolip.models.inputs import check_images, check_keep, check_texts
-from prolip.uncertainty.hidden import blocks_of, first_tokens
+from prolip.uncertainty.token_stats import blocks_of, first_tokens
 
 #: Greatest inner width of a reader and width of its heads.
 INNER, HEAD = 512, 64

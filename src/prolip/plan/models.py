@@ -19,7 +19,7 @@ from prolip.models.registry import get_model_config
 from prolip.plan.config import FLOAT, HALF, PlanConfig
 from prolip.plan.hardware import GB, Cluster
 from prolip.plan.tables import Rows, Value, size
-from prolip.uncertainty.hidden import as_tokens
+from prolip.uncertainty.token_stats import as_tokens
 from prolip.utils.flags import FlagError
 
 CONTEXT = 3e9  # CUDA context, NCCL's buffers, kernels' workspaces and what the allocator cannot hand out: assumed
@@ -61,7 +61,7 @@ class Model(NamedTuple):
 def count_of_run(name: str, method: str, local_batch: int) -> Model:
     """Count a model trained with a method at a batch per GPU, which rounds the rows of its further views."""
     model, (config, objective) = build(name), find_method(method)[:2]
-    wanted = objective.passes(config(), local_batch, model)
+    wanted = objective.encoder_passes(config(), local_batch, model)
     passes = [measure(name, part.kind, part.keep)._replace(share=part.rows / local_batch) for part in wanted]
     shapes = tuple((len(p) if p.ndim else 1, p.numel()) for p in model.parameters())
     return Model(sum(count for _, count in shapes), model.embed_dim, tuple(passes), shapes)

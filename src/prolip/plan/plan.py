@@ -8,7 +8,7 @@ from typing import NamedTuple
 from prolip.flops import FORWARD_AND_BACKWARD
 from prolip.plan.config import PlanConfig
 from prolip.plan.hardware import GB, Cluster, build_cluster
-from prolip.plan.models import Model, count_of_run, memory
+from prolip.plan.models import count_of_run, memory
 from prolip.plan.phases import Step, failures, feed, phases, step_times, traffic
 from prolip.plan.tables import HOUR, Rows, Value, number, span
 
@@ -33,7 +33,12 @@ def make_plan(config: PlanConfig, gpus: int) -> Plan:
     """Make the plan for this number of GPUs."""
     local = config.global_batch_size // gpus
     model, cluster = count_of_run(config.model, "prolip", local), build_cluster(config, gpus)
-    rate, source = flops_per_second(config, model, cluster)
+    mfu, origin = (ASSUMED_MFU, "assumed") if config.mfu is None else (config.mfu, "given")
+    # of one GPU while it computes: repeated FLOPs count twice
+    rate, source = mfu * cluster.peak, f"MFU {mfu:.0%} of {cluster.peak / 1e12:g} TFLOP/s, {origin}"
+    if config.rate is not None:
+        rate = config.rate * model.flops * (1 + config.repeats / FORWARD_AND_BACKWARD)
+        source = f"{config.rate:g} samples/s of one GPU, given"
     step = step_times(model, config, cluster, rate)
     fed = feed(local, step.seconds, cluster, config)
     seconds = max(step.seconds, local / min(fed[name] for name in GIVES))
@@ -63,15 +68,6 @@ def make_plan(config: PlanConfig, gpus: int) -> Plan:
         f"(forward: {forward})\n{config.gpu}, {cluster.per_node} to a node: {source}"
     )
     return Plan(gpus, heading, cluster, step, seconds, tables)
-
-
-def flops_per_second(config: PlanConfig, model: Model, cluster: Cluster) -> tuple[float, str]:
-    """Return (FLOP/s of one GPU while it computes, where that comes from). Repeated FLOPs count twice."""
-    if config.rate is not None:
-        twice = 1 + config.repeats / FORWARD_AND_BACKWARD
-        return config.rate * model.flops * twice, f"{config.rate:g} samples/s of one GPU, given"
-    mfu, origin = (ASSUMED_MFU, "assumed") if config.mfu is None else (config.mfu, "given")
-    return mfu * cluster.peak, f"MFU {mfu:.0%} of {cluster.peak / 1e12:g} TFLOP/s, {origin}"
 
 
 def judge(plan: Plan, config: PlanConfig) -> str:

@@ -1,7 +1,7 @@
 """Doubt: the weight that a match probability gives to the base rate instead of the model.
 
-A model is overconfident on images that are unlike its training. Two numbers measure how unlike they are: novelty at the
-mean, and the cosine of the nearest known text. The fit learns their weights from training images under strong changes
+A model is overconfident on unfamiliar images, which two numbers measure: novelty at the mean, and the cosine of the
+nearest known text. The fit learns their weights from training images under strong changes
 (`prolip.data.augment.shifts`), whose matches are known.
 """
 
@@ -16,12 +16,13 @@ from torch import Tensor
 
 from prolip.gaussian import upcast
 
-VERSION = 1
-#: Logits below which pairs that do not match are left to a sample, one in so many.
+#: Version and count of the stored numbers of a doubt.
+VERSION, NUMBERS = 1, 12
+#: Pairs that do not match with a logit below LOW are sampled, one in ONE_IN.
 LOW, ONE_IN = -5.0, 20
 #: Weight of the prior N(0, 1) of the standardised coefficients, in pairs that match.
 RIDGE = 1.0
-#: Images from which a gallery has a mean.
+#: Fewest images of a gallery with a mean.
 GALLERY = 8
 
 
@@ -74,15 +75,9 @@ class Doubt(NamedTuple):
         if not x[0]:
             return None
         if int(x[0]) != VERSION:
-            raise ValueError(
-                f"the model's doubt has version {x[0]:g}, this code reads {VERSION}: fit it again with"
-                " prolip uncertainty, or take the prolip that wrote it"
-            )
+            remedy = "fit it again with prolip uncertainty, or take the prolip that wrote it"
+            raise ValueError(f"the model's doubt has version {x[0]:g}, this code reads {VERSION}: {remedy}")
         return cls(tuple(x[1:4]), tuple(x[4:8]), tuple(x[8:10]), tuple(x[10:12]))
-
-
-#: Numbers of a doubt.
-NUMBERS = 12
 
 
 class Cases(NamedTuple):
@@ -99,7 +94,7 @@ class Cases(NamedTuple):
 
 
 def with_doubt(probability: Tensor, doubt: Tensor, without: Tensor | float) -> Tensor:
-    """Return (1 - d) p + d q, q: the probability of somebody who has not seen the image."""
+    """Return (1 - d) p + d q, q: the probability without having seen the image."""
     d = upcast(doubt)
     return (1 - d) * probability + d * without
 
@@ -117,17 +112,10 @@ def pick_cases(
     drawn = torch.randint(ONE_IN, logit.shape, generator=random) == 0
     kind, image, text = (likely | drawn).nonzero(as_tuple=True)
     times = torch.where(likely[kind, image, text], 1.0, float(ONE_IN)).double() * weight[text].double()
-    rows = torch.cat(
-        [torch.cat([one.columns, one.nearest.double().mean().expand(len(one.nearest), 1)], 1) for one in evidence]
-    )
-    return Cases(
-        logit[kind, image, text].double(),
-        share[text].double(),
-        match[image, text].double(),
-        times,
-        kind * logit.shape[1] + image,
-        rows,
-    )
+    means = [one.nearest.double().mean().expand(len(one.nearest), 1) for one in evidence]
+    rows = torch.cat([torch.cat([one.columns, mean], 1) for one, mean in zip(evidence, means)])
+    chosen = logit[kind, image, text].double(), share[text].double(), match[image, text].double()
+    return Cases(*chosen, times, kind * logit.shape[1] + image, rows)
 
 
 def fit_doubt(cases: Cases) -> Doubt:

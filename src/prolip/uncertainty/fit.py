@@ -1,11 +1,6 @@
 """Fit the ambiguity of texts and images to matched pairs of a frozen model: closed formulas, seconds on a CPU.
 
-What a text leaves open of the images is the code length of its matched image i among all,
-
-    r_ij = -log p(i|j),   p(i|j) = exp(a m_i.m_j) w_i / sum_k exp(a m_k.m_j) w_k,
-
-whose mean over the images that the text is true of is log n where it is true of n equally likely ones, in a model that
-the contrastive loss has led to its optimum. The same holds for images against texts, which have weights.
+`prolip.uncertainty.targets` gives the nats that texts leave open; heads, score, novelty and readings are fitted here.
 """
 
 from __future__ import annotations
@@ -17,28 +12,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from prolip.embeddings import Pairs, check_enough, missing_labels
+from prolip.embeddings import Pairs, check_enough
 from prolip.gaussian import without_autocast
 from prolip.scores import LEAST_SCALE, Side, TrueMatchScore
 from prolip.uncertainty.doubt import Doubt, fit_doubt, pick_cases
 from prolip.uncertainty.heads import ROWS, AmbiguityHead, Parts, VarianceHead, in_blocks, token_features
-from prolip.uncertainty.novelty import FEWEST, AllAlike, Novelty, Widths, fit_novelty
+from prolip.uncertainty.novelty import FEWEST, DegenerateFeatures, Novelty, Widths, fit_novelty
 from prolip.uncertainty.readings import GENERAL, SHARES, Reader, Readings, reader_of
+from prolip.uncertainty.targets import MOST, choose_bank, marginal, match_probabilities, sample_rows, text_target
 
-#: Rows of the other side that a code length is taken over: all of them up to MOST, else a sample.
-MOST, SAMPLE = 8192, 4096
-#: Numbers in a block of logits.
-BLOCK = 1 << 22
 #: Ridge of the standardised features, in samples; noise over signal of the kernel's part, of a text with as many
 #: matched images as the median one.
 RIDGE, NOISE = 1.0, 0.8
 #: Width of the kernel over the median distance 1 - cosine from a text to its nearest.
 WIDTH = 0.1
-#: Least nats that are learnt.
+#: Least nats of a target.
 LEAST_LENGTH = 0.1
-#: Images near a matched one that say whether its texts are given to all that they are true of; images that are asked.
-NEIGHBOURS, ASKED = 3, 4096
-#: Images that a general text fits at least.
+#: Fewest images of a general text.
 FEWEST_FITTED = 3
 #: One text in HELD_OUT is held out to estimate the error on unknown texts; the stored quantiles of that error.
 HELD_OUT, NINE_TENTHS = 5, (0.05, 0.95)
@@ -46,29 +36,8 @@ HELD_OUT, NINE_TENTHS = 5, (0.05, 0.95)
 MATCH_IMAGES, MATCH_OTHERS, MATCH_STEPS, MATCH_GRADIENT = 512, 2048, 100, 1e-12
 
 
-class CodeLengths(NamedTuple):
-    """Of every row of a side: mean code length of its matches in nats, and mean probability of these, both (rows,)
-    float64, NaN for rows without a pair.
-    """
-
-    nats: Tensor
-    probability: Tensor
-
-
-class Bank(NamedTuple):
-    """Rows of a side and the logarithm of their weights, as far as a head or a sum over all takes them.
-
-    rows: (K,) int64; log_weight: (K,), so that the weights of the rows sum up to those of the whole side.
-    """
-
-    rows: Tensor
-    log_weight: Tensor
-
-
 class Fitted(NamedTuple):
-    """Heads that give images and texts their variances, the score that goes with them, how new either is, and what else
-    is kept.
-    """
+    """Heads for the variances of images and texts, their score, novelty of either, and readings."""
 
     image: VarianceHead
     text: VarianceHead
@@ -79,7 +48,7 @@ class Fitted(NamedTuple):
 
     @property
     def reader(self) -> Reader | None:
-        """Of the means of the model; None without readings."""
+        """The reader of the fit; None without readings."""
         return reader_of(self)
 
 
@@ -92,14 +61,13 @@ def fit_variances(  # noqa: PLR0913, PLR0917 (the sizes of what is fitted)
     seed: int = 0,
     readings: int = 2048,
 ) -> Fitted:
-    """Variances of images and texts, the score, and novelty, from matched pairs of a frozen model, on the CPU.
+    """Fit variances of images and texts, the score, novelty and readings to pairs of a frozen model, on the CPU.
 
-    bank: texts that an image is compared with; centres: texts whose variances are kept one by one; vocabulary: of the
-    model's tokenizer, where the pairs have `text_ids`, else the texts are compared with a bank of images;
-    novelty_centres: classes of images and of texts that novelty is far from, where the pairs have `image_first` and
-    `text_first`; 0: no novelty; readings: images that are kept to say how ambiguous a new one is; 0: no readings.
-    Seconds for thousands of pairs on a CPU, and less than a minute for 100,000. Equal arguments give equal bits.
-    ValueError for fewer than 30 pairs, and where anything that was fitted is not finite.
+    bank: texts that an image is compared with; centres: texts with stored variances; vocabulary: of the model's
+    tokenizer, where the pairs have `text_ids`, else the texts are compared with a bank of images; novelty_centres:
+    classes of images and of texts for the novelty, where the pairs have `image_first` and `text_first`; readings:
+    images stored for the ambiguity of new ones; 0: none. Seconds for thousands of pairs, less than a minute for
+    100,000. Equal arguments give equal bits. ValueError for fewer than 30 pairs, and for a non-finite result.
     """
     check_enough(len(pairs))
     dim, counts = pairs.image.shape[1], (len(pairs.image), len(pairs.text))
@@ -108,7 +76,7 @@ def fit_variances(  # noqa: PLR0913, PLR0917 (the sizes of what is fitted)
     text_parts = Parts(dim=dim, centres=centres, **own)
     text = as_variance(fit_text(pairs, text_parts, target, often, seed), pairs.scale, counts[0])
     swapped, image_parts = pairs.swapped, Parts(dim=dim, bank=bank)
-    image_target = -code_lengths(swapped, seed).probability.log()
+    image_target = -match_probabilities(swapped, seed).log()
     image = as_variance(fit_text(swapped, image_parts, image_target, seed=seed), pairs.scale, counts[1])
     trace = text.trace(pairs.text.float(), pairs.text_ids if vocabulary else None)
     match = fit_true_match(pairs, trace, seed)
@@ -127,19 +95,19 @@ def fit_variances(  # noqa: PLR0913, PLR0917 (the sizes of what is fitted)
 
 
 def check_fitted(fitted: Fitted, traces: dict[str, Tensor]) -> None:
-    """ValueError naming what is not finite of the heads, novelties, score and traces."""
+    """ValueError naming the non-finite parts of heads, novelties, score and traces."""
     modules = {name: part for name, part in fitted._asdict().items() if isinstance(part, torch.nn.Module)}
     numbers = {f"{part}.{name}": x for part, module in modules.items() for name, x in module.state_dict().items()}
     score = {f"score.{name}": torch.tensor(x) for name, x in fitted.score.settings().items()}
     if lost := [name for name, x in (numbers | score | traces).items() if not x.isfinite().all()]:
-        raise ValueError(
-            f"the fit gave numbers that are not finite ({', '.join(lost[:3])}): give more pairs, or more different ones"
-        )
+        named = ", ".join(lost[:3])
+        raise ValueError(f"the fit gave numbers that are not finite ({named}): give more pairs, or more different ones")
 
 
 def fit_novelty_of(pairs: Pairs, side: Side, centres: int, seed: int = 0) -> Novelty | None:
-    """The novelty of a side of pairs; images that have the same text most often show the same. None where no first
-    tokens were kept, and where nobody could say what is usual: of so few, or of so many that are alike.
+    """The novelty of a side of pairs; images with the same most frequent text show the same.
+
+    None without token statistics, and for too few or too similar inputs.
     """
     mean, first, rows = getattr(pairs, side), getattr(pairs, f"{side}_first"), getattr(pairs, f"{side}_first_of")
     if first is None or not centres or len(first) < FEWEST:
@@ -150,7 +118,7 @@ def fit_novelty_of(pairs: Pairs, side: Side, centres: int, seed: int = 0) -> Nov
     widths = Widths(mean=mean.shape[1], first=first.shape[1], centres=centres)
     try:
         return fit_novelty(mean, first, widths, classes, seed)
-    except (AllAlike, torch.linalg.LinAlgError):
+    except (DegenerateFeatures, torch.linalg.LinAlgError):
         return None
 
 
@@ -184,63 +152,13 @@ def fit_text(pairs: Pairs, parts: Parts, target: Tensor, often: Tensor | None = 
     return head
 
 
-def text_target(pairs: Pairs, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Return the nats that each text leaves open, and its number c of distinct matched images, (M,) float64 each.
-
-    The nats are log c + R (log n - log c), at least log c. log n is the minimum of three upper estimates: -log p, p the
-    mean probability of its matches; the entropy of the answer p(i|j) among the images; log(c / q), q the share of the
-    NEIGHBOURS nearest images of its matches that also have it. R: how far labels seem to be missing (`missing_labels`).
-    """
-    of_text, of_image = torch.stack([pairs.text_of, pairs.image_of]).unique(dim=1)
-    count = of_text.bincount(minlength=len(pairs.text)).double()
-    probability = code_lengths(pairs, seed).probability
-    text, image, hits = neighbours_have(pairs, of_text, of_image, seed)
-    q = _marginal(text, hits.mean(1), len(count)) / text.bincount(minlength=len(count)).clamp(min=1)
-    most = torch.minimum(torch.minimum(-probability.log(), entropies(pairs, seed)), (count / q).log())
-    more = missing_labels(image, hits, count[text] > 1) * (most - count.log()).clamp(min=0)
-    target = (count.log() + more).clamp(max=math.log(len(pairs.image)))
-    return target.where(probability.isfinite(), torch.nan), count
-
-
-def entropies(pairs: Pairs, seed: int = 0) -> Tensor:
-    """Return the entropy of p(i|j) of every text, (M,) nats, from a sample of the images above MOST."""
-    bank = choose_bank(pairs.swapped, len(pairs.image) if len(pairs.image) <= MOST else SAMPLE, seed)
-    keys, stands_for = pairs.image[bank.rows].float(), len(pairs.image_of.unique()) / len(bank.rows)
-    found = torch.empty(len(pairs.text), dtype=torch.float64)
-    with without_autocast(keys.device):
-        for part in torch.arange(len(pairs.text)).split(max(1, BLOCK // len(keys))):
-            logits = pairs.scale * pairs.text[part].float() @ keys.T + bank.log_weight
-            log_p = logits.log_softmax(1)
-            found[part] = -(log_p.exp() * log_p).sum(1).double()
-    return found + math.log(stands_for)
-
-
-def neighbours_have(pairs: Pairs, of_text: Tensor, of_image: Tensor, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
-    """Return text and image of P pairs, (P,), and which NEIGHBOURS of the image have the text, too, (P, NEIGHBOURS)
-    float64. of_text, of_image: all distinct pairs; P: those of ASKED images.
-    """
-    asked = _sample(of_image.unique(), ASKED, seed).sort().values
-    near = torch.empty(len(asked), NEIGHBOURS, dtype=torch.int64)
-    count = min(NEIGHBOURS, len(pairs.image) - 1)
-    with without_autocast(pairs.image.device):
-        for part in torch.arange(len(asked)).split(max(1, BLOCK // len(pairs.image))):
-            cosine = pairs.image[asked[part]].float() @ pairs.image.float().T
-            cosine[torch.arange(len(part)), asked[part]] = -torch.inf
-            near[part, :count] = cosine.topk(count, 1).indices
-    near[:, count:] = asked.unsqueeze(1)
-    kept = torch.isin(of_image, asked)
-    text, image = of_text[kept], of_image[kept]
-    other = near[torch.searchsorted(asked, image)] * len(pairs.text) + text.unsqueeze(1)
-    return text, image, torch.isin(other, of_image * len(pairs.text) + of_text).double()
-
-
 def text_bounds(pairs: Pairs, head: AmbiguityHead, target: Tensor, often: Tensor, seed: int = 0) -> tuple[float, ...]:
-    """Return 5% and 95% quantiles of target minus nats: of texts that the head has seen, then of held-out texts.
+    """Return 5% and 95% quantiles of target minus nats: of texts of the fit, then of held-out texts.
 
     target, often: (M,), as in `fit_text`. A second head, fitted without one text in HELD_OUT, gives the latter.
     """
     own = target.isfinite().nonzero().squeeze(1)
-    own = _sample(own, MOST, seed)
+    own = sample_rows(own, MOST, seed)
     apart = own[torch.randperm(len(own), generator=torch.Generator().manual_seed(seed)) % HELD_OUT == 0]
     most, inside = math.log(len(pairs.image)), target.clone()
     if len(apart) < 2:
@@ -267,7 +185,7 @@ def fit_readings(
     least = max(SHARES[0], FEWEST_FITTED / len(pairs.image))
     general = ((share >= least) & (share <= SHARES[1])).nonzero().squeeze(1)
     general = general[often[general].argsort(descending=True, stable=True)][:GENERAL]
-    images = _sample(torch.arange(len(pairs.image)), most, seed).sort().values
+    images = sample_rows(torch.arange(len(pairs.image)), most, seed).sort().values
     kept = torch.isin(pairs.text_of, general) & torch.isin(pairs.image_of, images)
     column = torch.zeros(len(pairs.text), dtype=torch.int64)
     column[general] = torch.arange(len(general))
@@ -279,30 +197,26 @@ def fit_readings(
 
 
 def fit_doubt_of(pairs: Pairs, fitted: Fitted, trace: Tensor, seed: int = 0) -> Doubt | None:
-    """Fit doubt to the images that pairs have changed, as they are and in each change; None without them or without
-    novelty. trace: of the texts, (M,).
+    """Fit doubt to the changed images of pairs and their originals; None without them or without novelty.
+
+    trace: of the texts, (M,).
     """
     reader, score, rows = fitted.reader, fitted.score, pairs.changed_of
     if pairs.changed is None or rows is None or not len(rows) or reader is None or reader.novelty is None:
         return None
     kinds = torch.cat([pairs.image[rows].unsqueeze(0), pairs.changed]).float()
-    own = pairs.text_of[torch.isin(pairs.image_of, rows)].unique()
-    rest = torch.arange(len(pairs.text))[~torch.isin(torch.arange(len(pairs.text)), own)]
-    others = _sample(rest, MATCH_OTHERS, seed)
-    texts, stands_for = torch.cat([own, others]), torch.ones(len(own) + len(others))
-    stands_for[len(own) :] = len(rest) / max(len(others), 1)
-    logit = score.logit(
-        torch.stack([kind @ pairs.text[texts].float().T for kind in kinds]) + score.trace_weight * trace[texts]
-    )
+    texts, represents = texts_of(pairs, rows, seed)
+    cosine = torch.stack([kind @ pairs.text[texts].float().T for kind in kinds])
+    logit = score.logit(cosine + score.trace_weight * trace[texts])
     assert logit is not None
     match = torch.isin(rows.unsqueeze(1) * len(pairs.text) + texts, pairs.image_of * len(pairs.text) + pairs.text_of)
     share = (trace[texts] / score.unit).exp().div(len(pairs.image)).clamp(max=1)
     evidence = [found for kind in kinds if (found := reader.evidence(kind)) is not None]
-    return fit_doubt(pick_cases(logit, share, match, evidence, stands_for, seed))
+    return fit_doubt(pick_cases(logit, share, match, evidence, represents.float(), seed))
 
 
 def as_variance(head: AmbiguityHead, scale: float, rows: int = 0) -> VarianceHead:
-    """A tower's head with this ambiguity. scale: a of the model, which gives the unit 2/a; rows: of the other side."""
+    """A tower's head with this ambiguity. scale: a of the model, for the unit 2/a; rows: of the other side."""
     found = VarianceHead(head.parts)
     found.ambiguity.load_state_dict(head.state_dict())
     found.log_unit.fill_(math.log(2 / scale))
@@ -310,49 +224,14 @@ def as_variance(head: AmbiguityHead, scale: float, rows: int = 0) -> VarianceHea
     return found
 
 
-def code_lengths(pairs: Pairs, seed: int = 0) -> CodeLengths:
-    """Mean code length and probability of the matches of every text among all images; see the module.
-
-    Above MOST images a sample of SAMPLE stands for the others of a pair, with the weights of all.
-    """
-    bank = choose_bank(pairs.swapped, len(pairs.image) if len(pairs.image) <= MOST else SAMPLE, seed)
-    of_image = _marginal(pairs.image_of, pairs.weights, len(pairs.image)).log()
-    # one tensor, not a list of parts: parts between the blocks would keep the heap from giving these back
-    found, step = torch.empty(len(pairs), dtype=torch.float64), max(1, BLOCK // len(bank.rows))
-    keys = pairs.image[bank.rows].float()
-    with without_autocast(keys.device):
-        for part in torch.arange(len(pairs)).split(step):
-            image, text = pairs.image_of[part], pairs.text[pairs.text_of[part]].float()
-            others = pairs.scale * text @ keys.T + bank.log_weight
-            others.masked_fill_(image.unsqueeze(1) == bank.rows, -torch.inf)
-            own = pairs.scale * (text * pairs.image[image].float()).sum(1) + of_image[image]
-            found[part] = torch.nn.functional.softplus(others.logsumexp(1) - own).double()
-    weight = pairs.weights.double()
-    total = _marginal(pairs.text_of, weight, len(pairs.text))
-
-    def mean(x: Tensor) -> Tensor:
-        return torch.zeros_like(total).index_add(0, pairs.text_of, weight * x) / total
-
-    return CodeLengths(mean(found), mean((-found).exp()))
-
-
-def choose_bank(pairs: Pairs, most: int, seed: int) -> Bank:
-    """At most `most` of the texts that have a pair, with how often each occurs; a sample where there are more."""
-    weight = _marginal(pairs.text_of, pairs.weights, len(pairs.text))
-    rows = weight.nonzero().squeeze(1)
-    rows = _sample(rows, most, seed).sort().values
-    kept = weight[rows]
-    return Bank(rows, (kept * (weight.sum() / kept.sum())).log())
-
-
 def _count_tokens(head: AmbiguityHead, pairs: Pairs, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Fill the head's rarities; ids of all texts, and the features of `rows` as if each text were not counted."""
+    """Fill the head's rarities; return all ids, and the features of `rows`, each without its own text's count."""
     if pairs.text_ids is None:
         raise ValueError("the head looks at tokens and the pairs have no text_ids: keep them, or leave vocabulary at 0")
     ids, vocabulary = pairs.text_ids, head.parts.vocabulary
     if ids.amax() >= vocabulary or ids.amin() < 0:
         raise ValueError(f"text_ids go from {ids.amin()} to {ids.amax()}, and the vocabulary has {vocabulary} tokens")
-    weight = _marginal(pairs.text_of, pairs.weights, len(pairs.text))[rows]
+    weight = marginal(pairs.text_of, pairs.weights, len(pairs.text))[rows]
     first = first_of_each(ids[rows])
     count = torch.zeros(vocabulary)
     count.index_add_(0, ids[rows].flatten(), (weight.unsqueeze(1) * first).flatten())
@@ -363,7 +242,7 @@ def _count_tokens(head: AmbiguityHead, pairs: Pairs, rows: Tensor) -> tuple[Tens
 
 
 def first_of_each(ids: Tensor) -> Tensor:
-    """Where a row's token stands for the first time, (B, L) bool."""
+    """First occurrence of each token in its row, (B, L) bool."""
     order = ids.sort(dim=1, stable=True)
     new = torch.ones_like(ids, dtype=torch.bool)
     new[:, 1:] = order.values[:, 1:] != order.values[:, :-1]
@@ -371,7 +250,7 @@ def first_of_each(ids: Tensor) -> Tensor:
 
 
 def _fit_linear(head: AmbiguityHead, features: Tensor, target: Tensor) -> None:
-    """Ridge regression of (M,) on standardised features (M, F); features that do not vary get no weight."""
+    """Ridge regression of (M,) on standardised features (M, F); constant features get no weight."""
     head.offset.fill_(target.mean().item())
     if not features.shape[1]:
         return
@@ -389,10 +268,9 @@ def _fit_linear(head: AmbiguityHead, features: Tensor, target: Tensor) -> None:
 def _fit_kernel(  # noqa: PLR0913, PLR0917
     head: AmbiguityHead, mean: Tensor, ids: Tensor | None, rest: Tensor, often: Tensor, seed: int
 ) -> None:
-    """A Gaussian process on the means (M, D), and the words, for what is left (M,), whose noise falls with the matches
-    (M,): exact up to as many texts as there are centres, else with those that have the most matches as inducing points
-    (Nystroem), (K_cm S^-1 K_mc + K_cc) u = K_cm S^-1 rest with the noises S. Texts with many matches are the general
-    ones: there are few, and they are known best.
+    """A Gaussian process on the means (M, D), and the words, for the residual (M,), whose noise falls with the matches
+    (M,): exact up to as many texts as there are centres, else with those with the most matches as inducing points
+    (Nystroem), (K_cm S^-1 K_mc + K_cc) u = K_cm S^-1 rest with the noises S.
     """
     count = min(head.parts.centres, len(mean))
     mixed = torch.randperm(len(mean), generator=torch.Generator().manual_seed(seed))
@@ -427,11 +305,6 @@ def nearest_distance(mean: Tensor, most: int = 2048) -> float:
     return float(distance.median())
 
 
-def _marginal(rows: Tensor, weight: Tensor, count: int) -> Tensor:
-    """Sum of the weights of each row's pairs, (count,)."""
-    return torch.zeros(count, dtype=weight.dtype).index_add(0, rows, weight)
-
-
 class TrueMatch(NamedTuple):
     """The logit scale (cosine + trace_weight trace of the text) + bias that a text is true of an image."""
 
@@ -442,19 +315,14 @@ class TrueMatch(NamedTuple):
 
 def fit_true_match(pairs: Pairs, text_trace: Tensor, seed: int = 0) -> TrueMatch:
     """Logistic regression of "is a pair" on cosine and trace of the text (M,), over some images with all of their texts
-    and a sample of the others, each of which stands for as many as were left out. Where the cosines say nothing of the
-    pairs, neither gets a weight: every pair is as probable as any.
+    and a sample of the others, weighted up to all. Uninformative cosines give both no weight: all pairs are equally
+    probable.
 
-    Newton's method in a trust region, on three numbers in float64. Traces that are all alike get no weight.
+    Newton's method in a trust region, on three numbers in float64. Constant traces get no weight.
     """
-    images = _sample(torch.arange(len(pairs.image)), MATCH_IMAGES, seed)
+    images = sample_rows(torch.arange(len(pairs.image)), MATCH_IMAGES, seed)
+    texts, represents = texts_of(pairs, images, seed)
     matched = torch.isin(pairs.image_of, images)
-    own = pairs.text_of[matched].unique()
-    rest = torch.arange(len(pairs.text))[~torch.isin(torch.arange(len(pairs.text)), own)]
-    others = _sample(rest, MATCH_OTHERS, seed)
-    texts = torch.cat([own, others])
-    stands_for = torch.ones(len(texts), dtype=torch.float64)  # a sampled text for those that were left out
-    stands_for[len(own) :] = len(rest) / max(len(others), 1)
     with without_autocast(pairs.image.device):
         cosine = pairs.image[images].float() @ pairs.text[texts].float().T
     trace = text_trace[texts].double()
@@ -462,23 +330,13 @@ def fit_true_match(pairs: Pairs, text_trace: Tensor, seed: int = 0) -> TrueMatch
     width = width if width > 1e-6 * middle else math.inf
     rows = pairs.image_of[matched] * len(pairs.text) + pairs.text_of[matched]
     label = torch.isin(images.unsqueeze(1) * len(pairs.text) + texts, rows).double()
-    features = torch.stack(
-        torch.broadcast_tensors(cosine.double(), (trace - middle) / width, torch.ones_like(trace))
-    ).flatten(1)
-    weight = (stands_for / (stands_for.sum() * len(images))).expand(label.shape).flatten()
-    problem = features, label.flatten(), weight
-    start = np.array([pairs.scale, 0.0, -pairs.scale])
+    inputs = torch.broadcast_tensors(cosine.double(), (trace - middle) / width, torch.ones_like(trace))
+    weight = (represents / (represents.sum() * len(images))).expand(label.shape).flatten()
+    problem, start = (torch.stack(inputs).flatten(1), label.flatten(), weight), [pairs.scale, 0.0, -pairs.scale]
     from scipy.optimize import minimize
 
-    found = minimize(
-        _loss,
-        start,
-        problem,
-        "trust-exact",
-        jac=True,
-        hess=_curvature,
-        options={"gtol": MATCH_GRADIENT, "maxiter": MATCH_STEPS},
-    )
+    limits = {"gtol": MATCH_GRADIENT, "maxiter": MATCH_STEPS}
+    found = minimize(_loss, np.array(start), problem, "trust-exact", jac=True, hess=_curvature, options=limits)
     scale, by_trace, bias = map(float, found.x)
     if scale <= LEAST_SCALE:
         return TrueMatch(LEAST_SCALE, 0.0, label.flatten().dot(weight).logit(1e-9).item())
@@ -486,10 +344,14 @@ def fit_true_match(pairs: Pairs, text_trace: Tensor, seed: int = 0) -> TrueMatch
     return TrueMatch(scale, by_trace / scale, bias - by_trace * middle)
 
 
-def _sample(rows: Tensor, most: int, seed: int) -> Tensor:
-    if len(rows) <= most:
-        return rows
-    return rows[torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))[:most]]
+def texts_of(pairs: Pairs, images: Tensor, seed: int) -> tuple[Tensor, Tensor]:
+    """All texts of these images and a sample of the others, and how many texts each represents, float64."""
+    own = pairs.text_of[torch.isin(pairs.image_of, images)].unique()
+    rest = torch.arange(len(pairs.text))[~torch.isin(torch.arange(len(pairs.text)), own)]
+    others = sample_rows(rest, MATCH_OTHERS, seed)
+    represents = torch.ones(len(own) + len(others), dtype=torch.float64)
+    represents[len(own) :] = len(rest) / max(len(others), 1)
+    return torch.cat([own, others]), represents
 
 
 def _loss(theta: np.ndarray, features: Tensor, label: Tensor, weight: Tensor) -> tuple[float, np.ndarray]:

@@ -1,4 +1,4 @@
-"""How ambiguous an embedding is: a closed formula of its mean and its tokens, whose few numbers `fit` finds.
+"""Ambiguity of an embedding: a closed formula of its mean and its tokens, whose few numbers `fit` finds.
 
 A text that is true of n of N equally likely images leaves log n nats open. A head gives these nats, and a variance in
 the units of squared distances, 2/a times the nats (`prolip.uncertainty.units`).
@@ -16,25 +16,24 @@ from torch import Tensor, nn
 
 from prolip.gaussian import Gaussian, upcast, without_autocast
 
-#: Inverse temperatures, as multiples of a, at which the answers of a bank are looked at, and which of the nearest.
+#: Inverse temperatures, as multiples of a, of the softmax over a bank, and the ranks of the cosines among features.
 TEMPERATURES, NEAREST = (0.5, 1.0, 2.0), (1, 5, 20)
 BANK_FEATURES, TOKEN_FEATURES = 2 * len(TEMPERATURES) + len(NEAREST), 7
-#: Tokens that stand in more of the texts than this say nothing of one of them: start, end, padding, articles.
+#: Tokens in more of the texts than this are ignored: start, end, padding, articles.
 COMMON = 0.5
-#: A kernel's values below it are 0: their products would be denormal numbers, which make a matrix product take a
-#: hundred times as long.
+#: Smaller values of a kernel are 0: denormal numbers would slow a matrix product down a hundred times.
 NOTHING = 1e-18
 #: Rows that a head sees at once: their kernel is (ROWS, C).
 ROWS = 1024
-#: Least log eta that a head gives.
+#: Least log eta of a head.
 LEAST = -20.0
-#: Random signs that stand for a word; width of the kernel on the words of two texts.
+#: Random signs of a word; width of the kernel on the words of two texts.
 SIGNS, WORDS_WIDTH = 64, 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:
-    """What a head looks at, as numbers of rows; 0: not at that.
+    """Sizes of a head's inputs; 0: without them.
 
     dim: width of the means; bank: embeddings of the other side; vocabulary: of the texts' tokens; centres: of a kernel,
     which compares words, too, where there is a vocabulary.
@@ -47,12 +46,12 @@ class Parts:
 
     @property
     def signs(self) -> int:
-        """Numbers that stand for the words of a centre."""
+        """Numbers for the words of a centre."""
         return SIGNS if self.vocabulary else 0
 
     @property
     def features(self) -> int:
-        """Numbers that the linear part takes."""
+        """Inputs of the linear part."""
         return (BANK_FEATURES if self.bank else 0) + (TOKEN_FEATURES if self.vocabulary else 0)
 
 
@@ -60,9 +59,8 @@ class AmbiguityHead(nn.Module):
     """log eta = gamma (w . f + sum_c u_c k_c + b) + alpha, nats eta that an embedding leaves open.
 
     k_c = exp((m . m_c - 1) / tau + (s . s_c - 1) / WORDS_WIDTH); f: standardised `bank_features` and `token_features`;
-    m_c: centres of the kernel, means of the same side; s: `word_signs`, for texts only. All of it is buffers, which
-    `prolip.uncertainty.fit` fills: a head that was not fitted gives eta = 1 for everything. gamma and alpha are 1 and
-    0, except in heads from before there were words.
+    m_c: centres of the kernel, means of the same side; s: `word_signs`, for texts only. `prolip.uncertainty.fit` fills
+    all buffers; before, eta is 1 for everything. gamma and alpha are 1 and 0, except in older heads without words.
     """
 
     bank: Tensor
@@ -84,27 +82,18 @@ class AmbiguityHead(nn.Module):
     def __init__(self, parts: Parts):
         super().__init__()
         self.parts = parts
-        shapes = {
-            "bank": (parts.bank, parts.dim),
-            "bank_weight": (parts.bank,),
-            "rarity": (parts.vocabulary,),
-            "centres": (parts.centres, parts.dim),
-            "words": (parts.centres, parts.signs),
-            "kernel_weight": (parts.centres,),
-            "feature_mean": (parts.features,),
-            "weight": (parts.features,),
-            "offset": (),
-            "alpha": (),
-        }
-        for name, shape in shapes.items():
+        sizes = {"bank": (parts.bank, parts.dim), "bank_weight": (parts.bank,), "rarity": (parts.vocabulary,)}
+        sizes |= {"centres": (parts.centres, parts.dim), "words": (parts.centres, parts.signs)}
+        sizes |= {"kernel_weight": (parts.centres,), "feature_mean": (parts.features,), "weight": (parts.features,)}
+        for name, shape in (sizes | {"offset": (), "alpha": ()}).items():
             self.register_buffer(name, torch.zeros(shape))
-        for name in ("bank_scale", "kernel_width", "gamma"):
-            self.register_buffer(name, torch.ones(()))
-        self.register_buffer("feature_std", torch.ones(parts.features))
+        ones = {"bank_scale": (), "kernel_width": (), "gamma": (), "feature_std": (parts.features,)}
+        for name, shape in ones.items():
+            self.register_buffer(name, torch.ones(shape))
         self.register_buffer("token_signs", sign_table(parts.vocabulary), persistent=False)
 
     def features(self, mean: Tensor, ids: Tensor | None = None) -> Tensor:
-        """What the linear part takes, not standardised: means (B, D), ids (B, L) -> (B, F)."""
+        """Inputs of the linear part, not standardised: means (B, D), ids (B, L) -> (B, F)."""
         found = []
         if self.parts.bank:
             found.append(bank_features(mean, self.bank, self.bank_weight, self.bank_scale))
@@ -121,7 +110,7 @@ class AmbiguityHead(nn.Module):
     def kernel(self, mean: Tensor, ids: Tensor | None = None) -> Tensor:
         """Return k_c, 0 where it is below NOTHING: (B, D), (B, L) -> (B, C)."""
         exponent = (mean @ self.centres.T - 1) / self.kernel_width
-        if self.parts.signs:  # of a head from before there were words, these are 0, and so is what is added
+        if self.parts.signs:  # zeros in an older head without words, which add nothing
             exponent = exponent + (self.signs(ids) @ self.words.T - self.words.square().sum(1)) / WORDS_WIDTH
         return torch.nn.functional.threshold(exponent.exp(), NOTHING, 0.0)
 
@@ -147,7 +136,7 @@ class AmbiguityHead(nn.Module):
             return self.gamma * found + self.alpha
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        """Accept the state of a head from before there were words."""
+        """Accept the state of an older head without words."""
         state_dict.setdefault(f"{prefix}words", torch.zeros_like(self.words))
         super()._load_from_state_dict(state_dict, prefix, *args)
 
@@ -194,11 +183,11 @@ class VarianceHead(nn.Module):
 
 
 def bank_features(mean: Tensor, bank: Tensor, weight: Tensor, scale: Tensor | float) -> Tensor:
-    """What a bank of the other side answers to means (B, D): entropies and log sums at several temperatures, and some
-    of the largest cosines, (B, BANK_FEATURES).
+    """Entropies and log sums of the softmax over a bank of the other side at several temperatures, and some of the
+    largest cosines, of means (B, D): (B, BANK_FEATURES).
 
-    bank: (K, D); weight: (K,), how often each of its rows occurs, 0: no row; scale: a. At a temperature q the answer
-    is p_k proportional to weight_k exp(q a m.m_k).
+    bank: (K, D); weight: (K,), how often each of its rows occurs, 0: no row; scale: a. At an inverse temperature q
+    p_k is proportional to weight_k exp(q a m.m_k).
     """
     cosines, log_weight, empty = mean @ bank.T, weight.log(), weight == 0
     found = []
@@ -212,16 +201,16 @@ def bank_features(mean: Tensor, bank: Tensor, weight: Tensor, scale: Tensor | fl
     present = cosines.masked_fill(empty, -1.0)
     nearest = present.topk(min(max(NEAREST), bank.shape[0]), dim=1).values
     found += [nearest[:, min(k, nearest.shape[1]) - 1] for k in NEAREST]
-    return torch.stack(found, 1).masked_fill(empty.all(), 0.0)  # a bank that nothing was put into answers nothing
+    return torch.stack(found, 1).masked_fill(empty.all(), 0.0)  # of an empty bank
 
 
 def token_features(ids: Tensor, rarity: Tensor, never: Tensor) -> Tensor:
     """How rare the tokens of texts are, (B, L) ids -> (B, TOKEN_FEATURES).
 
     rarity: (B, L), log((W + 1) / (w_t + 1)) for the weight w_t of the texts with token t among W in all, the inverse
-    document frequency of text retrieval; never: that of a token that no text had. Largest, mean and least of it, the
-    share of tokens never met, mean and largest logarithm of the ids (vocabularies are in the order of frequency),
-    logarithm of their number. What stands in more than half of the texts is left out.
+    document frequency of text retrieval; never: that of a token without a text. Features: its largest, mean and least,
+    the share of unknown tokens, mean and largest logarithm of the ids (vocabularies are ordered by frequency),
+    logarithm of their number; all without the tokens in more than half of the texts.
     """
     found, kept = rarity, rarity > -math.log(COMMON)
     count = kept.sum(1).clamp(min=1)
@@ -231,22 +220,13 @@ def token_features(ids: Tensor, rarity: Tensor, never: Tensor) -> Tensor:
         return (x * kept).sum(1) / count
 
     least = found.masked_fill(~kept, torch.inf).amin(1)
-    return torch.stack(
-        [
-            (found * kept).amax(1),
-            mean(found),
-            least.where(kept.any(1), torch.zeros_like(least)),
-            mean((found >= never).to(found.dtype)),
-            mean(rank),
-            (rank * kept).amax(1),
-            count.to(rank.dtype).log(),
-        ],
-        1,
-    )
+    least, unknown = least.where(kept.any(1), torch.zeros_like(least)), mean((found >= never).to(found.dtype))
+    rarities = (found * kept).amax(1), mean(found), least, unknown
+    return torch.stack([*rarities, mean(rank), (rank * kept).amax(1), count.to(rank.dtype).log()], 1)
 
 
 def sign_table(vocabulary: int) -> Tensor:
-    """Return random signs for every token, (V, SIGNS) int8, the same in every process."""
+    """Return random signs for every token, (V, SIGNS) int8, equal in every process."""
     random = torch.Generator().manual_seed(0)
     signs = 2 * torch.randint(2, (vocabulary, SIGNS), generator=random, dtype=torch.int8, device="cpu") - 1
     return signs.to(torch.get_default_device())
@@ -255,7 +235,7 @@ def sign_table(vocabulary: int) -> Tensor:
 def word_signs(ids: Tensor, rarity: Tensor, signs: Tensor) -> Tensor:
     """Return unit vectors whose inner product estimates the overlap of words, (B, L) -> (B, SIGNS).
 
-    Each is the sum of its tokens' signs (V, SIGNS), weighted by rarity (V,), without tokens of more than half of the
+    Each is the sum of its tokens' signs (V, SIGNS), weighted by rarity (V,), without tokens in more than half of the
     texts: a random projection (Achlioptas 2003) of the tf-idf vector, with an error of about 1 / sqrt(SIGNS).
     """
     weight = rarity * (rarity > -math.log(COMMON))

@@ -1,8 +1,7 @@
-"""Novelty: how far an input is from what the model was trained on, which no variance of its embedding says.
+"""Novelty: distance of an input from the training data, which no variance of its embedding shows.
 
-A distance at either end of a tower, and what it means: the information -log p, in nats, of "only a share p of new
-inputs of the training's kind is further". 0.7 nats: half of them are; 4.6 nats: 1 in 100. The shares come from training
-inputs that were held out of the fit in turns, as the distances of those that took part are too small.
+A distance at either end of a tower becomes -log p, in nats: only a share p of new training-like inputs is farther. 0.7
+nats: half of them; 4.6 nats: 1 in 100. The shares come from training inputs that were held out of the fit in turns.
 """
 
 from __future__ import annotations
@@ -18,29 +17,29 @@ from torch.nn.functional import softplus
 
 from prolip.gaussian import upcast, without_autocast
 from prolip.scores import Side
-from prolip.uncertainty.hidden import Hidden, encode_hidden, innermost
+from prolip.uncertainty.token_stats import Encoded, encode_with_stats, innermost
 
-#: Distances that a reference keeps, up to the one that the share TAIL of new own inputs exceeds.
+#: Quantiles of a reference, up to the one that a share TAIL of new familiar inputs exceeds.
 KNOTS, TAIL = 64, 0.1
-#: Numbers that a reference takes at least.
+#: Fewest distances for a reference.
 FEWEST = 20
-#: What is added to the variance of each direction, as a share of the mean variance.
+#: Addition to the variance of each direction, as a share of the mean variance.
 SHRINK = 1e-2
-#: Rows that a novelty is fitted to, a sample where there are more; random parts that are held out in turns.
+#: Most rows of a fit, a sample of more; random parts that are held out in turns.
 SAMPLE, FOLDS = 8192, 5
-#: Rounds of k-means; rows that a class has on average, at least.
+#: Rounds of k-means; fewest rows of a class on average.
 ROUNDS, ROWS = 10, 4
 BLOCK = 1024
-#: Inputs of the training's kind for one that is not, before any is seen.
+#: Prior odds that an input is familiar.
 ODDS = 10
-#: Numbers that torch takes quantiles of, at most.
+#: Most numbers for torch's quantiles.
 MOST = 1 << 23
 
 
 @dataclass(frozen=True, kw_only=True)
 class Widths:
-    """Size of a novelty. mean: width of the means; first: of what is kept of the first tokens; centres: classes that
-    are kept at either; rank: directions that are kept at either.
+    """Size of a novelty. mean, first: widths of the means and token statistics; centres, rank: classes and directions
+    at either.
     """
 
     mean: int
@@ -61,9 +60,9 @@ class Widths:
 class Distance(nn.Module):
     """min_c |W'z - c|^2 - |b z|^2 + (D - R) |x - m - V z|^2 / e,  z = V'(x - m).
 
-    The relative Mahalanobis distance (Ren et al. 2021, arXiv 2106.09022) in the R main directions V of D, W and b
-    whiten what classes vary by within and what all inputs vary by, c are the classes' means; and the energy in the
-    other directions over its mean e, of which all counts, as there no class is known (probabilistic PCA).
+    The relative Mahalanobis distance (Ren et al. 2021, arXiv 2106.09022) in the R main directions V of D: W and b
+    whiten the variance within classes and that of all inputs, c are the classes' means; and the energy in the other
+    directions over its mean e (probabilistic PCA).
     """
 
     middle: Tensor
@@ -76,14 +75,8 @@ class Distance(nn.Module):
     def __init__(self, width: int, centres: int, rank: int):
         super().__init__()
         rank = min(rank, width)
-        shapes = {
-            "middle": (width,),
-            "basis": (width, rank),
-            "within": (rank, rank),
-            "background": (rank,),
-            "centres": (centres, rank),
-            "rest": (),
-        }
+        shapes: dict[str, tuple[int, ...]] = {"middle": (width,), "basis": (width, rank), "within": (rank, rank)}
+        shapes |= {"background": (rank,), "centres": (centres, rank), "rest": ()}
         for name, shape in shapes.items():
             self.register_buffer(name, torch.zeros(shape))
 
@@ -98,14 +91,14 @@ class Distance(nn.Module):
             return squared.amin(1) - (main * self.background).square().sum(1) + self.rest * other
 
 
-class AllAlike(ValueError):
-    """Inputs that are alike: nobody can say how far the farthest of them are."""
+class DegenerateFeatures(ValueError):
+    """Inputs are too similar to say how far the farthest of them are."""
 
 
 class Reference(nn.Module):
-    """-log of the share of new own inputs with a larger number, in nats: quantiles, beyond them an exponential tail.
+    """Distance -> -log P(a held-out familiar input is farther), in nats: quantiles, beyond them an exponential tail.
 
-    A number below all has 0 nats; above all it has as many as the tail says, so that far and further stay apart.
+    A distance below all has 0 nats.
     """
 
     knots: Tensor
@@ -114,11 +107,11 @@ class Reference(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("knots", torch.linspace(0, 1, KNOTS))
-        #: Mean of what numbers beyond the last knot are beyond it; 0: never fitted.
+        #: Mean excess over the last knot of the numbers beyond it; 0: never fitted.
         self.register_buffer("excess", torch.zeros(()))
 
     def fit(self, numbers: Tensor) -> Reference:
-        """Take the numbers (N,) of held-out inputs as those of new ones. ValueError for fewer than 20; `AllAlike`."""
+        """Take the numbers (N,) of held-out inputs. ValueError for fewer than 20; `DegenerateFeatures`."""
         numbers = numbers.double()
         if numbers.ndim != 1 or len(numbers) < FEWEST or not numbers.isfinite().all():
             raise ValueError(f"a reference takes {FEWEST} finite numbers or more, (N,), got {tuple(numbers.shape)}")
@@ -126,7 +119,7 @@ class Reference(nn.Module):
         knots = numbers[:: 1 + len(numbers) // MOST].quantile(levels)
         beyond = numbers[numbers > knots[-1]] - knots[-1]
         if not len(beyond):
-            raise AllAlike("the numbers of new inputs have no tail: more than a tenth of them are the largest")
+            raise DegenerateFeatures("the distances have no tail: more than a tenth of them are the largest")
         self.knots.copy_(knots)
         self.excess.copy_(beyond.mean())
         return self
@@ -142,11 +135,10 @@ class Reference(nn.Module):
 
 
 class Novelty(nn.Module):
-    """How new an image or a text is at both ends of its tower, in nats; all of it buffers, 3.7 MB for a ViT-B's images.
+    """Novelty of an image or a text at both ends of its tower, in nats; all buffers, 3.7 MB for a ViT-B's images.
 
-    `first` tells what is foreign: photographs, noise, blank pictures among drawings; words that were never trained on.
-    `mean` tells what is unfamiliar: which answers are wrong. They stay two numbers, as the larger of both does either
-    worse.
+    `first` detects foreign inputs: photographs, noise, blank images among drawings; unknown words. `mean` detects
+    unfamiliar ones, whose answers are wrong. Their maximum performs worse on each task.
     """
 
     def __init__(self, widths: Widths):
@@ -159,58 +151,54 @@ class Novelty(nn.Module):
 
     @property
     def fitted(self) -> bool:
-        """Whether it was fitted to anything."""
+        """Whether it was fitted."""
         return all(bool(x > 0) for name, x in self.references.named_buffers() if name.endswith("excess"))
 
-    def forward(self, hidden: Hidden) -> dict[str, Tensor]:
+    def forward(self, hidden: Encoded) -> dict[str, Tensor]:
         """A batch as `encode_hidden` gives it -> nats of both ends by name, (B,) each. ValueError for another width."""
         found = {}
-        for name, x in (("mean", hidden.z.mean), ("first", hidden.first)):
+        for name, x in (("mean", hidden.z.mean), ("first", hidden.token_stats)):
             check_width(name, x, self.widths.depths[name], "this novelty was made for")
             found[name] = self.references[name](self.distances[name](x))
         return found
 
 
 def novelty_of(model: nn.Module, batch: Tensor, side: Side = "image") -> dict[str, Tensor]:
-    """How new a batch of pixels (B, 3, H, W), or of token ids (B, L) as the side "text", is to a model: nats at its
-    `first` tokens and at the `mean`, (B,) each.
-
-    ValueError for a model whose novelty was never fitted.
+    """Novelty of a batch of pixels (B, 3, H, W), or of token ids (B, L) as the side "text": nats at the `first` tokens
+    and at the `mean`, (B,) each. ValueError for a model without a fitted novelty.
     """
     novelty = fitted_novelty(model, side)
     if novelty is None:
-        raise ValueError(
-            f"this model has no novelty of {side}s: prolip uncertainty fits it, with variances,"
-            f" to any model whose {side} tower is one of OpenCLIP's or ours"
-        )
-    return novelty(encode_hidden(model, batch, side))
+        remedy = f"prolip uncertainty fits it, to any model whose {side} tower is one of OpenCLIP's or ours"
+        raise ValueError(f"this model has no novelty of {side}s: {remedy}")
+    return novelty(encode_with_stats(model, batch, side))
 
 
 def fitted_novelty(model: nn.Module, side: Side = "image") -> Novelty | None:
-    """The novelty of a model, or of what is around it; None where it has none that was fitted."""
+    """The fitted novelty of a model or its wrapper, or None."""
     name = "novelty" if side == "image" else "text_novelty"
     found = [getattr(part, name, None) for part in (model, innermost(model))]
     return next((part for part in found if isinstance(part, Novelty) and part.fitted), None)
 
 
 def refusal(code_length: Tensor, novelty: Mapping[str, Tensor]) -> Tensor:
-    """Nats against an answer, more: refuse earlier; -log P(the input is of the training's kind and the answer right).
+    """-log P(the input is familiar and the answer right), in nats; refuse the larger ones.
 
-    code_length: -log p(answer) among the candidates, given that it is of that kind (`Units.code_length`), (B,);
-    novelty: a `Novelty`'s nats h, (B,) each. At odds of ODDS to 1 that an input is of the training's kind, and e^-h of
-    these further out, -log P(it is) = log(1 + e^h / ODDS): 0.1 at h = 0, 0.7 at log ODDS, nearly h - log ODDS far out.
+    code_length: -log p(answer) among the candidates for a familiar input (`Units.code_length`), (B,); novelty: a
+    `Novelty`'s nats h, (B,) each. At prior odds of ODDS to 1 that an input is familiar, -log P(it is) =
+    log(1 + e^h / ODDS): 0.1 at h = 0, 0.7 at log ODDS, nearly h - log ODDS far out.
     """
     strange = [softplus(upcast(h) - math.log(ODDS)) for h in novelty.values()]
     return upcast(code_length) + torch.stack(strange).sum(0)
 
 
 def fit_novelty(mean: Tensor, first: Tensor, widths: Widths, classes: Tensor | None = None, seed: int = 0) -> Novelty:
-    """The novelty of inputs of the kind of these N, from their unit means (N, D) and first tokens (N, 2 W), in closed
+    """The novelty of inputs unlike these N, from their unit means (N, D) and token statistics (N, 2 W), in closed
     formulas on the CPU: nine seconds of one core for 100,000 images of a ViT-B.
 
-    classes: (N,) int64, which of them show the same, for instance have the same text, below 0: nobody knows. Those of
-    k-means stand for them where some are not known, are more than are kept or have few rows, and at the first tokens,
-    which know nothing of what is shown. Raises ValueError for what does not fit.
+    classes: (N,) int64, equal for inputs that show the same, for instance with the same text, below 0: unknown. k-means
+    replaces them where some are unknown, too many or too small, and at the first tokens. Raises ValueError for inputs
+    that do not fit together.
     """
     check_rows(mean, first, widths, classes)
     random = torch.Generator().manual_seed(seed)
@@ -219,12 +207,12 @@ def fit_novelty(mean: Tensor, first: Tensor, widths: Widths, classes: Tensor | N
     model = Novelty(widths)
     with without_autocast(mean.device):
         for name, whole in (("mean", mean), ("first", first)):
-            x = whole[rows].detach()  # as it is kept: whatever counts makes float32 of a block at a time
+            x = whole[rows].detach()  # in its own dtype: every function converts a block at a time to float32
             main = principal(x, widths.rank)
             kinds = classes[rows] if classes is not None and name == "mean" else None
             if kinds is None or kinds.amin() < 0 or len(kinds.unique()) > how_many(x, widths):
-                # Clusters are found once for all folds: their means are taken without what is held out.
-                kinds = cluster(project(x, main), how_many(x, widths), seed)
+                # Clusters are found once for all folds; their means leave out the held-out rows.
+                kinds = cluster(reduce_features(x, main), how_many(x, widths), seed)
             model.references[name] = Reference().fit(held_out(x, kinds, folds, widths))
             model.distances[name] = fit_distance(x, main, kinds, widths.centres)
     return model
@@ -249,7 +237,7 @@ class Principal(NamedTuple):
 
 
 def principal(x: Tensor, rank: int) -> Principal:
-    """The `rank` main directions of features (N, D). `AllAlike` for features that differ by no more than rounding."""
+    """The `rank` main directions of features (N, D). `DegenerateFeatures` where they differ by rounding alone."""
     middle = x.mean(0, dtype=torch.float32)
     whole = torch.zeros(x.shape[1], x.shape[1], dtype=torch.float64)
     for y in x.split(BLOCK):
@@ -257,29 +245,27 @@ def principal(x: Tensor, rank: int) -> Principal:
         whole += apart.T @ apart
     rounding = 8 * torch.finfo(torch.float32).eps * middle.norm()
     if not whole.trace() > len(x) * rounding**2:
-        raise AllAlike("all inputs are the same: nothing is far from them")
+        raise DegenerateFeatures("all inputs are the same: nothing is far from them")
     covariance = whole.div_(len(x)).float()
-    del whole  # as large as all that follows
+    del whole  # the largest tensor here
     variance, basis = torch.linalg.eigh(covariance)
     return Principal(middle, basis.flip(1)[:, :rank], variance.flip(0))
 
 
-def project(x: Tensor, main: Principal) -> Tensor:
+def reduce_features(x: Tensor, main: Principal) -> Tensor:
     """Features (N, D) in their main directions, (N, R)."""
     return torch.cat([(upcast(y) - main.middle) @ main.basis for y in x.split(BLOCK)])
 
 
 def fit_distance(x: Tensor, main: Principal, classes: Tensor, most: int) -> Distance:
-    """The distance from features (N, D) with these main directions that fall into classes (N,), of which the `most`
-    largest are kept.
-    """
-    classes, kept = largest(classes, most)
+    """The distance from features (N, D) by their main directions and classes (N,), of which the `most` largest stay."""
+    classes, kept = keep_largest(classes, most)
     rank, shrink = main.basis.shape[1], SHRINK * main.variance.mean()
     distance = Distance(x.shape[1], most, rank)
-    z = project(x, main)
+    z = reduce_features(x, main)
     means = class_means(z, classes, kept)
     inside = (z - means[classes])[classes >= 0]
-    free = max(len(inside) - kept, 1)  # each mean has taken a row's freedom
+    free = max(len(inside) - kept, 1)  # degrees of freedom
     distance.middle.copy_(main.middle)
     distance.basis.copy_(main.basis)
     distance.background.copy_((main.variance[:rank] + shrink).rsqrt())
@@ -318,7 +304,7 @@ def nearest_of(x: Tensor, centres: Tensor) -> Tensor:
     return torch.cat([(2 * y @ centres.T - centres.square().sum(1)).argmax(1) for y in x.split(BLOCK)])
 
 
-def largest(classes: Tensor, most: int) -> tuple[Tensor, int]:
+def keep_largest(classes: Tensor, most: int) -> tuple[Tensor, int]:
     """Classes (N,) numbered from 0, the `most` with most rows; -1 for the others; and how many there are."""
     _, numbered, size = classes.unique(return_inverse=True, return_counts=True)
     number = torch.full_like(size, -1)
@@ -333,7 +319,7 @@ def whiten(covariance: Tensor, shrink: Tensor) -> Tensor:
 
 
 def check_rows(mean: Tensor, first: Tensor, widths: Widths, classes: Tensor | None) -> None:
-    """ValueError where these are not N rows of these widths, finite, with their classes."""
+    """ValueError unless these are N finite rows of these widths, with their classes."""
     for name, x in (("mean", mean), ("first", first)):
         check_width(name, x, widths.depths[name], "the widths say")
         if broken := sum(int((~y.isfinite().all(1)).sum()) for y in x.split(BLOCK)):
@@ -345,7 +331,7 @@ def check_rows(mean: Tensor, first: Tensor, widths: Widths, classes: Tensor | No
 
 
 def check_width(name: str, x: Any, width: int, who: str) -> None:
-    """ValueError for what is no batch (B, width)."""
+    """ValueError unless x is a batch (B, width)."""
     if not isinstance(x, Tensor) or x.ndim != 2 or x.shape[1] != width:
         found = tuple(x.shape) if isinstance(x, Tensor) else x
         raise ValueError(f"{name} is {found}, {who} (B, {width})")

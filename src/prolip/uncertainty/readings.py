@@ -1,4 +1,4 @@
-"""What a model stores of its training to compute the ambiguity of images, intervals of shares, and doubt."""
+"""Stored parts of the training data, for the ambiguity of images, intervals of shares, and doubt."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from prolip.uncertainty.doubt import NUMBERS, Doubt, Evidence
 from prolip.uncertainty.heads import AmbiguityHead, in_blocks
 from prolip.uncertainty.novelty import Novelty
 
-#: General texts that are kept; the shares of the images that they fit; fewest that say anything.
+#: Stored general texts; the shares of the images that they fit; fewest that ambiguity takes.
 GENERAL, SHARES, FEWEST = 256, (0.01, 0.3), 4
-#: Inverse temperature of the texts' answer, as a multiple of a; nearest images that are asked, and how they weigh.
+#: Inverse temperature of the softmax over texts, as a multiple of a; nearest images, and how sharply they weigh.
 TEMPERATURE, NEAREST, SHARPNESS = 0.5, 60, 8.0
-#: A text whose cosine to a known one is within so much of its kernel's width is one.
+#: A text counts as known within this fraction of its kernel's width.
 SAME = 0.01
 #: Standard errors to each end of a 90% interval.
 ERRORS = 1.645
@@ -27,7 +27,7 @@ class Readings(nn.Module):
     """Buffers: general texts (G, D), training images (K, D), which texts are true of which images, (K, G) bool.
 
     bounds: (4,), true nats of a text minus its eta: lower and upper bound of known texts, then of unknown ones;
-    doubt_numbers: `Doubt.numbers`. A model from before there were readings has them not `fitted`.
+    doubt_numbers: `Doubt.numbers`. Older models have them not `fitted`.
     """
 
     general: Tensor
@@ -39,14 +39,10 @@ class Readings(nn.Module):
     def __init__(self, dim: int, images: int):
         super().__init__()
         self.sizes = {"dim": dim, "images": images}
-        for name, x in (
-            ("general", torch.zeros(GENERAL, dim)),
-            ("images", torch.zeros(images, dim)),
-            ("true", torch.zeros(images, GENERAL, dtype=torch.bool)),
-            ("bounds", torch.zeros(4)),
-            ("doubt_numbers", torch.zeros(NUMBERS, dtype=torch.float64)),
-        ):
-            self.register_buffer(name, x)
+        for name, shape in {"general": (GENERAL, dim), "images": (images, dim), "bounds": (4,)}.items():
+            self.register_buffer(name, torch.zeros(shape))
+        self.register_buffer("true", torch.zeros(images, GENERAL, dtype=torch.bool))
+        self.register_buffer("doubt_numbers", torch.zeros(NUMBERS, dtype=torch.float64))
 
     @property
     def fitted(self) -> bool:
@@ -76,7 +72,7 @@ class Readings(nn.Module):
         return -((log_p.exp() * log_p).sum(1) + torch.xlogy(share, share).sum(1)) / 2
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        """Accept the state of a model from before there were readings."""
+        """Accept the state of an older model without readings."""
         for name, x in self.named_buffers():
             state_dict.setdefault(prefix + name, x)
         super()._load_from_state_dict(state_dict, prefix, *args)
@@ -107,7 +103,7 @@ class Reader(NamedTuple):
     def shares(self, trace: Tensor, mean: Tensor) -> tuple[Tensor, Tensor]:
         """Return the 90% interval of the share of images that texts fit: traces (N,), unit means (N, D) -> (N,), (N,).
 
-        It holds the error of the nats (`Readings.bounds`) and, of known texts, that of a count n: 1 / sqrt(n) of log n.
+        From the error of the nats (`Readings.bounds`) and, for known texts, that of a count n: 1 / sqrt(n) of log n.
         """
         nats, most = trace.float().to(mean.device) / self.unit, math.log(self.images)
         known = self.text.nearest(self._placed(mean)) > 1 - SAME * self.text.kernel_width

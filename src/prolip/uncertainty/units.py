@@ -1,4 +1,4 @@
-"""Uncertainty in units that a person understands: nats and bits of information, and how many items an input fits."""
+"""Uncertainty in understandable units: nats and bits of information, and how many items an input fits."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ from prolip.uncertainty.doubt import hedge
 
 
 class Units(NamedTuple):
-    """What the traces of a model mean that was fitted to matched pairs (`prolip.uncertainty.fit`).
+    """The units of the traces of a model that was fitted to matched pairs (`prolip.uncertainty.fit`).
 
     unit: 2/a, the squared distance of a nat; images, texts: how many of each the pairs had. With a trace of `unit` *
     eta an input leaves eta nats open: a text fits exp(eta) of `images` images, and says log(images) - eta nats about
-    which one is meant; an image likewise among `texts` texts, where exp(eta) counts its captions by how often each is
-    given (exp of a collision entropy).
+    which one is meant; an image likewise among `texts` texts, where exp(eta) is the exp of a collision entropy.
     """
 
     unit: float
@@ -25,7 +24,7 @@ class Units(NamedTuple):
     texts: int
 
     def nats(self, trace: Tensor) -> Tensor:
-        """What an input leaves open, eta; its trace in any shape."""
+        """Nats that an input leaves open, eta; its trace in any shape."""
         return trace / self.unit
 
     def share(self, trace: Tensor, of: str = "images") -> Tensor:
@@ -44,16 +43,16 @@ class Units(NamedTuple):
     def code_length(self, cosine: Tensor, doubt: Tensor | None = None) -> Tensor:
         """Nats of K candidates as answers to N questions, -log p(k|n), p(k|n) = softmax_k (2/unit) cosine_nk.
 
-        cosine: of the unit means, (N, K), both in float32; doubt: of the N questions, d, which makes p(k|n) to
-        (1 - d) p(k|n) + d / K. The expected code length among the pairs that the model was
-        fitted to is `nats` of the question's trace; this one is among the candidates that are there to choose from.
+        cosine: of the unit means, (N, K), both in float32; doubt: of the N questions, d, which turns p(k|n) into
+        (1 - d) p(k|n) + d / K. `nats` of the question's trace is the expected code length among the pairs of the fit;
+        this one is among the given candidates.
         """
         logits = cosine * (2 / self.unit)
         nats = logits.logsumexp(1, keepdim=True) - logits
         return nats if doubt is None else -hedge(-nats, doubt)
 
     def trace(self, share: Tensor, of: str = "images") -> Tensor:
-        """The trace of an input that fits this share: `share` undone."""
+        """The trace of an input that fits this share: the inverse of `share`."""
         return self.unit * (torch.as_tensor(share) * self._total(of)).log()
 
     def _total(self, of: str) -> int:
@@ -63,7 +62,7 @@ class Units(NamedTuple):
 
 
 def in_words(share: float) -> str:
-    """A share as a person says it: "about 1 in 12", "about 2 in 3", "nearly all"."""
+    """A share in words: "about 1 in 12", "about 2 in 3", "nearly all"."""
     if not 0 <= share <= 1:
         raise ValueError(f"share {share} is outside of [0, 1]")
     if share > 0.9:
@@ -79,6 +78,6 @@ def in_words(share: float) -> str:
 
 
 def range_in_words(low: float, high: float) -> str:
-    """An interval of shares as a person says it: "about 1 in 900 to 1 in 60"."""
+    """An interval of shares in words: "about 1 in 900 to 1 in 60"."""
     ends = in_words(low), in_words(high)
     return ends[0] if ends[0] == ends[1] else f"{ends[0]} to {ends[1].removeprefix('about ')}"

@@ -24,6 +24,7 @@ DOORS = {
 #: `__getattr__` (`prolip.utils.late`).
 MOVED = {
     "prolip.data.emoji": "prolip.corpora.emoji.corpus",
+    "prolip.evaluation.datasets.specs": "prolip.evaluation.datasets.registry",
     "prolip.data.noise": "prolip.data.noisy_captions",
     "prolip.data.pictures": "prolip.data.images",
     "prolip.data.reading.addresses": "prolip.data.reading.stream",
@@ -39,6 +40,11 @@ MOVED = {
     "prolip.openclip_names": "prolip.evaluation.zero_shot",
     "prolip.options": "training.model_options",
     "prolip.report": "prolip.corpora.emoji.report",
+    "prolip.methods.triplet": "prolip.methods.deterministic",
+    "prolip.uncertainty.attach": "prolip.fitting.attach",
+    "prolip.uncertainty.clip": "prolip.uncertainty.openclip",
+    "prolip.uncertainty.collect": "prolip.fitting.collect",
+    "prolip.uncertainty.hidden": "prolip.uncertainty.token_stats",
     "prolip.uncertainty.pairs": "prolip.embeddings",
 }
 

@@ -35,7 +35,7 @@ def check_output(path: str | os.PathLike, folder: bool = False, size: int = 0, m
         raise ValueError(f"{place} cannot be written, you may not write to it: {other}")
     if _is_stream(place):
         return
-    place = _real(place)  # a file is replaced by a rename in the folder that holds it
+    place = Path(os.path.realpath(place))  # a file is replaced by a rename in the folder that holds it
     above = place if there and folder else place.parent
     while not above.exists():
         above = above.parent
@@ -67,7 +67,7 @@ def replacing(target: Path) -> Iterator[Path]:
         with _told(target):
             yield target
         return
-    target = _real(target)
+    target = Path(os.path.realpath(target))
     temporary = _beside(target)
     temporary.touch(exist_ok=False)
     mode = (target if target.exists() else temporary).stat().st_mode
@@ -90,7 +90,7 @@ def replacing_folder(target: Path, kept: Callable[[str], bool] = lambda name: Fa
     by the caller's mark that the others may go (`check_output`). Folders above are made. In a folder that cannot be
     renamed (a mount point, the current folder) entries are replaced one by one: a kill leaves a part.
     """
-    target = _real(target)
+    target = Path(os.path.realpath(target))
     if target.exists() and not target.is_dir():
         raise NotADirectoryError(f"{target} is a file: give a folder")
     stays = target.is_dir() and not _can_be_renamed(target)
@@ -133,11 +133,6 @@ def _told(target: Path) -> Iterator[None]:
             raise
         why = f"{target} was not written ({os.strerror(number)}): make room on its disk, or give another place"
         raise OSError(number, why) from error
-
-
-def _real(path: Path) -> Path:
-    """An absolute path without links, which stays right wherever the process goes."""
-    return Path(os.path.realpath(path))
 
 
 def _can_be_renamed(folder: Path) -> bool:

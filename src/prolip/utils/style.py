@@ -6,6 +6,8 @@ markers.
 
 from __future__ import annotations
 
+import base64
+import io
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
+from PIL import Image
 
 from prolip.utils.console import plain
 from prolip.utils.outputs import replacing
@@ -34,6 +37,9 @@ LOOKS: tuple[tuple[str, Any, str], ...] = (
 )
 GOOD, BAD = LOOKS[0][0], LOOKS[1][0]
 
+#: Of boxes of quartiles.
+BOX: Any = {"showfliers": False, "medianprops": {"color": INK, "linewidth": 1.6}}
+BOX |= {"whiskerprops": {"color": MUTED}, "capprops": {"color": MUTED}}
 STYLE: Any = mpl.rc_params_from_file(Path(__file__).with_name("figures.mplstyle"), use_default_template=False)
 STYLE["axes.prop_cycle"] = cycler(color=[look[0] for look in LOOKS], linestyle=[look[1] for look in LOOKS])
 DPI = STYLE["savefig.dpi"]
@@ -70,3 +76,15 @@ def save(figure: Figure, path: Path, dpi: float = DPI) -> Path:
     with replacing(path) as temporary:
         figure.savefig(temporary, format=path.suffix[1:], dpi=dpi)
     return path
+
+
+def picture(image: Image.Image, **how: Any) -> str:
+    """An image inside a self-contained page, as WebP, since browsers open no TIFF. how: settings of Pillow."""
+    encoded = io.BytesIO()
+    image.save(encoded, "WEBP", **how)
+    return data_uri(encoded.getvalue(), "webp")
+
+
+def data_uri(data: bytes, kind: str) -> str:
+    """An encoded image, png or webp, inside a self-contained page."""
+    return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"

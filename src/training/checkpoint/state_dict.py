@@ -42,7 +42,7 @@ def save(run: Run) -> None:
             "total_steps": run.total_steps,
             **dict.fromkeys(AVERAGES),
             **state,
-            "memory": dict(trained.objective.memory),
+            "memory": dict(trained.objective.pool_state),
             "draws": trained.objective.context.draws.version,
             "swa_steps": averaged_steps(trained, at.step),
             "scaler": trained.scaler.state_dict(),
@@ -69,7 +69,7 @@ def restore(run: Run, state: dict[str, Any], shards: str = "") -> None:
     load_optimizer(trained.optimizer, fit_optimizer(state["optimizer"], trained.optimizer.param_groups))
     if state["scaler"] and trained.scaler.is_enabled():
         trained.scaler.load_state_dict(state["scaler"])
-    trained.objective.memory = {name: value.clone() for name, value in state.get("memory", {}).items()}
+    trained.objective.pool_state = {name: value.clone() for name, value in state.get("memory", {}).items()}
     for name in trained.averaged(state["step"]):
         load_module(trained.averages[name].module, state[name])
     run.at = Position(

@@ -11,9 +11,9 @@ import torch.nn.functional as F
 
 import prolip
 from prolip.embeddings import Pairs
-from prolip.methods import LikelihoodConfig
+from prolip.fitting.attach import attach
+from prolip.methods.likelihood import LikelihoodConfig
 from prolip.models.checkpoint import save_pretrained
-from prolip.uncertainty.attach import attach
 from prolip.uncertainty.fit import Fitted, fit_variances
 
 TINY = {

@@ -23,30 +23,11 @@ from prolip.models import config as configuration
 from prolip.models import readers
 
 #: One name for each of the 22 combinations of an image tower and a text tower.
-NAMES = (
-    "ViT-B-16",
-    "ViT-B-16-SigLIP",
-    "ViTamin-B",
-    "convnext_base",
-    "RN50",
-    "EVA02-B-16",
-    "PE-Core-B-16",
-    "MobileCLIP2-B",
-    "swin_base_patch4_window7_224",
-    "vit_medium_patch16_gap_256",
-    "vit_relpos_medium_patch16_cls_224",
-    "ViT-H-14-worldwide",
-    "MobileCLIP-S1",
-    "ViT-H-14-CLIPA",
-    "roberta-ViT-B-32",
-    "xlm-roberta-base-ViT-B-32",
-    "mt5-base-ViT-B-32",
-    "nllb-clip-base",
-    "nllb-clip-base-siglip",
-    "coca_ViT-B-32",
-    "coca_base",
-    "MobileCLIP2-L-14",
-)
+LISTED = """ViT-B-16 ViT-B-16-SigLIP ViTamin-B convnext_base RN50 EVA02-B-16 PE-Core-B-16 MobileCLIP2-B
+swin_base_patch4_window7_224 vit_medium_patch16_gap_256 vit_relpos_medium_patch16_cls_224 ViT-H-14-worldwide
+MobileCLIP-S1 ViT-H-14-CLIPA roberta-ViT-B-32 xlm-roberta-base-ViT-B-32 mt5-base-ViT-B-32 nllb-clip-base
+nllb-clip-base-siglip coca_ViT-B-32 coca_base MobileCLIP2-L-14"""
+NAMES = tuple(LISTED.split())
 #: Other image sizes of relative positions, and passes of transformers' towers without data, want these versions.
 OLD_TIMM = Version(timm.__version__) < Version("1.0.31")
 OLD_TRANSFORMERS = Version(version("transformers")) < Version("5") if find_spec("transformers") else True
@@ -63,25 +44,15 @@ TIMM: dict[str, dict[str, Any]] = {
 }
 TOWER = {"width": 64, "layers": 2}
 #: Keys of transformers' configurations -> small values, where they are there.
-NARROW = {
-    "hidden_size": 64,
-    "intermediate_size": 64,
-    "num_attention_heads": 2,
-    "num_hidden_layers": 2,
-    "vocab_size": 1000,
-    "d_model": 64,
-    "d_ff": 64,
-    "d_kv": 32,
-    "num_heads": 2,
-    "num_layers": 2,
-    "num_decoder_layers": 1,
-    "encoder_layers": 2,
-    "decoder_layers": 1,
-    "encoder_ffn_dim": 64,
-    "decoder_ffn_dim": 64,
-    "encoder_attention_heads": 2,
-    "decoder_attention_heads": 2,
+SIZES = {
+    64: "hidden_size intermediate_size d_model d_ff encoder_ffn_dim decoder_ffn_dim",
+    2: "num_attention_heads num_hidden_layers num_heads"
+    " num_layers encoder_layers encoder_attention_heads decoder_attention_heads",
+    1000: "vocab_size",
+    32: "d_kv",
+    1: "num_decoder_layers decoder_layers",
 }
+NARROW = {key: size for size, keys in SIZES.items() for key in keys.split()}
 
 
 def small_config(name: str) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from commands import run
 import own_data
 import prolip
 from prolip.curate.tables import read_table, table_path
-from prolip.evaluation.datasets.specs import open_dataset
+from prolip.evaluation.datasets.registry import open_dataset
 from prolip.explorer.pictures import Pictures
 from prolip.explorer.rules import scored_table
 from prolip.models.checkpoint import save_pretrained

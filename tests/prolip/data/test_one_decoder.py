@@ -32,8 +32,8 @@ from prolip.data.augment.crops import RandomCrop, crop
 from prolip.data.images import decode_pixels
 from prolip.data.loader import DataConfig, build_loader
 from prolip.evaluation.clip_benchmark.patches import patched
-from prolip.evaluation.datasets.folders import open_folder
-from prolip.evaluation.datasets.wds import open_wds
+from prolip.evaluation.datasets.imagefolder import open_folder
+from prolip.evaluation.datasets.webdataset import open_wds
 
 SOURCE = Path(__file__).parents[3] / "src"
 

@@ -25,9 +25,9 @@ from prolip.corpora.emoji import corpus as corpus_data
 from prolip.corpora.emoji import evaluate_corpus as evaluate_corpus
 from prolip.corpora.emoji import export as emoji
 from prolip.evaluation.datasets.base import DamagedData
-from prolip.evaluation.datasets.specs import open_dataset
-from prolip.evaluation.datasets.tables import open_caption_table, open_winogavil
-from prolip.evaluation.datasets.wds import open_wds
+from prolip.evaluation.datasets.csv_zip import open_caption_table, open_winogavil
+from prolip.evaluation.datasets.registry import open_dataset
+from prolip.evaluation.datasets.webdataset import open_wds
 from prolip.evaluation.table import (
     compare_results,
     format_intervals,

@@ -20,8 +20,8 @@ from prolip.evaluation import cache as feature_store
 from prolip.evaluation import embed as features
 from prolip.evaluation.cache import FeatureStore
 from prolip.evaluation.datasets.base import DamagedData, Dataset, Sample
-from prolip.evaluation.datasets.specs import open_dataset
-from prolip.evaluation.datasets.wds import open_wds
+from prolip.evaluation.datasets.registry import open_dataset
+from prolip.evaluation.datasets.webdataset import open_wds
 from prolip.evaluation.ranks import features_over_ranks
 from prolip.evaluation.task import compute_features, evaluate_dataset
 from prolip.evaluation.tasks.base import class_prompts

@@ -17,7 +17,7 @@ from distributed_helpers import run_ranks
 from prolip.data.faults import FaultCounter
 from prolip.evaluation import ranks as over_ranks
 from prolip.evaluation.datasets.base import DamagedData, Share
-from prolip.evaluation.datasets.specs import open_dataset
+from prolip.evaluation.datasets.registry import open_dataset
 from prolip.evaluation.ranks import TaskLost, agree, evaluate_over_ranks
 from prolip.evaluation.task import evaluate_dataset
 from prolip.loading import load_embedder

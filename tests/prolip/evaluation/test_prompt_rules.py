@@ -11,7 +11,7 @@ import pytest
 import torch
 from commands import evaluate
 
-from prolip.evaluation.datasets.wds import open_wds
+from prolip.evaluation.datasets.webdataset import open_wds
 from prolip.evaluation.task import compute_features, evaluate_dataset, study_features
 from prolip.evaluation.tasks import best_prompts
 from prolip.evaluation.zero_shot import PromptRule, mix_groups

@@ -14,7 +14,7 @@ from commands import evaluate, run
 from PIL import Image
 
 from prolip.evaluation.datasets.base import WHOLE, Sample
-from prolip.evaluation.datasets.wds import open_wds
+from prolip.evaluation.datasets.webdataset import open_wds
 from prolip.evaluation.task import compute_features, evaluate_dataset, study_features
 from prolip.evaluation.tasks import best_prompts
 from prolip.evaluation.zero_shot import PromptRule

@@ -10,19 +10,11 @@ from scipy.sparse import csr_matrix
 from sklearn.metrics import roc_auc_score
 
 from prolip import measures
+from prolip.corpora.emoji.kinds import relations
 from prolip.embedder import ModelCard
 from prolip.gaussian import Gaussian
 from prolip.hierarchy import SCORES, items_of
-from prolip.hierarchy.entailment import (
-    as_json,
-    auc_of,
-    best_score,
-    compare,
-    entailment_of,
-    format_entailment,
-    relations,
-    short,
-)
+from prolip.hierarchy.entailment import as_json, auc_of, compare, entailment_of, format_entailment, short
 from prolip.hierarchy.scores import NATS, scores_of
 from prolip.scores import CSDScore, TrueMatchScore
 
@@ -165,7 +157,7 @@ def test_models_are_compared_on_the_same_draws_and_printed():
     good, pairs = judged()
     bad, _ = judged(wrong_way=True)
     found = compare(good, bad, "texts", "trace", 50)
-    best = best_score(good, "texts")
+    best = good.best("texts")
     wanted = good.auc["texts", best, "mean"].value - bad.auc["texts", "trace", "mean"].value
     assert found.difference.value == pytest.approx(wanted) and found.difference.low > 0 and found.score == best
     assert compare(good, good, "texts", best, 50).difference == (0.0, 0.0, 0.0)

@@ -8,7 +8,7 @@ from PIL import Image
 from pycocotools import mask
 from pycocotools.coco import COCO
 
-from prolip.hierarchy.hierarimgs import build, choose, decode_counts, levels_of, mask_of, read_levels
+from prolip.hierarchy.hierarimgs import build, choose, levels_of, mask_of, read_levels
 
 
 def box(x0, y0, x1, y1):
@@ -27,36 +27,14 @@ def runs_of(mask):
     return [*runs, length]
 
 
-def text_of(runs):
-    """COCO's text of run lengths, one number after another as its definition says."""
-    out = ""
-    for i, run in enumerate(runs):
-        x, more = run - (runs[i - 2] if i > 2 else 0), True
-        while more:
-            bits, x = x & 31, x >> 5
-            more = not (x == 0 and not bits & 16) and not (x == -1 and bits & 16)
-            out += chr(bits + (32 if more else 0) + 48)
-    return out
-
-
 def test_run_lengths_of_a_shape_by_hand():
     """3 rows, 4 columns: .XX. / XX.. / .... : columns . X . | X X . | X . . | . . ."""
     wanted = np.array([[0, 1, 1, 0], [1, 1, 0, 0], [0, 0, 0, 0]], bool)
     counts = [1, 1, 1, 2, 1, 1, 5]
     assert runs_of(wanted) == counts
-    assert np.array_equal(mask_of({"counts": counts, "size": [3, 4]}, (3, 4)), wanted)
     # differences from the fourth on: 2 - 1, 1 - 1, 1 - 2, 5 - 1 with one character each, -1 being 31
-    assert decode_counts("1111" + "0" + "O" + "4") == counts
-    assert np.array_equal(mask_of({"counts": "11110O4", "size": [3, 4]}, (3, 4)), wanted)
-
-
-def test_texts_of_run_lengths_are_read_back_whatever_their_size():
-    rng = np.random.default_rng(0)
-    for _ in range(50):
-        runs = rng.integers(0, 10 ** rng.integers(1, 6), rng.integers(1, 30)).tolist()
-        assert decode_counts(text_of(runs)) == runs
-    shown = rng.random((20, 30)) < 0.4
-    assert np.array_equal(mask_of({"counts": text_of(runs_of(shown)), "size": [20, 30]}, (20, 30)), shown)
+    for given in (counts, "11110O4"):
+        assert np.array_equal(mask_of({"counts": given, "size": [3, 4]}, (3, 4)), wanted)
 
 
 def test_polygons_are_filled_and_joined():
@@ -87,8 +65,11 @@ def test_masks_are_those_of_pycocotools():
         assert np.array_equal(mask_of(given, (40, 60)), want)
         crowd = {"counts": runs_of(want), "size": [40, 60]}
         text = mask.frPyObjects(crowd, 40, 60)["counts"]
-        for counts in (crowd["counts"], text, text.decode()):
+        for counts in (crowd["counts"], text.decode()):
             assert np.array_equal(mask_of({"counts": counts, "size": [40, 60]}, (40, 60)), want)
+        for size in ((40, 59), (41, 60)):
+            with pytest.raises(ValueError, match="RLE|do not cover"):
+                mask_of({"counts": text.decode(), "size": list(size)}, size)
 
 
 @pytest.mark.parametrize(
@@ -96,17 +77,11 @@ def test_masks_are_those_of_pycocotools():
     [
         ([], "list of polygons"),
         ("x", "list of polygons"),
-        ([[1, 2, 3, 4]], "a polygon of 4 numbers"),
-        ({"counts": [3, 4]}, "run lengths of 7 pixels"),
-        ({"counts": "P"}, "break off"),
-        ({"counts": "\x7f"}, "character"),
-        ([1, 2, 3, 4, 5, 6], "a polygon is a list .* got 1: write one polygon as"),
-        (["123456"], "got '123456'"),
-        ([[1, 2, 3, 4, 5, None]], "None stands where a number"),
-        ([[1, 2, 3, 4, 5, float("nan")]], "beyond 8 pixels"),
-        ([[1, 2, 1e9, 4, 5, 6]], "beyond 8 pixels of an image of 4 x 3"),
-        ({"counts": [3, 9.5]}, "9.5 stands where"),
-        ({"counts": [3, -1, 10]}, "run lengths of 12"),
+        ({"counts": "P"}, "RLE"),
+        ({"counts": "\x7f"}, "RLE"),
+        *(([one], "a polygon is a list") for one in (1, "123456", [1, 2, 3, 4], [1, 2, 3, 4, 5, None])),
+        *(([[1, 2, far, 4, 5, 6]], "three points or more near") for far in (float("nan"), 1e9)),
+        *(({"counts": runs}, "do not cover an image of") for runs in ([3, 4], [3, 9.5], [3, -1, 10], [])),
         ({"counts": [6, 6], "size": [4, 3]}, r"of size \[4, 3\]"),
     ],
 )

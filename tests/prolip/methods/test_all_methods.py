@@ -17,7 +17,7 @@ import prolip
 from prolip.data.augment.affine import AugmentConfig, Cutout, DeviceAugment
 from prolip.data.augment.colour import ColourConfig, ColourJitter
 from prolip.data.augment.tokens import TokenAugment
-from prolip.embeddings import Pool
+from prolip.embeddings import UnpairedEmbeddings
 from prolip.evaluation.metrics.blockwise import PairScores
 from prolip.gaussian import Gaussian, without_autocast
 from prolip.measures import MEASURES
@@ -75,7 +75,7 @@ def make_objective(method: str) -> Objective:
     model = prolip.create_model("ProLIP-ViT-test", method_cfg=None if kind.adapts else {"name": method})
     objective = kind.objective(model, kind.config(**SETTINGS.get(method, {})), Context(seed=3))
     if kind.objective.needs(objective.config).pool is not None:
-        pool = Pool(
+        pool = UnpairedEmbeddings(
             keys=[f"k{n}" for n in range(9)],
             image=gaussians(9, 1),
             text=gaussians(9, 2),
@@ -83,7 +83,7 @@ def make_objective(method: str) -> Objective:
             image_novelty={},
             text_novelty={},
         )
-        objective.memory = objective.look(CSDScore(), pool)
+        objective.pool_state = objective.before_training(CSDScore(), pool)
     return objective.train()
 
 

@@ -13,17 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from prolip.methods.base import (
-    Context,
-    Objective,
-    accumulate_backward,
-    clamp_logit_scale,
-    join_reps,
-    logit_scale_and_bias,
-    split_batch,
-    split_cotangents,
-    unwrap,
-)
+from prolip.methods.accumulate import accumulate_backward, join_reps, split_batch, split_cotangents, unwrap
+from prolip.methods.base import Context, Objective, clamp_logit_scale, logit_scale_and_bias
 
 WIDTH = 6
 

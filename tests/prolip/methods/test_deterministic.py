@@ -13,7 +13,8 @@ from method_checks import assert_close, gradients
 from torch.nn.parallel import DistributedDataParallel
 
 import prolip
-from prolip.methods.base import RECALL, Context, Objective, accumulate_backward
+from prolip.methods.accumulate import accumulate_backward
+from prolip.methods.base import RECALL, Context, Objective
 from prolip.methods.deterministic import (
     CLIPConfig,
     CLIPObjective,
@@ -21,9 +22,12 @@ from prolip.methods.deterministic import (
     InfoNCEObjective,
     SigLIPConfig,
     SigLIPObjective,
+    TripletConfig,
+    TripletObjective,
+    VSEConfig,
+    VSEObjective,
 )
 from prolip.methods.likelihood import LikelihoodConfig, LikelihoodObjective
-from prolip.methods.triplet import TripletConfig, TripletObjective, VSEConfig, VSEObjective
 from prolip.utils.flags import flag_of
 
 METHODS = {
@@ -228,9 +232,12 @@ def test_margins_that_no_cosine_has_are_refused(settings):
 def test_the_runs_seed_and_the_sizes_reach_the_fit_of_variances(monkeypatch):
     """And what was fitted is what the model gets."""
     seen = []
-    monkeypatch.setattr("prolip.methods.likelihood.fit_variances", lambda *args: seen.append(args) or "fitted")
+    monkeypatch.setattr(
+        "prolip.methods.likelihood.fit_variances", lambda *args, **sizes: seen.append((*args, sizes)) or "fitted"
+    )
     monkeypatch.setattr("prolip.methods.likelihood.adopt", lambda *args: seen.append(args))
     config = LikelihoodConfig(bank=40, centres=50, novelty_centres=60, readings=70)
     model = prolip.create_model("ProLIP-ViT-test", method_cfg={"name": "likelihood"})
-    LikelihoodObjective(model, config, Context(seed=7)).close(model, "pairs")
-    assert seen == [("pairs", 40, 50, model.vocab_size, 60, 7, 70), (model, "fitted")]
+    LikelihoodObjective(model, config, Context(seed=7)).after_training(model, "pairs")
+    sizes = {"bank": 40, "centres": 50, "novelty_centres": 60, "readings": 70}
+    assert seen == [("pairs", sizes | {"vocabulary": model.vocab_size, "seed": 7}), (model, "fitted")]

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 import prolip
 from prolip.gaussian import Gaussian
 from prolip.methods import find_method
-from prolip.methods.base import accumulate_backward
+from prolip.methods.accumulate import accumulate_backward
 from prolip.methods.pcme import PCMEHead
 from prolip.models import checkpoint
 from prolip.models.checkpoint import load_checkpoint, save_pretrained
@@ -123,7 +123,7 @@ def test_a_method_has_its_own_start_from_openclips_weights(clip, method, tmp_pat
         weight = model.visual.head.globals["mean"].weight
         assert torch.equal(weight, torch.eye(*weight.shape))  # W g begins with the embedding
     with torch.no_grad():  # an archive of big_vision's has both
-        monkeypatch.setattr(checkpoint, "load_big_vision", lambda model, _: model.logit_scale.fill_(4.0))
+        monkeypatch.setattr(checkpoint, "load_big_vision_weights", lambda model, _: model.logit_scale.fill_(4.0))
         again = build(f"local-dir:{clip}", method, head_dim=WIDE)
         load_checkpoint(again, tmp_path / "siglip.npz")
     assert again.logit_scale.exp().item() == pytest.approx(start[0] if method != "vacsr" else math.exp(4.0))

@@ -16,7 +16,8 @@ import prolip
 from drawings import SHARDS, UNSEEN
 from prolip.gaussian import Gaussian
 from prolip.methods import score_of
-from prolip.methods.base import RECALL, Context, accumulate_backward
+from prolip.methods.accumulate import accumulate_backward
+from prolip.methods.base import RECALL, Context
 from prolip.methods.pcme import PCMEConfig, PCMEObjective, PCMEScore
 from training.main import main
 
@@ -106,12 +107,7 @@ def released_sums(objective: PCMEObjective, batch: dict, vib_beta: float, unifor
 
 @pytest.mark.parametrize(
     ("vib_beta", "uniform_lambda", "mean_kl", "samples"),
-    [
-        (1e-5, 0.0, False, SAMPLES),
-        (1e-3, 10.0, False, 1),
-        (1e-4, 0.0, True, SAMPLES),
-        (1.0, 0.0, False, SAMPLES),
-    ],
+    [(1e-5, 0.0, False, SAMPLES), (1e-3, 10.0, False, 1), (1e-4, 0.0, True, SAMPLES), (1.0, 0.0, False, SAMPLES)],
 )
 def test_the_loss_is_released_sums_over_2_b_with_the_weights_of_the_notes(vib_beta, uniform_lambda, mean_kl, samples):
     rows, dim = 6, 32

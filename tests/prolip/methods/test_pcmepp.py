@@ -18,7 +18,8 @@ import prolip
 from drawings import SHARDS, UNSEEN
 from prolip.gaussian import Gaussian
 from prolip.losses import tiled_loss_over_ranks
-from prolip.methods.base import RECALL, Context, accumulate_backward, split_batch
+from prolip.methods.accumulate import accumulate_backward, split_batch
+from prolip.methods.base import RECALL, Context
 from prolip.methods.pcmepp import PCMEppConfig, PCMEppObjective
 from prolip.random import uniform_rows
 from prolip.views import Mix

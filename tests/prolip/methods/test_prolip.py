@@ -13,7 +13,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import prolip
 from prolip.methods import METHODS
-from prolip.methods.base import RECALL, Context, Objective, accumulate_backward
+from prolip.methods.accumulate import accumulate_backward
+from prolip.methods.base import RECALL, Context, Objective
 from prolip.methods.prolip import ProLIPConfig, ProLIPObjective
 
 START, END, PAD, MASK = 49406, 49407, 0, 49408
@@ -343,7 +344,7 @@ def test_images_without_texts_are_refused():
 def test_a_vocabulary_without_a_mask_token_is_refused_unless_nothing_is_masked():
     model = make_model()
     model.mask_token_id = None
-    with pytest.raises(ValueError, match=r"no \[MASK\].*mask_token_id.*alpha2=0"):
+    with pytest.raises(ValueError, match=r"a \[MASK\] token.*mask_token_id.*alpha2=0"):
         ProLIPObjective(model, ProLIPConfig())
     ProLIPObjective(model, ProLIPConfig(alpha2=0.0))
 

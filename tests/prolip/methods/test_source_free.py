@@ -14,9 +14,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 import prolip
 import prolip.ranks
-from prolip.embeddings import Pool
+from prolip.embeddings import UnpairedEmbeddings
 from prolip.gaussian import Gaussian
-from prolip.methods.base import RECALL, Context, accumulate_backward
+from prolip.methods.accumulate import accumulate_backward
+from prolip.methods.base import RECALL, Context
 from prolip.methods.source_free import (
     Retrieved,
     SourceFreeConfig,
@@ -40,14 +41,16 @@ SCORES = {
 WEIGHTS = ["none", "spread", "trace", "probability", "novelty"]
 
 
-def make_pool(images: int = 30, texts: int = 20, dim: int = 8, seed: int = 0, novelty: bool = True) -> Pool:
+def make_pool(
+    images: int = 30, texts: int = 20, dim: int = 8, seed: int = 0, novelty: bool = True
+) -> UnpairedEmbeddings:
     g = torch.Generator().manual_seed(seed)
     z = [
         Gaussian(F.normalize(torch.randn(n, dim, generator=g), dim=1), torch.randn(n, dim, generator=g) - 2)
         for n in (images, texts)
     ]
     nats = [{"first": 5 * torch.rand(n, generator=g)} if novelty else {} for n in (images, texts)]
-    return Pool(
+    return UnpairedEmbeddings(
         keys=[f"k{n:03}" for n in range(images)],
         image=z[0],
         text=z[1],
@@ -58,17 +61,21 @@ def make_pool(images: int = 30, texts: int = 20, dim: int = 8, seed: int = 0, no
 
 
 def make_objective(
-    settings: dict | None = None, rank: int = 0, world_size: int = 1, method: str = "prolip", pool: Pool | None = None
+    settings: dict | None = None,
+    rank: int = 0,
+    world_size: int = 1,
+    method: str = "prolip",
+    pool: UnpairedEmbeddings | None = None,
 ) -> SourceFreeObjective:
     torch.manual_seed(0)
     model = prolip.create_model("ProLIP-ViT-test", method_cfg={"name": method}).double()
     context = Context(rank=rank, world_size=world_size)
     objective = SourceFreeObjective(model, SourceFreeConfig(**(settings or {})), context)
-    objective.memory = objective.look(CSDScore(10.0, -5.0), pool or make_pool())
+    objective.pool_state = objective.before_training(CSDScore(10.0, -5.0), pool or make_pool())
     return objective
 
 
-def share_of(pool: Pool, rank: int, ranks: int) -> Pool:
+def share_of(pool: UnpairedEmbeddings, rank: int, ranks: int) -> UnpairedEmbeddings:
     """What a rank may have of a pool: not its rows in a run, and of few texts none."""
     images, texts = (torch.arange(n)[rank::ranks] for n in (len(pool.keys), len(pool.text_ids)))
     z = [Gaussian(*(x[rows] for x in side)) for side, rows in ((pool.image, images), (pool.text, texts))]
@@ -76,7 +83,7 @@ def share_of(pool: Pool, rank: int, ranks: int) -> Pool:
         {name: x[rows] for name, x in side.items()}
         for side, rows in ((pool.image_novelty, images), (pool.text_novelty, texts))
     ]
-    return Pool(
+    return UnpairedEmbeddings(
         keys=[pool.keys[row] for row in images],
         image=z[0],
         text=z[1],
@@ -207,13 +214,13 @@ def test_equal_uncertainties_are_equal_weights_and_extremes_stay_finite():
     [
         ("novelty", SCORES["csd"], "has no novelty of images"),
         ("trace", SCORES["csd"], "all have one trace"),
-        ("probability", MeanScore(), "wants a trained scale"),
+        ("probability", MeanScore(), "requires a trained scale"),
     ],
 )
 def test_what_a_model_cannot_say_is_refused(weight, score, message):
     pool = make_pool(novelty=False)
     constant = Gaussian(pool.image.mean, torch.full_like(pool.image.mean, -1.0))
-    pool = Pool(**(vars(pool) | {"image": constant}))
+    pool = UnpairedEmbeddings(**(vars(pool) | {"image": constant}))
     with pytest.raises(ValueError, match=message):
         pseudo_pairs(score, pool, SourceFreeConfig(pair_weight=weight))
 
@@ -232,7 +239,7 @@ def test_a_key_may_hold_half_a_character():
 
 
 # --- ranks look together ---------------------------------------------------------------------------------------------
-def tied_pool() -> Pool:
+def tied_pool() -> UnpairedEmbeddings:
     z = Gaussian(torch.eye(8)[torch.arange(30) % 2], torch.zeros(30, 8))
     return replace(make_pool(30, 30), image=z, text=z)
 
@@ -242,7 +249,7 @@ def look_rank(rank: int, world_size: int) -> list[dict]:
     prolip.ranks.BLOCK = 4
     looks = [(weight, make_pool()) for weight in WEIGHTS] + [("spread", make_pool(6, 3)), ("none", tied_pool())]
     return [
-        make_objective({"pair_weight": weight}, rank, world_size, pool=share_of(pool, rank, world_size)).memory
+        make_objective({"pair_weight": weight}, rank, world_size, pool=share_of(pool, rank, world_size)).pool_state
         for weight, pool in looks
     ]
 
@@ -302,7 +309,7 @@ def test_a_sample_that_was_not_there_and_a_missing_look_are_errors():
     objective = make_objective()
     with pytest.raises(ValueError, match="'new' was not there"):
         objective.prepare(make_batch(3) | {"key": ["k000", "new", "k003"]}, 0)
-    objective.memory = {}
+    objective.pool_state = {}
     with pytest.raises(ValueError, match="no pseudo-pairs"):
         objective.prepare(make_batch(3), 0)
 

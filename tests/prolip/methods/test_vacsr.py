@@ -20,7 +20,8 @@ from prolip.embedder import choose_score
 from prolip.evaluation.metrics.blockwise import PairScores
 from prolip.gaussian import Gaussian
 from prolip.methods import score_from_dict, score_of
-from prolip.methods.base import RECALL, Context, accumulate_backward
+from prolip.methods.accumulate import accumulate_backward
+from prolip.methods.base import RECALL, Context
 from prolip.methods.vacsr import (
     PairNetwork,
     PairNoise,

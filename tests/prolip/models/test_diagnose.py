@@ -280,9 +280,9 @@ def test_a_part_of_a_run_given_for_the_report_names_the_run(tmp_path, whole_run)
         with pytest.raises(FileNotFoundError, match=f"give the run's folder, {whole_run}$"):
             read_run(f"local-dir:{whole_run / given}")
     shutil.copytree(whole_run / "model", tmp_path / "m" / "n" / "o")
-    with pytest.raises(FileNotFoundError, match="holds a model, and the page is about a run"):
+    with pytest.raises(FileNotFoundError, match="is no run folder, .*: give one that training wrote"):
         read_run(tmp_path / "m" / "n" / "o")
-    with pytest.raises(FileNotFoundError, match=f"It holds the runs {whole_run}: give one"):
+    with pytest.raises(FileNotFoundError, match=f"give the run's folder, {whole_run}$"):
         read_run(whole_run.parent)
 
 

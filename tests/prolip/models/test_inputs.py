@@ -22,19 +22,9 @@ from prolip.gaussian import Gaussian, as_scalar, concatenate, mixture
 from prolip.losses import inclusion_loss, ppcl, ppcl_over_ranks, vib
 from prolip.methods import METHODS
 
-PAIRED = (
-    "bhattacharyya",
-    "csd",
-    "csd_similarity",
-    "elk",
-    "inclusion_test",
-    "inclusion_test_per_dim",
-    "js",
-    "kl",
-    "log_inclusion",
-    "mean_cosine",
-    "wasserstein2",
-)
+NAMES = """bhattacharyya csd csd_similarity elk inclusion_test inclusion_test_per_dim js kl log_inclusion mean_cosine
+wasserstein2"""
+PAIRED = tuple(NAMES.split())
 # Their samples are drawn in the dtype of what is given.
 RANDOM = ("log_match_probability", "match_probability", "pairwise_log_match_probability", "pairwise_match_probability")
 PAIRWISE = tuple(f"pairwise_{name}" for name in PAIRED if name != "inclusion_test_per_dim")
@@ -77,35 +67,14 @@ def gaussian(seed, rows=3, dim=4):
 def no_gaussians(z):
     """What is not one, whatever stands beside it."""
     mean, log_var = z
-    return [
-        mean,
-        mean.numpy(),
-        (mean, log_var),
-        [mean, log_var],
-        (mean, log_var, mean),
-        [z, z],
-        [],
-        None,
-        "z",
-        3.0,
-        z.select,
-        mean.tolist(),
-        {"mean": mean, "log_var": log_var},
-        Image.new("RGB", (2, 2)),
-        Gaussian(z, z),
-        Gaussian(mean.numpy(), log_var.numpy()),
-        Gaussian(mean, None),
-        Gaussian(mean.tolist(), log_var),
-        Gaussian(mean, 0.0),
-        Gaussian(mean.long(), log_var),
-        Gaussian(mean, log_var > 0),
-        Gaussian(mean + 0j, log_var),
-        Gaussian(mean, log_var[:, :1]),
-        Gaussian(mean, log_var[:1]),
-        Gaussian(mean[0, 0], log_var[0, 0]),
-        Gaussian(mean.to("meta"), log_var),
-        Gaussian(mean, log_var.to("meta")),
-    ]
+    every = [mean, mean.numpy(), (mean, log_var), [mean, log_var], (mean, log_var, mean), [z, z], [], None, "z", 3.0]
+    every += [z.select, mean.tolist(), {"mean": mean, "log_var": log_var}, Image.new("RGB", (2, 2)), Gaussian(z, z)]
+    every += [Gaussian(mean.numpy(), log_var.numpy()), Gaussian(mean, None), Gaussian(mean.tolist(), log_var)]
+    every += [Gaussian(mean, 0.0), Gaussian(mean.long(), log_var), Gaussian(mean, log_var > 0)]
+    every += [Gaussian(mean + 0j, log_var), Gaussian(mean, log_var[:, :1]), Gaussian(mean, log_var[:1])]
+    every += [Gaussian(mean[0, 0], log_var[0, 0]), Gaussian(mean.to("meta"), log_var)]
+    every += [Gaussian(mean, log_var.to("meta"))]
+    return every
 
 
 def strangers(z):
@@ -163,47 +132,17 @@ def wrong_images(rng, x):
     hole[rng.randrange(len(x)), 1, 2, 3] = rng.choice([float("nan"), float("inf"), -float("inf")])
     dtypes = [torch.int8, torch.int16, torch.int32, torch.int64, torch.bool, torch.uint16, torch.complex64]
     several = [Image.new("RGB", (32, 32))] * len(x)
-    values = [
-        pixels.to(rng.choice(dtypes)),
-        hole,
-        x.to("meta"),
-        x.numpy(),
-        pixels.numpy(),
-        several,
-        several[0],
-        list(x),
-        None,
-        "picture.png",
-        3,
-        x[0],
-        x[:, :1],
-        x.permute(0, 2, 3, 1),
-        torch.cat([x, x[:, :1]], 1),
-        x[..., :31],
-        x[None],
-        x.flatten(1),
-        pixels[:, 0],
-        pixels.to("meta"),
-        pixels.permute(0, 2, 3, 1),
-    ]
+    values = [pixels.to(rng.choice(dtypes)), hole, x.to("meta"), x.numpy(), pixels.numpy(), several, several[0]]
+    values += [list(x), None, "picture.png", 3, x[0], x[:, :1], x.permute(0, 2, 3, 1), torch.cat([x, x[:, :1]], 1)]
+    values += [x[..., :31], x[None], x.flatten(1), pixels[:, 0], pixels.to("meta"), pixels.permute(0, 2, 3, 1)]
     return (rng.choice(values),)
 
 
 def wrong_keep(rng, x):
     """Calls of encode_image with patches to keep that cannot be kept."""
     keep = torch.rand(len(x), 16).argsort(1)[:, :5]
-    values = [
-        keep.float(),
-        keep.int(),
-        keep.tolist(),
-        keep[0],
-        keep[None],
-        torch.cat([keep, keep]),
-        keep + 16,
-        keep - 16,
-        keep.numpy(),
-        slice(0, 5),
-    ]
+    values = [keep.float(), keep.int(), keep.tolist(), keep[0], keep[None], torch.cat([keep, keep]), keep + 16]
+    values += [keep - 16, keep.numpy(), slice(0, 5)]
     return x, rng.choice(values)
 
 
@@ -225,16 +164,8 @@ def image_case(seed, model):
         raw = raw.to(rng.choice([torch.float32, torch.float16, torch.float64]))
         return judge(lambda: model.encode_image(raw), encode(model, raw.float()), "images have values beyond 20")
     low = x.half()
-    form = rng.choice(
-        [
-            low,
-            low.double(),
-            low.float().requires_grad_(),
-            x[:0],
-            x[:1],
-            low.float().to(memory_format=torch.channels_last),
-        ]
-    )
+    forms = [low, low.double(), low.float().requires_grad_(), x[:0], x[:1]]
+    form = rng.choice([*forms, low.float().to(memory_format=torch.channels_last)])
     return judge(lambda: model.encode_image(form), encode(model, form.float()))
 
 
@@ -243,25 +174,9 @@ def wrong_texts(rng, ids):
     outside = ids.clone()
     outside[rng.randrange(len(ids)), 3] = rng.choice([-1, 49409, 1 << 40, -(1 << 40)])
     casts = [ids.to(dtype) for dtype in (torch.float32, torch.bool, torch.uint8, torch.int16, torch.complex64)]
-    return rng.choice(
-        [
-            outside,
-            *casts,
-            ids.to("meta"),
-            ids.numpy(),
-            ids.tolist(),
-            "a cat",
-            ["a cat", "a dog"],
-            ("a cat",),
-            None,
-            ids[0],
-            ids[None],
-            ids[:, :0],
-            torch.cat([ids, ids], 1),
-            {"input_ids": ids},
-            torch.randn(2, 3, 32, 32),
-        ]
-    )
+    others = [outside, *casts, ids.to("meta"), ids.numpy(), ids.tolist(), "a cat", ["a cat", "a dog"], ("a cat",), None]
+    others += [ids[0], ids[None], ids[:, :0], torch.cat([ids, ids], 1), {"input_ids": ids}, torch.randn(2, 3, 32, 32)]
+    return rng.choice(others)
 
 
 def text_case(seed, model):

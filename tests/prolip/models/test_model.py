@@ -117,29 +117,20 @@ def test_the_statistics_of_a_twin_are_on_its_own_device(method):
 
 def test_no_weight_decay_names_exist_and_cover_tokens_positions_and_scalars(model):
     names = dict(model.named_parameters())
-    assert model.no_weight_decay() == {
-        "visual.positional_embedding",
-        "visual.class_embedding",
-        "visual.unc_embedding",
-        "text.positional_embedding",
-        "text.cls_emb",
-        "text.unc_emb",
-        "logit_scale",
-        "logit_bias",
-    }
+    image = {f"visual.{name}" for name in ("positional_embedding", "class_embedding", "unc_embedding")}
+    text = {f"text.{name}" for name in ("positional_embedding", "cls_emb", "unc_emb")}
+    assert model.no_weight_decay() == image | text | {"logit_scale", "logit_bias"}
     assert model.no_weight_decay() <= set(names)
 
 
 def test_uncertainty_parameters_are_the_unc_tokens_and_heads(model):
     ours = {id(parameter) for parameter in model.uncertainty_parameters()}
-    assert {name for name, parameter in model.named_parameters() if id(parameter) in ours} == {
+    heads = ("visual.uncertainty_proj", "text.text_uncertainty_projection")
+    wanted = {f"{head}.{part}" for head in heads for part in ("weight", "bias")} | {
         "visual.unc_embedding",
-        "visual.uncertainty_proj.weight",
-        "visual.uncertainty_proj.bias",
         "text.unc_emb",
-        "text.text_uncertainty_projection.weight",
-        "text.text_uncertainty_projection.bias",
     }
+    assert {name for name, parameter in model.named_parameters() if id(parameter) in ours} == wanted
     assert len(model.uncertainty_parameters()) == 6
 
 
@@ -168,16 +159,9 @@ def test_low_precision_keeps_norms_heads_and_scale_in_float32(precision, batch):
     assert dtypes["visual.transformer.resblocks.0.mlp.c_fc.weight"] == dtype
     assert dtypes["text.transformer.resblocks.0.attn.in_proj_weight"] == dtype
     assert dtypes["visual.conv1.weight"] == dtype
-    for name in (
-        "logit_scale",
-        "logit_bias",
-        "visual.proj",
-        "visual.uncertainty_proj.weight",
-        "visual.ln_post.weight",
-        "text.text_projection.weight",
-        "text.text_uncertainty_projection.bias",
-        "visual.transformer.resblocks.0.ln_1.bias",
-    ):
+    kept = ["logit_scale", "logit_bias", "visual.proj", "visual.uncertainty_proj.weight", "visual.ln_post.weight"]
+    kept += ["text.text_projection.weight", "text.text_uncertainty_projection.bias"]
+    for name in [*kept, "visual.transformer.resblocks.0.ln_1.bias"]:
         assert dtypes[name] == torch.float32, name
     embedding = dtype if precision.startswith("pure") else torch.float32
     assert dtypes["text.token_embedding.weight"] == dtypes["visual.positional_embedding"] == embedding

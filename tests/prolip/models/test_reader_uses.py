@@ -16,7 +16,7 @@ from small_towers import NAMES, inputs, small_config, small_folder, small_towers
 
 import prolip
 from prolip import export
-from prolip.embeddings import Pool
+from prolip.embeddings import UnpairedEmbeddings
 from prolip.gaussian import Gaussian
 from prolip.loading import load_embedder
 from prolip.methods import FURTHER, METHODS, find_method, score_of
@@ -24,7 +24,7 @@ from prolip.methods.base import Context
 from prolip.models.checkpoint import CheckpointError, save_pretrained
 from prolip.models.config import complete
 from prolip.models.diagnose import READERS
-from prolip.uncertainty.hidden import encode_hidden
+from prolip.uncertainty.token_stats import encode_with_stats
 
 sys.path[:0] = [str(Path(__file__).parents[1] / folder) for folder in ("evaluation", "explorer")]
 import wds_folders as wds  # noqa: E402
@@ -175,7 +175,7 @@ def test_first_tokens_are_those_of_the_first_block(model):
     network = prolip.create_model(model).eval()
     pixels, ids = torch.randn(2, 3, *network.image_size), torch.randint(3, 30, (2, network.context_length))
     for batch, side, tower in ((pixels, "image", network.visual), (ids, "text", network.text)):
-        first = encode_hidden(network, batch, side).first
+        first = encode_with_stats(network, batch, side).token_stats
         assert first.shape == (2, 2 * tower.first_width) and first.isfinite().all()
         assert not torch.equal(first[0], first[1])
 
@@ -257,8 +257,10 @@ def look(objective, model, batch, ids):
             Gaussian(z.mean, torch.zeros_like(z.mean))
             for z in (model.encode_image(batch["image"]), model.encode_text(ids))
         )
-    pool = Pool(keys=batch["key"], image=images, text=texts, text_ids=ids, image_novelty={}, text_novelty={})
-    objective.memory = objective.look(score_of(model), pool)
+    pool = UnpairedEmbeddings(
+        keys=batch["key"], image=images, text=texts, text_ids=ids, image_novelty={}, text_novelty={}
+    )
+    objective.pool_state = objective.before_training(score_of(model), pool)
 
 
 def settings_of(method, **more):

@@ -15,15 +15,17 @@ from small_towers import NAMES, inputs, small_folder, small_towers
 from torch import Tensor
 
 import prolip
-from prolip.methods import find_method
 from prolip.models import readers
 from prolip.models.checkpoint import CheckpointError, save_pretrained
 from prolip.models.readers import Reader, openclip_model
 
 LABELS = 100
+#: Image towers that take long.
+HEAVY = ("ViTamin-B", "MobileCLIP2-B", "EVA02-B-16", "PE-Core-B-16")
+EACH = [pytest.param(name, marks=pytest.mark.slow) if name in HEAVY else name for name in NAMES]
 
 
-@pytest.fixture(scope="module", params=NAMES)
+@pytest.fixture(scope="module", params=EACH)
 def folder(request, tmp_path_factory):
     """A small model of every combination, in OpenCLIP's format."""
     place = tmp_path_factory.mktemp("small")
@@ -81,25 +83,6 @@ def test_masked_views_see_what_is_kept_and_nothing_else(folder):
         assert not torch.equal(seen.mean, model.encode_image(images).mean)
 
 
-@pytest.mark.parametrize("method", ["prolip", "pcmepp"])
-def test_a_step_of_a_method_moves_all_that_learns(folder, method):
-    chosen = find_method(method)
-    model = prolip.create_model(f"local-dir:{folder}", method_cfg={"name": method})
-    objective = chosen.objective(model, chosen.config(known_matches=False))
-    images, texts = inputs(model, 4)
-    before = {name: value.clone() for name, value in model.named_parameters()}
-    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=1.0)
-    loss = objective(objective.prepare({"image": images, "text": texts}, 0))["loss"]
-    loss.backward()
-    optimizer.step()
-    assert loss.isfinite()
-    idle = [name for name, p in model.named_parameters() if p.requires_grad and p.grad is None]
-    assert not [name for name in idle if not name.startswith("logit")]
-    moved = {name for name, p in model.named_parameters() if not torch.equal(before[name], p)}
-    assert any(name.startswith("visual.reader") for name in moved)
-    assert any(name.startswith("text.tower") for name in moved)
-
-
 def test_locked_towers_keep_their_means_bit_for_bit(folder):
     model = prolip.create_model(f"local-dir:{folder}")
     model.lock_image_tower()
@@ -108,8 +91,8 @@ def test_locked_towers_keep_their_means_bit_for_bit(folder):
     with torch.no_grad():
         before = model.eval().encode_image(images).mean, model.encode_text(texts).mean
     model.train()
-    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2)
-    for _ in range(20):
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.1)
+    for _ in range(8):
         optimizer.zero_grad()
         (model.encode_image(images).log_var.mean() + model.encode_text(texts).log_var.mean()).backward()
         optimizer.step()
@@ -168,14 +151,8 @@ def big_vision(model) -> dict[str, np.ndarray]:
     three = ("query", "key", "value")
     for i, one in enumerate(trunk.blocks):
         qkv = split(one.attn.qkv.weight, one.attn.qkv.bias, three)
-        block(
-            f"img/Transformer/encoderblock_{i}",
-            (one.norm1, one.norm2),
-            qkv,
-            one.attn.proj,
-            (one.mlp.fc1, one.mlp.fc2),
-            one.attn.num_heads,
-        )
+        mlp, place = (one.mlp.fc1, one.mlp.fc2), f"img/Transformer/encoderblock_{i}"
+        block(place, (one.norm1, one.norm2), qkv, one.attn.proj, mlp, one.attn.num_heads)
     norm("img/Transformer/encoder_norm", trunk.norm)
     pool = trunk.attn_pool
     found["img/MAPHead_0/probe"] = pool.latent
@@ -185,14 +162,8 @@ def big_vision(model) -> dict[str, np.ndarray]:
     found["txt/pos_embedding"] = text.positional_embedding[None]
     for i, one in enumerate(text.transformer.resblocks):
         qkv = split(one.attn.in_proj_weight, one.attn.in_proj_bias, three)
-        block(
-            f"txt/Encoder_0/encoderblock_{i}",
-            (one.ln_1, one.ln_2),
-            qkv,
-            one.attn.out_proj,
-            (one.mlp.c_fc, one.mlp.c_proj),
-            one.attn.num_heads,
-        )
+        mlp, place = (one.mlp.c_fc, one.mlp.c_proj), f"txt/Encoder_0/encoderblock_{i}"
+        block(place, (one.ln_1, one.ln_2), qkv, one.attn.out_proj, mlp, one.attn.num_heads)
     norm("txt/Encoder_0/encoder_norm", text.ln_final)
     put("txt/head", text.text_projection.weight, text.text_projection.bias)
     return {f"params/{name}": value.detach().numpy() for name, value in found.items()}

@@ -60,7 +60,7 @@ def test_a_sample_costs_what_a_step_computes(folder):
     objective.requires_grad_(False)
     with count_flops() as counter:
         objective.embed(objective.prepare(batch, 0))
-    passes = objective.passes(objective.config, ROWS, objective.model)
+    passes = objective.encoder_passes(objective.config, ROWS, objective.model)
     assert [part.rows for part in passes] == [ROWS, 1, ROWS]
     counted = flops_per_sample(objective.model, passes, ROWS)
     # relpos makes its bias of positions once a pass, which is counted for each row

@@ -10,7 +10,7 @@ from galleries import arrays_of, brute_force, gaussians, with_twins
 
 from prolip.gaussian import Gaussian
 from prolip.losses import csd_factors
-from prolip.measures import pairwise_csd, pairwise_elk
+from prolip.measures import pairwise_csd_distance, pairwise_elk
 from prolip.methods import find_score
 from prolip.scores import TrueMatchScore, distance_vectors, index_vectors, least_constant
 from prolip.search import indexes
@@ -48,7 +48,7 @@ def test_csd_is_a_squared_distance_in_one_more_dimension_but_for_the_querys_trac
     queries, gallery = (gaussians(n, seed=n).to(torch.float64) for n in (7, 30))
     item = torch.cat([gallery.mean, gallery.trace.sqrt().unsqueeze(1)], 1)
     query = torch.cat([queries.mean, torch.zeros(7, 1, dtype=torch.float64)], 1)
-    want = pairwise_csd(queries, gallery)
+    want = pairwise_csd_distance(queries, gallery)
     torch.testing.assert_close(torch.cdist(query, item).square() + queries.trace.unsqueeze(1), want)
     inner = (
         torch.cat([2 * queries.mean, -torch.ones(7, 1, dtype=torch.float64)], 1)

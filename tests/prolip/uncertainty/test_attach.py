@@ -27,13 +27,13 @@ from prolip.evaluation.cache import FeatureStore
 from prolip.evaluation.embed import load_features
 from prolip.evaluation.metrics.calibration import reliability
 from prolip.evaluation.metrics.selective import auroc, risk_coverage
+from prolip.fitting.attach import attach
 from prolip.loading import load_embedder
-from prolip.methods import LikelihoodConfig
+from prolip.methods.likelihood import LikelihoodConfig
 from prolip.models.checkpoint import save_pretrained
 from prolip.scores import LEAST_SCALE
-from prolip.uncertainty.attach import attach
-from prolip.uncertainty.clip import FILE, FittedCLIP
 from prolip.uncertainty.novelty import novelty_of
+from prolip.uncertainty.openclip import FILE, FittedCLIP
 
 DATA = ["--data", SHARDS, "--caption-sampling", "name:2,keywords,group"]
 SMALL = ["--bank", "64", "--centres", "64"]
@@ -354,7 +354,7 @@ def never_embeds(monkeypatch):
     def embed(*args, **kwargs):
         raise AssertionError("it embeds")
 
-    monkeypatch.setattr("prolip.uncertainty.collect.embed_images", embed)
+    monkeypatch.setattr("prolip.fitting.collect.embed_images", embed)
 
 
 def refused(capsys, *words) -> str:
@@ -426,8 +426,8 @@ def test_places_that_cannot_be_written_are_refused_before_anything_is_embedded(p
     model = ["--model", f"local-dir:{pair[0]}", *DATA]
     said = refused(capsys, *model, "--output", tmp_path / "out", "--save-pairs", tmp_path / "no/where/p.safetensors")
     assert "no/where/p.safetensors" in said and "folder is not there" in said
-    assert "is where the model lies" in refused(capsys, *model, "--output", pair[0])
-    assert "is where the model lies" in refused(capsys, *model, "--output", f"{pair[0]}/../{pair[0].name}")
+    assert "holds the model itself" in refused(capsys, *model, "--output", pair[0])
+    assert "holds the model itself" in refused(capsys, *model, "--output", f"{pair[0]}/../{pair[0].name}")
 
 
 @pytest.mark.parametrize("file", ["config.json", "open_clip_config.json", "model.safetensors", "pytorch_model.bin"])

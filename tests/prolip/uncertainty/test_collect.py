@@ -10,10 +10,9 @@ from torchvision.transforms import Compose, Normalize
 
 from prolip.data.augment.shifts import changed
 from prolip.data.sources import Captioned
-from prolip.embeddings import Pool
-from prolip.ranks import everywhere
-from prolip.uncertainty import collect
-from prolip.uncertainty.collect import (
+from prolip.embeddings import UnpairedEmbeddings
+from prolip.fitting import collect
+from prolip.fitting.collect import (
     Least,
     Rows,
     checksum,
@@ -25,6 +24,7 @@ from prolip.uncertainty.collect import (
     join,
     join_ids,
 )
+from prolip.ranks import everywhere
 from training.hooks import least_of
 
 KEYS = [f"{number:03d}" for number in range(30)]
@@ -163,7 +163,7 @@ def encode_pool(batch: torch.Tensor) -> Rows:
     return {"mean": rows["mean"], "log_var": -rows["mean"], "novelty first": batch.flatten(1)[:, -1].float()}
 
 
-def pool_of(keys: list[str]) -> tuple[Pool, dict]:
+def pool_of(keys: list[str]) -> tuple[UnpairedEmbeddings, dict]:
     """This rank's share, and all rows of all ranks."""
     pool = embed_pool(embed_images(map(sample, keys), encode_pool), encode_pool, tokenize, torch.device("cpu"))
     (images, image_rows), (texts, text_rows) = pool.side("image"), pool.side("text")

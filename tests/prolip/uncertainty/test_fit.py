@@ -13,23 +13,20 @@ from ambiguous_pairs import FITTED, ambiguous_world, few, points
 from scipy.stats import spearmanr
 from sklearn.linear_model import LogisticRegression
 
-from prolip.embeddings import Pairs, missing_labels
+from prolip.embeddings import Pairs
 from prolip.scores import LEAST_SCALE
-from prolip.uncertainty import fit
-from prolip.uncertainty.fit import (
+from prolip.uncertainty import fit, targets
+from prolip.uncertainty.fit import first_of_each, fit_text, fit_true_match, fit_variances, nearest_distance
+from prolip.uncertainty.heads import Parts
+from prolip.uncertainty.novelty import Widths
+from prolip.uncertainty.targets import (
     choose_bank,
-    code_lengths,
     entropies,
-    first_of_each,
-    fit_text,
-    fit_true_match,
-    fit_variances,
-    nearest_distance,
+    match_probabilities,
+    missing_labels,
     neighbours_have,
     text_target,
 )
-from prolip.uncertainty.heads import Parts
-from prolip.uncertainty.novelty import Widths
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +47,7 @@ def weighted() -> Pairs:
     )
 
 
-def by_loop(pairs: Pairs) -> tuple[np.ndarray, np.ndarray]:
+def by_loop(pairs: Pairs) -> np.ndarray:
     """Mean code length and probability of every text's pairs, in plain float64."""
     logits = (pairs.scale * pairs.image.double() @ pairs.text.double().T).numpy()
     of_image = np.zeros(len(pairs.image))
@@ -61,27 +58,25 @@ def by_loop(pairs: Pairs) -> tuple[np.ndarray, np.ndarray]:
         p = of_image * np.exp(logits[:, j])
         mine = [(float(w), p[i] / p.sum()) for i, t, w in zip(pairs.image_of, pairs.text_of, pairs.weights) if t == j]
         total = sum(w for w, _ in mine)
-        found.append([sum(w * -math.log(p) for w, p in mine), sum(w * p for w, p in mine)] / np.float64(total))
-    return tuple(np.array(found).T)
+        found.append(sum(w * p for w, p in mine) / np.float64(total))
+    return np.array(found)
 
 
 @pytest.mark.filterwarnings("ignore:invalid value")
-def test_code_lengths_are_those_of_a_loop_whatever_the_blocks(monkeypatch):
+def test_match_probabilities_are_those_of_a_loop_for_any_blocks(monkeypatch):
     pairs = weighted()
-    nats, probability = by_loop(pairs)
     for block in (1 << 20, 20):
-        monkeypatch.setattr(fit, "BLOCK", block)
-        found = code_lengths(pairs)
-        np.testing.assert_allclose(found.nats.numpy(), nats, rtol=1e-5)
-        np.testing.assert_allclose(found.probability.numpy(), probability, rtol=1e-5)
-    assert math.isnan(found.nats[5])  # a text without a pair
+        monkeypatch.setattr(targets, "BLOCK", block)
+        found = match_probabilities(pairs)
+        np.testing.assert_allclose(found.numpy(), by_loop(pairs), rtol=1e-5)
+    assert math.isnan(found[5])  # a text without a pair
 
 
 def test_a_sample_of_the_images_stands_for_all_of_them(monkeypatch, world):
-    whole = code_lengths(world.pairs).nats[:FITTED]
-    monkeypatch.setattr(fit, "MOST", 100)
-    monkeypatch.setattr(fit, "SAMPLE", 300)
-    sampled = code_lengths(world.pairs).nats[:FITTED]
+    whole = match_probabilities(world.pairs)[:FITTED].log()
+    monkeypatch.setattr(targets, "MOST", 100)
+    monkeypatch.setattr(targets, "SAMPLE", 300)
+    sampled = match_probabilities(world.pairs)[:FITTED].log()
     assert float((sampled - whole).abs().mean()) < 0.2
 
 
@@ -118,7 +113,7 @@ def target_by_loop(pairs: Pairs) -> tuple[np.ndarray, np.ndarray]:
     of_image = np.bincount(pairs.image_of, weights=pairs.weights, minlength=len(image))
     given = {(int(i), int(j)) for i, j in zip(pairs.image_of, pairs.text_of)}
     near = {i: [k for k in (-image @ image[i]).argsort(kind="stable") if k != i][:3] for i in {i for i, _ in given}}
-    _, probability = by_loop(pairs)
+    probability = by_loop(pairs)
     missing = missing_by_loop(given, near)
     target, count = [], []
     for j in range(len(text)):
@@ -152,7 +147,7 @@ def missing_by_loop(given: set[tuple[int, int]], near: dict[int, list[int]]) -> 
 @pytest.mark.filterwarnings("ignore:invalid value")
 @pytest.mark.parametrize("block", [1 << 20, 20])
 def test_what_a_text_leaves_open_is_that_of_a_loop_whatever_the_blocks(monkeypatch, block):
-    monkeypatch.setattr(fit, "BLOCK", block)
+    monkeypatch.setattr(targets, "BLOCK", block)
     again = weighted()
     pairs = replace(
         again,
@@ -225,8 +220,8 @@ def test_images_with_one_text_each_may_lack_any_label():
 def test_entropies_of_a_sample_stand_for_all(monkeypatch, world):
     whole = entropies(world.pairs)
     wide = whole > 3  # of peaked answers the sample shows no more than a share of it
-    monkeypatch.setattr(fit, "MOST", 100)
-    monkeypatch.setattr(fit, "SAMPLE", 300)
+    monkeypatch.setattr(targets, "MOST", 100)
+    monkeypatch.setattr(targets, "SAMPLE", 300)
     assert wide.sum() > 50 and float((entropies(world.pairs) - whole)[wide].abs().mean()) < 0.35
 
 
@@ -289,7 +284,7 @@ def test_two_fits_are_equal_to_the_bit_and_do_not_touch_the_random_state(world):
 
 
 def test_images_are_fitted_as_texts_are(world):
-    lengths = code_lengths(world.pairs.swapped).nats
+    lengths = -match_probabilities(world.pairs.swapped).log()
     head = fit_text(world.pairs.swapped, Parts(dim=36, bank=500), lengths)
     kept = lengths.isfinite()
     assert spearmanr(head(world.pairs.image[kept]), lengths[kept])[0] > 0.5

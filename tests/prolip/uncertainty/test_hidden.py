@@ -11,9 +11,9 @@ from prolip.embedder import PointModel
 from prolip.gaussian import Gaussian
 from prolip.models.prolip import ProLIP
 from prolip.scores import MeanScore
-from prolip.uncertainty.clip import FittedCLIP
 from prolip.uncertainty.heads import Parts, VarianceHead
-from prolip.uncertainty.hidden import encode_hidden
+from prolip.uncertainty.openclip import FittedCLIP
+from prolip.uncertainty.token_stats import encode_with_stats
 
 VISION = {"image_size": 16, "patch_size": 8, "width": 16, "layers": 2, "head_width": 8}
 TEXT = {"context_length": 6, "vocab_size": 50, "width": 24, "heads": 2, "layers": 2}
@@ -49,10 +49,10 @@ def mean_and_deviation(tokens):
 @pytest.mark.parametrize("form", ["paper", "released"])
 def test_first_is_of_the_tokens_that_the_first_block_of_our_tower_takes(form):
     model = ours(forward=form)
-    found = encode_hidden(model, pixels())
+    found = encode_with_stats(model, pixels())
     tokens = model.visual._embeds(pixels())  # [CLS], [UNC], patches
     assert tokens.shape == (3, 6, 16)
-    torch.testing.assert_close(found.first, mean_and_deviation(tokens))
+    torch.testing.assert_close(found.token_stats, mean_and_deviation(tokens))
     with torch.no_grad():
         assert all(torch.equal(x, y) for x, y in zip(found.z, model.encode_image(pixels())))
 
@@ -60,10 +60,10 @@ def test_first_is_of_the_tokens_that_the_first_block_of_our_tower_takes(form):
 @pytest.mark.parametrize("form", ["paper", "released"])
 def test_first_of_texts_is_of_the_tokens_that_the_first_block_of_our_tower_takes(form):
     model = ours(forward=form)
-    found = encode_hidden(model, ids(), "text")
+    found = encode_with_stats(model, ids(), "text")
     tokens, _ = model.text._embeds(ids())  # words, padding, [UNC], [CLS]
     assert tokens.shape == (3, 8, 24)
-    torch.testing.assert_close(found.first, mean_and_deviation(tokens))
+    torch.testing.assert_close(found.token_stats, mean_and_deviation(tokens))
     with torch.no_grad():
         assert all(torch.equal(x, y) for x, y in zip(found.z, model.encode_text(ids())))
 
@@ -72,10 +72,10 @@ def test_first_of_texts_is_of_the_tokens_that_the_first_block_of_our_tower_takes
 @pytest.mark.parametrize("wrap", [PointModel, with_heads, lambda model: PointModel(with_heads(model))])
 def test_texts_of_openclip_are_words_at_their_places(kind, wrap):
     model = theirs(kind)
-    found = encode_hidden(wrap(model), ids(), "text")
+    found = encode_with_stats(wrap(model), ids(), "text")
     tower = getattr(model, "text", model)
     tokens = tower.token_embedding(ids()) + tower.positional_embedding
-    torch.testing.assert_close(found.first, mean_and_deviation(tokens))
+    torch.testing.assert_close(found.token_stats, mean_and_deviation(tokens))
     torch.testing.assert_close(found.z.mean, model.encode_text(ids(), normalize=True))
 
 
@@ -84,8 +84,8 @@ def test_texts_of_openclip_are_words_at_their_places(kind, wrap):
 @pytest.mark.parametrize("vision", [{}, {"pool_type": "avg", "final_ln_after_pool": True}])
 def test_models_around_one_of_openclip_are_looked_through(kind, wrap, vision):
     model = theirs(kind, **vision)
-    found = encode_hidden(wrap(model), pixels())
-    torch.testing.assert_close(found.first, mean_and_deviation(model.visual._embeds(pixels())))
+    found = encode_with_stats(wrap(model), pixels())
+    torch.testing.assert_close(found.token_stats, mean_and_deviation(model.visual._embeds(pixels())))
     torch.testing.assert_close(found.z.mean, model.encode_image(pixels(), normalize=True))
 
 
@@ -94,14 +94,16 @@ def test_a_tower_of_timm_has_first_tokens_too():
     x = torch.randn(2, 3, 160, 160, generator=torch.Generator().manual_seed(0))
     trunk = model.visual.trunk
     tokens = trunk.norm_pre(trunk._pos_embed(trunk.patch_embed(x)))
-    torch.testing.assert_close(encode_hidden(PointModel(model), x).first, mean_and_deviation(tokens))
+    torch.testing.assert_close(encode_with_stats(PointModel(model), x).token_stats, mean_and_deviation(tokens))
 
 
 def test_first_sees_what_the_patches_are_but_not_their_order():
     model = theirs()
     nn.init.zeros_(model.visual.positional_embedding)
     x = pixels()
-    found, turned, lighter = (encode_hidden(PointModel(model), y).first for y in (x, x.roll(8, dims=3), x + 1))
+    found, turned, lighter = (
+        encode_with_stats(PointModel(model), y).token_stats for y in (x, x.roll(8, dims=3), x + 1)
+    )
     torch.testing.assert_close(found, turned)
     assert (found - lighter).abs().amax() > 0.1
 
@@ -122,20 +124,22 @@ class Convolutions(nn.Module):
 def test_a_tower_without_a_transformer_has_no_first_tokens():
     model = Convolutions(lambda x: Gaussian(nn.functional.normalize(x, dim=1), torch.zeros_like(x)))
     for side in ("image", "text"):
-        found = encode_hidden(model, pixels(), side)
-        assert found.first is None and found.z.mean.shape == (3, 12)
+        found = encode_with_stats(model, pixels(), side)
+        assert found.token_stats is None and found.z.mean.shape == (3, 12)
 
 
 def test_nothing_stays_on_the_model_even_after_an_error():
     model = ours()
-    assert not any(x.requires_grad for x in (*encode_hidden(model, pixels()).z, encode_hidden(model, pixels()).first))
+    assert not any(
+        x.requires_grad for x in (*encode_with_stats(model, pixels()).z, encode_with_stats(model, pixels()).token_stats)
+    )
     with pytest.raises(ValueError, match="16"):
-        encode_hidden(model, pixels()[..., :8])
+        encode_with_stats(model, pixels()[..., :8])
     assert not model.visual.transformer._forward_pre_hooks
 
 
 def test_what_is_no_gaussian_is_refused():
     with pytest.raises(TypeError, match="what the model made of its images"):
-        encode_hidden(Convolutions(lambda x: x), pixels())
+        encode_with_stats(Convolutions(lambda x: x), pixels())
     with pytest.raises(TypeError, match="what the model made of its texts"):
-        encode_hidden(Convolutions(lambda x: x), pixels(), "text")
+        encode_with_stats(Convolutions(lambda x: x), pixels(), "text")

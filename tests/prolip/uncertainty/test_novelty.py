@@ -15,7 +15,6 @@ from torch import nn
 import prolip
 from prolip.gaussian import Gaussian
 from prolip.uncertainty import novelty as parts
-from prolip.uncertainty.hidden import Hidden
 from prolip.uncertainty.novelty import (
     SHRINK,
     Novelty,
@@ -29,6 +28,7 @@ from prolip.uncertainty.novelty import (
     principal,
     refusal,
 )
+from prolip.uncertainty.token_stats import Encoded
 
 
 def draw(*shape, seed=0):
@@ -43,7 +43,7 @@ def clusters(count, width=12, classes=8, seed=0, spread=4.0):
 
 
 def as_hidden(mean, first):
-    return Hidden(Gaussian(mean, torch.zeros_like(mean)), first)
+    return Encoded(Gaussian(mean, torch.zeros_like(mean)), first)
 
 
 def inputs(count, seed=0):
@@ -56,7 +56,7 @@ WIDTHS = Widths(mean=6, first=12, centres=16)
 
 
 def fit(hidden, label=None, widths=WIDTHS, seed=0):
-    return fit_novelty(hidden.z.mean, hidden.first, widths, label, seed)
+    return fit_novelty(hidden.z.mean, hidden.token_stats, widths, label, seed)
 
 
 @pytest.fixture(scope="module")
@@ -129,7 +129,9 @@ def test_kmeans_finds_the_clusters():
 def test_outliers_at_the_tokens_are_found_though_their_means_are_ordinary():
     found = fit(inputs(1200)[0])
     own = inputs(400, seed=1)[0]
-    foreign = own._replace(first=torch.cat([own.first[:, :6], own.first[:, 6:] + 8 * draw(400, 6, seed=2)], 1))
+    foreign = own._replace(
+        token_stats=torch.cat([own.token_stats[:, :6], own.token_stats[:, 6:] + 8 * draw(400, 6, seed=2)], 1)
+    )
     near, far = found(own), found(foreign)
     assert torch.equal(near["mean"], far["mean"])
     outlier = np.repeat([0, 1], 400)
@@ -215,7 +217,7 @@ def test_state_travels_into_a_new_module(fitted):
 
 
 def rows(hidden, where):
-    return as_hidden(hidden.z.mean[where], hidden.first[where])
+    return as_hidden(hidden.z.mean[where], hidden.token_stats[where])
 
 
 def test_one_input_alone_gets_what_it_gets_in_a_batch(fitted):
@@ -235,7 +237,7 @@ def test_half_precision_and_autocast_give_float32(fitted):
     with torch.autocast("cpu", torch.bfloat16):
         found = fitted(hidden)["first"]
     assert torch.equal(found, fitted(hidden)["first"])
-    assert fitted(as_hidden(hidden.z.mean.bfloat16(), hidden.first.bfloat16()))["first"].dtype == torch.float32
+    assert fitted(as_hidden(hidden.z.mean.bfloat16(), hidden.token_stats.bfloat16()))["first"].dtype == torch.float32
 
 
 def test_a_model_that_was_not_fitted_has_no_novelty():
@@ -253,15 +255,15 @@ def test_errors_say_what_to_do(fitted):
     with pytest.raises(ValueError, match=r"first is \(100, 12\), the widths say \(B, 13\)"):
         fit(hidden, widths=Widths(mean=6, first=13))
     with pytest.raises(ValueError, match="100 means and 99 rows of first tokens"):
-        fit_novelty(hidden.z.mean, hidden.first[1:], WIDTHS)
+        fit_novelty(hidden.z.mean, hidden.token_stats[1:], WIDTHS)
     with pytest.raises(ValueError, match=r"classes are torch.int64 \(99,\), want \(100,\) int64"):
         fit(hidden, label[1:])
     with pytest.raises(ValueError, match="1 rows of first are not finite"):
-        fit(hidden._replace(first=hidden.first.index_fill(0, torch.tensor([3]), torch.nan)))
+        fit(hidden._replace(token_stats=hidden.token_stats.index_fill(0, torch.tensor([3]), torch.nan)))
     with pytest.raises(ValueError, match=r"mean is \(100, 5\), this novelty was made for \(B, 6\)"):
-        fitted(as_hidden(hidden.z.mean[:, :5], hidden.first))
+        fitted(as_hidden(hidden.z.mean[:, :5], hidden.token_stats))
     with pytest.raises(ValueError, match=r"first is None, this novelty was made for \(B, 12\)"):
-        fitted(hidden._replace(first=None))
+        fitted(hidden._replace(token_stats=None))
     with pytest.raises(ValueError, match=r"20 finite numbers or more, \(N,\), got \(19,\)"):
         Reference().fit(torch.arange(19.0))
     with pytest.raises(ValueError, match="no tail"):
@@ -282,6 +284,6 @@ def test_features_that_differ_by_rounding_alone_are_alike(kind):
     x = torch.nn.functional.normalize(draw(1, 192), dim=1).expand(60, 192).clone()
     if kind == "rounding":
         x *= 1 + 2e-7 * torch.rand(60, 1)
-    with pytest.raises(parts.AllAlike, match="all inputs are the same"):
+    with pytest.raises(parts.DegenerateFeatures, match="all inputs are the same"):
         principal(x, 16)
     assert principal(x + 1e-4 * draw(60, 192), 16).variance[0] > 0

@@ -17,8 +17,8 @@ import prolip
 from prolip.embeddings import Pairs
 from prolip.gaussian import Gaussian
 from prolip.methods.likelihood import LikelihoodConfig, LikelihoodObjective, LikelihoodScore, adopt
-from prolip.uncertainty.clip import FittedCLIP, with_variances
 from prolip.uncertainty.fit import fit_readings, fit_variances
+from prolip.uncertainty.openclip import FittedCLIP, with_variances
 from prolip.uncertainty.readings import FEWEST, NEAREST, SHARES, Readings, reader_of
 from prolip.uncertainty.units import range_in_words
 
@@ -179,7 +179,7 @@ def test_an_empty_readings_is_not_fitted():
 def test_changed_images_that_do_not_fit_the_pairs_are_refused():
     pairs = likely_pairs()
     for changes, words in (
-        ({"changed_of": None}, "changed_of is no"),
+        ({"changed_of": None}, "changed_of is missing"),
         ({"changed": pairs.changed[:, :3]}, "want"),
         ({"changed": pairs.changed * math.nan}, "NaN"),
     ):

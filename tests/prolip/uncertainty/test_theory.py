@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from prolip.embeddings import Pairs
-from prolip.uncertainty.fit import code_lengths
+from prolip.uncertainty.targets import match_probabilities
 
 Loss = tuple[Callable[[torch.Tensor], torch.Tensor], list[torch.Tensor]]
 IMAGES, COUNTS = 32, torch.tensor([1] * 32 + [2] * 16 + [4] * 8 + [8] * 4 + [16] * 2 + [32])
@@ -59,12 +59,7 @@ def optimum(joint: torch.Tensor, a: float, loss: Loss, dim: int) -> tuple[torch.
 
 @pytest.mark.parametrize(
     ("loss", "a", "batch", "close"),
-    [
-        (sigmoid, 20.0, 64, 0.02),
-        (sigmoid, 30.0, 512, 0.02),
-        (softmax, 20.0, 64, 1e-3),
-        (softmax, 30.0, 512, 1e-3),
-    ],
+    [(sigmoid, 20.0, 64, 0.02), (sigmoid, 30.0, 512, 0.02), (softmax, 20.0, 64, 1e-3), (softmax, 30.0, 512, 1e-3)],
 )
 def test_the_distance_of_matched_pairs_rises_by_2_over_a_with_each_nat_of_ambiguity(joint, loss, a, batch, close):
     image, text = optimum(joint, a, loss(joint, batch), dim=64)
@@ -73,6 +68,5 @@ def test_the_distance_of_matched_pairs_rises_by_2_over_a_with_each_nat_of_ambigu
     slope = ((x - x.mean()) * (y - y.mean())).sum() / (x - x.mean()).square().sum()
     assert float(slope) == pytest.approx(2 / a, rel=close)
     image_of, text_of = joint.nonzero(as_tuple=True)
-    lengths = code_lengths(Pairs(image=image, text=text, image_of=image_of, text_of=text_of, scale=a))
-    torch.testing.assert_close(lengths.nats, x, atol=close, rtol=0)
-    torch.testing.assert_close(lengths.probability, 1 / COUNTS.double(), atol=close, rtol=0)
+    found = match_probabilities(Pairs(image=image, text=text, image_of=image_of, text_of=text_of, scale=a))
+    torch.testing.assert_close(found, 1 / COUNTS.double(), atol=close, rtol=0)

@@ -2,16 +2,15 @@
 
 import json
 import random
-from types import SimpleNamespace
 
 import pytest
 import yaml
 
 from prolip.data.sets.cub import read_captions
 from prolip.evaluation.datasets.base import DamagedData
-from prolip.evaluation.datasets.folders import lines_beside
-from prolip.evaluation.datasets.places import find_place
-from prolip.evaluation.datasets.wds import parse, read_relevance
+from prolip.evaluation.datasets.imagefolder import lines_beside
+from prolip.evaluation.datasets.sources import find_place
+from prolip.evaluation.datasets.webdataset import parse, read_relevance
 from prolip.utils.documents import entries, loads, read_yaml, text_lines
 from prolip.utils.flags import FlagError
 from training.config import read_config_file
@@ -86,7 +85,7 @@ def test_entries_end_at_line_breaks_alone(tmp_path, end):
     (tmp_path / "captions.txt").write_bytes(text.encode())
     assert read_captions(tmp_path / "captions.txt") == tuple(names)
     raw = {"__key__": "a", "png": b"", "txt": text.encode()}
-    assert parse(raw, SimpleNamespace(kind="retrieval", read=None)).captions == tuple(names)
+    assert parse("retrieval", 0, raw).captions == tuple(names)
     assert text_lines("") == text_lines(" \n") == []
 
 

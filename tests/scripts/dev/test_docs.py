@@ -18,10 +18,11 @@ from dev import openclip_table
 from prolip.cli.main import main
 from prolip.data.reading.shard_index import build_index
 from prolip.embeddings import Pairs
+from prolip.fitting.attach import attach
 from prolip.loading import load_embedder
-from prolip.methods import METHODS, LikelihoodConfig
+from prolip.methods import METHODS
+from prolip.methods.likelihood import LikelihoodConfig
 from prolip.models.checkpoint import save_pretrained
-from prolip.uncertainty.attach import attach
 from training.main import build_parser, parse
 
 ROOT = Path(__file__).parents[3]

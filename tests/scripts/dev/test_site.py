@@ -86,7 +86,7 @@ def test_public_names_stand_on_the_pages_of_the_api(site):
         "prolip.gaussian.Gaussian.trace",
         "prolip.losses.ppcl",
         "prolip.classifiers.zero_shot.ZeroShotClassifier.predict_proba",
-        "prolip.measures.pairwise_csd",
+        "prolip.measures.pairwise_csd_distance",
         "prolip.search.index.SearchIndex",
         "prolip.export.export_pt2",
     ):

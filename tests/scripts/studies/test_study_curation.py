@@ -14,6 +14,7 @@ from drawings import SHARDS, UNSEEN
 from prolip.data.reading.shards import expand_source
 from prolip.data.reading.tar import read_shard
 from prolip.data.samples import json_record
+from studies import tables
 from studies.methods import study
 from studies.use import curation as study_curation
 
@@ -32,7 +33,7 @@ def ended(tmp_path_factory) -> tuple[Path, str]:
     recipe, page = folder / "recipe.yaml", folder / "page.md"
     text = (ROOT / study.RECIPES["emoji"]).read_text()
     recipe.write_text("\n".join(x for x in text.splitlines() if not x.lstrip().startswith("select:")))
-    page.write_text(2 * (study.MARK.format(study_curation.MARK.format("emoji"), "study_curation") + "\n"))
+    page.write_text(2 * (tables.MARK.format(study_curation.MARK.format("emoji"), "studies/use/curation") + "\n"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(study.sweep, "train", train_here)
         patch.setitem(study.RECIPES, "emoji", str(recipe))
@@ -92,7 +93,7 @@ def test_the_page_says_what_was_found_and_what_every_training_gave(ended):
     assert folder[-3:] == ["all", "kept", "right"] and "`normalised_score`" in folder
     for name in study_curation.VARIANTS:
         rsums = [study.load(runs / f"{name}-s{seed}" / "eval").metrics["names/rsum"] for seed in (0, 1)]
-        assert f"| {name} | {study.cell(rsums)} |" in page
+        assert f"| {name} | {tables.cell(rsums)} |" in page
 
 
 def test_figures_are_judged_by_the_captions_that_are_right(ended):

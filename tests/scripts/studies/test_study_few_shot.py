@@ -7,7 +7,7 @@ import torch
 from commands import evaluate
 
 import prolip
-from prolip.evaluation.datasets.wds import open_wds
+from prolip.evaluation.datasets.webdataset import open_wds
 from prolip.models.checkpoint import save_pretrained
 from studies.methods import few_shot as study_few_shot
 from studies.methods import study

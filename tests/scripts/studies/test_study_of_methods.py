@@ -10,6 +10,7 @@ from sweeping import train_here
 
 from drawings import SHARDS, UNSEEN
 from prolip.corpora.emoji.result import load
+from studies import tables
 from studies.methods import study
 
 SELECT = "--select group=activities --val-select group=activities"
@@ -65,8 +66,8 @@ def test_tables_hold_every_method_that_was_trained_and_means_of_its_seeds(runs):
     lines = study.retrieval(found, 20)
     assert [line.split("|")[1].strip() for line in lines[2:]] == ["siglip", "vse"]
     values = [load(runs / f"vse-20-s{seed}" / "eval").metrics["names/rsum"] for seed in (0, 1)]
-    assert lines[3].split("|")[2].strip() == study.cell(values)
-    assert study.cell([1.0, 2.0]) == "1.5 (1.0 2.0)" and study.cell([float("nan")]) == "-" and study.cell([]) == "-"
+    assert lines[3].split("|")[2].strip() == tables.cell(values)
+    assert tables.cell([1.0, 2.0]) == "1.5 (1.0 2.0)" and tables.cell([float("nan")]) == "-" and tables.cell([]) == "-"
     assert len(study.adapted(found)) == 2 + 4
     assert len(study.uncertainty(found)) == 2  # both are points
 
@@ -74,20 +75,20 @@ def test_tables_hold_every_method_that_was_trained_and_means_of_its_seeds(runs):
 def test_a_gain_is_the_difference_of_the_means_with_an_interval_around_it(runs):
     found = study.Runs(study.parse(["--out", str(runs), *WORDS]))
     first, second = found.results("siglip"), found.results("vse")
-    both = [list(map(study.statistics, results)) for results in (first, second)]
+    both = [list(map(tables.statistics, results)) for results in (first, second)]
     assert {link.name for found in both[0] for one in found.values() for link in one.clusters.values()} == {"concepts"}
-    gain = study.gain(*both, ["names/rsum", "captions/i2t/mAP@R"])
+    gain = tables.gain(*both, ["names/rsum", "captions/i2t/mAP@R"])
     for key, text in gain.items():
         scale = 1 if key.endswith("rsum") else 100
         wanted = scale * (np.mean([x.metrics[key] for x in second]) - np.mean([x.metrics[key] for x in first]))
         value, low, high = (float(part.strip("[],")) for part in text.split())
         assert value == pytest.approx(wanted, abs=0.051) and low <= value <= high
-    assert study.gain(both[0], both[0], ["names/rsum"]) == {"names/rsum": "+0.0 [+0.0, +0.0]"}
-    assert study.gain(both[0], both[1][:1], ["names/rsum"]) == {"names/rsum": "-"}
+    assert tables.gain(both[0], both[0], ["names/rsum"]) == {"names/rsum": "+0.0 [+0.0, +0.0]"}
+    assert tables.gain(both[0], both[1][:1], ["names/rsum"]) == {"names/rsum": "-"}
 
 
 def test_tables_stand_between_the_marks_of_a_page(runs, tmp_path):
-    page, mark = tmp_path / "studies.methods.study.md", study.MARK.format("noise 0", "study")
+    page, mark = tmp_path / "study.md", tables.MARK.format("noise 0", "studies/methods/study")
     page.write_text(f"# A\n\n{mark}\nold\n{mark}\n\nbehind\n")
     words = ["--tables-only", "--tables", "noise 0", "--write", str(page)]
     study.main(["--out", str(runs), *WORDS, *words])
@@ -95,7 +96,7 @@ def test_tables_stand_between_the_marks_of_a_page(runs, tmp_path):
     assert "old" not in text and text.startswith("# A") and text.endswith("behind\n") and "| siglip |" in text
     page.write_text("# A\n")
     with pytest.raises(SystemExit, match="has 0 lines"):
-        study.write(page, {"noise 0": []}, "emoji")
+        tables.write(page, {"noise 0": []}, "study")
 
 
 @pytest.mark.parametrize("words", [["--jobs", "0"], ["--noise", "100"], ["--steps", "1"]])

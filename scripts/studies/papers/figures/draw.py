@@ -15,8 +15,8 @@ from prolip.corpora.emoji.report import figures as report
 from prolip.corpora.emoji.report.pca import pca
 from prolip.corpora.emoji.result import CorpusResult
 from prolip.embedder import Embedder
+from prolip.hierarchy import INCLUSIONS, OWN
 from prolip.hierarchy import figures as hierarchy
-from prolip.hierarchy.choices import INCLUSIONS, OWN
 from prolip.hierarchy.hierarcaps import read_hierarcaps
 from prolip.hierarchy.levels import traces_by_level
 from prolip.hierarchy.traversal import Pairwise, Traversal, traverse

@@ -29,7 +29,7 @@ from prolip.gaussian import Gaussian
 from prolip.hierarchy import figures, levels
 from prolip.hierarchy.hierarimgs import read_levels
 from prolip.hierarchy.traversal import Traversal
-from prolip.measures import csd
+from prolip.measures import csd_distance
 from prolip.prompts.weights import PromptWeights
 from prolip.utils.style import BAD, GOOD, INK, LOOKS, MUTED, lettering, styled
 
@@ -79,7 +79,7 @@ def corners(result: CorpusResult, each: int = COLUMNS, seed: int = 0) -> list[Co
             able = [i for i in np.sort(fifths["image"][image]) if result.text_relation[rows, i].any()]
             drawings = np.array(sorted(rng.choice(able, min(each, len(able)), replace=False)), dtype=np.int64)
             texts = np.array([rng.choice(rows[result.text_relation[rows, i]]) for i in drawings], dtype=np.int64)
-            distance = csd(result.image.select(drawings), result.text.select(texts)).numpy()
+            distance = csd_distance(result.image.select(drawings), result.text.select(texts)).numpy()
             found.append(Corner(image, text, drawings, texts, distance))
     return found
 

@@ -1,12 +1,10 @@
 """The bundled corpus: drawings of emoji by several designers, with every true caption of every drawing known.
 
-A *concept* is one hexcode with its texts; a *drawing* is one designer's picture of a concept. A *caption row* is a
-text at a level, so "cat" is two rows where it is a name and also a keyword, but one *text* with one embedding. A
-caption is true of every drawing of every concept that carries it. Two relations follow, and each has its use:
+A *concept* is one hexcode with its texts, a *drawing* one designer's picture of a concept, a *caption row* a text at
+a level: "cat" is two rows where it is a name and a keyword, but one *text* with one embedding. Two relations follow:
 
-- rows x concepts, strict: at this level. The name rows are one-to-one with the concepts: "which of 1,644 names is it?".
-- texts x concepts, complete: at any level. The full caption gallery is scored with this one, because the text "hotel"
-  is true of the love hotel (a subgroup) as much as of the hotel (a name).
+- rows x concepts, strict: at this level. The name rows are one-to-one with the concepts.
+- texts x concepts, complete: at any level. "hotel" is true of the love hotel (subgroup) and of the hotel (name).
 """
 
 from __future__ import annotations
@@ -49,7 +47,7 @@ class Concept:
     group: str
 
     def captions(self, level: str) -> tuple[str, ...]:
-        """The true captions of one level, without repeats; a hexcode is a level of its own here."""
+        """The distinct captions of one level, or the hexcode."""
         return tuple(dict.fromkeys(self.keywords)) if level == "keyword" else (getattr(self, level),)
 
 
@@ -63,7 +61,7 @@ class Drawing:
     data: bytes
 
     def image(self) -> Image.Image:
-        """The picture in RGB, as training sees it; ValueError where it is damaged."""
+        """The picture in RGB, as in training. ValueError for a damaged one."""
         try:
             return decode_image(self.data)
         except SampleFault as fault:
@@ -72,10 +70,8 @@ class Drawing:
 
 @dataclass(frozen=True)
 class CaptionTable:
-    """All distinct captions per level with what they are true of.
-
-    texts: T distinct strings; level, text: (C,) per row, an index into LEVELS and into texts; relation: (C, K) bool,
-    row is carried by concept at that level.
+    """The captions of all levels: T distinct texts; of each row the index (C,) into LEVELS and into texts; relation
+    (C, K) bool, whether the concept carries the row at that level.
     """
 
     texts: tuple[str, ...]
@@ -84,24 +80,24 @@ class CaptionTable:
     relation: np.ndarray
 
     def rows(self, level: str) -> np.ndarray:
-        """Indices of the rows of one level."""
+        """Rows of one level."""
         return np.flatnonzero(self.level == LEVELS.index(level))
 
     @cached_property
     def text_relation(self) -> np.ndarray:
-        """(T, K) bool: the text is carried by the concept at any level."""
+        """(T, K) bool: the concept carries the text at any level."""
         out = np.zeros((len(self.texts), self.relation.shape[1]), dtype=bool)
         np.logical_or.at(out, self.text, self.relation)
         return out
 
     @cached_property
     def true_matches(self) -> np.ndarray:
-        """(T,) number of concepts a text is true of; every text has at least one."""
+        """(T,) number of concepts a text is true of."""
         return self.text_relation.sum(1)
 
     @cached_property
     def text_level(self) -> np.ndarray:
-        """(T,) the most general level a text occurs at, as an index into LEVELS."""
+        """(T,) the most general level of a text, an index into LEVELS."""
         out = np.full(len(self.texts), len(LEVELS))
         np.minimum.at(out, self.text, self.level)
         return out
@@ -109,22 +105,20 @@ class CaptionTable:
 
 @dataclass(frozen=True)
 class Corpus:
-    """Concepts (K) and drawings (N); a concept need not have a drawing, a drawing always has its concept."""
+    """Concepts (K) and drawings (N) of some of them."""
 
     concepts: tuple[Concept, ...]
     drawings: tuple[Drawing, ...]
 
     @cached_property
     def drawing_concepts(self) -> np.ndarray:
-        """(N,) row of the concept of every drawing."""
+        """(N,) the concept of every drawing."""
         return np.array([drawing.concept for drawing in self.drawings], dtype=np.int64)
 
     def select(self, rule: str) -> Corpus:
         """The part that meets a rule such as `group=food drink|travel places; subgroup!=time; style=noto`.
 
-        Conditions are joined by `;` and must all hold, alternatives by `|`, `!=` excludes; fields: group, subgroup,
-        keyword, name, hexcode, style (style alone picks drawings, the others pick concepts and so their drawings).
-        Raises ValueError on an unknown field or a value that nothing carries.
+        A style picks drawings, other fields pick concepts. ValueError for an unknown field or value.
         """
         conditions = parse_rule(rule)
         for field, values, _ in conditions:
@@ -132,10 +126,9 @@ class Corpus:
                 known = {drawing.style for drawing in self.drawings}
             else:
                 known = {text for concept in self.concepts for text in concept.captions(field)}
-            for value in values:
-                if value not in known:
-                    near = difflib.get_close_matches(value, known, n=5) or sorted(known)[:8]
-                    raise ValueError(f"no {field} {value!r} in the corpus: use one of {', '.join(near)}")
+            if unknown := [value for value in values if value not in known]:
+                near = difflib.get_close_matches(unknown[0], known, n=5) or sorted(known)[:8]
+                raise ValueError(f"no {field} {unknown[0]!r} in the corpus: use one of {', '.join(near)}")
         styles = [c for c in conditions if c.field == "style"]
         others = [c for c in conditions if c.field != "style"]
         kept = [i for i, it in enumerate(self.concepts) if all(c.holds(it.captions(c.field)) for c in others)]
@@ -150,14 +143,14 @@ class Corpus:
         return Corpus(tuple(self.concepts[i] for i in kept), drawings)
 
     def with_concepts(self, concepts: Iterable[Concept]) -> Corpus:
-        """The same drawings with more concepts to tell them from (a wider caption gallery); known ones stay."""
+        """The same drawings among more concepts."""
         known = {concept.hexcode: concept for concept in self.concepts}
         for concept in concepts:
             _agree(known.setdefault(concept.hexcode, concept), concept, "added concepts")
         return Corpus(tuple(known.values()), self.drawings)
 
     def caption_table(self) -> CaptionTable:
-        """Every distinct caption of every level, general to specific, in order of first appearance."""
+        """The captions, general to specific, in order of appearance."""
         rows: dict[tuple[str, str], int] = {}
         pairs = []
         for level in LEVELS:
@@ -172,10 +165,9 @@ class Corpus:
 
 
 def read(shards: str | Path | Sequence[str | Path]) -> Corpus:
-    """Read whole shards (emoji:TARS, or paths and URLs as --train-data takes them), in order.
+    """Read shards (emoji:TARS, or paths and URLs as --train-data takes them), in order.
 
-    Raises FileNotFoundError for a missing file and ValueError for one that cannot be read to its end, a sample without
-    picture or texts, or shards that disagree on the texts of a concept.
+    FileNotFoundError for a missing one; ValueError for a damaged one, and for shards that disagree on a concept.
     """
     given = [str(shards)] if isinstance(shards, (str, Path)) else [str(shard) for shard in shards]
     sources = [source for sources in given for source in sources.removeprefix("emoji:").split("::")]
@@ -201,16 +193,13 @@ def read(shards: str | Path | Sequence[str | Path]) -> Corpus:
 
 
 def parse_rule(rule: str) -> tuple[Condition, ...]:
-    """The conditions of a rule in the words of the training data's --select (`keywords` is the level keyword)."""
+    """The conditions of a rule, as of the training data's --select; `keywords` is the level keyword."""
     selector = Selector.parse(rule)
     conditions = selector.conditions if selector else ()
     named = [c._replace(field=c.field.removesuffix("s") if c.field == "keywords" else c.field) for c in conditions]
     for condition in named:
         if condition.field not in FIELDS:
-            raise ValueError(
-                f"no field {condition.field!r} in the corpus, in the rule {rule!r}: use one of "
-                f"{', '.join(FIELDS)}, e.g. 'group=animals nature|food drink'"
-            )
+            raise ValueError(f"no field {condition.field!r} in the corpus, in {rule!r}: use one of {', '.join(FIELDS)}")
     return tuple(named)
 
 
@@ -233,8 +222,7 @@ def _parse(sample: dict) -> tuple[Concept, str, bytes]:
 
 
 def _agree(known: Concept, new: Concept, where: str) -> None:
-    """Shards built from one release of the texts have one set of texts per hexcode."""
+    """ValueError for two sets of texts of one hexcode."""
     if known != new:
-        raise ValueError(
-            f"{where}: {new.hexcode} has the texts {new} but {known} before: rebuild all shards from one release"
-        )
+        again = "rebuild all shards from one release"
+        raise ValueError(f"{where}: {new.hexcode} has the texts {new} but {known} before: {again}")

@@ -37,21 +37,17 @@ UNSEEN = ("a photo of a {}", "a drawing of a {}", "a picture of a {}")
 def evaluate_corpus(embedder: Embedder, corpus: Corpus, similarity: Similarity = None) -> CorpusResult:
     """Embed the drawings and all captions of a corpus and compute every metric.
 
-    corpus: it may hold concepts without drawings, `Corpus.with_concepts`: a wider gallery; similarity: a score or the
-    name of one, default: that of the model's method. Keys of `metrics`: names/..., captions/..., prompts/...,
-    zero_shot/..., refusal/..., calibration/... where scores have a match probability, undoubted/... where the model has
-    doubt, ambiguity/... where it knows of any, where variances mean something trace/..., spearman/..., inclusion/...,
-    recall_by_trace/... and, where traces have a unit, matches/...; shares in [0, 1].
+    similarity: a score or the name of one, default: that of the model's method. Keys of `metrics`: names/...,
+    captions/..., prompts/..., zero_shot/..., refusal/..., and, of scores and models that have them, calibration/...,
+    undoubted/..., ambiguity/..., trace/..., spearman/..., inclusion/..., recall_by_trace/..., matches/...; shares in
+    [0, 1]. ValueError for a corpus without a drawing or with fewer than two concepts.
     """
     started = time.perf_counter()
     score = embedder.card.scored_by(similarity)
     if not corpus.drawings:
         raise ValueError("the corpus has no drawing: choose concepts that its shards show")
     if len(corpus.concepts) < 2:
-        raise ValueError(
-            f"{corpus.concepts[0].name!r} is the only concept, and every answer would be right: choose two"
-            " or more, or add names to tell it from"
-        )
+        raise ValueError(f"{corpus.concepts[0].name!r} is the only concept: choose two or more, or add names")
     table = corpus.caption_table()
     image, novelty = embed_drawings(corpus, embedder)
     text = embedder.embed_texts(table.texts)
@@ -83,14 +79,14 @@ def evaluate_corpus(embedder: Embedder, corpus: Corpus, similarity: Similarity =
 
 
 def embed_drawings(corpus: Corpus, embedder: Embedder) -> tuple[Gaussian, dict[str, np.ndarray]]:
-    """Embed the drawings (N, D) and, where the model has novelty, compute its nats (N,) at both ends of the tower."""
+    """Embed the drawings (N, D), with their novelty (N,) by the end of the tower, {} in a model without."""
     drawings = ((drawing.key, partial(bytes, drawing.data)) for drawing in corpus.drawings)
     image, novelty = joined(embed_encoded(embedder, drawings, BATCH, embed=partial(embedder.embed, side="image")))
     return image, {name: nats.numpy() for name, nats in novelty.items()}
 
 
 def read_by(embedder: Embedder, image: Gaussian, text: Gaussian) -> dict[str, np.ndarray]:
-    """Return what the model reads off drawings and texts, by name, as `CorpusResult.read` keeps it."""
+    """`CorpusResult.read`."""
     if embedder.reader is None:
         return {}
     evidence, (low, high) = embedder.reader.evidence(image.mean), embedder.reader.shares(text.trace, text.mean)
@@ -119,10 +115,7 @@ def corpus_retrieval(result: CorpusResult) -> dict[str, float]:
 
 
 def recall_by_trace(result: CorpusResult) -> dict[str, Deciles]:
-    """Retrieval of queries in deciles of their own trace: R@1 against names, and AP@R in the full caption gallery.
-
-    All texts mix levels, whose difficulty differs, so `keywords_t2i` looks at the keywords alone.
-    """
+    """Retrieval by decile of the query's trace: R@1 of names, AP@R of all captions, and of the keywords alone."""
     image, text = result.uncertainty(result.image), result.uncertainty(result.text)
     names, captions = result.rankings["names"], result.rankings["captions"]
     keywords = result.table.text[result.table.rows("keyword")]
@@ -133,10 +126,7 @@ def recall_by_trace(result: CorpusResult) -> dict[str, Deciles]:
         "captions_t2i": (text, captions[1].ap_at_r, captions[1].answerable),
         "keywords_t2i": (text[keywords], captions[1].ap_at_r[keywords], captions[1].answerable[keywords]),
     }
-    return {
-        name: by_decile(trace[kept.numpy()], value.double().numpy()[kept.numpy()])
-        for name, (trace, value, kept) in cases.items()
-    }
+    return {name: by_decile(trace[kept], value[kept].double().numpy()) for name, (trace, value, kept) in cases.items()}
 
 
 def prompt_metrics(embedder: Embedder, result: CorpusResult) -> dict[str, float]:
@@ -150,10 +140,8 @@ def prompt_metrics(embedder: Embedder, result: CorpusResult) -> dict[str, float]
 
 
 def zero_shot_metrics(embedder: Embedder, result: CorpusResult, level: str) -> dict[str, float]:
-    """Zero-shot classification of the drawings by `level`, three ways of building a class from Gaussians.
-
-    `zero_shot/<level>`: prompt templates filled with the class's own name (the usual reading); `..._plain`: its bare
-    name; `..._members`: the mixture over the bare names of the concepts that belong to it.
+    """Zero-shot classification of the drawings by `level`: a class is its name in all templates (`zero_shot/<level>`),
+    its bare name (`..._plain`), or the mixture of its concepts' bare names (`..._members`).
     """
     concepts = result.corpus.concepts
     classes = sorted({getattr(concept, level) for concept in concepts})
@@ -177,7 +165,7 @@ def zero_shot_metrics(embedder: Embedder, result: CorpusResult, level: str) -> d
 
 
 def facts_of(embedder: Embedder) -> dict[str, Any]:
-    """What a reader of the metrics asks about the model and the machine."""
+    """The model and the machine."""
     out: dict[str, Any] = {"parameters": embedder.parameters, "date": time.strftime("%Y-%m-%d %H:%M")}
     if embedder.logit_scale is not None and embedder.logit_bias is not None:
         out |= {"scale": embedder.logit_scale, "bias": embedder.logit_bias}
@@ -193,10 +181,9 @@ def gallery(
     all_names: bool = False,
     flags: tuple[str, str, str] = ("--data", "--names", "--select"),
 ) -> Corpus:
-    """The drawings of `data` that meet `select`, to be told from the names of `data` and `names`.
+    """The drawings of `data` that meet `select`, among the names of `data` and `names`.
 
-    The added names meet `select` too unless `all_names`; a condition on the style is for the drawings only. flags: what
-    data, names and select are called in errors.
+    The names meet `select`, too, but for its style, unless `all_names`. flags: what errors call data, names and select.
     """
     with naming(flags[0]):
         shown = emoji.read(data)

@@ -1,9 +1,7 @@
-"""The emoji corpus as tasks of clip_benchmark's layout: retrieval with its many-to-many labels, and classification.
+"""Write the emoji corpus in clip_benchmark's layout, for retrieval with many-to-many labels and for classification.
 
-Retrieval: every distinct text stands once in the gallery, a name with its own drawing, another text with the first
-drawing that it is true of. `relevance.json` holds all further true pairs; a tool that does not read it sees one caption
-set per image. Classification: a drawing's class is its concept's subgroup or group, with `data.emoji.TEMPLATES` as
-prompts.
+Retrieval: every distinct text is once in the gallery, a name with its own drawing, another text with the first drawing
+that it is true of; `relevance.json` holds all further true pairs.
 """
 
 from __future__ import annotations
@@ -16,10 +14,8 @@ from pathlib import Path
 import numpy as np
 
 from prolip.corpora.emoji.corpus import TEMPLATES, Corpus
-from prolip.data.faults import SampleFault
-from prolip.data.images import decode_image
-from prolip.evaluation.datasets.wds import COUNT, RELEVANCE, TYPE, class_files
-from prolip.evaluation.datasets.write import SHARD, SPLIT, suffix_of, write_split
+from prolip.evaluation.datasets.webdataset import COUNT, RELEVANCE, TYPE, class_files
+from prolip.evaluation.datasets.write import SHARD, SPLIT, image_member, write_split
 from prolip.utils.outputs import check_output, replacing_folder
 
 
@@ -49,20 +45,16 @@ def write_emoji_classes(
     folder = new_folder(corpus, folder)
     own = [getattr(corpus.concepts[concept], level) for concept in corpus.drawing_concepts.tolist()]
     classes = sorted(set(own))
-    prompts = [template.replace("{}", "{c}") for template in templates]
-    files = class_files(classes, prompts)
+    files = class_files(classes, [template.replace("{}", "{c}") for template in templates])
     return write_task(corpus, folder, shard, "cls", [str(classes.index(name)) for name in own], files)
 
 
 def new_folder(corpus: Corpus, folder: str | os.PathLike) -> Path:
-    """The folder, unless there is nothing to write, no room for it, or something is written already."""
+    """The folder. ValueError and FileExistsError where the task cannot be written."""
     if not corpus.drawings:
         raise ValueError("the corpus has no drawing: give shards, or a rule that leaves some")
-    for drawing in corpus.drawings:  # whatever reads the task would refuse it, later
-        try:
-            decode_image(drawing.data)
-        except SampleFault as fault:
-            raise ValueError(f"drawing {drawing.key!r}: {fault}. Repair it, or leave it out with --select") from fault
+    for drawing in corpus.drawings:  # a damaged one would stop each reader of the task
+        drawing.image()
     folder = Path(folder)
     check_output(folder, folder=True, size=sum(len(drawing.data) for drawing in corpus.drawings))
     if (folder / SPLIT / COUNT).exists():
@@ -73,9 +65,9 @@ def new_folder(corpus: Corpus, folder: str | os.PathLike) -> Path:
 def write_task(
     corpus: Corpus, folder: Path, shard: int, suffix: str, contents: Sequence[str], files: Mapping[str, str]
 ) -> Path:
-    """Drawings, each with one text member, in shards of `shard`, and small files by their path, all in one step."""
+    """Write drawings, each with one text member, in shards of `shard`, and files by their path, in one step."""
     samples = (
-        {"__key__": drawing.key, suffix_of(drawing.data): drawing.data, suffix: content.encode()}
+        {"__key__": drawing.key, **image_member(drawing.data), suffix: content.encode()}
         for drawing, content in zip(corpus.drawings, contents)
     )
     with replacing_folder(folder, kept=lambda name: True) as place:
@@ -84,10 +76,8 @@ def write_task(
 
 
 def shared_out(corpus: Corpus) -> tuple[list[list[str]], dict[str, list[int]]]:
-    """The texts that stand with each drawing, and the true pairs beyond these, by the drawing's key.
-
-    A drawing has its concept's name, and what no drawing before it carries. A pair names a row of the gallery, which is
-    all texts in the order of the drawings.
+    """The texts of each drawing, its concept's name and what no drawing before it carries, and by its key the rows of
+    further true texts in the gallery, which is all texts in the order of the drawings.
     """
     table = corpus.caption_table()
     true_of = table.text_relation[:, corpus.drawing_concepts]
@@ -101,9 +91,8 @@ def shared_out(corpus: Corpus) -> tuple[list[list[str]], dict[str, list[int]]]:
     owned: list[list[str]] = [[] for _ in corpus.drawings]
     for text in gallery:
         owned[owner[text]].append(table.texts[text])
-    further = {}
-    for row, drawing in enumerate(corpus.drawings):
-        rows = np.flatnonzero(true_of[gallery, row] & (owner[gallery] != row))
-        if len(rows):
-            further[drawing.key] = rows.tolist()
-    return owned, further
+    further = {
+        drawing.key: np.flatnonzero(true_of[gallery, row] & (owner[gallery] != row)).tolist()
+        for row, drawing in enumerate(corpus.drawings)
+    }
+    return owned, {key: rows for key, rows in further.items() if rows}

@@ -1,4 +1,4 @@
-"""What an evaluation on the corpus leaves behind: figures, as a person reads them too, embeddings, and the drawings."""
+"""The result of an evaluation on the corpus: metrics, embeddings and drawings, saved, loaded and printed."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ from prolip.utils.outputs import replacing_folder
 
 #: How the arrays of novelty begin, and those of what the model reads.
 NOVELTY, READ = "novelty_", "read_"
+WITHIN = "matches/within_factor_2"
 #: What a first place can be refused by, in the words of the table and of the report.
 REFUSED_BY = {
     "score": "top score",
@@ -46,11 +47,10 @@ REFUSED_BY = {
 class CorpusResult:
     """One evaluation.
 
-    corpus: drawings and the concepts they were told apart from; image: (N, D) per drawing; text: (T, D) per text of
-    `table`; token_lengths: (T,); metrics: flat figures; info: what was run, JSON values; novelty: nats of each drawing
-    (N,) at both ends of the tower, {} where the model knows of none; read: what its reader says, `evidence` (N, 2) and
-    `ambiguity` (N,) of drawings, `share_low` and `share_high` (T,) of texts, {} where it has none; zero_shot: its
-    metrics as functions of the drawings, for intervals; not saved.
+    corpus: drawings and the concepts to tell them from; image: (N, D) of drawings; text: (T, D) of texts; info: JSON
+    values; novelty: nats of drawings (N,) by the end of the tower; read: by the model's reader, `evidence` (N, 2) and
+    `ambiguity` (N,) of drawings, `share_low` and `share_high` (T,) of texts; both are {} in a model without;
+    token_lengths: (T,); zero_shot: its metrics as functions of the drawings, not saved.
     """
 
     corpus: Corpus
@@ -70,39 +70,39 @@ class CorpusResult:
 
     @property
     def similarity(self) -> str:
-        """What images and texts were ranked by."""
+        """The name of the score that ranked images and texts."""
         return self.info.get("similarity", "csd")
 
     @cached_property
     def score(self) -> Score:
-        """What they were ranked by, with whatever was trained."""
+        """The score that ranked images and texts."""
         return score_from_dict(self.info["score"]) if "score" in self.info else find_score(self.similarity)()
 
     @cached_property
     def model_score(self) -> Score:
-        """The score of the model's method, whatever it was ranked by."""
+        """The score of the model's method."""
         own = self.info.get("model_score", self.info.get("score"))
         return find_score(self.similarity)() if own is None else score_from_dict(own)
 
     def uncertainty(self, z: Gaussian) -> np.ndarray:
-        """What the model's method reads off its Gaussians, whatever they were ranked by: (N, D) -> (N,)."""
+        """The uncertainty by the model's method, (N, D) -> (N,)."""
         return self.model_score.uncertainty(z).numpy()
 
     @property
     def doubt(self) -> torch.Tensor | None:
-        """(N,) how far not to trust the model on each drawing, among all of them; None where it has no doubt."""
+        """(N,) the doubt of each drawing; None in a model without."""
         evidence = Evidence(*torch.from_numpy(self.read["evidence"]).unbind(1)) if "evidence" in self.read else None
         return self.model_score.doubts(evidence, evidence)
 
     @property
     def expected_matches(self) -> np.ndarray | None:
-        """(T,) how many of these drawings each text is expected to fit; None where traces have no unit."""
+        """(T,) how many drawings each text is expected to fit; None where traces have no unit."""
         units = self.model_score.units
         return None if units is None else units.matches(self.text.trace, len(self.corpus.drawings)).numpy()
 
     @property
     def probabilistic(self) -> bool:
-        """Whether the variances mean something; points have none."""
+        """Whether the variances mean something."""
         return self.info.get("probabilistic", True)
 
     @cached_property
@@ -126,7 +126,7 @@ class CorpusResult:
 
     @cached_property
     def ranked(self) -> dict[str, list[tuple[Ranking, Nearest]]]:
-        """Images against the texts of each gallery and these against images, with the first place of every query."""
+        """Both directions of each gallery: rankings and first places."""
         found = {}
         for name, (text, relation) in self.galleries.items():
             scores = PairScores.from_gaussians(self.image, text, self.score)
@@ -141,11 +141,7 @@ class CorpusResult:
 
     @property
     def clusters(self) -> dict[str, bootstrap.Clusters]:
-        """What `images`, `names` and `captions` are drawn with in intervals: their concepts.
-
-        A concept has its drawings, its name, and each text whose first drawing is one of them. Texts that several
-        concepts carry join no clusters: such links could make one cluster of the whole corpus.
-        """
+        """The concepts that intervals draw, with their drawings, names, and the texts whose first drawing is theirs."""
         drawn = np.unique(self.corpus.drawing_concepts, return_inverse=True)[1]
         named, first = self.galleries["names"][1].argmax(1), self.text_relation.argmax(1)
         first[self.name_texts] = named
@@ -154,34 +150,30 @@ class CorpusResult:
 
     @property
     def statistics(self) -> dict[str, bootstrap.Statistic]:
-        """The metrics over drawings or texts that have intervals, as functions of how often each cluster was drawn."""
-        found = {
-            f"{name}/{key}": statistic
-            for name, (i2t, t2i) in self.rankings.items()
-            for key, statistic in statistics_of(i2t, t2i, name).items()
-        }
-        found |= self.zero_shot | uncertainty.statistics(self)
+        """The metrics that have intervals, as functions of how often each cluster was drawn."""
+        found = self.zero_shot | uncertainty.statistics(self)
+        for name, (i2t, t2i) in self.rankings.items():
+            found |= {f"{name}/{key}": statistic for key, statistic in statistics_of(i2t, t2i, name).items()}
         known = {key for key, value in self.metrics.items() if math.isfinite(value) and not key.endswith("rsum")}
         clusters = self.clusters
         return {key: bootstrap.clustered(statistic, clusters) for key, statistic in found.items() if key in known}
 
     def add_intervals(self, draws: int, against: CorpusResult | None = None) -> None:
-        """95% intervals by bootstrap, `info["intervals"]`; those of the differences to another model's result on the
-        same drawings and texts, `info["difference"]`. ValueError for a result on others.
+        """Add 95% intervals by bootstrap, `info["intervals"]`, and those of differences to another model's result,
+        `info["difference"]`. ValueError for a result on other drawings or texts.
         """
-        own, other = self.statistics, against.statistics if against else {}
+        own = self.statistics
         self.info["intervals"] = {key: [x.low, x.high] for key, x in bootstrap.intervals(own, draws).items()}
-        if against is not None:
-            if [(d.key, d.concept) for d in against.corpus.drawings] != [
-                (d.key, d.concept) for d in self.corpus.drawings
-            ]:
-                raise ValueError("the two results are not of the same drawings: give both the same --data and --select")
-            if against.corpus.concepts != self.corpus.concepts:
-                raise ValueError(
-                    "the two results are not of the same texts: give both the same --data, --names,"
-                    " --all-names and --select"
-                )
-            self.info["difference"] = {key: list(x) for key, x in bootstrap.paired(other, own, draws).items()}
+        if against is None:
+            return
+        first, second = ([(d.key, d.concept) for d in x.corpus.drawings] for x in (against, self))
+        if first != second:
+            raise ValueError("the two results are not of the same drawings: give both the same --data and --select")
+        if against.corpus.concepts != self.corpus.concepts:
+            flags = "--data, --names, --all-names and --select"
+            raise ValueError(f"the two results are not of the same texts: give both the same {flags}")
+        found = bootstrap.paired(against.statistics, own, draws)
+        self.info["difference"] = {key: list(x) for key, x in found.items()}
 
     def save(self, folder: str | Path) -> Path:
         """Write `metrics.json`, `corpus.json` and `embeddings.npz` (with the drawings) into a folder, in one step."""
@@ -191,15 +183,11 @@ class CorpusResult:
         concepts = [asdict(concept) for concept in self.corpus.concepts]
         arrays: dict[str, Any] = {f"{NOVELTY}{name}": nats for name, nats in self.novelty.items()}
         arrays |= {f"{READ}{name}": x for name, x in self.read.items()}
-        arrays |= {
-            "image_mean": self.image.mean.numpy(),
-            "image_log_var": self.image.log_var.numpy(),
-            "text_mean": self.text.mean.numpy(),
-            "text_log_var": self.text.log_var.numpy(),
-            "token_lengths": self.token_lengths,
-            "drawings": np.frombuffer(b"".join(d.data for d in self.corpus.drawings), dtype=np.uint8),
-            "drawing_sizes": np.array([len(d.data) for d in self.corpus.drawings]),
-        }
+        for side, z in (("image", self.image), ("text", self.text)):
+            arrays |= {f"{side}_mean": z.mean.numpy(), f"{side}_log_var": z.log_var.numpy()}
+        data = [d.data for d in self.corpus.drawings]
+        arrays |= {"token_lengths": self.token_lengths, "drawing_sizes": np.array(list(map(len, data)))}
+        arrays["drawings"] = np.frombuffer(b"".join(data), dtype=np.uint8)
         with replacing_folder(Path(folder), kept=lambda name: True) as place:
             (place / "metrics.json").write_text(written, encoding="utf-8")
             (place / "corpus.json").write_text(json.dumps({"concepts": concepts, "drawings": drawings}))
@@ -208,7 +196,7 @@ class CorpusResult:
 
 
 class Written(dict[str, Any]):
-    """What a file says by name; ValueError naming the file for a name that it lacks."""
+    """The values of a file by name; ValueError for a missing one."""
 
     def __init__(self, values: dict[str, Any], place: str):
         super().__init__(values)
@@ -218,24 +206,14 @@ class Written(dict[str, Any]):
         raise ValueError(f"{self.place} has no {name!r}: evaluate again by prolip eval emoji")
 
 
-#: Types of what an evaluation says of itself.
-KINDS: dict[str, Any] = {
-    "images": int,
-    "concepts": int,
-    "texts": int,
-    "parameters": int,
-    "styles": list,
-    "seconds": int | float,
-    "machine": str,
-    "software": str,
-    "date": str,
-    "similarity": str,
-    "probabilistic": bool,
-}
+#: Types of the values in `info`.
+KINDS: dict[str, Any] = dict.fromkeys(("images", "concepts", "texts", "parameters"), int)
+KINDS |= dict.fromkeys(("machine", "software", "date", "similarity"), str)
+KINDS |= {"styles": list, "seconds": int | float, "probabilistic": bool}
 
 
 def load(folder: str | Path) -> CorpusResult:
-    """Read what `Result.save` wrote. FileNotFoundError naming the missing file, ValueError for what does not fit."""
+    """Read what `save` wrote. FileNotFoundError for a missing file, ValueError for files that do not fit together."""
     folder = Path(folder)
     for name in ("metrics.json", "corpus.json", "embeddings.npz"):
         if not (folder / name).exists():
@@ -269,7 +247,7 @@ def load(folder: str | Path) -> CorpusResult:
 
 
 def format_corpus(result: CorpusResult, brief: bool = False) -> str:
-    """The figures as a person reads them; brief: those that are read first, in ten lines."""
+    """The metrics as text; brief: the first ten lines."""
     m, info = result.metrics, result.info
     lines = [
         f"{info['images']} drawings ({plain(', '.join(info['styles']))}), {info['concepts']} names, "
@@ -284,17 +262,14 @@ def format_corpus(result: CorpusResult, brief: bool = False) -> str:
             shares = "".join(share(value, 8) for value in cells)
             lines.append(f"{label:<26}{shares}{m[f'{p}/median_rank']:8.1f}{100 * m[f'{p}/chance_R@1']:8.2f}")
     if brief:
-        named, within = m["zero_shot/subgroup_members/top1"], m.get("matches/within_factor_2")
-        lines.append(f"{'right subgroup':<26}{share(named, 8)}")
-        counted = f"{'counts within factor 2':<26}{share(within, 8)}" if within is not None else ""
-        return "\n".join([*lines, *filter(None, [counted])])
+        last = {"right subgroup": "zero_shot/subgroup_members/top1", "counts within factor 2": WITHIN}
+        return "\n".join([*lines, *(f"{what:<26}{share(m[key], 8)}" for what, key in last.items() if key in m)])
     lines += ["", f"{'zero-shot':<26}{'top-1':>8}{'top-5':>8}{'by class':>9}{'classes':>8}"]
     for level in ("subgroup", "group"):
         for kind in (level, f"{level}_plain", f"{level}_members"):
-            top1, top5, recall, count = (
-                m.get(f"zero_shot/{kind}/{key}") for key in ("top1", "top5", "mean_per_class_recall", "classes")
-            )
-            lines.append(f"{kind:<26}{share(top1, 8)}{share(top5, 8)}{share(recall, 9)}{count:8.0f}")
+            widths = {"top1": 8, "top5": 8, "mean_per_class_recall": 9}
+            said = "".join(share(m.get(f"zero_shot/{kind}/{key}"), width) for key, width in widths.items())
+            lines.append(f"{kind:<26}{said}{m[f'zero_shot/{kind}/classes']:8.0f}")
     lines += ["-: there are not so many to choose from"] if any(" - " in f"{line[26:]} " for line in lines) else []
     lines += refusal_lines(m) + calibration_lines(m)
     if not result.probabilistic:
@@ -310,7 +285,7 @@ def format_corpus(result: CorpusResult, brief: bool = False) -> str:
 
 
 def refusal_lines(metrics: dict[str, float]) -> list[str]:
-    """What finds the wrong first places, and the mean error left; none for what was saved before there was any."""
+    """AUROC and AURC of all that first places are refused by; none in an old result."""
     lines: list[str] = []
     for way, title in {"i2t": "image -> text", "t2i": "text -> image"}.items():
         galleries = {f"names_{way}": "names", f"captions_{way}": "all captions"}
@@ -325,14 +300,9 @@ def refusal_lines(metrics: dict[str, float]) -> list[str]:
 
 
 def calibration_lines(metrics: dict[str, float]) -> list[str]:
-    """How well match probabilities are kept; none for a score without any, or a result from before there were any."""
-    columns = {
-        "match/ece": "ECE",
-        "match/base_rate": "base rate",
-        "match/probability_over_base_rate": "p / base",
-        "match_i2t/ece": "top-1 i2t",
-        "match_t2i/ece": "top-1 t2i",
-    }
+    """The calibration of match probabilities; none for a score without any, and in an old result."""
+    columns = {"match/ece": "ECE", "match/base_rate": "base rate", "match/probability_over_base_rate": "p / base"}
+    columns |= {"match_i2t/ece": "top-1 i2t", "match_t2i/ece": "top-1 t2i"}
     rows = {
         f"{name}{said}": [metrics.get(f"{place}/{name}/{key}", math.nan) for key in columns]
         for name in ("names", "captions")
@@ -346,7 +316,7 @@ def calibration_lines(metrics: dict[str, float]) -> list[str]:
 
 
 def interval_lines(info: dict) -> list[str]:
-    """95% intervals in percent, and those of the differences to another result where there are any."""
+    """95% intervals in percent, of metrics and of differences to another result."""
     if "intervals" not in info:
         return []
     change = info.get("difference", {})
@@ -360,5 +330,5 @@ def interval_lines(info: dict) -> list[str]:
 
 
 def share(value: float | None, width: int) -> str:
-    """A share in percent; a dash for a figure that is left out, such as R@10 among nine drawings."""
+    """A share in percent; a dash for a metric that is left out, such as R@10 among nine drawings."""
     return f"{'-':>{width}}" if value is None else f"{100 * value:{width}.2f}"

@@ -26,7 +26,7 @@ from prolip.embedder import choose_score, own_score
 from prolip.evaluation.clip_benchmark.encoder import GaussianEncoder
 from prolip.evaluation.clip_benchmark.patches import patched
 from prolip.evaluation.datasets.base import DamagedData, Dataset
-from prolip.evaluation.datasets.wds import open_wds
+from prolip.evaluation.datasets.webdataset import open_wds
 from prolip.factory import create_model_and_transforms
 from prolip.loading import is_prolip, load_openclip, model_fingerprint, openclip_tokenizer
 from prolip.methods import find_method, find_score
@@ -37,7 +37,7 @@ from prolip.models.registry import find_weights, get_model_config, hub_file
 from prolip.models.tokenizer import get_tokenizer
 from prolip.prompts.weights import PromptWeights
 from prolip.scores import TrueMatchScore
-from prolip.uncertainty.clip import has_variances
+from prolip.uncertainty.openclip import has_variances
 from prolip.utils.outputs import check_output, replacing
 
 PROG = "prolip eval clip-benchmark"

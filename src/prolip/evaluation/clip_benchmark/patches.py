@@ -21,7 +21,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from prolip.data.faults import SampleFault
 from prolip.evaluation.clip_benchmark.encoder import GaussianEncoder, class_vectors
 from prolip.evaluation.datasets.base import WHOLE, DamagedData, Dataset, Sample, Share, note_fault
-from prolip.evaluation.datasets.wds import open_wds
+from prolip.evaluation.datasets.webdataset import open_wds
 from prolip.evaluation.metrics.classification import label_ranks
 from prolip.prompts.weights import in_braces
 from prolip.scores import MeanScore

@@ -15,9 +15,7 @@ from PIL import Image
 
 from prolip.data.faults import DamagedData, FaultCounter, SampleFault
 from prolip.data.images import decode_image
-from prolip.data.reading.folders import ImageRows
 from prolip.data.samples import Raw, image_bytes
-from prolip.evaluation.metrics.blockwise import Further
 from prolip.utils.messages import NAMED, first_few
 
 T = TypeVar("T")
@@ -41,7 +39,7 @@ WHOLE = Share()
 class Sample(NamedTuple):
     """One encoded image and what is known of it; unused fields are None.
 
-    key: unique in its dataset; label: class, an int, or a multi-hot (C,) array for multilabel; groups: integers of the
+    key: unique in its data set; label: class, an int, or a multi-hot (C,) array for multilabel; groups: integers of the
     file's metadata (a region, an income, a year: the task knows which); captions: all texts of the image; place:
     (shard, number in it), by which samples of all shares are put in order. WinoGAViL's instances, which have several
     images each, are `Dataset.associations`.
@@ -60,7 +58,7 @@ class Sample(NamedTuple):
         return hashlib.blake2b(self.image, digest_size=16).hexdigest()
 
     def open(self) -> Image.Image:
-        """The picture in RGB, as training sees it; SampleFault as `decode_image`."""
+        """The image in RGB, as training sees it; SampleFault as `decode_image`."""
         return decode_image(self.image)
 
 
@@ -76,16 +74,15 @@ class Association(NamedTuple):
 class Dataset:
     """A test set that can be read again and again, streamed.
 
-    samples: a new pass over all of them in the order of the files, or over a `Share`; classnames and templates ({} or
-    {c} where the class goes) of classification and multilabel; associations: of WinoGAViL; size: images, None if only
-    reading tells; fingerprint: changes with the data (names, sizes and samples of the files' bytes), not with class
-    names or prompts: the key of caches; state: where its archives lie and when one of them was last written, None where
-    that is not known (the fingerprint reads samples of their bytes, and may miss a label that was corrected);
-    relevance: (images, texts) pairs that match beyond each image's own captions, by (image key, caption index in the
-    order of the whole dataset); None: own captions only; source: folder or URL, for messages; info: JSON values,
-    `relevant_by: "label"` where a text is true of every image of its class; damage: None, and the first damaged file or
-    sample ends the evaluation (`DamagedData`), or a counter, and what is damaged is counted there and left out: the
-    result says so; further: metrics by labels of its own.
+    samples: a new pass over all of them in the order of the files, or over a `Share`; fingerprint: changes with the
+    data (names, sizes and samples of the files' bytes), not with class names or prompts: the key of caches; source:
+    folder or URL, for messages; classnames and templates ({} or {c} where the class goes) of classification and
+    multilabel; associations: of WinoGAViL; size: images, None if only reading tells; relevance: (images, texts) pairs
+    that match beyond each image's own captions, by (image key, caption index in the order of the whole set); None: own
+    captions only; info: JSON values, `relevant_by: "label"` where a text is true of every image of its class, and
+    `caption_ids` with `image_ids` where COCO's further labels apply; damage: FaultCounter skips and counts what is
+    damaged, None raises DamagedData; state: the folder of its archives and when one was last written, None if unknown
+    (the fingerprint reads samples of their bytes, and may miss a label that was corrected).
     """
 
     name: str
@@ -101,7 +98,6 @@ class Dataset:
     info: dict[str, Any] = field(default_factory=dict)
     damage: FaultCounter | None = None
     state: tuple[str, int] | None = field(default=None, compare=False)
-    further: Further | None = field(default=None, compare=False)
 
     @cached_property
     def contents(self) -> dict[str, str]:
@@ -134,23 +130,20 @@ def note_fault(damage: FaultCounter | None, fault: SampleFault, key: str = "", p
 
 
 def read_images(
-    rows: ImageRows, samples: Sequence[Sample], damage: FaultCounter | None, share: Share = WHOLE
+    read: Callable[[int], Raw],
+    samples: Sequence[Sample],
+    damage: FaultCounter | None,
+    share: Share = WHOLE,
+    place: str = "",
 ) -> Iterator[Sample]:
-    """The samples of rows with their bytes, in this order."""
+    """The samples of a share with their images, in this order. read: the raw sample of a row; place: of messages."""
     for number, sample in share.take(samples):
         if damage is not None:
             damage.samples += 1
         try:
-            yield whole(sample, rows(number))._replace(place=(0, number))
+            yield sample._replace(image=image_bytes(read(number)), place=(0, number))
         except SampleFault as fault:
-            note_fault(damage, fault, sample.key)
-
-
-def whole(sample: Sample, raw: Raw) -> Sample:
-    """A sample with its bytes; SampleFault where it has none, or neither a caption nor a class."""
-    if sample.label is None and not sample.captions:
-        raise SampleFault("missing text", "it has no caption, or none of the classes")
-    return sample._replace(image=image_bytes(raw))
+            note_fault(damage, fault, sample.key, place)
 
 
 def fingerprint(*parts: Any, digits: int = 32) -> str:

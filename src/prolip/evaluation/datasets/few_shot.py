@@ -1,7 +1,7 @@
-"""Few-shot tasks of any classification set: some images of each class to train on, and what they are no part of.
+"""Few-shot tasks of any classification set: some images of each class to train on, the others or another set to test.
 
 Base to novel (Zhou et al. 2022): the first half of the classes, in the set's order, are base, the others novel; of an
-uneven number base has one more. Written are
+odd number base has one more. Written are
 
     FOLDER/train.tar        `shots` images of every base class, each with the prompt of its class as its caption
     FOLDER/base, novel      test sets in clip_benchmark's layout, which know no other class
@@ -14,16 +14,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
 from webdataset import TarWriter
 
 from prolip.evaluation.datasets.base import Dataset, Sample, fingerprint
-from prolip.evaluation.datasets.wds import COUNT, class_files
-from prolip.evaluation.datasets.write import CONSTANT, SHARD, SPLIT, new_writer, suffix_of
+from prolip.evaluation.datasets.write import CONSTANT, image_member, write_wds
+from prolip.utils.messages import first_few
 from prolip.utils.outputs import check_output, replacing_folder
 
 #: The paper's words, VACSR B.1.
@@ -32,7 +31,7 @@ TRAIN = "train.tar"
 SHOWN = 5
 
 
-class Row(NamedTuple):
+class LabelledImage(NamedTuple):
     """What is kept of an image while the draw is made; content: of its file's bytes."""
 
     key: str
@@ -44,13 +43,13 @@ class Row(NamedTuple):
 class FewShot:
     """A draw. classes: of each part, base and novel or all, as labels; train: keys of the images to train on.
 
-    counts: how many images each trained class has in `train`; test: rows of each part's test set.
+    counts: how many images each trained class has in `train`; test: the images of each part's test set.
     """
 
     classes: dict[str, range]
     train: frozenset[str]
     counts: dict[int, int]
-    test: dict[str, list[Row]]
+    test: dict[str, list[LabelledImage]]
 
 
 def parts_of(number: int, together: bool = False) -> dict[str, range]:
@@ -80,39 +79,31 @@ def draw(
     if test is not None and test.classnames != dataset.classnames:
         raise ValueError(f"{test.source} has other classes than {dataset.source}: give two splits of one set")
     classes = parts_of(len(dataset.classnames), together)
-    pool, trained = rows_of(dataset), next(iter(classes.values()))
-    own: dict[int, list[Row]] = {label: [] for label in trained}
+    pool = [LabelledImage(one.key, label, one.content) for one, label in labelled(dataset)]
+    own: dict[int, list[LabelledImage]] = {label: [] for label in next(iter(classes.values()))}
     for row in sorted(pool, key=lambda row: fingerprint("few-shot", seed, row.key)):
         if row.label in own:
             own[row.label].append(row)
-    wanted = 1 if test is not None else 2
-    check_classes(
-        dataset,
-        [label for label in trained if len(own[label]) < wanted],
-        "image" if test is not None else "second image, one to train on and one to test on",
-    )
+    wanted, what = (1, "image") if test is not None else (2, "second image, one to train on and one to test on")
+    check_classes(dataset, [label for label, rows in own.items() if len(rows) < wanted], what)
     drawn = {label: rows[: min(shots, len(rows) // wanted)] for label, rows in own.items()}
-    keys = frozenset(row.key for rows in drawn.values() for row in rows)
     contents = {row.content for rows in drawn.values() for row in rows}
-    if test is None:
-        rest = [row for row in pool if row.content not in contents]
-    else:
-        rest = rows_of(test)
-        shared = [row.key for row in rest if row.content in contents]
-        if shared:
+    rest = [row for row in pool if row.content not in contents]
+    if test is not None:
+        rest = [LabelledImage(one.key, label, one.content) for one, label in labelled(test)]
+        if shared := [row.key for row in rest if row.content in contents]:
             raise ValueError(
                 f"{len(shared)} of {len(rest)} test images of {test.source} are among those drawn to train on"
-                f" ({', '.join(shared[:SHOWN])}): give a split without them, or no --test-data, to test on the rest"
+                f" ({first_few(shared, SHOWN)}): give a split without them, or no --test-data, to test on the rest"
             )
     shown = {row.label for row in rest}
     check_classes(test or dataset, [x for part in classes.values() for x in part if x not in shown], "test image")
-    tested = {name: [row for row in rest if row.label in part] for name, part in classes.items()}
-    return FewShot(classes, keys, {label: len(rows) for label, rows in drawn.items()}, tested)
-
-
-def rows_of(dataset: Dataset) -> list[Row]:
-    """Every image without its bytes."""
-    return [Row(one.key, label, one.content) for one, label in labelled(dataset)]
+    return FewShot(
+        classes,
+        frozenset(row.key for rows in drawn.values() for row in rows),
+        {label: len(rows) for label, rows in drawn.items()},
+        {name: [row for row in rest if row.label in part] for name, part in classes.items()},
+    )
 
 
 def labelled(dataset: Dataset) -> Iterator[tuple[Sample, int]]:
@@ -141,35 +132,32 @@ def write_few_shot(
     template: what the classes are called in training and in the tests, {c} where the name goes.
     """
     check_new(folder, found.classes)
-    numbers = {row.key: (name, number) for name, rows in found.test.items() for number, row in enumerate(rows)}
-
-    def caption(label: int) -> str:
-        return template.replace("{c}", dataset.classnames[label]).replace("{}", dataset.classnames[label])
-
     with replacing_folder(folder, kept=lambda name: True) as place:
-        with ExitStack() as stack:
-            train = stack.enter_context(TarWriter(str(place / TRAIN), **CONSTANT))
-            writers = {name: stack.enter_context(new_writer(place / name / SPLIT)) for name in found.classes}
-
-            def write_test(sample: Sample, label: int) -> None:
-                name, number = numbers[sample.key]
-                own = str(label - found.classes[name].start)
-                writers[name].write(members(sample, f"{number:07d}") | {"cls": own.encode()})
-
+        with TarWriter(str(place / TRAIN), **CONSTANT) as train:
             for sample, label in labelled(dataset):
                 if sample.key in found.train:
-                    record = {"class": dataset.classnames[label], "label": label, "key": sample.key}
-                    texts = {"txt": caption(label).encode(), "json": json.dumps(record).encode()}
-                    train.write(members(sample, f"{label:05d}-{fingerprint(sample.key)[:12]}") | texts)
-                elif test is None and sample.key in numbers:
-                    write_test(sample, label)
-            for sample, label in labelled(test) if test is not None else ():
-                write_test(sample, label)
-        for name, part in found.classes.items():
-            files = class_files([dataset.classnames[label] for label in part], [template])
-            shards = -(-len(found.test[name]) // SHARD)
-            for file, text in {**files, f"{SPLIT}/{COUNT}": f"{shards}\n"}.items():
-                (place / name / file).write_text(text, encoding="utf-8")
+                    name = dataset.classnames[label]
+                    caption = template.replace("{c}", name).replace("{}", name)
+                    record = {"class": name, "label": label, "key": sample.key}
+                    texts = {"txt": caption.encode(), "json": json.dumps(record).encode()}
+                    # paths and dots in keys would be read as folders and suffixes
+                    key = f"{label:05d}-{fingerprint(sample.key)[:12]}"
+                    train.write({"__key__": key, **image_member(sample.image), **texts})
+        for name, rows in found.test.items():
+            write_wds(part_of(test or dataset, rows, found.classes[name], template), place / name)
+
+
+def part_of(dataset: Dataset, rows: Iterable[LabelledImage], classes: range, template: str) -> Dataset:
+    """These images as a set of these classes."""
+    keys = {row.key for row in rows}
+
+    def samples() -> Iterator[Sample]:
+        for sample, label in labelled(dataset):
+            if sample.key in keys:
+                yield sample._replace(label=label - classes.start)
+
+    names = tuple(dataset.classnames[label] for label in classes)
+    return replace(dataset, samples=samples, classnames=names, templates=(template,))
 
 
 def check_new(folder: Path, parts: Iterable[str]) -> None:
@@ -178,11 +166,6 @@ def check_new(folder: Path, parts: Iterable[str]) -> None:
     for path in (folder / TRAIN, *(folder / name for name in parts)):
         if path.exists():
             raise FileExistsError(f"{path} is there already: give another folder, or remove it")
-
-
-def members(sample: Sample, key: str) -> dict[str, str | bytes]:
-    """The image under a key of its own, as paths and dots in keys would be read as folders and suffixes."""
-    return {"__key__": key, suffix_of(sample.image): sample.image}
 
 
 def describe(found: FewShot, dataset: Dataset, folder: Path, shots: int) -> Iterator[str]:

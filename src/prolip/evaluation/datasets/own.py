@@ -13,7 +13,7 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-from prolip.data.faults import FaultCounter, SampleFault
+from prolip.data.faults import DamagedData, FaultCounter, SampleFault
 from prolip.data.reading.diagnose import SAMPLES, survey
 from prolip.data.reading.named import NamedSource
 from prolip.data.reading.rows import Stated, base_of, file_of, key_of, read_rows, stated_by, stated_by_row
@@ -21,12 +21,12 @@ from prolip.data.reading.shard_index import parent
 from prolip.data.reading.shards import expand_shards
 from prolip.data.reading.stream import local_path
 from prolip.data.reading.tar import printable, read_shard
-from prolip.data.samples import Raw
+from prolip.data.samples import Raw, image_bytes
 from prolip.data.sets.base import check_files
-from prolip.evaluation.datasets.base import DamagedData, Dataset, Kind, Sample, fingerprint, read_images, whole
-from prolip.evaluation.datasets.folders import lines_beside, names_of, open_folder, templates_of
-from prolip.evaluation.datasets.places import archive_state, file_mark, shard_marks
-from prolip.evaluation.datasets.wds import CLASSNAMES, Reading, check_first, read_samples
+from prolip.evaluation.datasets.base import Dataset, Kind, Sample, fingerprint, read_images
+from prolip.evaluation.datasets.imagefolder import lines_beside, names_of, open_folder, templates_of
+from prolip.evaluation.datasets.sources import archive_state, file_mark, shard_marks
+from prolip.evaluation.datasets.webdataset import CLASSNAMES, Reading, check_first, read_samples
 from prolip.utils.messages import NAMED, first_few
 from prolip.utils.secrecy import redacted
 
@@ -52,18 +52,21 @@ def open_rows(source: NamedSource, task: Kind | None = None, damage: FaultCounte
         return open_folder(address, damage=damage)
     classes = classes_of(kind, known, Path(base))
     samples = [sample_of(kind, classes, key_of(row, base), stated) for row, stated in zip(rows, known)]
-    lacking = [sample.key for sample in samples if sample.label is None and not sample.captions]
-    if lacking and damage is None:
-        what = f"{len(lacking)} of {len(rows)} images of {address} have no {'class' if classes.names else 'caption'}"
-        raise DamagedData(f"{what} ({first_few(lacking, NAMED)}): write it, or give --skip-damaged to leave them out")
     if damage is None:
+        if lacking := [sample.key for sample in samples if is_bare(sample)]:
+            what = (
+                f"{len(lacking)} of {len(rows)} images of {address} have no {'class' if classes.names else 'caption'}"
+            )
+            raise DamagedData(
+                f"{what} ({first_few(lacking, NAMED)}): write it, or give --skip-damaged to leave them out"
+            )
         check_files([file_of(row) for row in rows], f"images of {address}")
     tables = {path: file_mark(path) for path in {file_of(row) for row in rows if row.inside}}
     marks = [tables.get(file_of(row)) or (os.path.isfile(row.path) and os.path.getsize(row.path)) for row in rows]
     return Dataset(
         name=printable(Path(local_path(address.partition(",")[0])).absolute().stem),
         kind=kind,
-        samples=partial(read_images, every, samples, damage),
+        samples=partial(read_images, lambda number: checked(samples[number], every(number)), samples, damage),
         fingerprint=fingerprint("rows", [(x.key, x.label, x.captions, mark) for x, mark in zip(samples, marks)]),
         source=str(source),
         classnames=classes.names,
@@ -84,7 +87,12 @@ def open_shards(source: NamedSource, task: Kind | None = None, damage: FaultCoun
         raise DamagedData(f"no sample in {address}: {survey(urls)}")
     kind, folder = kind_of(first, task, address), Path(parent(urls[0]))
     classes = classes_of(kind, stated(urls) if kind == "classification" else (), folder)
-    reading = Reading(urls, kind, len(classes.names), damage, None, partial(read_raw, kind, classes))
+
+    def parse(raw: Raw) -> Sample:
+        sample = sample_of(kind, classes, raw["__key__"], stated_by(raw))
+        return sample._replace(image=image_bytes(checked(sample, raw)))
+
+    reading = Reading(urls, kind, parse, damage)
     check_first(reading)
     return Dataset(
         name=printable(folder.name if len(urls) > 1 or os.path.isdir(source.address) else Path(redacted(urls[0])).stem),
@@ -109,9 +117,16 @@ def stated(urls: Iterable[str]) -> Iterator[Stated]:
                     yield stated_by(raw)
 
 
-def read_raw(kind: Kind, classes: Classes, raw: Raw) -> Sample:
-    """A raw sample as one of the task."""
-    return whole(sample_of(kind, classes, raw["__key__"], stated_by(raw)), raw)
+def is_bare(sample: Sample) -> bool:
+    """Whether it has neither a caption nor a class."""
+    return sample.label is None and not sample.captions
+
+
+def checked(sample: Sample, raw: Raw) -> Raw:
+    """The raw sample; SampleFault where the sample has neither a caption nor a class."""
+    if is_bare(sample):
+        raise SampleFault("missing text", "it has no caption, or none of the classes")
+    return raw
 
 
 def sample_of(kind: Kind, classes: Classes, key: str, known: Stated) -> Sample:

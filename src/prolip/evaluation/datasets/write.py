@@ -9,10 +9,11 @@ from pathlib import Path
 
 from webdataset import ShardWriter
 
+from prolip.data.faults import DamagedData
 from prolip.data.reading.shard_index import INDEX_NAME, build_index
 from prolip.data.samples import Raw
-from prolip.evaluation.datasets.base import DamagedData, Dataset, Sample
-from prolip.evaluation.datasets.wds import COUNT, RELEVANCE, TYPE, class_files
+from prolip.evaluation.datasets.base import Dataset, Sample
+from prolip.evaluation.datasets.webdataset import COUNT, RELEVANCE, TYPE, class_files
 from prolip.utils.outputs import check_output, replacing_folder
 
 #: Samples of a shard; the split that is written.
@@ -21,17 +22,19 @@ SHARD, SPLIT = 1000, "test"
 CONSTANT = {"encoder": False, "mtime": 0, "user": "", "group": ""}
 
 
-def new_writer(folder: Path, pattern: str = "%d.tar", shard: int = SHARD) -> ShardWriter:
-    """Shards 0.tar, ... in a folder that is made."""
+def write_shards(folder: Path, samples: Iterable[Raw], pattern: str = "%d.tar", shard: int = SHARD) -> None:
+    """Write shards 0.tar, ... into a folder that is made."""
     folder.mkdir(parents=True, exist_ok=True)
-    return ShardWriter(str(folder / pattern), maxcount=shard, verbose=0, **CONSTANT)
+    with ShardWriter(str(folder / pattern), maxcount=shard, verbose=0, **CONSTANT) as writer:
+        for raw in samples:
+            writer.write(raw)
 
 
-def suffix_of(data: bytes) -> str:
-    """The suffix that fits an image's first bytes."""
+def image_member(data: bytes) -> dict[str, bytes]:
+    """An image under the suffix that fits its first bytes."""
     if data[:4] == b"RIFF":
-        return "webp"
-    return "png" if data.startswith(b"\x89PNG") else "jpg"
+        return {"webp": data}
+    return {"png" if data.startswith(b"\x89PNG") else "jpg": data}
 
 
 def check_empty(folder: str | os.PathLike) -> Path:
@@ -45,12 +48,15 @@ def check_empty(folder: str | os.PathLike) -> Path:
 def write_training(samples: Iterable[Raw], folder: str | os.PathLike, shard: int = SHARD) -> int:
     """Write samples as training shards with their index, in one step; how many. A key that is there gets a number."""
     keys: set[str] = set()
+
+    def numbered() -> Iterator[Raw]:
+        for raw in samples:
+            key = raw["__key__"] if raw["__key__"] not in keys else f"{raw['__key__']}_{len(keys)}"
+            keys.add(key)
+            yield raw | {"__key__": key}
+
     with replacing_folder(check_empty(folder)) as place:
-        with new_writer(place, "%06d.tar", shard) as writer:
-            for raw in samples:
-                key = raw["__key__"] if raw["__key__"] not in keys else f"{raw['__key__']}_{len(keys)}"
-                keys.add(key)
-                writer.write(raw | {"__key__": key})
+        write_shards(place, numbered(), "%06d.tar", shard)
         if not keys:
             raise ValueError("the source gives no sample to write: look into it, or give a larger --split")
         build_index([str(path) for path in sorted(place.glob("*.tar"))], str(place / INDEX_NAME))
@@ -70,7 +76,7 @@ def write_wds(dataset: Dataset, folder: str | os.PathLike, shard: int = SHARD) -
     def samples() -> Iterator[Raw]:
         for number, sample in enumerate(dataset.samples()):
             keys[sample.key] = f"{number:07d}"
-            yield {"__key__": f"{number:07d}", suffix_of(sample.image): sample.image, **text_of(sample)}
+            yield {"__key__": keys[sample.key], **image_member(sample.image), **text_of(sample)}
 
     files = {TYPE: "retrieval\n"}
     if dataset.kind == "classification":
@@ -88,7 +94,7 @@ def write_wds(dataset: Dataset, folder: str | os.PathLike, shard: int = SHARD) -
 
 
 def text_of(sample: Sample) -> dict[str, bytes]:
-    """What stands beside the image."""
+    """What is beside the image."""
     if sample.captions is None:
         return {"cls": str(sample.label).encode()}
     return {"txt": "\n".join(" ".join(text.splitlines()) for text in sample.captions).encode()}
@@ -96,9 +102,7 @@ def text_of(sample: Sample) -> dict[str, bytes]:
 
 def write_split(place: Path, samples: Iterable[Raw], files: Mapping[str, str], shard: int = SHARD) -> None:
     """Write samples as the shards of a split, and small files by their path."""
-    with new_writer(place / SPLIT, shard=shard) as writer:
-        for raw in samples:
-            writer.write(raw)
+    write_shards(place / SPLIT, samples, shard=shard)
     count = len(list((place / SPLIT).glob("*.tar")))
     for name, text in {**files, f"{SPLIT}/{COUNT}": f"{count}\n"}.items():
         (place / name).write_text(text, encoding="utf-8")

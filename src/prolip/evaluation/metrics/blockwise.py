@@ -197,13 +197,6 @@ class PairScores:
         return PairScores(len(images), len(texts), lambda rows, columns: block(images[rows], texts[columns]), short)
 
 
-class Further(NamedTuple):
-    """What a data set's own labels add to the metrics of its kind: names(info), metrics(scores of all pairs, info)."""
-
-    names: Callable[[dict[str, Any]], list[str]]
-    metrics: Callable[[PairScores, dict[str, Any]], dict[str, float]]
-
-
 def _product_block(image: Tensor, text: Tensor) -> Callable[[Index, Index], Tensor]:
     """Dot products of some rows of (N, D) with some of (M, D)."""
 

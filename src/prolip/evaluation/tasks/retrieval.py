@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from prolip.evaluation.datasets import coco_labels
 from prolip.evaluation.datasets.base import DamagedData, Dataset
 from prolip.evaluation.embed import Features
 from prolip.evaluation.metrics.blockwise import Relevance, rank_sparse
@@ -26,6 +27,9 @@ from prolip.evaluation.tasks.base import (
 from prolip.evaluation.tasks.classification import BY_NEIGHBOURS, NEIGHBOURS
 from prolip.scores import Score
 
+#: Entry of a data set's info, by which it declares labels of its own -> the names of their metrics, and the metrics.
+EXTRA = {"caption_ids": (coco_labels.names_of_labels, coco_labels.metrics_of_labels)}
+
 
 def texts(features: Features) -> tuple[list[str], None]:
     return list(features.captions), None
@@ -36,16 +40,17 @@ def names(dataset: Dataset) -> list[str]:
     found = [*retrieval_names(images=min(dataset.size or 10, 10)), "mean_recall@1"]
     if dataset.relevance is not None or dataset.info.get("relevant_by") == "label":
         found += [f"own/{name}" for name in found]
-    return found + (dataset.further.names(dataset.info) if dataset.further else [])
+    declared = (names_of for entry, (names_of, _) in EXTRA.items() if entry in dataset.info)
+    return found + [name for names_of in declared for name in names_of(dataset.info)]
 
 
 def evaluate(features: Features, score: Score, confusion: bool = False) -> TaskMetrics:
     """Both directions by the most complete labels there are; where that is not each image's own captions, these too.
 
     `i2t/...`, `t2i/...`, `rsum`, `mean_recall@1` (DataComp's main metric: both directions at 1), and `own/...`; what
-    the data set adds by labels of its own, see `datasets.base.Further`. Intervals draw clusters in both directions: an
-    image together with its own captions, the ones stored with it. Further matches join no clusters: such links could
-    make one cluster of the whole set.
+    the data set adds by labels of its own, see EXTRA. Intervals draw clusters in both directions: an image together
+    with its own captions, the ones stored with it. Further matches join no clusters: such links could make one cluster
+    of the whole set.
     """
     scores, (own, complete) = pair_scores(features, score), relevance_of(features)
     labels = [own] if complete is None else [complete, own]
@@ -63,7 +68,8 @@ def evaluate(features: Features, score: Score, confusion: bool = False) -> TaskM
             f"{prefix}{name}": clustered(value, clusters) for name, value in statistics_of(a, b).items() if name in both
         }
     dataset = features.dataset
-    metrics |= dataset.further.metrics(scores, dataset.info) if dataset.further else {}
+    for entry, (_, extra) in EXTRA.items():
+        metrics |= extra(scores, dataset.info) if entry in dataset.info else {}
     info = {"texts": len(features.captions), **too_small_for(retrieval_names(), metrics)}
     return TaskMetrics(metrics, info, statistics)
 

@@ -19,7 +19,10 @@ from prolip.data.reading.folders import ImageRow, ImageRows, rows_of
 from prolip.data.reading.shard_index import from_json
 from prolip.data.reading.stream import ReadPolicy
 from prolip.data.reading.tar import read_shard
-from prolip.evaluation.datasets import base, places, tables, wds
+from prolip.evaluation.datasets import base
+from prolip.evaluation.datasets import csv_zip as tables
+from prolip.evaluation.datasets import sources as places
+from prolip.evaluation.datasets import webdataset as wds
 
 BOUND = 2**16
 POLICY = ReadPolicy(retries=0)
@@ -226,9 +229,10 @@ def test_members_of_zips_are_bounded(tmp_path):
     with zipfile.ZipFile(tmp_path / "images.zip", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("images/a.jpg", bytes(BOUND + 1))
         archive.writestr("images/b.jpg", b"b")
-    found, damage = tables.find_images(tmp_path, "images"), FaultCounter()
-    files = {name: base.Sample(name, b"") for name in ("a.jpg", "b.jpg")}
-    assert [sample.image for sample in found.read(files, damage)] == [b"b"]
+    files, damage = ["a.jpg", "b.jpg"], FaultCounter()
+    found = tables.find_images(tmp_path, "images", files)
+    samples = [base.Sample(name, b"") for name in files]
+    assert [sample.image for sample in found.samples(files, samples, damage)] == [b"b"]
     assert damage.kinds == {"missing image": 1} and f"at most {BOUND}" in damage.examples[0]
 
 

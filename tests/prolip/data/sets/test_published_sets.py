@@ -10,7 +10,7 @@ from tiny_tars import letters, plain
 from prolip.data.captions import caption_id
 from prolip.data.config import DataConfig
 from prolip.data.sources import captioned_samples, source_of
-from prolip.evaluation.datasets.specs import open_dataset
+from prolip.evaluation.datasets.registry import open_dataset
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "evaluation"))
 import miniatures as mini  # noqa: E402

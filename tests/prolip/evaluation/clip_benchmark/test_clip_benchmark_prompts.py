@@ -7,7 +7,7 @@ import wds_folders as wds
 from clip_benchmark_runs import evaluate, save_model
 from commands import clip_benchmark
 
-from prolip.evaluation.datasets.wds import open_wds
+from prolip.evaluation.datasets.webdataset import open_wds
 from prolip.evaluation.task import compute_features, evaluate_dataset
 from prolip.loading import load_embedder
 from prolip.prompts.bprw import Reweighing

@@ -21,7 +21,7 @@ from commands import datacomp
 from prolip import loading
 from prolip.data.faults import DamagedData, ShardFault
 from prolip.embedder import check_device
-from prolip.evaluation.datasets.wds import open_wds
+from prolip.evaluation.datasets.webdataset import open_wds
 from prolip.evaluation.suites.datacomp import catalogue, run
 from prolip.evaluation.suites.datacomp.catalogue import select_tasks
 from prolip.evaluation.suites.datacomp.report import build_report

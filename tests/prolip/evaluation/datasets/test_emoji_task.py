@@ -9,7 +9,7 @@ from clip_benchmark.datasets.builder import build_wds_dataset
 from prolip.cli.main import main
 from prolip.corpora.emoji import export as emoji
 from prolip.corpora.emoji.corpus import Concept, Corpus, Drawing
-from prolip.evaluation.datasets.wds import open_wds
+from prolip.evaluation.datasets.webdataset import open_wds
 
 
 def concept(number, name, keywords, subgroup, group):

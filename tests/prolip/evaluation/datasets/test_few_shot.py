@@ -18,8 +18,8 @@ from prolip.data.config import DataConfig
 from prolip.data.images import decode_image
 from prolip.data.loader import build_loader
 from prolip.evaluation.datasets.few_shot import draw, parts_of
-from prolip.evaluation.datasets.specs import open_dataset
-from prolip.evaluation.datasets.wds import open_wds
+from prolip.evaluation.datasets.registry import open_dataset
+from prolip.evaluation.datasets.webdataset import open_wds
 from training.main import main as train
 
 #: Images of each class, in no order; one more class than half of them is base.

@@ -10,7 +10,7 @@ from commands import run
 import own_data
 from prolip.data.config import DataConfig
 from prolip.data.sources import captioned_samples
-from prolip.evaluation.datasets.specs import open_dataset
+from prolip.evaluation.datasets.registry import open_dataset
 from prolip.evaluation.task import evaluate_dataset
 
 

@@ -1,33 +1,31 @@
-"""What a model retrieves and how certain it is: examples chosen by a rule that the page states."""
+"""Examples of what a model retrieves and how certain it is, chosen by a rule that the page states."""
 
 from __future__ import annotations
 
-import base64
 import contextlib
-import io
 import time
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from PIL import Image
 from pydantic import TypeAdapter
 from torch import Tensor
 
 from prolip.data.faults import DamagedData, SampleFault
 from prolip.evaluation.datasets.base import Dataset
-from prolip.evaluation.datasets.wds import unique_keys
+from prolip.evaluation.datasets.webdataset import unique_keys
 from prolip.evaluation.embed import Features
 from prolip.evaluation.metrics.blockwise import Relevance
 from prolip.evaluation.tasks.base import own_labels
 from prolip.evaluation.tasks.retrieval import relevance_of
 from prolip.gaussian import Gaussian
 from prolip.scores import Score
+from prolip.utils.style import picture
 
-#: Queries that examples are chosen from, and scores that are computed for it at once: a large test set takes seconds.
+#: Queries that examples are chosen from, and the most scores of all of them.
 QUERIES, SCORES = 512, 2**24
-#: Seconds for reading the images of the examples once more, and pixels of their longer side on the page.
+#: Seconds for reading the images of the examples, and pixels of their longer side on the page.
 PATIENCE, PIXELS = 60.0, 96
 
 
@@ -41,7 +39,7 @@ class Answer(NamedTuple):
 
 
 class Example(NamedTuple):
-    """A query and its first answers. rank: of the first right answer; matches: how many answers are right."""
+    """A query and its first answers. rank: of the first right answer; matches: the number of right ones."""
 
     label: str
     level: str
@@ -84,41 +82,27 @@ KEPT = TypeAdapter(dict[str, Shown])
 
 
 def show(image: Inputs, text: Inputs, relevance: Relevance, ranked_by: Score, own: Score | None) -> Shown:
-    """Examples of both directions and both ends of the uncertainty. relevance: images x texts; own: the score that
-    reads the uncertainty, None for points.
+    """Choose examples of both directions and both ends of the uncertainty. relevance: images x texts; own: the score
+    that reads the uncertainty, None for points.
     """
-    found = []
-    for kind, queries, gallery, relation in (
-        ("image", image, text, relevance),
-        ("text", text, image, relevance.transposed()),
-    ):
-        most = min(QUERIES, max(1, SCORES // len(gallery.labels)))
-        rows = torch.linspace(0, relation.queries - 1, min(most, relation.queries)).long()
-        z = queries.z.select(rows.tolist())
+    shown = Shown(len(image.labels), len(text.labels), [], [])
+    sides = (("image", image, text, relevance), ("text", text, image, relevance.transposed()))
+    for kind, queries, gallery, relation in sides:
+        most = min(QUERIES, max(1, SCORES // len(gallery.labels)), relation.queries)
+        rows = torch.linspace(0, relation.queries - 1, most).long().tolist()
+        z = queries.z.select(rows)
         scores = ranked_by.pairwise(z, gallery.z) if kind == "image" else ranked_by.pairwise(gallery.z, z).mT
-        place = torch.full((relation.queries,), -1)
-        place[rows] = torch.arange(len(rows))
-        kept = place[relation.query] >= 0
         right = torch.zeros_like(scores, dtype=torch.bool)
-        right[place[relation.query[kept]], relation.item[kept]] = True
+        for i, row in enumerate(rows):
+            right[i, relation.within(slice(row, row + 1))[1]] = True
         best, worst = (
-            [
-                example(scores[i], right[i], gallery, queries.labels[row], picture=queries.picture(row))
-                for i in some
-                for row in [int(rows[i])]
-            ]
+            [example(scores[i], right[i], gallery, queries.labels[rows[i]], queries.picture(rows[i])) for i in some]
             for some in best_and_worst(scores, right)
         )
-        found.append((kind, best, worst))
-    ends = (
-        []
-        if own is None
-        else [
-            (kind, *extremes(of, own, kind, len(others.labels)))
-            for kind, of, others in (("image", image, text), ("text", text, image))
-        ]
-    )
-    return Shown(len(image.labels), len(text.labels), found, ends)
+        shown.found.append((kind, best, worst))
+        if own is not None:
+            shown.ends.append((kind, *extremes(queries, own, kind, len(gallery.labels))))
+    return shown
 
 
 def best_and_worst(scores: Tensor, right: Tensor, count: int = 4) -> tuple[list[int], list[int]]:
@@ -133,7 +117,7 @@ def best_and_worst(scores: Tensor, right: Tensor, count: int = 4) -> tuple[list[
 
 
 def example(
-    scores: Tensor, right: Tensor, gallery: Inputs, label: str, level: str = "", top: int = 5, picture: str = ""
+    scores: Tensor, right: Tensor, gallery: Inputs, label: str, picture: str = "", level: str = "", top: int = 5
 ) -> Example:
     """A query with its best answers; scores, right: (G,)."""
     order = scores.argsort(descending=True, stable=True)
@@ -144,17 +128,13 @@ def example(
     return Example(label, level, answers, int(right[order].int().argmax()) + 1, picture, int(right.sum()))
 
 
-def extremes(
-    of: Inputs, own: Score, kind: str, others: int, count: int = 6
-) -> tuple[str, list[Extreme], list[Extreme]]:
+def extremes(of: Inputs, own: Score, kind: str, others: int) -> tuple[str, list[Extreme], list[Extreme]]:
     """What the uncertainty of inputs counts, the least uncertain ones, and the most uncertain ones."""
     trace, units, other = own.uncertainty(of.z), own.units, "texts" if kind == "image" else "images"
-    said = (
-        [f"{x:#.4g}" for x in trace.tolist()]
-        if units is None
-        else [amount(x) for x in units.matches(of.z.trace, others, of=other).tolist()]
-    )
-    return f"how many {other} each may fit" if units else "their uncertainty", *both_ends(of, trace, said, count)
+    if units is None:
+        return "their uncertainty", *both_ends(of, trace, [f"{x:#.4g}" for x in trace.tolist()])
+    said = [amount(x) for x in units.matches(of.z.trace, others, of=other).tolist()]
+    return f"how many {other} each may fit", *both_ends(of, trace, said)
 
 
 def both_ends(of: Inputs, values: Tensor, said: Sequence[str], count: int = 6) -> tuple[list[Extreme], list[Extreme]]:
@@ -208,18 +188,6 @@ def pictures_of(dataset: Dataset, keys: Collection[str]) -> dict[str, str]:
                     small.thumbnail((PIXELS, PIXELS))
                     found[sample.key] = picture(small, quality=80)
     return found
-
-
-def picture(image: Image.Image, **how: Any) -> str:
-    """An image as it stands in a self-contained page: a browser opens no TIFF. how: of Pillow's WebP."""
-    encoded = io.BytesIO()
-    image.save(encoded, "WEBP", **how)
-    return data_uri(encoded.getvalue(), "webp")
-
-
-def data_uri(data: bytes, kind: str) -> str:
-    """An encoded picture, png or webp, as it stands in a self-contained page."""
-    return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
 
 
 def pick(rows: np.ndarray, count: int, rng: np.random.Generator) -> list[int]:

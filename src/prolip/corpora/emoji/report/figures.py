@@ -20,34 +20,20 @@ from prolip.corpora.emoji.uncertainty import by_expected, reliabilities, signs_a
 from prolip.evaluation.metrics.selective import by_length, risk_coverage, spearman
 from prolip.evaluation.plots import plot_reliability, plot_risk_coverage
 from prolip.evaluation.tasks import KINDS
-from prolip.utils.style import IMAGE, INK, LEVEL_COLOURS, LEVEL_MARKERS, MUTED, TEXT, panels, percent, styled
+from prolip.utils.style import BOX, IMAGE, INK, LEVEL_COLOURS, LEVEL_MARKERS, MUTED, TEXT, panels, percent, styled
 
 #: Keys of a line of the log that are no terms of the loss.
 NO_TERMS = (
-    "kind",
-    "step",
-    "epoch",
-    "samples",
-    "seconds",
-    "time",
-    "lr",
-    "grad_norm",
-    "scale",
-    "bias",
-    "faults",
-    "samples_per_second",
-    "samples_per_s",
-    "data_wait",
-    "eta",
-    "mfu",
-    "memory_gib",
+    "kind step epoch samples seconds time lr grad_norm scale bias faults samples_per_second samples_per_s data_wait eta"
+    " mfu memory_gib"
 )
 NORMS = ("grad_norm", "param_norm")
-#: Colour and dashes of what is of one modality: texts are dashed, masked views dotted.
+#: Dashes of texts and of masked views.
 DASHES, DOTS = (0, (6, 2)), (0, (1.5, 1.5))
-#: A panel of lines: its title, and by the label of each line its key in the log, and colour and dashes if it has any.
+#: A panel: its title, and by the label of each line its key in the log, and colour and dashes where it has its own.
 Panel = tuple[str, Mapping[str, tuple[str, tuple[Any, ...]]]]
-#: How the metric of a test set ends that is measured of as many training pairs too; the corpus's metrics to quote.
+Draw = Callable[[CorpusResult], Figure | None]
+#: End of the metric that training pairs have, too, and the corpus's metrics to quote.
 PAIRS, CORPUS_MAINS = "/pairs_R@1", ("/names/i2t/R@1", "/names/t2i/R@1")
 LINES: dict[str, tuple[str, Any]] = {
     **{f"{kind}_image": (IMAGE, "-") for kind in ("trace", "vib", "grad_norm", "inclusion")},
@@ -61,11 +47,11 @@ LINES: dict[str, tuple[str, Any]] = {
 @styled
 def learning_curves(run: RunFolder) -> Figure | None:
     """Loss and its terms, logit scale and bias, traces, learning rate, gradients, recall in a batch, over steps."""
-    names = list(dict.fromkeys(key for line in run.train for key, value in line.items() if _is_number(value)))
+    names = _keys(run.train)
     if len(run.train) < 2:
         return None
     recalls = [n for n in names if "R@" in n or "chance" in n]
-    terms = [n for n in names if n not in (*NO_TERMS, *recalls) and not n.startswith(("trace_", *NORMS))]
+    terms = [n for n in names if n not in (*NO_TERMS.split(), *recalls) and not n.startswith(("trace_", *NORMS))]
     main = [n for n in terms if n in ("loss", "ppcl") or not n.startswith(("inclusion", "vib"))]
     groups: list[tuple[str, Sequence[str]]] = [
         ("Loss", main),
@@ -90,16 +76,10 @@ def evaluations(run: RunFolder) -> Figure | None:
     mains, drawn = main_metrics(run), list[Panel]()
     if mains:
         drawn.append((mains[0] if len(mains) == 1 else "Test sets", {key: (key, ()) for key in mains}))
-    drawn += [
-        (
-            f"R@1 among {run.evals[-1].get(f'{name}/pairs') or 0:.0f} pairs: {name}",
-            {
-                "training rows": (f"{name}/train_pairs_R@1", (MUTED, DASHES)),
-                "validation": (f"{name}/pairs_R@1", (IMAGE, "-")),
-            },
-        )
-        for name in sampled_sets(run)
-    ]
+    for name in sampled_sets(run):
+        training, own = (f"{name}/train_pairs_R@1", (MUTED, DASHES)), (f"{name}/pairs_R@1", (IMAGE, "-"))
+        title = f"R@1 among {run.evals[-1].get(f'{name}/pairs') or 0:.0f} pairs: {name}"
+        drawn.append((title, {"training rows": training, "validation": own}))
     figure = over_steps(drawn, run.evals, marker="o", markersize=4)
     for ax in [] if figure is None else figure.axes:
         percent(ax.yaxis)
@@ -110,14 +90,12 @@ def evaluations(run: RunFolder) -> Figure | None:
 def main_metrics(run: RunFolder) -> list[str]:
     """The keys of the figure to quote of every test set, in the evaluations of a run."""
     mains = (*(f"/{kind.main}" for kind in KINDS.values()), *CORPUS_MAINS)
-    keys = dict.fromkeys(key for line in run.evals for key, value in line.items() if _is_number(value))
-    return [key for key in keys if f"/{key}".endswith(mains) and "/own/" not in key]
+    return [key for key in _keys(run.evals) if f"/{key}".endswith(mains) and "/own/" not in key]
 
 
 def sampled_sets(run: RunFolder, most: int = 5) -> list[str]:
     """The first test sets of which as many pairs were ranked as of the training data."""
-    keys = dict.fromkeys(key for line in run.evals for key, value in line.items() if _is_number(value))
-    return [key.removesuffix(PAIRS) for key in keys if key.endswith(PAIRS)][:most]
+    return [key.removesuffix(PAIRS) for key in _keys(run.evals) if key.endswith(PAIRS)][:most]
 
 
 def over_steps(drawn: Sequence[Panel], lines: Sequence[Mapping[str, Any]], **form: Any) -> Figure | None:
@@ -171,16 +149,7 @@ def trace_by_level(result: CorpusResult) -> Figure:
     for i, (level, x) in enumerate(values.items()):
         colour = LEVEL_COLOURS[level]
         ax.scatter(i + noise.uniform(-0.3, 0.3, len(x)), x, s=5, color=colour, alpha=0.25 if len(x) > 50 else 0.8, lw=0)
-        ax.boxplot(
-            x,
-            positions=[i],
-            widths=0.45,
-            showfliers=False,
-            medianprops={"color": INK, "linewidth": 1.6},
-            boxprops={"color": INK},
-            whiskerprops={"color": MUTED},
-            capprops={"color": MUTED},
-        )
+        ax.boxplot(x, positions=[i], widths=0.45, boxprops={"color": INK}, **BOX)
         ax.scatter([i], [x.mean()], marker="D", s=34, color=colour, edgecolor="white", zorder=4)
         box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 0.8}
         ax.annotate(f"{x.mean():.3g}", (i + 0.26, x.mean()), va="center", fontsize=9, weight="bold", bbox=box, zorder=5)
@@ -243,21 +212,16 @@ def expected_matches(result: CorpusResult) -> Figure | None:
     shown = true > 0
     _dots(ax, (true * jitter)[shown], expected[shown], result.table.text_level[shown])
     means = np.array([found for texts, *found in by_expected(expected, true) if texts >= 5 and found[1]])
-    ax.plot(
-        *means.reshape(-1, 2).T[::-1], "D", color=INK, markeredgecolor="white", markersize=7, label="mean of a group"
-    )
+    diamonds: Any = {"color": INK, "markeredgecolor": "white", "markersize": 7, "label": "mean of a group"}
+    ax.plot(*means.reshape(-1, 2).T[::-1], "D", **diamonds)
     if "share_low" in result.read:
         low, high = (len(result.corpus.drawings) * result.read[f"share_{end}"][shown] for end in ("low", "high"))
         ax.vlines((true * jitter)[shown], low, high, color=INK, linewidth=0.4, alpha=0.25, zorder=0.5)
     ends = np.array([0.2, 1.2 * max(true.max(), expected.max())])
     ax.plot(ends, ends, color=INK, linewidth=1.2, linestyle="--")
     ax.fill_between(ends, ends / 2, ends * 2, color=INK, alpha=0.08, lw=0)
-    ax.set(
-        xscale="log",
-        yscale="log",
-        xlabel="drawings that the text is true of",
-        ylabel="drawings it is expected to be true of",
-    )
+    ax.set(xscale="log", yscale="log")
+    ax.set(xlabel="drawings that the text is true of", ylabel="drawings it is expected to be true of")
     for axis in (ax.xaxis, ax.yaxis):
         axis.set_major_formatter(StrMethodFormatter("{x:g}"))
     _legend(ax)
@@ -270,11 +234,8 @@ def refused(result: CorpusResult) -> Figure:
     asked = ranking.answerable.numpy()
     wrong = (~ranking.hit(1)).numpy()[asked].astype(np.float64)
     signs = signs_against(result, "names", "i2t")
-    curves = {
-        REFUSED_BY[key]: risk_coverage(signs[key][asked], wrong)
-        for key in ("all", "answer", "mean", "score", "image")
-        if key in signs
-    }
+    kept = [key for key in ("all", "answer", "mean", "score", "image") if key in signs]
+    curves = {REFUSED_BY[key]: risk_coverage(signs[key][asked], wrong) for key in kept}
     return plot_risk_coverage(curves, f"Naming {len(wrong):,} drawings, refusing the unsure")
 
 
@@ -295,16 +256,8 @@ def draw_all(run: RunFolder, seed: int = 0) -> dict[str, Figure]:
     """Every figure that the run has something to show in, by name."""
     figures: dict[str, Figure | None] = {"evaluations": evaluations(run), "learning_curves": learning_curves(run)}
     if run.result is not None and run.result.probabilistic:
-        of_result: tuple[Callable[[CorpusResult], Figure | None], ...] = (
-            trace_histogram,
-            trace_by_level,
-            trace_by_length,
-            true_matches,
-            expected_matches,
-            refused,
-            reliability,
-        )
-        figures |= {draw.__name__: draw(run.result) for draw in of_result}
+        traces: list[Draw] = [trace_histogram, trace_by_level, trace_by_length, true_matches]
+        figures |= {draw.__name__: draw(run.result) for draw in (*traces, expected_matches, refused, reliability)}
         figures["pca"] = pca(run.result, seed)
     return {name: figure for name, figure in figures.items() if figure is not None}
 
@@ -313,16 +266,8 @@ def _dots(ax: Axes, x: np.ndarray, y: np.ndarray, level: np.ndarray) -> None:
     """Texts as dots in the colour and with the marker of their level, the many names beneath: all (T,)."""
     for i, name in reversed(list(enumerate(LEVELS))):
         rows = level == i
-        ax.scatter(
-            x[rows],
-            y[rows],
-            s=9 if rows.sum() > 100 else 30,
-            color=LEVEL_COLOURS[name],
-            alpha=0.5,
-            lw=0,
-            marker=LEVEL_MARKERS[name],
-            label=name,
-        )
+        form: Any = {"s": 9 if rows.sum() > 100 else 30, "color": LEVEL_COLOURS[name], "marker": LEVEL_MARKERS[name]}
+        ax.scatter(x[rows], y[rows], alpha=0.5, lw=0, label=name, **form)
 
 
 def _legend(ax: Axes) -> None:
@@ -330,6 +275,11 @@ def _legend(ax: Axes) -> None:
     for handle in ax.legend(handletextpad=0.3).legend_handles:
         if isinstance(handle, PathCollection):
             handle.set(alpha=1.0, sizes=[32])
+
+
+def _keys(lines: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The keys of numbers, in order of appearance."""
+    return list(dict.fromkeys(key for line in lines for key, value in line.items() if _is_number(value)))
 
 
 def _is_number(value: Any) -> bool:

@@ -53,21 +53,16 @@ class Headline(NamedTuple):
 
 
 def make_report(
-    folder: str | Path,
-    evaluation: str | None = None,
-    out: str | Path | None = None,
-    seed: int = 0,
-    title: str | None = None,
+    folder: str | Path, evaluation: str | None = None, out: str | Path | None = None, seed: int = 0, title: str = ""
 ) -> Path:
     """Write `report.html` and `figures/*.png` into a run folder; returns the page's path.
 
     evaluation: name of the evaluation's folder in it, which must be there; None: eval, where it is there; out: another
     path for the page; seed: of the examples.
     """
-    if evaluation and not (there := Path(folder) / evaluation / "metrics.json").is_file():
-        raise FileNotFoundError(
-            f"no evaluation {evaluation} in {folder}: prolip eval emoji --output {there.parent} writes one"
-        )
+    if evaluation and not (Path(folder) / evaluation / "metrics.json").is_file():
+        wanted = f"prolip eval emoji --output {Path(folder) / evaluation} writes one"
+        raise FileNotFoundError(f"no evaluation {evaluation} in {folder}: {wanted}")
     run = read(folder, evaluation or "eval")
     below, page = run.folder / "figures", Path(out) if out else run.folder / "report.html"
     check_output(below, folder=True)
@@ -108,7 +103,7 @@ def end_with_report(folder: Path) -> str:
             signal.signal(signal.SIGALRM, before)
 
 
-def render(run: RunFolder, pictures: dict[str, bytes], seed: int = 0, title: str | None = None) -> str:
+def render(run: RunFolder, pictures: dict[str, bytes], seed: int = 0, title: str = "") -> str:
     """The page as HTML; sections without data say what would fill them."""
     environment = Environment(
         loader=PackageLoader("prolip.corpora.emoji.report", "."),
@@ -119,12 +114,13 @@ def render(run: RunFolder, pictures: dict[str, bytes], seed: int = 0, title: str
         finalize=lambda value: plain(value.replace("\n", " ")) if type(value) is str else value,
     )
     environment.filters |= {"percent": percent, "figure": number, "amount": examples.amount}
-    result = run.result
+    result, uncertain = run.result, run.result if run.result and run.result.probabilistic else None
+    last = run.evals[-1] if run.evals else {}
     context: dict[str, Any] = {
         "title": title or f"ProLIP: {run.folder.resolve().name}",
         "folder": str(run.folder),
         "seed": seed,
-        "pictures": {name: examples.data_uri(data, "png") for name, data in pictures.items()},
+        "pictures": {name: style.data_uri(data, "png") for name, data in pictures.items()},
         "colours": style.LEVEL_COLOURS if result else {},
         "run": run,
         "facts": facts(run),
@@ -133,19 +129,17 @@ def render(run: RunFolder, pictures: dict[str, bytes], seed: int = 0, title: str
         "variances": what_variances_mean(run),
         "credits": list(dict.fromkeys(CREDITS.get(s, s) for s in result.info["styles"])) if result else [],
         "headlines": headlines(run),
-        "sampled": [
-            (name, *(run.evals[-1].get(f"{name}/{key}") for key in SAMPLED)) for name in figures.sampled_sets(run)
-        ],
+        "sampled": [(name, *(last.get(f"{name}/{key}") for key in SAMPLED)) for name in figures.sampled_sets(run)],
         "quantiles": ", ".join(f"{100 * quantile:g}%" for quantile in uncertainty.QUANTILES),
-        "lead": uncertainty.section(result, seed) if result and result.probabilistic else None,
-        "reading": uncertainty.read_all(result) if result and result.probabilistic else {},
+        "lead": uncertainty.section(uncertain, seed) if uncertain else None,
+        "reading": uncertainty.read_all(uncertain) if uncertain else {},
         "shown": ({"the drawings": uncertainty.show_corpus(result)} if result else {}) | run.shown,
     }
     return environment.get_template("page.html.j2").render(context)
 
 
 def headlines(run: RunFolder) -> list[Headline]:
-    """The first numbers, in plain words: of the corpus if the run was evaluated on it, and of every other test set."""
+    """The first numbers: of the corpus, if the run was evaluated on it, and of every other test set."""
     out = corpus_headlines(run.result) if run.result else []
     for key in figures.main_metrics(run):
         name, _, metric = key.rpartition("/")
@@ -160,17 +154,18 @@ def headlines(run: RunFolder) -> list[Headline]:
 
 def corpus_headlines(result: CorpusResult) -> list[Headline]:
     """Those of the corpus."""
-    m, names = result.metrics, len(result.corpus.concepts)
-    images = len(result.corpus.drawings)
+    m, names, images = result.metrics, len(result.corpus.concepts), len(result.corpus.drawings)
     if not m["zero_shot/subgroup_members/classes"] >= 1:
         raise ValueError(f"the evaluation of {images} drawings has no figures: evaluate again")
     words = {
-        "names/i2t/R@1": f"of the {images:,} drawings get their own name first, out of {names:,} names",
-        "names/t2i/R@1": f"of the names find their own drawing first, out of {images:,}",
+        "names/i2t": f"of the {images:,} drawings get their own name first, out of {names:,} names",
+        "names/t2i": f"of the names find their own drawing first, out of {images:,}",
     }
-    shown = {key: said for key, said in words.items() if key in m}
-    chance = {key: percent(m[key.replace("/R@", "/chance_R@")]) for key in shown}
-    out = [Headline(percent(m[key]), said, f"chance {chance[key]}") for key, said in shown.items()]
+    out = [
+        Headline(percent(m[f"{key}/R@1"]), said, f"chance {percent(m[f'{key}/chance_R@1'])}")
+        for key, said in words.items()
+        if f"{key}/R@1" in m
+    ]
     said = f"mAP@R of drawings against all {len(result.table.texts):,} texts: names, keywords, subgroups, groups"
     return [*out, Headline(percent(m["captions/i2t/mAP@R"]), said, "every true caption counts")]
 
@@ -192,9 +187,9 @@ def facts(run: RunFolder) -> dict[str, str]:
         if "epoch" in last:
             out["training"] += f", {last['epoch']:.1f} epochs"
         if seconds := last.get("seconds"):
-            out["training time"] = duration(seconds)
             rate = last.get("samples", 0) / seconds
-            out["speed"] = f"{rate:,.0f} samples/s on average" if rate >= 10 else f"{rate:.2g} samples/s on average"
+            out["training time"] = duration(seconds)
+            out["speed"] = f"{rate:{',.0f' if rate >= 10 else '.2g'}} samples/s on average"
     if run.result:
         info = run.result.info
         out["evaluated on"] = f"{info['images']:,} drawings by {', '.join(info['styles'])}"

@@ -53,36 +53,21 @@ def pca(result: CorpusResult, seed: int = 0) -> Figure | None:
     for (x, y, longer, shorter, angle), own, level in zip(places, points.numpy().swapaxes(0, 1), levels):
         colour = LEVEL_COLOURS[level]
         for sigmas, alpha in ((2, 0.07), (1, 0.13)):
-            form: Any = {
-                "xy": (x, y),
-                "width": 2 * sigmas * longer,
-                "height": 2 * sigmas * shorter,
-                "angle": np.degrees(angle),
-                "edgecolor": colour,
-            }
+            form: Any = {"xy": (x, y), "width": 2 * sigmas * longer, "height": 2 * sigmas * shorter}
+            form |= {"angle": np.degrees(angle), "edgecolor": colour}
             ax.add_patch(Ellipse(**form, facecolor=colour, alpha=alpha))
             ax.add_patch(Ellipse(**form, fill=False, linewidth=0.9, alpha=0.7))
         ax.scatter(own[:, 0], own[:, 1], s=5, color=colour, alpha=0.45, lw=0)
     for level in ("image", *LEVELS):
         x, y = places[[i for i, name in enumerate(levels) if name == level], :2].T
         label = "drawing" if level == "image" else level
-        ax.scatter(
-            x,
-            y,
-            s=46,
-            color=LEVEL_COLOURS[level],
-            marker=LEVEL_MARKERS[level],
-            edgecolor="white",
-            zorder=5,
-            label=label,
-        )
+        look: Any = {"color": LEVEL_COLOURS[level], "marker": LEVEL_MARKERS[level], "edgecolor": "white"}
+        ax.scatter(x, y, s=46, zorder=5, label=label, **look)
     ax.autoscale_view()
     ax.margins(0.1)
     ax.set_aspect("equal", adjustable="datalim")
-    ax.set(
-        xlabel=f"first component ({plane.share[0]:.0%} of the variance)",
-        ylabel=f"second component ({plane.share[1]:.0%})",
-    )
+    first, second, *_ = plane.share
+    ax.set(xlabel=f"first component ({first:.0%} of the variance)", ylabel=f"second component ({second:.0%})")
     ax.legend(loc="best", handletextpad=0.3)
     figure.draw_without_rendering()  # places depend on the final limits
     pictures = [np.asarray(result.corpus.drawings[row].image()) for row in drawings]
@@ -122,14 +107,5 @@ def _place(ax: Axes, at: tuple[float, ...], offset: tuple[float, float], note: n
         return
     edge = {"edgecolor": LEVEL_COLOURS["image"], "linewidth": 1.1, "boxstyle": "round,pad=0.1"}
     picture = OffsetImage(note, zoom=0.36 * 64 / max(note.shape[:2]))
-    box = AnnotationBbox(
-        picture,
-        (at[0], at[1]),
-        offset,
-        boxcoords="offset points",
-        pad=0.1,
-        bboxprops=edge,
-        arrowprops=line if far else None,
-    )
-    box.set_zorder(4)
-    ax.add_artist(box)
+    frame: Any = {"boxcoords": "offset points", "pad": 0.1, "bboxprops": edge, "arrowprops": line if far else None}
+    ax.add_artist(AnnotationBbox(picture, (at[0], at[1]), offset, zorder=4, **frame))

@@ -36,35 +36,21 @@ class RunFolder:
 def read(folder: str | Path, evaluation: str = "eval") -> RunFolder:
     """Read a run; evaluation: the name of its evaluation's folder.
 
-    Raises FileNotFoundError if the folder holds nothing of a run, ValueError naming the file that cannot be read.
+    FileNotFoundError for a folder that is no run, ValueError naming the file that cannot be read.
     """
     folder = Path(str(folder).removeprefix("local-dir:"))  # as a model is named
-    run = next((place for place in folder.absolute().parents[:2] if is_run(place)), None)
-    if run is not None and (folder.is_file() or not is_run(folder)):
-        raise FileNotFoundError(f"{folder} is a part of a run: give the run's folder, {run}")
-    if not folder.is_dir():
-        raise FileNotFoundError(f"no run folder {folder}: give one that training wrote, e.g. runs/demo")
-    if is_model(folder):
-        raise FileNotFoundError(
-            f"{folder} holds a model, and the page is about a run: give the folder of the run that "
-            "trained it, with config.json and metrics.jsonl"
-        )
-    path = folder / "config.json"
+    path, there = folder / "config.json", folder / evaluation
+    run = next((place for place in (*folder.absolute().parents[:2], *sorted(folder.glob("*"))) if is_run(place)), None)
+    found = any(file.exists() for file in (path, folder / "metrics.jsonl", there / "metrics.json"))
+    if is_model(folder) or not found or (run is not None and not is_run(folder)):
+        nearest = "give one that training wrote, e.g. runs/demo" if run is None else f"give the run's folder, {run}"
+        raise FileNotFoundError(f"{folder} is no run folder, with config.json and metrics.jsonl: {nearest}")
     lines = read_lines(folder / "metrics.jsonl")
-    there = folder / evaluation
     try:
         result = load(there) if (there / "metrics.json").exists() else None
     except (ValueError, KeyError, TypeError, EOFError, BadZipFile) as error:
-        raise ValueError(
-            f"the evaluation in {there} cannot be read ({error}): delete that folder, or write it anew with "
-            f"prolip eval emoji --output {there}"
-        ) from error
-    if not (path.exists() or lines or result):
-        inside = sorted(place for place in folder.glob("*") if is_run(place))
-        raise FileNotFoundError(
-            f"{folder} has neither config.json nor metrics.jsonl nor {evaluation}/metrics.json: is it a run folder?"
-            + (f" It holds the runs {', '.join(map(str, inside[:3]))}: give one of them" if inside else "")
-        )
+        again = f"delete that folder, or write it anew with prolip eval emoji --output {there}"
+        raise ValueError(f"the evaluation in {there} cannot be read ({error}): {again}") from error
     try:
         config = check_config(redacted(read_json(path)), path) if path.exists() else None
     except ValueError as error:
@@ -78,20 +64,17 @@ def read(folder: str | Path, evaluation: str = "eval") -> RunFolder:
 
 
 def read_examples(path: Path) -> dict[str, Shown]:
-    """The examples that a run has left, by test set; ValueError for what is none."""
-    if not path.exists():
-        return {}
+    """The examples of a run by test set. ValueError for a damaged file."""
     try:
-        return KEPT.validate_json(path.read_bytes())
+        return KEPT.validate_json(path.read_bytes()) if path.exists() else {}
     except ValidationError as error:
         why = error.errors()[0]["msg"]
         raise ValueError(f"{path} cannot be read ({why}): delete it, and the page has no examples") from error
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The objects of a .jsonl file, none if it is missing; a line cut by a kill is left out.
-
-    ValueError for a line that is no object, has no step, or has a text where a figure belongs.
+    """The objects of a .jsonl file, none if it is missing, without a line cut by a kill. ValueError for a line that is
+    no object, has no step, or has a text in a number's place.
     """
     out: list[dict[str, Any]] = []
     for number, text in enumerate(path.read_text(encoding="utf-8").splitlines() if path.exists() else [], 1):

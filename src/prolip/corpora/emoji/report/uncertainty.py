@@ -9,12 +9,13 @@ import numpy as np
 import torch
 
 from prolip.corpora.emoji.corpus import LEVELS
-from prolip.corpora.emoji.report.examples import Example, Inputs, Shown, amount, both_ends, example, pick, picture, show
+from prolip.corpora.emoji.report.examples import Example, Inputs, Shown, amount, both_ends, example, pick, show
 from prolip.corpora.emoji.result import CorpusResult
 from prolip.corpora.emoji.uncertainty import matches_metrics, signs_against
 from prolip.evaluation.metrics.blockwise import Relevance
 from prolip.evaluation.metrics.selective import by_decile, spread
 from prolip.uncertainty.units import Units, in_words
+from prolip.utils.style import picture
 
 #: Where the texts of the first examples lie among all that fit a drawing, ordered by expected matches. Most fit one, so
 #: equal steps would show five alike.
@@ -25,7 +26,7 @@ ALIKE = 0.1  # spread of equally long texts over that of all, below which a trac
 
 
 class Text(NamedTuple):
-    """A text and what it finds first. share: of the drawings, in words; expected: how many; bits: what it says."""
+    """A text and its first drawings. share: of the drawings, in words; expected: how many; bits: its information."""
 
     example: Example
     share: str
@@ -34,7 +35,7 @@ class Text(NamedTuple):
 
 
 class Drawing(NamedTuple):
-    """A drawing with its first name. sure: the probability that it is the right one; texts: how many could be meant."""
+    """A drawing and its first name. sure: the probability of that name; texts: how many the drawing may fit."""
 
     example: Example
     sure: float
@@ -42,9 +43,7 @@ class Drawing(NamedTuple):
 
 
 class Third(NamedTuple):
-    """A third of the drawings by what speaks against their first names: how many, the share that get their own, some at
-    random.
-    """
+    """A third of the drawings by uncertainty: how many, the share named right, and some at random."""
 
     drawings: int
     right: float
@@ -52,8 +51,8 @@ class Third(NamedTuple):
 
 
 class Error(NamedTuple):
-    """How far the expected numbers of a level's texts are from the true ones, in doublings (log2): the mean with its
-    sign and without, of the model and of the one number for all that is nearest to all texts.
+    """The errors of a level's expected numbers in doublings (log2), the mean with its sign and without, of the model
+    and of the best constant; true: the mean true number.
     """
 
     level: str
@@ -64,9 +63,7 @@ class Error(NamedTuple):
 
 
 class Section(NamedTuple):
-    """All of it. texts: specific ones first; thirds: the surest first; constant: the number for all texts that `errors`
-    has beside the model.
-    """
+    """texts: specific ones first; thirds: the surest first; constant: the number for all texts in `errors`."""
 
     units: Units
     texts: list[Text]
@@ -82,20 +79,15 @@ def section(result: CorpusResult, seed: int = 0) -> Section | None:
         return None
     against = signs_against(result, "names", "i2t")
     sure = np.exp(-against["answer"]).clip(max=1.0)
-    unsure = against.get("all", against["answer"])
-    return Section(
-        units, texts(result, units, expected), thirds(result, units, unsure, sure, seed), *errors(result, expected)
-    )
+    found = thirds(result, units, against.get("all", against["answer"]), sure, seed)
+    return Section(units, texts(result, units, expected), found, *errors(result, expected))
 
 
 def drawn(result: CorpusResult) -> Inputs:
     """The drawings of the corpus, as the model saw them, by their names."""
-    corpus = result.corpus
-    return Inputs(
-        result.image,
-        [corpus.concepts[one.concept].name for one in corpus.drawings],
-        lambda row: picture(corpus.drawings[row].image(), lossless=True),
-    )
+    shown = result.corpus.drawings
+    names = [result.corpus.concepts[one.concept].name for one in shown]
+    return Inputs(result.image, names, lambda row: picture(shown[row].image(), lossless=True))
 
 
 def show_corpus(result: CorpusResult) -> Shown:
@@ -111,45 +103,27 @@ def show_corpus(result: CorpusResult) -> Shown:
 
 def texts(result: CorpusResult, units: Units, expected: np.ndarray, top: int = 8) -> list[Text]:
     """The texts at QUANTILES of the expected matches, of those that fit any drawing, with the drawings found first."""
-    shown = np.flatnonzero(result.text_relation.any(1))
+    relation, own, table = torch.from_numpy(result.text_relation), drawn(result), result.table
+    shown = np.flatnonzero(relation.any(1))
     order = shown[expected[shown].argsort(kind="stable")]
-    chosen = [int(order[round(quantile * (len(order) - 1))]) for quantile in QUANTILES]
     bits, share = units.information(result.text.trace, bits=True).tolist(), units.share(result.text.trace).tolist()
-    scores = result.score.pairwise(result.image, result.text.select(chosen)).mT
-    return [
-        Text(
-            example(
-                scores[k],
-                torch.from_numpy(result.text_relation[i]),
-                drawn(result),
-                result.table.texts[i],
-                LEVELS[result.table.text_level[i]],
-                top,
-            ),
-            in_words(share[i]),
-            float(expected[i]),
-            bits[i],
-        )
-        for k, i in enumerate(chosen)
-    ]
+    found = []
+    for i in (int(order[round(quantile * (len(order) - 1))]) for quantile in QUANTILES):
+        (scores,) = result.score.pairwise(result.image, result.text.select([i])).mT
+        said = example(scores, relation[i], own, table.texts[i], "", LEVELS[table.text_level[i]], top)
+        found.append(Text(said, in_words(share[i]), float(expected[i]), bits[i]))
+    return found
 
 
 def errors(result: CorpusResult, expected: np.ndarray) -> tuple[list[Error], float]:
     """The errors of every level's texts that fit any drawing, and the number that the constant has for all of them."""
-    true = result.text_relation.sum(1)
+    true, found = result.text_relation.sum(1), []
     constant = 2 ** float(np.log2(true[true > 0]).mean())
-    rows = {level: np.flatnonzero((result.table.text_level == i) & (true > 0)) for i, level in enumerate(LEVELS)}
-    flat = np.full(len(true), constant)
-
-    def off(numbers: np.ndarray, own: np.ndarray) -> tuple[float, float]:
-        doublings = np.log2(numbers / true[own])
-        return float(doublings.mean()), float(np.abs(doublings).mean())
-
-    found = [
-        Error(level, len(own), float(true[own].mean()), off(expected[own], own), off(flat[own], own))
-        for level, own in rows.items()
-        if len(own)
-    ]
+    for i, level in enumerate(LEVELS):
+        if len(own := np.flatnonzero((result.table.text_level == i) & (true > 0))):
+            off = (np.log2(numbers / true[own]) for numbers in (expected[own], constant))
+            model, flat = ((float(x.mean()), float(np.abs(x).mean())) for x in off)
+            found.append(Error(level, len(own), float(true[own].mean()), model, flat))
     return found, constant
 
 
@@ -171,38 +145,29 @@ def drawings(result: CorpusResult, units: Units, sure: np.ndarray, rows: list[in
     own, (names, named) = drawn(result), result.galleries["names"]
     gallery = Inputs(names, [concept.name for concept in result.corpus.concepts])
     z = result.image.select(rows)
-    scores, among = result.score.pairwise(z, names), units.matches(z.trace, len(result.table.texts), of="texts")
-    return [
-        Drawing(
-            example(x, torch.from_numpy(named[:, i]), gallery, own.labels[i], top=1, picture=own.picture(i)),
-            float(sure[i]),
-            float(texts),
-        )
-        for x, i, texts in zip(scores, rows, among)
-    ]
+    scores, fits = result.score.pairwise(z, names), units.matches(z.trace, len(result.table.texts), of="texts").tolist()
+    found = (
+        example(x, torch.from_numpy(named[:, i]), gallery, own.labels[i], own.picture(i), top=1)
+        for x, i in zip(scores, rows)
+    )
+    return [Drawing(said, float(sure[i]), number) for said, i, number in zip(found, rows, fits)]
 
 
 # --- what the figures of one run say, in a sentence each, written from the numbers and not from what was hoped for ----
 def read_all(result: CorpusResult) -> dict[str, str]:
     """A sentence per figure."""
-    return {
-        "modality": modality(result),
-        "levels": levels(result),
-        "length": length(result),
-        "matches": matches(result),
-        "expected": expected(result),
-        "verdict": verdict(result),
-    }
+    return {read.__name__: read(result) for read in (modality, levels, length, matches, expected, verdict)}
 
 
 def verdict(result: CorpusResult) -> str:
-    """One sentence on whether the uncertainties can be read as the paper reads them."""
+    """Whether the uncertainties can be read as the paper reads them."""
     if result.similarity == "mean":
         return "Drawings and texts were ranked by their means alone: the traces below played no part in it."
+    m = result.metrics
     met = [
         order_of_levels(result) == "paper",
-        result.metrics["trace/text_over_image"] > FLAT,
-        result.metrics["spearman/trace_true_matches"] > WEAK,
+        m["trace/text_over_image"] > FLAT,
+        m["spearman/trace_true_matches"] > WEAK,
     ]
     words = ("none of three", "one of three", "two of three", "all three")[sum(met)]
     ends = {3: "Here they can be read as generality.", 0: "Here a trace must not be read as generality."}
@@ -219,9 +184,8 @@ def order_of_levels(result: CorpusResult) -> str:
     means = [result.metrics[f"trace/{level}"] for level in LEVELS]
     if max(means) <= FLAT * min(means):
         return "flat"
-    if all(a >= b for a, b in zip(means, means[1:])):
-        return "paper"
-    return "reversed" if all(a <= b for a, b in zip(means, means[1:])) else "mixed"
+    orders = {"paper": sorted(means, reverse=True), "reversed": sorted(means)}
+    return next((name for name, order in orders.items() if order == means), "mixed")
 
 
 def modality(result: CorpusResult) -> str:
@@ -236,19 +200,17 @@ def modality(result: CorpusResult) -> str:
 
 def expected(result: CorpusResult) -> str:
     """Expected against true numbers of drawings; nothing where traces have no unit."""
-    units, numbers = result.model_score.units, result.expected_matches
+    units, numbers, table = result.model_score.units, result.expected_matches, result.table
     if units is None or numbers is None:
         return ""
     true = result.text_relation.sum(1)
-    found = matches_metrics(numbers, true)
-    within, chance, bias = (
-        found[f"matches/{key}"] for key in ("within_factor_2", "chance_within_factor_2", "expected_over_true")
-    )
-    single = (true[true > 0] == 1).mean()
-    at = {level: result.text.trace[result.table.text[result.table.rows(level)]] for level in LEVELS}
+    single, found = (true[true > 0] == 1).mean(), matches_metrics(numbers, true)
+    within, chance = found["matches/within_factor_2"], found["matches/chance_within_factor_2"]
+    bias = found["matches/expected_over_true"]
+    at = {level: result.text.trace[table.text[table.rows(level)]].median() for level in LEVELS}
+    said = ", ".join(f"a {level} {in_words(float(units.share(trace)))}" for level, trace in at.items())
     inside = result.metrics.get("matches/inside_interval")
     held = "" if inside is None else f" For {inside:.0%} of the texts the thin line covers the true number."
-    said = ", ".join(f"a {level} {in_words(float(units.share(trace).median()))}" for level, trace in at.items())
     return (
         f"Here {within:.0%} of the texts lie in the band. As {single:.0%} of them fit a single drawing, one number for "
         f"all could reach {chance:.0%}: the diamonds say more. The expected number is {amount(bias)} times the true "

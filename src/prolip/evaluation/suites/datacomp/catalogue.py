@@ -16,9 +16,9 @@ from typing import Literal, NamedTuple
 from prolip.data.faults import DamagedData, FaultCounter, ShardFault
 from prolip.data.reading.stream import ReadPolicy, check_address, is_local, local_path
 from prolip.evaluation.datasets.base import Dataset
-from prolip.evaluation.datasets.places import join
-from prolip.evaluation.datasets.tables import CAPTION_TABLES, open_caption_table, open_winogavil
-from prolip.evaluation.datasets.wds import open_wds
+from prolip.evaluation.datasets.csv_zip import CAPTION_TABLES, open_caption_table, open_winogavil
+from prolip.evaluation.datasets.sources import join
+from prolip.evaluation.datasets.webdataset import open_wds
 from prolip.utils.flags import did_you_mean
 from prolip.utils.messages import listing
 

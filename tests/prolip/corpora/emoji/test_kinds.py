@@ -5,7 +5,7 @@ import pytest
 from kinds_corpus import corpus_of, truth
 
 from prolip.corpora.emoji.corpus import Concept, Corpus
-from prolip.hierarchy import image_pairs, text_pairs
+from prolip.corpora.emoji.kinds import image_pairs, text_pairs
 
 
 def test_true_pairs_are_proper_subsets_of_a_more_general_level():

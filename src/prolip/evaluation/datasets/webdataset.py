@@ -19,39 +19,35 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, get_args
+from typing import NamedTuple
 
 import numpy as np
 
-from prolip.data.faults import UNCHARGED, FaultCounter, SampleFault
+from prolip.data.faults import UNCHARGED, DamagedData, FaultCounter, SampleFault
 from prolip.data.reading.diagnose import refuse_unusable
 from prolip.data.reading.remote import ReadPolicy
 from prolip.data.reading.stream import is_local, local_path
 from prolip.data.reading.tar import read_shard
 from prolip.data.samples import Raw, image_bytes, members_of
-from prolip.evaluation.datasets.base import WHOLE, DamagedData, Dataset, Kind, Sample, Share, fingerprint, note_fault
-from prolip.evaluation.datasets.places import Place, archive_state, find_place, folder_holds, join, shard_marks
+from prolip.evaluation.datasets.base import WHOLE, Dataset, Kind, Sample, Share, fingerprint, note_fault
+from prolip.evaluation.datasets.sources import Place, archive_state, find_place, folder_holds, join, shard_marks
 from prolip.utils.documents import LINE_END, loads
 from prolip.utils.secrecy import redacted
 
 CLASSNAMES, TEMPLATES = "classnames.txt", "zeroshot_classification_templates.txt"
 TYPE, COUNT, RELEVANCE = "dataset_type.txt", "nshards.txt", "relevance.json"
-SHOWN = 5
-#: What a shard-wise data set may be; associations have files of their own.
-KINDS = tuple(kind for kind in get_args(Kind) if kind != "association")
-#: What stands beside the images of each kind.
-MEMBERS = {"classification": "cls", "multilabel": "npy", "retrieval": "txt"}
+#: The kinds of this layout, and what is beside their images; associations have files of their own.
+MEMBERS: dict[str, str] = {"classification": "cls", "multilabel": "npy", "retrieval": "txt"}
 
 
 class Reading(NamedTuple):
-    """What a pass over the shards needs to know. read: what makes a sample of a raw one where it is not `parse`."""
+    """What a pass over shards needs to know. parse: makes a sample of a raw one, or raises SampleFault."""
 
     urls: tuple[str, ...]
     kind: Kind
-    classes: int
-    damage: FaultCounter | None
-    policy: ReadPolicy | None
-    read: Callable[[Raw], Sample] | None = None
+    parse: Callable[[Raw], Sample]
+    damage: FaultCounter | None = None
+    policy: ReadPolicy | None = None
 
 
 def open_wds(
@@ -61,7 +57,7 @@ def open_wds(
     damage: FaultCounter | None = None,
     policy: ReadPolicy | None = None,
 ) -> Dataset:
-    """A data set in the layout above, at a folder, a URL that shards may have, or a page of the hub.
+    """A data set in the layout above, in a folder, at a URL that shards may have, or on a page of the hub.
 
     Everything but the inside of the shards is checked here. FileNotFoundError for files that are missing, DamagedData
     for files that do not say what they should. damage: see `Dataset`; policy: time-outs and retries.
@@ -69,17 +65,16 @@ def open_wds(
     place = find_place(source)
     count = shard_count(place, split, policy)
     kind = read_kind(place, policy)
-    classnames = place.lines(CLASSNAMES, policy=policy)
-    templates = place.lines(TEMPLATES, policy=policy)
+    classnames: tuple[str, ...] = ()
+    templates: tuple[str, ...] = ()
     if kind != "retrieval":
-        for file, lines in ((CLASSNAMES, classnames), (TEMPLATES, templates)):
-            if not lines:
-                raise FileNotFoundError(f"no {file} at {place.source}, or an empty one: zero-shot evaluation needs it")
-        for template in templates:
-            if "{c}" not in template and "{}" not in template:
-                raise DamagedData(f"{TEMPLATES} at {place.source}: {template!r} has no {{c}} where the class goes")
+        classnames, templates = (place.lines(file, policy=policy) for file in (CLASSNAMES, TEMPLATES))
+        if not classnames or not templates:
+            file = TEMPLATES if classnames else CLASSNAMES
+            raise FileNotFoundError(f"no {file} at {place.source}, or an empty one: zero-shot evaluation needs it")
+        check_templates(templates, place.source)
     urls = tuple(join(place.data, split, f"{number}.tar") for number in range(count))
-    reading = Reading(urls, kind, len(classnames), damage, policy)
+    reading = Reading(urls, kind, partial(parse, kind, len(classnames)), damage, policy)
     pairs = read_relevance(place, split, policy) if kind == "retrieval" else None
     marks = shard_marks(urls, policy)
     check_first(reading)
@@ -91,8 +86,8 @@ def open_wds(
         samples=partial(read_samples, reading),
         fingerprint=fingerprint("wds", kind, marks),
         source=redacted(place.source),
-        classnames=() if kind == "retrieval" else classnames,
-        templates=() if kind == "retrieval" else templates,
+        classnames=classnames,
+        templates=templates,
         relevance=pairs,
         info={"split": split, "shards": count},
         damage=damage,
@@ -100,14 +95,20 @@ def open_wds(
     )
 
 
+def check_templates(templates: tuple[str, ...], where: object) -> tuple[str, ...]:
+    """The same templates; DamagedData for one without a place for the class."""
+    for template in templates:
+        if "{c}" not in template and "{}" not in template:
+            raise DamagedData(f"{TEMPLATES} at {where}: {template!r} has no {{c}} where the class goes")
+    return templates
+
+
 def check_first(reading: Reading) -> None:
     """DamagedData where none of the first samples of local shards can be used: before anything is computed."""
     if not all(map(is_local, reading.urls)):
         return
     try:
-        refuse_unusable(
-            reading.urls, partial(parse, reading=reading), reading.policy, f"KEY.jpg beside KEY.{MEMBERS[reading.kind]}"
-        )
+        refuse_unusable(reading.urls, reading.parse, reading.policy, f"KEY.jpg beside KEY.{MEMBERS[reading.kind]}")
     except ValueError as error:
         raise DamagedData(str(error)) from error
 
@@ -116,41 +117,34 @@ def shard_count(place: Place, split: str, policy: ReadPolicy | None) -> int:
     """What nshards.txt says."""
     text = place.text(split, COUNT, policy=policy)
     if text is None:
-        wanted = f"Give the folder above {split}/ of a clip_benchmark data set, or the split it has"
-        where = "the address answers that there is none"
-        if is_local(place.data):
-            where = other_level(place, split) or folder_holds(place.data)
-        raise FileNotFoundError(f"no {split}/{COUNT} at {place.source}: {where}. {wanted}")
+        where = elsewhere(local_path(place.data), split) if is_local(place.data) else "the address has none"
+        raise FileNotFoundError(
+            f"no {split}/{COUNT} at {place.source}: {where}. Give the folder above {split}/ of a data set"
+        )
     if not text.strip().isdecimal() or len(text.strip()) > 7 or int(text) < 1:
         said = f"{split}/{COUNT} at {place.source} says {text.strip()[:40]!r}"
         raise DamagedData(f"{said}: want the number of shards, below 10,000,000")
     return int(text)
 
 
-def other_level(place: Place, split: str) -> str | None:
-    """Where the data set is that a local folder is not: above it, below it, or under another split; None for none."""
-    folder = Path(place.data).resolve()
-    above = next((p for p in folder.parents[:2] if is_wds(p, split)), None)
-    counts = [found for depth in ("*", "*/*") for found in folder.glob(f"{depth}/{split}/{COUNT}")]
-    below = sorted({found.parent.parent for found in counts})
-    if above is not None:
+def elsewhere(folder: str, split: str) -> str:
+    """Where the data set is that a local folder is not: above it, below it, or another split; else what it holds."""
+    here = Path(folder).resolve()
+    above = next((found for found in here.parents[:2] if (found / split / COUNT).is_file()), None)
+    below = next(iter(sorted(here.glob(f"*/{split}/{COUNT}"))), None)
+    other = next(iter(sorted(here.glob(f"*/{COUNT}"))), None)
+    if above:
         return f"it lies inside a data set: give {above}"
-    if (folder / COUNT).is_file():
-        return f"it is the split {folder.name!r} of a data set: give {folder.parent} and --split {folder.name}"
     if below:
-        more = f" or another of the {len(below)} data sets in it" if len(below) > 1 else ""
-        return f"it is one level too high: give {below[0]}{more} ({', '.join(p.name for p in below[:SHOWN])})"
-    splits = sorted(found.parent.name for found in folder.glob(f"*/{COUNT}"))
-    if splits:
-        return f"it has the split {' and '.join(splits)}: give --split {splits[0]}"
-    return None
+        return f"it is one level too high: give {below.parent.parent}"
+    return f"it has the split {other.parent.name}: give --split {other.parent.name}" if other else folder_holds(here)
 
 
 def read_kind(place: Place, policy: ReadPolicy | None) -> Kind:
     """What dataset_type.txt says; classification without it."""
     kind = (place.text(TYPE, policy=policy) or "classification").strip().lower()
-    if kind not in KINDS:
-        raise DamagedData(f"{TYPE} at {place.source} says {kind[:40]!r}: want one of {', '.join(KINDS)}")
+    if kind not in MEMBERS:
+        raise DamagedData(f"{TYPE} at {place.source} says {kind[:40]!r}: want one of {', '.join(MEMBERS)}")
     return kind  # type: ignore[return-value]
 
 
@@ -198,7 +192,7 @@ def raw_samples(reading: Reading, urls: Iterable[tuple[int, str]]) -> Iterator[S
                 if damage is not None:
                     damage.samples += 1
                 try:
-                    sample = parse(raw, reading)._replace(place=(number, inside))
+                    sample = reading.parse(raw)._replace(place=(number, inside))
                 except SampleFault as fault:
                     note_fault(damage, fault, raw["__key__"], url)
                 else:
@@ -216,12 +210,10 @@ def unique_keys(samples: Iterable[Sample]) -> Iterator[Sample]:
         yield sample._replace(key=key)
 
 
-def parse(raw: Raw, reading: Reading) -> Sample:
+def parse(kind: Kind, classes: int, raw: Raw) -> Sample:
     """A raw sample with its label, groups or captions. SampleFault for what is missing or makes no sense."""
-    if reading.read is not None:
-        return reading.read(raw)
     key, image = raw["__key__"], image_bytes(raw)
-    if reading.kind == "retrieval":
+    if kind == "retrieval":
         if "txt" not in raw:
             raise SampleFault("missing text", f"members: {members_of(raw)}; wanted txt, a caption per line")
         try:
@@ -230,26 +222,19 @@ def parse(raw: Raw, reading: Reading) -> Sample:
             raise SampleFault("bad text", str(error)) from error
         return Sample(key, image, captions=tuple(line for line in lines if line.strip()))
     array = array_of(raw)
-    if reading.kind == "multilabel":
-        if array is None or array.shape != (reading.classes,) or not np.isin(array, (0, 1)).all():
+    if kind == "multilabel":
+        if array is None or array.shape != (classes,) or not np.isin(array, (0, 1)).all():
             got = "no npy member" if array is None else f"an array {array.shape} of {array.dtype}"
-            raise SampleFault("bad label", f"{got}; wanted zeros and ones ({reading.classes},), one per class")
+            raise SampleFault("bad label", f"{got}; wanted zeros and ones ({classes},), one per class")
         return Sample(key, image, array.astype(np.int64))
-    if "cls" not in raw and array is None:
-        raise SampleFault("missing label", f"members: {members_of(raw)}; wanted cls, the number of the class")
-    return Sample(key, image, class_of(raw, reading.classes) if "cls" in raw else None, array)
-
-
-def class_of(raw: Raw, classes: int) -> int:
-    """The number in `.cls`."""
+    if "cls" not in raw:
+        if array is None:
+            raise SampleFault("missing label", f"members: {members_of(raw)}; wanted cls, the number of the class")
+        return Sample(key, image, None, array)
     text = raw["cls"].decode(errors="replace").strip()
-    try:
-        label = int(text)
-    except ValueError:
-        raise SampleFault("bad label", f"cls says {text[:40]!r}; wanted a number") from None
-    if not 0 <= label < classes:
-        raise SampleFault("bad label", f"class {label}; {CLASSNAMES} has the classes 0 to {classes - 1}")
-    return label
+    if not text.isdecimal() or len(text) > 9 or int(text) >= classes:
+        raise SampleFault("bad label", f"cls says {text[:40]!r}; {CLASSNAMES} has the classes 0 to {classes - 1}")
+    return Sample(key, image, int(text), array)
 
 
 def array_of(raw: Raw) -> np.ndarray | None:
@@ -266,8 +251,3 @@ def class_files(classes: Sequence[str], templates: Sequence[str]) -> dict[str, s
     """Names and contents of the text files of a classification set."""
     lists = {CLASSNAMES: classes, TEMPLATES: templates, TYPE: ["classification"]}
     return {name: "\n".join(lines) + "\n" for name, lines in lists.items()}
-
-
-def is_wds(source: str | os.PathLike, split: str = "test") -> bool:
-    """Whether a local folder has this layout."""
-    return is_local(str(source)) and os.path.isfile(join(local_path(str(source)), split, COUNT))

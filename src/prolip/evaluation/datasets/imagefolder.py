@@ -10,13 +10,13 @@ from pathlib import Path
 from open_clip.zero_shot_metadata import IMAGENET_CLASSNAMES, OPENAI_IMAGENET_TEMPLATES
 from timm.data import ImageNetInfo
 
-from prolip.data.faults import FaultCounter
+from prolip.data.faults import DamagedData, FaultCounter
 from prolip.data.reading.folders import rows_of
 from prolip.data.reading.tar import printable
 from prolip.data.samples import IMAGE_SUFFIXES
 from prolip.data.sets.base import check_files
-from prolip.evaluation.datasets.base import DamagedData, Dataset, Sample, fingerprint, read_images
-from prolip.evaluation.datasets.wds import CLASSNAMES, TEMPLATES
+from prolip.evaluation.datasets.base import Dataset, Sample, fingerprint, read_images
+from prolip.evaluation.datasets.webdataset import CLASSNAMES, TEMPLATES, check_templates
 from prolip.utils.documents import entries
 from prolip.utils.links import check_inside, walk
 from prolip.utils.messages import explain_missing, listing
@@ -24,7 +24,7 @@ from prolip.utils.messages import explain_missing, listing
 WNID = re.compile(r"n\d{8}")
 #: For folders that are no ImageNet classes: the name, as a model trained on the folder knows it, and CLIP's prompt.
 PLAIN_TEMPLATES = ("{c}", "a photo of a {c}.")
-SPLITS = ("train", "training", "val", "validation", "test")
+SPLITS = ("val", "validation", "test", "train", "training")
 
 
 def open_folder(
@@ -33,7 +33,7 @@ def open_folder(
     """Images in class folders; a class is its folder's rank in alphabetical order, as torchvision's ImageFolder has it.
 
     classnames: a text file, a line per class folder; default, as of prompts, the files classnames.txt and
-    zeroshot_classification_templates.txt in the root or beside it. Without them folders named by WordNet ids are
+    zeroshot_classification_templates.txt in the root or next to it. Without them folders named by WordNet ids are
     ImageNet classes (all 1000 or the 200 of ImageNet-A, -O and -R) with OpenCLIP's names and its 80 prompts, and other
     folders are called as they are named. FileNotFoundError, ValueError and DamagedData before anything is computed.
     """
@@ -45,14 +45,17 @@ def open_folder(
         itself = WNID.fullmatch(root.resolve().name)
         remedy = f"it is a class itself, give {root.parent}" if itself else "give the folder above the classes"
         raise ValueError(f"{root} holds no class folder but {listing(str(root))}: {remedy}")
-    check_level(root, folders)
+    for split in SPLITS:  # whose class folders would all be read as one class
+        if split in folders and any(entry.is_dir() for entry in os.scandir(root / split)):
+            raise ValueError(f"{root} is one level too high: it holds {', '.join(folders[:5])}: give {root / split}")
     files = [file for label, folder in enumerate(folders) for file in images_in(root, folder, label)]
-    sizes = check_files([path for path, _ in files], f"images of {root}")
+    paths, samples = [path for path, _ in files], [sample for _, sample in files]
+    sizes = check_files(paths, f"images of {root}")
     return Dataset(
         name=root.resolve().name,
         kind="classification",
-        samples=partial(read_images, rows_of([path for path, _ in files]), [sample for _, sample in files], damage),
-        fingerprint=fingerprint("folder", [(sample.key, size) for (_, sample), size in zip(files, sizes)]),
+        samples=partial(read_images, rows_of(paths), samples, damage),
+        fingerprint=fingerprint("folder", [(sample.key, size) for sample, size in zip(samples, sizes)]),
         source=str(root),
         classnames=names_of(root, folders, classnames),
         templates=templates_of(root, folders),
@@ -60,18 +63,6 @@ def open_folder(
         info={"folders": [printable(folder) for folder in folders]},
         damage=damage,
     )
-
-
-def check_level(root: Path, folders: list[str]) -> None:
-    """ValueError where the folders in the root are splits, whose class folders would all be read as one class."""
-    deeper = {folder: [entry.name for entry in os.scandir(root / folder) if entry.is_dir()] for folder in folders}
-    splits = [name for name, below in deeper.items() if any(map(WNID.fullmatch, below)) or (below and name in SPLITS)]
-    if splits:
-        chosen = next((name for name in ("val", "validation", "test") if name in splits), splits[0])
-        raise ValueError(
-            f"{root} is one level too high: it holds {', '.join(folders[:5])}, with the class folders in "
-            f"them: give {root / chosen}"
-        )
 
 
 def images_in(root: Path, folder: str, label: int) -> list[tuple[str, Sample]]:
@@ -104,29 +95,25 @@ def names_of(root: Path, folders: list[str], given: str | os.PathLike | None = N
                 "per class, in alphabetical order of their folders or labels"
             )
         return lines
-    if all(WNID.fullmatch(folder) for folder in folders):
-        known = imagenet_names()
-        strange = [folder for folder in folders if folder not in known]
-        if strange:
-            raise ValueError(
-                f"{len(strange)} folders of {root} are no classes of ImageNet-1k ({', '.join(strange[:3])}): give "
-                f"their names with a {CLASSNAMES} in the folder"
-            )
-        return tuple(known[folder] for folder in folders)
-    return tuple(printable(folder.replace("_", " ")) for folder in folders)
+    if not all(WNID.fullmatch(folder) for folder in folders):
+        return tuple(printable(folder.replace("_", " ")) for folder in folders)
+    known = imagenet_names()
+    if strange := [folder for folder in folders if folder not in known]:
+        raise ValueError(
+            f"{len(strange)} folders of {root} are no classes of ImageNet-1k ({', '.join(strange[:3])}): give "
+            f"their names with a {CLASSNAMES} in the folder"
+        )
+    return tuple(known[folder] for folder in folders)
 
 
 def templates_of(root: Path, folders: list[str]) -> tuple[str, ...]:
     """The prompts: of a file, OpenCLIP's 80 for ImageNet, or the plain one."""
     lines = lines_beside(root, TEMPLATES)
-    if lines is None:
-        if all(WNID.fullmatch(folder) for folder in folders):
-            return tuple(template("{c}") for template in OPENAI_IMAGENET_TEMPLATES)
-        return PLAIN_TEMPLATES
-    for line in lines:
-        if "{c}" not in line and "{}" not in line:
-            raise ValueError(f"the prompt {line!r} of {TEMPLATES} has no {{c}} where the class goes")
-    return lines
+    if lines is not None:
+        return check_templates(lines, root)
+    if all(WNID.fullmatch(folder) for folder in folders):
+        return tuple(template("{c}") for template in OPENAI_IMAGENET_TEMPLATES)
+    return PLAIN_TEMPLATES
 
 
 def lines_beside(root: Path, name: str, given: str | os.PathLike | None = None) -> tuple[str, ...] | None:
@@ -134,13 +121,13 @@ def lines_beside(root: Path, name: str, given: str | os.PathLike | None = None) 
     if given is not None and not Path(given).is_file():
         raise FileNotFoundError(f"no file {given}: {explain_missing(str(given))}")
     places = [Path(given)] if given is not None else [root / name, root.resolve().parent / name]
-    for place in places:
-        if place.is_file():
-            lines = entries(place.read_text(encoding="utf-8-sig"), place)
-            if not lines:
-                raise ValueError(f"{place} is empty: write a line per entry, or remove it")
-            return lines
-    return None
+    place = next((place for place in places if place.is_file()), None)
+    if place is None:
+        return None
+    lines = entries(place.read_text(encoding="utf-8-sig"), place)
+    if not lines:
+        raise ValueError(f"{place} is empty: write a line per entry, or remove it")
+    return lines
 
 
 @lru_cache(maxsize=1)

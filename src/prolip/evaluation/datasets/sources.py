@@ -1,4 +1,4 @@
-"""Small files and shards of a test set at a folder or behind a URL: what is there, what it says, whether it changed."""
+"""Small files and shards of a test set in a folder or behind a URL: what is there, what it says, whether it changed."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
 
-from prolip.data.faults import ShardFault
+from prolip.data.faults import DamagedData, ShardFault
 from prolip.data.reading.stream import ReadPolicy, check_address, is_local, local_path, open_stream, read_up_to
-from prolip.evaluation.datasets.base import DamagedData
 from prolip.utils.documents import entries
 from prolip.utils.messages import NAMED, explain_missing, first_few, listing
 
@@ -22,24 +21,36 @@ SAMPLED = 2**16
 CONNECTIONS = 8
 #: Bytes of a small file: names of classes, prompts, further pairs.
 TEXT_BYTES = 2**26
-#: The page of a data set on the hub: its small files lie under raw/, its large ones under resolve/.
+#: The page of a data set on the hub: its small files are under raw/, its large ones under resolve/.
 HUB_PAGE = re.compile(r"(?P<repo>https?://[^/]+/datasets/[^/]+/[^/]+)/tree/(?P<branch>.+)")
 
 
 class Place(NamedTuple):
-    """Where a test set lies. metadata, data: folders or URLs above text files and shards; source: as given."""
+    """Where a test set is. metadata, data: folders or URLs above text files and shards; source: as given."""
 
     source: str
     metadata: str
     data: str
 
     def text(self, *parts: str, policy: ReadPolicy | None = None) -> str | None:
-        """A text file, None where there is none."""
-        return read_text(join(self.metadata, *parts), policy)
+        """A text file, None where there is none; DamagedData where it cannot be read or is no UTF-8."""
+        url = join(self.metadata, *parts)
+        try:
+            with closing(open_stream(url, policy)) as stream:
+                data = read_up_to(stream, TEXT_BYTES + 1)
+        except ShardFault as fault:
+            if isinstance(fault.__cause__, FileNotFoundError) or fault.message.startswith("HTTP 404"):
+                return None
+            raise unreadable(url, fault) from fault
+        if len(data) > TEXT_BYTES:
+            raise DamagedData(f"{url} has more than {TEXT_BYTES:,} bytes: is it the right file?")
+        try:
+            return data.decode("utf-8-sig")
+        except UnicodeDecodeError as error:
+            raise DamagedData(f"{url} is no UTF-8 text ({error}): fetch it again") from error
 
     def lines(self, *parts: str, policy: ReadPolicy | None = None) -> tuple[str, ...]:
-        """The stripped lines of a text file without empty ones at its end, () where there is none; DamagedData for a
-        blank one in the midst."""
+        """The stripped lines of a text file, () where there is none; DamagedData for a blank one among them."""
         try:
             return entries(self.text(*parts, policy=policy) or "", join(self.metadata, *parts))
         except ValueError as error:
@@ -57,19 +68,17 @@ def find_place(source: str | os.PathLike) -> Place:
 
         source = f"{ENDPOINT}/datasets/{source.removeprefix('hf-hub:')}/tree/main"
     check_address(source)
-    page = HUB_PAGE.fullmatch(source.rstrip("/"))
-    if page:
+    if page := HUB_PAGE.fullmatch(source.rstrip("/")):
         repo, branch = page["repo"], page["branch"]
         return Place(source, f"{repo}/raw/{branch}", f"{repo}/resolve/{branch}")
-    if is_local(source):
-        path = local_path(source)
-        if os.path.isfile(path):
-            above = Path(path).absolute().parent
-            raise FileNotFoundError(f"{path} is a file: give the folder of the test set, such as {above.parent}")
-        if not os.path.isdir(path):
-            raise FileNotFoundError(f"no test set at {path}: {explain_missing(path)}")
-        return Place(source, path, path)
-    return Place(source, source, source)
+    if not is_local(source):
+        return Place(source, source, source)
+    path = local_path(source)
+    if os.path.isfile(path):
+        raise FileNotFoundError(f"{path} is a file: give the folder of the test set")
+    if not os.path.isdir(path):
+        raise FileNotFoundError(f"no test set at {path}: {explain_missing(path)}")
+    return Place(source, path, path)
 
 
 def join(base: str, *parts: str) -> str:
@@ -77,46 +86,33 @@ def join(base: str, *parts: str) -> str:
     return "/".join([base.rstrip("/"), *parts])
 
 
-def read_text(url: str, policy: ReadPolicy | None = None) -> str | None:
-    """The text of a file or URL, None where there is nothing; DamagedData where it cannot be read or is no UTF-8."""
-    try:
-        with closing(open_stream(url, policy)) as stream:
-            data = read_up_to(stream, TEXT_BYTES + 1)
-    except ShardFault as fault:
-        if isinstance(fault.__cause__, FileNotFoundError) or fault.message.startswith("HTTP 404"):
-            return None
-        raise DamagedData(f"{url} cannot be read ({fault.message}): check the address and the permission") from fault
-    if len(data) > TEXT_BYTES:
-        raise DamagedData(f"{url} has more than {TEXT_BYTES:,} bytes: is it the right file?")
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise DamagedData(f"{url} is no UTF-8 text ({error}): fetch it again") from error
-
-
 def shard_marks(urls: Sequence[str], policy: ReadPolicy | None = None) -> list[str]:
     """A mark of each shard that changes with it, and at once the check that all of them are there.
 
-    Of local files: size and the bytes at the head, in the middle and at the tail; of others what the server tells, size
-    and version. FileNotFoundError naming shards that are missing, DamagedData for those that cannot be opened.
+    Of local files: size and the bytes at the head, in the middle and at the tail; of others the size and version that
+    the server reports. FileNotFoundError naming shards that are missing, DamagedData for those that cannot be opened.
     """
     missing = [url for url in urls if is_local(url) and not os.path.isfile(local_path(url))]
     if missing:
         what = f"{len(missing)} of {len(urls)} shards are missing: {first_few(missing, NAMED)}"
         raise FileNotFoundError(f"{what}: fetch them, or correct nshards.txt")
+
+    def mark(url: str) -> str:
+        if is_local(url):
+            return file_mark(local_path(url))
+        try:
+            with closing(open_stream(url, policy)) as stream:
+                return str(stream.identity)
+        except ShardFault as fault:
+            raise unreadable(url, fault) from fault
+
     with ThreadPoolExecutor(CONNECTIONS) as pool:
-        return list(pool.map(lambda url: shard_mark(url, policy), urls))
+        return list(pool.map(mark, urls))
 
 
-def shard_mark(url: str, policy: ReadPolicy | None = None) -> str:
-    """The mark of one shard."""
-    if is_local(url):
-        return file_mark(local_path(url))
-    try:
-        with closing(open_stream(url, policy)) as stream:
-            return str(stream.identity)
-    except ShardFault as fault:
-        raise DamagedData(f"{url} cannot be read ({fault.message}): check the address and the permission") from fault
+def unreadable(url: str, fault: ShardFault) -> DamagedData:
+    """What to say of an address that cannot be opened."""
+    return DamagedData(f"{url} cannot be read ({fault.message}): check the address and the permission")
 
 
 def file_mark(path: str | os.PathLike) -> str:

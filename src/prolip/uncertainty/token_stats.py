@@ -1,7 +1,7 @@
-"""What a model makes of its inputs before its blocks look at them, beside what it makes of them in the end.
+"""Token statistics before a tower's first block, next to the embedding that the tower gives.
 
-Noise and blank pictures have ordinary means, and first tokens like no others: the last projection keeps only what
-compares images with texts. So have texts in words that were never trained on.
+Noise and blank images have ordinary means but unusual first tokens, and so have texts in unknown words: the last
+projection keeps only what compares images with texts.
 """
 
 from __future__ import annotations
@@ -17,22 +17,21 @@ from prolip.gaussian import Gaussian, check_gaussian, upcast
 from prolip.scores import Side
 
 
-class Hidden(NamedTuple):
-    """Images or texts at both ends of their tower, by one pass and without a graph.
+class Encoded(NamedTuple):
+    """Images or texts at both ends of their tower, from one pass without a graph.
 
-    z: (B, D) as the model encodes them, unit means; first: (B, 2 W) float32, mean and standard deviation over the
-    tokens, or places, that the first block takes, padding included, None where the tower has no blocks.
+    z: (B, D), unit means; token_stats: (B, 2 W) float32, mean and standard deviation over the tokens, or places, that
+    enter the first block, padding included, None where the tower has no blocks.
     """
 
     z: Gaussian
-    first: Tensor | None
+    token_stats: Tensor | None
 
 
-def encode_hidden(model: nn.Module, batch: Tensor, side: Side = "image") -> Hidden:
-    """One batch of pixels (B, 3, H, W) through `model.encode_image`, or of token ids (B, L) through
-    `model.encode_text`; models around a model are looked through.
+def encode_with_stats(model: nn.Module, batch: Tensor, side: Side = "image") -> Encoded:
+    """Encode a batch of pixels (B, 3, H, W), or of token ids (B, L) as the side "text", by a model or its wrapper.
 
-    TypeError for a model whose inputs become no Gaussians.
+    TypeError for a model that gives no Gaussians.
     """
     tower, taken = tower_of(model, side), list[Tensor]()
     with ExitStack() as held, torch.no_grad():
@@ -40,17 +39,14 @@ def encode_hidden(model: nn.Module, batch: Tensor, side: Side = "image") -> Hidd
             taken = held.enter_context(first_tokens(tower))
         z = getattr(model, f"encode_{side}")(batch)
     check_gaussian(z, f"what the model made of its {side}s")
-    return Hidden(z, spread(taken[0]) if taken else None)
+    return Encoded(z, spread(taken[0]) if taken else None)
 
 
 def tower_of(model: nn.Module, side: Side = "image") -> Any:
-    """OpenCLIP's tower, or one of ours, inside a model; None where it has no blocks that anybody knows.
-
-    OpenCLIP's first models have their text tower's parts beside the image tower.
-    """
+    """A model's tower, ours or OpenCLIP's (whose first models are their own text tower); None without known blocks."""
     inner = innermost(model)
     tower: Any = getattr(inner, "visual", None) if side == "image" else getattr(inner, "text", inner)
-    tower = getattr(tower, "tower", tower)  # OpenCLIP's, beside its reader
+    tower = getattr(tower, "tower", tower)  # OpenCLIP's, next to its reader
     try:
         return tower if blocks_of(tower) else None
     except (AttributeError, StopIteration):
@@ -58,7 +54,7 @@ def tower_of(model: nn.Module, side: Side = "image") -> Any:
 
 
 def blocks_of(tower: Any) -> Any:
-    """The parts of OpenCLIP's tower that follow each other: blocks, or stages of a pyramid."""
+    """The consecutive parts of OpenCLIP's tower: blocks, or stages of a pyramid."""
     from open_clip.hf_model import HFTextEncoder  # late: they take seconds
     from open_clip.modified_resnet import ModifiedResNet
     from open_clip.timm_model import TimmModel
@@ -74,7 +70,7 @@ def blocks_of(tower: Any) -> Any:
 
 
 def as_tokens(x: Tensor, tower: Any) -> Tensor:
-    """What passes between the blocks of a tower, of ours or of OpenCLIP's, as tokens (B, L, W)."""
+    """The values between the blocks of a tower, ours or OpenCLIP's, as tokens (B, L, W)."""
     trunk = getattr(getattr(tower, "tower", tower), "trunk", None)
     channels = -1 if getattr(trunk, "output_fmt", "") == "NHWC" else 1
     return x.movedim(channels, -1).flatten(1, 2) if x.ndim == 4 else x
@@ -82,7 +78,7 @@ def as_tokens(x: Tensor, tower: Any) -> Tensor:
 
 @contextmanager
 def first_tokens(tower: Any) -> Iterator[list[Tensor]]:
-    """What the first block of OpenCLIP's tower, or of our own, takes in each pass inside: tokens (B, L, W)."""
+    """The inputs of the first block of a tower in each pass inside: tokens (B, L, W)."""
     taken: list[Tensor] = []
 
     def take(_: nn.Module, args: tuple, named: dict[str, Any]) -> None:
@@ -96,7 +92,7 @@ def first_tokens(tower: Any) -> Iterator[list[Tensor]]:
 
 
 def innermost(model: nn.Module) -> nn.Module:
-    """The model inside of those that give it variances, or none."""
+    """The model inside of its wrappers."""
     while isinstance(inner := getattr(model, "model", None), nn.Module):
         model = inner
     return model

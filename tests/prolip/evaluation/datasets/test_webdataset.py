@@ -14,9 +14,9 @@ from clip_benchmark.datasets.builder import build_wds_dataset
 from huggingface_hub import constants
 
 from prolip.data.faults import FaultCounter
-from prolip.evaluation.datasets import places
+from prolip.evaluation.datasets import sources as places
 from prolip.evaluation.datasets.base import DamagedData
-from prolip.evaluation.datasets.wds import open_wds
+from prolip.evaluation.datasets.webdataset import open_wds
 
 
 @pytest.fixture
@@ -35,12 +35,6 @@ def test_samples_are_what_was_written_in_its_order(folder):
     assert [sample.image for sample in samples] == [mini.picture(i) for i in range(13)]
     assert all(sample.groups.shape == (2,) and sample.groups[0] < 3 for sample in samples)
     assert samples[0].open().mode == "RGB"
-
-
-def test_every_pass_gives_the_same_samples(folder):
-    dataset = open_wds(folder)
-    first, second = ([(s.key, s.image, s.label) for s in dataset.samples()] for _ in range(2))
-    assert first == second and len(first) == 13
 
 
 def test_clip_benchmark_reads_the_same_pixels_and_labels(folder):
@@ -102,39 +96,72 @@ def test_the_mark_of_a_large_shard_reads_its_head_its_middle_and_its_tail(tmp_pa
     assert places.file_mark(path) != before
 
 
-def spoil_count(folder):
-    (folder / "test" / "nshards.txt").write_text("two")
-
-
-def spoil_type(folder):
-    (folder / "dataset_type.txt").write_text("segmentation")
-
-
-def spoil_template(folder):
-    (folder / "zeroshot_classification_templates.txt").write_text("a photo of a {c}\na photo of it")
+@pytest.mark.parametrize(
+    "file, text, error, message",
+    [
+        ("test/nshards.txt", None, FileNotFoundError, "no test/nshards.txt at .*holds classnames"),
+        ("test/nshards.txt", "two", DamagedData, "says 'two': want the number of shards"),
+        ("test/1.tar", None, FileNotFoundError, "1 of 2 shards are missing: .*1.tar: fetch"),
+        ("classnames.txt", None, FileNotFoundError, "no classnames.txt"),
+        ("zeroshot_classification_templates.txt", "", FileNotFoundError, "an empty one"),
+        ("zeroshot_classification_templates.txt", "a {c}\na photo of it", DamagedData, "'a photo of it' has no {c}"),
+        ("dataset_type.txt", "segments", DamagedData, "'segments': want one of classification, multilabel, retrieval"),
+    ],
+)
+def test_what_is_wrong_around_the_shards_is_known_before_they_are_read(folder, file, text, error, message):
+    (folder / file).unlink() if text is None else (folder / file).write_text(text)
+    with pytest.raises(error, match=message):
+        open_wds(folder)
 
 
 @pytest.mark.parametrize(
-    "spoil, error, message",
+    "given, wanted",
     [
-        (
-            lambda f: (f / "test" / "nshards.txt").unlink(),
-            FileNotFoundError,
-            "no test/nshards.txt at .*holds classnames",
-        ),
-        (lambda f: (f / "test" / "1.tar").unlink(), FileNotFoundError, "1 of 2 shards are missing: .*1.tar: fetch"),
-        (lambda f: (f / "classnames.txt").unlink(), FileNotFoundError, "no classnames.txt"),
-        (lambda f: (f / "zeroshot_classification_templates.txt").write_text(""), FileNotFoundError, "an empty one"),
-        (shutil.rmtree, FileNotFoundError, "no test set at .*wds_birds"),
-        (spoil_count, DamagedData, "says 'two': want the number of shards"),
-        (spoil_type, DamagedData, "says 'segmentation': want one of classification, multilabel, retrieval"),
-        (spoil_template, DamagedData, "'a photo of it' has no {c}"),
+        ("", "it is one level too high: give {all}/wds_a"),
+        ("wds_a/test", "it lies inside a data set: give {all}/wds_a."),
+        ("wds_dev", "it has the split dev: give --split dev"),
+        ("wds_a/test/0.tar", "is a file: give the folder of the test set"),
+        ("wds_b", "no test set at .*Did you mean wds_a"),
     ],
 )
-def test_what_is_wrong_around_the_shards_is_known_before_they_are_read(folder, spoil, error, message):
-    spoil(folder)
-    with pytest.raises(error, match=message):
-        open_wds(folder)
+def test_a_folder_one_level_off_names_the_one_that_is_meant(tmp_path, given, wanted):
+    for name in ("wds_a", "wds_cars_test"):
+        mini.wds_classification(tmp_path / name)
+    (mini.wds_classification(tmp_path / "wds_dev") / "test").rename(tmp_path / "wds_dev" / "dev")
+    with pytest.raises(FileNotFoundError, match=wanted.format(all=tmp_path)):
+        open_wds(f"{tmp_path}/{given}")
+
+
+IMAGE = mini.picture(0)
+MEMBERS = {"classification": ("cls", b"1"), "retrieval": ("txt", b"a"), "multilabel": ("npy", mini.array([1] * 7))}
+MISTAKES = {
+    "dots": (lambda good: {f"v2.{name}": data for name, data in good.items()}, "the key ends at the first dot"),
+    "image": (lambda good: {"image" if name == "png" else name: data for name, data in good.items()}, "suffix 'image'"),
+    "no image": (lambda good: {name: data for name, data in good.items() if name != "png"}, "labels alone"),
+    "image alone": (lambda good: {"png": good["png"]}, "its images have no text beside them"),
+    "html": (lambda good: None, "no tar archive but an HTML page"),
+}
+
+
+@pytest.mark.parametrize("kind", MEMBERS)
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_set_of_which_nothing_can_be_used_is_refused_when_it_is_opened(tmp_path, kind, mistake):
+    member, data = MEMBERS[kind]
+    spoil, words = MISTAKES[mistake]
+    good = {"png": IMAGE, member: data}
+    bad = spoil(good)
+    mini.write_classes(tmp_path)
+    (tmp_path / "dataset_type.txt").write_text(kind)
+    mini.write_shards(tmp_path / "test", [(key, bad or good) for key in "abc"])
+    if bad is None:
+        (tmp_path / "test/0.tar").write_text("<html>404</html>")
+    with pytest.raises(DamagedData, match=words) as refused:
+        open_wds(tmp_path, damage=FaultCounter())
+    said = str(refused.value)
+    assert "\n" not in said and f"{tmp_path}/test/0.tar" in said
+    assert mistake not in ("dots", "image", "no image") or said.endswith(f"wanted: KEY.jpg beside KEY.{member}")
+    mini.write_shards(tmp_path / "test", [*((key, bad or {"txt": b"x"}) for key in "abc"), ("d", good)])
+    assert open_wds(tmp_path).kind == kind  # one that can be used is enough to begin
 
 
 def cut(folder):
@@ -160,8 +187,8 @@ def test_a_cut_shard_is_counted_and_named_where_that_is_asked_for(folder):
 @pytest.mark.parametrize(
     "members, message",
     [
-        ({"cls": b"7"}, "'x' of .*0.tar: bad label: class 7; classnames.txt has the classes 0 to 6"),
-        ({"cls": b"cat"}, "cls says 'cat'; wanted a number"),
+        ({"cls": b"7"}, "'x' of .*0.tar: bad label: cls says '7'; classnames.txt has the classes 0 to 6"),
+        ({"cls": b"cat"}, "cls says 'cat'; classnames.txt has"),
         ({"txt": b"no label"}, "missing label: members: png, txt; wanted cls"),
         ({"cls": b"1", "npy": b"nonsense"}, "bad array"),
     ],
@@ -244,7 +271,7 @@ def test_an_object_store_gives_the_samples_of_the_folder(folder):
 
 
 def test_an_address_without_a_set_is_refused_before_anything_is_read(served):
-    with pytest.raises(FileNotFoundError, match="no test/nshards.txt at .*the address answers that there is none"):
+    with pytest.raises(FileNotFoundError, match="no test/nshards.txt at .*the address has none"):
         open_wds(served + "/nothing")
     with pytest.raises(FileNotFoundError, match="no val/nshards.txt"):
         open_wds(served + "/wds_birds", split="val")

@@ -1,54 +1,48 @@
-"""Data sets by a word and an address, or by a bare path whose kind is recognised, as commands take them."""
+"""Data sets by a word and an address, or by a bare path whose kind is recognised, as commands take them.
+
+A new format takes a module here with a function that returns a `Dataset`, and its line in READERS (docs/evaluation.md
+has an example). A set of captioned images is a module and a line of `prolip.data.sets`, and training reads
+it too.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from prolip.data.reading.named import KINDS, ROWS, parse_source
+from prolip.data.reading.named import KINDS, ROWS, NamedSource, parse_source
 from prolip.data.sets import SETS
 from prolip.data.split import Split, parse_split
 
 if TYPE_CHECKING:
-    from typing import Any
-
     from prolip.data.faults import FaultCounter
     from prolip.evaluation.datasets.base import Dataset, Kind, Sample, Share
-    from prolip.evaluation.metrics.blockwise import Further
 
 
-class Reader(NamedTuple):
-    """A reader, whether it has splits, and whether it takes the source itself and a task, or the address alone.
-
-    open: module of this folder and function, which is imported late, as the command line shows the forms.
-    """
+class SetReader(NamedTuple):
+    """open: module of this folder and function, imported late, as the command line shows the forms; splits: whether it
+    has any; by_source: whether it takes the source itself and a task, or the address alone; form: how a user writes it,
+    of a word that is not in KINDS."""
 
     open: str
     splits: bool = False
     by_source: bool = False
+    form: str = ""
 
 
 READERS = {
-    **dict.fromkeys(ROWS, Reader("own.open_rows", by_source=True)),
-    **dict.fromkeys(SETS, Reader("captioned.open_published", splits=True, by_source=True)),
-    "shards": Reader("own.open_shards", by_source=True),
-    "wds": Reader("wds.open_wds", splits=True),
-    "imagenet": Reader("folders.open_folder"),
-    "captions": Reader("tables.open_caption_table"),
-    "winogavil": Reader("tables.open_winogavil"),
+    **dict.fromkeys(ROWS, SetReader("own.open_rows", by_source=True)),
+    **dict.fromkeys(SETS, SetReader("captions.open_published", splits=True, by_source=True)),
+    "shards": SetReader("own.open_shards", by_source=True),
+    "wds": SetReader("webdataset.open_wds", splits=True),
+    "imagenet": SetReader("imagefolder.open_folder"),
+    "captions": SetReader("csv_zip.open_caption_table"),
+    "winogavil": SetReader("csv_zip.open_winogavil"),
 }
-FORMS = ", ".join(KINDS[kind] for kind in READERS)
-
-
-def further_of(info: dict[str, Any]) -> Further | None:
-    """What the labels of a data set with this `info` add to its metrics, where only its description is left."""
-    from prolip.evaluation.datasets.coco import FURTHER
-
-    return FURTHER if "caption_ids" in info else None
+FORMS = ", ".join(reader.form or KINDS[word] for word, reader in READERS.items())
 
 
 def has_splits(spec: str) -> bool:
@@ -66,11 +60,17 @@ def open_dataset(
     by their content. task: of own data that have both captions and classes; other sets have one. Errors of the readers
     pass through.
     """
-    source, part = parse_source(spec, "the data set", READERS), parse_split(split)
-    reader = READERS[source.kind]
+    word, _, address = spec.partition(":")
+    if word in READERS and READERS[word].form and address:
+        source = NamedSource(word, address)
+    else:
+        source = parse_source(spec, "the data set", READERS)
+    reader, part = READERS[source.kind], parse_split(split)
     options: dict[str, Any] = {"split": part} if isinstance(part, str) else {}
     if options and not reader.splits:
-        raise ValueError(f"{KINDS[source.kind]} has no splits: drop --split {split}, or give a share such as 0.1")
+        raise ValueError(
+            f"{reader.form or KINDS[source.kind]} has no splits: drop --split {split}, or give a share such as 0.1"
+        )
     module, _, name = reader.open.partition(".")
     open_it = getattr(import_module(f"prolip.evaluation.datasets.{module}"), name)
     given = [source, task] if reader.by_source else [source.address]
@@ -82,21 +82,18 @@ def held_out(dataset: Dataset, part: Split) -> Dataset:
     """The images that a share holds out. ValueError where matches name captions by their place, which then changes."""
     if dataset.relevance is not None or dataset.associations:
         raise ValueError(f"{dataset.source} lists its matches by place: it cannot be split, drop --split {part.share}")
-    info = {name: value for name, value in dataset.info.items() if not name.endswith("_ids")} | {"split": part.share}
+
+    def samples(*share: Share) -> Iterator[Sample]:
+        return (sample for sample in dataset.samples(*share) if part.takes(sample.image))
+
     return replace(
         dataset,
         name=f"{dataset.name}_{part.share:g}",
         size=None,
-        info=info,
-        further=None,
-        samples=partial(held_samples, dataset, part),
+        info={name: x for name, x in dataset.info.items() if not name.endswith("_ids")} | {"split": part.share},
+        samples=samples,
         fingerprint=f"{dataset.fingerprint}-{part.share}",
     )
-
-
-def held_samples(dataset: Dataset, part: Split, *share: Share) -> Iterator[Sample]:
-    """The samples of a share that are on this side of a split."""
-    return (sample for sample in dataset.samples(*share) if part.takes(sample.image))
 
 
 def told_apart(datasets: Sequence[Dataset]) -> list[Dataset]:

@@ -1,17 +1,24 @@
-"""Data sets by word and address: each word opens its format, everything else is refused."""
+"""Data sets by word and address: each word opens its format, everything else is refused; the documented new format."""
+
+import re
+from pathlib import Path
 
 import miniatures as mini
 import pytest
 
 import own_data
 from prolip.data.faults import FaultCounter
-from prolip.evaluation.datasets.specs import READERS, open_dataset
+from prolip.evaluation import datasets
+from prolip.evaluation.datasets.registry import READERS, SetReader, open_dataset
+
+DOCS = Path(__file__).parents[4] / "docs" / "evaluation.md"
 
 
 def specs(root):
     """A data set of every word."""
     coco, flickr = mini.karpathy(root / "coco"), mini.karpathy(root / "flickr", dataset="flickr30k")
     birds = mini.cub(root / "cub")
+    own = own_data.write(root / "own")
     return {
         "wds": str(mini.wds_classification(root / "wds")),
         "imagenet": str(mini.class_folders(root / "val", ["a", "b"])),
@@ -21,11 +28,7 @@ def specs(root):
         "iapr": str(mini.iapr(root / "iaprtc12")),
         "captions": str(mini.caption_table(root / "table")),
         "winogavil": str(mini.winogavil(root / "wino")),
-        **{
-            kind: address.partition(":")[2]
-            for kind, address in own_data.write(root / "own").items()
-            if kind not in ("bytes", "classes")
-        },
+        **{kind: address.partition(":")[2] for kind, address in own.items() if kind not in ("bytes", "classes")},
         "images": f"{root}/own/classes",
     }
 
@@ -37,14 +40,7 @@ def test_every_word_opens_its_format(tmp_path):
     for word, address in made.items():
         dataset = open_dataset(f"{word}:{address}", damage=damage)
         assert next(dataset.samples()).open().size == (24, 24) and dataset.damage is damage
-    assert open_dataset(f"cub:{made['cub']}", split="unseen").size == 3
     assert open_dataset(f"cub:{made['cub']},{tmp_path / 'cub'}", split="seen").size == 3
-
-
-def test_a_list_may_follow_the_addresses(tmp_path):
-    folder, chosen = mini.iapr(tmp_path / "iaprtc12"), tmp_path / "mine.txt"
-    chosen.write_text("02/5\n00/1\n")
-    assert [sample.key for sample in open_dataset(f"iapr:{folder},{chosen}").samples()] == ["00/1", "02/5"]
 
 
 @pytest.mark.parametrize(
@@ -62,3 +58,22 @@ def test_a_list_may_follow_the_addresses(tmp_path):
 def test_other_forms_are_refused(spec, split, message):
     with pytest.raises((ValueError, FileNotFoundError), match=message):
         open_dataset(spec, split)
+
+
+def test_the_documented_format_is_a_module_and_a_line(tmp_path, monkeypatch):
+    section = DOCS.read_text().partition("**A format of your own**")[2]
+    (tmp_path / "scenes.py").write_text(re.search(r"```python\n(.*?)```", section, re.DOTALL)[1])
+    word, reader = re.search(r'`"(\w+)": (SetReader\(.*?\)),`', section).groups()
+    monkeypatch.setattr(datasets, "__path__", [*datasets.__path__, str(tmp_path)])
+    monkeypatch.setitem(READERS, word, eval(reader, {"SetReader": SetReader}))
+    (tmp_path / "two").mkdir()
+    (tmp_path / "two/scenes.tsv").write_text("a.png\tred car\nb.png\tblue sea\n")
+    for number, name in enumerate("ab"):
+        (tmp_path / f"two/{name}.png").write_bytes(mini.picture(number))
+    dataset = open_dataset(f"scenes:{tmp_path}/two")
+    found = [(sample.key, sample.captions, sample.image) for sample in dataset.samples()]
+    assert found == [("a.png", ("red car",), mini.picture(0)), ("b.png", ("blue sea",), mini.picture(1))]
+    (tmp_path / "two/b.png").write_bytes(b"")
+    assert len(list(open_dataset(f"scenes:{tmp_path}/two", "0.5").samples())) < 2
+    with pytest.raises(ValueError, match="scenes:FOLDER has no splits"):
+        open_dataset(f"scenes:{tmp_path}/two", "val")

@@ -97,7 +97,7 @@ def test_a_run_of_no_known_method_has_no_such_sentence(config, tmp_path):
 
 
 def test_designers_are_credited_as_the_corpus_has_it():
-    licences = (Path(__file__).parents[3] / "data/emoji/LICENSES/README.md").read_text()
+    licences = (Path(__file__).parents[5] / "data/emoji/LICENSES/README.md").read_text()
     styles = {}
     for line in licences.splitlines():
         cells = [cell.strip() for cell in line.split("|")]
@@ -148,7 +148,7 @@ def test_an_evaluation_asked_for_by_name_must_be_there(result, tmp_path, capsys)
 
 
 def test_a_folder_that_is_no_run_ends_with_a_message(tmp_path, capsys):
-    assert main(["report", str(tmp_path)]) == 2 and "is it a run folder" in capsys.readouterr().err
+    assert main(["report", str(tmp_path)]) == 2 and "is no run folder" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

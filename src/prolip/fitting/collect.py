@@ -19,17 +19,17 @@ from prolip.data.augment.shifts import changed
 from prolip.data.config import DataConfig
 from prolip.data.faults import FaultCounter
 from prolip.data.sources import Captioned, captioned_samples
-from prolip.embeddings import LEAST, Pairs, Pool, check_enough
+from prolip.embeddings import LEAST, Pairs, UnpairedEmbeddings, check_enough
 from prolip.gaussian import Gaussian
 from prolip.ranks import numbered, shares
 from prolip.scores import Side
-from prolip.uncertainty.hidden import Hidden, encode_hidden
 from prolip.uncertainty.novelty import SAMPLE, fitted_novelty
+from prolip.uncertainty.token_stats import Encoded, encode_with_stats
 
 if TYPE_CHECKING:
     from prolip.embedder import Embedder
 
-#: Tensors by name on the CPU, a row for each input: mean (B, D); first (B, 2 W), as `Hidden` has it, or log_var (B, D)
+#: Tensors by name on the CPU, a row for each input: mean (B, D); first (B, 2 W), as `Encoded` has it, or log_var (B, D)
 #: and nats of novelty (B,); changed (B, E, D), means of E strong changes.
 Rows = dict[str, Tensor]
 Encode = Callable[[Tensor], Rows]
@@ -253,7 +253,9 @@ def embed_texts(
     )
 
 
-def embed_pool(part: Part, encode: Encode, tokenize: Tokenize, device: torch.device, batch_size: int = 512) -> Pool:
+def embed_pool(
+    part: Part, encode: Encode, tokenize: Tokenize, device: torch.device, batch_size: int = 512
+) -> UnpairedEmbeddings:
     """This rank's share of a pool, on `device`: the images of its part, and those of its texts that no earlier rank
     has; encode: of `pool_encoder`. All ranks together. ValueError on all of them for fewer than two images or texts.
     """
@@ -269,7 +271,7 @@ def embed_pool(part: Part, encode: Encode, tokenize: Tokenize, device: torch.dev
     image = {name: x[images] for name, x in (part.image or {name: x[:0] for name, x in text.items()}).items()}
     z = [Gaussian(rows["mean"].to(device), rows["log_var"].to(device)) for rows in (image, text)]
     nats = [{name[len(NOVELTY) :]: x for name, x in rows.items() if name.startswith(NOVELTY)} for rows in (image, text)]
-    return Pool(
+    return UnpairedEmbeddings(
         keys=[part.keys[row] for row in images.tolist()],
         image=z[0],
         text=z[1],
@@ -301,9 +303,9 @@ def join_ids(ids: Sequence[Tensor], tokenize: Tokenize) -> Tensor:
     return torch.cat([torch.nn.functional.pad(x, (0, longest - x.shape[1]), value=padding) for x in ids]).long()
 
 
-def means(hidden: Hidden) -> Rows:
+def means(hidden: Encoded) -> Rows:
     """What pairs keep of a batch: means in float32, first tokens, where there are any, in half precision."""
-    first = {} if hidden.first is None else {"first": hidden.first.half().cpu()}
+    first = {} if hidden.token_stats is None else {"first": hidden.token_stats.half().cpu()}
     return {"mean": hidden.z.mean.float().cpu(), **first}
 
 
@@ -312,13 +314,13 @@ def hidden_encoder(
     side: Side,
     device: torch.device,
     autocast: Callable[[], AbstractContextManager] = nullcontext,
-    kept: Callable[[Hidden], Rows] = means,
+    kept: Callable[[Encoded], Rows] = means,
 ) -> Encode:
     """What is kept of `encode_hidden` of a model in evaluation mode, of one batch on its device, under autocast."""
 
     def run(batch: Tensor) -> Rows:
         with autocast():
-            hidden = encode_hidden(model, batch.to(device, non_blocking=True), side)
+            hidden = encode_with_stats(model, batch.to(device, non_blocking=True), side)
         return kept(hidden)
 
     return run
@@ -335,7 +337,7 @@ def pool_encoder(
     novelty = fitted_novelty(model, side)
 
     @torch.no_grad()
-    def kept(hidden: Hidden) -> Rows:
+    def kept(hidden: Encoded) -> Rows:
         mean, log_var = (x.float().cpu() for x in hidden.z)
         nats = {} if novelty is None else novelty(hidden)
         log_var = torch.full_like(log_var, -torch.inf) if points else log_var

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from prolip.embedder import ModelCard
-from prolip.evaluation.datasets import coco
+from prolip.evaluation.datasets import coco_labels as coco
 from prolip.evaluation.datasets.base import Dataset
 from prolip.evaluation.embed import Features
 from prolip.evaluation.metrics.blockwise import PairScores
@@ -125,7 +125,7 @@ def test_retrieval_on_cocos_test_split_has_the_figures_of_all_its_labels(split, 
         Gaussian(torch.randn(rows, 8, generator=generator), torch.zeros(rows, 8)) for rows in (IMAGES, len(captions))
     )
     info = {"image_ids": images, "caption_ids": captions}
-    dataset = Dataset("coco", "retrieval", lambda share: iter(()), "0", "memory", info=info, further=coco.FURTHER)
+    dataset = Dataset("coco", "retrieval", lambda share: iter(()), "0", "memory", info=info)
     features = Features(
         dataset,
         ModelCard("m", ""),

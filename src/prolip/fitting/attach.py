@@ -1,4 +1,4 @@
-"""Fit variances to the pairs of a model, and leave a model that has them in a folder."""
+"""Fit variances to the pairs of a model, and write the model with them into a folder."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Collection
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import open_clip
 import torch
@@ -20,10 +20,13 @@ from PIL import Image
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from prolip.data.config import DataConfig
+from prolip.data.faults import FaultCounter
 from prolip.embedder import Loaded, PointModel
 from prolip.embeddings import Pairs
-from prolip.loading import config_file, is_prolip, load_model, load_openclip, model_fingerprint
-from prolip.methods import LikelihoodConfig, find_method
+from prolip.fitting.collect import embed_pairs
+from prolip.loading import config_file, is_prolip, load_embedder, load_model, load_openclip, model_fingerprint
+from prolip.methods import find_method
 from prolip.methods.base import Context
 from prolip.models.checkpoint import OPENCLIP_FILES, PREPROCESS, CheckpointError, read_config, save_pretrained
 from prolip.models.config import is_reader, is_released
@@ -32,15 +35,16 @@ from prolip.models.prolip import ProLIP
 from prolip.models.registry import get_model_config
 from prolip.models.tokenizer import get_tokenizer
 from prolip.scores import Side
-from prolip.uncertainty.clip import FILE, FittedCLIP
 from prolip.uncertainty.fit import Fitted, fit_variances
-from prolip.uncertainty.hidden import encode_hidden, innermost
 from prolip.uncertainty.novelty import fitted_novelty
+from prolip.uncertainty.openclip import FILE, FittedCLIP
+from prolip.uncertainty.options import FitOptions
+from prolip.uncertainty.token_stats import encode_with_stats, innermost
 from prolip.utils.outputs import check_output, replacing_folder
 
-#: What a model of ours becomes.
+#: The method of our models after the fit.
 METHOD = "likelihood"
-#: What belongs to a model; everything else of its folder stays where it is.
+#: Files of a model; everything else in its folder stays.
 FILES = (*CONFIG_NAMES, *WEIGHT_NAMES, READERS, FILE, *TOKENIZER_NAMES)
 
 
@@ -49,16 +53,15 @@ def attach(  # noqa: PLR0913 (a model is three of them)
     pretrained: str | None,
     tokenizer: str | None,
     pairs: Pairs,
-    config: LikelihoodConfig,
+    config: FitOptions,
     folder: str | os.PathLike,
     seed: int = 0,
 ) -> Fitted:
     """Fit variances to `pairs`, embeddings of the model `model` (`prolip.loading.load_embedder`), and write the
     model with them into `folder`, in its own format: ours as one of the method likelihood, OpenCLIP's as OpenCLIP's.
 
-    The folder is replaced in one step; what is no model's in it stays. One of OpenCLIP's is loaded again before that.
-    ValueError where what was written is read as another model, and where the pairs are of another one; those without a
-    fingerprint are compared by their widths alone.
+    The model's files are replaced in one step. A written OpenCLIP model is loaded again before that. ValueError where
+    it is read as another model, and for pairs of another model; without a fingerprint their widths are compared.
     """
     loaded, folder = load_model(model, pretrained, tokenizer), Path(folder)
     check_belongs(pairs, loaded, model)
@@ -67,18 +70,59 @@ def attach(  # noqa: PLR0913 (a model is three of them)
     network: Any = loaded.network.model
     vocabulary = max(part.num_embeddings for part in network.modules() if isinstance(part, nn.Embedding))
     known = vocabulary if pairs.text_ids is not None else 0
-    sizes = (config.bank, config.centres, known, config.novelty_centres, seed, config.readings)
-    fitted = fit_variances(pairs, *sizes)
+    fitted = fit_variances(pairs, vocabulary=known, seed=seed, **config.sizes)
     with replacing_folder(folder, kept=lambda name: name not in FILES) as place:
         write_openclip(model, network, place)
-        wanted = model_fingerprint(*loaded._replace(network=PointModel(network)))  # without variances it may have
-        del loaded, network  # a model takes gigabytes, and there is one more to come
+        wanted = model_fingerprint(*loaded._replace(network=PointModel(network)))  # without its old variances
+        del loaded, network  # a model takes gigabytes, and the next line loads another
         again = load_openclip(f"local-dir:{place}", None, tokenizer)
         if model_fingerprint(*again) != wanted:
             raise ValueError(f"{model} would be read as another model: its configuration does not say all of it")
         written: Any = again.network
         FittedCLIP(written.model, *fitted).save(place)
     return fitted
+
+
+def fit_uncertainty(
+    model: str,
+    data: str | DataConfig,
+    output: str | os.PathLike,
+    *,
+    pretrained: str | None = None,
+    tokenizer: str | None = None,
+    config: FitOptions | None = None,
+    seed: int = 0,
+    **options: Any,
+) -> Fitted:
+    """Fit variances, novelty and doubt of a trained model to images with texts, and write the model into a folder.
+
+    model, pretrained, tokenizer, options (device, precision, batch_size): as for `embed_data`; data: a data set as for
+    `prolip uncertainty --data`, or its config; output: the folder, evaluated as local-dir:FOLDER; config: sizes of the
+    fit. The model's means do not change. ValueError as `attach`.
+    """
+    check_place(output, model)
+    config = config or FitOptions()
+    data = DataConfig(train_data=data, seed=seed) if isinstance(data, str) else data
+    faults = FaultCounter(limit=data.max_bad_fraction)
+    pairs = embed_data(model, data, config, faults, pretrained, tokenizer, **options)
+    return attach(model, pretrained, tokenizer, pairs, config, output, seed)
+
+
+def embed_data(  # noqa: PLR0913, PLR0917 (a model is three of them)
+    model: str,
+    data: DataConfig,
+    config: FitOptions,
+    faults: FaultCounter,
+    pretrained: str | None = None,
+    tokenizer: str | None = None,
+    batch_size: int = 256,
+    **options: Any,
+) -> Pairs:
+    """Embed the pairs of a fit, without keeping the model. options: device and precision of `load_embedder`."""
+    fingerprint = means_fingerprint(load_model(model, pretrained, tokenizer))
+    changes = config.changed_images if config.readings and config.novelty_centres else 0
+    embedder = load_embedder(model, pretrained, tokenizer=tokenizer, stored=False, **options)
+    return embed_pairs(embedder, fingerprint, data, config.fit_samples, faults, batch_size, changes)
 
 
 def check_place(folder: str | os.PathLike, model: str) -> None:
@@ -92,21 +136,18 @@ def check_place(folder: str | os.PathLike, model: str) -> None:
 def check_folder(folder: Path, written: Collection[str], ours: bool, source: Path | None = None) -> None:
     """ValueError unless a model may be written into this folder.
 
-    written: names of its files; ours: whether it is a ProLIP; source: the folder of the model that is read. Refused are
-    that folder, one with files of anything else that are a model's by their names, and one on a disk without room for
-    as much as the source holds.
+    written: names of its files; ours: whether it is a ProLIP; source: the folder of the original model. Refused are
+    that folder, one with a model's files from elsewhere, and one on a disk without room for the source's size.
     """
     read = [] if source is None else [source / name for name in FILES]
     check_output(folder, True, sum(path.stat().st_size for path in read if path.is_file()))
     if source is not None and folder.exists() and folder.resolve() == source.resolve():
-        raise ValueError(f"{folder} is where the model lies: give another folder")
+        raise ValueError(f"{folder} holds the model itself: give another folder")
     same = all(is_config(folder / name, ours) for name in CONFIG_NAMES if name in written)
     there = [name for name in FILES if (folder / name).exists()]
     if foreign := [name for name in there if name not in written or not (same or name in TOKENIZER_NAMES)]:
-        raise ValueError(
-            f"{folder} holds files of another model ({', '.join(foreign)}), of another program or of a run"
-            ": give another folder, or delete them"
-        )
+        what = f"files of another model ({', '.join(foreign)}), of another program or of a run"
+        raise ValueError(f"{folder} holds {what}: give another folder, or delete them")
 
 
 def is_config(path: Path, ours: bool) -> bool:
@@ -119,9 +160,9 @@ def is_config(path: Path, ours: bool) -> bool:
 
 
 def means_fingerprint(loaded: Loaded) -> str:
-    """32 digits of what a model's means depend on: weights, settings, preprocessing and tokenizer, without variances.
+    """32 digits of all that a model's means depend on: weights, settings, preprocessing and tokenizer.
 
-    ValueError for a method whose own layers change the means, as a model with fitted variances does not have these.
+    ValueError for a method whose own layers change the means: a model with fitted variances does not have them.
     """
     network: Any = innermost(loaded.network)
     if not isinstance(network, ProLIP):
@@ -130,61 +171,54 @@ def means_fingerprint(loaded: Loaded) -> str:
     bare.load_state_dict({k: v for k, v in network.state_dict().items() if k not in network.added_names})
     bare.visual.preprocess_cfg = network.visual.preprocess_cfg
     for side, batch in probes(loaded):
-        if not torch.equal(*(encode_hidden(one, batch, side).z.mean for one in (network.eval(), bare))):
-            name = network.config["method_cfg"]["name"]
-            raise ValueError(
-                f"the method {name} has layers of its own between the towers and the means, which a model"
-                " with fitted variances does not have: take a model of another method"
-            )
+        if not torch.equal(*(encode_with_stats(one, batch, side).z.mean for one in (network.eval(), bare))):
+            own = f"the method {network.config['method_cfg']['name']} has layers of its own between towers and means"
+            raise ValueError(f"{own}, which a model with fitted variances does not have: take one of another method")
     return model_fingerprint(*loaded._replace(network=bare))
 
 
 def probes(loaded: Loaded) -> list[tuple[Side, Tensor]]:
-    """A blank picture and the empty text, as batches of one."""
+    """A blank image and the empty text, as batches of one."""
     blank = loaded.preprocess(Image.new("RGB", (64, 64), "white"))
     return [("image", blank.unsqueeze(0)), ("text", loaded.tokenizer([""]))]
 
 
 def check_belongs(pairs: Pairs, loaded: Loaded, name: str) -> None:
-    """ValueError where pairs were embedded by another model, as fingerprint or widths say."""
+    """ValueError for pairs of another model, by fingerprint or widths."""
     remedy = "embed them by this model: give --data"
     if means_fingerprint(loaded) != pairs.model != "":
         raise ValueError(f"the pairs were embedded by another model than {name}: {remedy}")
     for side, batch in probes(loaded):
-        hidden = encode_hidden(loaded.network.eval(), batch, side)
-        for part, x in ((side, hidden.z.mean), (f"{side}_first", hidden.first)):
+        hidden = encode_with_stats(loaded.network.eval(), batch, side)
+        for part, x in ((side, hidden.z.mean), (f"{side}_first", hidden.token_stats)):
             own, width = getattr(pairs, part), 0 if x is None else x.shape[1]
             if own is not None and own.shape[1] != width:
                 raise ValueError(f"{part} of the pairs has {own.shape[1]} dimensions, {name} has {width}: {remedy}")
 
 
 def write_prolip(  # noqa: PLR0913, PLR0917
-    old: Any, tokenizer: Any, pairs: Pairs, config: LikelihoodConfig, folder: Path, seed: int
+    old: Any, tokenizer: Any, pairs: Pairs, options: FitOptions, folder: Path, seed: int
 ) -> Fitted:
-    """A model of ours: its weights, without what its own method added, as one of the method likelihood."""
+    """A model of ours: its weights, without the parts of its own method, as one of the method likelihood."""
     if pairs.text_ids is None:
-        raise ValueError(
-            "the pairs have no text_ids, and a model of ours reads how rare a text's words are: write them"
-            " again with --save-pairs"
-        )
-    new = ProLIP(copy.deepcopy(old.config) | {"method_cfg": {"name": METHOD, "config": asdict(config)}})
+        raise ValueError("the pairs have no text_ids, which our models need: write them again with --save-pairs")
     method = find_method(METHOD)
     assert method.extend is not None
+    config = method.config(**asdict(options))
+    new = ProLIP(copy.deepcopy(old.config) | {"method_cfg": {"name": METHOD, "config": asdict(config)}})
     new.extend(partial(method.extend, config=config))
     new.load_state_dict({k: v for k, v in old.state_dict().items() if k not in old.added_names}, strict=False)
     new.visual.preprocess_cfg = old.visual.preprocess_cfg
-    method.objective(new, config, Context(seed=seed)).close(new, pairs)
+    method.objective(new, config, Context(seed=seed)).after_training(new, pairs)
     save_pretrained(new, folder, tokenizer=tokenizer)
-    image: Any = new.visual.head
-    text: Any = new.text.head
-    score: Any = method.score.of(new)
-    readings: Any = getattr(new, "readings", None)
-    return Fitted(image, text, score, fitted_novelty(new), fitted_novelty(new, "text"), readings)
+    made, score = cast(Any, new), cast(Any, method.score.of(new))
+    novelty = fitted_novelty(new), fitted_novelty(new, "text")
+    return Fitted(made.visual.head, made.text.head, score, *novelty, getattr(new, "readings", None))
 
 
 def write_openclip(model: str, network: Any, folder: Path) -> None:
     """OpenCLIP's weights, configuration and tokenizer files of a model by this name."""
-    # tensors that share memory, or are a part of another's, safetensors does not take
+    # safetensors takes no tensors that share memory
     state = {name: value.detach().cpu().contiguous().clone() for name, value in network.state_dict().items()}
     save_file(state, folder / OPENCLIP_FILES[1], metadata={"format": "pt"})
     if parse_model_name(model)[0]:

@@ -23,9 +23,9 @@ def test_parts_may_be_missing(tmp_path):
     (folder / "config.json").unlink()
     assert runs.read(folder).config is None and len(runs.read(folder).train) == 12
     (folder / "metrics.jsonl").unlink()
-    with pytest.raises(FileNotFoundError, match="is it a run folder"):
+    with pytest.raises(FileNotFoundError, match="is no run folder"):
         runs.read(folder)
-    with pytest.raises(FileNotFoundError, match="no run folder"):
+    with pytest.raises(FileNotFoundError, match="is no run folder"):
         runs.read(tmp_path / "none")
 
 

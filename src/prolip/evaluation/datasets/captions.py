@@ -14,7 +14,6 @@ from prolip.data.reading.folders import rows_of
 from prolip.data.reading.named import NamedSource
 from prolip.data.sets import read_set
 from prolip.evaluation.datasets.base import Dataset, Kind, Sample, fingerprint, read_images
-from prolip.evaluation.datasets.coco import FURTHER
 
 #: Captions per image that the field evaluates: COCO's 5K test is 5,000 images and 25,000 captions, though some images
 #: have six or seven.
@@ -28,8 +27,8 @@ def open_published(
 
     Of COCO and Flickr30k with the first CAPTIONS, where every image has so many; info: `image_ids` and `caption_ids`
     in the order of images and captions (COCO's ids, by which CxC and ECCV Caption name them). A text of CUB is relevant
-    for all pictures of its species (info `relevant_by`), whose number, from 0, is the label. FileNotFoundError,
-    ValueError or DamagedData before anything is computed; of images that are missing, too.
+    for all images of its species (info `relevant_by`), whose number, from 0, is the label. FileNotFoundError,
+    ValueError or DamagedData before anything is computed, for images that are missing, too.
     """
     word = {"coco": "karpathy", "flickr": "karpathy"}.get(source.kind, source.kind)
     name, images = read_set(source.kind, source.address, split)
@@ -40,23 +39,23 @@ def open_published(
             images = [x._replace(captions=x.captions[cut], caption_ids=x.caption_ids[cut]) for x in images]
         info["image_ids"] = [image.image_id for image in images]
         info["caption_ids"] = [number for image in images for number in image.caption_ids]
-    paths, samples = [x.path for x in images], [Sample(x.key, b"", captions=x.captions) for x in images]
+    labels: list[int | None] = [None] * len(images)
     if word == "cub":
         info["relevant_by"] = "label"
         classes = sorted(entry.name for entry in os.scandir(source.address.split(",")[1]) if entry.is_dir())
-        samples = [x._replace(label=classes.index(x.key.partition("/")[0])) for x in samples]
+        labels = [classes.index(image.key.partition("/")[0]) for image in images]
+    samples = [Sample(image.key, b"", label, captions=image.captions) for image, label in zip(images, labels)]
     marks = [
-        (x.key, *([] if x.label is None else [x.label]), os.path.getsize(path), x.captions)
-        for path, x in zip(paths, samples)
+        (x.key, *([] if x.label is None else [x.label]), os.path.getsize(image.path), x.captions)
+        for image, x in zip(images, samples)
     ]
     return Dataset(
         name=f"{name}_{split}",
         kind="retrieval",
-        samples=partial(read_images, rows_of(paths), samples, damage),
+        samples=partial(read_images, rows_of(image.path for image in images), samples, damage),
         fingerprint=fingerprint(word, marks),
         source=source.address,
         size=len(samples),
         info=info,
         damage=damage,
-        further=FURTHER if word == "karpathy" else None,
     )

@@ -1,4 +1,4 @@
-"""Any OpenCLIP model with fitted variances: its own encoders, untouched, and a Gaussian of everything they give."""
+"""An OpenCLIP model with fitted variances: its own encoders, unchanged, with a Gaussian for every embedding."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from prolip.uncertainty.novelty import Novelty, Widths
 from prolip.uncertainty.readings import Readings, ambiguity_of
 from prolip.utils.outputs import replacing
 
-#: The file beside OpenCLIP's own configuration and weights.
+#: The file next to OpenCLIP's own configuration and weights.
 FILE = "uncertainty.safetensors"
 
 
 class FittedCLIP(nn.Module):
-    """An OpenCLIP model whose unit means have the variances of two heads, and the score that was fitted with them; and
-    how new an image or a text is to it, None for a tower that is no transformer; and readings, None in a model from
-    before there were any.
+    """An OpenCLIP model whose unit means have the variances of two heads, with the score that was fitted with them.
+
+    novelty, text_novelty: None for a tower without blocks; readings: None in an older model.
     """
 
     def __init__(  # noqa: PLR0913, PLR0917 (its parts, in the order of `Fitted`)
@@ -72,11 +72,8 @@ class FittedCLIP(nn.Module):
                 parts[name], written[name] = asdict(novelty.widths), novelty
         if self.readings is not None:
             parts["readings"], written["readings"] = self.readings.sizes, self.readings
-        tensors = {
-            f"{part}.{name}": x.contiguous()
-            for part, module in written.items()
-            for name, x in module.state_dict().items()
-        }
+        states = {part: module.state_dict() for part, module in written.items()}
+        tensors = {f"{part}.{name}": x.contiguous() for part, state in states.items() for name, x in state.items()}
         facts = {"parts": json.dumps(parts), "score": json.dumps(self.score.to_dict())}
         with replacing(path) as temporary:
             save_file(tensors, temporary, metadata=facts)
@@ -84,19 +81,19 @@ class FittedCLIP(nn.Module):
 
 
 def has_variances(folder: str | os.PathLike) -> bool:
-    """Whether a folder with an OpenCLIP model has fitted variances beside it."""
+    """Whether a folder with an OpenCLIP model has fitted variances."""
     return (Path(folder) / FILE).is_file()
 
 
 def with_variances(model: nn.Module, folder: str | os.PathLike) -> FittedCLIP:
-    """The model of a folder with the variances that lie beside it. ValueError for a file that holds none."""
+    """The model of a folder with the folder's fitted variances. ValueError for a file without them."""
     path = Path(folder) / FILE
     try:
         with safe_open(path, framework="pt") as file:
             facts = {name: json.loads(text) for name, text in (file.metadata() or {}).items() if name != "format"}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
         made: dict[str, nn.Module] = {side: VarianceHead(Parts(**facts["parts"][side])) for side in ("image", "text")}
-        for name in {"novelty", "text_novelty"} & facts["parts"].keys():  # not in what was written before there was any
+        for name in {"novelty", "text_novelty"} & facts["parts"].keys():  # older files have none
             made[name] = Novelty(Widths(**facts["parts"][name]))
         if "readings" in facts["parts"]:
             made["readings"] = Readings(**facts["parts"]["readings"])

@@ -1,0 +1,31 @@
+"""What benches share: the memory of a process, and the spread of repeated measurements."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import statistics
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+
+def held(field: str = "VmHWM", process: int | str = "self") -> int:
+    """Bytes of a process by /proc: VmHWM is its peak since `forget_peak`, VmRSS what it holds now."""
+    lines = Path(f"/proc/{process}/status").read_text(encoding="utf-8").splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:"))
+
+
+def forget_peak() -> int:
+    """Give freed memory back, let the peak begin again, and return what the process holds, bytes."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+    return held("VmRSS")
+
+
+def spread(values: Sequence[float], digits: int = 3) -> str:
+    """The median, and the middle half of the values in brackets."""
+    low, middle, high = statistics.quantiles(values, n=4)
+    return f"{middle:.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"

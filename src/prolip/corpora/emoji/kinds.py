@@ -1,0 +1,136 @@
+"""Pairs of the corpus of which one is a kind of the other, with negatives that only look like it.
+
+Text A is a kind of text B where both hold: the concepts that A is true of are a proper subset of those of B, at any
+level; and A stands lower in the tree group > subgroup > keyword > name (a text of several levels counts at its most
+general). Containment alone would make "kitty" a kind of every keyword of the one concept that carries it; the tree
+alone would put a subgroup below a group that it is no part of. What is contained without being lower, or has the very
+same concepts, is neither true nor a negative.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+from scipy.sparse import csr_matrix
+
+from prolip.corpora.emoji.corpus import LEVELS, CaptionTable, Corpus
+from prolip.corpora.emoji.evaluate import embed_drawings
+from prolip.embedder import Embedder
+from prolip.hierarchy.entailment import Entailment, KindPairs, entailment_of
+from prolip.hierarchy.scores import items_of, scores_of
+
+#: Levels of texts and of drawings.
+NAMES = (*LEVELS, "image")
+#: Most draws in search of a negative for each pair.
+TRIES = 50
+
+
+def evaluate_entailment(
+    embedder: Embedder, corpus: Corpus, pairs: Mapping[str, KindPairs] | None = None, draws: int = 500
+) -> Entailment:
+    """All scores of a model on the corpus: texts that are kinds of texts, and drawings of texts.
+
+    The images that texts speak of are the corpus's drawings, without their labels. pairs: default all `relations`.
+    """
+    table, card = corpus.caption_table(), embedder.card
+    image, empty = embed_drawings(corpus, embedder)[0], embedder.embed_texts([""])
+    text, drawn = items_of(card, embedder.embed_texts(table.texts), empty, image), items_of(card, image, empty)
+    return entailment_of(embedder.name, scores_of(card), text, drawn, pairs or relations(corpus, table), draws)
+
+
+def relations(corpus: Corpus, table: CaptionTable, most: int = 5000, seed: int = 0) -> dict[str, KindPairs]:
+    """Both relations of a corpus, the same for all models."""
+    return {"texts": text_pairs(table, most, seed), "images": image_pairs(corpus, table, most, seed)}
+
+
+def text_pairs(table: CaptionTable, most: int = 5000, seed: int = 0) -> KindPairs:
+    """Texts that are kinds of texts, at most `most` of them, drawn by `seed`.
+
+    random: (A, B') where B' is the outer of another pair, drawn as often as it is one, and does not contain A, so that
+    neither A nor B' is more general than in a true pair. sibling: (A, C), C another kind of the same B at A's level,
+    neither containing the other. ValueError where no pair is true.
+    """
+    relation = csr_matrix(table.text_relation.astype(np.float32))
+    count, level = table.true_matches, table.text_level
+    both = (relation @ relation.T).tocoo()
+    inside = both.data == count[both.row]
+    codes = both.row[inside].astype(np.int64) * len(count) + both.col[inside]
+
+    def contained(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+        return np.isin(first * len(count) + second, codes)
+
+    true = inside & (count[both.row] < count[both.col]) & (level[both.row] > level[both.col])
+    a, b = both.row[true].astype(np.int64), both.col[true].astype(np.int64)
+    rng = np.random.default_rng(seed)
+    kept = _some(len(a), most, rng)
+    inner, family = a[kept], b * (len(LEVELS) + 1) + level[a]
+
+    def related(row: np.ndarray, c: np.ndarray) -> np.ndarray:
+        return contained(inner[row], c) | contained(c, inner[row])
+
+    sibling = _draw_from(a, family, family[kept], rng, related)
+    random = _draw_from(b, 0 * b, 0 * kept, rng, lambda row, c: contained(inner[row], c))
+    shares = csr_matrix(relation[inner].multiply(1 / count[inner, None]))
+    levels = np.stack([level[inner], level[b[kept]]], 1)
+    return KindPairs(inner, b[kept], random, sibling, levels, NAMES, shares, len(a))
+
+
+def image_pairs(corpus: Corpus, table: CaptionTable, most: int = 5000, seed: int = 0) -> KindPairs:
+    """Drawings with the texts that are true of them: (image, text).
+
+    random: a text of another pair that is not true of the drawing; sibling: one at the level of the true text that is
+    true of another concept of the same subgroup, and not of this drawing. Not reversed: which of the two is the image
+    is known. ValueError without a drawing.
+    """
+    if not corpus.drawings:
+        raise ValueError("the corpus has no drawing: give shards that hold some")
+    concept, level = corpus.drawing_concepts, table.text_level
+    texts, concepts = np.nonzero(table.text_relation)
+    order = np.argsort(concepts, kind="stable")
+    texts, starts = texts[order], np.searchsorted(concepts[order], np.arange(len(corpus.concepts) + 1))
+    a = np.repeat(np.arange(len(concept)), np.diff(starts)[concept])
+    b = np.concatenate([texts[starts[k] : starts[k + 1]] for k in concept])
+    rng = np.random.default_rng(seed)
+    kept = _some(len(a), most, rng)
+    subgroup = np.unique([c.subgroup for c in corpus.concepts], return_inverse=True)[1]
+    family, own = subgroup[concept[a]] * (len(LEVELS) + 1) + level[b], concept[a[kept]]
+
+    def is_true(row: np.ndarray, text: np.ndarray) -> np.ndarray:
+        return table.text_relation[text, own[row]]
+
+    sibling = _draw_from(b, family, family[kept], rng, is_true)
+    random = _draw_from(b, 0 * b, 0 * kept, rng, is_true)
+    one = (np.ones(len(kept), np.float32), (np.arange(len(kept)), own))
+    shares = csr_matrix(one, shape=(len(kept), len(corpus.concepts)))
+    levels = np.stack([np.full(len(kept), len(LEVELS)), level[b[kept]]], 1)
+    return KindPairs(a[kept], b[kept], random, sibling, levels, NAMES, shares, len(a), ("random", "sibling"))
+
+
+def _some(found: int, most: int, rng: np.random.Generator) -> np.ndarray:
+    if not found:
+        raise ValueError("no text of this corpus is a kind of another: give concepts that share keywords or subgroups")
+    if most < 1:
+        raise ValueError(f"{most} pairs: give 1 or more")
+    return np.sort(rng.choice(found, most, replace=False)) if found > most else np.arange(found)
+
+
+def _draw_from(
+    values: np.ndarray,
+    family: np.ndarray,
+    wanted: np.ndarray,
+    rng: np.random.Generator,
+    refused: Callable[[np.ndarray, np.ndarray], np.ndarray],
+) -> np.ndarray:
+    """For each of `wanted`, one of the values of this family that is not refused(row, value), -1 if none was found."""
+    order = np.argsort(family, kind="stable")
+    start, end = (np.searchsorted(family[order], wanted, side=side) for side in ("left", "right"))
+    found = np.full(len(wanted), -1, dtype=np.int64)
+    for _ in range(TRIES):
+        rows = np.flatnonzero(found < 0)
+        if not len(rows):
+            break
+        drawn = values[order[rng.integers(start[rows], end[rows])]]
+        good = ~refused(rows, drawn)
+        found[rows[good]] = drawn[good]
+    return found

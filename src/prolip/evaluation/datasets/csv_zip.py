@@ -1,0 +1,194 @@
+"""Tables with a zip of images, as DataComp's retrieval tasks and WinoGAViL are on the hub (organisation nlphuji).
+
+    test_1k_flickr.csv        images_flickr_1k_test.zip         filename, raw: a JSON list of captions
+    test_5k_mscoco_2014.csv   images_mscoco_2014_5k_test.zip
+    winogavil_dataset.csv     winogavil_images.zip              ID, cue, candidates, associations: JSON lists of names
+
+The zip holds a folder of its own name; it may be unpacked next to the table.
+"""
+
+from __future__ import annotations
+
+import os
+import zipfile
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from prolip.data.faults import DamagedData, FaultCounter, SampleFault
+from prolip.data.reading.csv import TableError, open_table
+from prolip.data.reading.tar import SAMPLE_BYTES
+from prolip.data.samples import Raw
+from prolip.evaluation.datasets.base import WHOLE, Association, Dataset, Sample, Share, fingerprint, read_images
+from prolip.evaluation.datasets.sources import archive_state, file_mark, folder_holds
+from prolip.utils.documents import loads, read_file
+from prolip.utils.messages import NAMED, explain_missing, first_few
+
+CAPTION_TABLES = {
+    "test_1k_flickr.csv": "images_flickr_1k_test",
+    "test_5k_mscoco_2014.csv": "images_mscoco_2014_5k_test",
+}
+WINOGAVIL, WINOGAVIL_IMAGES = "winogavil_dataset.csv", "winogavil_images"
+
+
+@dataclass(frozen=True)
+class ZippedImages:
+    """Image files in a zip, or in the folder that was packed: `members` maps a file's name to its path there."""
+
+    source: Path
+    members: dict[str, str]
+
+    @property
+    def packed(self) -> bool:
+        """Whether it is a zip."""
+        return self.source.is_file()
+
+    def mark(self) -> str:
+        """Changes with the zip, or with names and sizes of the folder."""
+        if self.packed:
+            return file_mark(self.source)
+        return fingerprint(sorted((name, os.path.getsize(path)) for name, path in self.members.items()))
+
+    def samples(
+        self, files: Sequence[str], samples: Sequence[Sample], damage: FaultCounter | None, share: Share = WHOLE
+    ) -> Iterator[Sample]:
+        """A share of the samples, each with the image of its file."""
+        with zipfile.ZipFile(self.source) if self.packed else nullcontext() as archive:
+            read = partial(self.read, archive, files)
+            yield from read_images(read, samples, damage, share, str(self.source))
+
+    def read(self, archive: zipfile.ZipFile | None, files: Sequence[str], number: int) -> Raw:
+        """The raw sample of a file; SampleFault where it cannot be read."""
+        member = self.members[files[number]]
+        try:
+            if archive is None:
+                return {"jpg": read_file(member, SAMPLE_BYTES)}
+            if (size := archive.getinfo(member).file_size) > SAMPLE_BYTES:
+                raise ValueError(f"{member} has {size} bytes, at most {SAMPLE_BYTES} are read")
+            return {"jpg": archive.read(member)}  # which never gives more
+        except (OSError, ValueError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
+            raise SampleFault("missing image", str(error)) from error
+
+
+def find_images(folder: Path, name: str, wanted: Sequence[str]) -> ZippedImages:
+    """The folder `name`, or `name.zip`, next to a table.
+
+    FileNotFoundError without it or one of the wanted files, DamagedData for a zip that is none.
+    """
+    unpacked, packed = folder / name, folder / f"{name}.zip"
+    if unpacked.is_dir():
+        found = ZippedImages(unpacked, {entry.name: entry.path for entry in os.scandir(unpacked) if entry.is_file()})
+    elif not packed.is_file():
+        raise FileNotFoundError(f"neither {name}.zip nor {name}/ in {folder}: {folder_holds(folder)}; fetch the zip")
+    else:
+        try:
+            with zipfile.ZipFile(packed) as archive:
+                inside = [x for x in archive.namelist() if not x.endswith("/") and "__MACOSX" not in x]
+        except zipfile.BadZipFile as error:
+            raise DamagedData(f"{packed} is no whole zip ({error}): fetch it again") from error
+        found = ZippedImages(packed, {os.path.basename(member): member for member in inside})
+    if missing := [file for file in wanted if file not in found.members]:
+        raise FileNotFoundError(
+            f"{len(missing)} of {len(wanted)} images of the table are not in {found.source}: "
+            f"{first_few(missing, NAMED)}: fetch the zip again and unpack all of it, or leave it packed"
+        )
+    return found
+
+
+def read_table(
+    table: Path, columns: tuple[str, ...], lists: tuple[str, ...], image: str | None = None
+) -> list[dict[str, Any]]:
+    """The rows of a CSV with `columns`, of which `lists` hold JSON; image: the column with names of images.
+
+    FileNotFoundError, DamagedData.
+    """
+    if not table.is_file():
+        raise FileNotFoundError(f"no {table}: {explain_missing(str(table))}")
+    try:
+        with open_table(str(table), ",") as found:
+            if absent := [column for column in columns if column not in found.columns]:
+                there = ", ".join(found.columns) or "none"
+                raise DamagedData(f"{table} has no column {', '.join(absent)}; it has {there}: is it the hub's file?")
+            places = {column: found.place(column) for column in columns}
+            cells = found.read(places[image] if image else None)
+            rows: list[dict[str, Any]] = [{column: row[place] for column, place in places.items()} for row in cells]
+    except TableError as error:
+        raise DamagedData(f"{error}; or fetch it again") from error
+    for number, row in enumerate(rows, start=2):
+        for column in lists:
+            try:
+                values = loads(row[column])
+            except ValueError as error:
+                values = error
+            if not isinstance(values, list):
+                raise DamagedData(f"{table} row {number}: {column} is no JSON list ({values!r:.80}): fetch it again")
+            row[column] = [str(value) for value in values]
+    if not rows:
+        raise DamagedData(f"{table} has no row: fetch it again")
+    return rows
+
+
+def open_caption_table(
+    folder: str | os.PathLike, name: str | None = None, damage: FaultCounter | None = None
+) -> Dataset:
+    """Flickr30k 1K or COCO 5K as DataComp evaluates them: retrieval with all captions of each row.
+
+    FileNotFoundError without table, zip or an image, DamagedData where they cannot be read.
+    """
+    folder = Path(folder)
+    table = next((folder / table for table in CAPTION_TABLES if (folder / table).is_file()), None)
+    if table is None:
+        raise FileNotFoundError(f"no {' or '.join(CAPTION_TABLES)} in {folder}: {folder_holds(folder)}")
+    rows = read_table(table, ("filename", "raw"), ("raw",), image="filename")
+    captions = {row["filename"]: tuple(text.strip() for text in row["raw"]) for row in rows}
+    if len(captions) < len(rows) or not all(captions.values()):
+        raise DamagedData(f"{table} names an image twice or without captions: fetch it again")
+    files = list(captions)
+    samples = [Sample(file, b"", captions=texts) for file, texts in captions.items()]
+    images = find_images(folder, CAPTION_TABLES[table.name], files)
+    return Dataset(
+        name=name or folder.resolve().name,
+        kind="retrieval",
+        samples=partial(images.samples, files, samples, damage),
+        fingerprint=fingerprint("captions", images.mark(), list(captions.items())),
+        source=str(folder),
+        size=len(captions),
+        damage=damage,
+        state=archive_state([str(images.source)]) if images.packed else None,
+    )
+
+
+def open_winogavil(folder: str | os.PathLike, name: str = "winogavil", damage: FaultCounter | None = None) -> Dataset:
+    """WinoGAViL: which of the candidates belong to a cue. Every image is one sample, however many instances show it.
+
+    FileNotFoundError without table, zip or an image, DamagedData where they cannot be read or an association is no
+    candidate.
+    """
+    folder = Path(folder)
+    table = folder / WINOGAVIL
+    instances = []
+    columns = ("cue", "candidates", "associations")
+    for number, row in enumerate(read_table(table, columns, columns[1:]), start=2):
+        candidates, associated = tuple(row["candidates"]), frozenset(row["associations"])
+        if not associated or not associated <= set(candidates) or len(set(candidates)) < len(candidates):
+            what = f"{table} row {number}: associations {sorted(associated)} of {candidates}"
+            raise DamagedData(f"{what}: fetch it again")
+        instances.append(Association(row["cue"], candidates, associated))
+    keys = list(dict.fromkeys(candidate for instance in instances for candidate in instance.images))
+    files = [f"{key}.jpg" for key in keys]
+    images = find_images(folder, WINOGAVIL_IMAGES, files)
+    return Dataset(
+        name=name,
+        kind="association",
+        samples=partial(images.samples, files, [Sample(key, b"") for key in keys], damage),
+        fingerprint=fingerprint("winogavil", images.mark(), file_mark(table)),
+        source=str(folder),
+        associations=tuple(instances),
+        size=len(keys),
+        damage=damage,
+        state=archive_state([str(images.source)]) if images.packed else None,
+    )
