@@ -43,13 +43,6 @@ class Swap(NamedTuple):
     slot: Slot
     source: Slot
 
-    def to_dict(self) -> dict[str, Any]:
-        """A line of noise.jsonl."""
-        slot, source = self
-        ends = {"own": slot.text, "given": source.text, "from": source.owner[1], "from_slot": source.number}
-        shards = {"shard": slot.owner[0], "from_shard": source.owner[0]}
-        return {"key": slot.owner[1], "field": slot.field, "slot": slot.number} | ends | shards
-
 
 def slots_of(raw: Raw, owner: Owner, captions: CaptionSampler) -> list[Slot]:
     """The associations that captions are drawn from; SampleFault where none could be drawn."""
@@ -141,7 +134,11 @@ class Noise:
     def write(self, path: Path) -> None:
         """One JSON object per shuffled association, in the order of fields and of the data."""
         with path.open("w", encoding="utf-8") as file:
-            file.writelines(json.dumps(swap.to_dict()) + "\n" for swap in self.swaps)
+            for slot, source in self.swaps:
+                (shard, key), (from_shard, from_key) = slot.owner, source.owner
+                line = {"key": key, "field": slot.field, "slot": slot.number, "own": slot.text, "given": source.text}
+                line |= {"from": from_key, "from_slot": source.number, "shard": shard, "from_shard": from_shard}
+                file.write(json.dumps(line) + "\n")
 
 
 def shuffle(slots: Iterable[Slot], ratio: float, seed: int) -> tuple[Swap, ...]:
