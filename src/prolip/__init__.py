@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from prolip import losses, measures
     from prolip.classifiers import FewShotClassifier, ZeroShotClassifier
     from prolip.data.images import open_image
-    from prolip.evaluation.zero_shot import build_zero_shot_classifier
+    from prolip.embedder import Embedder
     from prolip.factory import (
         create_model,
         create_model_and_transforms,
@@ -27,10 +27,14 @@ if TYPE_CHECKING:
     from prolip.models.checkpoint import save_pretrained
     from prolip.models.registry import list_models
     from prolip.models.tokenizer import get_tokenizer
+    from prolip.prompts.templates import build_zero_shot_classifier
+    from prolip.search.index import SearchIndex
 
 __all__ = [
+    "Embedder",
     "FewShotClassifier",
     "Gaussian",
+    "SearchIndex",
     "ZeroShotClassifier",
     "build_zero_shot_classifier",
     "create_model",
@@ -65,6 +69,8 @@ __getattr__ = late(
         "losses": "",
         "measures": "",
         "Gaussian": "gaussian",
+        "Embedder": "embedder",
+        "SearchIndex": "search.index",
         "create_model": "factory",
         "create_model_and_transforms": "factory",
         "list_models": "models.registry",
@@ -73,7 +79,7 @@ __getattr__ = late(
         "fit_uncertainty": "fitting.attach",
         "open_image": "data.images",
         "score_of": "methods",
-        "build_zero_shot_classifier": "evaluation.zero_shot",
+        "build_zero_shot_classifier": "prompts.templates",
         "list_pretrained": "factory",
         "tokenize": "factory",
         "FewShotClassifier": "classifiers",

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from prolip.curate.expressions import parse_rules
+from prolip.curate.rules import parse_rules
 from prolip.curate.score import Scorer
 from prolip.curate.select import Choice, select, selection_of
 from prolip.curate.tables import read_table

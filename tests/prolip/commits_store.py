@@ -13,12 +13,8 @@ import torch
 
 from prolip.gaussian import Gaussian
 from prolip.scores import CSDScore
-from prolip.search.build import convert
+from prolip.search.ann import IndexSpec
 from prolip.search.index import Part, SearchIndex
-from prolip.search.indexes import Kind
-from prolip.search.store import _write_manifest
-
-FORMER = Path(__file__).parent.parent / "fixtures" / "search-1.zip"
 
 
 def part(first: int, count: int) -> Part:
@@ -29,8 +25,8 @@ def part(first: int, count: int) -> Part:
 
 def made(folder: Path, kind: str = "flat") -> SearchIndex:
     """60 rows in appends of 20."""
-    index = SearchIndex.create(folder / "index", CSDScore(8.0, -3.0), 4, Kind(kind))
-    index.add("first", [part(0, 20), part(20, 20), part(40, 20)], 20)
+    index = SearchIndex.create(folder / "index", CSDScore(8.0, -3.0), 4, IndexSpec(kind))
+    index.append("first", [part(0, 20), part(20, 20), part(40, 20)], 20)
     return index
 
 
@@ -46,34 +42,13 @@ def state(folder: Path) -> Any:
     with tempfile.TemporaryDirectory() as scratch:
         shutil.copytree(folder / "index", Path(scratch) / "index")
         again = SearchIndex(Path(scratch) / "index")
-        again.add("next", [part(1000, 3)])
+        again.append("next", [part(1000, 3)])
         assert len(again) == len(index) + 3 and len(SearchIndex(Path(scratch) / "index", verify=True)) == len(again)
     every = known(index)
     assert index.find([key for key, _, _ in every]).tolist() == [row for _, _, row in every]
     near = None if index.store.values["near"] is None else index._read().ntotal
     held = [index.store.shards("first"), index.store.are_unwanted([f"k{row}" for row in range(60)]).tolist()]
     return every, index.gaussians(range(len(index.store))).mean.tolist(), index.store.values["sources"], near, held
-
-
-def former_state(folder: Path) -> Any:
-    try:
-        return state(folder)
-    except ValueError as error:
-        assert "of an earlier version" in str(error)
-        return "the former index"
-
-
-def listed(folder: Path) -> None:
-    """An index whose manifest lists deleted keys and shards, as it did before there were files of them."""
-    store = made(folder).store
-    store.delete(["k3", "k41"])
-    sources = [source | {"shards": {"0.tar": "1 2 "}} for source in store.values["sources"]]
-    _write_manifest(folder / "index", store.values | {"unwanted": ["k3", "k41"], "sources": sources})
-
-
-def write_nothing(folder: Path) -> None:
-    with SearchIndex(folder / "index").writing():
-        pass
 
 
 def case(commit: Callable[[SearchIndex], Any], kind: str = "flat") -> SimpleNamespace:
@@ -84,14 +59,8 @@ def case(commit: Callable[[SearchIndex], Any], kind: str = "flat") -> SimpleName
     )
 
 
-append = case(lambda index: index.add("second", [part(60, 30)]))
-replace = case(lambda index: index.add("second", [part(50, 30)], replace=True))
+append = case(lambda index: index.append("second", [part(60, 30)]))
+replace = case(lambda index: index.append("second", [part(50, 30)], replace=True))
 delete = case(lambda index: index.delete(["k3", "k41"], sources=[]))
 shards = case(lambda index: index.store.note_shards("first", {"/data/0.tar": "1 2 ", "/data/1.tar": None}))
 finish = case(SearchIndex.finish, "hnsw")
-renewed = SimpleNamespace(prepare=listed, commit=write_nothing, state=state)
-converted = SimpleNamespace(
-    prepare=lambda folder: shutil.unpack_archive(FORMER, folder / "index"),
-    commit=lambda folder: convert(folder / "index"),
-    state=former_state,
-)

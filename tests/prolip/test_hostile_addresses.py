@@ -25,8 +25,8 @@ from prolip.data.reading.tables import TableColumns
 from prolip.data.reading.tar import ShardReader
 from prolip.evaluation.datasets.registry import open_dataset
 from prolip.evaluation.datasets.webdataset import open_wds
-from prolip.explorer.pictures import Gone, Pictures
-from prolip.search.answers import Question, embed
+from prolip.explorer.thumbnails import Gone, Thumbnails
+from prolip.search.query import Query, embed
 from prolip.utils.secrecy import redacted
 from training.checkpoint.storage import Storage
 
@@ -191,7 +191,7 @@ def classifier():
 #: Functions that read URLs.
 FUNCTIONS = {
     "open_image": prolip.open_image,
-    "question": lambda address: embed([Question(None, address)], Namespace(embed_images=lambda x, _: list(x))),
+    "question": lambda address: embed([Query(None, address)], Namespace(embed=lambda x, *_: list(x))),
     "expand_shards": expand_shards,
     "corpus": emoji.read,
     "open_wds": open_wds,
@@ -243,7 +243,7 @@ def test_items_of_an_index_name_files_of_this_machine(canary):
     for address in (hostile.format(canary) for hostile in HOSTILE):
         for item in ({"key": "a", "path": address}, {"key": "a", "shard": address}):
             with pytest.raises((Gone, OSError)):
-                Pictures().data(item)
+                Thumbnails().data(item)
     assert not canary.exists()
 
 

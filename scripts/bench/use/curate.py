@@ -29,7 +29,7 @@ from open_clip.transform import PreprocessCfg, image_transform_v2
 from PIL import Image
 from torch import Tensor
 
-from prolip.curate.expressions import Expression, parse_rules
+from prolip.curate.rules import Expression, parse_rules
 from prolip.curate.score import Scorer
 from prolip.curate.select import Choice, select
 from prolip.curate.write import Plan, begin, finish, write_shard

@@ -77,7 +77,7 @@ def main() -> None:
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="bench-explorer-") as folder:
         index = SearchIndex.create(f"{folder}/index", CSDScore(10.0, -5.0), args.dim)
-        print(f"index built in {timed(lambda: index.add('random', parts(args.items, args.dim), CHUNK)):.0f} s")
+        print(f"index built in {timed(lambda: index.append('random', parts(args.items, args.dim), CHUNK)):.0f} s")
         start = time.perf_counter()
         words = [sys.executable, "-m", "prolip", "explore", f"{folder}/index", "--port", "0"]
         process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=os.environ)

@@ -50,9 +50,9 @@ from bench.common import forget_peak, held
 from bench.use.search_growth import gaussians, grow
 from prolip.gaussian import Gaussian
 from prolip.scores import CSDScore, MeanScore, Score
-from prolip.search.exact import Found
+from prolip.search.ann import HNSW, IVF, KINDS, PQ, IndexSpec
+from prolip.search.exact import TopK
 from prolip.search.index import Part, SearchIndex
-from prolip.search.indexes import HNSW, IVF, KINDS, PQ, Kind
 from prolip.utils.style import IMAGE, TEXT, panels, styled
 
 COLOURS = {IVF: IMAGE, HNSW: TEXT, PQ: "#4f9d69"}
@@ -109,13 +109,13 @@ def step(name: str, report: bool = True) -> Iterator[None]:
 def build(folder: Path, score: Score, kind: str, args: argparse.Namespace) -> SearchIndex:
     """A new index, or the one that a killed run of the same options left in the folder, taken up."""
     is_new = not (folder / "index.json").exists()
-    index = SearchIndex.create(folder, score, args.dim, Kind(kind)) if is_new else SearchIndex(folder)
+    index = SearchIndex.create(folder, score, args.dim, IndexSpec(kind)) if is_new else SearchIndex(folder)
     source = index.source("synthetic")
     held = source["position"]
     if held:
         print(f"{folder.name}: goes on from {held:,} rows", flush=True)
     if not source["done"]:
-        index.add("synthetic", gallery(args, held), ROWS)
+        index.append("synthetic", gallery(args, held), ROWS)
     index.finish()
     return index
 
@@ -154,7 +154,7 @@ def two_steps(means: SearchIndex, queries: Gaussian, args: argparse.Namespace) -
         near = means.search(queries, count, effort, count)
         again = near.scores - 0.5 * traces[near.rows.clamp(min=0)]
         best = again.topk(min(args.top, count), dim=1).indices
-        return Found(near.rows.gather(1, best), again).rows
+        return TopK(near.rows.gather(1, best), again).rows
 
     counts = [count for count in CANDIDATES if args.top <= count <= args.items]
     return [

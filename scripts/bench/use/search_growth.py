@@ -31,9 +31,9 @@ import torch.nn.functional as F
 from bench.common import forget_peak, held
 from prolip.gaussian import Gaussian
 from prolip.scores import CSDScore, index_vectors
-from prolip.search import indexes
+from prolip.search import ann
+from prolip.search.ann import BESIDE, FLAT, HNSW, ITEM, IndexSpec
 from prolip.search.index import CHUNK, Part, SearchIndex
-from prolip.search.indexes import BESIDE, FLAT, HNSW, ITEM, Kind, lists_for, memory_per_item
 from prolip.search.store import NEAR
 from prolip.utils.outputs import check_output, replacing
 
@@ -155,7 +155,7 @@ def add(index: SearchIndex, results: Results, items: int, args: argparse.Namespa
     while (held := len(index.store)) < items:
         end = min(items, held + min(PIECE, max(CHUNK, items // 8)))
         with measured(row := Row(), args, end - held):
-            index.add("synthetic", parts(args, held, end, row))
+            index.append("synthetic", parts(args, held, end, row))
         row["files"] = files_in(index.store.folder)
         whole = results.find(items, ADD) or {"rows": 0, "seconds": 0.0, "bytes": 0.0, "peak": 0.0}
         totals = {
@@ -200,7 +200,7 @@ def measure(index: SearchIndex, kind: str, effort: int, results: Results, args: 
     def by_faiss(queries: Gaussian) -> torch.Tensor:
         if effort:
             assert index._near is not None
-            return indexes.search(index._near, index.question_vectors(queries), args.top, effort)[0]
+            return ann.search(index._near, index.query_vectors(queries), args.top, effort)[0]
         vectors = index_vectors(index.score, queries, gallery=False, side="text")
         assert vectors is not None
         held = index.store.gallery.vector
@@ -218,11 +218,11 @@ def measure(index: SearchIndex, kind: str, effort: int, results: Results, args: 
 
 def effort_of(kind: str, items: int) -> int:
     """Candidates that a graph is walked with, or lists that are read: those of a search by default."""
-    return 128 if kind == HNSW else max(8, lists_for(items) // 16)
+    return 128 if kind == HNSW else max(8, IndexSpec(kind).lists_for(items) // 16)
 
 
 def in_words(kind: str, items: int) -> str:
-    lists = "candidates" if kind == HNSW else f"of {lists_for(items):,} lists"
+    lists = "candidates" if kind == HNSW else f"of {IndexSpec(kind).lists_for(items):,} lists"
     return f"{effort_of(kind, items):,} {lists}"
 
 
@@ -230,7 +230,7 @@ def turned(folder: Path, kind: str) -> SearchIndex:
     """The index with another kind of approximate index, which is still to be made."""
     store = SearchIndex(folder).store
     files = {name: entry for name, entry in store.values["files"].items() if not name.startswith(NEAR)}
-    store.write(kind=asdict(Kind(kind)), near=None, files=files)
+    store.write(kind=asdict(IndexSpec(kind)), near=None, files=files)
     return SearchIndex(folder)
 
 
@@ -255,7 +255,7 @@ def approximately(folder: Path, kind: str, results: Results, args: argparse.Name
 # --- all -------------------------------------------------------------------------------------------------------------
 def room(args: argparse.Namespace, kinds: list[str]) -> int:
     """Bytes on disk of all rows, and of the largest approximate index twice, as one replaces the other."""
-    largest = max((memory_per_item(Kind(kind), args.dim + 1) for kind in kinds), default=0.0)
+    largest = max((IndexSpec(kind).memory_per_item(args.dim + 1) for kind in kinds), default=0.0)
     return int(args.items * (4 * (2 * args.dim + 1) + ITEM + BESIDE + 2 * largest))
 
 
@@ -295,8 +295,8 @@ def table(results: Results, at: list[int], upto: int | None) -> list[str]:
 def grow(args: argparse.Namespace, folder: Path) -> None:
     """Measure an index of 1/10, 1/5, 1/2 and all of the items, or of `--at` many, and print one table."""
     at = sorted({*(args.at or [args.items // share for share in (10, 5, 2)]), args.items})
-    if at[-1] != args.items or at[0] < indexes.LEAST:
-        raise ValueError(f"--at {at}: give {indexes.LEAST} or more of each, and at most --items {args.items}")
+    if at[-1] != args.items or at[0] < ann.LEAST:
+        raise ValueError(f"--at {at}: give {ann.LEAST} or more of each, and at most --items {args.items}")
     kinds, name = [kind for kind in args.index_types if kind != FLAT], f"{args.dim} dimensions"
     mark = f"<!-- {name}: by scripts/bench/use/search.py -->"
     if args.write and args.write.read_text(encoding="utf-8").count(mark) != 2:

@@ -9,7 +9,7 @@ chosen of all that the evaluation refuses by (`refusal/...`), the lead over the 
 Half of the questions, drawn at random, find the threshold, and the other half is answered by it. Printed: the share of
 the splits in which anything is answered; of these the mean share of questions answered and of answers wrong; the share
 of splits with more wrong answers than risked (this counts the chance of the second half, too), and with more than
-`prolip.search.risk.most_wrong`, which should be at most twice 1 - confidence.
+`prolip.search.risk_control.most_wrong`, which should be at most twice 1 - confidence.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from prolip.corpora.emoji import CorpusResult, load, uncertainty
-from prolip.search.risk import find_threshold, most_wrong
+from prolip.search.risk_control import find_threshold, most_wrong
 
 
 def questions(result: CorpusResult) -> Iterator[tuple[str, dict[str, np.ndarray], np.ndarray]]:

@@ -29,7 +29,7 @@ from sklearn.metrics import roc_auc_score
 
 import sweep
 from prolip.cli.main import main as prolip_command
-from prolip.curate.columns import MEANINGS
+from prolip.curate.rules import MEANINGS
 from prolip.curate.select import SELECTION
 from prolip.curate.tables import read_table
 from prolip.data.captions import Selector

@@ -35,7 +35,7 @@ def built(folder: Path, score: Score, z: Gaussian, side: Side, rows: int) -> Sea
     index = SearchIndex.create(folder, score, z.mean.shape[1], side=side)
     keys = [{"key": str(row)} for row in range(len(z.mean))]
     parts = (slice(start, start + rows) for start in range(0, len(keys), rows))
-    index.add("memory", (Part(keys[part], z.select(part), part.stop) for part in parts), rows)
+    index.append("memory", (Part(keys[part], z.select(part), part.stop) for part in parts), rows)
     return index
 
 

@@ -20,12 +20,11 @@ from prolip.classifiers.inputs import embed as embed_pictures
 from prolip.classifiers.sharpness import Sharpness
 from prolip.corpora.emoji.corpus import TEMPLATES
 from prolip.embedder import Embedder, ModelCard
-from prolip.evaluation.zero_shot import fill_all, mix_groups
 from prolip.gaussian import Gaussian, check_embeddings, kind_of
-from prolip.loading import load_embedder
 from prolip.measures.chance import OwnFirst, warn_once
+from prolip.prompts.templates import fill_all, mix_groups
 from prolip.scores import Score
-from prolip.search.risk import Threshold, find_threshold
+from prolip.search.risk_control import Threshold, find_threshold
 from prolip.uncertainty.doubt import hedge
 from prolip.uncertainty.novelty import refusal
 from prolip.utils.documents import shown as shortened
@@ -135,7 +134,7 @@ class ImageClassifier(ClassifierMixin, BaseEstimator):
         return self
 
     def risk_threshold(self, risk: float, delta: float = 0.1) -> Threshold:
-        """The least confidence that is answered, which says in words what is promised; `prolip.search.risk` has how.
+        """The least confidence that is answered, with its guarantee in words (`prolip.search.risk_control`).
 
         ValueError before `calibrate_risk`.
         """
@@ -193,11 +192,11 @@ class ImageClassifier(ClassifierMixin, BaseEstimator):
         if not isinstance(self.model, str):
             raise ValueError(
                 f"model={self.model!r}: give a name such as 'local-dir:runs/demo/model', or what"
-                " prolip.evaluation.load_embedder gives"
+                " prolip.Embedder.load gives"
             )
         named = (self.model, self.pretrained, self.device)
         if self.__dict__.get("_loaded", (None,))[0] != named:
-            self._loaded = named, load_embedder(*named)
+            self._loaded = named, Embedder.load(self.model, self.pretrained, device=self.device)
         return self._loaded[1]
 
     def __getstate__(self) -> dict[str, Any]:

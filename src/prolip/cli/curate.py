@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from prolip.cli.command import MODEL, Compute, Data, check, command, flag, load, output, part_of, shared
-from prolip.curate.columns import MEANINGS
+from prolip.curate.rules import MEANINGS
 from prolip.utils.console import plain
 from prolip.utils.outputs import check_output
 from prolip.utils.threads import default_workers
@@ -54,11 +54,10 @@ def score(args: argparse.Namespace) -> int:
 
     1 where a shard cannot be read to its end, or no sample could be used.
     """
-    from prolip.curate.claims import made
     from prolip.curate.score import Scorer
     from prolip.curate.select import own_first
     from prolip.curate.sources import urls_of
-    from prolip.curate.tables import SCORES
+    from prolip.curate.tables import SCORES, made
     from prolip.data.captions import CaptionSampler
 
     check(args, folder=True)
@@ -113,7 +112,7 @@ def complain(note: dict[str, Any]) -> None:
 )
 def choose(args: argparse.Namespace) -> None:
     """Select what is kept, by rules on the scores."""
-    from prolip.curate.expressions import Expression, parse_rules
+    from prolip.curate.rules import Expression, parse_rules
     from prolip.curate.select import SELECTION, Choice, select, write_subset
 
     by, copies = (None if text is None else Expression.parse(text) for text in (args.rank_by, args.copies))
@@ -169,7 +168,7 @@ def write(args: argparse.Namespace) -> None:
 )
 def report(args: argparse.Namespace) -> None:
     """Write a page of what was dropped and why, with examples."""
-    from prolip.curate.page import write_page
+    from prolip.curate.report import write_page
 
     started = time.monotonic()
     print(f"{write_page(args.folder, args.top, reader(args))} in {time.monotonic() - started:.0f} s")

@@ -24,8 +24,9 @@ def make_app(args: argparse.Namespace) -> App:
         raise ValueError(f"--port {args.port}: give 0 to 65535")
     check_risk(args)
     settings = reading(args)
-    from prolip.explorer.app import App, model_of, open_source, threshold_of
+    from prolip.explorer.app import App
     from prolip.explorer.gallery import Captions, Gallery
+    from prolip.explorer.open import model_of, open_source, threshold_of
     from prolip.search.sources import lines_of
 
     further = [] if args.texts is None else lines_of(args.texts)
@@ -42,7 +43,7 @@ def make_app(args: argparse.Namespace) -> App:
 def announce(server: Server) -> None:
     """Print where the page is, what it lacks, and who can see it."""
     print(f"{len(server.app.gallery.index):,} items at {server.url}  (Ctrl-C ends it)", flush=True)
-    for line in server.app.opened.lacks:
+    for line in server.app.opened.limitations:
         print(f"note: {line}", file=sys.stderr)
     if not server.is_private:
         host, port = str(server.server_address[0]), server.server_address[1]

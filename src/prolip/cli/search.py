@@ -61,7 +61,7 @@ def given(args: argparse.Namespace) -> Embedder | None:
 
 
 def reading(args: argparse.Namespace) -> dict[str, Any]:
-    """The settings of `prolip.search.build.fill`."""
+    """The settings of `SearchIndex.add`."""
     names = ("batch_size", "workers", "skip_damaged", "restore", "device", "precision")
     return {name: getattr(args, name) for name in names if name in args} | {"progress": sys.stderr.isatty()}
 
@@ -87,15 +87,16 @@ def opened(args: argparse.Namespace) -> SearchIndex:
 def build_index(args: argparse.Namespace) -> None:
     """Make an index, or update it to what its source holds now."""
     settings = reading(args)
-    from prolip.search.build import build, described
-    from prolip.search.indexes import Kind, table
+    from prolip.search.ann import IndexSpec, table
+    from prolip.search.index import SearchIndex
+    from prolip.search.sources import described
 
-    kind, embedder = Kind(args.index_type, args.lists), given(args)
+    kind, embedder = IndexSpec(args.index_type, args.lists), given(args)
     if args.dry_run:
         card, dim, _ = described(args.data, embedder)
         print(f"{args.dry_run:,} items of {dim} dimensions, csd\n\n{table(args.dry_run, dim, card.probabilistic)}")
     else:
-        done = build(args.index, args.data, embedder, args.similarity, kind, args.verify, **settings)
+        done = SearchIndex.build(args.index, args.data, embedder, args.similarity, kind, args.verify, **settings)
         summarize(args, done.index, str(done))
 
 
@@ -108,9 +109,7 @@ def build_index(args: argparse.Namespace) -> None:
 def add_source(args: argparse.Namespace) -> None:
     """Add a source to an index, or update it to what that source holds now."""
     settings = reading(args)
-    from prolip.search.build import fill
-
-    done = fill(opened(args), args.data, given(args), **settings)
+    done = opened(args).add(args.data, given(args), **settings)
     summarize(args, done.index, str(done))
 
 
@@ -139,15 +138,6 @@ def delete_keys(args: argparse.Namespace) -> None:
     index = opened(args)
     index.delete([printable(key) for key in args.keys])
     summarize(args, index)
-
-
-@command("prolip search convert runs/index", *INDEX)
-def convert_index(args: argparse.Namespace) -> None:
-    """Convert an index of an earlier version."""
-    from prolip.search.build import convert
-
-    convert(args.index)
-    summarize(args, opened(args))
 
 
 def summarize(args: argparse.Namespace, index: SearchIndex, changes: str = "") -> None:
@@ -203,15 +193,14 @@ def query(args: argparse.Namespace) -> None:
         what = "--risk is of the first answer by the score, and --more-general and --more-specific rank by inclusion"
         raise ValueError(f"{what}: leave one out")
     pairs = pairs_of(args)
-    from prolip.search.answers import Question, ask, read_questions
-    from prolip.search.build import find_embedder
+    from prolip.search.query import Query, ask, read_queries
 
-    index, questions = opened(args), [Question(*pair) for pair in pairs]
-    embedder = find_embedder(index, given(args), args.device, args.precision)
-    known = None if args.risk is None else read_questions(args.calibrate, args.allow_private_hosts)
-    effort = {"effort": args.probe, "shortlist": args.rerank, "exactly": args.exact}
+    index, questions = opened(args), [Query(*pair) for pair in pairs]
+    embedder = index.find_embedder(given(args), args.device, args.precision)
+    known = None if args.risk is None else read_queries(args.calibrate, args.allow_private_hosts)
+    settings = {"probe": args.probe, "rerank": args.rerank, "exactly": args.exact}
     risk = (known, args.risk or 0.0, 1 - args.confidence)
-    replies, means, threshold = ask(index, questions, embedder, args.top, wider, *risk, **effort)
+    replies, means, threshold = ask(index, questions, embedder, args.top, wider, *risk, **settings)
     if threshold is not None:
         print(threshold, file=sys.stderr)
     for question, answers, own in zip(questions, replies, means):
@@ -233,6 +222,5 @@ COMMANDS = {
         "finish": finish_index,
         "delete": delete_keys,
         "query": query,
-        "convert": convert_index,
     }
 }

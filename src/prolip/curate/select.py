@@ -1,5 +1,5 @@
-"""Which samples are kept, and why others are not: rules, a share to keep, copies; near-duplicates, among millions of
-images by their signatures: 32 bytes a sample, no embedding kept.
+"""Select the samples to keep: rules, a share, copies, and near-duplicates among millions of images by signatures of 32
+bytes each.
 """
 
 from __future__ import annotations
@@ -16,22 +16,10 @@ import faiss
 import numpy as np
 import pyarrow as pa
 
-from prolip.curate.columns import PLAIN
-from prolip.curate.expressions import Expression, Quantiles, Rule
+from prolip.curate import tables
+from prolip.curate.rules import PLAIN, Expression, Quantiles, Rule
 from prolip.curate.sources import GONE, change_of
-from prolip.curate.tables import (
-    BITS,
-    SIGNATURE,
-    Table,
-    digest,
-    figures_of,
-    read_table,
-    read_words,
-    tables_of,
-    whole_column,
-    write_table,
-    write_words,
-)
+from prolip.curate.tables import BITS, SIGNATURE, Table, read_table, whole_column
 from prolip.data.captions import stable_hash
 from prolip.data.reading.remote import ReadPolicy
 from prolip.data.reading.stream import is_local
@@ -39,16 +27,13 @@ from prolip.measures.chance import PAIRS, OwnFirst
 from prolip.utils.console import plain
 from prolip.utils.outputs import replacing, replacing_folder
 
-SELECTION = "selection"
-SUMMARY = "selection.json"
+SELECTION, SUMMARY = "selection", "selection.json"
 #: Names in the folder of a selection.
 OURS = r"\d+\.parquet|selection\.json"
 AGAIN = "run `prolip curate select` again"
-#: Reasons that are no rules: it could not be read; it repeats a better one; it is not in the share that is kept; the
-#: draw of its copies gave none.
-UNUSABLE, DUPLICATE, RANK, COPIES = "unusable", "duplicate", "rank", "copies"
-OWN = (UNUSABLE, DUPLICATE, RANK, COPIES)
-#: What the page calls the others; a rule of this name would be mixed up with them.
+#: Reasons that are no rules: unreadable, repeats a better sample, not in the kept share, no copy drawn.
+OWN = (UNUSABLE, DUPLICATE, RANK, COPIES) = ("unusable", "duplicate", "rank", "copies")
+#: The page's name for the other samples, so no rule may have it.
 KEPT = "kept"
 #: Reasons are the bits of one number.
 MOST_COPIES, MOST_RULES = 10, 64 - len(OWN)
@@ -58,8 +43,8 @@ FLAT, CELL, PROBES, BLOCK = 100_000, 500, 16, 4096
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """What is kept. rules: what is dropped; keep: the share of all samples that stays at most, the best `by`; copies:
-    how often a sample is written on average, 0 to 10; duplicates: the cosine from which images count as one.
+    """What to keep. rules: drop samples; keep: the largest share of all samples to keep, the best `by`; copies: how
+    often a sample is written on average, 0 to 10; duplicates: the cosine from which images count as one.
     """
 
     rules: Sequence[Rule] = ()
@@ -82,7 +67,7 @@ class Choice:
 
     @property
     def bits(self) -> dict[str, np.uint64]:
-        """Every reason, the lowest first -> its bit in the column `reasons`."""
+        """Reason -> its bit in the column `reasons`, the lowest first."""
         names = (*OWN, *(rule.name for rule in self.rules))
         return {name: np.uint64(1 << place) for place, name in enumerate(names)}
 
@@ -92,31 +77,26 @@ class Choice:
         return [rule.drop for rule in self.rules] + [x for x in (self.by, self.copies) if x is not None]
 
     def words(self) -> dict[str, Any]:
-        """What it says, JSON-able."""
-        return {
-            "drop": {rule.name: rule.drop.text for rule in self.rules},
-            "keep": self.keep,
-            "by": self.by and self.by.text,
-            "copies": self.copies and self.copies.text,
-            "duplicates": self.duplicates,
-        }
+        """The choice as JSON values."""
+        drop = {rule.name: rule.drop.text for rule in self.rules}
+        by, copies = self.by and self.by.text, self.copies and self.copies.text
+        return {"drop": drop, "keep": self.keep, "by": by, "copies": copies, "duplicates": self.duplicates}
 
 
 def select(folder: Path, choice: Choice, yes: bool = False) -> dict[str, Any]:
-    """Decide on every sample that has scores below `folder`; commit the tables and their summary, and return this.
+    """Decide on all samples scored in `folder`, write the tables of the selection, and return its summary.
 
-    Figures of all samples are held for one column at a time: some 8 bytes a sample, 32 more for duplicates.
-    ValueError for a column that is not there, for scores whose shard has changed and, unless `yes`, for what
-    `check_noise` refuses.
+    Holds one column of all samples at a time: about 8 bytes a sample, 32 more for duplicates. ValueError for a missing
+    column, for scores whose shard has changed and, unless `yes`, for noise (`check_noise`).
     """
     target = folder / SELECTION
     if target.exists() and (others := [x.name for x in target.iterdir() if not re.fullmatch(OURS, x.name)]):
         raise ValueError(f"{target} holds {plain(others[0])}, which is no selection's: move it to another place")
-    manifest, paths = tables_of(folder)
-    mark, bits = digest(manifest), choice.bits
+    manifest, paths = tables.tables_of(folder)
+    mark, bits = tables.digest(manifest), choice.bits
     notes = [check_scores(path, mark, manifest["columns"]) for path in paths]
     for expression in choice.expressions:
-        expression.check_columns(figures_of(manifest["columns"]))
+        expression.check_columns(tables.signals_of(manifest["columns"]))
     quantiles = {
         (name, share): quantile(whole_column(paths, name), share)
         for name, share in sorted(set().union(*(x.quantiles for x in choice.expressions)))
@@ -140,7 +120,7 @@ def select(folder: Path, choice: Choice, yes: bool = False) -> dict[str, Any]:
         "kept": int((copies > 0).sum()),
         "written": int(copies.sum()),
         "by_shard": [int(copies[start:end].sum()) for start, end in zip(starts, starts[1:])],
-        "content": digest({"content": [note["content"] for note in notes]}),
+        "content": tables.digest({"content": [note["content"] for note in notes]}),
         "quantiles": {f"{name} at {share:g}": value for (name, share), value in quantiles.items()},
         "listed": [name for name, bit in bits.items() if name not in OWN or (reasons & bit).any()],
         "dropped": {name: int((reasons & bit > 0).sum()) for name, bit in bits.items()},
@@ -151,18 +131,15 @@ def select(folder: Path, choice: Choice, yes: bool = False) -> dict[str, Any]:
     }
     with replacing_folder(target) as new:
         for path, note, start, end in zip(paths, notes, starts, starts[1:]):
-            columns = {
-                "row": np.arange(end - start, dtype=np.int32),
-                "copies": copies[start:end],
-                "reasons": reasons[start:end],
-            }
-            write_table(new / path.name, pa.table(columns), note | {"choice": choice.words()})
-        write_words(new / SUMMARY, summary)
+            columns = {"row": np.arange(end - start, dtype=np.int32)}
+            columns |= {"copies": copies[start:end], "reasons": reasons[start:end]}
+            tables.write_table(new / path.name, pa.table(columns), note | {"choice": choice.words()})
+        tables.write_words(new / SUMMARY, summary)
     return summary
 
 
 def own_first(paths: Sequence[Path]) -> OwnFirst | None:
-    """Of the first PAIRS samples of the shard with most of them; None where it has none, as in an earlier version."""
+    """How often a model finds the own caption first, in PAIRS samples of the largest shard; None in old tables."""
     path = max(paths, key=lambda path: read_table(path).note["usable"])
     if "own_first" not in read_table(path).kinds:
         return None
@@ -172,7 +149,7 @@ def own_first(paths: Sequence[Path]) -> OwnFirst | None:
 
 
 def check_noise(choice: Choice, reasons: np.ndarray, warning: str) -> None:
-    """ValueError where scores drop anything despite a warning, or rules and duplicates more than half."""
+    """ValueError if scores drop anything despite a warning, or rules and duplicates more than half."""
     ways = {RANK: choice.by, COPIES: choice.copies, **{rule.name: rule.drop for rule in choice.rules}}
     noisy = [
         name
@@ -181,19 +158,15 @@ def check_noise(choice: Choice, reasons: np.ndarray, warning: str) -> None:
     ]
     if noisy and warning:
         raise ValueError(f"{warning}. Leave out {', '.join(noisy)}, or give --yes")
-    noisy += [DUPLICATE] * bool((reasons & choice.bits[DUPLICATE]).any())  # a model may see one image in all
+    noisy += [DUPLICATE] * bool((reasons & choice.bits[DUPLICATE]).any())  # a model may take all images for one
     bits = np.uint64(sum(int(choice.bits[name]) for name in noisy if name not in (RANK, COPIES)))
     if 2 * (dropped := np.count_nonzero(reasons & bits)) > len(reasons):
-        raise ValueError(
-            f"rules on scores drop {dropped:,} of {len(reasons):,} samples, more than half: change"
-            f" {', '.join(noisy)}, or give --yes"
-        )
+        share = f"{dropped:,} of {len(reasons):,} samples, more than half"
+        raise ValueError(f"rules on scores drop {share}: change {', '.join(noisy)}, or give --yes")
 
 
 def check_scores(path: Path, mark: str, columns: dict[str, str]) -> dict[str, Any]:
-    """The note of a table of scores. ValueError where it is not of the manifest with this checksum and these columns,
-    or its shard is gone or another now, as far as a local file tells without being read.
-    """
+    """The note of a table of scores. ValueError if it is of another manifest, or its local shard is gone or changed."""
     table, again = read_table(path), "run `prolip curate score` again"
     if table.note.get("scores") != mark or table.kinds != columns:
         raise ValueError(f"{path} is of an earlier version or of other scores: delete it, and {again}")
@@ -205,34 +178,33 @@ def check_scores(path: Path, mark: str, columns: dict[str, str]) -> dict[str, An
 
 
 def selection_of(folder: Path) -> tuple[dict[str, Any], list[Path]]:
-    """The summary of the selection below `folder`, and its tables of scores. ValueError where there is none, or where
-    what it was made of is not what is there now.
-    """
+    """The summary of the selection in `folder`, and its tables of scores. ValueError if they do not belong together."""
     try:
-        summary = read_words(folder / SELECTION / SUMMARY, AGAIN)
+        summary = tables.read_words(folder / SELECTION / SUMMARY, AGAIN)
     except FileNotFoundError:
         raise ValueError(f"{folder} has no {SELECTION}/{SUMMARY}: run `prolip curate select` first") from None
-    _, paths = tables_of(folder)
+    _, paths = tables.tables_of(folder)
     for path in paths:
         chosen(folder, path, summary)
     return summary, paths
 
 
 def chosen(folder: Path, path: Path, summary: dict[str, Any], names: Sequence[str] = ()) -> tuple[Table, Table]:
-    """A table of scores with some columns, and with `copies` and `reasons` what was chosen of it, without `names`
-    the notes alone. ValueError where the two do not belong together, or not to the summary.
+    """A table of scores with some columns, and its table of the selection; without names only their notes.
+
+    ValueError if one belongs to other scores or to another selection.
     """
     scores, place = read_table(path, names), folder / SELECTION / path.name
     table = read_table(place, ["copies", "reasons"] if names else ())
     if table.note.get("choice") != summary["choice"]:
-        raise ValueError(f"{place} is of another selection than {SUMMARY} beside it: {AGAIN}")
+        raise ValueError(f"{place} is of another selection than {SUMMARY} next to it: {AGAIN}")
     if any(table.note.get(name) != scores.note.get(name) for name in ("scores", "content")):
         raise ValueError(f"{place} was made of other scores than {path} has now: {AGAIN}")
     return scores, table
 
 
 def quantile(values: np.ndarray, share: float) -> float:
-    """Of the values that are there; NaN where none is, which no comparison is true of."""
+    """A quantile without NaN; NaN of no values, so that every comparison with it is false."""
     values = values[~np.isnan(values)]
     return float(np.quantile(values, share)) if len(values) else float("nan")
 
@@ -253,24 +225,27 @@ def decide(paths: Sequence[Path], choice: Choice, quantiles: Quantiles) -> np.nd
         quality = whole_column(paths, "cosine") if value is None else value
         repeated = duplicates_of(read_signatures(paths), quality, reasons == 0, radius_of(choice.duplicates))
         reasons[repeated >= 0] |= bits[DUPLICATE]
-    room = int(choice.keep * len(reasons))
-    rows = np.flatnonzero(reasons == 0)
+    room, rows = int(choice.keep * len(reasons)), np.flatnonzero(reasons == 0)
     if value is not None and len(rows) > room:
-        order = np.lexsort((rows, -np.nan_to_num(value[rows], nan=-np.inf)))
-        reasons[rows[order[room:]]] |= bits[RANK]
+        reasons[best_first(value, rows)[room:]] |= bits[RANK]
     return reasons
 
 
+def best_first(value: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """Rows by falling value, NaN last, ties by row."""
+    return rows[np.lexsort((rows, -np.nan_to_num(value[rows], nan=-np.inf)))]
+
+
 def values(paths: Sequence[Path], expression: Expression, quantiles: Quantiles) -> np.ndarray:
-    """A formula's value of every sample, (N,) float64."""
+    """The value of a formula for every sample, (N,) float64."""
     names = sorted({"row", *expression.columns})
-    tables = (read_table(path, names).columns for path in paths)
-    return np.concatenate([np.asarray(expression(columns, quantiles), np.float64) for columns in tables])
+    columns = (read_table(path, names).columns for path in paths)
+    return np.concatenate([np.asarray(expression(own, quantiles), np.float64) for own in columns])
 
 
 def drawn_copies(paths: Sequence[Path], expression: Expression, quantiles: Quantiles) -> np.ndarray:
-    """How often each sample is written, (N,) uint8: w of the formula as floor(w), and one more with the probability of
-    the rest, drawn by the sample's key and the number of its shard.
+    """How often each sample is written, (N,) uint8: floor(w) of the formula, plus one with the remaining probability,
+    drawn by the sample's key and the number of its shard.
     """
     mean = np.clip(np.nan_to_num(values(paths, expression, quantiles)), 0, MOST_COPIES)
     keys = ((path.stem, key) for path in paths for key in read_table(path, ["key"]).columns["key"])
@@ -279,10 +254,9 @@ def drawn_copies(paths: Sequence[Path], expression: Expression, quantiles: Quant
 
 
 def write_subset(folder: Path, place: Path) -> int:
-    """The kept samples as a subset file of DataComp's filtering track; returns how many.
+    """Write the kept samples as a subset file of DataComp's filtering track; returns how many.
 
-    An array of two 64-bit numbers a sample, its uid's 32 hexadecimal digits, sorted, as the track's resharder reads it.
-    ValueError where samples have no such uid.
+    A sorted array of two 64-bit numbers a sample: the 32 hexadecimal digits of its uid. ValueError without such uids.
     """
     halves = []
     summary, paths = selection_of(folder)
@@ -303,15 +277,16 @@ def write_subset(folder: Path, place: Path) -> int:
     return len(uids)
 
 
+# --- duplicates -------------------------------------------------------------------------------------------------------
 def radius_of(cosine: float) -> int:
-    """Bits by which signatures at this cosine differ on average, arccos(c) / pi of BITS."""
+    """The bits by which signatures at this cosine differ on average, arccos(c) / pi of BITS."""
     if not 0 < cosine <= 1:
         raise ValueError(f"--duplicates {cosine}: give the cosine from which images count as one, such as 0.97")
     return math.floor(BITS * math.acos(cosine) / math.pi)
 
 
 def read_signatures(paths: Sequence[Path]) -> np.ndarray:
-    """Of all samples, (N, BITS / 8) uint8; zeros for those that have none."""
+    """The signatures of all samples, (N, BITS / 8) uint8; zeros for missing ones."""
     parts = []
     for path in paths:
         column = read_table(path, [SIGNATURE]).columns[SIGNATURE]
@@ -320,17 +295,16 @@ def read_signatures(paths: Sequence[Path]) -> np.ndarray:
 
 
 def duplicates_of(signatures: np.ndarray, quality: np.ndarray, usable: np.ndarray, radius: int) -> np.ndarray:
-    """The sample that each one repeats, -1 for what stays, (N,) int64.
+    """The sample that each one repeats, -1 for kept ones, (N,) int64: a sample near a kept one is its duplicate.
 
-    The best first: whatever is within `radius` bits of one that stays repeats it. quality: (N,), larger is better, ties
-    by place; usable: (N,) booleans, others repeat nothing and are repeated by nothing. Exact for up to FLAT different
-    signatures; of more, those in PROBES cells are looked at.
+    The best by quality (N,) come first. usable: (N,) booleans; others neither repeat nor are repeated. Exact for up to
+    FLAT different signatures; with more, PROBES cells are searched.
     """
     repeats = np.full(len(signatures), -1)
     rows = np.flatnonzero(usable)
     if not len(rows):
         return repeats
-    rows = rows[np.lexsort((rows, -np.nan_to_num(quality[rows], nan=-np.inf)))]  # best first
+    rows = best_first(quality, rows)
     different, first, group = np.unique(signatures[rows], axis=0, return_index=True, return_inverse=True)
     near, stands_for = neighbours(different, radius), np.arange(len(different))
     for one in np.argsort(first):
@@ -343,7 +317,7 @@ def duplicates_of(signatures: np.ndarray, quality: np.ndarray, usable: np.ndarra
 
 
 def neighbours(different: np.ndarray, radius: int) -> dict[int, np.ndarray]:
-    """Signature -> the others within `radius` bits, of those that have any."""
+    """Signature -> the others within `radius` bits, if any."""
     flat = faiss.IndexBinaryFlat(BITS)
     index: Any = flat
     if len(different) > FLAT:

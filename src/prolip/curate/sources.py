@@ -1,4 +1,4 @@
-"""What tells a shard, and a sample of it, from what it was when it was scored."""
+"""The shards and other sources that are scored, and what tells whether one has changed since."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ GONE, CHANGED = "is gone", "has changed"
 
 
 class SourceReader(ShardReader):
-    """A `ShardReader` that reads a table, folder of images or published set, too, as one shard of all its images."""
+    """A `ShardReader` that also reads a table, folder of images or published set, as one shard of all its images."""
 
     def __call__(self, url: str, on_fault: Note | None = None) -> Iterator[Raw]:
         source = table_of(url)
@@ -30,13 +30,13 @@ class SourceReader(ShardReader):
 
 
 def table_of(url: str) -> NamedSource | None:
-    """The table, folder of images or published set that a shard's address is, None for a shard."""
+    """The table, folder of images or published set of an address, None for a shard."""
     kind, _, address = url.partition(":")
     return NamedSource(kind, address) if kind in ROWS else None
 
 
 def urls_of(data: str) -> list[str]:
-    """The addresses of what is scored, a table, folder or published set being one. ValueError for other kinds."""
+    """The addresses of the shards to score, one of a table, folder or published set. ValueError for other kinds."""
     kind, address = parse_source(data, "--data", (*ROWS, "shards"))
     if kind == "shards":
         return [shard.url for shard in expand_shards(address)]
@@ -44,13 +44,14 @@ def urls_of(data: str) -> list[str]:
 
 
 def name_of(url: str) -> str:
-    """What tables of scores call a shard."""
+    """The name of a shard in the tables, without secrets."""
     return url if table_of(url) else canonical(url)
 
 
 def source_of(url: str, policy: ReadPolicy) -> Identity | None:
-    """Size, version and time of change of a shard as its file system or store tells them, at the cost of one opening;
-    None where it does not answer, as a folder. Of a published set those of its first file.
+    """Size, version and time of change of a shard, or of the first file of a published set, by opening it once.
+
+    None if it does not answer, as a folder.
     """
     kind, address = table_of(url) or ("shards", url)
     try:
@@ -61,7 +62,7 @@ def source_of(url: str, policy: ReadPolicy) -> Identity | None:
 
 
 def change_of(url: str, was: list | None, policy: ReadPolicy) -> str:
-    """What happened to a shard since its source was this: GONE, CHANGED or nothing that can be told without reading."""
+    """GONE, CHANGED, or "" if a shard's source looks unchanged without reading it."""
     now = source_of(url, policy)
     if was is None or now is None:
         return "" if was is None else GONE
@@ -69,13 +70,13 @@ def change_of(url: str, was: list | None, policy: ReadPolicy) -> str:
 
 
 def reader_of(data: str | None = None, allow_private_hosts: bool = False) -> ShardReader:
-    """A reader of shards whose addresses stand in tables. data: the shards again, where these are without secrets."""
+    """A reader of the shards that tables name. data: the shards again, if their addresses have secrets."""
     addresses = {name_of(url): url for url in (urls_of(data) if data else ())}
     return SourceReader(ReadPolicy(public_only=not allow_private_hosts), addresses=addresses)
 
 
 def content_of(raw: Raw) -> bytes:
-    """16 bytes that change with any member of a sample as it was read, or its name."""
+    """16 bytes that change with the name or the bytes of any member of a sample."""
     sums = hashlib.blake2b(digest_size=16)
     for suffix in sorted(suffixes_of(raw)):
         sums.update(f"{len(suffix)} {suffix} {len(raw[suffix])} ".encode() + raw[suffix])

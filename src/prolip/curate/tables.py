@@ -1,38 +1,39 @@
-"""What is written of samples: a Parquet file for each shard, read back in bounded memory, and a manifest of them."""
+"""Tables of samples, a Parquet file per shard with a manifest, and how processes share the work of making files."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+import os
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from tqdm import tqdm
 
-from prolip.utils.documents import loads
+from prolip.utils.documents import loads, shown
+from prolip.utils.outputs import lock, replacing
 
 SCORES, MANIFEST = "scores", "manifest.json"
-#: Columns that every table of scores has; figures stand beside them.
-PLACE = {
-    "row": pa.int32(),
-    "key": pa.string(),
-    "uid": pa.string(),
-    "caption": pa.string(),
-    "fault": pa.string(),
-    "content": pa.binary(16),
-}
+#: Columns of every table of scores, before its signals.
+PLACE = {name: pa.string() for name in ("key", "uid", "caption", "fault")}
+PLACE = {"row": pa.int32(), **PLACE, "content": pa.binary(16)}
 SIZE = {"width": pa.int32(), "height": pa.int32()}
-#: Of an image, in BITS; the angle between two means is about pi times the share in which theirs differ.
+#: BITS of an image; the angle between two means is about pi times the share of differing bits.
 SIGNATURE, BITS = "signature", 256
-NOTE = b"prolip"
-SUM = "sha256"
+NOTE, SUM = b"prolip", "sha256"
+T = TypeVar("T")
+Stamp = tuple[int, int] | None
 
 
 class Table(NamedTuple):
-    """A table as far as it was read. kinds: all columns with the names of their types."""
+    """A table as far as it was read. kinds: every column -> the name of its type."""
 
     note: dict[str, Any]
     kinds: dict[str, str]
@@ -40,7 +41,7 @@ class Table(NamedTuple):
 
 
 def table_path(folder: Path, number: int) -> Path:
-    """Where what belongs to shard `number` is."""
+    """The table of shard `number`."""
     return folder / f"{number:06d}.parquet"
 
 
@@ -52,8 +53,8 @@ def write_table(path: Path, table: pa.Table, note: Mapping[str, Any]) -> None:
 
 
 def read_table(path: Path, names: Sequence[str] = ()) -> Table:
-    """A table with some of its columns: floats and whole numbers as float64, NaN where there is none; those without a
-    sign, which count or hold bits, as they are; others as objects. ValueError for a file that is damaged or not ours.
+    """Read some columns of a table: floats and signed integers as float64 with NaN for missing values, unsigned ones
+    (counts and bits) unchanged, others as objects. ValueError for a damaged or foreign file.
     """
     try:
         with path.open("rb") as file:
@@ -78,7 +79,7 @@ def _values(column: pa.ChunkedArray) -> np.ndarray:
     return column.to_numpy(zero_copy_only=False)
 
 
-def figures_of(kinds: Mapping[str, str]) -> list[str]:
+def signals_of(kinds: Mapping[str, str]) -> list[str]:
     """The columns that hold numbers of samples, in order."""
     return [name for name in kinds if name not in PLACE and name != SIGNATURE]
 
@@ -89,7 +90,7 @@ def whole_column(paths: Sequence[Path], name: str) -> np.ndarray:
 
 
 def digest(words: Mapping[str, Any]) -> str:
-    """SHA-256 of what a JSON file says."""
+    """SHA-256 of JSON values."""
     return hashlib.sha256(json.dumps(words, sort_keys=True).encode()).hexdigest()
 
 
@@ -99,7 +100,7 @@ def write_words(path: Path, words: Mapping[str, Any]) -> None:
 
 
 def read_words(path: Path, remedy: str) -> dict[str, Any]:
-    """What `write_words` wrote. ValueError where it is damaged, with the remedy; FileNotFoundError."""
+    """Read what `write_words` wrote. ValueError with the remedy if it is damaged; FileNotFoundError."""
     try:
         words = loads(path.read_bytes())
         if words.pop(SUM) == digest(words):
@@ -110,7 +111,7 @@ def read_words(path: Path, remedy: str) -> dict[str, Any]:
 
 
 def manifest_of(folder: Path) -> dict[str, Any]:
-    """What the scores below `folder` are of: `Scorer.words`. ValueError where there are none, or those of before."""
+    """The manifest of the scores in `folder`: `Scorer.words`. ValueError if there is none."""
     path, again = folder / SCORES / MANIFEST, "`prolip curate score`"
     try:
         return read_words(path, f"delete it, and run {again} again")
@@ -121,13 +122,71 @@ def manifest_of(folder: Path) -> dict[str, Any]:
 
 
 def tables_of(folder: Path) -> tuple[dict[str, Any], list[Path]]:
-    """The manifest, and the scores of all shards, in order. ValueError where one is missing: its number says which."""
+    """The manifest, and the scores of all shards in order. ValueError with the number of a missing one."""
     manifest = manifest_of(folder)
-    shards = len(manifest["shards"])
-    paths = [table_path(folder / SCORES, number) for number in range(shards)]
+    paths = [table_path(folder / SCORES, number) for number in range(len(manifest["shards"]))]
     if missing := [number for number, path in enumerate(paths) if not path.exists()]:
         raise ValueError(
-            f"{len(missing)} of {shards} shards have no scores yet, number {missing[0]} for one: go on"
-            " with `prolip curate score`, in all of its parts"
+            f"{len(missing)} of {len(paths)} shards have no scores yet, such as number {missing[0]}: run"
+            " `prolip curate score` again, in all of its parts"
         )
     return manifest, paths
+
+
+# --- sharing work -----------------------------------------------------------------------------------------------------
+def stamp(path: Path) -> Stamp:
+    """A value that changes when a file is replaced; None for no file."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_ino, found.st_mtime_ns
+
+
+@contextmanager
+def claimed(path: Path, seen: Stamp) -> Iterator[bool]:
+    """Whether this process may make a file: no other holds it, and its `stamp` is still `seen`.
+
+    The claim is a lock next to the file, which ends with its process. A file system without locks lets everyone pass.
+    """
+    place = path.with_name(f".{path.name}.lock")
+    held = lock(place)
+    # its former holder may have deleted it after we opened it and before we locked it: another may hold the next one
+    mine = held is not None and os.fstat(held.fileno()).st_nlink > 0
+    try:
+        yield mine and stamp(path) == seen
+    finally:
+        if mine:
+            place.unlink(missing_ok=True)
+        if held is not None:
+            held.close()
+
+
+def made(missing: Mapping[int, Stamp], path: Callable[[int], Path], make: Callable[[int], T]) -> Iterator[T]:
+    """Make the missing files that no other process makes; yield the results of `make`.
+
+    missing: number -> `stamp` of its file, `path(number)`, when it was found missing. Each process begins at a random
+    number, so that processes seldom meet, even on a file system without locks.
+    """
+    numbers, start = [*missing], random.randrange(len(missing) or 1)
+    for number in tqdm(numbers[start:] + numbers[:start], unit="shard", disable=None):
+        with claimed(path(number), missing[number]) as mine:
+            found = [make(number)] if mine else []
+        yield from found
+
+
+def agree(path: Path, words: dict[str, Any], remedy: str) -> None:
+    """Write words to a file unless another process did. ValueError naming a difference; remedy: what to do about it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    while not path.exists():
+        with claimed(path, None) as mine:
+            if mine:
+                with replacing(path) as temporary:
+                    write_words(temporary, words)
+            else:
+                time.sleep(0.02)
+    found, wanted = read_words(path, remedy), json.loads(json.dumps(words))
+    for name in {**wanted, **found}:
+        if found.get(name) != wanted.get(name):
+            differ = f"was made with {name} {shown(found.get(name))}, this is {shown(wanted.get(name))}"
+            raise ValueError(f"{path} {differ}: {remedy}")

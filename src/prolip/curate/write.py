@@ -1,4 +1,4 @@
-"""The kept samples as new shards, byte for byte the same whoever writes them and however often that was broken off."""
+"""Write the kept samples as new shards: the same bytes for any number of writers and interruptions."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from prolip.curate.claims import agree, made
 from prolip.curate.select import chosen, selection_of
 from prolip.curate.sources import content_of
-from prolip.curate.tables import SCORES
+from prolip.curate.tables import SCORES, agree, made
 from prolip.data.faults import ShardFault
 from prolip.data.reading.shard_index import INDEX_NAME, ShardIndex, canonical, index_shards, write_index
 from prolip.data.reading.tar import ShardReader
@@ -32,24 +31,19 @@ class Plan:
         self.folder, self.samples, self.read = folder, samples, read
         self.summary, self.tables = selection_of(folder)
         self.ends = np.cumsum(self.summary["by_shard"])
-
-    @property
-    def count(self) -> int:
-        """New shards."""
-        return -(-self.summary["written"] // self.samples)
+        self.count = -(-self.summary["written"] // samples)
 
     def words(self) -> dict[str, Any]:
-        """What new shards depend on."""
-        return {name: self.summary[name] for name in ("choice", "written", "by_shard", "content")} | {
-            "samples": self.samples
-        }
+        """The values that the new shards depend on."""
+        names = ("choice", "written", "by_shard", "content")
+        return {name: self.summary[name] for name in names} | {"samples": self.samples}
 
     def path(self, out: Path, number: int) -> Path:
-        """Where new shard `number` is."""
+        """The new shard `number`."""
         return out / f"{number:06d}.tar"
 
     def samples_of(self, number: int) -> Iterator[Raw]:
-        """The samples of new shard `number`. Raises ShardFault where an old one no longer has what it had."""
+        """The samples of new shard `number`. ShardFault if an old shard has changed."""
         first, last = number * self.samples, min((number + 1) * self.samples, self.summary["written"])
         for place in range(int(np.searchsorted(self.ends, first, side="right")), len(self.tables)):
             start = int(self.ends[place]) - self.summary["by_shard"][place]
@@ -59,7 +53,7 @@ class Plan:
             yield from islice(kept, max(first - start, 0), last - start)
 
     def _copies(self, path: Path, left: int) -> Iterator[Raw]:
-        """The `left` that are kept of one old shard; each sample is compared with the one that was scored."""
+        """The `left` kept samples of an old shard, each compared with the one that was scored."""
         scores, selected = chosen(self.folder, path, self.summary, ["key", "content"])
         url, copies = scores.note["shard"], selected.columns["copies"].astype(int)
         if not left:
@@ -79,14 +73,13 @@ class Plan:
 
 
 def write_shard(plan: Plan, out: Path, number: int) -> int:
-    """Write a new shard, whole or not at all; how many samples it has.
+    """Write a new shard, whole or not at all; returns its number of samples.
 
-    A key that is in it already, as keys of two old shards may be the same, gets a number behind it.
+    The second of two equal keys, which may come from two old shards, gets a number after it.
     """
-    path = plan.path(out, number)
     seen: set[str] = set()
     # PAX headers alone hold names of any length, and are those of plain tar for all others
-    with replacing(path) as temporary, tarfile.open(temporary, "w", format=tarfile.PAX_FORMAT) as tar:
+    with replacing(plan.path(out, number)) as temporary, tarfile.open(temporary, "w", format=tarfile.PAX_FORMAT) as tar:
         for raw in plan.samples_of(number):
             key, place = raw["__key__"], len(seen)
             while key in seen:
@@ -100,9 +93,9 @@ def write_shard(plan: Plan, out: Path, number: int) -> int:
 
 
 def write_shards(plan: Plan, out: Path, part: tuple[int, int] = (0, 1), processes: int = 0) -> tuple[list[int], int]:
-    """Write the new shards of part (I, N) that no other process writes, and the index where they are the last.
+    """Write the new shards of part (I, N) that no other process writes, and the index after the last.
 
-    processes: that index. Returns the samples of each shard that was written, and how many shards are still missing.
+    processes: that index. Returns the samples of each shard written, and how many shards are still missing.
     """
     begin(plan, out)
     missing = {number: None for number in range(part[0], plan.count, part[1]) if not plan.path(out, number).exists()}
@@ -111,25 +104,21 @@ def write_shards(plan: Plan, out: Path, part: tuple[int, int] = (0, 1), processe
 
 
 def begin(plan: Plan, out: Path) -> None:
-    """Make the folder, or take it up where an earlier run left it. ValueError where that wrote another selection."""
+    """Make the folder, or resume an earlier run in it. ValueError if it holds another selection."""
     if (out / SCORES).is_dir():
         raise ValueError(f"{out} holds tables of scores: give a folder for shards alone, such as --output {out}/kept")
     others = [*out.glob("[!.]*.tar"), *out.glob(INDEX_NAME)]
-    if others and not (out / PLAN).exists():  # looked for after the others, which come behind it
+    if others and not (out / PLAN).exists():  # looked for after the shards, which are written after it
         raise ValueError(f"{out} holds shards of others, {others[0].name} for one: give an empty --output")
     agree(out / PLAN, plan.words(), f"{out} holds shards of another selection: give another --output, or delete it")
 
 
 def finish(plan: Plan, out: Path, processes: int) -> int:
-    """Write the index once all new shards are there; how many are still missing."""
+    """Write the index once all new shards exist; returns how many are missing."""
     paths = [plan.path(out, number) for number in range(plan.count)]
     missing = sum(not path.exists() for path in paths)
     if not missing and not (out / INDEX_NAME).exists():
-        urls = [str(path) for path in paths]
-        entries = {
-            canonical(found.url): found.entry
-            for found in index_shards(urls, plan.read.policy, processes)
-            if found.entry is not None
-        }
+        found = index_shards([str(path) for path in paths], plan.read.policy, processes)
+        entries = {canonical(one.url): one.entry for one in found if one.entry is not None}
         write_index(ShardIndex.of(str(out / INDEX_NAME), entries))
     return missing

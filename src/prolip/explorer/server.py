@@ -1,7 +1,7 @@
-"""The page's server: its own machine alone by default, bounded requests, answers as JSON.
+"""The page's server: on this machine alone by default, with bounded requests and JSON answers.
 
-A page of another site can make a browser ask, and under a name that it makes point here (DNS rebinding) read what is
-answered. So a request must name a host that this server has, and what has a body must come from its own page.
+A page of another site can make a browser send requests, and read the answers under a name of its own that points here
+(DNS rebinding). So a request must name a host of this server, and a body must come from the server's own page.
 """
 
 from __future__ import annotations
@@ -26,25 +26,24 @@ from urllib.parse import unquote, urlsplit
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from prolip.explorer.app import App, Refused
-from prolip.explorer.crowd import Busy, Crowd
-from prolip.explorer.pictures import Gone
+from prolip.explorer.limits import Busy, Places
+from prolip.explorer.thumbnails import Gone
 from prolip.utils.documents import loads
 
-#: Bytes of a question, of a picture, and of a refused body that are read away, so that its sender hears why.
+#: Bytes of a question, of a picture, and of a refused body that are read, so that its sender gets the answer.
 JSON_BYTES, PICTURE_BYTES, DRAINED = 2**16, 2**24, 2**26
-#: Seconds that a connection may say nothing, that it may pause within the rest of a body nobody reads, and in which all
-#: of a request must be there and its answer be taken.
+#: Seconds that a connection may be silent, that it may pause within a refused body, and of a whole request and answer.
 SILENCE, LINGER, LONGEST = 30.0, 2.0, 120.0
-#: Connections and large pictures on their way at once, and seconds after which a slow one gives way to another.
+#: Connections, and large pictures in transfer, at once, and seconds after which a slow one yields to another.
 CONNECTIONS, SENDERS = (256, 1.0), (16, 2.0)
-#: Bytes that come without one of the places of SENDERS.
+#: Bytes of a body that need no place of SENDERS.
 SMALL = 2**18
-#: What the standard library passes over in the head of a request.
+#: Defects of a request's head that the standard library ignores.
 DEFECTS = (errors.FirstHeaderLineIsContinuationDefect, errors.MissingHeaderBodySeparatorDefect)
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 #: Files of the page.
 ASSETS = {"explorer.js": "text/javascript; charset=utf-8", "explorer.css": "text/css; charset=utf-8"}
-#: On every answer: nothing is guessed, framed, or told to others.
+#: Headers of every answer.
 ALWAYS = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
@@ -55,13 +54,13 @@ ALWAYS = {
 
 
 class Server(ThreadingHTTPServer):
-    """The explorer at a host and port; 0: any free port. hosts: names that requests may use for it."""
+    """The explorer at a host and port (0: any free one). hosts: its names in requests."""
 
     daemon_threads, allow_reuse_address, request_queue_size = True, True, 1024
 
     def __init__(self, app: App, host: str, port: int):
         self.app, self.hosts = app, names_of(host)
-        self.connections, self.senders = Crowd(*CONNECTIONS), Crowd(*SENDERS)
+        self.connections, self.senders = Places(*CONNECTIONS), Places(*SENDERS)
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         loader = PackageLoader("prolip.explorer", ".")
         environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined)
@@ -70,7 +69,7 @@ class Server(ThreadingHTTPServer):
         super().__init__((host, port), Handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Serve a connection as soon as there is a place; until then the system keeps those that come."""
+        """Serve a connection as soon as there is a place."""
         self.connections.enter(request, "connections")
         super().process_request(request, client_address)
 
@@ -80,49 +79,49 @@ class Server(ThreadingHTTPServer):
         self.connections.leave(request)
 
     def service_actions(self) -> None:
-        """Now and then: whoever is not done in time is not waited for."""
+        """End overdue connections, now and then."""
         self.connections.end(LONGEST)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A connection that breaks is nobody's news."""
+        """Report errors, but no broken connections."""
         if not isinstance(sys.exc_info()[1], OSError):
             super().handle_error(request, client_address)
 
     @property
     def url(self) -> str:
-        """Where the page is."""
+        """The address of the page."""
         host, port = str(self.server_address[0]), self.server_address[1]
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
         return f"http://{f'[{host}]' if ':' in host else host}:{port}/"
 
     def knows(self, name: str) -> bool:
-        """Whether a Host header's name is this server's. Open to others, any address is: rebinding needs a name."""
+        """Whether a Host header names this server; with --host any address does, as rebinding needs a name."""
         return name in self.hosts or (not self.is_private and is_address(name))
 
     @property
     def is_private(self) -> bool:
-        """Whether only this machine reaches it."""
+        """Whether only this machine can reach it."""
         return is_loopback(str(self.server_address[0]))
 
 
 class Handler(BaseHTTPRequestHandler):
-    """One request: checked, answered, in the words of `App`."""
+    """Checks and answers one request by the `App`."""
 
     protocol_version, server_version, sys_version, timeout = "HTTP/1.1", "prolip", "", SILENCE
     server: Server
-    #: Whether bytes may come that are no request: a body that nobody has read.
+    #: Whether a body may follow that nobody has read.
     unread = True
 
     def do_GET(self) -> None:
-        """The page, its files, thumbnails, and what needs no question."""
+        """Send the page, its files, thumbnails, and looks."""
         self._answer(self._get)
 
     def do_POST(self) -> None:
-        """Questions and pictures."""
+        """Answer questions and take pictures."""
         self._answer(self._post)
 
     def _answer(self, work: Callable[[str], None]) -> None:
-        """Do it; what goes wrong becomes an answer that says what."""
+        """Do the work, or answer with the error."""
         self.unread = "Transfer-Encoding" in self.headers or self.headers.get_all("Content-Length", ["0"]) != ["0"]
         self._mark(waits=False)
         try:
@@ -146,7 +145,7 @@ class Handler(BaseHTTPRequestHandler):
         self._end()
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """What the standard library refuses before it is asked for: as all else."""
+        """Refuse in JSON what the standard library refuses."""
         self._refuse(code, message or HTTPStatus(code).phrase)
         self._end()
 
@@ -183,9 +182,9 @@ class Handler(BaseHTTPRequestHandler):
         else:
             raise Refused(HTTPStatus.NOT_FOUND, "there is no such page")
 
-    # --- what a request must be --------------------------------------------------------------------------------------
+    # --- checks -------------------------------------------------------------------------------------------------------
     def _check_head(self) -> None:
-        if any(isinstance(defect, DEFECTS) for defect in self.headers.defects):  # a length may stand behind it
+        if any(isinstance(defect, DEFECTS) for defect in self.headers.defects):  # a length may follow
             self.unread = True
             raise Refused(HTTPStatus.BAD_REQUEST, "the head of this request holds a line that is no header")
         name = host_of(self.headers.get("Host", ""))
@@ -198,14 +197,13 @@ class Handler(BaseHTTPRequestHandler):
             raise Refused(HTTPStatus.FORBIDDEN, f"a page of {origin} may not ask")
 
     def _body(self, most: int, kind: str, what: str) -> bytes:
-        """The body, of the kind that a foreign page cannot send unasked; `Refused` for another, or a longer one."""
+        """Read the body, of a type that a foreign page cannot send unasked. `Refused` for others and longer ones."""
         length = ",".join(self.headers.get_all("Content-Length", []))
         if not length.isdecimal() or len(length) > 15 or "Transfer-Encoding" in self.headers:
             raise Refused(HTTPStatus.LENGTH_REQUIRED, f"{what} comes with its length")
         if int(length) > most:
-            raise Refused(
-                HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"{what} of {int(length):,} bytes: at most {most:,} are taken"
-            )
+            why = f"{what} of {int(length):,} bytes: at most {most:,} are taken"
+            raise Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, why)
         if self.headers.get_content_type() != kind:
             raise Refused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, f"{what} is sent as {kind}")
         data = self._read(min(int(length), SMALL))
@@ -224,11 +222,11 @@ class Handler(BaseHTTPRequestHandler):
         return data
 
     def _mark(self, waits: bool) -> None:
-        """Whether the other end keeps this one waiting."""
+        """Note whether the server waits for the other end."""
         for crowd in (self.server.connections, self.server.senders):
             crowd.mark(self.connection, waits)
 
-    # --- what it gets ------------------------------------------------------------------------------------------------
+    # --- answers ------------------------------------------------------------------------------------------------------
     def _page(self) -> None:
         nonce = secrets.token_urlsafe(16)
         policy = (
@@ -237,26 +235,25 @@ class Handler(BaseHTTPRequestHandler):
             " frame-ancestors 'none'"
         )
         text = self.server.page.render(nonce=nonce, title=self.server.app.title)
-        self._send(
-            text.encode(), "text/html; charset=utf-8", {"Content-Security-Policy": policy, "Cache-Control": "no-store"}
-        )
+        headers = {"Content-Security-Policy": policy, "Cache-Control": "no-store"}
+        self._send(text.encode(), "text/html; charset=utf-8", headers)
 
     def _json(self, values: Any, status: int = HTTPStatus.OK) -> None:
         data = json.dumps(values, ensure_ascii=False, allow_nan=False).encode("utf-8", "backslashreplace")
         self._send(data, "application/json; charset=utf-8", {"Cache-Control": "no-store"}, status)
 
     def _refuse(self, status: int, why: str) -> None:
-        """Say why, where anybody still listens."""
+        """Send the reason, if the other end still listens."""
         try:
             self._json({"error": why}, status)
         except OSError:
             self.close_connection = True
 
     def _end(self) -> None:
-        """End the connection where a body was not read, which would be taken for the next request.
+        """End a connection whose body was not read, which would be taken for the next request.
 
-        What still comes is read away until the sender closes too, up to a bound: closed on it earlier, it would lose
-        the answer. Whether anything comes is not known: a body may be sent in chunks, without its length.
+        Read what still comes, up to a bound, until the sender closes: closed earlier, it would lose the answer. A body
+        in chunks comes without its length.
         """
         if self.unread:
             with suppress(OSError):
@@ -280,7 +277,7 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.write(data)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Requests, and connections that end, are nobody's news."""
+        """Log no requests."""
 
 
 def host_of(header: str) -> str:
@@ -292,7 +289,7 @@ def host_of(header: str) -> str:
 
 
 def names_of(host: str) -> frozenset[str]:
-    """What a server of this address may be called: this machine's own names, and the one it was given."""
+    """The names of a server at this address: it, the loopback's, and unless private this machine's."""
     own = () if is_loopback(host) else (socket.gethostname().lower(), socket.getfqdn().lower())
     return frozenset({*LOOPBACK, host.lower(), *own})
 
@@ -307,26 +304,24 @@ def is_address(name: str) -> bool:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address is only this machine's."""
+    """Whether an address is reached from this machine only."""
     return host == "localhost" or (is_address(host) and ipaddress.ip_address(host).is_loopback)
 
 
 def make_server(app: App, host: str, port: int) -> Server:
-    """A server that is bound. ValueError naming the remedy where it cannot be."""
+    """Bind a server. ValueError with the remedy if that fails."""
     try:
         return Server(app, host, port)
     except (OSError, OverflowError) as error:
-        raise ValueError(
-            f"{host}:{port} cannot be served at ({error}): give another --port, or 0 for any that is free,"
-            " and with --host an address of this machine"
-        ) from error
+        remedy = "give another --port, or 0 for any free one, and with --host an address of this machine"
+        raise ValueError(f"cannot serve at {host}:{port} ({error}): {remedy}") from error
 
 
 def serve(server: Server) -> None:
-    """Answer until Ctrl-C or SIGTERM, then remove a temporary index."""
+    """Serve until Ctrl-C or SIGTERM, then delete a temporary index."""
     over = threading.Event()
     threading.Thread(target=warm_up, args=(server.app, over), daemon=True).start()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that a temporary index goes then, too
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # which deletes a temporary index, too
     with suppress(KeyboardInterrupt), server.app.opened.temporary or nullcontext(), server:
         try:
             server.serve_forever()
@@ -335,7 +330,7 @@ def serve(server: Server) -> None:
 
 
 def warm_up(app: App, over: threading.Event) -> None:
-    """Have what takes longest ready before it is asked for; once all is `over` its index is gone, and it may fail."""
+    """Compute what takes longest before it is needed; once `over`, the index is gone and it may fail."""
     try:
         app.warm_up()
     except Exception:

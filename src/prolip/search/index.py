@@ -1,4 +1,4 @@
-"""A gallery that is searched: built from parts, kept in a folder, extended, thinned out, and asked."""
+"""A search index: built from sources, kept in a folder, extended, thinned out and queried."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any
 
 import faiss
 import numpy as np
@@ -16,47 +17,43 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from prolip.embedder import ModelCard
+from prolip.data.faults import FaultCounter
+from prolip.embedder import Embedder, ModelCard
 from prolip.gaussian import Gaussian, check_embeddings, concatenate
 from prolip.losses import Factors
 from prolip.measures import MEASURES, pairwise_inclusion_test, pairwise_log_inclusion
-from prolip.measures.chance import OwnFirst, warn_once
+from prolip.measures.chance import OwnFirst, evenly, warn_once
 from prolip.methods import find_score, score_from_dict
-from prolip.scores import Score, Side, index_vectors
-from prolip.search import exact, indexes
-from prolip.search.exact import Found, make_buckets, nearest_by_elk, other_side
-from prolip.search.indexes import FLAT, HNSW, LEAST, PQ, Kind, lists_for
-from prolip.search.store import AGAIN, NAME, REMEDY, Item, Store
+from prolip.scores import Score, Side, Similarity, index_vectors
+from prolip.search import ann, exact, sources
+from prolip.search.ann import FLAT, HNSW, LEAST, PQ, IndexSpec
+from prolip.search.exact import TopK, other_side
+from prolip.search.query import Answer, Query, ask
+from prolip.search.sources import Rebuild
+from prolip.search.store import AGAIN, NAME, REMEDY, Item, Part, Store
 from prolip.utils.console import plain
+from prolip.utils.outputs import check_output
+from prolip.utils.secrecy import redacted
 
 log = logging.getLogger(__name__)
 
-#: Rows of a chunk, which is what a killed build loses at most.
+#: Rows of a commit: a killed build loses at most these.
 CHUNK = 4096
-#: Of a score that an index does not serve, candidates that are scored, at least; of `pq`, how many per answer.
+#: Candidates that a score outside the index ranks, at least; candidates of `pq` per answer.
 SHORTLIST, PER_ANSWER = 200, 10
-#: Seconds after which an approximate index that is being built is written, to go on from there.
+#: Seconds between two writes of an approximate index that is being built.
 SAVE = 600.0
 
 
-class Part(NamedTuple):
-    """Some of what a source holds. position: how much of it was read then, in its own count."""
-
-    items: list[Item]
-    z: Gaussian
-    position: int
-
-
 class SearchIndex:
-    """Gaussians in a folder, with an index of one score; `find`, `items` and `writing` are those of its store.
+    """Gaussians in a folder, with an index of one score. `find`, `items` and `writing` are those of its store.
 
-    score: what the answers are ranked by; coarse: itself where it factors, otherwise what the index serves, by which
-    the items are chosen that the score then ranks; kind: of the approximate index; side: what the gallery is of.
-    Queries are compared as the other side, whatever they are of.
+    score: ranks the answers; coarse: the score that the index serves, `score` if it factors, else csd, which chooses
+    the items that `score` ranks; kind: the type of index; side: of the gallery, queries are compared as the other.
     """
 
     def __init__(self, folder: str | os.PathLike, verify: bool = False):
-        """Open an index. verify: read all of it, and compare checksums. ValueError for one that is damaged."""
+        """Open an index. verify: read all files and compare checksums. ValueError for a damaged one."""
         self.store = Store(folder)
         if verify:
             self.store.verify()
@@ -65,7 +62,7 @@ class SearchIndex:
             self.score: Score = score_from_dict(values["score"])
             self.coarse: Score = score_from_dict(values["coarse"])
             self.served: bool = values["score"] == values["coarse"]
-            self.kind, self.side = Kind(values["kind"]["name"], values["kind"]["lists"]), values["side"]
+            self.kind, self.side = IndexSpec(values["kind"]["name"], values["kind"]["lists"]), values["side"]
             self.card: ModelCard | None = None if values["card"] is None else ModelCard(**values["card"])
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise ValueError(f"{self.store.folder / NAME} is of another version ({error}): {REMEDY}") from error
@@ -77,49 +74,101 @@ class SearchIndex:
         folder: str | os.PathLike,
         score: Score,
         dim: int,
-        kind: Kind | None = None,
+        kind: IndexSpec | None = None,
         side: Side = "image",
         card: ModelCard | None = None,
         further: Mapping[str, Any] | None = None,
     ) -> SearchIndex:
-        """An empty one of Gaussians of width `dim`; card, further: of the model, and JSON values to keep with it."""
+        """Make an empty index of Gaussians (N, dim). card: of the model; further: JSON values to keep."""
         some = Gaussian(torch.zeros(1, dim), torch.zeros(1, dim))
         coarse = score if score.factors(some, side) is not None else find_score("csd")()
-        values = {
-            "score": score.to_dict(),
-            "coarse": coarse.to_dict(),
-            "dim": dim,
-            "kind": asdict(kind or Kind()),
-            "side": side,
-            "card": None if card is None else asdict(card),
-            "sources": [],
-            "near": None,
-            **(further or {}),
-        }
-        Store.create(folder, values)
+        values = {"score": score.to_dict(), "coarse": coarse.to_dict(), "dim": dim, "side": side, "sources": []}
+        values |= {"kind": asdict(kind or IndexSpec()), "card": None if card is None else asdict(card), "near": None}
+        Store.create(folder, values | dict(further or {}))
         return cls(folder)
+
+    @classmethod
+    def build(
+        cls,
+        folder: str | os.PathLike,
+        source: str,
+        embedder: Embedder | None = None,
+        similarity: Similarity = None,
+        kind: IndexSpec | None = None,
+        verify: bool = False,
+        **reading: Any,
+    ) -> Rebuild:
+        """Index a source, such as "images:photos", or update an index of it; the result has the `index`.
+
+        embedder: of a new index; saved features need none. similarity: a score other than the model's. reading: of
+        `add`. FileExistsError if the folder has an index of another source or type.
+        """
+        kind = kind or IndexSpec()
+        check_output(folder, folder=True)
+        if (Path(folder) / NAME).exists():
+            index = cls(folder, verify)
+            addresses = [x["address"] for x in index.store.values["sources"]]
+            same = index.kind == kind and addresses in ([], [redacted(source)])
+            if not same or similarity not in (None, index.score.name):
+                raise FileExistsError(
+                    f"{folder} is an index of {', '.join(addresses)}, of the type {index.kind.name}, by"
+                    f" {index.score.name}: use prolip search add, or give another folder"
+                )
+        else:
+            card, dim, further = sources.described(source, embedder)
+            side = sources.side_of(sources.parse(source))
+            index = cls.create(folder, card.scored_by(similarity), dim, kind, side, card, further)
+        return index.add(source, embedder, **reading)
 
     def __len__(self) -> int:
         """Items that can be found."""
         return len(self.store) - len(self.store.deleted)
 
-    def warn(self) -> None:
-        """Warn where the model finds the captions of the items as chance would."""
-        if (first := OwnFirst(*self.store.values.get("own_first") or (0, 0, 0))).at_chance:
-            warn_once(str(first))
-
     # --- building ----------------------------------------------------------------------------------------------------
-    def add(self, address: str, parts: Iterable[Part], rows: int = CHUNK, replace: bool = False) -> None:
-        """Append what a source holds, chunk by chunk; `finish` makes it findable in an approximate index.
+    def add(
+        self,
+        source: str,
+        embedder: Embedder | None = None,
+        batch_size: int = 256,
+        workers: int | None = None,
+        skip_damaged: bool = False,
+        restore: bool = False,
+        progress: bool = False,
+        **where: Any,
+    ) -> Rebuild:
+        """Add a source, or update the index to what it holds now; count what was added, replaced and removed.
 
-        parts: from the position of `source` on, where one that was broken off goes on; replace: whether an item takes
-        the place of the one that has its key, in one step.
+        embedder: the model of the index, loaded by default (where: device and precision). workers: decoding threads,
+        default: all cores but one. skip_damaged: count and skip unreadable images. restore: add deleted items again.
+        """
+        parsed = sources.parse(source)
+        if (side := sources.side_of(parsed)) != self.side:
+            raise ValueError(f"{source} gives {side}s, and this index has {self.side}s")
+        with self.writing():
+            rebuild = Rebuild(self, source, restore, FaultCounter() if skip_damaged else None)
+            if parsed.kind == "features":
+                parts = sources.parts_of(sources.kept(source), rebuild)
+            else:
+                embedder = self.find_embedder(embedder, **where)
+                parts = sources.read(rebuild, embedder, batch_size, workers)
+            rebuild.run(tqdm(parts, "read", unit="", unit_scale=batch_size, disable=not progress), CHUNK)
+            if embedder is not None and self.side == "image":
+                self.store.write(own_first=self._own_first(embedder))
+                self.warn()
+            self.finish(progress=progress)
+        return rebuild
+
+    def append(self, address: str, parts: Iterable[Part], rows: int = CHUNK, replace: bool = False) -> None:
+        """Append parts of a source, `rows` at a time; `finish` then adds them to an approximate index.
+
+        parts: from the position of `source` on, where an interrupted append resumes; replace: items take the place of
+        those with their keys, in one step.
         """
         position, waiting = self.source(address)["position"], list[Part]()
         with self.writing():
             source, others = self.source(address), [x for x in self.store.values["sources"] if x["address"] != address]
             if position != source["position"]:
-                raise ValueError(f"another process has read {plain(address)} meanwhile: start again")
+                raise ValueError(f"another process has read {plain(address)} in the meantime: start again")
             for part in parts:
                 waiting.append(part)
                 source = source | {"position": part.position, "done": False}
@@ -129,66 +178,88 @@ class SearchIndex:
             self._append(waiting, [*others, source | {"done": True}], replace)
 
     def _append(self, parts: Sequence[Part], sources: Sequence[Mapping[str, Any]], replace: bool) -> None:
-        items = [item for part in parts for item in part.items]
+        items, dim = [item for part in parts for item in part.items], self.store.values["dim"]
         if not items:
             self.store.write(sources=sources)
             return
         z = concatenate([part.z for part in parts])
-        if z.mean.shape != (len(items), self.store.values["dim"]):
-            raise ValueError(
-                f"{len(items)} items have Gaussians {tuple(z.mean.shape)}, and this index has"
-                f" {self.store.values['dim']} dimensions: embed them by its model"
-            )
+        if z.mean.shape != (len(items), dim):
+            shape = tuple(z.mean.shape)
+            raise ValueError(f"{len(items)} items have Gaussians {shape}, expected {dim} dimensions: use its model")
         check_embeddings(z, "the embeddings")
         self.store.append(z, items, self.coarse, self.side, sources, replace)
 
     def source(self, address: str) -> dict[str, Any]:
-        """What is known of a source: its position, how far it was read, and whether it is done, to its end."""
+        """The state of a source: its position, how far it was read, and whether it is done."""
         nothing = {"address": address, "position": 0, "done": False}
         return next((x for x in self.store.values["sources"] if x["address"] == address), nothing)
 
-    def unfinished(self) -> list[str]:
-        """A line for every source that was not read to its end."""
-        return [
-            f"{self.store.folder} holds {plain(x['address'])} up to its item {x['position']:,} alone: its build was"
-            " broken off, or goes on. Start it again to have it whole"
-            for x in self.store.values["sources"]
-            if not x["done"]
-        ]
+    def find_embedder(
+        self, embedder: Embedder | None = None, device: torch.device | str = "auto", precision: str = "fp32"
+    ) -> Embedder:
+        """Load the model of the index, or check the one given. ValueError if it is another."""
+        if embedder is None:
+            words = self.store.values.get("load")
+            if words is None:
+                raise ValueError("this index was made of kept features: give the model that made them, --model")
+            embedder = Embedder.load(
+                words["model"], words["pretrained"], tokenizer=words["tokenizer"], device=device, precision=precision
+            )
+        if self.card is not None and embedder.fingerprint != self.card.fingerprint:
+            raise ValueError(
+                f"{embedder.name} is another model than made this index, {self.card.name}: its weights,"
+                " settings, preprocessing or tokenizer differ"
+            )
+        self.warn()
+        return embedder
 
-    def finish(self, anew: bool = False, progress: bool = False) -> None:
-        """Have the approximate index hold every row; killed, it goes on with the last that was written, next time.
+    def _own_first(self, embedder: Embedder) -> OwnFirst | None:
+        """How often items rank their own first caption first; None without captions."""
+        rows = evenly(len(self.store)).tolist()
+        items = [(row, item["captions"][0]) for row, item in zip(rows, self.items(rows)) if item.get("captions")]
+        if not items:
+            return None
+        texts = list(dict.fromkeys(caption for _, caption in items))
+        scores = self.score.pairwise(self.gaussians([row for row, _ in items]), embedder.embed_texts(texts))
+        return OwnFirst.of(scores, torch.tensor([texts.index(caption) for _, caption in items]))
 
-        anew: learn its centres again, of what is there now. It is made anew, too, where a new row asks for a larger
-        constant of `distance_vectors`. Fewer than LEAST rows need none.
+    def warn(self) -> None:
+        """Warn if the model finds the captions of the items no more often than chance."""
+        if (first := OwnFirst(*self.store.values.get("own_first") or (0, 0, 0))).at_chance:
+            warn_once(str(first))
+
+    def finish(self, rebuild: bool = False, progress: bool = False) -> None:
+        """Add all rows to the approximate index, and write it every SAVE seconds, from where a killed process resumes.
+
+        rebuild: learn it again from the current rows, as is done, too, if a new row exceeds the constant of
+        `distance_vectors`. Fewer than LEAST rows need no index.
         """
         with self.writing():
             near, total = self.store.values["near"], len(self.store)
             if self.kind.name == FLAT or total < LEAST:
                 return
-            least = self.store.values["bounds"][2]
-            if anew or near is None or least > near["constant"]:
-                if near is not None and not anew:
-                    log.warning("an item's length is beyond that of all others: making the index anew")
+            least, gallery = self.store.values["bounds"][2], self.store.gallery
+            if rebuild or near is None or least > near["constant"]:
+                if near is not None and not rebuild:
+                    log.warning("an item is longer than all others: rebuilding the approximate index")
                 constant = least + 1e-3 * abs(least) + 1e-6
-                sample = indexes.sample_of(self.store.gallery, indexes.sample_size(self.kind, total), constant)
-                index = indexes.make(self.kind, sample.shape[1], sample, total)
+                index = ann.make(self.kind, gallery, constant)
             else:
                 index, constant = self._read(), near["constant"]
-            written, gallery, missing = time.monotonic(), self.store.gallery, total - index.ntotal
+            written, missing = time.monotonic(), total - index.ntotal
             blocks = gallery.blocks(index.ntotal, deleted=True)
             for rows in tqdm(blocks, "index", -(-missing // gallery.block), unit=" blocks", disable=not progress):
-                index.add(indexes.fitted(index, indexes.vectors_of(gallery, rows, constant)))
+                index.add(ann.fitted(index, ann.vectors_of(gallery, rows, constant)))
                 if index.ntotal == total or time.monotonic() - written > SAVE:
                     self.store.write_near(partial(faiss.write_index, index), constant)
                     written = time.monotonic()
 
     def _read(self, mapped: bool = False) -> faiss.Index:
-        """The approximate index. ValueError where it is gone or damaged."""
+        """Read the approximate index. ValueError if it is missing or damaged."""
         place = self.store.folder / self.store.values["near"]["file"]
         try:
             if self.store.near is None:
-                raise RuntimeError("it is gone or cut")
+                raise RuntimeError("it is missing or cut")
             name = f"/dev/fd/{self.store.near.fileno()}"  # a writer may have replaced the file of this name
             return faiss.read_index(name, faiss.IO_FLAG_MMAP) if mapped else faiss.read_index(name)
         except RuntimeError as error:
@@ -196,23 +267,23 @@ class SearchIndex:
             raise ValueError(f"{place} is damaged ({why}): {AGAIN.format(place.parent)}") from error
 
     def delete(self, keys: Sequence[str], **values: Any) -> None:
-        """Have these keys found no more, also when their source is read again, and change values of the manifest.
+        """Remove keys from the results, also when their source is read again; values: of the manifest to change.
 
-        ValueError, and nothing changes, where one is not there.
+        ValueError, and nothing changes, if a key is missing.
         """
         self.store.delete(keys, unwanted=True, **values)
 
-    # --- asking ------------------------------------------------------------------------------------------------------
+    # --- searching ---------------------------------------------------------------------------------------------------
     @property
     def _near(self) -> faiss.Index | None:
         """The approximate index, None before its first rows are written."""
         if self.store.values["near"] is None:
             return None
-        return self.store.once("near", lambda: self._read(mapped=self.kind.name == indexes.IVF))
+        return self.store.once("near", lambda: self._read(mapped=self.kind.name == ann.IVF))
 
     @property
     def is_flat(self) -> bool:
-        """Whether all items are looked at: by its kind, or because there are few."""
+        """Whether a search reads all items: by type, or because there are few."""
         return self.kind.name == FLAT or len(self) < LEAST
 
     def gaussians(self, rows: Sequence[int]) -> Gaussian:
@@ -220,108 +291,113 @@ class SearchIndex:
         return self.store.gallery.gaussian(np.asarray(rows, dtype=np.int64))
 
     def batches(self) -> Iterator[tuple[list[Item], Gaussian, Tensor]]:
-        """Items, Gaussians and vectors (n, P + 1) of all that can be found, block by block, for another's index.
+        """Yield all items with Gaussians and vectors (n, P + 1), for the index of another program.
 
-        By L2 the vectors nearest to `question_vectors` are what scores highest (`prolip.scores.distance_vectors`).
+        The vectors nearest to `query_vectors` by L2 score highest (`prolip.scores.distance_vectors`).
         """
         for rows in self.store.gallery.blocks():
-            vectors = indexes.vectors_of(self.store.gallery, rows, self.store.values["bounds"][2])
+            vectors = ann.vectors_of(self.store.gallery, rows, self.store.values["bounds"][2])
             yield self.items(rows.tolist()), self.store.gallery.gaussian(rows), torch.from_numpy(vectors)
 
-    def question_vectors(self, queries: Gaussian) -> Tensor:
-        """What asks for the nearest of `batches`, (Q, P + 1)."""
+    def query_vectors(self, queries: Gaussian) -> Tensor:
+        """Vectors of queries that find the nearest of `batches`, (Q, P + 1)."""
         check_embeddings(queries, "queries", self.store.values["dim"])
         vectors = index_vectors(self.coarse, queries, gallery=False, distance=True, side=other_side(self.side))
         assert vectors is not None
         return vectors
 
-    def search(
-        self,
-        queries: Gaussian,
-        k: int = 10,
-        effort: int | None = None,
-        shortlist: int | None = None,
-        exactly: bool = False,
-    ) -> Found:
-        """The k best items of every query, (Q, D) -> (Q, k).
+    def query(
+        self, queries: Sequence[str | Query], embedder: Embedder | None = None, top: int = 10, **settings: Any
+    ) -> list[list[Answer]]:
+        """Search by texts, or by `Query(text, image)`; return the answers to each, best first.
 
-        effort: lists that are read (`ivf`, `pq`), or candidates that a graph is walked with; shortlist: how many of
-        what the index finds are scored again, by default k, 10 k of `pq`, and 200 of a score that an index does not
-        serve; exactly: as brute force ranks them, by any kind, and of `flat` without a shortlist always.
+        embedder: the model of the index, loaded by default; give it to load it once. settings: of `search`.
+        """
+        asked = [Query(query) if isinstance(query, str) else query for query in queries]
+        return [answers or [] for answers in ask(self, asked, self.find_embedder(embedder), top, **settings)[0]]
+
+    def search(
+        self, queries: Gaussian, k: int = 10, probe: int | None = None, rerank: int | None = None, exactly: bool = False
+    ) -> TopK:
+        """Find the k best items of each query, (Q, D) -> (Q, k).
+
+        probe: lists to read (`ivf`, `pq`), or candidates of a graph to visit; rerank: candidates of the index to score
+        again, by default k, 10 k of `pq`, at least 200 if the index does not serve the score; exactly: rank all items.
         """
         check_embeddings(queries, "queries", self.store.values["dim"])
-        if k < 1 or (effort is not None and effort < 1) or (shortlist is not None and shortlist < 1):
-            raise ValueError(f"{k} answers, effort {effort}, shortlist {shortlist}: give 1 or more of each")
-        self.store.once("told", lambda: list(map(log.warning, self.unfinished())))
-        role, served = other_side(self.side), self.served
-        if exactly or not len(self.store) or (self.is_flat and (served or shortlist is None)):
+        if k < 1 or (probe is not None and probe < 1) or (rerank is not None and rerank < 1):
+            raise ValueError(f"{k} answers, probe {probe}, rerank {rerank}: give 1 or more of each")
+        self.store.once("told", self._warn_unfinished)
+        gallery, role, served = self.store.gallery, other_side(self.side), self.served
+        if exactly or not len(self.store) or (self.is_flat and (served or rerank is None)):
             if getattr(self.score, "measure", None) is MEASURES["elk"]:
-                buckets = self.store.once("buckets", lambda: make_buckets(self.store.gallery))
-                return nearest_by_elk(queries, buckets, k)[0]
-            return exact.nearest(self.score, queries, self.store.gallery, k, role)
+                buckets = self.store.once("buckets", lambda: exact.make_buckets(gallery))
+                return exact.nearest_by_elk(queries, buckets, k)[0]
+            return exact.nearest(self.score, queries, gallery, k, role)
         by_codes = self.kind.name == PQ and not self.is_flat
-        usual = PER_ANSWER * k if by_codes else k
-        count = shortlist or (usual if served else max(SHORTLIST, PER_ANSWER * k))
-        found = self._near_found(queries, min(max(count, k), len(self.store)), effort, role)
+        count = rerank or (max(SHORTLIST, PER_ANSWER * k) if not served else PER_ANSWER * k if by_codes else k)
+        found = self._candidates(queries, min(max(count, k), len(self.store)), probe, role)
         if not served:
-            again = exact.rescored(self.score, queries, found.rows, self.store.gallery.gaussian, role)
-            found = Found(found.rows, again)
+            found = found._replace(scores=exact.rescored(self.score, queries, found.rows, gallery.gaussian, role))
         elif by_codes:
-            found = Found(found.rows, self._by_vectors(queries, found.rows))
+            found = found._replace(scores=self._by_vectors(queries, found.rows))
         return exact.joined([exact.top(found, k)], k)
 
-    def _near_found(self, queries: Gaussian, count: int, effort: int | None, role: Side) -> Found:
-        """Candidates, (Q, count), by the coarse score, exactly where there is no approximate index.
+    def _warn_unfinished(self) -> None:
+        for x in self.store.values["sources"]:
+            if not x["done"]:
+                log.warning(
+                    f"{self.store.folder} holds only the first {x['position']:,} items of {plain(x['address'])}: its"
+                    " build was interrupted or is running. Rerun the command to resume"
+                )
 
-        Of the squared distance d of [u, 0] and [v, sqrt(c - |v|^2 - 2 b)] the score is u.v + b = (|u|^2 + c - d) / 2.
+    def _candidates(self, queries: Gaussian, count: int, probe: int | None, role: Side) -> TopK:
+        """Find candidates (Q, count) by the coarse score, exactly if there is no approximate index.
+
+        The score is u.v + b = (|u|^2 + c - d) / 2, d the squared distance of [u, 0] and [v, sqrt(c - |v|^2 - 2 b)].
         """
         if self.is_flat:
             return exact.nearest(self.coarse, queries, self.store.gallery, count, role)
-        if self._near is None or self._near.ntotal < len(self.store):
-            held = 0 if self._near is None else self._near.ntotal
+        held, total = 0 if self._near is None else self._near.ntotal, len(self.store)
+        if self._near is None or held < total:
             raise ValueError(
-                f"the index holds {held} of {len(self.store)} rows: its building was broken off, go on"
-                f" with prolip search finish {self.store.folder}"
+                f"the index is incomplete ({held} of {total} rows). Resume with: prolip search finish"
+                f" {self.store.folder}"
             )
-        own, asked = self._factors(queries.float()), self.question_vectors(queries.float())
-        usual = 128 if self.kind.name == HNSW else max(8, (self.kind.lists or lists_for(len(self.store))) // 16)
-        rows, distance = indexes.search(self._near, asked, count, effort or usual, self.store.gallery.alive)
+        own, asked = self._factors(queries), self.query_vectors(queries.float())
+        usual = 128 if self.kind.name == HNSW else max(8, self.kind.lists_for(total) // 16)
+        rows, distance = ann.search(self._near, asked, count, probe or usual, self.store.gallery.alive)
         squares = own.vector.double().square().sum(1) + self.store.values["near"]["constant"]
         scores = (squares.unsqueeze(1) - distance.double()) / 2 + own.offset.double().unsqueeze(1)
-        return Found(rows, scores.masked_fill(rows < 0, -torch.inf))
+        return TopK(rows, scores.masked_fill(rows < 0, -torch.inf))
 
     def _factors(self, queries: Gaussian) -> Factors:
-        """Those of queries by the coarse score."""
-        factors = self.coarse.factors(queries, other_side(self.side))
+        """The factors of queries by the coarse score."""
+        factors = self.coarse.factors(queries.float(), other_side(self.side))
         assert factors is not None
         return factors
 
     def _by_vectors(self, queries: Gaussian, rows: Tensor) -> Tensor:
-        """The scores of rows of each query from the kept vectors, in float32, as float64 (Q, m)."""
-        own = self._factors(queries.float())
+        """Score rows of each query from the kept vectors, in float32, as float64 (Q, m)."""
+        own, out = self._factors(queries), torch.empty(rows.shape, dtype=torch.float64)
         asked = torch.cat([own.vector, torch.ones(len(own.vector), 1)], 1)
-        out = torch.empty(rows.shape, dtype=torch.float64)
         for i, some in enumerate(rows.clamp(min=0).numpy()):
             out[i] = torch.from_numpy(self.store.gallery.vector[some]) @ asked[i] + own.offset[i]
         return out.masked_fill(rows < 0, -torch.inf)
 
-    def search_inclusion(self, queries: Gaussian, k: int = 10, wider: bool = True, shortlist: int = 1000) -> Found:
-        """Items near a query that include it (`wider`), or that it includes, (Q, D) -> (Q, k), fewer where there are.
+    def search_inclusion(self, queries: Gaussian, k: int = 10, more_general: bool = True, rerank: int = 1000) -> TopK:
+        """Find near items that include a query, or that it includes, (Q, D) -> (Q, k), or fewer.
 
-        Of the `shortlist` best by the index those are kept that pass `inclusion_test`, and ranked by `log_inclusion`:
-        the test also grows with the distance of the means, so that it says of a pair which is the wider, but not which
-        of many is the best. ValueError for points.
+        Of the `rerank` nearest, those that pass `inclusion_test`, ranked by `log_inclusion`: the test also grows with
+        the distance of the means, so it orders a pair but does not rank. ValueError for points.
         """
-        near = self.search(queries, shortlist)
-        parts = []
-        for i in range(len(near.rows)):
-            rows = near.rows[i][near.rows[i] >= 0]
+        near, parts = self.search(queries, rerank), []
+        for i, rows in enumerate(row[row >= 0] for row in near.rows):
             query, items = queries.select(slice(i, i + 1)).to(torch.float64), self.gaussians(rows.tolist())
             if bool(items.log_var.isneginf().any() or query.log_var.isneginf().any()):
-                raise ValueError("points include nothing: wider and narrower want a probabilistic model")
-            items = items.to(torch.float64)
-            inner, outer = (query, items) if wider else (items, query)
-            included = pairwise_inclusion_test(inner, outer).flatten() > 0
-            scores = pairwise_log_inclusion(inner, outer).flatten()
-            parts.append(exact.top(Found(rows[included].unsqueeze(0), scores[included].unsqueeze(0)), k))
+                raise ValueError("points include nothing: --more-general and --more-specific need variances")
+            pair = (query, items.to(torch.float64)) if more_general else (items.to(torch.float64), query)
+            included = pairwise_inclusion_test(*pair).flatten() > 0
+            scores = pairwise_log_inclusion(*pair).flatten()
+            parts.append(exact.top(TopK(rows[included].unsqueeze(0), scores[included].unsqueeze(0)), k))
         return exact.joined(parts, k)

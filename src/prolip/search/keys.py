@@ -1,7 +1,7 @@
-"""Keys of a gallery on disk: sorted runs of (hash, row), which are searched by halving and merged by size.
+"""Keys of a gallery on disk: sorted runs of (hash, row), searched by halving and merged by size.
 
-An append writes one run, together with the last ones as long as they are less than twice as large. So N rows have at
-most log2(N) runs, and a row takes part in O(log N) merges, which read runs in their order and sort nothing again.
+An append writes one run, merged with the last ones while they are less than twice as large. So N rows have at most
+log2(N) runs, and a row is merged O(log N) times, without sorting it again.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
-#: An entry of a run. Equal hashes are of one key or, rarely, of several: whoever searches compares the keys.
+#: An entry of a run. Several keys may share a hash, so a search compares the keys.
 ENTRY = np.dtype([("hash", "<u8"), ("row", "<i8")])
-#: Entries of each run that are in memory while runs are merged.
+#: Entries of each run in memory during a merge.
 READ = 2**16
 
 
@@ -24,14 +24,14 @@ def hashes_of(keys: Iterable[str]) -> np.ndarray:
 
 
 def run_of(keys: Sequence[str], start: int) -> np.ndarray:
-    """The sorted run (N,) of ENTRY of keys whose rows begin at `start`."""
+    """The sorted run of keys whose rows begin at `start`, (N,) of ENTRY."""
     run = np.empty(len(keys), dtype=ENTRY)
     run["hash"], run["row"] = hashes_of(keys), np.arange(start, start + len(keys))
     return run[np.argsort(run["hash"], kind="stable")]
 
 
 def absorbed(sizes: Sequence[int], new: int) -> int:
-    """How many of the last runs a run of `new` entries is merged with."""
+    """The number of last runs that a run of `new` entries is merged with."""
     count = 0
     while count < len(sizes) and sizes[-1 - count] < 2 * new:
         count += 1
@@ -40,12 +40,12 @@ def absorbed(sizes: Sequence[int], new: int) -> int:
 
 
 def merged(runs: Sequence[np.ndarray]) -> Iterator[np.ndarray]:
-    """Sorted runs as one, part by part."""
+    """Merge sorted runs, part by part."""
     places = [0] * len(runs)
     while any(place < len(run) for place, run in zip(places, runs)):
         parts = [run[place : place + READ] for place, run in zip(places, runs)]
         ends = [part["hash"][-1] for run, place, part in zip(runs, places, parts) if place + READ < len(run)]
-        if ends:  # what lies beyond may come later in a run that goes on
+        if ends:  # entries after this hash may follow in another run
             parts = [part[: np.searchsorted(part["hash"], min(ends), side="right")] for part in parts]
         places = [place + len(part) for place, part in zip(places, parts)]
         both = np.concatenate(parts)
@@ -53,9 +53,9 @@ def merged(runs: Sequence[np.ndarray]) -> Iterator[np.ndarray]:
 
 
 def candidates(runs: Iterable[np.ndarray], hashes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Places in `hashes` (M,) int64, and a row (M,) int64 with the hash of each, all there are."""
+    """All rows (M,) int64 with one of these hashes, and its place in `hashes` (M,) int64."""
     places, rows = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.int64)]
-    order = np.argsort(hashes)  # rising ones are halved among what the cache holds
+    order = np.argsort(hashes)  # rising hashes reuse the cache
     for run in filter(len, runs):
         low = np.searchsorted(run["hash"], hashes[order])
         there = run["hash"][np.minimum(low, len(run) - 1)] == hashes[order]

@@ -1,17 +1,16 @@
-"""What is put into an index: images of any source, kept features, or a file of texts, each read in one order.
+"""Sources of an index: images, saved features or a file of texts, each read in a fixed order.
 
-    images:FOLDER         every picture below it, by its path
+    images:FOLDER         all images below it; a key is the path
     csv:FILE ...          tables, coco: and other published sets, with captions or classes; a key is the image's path
-    shards:TARS           as --train-data takes them but for pipe:, with captions; a key is SHARD/KEY
-    features:FOLDER       what --save-features kept of one data set; of several features:FOLDER,NAME
+    shards:TARS           as for --train-data but without pipe:, with captions; a key is SHARD/KEY
+    features:FOLDER       one data set of --save-features; of several features:FOLDER,NAME
     texts:FILE            a text per line, which is its own key
 
-Each is read from its beginning, beside what the index has of it: what is new or has changed is embedded, what is gone
-is removed. Every item has a fingerprint, "print": of a picture's file its size, its time of change and a hash of its
-bytes; of a sample of shards the hash alone; of kept features a hash of the row; a text is its own. A file with the size
-and time of before is not read, and one with the bytes of before is not decoded. A local shard that was read without a
-fault, and has the size and time of before, is passed over. So a pass that was killed goes on where it was: it finds
-what is there.
+Each pass reads a source from its beginning and compares it with the index: it embeds what is new or changed, and
+removes what is gone. So a killed pass resumes by finding what is there. Every item has a fingerprint, "print": of an
+image file its size, time of change and a hash of its bytes; of a sample in a shard the hash; of saved features a hash
+of the row. A file of the same size and time is not read, and one with the same bytes is not decoded. A local shard of
+the same size and time that was read without a fault is skipped.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -36,17 +35,19 @@ from prolip.data.reading.shards import expand_shards
 from prolip.data.reading.stream import is_local, local_path
 from prolip.data.reading.tar import printable, read_shard
 from prolip.data.samples import image_bytes
-from prolip.embedder import Embedder, groups
+from prolip.embedder import Embedder, ModelCard, groups
 from prolip.evaluation.cache import FeatureStore
 from prolip.evaluation.embed import Features, load_features
 from prolip.gaussian import Gaussian
 from prolip.scores import Side
-from prolip.search.index import Part, SearchIndex
-from prolip.search.store import Item
+from prolip.search.store import Item, Part
 from prolip.utils.documents import text_lines
 from prolip.utils.messages import explain_missing
 from prolip.utils.secrecy import redacted
 from prolip.utils.threads import default_workers, in_threads
+
+if TYPE_CHECKING:
+    from prolip.search.index import SearchIndex
 
 KINDS = (*ROWS, "shards", "features", "texts")
 FORMS = ", ".join(WORDS[kind] for kind in KINDS)
@@ -55,9 +56,9 @@ AHEAD = 2
 
 
 class Read(NamedTuple):
-    """What is known of an item. mark: how its fingerprint begins, None: unknown before it is read; data: what to embed.
+    """An item of a source. mark: how its fingerprint begins, None: unknown until it is read; data: to be embedded.
 
-    position: its place in the source, from 1; row: its row in the index, -1 for none, and former: what is there.
+    position: in the source, from 1; row: in the index, -1 for none; former: the item there.
     """
 
     item: Item
@@ -69,16 +70,15 @@ class Read(NamedTuple):
 
     @property
     def moved(self) -> bool:
-        """Whether anything but the fingerprint is another than before."""
+        """Whether anything but the fingerprint has changed."""
         return self.former is not None and {**self.former, "print": ""} != {**self.item, "print": ""}
 
 
 class Rebuild:
-    """One pass over a source by the writer of an index, whose lock is held.
+    """One pass over a source by the writer of an index, which holds its lock.
 
-    data: the address as it was given, of which the manifest keeps none of its secrets; restore: whether items come back
-    that `delete` removed; faults: counts what cannot be read, or it is raised. added, replaced, removed: items;
-    withheld: deleted before.
+    data: the address as given; the manifest keeps it without secrets. restore: add deleted items again. faults: counts
+    unreadable items, None: raise. added, replaced, removed: items; withheld: items that stay deleted.
     """
 
     def __init__(self, index: SearchIndex, data: str, restore: bool = False, faults: FaultCounter | None = None):
@@ -86,14 +86,13 @@ class Rebuild:
         self.address = address = redacted(data)
         self.added = self.replaced = self.removed = self.withheld = 0
         self.source = digest(address.encode(errors="surrogatepass"))[:8]
-        sources = {x["address"] for x in index.store.values["sources"]}
-        self.known, self.only = address in sources, not sources - {address}
-        #: Local shards as they were when they were read whole; those of this pass; those whose items stay unseen.
+        self.known = address in {x["address"] for x in index.store.values["sources"]}
+        #: States of local shards that were read whole: earlier, in this pass; shards whose unseen items stay.
         self.before, self.shards, self.kept = index.store.shards(address), dict[str, str](), set[str]()
         self.seen = np.zeros(len(index.store), dtype=bool)
 
     def due(self, reads: Iterator[Read], size: int) -> Iterator[Read]:
-        """Those that the index has not as they are, without what was deleted. ValueError for the key of another."""
+        """Yield the items that are new or changed, without deleted ones. ValueError for the key of another source."""
         for group in groups(enumerate(reads, 1), size):
             keys = [read.item["key"] for _, read in group]
             unwanted = self.index.store.are_unwanted(keys) & (not self.restore)
@@ -102,8 +101,7 @@ class Rebuild:
                 item = read.item | {"source": self.source}
                 read = read._replace(item=item, position=position, row=row, former=former)
                 if former is not None:
-                    own = self.owns(former) or ("source" not in former and self.known)
-                    if not own or row >= len(self.seen) or self.seen[row]:
+                    if former.get("source") != self.source or row >= len(self.seen) or self.seen[row]:
                         raise ValueError(
                             f"the key {item['key']} of {self.address} is in the index already, of another"
                             " source or of the same: rename it, or leave it out"
@@ -116,40 +114,36 @@ class Rebuild:
                     continue
                 yield read
 
-    def owns(self, item: Item) -> bool:
-        """Whether an item is of this source, which those of indexes without fingerprints do not say."""
-        return item["source"] == self.source if "source" in item else self.only
-
     def part(self, reads: list[Read], z: Gaussian, position: int) -> Part:
-        """Items to be put in the place of those with their keys, and counted."""
+        """Count items, which take the place of those with their keys."""
         replaced = sum(read.former is not None for read in reads)
         self.replaced, self.added = self.replaced + replaced, self.added + len(reads) - replaced
         return Part([read.item for read in reads], z, position)
 
     def parts(self, reads: Iterator[Read], size: int, embed: Callable[[list[Read]], Gaussian]) -> Iterator[Part]:
-        """Those that are due, embedded `size` at a time."""
+        """Embed the due items, `size` at a time."""
         for some in groups(self.due(reads, size), size):
             yield self.part(some, embed(some), some[-1].position)
 
-    def whole(self, parts: Iterator[Part]) -> Iterator[Part]:
-        """All parts, and what was not seen is removed after the last."""
+    def run(self, parts: Iterator[Part], rows: int) -> None:
+        """Bring the index to what the source holds, `rows` at a time."""
+        self.index.append(self.address, self._whole(parts), rows, replace=True)
+        every = dict.fromkeys(self.before) | self.shards
+        if changed := {shard: state for shard, state in every.items() if self.before.get(shard) != state}:
+            self.index.store.note_shards(self.address, changed)
+
+    def _whole(self, parts: Iterator[Part]) -> Iterator[Part]:
+        """All parts; then remove what was not seen."""
         yield from parts
-        if not self.known:  # so no row is of it, and none of the others is looked at
+        if not self.known:  # a new source has no rows: do not read those of others
             return
         store = self.index.store
         rows = np.flatnonzero(~self.seen & (store.fates[: len(self.seen)] == 0))
         unseen = (item for row in rows for item in store.items([int(row)]))  # one in memory
-        gone = [item["key"] for item in unseen if self.owns(item) and item.get("shard") not in self.kept]
+        gone = [x["key"] for x in unseen if x.get("source") == self.source and x.get("shard") not in self.kept]
         if gone:
             store.delete(gone)
         self.removed = len(gone)
-
-    def run(self, parts: Iterator[Part], rows: int) -> None:
-        """Bring the index to what the source holds, chunk by chunk."""
-        self.index.add(self.address, self.whole(parts), rows, replace=True)
-        every = dict.fromkeys(self.before) | self.shards
-        if changed := {shard: stamp for shard, stamp in every.items() if self.before.get(shard) != stamp}:
-            self.index.store.note_shards(self.address, changed)
 
     def __str__(self) -> str:
         withheld = f"; {self.withheld:,} stay deleted, --restore brings them back" if self.withheld else ""
@@ -161,7 +155,9 @@ class Rebuild:
 
 
 def stamp(path: str) -> str:
-    """The size of a file and the time of its last change."""
+    """The size and the time of change of a file, "" for none."""
+    if not os.path.isfile(path):
+        return ""
     found = os.stat(path)
     return f"{found.st_size} {found.st_mtime_ns} "
 
@@ -172,20 +168,28 @@ def digest(data: bytes) -> str:
 
 
 def parse(address: str) -> NamedSource:
-    """A source by its kind and its address. ValueError for others, FileNotFoundError."""
+    """A source by its kind and address. ValueError for others, FileNotFoundError."""
     return parse_source(address, "--data", KINDS)
 
 
 def side_of(source: NamedSource) -> Side:
-    """What a source gives."""
+    """The side that a source gives."""
     return "text" if source.kind == "texts" else "image"
 
 
-def read(rebuild: Rebuild, embedder: Embedder, batch_size: int = 256, workers: int | None = None) -> Iterator[Part]:
-    """What a source has more than the index, through a model, by threads that read and decode.
+def described(source: str, embedder: Embedder | None) -> tuple[ModelCard, int, dict[str, Any]]:
+    """The model card, the dimensions, and how to load the model ({} of saved features) of a new index."""
+    if parse(source).kind == "features":
+        features = kept(source)
+        return features.model, features.image.mean.shape[1], {}
+    if embedder is None:
+        raise ValueError("--model is required: it embeds the images and the queries")
+    words = {"load": dict(embedder.loaded_from)} if embedder.loaded_from else {}
+    return embedder.card, embedder.embed_texts([""]).mean.shape[1], words
 
-    An image with the bytes of before keeps its embedding.
-    """
+
+def read(rebuild: Rebuild, embedder: Embedder, batch_size: int = 256, workers: int | None = None) -> Iterator[Part]:
+    """Embed what is new or changed; threads read and decode. An image with its former bytes keeps its embedding."""
     source, faults = parse(rebuild.data), rebuild.faults
     if source.kind == "texts":
         texts = (Read({"key": text}, "", None) for text in lines_of(source.address))
@@ -195,7 +199,7 @@ def read(rebuild: Rebuild, embedder: Embedder, batch_size: int = 256, workers: i
     reads = images_of(source.address, rebuild) if of_shards else images_in(source, None if faults is None else 1.0)
 
     def decode(read: Read) -> Read:
-        """With its pixels in the place of its data, a fault, or None where the bytes are those of before."""
+        """With its pixels as data, or a fault, or None if the bytes are the former ones."""
         data = read.data
         if isinstance(data, SampleFault):
             return read
@@ -206,7 +210,7 @@ def read(rebuild: Rebuild, embedder: Embedder, batch_size: int = 256, workers: i
             return read._replace(data=None if former.endswith(mark) else embedder.preprocess(decode_image(data)))
         except SampleFault as fault:
             return read._replace(data=fault)
-        except Exception as error:  # an image one pixel wide that cannot be resized, and more
+        except Exception as error:  # such as an image one pixel wide, which cannot be resized
             return read._replace(data=SampleFault("failed transform", f"{type(error).__name__}: {error}"))
 
     threads = default_workers() if workers is None else workers
@@ -218,7 +222,7 @@ def read(rebuild: Rebuild, embedder: Embedder, batch_size: int = 256, workers: i
                     raise ValueError(f"{key}: {read.data}. Repair it, or give --skip-damaged") from read.data
                 faults.add(read.data, read.item["key"])
                 if read.row >= 0:
-                    rebuild.seen[read.row] = False  # it is gone, and its shard is read again next time
+                    rebuild.seen[read.row] = False  # remove it, and read its shard again next time
                 rebuild.shards.pop(read.item.get("shard", ""), None)
         if fresh := [read for read in batch if isinstance(read.data, Tensor)]:
             z = embedder.encode_image(torch.stack([read.data for read in fresh]))
@@ -228,30 +232,28 @@ def read(rebuild: Rebuild, embedder: Embedder, batch_size: int = 256, workers: i
 
 
 def images_in(source: NamedSource, max_bad: float | None) -> Iterator[Read]:
-    """The images of a folder, a table or a published set with their captions, or their classes."""
+    """The images of a folder, a table or a published set, with their captions or classes."""
     rows, base = read_rows(source, max_bad=max_bad), base_of(source)
     for number, row in enumerate(rows.rows):
         item: Item = {"key": key_of(row, base), **words_of(stated_by_row(row))}
         item |= {"table": str(source), "row": number} if row.inside else {"path": os.path.abspath(row.path)}
-        mark = stamp(file_of(row)) if os.path.isfile(file_of(row)) else None
-        yield Read(item, mark, partial(rows, number))
+        yield Read(item, stamp(file_of(row)) or None, partial(rows, number))
 
 
 def words_of(known: Stated) -> Item:
-    """What an item keeps of what is stated: its captions, without any its class."""
+    """The captions of an item, or else its class."""
     texts = list(known[0]) or ([known[1]] if known[1] else [])
     return {"captions": texts} if texts else {}
 
 
 def images_of(shards: str, rebuild: Rebuild) -> Iterator[Read]:
-    """The samples of shards with their captions, but of local shards that are as they were when they were read."""
+    """The samples of shards with their captions, but not of unchanged local shards."""
     faults = rebuild.faults
     for url, *_ in expand_shards(shards):
-        shard, path = redacted(url), local_path(url) if is_local(url) else ""
-        own = stamp(path) if os.path.isfile(path) else None
-        if own is not None:
-            rebuild.shards[shard] = own
-            if rebuild.before.get(shard) == own and not rebuild.restore:
+        shard = redacted(url)
+        if state := stamp(local_path(url)) if is_local(url) else "":
+            rebuild.shards[shard] = state
+            if rebuild.before.get(shard) == state and not rebuild.restore:
                 rebuild.kept.add(shard)
                 continue
         count = 0 if faults is None else faults.kinds.total()
@@ -266,13 +268,13 @@ def images_of(shards: str, rebuild: Rebuild) -> Iterator[Read]:
             if faults is None:
                 raise ValueError(f"{url}: {fault}. Fetch it again, or give --skip-damaged") from fault
             faults.add(fault, url=url)
-            rebuild.kept.add(shard)  # nothing says that what it held is gone
+            rebuild.kept.add(shard)  # its items may still exist
         if faults is not None and faults.kinds.total() > count:
             rebuild.shards.pop(shard, None)
 
 
 def lines_of(path: str) -> list[str]:
-    """The distinct texts of a file, in its order, without blank lines."""
+    """The distinct texts of a file in order, without blank lines."""
     if not Path(path).is_file():
         raise FileNotFoundError(f"no file {path}: {explain_missing(path)}")
     try:
@@ -283,7 +285,7 @@ def lines_of(path: str) -> list[str]:
 
 
 def kept(address: str) -> Features:
-    """The features that an address names. ValueError where several data sets are there."""
+    """The saved features of an address. ValueError if it names none of several data sets."""
     folder, _, name = parse(address).address.partition(",")
     store = FeatureStore(folder)
     names = [task["dataset"]["name"] for task in store.tasks()]
@@ -294,7 +296,7 @@ def kept(address: str) -> Features:
 
 
 def parts_of(features: Features, rebuild: Rebuild, rows: int = 4096) -> Iterator[Part]:
-    """Kept images that the index has not as they are. ValueError for those of another model."""
+    """Saved images that are new or changed. ValueError for another model's."""
     card = rebuild.index.card
     if card is not None and features.model.fingerprint != card.fingerprint:
         both = f"{rebuild.address} was embedded by {features.model.name}, and this index by {card.name}"

@@ -1,20 +1,19 @@
-"""A gallery on disk that only grows, and is whole at any moment, whenever its writer is killed.
+"""A gallery on disk that only grows, and is whole whenever its writer is killed.
 
-    FOLDER/index.json     the manifest: the model, the score, how far each source was read, rows; of each file how many
-                          bytes count, and their CRC-32
-    FOLDER/vector.f32     (N, P + 1) float32, [v, b] of a score that factors: an inner product ranks them
-    FOLDER/mean.f32       (N, D) float32, where the vectors do not begin with it
-    FOLDER/log_var.f32    (N, D) float32, unless these are points
-    FOLDER/items.jsonl    what is known of each row: its key, path, captions; ends.i64: (N,) where its line ends
-    FOLDER/deleted.i64    rows that are found no more; as ~row those that stay deleted when their source is read again
-    FOLDER/shards.jsonl   [source, local shard, how it was when it was read whole]: the last line of a shard counts
+    FOLDER/index.json     the manifest: model, score, how far each source was read, rows; of each file the bytes that
+                          count and their CRC-32
+    FOLDER/vector.f32     (N, P + 1) float32, [v, b] of a score that factors: inner products rank them
+    FOLDER/mean.f32       (N, D) float32, unless the vectors begin with it; log_var.f32: (N, D), unless all are points
+    FOLDER/items.jsonl    key, path and captions of each row; ends.i64: (N,) where its line ends
+    FOLDER/deleted.i64    deleted rows, as ~row those that stay deleted when their source is read again
+    FOLDER/shards.jsonl   [source, local shard, its state when it was read whole]; the last line of a shard counts
     FOLDER/keys-*.run     sorted runs of (hash of a key, row): `prolip.search.keys`
     FOLDER/near-*.faiss   an approximate index of the first rows
-    FOLDER/lock           who writes
+    FOLDER/lock           the writer
 
-A writer appends behind the bytes that count, syncs, and then replaces the manifest, which alone says what counts:
-readers look at nothing beyond, and the next writer cuts off what a killed one left. Runs and approximate indexes are
-never changed but replaced by others; a reader holds those that its manifest names.
+A writer appends after the bytes that count, syncs, and replaces the manifest. Readers read nothing beyond; the next
+writer cuts off what a killed one left. Runs and approximate indexes never change: others replace them, and a reader
+holds those that its manifest names.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 
@@ -39,27 +38,35 @@ from prolip.utils.console import plain
 from prolip.utils.documents import loads
 from prolip.utils.outputs import holder_of, lock, replacing
 
-FORMAT, FORMER, NAME, LOCK = "prolip-search-2", "prolip-search-1", "index.json", "lock"
+FORMAT, NAME, LOCK = "prolip-search-2", "index.json", "lock"
 VECTOR, MEAN, LOG_VAR, ITEMS = "vector.f32", "mean.f32", "log_var.f32", "items.jsonl"
 ENDS, DELETED, SHARDS, RUN, NEAR = "ends.i64", "deleted.i64", "shards.jsonl", "keys-", "near-"
 GROWING = (VECTOR, MEAN, LOG_VAR, ITEMS, ENDS, DELETED, SHARDS)
-#: Of a row that was deleted, and stays so when its source is read again.
+#: The fate of a row that stays deleted when its source is read again.
 UNWANTED = 3
 NUMBERED = re.compile(rf"{RUN}\d{{6,}}\.run|{NEAR}\d{{6,}}\.faiss")
-#: What to do about damaged files, and about a damaged approximate index.
-REMEDY = "put back a copy of the index, or build it anew in another folder"
+#: The remedy for damaged files, and for a damaged approximate index.
+REMEDY = "restore a copy of the index, or build it again in another folder"
 AGAIN = "prolip search finish {} --rebuild makes it again"
 #: Bytes that are summed at once.
 READ = 2**24
 Item = dict[str, Any]
-#: Of each file how many bytes count, and their checksum.
+#: File -> [bytes that count, their checksum].
 Files = dict[str, list[int]]
 
 
-class Store:
-    """Gaussians with what is known of them, below a folder; a row's number never changes.
+class Part(NamedTuple):
+    """Some items of a source with their Gaussians. position: how much of the source was read, in its own count."""
 
-    near: the approximate index, open, as its name may go; None where there is none, or where it is gone or cut.
+    items: list[Item]
+    z: Gaussian
+    position: int
+
+
+class Store:
+    """Gaussians and their items in a folder; the number of a row never changes.
+
+    near: the approximate index, opened, as its file may be replaced; None if there is none, or it is missing or cut.
     """
 
     def __init__(self, folder: str | os.PathLike):
@@ -69,23 +76,23 @@ class Store:
 
     @classmethod
     def create(cls, folder: str | os.PathLike, values: Mapping[str, Any]) -> Store:
-        """An empty one; values: JSON values of whoever makes it. FileExistsError where there is one."""
+        """Make an empty store; values: JSON values of the caller. FileExistsError if there is one."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         with locked(folder):
             if (folder / NAME).exists():
                 raise FileExistsError(f"{folder} holds an index already: extend it, or give another folder")
             if others := [name for name in GROWING if (folder / name).exists()]:
-                raise FileExistsError(f"{folder / others[0]} belongs to no index: give another folder")
+                raise FileExistsError(f"{folder / others[0]} is of no index: give another folder")
             _write_manifest(folder, {"format": FORMAT, **values, "rows": 0, "bounds": None, "made": 0, "files": {}})
         return cls(folder)
 
     def __len__(self) -> int:
-        """Rows, those that were deleted too."""
+        """Rows, including deleted ones."""
         return self.values["rows"]
 
-    def _open(self, goes_on: bool = False) -> None:
-        """Map what the manifest names, again where it was replaced meanwhile; goes_on: deletions are read already."""
+    def _open(self, own: bool = False) -> None:
+        """Map the files of the manifest, again if it was replaced meanwhile. own: this process wrote it."""
         before, path = None, self.folder / NAME
         while True:
             if not path.is_file():
@@ -100,7 +107,7 @@ class Store:
                 break
             before = text
         if lost := [str(self.folder / name) for name in files if name not in self._files and not name.startswith(NEAR)]:
-            raise ValueError(f"{', '.join(lost)} is gone or cut: {REMEDY}")
+            raise ValueError(f"{', '.join(lost)} is missing or cut: {REMEDY}")
         self.near = next((file for name, file in self._files.items() if name.startswith(NEAR)), None)
         self._maps = {
             name: np.memmap(file, np.uint8, "r", shape=(self.values["files"][name][0],)).view(np.ndarray)
@@ -110,11 +117,11 @@ class Store:
         self._made: dict[str, Any] = {}
         for name in ("deleted", "gallery"):
             self.__dict__.pop(name, None)
-        if not goes_on:
+        if not own:
             self._fates, self._noted, self._any_unwanted = np.zeros(0, dtype=np.uint8), 0, False
 
     def verify(self) -> None:
-        """Read all bytes. ValueError naming the files whose checksum is not what the manifest says."""
+        """Read all bytes. ValueError naming the files whose checksum differs from the manifest."""
         wrong = [
             name
             for name, (size, checksum) in self.values["files"].items()
@@ -127,36 +134,25 @@ class Store:
     # --- writing -----------------------------------------------------------------------------------------------------
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Hold the lock of writers, and begin with what the last one committed. BlockingIOError where it is held."""
+        """Hold the writers' lock, from the last commit on. BlockingIOError if another process holds it."""
         if self._lock is not None:
             yield
             return
         with locked(self.folder) as self._lock:
             try:
                 self._open()
-                self._take_over()
                 yield
             finally:
                 self._lock = None
 
     def write(self, **values: Any) -> None:
-        """Change some of the values, all of them at once, and delete numbered files that count no more."""
+        """Commit some values at once, and delete numbered files that no longer count."""
         with self.writing():
             _write_manifest(self.folder, self.values | values)
-            self._open(goes_on=True)
+            self._open(own=True)
             for path in self.folder.iterdir():
                 if path.name not in self.values["files"] and NUMBERED.fullmatch(path.name):
                     path.unlink(missing_ok=True)
-
-    def _take_over(self) -> None:
-        """Write to their files the shards and the deleted keys that manifests listed before there were such files."""
-        sources, unwanted = self.values.get("sources", []), self.values.pop("unwanted", [])
-        if unwanted or any("shards" in source for source in sources):
-            files, last = dict(self.values["files"]), self.find(unwanted, deleted=True)
-            shards = [_line([x["address"], *pair]) for x in sources for pair in x.pop("shards", {}).items()]
-            self._grow(files, SHARDS, b"".join(shards))
-            self._grow(files, DELETED, ~last[np.isin(last, self.deleted)])
-            self.write(files=files)
 
     def append(
         self,
@@ -167,10 +163,9 @@ class Store:
         sources: Sequence[Mapping[str, Any]],
         replace: bool = False,
     ) -> None:
-        """Add rows, and with them how far the sources were read.
+        """Add rows, and how far the sources were read. replace: items take the place of those with their keys.
 
-        replace: whether items take the place of those with their keys. ValueError for keys that stand twice, or that
-        are there already and are not to be replaced.
+        ValueError for keys that occur twice, or that are there already and may not be replaced.
         """
         with self.writing():
             keys, start = [item["key"] for item in items], len(self)
@@ -181,8 +176,7 @@ class Store:
             ]:
                 some = ", ".join(map(plain, twice[:3]))
                 raise ValueError(
-                    f"{len(twice)} keys are in {self.folder} already or stand twice ({some}): delete them"
-                    " first, or leave them out"
+                    f"{len(twice)} keys are in {self.folder} already or occur twice ({some}): delete them first"
                 )
             new, lines, files = make_arrays(score, z, side), list(map(_line, items)), dict(self.values["files"])
             self._add_columns(files, new)
@@ -196,7 +190,7 @@ class Store:
             self.write(files=files, rows=start + len(items), bounds=bounds, made=made, sources=list(sources))
 
     def _add_columns(self, files: Files, new: GaussianArrays) -> None:
-        """Append arrays; a file that was not needed before begins with what its rows stood for."""
+        """Append arrays; a file that was not needed before begins with the implied values of its rows."""
         self._grow(files, VECTOR, new.vector)
         differ = not np.array_equal(new.vector[:, : new.mean.shape[1]], new.mean)
         for place, (name, is_needed) in enumerate(((MEAN, differ), (LOG_VAR, new.log_var is not None))):
@@ -207,13 +201,13 @@ class Store:
                 self._grow(files, name, new.gaussian(np.arange(len(new.mean)))[place].numpy())
 
     def _grow(self, files: Files, name: str, data: np.ndarray | bytes) -> None:
-        """Write behind the bytes of a file that count, sync, and put down in `files` what counts then."""
+        """Write after the bytes of a file that count, sync, and note in `files` what counts then."""
         size, checksum = files.get(name, (0, 0))
         data = data if isinstance(data, bytes) else data.tobytes()
         if not data:
             return
         with open(os.open(self.folder / name, os.O_RDWR | os.O_CREAT, 0o666), "r+b") as file:
-            file.seek(file.truncate(size))  # of what a killed writer left
+            file.seek(file.truncate(size))  # cuts off what a killed writer left
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
@@ -221,7 +215,7 @@ class Store:
 
     @contextmanager
     def _replacing(self, files: Files, name: str) -> Iterator[Path]:
-        """Yield the path of a file that never changes once it is written, and put it down in `files`."""
+        """Yield the path of a new file that never changes once written, and note it in `files`."""
         with replacing(self.folder / name) as temporary:
             yield temporary
             with temporary.open("rb") as file:
@@ -229,7 +223,7 @@ class Store:
                 files[name] = [size, _checksum(file, size)]
 
     def _add_run(self, files: Files, run: np.ndarray) -> None:
-        """Write a run, merged with the last ones, which it takes the place of."""
+        """Write a run, merged with the last ones, which it replaces."""
         runs = self._runs()
         count = absorbed([len(x) for x in runs.values()], len(run))
         own = [runs[name] for name in list(runs)[len(runs) - count :] if files.pop(name)]
@@ -237,7 +231,7 @@ class Store:
             file.writelines(part.tobytes() for part in merged([*own, run]))
 
     def write_near(self, write: Callable[[str], None], constant: float) -> None:
-        """Have another file be the approximate index. write: makes it at a path; constant: of its vectors."""
+        """Replace the approximate index. write: writes it to a path; constant: of its vectors."""
         with self.writing():
             files = {name: entry for name, entry in self.values["files"].items() if not name.startswith(NEAR)}
             name = f"{NEAR}{self.values['made']:06}.faiss"
@@ -250,14 +244,14 @@ class Store:
             self.write(files=files, made=self.values["made"] + 1, near={"file": name, "constant": constant})
 
     def note_shards(self, address: str, stamps: Mapping[str, str | None]) -> None:
-        """Keep how local shards of a source were when they were read whole; None: they are to be read again."""
+        """Keep the state of local shards of a source that were read whole; None: read them again."""
         with self.writing():
             files = dict(self.values["files"])
             self._grow(files, SHARDS, b"".join(_line([address, *pair]) for pair in stamps.items()))
             self.write(files=files)
 
     def delete(self, keys: Sequence[str], unwanted: bool = False, **values: Any) -> None:
-        """Have these keys found no more, `unwanted`: to stay so, and change values. ValueError for others."""
+        """Delete keys, `unwanted`: for good, and change values. ValueError for missing keys."""
         with self.writing():
             files, rows = dict(self.values["files"]), self.find(keys)
             if missing := [plain(key) for key, row in zip(keys, rows) if row < 0]:
@@ -269,7 +263,7 @@ class Store:
 
     # --- reading -----------------------------------------------------------------------------------------------------
     def once(self, name: str, make: Callable[[], Any]) -> Any:
-        """What is made of this state, made once until the next."""
+        """Make a value of this state once, until the next commit."""
         if name not in self._made:
             self._made[name] = make()
         return self._made[name]
@@ -288,7 +282,7 @@ class Store:
         return GaussianArrays(mean, columns.get(LOG_VAR), vector, reach, lift, alive, BLOCK)
 
     def items(self, rows: Iterable[int]) -> list[Item]:
-        """What is known of these rows."""
+        """Key, path, captions and more of these rows."""
         out: list[Item] = []
         for row in rows:
             try:
@@ -301,20 +295,17 @@ class Store:
         return out
 
     def find(self, keys: Sequence[str], deleted: bool = False) -> np.ndarray:
-        """The rows of these keys (K,) int64, -1 for those that are not there or were deleted.
-
-        deleted: the last row of each key, also where it was deleted.
-        """
+        """The rows of keys, (K,) int64, -1 for missing and deleted ones. deleted: the last row even if deleted."""
         found = np.full(len(keys), -1)
         places, rows = candidates(self._runs().values(), hashes_of(keys))
         kept = deleted | (self.fates.take(rows, mode="clip") == 0)
         for place, row in zip(places[kept].tolist(), rows[kept].tolist()):
-            if row > found[place] and self.items([row])[0]["key"] == keys[place]:  # hashes of two keys may be equal
+            if row > found[place] and self.items([row])[0]["key"] == keys[place]:  # two keys may share a hash
                 found[place] = row
         return found
 
     def are_unwanted(self, keys: Sequence[str]) -> np.ndarray:
-        """Which of these keys (K,) were deleted to stay so, and have not come back since."""
+        """Which of these keys (K,) were deleted for good, and have not come back."""
         fates = self.fates
         if not self._any_unwanted:
             return np.zeros(len(keys), dtype=bool)
@@ -322,7 +313,7 @@ class Store:
         return (last >= 0) & (fates[last] == UNWANTED)
 
     def shards(self, address: str) -> dict[str, str | None]:
-        """Local shards of a source as they were when they were read whole; None: they are to be read again."""
+        """Local shards of a source -> their state when they were read whole; None: to be read again."""
         text = self._maps[SHARDS].tobytes() if SHARDS in self._maps else b""
         try:
             return {shard: stamp for source, shard, stamp in map(json.loads, text.splitlines()) if source == address}
@@ -334,13 +325,13 @@ class Store:
 
     @property
     def fates(self) -> np.ndarray:
-        """Of each row (N,) uint8: 0, 1 where it was deleted, UNWANTED where it stays so when its source is read."""
+        """The fate of each row, (N,) uint8: 0 alive, 1 deleted, UNWANTED if it stays so when its source is read."""
         every = self._maps[DELETED].view("<i8") if DELETED in self._maps else np.zeros(0, dtype=np.int64)
         log = every[self._noted :]
         rows = np.maximum(log, ~log)
         if (rows >= len(self)).any():
             raise ValueError(f"{self.folder / DELETED} is damaged: {REMEDY}")
-        if len(self._fates) < len(self):  # at least doubled, so that a row is copied about once
+        if len(self._fates) < len(self):  # at least doubled: a row is copied about once
             self._fates = np.concatenate([self._fates, np.zeros(len(self), dtype=np.uint8)])
         self._fates[rows] |= 1
         self._fates[rows[log < 0]] |= UNWANTED
@@ -349,12 +340,12 @@ class Store:
 
     @cached_property
     def deleted(self) -> np.ndarray:
-        """Rows that were deleted, rising."""
+        """Deleted rows, rising."""
         return np.flatnonzero(self.fates)
 
 
 def holds_index(folder: str | os.PathLike) -> bool:
-    """Whether a folder holds an index of this or an earlier version; other programs have an index.json, too."""
+    """Whether a folder holds a search index of any version; other programs have an index.json, too."""
     path = Path(folder) / NAME
     if not path.is_file():
         return False
@@ -364,45 +355,44 @@ def holds_index(folder: str | os.PathLike) -> bool:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[IO[str]]:
-    """The lock of who writes to a folder. BlockingIOError where another holds it."""
+    """Hold the lock of a folder. BlockingIOError if another process holds it."""
     held = lock(folder / LOCK)
     if held is None:
+        holder = holder_of(folder / LOCK)
         raise BlockingIOError(
-            f"{folder} is being written to by {holder_of(folder / LOCK)}: wait until it has ended, or"
-            " end it, and type this again"
+            f"{folder} is being written by {holder}: wait until it has ended, or end it, and rerun this"
         )
     with held:
         yield held
 
 
 def _read_manifest(folder: Path, text: bytes) -> dict[str, Any]:
-    """The values of a manifest. ValueError for anything else, and for one whose checksum is not its own."""
+    """Read a manifest. ValueError for anything else, and for one whose checksum differs."""
     try:
         values = loads(text)
         version, is_whole = values["format"], zlib.crc32(json.dumps(values | {"sum": 0}).encode()) == values.get("sum")
     except (ValueError, KeyError, TypeError):
         version, is_whole = "", False
-    if version == FORMER:
-        raise ValueError(f"{folder} is of an earlier version: prolip search convert {folder} makes it anew")
     if version != FORMAT or not is_whole:
-        raise ValueError(f"{folder / NAME} describes no index, was changed by hand, or is damaged: {REMEDY}")
+        what = "describes no index, is of another version, was changed by hand, or is damaged"
+        raise ValueError(f"{folder / NAME} {what}: {REMEDY}")
     return values
 
 
 def _write_manifest(folder: Path, values: Mapping[str, Any]) -> None:
-    """Commit: what is named here counts from now on."""
+    """Commit: what the manifest names counts from now on."""
     text = json.dumps({**values, "sum": 0})
     with replacing(folder / NAME) as temporary:
         temporary.write_text(json.dumps({**values, "sum": zlib.crc32(text.encode())}), encoding="utf-8")
 
 
 def _line(value: Any) -> bytes:
-    """A value as a line of JSON, with whatever bytes a name of a file has."""
+    """A value as a line of JSON, with any bytes of file names."""
     return json.dumps(value, ensure_ascii=False).encode(errors="surrogatepass") + b"\n"
 
 
 def _opened(path: Path, size: int) -> IO[bytes] | None:
-    """A file whose first bytes count; None where it is gone or has fewer."""
+    """Open a file whose first bytes count; None if it is missing or has fewer."""
     try:
         file = path.open("rb")
     except FileNotFoundError:

@@ -19,11 +19,11 @@ from PIL import Image
 
 import prolip
 from prolip.cli.main import main as prolip_command
-from prolip.curate.columns import MEANINGS
-from prolip.curate.figures import Figures, normalised, side_figures
+from prolip.curate.rules import MEANINGS
+from prolip.curate.signals import PairSignals, side_columns
 from prolip.curate.write import write_shard
 from prolip.data.reading.tar import read_shard
-from prolip.loading import load_embedder
+from prolip.embedder import Embedder
 from prolip.measures import inclusion_test
 from prolip.models.checkpoint import save_pretrained
 from prolip.scores import TrueMatchScore
@@ -98,7 +98,7 @@ def table(folder: Path, number: int) -> dict[str, list]:
 
 
 def test_figures_are_those_of_the_model(scored, model, shards):
-    embedder = load_embedder(model, stored=False)
+    embedder = Embedder.load(model)
     rows = list(read_shard(f"{shards}/0.tar"))
     pixels = torch.stack([embedder.preprocess(Image.open(io.BytesIO(raw["png"]))) for raw in rows])
     texts = [raw["txt"].decode() for raw in rows]
@@ -122,22 +122,21 @@ def test_figures_are_those_of_the_model(scored, model, shards):
     assert found["own_first"] == [float(first == row) for row, first in enumerate(scores.argmax(1).tolist())]
     assert found["caption"] == texts and found["row"] == list(range(15)) and found["uid"][3] == f"{3:032x}"
     assert (found["width"][0], found["height"][0]) == (36, 40) and set(found["fault"]) == {None}
-    assert normalised(None) is None
 
 
 def test_each_side_says_bits_about_the_other():
     score, trace = TrueMatchScore(0.4, 0.1, 50, 9, 20.0, -10.0), torch.tensor([0.2, 0.7])
     for side, other in (("image", "texts"), ("text", "images")):
-        found = side_figures(score, trace, side)
+        found = side_columns(score, trace, side)
         torch.testing.assert_close(found[f"{side}_bits"], score.units.information(trace, other, bits=True))
     assert not torch.equal(score.units.information(trace, "texts"), score.units.information(trace, "images"))
 
 
 def test_a_doubted_image_has_its_doubt_and_its_ambiguity_and_a_match_probability_that_knows(tmp_path):
-    embedder = load_embedder(fitted_model(tmp_path, doubts=True), stored=False)
+    embedder = Embedder.load(fitted_model(tmp_path, doubts=True))
     pixels = torch.randn(9, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     captions = [f"a {letter}" for letter in "bcdefghij"]
-    found, (z, _) = Figures(embedder)(pixels, captions), embedder.embed(pixels, "image")
+    found, (z, _) = PairSignals(embedder)(pixels, captions), embedder.encode(pixels, "image")
     own = embedder.reader.evidence(z.mean)
     doubt, t = embedder.score.doubts(own, own), embedder.embed_texts(captions)
     np.testing.assert_allclose(found["image_doubt"], doubt, rtol=1e-5)
@@ -161,7 +160,7 @@ def test_a_killed_run_goes_on_and_parts_make_the_same_tables(scored, shards, mod
     assert main(score_words(shards, model, tmp_path, "--part", "1/2")) == 0
     assert sorted(path.name for path in (tmp_path / "scores").iterdir()) == ["000001.parquet", "manifest.json"]
     assert main(["select", str(tmp_path)]) == 2
-    assert "2 of 3 shards have no scores yet, number 0" in capsys.readouterr().err
+    assert "2 of 3 shards have no scores yet, such as number 0" in capsys.readouterr().err
     assert main(score_words(shards, model, tmp_path)) == 0
     before = (tmp_path / "scores/000001.parquet").stat().st_mtime_ns
     assert main(score_words(shards, model, tmp_path)) == 0
@@ -331,9 +330,9 @@ def test_a_rule_that_drops_nothing_is_listed_with_0(scored, tmp_path, capsys):
 
 
 def test_scores_of_an_earlier_version_are_selected_from_with_a_line(shards, model, tmp_path, capsys, monkeypatch):
-    plain = Figures.__call__
+    plain = PairSignals.__call__
     monkeypatch.setattr(
-        Figures, "__call__", lambda *given: {name: x for name, x in plain(*given).items() if name != "own_first"}
+        PairSignals, "__call__", lambda *given: {name: x for name, x in plain(*given).items() if name != "own_first"}
     )
     assert main(score_words(shards, model, tmp_path)) == 0
     assert main(["select", str(tmp_path), "--drop", "poor: cosine < quantile(cosine, 0.4)"]) == 0

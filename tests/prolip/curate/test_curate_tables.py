@@ -10,8 +10,8 @@ import own_data
 import prolip
 from prolip.curate.tables import read_table, table_path
 from prolip.evaluation.datasets.registry import open_dataset
-from prolip.explorer.pictures import Pictures
 from prolip.explorer.rules import scored_table
+from prolip.explorer.thumbnails import Thumbnails
 from prolip.models.checkpoint import save_pretrained
 
 
@@ -56,7 +56,7 @@ def test_a_table_is_scored_selected_written_and_reported(kind, model, tmp_path):
     assert [list(sample.captions) for sample in kept] == [own_data.captions(n) for n in range(12) if n not in low]
     run("curate", "report", out)
     assert (out / "report.html").stat().st_size > 10_000
-    assert Pictures().data(scored_table(out).item(5)) == own_data.image(5)
+    assert Thumbnails().data(scored_table(out).item(5)) == own_data.image(5)
 
 
 def test_class_folders_are_scored_by_their_names(model, tmp_path):

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from prolip.curate import select
-from prolip.curate.figures import Figures
 from prolip.curate.select import duplicates_of, radius_of
+from prolip.curate.signals import PairSignals
 from prolip.curate.tables import BITS
 
 
@@ -73,7 +73,7 @@ def test_cells_find_what_all_pairs_do(monkeypatch, size):
 
 
 def test_bits_differ_as_the_angle_says():
-    figures = Figures(SimpleNamespace(tokenizer=lambda texts: torch.zeros(1, 4)))
+    figures = PairSignals(SimpleNamespace(tokenizer=lambda texts: torch.zeros(1, 4)))
     generator = torch.Generator().manual_seed(0)
     a = torch.nn.functional.normalize(torch.randn(2000, 64, generator=generator), dim=1)
     for cosine in (0.99, 0.9, 0.5):

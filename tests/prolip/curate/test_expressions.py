@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from prolip.curate.expressions import Expression, Rule, parse_rules
+from prolip.curate.rules import Expression, Rule, parse_rules
 
 COLUMNS = {"a": np.array([1.0, 2.0, np.nan, -4.0]), "b": np.array([0.5, 2.0, 1.0, 1.0])}
 

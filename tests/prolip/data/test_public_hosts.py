@@ -21,7 +21,7 @@ from prolip.data.faults import SampleFault
 from prolip.data.reading import remote as hosts
 from prolip.data.reading.tables import TableColumns
 from prolip.gaussian import Gaussian
-from prolip.search.answers import embed, read_questions
+from prolip.search.query import embed, read_queries
 
 PICTURE = io.BytesIO()
 Image.new("RGB", (3, 2), "red").save(PICTURE, "PNG")
@@ -112,15 +112,15 @@ def test_questions_of_a_file_name_public_hosts_unless_others_are_allowed(server,
     file.write_text(f"{line}\n", encoding="utf-8-sig")
     opened = []
 
-    def embed_images(images, batch):
+    def embed_all(images, side, batch):
         opened.extend(image.size for image in images)
         return SimpleNamespace(z=Gaussian(torch.zeros(len(opened), 4), torch.zeros(len(opened), 4)), novelty={})
 
-    embedder = SimpleNamespace(embed_images=embed_images)
+    embedder = SimpleNamespace(embed=embed_all)
     with pytest.raises(OSError, match="--allow-private-hosts"):
-        embed([question._replace(text=None) for question in read_questions(str(file))[0]], embedder)
+        embed([question._replace(text=None) for question in read_queries(str(file))[0]], embedder)
     assert not server.seen and not opened
-    allowed = read_questions(str(file), allow_private_hosts=True)[0]
+    allowed = read_queries(str(file), allow_private_hosts=True)[0]
     embed([question._replace(text=None) for question in allowed], embedder)
     assert opened == [(3, 2)]
 

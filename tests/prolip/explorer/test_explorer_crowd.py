@@ -17,9 +17,9 @@ import pytest
 from explored import picture
 from PIL import Image
 
-from prolip.explorer import crowd, pictures
+from prolip.explorer import limits, thumbnails
 from prolip.explorer import server as served
-from prolip.explorer.crowd import Busy, Crowd
+from prolip.explorer.limits import Busy, Places
 from prolip.explorer.server import make_server
 
 BYTES, JSON = {"Content-Type": "application/octet-stream"}, {"Content-Type": "application/json"}
@@ -159,21 +159,21 @@ def test_a_request_that_drips_is_ended(few, monkeypatch):
 
 
 def test_who_would_wait_too_long_is_told_so(server, monkeypatch):
-    monkeypatch.setattr(crowd, "PATIENCE", 0.1)
-    monkeypatch.setattr(pictures, "PATIENCE", 0.1)
+    monkeypatch.setattr(limits, "PATIENCE", 0.1)
+    monkeypatch.setattr(thumbnails, "PATIENCE", 0.1)
     with server.app._model:
         status, answer = post(server, "/api/search", b'{"row": 1}', JSON)
         assert status == 503
         assert answer["error"] == "this machine is busy with questions of others: ask again in a moment"
     over = threading.Event()
-    pictures.DECODER.submit(over.wait, 60)
+    thumbnails.DECODER.submit(over.wait, 60)
     status, answer = post(server, "/api/upload", picture("red"), BYTES)
     over.set()
     assert status == 503 and "busy with pictures of others" in answer["error"]
 
 
 def test_whoever_is_answered_keeps_the_place():
-    places, ends = Crowd(2, 0.0), [socket.socketpair() for _ in range(3)]
+    places, ends = Places(2, 0.0), [socket.socketpair() for _ in range(3)]
     first, second, third = (pair[0] for pair in ends)
     places.enter(first, "connections")
     places.enter(second, "connections")
@@ -190,8 +190,8 @@ def test_whoever_is_answered_keeps_the_place():
 
 
 def test_a_line_for_a_place_is_not_endless(monkeypatch):
-    monkeypatch.setattr(crowd, "PATIENCE", 0.05)
-    places = Crowd(1, 0.0)
+    monkeypatch.setattr(limits, "PATIENCE", 0.05)
+    places = Places(1, 0.0)
     with places._turn, pytest.raises(Busy, match="busy with pictures of others"):
         places.enter(socket.socket(), "pictures")
 
@@ -240,13 +240,13 @@ def test_many_large_pictures_at_once_take_the_memory_of_one(server, app, tmp_pat
 
 
 def test_a_thumbnail_of_a_jpeg_is_decoded_coarser(tmp_path, monkeypatch):
-    sizes, make = [], pictures.thumbnail_of
+    sizes, make = [], thumbnails.thumbnail_of
 
     def seen(image: Image.Image) -> bytes:
         sizes.append(image.size)
         return make(image)
 
-    monkeypatch.setattr(pictures, "thumbnail_of", seen)
+    monkeypatch.setattr(thumbnails, "thumbnail_of", seen)
     Image.effect_noise((4000, 3000), 50).convert("RGB").save(tmp_path / "large.jpg")
-    data = pictures.Pictures().thumbnail({"key": "large.jpg", "path": str(tmp_path / "large.jpg")})
-    assert sizes == [(1000, 750)] and Image.open(io.BytesIO(data)).size == (pictures.SIDE, 168)
+    data = thumbnails.Thumbnails().thumbnail({"key": "large.jpg", "path": str(tmp_path / "large.jpg")})
+    assert sizes == [(1000, 750)] and Image.open(io.BytesIO(data)).size == (thumbnails.SIDE, 168)

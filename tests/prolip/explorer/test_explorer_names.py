@@ -35,7 +35,7 @@ NAMES = (
 
 
 def folder_of(place: Path) -> str:
-    """Pictures by these names."""
+    """Thumbnails by these names."""
     place.mkdir()
     for name, colour in zip(NAMES, COLOURS):
         (place / f"{name}.png").write_bytes(picture(colour))

@@ -17,18 +17,19 @@ from commands import evaluate
 from explored import COLOURS, make_app, picture
 from PIL import Image
 
-from prolip.curate.expressions import parse_rules
-from prolip.curate.figures import Figures
+from prolip.curate.rules import parse_rules
 from prolip.curate.select import Choice, select
+from prolip.curate.signals import PairSignals
 from prolip.curate.tables import MANIFEST, SCORES, digest, table_path, write_table, write_words
-from prolip.explorer import asking, pictures
-from prolip.explorer.asking import first_answer, judge, rarity
+from prolip.embedder import Embedder
+from prolip.explorer import query as asking
+from prolip.explorer import thumbnails
+from prolip.explorer.confidence import first_answer, judge, rarity
 from prolip.explorer.gallery import Captions, Gallery
-from prolip.explorer.pictures import Gone, Pictures, table_of
 from prolip.explorer.rules import describe, scored_table, try_rules
+from prolip.explorer.thumbnails import Gone, Thumbnails, places_of
 from prolip.gaussian import Gaussian, concatenate
 from prolip.hierarchy.traversal import traverse
-from prolip.loading import load_embedder
 from prolip.measures import pairwise_csd_similarity, pairwise_mean_cosine
 from prolip.measures.plane import fit_plane, place
 from prolip.scores import CSDScore, TrueMatchScore
@@ -53,7 +54,7 @@ def indexed(folder: Path, z: Gaussian, score=None, rows: int = 40) -> SearchInde
         )
         for low in range(0, len(z.mean), rows)
     ]
-    index.add("gaussians", parts, rows)
+    index.append("gaussians", parts, rows)
     return index
 
 
@@ -107,7 +108,7 @@ def test_pictures_are_read_at_their_places_in_a_shard(tmp_path):
         "d.cls.png": picture("black"),
     }
     path = tar(tmp_path / "of.tar", members)
-    found = Pictures()
+    found = Thumbnails()
     for key, name in (("a", "./a.png"), ("b", "b.jpg"), (long, f"{long}.webp")):
         assert found.data({"key": f"of/{key}", "shard": path}) == members[name]
     for key in ("c", "d", "nowhere"):
@@ -116,7 +117,7 @@ def test_pictures_are_read_at_their_places_in_a_shard(tmp_path):
     big = picture("brown", size=900)
     (tmp_path / "big.png").write_bytes(big)
     item = {"key": "big.png", "path": str(tmp_path / "big.png")}
-    assert Image.open(io.BytesIO(found.thumbnail(item))).size == (pictures.SIDE, pictures.SIDE)
+    assert Image.open(io.BytesIO(found.thumbnail(item))).size == (thumbnails.SIDE, thumbnails.SIDE)
 
 
 def test_what_has_no_picture_says_why(tmp_path):
@@ -134,14 +135,14 @@ def test_what_has_no_picture_says_why(tmp_path):
         ({"key": "d", "path": str(tmp_path / "damaged.png")}, "bad image"),
     ):
         with pytest.raises(Gone, match=words):
-            Pictures().thumbnail(item)
+            Thumbnails().thumbnail(item)
 
 
 def test_a_table_of_a_shard_holds_numbers_alone(tmp_path):
-    table = table_of(tar(tmp_path / "many.tar", {f"k{i}.png": b"x" * i for i in range(50)}))
-    assert (np.diff(table.run["hash"].astype(object)) > 0).all()
-    assert sorted(table.places[:, 1].tolist()) == list(range(50))
-    assert table.run.nbytes + table.places.nbytes == 50 * 32
+    run, places = places_of(tar(tmp_path / "many.tar", {f"k{i}.png": b"x" * i for i in range(50)}))
+    assert (np.diff(run["hash"].astype(object)) > 0).all()
+    assert sorted(places[:, 1].tolist()) == list(range(50))
+    assert run.nbytes + places.nbytes == 50 * 32
 
 
 # --- a gallery -------------------------------------------------------------------------------------------------------
@@ -276,7 +277,7 @@ def test_columns_are_those_that_curation_writes(app):
     embedder = app.opened.embedder
     items = [Image.open(io.BytesIO(picture(colour))) for colour in COLOURS]
     first = [item["captions"][0] for item in app.gallery.index.items(range(12))]
-    want = Figures(embedder)(torch.stack([embedder.preprocess(image) for image in items]), first)
+    want = PairSignals(embedder)(torch.stack([embedder.preprocess(image) for image in items]), first)
     names = app.table().names
     assert {"cosine", "score", "match_probability", "normalised_score", "inclusion", "text_uncertainty"} <= set(names)
     for name in names:
@@ -429,7 +430,7 @@ def test_an_index_of_texts_is_asked_by_pictures(small_model, tmp_path):
     app = make_app([small_model, "--data", f"texts:{tmp_path / 'texts.txt'}"])
     kept = app.upload(picture("red", size=40))["upload"]
     found = app.search({"upload": kept})
-    embedder = load_embedder(small_model)
+    embedder = Embedder.load(small_model)
     image = embedder.encode_image(embedder.preprocess(Image.new("RGB", (40, 40), "red")).unsqueeze(0))
     scores = embedder.score.pairwise(image, embedder.embed_texts(["red", "blue", "<b>green</b>"]))[0]
     assert [item["row"] for item in found["answers"]] == scores.argsort(descending=True).tolist()

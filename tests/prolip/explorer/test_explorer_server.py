@@ -150,7 +150,7 @@ def test_an_open_server_says_so_and_takes_addresses_but_no_foreign_names(app, ca
 
 
 def test_a_port_that_is_taken_is_named(app, server):
-    with pytest.raises(ValueError, match="cannot be served at .*give another --port"):
+    with pytest.raises(ValueError, match="cannot serve at .*give another --port"):
         make_server(app, "127.0.0.1", server.server_address[1])
 
 
@@ -303,7 +303,7 @@ def test_the_command_serves_until_it_is_ended_and_leaves_nothing(small_model, sh
         (["INDEX", "--port", "-1"], "--port -1: give 0 or more"),
         (["INDEX", "--port", "70000"], "--port 70000: give 0 to 65535"),
         (["INDEX", "--scores", "EMPTY"], "no scores in"),
-        (["INDEX", "--host", "256.1.1.1"], "cannot be served at"),
+        (["INDEX", "--host", "256.1.1.1"], "cannot serve at"),
     ],
 )
 def test_what_cannot_be_opened_is_said_in_a_line(words, said, small_model, app, tmp_path, capsys):

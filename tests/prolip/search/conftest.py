@@ -9,7 +9,7 @@ from webdataset import TarWriter
 
 import prolip
 from prolip.models.checkpoint import save_pretrained
-from prolip.search import build
+from prolip.search import index as built
 from prolip.search.index import SearchIndex
 
 
@@ -24,7 +24,7 @@ def small_model(tmp_path_factory) -> str:
 @pytest.fixture
 def small_appends(monkeypatch):
     """The command appends three rows at a time."""
-    monkeypatch.setattr(build, "CHUNK", 3)
+    monkeypatch.setattr(built, "CHUNK", 3)
 
 
 @pytest.fixture

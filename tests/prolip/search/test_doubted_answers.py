@@ -11,9 +11,9 @@ from PIL import Image
 from squares import COLOURS
 
 from prolip.cli.main import main
-from prolip.loading import load_embedder
-from prolip.search.answers import Question, answers_of, ask, confidences, embed
+from prolip.embedder import Embedder
 from prolip.search.index import Part, SearchIndex
+from prolip.search.query import Query, answers_of, ask, confidences, embed
 from prolip.uncertainty.units import range_in_words
 
 TEXTS = ["a red square", "green", "blue sky", "something yellow"]
@@ -26,7 +26,7 @@ def model(tmp_path_factory) -> str:
 
 @pytest.fixture(scope="module")
 def embedder(model):
-    return load_embedder(model)
+    return Embedder.load(model)
 
 
 @pytest.fixture(scope="module")
@@ -38,8 +38,8 @@ def images(embedder, photos, tmp_path_factory) -> SearchIndex:
         embedder.embed_texts(["a"]).mean.shape[1],
         card=embedder.card,
     )
-    z = embedder.embed_images([Image.new("RGB", (32, 32), colour) for colour in COLOURS]).z
-    index.add("squares", [Part([{"key": colour} for colour in COLOURS], z, len(COLOURS))])
+    z = embedder.embed_images([Image.new("RGB", (32, 32), colour) for colour in COLOURS])
+    index.append("squares", [Part([{"key": colour} for colour in COLOURS], z, len(COLOURS))])
     return index
 
 
@@ -49,7 +49,7 @@ def texts(embedder, tmp_path_factory) -> SearchIndex:
     index = SearchIndex.create(
         tmp_path_factory.mktemp("texts") / "index", embedder.score, z.mean.shape[1], side="text", card=embedder.card
     )
-    index.add("texts", [Part([{"key": text} for text in TEXTS], z, len(TEXTS))])
+    index.append("texts", [Part([{"key": text} for text in TEXTS], z, len(TEXTS))])
     return index
 
 
@@ -65,7 +65,7 @@ def doubt_by_hand(embedder, image, gallery=None):
 
 @pytest.mark.parametrize("top", [2, 12])
 def test_texts_get_images_with_the_doubt_of_the_images_however_many_are_asked_for(images, embedder, top):
-    replies, means, _ = ask(images, [Question(text) for text in TEXTS], embedder, top)
+    replies, means, _ = ask(images, [Query(text) for text in TEXTS], embedder, top)
     asked, z = embedder.embed_texts(TEXTS), images.gaussians(range(12))
     d, share = doubt_by_hand(embedder, z.mean, z.mean), embedder.score.units.share(asked.trace)
     ambiguity = embedder.reader.ambiguity(z.mean)
@@ -83,7 +83,7 @@ def test_texts_get_images_with_the_doubt_of_the_images_however_many_are_asked_fo
 
 def test_pictures_get_texts_with_their_own_doubt_and_the_share_of_each_text(texts, embedder, photos):
     paths = [str(path) for path in sorted(photos.rglob("*.png"))[:3]]
-    questions = [Question(None, path) for path in paths]
+    questions = [Query(None, path) for path in paths]
     replies, means, _ = ask(texts, questions, embedder, 3)
     asked, z = embed(questions, embedder).z, embedder.embed_texts(TEXTS)
     d, share = doubt_by_hand(embedder, asked.mean), embedder.score.units.share(z.trace)
@@ -100,7 +100,7 @@ def test_pictures_get_texts_with_their_own_doubt_and_the_share_of_each_text(text
 
 def test_a_doubted_code_length_is_that_of_pictures_alone(texts, embedder, photos):
     path = str(next(photos.rglob("*.png")))
-    asked = embed([Question(None, path), Question("a red square")], embedder)
+    asked = embed([Query(None, path), Query("a red square")], embedder)
     found = texts.search(asked.z, 3)
     plain = confidences(texts, asked, found)
     sure = confidences(texts, asked, found, [True, False], embedder.reader)

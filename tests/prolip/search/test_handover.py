@@ -34,11 +34,11 @@ def names(tmp_path, photos, small_model, monkeypatch, capsys) -> dict:
 @pytest.mark.parametrize("name", ["csd", "mean", "wasserstein2"])
 def test_by_l2_the_nearest_vectors_are_the_answers(tmp_path, name):
     index = SearchIndex.create(tmp_path, find_score(name)(), GALLERY.mean.shape[1])
-    index.add("a", parts_of(GALLERY), 400)
+    index.append("a", parts_of(GALLERY), 400)
     index.delete(["k3", "k700"])
     items, vectors = zip(*((items, vectors) for items, _, vectors in index.batches()))
     keys = [item["key"] for some in items for item in some]
-    distance = torch.cdist(index.question_vectors(QUERIES).double(), torch.cat(vectors).double())
+    distance = torch.cdist(index.query_vectors(QUERIES).double(), torch.cat(vectors).double())
     found = index.search(QUERIES, 10)
     want = [[item["key"] for item in index.items(rows)] for rows in found.rows.tolist()]
     near = [[keys[row] for row in rows] for rows in distance.argsort(dim=1)[:, :10].tolist()]
@@ -53,7 +53,7 @@ def test_the_file_for_postgres_ranks_as_the_index_does(names):
         rows = list(csv.reader(file))
     vectors = torch.tensor([json.loads(row[2]) for row in rows])
     z = embedder.embed_texts(["a red car"])
-    order = torch.cdist(index.question_vectors(z), vectors)[0].argsort().tolist()
+    order = torch.cdist(index.query_vectors(z), vectors)[0].argsort().tolist()
     found = [item["key"] for item in index.items(index.search(z, 12).rows[0].tolist())]
     assert [rows[row][0] for row in order] == found
     traces = {item["key"]: trace for items, z, _ in index.batches() for item, trace in zip(items, z.trace.tolist())}

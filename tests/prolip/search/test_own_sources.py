@@ -4,7 +4,7 @@ import pytest
 from commands import run
 
 import own_data
-from prolip.explorer.pictures import Pictures
+from prolip.explorer.thumbnails import Thumbnails
 from prolip.search.index import SearchIndex
 
 
@@ -23,7 +23,7 @@ def test_every_form_brings_its_captions_and_its_pictures(made, kind, tmp_path, s
     run("search", "build", tmp_path / "i", "--data", made[kind], "--model", small_model)
     found = items(tmp_path / "i")
     assert [item["captions"] for item in found] == [own_data.captions(number) for number in range(12)]
-    assert [Pictures().data(item) for item in found] == [own_data.image(number) for number in range(12)]
+    assert [Thumbnails().data(item) for item in found] == [own_data.image(number) for number in range(12)]
     if kind == "csv":
         assert [item["key"] for item in found] == [f"photos/{number:02d}.png" for number in range(12)]
 
@@ -57,12 +57,12 @@ def test_a_table_whose_images_are_missing_is_refused(tmp_path, small_model, caps
 
 
 def test_the_explorer_shows_a_table_with_its_captions(made, small_model):
-    from prolip.explorer.app import address_of, open_source
-    from prolip.loading import load_embedder
+    from prolip.embedder import Embedder
+    from prolip.explorer.open import address_of, open_source
 
     table = made["csv"].removeprefix("csv:")
     assert address_of(small_model, table) == made["csv"]
-    opened = open_source(small_model, load_embedder(small_model), table)
+    opened = open_source(small_model, Embedder.load(small_model), table)
     item = opened.index.items([3])[0]
-    assert item["captions"] == own_data.captions(3) and not any("caption" in lack for lack in opened.lacks)
+    assert item["captions"] == own_data.captions(3) and not any("caption" in lack for lack in opened.limitations)
     opened.temporary.cleanup()

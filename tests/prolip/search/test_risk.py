@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
-from prolip.search.risk import find_threshold, most_wrong, p_value
+from prolip.search.risk_control import find_threshold, most_wrong, p_value
 
 
 def draw(count: int, rng: np.random.Generator) -> tuple[dict[str, np.ndarray], np.ndarray]:
@@ -95,7 +95,7 @@ def test_what_is_refused_by_is_chosen_by_the_first_part():
     "confidence, wrong, risk, says",
     [
         ([0.1, 0.2], [0, 1], 1.5, "risk 1.5"),
-        ([0.1], [0], 0.1, "two questions"),
+        ([0.1], [0], 0.1, "two or more"),
         ([0.1, 0.2], [0, 0.5], 0.1, "neither"),
         ([np.nan, 0.2], [0, 1], 0.1, "NaN"),
         ([0.1, 0.2, 0.3], [0, 1], 0.1, "one of each"),

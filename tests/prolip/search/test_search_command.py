@@ -17,16 +17,15 @@ from commands import evaluate
 from squares import COLOURS, picture
 
 from prolip.cli.main import main
-from prolip.embedder import Embedded, embed_texts
+from prolip.embedder import Embedded, Embedder, embed_texts
 from prolip.gaussian import Gaussian, mixture
-from prolip.loading import load_embedder
 from prolip.measures.chance import OwnFirst, warn_once
 from prolip.scores import TrueMatchScore
 from prolip.search import sources
-from prolip.search.answers import Question, confidences, embed
+from prolip.search.ann import table
 from prolip.search.index import Part, SearchIndex
-from prolip.search.indexes import table
-from prolip.search.risk import Threshold
+from prolip.search.query import Query, confidences, embed
+from prolip.search.risk_control import Threshold
 from prolip.uncertainty.novelty import refusal
 
 
@@ -46,7 +45,7 @@ def built(tmp_path_factory, photos, small_model):
 
 @pytest.fixture(scope="module")
 def embedder(small_model):
-    return load_embedder(small_model)
+    return Embedder.load(small_model)
 
 
 # --- building --------------------------------------------------------------------------------------------------------
@@ -69,8 +68,8 @@ def test_pictures_are_found_by_text_picture_and_both(built, photos, embedder, ca
     assert answers[0]["answers"][0]["similarity"] == pytest.approx(float(want.max()), abs=1e-6)
     code, lines, _ = run(capsys, *words, "--text", "a red square", "--image", red, "--combine")
     assert code == 0 and len(lines) == 1
-    both = embed([Question("a red square", str(red))], embedder).z
-    own = embed([Question("a red square"), Question(None, str(red))], embedder).z
+    both = embed([Query("a red square", str(red))], embedder).z
+    own = embed([Query("a red square"), Query(None, str(red))], embedder).z
     for x, y in zip(both, mixture(own)):
         torch.testing.assert_close(x[0], y)
     found = index.search(both, 3)
@@ -95,7 +94,7 @@ def test_a_model_at_chance_on_the_captions_of_an_index_is_named_once(tmp_path, s
     index = SearchIndex(folder)
     hits, pairs, candidates = index.store.values["own_first"]
     first = [f"a {colour} square" for colour in COLOURS]
-    best = index.score.pairwise(index.gaussians(range(12)), load_embedder(small_model).embed_texts(first)).argmax(1)
+    best = index.score.pairwise(index.gaussians(range(12)), Embedder.load(small_model).embed_texts(first)).argmax(1)
     assert (hits, pairs, candidates) == (int((best == torch.arange(12)).sum()), 12, 12) and hits < 4
     said = [one for one in caplog.messages if "does not know this data" in one]
     assert said == [str(OwnFirst(hits, pairs, candidates))]
@@ -220,13 +219,13 @@ def test_refusal_by_risk_answers_what_is_known_and_refuses_the_rest(built, tmp_p
     assert code == 0 and "all are refused" in said and lines == [f"{photos}/warm/green.png: refused"]
     path.write_text("\n".join(json.dumps(line | {"keys": ["an\n", *line["keys"]]}) for line in right))
     code, _, said = run(capsys, *words)
-    assert code == 0 and "1 of 13 keys of the questions are not in the index (an\\n)" in caplog.text
+    assert code == 0 and "1 of 13 keys of the queries are not in the index (an\\n)" in caplog.text
     path.write_text("\n".join(json.dumps(line | {"keys": [f"{line['keys'][0]}x"]}) for line in right))
     code, _, said = run(capsys, *words)
-    assert code == 2 and "12 of 12 keys of the questions are not in the index" in said and said.count("\n") == 1
+    assert code == 2 and "12 of 12 keys of the queries are not in the index" in said and said.count("\n") == 1
     path.write_text("\n")
     code, _, said = run(capsys, *words)
-    assert code == 2 and "no question" in said
+    assert code == 2 and "no query" in said
     for line in (
         '{"text": "a"}',
         '{"text": 5, "keys": []}',
@@ -241,7 +240,7 @@ def test_refusal_by_risk_answers_what_is_known_and_refuses_the_rest(built, tmp_p
 
 def test_questions_are_embedded_in_batches_as_alone(photos, embedder, monkeypatch):
     """Texts, pictures and both, in any order; the novelty of both is the larger."""
-    from prolip.search import answers
+    from prolip.search import query as answers
 
     monkeypatch.setattr(answers, "TEXTS", 2)
     monkeypatch.setattr(answers, "PICTURES", 2)
@@ -251,21 +250,21 @@ def test_questions_are_embedded_in_batches_as_alone(photos, embedder, monkeypatc
         text_novelty=lambda hidden: {"first": hidden.first[:, 0], "mean": hidden.z.mean[:, 0]},
     )
     red, blue = str(photos / "warm/green.png"), str(photos / "cold/red.png")
-    asked = [Question("a"), Question(None, red), Question("a square", blue), Question("c"), Question("d", red)]
+    asked = [Query("a"), Query(None, red), Query("a square", blue), Query("c"), Query("d", red)]
     together, alone = embed(asked, knowing), [embed([question], knowing) for question in asked]
     for i, own in enumerate(alone):
         for x, y in zip(own.z, together.z):
             torch.testing.assert_close(x[0], y[i])
         torch.testing.assert_close(own.novelty["first"][0], together.novelty["first"][i])
     assert set(together.novelty) == {"first"} and set(alone[0].novelty) == {"first", "mean"}
-    text, shown = (embed([question], knowing).novelty["first"] for question in (Question("d"), Question(None, red)))
+    text, shown = (embed([question], knowing).novelty["first"] for question in (Query("d"), Query(None, red)))
     assert together.novelty["first"][4] == torch.maximum(text, shown)
     assert embed(asked, embedder).novelty == {}
 
 
 def test_the_answer_among_all_items_and_novelty_are_what_is_refused_by(tmp_path, monkeypatch):
     """Against `Units.code_length` of the whole matrix, without the deleted, and `refusal`."""
-    from prolip.search import answers
+    from prolip.search import query as answers
 
     score = TrueMatchScore(0.4, 0.07, images=50, texts=60, scale=20.0, bias=-9.0)
     g = torch.Generator().manual_seed(0)
@@ -274,7 +273,7 @@ def test_the_answer_among_all_items_and_novelty_are_what_is_refused_by(tmp_path,
         for n in (40, 9)
     )
     index = SearchIndex.create(tmp_path / "index", score, 16)
-    index.add(
+    index.append(
         "own",
         [Part([{"key": str(i)} for i in range(a, a + 20)], z.select(slice(a, a + 20)), a + 20) for a in (0, 20)],
         20,
@@ -297,7 +296,7 @@ def test_the_answer_among_all_items_and_novelty_are_what_is_refused_by(tmp_path,
     monkeypatch.setattr(answers, "NUMBERS", 100)
     assert "log probability" not in confidences(index, Embedded(asked, novelty), found)
     threshold = Threshold("joint log probability", -1.0, 0.1, 0.1, 5, 0, 9)
-    with pytest.raises(ValueError, match="one of joint log probability, .* texts or pictures"):
+    with pytest.raises(ValueError, match="of joint log probability, .* texts or images"):
         threshold.answers(confidences(index, Embedded(asked, {}), found))
 
 
@@ -306,7 +305,7 @@ def test_the_answer_among_all_items_and_novelty_are_what_is_refused_by(tmp_path,
     "words, says",
     [
         (["build", "{}/new", "--data", "photos"], "--data 'photos' is missing"),
-        (["build", "{}/new", "--data", "images:{}"], "--model is wanted"),
+        (["build", "{}/new", "--data", "images:{}"], "--model is required"),
         (["query", "{}/nothing", "--text", "a"], "no index in"),
         (["query", "{index}"], "give --text or --image"),
         (["query", "{index}", "--text", "a", "--combine"], "give as many"),
@@ -322,7 +321,7 @@ def test_the_answer_among_all_items_and_novelty_are_what_is_refused_by(tmp_path,
         (["build", "{}/new", "--data", "images:{}", "--model", "m", "--workers", "-1"], "--workers -1: give 0 or more"),
         (["add", "{index}", "--data", "images:{}", "--batch-size", "0"], "--batch-size 0: give 1 or more"),
         (["build", "{}/new", "--data", "images:{}", "--dry-run", "0"], "--dry-run 0: give 1 or more"),
-        (["build", "{}/new", "--data", "images:{}", "--dry-run", "9"], "--model is wanted"),
+        (["build", "{}/new", "--data", "images:{}", "--dry-run", "9"], "--model is required"),
         (["delete", "{index}", "--keys", "x"], "1 of 1 keys are not in"),
     ],
 )

@@ -22,18 +22,18 @@ from prolip.gaussian import Gaussian
 from prolip.measures import inclusion_test, log_inclusion
 from prolip.methods import find_score
 from prolip.scores import CSDScore, TrueMatchScore
+from prolip.search import ann, store
 from prolip.search import index as searched
-from prolip.search import indexes, store
-from prolip.search.answers import Question, answers_of, confidences
-from prolip.search.answers import embed as embed_questions
-from prolip.search.exact import Found
+from prolip.search.ann import KINDS, IndexSpec
+from prolip.search.exact import TopK
 from prolip.search.index import Part, SearchIndex
-from prolip.search.indexes import KINDS, Kind
+from prolip.search.query import Query, answers_of, confidences
+from prolip.search.query import embed as embed_questions
 
 
 def build(folder, score=None, kind: str = "flat", z: Gaussian = GALLERY, rows: int = 400, **settings) -> SearchIndex:
-    index = SearchIndex.create(folder, score or CSDScore(8.0, -3.0), z.mean.shape[1], Kind(kind, **settings))
-    index.add("a", parts_of(z), rows)
+    index = SearchIndex.create(folder, score or CSDScore(8.0, -3.0), z.mean.shape[1], IndexSpec(kind, **settings))
+    index.append("a", parts_of(z), rows)
     index.finish()
     return index
 
@@ -58,7 +58,7 @@ def test_every_kind_finds_nearly_all_and_with_all_effort_what_brute_force_finds(
     want = brute_force(index.score, QUERIES, GALLERY, 10)
     found = index.search(QUERIES)
     assert recall(found.rows, want) > (0.999 if kind == "flat" else 0.8)
-    assert recall(index.search(QUERIES, effort=ROWS, shortlist=ROWS).rows, want) > 0.999
+    assert recall(index.search(QUERIES, probe=ROWS, rerank=ROWS).rows, want) > 0.999
     assert index.search(QUERIES, exactly=True).rows.equal(want)
     scores = index.score.pairwise(QUERIES.to(torch.float64), GALLERY.to(torch.float64))
     torch.testing.assert_close(found.scores, scores.gather(1, found.rows), rtol=0, atol=1e-5)
@@ -71,10 +71,10 @@ def test_scores_without_factors_rank_what_csd_has_chosen(tmp_path, kind, name):
     index = build(tmp_path, find_score(name)(), kind)
     want = brute_force(index.score, QUERIES, GALLERY, 10)
     assert index.search(QUERIES, exactly=True).rows.equal(want)
-    found = index.search(QUERIES, shortlist=ROWS, effort=ROWS)
+    found = index.search(QUERIES, rerank=ROWS, probe=ROWS)
     assert recall(found.rows, want) > 0.999
-    few = index.search(QUERIES, shortlist=30, effort=ROWS)
-    near = index.search(QUERIES, shortlist=30)
+    few = index.search(QUERIES, rerank=30, probe=ROWS)
+    near = index.search(QUERIES, rerank=30)
     assert recall(near.rows, want) > 0.2 and few.scores[:, 0].isfinite().all()
     if kind == "flat":
         chosen = brute_force(CSDScore(), QUERIES, GALLERY, 30)
@@ -86,7 +86,7 @@ def test_a_score_of_images_and_texts_is_asked_from_the_other_side(tmp_path):
     texts = SearchIndex.create(tmp_path / "texts", score, DIM, side="text")
     images = SearchIndex.create(tmp_path / "images", score, DIM, side="image")
     for index in (texts, images):
-        index.add("a", parts_of(GALLERY))
+        index.append("a", parts_of(GALLERY))
     by_text = score.pairwise(QUERIES.to(torch.float64), GALLERY.to(torch.float64))
     assert texts.search(QUERIES).rows.equal(by_text.argsort(dim=1, descending=True)[:, :10])
     by_image = score.pairwise(GALLERY.to(torch.float64), QUERIES.to(torch.float64)).mT
@@ -99,7 +99,7 @@ def test_a_score_of_images_and_texts_is_asked_from_the_other_side(tmp_path):
 def test_wider_and_narrower_pass_the_test_and_are_ranked_by_inclusion(folders):
     index = SearchIndex(folders / "flat")
     for wider in (True, False):
-        found = index.search_inclusion(QUERIES, 5, wider, shortlist=300)
+        found = index.search_inclusion(QUERIES, 5, wider, rerank=300)
         near = brute_force(index.score, QUERIES, GALLERY, 300)
         for i in range(len(near)):
             query, items = (z.to(torch.float64) for z in (QUERIES.select([i]), GALLERY.select(near[i])))
@@ -124,7 +124,7 @@ def test_wrong_questions_say_what_to_ask(folders, tmp_path):
     with pytest.raises(ValueError, match="describes no index"):
         SearchIndex(tmp_path)
     with pytest.raises(ValueError, match="'tree' is unknown: use one of flat, ivf, hnsw, pq"):
-        Kind("tree")
+        IndexSpec("tree")
 
 
 # --- growing and shrinking -------------------------------------------------------------------------------------------
@@ -132,19 +132,19 @@ def test_wrong_questions_say_what_to_ask(folders, tmp_path):
 def test_what_is_added_is_found_and_what_is_deleted_is_not(tmp_path, kind):
     index = build(tmp_path, kind=kind)
     more = gaussians(200, DIM, 7, 0.7, -5.0)
-    index.add("b", parts_of(more, first=ROWS))
+    index.append("b", parts_of(more, first=ROWS))
     if kind != "flat":
-        with pytest.raises(ValueError, match="holds 1500 of 1700 rows"):
+        with pytest.raises(ValueError, match="incomplete .1500 of 1700 rows"):
             index.search(QUERIES)
     index.finish()
     whole = Gaussian(*(torch.cat(x) for x in zip(GALLERY, more)))
     want = brute_force(index.score, more, whole, 1)
-    assert recall(SearchIndex(tmp_path).search(more, 10, effort=ROWS).rows[:, :1], want) > 0.9
+    assert recall(SearchIndex(tmp_path).search(more, 10, probe=ROWS).rows[:, :1], want) > 0.9
     gone = brute_force(index.score, QUERIES, whole, 2).flatten().unique()
     index.delete([f"k{row}" for row in gone.tolist()])
     kept = torch.tensor(sorted(set(range(ROWS + 200)) - set(gone.tolist())))
     for again in (index, SearchIndex(tmp_path)):
-        found = again.search(QUERIES, 10, effort=ROWS, shortlist=500)
+        found = again.search(QUERIES, 10, probe=ROWS, rerank=500)
         assert recall(found.rows, kept[brute_force(index.score, QUERIES, whole.select(kept), 10)]) > 0.98
         assert not set(found.rows.flatten().tolist()) & set(gone.tolist()) and len(again) == len(kept)
 
@@ -153,25 +153,25 @@ def test_an_item_beyond_all_others_has_the_index_made_anew(tmp_path, caplog):
     index = build(tmp_path, kind="ivf")
     before = index.store.values["near"]
     longer = Gaussian(3 * QUERIES.mean[:5], QUERIES.log_var[:5])
-    index.add("b", parts_of(longer, first=ROWS))
+    index.append("b", parts_of(longer, first=ROWS))
     index.finish()
     after = index.store.values["near"]
-    assert after["constant"] > before["constant"] and "making the index anew" in caplog.text
+    assert after["constant"] > before["constant"] and "rebuilding the approximate index" in caplog.text
     assert not (tmp_path / before["file"]).exists()
-    assert recall(index.search(longer, 1, effort=ROWS).rows, torch.arange(ROWS, ROWS + 5).unsqueeze(1)) == 1
+    assert recall(index.search(longer, 1, probe=ROWS).rows, torch.arange(ROWS, ROWS + 5).unsqueeze(1)) == 1
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_was_deleted_first_stays_deleted_when_more_is(tmp_path, kind):
-    index = SearchIndex.create(tmp_path, find_score("csd")(), DIM, Kind(kind))
-    index.add("a", parts_of(GALLERY))
+    index = SearchIndex.create(tmp_path, find_score("csd")(), DIM, IndexSpec(kind))
+    index.append("a", parts_of(GALLERY))
     index.finish()
     for key in ("k3", "k5", "k4"):
         index.search(GALLERY.select([0]), 1)  # which keeps the gallery in memory
         index.delete([key])
     for opened in (index, SearchIndex(tmp_path)):
         assert len(opened) == ROWS - 3 and opened.store.deleted.tolist() == [3, 4, 5]
-        assert not set(opened.search(GALLERY.select([3, 4, 5]), 20, effort=10_000).rows.flatten().tolist()) & {3, 4, 5}
+        assert not set(opened.search(GALLERY.select([3, 4, 5]), 20, probe=10_000).rows.flatten().tolist()) & {3, 4, 5}
         for key in ("k3", "k4", "k5"):
             with pytest.raises(ValueError, match=key):
                 opened.delete([key])
@@ -180,14 +180,14 @@ def test_what_was_deleted_first_stays_deleted_when_more_is(tmp_path, kind):
 def test_rows_at_the_ends_of_chunks_are_deleted_and_their_keys_are_free_again(tmp_path, monkeypatch):
     monkeypatch.setattr(store, "BLOCK", 10)
     index = SearchIndex.create(tmp_path, find_score("csd")(), DIM)
-    index.add("a", parts_of(GALLERY.select(slice(0, 30)), 10), rows=7)
+    index.append("a", parts_of(GALLERY.select(slice(0, 30)), 10), rows=7)
     ends = [0, 9, 10, 19, 20, 29]
     index.delete([f"k{row}" for row in ends])
     for opened in (index, SearchIndex(tmp_path)):
         alive = [block.tolist() for block in opened.store.gallery.blocks()]
         assert alive == [list(range(start, start + 8)) for start in (1, 11, 21)]
         assert not set(opened.search(GALLERY.select(ends), 30).rows.flatten().tolist()) & set(ends)
-    index.add("b", parts_of(GALLERY.select([9]), first=9))
+    index.append("b", parts_of(GALLERY.select([9]), first=9))
     assert index.find(["k9"]).tolist() == [30] and index.search(GALLERY.select([9]), 1).rows.tolist() == [[30]]
 
 
@@ -195,7 +195,7 @@ def test_a_key_that_stands_twice_in_one_part_is_refused(tmp_path):
     index = SearchIndex.create(tmp_path, find_score("csd")(), DIM)
     items = [{"key": "same"}, {"key": "other"}, {"key": "same"}]
     with pytest.raises(ValueError, match=r"1 keys .* twice \(same\)"):
-        index.add("a", [Part(items, GALLERY.select([0, 1, 2]), 3)])
+        index.append("a", [Part(items, GALLERY.select([0, 1, 2]), 3)])
     assert len(index) == 0
 
 
@@ -210,7 +210,7 @@ def test_queries_that_are_no_finite_gaussians_are_refused(folders):
         (Gaussian(mean[0], log_var[0]), "expected"),
         (mean, "want a Gaussian"),
     ):
-        for ask in (index.search, index.search_inclusion, index.question_vectors):
+        for ask in (index.search, index.search_inclusion, index.query_vectors):
             with pytest.raises((ValueError, TypeError), match=says):
                 ask(bad)
 
@@ -218,15 +218,15 @@ def test_queries_that_are_no_finite_gaussians_are_refused(folders):
 def test_keys_stand_once_and_unknown_ones_are_named(tmp_path):
     index = build(tmp_path)
     for name, first in (("b", ROWS - 1), ("c", 0)):
-        with pytest.raises(ValueError, match="keys are in .* already or stand twice"):
-            index.add(name, parts_of(QUERIES, first=first))
+        with pytest.raises(ValueError, match="keys are in .* already or occur twice"):
+            index.append(name, parts_of(QUERIES, first=first))
     assert len(index) == ROWS and not index.source("b")["done"]
     with pytest.raises(ValueError, match="1 of 2 keys are not in"):
         index.delete(["k1", "nothing"])
     index.delete(["k1"])
     with pytest.raises(ValueError, match="k1"):
         index.delete(["k1"])
-    index.add("d", iter([Part([{"key": "k1"}], QUERIES.select(slice(1)), 1)]))  # a deleted key may come again
+    index.append("d", iter([Part([{"key": "k1"}], QUERIES.select(slice(1)), 1)]))  # a deleted key may come again
     assert index.search(QUERIES.select(slice(1)), 1).rows.item() == ROWS and len(index) == ROWS
     with pytest.raises(FileExistsError, match="holds an index already"):
         SearchIndex.create(tmp_path, CSDScore(), DIM)
@@ -234,12 +234,12 @@ def test_keys_stand_once_and_unknown_ones_are_named(tmp_path):
 
 def test_embeddings_that_do_not_fit_are_refused(tmp_path):
     index = SearchIndex.create(tmp_path, CSDScore(), DIM)
-    with pytest.raises(ValueError, match="this index has 16 dimensions"):
-        index.add("a", parts_of(gaussians(5, 8)))
+    with pytest.raises(ValueError, match="expected 16 dimensions"):
+        index.append("a", parts_of(gaussians(5, 8)))
     broken = GALLERY.select(slice(5))
     broken = Gaussian(broken.mean / 0, broken.log_var)
     with pytest.raises(ValueError, match="NaN or infinite"):
-        index.add("a", parts_of(broken))
+        index.append("a", parts_of(broken))
     assert len(index) == 0 and (index.search(QUERIES).rows == -1).all()
 
 
@@ -282,7 +282,7 @@ def test_a_killed_build_goes_on_and_leaves_what_one_pass_leaves(tmp_path):
                 time.sleep(0.05)
                 yield part
 
-        index.add("a", slow(), 300)
+        index.append("a", slow(), 300)
 
     killed_while(work, lambda: len(SearchIndex(tmp_path / "broken")) >= 300)
     for name in (store.VECTOR, store.ITEMS, store.ENDS):  # as if it had been killed while writing
@@ -292,7 +292,7 @@ def test_a_killed_build_goes_on_and_leaves_what_one_pass_leaves(tmp_path):
     again = SearchIndex(tmp_path / "broken")
     start = again.source("a")["position"]
     assert start in (300, 600) and len(again) == start and not again.source("a")["done"]
-    again.add("a", parts_of(GALLERY, start=start), 300)
+    again.append("a", parts_of(GALLERY, start=start), 300)
     assert again.source("a")["done"]
     assert {path.name: path.read_bytes() for path in (tmp_path / "whole").iterdir() if path.name != "lock"} == {
         path.name: path.read_bytes() for path in (tmp_path / "broken").iterdir() if path.name != "lock"
@@ -304,17 +304,17 @@ def test_a_killed_build_goes_on_and_leaves_what_one_pass_leaves(tmp_path):
 def test_an_index_that_was_killed_while_rows_were_added_goes_on_from_the_last_that_were_written(tmp_path, monkeypatch):
     monkeypatch.setattr(searched, "SAVE", 0.0)
     monkeypatch.setattr(store, "BLOCK", 100)
-    index = SearchIndex.create(tmp_path, CSDScore(8.0, -3.0), DIM, Kind("hnsw"))
-    index.add("a", parts_of(GALLERY), 100)
+    index = SearchIndex.create(tmp_path, CSDScore(8.0, -3.0), DIM, IndexSpec("hnsw"))
+    index.append("a", parts_of(GALLERY), 100)
 
     def work() -> None:
-        plain = indexes.vectors_of
+        plain = ann.vectors_of
 
         def slow(*args):
             time.sleep(0.05)
             return plain(*args)
 
-        indexes.vectors_of = slow
+        ann.vectors_of = slow
         index.finish()
 
     def held() -> int:
@@ -325,8 +325,8 @@ def test_an_index_that_was_killed_while_rows_were_added_goes_on_from_the_last_th
     written = held()
     assert 300 <= written < ROWS
     again, added = SearchIndex(tmp_path), []
-    plain = indexes.vectors_of
-    monkeypatch.setattr(indexes, "vectors_of", lambda arrays, rows, c: added.append(rows[0]) or plain(arrays, rows, c))
+    plain = ann.vectors_of
+    monkeypatch.setattr(ann, "vectors_of", lambda arrays, rows, c: added.append(rows[0]) or plain(arrays, rows, c))
     again.finish()
     assert added == list(range(written, ROWS, 100))
     assert recall(again.search(QUERIES).rows, brute_force(index.score, QUERIES, GALLERY, 10)) > 0.9
@@ -339,7 +339,7 @@ def test_the_planned_bytes_of_an_item_are_those_that_faiss_writes(tmp_path, kind
     for rows in (1000, ROWS):
         index = build(tmp_path / str(rows), kind=kind, z=GALLERY.select(slice(rows)), lists=8)
         sizes[rows] = len(faiss.serialize_index(index._read()))
-    planned = indexes.memory_per_item(Kind(kind), DIM + 1)
+    planned = IndexSpec(kind).memory_per_item(DIM + 1)
     assert (sizes[ROWS] - sizes[1000]) / (ROWS - 1000) == pytest.approx(planned, rel=0.1)
 
 
@@ -351,19 +351,19 @@ def test_a_source_is_done_when_it_was_read_to_its_end(tmp_path):
         raise OSError("gone")
 
     with pytest.raises(OSError, match="gone"):
-        index.add("a", broken(), rows=10)
+        index.append("a", broken(), rows=10)
     assert index.source("a")["position"] == 20 and not index.source("a")["done"] and not index.source("b")["done"]
-    index.add("a", parts_of(GALLERY.select(slice(0, 30)), 10, start=20), rows=10)
+    index.append("a", parts_of(GALLERY.select(slice(0, 30)), 10, start=20), rows=10)
     assert index.source("a")["done"] and len(index) == 30
 
 
 def test_an_item_that_is_hardly_longer_than_all_others_has_nothing_made_again(tmp_path):
-    index = SearchIndex.create(tmp_path, find_score("csd")(), DIM, Kind("ivf"))
-    index.add("a", parts_of(GALLERY))
+    index = SearchIndex.create(tmp_path, find_score("csd")(), DIM, IndexSpec("ivf"))
+    index.append("a", parts_of(GALLERY))
     index.finish()
     near = index.store.values["near"]
     narrowest = Gaussian(GALLERY.mean[:1], GALLERY.log_var.min(0, keepdim=True).values)
-    index.add("b", parts_of(narrowest, first=ROWS))
+    index.append("b", parts_of(narrowest, first=ROWS))
     index.finish()
     assert index.store.values["near"]["constant"] == near["constant"]
     assert index.store.values["bounds"][2] < near["constant"]
@@ -375,7 +375,7 @@ def test_answers_mean_what_the_units_of_the_other_side_say(tmp_path):
     for side, other in (("image", "texts"), ("text", "images")):
         index = SearchIndex.create(tmp_path / side, score, DIM, side=side)
         z = Gaussian(GALLERY.mean[:4], GALLERY.log_var[:4] - 4)
-        index.add("a", parts_of(z))
+        index.append("a", parts_of(z))
         found = index.search(QUERIES.select([0]), 3)
         (answers,) = answers_of(index, found, [True], QUERIES.select([0]), None)
         trace = z.trace[found.rows[0]]
@@ -385,14 +385,14 @@ def test_answers_mean_what_the_units_of_the_other_side_say(tmp_path):
 
 def test_confidences_of_one_answer_and_of_none(tmp_path):
     index = SearchIndex.create(tmp_path, TrueMatchScore(0.4, 0.1, 50, 9, 10.0, -5.0), DIM)
-    index.add("a", parts_of(GALLERY.select([7])))
+    index.append("a", parts_of(GALLERY.select([7])))
     queries = QUERIES.select([0, 1])
     found = index.search(queries, 3)
     sure = confidences(index, Embedded(queries, {}), found)
     assert sure["lead"].tolist() == [np.inf] * 2 and sure["share"].tolist() == [0.0] * 2
     certain = -(GALLERY.trace[7] + queries.trace)
     np.testing.assert_allclose(sure["certainty"], certain.numpy(), rtol=1e-6)
-    none = Found(torch.tensor([[0, -1], [-1, -1]]), torch.tensor([[0.5, -np.inf], [-np.inf, -np.inf]]).double())
+    none = TopK(torch.tensor([[0, -1], [-1, -1]]), torch.tensor([[0.5, -np.inf], [-np.inf, -np.inf]]).double())
     sure = confidences(index, Embedded(queries, {}), none)
     for name in ("similarity", "lead", "share", "certainty", "log probability"):
         assert sure[name][1] == -np.inf < sure[name][0], name
@@ -402,11 +402,10 @@ def test_a_question_of_both_is_as_new_as_the_newer_part(tmp_path):
     Image.new("RGB", (4, 4)).save(tmp_path / "a.png")
     for text, image in ((3.0, 1.0), (1.0, 3.0)):
 
-        def embed(batch, side, nats={"text": text, "image": image}):  # noqa: B006 (not changed)
-            return Embedded(QUERIES.select([0] * len(batch)), {"mean": torch.full((len(batch),), nats[side])})
+        def embed(items, side, batch_size, nats={"text": text, "image": image}):  # noqa: B006 (not changed)
+            count = len([*items])
+            return Embedded(QUERIES.select([0] * count), {"mean": torch.full((count,), nats[side])})
 
-        embedder = SimpleNamespace(
-            embed=embed, tokenizer=list, embed_images=lambda images, size, embed=embed: embed([*images], "image")
-        )
-        asked = [Question("a"), Question(None, str(tmp_path / "a.png")), Question("a", str(tmp_path / "a.png"))]
+        embedder = SimpleNamespace(embed=embed)
+        asked = [Query("a"), Query(None, str(tmp_path / "a.png")), Query("a", str(tmp_path / "a.png"))]
         assert embed_questions(asked, embedder).novelty["mean"].tolist() == [text, image, 3.0]

@@ -9,7 +9,6 @@ import zipfile
 from contextlib import suppress
 from pathlib import Path
 
-import commits_store
 import numpy as np
 import pytest
 import torch
@@ -22,7 +21,7 @@ from prolip.search import keys, store
 from prolip.search.index import CHUNK, Part, SearchIndex
 from prolip.search.sources import Read, Rebuild
 
-TODAY = Path(commits_store.FORMER).with_name("search-2.zip")
+TODAY = Path(__file__).parents[2] / "fixtures" / "search-2.zip"
 ASKED = Gaussian(torch.randn(3, 4, generator=torch.Generator().manual_seed(5)), torch.zeros(3, 4) - 3)
 
 
@@ -41,7 +40,7 @@ def grow(folder, rows: int, dim: int, chunk: int, first: int = 0) -> SearchIndex
     index = SearchIndex.create(folder, CSDScore(8.0, -3.0), dim)
     mean = torch.randn(chunk, dim, generator=torch.Generator().manual_seed(0))
     z = Gaussian(mean, mean - 3)
-    index.add(
+    index.append(
         "a",
         (
             Part([{"key": f"{row:08}"} for row in range(start, start + chunk)], z, start + chunk)
@@ -116,7 +115,7 @@ def test_each_deletion_is_read_once_by_a_writer_however_many_there_are(tmp_path,
     monkeypatch.setattr(np, "maximum", lambda log, other: read.append(len(log)) or plain(log, other))
     z = Gaussian(torch.zeros(100, 4), torch.zeros(100, 4))
     again = [Part([{"key": f"{row:08}"} for row in range(100)], z, position) for position in range(20)]
-    index.add("b", again, 100, replace=True)
+    index.append("b", again, 100, replace=True)
     assert len(index) == 100 and index.store.deleted.tolist() == list(range(2000))
     assert 2000 <= sum(read) <= 2000 + 100
 
@@ -155,8 +154,8 @@ def test_an_index_of_the_second_version_answers_as_before_and_goes_on(tmp_path):
     assert index.store.are_unwanted(["k3", "k7", "k41", "k55", "k0"]).tolist() == [True, False, True, False, False]
     assert index.store.shards("first") == {"/data/0.tar": "1 2 ", "/data/1.tar": None}
     assert index.find(["k55", "k3", "k64"]).tolist() == [60, -1, 69]
-    index.add("third", [part(100, 30)])
+    index.append("third", [part(100, 30)])
     index.finish()
     opened = SearchIndex(tmp_path, verify=True)
     assert len(opened) == 92 and opened.find(["k100", "k55", "k3"]).tolist() == [70, 60, -1]
-    assert opened.search(ASKED, 5, effort=200).rows.equal(opened.search(ASKED, 5, exactly=True).rows)
+    assert opened.search(ASKED, 5, probe=200).rows.equal(opened.search(ASKED, 5, exactly=True).rows)

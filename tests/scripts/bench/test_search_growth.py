@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from bench.use import search_growth
+from prolip.search.ann import IndexSpec
 from prolip.search.index import SearchIndex
-from prolip.search.indexes import Kind
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -132,7 +132,7 @@ def test_a_run_that_was_killed_goes_on_with_what_it_measured_and_made(tmp_path, 
     kinds = [(kind, items) for kind, items, near in begun if near is None]
     assert kinds == [(kind, items) for items in (300, 900) for kind in KINDS], "each was made once"
     index = SearchIndex(tmp_path / "run/index", verify=True)
-    assert len(index) == 900 and index.kind == Kind()
+    assert len(index) == 900 and index.kind == IndexSpec()
     whole = search_growth.gaussians(search_growth.CHUNK, options(), 1)
     assert index.gaussians(range(900)).mean.equal(whole.mean[:900])  # wherever it was broken off
 

@@ -1,15 +1,15 @@
-"""Rules as people write them: `match_probability < 0.2 and text_tokens > quantile(text_tokens, 0.9)` over columns."""
+"""Rules over columns: `match_probability < 0.2 and text_tokens > quantile(text_tokens, 0.9)`. Imports no torch."""
 
 from __future__ import annotations
 
 import ast
 import math
-import operator
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
+from operator import eq, ge, gt, le, lt, ne
 from typing import Any
 
 import numpy as np
@@ -17,25 +17,31 @@ import numpy as np
 from prolip.utils.documents import shown
 from prolip.utils.messages import first_few
 
-#: What a rule may hold beside numbers, columns, `and`, `or`, `not` and brackets.
-BINARY: dict[type, Callable] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: np.divide,
-    ast.Pow: np.power,
+#: Column -> what it is, for the help and the page.
+MEANINGS = {
+    "cosine": "cosine of the means (the CLIP score)",
+    "score": "the model's own score of the pair",
+    "match_probability": "probability that the caption is true of the image, by the model's scale and bias",
+    "normalised_score": "a score - 1/2 (log mean exp of it over the batch's texts + over its images)",
+    "own_first": "1 where the image scores highest with its own caption, of all in its batch",
+    "image_uncertainty": "trace of the image, or the uncertainty of the model's method",
+    "text_uncertainty": "the same of the caption",
+    "image_bits": "bits that the image says about which caption is meant, of models with units",
+    "image_doubt": "weight of the base rate in the match probability, larger for images unlike the training",
+    "image_ambiguity": "ambiguity of the image in nats, of models that keep general texts",
+    "text_bits": "bits that the caption says about which image is meant",
+    "inclusion": "inclusion test of the image in its caption: above 0 where the caption is the wider one",
+    "text_tokens": "tokens of the caption",
+    "width": "of the image, in pixels",
+    "height": "of the image, in pixels",
 }
-COMPARISONS: dict[type, Callable] = {
-    ast.Lt: operator.lt,
-    ast.LtE: operator.le,
-    ast.Gt: operator.gt,
-    ast.GtE: operator.ge,
-    ast.Eq: operator.eq,
-    ast.NotEq: operator.ne,
-}
+#: Columns that need no model.
+PLAIN = {"text_tokens", "width", "height"}
+BINARY = {ast.Add: np.add, ast.Sub: np.subtract, ast.Mult: np.multiply, ast.Div: np.divide, ast.Pow: np.power}
+COMPARISONS = {ast.Lt: lt, ast.LtE: le, ast.Gt: gt, ast.GtE: ge, ast.Eq: eq, ast.NotEq: ne}
 FUNCTIONS: dict[str, Callable] = {"abs": np.abs, "log": np.log, "exp": np.exp, "sqrt": np.sqrt}
 QUANTILE = "quantile"
-#: Characters of a formula, and operations in each other: every one is a call of Python.
+#: Most characters of a formula, and most nested operations: each is a call of Python.
 CHARACTERS, DEPTH = 20_000, 100
 EXAMPLE = "such as match_probability < 0.2 or text_bits < quantile(text_bits, 0.1)"
 
@@ -45,10 +51,7 @@ Quantiles = Mapping[tuple[str, float], float]
 
 @dataclass(frozen=True)
 class Expression:
-    """A formula over the columns of a table, read by `parse`.
-
-    text: as it was given; columns: those that it reads; quantiles: (column, share) pairs whose values it wants.
-    """
+    """A formula over the columns of a table. columns: that it reads; quantiles: (column, share) pairs that it needs."""
 
     text: str
     tree: ast.expr
@@ -57,7 +60,7 @@ class Expression:
 
     @classmethod
     def parse(cls, text: str) -> Expression:
-        """Read a formula; nothing in it is ever executed. ValueError saying what is not understood."""
+        """Read a formula without executing anything. ValueError says what is not understood."""
         text = text.strip()
         try:
             if len(text) > CHARACTERS:  # Python's parser may crash at much more
@@ -66,7 +69,7 @@ class Expression:
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
             why = getattr(error, "msg", error)
             raise ValueError(f"{shown(text)} is no rule ({why}): give a formula, {EXAMPLE}") from None
-        columns: defaultdict = defaultdict(lambda: np.zeros(1))  # what is asked for stays as a key
+        columns: defaultdict = defaultdict(lambda: np.zeros(1))  # every key that is read stays
         quantiles: defaultdict = defaultdict(float)
         with np.errstate(all="ignore"):
             evaluate(tree, text, columns, quantiles)
@@ -80,15 +83,14 @@ class Expression:
             raise ValueError(f"{shown(self.text)}: there is no column {name!r}: {hint}")
 
     def __call__(self, columns: Columns, quantiles: Quantiles | None = None) -> np.ndarray:
-        """Its value for every row, (N,) float64, or booleans for comparisons; a comparison with NaN is false."""
+        """The value for every row, (N,) float64, or booleans of comparisons; a comparison with NaN is false."""
         rows = len(next(iter(columns.values()))) if columns else 0
         with np.errstate(all="ignore"):
-            value = evaluate(self.tree, self.text, columns, quantiles or {})
-        return np.broadcast_to(value, (rows,))
+            return np.broadcast_to(evaluate(self.tree, self.text, columns, quantiles or {}), (rows,))
 
 
 def constant(node: ast.expr) -> float:
-    """The number that a node is, NaN for any other node and for what no float can hold."""
+    """The number of a node; NaN for other nodes and for numbers that no float can hold."""
     value = node.value if isinstance(node, ast.Constant) else None
     if isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= sys.float_info.max:
         return float(value)
@@ -96,19 +98,19 @@ def constant(node: ast.expr) -> float:
 
 
 def evaluate(node: Any, text: str, columns: Columns, quantiles: Quantiles, depth: int = 0) -> Any:
-    """The value of a node of the formula `text`. ValueError for what a formula may not hold."""
+    """The value of a node of the formula `text`. ValueError for anything else than the grammar of `Expression`."""
 
     def value(part: ast.expr) -> Any:
         return evaluate(part, text, columns, quantiles, depth + 1)
 
-    def number(part: ast.expr) -> np.ndarray:  # NumPy has no difference of booleans
+    def number(part: ast.expr) -> np.ndarray:  # NumPy cannot subtract booleans
         return np.asarray(value(part), np.float64)
 
     if depth > DEPTH:
-        raise ValueError(f"{shown(text)} has more than {DEPTH} operations in each other: join parts by `or` or `and`")
+        raise ValueError(f"{shown(text)} has more than {DEPTH} nested operations: join parts by `or` or `and`")
     match node:
         case ast.Constant() if not math.isnan(constant(node)):
-            return np.float64(constant(node))  # which overflows to inf, where Python's own raises
+            return np.float64(constant(node))  # overflows to inf; a float of Python raises
         case ast.Name(id=name):
             return columns[name]
         case ast.Call(func=ast.Name(id=name), args=args, keywords=[]) if name in (QUANTILE, *FUNCTIONS):
@@ -139,29 +141,26 @@ def evaluate(node: Any, text: str, columns: Columns, quantiles: Quantiles, depth
 
 @dataclass(frozen=True)
 class Rule:
-    """Samples of which the formula is true are dropped; name: the reason that is written beside them."""
+    """Drop the samples of which a formula is true; name: the reason that the tables give."""
 
     name: str
     drop: Expression
 
     @classmethod
     def parse(cls, text: str) -> Rule:
-        """Read `NAME: FORMULA`; ValueError with an example otherwise."""
+        """Read `NAME: FORMULA`. ValueError with an example otherwise."""
         name, colon, formula = text.partition(":")
         if not colon or not name.strip().replace("-", "_").isidentifier():
             raise ValueError(f"--drop {shown(text)}: give NAME: FORMULA, such as mismatch: match_probability < 0.2")
-        expression = Expression.parse(formula)
-        tree = expression.tree
-        if not isinstance(tree, (ast.Compare, ast.BoolOp)) and not isinstance(getattr(tree, "op", None), ast.Not):
-            raise ValueError(
-                f"--drop {shown(text)}: {shown(expression.text)} is no comparison: say when a sample is"
-                f" dropped, {EXAMPLE}"
-            )
-        return cls(name.strip(), expression)
+        drop = Expression.parse(formula)
+        is_not = isinstance(getattr(drop.tree, "op", None), ast.Not)
+        if not isinstance(drop.tree, (ast.Compare, ast.BoolOp)) and not is_not:
+            raise ValueError(f"--drop {shown(text)}: {shown(drop.text)} is no comparison: give one, {EXAMPLE}")
+        return cls(name.strip(), drop)
 
 
 def parse_rules(texts: list[str]) -> list[Rule]:
-    """All rules of a command line. ValueError where two have one name."""
+    """All rules of a command line. ValueError if two have one name."""
     rules = [Rule.parse(text) for text in texts]
     names = [rule.name for rule in rules]
     if twice := sorted({name for name in names if names.count(name) > 1}):

@@ -1,4 +1,4 @@
-"""Many who ask at once: places for their connections, and turns for work that is done one after the other."""
+"""Many visitors at once: places for their connections, and turns for work that is done one at a time."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-#: Seconds that a question waits for its turn, and between two looks whether a place is free.
+#: Seconds that a request waits for its turn, and between two looks for a free place.
 PATIENCE, LOOK = 30.0, 0.01
 
 
 class Busy(Exception):
-    """There was no turn in time; the text says for what."""
+    """There was no turn in time."""
 
 
 @contextmanager
@@ -27,11 +27,10 @@ def turn(lock: threading.Lock, work: str) -> Iterator[None]:
         lock.release()
 
 
-class Crowd:
-    """At most `most` connections; the one that kept the server waiting for longest gives way to the next.
+class Places:
+    """At most `most` connections. The one that has kept the server waiting longest, over `grace` s, yields to the next.
 
-    grace: seconds that a connection may keep it waiting before it gives way. since: when it began to, None while the
-    server works for it.
+    since: when a connection began to keep the server waiting, None while the server works for it.
     """
 
     def __init__(self, most: int, grace: float):
@@ -51,7 +50,7 @@ class Crowd:
         self.since.pop(connection, None)
 
     def mark(self, connection: socket.socket, waits: bool) -> None:
-        """From now on the server waits for a connection, or works for it."""
+        """Note that the server now waits for a connection, or works for it."""
         if connection in self.since:
             self.since[connection] = time.monotonic() if waits else None
 
@@ -60,5 +59,5 @@ class Crowd:
         waiting = [(since, connection) for connection, since in list(self.since.items()) if since is not None]
         late = sorted((pair for pair in waiting if pair[0] < time.monotonic() - seconds), key=lambda pair: pair[0])
         for _, connection in late[:count]:
-            with suppress(OSError):  # it left meanwhile
+            with suppress(OSError):  # it has left
                 connection.shutdown(socket.SHUT_RDWR)  # its thread reads the end and leaves

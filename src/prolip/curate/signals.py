@@ -1,4 +1,4 @@
-"""What a model says of pairs of an image and its caption: a few numbers each."""
+"""The signals of pairs of an image and its caption: a few numbers each, by a model."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from prolip.scores import Score, Side
 from prolip.uncertainty.readings import Reader
 
 
-class Figures:
-    """What an embedder says of batches of pairs: those of `columns`, and novelties, where it has any."""
+class PairSignals:
+    """Computes the columns of batches of pairs: `prolip.curate.rules.MEANINGS`, novelties and signatures."""
 
     def __init__(self, embedder: Embedder):
         self.embedder = embedder
@@ -28,22 +28,20 @@ class Figures:
 
     def __call__(self, pixels: Tensor, captions: Sequence[str]) -> dict[str, np.ndarray | pa.Array]:
         """Columns of a batch, pixels (B, 3, H, W) and B captions."""
-        model = self.embedder
-        ids = model.tokenizer(list(captions))
-        (z, image_novelty), (t, text_novelty) = model.embed(pixels, "image"), model.embed(ids, "text")
-        found = pair_figures(model.score, z, t, model.probabilistic, model.reader)
+        model, ids = self.embedder, self.embedder.tokenizer(list(captions))
+        image, text = model.encode(pixels, "image"), model.encode(ids, "text")
+        found = pair_columns(model.score, image.z, text.z, model.probabilistic, model.reader)
         found["text_tokens"] = lengths_of(ids, self.pad)
         _, first, own = np.unique(np.array(captions, dtype=object), return_index=True, return_inverse=True)
-        found["own_first"] = model.score.pairwise(z, t.select(first)).argmax(1) == torch.from_numpy(own)
-        for side, novelty in (("image", image_novelty), ("text", text_novelty)):
+        found["own_first"] = model.score.pairwise(image.z, text.z.select(first)).argmax(1) == torch.from_numpy(own)
+        for side, novelty in (("image", image.novelty), ("text", text.novelty)):
             found |= {f"{side}_novelty_{end}": nats for end, nats in novelty.items()}
-        columns: dict[str, np.ndarray | pa.Array] = {name: x.float().numpy() for name, x in found.items()}
-        columns[SIGNATURE] = self.signatures(z.mean)
-        return columns
+        return {name: x.float().numpy() for name, x in found.items()} | {SIGNATURE: self.signatures(image.z.mean)}
 
     def signatures(self, mean: Tensor) -> pa.Array:
-        """BITS signs of projections on random planes, packed: for unit vectors at an angle w a bit differs with
-        probability w / pi (Charikar 2002). (B, D) -> (B,) binary.
+        """BITS signs of projections on random planes, packed, (B, D) -> (B,) binary.
+
+        A bit of two unit vectors at an angle w differs with probability w / pi (Charikar 2002).
         """
         if self.planes is None:
             self.planes = torch.randn(mean.shape[1], BITS, generator=torch.Generator().manual_seed(0))
@@ -51,21 +49,21 @@ class Figures:
         return pa.array([row.tobytes() for row in bits], pa.binary(BITS // 8))
 
 
-def pair_figures(
+def pair_columns(
     score: Score, image: Gaussian, text: Gaussian, probabilistic: bool, reader: Reader | None = None
 ) -> dict[str, Tensor]:
-    """The columns that a batch of embedded pairs (B, D) has, (B,) each. reader: the model's.
+    """The columns of a batch of embedded pairs (B, D), (B,) each. reader: the model's.
 
-    normalised_score compares a pair with the others of its batch, as Wang et al. 2024 (arXiv 2405.19547) do; means
-    in place of their sums give a smaller last batch about the same numbers.
+    normalised_score compares a pair with the others of its batch (Wang et al. 2024, arXiv 2405.19547), by means in
+    place of sums, so that a smaller last batch has about the same numbers.
     """
     matrix = score.pairwise(image, text)
-    own = matrix.diagonal()
+    own, logits = matrix.diagonal(), score.scaled(matrix)
     found = {
         "cosine": (image.mean * text.mean).sum(1),
         "score": own,
         "match_probability": score.match_probability(own),
-        "normalised_score": normalised(score.scaled(matrix)),
+        "normalised_score": None if logits is None else normalised(logits),
     }
     evidence = None if reader is None else reader.evidence(image.mean)
     if (doubt := score.doubts(evidence, evidence)) is not None and score.units is not None:
@@ -74,23 +72,21 @@ def pair_figures(
     if reader is not None:
         found["image_ambiguity"] = reader.ambiguity(image.mean)
     if probabilistic:
-        found |= side_figures(score, score.uncertainty(image), "image")
-        found |= side_figures(score, score.uncertainty(text), "text")
+        found |= side_columns(score, score.uncertainty(image), "image")
+        found |= side_columns(score, score.uncertainty(text), "text")
         found["inclusion"] = inclusion_test(image, text)
     return {name: x for name, x in found.items() if x is not None}
 
 
-def side_figures(score: Score, trace: Tensor, side: Side) -> dict[str, Tensor]:
-    """What uncertainties (B,) of one side say: themselves, and bits where the score has units."""
+def side_columns(score: Score, trace: Tensor, side: Side) -> dict[str, Tensor]:
+    """The columns of uncertainties (B,) of one side: themselves, and bits if the score has units."""
     found = {f"{side}_uncertainty": trace}
     if score.units is not None:
         found[f"{side}_bits"] = score.units.information(trace, "texts" if side == "image" else "images", bits=True)
     return found
 
 
-def normalised(logits: Tensor | None) -> Tensor | None:
-    """l_ii - 1/2 (log mean_j exp l_ij + log mean_j exp l_ji) of logits (B, B) -> (B,); None for None."""
-    if logits is None:
-        return None
+def normalised(logits: Tensor) -> Tensor:
+    """l_ii - 1/2 (log mean_j exp l_ij + log mean_j exp l_ji) of logits (B, B) -> (B,)."""
     both = logits.logsumexp(1) + logits.logsumexp(0)
     return logits.diagonal() - (both / 2 - math.log(len(logits)))

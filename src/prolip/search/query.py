@@ -1,4 +1,4 @@
-"""Questions to an index, and answers that say how sure they are."""
+"""Queries to an index, and answers with their probabilities, meanings and refusals."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 import numpy as np
 import torch
@@ -17,12 +17,11 @@ from torch import Tensor
 
 from prolip.data.images import open_image
 from prolip.data.reading.tar import printable
-from prolip.embedder import Embedded, Embedder, groups, joined
+from prolip.embedder import Embedded, Embedder
 from prolip.gaussian import Gaussian, mixture
 from prolip.scores import Score, Side
-from prolip.search.exact import Found, other_side
-from prolip.search.index import SearchIndex
-from prolip.search.risk import Threshold, find_threshold
+from prolip.search.exact import TopK, other_side
+from prolip.search.risk_control import Threshold, find_threshold
 from prolip.search.store import Item
 from prolip.uncertainty.doubt import with_doubt
 from prolip.uncertainty.novelty import refusal
@@ -32,20 +31,23 @@ from prolip.utils import console
 from prolip.utils.documents import check_types, loads, text_lines
 from prolip.utils.messages import first_few
 
+if TYPE_CHECKING:
+    from prolip.search.index import SearchIndex
+
 log = logging.getLogger(__name__)
 
-#: Answers that are looked at to say how sure the first one is.
+#: Answers from which the confidence of the first is computed.
 COMPARED = 20
-#: Texts and pictures that are embedded at a time; questions whose products with a part of the gallery are made at once.
+#: Texts and images that are embedded at a time; queries that are multiplied with a block of the gallery at once.
 TEXTS, PICTURES, BLOCK = 512, 64, 512
-#: Numbers of a gallery (N D) up to which all of it is looked at beside what an index finds.
+#: Numbers of a gallery (N D) up to which a query is compared with all of it.
 NUMBERS = 2**26
-#: Items whose means say what kind of images an index holds.
+#: Items that show what kind of images an index holds.
 SAMPLE = 256
 
 
-class Question(NamedTuple):
-    """A text, the path or URL of a picture, or both. public_only: the URL comes from data: `open_image`."""
+class Query(NamedTuple):
+    """A text, the path or URL of an image, or both. public_only: the URL comes from data: `open_image`."""
 
     text: str | None = None
     image: str | None = None
@@ -57,10 +59,10 @@ class Question(NamedTuple):
 
 @dataclass(frozen=True)
 class Meaning:
-    """What a model says of one input, each None where the model does not know it.
+    """What a model says of one input, None if it does not know.
 
-    bits: about which of the other side is meant; share: of the other side that it fits; share_range: nine of ten texts
-    fit a share in it; ambiguity: nats of an image.
+    bits: information about which input of the other side is meant; share: of the other side that it matches;
+    share_range: contains the share of nine of ten texts; ambiguity: of an image, in nats.
     """
 
     bits: float | None = None
@@ -70,21 +72,21 @@ class Meaning:
 
     @property
     def fits(self) -> str | None:
-        """The share in words, as a range where there is one."""
+        """The share in words, as a range if there is one."""
         if self.share_range is not None:
             return range_in_words(*self.share_range)
         return None if self.share is None else in_words(self.share)
 
     @property
     def words(self) -> list[str]:
-        """All of it for people."""
+        """The meaning in words."""
         said = [] if self.bits is None else [f"{self.bits:.1f} bits, fits {self.fits}"]
         return said if self.ambiguity is None else [*said, f"ambiguity {self.ambiguity:.1f} nats"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Answer(Meaning):
-    """One item that was found. probability: that it matches, None where the score has none or none of such a pair."""
+    """An item that was found. probability: that it matches, None if the score gives none for such a pair."""
 
     item: Item
     similarity: float
@@ -102,55 +104,44 @@ class Answer(Meaning):
             shown = f"{self.probability:.1%}" if self.probability >= 0.01 else in_words(self.probability)
             parts.append(f"match {shown}")
         parts += [f"trace {self.trace:.4g}", *self.words]
-        if captions := self.item.get("captions"):
-            parts.append(repr(captions[0]))
-        return "  ".join(parts)
+        return "  ".join([*parts, *(repr(text) for text in self.item.get("captions", [])[:1])])
 
 
-def embed(questions: Sequence[Question], embedder: Embedder) -> Embedded:
-    """Questions as Gaussians (Q, D), and their novelty where the model knows it of all of them.
+def embed(queries: Sequence[Query], embedder: Embedder) -> Embedded:
+    """Embed queries as Gaussians (Q, D), with their novelty if the model has it for all of them.
 
-    Of a text and a picture the mixture of both, N(the mean of the means brought to unit length, the mean of the
-    variances), as a class is that of its prompts (ProLIP 4.2): what is near to both, as wide as either. It is as new as
-    the newer of them. ValueError for no question, and for one of nothing.
+    A text with an image is their mixture: mean = the normalised mean of the means, variance = the mean of the
+    variances, as of a class and its prompts (ProLIP 4.2). Its novelty is the larger one. ValueError for an empty query.
     """
-    if not questions:
-        raise ValueError("no question: give texts or pictures")
-    for number, question in enumerate(questions, 1):
-        if question[:2] == (None, None):
-            raise ValueError(f"question {number} has neither a text nor a picture: give one")
-    texts, images = ([i for i, question in enumerate(questions) if question[part] is not None] for part in (0, 1))
+    if not queries or any(query[:2] == (None, None) for query in queries):
+        raise ValueError("no query, or one without text and image: give texts or images")
+    texts, images = ([i for i, query in enumerate(queries) if query[part] is not None] for part in (0, 1))
     parts = []
     if texts:
-        asked = groups((questions[i].text for i in texts), TEXTS)
-        parts.append((texts, joined([embedder.embed(embedder.tokenizer(group), "text") for group in asked])))
+        parts.append((texts, embedder.embed((queries[i].text for i in texts), "text", TEXTS)))
     if images:
-        opened = (open_image(questions[i].image or "", questions[i].public_only) for i in images)
-        parts.append((images, embedder.embed_images(opened, PICTURES)))
-    z = Gaussian(*(torch.empty(len(questions), x.shape[1]) for x in parts[0][1].z))
+        opened = (open_image(queries[i].image or "", queries[i].public_only) for i in images)
+        parts.append((images, embedder.embed(opened, "image", PICTURES)))
+    z = Gaussian(*(torch.empty(len(queries), x.shape[1]) for x in parts[0][1].z))
+    ends = [end for end in parts[0][1].novelty if all(end in part.novelty for _, part in parts)]
+    novelty = {end: torch.full((len(queries),), -torch.inf) for end in ends}
     for rows, part in parts:
         z.mean[rows], z.log_var[rows] = part.z
+        for end, nats in novelty.items():
+            nats[rows] = nats[rows].maximum(part.novelty[end])
     if both := sorted(set(texts) & set(images)):
         own = [part.z.select([rows.index(i) for i in both]) for rows, part in parts]
         z.mean[both], z.log_var[both] = mixture(Gaussian(*(torch.stack(pair, 1) for pair in zip(*own))))
-    novelty = {
-        end: torch.full((len(questions),), -torch.inf)
-        for end in parts[0][1].novelty
-        if all(end in part.novelty for _, part in parts)
-    }
-    for rows, part in parts:
-        for end, nats in novelty.items():
-            nats[rows] = nats[rows].maximum(part.novelty[end])
     return Embedded(z, novelty)
 
 
 def answers_of(
-    index: SearchIndex, found: Found, pairs: Sequence[bool], asked: Gaussian, reader: Reader | None, scored: bool = True
+    index: SearchIndex, found: TopK, pairs: Sequence[bool], asked: Gaussian, reader: Reader | None, scored: bool = True
 ) -> list[list[Answer]]:
-    """What was found of each question (Q, D).
+    """Describe the items that were found for each query (Q, D).
 
-    pairs: whether each is of the other side than the gallery, so that its score was trained to be that of a pair;
-    scored: whether it was found by the score, of which a probability may be, with the doubt of the pair's image.
+    pairs: whether each query is of the other side than the gallery, as the score's training pairs; scored: whether the
+    score found them, so a probability may follow, with the doubt of the pair's image.
     """
     there, out = found.rows >= 0, list[list[Answer]]([] for _ in pairs)
     rows, places = found.rows[there].unique(return_inverse=True)
@@ -166,20 +157,13 @@ def answers_of(
     probability = index.score.match_probability(found.scores, doubt, share) if scored else None
     for i, j in there.nonzero().tolist():
         row, given = int(at[i, j]), None if probability is None or not pairs[i] else float(probability[i, j])
-        out[i].append(
-            Answer(
-                item=items[row],
-                similarity=float(found.scores[i, j]),
-                probability=given,
-                trace=float(trace[row]),
-                **vars(means[row]),
-            )
-        )
+        said: dict[str, Any] = {"probability": given, "trace": float(trace[row]), **vars(means[row])}
+        out[i].append(Answer(item=items[row], similarity=float(found.scores[i, j]), **said))
     return out
 
 
 def meanings(z: Gaussian, side: Side, units: Units | None, reader: Reader | None) -> list[Meaning]:
-    """What a model says of each of some inputs of a side (N, D)."""
+    """The meaning of each input of one side (N, D)."""
     columns: list[Sequence[Any]] = [[None] * len(z.mean)] * 4
     if units is not None:
         of = f"{other_side(side)}s"
@@ -192,9 +176,9 @@ def meanings(z: Gaussian, side: Side, units: Units | None, reader: Reader | None
 
 
 def doubts_of(index: SearchIndex, reader: Reader | None, image: Tensor, own: bool = False) -> Tensor | None:
-    """How far not to trust the model on images, unit means (N, D) -> (N,); None where nothing was learnt of that.
+    """How far not to trust the model on images, unit means (N, D) -> (N,); None if it was not fitted.
 
-    own: whether the images are items of the index, SAMPLE of which then say what kind of images these are.
+    own: the images are items of the index; SAMPLE of its items then show what kind of images they are.
     """
     if reader is None:
         return None
@@ -211,48 +195,45 @@ def meaning(index: SearchIndex) -> tuple[Units | None, Score]:
 
 
 def confidences(
-    index: SearchIndex, asked: Embedded, found: Found, pairs: Sequence[bool] = (), reader: Reader | None = None
+    index: SearchIndex, asked: Embedded, found: TopK, pairs: Sequence[bool] = (), reader: Reader | None = None
 ) -> dict[str, np.ndarray]:
-    """How sure the first answer of each question is, larger is surer, by name; an index that finds nothing is not.
+    """Confidences of the first answer to each query by name, (Q,), larger is surer; -inf without an answer.
 
-    similarity: its score; lead: before the second; share: log of its softmax by the trained scale among what was found;
-    certainty: minus the uncertainties of question and answer. Where the model has units, log probability: minus the
-    code length of the answer among all items, of an index of at most NUMBERS numbers. Where it knows novelty,
-    familiarity: log of the probability that the question is of the training's kind. Joint log probability: the sum of
-    both (`prolip.uncertainty.novelty.refusal`).
-    found: COMPARED answers or so of each, always as many; pairs, reader: as in `answers_of`, for pictures' doubt.
+    similarity: its score; lead: over the second; share: log of its softmax by the trained scale; certainty: minus the
+    uncertainties of query and answer; log probability: minus its code length among all items, if the model has units
+    and the gallery at most NUMBERS numbers; familiarity: log of the probability that the query is of the training's
+    kind, if the model knows novelty; joint log probability: the sum of both (`prolip.uncertainty.novelty.refusal`).
+    found: about COMPARED answers, always as many; pairs, reader: as in `answers_of`, for the doubt of images.
     """
-    queries, first = asked.z, found.scores[:, 0]
-    out = {"similarity": first}
+    queries, first, rows = asked.z, found.scores[:, 0], found.rows[:, 0]
+    has_answer, out = rows >= 0, {"similarity": first}
     if found.scores.shape[1] > 1:
         lead = first - found.scores[:, 1]
         out["lead"] = lead.where(lead.isfinite(), torch.inf).where(first.isfinite(), -torch.inf)
-    scaled = index.score.scaled(found.scores)
-    if scaled is not None:
-        share = scaled[:, 0] - scaled.logsumexp(1)
-        out["share"] = share.where(first.isfinite(), -torch.inf)
-    _, own = meaning(index)
-    rows, has_answer = found.rows[:, 0], found.rows[:, 0] >= 0
+    if (scaled := index.score.scaled(found.scores)) is not None:
+        out["share"] = (scaled[:, 0] - scaled.logsumexp(1)).where(first.isfinite(), -torch.inf)
     if bool(has_answer.any()) and bool(queries.log_var.isfinite().any()):
+        own = meaning(index)[1]
         trace: Tensor = own.uncertainty(index.gaussians(rows.clamp(min=0).tolist())) + own.uncertainty(queries)
         out["certainty"] = (-trace.double()).where(has_answer, -torch.inf)
     nats = code_lengths(index, queries, rows)
     doubt = None if index.side == "image" else doubts_of(index, reader, queries.mean)
-    if nats is not None and doubt is not None:
-        hedged = with_doubt((-nats).exp(), doubt * torch.tensor(pairs), 1 / len(index))
-        nats = -hedged.log().where(has_answer, -torch.inf)
     if nats is not None:
+        if doubt is not None:
+            hedged = with_doubt((-nats).exp(), doubt * torch.tensor(pairs), 1 / len(index))
+            nats = -hedged.log().where(has_answer, -torch.inf)
         out["log probability"] = -nats
     if asked.novelty:
         out["familiarity"] = -refusal(torch.zeros(len(rows)), asked.novelty)
-    if nats is not None and asked.novelty:
-        out["joint log probability"] = -refusal(nats, asked.novelty)
+        if nats is not None:
+            out["joint log probability"] = -refusal(nats, asked.novelty)
     return {name: x.double().numpy() for name, x in out.items()}
 
 
 def code_lengths(index: SearchIndex, queries: Gaussian, rows: Tensor) -> Tensor | None:
-    """`Units.code_length` of a row for each question (Q,) among all items, (Q,) nats, inf for the row -1; None where
-    the model has no units, and of an index of more than NUMBERS numbers, which it would read for each batch.
+    """`Units.code_length` of a row per query among all items, (Q,) nats, inf for row -1.
+
+    None if the model has no units, or the index more than NUMBERS numbers, which each batch would read.
     """
     units, dim = meaning(index)[0], queries.mean.shape[1]
     if units is None or len(index) * dim > NUMBERS or not len(index):
@@ -269,32 +250,32 @@ def code_lengths(index: SearchIndex, queries: Gaussian, rows: Tensor) -> Tensor 
 
 def ask(
     index: SearchIndex,
-    questions: Sequence[Question],
+    queries: Sequence[Query],
     embedder: Embedder,
     top: int = 10,
-    wider: bool | None = None,
-    known: tuple[Sequence[Question], Sequence[Sequence[str]]] | None = None,
+    more_general: bool | None = None,
+    known: tuple[Sequence[Query], Sequence[Sequence[str]]] | None = None,
     risk: float = 0.1,
     delta: float = 0.1,
     **settings: Any,
 ) -> tuple[list[list[Answer] | None], list[Meaning], Threshold | None]:
-    """The `top` answers to each question, None where it is refused; what each means; the threshold of the refusals.
+    """The `top` answers to each query, None if refused; the meaning of each query; the threshold of the refusals.
 
-    wider: rank by inclusion, `SearchIndex.search_inclusion`. known: as `read_questions` gives it, asked the same way to
-    refuse by; risk, delta: of `calibrate`. settings: of `SearchIndex.search`.
+    more_general: True or False ranks by inclusion (`SearchIndex.search_inclusion`). known: queries with their right
+    keys, as `read_queries` reads them, to calibrate the refusal; risk, delta: of `calibrate`. settings: of `search`.
     """
-    embedded, threshold, most = embed(questions, embedder), None, top if known is None else max(top, COMPARED)
-    pairs, z, reader = are_pairs(index, questions), embedded.z, embedder.reader
+    embedded, threshold, most = embed(queries, embedder), None, top if known is None else max(top, COMPARED)
+    pairs, z, reader = are_pairs(index, queries), embedded.z, embedder.reader
     images, texts = (meanings(z, side, meaning(index)[0], reader) for side in get_args(Side))
     means = [
-        text if question.image is None else image if question.text is None else Meaning()
-        for question, text, image in zip(questions, texts, images)
+        text if query.image is None else image if query.text is None else Meaning()
+        for query, text, image in zip(queries, texts, images)
     ]
-    if wider is not None:
-        found = index.search_inclusion(z, top, wider, settings.get("shortlist") or 1000)
+    if more_general is not None:
+        found = index.search_inclusion(z, top, more_general, settings.get("rerank") or 1000)
         return [*answers_of(index, found, pairs, z, reader, scored=False)], means, None
-    search: Callable[[Gaussian], Found] = partial(index.search, k=most, **settings)
-    found, given = search(z), [True] * len(questions)
+    search: Callable[[Gaussian], TopK] = partial(index.search, k=most, **settings)
+    found, given = search(z), [True] * len(queries)
     if known is not None:
         threshold = calibrate(index, *known, embedder, risk, delta, search)
         given = threshold.answers(confidences(index, embedded, found.first(COMPARED), pairs, reader)).tolist()
@@ -302,63 +283,61 @@ def ask(
     return [own if is_given else None for own, is_given in zip(answers, given)], means, threshold
 
 
-def are_pairs(index: SearchIndex, questions: Sequence[Question]) -> list[bool]:
-    """Whether each question is of the other side than the gallery."""
-    return [(question.image if index.side == "image" else question.text) is None for question in questions]
+def are_pairs(index: SearchIndex, queries: Sequence[Query]) -> list[bool]:
+    """Whether each query is of the other side than the gallery."""
+    return [(query.image if index.side == "image" else query.text) is None for query in queries]
 
 
 def calibrate(
     index: SearchIndex,
-    questions: Sequence[Question],
+    queries: Sequence[Query],
     right: Sequence[Sequence[str]],
     embedder: Embedder,
     risk: float,
     delta: float = 0.1,
-    search: Callable[[Gaussian], Found] | None = None,
+    search: Callable[[Gaussian], TopK] | None = None,
 ) -> Threshold:
-    """The threshold for these questions, whose right answers are the keys `right`; see `prolip.search.risk`.
+    """Calibrate a threshold (`prolip.search.risk_control`) on queries whose right answers are the keys `right`.
 
-    search: how the questions are asked that it is for, COMPARED answers or more of each (default: as many, by `search`
-    of the index). It holds for first answers that are found so: an approximate index may find others by other settings.
-    A warning names keys that are not in the index. ValueError where none is there.
+    search: how the later queries are searched, with COMPARED answers or more (default: `index.search`), as other
+    settings may find other first answers. Warns of keys that are not in the index; ValueError if none is.
     """
     keys = list(dict.fromkeys(key for some in right for key in some))
     rows = dict(zip(keys, index.find(keys).tolist()))
     missing = [key for key, row in rows.items() if row < 0]
-    what = f"{len(missing)} of {len(keys)} keys of the questions are not in the index ({first_few(missing, 3)})"
+    what = f"{len(missing)} of {len(keys)} keys of the queries are not in the index ({first_few(missing, 3)})"
     if missing and len(missing) == len(keys):
         raise ValueError(f"{what}: give them as query --json prints them")
     if missing:
         log.warning("%s: no answer can be these", console.plain(what))
-    asked = embed(questions, embedder)
+    asked = embed(queries, embedder)
     found = index.search(asked.z, COMPARED) if search is None else search(asked.z)
     firsts = found.rows[:, 0].tolist()
     wrong = [first < 0 or first not in [rows[key] for key in some] for first, some in zip(firsts, right)]
-    sure = confidences(index, asked, found.first(COMPARED), are_pairs(index, questions), embedder.reader)
+    sure = confidences(index, asked, found.first(COMPARED), are_pairs(index, queries), embedder.reader)
     return find_threshold(sure, np.array(wrong), risk, delta)
 
 
-def read_questions(path: str, allow_private_hosts: bool = False) -> tuple[list[Question], list[list[str]]]:
-    """Questions and the keys that answer them, of a file with a JSON object per line:
+def read_queries(path: str, allow_private_hosts: bool = False) -> tuple[list[Query], list[list[str]]]:
+    """Read queries and the keys that answer them, a JSON object per line; ValueError names a wrong line.
 
-        {"text": "a cat", "keys": ["cats/1.jpg", "cats/2.jpg"]}    or "image": a path, or both
+        {"text": "a cat", "keys": ["cats/1.jpg", "cats/2.jpg"]}    or "image": a path or URL, or both
 
-    ValueError, with the line's number, for what is not of this form. allow_private_hosts: whether an image may be a URL
-    of a host that is not public.
+    allow_private_hosts: whether a URL may lead to a host that is not public.
     """
-    questions, right = [], []
+    queries, right = [], []
     for number, line in enumerate(text_lines(Path(path).read_bytes().decode("utf-8-sig", "surrogateescape")), 1):
         if not line.strip():
             continue
         try:
             values = check_types(loads(line), {"text": str | None, "image": str | None, "keys": list}, "it")
-            question = Question(values.get("text"), values.get("image"), not allow_private_hosts)
+            query = Query(values.get("text"), values.get("image"), not allow_private_hosts)
             keys = values["keys"]
-            if question[:2] == (None, None) or not all(isinstance(key, str) for key in keys):
-                raise ValueError("no text or image, or keys that are no texts")
+            if query[:2] == (None, None) or not all(isinstance(key, str) for key in keys):
+                raise ValueError("no text or image, or keys that are not texts")
         except (ValueError, KeyError) as error:
             wanted = json.dumps({"text": "a cat", "keys": ["cats/1.jpg"]})
-            raise ValueError(f"{path}, line {number}: {error!r}; wanted lines such as {wanted}") from error
-        questions.append(question)
+            raise ValueError(f"{path}, line {number}: {error!r}; expected lines such as {wanted}") from error
+        queries.append(query)
         right.append([printable(key) for key in keys])
-    return questions, right
+    return queries, right

@@ -1,4 +1,4 @@
-"""Thumbnails of a gallery's items, read from their files or, by its place in the shard, from the middle of a tar."""
+"""Images of a gallery's items, read from their files or from their place in a local shard."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 from PIL import Image
@@ -22,59 +22,48 @@ from prolip.data.reading.rows import read_rows
 from prolip.data.reading.stream import is_local, local_path
 from prolip.data.reading.tar import SAMPLE_BYTES, StrictHeader, printable
 from prolip.data.samples import IMAGE_SUFFIXES, image_bytes
-from prolip.explorer.crowd import PATIENCE, Busy
+from prolip.explorer.limits import PATIENCE, Busy
 from prolip.search.keys import candidates, hashes_of, run_of
 from prolip.search.store import Item
 from prolip.utils.documents import read_file
 
-#: Pixels of a thumbnail's longer side; thumbnails, and shards' tables, that are kept.
+#: Pixels of a thumbnail's longer side; thumbnails and tables of shards that are kept.
 SIDE, KEPT, TABLES = 224, 1024, 256
-#: Pixels of a picture at most: telephones take up to 64 million. Decoding needs up to 20 bytes for each.
+#: Most pixels of an image. Telephones take up to 64 million; decoding needs up to 20 bytes for each.
 PIXELS = 2**26
-#: Decodes all pictures, also those that ask, one after the other; another thread would get memory of its own.
+#: Decodes all images, one at a time; each further thread would take memory of its own.
 DECODER = ThreadPoolExecutor(1)
+#: The fields of an item that say where its image is.
+PLACES = ("path", "table", "row", "shard")
 Value = TypeVar("Value")
 
 
-#: What says where the picture of an item is.
-PLACES = ("path", "table", "row", "shard")
-
-
 def has_picture(item: Item) -> bool:
-    """Whether an item says where its picture is."""
+    """Whether an item says where its image is."""
     return any(name in item for name in PLACES)
 
 
 class Gone(Exception):
-    """There is no picture of an item; the text says why."""
+    """An item has no image; the text says why."""
 
 
-class Table(NamedTuple):
-    """Where the pictures of a shard are. run: hashes of keys with rows; places: (N, 2), first byte and size of each."""
-
-    run: np.ndarray
-    places: np.ndarray
-
-
-class Pictures:
-    """Pictures of items that say where theirs is, as `prolip.search` keeps: `path`, or `table` with a row, or `shard`
-    with a key SHARD/KEY.
-    """
+class Thumbnails:
+    """Images of items that have a `path`, a `table` and row, or a `shard` and the key SHARD/KEY."""
 
     def __init__(self) -> None:
         self._thumbnail = lru_cache(KEPT)(self._make_thumbnail)
         self._rows = lru_cache(KEPT)(lambda table: read_rows(parse_source(table)))
-        self._table = lru_cache(TABLES)(lambda shard: table_of(local_path(shard)))
+        self._places = lru_cache(TABLES)(lambda shard: places_of(local_path(shard)))
 
     def thumbnail(self, item: Item) -> bytes:
-        """WebP of at most SIDE pixels a side. `Gone` where there is none."""
+        """WebP of at most SIDE pixels a side. `Gone` if there is none."""
         return self._thumbnail(*((name, item[name]) for name in ("key", *PLACES) if name in item))
 
     def _make_thumbnail(self, *item: tuple[str, str]) -> bytes:
         return self.of(dict(item), thumbnail_of, 2 * SIDE)
 
     def of(self, item: Item, make: Callable[[Image.Image], Value], side: int | None = None) -> Value:
-        """What is made of a picture as models see it; side: as in `decode_image`. `Gone` where there is none."""
+        """Make a value from the decoded image of an item; side: as in `decode_image`. `Gone` if there is none."""
         try:
             return decoded(lambda: make(decode_image(self.data(item), PIXELS, side)))
         except SampleFault as fault:
@@ -83,7 +72,7 @@ class Pictures:
             raise Gone(f"{error.filename or item['key']}: {error.strerror or error}") from error
 
     def data(self, item: Item) -> bytes:
-        """The bytes of its file. `Gone` where nobody knows of one, OSError where it cannot be read."""
+        """The bytes of an item's image file. `Gone` if there is none, OSError if it cannot be read."""
         if "path" in item:
             try:
                 return read_file(item["path"], SAMPLE_BYTES)
@@ -97,18 +86,21 @@ class Pictures:
         if not is_local(shard):
             raise Gone(f"{shard} is not on this machine, and pictures are read from local shards alone")
         key = item["key"].removeprefix(f"{Path(shard).stem}/")
-        table = self._table(shard)
-        _, rows = candidates([table.run], hashes_of([key]))
+        run, places = self._places(shard)
+        _, rows = candidates([run], hashes_of([key]))
         if not len(rows):
             raise Gone(f"{shard} has no picture of {key} any more")
-        first, size = table.places[rows[0]].tolist()
+        first, size = places[rows[0]].tolist()
         with open(local_path(shard), "rb") as file:
             file.seek(first)
             return file.read(size)
 
 
-def table_of(path: str) -> Table:
-    """Where the pictures of a tar are, by its headers alone. `Gone` for a compressed or damaged one."""
+def places_of(path: str) -> tuple[np.ndarray, np.ndarray]:
+    """The keys of a tar as a sorted run, and first byte and size of their images (N, 2), by its headers alone.
+
+    `Gone` for a compressed or damaged tar.
+    """
     found: dict[str, tuple[int, int, int]] = {}
     try:
         with tarfile.open(path, mode="r:", tarinfo=StrictHeader) as archive:
@@ -122,11 +114,11 @@ def table_of(path: str) -> Table:
                     found[key] = (order, member.offset_data, member.size)
     except (tarfile.TarError, OSError) as error:
         raise Gone(f"{path}: {error}; pictures are read from whole shards that are not compressed") from error
-    return Table(run_of([*found], 0), np.array([x[1:] for x in found.values()], dtype=np.int64).reshape(-1, 2))
+    return run_of([*found], 0), np.array([x[1:] for x in found.values()], dtype=np.int64).reshape(-1, 2)
 
 
 def decoded(make: Callable[[], Value]) -> Value:
-    """What is made of a picture, while no other is decoded. `Busy` where that is not over in PATIENCE seconds."""
+    """Call `make` while nothing else is decoded. `Busy` after PATIENCE seconds."""
     made = DECODER.submit(make)
     try:
         return made.result(PATIENCE)
@@ -136,7 +128,7 @@ def decoded(make: Callable[[], Value]) -> Value:
 
 
 def thumbnail_of(image: Image.Image) -> bytes:
-    """WebP of at most SIDE pixels a side, for which the picture itself is made smaller."""
+    """WebP of at most SIDE pixels a side; changes the image."""
     image.thumbnail((SIDE, SIDE))
     data = io.BytesIO()
     image.save(data, "WEBP", quality=86, method=2)

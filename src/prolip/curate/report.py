@@ -1,4 +1,4 @@
-"""The report page of a selection: what was dropped, why, and what it looks like; one file with everything in it."""
+"""The report page of a selection: what was dropped, why, with examples, in one self-contained file."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from PIL import Image
 
-from prolip.curate.columns import MEANINGS
-from prolip.curate.expressions import Expression
+from prolip.curate.rules import MEANINGS, Expression
 from prolip.curate.select import KEPT, SELECTION, selection_of
 from prolip.curate.sources import content_of
-from prolip.curate.tables import figures_of, manifest_of, read_table
+from prolip.curate.tables import manifest_of, read_table, signals_of
 from prolip.data.captions import stable_hash
 from prolip.data.faults import SampleFault
 from prolip.data.images import decode_image
@@ -28,22 +27,15 @@ from prolip.utils.console import plain
 from prolip.utils.outputs import replacing
 
 PAGE = "report.html"
-#: Shards that examples are taken from, spread evenly; bins of a histogram; pixels of a picture.
+#: Shards that examples are taken from, spread evenly; bins of a histogram; pixels of a thumbnail.
 SHARDS, BINS, PIXELS = 8, 60, 112
-#: Figures that a page shows whether or not a rule reads them.
-SHOWN = (
-    "match_probability",
-    "normalised_score",
-    "cosine",
-    "text_bits",
-    "image_bits",
-    "text_uncertainty",
-    "image_uncertainty",
-)
+#: Signals that every page shows, after those that a rule reads.
+SHOWN = ["match_probability", "normalised_score", "cosine"]
+SHOWN += [f"{side}_{word}" for word in ("bits", "uncertainty") for side in ("text", "image")]
 
 
 class Example(NamedTuple):
-    """A sample as the page shows it. figures: name and number in print."""
+    """A sample on the page. figures: names of signals and their printed numbers."""
 
     caption: str
     key: str
@@ -52,7 +44,7 @@ class Example(NamedTuple):
 
 
 class Histogram(NamedTuple):
-    """How many samples are kept and dropped in each bin of a figure; what lies outside is in the outer bins."""
+    """Samples kept and dropped in each bin of a signal; the outer bins count all beyond."""
 
     edges: np.ndarray
     kept: np.ndarray
@@ -62,35 +54,29 @@ class Histogram(NamedTuple):
 def write_page(folder: Path, examples: int = 12, read: ShardReader = ShardReader()) -> Path:  # noqa: B008  # frozen
     """Write the page of the selection in `folder`; `examples` of each reason. ValueError without a selection."""
     summary, tables = selection_of(folder)
-    figures = shown_figures(tables[0], summary)
-    environment = Environment(
-        loader=PackageLoader("prolip.curate", "."),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    page = environment.get_template("page.html.j2").render(
+    names = shown_signals(tables[0], summary)
+    loader = PackageLoader("prolip.curate", ".")
+    pages = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    page = pages.get_template("page.html.j2").render(
         title=f"Curated: {plain(folder.resolve().name)}",
         summary=summary,
         model=manifest_of(folder)["model"],
-        picture=style.data_uri(picture_of(histograms(folder, tables, figures)), "png"),
-        meanings={name: MEANINGS.get(name, "novelty in nats, of models that know it") for name in figures},
-        examples=chosen(folder, tables, summary, figures, examples, read),
+        picture=style.data_uri(drawn(histograms(folder, tables, names)), "png"),
+        meanings={name: MEANINGS.get(name, "novelty in nats, of models that know it") for name in names},
+        examples=chosen_examples(folder, tables, summary, names, examples, read),
         kept=KEPT,
     )
-    path = folder / PAGE
-    with replacing(path) as temporary:
+    with replacing(folder / PAGE) as temporary:
         temporary.write_text(page, encoding="utf-8", errors="replace")
-    return path
+    return folder / PAGE
 
 
-def shown_figures(table: Path, summary: dict[str, Any]) -> list[str]:
-    """The columns that a rule reads, then those that are always shown, as far as there are any."""
+def shown_signals(table: Path, summary: dict[str, Any]) -> list[str]:
+    """The columns that a rule reads, then those that are always shown, if they exist."""
     choice = summary["choice"]
     formulas = [*choice["drop"].values(), *(choice[name] for name in ("by", "copies") if choice[name])]
     read = sorted(set().union(*(Expression.parse(text).columns for text in formulas)))
-    there = figures_of(read_table(table).kinds)
+    there = signals_of(read_table(table).kinds)
     return [name for name in dict.fromkeys([*read, *SHOWN]) if name in there][:8]
 
 
@@ -100,10 +86,10 @@ def kept_of(folder: Path, table: Path) -> tuple[np.ndarray, np.ndarray]:
     return columns["copies"] > 0, columns["reasons"].astype(np.int64)
 
 
-def histograms(folder: Path, tables: list[Path], figures: list[str]) -> dict[str, Histogram]:
-    """Of every figure; the range is that of all but the outermost half percent of some shards."""
+def histograms(folder: Path, tables: list[Path], names: list[str]) -> dict[str, Histogram]:
+    """A histogram per signal; its range is that of some shards without the outermost half percents."""
     found = {}
-    for name in figures:
+    for name in names:
         some = np.concatenate([read_table(path, [name]).columns[name] for path in spread(tables)])
         some = some[np.isfinite(some)]
         low, high = np.quantile(some, [0.005, 0.995]) if len(some) else (0.0, 1.0)
@@ -111,7 +97,7 @@ def histograms(folder: Path, tables: list[Path], figures: list[str]) -> dict[str
         found[name] = Histogram(edges, np.zeros(BINS), np.zeros(BINS))
     for path in tables:
         kept, _ = kept_of(folder, path)
-        for name, values in read_table(path, figures).columns.items():
+        for name, values in read_table(path, names).columns.items():
             edges, *both = found[name]
             inside = np.clip(values, edges[0], edges[-1])
             for counts, which in zip(both, (kept, ~kept)):
@@ -125,24 +111,14 @@ def spread(tables: list[Path]) -> list[Path]:
 
 
 @style.styled
-def picture_of(found: dict[str, Histogram]) -> bytes:
-    """A panel for each figure, kept above dropped, as PNG."""
-    rows = -(-len(found) // 2) or 1
-    figure, axes = style.panels(rows, 2, height=2.4)
-    for axis, (name, one) in zip(axes, found.items()):
-        middle, width = (one.edges[1:] + one.edges[:-1]) / 2, np.diff(one.edges)
-        axis.bar(middle, one.kept, width, color=style.IMAGE, label="kept")
-        axis.bar(
-            middle,
-            one.dropped,
-            width,
-            bottom=one.kept,
-            color=style.TEXT,
-            hatch="//",
-            edgecolor="white",
-            linewidth=0,
-            label="dropped",
-        )
+def drawn(found: dict[str, Histogram]) -> bytes:
+    """A panel for each histogram, dropped above kept, as PNG."""
+    figure, axes = style.panels(-(-len(found) // 2) or 1, 2, height=2.4)
+    look: Any = {"color": style.TEXT, "hatch": "//", "edgecolor": "white", "linewidth": 0, "label": "dropped"}
+    for axis, (name, (edges, kept, dropped)) in zip(axes, found.items()):
+        middle, width = (edges[1:] + edges[:-1]) / 2, np.diff(edges)
+        axis.bar(middle, kept, width, color=style.IMAGE, label="kept")
+        axis.bar(middle, dropped, width, bottom=kept, **look)
         axis.set_title(name)
         axis.set_ylabel("samples")
     for axis in axes[len(found) :]:
@@ -150,35 +126,35 @@ def picture_of(found: dict[str, Histogram]) -> bytes:
     if found:
         axes[0].legend()
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=style.STYLE["savefig.dpi"])
+    figure.savefig(buffer, format="png", dpi=style.DPI)
     return buffer.getvalue()
 
 
-def chosen(
-    folder: Path, tables: list[Path], summary: dict[str, Any], figures: list[str], count: int, read: ShardReader
+def chosen_examples(
+    folder: Path, tables: list[Path], summary: dict[str, Any], names: list[str], count: int, read: ShardReader
 ) -> dict[str, list[Example]]:
-    """Examples by reason, and of what is kept, chosen by the hash of their keys and never by how they look."""
-    names = (*summary["reasons"], KEPT)
-    wanted: dict[str, list[tuple[int, Path, int]]] = {name: [] for name in names}
+    """Examples of each reason and of kept samples, chosen by the hash of their keys, never by how they look."""
+    reasons_and_kept = (*summary["reasons"], KEPT)
+    wanted: dict[str, list[tuple[int, Path, int]]] = {name: [] for name in reasons_and_kept}
     for path in spread(tables):
         kept, reasons = kept_of(folder, path)
         keys = read_table(path, ["key"]).columns["key"]
-        for place, name in enumerate(names):
+        for place, name in enumerate(reasons_and_kept):
             rows = np.flatnonzero(kept if name == KEPT else reasons >> place & 1)
             marked = ((stable_hash(path.name, keys[row], "example"), path, int(row)) for row in rows)
             wanted[name] = heapq.nsmallest(count, [*wanted[name], *marked])
-    rows_of: dict[Path, set[int]] = {path: set() for path in tables}
+    rows_of: dict[Path, set[int]] = {}
     for _, path, row in (one for found in wanted.values() for one in found):
-        rows_of[path].add(row)
-    examples = {path: examples_of(path, rows, figures, read) for path, rows in rows_of.items() if rows}
+        rows_of.setdefault(path, set()).add(row)
+    examples = {path: examples_of(path, rows, names, read) for path, rows in rows_of.items()}
     return {name: [examples[path][row] for _, path, row in found] for name, found in wanted.items() if found}
 
 
-def examples_of(path: Path, rows: set[int], figures: list[str], read: ShardReader) -> dict[int, Example]:
-    """Some rows of a table for the page, with pictures from its shard as far as this can be read."""
-    table = read_table(path, ["key", "caption", "fault", "content", *figures[:4]])
+def examples_of(path: Path, rows: set[int], names: list[str], read: ShardReader) -> dict[int, Example]:
+    """Some rows of a table as examples, with images from its shard as far as it can be read."""
+    table = read_table(path, ["key", "caption", "fault", "content", *names[:4]])
     columns, pictures = table.columns, {}
-    with suppress(SampleFault):  # a shard that is gone, or breaks off: its examples have no picture
+    with suppress(SampleFault):  # a shard that is gone or breaks off: its examples have no image
         samples = islice(read(table.note["shard"], lambda fault: None), max(rows) + 1)
         for row, (content, raw) in enumerate(zip(columns["content"], samples)):
             if row in rows and content_of(raw) == content:
@@ -186,13 +162,13 @@ def examples_of(path: Path, rows: set[int], figures: list[str], read: ShardReade
     found = {}
     for row in rows:
         said = columns["fault"][row] or columns["caption"][row]
-        numbers = [(name, f"{columns[name][row]:.3g}") for name in figures[:4] if np.isfinite(columns[name][row])]
+        numbers = [(name, f"{columns[name][row]:.3g}") for name in names[:4] if np.isfinite(columns[name][row])]
         found[row] = Example(plain(said[:160]), plain(columns["key"][row]), pictures.get(row, ""), numbers)
     return found
 
 
 def thumbnail(raw: Raw) -> str:
-    """A small picture, or nothing for what cannot be decoded."""
+    """A small image for the page, or "" if it cannot be decoded."""
     try:
         image = decode_image(image_bytes(raw))
     except SampleFault:

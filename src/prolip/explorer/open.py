@@ -1,0 +1,143 @@
+"""Open what is explored: an index, saved features, or a model with data."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from prolip.embedder import Embedder
+from prolip.explorer.query import MOST
+from prolip.explorer.thumbnails import has_picture
+from prolip.models.diagnose import CONFIG_NAMES
+from prolip.search import sources
+from prolip.search.index import SearchIndex
+from prolip.search.query import calibrate, read_queries
+from prolip.search.risk_control import Threshold
+from prolip.search.store import holds_index
+from prolip.utils.messages import explain_missing
+
+
+@dataclass(frozen=True)
+class Opened:
+    """index: of the gallery; embedder: its model, if any; limitations: what is impossible, and why; temporary: a folder
+    that is deleted with the page; changes: what building the index changed.
+    """
+
+    index: SearchIndex
+    embedder: Embedder | None
+    limitations: list[str]
+    temporary: tempfile.TemporaryDirectory | None = None
+    changes: str = ""
+
+
+def open_source(
+    source: str,
+    embedder: Embedder | None = None,
+    data: str | None = None,
+    output: str | None = None,
+    device: torch.device | str = "auto",
+    precision: str = "fp32",
+    **reading: Any,
+) -> Opened:
+    """Open an index, or build one of saved features or data in `output` or a temporary folder.
+
+    embedder: the model of the index, by default the one that the index names, on this device. reading: of
+    `SearchIndex.add`. ValueError and OSError say what to give.
+    """
+    temporary, changes = None, ""
+    if holds_index(source):
+        if data or output:
+            add = f"prolip search add {source} --data {data or 'SOURCE'}"
+            raise ValueError(f"{source} is an index already: leave --data and --output out, or first add to it, {add}")
+        index = SearchIndex(source)
+    else:
+        address = address_of(source, data)
+        if output is None:
+            temporary = tempfile.TemporaryDirectory(prefix="prolip-explore-")
+            output = f"{temporary.name}/index"
+        try:
+            built = SearchIndex.build(output, address, embedder, device=device, precision=precision, **reading)
+        except BaseException:
+            if temporary is not None:
+                temporary.cleanup()
+            raise
+        index, changes = built.index, str(built)
+    if embedder is not None or index.store.values.get("load"):
+        embedder = index.find_embedder(embedder, device, precision)
+    return Opened(index, embedder, limitations_of(index, embedder), temporary, changes)
+
+
+def threshold_of(opened: Opened, path: str, risk: float, delta: float, allow_private_hosts: bool) -> Threshold:
+    """Calibrate the refusal by risk on the queries of a file."""
+    if opened.embedder is None:
+        raise ValueError("--calibrate asks questions, and there is no model to embed them: give --model")
+    search = partial(opened.index.search, k=MOST + 1)  # as the page searches
+    return calibrate(opened.index, *read_queries(path, allow_private_hosts), opened.embedder, risk, delta, search)
+
+
+def model_of(source: str, data: str | None) -> str | None:
+    """The model of a source, as `Embedder.load` names it; None of an index and of features."""
+    folder = Path(source)
+    if holds_index(folder) or holds_features(source):
+        return None
+    for place in (folder / "model", folder):
+        if any(place.glob("*.safetensors")) and any((place / name).is_file() for name in CONFIG_NAMES):
+            source = f"local-dir:{place}"
+            break
+    else:
+        if folder.is_dir():
+            raise ValueError(
+                f"{source} is no index, no kept features, and no run or model: a run has model/config.json"
+                " and weights, an index index.json, features tasks/"
+            )
+        if "/" in source and ":" not in source:
+            raise FileNotFoundError(f"no folder {source}: {explain_missing(source)}")
+    address_of(source, data)  # refuses data that cannot be embedded before the model is loaded
+    return source
+
+
+def holds_features(source: str) -> bool:
+    """Whether a source is saved features."""
+    return source.startswith("features:") or (Path(source) / "tasks").is_dir()
+
+
+def address_of(source: str, data: str | None) -> str:
+    """The address of what is indexed, as `prolip search` reads it."""
+    if holds_features(source):
+        if data:
+            raise ValueError(f"{source} are features, which were embedded already: leave --data out")
+        return source if source.startswith("features:") else f"features:{source}"
+    if not data:
+        raise ValueError(
+            f"{source} is a model, and there is nothing to explore yet: give --data, one of"
+            f" {sources.FORMS}; or an index of prolip search"
+        )
+    return str(sources.parse(data))
+
+
+def limitations_of(index: SearchIndex, embedder: Embedder | None) -> list[str]:
+    """What cannot be done, and why."""
+    found, some = [], index.items(range(min(len(index.store), 50)))
+    if embedder is None:
+        found.append(
+            "There is no model, so no text can be typed, no picture dropped and no path walked; items, the map"
+            " and uncertainties work. Give --model."
+        )
+    if index.side == "image" and not any(has_picture(item) for item in some):
+        found.append(
+            "Nothing says where the pictures of these items are, as of kept features: they are shown by their"
+            " keys. An index of images or shards knows."
+        )
+    if index.side == "image" and not any(item.get("captions") for item in some):
+        found.append(
+            "No captions are kept with these items, so rules know the items alone, and paths need --texts"
+            " FILE. Tables, shards and class folders bring captions."
+        )
+    if index.card is not None and not index.card.probabilistic:
+        found.append(f"{index.card.name} gives points, without variances: no ellipses, no uncertainty, no elk.")
+    return found

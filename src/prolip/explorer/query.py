@@ -1,0 +1,245 @@
+"""Queries of the page: a text, an image, both, or an item; the nearest items, and a verdict on the first."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from PIL import Image
+
+from prolip.data.faults import SampleFault
+from prolip.data.images import decode_image
+from prolip.embedder import Embedded, Embedder
+from prolip.explorer.confidence import first_answer, judge
+from prolip.explorer.gallery import Captions, cut, number
+from prolip.explorer.thumbnails import PIXELS, Gone, decoded
+from prolip.gaussian import Gaussian, mixture
+from prolip.measures.plane import place
+from prolip.methods import find_score
+from prolip.scores import Score, Side
+from prolip.search import exact
+from prolip.search.exact import TopK, other_side
+from prolip.search.query import COMPARED, NUMBERS, answers_of, confidences, doubts_of, meanings
+from prolip.search.risk_control import Threshold
+
+#: Most answers, and answers side by side; images that are kept for further queries.
+MOST, BESIDE, UPLOADS = 60, 8, 64
+#: The largest ratio of an image's sides.
+STRETCHED = 100
+#: The nearest items that scores without an index rank, in a gallery of more than NUMBERS numbers.
+SHORTLIST = 5000
+#: Scores that are compared with the one of the index.
+COMPARED_SCORES = ("mean", "csd", "elk")
+
+
+@dataclass(frozen=True)
+class PageQuery:
+    """A query as a Gaussian (1, D). sides: of its inputs; novelty: nats by end; row: of the gallery's item."""
+
+    z: Gaussian
+    sides: frozenset[Side]
+    label: str
+    novelty: dict[str, float] = field(default_factory=dict)
+    row: int | None = None
+
+    @property
+    def side(self) -> Side:
+        """The side that a score takes it for; a text with an image is a text."""
+        return "image" if self.sides == {"image"} else "text"
+
+
+class Asker:
+    """Answers queries from a gallery; without a model only by its items. threshold: a calibrated refusal, if any."""
+
+    def __init__(self, captions: Captions, threshold: Threshold | None):
+        self.gallery, self.embedder = captions.gallery, captions.embedder
+        self.captions, self.threshold = captions, threshold
+        self.reader = None if captions.embedder is None else captions.embedder.reader
+        self._uploads: dict[str, PageQuery] = {}
+
+    # --- queries -----------------------------------------------------------------------------------------------------
+    def prepare(self, data: bytes) -> tuple[torch.Tensor, tuple[int, int]]:
+        """The pixels of an image file for the model, its width and height. SampleFault if it cannot be decoded."""
+
+        def made() -> tuple[torch.Tensor, tuple[int, int]]:
+            image = decode_image(data, PIXELS)
+            return self._pixels(image), image.size
+
+        return decoded(made)
+
+    def upload(self, pixels: torch.Tensor) -> str:
+        """Keep the Gaussian of an image for queries; returns its key. pixels: of `prepare`."""
+        key = secrets.token_hex(8)
+        self._uploads[key] = self._embed(pixels.unsqueeze(0), "image", "your picture")
+        if len(self._uploads) > UPLOADS:
+            del self._uploads[next(iter(self._uploads))]
+        return key
+
+    def read(self, values: Mapping[str, Any]) -> PageQuery:
+        """A query of JSON values: `text`, `upload`, both, or `row`. ValueError; KeyError if it is missing."""
+        text, upload, row = (values.get(name) for name in ("text", "upload", "row"))
+        if row is not None:
+            return self._item(row)
+        if text is not None and (not isinstance(text, str) or len(text) > 2000):
+            raise ValueError("a text is a string of at most 2,000 characters")
+        parts = []
+        if text:
+            parts.append(self._embed(self._model().tokenizer([text]), "text", text))
+        if upload is not None:
+            if not isinstance(upload, str) or upload not in self._uploads:
+                raise KeyError("this picture is not kept any more: drop it again")
+            parts.append(self._uploads[upload])
+        if not parts:
+            raise ValueError("no question: type a text, drop a picture, or choose an item")
+        if len(parts) == 1:
+            return parts[0]
+        z = mixture(Gaussian(*(torch.stack(x, 1) for x in zip(*(part.z for part in parts)))))  # as `search.query.embed`
+        return PageQuery(z, frozenset[Side](["image", "text"]), " + ".join(part.label for part in parts))
+
+    def _model(self) -> Embedder:
+        if self.embedder is None:
+            raise ValueError("there is no model to embed texts and pictures: start with --model, or choose an item")
+        return self.embedder
+
+    def _embed(self, inputs: torch.Tensor, side: Side, label: str) -> PageQuery:
+        z, novelty = self._model().encode(inputs, side)
+        return PageQuery(z, frozenset[Side]([side]), label, {end: float(nats[0]) for end, nats in novelty.items()})
+
+    def _pixels(self, image: Image.Image) -> torch.Tensor:
+        """The model's input. SampleFault for a strip, which resizing by its short side would blow up."""
+        if max(image.size) > STRETCHED * min(image.size):
+            sides = " x ".join(map(str, image.size))
+            raise SampleFault("oversized image", f"{sides} pixels, at most {STRETCHED} times as long as wide are taken")
+        return self._model().preprocess(image)
+
+    def _item(self, row: Any) -> PageQuery:
+        item, novelty, side = self.gallery.item(row), {}, self.gallery.index.side
+        if self.embedder is not None and side == "image" and self.embedder.novelty is not None:
+            with suppress(Gone):  # its embedding suffices
+                pixels = self.gallery.pictures.of(item, self._pixels)
+                novelty = self._embed(pixels.unsqueeze(0), "image", item["key"]).novelty
+        return PageQuery(self.gallery.index.gaussians([row]), frozenset[Side]([side]), item["key"], novelty, row)
+
+    # --- answers -----------------------------------------------------------------------------------------------------
+    def search(self, asked: PageQuery, count: int = 24) -> dict[str, Any]:
+        """The nearest items, the nearest captions of an image, and what speaks against answering."""
+        count, index = max(1, min(count, MOST)), self.gallery.index
+        near = index.search(asked.z, MOST + 1)
+        found = without(asked, near, count)
+        pair = asked.sides == {other_side(index.side)}
+        (answers,) = answers_of(index, found, [pair], asked.z, self.reader)
+        doubts = partial(doubts_of, index, self.reader, own=asked.row is not None or asked.side == "text")
+        listed = self.gallery.describe(found.rows[0].tolist())
+        for item, answer in zip(listed, answers):
+            item |= {"score": number(answer.similarity), "probability": number(answer.probability), "fits": answer.fits}
+        captions = self.captions if asked.sides == {"image"} and self.captions.found().texts else None
+        return {
+            "question": self._describe(asked),
+            "answers": listed,
+            "said": [] if captions is None else captions.nearest(asked.z, 5, doubts(asked.z.mean)),
+            "verdict": self._verdict(asked, pair, captions, doubts),
+            "by": index.score.in_words,
+            "place": self._place(asked),
+            "risk": self._risk(asked, near) if pair else None,
+        }
+
+    def _describe(self, asked: PageQuery) -> dict[str, Any]:
+        trace = float(self.gallery.own.uncertainty(asked.z)[0])
+        out: dict[str, Any] = {"label": cut(asked.label), "sides": sorted(asked.sides), "row": asked.row}
+        out |= self.gallery.meaning_of(trace, asked.side)
+        (means,) = meanings(asked.z, asked.side, self.gallery.units, self.reader)
+        if asked.sides == {"text"}:
+            out["fits"] = means.fits
+        elif self.reader is not None and asked.sides == {"image"}:
+            out["ambiguity"] = number(means.ambiguity)
+            doubt = getattr(self.gallery.own, "doubt", None)
+            out["beyond"] = doubt is not None and bool(doubt.extrapolates(self.reader.evidence(asked.z.mean))[0])
+        if asked.sides == {self.gallery.index.side}:
+            out["rank"] = number(self.gallery.rank(trace))
+        elif asked.sides == {"text"} and self.captions.found.done and self.captions.found().texts:  # it does not wait
+            out["rank"] = number(self.captions.rank(trace))
+        return out
+
+    def _place(self, asked: PageQuery) -> list[float | None] | None:
+        """The place of a query on the map; None if one item makes no map."""
+        if len(self.gallery.index) < 2:
+            return None
+        return [number(x) for x in place(self.gallery.mapped().plane, asked.z)[0].tolist()]
+
+    def _verdict(self, asked: PageQuery, pair: bool, captions: Captions | None, doubts: Callable) -> dict[str, Any]:
+        """Judge the first item of a pair with the gallery, or the first caption of an image among images."""
+        answer, own = None, self.gallery.own
+        if pair:
+            answer = first_answer(asked.z, self._candidates(asked), own, asked.side, doubts)
+        elif captions is not None:
+            answer = first_answer(asked.z, [captions.found().z], own, "image", doubts)
+        return {**judge(answer, asked.novelty), "among": "captions" if captions is not None and not pair else "items"}
+
+    def _candidates(self, asked: PageQuery) -> Iterator[Gaussian]:
+        """All items in batches, or the nearest if scoring all would be slow."""
+        index = self.gallery.index
+        fast = self.gallery.units is not None or self.gallery.own.factors(asked.z) is not None
+        if not fast and len(index) * asked.z.mean.shape[1] > NUMBERS:
+            rows = index.search(asked.z, SHORTLIST).rows[0]
+            yield index.gaussians(rows[rows >= 0].tolist())
+            return
+        yield from map(index.store.gallery.gaussian, index.store.gallery.blocks())
+
+    def _risk(self, asked: PageQuery, near: TopK) -> dict[str, Any] | None:
+        """Whether the calibrated threshold, if any, answers a query of its kind; near: as in the calibration."""
+        if self.threshold is None:
+            return None
+        novelty = {end: torch.tensor([nats]) for end, nats in asked.novelty.items()}
+        sure = confidences(self.gallery.index, Embedded(asked.z, novelty), near.first(COMPARED), [True], self.reader)
+        return {
+            "answers": bool(self.threshold.answers(sure)[0]),
+            "by": self.threshold.by,
+            "confidence": number(float(sure[self.threshold.by][0])),
+            "least": number(self.threshold.least),
+            "promise": str(self.threshold),
+        }
+
+    # --- side by side ------------------------------------------------------------------------------------------------
+    def compare(self, asked: PageQuery) -> dict[str, Any]:
+        """The first items by the index's score, the cosine of the means, csd and elk, and where each moved to.
+
+        With more than NUMBERS numbers, the others rank only the SHORTLIST nearest, which `among` says.
+        """
+        index, count = self.gallery.index, BESIDE + 1
+        whole = len(index) * asked.z.mean.shape[1] <= NUMBERS
+        near = None if whole else index.search(asked.z, SHORTLIST)
+        role, columns = other_side(index.side), []
+        order: dict[int, int] = {}
+        for name, score in self._scores().items():
+            if score is index.score:
+                found = index.search(asked.z, count)
+            elif near is None:
+                found = exact.score_all(score, asked.z, index.store.gallery, count, role)
+            else:
+                scores = exact.rescored(score, asked.z, near.rows, index.store.gallery.gaussian, role)
+                found = exact.top(TopK(near.rows, scores), count)
+            found = without(asked, found, BESIDE)
+            rows = found.rows[0].tolist()
+            order = order or {row: rank for rank, row in enumerate(rows)}
+            listed = self.gallery.describe(rows)
+            for item, value in zip(listed, found.scores[0].tolist()):
+                item |= {"score": number(value), "before": order.get(item["row"])}
+            columns.append({"score": name, "own": score is index.score, "answers": listed})
+        return {"columns": columns, "among": len(index) if whole else SHORTLIST, "whole": whole}
+
+    def _scores(self) -> dict[str, Score]:
+        """The index's own first, then the others that these Gaussians have."""
+        found = {self.gallery.index.score.name: self.gallery.index.score}
+        names = COMPARED_SCORES if self.gallery.probabilistic else COMPARED_SCORES[:1]
+        return found | {name: find_score(name)() for name in names if name not in found}
+
+
+def without(asked: PageQuery, found: TopK, count: int) -> TopK:
+    """At most `count` answers to one query, without the item that asks."""
+    kept = (found.rows[0] >= 0) & (found.rows[0] != (-1 if asked.row is None else asked.row))
+    return TopK(found.rows[:, kept][:, :count], found.scores[:, kept][:, :count])
