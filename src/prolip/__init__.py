@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from prolip import losses, measures
     from prolip.classifiers import FewShotClassifier, ZeroShotClassifier
     from prolip.data.images import open_image
-    from prolip.evaluation.zero_shot import build_zero_shot_classifier
+    from prolip.embedder import Embedder
     from prolip.factory import (
         create_model,
         create_model_and_transforms,
@@ -27,9 +27,11 @@ if TYPE_CHECKING:
     from prolip.models.checkpoint import save_pretrained
     from prolip.models.registry import list_models
     from prolip.models.tokenizer import get_tokenizer
+    from prolip.prompts.templates import build_zero_shot_classifier
     from prolip.search.index import SearchIndex
 
 __all__ = [
+    "Embedder",
     "FewShotClassifier",
     "Gaussian",
     "SearchIndex",
@@ -67,16 +69,17 @@ __getattr__ = late(
         "losses": "",
         "measures": "",
         "Gaussian": "gaussian",
+        "Embedder": "embedder",
+        "SearchIndex": "search.index",
         "create_model": "factory",
         "create_model_and_transforms": "factory",
         "list_models": "models.registry",
         "get_tokenizer": "models.tokenizer",
         "create_model_from_pretrained": "factory",
         "fit_uncertainty": "fitting.attach",
-        "SearchIndex": "search.index",
         "open_image": "data.images",
         "score_of": "methods",
-        "build_zero_shot_classifier": "evaluation.zero_shot",
+        "build_zero_shot_classifier": "prompts.templates",
         "list_pretrained": "factory",
         "tokenize": "factory",
         "FewShotClassifier": "classifiers",

@@ -1,43 +1,53 @@
-"""Any model as an evaluation wants it: images and texts in, Gaussians on the CPU out, and the score to rank them by."""
+"""The public centre: `Embedder.load(name)` makes any model one that embeds images and texts as Gaussians.
+
+model = prolip.Embedder.load("local-dir:runs/demo/model")
+image, text = model.embed_images(["cat.jpg"]), model.embed_texts(["a cat", "a dog"])
+model.score.pairwise(image, text)  # (1, 2), larger is nearer
+"""
 
 from __future__ import annotations
 
 import contextlib
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
-import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor, nn
 from tqdm import tqdm
 
+from prolip.data.images import ImageSource, open_image
 from prolip.gaussian import Gaussian, concatenate, kind_of
 from prolip.measures.chance import warn_once
 from prolip.methods import find_method, find_score, score_from_dict, score_of
 from prolip.scores import LEAST_SCALE, CSDScore, Score, Side, Similarity
 from prolip.uncertainty.novelty import Novelty, fitted_novelty
-from prolip.uncertainty.openclip import FittedCLIP
+from prolip.uncertainty.openclip import FittedCLIP, PointModel
 from prolip.uncertainty.readings import Reader
 from prolip.uncertainty.token_stats import Encoded, encode_with_stats
+from prolip.uncertainty.units import Units
+from prolip.utils.threads import default_workers, in_threads
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
 PRECISIONS = {"fp32": None, "amp_bf16": torch.bfloat16, "amp_fp16": torch.float16}
+#: Batches that threads read ahead of the one that is embedded.
+AHEAD = 2
 
 
 @dataclass(frozen=True)
 class ModelCard:
-    """What results and stored features keep of a model.
+    """What results and saved features record of a model.
 
     fingerprint: of weights, settings, preprocessing and tokenizer; probabilistic: whether its variances mean something;
     logit_scale, logit_bias: a and b of the logit a * similarity + b, None where the model has none; score: of its
-    method, as `Score.to_dict` writes it; empty: csd, as of all that was kept before methods had scores.
+    method, as `Score.to_dict` writes it; empty: csd, as in files from before methods had scores.
     """
 
     name: str
@@ -49,7 +59,7 @@ class ModelCard:
     score: dict[str, Any] = field(default_factory=dict)
 
     def scored_by(self, similarity: Similarity = None) -> Score:
-        """The score of the model's method, or the one that is asked for.
+        """The score of the model's method, or the one named.
 
         ValueError for an unknown one, and for one that needs variances where the model has none.
         """
@@ -58,54 +68,203 @@ class ModelCard:
 
 
 class Embedded(NamedTuple):
-    """Inputs of one side: Gaussians (N, D), and by the end of the tower how unlike the training they are, nats (N,);
-    {} where the model does not know.
+    """Gaussians (N, D) of images or texts, and their novelty in nats (N,) by end of the tower: how unlike the training
+    data each is; {} where the model has no reference for it.
     """
 
     z: Gaussian
     novelty: dict[str, Tensor]
 
 
-@dataclass(frozen=True)
 class Embedder:
-    """A model that evaluates.
+    """A loaded model: images and texts in, Gaussians on the CPU out, and the score that ranks them.
 
-    encode_image: pixels (B, 3, H, W) -> Gaussian (B, D); encode_text: token ids (B, L) -> Gaussian (B, D); both with
-    unit means, float32, on the CPU, without a graph; encode_hidden, encode_hidden_text: -> `Encoded`, the same with the
-    first tokens; novelty, text_novelty: what these give -> nats (B,) by the end of the tower that they are of, None
-    where the model knows of none.
-    preprocess: a Pillow image -> (3, H, W); tokenizer: list of texts
-    -> (B, L) ids. A deterministic model gives log_var = -inf, so its traces are exactly 0, and probabilistic is False.
-    logit_scale, logit_bias: as in `ModelCard`; score: of its method; fingerprint: 32 digits that change with weights,
-    settings, preprocessing and tokenizer; parameters: how many the model has; loaded_from: the model, pretrained and
-    tokenizer of `load_embedder`, {} where it was made otherwise.
+    network: `encode_image` and `encode_text` give Gaussians, or OpenCLIP's features, which become points; it is on
+    `device`. preprocess: a Pillow image -> (3, H, W); tokenizer: list of texts -> ids (B, L).
+    score: of the model's method; probabilistic: whether its variances mean something, else log_var = -inf and traces
+    are 0; logit_scale, logit_bias: as in `ModelCard`; novelty, text_novelty: functions of what `encode_hidden` gives ->
+    nats (B,) by end of the tower, None in a model without; parameters: how many the model has; loaded_from: the
+    `model`, `pretrained` and `tokenizer` given to `load`, {} where it was made otherwise.
     """
 
-    name: str
-    encode_image: Callable[[Tensor], Gaussian] = field(repr=False)
-    encode_text: Callable[[Tensor], Gaussian] = field(repr=False)
-    encode_hidden: Callable[[Tensor], Encoded] = field(repr=False)
-    encode_hidden_text: Callable[[Tensor], Encoded] = field(repr=False)
-    novelty: Callable[[Encoded], dict[str, Tensor]] | None = field(repr=False)
-    text_novelty: Callable[[Encoded], dict[str, Tensor]] | None = field(repr=False)
-    preprocess: Callable[[Image.Image], Tensor]
-    tokenizer: Callable[[list[str]], Tensor]
-    probabilistic: bool
-    logit_scale: float | None
-    logit_bias: float | None
-    score: Score
-    device: torch.device
-    precision: str
-    fingerprint: str
-    parameters: int
-    loaded_from: Mapping[str, str | None] = field(default_factory=dict)
+    def __init__(
+        self,
+        name: str,
+        network: nn.Module,
+        preprocess: Callable[[Image.Image], Tensor],
+        tokenizer: Callable[[list[str]], Tensor],
+        device: torch.device | str = "cpu",
+        precision: str = "fp32",
+    ):
+        inner = network.model if isinstance(network, PointModel) else network
+        score, has_variances = own_score(inner)
+        self.probabilistic = has_variances and inner is network
+        self.name, self.preprocess, self.tokenizer, self.score = name, preprocess, tokenizer, score
+        self.network = network if has_variances or inner is not network else PointModel(network)
+        self._given = network
+        self.device, self.precision = torch.device(device), precision
+        self._note_fit()
+        trained = inner.model if isinstance(inner, FittedCLIP) else inner
+        scale, bias = (getattr(trained, part, None) for part in ("logit_scale", "logit_bias"))
+        self.logit_scale = None if scale is None else scale.exp().item()
+        self.logit_bias = None if bias is None else bias.item()
+        self.novelty, self.text_novelty = (
+            None if one is None else partial(_read_novelty, one, self.device)
+            for one in (fitted_novelty(inner), fitted_novelty(inner, "text"))
+        )
+        self.parameters = sum(parameter.numel() for parameter in inner.parameters())
+        self.loaded_from: dict[str, str | None] = {}
+
+    @classmethod
+    def load(
+        cls,
+        name: str,
+        pretrained: str | None = None,
+        *,
+        tokenizer: str | None = None,
+        device: torch.device | str = "cpu",
+        precision: str = "fp32",
+    ) -> Embedder:
+        """Load a model by name.
+
+        name: `local-dir:FOLDER` or `hf-hub:ORG/NAME`, of our layout or OpenCLIP's; or a name of `prolip.list_models()`
+        with `pretrained`: a weights file or, for OpenCLIP's models, a tag; "random" for untrained weights, always the
+        same. tokenizer: a folder of tokenizer files or `bpe`, instead of the model's own. device: cpu, cuda, cuda:0 or
+        auto. precision: fp32, or amp_bf16 / amp_fp16 for autocast (amp_fp16 needs a GPU). Weights are float32.
+        ValueError and FileNotFoundError say what to give for unknown names and missing weights.
+        """
+        from prolip.loading import load_model  # late: it imports OpenCLIP
+
+        if precision not in PRECISIONS:
+            raise ValueError(f"precision {precision!r} is unknown: use one of {', '.join(PRECISIONS)}")
+        place = check_device(device)
+        if precision == "amp_fp16" and place.type != "cuda":
+            raise ValueError(f"amp_fp16 needs CUDA, the device is {place}: use amp_bf16 or fp32")
+        network, preprocess, tokenize = load_model(name, pretrained, tokenizer)
+        network = network.to(place).eval().requires_grad_(False)
+        shown = name if not pretrained else f"{name}:{pretrained}"
+        made = cls(shown, network, preprocess, tokenize, place, precision)
+        made.loaded_from = {"model": name, "pretrained": pretrained, "tokenizer": tokenizer}
+        return made
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """32 digits that change with weights, settings, preprocessing and tokenizer; "" for a model in training.
+
+        The first use takes some seconds per gigabyte of weights.
+        """
+        from prolip.loading import model_fingerprint
+
+        return model_fingerprint(self._given, self.preprocess, self.tokenizer) if self.loaded_from else ""
 
     @property
     def card(self) -> ModelCard:
-        """What is kept of it."""
+        """What results and saved features record of the model."""
+        return self._card(self.fingerprint)
+
+    def scored_by(self, similarity: Similarity = None) -> Score:
+        """As `ModelCard.scored_by`, without the fingerprint."""
+        return self._card("").scored_by(similarity)
+
+    @property
+    def reader(self) -> Reader | None:
+        """The score's reader of ambiguity, doubt and intervals; None in a model that has none."""
+        return self.score.reader
+
+    @property
+    def units(self) -> Units | None:
+        """The unit of the traces: shares and information of images and texts; None in a model that has none."""
+        return self.score.units
+
+    def embed_images(self, images: Iterable[ImageSource], batch_size: int = 64, workers: int | None = None) -> Gaussian:
+        """Embed images as Gaussians (N, D): Pillow images, paths, URLs or bytes, as `prolip.open_image` takes them.
+
+        workers: threads that read and preprocess, default one per core but one. ValueError for no image.
+        """
+        return _whole([z for _, z in self.stream(images, open_image, self.encode_image, batch_size, workers)], "image")
+
+    def embed_texts(self, texts: Iterable[str], batch_size: int = 512) -> Gaussian:
+        """Embed texts as Gaussians (N, D). ValueError for no text."""
+        return embed_texts(self.encode_text, self.tokenizer, texts, batch_size)
+
+    def embed(self, items: Iterable[Any], side: Side, batch_size: int = 64, workers: int | None = None) -> Embedded:
+        """Embed images or texts with their novelty, by one pass. ValueError for none."""
+        if side == "image":
+            encode = partial(self.encode, side=side)
+            parts = [part for _, part in self.stream(items, open_image, encode, batch_size, workers)]
+        else:
+            parts = [self.encode(self.tokenizer(group), side) for group in groups(items, batch_size)]
+        novelty = {end: torch.cat([part.novelty[end] for part in parts]) for end in (parts[0].novelty if parts else ())}
+        return Embedded(_whole([part.z for part in parts], side), novelty)
+
+    def stream(
+        self,
+        items: Iterable[T],
+        read: Callable[[T], Image.Image],
+        encode: Callable[[Tensor], Any],
+        batch_size: int = 64,
+        workers: int | None = None,
+        lost: Callable[[T, Exception], object] | None = None,
+    ) -> Iterator[tuple[list[T], Any]]:
+        """Yield batches of items, in order, with the embeddings of their images: the one loop over images.
+
+        read: item -> image; it and the preprocessing run in `workers` threads (default one per core but one), AHEAD
+        batches early at most. encode: pixels (B, 3, H, W) -> embeddings, such as `encode_image`. lost: called with an
+        item and the error of its image, which is left out; without it the error is raised.
+        """
+
+        def prepare(item: T) -> tuple[T, Tensor | Exception]:
+            try:
+                return item, self.preprocess(read(item))
+            except Exception as error:  # Pillow's plugins raise OSError, SyntaxError, ValueError, struct.error and more
+                return item, error
+
+        def prepared() -> Iterator[tuple[T, Tensor]]:
+            threads = default_workers() if workers is None else workers
+            for item, pixels in in_threads(prepare, iter(items), threads, AHEAD * batch_size):
+                if isinstance(pixels, Tensor):
+                    yield item, pixels
+                elif lost is None:
+                    raise pixels
+                else:
+                    lost(item, pixels)
+
+        for batch in groups(prepared(), batch_size):
+            yield [item for item, _ in batch], encode(torch.stack([pixels for _, pixels in batch]))
+
+    def encode_image(self, pixels: Tensor) -> Gaussian:
+        """Pixels (B, 3, H, W) -> Gaussian (B, D): unit means, float32, on the CPU, without a graph."""
+        return encode(self.network, "image", self.device, self.precision, pixels)
+
+    def encode_text(self, ids: Tensor) -> Gaussian:
+        """Token ids (B, L) -> Gaussian (B, D), as `encode_image`."""
+        return encode(self.network, "text", self.device, self.precision, ids)
+
+    def encode_hidden(self, batch: Tensor, side: Side = "image") -> Encoded:
+        """Pixels or token ids -> their Gaussian and the statistics of their first tokens, by one pass."""
+        with evaluating(self.network, self.device, self.precision):
+            z, stats = encode_with_stats(self.network, batch.to(self.device, non_blocking=True), side)
+        return Encoded(Gaussian(*map(to_cpu, z)), None if stats is None else to_cpu(stats))
+
+    def encode(self, batch: Tensor, side: Side) -> Embedded:
+        """Pixels or token ids -> their Gaussian and novelty, by one pass."""
+        novelty = self.novelty if side == "image" else self.text_novelty
+        if novelty is None:
+            return Embedded(self.encode_image(batch) if side == "image" else self.encode_text(batch), {})
+        hidden = self.encode_hidden(batch, side)
+        return Embedded(hidden.z, novelty(hidden))
+
+    def __deepcopy__(self, memo: dict) -> Embedder:
+        """Itself: copies of what holds an embedder share its weights."""
+        return self
+
+    def __repr__(self) -> str:
+        return f"Embedder({self.name!r}, device={str(self.device)!r}, precision={self.precision!r})"
+
+    def _card(self, fingerprint: str) -> ModelCard:
         return ModelCard(
             self.name,
-            self.fingerprint,
+            fingerprint,
             self.precision,
             self.probabilistic,
             self.logit_scale,
@@ -113,115 +272,45 @@ class Embedder:
             self.score.to_dict(),
         )
 
-    @property
-    def reader(self) -> Reader | None:
-        """The score's reader of what the model keeps of its training; None where it keeps nothing."""
-        return self.score.reader
-
-    def embed(self, batch: Tensor, side: Side) -> Embedded:
-        """One batch of pixels or token ids and its novelty, by one pass."""
-        shown = side == "image"
-        novelty = self.novelty if shown else self.text_novelty
-        if novelty is None:
-            return Embedded(self.encode_image(batch) if shown else self.encode_text(batch), {})
-        hidden = self.encode_hidden(batch) if shown else self.encode_hidden_text(batch)
-        return Embedded(hidden.z, novelty(hidden))
-
-    def embed_texts(self, texts: Iterable[str], batch_size: int = 512) -> Gaussian:
-        """Any number of texts, (N, D). ValueError for none."""
-        return embed_texts(self.encode_text, self.tokenizer, texts, batch_size)
-
-    def embed_images(self, images: Iterable[Image.Image], batch_size: int = 64) -> Embedded:
-        """Any number of images, (N, D), one or more."""
-        batches = groups(map(self.preprocess, images), batch_size)
-        return joined([self.embed(torch.stack(batch), "image") for batch in batches])
-
-    def __deepcopy__(self, memo: dict) -> Embedder:
-        """Itself: copies of what holds an embedder share its weights."""
-        return self
+    def _note_fit(self) -> None:
+        """Warn of variances that mean nothing, and log that old ones lack parts."""
+        score = self.score
+        if score.units is not None and (score.scale or 1.0) < 1.01 * LEAST_SCALE:
+            warn_once(
+                f"{self.name}: its cosines did not tell the pairs apart that its variances were fitted to, so its"
+                " similarities, variances and novelty mean nothing"
+            )
+        if score.units is not None and score.reader is None:
+            log.info(
+                "%s has variances from before intervals, ambiguity of images and doubt were fitted. To fit them, run"
+                " prolip uncertainty",
+                self.name,
+            )
 
 
-class Loaded(NamedTuple):
-    """A network with `encode_image` and `encode_text` -> Gaussian, and what its inputs go through."""
-
-    network: nn.Module
-    preprocess: Callable[[Image.Image], Tensor]
-    tokenizer: Callable[[list[str]], Tensor]
-
-
-def embedder_of(
-    name: str, loaded: Loaded, device: torch.device, precision: str = "fp32", fingerprint: str = ""
-) -> Embedder:
-    """A network that is on `device` already, as an evaluation wants it; what is never stored needs no fingerprint."""
-    network, preprocess, tokenize = loaded
-    inner = network.model if isinstance(network, PointModel) else network
-    score, has_variances = own_score(inner)
-    probabilistic = has_variances and inner is network
-    if not has_variances and inner is network:
-        network = PointModel(network)
-    if score.units is not None and (score.scale or 1.0) < 1.01 * LEAST_SCALE:
-        warn_once(
-            f"{name}: its cosines said nothing of the pairs that its variances were fitted to, and so its"
-            " similarities, variances and novelty mean nothing"
-        )
-    if score.units is not None and score.reader is None:
-        log.info(
-            "%s has variances from before intervals, ambiguity of images and doubt were fitted. To fit them, run"
-            " prolip uncertainty",
-            name,
-        )
-    trained = inner.model if isinstance(inner, FittedCLIP) else inner
-    scale, bias = (getattr(trained, part, None) for part in ("logit_scale", "logit_bias"))
-    novelty, text_novelty = (
-        None if one is None else partial(_read_novelty, one, device)
-        for one in (fitted_novelty(inner), fitted_novelty(inner, "text"))
-    )
-    return Embedder(
-        name=name,
-        encode_image=encoder(network, "image", device, precision),
-        encode_text=encoder(network, "text", device, precision),
-        encode_hidden=partial(_encode_hidden, network, "image", device, precision),
-        encode_hidden_text=partial(_encode_hidden, network, "text", device, precision),
-        novelty=novelty,
-        text_novelty=text_novelty,
-        preprocess=preprocess,
-        tokenizer=tokenize,
-        probabilistic=probabilistic,
-        logit_scale=None if scale is None else scale.exp().item(),
-        logit_bias=None if bias is None else bias.item(),
-        score=score,
-        device=device,
-        precision=precision,
-        fingerprint=fingerprint,
-        parameters=sum(parameter.numel() for parameter in inner.parameters()),
-    )
-
-
-def encoder(network: nn.Module, modality: str, device: torch.device, precision: str) -> Callable[[Tensor], Gaussian]:
-    """`network.encode_<modality>` of one batch: on `device` under autocast to `precision`, float32 on the CPU."""
-    return partial(_encode, network, modality, device, precision)
-
-
-def _encode(network: nn.Module, modality: str, device: torch.device, precision: str, batch: Tensor) -> Gaussian:
+def encode(network: nn.Module, side: Side, device: torch.device | str, precision: str, batch: Tensor) -> Gaussian:
+    """`network.encode_image` or `encode_text` of one batch: on `device` under autocast to `precision`, then on the CPU
+    in float32.
+    """
     with evaluating(network, device, precision):
-        z = getattr(network, f"encode_{modality}")(batch.to(device, non_blocking=True))
-    return Gaussian(*map(kept, z))
-
-
-def _encode_hidden(network: nn.Module, side: Side, device: torch.device, precision: str, batch: Tensor) -> Encoded:
-    with evaluating(network, device, precision):
-        z, first = encode_with_stats(network, batch.to(device, non_blocking=True), side)
-    return Encoded(Gaussian(*map(kept, z)), None if first is None else kept(first))
+        z = getattr(network, f"encode_{side}")(batch.to(device, non_blocking=True))
+    return Gaussian(*map(to_cpu, z))
 
 
 def _read_novelty(novelty: Novelty, device: torch.device, hidden: Encoded) -> dict[str, Tensor]:
-    first = None if hidden.token_stats is None else hidden.token_stats.to(device)
-    found = novelty(Encoded(Gaussian(*(x.to(device) for x in hidden.z)), first))
+    stats = None if hidden.token_stats is None else hidden.token_stats.to(device)
+    found = novelty(Encoded(Gaussian(*(x.to(device) for x in hidden.z)), stats))
     return {name: nats.cpu() for name, nats in found.items()}
 
 
-def kept(x: Tensor) -> Tensor:
-    """What an encoder gives, float32 on the CPU, as an ordinary tensor and no inference one."""
+def _whole(parts: Sequence[Gaussian], side: Side) -> Gaussian:
+    if not parts:
+        raise ValueError(f"no {side} to embed: give at least one")
+    return concatenate(parts)
+
+
+def to_cpu(x: Tensor) -> Tensor:
+    """A model's output in float32 on the CPU, as an ordinary tensor and not one of inference mode."""
     return x.float().cpu().clone()
 
 
@@ -299,28 +388,6 @@ def choose_score(similarity: Similarity, own: Score, probabilistic: bool, name: 
     return score
 
 
-class PointModel(nn.Module):
-    """A deterministic OpenCLIP model as a probabilistic one whose variances are 0."""
-
-    def __init__(self, model: nn.Module):
-        super().__init__()
-        self.model = model
-
-    def encode_image(self, image: Tensor) -> Gaussian:
-        """Pixels (B, 3, H, W) -> points of unit length (B, D)."""
-        return as_points(self.model.encode_image(image))  # type: ignore[operator]
-
-    def encode_text(self, text: Tensor) -> Gaussian:
-        """Token ids (B, L) -> points of unit length (B, D)."""
-        return as_points(self.model.encode_text(text))  # type: ignore[operator]
-
-
-def as_points(features: Tensor | Gaussian) -> Gaussian:
-    """Features (B, D), or the means of Gaussians, as Gaussians of no extent: unit means in float32, log_var = -inf."""
-    mean = F.normalize((features.mean if isinstance(features, Gaussian) else features).float(), dim=-1)
-    return Gaussian(mean, torch.full_like(mean, -torch.inf))
-
-
 def embed_texts(
     encode: Callable[[Tensor], Gaussian],
     tokenizer: Callable,
@@ -328,21 +395,13 @@ def embed_texts(
     batch_size: int = 512,
     progress: bool = False,
 ) -> Gaussian:
-    """Any number of texts, some at a time, (N, D). ValueError for none."""
+    """Texts as Gaussians (N, D), `batch_size` at a time; encode: ids (B, L) -> Gaussian. ValueError for no text."""
     parts = []
     with tqdm(desc="texts", unit="", disable=not progress) as bar:
         for group in groups(texts, batch_size):
             parts.append(encode(tokenizer(group)))
             bar.update(len(group))
-    if not parts:
-        raise ValueError("no text to embed: give at least one")
-    return concatenate(parts)
-
-
-def joined(parts: Sequence[Embedded]) -> Embedded:
-    """Batches of one side as one."""
-    novelty = {end: torch.cat([part.novelty[end] for part in parts]) for end in parts[0].novelty}
-    return Embedded(concatenate([part.z for part in parts]), novelty)
+    return _whole(parts, "text")
 
 
 def token_lengths(tokenizer: Callable, texts: Iterable[str], batch_size: int = 4096) -> Tensor:

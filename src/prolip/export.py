@@ -18,11 +18,11 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from prolip.embedder import PointModel, evaluating, own_score
+from prolip.embedder import evaluating, own_score
 from prolip.flops import image_sides
 from prolip.gaussian import Gaussian, kind_of
 from prolip.loading import load_model
-from prolip.uncertainty.openclip import FittedCLIP
+from prolip.uncertainty.openclip import FittedCLIP, PointModel
 from prolip.utils.outputs import check_output, replacing_folder
 
 NEEDED = ("onnx", "onnxscript", "onnxruntime")
@@ -87,7 +87,7 @@ def text_input(model: nn.Module) -> tuple[int, int, int]:
 
 
 def load(model: str, pretrained: str | None = None) -> nn.Module:
-    """A model by name as `load_embedder` takes it; a `PointModel` where its method has no Gaussians."""
+    """A model by name as `Embedder.load` takes it; a `PointModel` where its method has no Gaussians."""
     network = load_model(model, pretrained, None).network.eval()
     return network if isinstance(network, PointModel) or own_score(network)[1] else PointModel(network)
 

@@ -217,7 +217,7 @@ def _remedy(value: Any) -> str:
         return "Gaussian(mean, log_var) of these two"
     returned = "give what encode_image and encode_text return"
     if isinstance(value, Tensor):
-        return f"{returned}, whole; for points without variances prolip.embedder.as_points(features)"
+        return f"{returned}, whole; for points without variances prolip.gaussian.as_points(features)"
     return f"{returned}, or Gaussian(mean, log_var)"
 
 
@@ -248,6 +248,12 @@ def concatenate(gaussians: Iterable[Gaussian]) -> Gaussian:
             found = f"gaussians[{i}] has rows of shape {own[0]} on {own[1]}, gaussians[0] {first[0]} on {first[1]}"
             raise ValueError(f"{found}: join embeddings of one model on one device")
     return Gaussian(torch.cat([z.mean for z in parts]), torch.cat([z.log_var for z in parts]))
+
+
+def as_points(features: Tensor | Gaussian) -> Gaussian:
+    """Features (B, D), or the means of Gaussians, as points: unit means in float32, log_var = -inf."""
+    mean = F.normalize((features.mean if isinstance(features, Gaussian) else features).float(), dim=-1)
+    return Gaussian(mean, torch.full_like(mean, -torch.inf))
 
 
 def mixture(z: Gaussian, weights: Tensor | None = None, normalise: bool = True) -> Gaussian:

@@ -1,4 +1,4 @@
-"""Models to evaluate by name: ours and every OpenCLIP model, with what their inputs go through, and a fingerprint."""
+"""Load our models and every OpenCLIP model by name, with preprocessing and tokenizer, and compute fingerprints."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import json
 import pickle
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import is_dataclass, replace
+from dataclasses import is_dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import open_clip
@@ -22,7 +22,6 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from prolip.data import images as decoding
-from prolip.embedder import PRECISIONS, Embedder, Loaded, PointModel, check_device, embedder_of
 from prolip.factory import create_model_and_transforms, flattening
 from prolip.gaussian import kind_of
 from prolip.models.checkpoint import CheckpointError, find_in, read_config, read_state_dict
@@ -30,8 +29,9 @@ from prolip.models.config import PreprocessRules, check, check_openclip, is_rele
 from prolip.models.diagnose import CONFIG_NAMES, WEIGHT_NAMES, why_no_model
 from prolip.models.registry import HubFileNotFoundError, hub_file, hub_files, own_models, why_unknown
 from prolip.models.tokenizer import ALL_NAMES, BPETokenizer, cut, first_line, get_tokenizer
-from prolip.uncertainty.openclip import FILE, has_variances, with_variances
+from prolip.uncertainty.openclip import FILE, PointModel, has_variances, with_variances
 from prolip.utils.documents import read_json
+from prolip.utils.late import late
 from prolip.utils.links import check_links
 
 RANDOM = "random"
@@ -51,43 +51,24 @@ UNLOADABLE = (
     AttributeError,
     ImportError,
 )
+#: Texts whose tokens are part of a fingerprint.
 TEXTS = ("a photo of a cat.", "Zürich, 12:30")
 #: Seconds for which transformers asks whether to run code of a model's folder; with 0 it refuses at once.
 FOREIGN_CODE = "transformers.dynamic_module_utils.TIME_OUT_REMOTE_CODE"
 
+__getattr__ = late(__name__, {}, moved={"load_embedder": "prolip.Embedder.load(name, pretrained, tokenizer=...)"})
 
-def load_embedder(
-    model: str,
-    pretrained: str | None = None,
-    device: torch.device | str = "cpu",
-    precision: str = "fp32",
-    tokenizer: str | None = None,
-    stored: bool = True,
-) -> Embedder:
-    """A model by name, ready to evaluate.
 
-    model: `local-dir:FOLDER` or `hf-hub:ORG/NAME`, of our layout or OpenCLIP's; or a name of `prolip.list_models()`
-    with `pretrained`: a weights file or, for OpenCLIP's, a tag, whose inputs are points; "random" for untrained
-    weights, always the same. precision: fp32, or amp_bf16 / amp_fp16 for autocast (amp_fp16 needs a GPU). tokenizer:
-    instead of the model's own, a folder of tokenizer files or `bpe`. stored: whether its embeddings may be kept, for
-    which it gets its fingerprint, some seconds per gigabyte. Weights are float32. ValueError and
-    FileNotFoundError say what to give for unknown names and missing weights.
-    """
-    if precision not in PRECISIONS:
-        raise ValueError(f"precision {precision!r} is unknown: use one of {', '.join(PRECISIONS)}")
-    place = check_device(device)
-    if precision == "amp_fp16" and place.type != "cuda":
-        raise ValueError(f"amp_fp16 needs CUDA, the device is {place}: use amp_bf16 or fp32")
-    network, preprocess, tokenize = load_model(model, pretrained, tokenizer)
-    network = network.to(place).eval().requires_grad_(False)
-    name = model if not pretrained else f"{model}:{pretrained}"
-    fingerprint = model_fingerprint(network, preprocess, tokenize) if stored else ""
-    made = embedder_of(name, Loaded(network, preprocess, tokenize), place, precision, fingerprint)
-    return replace(made, loaded_from={"model": model, "pretrained": pretrained, "tokenizer": tokenizer})
+class Loaded(NamedTuple):
+    """A network with `encode_image` and `encode_text` -> Gaussian, its preprocessing and its tokenizer."""
+
+    network: nn.Module
+    preprocess: Callable[[Image.Image], Tensor]
+    tokenizer: Callable[[list[str]], Tensor]
 
 
 def load_model(model: str, pretrained: str | None, tokenizer: str | None) -> Loaded:
-    """A model by name on the CPU, as `load_embedder` takes it."""
+    """A model on the CPU by its name, as `Embedder.load` takes it."""
     ours = is_prolip(model)
     check_weights(model, pretrained, ours)
     pretrained = None if pretrained == RANDOM else pretrained

@@ -30,7 +30,7 @@ from prolip.data.reading.tar import ShardReader
 from prolip.data.samples import Raw, caption_parts, image_bytes, is_selected
 from prolip.data.sources import Captioned, captioned_samples, source_of
 from prolip.data.split import Split, parse_split
-from prolip.embedder import Embedder, Loaded, embedder_of
+from prolip.embedder import Embedder
 from prolip.evaluation.datasets.base import WHOLE, Dataset, Sample, Share, fingerprint, read_images
 from prolip.evaluation.datasets.registry import has_splits, open_dataset
 from prolip.evaluation.embed import Features
@@ -93,8 +93,8 @@ class Validation:
         A test set that cannot be read is reported and passed over: a run does not end for it. between: called by all
         ranks before each test set; it may raise. last: with examples for the report.
         """
-        found, loaded = Evaluated(), Loaded(model, self.preprocess, self.tokenizer)
-        embedder = embedder_of("the model in training", loaded, world.device, self.precision)
+        found, parts = Evaluated(), (model, self.preprocess, self.tokenizer)
+        embedder = Embedder("the model in training", *parts, world.device, self.precision)
         if self.corpus is not None and world.is_first:
             found.corpus = evaluate_corpus(embedder, self.corpus)
             found.metrics |= found.corpus.metrics

@@ -191,7 +191,7 @@ def classifier():
 #: Functions that read URLs.
 FUNCTIONS = {
     "open_image": prolip.open_image,
-    "question": lambda address: embed([Query(None, address)], Namespace(embed_images=lambda x, _: list(x))),
+    "question": lambda address: embed([Query(None, address)], Namespace(embed=lambda x, *_: list(x))),
     "expand_shards": expand_shards,
     "corpus": emoji.read,
     "open_wds": open_wds,

@@ -19,8 +19,8 @@ import prolip
 import training.hooks
 from drawings import SHARDS, UNSEEN, VALIDATION
 from prolip.corpora.emoji import corpus as emoji
+from prolip.embedder import Embedder
 from prolip.fitting.collect import embed_images, embed_texts
-from prolip.loading import load_embedder
 from training.checkpoint.reader import load_checkpoint
 from training.health.signals import EXIT_STOPPED, STOP, Watchdog
 from training.main import main
@@ -74,13 +74,13 @@ def traces(folder: Path) -> dict[str, torch.Tensor]:
     """Of the corpus's texts and drawings by a saved model, and the novelty of both."""
     model = prolip.create_model(f"local-dir:{folder}").eval()
     corpus, tokenize = emoji.read([UNSEEN]), prolip.get_tokenizer(f"local-dir:{folder}")
-    embedder = load_embedder(f"local-dir:{folder}", stored=False)
+    embedder = Embedder.load(f"local-dir:{folder}")
     ids = tokenize(list(corpus.caption_table().texts[:100]))
     with torch.no_grad():
         texts = model.encode_text(ids)
     pixels = torch.stack([embedder.preprocess(drawing.image()) for drawing in corpus.drawings[:20]])
     hidden = embedder.encode_hidden(pixels)
-    words = embedder.text_novelty(embedder.encode_hidden_text(ids))
+    words = embedder.text_novelty(embedder.encode_hidden(ids, "text"))
     novelty = embedder.novelty(hidden) | {f"text {end}": nats for end, nats in words.items()}
     own = embedder.reader.evidence(hidden.z.mean)
     read = {"ambiguity": embedder.reader.ambiguity(hidden.z.mean), "doubt": embedder.score.doubts(own)}
@@ -206,7 +206,7 @@ def test_a_run_on_few_pairs_saves_its_means_and_says_before_the_first_step_what_
     )
     said = capsys.readouterr().out
     fitted = rows >= 30
-    assert (load_embedder(f"local-dir:{folder}/model").score.units is not None) is fitted
+    assert (Embedder.load(f"local-dir:{folder}/model").score.units is not None) is fitted
     assert ("fitted variances to" in said) is fitted and ("30 pairs of 30 images" in said) is fitted
     if not fitted:
         assert said.index(f"warning: {rows} samples are few") < said.index("step 1/2")

@@ -15,9 +15,9 @@ import prolip.corpora.emoji.report.page
 from prolip.corpora.emoji import corpus as emoji
 from prolip.corpora.emoji.export import write_emoji
 from prolip.corpora.emoji.report.runs import read
+from prolip.embedder import Embedder
 from prolip.evaluation.pairs import Pairs, numbered, recall_of_pairs
 from prolip.gaussian import Gaussian
-from prolip.loading import load_embedder
 from prolip.scores import MeanScore
 from training.evaluate import open_validation, training_rows
 from training.main import parse
@@ -54,7 +54,7 @@ def metrics_of(folder):
 
 def test_training_rows_are_ranked_as_the_saved_model_ranks_them_and_are_the_same_each_time(run, capsys):
     config = parse(["--config", str(run / "config.json")])
-    embedder = load_embedder(f"local-dir:{run / 'model'}")
+    embedder = Embedder.load(f"local-dir:{run / 'model'}")
     rows, again = (training_rows(config.data, embedder.preprocess, None) for _ in range(2))
     assert [row.key for row in rows] == [row.key for row in again]
     assert len({row.key for row in rows}) == len(rows) == 170  # of all that there are, up to 256
@@ -88,7 +88,7 @@ def test_data_without_captions_has_no_training_rows(run, changed):
 
 def test_training_rows_that_cannot_be_read_are_a_line_and_the_test_set_is_measured(run, task):
     config = parse(["--config", str(run / "config.json")])
-    embedder = load_embedder(f"local-dir:{run / 'model'}")
+    embedder = Embedder.load(f"local-dir:{run / 'model'}")
     gone = partial(training_rows, dataclasses.replace(config.data, train_data="gone.tar"), embedder.preprocess, None)
     validation = open_validation(config, embedder.tokenizer, embedder.preprocess, World(), gone)
     found = Evaluated()

@@ -13,10 +13,10 @@ from training_runs import ROOT, TINY, metrics, start
 import prolip
 from prolip.corpora.emoji import corpus as emoji
 from prolip.corpora.emoji.export import write_emoji
+from prolip.embedder import Embedder
 from prolip.evaluation.datasets.registry import open_dataset
 from prolip.evaluation.task import evaluate_dataset
 from prolip.evaluation.tasks import KINDS
-from prolip.loading import load_embedder
 from prolip.utils.flags import FlagError
 from training.evaluate import Best, check_metric, open_validation
 from training.main import main, parse
@@ -110,7 +110,7 @@ def test_the_last_figures_are_those_of_the_saved_models(run, sets):
     found = json.loads((run / "eval.json").read_text())
     assert found["step"] == STEPS
     for prefix, folder in (("", "model"), ("ema/", "model_ema")):
-        embedder = load_embedder(f"local-dir:{run / folder}")
+        embedder = Embedder.load(f"local-dir:{run / folder}")
         for name, spec in sets.items():
             dataset = open_dataset(spec)
             wanted = evaluate_dataset(dataset, embedder).metrics
@@ -124,7 +124,7 @@ def test_the_best_model_is_kept_with_its_figure(run, sets):
     values = {step: row["ema/drawings/i2t/mAP@R"] for step, row in evaluations(run).items()}
     kept = json.loads((run / "best" / "best.json").read_text())
     assert kept["value"] == max(values.values()) == values[kept["step"]]
-    result = evaluate_dataset(open_dataset(sets["drawings"]), load_embedder(f"local-dir:{run / 'best'}"))
+    result = evaluate_dataset(open_dataset(sets["drawings"]), Embedder.load(f"local-dir:{run / 'best'}"))
     assert result.metrics["i2t/mAP@R"] == pytest.approx(kept["value"], rel=1e-5)
 
 
@@ -155,7 +155,7 @@ def test_the_average_of_epochs_is_measured_once_there_is_one_and_can_be_the_best
     assert kept["value"] == rows[kept["step"]]["swa/drawings/rsum"]
     dataset, last = open_dataset(sets["drawings"]), json.loads((folder / "eval.json").read_text())
     for place, value in (("best", kept["value"]), ("model_swa", last["swa/drawings/rsum"])):
-        wanted = evaluate_dataset(dataset, load_embedder(f"local-dir:{folder / place}")).metrics["rsum"]
+        wanted = evaluate_dataset(dataset, Embedder.load(f"local-dir:{folder / place}")).metrics["rsum"]
         assert wanted == pytest.approx(value, rel=1e-5)
 
 
@@ -272,7 +272,7 @@ def test_a_run_that_is_overwritten_leaves_no_best_figure_to_beat(sets, tmp_path)
 
 def test_a_set_that_is_lost_on_the_way_does_not_end_the_run(sets, run):
     validation = make(sets)
-    embedder = load_embedder(f"local-dir:{run / 'model'}")
+    embedder = Embedder.load(f"local-dir:{run / 'model'}")
     lost = dataclasses.replace(validation.tasks[0], samples=lambda share: iter(Path("gone").read_text()))
     whole = validation.tasks[1]
 

@@ -20,8 +20,8 @@ from sklearn.model_selection import train_test_split
 
 from prolip.classifiers import FewShotClassifier, ZeroShotClassifier
 from prolip.corpora.emoji import corpus as emoji
+from prolip.embedder import Embedder
 from prolip.evaluation.metrics.calibration import reliability
-from prolip.loading import load_embedder
 from prolip.search.risk_control import most_wrong
 
 RULE = "group=animals nature|food drink|travel places; subgroup!=time"
@@ -74,7 +74,7 @@ def shots_of(y: np.ndarray, count: int, seed: int) -> np.ndarray:
 def main() -> None:
     """Embed once, then all tables."""
     args = parse()
-    embedder = load_embedder(args.model, args.pretrained, stored=False)
+    embedder = Embedder.load(args.model, args.pretrained)
     (fit_pictures, fit_y), (ask_pictures, ask_y) = (read(x, args.select, args.classes) for x in (args.fit, args.ask))
     zero = ZeroShotClassifier(embedder, sorted({*fit_y, *ask_y})).fit()
     fit_x, ask_x = zero.embed(fit_pictures), zero.embed(ask_pictures)

@@ -14,13 +14,13 @@ from typing import Any
 
 from prolip.corpora.emoji import corpus as emoji
 from prolip.corpora.emoji.export import write_emoji_classes
+from prolip.embedder import Embedder
 from prolip.evaluation.cache import FeatureStore
 from prolip.evaluation.datasets.few_shot import draw, write_few_shot
 from prolip.evaluation.datasets.webdataset import open_wds
 from prolip.evaluation.embed import load_features
 from prolip.evaluation.metrics.bootstrap import Statistic, drawn_as, harmonic_mean_of
 from prolip.evaluation.task import compute_features, evaluate_dataset
-from prolip.loading import load_embedder
 
 ROOT = Path(__file__).resolve().parents[3]
 RECIPE = "scripts/recipes/emoji-few-shot.yaml"
@@ -71,7 +71,7 @@ def evaluate(folder: Path, seed: int) -> None:
     for name in (START, *(f"few-{method}" for method in METHODS)):
         run = folder / f"{name}-s{seed}"
         if not is_whole(run):
-            model, store = load_embedder(f"local-dir:{run / 'model'}"), FeatureStore(run / "few_shot")
+            model, store = Embedder.load(f"local-dir:{run / 'model'}"), FeatureStore(run / "few_shot")
             for one in sets:
                 compute_features(open_wds(one), model, store)
 

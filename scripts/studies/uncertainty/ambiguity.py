@@ -31,7 +31,6 @@ from prolip.corpora.emoji.corpus import Concept, Corpus
 from prolip.embedder import Embedder
 from prolip.gaussian import Gaussian, concatenate
 from prolip.hierarchy.entailment import short
-from prolip.loading import load_embedder
 from prolip.measures import inclusion_test
 from prolip.utils.style import LOOKS, MUTED, panels, percent, styled, write
 from studies.papers.figures.paper import erase
@@ -207,7 +206,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     args = parser.parse_args(arguments)
     corpus, named = gallery(args.data, args.select), {}
     for model in args.model:
-        embedder = load_embedder(model, args.pretrained, args.device, stored=False)
+        embedder = Embedder.load(model, args.pretrained, device=args.device)
         if not embedder.probabilistic:
             raise SystemExit(f"{embedder.name} has no variances, and the studies are of them: give another model")
         studies = [

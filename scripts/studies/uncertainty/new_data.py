@@ -40,7 +40,6 @@ from prolip.corpora.emoji.result import CorpusResult
 from prolip.embedder import Embedder
 from prolip.embeddings import Pairs
 from prolip.evaluation.metrics.selective import auroc
-from prolip.loading import load_embedder
 from prolip.uncertainty import targets
 from prolip.uncertainty.doubt import Evidence
 from studies.tables import markdown, write
@@ -155,7 +154,7 @@ def fit(out: Path, seeds: Sequence[int], models: Sequence[str], old: Path | None
                 for designer in asked(model):
                     path = kept / f"{kind}-{model}-{designer}-s{seed}.npz"
                     if not path.exists():
-                        embedder = load_embedder(f"local-dir:{folder}", stored=False)
+                        embedder = Embedder.load(f"local-dir:{folder}")
                         drawings = drawings_of(model, designer)
                         found = ask(embedder, evaluate_corpus(embedder, drawings))
                         if model == HELD:

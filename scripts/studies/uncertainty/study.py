@@ -163,7 +163,7 @@ def of_new_texts(subject: Subject, own: Sequence[str]) -> dict[str, Row]:
         return {}
     kinds = {"": own, **texts(subject.result.table.texts)}
     nats = {
-        kind: embedder.text_novelty(embedder.encode_hidden_text(embedder.tokenizer(list(found))))
+        kind: embedder.text_novelty(embedder.encode_hidden(embedder.tokenizer(list(found)), "text"))
         for kind, found in kinds.items()
     }
     return {

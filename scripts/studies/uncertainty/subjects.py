@@ -23,7 +23,6 @@ from prolip.embeddings import Pairs
 from prolip.fitting.attach import attach
 from prolip.fitting.collect import embed_images, embed_texts, join, means
 from prolip.gaussian import Gaussian
-from prolip.loading import load_embedder
 from prolip.methods.likelihood import LikelihoodConfig
 from studies.uncertainty.baselines import BASELINES
 
@@ -41,7 +40,7 @@ class Trained:
 
     @cached_property
     def embedder(self) -> Embedder:
-        return load_embedder(self.model, stored=False)
+        return Embedder.load(self.model)
 
     @cached_property
     def corpus(self) -> Corpus:
@@ -60,7 +59,7 @@ class Trained:
         part = join([embed_images(samples, lambda batch: means(embedder.encode_hidden(batch)))])
         assert embedder.logit_scale is not None
         empty = embedder.embed_texts([""]).mean[0]
-        encode = lambda ids: means(embedder.encode_hidden_text(ids))  # noqa: E731
+        encode = lambda ids: means(embedder.encode_hidden(ids, "text"))  # noqa: E731
         return embed_texts(part, encode, embedder.tokenizer, embedder.logit_scale, empty=empty)
 
     @property
@@ -97,7 +96,7 @@ def fitted(name: str, run: Trained, seed: int) -> Subject:
         pairs, start = run.pairs, time.perf_counter()
         attach(run.model, None, None, pairs, LikelihoodConfig(), folder, seed)
         seconds = time.perf_counter() - start
-        embedder = load_embedder(f"local-dir:{folder}", stored=False)
+        embedder = Embedder.load(f"local-dir:{folder}")
         result = evaluate_corpus(embedder, run.corpus)
     return Subject(name, embedder, result, lambda side, z: result.uncertainty(z), seconds)
 

@@ -21,18 +21,18 @@ from torch import Tensor
 
 from prolip.corpora.emoji import corpus as emoji
 from prolip.corpora.emoji.export import write_emoji_classes
+from prolip.embedder import Embedder
 from prolip.evaluation.cache import FeatureStore
 from prolip.evaluation.datasets.webdataset import open_wds
 from prolip.evaluation.embed import EVERY, Features, image_features
 from prolip.evaluation.metrics.bootstrap import Interval, Statistic, combine, intervals, mean_of
+from prolip.evaluation.prompts import cross_weights, halves
 from prolip.evaluation.tasks.base import own_labels
-from prolip.evaluation.tasks.best_prompts import cross_weights, halves
 from prolip.evaluation.tasks.classification import evaluate
-from prolip.evaluation.zero_shot import PromptRule
 from prolip.gaussian import Gaussian, mixture
-from prolip.loading import load_embedder
 from prolip.prompts.bprw import drawn_images, log_likelihoods, points_of
 from prolip.prompts.figures import entropy
+from prolip.prompts.templates import PromptRule
 from prolip.utils.outputs import replacing
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -46,7 +46,7 @@ FIGURES, DRAWS = ("acc1", "mean_per_class_recall"), 1000
 
 def features_of(model: Path, dataset_folder: Path, work: Path) -> Features:
     """Images and all prompts (C, T, D) of a model, embedded once."""
-    dataset, embedder = open_wds(dataset_folder), load_embedder(f"local-dir:{model}")
+    dataset, embedder = open_wds(dataset_folder), Embedder.load(f"local-dir:{model}")
     features = image_features(dataset, embedder, FeatureStore(work / "features"))
     file = work / "prompts" / f"{dataset_folder.name}-{embedder.fingerprint}.pt"
     if not file.exists():

@@ -20,10 +20,9 @@ from prolip.classifiers.inputs import embed as embed_pictures
 from prolip.classifiers.sharpness import Sharpness
 from prolip.corpora.emoji.corpus import TEMPLATES
 from prolip.embedder import Embedder, ModelCard
-from prolip.evaluation.zero_shot import fill_all, mix_groups
 from prolip.gaussian import Gaussian, check_embeddings, kind_of
-from prolip.loading import load_embedder
 from prolip.measures.chance import OwnFirst, warn_once
+from prolip.prompts.templates import fill_all, mix_groups
 from prolip.scores import Score
 from prolip.search.risk_control import Threshold, find_threshold
 from prolip.uncertainty.doubt import hedge
@@ -193,11 +192,11 @@ class ImageClassifier(ClassifierMixin, BaseEstimator):
         if not isinstance(self.model, str):
             raise ValueError(
                 f"model={self.model!r}: give a name such as 'local-dir:runs/demo/model', or what"
-                " prolip.evaluation.load_embedder gives"
+                " prolip.Embedder.load gives"
             )
         named = (self.model, self.pretrained, self.device)
         if self.__dict__.get("_loaded", (None,))[0] != named:
-            self._loaded = named, load_embedder(*named)
+            self._loaded = named, Embedder.load(self.model, self.pretrained, device=self.device)
         return self._loaded[1]
 
     def __getstate__(self) -> dict[str, Any]:

@@ -12,7 +12,6 @@ from PIL import Image
 from sklearn.utils.validation import check_array
 from torch import Tensor
 
-from prolip.data.images import open_image
 from prolip.embedder import Embedder
 from prolip.gaussian import Gaussian, check_embeddings
 
@@ -49,7 +48,7 @@ def is_picture(given: Any) -> bool:
 
 def embed(pictures: Iterable[Any], embedder: Embedder, batch_size: int) -> Shown:
     """Pictures through the image tower, some at a time."""
-    return Shown(*embedder.embed_images(map(open_image, pictures), batch_size))
+    return Shown(*embedder.embed(pictures, "image", batch_size))
 
 
 def to_array(shown: Shown) -> np.ndarray:

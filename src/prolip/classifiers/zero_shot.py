@@ -17,7 +17,7 @@ class ZeroShotClassifier(ImageClassifier):
     """Images by the names of their classes: `ZeroShotClassifier(model, ["cat", "dog"]).fit().predict(pictures)`.
 
     model: a name such as local-dir:runs/demo/model (`pretrained`: its weights, where the name has none), or what
-    `prolip.evaluation.load_embedder` gives. classes: names, or {label: name or list of names}. templates: what names
+    `prolip.Embedder.load` gives. classes: names, or {label: name or list of names}. templates: what names
     stand in, one or a list, with {} in the name's place; "openai", "simple" or "drawings" are lists. similarity:
     another score than the model's own. After `fit`: `classes_`, the sorted labels, `texts_`, their Gaussians (C, D),
     `sharpness_`.

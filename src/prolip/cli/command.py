@@ -198,11 +198,12 @@ MODEL = shared(Model, required=["model"])
 COMPUTE = shared(Compute, "device", "precision", "batch_size", "workers")
 
 
-def load(args: argparse.Namespace, model: str | None = None, **settings: Any) -> Embedder:
-    """Load the model by the flags of `Model` and `Compute`; model: one of several. settings: of `load_embedder`."""
-    from prolip.loading import load_embedder
+def load(args: argparse.Namespace, model: str | None = None) -> Embedder:
+    """Load the model by the flags of `Model` and `Compute`; model: one of several."""
+    from prolip.embedder import Embedder
 
-    return load_embedder(model or args.model, args.pretrained, args.device, args.precision, args.tokenizer, **settings)
+    options = {name: getattr(args, name) for name in ("tokenizer", "device", "precision")}
+    return Embedder.load(model or args.model, args.pretrained, **options)
 
 
 def check(args: argparse.Namespace, folder: bool = False) -> None:

@@ -77,8 +77,8 @@ PROMPTS = """--prompts:
 
 def check_tasks(args: argparse.Namespace) -> None:
     """ValueError for flags that do not go together, before anything is loaded."""
-    from prolip.evaluation.zero_shot import ALL, BPRW, BY_IMAGES, read_prompts
     from prolip.methods import find_score
+    from prolip.prompts.templates import ALL, BPRW, BY_IMAGES, read_prompts
 
     for similarity in args.similarity or ():
         find_score(similarity)
@@ -131,8 +131,8 @@ def features_of(args: argparse.Namespace) -> Iterator[Features]:
     from prolip.evaluation.cache import FeatureStore
     from prolip.evaluation.embed import load_features
     from prolip.evaluation.evaluate import embed_datasets
-    from prolip.evaluation.zero_shot import read_prompts
-    from prolip.prompts.fitting import check_pool
+    from prolip.evaluation.prompts import check_pool
+    from prolip.prompts.templates import read_prompts
 
     if args.features:
         return load_features(FeatureStore(args.features))
@@ -145,7 +145,7 @@ def features_of(args: argparse.Namespace) -> Iterator[Features]:
                 check_pool(pool, dataset)
     embedder = load(args)
     for similarity in args.similarity or ():
-        embedder.card.scored_by(similarity)
+        embedder.scored_by(similarity)
     return embed_datasets(
         datasets,
         embedder,
@@ -209,8 +209,8 @@ def run_tasks(args: argparse.Namespace) -> None:
 
 def said_of_prompts(args: argparse.Namespace) -> str:
     """Which prompts classes are made of, for readers."""
-    from prolip.evaluation.tasks.best_prompts import described
-    from prolip.evaluation.zero_shot import read_prompts
+    from prolip.evaluation.prompts import described
+    from prolip.prompts.templates import read_prompts
 
     if not args.prompts_fit:
         return described(read_prompts(args.prompts))
@@ -271,7 +271,7 @@ def run_emoji(args: argparse.Namespace) -> None:
         args.pretrained = "random"
         what = "is a bare config, so its weights are random; a run is local-dir:runs/NAME/model"
         print(f"note: {args.model} {what}", file=sys.stderr)
-    result = emoji.evaluate_corpus(load(args, stored=False), corpus, similarity=args.similarity)
+    result = emoji.evaluate_corpus(load(args), corpus, similarity=args.similarity)
     result.info |= {"model": args.model, "data": args.data, "names": args.names, "select": args.select}
     if args.intervals:
         result.add_intervals(args.intervals, against)
@@ -327,7 +327,7 @@ def run_datacomp(args: argparse.Namespace) -> int:
         store=FeatureStore(args.save_features),
         options={"batch_size": args.batch_size, "workers": args.workers, "progress": sys.stderr.isatty()},
     )
-    choice = suite.Choice(
+    choice = suite.SuiteChoice(
         tasks=args.tasks,
         similarities=args.similarity or [None],
         prompts=args.prompts,

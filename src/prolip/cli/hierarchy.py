@@ -70,10 +70,7 @@ def run_entailment(args: argparse.Namespace) -> None:
 
     corpus = corpus_of(args)
     pairs = kinds.relations(corpus, corpus.caption_table(), args.max_pairs, args.seed)
-    results = [
-        kinds.evaluate_entailment(load(args, model, stored=False), corpus, pairs, args.intervals)
-        for model in args.model
-    ]
+    results = [kinds.evaluate_entailment(load(args, model), corpus, pairs, args.intervals) for model in args.model]
     keep(args.output, entailment.as_json(results, pairs))
     print(entailment.format_entailment(results, pairs, args.intervals))
 
@@ -97,7 +94,7 @@ def run_traverse(args: argparse.Namespace) -> None:
 
     corpus = corpus_of(args)
     shown = Corpus(corpus.concepts, corpus.drawings[: args.top])
-    embedder, texts = load(args, stored=False), corpus.caption_table().texts
+    embedder, texts = load(args), corpus.caption_table().texts
     image, text = embed_drawings(shown, embedder)[0], embedder.embed_texts(texts)
     found = traverse(image, text, embedder.embed_texts([""]), args.root, args.steps, inclusion_of(args, embedder))
     names = [corpus.concepts[drawing.concept].name for drawing in shown.drawings]
@@ -125,7 +122,7 @@ def run_hierarcaps(args: argparse.Namespace) -> None:
     data = read_hierarcaps(args.captions)
     files, named = data.files(args.images), []
     for model in args.model:
-        embedder = load(args, model, stored=False)
+        embedder = load(args, model)
         inclusion = inclusion_of(args, embedder)
         found = evaluate_hierarcaps(data, files, embedder, args.steps, inclusion, sys.stderr.isatty())
         named += [(f"{short(embedder.name)[-16:]} {root}", metrics) for root, metrics in found.items()]
@@ -174,7 +171,7 @@ def run_levels(args: argparse.Namespace) -> None:
 
     files = list(zip(*read_levels(args.images))) if args.images else []
     data = read_hierarcaps(args.captions) if args.captions else None
-    embedder = load(args, stored=False)
+    embedder = load(args)
     if not embedder.probabilistic:
         raise ValueError(f"{embedder.name} has no variances, and traces and inclusion are of them: give another model")
     from prolip.hierarchy.figures import write_levels

@@ -30,9 +30,8 @@ def fit(args: argparse.Namespace) -> None:
     """Fit weights of prompts to images."""
     from prolip.data.reading.csv import show_counts
     from prolip.evaluation.cache import FeatureStore
-    from prolip.evaluation.tasks.base import class_prompts
-    from prolip.evaluation.zero_shot import PromptRule
-    from prolip.prompts.fitting import fit_prompts
+    from prolip.evaluation.prompts import fit_prompts
+    from prolip.prompts.templates import PromptRule, class_prompts
     from prolip.utils.documents import CONFIG_BYTES, entries, text_of
 
     show_counts()

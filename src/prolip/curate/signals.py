@@ -29,7 +29,7 @@ class PairSignals:
     def __call__(self, pixels: Tensor, captions: Sequence[str]) -> dict[str, np.ndarray | pa.Array]:
         """Columns of a batch, pixels (B, 3, H, W) and B captions."""
         model, ids = self.embedder, self.embedder.tokenizer(list(captions))
-        image, text = model.embed(pixels, "image"), model.embed(ids, "text")
+        image, text = model.encode(pixels, "image"), model.encode(ids, "text")
         found = pair_columns(model.score, image.z, text.z, model.probabilistic, model.reader)
         found["text_tokens"] = lengths_of(ids, self.pad)
         _, first, own = np.unique(np.array(captions, dtype=object), return_index=True, return_inverse=True)

@@ -7,9 +7,8 @@ Images are embedded once per (data, model, precision), texts once per (prompts, 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from prolip.data.faults import SampleFault
-from prolip.embedder import Embedder, ModelCard, groups
+from prolip.embedder import Embedder, ModelCard
 from prolip.evaluation.cache import FORMAT, FeatureStore, Record, pack, unpack
 from prolip.evaluation.datasets.base import (
     WHOLE,
@@ -30,18 +29,13 @@ from prolip.evaluation.datasets.base import (
     fingerprint,
     note_fault,
 )
-from prolip.evaluation.zero_shot import ALL, PromptRule, Prompts, Weigh, mix_groups
 from prolip.gaussian import Gaussian, concatenate
+from prolip.prompts.templates import ALL, PromptRule, Prompts, mix_prompts
 from prolip.uncertainty.readings import Evidence, Reader
-from prolip.utils.threads import default_workers, in_threads
 
 log = logging.getLogger(__name__)
 
 EVERY = PromptRule()
-#: Prompts whose Gaussians are held at once while classes are mixed.
-PROMPTS = 4096
-#: Batches that are decoded ahead of the one that is embedded.
-AHEAD = 2
 #: Lists of a data set's info that have an entry per image or caption: of no use once some are left out.
 PER_SAMPLE = ("image_ids", "caption_ids")
 
@@ -140,24 +134,6 @@ def load_features(store: FeatureStore) -> Iterator[Features]:
         yield replace(from_record(dataset, model, images), text=unpack("text", texts.tensors), text_key=task["texts"])
 
 
-# --- texts -----------------------------------------------------------------------------------------------------------
-def mix_prompts(
-    prompts: Iterable[str],
-    counts: Sequence[int],
-    embed: Callable[[Iterable[str]], Gaussian],
-    weigh: Weigh | None = None,
-) -> Gaussian:
-    """Consecutive runs of prompts as mixtures (C, D), some classes at a time; embed: texts -> (N, D)."""
-    iterator, parts, group = iter(prompts), [], []
-    for row, count in enumerate(counts, start=1):
-        group.append(count)
-        if sum(group) >= PROMPTS or row == len(counts):
-            z = embed(islice(iterator, sum(group)))
-            parts.append(mix_groups(z, group, weigh=weigh, first=row - len(group)))
-            group = []
-    return concatenate(parts)
-
-
 # --- images ----------------------------------------------------------------------------------------------------------
 def embed_share(
     dataset: Dataset,
@@ -166,63 +142,26 @@ def embed_share(
     workers: int | None = None,
     progress: bool = False,
     share: Share = WHOLE,
-    embed: Callable[[Tensor], Any] | None = None,
-) -> tuple[list[Sample], list[Any]]:
-    """The samples of a share without their bytes, and their Gaussians: decoded in threads, embedded in batches.
-
-    embed: what is made of pixels instead of Gaussians.
-    """
-    embed = embed or embedder.encode_image
+) -> tuple[list[Sample], list[Gaussian]]:
+    """The samples of a share without their bytes, and their Gaussians by batch."""
     if dataset.damage is not None:
         dataset.damage.drain()
-    threads = default_workers() if workers is None else workers
-    stream = decoded(dataset, embedder.preprocess, threads, AHEAD * batch_size, share)
-    parts, samples = [], []
+
+    def lost(sample: Sample, error: Exception) -> None:
+        if not isinstance(error, SampleFault):
+            error = SampleFault("bad image", f"{type(error).__name__}: {error}")
+        note_fault(dataset.damage, error, sample.key, dataset.source)
+
+    parts, samples = [], list[Sample]()
+    stream = embedder.stream(
+        dataset.samples(share), Sample.open, embedder.encode_image, batch_size, workers=workers, lost=lost
+    )
     with tqdm(desc=dataset.name, total=dataset.size, unit="", disable=not progress) as bar:
-        for batch in groups(stream, batch_size):
-            parts.append(embed(torch.stack([pixels for _, pixels in batch])))
-            samples += [sample for sample, _ in batch]
+        for batch, z in stream:
+            parts.append(z)
+            samples += [sample._replace(image=b"") for sample in batch]
             bar.update(len(batch))
     return samples, parts
-
-
-def embed_encoded(
-    embedder: Embedder, images: Iterable[tuple[str, Callable[[], bytes]]], batch_size: int, **options: Any
-) -> list[Any]:
-    """What `embed_share` makes of images that are no data set: a key of each, and what reads its bytes."""
-    given = list(images)
-
-    def samples(share: Share = WHOLE) -> Iterator[Sample]:
-        for number, (key, read) in share.take(given):
-            yield Sample(key, read(), place=(0, number))
-
-    dataset = Dataset("images", "retrieval", samples, fingerprint="", source="the images", size=len(given))
-    return embed_share(dataset, embedder, batch_size, **options)[1]
-
-
-def decoded(
-    dataset: Dataset, preprocess: Callable[[Any], Tensor], workers: int, ahead: int, share: Share = WHOLE
-) -> Iterator[tuple[Sample, Tensor]]:
-    """Samples without their bytes, and their pixels, in order; `workers` threads decode up to `ahead` of them early.
-
-    Pillow and torch release the interpreter's lock where they work, so threads feed a GPU without copies between
-    processes.
-    """
-
-    def decode(sample: Sample) -> tuple[Sample, Tensor | Exception]:
-        bare = sample._replace(image=b"")
-        try:
-            return bare, preprocess(sample.open())
-        except Exception as error:  # Pillow's plugins raise OSError, SyntaxError, ValueError, struct.error and more
-            return bare, error
-
-    for sample, pixels in in_threads(decode, dataset.samples(share), workers, ahead):
-        if isinstance(pixels, Exception):
-            if not isinstance(pixels, SampleFault):
-                pixels = SampleFault("bad image", f"{type(pixels).__name__}: {pixels}")
-            note_fault(dataset.damage, pixels, sample.key, dataset.source)
-        else:
-            yield sample, pixels
 
 
 # --- records ---------------------------------------------------------------------------------------------------------

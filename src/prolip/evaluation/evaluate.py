@@ -16,11 +16,11 @@ from prolip.evaluation.cache import slug
 from prolip.evaluation.datasets import coco_labels as coco
 from prolip.evaluation.datasets.base import Dataset
 from prolip.evaluation.embed import EVERY, Features
+from prolip.evaluation.prompts import check_prompts, fit_prompts
 from prolip.evaluation.table import compare_results, harmonic_means
-from prolip.evaluation.task import TaskResult, check_prompts, compute_features, evaluate_dataset, study_features
+from prolip.evaluation.task import TaskResult, compute_features, evaluate_dataset, study_features
 from prolip.evaluation.tasks.base import pair_scores
-from prolip.evaluation.zero_shot import PromptRule, Prompts
-from prolip.prompts.fitting import fit_prompts
+from prolip.prompts.templates import PromptRule, Prompts
 from prolip.utils.outputs import replacing
 
 log = logging.getLogger(__name__)

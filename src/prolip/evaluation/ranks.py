@@ -19,10 +19,11 @@ from prolip.embedder import Embedder
 from prolip.evaluation.cache import pack, unpack
 from prolip.evaluation.datasets.base import DamagedData, Dataset, Share
 from prolip.evaluation.datasets.webdataset import unique_keys
-from prolip.evaluation.embed import Features, embed_share, from_record, mix_prompts, text_key, to_record
+from prolip.evaluation.embed import Features, embed_share, from_record, text_key, to_record
 from prolip.evaluation.task import TaskResult, evaluate_dataset
 from prolip.evaluation.tasks import KINDS
 from prolip.gaussian import Gaussian, concatenate
+from prolip.prompts.templates import mix_prompts
 from prolip.scores import Similarity
 
 T = TypeVar("T")

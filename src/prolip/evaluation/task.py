@@ -13,7 +13,7 @@ import time
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from prolip.embedder import Embedder, ModelCard
+from prolip.embedder import Embedder
 from prolip.evaluation.cache import FeatureStore
 from prolip.evaluation.datasets.base import Dataset
 from prolip.evaluation.embed import (
@@ -28,9 +28,10 @@ from prolip.evaluation.embed import (
 from prolip.evaluation.metrics import bootstrap
 from prolip.evaluation.metrics.bootstrap import Statistic
 from prolip.evaluation.metrics.study import Study
+from prolip.evaluation.prompts import check_prompts
 from prolip.evaluation.tasks import KINDS
-from prolip.evaluation.zero_shot import ALL, BY_IMAGES, PromptRule, Prompts
 from prolip.gaussian import Gaussian, mixture
+from prolip.prompts.templates import ALL, BY_IMAGES, PromptRule, Prompts
 from prolip.scores import Similarity
 
 log = logging.getLogger(__name__)
@@ -97,29 +98,6 @@ def compute_features(
     elif store.folder is not None:
         log.warning("the features of %s are not kept in %s: damaged samples were left out", dataset.name, store.folder)
     return features
-
-
-def check_prompts(prompts: Prompts, dataset: Dataset, model: ModelCard) -> None:
-    """ValueError where a data set has no prompts to choose from, the model no uncertainty to choose by, or weights are
-    not of these classes, prompts and model.
-    """
-    if prompts.way == ALL:
-        return
-    if not model.probabilistic:
-        raise ValueError(
-            f"prompts {prompts} are chosen by their uncertainties, and {model.name} gives points: take a "
-            "probabilistic model, or all prompts"
-        )
-    if dataset.kind != "classification" and (prompts.way in BY_IMAGES or dataset.kind != "multilabel"):
-        raise ValueError(
-            f"{dataset.source} is a {dataset.kind} set, which has no prompts that {prompts} could choose:"
-            " leave it out, or take all"
-        )
-    if isinstance(prompts, PromptRule):
-        prompts.check(len(dataset.templates))
-    else:
-        prompts.check(dataset.classnames, dataset.templates, model.fingerprint, dataset.fingerprint)
-        prompts.check_images(dataset)
 
 
 def evaluate_dataset(

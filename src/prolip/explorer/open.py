@@ -80,7 +80,7 @@ def threshold_of(opened: Opened, path: str, risk: float, delta: float, allow_pri
 
 
 def model_of(source: str, data: str | None) -> str | None:
-    """The model of a source, as `load_embedder` names it; None of an index and of features."""
+    """The model of a source, as `Embedder.load` names it; None of an index and of features."""
     folder = Path(source)
     if holds_index(folder) or holds_features(source):
         return None

@@ -107,7 +107,7 @@ class Asker:
         return self.embedder
 
     def _embed(self, inputs: torch.Tensor, side: Side, label: str) -> PageQuery:
-        z, novelty = self._model().embed(inputs, side)
+        z, novelty = self._model().encode(inputs, side)
         return PageQuery(z, frozenset[Side]([side]), label, {end: float(nats[0]) for end, nats in novelty.items()})
 
     def _pixels(self, image: Image.Image) -> torch.Tensor:

@@ -22,10 +22,10 @@ from torch import Tensor, nn
 
 from prolip.data.config import DataConfig
 from prolip.data.faults import FaultCounter
-from prolip.embedder import Loaded, PointModel
+from prolip.embedder import Embedder
 from prolip.embeddings import Pairs
 from prolip.fitting.collect import embed_pairs
-from prolip.loading import config_file, is_prolip, load_embedder, load_model, load_openclip, model_fingerprint
+from prolip.loading import Loaded, config_file, is_prolip, load_model, load_openclip, model_fingerprint
 from prolip.methods import find_method
 from prolip.methods.base import Context
 from prolip.models.checkpoint import OPENCLIP_FILES, PREPROCESS, CheckpointError, read_config, save_pretrained
@@ -37,7 +37,7 @@ from prolip.models.tokenizer import get_tokenizer
 from prolip.scores import Side
 from prolip.uncertainty.fit import Fitted, fit_variances
 from prolip.uncertainty.novelty import fitted_novelty
-from prolip.uncertainty.openclip import FILE, FittedCLIP
+from prolip.uncertainty.openclip import FILE, FittedCLIP, PointModel
 from prolip.uncertainty.options import FitOptions
 from prolip.uncertainty.token_stats import encode_with_stats, innermost
 from prolip.utils.outputs import check_output, replacing_folder
@@ -57,7 +57,7 @@ def attach(  # noqa: PLR0913 (a model is three of them)
     folder: str | os.PathLike,
     seed: int = 0,
 ) -> Fitted:
-    """Fit variances to `pairs`, embeddings of the model `model` (`prolip.loading.load_embedder`), and write the
+    """Fit variances to `pairs`, embeddings of the model `model` (`prolip.Embedder.load`), and write the
     model with them into `folder`, in its own format: ours as one of the method likelihood, OpenCLIP's as OpenCLIP's.
 
     The model's files are replaced in one step. A written OpenCLIP model is loaded again before that. ValueError where
@@ -118,10 +118,10 @@ def embed_data(  # noqa: PLR0913, PLR0917 (a model is three of them)
     batch_size: int = 256,
     **options: Any,
 ) -> Pairs:
-    """Embed the pairs of a fit, without keeping the model. options: device and precision of `load_embedder`."""
+    """Embed the pairs of a fit, without keeping the model. options: device and precision of `Embedder.load`."""
     fingerprint = means_fingerprint(load_model(model, pretrained, tokenizer))
     changes = config.changed_images if config.readings and config.novelty_centres else 0
-    embedder = load_embedder(model, pretrained, tokenizer=tokenizer, stored=False, **options)
+    embedder = Embedder.load(model, pretrained, tokenizer=tokenizer, **options)
     return embed_pairs(embedder, fingerprint, data, config.fit_samples, faults, batch_size, changes)
 
 

@@ -110,7 +110,7 @@ def embed_pairs(
     held, image = Least(changes), lambda batch: means(embedder.encode_hidden(batch))
     part = embed_images(counted, image, batch_size, held)
     part = join([embed_changed(part, held, image, embedder.preprocess, batch_size)])
-    encode = lambda ids: means(embedder.encode_hidden_text(ids))  # noqa: E731
+    encode = lambda ids: means(embedder.encode_hidden(ids, "text"))  # noqa: E731
     return embed_texts(part, encode, embedder.tokenizer, embedder.logit_scale, batch_size, model=fingerprint)
 
 

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from tqdm import tqdm
 
 from prolip.embedder import Embedder
-from prolip.evaluation.embed import embed_encoded
 from prolip.evaluation.metrics.selective import spearman
-from prolip.gaussian import Gaussian, concatenate
+from prolip.gaussian import Gaussian
 from prolip.measures import inclusion_test
 
 BATCH = 64
@@ -65,8 +65,7 @@ def traces_by_level(levels: Sequence[np.ndarray]) -> LevelTraces:
 
 def embed_files(embedder: Embedder, files: Iterable[Path], progress: bool = False) -> Gaussian:
     """Image files, decoded in threads, (N, D). ValueError for a damaged one."""
-    images = ((str(path), path.read_bytes) for path in files)
-    return concatenate(embed_encoded(embedder, images, BATCH, progress=progress))
+    return embedder.embed_images(tqdm(list(files), desc="images", unit="", disable=not progress), BATCH)
 
 
 def format_levels(inclusions: Sequence[Inclusion], traces: LevelTraces, what: str) -> str:

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from prolip import measures
-from prolip.embedder import ModelCard
+from prolip.embedder import Embedder, ModelCard
 from prolip.gaussian import Gaussian, without_autocast
 from prolip.scores import Score
 
@@ -111,7 +111,7 @@ SCORES: dict[str, Scored] = {
 }
 
 
-def scores_of(card: ModelCard) -> dict[str, Scored]:
+def scores_of(card: ModelCard | Embedder) -> dict[str, Scored]:
     """Those that a model has: without variances those of points, and its own where that is a product of factors."""
     score = card.scored_by()
     nothing = Gaussian(torch.zeros(1, 1), torch.zeros(1, 1))
@@ -120,7 +120,7 @@ def scores_of(card: ModelCard) -> dict[str, Scored]:
     return kept if has_own else {name: one for name, one in kept.items() if name != "own"}
 
 
-def items_of(card: ModelCard, z: Gaussian, empty: Gaussian, images: Gaussian | None = None) -> Items:
+def items_of(card: ModelCard | Embedder, z: Gaussian, empty: Gaussian, images: Gaussian | None = None) -> Items:
     """Inputs (N, D), with the embedding of "" (1, D): texts, given `images` (M, D) to find what they speak of.
 
     The images need no labels. A text speaks of image i with p(i|A) = softmax_i(a m_i . m_A), a the logit scale, in

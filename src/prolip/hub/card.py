@@ -22,7 +22,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from prolip.data.reading.named import without_word
 from prolip.data.reading.shards import expand_source
 from prolip.embedder import Embedder
-from prolip.loading import config_file, is_prolip, load_embedder
+from prolip.loading import config_file, is_prolip
 from prolip.models.checkpoint import read_config
 from prolip.models.diagnose import check_config, is_run
 from prolip.uncertainty.units import Units, in_words
@@ -75,7 +75,7 @@ def find_source(place: str, evaluation: str | None = None) -> ModelFolder:
 
 def make_card(source: ModelFolder, info: CardInfo, address: str) -> str:
     """The card of a model that is loaded as `address`, Markdown below the hub's YAML."""
-    embedder = load_embedder(f"local-dir:{source.folder}", stored=False)
+    embedder = Embedder.load(f"local-dir:{source.folder}")
     config = read_config(config_file(f"local-dir:{source.folder}"))[0]
     environment = Environment(
         loader=PackageLoader("prolip.hub", "."),

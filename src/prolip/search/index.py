@@ -20,7 +20,6 @@ from tqdm import tqdm
 from prolip.data.faults import FaultCounter
 from prolip.embedder import Embedder, ModelCard
 from prolip.gaussian import Gaussian, check_embeddings, concatenate
-from prolip.loading import load_embedder
 from prolip.losses import Factors
 from prolip.measures import MEASURES, pairwise_inclusion_test, pairwise_log_inclusion
 from prolip.measures.chance import OwnFirst, evenly, warn_once
@@ -202,7 +201,9 @@ class SearchIndex:
             words = self.store.values.get("load")
             if words is None:
                 raise ValueError("this index was made of kept features: give the model that made them, --model")
-            embedder = load_embedder(words["model"], words["pretrained"], device, precision, words["tokenizer"])
+            embedder = Embedder.load(
+                words["model"], words["pretrained"], tokenizer=words["tokenizer"], device=device, precision=precision
+            )
         if self.card is not None and embedder.fingerprint != self.card.fingerprint:
             both = f"{embedder.name} is another model than made this index, {self.card.name}"
             raise ValueError(f"{both}: its weights, settings, preprocessing or tokenizer differ")

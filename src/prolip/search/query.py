@@ -17,7 +17,7 @@ from torch import Tensor
 
 from prolip.data.images import open_image
 from prolip.data.reading.tar import printable
-from prolip.embedder import Embedded, Embedder, groups, joined
+from prolip.embedder import Embedded, Embedder
 from prolip.gaussian import Gaussian, mixture
 from prolip.scores import Score, Side
 from prolip.search.exact import TopK, other_side
@@ -116,11 +116,10 @@ def embed(queries: Sequence[Query], embedder: Embedder) -> Embedded:
     texts, images = ([i for i, query in enumerate(queries) if query[part] is not None] for part in (0, 1))
     parts = []
     if texts:
-        asked = groups((queries[i].text for i in texts), TEXTS)
-        parts.append((texts, joined([embedder.embed(embedder.tokenizer(group), "text") for group in asked])))
+        parts.append((texts, embedder.embed((queries[i].text for i in texts), "text", TEXTS)))
     if images:
         opened = (open_image(queries[i].image or "", queries[i].public_only) for i in images)
-        parts.append((images, embedder.embed_images(opened, PICTURES)))
+        parts.append((images, embedder.embed(opened, "image", PICTURES)))
     z = Gaussian(*(torch.empty(len(queries), x.shape[1]) for x in parts[0][1].z))
     ends = [end for end in parts[0][1].novelty if all(end in part.novelty for _, part in parts)]
     novelty = {end: torch.full((len(queries),), -torch.inf) for end in ends}

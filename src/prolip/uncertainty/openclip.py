@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from prolip.gaussian import Gaussian
+from prolip.gaussian import Gaussian, as_points
 from prolip.scores import Score, TrueMatchScore
 from prolip.uncertainty.heads import Parts, VarianceHead
 from prolip.uncertainty.novelty import Novelty, Widths
@@ -21,6 +21,22 @@ from prolip.utils.outputs import replacing
 
 #: The file next to OpenCLIP's own configuration and weights.
 FILE = "uncertainty.safetensors"
+
+
+class PointModel(nn.Module):
+    """A deterministic OpenCLIP model whose embeddings are points: Gaussians with unit means and log_var = -inf."""
+
+    def __init__(self, model: nn.Module):
+        super().__init__()
+        self.model = model
+
+    def encode_image(self, image: Tensor) -> Gaussian:
+        """Pixels (B, 3, H, W) -> points (B, D)."""
+        return as_points(self.model.encode_image(image))  # type: ignore[operator]
+
+    def encode_text(self, text: Tensor) -> Gaussian:
+        """Token ids (B, L) -> points (B, D)."""
+        return as_points(self.model.encode_text(text))  # type: ignore[operator]
 
 
 class FittedCLIP(nn.Module):

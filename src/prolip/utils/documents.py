@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -139,3 +140,8 @@ def entries(text: str, place: object) -> tuple[str, ...]:
     if "" in lines:
         raise ValueError(f"line {lines.index('') + 1} of {place} is blank: each is an entry; remove or fill it")
     return tuple(lines)
+
+
+def fingerprint(*parts: Any, digits: int = 32) -> str:
+    """Hexadecimal digits of JSON values: equal parts, equal digits, on every machine."""
+    return hashlib.blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=digits // 2).hexdigest()

@@ -7,10 +7,16 @@ from importlib import import_module
 from typing import Any
 
 
-def late(package: str, places: Mapping[str, str]) -> Callable[[str], Any]:
-    """The `__getattr__` of a package. places: name -> module of the package that has it, "" where it is one itself."""
+def late(package: str, places: Mapping[str, str], moved: Mapping[str, str] = {}) -> Callable[[str], Any]:
+    """The `__getattr__` of a package or module.
+
+    places: name -> module of the package that has it, "" for a module itself; moved: former name -> its new one, which
+    ImportError gives.
+    """
 
     def find(name: str) -> Any:
+        if name in moved:
+            raise ImportError(f"{package}.{name} is now {moved[name]}", name=package)
         if name not in places:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         place = places[name]

@@ -8,7 +8,7 @@ import pytest
 from fitted_models import fitted_model
 
 from prolip.corpora.emoji import corpus as emoji
-from prolip.loading import load_embedder
+from prolip.embedder import Embedder
 
 ROOT = Path(__file__).parents[3]
 
@@ -30,4 +30,4 @@ def small_model(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def small(small_model):
-    return load_embedder(small_model, stored=False)
+    return Embedder.load(small_model)

@@ -23,10 +23,8 @@ from prolip.classifiers.base import class_logits
 from prolip.classifiers.inputs import Shown, from_array, to_array
 from prolip.embedder import Embedder
 from prolip.gaussian import Gaussian
-from prolip.loading import load_embedder
 from prolip.measures.chance import OwnFirst, warn_once
 from prolip.models.checkpoint import save_pretrained
-from prolip.scores import CSDScore
 from prolip.uncertainty.novelty import refusal
 
 NAMES = ["food vegetable", "plant flower", "transport air"]
@@ -76,9 +74,9 @@ def test_confidence_is_the_answers_probability_and_that_the_image_is_of_the_kind
 
 def test_a_doubted_image_gets_less_sure_answers_in_the_same_order_unless_labels_were_given(drawings, tmp_path):
     model = fitted_model(tmp_path, doubts=True)
-    embedder, pictures = load_embedder(model, stored=False), drawings[0][:9]
+    embedder, pictures = Embedder.load(model), drawings[0][:9]
     found = ZeroShotClassifier(embedder, NAMES).fit()
-    z = embedder.embed_images(map(prolip.open_image, pictures)).z
+    z = embedder.embed_images(pictures)
     doubt = embedder.score.doubts(embedder.reader.evidence(z.mean)).unsqueeze(1).numpy()
     plain = softmax(embedder.score.scale * embedder.score.pairwise(z, embedder.embed_texts(NAMES)).numpy(), 1)
     wanted = (1 - doubt) * plain + doubt / len(NAMES)
@@ -101,7 +99,7 @@ def test_fitting_to_labelled_images_keeps_the_answers_and_makes_probabilities_ho
 
 def test_few_shots_learn_what_names_do_not_say(small_model, drawings):
     """Random weights know no names; colours tell designers apart."""
-    small = load_embedder(small_model.replace("fitted", "plain"), stored=False)
+    small = Embedder.load(small_model.replace("fitted", "plain"))
     pictures, _, styles = drawings
     found = FewShotClassifier(small, classes={"noto": "one", "fluent-emoji-high-contrast": "other"})
     train, test, known, asked = train_test_split(
@@ -155,28 +153,22 @@ def points(n, seed):
     return Gaussian(mean, torch.full_like(mean, -9.0)), labels
 
 
-@pytest.fixture
-def eyes():
+class Eyes(torch.nn.Module):
     """A model whose texts "0", "1", "2" are three directions."""
 
-    def encode_text(ids):
+    def __init__(self):
+        super().__init__()
+        self.logit_scale, self.logit_bias = torch.tensor(5.0).log(), torch.tensor(-1.0)
+
+    def encode_text(self, ids):
         mean = torch.eye(3, 8)[(ids[:, 0] % 3)]
         return Gaussian(mean, torch.full_like(mean, -9.0))
 
-    parts = dict.fromkeys(Embedder.__dataclass_fields__)
+
+@pytest.fixture
+def eyes():
     return Embedder(
-        **parts
-        | {
-            "name": "eyes",
-            "encode_text": encode_text,
-            "tokenizer": lambda texts: torch.tensor([[ord(t[-1] or "0")] if t else [48] for t in texts]),
-            "probabilistic": True,
-            "logit_scale": 5.0,
-            "score": CSDScore(5.0, -1.0),
-            "precision": "fp32",
-            "fingerprint": "",
-            "parameters": 0,
-        }
+        "eyes", Eyes(), None, lambda texts: torch.tensor([[ord(t[-1] or "0")] if t else [48] for t in texts])
     )
 
 
@@ -209,7 +201,7 @@ def test_a_model_of_points_has_its_softmax_and_rows_of_means(drawings, tmp_path)
     found = ZeroShotClassifier(name, NAMES, "simple", pretrained=weights).fit()
     rows = found.embed(drawings[0][:6])
     assert rows.shape == (6, 16)
-    network = load_embedder(name, weights, stored=False)
+    network = Embedder.load(name, weights)
     scale, text = network.logit_scale, found.texts_.mean.numpy()
     np.testing.assert_allclose(found.predict_proba(drawings[0][:6]), softmax(scale * rows @ text.T, 1), atol=1e-5)
     np.testing.assert_allclose(found.confidence(rows), found.predict_proba(rows).max(1))
@@ -225,7 +217,7 @@ def test_probabilities_of_a_match_become_those_of_classes(drawings, tmp_path):
     found = ZeroShotClassifier(f"local-dir:{folder}", NAMES).fit()
     rows = found.embed(drawings[0][:4])
     z = Gaussian(*map(torch.from_numpy, np.split(rows, 2, 1)))
-    p = load_embedder(f"local-dir:{folder}", stored=False).score.pairwise(z, found.texts_).double().numpy()
+    p = Embedder.load(f"local-dir:{folder}").score.pairwise(z, found.texts_).double().numpy()
     np.testing.assert_allclose(found.predict_proba(rows), p / p.sum(1, keepdims=True), rtol=1e-4)
 
 
@@ -323,7 +315,7 @@ def test_a_pickle_is_refused_by_another_model_of_its_name(drawings, tmp_path):
                 use(rows)
         assert len(found.fit(rows, drawings[1]).predict(rows)) == len(rows)
     with pytest.raises(ValueError, match="is not the model of fit"):
-        zero.set_params(model=load_embedder("ProLIP-ViT-test", "random")).predict(rows)
+        zero.set_params(model=Embedder.load("ProLIP-ViT-test", "random")).predict(rows)
     with pytest.raises(ValueError, match="fit had no model"):
         FewShotClassifier().fit(rows, drawings[1]).set_params(model=zero.model).predict(rows)
 
@@ -338,7 +330,7 @@ def test_the_score_of_fit_counts_until_the_next_fit(small, drawings):
 
 
 def test_a_classifier_with_an_embedder_is_pickled_with_its_weights(small, drawings, tmp_path):
-    for embedder in (small, load_embedder(*openclip_model(tmp_path), stored=False)):
+    for embedder in (small, Embedder.load(*openclip_model(tmp_path))):
         found = ZeroShotClassifier(embedder, NAMES).fit()
         again = pickle.loads(pickle.dumps(found))
         assert again.model is not embedder

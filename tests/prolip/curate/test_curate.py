@@ -23,7 +23,7 @@ from prolip.curate.rules import MEANINGS
 from prolip.curate.signals import PairSignals, side_columns
 from prolip.curate.write import write_shard
 from prolip.data.reading.tar import read_shard
-from prolip.loading import load_embedder
+from prolip.embedder import Embedder
 from prolip.measures import inclusion_test
 from prolip.models.checkpoint import save_pretrained
 from prolip.scores import TrueMatchScore
@@ -98,7 +98,7 @@ def table(folder: Path, number: int) -> dict[str, list]:
 
 
 def test_figures_are_those_of_the_model(scored, model, shards):
-    embedder = load_embedder(model, stored=False)
+    embedder = Embedder.load(model)
     rows = list(read_shard(f"{shards}/0.tar"))
     pixels = torch.stack([embedder.preprocess(Image.open(io.BytesIO(raw["png"]))) for raw in rows])
     texts = [raw["txt"].decode() for raw in rows]
@@ -133,10 +133,10 @@ def test_each_side_says_bits_about_the_other():
 
 
 def test_a_doubted_image_has_its_doubt_and_its_ambiguity_and_a_match_probability_that_knows(tmp_path):
-    embedder = load_embedder(fitted_model(tmp_path, doubts=True), stored=False)
+    embedder = Embedder.load(fitted_model(tmp_path, doubts=True))
     pixels = torch.randn(9, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     captions = [f"a {letter}" for letter in "bcdefghij"]
-    found, (z, _) = PairSignals(embedder)(pixels, captions), embedder.embed(pixels, "image")
+    found, (z, _) = PairSignals(embedder)(pixels, captions), embedder.encode(pixels, "image")
     own = embedder.reader.evidence(z.mean)
     doubt, t = embedder.score.doubts(own, own), embedder.embed_texts(captions)
     np.testing.assert_allclose(found["image_doubt"], doubt, rtol=1e-5)

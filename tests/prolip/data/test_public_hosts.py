@@ -112,11 +112,11 @@ def test_questions_of_a_file_name_public_hosts_unless_others_are_allowed(server,
     file.write_text(f"{line}\n", encoding="utf-8-sig")
     opened = []
 
-    def embed_images(images, batch):
+    def embed_all(images, side, batch):
         opened.extend(image.size for image in images)
         return SimpleNamespace(z=Gaussian(torch.zeros(len(opened), 4), torch.zeros(len(opened), 4)), novelty={})
 
-    embedder = SimpleNamespace(embed_images=embed_images)
+    embedder = SimpleNamespace(embed=embed_all)
     with pytest.raises(OSError, match="--allow-private-hosts"):
         embed([question._replace(text=None) for question in read_queries(str(file))[0]], embedder)
     assert not server.seen and not opened

@@ -5,8 +5,8 @@ from __future__ import annotations
 import miniatures as mini
 import pytest
 
+from prolip.embedder import Embedder
 from prolip.evaluation.metrics import blockwise
-from prolip.loading import load_embedder
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="session")
 def ours(folder):
     """It, loaded."""
-    return load_embedder(folder)
+    return Embedder.load(folder)
 
 
 @pytest.fixture(scope="session")

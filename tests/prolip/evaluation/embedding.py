@@ -3,34 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from copy import copy
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from prolip import embedder as evaluated
-from prolip.embedder import Embedder, Loaded, embedder_of, encoder
+from prolip.embedder import Embedder, encode
 from prolip.gaussian import Gaussian, concatenate
 from prolip.methods import find_score
 
-CPU = torch.device("cpu")
+
+def changed(embedder: Embedder, **parts: Any) -> Embedder:
+    """A copy with other attributes."""
+    made = copy(embedder)
+    vars(made).update(parts)
+    return made
 
 
 def as_embedder(model: nn.Module, tokenizer: Callable, preprocess: Callable) -> Embedder:
-    return embedder_of("a model", Loaded(model, preprocess, tokenizer), CPU)
+    return Embedder("a model", model, preprocess, tokenizer)
 
 
 def embed_images(
     model: nn.Module, images: Iterable, preprocess: Callable, batch_size: int = 256, precision: str = "fp32"
 ) -> Gaussian:
-    encode = encoder(model, "image", CPU, precision)
-    batches = evaluated.groups(images, batch_size)
-    return concatenate([encode(torch.stack([preprocess(image) for image in batch])) for batch in batches])
+    batches = (torch.stack([preprocess(x) for x in batch]) for batch in evaluated.groups(images, batch_size))
+    return concatenate([encode(model, "image", "cpu", precision, batch) for batch in batches])
 
 
 def embed_texts(
     model: nn.Module, tokenizer: Callable, texts: Iterable[str], batch_size: int = 512, precision: str = "fp32"
 ) -> Gaussian:
-    return evaluated.embed_texts(encoder(model, "text", CPU, precision), tokenizer, texts, batch_size)
+    return evaluated.embed_texts(partial(encode, model, "text", "cpu", precision), tokenizer, texts, batch_size)
 
 
 def similarity_scores(queries: Gaussian, gallery: Gaussian, similarity: str = "csd") -> Tensor:

@@ -17,7 +17,6 @@ from PIL import Image
 
 import prolip
 from prolip.embedder import Embedder
-from prolip.loading import load_embedder
 from prolip.models.checkpoint import save_pretrained
 
 CLASSES = ("red car", "green tree", "blue sea", "small dog", "old house", "snow", "night sky")
@@ -40,7 +39,7 @@ def prolip_folder(folder: Path, seed: int = 0) -> str:
 
 def small_prolip(folder: Path, seed: int = 0) -> Embedder:
     """The same, ready to evaluate."""
-    return load_embedder(prolip_folder(folder, seed))
+    return Embedder.load(prolip_folder(folder, seed))
 
 
 def small_openclip(folder: Path) -> Embedder:
@@ -50,7 +49,7 @@ def small_openclip(folder: Path) -> Embedder:
     open_clip.add_model_config(folder / "ViT-mini.json")
     torch.manual_seed(1)
     torch.save(open_clip.create_model("ViT-mini").state_dict(), folder / "weights.pt")
-    return load_embedder("ViT-mini", str(folder / "weights.pt"))
+    return Embedder.load("ViT-mini", str(folder / "weights.pt"))
 
 
 # --- pictures --------------------------------------------------------------------------------------------------------

@@ -13,8 +13,8 @@ from embedding import embed_texts, similarity_scores
 from safetensors.torch import save_file
 
 import prolip
-from prolip.embedder import ModelCard
-from prolip.loading import load_embedder, model_fingerprint
+from prolip.embedder import Embedder, ModelCard
+from prolip.loading import model_fingerprint
 
 TEXTS = ["a dog", "two cats on a boat", "", "sky"]
 
@@ -65,7 +65,7 @@ def test_any_number_of_texts_is_embedded_as_one(ours, folder):
 
 
 def test_autocast_is_used_only_where_it_is_asked_for(folder, ours):
-    half = load_embedder(folder, precision="amp_bf16")
+    half = Embedder.load(folder, precision="amp_bf16")
     pixels = torch.randn(2, 3, 32, 32)
     a, b = ours.encode_image(pixels), half.encode_image(pixels)
     assert not torch.equal(a.mean, b.mean) and b.mean.dtype == torch.float32
@@ -74,7 +74,7 @@ def test_autocast_is_used_only_where_it_is_asked_for(folder, ours):
 
 
 def test_the_fingerprint_follows_weights_preprocessing_and_tokenizer(folder, ours, tmp_path):
-    assert load_embedder(folder).fingerprint == ours.fingerprint
+    assert Embedder.load(folder).fingerprint == ours.fingerprint
     assert mini.small_prolip(tmp_path / "other", seed=1).fingerprint != ours.fingerprint
     changed = tmp_path / "changed"
     changed.mkdir()
@@ -83,11 +83,11 @@ def test_the_fingerprint_follows_weights_preprocessing_and_tokenizer(folder, our
     config = json.loads((source / "config.json").read_text())
     config["preprocess_cfg"]["mean"] = [0.5, 0.5, 0.5]
     (changed / "config.json").write_text(json.dumps(config))
-    assert load_embedder(f"local-dir:{changed}").fingerprint != ours.fingerprint
+    assert Embedder.load(f"local-dir:{changed}").fingerprint != ours.fingerprint
     config["preprocess_cfg"]["mean"] = json.loads((source / "config.json").read_text())["preprocess_cfg"]["mean"]
     config["model_cfg"]["text_cfg"]["tokenizer_kwargs"] = {"clean": "canonicalize"}
     (changed / "config.json").write_text(json.dumps(config))
-    assert load_embedder(f"local-dir:{changed}").fingerprint != ours.fingerprint
+    assert Embedder.load(f"local-dir:{changed}").fingerprint != ours.fingerprint
 
 
 def test_the_fingerprint_follows_settings_that_leave_the_weights_alone(folder, ours, theirs, tmp_path):
@@ -101,13 +101,13 @@ def test_the_fingerprint_follows_settings_that_leave_the_weights_alone(folder, o
         section, key, value = change
         changed = {**config["model_cfg"], section: {**config["model_cfg"][section], key: value}}
         (other / "config.json").write_text(json.dumps({**config, "model_cfg": changed}))
-        model = load_embedder(f"local-dir:{other}")
+        model = Embedder.load(f"local-dir:{other}")
         assert not torch.allclose(model.encode_text(ids).mean, ours.encode_text(ids).mean, atol=1e-3)
         assert model.fingerprint != ours.fingerprint
     (tmp_path / "ViT-mini-quick.json").write_text(json.dumps({**mini.TINY_CLIP, "quick_gelu": True}))
     open_clip.add_model_config(tmp_path / "ViT-mini-quick.json")
-    assert load_embedder("ViT-mini-quick", weights).fingerprint != theirs.fingerprint
-    assert load_embedder("ViT-mini", weights).fingerprint == theirs.fingerprint
+    assert Embedder.load("ViT-mini-quick", weights).fingerprint != theirs.fingerprint
+    assert Embedder.load("ViT-mini", weights).fingerprint == theirs.fingerprint
 
 
 def test_the_fingerprint_follows_each_part_by_itself():
@@ -126,7 +126,7 @@ def test_the_fingerprint_follows_each_part_by_itself():
 
 def test_random_weights_are_asked_for_by_name_and_always_the_same():
     before = torch.random.get_rng_state()
-    one, two = load_embedder("ProLIP-ViT-test", "random"), load_embedder("ProLIP-ViT-test", "random")
+    one, two = Embedder.load("ProLIP-ViT-test", "random"), Embedder.load("ProLIP-ViT-test", "random")
     assert one.fingerprint == two.fingerprint and torch.equal(torch.random.get_rng_state(), before)
 
 
@@ -136,7 +136,7 @@ def test_a_folder_in_openclips_layout_is_an_openclip_model(tmp_path, theirs):
     (tmp_path / "open_clip_config.json").write_text(json.dumps(config))
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "clip"}))  # of another library
     save_file({k: v.contiguous() for k, v in model.state_dict().items()}, tmp_path / "open_clip_model.safetensors")
-    local = load_embedder(f"local-dir:{tmp_path}")
+    local = Embedder.load(f"local-dir:{tmp_path}")
     pixels = torch.randn(2, 3, 32, 32)
     torch.testing.assert_close(local.encode_image(pixels).mean, theirs.encode_image(pixels).mean)
     assert not local.probabilistic and local.fingerprint != theirs.fingerprint  # the pixels' mean is another one
@@ -161,15 +161,15 @@ def test_a_folder_in_openclips_layout_is_an_openclip_model(tmp_path, theirs):
 )
 def test_what_cannot_be_loaded_says_what_to_give(model, pretrained, error, message):
     with pytest.raises(error, match=message):
-        load_embedder(model, pretrained)
+        Embedder.load(model, pretrained)
 
 
 def test_weights_that_are_no_weights_are_refused(tmp_path, theirs, folder):
     (tmp_path / "weights.pt").write_bytes(b"nothing")
     with pytest.raises(ValueError, match="OpenCLIP cannot load ViT-mini with the weights"):
-        load_embedder("ViT-mini", str(tmp_path / "weights.pt"))
+        Embedder.load("ViT-mini", str(tmp_path / "weights.pt"))
     with pytest.raises(ValueError, match="has its own weights, pretrained='random' would be ignored"):
-        load_embedder(folder, "random")
+        Embedder.load(folder, "random")
 
 
 def test_a_folder_with_a_configuration_alone_takes_weights_from_elsewhere(tmp_path):
@@ -179,20 +179,20 @@ def test_a_folder_with_a_configuration_alone_takes_weights_from_elsewhere(tmp_pa
     bare = f"local-dir:{tmp_path}"
     pixels = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     for pretrained in (str(source), f"local-dir:{source}"):
-        got = load_embedder(bare, pretrained).encode_image(pixels)
+        got = Embedder.load(bare, pretrained).encode_image(pixels)
         torch.testing.assert_close(got.mean, other.encode_image(pixels).mean)
-    untrained = load_embedder(bare, "random").encode_image(pixels)
+    untrained = Embedder.load(bare, "random").encode_image(pixels)
     assert not torch.allclose(untrained.mean, other.encode_image(pixels).mean, atol=0.1)
     with pytest.raises(FileNotFoundError, match="weights"):
-        load_embedder(bare)
+        Embedder.load(bare)
 
 
 def test_unknown_precisions_and_absent_devices_are_refused(folder, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ValueError, match="precision 'int8' is unknown: use one of fp32"):
-        load_embedder(folder, precision="int8")
+        Embedder.load(folder, precision="int8")
     with pytest.raises(ValueError, match="no CUDA device; use cpu"):
-        load_embedder(folder, device="cuda")
+        Embedder.load(folder, device="cuda")
 
 
 def test_a_card_survives_json(ours):

@@ -189,7 +189,7 @@ def test_models_precisions_and_prompts_are_told_apart(tmp_path, model, sets, cap
 
 
 def test_a_file_that_cannot_be_written_is_known_before_a_model_is_loaded(tmp_path, model, sets, capsys, monkeypatch):
-    monkeypatch.setattr(loading, "load_embedder", lambda *_: pytest.fail("a model was loaded"))
+    monkeypatch.setattr(loading, "load_model", lambda *_: pytest.fail("a model was loaded"))
     (tmp_path / "file").write_text("")
     (tmp_path / "there").mkdir()
     (tmp_path / "there" / "plots").write_text("")

@@ -13,6 +13,7 @@ import miniatures as mini
 import numpy as np
 import pytest
 import torch
+from embedding import changed
 
 import prolip
 from prolip.data.faults import FaultCounter
@@ -24,9 +25,8 @@ from prolip.evaluation.datasets.registry import open_dataset
 from prolip.evaluation.datasets.webdataset import open_wds
 from prolip.evaluation.ranks import features_over_ranks
 from prolip.evaluation.task import compute_features, evaluate_dataset
-from prolip.evaluation.tasks.base import class_prompts
-from prolip.evaluation.zero_shot import class_gaussians
 from prolip.gaussian import Gaussian
+from prolip.prompts.templates import class_gaussians, class_prompts
 from prolip.uncertainty.doubt import Evidence
 from prolip.utils.threads import in_threads
 
@@ -36,7 +36,7 @@ class Counted:
 
     def __init__(self, embedder):
         self.images = self.texts = 0
-        self.embedder = replace(embedder, encode_image=self.image, encode_text=self.text)
+        self.embedder = changed(embedder, encode_image=self.image, encode_text=self.text)
         self._inner = embedder
 
     def image(self, pixels):
@@ -165,7 +165,7 @@ def test_classes_are_the_mixtures_of_their_prompts(folder, ours, monkeypatch):
     model, tokenizer = prolip.create_model(folder), prolip.get_tokenizer(folder)
     wanted = class_gaussians(model, tokenizer, [[name] for name in mini.CLASSES], templates)
     for prompts in (4096, 5):  # all at once, and two classes at a time
-        monkeypatch.setattr(features, "PROMPTS", prompts)
+        monkeypatch.setattr("prolip.prompts.templates.PROMPTS", prompts)
         got = features.stored_texts(*class_prompts(mini.CLASSES, mini.TEMPLATES), ours, FeatureStore())
         torch.testing.assert_close(got.mean, wanted.mean)
         torch.testing.assert_close(got.log_var, wanted.log_var)
@@ -203,7 +203,7 @@ def test_everything_is_embedded_once_per_data_set_and_model(tmp_path, ours, thei
     assert (first.images, first.texts) == (3, 1)
     again = compute_features(dataset, first.embedder, store)
     assert (first.images, first.texts) == (3, 1) and same(one.image, again.image) and same(one.text, again.text)
-    other, half = Counted(theirs), Counted(replace(ours, precision="amp_bf16"))
+    other, half = Counted(theirs), Counted(changed(ours, precision="amp_bf16"))
     for counted in (other, half):
         compute_features(dataset, counted.embedder, store)
         assert counted.images == 1 and counted.texts == 1
@@ -266,7 +266,7 @@ class Reading:
 def test_features_keep_the_evidence_of_their_images_and_old_ones_have_none(tmp_path, ours):
     dataset, store = open_wds(mini.wds_retrieval(tmp_path / "wds_pairs")), FeatureStore(tmp_path / "store")
     compute_features(dataset, ours, store)  # a record from before there was any
-    reading = replace(ours, score=copy.deepcopy(ours.score))
+    reading = changed(ours, score=copy.deepcopy(ours.score))
     reading.score.reader = Reading()
     assert compute_features(dataset, reading, store).evidence is None
     assert next(features.load_features(store)).evidence is None

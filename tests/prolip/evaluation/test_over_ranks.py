@@ -15,12 +15,12 @@ import torch.distributed as dist
 from distributed_helpers import run_ranks
 
 from prolip.data.faults import FaultCounter
+from prolip.embedder import Embedder
 from prolip.evaluation import ranks as over_ranks
 from prolip.evaluation.datasets.base import DamagedData, Share
 from prolip.evaluation.datasets.registry import open_dataset
 from prolip.evaluation.ranks import TaskLost, agree, evaluate_over_ranks
 from prolip.evaluation.task import evaluate_dataset
-from prolip.loading import load_embedder
 
 
 def make_sets(root: Path) -> list[str]:
@@ -45,14 +45,14 @@ def sets(tmp_path_factory) -> list[str]:
 
 
 def metrics_of_rank(rank: int, folder: str, sets: list[str]) -> list:
-    embedder = load_embedder(folder)
+    embedder = Embedder.load(folder)
     found = [evaluate_over_ranks(open_dataset(spec), embedder, batch_size=4, workers=1) for spec in sets]
     return [None if result is None else (result.key, result.metrics, result.info["images"]) for result in found]
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
 def test_ranks_together_give_the_metrics_of_one_process(folder, sets, world_size):
-    embedder = load_embedder(folder)
+    embedder = Embedder.load(folder)
     wanted = [evaluate_dataset(open_dataset(spec), embedder, batch_size=4) for spec in sets]
     first, *others = run_ranks(world_size, metrics_of_rank, folder, sets)
     assert all(answer == [None] * len(sets) for answer in others)
@@ -89,7 +89,7 @@ def blank(rows: int):
 
 
 def damaged_on_ranks(rank: int, folder: str, source: str) -> tuple:
-    embedder, answers = load_embedder(folder), []
+    embedder, answers = Embedder.load(folder), []
     dataset = open_dataset(source, damage=FaultCounter())
     for _ in range(2):  # counts are those of one pass
         result = evaluate_over_ranks(dataset, embedder, workers=0)
@@ -130,7 +130,7 @@ def wait_for_the_slow_one(rank: int, folder: str, source: str, store: str) -> in
         time.sleep(5 * share.number)
         yield from dataset.samples(share)
 
-    result = evaluate_over_ranks(replace(dataset, samples=slow), load_embedder(folder), group=waiting, workers=0)
+    result = evaluate_over_ranks(replace(dataset, samples=slow), Embedder.load(folder), group=waiting, workers=0)
     return None if result is None else result.info["images"]
 
 

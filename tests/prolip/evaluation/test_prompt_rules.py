@@ -10,13 +10,14 @@ import miniatures as mini
 import pytest
 import torch
 from commands import evaluate
+from embedding import changed
 
+from prolip.evaluation import prompts as best_prompts
 from prolip.evaluation.datasets.webdataset import open_wds
 from prolip.evaluation.task import compute_features, evaluate_dataset, study_features
-from prolip.evaluation.tasks import best_prompts
-from prolip.evaluation.zero_shot import PromptRule, mix_groups
 from prolip.gaussian import Gaussian
 from prolip.methods import find_score
+from prolip.prompts.templates import PromptRule, mix_groups
 
 TRACES = [[5.0, 1.0, 3.0, 3.0], [2.0, 2.0, 2.0, 2.0], [1.0, 2.0, 3.0, 40.0]]
 #: Prompts that differ in length, and so in what a random model makes of them.
@@ -157,7 +158,7 @@ def test_every_prompt_is_embedded_once(data, ours, word):
         given.extend(texts)
         return ours.tokenizer(texts)
 
-    compute_features(open_wds(data), replace(ours, tokenizer=tokenize), prompts=PromptRule.parse(word))
+    compute_features(open_wds(data), changed(ours, tokenizer=tokenize), prompts=PromptRule.parse(word))
     assert len(given) == len(set(given)) == len(mini.CLASSES) * len(TEMPLATES)
 
 

@@ -13,14 +13,14 @@ import torch
 from commands import evaluate, run
 from PIL import Image
 
+from prolip.evaluation import prompts as best_prompts
 from prolip.evaluation.datasets.base import WHOLE, Sample
 from prolip.evaluation.datasets.webdataset import open_wds
+from prolip.evaluation.prompts import check_pool, fit_prompts
 from prolip.evaluation.task import compute_features, evaluate_dataset, study_features
-from prolip.evaluation.tasks import best_prompts
-from prolip.evaluation.zero_shot import PromptRule
 from prolip.gaussian import Gaussian, mixture
 from prolip.prompts.bprw import Reweighing, reweigh
-from prolip.prompts.fitting import check_pool, fit_prompts
+from prolip.prompts.templates import PromptRule
 from prolip.prompts.weights import PromptWeights, UnfitPrompts
 
 TEMPLATES = ("{c}", "a photo of a {c}.", "this is the {c} of a friend of mine", "{c} {c}")

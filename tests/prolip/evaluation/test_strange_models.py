@@ -9,7 +9,7 @@ import wds_folders
 from commands import clip_benchmark, datacomp, evaluate, evaluate_corpus
 
 from prolip import factory
-from prolip.loading import load_embedder
+from prolip.embedder import Embedder
 from training import main as training
 
 CORPUS = Path(__file__).parents[3] / "data" / "emoji" / "noto.tar"
@@ -124,5 +124,5 @@ def test_a_command_ends_in_one_line_that_names_the_key(tmp_path, capsys, monkeyp
 )
 def test_openclips_own_models_are_checked_alike(tmp_path, wrong):
     with pytest.raises(ValueError, match=f"{wrong[1]}|head") as caught:
-        load_embedder(model_folder(tmp_path / "model", PLAIN, *wrong))
+        Embedder.load(model_folder(tmp_path / "model", PLAIN, *wrong))
     assert "\n" not in str(caught.value)

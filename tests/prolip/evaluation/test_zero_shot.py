@@ -5,8 +5,8 @@ import torch
 from embedding import similarity_scores
 from torch import nn
 
-from prolip.evaluation import zero_shot
 from prolip.gaussian import Gaussian
+from prolip.prompts import templates as zero_shot
 
 
 class Letters(nn.Module):

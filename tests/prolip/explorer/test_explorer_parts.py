@@ -21,6 +21,7 @@ from prolip.curate.rules import parse_rules
 from prolip.curate.select import Choice, select
 from prolip.curate.signals import PairSignals
 from prolip.curate.tables import MANIFEST, SCORES, digest, table_path, write_table, write_words
+from prolip.embedder import Embedder
 from prolip.explorer import query as asking
 from prolip.explorer import thumbnails
 from prolip.explorer.confidence import first_answer, judge, rarity
@@ -29,7 +30,6 @@ from prolip.explorer.rules import describe, scored_table, try_rules
 from prolip.explorer.thumbnails import Gone, Thumbnails, places_of
 from prolip.gaussian import Gaussian, concatenate
 from prolip.hierarchy.traversal import traverse
-from prolip.loading import load_embedder
 from prolip.measures import pairwise_csd_similarity, pairwise_mean_cosine
 from prolip.measures.plane import fit_plane, place
 from prolip.scores import CSDScore, TrueMatchScore
@@ -411,7 +411,7 @@ def test_an_index_of_texts_is_asked_by_pictures(small_model, tmp_path):
     app = make_app([small_model, "--data", f"texts:{tmp_path / 'texts.txt'}"])
     kept = app.upload(picture("red", size=40))["upload"]
     found = app.search({"upload": kept})
-    embedder = load_embedder(small_model)
+    embedder = Embedder.load(small_model)
     image = embedder.encode_image(embedder.preprocess(Image.new("RGB", (40, 40), "red")).unsqueeze(0))
     scores = embedder.score.pairwise(image, embedder.embed_texts(["red", "blue", "<b>green</b>"]))[0]
     assert [item["row"] for item in found["answers"]] == scores.argsort(descending=True).tolist()

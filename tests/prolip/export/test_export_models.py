@@ -10,13 +10,14 @@ from fitted_models import TINY, fitted_model, fitted_openclip, openclip_model
 
 from prolip import export
 from prolip.cli.main import main
-from prolip.embedder import PointModel, evaluating, own_score
+from prolip.embedder import evaluating, own_score
 from prolip.export import ImageEncoder, TextEncoder, export_onnx, export_pt2, largest_differences, load
 from prolip.factory import create_model
 from prolip.gaussian import Gaussian
 from prolip.methods import METHODS, score_from_dict
 from prolip.models.checkpoint import save_pretrained
 from prolip.models.prolip import ProLIP
+from prolip.uncertainty.openclip import PointModel
 
 #: In a process of its own, which must not know this code.
 ELSEWHERE = """

@@ -21,8 +21,8 @@ from small_towers import small_config, small_folder, small_towers
 import prolip
 from drawings import UNSEEN
 from prolip.cli.main import main
+from prolip.embedder import Embedder
 from prolip.hub.card import figures, licences, place
-from prolip.loading import load_embedder
 from prolip.utils import console
 
 METRICS = {
@@ -103,7 +103,7 @@ def test_a_card_says_what_the_run_says_and_its_code_runs(run, tmp_path, capsys, 
     assert front["license"] == "mit" and front["pipeline_tag"] == "zero-shot-image-classification"
     told = {m["type"]: m["value"] for result in front["model-index"][0]["results"] for m in result["metrics"]}
     assert told["names/i2t/R@1"] == 0.25 and told["birds/acc1"] == 0.4
-    units = load_embedder(f"local-dir:{tmp_path}/mine", stored=False).score.units
+    units = Embedder.load(f"local-dir:{tmp_path}/mine").score.units
     bits = float(units.information(torch.tensor(0.3), bits=True))
     for line in (
         "| pictures that find their name first | 25.0% | 1.0% | `names/i2t/R@1` |",
@@ -132,7 +132,7 @@ def test_a_card_says_what_the_run_says_and_its_code_runs(run, tmp_path, capsys, 
 def test_what_is_pushed_is_loaded_from_the_hub(run, hub, capsys):
     assert main(["hub", "push", str(run), "org/mine", "--private"]) == 0
     assert hub == {"org/mine": True} and "load it as hf-hub:org/mine" in capsys.readouterr().out
-    ours, theirs = (load_embedder(name) for name in (f"local-dir:{run}/model", "hf-hub:org/mine"))
+    ours, theirs = (Embedder.load(name) for name in (f"local-dir:{run}/model", "hf-hub:org/mine"))
     assert ours.fingerprint == theirs.fingerprint
     model = prolip.create_model("hf-hub:org/mine")
     assert model.logit_scale == prolip.create_model(f"local-dir:{run}/model").logit_scale
@@ -144,7 +144,7 @@ def test_a_model_in_memory_and_a_run_are_pushed_from_python(run, hub):
     assert prolip.push_to_hub(run, "org/run", private=True) == "hf-hub:org/run"
     assert hub == {"org/memory": False, "org/run": True}
     names = ("hf-hub:org/memory", "hf-hub:org/run", f"local-dir:{run}/model")
-    memory, of_run, own = (load_embedder(name) for name in names)
+    memory, of_run, own = (Embedder.load(name) for name in names)
     pixels = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     for x, y, z in zip(*(one.encode_image(pixels) for one in (memory, of_run, own))):
         assert torch.equal(x, z) and torch.equal(y, z)
@@ -167,8 +167,8 @@ def test_readers_are_pushed_and_loaded_with_openclips_model(hub, tmp_path):
 def test_an_openclip_model_keeps_its_variances_on_the_hub(hub, tmp_path, capsys):
     name = fitted_openclip(tmp_path)
     assert main(["hub", "push", str(tmp_path / "fitted"), "org/clip"]) == 0
-    fitted = load_embedder(name)
-    again = load_embedder("hf-hub:org/clip")
+    fitted = Embedder.load(name)
+    again = Embedder.load("hf-hub:org/clip")
     assert again.probabilistic and again.fingerprint == fitted.fingerprint
     assert again.score.units == fitted.score.units
 

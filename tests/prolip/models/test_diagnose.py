@@ -21,7 +21,7 @@ import torch
 
 import prolip
 from prolip.corpora.emoji.report.runs import read as read_run
-from prolip.loading import load_embedder
+from prolip.embedder import Embedder
 from prolip.models.checkpoint import CheckpointError, load_checkpoint, read_state_dict, save_pretrained
 from prolip.models.diagnose import is_run
 from prolip.models.registry import find_weights, get_model_config
@@ -215,7 +215,7 @@ def as_weights(address):
     find_weights(NAME, address)
 
 
-ENTRIES = (as_model, as_weights, get_model_config, get_tokenizer, load_embedder)
+ENTRIES = (as_model, as_weights, get_model_config, get_tokenizer, Embedder.load)
 
 
 @pytest.mark.parametrize("parts", ["", "model checkpoints", "model_ema checkpoints", "best", "checkpoints"])
@@ -259,7 +259,7 @@ def test_a_run_given_as_a_model_names_its_model(tmp_path, whole_run, parts):
     ],
 )
 def test_a_path_that_is_no_model_names_the_one_that_is_meant(whole_run, given, wanted):
-    for enter in (as_model, get_tokenizer, load_embedder):
+    for enter in (as_model, get_tokenizer, Embedder.load):
         with pytest.raises((ValueError, OSError)) as refused:
             enter(given.format(run=whole_run))
         assert wanted.format(run=whole_run) in str(refused.value)
@@ -270,7 +270,7 @@ def test_weights_that_are_a_folder_or_a_configuration_name_what_is_meant(whole_r
     with pytest.raises(FileNotFoundError, match=wanted):
         find_weights(NAME, str(whole_run / "checkpoints"))
     with pytest.raises(FileNotFoundError, match=wanted):
-        load_embedder("ViT-B-32", str(whole_run / "checkpoints"))
+        Embedder.load("ViT-B-32", str(whole_run / "checkpoints"))
     with pytest.raises(CheckpointError, match="config.json is a configuration without weights: give a .safetensors"):
         read_state_dict(whole_run / "model" / "config.json")
 

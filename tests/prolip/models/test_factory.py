@@ -14,12 +14,12 @@ from PIL import Image
 
 import prolip
 from prolip import factory, measures
-from prolip.evaluation.zero_shot import class_gaussians
 from prolip.gaussian import Gaussian, mixture
 from prolip.models import registry as hub
 from prolip.models.checkpoint import save_pretrained
 from prolip.models.prolip import ProLIP
 from prolip.models.registry import own_models
+from prolip.prompts.templates import class_gaussians
 
 NAMES = [f"ProLIP-ViT-{size}" for size in ("B-16", "B-16-long", "H-14", "L-16", "S-16", "SO400M-14", "test", "XS-16")]
 TWO_TEMPLATES = ("a photo of a {}.", lambda name: f"art of {name}.")

@@ -16,9 +16,9 @@ from small_towers import NAMES, inputs, small_config, small_folder, small_towers
 
 import prolip
 from prolip import export
+from prolip.embedder import Embedder
 from prolip.embeddings import UnpairedEmbeddings
 from prolip.gaussian import Gaussian
-from prolip.loading import load_embedder
 from prolip.methods import FURTHER, METHODS, find_method, score_of
 from prolip.methods.base import Context
 from prolip.models.checkpoint import CheckpointError, save_pretrained
@@ -150,8 +150,8 @@ def test_hierarchies_are_walked(model, sets, capsys):
 
 def test_a_card_is_written_with_the_model(model, tmp_path):
     run("hub", "save", model.removeprefix("local-dir:"), "--output", tmp_path / "shared")
-    again = load_embedder(f"local-dir:{tmp_path}/shared")
-    assert again.fingerprint == load_embedder(model).fingerprint
+    again = Embedder.load(f"local-dir:{tmp_path}/shared")
+    assert again.fingerprint == Embedder.load(model).fingerprint
     assert "README.md" in {path.name for path in (tmp_path / "shared").iterdir()}
 
 
@@ -161,12 +161,12 @@ def test_variances_are_fitted_to_the_means_in_closed_form(model, sets, tmp_path,
     sizes = ("--bank", "32", "--centres", "4", "--novelty-centres", "4")
     run("uncertainty", "--model", model, "--data", data, "--output", tmp_path / "fitted", *sizes)
     assert "no novelty" not in capsys.readouterr().out
-    before, after = load_embedder(model), load_embedder(f"local-dir:{tmp_path}/fitted")
+    before, after = Embedder.load(model), Embedder.load(f"local-dir:{tmp_path}/fitted")
     pixels, ids = torch.stack([before.preprocess(wds.picture(1))]), before.tokenizer(["red car"])
     assert torch.equal(before.encode_image(pixels).mean, after.encode_image(pixels).mean)
     assert torch.equal(before.encode_text(ids).mean, after.encode_text(ids).mean)
     for batch, side in ((pixels, "image"), (ids, "text")):
-        assert {"mean", "first"} == after.embed(batch, side).novelty.keys()
+        assert {"mean", "first"} == after.encode(batch, side).novelty.keys()
     assert after.score.units is not None
 
 

@@ -11,7 +11,7 @@ from PIL import Image
 from squares import COLOURS
 
 from prolip.cli.main import main
-from prolip.loading import load_embedder
+from prolip.embedder import Embedder
 from prolip.search.index import Part, SearchIndex
 from prolip.search.query import Query, answers_of, ask, confidences, embed
 from prolip.uncertainty.units import range_in_words
@@ -26,7 +26,7 @@ def model(tmp_path_factory) -> str:
 
 @pytest.fixture(scope="module")
 def embedder(model):
-    return load_embedder(model)
+    return Embedder.load(model)
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,7 @@ def images(embedder, photos, tmp_path_factory) -> SearchIndex:
         embedder.embed_texts(["a"]).mean.shape[1],
         card=embedder.card,
     )
-    z = embedder.embed_images([Image.new("RGB", (32, 32), colour) for colour in COLOURS]).z
+    z = embedder.embed_images([Image.new("RGB", (32, 32), colour) for colour in COLOURS])
     index.append("squares", [Part([{"key": colour} for colour in COLOURS], z, len(COLOURS))])
     return index
 

@@ -17,9 +17,8 @@ from commands import evaluate
 from squares import COLOURS, picture
 
 from prolip.cli.main import main
-from prolip.embedder import Embedded, embed_texts
+from prolip.embedder import Embedded, Embedder, embed_texts
 from prolip.gaussian import Gaussian, mixture
-from prolip.loading import load_embedder
 from prolip.measures.chance import OwnFirst, warn_once
 from prolip.scores import TrueMatchScore
 from prolip.search import sources
@@ -46,7 +45,7 @@ def built(tmp_path_factory, photos, small_model):
 
 @pytest.fixture(scope="module")
 def embedder(small_model):
-    return load_embedder(small_model)
+    return Embedder.load(small_model)
 
 
 # --- building --------------------------------------------------------------------------------------------------------
@@ -95,7 +94,7 @@ def test_a_model_at_chance_on_the_captions_of_an_index_is_named_once(tmp_path, s
     index = SearchIndex(folder)
     hits, pairs, candidates = index.store.values["own_first"]
     first = [f"a {colour} square" for colour in COLOURS]
-    best = index.score.pairwise(index.gaussians(range(12)), load_embedder(small_model).embed_texts(first)).argmax(1)
+    best = index.score.pairwise(index.gaussians(range(12)), Embedder.load(small_model).embed_texts(first)).argmax(1)
     assert (hits, pairs, candidates) == (int((best == torch.arange(12)).sum()), 12, 12) and hits < 4
     said = [one for one in caplog.messages if "does not know this data" in one]
     assert said == [str(OwnFirst(hits, pairs, candidates))]

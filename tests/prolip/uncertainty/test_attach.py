@@ -22,13 +22,13 @@ from prolip.cli.main import main as command_line
 from prolip.corpora.emoji import corpus as emoji
 from prolip.corpora.emoji import load
 from prolip.corpora.emoji.result import REFUSED_BY
+from prolip.embedder import Embedder
 from prolip.embeddings import Pairs
 from prolip.evaluation.cache import FeatureStore
 from prolip.evaluation.embed import load_features
 from prolip.evaluation.metrics.calibration import reliability
 from prolip.evaluation.metrics.selective import auroc, risk_coverage
 from prolip.fitting.attach import attach
-from prolip.loading import load_embedder
 from prolip.methods.likelihood import LikelihoodConfig
 from prolip.models.checkpoint import save_pretrained
 from prolip.scores import LEAST_SCALE
@@ -90,7 +90,7 @@ def pair(request, tmp_path_factory) -> tuple[Path, Path]:
 
 
 def test_the_means_are_the_old_ones_bit_for_bit_and_inputs_differ_in_variance(pair):
-    old, new = (load_embedder(f"local-dir:{folder}") for folder in pair)
+    old, new = (Embedder.load(f"local-dir:{folder}") for folder in pair)
     pixels = torch.randn(20, 3, 32, 32, generator=torch.Generator().manual_seed(1))
     texts = ["a red ball", "sport", "trophy", "a", "game of chance", "fishing pole and a fish"]
     ours = (pair[0] / "config.json").exists()  # a model of points is normalised once more by who evaluates it
@@ -132,7 +132,7 @@ def test_every_evaluation_takes_it(pair, task, tmp_path, capsys):
     )
     found = json.loads((tmp_path / "true_match.json").read_text())
     (features,) = load_features(FeatureStore(tmp_path))
-    scores = load_embedder(model).score.pairwise(features.image, features.text)
+    scores = Embedder.load(model).score.pairwise(features.image, features.text)
     hit = (scores.T.topk(5, dim=1).indices == features.owners.unsqueeze(1)).any(1)  # a caption's own image alone counts
     assert found["metrics"]["image_retrieval_recall@5"] == pytest.approx(hit.double().mean().item(), abs=1e-6)
     words = ["--classes", "subgroup", "--output", str(tmp_path / "data/wds_cars_test")]
@@ -203,19 +203,19 @@ def test_a_model_of_another_method_keeps_its_own_heads_beside_the_fitted_ones(tm
 
 def images_of(model: str) -> torch.Tensor:
     """Drawings of a designer that nothing was fitted to."""
-    preprocess = load_embedder(model, stored=False).preprocess
+    preprocess = Embedder.load(model).preprocess
     return torch.stack([preprocess(drawing.image()) for drawing in emoji.read([UNSEEN]).drawings])
 
 
 def test_noise_and_blank_images_are_new_to_what_was_fitted_to_drawings(pair):
     name = f"local-dir:{pair[1]}"
-    embedder, own, g = load_embedder(name, stored=False), images_of(name), torch.Generator().manual_seed(0)
+    embedder, own, g = Embedder.load(name), images_of(name), torch.Generator().manual_seed(0)
     near = embedder.novelty(embedder.encode_hidden(own))
     blank = torch.randn(100, 3, 1, 1, generator=g).expand(-1, -1, 32, 32)
     for foreign in (torch.randn(100, 3, 32, 32, generator=g), blank):
         far = embedder.novelty(embedder.encode_hidden(foreign))
         assert auroc(torch.cat([near["first"], far["first"]]), torch.arange(len(own) + 100) >= len(own)) > 0.9
-    assert load_embedder(f"local-dir:{pair[0]}", stored=False).novelty is None
+    assert Embedder.load(f"local-dir:{pair[0]}").novelty is None
 
 
 def test_a_saved_model_gives_the_nats_of_the_one_that_was_fitted_to_the_bit(pair, tmp_path):
@@ -223,9 +223,9 @@ def test_a_saved_model_gives_the_nats_of_the_one_that_was_fitted_to_the_bit(pair
     pairs = Pairs.from_tensors(load_file(after / "pairs.safetensors"))
     config = LikelihoodConfig(bank=64, centres=64)
     fitted = attach(f"local-dir:{before}", None, None, pairs, config, tmp_path / "again")
-    embedder = load_embedder(f"local-dir:{tmp_path}/again", stored=False)
+    embedder = Embedder.load(f"local-dir:{tmp_path}/again")
     hidden = embedder.encode_hidden(images_of(f"local-dir:{before}"))
-    words = embedder.encode_hidden_text(embedder.tokenizer(list(emoji.read([UNSEEN]).caption_table().texts)))
+    words = embedder.encode_hidden(embedder.tokenizer(list(emoji.read([UNSEEN]).caption_table().texts)), "text")
     for found, again in (
         (fitted.novelty(hidden), embedder.novelty(hidden)),
         (fitted.text_novelty(words), embedder.text_novelty(words)),
@@ -241,11 +241,11 @@ def test_a_saved_model_gives_the_nats_of_the_one_that_was_fitted_to_the_bit(pair
 
 def test_letters_and_prose_are_new_to_what_was_fitted_to_captions(pair):
     model = prolip.create_model(f"local-dir:{pair[1]}") if (pair[1] / "config.json").exists() else None
-    embedder = load_embedder(f"local-dir:{pair[1]}", stored=False)
+    embedder = Embedder.load(f"local-dir:{pair[1]}")
     own = list(emoji.read([UNSEEN]).caption_table().texts)
     foreign = ["qzx vwkj hhq", "the committee adjourned until further notice was given", "xkcd qq zzyzx wvv bnm"] * 10
     ids = embedder.tokenizer([*own, *foreign])
-    nats = embedder.text_novelty(embedder.encode_hidden_text(ids))
+    nats = embedder.text_novelty(embedder.encode_hidden(ids, "text"))
     assert auroc(nats["first"], torch.arange(len(ids)) >= len(own)) > 0.95
     if model is not None:
         found = novelty_of(model.eval(), ids, "text")
@@ -265,7 +265,7 @@ def without_novelty(path: Path) -> None:
 def test_what_was_written_before_there_was_novelty_still_loads(pair, tmp_path):
     old = shutil.copytree(pair[1], tmp_path / "old")
     without_novelty(old / (FILE if (old / FILE).exists() else "model.safetensors"))
-    embedder, new = (load_embedder(f"local-dir:{folder}", stored=False) for folder in (old, pair[1]))
+    embedder, new = (Embedder.load(f"local-dir:{folder}") for folder in (old, pair[1]))
     pixels = images_of(f"local-dir:{old}")[:8]
     assert embedder.novelty is None and new.novelty is not None
     assert embedder.text_novelty is None and new.text_novelty is not None
@@ -286,13 +286,13 @@ def test_what_was_written_before_there_was_novelty_still_loads(pair, tmp_path):
         )
         == 0
     )
-    again = load_embedder(f"local-dir:{tmp_path}/fitted", stored=False)
+    again = Embedder.load(f"local-dir:{tmp_path}/fitted")
     assert again.novelty is None and again.text_novelty is None
 
 
 def test_the_corpus_is_refused_by_novelty_from_the_same_pass(pair, tmp_path, capsys):
     result = evaluate_corpus(["--model", f"local-dir:{pair[1]}", "--data", UNSEEN, "--output", str(tmp_path)])
-    embedder = load_embedder(f"local-dir:{pair[1]}", stored=False)
+    embedder = Embedder.load(f"local-dir:{pair[1]}")
     hidden = embedder.encode_hidden(images_of(f"local-dir:{pair[1]}"))
     for name, nats in embedder.novelty(hidden).items():
         np.testing.assert_allclose(result.novelty[name], nats, rtol=1e-3, atol=1e-3)
@@ -410,7 +410,7 @@ def test_thirty_pairs_are_fitted_with_a_warning_and_so_is_one_picture_with_many_
         said = capsys.readouterr()
         assert f"warning: {len(rows)} pairs" in said.err
         assert ("no novelty of images" in said.out) is (name == "same")
-        traces = load_embedder(f"local-dir:{tmp_path}/{name}", stored=False).embed_texts(["a cat", "animal", "x"]).trace
+        traces = Embedder.load(f"local-dir:{tmp_path}/{name}").embed_texts(["a cat", "animal", "x"]).trace
         assert float(traces.max()) <= math.log(len(rows)) * 2 / 9  # of a scale from 10
 
 
@@ -512,7 +512,7 @@ def test_random_weights_are_fitted_as_any_others(tmp_path):
         )
         == 0
     )
-    old, new = load_embedder(model, "random"), load_embedder(f"local-dir:{tmp_path}/out")
+    old, new = Embedder.load(model, "random"), Embedder.load(f"local-dir:{tmp_path}/out")
     assert torch.equal(old.embed_texts(["a", "b"]).mean, new.embed_texts(["a", "b"]).mean)
 
 
@@ -558,7 +558,7 @@ def test_a_model_whose_cosines_said_nothing_of_its_pairs_is_warned_of_once(tmp_p
     pairs = Pairs(image=image, text=image, image_of=torch.arange(64), text_of=far, scale=10.0, text_ids=ids)
     attach(f"local-dir:{tmp_path}/plain", None, None, pairs, LikelihoodConfig(bank=32, centres=8), tmp_path / "fitted")
     for _ in range(2):
-        score = load_embedder(f"local-dir:{tmp_path}/fitted", stored=False).score
+        score = Embedder.load(f"local-dir:{tmp_path}/fitted").score
     assert score.trace_weight == 0 and score.scale == pytest.approx(LEAST_SCALE)
     assert [one for one in caplog.messages if "its cosines said nothing of the pairs" in one] == [
         f"local-dir:{tmp_path}/fitted: its cosines said nothing of the pairs that its variances were fitted to, and so"

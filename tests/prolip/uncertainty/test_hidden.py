@@ -7,12 +7,11 @@ import torch
 from open_clip.model import CLIP, CLIPTextCfg, CLIPVisionCfg, CustomTextCLIP
 from torch import nn
 
-from prolip.embedder import PointModel
 from prolip.gaussian import Gaussian
 from prolip.models.prolip import ProLIP
 from prolip.scores import MeanScore
 from prolip.uncertainty.heads import Parts, VarianceHead
-from prolip.uncertainty.openclip import FittedCLIP
+from prolip.uncertainty.openclip import FittedCLIP, PointModel
 from prolip.uncertainty.token_stats import encode_with_stats
 
 VISION = {"image_size": 16, "patch_size": 8, "width": 16, "layers": 2, "head_width": 8}

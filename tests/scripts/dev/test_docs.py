@@ -17,9 +17,9 @@ import prolip
 from dev import openclip_table
 from prolip.cli.main import main
 from prolip.data.reading.shard_index import build_index
+from prolip.embedder import Embedder
 from prolip.embeddings import Pairs
 from prolip.fitting.attach import attach
-from prolip.loading import load_embedder
 from prolip.methods import METHODS
 from prolip.methods.likelihood import LikelihoodConfig
 from prolip.models.checkpoint import save_pretrained
@@ -232,7 +232,7 @@ def test_python_of_export_md_computes_the_models_own_score(kind, tmp_path, monke
     names: dict = {}
     exec(code.replace("local-dir:runs/demo/model", name), names)
     assert {path.name for path in (tmp_path / "runs/demo/onnx").iterdir()} == {"image.onnx", "text.onnx"}
-    own, given = load_embedder(name, stored=False), names["score"]
+    own, given = Embedder.load(name), names["score"]
     scores = own.score.pairwise(own.encode_image(names["pixels"]), own.encode_text(names["ids"]))
     torch.testing.assert_close(names["scores"], scores, atol=1e-4, rtol=1e-4)
     logits, facts = own.score.logit(scores), names["facts"]

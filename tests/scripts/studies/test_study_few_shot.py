@@ -66,7 +66,7 @@ def test_what_is_there_is_not_made_again(runs, monkeypatch):
 
     monkeypatch.setattr(study.sweep, "train", refuse)
     monkeypatch.setattr(study_few_shot, "write_few_shot", refuse)
-    monkeypatch.setattr(study_few_shot, "load_embedder", refuse)
+    monkeypatch.setattr(study_few_shot.Embedder, "load", refuse)
     wanted = study_few_shot.trainings(runs.folder, 0, 2)
     study.sweep.train_all(wanted, list(wanted["variants"]), runs.folder, 1)
     study_few_shot.evaluate(runs.folder, 0)

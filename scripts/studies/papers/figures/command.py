@@ -46,7 +46,7 @@ def draw(args: argparse.Namespace) -> None:
         raise ValueError(f"--dpi {args.dpi}: give 10 or more, at most {MOST_DPI}: 100 for a page, 300 for print")
     weights = PromptWeights.load(args.prompts) if args.prompts else None
     corpus = corpus_of(args)
-    source = Source(load(args, stored=False), corpus, args.images, args.captions, weights, args.inclusion, args.seed)
+    source = Source(load(args), corpus, args.images, args.captions, weights, args.inclusion, args.seed)
     for key, files, missing in draw_figures(source, args.output, args.only, args.vector, args.dpi):
         words = f"{key:<5}{FIGURES[key].words}"
         print(f"{words}: left out, {missing}" if missing else f"{words}: {', '.join(map(str, files))}")

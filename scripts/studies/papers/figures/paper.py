@@ -292,7 +292,7 @@ class Pictures:
             return image if level == len(ERASED) else without_cells(image, ERASED[level], seed + row)
 
         rows, last = range(len(corpus.drawings)), len(ERASED)
-        z = [embedder.embed_images(picture(row, level) for row in rows).z for level in range(last + 1)]
+        z = [embedder.embed_images(picture(row, level) for row in rows) for level in range(last + 1)]
         return cls(embedder, z, picture)
 
     @classmethod

@@ -6,7 +6,6 @@ import os
 import platform
 import time
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,17 +13,16 @@ import torch
 
 from prolip.corpora.emoji import corpus as emoji
 from prolip.corpora.emoji import uncertainty
-from prolip.corpora.emoji.corpus import LEVELS, Corpus
+from prolip.corpora.emoji.corpus import LEVELS, TEMPLATES, Corpus
 from prolip.corpora.emoji.result import CorpusResult
-from prolip.embedder import Embedder, joined, token_lengths
-from prolip.evaluation.embed import embed_encoded
+from prolip.embedder import Embedder, token_lengths
 from prolip.evaluation.metrics import ranking as metrics
 from prolip.evaluation.metrics.bootstrap import mean_of
 from prolip.evaluation.metrics.classification import classification, label_ranks
 from prolip.evaluation.metrics.ranking import Ranking
 from prolip.evaluation.metrics.selective import Deciles, by_decile
-from prolip.evaluation.zero_shot import TEMPLATES, mix_groups
 from prolip.gaussian import Gaussian
+from prolip.prompts.templates import mix_groups
 from prolip.scores import Similarity
 from prolip.utils.messages import naming
 
@@ -43,7 +41,7 @@ def evaluate_corpus(embedder: Embedder, corpus: Corpus, similarity: Similarity =
     [0, 1]. ValueError for a corpus without a drawing or with fewer than two concepts.
     """
     started = time.perf_counter()
-    score = embedder.card.scored_by(similarity)
+    score = embedder.scored_by(similarity)
     if not corpus.drawings:
         raise ValueError("the corpus has no drawing: choose concepts that its shards show")
     if len(corpus.concepts) < 2:
@@ -80,8 +78,7 @@ def evaluate_corpus(embedder: Embedder, corpus: Corpus, similarity: Similarity =
 
 def embed_drawings(corpus: Corpus, embedder: Embedder) -> tuple[Gaussian, dict[str, np.ndarray]]:
     """Embed the drawings (N, D), with their novelty (N,) by the end of the tower, {} in a model without."""
-    drawings = ((drawing.key, partial(bytes, drawing.data)) for drawing in corpus.drawings)
-    image, novelty = joined(embed_encoded(embedder, drawings, BATCH, embed=partial(embedder.embed, side="image")))
+    image, novelty = embedder.embed((drawing.data for drawing in corpus.drawings), "image", BATCH)
     return image, {name: nats.numpy() for name, nats in novelty.items()}
 
 

@@ -33,10 +33,10 @@ def evaluate_entailment(
 
     The images that texts speak of are the corpus's drawings, without their labels. pairs: default all `relations`.
     """
-    table, card = corpus.caption_table(), embedder.card
+    table = corpus.caption_table()
     image, empty = embed_drawings(corpus, embedder)[0], embedder.embed_texts([""])
-    text, drawn = items_of(card, embedder.embed_texts(table.texts), empty, image), items_of(card, image, empty)
-    return entailment_of(embedder.name, scores_of(card), text, drawn, pairs or relations(corpus, table), draws)
+    text, drawn = items_of(embedder, embedder.embed_texts(table.texts), empty, image), items_of(embedder, image, empty)
+    return entailment_of(embedder.name, scores_of(embedder), text, drawn, pairs or relations(corpus, table), draws)
 
 
 def relations(corpus: Corpus, table: CaptionTable, most: int = 5000, seed: int = 0) -> dict[str, KindPairs]:

@@ -16,14 +16,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from prolip.embedder import embed_texts, encoder
-from prolip.evaluation.embed import mix_prompts
+from prolip.embedder import embed_texts, encode
 from prolip.gaussian import Gaussian
+from prolip.prompts.templates import mix_prompts
 from prolip.prompts.weights import PromptWeights, UnfitPrompts
 from prolip.scores import MeanScore, Score
 
 
-class Scored(Tensor):
+class ScoreVectors(Tensor):
     """Vectors whose dot products are similarities already: `F.normalize` returns them unchanged, as a plain tensor."""
 
     @classmethod
@@ -99,7 +99,7 @@ class GaussianEncoder(nn.Module):
             return torch.cat([z.mean, z.log_var, ends], dim=1).as_subclass(self.packed)
         offset = factors.offset.unsqueeze(1)
         sides = [offset, torch.ones_like(offset)]
-        return torch.cat([factors.vector, *(sides if side > 0 else reversed(sides))], dim=1).as_subclass(Scored)
+        return torch.cat([factors.vector, *(sides if side > 0 else reversed(sides))], dim=1).as_subclass(ScoreVectors)
 
 
 def class_vectors(
@@ -126,7 +126,6 @@ def class_vectors(
     if amp:  # what torch.autocast(device) computes in: bf16 on CPU, fp16 on CUDA
         half = torch.get_autocast_dtype(torch.device(device).type) == torch.float16
         precision = "amp_fp16" if half else "amp_bf16"
-    encode = encoder(model.model, "text", torch.device(device), precision)
     groups = [
         templates[name] if isinstance(templates, Mapping) else [text.format(c=name) for text in templates]
         for name in classnames
@@ -134,7 +133,7 @@ def class_vectors(
     mixed = mix_prompts(
         (text for group in groups for text in group),
         [len(group) for group in groups],
-        partial(embed_texts, encode, tokenizer),
+        partial(embed_texts, partial(encode, model.model, "text", device, precision), tokenizer),
         None if weights is None else lambda z, first: weights.weights(z.trace, first),
     )
     # A plain tensor, which --save_clf can keep; the rows of images know how to multiply it.

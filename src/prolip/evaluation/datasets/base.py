@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -16,6 +15,7 @@ from PIL import Image
 from prolip.data.faults import DamagedData, FaultCounter, SampleFault
 from prolip.data.images import decode_image
 from prolip.data.samples import Raw, image_bytes
+from prolip.utils.documents import fingerprint as fingerprint
 from prolip.utils.messages import NAMED, first_few
 
 T = TypeVar("T")
@@ -144,8 +144,3 @@ def read_images(
             yield sample._replace(image=image_bytes(read(number)), place=(0, number))
         except SampleFault as fault:
             note_fault(damage, fault, sample.key, place)
-
-
-def fingerprint(*parts: Any, digits: int = 32) -> str:
-    """Hexadecimal digits of JSON values: equal parts, equal digits, on every machine."""
-    return hashlib.blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=digits // 2).hexdigest()

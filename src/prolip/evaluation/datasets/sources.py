@@ -25,7 +25,7 @@ TEXT_BYTES = 2**26
 HUB_PAGE = re.compile(r"(?P<repo>https?://[^/]+/datasets/[^/]+/[^/]+)/tree/(?P<branch>.+)")
 
 
-class Place(NamedTuple):
+class SetPlace(NamedTuple):
     """Where a test set is. metadata, data: folders or URLs above text files and shards; source: as given."""
 
     source: str
@@ -57,7 +57,7 @@ class Place(NamedTuple):
             raise DamagedData(str(error)) from error
 
 
-def find_place(source: str | os.PathLike) -> Place:
+def find_place(source: str | os.PathLike) -> SetPlace:
     """A folder, any URL that shards may have, a page of the hub (.../datasets/ORG/NAME/tree/main) or hf-hub:ORG/NAME.
 
     FileNotFoundError where a local folder is missing.
@@ -70,15 +70,15 @@ def find_place(source: str | os.PathLike) -> Place:
     check_address(source)
     if page := HUB_PAGE.fullmatch(source.rstrip("/")):
         repo, branch = page["repo"], page["branch"]
-        return Place(source, f"{repo}/raw/{branch}", f"{repo}/resolve/{branch}")
+        return SetPlace(source, f"{repo}/raw/{branch}", f"{repo}/resolve/{branch}")
     if not is_local(source):
-        return Place(source, source, source)
+        return SetPlace(source, source, source)
     path = local_path(source)
     if os.path.isfile(path):
         raise FileNotFoundError(f"{path} is a file: give the folder of the test set")
     if not os.path.isdir(path):
         raise FileNotFoundError(f"no test set at {path}: {explain_missing(path)}")
-    return Place(source, path, path)
+    return SetPlace(source, path, path)
 
 
 def join(base: str, *parts: str) -> str:

@@ -30,7 +30,7 @@ from prolip.data.reading.stream import is_local, local_path
 from prolip.data.reading.tar import read_shard
 from prolip.data.samples import Raw, image_bytes, members_of
 from prolip.evaluation.datasets.base import WHOLE, Dataset, Kind, Sample, Share, fingerprint, note_fault
-from prolip.evaluation.datasets.sources import Place, archive_state, find_place, folder_holds, join, shard_marks
+from prolip.evaluation.datasets.sources import SetPlace, archive_state, find_place, folder_holds, join, shard_marks
 from prolip.utils.documents import LINE_END, loads
 from prolip.utils.secrecy import redacted
 
@@ -113,7 +113,7 @@ def check_first(reading: Reading) -> None:
         raise DamagedData(str(error)) from error
 
 
-def shard_count(place: Place, split: str, policy: ReadPolicy | None) -> int:
+def shard_count(place: SetPlace, split: str, policy: ReadPolicy | None) -> int:
     """What nshards.txt says."""
     text = place.text(split, COUNT, policy=policy)
     if text is None:
@@ -140,7 +140,7 @@ def elsewhere(folder: str, split: str) -> str:
     return f"it has the split {other.parent.name}: give --split {other.parent.name}" if other else folder_holds(here)
 
 
-def read_kind(place: Place, policy: ReadPolicy | None) -> Kind:
+def read_kind(place: SetPlace, policy: ReadPolicy | None) -> Kind:
     """What dataset_type.txt says; classification without it."""
     kind = (place.text(TYPE, policy=policy) or "classification").strip().lower()
     if kind not in MEMBERS:
@@ -148,7 +148,7 @@ def read_kind(place: Place, policy: ReadPolicy | None) -> Kind:
     return kind  # type: ignore[return-value]
 
 
-def read_relevance(place: Place, split: str, policy: ReadPolicy | None) -> frozenset[tuple[str, int]] | None:
+def read_relevance(place: SetPlace, split: str, policy: ReadPolicy | None) -> frozenset[tuple[str, int]] | None:
     """The pairs of relevance.json, None without the file."""
     text = place.text(split, RELEVANCE, policy=policy)
     if text is None:

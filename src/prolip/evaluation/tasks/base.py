@@ -15,6 +15,7 @@ from prolip.evaluation.metrics.bootstrap import Statistic
 from prolip.evaluation.metrics.calibration import EQUAL, LOG_ODDS, Matches, Reliability, reliability
 from prolip.evaluation.metrics.study import OfPairs, Study
 from prolip.gaussian import Gaussian
+from prolip.prompts.templates import class_prompts
 from prolip.scores import Score
 
 Metrics = dict[str, float]
@@ -46,17 +47,6 @@ class Kind(NamedTuple):
 def class_texts(features: Features) -> tuple[list[str], list[int] | None]:
     """All prompts of the classes, and how many make each."""
     return class_prompts(features.dataset.classnames, features.dataset.templates)
-
-
-def class_prompts(classnames: Sequence[str], templates: Sequence[str]) -> tuple[list[str], list[int]]:
-    """All prompts, class by class, and their number per class. ValueError without classes or prompts."""
-    if not classnames or not templates:
-        raise ValueError(f"{len(classnames)} class names and {len(templates)} prompts: give at least one of each")
-    for template in templates:
-        if "{c}" not in template and "{}" not in template:
-            raise ValueError(f"the prompt {template!r} has no {{c}} where the class goes")
-    prompts = [template.replace("{c}", name).replace("{}", name) for name in classnames for template in templates]
-    return prompts, [len(templates)] * len(classnames)
 
 
 def pair_scores(features: Features, score: Score) -> PairScores:

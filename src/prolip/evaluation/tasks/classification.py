@@ -15,6 +15,7 @@ from prolip.evaluation.metrics.bootstrap import class_mean_of, mean_of
 from prolip.evaluation.metrics.calibration import Matches
 from prolip.evaluation.metrics.classification import label_ranks
 from prolip.evaluation.metrics.study import Study, study_classification
+from prolip.evaluation.prompts import cross_weights, described
 from prolip.evaluation.tasks.base import (
     Kind,
     TaskMetrics,
@@ -27,7 +28,6 @@ from prolip.evaluation.tasks.base import (
     too_small_for,
     uncertainty_of,
 )
-from prolip.evaluation.tasks.best_prompts import cross_weights, described
 from prolip.gaussian import mixture
 from prolip.scores import Score
 

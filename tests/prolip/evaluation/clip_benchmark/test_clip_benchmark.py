@@ -22,14 +22,13 @@ from embedding import embed_images, embed_texts, similarity_scores
 from sklearn.metrics import average_precision_score
 
 import prolip
-from prolip.embedder import as_points
+from prolip.embedder import Embedder
 from prolip.evaluation.clip_benchmark import command, encoder, patches
 from prolip.evaluation.metrics.classification import classification as classification_metrics
 from prolip.evaluation.metrics.classification import multilabel
-from prolip.evaluation.zero_shot import class_gaussians, mix_groups
-from prolip.gaussian import Gaussian
-from prolip.loading import load_embedder
+from prolip.gaussian import Gaussian, as_points
 from prolip.measures import pairwise_csd_similarity
+from prolip.prompts.templates import class_gaussians, mix_groups
 from prolip.scores import CSDScore
 
 TEMPLATES = [template.replace("{c}", "{}") for template in wds.TEMPLATES]
@@ -235,7 +234,7 @@ def test_an_openclip_model_gets_the_same_numbers_from_clip_benchmark_from_our_co
 ):
     name, weights = theirs
     flags = ["--model", name, "--pretrained", weights]
-    model = load_embedder(name, weights)
+    model = Embedder.load(name, weights)
 
     def images(samples):
         return model.encode_image(torch.stack([model.preprocess(image) for image in wds.pictures(samples)]))

@@ -7,11 +7,11 @@ import wds_folders as wds
 from clip_benchmark_runs import evaluate, save_model
 from commands import clip_benchmark
 
+from prolip.embedder import Embedder
 from prolip.evaluation.datasets.webdataset import open_wds
+from prolip.evaluation.prompts import fit_prompts
 from prolip.evaluation.task import compute_features, evaluate_dataset
-from prolip.loading import load_embedder
 from prolip.prompts.bprw import Reweighing
-from prolip.prompts.fitting import fit_prompts
 
 
 @pytest.fixture(scope="module")
@@ -19,7 +19,7 @@ def kept(folders, ours, tmp_path_factory):
     """Weights for `single` by other images of its classes."""
     root = tmp_path_factory.mktemp("weights")
     wds.classification(root / "pool", images=24, first=700)
-    weights = fit_prompts(open_wds(root / "pool"), load_embedder(ours), Reweighing(3, alpha=1.1))
+    weights = fit_prompts(open_wds(root / "pool"), Embedder.load(ours), Reweighing(3, alpha=1.1))
     weights.save(root / "w.json")
     return root, weights
 
@@ -30,7 +30,7 @@ def test_classes_are_mixed_by_the_weights_of_the_file(folders, ours, kept, simil
     flags = ["--model", ours, "--similarity", similarity]
     found = evaluate(folders / "single", *flags, "--prompts", str(root / "w.json"))
     scored = open_wds(folders / "single")
-    want = evaluate_dataset(scored, compute_features(scored, load_embedder(ours), prompts=weights), similarity)
+    want = evaluate_dataset(scored, compute_features(scored, Embedder.load(ours), prompts=weights), similarity)
     assert found["metrics"]["acc1"] == pytest.approx(want.metrics["acc1"])
     assert found["metrics"]["mean_per_class_recall"] == pytest.approx(want.metrics["mean_per_class_recall"])
     assert found["prompts"] == str(weights)

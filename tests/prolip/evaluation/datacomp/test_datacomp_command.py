@@ -20,16 +20,15 @@ from commands import datacomp
 
 from prolip import loading
 from prolip.data.faults import DamagedData, ShardFault
-from prolip.embedder import check_device
+from prolip.embedder import Embedder, check_device
 from prolip.evaluation.datasets.webdataset import open_wds
+from prolip.evaluation.prompts import fit_prompts
 from prolip.evaluation.suites.datacomp import catalogue, run
 from prolip.evaluation.suites.datacomp.catalogue import select_tasks
-from prolip.evaluation.suites.datacomp.report import build_report
+from prolip.evaluation.suites.datacomp.report import our_rows
 from prolip.evaluation.suites.datacomp.results import share_tasks
 from prolip.evaluation.task import compute_features, evaluate_dataset
-from prolip.loading import load_embedder
 from prolip.prompts.bprw import Reweighing
-from prolip.prompts.fitting import fit_prompts
 from prolip.prompts.weights import PromptWeights
 
 FEW = select_tasks(["cifar10", "mnist", "retrieval", "geode", "utkface"])
@@ -72,7 +71,7 @@ def test_missing_datasets_are_named_with_the_command_that_fetches_them_and_may_b
     outcome = copied.run(out, "--allow-missing", "--tasks", *NAMES)
     assert sorted(keys(out)) == sorted(set(NAMES) - {"misc/winogavil", "fairness/geode"})
     assert set(outcome.missing) == {"misc/winogavil", "fairness/geode"}
-    assert outcome.report.rows[0].averages == {}
+    assert outcome.rows[0].averages == {}
     assert "no Retrieval, 2 of 3 tasks are there; missing: WinoGAViL." in capsys.readouterr().out
 
 
@@ -113,13 +112,13 @@ def test_tables_of_processes_that_end_together_hold_the_results_of_all(suite, tm
     read, said = threading.Event(), []
 
     def slow(results):  # between what the first one has read and what it writes, the second one ends
-        report = build_report(results)
+        rows = our_rows(results)
         if not read.is_set():
             read.set()
             time.sleep(0.3)
-        return report
+        return rows
 
-    monkeypatch.setattr(run, "build_report", slow)
+    monkeypatch.setattr(run, "our_rows", slow)
     folder = tmp_path / "out"
     first = threading.Thread(target=run.write_tables, args=(folder, said.append))
     first.start()
@@ -206,7 +205,7 @@ def test_an_openclip_model_runs_beside_ours_without_uncertainty(suite, tmp_path)
     assert {line["identity"]["fingerprint"] for line in lines_of(out)} == {small.fingerprint}
     assert not any("trace" in key for line in lines_of(out) for key in line["info"])
     assert all("refusal/image/aurc" not in line["metrics"] for line in lines_of(out))
-    assert outcome.report.rows[0].label.startswith("ViT-mini:")
+    assert outcome.rows[0].label.startswith("ViT-mini:")
 
 
 @pytest.mark.parametrize(
@@ -224,7 +223,7 @@ def test_an_openclip_model_runs_beside_ours_without_uncertainty(suite, tmp_path)
     ],
 )
 def test_mistakes_end_in_one_line_before_the_model_is_loaded(suite, tmp_path, monkeypatch, capsys, arguments, message):
-    monkeypatch.setattr(loading, "load_embedder", lambda *_: pytest.fail("loaded"))
+    monkeypatch.setattr(loading, "load_model", lambda *_: pytest.fail("loaded"))
     ended(2, suite.words(tmp_path / "out", *arguments))
     error = capsys.readouterr().err
     assert error.startswith("error: ") and message in error
@@ -295,7 +294,7 @@ def test_a_killed_process_loses_no_finished_task_and_another_one_does_the_rest(s
 
 
 def test_weights_of_prompts_score_the_task_of_their_classes_in_a_row_of_its_own(suite, tmp_path, capsys):
-    embedder, scored = load_embedder(suite.model), open_wds(suite.folders["cifar10"])
+    embedder, scored = Embedder.load(suite.model), open_wds(suite.folders["cifar10"])
     for name, more in (("pool", ()), ("wide", ("cow",))):
         classes = (*scored.classnames, *more)
         pool = miniatures.wds_classification(tmp_path / name, classes, scored.templates, 24, seed=8)
@@ -323,7 +322,7 @@ def test_weights_of_prompts_score_the_task_of_their_classes_in_a_row_of_its_own(
     assert weighed["cifar10"]["metrics"] != plain["cifar10"]["metrics"]
     assert weighed["cifar10"]["info"]["prompts"] == str(weights) and "prompts" not in weighed[flickr]["info"]
     assert weighed[flickr]["metrics"] == plain[flickr]["metrics"]
-    assert len(lines_of(out)) == 4 and weights.digest in outcome.report.rows[1].label
+    assert len(lines_of(out)) == 4 and weights.digest in outcome.rows[1].label
     capsys.readouterr()
     suite.run(out, *words, "--prompts", tmp_path / "pool.json")
     assert "2 of 2 tasks are finished" in capsys.readouterr().out

@@ -11,7 +11,7 @@ import csv
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from prolip.data.faults import DamagedData, FaultCounter, ShardFault
 from prolip.data.reading.stream import ReadPolicy, check_address, is_local, local_path
@@ -64,21 +64,13 @@ def wds_folder(key: str) -> str:
 def read_task(line: Mapping[str, str]) -> SuiteTask:
     """A line of tasks.csv; without a repository it is clip_benchmark's layout by the organisation djghosh."""
     folder = wds_folder(line["key"])
-    own = f"djghosh/{folder}"
-    tags, groups, folders = (tuple(line[column].split()) for column in ("tags", "groups", "folders"))
-    return SuiteTask(
-        line["key"],
-        line["name"],
-        line["kind"],  # type: ignore[arg-type]
-        int(line["size"]),
-        line["main_metric"] or None,
-        int(line["classes"]) if line["classes"] else None,
-        tags,
-        groups,
-        line["repository"] or own,
-        line["streamed"] or (None if line["repository"] else own),
-        folders or (folder,),
-    )
+    own = None if line["repository"] else f"djghosh/{folder}"
+    values: dict[str, Any] = {name: value or None for name, value in line.items()}
+    values |= {column: tuple(line[column].split()) for column in ("tags", "groups", "folders")}
+    values |= {"size": int(line["size"]), "classes": int(line["classes"]) if line["classes"] else None}
+    values["repository"] = values["repository"] or own
+    values["streamed"] = values["streamed"] or own
+    return SuiteTask(**values | {"folders": values["folders"] or (folder,)})
 
 
 with open(Path(__file__).parent / "tasks.csv", encoding="utf-8", newline="") as _file:
@@ -148,7 +140,7 @@ def shard(tasks: Sequence[SuiteTask], index: int, count: int) -> tuple[SuiteTask
 
 
 # --- where the data sets lie ------------------------------------------------------------------------------------------
-class Found(NamedTuple):
+class FoundSets(NamedTuple):
     """The data sets that are there, by key, and why others cannot be read."""
 
     datasets: dict[str, Dataset]
@@ -184,7 +176,7 @@ def open_task(
     raise last
 
 
-def find_datasets(tasks: Sequence[SuiteTask], data_dir: str, skip_damaged: bool = False) -> Found:
+def find_datasets(tasks: Sequence[SuiteTask], data_dir: str, skip_damaged: bool = False) -> FoundSets:
     """Open every data set: reads no image, but sees that all shards are there. Errors become entries of `missing`.
 
     After an address did not answer, the next ones are waited for a few seconds only. Raises FileNotFoundError where
@@ -192,7 +184,7 @@ def find_datasets(tasks: Sequence[SuiteTask], data_dir: str, skip_damaged: bool 
     """
     if data_dir != HUB and is_local(check_address(data_dir)) and not Path(local_path(data_dir)).is_dir():
         raise FileNotFoundError(f"--data {data_dir} is no folder: give the one above the data sets, or {HUB} to stream")
-    found, gone = Found({}, {}), False
+    found, gone = FoundSets({}, {}), False
     for task in tasks:
         try:
             if gone:
@@ -210,7 +202,7 @@ def find_datasets(tasks: Sequence[SuiteTask], data_dir: str, skip_damaged: bool 
     return found
 
 
-def missing_report(tasks: Sequence[SuiteTask], found: Found, data_dir: str) -> str:
+def missing_report(tasks: Sequence[SuiteTask], found: FoundSets, data_dir: str) -> str:
     """What is missing and the commands that fetch it; empty if nothing is."""
     absent = [task for task in tasks if task.key in found.missing]
     if not absent:

@@ -26,8 +26,9 @@ from prolip.evaluation.metrics.study import Study
 from prolip.evaluation.suites.datacomp.catalogue import SuiteTask
 from prolip.evaluation.task import TaskResult, compute_features, evaluate_dataset, study_features
 from prolip.evaluation.tasks import classification
-from prolip.evaluation.tasks.base import Metrics, class_prompts, own_labels, score_matrix, uncertainty_of
+from prolip.evaluation.tasks.base import Metrics, own_labels, score_matrix, uncertainty_of
 from prolip.gaussian import Gaussian
+from prolip.prompts.templates import class_prompts
 from prolip.prompts.weights import PromptWeights
 from prolip.scores import Score
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import islice
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from prolip.corpora.emoji.corpus import TEMPLATES
-from prolip.embedder import embed_texts, encoder
+from prolip.embedder import embed_texts, encode
 from prolip.gaussian import Gaussian, concatenate, kind_of, mixture
 from prolip.prompts.bprw import Reweighing, rule_of
 from prolip.prompts.weights import PromptWeights
@@ -21,6 +22,8 @@ from prolip.prompts.weights import PromptWeights
 #: summing to one.
 Weigh = Callable[[Gaussian, int], Tensor]
 ALL, CERTAIN, BELOW, BEST, BPRW = "all", "certain", "below", "best", "bprw"
+#: Prompts whose Gaussians are held at once while classes are mixed.
+PROMPTS = 4096
 #: Ways in which images choose.
 BY_IMAGES = (BEST, BPRW)
 
@@ -31,7 +34,7 @@ class PromptRule:
 
     way: `all`; `certain`, the `number` least uncertain ones of each class (PCME++ C.6); `below`, those of at most mean
     + `number` standard deviations of their class's (ProLIP Table 3); `best`, as many of the least uncertain as classify
-    each class best, which labelled images say, see `kinds.best_prompts`; `bprw`, weights by which the prompts describe
+    each class best, which labelled images say, see `evaluation.prompts`; `bprw`, weights by which the prompts describe
     images, as `fit` says. Of the last two, what stands here is their even mixture.
     """
 
@@ -105,7 +108,7 @@ def class_gaussians(
     model: nn.Module,
     tokenizer: Callable,
     classes: Sequence[Sequence[str]],
-    templates: Sequence[str | Callable[[str], str]] = TEMPLATES,
+    templates: Sequence[str | Callable[[str], str]],
     normalise: bool = True,
     device: torch.device | str = "cpu",
     precision: str = "fp32",
@@ -119,14 +122,12 @@ def class_gaussians(
     ValueError for a class without names, a template without {}, or no template.
     """
     prompts = fill_all(classes, templates)
-    encode = encoder(model, "text", torch.device(device), precision)
-    z = embed_texts(encode, tokenizer, [prompt for group in prompts for prompt in group], **options)
+    encode_text = partial(encode, model, "text", device, precision)
+    z = embed_texts(encode_text, tokenizer, [prompt for group in prompts for prompt in group], **options)
     return mix_groups(z, [len(group) for group in prompts], normalise)
 
 
-def fill_all(
-    classes: Sequence[Sequence[str]], templates: Sequence[str | Callable[[str], str]] = TEMPLATES
-) -> list[list[str]]:
+def fill_all(classes: Sequence[Sequence[str]], templates: Sequence[str | Callable[[str], str]]) -> list[list[str]]:
     """The prompts of each class, its names in their order, each in all templates; see `class_gaussians`."""
     if isinstance(templates, str) or not templates:
         raise ValueError(f"the templates are {templates!r}: give a list with at least one")
@@ -140,6 +141,20 @@ def fill_all(
         [way.replace("{}", name) if isinstance(way, str) else way(name) for name in names for way in templates]
         for names in classes
     ]
+
+
+def class_prompts(classnames: Sequence[str], templates: Sequence[str]) -> tuple[list[str], list[int]]:
+    """The prompts of classes, {c} or {} in the name's place, class by class, and their number per class.
+
+    ValueError without classes or prompts.
+    """
+    if not classnames or not templates:
+        raise ValueError(f"{len(classnames)} class names and {len(templates)} prompts: give at least one of each")
+    for template in templates:
+        if "{c}" not in template and "{}" not in template:
+            raise ValueError(f"the prompt {template!r} has no {{c}} where the class goes")
+    prompts = [template.replace("{c}", name).replace("{}", name) for name in classnames for template in templates]
+    return prompts, [len(templates)] * len(classnames)
 
 
 def mix_groups(
@@ -158,11 +173,28 @@ def mix_groups(
     )
 
 
+def mix_prompts(
+    prompts: Iterable[str],
+    counts: Sequence[int],
+    embed: Callable[[Iterable[str]], Gaussian],
+    weigh: Weigh | None = None,
+) -> Gaussian:
+    """Consecutive runs of prompts as mixtures (C, D), some classes at a time; embed: texts -> (N, D)."""
+    iterator, parts, group = iter(prompts), [], []
+    for row, count in enumerate(counts, start=1):
+        group.append(count)
+        if sum(group) >= PROMPTS or row == len(counts):
+            z = embed(islice(iterator, sum(group)))
+            parts.append(mix_groups(z, group, weigh=weigh, first=row - len(group)))
+            group = []
+    return concatenate(parts)
+
+
 def build_zero_shot_classifier(
     model: nn.Module,
     tokenizer: Callable,
     classnames: Sequence[str],
-    templates: Sequence[str | Callable[[str], str]] = TEMPLATES,
+    templates: Sequence[str | Callable[[str], str]],
     num_classes_per_batch: int | None = 10,
     device: str | torch.device = "cpu",
     use_tqdm: bool = False,

@@ -1,0 +1,171 @@
+"""Prompts of a data set's classes that images choose or weigh, and what they may be used on.
+
+PCME++'s best top-K prompts of each class (Chun 2024, C.6) are chosen on the very images that are scored, as the paper
+says, and so are the weights of ProLIP's released BPRW: of two rules that differ by chance alone the one that suits
+these images then wins. Here one half of the images chooses for the other: no image is scored by a choice that it took
+part in. With labels it is no zero-shot figure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from prolip.embedder import Embedder, ModelCard
+from prolip.evaluation.cache import FeatureStore
+from prolip.evaluation.datasets.base import Dataset
+from prolip.evaluation.embed import Features, image_features
+from prolip.evaluation.metrics.blockwise import PairScores
+from prolip.gaussian import Gaussian, mixture
+from prolip.prompts.bprw import Reweighing, reweigh
+from prolip.prompts.templates import (
+    ALL,
+    BEST,
+    BPRW,
+    BY_IMAGES,
+    CERTAIN,
+    PromptRule,
+    Prompts,
+    certainty_ranks,
+    class_prompts,
+)
+from prolip.prompts.weights import PromptWeights, in_braces
+from prolip.scores import Score, Similarity
+from prolip.utils.documents import fingerprint
+
+CHOSEN = "best, chosen by one half of the labelled images for the other"
+
+
+def check_prompts(prompts: Prompts, dataset: Dataset, model: ModelCard) -> None:
+    """ValueError where a data set has no prompts to choose from, the model no uncertainty to choose by, or weights are
+    not of these classes, prompts and model.
+    """
+    if prompts.way == ALL:
+        return
+    if not model.probabilistic:
+        raise ValueError(
+            f"prompts {prompts} are chosen by their uncertainties, and {model.name} gives points: take a "
+            "probabilistic model, or all prompts"
+        )
+    if dataset.kind != "classification" and (prompts.way in BY_IMAGES or dataset.kind != "multilabel"):
+        raise ValueError(
+            f"{dataset.source} is a {dataset.kind} set, which has no prompts that {prompts} could choose:"
+            " leave it out, or take all"
+        )
+    if isinstance(prompts, PromptRule):
+        prompts.check(len(dataset.templates))
+    else:
+        prompts.check(dataset.classnames, dataset.templates, model.fingerprint, dataset.fingerprint)
+        prompts.check_images(dataset)
+
+
+def fit_prompts(
+    dataset: Dataset,
+    embedder: Embedder,
+    settings: Reweighing,
+    templates: Sequence[str] = (),
+    similarity: Similarity = None,
+    store: FeatureStore | None = None,
+    **options: Any,
+) -> PromptWeights:
+    """The weights of all prompts of a data set's classes by its images, see `bprw.reweigh`.
+
+    templates: prompts, default the data set's own; similarity: what images are near by where there are no shots,
+    default the model's; store, options: as of `compute_features`. ValueError for data without classes, a model of
+    points, and shots of images without labels.
+    """
+    check_prompts(PromptRule(BPRW, fit=settings), dataset, embedder.card)
+    score = embedder.card.scored_by(similarity)
+    templates = tuple(map(in_braces, templates or dataset.templates))
+    features = image_features(dataset, embedder, store, **options)
+    texts, _ = class_prompts(dataset.classnames, templates)
+    prompts = Gaussian(*(x.unflatten(0, (len(dataset.classnames), -1)) for x in embedder.embed_texts(texts)))
+    fit = reweigh(settings, features.image, features.keys, prompts, score, features.labels)
+    return PromptWeights(
+        dataset.classnames,
+        templates,
+        fit.weights,
+        embedder.name,
+        embedder.fingerprint,
+        settings,
+        dataset.source,
+        dataset.fingerprint,
+        frozenset(dataset.contents.values()),
+    )
+
+
+def check_pool(pool: Dataset, dataset: Dataset) -> None:
+    """ValueError unless weights that are fitted to one may be used on the other: the same classes, other images.
+
+    Images are compared by the bytes of their files, whatever reads them.
+    """
+    if pool.classnames != dataset.classnames:
+        raise ValueError(
+            f"{pool.source} has other classes ({len(pool.classnames)}) than {dataset.source}"
+            f" ({len(dataset.classnames)}), or another order: give images of the same classes"
+        )
+    same = pool.fingerprint == dataset.fingerprint
+    if shared := "all images" if same else dataset.shared_with(set(pool.contents.values())):
+        raise ValueError(
+            f"{pool.source} holds the very images that are scored, {shared}: give another split, such as"
+            " --prompts-split train, or drop --prompts-fit, and each half is fitted to the other"
+        )
+
+
+# --- one half of the images for the other ---
+def described(prompts: Prompts) -> str:
+    """A rule for readers."""
+    if not isinstance(prompts, PromptRule) or prompts.fit is None:
+        return CHOSEN if prompts.way == BEST else str(prompts)
+    return f"{prompts}, fitted to one half of the {'labelled ' if prompts.fit.shots else ''}images for the other"
+
+
+def cross_weights(
+    features: Features, prompts: Gaussian, labels: Tensor, score: Score
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """The images of each half (n,), and the weights (C, T) of the prompts (C, T, D) by the other half.
+
+    By BPRW, without labels where it takes no shots; or even weights of the K most certain prompts of each class, with
+    the K that suits them best.
+    """
+    fit, keys, uncertainty = features.rule.fit, features.keys, features.model.scored_by().uncertainty(prompts)
+    first = halves(keys, labels if fit is None or fit.shots else torch.zeros_like(labels))
+    hits = torch.empty(0) if fit else hits_by_count(features.image, prompts, uncertainty, labels, score)
+    for own in (first, ~first):
+        rows, others = (half.nonzero().squeeze(1) for half in (own, ~own))
+        if fit is None:
+            counts = best_counts(hits[:, others], labels[others], len(prompts.mean))
+            kept = certainty_ranks(uncertainty) < counts.unsqueeze(1)
+            yield rows, kept / kept.sum(1, keepdim=True)
+        else:
+            image, chosen = features.image.select(others), [keys[row] for row in others.tolist()]
+            yield rows, reweigh(fit, image, chosen, prompts, score, labels[others] if fit.shots else None).weights
+
+
+def halves(keys: tuple[str, ...], labels: Tensor) -> Tensor:
+    """Every other image of each class, in an order that its keys alone determine: (N,) bool."""
+    chosen = torch.zeros(len(keys), dtype=torch.bool)
+    order = torch.tensor(sorted(range(len(keys)), key=lambda row: fingerprint("half", keys[row])))
+    for label in labels.unique():
+        chosen[order[labels[order] == label][::2]] = True
+    return chosen
+
+
+def hits_by_count(image: Gaussian, prompts: Gaussian, uncertainty: Tensor, labels: Tensor, score: Score) -> Tensor:
+    """Which images are right where every class has its K most certain prompts, K = 1 to T: (T, N) bool."""
+    found = []
+    for count in range(1, prompts.mean.shape[1] + 1):
+        classes = mixture(prompts, PromptRule(CERTAIN, count).weights(uncertainty))
+        nearest = [block.argmax(1) for _, block in PairScores.from_gaussians(image, classes, score).blocks()]
+        found.append(torch.cat(nearest) == labels)
+    return torch.stack(found)
+
+
+def best_counts(hits: Tensor, labels: Tensor, classes: int) -> Tensor:
+    """The K with the most hits (T, n) of each class, (C,); of equal ones, and without an image, the largest."""
+    of_class = torch.nn.functional.one_hot(labels, classes).double()
+    totals = (hits.double() @ of_class).flip(0)  # (T, C), the largest K first, as argmax takes the first of equal ones
+    return len(hits) - totals.argmax(0)
