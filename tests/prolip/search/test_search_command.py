@@ -6,7 +6,7 @@ import json
 import os
 import re
 import shutil
-from dataclasses import replace
+from copy import copy
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -210,11 +210,9 @@ def test_questions_are_embedded_in_batches_as_alone(photos, embedder, monkeypatc
 
     monkeypatch.setattr(answers, "TEXTS", 2)
     monkeypatch.setattr(answers, "PICTURES", 2)
-    knowing = replace(
-        embedder,
-        novelty=lambda hidden: {"first": hidden.first.mean(1)},
-        text_novelty=lambda hidden: {"first": hidden.first[:, 0], "mean": hidden.z.mean[:, 0]},
-    )
+    knowing = copy(embedder)
+    knowing.novelty = lambda hidden: {"first": hidden.token_stats.mean(1)}
+    knowing.text_novelty = lambda hidden: {"first": hidden.token_stats[:, 0], "mean": hidden.z.mean[:, 0]}
     red, blue = str(photos / "warm/green.png"), str(photos / "cold/red.png")
     asked = [Query("a"), Query(None, red), Query("a square", blue), Query("c"), Query("d", red)]
     together, alone = embed(asked, knowing), [embed([question], knowing) for question in asked]
