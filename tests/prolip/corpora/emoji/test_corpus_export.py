@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-import miniatures as mini
 import pytest
 from clip_benchmark.datasets.builder import build_wds_dataset
+from report_stand_in import picture
 
 from prolip.cli.main import main
 from prolip.corpora.emoji import export as emoji
@@ -29,7 +29,7 @@ def corpus():
     """Two drawings of the first concept, one of each of the next two."""
     drawn = [("a", 0), ("a", 1), ("b", 0), ("a", 2)]
     names = [f"{style}-{CONCEPTS[k].hexcode}" for style, k in drawn]
-    return Corpus(CONCEPTS, tuple(Drawing(n, *row, mini.picture(i)) for i, (n, row) in enumerate(zip(names, drawn))))
+    return Corpus(CONCEPTS, tuple(Drawing(n, *row, picture(i)) for i, (n, row) in enumerate(zip(names, drawn))))
 
 
 def true_pairs(corpus):
