@@ -195,9 +195,7 @@ def open_validation(
 
 
 def open_held_out(data: DataConfig, rows: ImageRows | None) -> Dataset:
-    """The images of the training data that --split holds out, with all of their captions; of a folder of classes, a
-    classification.
-    """
+    """Training images that --split holds out, with all captions; a classification of a folder of classes."""
     source, damage = source_of(data), FaultCounter()
     folders = rows if source.kind == "images" else None
     if folders and all(row.caption and row.caption == row.record.get("class") for row in folders.rows):

@@ -123,10 +123,7 @@ def settle_statistics(config: Config, world: World, model: Any) -> str | None:
 
 
 def export_checkpoint(address: str, folder: Path, average: str | None = None) -> Path:
-    """Write the model of a checkpoint as a folder for prolip.create_model.
-
-    address: a file or fsspec URL (.../step_N.pt). average: ema or swa for its averaged weights; FlagError without any.
-    """
+    """Write the model of a checkpoint, .../step_N.pt, or its `average` (ema, swa), for prolip.create_model."""
     check_checkpoint(address, flag="CHECKPOINT")
     state = load_checkpoint(address)
     if average and state.get(average) is None:
@@ -210,10 +207,8 @@ def checkpoint_selectively(model: Any) -> None:
 
 
 def distribute(objective: Objective, world: World, settings: RunConfig) -> nn.Module:
-    """The objective in DDP when there are several ranks and it is not sharded.
-
-    All steps use the same parameters in the same order, so the graph is static, which allows recomputed blocks, but no
-    unsynchronised passes.
+    """The objective in DDP when there are several ranks and it is not sharded; its graph is static, which allows
+    recomputed blocks.
     """
     if world.world_size == 1 or settings.fsdp:
         return objective
@@ -233,10 +228,8 @@ def distribute(objective: Objective, world: World, settings: RunConfig) -> nn.Mo
 
 
 def order_buckets(network: nn.Module, objective: Objective) -> None:
-    """Let DDP fix the order of its buckets now, by gradients of zero, instead of after a run's first step.
-
-    The order decides in which order more than two ranks add numbers: without this, a resumed run would differ by
-    rounding.
+    """Let DDP fix the order of its buckets, in which ranks add numbers, now by gradients of zero, instead of after a
+    run's first step: else a resumed run would differ by rounding.
     """
     trained = [parameter for parameter in objective.parameters() if parameter.requires_grad]
     nothing: Any = lambda: torch.stack([(parameter * 0).sum() for parameter in trained]).sum()  # noqa: E731
