@@ -41,16 +41,9 @@ from training.parallel.distributed import World
 
 Autocast = Callable[[], AbstractContextManager]
 aten = torch.ops.aten
-KEPT = (
-    aten.mm.default,
-    aten.addmm.default,
-    aten.bmm.default,
-    aten.baddbmm.default,
-    aten._scaled_dot_product_flash_attention.default,
-    aten._scaled_dot_product_efficient_attention.default,
-    aten._scaled_dot_product_cudnn_attention.default,
-    aten._scaled_dot_product_flash_attention_for_cpu.default,
-)
+ATTENTION = ("flash_attention", "efficient_attention", "cudnn_attention", "flash_attention_for_cpu")
+KEPT = [aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default]
+KEPT += [getattr(aten, f"_scaled_dot_product_{kind}").default for kind in ATTENTION]
 DTYPES = {"amp_bf16": torch.bfloat16, "amp_fp16": torch.float16}
 
 
@@ -200,7 +193,7 @@ def build_token_augment(
 
 def checkpoint_selectively(model: Any) -> None:
     """Recompute norms, activations and residuals in the backward pass, and keep matrix products and attention."""
-    contexts = partial(create_selective_checkpoint_contexts, list(KEPT))
+    contexts = partial(create_selective_checkpoint_contexts, KEPT)
     for tower in model.towers().values():
         for block in tower.blocks:
             block.forward = partial(checkpoint, block.forward, use_reentrant=False, context_fn=contexts)

@@ -65,17 +65,10 @@ def parameter_groups(objective: Any, config: OptimConfig) -> list[dict[str, Any]
             scale *= getattr(config, f"{tower}_lr_mult")
         if name in logit:
             scale = config.logit_lr_mult
-        group = groups.setdefault(
-            (decays, scale, id(parameter) in in_towers, tower),  # towers may be sharded; optimisers do not mix
-            {
-                "params": [],
-                "names": [],
-                "lr_scale": scale,
-                "lr": config.lr * scale,
-                "weight_decay": config.wd,
-                "backbone": tower,
-            },
-        )
+        fresh: dict[str, Any] = {"params": [], "names": [], "lr_scale": scale, "lr": config.lr * scale}
+        fresh |= {"weight_decay": config.wd, "backbone": tower}
+        # towers may be sharded; optimisers do not mix
+        group = groups.setdefault((decays, scale, id(parameter) in in_towers, tower), fresh)
         if not decays:
             group |= {"weight_decay": 0.0, "use_fallback": True}
         group["params"].append(parameter)
