@@ -170,16 +170,15 @@ def run_levels(args: argparse.Namespace) -> None:
         raise ValueError("give --images with images at levels, or --captions with HierarCaps' CSV, or both")
     import torch
 
-    from prolip.hierarchy.hierarcaps import read_hierarcaps
+    from prolip.hierarchy.hierarcaps import embed_files, read_hierarcaps
     from prolip.hierarchy.hierarimgs import read_levels
-    from prolip.hierarchy.levels import embed_files
 
     files = list(zip(*read_levels(args.images))) if args.images else []
     data = read_hierarcaps(args.captions) if args.captions else None
     embedder = load(args)
     if not embedder.probabilistic:
         raise ValueError(f"{embedder.name} has no variances, and traces and inclusion are of them: give another model")
-    from prolip.hierarchy.figures import write_levels
+    from prolip.hierarchy.levels import write_levels
 
     if files:
         images = [embed_files(embedder, paths, sys.stderr.isatty()) for paths in files]

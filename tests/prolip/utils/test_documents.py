@@ -97,7 +97,7 @@ def test_a_key_that_stands_twice_is_refused_in_relevance(tmp_path):
     (tmp_path / "test").mkdir()
     (tmp_path / "test" / "relevance.json").write_text('{"pairs": {"a": [1], "b": [2], "a": [3]}}')
     with pytest.raises(DamagedData, match="the key 'a' is there twice"):
-        read_relevance(find_place(tmp_path), "test", None)
+        read_relevance(find_place(tmp_path), "test")
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
@@ -106,7 +106,7 @@ def test_entries_end_at_line_breaks_alone(tmp_path, end):
     names = ["polar bear", "a\u2028b", "c\x85d", "e\x0cf", "g\x1ch"]
     text = end.join(names) + end + end
     (tmp_path / "classnames.txt").write_bytes(("\ufeff" + text).encode())
-    assert lines_beside(tmp_path, "classnames.txt", None) == tuple(names)
+    assert lines_beside(tmp_path, "classnames.txt") == tuple(names)
     assert find_place(tmp_path).lines("classnames.txt") == tuple(names)
     (tmp_path / "captions.txt").write_bytes(text.encode())
     assert read_captions(tmp_path / "captions.txt") == tuple(names)
@@ -122,7 +122,7 @@ def test_a_blank_line_among_entries_is_named(tmp_path, at):
     lines.insert(at, " ")
     (tmp_path / "classnames.txt").write_text("\n".join(lines) + "\n\n")
     with pytest.raises(ValueError, match=rf"line {at + 1} of .*classnames.txt is blank"):
-        lines_beside(tmp_path, "classnames.txt", None)
+        lines_beside(tmp_path, "classnames.txt")
     with pytest.raises(DamagedData, match=rf"line {at + 1} of .*classnames.txt is blank"):
         find_place(tmp_path).lines("classnames.txt")
     with pytest.raises(ValueError, match="line 2 of x is blank"):

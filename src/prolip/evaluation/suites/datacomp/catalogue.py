@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from prolip.data.faults import DamagedData, FaultCounter, ShardFault
-from prolip.data.reading.stream import ReadPolicy, check_address, is_local, local_path
+from prolip.data.reading.stream import check_address, is_local, local_path
 from prolip.evaluation.datasets.base import Dataset
 from prolip.evaluation.datasets.csv_zip import CAPTION_TABLES, open_caption_table, open_winogavil
 from prolip.evaluation.datasets.sources import join
@@ -24,8 +24,6 @@ from prolip.utils.messages import listing
 
 #: The data directory that means: read each data set from the hub while it is evaluated.
 HUB = "hf-hub"
-#: For an address where other data did not answer.
-PROBE = ReadPolicy(connect_timeout=3, read_timeout=10, retries=1)
 
 
 @dataclass(frozen=True)
@@ -147,9 +145,7 @@ class FoundSets(NamedTuple):
     missing: dict[str, str]
 
 
-def open_task(
-    task: SuiteTask, data_dir: str, damage: FaultCounter | None = None, policy: ReadPolicy | None = None
-) -> Dataset:
+def open_task(task: SuiteTask, data_dir: str, damage: FaultCounter | None = None) -> Dataset:
     """The data set of a task: the first of its folders below `data_dir`, which is a folder, a URL, or "hf-hub".
 
     FileNotFoundError or DamagedData where there is none to be read.
@@ -170,7 +166,7 @@ def open_task(
     places = [f"hf-hub:{task.streamed}"] if data_dir == HUB else [join(data_dir, name) for name in task.folders]
     for place in places:
         try:
-            return open_wds(place, name=task.name, damage=damage, policy=policy)
+            return open_wds(place, name=task.name, damage=damage)
         except FileNotFoundError as error:
             last = error
     raise last
@@ -179,26 +175,26 @@ def open_task(
 def find_datasets(tasks: Sequence[SuiteTask], data_dir: str, skip_damaged: bool = False) -> FoundSets:
     """Open every data set: reads no image, but sees that all shards are there. Errors become entries of `missing`.
 
-    After an address did not answer, the next ones are waited for a few seconds only. Raises FileNotFoundError where
-    `data_dir` itself is no folder.
+    After one address that does not answer, the others are not asked. Raises FileNotFoundError where `data_dir` itself
+    is no folder.
     """
     if data_dir != HUB and is_local(check_address(data_dir)) and not Path(local_path(data_dir)).is_dir():
         raise FileNotFoundError(f"--data {data_dir} is no folder: give the one above the data sets, or {HUB} to stream")
-    found, gone = FoundSets({}, {}), False
+    found, silent = FoundSets({}, {}), ""
     for task in tasks:
         try:
-            if gone:
-                open_task(task, data_dir, policy=PROBE)
+            if silent:
+                raise ConnectionError(f"not asked for, as {silent}")
             dataset = open_task(task, data_dir, FaultCounter() if skip_damaged else None)
             kind = "classification" if task.kind == "faces" else task.kind
             if dataset.kind != kind:
                 raise DamagedData(f"it is a {dataset.kind} set, wanted {kind}: is it the folder of another data set?")
+            found.datasets[task.key] = dataset
         except (OSError, ValueError) as error:
             found.missing[task.key] = str(error)
-            gone = gone or isinstance(error.__cause__, ShardFault)
-        else:
-            gone = False
-            found.datasets[task.key] = dataset
+            cause = error.__cause__
+            if isinstance(cause, ShardFault) and not cause.message.startswith("HTTP"):
+                silent = str(error)
     return found
 
 

@@ -1,34 +1,20 @@
 """The corpus reader: what is read, what a caption is true of, what is refused."""
 
 import io
-import json
 import tarfile
 from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
+from drawn_shards import write_shard
 
 from prolip.corpora.emoji import corpus as emoji
 
-BUNDLED = Path(__file__).parents[3] / "data" / "emoji"
+BUNDLED = Path(__file__).parents[4] / "data" / "emoji"
 CAT = {"hexcode": "1", "name": "cat", "keywords": ["animal", "pet"], "subgroup": "mammal", "group": "nature"}
 FACE = {"hexcode": "2", "name": "cat face", "keywords": ["cat", "pet"], "subgroup": "mammal", "group": "nature"}
 HOTEL = {"hexcode": "3", "name": "hotel", "keywords": [], "subgroup": "hotel", "group": "places"}
 LOVE = {"hexcode": "4", "name": "love hotel", "keywords": ["pet", "pet"], "subgroup": "hotel", "group": "places"}
-
-
-def write_shard(path: Path, style: str, records: list[dict], colour=(200, 30, 30)) -> Path:
-    with tarfile.open(path, "w") as tar:
-        for record in records:
-            picture = io.BytesIO()
-            Image.new("RGB", (4, 4), colour).save(picture, "png")
-            text = json.dumps({**record, "style": style}).encode()
-            for suffix, data in (("png", picture.getvalue()), ("json", text)):
-                info = tarfile.TarInfo(f"{style}-{record['hexcode']}.{suffix}")
-                info.size = len(data)
-                tar.addfile(info, io.BytesIO(data))
-    return path
 
 
 @pytest.fixture

@@ -1,10 +1,8 @@
 """The whole evaluation with a model that knows the answers, one that knows nothing, and the real (untrained) one."""
 
-import io
 import json
 import math
 import re
-import tarfile
 from dataclasses import replace
 
 import numpy as np
@@ -12,8 +10,8 @@ import pytest
 import torch
 from commands import evaluate_corpus
 from dense_ranking import rank
-from embedding import as_embedder, similarity_scores
-from PIL import Image
+from drawn_shards import write_shard
+from embedding import as_embedder, changed, similarity_scores
 from torch import nn
 
 from prolip.corpora import emoji as corpus_evaluation
@@ -32,20 +30,6 @@ def records(count=12):
     for i in range(count):
         group, subgroup = subgroups[i % len(subgroups)]
         yield {"hexcode": str(i), "name": f"n{i}", "keywords": [f"k{i % 5}"], "subgroup": subgroup, "group": group}
-
-
-def write_shard(path, style, chosen):
-    """One flat colour per concept: its number is the red value."""
-    with tarfile.open(path, "w") as tar:
-        for record in chosen:
-            picture = io.BytesIO()
-            Image.new("RGB", (32, 32), (int(record["hexcode"]), 0, 0)).save(picture, "png")
-            text = json.dumps({**record, "style": style}).encode()
-            for suffix, data in (("png", picture.getvalue()), ("json", text)):
-                info = tarfile.TarInfo(f"{style}-{record['hexcode']}.{suffix}")
-                info.size = len(data)
-                tar.addfile(info, io.BytesIO(data))
-    return path
 
 
 def preprocess(image):
@@ -83,7 +67,9 @@ class Knowing(nn.Module):
 @pytest.fixture
 def shards(tmp_path):
     every = list(records())
-    return write_shard(tmp_path / "test.tar", "t", every[:9]), write_shard(tmp_path / "names.tar", "n", every)
+    form = {"size": 32, "colour": lambda record: (int(record["hexcode"]), 0, 0)}  # its number is the red value
+    test, names = tmp_path / "test.tar", tmp_path / "names.tar"
+    return write_shard(test, "t", every[:9], **form), write_shard(names, "n", every, **form)
 
 
 @pytest.fixture
@@ -209,7 +195,7 @@ def doubting(full):
     doubt = Doubt((0.0, 0.5, -0.1), (-1.0, 0.5, -0.1, -0.05), (0.0, 0.0), (9.0, 9.0))
     score = TrueMatchScore(0.4, 0.5, images=50, texts=9, scale=5.0, bias=-3.0, doubt=doubt)
     score.reader = Reader()
-    embedder = replace(as_embedder(Knowing(full), tokenize, preprocess), score=score)
+    embedder = changed(as_embedder(Knowing(full), tokenize, preprocess), score=score)
     return corpus_evaluation.evaluate_corpus(embedder, full)
 
 

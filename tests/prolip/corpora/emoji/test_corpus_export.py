@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-import miniatures as mini
 import pytest
 from clip_benchmark.datasets.builder import build_wds_dataset
+from report_stand_in import picture
 
 from prolip.cli.main import main
 from prolip.corpora.emoji import export as emoji
@@ -29,7 +29,7 @@ def corpus():
     """Two drawings of the first concept, one of each of the next two."""
     drawn = [("a", 0), ("a", 1), ("b", 0), ("a", 2)]
     names = [f"{style}-{CONCEPTS[k].hexcode}" for style, k in drawn]
-    return Corpus(CONCEPTS, tuple(Drawing(n, *row, mini.picture(i)) for i, (n, row) in enumerate(zip(names, drawn))))
+    return Corpus(CONCEPTS, tuple(Drawing(n, *row, picture(i)) for i, (n, row) in enumerate(zip(names, drawn))))
 
 
 def true_pairs(corpus):
@@ -79,16 +79,12 @@ def test_clip_benchmark_reads_it(tmp_path, corpus):
     assert theirs == [list(sample.captions) for sample in open_wds(tmp_path).samples()]
 
 
-def test_the_same_corpus_gives_the_same_bytes(tmp_path, corpus):
+def test_the_same_corpus_gives_the_same_bytes_and_nothing_is_overwritten_or_empty(tmp_path, corpus):
     one, two = (emoji.write_emoji(corpus, tmp_path / name) for name in "ab")
     for path in one.rglob("*"):
         assert path.is_dir() or path.read_bytes() == (two / path.relative_to(one)).read_bytes()
-
-
-def test_nothing_is_overwritten_and_nothing_empty_is_written(tmp_path, corpus):
-    emoji.write_emoji(corpus, tmp_path)
     with pytest.raises(FileExistsError, match="is written already"):
-        emoji.write_emoji(corpus, tmp_path)
+        emoji.write_emoji(corpus, one)
     with pytest.raises(ValueError, match="no drawing"):
         emoji.write_emoji(replace(corpus, drawings=()), tmp_path / "empty")
 
@@ -96,7 +92,7 @@ def test_nothing_is_overwritten_and_nothing_empty_is_written(tmp_path, corpus):
 def test_a_drawing_that_is_none_is_named_before_anything_is_written(tmp_path, corpus):
     first, second, *others = corpus.drawings
     damaged = replace(corpus, drawings=(first, replace(second, data=second.data[:40]), *others))
-    with pytest.raises(ValueError, match=f"drawing '{second.key}': bad image.*--select"):
+    with pytest.raises(ValueError, match=f"drawing {second.key}: bad image"):
         emoji.write_emoji(damaged, tmp_path / "task")
     assert not (tmp_path / "task").exists()
 

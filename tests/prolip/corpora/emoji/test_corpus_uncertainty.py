@@ -1,16 +1,13 @@
 """The uncertainty figures on Gaussians whose answers are known."""
 
 import math
-from itertools import permutations
 
 import numpy as np
 import pytest
 import torch
-from scipy.stats import rankdata
 
 from prolip.corpora.emoji import uncertainty
 from prolip.corpora.emoji.corpus import LEVELS, Concept, Corpus, Drawing
-from prolip.evaluation.metrics import selective
 from prolip.gaussian import Gaussian
 
 
@@ -99,63 +96,6 @@ def test_the_reversed_order_is_reported_as_reversed():
     assert figures["inclusion/name_in_group/median"] < 0
     assert figures["spearman/trace_generality"] < -0.9 and figures["spearman/trace_true_matches"] < -0.5
     assert math.isnan(figures["spearman/trace_true_captions_of_images"])  # a constant trace has no correlation
-
-
-def test_deciles_are_equal_groups_of_rising_trace():
-    trace = np.random.default_rng(0).permutation(100).astype(float)
-    got = selective.by_decile(trace, 1 - trace / 100)
-    np.testing.assert_allclose(got.trace, np.arange(10) * 10 + 4.5)
-    np.testing.assert_allclose(got.value, 1 - got.trace / 100)
-    assert got.spearman_bins == pytest.approx(-1) and got.spearman_queries == pytest.approx(-1)
-
-
-def test_fewer_queries_than_deciles_and_equal_traces_are_harmless():
-    got = selective.by_decile(np.array([1.0, 1.0, 1.0]), np.array([0.0, 1.0, 0.0]))
-    assert got.value.tolist() == [1 / 3] * 3 and math.isnan(got.spearman_bins)
-
-
-def test_equal_traces_are_the_expectation_over_their_orders():
-    """Ties in all orders, against the same groups of every order; constant traces give one value, to the last bit."""
-    trace, value = np.array([1.0, 1, 2, 2, 2, 2, 3]), np.array([0.0, 1, 0.3, 0.9, 0, 1, 0.5])
-    orders = [np.array([*a, *(2 + np.array(b)), 6]) for a in permutations(range(2)) for b in permutations(range(4))]
-    want = np.mean([[value[group].mean() for group in np.array_split(order, 3)] for order in orders], axis=0)
-    got = selective.by_decile(trace, value, 3)
-    np.testing.assert_allclose(got.value, want, rtol=1e-12)
-    np.testing.assert_allclose(got.trace, [4 / 3, 2, 2.5])
-    rows = np.random.default_rng(0).permutation(7)
-    for found, again in zip(got, selective.by_decile(trace[rows], value[rows], 3)):
-        np.testing.assert_allclose(again, found, rtol=1e-12)
-    errors = np.sort(np.random.default_rng(1).random(97))
-    flat = selective.by_decile(np.full(97, 0.1), errors)
-    assert len(set(flat.value)) == len(set(flat.trace)) == 1 and flat.value[0] == pytest.approx(errors.mean())
-    assert math.isnan(flat.spearman_bins)  # no rank correlation of rounding
-
-
-def test_lengths_are_grouped_with_quartiles():
-    got = selective.by_length(np.array([2, 1, 2, 2]), np.array([1.0, 9.0, 2.0, 6.0]))
-    assert got.tolist() == [[1, 9.0, 9.0, 9.0, 1], [2, 3.0, 1.5, 4.0, 3]]
-
-
-def test_spread_is_the_width_of_nine_tenths_over_the_median():
-    assert selective.spread(np.arange(101.0) + 50) == pytest.approx(0.9)
-    assert selective.spread(np.full(9, 0.7)) == 0 and math.isnan(selective.spread(np.zeros(3)))
-
-
-def test_partial_spearman_is_the_correlation_of_what_the_third_leaves_of_both_ranks():
-    draw = np.random.default_rng(0)
-    given = draw.normal(size=200)
-    x, y = given + draw.normal(size=200), given + draw.normal(size=200)
-    ranks = [rankdata(v) for v in (x, y, given)]
-    left = [r - np.polyval(np.polyfit(ranks[2], r, 1), ranks[2]) for r in ranks[:2]]
-    assert selective.partial_spearman(x, y, given) == pytest.approx(np.corrcoef(*left)[0, 1])
-    assert selective.spearman(x, y) > 0.3 > abs(selective.partial_spearman(x, y, given))
-    assert math.isnan(selective.partial_spearman(given, y, given))
-
-
-def test_spearman_ignores_the_scale_and_refuses_to_guess():
-    x = np.arange(10.0)
-    assert selective.spearman(x, np.exp(x)) == pytest.approx(1)
-    assert math.isnan(selective.spearman(x[:2], x[:2])) and math.isnan(selective.spearman(x, np.ones(10)))
 
 
 def test_expected_numbers_of_matches_against_true_ones_by_hand():
