@@ -208,12 +208,7 @@ def figures_of(folder: Path) -> dict[str, float]:
             timed = isinstance(row, dict) and [row.get(name) for name in ("seconds", "samples")]
             last = row if timed and all(is_figure(value) and value for value in timed) else last
     return figures | (
-        {
-            "train_seconds": last["seconds"],
-            "samples_per_second": last["samples"] / last["seconds"],
-        }
-        if last
-        else {}
+        {"train_seconds": last["seconds"], "samples_per_second": last["samples"] / last["seconds"]} if last else {}
     )
 
 

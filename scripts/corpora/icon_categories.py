@@ -19,10 +19,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "gestures": "gestures",
         "clothing": "clothing",
     },
-    "health": {
-        "medicine": "health|medical|medical / hospital|health & medical",
-        "beauty": "health / beauty",
-    },
+    "health": {"medicine": "health|medical|medical / hospital|health & medical", "beauty": "health / beauty"},
     "travel places": {
         "maps": "map|location and map|navigation|geographic information system|places",
         "buildings": "buildings|construction",

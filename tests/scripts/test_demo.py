@@ -1,7 +1,6 @@
 """The demo from end to end, with a toy model and two steps; broken off, typed again, and where it cannot run."""
 
 import json
-import os
 import re
 import signal
 import subprocess
@@ -10,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-import demo
 from prolip.cli.main import main
 from training.checkpoint.resume import is_finished
 from training.health.signals import STOP
@@ -121,23 +119,3 @@ def test_the_demo_says_that_it_needs_a_clone(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["demo"]) == 2
     assert capsys.readouterr().err.startswith("error: the demo needs the bundled drawings: run prolip demo in a clone")
-
-
-def test_a_disk_without_room_is_reported_before_the_first_step(tmp_path, monkeypatch):
-    monkeypatch.setattr(demo, "ROOM", 1e18)
-    with pytest.raises(OSError, match=f"MB are free at {tmp_path}, a run needs 1,000,000,000,000: free some"):
-        demo.check_room(tmp_path / "new/demo")
-    monkeypatch.setattr(demo, "ROOM", 1)
-    demo.check_room(tmp_path / "new/demo")
-
-
-def test_a_python_without_torch_is_told_what_to_type(tmp_path):
-    (tmp_path / "torch.py").write_text("raise ImportError('No module named torch')\n")
-    ended = subprocess.run(
-        [sys.executable, str(ROOT / "scripts/demo.py"), "--output", str(tmp_path)],
-        env=os.environ | {"PYTHONPATH": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert ended.returncode == 2 and "`make demo` installs" in ended.stderr and "Traceback" not in ended.stderr

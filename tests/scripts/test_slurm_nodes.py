@@ -150,18 +150,6 @@ def test_why_ranks_are_not_bound_is_said(mode, gpus, tool, why):
     assert words == [] and why in said
 
 
-def test_what_torchrun_itself_met_is_noted(tmp_path, monkeypatch):
-    def fail(words: list[str]) -> None:
-        raise RuntimeError("no rendezvous")
-
-    monkeypatch.setattr(torchrun, "main", fail)
-    monkeypatch.setenv("PET_LOG_DIR", str(tmp_path))
-    with pytest.raises(RuntimeError, match="no rendezvous"):
-        load("node").main([])
-    end = json.loads((tmp_path / "end.json").read_text())
-    assert end["failures"] == [{"rank": None, "exit": 1, "error": "RuntimeError: no rendezvous"}]
-
-
 def test_the_last_error_of_a_log_is_its_ranks(tmp_path):
     node, log = load("node"), tmp_path / "stderr.log"
     log.write_text("Error: old\nTraceback\nValueError: s3://user:hush@bucket/a.tar\nleft\n")
@@ -201,16 +189,3 @@ def test_a_node_below_four_fifths_of_the_median_is_slow_and_its_neighbours_are_n
     assert "loader 100 samples/s, all_reduce 10 GB/s" in lines[0]
     found = json.loads((tmp_path / "nodes.json").read_text())
     assert list(found["slow"]) == ["n2", "n4"] and found["silent"] == ["n5", "n6"]
-
-
-def test_processes_of_a_node_load_together():
-    joined = load("measure").joined
-    assert joined({"0": {"loader": 2.0, "all_reduce": {"a": 1.0}}, "1": {"loader": 3.0, "all_reduce": {"a": 1.5}}}) == {
-        "loader": 5.0,
-        "all_reduce": 1.5,
-    }
-    assert joined({}) == {}
-
-
-def test_scripts_without_words_say_how_they_are_used(capsys):
-    assert load("measure").main([]) == 2 and "measure.py OUTPUT" in capsys.readouterr().err

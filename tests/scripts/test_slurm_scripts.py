@@ -224,14 +224,6 @@ def test_the_check_names_what_is_missing_in_one_line(preflight, words, wanted):
     assert errors.count("\n") == 1
 
 
-# --- what is requeued -------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("words", [[], ["--help"]])
-def test_the_check_says_how_it_is_used(words, capsys):
-    assert load("preflight").main(words) == 2
-    printed = capsys.readouterr()
-    assert printed.err.startswith("usage: python slurm/preflight.py RANKS") and not printed.out
-
-
 def test_a_stopped_run_is_requeued_and_a_finished_one_is_not(start, leaves):
     stopped = leaves("stopped", 20, "s3://bucket/step_20.pt", reason="SIGUSR1 at step 20 of 99, which is saved")
     status, _, reported, output = start("train.sbatch", LEAVES=stopped, ENDS="1")

@@ -16,18 +16,10 @@ ROOT = Path(__file__).resolve().parents[2]
 TINY = {
     "method": "prolip",
     "model": {"model": "ProLIP-ViT-test", "device_augment": True},
-    "data": {
-        "train_data": str(FOLDER / "noto.tar"),
-        "select": "group=activities",
-        "batch_size": 8,
-        "workers": 0,
-    },
+    "data": {"train_data": str(FOLDER / "noto.tar"), "select": "group=activities", "batch_size": 8, "workers": 0},
     "optim": {"warmup": 1},
     "run": {"max_steps": 2, "precision": "fp32", "device": "cpu", "log_every_n_steps": 1},
-    "val": {
-        "val_data": [f"emoji:{UNSEEN}"],
-        "val_select": "group=activities",
-    },
+    "val": {"val_data": [f"emoji:{UNSEEN}"], "val_select": "group=activities"},
 }
 
 
@@ -104,14 +96,6 @@ def test_a_finished_run_of_another_recipe_or_other_flags_is_not_passed_off_as_th
         runner.made_of(sweep | {"recipe": "nowhere.yaml"}, "a")
 
 
-@pytest.mark.parametrize(("text", "said"), [(None, "cannot be read"), ("", "has no keys"), ("a: [", "cannot be read")])
-def test_a_sweep_file_that_is_none_is_reported_in_a_line(text, said, tmp_path):
-    if text is not None:
-        (tmp_path / "sweep.yaml").write_text(text)
-    with pytest.raises(SystemExit, match=f"(?s)sweep.yaml {said}.*: give "):
-        runner.read_sweep(tmp_path / "sweep.yaml")
-
-
 @pytest.mark.parametrize(
     "change, said",
     [
@@ -136,21 +120,6 @@ def test_a_table_of_figures_that_are_cut_or_none_is_an_error_in_one_line(text, t
     (run / "eval.json").write_text(text)
     with pytest.raises(SystemExit, match=r"error: .*a-s0/eval.json [^\n]*train again$"):
         runner.figures_of(run)
-
-
-@pytest.mark.parametrize("log", [None, "", '{"seconds": 5, "samp', "[1]\n5\nnull\n", '{"seconds": "x", "samples": 1}'])
-def test_a_run_whose_log_says_no_time_has_the_other_figures(log, tmp_path):
-    (run := tmp_path / "a-s0").mkdir()
-    (run / "eval.json").write_text('{"names/i2t/R@1": 0.5, "trace/group": null}')
-    if log is not None:
-        (run / "metrics.jsonl").write_text(log)
-    sweep = {"columns": {"R@1": "names/i2t/R@1", "time": "train_seconds"}, "variants": {"a": ""}, "seeds": [0]}
-    assert list(runner.table(sweep, tmp_path))[2] == "| a | 1 | 0.500 | – |"
-
-
-def test_the_examples_of_the_help_are_variants():
-    named = [line.split("--only ")[1].split() for line in runner.__doc__.splitlines() if "--only " in line]
-    assert named and set(named[0]) <= set(runner.read_sweep(ROOT / "scripts/sweeps/uncertainty.yaml")["variants"])
 
 
 def test_unknown_variants_and_keys_are_refused(tmp_path):

@@ -165,12 +165,7 @@ def draw_figure(found: Found, path: Path) -> None:
             sizes = 2 * radius**0.5 * (gaussian.log_var / 2).exp().numpy()
             axis.add_collection(
                 EllipseCollection(
-                    *sizes.T,
-                    0,
-                    units="xy",
-                    offsets=gaussian.mean.numpy(),
-                    transOffset=axis.transData,
-                    **look,
+                    *sizes.T, 0, units="xy", offsets=gaussian.mean.numpy(), transOffset=axis.transData, **look
                 )
             )
         axis.scatter(*z.mean.numpy().T, s=3, c=colours)

@@ -39,28 +39,3 @@ def test_decoders_are_compared_with_pillow(capsys):
         assert re.search(rf"^\| {name} \| {NUMBER} \| {NUMBER} \(", text, re.M), text
     sizes = {tuple(sorted(decode(files[0], 0).shape)) for decode in bench_loader.decoders().values()}
     assert sizes == {(3, 48, 64)}
-
-
-def test_files_are_jpegs_of_their_size_and_differ():
-    from prolip.data.images import decode_image
-
-    files = [bench_loader.picture(96, 64, seed) for seed in range(2)]
-    assert files[0] != files[1] and files[0] == bench_loader.picture(96, 64, 0)
-    assert decode_image(files[0]).size == (96, 64)
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--turns", "1"], "--turns is 1: give 2 or more"),
-        (["--files", "0"], "--files is 0: give 1 or more"),
-        (["--sizes", "512"], "--sizes 512 is no width x height of 40 pixels or more: give e.g. 512x512"),
-        (["--sizes", "512x39"], "--sizes 512x39 is no width x height"),
-        (["--images", "no-such-folder"], "--images no-such-folder is no folder with a .jpg or .jpeg in it"),
-    ],
-)
-def test_what_cannot_be_measured_is_refused_before_it_begins(words, message, capsys):
-    with pytest.raises(SystemExit):
-        bench_loader.parse(words)
-    assert message in capsys.readouterr().err
-    assert bench_loader.parse(["--sizes", "40x40"]).sizes == ["40x40"]

@@ -35,11 +35,6 @@ def test_a_rank_of_many_looks_up_and_opens_the_shard_that_it_reads():
                 assert number(row, "received") > 0
 
 
-def test_more_ranks_than_shards_are_refused():
-    done = subprocess.run([sys.executable, str(SCRIPT), "start", "--shards", "8"], capture_output=True, text=True)
-    assert done.returncode == 2 and "give as many shards or more" in done.stderr
-
-
 def test_a_step_a_stop_and_a_load_cost_a_rank_the_same_whatever_their_number():
     """Formulas name what grows: texts gathered in a step, and places in the data on rank 0, which saves."""
     tables = tables_of("step", "stop", "save", "load", "--ranks", 8, 64)

@@ -31,12 +31,6 @@ def test_every_kind_is_measured_both_ways_and_drawn(forked, tmp_path):
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_settings_between_are_mixtures_of_two(bench):
-    recall, seconds = np.array([0.4, 0.9, 0.5]), np.array([1.0, 4.0, 2.0])
-    got = bench.hull(recall, seconds, np.array([0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 9.0]))
-    np.testing.assert_allclose(got, [0.2, 0.4, 0.4 + 0.5 / 6, 0.4 + 0.5 / 3, 0.4 + 0.5 * 2 / 3, 0.9, 0.9])
-
-
 @pytest.mark.parametrize(("shift", "answer"), [(0.02, "yes"), (0.0, "yes"), (-0.02, "no")])
 def test_the_comparison_answers_by_its_interval(bench, shift, answer):
     generator = np.random.default_rng(3)

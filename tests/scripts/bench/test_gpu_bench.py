@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import signal
 import subprocess
@@ -81,10 +80,6 @@ def test_without_a_gpu_one_line_says_so_and_the_exit_code_is_3():
     assert line.startswith(f"no GPU: torch {torch.__version__} ") and "make gpu" in line and "--rehearse" in line
 
 
-def test_a_machine_without_torch_is_told_what_installs_it():
-    assert "No module named 'torch'): type make gpu" in gpu.no_gpu({"error": "No module named 'torch'"})
-
-
 # --- parts that fail --------------------------------------------------------------------------------------------------
 def test_a_part_that_fails_leaves_the_rows_of_the_others(stand_in, tmp_path):
     assert gpu.main([*stand_in, "--only", "kernel", "pairs", "step", "loader", "fsdp"]) == 1
@@ -104,11 +99,6 @@ def test_a_part_that_fails_leaves_the_rows_of_the_others(stand_in, tmp_path):
     assert "Not run: tests, run, waits." in page
 
 
-def test_a_target_of_speed_that_is_not_met_is_no_failure(stand_in, tmp_path):
-    assert gpu.main([*stand_in, "--only", "step", "loader"]) == 0
-    assert "| step | step a\\|b | 1 \\| 2 | &lt;= 1 | not met |" in (tmp_path / "gpu.md").read_text()
-
-
 def test_a_part_that_runs_out_of_its_share_is_ended_with_all_that_it_started(stand_in, tmp_path):
     args = gpu.parse(stand_in)
     args.work.mkdir()
@@ -120,20 +110,6 @@ def test_a_part_that_runs_out_of_its_share_is_ended_with_all_that_it_started(sta
     while (status := Path(f"/proc/{child}/stat")).exists() and status.read_text().split()[2] != "Z":
         assert time.monotonic() < deadline, "the part's child still runs"
         time.sleep(0.05)
-
-
-def test_shares_add_up_to_the_limit_and_what_is_left_goes_to_later_parts(stand_in, monkeypatch):
-    given = []
-
-    def at_once(name, args, seconds, *_):
-        given.append(seconds)
-        return {"rows": [], "facts": {}, "seconds": 0.0, "error": None}
-
-    monkeypatch.setattr(gpu, "run_part", at_once)
-    assert gpu.main([*stand_in, "--minutes", "5"]) == 0
-    assert len(given) == len(gpu.PARTS) and given[-1] == pytest.approx(5 * 60 - gpu.RESERVE, abs=2)
-    share = gpu.PARTS["tests"].weight / sum(part.weight for part in gpu.PARTS.values())
-    assert given[0] == pytest.approx((5 * 60 - gpu.RESERVE) * share, abs=1)
 
 
 def test_a_signal_to_stop_leaves_a_page_with_what_is_known(stand_in, tmp_path, monkeypatch):
@@ -163,18 +139,6 @@ def test_the_page_says_where_it_ran_and_how_to_run_each_part_again(stand_in, tmp
     assert gpu.REHEARSAL not in page
 
 
-def test_what_is_committed_is_told_from_what_is_changed():
-    found = gpu.probe(rehearse=True)
-    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
-    assert found["commit"].split(",")[0] == (head or "unknown: git cannot tell")
-    assert gpu.probe(rehearse=True, commit="abc1234")["commit"] == "abc1234"
-    assert found["torch"] == torch.__version__ and "device" not in found and int(found["cores"]) > 0
-
-
-def test_a_cell_is_one_line_with_pipes_and_brackets_escaped():
-    assert gpu.cell("a|b\n <module> c") == "a\\|b &lt;module> c"
-
-
 def test_rehearsals_are_marked_and_never_write_the_page_of_measurements(stand_in, tmp_path, capsys):
     there = gpu.PAGE.exists()
     with pytest.raises(SystemExit) as ended:
@@ -185,25 +149,6 @@ def test_rehearsals_are_marked_and_never_write_the_page_of_measurements(stand_in
     page = (tmp_path / "gpu.md").read_text()
     assert f"**This is {gpu.REHEARSAL}.**" in page and rows_of(page, "CUDA tests")[0].endswith("| no measurement |")
     assert gpu.PAGE.exists() == there
-
-
-def test_parts_of_earlier_calls_stay_on_the_page_where_nothing_has_changed(stand_in, tmp_path, monkeypatch):
-    def titles_after(*words: str) -> list[str]:
-        gpu.main([*stand_in, "--only", *words])
-        return [part.title for part in gpu.PARTS.values() if f"## {part.title}\n" in (tmp_path / "gpu.md").read_text()]
-
-    assert titles_after("step") == ["A training step"]
-    assert titles_after("loader") == ["A training step", "Feeding by the loader"]
-    for changed in ({"commit": "abd"}, {"device": "NVIDIA H200"}, {"commit": "abc, with changes"}):
-        monkeypatch.setattr(gpu, "probe", lambda rehearse, commit=None, changed=changed: WHERE | changed)
-        assert titles_after("tests") == ["CUDA tests"]
-
-
-@pytest.mark.parametrize("words", [["--minutes", "0.1"], ["--only", "nothing"], ["--output", "/proc/gpu.md"]])
-def test_wrong_use_is_refused_before_anything_runs(words, capsys):
-    with pytest.raises(SystemExit) as ended:
-        gpu.main(words)
-    assert ended.value.code == 2 and words[0] in capsys.readouterr().err
 
 
 # --- the parts --------------------------------------------------------------------------------------------------------
@@ -284,23 +229,6 @@ def test_waits_are_watched_for_the_whole_step_and_told_by_their_place(tmp_path, 
     assert len(found) == 1 and found[0].startswith("test_gpu_bench.py:") and modes == ["warn", "default"]
 
 
-def test_an_error_of_a_part_is_kept_by_its_first_line(tmp_path, monkeypatch, capfd):
-    def fails(_):
-        raise RuntimeError("CUDA error: one\nand what to do")
-
-    monkeypatch.setitem(gpu_parts.PARTS, "kernel", fails)
-    words = ["kernel", "--file", tmp_path / "rows", "--work", tmp_path, "--seconds", "9", "--rehearse"]
-    assert gpu_parts.main([str(word) for word in words]) == 1
-    assert gpu.read_rows(tmp_path / "rows") == ([], {"error": "RuntimeError: CUDA error: one"})
-    assert "and what to do" in capfd.readouterr().err
-
-
-def test_a_row_that_was_cut_by_a_kill_is_left_out(tmp_path):
-    (tmp_path / "rows").write_text('{"what": "a", "figure": "1"}\n{"what": "b", "fig')
-    assert gpu.read_rows(tmp_path / "rows") == ([{"what": "a", "figure": "1"}], {})
-    assert gpu.read_rows(tmp_path / "none") == ([], {})
-
-
 def test_the_plain_loss_that_ppcl_is_held_against_is_openclips():
     from bench.train import loss as bench_loss
 
@@ -312,37 +240,12 @@ def test_the_plain_loss_that_ppcl_is_held_against_is_openclips():
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-7)
 
 
-def test_ppcl_is_compared_also_where_nothing_can_be_compiled(tmp_path, monkeypatch):
-    def broken(*_, **__):
-        raise RuntimeError("no compiler\nhere")
-
-    monkeypatch.setattr(torch, "compile", lambda *_, **__: broken)
-    monkeypatch.setattr(gpu_loss, "kernel_in_use", lambda _: None)
-    with pytest.raises(WrongResultError, match="^plain, compiled: RuntimeError: no compiler$"):
-        gpu_loss.pairs(kit(tmp_path))
-    rows, _ = gpu.read_rows(tmp_path / "rows")
-    assert [row["what"] for row in rows] == [
-        "plain, compiled",
-        "plain, same kernel",
-        "PPCL / plain, forward and backward, B=64",
-    ]
-
-
 def test_an_error_is_a_share_of_the_largest_element_and_nan_is_the_largest_of_all():
     one, none = torch.tensor([1.0, -4.0]), torch.zeros(2)
     assert gpu_loss.furthest([one + 1, none], [one, none]) == 0.25
     assert gpu_loss.furthest([one, none + 0.5], [one, none]) == 0.5
     for got in ([one, none * float("nan")], [one * float("nan"), none]):
         assert not gpu_loss.furthest(got, [one, none]) <= 1
-
-
-def test_a_step_that_is_logged_twice_is_found(tmp_path):
-    lines = [{"step": 1, "loss": 2.0}, {"step": 2, "loss": 1.0}]
-    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"step": 3')
-    assert gpu_runs.logged(tmp_path) == {1: 2.0, 2: 1.0}
-    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in [*lines, lines[0]]))
-    with pytest.raises(WrongResultError, match="step 1 twice"):
-        gpu_runs.logged(tmp_path)
 
 
 RUN = """

@@ -1,7 +1,6 @@
 """`search.py --grow`: one table of an index at several sizes, resumed after a kill, and what it foretells."""
 
 import json
-import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -144,24 +143,6 @@ def test_rows_do_not_depend_on_where_a_run_starts(monkeypatch):
     means = [np.concatenate([part.z.mean for part in some]) for some in (whole, rest)]
     assert np.array_equal(means[0][11:], means[1]) and [part.position for part in rest] == [14, 21, 28, 30]
     assert [item["key"] for part in rest for item in part.items] == [str(key) for key in range(11, 30)]
-
-
-def test_what_cannot_be_is_refused_before_anything_is_written(tmp_path, monkeypatch):
-    with pytest.raises(ValueError, match="--at .*: give 40 or more"):
-        search_growth.grow(options(at=[30]), tmp_path / "run")
-    with pytest.raises(ValueError, match="at most --items 900"):
-        search_growth.grow(options(at=[1000]), tmp_path / "run")
-    free = SimpleNamespace(total=2**40, free=search_growth.room(options(items=10**7), KINDS) - 2**20)
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: free)
-    with pytest.raises(ValueError, match=r"takes about [\d,]+ MiB, and [\d,]+ MiB are free .*make room, or"):
-        search_growth.grow(options(items=10**7), tmp_path / "run")
-    assert not (tmp_path / "run").exists()
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / search_growth.RESULTS).write_text(
-        json.dumps({"options": {name: getattr(options(dim=4), name) for name in search_growth.SAME}, "rows": []})
-    )
-    with pytest.raises(ValueError, match="holds a run with --dim 4: give the same, or another --folder"):
-        search_growth.grow(options(), tmp_path / "run")
 
 
 def test_what_is_foretold_lies_on_the_law_of_each_search():

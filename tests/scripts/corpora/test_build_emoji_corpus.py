@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import json
 import sys
@@ -13,19 +12,7 @@ from types import ModuleType
 import pytest
 from PIL import Image
 
-ROOT = Path(__file__).parents[3]
-
-
-@pytest.fixture(scope="module")
-def builder():
-    """The script as a module."""
-    spec = importlib.util.spec_from_file_location("build_emoji_corpus", ROOT / "scripts/corpora/build_emoji.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules[spec.name]
-
+from corpora import build_emoji as builder
 
 GROUPS = {
     "groups": {"2": "component", "3": "animals-nature", "8": "symbols", "9": "flags"},
@@ -56,7 +43,7 @@ CHARS = {"2a-20e3": "elsewhere", "002a-20e3": "keycap-asterisk"}
 
 
 @pytest.fixture
-def concepts(builder):
+def concepts():
     return builder.read_concepts(DATA, GROUPS)
 
 
@@ -84,24 +71,24 @@ def test_captions_are_sorted_and_a_keyword_that_repeats_the_name_is_dropped(conc
         ("“hundred”  points", "hundred-points"),
     ],
 )
-def test_icon_names_are_ascii_words_joined_by_hyphens(builder, name, wanted):
+def test_icon_names_are_ascii_words_joined_by_hyphens(name, wanted):
     assert builder.slug(name) == wanted
 
 
-def test_a_drawing_is_found_by_code_point_then_by_name_then_not_at_all(builder, concepts):
+def test_a_drawing_is_found_by_code_point_then_by_name_then_not_at_all(concepts):
     assert [builder.find_icon(c, ICONS, CHARS) for c in concepts] == ["ox", "one-oclock", None, "keycap-asterisk"]
     assert builder.find_icon(concepts[3], ICONS, {}) is None
 
 
-def test_an_alias_of_an_alias_has_the_drawing_of_the_last(builder):
+def test_an_alias_of_an_alias_has_the_drawing_of_the_last():
     assert builder.icon_svg("ox", ICONS) == builder.icon_svg("cow-male", ICONS)
 
 
-def test_an_icon_keeps_its_own_box(builder):
+def test_an_icon_keeps_its_own_box():
     assert 'viewBox="0 0 32 16" width="32" height="16"' in builder.icon_svg("one-oclock", ICONS)
 
 
-def test_a_flat_drawing_stands_in_the_middle_of_a_white_square(builder):
+def test_a_flat_drawing_stands_in_the_middle_of_a_white_square():
     pytest.importorskip("resvg_py", reason="the renderer is needed only to rebuild the corpus")
     picture = Image.open(io.BytesIO(builder.render(builder.icon_svg("one-oclock", ICONS))))
     assert (picture.size, picture.mode) == ((64, 64), "RGB")
@@ -111,7 +98,7 @@ def test_a_flat_drawing_stands_in_the_middle_of_a_white_square(builder):
 
 
 @pytest.fixture
-def drawn(builder, monkeypatch):
+def drawn(monkeypatch):
     """The builder with a renderer that needs nothing: a grey whose value is the length of the drawing."""
 
     def render(svg: str) -> bytes:
@@ -123,7 +110,7 @@ def drawn(builder, monkeypatch):
     return builder
 
 
-def pack(folder: Path, builder, package: str, files: dict) -> None:
+def pack(folder: Path, package: str, files: dict) -> None:
     """A tarball as npm makes it."""
     with tarfile.open(folder / builder.tarball_name(package), "w:gz") as tar:
         for path, content in files.items():
@@ -134,13 +121,13 @@ def pack(folder: Path, builder, package: str, files: dict) -> None:
 
 
 @pytest.fixture
-def packages(builder, tmp_path):
+def packages(tmp_path):
     """A folder with the tarballs for the style noto."""
     folder = tmp_path / "packages"
     folder.mkdir()
     words, noto = builder.package_names(["noto"])
-    pack(folder, builder, words, {"en/data.json": DATA, "meta/groups.json": GROUPS})
-    pack(folder, builder, noto, {"icons.json": ICONS, "chars.json": CHARS})
+    pack(folder, words, {"en/data.json": DATA, "meta/groups.json": GROUPS})
+    pack(folder, noto, {"icons.json": ICONS, "chars.json": CHARS})
     return folder
 
 
@@ -150,11 +137,6 @@ def installed(drawn, monkeypatch):
     monkeypatch.setattr(drawn.shutil, "which", lambda name: None)
     monkeypatch.setitem(sys.modules, "resvg_py", ModuleType("resvg_py"))
     return drawn
-
-
-def test_packages_are_named_as_npm_names_their_files(builder):
-    assert builder.tarball_name("@iconify-json/noto-v1@1.2.5") == "iconify-json-noto-v1-1.2.5.tgz"
-    assert builder.tarball_name("emojibase-data@17.0.0") == "emojibase-data-17.0.0.tgz"
 
 
 def test_a_shard_is_the_same_bytes_every_time_and_reads_back(installed, packages, tmp_path):
@@ -202,41 +184,3 @@ def test_check_fails_on_another_caption_and_on_a_lost_sample(installed, packages
     monkeypatch.setattr(installed, "find_icon", lambda c, icons, chars: "ox" if c.hexcode == "1f402" else None)
     assert installed.main([*args, "--check", str(wanted)]) == 1
     assert "2 samples lost ['noto-002a-fe0f-20e3', 'noto-1f550']" in capsys.readouterr().out
-
-
-def test_everything_missing_is_said_before_any_work_starts(builder, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(builder.shutil, "which", lambda name: None)
-    monkeypatch.setitem(sys.modules, "resvg_py", None)  # importing it fails
-    monkeypatch.setattr(builder, "fetch", lambda *args: pytest.fail("work started"))
-    assert builder.main(["--style", "noto", "--check", str(tmp_path)]) == 2
-    said = capsys.readouterr().err
-    assert "npm is not on PATH" in said and "@iconify-json/noto@1.2.9" in said and "--packages" in said
-    assert "pip install resvg-py==0.5.0" in said
-    assert f"--check wants {tmp_path / 'noto.tar'}, which does not exist" in said
-
-
-def test_npm_is_not_wanted_when_the_packages_are_there(installed, packages):
-    names = installed.package_names(["noto"])
-    assert installed.missing_tools(names, packages) == []
-    assert "npm is not on PATH" in installed.missing_tools(installed.package_names(["twemoji"]), packages)[0]
-
-
-def test_a_damaged_package_names_its_file_and_the_remedy(installed, packages, tmp_path, capsys):
-    tarball = packages / "iconify-json-noto-1.2.9.tgz"
-    tarball.write_bytes(tarball.read_bytes()[:100])
-    assert installed.main(["--style", "noto", "--packages", str(packages), "--out", str(tmp_path / "o")]) == 2
-    assert f"cannot read icons.json in {tarball}" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    "args, said",
-    [
-        ([], "nothing to do"),
-        (["--out", "x", "--check", "x"], "would overwrite"),
-        (["--style", "apple"], "invalid choice"),
-    ],
-)
-def test_bad_flags_are_refused(builder, args, said, capsys):
-    with pytest.raises(SystemExit):
-        builder.main(args)
-    assert said in capsys.readouterr().err

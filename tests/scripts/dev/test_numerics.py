@@ -33,15 +33,6 @@ def test_a_cpu_gets_the_settings_it_has_each_with_one_and_two_threads(flags, ker
         assert threads == {"1": "default", "2": numerics.KERNELS[name].capability}
 
 
-def test_flags_are_those_of_the_first_processor_and_none_where_cpuinfo_has_no_such_line():
-    assert numerics.cpu_flags("processor\t: 0\nflags\t\t: fpu avx2 fma\n\nprocessor\t: 1\nflags\t\t: fpu\n") == {
-        "fpu",
-        "avx2",
-        "fma",
-    }
-    assert numerics.cpu_flags("processor\t: 0\nFeatures\t: fp asimd\n") == set()
-
-
 def test_what_is_listed_exists():
     assert [path for path in numerics.TESTS if not (ROOT / path).is_file()] == []
 
@@ -69,10 +60,3 @@ def test_each_setting_is_run_and_one_that_does_not_pass_fails_all(monkeypatch, c
     assert "AVX-512: left out" in out and "avx512f" in out
     assert ("a traceback" in out) == ("AVX2, 1 thread, ATen default: 1 failed, 2 passed in 1.50s" in out) == bool(code)
     assert "AVX2, 2 threads, ATen avx2: 3 passed in 1.25s" in out
-
-
-def test_listing_runs_nothing(monkeypatch, capsys):
-    monkeypatch.setattr(numerics.subprocess, "run", None)
-    monkeypatch.setattr(numerics, "cpu_flags", lambda text: SKYLAKE)
-    assert numerics.main(["--list"]) == 0
-    assert len(capsys.readouterr().out.splitlines()) == 6

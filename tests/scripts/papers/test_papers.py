@@ -127,17 +127,6 @@ def test_results_stand_above_the_rows_of_their_own_data_in_their_columns_alone()
     assert format_printed(PRINTED, [result("flowers", **{"i2t/R@1": 0.5})]) == ""
 
 
-def test_rows_are_listed_by_parts_of_their_names_and_others_are_refused(capsys):
-    main(["vacsr table 3", "e.2"])
-    out = capsys.readouterr().out
-    assert "ViT-B/32, VACSR, 50% noise" in out and "539.0" in out and "PCME Table E.2, cub" in out
-    assert "Source-free" not in out
-    main([])
-    assert capsys.readouterr().out.count("Source-free Table I from") == 2
-    with pytest.raises(SystemExit, match="no published row is called 'gpt'"):
-        main(["gpt"])
-
-
 def test_results_are_read_from_the_file_of_an_evaluation(tmp_path, capsys):
     own = result("coco_karpathy_test", **{"cxc/i2t/R@1": 0.6, "cxc/t2i/R@1": 0.5, "eccv/R@1": float("nan")})
     for name, found in (("coco", own), ("pairs", result("pairs", **{"i2t/R@1": 0.5}))):

@@ -5,15 +5,12 @@ import csv
 import pytest
 
 from prolip.evaluation.suites.datacomp.catalogue import COUNTED
-from prolip.evaluation.suites.datacomp.report import notes_of, table_1, table_c1
 from prolip.evaluation.suites.datacomp.results import Line, ModelIdentity, ResultFolder
 from prolip.evaluation.task import TaskResult
 from studies.papers.published_datacomp import (
-    OPENCLIP_ROWS,
     PAPER,
     PUBLISHED,
     PublishedRow,
-    compare,
     find_published,
     main,
     published_report,
@@ -42,11 +39,6 @@ OURS_1_28B = ROWS["ProLIP ViT-B/16, 1.28B"]
 def test_every_row_has_all_38_tasks_as_percentages(row):
     assert set(row.values) == {task.key for task in COUNTED}
     assert all(0 <= value <= 100 for value in row.values.values())
-
-
-@pytest.mark.parametrize("order", [PAIRS_FIRST, BY_METRIC])
-def test_every_order_of_columns_is_a_permutation_of_the_tasks(order):
-    assert sorted(order) == sorted(HEADER)
 
 
 @pytest.mark.parametrize("row", [row for row in PUBLISHED if row is not OURS_1_28B], ids=lambda row: row.label)
@@ -100,13 +92,6 @@ def test_a_wrong_digit_is_noticed():
     assert not reproduce(row)[0].explained
 
 
-def test_openclip_rows_are_the_files_of_known_models():
-    assert ROWS["OpenCLIP ViT-B-16, datacomp_xl_s13b_b90k"].values["imagenet1k"] == 73.49
-    assert ROWS["OpenCLIP ViT-B-16, openai"].values["vtab/caltech101"] == 89.01
-    assert ROWS["OpenCLIP ViT-B-16-SigLIP, webli"].values["fairness/geode"] == 91.06
-    assert len(OPENCLIP_ROWS) == 7
-
-
 def test_rows_are_chosen_by_a_part_of_their_label():
     assert find_published(None) == (*PAPER, ROWS["OpenCLIP ViT-B-16, datacomp_xl_s13b_b90k"])
     assert find_published(["all"]) == PUBLISHED
@@ -133,9 +118,3 @@ def test_results_stand_below_published_rows_with_their_differences(tmp_path, cap
     assert {float(lines[2][task.name]) for task in COUNTED} == {1.0} and lines[2]["against"] == OURS_12_8B.label
     main([])
     assert "ProLIP ViT-B/16, 12.8B: all 6 printed averages follow from its 38 values" in capsys.readouterr().out
-
-
-def test_each_table_has_the_average_that_the_paper_prints_there():
-    made = compare([], [OURS_1_28B])
-    assert table_1(made).rows[0][1][-1] == "57.3" and table_c1(made)[1].rows[0][1][-1] == "56.90"
-    assert any("VTAB is printed as 57.1 (ProLIP Table 1), its values give 57.74" in note for note in notes_of(made))

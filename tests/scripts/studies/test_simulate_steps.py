@@ -64,15 +64,6 @@ def test_gradients_of_micro_batches_travel_behind_the_last_one():
     np.testing.assert_allclose(play(cluster, step, training, EASY, QUIET).steps, step.seconds, rtol=0.02)
 
 
-def test_gradients_of_fsdp_travel_behind_the_forward_pass_and_ppcl_too():
-    """The formula hides nothing behind PPCL."""
-    training = PlanConfig(gpus=[32], fsdp=True, inter_gbs=1.0)
-    cluster = build_cluster(training, 32)
-    step = step_times(count_of_run(training.model, "prolip", 512), training, cluster, 4e14)
-    seconds = play(cluster, step, training, EASY, QUIET).steps.mean()
-    assert step.seconds - step.pairs.seconds < seconds < step.seconds
-
-
 @pytest.mark.parametrize("size", [2, 3, 4, 7, 64])
 def test_ring_with_free_messages_takes_one_block_per_rank(size):
     done = exchange(np.zeros(size), 2.0, np.zeros(size), draws(), 0.0)
@@ -130,13 +121,6 @@ def test_stragglers_slow_monotonically(name, by, block_least):
     assert seconds[-1] > (block_least if name == "block_sigma" else 1.005) * seconds[0]
 
 
-def test_more_ranks_wait_for_the_slowest_of_more():
-    noise = dataclasses.replace(QUIET, step_sigma=0.1, steps=20)
-    efficiency = [play(*setting(gpus), EASY, noise).efficiency for gpus in (1, 8, 64)]
-    assert efficiency == sorted(efficiency, reverse=True)
-    assert efficiency[0] > 0.95 > efficiency[-1]
-
-
 def test_a_loader_with_enough_cores_never_stalls():
     cluster, step, training = setting(8)
     cores = 2 * int(512 / step.seconds / 250) + 1
@@ -154,15 +138,6 @@ def test_a_loader_with_too_few_cores_sets_the_pace():
     # The rank whose loader is last waits for data, the others for that rank in PPCL.
     assert result.waits["data"] + result.waits["texts"] > 0.7 * result.steps.mean()
     assert min(result.waits["data"], result.waits["texts"]) > 0.2 * result.steps.mean()
-
-
-def test_chunks_take_the_mean_time_of_their_images_and_scatter_less_than_one():
-    cluster, *_ = setting(64)
-    loader = Loader(cluster, PlanConfig(open_ms=0.0, stream_mbs=1e6, store_gbs=1e6), Noise(), 512, draws())
-    seconds = np.stack([loader.chunk_seconds() for _ in range(50)])
-    assert seconds.mean() == pytest.approx(512 / 16 / 250, rel=0.01)
-    one_image = np.sqrt(np.expm1(Noise().image_sigma ** 2))
-    assert seconds.std() / seconds.mean() == pytest.approx(one_image / np.sqrt(512 / 16), rel=0.1)
 
 
 def test_shards_are_opened_as_often_as_samples_say_and_stalls_cost_time():
@@ -202,13 +177,6 @@ def test_the_planner_prepares_as_many_chunks_ahead_as_the_loader(local):
     assert np.array_equal(left, given)
 
 
-def test_small_batches_are_not_held_up_by_shards_that_open_late():
-    cluster, step, training = setting(64, 64)
-    supplies = [{"prefetch": prefetch, "shard_samples": 1000} for prefetch in (2, None)]
-    few, default = (play(cluster, step, training, supply, Noise()) for supply in supplies)
-    assert few.steps.mean() > 1.5 * default.steps.mean()
-
-
 def test_a_shard_that_opens_later_than_the_chunks_last_is_waited_for_in_the_first_steps_too(monkeypatch):
     monkeypatch.setattr(simulate_steps, "WARM_UP", 0)
     cluster, step, training = setting(8, 64)
@@ -239,23 +207,6 @@ def test_the_command_prints_a_column_for_each_number_of_gpus(capsys):
     assert head.startswith("ProLIP-ViT-B-16: 197,923,586 parameters") and empty == ""
     assert [cell.strip() for cell in title.split("|")[1:-1]] == ["simulation", "1 GPU", "8 GPUs"]
     assert [row.split("|")[1].strip() for row in rows] == [name for name, _ in simulate_steps.ROWS]
-
-
-REFUSED = [
-    (["--stall-chance", "2"], "--stall-chance 2.0 is no chance: give 0 to 1"),
-    (["--rank-sigma", "100"], "--rank-sigma is 100.0: give 3 or less, which is a factor of 20 up or down"),
-    (["--steps", "0"], "--steps 0: give a number of at least 1"),
-    (["--gpus", "12", "--global-batch-size", "1200"], "--gpus 12 fills no whole number of nodes of 8: give 16"),
-    (["--sim-steps", "3"], "unknown flag --sim-steps: did you mean --steps"),
-]
-
-
-@pytest.mark.parametrize("words, said", REFUSED, ids=[" ".join(words) for words, _ in REFUSED])
-def test_bad_input_is_refused_with_a_remedy(capsys, words, said):
-    assert simulate_steps.main(words) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("error: ") and error.count("\n") == 1
-    assert said in error
 
 
 @pytest.mark.parametrize("flag", [f"--{name}" for name, to in RENAMED.items() if "simulate_steps" in to])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 
 import numpy as np
@@ -73,13 +72,6 @@ def test_captions_are_exchanged_among_a_share_of_each_shard_and_the_rest_is_left
             assert (json_record(raw)["name"] != names[key]) == (key in wrong)
             assert raw["webp"] == before[key]["webp"] and raw["txt"].decode() == json_record(raw)["name"]
         assert sorted(json_record(noisy[key])["name"] for key in wrong) == sorted(names[key] for key in wrong)
-
-
-def test_nothing_stays_where_it_was():
-    for size in (2, 3, 50):
-        rows = list(range(0, 3 * size, 3))
-        given = study_curation.derangement(rows, random.Random(size))
-        assert sorted(given) == rows and all(a != b for a, b in zip(rows, given))
 
 
 def test_the_page_says_what_was_found_and_what_every_training_gave(ended):

@@ -90,9 +90,3 @@ def test_tables_have_a_row_for_a_setting_and_a_column_for_so_much_of_a_corpus(mo
         ["| defaults", "13.0", "21.0"],
         ["| `--grad-clip-norm none`", "10.0", ""],
     ]
-
-
-@pytest.mark.parametrize("words", [["--part", "3/2"], ["--part", "x"], ["--variants", "lr-99"]])
-def test_what_is_no_part_or_variant_is_refused(tmp_path, words):
-    with pytest.raises(SystemExit):
-        study_defaults.parse(["--out", str(tmp_path), *words])

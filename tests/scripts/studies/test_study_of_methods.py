@@ -97,10 +97,3 @@ def test_tables_stand_between_the_marks_of_a_page(runs, tmp_path):
     page.write_text("# A\n")
     with pytest.raises(SystemExit, match="has 0 lines"):
         tables.write(page, {"noise 0": []}, "study")
-
-
-@pytest.mark.parametrize("words", [["--jobs", "0"], ["--noise", "100"], ["--steps", "1"]])
-def test_settings_that_make_no_sense_are_refused(words, capsys):
-    with pytest.raises(SystemExit):
-        study.parse(["--out", "runs", *words])
-    assert "give --jobs of 1 or more" in capsys.readouterr().err

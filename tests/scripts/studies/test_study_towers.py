@@ -58,12 +58,6 @@ def test_every_run_of_the_first_study_begins_where_its_row_says(tmp_path):
     assert {run.run.save_every_steps for name, run in runs.items() if not name.endswith("-0")} == {50}
 
 
-def test_a_checkout_without_the_project_is_refused(tmp_path, capsys):
-    with pytest.raises(SystemExit):
-        study_towers.parse(["start", "--out", "runs", "--old", str(tmp_path)])
-    assert "git worktree add" in capsys.readouterr().err
-
-
 def note(counts, _, inputs):
     counts.append(inputs[0].shape[1])
 

@@ -23,11 +23,7 @@ MOST_DPI = 1200
     titled(
         "What is drawn",
         flag("--only", "draw only these, such as 4 5 C.1", nargs="+", choices=FIGURES, metavar="FIGURE"),
-        flag(
-            "--images",
-            "images at levels of prolip hierarchy hierarimgs: 8, C.2, C.3",
-            metavar="FOLDER",
-        ),
+        flag("--images", "images at levels of prolip hierarchy hierarimgs: 8, C.2, C.3", metavar="FOLDER"),
         flag("--captions", "texts at levels for 7, from HierarCaps (default: the corpus's levels)", metavar="CSV"),
         flag("--prompts", "weights of prompts for C.4 and C.5, a file of prolip prompts fit", metavar="FILE"),
         inclusion_by("9 finds roots"),
