@@ -66,19 +66,10 @@ def start(tmp_path):
         said, marks = tmp_path / "words", tmp_path / "marks"
         for file in (said, marks):
             file.write_text("")
-        variables = {
-            "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}",
-            "PYTHON": "python",
-            "WORDS": str(said),
-            "MARKS": str(marks),
-            "SLURM_JOB_ID": "7",
-            "SLURM_JOB_NODELIST": "node[1-2]",
-            "SLURM_NNODES": "2",
-            "SLURM_CPUS_PER_TASK": "9",
-            "SLURM_GPUS_ON_NODE": "8",
-            "SLURMD_NODENAME": "node1",
-            "NAME": "it",
-        }
+        job = "JOB_ID=7 JOB_NODELIST=node[1-2] NNODES=2 CPUS_PER_TASK=9 GPUS_ON_NODE=8"
+        variables = {f"SLURM_{name}": value for name, value in (word.split("=") for word in job.split())}
+        variables |= {"SLURMD_NODENAME": "node1", "NAME": "it", "PYTHON": "python"}
+        variables |= {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "WORDS": str(said), "MARKS": str(marks)}
         done = subprocess.run(
             ["bash", "-c", 'ulimit -Sn 256; exec bash "$@"', "sbatch", SLURM / script, *words],
             cwd=tmp_path,
@@ -125,13 +116,11 @@ def test_without_words_the_papers_recipe_runs_on_the_given_shards(start, monkeyp
 
 @pytest.mark.parametrize("recipe", sorted(path.name for path in RECIPES.glob("prolip-*.yaml")))
 def test_every_recipe_of_the_paper_can_be_submitted(start, monkeypatch, recipe):
-    given = ["--config", f"scripts/recipes/{recipe}", "--lr", "2e-4"]
-    _, words, _, _ = start("train.sbatch", *given, SHARDS="a{0..9}.tar")
+    words = start("train.sbatch", "--config", f"scripts/recipes/{recipe}", "--lr", "2e-4", SHARDS="a{0..9}.tar")[1]
     monkeypatch.chdir(ROOT)
     config = parse(flags_of(words))
-    assert words.count("--config") == 1
-    assert (config.optim.lr, config.data.train_data) == (2e-4, "a{0..9}.tar")
-    assert config.run.save_every_minutes == 15 and config.run.keep_checkpoints == 3
+    assert (words.count("--config"), config.optim.lr, config.data.train_data) == (1, 2e-4, "a{0..9}.tar")
+    assert (config.run.save_every_minutes, config.run.keep_checkpoints) == (15, 3)
 
 
 def test_shards_of_a_flag_come_before_those_of_the_environment(start, monkeypatch):
@@ -258,14 +247,12 @@ def test_a_try_that_one_host_made_fail_is_requeued_without_a_checkpoint(start, l
 
 
 def test_nodes_are_measured_where_they_are_not_those_of_the_last_try(start):
-    tries = [
-        {},
-        {},
-        {"SLURM_JOB_NODELIST": "node[2-3]"},
+    always, other = {"PREFLIGHT": "always"}, {"SLURM_JOB_NODELIST": "node[2-3]"}
+    off, one = (
         {"PREFLIGHT": "off", "SLURM_JOB_NODELIST": "node[3-4]"},
-        *2 * [{"PREFLIGHT": "always"}],
         {"SLURM_NNODES": "1", "SLURM_JOB_NODELIST": "node1"},
-    ]
+    )
+    tries: list[dict[str, str]] = [{}, {}, other, off, always, always, one]
     said = [start("train.sbatch", SLURM_RESTART_COUNT=str(number), **more)[3] for number, more in enumerate(tries)]
     assert ["measured" in output for output in said] == [True, False, True, False, True, True, False]
     assert ["in the last try" in output for output in said] == [False] * 6 + [True]
@@ -308,11 +295,7 @@ def test_the_environment_is_recorded_without_keys(start, tmp_path):
 # --- the recipes ------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("name", "samples", "steps", "tokens"),
-    [
-        ("1.28b", 1_280_000_000, 78_125, 64),
-        ("12.8b", 12_800_000_000, 781_250, 64),
-        ("long-context", 256_000_000, 31_250, 256),
-    ],
+    [("1.28b", 1.28e9, 78_125, 64), ("12.8b", 12.8e9, 781_250, 64), ("long-context", 2.56e8, 31_250, 256)],
 )
 def test_recipes_are_the_papers_for_32_gpus(name, samples, steps, tokens):
     config = parse(["--config", str(RECIPES / f"prolip-b16-{name}.yaml"), "--train-data", "x.tar"])
@@ -352,22 +335,8 @@ def evaluations(words: list[str]) -> list[str]:
 def test_evaluation_takes_flags_behind_two_dashes_and_the_gpu_it_was_given(start, runs):
     status, words, _, _ = start("eval.sbatch", "runs/a", "--", "--all-names")
     assert status == 0
-    assert words[1:] == [
-        "prolip",
-        "eval",
-        "emoji",
-        "--model",
-        "local-dir:runs/a/model",
-        "--data",
-        "data/emoji/emojione.tar",
-        "--names",
-        "data/emoji/noto.tar",
-        "--device",
-        "cuda",
-        "--output",
-        "runs/a/eval",
-        "--all-names",
-    ]
+    said = "prolip eval emoji --model local-dir:runs/a/model --data data/emoji/emojione.tar --names data/emoji/noto.tar"
+    assert words[1:] == f"{said} --device cuda --output runs/a/eval --all-names".split()
     assert "cpu" in start("eval.sbatch", "runs/a", SLURM_GPUS_ON_NODE="")[1]
 
 
@@ -399,23 +368,8 @@ def test_a_checkpoint_is_exported_first(start, address, out):
 def test_datacomps_tasks_are_shared_out_over_an_array(start, runs):
     status, words, _, _ = start("datacomp.sbatch", "runs/a", "--", "--tasks", "vtab", DATA="data")
     assert status == 0
-    assert words[1:] == [
-        "prolip",
-        "eval",
-        "datacomp",
-        "--model",
-        "local-dir:runs/a/model",
-        "--data",
-        "data",
-        "--output",
-        "runs/a/datacomp",
-        "--part",
-        "slurm",
-        "--device",
-        "cuda",
-        "--tasks",
-        "vtab",
-    ]
+    said = "prolip eval datacomp --model local-dir:runs/a/model --data data --output runs/a/datacomp"
+    assert words[1:] == f"{said} --part slurm --device cuda --tasks vtab".split()
     words = start("datacomp.sbatch", "ViT-B-16", "--", "--pretrained", "openai", DATA="hf-hub", OUT="out")[1]
     assert evaluations(words) == ["ViT-B-16"] and words[-2:] == ["--pretrained", "openai"] and "out" in words
 
@@ -458,49 +412,13 @@ def test_the_kit_for_a_first_gpu_gets_the_words_and_ends_as_it_does(start):
 
 
 def test_the_exported_model_is_the_one_that_the_run_left(tmp_path):
-    folder = train(
-        parse(
-            [
-                *TINY,
-                "--dataset-type",
-                "synthetic",
-                "--train-num-samples",
-                "16",
-                "--batch-size",
-                "8",
-                "--max-steps",
-                "2",
-                "--warmup",
-                "1",
-                "--device",
-                "cpu",
-                "--precision",
-                "fp32",
-                "--ema-decay",
-                "0.5",
-                "--swa-epochs",
-                "1",
-                "--output",
-                str(tmp_path),
-                "--name",
-                "run",
-            ]
-        )
-    )
+    words = "--dataset-type synthetic --train-num-samples 16 --batch-size 8 --max-steps 2 --warmup 1 --device cpu"
+    words += " --precision fp32 --ema-decay 0.5 --swa-epochs 1 --name run --output"
+    folder = train(parse([*TINY, *words.split(), str(tmp_path)]))
     address = str(folder / "checkpoints/step_2.pt")
     for average, name in ((None, "model"), ("ema", "model_ema"), ("swa", "model_swa")):
         want = load_file(folder / name / "model.safetensors")
         got = load_file(export_checkpoint(address, tmp_path / name, average) / "model.safetensors")
         assert want.keys() == got.keys() and all(torch.equal(value, got[key]) for key, value in want.items())
-    (tmp_path / "bare").mkdir()  # a run that began from a folder whose weights are gone
-    (tmp_path / "bare" / "config.json").write_text((folder / "model" / "config.json").read_text())
-    state = torch.load(address, weights_only=True)
-    began = {"model": f"local-dir:{tmp_path / 'bare'}", "pretrained": "gone.pt", "init_uncertainty": True}  # retired
-    state["config"]["model"] |= began
-    gone = tmp_path / "gone.pt"
-    torch.save(state, gone)
-    assert (export_checkpoint(str(gone), tmp_path / "again") / "model.safetensors").read_bytes() == (
-        folder / "model" / "model.safetensors"
-    ).read_bytes()
     with pytest.raises(FlagError, match="there is no such file"):
         export_checkpoint(str(folder / "checkpoints/step_3.pt"), tmp_path / "none")

@@ -1,105 +1,147 @@
-"""The benchmark scripts run and print what they promise; how fast things are is no test's business."""
+"""Every benchmark runs once, tiny, and prints its rows; the tests do not check speed."""
 
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from bench.train import loader as bench_loader
+from bench.use import retrieval as bench_retrieval
 from prolip.methods import METHODS
 
-ROOT = Path(__file__).resolve().parents[3]
-NUMBER = r"-?\d+\.\d+"
+SCRIPTS = Path(__file__).resolve().parents[3] / "scripts/bench"
+N = r"-?\d+\.\d+"
+SPREAD = rf"{N} \({N} to {N}\)"
+TINY = "--model ProLIP-ViT-test --rounds 2"
 
 
-def run(forked, script: str, *words: str) -> str:
-    assert forked.script(ROOT / "scripts" / script, *words) == 0, forked.err[-2000:]
-    return forked.out
+def rows(names: str, cells: str) -> list[str]:
+    """A pattern for each row of a table; names are divided by commas."""
+    return [rf"^\| {re.escape(name)} \| {cells}" for name in names.split(", ")]
 
 
-def test_the_step_is_compared_with_siglips_and_with_the_released_views(forked):
-    tiny = ("--model", "ProLIP-ViT-test", "--batch-size", "8", "--rounds", "2", "--threads", "1")
-    text = run(forked, "bench/train/step.py", *tiny)
-    profiled = run(forked, "bench/train/step.py", *tiny, "--only", "likelihood", "--profile", "2")
-    assert re.findall(r"^\| ([a-z ]+) \|", profiled, re.M) == ["step", "siglip", "likelihood"]
-    assert re.findall(r"^([a-z]+), two steps$", profiled, re.M) == ["siglip", "likelihood"]
-    assert len(re.findall(r"^ .*\d%", profiled, re.M)) == 4  # rows of two tables, whatever operations they name
-    for name in ("siglip", "prolip", "no views", "released views"):
-        assert re.search(rf"^\| {name} \| {NUMBER} \| {NUMBER} \| {NUMBER} \(", text, re.M), text
-    assert re.search(rf"^masked views: {NUMBER} ms, in the released shape {NUMBER} ms: {NUMBER}$", text, re.M), text
+#: What is run -> (script, words, patterns of lines).
+RUNS = {
+    "loader": (
+        "train/loader.py",
+        "--sizes 96x64 --files 2 --turns 2 --image-size 32 --rows 4 --device cpu",
+        [
+            *rows("openclip, openclip + jitter, ours", rf"\d+ \| \d+ \| {N} \| {SPREAD} \| {SPREAD} \|$"),
+            rf"^\| ours, dct-scaled \| \d+ \| \d+ \| {N} \| {SPREAD}",
+            rf"^\| ours \| [01] \| {N} \|",
+            rf"^jitter, grey, normalise: {N} ms per image$",
+        ],
+    ),
+    "step": (
+        "train/step.py",
+        f"{TINY} --batch-size 8 --threads 1",
+        [
+            *rows("siglip, prolip, no views, released views", rf"{N} \| {N} \| {N} \("),
+            rf"^masked views: {N} ms, in the released shape {N} ms: {N}$",
+        ],
+    ),
+    "a method and its time on the processor": (
+        "train/methods.py",
+        f"{TINY} --batch-size 8 --methods pcmepp --processor-time",
+        ["processor time", *rows("pcmepp", rf"{N} \| {N} \(")],
+    ),
+    "PCME's memory": (
+        "train/methods.py",
+        "--memory --batch-size 16 --match-samples 2 --dim 32",
+        [
+            *rows("tiles, all pairs at once", rf"\d+ \| {N} \|$"),
+            r"^\| differences of coordinates \(not run\) \| 0 \| \|",
+        ],
+    ),
+    "neighbours": (
+        "train/methods.py",
+        "--neighbours 40 80 --dim 16 --rounds 2 --threads 1 --block 16",
+        [*rows("blocks, whole rows, products alone", rf"{SPREAD} \| \d+ \|$"), r"the same rows: 100.0000%"],
+    ),
+    "ring": (
+        "train/ring.py",
+        f"{TINY} --step-batch-size 8 --batch-size 16 --dim 8",
+        [
+            *rows("ring, gather, bidirectional, no exchange", rf"{N} \| {N} \("),
+            rf"2 ranks have {N} \(.*\) times the throughput of one",
+        ],
+    ),
+    "curation": (
+        "use/curate.py",
+        "--samples 100 --shard-samples 50 --turn-shards 1 --rounds 2",
+        [
+            rf"^loader \d+ samples/s, scoring \d+ samples/s: {SPREAD}$",
+            *(
+                rf"^\| {name} \| {N} \| \d+ \| \d+ \|$"
+                for name in ("score, 50", "score, 100", "select", r"write, \d+ kept")
+            ),
+        ],
+    ),
+    "retrieval": (
+        "use/retrieval.py",
+        "--large 300 --dim 8",
+        [rf"^300 x 300, D=8: {N} s, peak \d+ MB", rf"^i2t/R@1 {N}  i2t/median_rank {N}  t2i/R@1"],
+    ),
+}
+SLOW = {
+    "profile": (
+        "train/step.py",
+        f"{TINY} --batch-size 8 --threads 1 --only likelihood --profile 2",
+        [*rows("siglip, likelihood", N), "^siglip, two steps$", "^likelihood, two steps$"],
+    ),
+    "ways to wait": (
+        "use/threads.py",
+        "--batch-size 4 --rounds 2 --steps 1 --busy 0 1 --ways passive",
+        [rf"^\| {busy} busy processes \| {way} \| {N} \| {N}" for busy in (0, 1) for way in ("default", "passive")],
+    ),
+    "every method": (
+        "train/methods.py",
+        f"{TINY} --batch-size 8",
+        rows(", ".join(name for name, method in METHODS.items() if not method.adapts), rf"{N} \| {N} \("),
+    ),
+    "VACSR's memory": (
+        "train/methods.py",
+        "--memory vacsr --batch-size 16 --dim 16 --hidden 8 --threads 1",
+        [
+            *rows("tiles, all pairs at once", rf"\d+ \| {N} \|$"),
+            r"^\| what all pairs at once keep, computed \| \d+ \| \|$",
+        ],
+    ),
+    "VACSR's ranking": (
+        "train/methods.py",
+        "--rank 40 80 --shortlist 5 --exact-images 20 --dim 16 --hidden 8 --threads 1",
+        [*rows("exact", rf"20 \| {N} \| {N} \| \d+ \|$"), *rows("the best 5 again", rf"40 \| {N} \| {N} \| \d+ \|$")],
+    ),
+}
 
 
-@pytest.mark.slow
-def test_ways_to_wait_are_compared_beside_busy_processes(forked):
-    tiny = ("--batch-size", "4", "--rounds", "2", "--steps", "1", "--busy", "0", "1", "--ways", "passive", "one thread")
-    text = run(forked, "bench/use/threads.py", *tiny)
-    for busy in (0, 1):
-        for name in ("default", "passive", "one thread"):
-            row = rf"^\| {busy} busy processes \| {name} \| {NUMBER} \| {NUMBER} \| {NUMBER} \("
-            assert re.search(row, text, re.M), text
-
-
-@pytest.mark.slow
-def test_every_method_is_compared_with_clip(forked):
-    text = run(forked, "bench/train/methods.py", "--model", "ProLIP-ViT-test", "--batch-size", "8", "--rounds", "2")
-    for name in (name for name, method in METHODS.items() if not method.adapts):
-        assert re.search(rf"^\| {name} \| {NUMBER} \| {NUMBER} \(", text, re.M), text
-
-
-def test_a_method_is_compared_with_clip_and_pcmes_memory_with_all_pairs(forked):
-    words = ("--model", "ProLIP-ViT-test", "--batch-size", "8", "--rounds", "2", "--methods", "pcmepp")
-    text = run(forked, "bench/train/methods.py", *words, "--processor-time")
-    assert "processor time" in text and re.search(rf"^\| pcmepp \| {NUMBER} \| {NUMBER} \(", text, re.M), text
-    words = ("--memory", "--batch-size", "16", "--match-samples", "2", "--dim", "32")
-    text = run(forked, "bench/train/methods.py", *words)
-    for name in ("tiles", "all pairs at once"):
-        assert re.search(rf"^\| {name} \| \d+ \| {NUMBER} \|$", text, re.M), text
-    assert "| differences of coordinates (not run) | 0 | |" in text
-
-
-@pytest.mark.slow
-def test_vacsrs_memory_is_compared_with_all_pairs_and_its_ranking_timed(forked):
-    tiny = ("--dim", "16", "--hidden", "8", "--threads", "1")
-    text = run(forked, "bench/train/methods.py", "--memory", "vacsr", "--batch-size", "16", *tiny)
-    for name in ("tiles", "all pairs at once"):
-        assert re.search(rf"^\| {name} \| \d+ \| {NUMBER} \|$", text, re.M), text
-    assert re.search(r"^\| what all pairs at once keep, computed \| \d+ \| \|$", text, re.M), text
-    text = run(
-        forked, "bench/train/methods.py", "--rank", "40", "80", "--shortlist", "5", "--exact-images", "20", *tiny
-    )
-    for name, images in (("exact", 20), ("the best 5 again", 40)):
-        assert re.search(rf"^\| {name} \| {images} \| {NUMBER} \| {NUMBER} \| \d+ \|$", text, re.M), text
-
-
-def test_neighbours_in_blocks_are_compared_with_whole_rows(forked):
-    words = ("--neighbours", "40", "80", "--dim", "16", "--rounds", "2", "--threads", "1", "--block", "16")
-    text = run(forked, "bench/train/methods.py", *words)
-    for name in ("blocks", "whole rows", "products alone"):
-        assert re.search(rf"^\| {name} \| {NUMBER} \({NUMBER} to {NUMBER}\) \| \d+ \|$", text, re.M), text
-    assert "the same rows: 100.0000%" in text
-
-
-def test_the_ring_is_compared_with_siglips_exchange_and_with_none(forked):
-    tiny = ("--model", "ProLIP-ViT-test", "--step-batch-size", "8", "--batch-size", "16", "--dim", "8", "--rounds", "2")
-    text = run(forked, "bench/train/ring.py", *tiny)
-    for name in ("ring", "gather", "bidirectional", "no exchange"):
-        assert re.search(rf"^\| {name} \| {NUMBER} \| {NUMBER} \(", text, re.M), text
-    assert re.search(rf"2 ranks have {NUMBER} \(.*\) times the throughput of one", text), text
-
-
-def test_curation_is_compared_with_the_loader_and_its_memory_printed_step_by_step(forked):
-    tiny = ("--samples", "200", "--shard-samples", "50", "--turn-shards", "1", "--rounds", "2")
-    text = run(forked, "bench/use/curate.py", *tiny)
-    ratio = rf"{NUMBER} \({NUMBER} to {NUMBER}\)"
-    assert re.search(rf"^loader \d+ samples/s, scoring \d+ samples/s: {ratio}$", text, re.M), text
-    for name in ("score, 50", "score, 200", "select", "write, 140 kept"):
-        assert re.search(rf"^\| {name} \| {NUMBER} \| \d+ \| \d+ \|$", text, re.M), text
+@pytest.mark.parametrize("run", [*RUNS, *(pytest.param(run, marks=pytest.mark.slow) for run in SLOW)])
+def test_a_benchmark_prints_its_rows(forked, run):
+    script, words, lines = (RUNS | SLOW)[run]
+    assert forked.script(SCRIPTS / script, *words.split()) == 0, forked.err[-2000:]
+    for line in lines:
+        assert re.search(line, forked.out, re.M), f"{line}\n{forked.out}"
 
 
 def test_classifiers_are_compared_by_shots_and_at_risks(forked):
-    corpus = ("--select", "subgroup=plant flower|food vegetable", "--risks", "0.5", "--shots", "4")
-    small = ("--model", "ProLIP-ViT-test", "--pretrained", "random", "--repeats", "1")
-    text = run(forked, "bench/use/classifiers.py", *small, *corpus)
+    words = "--model ProLIP-ViT-test --pretrained random --repeats 1 --risks 0.5 --shots 4 --select"
+    corpus = "subgroup=plant flower|food vegetable"
+    assert forked.script(SCRIPTS / "use/classifiers.py", *words.split(), corpus) == 0, forked.err[-2000:]
     for name in ("zero-shot, fitted", " 4 shots, names and shots", " 4 shots, logistic regression"):
-        assert re.search(rf"^{name} +acc +{NUMBER}%  nats +{NUMBER}  ECE {NUMBER}$", text, re.M), text
-    answers = r"^  at most 50% wrong: +[\d.]+% answered, (none|[\d.]+% of them wrong, more)"
-    assert len(re.findall(answers, text, re.M)) == 2
+        assert re.search(rf"^{name} +acc +{N}%  nats +{N}  ECE {N}$", forked.out, re.M), forked.out
+    assert len(re.findall(r"^  at most 50% wrong: +[\d.]+% answered", forked.out, re.M)) == 2
+
+
+def test_decoders_are_compared_with_pillow(capsys):
+    files = [bench_loader.picture(64, 48, 0)]
+    bench_loader.report_decoders("64x48", files, 3)
+    text = capsys.readouterr().out
+    assert all(re.search(rf"^\| {name} \| {N}", text, re.M) for name in ("pillow", "simplejpeg", "torchvision")), text
+    assert {tuple(sorted(decode(files[0], 0).shape)) for decode in bench_loader.decoders().values()} == {(3, 48, 64)}
+
+
+def test_the_packages_rankings_are_ids_best_first_ties_by_place():
+    scores = np.array([[0.1, 0.5, 0.5], [0.9, 0.0, 0.2]], dtype=np.float32)
+    got = bench_retrieval.order_of(scores, np.array([30, 10, 20], dtype=np.int32), block=1)
+    assert got.tolist() == [[10, 20, 30], [30, 20, 10]] and got.dtype == np.int32

@@ -22,25 +22,14 @@ WHAT = [
 ]
 
 
+#: As the command's defaults, but small.
+OPTIONS = {"items": 900, "at": [300], "dim": 8, "queries": 20, "clusters": 4, "rounds": 1, "threads": 1, "seed": 0}
+OPTIONS |= {"trace": 0.05, "trace_spread": 1.0, "top": 10, "index_types": list(KINDS)}
+OPTIONS |= {"extrapolate": None, "write": None, "processor_time": False}
+
+
 def options(**changed) -> SimpleNamespace:
-    own = {
-        "items": 900,
-        "at": [300],
-        "dim": 8,
-        "queries": 20,
-        "clusters": 4,
-        "trace": 0.05,
-        "trace_spread": 1.0,
-        "top": 10,
-        "index_types": list(KINDS),
-        "rounds": 1,
-        "threads": 1,
-        "seed": 0,
-        "extrapolate": None,
-        "write": None,
-        "processor_time": False,
-    }
-    return SimpleNamespace(**own | changed)
+    return SimpleNamespace(**OPTIONS | changed)
 
 
 def cells(out: str) -> dict[tuple[str, str], list[str]]:
@@ -50,27 +39,8 @@ def cells(out: str) -> dict[tuple[str, str], list[str]]:
 
 
 def test_one_table_has_every_search_at_every_size_and_what_more_items_would_take(forked, tmp_path):
-    words = (
-        "--grow",
-        "--items",
-        "900",
-        "--at",
-        "300",
-        "--dim",
-        "8",
-        "--queries",
-        "20",
-        "--clusters",
-        "4",
-        "--rounds",
-        "1",
-        "--threads",
-        "1",
-        "--folder",
-        str(tmp_path),
-        "--extrapolate",
-        "9000",
-    )
+    small = "--grow --items 900 --at 300 --dim 8 --queries 20 --clusters 4 --rounds 1 --threads 1 --extrapolate 9000"
+    words = (*small.split(), "--folder", str(tmp_path))
     page, mark = tmp_path / "page.md", "<!-- 8 dimensions: by scripts/bench/use/search.py -->"
     page.write_text("none")
     assert forked.script(ROOT / "scripts/bench/use/search.py", *words, "--write", page) == 2 and mark in forked.err

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 import shlex
-import sys
 from pathlib import Path
+from typing import Any
 
+import fitted_models
 import open_clip
 import pytest
 import torch
@@ -30,6 +31,7 @@ ROOT = Path(__file__).parents[3]
 TEXT = (ROOT / "docs/training.md").read_text()
 PAGES = ["README.md", "slurm/README.md", "data/emoji/README.md", "data/emoji/LICENSES/README.md"]
 PAGES += sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))
+PICTURES = ("picture.png", "other.png", "cat.png", "cat2.png", "dog.png", "dog2.png")
 # OpenCLIP's flag that does not exist here, named for that reason, and those of a script.
 FOREIGN = {"--logs", "--out", "--write"}
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*[a-z0-9]")
@@ -133,13 +135,17 @@ def test_tests_that_pages_name_exist():
             assert (ROOT / name).exists(), f"{page}: {name}"
 
 
-def fitted_model(folder: Path) -> str:
-    """A small model with variances, fitted to random pairs."""
+@pytest.fixture(scope="module")
+def fitted(tmp_path_factory) -> str:
+    """A small model with variances, fitted to random pairs, which lie beside it."""
+    folder = tmp_path_factory.mktemp("fitted")
     torch.manual_seed(0)
-    save_pretrained(prolip.create_model("ProLIP-ViT-XS-16"), folder / "plain")
-    image, text = (torch.nn.functional.normalize(torch.randn(64, 192), dim=1) for _ in range(2))
-    ids = prolip.get_tokenizer("ProLIP-ViT-XS-16")([f"picture {i}" for i in range(64)])
-    first = {f"{side}_first": torch.randn(64, 2 * 192) for side in ("image", "text")}
+    model = prolip.create_model("ProLIP-ViT-test")
+    save_pretrained(model, folder / "plain")
+    image, text = (torch.nn.functional.normalize(torch.randn(64, model.embed_dim), dim=1) for _ in range(2))
+    ids = prolip.get_tokenizer("ProLIP-ViT-test")([f"picture {i}" for i in range(64)])
+    widths = {side: 2 * model.config[f"{part}_cfg"]["width"] for side, part in (("image", "vision"), ("text", "text"))}
+    first = {f"{side}_first": torch.randn(64, width) for side, width in widths.items()}
     changes = {"changed": image.flip(0).unsqueeze(0).contiguous(), "changed_of": torch.arange(64)}
     pairs = Pairs.in_rows(image, text, 10.0, text_ids=ids, **first, **changes)
     save_file(pairs.tensors(), folder / "pairs.safetensors")
@@ -147,31 +153,39 @@ def fitted_model(folder: Path) -> str:
     return f"local-dir:{folder}/fitted"
 
 
-def test_readme_python_runs_as_it_stands_with_a_fitted_model(tmp_path, monkeypatch, capsys):
-    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
-    assert code.count("local-dir:runs/demo/model") == 2
-    Image.new("RGB", (64, 64), "red").save(tmp_path / "picture.png")
+@pytest.fixture
+def run_page(fitted, tmp_path, monkeypatch, capsys):
+    """Run the Python of a page beside some pictures, with the fitted model; returns its names and what it prints."""
+    for name, colour in zip(PICTURES, ("red", "blue", "green", "white", "black", "gray")):
+        Image.new("RGB", (64, 64), colour).save(tmp_path / name)
+    (tmp_path / "pairs.safetensors").symlink_to(Path(fitted.removeprefix("local-dir:")).parent / "pairs.safetensors")
     monkeypatch.chdir(tmp_path)
-    names: dict = {}
-    exec(code.replace("local-dir:runs/demo/model", fitted_model(tmp_path)), names)
+
+    def run(page: str, changes: dict[str, str] | None = None, **given: Any) -> tuple[dict, str]:
+        names = dict(given)
+        for code in re.findall(r"^```python\n(.*?)^```", (ROOT / page).read_text(), re.S | re.M):
+            for old, new in {"local-dir:runs/demo/model": fitted, **(changes or {})}.items():
+                code = code.replace(old, new)
+            names |= given
+            exec(code, names)
+        return names, capsys.readouterr().out
+
+    return run
+
+
+def test_readme_python_runs_as_it_stands_with_a_fitted_model(run_page):
+    names, said = run_page("README.md")
     image, texts, score = names["image"], names["texts"], names["score"]
-    assert image.mean.shape == image.log_var.shape == (1, 192) and texts.trace.shape == (3,)
+    assert image.mean.shape == image.log_var.shape and len(image.mean) == 1 and texts.trace.shape == (3,)
     torch.testing.assert_close(image.mean.norm(dim=-1), torch.ones(1))
     probability = score.match_probability(score.pairwise(image, texts))
     assert probability.shape == (1, 3) and ((probability >= 0) & (probability <= 1)).all()
-    said = capsys.readouterr().out.splitlines()
-    assert len(said) == 3 and all(re.fullmatch(r"'.+' fits (about|nearly) .+ of the pictures", line) for line in said)
+    lines = said.splitlines()
+    assert len(lines) == 3 and all(re.fullmatch(r"'.+' fits (about|nearly) .+ of the pictures", line) for line in lines)
 
 
-def test_python_of_uncertainty_md_runs_with_a_fitted_model(tmp_path, monkeypatch, capsys):
-    blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs/uncertainty.md").read_text(), re.S | re.M)
-    Image.new("RGB", (64, 64), "red").save(tmp_path / "picture.png")
-    monkeypatch.chdir(tmp_path)
-    model = fitted_model(tmp_path)
-    for code in blocks:
-        code = code.replace('"scripts"', repr(str(ROOT / "scripts")))
-        exec(code.replace("local-dir:runs/demo/model", model), {})
-    said = capsys.readouterr().out
+def test_python_of_uncertainty_md_runs_with_a_fitted_model(run_page):
+    _, said = run_page("docs/uncertainty.md", {'"scripts"': repr(str(ROOT / "scripts"))})
     for line in (
         r"'animal' fits .+ says [\d.]+ bits",
         r"first: [\d.]+ nats",
@@ -184,38 +198,36 @@ def test_python_of_uncertainty_md_runs_with_a_fitted_model(tmp_path, monkeypatch
         assert re.search(line, said), line
 
 
-def python_of(page: str) -> str:
-    """The one snippet of Python on a page."""
-    (code,) = re.findall(r"^```python\n(.*?)^```", (ROOT / page).read_text(), re.S | re.M)
-    return code
-
-
-def test_python_of_streaming_md_runs_on_shards_with_an_index(tmp_path, capsys):
-    shard = ROOT / "data/emoji/emojione.tar"
-    build_index([str(shard)], str(tmp_path / "index.json"))
-    code = python_of("docs/streaming.md")
-    assert "s3://bucket/index.json" in code and "s3://bucket/{00000..00009}.tar" in code
-    code = code.replace("s3://bucket/index.json", str(tmp_path / "index.json"))
-    names: dict = {}
-    exec(code.replace("s3://bucket/{00000..00009}.tar", str(shard)), names)
+def test_python_of_streaming_md_runs_on_shards_with_an_index(run_page, tmp_path):
+    shard = str(ROOT / "data/emoji/emojione.tar")
+    build_index([shard], str(tmp_path / "index.json"))
+    ours = {"s3://bucket/index.json": str(tmp_path / "index.json"), "s3://bucket/{00000..00009}.tar": shard}
+    names, _ = run_page("docs/streaming.md", ours)
     assert "json" in names["raw"] and names["image"].mode == "RGB" and names["faults"].summary()["samples"] == 0
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        "likelihood",
-        "openclip",
-        *(
-            pytest.param(name, marks=pytest.mark.slow)
-            for name in ("prolip", "fitted openclip", "pcme", "vacsr", "vse", "siglip")
-        ),
-    ],
-)
-def test_python_of_export_md_computes_the_models_own_score(kind, tmp_path, monkeypatch):
-    monkeypatch.setattr(sys, "path", [*sys.path, str(ROOT / "tests/prolip")])
-    import fitted_models
+def test_python_of_evaluation_md_adds_a_format_and_evaluates_a_task_of_the_corpus(run_page, tmp_path):
+    words = ["--data", str(ROOT / "data/emoji/emojione.tar"), "--select", "subgroup=food asian|food sweet"]
+    assert main(["data", "emoji", *words, "--classes", "subgroup", "--output", str(tmp_path / "task")]) == 0
+    names, said = run_page("docs/evaluation.md", {"runs/tasks/wds_subgroups": str(tmp_path / "task")})
+    metrics, auroc = said.splitlines()[-2:]
+    assert "mean_per_class_recall" in metrics and 0 <= float(auroc) <= 1
+    (tmp_path / "scenes.tsv").write_text("cat.png\ta green cat\ndog.png\ta black dog\n")
+    samples = list(names["open_scenes"](str(tmp_path)).samples())
+    assert [sample.captions for sample in samples] == [("a green cat",), ("a black dog",)]
+    assert samples[1].image == (tmp_path / "dog.png").read_bytes()
 
+
+def test_python_of_classification_md_runs_with_a_fitted_model(run_page):
+    given = {"pictures": list(PICTURES), "labels": ["cat", "dog", "apple"] * 2, "others": PICTURES[:2]}
+    assert "I do not know" in run_page("docs/classification.md", **given)[1]
+
+
+KINDS = ("likelihood", "openclip", "prolip", "fitted openclip", "pcme", "vacsr", "vse", "siglip")
+
+
+@pytest.mark.parametrize("kind", [KINDS[0], *(pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS[1:])])
+def test_python_of_export_md_computes_the_models_own_score(kind, tmp_path, monkeypatch):
     if kind == "likelihood":
         name = fitted_models.fitted_model(tmp_path)
     elif kind.endswith("openclip"):
@@ -226,7 +238,7 @@ def test_python_of_export_md_computes_the_models_own_score(kind, tmp_path, monke
         torch.manual_seed(0)
         model = prolip.create_model("ProLIP-ViT-test", method_cfg={"name": kind}, init_unc_bias=-3.0, init_unc_gain=1.0)
         name = f"local-dir:{save_pretrained(model, tmp_path / 'model')}"
-    code = python_of("docs/export.md")
+    (code,) = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs/export.md").read_text(), re.S | re.M)
     assert code.count("local-dir:runs/demo/model") == 1
     monkeypatch.chdir(tmp_path)
     names: dict = {}
@@ -244,30 +256,6 @@ def test_python_of_export_md_computes_the_models_own_score(kind, tmp_path, monke
         assert [facts["logit_scale"], facts["logit_bias"]] == [given.scale, given.bias] == trained
     else:
         assert not {"logit_scale", "logit_bias"} & facts.keys()
-
-
-def test_python_of_evaluation_md_runs_on_a_task_of_the_corpus(tmp_path, capsys):
-    words = ["--data", str(ROOT / "data/emoji/emojione.tar"), "--select", "subgroup=food asian|food sweet"]
-    assert main(["data", "emoji", *words, "--classes", "subgroup", "--output", str(tmp_path)]) == 0
-    code = python_of("docs/evaluation.md")
-    assert "local-dir:runs/demo/model" in code and "wds:runs/tasks/wds_subgroups" in code
-    code = code.replace('"local-dir:runs/demo/model"', '"ProLIP-ViT-test", pretrained="random"')
-    exec(code.replace("runs/tasks/wds_subgroups", str(tmp_path)), {})
-    figures, auroc = capsys.readouterr().out.splitlines()[-2:]
-    assert "mean_per_class_recall" in figures and 0 <= float(auroc) <= 1
-
-
-def test_python_of_classification_md_runs_with_a_fitted_model(tmp_path, monkeypatch, capsys):
-    blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs/classification.md").read_text(), re.S | re.M)
-    names = ("picture.png", "other.png", "cat.png", "cat2.png", "dog.png", "dog2.png")
-    for name, colour in zip(names, ("red", "blue", "green", "white", "black", "gray")):
-        Image.new("RGB", (64, 64), colour).save(tmp_path / name)
-    monkeypatch.chdir(tmp_path)
-    model = fitted_model(tmp_path)
-    given = {"pictures": list(names), "labels": ["cat", "dog", "apple"] * 2, "others": names[:2]}
-    for code in blocks:
-        exec(code.replace("local-dir:runs/demo/model", model), dict(given))
-    assert "I do not know" in capsys.readouterr().out
 
 
 def test_notice_names_what_requirements_and_the_extras_name():
@@ -295,7 +283,7 @@ def test_the_table_of_openclips_architectures_has_each_and_says_what_the_code_do
     rows = dict(re.findall(r"^\| (\S+) (\|.*\|)$", page, re.M))
     names = {path.stem for path in Path(open_clip.__file__).parent.glob("model_configs/*.json")}
     assert rows.keys() == names | {"name"} and len(names) == 144
-    for name in ("ViT-B-16", "ViT-B-16-SigLIP2", "RN50", "convnext_base", "coca_ViT-B-32", "nllb-clip-base"):
+    for name in ("ViT-B-16-SigLIP2", "RN50", "coca_ViT-B-32"):
         assert f"| {' | '.join(openclip_table.row(name))} |" in page
 
 
