@@ -21,22 +21,13 @@ TINY = {
     "run": {"max_steps": 2, "precision": "fp32", "device": "cpu", "log_every_n_steps": 1},
     "val": {"val_data": [f"emoji:{UNSEEN}"], "val_select": "group=activities"},
 }
+COLUMNS = {"R@1": ["names/i2t/R@1", 100], "group": "trace/group", "rate": "samples_per_second", "no": "none/such"}
 
 
 def write_sweep(folder: Path, variants: dict[str, str], seeds: list[int]) -> Path:
     (folder / "recipe.yaml").write_text(yaml.safe_dump(TINY))
-    sweep = {
-        "recipe": str(folder / "recipe.yaml"),
-        "seeds": seeds,
-        "flags": None,
-        "variants": variants,
-        "columns": {
-            "R@1": ["names/i2t/R@1", 100],
-            "group": "trace/group",
-            "rate": "samples_per_second",
-            "no": "none/such",
-        },
-    }
+    sweep = {"recipe": str(folder / "recipe.yaml"), "seeds": seeds, "flags": None, "variants": variants}
+    sweep["columns"] = COLUMNS
     path = folder / "sweep.yaml"
     path.write_text(yaml.safe_dump(sweep, sort_keys=False))
     return path

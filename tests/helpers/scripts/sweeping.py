@@ -14,16 +14,6 @@ def train_here(plan: dict, variant: str, seed: int, folder: Path, threads: int) 
     """As sweep.train, without a process of its own, which takes seconds to import."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     (folder.parent / f"{folder.name}.made-of").write_text(sweep.made_of(plan, variant))
-    words = [
-        "--config",
-        str(ROOT / plan["recipe"]),
-        "--seed",
-        str(seed),
-        "--name",
-        folder.name,
-        "--output",
-        str(folder.parent),
-        "--overwrite",
-        *sweep.flags_of(plan, variant),
-    ]
+    words = ["--config", str(ROOT / plan["recipe"]), "--seed", str(seed), "--name", folder.name]
+    words += ["--output", str(folder.parent), "--overwrite", *sweep.flags_of(plan, variant)]
     assert train_main(words) == 0

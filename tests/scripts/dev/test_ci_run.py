@@ -15,6 +15,22 @@ ONE_FAILED = f"F...\n1 failed, 499 passed in 20.50s\nSSE, 1 thread: 1 failed, 49
 BROKEN = f"E...\n2 errors in 3.10s\nSSE, 1 thread: 2 errors in 3.10s\n{SETTINGS}"
 
 
+LATE = "the tests {}did not end"
+#: What the targets of make end with -> the status, and the last line.
+CASES = {
+    "all passed": ({}, 0, PASSED),
+    "tests": ({"test": (2, FAILED)}, 2, FAILED),
+    "arithmetic": ({"test_numerics": (2, ONE_FAILED)}, 2, "1 failed, 499 passed in 20.50s"),
+    "errors": ({"test_numerics": (2, BROKEN)}, 2, "2 errors in 3.10s"),
+    "both": ({"test": (2, FAILED), "test_numerics": (2, ONE_FAILED)}, 2, FAILED),
+    "arithmetic too slow": ({"test_numerics": (124, SETTINGS)}, 124, LATE.format("of arithmetic ")),
+    "tests too slow": ({"test": (124, "....")}, 124, LATE.format("")),
+    "SLURM": ({"test_slurm": (1, FAILED)}, 1, FAILED),
+    "lowest versions too slow": ({"test_lowest": (124, ".")}, 124, LATE.format("with the lowest versions ")),
+    "lint": ({"lint": (1, "E501")}, 1, PASSED),
+}
+
+
 def run(folder: Path, **outcomes: tuple[int, str]) -> tuple[int, list[str]]:
     """.ci/run in a folder of its own, with what each target of make writes and how it ends."""
     tools = folder / "tools"
@@ -24,6 +40,8 @@ def run(folder: Path, **outcomes: tuple[int, str]) -> tuple[int, list[str]]:
         file.chmod(0o755)
     fine = {
         "lint": (0, "All checks passed!"),
+        "test": (0, PASSED),
+        "test_numerics": (0, SETTINGS),
         "test_slurm": (0, "5 passed, 4 deselected in 200.00s (0:03:20)"),
         "test_lowest": (0, "1800 passed, 9 skipped in 600.00s (0:10:00)"),
     }
@@ -39,48 +57,11 @@ def run(folder: Path, **outcomes: tuple[int, str]) -> tuple[int, list[str]]:
 
 
 @pytest.mark.skipif(not (ROOT / ".ci/run").exists(), reason="an unpacked release has no .ci")
-@pytest.mark.parametrize(
-    "outcomes,status,closing",
-    [
-        ({"test": (0, PASSED), "test_numerics": (0, SETTINGS)}, 0, PASSED),
-        ({"test": (2, FAILED), "test_numerics": (0, SETTINGS)}, 2, FAILED),
-        ({"test": (0, PASSED), "test_numerics": (2, ONE_FAILED)}, 2, "1 failed, 499 passed in 20.50s"),
-        ({"test": (0, PASSED), "test_numerics": (2, BROKEN)}, 2, "2 errors in 3.10s"),
-        ({"test": (2, FAILED), "test_numerics": (2, ONE_FAILED)}, 2, FAILED),
-        ({"test": (0, PASSED), "test_numerics": (124, SETTINGS)}, 124, "the tests of arithmetic did not end"),
-        ({"test": (124, "...."), "test_numerics": (0, SETTINGS)}, 124, "the tests did not end"),
-        ({"test": (0, PASSED), "test_slurm": (1, FAILED), "test_numerics": (0, SETTINGS)}, 1, FAILED),
-        (
-            {"test": (0, PASSED), "test_slurm": (124, "."), "test_numerics": (0, SETTINGS)},
-            124,
-            "the tests of SLURM did not end",
-        ),
-        ({"test": (0, PASSED), "test_numerics": (0, SETTINGS), "test_lowest": (2, FAILED)}, 2, FAILED),
-        (
-            {"test": (0, PASSED), "test_numerics": (0, SETTINGS), "test_lowest": (124, ".")},
-            124,
-            "the tests with the lowest versions did not end",
-        ),
-        ({"lint": (1, "E501"), "test": (0, PASSED), "test_numerics": (0, SETTINGS)}, 1, PASSED),
-    ],
-    ids=[
-        "all passed",
-        "tests",
-        "arithmetic",
-        "errors",
-        "both",
-        "arithmetic too slow",
-        "tests too slow",
-        "SLURM",
-        "SLURM too slow",
-        "lowest versions",
-        "lowest versions too slow",
-        "lint",
-    ],
-)
+@pytest.mark.parametrize("outcomes, status, closing", CASES.values(), ids=CASES)
 def test_the_last_line_is_that_of_what_failed(tmp_path, outcomes, status, closing):
     code, lines = run(tmp_path, **outcomes)
     assert code == status
     assert lines[-1] == closing.splitlines()[-1]
     assert lines[-2] == "lint and tests: " + (f"FAILED ({status})" if status else "passed")
-    assert all(line in lines for line in outcomes["test_numerics"][1].splitlines())  # one per setting, to be read
+    said = outcomes.get("test_numerics", (0, SETTINGS))[1]
+    assert all(line in lines for line in said.splitlines())  # one per setting, to be read

@@ -18,25 +18,10 @@ ROOT = Path(__file__).parents[3]
 PACKED = ("setup.py", "pyproject.toml", "README.md", "LICENSE", "NOTICE", "requirements.txt", "src")
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
 OFFLINE = ["--no-index", "--no-deps", "--no-build-isolation"]
-RUN = [
-    "train",
-    "--model",
-    "ProLIP-ViT-test",
-    "--dataset-type",
-    "synthetic",
-    "--train-num-samples",
-    "64",
-    "--batch-size",
-    "16",
-    "--workers",
-    "0",
-    "--warmup",
-    "1",
-    "--max-steps",
-    "2",
-    "--name",
-    "toy",
-]
+RUN = """
+train --model ProLIP-ViT-test --dataset-type synthetic --train-num-samples 64 --batch-size 16 --workers 0 --warmup 1
+--max-steps 2 --name toy
+"""
 USED = """
 import prolip, torch, training.main
 place = prolip.__file__
@@ -97,7 +82,7 @@ def use(programs: Path, place: Path) -> str:
     assert "usage: prolip VERB" in call([programs / "prolip", "--help"], place)
     where, shape = call([programs / "python", "-c", USED], place).split(maxsplit=1)
     assert shape.startswith("(2, ")
-    call([programs / "prolip", *RUN], place)
+    call([programs / "prolip", *RUN.split()], place)
     call([programs / "prolip", "report", "runs/toy"], place)
     assert "<html" in (place / "runs/toy/report.html").read_text()
     return where

@@ -40,24 +40,11 @@ def models(tmp_path_factory):
 @pytest.fixture(scope="module")
 def shard(tmp_path_factory):
     """Fifteen drawings of as many concepts."""
-    return shard_of(tmp_path_factory.mktemp("shards") / "flat.tar", ["thing"])
-
-
-def shard_of(path, begin):
-    """Fifteen drawings, whose texts begin in turn with some words."""
-    rng = np.random.default_rng(0)
+    rng, path = np.random.default_rng(0), tmp_path_factory.mktemp("shards") / "flat.tar"
     with tarfile.open(path, "w") as tar:
         for i in range(15):
-            words = begin[i % len(begin)]
-            keywords = [f"{words} key{i % 3}", "some more words"]
-            record = {
-                "hexcode": str(i),
-                "name": f"{words} n{i}",
-                "keywords": keywords,
-                "subgroup": f"sub{i % 4}",
-                "group": f"{words} group{i % 2}",
-                "style": "flat",
-            }
+            words = {"hexcode": str(i), "name": f"thing n{i}", "keywords": [f"thing key{i % 3}", "some more words"]}
+            record = words | {"subgroup": f"sub{i % 4}", "group": f"thing group{i % 2}", "style": "flat"}
             picture = io.BytesIO()
             Image.fromarray(rng.integers(0, 255, (32, 32, 3), dtype=np.uint8)).save(picture, "png")
             for suffix, data in (("png", picture.getvalue()), ("json", json.dumps(record).encode())):
@@ -119,26 +106,9 @@ def test_data_of_others_takes_the_corpuss_place(models, shard, tmp_path, capsys)
             picture.save(tmp_path / "levels" / name / f"level{level}.png")
     csv = tmp_path / "captions.csv"
     csv.write_text("id,captions,image_url\n1,a => b c => d e f,x/1.jpg\n2,a => g => h i,x/2.jpg\n")
-    given = [
-        "--model",
-        models["gaussians"],
-        "--data",
-        shard,
-        "--only",
-        "7",
-        "8",
-        "9",
-        "--inclusion",
-        "own",
-        "--images",
-        str(tmp_path / "levels"),
-        "--captions",
-        str(csv),
-        "--output",
-        str(tmp_path / "out"),
-        "--dpi",
-        "40",
-    ]
+    given = ["--model", models["gaussians"], "--data", shard, "--inclusion", "own", "--dpi", "40"]
+    given += ["--only", "7", "8", "9"]
+    given += ["--images", str(tmp_path / "levels"), "--captions", str(csv), "--output", str(tmp_path / "out")]
     assert main(given) == 0
     with Image.open(tmp_path / "out" / f"{file_of('7')}.png") as picture:
         assert picture.size == (240, 144), "6 by 3.6 inches"
@@ -151,24 +121,12 @@ def test_data_of_others_takes_the_corpuss_place(models, shard, tmp_path, capsys)
 
 
 def test_what_cannot_be_is_said_in_one_line(models, shard, tmp_path, capsys):
-    place = tmp_path / "file"
-    place.touch()
-    model = models["gaussians"]
-    usual = ["--model", model, "--data", shard, "--output", str(tmp_path)]
+    usual = ["--model", models["gaussians"], "--data", shard, "--output", str(tmp_path)]
     for given, words in (
-        (["--model", model, "--data", shard, "--output", str(place)], "is a file: give a folder"),
-        (["--model", model, "--data", "none.tar", "--output", str(tmp_path)], "no shard at none.tar"),
-        (["--model", "local-dir:nowhere", "--data", shard, "--output", str(tmp_path)], "nowhere"),
-        ([*usual, "--images", str(place)], "no images at levels"),
+        ([*usual[:3], "none.tar", *usual[4:]], "no shard at none.tar"),
         ([*usual, "--only", "C.4"], "it takes --prompts"),
         ([*usual, "--only", "2"], "invalid choice: '2'"),
-        ([*usual, "--prompts", "none.json"], "no file none.json"),
-        ([*usual, "--inclusion", "most"], "argument --inclusion: invalid choice: 'most'"),
         ([*usual, "--dpi", "0"], "--dpi 0: give 10 or more"),
-        ([*usual, "--dpi", "100000"], "at most 1200"),
-        ([*usual, "--seed", "-1"], "--seed -1: give 0 or more"),
-        ([*usual, "--select", "hexcode=3"], "only concept"),
-        ([*usual, "--captions", "none.csv"], "no file at none.csv"),
         ([*usual, "--weights", "none.json"], "use --prompts"),
     ):
         assert main(given) == 2

@@ -37,21 +37,8 @@ def ended(tmp_path_factory) -> tuple[Path, str]:
         patch.setattr(study.sweep, "train", train_here)
         patch.setitem(study.RECIPES, "emoji", str(recipe))
         patch.setitem(study.DESIGNERS, "emoji", (SHARDS, SHARDS))
-        words = [
-            "--out",
-            str(folder / "runs"),
-            "--seeds",
-            "0",
-            "1",
-            "--steps",
-            "2",
-            "--flags",
-            TINY,
-            "--write",
-            str(page),
-            "--backbone-flags",
-            f"{TINY} --max-steps 2 --warmup 1",
-        ]
+        words = ["--out", str(folder / "runs"), "--seeds", "0", "1", "--steps", "2", "--flags", TINY]
+        words += ["--write", str(page), "--backbone-flags", f"{TINY} --max-steps 2 --warmup 1"]
         study_curation.main(words)
         patch.setattr(study.sweep, "train", None)  # all is there
         study_curation.main(words)

@@ -22,19 +22,8 @@ ADAPT = (
     f" {SELECT} --val-data emoji:{UNSEEN} --max-steps 2 --warmup 1"
 )
 BACKBONE = f"{FLAGS} --max-steps 2 --warmup 1"
-ARGUMENTS = [
-    "--steps",
-    "3",
-    "--seeds",
-    "0",
-    "1",
-    "--flags",
-    FLAGS,
-    "--adapt-flags",
-    ADAPT,
-    "--backbone-flags",
-    BACKBONE,
-]
+ARGUMENTS = ["--steps", "3", "--seeds", "0", "1", "--flags", FLAGS]
+ARGUMENTS += ["--adapt-flags", ADAPT, "--backbone-flags", BACKBONE]
 WORDS = [*ARGUMENTS, "--noise", "0", "20", "--methods", "siglip", "vse"]
 
 

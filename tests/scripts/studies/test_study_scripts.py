@@ -15,22 +15,9 @@ ROOT = Path(__file__).resolve().parents[3]
 
 SHARD, UNSEEN = ROOT / "data/emoji/noto.tar", ROOT / "data/emoji/emojione.tar"
 SELECT = "subgroup=animal mammal|animal bird|food fruit"
-TOY = [
-    "--model",
-    "ProLIP-ViT-test",
-    "--warmup",
-    "1",
-    "--max-steps",
-    "2",
-    "--batch-size",
-    "16",
-    "--workers",
-    "0",
-    "--caption-sampling",
-    "name:2,keywords:2,subgroup:1,group:1",
-    "--select",
-    SELECT,
-]
+TOY = ["--model", "ProLIP-ViT-test", "--warmup", "1", "--max-steps", "2", "--batch-size", "16", "--workers", "0"]
+TOY += ["--caption-sampling", "name:2,keywords:2,subgroup:1,group:1", "--select", SELECT]
+TOY += ["--val-data", f"emoji:{UNSEEN}", "--val-select", SELECT]
 
 
 def captions(shard: Path) -> dict[str, dict]:
@@ -75,30 +62,10 @@ def runs(tmp_path_factory):
     """Toy runs of the paper's loss, of likelihood, of SigLIP's loss, and of it without some texts."""
     folder = tmp_path_factory.mktemp("study")
     hold_out_texts.main([str(SHARD), "--select", SELECT, "--output", str(folder / "shards")])
-    for name, method, data in (
-        ("paper", "prolip", SHARD),
-        ("ours", "likelihood", SHARD),
-        ("frozen", "siglip", SHARD),
-        ("held", "siglip", folder / "shards/noto.tar"),
-    ):
-        code = train(
-            [
-                *TOY,
-                "--method",
-                method,
-                "--train-data",
-                str(data),
-                "--val-data",
-                f"emoji:{UNSEEN}",
-                "--val-select",
-                SELECT,
-                "--output",
-                str(folder),
-                "--name",
-                name,
-            ]
-        )
-        assert code == 0
+    trained = (("paper", "prolip", SHARD), ("ours", "likelihood", SHARD), ("frozen", "siglip", SHARD))
+    for name, method, data in (*trained, ("held", "siglip", folder / "shards/noto.tar")):
+        given = ["--method", method, "--train-data", str(data), "--output", str(folder), "--name", name]
+        assert train([*TOY, *given]) == 0
     return folder
 
 
@@ -107,16 +74,8 @@ def test_the_tables_have_a_row_for_each_uncertainty_and_the_models_own_figures(r
     uncertainty_study.main([*words, "--baselines", "top score", "AsymVLM"])
     printed = capsys.readouterr().out
     rows = {line.split("|")[1].strip() for line in printed.splitlines() if line.startswith("|")}
-    assert {
-        "the paper's loss",
-        "likelihood",
-        "SigLIP, cosine",
-        "prolip.uncertainty",
-        "top score",
-        "AsymVLM",
-        "likelihood: all",
-        "prolip.uncertainty: novelty, first",
-    } <= rows
+    methods = {"the paper's loss", "likelihood", "SigLIP, cosine", "prolip.uncertainty", "top score", "AsymVLM"}
+    assert methods | {"likelihood: all", "prolip.uncertainty: novelty, first"} <= rows
     figures = json.loads((runs / "ours/eval.json").read_text())
     retrieval = printed[printed.index("Retrieval") :]
     ours = next(line for line in retrieval.splitlines() if line.startswith("| likelihood"))
