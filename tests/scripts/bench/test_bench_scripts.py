@@ -46,14 +46,6 @@ RUNS = {
         f"{TINY} --batch-size 8 --methods pcmepp --processor-time",
         ["processor time", *rows("pcmepp", rf"{N} \| {N} \(")],
     ),
-    "PCME's memory": (
-        "train/methods.py",
-        "--memory --batch-size 16 --match-samples 2 --dim 32",
-        [
-            *rows("tiles, all pairs at once", rf"\d+ \| {N} \|$"),
-            r"^\| differences of coordinates \(not run\) \| 0 \| \|",
-        ],
-    ),
     "neighbours": (
         "train/methods.py",
         "--neighbours 40 80 --dim 16 --rounds 2 --threads 1 --block 16",
@@ -85,6 +77,14 @@ RUNS = {
     ),
 }
 SLOW = {
+    "PCME's memory": (
+        "train/methods.py",
+        "--memory --batch-size 16 --match-samples 2 --dim 32",
+        [
+            *rows("tiles, all pairs at once", rf"\d+ \| {N} \|$"),
+            r"^\| differences of coordinates \(not run\) \| 0 \| \|",
+        ],
+    ),
     "profile": (
         "train/step.py",
         f"{TINY} --batch-size 8 --threads 1 --only likelihood --profile 2",

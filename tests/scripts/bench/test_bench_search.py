@@ -18,8 +18,9 @@ def bench():
     return module
 
 
+@pytest.mark.slow
 def test_every_kind_is_measured_both_ways_and_drawn(forked, tmp_path):
-    words = ("--items", "700", "--dim", "8", "--queries", "20", "--clusters", "4", "--rounds", "1", "--threads", "1")
+    words = ("--items", "400", "--dim", "8", "--queries", "20", "--clusters", "4", "--rounds", "1", "--threads", "1")
     code = forked.script(ROOT / "scripts/bench/use/search.py", *words, "--output", str(tmp_path / "plot.png"))
     assert code == 0, forked.err[-2000:]
     for kind in ("ivf", "hnsw", "pq"):

@@ -38,6 +38,7 @@ def cells(out: str) -> dict[tuple[str, str], list[str]]:
     return {(line[0], line[1]): line[2:] for line in lines if len(line) > 2}
 
 
+@pytest.mark.slow
 def test_one_table_has_every_search_at_every_size_and_what_more_items_would_take(forked, tmp_path):
     small = "--grow --items 900 --at 300 --dim 8 --queries 20 --clusters 4 --rounds 1 --threads 1 --extrapolate 9000"
     words = (*small.split(), "--folder", str(tmp_path))
