@@ -15,7 +15,7 @@ from prolip.corpora.emoji import corpus as emoji
 from prolip.corpora.emoji.export import write_emoji
 from prolip.embedder import Embedder
 from prolip.evaluation.datasets.registry import open_dataset
-from prolip.evaluation.task import evaluate_dataset
+from prolip.evaluation.evaluate import evaluate_dataset
 from prolip.evaluation.tasks import KINDS
 from prolip.utils.flags import FlagError
 from training.evaluate import Best, check_metric, open_validation

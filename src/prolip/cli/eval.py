@@ -199,7 +199,7 @@ def run_tasks(args: argparse.Namespace) -> None:
         plots=plots_of(args) if args.plots else None,
         output=args.output,
     )
-    tables = [table.format_table(results), table.harmonic_means(results, args.intervals)]
+    tables = [table.format_table(results), table.harmonic_means(results)]
     tables += [f"prompts: {said_of_prompts(args)}"] if args.prompts != "all" else []
     tables += [table.format_uncertainty(results)] if study else []
     tables += [table.format_intervals(results)] if args.intervals else []

@@ -18,7 +18,7 @@ from prolip.embedder import Embedder, ModelCard
 from prolip.evaluation.cache import FeatureStore
 from prolip.evaluation.datasets.base import Dataset
 from prolip.evaluation.embed import Features, image_features
-from prolip.evaluation.metrics.blockwise import PairScores
+from prolip.evaluation.metrics.streaming import PairScores
 from prolip.gaussian import Gaussian, mixture
 from prolip.prompts.bprw import Reweighing, reweigh
 from prolip.prompts.templates import (

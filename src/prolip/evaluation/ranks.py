@@ -20,8 +20,8 @@ from prolip.evaluation.cache import pack, unpack
 from prolip.evaluation.datasets.base import DamagedData, Dataset, Share
 from prolip.evaluation.datasets.webdataset import unique_keys
 from prolip.evaluation.embed import Features, embed_share, from_record, text_key, to_record
-from prolip.evaluation.task import TaskResult, evaluate_dataset
-from prolip.evaluation.tasks import KINDS
+from prolip.evaluation.evaluate import TaskResult, evaluate_dataset
+from prolip.evaluation.tasks import TASKS
 from prolip.gaussian import Gaussian, concatenate
 from prolip.prompts.templates import mix_prompts
 from prolip.scores import Similarity
@@ -71,7 +71,7 @@ def features_over_ranks(
     samples, parts = agree(partial(embed_share, dataset, embedder, batch_size, workers, share=Share(rank, size)), group)
     found = gather((samples, [pack("image", part) for part in parts], dataset.damage), group)
     features = agree(lambda: merge(dataset, embedder, found) if found is not None else None, group)
-    texts, counts = broadcast(None if features is None else KINDS[dataset.kind].texts(features), group)
+    texts, counts = broadcast(None if features is None else TASKS[dataset.kind].texts(features), group)
     own = agree(partial(embed_text_share, texts, counts, embedder, Share(rank, size)), group)
     tables = gather(None if own is None else pack("text", own), group)
     if features is None or tables is None:

@@ -28,6 +28,7 @@ from prolip.evaluation.datasets.base import DamagedData
 from prolip.evaluation.datasets.csv_zip import open_caption_table, open_winogavil
 from prolip.evaluation.datasets.registry import open_dataset
 from prolip.evaluation.datasets.webdataset import open_wds
+from prolip.evaluation.evaluate import TaskResult, compute_features, evaluate_dataset
 from prolip.evaluation.table import (
     compare_results,
     format_intervals,
@@ -35,7 +36,6 @@ from prolip.evaluation.table import (
     format_uncertainty,
     harmonic_means,
 )
-from prolip.evaluation.task import TaskResult, compute_features, evaluate_dataset
 from prolip.evaluation.tasks import KINDS
 from prolip.gaussian import Gaussian
 from prolip.measures import kl

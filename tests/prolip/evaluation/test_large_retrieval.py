@@ -6,9 +6,9 @@ import pytest
 import torch
 from embedding import similarity_scores
 
-from prolip.evaluation.metrics import blockwise as large
 from prolip.evaluation.metrics import ranking as metrics
-from prolip.evaluation.metrics.blockwise import MatchRanks, Nearest, PairScores, Relevance
+from prolip.evaluation.metrics import streaming as large
+from prolip.evaluation.metrics.streaming import MatchRanks, Nearest, PairScores, Relevance
 from prolip.gaussian import Gaussian
 from prolip.methods import find_score
 

@@ -11,8 +11,8 @@ import torch
 from sklearn.metrics import average_precision_score, top_k_accuracy_score
 
 from prolip.evaluation.metrics import ranking as metrics
-from prolip.evaluation.metrics.blockwise import PairScores, Relevance
-from prolip.evaluation.metrics.blockwise import retrieval as large_retrieval
+from prolip.evaluation.metrics.streaming import PairScores, Relevance
+from prolip.evaluation.metrics.streaming import retrieval as large_retrieval
 
 NAN = float("nan")
 

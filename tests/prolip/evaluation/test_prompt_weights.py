@@ -16,8 +16,8 @@ from PIL import Image
 from prolip.evaluation import prompts as best_prompts
 from prolip.evaluation.datasets.base import WHOLE, Sample
 from prolip.evaluation.datasets.webdataset import open_wds
+from prolip.evaluation.evaluate import compute_features, evaluate_dataset, study_features
 from prolip.evaluation.prompts import check_pool, fit_prompts
-from prolip.evaluation.task import compute_features, evaluate_dataset, study_features
 from prolip.gaussian import Gaussian, mixture
 from prolip.prompts.bprw import Reweighing, reweigh
 from prolip.prompts.templates import PromptRule

@@ -6,12 +6,12 @@ import pytest
 import torch
 from embedding import similarity_scores
 
-from prolip.evaluation.metrics import blockwise as large
 from prolip.evaluation.metrics import calibration, study
 from prolip.evaluation.metrics import selective as refusal
-from prolip.evaluation.metrics.blockwise import PairScores, Relevance
+from prolip.evaluation.metrics import streaming as large
 from prolip.evaluation.metrics.calibration import Matches
 from prolip.evaluation.metrics.ranking import both_directions
+from prolip.evaluation.metrics.streaming import PairScores, Relevance
 from prolip.gaussian import Gaussian
 from prolip.scores import CSDScore
 

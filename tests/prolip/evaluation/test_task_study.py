@@ -12,11 +12,10 @@ from sklearn.metrics import average_precision_score
 from prolip.embedder import ModelCard
 from prolip.evaluation.datasets.base import Association, Dataset
 from prolip.evaluation.embed import Features
-from prolip.evaluation.evaluate import with_uncertainty
+from prolip.evaluation.evaluate import evaluate_dataset, study_features, with_uncertainty
 from prolip.evaluation.metrics.calibration import reliability
 from prolip.evaluation.metrics.selective import recall_auroc
 from prolip.evaluation.table import format_uncertainty
-from prolip.evaluation.task import evaluate_dataset, study_features
 from prolip.evaluation.tasks import classification, retrieval
 from prolip.gaussian import Gaussian
 from prolip.measures import pairwise_csd_similarity

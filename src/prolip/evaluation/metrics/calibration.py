@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from prolip.evaluation.metrics.blockwise import Relevance
-from prolip.evaluation.metrics.ranking import Array, as_array
+from prolip.evaluation.metrics import Array, as_array
+from prolip.evaluation.metrics.streaming import Relevance
 from prolip.gaussian import Gaussian, upcast
 from prolip.scores import Score
 from prolip.uncertainty.doubt import Evidence, hedge

@@ -17,8 +17,8 @@ import torch
 from scipy.stats import ConstantInputWarning, spearmanr
 from sklearn.metrics import roc_auc_score
 
-from prolip.evaluation.metrics.blockwise import Nearest, PairScores
-from prolip.evaluation.metrics.ranking import Array, as_array
+from prolip.evaluation.metrics import Array, as_array
+from prolip.evaluation.metrics.streaming import Nearest, PairScores
 from prolip.gaussian import Gaussian
 from prolip.scores import MeanScore
 
