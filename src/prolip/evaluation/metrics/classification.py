@@ -15,7 +15,7 @@ from prolip.evaluation.metrics import Array, as_array
 def label_ranks(scores: Tensor, labels: Tensor) -> Tensor:
     """The rank, from 1, of every sample's own class: scores (N, C), labels (N,) -> (N,) int64.
 
-    Raises ValueError for shapes that do not fit, labels outside the classes, or NaN.
+    ValueError for shapes that do not fit, labels outside the classes, or NaN.
     """
     if scores.dim() != 2 or labels.shape != scores.shape[:1]:
         raise ValueError(
