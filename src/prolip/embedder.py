@@ -277,7 +277,7 @@ class Embedder:
         score = self.score
         if score.units is not None and (score.scale or 1.0) < 1.01 * LEAST_SCALE:
             warn_once(
-                f"{self.name}: its cosines did not tell the pairs apart that its variances were fitted to, so its"
+                f"{self.name}: its cosines said nothing of the pairs that its variances were fitted to, and so its"
                 " similarities, variances and novelty mean nothing"
             )
         if score.units is not None and score.reader is None:

@@ -1,13 +1,13 @@
 """Zero- and few-shot classifiers: the model's own figures, scikit-learn's habits, and refusal."""
 
 import copy
-import dataclasses
 import io
 import pickle
 
 import numpy as np
 import pytest
 import torch
+from embedding import changed
 from fitted_models import fitted_model, openclip_model
 from PIL import Image
 from scipy.special import softmax
@@ -376,11 +376,11 @@ def test_a_diverged_model_gives_no_answer(small, drawings):
     def diverged(batch):
         return Gaussian(*torch.full((2, len(batch), 192), NAN))
 
-    broken = dataclasses.replace(small, encode_image=diverged, novelty=None)
+    broken = changed(small, encode_image=diverged, novelty=None)
     with pytest.raises(ValueError, match="embeddings of X has NaN or infinite numbers in 3 of 3 rows"):
         ZeroShotClassifier(broken, NAMES).fit().predict(drawings[0][:3])
     with pytest.raises(ValueError, match="embeddings of the classes has NaN"):
-        ZeroShotClassifier(dataclasses.replace(small, encode_text=diverged), NAMES).fit()
+        ZeroShotClassifier(changed(small, encode_text=diverged), NAMES).fit()
 
 
 def test_labels_of_another_type_do_not_calibrate(eyes):

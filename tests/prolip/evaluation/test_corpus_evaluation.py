@@ -12,7 +12,7 @@ import pytest
 import torch
 from commands import evaluate_corpus
 from dense_ranking import rank
-from embedding import as_embedder, similarity_scores
+from embedding import as_embedder, changed, similarity_scores
 from PIL import Image
 from torch import nn
 
@@ -209,7 +209,7 @@ def doubting(full):
     doubt = Doubt((0.0, 0.5, -0.1), (-1.0, 0.5, -0.1, -0.05), (0.0, 0.0), (9.0, 9.0))
     score = TrueMatchScore(0.4, 0.5, images=50, texts=9, scale=5.0, bias=-3.0, doubt=doubt)
     score.reader = Reader()
-    embedder = replace(as_embedder(Knowing(full), tokenize, preprocess), score=score)
+    embedder = changed(as_embedder(Knowing(full), tokenize, preprocess), score=score)
     return corpus_evaluation.evaluate_corpus(embedder, full)
 
 

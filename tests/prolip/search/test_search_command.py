@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -14,6 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from commands import evaluate
+from embedding import changed
 from squares import COLOURS, picture
 
 from prolip.cli.main import main
@@ -244,10 +244,10 @@ def test_questions_are_embedded_in_batches_as_alone(photos, embedder, monkeypatc
 
     monkeypatch.setattr(answers, "TEXTS", 2)
     monkeypatch.setattr(answers, "PICTURES", 2)
-    knowing = replace(
+    knowing = changed(
         embedder,
-        novelty=lambda hidden: {"first": hidden.first.mean(1)},
-        text_novelty=lambda hidden: {"first": hidden.first[:, 0], "mean": hidden.z.mean[:, 0]},
+        novelty=lambda hidden: {"first": hidden.token_stats.mean(1)},
+        text_novelty=lambda hidden: {"first": hidden.token_stats[:, 0], "mean": hidden.z.mean[:, 0]},
     )
     red, blue = str(photos / "warm/green.png"), str(photos / "cold/red.png")
     asked = [Query("a"), Query(None, red), Query("a square", blue), Query("c"), Query("d", red)]
