@@ -29,7 +29,7 @@ from training.config import Config
 from training.defaults import rows_per_rank
 from training.health.errors import explain
 from training.main import parse
-from training.run import build_tokenizer
+from training.model import build_tokenizer
 
 #: Gives up on a dead address within half a minute.
 POLICY = ReadPolicy(connect_timeout=5, read_timeout=10, retries=2, backoff_limit=2)

@@ -19,16 +19,9 @@ from prolip.utils.fields import AUTO, option
 from prolip.utils.flags import FlagError, build, check_alone, check_range, did_you_mean, flag_of
 from prolip.utils.messages import appearance_of
 from prolip.utils.secrecy import hide, redacted, tag
-from training.model_options import ModelOptions
+from training.model_options import ModelConfig
 
 DEFAULT_EPOCHS, LEAST_STEPS = 32, 300
-#: The paper's augmentation, B.1, in OpenCLIP's names.
-AUGMENTATION = {
-    "scale": (0.8, 1.0),
-    "color_jitter": (0.32, 0.32, 0.32, 0.08),
-    "color_jitter_prob": 0.8,
-    "gray_scale_prob": 0.2,
-}
 #: Section -> setting that follows from another one -> that one.
 DERIVED = {"data": {f.name: f.metadata["follows"] for f in dataclasses.fields(DataConfig) if "follows" in f.metadata}}
 #: Facts of one invocation, not of the run: left out of the saved config.
@@ -37,38 +30,11 @@ INVOCATION = ("resume", "overwrite", "traceback", "renewed_addresses")
 RENAMED = {("run", "output_dir"): "output"}
 #: Settings of earlier versions that no longer exist.
 DROPPED = {("model", "init_uncertainty")}
-#: Folder of configurations, now deleted, of towers that took CLIP's weights.
-CONVERTED = "local-dir:scripts/recipes/"
 #: Key of a saved config under which hashes of settings stand that it holds without their secrets.
 REDACTED = "redacted"
 #: Pattern of a share of the run's steps.
 SHARE = r"\d+(\.\d+)?%"
 Precision = Literal["fp32", "amp_bf16", "amp_fp16"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelConfig(ModelOptions):
-    """Which network, from which weights, on which tokens, by which augmentation."""
-
-    tokenizer: str | None = option(None, "name or local folder of the tokenizer, instead of the model config's")
-    grad_checkpointing: bool = option(False, "recompute activations in the backward pass: less memory, a third slower")
-    checkpoint_policy: Literal["full", "selective"] = option(
-        "full", "what --grad-checkpointing recomputes: whole blocks, or all but matrix products and attention"
-    )
-    torchcompile: bool = option(False, "compile both towers; the first steps take minutes")
-    aug_cfg: dict[str, Any] = option(AUGMENTATION, "image augmentation as OpenCLIP's: --aug-cfg scale=(0.9,1.0) ...")
-    device_augment: bool = option(False, "augment whole batches on the device by the `augment` flags, not by --aug-cfg")
-    openclip_transform: bool = option(False, "augment by OpenCLIP's transform in the workers: a third of the speed")
-    dct_scaled_decoding: bool = option(False, "decode large JPEGs at 1/2, 1/4 or 1/8: a quarter faster, lower quality")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        fast = not (self.device_augment or self.openclip_transform or self.aug_cfg.get("use_timm"))
-        if self.dct_scaled_decoding and not fast:
-            raise FlagError(
-                "--dct-scaled-decoding is for --aug-cfg as shared between workers and device: leave it "
-                "out, or leave out --device-augment, --openclip-transform and use_timm"
-            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -338,12 +304,6 @@ def build_config(method: str, values: dict[str, dict[str, Any]]) -> Config:
         for name, source in DERIVED.get(section, {}).items():
             if name in settings:
                 raise FlagError(f"{section}.{name} is not set by itself: it follows from {source}; set that one")
-    model = str(values.get("model", {}).get("model"))
-    if model.startswith(CONVERTED) and not Path(model.partition(":")[2]).exists():
-        raise FlagError(
-            f"--model {model} is no longer here: begin with --model ViT-B-16 --pretrained openai; a run"
-            " that began with it goes on with --model local-dir:RUN/best --pretrained none"
-        )
     hide(values)
     parts = {name: build(kind, name, values.get(name, {})) for name, kind in types.items() if name != "data"}
     data = dict(values.get("data", {}))

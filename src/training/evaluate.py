@@ -1,11 +1,11 @@
-"""What is measured during a run, by all ranks together, and the model that is kept for its metrics."""
+"""Test sets during a run, evaluated by all ranks together, and the best model by one of their metrics."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 import json
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -50,30 +50,21 @@ from training.config import Config
 from training.parallel.distributed import World, from_first
 from training.state import AVERAGES, Evaluated
 
-#: What the part of the training data is called that --split holds out.
+#: Name of the part of the training data that --split holds out.
 HELD_OUT = "held-out"
 #: Test sets with examples.
 SHOWN = 3
-#: How the corpus's metrics begin, beside the rankings, whose names are known in full.
-CORPUS_METRICS = (
-    "zero_shot/",
-    "trace/",
-    "spearman/",
-    "inclusion/",
-    "recall_by_trace/",
-    "captions/t2i/",
-    "refusal/",
-    "prompts/",
-)
+#: Prefixes of the emoji corpus's metrics beside the rankings.
+CORPUS_METRICS = ("zero_shot/", "trace/", "spearman/", "inclusion/", "recall_by_trace/", "captions/t2i/")
+REFUSALS = ("refusal/", "prompts/")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Validation:
     """The test sets of a run, and what a model needs to be evaluated on them.
 
-    corpus: emoji: of --val-data, which the first rank alone holds and evaluates; emoji: whether there is one;
-    precision: of the arithmetic; batch_size: images of a rank at a time; rows: gives the training pairs that are ranked
-    beside as many of each test set.
+    corpus: emoji: of --val-data, on the first rank; emoji: whether there is one; batch_size: images of a rank at a
+    time; rows: returns training pairs, which are ranked beside as many of each test set.
     """
 
     tasks: tuple[Dataset, ...]
@@ -88,10 +79,9 @@ class Validation:
     def measure(
         self, model: nn.Module, world: World, between: Callable[[], object] = lambda: None, last: bool = False
     ) -> Evaluated:
-        """Every metric of a model, which all ranks hold; of them the first one learns the metrics.
+        """Every metric of a model, which all ranks hold, on the first rank; a test set that cannot be read is reported.
 
-        A test set that cannot be read is reported and passed over: a run does not end for it. between: called by all
-        ranks before each test set; it may raise. last: with examples for the report.
+        between: called by all ranks before each test set; it may raise. last: with examples for the report.
         """
         found, parts = Evaluated(), (model, self.preprocess, self.tokenizer)
         embedder = Embedder("the model in training", *parts, world.device, self.precision)
@@ -99,13 +89,12 @@ class Validation:
             found.corpus = evaluate_corpus(embedder, self.corpus)
             found.metrics |= found.corpus.metrics
         trained = self.training_pairs(embedder, found) if world.is_first and self.tasks else None
+        sizes = self.batch_size, default_workers()
         for task in self.tasks:
             between()
+            scored: list[Features] = []
             try:
-                scored: list[Features] = []
-                result = evaluate_over_ranks(
-                    task, embedder, None, world.waiting, self.batch_size, default_workers(), scored.append
-                )
+                result = evaluate_over_ranks(task, embedder, None, world.waiting, *sizes, scored.append)
             except TaskLost as lost:
                 found.headlines.append(f"{task.name} was lost: {lost}")
                 continue
@@ -115,13 +104,8 @@ class Validation:
             damaged = [f"{kind} {count}" for kind, count in result.info.get("damaged", {}).get("kinds", {}).items()]
             without = f" (without {', '.join(damaged)})" if damaged else ""
             found.headlines.append(f"{task.name} {result.main_metric} {100 * result.value:.2f}%{without}")
-            pairs = pairs_of(scored[0]) if trained else None
-            if trained and pairs:
-                count = min(len(trained.ids), len(pairs.ids))
-                ranked = [recall_of_pairs(embedder.score, some, count) for some in (pairs, trained)]
-                names = ("pairs", "pairs_R@1", "train_pairs_R@1")
-                found.metrics |= {f"{task.name}/{name}": float(x) for name, x in zip(names, (count, *ranked))}
-                found.headlines[-1] += f"; among {count} pairs R@1 {ranked[0]:.1%}, of training rows {ranked[1]:.1%}"
+            if trained and (pairs := pairs_of(scored[0])):
+                compare_pairs(found, task.name, embedder, pairs, trained)
             if last and len(found.examples) < SHOWN:
                 try:
                     found.examples[task.name] = show_features(scored[0])
@@ -130,26 +114,33 @@ class Validation:
         return found
 
     def training_pairs(self, embedder: Embedder, found: Evaluated) -> Pairs | None:
-        """The training rows by the model; None where there are none, which `found` says where they cannot be read."""
+        """The training rows by the model; None where there are none; `found` says if they cannot be read."""
         try:
             rows = self.rows()
             if not rows:
                 return None
             texts = [max(row.chances, key=lambda text: row.chances[text]) for row in rows]
-            images = [
-                embedder.encode_image(torch.stack([row.pixels for row in rows[i : i + self.batch_size]]))
-                for i in range(0, len(rows), self.batch_size)
-            ]
-            return Pairs(concatenate(images), embedder.embed_texts(texts), numbered(texts))
+            size = self.batch_size
+            pixels = (torch.stack([row.pixels for row in rows[i : i + size]]) for i in range(0, len(rows), size))
+            images = concatenate([embedder.encode_image(batch) for batch in pixels])
+            return Pairs(images, embedder.embed_texts(texts), numbered(texts))
         except Exception as error:  # of files, object stores, decoders
             found.headlines.append(f"warning: training rows were not measured: {type(error).__name__}: {error}")
             return None
 
 
+def compare_pairs(found: Evaluated, task: str, embedder: Embedder, pairs: Pairs, trained: Pairs) -> None:
+    """Add R@1 among as many pairs of a test set and of the training rows."""
+    count = min(len(trained.ids), len(pairs.ids))
+    own, other = (recall_of_pairs(embedder.score, some, count) for some in (pairs, trained))
+    found.metrics |= {f"{task}/pairs": float(count), f"{task}/pairs_R@1": own, f"{task}/train_pairs_R@1": other}
+    found.headlines[-1] += f"; among {count} pairs R@1 {own:.1%}, of training rows {other:.1%}"
+
+
 def training_rows(
     config: DataConfig, preprocess: Any, noise: Noise | None, source: Source | None = None
 ) -> list[Captioned]:
-    """At most PAIRS training pairs, the same at every call, without augmentation; none of data without captions."""
+    """At most PAIRS training pairs without augmentation, always the same; none of data without captions."""
     if source_of(config).kind == "synthetic" or not config.captions:
         return []
     return list(captioned_samples(config, preprocess, PAIRS, noise=noise, source=source))
@@ -163,11 +154,10 @@ def open_validation(
     rows: Callable[[], Sequence[Captioned]] = tuple,
     held_out: ImageRows | None = None,
 ) -> Validation:
-    """All test sets, opened by the first rank before the first step: what is missing shows now. Without any: what
-    --split holds out. Pickled for the others, a set takes the addresses of its shards, or what is known of each image.
+    """All test sets, or what --split holds out, opened by the first rank and pickled for the others.
 
-    held_out: the rows that this is, where the data is no shards. Damaged samples are counted and left out. FlagError,
-    FileNotFoundError and ValueError name what cannot be used.
+    held_out: the rows that are held out, where the data is no shards. Damaged samples are counted and left out.
+    FlagError, FileNotFoundError and ValueError name what cannot be used.
     """
     config = whole.val
     corpora: list[Corpus] = []
@@ -191,7 +181,7 @@ def open_validation(
     names_of_tasks = [task.name for task in tasks]
     for name in names_of_tasks:
         if names_of_tasks.count(name) > 1:
-            raise FlagError(f"two test sets are called {name!r}, and so would their figures be: rename a folder")
+            raise FlagError(f"two test sets are called {name!r}, and so would their metrics be: rename a folder")
     return Validation(
         tasks=tuple(tasks),
         corpus=next(iter(corpora), None),
@@ -205,37 +195,30 @@ def open_validation(
 
 
 def open_held_out(data: DataConfig, rows: ImageRows | None) -> Dataset:
-    """The images of the training data that --split holds out, with all captions that training would draw; of a folder
-    of classes, a classification of these.
+    """The images of the training data that --split holds out, with all of their captions; of a folder of classes, a
+    classification.
     """
     source, damage = source_of(data), FaultCounter()
     folders = rows if source.kind == "images" else None
     if folders and all(row.caption and row.caption == row.record.get("class") for row in folders.rows):
-        every = open_dataset(str(source), None, damage)  # of all of the data, as a share may lack a class
+        every = open_dataset(str(source), None, damage)  # a share may lack a class
         place = {folder: number for number, folder in enumerate(every.info["folders"])}
         keys = [key_of(row, base_of(source)) for row in folders.rows]
         own = [Sample(key, b"", place[key.partition("/")[0]]) for key in keys]
-        samples = partial(read_images, folders, own, damage)
-        return dataclasses.replace(
-            every, name=HELD_OUT, samples=samples, size=len(own), fingerprint=f"{every.fingerprint}-{data.split}"
-        )
+        samples, mark = partial(read_images, folders, own, damage), f"{every.fingerprint}-{data.split}"
+        return dataclasses.replace(every, name=HELD_OUT, samples=samples, size=len(own), fingerprint=mark)
     urls = [shard.url for shard in expand_shards(source.address, pipes=True)] if rows is None else []
-    return Dataset(
-        name=HELD_OUT,
-        kind="retrieval",
-        samples=partial(held_out_samples, data, rows, urls, damage),
-        fingerprint=fingerprint(HELD_OUT, redacted(str(source)), data.split, data.select, data.caption_sampling),
-        source=redacted(str(source)),
-        size=None if rows is None else len(rows),
-        info={"split": data.split},
-        damage=damage,
-    )
+    place, size = redacted(str(source)), None if rows is None else len(rows)
+    mark = fingerprint(HELD_OUT, place, data.split, data.select, data.caption_sampling)
+    samples = partial(held_out_samples, data, rows, urls, damage)
+    facts: dict[str, Any] = {"size": size, "info": {"split": data.split}, "damage": damage}
+    return Dataset(name=HELD_OUT, kind="retrieval", samples=samples, fingerprint=mark, source=place, **facts)
 
 
 def held_out_samples(
     data: DataConfig, rows: ImageRows | None, urls: Sequence[str], damage: FaultCounter, share: Share = WHOLE
 ) -> Iterator[Sample]:
-    """One pass over what is held out; of shards every rank reads all."""
+    """One pass over what is held out; every rank reads all shards."""
     captions, selector = CaptionSampler.parse(data.caption_sampling), Selector.parse(data.select)
     reader = ShardReader(data.read_policy, split=Split(data.split or 0))
 
@@ -263,10 +246,10 @@ def held_out_samples(
 
 
 class Best:
-    """The model with the best value of a metric so far, in `folder`: model.safetensors, config.json and best.json.
+    """Keeps the model with the best value of a metric in `folder`: model.safetensors, config.json and best.json.
 
-    A run that goes on begins with what best.json holds. lowest: small values are better. prefix: what begins the
-    metrics of the model that it chooses, "", "ema/" or "swa/".
+    A resumed run starts with best.json. lowest: lower is better. prefix: of the chosen model's metrics, "", "ema/" or
+    "swa/".
     """
 
     def __init__(self, folder: Path, metric: str, lowest: bool = False):
@@ -280,41 +263,40 @@ class Best:
             self.value = kept["value"] if same else None
 
     def offer(self, step: int, metrics: Mapping[str, float], model: Any, tokenizer: Any) -> str:
-        """Keep the model of `metrics` if it is better than all before; what there is to say about it, or nothing."""
+        """Keep the model of `metrics` if it is better than all before; returns a remark, or an empty string."""
         value = metrics.get(self.metric)
         if value is None:
-            near = nearest(self.metric, metrics)
-            hint = f"; near it: {', '.join(near)}" if near else ""
-            return f"best: this evaluation has no figure {self.metric!r} to choose by{hint}"
-        if not (value == value and (self.value is None or (value < self.value if self.lowest else value > self.value))):
+            near = ", ".join(nearest(self.metric, metrics))
+            hint = f"; near it: {near}" if near else ""
+            return f"best: this evaluation has no metric {self.metric!r} to choose by{hint}"
+        before, sign = self.value, -1 if self.lowest else 1
+        if not (value == value and (before is None or sign * value > sign * before)):
             return ""
         found = {"step": step, "metric": self.metric, "lowest": self.lowest, "value": value}
         with replacing_folder(self.folder) as place:
             save_pretrained(model, place, tokenizer=tokenizer)
             write_json(place / "best.json", found)
-        before = "" if self.value is None else f", before {self.value:.4g}"
         self.value = value
-        return f"best {self.metric} so far, {value:.4g}{before}: kept in {self.folder}"
+        was = "" if before is None else f", before {before:.4g}"
+        return f"best {self.metric} so far, {value:.4g}{was}: kept in {self.folder}"
 
 
 def averaged_name(metric: str) -> str:
-    """The averaged twin that a metric is of; nothing for the model itself."""
+    """The averaged twin of a metric; empty for the model itself."""
     first = metric.partition("/")[0]
     return first if first in AVERAGES else ""
 
 
 def check_metric(metric: str, validation: Validation, averaged: Collection[str]) -> None:
-    """FlagError where no evaluation of this run will have the figure. averaged: names of the averaged twins."""
+    """FlagError for a metric that no evaluation of this run has. averaged: names of the averaged twins."""
     twin = averaged_name(metric)
     if twin and twin not in averaged:
         raise FlagError(f"--best-metric {metric} without {AVERAGES[twin]}: there is no averaged model to measure")
     name = metric.removeprefix(f"{twin}/")
     known = [f"{task.name}/{figure}" for task in validation.tasks for figure in TASKS[task.kind].names(task)]
-    families: Iterable[str] = ()
     if validation.emoji:
         known += [f"{where}/{figure}" for where in ("names", "captions") for figure in retrieval_names()]
-        families = CORPUS_METRICS
-    if name in known or name.startswith(tuple(families)):
+    if name in known or (validation.emoji and name.startswith(CORPUS_METRICS + REFUSALS)):
         return
     offer = did_you_mean(name, known, f"there are {', '.join(known[:8])}, ...")
-    raise FlagError(f"--best-metric {metric} is a figure of none of the test sets: {offer}")
+    raise FlagError(f"--best-metric {metric} is a metric of none of the test sets: {offer}")

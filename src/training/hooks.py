@@ -15,18 +15,8 @@ from torch import Tensor
 
 from prolip.data.sources import Captioned, captioned_samples
 from prolip.embeddings import LEAST, check_enough
-from prolip.fitting.collect import (
-    Least,
-    Part,
-    Rows,
-    embed_changed,
-    embed_images,
-    embed_pool,
-    embed_texts,
-    hidden_encoder,
-    join,
-    pool_encoder,
-)
+from prolip.fitting import collect
+from prolip.fitting.collect import Least, Part, Rows, embed_images, embed_texts, hidden_encoder
 from prolip.methods import find_method, score_of
 from prolip.methods.accumulate import join_reps, split_batch
 from prolip.methods.base import Batch, Objective, PoolNeeds, Reps
@@ -37,15 +27,8 @@ from training.checkpoint.run_dir import write_json
 from training.config import changed
 from training.health.errors import explain
 from training.model import autocast_for
-from training.parallel.distributed import (
-    World,
-    collect_objects,
-    collect_rows,
-    from_first,
-    gathered,
-    largest,
-    share_object,
-)
+from training.parallel import distributed as ranks
+from training.parallel.distributed import World, from_first, gathered
 from training.parallel.sharding import whole_model
 from training.state import Run
 
@@ -100,7 +83,7 @@ def look_with(run: Run, wanted: PoolNeeds, model: Any) -> dict[str, Tensor]:
     # as the model is evaluated, not as it is trained
     autocast = autocast_for(config.val.val_precision, world.device)
     points = not find_method(model.config["method_cfg"]["name"]).probabilistic
-    encode = partial(pool_encoder, model, device=world.device, autocast=autocast, points=points)
+    encode = partial(collect.pool_encoder, model, device=world.device, autocast=autocast, points=points)
 
     def share() -> Part:
         texts = text_lines(Path(wanted.texts).read_text(encoding="utf-8-sig")) if wanted.texts is not None else []
@@ -109,7 +92,7 @@ def look_with(run: Run, wanted: PoolNeeds, model: Any) -> dict[str, Tensor]:
         return part if wanted.texts is None else part._replace(texts=list(lines))
 
     part = together(share, world)
-    pool = together(partial(embed_pool, part, encode("text"), run.outputs.tokenizer, world.device), world)
+    pool = together(partial(collect.embed_pool, part, encode("text"), run.outputs.tokenizer, world.device), world)
     return together(partial(run.trained.objective.before_training, score_of(model), pool), world)
 
 
@@ -143,7 +126,7 @@ def fit_at_end(run: Run) -> int:
             try:
                 pairs = fit_model(run, model, wanted)
             except Exception as error:  # the same on all ranks
-                if stop := largest(run.world, run.health.stop.number)[0]:
+                if stop := ranks.largest(run.world, run.health.stop.number)[0]:
                     return stop
                 problem = problem or words_of(error)
     said = f"fitted variances to {pairs:,} pairs in {time.perf_counter() - start:.0f} s"
@@ -177,7 +160,7 @@ def fit_model(run: Run, model: Any, wanted: int) -> int:
     whole = whole_model(model, world, everywhere=True).eval()
 
     def fit() -> tuple[dict[str, Tensor], int]:
-        joined = join(parts, image)
+        joined = collect.join(parts, image)
         image.clear()  # `joined` holds them in order
         check_enough(len(joined.image_of))
         pairs = embed_texts(joined, encoder(run, whole, "text"), run.outputs.tokenizer, whole.logit_scale.exp().item())
@@ -192,7 +175,7 @@ def fit_model(run: Run, model: Any, wanted: int) -> int:
         held = Least(objective.needs(objective.config).closing_changes)
         part = together(lambda: embed_images(share_of_samples(run, wanted), encode, held=held), world)
         held.limit = gathered(held.names, partial(least_of, most=held.most), world)
-        part = together(lambda: embed_changed(part, held, encode, run.outputs.preprocess), world)
+        part = together(lambda: collect.embed_changed(part, held, encode, run.outputs.preprocess), world)
         parts, image = collect_part(part, world)
         fitted, count = from_first(fit, world)
         model.load_state_dict(fitted, strict=False)
@@ -208,10 +191,10 @@ def least_of(names: list[list[tuple[int, str]]], most: int) -> tuple[int, str]:
 
 def collect_part(part: Part, world: World) -> tuple[list[Part], Rows]:
     """The parts of all ranks on rank 0, without their images' rows, and these rows in the order of ranks."""
-    parts = collect_objects(part._replace(image={name: x[:0] for name, x in part.image.items()}), world)
+    parts = ranks.collect_objects(part._replace(image={name: x[:0] for name, x in part.image.items()}), world)
     shapes = {name: x for found in (part, *parts) for name, x in found.image.items()}  # a rank may have no image
     counts = {name: [one.rows_of(name) for one in parts] for name in shapes}
-    return parts, {name: collect_rows(part.image.get(name, x), counts[name], world) for name, x in shapes.items()}
+    return parts, {name: ranks.collect_rows(part.image.get(name, x), counts[name], world) for name, x in shapes.items()}
 
 
 def share_of_samples(run: Run, most: int) -> Iterator[Captioned]:
@@ -250,7 +233,7 @@ def balanced_bias(run: Run, batch: Batch) -> float:
         with torch.no_grad():
             pieces = [trained.objective.embed(piece) for piece in split_batch(batch, trained.accum_freq)]
         reps = join_reps(pieces, trained.objective.shared)
-        return share_object(root(lambda bias: slope(trained.objective, reps, batch, bias, run.world)), run.world)
+        return ranks.share_object(root(lambda bias: slope(trained.objective, reps, batch, bias, run.world)), run.world)
 
 
 def slope(objective: Objective, reps: Reps, batch: Batch, bias: float, world: World) -> float:

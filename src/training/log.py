@@ -20,7 +20,6 @@ from torch.profiler import ProfilerActivity, profile, schedule
 
 from prolip.measures.chance import is_at_chance
 from prolip.methods.base import CANDIDATES, RECALL
-from prolip.utils.console import plain
 from prolip.utils.secrecy import scrub
 from training.checkpoint.run_dir import truncate_log
 
@@ -68,7 +67,6 @@ class RunLog:
     def __init__(self, folder: Path, is_first: bool = True, stream: TextIO | None = None):
         self.stream = stream or sys.stdout
         self.folder, self.is_first = folder, is_first
-        self.colours = is_first and self.stream.isatty()
         self.file: TextIO | None = None
         self.board: Any = None
         self.wandb: Any = None
@@ -86,11 +84,7 @@ class RunLog:
         self.file = open(path, "a", encoding="utf-8", buffering=1)  # noqa: SIM115  closed in close()
         purge = None if resume_at is None else resume_at + 1  # TensorBoard hides what it has from there on
         threading.excepthook = report_thread_error
-        try:
-            self.board = SummaryWriter(str(self.folder / "tensorboard"), purge_step=purge)
-        except UnicodeEncodeError:
-            folder = plain(self.folder)
-            self.say(f"warning: no curves for TensorBoard: the name of {folder} is no UTF-8")
+        self.board = SummaryWriter(str(self.folder / "tensorboard"), purge_step=purge)
         if wandb_project:
             import wandb
 
@@ -136,15 +130,6 @@ class RunLog:
             if place in self.failing:
                 self.failing.remove(place)
                 self.say(f"note: {place} takes metrics again from step {step} on")
-
-    def progress(self, line: str) -> None:
-        """Print the progress line, with bold numbers on a terminal."""
-        if not self.colours:
-            self.say(line)
-            return
-        head, bar, rest = line.partition(" | ")
-        line = f"\033[2m{head}\033[0m{bar}\033[1m{rest}\033[0m"
-        print(line, file=getattr(self.stream, "stream", self.stream), flush=True)
 
     def close(self) -> None:
         if self.file is not None:

@@ -161,7 +161,7 @@ def report(run: Run, watch: Stopwatch, started_at: int) -> None:
     left = (seconds - watch.before) / (at.step - started_at) * (total - at.step)
     shown = {name: value for name, value in values.items() if name not in trained.objective.details}
     statistics, chance = trained.objective.statistics, health.chance
-    run.outputs.log.progress(progress_line(shown, at.step, total, epoch, left, faults, statistics, chance.candidates))
+    run.outputs.log.say(progress_line(shown, at.step, total, epoch, left, faults, statistics, chance.candidates))
     if RECALL in values and (warning := chance.judge(at.step, values[RECALL])):
         run.outputs.log.say(warning)
     extra = {"epoch": epoch, "samples": at.step * run.data.global_batch, "seconds": seconds}

@@ -83,7 +83,7 @@ def parse(arguments: Sequence[str], prog: str = "training.main") -> Config:
     method = early.method or saved_method
     given = vars(build_parser(method, prog).parse_strictly(arguments))
     if method != saved_method:
-        saved.pop("objective", None)  # settings of another method
+        saved.pop("objective", None)
     flags: dict[str, dict[str, Any]] = {}
     for destination, value in given.items():
         if "." in destination:
@@ -92,15 +92,13 @@ def parse(arguments: Sequence[str], prog: str = "training.main") -> Config:
     for name in left_out:
         section, setting = name.split(".")
         if setting not in flags.get(section, {}):
-            raise FlagError(
-                f"--config {path} holds {flag_of(setting)} without what may be secret in it (user "
-                f"info, query, command): give {flag_of(setting)} again"
-            )
+            own, secret = flag_of(setting), "what may be secret in it (user info, query, command)"
+            raise FlagError(f"--config {path} holds {own} without {secret}: give {own} again")
     return build_config(method, merge(saved, flags))
 
 
 def own_config(early: argparse.Namespace) -> str | None:
-    """The saved config of the run that is gone on with, None where there is none; FlagError for a mistyped name."""
+    """The saved config of the run to be resumed, or None; FlagError for a mistyped name."""
     from training.config import RunConfig
 
     if early.resume not in ("latest", "auto") or not early.name:
@@ -115,19 +113,19 @@ def own_config(early: argparse.Namespace) -> str | None:
 
 
 def merge(saved: dict[str, dict[str, Any]], flags: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Settings of the file with those of the flags in their place."""
+    """Settings of the file, replaced by those of the flags."""
     merged = {section: dict(saved.get(section, {})) | flags.get(section, {}) for section in {**saved, **flags}}
     for settings in ALTERNATIVES:
-        if any(name in flags.get(section, {}) for section, name in settings):
-            for section, name in settings:
-                if name not in flags.get(section, {}):
-                    merged.get(section, {}).pop(name, None)
+        given = [name in flags.get(section, {}) for section, name in settings]
+        for (section, name), own in zip(settings, given):
+            if any(given) and not own:
+                merged.get(section, {}).pop(name, None)
     return merged
 
 
 @console.cleaning()
 def main(arguments: Sequence[str] | None = None, prog: str = "training.main") -> int:
-    """Run the command line; returns the exit code."""
+    """Run a command line; returns the exit code."""
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
         config = parse(arguments, prog)
@@ -139,7 +137,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = "training.main") ->
         if first_rank():
             print(f"stopped: {stop}. Go on by:\n  {way_on(stop.folder, config, prog)}", file=sys.stderr, flush=True)
         return EXIT_STOPPED
-    except FlagError as error:  # before what explains other errors, which imports OpenCLIP
+    except FlagError as error:  # first: `explain` imports OpenCLIP
         if "--traceback" in arguments:
             raise
         if first_rank():
@@ -159,10 +157,10 @@ def main(arguments: Sequence[str] | None = None, prog: str = "training.main") ->
 
 
 def way_on(folder: Path, config: Config, prog: str) -> str:
-    """The command line that goes on with a stopped run, as it is typed."""
+    """The command line that resumes a stopped run."""
     from training.config import REDACTED
 
-    program = prog if " " in prog else f"python -m {prog}"  # a verb of the command, or this module
+    program = prog if " " in prog else f"python -m {prog}"
     if under_torchrun():
         several = os.environ.get("GROUP_WORLD_SIZE", "1") != "1"
         local = os.environ.get("LOCAL_WORLD_SIZE", "1")
@@ -174,7 +172,7 @@ def way_on(folder: Path, config: Config, prog: str) -> str:
 
 
 def start(config: Config) -> None:
-    """Run it; rank 0 says how far it is with reading tables."""
+    """Run it; rank 0 shows the progress of reading tables."""
     from prolip.data.noisy_captions import show_progress
     from prolip.data.reading.csv import show_counts
     from training.run import run
@@ -191,13 +189,13 @@ def first_rank() -> bool:
 
 
 def complain(text: str) -> None:
-    """An error line; ranks other than 0 say who they are."""
+    """Print an error line, with the rank unless it is 0."""
     rank = "" if first_rank() else f" (rank {os.environ['RANK']})"
     print(f"error{rank}: {text}", file=sys.stderr, flush=True)
 
 
 def script(arguments: Sequence[str] | None = None, prog: str = "training.main") -> NoReturn:
-    """`main` as a process, which signals end behind a checkpoint, also in the seconds of importing torch."""
+    """`main` as a process that signals stop after a checkpoint, also while torch is imported."""
     console.guard()
     share_busy_cores()
     STOP.install()

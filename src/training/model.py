@@ -1,4 +1,4 @@
-"""The network of a run: model, tokenizer and transforms from the config, compiled, distributed and cast."""
+"""Model, tokenizer and transforms of a run from its config, compiled, distributed and cast."""
 
 from __future__ import annotations
 
@@ -36,6 +36,7 @@ from prolip.random import Draws
 from prolip.utils.flags import FlagError
 from training.checkpoint.reader import check_checkpoint, load_checkpoint
 from training.config import Config, RunConfig, build_config
+from training.model_options import create_model
 from training.parallel.distributed import World
 
 Autocast = Callable[[], AbstractContextManager]
@@ -66,7 +67,6 @@ def build_model(config: Config, device: torch.device, load_weights: bool = True)
     wanted = config.model
     check_augmentation(wanted.aug_cfg)
     warnings.filterwarnings("ignore", "Unused augmentation cfg items")  # OpenCLIP names those that it has just used
-    augmentation = {k: tuple(v) if isinstance(v, list) else v for k, v in wanted.aug_cfg.items()}  # JSON has no tuples
     method: dict[str, Any] | None = None
     chosen = find_method(config.method)
     if not chosen.adapts:  # as the saved model says: with settings if it adds to the model
@@ -77,7 +77,7 @@ def build_model(config: Config, device: torch.device, load_weights: bool = True)
             "weights: give --model local-dir:RUN/model, or --pretrained"
         )
     check_served(config)
-    model, transform, preprocess = wanted.create(device, augmentation, load_weights, method)
+    model, transform, preprocess = create_model(wanted, device, load_weights, method)
     if wanted.grad_checkpointing and wanted.checkpoint_policy == "selective":
         checkpoint_selectively(model)
     elif wanted.grad_checkpointing:
@@ -101,10 +101,9 @@ def check_served(config: Config) -> None:
 
 
 def settle_statistics(config: Config, world: World, model: Any) -> str | None:
-    """Let BatchNorm keep the running statistics of trained weights; what the log says of it, None where there is none.
+    """Let BatchNorm keep the running statistics of trained weights; returns a note for the log, None without BatchNorm.
 
-    From random weights it takes those of each batch. FlagError where that is no single pass of one process: each rank
-    and each micro-batch would have its own, and a pass that is computed again would count twice.
+    From random weights it takes those of each batch. FlagError where that is no single pass of one process.
     """
     if not any(isinstance(part, BatchNorm) and part.training for part in model.modules()):
         return None
@@ -112,24 +111,21 @@ def settle_statistics(config: Config, world: World, model: Any) -> str | None:
         for tower in model.towers().values():
             tower.keep_statistics()
         return "BatchNorm keeps the running statistics of the weights that the run starts from; its parameters learn"
-    cuts = {
-        f"{world.world_size} ranks": world.world_size > 1,
-        f"--accum-freq {config.run.accum_freq}": config.run.accum_freq > 1,
-        "--grad-checkpointing": config.model.grad_checkpointing,
-    }
-    for cut in (name for name, asked in cuts.items() if asked):
+    cuts = [f"{world.world_size} ranks"] * (world.world_size > 1)
+    cuts += [f"--accum-freq {config.run.accum_freq}"] * (config.run.accum_freq > 1)
+    cuts += ["--grad-checkpointing"] * config.model.grad_checkpointing
+    if cuts:
         raise FlagError(
-            f"{cut}, and {config.model.model} has BatchNorm with random weights, which needs the statistics of a whole "
-            "batch in one pass: train without, or start from trained weights (--pretrained), whose statistics it keeps"
+            f"{cuts[0]}, and {config.model.model} has BatchNorm with random weights, which needs the statistics of a "
+            "whole batch in one pass: train without, or start from trained weights (--pretrained)"
         )
     return "BatchNorm takes the statistics of each batch, as the run starts from random weights"
 
 
 def export_checkpoint(address: str, folder: Path, average: str | None = None) -> Path:
-    """Write config, weights and tokenizer of the model in a checkpoint as a folder for prolip.create_model.
+    """Write the model of a checkpoint as a folder for prolip.create_model.
 
-    address: a file or fsspec URL that a run wrote (.../step_N.pt). average: ema or swa for its averaged weights, of
-    which FlagError says that there are none.
+    address: a file or fsspec URL (.../step_N.pt). average: ema or swa for its averaged weights; FlagError without any.
     """
     check_checkpoint(address, flag="CHECKPOINT")
     state = load_checkpoint(address)
@@ -137,7 +133,7 @@ def export_checkpoint(address: str, folder: Path, average: str | None = None) ->
         raise FlagError(f"--{average}, but the checkpoint holds no averaged weights: leave it out")
     values = dict(state["config"])
     config = build_config(values.pop("method"), values)
-    # the checkpoint has all weights: those that the run began from may be gone
+    # the weights that the run began from may be gone
     model, _, _ = build_model(config, torch.device("cpu"), load_weights=False)
     inside, prefix = state["objective"], "model."
     own = {name.removeprefix(prefix): value for name, value in inside.items() if name.startswith(prefix)}
@@ -146,10 +142,10 @@ def export_checkpoint(address: str, folder: Path, average: str | None = None) ->
 
 
 def build_teacher(address: str | None, device: torch.device) -> nn.Module | None:
-    """The frozen model that a method wants to learn from; None where it wants none."""
+    """The frozen model that a method learns from, or None."""
     if address is None:
         return None
-    with torch.random.fork_rng(devices=[]):  # what a run draws does not depend on it
+    with torch.random.fork_rng(devices=[]):  # the run's random numbers stay the same
         teacher = create_model_from_pretrained(address, device=device, return_transform=False)
     return teacher.eval().requires_grad_(False)
 
@@ -172,7 +168,7 @@ def check_augmentation(aug_cfg: Mapping[str, Any]) -> None:
 
 
 def split_transform(config: Config, model: Any) -> tuple[RandomCrop, ColourConfig] | None:
-    """What workers and device make of --aug-cfg; None where OpenCLIP's transform is to do it all."""
+    """The parts of --aug-cfg for workers and device; None where OpenCLIP's transform does all of it."""
     wanted = config.model
     if wanted.openclip_transform or config.data.synthetic:
         return None
@@ -180,8 +176,7 @@ def split_transform(config: Config, model: Any) -> tuple[RandomCrop, ColourConfi
 
 
 def build_augment(config: Config, model: Any, device: torch.device, draws: Draws) -> DeviceTransform | None:
-    """Augmentation and normalisation on the device, with the statistics that the model was made with; None where images
-    come normalised."""
+    """Augmentation and normalisation on the device, by the model's statistics; None where images come normalised."""
     mean, std = (getattr(model, name).flatten().tolist() for name in ("pixel_mean", "pixel_std"))
     augment: DeviceTransform
     if config.model.device_augment:
@@ -207,9 +202,7 @@ def build_token_augment(
 
 
 def checkpoint_selectively(model: Any) -> None:
-    """Compute again in the backward pass what costs little (norms, activations, residuals) and keep what costs much
-    (matrix products, attention).
-    """
+    """Recompute norms, activations and residuals in the backward pass, and keep matrix products and attention."""
     contexts = partial(create_selective_checkpoint_contexts, list(KEPT))
     for tower in model.towers().values():
         for block in tower.blocks:
@@ -217,10 +210,10 @@ def checkpoint_selectively(model: Any) -> None:
 
 
 def distribute(objective: Objective, world: World, settings: RunConfig) -> nn.Module:
-    """The objective in DDP when there are several ranks and it is not in shards.
+    """The objective in DDP when there are several ranks and it is not sharded.
 
-    Every step uses the same parameters in the same order, so the graph is static: DDP need not look for unused ones,
-    and blocks may be computed again. (It does not go with passes that are not synchronised.)
+    All steps use the same parameters in the same order, so the graph is static, which allows recomputed blocks, but no
+    unsynchronised passes.
     """
     if world.world_size == 1 or settings.fsdp:
         return objective
@@ -240,10 +233,10 @@ def distribute(objective: Objective, world: World, settings: RunConfig) -> nn.Mo
 
 
 def order_buckets(network: nn.Module, objective: Objective) -> None:
-    """Have DDP settle the order of its buckets now, by gradients of zero, and not behind a run's first step.
+    """Let DDP fix the order of its buckets now, by gradients of zero, instead of after a run's first step.
 
-    More than two ranks add up a number in an order that its place in the bucket decides, so a run that goes on would
-    else differ by rounding from one that was never stopped.
+    The order decides in which order more than two ranks add numbers: without this, a resumed run would differ by
+    rounding.
     """
     trained = [parameter for parameter in objective.parameters() if parameter.requires_grad]
     nothing: Any = lambda: torch.stack([(parameter * 0).sum() for parameter in trained]).sum()  # noqa: E731
@@ -265,15 +258,15 @@ def check_precision(flag: str, precision: str, device: torch.device) -> None:
 
 
 def autocast_for(precision: str, device: torch.device) -> Autocast:
-    """What makes the contexts of forward passes in this precision."""
+    """A maker of contexts for forward passes in this precision."""
     if precision not in DTYPES:
         return contextlib.nullcontext
     return partial(torch.autocast, device.type, dtype=DTYPES[precision])
 
 
 def attention_for(precision: str, device: torch.device) -> AbstractContextManager:
-    """Plain attention for bf16 on the CPU: there the fused kernel's backward pass takes 4x the plain one's time at 20
-    to 70 tokens and 1.4x at 200 (torch 2.15). Entered for the whole run: checkpointed blocks run again in backward.
+    """Plain attention for bf16 on the CPU, where the fused kernel's backward pass takes 4x the time at 20 to 70 tokens
+    and 1.4x at 200 (torch 2.15). Entered for the whole run, as blocks may be recomputed.
     """
     plain = precision == "amp_bf16" and device.type == "cpu"
     return sdpa_kernel(SDPBackend.MATH) if plain else contextlib.nullcontext()

@@ -1,31 +1,33 @@
-"""Settings of a run's model: the fields of a dataclass, which the command line shows as flags."""
+"""Settings of a run's model, which the command line shows as flags."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from prolip.methods.base import MAX_LOGIT_SCALE
 from prolip.utils.fields import AUTO, option
-from prolip.utils.flags import check_range
+from prolip.utils.flags import FlagError, check_range, flag_of
 
-if TYPE_CHECKING:
-    import torch
-    from torchvision.transforms import Compose
-
-    from prolip.models.prolip import ProLIP
-
-#: Models that are taken on a GPU, and without one, where none is named.
+#: Default models, on a GPU and without one.
 BASE, SMALL = "ProLIP-ViT-B-16", "ProLIP-ViT-XS-16"
 ResizeMode = Literal["shortest", "longest", "squash"]
-# Fields whose names are keys of a model's configuration.
+#: Fields whose names are keys of a model's configuration.
 KEYS = ("init_logit_bias", "init_unc_bias", "init_unc_gain")
+
+#: The paper's augmentation, B.1, in OpenCLIP's names.
+AUGMENTATION = {
+    "scale": (0.8, 1.0),
+    "color_jitter": (0.32, 0.32, 0.32, 0.08),
+    "color_jitter_prob": 0.8,
+    "gray_scale_prob": 0.2,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelOptions:
-    """Which network, from which weights, with which initial values, and what of it is trained."""
+class ModelConfig:
+    """Which network, from which weights, on which tokens, by which augmentation, and what of it is trained."""
 
     model: str = option(
         AUTO,
@@ -53,52 +55,65 @@ class ModelOptions:
     lock_text: bool = option(False, "freeze the text tower")
     lock_text_unlocked_layers: int = option(0, "leave the last layers of a locked text tower unlocked; 1: the heads")
 
+    tokenizer: str | None = option(None, "name or local folder of the tokenizer, instead of the model config's")
+    grad_checkpointing: bool = option(False, "recompute activations in the backward pass: less memory, a third slower")
+    checkpoint_policy: Literal["full", "selective"] = option(
+        "full", "what --grad-checkpointing recomputes: whole blocks, or all but matrix products and attention"
+    )
+    torchcompile: bool = option(False, "compile both towers; the first steps take minutes")
+    aug_cfg: dict[str, Any] = option(AUGMENTATION, "image augmentation as OpenCLIP's: --aug-cfg scale=(0.9,1.0) ...")
+    device_augment: bool = option(False, "augment whole batches on the device by the `augment` flags, not by --aug-cfg")
+    openclip_transform: bool = option(False, "augment by OpenCLIP's transform in the workers: a third of the speed")
+    dct_scaled_decoding: bool = option(False, "decode large JPEGs at 1/2, 1/4 or 1/8: a quarter faster, lower quality")
+
     def __post_init__(self) -> None:
-        remedy = ", the bound on a; the paper starts at 10; it is a factor, not its logarithm"
-        check_range(self, "init_logit_scale", most=MAX_LOGIT_SCALE, above=True, remedy=remedy)
+        bound = ", the bound on a; the paper starts at 10; it is a factor, not its logarithm"
+        check_range(self, "init_logit_scale", most=MAX_LOGIT_SCALE, above=True, remedy=bound)
         check_range(self, *KEYS, least=-math.inf)
         check_range(self, "force_image_size", "force_context_length", least=1)
         check_range(self, "lock_image_unlocked_groups", "lock_text_unlocked_layers")
         for tower, unlocked in (("image", "lock_image_unlocked_groups"), ("text", "lock_text_unlocked_layers")):
             if getattr(self, unlocked) and not getattr(self, f"lock_{tower}"):
-                raise ValueError(f"--{unlocked.replace('_', '-')} without --lock-{tower}: add it, nothing is locked")
+                raise FlagError(f"{flag_of(unlocked)} without --lock-{tower}: add it, nothing is locked")
+        fast = not (self.device_augment or self.openclip_transform or self.aug_cfg.get("use_timm"))
+        if self.dct_scaled_decoding and not fast:
+            raise FlagError(
+                "--dct-scaled-decoding is for --aug-cfg as shared between workers and device: leave it "
+                "out, or leave out --device-augment, --openclip-transform and use_timm"
+            )
 
-    def create(
-        self,
-        device: torch.device,
-        aug_cfg: dict[str, Any],
-        load_weights: bool = True,
-        method_cfg: dict[str, Any] | None = None,
-    ) -> tuple[ProLIP, Any, Compose]:
-        """(model, transform for training, transform for evaluation), as `create_model_and_transforms`; towers locked.
 
-        load_weights: without, parameters are drawn; method_cfg: {"name": ..., "config": {...}}.
-        """
-        from prolip.factory import create_model_and_transforms  # late: flags need no OpenCLIP
+def create_model(wanted: ModelConfig, device: Any, load_weights: bool, method: dict[str, Any] | None) -> Any:
+    """(model, transform for training, transform for evaluation), as `create_model_and_transforms`; towers locked.
 
-        changes = {name: value for name in KEYS if (value := getattr(self, name)) not in (None, AUTO)}
-        if method_cfg is not None:
-            changes["method_cfg"] = method_cfg
-        if self.mask_padding:
-            changes["mask_padding"] = True
-        if self.init_logit_scale is not None:
-            changes["init_logit_scale"] = math.log(self.init_logit_scale)
-        model, transform, preprocess = create_model_and_transforms(
-            self.model,
-            pretrained=self.pretrained,
-            device=device,
-            force_image_size=self.force_image_size,
-            force_context_length=self.force_context_length,
-            load_weights=load_weights,
-            image_resize_mode=self.image_resize_mode,
-            aug_cfg=aug_cfg,
-            **changes,
-        )
-        for name in ("init_logit_scale", "init_logit_bias"):  # asked for, whatever the weights have
-            if name in changes:
-                getattr(model, name.removeprefix("init_")).data.fill_(changes[name])
-        if self.lock_image:
-            model.lock_image_tower(unlocked_groups=self.lock_image_unlocked_groups)
-        if self.lock_text:
-            model.lock_text_tower(unlocked_layers=self.lock_text_unlocked_layers)
-        return model, transform, preprocess
+    method: what the model's configuration says of its method, {"name": ..., "config": {...}}.
+    """
+    from prolip.factory import create_model_and_transforms  # late: flags need no OpenCLIP
+
+    augmentation = {k: tuple(v) if isinstance(v, list) else v for k, v in wanted.aug_cfg.items()}  # JSON has no tuples
+    changes = {name: value for name in KEYS if (value := getattr(wanted, name)) not in (None, AUTO)}
+    if method is not None:
+        changes["method_cfg"] = method
+    if wanted.mask_padding:
+        changes["mask_padding"] = True
+    if wanted.init_logit_scale is not None:
+        changes["init_logit_scale"] = math.log(wanted.init_logit_scale)
+    model, transform, preprocess = create_model_and_transforms(
+        wanted.model,
+        pretrained=wanted.pretrained,
+        device=device,
+        force_image_size=wanted.force_image_size,
+        force_context_length=wanted.force_context_length,
+        load_weights=load_weights,
+        image_resize_mode=wanted.image_resize_mode,
+        aug_cfg=augmentation,
+        **changes,
+    )
+    for name in ("init_logit_scale", "init_logit_bias"):  # whatever the weights have
+        if name in changes:
+            getattr(model, name.removeprefix("init_")).data.fill_(changes[name])
+    if wanted.lock_image:
+        model.lock_image_tower(unlocked_groups=wanted.lock_image_unlocked_groups)
+    if wanted.lock_text:
+        model.lock_text_tower(unlocked_layers=wanted.lock_text_unlocked_layers)
+    return model, transform, preprocess

@@ -1,6 +1,4 @@
-"""Optimisers by timm's names, weight-decay and learning-rate groups, schedules, what stands still and what is averaged,
-and norms of what is moved.
-"""
+"""Optimizers, schedules, freezing, EMA and SWA, norms."""
 
 from __future__ import annotations
 
@@ -20,10 +18,9 @@ from training.config import OptimConfig
 
 
 def build_optimizer(objective: nn.Module, config: OptimConfig) -> torch.optim.Optimizer:
-    """The optimiser that timm knows by this name over the objective's trainable parameters.
+    """timm's optimiser over the objective's trainable parameters, fused where torch offers it.
 
-    Fused where torch offers it. Hybrid optimisers (Muon) take their AdamW part for everything without weight decay:
-    tokens, positions, scalars. Raises ValueError for a name that timm does not know, or that cannot be used here.
+    Hybrid ones (Muon) use their AdamW part for parameters without weight decay. ValueError where it cannot be used.
     """
     groups = parameter_groups(objective, config)
     if not groups:
@@ -45,12 +42,11 @@ def build_optimizer(objective: nn.Module, config: OptimConfig) -> torch.optim.Op
 
 
 def parameter_groups(objective: Any, config: OptimConfig) -> list[dict[str, Any]]:
-    """Trainable parameters by (weight decay, learning-rate multiplier), in their own order; the logit's apart.
+    """Trainable parameters grouped by (weight decay, learning-rate multiplier), in their own order.
 
-    No decay on vectors and scalars (biases, norms) and on what `model.no_weight_decay()` names (tokens, positions), as
-    timm. `model.logit_parameters()` have the multiplier `logit_lr_mult`, others layer_decay^depth by `model.depths()`,
-    at most 1, times that of their tower if they are of its backbone. `lr_scale` is what `set_learning_rate` multiplies
-    by; `backbone` the tower, where its backbone has settings of its own.
+    As in timm, vectors, scalars and `model.no_weight_decay()` (tokens, positions) have no decay. The multiplier,
+    `lr_scale`, is `logit_lr_mult` for `model.logit_parameters()`, else layer_decay^depth by `model.depths()`, times
+    that of the backbone. `backbone`: tower of a backbone with settings of its own.
     """
     model = objective.model
     exempt, logit, depths = model.no_weight_decay(), model.logit_parameters(), model.depths()
@@ -70,7 +66,7 @@ def parameter_groups(objective: Any, config: OptimConfig) -> list[dict[str, Any]
         if name in logit:
             scale = config.logit_lr_mult
         group = groups.setdefault(
-            (decays, scale, id(parameter) in in_towers, tower),  # only those may be in shards; optimisers do not mix
+            (decays, scale, id(parameter) in in_towers, tower),  # towers may be sharded; optimisers do not mix
             {
                 "params": [],
                 "names": [],
@@ -88,45 +84,43 @@ def parameter_groups(objective: Any, config: OptimConfig) -> list[dict[str, Any]
 
 
 def backbone_flags(config: OptimConfig) -> dict[str, list[str]]:
-    """Tower -> the settings that its backbone has of its own; only towers that have one."""
+    """Tower -> settings of its backbone that are not the defaults; only towers with some."""
     plain = OptimConfig()
-    names = {tower: (f"{tower}_lr_mult", f"{tower}_freeze_epochs") for tower in ("image", "text")}
-    found = {
-        tower: [name for name in own if getattr(config, name) != getattr(plain, name)] for tower, own in names.items()
-    }
+    found = {}
+    for tower in ("image", "text"):
+        names = (f"{tower}_lr_mult", f"{tower}_freeze_epochs")
+        found[tower] = [name for name in names if getattr(config, name) != getattr(plain, name)]
     return {tower: own for tower, own in found.items() if own}
 
 
 def check_backbones(groups: Sequence[Mapping[str, Any]], config: OptimConfig) -> None:
-    """FlagError where a backbone with settings of its own is not trained, or where all that is trained is frozen."""
+    """FlagError where a backbone with settings is not trained, or where everything trained is frozen at first."""
     trained = {group["backbone"] for group in groups}
     for tower, names in backbone_flags(config).items():
         if tower not in trained:
-            raise FlagError(
-                f"{flag_of(names[0])}, but nothing of the {tower} backbone is trained: leave it out, or --lock-{tower}"
-            )
+            what = f"{flag_of(names[0])}, but nothing of the {tower} backbone is trained"
+            raise FlagError(f"{what}: leave it out, or --lock-{tower}")
     if all(tower is not None and getattr(config, f"{tower}_freeze_epochs") for tower in trained):
-        raise FlagError(
-            f"nothing is trained while the {' and the '.join(sorted(map(str, trained)))} backbone stand "
-            "still: leave out --image-freeze-epochs or --text-freeze-epochs"
-        )
+        towers = " and ".join(sorted(map(str, trained)))
+        remedy = "leave out --image-freeze-epochs or --text-freeze-epochs"
+        raise FlagError(f"nothing is trained while these backbones are frozen, {towers}: {remedy}")
 
 
 class Stage(NamedTuple):
-    """Of a backbone: it stands still for the first `frozen` steps, and its own warm-up takes `warmup` more."""
+    """A backbone is frozen for `frozen` steps, then warms up for `warmup` more."""
 
     frozen: int
     warmup: int
 
     def factor(self, step: int) -> float:
-        """On its learning rate at 0-based step `step`: 0, (step - frozen + 1) / warmup, 1."""
+        """Factor on its learning rate at 0-based step `step`: 0, (step - frozen + 1) / warmup, 1."""
         if step < self.frozen:
             return 0.0
         return min(1.0, (step - self.frozen + 1) / max(1, self.warmup))
 
 
 def stages_of(config: OptimConfig, steps_per_epoch: int, total: int) -> dict[str, Stage]:
-    """Tower -> the stages of its backbone, of those that stand still at first; FlagError unless they end in the run."""
+    """Tower -> stage of its backbone, of those frozen at first; FlagError unless they end within the run."""
     found = {}
     for tower in ("image", "text"):
         name = f"{tower}_freeze_epochs"
@@ -137,15 +131,13 @@ def stages_of(config: OptimConfig, steps_per_epoch: int, total: int) -> dict[str
                 own = f" and --unfreeze-warmup-epochs {config.unfreeze_warmup_epochs:g}" if warmup else ""
                 raise FlagError(
                     f"{flag_of(name)} {epochs:g}{own} do not end within the run's {total} steps, an epoch has "
-                    f"{steps_per_epoch}: give less of them, train longer, or freeze a tower for good by --lock-{tower}"
+                    f"{steps_per_epoch}: give less of them, train longer, or freeze a tower by --lock-{tower}"
                 )
     return found
 
 
 def release_gradients(optimizer: torch.optim.Optimizer, towers: Collection[str]) -> None:
-    """Drop the gradients of these backbones: for clipping and the optimiser they are not there. So nothing moves them,
-    neither decay nor moments, and moments begin with the first step that does.
-    """
+    """Drop the gradients of these backbones, so that neither clipping, nor decay, nor moments see them."""
     for group in optimizer.param_groups:
         if group["backbone"] in towers:
             for parameter in group["params"]:
@@ -185,10 +177,9 @@ def set_learning_rate(
 
 
 class EpochAverage(ModelEmaV3):
-    """The plain mean of the weights behind each of some steps, the ends of epochs: SWA (Izmailov et al. 2018).
+    """The mean of the weights after some steps, the ends of epochs: SWA (Izmailov et al. 2018).
 
-    steps: in their order. `module` stands for something from the first of them on. Running statistics are averaged
-    as weights are: BatchNorm's, from random weights.
+    steps: in their order; `module` is an average from the first of them on. Running statistics are averaged as weights.
     """
 
     def __init__(self, model: nn.Module, steps: Sequence[int], foreach: bool = True):
@@ -196,41 +187,40 @@ class EpochAverage(ModelEmaV3):
         self.steps = list(steps)
 
     def update(self, model: nn.Module, step: int | None = None) -> None:
-        """Take in the weights, if they are to be taken behind this step: m_k = m_(k-1) + (w - m_(k-1)) / k."""
+        """Add the weights, if this is one of the steps: m_k = m_(k-1) + (w - m_(k-1)) / k."""
         if step in self.steps:
             before = self.steps.index(step)
             self.decay = before / (before + 1)
             super().update(model)
 
     def taken(self, step: int) -> list[int]:
-        """The steps whose weights are in it behind `step`."""
+        """The steps whose weights are averaged after `step`."""
         return [one for one in self.steps if one <= step]
 
 
 def build_averages(
     model: nn.Module, config: OptimConfig, steps_per_epoch: int, total: int, foreach: bool
 ) -> dict[str, ModelEmaV3]:
-    """The averaged twins by the names of `training.state.AVERAGES`; FlagError for more epochs than the run has.
+    """The averaged twins of `training.state.AVERAGES`; FlagError for more epochs than the run has.
 
-    foreach: whether parameters are updated in bulk, which shards cannot be.
+    foreach: update parameters in bulk, impossible for shards.
     """
     found: dict[str, ModelEmaV3] = {}
     if config.ema_decay:
         found["ema"] = ModelEmaV3(model, decay=config.ema_decay, use_warmup=True, foreach=foreach)
     if config.swa_epochs:
-        # counted back from the end, so that a run whose length is no whole number of epochs ends with one of them, too
+        # counted back from the end, where the last one is, whatever the run's length
         steps = [total - steps_per_epoch * back for back in reversed(range(config.swa_epochs))]
         if steps[0] < 1:
-            raise FlagError(
-                f"--swa-epochs {config.swa_epochs}, and the run has {total / steps_per_epoch:.1f}: give at "
-                f"most {-(-total // steps_per_epoch)}, or train longer"
-            )
+            epochs, most = f"{total / steps_per_epoch:.1f}", -(-total // steps_per_epoch)
+            remedy = f"give at most {most}, or train longer"
+            raise FlagError(f"--swa-epochs {config.swa_epochs}, and the run has {epochs}: {remedy}")
         found["swa"] = EpochAverage(model, steps, foreach)
     return found
 
 
 def params_by_tower(objective: Any) -> dict[str, list[nn.Parameter]]:
-    """Name of a tower -> its parameters that are trained; what is in none, scale and bias, is `logit`."""
+    """Tower -> its trained parameters; scale and bias are `logit`."""
     owner = {id(p): name for name, tower in objective.model.towers().items() for p in tower.parameters()}
     parts: dict[str, list[nn.Parameter]] = {}
     for parameter in objective.parameters():
@@ -240,24 +230,23 @@ def params_by_tower(objective: Any) -> dict[str, list[nn.Parameter]]:
 
 
 def gradient_norms(parts: Mapping[str, Sequence[nn.Parameter]], bound: float | None) -> dict[str, Tensor]:
-    """grad_norm of all gradients, and grad_norm_PART of each part: L2, () each, before clipping.
+    """L2 norms before clipping, () each: grad_norm of all gradients, grad_norm_PART of each part.
 
-    bound: scale all gradients so that their common norm is at most this.
+    bound: on the norm of all gradients, which are scaled to it.
     """
     norms = {}
     for part, parameters in parts.items():
         grads = [p.grad for p in parameters if p.grad is not None]
-        still = parameters[0].device  # all of it stands still
-        norms[f"grad_norm_{part}"] = norm(grads) if grads else torch.zeros((), device=still)
+        norms[f"grad_norm_{part}"] = norm(grads) if grads else torch.zeros((), device=parameters[0].device)
     total = torch.linalg.vector_norm(torch.stack(list(norms.values())))
     if bound is not None:
-        for parameters in parts.values():  # one kind of tensor, whole or in shards, at a time
+        for parameters in parts.values():  # whole and sharded tensors do not mix
             nn.utils.clip_grads_with_norm_(parameters, bound, total)
     return {"grad_norm": total} | norms
 
 
 def norm(tensors: Sequence[Tensor]) -> Tensor:
-    """L2 norm of all elements, over all shards where they are in shards: ()."""
+    """L2 norm of all elements, over all shards: ()."""
     total = nn.utils.get_total_norm(tensors)
     return total.full_tensor() if isinstance(total, DTensor) else total
 

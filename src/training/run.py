@@ -22,6 +22,7 @@ from prolip.models.checkpoint import save_pretrained
 from prolip.utils.console import EXIT_INTERRUPTED
 from prolip.utils.fields import AUTO
 from prolip.utils.secrecy import redacted
+from training import model as parts
 from training.checkpoint.reader import read_checkpoint
 from training.checkpoint.resume import acquire_run_dir, open_records, resume
 from training.checkpoint.run_dir import write_json, write_status
@@ -34,32 +35,9 @@ from training.health.signals import EXIT_STOPPED, STOP, WAY_ON, Stopped, Watchdo
 from training.hooks import set_bias
 from training.log import ChanceWatch, RunLog, count_parameters, duration
 from training.loop import train
-from training.model import (
-    DTYPES,
-    attention_for,
-    autocast_for,
-    build_augment,
-    build_model,
-    build_teacher,
-    build_token_augment,
-    build_tokenizer,
-    check_precision,
-    distribute,
-    settle_statistics,
-)
 from training.optim import build_averages, build_optimizer, params_by_tower, stages_of
-from training.parallel.distributed import (
-    StopConsensus,
-    World,
-    check_equal_batches,
-    from_first,
-    gathered,
-    keep_freed_memory,
-    process_group,
-    seed_everything,
-    share_object,
-    wait_for_all,
-)
+from training.parallel import distributed as ranks
+from training.parallel.distributed import World
 from training.parallel.sharding import shard_model, whole_model
 from training.state import Clock, DataState, EvalState, Health, Run, RunOutputs, TrainState
 
@@ -69,23 +47,23 @@ if TYPE_CHECKING:
 
 def run(config: Config) -> Path:
     """Train a model by the config; returns the run's folder."""
-    with process_group(config.run.device) as world, contextlib.ExitStack() as held:
-        check_precision("--precision", config.run.precision, world.device)
-        check_precision("--val-precision", config.val.val_precision, world.device)
+    with ranks.process_group(config.run.device) as world, contextlib.ExitStack() as held:
+        parts.check_precision("--precision", config.run.precision, world.device)
+        parts.check_precision("--val-precision", config.val.val_precision, world.device)
         if world.device.type == "cpu":
-            keep_freed_memory()
+            ranks.keep_freed_memory()
         config = settle_model(config, world)
         rows = rows_per_rank(config, world.world_size)
-        check_equal_batches(rows, world)
+        ranks.check_equal_batches(rows, world)
         model = Path(config.model.model.split(":")[-1]).name
         name = config.run.name or f"{model}-{config.method}-{time.strftime('%Y%m%d-%H%M%S')}"
-        folder = Path(config.run.output) / share_object(name, world)
+        folder = Path(config.run.output) / ranks.share_object(name, world)
         config = settle_workers(config, world, rows, folder)
         state = build(config, world, folder, rows, held)
         try:
             with status_written(state):
                 start = time.perf_counter()
-                with attention_for(config.run.precision, world.device):
+                with parts.attention_for(config.run.precision, world.device):
                     train(state)
                 finish(state, time.perf_counter() - start)
         finally:
@@ -143,13 +121,13 @@ def build(config: Config, world: World, folder: Path, rows: int, held: contextli
     The folder is locked until `held` is closed.
     """
     settings = config.run
-    seed_everything(settings.seed, settings.deterministic)
+    ranks.seed_everything(settings.seed, settings.deterministic)
     if world.device.type == "cuda" and settings.precision == "fp32" and not settings.deterministic:
         torch.set_float32_matmul_precision("high")  # TF32 for the towers; under autocast they need none
-    tokenizer = build_tokenizer(config)  # first: what is missing shows at once
+    tokenizer = parts.build_tokenizer(config)  # first: what is missing shows at once
     with heard("prolip.models.checkpoint") as weights:
-        model, transform, preprocess = build_model(config, world.device)
-    statistics = settle_statistics(config, world, model)
+        model, transform, preprocess = parts.build_model(config, world.device)
+    statistics = parts.settle_statistics(config, world, model)
     loader = open_loader(config, world, rows, model, transform, tokenizer)
     rows = loader.config.batch_size
     global_batch, start = rows * world.world_size, config.model.init_logit_bias
@@ -162,7 +140,7 @@ def build(config: Config, world: World, folder: Path, rows: int, held: contextli
     storage = Storage(settings.checkpoint_dir or str(folder / "checkpoints"), beside=folder)
     address, passed_over = acquire_run_dir(config, world, folder, storage, held or contextlib.ExitStack())
     checkpoint = read_checkpoint(address, world) if address else None
-    trained.network = distribute(trained.objective, world, settings)
+    trained.network = parts.distribute(trained.objective, world, settings)
     if config.val.best_metric and world.is_first:  # now that a run to be overwritten is gone
         from training.evaluate import Best
 
@@ -176,9 +154,9 @@ def build(config: Config, world: World, folder: Path, rows: int, held: contextli
         trained=trained,
         data=DataState(
             loader=loader,
-            augment=build_augment(config, model, world.device, draws),
+            augment=parts.build_augment(config, model, world.device, draws),
             global_batch=global_batch,
-            token_augment=build_token_augment(config, model, tokenizer, world.device, draws),
+            token_augment=parts.build_token_augment(config, model, tokenizer, world.device, draws),
         ),
         health=build_health(config, world, trained.objective, (rows, steps)),
         evals=evals,
@@ -234,10 +212,10 @@ def open_loader(config: Config, world: World, rows: int, model: Any, transform: 
         world_size=world.world_size,
         image_size=model.image_size,
         context_length=model.context_length,
-        once=partial(from_first, world=world),
+        once=partial(ranks.from_first, world=world),
     )
     loader.pin = world.device.type == "cuda"
-    loader.gather = partial(gathered, world=world)  # faults are judged over all ranks
+    loader.gather = partial(ranks.gathered, world=world)  # faults are judged over all ranks
     _ = loader.noise  # read now, so that what fails there fails before the first step
     return loader
 
@@ -254,14 +232,14 @@ def build_trained(config: Config, world: World, model: Any, length: tuple[int, i
         world_size=world.world_size,
         total_steps=steps,
         tokenizer=tokenizer,
-        teacher=build_teacher(method.needs(config.objective).teacher, world.device),
+        teacher=parts.build_teacher(method.needs(config.objective).teacher, world.device),
     )
     context.draws.version = settings.draws
     objective = method(model, config.objective, context).to(world.device)
     averages = build_averages(model, config.optim, per_epoch, steps, foreach=not settings.fsdp)
     if settings.fsdp:
         for network in (model, *(average.module for average in averages.values())):
-            shard_model(network, world, DTYPES.get(settings.precision))
+            shard_model(network, world, parts.DTYPES.get(settings.precision))
     optimizer = build_optimizer(objective, config.optim)
     if config.model.torchcompile:
         for tower in model.towers().values():  # in place: names stay; shapes are few
@@ -278,7 +256,7 @@ def build_trained(config: Config, world: World, model: Any, length: tuple[int, i
         total_steps=steps,
         stages=stages_of(config.optim, per_epoch, steps),
         accum_freq=settings.accum_freq,
-        autocast=autocast_for(settings.precision, world.device),
+        autocast=parts.autocast_for(settings.precision, world.device),
     )
 
 
@@ -300,7 +278,7 @@ def build_health(config: Config, world: World, objective: Objective, length: tup
         # GradScaler meets infinite gradients by design and skips the step; everything else must be finite.
         meter=LossMeter(("grad_norm",) if settings.precision == "amp_fp16" else (), settings.max_nonfinite),
         stop=STOP,
-        consensus=StopConsensus(world),
+        consensus=ranks.StopConsensus(world),
         watchdog=Watchdog(settings.stall_seconds, world.rank),
         chance=ChanceWatch(rows, world.world_size, steps),
         utilisation=utilisation,
@@ -325,27 +303,23 @@ def build_validation(
 def summary(run: Run) -> str:
     """A description of the run for its log."""
     config, world, loader, model = run.config, run.world, run.data.loader, run.trained.objective.model
-    sizes = count_parameters(model)
-    towers = ", ".join(
-        f"{part} {total:,}" + (f" ({trained:,} trained)" if trained != total else "")
-        for part, (total, trained) in sizes.items()
-    )
-    global_batch = run.data.global_batch
-    per_rank = global_batch // world.world_size // config.run.accum_freq
+    optim, global_batch, sizes = config.optim, run.data.global_batch, count_parameters(model)
+    counts = [f"{part} {n:,}" + (f" ({own:,} trained)" if own != n else "") for part, (n, own) in sizes.items()]
+    split = f"{world.world_size} ranks x {config.run.accum_freq} micro-batches"
     held = f" ({len(loader.held_out):,} images held out)" if loader.held_out is not None else ""
+    clipping = f"gradients clipped at {optim.grad_clip_norm:g}" if optim.grad_clip_norm else "no clipping"
+    bias = "by the first batch" if config.model.init_logit_bias == AUTO else f"{model.logit_bias.item():.4g}"
     facts = {
-        "model": f"{config.model.model}, {sum(total for total, _ in sizes.values()):,} parameters: {towers}",
+        "model": f"{config.model.model}, {sum(own for own, _ in sizes.values()):,} parameters: {', '.join(counts)}",
         "method": f"{config.method} {dataclasses.asdict(config.objective) or ''}".strip(),
-        "batch": f"{global_batch} = {world.world_size} ranks x {config.run.accum_freq} micro-batches x {per_rank}",
+        "batch": f"{global_batch} = {split} x {global_batch // world.world_size // config.run.accum_freq}",
         "data": f"{redacted(config.data.train_data) or 'synthetic'}: {loader.dataset_samples:,} samples{held}, "
         f"{loader.num_samples:,} per epoch, {config.data.workers} loader processes per rank",
         "length": f"{run.total_steps:,} steps = {run.total_steps / loader.num_batches:.1f} epochs "
         f"of {loader.num_batches:,} steps",
-        "optimiser": f"{config.optim.opt}, lr {config.optim.lr:g} {config.optim.lr_scheduler}, "
-        f"{config.optim.warmup} steps of warm-up, weight decay {config.optim.wd:g}, beta2 {config.optim.beta2:g}, "
-        + (f"gradients clipped at {bound:g}" if (bound := config.optim.grad_clip_norm) else "no clipping"),
-        "logit": f"scale {model.logit_scale.exp().item():.4g}, bias "
-        + ("by the first batch" if config.model.init_logit_bias == AUTO else f"{model.logit_bias.item():.4g}"),
+        "optimiser": f"{optim.opt}, lr {optim.lr:g} {optim.lr_scheduler}, {optim.warmup} steps of warm-up, "
+        f"weight decay {optim.wd:g}, beta2 {optim.beta2:g}, {clipping}",
+        "logit": f"scale {model.logit_scale.exp().item():.4g}, bias {bias}",
         **{
             f"{tower} backbone": f"frozen for {stage.frozen:,} steps, then {stage.warmup:,} of warm-up"
             for tower, stage in run.trained.stages.items()
@@ -377,7 +351,7 @@ def finish(run: Run, seconds: float) -> None:
             if outputs.saver is not None:  # last: the model is there even if this fails
                 outputs.saver.settle(final=True)
             outputs.log.say(f"done in {duration(seconds)}: model in {outputs.folder / 'model'}")
-        wait_for_all(world)
+        ranks.wait_for_all(world)
 
 
 def write_metrics(evals: EvalState, outputs: RunOutputs) -> None:

@@ -57,8 +57,8 @@ def test_the_commands_in_its_head_can_be_typed_and_are_of_this_recipe(name, monk
         elif program == "scripts/studies/papers/papers.py":
             assert papers.find_printed(words[:1]) and words[1:] == ["--results", "found.json"]
         else:
-            name, command, rest = find(["eval", program, *words])
-            assert parser_of(name, command).parse_strictly(rest).output == "found.json"
+            command, rest = find(["eval", program, *words])
+            assert parser_of(command).parse_strictly(rest).output == "found.json"
     assert [words[0] for words in found][-2:] == ["tasks", "scripts/studies/papers/papers.py"]
 
 

@@ -449,8 +449,8 @@ def test_curation_scores_on_the_gpu_that_its_task_has(start):
     status, words, _, _ = start("curate.sbatch", *given)
     assert status == 0
     assert words == ["-m", "prolip", "curate", "score", "--device", "cuda", "--precision", "amp_bf16", *given[1:]]
-    name, command, rest = find(words[2:])
-    assert parser_of(name, command).parse_strictly(rest).device == "cuda"
+    command, rest = find(words[2:])
+    assert parser_of(command).parse_strictly(rest).device == "cuda"
     assert start("curate.sbatch", *given, SLURM_GPUS_ON_NODE="0")[1] == ["-m", "prolip", "curate", *given]
     given = ["write", "scores", "--output", "kept"]
     assert start("curate.sbatch", *given)[1] == ["-m", "prolip", "curate", *given]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -188,13 +189,7 @@ def test_an_array_evaluates_a_run_and_its_checkpoint_alike(cluster, folder, sign
     job = sbatch(
         cluster,
         folder,
-        "--array=0-1",
-        "slurm/eval.sbatch",
-        str(signalled),
-        str(checkpoint),
-        "--",
-        "--select",
-        "group=activities",
+        *shlex.split(f"--array=0-1 slurm/eval.sbatch {signalled} {checkpoint} -- --select group=activities"),
     )
     for task in range(2):
         end = cluster.wait_for_end(f"{job}_{task}", 180)

@@ -156,9 +156,9 @@ def moved(run: Any, steps: int) -> Iterator[dict[str, Tensor]]:
     from training.loop import on_device, training_step
 
     run.trained.network.train()
-    run.fed.loader.set_epoch(0)
-    for number, batch in zip(range(steps), run.fed.loader):
-        yield training_step(run.trained, on_device(run.fed, batch, number, run.world.device), number)
+    run.data.loader.set_epoch(0)
+    for number, batch in zip(range(steps), run.data.loader):
+        yield training_step(run.trained, on_device(run.data, batch, number, run.world.device), number)
 
 
 @contextlib.contextmanager
@@ -272,9 +272,9 @@ def waits(kit: Kit) -> None:
             try:
                 made, meter = built(kit, f"{method}-{precision}", method, precision=precision), LossMeter()
                 list(moved(made, 2))  # looks at its inputs and makes constants
-                batch = next(iter(made.fed.loader))
+                batch = next(iter(made.data.loader))
                 with waits_noted(kit) as found:
-                    terms = training_step(made.trained, on_device(made.fed, batch, 2, kit.device), 2)
+                    terms = training_step(made.trained, on_device(made.data, batch, 2, kit.device), 2)
                     meter.add(terms, 3, batch["key"])
                 close(made)
             except Exception as error:  # of one method: the others still count

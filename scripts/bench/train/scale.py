@@ -174,16 +174,16 @@ def phases_of(folder: Path, place: Rank, calls: Calls, args: argparse.Namespace)
         config = parse(words_of(folder))
         run = training.run.build(config, world, folder / "run", 2, held)
         place.found.clear()
-        run.fed.loader.set_epoch(0)
-        for step, batch in zip(range(3), run.fed.loader):
-            batch = on_device(run.fed, batch, step, world.device)
+        run.data.loader.set_epoch(0)
+        for step, batch in zip(range(3), run.data.loader):
+            batch = on_device(run.data, batch, step, world.device)
             counted("step", partial(training_step, run.trained, batch, step))
         late = counted("stop", partial(agree, run, args))
         found["stop"] = Counter({name: value / STEPS for name, value in found["stop"].items()} | {LATE: late})
         run.at.step = 3
         counted("save", partial(save, run))
-        if run.kept.saver is not None:
-            run.kept.saver.settle(final=True)
+        if run.outputs.saver is not None:
+            run.outputs.saver.settle(final=True)
         address = str(folder / "run/checkpoints/step_3.pt")
         training.run.close(run)
         if hasattr(training.run, "read_checkpoint"):
@@ -266,9 +266,9 @@ def count_kinds(folder: Path, args: argparse.Namespace) -> dict[str, dict[str, l
             with Rank(0, ranks, []), real_looking_ddp(), ExitStack() as held:
                 config = parse(words_of(place, "--model", args.model, *flags))
                 run = training.run.build(config, world, place / "run", 2, held)
-                run.fed.loader.set_epoch(0)
+                run.data.loader.set_epoch(0)
                 first, second = (
-                    on_device(run.fed, batch, step, world.device) for step, batch in zip(range(2), run.fed.loader)
+                    on_device(run.data, batch, step, world.device) for step, batch in zip(range(2), run.data.loader)
                 )
                 training_step(run.trained, first, 0)
                 with Carried(ranks) as ledger:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from prolip.evaluation.suites.datacomp.catalogue import AGGREGATES, COUNTED, aggregate
-from prolip.evaluation.suites.datacomp.report import AVERAGE_C1, Report, Row, build_report
+from prolip.evaluation.suites.datacomp.report import AVERAGE_C1, SuiteRow, our_rows
 from prolip.evaluation.suites.datacomp.results import latest
 from prolip.evaluation.suites.datacomp.run import read_results, save_tables, summary
 
@@ -131,28 +131,28 @@ def find_published(names: Sequence[str] | None) -> tuple[PublishedRow, ...]:
     return tuple(chosen.values())
 
 
-def published_row(row: PublishedRow) -> Row:
+def published_row(row: PublishedRow) -> SuiteRow:
     """A published row; averages are the printed ones, and a note says which of them its values do not give."""
     averages = {name: readings[0][0] for name, readings in row.printed.items()}
     averages |= {name: mean.value for name, mean in aggregate(row.values).items() if name not in averages}
     averages[AVERAGE_C1] = row.printed["Average"][-1][0]
     notes = [f"{row.label}: {row.note} ({row.source})."] if row.note else []
     notes += [f"{row.label}: {check}." for check in reproduce(row) if not check.explained]
-    return Row(row.label, row.values, averages, "published", notes=tuple(notes))
+    return SuiteRow(row.label, row.values, averages, "published", notes=tuple(notes))
 
 
-def difference(row: Row, against: Row) -> Row:
+def difference(row: SuiteRow, against: SuiteRow) -> SuiteRow:
     """row - against, in points of percent, where both have a value."""
     values = {key: row.values[key] - against.values[key] for key in row.values if key in against.values}
     averages = {key: row.averages[key] - against.averages[key] for key in row.averages if key in against.averages}
     marked = row.marked & (values.keys() | averages.keys())
-    return Row(row.label, values, averages, "difference", marked, against=against.label)
+    return SuiteRow(row.label, values, averages, "difference", marked, against=against.label)
 
 
-def compare(report: Report, published: Sequence[PublishedRow]) -> Report:
+def compare(ours: Sequence[SuiteRow], published: Sequence[PublishedRow]) -> list[SuiteRow]:
     """Published rows, ours, and every row of ours minus every published one."""
     others = [published_row(row) for row in published]
-    return Report((*others, *report.rows, *(difference(row, other) for row in report.rows for other in others)))
+    return [*others, *ours, *(difference(row, other) for row in ours for other in others)]
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -165,9 +165,9 @@ def main(words: Sequence[str] | None = None) -> None:
     if not args.folders:
         print(published_report(find_published(args.rows or ["all"])))
         return
-    report = compare(build_report(latest(read_results(args.folders))), find_published(args.rows))
-    save_tables(report, args.output)
-    print(f"{summary(report)}\ntables: {args.output}")
+    rows = compare(our_rows(latest(read_results(args.folders))), find_published(args.rows))
+    save_tables(rows, args.output)
+    print(f"{summary(rows)}\ntables: {args.output}")
 
 
 if __name__ == "__main__":

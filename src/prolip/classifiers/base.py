@@ -1,27 +1,28 @@
-"""What both classifiers do: probabilities, uncertainty, and answers with a bound on how many are wrong."""
+"""The base of both classifiers: probabilities, uncertainty, and answers with a bound on how many are wrong."""
 
 from __future__ import annotations
 
+import os
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from numbers import Number
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import open_clip
 import torch
+from PIL import Image
 from scipy.special import log_softmax
 from sklearn.base import BaseEstimator, ClassifierMixin
-from sklearn.utils.validation import check_is_fitted, column_or_1d
+from sklearn.utils.validation import check_array, check_is_fitted, column_or_1d
+from torch import Tensor
 
-from prolip.classifiers.inputs import Shown, as_shown, to_array
-from prolip.classifiers.inputs import embed as embed_pictures
 from prolip.classifiers.sharpness import Sharpness
-from prolip.corpora.emoji.corpus import TEMPLATES
 from prolip.embedder import Embedder, ModelCard
 from prolip.gaussian import Gaussian, check_embeddings, kind_of
 from prolip.measures.chance import OwnFirst, warn_once
+from prolip.prompts import DRAWINGS
 from prolip.prompts.templates import fill_all, mix_groups
 from prolip.scores import Score
 from prolip.search.risk_control import Threshold, find_threshold
@@ -34,11 +35,26 @@ from prolip.utils.flags import did_you_mean
 NAMED = {
     "openai": open_clip.OPENAI_IMAGENET_TEMPLATES,
     "simple": open_clip.SIMPLE_IMAGENET_TEMPLATES,
-    "drawings": TEMPLATES,
+    "drawings": DRAWINGS,
 }
 Names = Sequence[str] | Mapping[Any, str | Sequence[str]] | None
+#: Ends of a tower, in the order of the columns of their novelty.
+ENDS = ("mean", "first")
+WANTED = "pictures (paths, URLs, bytes or Pillow images), a Gaussian, or what `embed` gave"
 #: Rows whose scores are computed at a time.
 ROWS = 4096
+
+
+class Shown(NamedTuple):
+    """Gaussians (N, D), and their novelty in nats (N,) by the end of the tower, or {}."""
+
+    z: Gaussian
+    novelty: dict[str, Tensor]
+
+    @property
+    def mean(self) -> np.ndarray:
+        """(N, D) float64."""
+        return self.z.mean.double().numpy()
 
 
 class ImageClassifier(ClassifierMixin, BaseEstimator):
@@ -65,12 +81,10 @@ class ImageClassifier(ClassifierMixin, BaseEstimator):
         """The kinds of logits (N, C) that `sharpness_` weighs."""
 
     def embed(self, X: Any) -> np.ndarray:
-        """Pictures as rows of features (N, W) that every method takes instead, for what is asked more than once.
-
-        W = 2 D: means and log variances; with two novelties behind them where the model has them; D for a model of
-        points.
+        """Embed pictures as rows (N, W) that every method takes in their place: means and log variances, then two
+        novelties in a model with them; W = D for points.
         """
-        return to_array(embed_pictures(X, self._embedder(), self.batch_size))
+        return to_array(Shown(*self._embedder().embed(X, "image", self.batch_size)))
 
     def predict_proba(self, X: Any) -> np.ndarray:
         """Probabilities (N, C) in the order of `classes_`, each row summing to one."""
@@ -84,8 +98,7 @@ class ImageClassifier(ClassifierMixin, BaseEstimator):
         """The most probable class of each image, (N,).
 
         risk: refuse, so that at most this share of the answers is wrong, with probability 1 - delta over the images of
-        `calibrate_risk`. The answer is then a masked array: masked where it is refused, so that `.mask` says which are,
-        `(predicted == y).mean()` is the accuracy of those that are answered, and `.filled("?")` gives plain labels.
+        `calibrate_risk`. The result is then a masked array, masked where an answer is refused.
         """
         shown = self._shown(X)
         log_p = self._log_proba(shown)
@@ -93,10 +106,10 @@ class ImageClassifier(ClassifierMixin, BaseEstimator):
         if risk is None:
             return labels
         threshold = self.risk_threshold(risk, delta)
-        if self.risk_by_ != (by := tuple(shown.novelty) if isinstance(shown, Shown) else ()):
+        if self.risk_by_ != (by := novelties(shown)):
+            both = "give both pictures (or what embed makes of them), or both Gaussians"
             raise ValueError(
-                f"calibrate_risk knew {self.risk_by_ or 'no'} novelties and predict {by or 'none'}: give"
-                " both pictures (or what embed makes of them), or both Gaussians"
+                f"calibrate_risk knew {self.risk_by_ or 'no'} novelties and predict {by or 'none'}: {both}"
             )
         answered = threshold.answers({"confidence": self._confidence(shown, log_p)})
         free = labels.astype(object) if labels.dtype.kind == "U" else labels  # `filled` may take a longer word
@@ -107,20 +120,17 @@ class ImageClassifier(ClassifierMixin, BaseEstimator):
         return np.ma.getmaskarray(self.predict(X, risk, delta))
 
     def confidence(self, X: Any) -> np.ndarray:
-        """What is refused by, (N,): the probability that the answer is right and the image of the training's kind.
-
-        The second only for pictures (or what `embed` made of them) and models with a novelty, see
-        `prolip.uncertainty.novelty.refusal`.
+        """What is refused by, (N,): the probability that the answer is right and, in models with a novelty, that the
+        picture is like the training data; see `prolip.uncertainty.novelty.refusal`.
         """
         shown = self._shown(X)
         return self._confidence(shown, self._log_proba(shown))
 
     def calibrate_risk(self, X: Any, y: Any) -> ImageClassifier:
-        """Keep how sure it is of labelled images, and which it gets wrong, for `predict` with a risk.
+        """Record the confidence and the errors of labelled images for `predict` with a risk; `fit` forgets them.
 
-        They must not be those of `fit`, as what was fitted to is known too well; and be drawn like those to be asked.
-        A label that is no class is an image that every answer is wrong of. ValueError for labels of another type than
-        the classes, and for NaN. `fit` forgets the calibration.
+        The images must be drawn like those to be asked, and must not be those of `fit`. A label that is no class counts
+        as a wrong answer. ValueError for labels of another type than the classes, and for NaN.
         """
         shown = self._shown(X)
         log_p = self._log_proba(shown)
@@ -129,21 +139,16 @@ class ImageClassifier(ClassifierMixin, BaseEstimator):
         if len(y) != len(log_p):
             raise ValueError(f"{len(log_p)} images and {len(y)} labels: give one of each")
         self.risk_confidence_ = self._confidence(shown, log_p)
-        self.risk_by_ = tuple(shown.novelty) if isinstance(shown, Shown) else ()
+        self.risk_by_ = novelties(shown)
         self.risk_wrong_ = self.classes_[log_p.argmax(1)] != y
         return self
 
     def risk_threshold(self, risk: float, delta: float = 0.1) -> Threshold:
-        """The least confidence that is answered, with its guarantee in words (`prolip.search.risk_control`).
-
-        ValueError before `calibrate_risk`.
-        """
+        """The least confidence that is answered (`prolip.search.risk_control`). ValueError before `calibrate_risk`."""
         check_is_fitted(self)
         if not hasattr(self, "risk_wrong_"):
-            raise ValueError(
-                "the risk is not calibrated for this fit: first call calibrate_risk(images, labels) with"
-                " labelled images that fit did not use"
-            )
+            first = "call calibrate_risk(images, labels) with labelled images that fit did not use"
+            raise ValueError(f"the risk is not calibrated for this fit: first {first}")
         return find_threshold({"confidence": self.risk_confidence_}, self.risk_wrong_, risk, delta)
 
     def _confidence(self, shown: Any, log_p: np.ndarray) -> np.ndarray:
@@ -163,7 +168,7 @@ class ImageClassifier(ClassifierMixin, BaseEstimator):
         return self.score_.uncertainty(shown.z).double().numpy()
 
     def _begin(self, embedder: Embedder | None) -> None:
-        """Forget the former fit and its calibration of risk, and keep what identifies the model of this one."""
+        """Forget the former fit with its calibration of risk, and record the model of this one."""
         for name in [name for name in vars(self) if name.endswith("_") and name[0] != "_"]:
             delattr(self, name)
         self.card_ = None if embedder is None else embedder.card
@@ -171,7 +176,7 @@ class ImageClassifier(ClassifierMixin, BaseEstimator):
             self.score_ = self.card_.scored_by(self.similarity)
 
     def _judge(self, logits: np.ndarray, labels: np.ndarray) -> None:
-        """Warn where the names of the classes say no more of labelled images than chance. (N, C), (N,)"""
+        """Warn where the names of the classes classify labelled images at chance. (N, C), (N,)"""
         if (first := OwnFirst.of(torch.from_numpy(logits), torch.from_numpy(labels))).at_chance:
             warn_once(f"{first}, by the names of its classes")
 
@@ -186,7 +191,7 @@ class ImageClassifier(ClassifierMixin, BaseEstimator):
         return as_shown(X, self._embedder(), self.dimension_, self.batch_size)
 
     def _embedder(self) -> Embedder:
-        """The model, loaded when it is first asked for and again when another is named."""
+        """The model, loaded at its first use and after a change of its name."""
         if isinstance(self.model, Embedder):
             return self.model
         if not isinstance(self.model, str):
@@ -213,10 +218,8 @@ def check_same(fitted: ModelCard, given: ModelCard) -> None:
     differ = [name for name in now if name not in ("name", "precision") and then.get(name) != now[name]]
     if differ:
         told = ", ".join(f"{name} {shortened(then.get(name))} then and {shortened(now[name])} now" for name in differ)
-        raise ValueError(
-            f"{given.name} is not the model of fit, {fitted.name}: {told}. Call fit again, or give the"
-            " former model. (Fingerprints are of weights, settings, preprocessing and tokenizer)"
-        )
+        again = "Call fit again, or give the former model"
+        raise ValueError(f"{given.name} is not the model of fit, {fitted.name}: {told}. {again}")
 
 
 def check_labels(labels: np.ndarray, classes: np.ndarray) -> None:
@@ -224,10 +227,15 @@ def check_labels(labels: np.ndarray, classes: np.ndarray) -> None:
     known = {label_kind(one) for one in classes.tolist()}
     for label in labels.tolist():
         if label_kind(label) not in known or label != label:
+            own = shortened(classes.tolist())
             raise ValueError(
-                f"label {label!r} is {kind_of(label)}, and the classes are {shortened(classes.tolist())}:"
-                " give labels of their type"
+                f"label {label!r} is {kind_of(label)}, and the classes are {own}: give labels of their type"
             )
+
+
+def novelties(shown: Any) -> tuple[str, ...]:
+    """The ends of the tower that inputs have a novelty of."""
+    return tuple(shown.novelty) if isinstance(shown, Shown) else ()
 
 
 def label_kind(label: Any) -> str:
@@ -248,8 +256,8 @@ def text_classes(embedder: Embedder, classes: Sequence[Sequence[str]], templates
 
 
 def class_logits(score: Score, image: Gaussian, classes: Gaussian) -> np.ndarray:
-    """What a softmax over classes makes probabilities of, (N, D), (C, D) -> (N, C): a * score of what was trained with
-    a scale, log probabilities of a match where they are the score, and the score itself where nothing was trained.
+    """The logits of a softmax over classes, (N, D), (C, D) -> (N, C): a * score where a scale was trained, the log of
+    a score that is a match probability, and the score itself where nothing was trained.
     """
     parts = []
     for rows in torch.arange(len(image.mean)).split(ROWS):
@@ -284,3 +292,54 @@ def named_classes(classes: Names) -> dict[Any, list[str]]:
 def unknown_label(label: Any, known: Sequence) -> str:
     """What to say of a label that no class has."""
     return f"label {label!r} is no class: {did_you_mean(str(label), [str(one) for one in known])}"
+
+
+# --- inputs: images, Gaussians, or arrays of features that were embedded before --------------------------------------
+def is_pictures(given: Any) -> bool:
+    """Whether these are pictures, in files or as Pillow images. TypeError for a single one."""
+    kinds = (str, os.PathLike, bytes, Image.Image)
+    if isinstance(given, kinds):
+        raise TypeError(f"one {type(given).__name__}: give a list of pictures")
+    if hasattr(given, "iloc"):
+        given = np.asarray(given)
+    listed = given.ndim == 1 if isinstance(given, np.ndarray) else isinstance(given, Sequence)
+    return listed and len(given) > 0 and (isinstance(given[0], kinds) or hasattr(given[0], "read"))
+
+
+def to_array(shown: Shown) -> np.ndarray:
+    """One row of each image, (N, W) float32: mean, log_var, novelties; the mean alone of points."""
+    z = shown.z
+    if torch.isneginf(z.log_var).all():
+        return z.mean.numpy()
+    return torch.cat([*z, *(shown.novelty[end].unsqueeze(1) for end in ENDS if end in shown.novelty)], 1).numpy()
+
+
+def from_array(rows: Any, dimension: int, probabilistic: bool) -> Shown:
+    """`to_array` undone, for a model of `dimension`. ValueError for another width, and for what is not finite."""
+    x = torch.from_numpy(check_array(rows, dtype=np.float32, copy=True))
+    if not probabilistic:
+        check_columns(x.shape[1], (dimension,))
+        return Shown(Gaussian(x, torch.full_like(x, -torch.inf)), {})
+    check_columns(x.shape[1], (2 * dimension, 2 * dimension + len(ENDS)))
+    mean, log_var, more = x.split([dimension, dimension, x.shape[1] - 2 * dimension], 1)
+    return Shown(Gaussian(mean, log_var), dict(zip(ENDS, more.T)))
+
+
+def check_columns(found: int, wanted: tuple[int, ...]) -> None:
+    if found not in wanted:
+        own = " or ".join(map(str, wanted))
+        parts = "(mean, log_var, and two novelties where it has them; a model of points the mean alone)"
+        raise ValueError(f"X has {found} features, but this model has {own} {parts}: give {WANTED}")
+
+
+def as_shown(given: Any, embedder: Embedder, dimension: int, batch_size: int) -> Shown:
+    """Inputs of any kind. ValueError and TypeError for others, and for numbers that are not finite."""
+    if isinstance(given, Gaussian):
+        check_embeddings(given, "X")
+        check_columns(given.mean.shape[-1], (dimension,))
+        return Shown(Gaussian(*(x.detach().float().cpu() for x in given)), {})
+    if not is_pictures(given):
+        return from_array(given, dimension, embedder.probabilistic)
+    found = Shown(*embedder.embed(given, "image", batch_size))
+    check_embeddings(found.z, "the embeddings of X")
+    return found

@@ -9,8 +9,8 @@ from sklearn.covariance import ledoit_wolf
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 
-from prolip.classifiers.base import ImageClassifier, Names, class_logits, named_classes, text_classes, unknown_label
-from prolip.classifiers.inputs import Shown
+from prolip.classifiers import base
+from prolip.classifiers.base import ImageClassifier, Names, Shown
 from prolip.classifiers.sharpness import Sharpness, fit_sharpness
 from prolip.embedder import Embedder
 
@@ -27,10 +27,10 @@ class FewShotClassifier(ImageClassifier):
     """Images by a few labelled ones: `FewShotClassifier(model).fit(pictures, names).predict(others)`.
 
     Gaussian discriminant analysis of the means (a training-free baseline that is hard to beat, Wang et al., ICLR 2024)
-    beside the model's own score with the classes' names; how much each counts, cross-validation over the shots says.
-    model: as `ZeroShotClassifier`'s; None: X is an array of features of any origin. classes: what the labels are
-    called, {label: name or list of names}; None: the labels are the names, where they are texts. text: whether names
-    count at all. After `fit`: `classes_`, `discriminant_`, `texts_` (None without names), `sharpness_`.
+    and the model's own score with the classes' names, weighed by cross-validation over the shots. model: as
+    `ZeroShotClassifier`'s; None: X is an array of features of any origin. classes: {label: name or list of names};
+    None: labels that are texts are the names. text: whether names count. After `fit`: `classes_`, `discriminant_`,
+    `texts_` (None without names), `sharpness_`.
     """
 
     def __init__(  # noqa: PLR0913 (as above)
@@ -71,27 +71,26 @@ class FewShotClassifier(ImageClassifier):
 
     def _name_classes(self) -> Any:
         """Gaussians of the classes' names. ValueError where a class has none, or a name no images."""
-        given = named_classes(self.classes_.tolist() if self.classes is None else self.classes)
+        given = base.named_classes(self.classes_.tolist() if self.classes is None else self.classes)
         for label in self.classes_.tolist():
             if label not in given:
-                raise ValueError(f"{unknown_label(label, list(given))} Or text=False: by its images alone")
+                raise ValueError(f"{base.unknown_label(label, list(given))} Or text=False: by its images alone")
         if missing := [label for label in given if label not in set(self.classes_.tolist())]:
             raise ValueError(
                 f"there is no image of {', '.join(map(repr, missing))}: leave those classes out, or take a"
                 " ZeroShotClassifier, which needs none"
             )
-        return text_classes(self._embedder(), list(given.values()), self.templates)
+        return base.text_classes(self._embedder(), list(given.values()), self.templates)
 
     def _weigh(self, shown: Any, x: np.ndarray, labels: np.ndarray) -> Sharpness:
-        """How much names and shots count, by shots that were held out in turns; classes with one image never are.
+        """Fit the weights of names and shots to shots that are held out in turns; classes with one image never are.
 
-        Where none can be, as no two of a class would be left to say how far its images lie apart, names count as the
-        model says and shots not at all: nothing says how far to trust them.
+        Where none can be held out, names count as the model says and shots not at all.
         """
         count = len(self.classes_)
         fold = folds(labels, self.seed)
         held = fold >= 0
-        texts = [] if self.texts_ is None else [class_logits(self.score_, shown.z, self.texts_)]
+        texts = [] if self.texts_ is None else [base.class_logits(self.score_, shown.z, self.texts_)]
         for logits in texts:
             self._judge(logits, labels)
         if not held.any() or min((fold != turn).sum() for turn in range(fold.max() + 1)) <= count:
@@ -106,7 +105,7 @@ class FewShotClassifier(ImageClassifier):
 
     def _parts(self, shown: Any) -> list[np.ndarray]:
         shots = shot_logits(self.discriminant_, means(shown))
-        return [shots] if self.texts_ is None else [class_logits(self.score_, shown.z, self.texts_), shots]
+        return [shots] if self.texts_ is None else [base.class_logits(self.score_, shown.z, self.texts_), shots]
 
     def _uncertainty(self, shown: Any) -> np.ndarray:
         return super()._uncertainty(shown) if isinstance(shown, Shown) else np.zeros(len(shown))

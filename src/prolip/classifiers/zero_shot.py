@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from sklearn.utils.validation import column_or_1d
 
-from prolip.classifiers.base import ImageClassifier, Names, class_logits, named_classes, text_classes, unknown_label
-from prolip.classifiers.inputs import Shown
+from prolip.classifiers import base
+from prolip.classifiers.base import ImageClassifier, Names, Shown
 from prolip.classifiers.sharpness import Sharpness, fit_sharpness
 from prolip.embedder import Embedder
 
@@ -42,10 +42,10 @@ class ZeroShotClassifier(ImageClassifier):
         Without labels, probabilities use the model's own scale and its doubt (`prolip.uncertainty.doubt`). The answers
         are the same either way. Raises ValueError for labels that no class has, and for X without y.
         """
-        named = named_classes(self.classes)
+        named = base.named_classes(self.classes)
         embedder = self._embedder()
         self._begin(embedder)
-        self.texts_ = text_classes(embedder, list(named.values()), self.templates)
+        self.texts_ = base.text_classes(embedder, list(named.values()), self.templates)
         self.classes_ = np.array(list(named))
         self.dimension_ = self.texts_.mean.shape[1]
         sharpness = Sharpness(np.ones(1))
@@ -58,7 +58,7 @@ class ZeroShotClassifier(ImageClassifier):
             place = {label: row for row, label in enumerate(self.classes_.tolist())}
             for label in y.tolist():
                 if label not in place:
-                    raise ValueError(unknown_label(label, list(place)))
+                    raise ValueError(base.unknown_label(label, list(place)))
             labels = np.array([place[label] for label in y.tolist()])
             self._judge(self._parts(shown)[0], labels)
             sharpness = fit_sharpness(self._parts(shown), labels, self._uncertainty(shown))
@@ -66,4 +66,4 @@ class ZeroShotClassifier(ImageClassifier):
         return self
 
     def _parts(self, shown: Shown) -> list[np.ndarray]:
-        return [class_logits(self.score_, shown.z, self.texts_)]
+        return [base.class_logits(self.score_, shown.z, self.texts_)]

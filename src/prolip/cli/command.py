@@ -35,11 +35,12 @@ Run = Callable[[argparse.Namespace], int | None]
 class Command(NamedTuple):
     """One command.
 
-    does: one line of help. example: a command line that works on the demo's model. flags: in the order of the help.
-    run: returns the exit code, None for 0. more: end of the help. retired: old flags, without dashes -> what to type;
-    "": what to type instead of a further word.
+    name: as typed after `prolip`. does: one line of help. example: a command line that works on the demo's model.
+    flags: in the order of the help. run: returns the exit code, None for 0. more: end of the help. retired: old flags,
+    without dashes -> what to type; "": what to type instead of a further word.
     """
 
+    name: str
     does: str
     example: str
     flags: Sequence[Flags]
@@ -49,13 +50,16 @@ class Command(NamedTuple):
 
 
 def command(
-    example: str, *flags: Flags, more: str = "", retired: Mapping[str, str] = MappingProxyType({})
+    name: str, words: str, *flags: Flags, more: str = "", retired: Mapping[str, str] = MappingProxyType({})
 ) -> Callable[[Run], Command]:
-    """A decorator: the function that takes the parsed flags becomes a command, whose help is its first sentence."""
+    """Decorate the function of a parsed command line as a command; its first sentence is the help.
+
+    words: those of the example after `prolip` and the name.
+    """
 
     def made(run: Run) -> Command:
         does = (run.__doc__ or "").partition(".")[0]
-        return Command(does[:1].lower() + does[1:], example, flags, run, more, retired)
+        return Command(name, does[:1].lower() + does[1:], f"prolip {name} {words}", flags, run, more, retired)
 
     return made
 
@@ -95,14 +99,14 @@ def titled(title: str, *flags: Flags) -> Flags:
     return lambda parser: add_all(parser.add_argument_group(title), flags)
 
 
-def parser_of(name: str, command: Command) -> Parser:
-    """The parser of a command that is typed as `name`."""
+def parser_of(command: Command) -> Parser:
+    """The parser of a command."""
     example = " \\\n      ".join(textwrap.wrap(command.example, 74, break_long_words=False, break_on_hyphens=False))
     about = textwrap.fill(f"{command.does[0].upper()}{command.does[1:]}.", 80) + f"\n\n  {example}"
     more = "\n".join(wrapped(line) for line in command.more.splitlines())
+    settings = {"prog": f"prolip {command.name}", "description": about, "epilog": more}
     form = argparse.RawDescriptionHelpFormatter
-    retired = RENAMED | dict(command.retired)
-    parser = Parser(retired, prog=name, description=about, epilog=more, formatter_class=form)
+    parser = Parser(RENAMED | dict(command.retired), formatter_class=form, **settings)
     add_all(parser, command.flags)
     return parser
 
@@ -117,15 +121,9 @@ def wrapped(line: str) -> str:
 class Model:
     """The model that embeds images and texts."""
 
-    model: str | None = option(
-        None, "local-dir:FOLDER, hf-hub:ORG/NAME, or a name of ours or OpenCLIP's", metavar="NAME"
-    )
-    pretrained: str | None = option(
-        None, "weights file, OpenCLIP's tag, or random for untrained weights", metavar="FILE"
-    )
-    tokenizer: str | None = option(
-        None, "folder of tokenizer files, or bpe, instead of the model's own", metavar="FOLDER"
-    )
+    model: str | None = option(None, "local-dir:FOLDER, hf-hub:ORG/NAME, or our or OpenCLIP's name", metavar="NAME")
+    pretrained: str | None = option(None, "weights: a file, OpenCLIP's tag, or random (untrained)", metavar="FILE")
+    tokenizer: str | None = option(None, "folder of tokenizer files, or bpe; default: the model's", metavar="FOLDER")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -135,9 +133,7 @@ class Compute:
     device: str = option("auto", "cpu, cuda or cuda:N; auto takes a GPU if there is one", metavar="DEVICE")
     precision: Literal["fp32", "amp_bf16", "amp_fp16"] = option("fp32", "arithmetic of the towers")
     batch_size: int = option(256, "images or texts in one forward pass", metavar="N", least=1)
-    workers: int | None = option(
-        None, "threads that decode images; all cores but one if left out", metavar="N", least=0
-    )
+    workers: int | None = option(None, "threads that decode images; default: all cores but one", metavar="N", least=0)
     seed: int = option(0, "seed of all random choices", metavar="N", least=0)
 
 
@@ -148,9 +144,7 @@ class Data:
     data: str | None = option(None, "what to read, as KIND:ADDRESS", metavar="SOURCE")
     skip_damaged: bool = option(False, "leave out damaged samples and report them")
     allow_private_hosts: bool = option(False, "fetch addresses that come from data even from hosts in private networks")
-    part: str | None = option(
-        None, "do part I of N (I/N), or slurm for the share of this task of a SLURM array", metavar="I/N"
-    )
+    part: str | None = option(None, "do part I of N (I/N), or slurm: that of this task of a SLURM array", metavar="I/N")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

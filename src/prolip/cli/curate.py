@@ -41,7 +41,8 @@ def reader(args: argparse.Namespace) -> ShardReader:
 
 # --- score ------------------------------------------------------------------------------------------------------------
 @command(
-    "prolip curate score --data data/emoji/noto.tar --model local-dir:runs/demo/model --output runs/curated",
+    "curate score",
+    "--data data/emoji/noto.tar --model local-dir:runs/demo/model --output runs/curated",
     shared(Data, "data", "part", required=["data"], help={"data": SCORED}),
     MODEL,
     flag("--caption-sampling", "fields of captions, of which the likeliest is taken", default="txt", metavar="FIELDS"),
@@ -98,7 +99,8 @@ def complain(note: dict[str, Any]) -> None:
 
 # --- select -----------------------------------------------------------------------------------------------------------
 @command(
-    "prolip curate select runs/curated --drop 'weak:match_probability<0.2' --duplicates 0.97",
+    "curate select",
+    "runs/curated --drop 'weak:match_probability<0.2' --duplicates 0.97",
     FOLDER,
     flag("--drop", DROP, action="append", default=[], metavar="'NAME: FORMULA'"),
     flag("--duplicates", "keep only the best of images nearer than this, e.g. 0.97", type=float, metavar="COSINE"),
@@ -136,7 +138,8 @@ def choose(args: argparse.Namespace) -> None:
 
 # --- write ------------------------------------------------------------------------------------------------------------
 @command(
-    "prolip curate write runs/curated --output runs/kept",
+    "curate write",
+    "runs/curated --output runs/kept",
     FOLDER,
     shared(Data, "data", "allow_private_hosts", "part", help={"data": AGAIN}),
     flag("--shard-samples", "samples of a new shard", default=10_000, least=1),
@@ -160,7 +163,8 @@ def write(args: argparse.Namespace) -> None:
 
 # --- report -----------------------------------------------------------------------------------------------------------
 @command(
-    "prolip curate report runs/curated",
+    "curate report",
+    "runs/curated",
     FOLDER,
     shared(Data, "data", "allow_private_hosts", help={"data": AGAIN}),
     flag("--top", "samples shown of each reason", default=12, least=0),
@@ -172,6 +176,3 @@ def report(args: argparse.Namespace) -> None:
 
     started = time.monotonic()
     print(f"{write_page(args.folder, args.top, reader(args))} in {time.monotonic() - started:.0f} s")
-
-
-COMMANDS = {"curate": {"score": score, "select": choose, "write": write, "report": report}}

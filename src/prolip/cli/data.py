@@ -63,7 +63,8 @@ def reading_flags(parser: argparse.ArgumentParser) -> None:
 
 
 @command(
-    "prolip data index 'data/emoji/*.tar' --output index.json",
+    "data index",
+    "'data/emoji/*.tar' --output index.json",
     flag("shards", "paths, folders, URLs or pipe: commands; {braces}, *, a::b", nargs="+", metavar="SHARDS"),
     flag("--processes", "processes that read, 0 for only this one (default: up to 4)", least=0),
     reading_flags,
@@ -99,7 +100,8 @@ list `captions` of its .json, which also holds the class. Training reads both.
 
 
 @command(
-    "prolip data shards data/emoji/emojione.tar --layout wds --output runs/emojione",
+    "data shards",
+    "data/emoji/emojione.tar --layout wds --output runs/emojione",
     flag("source", f"what to write: {WRITTEN}; with --layout wds any test set", metavar="SOURCE"),
     flag("--layout", "who reads it", choices=("training", "wds"), default="training"),
     SPLIT,
@@ -139,7 +141,8 @@ def shards(args: argparse.Namespace) -> None:
 
 # --- emoji ------------------------------------------------------------------------------------------------------------
 @command(
-    "prolip data emoji --data data/emoji/emojione.tar --classes group --output runs/groups",
+    "data emoji",
+    "--data data/emoji/emojione.tar --classes group --output runs/groups",
     flag("--data", "shards of the corpus", nargs="+", required=True, metavar="TAR"),
     flag("--select", "take these concepts: 'group=animals nature|food drink'", metavar="RULE"),
     flag("--classes", "write a classification by these instead of a retrieval", choices=("subgroup", "group")),
@@ -171,7 +174,8 @@ class's images are drawn. Written are:
 
 
 @command(
-    "prolip data few-shot --data wds:runs/groups --shots 16 --output runs/few",
+    "data few-shot",
+    "--data wds:runs/groups --shots 16 --output runs/few",
     flag("--data", "set to draw from: wds:FOLDER, images:FOLDER, csv:FILE", required=True, metavar="SOURCE"),
     flag("--split", "split of --data (default: test)"),
     flag("--test-data", "test images (default: --data, with --test-split or the rest)", metavar="SOURCE"),
@@ -204,6 +208,3 @@ def few_shot(args: argparse.Namespace) -> None:
     found = draw(dataset, test, args.shots, args.seed, together)
     write_few_shot(found, dataset, folder, test, template)
     print("\n".join(describe(found, dataset, folder, args.shots)))
-
-
-COMMANDS = {"data": {"index": index, "shards": shards, "emoji": emoji, "few-shot": few_shot}}

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from prolip.evaluation.datasets.base import Dataset, Kind
     from prolip.evaluation.embed import Features
 
-EXAMPLE = "prolip eval {} --model local-dir:runs/demo/model {}"
+DEMO = "--model local-dir:runs/demo/model"
 #: Old flags of several of these commands.
 RETIRED = {"dataset": "use --data", "data-dir": "use --data", "shard": "use --part"}
 #: Flags that say how a model reads images and texts.
@@ -159,7 +159,8 @@ def features_of(args: argparse.Namespace) -> Iterator[Features]:
 
 
 @command(
-    EXAMPLE.format("tasks", "--data wds:runs/groups"),
+    "eval tasks",
+    f"{DEMO} --data wds:runs/groups",
     flag("--data", f"test sets: {FORMS}", nargs="+", action="extend", default=[], metavar="SOURCE"),
     SPLIT,
     TASK,
@@ -242,7 +243,8 @@ def corpus_of(args: argparse.Namespace) -> Corpus:
 
 
 @command(
-    EXAMPLE.format("emoji", "--data data/emoji/emojione.tar"),
+    "eval emoji",
+    f"{DEMO} --data data/emoji/emojione.tar",
     *DRAWINGS,
     flag("--similarity", "csd, mean or a measure (default: the score of the model's method)", metavar="SCORE"),
     intervals_over("concepts"),
@@ -292,7 +294,8 @@ say = partial(print, flush=True)
 
 
 @command(
-    EXAMPLE.format("datacomp", "--data data/datacomp --output runs/demo/datacomp"),
+    "eval datacomp",
+    f"{DEMO} --data data/datacomp --output runs/demo/datacomp",
     flag("--tasks", f"keys, names or tags ({TAGS}); default: all 40", nargs="+", metavar="TASK"),
     SIMILARITIES,
     flag("--prompts", "weights of prolip prompts fit for their tasks", nargs="+", default=[], metavar="FILE"),
@@ -327,7 +330,7 @@ def run_datacomp(args: argparse.Namespace) -> int:
         store=FeatureStore(args.save_features),
         options={"batch_size": args.batch_size, "workers": args.workers, "progress": sys.stderr.isatty()},
     )
-    choice = suite.Choice(
+    choice = suite.SuiteChoice(
         tasks=args.tasks,
         similarities=args.similarity or [None],
         prompts=args.prompts,
@@ -361,7 +364,8 @@ ADDED = (
 
 
 @command(
-    "prolip eval clip-benchmark eval --model local-dir:runs/demo/model --dataset wds/cars --dataset_root data/wds_cars",
+    "eval clip-benchmark",
+    "eval --model local-dir:runs/demo/model --dataset wds/cars --dataset_root data/wds_cars",
     *ADDED,
     flag("words", "evaluate; make a table", nargs=argparse.REMAINDER, metavar="eval|build ..."),
     more=UPSTREAM,
@@ -381,13 +385,3 @@ def run_benchmark(args: argparse.Namespace) -> None:
         print(parser.format_help())  # clip_benchmark's follows
     added, words = parser.parse_known_args(args.words, argparse.Namespace(**vars(args) | {"words": None}))
     run(words, Added(*(getattr(added, name) for name in Added._fields)))
-
-
-COMMANDS = {
-    "eval": {
-        "tasks": run_tasks,
-        "emoji": run_emoji,
-        "datacomp": run_datacomp,
-        "clip-benchmark": run_benchmark,
-    }
-}

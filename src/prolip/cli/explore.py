@@ -18,6 +18,11 @@ if TYPE_CHECKING:
     from prolip.explorer.server import Server
 
 
+EXPOSED = """warning: --host {host} opens this to every machine that reaches this one: whoever does sees all items, \
+captions and pictures, and has texts and pictures embedded here. There is no password, and nothing is encrypted. For \
+one other machine leave --host out, and type there: ssh -L {port}:127.0.0.1:{port} THIS_MACHINE"""
+
+
 def make_app(args: argparse.Namespace) -> App:
     """The application: what is shown, with its model."""
     if args.port > 65535:
@@ -47,17 +52,12 @@ def announce(server: Server) -> None:
         print(f"note: {line}", file=sys.stderr)
     if not server.is_private:
         host, port = str(server.server_address[0]), server.server_address[1]
-        print(
-            f"warning: --host {host} opens this to every machine that reaches this one: whoever does sees all items,"
-            " captions and pictures, and has texts and pictures embedded here. There is no password, and nothing is"
-            f" encrypted. For one other machine leave --host out, and type there: ssh -L {port}:127.0.0.1:{port}"
-            " THIS_MACHINE",
-            file=sys.stderr,
-        )
+        print(EXPOSED.format(host=host, port=port), file=sys.stderr)
 
 
 @command(
-    "prolip explore runs/demo --data shards:data/emoji/emojione.tar --output runs/index",
+    "explore",
+    "runs/demo --data shards:data/emoji/emojione.tar --output runs/index",
     flag("source", "an index, saved features, or with --data a run or a model", metavar="SOURCE"),
     flag("--scores", "folder of prolip curate score: try rules on all of its samples", metavar="FOLDER"),
     flag("--max-captions", "distinct captions to embed", default=2000, least=1),
@@ -90,6 +90,3 @@ def explore(args: argparse.Namespace) -> None:
     serve(server)
     print("ended", file=sys.stderr)
     os._exit(console.finished(0))  # a thread that still embeds would abort beneath the interpreter's own clearing up
-
-
-COMMANDS = {"explore": {"": explore}}

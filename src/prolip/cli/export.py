@@ -23,7 +23,8 @@ RETIRED = {"eval": "use --metrics"}
 
 
 @command(
-    "prolip hub save runs/demo --output shared/demo --license mit",
+    "hub save",
+    "runs/demo --output shared/demo --license mit",
     *CARD,
     output("folder for the model, its card and its plots", "overwrite"),
     retired=RETIRED,
@@ -40,7 +41,8 @@ def save_model(args: argparse.Namespace) -> None:
 
 
 @command(
-    "prolip hub push runs/demo org/name --license mit --dry-run",
+    "hub push",
+    "runs/demo org/name --license mit --dry-run",
     *CARD,
     flag("repo", "repository on the hub", metavar="ORG/NAME"),
     flag("--private", "make a new repository private", action="store_true"),
@@ -69,7 +71,8 @@ def push_model(args: argparse.Namespace) -> None:
 
 # --- export -----------------------------------------------------------------------------------------------------------
 @command(
-    "prolip export graph --model local-dir:runs/demo/model --output runs/demo/onnx",
+    "export graph",
+    "--model local-dir:runs/demo/model --output runs/demo/onnx",
     shared(Model, "model", "pretrained", required=["model"]),
     output("folder for the graphs of both towers"),
     flag("--format", "onnx, or pt2 of PyTorch", nargs="+", choices=FORMATS, default=["onnx"]),
@@ -98,7 +101,8 @@ def export_graph(args: argparse.Namespace) -> int:
 
 
 @command(
-    "prolip export checkpoint runs/demo/checkpoints/step_1750.pt --output runs/demo/step_1750",
+    "export checkpoint",
+    "runs/demo/checkpoints/step_1750.pt --output runs/demo/step_1750",
     flag("checkpoint", "file or URL of a checkpoint: .../step_N.pt", metavar="FILE"),
     either(
         flag("--ema", "take the averaged weights", dest="average", action="store_const", const="ema"),
@@ -111,9 +115,3 @@ def export_checkpoint(args: argparse.Namespace) -> None:
     from training.model import export_checkpoint as export
 
     print(export(args.checkpoint, Path(args.output), args.average))
-
-
-COMMANDS = {
-    "export": {"graph": export_graph, "checkpoint": export_checkpoint},
-    "hub": {"save": save_model, "push": push_model},
-}

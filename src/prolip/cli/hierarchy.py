@@ -53,7 +53,8 @@ def keep(path: str | None, values: Any) -> None:
 
 
 @command(
-    f"prolip hierarchy entailment {CORPUS}",
+    "hierarchy entailment",
+    f"{CORPUS}",
     *DRAWINGS,
     flag("--max-pairs", "true pairs of each relation", default=5000, least=1),
     flag("--intervals", "95%% intervals by bootstrap (default: 500 draws)", default=500, least=2, metavar="DRAWS"),
@@ -76,7 +77,8 @@ def run_entailment(args: argparse.Namespace) -> None:
 
 
 @command(
-    f"prolip hierarchy traverse {CORPUS}",
+    "hierarchy traverse",
+    f"{CORPUS}",
     *DRAWINGS,
     *TRAVERSAL,
     flag("--root", "end in the most inclusive caption, or in the empty text", default=ROOTS[0], choices=ROOTS),
@@ -105,7 +107,8 @@ def run_traverse(args: argparse.Namespace) -> None:
 
 
 @command(
-    f"prolip hierarchy hierarcaps {DEMO} --captions hierarcaps_test.csv --images val2014",
+    "hierarchy hierarcaps",
+    f"{DEMO} --captions hierarcaps_test.csv --images val2014",
     flag("--captions", "id,captions,image_url, such as hierarcaps_test.csv", required=True, metavar="CSV"),
     flag("--images", "COCO's val2014", required=True, metavar="FOLDER"),
     *TRAVERSAL,
@@ -132,7 +135,8 @@ def run_hierarcaps(args: argparse.Namespace) -> None:
 
 
 @command(
-    "prolip hierarchy hierarimgs --instances instances_val2017.json --images val2017 --output hierarimgs",
+    "hierarchy hierarimgs",
+    "--instances instances_val2017.json --images val2017 --output hierarimgs",
     flag("--instances", "COCO's instances_val2017.json", required=True, metavar="FILE"),
     flag("--images", "COCO's val2017", required=True, metavar="FOLDER"),
     flag("--least", "size that segments exceed", default=LEAST, least=0, metavar="PIXELS"),
@@ -150,7 +154,8 @@ def run_hierarimgs(args: argparse.Namespace) -> None:
 
 
 @command(
-    f"prolip hierarchy levels {DEMO} --images hierarimgs --output figures",
+    "hierarchy levels",
+    f"{DEMO} --images hierarimgs --output figures",
     flag("--images", "images at levels that prolip hierarchy hierarimgs wrote", metavar="FOLDER"),
     flag("--captions", "texts at levels: HierarCaps' CSV", metavar="CSV"),
     MODEL,
@@ -165,16 +170,15 @@ def run_levels(args: argparse.Namespace) -> None:
         raise ValueError("give --images with images at levels, or --captions with HierarCaps' CSV, or both")
     import torch
 
-    from prolip.hierarchy.hierarcaps import read_hierarcaps
+    from prolip.hierarchy.hierarcaps import embed_files, read_hierarcaps
     from prolip.hierarchy.hierarimgs import read_levels
-    from prolip.hierarchy.levels import embed_files
 
     files = list(zip(*read_levels(args.images))) if args.images else []
     data = read_hierarcaps(args.captions) if args.captions else None
     embedder = load(args)
     if not embedder.probabilistic:
         raise ValueError(f"{embedder.name} has no variances, and traces and inclusion are of them: give another model")
-    from prolip.hierarchy.figures import write_levels
+    from prolip.hierarchy.levels import write_levels
 
     if files:
         images = [embed_files(embedder, paths, sys.stderr.isatty()) for paths in files]
@@ -184,14 +188,3 @@ def run_levels(args: argparse.Namespace) -> None:
         texts = [text.select(torch.from_numpy(rows)) for rows in data.rows.T]
         print(write_levels(embedder.score, texts, "text", args.output))
     print(f"figures written to {args.output}")
-
-
-COMMANDS = {
-    "hierarchy": {
-        "entailment": run_entailment,
-        "traverse": run_traverse,
-        "hierarcaps": run_hierarcaps,
-        "hierarimgs": run_hierarimgs,
-        "levels": run_levels,
-    },
-}

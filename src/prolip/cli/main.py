@@ -66,14 +66,8 @@ def overview() -> str:
     lines = ["usage: prolip VERB ...", "", "Probabilistic vision-language models: train, measure and use them."]
     for title, verbs in VERBS.items():
         lines += ["", f"{title}:", *(f"  {verb:<12} {does}" for verb, (_, does) in verbs.items())]
-    return "\n".join(
-        [
-            *lines,
-            "",
-            "prolip VERB --help shows an example and all flags.",
-            "prolip --version; prolip --completion bash (or zsh, tcsh)",
-        ]
-    )
+    lines += ["", "prolip VERB --help shows an example and all flags."]
+    return "\n".join([*lines, "prolip --version; prolip --completion bash (or zsh, tcsh)"])
 
 
 def commands_of(verb: str) -> dict[str, Command]:
@@ -90,27 +84,27 @@ def commands_of(verb: str) -> dict[str, Command]:
         module, remedy = modules[verb], f"prolip {verb} is a script: run it in a clone of the repository"
         scripts = str(file_of_clone("scripts/demo.py", remedy).parent)
         sys.path += [scripts] if scripts not in sys.path else []
-    commands: dict[str, dict[str, Command]] = import_module(module).COMMANDS
-    return commands[verb]
+    commands = [found for found in vars(import_module(module)).values() if isinstance(found, Command)]
+    return {sub: found for found in commands for own, _, sub in [found.name.partition(" ")] if own == verb}
 
 
-def find(words: Sequence[str]) -> tuple[str, Command, list[str]]:
-    """What to call the command that these words name, the command, and the words that it is to parse."""
+def find(words: Sequence[str]) -> tuple[Command, list[str]]:
+    """The command that these words name, and the words that it is to parse."""
     verb, *rest = words
     commands = commands_of(verb)
     if "" in commands:
-        return f"prolip {verb}", commands[""], rest
+        return commands[""], rest
     if not rest or rest[0].startswith("-"):
         raise FlagError(f"prolip {verb} takes one of: {', '.join(commands)} (prolip {verb} --help)")
     if rest[0] not in commands:
         was = RETIRED.get(f"{verb} {rest[0]}")
         hint = f"use prolip {was}" if was else did_you_mean(rest[0], commands, f"it has {', '.join(commands)}")
         raise FlagError(f"prolip {verb} has no {rest[0]!r}: {hint}")
-    return f"prolip {verb} {rest[0]}", commands[rest[0]], rest[1:]
+    return commands[rest[0]], rest[1:]
 
 
 def mistakes() -> tuple[type[Exception], ...]:
-    """Errors that the user can mend: their line is enough. Imported after one was raised, as its module then is."""
+    """Errors that the user can mend, whose line is enough."""
     from safetensors import SafetensorError
 
     from prolip.data.faults import SampleFault, TooManyBadSamples
@@ -137,7 +131,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run(words: list[str]) -> int:
-    """Answer what is about `prolip` itself, or run the command that is named."""
+    """Answer a question about `prolip` itself, or run a command."""
     if not words or words[0] in ("-h", "--help", "help"):
         print(overview())
         return 0 if words else 2
@@ -152,13 +146,12 @@ def run(words: list[str]) -> int:
         print("\n".join(f"  {name:<16} {command.does}" for name, command in commands.items()))
         print(f"\nprolip {words[0]} SUBVERB --help shows an example and all flags.")
         return 0
-    name, command, rest = find(words)
-    given = parser_of(name, command).parse_strictly(rest)
-    return command.run(given) or 0
+    command, rest = find(words)
+    return command.run(parser_of(command).parse_strictly(rest)) or 0
 
 
 def completion(shell: str = "bash") -> str:
-    """A script that completes verbs, flags and files in this shell."""
+    """A script that completes verbs, flags and files in a shell."""
     import shtab
 
     from training.main import fill
@@ -167,10 +160,10 @@ def completion(shell: str = "bash") -> str:
         raise FlagError(f"--completion {console.plain(shell)}: give {', '.join(shtab.SUPPORTED_SHELLS)}")
     parser = argparse.ArgumentParser("prolip")
     verbs = parser.add_subparsers()
-    for verb, (module, does) in {name: found for group in VERBS.values() for name, found in group.items()}.items():
+    for verb, (module, does) in (found for group in VERBS.values() for found in group.items()):
         one = verbs.add_parser(verb, help=does)
         try:
-            commands = commands_of(verb) if module else {"": Command(does, "", [fill], lambda given: 0)}
+            commands = commands_of(verb) if module else {"": Command(verb, does, "", [fill], lambda given: 0)}
         except ValueError:  # outside a clone
             continue
         subverbs = None if "" in commands else one.add_subparsers()
@@ -180,8 +173,7 @@ def completion(shell: str = "bash") -> str:
             for action in last._actions:
                 if action.nargs != 0 and action.choices is None:
                     action.complete = shtab.FILE  # type: ignore[attr-defined]
-    script: str = shtab.complete(parser, shell=shell)
-    return script
+    return str(shtab.complete(parser, shell=shell))
 
 
 def clip_benchmark() -> NoReturn:

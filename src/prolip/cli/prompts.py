@@ -14,7 +14,8 @@ that weights were fitted to may not be scored by them."""
 
 
 @command(
-    "prolip prompts fit --model local-dir:runs/demo/model --data wds:runs/groups --rule bprw:5 --output weights.json",
+    "prompts fit",
+    "--model local-dir:runs/demo/model --data wds:runs/groups --rule bprw:5 --output weights.json",
     flag("--data", f"images, class names and prompts: {FORMS}", required=True, metavar="SOURCE"),
     SPLIT,
     flag("--rule", "bprw, or bprw:K by K labelled images of a class, with settings", default="bprw", metavar="RULE"),
@@ -54,7 +55,8 @@ def fit(args: argparse.Namespace) -> None:
 
 
 @command(
-    "prolip prompts show weights.json",
+    "prompts show",
+    "weights.json",
     flag("file", "weights that prolip prompts fit wrote", metavar="FILE.json"),
     flag("--top", "show N prompts at either end of each class", default=3, least=1),
     output("folder for weights.png, .pdf and .svg: largest weights, entropies", required=False),
@@ -72,6 +74,3 @@ def show(args: argparse.Namespace) -> None:
     print("\n".join(map(console.plain, listing(found, args.top))))
     if args.output:
         print(f"drawn: {', '.join(map(str, write_weights(found, args.output)))}")
-
-
-COMMANDS = {"prompts": {"fit": fit, "show": show}}

@@ -36,7 +36,8 @@ RENAMED = {
 
 # --- plan -------------------------------------------------------------------------------------------------------------
 @command(
-    "prolip plan --model ProLIP-ViT-B-16 --gpu H100 --gpus 8 32 --show time memory verdict",
+    "plan",
+    "--model ProLIP-ViT-B-16 --gpu H100 --gpus 8 32 --show time memory verdict",
     flag("--show", f"only these: {', '.join(SHOWN)}", nargs="+", choices=SHOWN, metavar="TABLE"),
     shared(Output, "json", help={"json": "print the tables as JSON instead: seconds, bytes, dollars"}),
     partial(add_flags, section="plan", config=PlanConfig),
@@ -62,7 +63,8 @@ def plan(args: argparse.Namespace) -> None:
 
 # --- demo -------------------------------------------------------------------------------------------------------------
 @command(
-    "prolip demo --recipe paper",
+    "demo",
+    "--recipe paper",
     flag("--recipe", "ten minutes on two cores, ProLIP's loss, or all concepts", choices=RECIPES, default="demo"),
     output("folder of all runs", "overwrite", required=False, output="runs"),
     flag("more", "flags of prolip train: -- --max-steps 200", nargs="*", metavar="-- FLAGS"),
@@ -82,7 +84,8 @@ def demo(args: argparse.Namespace) -> int:
 
 # --- report -----------------------------------------------------------------------------------------------------------
 @command(
-    "prolip report runs/demo",
+    "report",
+    "runs/demo",
     flag("run", "folder of a run", metavar="RUN"),
     flag("--eval", "folder of the evaluation in the run (default: eval)", metavar="NAME"),
     flag("--title", "title of the page"),
@@ -95,6 +98,3 @@ def write_report(args: argparse.Namespace) -> None:
 
     page = make_report(args.run, args.eval, args.output, args.seed, args.title)
     print(f"{page} ({page.stat().st_size / 1e6:.1f} MB)")
-
-
-COMMANDS = {"plan": {"": plan}, "demo": {"": demo}, "report": {"": write_report}}

@@ -74,7 +74,8 @@ def opened(args: argparse.Namespace) -> SearchIndex:
 
 
 @command(
-    "prolip search build runs/index --data shards:data/emoji/emojione.tar --model local-dir:runs/demo/model",
+    "search build",
+    "runs/index --data shards:data/emoji/emojione.tar --model local-dir:runs/demo/model",
     flag("--index-type", "flat (exact), ivf, hnsw or pq", default="flat", metavar="TYPE"),
     flag("--lists", "lists of ivf and pq (default: 4 sqrt(items))", default=0),
     flag("--similarity", "csd, mean, elk or another score (default: that of the model's method)", metavar="SCORE"),
@@ -100,12 +101,7 @@ def build_index(args: argparse.Namespace) -> None:
         summarize(args, done.index, str(done))
 
 
-@command(
-    "prolip search add runs/index --data shards:data/emoji/noto.tar",
-    *ADDED,
-    OWN,
-    COMPUTE,
-)
+@command("search add", "runs/index --data shards:data/emoji/noto.tar", *ADDED, OWN, COMPUTE)
 def add_source(args: argparse.Namespace) -> None:
     """Add a source to an index, or update it to what that source holds now."""
     settings = reading(args)
@@ -114,7 +110,8 @@ def add_source(args: argparse.Namespace) -> None:
 
 
 @command(
-    "prolip search finish runs/index --rebuild",
+    "search finish",
+    "runs/index --rebuild",
     *INDEX,
     flag("--rebuild", "learn the approximate index again, from all rows", action="store_true"),
     retired=RETIRED,
@@ -127,7 +124,8 @@ def finish_index(args: argparse.Namespace) -> None:
 
 
 @command(
-    "prolip search delete runs/index --keys emojione/emojione-1f600",
+    "search delete",
+    "runs/index --keys emojione/emojione-1f600",
     *INDEX,
     flag("--keys", "keys to remove from the results", nargs="+", required=True, metavar="KEY"),
 )
@@ -165,7 +163,8 @@ def pairs_of(args: argparse.Namespace) -> list[tuple[str | None, str | None]]:
 
 
 @command(
-    "prolip search query runs/index --text cat --top 5",
+    "search query",
+    "runs/index --text cat --top 5",
     *INDEX,
     flag("--text", "text to search by; may be given several times", action="append", default=[]),
     flag("--image", "path or URL of an image to search by; likewise", action="append", default=[]),
@@ -213,14 +212,3 @@ def query(args: argparse.Namespace) -> None:
             print("     ", "  ".join(["the question:", *own.words]))
         for place, answer in enumerate(answers or [], 1):
             print(f"{place:4}  {console.plain(answer)}")
-
-
-COMMANDS = {
-    "search": {
-        "build": build_index,
-        "add": add_source,
-        "finish": finish_index,
-        "delete": delete_keys,
-        "query": query,
-    }
-}

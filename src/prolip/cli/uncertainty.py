@@ -29,6 +29,10 @@ OF_READING = {
     "fields (CSV columns), e.g. name:2,keywords:1,group",
     "dataset_type": "what --data is; auto goes by its first word or suffix, or by a folder's content",
 }
+NO_DOUBT = (
+    "no doubt: match probabilities of images unlike the training will be too high. It takes novelty and "
+    "--changed-images"
+)
 MORE = (
     "The model is one of ours or of OpenCLIP's; its folder is evaluated as --model local-dir:FOLDER.\n"
     "--data takes what training takes: csv:, parquet:, jsonl:, images:, shards:, coco:, flickr:, cub: or iapr:. "
@@ -38,7 +42,8 @@ MORE = (
 
 
 @command(
-    "prolip uncertainty --model local-dir:runs/demo/model --data data/emoji/noto.tar --output runs/demo/fitted",
+    "uncertainty",
+    "--model local-dir:runs/demo/model --data data/emoji/noto.tar --output runs/demo/fitted",
     MODEL,
     shared(Compute, "device", "precision", "batch_size", "seed"),
     shared(Data, "data", help={"data": "images with texts to fit to (see below)"}),
@@ -72,11 +77,9 @@ def fit(args: argparse.Namespace) -> None:
     if pairs.caution:
         print(f"warning: {pairs.caution}", file=sys.stderr)
     done = time.perf_counter()
-    print(
-        f"{len(pairs.image):,} images, {len(pairs.text):,} texts, {len(pairs):,} pairs;"
-        f" {'read' if args.pairs else 'embedded'} in {embedded - start:.0f} s, fitted and written in"
-        f" {done - embedded:.0f} s"
-    )
+    how, took = "read" if args.pairs else "embedded", f"fitted and written in {done - embedded:.0f} s"
+    counts = f"{len(pairs.image):,} images, {len(pairs.text):,} texts, {len(pairs):,} pairs"
+    print(f"{counts}; {how} in {embedded - start:.0f} s, {took}")
     describe(fitted, pairs)
     print(f"--model local-dir:{args.output} evaluates it")
 
@@ -90,11 +93,8 @@ def read_pairs(args: argparse.Namespace) -> Pairs:
     pairs = Pairs.from_tensors(load_file(args.pairs))
     check_enough(len(pairs))
     if not pairs.model:
-        print(
-            f"warning: {args.pairs} does not say which model embedded it: be sure that it was {args.model}, or"
-            " write it again with --save-pairs",
-            file=sys.stderr,
-        )
+        remedy = f"be sure that it was {args.model}, or write it again with --save-pairs"
+        print(f"warning: {args.pairs} does not say which model embedded it: {remedy}", file=sys.stderr)
     return pairs
 
 
@@ -115,7 +115,7 @@ def embed(args: argparse.Namespace, config: FitOptions) -> Pairs:
 
 
 def describe(fitted: Fitted, pairs: Pairs) -> None:
-    """Print how many images a text fits, how many texts an image, and whether there is novelty."""
+    """Print how many images a text fits, how many texts an image, and whether there are doubt and novelty."""
     from prolip.uncertainty.novelty import FEWEST
     from prolip.uncertainty.units import Units, in_words
 
@@ -124,46 +124,27 @@ def describe(fitted: Fitted, pairs: Pairs) -> None:
     for what, trace, of in (("text", texts, "images"), ("image", fitted.image.trace(pairs.image.float()), "texts")):
         share, bits = units.share(trace, of), units.information(trace, of, bits=True)
         low, middle, high = (in_words(float(share.quantile(q))) for q in (0.05, 0.5, 0.95))
-        print(
-            f"{what}s: the median one fits {middle} of the {of} (one in twenty fits {low} or fewer, one in twenty"
-            f" {high} or more) and says {bits.median():.1f} bits"
-        )
+        tails = f"one in twenty fits {low} or fewer, one in twenty {high} or more"
+        print(f"{what}s: the median one fits {middle} of the {of} ({tails}) and says {bits.median():.1f} bits")
     if (reader := fitted.reader) is not None:
         low, high = (x.exp() for x in reader.readings.bounds[2:])
         print(f"texts in other words: nine in ten fit {low:.2g} to {high:.2g} times as many images as it says")
         nats = reader.ambiguity(pairs.image.float())
-        print(
-            "ambiguity of images: too few general texts to say"
-            if nats.isnan().all()
-            else f"ambiguity of images: the median one leaves {nats.median():.1f} nats open about its topic"
-        )
-    told = doubt_in_words(fitted, pairs)
-    print(
-        told
-        or "no doubt: match probabilities of images unlike the training will be too high. It takes novelty and"
-        " --changed-images"
-    )
+        median = f"the median one leaves {nats.median():.1f} nats open about its topic"
+        print("ambiguity of images:", "too few general texts to say" if nats.isnan().all() else median)
+    print(doubt_in_words(fitted, pairs) or NO_DOUBT)
     for side, novelty in (("image", fitted.novelty), ("text", fitted.text_novelty)):
         if novelty is None:
-            print(
-                f"no novelty of {side}s: it takes {FEWEST} or more of --data that differ, one of OpenCLIP's towers"
-                " or ours, and --novelty-centres"
-            )
+            takes = f"{FEWEST} or more of --data that differ, one of OpenCLIP's towers or ours, and --novelty-centres"
+            print(f"no novelty of {side}s: it takes {takes}")
 
 
 def doubt_in_words(fitted: Fitted, pairs: Pairs) -> str:
-    """Return the median doubt of the training images and of the changed ones as a line; "" without doubt."""
+    """The median doubt of the training images and of the changed ones as a line; empty without doubt."""
     if fitted.score.doubt is None or fitted.reader is None or pairs.changed is None or pairs.changed_of is None:
         return ""
-    own, changed = (
-        fitted.score.doubts(fitted.reader.evidence(x))
-        for x in (pairs.image[pairs.changed_of].float(), pairs.changed.flatten(0, 1).float())
-    )
+    images = pairs.image[pairs.changed_of].float(), pairs.changed.flatten(0, 1).float()
+    own, changed = (fitted.score.doubts(fitted.reader.evidence(x)) for x in images)
     assert own is not None and changed is not None
-    return (
-        f"doubt, the share of a match probability that is not the model's: {own.median():.0%} of the median image,"
-        f" {changed.median():.0%} of one that was changed strongly"
-    )
-
-
-COMMANDS = {"uncertainty": {"": fit}}
+    medians = f"{own.median():.0%} of the median image, {changed.median():.0%} of one that was changed strongly"
+    return f"doubt, the share of a match probability that is not the model's: {medians}"

@@ -7,7 +7,7 @@ benchmark's own measure different things under like names, so their metrics are 
 from __future__ import annotations
 
 import csv
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,13 +15,15 @@ from pathlib import Path
 import numpy as np
 import torch
 from scipy.stats import kendalltau
+from tqdm import tqdm
 
 from prolip.embedder import Embedder
 from prolip.gaussian import Gaussian
 from prolip.hierarchy import INCLUSIONS, ROOTS, STEPS
-from prolip.hierarchy.levels import embed_files
 from prolip.hierarchy.traversal import Pairwise, Traversal, traverse
 
+#: Images that are embedded at a time.
+BATCH = 64
 COLUMNS = ("id", "captions", "image_url")
 ARROW = "=>"
 WANTED = "give HierarCaps' CSV with the columns id,captions,image_url, such as hierarcaps_test.csv"
@@ -181,6 +183,11 @@ def evaluate_hierarcaps(  # noqa: PLR0913 (what the papers leave to choose)
     for root in ROOTS if embedder.probabilistic else ("empty",):
         metrics[root] = paper_metrics(data, traverse(image, text, empty, root, steps, inclusion))
     return metrics | {"empty": metrics["empty"] | benchmark_metrics(data, image, text, empty, steps)}
+
+
+def embed_files(embedder: Embedder, files: Iterable[Path], progress: bool = False) -> Gaussian:
+    """Image files, decoded in threads, (N, D). ValueError for a damaged one."""
+    return embedder.embed_images(tqdm(list(files), desc="images", unit="", disable=not progress), BATCH)
 
 
 def format_metrics(named: Sequence[tuple[str, dict[str, float]]]) -> str:

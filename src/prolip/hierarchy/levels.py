@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from itertools import cycle
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-from tqdm import tqdm
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
-from prolip.embedder import Embedder
 from prolip.evaluation.metrics.selective import spearman
 from prolip.gaussian import Gaussian
 from prolip.measures import inclusion_test
-
-BATCH = 64
+from prolip.scores import Score
+from prolip.utils.style import BOX, INK, LOOKS, panels, percent, styled, write
 
 
 class Inclusion(NamedTuple):
@@ -45,7 +46,7 @@ class LevelTraces(NamedTuple):
         return float((self.values[:, :-1] > self.values[:, 1:]).mean())
 
 
-def inclusion_by_level(levels: Sequence[Gaussian]) -> list[Inclusion]:
+def inclusion_of_levels(levels: Sequence[Gaussian]) -> list[Inclusion]:
     """H(original in level i) for every level but the last, which is the original: L Gaussians (N, D).
 
     H is log_inclusion(original, i) - log_inclusion(i, original) at eps = 0. ValueError for fewer than two levels and
@@ -63,11 +64,6 @@ def traces_by_level(levels: Sequence[np.ndarray]) -> LevelTraces:
     return LevelTraces(np.stack(levels, 1))
 
 
-def embed_files(embedder: Embedder, files: Iterable[Path], progress: bool = False) -> Gaussian:
-    """Image files, decoded in threads, (N, D). ValueError for a damaged one."""
-    return embedder.embed_images(tqdm(list(files), desc="images", unit="", disable=not progress), BATCH)
-
-
 def format_levels(inclusions: Sequence[Inclusion], traces: LevelTraces, what: str) -> str:
     """What the figures show, as a person reads it."""
     lines = [
@@ -78,3 +74,95 @@ def format_levels(inclusions: Sequence[Inclusion], traces: LevelTraces, what: st
     for x in inclusions:
         lines.append(f"  last in level {x.level}: H > 0 for {x.rate:.1%}, median H {np.median(x.h):+.4g}")
     return "\n".join(lines)
+
+
+# --- figures ----------------------------------------------------------------------------------------------------------
+@styled
+def plot_traces(traces: LevelTraces, what: str) -> Figure:
+    """Uncertainty by level, ProLIP figure 7: quartiles as a box, a marker at the mean, general to specific."""
+    figure, (ax,) = panels(1, 1, width=6.0, height=3.6)
+    count = traces.values.shape[1]
+    for (colour, _, marker), i, x in zip(cycle(LOOKS), range(count), traces.values.T):
+        box = {"facecolor": colour, "alpha": 0.35, "edgecolor": colour}
+        ax.boxplot(x, positions=[i], widths=0.5, patch_artist=True, boxprops=box, **BOX)
+        ax.plot([i], [x.mean()], marker=marker, color=colour, markeredgecolor="white", markersize=8)
+    ax.set_xticks(range(count), [f"level {i}" for i in range(count)])
+    ax.set(xlabel="general  →  specific; markers: means", ylabel="uncertainty")
+    ax.set_title(f"{what}: Spearman with the level {traces.spearman:+.2f}")
+    return figure
+
+
+@styled
+def plot_inclusion(inclusions: Sequence[Inclusion], examples: Sequence[np.ndarray] = ()) -> Figure:
+    """Histograms of H(original in level i) with the share above 0, ProLIP figure 8, a panel for each level.
+
+    examples: the pixels of an image of each of these levels, shown above.
+    """
+    count, heights = len(inclusions), ((1.4, 3.2) if len(examples) else (3.2,))
+    figure = Figure(figsize=(3.2 * count, sum(heights)), layout="constrained")
+    grid = figure.add_gridspec(len(heights), count, height_ratios=heights)
+    for i, pixels in enumerate(examples):
+        picture = figure.add_subplot(grid[0, i])
+        picture.imshow(pixels)
+        picture.set_axis_off()
+    axes = [figure.add_subplot(grid[-1, 0])]
+    axes += [figure.add_subplot(grid[-1, i], sharey=axes[0]) for i in range(1, count)]
+    low, high = np.quantile(np.concatenate([x.h for x in inclusions]), (0.005, 0.995))
+    width = max(high - low, 1e-9) / 40
+    edges = np.arange(np.floor(min(low, 0.0) / width), np.ceil(max(high, 0.0) / width) + 2) * width  # 0 is one of them
+    form: Any = {"alpha": 0.75, "edgecolor": "white", "linewidth": 0.4}
+    for ax, inclusion in zip(axes, inclusions):
+        h = inclusion.h.clip(edges[0], edges[-1])
+        for part, (colour, _, _), label, hatch in (
+            (h[h > 0], LOOKS[0], "included", ""),
+            (h[h <= 0], LOOKS[1], "not", "//"),
+        ):
+            share = np.full(len(part), 1 / len(h))
+            ax.hist(part, list(edges), weights=share, color=colour, label=label, hatch=hatch, **form)
+        ax.axvline(0, color=INK, linewidth=1, linestyle="--")
+        ax.tick_params(labelleft=ax is axes[0])
+        ax.set_title(f"last in level {inclusion.level}: {inclusion.rate:.0%}", fontsize=10)
+        ax.set_xlabel("H")
+        percent(ax.yaxis)
+    axes[0].set_ylabel("share")
+    axes[-1].legend()
+    return figure
+
+
+@styled
+def plot_differences(traces: LevelTraces, what: str) -> Figure:
+    """Uncertainty at all levels, and that of each level less that of its last one, ProLIP figure C.2."""
+    x = traces.values
+    (rows, count), edges = x.shape, list(np.histogram_bin_edges(x, 30))
+    figure, axes = panels(1, count, width=3.0 * count, height=3.1)
+    share = np.full(rows, 1 / rows)
+    for i, (colour, dashes, _) in zip(range(count), cycle(LOOKS)):
+        form: Any = {"histtype": "step", "color": colour, "linestyle": dashes, "linewidth": 1.6}
+        axes[0].hist(x[:, i], edges, weights=share, label=f"level {i}" if i < count - 1 else "last", **form)
+    axes[0].set_title(what)
+    axes[0].set(xlabel="uncertainty", ylabel="share")
+    axes[0].legend()
+    for i, ax in enumerate(axes[1:]):
+        difference = x[:, i] - x[:, -1]
+        ax.hist(difference, 30, weights=share, color=LOOKS[0][0])
+        ax.axvline(0, color=INK, linewidth=1, linestyle="--")
+        ax.set_title(f"level {i} - last: > 0 for {(difference > 0).mean():.0%}", fontsize=10)
+        ax.set_xlabel("difference")
+    for ax in axes:
+        percent(ax.yaxis)
+        ax.xaxis.set_major_locator(MaxNLocator(4))
+    return figure
+
+
+def write_levels(score: Score, z: Sequence[Gaussian], what: str, folder: str | Path) -> str:
+    """Write the figures of images or texts at levels, general to specific; returns their numbers as text.
+
+    what: image or text, as files begin.
+    """
+    traces = traces_by_level([score.uncertainty(of_level).numpy() for of_level in z])
+    inclusions = inclusion_of_levels(z)
+    write(plot_traces(traces, f"{what}s"), folder, f"{what}_traces")
+    if what == "image":
+        write(plot_differences(traces, "images"), folder, "image_differences")
+    write(plot_inclusion(inclusions), folder, f"{what}_inclusion")
+    return format_levels(inclusions, traces, f"{what}s")

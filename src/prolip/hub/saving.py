@@ -25,12 +25,6 @@ from prolip.utils.outputs import replacing_folder
 FIGURES = "eval.json"
 
 
-def is_own_card(path: Path) -> bool:
-    """Whether a README.md is a card that `save` wrote: the head says so."""
-    head = path.read_text(encoding="utf-8", errors="replace").partition("\n---\n")[0]
-    return head.startswith("---\n") and "\nlibrary_name: prolip\n" in head and "- probabilistic-embeddings" in head
-
-
 def save(
     source: ModelFolder, folder: Path, info: CardInfo, address: str | None = None, overwrite: bool = False
 ) -> list[Path]:
@@ -43,7 +37,9 @@ def save(
     check_links(source.folder)
     names = [name for name in FILES if (source.folder / name).is_file()]
     check_folder(folder, names, is_prolip(f"local-dir:{source.folder}"), source.folder)
-    own = (folder / CARD).exists() and is_own_card(folder / CARD)
+    there = (folder / CARD).read_text(encoding="utf-8", errors="replace") if (folder / CARD).exists() else ""
+    head = there.partition("\n---\n")[0]
+    own = head.startswith("---\n") and "\nlibrary_name: prolip\n" in head and "- probabilistic-embeddings" in head
     if not (overwrite or own) and (folder / CARD).exists():
         raise ValueError(f"{folder / CARD} is not a card of this program: give another folder, or --overwrite")
     card = make_card(source, info, address or f"local-dir:{folder}")  # known to be loadable before anything is written

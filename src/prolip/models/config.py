@@ -70,52 +70,30 @@ def rules_of(name: str, /, **keys: Any) -> Any:
     return create_model(name, __base__=Rules, **keys)
 
 
-def of_dataclass(config: type, **types: Any) -> Any:
-    """Rules for every field of a dataclass: those given, and its own types."""
-    given = {**get_type_hints(config), **types}
-    return rules_of(config.__name__, **{field.name: (given[field.name], field.default) for field in fields(config)})
-
-
-TOWER: dict[str, Any] = {
-    "width": Count,
+COUNTS = ("width", "heads", "head_width", "context_length", "attn_pooler_queries", "attn_pooler_heads", "dim_head")
+#: Bounds of OpenCLIP's fields; the others have the types of its dataclasses.
+BOUNDS: dict[str, Any] = dict.fromkeys((*COUNTS, "n_queries"), Count) | {
     "layers": Layers,
+    "image_size": Sides,
+    "patch_size": Sides,
+    "vocab_size": Annotated[int, Field(ge=1, le=2**22)],
+    "pad_id": Token,
+    "eos_id": Token,
     "mlp_ratio": Annotated[float, Field(ge=0.01, le=100)],
     "ls_init_value": Annotated[float, Field(ge=0, le=1000)] | None,
     "block_type": Literal["default", "custom"] | None,
     "act_kwargs": rules_of("GELURules", approximate=(Literal["none", "tanh"], "none")) | None,
     "norm_kwargs": rules_of("NormRules", eps=(Annotated[float, Field(ge=1e-12, le=1)], 1e-5)) | None,
-}
-TEXT: dict[str, Any] = TOWER | {
-    "heads": Count,
-    "context_length": Count,
-    "vocab_size": Annotated[int, Field(ge=1, le=2**22)],
-    "pad_id": Token,
-    "eos_id": Token,
+    "patch_dropout": Annotated[Share, Field(le=0.999)],
+    "attentional_pool": bool | Literal["parallel", "cascade"],
+    "timm_drop": Share,
+    "timm_drop_path": Share | None,
+    "pos_embed_type": Literal["learnable", "sin_cos_2d"],
     "pool_type": Literal["first", "last", "argmax", "eos", "none"],
     "proj_type": Literal["linear", "none"],
     "tokenizer_mode": Literal["clips"] | None,
     "tokenizer_kwargs": TokenizerRules | None,
 }
-VisionRules = of_dataclass(
-    CLIPVisionCfg,
-    **TOWER
-    | {
-        "layers": Layers | Annotated[list[Layers], Field(min_length=4, max_length=4)],
-        "head_width": Count,
-        "image_size": Sides,
-        "patch_size": Sides,
-        "patch_dropout": Annotated[Share, Field(le=0.999)],
-        "attentional_pool": bool | Literal["parallel", "cascade"],
-        "attn_pooler_queries": Count,
-        "attn_pooler_heads": Count,
-        "timm_drop": Share,
-        "timm_drop_path": Share | None,
-        "pos_embed_type": Literal["learnable", "sin_cos_2d"],
-        "pool_type": Literal["tok", "avg", "none"],
-    },
-)
-TextRules = of_dataclass(CLIPTextCfg, **TEXT)
-DecoderRules = of_dataclass(MultimodalCfg, **TEXT, dim_head=Count, n_queries=Count, attn_pooler_heads=Count)
 PREPROCESS: dict[str, Any] = {
     "size": Sides,
     "mode": Literal["RGB"],
@@ -125,6 +103,17 @@ PREPROCESS: dict[str, Any] = {
     "resize_mode": Literal["shortest", "longest", "squash"],
     "fill_color": Annotated[int, Field(ge=0, le=255)],
 }
+
+
+def of_dataclass(config: type, **own: Any) -> Any:
+    """Rules for every field of a dataclass: `own`, those of BOUNDS, and its types."""
+    types = {**get_type_hints(config), **BOUNDS, **own}
+    return rules_of(config.__name__, **{field.name: (types[field.name], field.default) for field in fields(config)})
+
+
+STAGES = Layers | Annotated[list[Layers], Field(min_length=4, max_length=4)]
+VisionRules = of_dataclass(CLIPVisionCfg, layers=STAGES, pool_type=Literal["tok", "avg", "none"])
+TextRules, DecoderRules = of_dataclass(CLIPTextCfg), of_dataclass(MultimodalCfg)
 PreprocessRules = of_dataclass(PreprocessCfg, **{key: kind | None for key, kind in PREPROCESS.items()})
 
 
@@ -359,12 +348,8 @@ def padding(text: Mapping[str, Any]) -> int:
 
 def without_nones(config: Mapping[str, Any]) -> dict[str, Any]:
     """The configuration without the null keys of its blocks, which those of other libraries' towers have."""
-    blocks = {
-        block: {key: value for key, value in values.items() if value is not None}
-        for block, values in config.items()
-        if isinstance(values, Mapping)
-    }
-    return {**config, **blocks}
+    blocks = {block: values for block, values in config.items() if isinstance(values, Mapping)}
+    return {**config, **{block: {k: v for k, v in values.items() if v is not None} for block, values in blocks.items()}}
 
 
 def check_openclip(config: Mapping[str, Any]) -> None:

@@ -8,6 +8,7 @@ that leave it, only the pooled one is trained. Only public calls of OpenCLIP, ti
 from __future__ import annotations
 
 import copy
+import math
 import re
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -241,7 +242,7 @@ class ReaderImageTower(ReaderTower):
     @property
     def num_patches(self) -> int:
         """Squares of one image."""
-        return self.grid_size[0] * self.grid_size[1]
+        return math.prod(self.grid_size)
 
     def forward(self, x: Tensor, keep: Tensor | None = None, normalize: bool = True) -> Gaussian:
         """Images -> Gaussian (B, D), the mean as OpenCLIP's. keep: squares to see, (B, K); the others are blank."""
@@ -256,7 +257,9 @@ class ReaderTextTower(ReaderTower):
     """A text tower of OpenCLIP's: token ids (B, L) -> Gaussian (B, D)."""
 
     def __init__(self, tower: Any, dim: int, own: ProLIPCfg, context_length: int):
-        super().__init__(tower, text_width(tower), dim, own)
+        foreign = isinstance(tower, HFTextEncoder)
+        key = arch_dict[tower.config.model_type]["config_names"]["width"] if foreign else ""
+        super().__init__(tower, getattr(tower.config, key) if foreign else tower.width, dim, own)
         self.first_width = self.width
         embeddings = getattr(tower.transformer, "embeddings", None)  # RoBERTa's and XLM-R's have learnt positions
         if embeddings is not None:
@@ -315,24 +318,14 @@ def levels_of(tower: Any) -> int:
 
 def token_sizes(config: Mapping[str, Any]) -> tuple[int, int, int]:
     """Number and width of the image reader's tokens, and width of the first block's, by a pass on the meta device."""
+    tiny = {"context_length": 8, "vocab_size": 8, "width": 64, "heads": 1, "layers": 1}  # the text tower is not used
     with torch.device("meta"), torch.no_grad():
-        tower: Any = openclip_model({**config, "text_cfg": TINY}).visual.eval()
+        tower: Any = openclip_model({**config, "text_cfg": tiny}).visual.eval()
         with first_tokens(tower) as taken:
             before = image_parts(tower, torch.empty(1, 3, *to_2tuple(tower.image_size)))[1].before
         assert before is not None
         _, count, width = before.shape
         return count, width, taken[0].shape[2]
-
-
-#: A text tower that costs nothing, where only the image tower is of interest.
-TINY = {"context_length": 8, "vocab_size": 8, "width": 64, "heads": 1, "layers": 1}
-
-
-def text_width(tower: Any) -> int:
-    """Width of the tokens of a text tower."""
-    if isinstance(tower, HFTextEncoder):
-        return getattr(tower.config, arch_dict[tower.config.model_type]["config_names"]["width"])
-    return tower.width
 
 
 def tower_depths(tower: Any) -> dict[str, int]:

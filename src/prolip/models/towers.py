@@ -7,7 +7,7 @@ checkpoints need no renaming. `tests/prolip/models/test_towers.py` pins every pr
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, NoReturn
 
 import torch
@@ -19,15 +19,6 @@ from prolip.models.heads import LogVarianceHead, Tokens, blank_others, layer_nor
 from prolip.models.inputs import check_images, check_keep, check_texts
 
 SPECIAL_TOKENS = 2
-
-
-def check_grid(image_size: int | Sequence[int], patch_size: int | Sequence[int], conv_stem: bool) -> None:
-    """ValueError for an image without a patch and, for a stem, without a whole number of square ones."""
-    images, patches = to_2tuple(image_size), to_2tuple(patch_size)
-    if any(image < patch for image, patch in zip(images, patches)):
-        raise ValueError(f"vision_cfg.image_size {image_size} is below the patch_size {patch_size}: enlarge the image")
-    if conv_stem and (len(set(patches)) > 1 or any(image % patch for image, patch in zip(images, patches))):
-        raise ValueError(f"a stem cuts image_size {image_size} into square patches, and patch_size is {patch_size}")
 
 
 class ConvStem(nn.Sequential):
@@ -178,7 +169,12 @@ class ProbabilisticVisionTransformer(Probabilistic, VisionTransformer):
         conv_stem: bool = False,
         **kwargs,
     ):
-        check_grid(kwargs["image_size"], kwargs["patch_size"], conv_stem)
+        given = kwargs["image_size"], kwargs["patch_size"]
+        image, patch = map(to_2tuple, given)
+        if any(length < side for length, side in zip(image, patch)):
+            raise ValueError(f"vision_cfg.image_size {given[0]} is below the patch_size {given[1]}: enlarge the image")
+        if conv_stem and (len(set(patch)) > 1 or any(length % patch[0] for length in image)):
+            raise ValueError(f"a stem cuts image_size {given[0]} into square patches, and patch_size is {given[1]}")
         for key in ("attentional_pool", "patch_dropout"):
             if kwargs.get(key):
                 raise ValueError(

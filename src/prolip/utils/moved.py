@@ -23,6 +23,7 @@ DOORS = {
 #: Documented module, or name in one, -> where it is now. Importing an old name of a module that stays is refused by its
 #: `__getattr__` (`prolip.utils.late`).
 MOVED = {
+    "prolip.hierarchy.figures": "prolip.hierarchy.levels",
     "prolip.data.emoji": "prolip.corpora.emoji.corpus",
     "prolip.evaluation.datasets.specs": "prolip.evaluation.datasets.registry",
     "prolip.data.noise": "prolip.data.noisy_captions",
@@ -43,6 +44,8 @@ MOVED = {
     "prolip.evaluation.suites.emoji": "prolip.corpora.emoji",
     "prolip.curate.expressions": "prolip.curate.rules",
     "prolip.curate.figures": "prolip.curate.signals",
+    "prolip.hub.card": "prolip.hub.sharing",
+    "prolip.hub.saving": "prolip.hub.sharing",
     "prolip.models.weights": "prolip.models.checkpoint",
     "prolip.openclip_names": "prolip.prompts.templates",
     "prolip.options": "training.model_options",

@@ -14,19 +14,9 @@ from prolip.utils.documents import read_json
 from prolip.utils.flags import FlagError, flag_of
 from prolip.utils.outputs import replacing
 from prolip.utils.secrecy import adopt, redacted
+from training.checkpoint import run_dir
 from training.checkpoint.reader import NAME, find_checkpoint, list_steps, shards_of
-from training.checkpoint.run_dir import (
-    Ledger,
-    clear_run_dir,
-    evaluated_at,
-    lock_run_dir,
-    mark_crashed,
-    open_run_dir,
-    read_status,
-    truncate_log,
-    write_json,
-    write_status,
-)
+from training.checkpoint.run_dir import lock_run_dir, open_run_dir, read_status, write_json
 from training.checkpoint.state_dict import restore
 from training.checkpoint.storage import Storage
 from training.checkpoint.writer import CheckpointWriter
@@ -57,7 +47,7 @@ def claim(settings: RunConfig, folder: Path, storage: Storage, held: contextlib.
     try:
         open_run_dir(folder, settings.overwrite, bool(settings.resume))
         held.enter_context(lock_run_dir(folder))
-        mark_crashed(folder)
+        run_dir.mark_crashed(folder)
         open_run_dir(folder, settings.overwrite, bool(settings.resume))  # one may have begun while this waited
     except OSError as error:
         raise FlagError(f"{folder} cannot be written ({error}): give another --output") from None
@@ -85,7 +75,7 @@ def claim(settings: RunConfig, folder: Path, storage: Storage, held: contextlib.
             if NAME.match(name.removeprefix(SUPERSEDED).replace(".shards", ".pt")):
                 storage.delete(name)
     if settings.overwrite or not settings.resume:  # also a start that reached no step
-        clear_run_dir(folder)
+        run_dir.clear_run_dir(folder)
     return chosen
 
 
@@ -190,7 +180,8 @@ def open_records(run: Run, storage: Storage) -> None:
             with replacing(outputs.folder / "noise.jsonl") as temporary:
                 noise.write(temporary)
         # a run that only has to end evaluates again: the log does not hold all of its metrics
-        evaluated = begin if begin < run.total_steps and evaluated_at(outputs.folder / "metrics.jsonl", begin) else None
+        if begin < run.total_steps and run_dir.evaluated_at(outputs.folder / "metrics.jsonl", begin):
+            evaluated = begin
         set_aside(storage, begin, outputs.log.say)
         for name in storage.sweep():
             outputs.log.say(f"removed {storage.path(name)}: a checkpoint that a killed run was writing")
@@ -200,7 +191,7 @@ def open_records(run: Run, storage: Storage) -> None:
             keep=settings.keep_checkpoints,
             keep_every=settings.keep_every_steps,
             say=outputs.log.say,
-            saved=lambda address, step: write_status(outputs.folder, "running", step=step, checkpoint=address),
+            saved=lambda address, step: run_dir.write_status(outputs.folder, "running", step=step, checkpoint=address),
             group=dist.new_group(backend="gloo", timeout=PATIENCE) if settings.fsdp else None,  # for its thread
         )
     run.evals.step = share_object(evaluated, world)
@@ -209,9 +200,9 @@ def open_records(run: Run, storage: Storage) -> None:
     if settings.ledger:
         if world.is_first:  # also of ranks that are no more
             for path in (outputs.folder / "ledger").glob("rank_*.jsonl"):
-                truncate_log(path, begin)
+                run_dir.truncate_log(path, begin)
         wait_for_all(world)
-        outputs.ledger = Ledger(outputs.folder, world.rank)
+        outputs.ledger = run_dir.Ledger(outputs.folder, world.rank)
     if world.is_first and settings.profile:
         run.health.profiler = StepProfiler(outputs.folder, settings.profile, outputs.log.say)
 

@@ -1,4 +1,4 @@
-"""Process group, device, host memory, and the few helpers that know about ranks."""
+"""Process group, device, exchanges between ranks, seeds, host memory."""
 
 from __future__ import annotations
 
@@ -51,12 +51,9 @@ def read_environment(environment: Mapping[str, str]) -> tuple[int, int, int]:
     given = [name for name in TORCHRUN_VARIABLES if environment.get(name)]
     if not any(name in given for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")):
         return 0, 1, 0
-    missing = [name for name in TORCHRUN_VARIABLES if name not in given]
-    if missing:
-        raise ValueError(
-            f"{', '.join(given)} are set but {', '.join(missing)} not: start with torchrun, "
-            "which sets all of them, or unset them to run in one process"
-        )
+    if missing := [name for name in TORCHRUN_VARIABLES if name not in given]:
+        what = f"{', '.join(given)} are set but {', '.join(missing)} not"
+        raise ValueError(f"{what}: start with torchrun, which sets all of them, or unset them to run in one process")
     rank, world_size, local_rank = (int(environment[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
     if not 0 <= rank < world_size:
         raise ValueError(f"RANK={rank} of WORLD_SIZE={world_size}: start with torchrun, which numbers the ranks")
@@ -64,23 +61,21 @@ def read_environment(environment: Mapping[str, str]) -> tuple[int, int, int]:
 
 
 def choose_device(name: str, local_rank: int) -> torch.device:
-    """`auto`, `cpu` or `cuda` to the device of this process; raises ValueError when there is none."""
+    """The device of this process for `auto`, `cpu` or `cuda`; ValueError where there is none."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cpu":
         return torch.device("cpu")
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if local_rank >= count:
-        raise ValueError(
-            f"--device {name}, but this machine has {count} CUDA devices for local rank {local_rank}: "
-            + (f"start at most {count} processes here" if count else "use --device cpu")
-        )
+        remedy = f"start at most {count} processes here" if count else "use --device cpu"
+        raise ValueError(f"--device {name}, but local rank {local_rank} has none of {count} CUDA devices: {remedy}")
     return torch.device("cuda", local_rank)
 
 
 @contextmanager
 def process_group(device_name: str) -> Iterator[World]:
-    """The ranks around a run; taken down also when the run fails."""
+    """The ranks of a run, while the context lasts."""
     rank, world_size, local_rank = read_environment(os.environ)
     device = choose_device(device_name, local_rank)
     if device.type == "cuda":
@@ -89,8 +84,7 @@ def process_group(device_name: str) -> Iterator[World]:
         yield World(device=device)
         return
     raise_file_limit()  # connections count as files
-    # Ranks connect when they first have something to say to each other; else every one to every other at once.
-    os.environ.setdefault("TORCH_GLOO_LAZY_INIT", "1")
+    os.environ.setdefault("TORCH_GLOO_LAZY_INIT", "1")  # ranks connect when needed, not all to all at once
     if device.type == "cuda":
         dist.init_process_group("nccl", device_id=device)
     else:
@@ -107,14 +101,13 @@ def process_group(device_name: str) -> Iterator[World]:
 
 @contextmanager
 def node_of(world: World) -> Iterator[World]:
-    """The ranks of this machine as a world of their own, for as long as the context lasts; all of them must enter."""
+    """The ranks of this machine as a world of their own, while the context lasts; all of them must enter."""
     if world.local_size == 1:
         yield World(device=world.device)
         return
     first = world.rank - world.local_rank
-    group = dist.new_group(
-        [*range(first, first + world.local_size)], backend="gloo", timeout=PATIENCE, use_local_synchronization=True
-    )
+    ranks = [*range(first, first + world.local_size)]
+    group = dist.new_group(ranks, backend="gloo", timeout=PATIENCE, use_local_synchronization=True)
     try:
         yield World(rank=world.local_rank, world_size=world.local_size, device=world.device, waiting=group)
     finally:
@@ -122,16 +115,14 @@ def node_of(world: World) -> Iterator[World]:
 
 
 def wait_for_all(world: World) -> None:
-    """Meet here, however long the slowest takes (rank 0 may be evaluating)."""
+    """Wait for all ranks, however long the slowest takes."""
     if world.world_size > 1:
         dist.barrier(group=world.waiting)
 
 
 def check_equal_batches(rows: Any, world: World) -> None:
-    """ValueError on every rank unless all have the same local batch: the order of the data, the mean of gradients and
-    the exchanges between ranks rest on it.
-    """
-    count = rows if isinstance(rows, int) else 0  # auto, which every rank settles by the same data
+    """ValueError on every rank unless all have the same local batch."""
+    count = rows if isinstance(rows, int) else 0  # auto is the same on all ranks
     most, least = largest(world, count, -count)
     if most != -least:
         raise ValueError(
@@ -141,11 +132,10 @@ def check_equal_batches(rows: Any, world: World) -> None:
 
 
 class StopConsensus:
-    """What any rank asks for (a stop, a checkpoint), known to all ranks at the same step.
+    """Asynchronous maximum over ranks of stop and save requests, known to all ranks at the same step.
 
-    Every few steps, so many as take about SECONDS on the slowest rank, the largest numbers of all ranks are found by
-    one all-reduce of training's own group. It is queued behind the steps before it, and read when the next one is due:
-    the host waits for a device that is more than so many steps behind, and for nothing else.
+    One all-reduce every few steps, about SECONDS of the slowest rank, queued after the steps before it and read when
+    the next one is due: the host waits only for a device that lags by more steps than these.
     """
 
     SECONDS, MOST = 0.25, 100
@@ -156,7 +146,7 @@ class StopConsensus:
         self.last, self.every, self.left = time.monotonic(), 1, 1
 
     def exchange(self, *asked: int) -> list[int]:
-        """The largest numbers of the post before, of all ranks; zeros where none is due (with one rank: as asked)."""
+        """The largest numbers that ranks asked for at the exchange before; zeros between exchanges."""
         if self.world.world_size == 1:
             return list(asked)
         self.left -= 1
@@ -175,7 +165,7 @@ class StopConsensus:
         return agreed
 
     def _post(self, numbers: Tensor) -> tuple[Callable[[], Any], Tensor]:
-        """Begin to find the largest numbers; what waits for them, and where they are then."""
+        """Start the all-reduce: a function that waits for it, and the tensor of its result."""
         if self.world.device.type == "cpu":
             work = dist.all_reduce(numbers, op=dist.ReduceOp.MAX, async_op=True)
             return work.wait, numbers
@@ -197,7 +187,7 @@ def share_object(value: Any, world: World) -> Any:
 
 
 def largest(world: World, *numbers: int) -> list[int]:
-    """The largest of all ranks' numbers, each by itself."""
+    """The elementwise maximum of all ranks' numbers."""
     found = torch.tensor(numbers)
     if world.world_size > 1:
         dist.all_reduce(found, op=dist.ReduceOp.MAX, group=world.waiting)
@@ -205,7 +195,7 @@ def largest(world: World, *numbers: int) -> list[int]:
 
 
 def collect_objects(value: Any, world: World) -> list[Any]:
-    """The values of all ranks, in their order, on rank 0; on others nothing."""
+    """The values of all ranks on rank 0, in their order; on others an empty list."""
     if world.world_size == 1:
         return [value]
     boxes = [None] * world.world_size if world.is_first else None
@@ -214,10 +204,7 @@ def collect_objects(value: Any, world: World) -> list[Any]:
 
 
 def from_first(work: Callable[[], T], world: World) -> T:
-    """What `work` gives on rank 0, which alone does it, on every rank: one broadcast of its pickle.
-
-    What it raises there is raised on every rank, so that none waits for what never comes.
-    """
+    """The result of `work`, done by rank 0 alone, on every rank, by a broadcast; errors are raised on all."""
     if world.world_size == 1:
         return work()
     found, error, sent = None, None, b""
@@ -234,26 +221,26 @@ def from_first(work: Callable[[], T], world: World) -> T:
 
 
 def portable(error: Exception) -> Exception:
-    """An error that says the same when it was pickled; of a class that cannot be, the nearest built-in one."""
+    """An error that survives pickling: itself, or the nearest built-in class with its message."""
     try:
         if str(pickle.loads(pickle.dumps(error))) == str(error):
             return error
-    except Exception:  # what a class makes of its arguments may be anything
+    except Exception:  # pickling may raise anything
         pass
     kinds = (OSError, ValueError, ImportError)
     return next((kind for kind in kinds if isinstance(error, kind)), RuntimeError)(str(error))
 
 
 def gathered(value: Any, work: Callable[[list[Any]], T], world: World) -> T:
-    """What `work` makes on rank 0 of the values of all ranks, in their order, on every rank; errors as `from_first`."""
+    """The result on rank 0 of `work` on the values of all ranks, on every rank; errors as `from_first`."""
     values = collect_objects(value, world)
     return from_first(partial(work, values), world)
 
 
 def collect_rows(own: Tensor, counts: Sequence[int], world: World) -> Tensor:
-    """The rows (n, ...) of all ranks, in their order, on rank 0, whose memory has them once; on others nothing of them.
+    """The rows (n, ...) of all ranks on rank 0, in their order and held once; on others none.
 
-    counts: of every rank, on rank 0. A rank's rows come straight to their place, when those before it have come.
+    counts: of every rank, on rank 0.
     """
     if world.world_size == 1:
         return own
@@ -271,7 +258,7 @@ def collect_rows(own: Tensor, counts: Sequence[int], world: World) -> Tensor:
 
 
 def seed_everything(seed: int, deterministic: bool) -> None:
-    """Seed Python, numpy and torch alike; with `deterministic`, forbid algorithms whose results vary."""
+    """Seed Python, numpy and torch; with `deterministic`, forbid algorithms whose results vary."""
     random.seed(seed)
     np.random.seed(seed % 2**32)  # noqa: NPY002  libraries draw from the global generator
     torch.manual_seed(seed)
@@ -281,9 +268,9 @@ def seed_everything(seed: int, deterministic: bool) -> None:
 
 
 def seed_step(seed: int, step: int, world: World) -> None:
-    """Let torch's generators draw in this step what follows from (seed, rank, step): dropout and drop path.
+    """Seed torch's generators by (seed, rank, step), for dropout and drop path: checkpoints hold no generator states.
 
-    So no checkpoint holds states of generators. (torch.manual_seed does the same in 100 times the time.)
+    (torch.manual_seed takes 100 times as long.)
     """
     number = mix_seed(seed, world.rank, step)
     torch.default_generator.manual_seed(number)
@@ -292,7 +279,7 @@ def seed_step(seed: int, step: int, world: World) -> None:
 
 
 def write_random_state(state: dict[str, Any], device: torch.device) -> None:
-    """Go on where the generators of a checkpoint stood that was saved before `seed_step`."""
+    """Restore the generators of a checkpoint from before `seed_step`."""
     torch.set_rng_state(state["torch"].cpu())
     random.setstate(state["python"])
     kind, keys, *rest = state["numpy"]
@@ -302,10 +289,10 @@ def write_random_state(state: dict[str, Any], device: torch.device) -> None:
 
 
 def keep_freed_memory() -> bool:
-    """Have malloc keep what is freed for the next tensor; False where the C library is not glibc.
+    """Make malloc keep freed memory for the next tensor; False where the C library is not glibc.
 
-    Left to itself glibc hands each large block back to the kernel, which clears its pages anew for the next operation.
-    Measured: 6 to 15% of a step on a CPU. Peak memory does not grow, it is only never given back.
+    By default glibc returns each large block to the kernel, which clears its pages again: 6 to 15% of a step on a CPU.
+    Peak memory does not grow.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt

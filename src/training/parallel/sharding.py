@@ -1,7 +1,6 @@
-"""FSDP2: parameters, gradients and optimiser state in shards over the ranks, for towers that DDP has no room for.
+"""FSDP2: parameters, gradients and optimiser state sharded over the ranks.
 
-A run may go on with DDP where it stopped with FSDP2, and the other way round: checkpoints hold whole tensors, or shards
-that torch's distributed checkpoint puts together (training.checkpoint.writer).
+A run may stop with FSDP2 and resume with DDP, and the other way round (training.checkpoint.writer).
 """
 
 from __future__ import annotations
@@ -41,16 +40,14 @@ def shard_model(model: Any, world: World, dtype: torch.dtype | None = None) -> N
 
 
 def average_gradient(parameter: Tensor) -> None:
-    """The mean over ranks in place of this rank's gradient. (Averaging what is averaged already changes nothing, so
-    micro-batches may accumulate.)
-    """
+    """Average the gradient over ranks; micro-batches may accumulate, as averaging twice changes nothing."""
     assert parameter.grad is not None
     dist.all_reduce(parameter.grad)
     parameter.grad /= dist.get_world_size()
 
 
 def whole(value: Any, keep: bool = True) -> Any:
-    """The tensors of a state, gathered from all ranks, which all must call this; `keep`: on this rank, on the CPU."""
+    """Gather the tensors of a state from all ranks, which all must call this. keep: on this rank, on the CPU."""
 
     def gather(part: Any) -> Any:
         if not isinstance(part, DTensor):
@@ -62,7 +59,7 @@ def whole(value: Any, keep: bool = True) -> Any:
 
 
 def like(value: Tensor, pattern: Tensor) -> Tensor:
-    """A whole tensor in the shards of `pattern`, if that has any; every rank gives the same one."""
+    """A whole tensor, the same on all ranks, sharded as `pattern`, if that is."""
     if isinstance(pattern, DTensor) and not isinstance(value, DTensor) and value.shape == pattern.shape:
         value = value.to(pattern.device)
         return distribute_tensor(value, pattern.device_mesh, pattern.placements, src_data_rank=None)
@@ -70,13 +67,13 @@ def like(value: Tensor, pattern: Tensor) -> Tensor:
 
 
 def load_module(module: nn.Module, state: dict[str, Tensor]) -> None:
-    """Put whole tensors into a module, sharded or not."""
+    """Load whole tensors into a module, sharded or not."""
     patterns = module.state_dict()
     module.load_state_dict({name: like(value, patterns.get(name, value)) for name, value in state.items()})
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """Put a whole state into an optimiser of sharded or whole parameters."""
+    """Load a whole state into an optimiser of sharded or whole parameters."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
     def own(part: Any, parameter: Tensor) -> Any:
@@ -93,18 +90,14 @@ def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> N
 
 
 def whole_model(model: Any, world: World, everywhere: bool = False) -> Any:
-    """The model itself, or on rank 0 a copy of a sharded one with all its weights, elsewhere None; all ranks must call
-    this.
-
-    everywhere: the copy on every rank.
-    """
+    """The model itself, or a whole copy of a sharded one on rank 0, or `everywhere`, else None; all ranks must call."""
     if not any(isinstance(parameter, DTensor) for parameter in model.parameters()):
         return model
     keep = world.is_first or everywhere
     state = whole(model.state_dict(), keep)
     if not keep:
         return None
-    with torch.random.fork_rng(devices=[]):  # the weights that are drawn here are overwritten
+    with torch.random.fork_rng(devices=[]):  # the drawn weights are overwritten
         copy = model.twin()
     copy.load_state_dict(state)
     return copy.to(world.device)

@@ -127,8 +127,8 @@ def test_questions_of_a_file_name_public_hosts_unless_others_are_allowed(server,
 
 def test_shards_that_tables_of_scores_name_are_public_unless_others_are_allowed(tmp_path):
     for words in (["write", str(tmp_path), "--output", "x"], ["report", str(tmp_path)]):
-        name, command, rest = find(["curate", *words])
-        parse = parser_of(name, command).parse_strictly
+        command, rest = find(["curate", *words])
+        parse = parser_of(command).parse_strictly
         assert reader(parse(rest)).policy.public_only
         assert not reader(parse([*rest, "--allow-private-hosts"])).policy.public_only
 

@@ -126,7 +126,7 @@ def test_plausible_matches_of_coco_by_its_categories(tmp_path, model, sets, caps
 
 def test_intervals_take_a_thousand_draws_unless_a_number_is_given():
     for sub, words in (("tasks", ["--features", "x"]), ("emoji", ["--model", "m", "--data", "d"])):
-        parser = parser_of(sub, commands_of("eval")[sub])
+        parser = parser_of(commands_of("eval")[sub])
         assert parser.parse_strictly(words).intervals == 0
         assert parser.parse_strictly([*words, "--intervals"]).intervals == 1000
         assert parser.parse_strictly([*words, "--intervals", "7"]).intervals == 7

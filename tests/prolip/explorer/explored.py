@@ -23,4 +23,4 @@ def picture(colour: str, kind: str = "PNG", size: int = 32) -> bytes:
 
 def make_app(words: list[str]) -> App:
     """What `prolip explore` with these words shows."""
-    return explore.make_app(parser_of("prolip explore", explore.COMMANDS["explore"][""]).parse_strictly(words))
+    return explore.make_app(parser_of(explore.explore).parse_strictly(words))

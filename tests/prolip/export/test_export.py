@@ -29,11 +29,9 @@ MODELS = {
     "flags": ("ProLIP-ViT-test", {"mask_padding": True, "conv_stem": True, "quick_gelu": True}),
     "released": (RELEASED, {}),
     "paper": ("ProLIP-ViT-test", {}),
-    "tokens": (
-        "ProLIP-ViT-test",
-        {"vision_cfg": {"output_tokens": True, "pool_type": "avg"}, "text_cfg": {"output_tokens": True}},
-    ),
 }
+TOKENS = {"vision_cfg": {"output_tokens": True, "pool_type": "avg"}, "text_cfg": {"output_tokens": True}}
+MODELS["tokens"] = ("ProLIP-ViT-test", TOKENS)
 EACH = [name if name in ("flags", "released") else pytest.param(name, marks=pytest.mark.slow) for name in MODELS]
 
 

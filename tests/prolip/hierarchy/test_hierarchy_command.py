@@ -1,12 +1,11 @@
 """The command on small models, a small corpus and miniatures of HierarCaps and COCO."""
 
-import io
 import json
 import shutil
-import tarfile
 
 import numpy as np
 import pytest
+from drawn_shards import write_shard
 from PIL import Image
 from test_hierarcaps import ROWS, URL
 from test_hierarimgs import coco  # noqa: F401  # a fixture
@@ -30,24 +29,18 @@ def model(tmp_path_factory):
 @pytest.fixture(scope="module")
 def shard(tmp_path_factory):
     """Twelve flat drawings of twelve concepts with keywords of five words."""
+    records = [
+        {
+            "hexcode": str(i),
+            "name": f"thing n{i}",
+            "keywords": [f"key{i % 3}", "some more words"],
+            "subgroup": f"sub{i % 4}",
+            "group": f"group{i % 2}",
+        }
+        for i in range(12)
+    ]
     path = tmp_path_factory.mktemp("shards") / "flat.tar"
-    with tarfile.open(path, "w") as tar:
-        for i in range(12):
-            record = {
-                "hexcode": str(i),
-                "name": f"thing n{i}",
-                "keywords": [f"key{i % 3}", "some more words"],
-                "subgroup": f"sub{i % 4}",
-                "group": f"group{i % 2}",
-                "style": "flat",
-            }
-            picture = io.BytesIO()
-            Image.new("RGB", (32, 32), (20 * i, 0, 99)).save(picture, "png")
-            for suffix, data in (("png", picture.getvalue()), ("json", json.dumps(record).encode())):
-                info = tarfile.TarInfo(f"flat-{i}.{suffix}")
-                info.size = len(data)
-                tar.addfile(info, io.BytesIO(data))
-    return str(path)
+    return str(write_shard(path, "flat", records, 32, lambda record: (20 * int(record["hexcode"]), 0, 99)))
 
 
 def test_entailment_of_two_models_is_one_table_and_json(model, shard, tmp_path, capsys):
@@ -99,7 +92,7 @@ def test_hierarcaps_prints_both_protocols_apart(model, captions, tmp_path, capsy
 
 def test_images_at_levels_are_built_and_drawn(model, coco, captions, tmp_path, capsys, monkeypatch):  # noqa: F811
     drawn = {}
-    monkeypatch.setattr("prolip.hierarchy.figures.write", lambda figure, folder, name: drawn.update({name: folder}))
+    monkeypatch.setattr("prolip.hierarchy.levels.write", lambda figure, folder, name: drawn.update({name: folder}))
     built = tmp_path / "levels"
     given = ["--instances", str(coco / "instances.json"), "--images", str(coco / "val2017"), "--least", "50"]
     assert (

@@ -6,8 +6,7 @@ import torch
 from test_entailment import gaussians
 
 from prolip.gaussian import Gaussian
-from prolip.hierarchy import figures
-from prolip.hierarchy.levels import format_levels, inclusion_by_level, traces_by_level
+from prolip.hierarchy.levels import format_levels, inclusion_of_levels, plot_inclusion, plot_traces, traces_by_level
 from prolip.measures import log_inclusion
 from prolip.utils.style import write
 
@@ -19,12 +18,12 @@ def nested(rows=20, levels=4):
 
 
 def test_the_original_is_in_each_level_above_and_in_none_below():
-    found = inclusion_by_level(nested())
+    found = inclusion_of_levels(nested())
     assert [x.level for x in found] == [0, 1, 2] and all(x.rate == 1 for x in found)
     assert found[0].h.mean() > found[2].h.mean() > 0
-    assert all(x.rate == 0 for x in inclusion_by_level(nested()[::-1]))
+    assert all(x.rate == 0 for x in inclusion_of_levels(nested()[::-1]))
     one, last = gaussians(8), gaussians(8, seed=3)
-    (mixed,) = inclusion_by_level([one, last])
+    (mixed,) = inclusion_of_levels([one, last])
     wanted = log_inclusion(last, one) - log_inclusion(one, last)
     assert np.allclose(mixed.h, wanted.numpy(), atol=1e-3) and mixed.rate == float((wanted > 0).float().mean())
 
@@ -35,24 +34,24 @@ def test_traces_by_level_are_correlated_with_it():
     up = traces_by_level([z.trace.numpy() for z in nested()[::-1]])
     assert up.spearman == pytest.approx(1) and up.in_order == 0
     assert np.isnan(traces_by_level([np.ones(3)] * 2).spearman)
-    text = format_levels(inclusion_by_level(nested()), down, "images")
+    text = format_levels(inclusion_of_levels(nested()), down, "images")
     assert "20 chains" in text and text.count("H > 0 for 100.0%") == 3
 
 
 def test_points_and_single_levels_have_no_inclusion():
     z = gaussians(3)
     with pytest.raises(ValueError, match="1 levels"):
-        inclusion_by_level([z])
+        inclusion_of_levels([z])
     with pytest.raises(ValueError, match="points"):
-        inclusion_by_level([Gaussian(z.mean, torch.full_like(z.mean, -torch.inf))] * 2)
+        inclusion_of_levels([Gaussian(z.mean, torch.full_like(z.mean, -torch.inf))] * 2)
 
 
 def test_figures_are_written_as_pixels_and_as_vectors(tmp_path):
     levels = nested()
     traces = traces_by_level([z.trace.numpy() for z in levels])
     drawn = {
-        "a": figures.trace_by_level(traces, "texts"),
-        "b": figures.inclusion_by_level(inclusion_by_level(levels)),
+        "a": plot_traces(traces, "texts"),
+        "b": plot_inclusion(inclusion_of_levels(levels)),
     }
     for name, figure in drawn.items():
         png, svg = write(figure, tmp_path / "figures", name)

@@ -12,37 +12,20 @@ import torch
 
 import prolip
 from prolip.measures import csd_similarity
+from prolip.models.checkpoint import save_pretrained
 from prolip.models.config import complete
 from prolip.models.prolip import ProLIP
 from prolip.models.registry import reachable
 
 TINY = Path(__file__).parents[2] / "fixtures" / "released_prolip_tiny"
+UNCERTAIN = {"embed_unc": True, "init_unc_bias": -10}
+TEXT = {"context_length": 64, "vocab_size": 32100, "hf_tokenizer_name": "timm/ViT-B-16-SigLIP", "width": 768}
+TEXT |= {"heads": 12, "layers": 12, "no_causal_mask": True, "proj_bias": True, "pool_type": "last", "embed_cls": True}
 RELEASED_B16 = {
     "embed_dim": 768,
     "init_logit_bias": -10,
-    "vision_cfg": {
-        "image_size": 224,
-        "layers": 12,
-        "width": 768,
-        "patch_size": 16,
-        "embed_unc": True,
-        "init_unc_bias": -10,
-    },
-    "text_cfg": {
-        "context_length": 64,
-        "vocab_size": 32100,
-        "hf_tokenizer_name": "timm/ViT-B-16-SigLIP",
-        "width": 768,
-        "heads": 12,
-        "layers": 12,
-        "no_causal_mask": True,
-        "proj_bias": True,
-        "pool_type": "last",
-        "embed_cls": True,
-        "norm_kwargs": {"eps": 1e-6},
-        "embed_unc": True,
-        "init_unc_bias": -10,
-    },
+    "vision_cfg": {"image_size": 224, "layers": 12, "width": 768, "patch_size": 16} | UNCERTAIN,
+    "text_cfg": TEXT | {"norm_kwargs": {"eps": 1e-6}} | UNCERTAIN,
 }
 
 
@@ -56,10 +39,9 @@ def test_outputs_equal_the_fixtures(expected, training):
     model = prolip.create_model(f"local-dir:{TINY}").train(training)
     with torch.set_grad_enabled(training):
         image, text, scale, bias = model(expected["image"], expected["text"])
-    torch.testing.assert_close(image.mean, expected["image_mean"], atol=1e-5, rtol=0)
-    torch.testing.assert_close(image.log_var, expected["image_log_var"], atol=1e-5, rtol=0)
-    torch.testing.assert_close(text.mean, expected["text_mean"], atol=1e-5, rtol=0)
-    torch.testing.assert_close(text.log_var, expected["text_log_var"], atol=1e-5, rtol=0)
+    for side, z in (("image", image), ("text", text)):
+        torch.testing.assert_close(z.mean, expected[f"{side}_mean"], atol=1e-5, rtol=0)
+        torch.testing.assert_close(z.log_var, expected[f"{side}_log_var"], atol=1e-5, rtol=0)
     torch.testing.assert_close(scale, expected["logit_scale"], atol=1e-5, rtol=0)
     torch.testing.assert_close(bias, expected["logit_bias"])
 
@@ -80,9 +62,7 @@ def test_the_fixture_can_tell_a_wrong_forward_pass(expected, wrong):
     assert worst > 1e-3
 
 
-def test_released_weights_in_a_model_of_ours_are_refused_as_their_shapes_would_not_tell(
-    expected, tmp_path, monkeypatch
-):
+def test_released_weights_in_a_model_of_ours_are_refused_although_they_fit(expected, tmp_path, monkeypatch):
     """B-16 has equal widths, so that `pretrained` alone would load the published file into the other forward pass."""
     config = json.loads((TINY / "config.json").read_text())
     same = {
@@ -96,13 +76,12 @@ def test_released_weights_in_a_model_of_ours_are_refused_as_their_shapes_would_n
     for pretrained in (TINY, TINY / "model.safetensors"):
         with pytest.raises(ValueError, match="forward='released' and the model has forward='paper'.*local-dir:"):
             prolip.create_model("ProLIP-ViT-test", str(pretrained), **same)
-    # A hub gives one file at a time.
-    monkeypatch.setattr(
-        "prolip.models.registry.hub_file",
-        lambda repo, names, cache: next(
-            Path(shutil.copy(TINY / name, tmp_path)) for name in names if (TINY / name).is_file()
-        ),
-    )
+
+    def hub_file(repo, names, cache):
+        """A hub gives one file at a time."""
+        return next(Path(shutil.copy(TINY / name, tmp_path)) for name in names if (TINY / name).is_file())
+
+    monkeypatch.setattr("prolip.models.registry.hub_file", hub_file)
     with pytest.raises(ValueError, match="forward='released' and the model has forward='paper'"):
         prolip.create_model("ProLIP-ViT-test", "hf-hub:org/released", **same)
     model = prolip.create_model("ProLIP-ViT-test", str(TINY), forward="released", **same)
@@ -121,8 +100,6 @@ def test_the_released_configuration_is_recognised_and_converted():
 
 
 def test_a_released_model_saved_in_our_format_stays_released(tmp_path, expected):
-    from prolip.models.checkpoint import save_pretrained
-
     save_pretrained(prolip.create_model(f"local-dir:{TINY}"), tmp_path)
     again = prolip.create_model(f"local-dir:{tmp_path}").eval()
     with torch.no_grad():
@@ -140,12 +117,8 @@ def test_the_published_b16_has_its_number_of_parameters_and_tensors():
 
 def test_what_a_released_configuration_leaves_out_is_the_released_codes_default():
     """With OpenCLIP's 8 heads instead of 12 every shape would fit and every output be wrong."""
-    bare = {
-        **RELEASED_B16,
-        "text_cfg": {"norm_kwargs": {"eps": 1e-6}, "pool_type": "argmax", "pad_id": 0},
-        "output_dict": True,
-        "cast_dtype": None,
-    }
+    text = {"norm_kwargs": {"eps": 1e-6}, "pool_type": "argmax", "pad_id": 0}
+    bare = {**RELEASED_B16, "text_cfg": text, "output_dict": True, "cast_dtype": None}
     with torch.device("meta"):
         model, whole = ProLIP(bare), ProLIP(RELEASED_B16)
     assert model.text.heads == whole.text.heads == 12 and model.context_length == 64

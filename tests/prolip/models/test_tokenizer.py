@@ -6,7 +6,6 @@ import random
 import shutil
 import sys
 import time
-import types
 from pathlib import Path
 from unittest.mock import patch
 
@@ -245,11 +244,6 @@ def test_a_folder_without_a_tokenizer_and_a_file_that_is_none_are_refused(tmp_pa
         prolip.get_tokenizer("ProLIP-ViT-B-16", tokenizer=tmp_path / "x.model")
 
 
-def test_an_unknown_model_name_is_refused_and_not_read_as_bpe():
-    with pytest.raises(ValueError, match="unknown model 'ProLIP-ViT-B-61': did you mean ProLIP-ViT-B-16"):
-        prolip.get_tokenizer("ProLIP-ViT-B-61")
-
-
 def test_ids_that_the_model_has_no_embedding_for_are_refused():
     with pytest.raises(ValueError, match="ids up to 49407, ProLIP-ViT-B-16 has 32100 embeddings: choose"):
         prolip.get_tokenizer("ProLIP-ViT-B-16", tokenizer="bpe")
@@ -413,35 +407,6 @@ def test_a_text_tower_of_transformers_does_not_ask_either(tmp_path, monkeypatch)
     with patch(FOREIGN_CODE, 0), pytest.raises(ValueError):
         transformers.AutoConfig.from_pretrained(custom_folder(tmp_path))
     assert not (tmp_path / "ran").exists()
-
-
-def test_transformers_is_told_not_to_trust(tmp_path, monkeypatch):
-    """With a stand-in, so that it is tested where transformers is not installed, too."""
-    asked = {}
-
-    class AutoTokenizer:
-        eos_token_id, all_special_ids = 1, [1]
-
-        @classmethod
-        def from_pretrained(cls, *args, **kwargs):
-            asked.update(kwargs)
-            return cls()
-
-        def get_vocab(self):
-            return {"a": 0, "</s>": 9}
-
-        def __len__(self):
-            return 2
-
-        def __call__(self, texts, **kwargs):
-            return {"input_ids": [[0] for _ in texts]}
-
-    stand_in = types.SimpleNamespace(AutoTokenizer=AutoTokenizer, __spec__="stand-in")
-    monkeypatch.setitem(sys.modules, "transformers", stand_in)
-    (tmp_path / "tokenizer.json").write_text("{}")
-    made = prolip.get_tokenizer("ProLIP-ViT-B-16", tokenizer=str(tmp_path))
-    assert asked == {"cache_dir": None, "local_files_only": True, "trust_remote_code": False}
-    assert made.vocab_size == 10  # its highest id, of which the model needs an embedding
 
 
 def test_options_of_a_configuration_reach_no_file_and_no_code(tmp_path):

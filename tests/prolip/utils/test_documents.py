@@ -1,6 +1,7 @@
 """What json, yaml and str.splitlines let pass in silence."""
 
 import json
+import os
 import random
 
 import pytest
@@ -11,7 +12,7 @@ from prolip.evaluation.datasets.base import DamagedData
 from prolip.evaluation.datasets.imagefolder import lines_beside
 from prolip.evaluation.datasets.sources import find_place
 from prolip.evaluation.datasets.webdataset import parse, read_relevance
-from prolip.utils.documents import entries, loads, read_yaml, text_lines
+from prolip.utils.documents import entries, loads, read_json, read_yaml, text_lines
 from prolip.utils.flags import FlagError
 from training.config import read_config_file
 
@@ -66,12 +67,37 @@ def test_yaml_is_otherwise_read_as_before(tmp_path):
     assert loads('[{"a": 1}, {"a": 2}]', unique=True) == [{"a": 1}, {"a": 2}]
 
 
+def bomb(levels):
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
+    return "\n".join(lines + [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, levels)])
+
+
+TRAPS = {bomb(9): "more than 100,000 values", "a: &a [*a]": "nested more than 50 levels", "[" * 5000: "too deeply"}
+TRAPS |= {"a: !!python/object/apply:os.system [true]": "constructor", "a: [": "is no YAML", "\x00": "is no YAML"}
+TRAPS |= {"a: 1\nb: 2\na: 3": "the key 'a' is there twice", "a: " + "x" * 2**17: "more than 131,072 bytes"}
+
+
+@pytest.mark.parametrize("text", TRAPS, ids=TRAPS.values())
+def test_yaml_that_traps_is_refused_in_a_line(tmp_path, text):
+    (tmp_path / "c.yaml").write_text(text)
+    with pytest.raises(ValueError, match=TRAPS[text]) as caught:
+        read_yaml(tmp_path / "c.yaml")
+    assert "c.yaml" in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_pipe_or_a_folder_in_place_of_a_file_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe.json")
+    for name, message in (("pipe.json", "is a pipe or a device"), (".", "Is a directory")):
+        with pytest.raises((ValueError, OSError), match=message):
+            read_json(tmp_path / name)
+
+
 def test_a_key_that_stands_twice_is_refused_in_relevance(tmp_path):
     """The first image's list of captions was gone."""
     (tmp_path / "test").mkdir()
     (tmp_path / "test" / "relevance.json").write_text('{"pairs": {"a": [1], "b": [2], "a": [3]}}')
     with pytest.raises(DamagedData, match="the key 'a' is there twice"):
-        read_relevance(find_place(tmp_path), "test", None)
+        read_relevance(find_place(tmp_path), "test")
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
@@ -80,7 +106,7 @@ def test_entries_end_at_line_breaks_alone(tmp_path, end):
     names = ["polar bear", "a\u2028b", "c\x85d", "e\x0cf", "g\x1ch"]
     text = end.join(names) + end + end
     (tmp_path / "classnames.txt").write_bytes(("\ufeff" + text).encode())
-    assert lines_beside(tmp_path, "classnames.txt", None) == tuple(names)
+    assert lines_beside(tmp_path, "classnames.txt") == tuple(names)
     assert find_place(tmp_path).lines("classnames.txt") == tuple(names)
     (tmp_path / "captions.txt").write_bytes(text.encode())
     assert read_captions(tmp_path / "captions.txt") == tuple(names)
@@ -96,7 +122,7 @@ def test_a_blank_line_among_entries_is_named(tmp_path, at):
     lines.insert(at, " ")
     (tmp_path / "classnames.txt").write_text("\n".join(lines) + "\n\n")
     with pytest.raises(ValueError, match=rf"line {at + 1} of .*classnames.txt is blank"):
-        lines_beside(tmp_path, "classnames.txt", None)
+        lines_beside(tmp_path, "classnames.txt")
     with pytest.raises(DamagedData, match=rf"line {at + 1} of .*classnames.txt is blank"):
         find_place(tmp_path).lines("classnames.txt")
     with pytest.raises(ValueError, match="line 2 of x is blank"):

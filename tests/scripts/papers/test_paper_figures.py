@@ -5,11 +5,10 @@ import pytest
 import torch
 from matplotlib.figure import Figure
 from PIL import Image
-from report.report_stand_in import make_result
+from report_stand_in import make_result
 
 from prolip.gaussian import Gaussian
-from prolip.hierarchy import figures as hierarchy
-from prolip.hierarchy.levels import traces_by_level
+from prolip.hierarchy.levels import plot_differences, traces_by_level
 from prolip.hierarchy.traversal import traverse
 from prolip.prompts.bprw import Reweighing
 from prolip.prompts.weights import PromptWeights
@@ -145,7 +144,7 @@ def test_failures_are_those_with_the_least_inclusion_first():
 
 def test_differences_of_levels_are_against_the_last():
     x = np.random.default_rng(0).normal(size=(50, 3))
-    first, *others = hierarchy.trace_differences(traces_by_level(list(x.T)), "images").axes
+    first, *others = plot_differences(traces_by_level(list(x.T)), "images").axes
     assert [ax.get_title("left") for ax in others] == [
         f"level {i} - last: > 0 for {(x[:, i] > x[:, 2]).mean():.0%}" for i in range(2)
     ]

@@ -6,8 +6,8 @@ import pytest
 
 from prolip.evaluation.evaluate import TaskResult
 from prolip.evaluation.suites.datacomp.catalogue import COUNTED
-from prolip.evaluation.suites.datacomp.report import Report, table_1, table_c1
-from prolip.evaluation.suites.datacomp.results import Identity, Line, ResultFolder
+from prolip.evaluation.suites.datacomp.report import notes_of, table_1, table_c1
+from prolip.evaluation.suites.datacomp.results import Line, ModelIdentity, ResultFolder
 from studies.papers.published_datacomp import (
     OPENCLIP_ROWS,
     PAPER,
@@ -121,7 +121,7 @@ def test_results_stand_below_published_rows_with_their_differences(tmp_path, cap
         info = {"size": task.size, "classes": task.classes}
         metrics = {task.main_metric: (OURS_12_8B.values[task.key] + 1) / 100}
         result = TaskResult(task.key, metrics, task.main_metric, info)
-        store.append(Line(Identity("local-dir:b16", "f" * 32, "csd", "fp32"), "d", result))
+        store.append(Line(ModelIdentity("local-dir:b16", "f" * 32, "csd", "fp32"), "d", result))
     main([str(tmp_path / "ours"), "--rows", "12.8B", "--output", str(tmp_path / "out")])
     assert "+1.0" in capsys.readouterr().out
     text, label = (tmp_path / "out" / "tables.md").read_text(), "local-dir:b16 (csd)"
@@ -136,6 +136,6 @@ def test_results_stand_below_published_rows_with_their_differences(tmp_path, cap
 
 
 def test_each_table_has_the_average_that_the_paper_prints_there():
-    made = compare(Report(()), [OURS_1_28B])
+    made = compare([], [OURS_1_28B])
     assert table_1(made).rows[0][1][-1] == "57.3" and table_c1(made)[1].rows[0][1][-1] == "56.90"
-    assert any("VTAB is printed as 57.1 (ProLIP Table 1), its values give 57.74" in note for note in made.notes)
+    assert any("VTAB is printed as 57.1 (ProLIP Table 1), its values give 57.74" in note for note in notes_of(made))

@@ -14,7 +14,8 @@ MOST_DPI = 1200
 
 
 @command(
-    "prolip figures --model local-dir:runs/demo/model --data data/emoji/emojione.tar --only 4 5 --output figures",
+    "figures",
+    "--model local-dir:runs/demo/model --data data/emoji/emojione.tar --only 4 5 --output figures",
     *DRAWINGS,
     MODEL,
     shared(Compute, "device", "precision", "seed"),
@@ -50,6 +51,3 @@ def draw(args: argparse.Namespace) -> None:
     for key, files, missing in draw_figures(source, args.output, args.only, args.vector, args.dpi):
         words = f"{key:<5}{FIGURES[key].words}"
         print(f"{words}: left out, {missing}" if missing else f"{words}: {', '.join(map(str, files))}")
-
-
-COMMANDS = {"figures": {"": draw}}

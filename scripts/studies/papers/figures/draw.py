@@ -16,9 +16,8 @@ from prolip.corpora.emoji.report.pca import pca
 from prolip.corpora.emoji.result import CorpusResult
 from prolip.embedder import Embedder
 from prolip.hierarchy import INCLUSIONS, OWN
-from prolip.hierarchy import figures as hierarchy
 from prolip.hierarchy.hierarcaps import read_hierarcaps
-from prolip.hierarchy.levels import traces_by_level
+from prolip.hierarchy.levels import plot_differences, plot_traces, traces_by_level
 from prolip.hierarchy.traversal import Pairwise, Traversal, traverse
 from prolip.prompts.figures import plot_weights
 from prolip.prompts.weights import PromptWeights
@@ -80,7 +79,7 @@ def levels_of_texts(source: Source) -> Figure:
     data = read_hierarcaps(source.captions)
     text = source.embedder.embed_texts(data.texts)
     uncertainty = source.embedder.score.uncertainty(text).numpy()
-    return hierarchy.trace_by_level(traces_by_level(list(uncertainty[data.rows.T])), "texts")
+    return plot_traces(traces_by_level(list(uncertainty[data.rows.T])), "texts")
 
 
 def weights_of(source: Source) -> PromptWeights:
@@ -106,7 +105,7 @@ DRAW: dict[str, Callable[[Source], Figure]] = {
     "8": lambda source: paper.inclusion(source.pictures, source.seed),
     "9": lambda source: paper.traversals(source.result, source.traversal, seed=source.seed),
     "C.1": lambda source: paper.pairs(source.result, seed=source.seed),
-    "C.2": lambda source: hierarchy.trace_differences(source.pictures.traces, "images"),
+    "C.2": lambda source: plot_differences(source.pictures.traces, "images"),
     "C.3": lambda source: paper.failures(source.pictures),
     "C.4": histograms,
     "C.5": lambda source: paper.prompts_of_classes(weights_of(source), source.result, seed=source.seed),

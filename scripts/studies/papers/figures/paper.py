@@ -26,7 +26,8 @@ from prolip.corpora.emoji.result import CorpusResult
 from prolip.data.images import open_image
 from prolip.embedder import Embedder
 from prolip.gaussian import Gaussian
-from prolip.hierarchy import figures, levels
+from prolip.hierarchy import levels
+from prolip.hierarchy.hierarcaps import embed_files
 from prolip.hierarchy.hierarimgs import read_levels
 from prolip.hierarchy.traversal import Traversal
 from prolip.measures import csd_distance
@@ -299,13 +300,13 @@ class Pictures:
     def read(cls, embedder: Embedder, folder: str | Path) -> Pictures:
         """Those of a folder as `prolip hierarchy hierarimgs` writes it. ValueError for another."""
         files = read_levels(folder)
-        z = [levels.embed_files(embedder, paths, sys.stderr.isatty()) for paths in zip(*files)]
+        z = [embed_files(embedder, paths, sys.stderr.isatty()) for paths in zip(*files)]
         return cls(embedder, z, lambda row, level: open_image(files[row][level]))
 
     @cached_property
     def inclusions(self) -> list[levels.Inclusion]:
         """H(original in level i) of every level but the last."""
-        return levels.inclusion_by_level(self.z)
+        return levels.inclusion_of_levels(self.z)
 
     @cached_property
     def traces(self) -> levels.LevelTraces:
@@ -343,7 +344,7 @@ def inclusion(pictures: Pictures, seed: int = 0) -> Figure:
     """Histograms of H(original in level i) below one image at these levels, drawn by the seed: ProLIP figure 8."""
     row = int(np.random.default_rng(seed).integers(len(pictures.z[0].mean)))
     shown = [np.asarray(pictures.picture(row, level)) for level in range(len(pictures.z) - 1)]
-    return figures.inclusion_by_level(pictures.inclusions, shown)
+    return levels.plot_inclusion(pictures.inclusions, shown)
 
 
 @styled

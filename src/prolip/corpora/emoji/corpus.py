@@ -30,8 +30,6 @@ from prolip.utils.documents import shown
 from prolip.utils.messages import explain_missing
 
 LEVELS = ("group", "subgroup", "keyword", "name")  # general to specific
-#: Prompts for small drawings; ("{}",) is the bare name.
-TEMPLATES = ("{}", "a drawing of {}", "a picture of {}", "an icon of {}")
 FIELDS = ("group", "subgroup", "keyword", "name", "hexcode", "style")
 WANTED = "give shards of the emoji corpus, .webp with .json, e.g. data/emoji/emojione.tar"
 
@@ -65,7 +63,7 @@ class Drawing:
         try:
             return decode_image(self.data)
         except SampleFault as fault:
-            raise ValueError(f"drawing {self.key}: {fault}; repair its shard, or leave it out") from fault
+            raise ValueError(f"drawing {self.key!r}: {fault}. Repair it, or leave it out with --select") from fault
 
 
 @dataclass(frozen=True)

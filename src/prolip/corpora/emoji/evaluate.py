@@ -13,7 +13,7 @@ import torch
 
 from prolip.corpora.emoji import corpus as emoji
 from prolip.corpora.emoji import uncertainty
-from prolip.corpora.emoji.corpus import LEVELS, TEMPLATES, Corpus
+from prolip.corpora.emoji.corpus import LEVELS, Corpus
 from prolip.corpora.emoji.result import CorpusResult
 from prolip.embedder import Embedder, token_lengths
 from prolip.evaluation.metrics import ranking as metrics
@@ -22,6 +22,7 @@ from prolip.evaluation.metrics.classification import classification, label_ranks
 from prolip.evaluation.metrics.ranking import Ranking
 from prolip.evaluation.metrics.selective import Deciles, by_decile
 from prolip.gaussian import Gaussian
+from prolip.prompts import DRAWINGS
 from prolip.prompts.templates import mix_groups
 from prolip.scores import Similarity
 from prolip.utils.messages import naming
@@ -123,7 +124,10 @@ def recall_by_trace(result: CorpusResult) -> dict[str, Deciles]:
         "captions_t2i": (text, captions[1].ap_at_r, captions[1].answerable),
         "keywords_t2i": (text[keywords], captions[1].ap_at_r[keywords], captions[1].answerable[keywords]),
     }
-    return {name: by_decile(trace[kept], value[kept].double().numpy()) for name, (trace, value, kept) in cases.items()}
+    return {
+        name: by_decile(trace[kept.numpy()], value[kept].double().numpy())  # NumPy takes one element for a number
+        for name, (trace, value, kept) in cases.items()
+    }
 
 
 def prompt_metrics(embedder: Embedder, result: CorpusResult) -> dict[str, float]:
@@ -145,9 +149,9 @@ def zero_shot_metrics(embedder: Embedder, result: CorpusResult, level: str) -> d
     labels = np.array([classes.index(getattr(concept, level)) for concept in concepts])
     text_of = {text: i for i, text in enumerate(result.table.texts)}
     members = [result.name_texts[labels == c] for c in range(len(classes))]
-    prompts = embedder.embed_texts(template.replace("{}", name) for name in classes for template in TEMPLATES)
+    prompts = embedder.embed_texts(template.replace("{}", name) for name in classes for template in DRAWINGS)
     z = {
-        level: mix_groups(prompts, [len(TEMPLATES)] * len(classes)),
+        level: mix_groups(prompts, [len(DRAWINGS)] * len(classes)),
         f"{level}_plain": result.text.select([text_of[name] for name in classes]),
         f"{level}_members": mix_groups(result.text.select(np.concatenate(members)), [len(rows) for rows in members]),
     }

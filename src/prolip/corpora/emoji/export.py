@@ -13,9 +13,10 @@ from pathlib import Path
 
 import numpy as np
 
-from prolip.corpora.emoji.corpus import TEMPLATES, Corpus
+from prolip.corpora.emoji.corpus import Corpus
 from prolip.evaluation.datasets.webdataset import COUNT, RELEVANCE, TYPE, class_files
 from prolip.evaluation.datasets.write import SHARD, SPLIT, image_member, write_split
+from prolip.prompts import DRAWINGS
 from prolip.utils.outputs import check_output, replacing_folder
 
 
@@ -36,7 +37,7 @@ def write_emoji_classes(
     folder: str | os.PathLike,
     level: str = "subgroup",
     shard: int = SHARD,
-    templates: Sequence[str] = TEMPLATES,
+    templates: Sequence[str] = DRAWINGS,
 ) -> Path:
     """Write a corpus as a classification task: every drawing and the `level`, subgroup or group, of its concept.
 

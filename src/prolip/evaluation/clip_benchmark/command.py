@@ -8,7 +8,7 @@ import os
 import re
 import sys
 from argparse import Namespace
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache, partial
 from pathlib import Path
@@ -52,12 +52,8 @@ TASKS = {
     "multilabel": ("zeroshot_classification",),
     "retrieval": ("zeroshot_retrieval", "image_caption_selection", "captioning"),
 }
-#: Errors of clip_benchmark and OpenCLIP that only they can find, by their beginning, and what helps.
-REMEDIES = {
-    "Unsupported dataset": "A folder in wds layout is --dataset wds/NAME --dataset_root FOLDER.",
-    "Failed to download weights": "Fetch them where there is a network and give the file: --pretrained FILE.",
-    "Pretrained ": "(OpenCLIP logs the tags that it has.)",
-}
+#: How errors of OpenCLIP begin that a user can mend.
+OF_WEIGHTS = ("Pretrained ", "Failed to download weights")
 
 
 class Added(NamedTuple):
@@ -198,16 +194,20 @@ def planned(own: Added, base: Namespace) -> list[Namespace]:
     return runs
 
 
-def root_of(run: Namespace) -> str:
-    """The folder or URL of the run's data set, its template filled in as clip_benchmark does. Raises ValueError."""
-    name = dataset_name(run)
+def filled(flag: str, template: str, values: Mapping[str, str]) -> str:
+    """The value of a flag with its {fields} filled in. ValueError for another field."""
     try:
-        root = run.dataset_root.format(dataset=name, dataset_cleaned=name.replace("/", "-"))
+        return template.format(**values)
     except (KeyError, IndexError, ValueError) as error:
-        raise ValueError(
-            f"--dataset_root {run.dataset_root!r} has a field that is not known ({error}): use {{dataset}} or "
-            "{dataset_cleaned}"
-        ) from error
+        fields = ", ".join(f"{{{field}}}" for field in values)
+        raise ValueError(f"{flag} {template!r} has a field that is not known ({error}): use {fields}") from error
+
+
+def root_of(run: Namespace) -> str:
+    """The folder or URL of the run's data set. Raises ValueError."""
+    name = dataset_name(run)
+    fields = {"dataset": name, "dataset_cleaned": name.replace("/", "-")}
+    root = filled("--dataset_root", run.dataset_root, fields)
     if unsafe := UNSAFE.search(root):
         raise ValueError(f"--dataset_root {root!r} holds {unsafe[0]!r}, and clip_benchmark hands addresses to a shell")
     return root
@@ -293,11 +293,7 @@ def output_of(run: Namespace, own: Added) -> str:
             template = template.replace(".json", f"_{PromptWeights.load(own.prompts).digest}.json")
     weights = os.path.basename(run.pretrained) if os.path.isfile(run.pretrained) else run.pretrained
     values = (dataset_name(run), run.model, weights, run.pretrained, run.language, run.task, similarity_of(run, own))
-    try:
-        return template.format(**{field: value.replace("/", "_") for field, value in zip(FIELDS, values)})
-    except (KeyError, IndexError, ValueError) as error:
-        fields = ", ".join(f"{{{field}}}" for field in FIELDS)
-        raise ValueError(f"--output {template!r} has a field that is not known ({error}): use {fields}") from error
+    return filled("--output", template, {field: x.replace("/", "_") for field, x in zip(FIELDS, values)})
 
 
 def feature_folder(run: Namespace, sets: Sequence[Dataset]) -> str:
@@ -357,14 +353,9 @@ def run(words: Sequence[str], own: Added = NOTHING) -> None:
         for one in planned(own, base):
             try:
                 evaluate_and_write(one, own)
-            except FileNotFoundError:
-                raise
             except DamagedData as error:  # from a loader's worker with the worker's traceback before it
                 raise DamagedData(str(error).splitlines()[-1].rpartition(f"{DamagedData.__name__}: ")[2]) from error
-            except OSError as error:  # no network to fetch the data from, no room for the result
-                raise OSError(f"--dataset {one.dataset}, --output {one.output}: {error}") from error
-            except (ValueError, RuntimeError) as error:
-                remedy = next((words for start, words in REMEDIES.items() if str(error).startswith(start)), None)
-                if remedy is None:
+            except RuntimeError as error:
+                if not str(error).startswith(OF_WEIGHTS):
                     raise
-                raise ValueError(f"{error} {remedy}") from error
+                raise ValueError(f"{error}; or give a file, --pretrained FILE") from error

@@ -23,7 +23,7 @@ from prolip.prompts.weights import PromptWeights, UnfitPrompts
 from prolip.scores import MeanScore, Score
 
 
-class Scored(Tensor):
+class ScoreVectors(Tensor):
     """Vectors whose dot products are similarities already: `F.normalize` returns them unchanged, as a plain tensor."""
 
     @classmethod
@@ -99,7 +99,7 @@ class GaussianEncoder(nn.Module):
             return torch.cat([z.mean, z.log_var, ends], dim=1).as_subclass(self.packed)
         offset = factors.offset.unsqueeze(1)
         sides = [offset, torch.ones_like(offset)]
-        return torch.cat([factors.vector, *(sides if side > 0 else reversed(sides))], dim=1).as_subclass(Scored)
+        return torch.cat([factors.vector, *(sides if side > 0 else reversed(sides))], dim=1).as_subclass(ScoreVectors)
 
 
 def class_vectors(

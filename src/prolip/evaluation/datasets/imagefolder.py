@@ -27,15 +27,13 @@ PLAIN_TEMPLATES = ("{c}", "a photo of a {c}.")
 SPLITS = ("val", "validation", "test", "train", "training")
 
 
-def open_folder(
-    root: str | os.PathLike, classnames: str | os.PathLike | None = None, damage: FaultCounter | None = None
-) -> Dataset:
+def open_folder(root: str | os.PathLike, damage: FaultCounter | None = None) -> Dataset:
     """Images in class folders; a class is its folder's rank in alphabetical order, as torchvision's ImageFolder has it.
 
-    classnames: a text file, a line per class folder; default, as of prompts, the files classnames.txt and
-    zeroshot_classification_templates.txt in the root or next to it. Without them folders named by WordNet ids are
-    ImageNet classes (all 1000 or the 200 of ImageNet-A, -O and -R) with OpenCLIP's names and its 80 prompts, and other
-    folders are called as they are named. FileNotFoundError, ValueError and DamagedData before anything is computed.
+    Names and prompts are those of classnames.txt and zeroshot_classification_templates.txt in the root or next to it.
+    Without them folders named by WordNet ids are ImageNet classes (all 1000 or the 200 of ImageNet-A, -O and -R) with
+    OpenCLIP's names and its 80 prompts, and other folders are called as they are named. FileNotFoundError, ValueError
+    and DamagedData before anything is computed.
     """
     root = Path(root)
     if not root.is_dir():
@@ -57,7 +55,7 @@ def open_folder(
         samples=partial(read_images, rows_of(paths), samples, damage),
         fingerprint=fingerprint("folder", [(sample.key, size) for sample, size in zip(samples, sizes)]),
         source=str(root),
-        classnames=names_of(root, folders, classnames),
+        classnames=names_of(root, folders),
         templates=templates_of(root, folders),
         size=len(files),
         info={"folders": [printable(folder) for folder in folders]},
@@ -85,9 +83,9 @@ def images_in(root: Path, folder: str, label: int) -> list[tuple[str, Sample]]:
     return found
 
 
-def names_of(root: Path, folders: list[str], given: str | os.PathLike | None = None) -> tuple[str, ...]:
+def names_of(root: Path, folders: list[str]) -> tuple[str, ...]:
     """The class names: of a file, of ImageNet, or of the folders."""
-    lines = lines_beside(root, CLASSNAMES, given)
+    lines = lines_beside(root, CLASSNAMES)
     if lines is not None:
         if len(lines) != len(folders):
             raise ValueError(
@@ -116,12 +114,9 @@ def templates_of(root: Path, folders: list[str]) -> tuple[str, ...]:
     return PLAIN_TEMPLATES
 
 
-def lines_beside(root: Path, name: str, given: str | os.PathLike | None = None) -> tuple[str, ...] | None:
-    """The lines of a given file, or of the file `name` in the root or its parent; None without one."""
-    if given is not None and not Path(given).is_file():
-        raise FileNotFoundError(f"no file {given}: {explain_missing(str(given))}")
-    places = [Path(given)] if given is not None else [root / name, root.resolve().parent / name]
-    place = next((place for place in places if place.is_file()), None)
+def lines_beside(root: Path, name: str) -> tuple[str, ...] | None:
+    """The lines of the file `name` in the root or its parent; None without one."""
+    place = next((x for x in (root / name, root.resolve().parent / name) if x.is_file()), None)
     if place is None:
         return None
     lines = entries(place.read_text(encoding="utf-8-sig"), place)

@@ -54,12 +54,8 @@ def open_rows(source: NamedSource, task: Kind | None = None, damage: FaultCounte
     samples = [sample_of(kind, classes, key_of(row, base), stated) for row, stated in zip(rows, known)]
     if damage is None:
         if lacking := [sample.key for sample in samples if is_bare(sample)]:
-            what = (
-                f"{len(lacking)} of {len(rows)} images of {address} have no {'class' if classes.names else 'caption'}"
-            )
-            raise DamagedData(
-                f"{what} ({first_few(lacking, NAMED)}): write it, or give --skip-damaged to leave them out"
-            )
+            what = f"{first_few(lacking, NAMED)} of {address} have no {'class' if classes.names else 'caption'}"
+            raise DamagedData(f"{what}: write it, or give --skip-damaged to leave them out")
         check_files([file_of(row) for row in rows], f"images of {address}")
     tables = {path: file_mark(path) for path in {file_of(row) for row in rows if row.inside}}
     marks = [tables.get(file_of(row)) or (os.path.isfile(row.path) and os.path.getsize(row.path)) for row in rows]

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from prolip.data.faults import DamagedData, ShardFault
-from prolip.data.reading.stream import ReadPolicy, check_address, is_local, local_path, open_stream, read_up_to
+from prolip.data.reading.stream import check_address, is_local, local_path, open_stream, read_up_to
 from prolip.utils.documents import entries
 from prolip.utils.messages import NAMED, explain_missing, first_few, listing
 
@@ -25,18 +25,18 @@ TEXT_BYTES = 2**26
 HUB_PAGE = re.compile(r"(?P<repo>https?://[^/]+/datasets/[^/]+/[^/]+)/tree/(?P<branch>.+)")
 
 
-class Place(NamedTuple):
+class SetPlace(NamedTuple):
     """Where a test set is. metadata, data: folders or URLs above text files and shards; source: as given."""
 
     source: str
     metadata: str
     data: str
 
-    def text(self, *parts: str, policy: ReadPolicy | None = None) -> str | None:
+    def text(self, *parts: str) -> str | None:
         """A text file, None where there is none; DamagedData where it cannot be read or is no UTF-8."""
         url = join(self.metadata, *parts)
         try:
-            with closing(open_stream(url, policy)) as stream:
+            with closing(open_stream(url)) as stream:
                 data = read_up_to(stream, TEXT_BYTES + 1)
         except ShardFault as fault:
             if isinstance(fault.__cause__, FileNotFoundError) or fault.message.startswith("HTTP 404"):
@@ -49,15 +49,15 @@ class Place(NamedTuple):
         except UnicodeDecodeError as error:
             raise DamagedData(f"{url} is no UTF-8 text ({error}): fetch it again") from error
 
-    def lines(self, *parts: str, policy: ReadPolicy | None = None) -> tuple[str, ...]:
+    def lines(self, *parts: str) -> tuple[str, ...]:
         """The stripped lines of a text file, () where there is none; DamagedData for a blank one among them."""
         try:
-            return entries(self.text(*parts, policy=policy) or "", join(self.metadata, *parts))
+            return entries(self.text(*parts) or "", join(self.metadata, *parts))
         except ValueError as error:
             raise DamagedData(str(error)) from error
 
 
-def find_place(source: str | os.PathLike) -> Place:
+def find_place(source: str | os.PathLike) -> SetPlace:
     """A folder, any URL that shards may have, a page of the hub (.../datasets/ORG/NAME/tree/main) or hf-hub:ORG/NAME.
 
     FileNotFoundError where a local folder is missing.
@@ -70,15 +70,15 @@ def find_place(source: str | os.PathLike) -> Place:
     check_address(source)
     if page := HUB_PAGE.fullmatch(source.rstrip("/")):
         repo, branch = page["repo"], page["branch"]
-        return Place(source, f"{repo}/raw/{branch}", f"{repo}/resolve/{branch}")
+        return SetPlace(source, f"{repo}/raw/{branch}", f"{repo}/resolve/{branch}")
     if not is_local(source):
-        return Place(source, source, source)
+        return SetPlace(source, source, source)
     path = local_path(source)
     if os.path.isfile(path):
         raise FileNotFoundError(f"{path} is a file: give the folder of the test set")
     if not os.path.isdir(path):
         raise FileNotFoundError(f"no test set at {path}: {explain_missing(path)}")
-    return Place(source, path, path)
+    return SetPlace(source, path, path)
 
 
 def join(base: str, *parts: str) -> str:
@@ -86,7 +86,7 @@ def join(base: str, *parts: str) -> str:
     return "/".join([base.rstrip("/"), *parts])
 
 
-def shard_marks(urls: Sequence[str], policy: ReadPolicy | None = None) -> list[str]:
+def shard_marks(urls: Sequence[str]) -> list[str]:
     """A mark of each shard that changes with it, and at once the check that all of them are there.
 
     Of local files: size and the bytes at the head, in the middle and at the tail; of others the size and version that
@@ -101,7 +101,7 @@ def shard_marks(urls: Sequence[str], policy: ReadPolicy | None = None) -> list[s
         if is_local(url):
             return file_mark(local_path(url))
         try:
-            with closing(open_stream(url, policy)) as stream:
+            with closing(open_stream(url)) as stream:
                 return str(stream.identity)
         except ShardFault as fault:
             raise unreadable(url, fault) from fault

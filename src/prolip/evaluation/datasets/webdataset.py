@@ -25,12 +25,11 @@ import numpy as np
 
 from prolip.data.faults import UNCHARGED, DamagedData, FaultCounter, SampleFault
 from prolip.data.reading.diagnose import refuse_unusable
-from prolip.data.reading.remote import ReadPolicy
 from prolip.data.reading.stream import is_local, local_path
 from prolip.data.reading.tar import read_shard
 from prolip.data.samples import Raw, image_bytes, members_of
 from prolip.evaluation.datasets.base import WHOLE, Dataset, Kind, Sample, Share, fingerprint, note_fault
-from prolip.evaluation.datasets.sources import Place, archive_state, find_place, folder_holds, join, shard_marks
+from prolip.evaluation.datasets.sources import SetPlace, archive_state, find_place, folder_holds, join, shard_marks
 from prolip.utils.documents import LINE_END, loads
 from prolip.utils.secrecy import redacted
 
@@ -47,36 +46,31 @@ class Reading(NamedTuple):
     kind: Kind
     parse: Callable[[Raw], Sample]
     damage: FaultCounter | None = None
-    policy: ReadPolicy | None = None
 
 
 def open_wds(
-    source: str | os.PathLike,
-    split: str = "test",
-    name: str | None = None,
-    damage: FaultCounter | None = None,
-    policy: ReadPolicy | None = None,
+    source: str | os.PathLike, split: str = "test", name: str | None = None, damage: FaultCounter | None = None
 ) -> Dataset:
     """A data set in the layout above, in a folder, at a URL that shards may have, or on a page of the hub.
 
     Everything but the inside of the shards is checked here. FileNotFoundError for files that are missing, DamagedData
-    for files that do not say what they should. damage: see `Dataset`; policy: time-outs and retries.
+    for files that do not say what they should. damage: see `Dataset`.
     """
     place = find_place(source)
-    count = shard_count(place, split, policy)
-    kind = read_kind(place, policy)
+    count = shard_count(place, split)
+    kind = read_kind(place)
     classnames: tuple[str, ...] = ()
     templates: tuple[str, ...] = ()
     if kind != "retrieval":
-        classnames, templates = (place.lines(file, policy=policy) for file in (CLASSNAMES, TEMPLATES))
+        classnames, templates = (place.lines(file) for file in (CLASSNAMES, TEMPLATES))
         if not classnames or not templates:
             file = TEMPLATES if classnames else CLASSNAMES
             raise FileNotFoundError(f"no {file} at {place.source}, or an empty one: zero-shot evaluation needs it")
         check_templates(templates, place.source)
     urls = tuple(join(place.data, split, f"{number}.tar") for number in range(count))
-    reading = Reading(urls, kind, partial(parse, kind, len(classnames)), damage, policy)
-    pairs = read_relevance(place, split, policy) if kind == "retrieval" else None
-    marks = shard_marks(urls, policy)
+    reading = Reading(urls, kind, partial(parse, kind, len(classnames)), damage)
+    pairs = read_relevance(place, split) if kind == "retrieval" else None
+    marks = shard_marks(urls)
     check_first(reading)
     here = is_local(place.data)
     address = os.path.abspath(local_path(place.source)) if here else place.source.split("/tree/")[0].rstrip("/")
@@ -108,14 +102,14 @@ def check_first(reading: Reading) -> None:
     if not all(map(is_local, reading.urls)):
         return
     try:
-        refuse_unusable(reading.urls, reading.parse, reading.policy, f"KEY.jpg beside KEY.{MEMBERS[reading.kind]}")
+        refuse_unusable(reading.urls, reading.parse, None, f"KEY.jpg beside KEY.{MEMBERS[reading.kind]}")
     except ValueError as error:
         raise DamagedData(str(error)) from error
 
 
-def shard_count(place: Place, split: str, policy: ReadPolicy | None) -> int:
+def shard_count(place: SetPlace, split: str) -> int:
     """What nshards.txt says."""
-    text = place.text(split, COUNT, policy=policy)
+    text = place.text(split, COUNT)
     if text is None:
         where = elsewhere(local_path(place.data), split) if is_local(place.data) else "the address has none"
         raise FileNotFoundError(
@@ -140,17 +134,17 @@ def elsewhere(folder: str, split: str) -> str:
     return f"it has the split {other.parent.name}: give --split {other.parent.name}" if other else folder_holds(here)
 
 
-def read_kind(place: Place, policy: ReadPolicy | None) -> Kind:
+def read_kind(place: SetPlace) -> Kind:
     """What dataset_type.txt says; classification without it."""
-    kind = (place.text(TYPE, policy=policy) or "classification").strip().lower()
+    kind = (place.text(TYPE) or "classification").strip().lower()
     if kind not in MEMBERS:
         raise DamagedData(f"{TYPE} at {place.source} says {kind[:40]!r}: want one of {', '.join(MEMBERS)}")
     return kind  # type: ignore[return-value]
 
 
-def read_relevance(place: Place, split: str, policy: ReadPolicy | None) -> frozenset[tuple[str, int]] | None:
+def read_relevance(place: SetPlace, split: str) -> frozenset[tuple[str, int]] | None:
     """The pairs of relevance.json, None without the file."""
-    text = place.text(split, RELEVANCE, policy=policy)
+    text = place.text(split, RELEVANCE)
     if text is None:
         return None
     try:
@@ -188,7 +182,7 @@ def raw_samples(reading: Reading, urls: Iterable[tuple[int, str]]) -> Iterator[S
             damage.shards += 1
         try:
             on_fault = None if damage is None else partial(count, url)
-            for inside, raw in enumerate(read_shard(url, on_fault, reading.policy)):
+            for inside, raw in enumerate(read_shard(url, on_fault)):
                 if damage is not None:
                     damage.samples += 1
                 try:

@@ -93,7 +93,8 @@ def recall_auroc(z: Gaussian, labels: Array, uncertainty: Array) -> dict[str, fl
     """
     labels, count = torch.from_numpy(np.unique(as_array(labels), return_inverse=True)[1]), len(z.mean)
     if count < 2 or labels.shape != (count,):
-        raise ValueError(f"{count} samples and labels {tuple(labels.shape)}: give two samples or more, a label of each")
+        given = f"{count} samples and labels {tuple(labels.shape)}"
+        raise ValueError(f"{given}: a nearest neighbour needs two samples or more, with one class label each")
     nearest = Nearest(count)
     for rows, block in PairScores.from_gaussians(z, z, MeanScore()).blocks():
         itself = torch.arange(rows.start, rows.stop)

@@ -290,7 +290,7 @@ def test_small_files_of_test_sets_are_bounded_and_deep_json_is_named(tmp_path, m
     for text in ("[" * 100_000, '{"pairs": {"a": [1e400]}}', '{"pairs": {"a": [null]}}', "3"):
         (tmp_path / "test" / "relevance.json").write_text(text)
         with pytest.raises(base.DamagedData, match="write it again"):
-            wds.read_relevance(places.find_place(tmp_path), "test", None)
+            wds.read_relevance(places.find_place(tmp_path), "test")
 
 
 def index_json(**changes):

@@ -90,12 +90,12 @@ def wrong(folders: Path, ours: str) -> dict[str, tuple[list[str], str]]:
         "task": (["--task", "zeroshot_retrieval"], "choose zeroshot_classification or linear_probe"),
         "no train split": (["--task", "linear_probe"], "no train/nshards.txt"),
         "root": (["--dataset_root", str(folders / "none")], "no test set at"),
-        "root's field": (["--dataset_root", "{name}"], "use {dataset} or {dataset_cleaned}"),
+        "root's field": (["--dataset_root", "{name}"], "use {dataset}, {dataset_cleaned}"),
         "split": (["--split", "dev"], "no dev/nshards.txt"),
         "output": (["--output", "{modell}.json"], "has a field that is not known"),
         "output is a folder": (["--output", "."], "is a folder: give a file"),
         "classifier in a file": (["--save_clf", "page/classnames.txt/clf.pt"], "classnames.txt is a file"),
-        "a run as model": (["--model", "local-dir:run"], "run is the folder of a run: it has left neither"),
+        "a run as model": (["--model", "local-dir:run"], "run is the folder of a run: it has neither"),
         "root one level too high": (["--dataset_root", str(folders)], "one level too high: give"),
         "no archive": (["--dataset_root", "page"], "it is no tar archive but an HTML page"),
         "one file": (["--language", "en", "de", "--output", "x.json"], "would both be written to x.json"),
@@ -124,7 +124,7 @@ def test_mistakes_end_in_one_line_before_any_model_is_loaded(folders, ours, mist
 def test_a_linear_probe_without_cuda_and_an_unknown_tag_are_refused(folders, ours, capsys):
     for words, message in (
         (["--task", "linear_probe", "--model", ours], "needs CUDA"),
-        (["--model", "ViT-B-32", "--pretrained", "laion3b"], "logs the tags"),
+        (["--model", "ViT-B-32", "--pretrained", "laion3b"], "or give a file, --pretrained FILE"),
     ):
         with pytest.raises(SystemExit):
             evaluate(folders / "probe", *words)
@@ -135,7 +135,7 @@ def test_an_unknown_data_set_is_one_line(ours, capsys):
     with pytest.raises(SystemExit) as left:
         clip_benchmark(["eval", "--dataset", "wds_single", "--model", ours, "--quiet"])
     assert left.value.code == 2
-    assert "Unsupported dataset: wds_single. A folder in wds layout is --dataset wds/NAME" in capsys.readouterr().err
+    assert "Unsupported dataset: wds_single" in capsys.readouterr().err
 
 
 def test_help_shows_our_flags_and_then_all_of_clip_benchmarks(capsys, monkeypatch):

@@ -26,7 +26,7 @@ from prolip.evaluation.evaluate import compute_features, evaluate_dataset
 from prolip.evaluation.prompts import fit_prompts
 from prolip.evaluation.suites.datacomp import catalogue, run
 from prolip.evaluation.suites.datacomp.catalogue import select_tasks
-from prolip.evaluation.suites.datacomp.report import build_report
+from prolip.evaluation.suites.datacomp.report import our_rows
 from prolip.evaluation.suites.datacomp.results import share_tasks
 from prolip.prompts.bprw import Reweighing
 from prolip.prompts.weights import PromptWeights
@@ -71,7 +71,7 @@ def test_missing_datasets_are_named_with_the_command_that_fetches_them_and_may_b
     outcome = copied.run(out, "--allow-missing", "--tasks", *NAMES)
     assert sorted(keys(out)) == sorted(set(NAMES) - {"misc/winogavil", "fairness/geode"})
     assert set(outcome.missing) == {"misc/winogavil", "fairness/geode"}
-    assert outcome.report.rows[0].averages == {}
+    assert outcome.rows[0].averages == {}
     assert "no Retrieval, 2 of 3 tasks are there; missing: WinoGAViL." in capsys.readouterr().out
 
 
@@ -112,13 +112,13 @@ def test_tables_of_processes_that_end_together_hold_the_results_of_all(suite, tm
     read, said = threading.Event(), []
 
     def slow(results):  # between what the first one has read and what it writes, the second one ends
-        report = build_report(results)
+        rows = our_rows(results)
         if not read.is_set():
             read.set()
             time.sleep(0.3)
-        return report
+        return rows
 
-    monkeypatch.setattr(run, "build_report", slow)
+    monkeypatch.setattr(run, "our_rows", slow)
     folder = tmp_path / "out"
     first = threading.Thread(target=run.write_tables, args=(folder, said.append))
     first.start()
@@ -181,20 +181,18 @@ def test_datasets_are_read_over_the_network(suite, tmp_path):
 
 
 def test_an_address_that_does_not_answer_is_waited_for_once_and_not_for_every_task(suite, monkeypatch):
-    asked, answers = [], iter([False, False, True, True, False])
+    asked, faults = [], {"GTSRB": "HTTP 403", "Stanford Cars": "no answer"}
 
-    def open_somewhere(source, name, damage, policy):
-        asked.append((name, policy))
-        if not next(answers):
-            raise DamagedData("cannot be read") from ShardFault("unreadable", "refused")
+    def open_somewhere(source, name, damage):
+        asked.append(name)
+        if name in faults:
+            raise DamagedData("cannot be read") from ShardFault("unreadable", faults[name])
         return open_wds(suite.folders["mnist"], name=name, damage=damage)
 
     monkeypatch.setattr(catalogue, "open_wds", open_somewhere)
-    found = catalogue.find_datasets(select_tasks(["cifar10", "gtsrb", "mnist", "cars"]), "http://127.0.0.1:9")
-    probe = catalogue.PROBE
-    policies = [("CIFAR-10", None), ("GTSRB", probe), ("MNIST", probe), ("MNIST", None), ("Stanford Cars", None)]
-    assert asked == policies
-    assert list(found.missing) == ["cifar10", "gtsrb", "cars"] and list(found.datasets) == ["mnist"]
+    found = catalogue.find_datasets(select_tasks(["gtsrb", "mnist", "cars", "stl10"]), "http://127.0.0.1:9")
+    assert asked == ["GTSRB", "MNIST", "Stanford Cars"] and list(found.datasets) == ["mnist"]
+    assert list(found.missing) == ["gtsrb", "cars", "stl10"] and "not asked for" in found.missing["stl10"]
 
 
 def test_an_openclip_model_runs_beside_ours_without_uncertainty(suite, tmp_path):
@@ -205,7 +203,7 @@ def test_an_openclip_model_runs_beside_ours_without_uncertainty(suite, tmp_path)
     assert {line["identity"]["fingerprint"] for line in lines_of(out)} == {small.fingerprint}
     assert not any("trace" in key for line in lines_of(out) for key in line["info"])
     assert all("refusal/image/aurc" not in line["metrics"] for line in lines_of(out))
-    assert outcome.report.rows[0].label.startswith("ViT-mini:")
+    assert outcome.rows[0].label.startswith("ViT-mini:")
 
 
 @pytest.mark.parametrize(
@@ -322,7 +320,7 @@ def test_weights_of_prompts_score_the_task_of_their_classes_in_a_row_of_its_own(
     assert weighed["cifar10"]["metrics"] != plain["cifar10"]["metrics"]
     assert weighed["cifar10"]["info"]["prompts"] == str(weights) and "prompts" not in weighed[flickr]["info"]
     assert weighed[flickr]["metrics"] == plain[flickr]["metrics"]
-    assert len(lines_of(out)) == 4 and weights.digest in outcome.report.rows[1].label
+    assert len(lines_of(out)) == 4 and weights.digest in outcome.rows[1].label
     capsys.readouterr()
     suite.run(out, *words, "--prompts", tmp_path / "pool.json")
     assert "2 of 2 tasks are finished" in capsys.readouterr().out

@@ -11,10 +11,10 @@ import pytest
 from prolip.evaluation.evaluate import TaskResult
 from prolip.evaluation.suites.datacomp.catalogue import AGGREGATES, COUNTED, TASKS
 from prolip.evaluation.suites.datacomp.report import (
-    Report,
-    Row,
-    build_report,
+    SuiteRow,
     faces_table,
+    notes_of,
+    our_rows,
     table_1,
     table_c1,
     to_csv,
@@ -22,9 +22,9 @@ from prolip.evaluation.suites.datacomp.report import (
     to_latex,
     to_markdown,
 )
-from prolip.evaluation.suites.datacomp.results import Identity
+from prolip.evaluation.suites.datacomp.results import ModelIdentity
 
-ME = Identity("local-dir:runs/b16_50%", "f" * 32, "csd", "fp32")
+ME = ModelIdentity("local-dir:runs/b16_50%", "f" * 32, "csd", "fp32")
 LABEL = "local-dir:runs/b16_50% (csd)"
 
 
@@ -41,7 +41,7 @@ def results(without=(), small=()):
 
 
 def report(**kwargs):
-    return build_report({ME: results(**kwargs)})
+    return our_rows({ME: results(**kwargs)})
 
 
 VALUES = {task.key: 25.0 + number for number, task in enumerate(COUNTED)}
@@ -63,7 +63,7 @@ def test_table_1_has_the_averages_and_table_c1_all_tasks_in_two_blocks():
 
 def test_a_missing_task_is_a_dash_and_its_averages_are_left_out():
     made = report(without=["vtab/svhn"])
-    assert set(made.rows[0].averages) == {"ImageNet", "IN dist. shifts", "Retrieval"}
+    assert set(made[0].averages) == {"ImageNet", "IN dist. shifts", "Retrieval"}
     text = to_markdown(made)
     row = next(line for line in text.splitlines() if line.startswith(f"| {LABEL} |"))
     shown = [f"{mean(name):.1f}" for name in ("ImageNet", "IN dist. shifts", "Retrieval")]
@@ -79,13 +79,13 @@ def test_a_task_on_other_images_or_classes_is_marked_and_so_are_its_averages():
     assert row.endswith(f"| {mean('Retrieval'):.1f} | {mean('Average'):.1f}* |")
     changed = results()
     changed["cars"] = TaskResult("cars", {"acc1": 0.5}, "acc1", {"size": 8041, "classes": 3})
-    notes = build_report({ME: changed}).notes
+    notes = notes_of(our_rows({ME: changed}))
     assert any("Stanford Cars on 8041 images of 3 classes instead of 8041 images of 196" in note for note in notes)
 
 
 def test_rows_of_other_kinds_keep_their_sign_label_and_place():
-    change = Row("a", {"mnist": -3.25}, {"Average": 0.5, "ImageNet": -64.6}, "difference", against="b|c")
-    made = Report((*report().rows, change))
+    change = SuiteRow("a", {"mnist": -3.25}, {"Average": 0.5, "ImageNet": -64.6}, "difference", against="b|c")
+    made = [*report(), change]
     text, latex = to_markdown(made), to_latex(made)
     assert r"| a minus b\|c | −64.6 | – | – | – | +0.5 |" in text and "$-$64.6" in latex
     values = json.loads(to_json(made))
@@ -129,10 +129,10 @@ def test_faces_have_a_table_of_their_own():
     "other, labels",
     [
         (replace(ME, fingerprint="e" * 32), [f"{LABEL[:-1]}, fingerprint {x * 8})" for x in "fe"]),
-        (Identity("hf-hub:x/y", "e" * 32, "mean", "amp_bf16"), [LABEL, "hf-hub:x/y (mean, amp_bf16)"]),
+        (ModelIdentity("hf-hub:x/y", "e" * 32, "mean", "amp_bf16"), [LABEL, "hf-hub:x/y (mean, amp_bf16)"]),
     ],
 )
 def test_models_stand_together_and_those_of_one_name_are_told_apart(other, labels):
-    made = build_report({ME: results(), other: results(without=["cars"])})
-    assert [row.label for row in made.rows] == labels
-    assert made.rows[1].notes and all(note.startswith((labels[1], f"* {labels[1]}")) for note in made.rows[1].notes)
+    made = our_rows({ME: results(), other: results(without=["cars"])})
+    assert [row.label for row in made] == labels
+    assert made[1].notes and all(note.startswith((labels[1], f"* {labels[1]}")) for note in made[1].notes)

@@ -13,8 +13,8 @@ import pytest
 from prolip.evaluation.evaluate import TaskResult
 from prolip.evaluation.suites.datacomp.catalogue import COUNTED, TASKS, select_tasks
 from prolip.evaluation.suites.datacomp.results import (
-    Identity,
     Line,
+    ModelIdentity,
     ResultFolder,
     finished,
     from_json,
@@ -25,8 +25,8 @@ from prolip.evaluation.suites.datacomp.results import (
     to_json,
 )
 
-ME = Identity("local-dir:a", "f" * 32, "csd", "fp32")
-BY_MEAN = Identity("local-dir:a", "f" * 32, "mean", "fp32")
+ME = ModelIdentity("local-dir:a", "f" * 32, "csd", "fp32")
+BY_MEAN = ModelIdentity("local-dir:a", "f" * 32, "mean", "fp32")
 FEW = select_tasks(["cifar10", "cars", "mnist", "gtsrb", "fmow", "fairface"])
 MARKS = {task.key: "d" for task in TASKS}
 fork = multiprocessing.get_context("fork")  # the children touch no tensor
@@ -93,9 +93,9 @@ def test_lines_of_another_model_similarity_precision_data_or_scoring_are_not_tak
     store = ResultFolder(tmp_path)
     task = FEW[0]
     others = [
-        Identity("local-dir:a", "e" * 32, "csd", "fp32"),
+        ModelIdentity("local-dir:a", "e" * 32, "csd", "fp32"),
         BY_MEAN,
-        Identity("local-dir:a", "f" * 32, "csd", "amp_bf16"),
+        ModelIdentity("local-dir:a", "f" * 32, "csd", "amp_bf16"),
     ]
     for other in others:
         store.append(line(task, identity=other))
@@ -103,7 +103,7 @@ def test_lines_of_another_model_similarity_precision_data_or_scoring_are_not_tak
     old = json.loads(to_json(line(task)))
     store.path.open("a").write(json.dumps({**old, "version": 0}) + "\n")
     assert finished(store.lines(), ME, MARKS) == {}
-    moved = Identity("local-dir:moved", "f" * 32, "csd", "fp32")
+    moved = ModelIdentity("local-dir:moved", "f" * 32, "csd", "fp32")
     store.append(line(task, 0.75, moved))
     assert finished(store.lines(), ME, MARKS)[task.key].value == 0.75  # the weights are the same
 

@@ -49,7 +49,7 @@ def test_the_values_differ_between_tasks_similarities_and_from_chance(ran):
 
 def test_the_averages_are_the_means_of_the_main_metrics(ran):
     expected = {task.key: 100 * ran.results[task.key, "csd"]["metrics"]["main_metric"] for task in COUNTED}
-    row = next(row for row in ran.outcome.report.rows if "(csd)" in row.label)
+    row = next(row for row in ran.outcome.rows if "(csd)" in row.label)
     for name, keys in AGGREGATES.items():
         assert row.averages[name] == pytest.approx(sum(expected[key] for key in keys) / len(keys), abs=1e-6)
         assert name in row.marked  # a dozen images are not the test set
@@ -80,7 +80,7 @@ def test_tables_lie_beside_the_results(suite, ran):
 
 
 def test_the_table_of_uncertainty_has_a_line_per_query_and_its_values(ran):
-    grid = uncertainty_table(ran.outcome.report)
+    grid = uncertainty_table(ran.outcome.rows)
     assert len(grid.rows) == len(SIMILARITIES) * (len(TASKS) + 2)  # retrieval has two directions
 
     def cells(ending):

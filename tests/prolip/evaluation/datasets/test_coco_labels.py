@@ -101,21 +101,6 @@ def test_a_miniature_gives_the_packages_figures(in_blocks, split, values):
     assert got["cxc/rsum"] == pytest.approx(100 * sum(six))
 
 
-def test_a_score_function_gives_what_its_matrix_gives(in_blocks, split):
-    in_blocks(700)
-    folder, images, captions = split
-    matrix = torch.randn(len(images), len(captions), generator=torch.Generator().manual_seed(2))
-    annotations = coco.load_annotations(folder)
-
-    def block(rows, columns):
-        return matrix[rows][:, columns]
-
-    scores = PairScores(*matrix.shape, block)
-    assert coco.label_set_metrics(scores, images, captions, annotations) == coco.label_set_metrics(
-        PairScores.from_matrix(matrix), images, captions, annotations
-    )
-
-
 def test_retrieval_on_cocos_test_split_has_the_figures_of_all_its_labels(split, monkeypatch):
     folder, images, captions = split
     annotations = coco.load_annotations(folder)
@@ -151,13 +136,6 @@ def test_captions_beyond_the_split_are_left_out_of_every_gallery(split):
     more = np.insert(matrix, [7, 100], 9.0, axis=1)  # nearest to every image
     ids = np.insert(captions, [7, 100], [200_001, 200_002]).tolist()
     assert coco.label_set_metrics(PairScores.from_matrix(more), images, ids, annotations) == want
-
-
-def test_folds_are_fifths_of_the_captions_with_their_images(split):
-    folder, images, captions = split
-    folds = coco.load_annotations(folder).folds()
-    assert [(len(i), len(c)) for i, c in folds] == [(10, 50)] * 5
-    assert folds[1] == (set(images[10:20]), set(captions[50:100]))
 
 
 def test_the_packages_annotations_are_read_without_importing_it():

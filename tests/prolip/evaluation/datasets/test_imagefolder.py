@@ -42,8 +42,6 @@ def test_files_of_names_and_prompts_come_first(tmp_path):
     (root / "zeroshot_classification_templates.txt").write_text("look: {c}\n")
     dataset = open_folder(root)
     assert dataset.classnames == ("a bee", "an ant hill", "a zebra") and dataset.templates == ("look: {c}",)
-    (tmp_path / "other.txt").write_text("1\n2\n3\n")
-    assert open_folder(root, classnames=tmp_path / "other.txt").classnames == ("1", "2", "3")
 
 
 def test_the_fingerprint_changes_with_a_files_size_and_not_with_the_place(tmp_path):

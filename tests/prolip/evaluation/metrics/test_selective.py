@@ -6,16 +6,16 @@ from itertools import permutations
 import numpy as np
 import pytest
 import torch
-from scipy.stats import spearmanr
+from scipy.stats import rankdata, spearmanr
 from sklearn.metrics import roc_auc_score
 
-from prolip.evaluation.metrics import selective as refusal
+from prolip.evaluation.metrics import selective
 from prolip.gaussian import Gaussian
 
 
 def test_the_worked_example_of_four_samples():
     # From certain to uncertain the errors are 0, 1, 0, 1: the risks are 0, 1/2, 1/3, 2/4.
-    curve = refusal.risk_coverage(np.array([0.3, 0.1, 0.4, 0.2]), np.array([0, 0, 1, 1]))
+    curve = selective.risk_coverage(np.array([0.3, 0.1, 0.4, 0.2]), np.array([0, 0, 1, 1]))
     np.testing.assert_allclose(curve.coverage, [0.25, 0.5, 0.75, 1])
     np.testing.assert_allclose(curve.risk, [0, 1 / 2, 1 / 3, 1 / 2])
     np.testing.assert_allclose(curve.oracle, [0, 0, 1 / 3, 1 / 2])
@@ -31,7 +31,7 @@ def test_areas_are_those_of_a_loop_for_graded_errors():
     order = sorted(range(40), key=lambda i: uncertainty[i])
     risks = [sum(error[i] for i in order[: n + 1]) / (n + 1) for n in range(40)]
     best = [sum(sorted(error)[: n + 1]) / (n + 1) for n in range(40)]
-    curve = refusal.risk_coverage(torch.from_numpy(uncertainty), torch.from_numpy(error))
+    curve = selective.risk_coverage(torch.from_numpy(uncertainty), torch.from_numpy(error))
     assert curve.aurc == pytest.approx(np.mean(risks)) and curve.oracle_aurc == pytest.approx(np.mean(best))
 
 
@@ -42,24 +42,24 @@ def test_equal_uncertainties_give_the_mean_over_all_orders():
         if all(uncertainty[a] <= uncertainty[b] for a, b in zip(order, order[1:])):
             curves.append(np.cumsum(error[list(order)]) / np.arange(1, 7))
     assert len(curves) == 12
-    np.testing.assert_allclose(refusal.risk_coverage(uncertainty, error).risk, np.mean(curves, axis=0))
+    np.testing.assert_allclose(selective.risk_coverage(uncertainty, error).risk, np.mean(curves, axis=0))
 
 
 def test_gain_is_one_for_the_oracle_nought_for_none_and_negative_for_the_opposite():
     error = np.random.default_rng(1).random(200) < 0.3
-    assert refusal.risk_coverage(error, error).gain == pytest.approx(1)
-    none = refusal.risk_coverage(np.zeros(200), error)
+    assert selective.risk_coverage(error, error).gain == pytest.approx(1)
+    none = selective.risk_coverage(np.zeros(200), error)
     assert none.gain == pytest.approx(0) and none.aurc == pytest.approx(error.mean())
-    assert refusal.risk_coverage(~error, error).gain < -0.5
-    assert math.isnan(refusal.risk_coverage(np.arange(5), np.ones(5)).gain)
+    assert selective.risk_coverage(~error, error).gain < -0.5
+    assert math.isnan(selective.risk_coverage(np.arange(5), np.ones(5)).gain)
 
 
 def test_auroc_is_sklearns_and_knows_infinite_uncertainty():
     rng = np.random.default_rng(2)
     uncertainty, wrong = rng.integers(0, 8, 60).astype(float), rng.random(60) < 0.4
-    assert refusal.auroc(uncertainty, wrong) == pytest.approx(roc_auc_score(wrong, uncertainty))
-    assert refusal.auroc(np.array([np.inf, 1, -np.inf]), np.array([True, False, False])) == 1.0
-    assert math.isnan(refusal.auroc(uncertainty, np.ones(60)))
+    assert selective.auroc(uncertainty, wrong) == pytest.approx(roc_auc_score(wrong, uncertainty))
+    assert selective.auroc(np.array([np.inf, 1, -np.inf]), np.array([True, False, False])) == 1.0
+    assert math.isnan(selective.auroc(uncertainty, np.ones(60)))
 
 
 def clouds(count=30, dim=4, seed=0):
@@ -81,7 +81,7 @@ def test_the_nearest_other_sample_decides_right_and_wrong(in_blocks, elements):
     for i, row in enumerate(cosines):
         j = max((j for j in range(len(row)) if j != i), key=lambda j: row[j])
         expected.append(bool(labels[j] != labels[i]))
-    got = refusal.recall_auroc(z, labels, z.trace)
+    got = selective.recall_auroc(z, labels, z.trace)
     assert got["1-NN"] == pytest.approx(1 - np.mean(expected)) and 0 < got["1-NN"] < 1
     assert got["R-AUROC"] == pytest.approx(roc_auc_score(expected, z.trace))
     assert got["R-AUROC"] > 0.6  # noise was given away by the trace
@@ -90,16 +90,16 @@ def test_the_nearest_other_sample_decides_right_and_wrong(in_blocks, elements):
 def test_classes_may_be_names_and_uncertainties_of_half_precision():
     z, labels = clouds()
     names = np.array(["cat", "ant", "bee"])[labels]
-    assert refusal.recall_auroc(z, names, z.trace) == refusal.recall_auroc(z, labels, z.trace)
+    assert selective.recall_auroc(z, names, z.trace) == selective.recall_auroc(z, labels, z.trace)
     half = z.trace.bfloat16().requires_grad_()
-    assert refusal.risk_coverage(half, labels > 0).aurc == refusal.risk_coverage(half.double(), labels > 0).aurc
+    assert selective.risk_coverage(half, labels > 0).aurc == selective.risk_coverage(half.double(), labels > 0).aurc
 
 
 def test_the_table_holds_every_figure():
     rng = np.random.default_rng(3)
     uncertainty, wrong = rng.random(50), rng.random(50) < 0.5
-    got = refusal.selective_metrics(wrong, {"image": uncertainty, "nothing": np.zeros(50)}, "refusal/i2t")
-    curve = refusal.risk_coverage(uncertainty, wrong)
+    got = selective.selective_metrics(wrong, {"image": uncertainty, "nothing": np.zeros(50)}, "refusal/i2t")
+    curve = selective.risk_coverage(uncertainty, wrong)
     assert got["refusal/i2t/image/aurc"] == curve.aurc
     assert got["refusal/i2t/image/aurc_excess"] == pytest.approx(
         got["refusal/i2t/image/aurc"] - got["refusal/i2t/image/aurc_oracle"]
@@ -113,18 +113,18 @@ def test_the_table_holds_every_figure():
     assert got["refusal/i2t/nothing/aurc_gain"] == pytest.approx(0)
     assert got["refusal/i2t/nothing/auroc"] == 0.5 and math.isnan(got["refusal/i2t/nothing/spearman"])
     assert all(type(value) is float for value in got.values())
-    graded = refusal.selective_metrics(rng.random(50), {"image": uncertainty})
+    graded = selective.selective_metrics(rng.random(50), {"image": uncertainty})
     assert "refusal/image/aurc" in graded and "refusal/image/auroc" not in graded
 
 
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: refusal.risk_coverage(np.zeros(3), np.zeros(2)), "give one of each per sample"),
-        (lambda: refusal.risk_coverage(np.zeros(0), np.zeros(0)), "at least one sample"),
-        (lambda: refusal.risk_coverage(np.zeros(2), np.array([1, np.nan])), "0 uncertainties and 1 errors are NaN"),
-        (lambda: refusal.recall_auroc(clouds(1)[0], [0], [0]), "needs two samples or more"),
-        (lambda: refusal.recall_auroc(clouds(3)[0], [0], [0]), "one class label each"),
+        (lambda: selective.risk_coverage(np.zeros(3), np.zeros(2)), "give one of each per sample"),
+        (lambda: selective.risk_coverage(np.zeros(0), np.zeros(0)), "at least one sample"),
+        (lambda: selective.risk_coverage(np.zeros(2), np.array([1, np.nan])), "0 uncertainties and 1 errors are NaN"),
+        (lambda: selective.recall_auroc(clouds(1)[0], [0], [0]), "needs two samples or more"),
+        (lambda: selective.recall_auroc(clouds(3)[0], [0], [0]), "one class label each"),
     ],
 )
 def test_wrong_inputs_are_refused_with_what_is_wanted(call, message):
@@ -134,5 +134,62 @@ def test_wrong_inputs_are_refused_with_what_is_wanted(call, message):
 
 def test_a_coverage_between_two_samples_keeps_the_larger_number():
     """A half of five keeps three, four fifths of five exactly four."""
-    curve = refusal.risk_coverage(np.arange(5.0), np.array([0.0, 0, 1, 1, 1]))
+    curve = selective.risk_coverage(np.arange(5.0), np.array([0.0, 0, 1, 1, 1]))
     assert curve.at(0.5) == pytest.approx(1 / 3) and curve.at(0.8) == 0.5 and curve.at(1.0) == 0.6
+
+
+def test_deciles_are_equal_groups_of_rising_trace():
+    trace = np.random.default_rng(0).permutation(100).astype(float)
+    got = selective.by_decile(trace, 1 - trace / 100)
+    np.testing.assert_allclose(got.trace, np.arange(10) * 10 + 4.5)
+    np.testing.assert_allclose(got.value, 1 - got.trace / 100)
+    assert got.spearman_bins == pytest.approx(-1) and got.spearman_queries == pytest.approx(-1)
+
+
+def test_fewer_queries_than_deciles_and_equal_traces_are_harmless():
+    got = selective.by_decile(np.array([1.0, 1.0, 1.0]), np.array([0.0, 1.0, 0.0]))
+    assert got.value.tolist() == [1 / 3] * 3 and math.isnan(got.spearman_bins)
+
+
+def test_equal_traces_are_the_expectation_over_their_orders():
+    """Ties in all orders, against the same groups of every order; constant traces give one value, to the last bit."""
+    trace, value = np.array([1.0, 1, 2, 2, 2, 2, 3]), np.array([0.0, 1, 0.3, 0.9, 0, 1, 0.5])
+    orders = [np.array([*a, *(2 + np.array(b)), 6]) for a in permutations(range(2)) for b in permutations(range(4))]
+    want = np.mean([[value[group].mean() for group in np.array_split(order, 3)] for order in orders], axis=0)
+    got = selective.by_decile(trace, value, 3)
+    np.testing.assert_allclose(got.value, want, rtol=1e-12)
+    np.testing.assert_allclose(got.trace, [4 / 3, 2, 2.5])
+    rows = np.random.default_rng(0).permutation(7)
+    for found, again in zip(got, selective.by_decile(trace[rows], value[rows], 3)):
+        np.testing.assert_allclose(again, found, rtol=1e-12)
+    errors = np.sort(np.random.default_rng(1).random(97))
+    flat = selective.by_decile(np.full(97, 0.1), errors)
+    assert len(set(flat.value)) == len(set(flat.trace)) == 1 and flat.value[0] == pytest.approx(errors.mean())
+    assert math.isnan(flat.spearman_bins)  # no rank correlation of rounding
+
+
+def test_lengths_are_grouped_with_quartiles():
+    got = selective.by_length(np.array([2, 1, 2, 2]), np.array([1.0, 9.0, 2.0, 6.0]))
+    assert got.tolist() == [[1, 9.0, 9.0, 9.0, 1], [2, 3.0, 1.5, 4.0, 3]]
+
+
+def test_spread_is_the_width_of_nine_tenths_over_the_median():
+    assert selective.spread(np.arange(101.0) + 50) == pytest.approx(0.9)
+    assert selective.spread(np.full(9, 0.7)) == 0 and math.isnan(selective.spread(np.zeros(3)))
+
+
+def test_partial_spearman_is_the_correlation_of_what_the_third_leaves_of_both_ranks():
+    draw = np.random.default_rng(0)
+    given = draw.normal(size=200)
+    x, y = given + draw.normal(size=200), given + draw.normal(size=200)
+    ranks = [rankdata(v) for v in (x, y, given)]
+    left = [r - np.polyval(np.polyfit(ranks[2], r, 1), ranks[2]) for r in ranks[:2]]
+    assert selective.partial_spearman(x, y, given) == pytest.approx(np.corrcoef(*left)[0, 1])
+    assert selective.spearman(x, y) > 0.3 > abs(selective.partial_spearman(x, y, given))
+    assert math.isnan(selective.partial_spearman(given, y, given))
+
+
+def test_spearman_ignores_the_scale_and_refuses_to_guess():
+    x = np.arange(10.0)
+    assert selective.spearman(x, np.exp(x)) == pytest.approx(1)
+    assert math.isnan(selective.spearman(x[:2], x[:2])) and math.isnan(selective.spearman(x, np.ones(10)))

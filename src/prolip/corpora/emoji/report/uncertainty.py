@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from prolip.corpora.emoji.corpus import LEVELS
 from prolip.corpora.emoji.report.examples import Example, Inputs, Shown, amount, both_ends, example, pick, show
@@ -22,7 +22,6 @@ from prolip.utils.style import picture
 QUANTILES = (0.5, 0.8, 0.9, 0.97, 0.995)
 WEAK = 0.1  # |Spearman| below which no order is claimed
 FLAT = 1.02  # ratio of traces below which they count as equal
-ALIKE = 0.1  # spread of equally long texts over that of all, below which a trace tells the length alone
 
 
 class Text(NamedTuple):
@@ -153,30 +152,33 @@ def drawings(result: CorpusResult, units: Units, sure: np.ndarray, rows: list[in
     return [Drawing(said, float(sure[i]), number) for said, i, number in zip(found, rows, fits)]
 
 
-# --- what the figures of one run say, in a sentence each, written from the numbers and not from what was hoped for ----
+# --- what the figures of one run say ---------------------------------------------------------------------------------
 def read_all(result: CorpusResult) -> dict[str, str]:
-    """A sentence per figure."""
-    return {read.__name__: read(result) for read in (modality, levels, length, matches, expected, verdict)}
-
-
-def verdict(result: CorpusResult) -> str:
-    """Whether the uncertainties can be read as the paper reads them."""
-    if result.similarity == "mean":
-        return "Drawings and texts were ranked by their means alone: the traces below played no part in it."
-    m = result.metrics
-    met = [
-        order_of_levels(result) == "paper",
-        m["trace/text_over_image"] > FLAT,
-        m["spearman/trace_true_matches"] > WEAK,
-    ]
-    words = ("none of three", "one of three", "two of three", "all three")[sum(met)]
-    ends = {3: "Here they can be read as generality.", 0: "Here a trace must not be read as generality."}
-    levels_do, texts_do, matches_do = ("yes" if one else "no" for one in met)
-    return (
-        f"The traces of this run meet {words} expectations of the paper: general captions more uncertain than specific "
-        f"ones ({levels_do}), texts more uncertain than images ({texts_do}), and captions with more true matches more "
-        f"uncertain ({matches_do}). {ends.get(sum(met), 'Read them with care.')}"
+    """The sentences of the figures by name, as `readings.txt.j2` writes them from the numbers."""
+    environment = Environment(
+        loader=PackageLoader("prolip.corpora.emoji.report", "."), undefined=StrictUndefined, trim_blocks=True
     )
+    environment.filters["amount"] = amount
+    said = environment.get_template("readings.txt.j2").make_module(numbers(result))
+    names = ("modality", "levels", "length", "matches", "expected", "verdict")
+    return {name: " ".join(getattr(said, name)().split()) for name in names}
+
+
+def numbers(result: CorpusResult) -> dict[str, Any]:
+    """The numbers that the sentences are written from."""
+    m, table, units, expected = result.metrics, result.table, result.model_score.units, result.expected_matches
+    trace, lengths = result.uncertainty(result.text), result.token_lengths
+    usual = int(np.bincount(lengths).argmax())
+    alike, true = trace[lengths == usual], result.text_relation.sum(1)
+    means = sorted(((level, m[f"trace/{level}"]) for level in LEVELS), key=lambda pair: -pair[1])
+    out: dict[str, Any] = {"m": m, "means": means, "order": order_of_levels(result), "similarity": result.similarity}
+    out |= {"flat": FLAT, "weak": WEAK, "alike": len(alike), "usual": usual, "typical": ()}
+    out |= {"spread": spread(alike), "overall": spread(trace)}
+    if units is not None and expected is not None:
+        shares = (float(units.share(result.text.trace[table.text[table.rows(level)]].median())) for level in LEVELS)
+        out |= {"typical": list(zip(LEVELS, map(in_words, shares))), "found": matches_metrics(expected, true)}
+        out["single"] = (true[true > 0] == 1).mean()
+    return out
 
 
 def order_of_levels(result: CorpusResult) -> str:
@@ -186,87 +188,3 @@ def order_of_levels(result: CorpusResult) -> str:
         return "flat"
     orders = {"paper": sorted(means, reverse=True), "reversed": sorted(means)}
     return next((name for name, order in orders.items() if order == means), "mixed")
-
-
-def modality(result: CorpusResult) -> str:
-    """Texts against images."""
-    ratio = result.metrics["trace/text_over_image"]
-    if not math.isfinite(ratio) or 1 / FLAT <= ratio <= FLAT:
-        return "Here both are about equally uncertain."
-    if ratio > 1:
-        return f"Here texts are more uncertain than drawings, {ratio:.2g} times on average, as in the paper."
-    return f"Here it is the other way round: drawings are {1 / ratio:.2g} times as uncertain as texts on average."
-
-
-def expected(result: CorpusResult) -> str:
-    """Expected against true numbers of drawings; nothing where traces have no unit."""
-    units, numbers, table = result.model_score.units, result.expected_matches, result.table
-    if units is None or numbers is None:
-        return ""
-    true = result.text_relation.sum(1)
-    single, found = (true[true > 0] == 1).mean(), matches_metrics(numbers, true)
-    within, chance = found["matches/within_factor_2"], found["matches/chance_within_factor_2"]
-    bias = found["matches/expected_over_true"]
-    at = {level: result.text.trace[table.text[table.rows(level)]].median() for level in LEVELS}
-    said = ", ".join(f"a {level} {in_words(float(units.share(trace)))}" for level, trace in at.items())
-    inside = result.metrics.get("matches/inside_interval")
-    held = "" if inside is None else f" For {inside:.0%} of the texts the thin line covers the true number."
-    return (
-        f"Here {within:.0%} of the texts lie in the band. As {single:.0%} of them fit a single drawing, one number for "
-        f"all could reach {chance:.0%}: the diamonds say more. The expected number is {amount(bias)} times the true "
-        f"one on average (geometric mean).{held} What a typical text of each level fits of the drawings: {said}."
-    )
-
-
-def levels(result: CorpusResult) -> str:
-    """The order of the four levels."""
-    means = {level: result.metrics[f"trace/{level}"] for level in LEVELS}
-    ranked = " > ".join(f"{level} {means[level]:.4g}" for level in sorted(means, key=lambda level: -means[level]))
-    said = {
-        "paper": "This is the order that the paper predicts.",
-        "reversed": "This is the reverse of the paper's order: specific captions came out as the uncertain ones.",
-        "flat": "The four levels hardly differ, so no order should be read into them.",
-        "mixed": "This is neither the paper's order nor its reverse.",
-    }
-    return f"Here {ranked}. {said[order_of_levels(result)]}"
-
-
-def length(result: CorpusResult) -> str:
-    """Short against long texts, and whether the length is all that a trace tells, which need not be a rising order."""
-    rho = result.metrics["spearman/trace_tokens"]
-    direction = _direction(rho, "longer", "shorter")
-    said = f"Here the rank correlation with the number of tokens is {_signed(rho)}: {direction}."
-    trace, lengths = result.uncertainty(result.text), result.token_lengths
-    usual = int(np.bincount(lengths).argmax())
-    alike, overall = trace[lengths == usual], spread(trace)
-    if len(alike) < 20 or not spread(alike) < ALIKE * overall:
-        return said
-    return (
-        f"{said} The middle 90% of the {len(alike):,} texts of {usual} tokens lie within "
-        f"{_share(spread(alike))} of their median, of all texts within {_share(overall)}: each length has "
-        "a trace of its own, and what a text says hardly changes it."
-    )
-
-
-def matches(result: CorpusResult) -> str:
-    """Trace against the number of true matches."""
-    rho, within = (result.metrics[f"spearman/trace_true_matches{part}"] for part in ("", "_of_keywords"))
-    return (
-        f"Here Spearman's correlation is {_signed(rho)} over all texts and {_signed(within)} among the keywords alone: "
-        f"{_direction(rho, 'widely applicable', 'rarely applicable')}."
-    )
-
-
-def _direction(rho: float, positive: str, negative: str) -> str:
-    if not math.isfinite(rho) or abs(rho) < WEAK:
-        return "no clear relation"
-    return f"{positive if rho > 0 else negative} texts are the more uncertain ones"
-
-
-def _signed(value: float) -> str:
-    return f"{value:+.2f}" if math.isfinite(value) else "undefined (constant)"
-
-
-def _share(value: float) -> str:
-    """A share of one as percent with two significant digits, however small."""
-    return f"{float(f'{100 * value:.1e}'):g}%" if value >= 1e-6 else "less than 0.0001%"

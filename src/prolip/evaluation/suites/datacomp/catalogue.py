@@ -11,10 +11,10 @@ import csv
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from prolip.data.faults import DamagedData, FaultCounter, ShardFault
-from prolip.data.reading.stream import ReadPolicy, check_address, is_local, local_path
+from prolip.data.reading.stream import check_address, is_local, local_path
 from prolip.evaluation.datasets.base import Dataset
 from prolip.evaluation.datasets.csv_zip import CAPTION_TABLES, open_caption_table, open_winogavil
 from prolip.evaluation.datasets.sources import join
@@ -24,8 +24,6 @@ from prolip.utils.messages import listing
 
 #: The data directory that means: read each data set from the hub while it is evaluated.
 HUB = "hf-hub"
-#: For an address where other data did not answer.
-PROBE = ReadPolicy(connect_timeout=3, read_timeout=10, retries=1)
 
 
 @dataclass(frozen=True)
@@ -64,21 +62,13 @@ def wds_folder(key: str) -> str:
 def read_task(line: Mapping[str, str]) -> SuiteTask:
     """A line of tasks.csv; without a repository it is clip_benchmark's layout by the organisation djghosh."""
     folder = wds_folder(line["key"])
-    own = f"djghosh/{folder}"
-    tags, groups, folders = (tuple(line[column].split()) for column in ("tags", "groups", "folders"))
-    return SuiteTask(
-        line["key"],
-        line["name"],
-        line["kind"],  # type: ignore[arg-type]
-        int(line["size"]),
-        line["main_metric"] or None,
-        int(line["classes"]) if line["classes"] else None,
-        tags,
-        groups,
-        line["repository"] or own,
-        line["streamed"] or (None if line["repository"] else own),
-        folders or (folder,),
-    )
+    own = None if line["repository"] else f"djghosh/{folder}"
+    values: dict[str, Any] = {name: value or None for name, value in line.items()}
+    values |= {column: tuple(line[column].split()) for column in ("tags", "groups", "folders")}
+    values |= {"size": int(line["size"]), "classes": int(line["classes"]) if line["classes"] else None}
+    values["repository"] = values["repository"] or own
+    values["streamed"] = values["streamed"] or own
+    return SuiteTask(**values | {"folders": values["folders"] or (folder,)})
 
 
 with open(Path(__file__).parent / "tasks.csv", encoding="utf-8", newline="") as _file:
@@ -148,16 +138,14 @@ def shard(tasks: Sequence[SuiteTask], index: int, count: int) -> tuple[SuiteTask
 
 
 # --- where the data sets lie ------------------------------------------------------------------------------------------
-class Found(NamedTuple):
+class FoundSets(NamedTuple):
     """The data sets that are there, by key, and why others cannot be read."""
 
     datasets: dict[str, Dataset]
     missing: dict[str, str]
 
 
-def open_task(
-    task: SuiteTask, data_dir: str, damage: FaultCounter | None = None, policy: ReadPolicy | None = None
-) -> Dataset:
+def open_task(task: SuiteTask, data_dir: str, damage: FaultCounter | None = None) -> Dataset:
     """The data set of a task: the first of its folders below `data_dir`, which is a folder, a URL, or "hf-hub".
 
     FileNotFoundError or DamagedData where there is none to be read.
@@ -178,39 +166,39 @@ def open_task(
     places = [f"hf-hub:{task.streamed}"] if data_dir == HUB else [join(data_dir, name) for name in task.folders]
     for place in places:
         try:
-            return open_wds(place, name=task.name, damage=damage, policy=policy)
+            return open_wds(place, name=task.name, damage=damage)
         except FileNotFoundError as error:
             last = error
     raise last
 
 
-def find_datasets(tasks: Sequence[SuiteTask], data_dir: str, skip_damaged: bool = False) -> Found:
+def find_datasets(tasks: Sequence[SuiteTask], data_dir: str, skip_damaged: bool = False) -> FoundSets:
     """Open every data set: reads no image, but sees that all shards are there. Errors become entries of `missing`.
 
-    After an address did not answer, the next ones are waited for a few seconds only. Raises FileNotFoundError where
-    `data_dir` itself is no folder.
+    After one address that does not answer, the others are not asked. Raises FileNotFoundError where `data_dir` itself
+    is no folder.
     """
     if data_dir != HUB and is_local(check_address(data_dir)) and not Path(local_path(data_dir)).is_dir():
         raise FileNotFoundError(f"--data {data_dir} is no folder: give the one above the data sets, or {HUB} to stream")
-    found, gone = Found({}, {}), False
+    found, silent = FoundSets({}, {}), ""
     for task in tasks:
         try:
-            if gone:
-                open_task(task, data_dir, policy=PROBE)
+            if silent:
+                raise ConnectionError(f"not asked for, as {silent}")
             dataset = open_task(task, data_dir, FaultCounter() if skip_damaged else None)
             kind = "classification" if task.kind == "faces" else task.kind
             if dataset.kind != kind:
                 raise DamagedData(f"it is a {dataset.kind} set, wanted {kind}: is it the folder of another data set?")
+            found.datasets[task.key] = dataset
         except (OSError, ValueError) as error:
             found.missing[task.key] = str(error)
-            gone = gone or isinstance(error.__cause__, ShardFault)
-        else:
-            gone = False
-            found.datasets[task.key] = dataset
+            cause = error.__cause__
+            if isinstance(cause, ShardFault) and not cause.message.startswith("HTTP"):
+                silent = str(error)
     return found
 
 
-def missing_report(tasks: Sequence[SuiteTask], found: Found, data_dir: str) -> str:
+def missing_report(tasks: Sequence[SuiteTask], found: FoundSets, data_dir: str) -> str:
     """What is missing and the commands that fetch it; empty if nothing is."""
     absent = [task for task in tasks if task.key in found.missing]
     if not absent:

@@ -79,11 +79,7 @@ def evaluate_task(
         started = time.perf_counter()
         metrics, study = score_task(task, features, faces, score)
         if task.main_metric is not None and task.main_metric not in metrics:
-            named = ", ".join(key for key in metrics if "/" not in key)
-            raise ValueError(
-                f"the data gives no {task.main_metric}, the main metric of {task.name}: is it the whole set? It gives "
-                f"{named}"
-            )
+            raise ValueError(f"the data gives no {task.main_metric}, the main metric of {task.name}: is it all there?")
         if settings.plots is not None:
             from prolip.evaluation.plots import write_plots  # late: only plots need matplotlib
 

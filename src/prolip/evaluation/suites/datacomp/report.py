@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple
 
 from prolip.evaluation.evaluate import TaskResult
 from prolip.evaluation.suites.datacomp.catalogue import AGGREGATES, BY_KEY, COUNTED, TASKS, aggregate
-from prolip.evaluation.suites.datacomp.results import Identity, is_complete, main_value
+from prolip.evaluation.suites.datacomp.results import ModelIdentity, is_complete, main_value
 
 #: Tasks in the upper half of Table C.1.
 FIRST_BLOCK = 20
@@ -57,7 +57,7 @@ MATCHES = {
 
 
 @dataclass(frozen=True)
-class Row:
+class SuiteRow:
     """One line of a table: a model, or the difference of one to another.
 
     values, averages: percent by task key and by aggregate; kind: ours (measured here), published or difference; marked:
@@ -95,23 +95,12 @@ def cell(value: float | None, decimals: int, star: bool = False, sign: bool = Fa
     return f"{value:{'+' if sign else ''}.{decimals}f}".replace("-", "−") + ("*" if star else "")
 
 
-@dataclass(frozen=True)
-class Report:
-    """The rows of the tables, in order."""
-
-    rows: tuple[Row, ...]
-
-    def of(self, kind: str) -> list[Row]:
-        """The rows of a kind."""
-        return [row for row in self.rows if row.kind == kind]
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """Of all rows, each once."""
-        return tuple(dict.fromkeys(note for row in self.rows for note in row.notes))
+def notes_of(rows: Sequence[SuiteRow]) -> list[str]:
+    """The notes of all rows, each once."""
+    return list(dict.fromkeys(note for row in rows for note in row.notes))
 
 
-def our_row(label: str, results: Mapping[str, TaskResult]) -> Row:
+def our_row(label: str, results: Mapping[str, TaskResult]) -> SuiteRow:
     """The row of a model from its finished tasks."""
     mains = {key: main_value(result) for key, result in results.items()}
     values = {key: 100 * value for key, value in mains.items() if value is not None and math.isfinite(value)}
@@ -134,7 +123,7 @@ def our_row(label: str, results: Mapping[str, TaskResult]) -> Row:
             "table's figure holds it, as published ones do."
         )
     notes += [f"* {label}: {measured_on(results[task.key])}." for task in TASKS if task.key in marked]
-    return Row(label, values, averages, marked=frozenset(marked), notes=tuple(notes), results=results)
+    return SuiteRow(label, values, averages, marked=frozenset(marked), notes=tuple(notes), results=results)
 
 
 def measured_on(result: TaskResult) -> str:
@@ -148,7 +137,7 @@ def measured_on(result: TaskResult) -> str:
     return f"{task.name} on {got} instead of {wanted}" + (f"; left out: {damaged}" if damaged else "")
 
 
-def build_report(results: Mapping[Identity, Mapping[str, TaskResult]]) -> Report:
+def our_rows(results: Mapping[ModelIdentity, Mapping[str, TaskResult]]) -> list[SuiteRow]:
     """The rows of `results.latest`; models of one name are told apart by their fingerprints."""
     labels = Counter(identity.label for identity in results)
     rows = []
@@ -156,46 +145,46 @@ def build_report(results: Mapping[Identity, Mapping[str, TaskResult]]) -> Report
         twice = labels[identity.label] > 1
         label = f"{identity.label[:-1]}, fingerprint {identity.fingerprint[:8]})" if twice else identity.label
         rows.append(our_row(label, of_model))
-    return Report(tuple(rows))
+    return rows
 
 
-def table_1(report: Report) -> Grid:
+def table_1(rows: Sequence[SuiteRow]) -> Grid:
     """The five averages, as in the paper's Table 1."""
     names = tuple(AGGREGATES)
-    return _grid("Zero-shot results (ProLIP Table 1)", names, names, report, 1)
+    return _grid("Zero-shot results (ProLIP Table 1)", names, names, rows, 1)
 
 
-def table_c1(report: Report) -> tuple[Grid, Grid]:
+def table_c1(rows: Sequence[SuiteRow]) -> tuple[Grid, Grid]:
     """All 38 tasks in the two blocks of Table C.1, the average last."""
     first, second = COUNTED[:FIRST_BLOCK], COUNTED[FIRST_BLOCK:]
     title = "Zero-shot results of all 38 tasks (ProLIP Table C.1)"
     header, keys = [*(task.name for task in second), "Average"], [*(task.key for task in second), AVERAGE_C1]
     return (
-        _grid(f"{title}, 1 of 2", [task.name for task in first], [task.key for task in first], report, 2),
-        _grid(f"{title}, 2 of 2", header, keys, report, 2),
+        _grid(f"{title}, 1 of 2", [task.name for task in first], [task.key for task in first], rows, 2),
+        _grid(f"{title}, 2 of 2", header, keys, rows, 2),
     )
 
 
-def faces_table(report: Report) -> Grid:
+def faces_table(rows: Sequence[SuiteRow]) -> Grid:
     """FairFace and UTKFace, which count in no average; shares in percent, of the toxic prompts lower is better."""
-    rows = []
-    for row in report.of("ours"):
+    lines = []
+    for row in rows:
         for key, metrics in row.faces.items():
             star = key in row.marked
             cells = (cell(100 * metrics.get(name, math.nan), 2, star) for name in FACE_COLUMNS)
-            rows.append((f"{row.label}, {BY_KEY[key].name}", tuple(cells)))
-    return Grid("Faces (CLIP section 7.1)", tuple(FACE_COLUMNS.values()), tuple(rows))
+            lines.append((f"{row.label}, {BY_KEY[key].name}", tuple(cells)))
+    return Grid("Faces (CLIP section 7.1)", tuple(FACE_COLUMNS.values()), tuple(lines))
 
 
-def uncertainty_table(report: Report) -> Grid:
+def uncertainty_table(rows: Sequence[SuiteRow]) -> Grid:
     """How well traces predict errors, task by task: each query refused by its own trace, or by its score.
 
     Of classes and faces the query is an image, of retrieval an image (i2t) or a text (t2i), of WinoGAViL a cue. A tenth
     is a decile of the query's trace. R-AUROC, where images have classes: how well the trace predicts that the nearest
     image is of another one.
     """
-    rows = []
-    for row in report.of("ours"):
+    lines = []
+    for row in rows:
         for task in TASKS:
             if task.key not in row.results:
                 continue
@@ -208,45 +197,45 @@ def uncertainty_table(report: Report) -> Grid:
                 top = f"calibration/match_{way or 'top1'}/ece"
                 values += [m.get(key) for key in ("refusal/R-AUROC", *MATCHES, top)]
                 cells = tuple(cell(x, 3, task.key in row.marked) for x in values)
-                rows.append((f"{row.label}, {task.name} {way}".rstrip(), cells))
+                lines.append((f"{row.label}, {task.name} {way}".rstrip(), cells))
     header = ("Mean trace", *UNCERTAINTY.values(), "R-AUROC", *MATCHES.values(), "Top-1 ECE")
-    return Grid("Uncertainty: errors refused by the query's trace", header, tuple(rows))
+    return Grid("Uncertainty: errors refused by the query's trace", header, tuple(lines))
 
 
-def grids(report: Report) -> list[Grid]:
+def grids(rows: Sequence[SuiteRow]) -> list[Grid]:
     """Every table that has a row."""
-    every = (table_1(report), *table_c1(report), faces_table(report), uncertainty_table(report))
+    every = (table_1(rows), *table_c1(rows), faces_table(rows), uncertainty_table(rows))
     return [grid for grid in every if grid.rows]
 
 
-def _grid(title: str, header: Sequence[str], keys: Sequence[str], report: Report, decimals: int) -> Grid:
+def _grid(title: str, header: Sequence[str], keys: Sequence[str], rows: Sequence[SuiteRow], decimals: int) -> Grid:
     """A table of all rows that have a number in it; keys of tasks or aggregates."""
-    rows: list[tuple[str, tuple[str, ...]]] = []
-    for row in report.rows:
+    lines: list[tuple[str, tuple[str, ...]]] = []
+    for row in rows:
         numbers = {**row.values, **row.averages}
         if row.against and not any(key in numbers for key in keys):
             continue
         cells = (cell(numbers.get(key), decimals, key in row.marked, bool(row.against)) for key in keys)
-        rows.append((f"{row.label} minus {row.against}" if row.against else row.label, tuple(cells)))
-    return Grid(title, tuple(header), tuple(rows))
+        lines.append((f"{row.label} minus {row.against}" if row.against else row.label, tuple(cells)))
+    return Grid(title, tuple(header), tuple(lines))
 
 
-def to_markdown(report: Report) -> str:
+def to_markdown(rows: Sequence[SuiteRow]) -> str:
     """All tables with their notes."""
     parts = []
-    for grid in grids(report):
+    for grid in grids(rows):
         lines = [f"### {grid.title}", "", f"| Model | {' | '.join(grid.header)} |"]
         lines.append(f"|---|{'---:|' * len(grid.header)}")
         for label, cells in grid.rows:
             escaped = label.replace("|", r"\|")
             lines.append(f"| {' | '.join([escaped, *cells])} |")
         parts.append("\n".join(lines))
-    if report.notes:
-        parts.append("\n".join(f"- {note}" for note in report.notes).replace("*", r"\*"))
+    if notes := notes_of(rows):
+        parts.append("\n".join(f"- {note}" for note in notes).replace("*", r"\*"))
     return "\n\n".join(parts) + "\n"
 
 
-def to_csv(report: Report) -> str:
+def to_csv(rows: Sequence[SuiteRow]) -> str:
     """A line per row, a column per task and average; percent, empty where missing.
 
     The columns `kind` (ours, published, difference) and `marked` (names with a star) say how to read it.
@@ -256,7 +245,7 @@ def to_csv(report: Report) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(["model", "kind", "against", *columns, "marked"])
-    for row in report.rows:
+    for row in rows:
         numbers = {**row.values, **row.averages}
         written = [f"{numbers[key]:.4f}" if key in numbers else "" for key in keys]
         stars = ";".join(column for key, column in zip(keys, columns) if key in row.marked)
@@ -264,23 +253,24 @@ def to_csv(report: Report) -> str:
     return out.getvalue()
 
 
-def to_json(report: Report) -> str:
+def to_json(rows: Sequence[SuiteRow]) -> str:
     """Everything, with null for what is missing: rows, differences, notes."""
 
-    def values_of(row: Row) -> dict[str, dict[str, float | None]]:
+    def values_of(row: SuiteRow) -> dict[str, dict[str, float | None]]:
         named = {"tasks": ([task.key for task in COUNTED], row.values), "averages": (list(AGGREGATES), row.averages)}
         return {
             name: {key: round(values[key], 6) if key in values else None for key in keys}
             for name, (keys, values) in named.items()
         }
 
-    rows = [
+    found = [
         {"model": row.label, "kind": row.kind, **values_of(row), "marked": sorted(row.marked), "faces": row.faces}
-        for row in report.rows
-        if row.kind != "difference"
+        for row in rows
+        if not row.against
     ]
-    changes = [{"model": row.label, "against": row.against, **values_of(row)} for row in report.of("difference")]
-    return json.dumps({"unit": "percent", "rows": rows, "differences": changes, "notes": report.notes}, indent=1) + "\n"
+    changes = [{"model": row.label, "against": row.against, **values_of(row)} for row in rows if row.against]
+    values = {"unit": "percent", "rows": found, "differences": changes, "notes": notes_of(rows)}
+    return json.dumps(values, indent=1) + "\n"
 
 
 ESCAPES = str.maketrans(
@@ -289,10 +279,10 @@ ESCAPES = str.maketrans(
 )
 
 
-def to_latex(report: Report) -> str:
+def to_latex(rows: Sequence[SuiteRow]) -> str:
     """All tables for \\usepackage{booktabs,rotating,graphicx}: a table float each, wide headers turned upright."""
     parts = []
-    for grid in grids(report):
+    for grid in grids(rows):
         upright = len(grid.header) > 6
         names = [name.translate(ESCAPES) for name in grid.header]
         header = [rf"\rotatebox{{90}}{{{name}}}" if upright else name for name in names]
@@ -304,7 +294,8 @@ def to_latex(report: Report) -> str:
             lines.append(" & ".join([label.translate(ESCAPES), *texts]) + r" \\")
         lines += [r"\bottomrule", r"\end{tabular}}", r"\end{table}"]
         parts.append("\n".join(lines))
-    parts += ["\n".join(f"% {note}" for note in report.notes)] if report.notes else []
+    notes = notes_of(rows)
+    parts += ["\n".join(f"% {note}" for note in notes)] if notes else []
     return "\n\n".join(parts) + "\n"
 
 

@@ -35,7 +35,7 @@ VERSION = 1
 
 
 @dataclass(frozen=True)
-class Identity:
+class ModelIdentity:
     """What a result depends on besides its task. model: its name, for readers; fingerprint: of its weights,
     preprocessing and tokenizer."""
 
@@ -59,7 +59,7 @@ class Identity:
 class Line:
     """A result with what it belongs to; data: fingerprint of images, class names and prompts."""
 
-    identity: Identity
+    identity: ModelIdentity
     data: str
     result: TaskResult
     version: int = VERSION
@@ -94,7 +94,7 @@ def from_json(text: str) -> Line | None:
         values = loads(text)
         numbers = {k: math.nan if v is None else v for k, v in values["metrics"].items() if k != "main_metric"}
         result = TaskResult(values["key"], numbers, values["main"], values["info"])
-        line = Line(Identity(**values["identity"]), values["data"], result, values["version"])
+        line = Line(ModelIdentity(**values["identity"]), values["data"], result, values["version"])
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
     return line if result.key in BY_KEY and (not result.main_metric or result.main_metric in numbers) else None
@@ -168,30 +168,30 @@ def wait_for(file: IO) -> None:
         ) from error
 
 
-def finished(lines: Iterable[Line], identity: Identity, marks: Mapping[str, str]) -> dict[str, TaskResult]:
+def finished(lines: Iterable[Line], identity: ModelIdentity, marks: Mapping[str, str]) -> dict[str, TaskResult]:
     """The results of an identity by key, of tasks whose data is as in `marks` (key -> data mark)."""
     mine = (line for line in lines if line.identity.mark == identity.mark)
     return {line.result.key: line.result for line in mine if marks.get(line.result.key) == line.data}
 
 
-def latest(lines: Iterable[Line]) -> dict[Identity, dict[str, TaskResult]]:
+def latest(lines: Iterable[Line]) -> dict[ModelIdentity, dict[str, TaskResult]]:
     """Results by identity (the first one of a mark) and key, a later line of a task in place of an earlier one."""
-    out: dict[Identity, dict[str, TaskResult]] = {}
-    first: dict[str, Identity] = {}
+    out: dict[ModelIdentity, dict[str, TaskResult]] = {}
+    first: dict[str, ModelIdentity] = {}
     for line in lines:
         out.setdefault(first.setdefault(line.identity.mark, line.identity), {})[line.result.key] = line.result
     return out
 
 
 # --- several processes, one list of tasks -----------------------------------------------------------------------------
-Evaluate = Callable[[SuiteTask, tuple[Identity, ...]], Mapping[Identity, TaskResult]]
-Tell = Callable[[SuiteTask, Mapping[Identity, TaskResult]], None]
+Evaluate = Callable[[SuiteTask, tuple[ModelIdentity, ...]], Mapping[ModelIdentity, TaskResult]]
+Tell = Callable[[SuiteTask, Mapping[ModelIdentity, TaskResult]], None]
 
 
 def share_tasks(
     tasks: Sequence[SuiteTask],
     store: ResultFolder,
-    identities: Sequence[Identity],
+    identities: Sequence[ModelIdentity],
     marks: Mapping[str, str],
     evaluate: Evaluate,
     say: Callable[[str], None] = print,
@@ -242,8 +242,8 @@ def share_tasks(
 
 
 def wanted_of(
-    tasks: Sequence[SuiteTask], store: ResultFolder, identities: Sequence[Identity], marks: Mapping[str, str]
-) -> dict[str, tuple[Identity, ...]]:
+    tasks: Sequence[SuiteTask], store: ResultFolder, identities: Sequence[ModelIdentity], marks: Mapping[str, str]
+) -> dict[str, tuple[ModelIdentity, ...]]:
     """Which identities have no result of a task yet, by key."""
     lines = store.lines()
     there = [(identity, finished(lines, identity, marks)) for identity in identities]

@@ -16,7 +16,7 @@ from prolip.evaluation.prompts import check_prompts
 from prolip.evaluation.suites.datacomp.catalogue import (
     BY_KEY,
     TASKS,
-    Found,
+    FoundSets,
     SuiteTask,
     find_datasets,
     missing_report,
@@ -24,10 +24,10 @@ from prolip.evaluation.suites.datacomp.catalogue import (
     shard,
 )
 from prolip.evaluation.suites.datacomp.evaluate import Settings, evaluate_task
-from prolip.evaluation.suites.datacomp.report import WRITERS, Report, Row, build_report, table_1
+from prolip.evaluation.suites.datacomp.report import WRITERS, SuiteRow, our_rows, table_1
 from prolip.evaluation.suites.datacomp.results import (
-    Identity,
     Line,
+    ModelIdentity,
     ResultFolder,
     Tell,
     latest,
@@ -48,15 +48,15 @@ SHOWN = 8
 
 
 class Outcome(NamedTuple):
-    """What a run left: the report of all results in its folder, and why tasks failed or were missing, by key."""
+    """What a run left: the rows of all results in its folder, and why tasks failed or were missing, by key."""
 
-    report: Report
+    rows: Sequence[SuiteRow]
     failed: dict[str, str]
     missing: dict[str, str]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Choice:
+class SuiteChoice:
     """What is evaluated, and how. tasks: keys, names or tags, default all; similarities: scores, None for the model's
     own; prompts: files of weights; part: (I, N), tasks of part I of N; allow_missing: do without data sets that are not
     there; skip_damaged: leave out damaged samples."""
@@ -71,7 +71,7 @@ class Choice:
 
 
 def run(
-    load: Callable[[], Embedder], data: str, output: str, choice: Choice | None = None, say: Say = print
+    load: Callable[[], Embedder], data: str, output: str, choice: SuiteChoice | None = None, say: Say = print
 ) -> Outcome:
     """The suite by a model, cheapest mistakes first: `load` is called when all else is right.
 
@@ -79,7 +79,7 @@ def run(
     what is finished. Raises ValueError and FileNotFoundError for unknown names, missing data sets and a model that
     cannot be loaded.
     """
-    choice = choice or Choice()
+    choice = choice or SuiteChoice()
     tasks = select_tasks(choice.tasks)
     for similarity in filter(None, choice.similarities):
         find_score(similarity)
@@ -99,7 +99,7 @@ def run(
                 check_prompts(one, dataset, embedder.card)
     settings = replace(choice.settings, prompts=prompts)
     failed = evaluate_all(mine, found.datasets, embedder, similarities, store, settings, say)
-    return Outcome(write_tables(output, say) if store.lines() else Report(()), failed, found.missing)
+    return Outcome(write_tables(output, say) if store.lines() else [], failed, found.missing)
 
 
 def weights_of(paths: Sequence[str], datasets: Mapping[str, Dataset], whole: bool) -> tuple[PromptWeights, ...]:
@@ -119,7 +119,7 @@ def weights_of(paths: Sequence[str], datasets: Mapping[str, Dataset], whole: boo
     return given
 
 
-def refuse_missing(tasks: Sequence[SuiteTask], found: Found, data: str, allow_missing: bool, say: Say) -> None:
+def refuse_missing(tasks: Sequence[SuiteTask], found: FoundSets, data: str, allow_missing: bool, say: Say) -> None:
     """Say what to fetch from where; FileNotFoundError unless the rest may be evaluated without it."""
     if not found.missing:
         return
@@ -146,7 +146,7 @@ def evaluate_all(
     name, model = embedder.name, embedder.fingerprint
     if given := sorted(f"{one.rule} [{one.digest}]" for one in settings.prompts):
         name, model = ", ".join([name, *given]), fingerprint(model, given)
-    identities = [Identity(name, model, similarity, embedder.precision) for similarity in similarities]
+    identities = [ModelIdentity(name, model, similarity, embedder.precision) for similarity in similarities]
     kept = [key for key, wanted in wanted_of(todo, store, identities, marks).items() if not wanted]
     if kept:
         drawn = " and get no plots" if settings.plots else ""
@@ -155,7 +155,7 @@ def evaluate_all(
             "evaluate them again, give another --output, or delete their lines"
         )
 
-    def evaluate(task: SuiteTask, wanted: tuple[Identity, ...]) -> dict[Identity, TaskResult]:
+    def evaluate(task: SuiteTask, wanted: tuple[ModelIdentity, ...]) -> dict[ModelIdentity, TaskResult]:
         results = evaluate_task(task, datasets[task.key], embedder, [i.similarity for i in wanted], settings)
         return {identity: results[identity.similarity] for identity in wanted}
 
@@ -168,7 +168,7 @@ def progress(tasks: Sequence[SuiteTask], say: Say) -> Tell:
     done: dict[str, int] = {}  # images by key
     started = time.perf_counter()
 
-    def tell(task: SuiteTask, results: Mapping[Identity, TaskResult]) -> None:
+    def tell(task: SuiteTask, results: Mapping[ModelIdentity, TaskResult]) -> None:
         first = next(iter(results.values()))
         done[task.key] = first.info["images"]
         position = [other.key for other in tasks].index(task.key) + 1
@@ -196,24 +196,24 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds >= 90 else f"{seconds:.0f} s"
 
 
-def write_tables(output: str | os.PathLike, say: Say = print) -> Report:
-    """Read the results of a folder, write its `tables.md`, `.csv`, `.json` and `.tex`, and print Table 1.
+def write_tables(output: str | os.PathLike, say: Say = print) -> Sequence[SuiteRow]:
+    """Read the results of a folder, write its tables, and print Table 1.
 
     One process at a time reads and writes, so that the last one's tables hold the results of all.
     """
     with ResultFolder(output).alone("tables"):
-        report = build_report(latest(read_results([output])))
-        save_tables(report, output)
-    say(summary(report))
+        rows = our_rows(latest(read_results([output])))
+        save_tables(rows, output)
+    say(summary(rows))
     say(f"results and tables: {output}")
-    return report
+    return rows
 
 
-def save_tables(report: Report, output: str | os.PathLike) -> None:
+def save_tables(rows: Sequence[SuiteRow], output: str | os.PathLike) -> None:
     """Write `tables.md`, `.csv`, `.json` and `.tex`."""
     for ending, write in WRITERS.items():
         with replacing(Path(output) / f"tables.{ending}") as path:
-            path.write_text(write(report), encoding="utf-8")
+            path.write_text(write(rows), encoding="utf-8")
 
 
 def read_results(folders: Sequence[str | os.PathLike]) -> list[Line]:
@@ -227,26 +227,18 @@ def read_results(folders: Sequence[str | os.PathLike]) -> list[Line]:
     return lines
 
 
-def summary(report: Report) -> str:
+def summary(rows: Sequence[SuiteRow]) -> str:
     """Our rows task by task, Table 1, and the first notes of ours."""
-    ours, out = report.of("ours"), []
-    for row in ours:
-        out += ["", row.label, *task_lines(row)]
-    grid = table_1(report)
-    out += ["", *aligned(grid.header, grid.rows, 17)]
-    notes = [note for row in ours for note in row.notes]
+    out, notes = [], [note for row in rows if row.results for note in row.notes]
+    for row in rows:
+        out += ["", row.label] if row.results else []
+        for task in TASKS:
+            if task.key in row.results:
+                star = "*" if task.key in row.marked else ""
+                out.append(f"  {task.name:<24}{task.main_metric or GENDER:<24}{percent(row.results[task.key])}{star}")
+    grid = table_1(rows)
     more = [f"and {len(notes) - SHOWN} more notes in tables.md"] if len(notes) > SHOWN else []
-    return "\n".join([*out, "", *notes[:SHOWN], *more])
-
-
-def task_lines(row: Row) -> list[str]:
-    """A line per task of a row."""
-    return [
-        f"  {task.name:<24}{task.main_metric or GENDER:<24}{percent(row.results[task.key])}"
-        + ("*" if task.key in row.marked else "")
-        for task in TASKS
-        if task.key in row.results
-    ]
+    return "\n".join([*out, "", *aligned(grid.header, grid.rows, 17), "", *notes[:SHOWN], *more])
 
 
 def catalogue_text() -> str:

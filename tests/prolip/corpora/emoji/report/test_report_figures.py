@@ -36,7 +36,7 @@ def test_the_histogram_shows_shares_with_the_means(result):
 
 def test_expected_numbers_of_matches_stand_where_units_have_them_and_nowhere_without():
     result = make_result(traces=[0.8, 0.4, 0.2, 0.1])
-    assert figures.expected_matches(result) is None and uncertainty.expected(result) == ""
+    assert figures.expected_matches(result) is None and uncertainty.read_all(result)["expected"] == ""
     result = with_units(result)
     (axes,) = figures.expected_matches(result).axes
     drawn = np.concatenate([dots.get_offsets() for dots in axes.collections if isinstance(dots, PathCollection)])
@@ -44,7 +44,7 @@ def test_expected_numbers_of_matches_stand_where_units_have_them_and_nowhere_wit
     wanted = len(result.corpus.drawings) * np.exp(result.text.trace.numpy()[shown] / 0.1) / 5000
     np.testing.assert_allclose(np.sort(drawn[:, 1]), np.sort(wanted), rtol=1e-4)
     measured = matches_metrics(result.expected_matches, result.text_relation.sum(1))
-    said = uncertainty.expected(result)
+    said = uncertainty.read_all(result)["expected"]
     assert f"Here {measured['matches/within_factor_2']:.0%} of the texts lie in the band" in said
     assert f"could reach {measured['matches/chance_within_factor_2']:.0%}" in said and "a group about 3 in 5" in said
 
@@ -57,7 +57,7 @@ def test_thin_lines_are_the_intervals_of_the_true_numbers():
     expected = result.expected_matches[result.text_relation.sum(1) > 0]
     np.testing.assert_allclose(ends, np.stack([expected / 2, expected * 2], 1), rtol=1e-5)
     result.metrics["matches/inside_interval"] = 0.875
-    assert "For 88% of the texts the thin line covers the true number." in uncertainty.expected(result)
+    assert "For 88% of the texts the thin line covers the true number." in uncertainty.read_all(result)["expected"]
 
 
 def test_reliability_of_first_captions_stands_beside_that_without_doubt():

@@ -205,20 +205,20 @@ def test_both_ends_are_those_of_the_sorted_list(result):
 def test_the_order_of_levels_is_reported_as_it_came_out(traces, order, words):
     result = make_result(traces=traces)
     assert uncertainty.order_of_levels(result) == order
-    assert words in uncertainty.levels(result)
+    assert words in uncertainty.read_all(result)["levels"]
 
 
 READINGS = [
-    (uncertainty.modality, "trace/text_over_image", 1.01, "about equally uncertain"),
-    (uncertainty.modality, "trace/text_over_image", 2.0, "texts are more uncertain than drawings, 2 times"),
-    (uncertainty.modality, "trace/text_over_image", 0.5, "drawings are 2 times as uncertain"),
-    (uncertainty.length, "spearman/trace_tokens", 0.4, "longer texts are the more uncertain"),
-    (uncertainty.length, "spearman/trace_tokens", -0.4, "shorter texts are the more uncertain"),
-    (uncertainty.length, "spearman/trace_tokens", 0.05, "no clear relation"),
-    (uncertainty.matches, "spearman/trace_true_matches", 0.4, "+0.40 over all texts"),
-    (uncertainty.matches, "spearman/trace_true_matches", 0.4, "widely applicable texts are the more uncertain"),
-    (uncertainty.matches, "spearman/trace_true_matches", -0.4, "rarely applicable texts are the more uncertain"),
-    (uncertainty.matches, "spearman/trace_true_matches", math.nan, "undefined (constant)"),
+    ("modality", "trace/text_over_image", 1.01, "about equally uncertain"),
+    ("modality", "trace/text_over_image", 2.0, "texts are more uncertain than drawings, 2 times"),
+    ("modality", "trace/text_over_image", 0.5, "drawings are 2 times as uncertain"),
+    ("length", "spearman/trace_tokens", 0.4, "longer texts are the more uncertain"),
+    ("length", "spearman/trace_tokens", -0.4, "shorter texts are the more uncertain"),
+    ("length", "spearman/trace_tokens", 0.05, "no clear relation"),
+    ("matches", "spearman/trace_true_matches", 0.4, "+0.40 over all texts"),
+    ("matches", "spearman/trace_true_matches", 0.4, "widely applicable texts are the more uncertain"),
+    ("matches", "spearman/trace_true_matches", -0.4, "rarely applicable texts are the more uncertain"),
+    ("matches", "spearman/trace_true_matches", math.nan, "undefined (constant)"),
 ]
 
 
@@ -227,7 +227,7 @@ def test_a_reading_says_what_its_figure_says(read, key, value, said):
     result = make_result()
     assert key in result.metrics
     result.metrics[key] = value
-    assert said in read(result)
+    assert said in uncertainty.read_all(result)[read]
 
 
 def test_a_trace_that_is_one_number_for_each_length_is_reported_though_it_does_not_rise():
@@ -235,22 +235,21 @@ def test_a_trace_that_is_one_number_for_each_length_is_reported_though_it_does_n
     words = result.token_lengths
     trace = torch.from_numpy(np.where(words == 1, 0.7, 0.6) + np.where(words % 3 == 0, 0.2, 0))
     result.text = result.text._replace(log_var=(trace.float() / 24).log()[:, None].expand(-1, 24).clone())
-    assert "each length has a trace of its own" in uncertainty.length(result)
+    assert "each length has a trace of its own" in uncertainty.read_all(result)["length"]
     noise = torch.rand(len(trace), 1, generator=torch.Generator().manual_seed(0))
     result.text = result.text._replace(log_var=result.text.log_var + 0.3 * noise)
-    assert "each length" not in uncertainty.length(result)
-    assert [uncertainty._share(x) for x in (0.0123, 8.6e-6, 0.4, 0)] == ["1.2%", "0.00086%", "40%", "less than 0.0001%"]
+    assert "each length" not in uncertainty.read_all(result)["length"]
 
 
 def test_the_verdict_counts_what_holds():
-    assert "meet all three expectations" in uncertainty.verdict(make_result(traces=[0.8, 0.4, 0.2, 0.1]))
+    assert "meet all three expectations" in uncertainty.read_all(make_result(traces=[0.8, 0.4, 0.2, 0.1]))["verdict"]
     reversed_order = make_result(traces=[0.001, 0.002, 0.004, 0.008])
-    said = uncertainty.verdict(reversed_order)
+    said = uncertainty.read_all(reversed_order)["verdict"]
     assert "none of three" in said and "must not be read" in said
-    assert "drawings are" in uncertainty.modality(reversed_order)
+    assert "drawings are" in uncertainty.read_all(reversed_order)["modality"]
     means = make_result()
     means.info["similarity"] = "mean"
-    assert "played no part" in uncertainty.verdict(means)
+    assert "played no part" in uncertainty.read_all(means)["verdict"]
 
 
 def test_numbers_are_printed_for_people():

@@ -1,0 +1,108 @@
+"""The corpus as a task: every text once, every true pair kept, and clip_benchmark can read it."""
+
+from dataclasses import replace
+
+import pytest
+from clip_benchmark.datasets.builder import build_wds_dataset
+from report_stand_in import picture
+
+from prolip.cli.main import main
+from prolip.corpora.emoji import export as emoji
+from prolip.corpora.emoji.corpus import Concept, Corpus, Drawing
+from prolip.evaluation.datasets.webdataset import open_wds
+
+
+def concept(number, name, keywords, subgroup, group):
+    return Concept(f"1f{number:03x}", name, tuple(keywords), subgroup, group)
+
+
+CONCEPTS = (
+    concept(0, "cat face", ["cat", "face", "pet"], "animal mammal", "animals nature"),
+    concept(1, "cat", ["pet", "cat"], "animal mammal", "animals nature"),
+    concept(2, "cheese", ["food"], "food prepared", "food drink"),
+    concept(3, "never drawn", ["ghost"], "nothing", "nowhere"),
+)
+
+
+@pytest.fixture
+def corpus():
+    """Two drawings of the first concept, one of each of the next two."""
+    drawn = [("a", 0), ("a", 1), ("b", 0), ("a", 2)]
+    names = [f"{style}-{CONCEPTS[k].hexcode}" for style, k in drawn]
+    return Corpus(CONCEPTS, tuple(Drawing(n, *row, picture(i)) for i, (n, row) in enumerate(zip(names, drawn))))
+
+
+def true_pairs(corpus):
+    """All (drawing key, text) that the concepts say, straight from them."""
+    levels = ("group", "subgroup", "keyword", "name")
+    return {
+        (drawing.key, text)
+        for drawing in corpus.drawings
+        for level in levels
+        for text in corpus.concepts[drawing.concept].captions(level)
+    }
+
+
+def test_every_text_stands_once_and_every_true_pair_is_kept(tmp_path, corpus):
+    dataset = open_wds(emoji.write_emoji(corpus, tmp_path / "wds_emoji", shard=3))
+    samples = list(dataset.samples())
+    gallery = [text for sample in samples for text in sample.captions]
+    assert dataset.kind == "retrieval" and dataset.info["shards"] == 2
+    assert sorted(gallery) == sorted({text for _, text in true_pairs(corpus)})  # each once, and none that is not shown
+    own = {(sample.key, text) for sample in samples for text in sample.captions}
+    further = {(key, gallery[index]) for key, index in dataset.relevance}
+    assert own | further == true_pairs(corpus) and not own & further
+    assert [sample.image for sample in samples] == [drawing.data for drawing in corpus.drawings]
+
+
+@pytest.mark.parametrize("level", ["subgroup", "group"])
+def test_drawings_are_classified_by_their_subgroup_or_group(tmp_path, corpus, level):
+    dataset = open_wds(emoji.write_emoji_classes(corpus, tmp_path / "wds_classes", level, shard=3))
+    assert dataset.kind == "classification" and dataset.info["shards"] == 2
+    shown = [getattr(corpus.concepts[drawing.concept], level) for drawing in corpus.drawings]
+    assert [dataset.classnames[sample.label] for sample in dataset.samples()] == shown
+    assert set(dataset.classnames) == set(shown) and "a drawing of {c}" in dataset.templates
+    theirs = build_wds_dataset("wds/classes", lambda image: image, split="test", data_dir=str(tmp_path / "wds_classes"))
+    assert [theirs.classes[label] for _, label in theirs] == shown
+
+
+def test_a_name_stands_with_its_own_drawing(tmp_path, corpus):
+    samples = list(open_wds(emoji.write_emoji(corpus, tmp_path)).samples())
+    # "cat" is a keyword of the first drawing, too
+    assert "cat" in samples[1].captions and "cat" not in samples[0].captions
+    assert "cat face" in samples[0].captions and samples[2].captions == ()
+
+
+def test_clip_benchmark_reads_it(tmp_path, corpus):
+    emoji.write_emoji(corpus, tmp_path)
+    theirs = [list(captions) for _, captions in build_wds_dataset("wds/emoji", lambda x: x, data_dir=str(tmp_path))]
+    assert theirs == [list(sample.captions) for sample in open_wds(tmp_path).samples()]
+
+
+def test_the_same_corpus_gives_the_same_bytes_and_nothing_is_overwritten_or_empty(tmp_path, corpus):
+    one, two = (emoji.write_emoji(corpus, tmp_path / name) for name in "ab")
+    for path in one.rglob("*"):
+        assert path.is_dir() or path.read_bytes() == (two / path.relative_to(one)).read_bytes()
+    with pytest.raises(FileExistsError, match="is written already"):
+        emoji.write_emoji(corpus, one)
+    with pytest.raises(ValueError, match="no drawing"):
+        emoji.write_emoji(replace(corpus, drawings=()), tmp_path / "empty")
+
+
+def test_a_drawing_that_is_none_is_named_before_anything_is_written(tmp_path, corpus):
+    first, second, *others = corpus.drawings
+    damaged = replace(corpus, drawings=(first, replace(second, data=second.data[:40]), *others))
+    with pytest.raises(ValueError, match=f"drawing {second.key}: bad image"):
+        emoji.write_emoji(damaged, tmp_path / "task")
+    assert not (tmp_path / "task").exists()
+
+
+def test_the_command_writes_the_bundled_shard(tmp_path, capsys):
+    words = ["data", "emoji", "--data", "data/emoji/emojione.tar", "--select", "group=food drink"]
+    assert main([*words, "--output", str(tmp_path / "task")]) == 0
+    dataset = open_wds(tmp_path / "task")
+    samples = list(dataset.samples())
+    assert f"{len(samples)} drawings written; evaluate them with --data wds:" in capsys.readouterr().out
+    assert all("emojione-" in sample.key and sample.captions for sample in samples) and len(samples) > 50
+    assert main(["data", "emoji", "--data", "nowhere.tar", "--output", str(tmp_path / "other")]) == 2
+    assert "error: --data: no shard at nowhere.tar" in capsys.readouterr().err

@@ -1,0 +1,120 @@
+"""The uncertainty figures on Gaussians whose answers are known."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from prolip.corpora.emoji import uncertainty
+from prolip.corpora.emoji.corpus import LEVELS, Concept, Corpus, Drawing
+from prolip.gaussian import Gaussian
+
+
+def make_corpus() -> Corpus:
+    concepts = (
+        Concept("1", "cat", ("pet", "heart"), "mammal", "nature"),
+        Concept("2", "dog", ("pet",), "mammal", "nature"),
+        Concept("3", "rose", ("heart",), "heart", "nature"),
+    )
+    return Corpus(concepts, tuple(Drawing(f"k{i}", "s", i % 3, b"") for i in range(5)))
+
+
+def gaussians(traces, dim=4):
+    """Unit means in one direction, isotropic variances of the given traces."""
+    traces = torch.tensor(traces, dtype=torch.float64)
+    mean = torch.zeros(len(traces), dim, dtype=torch.float64)
+    mean[:, 0] = 1
+    return Gaussian(mean, (traces / dim).log().unsqueeze(1).expand(-1, dim))
+
+
+def by_generality(table, values):
+    """A trace per text by its most general level."""
+    return [values[LEVELS[level]] for level in table.text_level]
+
+
+PAPER = {"group": 0.8, "subgroup": 0.4, "keyword": 0.2, "name": 0.1}
+
+
+def test_hierarchy_pairs_are_those_of_the_concepts_without_repeats():
+    corpus = make_corpus()
+    table = corpus.caption_table()
+
+    def pairs(inner, outer):
+        found = uncertainty.hierarchy_pairs(corpus, table, inner, outer)
+        left = [d.key for d in corpus.drawings] if inner == "image" else table.texts
+        return {(left[i], table.texts[j]) for i, j in found}
+
+    assert pairs("name", "group") == {("cat", "nature"), ("dog", "nature"), ("rose", "nature")}
+    assert pairs("keyword", "subgroup") == {("pet", "mammal"), ("heart", "mammal")}  # not ("heart", "heart")
+    assert len(uncertainty.hierarchy_pairs(corpus, table, "subgroup", "group")) == 2
+    assert pairs("image", "keyword") == {
+        ("k0", "pet"),
+        ("k0", "heart"),
+        ("k1", "pet"),
+        ("k2", "heart"),
+        ("k3", "pet"),
+        ("k3", "heart"),
+        ("k4", "pet"),
+    }
+
+
+def test_inclusion_of_a_few_pairs_at_a_time_is_that_of_all(monkeypatch):
+    corpus = make_corpus()
+    table = corpus.caption_table()
+    embedded = gaussians([0.01, 0.02, 0.03, 0.04, 0.05]), gaussians(by_generality(table, PAPER)), corpus, table
+    whole = list(uncertainty.hierarchy_inclusion(*embedded))
+    monkeypatch.setattr(uncertainty, "PAIRS", 2)
+    for found, (*names, h) in zip(uncertainty.hierarchy_inclusion(*embedded), whole, strict=True):
+        assert found[:2] == tuple(names) and np.array_equal(found[2], h)
+    assert max(len(h) for *_, h in whole) > 4
+
+
+def test_traces_in_the_papers_order_give_full_inclusion_and_positive_correlations():
+    corpus = make_corpus()
+    table = corpus.caption_table()
+    text, image = gaussians(by_generality(table, PAPER)), gaussians([0.01, 0.02, 0.03, 0.04, 0.05])
+    figures = uncertainty.trace_metrics(image, text, corpus, table, np.arange(len(table.texts)))
+    rates = {key: value for key, value in figures.items() if key.startswith("inclusion/") and key.count("/") == 1}
+    # "heart" is a subgroup as well as a keyword of the mammal "cat", with one trace: neither includes the other.
+    assert rates.pop("inclusion/keyword_in_subgroup") == 0.5
+    assert len(rates) == 9 and set(rates.values()) == {1.0}
+    assert figures["trace/group"] == pytest.approx(0.8) and figures["trace/name"] == pytest.approx(0.1)
+    assert figures["spearman/trace_generality"] > 0.9 and figures["spearman/trace_true_matches"] > 0.5
+    assert figures["trace/text_over_image"] > 1
+    # "heart" is a keyword too, and counts there with its one trace.
+    assert figures["trace/keyword"] == pytest.approx((0.2 + 0.4) / 2)
+
+
+def test_the_reversed_order_is_reported_as_reversed():
+    corpus = make_corpus()
+    table = corpus.caption_table()
+    reverse = dict(zip(PAPER, reversed(PAPER.values())))
+    text, image = gaussians(by_generality(table, reverse)), gaussians([0.9] * 5)
+    figures = uncertainty.trace_metrics(image, text, corpus, table, np.arange(len(table.texts)))
+    assert figures["inclusion/name_in_group"] == figures["inclusion/image_in_name"] == 0.0
+    assert figures["inclusion/name_in_group/median"] < 0
+    assert figures["spearman/trace_generality"] < -0.9 and figures["spearman/trace_true_matches"] < -0.5
+    assert math.isnan(figures["spearman/trace_true_captions_of_images"])  # a constant trace has no correlation
+
+
+def test_expected_numbers_of_matches_against_true_ones_by_hand():
+    found = uncertainty.matches_metrics(np.array([2.0, 4.0, 1.0, 9.0, 50.0]), np.array([1, 1, 3, 9, 0]))
+    assert found["matches/within_factor_2"] == pytest.approx(2 / 4)  # the last fits nothing
+    assert found["matches/median_factor"] == pytest.approx(math.sqrt(2 * 3))
+    assert found["matches/expected_over_true"] == pytest.approx((2 * 4 / 3 * 1) ** 0.25)
+
+
+def test_the_one_number_that_suits_most_texts_is_the_best_of_all():
+    true = np.random.default_rng(0).integers(0, 40, 60)
+    found = uncertainty.matches_metrics(np.ones(60), true)
+    kept = true[true > 0]
+    tried = [((kept >= n / 2) & (kept <= 2 * n)).mean() for n in np.arange(0.5, 80.1, 0.5)]
+    assert found["matches/chance_within_factor_2"] == pytest.approx(max(tried))
+
+
+def test_texts_are_grouped_by_doublings_of_what_they_are_expected_to_fit():
+    groups = uncertainty.by_expected(np.array([0.1, 0.9, 1.0, 1.9, 9.0]), np.array([0, 1, 1, 2, 6]))
+    texts, expected, drawings = zip(*groups)
+    assert texts == (2, 2, 1) and drawings == (0.5, 1.5, 6)
+    assert expected == pytest.approx((0.5, 1.45, 9))

@@ -1,0 +1,222 @@
+"""Pairs over ranks by ring or gather: values and gradients of one process, rows of gathered texts."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+import torch
+import torch.distributed as dist
+from distributed_helpers import run_ranks
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from prolip.gaussian import Gaussian, concatenate
+from prolip.losses import Factors, Matches, contrastive, ppcl, ppcl_over_ranks
+from prolip.losses.contrastive import GATHERED_BYTES, choose_exchange
+from prolip.losses.exchanges import pack_rows, row_width
+
+# Gathered rows of 9 means and a trace are padded.
+RANKS, BATCH, DIM, SCALE, BIAS = 4, 5, 9, 6.0, -3.0
+TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
+# Which processes form a group: the worlds 1..4, and one whose ranks are not 0..W-1.
+GROUPS = {"1": [0], "2": [0, 1], "3": [0, 1, 2], "4": [0, 1, 2, 3], "2 of 4": [1, 3]}
+EXCHANGES = ("ring", "gather")
+CASES = list(product(GROUPS, TOLERANCE, (False, True), EXCHANGES))
+
+
+def batch(member: int, dtype: torch.dtype) -> tuple[Gaussian, Gaussian]:
+    """Images and texts of the member-th rank of a group, leaves that want gradients."""
+    generator = torch.Generator().manual_seed(member)
+
+    def gaussian() -> Gaussian:
+        mean = torch.randn(BATCH, DIM, generator=generator, dtype=torch.float64)
+        log_var = torch.randn(BATCH, DIM, generator=generator, dtype=torch.float64) - 2
+        mean = nn.functional.normalize(mean, dim=-1)
+        return Gaussian(mean.to(dtype).requires_grad_(), log_var.to(dtype).requires_grad_())
+
+    return gaussian(), gaussian()
+
+
+def matches(member: int, width: int = 3) -> Matches:
+    """Ids drawn from few, so that texts of other ranks match too; -1 among both."""
+    generator = torch.Generator().manual_seed(100 + member)
+    return Matches(
+        torch.randint(-1, 12, (BATCH, width), generator=generator), torch.randint(-1, 12, (BATCH,), generator=generator)
+    )
+
+
+def scalars(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    return torch.tensor(SCALE, dtype=dtype, requires_grad=True), torch.tensor(BIAS, dtype=dtype, requires_grad=True)
+
+
+def gradients(loss: Tensor, image: Gaussian, text: Gaussian, scale: Tensor, bias: Tensor) -> dict[str, Tensor]:
+    leaves = (*image, *text, scale, bias)
+    names = ("image.mean", "image.log_var", "text.mean", "text.log_var", "scale", "bias")
+    return {"loss": loss.detach(), **dict(zip(names, torch.autograd.grad(loss, leaves)))}
+
+
+def ring_case(member: int, group, dtype: torch.dtype, labelled: bool, exchange: str) -> dict[str, Tensor]:
+    image, text = batch(member, dtype)
+    scale, bias = scalars(dtype)
+    labels = matches(member) if labelled else None
+    loss = ppcl_over_ranks(image, text, scale, bias, labels, group, block=2, exchange=exchange)
+    found = gradients(loss, image, text, scale, bias)
+    with torch.no_grad():
+        found["no_grad"] = ppcl_over_ranks(image, text, scale, bias, labels, group, exchange=exchange)
+    only_text = Gaussian(text.mean.detach(), text.log_var)
+    frozen = ppcl_over_ranks(image.detach(), only_text, SCALE, BIAS, labels, group, exchange=exchange)
+    found["only text.log_var"] = torch.autograd.grad(frozen, text.log_var)[0]
+    frozen = ppcl_over_ranks(image, text.detach(), SCALE, BIAS, labels, group, exchange=exchange)
+    found["only image.mean"] = torch.autograd.grad(frozen, image.mean)[0]
+    return found
+
+
+class Linears(nn.Module):
+    """A model small enough to train on a line: two linear towers, PPCL over the ranks in its forward pass."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.image, self.text = nn.Linear(DIM, 2 * DIM).double(), nn.Linear(DIM, 2 * DIM).double()
+        self.log_scale = nn.Parameter(torch.tensor(SCALE, dtype=torch.float64).log())
+        self.bias = nn.Parameter(torch.tensor(BIAS, dtype=torch.float64))
+
+    def forward(self, images: Tensor, texts: Tensor, group=None) -> Tensor:
+        image, text = (Gaussian(*z.chunk(2, -1)) for z in (self.image(images), self.text(texts)))
+        return ppcl_over_ranks(image, text, self.log_scale.exp(), self.bias, group=group)
+
+
+def ddp_case(member: int, group) -> dict[str, Tensor]:
+    image, text = batch(member, torch.float64)
+    wrapped = DistributedDataParallel(Linears(), process_group=group)
+    for _ in range(2):
+        wrapped.zero_grad()
+        loss = wrapped(image.mean.detach(), text.mean.detach(), group)
+        (3 * loss).backward()
+    return {name: p.grad for name, p in wrapped.module.named_parameters()}
+
+
+def all_cases(rank: int) -> dict:
+    """Every check of this file, in one spawn. All processes make all groups; only its members use one."""
+    groups = {name: dist.new_group(ranks) for name, ranks in GROUPS.items()}
+    groups["4"] = None
+    found: dict = {}
+    for name, *case in CASES:
+        if rank in GROUPS[name]:
+            member = GROUPS[name].index(rank)
+            found[(name, *case)] = ring_case(member, groups[name], *case)
+    for name, ranks in GROUPS.items():
+        if rank in ranks:
+            found["ddp", name] = ddp_case(ranks.index(rank), groups[name])
+    return found
+
+
+@pytest.fixture(scope="module")
+def found() -> list[dict]:
+    return run_ranks(RANKS, all_cases)
+
+
+def whole(size: int, dtype: torch.dtype, labelled: bool):
+    """The same batch, scale, bias and labels in one process."""
+    parts = [batch(member, dtype) for member in range(size)]
+    image, text = (Gaussian(*(x.detach().requires_grad_() for x in concatenate(side))) for side in zip(*parts))
+    labels = [matches(member) for member in range(size)]
+    joined = Matches(torch.cat([x.image for x in labels]), torch.cat([x.text for x in labels])) if labelled else None
+    return image, text, *scalars(dtype), joined
+
+
+def close(got: Tensor, want: Tensor, dtype: torch.dtype) -> None:
+    torch.testing.assert_close(got, want, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("name,dtype,labelled,exchange", CASES)
+def test_ranks_match_one_process_on_the_concatenated_batch(found, name, dtype, labelled, exchange):
+    ranks = GROUPS[name]
+    size = len(ranks)
+    got = [found[rank][name, dtype, labelled, exchange] for rank in ranks]
+    image, text, scale, bias, labels = whole(size, dtype, labelled)
+    want = gradients(ppcl(image, text, scale, bias, labels), image, text, scale, bias)
+    for key in ("loss", "scale", "bias"):
+        close(torch.stack([g[key] for g in got]).mean(0), want[key], dtype)
+    close(torch.stack([g["no_grad"] for g in got]).mean(0), want["loss"], dtype)
+    for key in ("image.mean", "image.log_var", "text.mean", "text.log_var"):
+        close(torch.cat([g[key] for g in got]), want[key] * size, dtype)
+    close(torch.cat([g["only text.log_var"] for g in got]), want["text.log_var"] * size, dtype)
+    close(torch.cat([g["only image.mean"] for g in got]), want["image.mean"] * size, dtype)
+
+
+def test_known_matches_reach_across_ranks():
+    """The labels of the cases above hold positives between ranks, so those cases cannot pass without them."""
+    labels = whole(2, torch.float64, True)[-1]
+    hits = (labels.image[:BATCH, None] == labels.text[None, BATCH:, None]) & (labels.text[None, BATCH:, None] != -1)
+    assert hits.any()
+
+
+@pytest.mark.parametrize("name", GROUPS)
+def test_parameter_gradients_under_ddp_equal_one_process(found, name):
+    ranks = GROUPS[name]
+    image, text, *_ = whole(len(ranks), torch.float64, False)
+    model = Linears()
+    (3 * model(image.mean.detach(), text.mean.detach())).backward()
+    for rank in ranks:
+        for key, parameter in model.named_parameters():
+            close(found[rank]["ddp", name][key], parameter.grad, torch.float64)
+
+
+def test_devices_gather_what_fits_and_others_go_round_the_ring():
+    gpu, cpu = torch.device("cuda"), torch.device("cpu")
+    assert choose_exchange(32, 512, 768, gpu) == choose_exchange(1024, 64, 768, gpu) == "gather"
+    assert choose_exchange(2, 512, 768, gpu) == choose_exchange(1024, 512, 768, gpu) == "ring"
+    assert choose_exchange(32, 512, 768, cpu) == "ring"
+
+
+def test_the_bound_on_gathered_texts_counts_their_padding():
+    """With D = 768 a row is 772 numbers wide; a text and its sums take 8 times as many bytes."""
+    most = GATHERED_BYTES // (8 * 772 * 1024)
+    assert choose_exchange(1024, most, 768, torch.device("cuda")) == "gather"
+    assert choose_exchange(1024, most + 1, 768, torch.device("cuda")) == "ring"
+    assert (most + 1) * 1024 * 8 * 769 <= GATHERED_BYTES
+
+
+def test_one_process_without_torch_distributed_falls_back_to_ppcl():
+    image, text, scale, bias, labels = whole(2, torch.float64, True)
+    assert torch.equal(ppcl_over_ranks(image, text, scale, bias, labels), ppcl(image, text, scale, bias, labels))
+
+
+SENDERS, ROWS, WIDTH = 3, 4, 5
+
+
+@pytest.mark.parametrize("dim, width", [(1, 4), (3, 4), (4, 8), (768, 772), (1152, 1156)])
+def test_rows_hold_vector_and_offset_and_are_whole_parts_of_16_bytes(dim, width):
+    assert row_width(dim) == width
+    text = Factors(torch.randn(ROWS, dim), torch.rand(ROWS))
+    rows = pack_rows(text)
+    assert rows.shape == (ROWS, width) and rows.stride(0) * rows.element_size() % 16 == 0
+    assert torch.equal(rows[:, :dim], text.vector) and torch.equal(rows[:, dim], text.offset)
+    assert not rows[:, dim + 1 :].any()
+
+
+def sums_sent(rank: int) -> torch.Tensor:
+    """The rows of sums that a rank gives to the reduce-scatter: (SENDERS * ROWS, row_width(WIDTH))."""
+    torch.manual_seed(rank)
+    image, text = (Gaussian(*(torch.randn(ROWS, WIDTH, requires_grad=True) for _ in range(2))) for _ in range(2))
+    honest, sent, choose = dist.reduce_scatter_tensor, [], contrastive.choose_exchange
+
+    def note(out, given, **options):
+        sent.append(given.clone())
+        return honest(out, given, **options)
+
+    dist.reduce_scatter_tensor, contrastive.choose_exchange = note, lambda *facts: "gather"
+    try:
+        ppcl_over_ranks(image, text, 0.1, 0.0)
+    finally:
+        dist.reduce_scatter_tensor, contrastive.choose_exchange = honest, choose
+    return sent[0]
+
+
+def test_padded_sums_are_zero_and_all_others_are_not():
+    for sums in run_ranks(SENDERS, sums_sent):
+        assert sums.shape == (SENDERS * ROWS, row_width(WIDTH)) == (12, 8)
+        assert not sums[:, WIDTH + 1 :].any()
+        assert sums[:, : WIDTH + 1].ne(0).all()

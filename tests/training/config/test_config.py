@@ -1,0 +1,232 @@
+"""A run's config: validated when it is made, saved and read back as it was."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from PIL import Image
+
+from prolip.data.augment.colour import ColourJitter
+from prolip.data.augment.crops import RandomCrop
+from prolip.random import Draws
+from prolip.utils.flags import FlagError
+from training.config import (
+    Config,
+    ModelConfig,
+    OptimConfig,
+    RunConfig,
+    ValidationConfig,
+    build_config,
+    read_config_file,
+)
+from training.defaults import rows_per_rank, total_steps
+from training.model import build_augment, build_model, check_precision
+
+
+def config(**sections) -> Config:
+    return build_config("prolip", sections)
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "message"),
+    [
+        (OptimConfig, {"opt": "adamww"}, "--opt adamww is unknown to timm: did you mean adamw"),
+        (OptimConfig, {"opt": "qqqqqqqq"}, "list_optimizers"),
+        (OptimConfig, {"lr": 0.0}, "--lr 0.0: give a finite number above 0"),
+        (OptimConfig, {"lr": float("nan")}, "--lr nan: give a finite number"),
+        (OptimConfig, {"warmup": -1}, "--warmup -1: give a number of at least 0"),
+        (OptimConfig, {"beta2": 1.0}, "--beta2 1.0: give a number of at least 0 and below 1"),
+        (OptimConfig, {"layer_decay": 1.1}, "--layer-decay 1.1: give a number above 0 and at most 1"),
+        (OptimConfig, {"grad_clip_norm": 0.0}, "leave it out for no clipping"),
+        (OptimConfig, {"image_lr_mult": 0.0}, "--image-lr-mult 0.0: .*; --lock-image and --lock-text freeze a tower"),
+        (OptimConfig, {"text_freeze_epochs": -0.5}, "--text-freeze-epochs -0.5: give a number of at least 0"),
+        (OptimConfig, {"unfreeze_warmup_epochs": 1.0}, "no backbone is frozen: give --image-freeze-epochs or"),
+        (OptimConfig, {"swa_epochs": -1}, "--swa-epochs -1: give a number of at least 0"),
+        (OptimConfig, {"lr_milestones": (0.6,)}, "--lr-scheduler step and --lr-milestones go together"),
+        (OptimConfig, {"lr_scheduler": "step"}, "--lr-scheduler step and --lr-milestones go together"),
+        (OptimConfig, {"lr_scheduler": "step", "lr_milestones": (0.8, 0.6)}, "0.8 0.6: give rising shares"),
+        (OptimConfig, {"lr_scheduler": "step", "lr_milestones": (15.0,)}, "--lr-milestones 15.0: give rising shares"),
+        (OptimConfig, {"lr_step_factor": 0.0}, "--lr-step-factor 0.0: give a number above 0 and at most 1"),
+        (RunConfig, {"epochs": 1, "max_steps": 2}, "--epochs and --max-steps contradict each other"),
+        (RunConfig, {"accum_freq": 0}, "--accum-freq 0: give a number of at least 1"),
+        (RunConfig, {"epochs": 0}, "--epochs 0: give a number of at least 1"),
+        (RunConfig, {"name": "a/b"}, "no folder name: give the folder above it as --output"),
+        (RunConfig, {"resume": "latest"}, "--resume latest without --name: give the name"),
+        (RunConfig, {"resume": "a.pt", "overwrite": True}, "give one of them"),
+        (ValidationConfig, {"val_select": "group=x"}, "--val-select without --val-data emoji:TARS"),
+        (ValidationConfig, {"best_lowest": True}, "--best-lowest without --best-metric"),
+        (ValidationConfig, {"val_data": ("wds:x",), "val_batch_size": 0}, "--val-batch-size 0: give a number of at"),
+        (RunConfig, {"global_batch_size": 0}, "--global-batch-size 0"),
+        (ModelConfig, {"init_logit_scale": 0.0}, "it is a factor, not its logarithm"),
+        (ModelConfig, {"init_logit_scale": 1000.0}, "at most 100.0, the bound on a"),
+        (ModelConfig, {"init_logit_scale": float("nan")}, "--init-logit-scale nan: give a number above 0"),
+        (ModelConfig, {"init_logit_bias": float("nan")}, "--init-logit-bias nan: give a finite number"),
+        (ModelConfig, {"init_unc_bias": float("inf")}, "--init-unc-bias inf: give a finite number"),
+        (ModelConfig, {"init_unc_gain": float("nan")}, "--init-unc-gain nan: give a finite number"),
+        (OptimConfig, {"eps": 0.0}, "--eps 0.0: give a finite number above 0"),
+        (RunConfig, {"seed": 2**63}, "give a number below 2.63"),
+        (ModelConfig, {"lock_text_unlocked_layers": 1}, "without --lock-text"),
+        (ValidationConfig, {"val_split": "val", "coco_test": "a,b"}, "--val-split without --val-data"),
+    ],
+)
+def test_a_wrong_setting_is_refused_when_the_config_is_made(kind, values, message):
+    with pytest.raises(ValueError, match=message):
+        kind(**values)
+
+
+def test_augmentation_that_nobody_would_apply_is_refused():
+    with pytest.raises(FlagError, match="--rotate without --device-augment"):
+        config(augment={"rotate": 10.0})
+    assert config(augment={"rotate": 10.0}, model={"device_augment": True}).augment.rotate == 10.0
+    for model in ({"openclip_transform": True}, {"aug_cfg": {"use_timm": True}}):
+        with pytest.raises(FlagError, match="--cutout is for images that the device normalises"):
+            config(augment={"cutout": 0.2}, model=model)
+        with pytest.raises(FlagError, match="--erase-prob is for images that the device normalises"):
+            config(augment={"erase_prob": 0.2}, model=model)
+    assert config(augment={"cutout": 0.2, "text_mask": 0.1}).augment.cutout == 0.2
+    with pytest.raises(ValueError, match="text_mask, text_random and text_delete are .* more than 1 in all"):
+        config(augment={"text_mask": 0.6, "text_random": 0.2, "text_delete": 0.3})
+
+
+def test_an_unknown_method_or_section_lists_the_known_ones():
+    with pytest.raises(FlagError, match="--method 'prolipp' is unknown: did you mean prolip"):
+        build_config("prolipp", {})
+    with pytest.raises(FlagError, match="no section 'optimizer': it has method, model, data"):
+        config(optimizer={})
+
+
+def test_one_seed_and_one_switch_for_known_matches():
+    made = config(run={"seed": 7}, objective={"known_matches": True})
+    assert made.data.seed == 7 and made.data.known_matches
+    with pytest.raises(FlagError, match="data.seed is not set by itself: it follows from run.seed"):
+        config(data={"seed": 1})
+    with pytest.raises(FlagError, match="data.known_matches is not set by itself: it follows from the method"):
+        config(data={"known_matches": True})
+
+
+@pytest.mark.parametrize("method", ["prolip", "siglip", "clip"])
+def test_a_saved_config_is_the_same_config(tmp_path, method):
+    made = build_config(
+        method,
+        {
+            "model": {"model": "ProLIP-ViT-test", "device_augment": True},
+            "augment": {"zoom": [0.8, 1.2]},
+            "data": {"train_data": "a.tar", "workers": 2, "batch_size": 8},
+            "optim": {"lr": 1e-3, "warmup": 5},
+            "run": {"max_steps": 9, "name": "x", "resume": "latest", "seed": 3},
+        },
+    )
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(made.to_dict()))
+    values = read_config_file(str(path))
+    again = build_config(values.pop("method"), values)
+    assert again.to_dict() == made.to_dict()
+    assert again.run.resume is None and again.run.seed == 3
+    assert (again.augment, again.data) == (made.augment, made.data)
+
+
+@pytest.mark.parametrize("prefetch", [None, 8])
+def test_a_saved_config_keeps_what_was_left_to_the_batch(tmp_path, prefetch):
+    saved = json.loads(json.dumps(config(data={"prefetch": prefetch}).to_dict()))
+    assert saved["data"]["prefetch"] == prefetch
+    assert build_config(saved.pop("method"), saved).data.prefetch == prefetch
+
+
+def test_a_run_folder_or_yaml_is_read_too(tmp_path):
+    (tmp_path / "config.json").write_text('{"method": "clip", "optim": {"lr": 0.1}}')
+    assert read_config_file(str(tmp_path))["optim"] == {"lr": 0.1}
+    (tmp_path / "run.yaml").write_text("method: siglip\noptim:\n  lr: 1e-3\n")
+    values = read_config_file(str(tmp_path / "run.yaml"))
+    assert build_config(values.pop("method"), values).optim.lr == 1e-3
+
+
+def test_a_setting_that_an_earlier_version_saved_has_its_name_of_today(tmp_path):
+    (tmp_path / "config.json").write_text('{"run": {"output_dir": "there"}}')
+    assert read_config_file(str(tmp_path))["run"] == {"output": "there"}
+    assert build_config("siglip", {"run": {"output_dir": "there"}}).run.output == "there"
+
+
+def test_an_unreadable_config_says_why(tmp_path):
+    with pytest.raises(FlagError, match="there is no such file"):
+        read_config_file(str(tmp_path / "no.json"))
+    (tmp_path / "bad.json").write_text("{")
+    with pytest.raises(FlagError, match="cannot be read"):
+        read_config_file(str(tmp_path / "bad.json"))
+    for text in ('{"lr": 1}', '{"method": 3}', '{"run": null}', "[]"):
+        (tmp_path / "flat.json").write_text(text)
+        with pytest.raises(FlagError, match='give {"method"'):
+            read_config_file(str(tmp_path / "flat.json"))
+
+
+def test_a_batch_that_cannot_be_shared_out_names_the_nearest_that_can():
+    made = config(run={"global_batch_size": 100})
+    with pytest.raises(FlagError, match="^batch 100 is not divisible by 8 ranks: use 96 or 104$"):
+        rows_per_rank(made, 8)
+    assert rows_per_rank(made, 4) == 25
+    made = config(run={"global_batch_size": 6, "accum_freq": 2})
+    with pytest.raises(FlagError, match="batch 6 is not divisible by 4 ranks x 2 micro-batches: use 8"):
+        rows_per_rank(made, 4)
+    assert rows_per_rank(config(data={"batch_size": 12}, run={"accum_freq": 2}), 4) == 24
+
+
+def test_two_batch_sizes_contradict_each_other():
+    with pytest.raises(FlagError, match="--global-batch-size and --batch-size contradict"):
+        config(run={"global_batch_size": 8}, data={"batch_size": 8})
+    assert "batch_size" not in config(run={"global_batch_size": 8}).to_dict()["data"]
+
+
+def test_lengths_are_given_in_epochs_steps_or_samples():
+    def steps(**run) -> int:
+        return total_steps(config(run=run, optim={"warmup": 0}), steps_per_epoch=10, global_batch=16)
+
+    assert steps(epochs=3) == 30 and steps(max_steps=7) == 7 and steps(max_samples=33) == 3 and steps() == 320
+
+
+def test_a_warm_up_longer_than_the_run_is_refused():
+    with pytest.raises(FlagError, match="10000 steps does not end within the run's 100 steps: give --warmup 5%"):
+        total_steps(config(run={"max_steps": 100}, optim={"warmup": 10_000}), steps_per_epoch=10, global_batch=16)
+
+
+def test_precision_that_the_device_lacks_is_refused(monkeypatch):
+    with pytest.raises(FlagError, match="amp_fp16 needs CUDA, the device is cpu: use amp_bf16 or fp32"):
+        check_precision("--precision", "amp_fp16", torch.device("cpu"))
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: False)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Old")
+    with pytest.raises(FlagError, match="which Old does not compute: use amp_fp16 or fp32"):
+        check_precision("--precision", "amp_bf16", torch.device("cuda"))
+    check_precision("--precision", "amp_fp16", torch.device("cuda"))
+
+
+# --- --aug-cfg is shared between workers and device ------------------------------------------------------------------
+SMALL = {"model": "ProLIP-ViT-test"}
+
+
+def with_model(**model):
+    return build_config("prolip", {"model": SMALL | model, "optim": {"warmup": 0}})
+
+
+def parts(config):
+    model, transform, _ = build_model(config, torch.device("cpu"))
+    return transform, build_augment(config, model, torch.device("cpu"), Draws())
+
+
+def test_the_papers_augmentation_is_shared_by_default():
+    transform, augment = parts(with_model())
+    assert isinstance(transform, RandomCrop) and transform.scale == (0.8, 1.0) and not transform.dct_scaled
+    assert isinstance(augment, ColourJitter) and augment.config.jitter == (0.32, 0.32, 0.32, 0.08)
+
+
+@pytest.mark.parametrize("model", [{"openclip_transform": True}, {"aug_cfg": {"use_timm": True, "scale": (0.9, 1.0)}}])
+def test_what_is_not_shared_comes_normalised_from_the_workers(model):
+    transform, augment = parts(with_model(**model))
+    assert augment is None and transform(Image.new("RGB", (40, 40))).dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    "other", [{"device_augment": True}, {"openclip_transform": True}, {"aug_cfg": {"use_timm": True}}]
+)
+def test_scaled_decoding_is_refused_where_it_would_do_nothing(other):
+    with pytest.raises(FlagError, match="--dct-scaled-decoding is for --aug-cfg"):
+        with_model(dct_scaled_decoding=True, **other)

@@ -1,0 +1,123 @@
+"""What an objective declares the run gives it: captions, a teacher, and by the same door steps, ranks and tokenizer."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+
+import prolip
+from prolip.methods import METHODS
+from prolip.methods.base import Method, Needs, Objective, logit_scale_and_bias
+from prolip.models.checkpoint import save_pretrained
+from prolip.scores import CSDScore
+from training.config import build_config
+from training.loop import train
+from training.main import build_parser, main
+from training.parallel.distributed import World
+from training.run import build
+
+SHARD = "data/emoji/emojione.tar"
+
+
+@dataclass(kw_only=True)
+class ToyConfig:
+    """A method that wants what the others do not."""
+
+    wanted: int = field(default=1, metadata={"help": "captions"})
+    teacher: str | None = field(default=None, metadata={"help": "whom to learn from"})
+
+
+class ToyObjective(Objective):
+    """Images near the means of their texts, and near those of a teacher."""
+
+    statistics = ("scale",)
+    details = ("bias",)
+
+    @classmethod
+    def needs(cls, config: ToyConfig) -> Needs:
+        return Needs(data={"captions": config.wanted}, teacher=config.teacher)
+
+    def embed(self, batch: dict[str, Any]) -> dict[str, torch.Tensor]:
+        reps = {"image": self.encode("image", batch["image"]).mean} | logit_scale_and_bias(self.model)
+        if "text" in batch:
+            reps["text"] = self.encode("text", batch["text"].flatten(0, -2)).mean
+        if self.context.teacher is not None:
+            reps["wanted"] = self.context.teacher.encode_image(batch["image"]).mean
+        return reps
+
+    def terms(self, reps: dict[str, torch.Tensor], batch: dict[str, Any]) -> dict[str, torch.Tensor]:
+        image, text = reps["image"], reps.get("text", reps.get("wanted"))
+        near = (image.unsqueeze(1) - text.unflatten(0, (len(image), -1))).square().mean()
+        return {"loss": near + 0 * (reps["scale"] + reps["bias"]), "scale": reps["scale"], "bias": reps["bias"]}
+
+
+@pytest.fixture
+def toy(monkeypatch):
+    monkeypatch.setitem(METHODS, "toy", Method(ToyConfig, ToyObjective, CSDScore))
+
+
+def make(tmp_path, data=None, **objective):
+    synthetic = {"dataset_type": "synthetic", "train_num_samples": 24}
+    config = build_config(
+        "toy",
+        {
+            "model": {"model": "ProLIP-ViT-test"},
+            "optim": {"warmup": 0},
+            "data": {"batch_size": 8, "workers": 0} | (data or synthetic),
+            "run": {"precision": "fp32", "max_steps": 3, "device": "cpu", "seed": 5},
+            "objective": objective,
+        },
+    )
+    return build(config, World(), tmp_path / "run", rows=8)
+
+
+@pytest.mark.parametrize("captions", [1, 2, 3])
+def test_captions_are_as_many_as_the_objective_declares(toy, tmp_path, captions):
+    run = make(tmp_path, wanted=captions)
+    batch = next(iter(run.data.loader))
+    assert batch["text"].shape[:-1] == ((8,) if captions == 1 else (8, captions))
+    train(run)
+    run.outputs.log.close()
+
+
+def test_a_teacher_reaches_the_objective_frozen_and_is_no_part_of_it(toy, tmp_path):
+    save_pretrained(prolip.create_model("ProLIP-ViT-test"), tmp_path / "teacher")
+    run = make(tmp_path, wanted=0, teacher=f"local-dir:{tmp_path / 'teacher'}")
+    assert "text" not in next(iter(run.data.loader))
+    objective = run.trained.objective
+    teacher = objective.context.teacher
+    before = [p.clone() for p in teacher.parameters()]
+    names = {name for name, _ in objective.named_parameters()} | objective.state_dict().keys()
+    assert not teacher.training and all(name.startswith("model.") for name in names)
+    train(run)
+    run.outputs.log.close()
+    assert all(torch.equal(a, b) for a, b in zip(before, teacher.parameters(), strict=True))
+
+
+def test_an_objective_knows_its_place_its_length_and_its_tokenizer(toy, tmp_path):
+    context = make(tmp_path, data={"train_data": SHARD}).trained.objective.context
+    assert (context.seed, context.rank, context.world_size, context.total_steps) == (5, 0, 1, 3)
+    assert context.tokenizer(["a cat"]).shape[0] == 1 and context.teacher is None
+
+
+def test_what_follows_from_a_method_is_neither_a_flag_nor_saved(toy, tmp_path):
+    run = make(tmp_path, wanted=2)
+    assert run.config.data.captions == 2 and "captions" not in run.config.to_dict()["data"]
+    assert not {"--captions", "--known-matches", "--teacher-model"} & set(build_parser("toy").flags())
+    assert {"--wanted", "--teacher"} <= set(build_parser("toy").flags())
+
+
+def test_the_line_of_progress_shows_what_the_objective_wants_shown(toy, tmp_path, capsys):
+    words = shlex.split(
+        "--method toy --model ProLIP-ViT-test --dataset-type synthetic --train-num-samples 24 --batch-size 8 "
+        "--workers 0 --max-steps 1 --warmup 0 --log-every-n-steps 1 --device cpu --precision fp32 --output "
+        f"{tmp_path} --name shown"
+    )
+    assert main(words) == 0
+    line = next(line for line in capsys.readouterr().out.splitlines() if "samples/s" in line)
+    assert " | scale " in line and "bias" not in line
+    assert '"bias": -10.0' in (tmp_path / "shown" / "metrics.jsonl").read_text()

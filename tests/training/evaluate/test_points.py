@@ -1,0 +1,98 @@
+"""A run whose method trains means alone is points everywhere: ranked by mean, and without a word of traces."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from commands import clip_benchmark, evaluate
+from commands import evaluate_corpus as corpus
+from training_runs import start
+
+import prolip
+from drawings import UNSEEN, VALIDATION
+from prolip.cli.main import main as command_line
+
+DATA = ["--data", UNSEEN]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Path:
+    """Three steps of SigLIP, with the evaluations of its end."""
+    return start(tmp_path_factory.mktemp("runs"), "points", "--method", "siglip", "--max-steps", "3", *VALIDATION)
+
+
+@pytest.fixture(scope="module")
+def task(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("tasks") / "wds_drawings"
+    command_line(["data", "emoji", *DATA, "--output", str(folder)])
+    return folder
+
+
+def without_traces(metrics: dict) -> bool:
+    return not any(
+        re.match("trace/|spearman/|inclusion/|recall_by_trace/|refusal/.*/(image|text|pair)/", key) for key in metrics
+    )
+
+
+def test_a_saved_model_names_its_method(run):
+    config = json.loads((run / "model/config.json").read_text())
+    assert config["model_cfg"]["method_cfg"] == {"name": "siglip"}
+    assert prolip.create_model(f"local-dir:{run}/model").config["method_cfg"] == {"name": "siglip"}
+
+
+def test_the_evaluation_of_training_ranks_by_mean_and_reports_no_trace(run):
+    figures = json.loads((run / "eval.json").read_text())
+    assert without_traces(figures) and "names/i2t/R@1" in figures
+    assert json.loads((run / "eval/metrics.json").read_text())["info"]["similarity"] == "mean"
+
+
+def test_the_corpus_command_ranks_by_mean_and_reports_no_trace(run, tmp_path, capsys):
+    result = corpus(["--model", f"local-dir:{run}/model", *DATA, "--output", str(tmp_path / "eval")])
+    said = capsys.readouterr().out
+    assert result.similarity == "mean" and without_traces(result.metrics)
+    assert "trace" not in said and "points: this model's method trains means alone" in said
+    by_csd = corpus(["--model", f"local-dir:{run}/model", *DATA, "--similarity", "csd"])
+    # of points they are the same; only the model's own score has match probabilities to calibrate
+    own = {key for key in result.metrics if key.startswith("calibration/")}
+    assert own and by_csd.similarity == "csd"
+    assert by_csd.metrics == {key: value for key, value in result.metrics.items() if key not in own}
+
+
+def test_the_evaluation_command_ranks_by_mean_and_refuses_by_score_alone(run, task, tmp_path, capsys):
+    (result,) = evaluate(
+        shlex.split(f"--model local-dir:{run}/model --data wds:{task} --uncertainty --save-features {tmp_path}")
+    )
+    said = capsys.readouterr().out
+    assert result.info["similarity"] == "mean" and without_traces(result.metrics)
+    assert "by score" in said and "by image" not in said
+    (again,) = evaluate(["--features", str(tmp_path), "--uncertainty"])  # the score is kept with the features
+    assert again.metrics == result.metrics and again.info["similarity"] == "mean"
+    with pytest.raises(SystemExit):
+        evaluate(["--model", f"local-dir:{run}/model", "--data", f"wds:{task}", "--similarity", "elk"])
+    assert "its embeddings have no variance, and 'elk' needs one" in capsys.readouterr().err
+
+
+def test_clip_benchmark_compares_by_mean(run, task, tmp_path):
+    clip_benchmark(
+        [
+            *shlex.split(
+                f"eval --model local-dir:{run}/model --dataset wds/drawings --dataset_root "
+                f"{task.parent}/wds_{{dataset_cleaned}} --output"
+            ),
+            str(tmp_path / "{similarity}.json"),
+            "--num_workers",
+            "0",
+        ]
+    )
+    assert json.loads((tmp_path / "mean.json").read_text())["similarity"] == "mean"
+
+
+def test_the_page_says_points(run):
+    assert command_line(["report", str(run)]) == 0
+    page = (run / "report.html").read_text()
+    assert "Every image and text is a point" in page and "trace" not in page.split("<main>")[1]
+    assert not (run / "figures/trace_histogram.png").exists()

@@ -1,0 +1,276 @@
+"""Test sets during training: the figures of the saved model, at the steps asked for, by any number of ranks."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import shlex
+from pathlib import Path
+
+import pytest
+from training_runs import ROOT, TINY, metrics, start
+
+import prolip
+from prolip.corpora.emoji import corpus as emoji
+from prolip.corpora.emoji.export import write_emoji
+from prolip.embedder import Embedder
+from prolip.evaluation.datasets.registry import open_dataset
+from prolip.evaluation.evaluate import evaluate_dataset
+from prolip.evaluation.tasks import TASKS
+from prolip.utils.flags import FlagError
+from training.evaluate import Best, check_metric, open_validation
+from training.main import main, parse
+from training.parallel.distributed import World
+
+STEPS = 6
+
+
+@pytest.fixture(scope="module")
+def sets(tmp_path_factory) -> dict[str, str]:
+    """Drawings of the designer that runs do not train on, as a retrieval set and as class folders; and COCO's files."""
+    root = tmp_path_factory.mktemp("sets")
+    corpus = emoji.read([ROOT / "data/emoji/emojione.tar"]).select("group=activities")
+    write_emoji(corpus, root / "drawings")
+    for drawing in corpus.drawings:
+        folder = root / "classes" / corpus.concepts[drawing.concept].subgroup.replace(" ", "_")
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{drawing.key}.png").write_bytes(drawing.data)
+    images, records = root / "images", []
+    images.mkdir()
+    for number, drawing in enumerate(corpus.drawings[:8]):
+        (images / f"{number}.png").write_bytes(drawing.data)
+        name = corpus.concepts[drawing.concept].name
+        sentences = [{"raw": f"{name} {word}", "sentid": 5 * number + i} for i, word in enumerate("abcde")]
+        records.append({"filename": f"{number}.png", "split": "test", "cocoid": number, "sentences": sentences})
+    (root / "coco.json").write_text(json.dumps({"images": records, "dataset": "coco"}))
+    return {
+        "imagenet": f"imagenet:{root / 'classes'}",
+        "coco": f"coco:{root / 'coco.json'},{images}",
+        "drawings": f"wds:{root / 'drawings'}",
+    }
+
+
+def flags_of(sets: dict[str, str]) -> list[str]:
+    return [
+        "--imagenet-val",
+        sets["imagenet"].partition(":")[2],
+        "--coco-test",
+        sets["coco"].partition(":")[2],
+        "--val-data",
+        sets["drawings"],
+    ]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory, sets) -> Path:
+    """Six steps, evaluated at every second, with an averaged model of which the best is kept."""
+    return start(
+        tmp_path_factory.mktemp("runs"),
+        "whole",
+        *flags_of(sets),
+        *shlex.split(f"--max-steps {STEPS} --val-every-steps 2 --ema-decay 0.5 --best-metric ema/drawings/i2t/mAP@R"),
+    )
+
+
+def evaluations(folder: Path) -> dict[int, dict]:
+    return {row["step"]: row for row in metrics(folder) if row["kind"] == "eval"}
+
+
+def test_figures_come_at_the_steps_asked_for_and_once_at_the_end(run):
+    assert [row["step"] for row in metrics(run) if row["kind"] == "eval"] == [2, 4, 6]
+    assert [row["step"] for row in metrics(run) if row["kind"] == "train"] == list(range(1, STEPS + 1))
+
+
+def test_an_evaluation_that_is_due_for_two_reasons_is_done_once(sets, tmp_path):
+    folder = start(
+        tmp_path,
+        "both",
+        "--val-data",
+        sets["drawings"],
+        *shlex.split("--train-num-samples 64 --max-steps 6 --val-frequency 1 --val-every-steps 2"),
+    )
+    assert [row["step"] for row in metrics(folder) if row["kind"] == "eval"] == [2, 4, 6]
+
+
+def test_the_last_figures_are_those_of_the_saved_models(run, sets):
+    found = json.loads((run / "eval.json").read_text())
+    assert found["step"] == STEPS
+    for prefix, folder in (("", "model"), ("ema/", "model_ema")):
+        embedder = Embedder.load(f"local-dir:{run / folder}")
+        for name, spec in sets.items():
+            dataset = open_dataset(spec)
+            wanted = evaluate_dataset(dataset, embedder).metrics
+            assert list(wanted) == TASKS[dataset.kind].names(dataset)
+            for metric, value in wanted.items():
+                got = found[f"{prefix}{name}/{metric}"]
+                assert math.isclose(got, value, rel_tol=1e-5, abs_tol=1e-5), (prefix, name, metric)
+
+
+def test_the_best_model_is_kept_with_its_figure(run, sets):
+    values = {step: row["ema/drawings/i2t/mAP@R"] for step, row in evaluations(run).items()}
+    kept = json.loads((run / "best" / "best.json").read_text())
+    assert kept["value"] == max(values.values()) == values[kept["step"]]
+    result = evaluate_dataset(open_dataset(sets["drawings"]), Embedder.load(f"local-dir:{run / 'best'}"))
+    assert result.metrics["i2t/mAP@R"] == pytest.approx(kept["value"], rel=1e-5)
+
+
+def test_the_average_of_epochs_is_measured_once_there_is_one_and_can_be_the_best(sets, tmp_path):
+    folder = start(
+        tmp_path,
+        "swa",
+        "--val-data",
+        sets["drawings"],
+        *shlex.split(
+            "--train-num-samples 64 --epochs 4 --val-frequency 1 --swa-epochs 2 --ema-decay 0.5 "
+            "--best-metric swa/drawings/rsum"
+        ),
+    )
+    rows = evaluations(folder)
+    assert {step: "swa/drawings/rsum" in row for step, row in rows.items()} == {2: False, 4: False, 6: True, 8: True}
+    assert all("ema/drawings/rsum" in row and "drawings/rsum" in row for row in rows.values())
+    kept = json.loads((folder / "best" / "best.json").read_text())
+    assert kept["value"] == max(rows[step]["swa/drawings/rsum"] for step in (6, 8))
+    assert kept["value"] == rows[kept["step"]]["swa/drawings/rsum"]
+    dataset, last = open_dataset(sets["drawings"]), json.loads((folder / "eval.json").read_text())
+    for place, value in (("best", kept["value"]), ("model_swa", last["swa/drawings/rsum"])):
+        wanted = evaluate_dataset(dataset, Embedder.load(f"local-dir:{folder / place}")).metrics["rsum"]
+        assert wanted == pytest.approx(value, rel=1e-5)
+
+
+def test_evaluations_leave_no_trace_in_the_training(run, tmp_path):
+    plain = start(tmp_path, "plain", "--max-steps", str(STEPS), "--ema-decay", "0.5")
+    assert not (plain / "eval.json").exists()
+    terms = [
+        [{k: row[k] for k in ("loss", "grad_norm", "scale")} for row in metrics(folder) if row["kind"] == "train"]
+        for folder in (run, plain)
+    ]
+    assert terms[0] == terms[1]
+
+
+@pytest.mark.parametrize("words", [["--fsdp"], pytest.param([], marks=pytest.mark.slow)], ids=["in shards", "whole"])
+def test_ranks_share_the_work_and_find_what_one_process_finds(forked, run, sets, tmp_path, words):
+    """Both trained on the same global batches; parameters differ in their last bits, and so do the figures."""
+    code = forked.run(
+        *TINY,
+        *flags_of(sets),
+        *shlex.split(
+            f"--max-steps {STEPS} --val-every-steps 2 --ema-decay 0.5 --batch-size 16 --output {tmp_path} --name "
+            "two --best-metric drawings/i2t/mAP@R"
+        ),
+        *words,
+        ranks=2,
+    )
+    assert code == 0, forked.err
+    one, two = evaluations(run), evaluations(tmp_path / "two")
+    assert one.keys() == two.keys() and one[2].keys() == two[2].keys()
+    for name, value in one[2].items():
+        if name.endswith(("R@10", "acc5", "queries", "queries_without_match")):
+            assert two[2][name] == pytest.approx(value, abs=0.03), name
+    assert forked.out.count("step 6: imagenet acc1") == 1
+    assert (tmp_path / "two" / "best" / "best.json").exists()
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (["--imagenet-val", "nowhere"], "no image folder nowhere"),
+        (["--val-data", "wds:nowhere"], "no test set at nowhere"),
+        (["--val-data", "imagenett:x"], "did you mean imagenet:FOLDER"),
+        (["--val-every-steps", "5"], "--val-every-steps without anything to evaluate on"),
+        (["--imagenet-v2", "x"], "use --val-data wds:FOLDER"),
+    ],
+)
+def test_what_cannot_be_evaluated_on_is_refused_before_the_first_step(tmp_path, capsys, words, message):
+    assert main([*TINY, "--output", str(tmp_path), "--name", "no", "--max-steps", "3", *words]) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "no").exists()
+
+
+def make(sets: dict[str, str], *words: str):
+    config = parse([*TINY, *flags_of(sets), *words])
+    return open_validation(config, None, None, World())
+
+
+@pytest.mark.parametrize(
+    "metric, message",
+    [
+        ("imagenet/acc11", "did you mean imagenet/acc1"),
+        ("ema/imagenet/acc1", "without --ema-decay"),
+        ("swa/imagenet/acc1", "without --swa-epochs"),
+        ("names/i2t/R@1", "a metric of none of the test sets"),
+        ("coco/mAP", "a metric of none of the test sets"),
+    ],
+)
+def test_a_figure_that_there_will_never_be_is_refused(sets, metric, message):
+    validation = make(sets)
+    check_metric("imagenet/acc1", validation, averaged=())
+    for figure in ("ema/coco/t2i/median_rank", "swa/coco/t2i/median_rank", "swa/drawings/rsum"):
+        check_metric(figure, validation, averaged=("ema", "swa"))
+    with pytest.raises(FlagError, match=message):
+        check_metric(metric, validation, averaged=("ema",) if metric.startswith("swa") else ())
+
+
+def test_another_split_is_that_of_tasks_that_have_splits_alone(sets, tmp_path):
+    file, images = sets["coco"].removeprefix("coco:").split(",")
+    content = json.loads(Path(file).read_text())
+    for record in content["images"][:3]:
+        record["split"] = "val"
+    (tmp_path / "coco.json").write_text(json.dumps(content))
+    task, classes = f"coco:{tmp_path / 'coco.json'},{images}", sets["imagenet"]
+    config = parse([*TINY, "--coco-test", f"{file},{images}", "--val-data", task, classes, "--val-split", "val"])
+    found = {one.name: one.size for one in open_validation(config, None, None, World()).tasks}
+    assert found == {"coco": 8, "coco_karpathy_val": 3, "classes": found["classes"]}
+    with pytest.raises(ValueError, match="no images of the split 'dev': it has test, val"):
+        other = dataclasses.replace(config.val, val_split="dev")
+        open_validation(dataclasses.replace(config, val=other), None, None, World())
+
+
+def test_two_sets_of_one_name_are_refused(sets):
+    with pytest.raises(FlagError, match="two test sets are called 'drawings'"):
+        make(sets, "--val-data", sets["drawings"], sets["drawings"] + "/")
+
+
+def test_a_run_that_is_overwritten_leaves_no_best_figure_to_beat(sets, tmp_path):
+    words = ["--val-data", sets["drawings"], "--max-steps", "3", "--best-metric", "drawings/i2t/median_rank"]
+    folder = start(tmp_path, "again", *words)  # the highest median rank, so that every figure is below the one below
+    (folder / "best" / "best.json").write_text(json.dumps({"step": 1, "metric": words[-1], "value": 1e9}))
+    start(tmp_path, "again", *words, "--overwrite")
+    assert json.loads((folder / "best" / "best.json").read_text())["step"] == 3
+
+
+def test_a_set_that_is_lost_on_the_way_does_not_end_the_run(sets, run):
+    validation = make(sets)
+    embedder = Embedder.load(f"local-dir:{run / 'model'}")
+    lost = dataclasses.replace(validation.tasks[0], samples=lambda share: iter(Path("gone").read_text()))
+    whole = validation.tasks[1]
+
+    def broken_samples(share):
+        return (sample._replace(image=b"") if sample.key == "3" else sample for sample in whole.samples(share))
+
+    broken = dataclasses.replace(whole, samples=broken_samples)
+    empty = dataclasses.replace(whole, name="gone", samples=lambda share: iter(()))
+    validation = dataclasses.replace(
+        validation, tasks=(lost, broken, empty), preprocess=embedder.preprocess, tokenizer=embedder.tokenizer
+    )
+    found = validation.measure(prolip.create_model(f"local-dir:{run / 'model'}"), World())
+    assert found.headlines[0].startswith("imagenet was lost: FileNotFoundError")
+    assert "bad image 1" in found.headlines[1] and "coco/i2t/R@1" in found.metrics
+    assert found.headlines[2].startswith("gone was lost: DamagedData: no image in")
+
+
+def test_best_follows_its_direction_through_gaps_and_restarts(tmp_path, monkeypatch):
+    saved = []
+    monkeypatch.setattr("training.evaluate.save_pretrained", lambda model, folder, tokenizer: saved.append(model))
+    for lowest, wanted in ((False, [0.2, 0.5]), (True, [0.2, 0.1])):
+        folder = tmp_path / str(lowest)
+        folder.mkdir()
+        best, kept = Best(folder, "ema/x/f", lowest), []
+        for step, value in enumerate([float("nan"), 0.2, 0.2, 0.5, 0.1]):
+            if step == 3:
+                best = Best(folder, "ema/x/f", lowest)  # a run that goes on
+            if "so far" in best.offer(step, {"ema/x/f": value}, "averaged", None):
+                kept.append(value)
+        assert kept == wanted and json.loads((folder / "best.json").read_text())["value"] == wanted[-1]
+    assert set(saved) == {"averaged"}
+    assert "no metric 'ema/x/f' to choose by; near it: ema/x/g" in best.offer(9, {"ema/x/g": 1.0}, "averaged", None)

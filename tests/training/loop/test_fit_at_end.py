@@ -1,0 +1,305 @@
+"""What a method does when training has ended: variances fitted on ranks, in shards, in the averaged twin, as by one."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from commands import evaluate_corpus
+from safetensors.torch import load_file
+from training_runs import SYNTHETIC, TINY, metrics, newest
+from training_runs import start as begin
+
+import prolip
+import training.hooks
+from drawings import SHARDS, UNSEEN, VALIDATION
+from prolip.corpora.emoji import corpus as emoji
+from prolip.embedder import Embedder
+from prolip.fitting.collect import embed_images, embed_texts
+from training.checkpoint.reader import load_checkpoint
+from training.health.signals import EXIT_STOPPED, STOP, Watchdog
+from training.main import main
+
+TRAINING = shlex.split(
+    f"--method likelihood --bank 64 --centres 64 --train-data {SHARDS} --caption-sampling "
+    "name:2,keywords,group --model ProLIP-ViT-test --precision fp32 --device cpu --warmup 1 --max-steps 4 "
+    "--log-every-n-steps 1 --swa-epochs 1 --ema-decay 0.5"
+)
+
+
+@pytest.fixture(scope="module")
+def runs(forked, tmp_path_factory) -> Path:
+    """Four steps by one process, by two ranks, and by two ranks in shards: the same global batches."""
+    folder = tmp_path_factory.mktemp("runs")
+    ways = {
+        "one": (1, ["--batch-size", "16", "--workers", "2", *VALIDATION]),
+        "two": (2, ["--batch-size", "8", "--workers", "1"]),
+        "shards": (2, ["--batch-size", "8", "--workers", "1", "--fsdp"]),
+    }
+    for name, (ranks, words) in ways.items():
+        words = [*TRAINING, *words, "--output", folder, "--name", name]
+        assert forked.run(*words, ranks=ranks) == 0, forked.err[-3000:]
+    return folder
+
+
+def traces(folder: Path) -> dict[str, torch.Tensor]:
+    """Of the corpus's texts and drawings by a saved model, and the novelty of both."""
+    model = prolip.create_model(f"local-dir:{folder}").eval()
+    corpus, tokenize = emoji.read([UNSEEN]), prolip.get_tokenizer(f"local-dir:{folder}")
+    embedder = Embedder.load(f"local-dir:{folder}")
+    ids = tokenize(list(corpus.caption_table().texts[:100]))
+    with torch.no_grad():
+        texts = model.encode_text(ids)
+    pixels = torch.stack([embedder.preprocess(drawing.image()) for drawing in corpus.drawings[:20]])
+    hidden = embedder.encode_hidden(pixels)
+    words = embedder.text_novelty(embedder.encode_hidden(ids, "text"))
+    novelty = embedder.novelty(hidden) | {f"text {end}": nats for end, nats in words.items()}
+    own = embedder.reader.evidence(hidden.z.mean)
+    read = {"ambiguity": embedder.reader.ambiguity(hidden.z.mean), "doubt": embedder.score.doubts(own)}
+    return {"text": texts.trace, "image": hidden.z.trace} | novelty | read
+
+
+def test_ranks_and_shards_fit_what_one_process_fits(runs):
+    for part in ("model", "model_ema", "model_swa"):
+        whole = traces(runs / "one" / part)
+        assert all(x.unique().numel() > 5 for x in whole.values())
+        for way in ("two", "shards"):
+            for kind, found in traces(runs / way / part).items():
+                torch.testing.assert_close(found, whole[kind], rtol=0.05, atol=0)
+
+
+def test_the_model_and_its_average_have_variances_of_their_own(runs):
+    one, other = (load_file(runs / "one" / part / "model.safetensors") for part in ("model", "model_ema"))
+    for name in (
+        "text.head.ambiguity.kernel_weight",
+        "visual.head.ambiguity.weight",
+        "readings.images",
+        "readings.doubt_numbers",
+        "novelty.distances.first.within",
+        "text_novelty.distances.mean.within",
+    ):
+        assert one[name].abs().sum() > 0 and not torch.equal(one[name], other[name])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [3, 4])
+def test_more_ranks_fit_what_one_process_fits(tmp_path, forked, ranks):
+    """From the same weights: three ranks cannot share batches of 16, so next to nothing is learned on the way."""
+    words = [*TRAINING, "--lr", "1e-12", "--wd", "0", "--output", tmp_path]
+    for name, count in (("one", 1), ("more", ranks)):
+        size = ["--batch-size", str(12 // count), "--workers", "1", "--name", name]
+        assert forked.run(*words, *size, ranks=count) == 0, forked.err[-3000:]
+    whole = traces(tmp_path / "one/model")
+    for kind, found in traces(tmp_path / "more/model").items():
+        torch.testing.assert_close(found, whole[kind], rtol=0.01, atol=1e-6)
+
+
+def test_the_evaluation_at_the_end_ranks_by_what_was_fitted_and_says_so(runs, capsys):
+    figures = json.loads((runs / "one/eval.json").read_text())
+    assert figures["trace/text_spread"] > 0 and figures["refusal/names_i2t/all/aurc"] > 0
+    info = json.loads((runs / "one/eval/metrics.json").read_text())["info"]
+    assert info["similarity"] == "true_match" and info["score"]["images"] == 170
+    again = evaluate_corpus(["--model", f"local-dir:{runs}/one/model", "--data", UNSEEN])
+    assert again.metrics["captions/i2t/mAP@R"] == pytest.approx(figures["captions/i2t/mAP@R"], abs=1e-9)
+
+
+def test_the_last_checkpoint_is_taken_behind_the_fit(tmp_path):
+    folder = begin(tmp_path, "saved", *TRAINING[:-2], "--batch-size", "16", "--save-every-steps", "4")
+    method = {"name": "likelihood", "config": {"bank": 64, "centres": 64}}
+    weights = next((folder / "checkpoints").glob("*.pt"))
+    model = prolip.create_model("ProLIP-ViT-test", str(weights), method_cfg=method)
+    wanted = load_file(folder / "model/model.safetensors")
+    assert wanted["match.values"].abs().sum() > 0
+    assert all(torch.equal(x, wanted[name]) for name, x in model.state_dict().items())
+
+
+def test_a_run_in_half_precision_is_closed_too(tmp_path, capsys):
+    folder = begin(tmp_path, "half", *TRAINING, "--precision", "amp_bf16", "--batch-size", "16", "--workers", "0")
+    assert "fitted variances to" in capsys.readouterr().out
+    found = traces(folder / "model")
+    ends = {"mean", "first", "text mean", "text first"}
+    assert found.keys() == {"text", "image", "ambiguity", "doubt"} | ends
+    assert all(x.unique().numel() > 5 for x in found.values())
+
+
+@pytest.mark.parametrize("part", ["captioned_samples", pytest.param("embed_texts", marks=pytest.mark.slow)])
+def test_what_fails_at_the_end_is_reported_and_costs_no_model(tmp_path, monkeypatch, capsys, part):
+    def gone(*args, **kwargs):
+        raise OSError("the object store is gone")
+
+    monkeypatch.setattr(f"training.hooks.{part}", gone)
+    folder = begin(tmp_path, "gone", *TRAINING, "--batch-size", "16", "--workers", "0", *VALIDATION)
+    said = capsys.readouterr().out
+    assert "warning: variances were NOT fitted: the object store is gone" in said
+    assert load_file(folder / "model/model.safetensors")["match.values"].abs().sum() == 0
+    assert json.loads((folder / "eval.json").read_text())["names/i2t/R@1"] >= 0
+
+
+def test_synthetic_images_have_no_captions_to_fit_to(tmp_path, capsys):
+    assert (
+        main(
+            [*SYNTHETIC, "--method", "likelihood", "--max-steps", "2", "--output", str(tmp_path), "--name", "synthetic"]
+        )
+        == 0
+    )
+    assert "fitted variances" not in capsys.readouterr().out and len(metrics(tmp_path / "synthetic")) == 2
+
+
+def drawings_as_csv(folder: Path, rows: int) -> Path:
+    """So many drawings with a caption each."""
+    lines = ["filepath\ttitle"]
+    for row, drawing in enumerate(emoji.read([UNSEEN]).drawings[:rows]):
+        drawing.image().convert("RGB").save(folder / f"{row}.png")
+        lines.append(f"{folder / f'{row}.png'}\tnumber {row}")
+    (folder / "some.csv").write_text("\n".join(lines))
+    return folder / "some.csv"
+
+
+@pytest.mark.parametrize("rows", [1, 29, 30])
+def test_a_run_on_few_pairs_saves_its_means_and_says_before_the_first_step_what_it_will_lack(tmp_path, capsys, rows):
+    data = drawings_as_csv(tmp_path, rows)
+    folder = begin(
+        tmp_path,
+        *shlex.split(
+            f"few --method likelihood --bank 32 --train-data {data} --batch-size 1 --max-steps 2 --warmup 1 "
+            "--caption-sampling title"
+        ),
+    )
+    said = capsys.readouterr().out
+    fitted = rows >= 30
+    assert (Embedder.load(f"local-dir:{folder}/model").score.units is not None) is fitted
+    assert ("fitted variances to" in said) is fitted and ("30 pairs of 30 images" in said) is fitted
+    if not fitted:
+        assert said.index(f"warning: {rows} samples are few") < said.index("step 1/2")
+        assert f"warning: variances were NOT fitted: {rows} pairs" in said
+    assert json.loads((folder / "status.json").read_text())["state"] == "finished"
+
+
+@pytest.fixture
+def stopped_in_the_fit(monkeypatch):
+    """SIGTERM comes with the first batch of this side that is embedded at the end."""
+
+    def stop_at(wanted: str) -> None:
+        def encoder(model, side, *rest, honest=training.hooks.hidden_encoder):
+            encode = honest(model, side, *rest)
+            if side != wanted:
+                return encode
+            return lambda batch: (os.kill(os.getpid(), signal.SIGTERM), encode(batch))[1]
+
+        monkeypatch.setattr("training.hooks.hidden_encoder", encoder)
+
+    STOP.install()
+    yield stop_at
+    STOP.number = 0
+    STOP.release()
+
+
+@pytest.mark.parametrize("side", ["text", pytest.param("image", marks=pytest.mark.slow)])
+def test_a_run_that_is_stopped_in_the_fit_saves_its_last_step_and_fits_when_it_goes_on(
+    tmp_path, stopped_in_the_fit, monkeypatch, side
+):
+    words = [*TRAINING[:-4], "--batch-size", "16", "--workers", "0"]
+    whole = begin(tmp_path, "whole", *words)
+    monkeypatch.setattr("training.hooks.embed_texts", partial(embed_texts, batch_size=32))
+    monkeypatch.setattr("training.hooks.embed_images", partial(embed_images, batch_size=32))
+    with monkeypatch.context():
+        stopped_in_the_fit(side)
+        assert main([*TINY, *words, "--output", str(tmp_path), "--name", "stopped"]) == EXIT_STOPPED
+    folder = tmp_path / "stopped"
+    state = load_checkpoint(newest(folder))
+    assert state["step"] == 4 and not state["closed"] and not state["objective"]["model.match.values"].any()
+    assert json.loads((folder / "status.json").read_text())["state"] == "stopped"
+    assert not (folder / "model").exists()
+    STOP.number = 0
+    monkeypatch.undo()
+    begin(tmp_path, "stopped", *words, "--resume", "latest")
+    state = load_checkpoint(newest(folder))
+    assert state["closed"] and state["objective"]["model.match.values"].any()
+    one, other = (load_file(run / "model/model.safetensors") for run in (folder, whole))
+    for name, x in one.items():
+        torch.testing.assert_close(x, other[name], rtol=1e-4, atol=1e-5)
+
+
+def test_a_run_that_is_closed_is_not_closed_again_unless_it_is_made_longer(tmp_path, capsys):
+    words = [*TRAINING[:-4], "--batch-size", "16", "--workers", "0"]
+    folder = begin(tmp_path, "run", *words)
+    (folder / "status.json").write_text('{"state": "stopped"}')
+    capsys.readouterr()
+    begin(tmp_path, "run", *words, "--resume", "latest")
+    assert "fitted variances" not in capsys.readouterr().out
+    begin(tmp_path, "run", *words, "--resume", "latest", "--max-steps", "6")
+    assert "fitted variances to" in capsys.readouterr().out
+
+
+def test_a_run_whose_means_are_not_finite_names_the_samples(tmp_path, monkeypatch, capsys):
+    def lost(samples, encode, honest=training.hooks.embed_images, **further):
+        part = honest(samples, encode, **further)
+        part.image["mean"][0] = torch.nan
+        return part
+
+    monkeypatch.setattr("training.hooks.embed_images", lost)
+    begin(tmp_path, "nan", *TRAINING[:-4], "--batch-size", "16", "--workers", "0")
+    said = capsys.readouterr().out
+    assert "variances were NOT fitted: image holds NaN or infinite values in 1 of 170 rows ('" in said
+
+
+STOPPED = """
+import os, signal
+def encoder(model, side, *rest, honest=training.hooks.hidden_encoder):
+    if side == "image" and rest[0].type == "cpu" and torch.distributed.get_rank() == 1:
+        os.kill(os.getpid(), signal.SIGTERM)
+    return honest(model, side, *rest)
+training.hooks.hidden_encoder = encoder
+"""
+
+
+@pytest.mark.slow
+def test_ranks_stop_together_when_one_of_them_is_asked_to_in_the_fit(forked, tmp_path):
+    words = [*TRAINING[:-4], "--batch-size", "8", "--workers", "1", "--output", tmp_path, "--name", "run"]
+    assert forked.run(*words, ranks=2, before="import torch, training.hooks\n" + STOPPED) == EXIT_STOPPED, forked.err
+    assert not load_checkpoint(newest(tmp_path / "run"))["closed"]
+    assert forked.run(*words, "--resume", "latest", ranks=2) == 0, forked.err[-3000:]
+    assert load_checkpoint(newest(tmp_path / "run"))["objective"]["model.match.values"].any()
+
+
+def test_the_fit_sees_the_model_as_an_evaluation_does_and_no_more_samples_than_asked_for(tmp_path, monkeypatch):
+    """In evaluation mode, at the precision of evaluations, with the scale of the logit, in a pause of the watchdog."""
+    seen, watchdogs = {}, []
+    part = {
+        name: getattr(training.hooks, name)
+        for name in ("hidden_encoder", "captioned_samples", "embed_texts", "autocast_for")
+    }
+    begun = Watchdog.__init__
+    monkeypatch.setattr(Watchdog, "__init__", lambda self, *rest: watchdogs.append(self) or begun(self, *rest))
+
+    def noted(name, note):
+        def call(*args, **further):
+            seen[name] = note(*args)
+            return part[name](*args, **further)
+
+        monkeypatch.setattr(f"training.hooks.{name}", call)
+
+    noted("hidden_encoder", lambda model, *rest: (model.training, watchdogs[-1].pauses))
+    noted("captioned_samples", lambda config, preprocess, count, *rest: count)
+    noted("embed_texts", lambda joined, encode, tokenize, scale: (scale, len(joined.keys)))
+    noted("autocast_for", lambda precision, device: precision)
+    folder = begin(
+        tmp_path,
+        "seen",
+        *TRAINING[:-4],
+        *shlex.split("--batch-size 16 --workers 0 --fit-samples 90 --precision amp_bf16 --val-precision fp32"),
+    )
+    scale = load_file(folder / "model/model.safetensors")["logit_scale"].exp().item()
+    assert seen == {
+        "hidden_encoder": (False, 1),
+        "captioned_samples": 90,
+        "autocast_for": "fp32",
+        "embed_texts": (pytest.approx(scale), 90),
+    }
+    assert watchdogs[-1].pauses == 0

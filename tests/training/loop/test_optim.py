@@ -1,0 +1,319 @@
+"""Schedules against their closed forms, parameter groups against timm's, optimisers by name."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from timm.optim import param_groups_weight_decay
+from torch import nn
+
+import prolip
+from prolip.utils.flags import FlagError
+from training.config import OptimConfig as Unsettled
+from training.defaults import SCRATCH
+from training.optim import (
+    EpochAverage,
+    Stage,
+    build_averages,
+    build_optimizer,
+    gradient_norms,
+    learning_rate_factor,
+    parameter_groups,
+    params_by_tower,
+    release_gradients,
+    set_learning_rate,
+    stages_of,
+)
+
+#: Settings of the optimiser, those that a run settles as it does from random weights.
+OptimConfig = partial(Unsettled, **SCRATCH, warmup=0)
+
+
+@pytest.fixture(scope="module")
+def objective() -> nn.Module:
+    holder = nn.Module()
+    holder.model = prolip.create_model("ProLIP-ViT-test")
+    return holder
+
+
+def factors(total: int, **settings) -> list[float]:
+    return [learning_rate_factor(step, total, OptimConfig(**settings)) for step in range(total)]
+
+
+def test_warm_up_rises_in_equal_steps_to_one():
+    assert factors(20, warmup=5)[:5] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0])
+
+
+def test_cosine_follows_its_formula():
+    got = factors(100, warmup=10, lr_scheduler="cosine", lr_min_ratio=0.1)
+    want = [0.1 + 0.9 * math.cos(math.pi * (step - 10) / 90 / 2) ** 2 for step in range(10, 100)]
+    assert got[10:] == pytest.approx(want)
+    assert got[10] == 1.0
+    assert learning_rate_factor(100, 100, OptimConfig(warmup=10, lr_min_ratio=0.1)) == pytest.approx(0.1)
+
+
+def test_wsd_is_flat_then_falls_in_a_straight_line():
+    got = factors(100, warmup=10, lr_scheduler="wsd", decay_fraction=0.3, lr_min_ratio=0.0)
+    assert got[10:71] == [1.0] * 61
+    assert got[71:] == pytest.approx([1 - (step - 70) / 30 for step in range(71, 100)])
+
+
+def test_const_stays():
+    assert factors(20, warmup=5, lr_scheduler="const")[5:] == [1.0] * 15
+
+
+def test_a_wsd_decay_longer_than_the_rest_starts_after_the_warm_up():
+    got = factors(10, warmup=4, lr_scheduler="wsd", decay_fraction=1.0)
+    assert got[:5] == pytest.approx([0.25, 0.5, 0.75, 1.0, 1.0]) and got[5] == pytest.approx(5 / 6)
+
+
+def test_step_falls_at_its_milestones_by_its_factor():
+    """PCME++: a tenth for the last 10 of 25 epochs."""
+    got = factors(25 * 8, warmup=4, lr_scheduler="step", lr_milestones=(0.6,))
+    assert got[4 : 15 * 8] == [1.0] * (15 * 8 - 4) and got[15 * 8 :] == [0.1] * 80
+    got = factors(10, warmup=0, lr_scheduler="step", lr_milestones=(0.5, 0.8), lr_step_factor=0.5)
+    assert got == [1.0] * 5 + [0.5] * 3 + [0.25] * 2
+
+
+def test_groups_split_weight_decay_as_timm_does(objective):
+    groups = parameter_groups(objective, OptimConfig(wd=0.2))
+    ours = {id(p): group["weight_decay"] for group in groups for p in group["params"]}
+    exempt = objective.model.no_weight_decay()
+    timms = param_groups_weight_decay(objective.model, weight_decay=0.2, no_weight_decay_list=exempt)
+    assert ours == {id(p): group["weight_decay"] for group in timms for p in group["params"]}
+
+
+def test_every_trainable_parameter_is_in_one_group_and_frozen_ones_in_none(objective):
+    objective.model.logit_bias.requires_grad_(False)
+    try:
+        names = [name for group in parameter_groups(objective, OptimConfig(layer_decay=0.7)) for name in group["names"]]
+    finally:
+        objective.model.logit_bias.requires_grad_(True)
+    assert sorted(names) == sorted(name for name, _ in objective.named_parameters() if name != "model.logit_bias")
+
+
+def test_biases_norms_scalars_tokens_and_positions_have_no_decay(objective):
+    decay = {n: g["weight_decay"] for g in parameter_groups(objective, OptimConfig()) for n in g["names"]}
+    for name in (
+        "logit_scale",
+        "logit_bias",
+        "visual.class_embedding",
+        "visual.unc_embedding",
+        "visual.positional_embedding",
+        "visual.ln_post.weight",
+        "text.positional_embedding",
+        "text.unc_emb",
+        "text.cls_emb",
+        "text.transformer.resblocks.0.attn.in_proj_bias",
+    ):
+        assert decay[f"model.{name}"] == 0, name
+    for name in ("visual.conv1.weight", "visual.proj", "text.transformer.resblocks.0.mlp.c_fc.weight"):
+        assert decay[f"model.{name}"] == 0.2, name
+
+
+def test_scale_and_bias_have_their_own_multiplier(objective):
+    config = OptimConfig(lr=1e-3, logit_lr_mult=10.0)
+    optimizer = build_optimizer(objective, config)
+    assert set_learning_rate(optimizer, config, 0.5) == 5e-4
+    rates = {name: group["lr"] for group in optimizer.param_groups for name in group["names"]}
+    assert rates["model.logit_scale"] == rates["model.logit_bias"] == pytest.approx(5e-3)
+    assert rates["model.visual.proj"] == pytest.approx(5e-4)
+
+
+def test_layer_decay_falls_from_the_heads_to_the_embeddings(objective):
+    scale = {n: g["lr_scale"] for g in parameter_groups(objective, OptimConfig(layer_decay=0.5)) for n in g["names"]}
+    want = {
+        "visual.proj": 1.0,
+        "visual.ln_post.weight": 1.0,
+        "visual.uncertainty_proj.weight": 1.0,
+        "visual.transformer.resblocks.1.ln_1.weight": 0.5,
+        "visual.transformer.resblocks.0.ln_1.weight": 0.25,
+        "visual.conv1.weight": 0.125,
+        "visual.ln_pre.weight": 0.125,
+        "visual.positional_embedding": 0.125,
+        "visual.class_embedding": 0.125,
+        "visual.unc_embedding": 0.125,
+        "text.text_projection.weight": 1.0,
+        "text.ln_final.weight": 1.0,
+        "text.text_uncertainty_projection.weight": 1.0,
+        "text.transformer.resblocks.0.ln_1.weight": 0.5,
+        "text.token_embedding.weight": 0.25,
+        "text.positional_embedding": 0.25,
+        "text.cls_emb": 0.25,
+        "text.unc_emb": 0.25,
+        "logit_scale": 1.0,
+    }
+    assert {name: scale[f"model.{name}"] for name in want} == want
+    assert max(scale.values()) <= 1
+
+
+NEW = ("unc_emb", "uncertainty_proj", "_uncertainty_projection")
+
+
+@pytest.fixture(scope="module")
+def with_heads() -> nn.Module:
+    """A model with heads of a method's own, of which the towers' projections take no part."""
+    holder = nn.Module()
+    holder.model = prolip.create_model("ProLIP-ViT-test", method_cfg={"name": "pcmepp"})
+    return holder
+
+
+def test_backbones_have_multipliers_and_heads_have_none(with_heads):
+    config = OptimConfig(image_lr_mult=0.01, text_lr_mult=0.1, layer_decay=0.7, logit_lr_mult=3.0)
+    scale = {n.removeprefix("model."): g["lr_scale"] for g in parameter_groups(with_heads, config) for n in g["names"]}
+    plain = OptimConfig(layer_decay=0.7, logit_lr_mult=3.0)
+    before = {n.removeprefix("model."): g["lr_scale"] for g in parameter_groups(with_heads, plain) for n in g["names"]}
+    added = with_heads.model.added_names
+    for name, value in scale.items():
+        new = name in added or any(part in name for part in NEW)
+        mult = 1.0 if new or name.startswith("logit") else 0.01 if name.startswith("visual.") else 0.1
+        assert value == pytest.approx(before[name] * mult), name
+    assert scale["visual.transformer.resblocks.0.mlp.c_fc.weight"] == pytest.approx(0.7**2 * 0.01)
+    assert scale["text.ln_final.weight"] == pytest.approx(0.1)
+    assert scale["visual.unc_embedding"] == pytest.approx(0.7**3) and scale["logit_scale"] == 3.0
+    assert {scale[name] for name in added if name in scale} == {1.0}
+    rates = {n: g["lr"] for g in build_optimizer(with_heads, config).param_groups for n in g["names"]}
+    assert rates["model.visual.conv1.weight"] == pytest.approx(5e-4 * 0.7**3 * 0.01)
+
+
+def test_a_stage_is_still_then_warms_up():
+    assert [Stage(2, 4).factor(step) for step in range(8)] == [0, 0, 0.25, 0.5, 0.75, 1, 1, 1]
+    assert [Stage(2, 0).factor(step) for step in range(4)] == [0, 0, 1, 1]
+    config = OptimConfig(image_freeze_epochs=2, text_freeze_epochs=0.5, unfreeze_warmup_epochs=1)
+    assert stages_of(config, 10, 100) == {"image": Stage(20, 10), "text": Stage(5, 10)}
+    assert stages_of(OptimConfig(text_freeze_epochs=0.01), 10, 100) == {"text": Stage(1, 0)}
+    assert stages_of(OptimConfig(), 10, 100) == {}
+    with pytest.raises(FlagError, match="--image-freeze-epochs 2 and --unfreeze-warmup-epochs 1 do not end within"):
+        stages_of(config, 10, 30)
+
+
+@pytest.mark.parametrize("name", ["adamw", "adamp", "muon", "lamb", "lion", "sgd", "adafactor"])
+def test_what_stands_still_keeps_its_bits_and_gets_no_moments(name):
+    """Under every optimiser: as if it were not there, also for decay, clipping and the first step that moves it."""
+    torch.manual_seed(0)
+    model = prolip.create_model("ProLIP-ViT-test")
+    holder = nn.Module()
+    holder.model = model
+    config = OptimConfig(opt=name, lr=1e-2, wd=0.1, image_freeze_epochs=1)
+    optimizer, parts = build_optimizer(holder, config), params_by_tower(holder)
+    still = {n for group in optimizer.param_groups if group["backbone"] == "image" for n in group["names"]}
+    assert still == {f"model.{n}" for n in model.backbones()["image"]} and len(still) > 20
+    own = dict(holder.named_parameters())
+    before = {n: p.detach().clone() for n, p in own.items()}
+    set_learning_rate(optimizer, config, 1.0, {"image": 0.0})
+    output = model(torch.randn(3, 3, 32, 32), torch.randint(1, 1000, (3, 12)))
+    sum((z.mean * torch.randn_like(z.mean)).sum() + z.log_var.sum() for z in output[:2]).backward()
+    release_gradients(optimizer, ["image"])
+    norms = gradient_norms(parts, 0.5)
+    alive = [p.grad for n, p in own.items() if p.grad is not None]
+    assert norms["grad_norm"] > 1 and torch.cat([g.flatten() for g in alive]).norm() == pytest.approx(0.5, rel=1e-4)
+    optimizer.step()
+    assert all(torch.equal(own[n], before[n]) for n in still) and not any(own[n] in optimizer.state for n in still)
+    assert any((own[n] != before[n]).any() for n in own if n.startswith("model.visual."))  # the heads
+    assert any((own[n] != before[n]).any() for n in own if n.startswith("model.text."))
+
+
+def test_a_part_that_stands_still_as_a_whole_has_norm_0():
+    layer = nn.Linear(2, 2)
+    layer.weight.grad = torch.ones(2, 2)
+    norms = gradient_norms({"image": [nn.Parameter(torch.ones(3))], "text": [layer.weight]}, 1.0)
+    assert norms == {"grad_norm": 2, "grad_norm_image": 0, "grad_norm_text": 2} and layer.weight.grad.norm() <= 1
+
+
+@pytest.mark.parametrize(
+    "settings, message",
+    [
+        ({"image_lr_mult": 0.1}, "--image-lr-mult, but nothing of the image backbone is trained: leave it out"),
+        ({"image_freeze_epochs": 1}, "--image-freeze-epochs, but nothing of the image backbone is trained"),
+    ],
+)
+def test_settings_of_a_backbone_that_is_locked_are_refused(settings, message):
+    holder = nn.Module()
+    holder.model = prolip.create_model("ProLIP-ViT-test")
+    holder.model.lock_image_tower()
+    with pytest.raises(FlagError, match=message):
+        build_optimizer(holder, OptimConfig(**settings))
+
+
+def test_a_run_of_which_nothing_would_move_is_refused():
+    holder = nn.Module()
+    holder.model = model = prolip.create_model("ProLIP-ViT-test")
+    for parameter in (*model.uncertainty_parameters(), model.logit_scale, model.logit_bias):
+        parameter.requires_grad_(False)
+    build_optimizer(holder, OptimConfig(image_freeze_epochs=1))
+    with pytest.raises(FlagError, match="nothing is trained while these backbones are frozen, image and text"):
+        build_optimizer(holder, OptimConfig(image_freeze_epochs=1, text_freeze_epochs=1))
+
+
+@pytest.mark.parametrize("foreach", [True, False])
+def test_an_average_of_epochs_is_the_plain_mean(foreach):
+    model = nn.Linear(3, 2)
+    average, taken = EpochAverage(model, [4, 6, 8], foreach), []
+    for step in range(1, 9):
+        with torch.no_grad():
+            model.weight.copy_(torch.randn(2, 3))
+        average.update(model, step)
+        if step in (4, 6, 8):
+            taken.append(model.weight.detach().clone())
+            torch.testing.assert_close(average.module.weight, torch.stack(taken).mean(0))
+        if step == 4:
+            assert torch.equal(average.module.weight, model.weight)
+    assert average.taken(3) == [] and average.taken(7) == [4, 6]
+
+
+def test_the_epochs_to_average_are_counted_back_from_the_end():
+    model = nn.Linear(1, 1)
+    steps = {
+        (epochs, total): build_averages(model, OptimConfig(swa_epochs=epochs), 10, total, True)["swa"].steps
+        for epochs, total in ((3, 50), (3, 45), (1, 7), (5, 41))
+    }
+    assert steps == {(3, 50): [30, 40, 50], (3, 45): [25, 35, 45], (1, 7): [7], (5, 41): [1, 11, 21, 31, 41]}
+    with pytest.raises(FlagError, match="--swa-epochs 6, and the run has 5.0: give at most 5"):
+        build_averages(model, OptimConfig(swa_epochs=6), 10, 50, True)
+    both = build_averages(model, OptimConfig(swa_epochs=1, ema_decay=0.9), 10, 50, True)
+    assert list(both) == ["ema", "swa"] and build_averages(model, OptimConfig(), 10, 50, True) == {}
+
+
+class Plain(nn.Module):
+    """An objective whose model has no tower."""
+
+    def __init__(self, *layers: nn.Module):
+        super().__init__()
+        self.model: Any = nn.Sequential(*layers)
+        self.model.no_weight_decay = self.model.logit_parameters = set
+        self.model.depths = self.model.towers = self.model.backbones = dict
+
+
+@pytest.mark.parametrize("name", ["adamw", "adamp", "muon", "lamb", "lion", "sgd", "adafactor"])
+def test_optimisers_of_timm_take_a_step(name):
+    objective = Plain(nn.Linear(4, 4), nn.Linear(4, 2))
+    config = OptimConfig(opt=name, lr=1e-2, wd=0.1)
+    optimizer = build_optimizer(objective, config)
+    before = [p.detach().clone() for p in objective.parameters()]
+    set_learning_rate(optimizer, config, 1.0)
+    objective.model(torch.randn(3, 4)).square().sum().backward()
+    optimizer.step()
+    assert all((p != b).any() and torch.isfinite(p).all() for p, b in zip(objective.parameters(), before))
+
+
+def test_adamw_gets_the_papers_settings():
+    optimizer = build_optimizer(Plain(nn.Linear(2, 2)), OptimConfig())
+    assert isinstance(optimizer, torch.optim.AdamW)
+    assert optimizer.defaults["betas"] == (0.9, 0.95) and optimizer.defaults["fused"]
+    assert [group["weight_decay"] for group in optimizer.param_groups] == [0.2, 0.0]
+
+
+def test_muon_leaves_tokens_and_positions_to_adamw(objective):
+    groups = build_optimizer(objective, OptimConfig(opt="muon")).param_groups
+    fallback = {name for group in groups if group.get("use_fallback") for name in group["names"]}
+    assert "model.visual.positional_embedding" in fallback
+    assert "model.visual.transformer.resblocks.0.mlp.c_fc.weight" not in fallback
+
+
+def test_a_model_without_trainable_parameters_is_refused():
+    with pytest.raises(ValueError, match="every parameter is frozen"):
+        build_optimizer(Plain(nn.Linear(2, 2)).requires_grad_(False), OptimConfig())

@@ -1,0 +1,473 @@
+"""What training does for a model, for every kind of OpenCLIP's towers: exact micro-batches and ranks, frozen layers,
+recomputed activations, shards, compiled towers, other sizes, and runs that stop and go on.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import open_clip
+import pytest
+import torch
+from distributed_helpers import run_ranks
+from safetensors.torch import load_file
+from small_towers import NAMES, OLD_TIMM, inputs, small_folder, small_towers
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
+from torch.utils._python_dispatch import TorchDispatchMode
+from training_runs import assert_same_state, newest, stop_after, words
+
+import prolip
+from prolip.methods import find_method
+from prolip.methods.accumulate import accumulate_backward, join_reps, split_batch
+from prolip.methods.base import Context, Objective
+from prolip.models.checkpoint import CheckpointError
+from prolip.utils.flags import FlagError
+from training.checkpoint.reader import load_checkpoint
+from training.config import OptimConfig, RunConfig, build_config
+from training.health.signals import EXIT_STOPPED
+from training.main import main
+from training.model import checkpoint_selectively, distribute, settle_statistics
+from training.optim import parameter_groups
+from training.parallel.distributed import World, seed_step
+from training.parallel.sharding import shard_model, whole, whole_model
+
+#: What the issue names for shards and compiled towers.
+LARGE = ("ViT-B-16", "ViT-B-16-SigLIP", "convnext_base", "xlm-roberta-base-ViT-B-32", "coca_ViT-B-32")
+
+
+def default(*names: str) -> list[Any]:
+    """All 22 combinations, of which all but these are slow."""
+    return [name if name in names else pytest.param(name, marks=pytest.mark.slow) for name in NAMES]
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    """Where small models are written; timm's and transformers' towers are small meanwhile."""
+    place = tmp_path_factory.mktemp("small")
+    with small_towers(place / "transformers"):
+        yield place
+
+
+def folder(root: Path, name: str) -> Path:
+    """A small model with random weights in OpenCLIP's format, written once."""
+    place = root / name
+    return place if place.exists() else small_folder(name, place)
+
+
+def model_of(root: Path, name: str, **options: Any) -> Any:
+    """The small model, for images of 64 pixels where it has no windows; readers are the same in every call, and as wide
+    as their differences do not drown in rounding.
+    """
+    place = folder(root, name)
+    torch.manual_seed(1)
+    size = {"init_unc_bias": -3.0} | ({} if name.startswith("swin") else {"force_image_size": 64})
+    return prolip.create_model(f"local-dir:{place}", **(size | options))
+
+
+def objective_of(model: Any, context: Context | None = None) -> Objective:
+    """ProLIP's, whose loss reaches means and variances of whole and of masked images."""
+    chosen = find_method("prolip")
+    return chosen.objective(model, chosen.config(alpha1=0.1, alpha2=0.5, beta=0.01, mask_fraction=0.5), context)
+
+
+def batch_of(model: Any, rows: int) -> dict[str, Tensor]:
+    """Images, and texts with an end and padding."""
+    return dict(zip(("image", "text"), inputs(model, rows, seed=2)))
+
+
+def gradients(module: nn.Module) -> dict[str, Tensor]:
+    found = {name: p.grad.clone() for name, p in module.named_parameters() if p.grad is not None}
+    module.zero_grad(set_to_none=True)
+    return found
+
+
+def assert_alike(got: dict[str, Tensor], want: dict[str, Tensor], part: float = 1e-4) -> None:
+    """The same names; every tensor within `part` of its own norm, or of a thousandth of the largest one."""
+    assert got.keys() == want.keys()
+    least = 1e-3 * max(value.norm() for value in want.values())
+    for name, value in want.items():
+        assert (got[name] - value).norm() <= part * max(value.norm(), least), name
+
+
+def without_drops(module: nn.Module) -> None:
+    """Let nothing in it draw random numbers."""
+    for part in module.modules():
+        for own in ("drop_prob", "dropout", "activation_dropout", *(["p"] if isinstance(part, nn.Dropout) else [])):
+            if isinstance(getattr(part, own, None), float):
+                setattr(part, own, 0.0)
+
+
+# --- micro-batches and ranks -----------------------------------------------------------------------------------------
+RELPOS = pytest.param(
+    "vit_relpos_medium_patch16_cls_224",
+    marks=pytest.mark.skipif(OLD_TIMM, reason="timm 1.0.21 has no other image sizes there"),
+)
+DROPS = ("convnext_base", "xlm-roberta-base-ViT-B-32", "nllb-clip-base", RELPOS)
+SLOW_DROPS = ("ViTamin-B", "swin_base_patch4_window7_224", "mt5-base-ViT-B-32", "MobileCLIP2-L-14")
+
+
+@pytest.mark.parametrize("name", [*DROPS, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW_DROPS)])
+def test_micro_batches_backpropagate_through_what_the_first_pass_drew(root, name):
+    """The gradient of the loss of these very draws: embed each micro-batch with a graph, in the same order."""
+    objective = objective_of(model_of(root, name)).train()
+    batch = objective.prepare(batch_of(objective.model, 6), 0)
+    losses = []
+    for seed in (3, 4):
+        torch.manual_seed(seed)
+        reps = [objective.embed(piece) for piece in split_batch(batch, 3)]
+        losses.append(objective.logged(join_reps(reps), batch)["loss"])
+    assert losses[0] != losses[1]  # or nothing was drawn
+    losses[0].backward()
+    want = gradients(objective)
+    torch.manual_seed(3)
+    terms = accumulate_backward(objective, batch, 3)
+    assert terms["loss"] == pytest.approx(losses[0].item(), rel=1e-6)
+    assert_alike(gradients(objective), want)
+
+
+def test_ranks_draw_other_numbers_than_each_other():
+    drawn = []
+    for rank in (0, 1, 2):
+        for step in (0, 1):
+            seed_step(7, step, World(rank=rank, world_size=3))
+            drawn.append(torch.rand(4))
+    assert len({tuple(one.tolist()) for one in drawn}) == 6
+    seed_step(7, 1, World())
+    assert torch.equal(torch.rand(4), drawn[1])  # the first rank draws what one process draws
+
+
+@pytest.mark.parametrize("name", ["RN50", "MobileCLIP-S1", pytest.param("MobileCLIP2-B", marks=pytest.mark.slow)])
+def test_trained_statistics_stay_and_micro_batches_are_exact_with_them(root, name):
+    config = run_config(f"local-dir:{folder(root, name)}", accum_freq=3, grad_checkpointing=True)
+    model = model_of(root, name)
+    for part in model.modules():
+        if isinstance(part, BatchNorm):
+            part.momentum = 1.0
+    model.encode_image(batch_of(model, 8)["image"])  # as after training: activations are of size 1
+    assert "keeps the running statistics" in settle_statistics(config, World(world_size=2), model)
+    objective = objective_of(model).eval().train()
+    before = statistics(model)
+    batch = objective.prepare(batch_of(model, 6), 0)
+    objective(batch)["loss"].backward()
+    want = gradients(objective)
+    norms = {f"model.visual.{n}.weight" for n, part in model.visual.named_modules() if isinstance(part, BatchNorm)}
+    assert norms and norms <= want.keys()  # its parameters learn
+    accumulate_backward(objective, batch, 3)
+    assert_alike(gradients(objective), want)
+    assert all(torch.equal(value, before[name]) for name, value in statistics(model).items())
+
+
+@pytest.mark.parametrize("name", ["RN50", "MobileCLIP-S1"])
+def test_one_image_alone_has_the_gradient_that_it_has_among_others(root, name):
+    """torch's BatchNorm gives another one on the CPU where a gradient has the strides of the tokens' transpose."""
+    tower = model_of(root, name).visual
+    tower.keep_statistics()
+    images = batch_of(model_of(root, name), 3)["image"]
+    found = []
+    for rows in (images, images[:1]):
+        tower.zero_grad(set_to_none=True)
+        tower(rows).log_var[0].sum().backward()
+        found.append(gradients(tower))
+    assert_alike(found[1], found[0], part=1e-3)
+
+
+def statistics(model: Any) -> dict[str, Tensor]:
+    """Running means, variances and counts of BatchNorm."""
+    return {
+        f"{name}.{own}": value.clone()
+        for name, part in model.named_modules()
+        if isinstance(part, BatchNorm)
+        for own, value in part.named_buffers()
+    }
+
+
+def run_config(name: str, **options: Any) -> Any:
+    """The config of a run."""
+    model = {"model": name, "grad_checkpointing": options.pop("grad_checkpointing", False)}
+    return build_config("prolip", {"model": model, "run": options})
+
+
+CUTS = {"--accum-freq 2": {"accum_freq": 2}, "--grad-checkpointing": {"grad_checkpointing": True}, "2 ranks": {}}
+
+
+@pytest.mark.parametrize("cut", CUTS)
+def test_batch_statistics_of_random_weights_are_refused_where_a_batch_is_not_one_pass(root, cut):
+    model = model_of(root, "RN50", load_weights=False)
+    ranks = World(world_size=2 if cut == "2 ranks" else 1)
+    with pytest.raises(FlagError, match=f"{cut}, and RN50 has BatchNorm.*start from trained weights"):
+        settle_statistics(run_config("RN50", **CUTS[cut]), ranks, model)
+    assert "takes the statistics of each batch" in settle_statistics(run_config("RN50"), World(), model)
+    before = statistics(model)
+    objective = objective_of(model)
+    objective(objective.prepare(batch_of(model, 4), 0))
+    assert not any(torch.equal(value, before[name]) for name, value in statistics(model).items())
+    model.lock_image_tower()
+    assert settle_statistics(run_config("RN50", **CUTS[cut]), ranks, model) is None
+
+
+def test_our_own_towers_have_no_statistics():
+    model = prolip.create_model("ProLIP-ViT-test")
+    assert settle_statistics(build_config("prolip", {"run": {"accum_freq": 2}}), World(world_size=2), model) is None
+
+
+def rank_gradients(rank: int, ranks: int, root: Path, name: str, way: str) -> dict[str, Tensor]:
+    """Gradients of this rank's rows of a batch of 4: alone, or by two micro-batches in DDP or in shards."""
+    world = World(rank=rank, world_size=ranks)
+    with small_towers(root / f"transformers{rank}") if ranks > 1 else nullcontext():
+        objective = objective_of(model_of(root, name), Context(rank=rank, world_size=ranks))
+        without_drops(objective)
+        objective.model.visual.keep_statistics()
+        batch = {key: value[rank::ranks] for key, value in batch_of(objective.model, 4).items()}
+        batch = objective.prepare(batch, 0)
+        parts = 1 if way == "alone" else 2
+        if way == "shards":
+            before = {name: value.clone() for name, value in objective.model.state_dict().items()}
+            shard_model(objective.model, world, torch.bfloat16)  # which stay float32 on the CPU
+            copy = whole_model(objective.model, world, everywhere=True).state_dict()
+            assert all(torch.equal(copy[name], value) for name, value in before.items())  # as checkpoints have it
+        network = distribute(objective, world, RunConfig(fsdp=way == "shards", accum_freq=parts)).train()
+        accumulate_backward(network, batch, parts)
+        return {name: whole(value) for name, value in gradients(objective).items()}
+
+
+SHARDED = [name if name == "ViT-B-16-SigLIP" else pytest.param(name, marks=pytest.mark.slow) for name in LARGE]
+
+
+@pytest.mark.parametrize("name", SHARDED)
+def test_shards_give_the_gradients_of_one_process(root, name):
+    want = rank_gradients(0, 1, root, name, "alone")
+    for got in run_ranks(2, rank_gradients, 2, root, name, "shards"):
+        assert_alike(got, want)
+
+
+@pytest.mark.parametrize("name", default("RN50"))
+def test_ranks_with_micro_batches_give_the_gradients_of_one_process(root, name):
+    want = rank_gradients(0, 1, root, name, "alone")
+    for got in run_ranks(2, rank_gradients, 2, root, name, "ddp"):
+        assert_alike(got, want)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("backend, name", [("inductor", "ViT-B-16"), *(("aot_eager", name) for name in LARGE)])
+def test_compiled_towers_give_the_same_gradients(root, backend, name):
+    """By torch's own compiler, and by one that takes the same graphs and makes no code of them, which is faster."""
+    found = []
+    for compiled in (False, True):
+        objective = objective_of(model_of(root, name)).train()
+        without_drops(objective)
+        for tower in objective.model.towers().values() if compiled else ():
+            tower.compile(dynamic=False, backend=backend)
+        parts = 1 if backend == "inductor" else 2  # each more of the shapes is minutes of compiling
+        accumulate_backward(objective, objective.prepare(batch_of(objective.model, 4), 0), parts)
+        found.append(gradients(objective))
+    assert_alike(found[1], found[0], part=1e-3)
+
+
+# --- frozen layers, learning rates -----------------------------------------------------------------------------------
+ENDS = ("ViT-B-16-SigLIP", "swin_base_patch4_window7_224", "RN50", "mt5-base-ViT-B-32")
+
+
+@pytest.mark.parametrize("name", default(*ENDS))
+def test_the_last_layers_learn_and_no_others(root, name):
+    """lock(n + 1) leaves those that get a gradient where the input of the n-th block from the end is a constant."""
+    model = model_of(root, name).train()
+    batch = batch_of(model, 2)
+    for tower, rows in ((model.visual, batch["image"]), (model.text, batch["text"])):
+        for blocks in (1, 2):
+            tower.requires_grad_(True)
+            hook = tower.blocks[-blocks].register_forward_pre_hook(as_constants, with_kwargs=True)
+            tower.zero_grad(set_to_none=True)
+            tower(rows).mean.pow(3).sum().backward()
+            hook.remove()
+            want = {name for name, p in tower.tower.named_parameters() if p.grad is not None}
+            tower.lock(blocks + 1)
+            assert {name for name, p in tower.tower.named_parameters() if p.requires_grad} == want
+        tower.lock(0)
+        assert not any(p.requires_grad for p in tower.tower.parameters()) and not tower.tower.training
+        assert all(p.requires_grad for p in tower.reader.parameters()) and tower.reader.training
+        model.train()
+        assert not tower.tower.training  # the mean is the same in training as in evaluation
+
+
+def as_constants(_: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+    """A block's inputs without their graph."""
+    cut = [value.detach() if isinstance(value, Tensor) else value for value in args]
+    return tuple(cut), {key: value.detach() if isinstance(value, Tensor) else value for key, value in kwargs.items()}
+
+
+def test_a_frozen_part_runs_as_in_evaluation(root):
+    """Dropout and drop path of what learns draw, of what does not they do not."""
+    model = model_of(root, "xlm-roberta-base-ViT-B-32").train()
+    layers, embeddings = model.text.blocks, model.text.tower.transformer.embeddings
+    model.lock_text_tower(unlocked_layers=2)
+    assert layers[-1].training and not layers[0].training and not embeddings.dropout.training
+    model.train()
+    assert layers[-1].training and not layers[0].training and not embeddings.dropout.training
+
+
+@pytest.mark.parametrize("name", default("ViT-B-16", "ViT-B-16-SigLIP", "RN50"))
+def test_layers_decay_and_backbones_learn_at_rates_of_their_own(root, name):
+    model = model_of(root, name)
+    depths = model.depths()
+    config = OptimConfig(layer_decay=0.5, image_lr_mult=0.1, lr=1.0, wd=0.2)
+    places = {
+        own: (group["lr_scale"], group["weight_decay"], group["backbone"])
+        for group in parameter_groups(objective_of(model), config)
+        for own in (full.removeprefix("model.") for full in group["names"])
+    }
+    trained = {own: p for own, p in model.named_parameters() if p.requires_grad}
+    assert places.keys() == trained.keys()
+    for own, (rate, decay, backbone) in places.items():
+        image = own.startswith("visual.tower.")
+        assert backbone == ("image" if image else None), own
+        assert rate == pytest.approx(0.5 ** depths.get(own, 0) * (0.1 if image else 1.0)), own
+        assert depths.get(own, 0) == 0 or ".tower." in own
+        assert decay == 0 or trained[own].ndim > 1
+    for side in ("visual", "text"):
+        deepest = max(depth for own, depth in depths.items() if own.startswith(side))
+        assert deepest == len(model.towers()["image" if side == "visual" else "text"].blocks) + 1
+    kept = {own for own, (_, decay, _) in places.items() if decay == 0 and trained[own].ndim > 1}
+    assert kept == theirs(model) & trained.keys()
+
+
+def theirs(model: Any) -> set[str]:
+    """What timm and OpenCLIP name, of what they name that is there; and what stands for positions in any of them."""
+    found = set()
+    for side, tower in (("visual", model.visual.tower), ("text", model.text.tower)):
+        inner, prefix = (tower.trunk, "tower.trunk.") if hasattr(tower, "trunk") else (tower, "tower.")
+        names = inner.no_weight_decay() if hasattr(inner, "no_weight_decay") else ()
+        found |= {f"{side}.{prefix}{own}" for own in names if dict(inner.named_parameters()).get(own) is not None}
+        learnt = [own for own, p in inner.named_parameters() if own in ("pos_embed", "positional_embedding")]
+        assert all(f"{side}.{prefix}{own}" in found for own in learnt)
+    return {own for own in found if dict(model.named_parameters())[own].ndim > 1}
+
+
+# --- recomputed activations ------------------------------------------------------------------------------------------
+class Calls(TorchDispatchMode):
+    """Counts the operations that are computed."""
+
+    def __init__(self):
+        super().__init__()
+        self.count: Counter = Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count[func.overloadpacket.__name__] += 1
+        return func(*args, **kwargs or {})
+
+
+FORWARD = ("addmm", "convolution", "native_layer_norm", "bmm", "relu", "gelu", "native_batch_norm", "silu", "pow")
+
+
+@pytest.mark.parametrize("name", default("ViT-B-16-SigLIP", "convnext_base", "RN50", "xlm-roberta-base-ViT-B-32"))
+def test_recomputing_gives_the_same_gradients_and_can_be_switched_off(root, name):
+    """With the random numbers of the first pass; the selective policy computes no product a second time."""
+    found, again = {}, {}
+    for policy in ("none", "full", "selective", "off"):
+        objective = objective_of(model_of(root, name)).train()
+        objective.model.visual.keep_statistics()
+        if policy in ("full", "off"):
+            objective.model.set_grad_checkpointing(True)
+        if policy == "off":
+            objective.model.set_grad_checkpointing(False)
+        if policy == "selective":
+            checkpoint_selectively(objective.model)
+        torch.manual_seed(5)
+        loss = objective(objective.prepare(batch_of(objective.model, 3), 0))["loss"]
+        with Calls() as calls:
+            loss.backward()
+        found[policy] = gradients(objective)
+        again[policy] = [calls.count[own] for own in FORWARD]
+    for policy in ("full", "selective", "off"):
+        assert_alike(found[policy], found["none"], part=1e-5)
+    assert again["off"] == again["none"]
+    assert sum(again["full"]) > sum(again["none"]) and sum(again["selective"]) > sum(again["none"])
+    assert again["selective"][0] == again["none"][0] <= again["full"][0]  # of matrix products
+
+
+# --- other sizes -----------------------------------------------------------------------------------------------------
+SIZED = ("ViT-B-16", "ViT-B-16-SigLIP", "EVA02-B-16", RELPOS, "convnext_base")
+
+
+@pytest.mark.parametrize("name", SIZED)
+def test_another_image_size_gives_what_openclip_gives(root, name):
+    theirs = open_clip.create_model(f"local-dir:{folder(root, name)}", force_image_size=256).eval()
+    ours = model_of(root, name, force_image_size=256).eval()
+    images = torch.randn(2, 3, 256, 256, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        assert ours.image_size == (256, 256)
+        torch.testing.assert_close(ours.encode_image(images).mean, theirs.encode_image(images, normalize=True))
+
+
+def test_a_resnet_takes_another_size_which_openclip_refuses(root):
+    ours, before = (model_of(root, "RN50", force_image_size=size) for size in (288, 224))
+    old, new = (m.visual.tower.attnpool.positional_embedding.detach() for m in (before, ours))
+    assert len(old) == 1 + 7 * 7 and len(new) == 1 + 9 * 9 and torch.equal(old[0], new[0])
+    assert (old[1:].mean(0) - new[1:].mean(0)).abs().max() < 0.1 * old.std()
+    assert ours.encode_image(torch.zeros(1, 3, 288, 288)).mean.isfinite().all()
+
+
+def test_windows_of_another_size_are_refused_with_both_shapes(root):
+    with pytest.raises(CheckpointError, match="(?s)relative_position_bias_table.*the architectures differ in size"):
+        model_of(root, "swin_base_patch4_window7_224", force_image_size=256)
+
+
+@pytest.mark.parametrize("name", ["ViT-B-16", "coca_ViT-B-32"])
+def test_text_positions_are_interpolated_and_cls_keeps_its_own(root, name):
+    old, new = (
+        model_of(root, name, **length).text.tower.positional_embedding.detach()
+        for length in ({}, {"force_context_length": 40})
+    )
+    special = int(name.startswith("coca"))
+    words_ = old[: len(old) - special].T[None]
+    want = nn.functional.interpolate(words_, size=40, mode="linear", align_corners=False)[0].T
+    torch.testing.assert_close(new, torch.cat([want, old[len(old) - special :]]))
+
+
+def test_a_context_beyond_learnt_positions_is_refused(root):
+    with pytest.raises(ValueError, match="context_length is 513, and the text tower has 512 positions"):
+        model_of(root, "roberta-ViT-B-32", force_context_length=513)
+    longer = model_of(root, "roberta-ViT-B-32", force_context_length=512)
+    texts = torch.full((1, 512), 7)
+    assert longer.encode_text(texts).mean.isfinite().all()
+    assert model_of(root, "nllb-clip-base", force_context_length=1100).context_length == 1100
+
+
+# --- runs ------------------------------------------------------------------------------------------------------------
+RUNS = ("ViT-B-16-SigLIP2", "convnext_base", "xlm-roberta-base-ViT-B-32", "coca_ViT-B-32")
+
+
+@pytest.mark.parametrize("name", [*RUNS[2:], *(pytest.param(name, marks=pytest.mark.slow) for name in RUNS[:2])])
+def test_a_stopped_run_goes_on_bit_for_bit(root, tmp_path, name):
+    """With its drop path and dropout. CoCa's decoder, which nothing trains, is in the checkpoint and the model."""
+    start = folder(root, name)
+
+    def line(run: str, *more: object) -> list[str]:
+        return words(
+            tmp_path,
+            run,
+            *shlex.split(
+                f"--model local-dir:{start} --max-steps 4 --batch-size 4 --train-num-samples 16 --save-every-steps 2 "
+                "--ema-decay 0.9 --init-logit-bias -5 --force-image-size 64"
+            ),
+            *more,
+        )
+
+    assert main(line("whole")) == 0
+    assert stop_after(2, line("stopped")) == EXIT_STOPPED
+    assert newest(tmp_path / "stopped").endswith("step_2.pt")
+    assert main(line("stopped", "--resume", "latest")) == 0
+    assert_same_state(Path(newest(tmp_path / "whole")), Path(newest(tmp_path / "stopped")))
+    before, after = (load_file(place / "open_clip_model.safetensors") for place in (start, tmp_path / "stopped/model"))
+    same = {own: value for own, value in before.items() if value.shape == after[own].shape}  # positions are new ones
+    moved = {own for own, value in same.items() if not torch.equal(value, after[own])}
+    decoder = {own for own in before if own.startswith("text_decoder.")}
+    assert bool(decoder) == name.startswith("coca") and not decoder & moved
+    assert any(own.startswith("visual.") for own in moved) and any(own.startswith("text.") for own in moved)
+    kept = load_checkpoint(newest(tmp_path / "stopped"))["objective"]
+    assert all(torch.equal(kept[f"model.{own}"], before[own]) for own in decoder)

@@ -1,0 +1,341 @@
+"""Whole runs in this process: what they leave behind, and that going on equals never having stopped."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from training_runs import TINY, assert_same_state, metrics, newest, one_step, start, stop_after
+
+import prolip
+import training.loop
+import training.run
+from drawings import VALIDATION
+from prolip.models.checkpoint import save_pretrained
+from training.checkpoint.reader import list_steps, load_checkpoint
+from training.checkpoint.storage import Storage
+from training.config import build_config
+from training.health.signals import EXIT_STOPPED
+from training.main import main
+from training.model import build_model
+from training.parallel.distributed import World
+from training.run import build
+
+
+def ledger(folder: Path) -> list[dict]:
+    return [json.loads(line) for line in (folder / "ledger" / "rank_0.jsonl").read_text().splitlines()]
+
+
+def losses(folder: Path) -> dict[int, float]:
+    return {row["step"]: row["loss"] for row in metrics(folder) if row["kind"] == "train"}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> Path:
+    """Two epochs in one go, with averaged weights and an evaluation at the end."""
+    folder = tmp_path_factory.mktemp("runs")
+    return start(folder, "whole", "--epochs", "2", "--ema-decay", "0.9", *VALIDATION)
+
+
+def test_a_run_leaves_model_figures_and_checkpoints(whole):
+    wanted = ".lock config.json status.json metrics.jsonl tensorboard checkpoints model model_ema eval eval_ema"
+    assert {path.name for path in whole.iterdir()} == {*wanted.split(), "eval.json", "examples.json"}
+    steps = len(losses(whole))
+    assert {path.name for path in (whole / "checkpoints").iterdir()} == {f"step_{steps // 2}.pt", f"step_{steps}.pt"}
+    status = json.loads((whole / "status.json").read_text())
+    assert status["state"] == "finished" and status["step"] == status["total_steps"] == steps
+    assert status["checkpoint"] == str(whole / "checkpoints" / f"step_{steps}.pt")
+    figures = json.loads((whole / "eval.json").read_text())
+    assert 0 <= figures["names/i2t/R@5"] <= 1 and 0 <= figures["ema/names/i2t/R@5"] <= 1
+    assert [row["kind"] for row in metrics(whole)].count("eval") == 1
+
+
+def test_the_saved_model_is_the_trained_one(whole):
+    state = load_checkpoint(newest(whole))
+    for folder, trained in (
+        ("model", {k.removeprefix("model."): v for k, v in state["objective"].items()}),
+        ("model_ema", state["ema"]),
+    ):
+        model = prolip.create_model(f"local-dir:{whole / folder}")
+        for name, value in model.state_dict().items():
+            assert torch.equal(value, trained[name]), (folder, name)
+
+
+def test_losses_fall_and_every_step_is_logged(whole):
+    seen = losses(whole)
+    steps = len(seen)
+    assert list(seen) == list(range(1, steps + 1)) and steps % 2 == 0
+    values = list(seen.values())
+    assert sum(values[-3:]) < sum(values[:3])
+
+
+def test_an_interrupted_run_goes_on_bit_for_bit(whole, monkeypatch):
+    """2 epochs == 1 epoch + interruption + resume + 1 epoch: weights, moments, averages, learning rate, log."""
+    honest = training.loop.save
+
+    def save_then_stop(run):
+        honest(run)
+        raise KeyboardInterrupt
+
+    folder = whole.parent
+    words = [*TINY, "--output", str(folder), "--name", "parts", "--epochs", "2", "--ema-decay", "0.9"]
+    with monkeypatch.context() as patch:
+        patch.setattr(training.loop, "save", save_then_stop)
+        assert main(words) == 130
+    parts = folder / "parts"
+    assert [path.name for path in (parts / "checkpoints").iterdir()] == [f"step_{len(losses(whole)) // 2}.pt"]
+    assert json.loads((parts / "status.json").read_text())["state"] == "failed"
+    with open(parts / "metrics.jsonl", "a") as file:  # steps of an epoch that was lost
+        file.write(json.dumps({"kind": "train", "step": 10_000, "loss": 0.0}) + "\n")
+    assert main([*words, "--resume", "latest"]) == 0
+    assert_same_state(newest(whole), newest(parts))
+    assert losses(parts) == losses(whole)
+
+
+@pytest.mark.parametrize("workers, every", [("2", 7), pytest.param("0", 3, marks=pytest.mark.slow)])
+def test_a_run_that_is_stopped_inside_an_epoch_goes_on_bit_for_bit(tmp_path, workers, every):
+    """20 steps == stopped and resumed at every so many of them: state, losses and the ledger of samples."""
+    words = ["--max-steps", "20", "--ledger", "--workers", workers, "--save-frequency", "0", "--ema-decay", "0.9"]
+    whole, parts = start(tmp_path, "whole", *words), tmp_path / "parts"
+    again, stops = [*TINY, "--output", str(tmp_path), "--name", "parts", *words], 0
+    while True:
+        # the signal comes while that step from here is under way
+        code, stops = stop_after(every, [*again, "--resume", "auto"]), stops + 1
+        if code == 0:
+            break
+        assert code == EXIT_STOPPED
+        status = json.loads((parts / "status.json").read_text())
+        assert (status["state"], status["step"], status["exit_code"]) == ("stopped", every * stops, 75)
+    assert stops == 20 // every + 1
+    assert_same_state(newest(whole), newest(parts))
+    assert losses(parts) == losses(whole)
+    assert ledger(parts) == ledger(whole) and len(ledger(whole)) == 20
+
+
+def test_a_run_goes_on_with_a_loader_that_has_another_number_of_workers(tmp_path):
+    """One stream is one stream: in this process, or in one worker."""
+    words = ["--max-steps", "7", "--ledger"]
+    whole = start(tmp_path, "whole", *words)
+    command = [*TINY, "--output", str(tmp_path), "--name", "parts", *words]
+    assert stop_after(4, command) == EXIT_STOPPED
+    parts = start(tmp_path, "parts", *words, "--workers", "1", "--resume", "latest")
+    assert_same_state(newest(whole), newest(parts))
+    assert ledger(parts) == ledger(whole)
+
+
+def test_a_resume_with_other_streams_is_refused_inside_an_epoch(tmp_path, capsys):
+    command = [*TINY, "--output", str(tmp_path), "--name", "run", "--max-steps", "7"]
+    assert stop_after(4, command) == EXIT_STOPPED
+    assert main([*command, "--workers", "2", "--resume", "latest"]) == 2
+    assert "choose --workers so that ranks x workers is 1" in capsys.readouterr().err
+
+
+def test_a_signal_before_the_first_step_is_not_lost(tmp_path):
+    assert stop_after(0, [*TINY, "--output", str(tmp_path), "--name", "run", "--max-steps", "7"]) == EXIT_STOPPED
+    assert json.loads((tmp_path / "run" / "status.json").read_text())["step"] == 1
+
+
+@pytest.mark.parametrize(
+    "words, steps",
+    [
+        (["--save-every-steps", "4"], {4, 8, 9}),
+        (["--save-every-samples", "65"], {3, 6, 9}),  # rounded up to 3 steps of 32
+        (["--save-every-minutes", "1e-9"], set(range(1, 10))),
+        (["--save-every-steps", "2", "--keep-checkpoints", "2", "--keep-every-steps", "4"], {4, 8, 9}),
+        (["--checkpoint-dir", "gs://elsewhere"], set()),
+    ],
+)
+def test_checkpoints_come_as_often_as_asked(tmp_path, words, steps):
+    folder = start(tmp_path, "run", "--max-steps", "9", "--save-frequency", "0", *words)
+    assert set(list_steps(Storage(str(folder / "checkpoints")))) == steps
+    if not steps:
+        assert list_steps(Storage("gs://elsewhere")) == [9]
+
+
+def test_resuming_passes_over_a_damaged_checkpoint_and_says_so(tmp_path, capsys):
+    folder = start(tmp_path, "run", "--max-steps", "5", "--save-every-steps", "3", "--save-frequency", "0")
+    damaged = folder / "checkpoints" / "step_5.pt"
+    damaged.write_bytes(damaged.read_bytes()[:1000])
+    start(tmp_path, "run", "--max-steps", "5", "--resume", "latest")
+    assert "passed over" in (text := capsys.readouterr().out) and "step_5.pt cannot be loaded" in text
+    assert "going on from" in text and "step_3.pt" in text
+
+
+def test_a_saved_config_starts_the_same_run_again(tmp_path):
+    first = start(tmp_path, "first", "--max-steps", "3", "--seed", "5")
+    assert main(["--config", str(first / "config.json"), "--name", "second"]) == 0
+    second = tmp_path / "second"
+    assert losses(second) == losses(first)
+    configs = [json.loads((folder / "config.json").read_text()) for folder in (first, second)]
+    assert configs[0].pop("run") == configs[1].pop("run") | {"name": "first"} and configs[0] == configs[1]
+
+
+def test_a_finished_run_is_not_resumed_for_nothing(tmp_path, capsys):
+    start(tmp_path, "run", "--max-steps", "3")
+    assert main([*TINY, "--output", str(tmp_path), "--name", "run", "--max-steps", "3", "--resume", "latest"]) == 2
+    assert "the run has ended; give a larger --epochs or --max-steps" in capsys.readouterr().err
+
+
+def test_resuming_at_another_batch_size_is_refused(tmp_path, capsys):
+    start(tmp_path, "run", "--max-steps", "3")
+    words = [*TINY, "--batch-size", "16", "--output", str(tmp_path), "--name", "run", "--max-steps", "9"]
+    assert main([*words, "--resume", "latest"]) == 2
+    assert "give --global-batch-size 32" in capsys.readouterr().err
+
+
+def test_only_the_newest_checkpoints_are_kept(tmp_path):
+    folder = start(tmp_path, "run", "--epochs", "4", "--keep-checkpoints", "2")
+    steps = len(losses(folder))
+    assert list_steps(Storage(str(folder / "checkpoints"))) == [steps, steps * 3 // 4]
+
+
+@pytest.mark.parametrize("method", ["siglip", "clip"])
+def test_comparison_methods_train_with_the_same_command(tmp_path, method):
+    folder = start(tmp_path, method, "--max-steps", "4", "--method", method)
+    assert len(losses(folder)) == 4
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--precision", "amp_bf16", "--grad-checkpointing", "--accum-freq", "2", "--grad-clip-norm", "1"],
+        ["--device-augment", "--rotate", "20", "--zoom", "0.8", "1.2", "--hue", "0.1", "--opt", "adamp"],
+        ["--known-matches", "--opt", "muon", "--lr", "1e-3", "--lr-scheduler", "wsd"],
+        ["--lock-image", "--lock-image-unlocked-groups", "1", "--layer-decay", "0.7", "--logit-lr-mult", "10"],
+        ["--force-image-size", "40", "--mask-padding", "--init-unc-bias", "-5", "--init-logit-scale", "20"],
+    ],
+)
+def test_options_train(tmp_path, words):
+    values = list(losses(start(tmp_path, "run", "--max-steps", "4", *words)).values())
+    assert len(values) == 4 and all(0 < value < 100 for value in values)
+
+
+def test_initial_values_are_those_of_the_flags(tmp_path):
+    initial = ["--init-logit-scale", "20", "--init-unc-bias", "-5"]
+    folder = start(tmp_path, "run", "--max-steps", "3", *initial, "--lr", "1e-9")
+    row = metrics(folder)[0]
+    assert row["scale"] == pytest.approx(20, rel=1e-5) and row["bias"] == pytest.approx(-3, rel=1e-5)
+    assert 0.5 < row["trace_image"] / (32 * torch.tensor(-5.0).exp()) < 2
+
+
+def test_a_scale_and_bias_that_are_asked_for_hold_against_those_of_trained_weights(tmp_path):
+    save_pretrained(prolip.create_model("ProLIP-ViT-test", init_logit_scale=1.0, init_logit_bias=-7.0), tmp_path)
+    for flag, wanted in (({"init_logit_scale": 20.0}, (20, -7)), ({"init_logit_bias": -3.0}, (1, -3))):
+        config = build_config("prolip", {"model": {"model": f"local-dir:{tmp_path}"} | flag})
+        model, _, _ = build_model(config, torch.device("cpu"))
+        assert (model.logit_scale.exp().item(), model.logit_bias.item()) == pytest.approx(wanted)
+
+
+def test_a_larger_gain_spreads_the_first_variances(tmp_path):
+    spread = []
+    for name, flags in (("narrow", ["--init-unc-gain", "0.01"]), ("wide", ["--init-unc-gain", "2"])):
+        folder = start(tmp_path, name, "--max-steps", "3", "--lr", "1e-9", *flags)
+        head = prolip.create_model(f"local-dir:{folder / 'model'}").visual.uncertainty_proj
+        spread.append(head.weight.std().item() * head.in_features**0.5)
+    assert spread == pytest.approx([0.01, 2], rel=0.1)
+
+
+def test_a_locked_tower_stays(tmp_path):
+    folder = start(tmp_path, "run", "--max-steps", "3", "--lock-text")
+    trained = prolip.create_model(f"local-dir:{folder / 'model'}").state_dict()
+    torch.manual_seed(0)  # the run's seed
+    fresh = prolip.create_model("ProLIP-ViT-test", init_logit_bias=-3.0).state_dict()
+    assert all(torch.equal(trained[name], fresh[name]) for name in fresh if name.startswith("text."))
+    assert not all(torch.equal(trained[name], fresh[name]) for name in fresh if name.startswith("visual."))
+
+
+@pytest.mark.slow
+def test_the_full_size_model_takes_one_training_step(tmp_path):
+    """ProLIP-ViT-B-16 offline: synthetic images and ids, batch 2, masked views included."""
+    config = build_config(
+        "prolip",
+        {
+            "model": {"model": "ProLIP-ViT-B-16"},
+            "data": {"dataset_type": "synthetic", "train_num_samples": 2, "batch_size": 2, "workers": 0},
+            "optim": {"warmup": 0},
+            "run": {"precision": "fp32", "max_steps": 1, "device": "cpu"},
+        },
+    )
+    run = build(config, World(), tmp_path / "run", rows=2)
+    model = run.trained.objective.model
+    assert sum(parameter.numel() for parameter in model.parameters()) > 190e6
+    watched = {name: p.detach().clone() for name, p in model.named_parameters() if p.numel() < 1e6}
+    run.data.loader.set_epoch(0)
+    terms = one_step(run, next(iter(run.data.loader)), 0)
+    run.outputs.log.close()
+    assert all(torch.isfinite(value) for value in terms.values())
+    assert {"ppcl", "inclusion_image", "inclusion_text"} <= terms.keys()
+    assert terms["scale"].item() == pytest.approx(10) and 0.02 < terms["trace_image"] < 0.06
+    named = dict(model.named_parameters())
+    assert [name for name, value in watched.items() if torch.equal(value, named[name])] == []
+
+
+@pytest.mark.slow
+def test_compiled_towers_train_alike(tmp_path):
+    plain = start(tmp_path, "plain", "--max-steps", "3")
+    compiled = start(tmp_path, "compiled", "--max-steps", "3", "--torchcompile")
+    assert list(losses(compiled).values()) == pytest.approx(list(losses(plain).values()), rel=1e-4)
+
+
+def test_a_failed_start_leaves_no_folder(tmp_path, capsys):
+    words = [*TINY, "--output", str(tmp_path), "--name", "run", "--max-steps", "2"]
+    assert main(words) == 2
+    assert "warm-up of 2 steps does not end" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_profile_is_left_of_steps_behind_the_first(tmp_path, capsys):
+    folder = start(tmp_path, "run", "--max-steps", "12", "--profile", "2")
+    trace = json.loads((folder / "profile" / "rank_0.json").read_text())
+    steps = {event["name"] for event in trace["traceEvents"] if event.get("name", "").startswith("ProfilerStep#")}
+    assert steps == {"ProfilerStep#8", "ProfilerStep#9"}
+    assert "profile of 2 steps" in (text := capsys.readouterr().out) and "aten::" in text
+
+
+def test_a_run_too_short_for_a_profile_says_so(tmp_path, capsys):
+    start(tmp_path, "run", "--max-steps", "3", "--profile", "2")
+    assert "no profile: the run ended within the 8 steps before it" in capsys.readouterr().out
+
+
+class Board:
+    """Stands in for wandb, which needs a service."""
+
+    def __init__(self):
+        self.rows, self.started, self.ended = [], None, False
+
+    def init(self, **settings):
+        self.started = settings
+        return self
+
+    def log(self, row, step):
+        self.rows.append((step, row))
+
+    def finish(self):
+        self.ended = True
+
+
+def test_weights_and_biases_get_the_same_figures(tmp_path, monkeypatch):
+    board = Board()
+    monkeypatch.setitem(sys.modules, "wandb", board)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: board)
+    folder = start(tmp_path, "run", "--max-steps", "3", "--wandb-project", "p")
+    assert board.started["project"] == "p" and board.started["id"] == "run" and board.ended
+    assert board.started["config"] == json.loads((folder / "config.json").read_text())
+    assert [(step, row["train/loss"]) for step, row in board.rows] == list(losses(folder).items())
+
+
+def test_the_faults_of_an_epoch_are_judged_over_all_ranks(tmp_path, monkeypatch):
+    """One broken shard is a large part of the few that one of many ranks reads."""
+    seen = []
+    monkeypatch.setattr(training.run, "gathered", lambda x, work, world: seen.append((x, world)) or work([x]))
+    start(tmp_path, "faults", "--train-num-samples", "64", "--max-steps", "3")
+    ((counts, world),) = seen  # of the epoch of two batches that has ended
+    assert world == World() and counts["samples"] == 64
+
+
+def test_images_may_be_no_whole_number_of_patches(tmp_path):
+    """As SO400M's 384 pixels in patches of 14: the last pixels belong to none, in masked views too."""
+    assert len(metrics(start(tmp_path, "odd", "--force-image-size", "21", "--warmup", "0", "--max-steps", "1"))) >= 1

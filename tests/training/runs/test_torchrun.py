@@ -1,0 +1,217 @@
+"""Two ranks train as one process with twice the batch, and fail together; once under a real torchrun."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from training_runs import assert_moved_alike
+
+import prolip
+from drawings import SHARDS, VALIDATION
+from forked import Forked
+from prolip.models.checkpoint import save_pretrained
+
+ROOT = Path(__file__).parents[3]
+STEPS = 20
+# Heavier inclusion and VIB terms than the paper's, so that masked views show in the gradients.
+TRAINING = shlex.split(
+    f"--model ProLIP-ViT-test --train-data {SHARDS} --caption-sampling name,keywords --precision fp32 "
+    f"--device cpu --max-steps {STEPS} --warmup 2 --lr 1e-3 --init-logit-bias -2.8 --alpha1 0.1 --alpha2 "
+    "0.5 --beta 0.01 --grad-clip-norm 5 --mask-fraction 0.25 --log-every-n-steps 1 --shuffle-buffer 50 "
+    "--ema-decay 0.9 --lr-scheduler const"
+)
+
+
+def launch(ranks: int, *words: str, timeout: int = 240) -> subprocess.CompletedProcess:
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(ranks)] if ranks > 1 else []
+    environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
+    environment |= {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, *torchrun, "-m", "training.main", *map(str, words)]
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=timeout)
+
+
+ONE, DDP = (1, "--batch-size", "16", "--workers", "2"), (2, "--batch-size", "8", "--workers", "1")
+FSDP = (*DDP, "--fsdp")
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory, forked) -> Path:
+    """The same 20 global batches of 16: one process; torchrun's two ranks; two with two micro-batches each."""
+    folder = tmp_path_factory.mktemp("runs")
+    parts = (2, "--batch-size", "4", "--workers", "1", "--accum-freq", "2")
+    for name, (ranks, *words) in (("one", ONE), ("parts", parts)):
+        train(forked, ranks, *words, "--output", folder, "--name", name)
+    ranks, *words = DDP
+    done = launch(ranks, *TRAINING, *words, "--output", folder, "--name", "two")
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def train(forked: Forked, ranks: int, *words: object) -> None:
+    """A run that ends well."""
+    assert forked.run(*TRAINING, *words, ranks=ranks) == 0, forked.err[-3000:]
+
+
+def rows(folder: Path) -> list[dict]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.rounding
+@pytest.mark.parametrize("name", ["two", "parts"])
+def test_ranks_and_micro_batches_give_the_losses_of_one_process(runs, name):
+    """Every term of every step to 1e-5, the gradient's norm to 1e-4: float32 sums in another order, through 20 AdamW
+    steps.
+    """
+    want, got = rows(runs / "one"), rows(runs / name)
+    assert [row["step"] for row in got] == [row["step"] for row in want] == list(range(1, STEPS + 1))
+    for a, b in zip(want, got):
+        for term in (
+            "loss",
+            "ppcl",
+            "inclusion_image_text",
+            "inclusion_image",
+            "inclusion_text",
+            "vib_image",
+            "vib_text",
+            "scale",
+            "bias",
+            "trace_image",
+            "trace_text",
+            "trace_masked_image",
+            "trace_masked_text",
+            "grad_norm",
+            "lr",
+        ):
+            rel = 1e-4 if term == "grad_norm" else 1e-5
+            assert b[term] == pytest.approx(a[term], rel=rel), (a["step"], term)
+
+
+def trained(run: Path, part: str = "model") -> dict[str, torch.Tensor]:
+    """The parameters of a run, but the key biases of attention.
+
+    A key bias adds one number to all logits of a query, which softmax cancels: its gradient is rounding noise, and
+    AdamW turns noise into steps of size lr. It has no effect on the model.
+    """
+    state = load_file(run / part / "model.safetensors")
+    for key, value in state.items():
+        if key.endswith("in_proj_bias"):
+            query, _, values = value.chunk(3)
+            state[key] = torch.cat([query, values])
+    return state
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory) -> dict[str, torch.Tensor]:
+    """What all runs begin with."""
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("start")
+    save_pretrained(prolip.create_model("ProLIP-ViT-test", init_logit_bias=-2.8), folder / "model")
+    return trained(folder)
+
+
+@pytest.mark.rounding
+@pytest.mark.parametrize("name", ["two", "parts"])
+def test_ranks_and_micro_batches_give_the_parameters_of_one_process(runs, start, name):
+    assert_moved_alike(trained(runs / name), trained(runs / "one"), start, part=5e-3)
+
+
+def test_only_the_first_rank_speaks_and_writes(forked, runs):
+    train(
+        forked, 2, *shlex.split(f"--batch-size 8 --workers 0 --max-steps 3 --output {runs} --name quiet"), *VALIDATION
+    )
+    assert forked.out.count("step  3/3") + forked.out.count("step 3/3") == 1
+    assert [row["step"] for row in rows(runs / "quiet") if row["kind"] == "train"] == [1, 2, 3]
+    assert (runs / "quiet" / "eval.json").exists() and (runs / "quiet" / "model_ema").exists()
+
+
+def test_a_refused_run_ends_on_all_ranks_with_one_message(forked, runs):
+    words = [*TRAINING, "--batch-size", "8", "--warmup", "99", "--output", runs, "--name", "refused"]
+    assert forked.run(*words, ranks=2) == 2
+    assert forked.err.count("error: a warm-up of 99 steps does not end") == 1
+
+
+def test_two_ranks_stop_together_at_a_loss_that_is_not_finite(forked, runs):
+    words = [*TRAINING, "--batch-size", "8", "--workers", "0", "--opt", "sgd", "--lr", "1e30"]
+    assert forked.run(*words, "--output", runs, "--name", "burst", ranks=2) == 2
+    assert forked.err.count("the run stops before this reaches the parameters") == 1
+    assert not (runs / "burst" / "checkpoints").exists()
+    assert json.loads((runs / "burst" / "status.json").read_text())["state"] == "failed"
+
+
+# Ten steps the first way, then ten the second, from a checkpoint inside an epoch.
+CHANGES = {"shards-ddp": (FSDP, DDP), "ddp-shards": (DDP, FSDP), "one-two": (ONE, DDP), "two-one": (DDP, ONE)}
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("shards-ddp", "two-one")]
+
+
+@pytest.mark.rounding
+@pytest.mark.parametrize("name", ["ddp-shards", "one-two", *SLOW])
+def test_runs_go_on_with_other_ranks_or_in_shards_as_one_process_would(forked, runs, tmp_path, start, name):
+    """FSDP2, DDP and one process take over from each other: all is as in one process."""
+    for (ranks, *words), steps, again in zip(CHANGES[name], ("10", "20"), ([], ["--resume", "latest"])):
+        train(forked, ranks, *words, "--output", tmp_path, "--name", name, "--max-steps", steps, *again)
+    for a, b in zip(rows(runs / "one"), rows(tmp_path / name), strict=True):
+        assert b["loss"] == pytest.approx(a["loss"], rel=1e-5), (name, a["step"])
+        assert all(b[term] == pytest.approx(a[term], rel=1e-4) for term in ("grad_norm", "grad_norm_text"))
+    for part in ("model", "model_ema"):
+        assert_moved_alike(trained(tmp_path / name, part), trained(runs / "one", part), start, part=5e-3)
+
+
+SLOW_STORE = """
+import datetime, time
+import torch.distributed as dist
+from training.checkpoint.storage import Storage
+begin, write = dist.init_process_group, Storage.write
+
+def impatient(*args, **settings):
+    begin(*args, **settings, timeout=datetime.timedelta(seconds=6))
+
+def slow(self, name, fill):
+    write(self, name, fill)
+    time.sleep(9 if name.endswith(".pt") else 0)
+
+dist.init_process_group, Storage.write = impatient, slow
+"""
+
+
+def test_a_store_that_is_slower_than_a_collective_may_be_does_not_end_the_run(tmp_path, forked):
+    """At its second checkpoint rank 0 waits for the first; the others wait for it, not in training's own group."""
+    ranks, *words = DDP
+    short = ["--max-steps", "3", "--save-every-steps", "1", "--output", tmp_path, "--name", "slow"]
+    assert forked.run(*TRAINING, *words, *short, ranks=ranks, before=SLOW_STORE) == 0, forked.err[-3000:]
+    assert len(list((tmp_path / "slow/checkpoints").glob("*.pt"))) == 2
+
+
+BAD_ON_ONE_RANK = """
+import torch
+from training.parallel.distributed import process_group
+from training.health.nonfinite import NonFiniteError, LossMeter
+with process_group("cpu") as here:
+    meter = LossMeter()
+    for step in (1, 2, 3):
+        bad = here.rank == 1 and step >= 2
+        loss = torch.tensor(float("nan") if bad else 1.0)
+        meter.add({"loss": loss, "vib": torch.tensor(1.0)}, step, [f"sample{here.rank}{step}"])
+    try:
+        meter.check(here)
+    except NonFiniteError as error:
+        print(f"rank {here.rank}: {error}", flush=True)
+"""
+
+
+def test_a_term_that_is_bad_on_one_rank_stops_all(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(BAD_ON_ONE_RANK)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", str(script)]
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    for rank in (0, 1):
+        assert f"rank {rank}: step 2: loss not finite on rank 1 (samples sample12)" in done.stdout
