@@ -70,10 +70,8 @@ def score_matrix(features: Features, score: Score) -> Tensor:
 def own_labels(features: Features) -> Tensor:
     """The labels. ValueError where the files have none."""
     if features.labels is None:
-        raise ValueError(
-            f"{features.dataset.source} has no labels (.cls), only metadata (.npy): sets of faces are scored by "
-            "prolip eval datacomp"
-        )
+        why = f"{features.dataset.source} has no labels (.cls), only metadata (.npy)"
+        raise ValueError(f"{why}: sets of faces are scored by prolip eval datacomp")
     return features.labels
 
 

@@ -82,10 +82,9 @@ def relevance_of(features: Features) -> tuple[Relevance, Relevance | None]:
     dataset = features.dataset
     if dataset.info.get("relevant_by") == "label":
         labels = own_labels(features)
-        pairs = [
-            torch.cartesian_prod((labels == label).nonzero().flatten(), (labels[owners] == label).nonzero().flatten())
-            for label in labels.unique()
-        ]
+        pairs = []
+        for label in labels.unique():
+            pairs.append(torch.cartesian_prod(*((x == label).nonzero().flatten() for x in (labels, labels[owners]))))
         image, text = torch.cat(pairs).unbind(1)
         return own, Relevance.from_pairs(image, text, images, len(owners))
     if dataset.relevance is None:
@@ -93,10 +92,8 @@ def relevance_of(features: Features) -> tuple[Relevance, Relevance | None]:
     row = {key: i for i, key in enumerate(features.keys)}
     strange = [pair for pair in dataset.relevance if pair[0] not in row or not 0 <= pair[1] < len(owners)]
     if strange:
-        raise DamagedData(
-            f"{len(strange)} relevant pairs of {dataset.source} name no image or none of its {len(owners)} captions, "
-            f"such as {strange[0]}: the list belongs to other shards"
-        )
+        what = f"{len(strange)} relevant pairs of {dataset.source} name no image or none of its {len(owners)} captions"
+        raise DamagedData(f"{what}, such as {strange[0]}: the list belongs to other shards")
     further = torch.tensor([(row[key], index) for key, index in dataset.relevance]).reshape(-1, 2)
     image, text = torch.cat([owners, further[:, 0]]), torch.cat([captions, further[:, 1]])
     return own, Relevance.from_pairs(image, text, images, len(owners))
