@@ -22,7 +22,7 @@ Metrics = dict[str, float]
 
 
 class Scored(NamedTuple):
-    """statistics: metrics that are functions of the queries; others: further metrics; info: what `TaskResult.info` says
+    """statistics: metrics that are functions of the queries; others: further metrics, or all; info: what `TaskResult.info` says
     of them; study: only if asked for; queries: values by name, (N,), such as the predicted class of each image.
     """
 
@@ -34,8 +34,8 @@ class Scored(NamedTuple):
 
     @property
     def metrics(self) -> Metrics:
-        """All metrics by name."""
-        return {name: one.value for name, one in self.statistics.items()} | self.others
+        """All metrics by name, in the order of `others` if those are all."""
+        return self.others | {name: one.value for name, one in self.statistics.items()}
 
 
 class Task(NamedTuple):

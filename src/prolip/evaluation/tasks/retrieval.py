@@ -8,7 +8,7 @@ from prolip.evaluation.datasets import coco_labels
 from prolip.evaluation.datasets.base import DamagedData, Dataset
 from prolip.evaluation.embed import Features
 from prolip.evaluation.metrics.bootstrap import Clusters, Statistic, clustered
-from prolip.evaluation.metrics.ranking import counts_of, retrieval_names, statistics_of
+from prolip.evaluation.metrics.ranking import both_directions, retrieval_names, statistics_of
 from prolip.evaluation.metrics.streaming import Relevance, rank_sparse
 from prolip.evaluation.metrics.study import study_retrieval
 from prolip.evaluation.tasks.base import (
@@ -62,9 +62,11 @@ def score_task(features: Features, score: Score, study: bool = False) -> Scored:
     statistics: dict[str, Statistic] = {}
     others: Metrics = {}
     for prefix, a, b in zip(("", "own/"), i2t, t2i):
-        statistics |= {f"{prefix}{name}": clustered(one, clusters) for name, one in statistics_of(a, b).items()}
-        others |= {f"{prefix}{name}": value for name, value in counts_of(a, b).items()}
-    info = {"texts": len(features.captions), **too_small_for(retrieval_names(), statistics | others)}
+        means = statistics_of(a, b)
+        statistics |= {f"{prefix}{name}": clustered(one, clusters) for name, one in means.items()}
+        both = both_directions(a, b) | {"mean_recall@1": means["mean_recall@1"].value}
+        others |= {f"{prefix}{name}": value for name, value in both.items()}
+    info = {"texts": len(features.captions), **too_small_for(retrieval_names(), others)}
     for entry, (_, extra) in EXTRA.items():
         others |= extra(scores, features.dataset.info) if entry in features.dataset.info else {}
     return Scored(statistics, others, info, found)
