@@ -260,10 +260,8 @@ def write_subset(folder: Path, place: Path) -> int:
         kept = table.columns["copies"] > 0
         for uid, key in zip(scores.columns["uid"][kept], scores.columns["key"][kept]):
             if not re.fullmatch("[0-9a-fA-F]{32}", uid or ""):
-                raise ValueError(
-                    f"sample {key!r} has the uid {uid!r}: a subset file wants 32 hexadecimal digits as "
-                    '"uid" in the JSON of each sample, as DataComp\'s shards have'
-                )
+                wanted = 'a subset file needs 32 hexadecimal digits as "uid" in the JSON of each sample'
+                raise ValueError(f"sample {key!r} has the uid {uid!r}: {wanted}, as in DataComp's shards")
             halves.append((int(uid[:16], 16), int(uid[16:], 16)))
     uids = np.array(halves, np.dtype("u8,u8"))
     uids.sort()
