@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy.stats import binom
 
-from prolip.evaluation.metrics.ranking import Array, as_array
+from prolip.evaluation.metrics import Array, as_array
 from prolip.evaluation.metrics.selective import risk_coverage
 
 #: The share of the queries that chooses, and the most thresholds that are tested.
