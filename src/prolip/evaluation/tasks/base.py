@@ -22,8 +22,8 @@ Metrics = dict[str, float]
 
 
 class Scored(NamedTuple):
-    """statistics: metrics that are functions of the queries; others: further metrics, or all; info: what `TaskResult.info` says
-    of them; study: only if asked for; queries: values by name, (N,), such as the predicted class of each image.
+    """statistics: metrics that are functions of the queries; others: further metrics, or all in their order; info: for
+    `TaskResult.info`; study: if asked for; queries: values by name, (N,), such as the predicted class of each image.
     """
 
     statistics: dict[str, Statistic]
