@@ -34,10 +34,10 @@ from prolip.embedder import Embedder
 from prolip.evaluation.datasets.base import WHOLE, Dataset, Sample, Share, fingerprint, read_images
 from prolip.evaluation.datasets.registry import has_splits, open_dataset
 from prolip.evaluation.embed import Features
+from prolip.evaluation.evaluate import PAIRS, Pairs, numbered, pairs_of, recall_of_pairs
 from prolip.evaluation.metrics.ranking import retrieval_names
-from prolip.evaluation.pairs import PAIRS, Pairs, numbered, pairs_of, recall_of_pairs
 from prolip.evaluation.ranks import TaskLost, evaluate_over_ranks
-from prolip.evaluation.tasks import KINDS
+from prolip.evaluation.tasks import TASKS
 from prolip.gaussian import concatenate
 from prolip.models.checkpoint import save_pretrained
 from prolip.utils.flags import FlagError, did_you_mean, nearest
@@ -132,7 +132,7 @@ class Validation:
 def compare_pairs(found: Evaluated, task: str, embedder: Embedder, pairs: Pairs, trained: Pairs) -> None:
     """Add R@1 among as many pairs of a test set and of the training rows."""
     count = min(len(trained.ids), len(pairs.ids))
-    own, other = (recall_of_pairs(embedder.score, some, count) for some in (pairs, trained))
+    own, other = (float(recall_of_pairs(embedder.score, some, count)) for some in (pairs, trained))
     found.metrics |= {f"{task}/pairs": float(count), f"{task}/pairs_R@1": own, f"{task}/train_pairs_R@1": other}
     found.headlines[-1] += f"; among {count} pairs R@1 {own:.1%}, of training rows {other:.1%}"
 
@@ -195,9 +195,7 @@ def open_validation(
 
 
 def open_held_out(data: DataConfig, rows: ImageRows | None) -> Dataset:
-    """The images of the training data that --split holds out, with all of their captions; of a folder of classes, a
-    classification.
-    """
+    """Training images that --split holds out, with all captions; a classification of a folder of classes."""
     source, damage = source_of(data), FaultCounter()
     folders = rows if source.kind == "images" else None
     if folders and all(row.caption and row.caption == row.record.get("class") for row in folders.rows):
@@ -293,7 +291,7 @@ def check_metric(metric: str, validation: Validation, averaged: Collection[str])
     if twin and twin not in averaged:
         raise FlagError(f"--best-metric {metric} without {AVERAGES[twin]}: there is no averaged model to measure")
     name = metric.removeprefix(f"{twin}/")
-    known = [f"{task.name}/{figure}" for task in validation.tasks for figure in KINDS[task.kind].names(task)]
+    known = [f"{task.name}/{figure}" for task in validation.tasks for figure in TASKS[task.kind].names(task)]
     if validation.emoji:
         known += [f"{where}/{figure}" for where in ("names", "captions") for figure in retrieval_names()]
     if name in known or (validation.emoji and name.startswith(CORPUS_METRICS + REFUSALS)):

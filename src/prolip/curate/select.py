@@ -84,10 +84,9 @@ class Choice:
 
 
 def select(folder: Path, choice: Choice, yes: bool = False) -> dict[str, Any]:
-    """Decide on all samples scored in `folder`, write the tables of the selection, and return its summary.
-
-    Holds one column of all samples at a time: about 8 bytes a sample, 32 more for duplicates. ValueError for a missing
-    column, for scores whose shard has changed and, unless `yes`, for noise (`check_noise`).
+    """Decide on all samples scored in `folder`, write the tables of the selection, and return its summary. Holds one
+    column of all samples at a time: about 8 bytes a sample, 32 more for duplicates. ValueError for a missing column,
+    for scores whose shard has changed and, unless `yes`, for noise (`check_noise`).
     """
     target = folder / SELECTION
     if target.exists() and (others := [x.name for x in target.iterdir() if not re.fullmatch(OURS, x.name)]):
@@ -107,11 +106,9 @@ def select(folder: Path, choice: Choice, yes: bool = False) -> dict[str, Any]:
         copies = drawn_copies(paths, choice.copies, quantiles) * copies
         reasons[(copies == 0) & (reasons == 0)] |= bits[COPIES]
     first = own_first(paths)
-    warning = "it is not known whether the model knows this data: prolip curate score measures it now"
-    if first is not None:
-        warning = f"{first}; rules on scores are noise" if first.at_chance else ""
+    warning = f"{first}; rules on scores are noise" if first is not None and first.at_chance else ""
     if not yes:
-        check_noise(choice, reasons, warning if first is not None else "")
+        check_noise(choice, reasons, warning)
     starts = np.cumsum([0, *(note["samples"] for note in notes)])
     summary = {
         "choice": choice.words(),
@@ -139,9 +136,9 @@ def select(folder: Path, choice: Choice, yes: bool = False) -> dict[str, Any]:
 
 
 def own_first(paths: Sequence[Path]) -> OwnFirst | None:
-    """How often a model finds the own caption first, in PAIRS samples of the largest shard; None in old tables."""
+    """How often a model finds the own caption first, in PAIRS samples of the largest shard; None if no model did."""
     path = max(paths, key=lambda path: read_table(path).note["usable"])
-    if "own_first" not in read_table(path).kinds:
+    if "own_first" not in read_table(path).kinds:  # scores that no model gave
         return None
     hits, captions = (x[:PAIRS] for x in read_table(path, ["own_first", "caption"]).columns.values())
     there = ~np.isnan(hits)
@@ -190,9 +187,8 @@ def selection_of(folder: Path) -> tuple[dict[str, Any], list[Path]]:
 
 
 def chosen(folder: Path, path: Path, summary: dict[str, Any], names: Sequence[str] = ()) -> tuple[Table, Table]:
-    """A table of scores with some columns, and its table of the selection; without names only their notes.
-
-    ValueError if one belongs to other scores or to another selection.
+    """A table of scores with some columns, and its table of the selection; without names only their notes. ValueError
+    if one belongs to other scores or to another selection.
     """
     scores, place = read_table(path, names), folder / SELECTION / path.name
     table = read_table(place, ["copies", "reasons"] if names else ())
@@ -254,9 +250,8 @@ def drawn_copies(paths: Sequence[Path], expression: Expression, quantiles: Quant
 
 
 def write_subset(folder: Path, place: Path) -> int:
-    """Write the kept samples as a subset file of DataComp's filtering track; returns how many.
-
-    A sorted array of two 64-bit numbers a sample: the 32 hexadecimal digits of its uid. ValueError without such uids.
+    """Write the kept samples as a subset file of DataComp's filtering track; returns how many. A sorted array of two
+    64-bit numbers a sample: the 32 hexadecimal digits of its uid. ValueError without such uids.
     """
     halves = []
     summary, paths = selection_of(folder)
@@ -265,10 +260,8 @@ def write_subset(folder: Path, place: Path) -> int:
         kept = table.columns["copies"] > 0
         for uid, key in zip(scores.columns["uid"][kept], scores.columns["key"][kept]):
             if not re.fullmatch("[0-9a-fA-F]{32}", uid or ""):
-                raise ValueError(
-                    f"sample {key!r} has the uid {uid!r}: a subset file wants 32 hexadecimal digits as "
-                    '"uid" in the JSON of each sample, as DataComp\'s shards have'
-                )
+                wanted = 'a subset file needs 32 hexadecimal digits as "uid" in the JSON of each sample'
+                raise ValueError(f"sample {key!r} has the uid {uid!r}: {wanted}, as in DataComp's shards")
             halves.append((int(uid[:16], 16), int(uid[16:], 16)))
     uids = np.array(halves, np.dtype("u8,u8"))
     uids.sort()
@@ -295,10 +288,9 @@ def read_signatures(paths: Sequence[Path]) -> np.ndarray:
 
 
 def duplicates_of(signatures: np.ndarray, quality: np.ndarray, usable: np.ndarray, radius: int) -> np.ndarray:
-    """The sample that each one repeats, -1 for kept ones, (N,) int64: a sample near a kept one is its duplicate.
-
-    The best by quality (N,) come first. usable: (N,) booleans; others neither repeat nor are repeated. Exact for up to
-    FLAT different signatures; with more, PROBES cells are searched.
+    """The sample that each one repeats, -1 for kept ones, (N,) int64: a sample near a kept one is its duplicate. The
+    best by quality (N,) come first. usable: (N,) booleans; others neither repeat nor are repeated. Exact for up to FLAT
+    different signatures; with more, PROBES cells are searched.
     """
     repeats = np.full(len(signatures), -1)
     rows = np.flatnonzero(usable)

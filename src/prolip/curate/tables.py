@@ -65,12 +65,9 @@ def read_table(path: Path, names: Sequence[str] = ()) -> Table:
             table = parquet.read(columns=list(names)) if names else pa.table({})
             return Table(note, kinds, {name: _values(table.column(name)) for name in names})
     except Exception as error:  # Arrow has its own exceptions for every kind of damage
-        command = "score" if path.parent.name == SCORES else "select"
+        again = f"run `prolip curate {'score' if path.parent.name == SCORES else 'select'}` again"
         why = f"{type(error).__name__}: {error}".split("\n", maxsplit=1)[0]
-        raise ValueError(
-            f"{path} is damaged, or no table of `prolip curate` ({why}): delete it, and run"
-            f" `prolip curate {command}` again"
-        ) from None
+        raise ValueError(f"{path} is damaged, or no table of `prolip curate` ({why}): delete it, and {again}") from None
 
 
 def _values(column: pa.ChunkedArray) -> np.ndarray:
@@ -126,10 +123,8 @@ def tables_of(folder: Path) -> tuple[dict[str, Any], list[Path]]:
     manifest = manifest_of(folder)
     paths = [table_path(folder / SCORES, number) for number in range(len(manifest["shards"]))]
     if missing := [number for number, path in enumerate(paths) if not path.exists()]:
-        raise ValueError(
-            f"{len(missing)} of {len(paths)} shards have no scores yet, such as number {missing[0]}: run"
-            " `prolip curate score` again, in all of its parts"
-        )
+        what = f"{len(missing)} of {len(paths)} shards have no scores yet, such as number {missing[0]}"
+        raise ValueError(f"{what}: run `prolip curate score` again, in all of its parts")
     return manifest, paths
 
 
@@ -145,9 +140,8 @@ def stamp(path: Path) -> Stamp:
 
 @contextmanager
 def claimed(path: Path, seen: Stamp) -> Iterator[bool]:
-    """Whether this process may make a file: no other holds it, and its `stamp` is still `seen`.
-
-    The claim is a lock next to the file, which ends with its process. A file system without locks lets everyone pass.
+    """Whether this process may make a file: no other holds it, and its `stamp` is still `seen`. The claim is a lock
+    next to the file, which ends with its process. A file system without locks lets everyone pass.
     """
     place = path.with_name(f".{path.name}.lock")
     held = lock(place)
@@ -163,10 +157,9 @@ def claimed(path: Path, seen: Stamp) -> Iterator[bool]:
 
 
 def made(missing: Mapping[int, Stamp], path: Callable[[int], Path], make: Callable[[int], T]) -> Iterator[T]:
-    """Make the missing files that no other process makes; yield the results of `make`.
-
-    missing: number -> `stamp` of its file, `path(number)`, when it was found missing. Each process begins at a random
-    number, so that processes seldom meet, even on a file system without locks.
+    """Make the missing files that no other process makes; yield the results of `make`. missing: number -> `stamp` of
+    its file, `path(number)`, when it was found missing. Each process begins at a random number, so that processes
+    seldom meet, even on a file system without locks.
     """
     numbers, start = [*missing], random.randrange(len(missing) or 1)
     for number in tqdm(numbers[start:] + numbers[:start], unit="shard", disable=None):

@@ -1,8 +1,8 @@
 """Exact search over a gallery held as arrays: ordered by the score in float64, ties by rising row.
 
-If the score factors, faiss proposes candidates in float32. A bound on the float32 error shows when no other item can be
-among the answers; the candidates are then scored again in float64. Other scores rank every pair. The expected
-likelihood kernel (elk), which does not factor, skips the items and buckets whose upper bound is below the k-th score.
+If the score factors, faiss proposes candidates in float32, until a bound on its error excludes all others; these are
+scored again in float64. Other scores rank every pair. elk, the expected likelihood kernel, does not factor: it skips
+items and buckets whose upper bound is below the k-th score.
 
 With v = exp(l) the score of a query p and an item q is -1/2 sum_d [(m_p - m_q)^2 / (v_p + v_q) + f(l_q)], where
 f(l) = log(v_p + exp(l)). A bucket's items have means in [m_lo, m_hi] and log variances in [l_lo, l_hi], by dimension.
@@ -41,10 +41,9 @@ NOT_FINITE = "the gallery holds NaN or infinite numbers, so its files are damage
 
 
 class GaussianArrays(NamedTuple):
-    """N Gaussians and their search vectors.
-
-    mean, log_var: (N, D) float32, log_var None for points; vector: (N, P + 1) float32, [v, b] of a score that factors;
-    reach, lift: max |v| and max(b, 0); alive: (N,) bool, None if no row is deleted; block: rows read at once.
+    """N Gaussians and their search vectors. mean, log_var: (N, D) float32, log_var None for points; vector: (N, P + 1)
+    float32, [v, b] of a score that factors; reach, lift: max |v| and max(b, 0); alive: (N,) bool, None if no row is
+    deleted; block: rows read at once.
     """
 
     mean: np.ndarray
@@ -103,7 +102,6 @@ def empty(queries: int, k: int) -> TopK:
 
 class Steady(TorchFunctionMode):
     """Compute the measures so that equal pairs get equal bits at any place of a block. For values without a graph.
-
     PyTorch computes logaddexp, sinh and atanh differently at the end of a block; exp, expm1 and log1p do not differ.
     """
 
@@ -119,17 +117,15 @@ class Steady(TorchFunctionMode):
 
 
 def nearest(score: Score, queries: Gaussian, gallery: GaussianArrays, k: int, side: Side = "text") -> TopK:
-    """Find the k best items of each query; side: of the queries.
-
-    The gallery's vectors are those of the score if it factors; otherwise `score_all` scores every pair.
+    """Find the k best items of each query; side: of the queries. The gallery's vectors are those of the score if it
+    factors; otherwise `score_all` scores every pair.
     """
     asked = index_vectors(score, queries.float(), gallery=False, side=side)
     if asked is None:
         return score_all(score, queries, gallery, k, side)
     parts = []
     step = max(1, ELEMENTS // (queries.mean.shape[1] * (2 * k + SPARE)))
-    for start in range(0, len(asked), step):
-        some = slice(start, start + step)
+    for some in (slice(start, start + step) for start in range(0, len(asked), step)):
         parts.append(_nearest_of_some(score, queries.select(some), asked[some].contiguous(), gallery, k, side))
     return joined(parts, k)
 
@@ -157,9 +153,8 @@ def _nearest_of_some(
 
 
 def candidates(asked: np.ndarray, gallery: GaussianArrays, count: int) -> TopK:
-    """Find the `count` largest float32 inner products with the gallery's vectors, (Q, P + 1) -> (Q, count).
-
-    count: at most the living rows.
+    """Find the `count` largest float32 inner products with the gallery's vectors, (Q, P + 1) -> (Q, count). count: at
+    most the living rows.
     """
     rows, scores = empty(len(asked), 0)
     for some in gallery.blocks():
@@ -176,11 +171,10 @@ def candidates(asked: np.ndarray, gallery: GaussianArrays, count: int) -> TopK:
 
 
 def error_bound(asked: Tensor, gallery: GaussianArrays, least: Tensor) -> Tensor:
-    """Bound how far an item's float64 score can be above its float32 inner product, (Q,) float64.
-
-    A dot product of P + 1 terms is off by (P + 1) eps/2 sum |u_i v_i| in any order of summation (Jeannerod and Rump
-    2013), and its factors were rounded and summed in float32: (P + 64) eps (|u| |v| + |b|) exceeds both. An item whose
-    b is below -2 (|u| |v| + |s|) scores less than s, the `least` that counts, however it is rounded.
+    """Bound how far an item's float64 score can be above its float32 inner product, (Q,) float64. A dot product of P +
+    1 terms is off by (P + 1) eps/2 sum |u_i v_i| in any order of summation (Jeannerod and Rump 2013), and its factors
+    were rounded and summed in float32: (P + 64) eps (|u| |v| + |b|) exceeds both. An item whose b is below -2 (|u| |v|
+    + |s|) scores less than s, the `least` that counts, however it is rounded.
     """
     length = asked[:, :-1].double().norm(dim=1) * gallery.reach
     offset = torch.maximum(2 * (length + least.abs()), torch.tensor(gallery.lift, dtype=torch.float64))
@@ -191,29 +185,25 @@ def rescored(
     score: Score, queries: Gaussian, rows: Tensor, items_of: Callable[[np.ndarray], Gaussian], side: Side = "text"
 ) -> Tensor:
     """Score some items of each query in float64 (networks: float32), rows (Q, m) -> (Q, m); -inf where rows are -1.
-
     items_of: rows (M,) -> Gaussian (M, D).
     """
     queries, other = queries.to(precise(score)), other_side(side)
-    asked = score.factors(queries, side)
-    out = torch.empty(rows.shape, dtype=torch.float64)
+    asked, parts = score.factors(queries, side), []
     step = max(1, ELEMENTS // max(1, rows.shape[1] * queries.mean.shape[1]))
     for start in range(0, len(rows), step):
-        some = rows[start : start + step]
+        some, place = rows[start : start + step], slice(start, start + step)
         items = items_of(some.clamp(min=0).flatten().numpy()).to(precise(score))
-        if asked is not None:
-            given = score.factors(items, other)
-            assert given is not None
-            products = asked.vector[start : start + step].unsqueeze(1) * given.vector.unflatten(0, some.shape)
-            offsets = asked.offset[start : start + step].unsqueeze(1) + given.offset.unflatten(0, some.shape)
-            out[start : start + step] = products.sum(-1) + offsets
-            if out[start : start + step].isnan().any():
+        given = score.factors(items, other)
+        if asked is not None and given is not None:
+            products = asked.vector[place].unsqueeze(1) * given.vector.unflatten(0, some.shape)
+            offsets = asked.offset[place].unsqueeze(1) + given.offset.unflatten(0, some.shape)
+            parts.append(products.sum(-1) + offsets)
+            if parts[-1].isnan().any():
                 raise ValueError(NOT_FINITE)
             continue
-        for i in range(len(some)):
-            own = items.select(slice(i * some.shape[1], (i + 1) * some.shape[1]))
-            out[start + i] = all_scores(score, queries.select(slice(start + i, start + i + 1)), own, side)[0]
-    return out.masked_fill(rows < 0, -torch.inf)
+        for i, own in enumerate(torch.arange(some.numel()).view(some.shape), start):
+            parts.append(all_scores(score, queries.select(slice(i, i + 1)), items.select(own), side))
+    return torch.cat([torch.zeros(0, rows.shape[1]), *parts]).double().masked_fill(rows < 0, -torch.inf)
 
 
 def precise(score: Score) -> torch.dtype:
@@ -303,9 +293,8 @@ def bucket_bounds(queries: Gaussian, buckets: Sequence[Bucket]) -> Tensor:
 
 
 def _negative_elk(difference: Tensor, width: Tensor, least: Tensor) -> Tensor:
-    """-1/2 sum_d [difference^2 / width + log least], (N, D) -> (N,); width, least: v_p + v_q.
-
-    Equal rows get equal bits at any place: logaddexp rounds differently at the end of a block, exp and log do not.
+    """-1/2 sum_d [difference^2 / width + log least], (N, D) -> (N,); width, least: v_p + v_q. Equal rows get equal bits
+    at any place: logaddexp rounds differently at the end of a block, exp and log do not.
     """
     return difference.square().div_(width).add_(least.log()).sum(1).mul_(-0.5)
 
@@ -344,7 +333,6 @@ def nearest_by_elk(queries: Gaussian, buckets: Sequence[Bucket], k: int) -> tupl
 
 def _search_bucket(bucket: Bucket, queries: Gaussian, asked: Tensor, best: TopK) -> int:
     """Score the items of a bucket that may be among the best of these queries, which change in place; return how many.
-
     The k items of the highest bounds come first, as their scores exclude others.
     """
     items = bucket.gallery.gaussian(bucket.rows).to(torch.float64)

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy.stats import binom
 
-from prolip.evaluation.metrics.ranking import Array, as_array
+from prolip.evaluation.metrics import Array, as_array
 from prolip.evaluation.metrics.selective import risk_coverage
 
 #: The share of the queries that chooses, and the most thresholds that are tested.
@@ -28,9 +28,8 @@ CHOOSING, TRIED = 0.25, 100
 
 
 class Threshold(NamedTuple):
-    """Answer if the confidence called `by` is at least `least`; inf: no threshold holds, refuse all.
-
-    risk, delta: of the guarantee; answered, wrong, tested: counts of the test queries.
+    """Answer if the confidence called `by` is at least `least`; inf: no threshold holds, refuse all. risk, delta: of
+    the guarantee; answered, wrong, tested: counts of the test queries.
     """
 
     by: str
@@ -49,11 +48,8 @@ class Threshold(NamedTuple):
     def answers(self, confidences: Mapping[str, Array]) -> np.ndarray:
         """Which queries are answered, (N,) bool. ValueError if they lack the confidence `by`."""
         if self.by not in confidences:
-            known = ", ".join(confidences)
-            raise ValueError(
-                f"the threshold is of {self.by}, and these queries have only {known}: calibrate on queries of the"
-                " same kind, texts or images"
-            )
+            what = f"the threshold is of {self.by}, and these queries have only {', '.join(confidences)}"
+            raise ValueError(f"{what}: calibrate on queries of the same kind, texts or images")
         sure = as_array(confidences[self.by], np.float64)
         return sure >= self.least if self.holds else np.zeros(len(sure), dtype=bool)
 
@@ -83,10 +79,9 @@ def most_wrong(answers: int, risk: float, delta: float) -> int:
 def find_threshold(
     confidences: Mapping[str, Array], wrong: Array, risk: float, delta: float = 0.1, seed: int = 0
 ) -> Threshold:
-    """Find the threshold that answers most among those that keep the risk, with the guarantee above.
-
-    confidences: name -> (N,), larger is surer; wrong: (N,) 0 or 1. ValueError for fewer than two queries, NaN, and a
-    risk or delta outside (0, 1).
+    """Find the threshold that answers most among those that keep the risk, with the guarantee above. confidences: name
+    -> (N,), larger is surer; wrong: (N,) 0 or 1. ValueError for fewer than two queries, NaN, and a risk or delta
+    outside (0, 1).
     """
     scores = {name: as_array(x, np.float64) for name, x in confidences.items()}
     error = as_array(wrong, np.float64)

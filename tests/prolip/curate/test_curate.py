@@ -242,17 +242,6 @@ def test_copies_have_keys_of_their_own_and_the_mean_that_was_asked_for(scored, t
     assert len(keys) == len(set(keys)) == summary["written"] and not faults
 
 
-def test_a_shard_that_changed_is_not_written(scored, tmp_path, shards, model, capsys):
-    copy = tmp_path / "shards"
-    shutil.copytree(shards, copy)
-    assert main(score_words(copy, model, tmp_path / "a")) == 0
-    assert main(["select", str(tmp_path / "a")]) == 0
-    shutil.copy(shards / "2.tar", copy / "0.tar")
-    assert main(["write", str(tmp_path / "a"), "--output", str(tmp_path / "b")]) == 2
-    assert "0.tar has another sample '0000'" in capsys.readouterr().err
-    assert not list((tmp_path / "b").glob("*.tar"))
-
-
 def test_a_shard_that_breaks_off_is_said_and_scored_again(tmp_path, shards, model, capsys):
     copy = tmp_path / "shards"
     shutil.copytree(shards, copy)
@@ -327,16 +316,6 @@ def test_a_rule_that_drops_nothing_is_listed_with_0(scored, tmp_path, capsys):
     assert re.search(r"vague +0 dropped, 0 by it alone", capsys.readouterr().out)
     assert main(["report", str(tmp_path)]) == 0
     assert re.search(r"<b>vague</b>.*?>0</td><td class=\"n\">0<", (tmp_path / "report.html").read_text(), re.DOTALL)
-
-
-def test_scores_of_an_earlier_version_are_selected_from_with_a_line(shards, model, tmp_path, capsys, monkeypatch):
-    plain = PairSignals.__call__
-    monkeypatch.setattr(
-        PairSignals, "__call__", lambda *given: {name: x for name, x in plain(*given).items() if name != "own_first"}
-    )
-    assert main(score_words(shards, model, tmp_path)) == 0
-    assert main(["select", str(tmp_path), "--drop", "poor: cosine < quantile(cosine, 0.4)"]) == 0
-    assert "warning: it is not known whether the model knows this data" in capsys.readouterr().err
 
 
 def test_the_page_shows_reasons_and_pictures_and_escapes_captions(scored, tmp_path, capsys):
