@@ -149,12 +149,12 @@ def fitted_model(folder: Path) -> str:
 
 def test_readme_python_runs_as_it_stands_with_a_fitted_model(tmp_path, monkeypatch, capsys):
     (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
-    assert code.count("local-dir:runs/demo/model") == 2
+    assert code.count("local-dir:runs/demo/model") == 1
     Image.new("RGB", (64, 64), "red").save(tmp_path / "picture.png")
     monkeypatch.chdir(tmp_path)
     names: dict = {}
     exec(code.replace("local-dir:runs/demo/model", fitted_model(tmp_path)), names)
-    image, texts, score = names["image"], names["texts"], names["score"]
+    image, texts, score = names["image"], names["texts"], names["model"].score
     assert image.mean.shape == image.log_var.shape == (1, 192) and texts.trace.shape == (3,)
     torch.testing.assert_close(image.mean.norm(dim=-1), torch.ones(1))
     probability = score.match_probability(score.pairwise(image, texts))
