@@ -40,15 +40,9 @@ def check(commit: str, folder: Path, every: bool = False) -> str:
         pytest.skip("needs a C compiler and Linux, to watch system calls")
     library = folder / "faults.so"
     subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-w", "-o", library, HERE / "faults.c", "-ldl"], check=True)
-    paths = os.pathsep.join(
-        [
-            str(HERE.parent / "src"),
-            str(HERE),
-            str(HERE / "prolip"),
-            str(HERE / "training"),
-            str(HERE / "helpers/models"),
-        ]
-    )
+    helpers = sorted(path for path in (HERE / "helpers").iterdir() if path.is_dir())
+    rooms = [HERE.parent / "src", HERE, HERE / "prolip", HERE / "training", *helpers]
+    paths = os.pathsep.join(map(str, rooms))
     env = os.environ | {"LD_PRELOAD": str(library), "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
     words = [sys.executable, str(HERE / "faults.py"), commit, str(folder), *(["--all"] if every else [])]
     done = subprocess.run(words, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=1500)

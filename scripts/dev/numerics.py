@@ -25,7 +25,7 @@ TESTS = [
     "tests/prolip/test_measures_pairwise.py",
     "tests/prolip/test_measures_cancellation.py",
     "tests/prolip/test_match_probability.py",
-    "tests/prolip/test_gaussian.py",
+    "tests/prolip/core/test_gaussian.py",
     "tests/prolip/losses/test_contrastive.py",
     "tests/prolip/losses/test_per_sample.py",
     "tests/prolip/losses/test_elk.py",

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     )
     from prolip.fitting.attach import fit_uncertainty
     from prolip.gaussian import Gaussian
-    from prolip.hub.saving import push_to_hub
+    from prolip.hub.sharing import push_to_hub
     from prolip.methods import score_of
     from prolip.models.checkpoint import save_pretrained
     from prolip.models.registry import list_models
@@ -85,7 +85,7 @@ __getattr__ = late(
         "FewShotClassifier": "classifiers",
         "ZeroShotClassifier": "classifiers",
         "save_pretrained": "models.checkpoint",
-        "push_to_hub": "hub.saving",
+        "push_to_hub": "hub.sharing",
     },
 )
 

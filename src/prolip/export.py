@@ -146,8 +146,9 @@ def export_onnx(model: nn.Module, folder: str | Path) -> dict[str, Path]:
         names: dict[str, Any] = {"input_names": [encoder.name], "output_names": list(OUTPUTS)}
         program = torch.onnx.export(graph, dynamo=True, verbose=False, **names)
         assert program is not None
-        allow_no_rows(program.model.graph)
-        keep_names(program.model.graph)
+        for value in (value for node in program.model.graph for value in node.outputs):
+            if value.name in OUTPUTS and not value.is_graph_output():  # such as the mean of a pooling tower
+                value.name = f"{value.name}_inside"
         program.model.metadata_props["prolip"] = json.dumps(facts(model))
         program.save(path)
 
@@ -163,29 +164,6 @@ class PlainAttention(TorchFunctionMode):
         if func is nn.functional.scaled_dot_product_attention:
             return torch._scaled_dot_product_attention_math(*args, **(kwargs or {}))[0]
         return func(*args, **(kwargs or {}))
-
-
-def keep_names(graph: Any) -> None:
-    """Rename inner values with an output's name, such as the mean of a pooling tower."""
-    for value in (value for node in graph for value in node.outputs):
-        if value.name in OUTPUTS and not value.is_graph_output():
-            value.name = f"{value.name}_inside"
-
-
-def allow_no_rows(graph: Any) -> None:
-    """Replace the -1 of constant shapes [0, groups, -1] (PyTorch's group norms), which is unknown without rows."""
-    import onnx_ir
-
-    for node in list(graph):
-        given = node.inputs[1].const_value if node.op_type == "Reshape" else None
-        known = node.outputs[0].shape
-        sizes = [] if given is None or known is None else given.numpy().tolist()
-        if 0 in sizes and -1 in sizes and isinstance(size := known[place := sizes.index(-1)], int):
-            sizes[place] = size
-            numbers = onnx_ir.tensor(sizes, onnx_ir.DataType.INT64)
-            shape = onnx_ir.Value(name=f"{node.name}_shape", const_value=numbers)
-            graph.register_initializer(shape)
-            node.replace_input_with(1, shape)
 
 
 def export_pt2(model: nn.Module, folder: str | Path) -> dict[str, Path]:

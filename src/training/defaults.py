@@ -84,9 +84,7 @@ def fine_tuning_rate(model_name: str) -> float:
 
 
 def rows_per_rank(config: Config, world_size: int) -> Any:
-    """Local rows of one step, micro-batches together; `auto` where the loader chooses by the data's size. FlagError for
-    a global batch that ranks and micro-batches do not divide.
-    """
+    """Local rows of a step, or `auto`, for the loader to choose; FlagError for a batch that does not divide."""
     accum, total = config.run.accum_freq, config.run.global_batch_size
     if total is None:
         if config.data.batch_size == AUTO:

@@ -132,7 +132,7 @@ class Validation:
 def compare_pairs(found: Evaluated, task: str, embedder: Embedder, pairs: Pairs, trained: Pairs) -> None:
     """Add R@1 among as many pairs of a test set and of the training rows."""
     count = min(len(trained.ids), len(pairs.ids))
-    own, other = (recall_of_pairs(embedder.score, some, count) for some in (pairs, trained))
+    own, other = (float(recall_of_pairs(embedder.score, some, count)) for some in (pairs, trained))
     found.metrics |= {f"{task}/pairs": float(count), f"{task}/pairs_R@1": own, f"{task}/train_pairs_R@1": other}
     found.headlines[-1] += f"; among {count} pairs R@1 {own:.1%}, of training rows {other:.1%}"
 
@@ -195,9 +195,7 @@ def open_validation(
 
 
 def open_held_out(data: DataConfig, rows: ImageRows | None) -> Dataset:
-    """The images of the training data that --split holds out, with all of their captions; of a folder of classes, a
-    classification.
-    """
+    """Training images that --split holds out, with all captions; a classification of a folder of classes."""
     source, damage = source_of(data), FaultCounter()
     folders = rows if source.kind == "images" else None
     if folders and all(row.caption and row.caption == row.record.get("class") for row in folders.rows):

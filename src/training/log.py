@@ -32,10 +32,7 @@ PROFILE_ROWS = 15
 
 
 class Stopwatch:
-    """Seconds and samples since the last lap, and the time that was spent waiting for data.
-
-    before: seconds of training before this process resumed the run.
-    """
+    """Seconds, samples and waits for data since the last lap. before: seconds of training before a resume."""
 
     def __init__(self, before: float = 0.0) -> None:
         self.before = before
@@ -164,10 +161,7 @@ def progress_line(
     statistics: Sequence[str] = (),
     candidates: int = 1,
 ) -> str:
-    """step | loss and its terms | R@1 | statistics | rates: one line, the same columns every time.
-
-    statistics: those of `values` that are no terms of the loss; candidates: of which R@1 is.
-    """
+    """One line: step | loss and its terms | R@1 among `candidates` | `statistics`, which are no terms | rates."""
     width = len(str(total))
     parts = [f"step {step:>{width}}/{total} ({100 * step / total:.0f}%) epoch {epoch:.1f}"]
     others = (*NO_TERMS, *statistics)

@@ -172,14 +172,12 @@ def way_on(folder: Path, config: Config, prog: str) -> str:
 
 
 def start(config: Config) -> None:
-    """Run it; rank 0 shows the progress of reading tables."""
-    from prolip.data.noisy_captions import show_progress
+    """Run it; rank 0 shows the counts of the tables that it reads."""
     from prolip.data.reading.csv import show_counts
     from training.run import run
 
     if first_rank():
         show_counts()
-        show_progress()
     run(config)
 
 

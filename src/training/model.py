@@ -41,16 +41,9 @@ from training.parallel.distributed import World
 
 Autocast = Callable[[], AbstractContextManager]
 aten = torch.ops.aten
-KEPT = (
-    aten.mm.default,
-    aten.addmm.default,
-    aten.bmm.default,
-    aten.baddbmm.default,
-    aten._scaled_dot_product_flash_attention.default,
-    aten._scaled_dot_product_efficient_attention.default,
-    aten._scaled_dot_product_cudnn_attention.default,
-    aten._scaled_dot_product_flash_attention_for_cpu.default,
-)
+ATTENTION = ("flash_attention", "efficient_attention", "cudnn_attention", "flash_attention_for_cpu")
+KEPT = [aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default]
+KEPT += [getattr(aten, f"_scaled_dot_product_{kind}").default for kind in ATTENTION]
 DTYPES = {"amp_bf16": torch.bfloat16, "amp_fp16": torch.float16}
 
 
@@ -123,10 +116,7 @@ def settle_statistics(config: Config, world: World, model: Any) -> str | None:
 
 
 def export_checkpoint(address: str, folder: Path, average: str | None = None) -> Path:
-    """Write the model of a checkpoint as a folder for prolip.create_model.
-
-    address: a file or fsspec URL (.../step_N.pt). average: ema or swa for its averaged weights; FlagError without any.
-    """
+    """Write the model of a checkpoint, .../step_N.pt, or its `average` (ema, swa), for prolip.create_model."""
     check_checkpoint(address, flag="CHECKPOINT")
     state = load_checkpoint(address)
     if average and state.get(average) is None:
@@ -203,17 +193,15 @@ def build_token_augment(
 
 def checkpoint_selectively(model: Any) -> None:
     """Recompute norms, activations and residuals in the backward pass, and keep matrix products and attention."""
-    contexts = partial(create_selective_checkpoint_contexts, list(KEPT))
+    contexts = partial(create_selective_checkpoint_contexts, KEPT)
     for tower in model.towers().values():
         for block in tower.blocks:
             block.forward = partial(checkpoint, block.forward, use_reentrant=False, context_fn=contexts)
 
 
 def distribute(objective: Objective, world: World, settings: RunConfig) -> nn.Module:
-    """The objective in DDP when there are several ranks and it is not sharded.
-
-    All steps use the same parameters in the same order, so the graph is static, which allows recomputed blocks, but no
-    unsynchronised passes.
+    """The objective in DDP when there are several ranks and it is not sharded; its graph is static, which allows
+    recomputed blocks.
     """
     if world.world_size == 1 or settings.fsdp:
         return objective
@@ -233,10 +221,8 @@ def distribute(objective: Objective, world: World, settings: RunConfig) -> nn.Mo
 
 
 def order_buckets(network: nn.Module, objective: Objective) -> None:
-    """Let DDP fix the order of its buckets now, by gradients of zero, instead of after a run's first step.
-
-    The order decides in which order more than two ranks add numbers: without this, a resumed run would differ by
-    rounding.
+    """Let DDP fix the order of its buckets, in which ranks add numbers, now by gradients of zero, instead of after a
+    run's first step: else a resumed run would differ by rounding.
     """
     trained = [parameter for parameter in objective.parameters() if parameter.requires_grad]
     nothing: Any = lambda: torch.stack([(parameter * 0).sum() for parameter in trained]).sum()  # noqa: E731

@@ -84,10 +84,7 @@ class ModelConfig:
 
 
 def create_model(wanted: ModelConfig, device: Any, load_weights: bool, method: dict[str, Any] | None) -> Any:
-    """(model, transform for training, transform for evaluation), as `create_model_and_transforms`; towers locked.
-
-    method: what the model's configuration says of its method, {"name": ..., "config": {...}}.
-    """
+    """As `create_model_and_transforms`, with locked towers. method: of the model's configuration, or None."""
     from prolip.factory import create_model_and_transforms  # late: flags need no OpenCLIP
 
     augmentation = {k: tuple(v) if isinstance(v, list) else v for k, v in wanted.aug_cfg.items()}  # JSON has no tuples

@@ -65,17 +65,10 @@ def parameter_groups(objective: Any, config: OptimConfig) -> list[dict[str, Any]
             scale *= getattr(config, f"{tower}_lr_mult")
         if name in logit:
             scale = config.logit_lr_mult
-        group = groups.setdefault(
-            (decays, scale, id(parameter) in in_towers, tower),  # towers may be sharded; optimisers do not mix
-            {
-                "params": [],
-                "names": [],
-                "lr_scale": scale,
-                "lr": config.lr * scale,
-                "weight_decay": config.wd,
-                "backbone": tower,
-            },
-        )
+        fresh: dict[str, Any] = {"params": [], "names": [], "lr_scale": scale, "lr": config.lr * scale}
+        fresh |= {"weight_decay": config.wd, "backbone": tower}
+        # towers may be sharded; optimisers do not mix
+        group = groups.setdefault((decays, scale, id(parameter) in in_towers, tower), fresh)
         if not decays:
             group |= {"weight_decay": 0.0, "use_fallback": True}
         group["params"].append(parameter)
@@ -201,10 +194,7 @@ class EpochAverage(ModelEmaV3):
 def build_averages(
     model: nn.Module, config: OptimConfig, steps_per_epoch: int, total: int, foreach: bool
 ) -> dict[str, ModelEmaV3]:
-    """The averaged twins of `training.state.AVERAGES`; FlagError for more epochs than the run has.
-
-    foreach: update parameters in bulk, impossible for shards.
-    """
+    """The averaged twins of `training.state.AVERAGES`; FlagError for too many epochs. foreach: not for shards."""
     found: dict[str, ModelEmaV3] = {}
     if config.ema_decay:
         found["ema"] = ModelEmaV3(model, decay=config.ema_decay, use_warmup=True, foreach=foreach)
@@ -230,10 +220,7 @@ def params_by_tower(objective: Any) -> dict[str, list[nn.Parameter]]:
 
 
 def gradient_norms(parts: Mapping[str, Sequence[nn.Parameter]], bound: float | None) -> dict[str, Tensor]:
-    """L2 norms before clipping, () each: grad_norm of all gradients, grad_norm_PART of each part.
-
-    bound: on the norm of all gradients, which are scaled to it.
-    """
+    """L2 norms, () each, before clipping to `bound`: grad_norm of all gradients, grad_norm_PART of each part."""
     norms = {}
     for part, parameters in parts.items():
         grads = [p.grad for p in parameters if p.grad is not None]

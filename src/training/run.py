@@ -116,10 +116,7 @@ def close(run: Run) -> None:
 
 
 def build(config: Config, world: World, folder: Path, rows: int, held: contextlib.ExitStack | None = None) -> Run:
-    """Build every part of the run and check it before anything in the folder changes; resume where the config says so.
-
-    The folder is locked until `held` is closed.
-    """
+    """Build and check every part of the run, resume where asked to, and lock the folder until `held` is closed."""
     settings = config.run
     ranks.seed_everything(settings.seed, settings.deterministic)
     if world.device.type == "cuda" and settings.precision == "fp32" and not settings.deterministic:
@@ -221,10 +218,7 @@ def open_loader(config: Config, world: World, rows: int, model: Any, transform: 
 
 
 def build_trained(config: Config, world: World, model: Any, length: tuple[int, int], tokenizer: Any) -> TrainState:
-    """Build the method around the model, the averaged twins and the optimiser, sharded and compiled where asked for.
-
-    length: steps of the run, and of an epoch.
-    """
+    """Method, averaged twins and optimiser, sharded and compiled where asked. length: steps of run and epoch."""
     settings, method, (steps, per_epoch) = config.run, find_method(config.method).objective, length
     context = Context(
         seed=settings.seed,

@@ -91,9 +91,7 @@ class Health:
 
 @dataclass
 class Evaluated:
-    """Evaluation of a model, on the first rank: metrics, lines for the log, the emoji corpus's result, examples of
-    test sets for the report.
-    """
+    """Evaluation of a model, on the first rank: metrics, log lines, the emoji corpus's result, examples of sets."""
 
     metrics: dict[str, float] = field(default_factory=dict)
     headlines: list[str] = field(default_factory=list)

@@ -18,8 +18,8 @@ import prolip
 from prolip import export
 from prolip.embeddings import Pairs
 from prolip.fitting.attach import attach
-from prolip.hub import saving
-from prolip.hub.card import CardInfo, find_source
+from prolip.hub import sharing as saving
+from prolip.hub.sharing import CardInfo, find_source
 from prolip.models.checkpoint import save_pretrained
 from training.checkpoint.reader import find_checkpoint, load_checkpoint
 from training.checkpoint.storage import Storage

@@ -268,7 +268,7 @@ def test_the_benchmark_gets_no_address_that_a_shell_would_act_on(canary):
 
 def test_the_shards_of_a_recorded_run_are_read_by_no_command(canary):
     """`pipe:` of a config.json is text for cards and reports."""
-    from prolip.hub.card import licences
+    from prolip.hub.sharing import licences
 
     assert json.dumps(licences([PIPE.format(canary)]))
     assert not canary.exists()

@@ -17,8 +17,10 @@ SOURCE = str(Path(__file__).parents[2] / "src")
 
 
 def test_what_needs_no_towers_does_not_import_them():
-    modules = "prolip, prolip.measures, prolip.losses, prolip.evaluation.datasets.coco_labels"
-    code = f"import sys, {modules}; print([name for name in ('open_clip', 'torchvision') if name in sys.modules])"
+    modules = "prolip, prolip.measures, prolip.losses, prolip.methods, prolip.evaluation.datasets.coco_labels"
+    heavy = ("open_clip", "torchvision", "faiss", "prolip.methods.prolip")
+    code = f"import sys, {modules}; prolip.methods.find_score('csd')"
+    code += f"; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env={"PYTHONPATH": SOURCE})
     assert done.stdout.strip() == "[]", done.stderr
 

@@ -146,16 +146,9 @@ def features_of(args: argparse.Namespace) -> Iterator[Features]:
     embedder = load(args)
     for similarity in args.similarity or ():
         embedder.scored_by(similarity)
-    return embed_datasets(
-        datasets,
-        embedder,
-        read_prompts(args.prompts),
-        pool,
-        store=FeatureStore(args.save_features),
-        batch_size=args.batch_size,
-        workers=args.workers,
-        progress=sys.stderr.isatty(),
-    )
+    how = {"batch_size": args.batch_size, "workers": args.workers, "progress": sys.stderr.isatty()}
+    rule, store = read_prompts(args.prompts), FeatureStore(args.save_features)
+    return embed_datasets(datasets, embedder, rule, pool, store=store, **how)
 
 
 @command(
@@ -190,16 +183,9 @@ def run_tasks(args: argparse.Namespace) -> None:
     show_counts()
     check_tasks(args)
     study = args.uncertainty or args.plots
-    results = evaluate_all(
-        features_of(args),
-        args.similarity or [None],
-        draws=args.intervals,
-        confusion=args.confusion,
-        instances=args.instances,
-        study=study,
-        plots=plots_of(args) if args.plots else None,
-        output=args.output,
-    )
+    plots = plots_of(args) if args.plots else None
+    shown = {"draws": args.intervals, "confusion": args.confusion, "instances": args.instances, "study": study}
+    results = evaluate_all(features_of(args), args.similarity or [None], plots=plots, output=args.output, **shown)
     tables = [table.format_table(results), table.harmonic_means(results, args.intervals)]
     tables += [f"prompts: {said_of_prompts(args)}"] if args.prompts != "all" else []
     tables += [table.format_uncertainty(results)] if study else []

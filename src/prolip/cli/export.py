@@ -31,8 +31,7 @@ RETIRED = {"eval": "use --metrics"}
 )
 def save_model(args: argparse.Namespace) -> None:
     """Write a trained model and its card to a folder."""
-    from prolip.hub.card import CardInfo, find_source
-    from prolip.hub.saving import save
+    from prolip.hub.sharing import CardInfo, find_source, save
 
     folder = Path(args.output)
     info = CardInfo(args.name or folder.resolve().name, args.license, args.data_license)
@@ -51,8 +50,7 @@ def save_model(args: argparse.Namespace) -> None:
 )
 def push_model(args: argparse.Namespace) -> None:
     """Push a trained model and its card to the hub."""
-    from prolip.hub.card import CardInfo, find_source
-    from prolip.hub.saving import check_repo, push, save
+    from prolip.hub.sharing import CardInfo, check_repo, find_source, push, save
 
     source = find_source(args.run, args.metrics)
     check_repo(args.repo)

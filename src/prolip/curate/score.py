@@ -39,9 +39,8 @@ BATCH = 256
 
 @dataclass(frozen=True)
 class Scorer:
-    """Scores shards. urls: of all, in order; signals: `PairSignals`; preprocess: a Pillow image -> (3, H, W).
-
-    about: the model and the options that the tables depend on.
+    """Scores shards. urls: of all, in order; signals: `PairSignals`; preprocess: a Pillow image -> (3, H, W). about:
+    the model and the options that the tables depend on.
     """
 
     urls: Sequence[str]
@@ -112,9 +111,8 @@ class Scorer:
         return {number: seen for (number, seen), is_done in zip(stamps.items(), done) if not is_done}
 
     def score(self, number: int) -> dict[str, Any]:
-        """Score a shard and write its table; returns the table's note.
-
-        The table of a shard that breaks off has the samples before, says so, and is made again by the next run.
+        """Score a shard and write its table; returns the table's note. The table of a shard that breaks off has the
+        samples before, says so, and is made again by the next run.
         """
         faults: Counter[str] = Counter()
         broken = first = ""

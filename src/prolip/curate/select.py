@@ -84,10 +84,9 @@ class Choice:
 
 
 def select(folder: Path, choice: Choice, yes: bool = False) -> dict[str, Any]:
-    """Decide on all samples scored in `folder`, write the tables of the selection, and return its summary.
-
-    Holds one column of all samples at a time: about 8 bytes a sample, 32 more for duplicates. ValueError for a missing
-    column, for scores whose shard has changed and, unless `yes`, for noise (`check_noise`).
+    """Decide on all samples scored in `folder`, write the tables of the selection, and return its summary. Holds one
+    column of all samples at a time: about 8 bytes a sample, 32 more for duplicates. ValueError for a missing column,
+    for scores whose shard has changed and, unless `yes`, for noise (`check_noise`).
     """
     target = folder / SELECTION
     if target.exists() and (others := [x.name for x in target.iterdir() if not re.fullmatch(OURS, x.name)]):
@@ -190,9 +189,8 @@ def selection_of(folder: Path) -> tuple[dict[str, Any], list[Path]]:
 
 
 def chosen(folder: Path, path: Path, summary: dict[str, Any], names: Sequence[str] = ()) -> tuple[Table, Table]:
-    """A table of scores with some columns, and its table of the selection; without names only their notes.
-
-    ValueError if one belongs to other scores or to another selection.
+    """A table of scores with some columns, and its table of the selection; without names only their notes. ValueError
+    if one belongs to other scores or to another selection.
     """
     scores, place = read_table(path, names), folder / SELECTION / path.name
     table = read_table(place, ["copies", "reasons"] if names else ())
@@ -254,9 +252,8 @@ def drawn_copies(paths: Sequence[Path], expression: Expression, quantiles: Quant
 
 
 def write_subset(folder: Path, place: Path) -> int:
-    """Write the kept samples as a subset file of DataComp's filtering track; returns how many.
-
-    A sorted array of two 64-bit numbers a sample: the 32 hexadecimal digits of its uid. ValueError without such uids.
+    """Write the kept samples as a subset file of DataComp's filtering track; returns how many. A sorted array of two
+    64-bit numbers a sample: the 32 hexadecimal digits of its uid. ValueError without such uids.
     """
     halves = []
     summary, paths = selection_of(folder)
@@ -295,10 +292,9 @@ def read_signatures(paths: Sequence[Path]) -> np.ndarray:
 
 
 def duplicates_of(signatures: np.ndarray, quality: np.ndarray, usable: np.ndarray, radius: int) -> np.ndarray:
-    """The sample that each one repeats, -1 for kept ones, (N,) int64: a sample near a kept one is its duplicate.
-
-    The best by quality (N,) come first. usable: (N,) booleans; others neither repeat nor are repeated. Exact for up to
-    FLAT different signatures; with more, PROBES cells are searched.
+    """The sample that each one repeats, -1 for kept ones, (N,) int64: a sample near a kept one is its duplicate. The
+    best by quality (N,) come first. usable: (N,) booleans; others neither repeat nor are repeated. Exact for up to FLAT
+    different signatures; with more, PROBES cells are searched.
     """
     repeats = np.full(len(signatures), -1)
     rows = np.flatnonzero(usable)

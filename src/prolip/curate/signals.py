@@ -39,9 +39,8 @@ class PairSignals:
         return {name: x.float().numpy() for name, x in found.items()} | {SIGNATURE: self.signatures(image.z.mean)}
 
     def signatures(self, mean: Tensor) -> pa.Array:
-        """BITS signs of projections on random planes, packed, (B, D) -> (B,) binary.
-
-        A bit of two unit vectors at an angle w differs with probability w / pi (Charikar 2002).
+        """BITS signs of projections on random planes, packed, (B, D) -> (B,) binary. A bit of two unit vectors at an
+        angle w differs with probability w / pi (Charikar 2002).
         """
         if self.planes is None:
             self.planes = torch.randn(mean.shape[1], BITS, generator=torch.Generator().manual_seed(0))
@@ -52,10 +51,9 @@ class PairSignals:
 def pair_columns(
     score: Score, image: Gaussian, text: Gaussian, probabilistic: bool, reader: Reader | None = None
 ) -> dict[str, Tensor]:
-    """The columns of a batch of embedded pairs (B, D), (B,) each. reader: the model's.
-
-    normalised_score compares a pair with the others of its batch (Wang et al. 2024, arXiv 2405.19547), by means in
-    place of sums, so that a smaller last batch has about the same numbers.
+    """The columns of a batch of embedded pairs (B, D), (B,) each. reader: the model's. normalised_score compares a pair
+    with the others of its batch (Wang et al. 2024, arXiv 2405.19547), by means in place of sums, so that a smaller last
+    batch has about the same numbers.
     """
     matrix = score.pairwise(image, text)
     own, logits = matrix.diagonal(), score.scaled(matrix)

@@ -49,9 +49,8 @@ def name_of(url: str) -> str:
 
 
 def source_of(url: str, policy: ReadPolicy) -> Identity | None:
-    """Size, version and time of change of a shard, or of the first file of a published set, by opening it once.
-
-    None if it does not answer, as a folder.
+    """Size, version and time of change of a shard, or of the first file of a published set, by opening it once. None if
+    it does not answer, as a folder.
     """
     kind, address = table_of(url) or ("shards", url)
     try:

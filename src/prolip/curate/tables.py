@@ -145,9 +145,8 @@ def stamp(path: Path) -> Stamp:
 
 @contextmanager
 def claimed(path: Path, seen: Stamp) -> Iterator[bool]:
-    """Whether this process may make a file: no other holds it, and its `stamp` is still `seen`.
-
-    The claim is a lock next to the file, which ends with its process. A file system without locks lets everyone pass.
+    """Whether this process may make a file: no other holds it, and its `stamp` is still `seen`. The claim is a lock
+    next to the file, which ends with its process. A file system without locks lets everyone pass.
     """
     place = path.with_name(f".{path.name}.lock")
     held = lock(place)
@@ -163,10 +162,9 @@ def claimed(path: Path, seen: Stamp) -> Iterator[bool]:
 
 
 def made(missing: Mapping[int, Stamp], path: Callable[[int], Path], make: Callable[[int], T]) -> Iterator[T]:
-    """Make the missing files that no other process makes; yield the results of `make`.
-
-    missing: number -> `stamp` of its file, `path(number)`, when it was found missing. Each process begins at a random
-    number, so that processes seldom meet, even on a file system without locks.
+    """Make the missing files that no other process makes; yield the results of `make`. missing: number -> `stamp` of
+    its file, `path(number)`, when it was found missing. Each process begins at a random number, so that processes
+    seldom meet, even on a file system without locks.
     """
     numbers, start = [*missing], random.randrange(len(missing) or 1)
     for number in tqdm(numbers[start:] + numbers[:start], unit="shard", disable=None):

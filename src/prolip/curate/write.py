@@ -73,9 +73,8 @@ class Plan:
 
 
 def write_shard(plan: Plan, out: Path, number: int) -> int:
-    """Write a new shard, whole or not at all; returns its number of samples.
-
-    The second of two equal keys, which may come from two old shards, gets a number after it.
+    """Write a new shard, whole or not at all; returns its number of samples. The second of two equal keys, which may
+    come from two old shards, gets a number after it.
     """
     seen: set[str] = set()
     # PAX headers alone hold names of any length, and are those of plain tar for all others
@@ -93,9 +92,8 @@ def write_shard(plan: Plan, out: Path, number: int) -> int:
 
 
 def write_shards(plan: Plan, out: Path, part: tuple[int, int] = (0, 1), processes: int = 0) -> tuple[list[int], int]:
-    """Write the new shards of part (I, N) that no other process writes, and the index after the last.
-
-    processes: that index. Returns the samples of each shard written, and how many shards are still missing.
+    """Write the new shards of part (I, N) that no other process writes, and the index after the last. processes: that
+    index. Returns the samples of each shard written, and how many shards are still missing.
     """
     begin(plan, out)
     missing = {number: None for number in range(part[0], plan.count, part[1]) if not plan.path(out, number).exists()}

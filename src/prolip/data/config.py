@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 from prolip.data.captions import CaptionSampler, Selector
 from prolip.data.reading.remote import ReadPolicy
 from prolip.data.sets import FORMS, SETS, word_of
-from prolip.data.split import parse_split
+from prolip.data.split import Split, parse_split
 from prolip.utils.fields import AUTO, option
 from prolip.utils.flags import check_range
 from prolip.utils.messages import naming
@@ -41,69 +41,42 @@ class DataConfig:
         f"{FORMS}",
     )
     train_split: str | None = option(
-        None, "which images of coco:, flickr:, cub: and iapr:, joined by '+'; default: train, of COCO train+restval"
+        None, "splits of a published set, joined by '+'; default: train, COCO train+restval"
     )
-    split: float | None = option(
-        None, "share of the images, by their content, that is held out; a run without --val-data evaluates on it"
-    )
-    train_data_upsampling_factors: str | None = option(
-        None, "one factor per source, joined by '::'; needs --dataset-resampled"
-    )
-    train_num_samples: int | None = option(
-        None, "samples per epoch; default: sizes.json or __len__ beside the shards, else counted"
-    )
+    split: float | None = option(None, "share of the images held out by content; evaluated without --val-data")
+    train_data_upsampling_factors: str | None = option(None, "one per source, joined by '::', for --dataset-resampled")
+    train_num_samples: int | None = option(None, "samples per epoch; default: by sizes.json, __len__ or a count")
     dataset_type: DatasetType = option("auto", "the kind of --train-data; auto: by its word, suffix or content")
     dataset_resampled: bool = option(False, "draw shards with replacement")
-    batch_size: int = option(
-        AUTO,
-        f"samples per step and rank, a multiple of --workers; auto: {BATCH_SIZES[0]}, or less for {LEAST_BATCHES} "
-        "batches an epoch",
-        also=AUTO,
-    )
+    batch_size: int = option(AUTO, "samples per step and rank, a multiple of --workers; auto: at most 64", also=AUTO)
     workers: int | None = option(None, "loader processes per rank; default: its cores, at most 8; 0: the rank loads")
     csv_img_key: str | None = option(None, "column of a table with the image's path; default: recognised")
     csv_caption_key: str | None = option(None, "column of a table with the caption; default: recognised")
     csv_separator: str | None = option(None, r"CSV separator, \t is a tab; default: recognised")
     csv_quoting: Quoting = option("csv", "quotation marks enclose cells by the rules of CSV; none: they are plain text")
-    image_root: str | None = option(
-        None, "folder that relative paths of a table start from; default: the table's folder or the working directory"
-    )
+    image_root: str | None = option(None, "start of a table's relative paths; default: its folder or the working one")
     caption_sampling: str = option(
         "txt",
         "fields to draw each epoch's caption from, with optional weights: txt is the plain caption, other "
         "names are JSON fields (CSV columns), e.g. name:2,keywords:1,subgroup,group",
     )
-    caption_templates: tuple[str, ...] = option(
-        (), "prompts with {} for a caption, such as 'a photo of {}' 'a {} icon'; captions in such words get none"
-    )
-    caption_template_shares: dict[str, float] = option(
-        {}, "fields of --caption-sampling, each with the share of its captions that get a template: name=0.2"
-    )
+    caption_templates: tuple[str, ...] = option((), "prompts with {} for a caption: 'a photo of {}' 'a {} icon'")
+    caption_template_shares: dict[str, float] = option({}, "share of a field's captions in a template: name=0.2")
     word_drop: float = option(0.0, "share of the words that captions lose, other ones in each epoch; one word stays")
-    select: str | None = option(
-        None, "keep only samples whose JSON fits, e.g. 'group=animals nature|food drink;style!=noto'"
-    )
-    noise_ratio: float = option(
-        0.0, "share of the captions that are given to other samples, the same ones for the whole run: noise.jsonl"
-    )
+    select: str | None = option(None, "keep samples whose JSON fits: 'group=animals nature|food drink;style!=noto'")
+    noise_ratio: float = option(0.0, "share of the captions given to other samples for the whole run: noise.jsonl")
     noise_seed: int = option(0, "which captions these are, and where they go; --seed has no say in it")
-    shard_index: str | None = option(
-        None, "path or URL of a shard index (prolip data index), to count and check; default: beside local shards"
-    )
+    shard_index: str | None = option(None, "shard index (prolip data index) to count and check; default: beside shards")
     read_timeout: float = option(ReadPolicy.read_timeout, "seconds without a byte after which a shard's source stalls")
     read_retries: int = option(ReadPolicy.retries, "failures in a row after which a shard is given up")
     shuffle_buffer: int = option(5000, "samples in each stream's shuffle buffer; 1 is off")
     max_bad_fraction: float = option(0.01, "stop when more than this fraction of samples or shards cannot be used")
     captions: int = option(1, "texts drawn for each image; 0: none is read", follows="the method")
-    known_matches: bool = option(
-        False, "add the identities of all captions of each sample to the batches", follows="the method"
-    )
+    known_matches: bool = option(False, "add the identities of all captions to batches", follows="the method")
     unpaired: bool = option(False, "give no image its own text, but one of its batch", follows="the method")
     seed: int = option(0, "seed of order, captions and augmentation", follows="run.seed")
     prefetch: int | None = option(
-        None,
-        f"chunks that each worker prepares ahead; default: {SAMPLES_AHEAD:,} samples of a rank, between "
-        f"{LEAST_AHEAD} and {MOST_AHEAD} chunks",
+        None, f"chunks that a worker prepares ahead; default: {SAMPLES_AHEAD:,} samples, 2 to 32"
     )
 
     @property
@@ -115,6 +88,11 @@ class DataConfig:
     def read_policy(self) -> ReadPolicy:
         """Time-outs and retries of shards, which may be commands; ValueError."""
         return ReadPolicy(read_timeout=self.read_timeout, retries=self.read_retries, pipes=True)
+
+    @property
+    def rest(self) -> Split | None:
+        """The images that --split leaves to train on."""
+        return None if self.split is None else Split(self.split, "rest")
 
     @property
     def sampler(self) -> CaptionSampler:

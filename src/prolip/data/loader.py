@@ -199,7 +199,7 @@ class Loader:
         self._chunks.epoch.value = epoch
 
     def faults(self) -> dict[str, int]:
-        """Faults by kind since the loader was made, with the `samples` and `shards` that were read."""
+        """Faults by kind so far, with the `samples` and `shards` that were read."""
         return self._guard.total.summary()
 
     def close(self) -> None:
@@ -289,7 +289,7 @@ def join_states(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 def check_same_order(saved: dict[str, Any], now: dict[str, Any]) -> None:
     """ValueError where the rest of a saved epoch would be other samples."""
-    where = f"the checkpoint stands {saved['batches']} batches inside epoch {saved['epoch']}"
+    where = f"the checkpoint is {saved['batches']} batches inside epoch {saved['epoch']}"
     remedy = "or go on from a checkpoint between epochs, where this may change"
     if (streams := saved["streams"]) != now["streams"]:
         what = f"{where}, whose samples are shared out to {streams} streams (ranks x workers), this run has"

@@ -7,9 +7,7 @@ or a text of its JSON or of a list there.
 from __future__ import annotations
 
 import json
-import logging
 import random
-import time
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -23,9 +21,9 @@ from prolip.data.faults import Gather, SampleFault, ShardFault, alone
 from prolip.data.order.streams import RowSource, ShardSource, Source
 from prolip.data.samples import Raw, Row, caption_parts, has_image, is_selected, json_record
 
-log = logging.getLogger(__name__)
-#: Associations that are held in memory while they are shuffled, some 300 bytes each; seconds between lines of the log.
-MOST, EVERY = 20_000_000, 10.0
+#: Associations that are held in memory while they are shuffled, some 300 bytes each.
+MOST = 20_000_000
+TOO_MANY = "the data has more than {:,} associations, and they are shuffled in memory: train on fewer samples"
 #: A sample: the number of its shard in the order of --train-data (0 for tables and folders), and its key.
 Owner = tuple[int, str]
 
@@ -44,13 +42,6 @@ class Swap(NamedTuple):
 
     slot: Slot
     source: Slot
-
-    def to_dict(self) -> dict[str, Any]:
-        """A line of noise.jsonl."""
-        slot, source = self
-        ends = {"own": slot.text, "given": source.text, "from": source.owner[1], "from_slot": source.number}
-        shards = {"shard": slot.owner[0], "from_shard": source.owner[0]}
-        return {"key": slot.owner[1], "field": slot.field, "slot": slot.number} | ends | shards
 
 
 def slots_of(raw: Raw, owner: Owner, captions: CaptionSampler) -> list[Slot]:
@@ -143,7 +134,11 @@ class Noise:
     def write(self, path: Path) -> None:
         """One JSON object per shuffled association, in the order of fields and of the data."""
         with path.open("w", encoding="utf-8") as file:
-            file.writelines(json.dumps(swap.to_dict()) + "\n" for swap in self.swaps)
+            for slot, source in self.swaps:
+                (shard, key), (from_shard, from_key) = slot.owner, source.owner
+                line = {"key": key, "field": slot.field, "slot": slot.number, "own": slot.text, "given": source.text}
+                line |= {"from": from_key, "from_slot": source.number, "shard": shard, "from_shard": from_shard}
+                file.write(json.dumps(line) + "\n")
 
 
 def shuffle(slots: Iterable[Slot], ratio: float, seed: int) -> tuple[Swap, ...]:
@@ -158,11 +153,6 @@ def shuffle(slots: Iterable[Slot], ratio: float, seed: int) -> tuple[Swap, ...]:
         order = derange([slot.owner for slot in chosen], rng)
         swaps += [Swap(slot, chosen[place]) for slot, place in zip(chosen, order)]
     return tuple(swaps)
-
-
-def show_progress() -> None:
-    """Let a command print the progress of the pass."""
-    log.setLevel(logging.INFO)
 
 
 def make_noise(config: DataConfig, source: Source, rank: int = 0, gather: Gather = alone) -> Noise | None:
@@ -187,7 +177,7 @@ def make_noise(config: DataConfig, source: Source, rank: int = 0, gather: Gather
     def merge(parts: list[tuple[dict[int, list[Slot]], str]]) -> tuple[tuple[Swap, ...], int]:
         whole = {number: slots for part, _ in parts for number, slots in part.items()}
         slots = [slot for number in sorted(whole) for slot in whole[number]]
-        problem = next((said for _, said in parts if said), "") or (too_many() if len(slots) > MOST else "")
+        problem = next((said for _, said in parts if said), "") or (TOO_MANY.format(MOST) if len(slots) > MOST else "")
         if problem or not slots:
             none = "the data has no captions to shuffle: leave it out"
             raise ValueError(f"--noise-ratio {config.noise_ratio}: {problem or none}")
@@ -205,7 +195,7 @@ def read_slots(
     Samples that cannot be used are passed over: training counts them. ValueError: see `make_noise`.
     """
     found: dict[int, list[Slot]] = {}
-    count, logged = 0, time.monotonic()
+    count = 0
     selector = source.selector if isinstance(source, ShardSource) else None
     for number, raw in texts_of(source, shards, rank, ranks):
         try:
@@ -215,16 +205,8 @@ def read_slots(
         found.setdefault(number, []).extend(slots)
         count += len(slots)
         if count > MOST:
-            raise ValueError(too_many())
-        if rank == 0 and time.monotonic() - logged > EVERY:
-            logged = time.monotonic()
-            log.info("noise: read %s captions, shard %d of %d", f"{count:,}", number + 1, max(len(shards), 1))
+            raise ValueError(TOO_MANY.format(MOST))
     return found
-
-
-def too_many() -> str:
-    """The words for associations that memory does not hold."""
-    return f"the data has more than {MOST:,} associations, and they are shuffled in memory: train on fewer samples"
 
 
 def texts_of(source: Source, shards: dict[str, int], rank: int, ranks: int) -> Iterator[tuple[int, Raw]]:

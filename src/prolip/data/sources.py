@@ -32,7 +32,6 @@ from prolip.data.reading.stream import is_local
 from prolip.data.reading.tables import TableColumns
 from prolip.data.reading.tar import ShardReader, read_shard
 from prolip.data.samples import Raw, Row, caption_parts, has_image, image_bytes, is_selected, json_record
-from prolip.data.split import Split
 from prolip.data.synthetic import SyntheticSource
 from prolip.utils.messages import naming
 from prolip.utils.secrecy import redacted
@@ -69,18 +68,13 @@ def build_source(config: DataConfig, streams: int) -> tuple[Source, int]:
         raise ValueError(f"--dataset-resampled draws shards, and --train-data {named!s} is of the kind {kind}")
     with naming("--train-data"):
         columns, selector = table_columns(config), Selector.parse(config.select)
-        split, max_bad = rest_of(config), config.max_bad_fraction
+        split, max_bad = config.rest, config.max_bad_fraction
         rows = read_rows(named, columns, selector, config.train_split, split, max_bad)
         if config.captions:
             check_captions(rows, CaptionSampler.parse(config.caption_sampling), kind)
     if len(rows) < streams:
         raise ValueError(f"{len(rows)} samples for {streams} loader streams: use fewer --workers or ranks")
     return RowSource(len(rows), rows, rows.texts, rows.groups()), given or len(rows)
-
-
-def rest_of(config: DataConfig) -> Split | None:
-    """The images that --split leaves to train on."""
-    return None if config.split is None else Split(config.split, "rest")
 
 
 def table_columns(config: DataConfig) -> TableColumns:
@@ -118,7 +112,7 @@ def build_shard_source(config: DataConfig, address: str, streams: int) -> tuple[
             )
         log.info("%d shards for %d streams: every stream reads all and keeps its share", len(shards), streams)
     index, counted = find_entries(config, urls, sizes)
-    reader = ShardReader(config.read_policy, index, split=rest_of(config))
+    reader = ShardReader(config.read_policy, index, split=config.rest)
     with naming("--train-data"):
         # with any loss tolerated the first samples decide nothing; of remote shards the stream reports it
         if config.max_bad_fraction < 1 and local:

@@ -36,7 +36,6 @@ class Refused(Exception):
 
 class App:
     """The explorer without its web server: `looks` take nothing, `questions` JSON values; both return JSON values.
-
     scores: the folder of `prolip curate score`, for rules over all of its samples; threshold: a calibrated refusal.
     """
 

@@ -36,12 +36,11 @@ class FirstAnswer(NamedTuple):
 def first_answer(
     asked: Gaussian, candidates: Iterable[Gaussian], own: Score, side: Side, doubts: Callable = lambda image: None
 ) -> FirstAnswer | None:
-    """The confidence of the best of all candidates, batches (N, D), for a query (1, D); None if none was trained.
-
-    Of a text the match probability: it is true of many images, whose shares of a softmax are small. Of an image with
-    units the softmax of the cosines (`Units.code_length`), where equally good captions share it, so with several right
-    ones it is too low. Otherwise the softmax by the trained scale. doubts: of unit means (1, D), the querying image
-    or else the best one.
+    """The confidence of the best of all candidates, batches (N, D), for a query (1, D); None if none was trained. Of a
+    text the match probability: it is true of many images, whose shares of a softmax are small. Of an image with units
+    the softmax of the cosines (`Units.code_length`), where equally good captions share it, so with several right ones
+    it is too low. Otherwise the softmax by the trained scale. doubts: of unit means (1, D), the querying image or else
+    the best one.
     """
     first, units, among, best, total = asked, own.units, 0, -math.inf, torch.tensor(-math.inf, dtype=torch.float64)
     way = "match" if own.match_probability(torch.zeros(1)) is not None else "share"
@@ -71,9 +70,8 @@ def first_answer(
 
 
 def judge(answer: FirstAnswer | None, novelty: dict[str, float]) -> dict[str, Any]:
-    """The parts that speak against answering, and the remaining probability exp(-sum).
-
-    novelty: nats by end of the tower. `prolip.uncertainty.novelty.refusal` is the sum.
+    """The parts that speak against answering, and the remaining probability exp(-sum). novelty: nats by end of the
+    tower. `prolip.uncertainty.novelty.refusal` is the sum.
     """
     parts, foreign = [], 0.0
     if answer is not None:

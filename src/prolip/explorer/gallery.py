@@ -55,9 +55,8 @@ class Map(NamedTuple):
 
 
 class Gallery:
-    """An index on the page, with at most a block and four bytes an item of it in memory.
-
-    uncertainty: (N,) float32 of all rows, NaN for deleted ones; mapped: the `Map`.
+    """An index on the page, with at most a block and four bytes an item of it in memory. uncertainty: (N,) float32 of
+    all rows, NaN for deleted ones; mapped: the `Map`.
     """
 
     def __init__(self, index: SearchIndex):
@@ -150,9 +149,8 @@ class Texts(NamedTuple):
 
 
 class Captions:
-    """At most `most` distinct texts of a gallery (its captions, or its items) and `further` ones.
-
-    found: embeds them, once.
+    """At most `most` distinct texts of a gallery (its captions, or its items) and `further` ones. found: embeds them,
+    once.
     """
 
     def __init__(self, gallery: Gallery, embedder: Embedder | None, most: int, further: Sequence[str]):
@@ -202,9 +200,8 @@ class Captions:
         return [{"text": cut(texts[i]), **self.gallery.meaning_of(trace, "text")} for i, trace in zip(some, traces)]
 
     def walk(self, asked: Gaussian, label: str, side: str, root: str) -> dict[str, Any]:
-        """The captions from a query (1, D) to its root, ProLIP 4.4, each with the nearest images of the gallery.
-
-        A text begins at itself. ValueError for an unknown root, and without a model or captions.
+        """The captions from a query (1, D) to its root, ProLIP 4.4, each with the nearest images of the gallery. A text
+        begins at itself. ValueError for an unknown root, and without a model or captions.
         """
         if self.embedder is None:
             raise ValueError("captions are embedded by a model, and there is none: start with --model")

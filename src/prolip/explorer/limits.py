@@ -29,7 +29,6 @@ def turn(lock: threading.Lock, work: str) -> Iterator[None]:
 
 class Places:
     """At most `most` connections. The one that has kept the server waiting longest, over `grace` s, yields to the next.
-
     since: when a connection began to keep the server waiting, None while the server works for it.
     """
 

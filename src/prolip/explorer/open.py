@@ -44,10 +44,9 @@ def open_source(
     precision: str = "fp32",
     **reading: Any,
 ) -> Opened:
-    """Open an index, or build one of saved features or data in `output` or a temporary folder.
-
-    embedder: the model of the index, by default the one that the index names, on this device. reading: of
-    `SearchIndex.add`. ValueError and OSError say what to give.
+    """Open an index, or build one of saved features or data in `output` or a temporary folder. embedder: the model of
+    the index, by default the one that the index names, on this device. reading: of `SearchIndex.add`. ValueError and
+    OSError say what to give.
     """
     temporary, changes = None, ""
     if holds_index(source):

@@ -206,9 +206,8 @@ class Asker:
 
     # --- side by side ------------------------------------------------------------------------------------------------
     def compare(self, asked: PageQuery) -> dict[str, Any]:
-        """The first items by the index's score, the cosine of the means, csd and elk, and where each moved to.
-
-        With more than NUMBERS numbers, the others rank only the SHORTLIST nearest, which `among` says.
+        """The first items by the index's score, the cosine of the means, csd and elk, and where each moved to. With
+        more than NUMBERS numbers, the others rank only the SHORTLIST nearest, which `among` says.
         """
         index, count = self.gallery.index, BESIDE + 1
         whole = len(index) * asked.z.mean.shape[1] <= NUMBERS

@@ -26,10 +26,9 @@ BARS, RULES, CHARACTERS, SHOWN = 40, 12, 500, 12
 
 
 class Samples(NamedTuple):
-    """Samples with the columns that rules read.
-
-    source: in words; usable: (N,) bool, what rules apply to; column: name -> (N,); items: rows for the page, each with
-    `thumbnail`, the end of its address, or None; item: a row as the index has it, or KeyError; command: that selects.
+    """Samples with the columns that rules read. source: in words; usable: (N,) bool, what rules apply to; column: name
+    -> (N,); items: rows for the page, each with `thumbnail`, the end of its address, or None; item: a row as the index
+    has it, or KeyError; command: that selects.
     """
 
     source: str
@@ -129,7 +128,6 @@ def outward(value: float, way: int) -> float:
 
 def try_rules(table: Samples, texts: Sequence[str]) -> dict[str, Any]:
     """Count what rules `NAME: FORMULA` would drop, as `prolip curate select` does: by each, by it alone, by any.
-
     command: selects scored samples; shown: some dropped samples with the reasons, and some kept ones, evenly spread.
     ValueError for what is no rule.
     """

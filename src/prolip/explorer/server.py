@@ -250,10 +250,9 @@ class Handler(BaseHTTPRequestHandler):
             self.close_connection = True
 
     def _end(self) -> None:
-        """End a connection whose body was not read, which would be taken for the next request.
-
-        Read what still comes, up to a bound, until the sender closes: closed earlier, it would lose the answer. A body
-        in chunks comes without its length.
+        """End a connection whose body was not read, which would be taken for the next request. Read what still comes,
+        up to a bound, until the sender closes: closed earlier, it would lose the answer. A body in chunks comes without
+        its length.
         """
         if self.unread:
             with suppress(OSError):

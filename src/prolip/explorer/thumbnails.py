@@ -97,9 +97,8 @@ class Thumbnails:
 
 
 def places_of(path: str) -> tuple[np.ndarray, np.ndarray]:
-    """The keys of a tar as a sorted run, and first byte and size of their images (N, 2), by its headers alone.
-
-    `Gone` for a compressed or damaged tar.
+    """The keys of a tar as a sorted run, and first byte and size of their images (N, 2), by its headers alone. `Gone`
+    for a compressed or damaged tar.
     """
     found: dict[str, tuple[int, int, int]] = {}
     try:

@@ -1,4 +1,4 @@
-"""Embeddings of samples and their captions, on one rank or on many: as matched pairs, or as a pool without matches."""
+"""Embed samples and their captions, on one rank or on many: as matched pairs, or without known matches."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from prolip.uncertainty.token_stats import Encoded, encode_with_stats
 if TYPE_CHECKING:
     from prolip.embedder import Embedder
 
-#: Tensors by name on the CPU, a row for each input: mean (B, D); first (B, 2 W), as `Encoded` has it, or log_var (B, D)
+#: Tensors by name on the CPU, a row for each input: mean (B, D); first (B, 2 W), token statistics; or log_var (B, D)
 #: and nats of novelty (B,); changed (B, E, D), means of E strong changes.
 Rows = dict[str, Tensor]
 Encode = Callable[[Tensor], Rows]
@@ -38,9 +38,8 @@ NOVELTY = "novelty "
 
 
 class Part(NamedTuple):
-    """What one rank has embedded. image: rows of n images, with keys; its `first` and `changed`, where there are any,
-    are of the images first_of (f,) and changed_of (c,) alone; texts of pair p: `texts[text_of[p]]`, of image
-    `image_of[p]`.
+    """Embeddings of one rank. image: rows of n images, with keys; its `first` and `changed`, if there are any, are of
+    the images first_of (f,) and changed_of (c,) alone; pair p: image `image_of[p]` with the text `texts[text_of[p]]`.
     """
 
     keys: list[str]
@@ -53,14 +52,14 @@ class Part(NamedTuple):
     changed_of: Tensor = torch.empty(0, dtype=torch.int64)
 
     def rows_of(self, name: str) -> int:
-        """How many rows these tensors of the images have."""
+        """Number of rows of these tensors."""
         return len({"first": self.first_of, "changed": self.changed_of}.get(name, self.keys))
 
 
 class Least:
     """Holds the `most` images whose keys have the smallest checksums, in half precision.
 
-    With the `limit` of all ranks the sample does not depend on how the images are distributed.
+    With the `limit` of all ranks the sample is the same for any number of ranks.
     """
 
     def __init__(self, most: int):
@@ -68,11 +67,11 @@ class Least:
 
     def add(self, key: str, row: int, pixels: Tensor) -> None:
         """Hold an image, `row` of the part, while its checksum is among the smallest."""
-        entry = (-checksum(key), key, row, pixels)
+        name = -checksum(key), key
         if len(self._held) < self.most:
-            heapq.heappush(self._held, (*entry[:3], pixels.half()))
-        elif self.most and entry[:2] > self._held[0][:2]:
-            heapq.heapreplace(self._held, (*entry[:3], pixels.half()))
+            heapq.heappush(self._held, (*name, row, pixels.half()))
+        elif self.most and name > self._held[0][:2]:
+            heapq.heapreplace(self._held, (*name, row, pixels.half()))
 
     @property
     def names(self) -> list[tuple[int, str]]:
@@ -104,7 +103,7 @@ def embed_pairs(
     fingerprint: of the model's means; faults: counts what is left out. ValueError for a model without a logit scale.
     """
     if embedder.logit_scale is None:
-        raise ValueError(f"{embedder.name} has no logit_scale, which says how sure a cosine is: it was not contrastive")
+        raise ValueError(f"{embedder.name} has no logit_scale: only contrastive models can be fitted")
     found = enough(captioned_samples(data, embedder.preprocess, samples, faults=faults))
     counted = tqdm(found, desc="images", unit="", disable=not sys.stderr.isatty())
     held, image = Least(changes), lambda batch: means(embedder.encode_hidden(batch))
@@ -115,16 +114,14 @@ def embed_pairs(
 
 
 def enough(samples: Iterator[Captioned]) -> Iterator[Captioned]:
-    """The same samples. ValueError, before the first is used, where they have fewer than LEAST pairs in all."""
+    """The same samples. ValueError, before the first is used, for fewer than LEAST pairs in all."""
     first = list(islice(samples, LEAST))  # each has a caption or more
     check_enough(sum(len(sample.chances) for sample in first))
     return chain(first, samples)
 
 
-def embed_images(
-    samples: Iterable[Captioned], encode: Encode, batch_size: int = 128, held: Least | None = None
-) -> Part:
-    """This rank's images, and what their captions are. held: takes pictures that are to be changed."""
+def embed_images(samples: Iterable[Captioned], encode: Encode, batch_size=128, held: Least | None = None) -> Part:
+    """This rank's images, with their captions. held: collects images to change."""
     found, keys, row_of, iterator = list[Rows](), list[str](), dict[str, int](), iter(samples)
     image_of, text_of, weight = [], [], []
     while group := list(islice(iterator, batch_size)):
@@ -138,7 +135,7 @@ def embed_images(
                 held.add(sample.key, len(keys), sample.pixels)
             keys.append(sample.key)
     image, some = join_rows(found), torch.empty(0, dtype=torch.int64)
-    if "first" in image:  # of some, or first tokens were the largest part of what travels between ranks
+    if "first" in image:  # of some: all would be most of the traffic between ranks
         some = chosen(keys)
         image["first"] = image["first"][some]
     images, texts = (torch.tensor(x, dtype=torch.int64) for x in (image_of, text_of))
@@ -164,18 +161,16 @@ def embed_changed(part: Part, held: Least, encode: Encode, preprocess: Any, batc
 
 
 def chosen(names: Sequence[str]) -> Tensor:
-    """Rows of the SAMPLE names (all, where there are fewer) whose checksums are the least, in order, (f,) int64: the
-    same ones, however the names are shared out to ranks.
-    """
+    """Rows of the SAMPLE names with the smallest checksums, or all of fewer, in order, (f,) int64."""
     order = sorted(range(len(names)), key=lambda row: (checksum(names[row]), names[row]))
     return torch.tensor(sorted(order[:SAMPLE]), dtype=torch.int64)
 
 
 def join(parts: Sequence[Part], image: Rows | None = None) -> Part:
-    """The parts of all ranks as one: images by key and texts by letters, in an order that does not depend on the ranks.
+    """The parts of all ranks as one, in an order that does not depend on the ranks: images by key, texts by letters.
 
-    image: the rows of all parts, one part's after the other's, where they have none themselves. ValueError where there
-    is no image at all.
+    image: the rows of all parts, one part's after the other's, where they have none themselves. ValueError without any
+    image.
     """
     parts = [part for part in parts if len(part.keys)]
     if not parts:
@@ -197,17 +192,8 @@ def join(parts: Sequence[Part], image: Rows | None = None) -> Part:
     image = join_rows([part.image for part in parts]) if image is None else image
     by = {"first": some, "changed": changes.argsort()}
     image = {name: x[by.get(name, torch.tensor(order))] for name, x in image.items()}
-    weight = torch.cat([part.weight for part in parts])
-    return Part(
-        [keys[row] for row in order],
-        image,
-        texts,
-        image_of[pairs],
-        text_of[pairs],
-        weight[pairs],
-        rows[some],
-        changes.sort().values,
-    )
+    weight, named = torch.cat([part.weight for part in parts])[pairs], [keys[row] for row in order]
+    return Part(named, image, texts, image_of[pairs], text_of[pairs], weight, rows[some], changes.sort().values)
 
 
 def join_rows(found: Sequence[Rows]) -> Rows:
@@ -225,9 +211,7 @@ def embed_texts(
     empty: Tensor | None = None,
     model: str = "",
 ) -> Pairs:
-    """The texts of a part embedded: the whole pairs, with the texts' token ids. empty: the mean of the text ""; model:
-    its fingerprint, as in `Pairs`.
-    """
+    """Embed the texts of a part: the whole pairs, with token ids. empty: the mean of the text ""; model: as `Pairs`."""
     some = chosen(part.texts)
     text, ids = encode_texts(part.texts, encode, tokenize, batch_size, some)
     image_first, text_first = part.image.get("first"), text.get("first")
@@ -256,8 +240,9 @@ def embed_texts(
 def embed_pool(
     part: Part, encode: Encode, tokenize: Tokenize, device: torch.device, batch_size: int = 512
 ) -> UnpairedEmbeddings:
-    """This rank's share of a pool, on `device`: the images of its part, and those of its texts that no earlier rank
-    has; encode: of `pool_encoder`. All ranks together. ValueError on all of them for fewer than two images or texts.
+    """This rank's share of a pool, on `device`: the images of its part, and its texts that no earlier rank has.
+
+    encode: of `pool_encoder`. All ranks must call it. ValueError on all of them for fewer than two images or texts.
     """
     (image_rows, _), (text_rows, mine) = (numbered(names, device) for names in (part.keys, part.texts))
     images, texts = image_rows.argsort(), text_rows.argsort()
@@ -265,28 +250,22 @@ def embed_pool(
     for name, count in (("images", len(image_rows)), ("texts", len(texts))):
         if (count := sum(shares(torch.empty(count, device=device)))) < 2:
             raise ValueError(f"{count} {name}: give two or more")
-    # a rank without a text takes what one looks like from the empty one, and without an image from a text
+    # a rank without texts takes their shapes from the empty one, and without images from texts
     text, ids = encode_texts([part.texts[row] for row in texts.tolist()] or [""], encode, tokenize, batch_size)
     text, ids = {name: x[: len(texts)] for name, x in text.items()}, ids[: len(texts)]
     image = {name: x[images] for name, x in (part.image or {name: x[:0] for name, x in text.items()}).items()}
-    z = [Gaussian(rows["mean"].to(device), rows["log_var"].to(device)) for rows in (image, text)]
-    nats = [{name[len(NOVELTY) :]: x for name, x in rows.items() if name.startswith(NOVELTY)} for rows in (image, text)]
-    return UnpairedEmbeddings(
-        keys=[part.keys[row] for row in images.tolist()],
-        image=z[0],
-        text=z[1],
-        text_ids=ids,
-        image_novelty=nats[0],
-        text_novelty=nats[1],
-        image_rows=image_rows[images],
-        text_rows=text_rows[texts],
-    )
+    found: dict[str, Any] = {"image_rows": image_rows[images], "text_rows": text_rows[texts]}
+    for side, rows in (("image", image), ("text", text)):
+        found[side] = Gaussian(rows["mean"].to(device), rows["log_var"].to(device))
+        nats = {name[len(NOVELTY) :]: x for name, x in rows.items() if name.startswith(NOVELTY)}
+        found[f"{side}_novelty"] = nats
+    return UnpairedEmbeddings(keys=[part.keys[row] for row in images.tolist()], text_ids=ids, **found)
 
 
 def encode_texts(
     texts: list[str], encode: Encode, tokenize: Tokenize, batch_size: int, some: Tensor | None = None
 ) -> tuple[Rows, Tensor]:
-    """Rows and ids (M, L) of texts; some: the texts whose first tokens are kept."""
+    """Rows and ids (M, L) of texts; some: the texts whose token statistics are kept."""
     found, ids = [], []
     for start in range(0, len(texts), batch_size):
         ids.append(tokenize(texts[start : start + batch_size]))
@@ -298,13 +277,13 @@ def encode_texts(
 
 
 def join_ids(ids: Sequence[Tensor], tokenize: Tokenize) -> Tensor:
-    """Batches of token ids (N, L), filled to the longest L with the padding that ends the empty text's ids."""
+    """Batches of token ids (N, L), padded to the longest L with the last token of the empty text."""
     longest, padding = max(x.shape[1] for x in ids), int(tokenize([""])[0, -1])
     return torch.cat([torch.nn.functional.pad(x, (0, longest - x.shape[1]), value=padding) for x in ids]).long()
 
 
 def means(hidden: Encoded) -> Rows:
-    """What pairs keep of a batch: means in float32, first tokens, where there are any, in half precision."""
+    """A batch as pairs store it: means in float32, token statistics, if there are any, in half precision."""
     first = {} if hidden.token_stats is None else {"first": hidden.token_stats.half().cpu()}
     return {"mean": hidden.z.mean.float().cpu(), **first}
 
@@ -316,7 +295,7 @@ def hidden_encoder(
     autocast: Callable[[], AbstractContextManager] = nullcontext,
     kept: Callable[[Encoded], Rows] = means,
 ) -> Encode:
-    """What is kept of `encode_hidden` of a model in evaluation mode, of one batch on its device, under autocast."""
+    """`kept` of `encode_with_stats` of a model in evaluation mode, of one batch on its device, under autocast."""
 
     def run(batch: Tensor) -> Rows:
         with autocast():
@@ -333,7 +312,7 @@ def pool_encoder(
     autocast: Callable[[], AbstractContextManager] = nullcontext,
     points: bool = False,
 ) -> Encode:
-    """The same for a pool: Gaussians, and novelty where the model has one; points: without its variances."""
+    """The same for a pool: Gaussians, and the model's novelty, if any; points: without its variances."""
     novelty = fitted_novelty(model, side)
 
     @torch.no_grad()

@@ -161,7 +161,9 @@ class Objective(nn.Module):
         return {f"{side}_mean": self.encode(side, batch[side]).mean for side in ("image", "text")}
 
     def after_step(self) -> None:
-        """Called after every optimiser step, for constraints on parameters; must not wait for the device."""
+        """Called after every optimiser step, for constraints on parameters (a <= 100); must not wait for the device."""
+        if hasattr(self.model, "logit_scale"):
+            clamp_logit_scale(self.model)
 
     def after_training(self, model: Any, pairs: Pairs) -> None:
         """Change buffers that the method added to the trained model, or its averaged twin, by its embeddings `pairs`.
@@ -215,9 +217,6 @@ class MeansObjective(Objective):
         """Means of images and texts (B, D), with scale and bias."""
         return self.means(batch) | logit_scale_and_bias(self.model)
 
-    def after_step(self) -> None:
-        clamp_logit_scale(self.model)
-
 
 #: What the variances of a method mean, for the report: learned in training, fitted at its end, or none.
 LEARNED = """Every image and text is a Gaussian. Training learns its variances together with its mean: a large variance
@@ -265,6 +264,16 @@ def in_batch_recall(reps: Reps) -> Terms:
     with without_autocast(image.device):
         first = (image @ F.normalize(text, dim=-1).mT).argmax(1)
     return {RECALL: (first == torch.arange(len(image), device=image.device)).float().mean()}
+
+
+def flat(name: str, z: Gaussian) -> Reps:
+    """A Gaussian as flat representations; `gaussian_of` undoes it."""
+    return {f"{name}_mean": z.mean, f"{name}_log_var": z.log_var}
+
+
+def gaussian_of(reps: Reps, name: str) -> Gaussian:
+    """The Gaussian that `flat` gave, in float32."""
+    return Gaussian(reps[f"{name}_mean"], reps[f"{name}_log_var"]).float()
 
 
 def clip_loss(context: Context) -> nn.Module:

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any
 
 import torch
 from torch import nn
 
 from prolip.flops import image_sides
 from prolip.gaussian import Gaussian
-from prolip.methods.base import Batch, Context, KnownMatches, Reps, Terms, clamp_logit_scale, logit_scale_and_bias
-from prolip.scores import Side
+from prolip.methods.base import Batch, Context, KnownMatches, Reps, Terms, flat, gaussian_of, logit_scale_and_bias
 from prolip.utils.fields import option
 from prolip.utils.flags import check_range
-
-SIDES = get_args(Side)
 
 
 @dataclass(kw_only=True)
@@ -49,21 +46,16 @@ class HeadsObjective(KnownMatches):
 
     def embed(self, batch: Batch) -> Reps:
         """Gaussians of images and texts (B, D) as flat entries, with scale and bias."""
-        z = {side: self.encode(side, batch[side]) for side in SIDES}
-        rows = {f"{side}_{part}": value for side in SIDES for part, value in z[side]._asdict().items()}
-        return rows | logit_scale_and_bias(self.model)
+        image, text = (flat(side, self.encode(side, batch[side])) for side in ("image", "text"))
+        return image | text | logit_scale_and_bias(self.model)
 
     def gaussians(self, reps: Reps) -> tuple[Gaussian, Gaussian]:
         """Images and texts, in float32."""
-        image, text = (Gaussian(reps[f"{side}_mean"], reps[f"{side}_log_var"]).float() for side in SIDES)
-        return image, text
+        return gaussian_of(reps, "image"), gaussian_of(reps, "text")
 
     def for_the_log(self, image: Gaussian, text: Gaussian) -> Terms:
         """Detached mean traces."""
-        return {f"trace_{side}": z.trace.detach().mean() for side, z in zip(SIDES, (image, text))}
-
-    def after_step(self) -> None:
-        clamp_logit_scale(self.model)
+        return {"trace_image": image.trace.detach().mean(), "trace_text": text.trace.detach().mean()}
 
 
 def freeze_unread(model: Any, parameters: Iterable[nn.Parameter], parts: Iterable[str] = Gaussian._fields) -> None:

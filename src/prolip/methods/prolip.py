@@ -12,7 +12,6 @@ import torch
 
 from prolip import views
 from prolip.flops import EncoderPass
-from prolip.gaussian import Gaussian
 from prolip.losses import inclusion_loss, ppcl_over_ranks, vib
 from prolip.measures.paired import INCLUSION_FORMS
 from prolip.methods.base import (
@@ -22,7 +21,8 @@ from prolip.methods.base import (
     Method,
     Reps,
     Terms,
-    clamp_logit_scale,
+    flat,
+    gaussian_of,
     logit_scale_and_bias,
 )
 from prolip.random import Stream
@@ -151,9 +151,9 @@ class ProLIPObjective(KnownMatches):
         Masked texts share the text pass; masked images are a pass of their own over the kept patches.
         """
         image = self.encode("image", batch["image"])
-        reps = _flat("image", image) | logit_scale_and_bias(self.model)
+        reps = flat("image", image) | logit_scale_and_bias(self.model)
         if self.config.alpha2 == 0:
-            return reps | _flat("text", self.encode("text", batch["text"]))
+            return reps | flat("text", self.encode("text", batch["text"]))
         if "masked_image" not in batch:
             raise ValueError("the batch has no masked views and alpha2 is not 0: call objective.prepare(batch, step)")
         rows, masked = len(batch["text"]), [batch["masked_text"]] if self.masks_texts else []
@@ -162,8 +162,8 @@ class ProLIPObjective(KnownMatches):
             masked_image = self.encode("image", batch["masked_image"], keep=batch["keep"])
         else:  # a micro-batch may hold no masked row
             masked_image = image.select(slice(0, 0))
-        reps = reps | _flat("text", texts.select(slice(None, rows))) | _flat("masked_image", masked_image)
-        return reps | _flat("masked_text", texts.select(slice(rows, None))) if self.masks_texts else reps
+        reps = reps | flat("text", texts.select(slice(None, rows))) | flat("masked_image", masked_image)
+        return reps | flat("masked_text", texts.select(slice(rows, None))) if self.masks_texts else reps
 
     def terms(self, reps: Reps, batch: Batch) -> Terms:
         """Equation 6 and its parts, unweighted; with the detached statistics of traces for the log."""
@@ -171,7 +171,7 @@ class ProLIPObjective(KnownMatches):
         views = [view for view in ("image", "text", "masked_image", "masked_text") if f"{view}_mean" in reps]
         settings = {name: getattr(config, f"inclusion_{name}") for name in ("scale", "eps", "form", "reduction")}
         inclusion: Callable[..., torch.Tensor] = partial(inclusion_loss, **settings)
-        z = {view: Gaussian(reps[f"{view}_mean"], reps[f"{view}_log_var"]).float() for view in views}
+        z = {view: gaussian_of(reps, view) for view in views}
         terms = {
             "ppcl": ppcl_over_ranks(z["image"], z["text"], reps["scale"], reps["bias"], self.matches(batch)),
             "inclusion_image_text": inclusion(z["image"], z["text"]),
@@ -187,13 +187,6 @@ class ProLIPObjective(KnownMatches):
         # A term without weight is for the log: outside of the sum, it cannot bring a non-finite gradient.
         loss = torch.stack([weights[name] * term for name, term in terms.items() if weights[name] > 0]).sum()
         return {"loss": loss} | terms | {f"trace_{view}": z[view].detach().trace.mean() for view in views}
-
-    def after_step(self) -> None:
-        clamp_logit_scale(self.model)
-
-
-def _flat(name: str, z: Gaussian) -> Reps:
-    return {f"{name}_mean": z.mean, f"{name}_log_var": z.log_var}
 
 
 METHODS = {"prolip": Method(ProLIPConfig, ProLIPObjective, CSDScore)}

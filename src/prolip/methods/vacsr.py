@@ -322,9 +322,6 @@ class VACSRObjective(HeadsObjective):
         loss = tiled_loss_over_ranks(sample, *rows, pairs, adapter, self.matches(batch), tile=config.pair_tile)
         return {"loss": loss} | parts
 
-    def after_step(self) -> None:
-        """There is no scale to clamp."""
-
 
 def pair_terms(logit: Tensor, log_var: Tensor, positive: Tensor) -> Terms:
     """Reconstruction, L_sigma of the matches and of the hardest negatives, of images with all texts, (n, m) each.

@@ -99,7 +99,6 @@ def search(
     index: faiss.Index, asked: Tensor, count: int, probe: int, alive: np.ndarray | None = None
 ) -> tuple[Tensor, Tensor]:
     """Find rows near queries [u, 0], (Q, P + 1) -> (Q, count) int64, -1 if there are fewer, and squared L2 distances.
-
     probe: lists to read, or candidates of a graph to visit; alive: (N,) bool, rows to find, None: all.
     """
     kept = None if alive is None else FAISS.IDSelectorBitmap(np.packbits(alive, bitorder="little"))
@@ -113,9 +112,8 @@ def search(
 
 
 def table(items: int, dim: int, probabilistic: bool = True) -> str:
-    """The room that an index by csd takes, a row per type; disk includes variances, keys and captions.
-
-    Building needs the sample in three copies (vectors, padded, normalised), its centres and rows, and a block.
+    """The room that an index by csd takes, a row per type; disk includes variances, keys and captions. Building needs
+    the sample in three copies (vectors, padded, normalised), its centres and rows, and a block.
     """
     lines = [
         "| kind | memory per item, bytes | memory, GB | disk, GB | most memory while building, GB | lists |",

@@ -41,10 +41,9 @@ NOT_FINITE = "the gallery holds NaN or infinite numbers, so its files are damage
 
 
 class GaussianArrays(NamedTuple):
-    """N Gaussians and their search vectors.
-
-    mean, log_var: (N, D) float32, log_var None for points; vector: (N, P + 1) float32, [v, b] of a score that factors;
-    reach, lift: max |v| and max(b, 0); alive: (N,) bool, None if no row is deleted; block: rows read at once.
+    """N Gaussians and their search vectors. mean, log_var: (N, D) float32, log_var None for points; vector: (N, P + 1)
+    float32, [v, b] of a score that factors; reach, lift: max |v| and max(b, 0); alive: (N,) bool, None if no row is
+    deleted; block: rows read at once.
     """
 
     mean: np.ndarray
@@ -103,7 +102,6 @@ def empty(queries: int, k: int) -> TopK:
 
 class Steady(TorchFunctionMode):
     """Compute the measures so that equal pairs get equal bits at any place of a block. For values without a graph.
-
     PyTorch computes logaddexp, sinh and atanh differently at the end of a block; exp, expm1 and log1p do not differ.
     """
 
@@ -119,9 +117,8 @@ class Steady(TorchFunctionMode):
 
 
 def nearest(score: Score, queries: Gaussian, gallery: GaussianArrays, k: int, side: Side = "text") -> TopK:
-    """Find the k best items of each query; side: of the queries.
-
-    The gallery's vectors are those of the score if it factors; otherwise `score_all` scores every pair.
+    """Find the k best items of each query; side: of the queries. The gallery's vectors are those of the score if it
+    factors; otherwise `score_all` scores every pair.
     """
     asked = index_vectors(score, queries.float(), gallery=False, side=side)
     if asked is None:
@@ -157,9 +154,8 @@ def _nearest_of_some(
 
 
 def candidates(asked: np.ndarray, gallery: GaussianArrays, count: int) -> TopK:
-    """Find the `count` largest float32 inner products with the gallery's vectors, (Q, P + 1) -> (Q, count).
-
-    count: at most the living rows.
+    """Find the `count` largest float32 inner products with the gallery's vectors, (Q, P + 1) -> (Q, count). count: at
+    most the living rows.
     """
     rows, scores = empty(len(asked), 0)
     for some in gallery.blocks():
@@ -176,11 +172,10 @@ def candidates(asked: np.ndarray, gallery: GaussianArrays, count: int) -> TopK:
 
 
 def error_bound(asked: Tensor, gallery: GaussianArrays, least: Tensor) -> Tensor:
-    """Bound how far an item's float64 score can be above its float32 inner product, (Q,) float64.
-
-    A dot product of P + 1 terms is off by (P + 1) eps/2 sum |u_i v_i| in any order of summation (Jeannerod and Rump
-    2013), and its factors were rounded and summed in float32: (P + 64) eps (|u| |v| + |b|) exceeds both. An item whose
-    b is below -2 (|u| |v| + |s|) scores less than s, the `least` that counts, however it is rounded.
+    """Bound how far an item's float64 score can be above its float32 inner product, (Q,) float64. A dot product of P +
+    1 terms is off by (P + 1) eps/2 sum |u_i v_i| in any order of summation (Jeannerod and Rump 2013), and its factors
+    were rounded and summed in float32: (P + 64) eps (|u| |v| + |b|) exceeds both. An item whose b is below -2 (|u| |v|
+    + |s|) scores less than s, the `least` that counts, however it is rounded.
     """
     length = asked[:, :-1].double().norm(dim=1) * gallery.reach
     offset = torch.maximum(2 * (length + least.abs()), torch.tensor(gallery.lift, dtype=torch.float64))
@@ -191,7 +186,6 @@ def rescored(
     score: Score, queries: Gaussian, rows: Tensor, items_of: Callable[[np.ndarray], Gaussian], side: Side = "text"
 ) -> Tensor:
     """Score some items of each query in float64 (networks: float32), rows (Q, m) -> (Q, m); -inf where rows are -1.
-
     items_of: rows (M,) -> Gaussian (M, D).
     """
     queries, other = queries.to(precise(score)), other_side(side)
@@ -303,9 +297,8 @@ def bucket_bounds(queries: Gaussian, buckets: Sequence[Bucket]) -> Tensor:
 
 
 def _negative_elk(difference: Tensor, width: Tensor, least: Tensor) -> Tensor:
-    """-1/2 sum_d [difference^2 / width + log least], (N, D) -> (N,); width, least: v_p + v_q.
-
-    Equal rows get equal bits at any place: logaddexp rounds differently at the end of a block, exp and log do not.
+    """-1/2 sum_d [difference^2 / width + log least], (N, D) -> (N,); width, least: v_p + v_q. Equal rows get equal bits
+    at any place: logaddexp rounds differently at the end of a block, exp and log do not.
     """
     return difference.square().div_(width).add_(least.log()).sum(1).mul_(-0.5)
 
@@ -344,7 +337,6 @@ def nearest_by_elk(queries: Gaussian, buckets: Sequence[Bucket], k: int) -> tupl
 
 def _search_bucket(bucket: Bucket, queries: Gaussian, asked: Tensor, best: TopK) -> int:
     """Score the items of a bucket that may be among the best of these queries, which change in place; return how many.
-
     The k items of the highest bounds come first, as their scores exclude others.
     """
     items = bucket.gallery.gaussian(bucket.rows).to(torch.float64)

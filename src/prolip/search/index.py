@@ -46,10 +46,9 @@ SAVE = 600.0
 
 
 class SearchIndex:
-    """Gaussians in a folder, with an index of one score. `find`, `items` and `writing` are those of its store.
-
-    score: ranks the answers; coarse: the score that the index serves, `score` if it factors, else csd, which chooses
-    the items that `score` ranks; kind: the type of index; side: of the gallery, queries are compared as the other.
+    """Gaussians in a folder, with an index of one score. `find`, `items` and `writing` are those of its store. score:
+    ranks the answers; coarse: the score that the index serves, `score` if it factors, else csd, which chooses the items
+    that `score` ranks; kind: the type of index; side: of the gallery, queries are compared as the other.
     """
 
     def __init__(self, folder: str | os.PathLike, verify: bool = False):
@@ -98,10 +97,9 @@ class SearchIndex:
         verify: bool = False,
         **reading: Any,
     ) -> Rebuild:
-        """Index a source, such as "images:photos", or update an index of it; the result has the `index`.
-
-        embedder: of a new index; saved features need none. similarity: a score other than the model's. reading: of
-        `add`. FileExistsError if the folder has an index of another source or type.
+        """Index a source, such as "images:photos", or update an index of it; the result has the `index`. embedder: of a
+        new index; saved features need none. similarity: a score other than the model's. reading: of `add`.
+        FileExistsError if the folder has an index of another source or type.
         """
         kind = kind or IndexSpec()
         check_output(folder, folder=True)
@@ -110,10 +108,8 @@ class SearchIndex:
             addresses = [x["address"] for x in index.store.values["sources"]]
             same = index.kind == kind and addresses in ([], [redacted(source)])
             if not same or similarity not in (None, index.score.name):
-                raise FileExistsError(
-                    f"{folder} is an index of {', '.join(addresses)}, of the type {index.kind.name}, by"
-                    f" {index.score.name}: use prolip search add, or give another folder"
-                )
+                what = f"an index of {', '.join(addresses)}, of the type {index.kind.name}, by {index.score.name}"
+                raise FileExistsError(f"{folder} is {what}: use prolip search add, or give another folder")
         else:
             card, dim, further = sources.described(source, embedder)
             side = sources.side_of(sources.parse(source))
@@ -136,10 +132,9 @@ class SearchIndex:
         progress: bool = False,
         **where: Any,
     ) -> Rebuild:
-        """Add a source, or update the index to what it holds now; count what was added, replaced and removed.
-
-        embedder: the model of the index, loaded by default (where: device and precision). workers: decoding threads,
-        default: all cores but one. skip_damaged: count and skip unreadable images. restore: add deleted items again.
+        """Add a source, or update the index to what it holds now; count what was added, replaced and removed. embedder:
+        the model of the index, loaded by default (where: device and precision). workers: decoding threads, default: all
+        cores but one. skip_damaged: count and skip unreadable images. restore: add deleted items again.
         """
         parsed = sources.parse(source)
         if (side := sources.side_of(parsed)) != self.side:
@@ -159,10 +154,9 @@ class SearchIndex:
         return rebuild
 
     def append(self, address: str, parts: Iterable[Part], rows: int = CHUNK, replace: bool = False) -> None:
-        """Append parts of a source, `rows` at a time; `finish` then adds them to an approximate index.
-
-        parts: from the position of `source` on, where an interrupted append resumes; replace: items take the place of
-        those with their keys, in one step.
+        """Append parts of a source, `rows` at a time; `finish` then adds them to an approximate index. parts: from the
+        position of `source` on, where an interrupted append resumes; replace: items take the place of those with their
+        keys, in one step.
         """
         position, waiting = self.source(address)["position"], list[Part]()
         with self.writing():
@@ -194,6 +188,11 @@ class SearchIndex:
         nothing = {"address": address, "position": 0, "done": False}
         return next((x for x in self.store.values["sources"] if x["address"] == address), nothing)
 
+    def unfinished(self) -> list[str]:
+        """A line for every source that was not read to its end."""
+        what = f"{self.store.folder} holds only the first {{:,}} items of {{}}: rerun its build, if none is running"
+        return [what.format(x["position"], plain(x["address"])) for x in self.store.values["sources"] if not x["done"]]
+
     def find_embedder(
         self, embedder: Embedder | None = None, device: torch.device | str = "auto", precision: str = "fp32"
     ) -> Embedder:
@@ -206,10 +205,8 @@ class SearchIndex:
                 words["model"], words["pretrained"], tokenizer=words["tokenizer"], device=device, precision=precision
             )
         if self.card is not None and embedder.fingerprint != self.card.fingerprint:
-            raise ValueError(
-                f"{embedder.name} is another model than made this index, {self.card.name}: its weights,"
-                " settings, preprocessing or tokenizer differ"
-            )
+            both = f"{embedder.name} is another model than made this index, {self.card.name}"
+            raise ValueError(f"{both}: its weights, settings, preprocessing or tokenizer differ")
         self.warn()
         return embedder
 
@@ -230,7 +227,6 @@ class SearchIndex:
 
     def finish(self, rebuild: bool = False, progress: bool = False) -> None:
         """Add all rows to the approximate index, and write it every SAVE seconds, from where a killed process resumes.
-
         rebuild: learn it again from the current rows, as is done, too, if a new row exceeds the constant of
         `distance_vectors`. Fewer than LEAST rows need no index.
         """
@@ -267,10 +263,7 @@ class SearchIndex:
             raise ValueError(f"{place} is damaged ({why}): {AGAIN.format(place.parent)}") from error
 
     def delete(self, keys: Sequence[str], **values: Any) -> None:
-        """Remove keys from the results, also when their source is read again; values: of the manifest to change.
-
-        ValueError, and nothing changes, if a key is missing.
-        """
+        """Remove keys from the results for good, and change values of the manifest. ValueError for a missing key."""
         self.store.delete(keys, unwanted=True, **values)
 
     # --- searching ---------------------------------------------------------------------------------------------------
@@ -291,9 +284,8 @@ class SearchIndex:
         return self.store.gallery.gaussian(np.asarray(rows, dtype=np.int64))
 
     def batches(self) -> Iterator[tuple[list[Item], Gaussian, Tensor]]:
-        """Yield all items with Gaussians and vectors (n, P + 1), for the index of another program.
-
-        The vectors nearest to `query_vectors` by L2 score highest (`prolip.scores.distance_vectors`).
+        """Yield items, Gaussians and vectors (n, P + 1) for another program: those nearest to `query_vectors` by L2
+        score highest (`prolip.scores.distance_vectors`).
         """
         for rows in self.store.gallery.blocks():
             vectors = ann.vectors_of(self.store.gallery, rows, self.store.values["bounds"][2])
@@ -309,9 +301,8 @@ class SearchIndex:
     def query(
         self, queries: Sequence[str | Query], embedder: Embedder | None = None, top: int = 10, **settings: Any
     ) -> list[list[Answer]]:
-        """Search by texts, or by `Query(text, image)`; return the answers to each, best first.
-
-        embedder: the model of the index, loaded by default; give it to load it once. settings: of `search`.
+        """Search by texts, or by `Query(text, image)`; return the answers to each, best first. embedder: the model of
+        the index, loaded by default; give it to load it once. settings: of `search`.
         """
         asked = [Query(query) if isinstance(query, str) else query for query in queries]
         return [answers or [] for answers in ask(self, asked, self.find_embedder(embedder), top, **settings)[0]]
@@ -319,15 +310,14 @@ class SearchIndex:
     def search(
         self, queries: Gaussian, k: int = 10, probe: int | None = None, rerank: int | None = None, exactly: bool = False
     ) -> TopK:
-        """Find the k best items of each query, (Q, D) -> (Q, k).
-
-        probe: lists to read (`ivf`, `pq`), or candidates of a graph to visit; rerank: candidates of the index to score
-        again, by default k, 10 k of `pq`, at least 200 if the index does not serve the score; exactly: rank all items.
+        """Find the k best items of each query, (Q, D) -> (Q, k). probe: lists to read (`ivf`, `pq`), or candidates of a
+        graph to visit; rerank: candidates of the index to score again, by default k, 10 k of `pq`, at least 200 if the
+        index does not serve the score; exactly: rank all items.
         """
         check_embeddings(queries, "queries", self.store.values["dim"])
         if k < 1 or (probe is not None and probe < 1) or (rerank is not None and rerank < 1):
             raise ValueError(f"{k} answers, probe {probe}, rerank {rerank}: give 1 or more of each")
-        self.store.once("told", self._warn_unfinished)
+        self.store.once("told", lambda: list(map(log.warning, self.unfinished())))
         gallery, role, served = self.store.gallery, other_side(self.side), self.served
         if exactly or not len(self.store) or (self.is_flat and (served or rerank is None)):
             if getattr(self.score, "measure", None) is MEASURES["elk"]:
@@ -343,27 +333,16 @@ class SearchIndex:
             found = found._replace(scores=self._by_vectors(queries, found.rows))
         return exact.joined([exact.top(found, k)], k)
 
-    def _warn_unfinished(self) -> None:
-        for x in self.store.values["sources"]:
-            if not x["done"]:
-                log.warning(
-                    f"{self.store.folder} holds only the first {x['position']:,} items of {plain(x['address'])}: its"
-                    " build was interrupted or is running. Rerun the command to resume"
-                )
-
     def _candidates(self, queries: Gaussian, count: int, probe: int | None, role: Side) -> TopK:
-        """Find candidates (Q, count) by the coarse score, exactly if there is no approximate index.
-
-        The score is u.v + b = (|u|^2 + c - d) / 2, d the squared distance of [u, 0] and [v, sqrt(c - |v|^2 - 2 b)].
+        """Find candidates (Q, count) by the coarse score u.v + b = (|u|^2 + c - d) / 2, with the squared distance d of
+        [u, 0] and [v, sqrt(c - |v|^2 - 2 b)]; exactly if there is no approximate index.
         """
         if self.is_flat:
             return exact.nearest(self.coarse, queries, self.store.gallery, count, role)
         held, total = 0 if self._near is None else self._near.ntotal, len(self.store)
         if self._near is None or held < total:
-            raise ValueError(
-                f"the index is incomplete ({held} of {total} rows). Resume with: prolip search finish"
-                f" {self.store.folder}"
-            )
+            resume = f"prolip search finish {self.store.folder}"
+            raise ValueError(f"the index is incomplete ({held} of {total} rows). Resume with: {resume}")
         own, asked = self._factors(queries), self.query_vectors(queries.float())
         usual = 128 if self.kind.name == HNSW else max(8, self.kind.lists_for(total) // 16)
         rows, distance = ann.search(self._near, asked, count, probe or usual, self.store.gallery.alive)
@@ -386,10 +365,9 @@ class SearchIndex:
         return out.masked_fill(rows < 0, -torch.inf)
 
     def search_inclusion(self, queries: Gaussian, k: int = 10, more_general: bool = True, rerank: int = 1000) -> TopK:
-        """Find near items that include a query, or that it includes, (Q, D) -> (Q, k), or fewer.
-
-        Of the `rerank` nearest, those that pass `inclusion_test`, ranked by `log_inclusion`: the test also grows with
-        the distance of the means, so it orders a pair but does not rank. ValueError for points.
+        """Find near items that include a query, or that it includes, (Q, D) -> (Q, k), or fewer. ValueError for points.
+        Of the `rerank` nearest, those that pass `inclusion_test`, ranked by `log_inclusion`: the test grows with the
+        distance of the means, too.
         """
         near, parts = self.search(queries, rerank), []
         for i, rows in enumerate(row[row >= 0] for row in near.rows):

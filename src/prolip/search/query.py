@@ -59,10 +59,9 @@ class Query(NamedTuple):
 
 @dataclass(frozen=True)
 class Meaning:
-    """What a model says of one input, None if it does not know.
-
-    bits: information about which input of the other side is meant; share: of the other side that it matches;
-    share_range: contains the share of nine of ten texts; ambiguity: of an image, in nats.
+    """What a model says of one input, None if it does not know. bits: information about which input of the other side
+    is meant; share: of the other side that it matches; share_range: contains the share of nine of ten texts; ambiguity:
+    of an image, in nats.
     """
 
     bits: float | None = None
@@ -108,10 +107,9 @@ class Answer(Meaning):
 
 
 def embed(queries: Sequence[Query], embedder: Embedder) -> Embedded:
-    """Embed queries as Gaussians (Q, D), with their novelty if the model has it for all of them.
-
-    A text with an image is their mixture: mean = the normalised mean of the means, variance = the mean of the
-    variances, as of a class and its prompts (ProLIP 4.2). Its novelty is the larger one. ValueError for an empty query.
+    """Embed queries as Gaussians (Q, D), with their novelty if the model has it for all of them. A text with an image
+    is their mixture: mean = the normalised mean of the means, variance = the mean of the variances, as of a class and
+    its prompts (ProLIP 4.2). Its novelty is the larger one. ValueError for an empty query.
     """
     if not queries or any(query[:2] == (None, None) for query in queries):
         raise ValueError("no query, or one without text and image: give texts or images")
@@ -138,10 +136,9 @@ def embed(queries: Sequence[Query], embedder: Embedder) -> Embedded:
 def answers_of(
     index: SearchIndex, found: TopK, pairs: Sequence[bool], asked: Gaussian, reader: Reader | None, scored: bool = True
 ) -> list[list[Answer]]:
-    """Describe the items that were found for each query (Q, D).
-
-    pairs: whether each query is of the other side than the gallery, as the score's training pairs; scored: whether the
-    score found them, so a probability may follow, with the doubt of the pair's image.
+    """Describe the items that were found for each query (Q, D). pairs: whether each query is of the other side than the
+    gallery, as the score's training pairs; scored: whether the score found them, so a probability may follow, with the
+    doubt of the pair's image.
     """
     there, out = found.rows >= 0, list[list[Answer]]([] for _ in pairs)
     rows, places = found.rows[there].unique(return_inverse=True)
@@ -176,9 +173,8 @@ def meanings(z: Gaussian, side: Side, units: Units | None, reader: Reader | None
 
 
 def doubts_of(index: SearchIndex, reader: Reader | None, image: Tensor, own: bool = False) -> Tensor | None:
-    """How far not to trust the model on images, unit means (N, D) -> (N,); None if it was not fitted.
-
-    own: the images are items of the index; SAMPLE of its items then show what kind of images they are.
+    """How far not to trust the model on images, unit means (N, D) -> (N,); None if it was not fitted. own: the images
+    are items of the index; SAMPLE of its items then show what kind of images they are.
     """
     if reader is None:
         return None
@@ -197,13 +193,12 @@ def meaning(index: SearchIndex) -> tuple[Units | None, Score]:
 def confidences(
     index: SearchIndex, asked: Embedded, found: TopK, pairs: Sequence[bool] = (), reader: Reader | None = None
 ) -> dict[str, np.ndarray]:
-    """Confidences of the first answer to each query by name, (Q,), larger is surer; -inf without an answer.
-
-    similarity: its score; lead: over the second; share: log of its softmax by the trained scale; certainty: minus the
-    uncertainties of query and answer; log probability: minus its code length among all items, if the model has units
-    and the gallery at most NUMBERS numbers; familiarity: log of the probability that the query is of the training's
-    kind, if the model knows novelty; joint log probability: the sum of both (`prolip.uncertainty.novelty.refusal`).
-    found: about COMPARED answers, always as many; pairs, reader: as in `answers_of`, for the doubt of images.
+    """Confidences of the first answer to each query by name, (Q,), larger is surer; -inf without an answer. similarity:
+    its score; lead: over the second; share: log of its softmax by the trained scale; certainty: minus the uncertainties
+    of query and answer; log probability: minus its code length among all items, if the model has units and the gallery
+    at most NUMBERS numbers; familiarity: log of the probability that the query is of the training's kind, if the model
+    knows novelty; joint log probability: the sum of both (`prolip.uncertainty.novelty.refusal`). found: about COMPARED
+    answers, always as many; pairs, reader: as in `answers_of`, for the doubt of images.
     """
     queries, first, rows = asked.z, found.scores[:, 0], found.rows[:, 0]
     has_answer, out = rows >= 0, {"similarity": first}
@@ -231,9 +226,8 @@ def confidences(
 
 
 def code_lengths(index: SearchIndex, queries: Gaussian, rows: Tensor) -> Tensor | None:
-    """`Units.code_length` of a row per query among all items, (Q,) nats, inf for row -1.
-
-    None if the model has no units, or the index more than NUMBERS numbers, which each batch would read.
+    """`Units.code_length` of a row per query among all items, (Q,) nats, inf for row -1. None if the model has no
+    units, or the index more than NUMBERS numbers, which each batch would read.
     """
     units, dim = meaning(index)[0], queries.mean.shape[1]
     if units is None or len(index) * dim > NUMBERS or not len(index):
@@ -260,7 +254,6 @@ def ask(
     **settings: Any,
 ) -> tuple[list[list[Answer] | None], list[Meaning], Threshold | None]:
     """The `top` answers to each query, None if refused; the meaning of each query; the threshold of the refusals.
-
     more_general: True or False ranks by inclusion (`SearchIndex.search_inclusion`). known: queries with their right
     keys, as `read_queries` reads them, to calibrate the refusal; risk, delta: of `calibrate`. settings: of `search`.
     """
@@ -297,10 +290,9 @@ def calibrate(
     delta: float = 0.1,
     search: Callable[[Gaussian], TopK] | None = None,
 ) -> Threshold:
-    """Calibrate a threshold (`prolip.search.risk_control`) on queries whose right answers are the keys `right`.
-
-    search: how the later queries are searched, with COMPARED answers or more (default: `index.search`), as other
-    settings may find other first answers. Warns of keys that are not in the index; ValueError if none is.
+    """Calibrate a threshold (`prolip.search.risk_control`) on queries whose right answers are the keys `right`. search:
+    how the later queries are searched, with COMPARED answers or more (default: `index.search`), as other settings may
+    find other first answers. Warns of keys that are not in the index; ValueError if none is.
     """
     keys = list(dict.fromkeys(key for some in right for key in some))
     rows = dict(zip(keys, index.find(keys).tolist()))

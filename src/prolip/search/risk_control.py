@@ -28,9 +28,8 @@ CHOOSING, TRIED = 0.25, 100
 
 
 class Threshold(NamedTuple):
-    """Answer if the confidence called `by` is at least `least`; inf: no threshold holds, refuse all.
-
-    risk, delta: of the guarantee; answered, wrong, tested: counts of the test queries.
+    """Answer if the confidence called `by` is at least `least`; inf: no threshold holds, refuse all. risk, delta: of
+    the guarantee; answered, wrong, tested: counts of the test queries.
     """
 
     by: str
@@ -83,10 +82,9 @@ def most_wrong(answers: int, risk: float, delta: float) -> int:
 def find_threshold(
     confidences: Mapping[str, Array], wrong: Array, risk: float, delta: float = 0.1, seed: int = 0
 ) -> Threshold:
-    """Find the threshold that answers most among those that keep the risk, with the guarantee above.
-
-    confidences: name -> (N,), larger is surer; wrong: (N,) 0 or 1. ValueError for fewer than two queries, NaN, and a
-    risk or delta outside (0, 1).
+    """Find the threshold that answers most among those that keep the risk, with the guarantee above. confidences: name
+    -> (N,), larger is surer; wrong: (N,) 0 or 1. ValueError for fewer than two queries, NaN, and a risk or delta
+    outside (0, 1).
     """
     scores = {name: as_array(x, np.float64) for name, x in confidences.items()}
     error = as_array(wrong, np.float64)

@@ -57,7 +57,6 @@ AHEAD = 2
 
 class Read(NamedTuple):
     """An item of a source. mark: how its fingerprint begins, None: unknown until it is read; data: to be embedded.
-
     position: in the source, from 1; row: in the index, -1 for none; former: the item there.
     """
 
@@ -75,10 +74,9 @@ class Read(NamedTuple):
 
 
 class Rebuild:
-    """One pass over a source by the writer of an index, which holds its lock.
-
-    data: the address as given; the manifest keeps it without secrets. restore: add deleted items again. faults: counts
-    unreadable items, None: raise. added, replaced, removed: items; withheld: items that stay deleted.
+    """One pass over a source by the writer of an index, which holds its lock. data: the address as given; the manifest
+    keeps it without secrets. restore: add deleted items again. faults: counts unreadable items, None: raise. added,
+    replaced, removed: items; withheld: items that stay deleted.
     """
 
     def __init__(self, index: SearchIndex, data: str, restore: bool = False, faults: FaultCounter | None = None):

@@ -51,6 +51,7 @@ AGAIN = "prolip search finish {} --rebuild makes it again"
 #: Bytes that are summed at once.
 READ = 2**24
 Item = dict[str, Any]
+Sources = Sequence[Mapping[str, Any]]
 #: File -> [bytes that count, their checksum].
 Files = dict[str, list[int]]
 
@@ -64,9 +65,8 @@ class Part(NamedTuple):
 
 
 class Store:
-    """Gaussians and their items in a folder; the number of a row never changes.
-
-    near: the approximate index, opened, as its file may be replaced; None if there is none, or it is missing or cut.
+    """Gaussians and their items in a folder; the number of a row never changes. near: the approximate index, opened, as
+    its file may be replaced; None if there is none, or it is missing or cut.
     """
 
     def __init__(self, folder: str | os.PathLike):
@@ -106,8 +106,8 @@ class Store:
             if len(self._files) == len(files) or text == before:
                 break
             before = text
-        if lost := [str(self.folder / name) for name in files if name not in self._files and not name.startswith(NEAR)]:
-            raise ValueError(f"{', '.join(lost)} is missing or cut: {REMEDY}")
+        if lost := [name for name in files if name not in self._files and not name.startswith(NEAR)]:
+            raise ValueError(f"{self.folder / lost[0]} is missing or cut: {REMEDY}")
         self.near = next((file for name, file in self._files.items() if name.startswith(NEAR)), None)
         self._maps = {
             name: np.memmap(file, np.uint8, "r", shape=(self.values["files"][name][0],)).view(np.ndarray)
@@ -121,15 +121,11 @@ class Store:
             self._fates, self._noted, self._any_unwanted = np.zeros(0, dtype=np.uint8), 0, False
 
     def verify(self) -> None:
-        """Read all bytes. ValueError naming the files whose checksum differs from the manifest."""
-        wrong = [
-            name
-            for name, (size, checksum) in self.values["files"].items()
-            if name not in self._files or _checksum(self._files[name], size) != checksum
-        ]
-        if wrong:
-            remedy = AGAIN.format(self.folder) if all(name.startswith(NEAR) for name in wrong) else REMEDY
-            raise ValueError(f"{', '.join(str(self.folder / name) for name in wrong)} is damaged: {remedy}")
+        """Read all bytes. ValueError naming a file whose checksum differs from the manifest."""
+        for name, (size, checksum) in self.values["files"].items():
+            if name not in self._files or _checksum(self._files[name], size) != checksum:
+                remedy = AGAIN.format(self.folder) if name.startswith(NEAR) else REMEDY
+                raise ValueError(f"{self.folder / name} is damaged: {remedy}")
 
     # --- writing -----------------------------------------------------------------------------------------------------
     @contextmanager
@@ -155,25 +151,16 @@ class Store:
                     path.unlink(missing_ok=True)
 
     def append(
-        self,
-        z: Gaussian,
-        items: Sequence[Item],
-        score: Score,
-        side: Side,
-        sources: Sequence[Mapping[str, Any]],
-        replace: bool = False,
+        self, z: Gaussian, items: Sequence[Item], score: Score, side: Side, sources: Sources, replace: bool = False
     ) -> None:
         """Add rows, and how far the sources were read. replace: items take the place of those with their keys.
-
         ValueError for keys that occur twice, or that are there already and may not be replaced.
         """
         with self.writing():
             keys, start = [item["key"] for item in items], len(self)
-            former = self.find(keys)
-            places = {key: place for place, key in enumerate(keys)}
-            if twice := [
-                key for place, key in enumerate(keys) if places[key] != place or (former[place] >= 0 and not replace)
-            ]:
+            former, last = self.find(keys), {key: place for place, key in enumerate(keys)}
+            taken = (former >= 0) & (not replace)
+            if twice := [key for place, key in enumerate(keys) if last[key] != place or taken[place]]:
                 some = ", ".join(map(plain, twice[:3]))
                 raise ValueError(
                     f"{len(twice)} keys are in {self.folder} already or occur twice ({some}): delete them first"
@@ -271,14 +258,11 @@ class Store:
     @cached_property
     def gallery(self) -> GaussianArrays:
         """All rows, mapped from the files."""
-        columns = {
-            name: self._maps[name].view("<f4").reshape(len(self), -1)
-            for name in (VECTOR, MEAN, LOG_VAR)
-            if name in self._maps
-        }
-        vector = columns.get(VECTOR, np.zeros((0, self.values["dim"]), dtype=np.float32))
+        names, dim = self._maps.keys() & {VECTOR, MEAN, LOG_VAR}, self.values["dim"]
+        columns = {name: self._maps[name].view("<f4").reshape(len(self), -1) for name in names}
+        vector = columns.get(VECTOR, np.zeros((0, dim), dtype=np.float32))
         alive = None if not self.fates.any() else self.fates == 0
-        mean, (reach, lift, _) = columns.get(MEAN, vector[:, : self.values["dim"]]), self.values["bounds"] or [0.0] * 3
+        mean, (reach, lift, _) = columns.get(MEAN, vector[:, :dim]), self.values["bounds"] or [0.0] * 3
         return GaussianArrays(mean, columns.get(LOG_VAR), vector, reach, lift, alive, BLOCK)
 
     def items(self, rows: Iterable[int]) -> list[Item]:

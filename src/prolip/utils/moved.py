@@ -41,6 +41,8 @@ MOVED = {
     "prolip.evaluation.suites.emoji": "prolip.corpora.emoji",
     "prolip.curate.expressions": "prolip.curate.rules",
     "prolip.curate.figures": "prolip.curate.signals",
+    "prolip.hub.card": "prolip.hub.sharing",
+    "prolip.hub.saving": "prolip.hub.sharing",
     "prolip.models.weights": "prolip.models.checkpoint",
     "prolip.openclip_names": "prolip.prompts.templates",
     "prolip.options": "training.model_options",

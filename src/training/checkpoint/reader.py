@@ -41,10 +41,7 @@ def list_steps(storage: Storage) -> list[int]:
 
 
 def find_checkpoint(resume: str, storage: Storage) -> tuple[str | None, list[str]]:
-    """(address, why newer ones are skipped): the file that was named, or the newest valid checkpoint of this run.
-
-    With `auto` there may be none; FlagError where all are damaged.
-    """
+    """(address or None, why newer ones are skipped) of the named file, or of the run's newest valid checkpoint."""
     if resume not in ("latest", "auto"):
         check_checkpoint(resume, remedy="; --resume auto takes the newest whole one of the run")
         return resume, []
@@ -67,10 +64,7 @@ def find_checkpoint(resume: str, storage: Storage) -> tuple[str | None, list[str
 
 
 def check_checkpoint(address: str, flag: str = "--resume", remedy: str = "") -> None:
-    """FlagError for a checkpoint that is missing, cut off or damaged, by the CRC-32 of every part.
-
-    flag: what its address was given as; remedy: the end of the message about a damaged one.
-    """
+    """FlagError for a checkpoint, given by `flag`, that is missing, cut off or damaged by the CRC-32 of a part."""
     folder, _, name = address.rpartition("/")
     storage = Storage(folder or ".")
     if name not in storage.names():

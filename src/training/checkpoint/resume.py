@@ -133,10 +133,7 @@ def resume(run: Run, address: str, state: dict[str, Any]) -> None:
 
 
 def same_addresses(config: Config, saved: dict[str, Any]) -> dict[str, Any]:
-    """A checkpoint's config without secrets; FlagError where its data had some and this run's data differ.
-
-    The run adopts the salt of the checkpoint's hashes.
-    """
+    """A checkpoint's config without secrets, of whose hashes the run adopts the salt; FlagError for other data."""
     hashes = saved.get(REDACTED, {})
     for tagged in hashes.values():
         adopt(tagged)

@@ -59,10 +59,7 @@ def clear_run_dir(folder: Path) -> None:
 
 
 def lock_run_dir(folder: Path, patience: float = 120.0, say: Callable[[str], None] = print) -> IO[str]:
-    """Lock the folder until the returned file is closed or the process ends.
-
-    Waits up to `patience` seconds for a process that may still be saving; FlagError after that.
-    """
+    """Lock the folder until the returned file is closed; FlagError if another process holds it for `patience` s."""
     deadline, reported = time.monotonic() + patience, False
     while (file := lock(folder / LOCK)) is None:
         holder = holder_of(folder / LOCK)
@@ -83,10 +80,8 @@ def write_json(path: Path, values: Any) -> None:
 
 
 def write_status(folder: Path, state: str, **facts: Any) -> None:
-    """Write status.json, for scripts that submit runs: running, stopped (on request, can be resumed), finished, failed.
-
-    A killed run leaves `running` there until the next start, see `mark_crashed`. Lost output streams are named, and
-    addresses are without secrets.
+    """Write status.json, for scripts that submit runs: running, stopped (on request, can be resumed), finished, failed;
+    with lost output streams, without secrets of addresses.
     """
     facts = {name: scrub(fact) if isinstance(fact, str) else fact for name, fact in facts.items()}
     if console.lost:
@@ -100,10 +95,7 @@ def read_status(folder: Path) -> dict[str, Any]:
 
 
 def mark_crashed(folder: Path) -> None:
-    """Write `failed` for a killed run whose status.json says `running`; only the holder of the folder's lock may.
-
-    Without a checkpoint: scripts would take one for that of the new start.
-    """
+    """Write `failed`, without a checkpoint, for a killed run that says `running`; only the lock's holder may."""
     status = read_status(folder)
     if status.get("state") == "running":
         reason = "killed: the process ended without a word"
@@ -123,10 +115,7 @@ def rows_of(path: Path) -> Iterator[tuple[bytes, int, str | None]]:
 
 
 def truncate_log(path: Path, step: int, again: str | None = None) -> None:
-    """Drop the lines of a .jsonl file after a step, which a resumed run writes again, and a cut last line.
-
-    again: kind of lines that are dropped at that step, too.
-    """
+    """Drop the lines of a .jsonl file after a step, those of kind `again` also at it, and a cut last line."""
     with replacing(path) as temporary, open(temporary, "wb") as kept:
         for line, at, kind in rows_of(path):
             if at < step or (at == step and (again is None or kind != again)):

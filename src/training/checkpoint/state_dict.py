@@ -55,9 +55,7 @@ def save(run: Run) -> None:
 
 
 def restore(run: Run, state: dict[str, Any], shards: str = "") -> None:
-    """Restore the run from a checkpoint with its shards in that folder; all ranks together. ValueError for that of
-    another run.
-    """
+    """Restore the run from a checkpoint, with its folder of shards, on all ranks; ValueError for another run's."""
     trained, world = run.trained, run.world
     check_same_run(run.config, trained, run.data.global_batch, state)
     state = load_shards(state, shards, patterns(trained, state), world.waiting)

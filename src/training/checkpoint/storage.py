@@ -19,10 +19,7 @@ from prolip.utils.outputs import replacing
 
 
 class Storage:
-    """Files in one folder, each of which is whole under its name or absent.
-
-    beside: folder for downloads where the temporary folders are memory.
-    """
+    """Files in one folder, each whole or absent. beside: for downloads where temporary folders are memory."""
 
     def __init__(self, url: str, beside: Path = Path()):
         self.filesystem, self.root = url_to_fs(check_address(url))

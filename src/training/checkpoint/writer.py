@@ -131,9 +131,7 @@ def on_host(value: Any) -> Any:
 
 
 def obsolete(steps: Sequence[int], keep: int, keep_every: int) -> list[int]:
-    """Steps of checkpoints to delete: all but the newest `keep` (0: none), and, with keep_every = n, but the first one
-    at or after each multiple of n.
-    """
+    """Steps to delete: all but the newest `keep` (0: none), and the first at or after each `keep_every`-th."""
     ordered = sorted(steps)
     first = {step // keep_every: step for step in reversed(ordered)} if keep_every else {}
     lasting = {step for multiple, step in first.items() if multiple}

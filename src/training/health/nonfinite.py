@@ -70,10 +70,7 @@ class LossMeter:
         self.steps.append((step, keys))
 
     def check(self, world: World) -> list[str]:
-        """Describe the bad steps since the last check, one text each, the same on every rank.
-
-        NonFiniteError on every rank once more than `allowed` steps were bad.
-        """
+        """Describe the bad steps since the last check, on every rank; NonFiniteError once more than `allowed` were."""
         if not self.finite:
             return []
         finite, steps, self.finite, self.steps = torch.stack(self.finite), self.steps, [], []

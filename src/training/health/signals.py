@@ -121,8 +121,9 @@ class Watchdog:
     def arm(self) -> None:
         """Wait from now on; outside of pauses."""
         self.last = time.monotonic()
-        if self.patience and not self.pauses:  # from a thread without Python, which prints even if Python is stuck in C
-            faulthandler.dump_traceback_later(self.patience, file=sys.__stderr__ or 2)
+        if self.patience and not self.pauses:  # by a thread in C, which prints even if Python is stuck
+            with contextlib.suppress(OSError, ValueError):  # a stream that is closed
+                faulthandler.dump_traceback_later(self.patience, file=sys.__stderr__ or 2)
 
     def beat(self, step: int) -> None:
         """Step `step` has ended."""

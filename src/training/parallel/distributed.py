@@ -238,10 +238,7 @@ def gathered(value: Any, work: Callable[[list[Any]], T], world: World) -> T:
 
 
 def collect_rows(own: Tensor, counts: Sequence[int], world: World) -> Tensor:
-    """The rows (n, ...) of all ranks on rank 0, in their order and held once; on others none.
-
-    counts: of every rank, on rank 0.
-    """
+    """The rows (n, ...) of all ranks on rank 0, in their order, held once. counts: of every rank, on rank 0."""
     if world.world_size == 1:
         return own
     if not world.is_first:
@@ -268,10 +265,7 @@ def seed_everything(seed: int, deterministic: bool) -> None:
 
 
 def seed_step(seed: int, step: int, world: World) -> None:
-    """Seed torch's generators by (seed, rank, step), for dropout and drop path: checkpoints hold no generator states.
-
-    (torch.manual_seed takes 100 times as long.)
-    """
+    """Seed torch's generators by (seed, rank, step), for dropout and drop path: checkpoints hold no states."""
     number = mix_seed(seed, world.rank, step)
     torch.default_generator.manual_seed(number)
     if world.device.type == "cuda":
@@ -289,10 +283,8 @@ def write_random_state(state: dict[str, Any], device: torch.device) -> None:
 
 
 def keep_freed_memory() -> bool:
-    """Make malloc keep freed memory for the next tensor; False where the C library is not glibc.
-
-    By default glibc returns each large block to the kernel, which clears its pages again: 6 to 15% of a step on a CPU.
-    Peak memory does not grow.
+    """Make malloc keep freed memory, where the C library is glibc: the kernel would clear the pages of each large block
+    again, 6 to 15% of a step on a CPU. Peak memory does not grow.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt

@@ -22,8 +22,7 @@ from training.parallel.distributed import World
 def shard_model(model: Any, world: World, dtype: torch.dtype | None = None) -> None:
     """Shard the towers in place, block by block; dtype: what blocks are gathered in (embeddings and heads: float32).
 
-    Scale and bias are single numbers and stay whole: their gradients are averaged as they arrive. FlagError where there
-    is one rank.
+    Scale and bias stay whole: their gradients are averaged as they arrive. FlagError for one rank.
     """
     if world.world_size == 1:
         raise FlagError("--fsdp shards over ranks, and there is one: start with torchrun, or leave --fsdp out")

@@ -163,15 +163,6 @@ def deep_key(rng, h, w):
     return Image.fromarray(drawn), grey(np.where(drawn == key, 255, drawn // 256)), {"transparency": key}
 
 
-def deep_as(mode):
-    def make(rng, h, w):
-        drawn = levels(rng, h, w, 65536)
-        stored = drawn.astype(">u2" if mode == "I;16B" else "<u2")
-        return Image.frombytes(mode, (w, h), stored.tobytes()), grey(drawn // 256)
-
-    return make
-
-
 def integers_of_16_bits(rng, h, w):
     drawn = levels(rng, h, w, 65536).astype(np.int32)
     drawn[0, 0] = 256 + drawn[0, 0] // 2
@@ -233,15 +224,10 @@ KINDS = {
     "RGB key": (rgb_key, "PNG", ""),
     "RGBA": (rgb_alpha, "PNG TIFF -", "WEBP GIF"),
     "RGBa": (premultiplied("RGBa"), "-", "WEBP"),
-    "RGBX": (converted("RGBX"), "TIFF -", "JPEG WEBP"),
     "CMYK": (converted("CMYK"), "TIFF -", "JPEG WEBP"),
-    "YCbCr": (converted("YCbCr"), "TIFF -", "JPEG WEBP"),
-    "LAB": (converted("LAB"), "TIFF -", "WEBP"),
     "HSV": (converted("HSV"), "-", "WEBP"),
     "I;16": (deep, "PNG TIFF -", ""),
     "I;16 key": (deep_key, "PNG", ""),
-    "I;16L": (deep_as("I;16L"), "TIFF -", ""),
-    "I;16B": (deep_as("I;16B"), "PNG TIFF -", ""),
     "I of 16 bits": (integers_of_16_bits, "TIFF -", ""),
     "I of 8 bits": (integers_of_8_bits, "TIFF -", ""),
     "F to 1": (floats_to_1, "TIFF -", ""),

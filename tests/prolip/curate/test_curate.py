@@ -242,17 +242,6 @@ def test_copies_have_keys_of_their_own_and_the_mean_that_was_asked_for(scored, t
     assert len(keys) == len(set(keys)) == summary["written"] and not faults
 
 
-def test_a_shard_that_changed_is_not_written(scored, tmp_path, shards, model, capsys):
-    copy = tmp_path / "shards"
-    shutil.copytree(shards, copy)
-    assert main(score_words(copy, model, tmp_path / "a")) == 0
-    assert main(["select", str(tmp_path / "a")]) == 0
-    shutil.copy(shards / "2.tar", copy / "0.tar")
-    assert main(["write", str(tmp_path / "a"), "--output", str(tmp_path / "b")]) == 2
-    assert "0.tar has another sample '0000'" in capsys.readouterr().err
-    assert not list((tmp_path / "b").glob("*.tar"))
-
-
 def test_a_shard_that_breaks_off_is_said_and_scored_again(tmp_path, shards, model, capsys):
     copy = tmp_path / "shards"
     shutil.copytree(shards, copy)

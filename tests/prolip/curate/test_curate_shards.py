@@ -196,14 +196,13 @@ def damages(path: Path) -> dict[str, bytes]:
     return {
         "cut": whole[: len(whole) // 2],
         "empty": b"",
-        "text": b"scores",
         "schema": other.getvalue().to_pybytes(),
         "foreign": stranger.getvalue().to_pybytes(),
         "foot": whole[:-40] + bytes(40),
     }
 
 
-@pytest.mark.parametrize("kind", ["cut", "empty", "text", "schema", "foreign", "foot"])
+@pytest.mark.parametrize("kind", ["cut", "empty", "schema", "foreign", "foot"])
 def test_a_damaged_table_is_named_and_made_again(scored, tmp_path, capsys, kind):
     path = table_path(scored / "scores", 1)
     whole = path.read_bytes()

@@ -15,10 +15,6 @@ def frequencies(sampler, draws=6000, plain=None, record=RECORD):
     return {caption: count / draws for caption, count in counts.items()}
 
 
-def test_plain_captions_are_stripped():
-    assert CaptionSampler().draw(" a cat \n", None, 0).caption == "a cat"
-
-
 def test_a_field_is_drawn_by_weight_and_then_a_caption_of_it():
     found = frequencies(CaptionSampler.parse("name:2,keywords:1,group"))
     wanted = {"grapes": 0.5, "fruit": 1 / 12, "grape": 1 / 12, "dionysus": 1 / 12, "food drink": 0.25}
@@ -29,10 +25,6 @@ def test_a_field_is_drawn_by_weight_and_then_a_caption_of_it():
 
 def test_fields_that_a_sample_lacks_are_left_out():
     assert frequencies(CaptionSampler.parse("absent:100,empty:100,name"), draws=50) == {"grapes": 1.0}
-
-
-def test_plain_text_can_be_one_of_the_fields():
-    assert frequencies(CaptionSampler.parse("txt,name"), draws=200, plain="a bunch").keys() == {"a bunch", "grapes"}
 
 
 def test_all_captions_are_reported_once_each_whatever_is_drawn():

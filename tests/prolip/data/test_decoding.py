@@ -59,25 +59,6 @@ def test_pixels_are_pillows_bit_for_bit(name):
     assert (jpeg_size(JPEGS[name]) is None) == (name == "cmyk")  # so the others are not Pillow's twice
 
 
-@pytest.mark.parametrize(
-    "kind, mode",
-    [
-        ("PNG", "RGB"),
-        ("PNG", "P"),
-        ("PNG", "RGBA"),
-        ("PNG", "I;16"),
-        ("WEBP", "RGB"),
-        ("GIF", "P"),
-        ("BMP", "RGB"),
-    ],
-)
-def test_other_formats_go_the_old_way(kind, mode):
-    deep = Image.fromarray(np.arange(64, dtype=np.uint16).reshape(8, 8) * 1000)
-    data = saved(deep if mode == "I;16" else drawing().convert(mode), kind)
-    assert isinstance(verdict(decode_pixels, data), np.ndarray)
-    assert same(data)
-
-
 @pytest.mark.parametrize("name", JPEGS)
 def test_a_cut_file_is_refused_or_forgiven_as_by_pillow(name):
     data = JPEGS[name]

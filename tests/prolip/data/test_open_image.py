@@ -42,15 +42,6 @@ def test_a_picture_behind_a_url_is_read_though_its_connection_breaks(monkeypatch
             prolip.open_image(server.url("missing", "a.png"))
 
 
-def test_an_object_store_is_reached_as_that_of_shards():
-    import fsspec
-
-    fsspec.filesystem("gs").pipe("/pictures/a.png", saved())
-    assert np.array_equal(prolip.open_image("gs://pictures/a.png"), wanted())
-    with pytest.raises(OSError, match=r"gs://pictures/b\.png: .*FileNotFoundError"):
-        prolip.open_image("gs://pictures/b.png")
-
-
 def test_a_file_whose_name_looks_like_a_command_is_read_by_its_path(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "pipe:touch x").write_bytes(saved())
@@ -127,11 +118,6 @@ def test_floats_may_overshoot_a_little_as_after_resizing():
         assert rgb.tolist() == [0, 128 if white == 1 else 127, 255]
 
 
-def test_rgb_comes_back_as_it_is():
-    image = RGBA.convert("RGB")
-    assert prolip.open_image(image) is image
-
-
 # --- PNGs that Pillow reads and does not write
 def png_of(depth, colour, rows, key):
     """A PNG of two rows with a transparent value."""
@@ -168,12 +154,6 @@ def test_a_png_of_16_bits_that_is_dark_stays_dark_with_an_older_pillow():
     image = Image.fromarray(np.array([[0, 200, 255]], np.int32))
     image.format = "PNG"  # before Pillow 10.3 it had mode I
     assert np.asarray(prolip.open_image(image)).max() == 0
-
-
-def test_open_image_is_named_where_people_look():
-    root = Path(__file__).parents[3]
-    for page in ("README.md", "docs/evaluation.md"):
-        assert "prolip.open_image(" in (root / page).read_text()
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.client
 import io
 import json
-import os
 import tarfile
 import threading
 from pathlib import Path
@@ -18,20 +17,8 @@ from prolip.explorer.app import App
 from prolip.explorer.server import make_server
 from prolip.utils.console import STEERING_A_VALUE
 
-NAMES = (
-    "a\nb",
-    "a\x1b[31mred",
-    "a\u202eb",
-    "\u2028",
-    "\x85\x7f",
-    "tab\t",
-    "\rcr",
-    " lead ",
-    "<b>x",
-    "caf\udce9",
-    "x" * 250,
-    "qu'o\"te",
-)
+NAMES = ["a\nb", "a\x1b[31mred", "a\u202eb", "\u2028", "\x85\x7f", "tab\t"]
+NAMES += ["\rcr", " lead ", "<b>x", "caf\udce9", "x" * 250, "qu'o\"te"]
 
 
 def folder_of(place: Path) -> str:
@@ -110,14 +97,3 @@ def test_odd_names_are_shown_escaped_in_every_view(small_model, tmp_path, answer
 def test_a_folder_that_is_not_utf8_has_a_page(app, answers):
     ask = answers(App(app.opened, "caf\udce9 <b>", app.captions))
     assert b"caf\\udce9 &lt;b&gt;" in ask("/") and ask("/api/about")["title"] == r"caf\udce9 <b>"
-
-
-def test_links_that_lead_round_end(small_model, tmp_path):
-    place = tmp_path / "of"
-    for name in ("a", "b"):
-        (place / name).mkdir(parents=True)
-        (place / name / "x.png").write_bytes(picture("red"))
-        for loop in ("c", "d"):
-            os.symlink("..", place / name / loop)
-    app = make_app([small_model, "--data", str(place), "--output", str(tmp_path / "index")])
-    assert {item["key"] for item in app.gallery.index.items(range(2))} == {"a/x.png", "b/x.png"}

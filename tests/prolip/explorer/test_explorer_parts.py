@@ -46,15 +46,9 @@ def gaussians(rows: int, dim: int = 12, seed: int = 0) -> Gaussian:
 def indexed(folder: Path, z: Gaussian, score=None, rows: int = 40) -> SearchIndex:
     """An index of these Gaussians in several chunks, without a model."""
     index = SearchIndex.create(folder, score or CSDScore(10.0, -5.0), z.mean.shape[1])
-    parts = [
-        Part(
-            [{"key": f"k{i}"} for i in range(low, min(low + rows, len(z.mean)))],
-            z.select(slice(low, low + rows)),
-            min(low + rows, len(z.mean)),
-        )
-        for low in range(0, len(z.mean), rows)
-    ]
-    index.append("gaussians", parts, rows)
+    keys = [{"key": f"k{i}"} for i in range(len(z.mean))]
+    places = [slice(low, low + rows) for low in range(0, len(keys), rows)]
+    index.append("gaussians", [Part(keys[some], z.select(some), some.stop) for some in places], rows)
     return index
 
 
@@ -284,6 +278,12 @@ def test_columns_are_those_that_curation_writes(app):
         np.testing.assert_allclose(app.table().column(name), want[name], rtol=2e-4, atol=2e-5, err_msg=name)
 
 
+def columns_of(keys, captions) -> dict:
+    nothing = pa.array([None] * len(keys), pa.string())
+    columns = {"row": pa.array(range(len(keys)), pa.int32()), "key": pa.array(keys), "uid": nothing}
+    return columns | {"caption": pa.array(captions), "fault": nothing}
+
+
 def write_scores(folder: Path, shards: dict[str, dict]) -> None:
     """Tables of shards as `prolip curate score` writes them."""
     tables = {shard: pa.table(columns) for shard, columns in shards.items()}
@@ -291,15 +291,8 @@ def write_scores(folder: Path, shards: dict[str, dict]) -> None:
     words = {"shards": list(shards), "columns": {field.name: str(field.type) for field in schema}}
     (folder / SCORES).mkdir(parents=True)
     for number, (shard, table) in enumerate(tables.items()):
-        note = {
-            "scores": digest(words),
-            "shard": shard,
-            "source": None,
-            "content": "",
-            "samples": len(table),
-            "usable": len(table),
-            "faults": {},
-        }
+        note = {"scores": digest(words), "shard": shard, "source": None, "content": "", "faults": {}}
+        note |= {"samples": len(table), "usable": len(table)}
         write_table(table_path(folder / SCORES, number), table, note)
     write_words(folder / SCORES / MANIFEST, words)
 
@@ -307,16 +300,11 @@ def write_scores(folder: Path, shards: dict[str, dict]) -> None:
 def test_rules_count_as_select_does(tmp_path):
     random, shards = np.random.default_rng(0), {}
     for number, count in enumerate((70, 50)):
-        columns = {
-            "row": pa.array(range(count), pa.int32()),
-            "key": pa.array([f"k{i}" for i in range(count)]),
-            "uid": pa.array([None] * count, pa.string()),
-            "caption": pa.array([f"<b>{i}</b>" for i in range(count)]),
-            "fault": pa.array([("bad image" if i % 17 == 0 else None) for i in range(count)], pa.string()),
-            "cosine": random.normal(size=count).astype(np.float32),
-            "text_bits": random.random(count).astype(np.float32),
-        }
-        shards[f"{number}.tar"] = columns
+        own = columns_of([f"k{i}" for i in range(count)], [f"<b>{i}</b>" for i in range(count)])
+        own["fault"] = pa.array([("bad image" if i % 17 == 0 else None) for i in range(count)], pa.string())
+        own["cosine"] = random.normal(size=count).astype(np.float32)
+        own["text_bits"] = random.random(count).astype(np.float32)
+        shards[f"{number}.tar"] = own
     write_scores(tmp_path, shards)
     rules = ["low: cosine < -0.5", "vague: text_bits < quantile(text_bits, 0.3) and cosine < 1", "odd: not cosine > -1"]
     table = scored_table(tmp_path)
@@ -395,14 +383,7 @@ def test_kept_features_are_explored_with_and_without_their_model(small_model, sh
 
 
 def test_samples_that_were_scored_show_their_pictures(app, shard, tmp_path):
-    columns = {
-        "row": pa.array(range(12), pa.int32()),
-        "key": pa.array([f"s{i:02}" for i in range(12)]),
-        "uid": pa.array([None] * 12, pa.string()),
-        "caption": pa.array(COLOURS),
-        "fault": pa.array([None] * 12, pa.string()),
-        "cosine": np.arange(12, dtype=np.float32),
-    }
+    columns = columns_of([f"s{i:02}" for i in range(12)], COLOURS) | {"cosine": np.arange(12, dtype=np.float32)}
     write_scores(tmp_path, {shard: columns})
     scored = make_app([str(app.opened.index.store.folder), "--scores", str(tmp_path)])
     (goes,) = scored.rules({"rules": ["low: cosine < 1"]})["shown"]["dropped"]

@@ -9,7 +9,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 import urllib.request
 import zlib
 
@@ -70,27 +69,16 @@ def test_nothing_comes_from_elsewhere(ask):
     assert "innerHTML" not in ask("GET", "/static/explorer.js")[2].decode()
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        "/static/../server.py",
-        "/static/%2e%2e%2fserver.py",
-        "/static/..%2f..%2f..%2fetc/passwd",
-        "/../../etc/passwd",
-        "/thumbnail/item/..%2f..%2fetc%2fpasswd",
-        "/thumbnail/item/-1",
-        "/thumbnail/..%2fitem/1",
-        "/static/explorer.js/x",
-        "/nowhere",
-        "/api/nowhere",
-        "/thumbnail/item/12",
-        "/thumbnail/sample/1",
-        "/thumbnail/item/99999999999999999",
-    ],
-)
-def test_what_is_not_there_is_not_found(ask, path):
-    status, headers, body = ask("GET", path)
-    assert status == 404 and headers["Content-Type"].startswith("application/json") and json.loads(body)["error"]
+NOWHERE = """/static/../server.py /static/%2e%2e%2fserver.py /static/..%2f..%2f..%2fetc/passwd /../../etc/passwd
+/thumbnail/item/..%2f..%2fetc%2fpasswd /thumbnail/item/-1 /thumbnail/..%2fitem/1 /static/explorer.js/x /nowhere
+/api/nowhere /thumbnail/item/12 /thumbnail/sample/1 /thumbnail/item/99999999999999999"""
+
+
+def test_what_is_not_there_is_not_found(ask):
+    for path in NOWHERE.split():
+        status, headers, body = ask("GET", path)
+        assert status == 404 and headers["Content-Type"].startswith("application/json"), path
+        assert json.loads(body)["error"]
 
 
 def test_thumbnails_are_small_pictures_of_the_shard(ask):
@@ -102,24 +90,12 @@ def test_thumbnails_are_small_pictures_of_the_shard(ask):
 
 
 # --- who may ask -----------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize(
-    "host, status",
-    [
-        ("127.0.0.1:1234", 200),
-        ("localhost", 200),
-        ("[::1]:80", 200),
-        ("LOCALHOST.:8", 200),
-        ("evil.example", 421),
-        ("evil.example:8571", 421),
-        ("127.0.0.1.evil.example", 421),
-        ("192.168.0.7", 421),
-        ("", 421),
-        ("[", 421),
-    ],
-)
-def test_only_this_machines_names_are_answered(ask, host, status):
-    assert ask("GET", "/api/about", None, {"Host": host})[0] == status
-    assert ask("GET", "/", None, {"Host": host})[0] == status
+def test_only_this_machines_names_are_answered(ask):
+    own = ["127.0.0.1:1234", "localhost", "[::1]:80", "LOCALHOST.:8"]
+    foreign = ["evil.example", "evil.example:8571", "127.0.0.1.evil.example", "192.168.0.7", "", "["]
+    for host in own + foreign:
+        for path in ("/api/about", "/"):
+            assert ask("GET", path, None, {"Host": host})[0] == (200 if host in own else 421), host
 
 
 def test_pages_of_others_may_not_ask(question, server):
@@ -254,24 +230,6 @@ def test_a_claimed_length_is_answered_before_anything_comes(ask):
     for length, status in (("1000000000000", 413), ("-5", 411), ("many", 411), ("9" * 30, 411)):
         assert ask("POST", "/api/upload", None, BYTES | {"Content-Length": length})[0] == status
     assert ask("POST", "/api/search", None, JSON | {"Content-Length": "70000"})[0] == 413
-
-
-def test_a_body_without_a_length_is_refused(ask):
-    def chunks():
-        for _ in range(5):  # the answer is there long before the last
-            time.sleep(0.05)
-            yield b"abc"
-
-    status, _, body = ask("POST", "/api/upload", chunks(), BYTES)
-    assert status == 411 and "comes with its length" in json.loads(body)["error"]
-
-
-def test_one_question_after_another_goes_over_one_connection(server):
-    connection = http.client.HTTPConnection(*server.server_address, timeout=60)
-    for _ in range(3):
-        connection.request("POST", "/api/search", json.dumps({"row": 2}), JSON)
-        assert json.loads(connection.getresponse().read())["question"]["row"] == 2
-    connection.close()
 
 
 # --- the command -----------------------------------------------------------------------------------------------------

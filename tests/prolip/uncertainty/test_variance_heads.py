@@ -96,14 +96,6 @@ def test_a_head_that_looks_at_tokens_asks_for_them():
         head_of(vocabulary=50).log_var(points(2, 6))
 
 
-def test_a_head_that_nothing_was_fitted_to_leaves_one_nat_open_of_everything():
-    for parts in (Parts(dim=8, bank=4), Parts(dim=8, vocabulary=9, centres=3)):
-        ids = torch.randint(9, (5, 3)) if parts.vocabulary else None
-        mean = torch.nn.functional.normalize(torch.randn(5, 8), dim=1)
-        assert torch.equal(AmbiguityHead(parts)(mean, ids), torch.zeros(5))
-        torch.testing.assert_close(VarianceHead(parts).log_var(mean, ids).exp().sum(1), torch.ones(5))
-
-
 def test_no_product_of_two_kernel_values_is_a_denormal_number():
     head = AmbiguityHead(Parts(dim=2, centres=3))
     angle = torch.linspace(0, 3.1, 500)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from pathlib import Path
 
@@ -223,7 +224,7 @@ def test_initial_values_are_those_of_the_flags(tmp_path):
 
 def test_a_scale_and_bias_that_are_asked_for_hold_against_those_of_trained_weights(tmp_path):
     save_pretrained(prolip.create_model("ProLIP-ViT-test", init_logit_scale=1.0, init_logit_bias=-7.0), tmp_path)
-    for flag, wanted in (({"init_logit_scale": 20.0}, (20, -7)), ({"init_logit_bias": -3.0}, (1, -3))):
+    for flag, wanted in (({"init_logit_scale": 20.0}, (20, -7)), ({"init_logit_bias": -3.0}, (math.e, -3))):
         config = build_config("prolip", {"model": {"model": f"local-dir:{tmp_path}"} | flag})
         model, _, _ = build_model(config, torch.device("cpu"))
         assert (model.logit_scale.exp().item(), model.logit_bias.item()) == pytest.approx(wanted)
@@ -330,7 +331,7 @@ def test_weights_and_biases_get_the_same_figures(tmp_path, monkeypatch):
 def test_the_faults_of_an_epoch_are_judged_over_all_ranks(tmp_path, monkeypatch):
     """One broken shard is a large part of the few that one of many ranks reads."""
     seen = []
-    monkeypatch.setattr(training.run, "gathered", lambda x, work, world: seen.append((x, world)) or work([x]))
+    monkeypatch.setattr(training.run.ranks, "gathered", lambda x, work, world: seen.append((x, world)) or work([x]))
     start(tmp_path, "faults", "--train-num-samples", "64", "--max-steps", "3")
     ((counts, world),) = seen  # of the epoch of two batches that has ended
     assert world == World() and counts["samples"] == 64

@@ -63,7 +63,7 @@ class Table:
 
     def __init__(self, path: str, separator: str, lines: Iterable[str], quoting: bool = True):
         self.path, self.separator, self.quoting = path, separator, quoting
-        self.rows = self.blank = self.spanning = self.number = 0
+        self.rows = self.spanning = self.number = 0
         self.open_end = False
         self._record: list[str] = []  # the lines of the row that is being read
         style: Any = csv.QUOTE_MINIMAL if quoting else csv.QUOTE_NONE
@@ -76,7 +76,6 @@ class Table:
     def __str__(self) -> str:
         """The counts for a log."""
         facts = ["header included", f"{self.spanning:,} rows span several lines"]
-        facts += [f"{self.blank:,} blank"] if self.blank else []
         facts += ["no line break at the end"] if self.open_end else []
         name, lines = os.path.basename(self.path), self._reader.line_num
         return f"{name}: {self.rows:,} rows from {lines:,} lines ({', '.join(facts)})"
@@ -124,8 +123,6 @@ class Table:
                 self.number += 1
                 if any(map(str.strip, cells)) or (self._record[0].strip() and len(cells) != len(self.columns)):
                     yield cells
-                else:
-                    self.blank += 1
                 self._record.clear()
         except csv.Error as error:
             why = f": a quotation mark is not closed, or text follows the closing one; {DOUBLED}" * self.quoting

@@ -41,9 +41,8 @@ def open_parquet(path: str) -> pq.ParquetFile:
 
 def holds_bytes(kind: pa.DataType) -> bool:
     """Whether a column holds images: bytes, or {bytes, path} as Hugging Face writes them."""
-    if pa.types.is_struct(kind):
-        return kind.get_field_index("bytes") >= 0
-    return pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
+    binary = pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
+    return binary or (pa.types.is_struct(kind) and kind.get_field_index("bytes") >= 0)
 
 
 class ParquetTable:
@@ -67,8 +66,10 @@ class ParquetTable:
         """Of each row the file, its number from 1, where the image's bytes are, and the values of columns: the image's
         first, then the others.
         """
-        if image in self.bytes and self._has_bytes(image):
-            self.embedded = EmbeddedImages(tuple(self.files), image)
+        if image in self.bytes:  # of which Hugging Face may write paths alone
+            first = open_parquet(self.files[0]).iter_batches(batch_size=64, columns=[image], use_threads=False)
+            if any(bytes_of(value) is not None for batch in islice(first, 1) for value in batch.column(0).to_pylist()):
+                self.embedded = EmbeddedImages(tuple(self.files), image)
         for number, path in enumerate(self.files):
             file = open_parquet(path)
             if missing := [name for name in (image, *others) if name not in file.schema_arrow.names]:
@@ -78,11 +79,6 @@ class ParquetTable:
             places = ((number, group, row) for group, rows in enumerate(groups) for row in range(rows))
             for count, (place, values) in enumerate(zip(places, self._values(file, (image, *others))), 1):
                 yield path, count, place if self.embedded else None, values
-
-    def _has_bytes(self, image: str) -> bool:
-        """Whether one of the first rows holds bytes; Hugging Face may write paths alone."""
-        batch = next(open_parquet(self.files[0]).iter_batches(batch_size=64, columns=[image], use_threads=False), None)
-        return batch is not None and any(bytes_of(value) is not None for value in batch.column(0).to_pylist())
 
     def _values(self, file: pq.ParquetFile, columns: Sequence[str]) -> Iterator[list[Any]]:
         """The values of each row; of images their paths, or b"" where they have none."""

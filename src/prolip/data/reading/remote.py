@@ -48,7 +48,7 @@ class ReadPolicy:
     connect_timeout, read_timeout: seconds for a connection, and without a byte. least_rate: bytes/s below which a
     source counts as stalled, over read_timeout. retries: attempts in a row that bring less than 1 MiB. backoff: seconds
     before the first retry, doubled for each further one up to backoff_limit, times a random factor of 0.5 to 1. block:
-    bytes fetched at once from object stores. checksums: compare them with the index's. pipes: run `pipe:` commands.
+    bytes fetched at once from object stores. pipes: run `pipe:` commands.
     public_only: refuse http(s) addresses, and redirects, of hosts that are not public (`get_public`). The defaults give
     up after some five minutes of stalling, before the collectives of the other ranks do after ten.
     """
@@ -60,7 +60,6 @@ class ReadPolicy:
     backoff: float = 1.0
     backoff_limit: float = 60.0
     block: int = 2**22
-    checksums: bool = True
     pipes: bool = False
     public_only: bool = False
 

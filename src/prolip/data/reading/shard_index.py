@@ -289,17 +289,12 @@ def write_index(index: ShardIndex) -> None:
 def check_place(place: str) -> None:
     """ValueError, ImportError or OSError where no index can be written, before shards are read for hours."""
     check_address(place)
-    path = Path(local_path(place))
     if place.startswith(("http://", "https://")):
         raise ValueError(f"nothing can be written to {place}: say where the index goes with --output FILE")
-    if not is_local(place):
-        fsspec.get_filesystem_class(place.split("://")[0])
-    elif path.exists() and not path.is_file():  # a new file would replace a device
-        raise ValueError(f"{place} is no regular file: give a file, e.g. --output {path / INDEX_NAME}")
-    elif not path.parent.is_dir():
-        raise ValueError(f"there is no folder {path.parent} for the index: make it, or give another --output")
+    if is_local(place):
+        check_output(local_path(place))
     else:
-        check_output(path)
+        fsspec.get_filesystem_class(place.split("://")[0])
 
 
 def default_output(urls: Sequence[str]) -> str:

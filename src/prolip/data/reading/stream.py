@@ -157,10 +157,8 @@ class ResumingStream:
         self, url: str, policy: ReadPolicy | None = None, on_retry: Callable[[SampleFault], None] | None = None
     ):
         self.url, self.policy, self.on_retry = url, policy or ReadPolicy(), on_retry
-        self.position = 0
         self.identity: Identity | None = None
-        self._tail = b""
-        self._failures, self._failed_at = 0, 0
+        self.position, self._tail, self._failures, self._failed_at = 0, b"", 0, 0
         self._jitter = random.Random()  # of its own: waiting must not touch what training draws from
         self._connection: Connection | None = None
         self._attempt(lambda: b"")
@@ -268,7 +266,6 @@ class CheckedStream:
 
     def __init__(self, stream: ResumingStream, entry: Entry | None = None):
         self.stream, self.entry = stream, entry
-        self.checksums = entry is None or stream.policy.checksums
         self.length, self.sha256 = 0, hashlib.sha256()
         if entry is not None and stream.size is not None and stream.size != entry.bytes:
             stream.close()
@@ -277,14 +274,13 @@ class CheckedStream:
     def read(self, size: int = 2**16) -> bytes:
         data = self.stream.read(size)
         self.length += len(data)
-        if self.checksums:
-            self.sha256.update(data)
+        self.sha256.update(data)
         if self.entry is not None:
             if self.length > self.entry.bytes:
                 raise self._mismatch("the shard goes on")
             if not data and self.length < self.entry.bytes:
                 raise self._mismatch(f"the shard ends after {self.length}")
-            if not data and self.checksums and self.sha256.hexdigest() != self.entry.sha256:
+            if not data and self.sha256.hexdigest() != self.entry.sha256:
                 raise self._mismatch("its bytes do not fit their SHA-256")
         return data
 

@@ -130,17 +130,13 @@ def note_fault(damage: FaultCounter | None, fault: SampleFault, key: str = "", p
 
 
 def read_images(
-    read: Callable[[int], Raw],
-    samples: Sequence[Sample],
-    damage: FaultCounter | None,
-    share: Share = WHOLE,
-    place: str = "",
+    read: Callable[[int], Raw], samples: Sequence[Sample], damage: FaultCounter | None, share: Share = WHOLE
 ) -> Iterator[Sample]:
-    """The samples of a share with their images, in this order. read: the raw sample of a row; place: of messages."""
+    """The samples of a share with their images, in this order. read: the raw sample of a row."""
     for number, sample in share.take(samples):
         if damage is not None:
             damage.samples += 1
         try:
             yield sample._replace(image=image_bytes(read(number)), place=(0, number))
         except SampleFault as fault:
-            note_fault(damage, fault, sample.key, place)
+            note_fault(damage, fault, sample.key)

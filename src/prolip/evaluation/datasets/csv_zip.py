@@ -12,20 +12,19 @@ from __future__ import annotations
 import os
 import zipfile
 import zlib
-from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from prolip.data.faults import DamagedData, FaultCounter, SampleFault
 from prolip.data.reading.csv import TableError, open_table
+from prolip.data.reading.folders import rows_of
 from prolip.data.reading.tar import SAMPLE_BYTES
 from prolip.data.samples import Raw
-from prolip.evaluation.datasets.base import WHOLE, Association, Dataset, Sample, Share, fingerprint, read_images
+from prolip.evaluation.datasets.base import Association, Dataset, Sample, fingerprint, read_images
 from prolip.evaluation.datasets.sources import archive_state, file_mark, folder_holds
-from prolip.utils.documents import loads, read_file
+from prolip.utils.documents import loads
 from prolip.utils.messages import NAMED, explain_missing, first_few
 
 CAPTION_TABLES = {
@@ -35,68 +34,62 @@ CAPTION_TABLES = {
 WINOGAVIL, WINOGAVIL_IMAGES = "winogavil_dataset.csv", "winogavil_images"
 
 
-@dataclass(frozen=True)
 class ZippedImages:
-    """Image files in a zip, or in the folder that was packed: `members` maps a file's name to its path there."""
+    """Reads image i of a zip as a raw sample."""
 
-    source: Path
-    members: dict[str, str]
+    def __init__(self, source: Path, members: Sequence[str]):
+        self.source, self.members, self.archive = source, members, zipfile.ZipFile(source)
 
-    @property
-    def packed(self) -> bool:
-        """Whether it is a zip."""
-        return self.source.is_file()
-
-    def mark(self) -> str:
-        """Changes with the zip, or with names and sizes of the folder."""
-        if self.packed:
-            return file_mark(self.source)
-        return fingerprint(sorted((name, os.path.getsize(path)) for name, path in self.members.items()))
-
-    def samples(
-        self, files: Sequence[str], samples: Sequence[Sample], damage: FaultCounter | None, share: Share = WHOLE
-    ) -> Iterator[Sample]:
-        """A share of the samples, each with the image of its file."""
-        with zipfile.ZipFile(self.source) if self.packed else nullcontext() as archive:
-            read = partial(self.read, archive, files)
-            yield from read_images(read, samples, damage, share, str(self.source))
-
-    def read(self, archive: zipfile.ZipFile | None, files: Sequence[str], number: int) -> Raw:
-        """The raw sample of a file; SampleFault where it cannot be read."""
-        member = self.members[files[number]]
+    def __call__(self, number: int) -> Raw:
+        """The raw sample; SampleFault where it cannot be read."""
+        member = self.members[number]
         try:
-            if archive is None:
-                return {"jpg": read_file(member, SAMPLE_BYTES)}
-            if (size := archive.getinfo(member).file_size) > SAMPLE_BYTES:
+            if (size := self.archive.getinfo(member).file_size) > SAMPLE_BYTES:
                 raise ValueError(f"{member} has {size} bytes, at most {SAMPLE_BYTES} are read")
-            return {"jpg": archive.read(member)}  # which never gives more
+            return {"jpg": self.archive.read(member)}  # which never gives more
         except (OSError, ValueError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
-            raise SampleFault("missing image", str(error)) from error
+            raise SampleFault("missing image", f"{self.source}: {error}") from error
 
 
-def find_images(folder: Path, name: str, wanted: Sequence[str]) -> ZippedImages:
-    """The folder `name`, or `name.zip`, next to a table.
+class FoundImages(NamedTuple):
+    """read: image i as a raw sample; mark: changes with the images; state: `Dataset.state`."""
 
-    FileNotFoundError without it or one of the wanted files, DamagedData for a zip that is none.
+    read: Callable[[int], Raw]
+    mark: str
+    state: tuple[str, int] | None = None
+
+
+def find_images(folder: Path, name: str, files: Sequence[str]) -> FoundImages:
+    """These files of the folder `name`, or of `name.zip`, next to a table.
+
+    FileNotFoundError without it or one of the files, DamagedData for a zip that is none.
     """
     unpacked, packed = folder / name, folder / f"{name}.zip"
     if unpacked.is_dir():
-        found = ZippedImages(unpacked, {entry.name: entry.path for entry in os.scandir(unpacked) if entry.is_file()})
-    elif not packed.is_file():
+        paths = {entry.name: entry.path for entry in os.scandir(unpacked) if entry.is_file()}
+        check_found(files, paths, unpacked)
+        mark = fingerprint(sorted((file, os.path.getsize(path)) for file, path in paths.items()))
+        return FoundImages(rows_of(paths[file] for file in files), mark)
+    if not packed.is_file():
         raise FileNotFoundError(f"neither {name}.zip nor {name}/ in {folder}: {folder_holds(folder)}; fetch the zip")
-    else:
-        try:
-            with zipfile.ZipFile(packed) as archive:
-                inside = [x for x in archive.namelist() if not x.endswith("/") and "__MACOSX" not in x]
-        except zipfile.BadZipFile as error:
-            raise DamagedData(f"{packed} is no whole zip ({error}): fetch it again") from error
-        found = ZippedImages(packed, {os.path.basename(member): member for member in inside})
-    if missing := [file for file in wanted if file not in found.members]:
+    try:
+        with zipfile.ZipFile(packed) as archive:
+            inside = [x for x in archive.namelist() if not x.endswith("/") and "__MACOSX" not in x]
+    except zipfile.BadZipFile as error:
+        raise DamagedData(f"{packed} is no whole zip ({error}): fetch it again") from error
+    members = {os.path.basename(member): member for member in inside}
+    check_found(files, members, packed)
+    read = ZippedImages(packed, [members[file] for file in files])
+    return FoundImages(read, file_mark(packed), archive_state([str(packed)]))
+
+
+def check_found(files: Sequence[str], found: Collection[str], source: Path) -> None:
+    """FileNotFoundError naming files of the table that are not there."""
+    if missing := [file for file in files if file not in found]:
         raise FileNotFoundError(
-            f"{len(missing)} of {len(wanted)} images of the table are not in {found.source}: "
-            f"{first_few(missing, NAMED)}: fetch the zip again and unpack all of it, or leave it packed"
+            f"{len(missing)} of {len(files)} images of the table are not in {source}: {first_few(missing, NAMED)}: "
+            "fetch the zip again and unpack all of it, or leave it packed"
         )
-    return found
 
 
 def read_table(
@@ -147,18 +140,17 @@ def open_caption_table(
     captions = {row["filename"]: tuple(text.strip() for text in row["raw"]) for row in rows}
     if len(captions) < len(rows) or not all(captions.values()):
         raise DamagedData(f"{table} names an image twice or without captions: fetch it again")
-    files = list(captions)
     samples = [Sample(file, b"", captions=texts) for file, texts in captions.items()]
-    images = find_images(folder, CAPTION_TABLES[table.name], files)
+    images = find_images(folder, CAPTION_TABLES[table.name], list(captions))
     return Dataset(
         name=name or folder.resolve().name,
         kind="retrieval",
-        samples=partial(images.samples, files, samples, damage),
-        fingerprint=fingerprint("captions", images.mark(), list(captions.items())),
+        samples=partial(read_images, images.read, samples, damage),
+        fingerprint=fingerprint("captions", images.mark, list(captions.items())),
         source=str(folder),
         size=len(captions),
         damage=damage,
-        state=archive_state([str(images.source)]) if images.packed else None,
+        state=images.state,
     )
 
 
@@ -179,16 +171,15 @@ def open_winogavil(folder: str | os.PathLike, name: str = "winogavil", damage: F
             raise DamagedData(f"{what}: fetch it again")
         instances.append(Association(row["cue"], candidates, associated))
     keys = list(dict.fromkeys(candidate for instance in instances for candidate in instance.images))
-    files = [f"{key}.jpg" for key in keys]
-    images = find_images(folder, WINOGAVIL_IMAGES, files)
+    images = find_images(folder, WINOGAVIL_IMAGES, [f"{key}.jpg" for key in keys])
     return Dataset(
         name=name,
         kind="association",
-        samples=partial(images.samples, files, [Sample(key, b"") for key in keys], damage),
-        fingerprint=fingerprint("winogavil", images.mark(), file_mark(table)),
+        samples=partial(read_images, images.read, [Sample(key, b"") for key in keys], damage),
+        fingerprint=fingerprint("winogavil", images.mark, file_mark(table)),
         source=str(folder),
         associations=tuple(instances),
         size=len(keys),
         damage=damage,
-        state=archive_state([str(images.source)]) if images.packed else None,
+        state=images.state,
     )

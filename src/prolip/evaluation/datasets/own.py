@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from prolip.data.faults import DamagedData, FaultCounter, SampleFault
 from prolip.data.reading.diagnose import SAMPLES, survey
+from prolip.data.reading.folders import ImageRows
 from prolip.data.reading.named import NamedSource
 from prolip.data.reading.rows import Stated, base_of, file_of, key_of, read_rows, stated_by, stated_by_row
 from prolip.data.reading.shard_index import parent
@@ -62,7 +63,7 @@ def open_rows(source: NamedSource, task: Kind | None = None, damage: FaultCounte
     return Dataset(
         name=printable(Path(local_path(address.partition(",")[0])).absolute().stem),
         kind=kind,
-        samples=partial(read_images, lambda number: checked(samples[number], every(number)), samples, damage),
+        samples=partial(read_images, partial(read_row, samples, every), samples, damage),  # which ranks send each other
         fingerprint=fingerprint("rows", [(x.key, x.label, x.captions, mark) for x, mark in zip(samples, marks)]),
         source=str(source),
         classnames=classes.names,
@@ -83,12 +84,7 @@ def open_shards(source: NamedSource, task: Kind | None = None, damage: FaultCoun
         raise DamagedData(f"no sample in {address}: {survey(urls)}")
     kind, folder = kind_of(first, task, address), Path(parent(urls[0]))
     classes = classes_of(kind, stated(urls) if kind == "classification" else (), folder)
-
-    def parse(raw: Raw) -> Sample:
-        sample = sample_of(kind, classes, raw["__key__"], stated_by(raw))
-        return sample._replace(image=image_bytes(checked(sample, raw)))
-
-    reading = Reading(urls, kind, parse, damage)
+    reading = Reading(urls, kind, partial(parse_sample, kind, classes), damage)
     check_first(reading)
     return Dataset(
         name=printable(folder.name if len(urls) > 1 or os.path.isdir(source.address) else Path(redacted(urls[0])).stem),
@@ -102,6 +98,17 @@ def open_shards(source: NamedSource, task: Kind | None = None, damage: FaultCoun
         damage=damage,
         state=archive_state(urls),
     )
+
+
+def read_row(samples: Sequence[Sample], rows: ImageRows, number: int) -> Raw:
+    """One row as shards hold it; SampleFault as `checked`."""
+    return checked(samples[number], rows(number))
+
+
+def parse_sample(kind: Kind, classes: Classes, raw: Raw) -> Sample:
+    """One sample of a shard; SampleFault as `checked`."""
+    sample = sample_of(kind, classes, raw["__key__"], stated_by(raw))
+    return sample._replace(image=image_bytes(checked(sample, raw)))
 
 
 def stated(urls: Iterable[str]) -> Iterator[Stated]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -82,18 +83,19 @@ def held_out(dataset: Dataset, part: Split) -> Dataset:
     """The images that a share holds out. ValueError where matches name captions by their place, which then changes."""
     if dataset.relevance is not None or dataset.associations:
         raise ValueError(f"{dataset.source} lists its matches by place: it cannot be split, drop --split {part.share}")
-
-    def samples(*share: Share) -> Iterator[Sample]:
-        return (sample for sample in dataset.samples(*share) if part.takes(sample.image))
-
     return replace(
         dataset,
         name=f"{dataset.name}_{part.share:g}",
         size=None,
         info={name: x for name, x in dataset.info.items() if not name.endswith("_ids")} | {"split": part.share},
-        samples=samples,
+        samples=partial(samples_of, dataset, part),  # which ranks send each other
         fingerprint=f"{dataset.fingerprint}-{part.share}",
     )
+
+
+def samples_of(dataset: Dataset, part: Split, *share: Share) -> Iterator[Sample]:
+    """The samples of one part of a data set."""
+    return (sample for sample in dataset.samples(*share) if part.takes(sample.image))
 
 
 def told_apart(datasets: Sequence[Dataset]) -> list[Dataset]:

@@ -65,11 +65,7 @@ def test_stretch_keeps_the_area():
 
 @pytest.mark.parametrize(
     "name, adjust",
-    [
-        ("brightness", TF.adjust_brightness),
-        ("contrast", TF.adjust_contrast),
-        ("saturation", TF.adjust_saturation),
-    ],
+    [("brightness", TF.adjust_brightness), ("contrast", TF.adjust_contrast), ("saturation", TF.adjust_saturation)],
 )
 @pytest.mark.parametrize("uniform, factor", [(0.0, 0.6), (1.0, 1.4)])
 def test_each_colour_factor_equals_torchvision(images, name, adjust, uniform, factor):

@@ -112,11 +112,6 @@ def test_ranks_change_the_tokens_that_one_process_changes(shape):
     assert whole.shape == text.shape and not whole.equal(text)
 
 
-def test_no_share_leaves_texts_alone():
-    text = texts(20, 10)
-    assert build((0, 0, 0))(text, 0).equal(text)
-
-
 def test_mask_needs_a_mask():
     words = torch.ones(10, dtype=torch.bool)
     with pytest.raises(ValueError, match=r"text_mask is 0.1 and the model's vocabulary has no \[MASK\]"):
@@ -132,18 +127,6 @@ def test_words_are_what_neither_tokenizer_nor_model_has_for_special():
     assert words_of(None, 50, (0, None)).tolist() == [False] + [True] * 49
     ids = tokenizer(["a photo of a grey cat!"])
     assert words[ids][ids > 0].sum() == (ids > 0).sum() - 2  # but for start and end
-
-
-def test_tokenizers_of_sentencepiece_know_their_special_pieces(tmp_path):
-    spm = pytest.importorskip("sentencepiece")
-    (tmp_path / "text.txt").write_text("the cat sat on the mat\n" * 50)
-    spm.SentencePieceTrainer.train(
-        input=str(tmp_path / "text.txt"), model_prefix=str(tmp_path / "m"), vocab_size=15, pad_id=3, minloglevel=2
-    )
-    from prolip.models.tokenizer import SentencePieceTokenizer
-
-    tokenizer = SentencePieceTokenizer(tmp_path / "m.model", 8, 3)
-    assert tokenizer.all_special_ids == [0, 1, 2, 3]
 
 
 def test_clips_words_are_masked_by_a_letter_that_no_text_has_and_its_end_is_the_highest_id():

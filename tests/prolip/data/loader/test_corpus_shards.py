@@ -3,12 +3,11 @@
 from pathlib import Path
 
 import pytest
-import torch
 from open_clip.transform import image_transform
 from tiny_tars import letters
 
 from drawings import SHARDS
-from prolip.data.captions import Selector, caption_id
+from prolip.data.captions import Selector
 from prolip.data.images import decode_image
 from prolip.data.loader import DataConfig, build_loader
 from prolip.data.reading.shards import count_samples, expand_shards
@@ -61,38 +60,10 @@ def test_the_unseen_designer_is_read_with_image_name_and_record():
         assert plain_text(sample).strip() == record["name"] and record["group"] == "food drink"
 
 
-def test_ranks_and_workers_share_the_corpus_as_streams_do():
-    one = build(workers=2, batch_size=64, train_num_samples=128)
-    two = [build(rank=rank, world_size=2, train_num_samples=128) for rank in (0, 1)]
-    for number in (0, 1):
-        loaders = [one, *two]
-        for loader in loaders:
-            loader.set_epoch(number)
-        for whole, first, second in zip(*loaders, strict=True):
-            assert torch.equal(whole["image"][0::2], first["image"]) and whole["key"][0::2] == first["key"]
-            assert torch.equal(whole["image"][1::2], second["image"]) and whole["key"][1::2] == second["key"]
-            assert torch.equal(whole["text"][1::2], second["text"])
-            assert torch.equal(whole["caption_id"][1::2], second["caption_id"])
-
-
 def test_more_streams_than_shards_still_read_every_sample_once():
     settings = {"world_size": 3, "batch_size": 16, "train_data": SHARDS}
     keys = [key for rank in range(3) for batch in build(rank=rank, **settings) for key in batch["key"]]
     assert len(set(keys)) == 170 and len(keys) == 192  # rounded up to global batches of 48
-
-
-def test_batches_of_the_corpus_name_all_captions_of_a_concept():
-    loader = build(select="group=food drink", train_num_samples=64)
-    records = {sample["__key__"]: json_record(sample) for sample in food_of("noto")}
-    seen = 0
-    for batch in loader:
-        for key, drawn, ids in zip(batch["key"], batch["caption_id"].tolist(), batch["caption_ids"].tolist()):
-            if key in records:
-                record = records[key]
-                captions = [record["name"], *record["keywords"], record["subgroup"], record["group"]]
-                assert {i for i in ids if i != -1} == set(map(caption_id, captions)) and drawn in ids
-                seen += 1
-    assert seen
 
 
 def test_a_misspelt_shard_of_the_corpus_is_answered_with_the_right_one():

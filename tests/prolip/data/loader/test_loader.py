@@ -36,16 +36,6 @@ def test_two_ranks_with_one_worker_read_what_one_rank_reads_with_two(tmp_path, k
             assert same(gathered(locals_), whole)
 
 
-@pytest.mark.filterwarnings("ignore:This DataLoader will create")
-def test_four_streams_split_three_ways_read_the_same(tmp_path):
-    write_shards(tmp_path, [5] * 6)
-    one = epoch(build(tmp_path, batch_size=8, workers=4))
-    two = [epoch(build(tmp_path, batch_size=4, workers=2, rank=rank, world_size=2)) for rank in range(2)]
-    four = [epoch(build(tmp_path, batch_size=2, workers=0, rank=rank, world_size=4)) for rank in range(4)]
-    for whole, *locals_ in zip(one, *two, *four, strict=True):
-        assert same(gathered(locals_[:2]), whole) and same(gathered(locals_[2:]), whole)
-
-
 def test_batches_follow_seed_and_epoch_and_can_be_read_again(tmp_path):
     write_shards(tmp_path, [8, 8])
     loader = build(tmp_path, workers=2)

@@ -11,13 +11,6 @@ from prolip.data.captions import caption_id
 from prolip.data.loader import DataConfig, build_loader
 
 
-def test_captions_are_drawn_afresh_each_epoch(tmp_path):
-    write_shards(tmp_path, [4])
-    loader = build(tmp_path, caption_sampling="keywords")
-    batches = [batch for number in range(12) for batch in epoch(loader, number)]
-    assert len({tuple(batch["text"][batch["key"].index("s002")].tolist()) for batch in batches}) == 3
-
-
 def test_several_captions_are_drawn_for_each_image_the_first_as_for_one(tmp_path):
     write_shards(tmp_path, [4, 4])
     one, three = (epoch(build(tmp_path, workers=2, captions=n, caption_sampling="keywords")) for n in (1, 3))
@@ -101,23 +94,6 @@ def test_ids_are_padded_over_workers_with_minus_one(tmp_path):
     assert batch["caption_ids"].shape == (4, 3)
     for key, ids in zip(batch["key"], batch["caption_ids"]):
         assert (ids == -1).sum() == (2 if key[0] == "a" else 0)
-
-
-def test_transforms_may_leave_uint8(tmp_path):
-    write_shards(tmp_path, [4])
-    (batch,) = epoch(build(tmp_path, transform=plain, workers=2))
-    index = int(batch["key"][3][1:])
-    assert batch["image"].dtype == torch.uint8 and batch["image"].shape == (4, 3, 4, 4)
-    from prolip.data.samples import decode_image
-
-    assert torch.equal(batch["image"][3], plain(decode_image(png(index))))
-
-
-def test_selection_narrows_data_and_count(tmp_path):
-    write_shards(tmp_path, [12, 12])
-    loader = build(tmp_path, select="group=objects|food drink")
-    keys = [key for batch in epoch(loader) for key in batch["key"]]
-    assert loader.dataset_samples == 16 and sorted(keys) == [f"s{i:03d}" for i in range(24) if i % 3]
 
 
 @pytest.mark.parametrize("workers", [0, 2])

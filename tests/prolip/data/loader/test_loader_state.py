@@ -57,7 +57,7 @@ def plain_copy(state):
     return copy | {"cursors": {int(stream): cursor for stream, cursor in copy["cursors"].items()}}
 
 
-SHARES = [((1, 0), (1, 0)), ((1, 2), (1, 2)), ((2, 1), (1, 2)), ((1, 4), (2, 2)), ((2, 2), (4, 0)), ((4, 1), (1, 4))]
+SHARES = [((1, 0), (1, 0)), ((2, 1), (1, 2)), ((1, 4), (2, 2)), ((2, 2), (4, 0))]
 
 
 @pytest.mark.parametrize("before, after", SHARES)
@@ -88,8 +88,7 @@ def test_between_epochs_streams_may_change(folder):
     assert resumed == usual
 
 
-@pytest.mark.parametrize("before", [(1, 0), (1, 4)])
-@pytest.mark.parametrize("after", [(1, 2), (2, 0), (4, 0)])
+@pytest.mark.parametrize("before, after", [((1, 0), (1, 2)), ((1, 4), (2, 0)), ((1, 0), (4, 0))])
 def test_an_epoch_that_was_at_its_end_has_no_batch_left_for_any_rank_or_worker(folder, before, after):
     """A checkpoint behind the last step of an epoch is of that epoch; whoever reads it goes on with the next."""
     _, states, faults = all_batches(folder, *before)

@@ -53,13 +53,6 @@ def test_ranks_step_equally_often_whichever_of_their_shards_fail(tmp_path, worke
     assert total(both)["broken shard"] >= 6
 
 
-def test_a_rank_whose_only_shard_is_broken_goes_on_with_those_of_the_next_pass(tmp_path):
-    urls = write_shards(tmp_path, [8, 8])
-    Path(urls[0]).write_bytes(b"")
-    both = loaders(str(tmp_path), train_num_samples=16, max_bad_fraction=1.0)
-    assert [len(run(loader, epochs=4)) for loader in both] == [8, 8]
-
-
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("resampled", [False, True])
 def test_sources_of_every_kind_of_fault_together(tmp_path, resampled):

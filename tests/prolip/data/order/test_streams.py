@@ -1,5 +1,4 @@
 import json
-import random
 from collections import Counter
 from itertools import islice
 from pathlib import Path
@@ -147,14 +146,6 @@ def test_a_stream_whose_shards_are_deselected_in_one_pass_finds_others_in_the_ne
     source = ShardSource(urls, Selector.parse("group=yes"), 1)
     for stream in range(2):
         assert keys(source, 1, stream, 2) == ["k0"]
-
-
-def test_streams_do_not_touch_the_global_generators(tmp_path):
-    source = ShardSource(tuple(write_shards(tmp_path, [6] * 2)), shuffle_buffer=4)
-    random.seed(1)
-    before = random.getstate()
-    read(source, 20)
-    assert random.getstate() == before
 
 
 def test_a_source_that_is_down_is_not_asked_for_all_its_shards(tmp_path):

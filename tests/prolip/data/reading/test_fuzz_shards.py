@@ -201,16 +201,6 @@ def test_with_an_index_whatever_was_damaged_is_counted(tmp_path, part):
     assert verdicts["counted"] > 50
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("part", range(10))
-def test_two_thousand_damaged_shards(tmp_path, part):
-    verdicts: Counter[str] = Counter()
-    for seed in range(1000 + part * 120, 1000 + part * 120 + 120):
-        verdicts[fuzz_structure(tmp_path / "0.tar", seed)] += 1
-        verdicts[fuzz_content(tmp_path / "0.tar", seed)] += 1
-    assert verdicts.total() == 240 and verdicts["counted"] > 150
-
-
 @pytest.mark.parametrize("part", range(2))
 def test_damaged_shards_over_a_connection_that_breaks_at_random(monkeypatch, part):
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")

@@ -225,17 +225,7 @@ def fuzz_sound(path, seed):
         list(again.read())
     spanning = sum(bool(breaks(line)) for line in table.lines()[1:])
     counted = f"{len(table.truth)} rows from {breaks(text)} lines (header included, {spanning} rows span several lines"
-    assert str(again) == f"{path.name}: {counted}{', 2 blank' if blank else ''})"
-
-
-def fuzz_header(path, seed):
-    """A column of the header is called as another; where neither is read, this is harmless."""
-    rng = random.Random(f"header {seed}")
-    table = write(rng)
-    header = list(table.cells[0])
-    at, other = rng.sample(range(len(header)), 2)
-    header[at] = header[other]
-    return judge(path, table, 0, table.style.separator.join(header))
+    assert str(again) == f"{path.name}: {counted})"
 
 
 @pytest.mark.parametrize("part", range(2))
@@ -250,17 +240,3 @@ def test_damaged_tables_are_refused_or_read_as_they_were(tmp_path, part):
     refused = Counter(verdict.split()[0] for verdict in verdicts.elements() if "refused" in verdict)
     assert refused["zero_byte"] == refused["separator_more"] == 8
     assert refused.total() > 35 and sum("behind" in verdict for verdict in verdicts.elements()) < 10
-
-
-def test_doubled_columns_are_refused(tmp_path):
-    verdicts = Counter(fuzz_header(tmp_path / "captions.csv", seed) for seed in range(60))
-    assert verdicts["refused"] > 50
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("part", range(10))
-def test_four_thousand_tables(tmp_path, part):
-    for seed in range(1000 + part * 400, 1000 + part * 400 + 400):
-        fuzz_damage(tmp_path / "captions.csv", seed)
-        fuzz_sound(tmp_path / "captions.csv", seed)
-        fuzz_header(tmp_path / "captions.csv", seed)

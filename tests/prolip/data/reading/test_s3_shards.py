@@ -84,12 +84,6 @@ def read(url, policy=POLICY):
     return samples, faults, time.monotonic() - start
 
 
-def test_shards_of_a_bucket_are_those_that_were_put_there(bucket, tmp_path):
-    for shard in range(SHARDS):
-        samples, faults, _ = read(f"s3://shards/{shard}.tar")
-        assert samples == truth(tmp_path, shard) and not faults.kinds
-
-
 @pytest.mark.parametrize(("limit", "times"), [(150_000, 1), (40_000, 2), (100, 2)])
 def test_connections_that_are_cut_are_taken_up_again(store, bucket, endpoint, tmp_path, limit, times):
     with CuttingProxy(store, limit, times) as proxy:

@@ -15,6 +15,7 @@ from prolip.gaussian import Gaussian
 from prolip.scores import CSDScore
 from prolip.search.ann import IndexSpec
 from prolip.search.index import Part, SearchIndex
+from prolip.search.sources import Rebuild, parts_of
 
 
 def part(first: int, count: int) -> Part:
@@ -64,3 +65,46 @@ replace = case(lambda index: index.append("second", [part(50, 30)], replace=True
 delete = case(lambda index: index.delete(["k3", "k41"], sources=[]))
 shards = case(lambda index: index.store.note_shards("first", {"/data/0.tar": "1 2 ", "/data/1.tar": None}))
 finish = case(SearchIndex.finish, "hnsw")
+
+
+# --- a source that is read again: the next pass always leaves what one in one piece leaves ----------------------------
+def features(keys: str, changed: str = "") -> SimpleNamespace:
+    """A row per key, the same by every call but of those that have changed."""
+    mean = torch.tensor([[ord(key) + (key in changed) / 2, 1.0] for key in keys]).log()
+    return SimpleNamespace(keys=tuple(keys), owners=None, captions=(), image=Gaussian(mean, mean - 3))
+
+
+def rebuild(folder: Path, found: Any) -> Rebuild:
+    index = SearchIndex(folder / "index", verify=True)
+    with index.writing():
+        work = Rebuild(index, "features:kept")
+        work.run(parts_of(found, work, 8), 8)
+    return work
+
+
+def content(folder: Path) -> dict[str, list[float]]:
+    index = SearchIndex(folder / "index", verify=True)
+    return {key: index.gaussians([row]).mean[0].tolist() for key, _, row in known(index)}
+
+
+def prepare_rebuild(folder: Path) -> None:
+    SearchIndex.create(folder / "index", CSDScore(8.0, -3.0), 2)
+    rebuild(folder, features("abcdefghijklmnop"))
+
+
+def commit_rebuild(folder: Path) -> None:
+    """Three are gone, three others, six new."""
+    rebuild(folder, features("defghijklmnopqrstuv", changed="dlo"))
+
+
+def state_after_rebuild(folder: Path) -> tuple[Any, bool]:
+    """What the next rebuild leaves, and whether it is there already."""
+    with tempfile.TemporaryDirectory() as scratch:
+        shutil.copytree(folder / "index", Path(scratch) / "index")
+        commit_rebuild(Path(scratch))
+        after = content(Path(scratch))
+    assert set(after) == set("defghijklmnopqrstuv")
+    return after, after == content(folder)
+
+
+broken = SimpleNamespace(prepare=prepare_rebuild, commit=commit_rebuild, state=state_after_rebuild)

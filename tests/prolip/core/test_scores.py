@@ -14,7 +14,7 @@ from prolip import measures
 from prolip.embedder import choose_score
 from prolip.gaussian import Gaussian
 from prolip.measures import MEASURES
-from prolip.methods import METHODS, all_methods, find_method, find_score, score_from_dict
+from prolip.methods import METHODS, MODULES, all_methods, find_method, find_score, score_from_dict
 from prolip.methods.base import Method
 from prolip.methods.pcme import PCMEScore
 from prolip.scores import SCORES, CSDScore, MatchProbabilityScore, MeanScore, Score, TrueMatchScore, index_vectors
@@ -127,6 +127,10 @@ def test_scores_come_back_from_json_with_what_was_trained(pair, monkeypatch):
         again = score_from_dict(json.loads(json.dumps(score.to_dict())))
         assert type(again) is type(score) and again.settings() == score.settings()
         assert again.pairwise(*pair).equal(score.pairwise(*pair))
+
+
+def test_the_table_of_methods_names_their_scores():
+    assert [method.score.name for method in METHODS.values()] == [score for _, score in MODULES.values()]
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
-"""A model card of facts: the model, the figures of its run in words, its data and their licences, and its traces.
+"""A trained model with its card, in a folder or on the hub; `local-dir:` and `hf-hub:` load it again.
 
-Every value is escaped, unless it is `Markdown`.
+The card has facts alone: the model, the figures of its run, its data and their licences, and its traces. Every value is
+escaped, unless it is `Markdown`.
 """
 
 from __future__ import annotations
@@ -8,8 +9,11 @@ from __future__ import annotations
 import html
 import json
 import math
+import os
 import re
-from collections.abc import Mapping, Sequence
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
@@ -17,22 +21,26 @@ from typing import Any, NamedTuple
 
 import torch
 from huggingface_hub import EvalResult, ModelCardData
+from huggingface_hub.utils import validate_repo_id
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from prolip.data.reading.named import without_word
 from prolip.data.reading.shards import expand_source
 from prolip.embedder import Embedder
+from prolip.fitting.attach import FILES, check_folder
 from prolip.loading import config_file, is_prolip
-from prolip.models.checkpoint import read_config
+from prolip.models.checkpoint import read_config, save_pretrained
 from prolip.models.diagnose import check_config, is_run
+from prolip.models.prolip import ProLIP
+from prolip.uncertainty.openclip import FILE
 from prolip.uncertainty.units import Units, in_words
 from prolip.utils.console import escaped, plain
 from prolip.utils.documents import read_json, shown
+from prolip.utils.links import check_links
+from prolip.utils.outputs import replacing_folder
 from prolip.utils.secrecy import redacted
 
-CARD = "README.md"
-POINTS = "A CLIP-like model: pictures and texts become points."
-GAUSSIANS = "A probabilistic vision-language model: every picture and every text becomes a Gaussian."
+CARD, FIGURES = "README.md", "eval.json"
 
 
 @dataclass(frozen=True)
@@ -77,21 +85,15 @@ def make_card(source: ModelFolder, info: CardInfo, address: str) -> str:
     """The card of a model that is loaded as `address`, Markdown below the hub's YAML."""
     embedder = Embedder.load(f"local-dir:{source.folder}")
     config = read_config(config_file(f"local-dir:{source.folder}"))[0]
-    environment = Environment(
-        loader=PackageLoader("prolip.hub", "."),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-        finalize=markdown,
-    )
+    environment = Environment(loader=PackageLoader("prolip.hub", "."), undefined=StrictUndefined, finalize=markdown)
+    environment.trim_blocks = environment.lstrip_blocks = environment.keep_trailing_newline = True
     environment.filters |= {"code": code, "literal": literal}
     size = config["vision_cfg"]["image_size"]
     rows, tested = figures(source.metrics), tested_on(source)
     units = embedder.score.units if embedder.probabilistic else None
     body = environment.get_template("card.md.j2").render(
-        name=info.name,
-        kind=GAUSSIANS if embedder.probabilistic else POINTS,
+        info=info,
+        embedder=embedder,
         address=address,
         method=source.config.get("method") or config.get("method_cfg", {}).get("name"),
         parameters=f"{embedder.parameters / 1e6:,.1f} million",
@@ -102,14 +104,10 @@ def make_card(source: ModelFolder, info: CardInfo, address: str) -> str:
         figures=rows,
         tested=tested,
         step=source.metrics.get("step", "the last"),
-        probabilistic=embedder.probabilistic,
         units=units,
         readings=readings(units, source.metrics) if units else [],
-        novelty=embedder.novelty is not None,
         trained=trained_on(source),
         shards=licences([source.config.get("data", {}).get("train_data")]),
-        data_licence=info.data_licence,
-        licence=info.licence,
         limits=limits(source, embedder),
     )
     task, data = "zero-shot-image-classification", plain(tested) or "not recorded"
@@ -246,20 +244,16 @@ def licences(sources: Sequence[str | None]) -> list[tuple[str, str]]:
     found = {}
     for source in sources:
         for part in without_word(source or "").split("::"):
-            for url in shards_of(part):
+            try:
+                urls = expand_source(part) if part else []
+            except (OSError, ValueError, ImportError):  # on another machine
+                urls = [part]
+            for url in urls:
                 path = Path(url)
                 known = LICENCES.get(path.parent.name, {}) if path.suffix == ".tar" else {}
                 names = sorted((name for name in known if path.stem.startswith(name)), key=len)
                 found["/".join(path.parts[-2:])] = known[names[-1]] if names else ""
     return list(found.items())
-
-
-def shards_of(source: str) -> list[str]:
-    """The shards of a source; the source itself where they are on another machine."""
-    try:
-        return expand_source(source) if source else []
-    except (OSError, ValueError, ImportError):
-        return [source]
 
 
 def readings(units: Units, metrics: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
@@ -311,3 +305,91 @@ def code(value: object) -> Markdown:
 def literal(value: object) -> Markdown:
     """A text in a block of Python."""
     return Markdown(json.dumps(plain(value), ensure_ascii=False))
+
+
+# --- folders and the hub ----------------------------------------------------------------------------------------------
+def save(
+    source: ModelFolder, folder: Path, info: CardInfo, address: str | None = None, overwrite: bool = False
+) -> list[Path]:
+    """Copy a model's files, write its card and figures beside them; the written files, in order.
+
+    address: of the model on its card; without, this folder. overwrite: replace a README.md that is no card of ours. The
+    weights stay bit for bit; the configuration of one of OpenCLIP's names the file of its variances. ValueError as
+    `check_folder`, and for a README.md of another origin.
+    """
+    check_links(source.folder)
+    names = [name for name in FILES if (source.folder / name).is_file()]
+    check_folder(folder, names, is_prolip(f"local-dir:{source.folder}"), source.folder)
+    there = (folder / CARD).read_text(encoding="utf-8", errors="replace") if (folder / CARD).exists() else ""
+    head = there.partition("\n---\n")[0]
+    own = head.startswith("---\n") and "\nlibrary_name: prolip\n" in head and "- probabilistic-embeddings" in head
+    if not (overwrite or own) and (folder / CARD).exists():
+        raise ValueError(f"{folder / CARD} is not a card of this program: give another folder, or --overwrite")
+    card = make_card(source, info, address or f"local-dir:{folder}")  # known to be loadable before anything is written
+    texts = {CARD: card} | ({FIGURES: json.dumps(source.metrics, indent=2) + "\n"} if source.metrics else {})
+    if "open_clip_config.json" in names and (source.folder / FILE).is_file():
+        config = read_json(source.folder / "open_clip_config.json") | {"uncertainty": FILE}
+        texts["open_clip_config.json"] = json.dumps(config, indent=2) + "\n"
+    gone = {*FILES, *((FIGURES,) if own else ())}
+    with replacing_folder(folder, kept=lambda name: name not in gone) as place:
+        for name in names:
+            shutil.copyfile(source.folder / name, place / name)
+        for name, text in texts.items():
+            (place / name).write_text(text, encoding="utf-8")
+    return [folder / name for name in dict.fromkeys((*names, *texts))]
+
+
+def push_to_hub(
+    model: ProLIP | str | os.PathLike,
+    repo: str,
+    *,
+    tokenizer: Any = None,
+    license: str | None = None,
+    data_license: str | None = None,
+    private: bool = False,
+) -> str:
+    """Put a model with its card on the hub as `org/name`; the address that loads it.
+
+    model: in memory, which has no figures yet, or the folder of a run or model; tokenizer: one of `get_tokenizer`'s, of
+    a model in memory; license: in the hub's words, mit or cc-by-4.0; data_license: a sentence. ValueError for a name
+    that the hub does not take, ConnectionError where it refuses or is not reached.
+    """
+    check_repo(repo)
+    with tempfile.TemporaryDirectory() as temporary:
+        place = Path(temporary)
+        if isinstance(model, ProLIP):
+            model = save_pretrained(model, place / "memory", tokenizer)
+        elif tokenizer is not None:
+            raise ValueError(f"a tokenizer for {os.fspath(model)}: a folder has its own; leave it out")
+        info = CardInfo(repo.split("/")[1], license, data_license)
+        save(find_source(os.fspath(model)), place / "model", info, f"hf-hub:{repo}")
+        return push(place / "model", repo, private)
+
+
+def check_repo(repo: str) -> None:
+    """ValueError for what is no `org/name`."""
+    validate_repo_id(repo)
+    if "/" not in repo:
+        raise ValueError(f"{repo!r} has no owner: give org/name")
+
+
+def push(folder: Path, repo: str, private: bool = False, say: Callable[[str], None] = print) -> str:
+    """Put a folder that `save` wrote on the hub as `org/name`, made if it is not there; its address.
+
+    With the account that `hf auth login` or HF_TOKEN gives. ConnectionError where the hub refuses or is not reached.
+    """
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError
+
+    check_links(folder)
+    api = HfApi()
+    names = [name for name in (*FILES, CARD, FIGURES) if (folder / name).is_file()]
+    try:
+        api.create_repo(repo, private=private, exist_ok=True)
+        say(f"{repo}: uploading {len(names)} files")
+        message = "Add the model with its card"
+        api.upload_folder(repo_id=repo, folder_path=folder, allow_patterns=names, commit_message=message)
+    except (HfHubHTTPError, OSError) as error:
+        why = str(error).strip().splitlines()[0]
+        raise ConnectionError(f"{repo} could not be written ({why}): log in with `hf auth login`") from error
+    return f"hf-hub:{repo}"

@@ -34,6 +34,7 @@ from prolip.models.checkpoint import save_pretrained
 from prolip.scores import LEAST_SCALE
 from prolip.uncertainty.novelty import novelty_of
 from prolip.uncertainty.openclip import FILE, FittedCLIP
+from prolip.uncertainty.options import FitOptions
 
 DATA = ["--data", SHARDS, "--caption-sampling", "name:2,keywords,group"]
 SMALL = ["--bank", "64", "--centres", "64"]
@@ -48,6 +49,12 @@ CONFIG = {
 def main(words: list[str]) -> int:
     """The exit code of `prolip uncertainty`."""
     return command_line(["uncertainty", *words])
+
+
+def fit(model: Path | str, output: Path, *words: object) -> None:
+    """Fit variances to a model, small ones."""
+    name = f"local-dir:{model}" if isinstance(model, Path) else model
+    assert main(["--model", name, *SMALL, *map(str, words), "--output", str(output)]) == 0
 
 
 @pytest.fixture(scope="module")
@@ -71,21 +78,7 @@ def pair(request, tmp_path_factory) -> tuple[Path, Path]:
         text = json.dumps({"model_cfg": CONFIG, "preprocess_cfg": preprocess})
         (before / "open_clip_config.json").write_text(text)
         save_file(model.state_dict(), before / "open_clip_model.safetensors")
-    assert (
-        main(
-            [
-                "--model",
-                f"local-dir:{before}",
-                *DATA,
-                *SMALL,
-                "--output",
-                str(after),
-                "--save-pairs",
-                str(after / "pairs.safetensors"),
-            ]
-        )
-        == 0
-    )
+    fit(before, after, *DATA, "--save-pairs", after / "pairs.safetensors")
     return before, after
 
 
@@ -157,20 +150,7 @@ def test_every_evaluation_takes_it(pair, task, tmp_path, capsys):
 
 def test_kept_embeddings_give_the_same_in_seconds(pair, tmp_path, capsys):
     before, after = pair
-    assert (
-        main(
-            [
-                "--model",
-                f"local-dir:{before}",
-                "--pairs",
-                str(after / "pairs.safetensors"),
-                *SMALL,
-                "--output",
-                str(tmp_path / "again"),
-            ]
-        )
-        == 0
-    )
+    fit(before, tmp_path / "again", "--pairs", after / "pairs.safetensors")
     said = capsys.readouterr().out
     assert "texts: the median one fits" in said and "images: the median one fits" in said
     assert "texts in other words: nine in ten fit" in said and "ambiguity of images: " in said
@@ -182,21 +162,7 @@ def test_kept_embeddings_give_the_same_in_seconds(pair, tmp_path, capsys):
 
 def test_a_model_of_another_method_keeps_its_own_heads_beside_the_fitted_ones(tmp_path):
     save_pretrained(prolip.create_model("ProLIP-ViT-test"), tmp_path / "paper")
-    assert (
-        main(
-            [
-                "--model",
-                f"local-dir:{tmp_path}/paper",
-                *DATA,
-                *SMALL,
-                "--fit-samples",
-                "100",
-                "--output",
-                str(tmp_path / "fitted"),
-            ]
-        )
-        == 0
-    )
+    fit(tmp_path / "paper", tmp_path / "fitted", *DATA, "--fit-samples", "100")
     old, new = (load_file(tmp_path / name / "model.safetensors") for name in ("paper", "fitted"))
     assert all(torch.equal(new[key], x) for key, x in old.items()) and new.keys() > old.keys()
 
@@ -272,20 +238,7 @@ def test_what_was_written_before_there_was_novelty_still_loads(pair, tmp_path):
     assert torch.equal(embedder.encode_image(pixels).log_var, new.encode_image(pixels).log_var)
     tensors = {name: x for name, x in load_file(old / "pairs.safetensors").items() if "_first" not in name}
     save_file(tensors, old / "pairs.safetensors")
-    assert (
-        main(
-            [
-                "--model",
-                f"local-dir:{old}",
-                "--pairs",
-                str(old / "pairs.safetensors"),
-                *SMALL,
-                "--output",
-                str(tmp_path / "fitted"),
-            ]
-        )
-        == 0
-    )
+    fit(old, tmp_path / "fitted", "--pairs", old / "pairs.safetensors")
     again = Embedder.load(f"local-dir:{tmp_path}/fitted")
     assert again.novelty is None and again.text_novelty is None
 
@@ -393,33 +346,12 @@ def test_thirty_pairs_are_fitted_with_a_warning_and_so_is_one_picture_with_many_
     save_pretrained(prolip.create_model("ProLIP-ViT-test"), tmp_path / "model")
     for name, rows in (("thirty", pictures), ("same", pictures[:1] * 60)):
         data = as_csv(tmp_path / f"{name}.csv", [(picture, f"number {i}") for i, picture in enumerate(rows)])
-        assert (
-            main(
-                [
-                    "--model",
-                    f"local-dir:{tmp_path}/model",
-                    *SMALL,
-                    "--data",
-                    str(data),
-                    "--output",
-                    str(tmp_path / name),
-                ]
-            )
-            == 0
-        )
+        fit(tmp_path / "model", tmp_path / name, "--data", data)
         said = capsys.readouterr()
         assert f"warning: {len(rows)} pairs" in said.err
         assert ("no novelty of images" in said.out) is (name == "same")
         traces = Embedder.load(f"local-dir:{tmp_path}/{name}").embed_texts(["a cat", "animal", "x"]).trace
         assert float(traces.max()) <= math.log(len(rows)) * 2 / 9  # of a scale from 10
-
-
-def test_paths_that_are_off_by_one_letter_end_in_a_message(pair, pictures, tmp_path, capsys):
-    data = as_csv(tmp_path / "gone.csv", [(picture.with_suffix(".pgn"), "a") for picture in pictures])
-    assert main(["--model", f"local-dir:{pair[0]}", "--data", str(data), "--output", str(tmp_path / "out")]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("error: --data: ") and f"{len(pictures)} of {len(pictures)} rows name no image" in said
-    assert "rows 2, 3, 4 and" in said and "0.pgn" in said and not (tmp_path / "out").exists()
 
 
 def test_places_that_cannot_be_written_are_refused_before_anything_is_embedded(pair, tmp_path, capsys, never_embeds):
@@ -477,41 +409,14 @@ def test_pairs_of_another_model_of_the_same_width_are_refused(pair, tmp_path, ca
 
 def test_pairs_fit_the_same_model_with_variances_too(pair, tmp_path):
     """The fingerprint is of what the means depend on."""
-    assert (
-        main(
-            [
-                "--model",
-                f"local-dir:{pair[1]}",
-                "--pairs",
-                str(pair[1] / "pairs.safetensors"),
-                *SMALL,
-                "--output",
-                str(tmp_path / "out"),
-            ]
-        )
-        == 0
-    )
+    fit(pair[1], tmp_path / "out", "--pairs", pair[1] / "pairs.safetensors")
 
 
 def test_random_weights_are_fitted_as_any_others(tmp_path):
     model = "ProLIP-ViT-test"
-    assert (
-        main(
-            [
-                "--model",
-                model,
-                "--pretrained",
-                "random",
-                *DATA,
-                *SMALL,
-                "--fit-samples",
-                "60",
-                "--output",
-                str(tmp_path / "out"),
-            ]
-        )
-        == 0
-    )
+    config = FitOptions(bank=64, centres=64, fit_samples=60)
+    fitted = prolip.fit_uncertainty(model, SHARDS, tmp_path / "out", pretrained="random", config=config)
+    assert fitted.score.units.images <= 60
     old, new = Embedder.load(model, "random"), Embedder.load(f"local-dir:{tmp_path}/out")
     assert torch.equal(old.embed_texts(["a", "b"]).mean, new.embed_texts(["a", "b"]).mean)
 

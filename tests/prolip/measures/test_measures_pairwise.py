@@ -1,11 +1,12 @@
-"""prolip.measures over all pairs: equal to the paired functions, in tiles of a bounded size."""
+"""Measures of all pairs: equal to the paired ones, tile by tile, in bounded memory."""
 
 import pytest
 import torch
+from peak_elements import PeakElements
 
 from prolip import measures
 from prolip.gaussian import Gaussian
-from prolip.measures.pairwise import all_pairs, tile_shape
+from prolip.measures.pairwise import all_pairs
 
 TILED = ("kl", "js", "elk", "bhattacharyya", "log_inclusion", "inclusion_test")
 
@@ -101,21 +102,6 @@ def test_autocast_does_not_lower_the_precision(name):
     assert torch.equal(low_paired, m.paired(p, p))
 
 
-def test_tiles_run_without_autocast():
-    x, y = gaussian(6, 32, dtype=torch.float32).mean, gaussian(7, 32, dtype=torch.float32).mean
-    with torch.autocast("cpu", torch.bfloat16):
-        products = all_pairs(lambda a, b: a @ b.T, (x,), (y,), 1, 5)
-    torch.testing.assert_close(products, x @ y.T)
-
-
-@pytest.mark.parametrize(
-    "rows,cols,per_pair,budget,expected",
-    [(100, 100, 10, 1000, (10, 10)), (2, 100, 10, 1000, (2, 50)), (100, 3, 10, 1000, (33, 3)), (5, 5, 10, 1, (1, 1))],
-)
-def test_tiles_are_square_and_use_the_budget(rows, cols, per_pair, budget, expected):
-    assert tile_shape(rows, cols, per_pair, budget) == expected
-
-
 def test_no_tile_is_larger_than_the_workspace():
     seen = []
 
@@ -138,3 +124,42 @@ def test_pairwise_measures_compile_without_a_graph_break(name):
     compiled_grads, grads = (torch.autograd.grad(value.sum(), (*p, *q)) for value in (compiled, f(p, q)))
     for a, b in zip(compiled_grads, grads):
         torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("name", measures.MEASURES)
+@pytest.mark.parametrize("training", [False, True])
+def test_no_tensor_of_all_pairs_times_width_exists_in_either_pass(name, training):
+    """B1 * B2 * D = 1,179,648 elements: neither a product form nor tiles of 4,096 elements come near."""
+    b1, b2, d, tile = 96, 128, 96, 4096
+    p, q = (Gaussian(*(x.requires_grad_(training) for x in gaussian(b, d, dtype=torch.float32))) for b in (b1, b2))
+    options = {"max_elements": tile} if name in TILED else {}
+    with PeakElements() as count:
+        value = measures.MEASURES[name].pairwise(p, q, **options)
+        kept = count.live
+        if training:
+            value.sum().backward()
+    matrices, inputs = b1 * b2, 2 * (b1 + b2) * d
+    assert kept <= 2 * matrices + inputs  # between the passes
+    assert count.peak <= 4 * matrices + 3 * inputs + 24 * tile < b1 * b2 * d / 3
+
+
+@pytest.mark.parametrize("name", TILED)
+def test_the_memory_count_notices_an_untiled_measure(name):
+    """The counterpart of the test above: with a workspace for everything the count passes B1 * B2 * D."""
+    p, q = (Gaussian(*(x.requires_grad_() for x in gaussian(b, 96, dtype=torch.float32))) for b in (96, 128))
+    with PeakElements() as count:
+        measures.MEASURES[name].pairwise(p, q, max_elements=2**30).sum().backward()
+    assert count.peak > 2 * 96 * 128 * 96
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_match_probability_keeps_no_distances_of_all_samples(exact):
+    """B1 * B2 * J^2 = 147,456 distances: tiled in both passes, the samples themselves (J (B1 + B2) D) are kept."""
+    p, q = (Gaussian(*(x.requires_grad_() for x in gaussian(b, 8, dtype=torch.float32))) for b in (48, 48))
+    peaks = []
+    for max_elements in (2048, 2**30):
+        with PeakElements() as count:
+            measures.pairwise_log_match_probability(p, q, 3.0, 2.0, 8, None, exact, max_elements).sum().backward()
+        peaks.append(count.peak)
+    assert peaks[0] < 48 * 48 * 64 / 2
+    assert peaks[1] > 2 * 48 * 48 * 64

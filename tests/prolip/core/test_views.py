@@ -1,13 +1,12 @@
-"""Masked views: uniform subsets, masking rates, brute-force oracles, and equality over ranks."""
+"""Masked views and mixed images as functions of noise: rates, pixels, shares and labels by hand."""
 
 from __future__ import annotations
 
-from itertools import combinations
-
 import pytest
 import torch
+from scipy import stats
 
-from prolip.views import count_kept_patches, count_masked_rows, keep_patches, mask_text
+from prolip.views import NOISE, Mix, boxes, count_masked_rows, keep_patches, mask_text, mix_images
 
 PAD, MASK, START, END = 0, 99, 1, 2
 
@@ -47,24 +46,10 @@ def test_kept_patches_are_the_smallest_draws_in_ascending_places(keep):
     assert keep_patches(noise, keep).tolist() == expected
 
 
-def test_every_subset_of_patches_is_equally_likely():
-    draws, subsets = 60_000, list(combinations(range(5), 2))
-    kept = keep_patches(uniform(draws, 5), 2)
-    counts = torch.tensor([(kept == torch.tensor(s)).all(1).sum().item() for s in subsets], dtype=torch.float64)
-    assert counts.sum() == draws
-    expected = draws / len(subsets)
-    chi_square = ((counts - expected) ** 2 / expected).sum()
-    assert chi_square < 27.9  # 99.9th percentile with 9 degrees of freedom
-
-
 @pytest.mark.parametrize("keep", [0, 9])
 def test_keeping_an_impossible_number_of_patches_is_refused(keep):
     with pytest.raises(ValueError, match=f"cannot keep {keep} patches.*1 <= keep <= P"):
         keep_patches(uniform(2, 8), keep)
-
-
-def test_three_quarters_of_the_patches_are_dropped():
-    assert [count_kept_patches(p, 0.75) for p in (196, 16, 4, 1)] == [49, 4, 1, 1]
 
 
 def test_an_eighth_of_the_rows_is_masked_and_never_none():
@@ -109,13 +94,80 @@ def test_a_padding_token_that_is_also_the_end_token_stays():
     assert masked.tolist() == [[MASK, MASK, 1, 1], [1, 1, 1, 1]]
 
 
-def test_the_input_text_is_left_alone():
-    text = texts(4, 8)
-    before = text.clone()
-    mask_text(text, uniform(4, 8), MASK, PAD)
-    assert torch.equal(text, before)
-
-
 def test_noise_of_another_shape_is_refused():
     with pytest.raises(ValueError, match=r"noise \(3, 8\) does not fit texts \(4, 8\)"):
         mask_text(texts(4, 8), uniform(3, 8), MASK, PAD)
+
+
+MIXUP, CUTMIX = torch.tensor(False), torch.tensor(True)
+
+
+def noise_of(rows, seed=0):
+    return torch.rand(rows, NOISE, generator=torch.Generator().manual_seed(seed))
+
+
+def images_of(rows, size=8, seed=1):
+    return torch.randn(rows, 3, size, size, generator=torch.Generator().manual_seed(seed))
+
+
+def test_about_the_share_is_mixed_each_with_another_and_shares_are_of_beta_2_2():
+    _, mix = mix_images(images_of(4000, 2), noise_of(4000), 0.25, MIXUP)
+    mixed = mix.share < 1
+    assert abs(mixed.float().mean() - 0.25) < 0.03
+    assert (mix.partner != torch.arange(4000)).all() and mix.partner.min() >= 0 and mix.partner.max() < 4000
+    assert stats.kstest(mix.share[mixed].numpy(), "beta", args=(2, 2)).pvalue > 0.01
+    assert stats.kstest(mix.partner.numpy(), "uniform", args=(0, 4000)).pvalue > 0.01
+
+
+def test_mixup_is_the_weighted_mean_and_leaves_the_others_bit_for_bit():
+    images = images_of(40)
+    found, mix = mix_images(images, noise_of(40), 0.5, MIXUP)
+    for i in range(40):
+        share = mix.share[i]
+        expected = images[i] if share == 1 else share * images[i] + (1 - share) * images[mix.partner[i]]
+        assert torch.equal(found[i], images[i]) if share == 1 else torch.allclose(found[i], expected)
+    assert 5 < (mix.share < 1).sum() < 35
+
+
+def test_cutmix_pastes_one_box_and_the_share_is_what_it_leaves():
+    images = images_of(60, 16)
+    found, mix = mix_images(images, noise_of(60), 0.5, CUTMIX)
+    for i in range(60):
+        own, other = (found[i] == images[i]).all(0), (found[i] == images[mix.partner[i]]).all(0)
+        assert (own ^ other).all()
+        assert mix.share[i] == pytest.approx(own.float().mean().item())
+        rows, columns = other.any(1), other.any(0)
+        assert torch.equal(other, rows[:, None] & columns)  # a box
+        assert all((line.int().diff() != 0).sum() <= 2 for line in (rows, columns))
+    assert (mix.share < 1).sum() > 10
+
+
+def test_a_box_has_the_area_that_was_drawn_where_no_border_cuts_it():
+    share = torch.tensor([0.75, 0.36, 1.0])
+    inside = boxes(share, torch.full((3,), 0.5), torch.full((3,), 0.5), 20, 40)
+    assert inside.flatten(1).sum(1).tolist() == [10 * 20, 16 * 32, 0]
+    corner = boxes(share[:1], torch.tensor([0.0]), torch.tensor([0.99]), 20, 40)
+    assert corner[0, :5, 29:].all() and corner.sum() == 5 * 11
+
+
+def test_pixels_of_bytes_stay_bytes():
+    images = (images_of(8).sigmoid() * 255).byte()
+    found, mix = mix_images(images, noise_of(8), 0.9, MIXUP)
+    i = int((mix.share < 1).nonzero()[0])
+    expected = mix.share[i] * images[i] + (1 - mix.share[i]) * images[mix.partner[i]]
+    assert found.dtype == torch.uint8 and (found[i] - expected).abs().max() <= 0.5 + 1e-4
+
+
+def test_labels_by_hand_with_a_text_that_is_true_of_both():
+    positive = torch.tensor([[True, False, False], [False, True, True], [False, True, True]])
+    mix = Mix(torch.tensor([0.7, 1.0, 0.4]), torch.tensor([1, 2, 1]))
+    expected = torch.tensor([[0.7, 0.3, 0.3], [0.0, 1.0, 1.0], [0.0, 1.0, 1.0]])
+    torch.testing.assert_close(mix.labels(positive), expected)
+
+
+def test_one_image_alone_is_left_alone_and_noise_must_fit():
+    images = images_of(1)
+    found, mix = mix_images(images, torch.zeros(1, NOISE), 0.9, MIXUP)
+    assert torch.equal(found, images) and mix.share.item() == 1
+    with pytest.raises(ValueError, match=r"noise is \(2, 7\), want \(1, 7\)"):
+        mix_images(images, noise_of(2), 0.5, MIXUP)
