@@ -34,10 +34,10 @@ from prolip.embedder import Embedder
 from prolip.evaluation.datasets.base import WHOLE, Dataset, Sample, Share, fingerprint, read_images
 from prolip.evaluation.datasets.registry import has_splits, open_dataset
 from prolip.evaluation.embed import Features
+from prolip.evaluation.evaluate import PAIRS, Pairs, numbered, pairs_of, recall_of_pairs
 from prolip.evaluation.metrics.ranking import retrieval_names
-from prolip.evaluation.pairs import PAIRS, Pairs, numbered, pairs_of, recall_of_pairs
 from prolip.evaluation.ranks import TaskLost, evaluate_over_ranks
-from prolip.evaluation.tasks import KINDS
+from prolip.evaluation.tasks import TASKS
 from prolip.gaussian import concatenate
 from prolip.models.checkpoint import save_pretrained
 from prolip.utils.flags import FlagError, did_you_mean, nearest
@@ -291,7 +291,7 @@ def check_metric(metric: str, validation: Validation, averaged: Collection[str])
     if twin and twin not in averaged:
         raise FlagError(f"--best-metric {metric} without {AVERAGES[twin]}: there is no averaged model to measure")
     name = metric.removeprefix(f"{twin}/")
-    known = [f"{task.name}/{figure}" for task in validation.tasks for figure in KINDS[task.kind].names(task)]
+    known = [f"{task.name}/{figure}" for task in validation.tasks for figure in TASKS[task.kind].names(task)]
     if validation.emoji:
         known += [f"{where}/{figure}" for where in ("names", "captions") for figure in retrieval_names()]
     if name in known or (validation.emoji and name.startswith(CORPUS_METRICS + REFUSALS)):

@@ -21,7 +21,7 @@ from pydantic import Field, FiniteFloat, NonNegativeInt, PositiveInt
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from prolip.evaluation.metrics.blockwise import PairScores
+from prolip.evaluation.metrics.streaming import PairScores
 from prolip.gaussian import Gaussian, check_embeddings, check_gaussian, mixture
 from prolip.scores import Score, largest
 from prolip.utils.documents import check_unique, fingerprint

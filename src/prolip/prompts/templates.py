@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from tqdm import tqdm
 
 from prolip.embedder import embed_texts, encode
 from prolip.gaussian import Gaussian, concatenate, kind_of, mixture
@@ -109,18 +110,18 @@ def class_gaussians(
     templates: Sequence[str | Callable[[str], str]],
     normalise: bool = True,
     device: torch.device | str = "cpu",
-    precision: str = "fp32",
-    **options: Any,
+    batch_size: int = 512,
+    progress: bool = False,
 ) -> Gaussian:
     """Every class as N(mean of the means, mean of the variances) over templates x its names: (C, D), ProLIP 4.2.
 
     classes: the names of each class (synonyms, members); templates: with {} in the name's place, or functions of the
-    name, as OpenCLIP's; normalise: scale the averaged mean to unit length, as the released evaluation does; options: of
-    `embed_texts`. ValueError for a class without names, a template without {}, or no template.
+    name, as OpenCLIP's; normalise: scale the averaged mean to unit length, as the released evaluation does.
+    ValueError for a class without names, a template without {}, or no template.
     """
     prompts = fill_all(classes, templates)
-    encode_text = partial(encode, model, "text", device, precision)
-    z = embed_texts(encode_text, tokenizer, [prompt for group in prompts for prompt in group], **options)
+    texts = tqdm([prompt for group in prompts for prompt in group], desc="texts", unit="", disable=not progress)
+    z = embed_texts(partial(encode, model, "text", device, "fp32"), tokenizer, texts, batch_size)
     return mix_groups(z, [len(group) for group in prompts], normalise)
 
 

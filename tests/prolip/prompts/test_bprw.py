@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from prolip.evaluation.metrics import blockwise
+from prolip.evaluation.metrics import streaming as blockwise
 from prolip.gaussian import Gaussian, mixture
 from prolip.methods import find_score
 from prolip.prompts.bprw import (

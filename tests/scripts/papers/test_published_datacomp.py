@@ -4,10 +4,10 @@ import csv
 
 import pytest
 
+from prolip.evaluation.evaluate import TaskResult
 from prolip.evaluation.suites.datacomp.catalogue import COUNTED
 from prolip.evaluation.suites.datacomp.report import notes_of, table_1, table_c1
 from prolip.evaluation.suites.datacomp.results import Line, ModelIdentity, ResultFolder
-from prolip.evaluation.task import TaskResult
 from studies.papers.published_datacomp import (
     OPENCLIP_ROWS,
     PAPER,

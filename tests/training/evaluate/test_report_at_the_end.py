@@ -16,7 +16,7 @@ from prolip.corpora.emoji import corpus as emoji
 from prolip.corpora.emoji.export import write_emoji
 from prolip.corpora.emoji.report.runs import read
 from prolip.embedder import Embedder
-from prolip.evaluation.pairs import Pairs, numbered, recall_of_pairs
+from prolip.evaluation.evaluate import Pairs, numbered, recall_of_pairs
 from prolip.gaussian import Gaussian
 from prolip.scores import MeanScore
 from training.evaluate import open_validation, training_rows

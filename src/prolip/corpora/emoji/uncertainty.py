@@ -11,11 +11,11 @@ import numpy as np
 import torch
 
 from prolip.corpora.emoji.corpus import LEVELS, CaptionTable, Corpus
-from prolip.evaluation.metrics.blockwise import PairScores, Relevance
 from prolip.evaluation.metrics.bootstrap import Statistic, auroc_of, risk_area_of
 from prolip.evaluation.metrics.calibration import Matches, Reliability, reliability
 from prolip.evaluation.metrics.ranking import Ranking
 from prolip.evaluation.metrics.selective import partial_spearman, selective_metrics, spearman, spread
+from prolip.evaluation.metrics.streaming import PairScores, Relevance
 from prolip.evaluation.metrics.study import study_retrieval
 from prolip.gaussian import Gaussian
 from prolip.measures import inclusion_test
@@ -78,7 +78,7 @@ def reliabilities(result: CorpusResult, gallery: str) -> dict[str, Reliability]:
     relevance = Relevance.from_dense(torch.from_numpy(relation).mT)
     units, doubt = result.model_score.units, result.doubt
     matches = Matches(result.score, doubt, None if units is None else units.share(texts.trace))
-    return study_retrieval(scores, relevance, None, None, matches, result.model_score.uncertainty)[2].reliability
+    return study_retrieval(scores, [relevance], None, None, matches, result.model_score.uncertainty)[2].reliability
 
 
 def undoubted(result: CorpusResult) -> dict[str, float]:

@@ -1,7 +1,5 @@
-"""Classification metrics: tensors or arrays in, `dict[str, float]` or arrays out, shares in [0, 1].
-
-Scores (N, C) are larger for nearer classes, equal scores go to the lower class, and accuracies among k classes are left
-out where there are fewer: all samples would be right.
+"""Classification metrics, shares in [0, 1]. Scores (N, C) are larger for nearer classes; of equal ones the lower class
+wins. Accuracies among k classes are left out where there are fewer.
 """
 
 from __future__ import annotations
@@ -11,13 +9,13 @@ import torch
 from sklearn import metrics as sk
 from torch import Tensor
 
-from prolip.evaluation.metrics.ranking import Array, as_array
+from prolip.evaluation.metrics import Array, as_array
 
 
 def label_ranks(scores: Tensor, labels: Tensor) -> Tensor:
     """The rank, from 1, of every sample's own class: scores (N, C), labels (N,) -> (N,) int64.
 
-    Raises ValueError for shapes that do not fit, labels outside the classes, or NaN.
+    ValueError for shapes that do not fit, labels outside the classes, or NaN.
     """
     if scores.dim() != 2 or labels.shape != scores.shape[:1]:
         raise ValueError(
