@@ -65,16 +65,14 @@ def image_features(
     dataset: Dataset,
     embedder: Embedder,
     store: FeatureStore | None = None,
-    batch_size: int = 256,
-    workers: int | None = None,
-    progress: bool = False,
+    **options: Any,
 ) -> Features:
     """The images alone, with all fields of the samples; see `evaluate.compute_features`."""
     store = store or FeatureStore()
     key = image_key(dataset, embedder.card)
     record = store.read("images", key, dataset.name)
     if record is None or is_stale(record, dataset):
-        record = to_record(dataset, *embed_share(dataset, embedder, batch_size, workers, progress), embedder.reader)
+        record = to_record(dataset, *embed_share(dataset, embedder, **options), embedder.reader)
         if not record.values["damaged"]:  # what was left out may be there next time
             store.write("images", key, record, dataset.name)
     return from_record(dataset, embedder.card, record)
@@ -129,7 +127,7 @@ def load_features(store: FeatureStore) -> Iterator[Features]:
 def embed_share(
     dataset: Dataset,
     embedder: Embedder,
-    batch_size: int,
+    batch_size: int = 256,
     workers: int | None = None,
     progress: bool = False,
     share: Share = WHOLE,

@@ -75,21 +75,19 @@ def compute_features(
     dataset: Dataset,
     embedder: Embedder,
     store: FeatureStore | None = None,
-    batch_size: int = 256,
-    workers: int | None = None,
-    progress: bool = False,
+    *,
     prompts: Prompts = EVERY,
+    **options: Any,
 ) -> Features:
-    """Images and texts of a data set through a model, or out of the store.
+    """Embed images and texts of a data set, or read them from the store.
 
-    prompts: which of a class's prompts it is made of, or how much each of them counts; workers: threads that decode
-    images, default as many as cores but one, at most 16, none on a single core. Raises DamagedData where a sample is
-    damaged (unless `dataset.damage` counts them) and ValueError for a set without images, and for prompts that cannot
-    be chosen.
+    prompts: which prompts make a class, or their weights; options: `batch_size` of images, default 256, `workers`,
+    threads that decode, default one per core but one, and `progress`, whether to show a bar. DamagedData for a damaged
+    sample (unless `dataset.damage` counts them), ValueError for a set without images and prompts that do not fit.
     """
     check_prompts(prompts, dataset, embedder.card)
     store = store or FeatureStore()
-    features = image_features(dataset, embedder, store, batch_size, workers, progress)
+    features = image_features(dataset, embedder, store, **options)
     texts, counts = TASKS[dataset.kind].texts(features)
     key = text_key(texts, counts, embedder.card, prompts)
     if isinstance(prompts, PromptRule) and prompts.way in BY_IMAGES:
@@ -97,10 +95,8 @@ def compute_features(
         features = replace(features, text=mixture(each), prompts=each, rule=prompts)  # no file keeps them
     else:
         features = replace(features, text=stored_texts(texts, counts, embedder, store, prompts))
-    features = replace(features, text_key=key)
-    if prompts.way != ALL:
-        info = features.dataset.info | {"prompts": str(prompts)}
-        features = replace(features, dataset=replace(features.dataset, info=info))
+    info = features.dataset.info | ({} if prompts.way == ALL else {"prompts": str(prompts)})
+    features = replace(features, text_key=key, dataset=replace(features.dataset, info=info))
     if features.prompts is not None:
         return features
     if not features.damaged:
@@ -171,8 +167,8 @@ def embed_datasets(
 ) -> Iterator[Features]:
     """The features of each data set in turn.
 
-    pool: images that prompts are fitted to for all of them, where they have a rule for it; options: of
-    `compute_features`. ValueError for prompts that do not fit a set, before the first one is embedded.
+    pool: images that prompts are fitted to for all sets, by a rule for it; options: of `compute_features`. ValueError
+    for prompts that do not fit a set, before the first one is embedded.
     """
     for dataset in datasets:
         check_prompts(prompts, dataset, embedder.card)
@@ -200,14 +196,12 @@ def evaluate_all(
     predicted classes. instances: COCO's file of this name, for PMRP. study: refusal and calibration; plots: a folder
     for their figures. output: a JSON file, written after each data set.
     """
-    results: list[TaskResult] = []
-    drawn: set[str] = set()
+    results, drawn = list[TaskResult](), set[str]()
+    shown: dict[str, Any] = {"confusion": confusion, "draws": draws, "study": bool(study or plots)}
     for found in features:
         categories = categories_of(found, instances)
         for similarity in similarities:
-            result = evaluate_dataset(
-                found.dataset, found, similarity, confusion=confusion, draws=draws, study=bool(study or plots)
-            )
+            result = evaluate_dataset(found.dataset, found, similarity, **shown)
             if categories is not None:
                 assert found.owners is not None
                 scores = pair_scores(found, found.model.scored_by(similarity))
@@ -225,7 +219,7 @@ def evaluate_all(
 
 
 def categories_of(features: Features, instances: str | None) -> Tensor | None:
-    """What each image of COCO shows, (N, 80); None, which the log says, where the file does not list these images."""
+    """The categories of each image of COCO, (N, 80); None where the file does not list these images, logged."""
     image_ids = features.dataset.info.get("image_ids")
     if instances is None or image_ids is None:
         return None

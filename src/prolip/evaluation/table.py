@@ -70,13 +70,10 @@ def format_table(results: Sequence[TaskResult]) -> str:
     lines = []
     for columns, rows in blocks.items():
         first, second = max(len(title) for title, _ in rows), max(len(row.info["similarity"]) for _, row in rows)
-        labelled = [
-            (
-                f"{title:<{first}}  {row.info['similarity']:<{second}}  {row.info['images']:>7}",
-                [f"{100 * row.metrics[column]:.2f}" for column in columns],
-            )
-            for title, row in rows
-        ]
+        labelled = []
+        for title, row in rows:
+            label = f"{title:<{first}}  {row.info['similarity']:<{second}}  {row.info['images']:>7}"
+            labelled.append((label, [f"{100 * row.metrics[column]:.2f}" for column in columns]))
         head, *body = aligned(columns, labelled, corner=f"{'images':>{first + second + 11}}")
         lines += ["", head, *(line + left_out(row) for line, (_, row) in zip(body, rows))]
     return "\n".join(lines[1:])

@@ -277,6 +277,16 @@ def test_results_from_python_make_every_table(ours, sets):
     assert format_intervals([evaluate_dataset(features[0].dataset, features[0])])  # without draws: no columns
 
 
+def test_a_metric_is_its_function_at_weights_of_one_and_a_study_changes_none(ours, sets):
+    for folder in sets.values():
+        features = compute_features(open_wds(folder), ours)
+        found, plain = (evaluate_dataset(features.dataset, features, study=study) for study in (True, False))
+        assert found.metrics == plain.metrics and plain.study is None and found.study.metrics()
+        for name, one in found.statistics.items():
+            (value,) = one.estimate({queries: np.ones((1, size)) for queries, size in one.sizes.items()})
+            assert found.metrics[name] == one.value == pytest.approx(value, rel=1e-12)
+
+
 @pytest.mark.parametrize("relevance", [None, frozenset([("s0000000", 35), ("s0000007", 0)])])
 def test_intervals_draw_an_image_with_its_own_captions_whatever_else_matches(ours, sets, relevance):
     features = compute_features(open_wds(sets["pairs"]), ours)

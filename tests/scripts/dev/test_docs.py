@@ -249,7 +249,8 @@ def test_python_of_export_md_computes_the_models_own_score(kind, tmp_path, monke
 def test_python_of_evaluation_md_runs_on_a_task_of_the_corpus(tmp_path, capsys):
     words = ["--data", str(ROOT / "data/emoji/emojione.tar"), "--select", "subgroup=food asian|food sweet"]
     assert main(["data", "emoji", *words, "--classes", "subgroup", "--output", str(tmp_path)]) == 0
-    code = python_of("docs/evaluation.md")
+    blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs/evaluation.md").read_text(), re.S | re.M)
+    (code,) = [block for block in blocks if "compute_features" in block]
     assert "local-dir:runs/demo/model" in code and "wds:runs/tasks/wds_subgroups" in code
     code = code.replace('"local-dir:runs/demo/model"', '"ProLIP-ViT-test", pretrained="random"')
     exec(code.replace("runs/tasks/wds_subgroups", str(tmp_path)), {})

@@ -18,14 +18,11 @@ def label_ranks(scores: Tensor, labels: Tensor) -> Tensor:
     ValueError for shapes that do not fit, labels outside the classes, or NaN.
     """
     if scores.dim() != 2 or labels.shape != scores.shape[:1]:
-        raise ValueError(
-            f"scores {tuple(scores.shape)} and labels {tuple(labels.shape)}: give (samples, classes) and (samples,)"
-        )
+        shapes = f"scores {tuple(scores.shape)} and labels {tuple(labels.shape)}"
+        raise ValueError(f"{shapes}: give (samples, classes) and (samples,)")
     if len(labels) and (int(labels.min()) < 0 or int(labels.max()) >= scores.shape[1]):
-        raise ValueError(
-            f"labels run from {int(labels.min())} to {int(labels.max())}, but there are {scores.shape[1]} classes: "
-            "give a score for every class, and labels from 0"
-        )
+        found = f"labels run from {int(labels.min())} to {int(labels.max())}, but there are {scores.shape[1]} classes"
+        raise ValueError(f"{found}: give a score for every class, and labels from 0")
     if scores.isnan().any():
         sample = int(scores.isnan().any(1).nonzero()[0])
         raise ValueError(f"sample {sample} has a NaN score: look for a diverged model before ranking")

@@ -78,15 +78,13 @@ def statistics_of(i2t: Ranking, t2i: Ranking, texts: str = "texts", ks: Sequence
     return out
 
 
-def counts_of(i2t: Ranking, t2i: Ranking) -> dict[str, float]:
-    """`median_rank`, `queries` and `queries_without_match` of two rankings."""
-    return {f"{way}/{name}": x for way, one in zip(WAYS, (i2t, t2i)) for name, x in _counts(one).items()}
-
-
 def both_directions(i2t: Ranking, t2i: Ranking, ks: Sequence[int] = KS) -> dict[str, float]:
     """`summarise` of two rankings, `i2t/...` and `t2i/...`, and `rsum`, as `statistics_of`."""
-    found = statistics_of(i2t, t2i, ks=ks)
-    return {name: one.value for name, one in found.items() if name != "mean_recall@1"} | counts_of(i2t, t2i)
+    found, out = statistics_of(i2t, t2i, ks=ks), dict[str, float]()
+    for way, ranking in zip(WAYS, (i2t, t2i)):
+        out |= {name: one.value for name, one in found.items() if name.startswith(f"{way}/")}
+        out |= {f"{way}/{name}": value for name, value in _counts(ranking).items()}
+    return out | ({"rsum": found["rsum"].value} if "rsum" in found else {})
 
 
 def retrieval_names(images: int = max(KS), texts: int = max(KS)) -> list[str]:

@@ -49,12 +49,9 @@ class Relevance(NamedTuple):
         """Pairs in any order, repeats dropped. Raises ValueError for an index outside."""
         q, i = (torch.as_tensor(x, dtype=torch.int64).reshape(-1).cpu() for x in (query, item))
         for name, x, size in (("query", q, queries), ("item", i, gallery)):
-            outside = x[(x < 0) | (x >= size)]
-            if len(outside):
-                raise ValueError(
-                    f"a relevant pair names {name} {int(outside[0])}, but there are {size}: count from 0 and give the "
-                    "sizes of both sides"
-                )
+            if len(outside := x[(x < 0) | (x >= size)]):
+                why = f"a relevant pair names {name} {int(outside[0])}, but there are {size}"
+                raise ValueError(f"{why}: count from 0 and give the sizes of both sides")
         key = torch.unique(q * max(gallery, 1) + i)
         absent = torch.zeros(queries, dtype=torch.int64)
         return cls(key // max(gallery, 1), key % max(gallery, 1), queries, gallery, absent)
@@ -143,14 +140,15 @@ class PairScores:
         traces, of the mean's cosine the unit vectors are computed once: by block they would cost as much as the scores.
         """
         score = CSDScore() if score is None else score
-        block, shortlist = _gaussian_block(image, text, score), None
-        if score.shortlist:
-            shortlist = Shortlist(
-                score.shortlist,
-                lambda rows, columns: score.coarse(image.select(rows), text.select(columns)),
-                lambda i, j: score.paired(image.select(i), text.select(j)),
-            )
-        return cls(len(image.mean), len(text.mean), block, shortlist)
+
+        def coarse(rows: Index, columns: Index) -> Tensor:
+            return score.coarse(image.select(rows), text.select(columns))
+
+        def paired(i: Tensor, j: Tensor) -> Tensor:
+            return score.paired(image.select(i), text.select(j))
+
+        shortlist = Shortlist(score.shortlist, coarse, paired) if score.shortlist else None
+        return cls(len(image.mean), len(text.mean), _gaussian_block(image, text, score), shortlist)
 
     def image_rows(self, rows: slice) -> Tensor:
         """Some images against all texts."""
@@ -172,15 +170,13 @@ class PairScores:
 
     def subset(self, images: Tensor, texts: Tensor) -> PairScores:
         """Only these images and texts, int64 indices in the order that breaks ties."""
-        block, short = self.block, self.shortlist
-        if short is not None:
-            coarse, paired = short.coarse, short.paired
-            short = Shortlist(
-                short.size,
-                lambda rows, columns: coarse(images[rows], texts[columns]),
-                lambda i, j: paired(images[i], texts[j]),
-            )
-        return PairScores(len(images), len(texts), lambda rows, columns: block(images[rows], texts[columns]), short)
+
+        def within(scores: Callable[[Any, Any], Tensor]) -> Callable[[Any, Any], Tensor]:
+            return lambda i, j: scores(images[i], texts[j])
+
+        short = self.shortlist
+        short = short and Shortlist(short.size, within(short.coarse), within(short.paired))
+        return PairScores(len(images), len(texts), within(self.block), short)
 
 
 def _gaussian_block(image: Gaussian, text: Gaussian, score: Score) -> Callable[[Index, Index], Tensor]:
@@ -219,10 +215,9 @@ def row_blocks(
             continue
         block = scores(rows)
         if block.shape != (rows.stop - rows.start, gallery):
-            raise ValueError(
-                f"scores of queries {rows.start} to {rows.stop - 1} have shape {tuple(block.shape)}, wanted "
-                f"({rows.stop - rows.start}, {gallery}): give one row per query and one column per gallery item"
-            )
+            what = f"scores of queries {rows.start} to {rows.stop - 1} have shape {tuple(block.shape)}, wanted"
+            remedy = "give one row per query and one column per gallery item"
+            raise ValueError(f"{what} ({rows.stop - rows.start}, {gallery}): {remedy}")
         refuse_nan(block, first_query=rows.start)
         yield rows, upcast(block.detach())
 
@@ -324,10 +319,8 @@ def ranking_of(relevance: Relevance, ranks: Tensor) -> Ranking:
 def check_fit(scores: PairScores, relevance: Relevance) -> None:
     """Raise ValueError unless the relevance is of these images and texts."""
     if (relevance.queries, relevance.gallery) != (scores.images, scores.texts):
-        raise ValueError(
-            f"relevance of {relevance.queries} images and {relevance.gallery} texts for scores of {scores.images} and "
-            f"{scores.texts}: images are rows, and both must count the same"
-        )
+        given = f"relevance of {relevance.queries} images and {relevance.gallery} texts"
+        raise ValueError(f"{given} for scores of {scores.images} and {scores.texts}: both must count the same")
 
 
 def retrieval(scores: PairScores, relevance: Relevance, ks: Sequence[int] = KS) -> dict[str, float]:

@@ -22,8 +22,8 @@ Metrics = dict[str, float]
 
 
 class Scored(NamedTuple):
-    """statistics: metrics that are functions of the queries; others: further metrics; info: what `TaskResult.info` says
-    of them; study: only if asked for; queries: values by name, (N,), such as the predicted class of each image.
+    """statistics: metrics that are functions of the queries; others: further metrics, or all in their order; info: for
+    `TaskResult.info`; study: if asked for; queries: values by name, (N,), such as the predicted class of each image.
     """
 
     statistics: dict[str, Statistic]
@@ -34,8 +34,8 @@ class Scored(NamedTuple):
 
     @property
     def metrics(self) -> Metrics:
-        """All metrics by name."""
-        return {name: one.value for name, one in self.statistics.items()} | self.others
+        """All metrics by name, in the order of `others` if those are all."""
+        return self.others | {name: one.value for name, one in self.statistics.items()}
 
 
 class Task(NamedTuple):
@@ -70,10 +70,8 @@ def score_matrix(features: Features, score: Score) -> Tensor:
 def own_labels(features: Features) -> Tensor:
     """The labels. ValueError where the files have none."""
     if features.labels is None:
-        raise ValueError(
-            f"{features.dataset.source} has no labels (.cls), only metadata (.npy): sets of faces are scored by "
-            "prolip eval datacomp"
-        )
+        why = f"{features.dataset.source} has no labels (.cls), only metadata (.npy)"
+        raise ValueError(f"{why}: sets of faces are scored by prolip eval datacomp")
     return features.labels
 
 

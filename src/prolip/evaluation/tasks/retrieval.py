@@ -8,7 +8,7 @@ from prolip.evaluation.datasets import coco_labels
 from prolip.evaluation.datasets.base import DamagedData, Dataset
 from prolip.evaluation.embed import Features
 from prolip.evaluation.metrics.bootstrap import Clusters, Statistic, clustered
-from prolip.evaluation.metrics.ranking import counts_of, retrieval_names, statistics_of
+from prolip.evaluation.metrics.ranking import both_directions, retrieval_names, statistics_of
 from prolip.evaluation.metrics.streaming import Relevance, rank_sparse
 from prolip.evaluation.metrics.study import study_retrieval
 from prolip.evaluation.tasks.base import (
@@ -62,9 +62,11 @@ def score_task(features: Features, score: Score, study: bool = False) -> Scored:
     statistics: dict[str, Statistic] = {}
     others: Metrics = {}
     for prefix, a, b in zip(("", "own/"), i2t, t2i):
-        statistics |= {f"{prefix}{name}": clustered(one, clusters) for name, one in statistics_of(a, b).items()}
-        others |= {f"{prefix}{name}": value for name, value in counts_of(a, b).items()}
-    info = {"texts": len(features.captions), **too_small_for(retrieval_names(), statistics | others)}
+        means = statistics_of(a, b)
+        statistics |= {f"{prefix}{name}": clustered(one, clusters) for name, one in means.items()}
+        both = both_directions(a, b) | {"mean_recall@1": means["mean_recall@1"].value}
+        others |= {f"{prefix}{name}": value for name, value in both.items()}
+    info = {"texts": len(features.captions), **too_small_for(retrieval_names(), others)}
     for entry, (_, extra) in EXTRA.items():
         others |= extra(scores, features.dataset.info) if entry in features.dataset.info else {}
     return Scored(statistics, others, info, found)
@@ -82,10 +84,9 @@ def relevance_of(features: Features) -> tuple[Relevance, Relevance | None]:
     dataset = features.dataset
     if dataset.info.get("relevant_by") == "label":
         labels = own_labels(features)
-        pairs = [
-            torch.cartesian_prod((labels == label).nonzero().flatten(), (labels[owners] == label).nonzero().flatten())
-            for label in labels.unique()
-        ]
+        pairs = []
+        for label in labels.unique():
+            pairs.append(torch.cartesian_prod(*((x == label).nonzero().flatten() for x in (labels, labels[owners]))))
         image, text = torch.cat(pairs).unbind(1)
         return own, Relevance.from_pairs(image, text, images, len(owners))
     if dataset.relevance is None:
@@ -93,10 +94,8 @@ def relevance_of(features: Features) -> tuple[Relevance, Relevance | None]:
     row = {key: i for i, key in enumerate(features.keys)}
     strange = [pair for pair in dataset.relevance if pair[0] not in row or not 0 <= pair[1] < len(owners)]
     if strange:
-        raise DamagedData(
-            f"{len(strange)} relevant pairs of {dataset.source} name no image or none of its {len(owners)} captions, "
-            f"such as {strange[0]}: the list belongs to other shards"
-        )
+        what = f"{len(strange)} relevant pairs of {dataset.source} name no image or none of its {len(owners)} captions"
+        raise DamagedData(f"{what}, such as {strange[0]}: the list belongs to other shards")
     further = torch.tensor([(row[key], index) for key, index in dataset.relevance]).reshape(-1, 2)
     image, text = torch.cat([owners, further[:, 0]]), torch.cat([captions, further[:, 1]])
     return own, Relevance.from_pairs(image, text, images, len(owners))
