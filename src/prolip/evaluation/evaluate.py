@@ -14,9 +14,8 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import torch
 from sklearn.metrics import confusion_matrix
 from torch import Tensor
 
@@ -33,15 +32,13 @@ from prolip.evaluation.tasks import TASKS
 from prolip.evaluation.tasks.base import own_labels, pair_scores
 from prolip.gaussian import Gaussian, mixture
 from prolip.prompts.templates import ALL, BY_IMAGES, PromptRule, Prompts
-from prolip.scores import Score, Similarity
+from prolip.scores import Similarity
 from prolip.utils.outputs import replacing
 
 log = logging.getLogger(__name__)
 
 #: The test sets of a few-shot task.
 PARTS = ("base", "novel")
-#: Pairs of a data set that are ranked by `recall_of_pairs`.
-PAIRS = 256
 
 
 @dataclass(frozen=True)
@@ -294,44 +291,3 @@ def add_harmonic_means(results: Sequence[TaskResult], draws: int = 0) -> None:
             found[name] = [h.value, *(bootstrap.intervals({"": h}, draws)[""][1:] if draws else [])]
         for result in both.values():
             result.info["harmonic_mean"] = found
-
-
-# --- pairs ------------------------------------------------------------------------------------------------------------
-class Pairs(NamedTuple):
-    """Images and texts in pairs, (N, D); ids: (N,), pairs of one number have the same text."""
-
-    image: Gaussian
-    text: Gaussian
-    ids: Tensor
-
-
-def pairs_of(features: Features) -> Pairs | None:
-    """At most PAIRS random images of a test set, each with its first caption or its class; None where one has none."""
-    chosen = torch.randperm(len(features.keys), generator=torch.Generator().manual_seed(0))[:PAIRS]
-    if features.text is None:
-        return None
-    if features.owners is not None:
-        row = {int(owner): i for i, owner in reversed(list(enumerate(features.owners)))}
-        text = torch.tensor([row[i] for i in chosen.tolist() if i in row])
-        ids = numbered([features.captions[i] for i in text.tolist()])
-    elif features.labels is not None and features.labels.ndim == 1:
-        text = ids = features.labels[chosen]
-    else:
-        return None
-    if len(text) < len(chosen):
-        return None
-    return Pairs(features.image.select(chosen.tolist()), features.text.select(text.tolist()), ids)
-
-
-def numbered(texts: Sequence[str]) -> Tensor:
-    """A number for each text, (N,), the same for equal ones."""
-    places = {text: i for i, text in enumerate(dict.fromkeys(texts))}
-    return torch.tensor([places[text] for text in texts])
-
-
-def recall_of_pairs(score: Score, pairs: Pairs, count: int) -> float:
-    """R@1 among the first `count` pairs, the mean of both directions; any pair with the same text is right."""
-    image, text, ids = pairs.image.select(slice(count)), pairs.text.select(slice(count)), pairs.ids[:count]
-    scores, right = score.pairwise(image, text), ids[:, None] == ids
-    hits = [right.take_along_dim(scores.argmax(axis, keepdim=True), axis) for axis in (0, 1)]
-    return torch.cat([hit.flatten() for hit in hits]).double().mean().item()
