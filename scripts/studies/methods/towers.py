@@ -41,7 +41,6 @@ from prolip.corpora.emoji.result import CorpusResult, load
 from prolip.evaluation.metrics.bootstrap import Statistic, auroc_of, clustered
 from prolip.evaluation.metrics.selective import spearman
 from prolip.factory import create_model
-from prolip.methods.gaussians import SIDES
 from prolip.models.checkpoint import save_pretrained
 from prolip.utils.outputs import replacing_folder
 from studies.methods.study import DESIGNERS, METHODS
@@ -228,7 +227,8 @@ def all_statistics(result: CorpusResult) -> dict[str, Statistic]:
         "rho asked": over_texts(agreement),
         "spread": over_texts(lambda rows: scale / 4 * float(np.subtract(*np.percentile(doubt[rows], [84, 16])))),
     }
-    for (_, ranking, signs), side in zip(uncertainty.cases(result), SIDES):  # drawings among names, and the reverse
+    # drawings among names, and the reverse
+    for (_, ranking, signs), side in zip(uncertainty.cases(result), ("image", "text")):
         wrong = (~ranking.hit(1)).double().where(ranking.answerable, torch.nan)
         own[f"errors by {side}"] = auroc_of(signs[side], wrong, "images" if side == "image" else "names")
     own["errors by asked"] = auroc_of(wanted[result.name_texts], wrong, "names")

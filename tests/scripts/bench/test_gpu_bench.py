@@ -218,8 +218,8 @@ def test_the_parts_are_those_that_are_started():
 def test_the_tests_that_need_cuda_are_found():
     found = gpu_parts.cuda_tests(ROOT / "tests")
     skipped = {
-        "training/test_loop.py::test_on_cuda_a_step_does_not_stop_the_host",
-        "prolip/data/test_colour.py::test_cuda_makes_the_same_images_and_the_host_never_waits",
+        "training/loop/test_loop.py::test_on_cuda_a_step_does_not_stop_the_host",
+        "prolip/data/augment/test_colour.py::test_cuda_makes_the_same_images_and_the_host_never_waits",
     }
     assert {f"tests/{name}" for name in skipped | {"prolip/losses/test_fused.py"}} < set(found)
     assert not any("gpu_bench" in name for name in found)
