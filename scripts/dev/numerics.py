@@ -33,8 +33,8 @@ TESTS = [
     "tests/prolip/models/test_model.py",
     "tests/prolip/models/test_released.py",
     "tests/prolip/methods/test_base.py",
-    "tests/prolip/evaluation/test_metrics.py",
-    "tests/prolip/evaluation/test_large_retrieval.py",
+    "tests/prolip/evaluation/metrics/test_ranking.py",
+    "tests/prolip/evaluation/metrics/test_streaming.py",
 ]
 
 

@@ -21,7 +21,7 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-TESTS = [ROOT / "tests", ROOT / "tests/prolip/evaluation"]
+TESTS = [ROOT / "tests", ROOT / "tests/helpers/evaluation"]
 GROUPS = ("animal bird", "animal marine", "food fruit", "food sweet", "transport air", "sport")
 PER_GROUP = 8
 #: Words of the miniatures of test sets; those of the drawings come to them.

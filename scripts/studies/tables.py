@@ -44,7 +44,7 @@ def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 def statistics(result: CorpusResult) -> dict[str, Statistic]:
     """Metrics that have intervals, by name: retrieval among names and among all captions."""
     from prolip.evaluation.metrics.bootstrap import clustered
-    from prolip.evaluation.tasks.retrieval import statistics_of
+    from prolip.evaluation.metrics.ranking import statistics_of
 
     return {
         f"{name}/{key}": clustered(one, result.clusters)

@@ -19,7 +19,6 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from PIL import Image
 from torch import Tensor, nn
-from tqdm import tqdm
 
 from prolip.data.images import ImageSource, open_image
 from prolip.gaussian import Gaussian, concatenate, kind_of
@@ -68,8 +67,8 @@ class ModelCard:
 
 
 class Embedded(NamedTuple):
-    """Gaussians (N, D) of images or texts, and their novelty in nats (N,) by end of the tower: how unlike the training
-    data each is; {} where the model has no reference for it.
+    """Gaussians (N, D), and their novelty in nats (N,) by end of the tower: how unlike the training data each input is;
+    {} in a model without a reference.
     """
 
     z: Gaussian
@@ -262,36 +261,22 @@ class Embedder:
         return f"Embedder({self.name!r}, device={str(self.device)!r}, precision={self.precision!r})"
 
     def _card(self, fingerprint: str) -> ModelCard:
-        return ModelCard(
-            self.name,
-            fingerprint,
-            self.precision,
-            self.probabilistic,
-            self.logit_scale,
-            self.logit_bias,
-            self.score.to_dict(),
-        )
+        settings = (self.precision, self.probabilistic, self.logit_scale, self.logit_bias, self.score.to_dict())
+        return ModelCard(self.name, fingerprint, *settings)
 
     def _note_fit(self) -> None:
         """Warn of variances that mean nothing, and log that old ones lack parts."""
         score = self.score
         if score.units is not None and (score.scale or 1.0) < 1.01 * LEAST_SCALE:
-            warn_once(
-                f"{self.name}: its cosines did not tell the pairs apart that its variances were fitted to, so its"
-                " similarities, variances and novelty mean nothing"
-            )
+            why = "its cosines said nothing of the pairs that its variances were fitted to, and so its"
+            warn_once(f"{self.name}: {why} similarities, variances and novelty mean nothing")
         if score.units is not None and score.reader is None:
-            log.info(
-                "%s has variances from before intervals, ambiguity of images and doubt were fitted. To fit them, run"
-                " prolip uncertainty",
-                self.name,
-            )
+            lacks = "has variances from before intervals, ambiguity of images and doubt were fitted"
+            log.info("%s %s. To fit them, run prolip uncertainty", self.name, lacks)
 
 
 def encode(network: nn.Module, side: Side, device: torch.device | str, precision: str, batch: Tensor) -> Gaussian:
-    """`network.encode_image` or `encode_text` of one batch: on `device` under autocast to `precision`, then on the CPU
-    in float32.
-    """
+    """`network.encode_image` or `encode_text` of a batch, under autocast to `precision`; float32 on the CPU."""
     with evaluating(network, device, precision):
         z = getattr(network, f"encode_{side}")(batch.to(device, non_blocking=True))
     return Gaussian(*map(to_cpu, z))
@@ -332,7 +317,7 @@ def evaluating(model: nn.Module, device: torch.device | str, precision: str = "f
 def check_device(device: torch.device | str) -> torch.device:
     """A device that this machine has; ValueError for others. auto: a GPU if there is one, or else the CPU.
 
-    "auto" and "cuda" are the GPU of this process's number on its machine, where torchrun or srun started several.
+    "auto" and "cuda" are the GPU of this process's local rank, where torchrun or srun started several.
     """
     if device in ("auto", "cuda") and (count := torch.cuda.device_count()):
         local = os.environ.get("LOCAL_RANK") or os.environ.get("SLURM_LOCALID") or "0"
@@ -356,10 +341,9 @@ def own_score(network: nn.Module) -> tuple[Score, bool]:
 
 
 def choose_score(similarity: Similarity, own: Score, probabilistic: bool, name: str) -> Score:
-    """The score that is asked for, `NAME` or `NAME:setting=1`; None: the model's own, and so where it is of the kind
-    asked for, as what was trained is in it alone. name: the model's, for errors.
+    """The score named, `NAME` or `NAME:setting=1`; the model's `own` for None and for its kind, as only it is trained.
 
-    ValueError for an unknown one, and for one that needs variances where the model has none.
+    name: the model's, for errors. ValueError for an unknown score, and one of variances where the model has none.
     """
     if similarity is None or similarity == own.name:
         return own
@@ -368,40 +352,25 @@ def choose_score(similarity: Similarity, own: Score, probabilistic: bool, name: 
     if isinstance(similarity, str) and ":" in similarity:
         asked, _, settings = similarity.partition(":")
         return choose_score(asked, own, probabilistic, name).with_settings(settings)
-    if isinstance(similarity, Score):
-        score = similarity
-    else:
-        kind = find_score(similarity)
-        if isinstance(own, kind):
-            return own
-        try:
-            score = kind()
-        except TypeError as error:
-            raise ValueError(
-                f"{similarity!r} is made of what a model learned for it, and {name} has none: its own is {own.name!r}"
-            ) from error
+    kind = type(similarity) if isinstance(similarity, Score) else find_score(similarity)
+    if not isinstance(similarity, Score) and isinstance(own, kind):
+        return own
+    try:
+        score = similarity if isinstance(similarity, Score) else kind()
+    except TypeError as error:
+        why = f"{similarity!r} is made of what a model learned for it, and {name} has none"
+        raise ValueError(f"{why}: its own is {own.name!r}") from error
     if not probabilistic and not score.supports_points:
-        raise ValueError(
-            f"{name} is deterministic, its embeddings have no variance, and {score.name!r} needs one: use csd, mean or "
-            "wasserstein2 (csd equals the cosine there)"
-        )
+        why = f"{name} is deterministic, its embeddings have no variance, and {score.name!r} needs one"
+        raise ValueError(f"{why}: use csd, mean or wasserstein2 (csd equals the cosine there)")
     return score
 
 
 def embed_texts(
-    encode: Callable[[Tensor], Gaussian],
-    tokenizer: Callable,
-    texts: Iterable[str],
-    batch_size: int = 512,
-    progress: bool = False,
+    encode: Callable[[Tensor], Gaussian], tokenizer: Callable, texts: Iterable[str], batch_size: int = 512
 ) -> Gaussian:
     """Texts as Gaussians (N, D), `batch_size` at a time; encode: ids (B, L) -> Gaussian. ValueError for no text."""
-    parts = []
-    with tqdm(desc="texts", unit="", disable=not progress) as bar:
-        for group in groups(texts, batch_size):
-            parts.append(encode(tokenizer(group)))
-            bar.update(len(group))
-    return _whole(parts, "text")
+    return _whole([encode(tokenizer(group)) for group in groups(texts, batch_size)], "text")
 
 
 def token_lengths(tokenizer: Callable, texts: Iterable[str], batch_size: int = 4096) -> Tensor:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import pickle
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import is_dataclass
@@ -18,7 +17,6 @@ import torch
 from open_clip.factory import parse_model_name
 from open_clip.pretrained import is_pretrained_cfg
 from PIL import Image
-from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from prolip.data import images as decoding
@@ -37,20 +35,6 @@ from prolip.utils.links import check_links
 RANDOM = "random"
 #: Seed of weights that are asked to be random, so that they are the same in every process.
 SEED = 0
-#: What OpenCLIP raises for weights and configurations that it cannot use.
-UNLOADABLE = (
-    RuntimeError,
-    OSError,
-    ValueError,
-    EOFError,
-    pickle.UnpicklingError,
-    SafetensorError,
-    TypeError,
-    AssertionError,
-    KeyError,
-    AttributeError,
-    ImportError,
-)
 #: Texts whose tokens are part of a fingerprint.
 TEXTS = ("a photo of a cat.", "Zürich, 12:30")
 #: Seconds for which transformers asks whether to run code of a model's folder; with 0 it refuses at once.
@@ -92,19 +76,16 @@ def load_openclip(model: str, pretrained: str | None, tokenizer: str | None) -> 
         with torch.random.fork_rng(devices=[]), patch(FOREIGN_CODE, 0) if foreign else nullcontext():
             torch.manual_seed(SEED)
             network, _, preprocess = open_clip.create_model_and_transforms(model, **options)
-    except UNLOADABLE as error:
+    except Exception as error:  # damaged files raise whatever their values happen to mean
         what = f"{model} with the weights {pretrained!r}" if pretrained else model
+        why = f"{error}. Fetch the weights where there is a network and give the file: --pretrained FILE"
         if pretrained and Path(pretrained).is_file():
             try:  # in our words where it cannot be read, in OpenCLIP's where it does not fit
                 read_state_dict(pretrained)
                 why = f"{pretrained} does not fit: {error}"
             except CheckpointError as unreadable:
                 why = str(unreadable)
-            raise ValueError(f"OpenCLIP cannot load {what}: {why}") from error
-        raise ValueError(
-            f"OpenCLIP cannot load {what}: {error}. Fetch the weights where there is a network and give the file: "
-            "--pretrained FILE"
-        ) from error
+        raise ValueError(f"OpenCLIP cannot load {what}: {why}") from error
     schema, folder = parse_model_name(model)
     if schema == "hf-hub" and read_json(config_file(model)).get("uncertainty"):  # as prolip hub writes it
         folder = str(hub_files(folder, (FILE,)))
@@ -169,10 +150,8 @@ def check_weights(model: str, pretrained: str | None, ours: bool) -> None:
     if not pretrained:
         offer = f"one of {', '.join(tags)}" if tags else "a weights file"
         remedy = "local-dir:<run>/model, or --pretrained <weights file>" if ours else f"--pretrained with {offer}"
-        raise ValueError(
-            f"{model} names an architecture, and no weights are given: use {remedy}; --pretrained {RANDOM} evaluates "
-            "untrained weights"
-        )
+        why = f"{model} names an architecture, and no weights are given"
+        raise ValueError(f"{why}: use {remedy}; --pretrained {RANDOM} evaluates untrained weights")
     published = ours and parse_model_name(pretrained)[0] is not None
     if not ours and Path(pretrained).is_dir():
         why = why_no_model(Path(pretrained)) or f"{pretrained} is a folder: give the file of weights in it"
@@ -205,11 +184,9 @@ def openclip_tokenizer(model: str, tokenizer: str | None) -> Callable[[list[str]
         try:
             source = str(hub_files(source, ALL_NAMES))
         except HubFileNotFoundError as error:
-            raise FileNotFoundError(
-                f"{model} reads texts with the tokenizer {source}, whose files are not on this machine ({error}). "
-                f"Where there is a network run `hf download {source} --local-dir <folder>`, copy the folder here and "
-                "give it: --tokenizer <folder>"
-            ) from error
+            why = f"{model} reads texts with the tokenizer {source}, whose files are not on this machine ({error})"
+            fetch = f"Where there is a network run `hf download {source} --local-dir <folder>`, copy the folder here"
+            raise FileNotFoundError(f"{why}. {fetch} and give it: --tokenizer <folder>") from error
     check_links(source)
     options = {"tokenizer_mode": text.get("tokenizer_mode"), **(text.get("tokenizer_kwargs") or {})}
     try:

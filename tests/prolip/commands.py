@@ -7,8 +7,8 @@ from unittest.mock import patch
 
 from prolip.cli.main import main
 from prolip.corpora.emoji import CorpusResult
+from prolip.evaluation.evaluate import TaskResult
 from prolip.evaluation.suites.datacomp.run import Outcome
-from prolip.evaluation.task import TaskResult
 
 
 def run(*words: object) -> None:

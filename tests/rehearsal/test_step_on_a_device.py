@@ -10,7 +10,7 @@ import torch
 from no_gpu import CUDA, DeviceFault, KernelStandIn, Watch, watched, without_gpu
 
 import prolip
-from prolip.embedder import encoder
+from prolip.embedder import encode
 from prolip.embeddings import UnpairedEmbeddings
 from prolip.gaussian import Gaussian
 from prolip.methods import METHODS, source_free
@@ -164,10 +164,10 @@ def test_evaluation_waits_for_what_it_looks_at_and_for_its_results_alone(gpu, me
     trained, _ = build(method, ALL)
     inputs = {"image": torch.randn(ROWS, 3, 32, 32), "text": torch.ones(ROWS, 6, dtype=torch.int64)}
     for side, batch in inputs.items():
-        with watched(gpu, "kept", "check_pixels", "check_indices"):
-            z = encoder(trained.objective.model, side, CUDA, "fp32")(gpu.pin(batch))
+        with watched(gpu, "to_cpu", "check_pixels", "check_indices"):
+            z = encode(trained.objective.model, side, CUDA, "fp32", gpu.pin(batch))
         assert z.mean.device.type == "cpu" and z.mean.shape == (ROWS, trained.objective.model.embed_dim)
-        assert sorted(gpu.waits) == ["kept", "kept", "check_pixels" if side == "image" else "check_indices"]
+        assert sorted(gpu.waits) == sorted(["to_cpu", "to_cpu", "check_pixels" if side == "image" else "check_indices"])
 
 
 def test_lines_of_the_log_wait_where_they_read_the_terms(gpu):

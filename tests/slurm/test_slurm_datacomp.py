@@ -13,7 +13,7 @@ from slurm_cluster import ROOT, Cluster, kill, missing, processes, sbatch, wait_
 
 from prolip.evaluation.suites.datacomp.catalogue import COUNTED, TASKS, shard
 
-sys.path += [str(ROOT / "tests/prolip/evaluation"), str(ROOT / "tests/helpers/evaluation")]
+sys.path += [str(ROOT / "tests/helpers/evaluation")]
 import miniatures  # noqa: E402
 from datacomp_suite import Oracle, write_suite  # noqa: E402
 

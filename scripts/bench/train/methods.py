@@ -35,7 +35,7 @@ from bench.common import forget_peak, held, spread
 from bench.train import step as bench_step
 from prolip import ranks
 from prolip.embeddings import UnpairedEmbeddings
-from prolip.evaluation.metrics.blockwise import PairScores, Relevance, retrieval
+from prolip.evaluation.metrics.streaming import PairScores, Relevance, retrieval
 from prolip.gaussian import Gaussian
 from prolip.losses import log_match_odds, tiled_loss_over_ranks
 from prolip.methods import METHODS, source_free

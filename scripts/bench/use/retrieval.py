@@ -35,8 +35,8 @@ import torch.nn.functional as F
 
 from bench.common import held
 from prolip.evaluation.datasets import coco_labels as coco
-from prolip.evaluation.metrics import blockwise as large
-from prolip.evaluation.metrics.blockwise import PairScores, Relevance
+from prolip.evaluation.metrics import streaming as large
+from prolip.evaluation.metrics.streaming import PairScores, Relevance
 from prolip.gaussian import Gaussian
 
 WAYS = ("package", "matrix", "function")

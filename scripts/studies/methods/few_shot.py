@@ -19,8 +19,8 @@ from prolip.evaluation.cache import FeatureStore
 from prolip.evaluation.datasets.few_shot import draw, write_few_shot
 from prolip.evaluation.datasets.webdataset import open_wds
 from prolip.evaluation.embed import load_features
+from prolip.evaluation.evaluate import compute_features, evaluate_dataset
 from prolip.evaluation.metrics.bootstrap import Statistic, drawn_as, harmonic_mean_of
-from prolip.evaluation.task import compute_features, evaluate_dataset
 
 ROOT = Path(__file__).resolve().parents[3]
 RECIPE = "scripts/recipes/emoji-few-shot.yaml"

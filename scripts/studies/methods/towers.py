@@ -227,7 +227,8 @@ def all_statistics(result: CorpusResult) -> dict[str, Statistic]:
         "rho asked": over_texts(agreement),
         "spread": over_texts(lambda rows: scale / 4 * float(np.subtract(*np.percentile(doubt[rows], [84, 16])))),
     }
-    for (_, ranking, signs), side in zip(uncertainty.cases(result), ("image", "text")):  # drawings among names, and the reverse
+    # drawings among names, and the reverse
+    for (_, ranking, signs), side in zip(uncertainty.cases(result), ("image", "text")):
         wrong = (~ranking.hit(1)).double().where(ranking.answerable, torch.nan)
         own[f"errors by {side}"] = auroc_of(signs[side], wrong, "images" if side == "image" else "names")
     own["errors by asked"] = auroc_of(wanted[result.name_texts], wrong, "names")

@@ -19,8 +19,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
 
+from prolip.evaluation.evaluate import TaskResult
 from prolip.evaluation.table import aligned, titles
-from prolip.evaluation.task import TaskResult
 
 #: Columns that say what a row is; the others are metrics.
 LABELS = ("backbone", "method", "noise", "dimensions", "negatives")

@@ -28,8 +28,9 @@ from prolip.evaluation.embed import EVERY, Features, image_features
 from prolip.evaluation.metrics.bootstrap import Interval, Statistic, combine, intervals, mean_of
 from prolip.evaluation.prompts import cross_weights, halves
 from prolip.evaluation.tasks.base import own_labels
-from prolip.evaluation.tasks.classification import evaluate
+from prolip.evaluation.tasks.classification import score_task
 from prolip.gaussian import Gaussian, mixture
+from prolip.prompts import DRAWINGS
 from prolip.prompts.bprw import drawn_images, log_likelihoods, points_of
 from prolip.prompts.figures import entropy
 from prolip.prompts.templates import PromptRule
@@ -37,7 +38,7 @@ from prolip.utils.outputs import replacing
 
 ROOT = Path(__file__).resolve().parents[3]
 DESIGNER = "data/emoji/emojione.tar"
-CHOICES = {"80": [template("{}") for template in OPENAI_IMAGENET_TEMPLATES], "4": list(emoji.TEMPLATES)}
+CHOICES = {"80": [template("{}") for template in OPENAI_IMAGENET_TEMPLATES], "4": list(DRAWINGS)}
 #: Global top-K is of K that the other half chooses, the same for all classes; the rest are rules of --prompts.
 TOP = "top-K"
 RULES = ["all", "below:1", TOP, "best", "bprw", "bprw:5", "bprw:9", "bprw:5,prior=trace"]
@@ -81,10 +82,10 @@ def statistics_of(features: Features, word: str) -> dict[str, Statistic]:
         return {"acc1": top_everywhere(features)[1]}
     rule, score = PromptRule.parse(word), features.model.scored_by()
     if rule.way in ("best", "bprw"):
-        return evaluate(replace(features, rule=rule), score).statistics
+        return score_task(replace(features, rule=rule), score).statistics
     assert features.prompts is not None
     text = mixture(features.prompts, rule.weights(score.uncertainty(features.prompts)))
-    return evaluate(replace(features, rule=EVERY, text=text, prompts=None), score).statistics
+    return score_task(replace(features, rule=EVERY, text=text, prompts=None), score).statistics
 
 
 def mean_interval(parts: Sequence[Statistic], less: Sequence[Statistic] = ()) -> Interval:

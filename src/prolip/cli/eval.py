@@ -186,7 +186,7 @@ def run_tasks(args: argparse.Namespace) -> None:
     plots = plots_of(args) if args.plots else None
     shown = {"draws": args.intervals, "confusion": args.confusion, "instances": args.instances, "study": study}
     results = evaluate_all(features_of(args), args.similarity or [None], plots=plots, output=args.output, **shown)
-    tables = [table.format_table(results), table.harmonic_means(results, args.intervals)]
+    tables = [table.format_table(results), table.harmonic_means(results)]
     tables += [f"prompts: {said_of_prompts(args)}"] if args.prompts != "all" else []
     tables += [table.format_uncertainty(results)] if study else []
     tables += [table.format_intervals(results)] if args.intervals else []

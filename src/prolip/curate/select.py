@@ -106,11 +106,9 @@ def select(folder: Path, choice: Choice, yes: bool = False) -> dict[str, Any]:
         copies = drawn_copies(paths, choice.copies, quantiles) * copies
         reasons[(copies == 0) & (reasons == 0)] |= bits[COPIES]
     first = own_first(paths)
-    warning = "it is not known whether the model knows this data: prolip curate score measures it now"
-    if first is not None:
-        warning = f"{first}; rules on scores are noise" if first.at_chance else ""
+    warning = f"{first}; rules on scores are noise" if first is not None and first.at_chance else ""
     if not yes:
-        check_noise(choice, reasons, warning if first is not None else "")
+        check_noise(choice, reasons, warning)
     starts = np.cumsum([0, *(note["samples"] for note in notes)])
     summary = {
         "choice": choice.words(),
@@ -138,9 +136,9 @@ def select(folder: Path, choice: Choice, yes: bool = False) -> dict[str, Any]:
 
 
 def own_first(paths: Sequence[Path]) -> OwnFirst | None:
-    """How often a model finds the own caption first, in PAIRS samples of the largest shard; None in old tables."""
+    """How often a model finds the own caption first, in PAIRS samples of the largest shard; None if no model did."""
     path = max(paths, key=lambda path: read_table(path).note["usable"])
-    if "own_first" not in read_table(path).kinds:
+    if "own_first" not in read_table(path).kinds:  # scores that no model gave
         return None
     hits, captions = (x[:PAIRS] for x in read_table(path, ["own_first", "caption"]).columns.values())
     there = ~np.isnan(hits)
@@ -262,10 +260,8 @@ def write_subset(folder: Path, place: Path) -> int:
         kept = table.columns["copies"] > 0
         for uid, key in zip(scores.columns["uid"][kept], scores.columns["key"][kept]):
             if not re.fullmatch("[0-9a-fA-F]{32}", uid or ""):
-                raise ValueError(
-                    f"sample {key!r} has the uid {uid!r}: a subset file wants 32 hexadecimal digits as "
-                    '"uid" in the JSON of each sample, as DataComp\'s shards have'
-                )
+                wanted = 'a subset file needs 32 hexadecimal digits as "uid" in the JSON of each sample'
+                raise ValueError(f"sample {key!r} has the uid {uid!r}: {wanted}, as in DataComp's shards")
             halves.append((int(uid[:16], 16), int(uid[16:], 16)))
     uids = np.array(halves, np.dtype("u8,u8"))
     uids.sort()

@@ -65,12 +65,9 @@ def read_table(path: Path, names: Sequence[str] = ()) -> Table:
             table = parquet.read(columns=list(names)) if names else pa.table({})
             return Table(note, kinds, {name: _values(table.column(name)) for name in names})
     except Exception as error:  # Arrow has its own exceptions for every kind of damage
-        command = "score" if path.parent.name == SCORES else "select"
+        again = f"run `prolip curate {'score' if path.parent.name == SCORES else 'select'}` again"
         why = f"{type(error).__name__}: {error}".split("\n", maxsplit=1)[0]
-        raise ValueError(
-            f"{path} is damaged, or no table of `prolip curate` ({why}): delete it, and run"
-            f" `prolip curate {command}` again"
-        ) from None
+        raise ValueError(f"{path} is damaged, or no table of `prolip curate` ({why}): delete it, and {again}") from None
 
 
 def _values(column: pa.ChunkedArray) -> np.ndarray:
@@ -126,10 +123,8 @@ def tables_of(folder: Path) -> tuple[dict[str, Any], list[Path]]:
     manifest = manifest_of(folder)
     paths = [table_path(folder / SCORES, number) for number in range(len(manifest["shards"]))]
     if missing := [number for number, path in enumerate(paths) if not path.exists()]:
-        raise ValueError(
-            f"{len(missing)} of {len(paths)} shards have no scores yet, such as number {missing[0]}: run"
-            " `prolip curate score` again, in all of its parts"
-        )
+        what = f"{len(missing)} of {len(paths)} shards have no scores yet, such as number {missing[0]}"
+        raise ValueError(f"{what}: run `prolip curate score` again, in all of its parts")
     return manifest, paths
 
 

@@ -305,9 +305,7 @@ def check_same_noise(saved: str | None, noise: Noise | None) -> None:
     now = noise.digest if noise is not None else None
     if saved != now:
         was, is_now = ("none" if digest is None else f"noise {digest[:8]}" for digest in (saved, now))
-        remedy = (
-            "give its --noise-ratio, --noise-seed, --caption-sampling, --select and data, or begin a run of its own"
-        )
+        remedy = "give its --noise-ratio, --noise-seed, --caption-sampling, --select and data, or begin another run"
         raise ValueError(f"the checkpoint's captions had other noise ({was}) than this run's ({is_now}): {remedy}")
 
 

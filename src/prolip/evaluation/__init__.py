@@ -8,7 +8,7 @@ from prolip.utils.late import late
 
 if TYPE_CHECKING:
     from prolip.evaluation.datasets.registry import open_dataset
-    from prolip.evaluation.task import compute_features, evaluate_dataset, study_features
+    from prolip.evaluation.evaluate import compute_features, evaluate_dataset, study_features
 
 __all__ = ["compute_features", "evaluate_dataset", "open_dataset", "study_features"]
 
@@ -17,9 +17,9 @@ __getattr__ = late(
     __name__,
     {
         "open_dataset": "datasets.registry",
-        "compute_features": "task",
-        "evaluate_dataset": "task",
-        "study_features": "task",
+        "compute_features": "evaluate",
+        "evaluate_dataset": "evaluate",
+        "study_features": "evaluate",
     },
     moved={"load_embedder": "prolip.Embedder.load(name, pretrained, tokenizer=...)"},
 )

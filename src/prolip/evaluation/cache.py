@@ -4,8 +4,8 @@
     FOLDER/texts/KEY.safetensors         Gaussians of classes, captions or cues
     FOLDER/tasks/NAME-KEY.json           which of them make a task, with its classes: enough without the model
 
-KEY names the data, the model and the precision, so what belongs to another model is another file. A file appears under
-its name when it is complete, and carries a checksum: a damaged one is reported and computed again.
+KEY is of the data, the model and the precision. Files are renamed into place and carry a checksum: a damaged one is
+reported and computed again.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class FeatureStore:
         self._texts: dict[str, Record] = {}
 
     def read(self, kind: str, key: str, name: str = "") -> Record | None:
-        """What was written under this key; None, with a warning in the log, where it is damaged."""
+        """The record of this key; None without one and, with a warning in the log, for a damaged file."""
         if self.folder is None:
             return self._texts.get(key) if kind == "texts" else None
         path = self.path(kind, key, name)
@@ -70,7 +70,7 @@ class FeatureStore:
             return None
 
     def write(self, kind: str, key: str, record: Record, name: str = "") -> None:
-        """Keep a record under this key; whoever reads sees all of it or nothing."""
+        """Keep a record under this key, whole or not at all."""
         if self.folder is None:
             if kind == "texts":
                 self._texts[key] = record

@@ -1,7 +1,7 @@
-"""A test set as a model sees it: Gaussians of its images, and of its classes, captions or cues, computed once.
+"""Data set x model -> `Features`: Gaussians of the images, and of the classes, captions or cues.
 
-Images are embedded once per (data, model, precision), texts once per (prompts, model, precision); with a
-`FeatureStore` on disk both are there next time, and `load_features` evaluates them without the model.
+Images are embedded once per (data, model, precision), texts once per (prompts, model, precision). A `FeatureStore` on
+disk keeps both, and `load_features` reads them without the model.
 """
 
 from __future__ import annotations
@@ -19,37 +19,30 @@ from tqdm import tqdm
 from prolip.data.faults import SampleFault
 from prolip.embedder import Embedder, ModelCard
 from prolip.evaluation.cache import FORMAT, FeatureStore, Record, pack, unpack
-from prolip.evaluation.datasets.base import (
-    WHOLE,
-    Association,
-    DamagedData,
-    Dataset,
-    Sample,
-    Share,
-    fingerprint,
-    note_fault,
-)
+from prolip.evaluation.datasets.base import WHOLE, Association, DamagedData, Dataset, Sample, Share, note_fault
 from prolip.gaussian import Gaussian, concatenate
 from prolip.prompts.templates import ALL, PromptRule, Prompts, mix_prompts
 from prolip.uncertainty.readings import Evidence, Reader
+from prolip.utils.documents import fingerprint
 
 log = logging.getLogger(__name__)
 
 EVERY = PromptRule()
-#: Lists of a data set's info that have an entry per image or caption: of no use once some are left out.
+#: Lists of a data set's info with an entry per image or caption: of no use once some are left out.
 PER_SAMPLE = ("image_ids", "caption_ids")
+#: What a saved task says of its data set, besides associations and relevance.
+DESCRIBED = ("name", "kind", "fingerprint", "source", "classnames", "templates", "size", "info")
 
 
 @dataclass(frozen=True)
 class Features:
-    """What an evaluation needs of a data set and a model.
+    """A data set embedded by a model.
 
-    dataset: its description (that of stored features has no images); keys: (N) of the images; image: (N, D); text:
-    (C, D) classes, (T, D) captions or (A, D) cues, None where only images were asked for; labels: (N,) or multi-hot
-    (N, C) int64; groups: (N, G); captions: T texts, owners: (T,) int64, the image that each stands with;
-    text_key: what the texts are kept under; prompts: (C, T, D), those of the classes, where images are to choose
-    among them, as `rule` says; evidence: of the images, what the model's doubt of them follows from, None where it has
-    none; damaged: what was left out, counts by kind and examples, {} where nothing was.
+    dataset: its description, of saved features without images; keys: (N) of the images; image: (N, D); text: (C, D)
+    classes, (T, D) captions or (A, D) cues, None where only images were embedded; labels: (N,) or multi-hot (N, C)
+    int64; groups: (N, G); captions: T texts, owners: (T,) int64, the image of each; text_key: of the saved texts;
+    prompts: (C, T, D), of the classes, where images choose among them by `rule`; evidence: what the model's doubt of
+    the images follows from, None in a model without; damaged: samples left out, counts by kind and examples.
     """
 
     dataset: Dataset
@@ -72,23 +65,21 @@ def image_features(
     dataset: Dataset,
     embedder: Embedder,
     store: FeatureStore | None = None,
-    batch_size: int = 256,
-    workers: int | None = None,
-    progress: bool = False,
+    **options: Any,
 ) -> Features:
-    """The images alone, with everything the samples say; see `task.compute_features`."""
+    """The images alone, with all fields of the samples; see `evaluate.compute_features`."""
     store = store or FeatureStore()
     key = image_key(dataset, embedder.card)
     record = store.read("images", key, dataset.name)
     if record is None or is_stale(record, dataset):
-        record = to_record(dataset, *embed_share(dataset, embedder, batch_size, workers, progress), embedder.reader)
+        record = to_record(dataset, *embed_share(dataset, embedder, **options), embedder.reader)
         if not record.values["damaged"]:  # what was left out may be there next time
             store.write("images", key, record, dataset.name)
     return from_record(dataset, embedder.card, record)
 
 
 def is_stale(record: Record, dataset: Dataset) -> bool:
-    """Whether the archives were written to since this record was made of them, which the log then says."""
+    """Whether the archives were written to since this record was made; logs it."""
     before, now = record.values.get("state"), dataset.state
     if not before or now is None or before[0] != now[0] or before[1] == now[1]:
         return False
@@ -99,27 +90,25 @@ def is_stale(record: Record, dataset: Dataset) -> bool:
 def stored_texts(
     texts: Sequence[str], counts: Sequence[int] | None, embedder: Embedder, store: FeatureStore, rule: Prompts = EVERY
 ) -> Gaussian:
-    """Texts (T, D); with counts, consecutive runs of them mixed to classes (C, D), see `zero_shot.mix_groups`."""
+    """Texts (T, D); with counts, consecutive runs mixed to classes (C, D), see `prompts.templates.mix_groups`."""
     key = text_key(texts, counts, embedder.card, rule)
     record = store.read("texts", key)
     if record is None:
-        uncertainty = embedder.card.scored_by().uncertainty
+        uncertainty = embedder.scored_by().uncertainty
 
         def weigh(z: Gaussian, first: int) -> Tensor:
             return rule.weights(uncertainty(z), first)
 
-        z = (
-            embedder.embed_texts(texts)
-            if counts is None
-            else mix_prompts(texts, counts, embedder.embed_texts, None if rule.way == ALL else weigh)
-        )
+        weights = None if rule.way == ALL else weigh
+        embed = embedder.embed_texts
+        z = embed(texts) if counts is None else mix_prompts(texts, counts, embed, weights)
         record = Record(pack("text", z), {"texts": len(texts), "model": embedder.name})
         store.write("texts", key, record)
     return unpack("text", record.tensors)
 
 
 def load_features(store: FeatureStore) -> Iterator[Features]:
-    """All tasks of a store, one after the other, without models. FileNotFoundError; DamagedData for lost parts."""
+    """All tasks of a store in turn, without models. FileNotFoundError for none; DamagedData for lost parts."""
     for task in store.tasks():
         model = ModelCard(**task["model"])
         dataset = restore_dataset(task["dataset"])
@@ -138,7 +127,7 @@ def load_features(store: FeatureStore) -> Iterator[Features]:
 def embed_share(
     dataset: Dataset,
     embedder: Embedder,
-    batch_size: int,
+    batch_size: int = 256,
     workers: int | None = None,
     progress: bool = False,
     share: Share = WHOLE,
@@ -153,11 +142,9 @@ def embed_share(
         note_fault(dataset.damage, error, sample.key, dataset.source)
 
     parts, samples = [], list[Sample]()
-    stream = embedder.stream(
-        dataset.samples(share), Sample.open, embedder.encode_image, batch_size, workers=workers, lost=lost
-    )
+    given = dataset.samples(share), Sample.open, embedder.encode_image, batch_size, workers, lost
     with tqdm(desc=dataset.name, total=dataset.size, unit="", disable=not progress) as bar:
-        for batch, z in stream:
+        for batch, z in embedder.stream(*given):
             parts.append(z)
             samples += [sample._replace(image=b"") for sample in batch]
             bar.update(len(batch))
@@ -166,10 +153,10 @@ def embed_share(
 
 # --- records ---------------------------------------------------------------------------------------------------------
 def to_record(dataset: Dataset, samples: Sequence[Sample], parts: Sequence[Gaussian], reader: Reader | None) -> Record:
-    """What a pass has found, as tensors and JSON values; reader: the model's.
+    """The embedded samples as tensors and JSON values; reader: the model's.
 
-    DamagedData where it has found nothing, samples are missing, only some have labels or groups, or relevant pairs are
-    counted by caption, which are others once samples are left out.
+    DamagedData for no sample or missing ones, labels or groups of some samples only, and where samples were left out of
+    a set whose relevant pairs count captions.
     """
     damaged, counter = {}, dataset.damage
     if counter is not None and counter.kinds:
@@ -187,16 +174,8 @@ def to_record(dataset: Dataset, samples: Sequence[Sample], parts: Sequence[Gauss
     if reader is not None and (evidence := reader.evidence(tensors["image_mean"])) is not None:
         tensors["evidence"] = torch.stack(evidence, 1)
     for name in ("label", "groups"):
-        given = [getattr(sample, name) for sample in samples]
-        without = [sample.key for sample, value in zip(samples, given) if value is None]
-        if len(without) == len(samples):
-            continue
-        shapes = {np.shape(value) for value in given if value is not None}
-        if without or len(shapes) > 1:
-            what = f"{len(without)} of {len(samples)} have none ({', '.join(without[:3])})" if without else shapes
-            raise DamagedData(f"the {name} of the samples of {dataset.source} differ: {what}: fetch it again")
-        column = np.stack([np.asarray(value) for value in given])
-        tensors[name] = torch.from_numpy(column.astype(np.float64 if column.dtype.kind == "f" else np.int64))
+        column = _column(dataset, samples, name)
+        tensors |= {} if column is None else {name: column}
     values: dict[str, Any] = {"keys": [sample.key for sample in samples], "damaged": damaged, "state": dataset.state}
     if len(set(values["keys"])) < len(samples):
         raise DamagedData(f"{dataset.source} has samples of one key: keys must be unique")
@@ -207,6 +186,20 @@ def to_record(dataset: Dataset, samples: Sequence[Sample], parts: Sequence[Gauss
         if not values["captions"]:
             raise DamagedData(f"{dataset.source} has no caption: is it a retrieval set?")
     return Record(tensors, values)
+
+
+def _column(dataset: Dataset, samples: Sequence[Sample], name: str) -> Tensor | None:
+    """A field of all samples as one tensor, None where no sample has it."""
+    given = [getattr(sample, name) for sample in samples]
+    without = [sample.key for sample, value in zip(samples, given) if value is None]
+    if len(without) == len(samples):
+        return None
+    shapes = {np.shape(value) for value in given if value is not None}
+    if without or len(shapes) > 1:
+        what = f"{len(without)} of {len(samples)} have none ({', '.join(without[:3])})" if without else shapes
+        raise DamagedData(f"the {name} of the samples of {dataset.source} differ: {what}: fetch it again")
+    column = np.stack([np.asarray(value) for value in given])
+    return torch.from_numpy(column.astype(np.float64 if column.dtype.kind == "f" else np.int64))
 
 
 def from_record(dataset: Dataset, model: ModelCard, record: Record) -> Features:
@@ -231,60 +224,40 @@ def from_record(dataset: Dataset, model: ModelCard, record: Record) -> Features:
 
 
 def image_key(dataset: Dataset, model: ModelCard) -> str:
-    """What the images of a data set by a model are kept under."""
+    """The key of a data set's images by a model."""
     return fingerprint(FORMAT, dataset.kind, dataset.fingerprint, model.fingerprint, model.precision)
 
 
 def text_key(texts: Sequence[str], counts: Sequence[int] | None, model: ModelCard, rule: Prompts = EVERY) -> str:
-    """What texts by a model are kept under."""
+    """The key of texts by a model."""
     further = [] if rule.way == ALL else [str(rule)]
     return fingerprint(FORMAT, list(texts), counts, model.fingerprint, model.precision, *further)
 
 
 def task_key(features: Features) -> str:
-    """What a task is kept under: images, texts, and what is true of them."""
+    """The key of a task: of its images, texts, labels and matches."""
     task = task_description(features)
     return fingerprint(task["images"], task["texts"], task["dataset"])
 
 
 def task_description(features: Features) -> dict[str, Any]:
-    """A task as JSON values: the data set without images, the model, and where their embeddings are."""
+    """A task as JSON values: the data set without images, the model, and the keys of their embeddings."""
     dataset = features.dataset
-    return {
-        "dataset": {
-            "name": dataset.name,
-            "kind": dataset.kind,
-            "fingerprint": dataset.fingerprint,
-            "source": dataset.source,
-            "classnames": list(dataset.classnames),
-            "templates": list(dataset.templates),
-            "size": dataset.size,
-            "associations": [[a.cue, list(a.images), sorted(a.associated)] for a in dataset.associations],
-            "relevance": None if dataset.relevance is None else sorted([list(pair) for pair in dataset.relevance]),
-            "info": dataset.info,
-        },
-        "model": asdict(features.model),
-        "images": image_key(dataset, features.model),
-        "texts": features.text_key,
-    }
+    described = {name: getattr(dataset, name) for name in DESCRIBED}
+    described["associations"] = [[a.cue, list(a.images), sorted(a.associated)] for a in dataset.associations]
+    described["relevance"] = None if dataset.relevance is None else sorted([list(pair) for pair in dataset.relevance])
+    images = image_key(dataset, features.model)
+    return {"dataset": described, "model": asdict(features.model), "images": images, "texts": features.text_key}
 
 
 def restore_dataset(values: dict[str, Any]) -> Dataset:
-    """The data set that `task_description` described; its images are not there."""
-    relevance = values["relevance"]
+    """The data set that `task_description` described, without its images."""
 
     def samples(share: Share = WHOLE) -> Iterator[Sample]:
         raise FileNotFoundError(f"only the features of {values['name']} are here: its images are at {values['source']}")
 
-    return Dataset(
-        **values
-        | {
-            "classnames": tuple(values["classnames"]),
-            "templates": tuple(values["templates"]),
-            "associations": tuple(
-                Association(cue, tuple(images), frozenset(true)) for cue, images, true in values["associations"]
-            ),
-            "relevance": None if relevance is None else frozenset((key, index) for key, index in relevance),
-            "samples": samples,
-        }
-    )
+    cues = (Association(cue, tuple(images), frozenset(true)) for cue, images, true in values["associations"])
+    relevance = None if values["relevance"] is None else frozenset((key, index) for key, index in values["relevance"])
+    lists = {name: tuple(values[name]) for name in ("classnames", "templates")}
+    given = values | lists | {"associations": tuple(cues), "relevance": relevance}
+    return Dataset(**given, samples=samples)

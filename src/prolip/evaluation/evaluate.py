@@ -1,29 +1,158 @@
-"""Evaluation of one model on several data sets by several similarities: features, metrics, uncertainty, comparison."""
+"""Evaluate models on data sets: embeddings, then metrics, intervals and a study of uncertainty by any score.
+
+Metrics are shares in [0, 1] by clip_benchmark's and DataComp's names where they have one: `acc1`, `acc5` (with five
+classes or more), `mean_per_class_recall`; `mAP`; `i2t/R@1` ... `rsum` and `mean_recall@1`; `jaccard_score_10-12`.
+`info["too_small_for"]` names metrics that a set is too small for, as R@10 among nine images is always 1.
+"""
 
 from __future__ import annotations
 
 import json
 import logging
+import math
+import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from sklearn.metrics import confusion_matrix
 from torch import Tensor
 
 from prolip.embedder import Embedder
-from prolip.evaluation.cache import slug
+from prolip.evaluation.cache import FeatureStore, slug
 from prolip.evaluation.datasets import coco_labels as coco
 from prolip.evaluation.datasets.base import Dataset
-from prolip.evaluation.embed import EVERY, Features
+from prolip.evaluation.embed import EVERY, Features, image_features, stored_texts, task_description, task_key, text_key
+from prolip.evaluation.metrics import bootstrap
+from prolip.evaluation.metrics.bootstrap import Statistic
+from prolip.evaluation.metrics.study import Study
 from prolip.evaluation.prompts import check_prompts, fit_prompts
-from prolip.evaluation.table import compare_results, harmonic_means
-from prolip.evaluation.task import TaskResult, compute_features, evaluate_dataset, study_features
-from prolip.evaluation.tasks.base import pair_scores
-from prolip.prompts.templates import PromptRule, Prompts
+from prolip.evaluation.tasks import TASKS
+from prolip.evaluation.tasks.base import own_labels, pair_scores
+from prolip.gaussian import Gaussian, mixture
+from prolip.prompts.templates import ALL, BY_IMAGES, PromptRule, Prompts
+from prolip.scores import Similarity
 from prolip.utils.outputs import replacing
 
 log = logging.getLogger(__name__)
+
+#: The test sets of a few-shot task.
+PARTS = ("base", "novel")
+
+
+@dataclass(frozen=True)
+class TaskResult:
+    """The metrics of one task, JSON-able. main_metric: one of their names; info: what was run and what was left out.
+
+    statistics: the metrics as functions of the queries, for intervals of differences; study: how well uncertainty
+    predicts errors, where it was asked for; queries: values by name, as `tasks.base.Scored`. These are not written.
+    """
+
+    key: str
+    metrics: dict[str, float]
+    main_metric: str
+    info: dict[str, Any] = field(default_factory=dict)
+    statistics: dict[str, Statistic] = field(default_factory=dict, compare=False, repr=False)
+    study: Study | None = field(default=None, compare=False, repr=False)
+    queries: dict[str, Tensor] = field(default_factory=dict, compare=False, repr=False)
+
+    @property
+    def value(self) -> float:
+        """The main metric."""
+        return self.metrics[self.main_metric]
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values; what is not finite is null."""
+        finite = {name: value if math.isfinite(value) else None for name, value in self.metrics.items()}
+        return {"key": self.key, "metrics": finite, "main_metric": self.main_metric, "info": self.info}
+
+
+def compute_features(
+    dataset: Dataset,
+    embedder: Embedder,
+    store: FeatureStore | None = None,
+    *,
+    prompts: Prompts = EVERY,
+    **options: Any,
+) -> Features:
+    """Embed images and texts of a data set, or read them from the store.
+
+    prompts: which prompts make a class, or their weights; options: `batch_size` of images, default 256, `workers`,
+    threads that decode, default one per core but one, and `progress`, whether to show a bar. DamagedData for a damaged
+    sample (unless `dataset.damage` counts them), ValueError for a set without images and prompts that do not fit.
+    """
+    check_prompts(prompts, dataset, embedder.card)
+    store = store or FeatureStore()
+    features = image_features(dataset, embedder, store, **options)
+    texts, counts = TASKS[dataset.kind].texts(features)
+    key = text_key(texts, counts, embedder.card, prompts)
+    if isinstance(prompts, PromptRule) and prompts.way in BY_IMAGES:
+        each = Gaussian(*(x.unflatten(0, (len(dataset.classnames), -1)) for x in embedder.embed_texts(texts)))
+        features = replace(features, text=mixture(each), prompts=each, rule=prompts)  # no file keeps them
+    else:
+        features = replace(features, text=stored_texts(texts, counts, embedder, store, prompts))
+    info = features.dataset.info | ({} if prompts.way == ALL else {"prompts": str(prompts)})
+    features = replace(features, text_key=key, dataset=replace(features.dataset, info=info))
+    if features.prompts is not None:
+        return features
+    if not features.damaged:
+        store.write_task(dataset.name, task_key(features), task_description(features))
+    elif store.folder is not None:
+        log.warning("the features of %s are not kept in %s: damaged samples were left out", dataset.name, store.folder)
+    return features
+
+
+def evaluate_dataset(
+    dataset: Dataset,
+    source: Embedder | Features,
+    similarity: Similarity = None,
+    *,
+    confusion: bool = False,
+    draws: int = 0,
+    study: bool = False,
+    **options: Any,
+) -> TaskResult:
+    """The metrics of a data set by a model or by its features.
+
+    similarity: a score or its name, default: that of the model's method; a deterministic model takes those of points
+    alone; confusion: the matrix of counts in `info`, rows the true class; draws: of the bootstrap, whose 95% intervals
+    are `info["intervals"]`, 0: none; study: also `TaskResult.study`; options: of `compute_features`. ValueError for
+    what cannot be scored and DamagedData for a damaged set.
+    """
+    started = time.perf_counter()
+    card = source.card if isinstance(source, Embedder) else source.model
+    score = card.scored_by(similarity)
+    features = compute_features(dataset, source, **options) if isinstance(source, Embedder) else source
+    task = TASKS[dataset.kind]
+    scored = task.score(features, score, study)
+    metrics, info = scored.metrics, dict(scored.info)
+    if confusion and "predicted" in scored.queries:
+        labels, predicted = own_labels(features).numpy(), scored.queries["predicted"].numpy()
+        info["confusion"] = confusion_matrix(labels, predicted, labels=range(info["classes"])).tolist()
+    if draws:
+        found = bootstrap.intervals(scored.statistics, draws)
+        info["intervals"] = {name: [interval.low, interval.high] for name, interval in found.items()}
+    info |= {"model": asdict(card), "similarity": score.name, "images": len(features.keys), "source": dataset.source}
+    info["task"] = task_key(features)
+    if "prompts" in features.dataset.info:
+        info.setdefault("prompts", features.dataset.info["prompts"])
+    if features.damaged:
+        info["damaged"] = features.damaged
+    info["seconds"] = round(time.perf_counter() - started, 2)
+    main = task.main if task.main in metrics else next(iter(metrics))
+    return TaskResult(dataset.name, metrics, main, info, scored.statistics, scored.study, scored.queries)
+
+
+def study_features(features: Features, similarity: Similarity = None) -> Study:
+    """How well uncertainty predicts errors, and probabilities come true, on any task.
+
+    Error of a query: the wrong class, no match in the first place (by the most complete labels), 1 - average precision
+    of an image's classes, 1 - Jaccard of a cue. ValueError where the set has no labels.
+    """
+    scored = TASKS[features.dataset.kind].score(features, features.model.scored_by(similarity), True)
+    assert scored.study is not None
+    return scored.study
 
 
 def embed_datasets(
@@ -35,8 +164,8 @@ def embed_datasets(
 ) -> Iterator[Features]:
     """The features of each data set in turn.
 
-    pool: images that prompts are fitted to for all of them, where they have a rule for it; options: of
-    `compute_features`. ValueError for prompts that do not fit a set, before the first one is embedded.
+    pool: images that prompts are fitted to for all sets, by a rule for it; options: of `compute_features`. ValueError
+    for prompts that do not fit a set, before the first one is embedded.
     """
     for dataset in datasets:
         check_prompts(prompts, dataset, embedder.card)
@@ -64,21 +193,21 @@ def evaluate_all(
     predicted classes. instances: COCO's file of this name, for PMRP. study: refusal and calibration; plots: a folder
     for their figures. output: a JSON file, written after each data set.
     """
-    results: list[TaskResult] = []
-    drawn: set[str] = set()
+    results, drawn = list[TaskResult](), set[str]()
+    shown: dict[str, Any] = {"confusion": confusion, "draws": draws, "study": bool(study or plots)}
     for found in features:
         categories = categories_of(found, instances)
         for similarity in similarities:
-            result = evaluate_dataset(found.dataset, found, similarity, confusion=confusion, draws=draws)
+            result = evaluate_dataset(found.dataset, found, similarity, **shown)
             if categories is not None:
                 assert found.owners is not None
                 scores = pair_scores(found, found.model.scored_by(similarity))
                 matches = coco.plausible(scores, categories, found.owners)
                 result.metrics.update({name: value for name, value in matches.items() if "/PMRP" in name})
-            results.append(with_uncertainty(result, found, plots, drawn) if study or plots else result)
+            results.append(with_uncertainty(result, found, plots, drawn) if result.study else result)
         if draws:
             compare_results(results, draws)
-        harmonic_means(results, draws)
+        add_harmonic_means(results, draws)
         if output:
             text = json.dumps([result.to_dict() for result in results], indent=1, allow_nan=False)
             with replacing(Path(output)) as temporary:
@@ -87,7 +216,7 @@ def evaluate_all(
 
 
 def categories_of(features: Features, instances: str | None) -> Tensor | None:
-    """What each image of COCO shows, (N, 80); None, which the log says, where the file does not list these images."""
+    """The categories of each image of COCO, (N, 80); None where the file does not list these images, logged."""
     image_ids = features.dataset.info.get("image_ids")
     if instances is None or image_ids is None:
         return None
@@ -99,20 +228,66 @@ def categories_of(features: Features, instances: str | None) -> Tensor | None:
 
 
 def with_uncertainty(result: TaskResult, features: Features, plots: str | Path | None, drawn: set[str]) -> TaskResult:
-    """The result with the figures of `Study` beside its metrics, and its plots where there is a folder for them.
+    """The result with the metrics of its study, and its plots where there is a folder for them.
 
     drawn: names of plots that other results of this command have, which are not overwritten.
     """
-    similarity = result.info["similarity"]
-    study = study_features(features, similarity)
+    study, similarity = result.study, result.info["similarity"]
+    assert study is not None
     if plots:
+        from prolip.evaluation.plots import write_plots  # late: only plots need matplotlib
+
         card = features.model
         model = card.name if card.precision == "fp32" else f"{card.name}-{card.precision}"
         name = slug(f"{result.key}-{model}-{similarity}")
         name = f"{name}-{result.info['task'][:6]}" if name in drawn else name
         drawn.add(name)
-        from prolip.evaluation.plots import write_plots  # late: only plots need matplotlib
-
         write_plots(study, result.key, Path(plots) / name)
     info = result.info | ({"too_large_for": list(study.too_large_for)} if study.too_large_for else {})
     return replace(result, metrics=result.metrics | study.metrics(), info=info)
+
+
+def compare_results(results: Sequence[TaskResult], draws: int) -> None:
+    """Give each result the interval of its difference to the first one of the same test set, `info["difference"]`.
+
+    Results over other queries, as some were left out, get none.
+    """
+    first: dict[tuple[str, str], TaskResult] = {}
+    for result in results:
+        base = first.setdefault((result.key, result.info["source"]), result)
+        both = base.statistics.keys() & result.statistics.keys()
+        if base is result or "difference" in result.info:
+            continue
+        if all(base.statistics[name].same_queries(result.statistics[name]) for name in both):
+            found = bootstrap.paired(base.statistics, result.statistics, draws)
+            result.info["difference"] = {
+                "to": {"model": base.info["model"]["name"], "similarity": base.info["similarity"]},
+                "metrics": {name: list(interval) for name, interval in found.items()},
+            }
+
+
+def parts_of(results: Sequence[TaskResult]) -> dict[tuple, dict[str, TaskResult]]:
+    """Results on a folder's base and novel classes, by folder, model, fingerprint, precision, score and prompts."""
+    sets: dict[tuple, dict[str, TaskResult]] = {}
+    for result in results:
+        folder, _, part = result.info["source"].rstrip("/").rpartition("/")
+        if part in PARTS and "acc1" in result.statistics:
+            card = result.info["model"]
+            way = (card["precision"], result.info["similarity"], result.info.get("prompts", ""))
+            sets.setdefault((folder, card["name"], card["fingerprint"], *way), {})[part] = result
+    return {key: both for key, both in sets.items() if len(both) == len(PARTS)}
+
+
+def add_harmonic_means(results: Sequence[TaskResult], draws: int = 0) -> None:
+    """Give results on base and novel classes H = 2 a b / (a + b) of both (VACSR, Table 4), `info["harmonic_mean"]`: of
+    acc1 and the recall by class, with its interval where there are draws.
+    """
+    for both in parts_of(results).values():
+        found = {}
+        if all("harmonic_mean" in result.info for result in both.values()):
+            continue
+        for name in ("acc1", "mean_per_class_recall"):
+            h = bootstrap.harmonic_mean_of(*(bootstrap.drawn_as(part, both[part].statistics[name]) for part in PARTS))
+            found[name] = [h.value, *(bootstrap.intervals({"": h}, draws)[""][1:] if draws else [])]
+        for result in both.values():
+            result.info["harmonic_mean"] = found

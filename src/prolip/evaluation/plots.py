@@ -1,7 +1,6 @@
-"""Plots of what uncertainty is worth: risk against coverage, errors by decile of uncertainty, reliability.
+"""Plots of risk against coverage, errors by decile of uncertainty, and reliability, for every kind of colour vision.
 
-Each function draws one figure and returns it, `draw` all those of a task's `Study`, which `write_plots` writes. Colours
-are those of Okabe and Ito, told apart with every kind of colour vision, and each series has its own dashes and marker.
+Each function draws and returns one figure; `draw` those of a task's `Study`, which `write_plots` writes.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ TICKS = (1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 0.01, 0.1, 0.5, 0.9, 0.99, 0.999)
 
 @styled
 def plot_risk_coverage(curves: Mapping[str, RiskCoverage], title: str = "Refusing the most uncertain") -> Figure:
-    """Error of what is kept against the share kept, with random refusal and the oracle; curves of one error by name."""
+    """Error of the kept against the share kept, with random refusal and the oracle; curves of one error by name."""
     figure, (ax,) = panels(1, 1, width=WIDTH, height=HEIGHT)
     one = next(iter(curves.values()))
     samples = len(one.risk)

@@ -18,7 +18,7 @@ from prolip.embedder import Embedder, ModelCard
 from prolip.evaluation.cache import FeatureStore
 from prolip.evaluation.datasets.base import Dataset
 from prolip.evaluation.embed import Features, image_features
-from prolip.evaluation.metrics.blockwise import PairScores
+from prolip.evaluation.metrics.streaming import PairScores
 from prolip.gaussian import Gaussian, mixture
 from prolip.prompts.bprw import Reweighing, reweigh
 from prolip.prompts.templates import (
@@ -40,21 +40,17 @@ CHOSEN = "best, chosen by one half of the labelled images for the other"
 
 
 def check_prompts(prompts: Prompts, dataset: Dataset, model: ModelCard) -> None:
-    """ValueError where a data set has no prompts to choose from, the model no uncertainty to choose by, or weights are
-    not of these classes, prompts and model.
+    """ValueError for a data set without prompts, a model without uncertainty, and weights of other classes, prompts or
+    another model.
     """
     if prompts.way == ALL:
         return
     if not model.probabilistic:
-        raise ValueError(
-            f"prompts {prompts} are chosen by their uncertainties, and {model.name} gives points: take a "
-            "probabilistic model, or all prompts"
-        )
+        why = f"prompts {prompts} are chosen by their uncertainties, and {model.name} gives points"
+        raise ValueError(f"{why}: take a probabilistic model, or all prompts")
     if dataset.kind != "classification" and (prompts.way in BY_IMAGES or dataset.kind != "multilabel"):
-        raise ValueError(
-            f"{dataset.source} is a {dataset.kind} set, which has no prompts that {prompts} could choose:"
-            " leave it out, or take all"
-        )
+        why = f"{dataset.source} is a {dataset.kind} set, which has no prompts that {prompts} could choose"
+        raise ValueError(f"{why}: leave it out, or take all")
     if isinstance(prompts, PromptRule):
         prompts.check(len(dataset.templates))
     else:
@@ -84,17 +80,9 @@ def fit_prompts(
     texts, _ = class_prompts(dataset.classnames, templates)
     prompts = Gaussian(*(x.unflatten(0, (len(dataset.classnames), -1)) for x in embedder.embed_texts(texts)))
     fit = reweigh(settings, features.image, features.keys, prompts, score, features.labels)
-    return PromptWeights(
-        dataset.classnames,
-        templates,
-        fit.weights,
-        embedder.name,
-        embedder.fingerprint,
-        settings,
-        dataset.source,
-        dataset.fingerprint,
-        frozenset(dataset.contents.values()),
-    )
+    model, seen = (embedder.name, embedder.fingerprint), frozenset(dataset.contents.values())
+    own = (dataset.classnames, templates, fit.weights)
+    return PromptWeights(*own, *model, settings, dataset.source, dataset.fingerprint, seen)
 
 
 def check_pool(pool: Dataset, dataset: Dataset) -> None:
@@ -103,16 +91,12 @@ def check_pool(pool: Dataset, dataset: Dataset) -> None:
     Images are compared by the bytes of their files, whatever reads them.
     """
     if pool.classnames != dataset.classnames:
-        raise ValueError(
-            f"{pool.source} has other classes ({len(pool.classnames)}) than {dataset.source}"
-            f" ({len(dataset.classnames)}), or another order: give images of the same classes"
-        )
+        counts = f"{pool.source} has other classes ({len(pool.classnames)}) than {dataset.source}"
+        raise ValueError(f"{counts} ({len(dataset.classnames)}), or another order: give images of the same classes")
     same = pool.fingerprint == dataset.fingerprint
     if shared := "all images" if same else dataset.shared_with(set(pool.contents.values())):
-        raise ValueError(
-            f"{pool.source} holds the very images that are scored, {shared}: give another split, such as"
-            " --prompts-split train, or drop --prompts-fit, and each half is fitted to the other"
-        )
+        remedy = "give another split, such as --prompts-split train, or drop --prompts-fit, and each half is fitted to"
+        raise ValueError(f"{pool.source} holds the very images that are scored, {shared}: {remedy} the other")
 
 
 # --- one half of the images for the other ---
@@ -126,10 +110,8 @@ def described(prompts: Prompts) -> str:
 def cross_weights(
     features: Features, prompts: Gaussian, labels: Tensor, score: Score
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """The images of each half (n,), and the weights (C, T) of the prompts (C, T, D) by the other half.
-
-    By BPRW, without labels where it takes no shots; or even weights of the K most certain prompts of each class, with
-    the K that suits them best.
+    """The images of each half (n,), and the weights (C, T) of the prompts (C, T, D) by the other half: of BPRW, without
+    labels where it takes no shots, or even ones of the K most certain prompts of each class, with the best K.
     """
     fit, keys, uncertainty = features.rule.fit, features.keys, features.model.scored_by().uncertainty(prompts)
     first = halves(keys, labels if fit is None or fit.shots else torch.zeros_like(labels))

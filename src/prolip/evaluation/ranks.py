@@ -1,7 +1,7 @@
 """One evaluation by all ranks of a process group: each reads and embeds its share, the first one scores.
 
-What travels are labels, captions and Gaussians, on a group of the caller's choice: one over gloo with a long time-out,
-so that no rank runs into that of a collective on the device while another is still reading.
+Labels, captions and Gaussians travel on a group of the caller's choice: one over gloo with a long time-out, so that no
+rank runs into that of a collective on the device while another is still reading.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from prolip.evaluation.cache import pack, unpack
 from prolip.evaluation.datasets.base import DamagedData, Dataset, Share
 from prolip.evaluation.datasets.webdataset import unique_keys
 from prolip.evaluation.embed import Features, embed_share, from_record, text_key, to_record
-from prolip.evaluation.task import TaskResult, evaluate_dataset
-from prolip.evaluation.tasks import KINDS
+from prolip.evaluation.evaluate import TaskResult, evaluate_dataset
+from prolip.evaluation.tasks import TASKS
 from prolip.gaussian import Gaussian, concatenate
 from prolip.prompts.templates import mix_prompts
 from prolip.scores import Similarity
 
 T = TypeVar("T")
-#: What may befall a test set on a disk, in a network or on a full device, and is no mistake in the program.
+#: Errors of data, networks or a full device, not bugs.
 OF_DATA = (DamagedData, OSError, torch.OutOfMemoryError)
 
 
 class TaskLost(RuntimeError):
-    """A task could not be evaluated, which all ranks know; the message says which rank it befell and what it was."""
+    """A task could not be evaluated, on all ranks; the message names the rank and its error."""
 
 
 class PeerError(RuntimeError):
-    """Another rank has met an error that is no fault of the data, and raises it."""
+    """Another rank has an error that is no fault of the data, and raises it."""
 
 
 def evaluate_over_ranks(
@@ -50,12 +50,11 @@ def evaluate_over_ranks(
 ) -> TaskResult | None:
     """`evaluate_dataset` by all ranks of `group`: the result on the first one, None on the others.
 
-    Every rank calls this with the same data set and weights; dataset: opened by every rank, with its own counter where
-    damage is counted; seen: called on the first rank with what was scored. Without a process group it is
-    `evaluate_dataset`. Raises TaskLost on all ranks where data cannot be read or do not fit the device on any, and
+    Every rank calls this with the same data set, opened by itself, and the same weights; seen: called on the first rank
+    with the features that are scored. TaskLost on all ranks where data cannot be read or do not fit the device on any,
     ValueError for a similarity that the model has not.
     """
-    embedder.card.scored_by(similarity)
+    embedder.scored_by(similarity)
     features = features_over_ranks(dataset, embedder, group, batch_size, workers)
     result = agree(lambda: None if features is None else evaluate_dataset(dataset, features, similarity), group)
     if features is not None:
@@ -71,7 +70,7 @@ def features_over_ranks(
     samples, parts = agree(partial(embed_share, dataset, embedder, batch_size, workers, share=Share(rank, size)), group)
     found = gather((samples, [pack("image", part) for part in parts], dataset.damage), group)
     features = agree(lambda: merge(dataset, embedder, found) if found is not None else None, group)
-    texts, counts = broadcast(None if features is None else KINDS[dataset.kind].texts(features), group)
+    texts, counts = broadcast(None if features is None else TASKS[dataset.kind].texts(features), group)
     own = agree(partial(embed_text_share, texts, counts, embedder, Share(rank, size)), group)
     tables = gather(None if own is None else pack("text", own), group)
     if features is None or tables is None:
@@ -97,7 +96,7 @@ def merge(dataset: Dataset, embedder: Embedder, found: Sequence[tuple[list, list
 def embed_text_share(
     texts: Sequence[str], counts: Sequence[int] | None, embedder: Embedder, share: Share
 ) -> Gaussian | None:
-    """A rank's consecutive part of the texts, or of the classes that `counts` makes of them; None for an empty one."""
+    """A rank's consecutive part of the texts, or of the classes of `counts` prompts each; None for an empty one."""
     units = len(texts) if counts is None else len(counts)
     start, end = (units * number // share.of for number in (share.number, share.number + 1))
     if start == end:
@@ -117,25 +116,21 @@ def rank_and_size(group: Any = None) -> tuple[int, int]:
 
 
 def agree(work: Callable[[], T], group: Any = None) -> T:
-    """What `work` gives. Where it fails on any rank, all ranks learn of it and raise: none waits for another."""
-    value: Any = None
-    own: Exception | None = None
+    """Return what `work` returns. Where it fails on any rank, all ranks raise: none waits for another."""
+    value, own = None, None
     try:
         value = work()
     except Exception as error:
         own = error
-    report = None if own is None else (isinstance(own, OF_DATA), f"{type(own).__name__}: {own}")
-    reports = gather(report, group)
-    found = None if reports is None else {number: entry for number, entry in enumerate(reports) if entry is not None}
-    failed, size = broadcast(found, group), rank_and_size(group)[1]
+    reports = gather(None if own is None else (isinstance(own, OF_DATA), f"{type(own).__name__}: {own}"), group)
+    failed = broadcast({rank: entry for rank, entry in enumerate(reports or ()) if entry is not None}, group)
     if not failed:
-        return value
-    text = "; ".join(f"rank {number}: {message}" if size > 1 else message for number, (_, message) in failed.items())
+        return value  # type: ignore[return-value]
+    alone = rank_and_size(group)[1] == 1
+    text = "; ".join(message if alone else f"rank {rank}: {message}" for rank, (_, message) in failed.items())
     if all(of_data for of_data, _ in failed.values()):
         raise TaskLost(text) from own
-    if own is not None:
-        raise own
-    raise PeerError(text)
+    raise PeerError(text) if own is None else own
 
 
 def gather(value: T, group: Any = None) -> list[T] | None:

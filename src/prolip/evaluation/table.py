@@ -1,37 +1,19 @@
-"""Results of tasks as a person reads them: shares in percent, what uncertainty is worth, intervals."""
+"""Format results of tasks as text: shares in percent, how well uncertainty predicts errors, intervals."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from prolip.evaluation.metrics.bootstrap import drawn_as, harmonic_mean_of, intervals, paired
-from prolip.evaluation.task import TaskResult
+from prolip.evaluation.evaluate import PARTS, TaskResult, parts_of
 
 #: Metrics of the table, in this order where a task has them.
 COLUMNS = (
-    "acc1",
-    "acc5",
-    "mean_per_class_recall",
-    "mAP",
-    "i2t/R@1",
-    "i2t/R@5",
-    "i2t/R@10",
-    "i2t/mAP@R",
-    "t2i/R@1",
-    "t2i/R@5",
-    "t2i/R@10",
-    "t2i/mAP@R",
-    "mean_recall@1",
-    "i2t/PMRP",
-    "t2i/PMRP",
-    "avg_jaccard_score",
-    "jaccard_score_10-12",
+    *("acc1", "acc5", "mean_per_class_recall", "mAP"),
+    *(f"{way}/{metric}" for way in ("i2t", "t2i") for metric in ("R@1", "R@5", "R@10", "mAP@R")),
+    *("mean_recall@1", "i2t/PMRP", "t2i/PMRP", "avg_jaccard_score", "jaccard_score_10-12"),
 )
-
-#: What the test sets of a few-shot task are called.
-PARTS = ("base", "novel")
-#: Figures of refusal, and what the table calls them: error of all, of the surest 80% and half, area under risk and
-#: coverage and its least value, rank correlation with the error, and how well errors are separated from the rest.
+#: Metrics of refusal and their titles: error of all, of the most certain 80% and half, area under risk and coverage and
+#: its least value, rank correlation with the error, and how well errors are separated from right answers.
 REFUSAL = {
     "error": "error",
     "error@80": "80% kept",
@@ -55,10 +37,8 @@ SINGLES = {
 
 
 def titles(results: Sequence[TaskResult]) -> list[str]:
-    """What each result is called: its task, and what tells it from the others of this task and similarity.
-
-    Model and precision where there are several; where these are the same too (other prompts, another split, weights
-    that were trained on), the beginning of KEY in FEATURES/tasks/NAME-KEY.json.
+    """The title of each result: its task; model and precision where there are several; and where these are the same too
+    (other prompts, another split), the beginning of KEY in FEATURES/tasks/NAME-KEY.json.
     """
     cards = [result.info["model"] for result in results]
     several = [field for field in ("name", "precision") if len({card[field] for card in cards}) > 1]
@@ -90,26 +70,23 @@ def format_table(results: Sequence[TaskResult]) -> str:
     lines = []
     for columns, rows in blocks.items():
         first, second = max(len(title) for title, _ in rows), max(len(row.info["similarity"]) for _, row in rows)
-        labelled = [
-            (
-                f"{title:<{first}}  {row.info['similarity']:<{second}}  {row.info['images']:>7}",
-                [f"{100 * row.metrics[column]:.2f}" for column in columns],
-            )
-            for title, row in rows
-        ]
+        labelled = []
+        for title, row in rows:
+            label = f"{title:<{first}}  {row.info['similarity']:<{second}}  {row.info['images']:>7}"
+            labelled.append((label, [f"{100 * row.metrics[column]:.2f}" for column in columns]))
         head, *body = aligned(columns, labelled, corner=f"{'images':>{first + second + 11}}")
         lines += ["", head, *(line + left_out(row) for line, (_, row) in zip(body, rows))]
     return "\n".join(lines[1:])
 
 
 def format_uncertainty(results: Sequence[TaskResult]) -> str:
-    """A line per task, similarity and what was refused by; then the single figures of each task."""
+    """A line per task, similarity and uncertainty; then the single metrics of each task."""
     rows, singles = [], []
     for title, result in zip(titles(results), results):
         name, m = f"{title}  {result.info['similarity']}", result.metrics
         for place in (key.removesuffix("/aurc") for key in m if key.endswith("/aurc")):
             way = place.removeprefix("refusal/").replace("/", " by ")
-            found = [m.get(f"{place}/{figure}") for figure in REFUSAL]
+            found = [m.get(f"{place}/{metric}") for metric in REFUSAL]
             rows.append((f"{name}  {way}", ["-" if x is None else f"{x:.4f}" for x in found]))
         shown = [f"{title} {m[key]:.4f}" for key, title in SINGLES.items() if key in m]
         shown += [f"{SINGLES[key]} left out: too many images" for key in result.info.get("too_large_for", ())]
@@ -117,64 +94,25 @@ def format_uncertainty(results: Sequence[TaskResult]) -> str:
     return "\n".join(aligned(list(REFUSAL.values()), rows, 11, "refused") + singles)
 
 
-def harmonic_means(results: Sequence[TaskResult], draws: int = 0) -> str:
-    """Lines for each folder with results on its `base` and its `novel` classes: accuracies and H, "" without any.
-
-    H = 2 a b / (a + b), as in Table 4 of VACSR, of acc1 and of the recall by class, is then in `info` of both, with its
-    interval where there are `draws`.
-    """
-    sets: dict[tuple, dict[str, TaskResult]] = {}
-    for result in results:
-        folder, _, part = result.info["source"].rstrip("/").rpartition("/")
-        if part in PARTS and "acc1" in result.statistics:
-            card = result.info["model"]
-            way = (card["precision"], result.info["similarity"], result.info.get("prompts", ""))
-            sets.setdefault((folder, card["name"], card["fingerprint"], *way), {})[part] = result
+def harmonic_means(results: Sequence[TaskResult]) -> str:
+    """Lines for each folder with results on its `base` and its `novel` classes: accuracies and H, "" without any."""
     lines = []
-    for (folder, model, _, *how), both in sets.items():
-        if len(both) < 2:
-            continue
-        found = {}
-        for name in ("acc1", "mean_per_class_recall"):
-            h = harmonic_mean_of(*(drawn_as(part, both[part].statistics[name]) for part in PARTS))
-            found[name] = [h.value, *(intervals({"": h}, draws)[""][1:] if draws else [])]
-            value, *limits = (100 * x for x in found[name])
-            shown = [100 * both[part].metrics[name] for part in PARTS]
+    for (folder, model, _, *how), both in parts_of(results).items():
+        for name, (value, *limits) in both["base"].info["harmonic_mean"].items():
+            base, novel = (100 * both[part].metrics[name] for part in PARTS)
+            interval = " [{:.1f}, {:.1f}]".format(*(100 * x for x in limits)) if limits else ""
             lines.append(
-                f"{folder}  {model}  {'  '.join(filter(None, how))}  {name:<21}  base {shown[0]:5.2f}"
-                f"  novel {shown[1]:5.2f}  H {value:5.2f}" + (" [{:.1f}, {:.1f}]".format(*limits) if limits else "")
+                f"{folder}  {model}  {'  '.join(filter(None, how))}  {name:<21}  base {base:5.2f}  novel {novel:5.2f}"
+                f"  H {100 * value:5.2f}{interval}"
             )
-        for result in both.values():
-            result.info["harmonic_mean"] = found
     return "\n".join(["base and novel classes, harmonic mean", *lines]) if lines else ""
 
 
 def left_out(result: TaskResult) -> str:
-    """A remark for a result that lacks samples or figures."""
+    """A remark for a result that lacks samples or metrics."""
     damaged, absent = result.info.get("damaged"), result.info.get("too_small_for")
     remark = f"  ! left out: {', '.join(f'{kind} {n}' for kind, n in damaged['kinds'].items())}" if damaged else ""
     return remark + (f"  ! too small for {', '.join(absent)}" if absent else "")
-
-
-def compare_results(results: Sequence[TaskResult], draws: int) -> None:
-    """Give each result the interval of its difference to the first one of the same test set, `info["difference"]`.
-
-    Results whose queries are not the same, as some were left out, get none.
-    """
-    first: dict[tuple[str, str], TaskResult] = {}
-    for result in results:
-        base = first.setdefault((result.key, result.info["source"]), result)
-        if base is result or any(
-            not base.statistics[name].same_queries(statistic)
-            for name, statistic in result.statistics.items()
-            if name in base.statistics
-        ):
-            continue
-        found = paired(base.statistics, result.statistics, draws)
-        result.info["difference"] = {
-            "to": {"model": base.info["model"]["name"], "similarity": base.info["similarity"]},
-            "metrics": {name: list(interval) for name, interval in found.items()},
-        }
 
 
 def format_intervals(results: Sequence[TaskResult]) -> str:

@@ -90,10 +90,8 @@ def model_of(source: str, data: str | None) -> str | None:
             break
     else:
         if folder.is_dir():
-            raise ValueError(
-                f"{source} is no index, no kept features, and no run or model: a run has model/config.json"
-                " and weights, an index index.json, features tasks/"
-            )
+            marks = "a run has model/config.json and weights, an index index.json, features tasks/"
+            raise ValueError(f"{source} is no index, no kept features, and no run or model: {marks}")
         if "/" in source and ":" not in source:
             raise FileNotFoundError(f"no folder {source}: {explain_missing(source)}")
     address_of(source, data)  # refuses data that cannot be embedded before the model is loaded
@@ -112,10 +110,8 @@ def address_of(source: str, data: str | None) -> str:
             raise ValueError(f"{source} are features, which were embedded already: leave --data out")
         return source if source.startswith("features:") else f"features:{source}"
     if not data:
-        raise ValueError(
-            f"{source} is a model, and there is nothing to explore yet: give --data, one of"
-            f" {sources.FORMS}; or an index of prolip search"
-        )
+        what = f"{source} is a model, and there is nothing to explore yet"
+        raise ValueError(f"{what}: give --data, one of {sources.FORMS}; or an index of prolip search")
     return str(sources.parse(data))
 
 
@@ -123,20 +119,14 @@ def limitations_of(index: SearchIndex, embedder: Embedder | None) -> list[str]:
     """What cannot be done, and why."""
     found, some = [], index.items(range(min(len(index.store), 50)))
     if embedder is None:
-        found.append(
-            "There is no model, so no text can be typed, no picture dropped and no path walked; items, the map"
-            " and uncertainties work. Give --model."
-        )
+        lost = "no text can be typed, no picture dropped and no path walked"
+        found.append(f"There is no model, so {lost}; items, the map and uncertainties work. Give --model.")
     if index.side == "image" and not any(has_picture(item) for item in some):
-        found.append(
-            "Nothing says where the pictures of these items are, as of kept features: they are shown by their"
-            " keys. An index of images or shards knows."
-        )
+        lost = "Nothing says where the pictures of these items are, as of kept features"
+        found.append(f"{lost}: they are shown by their keys. An index of images or shards knows.")
     if index.side == "image" and not any(item.get("captions") for item in some):
-        found.append(
-            "No captions are kept with these items, so rules know the items alone, and paths need --texts"
-            " FILE. Tables, shards and class folders bring captions."
-        )
+        lost = "No captions are kept with these items, so rules know the items alone, and paths need --texts FILE"
+        found.append(f"{lost}. Tables, shards and class folders bring captions.")
     if index.card is not None and not index.card.probabilistic:
         found.append(f"{index.card.name} gives points, without variances: no ellipses, no uncertainty, no elk.")
     return found

@@ -15,5 +15,6 @@ PLACES = {
     "scores": ("SCORES", "Items", "items_of"),
     "traversal": ("Traversal", "traverse"),
 }
+MOVED = {name: f"prolip.corpora.emoji.kinds.{name}" for name in ("evaluate_entailment", "image_pairs", "text_pairs")}
 # Late, as the command line shows the choices above without torch.
-__getattr__ = late(__name__, {name: module for module, names in PLACES.items() for name in names})
+__getattr__ = late(__name__, {name: module for module, names in PLACES.items() for name in names}, MOVED)

@@ -1,7 +1,4 @@
-"""Scores of "is A a kind of B?", from what a model says of A and B: larger where it is.
-
-Those that every model of Gaussians has, those of points, and ours, `seen_trace`; see the functions.
-"""
+"""Scores of "is A a kind of B?", larger where it is; ours is `seen_trace`."""
 
 from __future__ import annotations
 
@@ -25,10 +22,8 @@ ROWS = 1024
 
 
 class Items(NamedTuple):
-    """Inputs of either side as all scores take them.
-
-    z: (N, D); seen: (N, D), the mean of the images that an input speaks of, times a: an image speaks of itself;
-    nats: (N,), what it leaves open; radius: (N,), its mean's distance from that of ""; score: of the model's method.
+    """Inputs of either side. z: (N, D); seen: (N, D), a times the mean of the images that an input speaks of, of an
+    image itself; nats: (N,), what it leaves open; radius: (N,), the distance of its mean from that of "".
     """
 
     z: Gaussian
@@ -52,17 +47,17 @@ class Scored(NamedTuple):
 
 
 def cosine(a: Items, b: Items) -> Tensor:
-    """Similarity of the means alone, which cannot know the direction."""
+    """Similarity of the means alone, the same in both directions."""
     return (a.z.mean * b.z.mean).sum(1)
 
 
 def root(a: Items, b: Items) -> Tensor:
-    """|m_A - r| - |m_B - r|, r the mean of "": what is nearer to it is more general (HierarCaps, ECCV 2024)."""
+    """|m_A - r| - |m_B - r|, r the mean of "": the more general is nearer to it (HierarCaps, ECCV 2024)."""
     return a.radius - b.radius
 
 
 def trace(a: Items, b: Items) -> Tensor:
-    """trace_B - trace_A: what is more uncertain is more general (ProLIP 4.3)."""
+    """trace_B - trace_A: the more general is more uncertain (ProLIP 4.3)."""
     return b.z.trace - a.z.trace
 
 
@@ -73,21 +68,21 @@ def own(a: Items, b: Items) -> Tensor:
 
 
 def seen(a: Items, b: Items) -> Tensor:
-    """a E[m_i . m_B], i drawn from the images that A speaks of: is B said of them? Needs no variance."""
+    """a E[m_i . m_B], i drawn from the images that A speaks of."""
     return (a.seen * b.z.mean).sum(1)
 
 
 def seen_trace(a: Items, b: Items) -> Tensor:
     """Ours: a E[m_i . m_B | i of A] + log sigmoid((eta_B - eta_A) / NATS).
 
-    B has to be said of A's images, and to leave more open: eta, in nats, is trace / unit, log n where a text fits n
-    images. The second term is no reward for being far more general, but a refusal where B is the narrower one.
+    B has to fit A's images, and to leave more open: eta, in nats, is trace / unit, log n where a text fits n images.
+    The second term refuses a narrower B and does not reward a far wider one.
     """
     return seen(a, b) + F.logsigmoid((b.nats - a.nats) / NATS)
 
 
 def seen_root(a: Items, b: Items) -> Tensor:
-    """`seen_trace` with nearness to "" instead of the nats: what the trace adds is the difference."""
+    """`seen_trace` with nearness to "" instead of the nats."""
     return seen(a, b) + F.logsigmoid((a.radius - b.radius) / RADIUS)
 
 
@@ -112,7 +107,7 @@ SCORES: dict[str, Scored] = {
 
 
 def scores_of(card: ModelCard | Embedder) -> dict[str, Scored]:
-    """Those that a model has: without variances those of points, and its own where that is a product of factors."""
+    """The scores of a model: of points only some, and its own where that is a product of factors."""
     score = card.scored_by()
     nothing = Gaussian(torch.zeros(1, 1), torch.zeros(1, 1))
     has_own = type(score).factors is not Score.factors and score.factors(nothing) is not None

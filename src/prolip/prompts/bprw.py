@@ -1,11 +1,10 @@
-"""Which images say how much a prompt counts, and how many points are drawn of each (ProLIP C.5).
+"""Bayesian prompt re-weighting: points drawn from images (ProLIP C.5), and EM for the weights of prompts (A.5).
 
-EM fits the weights of mixtures whose Gaussians are fixed, with a Dirichlet prior, over many classes at once.
-Of a class with prompts N(mu_n, v_n) and points x_j the weights pi are to maximise (ProLIP A.5)
+Of a class with prompts N(mu_n, v_n) and points x_j the weights pi maximise
 
-    sum_j log sum_n pi_n N(x_j; mu_n, v_n + eps)  +  sum_n (alpha_n - 1) log pi_n.
+    sum_j log sum_n pi_n N(x_j; mu_n, v_n + eps)  +  sum_n (alpha_n - 1) log pi_n,
 
-Everything is in float64: products of matrices cancel where variances are small, and this is a matter of seconds.
+in float64, as products of matrices cancel where variances are small.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from pydantic import Field, FiniteFloat, NonNegativeInt, PositiveInt
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from prolip.evaluation.metrics.blockwise import PairScores
+from prolip.evaluation.metrics.streaming import PairScores
 from prolip.gaussian import Gaussian, check_embeddings, check_gaussian, mixture
 from prolip.scores import Score, largest
 from prolip.utils.documents import check_unique, fingerprint
@@ -39,13 +38,12 @@ STEPS, TOLERANCE = 1000, 1e-6
 
 @dataclass(frozen=True, config={"extra": "forbid"})
 class Reweighing:
-    """How prompts are re-weighted.
+    """The settings of re-weighting.
 
-    shots: labelled images of each class, 0: none, but the `nearest` images of each class's even mixture, whatever they
-    show. alpha: of the Dirichlet prior, default 5 without labels and 2 with them; a constant one, or with prior `trace`
-    one in proportion to 1/trace, alpha on average. eps: added to variances. samples: points of each image, default 100
-    shared out, which are 20 of each of 5 and 11 of each of 9 (the paper's text has 10 of 5, and 100 in all). seed: of
-    the images that are drawn and of the points.
+    shots: labelled images of each class; 0: the `nearest` images of each class's even mixture. alpha: of
+    the Dirichlet prior, default 5 without labels and 2 with them; constant, or with prior `trace` in proportion to
+    1/trace with this mean. eps: added to variances. samples: points of each image, default 100 of a class shared out
+    (the paper's text has 10 of 5 images, and 100 in all). seed: of the images that are drawn and of the points.
     """
 
     shots: NonNegativeInt = 0
@@ -65,14 +63,12 @@ class Reweighing:
         try:
             return cls(**check_unique([(key, text) for key, _, text in (word.partition("=") for word in given)]))
         except ValueError as error:
-            raise ValueError(
-                f"{words!r} is no setting of bprw: give bprw, or bprw:K with K labelled images of each"
-                " class, and settings such as bprw:K,alpha=2; they are shots, eps and seed of 0 or more,"
-                " nearest and samples of 1 or more, an alpha above 0, and the prior constant or trace"
-            ) from error
+            ranges = "shots, eps, seed >= 0, nearest, samples >= 1, alpha > 0, prior constant or trace"
+            wanted = f"bprw, or bprw:K with K labelled images of each class, and settings as bprw:K,alpha=2 ({ranges})"
+            raise ValueError(f"{words!r} is no setting of bprw: give {wanted}") from error
 
     def __str__(self) -> str:
-        """What `parse` reads; what is as it is without saying is left out."""
+        """The words that `parse` reads, without defaults."""
         first = [str(self.shots)] if self.shots else []
         own = [f"{f.name}={getattr(self, f.name)}" for f in fields(self)[1:] if getattr(self, f.name) != f.default]
         return ",".join(first + own)
@@ -80,9 +76,7 @@ class Reweighing:
     @property
     def per_image(self) -> int:
         """Points that are drawn of each image."""
-        if self.samples is not None:
-            return self.samples
-        return max(1, POINTS // (self.shots or self.nearest))
+        return max(1, POINTS // (self.shots or self.nearest)) if self.samples is None else self.samples
 
     def prior_of(self, prompts: Gaussian) -> Tensor:
         """alpha of every prompt: (C, N, D) -> (C, N)."""
@@ -92,7 +86,7 @@ class Reweighing:
 
 
 def rule_of(settings: Reweighing) -> str:
-    """What --prompts takes: `bprw` or `bprw:SETTINGS`."""
+    """The rule for --prompts: `bprw` or `bprw:SETTINGS`."""
     return f"bprw:{settings}".rstrip(":")
 
 
@@ -104,10 +98,10 @@ def reweigh(
     score: Score,
     labels: Tensor | None = None,
 ) -> Fit:
-    """The weights of the prompts (C, T, D) of every class by images (N, D), none of which may be scored by them.
+    """Fit the weights of the prompts (C, T, D) of every class to images (N, D), which may not be scored by them.
 
-    keys: of the images, by which `shots` of them are drawn; labels: (N,) classes or multi-hot (N, C), which shots need;
-    score: what images are near by without shots. A class without an image keeps what the prior says.
+    keys: of the images, by which shots are drawn; labels: (N,) classes or multi-hot (N, C), for shots; score: of the
+    nearest images, without shots. A class without an image gets the weights of the prior.
     """
     check_embeddings(image, "image", prompts.mean.shape[-1])
     if not settings.shots:
@@ -124,10 +118,7 @@ def reweigh(
 
 
 def nearest_images(image: Gaussian, classes: Gaussian, score: Score, count: int) -> Tensor:
-    """The rows of the `count` images (N, D) nearest to each class (C, D), the nearest first: (C, count or N).
-
-    Equal ones go by row, whatever the blocks.
-    """
+    """The rows of the `count` images (N, D) nearest to each class (C, D), equal ones by row: (C, count)."""
     best = torch.empty(len(classes.mean), 0)
     rows = torch.empty(len(classes.mean), 0, dtype=torch.long)
     for part, block in PairScores.from_gaussians(image, classes, score).blocks():
@@ -139,7 +130,7 @@ def nearest_images(image: Gaussian, classes: Gaussian, score: Score, count: int)
 
 
 def drawn_images(keys: Sequence[str], labels: Tensor, classes: int, shots: int, seed: int) -> list[Tensor]:
-    """The rows of `shots` images of each class, or of all where it has fewer, which keys and seed alone determine."""
+    """The rows of `shots` images of each class, or of all where it has fewer, by keys and seed alone."""
     order = torch.tensor(sorted(range(len(keys)), key=lambda row: fingerprint("shots", seed, keys[row])))
     shuffled = labels[order]
     members = (shuffled == c if labels.dim() == 1 else shuffled[:, c] > 0 for c in range(classes))
@@ -155,8 +146,8 @@ def points_of(image: Gaussian, chosen: Sequence[Tensor], samples: int, seed: int
 
 # --- EM ---------------------------------------------------------------------------------------------------------------
 class Fit(NamedTuple):
-    """weights (C, N), each row summing to one; objective (C,), what they maximise, of the prompts that are left; steps
-    (C,), how many it took; change: the largest of a weight in the last step, above TOLERANCE after STEPS of them.
+    """weights (C, N), rows of sum 1; objective (C,) of the prompts that are left; steps (C,); change: the largest of a
+    weight in the last step.
     """
 
     weights: Tensor
@@ -173,12 +164,12 @@ def fit_weights(
     start: Tensor | None = None,
     tolerance: float = TOLERANCE,
 ) -> Fit:
-    """The weights of every class, C problems of their own.
+    """Fit the weights of every class.
 
-    prompts: (C, N, D); points: of each class (P_c, D), any number of them; alpha: of the Dirichlet prior, a number or
-    (C, N); eps: added to every variance; start: (C, N), positive, default `inverse_traces`. A class without points gets
-    the mode of its prior, even weights where that has none. ValueError for variances of 0 without eps, for another
-    number of classes, and for an alpha below 1 under which points so few may leave no prompt.
+    prompts: (C, N, D); points: of each class (P_c, D); alpha: of the Dirichlet prior, a number or (C, N); eps: added to
+    every variance; start: (C, N), positive, default `inverse_traces`. A class without points gets the mode of its
+    prior, or even weights. ValueError for variances of 0 without eps, for another number of classes, and for an alpha
+    below 1 that could remove every prompt.
     """
     check_gaussian(prompts, "prompts")
     if prompts.mean.dim() != 3 or not prompts.mean.numel():
@@ -205,12 +196,10 @@ def _fit(
 ) -> tuple[Tensor, Tensor, Tensor, float]:
     """Some classes at once, until none changes."""
     counts = torch.tensor([len(x) for x in points])
-    least = (1 - alpha).clamp_min(0).sum(1)  # what the prior takes from prompts: as many points may go to nothing
+    least = (1 - alpha).clamp_min(0).sum(1)  # the points that the prior takes from prompts
     if ((counts > 0) & (counts <= least)).any():
-        raise ValueError(
-            f"alpha {alpha.min():g} of {alpha.shape[1]} prompts may leave none of them with"
-            f" {counts[counts > 0].min()} points: give an alpha of 1 or more, or more points"
-        )
+        what = f"alpha {alpha.min():g} of {alpha.shape[1]} prompts with {counts[counts > 0].min()} points"
+        raise ValueError(f"{what} may leave none of them: give an alpha of 1 or more, or more points")
     x = torch.nn.utils.rnn.pad_sequence([x.to(z.mean) for x in points], batch_first=True)
     observed = torch.arange(x.shape[1]) < counts.unsqueeze(1)
     last, reached, steps = start, start.new_zeros(len(start)), torch.zeros(len(points), dtype=torch.long)
@@ -224,7 +213,7 @@ def _fit(
 
 
 def em_steps(log_likelihood: Tensor, alpha: Tensor, start: Tensor, observed: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Weights (C, N) and the objective (C,) that they have, from the start on, without end; it never falls.
+    """Yield weights (C, N) and their objective (C,), which never falls, from the start on.
 
     log_likelihood: (C, P, N); alpha, start: (C, N); observed: (C, P), False where a class has fewer points.
     E: gamma_jn = pi_n f_n(x_j) / sum_i pi_i f_i(x_j), N_n = sum_j gamma_jn. M: see `m_step`.

@@ -1,10 +1,11 @@
-"""What weights of prompts look like: how far they are from even (ProLIP figure C.4), and which prompts have most."""
+"""Figures and lists of weights of prompts: how far they are from even (ProLIP figure C.4), and which are largest."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -35,15 +36,8 @@ def plot_weights(weights: Tensor, title: str = "Weights of prompts") -> Figure:
     for ax, (values, even, label, form) in zip(axes, columns):
         low, high = min(float(values.min()), even), max(float(values.max()), even)
         room = 0.03 * (high - low) or 0.1 * abs(even) or 0.1
-        ax.hist(
-            values.numpy(),
-            bins=BINS,
-            range=(low - room, high + room),
-            color=LOOKS[0][0],
-            edgecolor="white",
-            linewidth=0.5,
-            label=f"{len(values)} classes",
-        )
+        look: Any = {"color": LOOKS[0][0], "edgecolor": "white", "linewidth": 0.5, "label": f"{len(values)} classes"}
+        ax.hist(values.numpy(), bins=BINS, range=(low - room, high + room), **look)
         ax.axvline(even, color=LOOKS[1][0], linestyle="--", label=f"even: {form.format(even)}")
         middle = float(values.median())
         ax.axvline(middle, color="black", linestyle=":", label=f"median: {form.format(middle)}")

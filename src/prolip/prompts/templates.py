@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from tqdm import tqdm
 
 from prolip.embedder import embed_texts, encode
 from prolip.gaussian import Gaussian, concatenate, kind_of, mixture
@@ -34,8 +35,8 @@ class PromptRule:
 
     way: `all`; `certain`, the `number` least uncertain ones of each class (PCME++ C.6); `below`, those of at most mean
     + `number` standard deviations of their class's (ProLIP Table 3); `best`, as many of the least uncertain as classify
-    each class best, which labelled images say, see `evaluation.prompts`; `bprw`, weights by which the prompts describe
-    images, as `fit` says. Of the last two, what stands here is their even mixture.
+    labelled images best, and `bprw`, weights fitted to images with the settings `fit`, see `evaluation.prompts`: their
+    `weights` here are even.
     """
 
     way: str = ALL
@@ -57,10 +58,8 @@ class PromptRule:
                 return cls(way, float(text))
         except ValueError:
             pass
-        raise ValueError(
-            f"{word!r} chooses no prompts: give all, certain:K (1 or more), below:k (a number), best, "
-            "bprw, bprw:K (labelled images of each class), or a file of prolip prompts fit"
-        )
+        wanted = "all, certain:K (1 or more), below:k (a number), best, bprw, bprw:K (labelled images of each class)"
+        raise ValueError(f"{word!r} chooses no prompts: give {wanted}, or a file of prolip prompts fit")
 
     def __str__(self) -> str:
         if self.fit is not None:
@@ -111,19 +110,18 @@ def class_gaussians(
     templates: Sequence[str | Callable[[str], str]],
     normalise: bool = True,
     device: torch.device | str = "cpu",
-    precision: str = "fp32",
-    **options: Any,
+    batch_size: int = 512,
+    progress: bool = False,
 ) -> Gaussian:
     """Every class as N(mean of the means, mean of the variances) over templates x its names: (C, D), ProLIP 4.2.
 
-    classes: the names of each class, one or several (synonyms, members); templates: with {} in the name's place, or
-    functions of the name, as OpenCLIP's; normalise: bring the averaged mean back to unit length, as the released
-    evaluation does; device, precision: where and how the model computes; options: of `embed_texts`. Raises
+    classes: the names of each class (synonyms, members); templates: with {} in the name's place, or functions of the
+    name, as OpenCLIP's; normalise: scale the averaged mean to unit length, as the released evaluation does.
     ValueError for a class without names, a template without {}, or no template.
     """
     prompts = fill_all(classes, templates)
-    encode_text = partial(encode, model, "text", device, precision)
-    z = embed_texts(encode_text, tokenizer, [prompt for group in prompts for prompt in group], **options)
+    texts = tqdm([prompt for group in prompts for prompt in group], desc="texts", unit="", disable=not progress)
+    z = embed_texts(partial(encode, model, "text", device, "fp32"), tokenizer, texts, batch_size)
     return mix_groups(z, [len(group) for group in prompts], normalise)
 
 
@@ -164,13 +162,11 @@ def mix_groups(
 
     first: what `weigh` knows the first run by.
     """
-    parts = (
-        Gaussian(*(x.unsqueeze(0) for x in part))
-        for part in zip(z.mean.split(list(counts)), z.log_var.split(list(counts)))
-    )
-    return concatenate(
-        mixture(part, weigh(part, number) if weigh else None, normalise) for number, part in enumerate(parts, first)
-    )
+    parts = []
+    for number, run in enumerate(zip(*(x.split(list(counts)) for x in z)), first):
+        part = Gaussian(*(x.unsqueeze(0) for x in run))
+        parts.append(mixture(part, weigh(part, number) if weigh else None, normalise))
+    return concatenate(parts)
 
 
 def mix_prompts(

@@ -1,4 +1,4 @@
-"""Weights of prompts in a file: whose they are, of which classes and prompts, and what they were fitted to."""
+"""Weights of prompts in a file, with their model, classes, prompts and images."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ FORMAT = "prolip-prompts-1"
 #: Bytes of a file: those of a thousand classes with 80 prompts have two million.
 MOST = 2**28
 AGAIN = "fit them again: prolip prompts fit"
+OTHERS = "which they may not be scored on: evaluate another split, or fit to one (prolip prompts fit --split train)"
 
 
 class UnfitPrompts(ValueError):
@@ -33,11 +34,11 @@ class UnfitPrompts(ValueError):
 
 @dataclass(frozen=True)
 class PromptWeights:
-    """How much every prompt counts in its class, with all that decides whether it may be used.
+    """The weights of every class's prompts, with all that decides where they may be used.
 
-    table: (C, T), rows summing to one, for classnames x templates ({c} where the class goes); model, fingerprint: of
-    whose prompts; settings: how they were fitted, to images called `images`, of the fingerprint `data` and
-    with these `contents` of their files (`Sample.content`; empty in files from before they were kept).
+    table: (C, T), rows of sum 1, for classnames x templates ({c} in the name's place); model, fingerprint: of the
+    model; settings: of the fit to images from the source `images` with the fingerprint `data` and these `contents` of
+    their files (`Sample.content`; empty in old files).
     """
 
     way: ClassVar[str] = "fitted"
@@ -77,10 +78,8 @@ class PromptWeights:
     ) -> None:
         """UnfitPrompts unless they are of these classes, prompts and model, and by other images than `data`."""
         if fingerprint != self.fingerprint:
-            raise UnfitPrompts(
-                f"{self} are weights for prompts of {self.model}, which has other weights, settings or"
-                f" another tokenizer than this model: {AGAIN} with this one"
-            )
+            other = "which has other weights, settings or another tokenizer than this model"
+            raise UnfitPrompts(f"{self} are weights for prompts of {self.model}, {other}: {AGAIN} with this one")
         for what, own, given in (
             ("classes", self.classnames, tuple(classnames)),
             ("prompts", self.templates, tuple(map(in_braces, templates))),
@@ -89,23 +88,15 @@ class PromptWeights:
                 both = list(zip(own, given))
                 place = next((i for i, (mine, theirs) in enumerate(both) if mine != theirs), len(both))
                 mine, theirs = (repr(x[place]) if place < len(x) else "none" for x in (own, given))
-                raise UnfitPrompts(
-                    f"{self} are weights of {len(own)} {what}, these are {len(given)}, and number"
-                    f" {place + 1} is {mine} there and {theirs} here: {AGAIN} with these {what}"
-                )
+                differ = f"these are {len(given)}, and number {place + 1} is {mine} there and {theirs} here"
+                raise UnfitPrompts(f"{self} are weights of {len(own)} {what}, {differ}: {AGAIN} with these {what}")
         if data is not None and data == self.data:
-            raise UnfitPrompts(
-                f"{self} were fitted to these very images, which they may not be scored on: evaluate"
-                " another split, or fit to one (prolip prompts fit --split train)"
-            )
+            raise UnfitPrompts(f"{self} were fitted to these very images, {OTHERS}")
 
     def check_images(self, dataset: Dataset) -> None:
         """UnfitPrompts where the data set has images that they were fitted to, whatever reads them."""
         if self.contents and (shared := dataset.shared_with(self.contents)):
-            raise UnfitPrompts(
-                f"{self} were fitted to {shared} of {dataset.source}, which they may not be scored on:"
-                " evaluate another split, or fit to one (prolip prompts fit --split train)"
-            )
+            raise UnfitPrompts(f"{self} were fitted to {shared} of {dataset.source}, {OTHERS}")
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values, from which `load` makes it."""
@@ -122,7 +113,7 @@ class PromptWeights:
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> PromptWeights:
-        """What `save` wrote. FileNotFoundError, and ValueError for a file that is none or whose weights are none."""
+        """Read what `save` wrote. FileNotFoundError, and ValueError for another or a damaged file."""
         try:
             values = loads(read_file(path, MOST))
             if not isinstance(values, dict) or values.get("format") != FORMAT:

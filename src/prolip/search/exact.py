@@ -1,8 +1,8 @@
 """Exact search over a gallery held as arrays: ordered by the score in float64, ties by rising row.
 
-If the score factors, faiss proposes candidates in float32. A bound on the float32 error shows when no other item can be
-among the answers; the candidates are then scored again in float64. Other scores rank every pair. The expected
-likelihood kernel (elk), which does not factor, skips the items and buckets whose upper bound is below the k-th score.
+If the score factors, faiss proposes candidates in float32, until a bound on its error excludes all others; these are
+scored again in float64. Other scores rank every pair. elk, the expected likelihood kernel, does not factor: it skips
+items and buckets whose upper bound is below the k-th score.
 
 With v = exp(l) the score of a query p and an item q is -1/2 sum_d [(m_p - m_q)^2 / (v_p + v_q) + f(l_q)], where
 f(l) = log(v_p + exp(l)). A bucket's items have means in [m_lo, m_hi] and log variances in [l_lo, l_hi], by dimension.
@@ -125,8 +125,7 @@ def nearest(score: Score, queries: Gaussian, gallery: GaussianArrays, k: int, si
         return score_all(score, queries, gallery, k, side)
     parts = []
     step = max(1, ELEMENTS // (queries.mean.shape[1] * (2 * k + SPARE)))
-    for start in range(0, len(asked), step):
-        some = slice(start, start + step)
+    for some in (slice(start, start + step) for start in range(0, len(asked), step)):
         parts.append(_nearest_of_some(score, queries.select(some), asked[some].contiguous(), gallery, k, side))
     return joined(parts, k)
 
@@ -189,25 +188,22 @@ def rescored(
     items_of: rows (M,) -> Gaussian (M, D).
     """
     queries, other = queries.to(precise(score)), other_side(side)
-    asked = score.factors(queries, side)
-    out = torch.empty(rows.shape, dtype=torch.float64)
+    asked, parts = score.factors(queries, side), []
     step = max(1, ELEMENTS // max(1, rows.shape[1] * queries.mean.shape[1]))
     for start in range(0, len(rows), step):
-        some = rows[start : start + step]
+        some, place = rows[start : start + step], slice(start, start + step)
         items = items_of(some.clamp(min=0).flatten().numpy()).to(precise(score))
-        if asked is not None:
-            given = score.factors(items, other)
-            assert given is not None
-            products = asked.vector[start : start + step].unsqueeze(1) * given.vector.unflatten(0, some.shape)
-            offsets = asked.offset[start : start + step].unsqueeze(1) + given.offset.unflatten(0, some.shape)
-            out[start : start + step] = products.sum(-1) + offsets
-            if out[start : start + step].isnan().any():
+        given = score.factors(items, other)
+        if asked is not None and given is not None:
+            products = asked.vector[place].unsqueeze(1) * given.vector.unflatten(0, some.shape)
+            offsets = asked.offset[place].unsqueeze(1) + given.offset.unflatten(0, some.shape)
+            parts.append(products.sum(-1) + offsets)
+            if parts[-1].isnan().any():
                 raise ValueError(NOT_FINITE)
             continue
-        for i in range(len(some)):
-            own = items.select(slice(i * some.shape[1], (i + 1) * some.shape[1]))
-            out[start + i] = all_scores(score, queries.select(slice(start + i, start + i + 1)), own, side)[0]
-    return out.masked_fill(rows < 0, -torch.inf)
+        for i, own in enumerate(torch.arange(some.numel()).view(some.shape), start):
+            parts.append(all_scores(score, queries.select(slice(i, i + 1)), items.select(own), side))
+    return torch.cat([torch.zeros(0, rows.shape[1]), *parts]).double().masked_fill(rows < 0, -torch.inf)
 
 
 def precise(score: Score) -> torch.dtype:

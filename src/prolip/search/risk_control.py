@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy.stats import binom
 
-from prolip.evaluation.metrics.ranking import Array, as_array
+from prolip.evaluation.metrics import Array, as_array
 from prolip.evaluation.metrics.selective import risk_coverage
 
 #: The share of the queries that chooses, and the most thresholds that are tested.
@@ -48,11 +48,8 @@ class Threshold(NamedTuple):
     def answers(self, confidences: Mapping[str, Array]) -> np.ndarray:
         """Which queries are answered, (N,) bool. ValueError if they lack the confidence `by`."""
         if self.by not in confidences:
-            known = ", ".join(confidences)
-            raise ValueError(
-                f"the threshold is of {self.by}, and these queries have only {known}: calibrate on queries of the"
-                " same kind, texts or images"
-            )
+            what = f"the threshold is of {self.by}, and these queries have only {', '.join(confidences)}"
+            raise ValueError(f"{what}: calibrate on queries of the same kind, texts or images")
         sure = as_array(confidences[self.by], np.float64)
         return sure >= self.least if self.holds else np.zeros(len(sure), dtype=bool)
 

@@ -100,10 +100,8 @@ class Rebuild:
                 read = read._replace(item=item, position=position, row=row, former=former)
                 if former is not None:
                     if former.get("source") != self.source or row >= len(self.seen) or self.seen[row]:
-                        raise ValueError(
-                            f"the key {item['key']} of {self.address} is in the index already, of another"
-                            " source or of the same: rename it, or leave it out"
-                        )
+                        what = f"the key {item['key']} of {self.address} is in the index already"
+                        raise ValueError(f"{what}, of another source or of the same: rename it, or leave it out")
                     self.seen[row] = True
                     if not read.moved and read.mark is not None and former.get("print", "").startswith(read.mark):
                         continue

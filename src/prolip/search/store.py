@@ -96,9 +96,8 @@ class Store:
         before, path = None, self.folder / NAME
         while True:
             if not path.is_file():
-                raise FileNotFoundError(
-                    f"no index in {self.folder}: build one with prolip search build {self.folder} --data ..."
-                )
+                build = f"prolip search build {self.folder} --data ..."
+                raise FileNotFoundError(f"no index in {self.folder}: build one with {build}")
             text = path.read_bytes()
             self.values: dict[str, Any] = _read_manifest(self.folder, text)
             files = {name: _opened(self.folder / name, size) for name, (size, _) in self.values["files"].items()}
@@ -161,10 +160,8 @@ class Store:
             former, last = self.find(keys), {key: place for place, key in enumerate(keys)}
             taken = (former >= 0) & (not replace)
             if twice := [key for place, key in enumerate(keys) if last[key] != place or taken[place]]:
-                some = ", ".join(map(plain, twice[:3]))
-                raise ValueError(
-                    f"{len(twice)} keys are in {self.folder} already or occur twice ({some}): delete them first"
-                )
+                what = f"{len(twice)} keys are in {self.folder} already or occur twice"
+                raise ValueError(f"{what} ({', '.join(map(plain, twice[:3]))}): delete them first")
             new, lines, files = make_arrays(score, z, side), list(map(_line, items)), dict(self.values["files"])
             self._add_columns(files, new)
             self._grow(files, ENDS, np.cumsum([len(line) for line in lines]) + files.get(ITEMS, (0,))[0])
@@ -343,9 +340,7 @@ def locked(folder: Path) -> Iterator[IO[str]]:
     held = lock(folder / LOCK)
     if held is None:
         holder = holder_of(folder / LOCK)
-        raise BlockingIOError(
-            f"{folder} is being written by {holder}: wait until it has ended, or end it, and rerun this"
-        )
+        raise BlockingIOError(f"{folder} is being written by {holder}: wait until it ends, or end it, and rerun this")
     with held:
         yield held
 

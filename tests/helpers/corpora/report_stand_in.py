@@ -51,20 +51,9 @@ def make_result(noise=0.6, traces=None, seed=0):
     image = image + noise / dim**0.5 * torch.randn(image.shape, generator=g)
     wobble = 0.3 * torch.randn(len(image), 1, generator=g) if traces is not None else torch.zeros(len(image), 1)
     image = Gaussian(torch.nn.functional.normalize(image, dim=-1), (wobble - 6.5).expand_as(image).clone())
-    info = {
-        "similarity": "csd",
-        "images": len(corpus.drawings),
-        "concepts": dim,
-        "texts": len(table.texts),
-        "styles": ["emojione"],
-        "parameters": 12,
-        "scale": 10.0,
-        "bias": -5.0,
-        "machine": "a machine",
-        "software": "Python",
-        "date": "today",
-        "seconds": 1.0,
-    }
+    info = {"similarity": "csd", "images": len(corpus.drawings), "concepts": dim, "texts": len(table.texts)}
+    info |= {"styles": ["emojione"], "parameters": 12, "scale": 10.0, "bias": -5.0, "seconds": 1.0}
+    info |= {"machine": "a machine", "software": "Python", "date": "today"}
     result = CorpusResult(corpus, image, text, np.array([len(t.split()) for t in table.texts]), {}, info)
     result.metrics |= corpus_retrieval(result)
     result.metrics |= trace_metrics(image, text, corpus, table, result.token_lengths)
@@ -101,28 +90,13 @@ def write_run(folder, result=None, steps=12):
     folder.mkdir(parents=True, exist_ok=True)
     config = {"method": "prolip", "data": {"train_data": "x/{noto,twemoji}.tar", "unset": None}, "optim": {"lr": 0.001}}
     (folder / "config.json").write_text(json.dumps(config))
-    lines = [
-        {
-            "kind": "train",
-            "step": i,
-            "epoch": i / 4,
-            "samples": 8 * i,
-            "seconds": 30.0 * i,
-            "loss": 5 - 0.1 * i,
-            "ppcl": 4.9 - 0.1 * i,
-            "inclusion_image_text": 0.7,
-            "vib_image": 4.0,
-            "vib_text": 3.9,
-            "trace_image": 0.01 * i,
-            "trace_text": 0.02 * i,
-            "scale": 10.0 + i,
-            "bias": -5.0,
-            "lr": 1e-3,
-            "samples_per_second": 9.0,
-            "data_wait": 0.0,
-        }
-        for i in range(1, steps + 1)
-    ]
+    fixed = {"inclusion_image_text": 0.7, "vib_image": 4.0, "vib_text": 3.9, "bias": -5.0, "lr": 1e-3}
+    fixed |= {"kind": "train", "samples_per_second": 9.0, "data_wait": 0.0}
+    lines = []
+    for i in range(1, steps + 1):
+        done = {"step": i, "epoch": i / 4, "samples": 8 * i, "seconds": 30.0 * i, "scale": 10.0 + i}
+        done |= {"loss": 5 - 0.1 * i, "ppcl": 4.9 - 0.1 * i, "trace_image": 0.01 * i, "trace_text": 0.02 * i}
+        lines.append(done | fixed)
     lines += [{"kind": "eval", "step": i, "names/i2t/R@1": 0.1 * i, "names/t2i/R@1": 0.05 * i} for i in (4, 8)]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     if result is not None:

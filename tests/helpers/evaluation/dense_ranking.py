@@ -1,4 +1,4 @@
-"""Retrieval metrics by sorting the whole score matrix: what the metrics of `metrics.blockwise` are held against."""
+"""Retrieval metrics by sorting the whole score matrix: what the metrics of `metrics.streaming` are held against."""
 
 from __future__ import annotations
 

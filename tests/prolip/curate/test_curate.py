@@ -318,16 +318,6 @@ def test_a_rule_that_drops_nothing_is_listed_with_0(scored, tmp_path, capsys):
     assert re.search(r"<b>vague</b>.*?>0</td><td class=\"n\">0<", (tmp_path / "report.html").read_text(), re.DOTALL)
 
 
-def test_scores_of_an_earlier_version_are_selected_from_with_a_line(shards, model, tmp_path, capsys, monkeypatch):
-    plain = PairSignals.__call__
-    monkeypatch.setattr(
-        PairSignals, "__call__", lambda *given: {name: x for name, x in plain(*given).items() if name != "own_first"}
-    )
-    assert main(score_words(shards, model, tmp_path)) == 0
-    assert main(["select", str(tmp_path), "--drop", "poor: cosine < quantile(cosine, 0.4)"]) == 0
-    assert "warning: it is not known whether the model knows this data" in capsys.readouterr().err
-
-
 def test_the_page_shows_reasons_and_pictures_and_escapes_captions(scored, tmp_path, capsys):
     out = tmp_path / "a"
     selected(scored, out, "--drop", "poor: cosine < quantile(cosine, 0.3)", "--duplicates", "0.999")

@@ -6,7 +6,7 @@ import miniatures as mini
 import pytest
 
 from prolip.embedder import Embedder
-from prolip.evaluation.metrics import blockwise
+from prolip.evaluation.metrics import streaming as blockwise
 
 
 @pytest.fixture

@@ -28,15 +28,14 @@ from prolip.evaluation.datasets.base import DamagedData
 from prolip.evaluation.datasets.csv_zip import open_caption_table, open_winogavil
 from prolip.evaluation.datasets.registry import open_dataset
 from prolip.evaluation.datasets.webdataset import open_wds
+from prolip.evaluation.evaluate import TaskResult, compare_results, compute_features, evaluate_dataset
 from prolip.evaluation.table import (
-    compare_results,
     format_intervals,
     format_table,
     format_uncertainty,
     harmonic_means,
 )
-from prolip.evaluation.task import TaskResult, compute_features, evaluate_dataset
-from prolip.evaluation.tasks import KINDS
+from prolip.evaluation.tasks import TASKS
 from prolip.gaussian import Gaussian
 from prolip.measures import kl
 
@@ -221,7 +220,7 @@ def test_fewer_images_than_ranks_asked_for_are_no_trouble(tmp_path, ours):
 
 def test_a_recall_beyond_the_images_is_known_to_be_absent_beforehand(tmp_path):
     """--best-metric asks before the first step."""
-    names = KINDS["retrieval"].names(open_caption_table(mini.caption_table(tmp_path)))
+    names = TASKS["retrieval"].names(open_caption_table(mini.caption_table(tmp_path)))
     assert "t2i/R@5" in names and "i2t/R@10" in names and not {"t2i/R@10", "rsum"} & set(names)
 
 
@@ -276,6 +275,16 @@ def test_results_from_python_make_every_table(ours, sets):
         assert all(result.key in table for result in results) or "refused" in table
     assert harmonic_means(results) == ""
     assert format_intervals([evaluate_dataset(features[0].dataset, features[0])])  # without draws: no columns
+
+
+def test_a_metric_is_its_function_at_weights_of_one_and_a_study_changes_none(ours, sets):
+    for folder in sets.values():
+        features = compute_features(open_wds(folder), ours)
+        found, plain = (evaluate_dataset(features.dataset, features, study=study) for study in (True, False))
+        assert found.metrics == plain.metrics and plain.study is None and found.study.metrics()
+        for name, one in found.statistics.items():
+            (value,) = one.estimate({queries: np.ones((1, size)) for queries, size in one.sizes.items()})
+            assert found.metrics[name] == one.value == pytest.approx(value, rel=1e-12)
 
 
 @pytest.mark.parametrize("relevance", [None, frozenset([("s0000000", 35), ("s0000007", 0)])])

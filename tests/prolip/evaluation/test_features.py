@@ -23,8 +23,8 @@ from prolip.evaluation.cache import FeatureStore
 from prolip.evaluation.datasets.base import DamagedData, Dataset, Sample
 from prolip.evaluation.datasets.registry import open_dataset
 from prolip.evaluation.datasets.webdataset import open_wds
+from prolip.evaluation.evaluate import compute_features, evaluate_dataset
 from prolip.evaluation.ranks import features_over_ranks
-from prolip.evaluation.task import compute_features, evaluate_dataset
 from prolip.gaussian import Gaussian
 from prolip.prompts.templates import class_gaussians, class_prompts
 from prolip.uncertainty.doubt import Evidence

@@ -19,8 +19,8 @@ from prolip.embedder import Embedder
 from prolip.evaluation import ranks as over_ranks
 from prolip.evaluation.datasets.base import DamagedData, Share
 from prolip.evaluation.datasets.registry import open_dataset
+from prolip.evaluation.evaluate import evaluate_dataset
 from prolip.evaluation.ranks import TaskLost, agree, evaluate_over_ranks
-from prolip.evaluation.task import evaluate_dataset
 
 
 def make_sets(root: Path) -> list[str]:

@@ -14,7 +14,7 @@ from embedding import changed
 
 from prolip.evaluation import prompts as best_prompts
 from prolip.evaluation.datasets.webdataset import open_wds
-from prolip.evaluation.task import compute_features, evaluate_dataset, study_features
+from prolip.evaluation.evaluate import compute_features, evaluate_dataset, study_features
 from prolip.gaussian import Gaussian
 from prolip.methods import find_score
 from prolip.prompts.templates import PromptRule, mix_groups

@@ -16,8 +16,8 @@ from PIL import Image
 from prolip.evaluation import prompts as best_prompts
 from prolip.evaluation.datasets.base import WHOLE, Sample
 from prolip.evaluation.datasets.webdataset import open_wds
+from prolip.evaluation.evaluate import compute_features, evaluate_dataset, study_features
 from prolip.evaluation.prompts import check_pool, fit_prompts
-from prolip.evaluation.task import compute_features, evaluate_dataset, study_features
 from prolip.gaussian import Gaussian, mixture
 from prolip.prompts.bprw import Reweighing, reweigh
 from prolip.prompts.templates import PromptRule
@@ -135,7 +135,7 @@ def test_kept_features_hold_the_mixtures_of_each_file_apart(data, folder, kept, 
 def test_many_classes_get_their_own_weights_some_at_a_time(data, ours, kept, monkeypatch):
     found, scored = PromptWeights.load(kept), open_wds(data[1])
     whole = compute_features(scored, ours, prompts=found).text
-    monkeypatch.setattr("prolip.evaluation.embed.PROMPTS", 8)
+    monkeypatch.setattr("prolip.prompts.templates.PROMPTS", 8)
     parts = compute_features(scored, ours, prompts=found).text
     torch.testing.assert_close(parts.mean, whole.mean)
 

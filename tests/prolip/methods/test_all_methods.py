@@ -20,7 +20,7 @@ from prolip.data.augment.affine import AugmentConfig, Cutout, DeviceAugment
 from prolip.data.augment.colour import ColourConfig, ColourJitter
 from prolip.data.augment.tokens import TokenAugment
 from prolip.embeddings import UnpairedEmbeddings
-from prolip.evaluation.metrics.blockwise import PairScores
+from prolip.evaluation.metrics.streaming import PairScores
 from prolip.gaussian import Gaussian, without_autocast
 from prolip.measures import MEASURES
 from prolip.methods import METHODS, find_score

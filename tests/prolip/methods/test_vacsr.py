@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 import prolip
 from drawings import SHARDS, UNSEEN
 from prolip.embedder import choose_score
-from prolip.evaluation.metrics.blockwise import PairScores
+from prolip.evaluation.metrics.streaming import PairScores
 from prolip.gaussian import Gaussian
 from prolip.methods import score_from_dict, score_of
 from prolip.methods.accumulate import accumulate_backward

@@ -22,8 +22,8 @@ from prolip.gaussian import Gaussian, as_scalar, concatenate, mixture
 from prolip.losses import inclusion_loss, ppcl, ppcl_over_ranks, vib
 from prolip.methods import METHODS
 
-NAMES = """bhattacharyya csd csd_similarity elk inclusion_test inclusion_test_per_dim js kl log_inclusion mean_cosine
-wasserstein2"""
+NAMES = """bhattacharyya csd_distance csd_similarity elk inclusion_test inclusion_test_per_dim js kl log_inclusion
+mean_cosine wasserstein2"""
 PAIRED = tuple(NAMES.split())
 # Their samples are drawn in the dtype of what is given.
 RANDOM = ("log_match_probability", "match_probability", "pairwise_log_match_probability", "pairwise_match_probability")

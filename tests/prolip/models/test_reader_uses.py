@@ -26,7 +26,7 @@ from prolip.models.config import complete
 from prolip.models.diagnose import READERS
 from prolip.uncertainty.token_stats import encode_with_stats
 
-sys.path[:0] = [str(Path(__file__).parents[1] / folder) for folder in ("evaluation", "explorer")]
+sys.path[:0] = [str(Path(__file__).parents[1] / folder) for folder in ("explorer",)]
 import wds_folders as wds  # noqa: E402
 from commands import evaluate, run  # noqa: E402
 from explored import make_app  # noqa: E402

@@ -175,7 +175,7 @@ def run_page(fitted, tmp_path, monkeypatch, capsys):
 
 def test_readme_python_runs_as_it_stands_with_a_fitted_model(run_page):
     names, said = run_page("README.md")
-    image, texts, score = names["image"], names["texts"], names["score"]
+    image, texts, score = names["image"], names["texts"], names["model"].score
     assert image.mean.shape == image.log_var.shape and len(image.mean) == 1 and texts.trace.shape == (3,)
     torch.testing.assert_close(image.mean.norm(dim=-1), torch.ones(1))
     probability = score.match_probability(score.pairwise(image, texts))

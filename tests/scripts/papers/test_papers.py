@@ -7,8 +7,8 @@ import json
 import pytest
 
 from prolip.evaluation.datasets.coco_labels import label_set_names
+from prolip.evaluation.evaluate import TaskResult
 from prolip.evaluation.metrics.ranking import retrieval_names
-from prolip.evaluation.task import TaskResult
 from studies.papers.papers import PRINTED, find_printed, format_printed, main, own_value, read_printed
 
 WAYS = ("i2t", "t2i")

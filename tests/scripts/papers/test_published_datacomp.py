@@ -4,9 +4,9 @@ import csv
 
 import pytest
 
+from prolip.evaluation.evaluate import TaskResult
 from prolip.evaluation.suites.datacomp.catalogue import COUNTED
 from prolip.evaluation.suites.datacomp.results import Line, ModelIdentity, ResultFolder
-from prolip.evaluation.task import TaskResult
 from studies.papers.published_datacomp import (
     PAPER,
     PUBLISHED,

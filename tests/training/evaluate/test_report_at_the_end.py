@@ -16,10 +16,9 @@ from prolip.corpora.emoji import corpus as emoji
 from prolip.corpora.emoji.export import write_emoji
 from prolip.corpora.emoji.report.runs import read
 from prolip.embedder import Embedder
-from prolip.evaluation.pairs import Pairs, numbered, recall_of_pairs
 from prolip.gaussian import Gaussian
 from prolip.scores import MeanScore
-from training.evaluate import open_validation, training_rows
+from training.evaluate import RankedPairs, numbered, open_validation, recall_of_pairs, training_rows
 from training.main import parse
 from training.parallel.distributed import World
 from training.state import Evaluated
@@ -73,7 +72,7 @@ def test_training_rows_are_ranked_as_the_saved_model_ranks_them_and_are_the_same
 def test_recall_among_pairs_counts_both_directions_and_any_pair_of_the_same_text():
     mean = torch.eye(5)
     image = Gaussian(mean[[0, 1, 3, 2, 4]], torch.zeros(5, 5))  # the images 2 and 3 are exchanged
-    pairs = Pairs(image, Gaussian(mean, torch.zeros(5, 5)), numbered(["a", "b", "c", "d", "e"]))
+    pairs = RankedPairs(image, Gaussian(mean, torch.zeros(5, 5)), numbered(["a", "b", "c", "d", "e"]))
     assert recall_of_pairs(MeanScore(), pairs, 5) == pytest.approx(3 / 5)
     assert recall_of_pairs(MeanScore(), pairs, 2) == 1
     assert recall_of_pairs(MeanScore(), pairs._replace(ids=numbered(["a", "b", "c", "c", "e"])), 5) == 1

@@ -16,8 +16,8 @@ from prolip.corpora.emoji import corpus as emoji
 from prolip.corpora.emoji.export import write_emoji
 from prolip.embedder import Embedder
 from prolip.evaluation.datasets.registry import open_dataset
-from prolip.evaluation.task import evaluate_dataset
-from prolip.evaluation.tasks import KINDS
+from prolip.evaluation.evaluate import evaluate_dataset
+from prolip.evaluation.tasks import TASKS
 from prolip.utils.flags import FlagError
 from training.evaluate import Best, check_metric, open_validation
 from training.main import main, parse
@@ -101,7 +101,7 @@ def test_the_last_figures_are_those_of_the_saved_models(run, sets):
         for name, spec in sets.items():
             dataset = open_dataset(spec)
             wanted = evaluate_dataset(dataset, embedder).metrics
-            assert list(wanted) == KINDS[dataset.kind].names(dataset)
+            assert list(wanted) == TASKS[dataset.kind].names(dataset)
             for metric, value in wanted.items():
                 got = found[f"{prefix}{name}/{metric}"]
                 assert math.isclose(got, value, rel_tol=1e-5, abs_tol=1e-5), (prefix, name, metric)

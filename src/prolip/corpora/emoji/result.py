@@ -15,10 +15,8 @@ import torch
 from prolip.corpora.emoji import uncertainty
 from prolip.corpora.emoji.corpus import LEVELS, CaptionTable, Concept, Corpus, Drawing
 from prolip.evaluation.metrics import bootstrap
-from prolip.evaluation.metrics.blockwise import Nearest, PairScores, Relevance
-from prolip.evaluation.metrics.ranking import Ranking
-from prolip.evaluation.metrics.study import rank
-from prolip.evaluation.tasks.retrieval import statistics_of
+from prolip.evaluation.metrics.ranking import Ranking, statistics_of
+from prolip.evaluation.metrics.streaming import Nearest, PairScores, Relevance, rank
 from prolip.gaussian import Gaussian
 from prolip.methods import find_score, score_from_dict
 from prolip.scores import Score

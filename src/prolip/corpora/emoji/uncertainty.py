@@ -1,6 +1,4 @@
-"""What uncertainty says of the corpus: wrong first places and what they are refused by; traces of texts and drawings by
-level, by length, against the number of true matches, by inclusion.
-"""
+"""Metrics of uncertainty on the corpus: refusal of wrong first places, calibration, traces, inclusion, matches."""
 
 from __future__ import annotations
 
@@ -13,11 +11,11 @@ import numpy as np
 import torch
 
 from prolip.corpora.emoji.corpus import LEVELS, CaptionTable, Corpus
-from prolip.evaluation.metrics.blockwise import PairScores, Relevance
 from prolip.evaluation.metrics.bootstrap import Statistic, auroc_of, risk_area_of
 from prolip.evaluation.metrics.calibration import Matches, Reliability, reliability
 from prolip.evaluation.metrics.ranking import Ranking
 from prolip.evaluation.metrics.selective import partial_spearman, selective_metrics, spearman, spread
+from prolip.evaluation.metrics.streaming import PairScores, Relevance
 from prolip.evaluation.metrics.study import study_retrieval
 from prolip.gaussian import Gaussian
 from prolip.measures import inclusion_test
@@ -43,13 +41,11 @@ def cases(result: CorpusResult) -> Iterator[tuple[str, Ranking, dict[str, np.nda
 
 
 def metrics(result: CorpusResult) -> dict[str, float]:
-    """`refusal/{names,captions}_{i2t,t2i}/...`: the first place of a drawing among the names and among all texts, and
-    of a text among the drawings, right or wrong, and what it is refused by.
+    """`refusal/{names,captions}_{i2t,t2i}/SIGN/{auroc,aurc}`: how well first places are refused by each sign.
 
-    As `study_retrieval`: `score`, `image`, `text` and `pair`; where the model knows of novelty `mean` and `first`, of
-    the image asked about or found; where its traces have a unit `answer`, `Units.code_length` of the first place, of
-    drawings with their doubt; with both `all`, the nats of `prolip.uncertainty.novelty.refusal`. Of each AUROC and
-    AURC, and of `answer` among the names, of which one is right, the calibration error `ece` of its probability.
+    Signs as of `study_retrieval` (`score`, `image`, `text`, `pair`); `mean` and `first`, the novelty of the drawing;
+    `answer`, `Units.code_length` of the first place; and `all` of `prolip.uncertainty.novelty.refusal`. `answer/ece`:
+    the calibration error of its probability among the names, of which one is right.
     """
     out: dict[str, float] = {}
     for name, ranking, signs in cases(result):
@@ -64,8 +60,8 @@ def metrics(result: CorpusResult) -> dict[str, float]:
 
 
 def calibration(result: CorpusResult) -> dict[str, float]:
-    """`calibration/{names,captions}/match/...` of all pairs, `match_i2t` and `match_t2i` of first places: how well the
-    score's match probability is kept, with the doubt of the drawings, as `study_retrieval`; {} for a score without one.
+    """`calibration/{names,captions}/match/...` of all pairs, `match_i2t` and `match_t2i` of first places, as of
+    `study_retrieval`, with the doubt of the drawings; {} for a score without match probability.
     """
     return {
         name: value
@@ -76,13 +72,13 @@ def calibration(result: CorpusResult) -> dict[str, float]:
 
 
 def reliabilities(result: CorpusResult, gallery: str) -> dict[str, Reliability]:
-    """Return what `calibration` measures of a gallery, with its bins."""
+    """The bins of `calibration` of a gallery."""
     texts, relation = result.galleries[gallery]
     scores = PairScores.from_gaussians(result.image, texts, result.score)
     relevance = Relevance.from_dense(torch.from_numpy(relation).mT)
     units, doubt = result.model_score.units, result.doubt
     matches = Matches(result.score, doubt, None if units is None else units.share(texts.trace))
-    return study_retrieval(scores, relevance, None, None, matches, result.model_score.uncertainty)[2].reliability
+    return study_retrieval(scores, [relevance], None, None, matches, result.model_score.uncertainty)[2].reliability
 
 
 def undoubted(result: CorpusResult) -> dict[str, float]:
@@ -108,7 +104,7 @@ def ambiguity(result: CorpusResult) -> dict[str, Statistic]:
 
 
 def statistics(result: CorpusResult) -> dict[str, Statistic]:
-    """Those of the metrics that intervals are given of, as functions of how often each drawing or text was drawn."""
+    """The metrics that have intervals, as functions of how often each drawing or text was drawn."""
     out = ambiguity(result)
     for name, ranking, signs in cases(result):
         queries = "images" if name.endswith("_i2t") else name.removesuffix("_t2i")
@@ -120,8 +116,9 @@ def statistics(result: CorpusResult) -> dict[str, Statistic]:
 
 
 def signs_against(result: CorpusResult, gallery: str, way: str) -> dict[str, np.ndarray]:
-    """What speaks against the first place of every drawing among the texts of a gallery ("i2t"), or of every text among
-    the drawings ("t2i"), (N,) by name."""
+    """The signs against the first place of every drawing among the texts of a gallery ("i2t"), or of every text among
+    the drawings ("t2i"): (N,) by name.
+    """
     units, texts = result.model_score.units, result.galleries[gallery][0]
     top = result.ranked[gallery][WAYS.index(way)][1]
     first = top.item.numpy()  # NumPy takes a tensor of one element for a number
@@ -151,11 +148,7 @@ def traces_of_levels(trace: np.ndarray, table: CaptionTable) -> dict[str, np.nda
 
 
 def hierarchy_pairs(corpus: Corpus, table: CaptionTable, inner: str, outer: str) -> np.ndarray:
-    """Distinct (inner, outer) pairs that stand in one concept's hierarchy: (P, 2) int.
-
-    Captions are rows of `table.texts`, images rows of `corpus.drawings`. A text is no pair with itself (the keyword
-    "heart" and the subgroup "heart").
-    """
+    """Distinct (inner, outer) pairs of one concept, no text with itself: (P, 2) rows of texts, or of drawings."""
     text_of = {text: i for i, text in enumerate(table.texts)}
     captions = [[[text_of[t] for t in concept.captions(level)] for level in LEVELS] for concept in corpus.concepts]
     outer_level = LEVELS.index(outer)
@@ -170,20 +163,14 @@ def hierarchy_pairs(corpus: Corpus, table: CaptionTable, inner: str, outer: str)
 def hierarchy_inclusion(
     image: Gaussian, text: Gaussian, corpus: Corpus, table: CaptionTable
 ) -> Iterator[tuple[str, str, np.ndarray]]:
-    """Inner and outer of every pair of levels, and H(inner in outer) of all true pairs (P,): ProLIP figure 8 for texts.
-
-    image (N, D), text (T, D). H in its exact form at eps = 0, ProLIP (4).
-    """
+    """Inner and outer of every pair of levels, and H(inner in outer) at eps = 0 of all true pairs (P,), ProLIP (4)."""
     for inner, outer in INCLUSIONS:
         pairs = hierarchy_pairs(corpus, table, inner, outer)
         if len(pairs):
             z = image if inner == "image" else text
             blocks = np.split(pairs, range(PAIRS, len(pairs), PAIRS))
-            yield (
-                inner,
-                outer,
-                np.concatenate([inclusion_test(z.select(x[:, 0]), text.select(x[:, 1])).numpy() for x in blocks]),
-            )
+            found = [inclusion_test(z.select(x[:, 0]), text.select(x[:, 1])).numpy() for x in blocks]
+            yield inner, outer, np.concatenate(found)
 
 
 def trace_metrics(
@@ -194,13 +181,11 @@ def trace_metrics(
     token_lengths: np.ndarray,
     uncertainty: Callable[[Gaussian], np.ndarray] = lambda z: z.trace.numpy(),
 ) -> dict[str, float]:
-    """Every scalar of the uncertainty study; token_lengths (T,). Keys `trace/...`, `spearman/...`, `inclusion/...`.
+    """`trace/...`, `spearman/...`, `inclusion/...`; token_lengths (T,); uncertainty: called trace here.
 
-    uncertainty: what the model's method reads off its Gaussians, called trace here;
-    `trace/..._spread`: width of the middle 90% over the median;
-    `spearman/trace_true_matches`: trace of a text against the logarithm of the number of concepts it is true of;
-    `..._given_tokens`: the same at equal numbers of tokens, as general captions here are longer than names;
-    `spearman/trace_generality`: against its level (name 0 ... group 3); positive is the order the paper finds.
+    `trace/..._spread`: width of the middle 90% over the median; `spearman/trace_true_matches`: of a text against the
+    log number of its concepts; `..._given_tokens`: at equal numbers of tokens, as general captions here are longer;
+    `spearman/trace_generality`: against its level (name 0 ... group 3), positive in the order that the paper finds.
     """
     image_trace, text_trace = uncertainty(image), uncertainty(text)
     out = {"trace/image": float(image_trace.mean()), "trace/text": float(text_trace.mean())}
@@ -225,10 +210,8 @@ def trace_metrics(
 
 
 def by_expected(expected: np.ndarray, true: np.ndarray) -> list[tuple[int, float, float]]:
-    """Texts in groups of doubling expected numbers of drawings, below 1 in one group, few first: how many they are, and
-    the means of both numbers. expected, true: (T,).
-
-    Texts that fit no drawing count, too: what a group is expected to fit is to be what it does fit on average.
+    """Texts in groups of doubling expected numbers of drawings, below 1 in one group, few first: their number and the
+    means of both numbers. expected, true: (T,), also of texts that fit no drawing.
     """
     doubling = np.floor(np.log2(np.maximum(expected, 0.5)))
     groups = (doubling == k for k in np.unique(doubling))
@@ -236,15 +219,14 @@ def by_expected(expected: np.ndarray, true: np.ndarray) -> list[tuple[int, float
 
 
 def matches_metrics(expected: np.ndarray, true: np.ndarray) -> dict[str, float]:
-    """How near the expected number of drawings that a text fits comes to the true one, over texts that fit any: (T,).
+    """The expected against the true number of drawings of texts that fit any: (T,).
 
-    Keys `matches/within_factor_2`, a share of the texts; `matches/chance_within_factor_2`, of the one number for all
-    that suits most texts, known in hindsight; `matches/median_factor`, of the larger over the smaller;
-    `matches/expected_over_true`, the geometric mean: above 1, texts are taken for more general than they are.
+    `matches/within_factor_2`: a share of the texts; `matches/chance_within_factor_2`: of the best constant prediction
+    (oracle); `matches/median_factor`: of the larger over the smaller; `matches/expected_over_true`: the geometric mean.
     """
     kept = true > 0
     log_ratio = np.log(expected[kept] / true[kept])
-    # n suits the numbers from n / 2 to 2 n, so that the least of those that it suits may be taken for n / 2
+    # n suits the numbers from n / 2 to 2 n: the least of them may be taken for n / 2
     chance = max(((true[kept] >= least) & (true[kept] <= 4 * least)).mean() for least in np.unique(true[kept]))
     return {
         "matches/within_factor_2": float((np.abs(log_ratio) <= np.log(2)).mean()),
@@ -255,7 +237,7 @@ def matches_metrics(expected: np.ndarray, true: np.ndarray) -> dict[str, float]:
 
 
 def inside_interval(result: CorpusResult) -> dict[str, float]:
-    """`matches/inside_interval`, also by level: of texts that fit any drawing, how many have the truth in theirs."""
+    """`matches/inside_interval`, also by level: of texts that fit any drawing, the share with the truth inside."""
     if "share_low" not in result.read:
         return {}
     share, levels = result.text_relation.mean(1), result.table.text_level

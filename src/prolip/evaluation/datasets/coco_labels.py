@@ -24,8 +24,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from prolip.evaluation.metrics.blockwise import PairScores, Relevance, rank_sparse
 from prolip.evaluation.metrics.ranking import KS, both_directions, plausible_match
+from prolip.evaluation.metrics.streaming import PairScores, Relevance, rank_sparse
 from prolip.utils.documents import loads
 
 log = logging.getLogger(__name__)

@@ -1,9 +1,9 @@
-"""Bootstrap confidence intervals of metrics, over queries or over clusters of queries.
+"""Metrics as functions of query weights: values at weights of 1, bootstrap intervals at drawn weights.
 
-A draw takes as many queries as there are, with replacement (Efron, 1979): of Q queries, weights of a multinomial with
-Q trials. Queries that are not independent are drawn as clusters (Davison and Hinkley, 1997, 3.8): all captions of an
-image have the weight of their image. The interval lies between percentiles of the metric over the draws. Two models
-are compared on the same draws, which removes the difficulty that both share from their difference.
+A draw takes as many queries as there are, with replacement (Efron, 1979): weights of a multinomial. Queries that are
+not independent are drawn as clusters (Davison and Hinkley, 1997, 3.8): all captions of an image have the weight of
+their image. The interval lies between percentiles of the metric over the draws. Two models are compared on the same
+draws, which removes the difficulty that both share from their difference.
 """
 
 from __future__ import annotations
@@ -13,8 +13,11 @@ from typing import NamedTuple
 from zlib import crc32
 
 import numpy as np
+import torch
+from torch import Tensor
 
-from prolip.evaluation.metrics.ranking import Array, as_array
+from prolip.evaluation.metrics import Array, as_array
+from prolip.evaluation.metrics.classification import multilabel
 
 #: Weights that are held at once.
 ELEMENTS = 1 << 24
@@ -30,32 +33,31 @@ class Clusters(NamedTuple):
 
 
 class Statistic(NamedTuple):
-    """A metric as a function of how often each query was drawn.
+    """A metric as a function of query weights: how often each query was drawn.
 
     sizes: number of queries or clusters, by name of the set that they are drawn from ("images", "texts"); estimate:
     weights (draws, Q) of each set -> (draws,), NaN where a draw holds nothing to average; clusters: by name, the sets
-    whose queries are drawn with their clusters. Sets of other names are drawn independently.
+    whose queries are drawn with their clusters, sets of other names are drawn independently; exact: the metric by an
+    unweighted sum, where that rounds as published numbers do.
     """
 
     sizes: dict[str, int]
     estimate: Callable[[Weights], np.ndarray]
     clusters: dict[str, Clusters] = {}
+    exact: float | None = None
 
     @property
     def value(self) -> float:
-        """The metric itself, of every query once."""
+        """The metric itself: every query has weight 1."""
+        if self.exact is not None:
+            return self.exact
         return float(self.estimate({name: np.ones((1, size)) for name, size in self.sizes.items()})[0])
 
     def same_queries(self, other: Statistic) -> bool:
         """Whether both are over the same numbers of queries, in the same clusters."""
-        return (
-            self.sizes == other.sizes
-            and self.clusters.keys() == other.clusters.keys()
-            and all(
-                own.name == other.clusters[name].name and np.array_equal(own.of, other.clusters[name].of)
-                for name, own in self.clusters.items()
-            )
-        )
+        (a, b), same = (self.clusters, other.clusters), np.array_equal
+        alike = a.keys() == b.keys() and all(a[x].name == b[x].name and same(a[x].of, b[x].of) for x in a)
+        return self.sizes == other.sizes and alike
 
 
 class Interval(NamedTuple):
@@ -70,33 +72,38 @@ def mean_of(values: Array, queries: str) -> Statistic:
     """The mean over queries of values (Q,), those that are NaN left out."""
     x = as_array(values, np.float64)
     kept = ~np.isnan(x)
-    filled = np.where(kept, x, 0.0)
+    filled, counted = np.where(kept, x, 0.0), kept.astype(np.float64)
 
     def estimate(weights: Weights) -> np.ndarray:
-        return _ratio(weights[queries] @ filled, weights[queries] @ kept.astype(np.float64))
+        return _ratio(weights[queries] @ filled, weights[queries] @ counted)
 
-    return Statistic({queries: len(x)}, estimate)
+    own = values[torch.from_numpy(kept)].double() if isinstance(values, Tensor) else x[kept]
+    return Statistic({queries: len(x)}, estimate, exact=float(own.mean()) if kept.any() else float("nan"))
 
 
 def class_mean_of(hits: Array, labels: Array, queries: str) -> Statistic:
     """The mean over classes of their means of hits (Q,), of the classes that a draw holds."""
-    hit, label = as_array(hits, np.float64), np.unique(as_array(labels), return_inverse=True)[1]
-    member = np.eye(label.max() + 1)[label]  # (Q, C)
+    hit, label = as_array(hits, np.float64), as_array(labels)
+    order = np.argsort(label, kind="stable")
+    starts = np.unique(label[order], return_index=True)[1]
 
     def estimate(weights: Weights) -> np.ndarray:
-        return np.nanmean(_ratio((weights[queries] * hit) @ member, weights[queries] @ member), axis=1)
+        drawn = weights[queries][:, order]
+        right, all_of = (np.add.reduceat(x, starts, axis=1) for x in (drawn * hit[order], drawn))
+        return np.nanmean(_ratio(right, all_of), axis=1)
 
     return Statistic({queries: len(hit)}, estimate)
 
 
 def average_precision_of(scores: Array, targets: Array, queries: str) -> Statistic:
     """The mean over classes of the average precision of scores (Q, C) for targets (Q, C), as scikit-learn's."""
+    exact = multilabel(scores, targets)["mAP"]
     scores, targets = as_array(scores, np.float64), as_array(targets).astype(np.float64)
 
     def estimate(weights: Weights) -> np.ndarray:
         return np.nanmean([_average_precision(s, t, weights[queries]) for s, t in zip(scores.T, targets.T)], axis=0)
 
-    return Statistic({queries: len(scores)}, estimate)
+    return Statistic({queries: len(scores)}, estimate, exact=exact)
 
 
 def risk_area_of(uncertainty: Array, error: Array, queries: str) -> Statistic:
@@ -135,16 +142,16 @@ def auroc_of(uncertainty: Array, wrong: Array, queries: str) -> Statistic:
 def clustered(part: Statistic, clusters: Mapping[str, Clusters]) -> Statistic:
     """The same statistic with its query sets drawn by `clusters`, by name of the set; other sets as before."""
     own = {name: clusters[name] for name in part.sizes if name in clusters}
-    return Statistic(part.sizes | {link.name: link.size for link in own.values()}, part.estimate, own)
+    return part._replace(sizes=part.sizes | {link.name: link.size for link in own.values()}, clusters=own)
 
 
-def combine(terms: Sequence[tuple[float, Statistic]]) -> Statistic:
+def combine(terms: Sequence[tuple[float, Statistic]], exact: float | None = None) -> Statistic:
     """A weighted sum of statistics, whose query sets may differ: the mean of both directions, say."""
 
     def estimate(weights: Weights) -> np.ndarray:
         return np.sum([factor * part.estimate(weights) for factor, part in terms], axis=0)
 
-    return _over([part for _, part in terms], estimate)
+    return _over([part for _, part in terms], estimate)._replace(exact=exact)
 
 
 def drawn_as(name: str, part: Statistic) -> Statistic:
@@ -154,7 +161,7 @@ def drawn_as(name: str, part: Statistic) -> Statistic:
         return part.estimate({own: weights[f"{name}/{own}"] for own in part.sizes})
 
     clusters = {f"{name}/{own}": link._replace(name=f"{name}/{link.name}") for own, link in part.clusters.items()}
-    return Statistic({f"{name}/{own}": size for own, size in part.sizes.items()}, estimate, clusters)
+    return Statistic({f"{name}/{own}": size for own, size in part.sizes.items()}, estimate, clusters, part.exact)
 
 
 def harmonic_mean_of(first: Statistic, second: Statistic) -> Statistic:
@@ -192,8 +199,8 @@ def intervals(
             drawn[name].append(statistic.estimate(weights))
     tail, found = (1 - level) / 2, {}
     for name, parts in drawn.items():
-        every = np.concatenate(parts)
-        kept = every[~np.isnan(every)]
+        kept = np.concatenate(parts)
+        kept = kept[~np.isnan(kept)]
         low, high = np.quantile(kept, (tail, 1 - tail)) if len(kept) else (np.nan, np.nan)
         found[name] = Interval(statistics[name].value, float(low), float(high))
     return found
@@ -205,9 +212,8 @@ def paired(first: Mapping[str, Statistic], second: Mapping[str, Statistic], draw
     for name in both:
         if not first[name].same_queries(second[name]):
             raise ValueError(
-                f"{name} is over {first[name].sizes} and {second[name].sizes} queries, or over other"
-                " clusters of them: compare two results of the same test set, with nothing left out of"
-                " either"
+                f"{name} is over {first[name].sizes} and {second[name].sizes} queries, or over other clusters of them:"
+                " compare two results of the same test set, with nothing left out of either"
             )
     change = {name: combine([(1.0, second[name]), (-1.0, first[name])]) for name in both}
     return intervals(change, draws)

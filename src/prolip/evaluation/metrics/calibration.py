@@ -1,10 +1,9 @@
-"""Are probabilities true? Reliability by bins and expected calibration error, of matches and of classes.
+"""Calibration of match probabilities and class confidences: reliability by bins, expected calibration error.
 
-The match probability of a pair is what its score makes of it, `Score.match_probability`. It was trained on pairs of a
-batch, of which one in B matches; among all pairs of a test set, of which fewer match, it is too high if it is right
-about a batch: `probability_over_base_rate` says by how much, and the bins of LOG_ODDS show where. Few pairs match, so
-the ECE of all pairs is at most the base rate for a model that denies every match. Read it with that ratio, which is
-then near 0, and with the ECE of each query's first place.
+The match probability of a pair, `Score.match_probability`, is trained on batches, where one pair in B matches. Fewer
+pairs of a test set match, so there it is too high: `probability_over_base_rate` says how much, the bins of LOG_ODDS
+where. A model that denies every match has an ECE of at most the base rate: read it with that ratio, which is then near
+0, and with the ECE of each query's first place.
 """
 
 from __future__ import annotations
@@ -15,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from prolip.evaluation.metrics.blockwise import Relevance
-from prolip.evaluation.metrics.ranking import Array, as_array
+from prolip.evaluation.metrics import Array, as_array
+from prolip.evaluation.metrics.streaming import Relevance
 from prolip.gaussian import Gaussian, upcast
 from prolip.scores import Score
 from prolip.uncertainty.doubt import Evidence, hedge
@@ -49,14 +48,13 @@ class Reliability(NamedTuple):
         `probability_over_base_rate` (1 is right on average, NaN if none came true), `brier`.
         """
         mean, base = self._mean(self.probability), self._mean(self.frequency)
-        return {
-            f"{prefix}/ece": self.ece,
-            f"{prefix}/max_error": float(np.nanmax(np.abs(self.probability - self.frequency))),
-            f"{prefix}/mean_probability": mean,
-            f"{prefix}/base_rate": base,
-            f"{prefix}/probability_over_base_rate": mean / base if base else float("nan"),
-            f"{prefix}/brier": float(self.brier),
-        }
+        worst, ratio = (
+            float(np.nanmax(np.abs(self.probability - self.frequency))),
+            mean / base if base else float("nan"),
+        )
+        found = {"ece": self.ece, "max_error": worst, "mean_probability": mean, "base_rate": base}
+        found |= {"probability_over_base_rate": ratio, "brier": float(self.brier)}
+        return {f"{prefix}/{name}": value for name, value in found.items()}
 
     def _mean(self, values: np.ndarray) -> float:
         filled = self.counts > 0
@@ -74,8 +72,7 @@ class Bins:
 
     def add(self, probability: np.ndarray, came_true: np.ndarray) -> None:
         """All predictions of a part (n,), and those among them that came true (m,), both as probabilities."""
-        size = len(self.count)
-        inner = self.edges[1:-1]
+        size, inner = len(self.count), self.edges[1:-1]
         place = np.searchsorted(inner, probability, side="left")
         self.count += np.bincount(place, minlength=size)
         self.total += np.bincount(place, weights=probability, minlength=size)
@@ -94,7 +91,7 @@ class Bins:
 
 
 class Matches(NamedTuple):
-    """A score's match probabilities, with the doubt of images (N,) and the share of images that texts fit, (T,)."""
+    """A score's match probabilities, with the doubt of images (N,) and the share of images that texts match, (T,)."""
 
     score: Score
     doubt: Tensor | None = None
@@ -107,12 +104,12 @@ class Matches(NamedTuple):
         return cls(score, doubt, None if units is None else units.share(text.trace))
 
     def pairs(self, images: Tensor | slice, texts: Tensor | slice, scores: Tensor) -> Tensor | None:
-        """Return the probability of pairs from their scores and their places; None for a score without any."""
+        """The probability of pairs from their scores and their places; None for a score without any."""
         doubt = None if self.doubt is None else self.doubt[images]
         return self.score.match_probability(scores, doubt, 0.0 if self.share is None else self.share[texts])
 
     def block(self, rows: slice, scores: Tensor) -> Tensor | None:
-        """Return the probability of some images with all texts, from their scores (b, T)."""
+        """The probability of some images with all texts, from their scores (b, T)."""
         return self.pairs(torch.arange(rows.start, rows.stop).unsqueeze(1), slice(None), scores)
 
 
@@ -138,10 +135,10 @@ def confidence(logits: Tensor, doubt: Tensor | None = None) -> Tensor:
 
 
 def reliability(probability: Array, outcome: Array, edges: np.ndarray = EQUAL) -> Reliability:
-    """Reliability of predictions (N,) in [0, 1] with outcomes (N,) of 0 or 1.
+    """Reliability of predictions (N,) in [0, 1] with outcomes (N,) of 0 or 1. ValueError for other values.
 
     Worked example, two bins: probabilities 0.2, 0.4 with outcomes 0, 1 and 0.9 with 1: gaps 0.2 and 0.1, so
-    ECE = (2 * 0.2 + 1 * 0.1) / 3. Raises ValueError for other shapes and values.
+    ECE = (2 * 0.2 + 1 * 0.1) / 3.
     """
     p, y = as_array(probability, np.float64), as_array(outcome, np.float64)
     if p.ndim != 1 or p.shape != y.shape:

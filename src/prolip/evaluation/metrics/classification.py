@@ -1,7 +1,5 @@
-"""Classification metrics: tensors or arrays in, `dict[str, float]` or arrays out, shares in [0, 1].
-
-Scores (N, C) are larger for nearer classes, equal scores go to the lower class, and accuracies among k classes are left
-out where there are fewer: all samples would be right.
+"""Classification metrics, shares in [0, 1]. Scores (N, C) are larger for nearer classes; of equal ones the lower class
+wins. Accuracies among k classes are left out where there are fewer.
 """
 
 from __future__ import annotations
@@ -11,23 +9,20 @@ import torch
 from sklearn import metrics as sk
 from torch import Tensor
 
-from prolip.evaluation.metrics.ranking import Array, as_array
+from prolip.evaluation.metrics import Array, as_array
 
 
 def label_ranks(scores: Tensor, labels: Tensor) -> Tensor:
     """The rank, from 1, of every sample's own class: scores (N, C), labels (N,) -> (N,) int64.
 
-    Raises ValueError for shapes that do not fit, labels outside the classes, or NaN.
+    ValueError for shapes that do not fit, labels outside the classes, or NaN.
     """
     if scores.dim() != 2 or labels.shape != scores.shape[:1]:
-        raise ValueError(
-            f"scores {tuple(scores.shape)} and labels {tuple(labels.shape)}: give (samples, classes) and (samples,)"
-        )
+        shapes = f"scores {tuple(scores.shape)} and labels {tuple(labels.shape)}"
+        raise ValueError(f"{shapes}: give (samples, classes) and (samples,)")
     if len(labels) and (int(labels.min()) < 0 or int(labels.max()) >= scores.shape[1]):
-        raise ValueError(
-            f"labels run from {int(labels.min())} to {int(labels.max())}, but there are {scores.shape[1]} classes: "
-            "give a score for every class, and labels from 0"
-        )
+        found = f"labels run from {int(labels.min())} to {int(labels.max())}, but there are {scores.shape[1]} classes"
+        raise ValueError(f"{found}: give a score for every class, and labels from 0")
     if scores.isnan().any():
         sample = int(scores.isnan().any(1).nonzero()[0])
         raise ValueError(f"sample {sample} has a NaN score: look for a diverged model before ranking")

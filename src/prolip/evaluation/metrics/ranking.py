@@ -1,13 +1,9 @@
-"""Retrieval metrics on a score matrix and a boolean relevance matrix: pure, exact, many matches per query.
+"""Retrieval metrics from ranks, with any number of matches per query.
 
-Conventions, everywhere the same:
-- larger scores are nearer; equal scores are ranked by gallery index, lower first, so a result is reproducible (a model
-  that scores everything alike gets what chance gives, as long as the gallery is not sorted by the answer);
-- a query without any match in the gallery has no recall: it is left out of every average and counted in
-  `queries_without_match`;
-- recall@k is the share of queries with at least one match among the first k; where both directions are known, it is
-  left out for a k beyond the gallery, of which every query would find its match, and rsum with it;
-- figures are shares in [0, 1], only RSUM is in percent (six recalls, at most 600), as the literature prints it.
+- Larger scores are nearer. Equal scores are ranked by gallery index, lower first, so results are reproducible.
+- Averages leave out queries without a match in the gallery; `queries_without_match` counts them.
+- R@k is the share of queries with a match among the first k. It is left out for a k beyond the gallery.
+- Metrics are shares in [0, 1]; only `rsum` is in percent (six recalls, at most 600), as in the literature.
 """
 
 from __future__ import annotations
@@ -15,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from scipy.stats import hypergeom
 from torch import Tensor
 
-Array = np.ndarray | Tensor
-KS = (1, 5, 10)
+from prolip.evaluation.metrics.bootstrap import Statistic, combine, mean_of
+
+KS, WAYS = (1, 5, 10), ("i2t", "t2i")
 #: Labels in which a plausible match may differ, and the queries that it is looked for at a time.
 ZETAS, QUERIES = (0, 1, 2), 256
 
@@ -58,33 +54,41 @@ def refuse_nan(scores: Tensor, first_query: int = 0) -> None:
 
 
 def summarise(ranking: Ranking, ks: Sequence[int] = KS) -> dict[str, float]:
-    """Averages over the queries that have a match: R@k, mAP@R, R-Precision, median_rank, and the counts."""
-    kept = ranking.answerable
-    count = int(kept.sum())
-    out = {f"R@{k}": _mean(ranking.hit(k)[kept]) for k in ks}
-    out["mAP@R"] = _mean(ranking.ap_at_r[kept])
-    out["R-Precision"] = _mean(ranking.r_precision[kept])
-    out["median_rank"] = float(ranking.first[kept].double().quantile(0.5)) if count else float("nan")
-    return out | {"queries": float(count), "queries_without_match": float(len(kept) - count)}
+    """R@k, mAP@R, R-Precision and median_rank of the queries that have a match, and the counts of queries."""
+    return {name: one.value for name, one in _means(ranking, "", ks).items()} | _counts(ranking)
+
+
+def statistics_of(i2t: Ranking, t2i: Ranking, texts: str = "texts", ks: Sequence[int] = KS) -> dict[str, Statistic]:
+    """The metrics of two rankings that are means over queries, called `texts` from text to image.
+
+    A k beyond the gallery is left out, and `rsum` with it: 100 x the sum of the recalls at 1, 5, 10 of both directions.
+    `mean_recall@1`: the mean of both.
+    """
+    out: dict[str, Statistic] = {}
+    sides = (("i2t", i2t, "images", len(t2i.first)), ("t2i", t2i, texts, len(i2t.first)))
+    for way, ranking, queries, gallery in sides:
+        found = _means(ranking, queries, [k for k in ks if k <= gallery])
+        out |= {f"{way}/{name}": one for name, one in found.items()}
+    if all(f"{way}/R@1" in out for way in WAYS):
+        first = [out[f"{way}/R@1"] for way in WAYS]
+        out["mean_recall@1"] = combine([(0.5, one) for one in first], sum(one.value for one in first) / 2)
+    if min(gallery for *_, gallery in sides) >= max(KS):
+        every = [_means(ranking, queries, [k])[f"R@{k}"] for _, ranking, queries, _ in sides for k in KS]
+        out["rsum"] = combine([(100.0, one) for one in every], 100 * sum(one.value for one in every))
+    return out
 
 
 def both_directions(i2t: Ranking, t2i: Ranking, ks: Sequence[int] = KS) -> dict[str, float]:
-    """The summary of two rankings, `i2t/...` and `t2i/...`, and rsum = 100 x the sum of their recalls at 1, 5, 10.
-
-    The queries of one are the gallery of the other: a k beyond it is left out.
-    """
-    pairs = (("i2t", i2t, len(t2i.first)), ("t2i", t2i, len(i2t.first)))
-    out: dict[str, float] = {}
-    for way, ranking, gallery in pairs:
-        summary = summarise(ranking, [k for k in ks if k <= gallery])
-        out |= {f"{way}/{key}": value for key, value in summary.items()}
-    if min(gallery for *_, gallery in pairs) < max(KS):
-        return out
-    return out | {"rsum": 100 * sum(_mean(ranking.hit(k)[ranking.answerable]) for _, ranking, _ in pairs for k in KS)}
+    """`summarise` of two rankings, `i2t/...` and `t2i/...`, and `rsum`, as `statistics_of`."""
+    found, out = statistics_of(i2t, t2i, ks=ks), dict[str, float]()
+    for way, ranking in zip(WAYS, (i2t, t2i)):
+        out |= {name: one.value for name, one in found.items() if name.startswith(f"{way}/")}
+        out |= {f"{way}/{name}": value for name, value in _counts(ranking).items()}
+    return out | ({"rsum": found["rsum"].value} if "rsum" in found else {})
 
 
 def retrieval_names(images: int = max(KS), texts: int = max(KS)) -> list[str]:
-    """The names that `both_directions` gives its figures, of so many images and texts."""
+    """The names of the metrics of `both_directions`, of so many images and texts."""
     i2t, t2i = (Ranking(*(torch.ones(queries),) * 4) for queries in (images, texts))
     return list(both_directions(i2t, t2i))
 
@@ -131,12 +135,17 @@ def chance_recall(matches: Tensor, gallery: int, k: int) -> float:
     return float(1 - hypergeom.pmf(0, gallery, counts, min(k, gallery)).mean())
 
 
-def as_array(values: Array | Sequence, dtype: type | None = None) -> np.ndarray:
-    """Values as a NumPy array: of tensors of any device, with a graph or without; bfloat16 is none of NumPy's types."""
-    if isinstance(values, Tensor):
-        values = values.detach().cpu()
-        values = (values.float() if values.dtype == torch.bfloat16 else values).numpy()
-    return np.asarray(values, dtype=dtype)
+def _means(ranking: Ranking, queries: str, ks: Sequence[int]) -> dict[str, Statistic]:
+    hits = {f"R@{k}": ranking.hit(k).double().where(ranking.answerable, torch.nan) for k in ks}
+    values = hits | {"mAP@R": ranking.ap_at_r, "R-Precision": ranking.r_precision}
+    return {name: mean_of(value, queries) for name, value in values.items()}
+
+
+def _counts(ranking: Ranking) -> dict[str, float]:
+    kept = ranking.answerable
+    count = int(kept.sum())
+    middle = float(ranking.first[kept].double().quantile(0.5)) if count else float("nan")
+    return {"median_rank": middle, "queries": float(count), "queries_without_match": float(len(kept) - count)}
 
 
 def _mean(values: Tensor) -> float:

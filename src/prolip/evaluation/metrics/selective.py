@@ -1,9 +1,8 @@
-"""What is gained by refusing the most uncertain: risk-coverage curves and their area, and rank statistics beside them.
+"""Selective prediction: risk-coverage curves, AURC, AUROC, and rank correlations of uncertainty and error.
 
-The error of a sample is any number in which less is better: 0 or 1 (wrong class, no match in first place), 1 - AP@R,
-1 - Jaccard. The uncertainty is any number in which more means refused earlier: the trace of an image or a text, the sum
-over a pair, the negative score. Equal uncertainties are refused in random order, of which every figure is the
-expectation: a model without uncertainty gets exactly what random refusal gives.
+Errors are numbers where less is better: 0 or 1, 1 - AP@R, 1 - Jaccard. Samples of higher uncertainty are refused first:
+a trace, the sum over a pair, the negative score. Equal uncertainties are refused in random order; every metric is the
+expectation over these orders, so a constant uncertainty gives exactly what random refusal gives.
 """
 
 from __future__ import annotations
@@ -17,8 +16,8 @@ import torch
 from scipy.stats import ConstantInputWarning, spearmanr
 from sklearn.metrics import roc_auc_score
 
-from prolip.evaluation.metrics.blockwise import Nearest, PairScores
-from prolip.evaluation.metrics.ranking import Array, as_array
+from prolip.evaluation.metrics import Array, as_array
+from prolip.evaluation.metrics.streaming import Nearest, PairScores
 from prolip.gaussian import Gaussian
 from prolip.scores import MeanScore
 
@@ -26,7 +25,7 @@ COVERAGES = (0.9, 0.8, 0.5)
 
 
 class RiskCoverage(NamedTuple):
-    """Mean error of what is kept, against the share that is kept; all (N,), from the most certain sample to all.
+    """Mean error of the kept samples against the share kept; all (N,), from the most certain sample to all.
 
     coverage: i/N; risk: by the uncertainty given; oracle: by the error itself, the least any uncertainty can reach.
     """
@@ -52,7 +51,7 @@ class RiskCoverage(NamedTuple):
 
     @property
     def gain(self) -> float:
-        """The share of the oracle's gain over random refusal: 1 the oracle, 0 chance; NaN where no refusal can help."""
+        """Share of the oracle's gain over random refusal: 1 the oracle, 0 chance; NaN where no refusal can help."""
         possible = self.error - self.oracle_aurc
         return (self.error - self.aurc) / possible if possible > 1e-12 else float("nan")
 
@@ -75,15 +74,13 @@ def risk_coverage(uncertainty: Array, error: Array) -> RiskCoverage:
 
 
 def auroc(uncertainty: Array, wrong: Array) -> float:
-    """How well the uncertainty tells wrong from right answers: 0.5 chance, 1 perfect; NaN if all are one of the two.
-
-    The probability that a wrong answer is more uncertain than a right one, ties counting half. (N,), (N,) bool.
+    """The probability that a wrong answer is more uncertain than a right one, ties counting half; NaN if all are one of
+    the two. (N,), (N,) bool.
     """
     uncertainty, wrong = _checked(uncertainty, wrong)
     if len(np.unique(wrong > 0)) < 2:
         return float("nan")
-    # The area depends on the order alone, and scikit-learn refuses infinite scores: give it the order.
-    order = np.unique(uncertainty, return_inverse=True)[1]
+    order = np.unique(uncertainty, return_inverse=True)[1]  # scikit-learn refuses infinite scores
     return float(roc_auc_score(wrong > 0, order))
 
 
@@ -91,16 +88,13 @@ def recall_auroc(z: Gaussian, labels: Array, uncertainty: Array) -> dict[str, fl
     """R-AUROC of the URL benchmark (Kirchhof et al. 2023): does an uncertain embedding have a wrong neighbour?
 
     z (N, D); labels: numbers or names (N,). `R-AUROC`: `auroc` of the uncertainty (N,) against a nearest other sample,
-    by the cosine of the means, of another class; `1-NN`: the share with the same class. A sample that is alone in its
-    class is always wrong. Raises ValueError for fewer than two samples.
+    by the cosine of the means, of another class; `1-NN`: the share with the same class. A sample alone in its class is
+    always wrong. ValueError for fewer than two samples.
     """
-    labels = torch.from_numpy(np.unique(as_array(labels), return_inverse=True)[1])
-    count = len(z.mean)
+    labels, count = torch.from_numpy(np.unique(as_array(labels), return_inverse=True)[1]), len(z.mean)
     if count < 2 or labels.shape != (count,):
-        raise ValueError(
-            f"{count} samples and labels {tuple(labels.shape)}: a nearest neighbour needs two samples or more, with "
-            "one class label each"
-        )
+        given = f"{count} samples and labels {tuple(labels.shape)}"
+        raise ValueError(f"{given}: a nearest neighbour needs two samples or more, with one class label each")
     nearest = Nearest(count)
     for rows, block in PairScores.from_gaussians(z, z, MeanScore()).blocks():
         itself = torch.arange(rows.start, rows.stop)
@@ -111,7 +105,7 @@ def recall_auroc(z: Gaussian, labels: Array, uncertainty: Array) -> dict[str, fl
 
 
 def selective_metrics(error: Array, uncertainties: Mapping[str, Array], prefix: str = "refusal") -> dict[str, float]:
-    """Every figure of refusing by each uncertainty: error (N,), uncertainties (N,) by name.
+    """Every metric of refusal by each uncertainty: error (N,), uncertainties (N,) by name.
 
     Keys `<prefix>/<name>/...`: `error` without refusal, `error@<percent kept>`, `aurc`, `aurc_oracle`, `aurc_excess`,
     `aurc_gain`, `spearman` of uncertainty and error (more is better), `spearman_deciles` of their means by decile,
@@ -121,11 +115,17 @@ def selective_metrics(error: Array, uncertainties: Mapping[str, Array], prefix: 
     for name, uncertainty in uncertainties.items():
         u, e = _checked(uncertainty, error)
         curve, deciles = risk_coverage(u, e), by_decile(u, e)
-        found = {"error": curve.error} | {f"error@{round(100 * c)}": curve.at(c) for c in COVERAGES}
-        found |= {"aurc": curve.aurc, "aurc_oracle": curve.oracle_aurc}
-        found |= {"aurc_excess": curve.aurc - curve.oracle_aurc, "aurc_gain": curve.gain}  # E-AURC of the same paper
-        found |= {"spearman": deciles.spearman_queries, "spearman_deciles": deciles.spearman_bins}
-        found |= {f"error_decile{i}": float(value) for i, value in enumerate(deciles.value, 1)}
+        found = {
+            "error": curve.error,
+            **{f"error@{round(100 * c)}": curve.at(c) for c in COVERAGES},
+            "aurc": curve.aurc,
+            "aurc_oracle": curve.oracle_aurc,
+            "aurc_excess": curve.aurc - curve.oracle_aurc,  # E-AURC of the same paper
+            "aurc_gain": curve.gain,
+            "spearman": deciles.spearman_queries,
+            "spearman_deciles": deciles.spearman_bins,
+            **{f"error_decile{i}": float(value) for i, value in enumerate(deciles.value, 1)},
+        }
         if np.isin(e, (0, 1)).all():
             found["auroc"] = auroc(u, e)
         out |= {f"{prefix}/{name}/{key}": value for key, value in found.items()}
@@ -138,19 +138,17 @@ def _checked(uncertainty: Array, error: Array) -> tuple[np.ndarray, np.ndarray]:
     if u.ndim != 1 or u.shape != e.shape or not len(u):
         raise ValueError(f"uncertainty {u.shape} and error {e.shape}: give one of each per sample, at least one sample")
     if np.isnan(u).any() or np.isnan(e).any():
-        raise ValueError(
-            f"{int(np.isnan(u).sum())} uncertainties and {int(np.isnan(e).sum())} errors are NaN: leave out the "
-            "queries without a match, and look for a diverged model"
-        )
+        lost = f"{int(np.isnan(u).sum())} uncertainties and {int(np.isnan(e).sum())} errors are NaN"
+        raise ValueError(f"{lost}: leave out the queries without a match, and look for a diverged model")
     return u, e
 
 
-# --- what traces are worth: rank correlations, their spread, values by decile, traces by length -----------------------
+# --- rank correlations, spread, values by decile, traces by length ---------------------------------------------------
 class Deciles(NamedTuple):
     """Queries in ten (or fewer) equally large groups of rising trace, with the mean trace and value of each group.
 
-    spearman_bins, spearman_queries: rank correlation of trace and value over groups and over single queries; -1 is what
-    a calibrated uncertainty gives, for values where more is better.
+    spearman_bins, spearman_queries: rank correlation of trace and value over groups and over single queries; a
+    calibrated uncertainty gives -1 for values where more is better.
     """
 
     trace: np.ndarray
@@ -179,16 +177,15 @@ def partial_spearman(x: np.ndarray, y: np.ndarray, given: np.ndarray) -> float:
 
 
 def spread(trace: np.ndarray) -> float:
-    """(95th - 5th percentile) / median: near 0 the trace is one number for all inputs and can order none. (N,)."""
+    """(95th - 5th percentile) / median of traces (N,): near 0 the trace is the same for all inputs."""
     low, middle, high = np.quantile(trace, (0.05, 0.5, 0.95))
     return float((high - low) / middle) if middle else float("nan")
 
 
 def by_decile(trace: np.ndarray, value: np.ndarray, bins: int = 10) -> Deciles:
-    """Mean value (a recall, say) by decile of trace, trace and value (Q,).
+    """Mean value (a recall, say) by decile of trace, trace and value (Q,): the expectation over orders of equal traces.
 
-    Equal traces in random order, of which this is the expectation: each counts with the mean value of its tie, so a tie
-    across an edge is shared by both deciles in proportion.
+    Each counts with the mean value of its tie, so both deciles share a tie across their edge in proportion.
     """
     levels, tie, size = np.unique(trace, return_inverse=True, return_counts=True)
     expected = np.bincount(tie, weights=value, minlength=len(levels)) / size

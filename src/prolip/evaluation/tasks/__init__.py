@@ -1,13 +1,11 @@
-"""Kinds of tasks by name, each in one module: its texts, metrics, their names, and what its uncertainty is worth."""
+"""Tasks by name, each in one module: its texts, its metrics, and how well its uncertainty predicts errors."""
 
 from prolip.evaluation.tasks import association, classification, multilabel, retrieval
-from prolip.evaluation.tasks.base import Kind
+from prolip.evaluation.tasks.base import Task
 
-KINDS: dict[str, Kind] = {
-    "classification": classification.KIND,
-    "multilabel": multilabel.KIND,
-    "retrieval": retrieval.KIND,
-    "association": association.KIND,
+TASKS: dict[str, Task] = {
+    "classification": classification.TASK,
+    "multilabel": multilabel.TASK,
+    "retrieval": retrieval.TASK,
+    "association": association.TASK,
 }
-
-__all__ = ["KINDS", "Kind"]

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from prolip.evaluation.datasets.base import DamagedData, Dataset
 from prolip.evaluation.embed import Features
-from prolip.evaluation.metrics.bootstrap import mean_of
-from prolip.evaluation.metrics.ranking import as_array
-from prolip.evaluation.metrics.study import Study, study_errors
-from prolip.evaluation.tasks.base import Kind, TaskMetrics, match_reliability, text_gaussians, uncertainty_of
+from prolip.evaluation.metrics import as_array
+from prolip.evaluation.metrics.bootstrap import Statistic, mean_of
+from prolip.evaluation.metrics.study import Samples, Study
+from prolip.evaluation.tasks.base import Scored, Task, match_reliability, text_gaussians, uncertainty_of
 from prolip.scores import Score
 
 
@@ -50,15 +50,6 @@ def parts(instances: Sequence[Candidates]) -> dict[str, np.ndarray]:
     return {name: kept for name, kept in found.items() if kept.any()}
 
 
-def association_metrics(instances: Sequence[Candidates]) -> dict[str, float]:
-    """Mean Jaccard over all instances and by number of candidates, numbers that none has left out.
-
-    The main one is over 10 to 12 candidates. Raises ValueError for an instance without a true candidate.
-    """
-    values = jaccards(instances)
-    return {name: float(values[kept].mean()) for name, kept in parts(instances).items()}
-
-
 def texts(features: Features) -> tuple[list[str], None]:
     """The cues, as DataComp asks them."""
     return [cue_prompt(instance.cue) for instance in features.dataset.associations], None
@@ -89,26 +80,26 @@ def score_candidates(features: Features, score: Score) -> Iterator[Candidates]:
         yield Candidates(scores, true, rows, torch.full_like(rows, number))
 
 
-def evaluate(features: Features, score: Score, confusion: bool = False) -> TaskMetrics:
-    """`association_metrics`."""
-    scored = list(score_candidates(features, score))
+def statistics_of(scored: Sequence[Candidates]) -> dict[str, Statistic]:
+    """Mean Jaccard over all instances and by number of candidates. ValueError for one without a true candidate."""
     values = jaccards(scored)
-    statistics = {name: mean_of(np.where(kept, values, np.nan), "cues") for name, kept in parts(scored).items()}
-    return TaskMetrics(association_metrics(scored), {}, statistics)
+    return {name: mean_of(np.where(kept, values, np.nan), "cues") for name, kept in parts(scored).items()}
 
 
-def study(features: Features, score: Score) -> Study:
-    """Error: 1 - Jaccard of a cue.
+def score_task(features: Features, score: Score, study: bool = False) -> Scored:
+    """Mean Jaccard over all instances and by number of candidates; the main one is over 10 to 12.
 
-    Refused by the negative of the best candidate's score, and by the cue's uncertainty. `calibration/match`: each cue
-    with all its candidates; `calibration/match_top1`: with the best one.
+    Study: error = 1 - Jaccard of a cue. Refused by the negative of the best candidate's score, and by the cue's
+    uncertainty. `calibration/match`: each cue with all its candidates; `calibration/match_top1`: with the best one.
     """
-    scored = list(score_candidates(features, score))
-    uncertainties: dict[str, np.ndarray | Tensor] = {"score": np.array([-float(x.scores.max()) for x in scored])}
-    if features.model.probabilistic and features.text is not None:
-        uncertainties["text"] = uncertainty_of(features)(features.text)
-    found = match_reliability(scored, features, score)
-    return study_errors(1 - jaccards(scored), uncertainties)._replace(reliability=found)
+    scored, found = list(score_candidates(features, score)), None
+    if study:
+        uncertainties: dict[str, np.ndarray | Tensor] = {"score": np.array([-float(x.scores.max()) for x in scored])}
+        if features.model.probabilistic and features.text is not None:
+            uncertainties["text"] = uncertainty_of(features)(features.text)
+        samples = {"refusal": Samples.of(1 - jaccards(scored), uncertainties)}
+        found = Study(samples, match_reliability(scored, features, score))
+    return Scored(statistics_of(scored), study=found)
 
 
-KIND = Kind("jaccard_score_10-12", texts, names, evaluate, study)
+TASK = Task("jaccard_score_10-12", texts, names, score_task)

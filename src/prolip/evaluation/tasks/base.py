@@ -1,4 +1,4 @@
-"""What a kind of task is, and what several kinds ask of features."""
+"""What a task is, and what several tasks read off features."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from torch import Tensor
 
 from prolip.evaluation.datasets.base import Dataset
 from prolip.evaluation.embed import Features
-from prolip.evaluation.metrics.blockwise import PairScores
 from prolip.evaluation.metrics.bootstrap import Statistic
 from prolip.evaluation.metrics.calibration import EQUAL, LOG_ODDS, Matches, Reliability, reliability
-from prolip.evaluation.metrics.study import OfPairs, Study
+from prolip.evaluation.metrics.streaming import PairScores
+from prolip.evaluation.metrics.study import Study
 from prolip.gaussian import Gaussian
 from prolip.prompts.templates import class_prompts
 from prolip.scores import Score
@@ -21,27 +21,35 @@ from prolip.scores import Score
 Metrics = dict[str, float]
 
 
-class TaskMetrics(NamedTuple):
-    """metrics; what `TaskResult.info` says of them; statistics: those metrics that are functions of the queries."""
+class Scored(NamedTuple):
+    """statistics: metrics that are functions of the queries; others: further metrics, or all in their order; info: for
+    `TaskResult.info`; study: if asked for; queries: values by name, (N,), such as the predicted class of each image.
+    """
 
-    metrics: Metrics
-    info: dict[str, Any]
     statistics: dict[str, Statistic]
+    others: Metrics = {}
+    info: dict[str, Any] = {}
+    study: Study | None = None
+    queries: dict[str, Tensor] = {}
+
+    @property
+    def metrics(self) -> Metrics:
+        """All metrics by name, in the order of `others` if those are all."""
+        return self.others | {name: one.value for name, one in self.statistics.items()}
 
 
-class Kind(NamedTuple):
-    """One kind of task: what its texts are, its metrics with their names, and what its uncertainty is worth.
+class Task(NamedTuple):
+    """One kind of task: its texts, its metrics with their names, and how well its uncertainty predicts errors.
 
-    main: the metric to quote. texts: features -> (texts to embed; how many of them make a class, None: each stands for
-    itself). names: the names of the metrics, before any is computed. evaluate: (features, score, whether a confusion
-    matrix is wanted) -> `TaskMetrics`. study: (features, score) -> `Study`.
+    main: the metric to quote. texts: features -> (texts to embed; how many of them make each class, None: one text per
+    item). names: the names of the metrics, before any is computed. score: (features, score, whether to study its
+    uncertainty) -> `Scored`.
     """
 
     main: str
     texts: Callable[[Features], tuple[list[str], list[int] | None]]
     names: Callable[[Dataset], list[str]]
-    evaluate: Callable[[Features, Score, bool], TaskMetrics]
-    study: Callable[[Features, Score], Study]
+    score: Callable[[Features, Score, bool], Scored]
 
 
 def class_texts(features: Features) -> tuple[list[str], list[int] | None]:
@@ -62,10 +70,8 @@ def score_matrix(features: Features, score: Score) -> Tensor:
 def own_labels(features: Features) -> Tensor:
     """The labels. ValueError where the files have none."""
     if features.labels is None:
-        raise ValueError(
-            f"{features.dataset.source} has no labels (.cls), only metadata (.npy): sets of faces are scored by "
-            "prolip eval datacomp"
-        )
+        why = f"{features.dataset.source} has no labels (.cls), only metadata (.npy)"
+        raise ValueError(f"{why}: sets of faces are scored by prolip eval datacomp")
     return features.labels
 
 
@@ -77,18 +83,23 @@ def text_gaussians(features: Features) -> Gaussian:
 
 
 def uncertainty_of(features: Features) -> Callable[[Gaussian], Tensor]:
-    """What the model's method reads off its Gaussians, whatever they are ranked by: (N, D) -> (N,)."""
+    """The uncertainty of the model's method, also where another score ranks: (N, D) -> (N,)."""
     return features.model.scored_by().uncertainty
 
 
-def pair_uncertainty_of(features: Features) -> OfPairs:
-    """What the model's method reads off pairs of an image and a text, whatever they are ranked by."""
-    score, image, text = features.model.scored_by(), features.image, text_gaussians(features)
-    return lambda i, j: score.pair_uncertainty(image.select(i), text.select(j))
+def study_parts(features: Features, score: Score) -> tuple[Any, ...]:
+    """What `study_classification` and `study_retrieval` take after the scores and their labels."""
+    text, own = text_gaussians(features), features.model.scored_by()
+    gaussians = (features.image, text) if features.model.probabilistic else (None, None)
+
+    def of_pairs(i: Tensor, j: Tensor) -> Tensor | None:
+        return own.pair_uncertainty(features.image.select(i), text.select(j))
+
+    return *gaussians, Matches.of(score, features.evidence, text), own.uncertainty, of_pairs
 
 
-def too_small_for(names: Sequence[str], metrics: Mapping[str, float]) -> dict[str, Any]:
-    """What `info` says of metrics that were left out, nothing where all are there."""
+def too_small_for(names: Sequence[str], metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """`info` of metrics that were left out, {} where all are there."""
     absent = [name for name in names if name not in metrics]
     return {"too_small_for": absent} if absent else {}
 

@@ -6,35 +6,17 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from sklearn.metrics import confusion_matrix
-from torch import Tensor
 
 from prolip.evaluation.datasets.base import Dataset
 from prolip.evaluation.embed import Features
 from prolip.evaluation.metrics.bootstrap import class_mean_of, mean_of
-from prolip.evaluation.metrics.calibration import Matches
-from prolip.evaluation.metrics.classification import label_ranks
-from prolip.evaluation.metrics.study import Study, study_classification
+from prolip.evaluation.metrics.study import predict, study_classification
 from prolip.evaluation.prompts import cross_weights, described
-from prolip.evaluation.tasks.base import (
-    Kind,
-    TaskMetrics,
-    class_texts,
-    own_labels,
-    pair_scores,
-    pair_uncertainty_of,
-    score_matrix,
-    text_gaussians,
-    too_small_for,
-    uncertainty_of,
-)
+from prolip.evaluation.tasks.base import Scored, Task, class_texts, own_labels, pair_scores, study_parts, too_small_for
 from prolip.gaussian import mixture
 from prolip.scores import Score
 
 TOP = 5
-#: Images up to which R-AUROC is computed, as it takes their square of scores, and what is left out beyond.
-NEIGHBOURS = 50_000
-BY_NEIGHBOURS = ("refusal/R-AUROC", "refusal/1-NN")
 
 
 def names(dataset: Dataset) -> list[str]:
@@ -42,60 +24,34 @@ def names(dataset: Dataset) -> list[str]:
     return ["acc1", *(["acc5"] if len(dataset.classnames) >= TOP else []), "mean_per_class_recall"]
 
 
-def evaluate(features: Features, score: Score, confusion: bool = False) -> TaskMetrics:
-    """acc1, acc5 (with five classes or more) and the mean per-class recall; equal scores go to the lower class.
+def score_task(features: Features, score: Score, study: bool = False) -> Scored:
+    """`names`; equal scores go to the lower class. queries: the `predicted` class and the `rank` of the own one.
 
-    Where images are to choose or weigh the prompts, one half of them does it for the other.
+    Where images are to choose or weigh the prompts, one half of them does it for the other, and no study is made.
     """
-    labels, classes = own_labels(features), len(text_gaussians(features).mean)
-    info: dict[str, Any] = {"classes": classes}
-    if features.prompts is None:
-        predicted, ranks = predictions(features, score)
-    else:
-        predicted, ranks = (torch.empty_like(labels) for _ in range(2))
+    labels, found, info = own_labels(features), None, dict[str, Any]()
+    if features.prompts is not None:
+        if study:
+            raise ValueError(
+                f"classes of {features.rule} prompts differ between two halves of the images: no study of them is made"
+            )
+        classes = len(features.prompts.mean)
+        predicted, ranks = torch.empty_like(labels), torch.empty_like(labels)
         for rows, weights in cross_weights(features, features.prompts, labels, score):
-            text = mixture(features.prompts, weights)
-            half = replace(features, image=features.image.select(rows), labels=labels[rows], text=text)
-            predicted[rows], ranks[rows] = predictions(half, score)
+            half = replace(features, image=features.image.select(rows), text=mixture(features.prompts, weights))
+            predicted[rows], ranks[rows] = predict(pair_scores(half, score), labels[rows])
         info["prompts"] = described(features.rule)
+    else:
+        scores = pair_scores(features, score)
+        classes = scores.texts
+        if study:
+            predicted, ranks, found = study_classification(scores, labels, *study_parts(features, score))
+        else:
+            predicted, ranks = predict(scores, labels)
     statistics = {f"acc{k}": mean_of(ranks <= k, "images") for k in (1, TOP) if k <= classes}
     statistics["mean_per_class_recall"] = class_mean_of(predicted == labels, labels, "images")
-    metrics = {name: statistic.value for name, statistic in statistics.items()}
-    if confusion:
-        info["confusion"] = confusion_matrix(labels.numpy(), predicted.numpy(), labels=range(classes)).tolist()
-    return TaskMetrics(metrics, info | too_small_for(["acc5"], metrics), statistics)
+    info = {"classes": classes} | info | too_small_for(["acc5"], statistics)
+    return Scored(statistics, {}, info, found, {"predicted": predicted, "rank": ranks})
 
 
-def predictions(features: Features, score: Score) -> tuple[Tensor, Tensor]:
-    """The nearest class of every image, (N,), and the rank of its own one, (N,)."""
-    labels = own_labels(features)
-    parts = [
-        (block.argmax(1), label_ranks(block, labels[rows])) for rows, block in pair_scores(features, score).blocks()
-    ]
-    predicted, ranks = (torch.cat(column) for column in zip(*parts))
-    return predicted, ranks
-
-
-def study(features: Features, score: Score) -> Study:
-    """Error: the wrong class. ValueError where images are to choose the prompts."""
-    if features.prompts is not None:
-        raise ValueError(
-            f"classes of {features.rule} prompts differ between two halves of the images: no study of them is made"
-        )
-    labels = own_labels(features)
-    image, classes = (features.image, features.text) if features.model.probabilistic else (None, None)
-    found = study_classification(
-        score_matrix(features, score),
-        labels,
-        image,
-        classes,
-        Matches.of(score, features.evidence, text_gaussians(features)),
-        uncertainty_of(features),
-        len(labels) <= NEIGHBOURS,
-        pair_uncertainty_of(features),
-    )
-    large = image is not None and len(labels) > NEIGHBOURS
-    return found._replace(too_large_for=BY_NEIGHBOURS) if large else found
-
-
-KIND = Kind("acc1", class_texts, names, evaluate, study)
+TASK = Task("acc1", class_texts, names, score_task)

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from prolip.evaluation.datasets.base import Dataset
 from prolip.evaluation.embed import Features
 from prolip.evaluation.metrics.bootstrap import average_precision_of
 from prolip.evaluation.metrics.classification import average_precision, multilabel
-from prolip.evaluation.metrics.study import Study, study_errors
+from prolip.evaluation.metrics.study import Samples, Study
 from prolip.evaluation.tasks.base import (
-    Kind,
-    TaskMetrics,
+    Scored,
+    Task,
     class_texts,
     match_reliability,
     own_labels,
@@ -27,28 +26,25 @@ def names(dataset: Dataset) -> list[str]:
     return list(multilabel(torch.zeros(1, 1), torch.ones(1, 1)))
 
 
-def evaluate(features: Features, score: Score, confusion: bool = False) -> TaskMetrics:
-    """`metrics.classification.multilabel`; such sets have no confusion matrix."""
-    scores, labels = score_matrix(features, score), own_labels(features)
-    statistics = {"mAP": average_precision_of(scores, labels, "images")}
-    return TaskMetrics(multilabel(scores, labels), {"classes": scores.shape[1]}, statistics)
+def score_task(features: Features, score: Score, study: bool = False) -> Scored:
+    """`metrics.classification.multilabel`.
 
-
-def study(features: Features, score: Score) -> Study:
-    """Error: 1 - average precision of an image's classes; images without any label are left out.
-
-    Refused by the negative of the best class's score, and by the image's uncertainty. `calibration/match`: all images
-    and classes; `calibration/match_top1`: each image with its best class.
+    Study: error = 1 - average precision of an image's classes; images without a label are left out. Refused by the
+    negative of the best class's score, and by the image's uncertainty. `calibration/match`: all images and classes;
+    `calibration/match_top1`: each image with its best class.
     """
-    scores, labels = score_matrix(features, score), own_labels(features)
-    error = 1 - average_precision(scores.mT, labels.mT)
-    kept = ~np.isnan(error)
-    uncertainties: dict[str, np.ndarray | Tensor] = {"score": -scores.amax(1)[kept]}
-    if features.model.probabilistic:
-        uncertainties["image"] = uncertainty_of(features)(features.image)[kept]
-    images, texts = torch.meshgrid(*(torch.arange(count) for count in scores.shape), indexing="ij")
-    found = match_reliability(list(zip(scores, labels, images, texts)), features, score)
-    return study_errors(error[kept], uncertainties)._replace(reliability=found)
+    scores, labels, found = score_matrix(features, score), own_labels(features), None
+    if study:
+        error = 1 - average_precision(scores.mT, labels.mT)
+        kept = ~np.isnan(error)
+        uncertainties = {"score": -scores.amax(1)[kept]}
+        if features.model.probabilistic:
+            uncertainties["image"] = uncertainty_of(features)(features.image)[kept]
+        images, texts = torch.meshgrid(*(torch.arange(count) for count in scores.shape), indexing="ij")
+        reliability = match_reliability(list(zip(scores, labels, images, texts)), features, score)
+        found = Study({"refusal": Samples.of(error[kept], uncertainties)}, reliability)
+    statistics = {"mAP": average_precision_of(scores, labels, "images")}
+    return Scored(statistics, multilabel(scores, labels), {"classes": scores.shape[1]}, found)
 
 
-KIND = Kind("mAP", class_texts, names, evaluate, study)
+TASK = Task("mAP", class_texts, names, score_task)

@@ -92,7 +92,7 @@ def test_the_same_corpus_gives_the_same_bytes_and_nothing_is_overwritten_or_empt
 def test_a_drawing_that_is_none_is_named_before_anything_is_written(tmp_path, corpus):
     first, second, *others = corpus.drawings
     damaged = replace(corpus, drawings=(first, replace(second, data=second.data[:40]), *others))
-    with pytest.raises(ValueError, match=f"drawing {second.key}: bad image"):
+    with pytest.raises(ValueError, match=f"drawing '{second.key}': bad image"):
         emoji.write_emoji(damaged, tmp_path / "task")
     assert not (tmp_path / "task").exists()
 

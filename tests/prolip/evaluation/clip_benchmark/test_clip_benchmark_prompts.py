@@ -9,8 +9,8 @@ from commands import clip_benchmark
 
 from prolip.embedder import Embedder
 from prolip.evaluation.datasets.webdataset import open_wds
+from prolip.evaluation.evaluate import compute_features, evaluate_dataset
 from prolip.evaluation.prompts import fit_prompts
-from prolip.evaluation.task import compute_features, evaluate_dataset
 from prolip.prompts.bprw import Reweighing
 
 

@@ -22,12 +22,12 @@ from prolip import loading
 from prolip.data.faults import DamagedData, ShardFault
 from prolip.embedder import Embedder, check_device
 from prolip.evaluation.datasets.webdataset import open_wds
+from prolip.evaluation.evaluate import compute_features, evaluate_dataset
 from prolip.evaluation.prompts import fit_prompts
 from prolip.evaluation.suites.datacomp import catalogue, run
 from prolip.evaluation.suites.datacomp.catalogue import select_tasks
 from prolip.evaluation.suites.datacomp.report import our_rows
 from prolip.evaluation.suites.datacomp.results import share_tasks
-from prolip.evaluation.task import compute_features, evaluate_dataset
 from prolip.prompts.bprw import Reweighing
 from prolip.prompts.weights import PromptWeights
 

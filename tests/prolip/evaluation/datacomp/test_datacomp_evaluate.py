@@ -15,7 +15,7 @@ from prolip.evaluation.suites.datacomp.evaluate import (
     retrieval_metrics,
     split_prompts,
 )
-from prolip.evaluation.tasks.association import Candidates, association_metrics, cue_prompt
+from prolip.evaluation.tasks.association import Candidates, cue_prompt, statistics_of
 
 RNG = np.random.default_rng(5)
 N, C = 60, 7
@@ -110,7 +110,7 @@ def test_jaccard_by_hand():
     five = Candidates(torch.tensor([5.0, 4, 3, 2, 1]), torch.tensor([1, 0, 1, 0, 0]))  # chosen 0, 1: 1 of 3
     ten = Candidates(torch.arange(10.0), torch.tensor([0] * 7 + [1] * 3))  # chosen 7, 8, 9: all
     twelve = Candidates(torch.arange(12.0), torch.tensor([1] * 6 + [0] * 6))  # chosen 6 to 11: none of 12
-    m = association_metrics([five, ten, twelve])
+    m = {name: one.value for name, one in statistics_of([five, ten, twelve]).items()}
     assert m == pytest.approx(
         {
             "avg_jaccard_score": (1 / 3 + 1) / 3,
@@ -125,12 +125,12 @@ def test_jaccard_by_hand():
 
 def test_of_equal_candidates_the_first_are_chosen():
     tied = Candidates(torch.tensor([0.1, 0.5, 0.5, 0.9, 0.5]), torch.tensor([0, 1, 1, 1, 0]))
-    assert association_metrics([tied])["avg_jaccard_score"] == 1
+    assert statistics_of([tied])["avg_jaccard_score"].value == 1
 
 
 def test_an_instance_without_answer_is_refused():
     with pytest.raises(ValueError, match="no candidate that belongs"):
-        association_metrics([Candidates(torch.zeros(5), torch.zeros(5))])
+        statistics_of([Candidates(torch.zeros(5), torch.zeros(5))])
 
 
 def test_faces_by_hand():

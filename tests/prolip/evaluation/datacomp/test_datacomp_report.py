@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from prolip.evaluation.evaluate import TaskResult
 from prolip.evaluation.suites.datacomp.catalogue import AGGREGATES, COUNTED, TASKS
 from prolip.evaluation.suites.datacomp.report import (
     SuiteRow,
@@ -22,7 +23,6 @@ from prolip.evaluation.suites.datacomp.report import (
     to_markdown,
 )
 from prolip.evaluation.suites.datacomp.results import ModelIdentity
-from prolip.evaluation.task import TaskResult
 
 ME = ModelIdentity("local-dir:runs/b16_50%", "f" * 32, "csd", "fp32")
 LABEL = "local-dir:runs/b16_50% (csd)"

@@ -10,6 +10,7 @@ import time
 
 import pytest
 
+from prolip.evaluation.evaluate import TaskResult
 from prolip.evaluation.suites.datacomp.catalogue import COUNTED, TASKS, select_tasks
 from prolip.evaluation.suites.datacomp.results import (
     Line,
@@ -23,7 +24,6 @@ from prolip.evaluation.suites.datacomp.results import (
     share_tasks,
     to_json,
 )
-from prolip.evaluation.task import TaskResult
 
 ME = ModelIdentity("local-dir:a", "f" * 32, "csd", "fp32")
 BY_MEAN = ModelIdentity("local-dir:a", "f" * 32, "mean", "fp32")

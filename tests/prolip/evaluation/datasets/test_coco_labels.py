@@ -13,8 +13,8 @@ from prolip.embedder import ModelCard
 from prolip.evaluation.datasets import coco_labels as coco
 from prolip.evaluation.datasets.base import Dataset
 from prolip.evaluation.embed import Features
-from prolip.evaluation.metrics.blockwise import PairScores
-from prolip.evaluation.task import evaluate_dataset
+from prolip.evaluation.evaluate import evaluate_dataset
+from prolip.evaluation.metrics.streaming import PairScores
 from prolip.gaussian import Gaussian
 
 KS = (1, 5, 10)

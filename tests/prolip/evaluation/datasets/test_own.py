@@ -12,7 +12,7 @@ from prolip.data.faults import FaultCounter
 from prolip.data.split import Split
 from prolip.evaluation.datasets.base import DamagedData, Share
 from prolip.evaluation.datasets.registry import held_out, open_dataset, told_apart
-from prolip.evaluation.task import evaluate_dataset
+from prolip.evaluation.evaluate import evaluate_dataset
 from prolip.prompts.weights import PromptWeights
 
 

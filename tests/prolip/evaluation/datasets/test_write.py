@@ -11,7 +11,7 @@ import own_data
 from prolip.data.config import DataConfig
 from prolip.data.sources import captioned_samples
 from prolip.evaluation.datasets.registry import open_dataset
-from prolip.evaluation.task import evaluate_dataset
+from prolip.evaluation.evaluate import evaluate_dataset
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from prolip.data.faults import DamagedData, SampleFault
 from prolip.evaluation.datasets.base import Dataset
 from prolip.evaluation.datasets.webdataset import unique_keys
 from prolip.evaluation.embed import Features
-from prolip.evaluation.metrics.blockwise import Relevance
+from prolip.evaluation.metrics.streaming import Relevance
 from prolip.evaluation.tasks.base import own_labels
 from prolip.evaluation.tasks.retrieval import relevance_of
 from prolip.gaussian import Gaussian

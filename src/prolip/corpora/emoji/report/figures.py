@@ -19,7 +19,7 @@ from prolip.corpora.emoji.result import REFUSED_BY, CorpusResult
 from prolip.corpora.emoji.uncertainty import by_expected, reliabilities, signs_against, traces_of_levels
 from prolip.evaluation.metrics.selective import by_length, risk_coverage, spearman
 from prolip.evaluation.plots import plot_reliability, plot_risk_coverage
-from prolip.evaluation.tasks import KINDS
+from prolip.evaluation.tasks import TASKS
 from prolip.utils.style import BOX, IMAGE, INK, LEVEL_COLOURS, LEVEL_MARKERS, MUTED, TEXT, panels, percent, styled
 
 #: Keys of a line of the log that are no terms of the loss.
@@ -89,7 +89,7 @@ def evaluations(run: RunFolder) -> Figure | None:
 
 def main_metrics(run: RunFolder) -> list[str]:
     """The keys of the figure to quote of every test set, in the evaluations of a run."""
-    mains = (*(f"/{kind.main}" for kind in KINDS.values()), *CORPUS_MAINS)
+    mains = (*(f"/{task.main}" for task in TASKS.values()), *CORPUS_MAINS)
     return [key for key in _keys(run.evals) if f"/{key}".endswith(mains) and "/own/" not in key]
 
 

@@ -12,8 +12,8 @@ from prolip.corpora.emoji.corpus import LEVELS
 from prolip.corpora.emoji.report.examples import Example, Inputs, Shown, amount, both_ends, example, pick, show
 from prolip.corpora.emoji.result import CorpusResult
 from prolip.corpora.emoji.uncertainty import matches_metrics, signs_against
-from prolip.evaluation.metrics.blockwise import Relevance
 from prolip.evaluation.metrics.selective import by_decile, spread
+from prolip.evaluation.metrics.streaming import Relevance
 from prolip.uncertainty.units import Units, in_words
 from prolip.utils.style import picture
 

@@ -20,12 +20,11 @@ from prolip.embedder import Embedder
 from prolip.evaluation.cache import FeatureStore
 from prolip.evaluation.datasets.base import Dataset
 from prolip.evaluation.embed import EVERY, Features, image_features, stored_texts
+from prolip.evaluation.evaluate import TaskResult, compute_features, evaluate_dataset, study_features
 from prolip.evaluation.metrics.classification import macro_f1
 from prolip.evaluation.metrics.ranking import KS
 from prolip.evaluation.metrics.study import Study
 from prolip.evaluation.suites.datacomp.catalogue import SuiteTask
-from prolip.evaluation.task import TaskResult, compute_features, evaluate_dataset, study_features
-from prolip.evaluation.tasks import classification
 from prolip.evaluation.tasks.base import Metrics, own_labels, score_matrix, uncertainty_of
 from prolip.gaussian import Gaussian
 from prolip.prompts.templates import class_prompts
@@ -122,13 +121,13 @@ def score_task(
         gender = torch.from_numpy(columns[:, task.groups.index("gender")])
         study = study_features(replace(features, labels=gender, text=faces["gender"]), score)
         return face_metrics(task, predicted, features.groups), study
-    metrics = evaluate_dataset(features.dataset, features, score).metrics
-    if task.kind == "retrieval":
-        metrics = retrieval_metrics(metrics)
+    result = evaluate_dataset(features.dataset, features, score, study=True)
+    assert result.study is not None
+    metrics = retrieval_metrics(result.metrics) if task.kind == "retrieval" else result.metrics
     if task.kind == "classification" and task.groups:
-        predictions = classification.predictions(features, score)
-        metrics |= added_metrics(task, *predictions, own_labels(features), features.groups)
-    return metrics, study_features(features, score)
+        ranked = result.queries["predicted"], result.queries["rank"]
+        metrics |= added_metrics(task, *ranked, own_labels(features), features.groups)
+    return metrics, result.study
 
 
 def face_classes(dataset: Dataset, embedder: Embedder, store: FeatureStore) -> dict[str, Gaussian]:

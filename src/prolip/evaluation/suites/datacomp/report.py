@@ -15,9 +15,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
+from prolip.evaluation.evaluate import TaskResult
 from prolip.evaluation.suites.datacomp.catalogue import AGGREGATES, BY_KEY, COUNTED, TASKS, aggregate
 from prolip.evaluation.suites.datacomp.results import ModelIdentity, is_complete, main_value
-from prolip.evaluation.task import TaskResult
 
 #: Tasks in the upper half of Table C.1.
 FIRST_BLOCK = 20

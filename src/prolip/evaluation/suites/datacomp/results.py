@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from prolip.evaluation.datasets.base import fingerprint
+from prolip.evaluation.evaluate import TaskResult
 from prolip.evaluation.suites.datacomp.catalogue import BY_KEY, SuiteTask
-from prolip.evaluation.task import TaskResult
 from prolip.utils.documents import loads
 from prolip.utils.outputs import holder_of, lock
 

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from prolip.embedder import Embedder
 from prolip.evaluation.datasets.base import Dataset, fingerprint
+from prolip.evaluation.evaluate import TaskResult
 from prolip.evaluation.prompts import check_prompts
 from prolip.evaluation.suites.datacomp.catalogue import (
     BY_KEY,
@@ -35,7 +36,6 @@ from prolip.evaluation.suites.datacomp.results import (
     wanted_of,
 )
 from prolip.evaluation.table import aligned
-from prolip.evaluation.task import TaskResult
 from prolip.methods import find_score
 from prolip.prompts.weights import PromptWeights
 from prolip.utils.outputs import check_output, replacing

@@ -64,20 +64,18 @@ def test_examples_that_are_none_are_an_error_in_one_line(text, tmp_path, capsys)
     refused(folder, "delete it, and the page has no examples", capsys)
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "[1]",
-        "5",
-        "null",
-        '{"kind": "train"}',
-        '{"step": "x"}',
-        '{"step": true}',
-        '{"step": -1}',
-        '{"step": 2, "loss": "x"}',
-        '{"kind": "eval", "step": 1, "names/i2t/R@1": [1]}',
-    ],
-)
+LINES = """[1]
+5
+null
+{"kind": "train"}
+{"step": "x"}
+{"step": true}
+{"step": -1}
+{"step": 2, "loss": "x"}
+{"kind": "eval", "step": 1, "names/i2t/R@1": [1]}"""
+
+
+@pytest.mark.parametrize("line", LINES.splitlines())
 def test_a_line_that_is_none_of_a_log_is_an_error_in_one_line(line, tmp_path, capsys):
     folder = write_run(tmp_path / "demo")
     kept = (folder / "metrics.jsonl").read_text()
@@ -85,37 +83,21 @@ def test_a_line_that_is_none_of_a_log_is_an_error_in_one_line(line, tmp_path, ca
     refused(folder, f"line {kept.count(chr(10)) + 1} of", capsys)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "[]",
-        "5",
-        "null",
-        '{"data": null}',
-        '{"data": {"train_data": ["x"]}}',
-        "{",
-        "[" * 10**5,
-    ],
-)
+CONFIGS = ("[]", "5", "null", '{"data": null}', '{"data": {"train_data": ["x"]}}', "{", "[" * 10**5)
+
+
+@pytest.mark.parametrize("text", CONFIGS, ids=range(len(CONFIGS)))
 def test_a_configuration_that_is_none_is_an_error_in_one_line(text, tmp_path, capsys):
     folder = write_run(tmp_path / "demo")
     (folder / "config.json").write_text(text)
     refused(folder, "config.json", capsys)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"metrics": {}},
-        {"metrics": []},
-        {"metrics": {"names/i2t/R@1": "x"}},
-        {"info": {}},
-        {"info": []},
-        {"info": None},
-        {"info": {"images": "x"}},
-        "all null",
-    ],
-)
+METRICS = ({}, [], {"names/i2t/R@1": "x"})
+CHANGES = [{"metrics": x} for x in METRICS] + [{"info": x} for x in ({}, [], None, {"images": "x"})]
+
+
+@pytest.mark.parametrize("change", [*CHANGES, "all null"])
 def test_an_evaluation_that_lacks_what_the_page_shows_is_an_error_in_one_line(change, tmp_path, capsys):
     folder = write_run(tmp_path / "demo", make_result())
     path = folder / "eval/metrics.json"

@@ -10,9 +10,10 @@ import pytest
 import torch
 from sklearn.metrics import average_precision_score, top_k_accuracy_score
 
+from prolip.evaluation.metrics import as_array
 from prolip.evaluation.metrics import ranking as metrics
-from prolip.evaluation.metrics.blockwise import PairScores, Relevance
-from prolip.evaluation.metrics.blockwise import retrieval as large_retrieval
+from prolip.evaluation.metrics.streaming import PairScores, Relevance
+from prolip.evaluation.metrics.streaming import retrieval as large_retrieval
 
 NAN = float("nan")
 
@@ -142,8 +143,8 @@ def test_recall_never_falls_with_k_and_perfect_scores_give_one():
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 def test_tensors_of_any_dtype_with_a_graph_or_without_are_arrays(dtype):
     values = torch.tensor([0.5, -2.0, 3.0], dtype=dtype, requires_grad=True)
-    assert metrics.as_array(values, np.float64).tolist() == metrics.as_array([0.5, -2, 3]).tolist() == [0.5, -2, 3]
-    assert metrics.as_array(values, np.float64).dtype == np.float64
+    assert as_array(values, np.float64).tolist() == as_array([0.5, -2, 3]).tolist() == [0.5, -2, 3]
+    assert as_array(values, np.float64).dtype == np.float64
 
 
 def test_chance_is_what_random_orders_give():

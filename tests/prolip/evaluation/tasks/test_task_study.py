@@ -12,12 +12,10 @@ from sklearn.metrics import average_precision_score
 from prolip.embedder import ModelCard
 from prolip.evaluation.datasets.base import Association, Dataset
 from prolip.evaluation.embed import Features
-from prolip.evaluation.evaluate import with_uncertainty
+from prolip.evaluation.evaluate import evaluate_dataset, study_features, with_uncertainty
 from prolip.evaluation.metrics.calibration import reliability
 from prolip.evaluation.metrics.selective import recall_auroc
 from prolip.evaluation.table import format_uncertainty
-from prolip.evaluation.task import evaluate_dataset, study_features
-from prolip.evaluation.tasks import classification, retrieval
 from prolip.gaussian import Gaussian
 from prolip.measures import pairwise_csd_similarity
 from prolip.scores import TrueMatchScore
@@ -134,10 +132,10 @@ def test_a_result_says_that_it_has_too_many_images_for_r_auroc(monkeypatch):
     pairs = features_of("retrieval", captions=("x",) * (2 * N), owners=torch.arange(N).repeat_interleave(2))
     both = features, dataclasses.replace(pairs, labels=labels)
     assert not any(study_features(one).too_large_for for one in both)
-    for module in (classification, retrieval):
-        monkeypatch.setattr(module, "NEIGHBOURS", N - 1)
+    monkeypatch.setattr("prolip.evaluation.metrics.study.NEIGHBOURS", N - 1)
     for one in both:
-        study, result = study_features(one), evaluate_dataset(one.dataset, one)
+        result = evaluate_dataset(one.dataset, one, study=True)
+        study = result.study
         assert study.too_large_for == ("refusal/R-AUROC", "refusal/1-NN")
         assert "refusal/R-AUROC" not in study.metrics()
         result = with_uncertainty(result, one, None, set())

@@ -40,66 +40,20 @@ def data(tmp_path_factory):
 
 
 def arguments(name, model, data, out):
-    """(what runs, its arguments) of each command."""
-    task = str(data / "wds_cifar10_test")
+    """(what runs, its words) of each command."""
+    task = data / "wds_cifar10_test"
+    run = "--dataset-type synthetic --max-steps 1 --warmup 0 --batch-size 2 --workers 0 --train-num-samples 8 --name x"
     return {
-        "training": (
-            training.main,
-            [
-                "--model",
-                model,
-                "--dataset-type",
-                "synthetic",
-                "--max-steps",
-                "1",
-                "--warmup",
-                "0",
-                "--batch-size",
-                "2",
-                "--workers",
-                "0",
-                "--output",
-                str(out / "runs"),
-                "--train-num-samples",
-                "8",
-                "--name",
-                "x",
-                "--device",
-                "cpu",
-            ],
-        ),
-        "evaluation": (evaluate, ["--model", model, "--data", f"wds:{task}"]),
-        "corpus": (evaluate_corpus, ["--model", model, "--data", str(CORPUS)]),
+        "training": (training.main, f"--model {model} {run} --device cpu --output {out}/runs"),
+        "evaluation": (evaluate, f"--model {model} --data wds:{task}"),
+        "corpus": (evaluate_corpus, f"--model {model} --data {CORPUS}"),
         "benchmark": (
             clip_benchmark,
-            [
-                "eval",
-                "--model",
-                model,
-                "--dataset",
-                "wds/wds_cifar10_test",
-                "--dataset_root",
-                task,
-                "--output",
-                str(out / "r.json"),
-                "--quiet",
-            ],
+            f"eval --model {model} --dataset wds/wds_cifar10_test --dataset_root {task} --output {out}/r.json --quiet",
         ),
         "datacomp": (
             datacomp,
-            [
-                "--model",
-                model,
-                "--data",
-                str(data),
-                "--tasks",
-                "cifar10",
-                "--device",
-                "cpu",
-                "--output",
-                str(out / "tables"),
-                "--allow-missing",
-            ],
+            f"--model {model} --data {data} --tasks cifar10 --device cpu --output {out}/tables --allow-missing",
         ),
     }[name]
 
@@ -110,7 +64,7 @@ def test_a_command_ends_in_one_line_that_names_the_key(tmp_path, capsys, monkeyp
     monkeypatch.setattr(factory, "ProLIP", lambda *args, **kwargs: pytest.fail("built a model"))
     run, words = arguments(command, model_folder(tmp_path / "model", OURS, *wrong), data, tmp_path)
     try:
-        code = run(words)
+        code = run(words.split())
     except SystemExit as end:
         code = end.code
     line = capsys.readouterr().err.strip().splitlines()[-1]

@@ -51,4 +51,4 @@ def test_bad_templates_and_classes_are_refused():
         zero_shot.class_gaussians(Letters(), tokenize, [["a"]], templates=("a picture",))
     for classes in (["cat"], [[]]):
         with pytest.raises(ValueError, match="give a list with at least one name"):
-            zero_shot.class_gaussians(Letters(), tokenize, classes)
+            zero_shot.class_gaussians(Letters(), tokenize, classes, ("a {}",))

@@ -1,15 +1,15 @@
-"""Retrieval when the score matrix is too large to hold or to sort: 25k x 5k in seconds, 1M x 1M in bounded memory.
+"""Scores of all pairs in bounded memory, and ranks from them: 25k x 5k in seconds, 1M x 1M in bounded memory.
 
 Every metric of `metrics.ranking` is a function of the ranks of the *matches* alone, and a rank is one plus the number
-of gallery items above: nothing is sorted, relevance is a list of pairs, and the scores of a few queries at a
-time are all that exists. `row_blocks` streams them; whoever wants something of the scores (`MatchRanks`, `Nearest`,
-`calibration.MatchReliability`) takes each block as it comes, so that one pass over the scores serves them all.
+of gallery items above: nothing is sorted, relevance is a list of pairs, and the scores of a few queries at a time are
+all that exists. `row_blocks` streams them; one pass serves `rank_sparse`, `Nearest` and `MatchReliability`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -49,12 +49,9 @@ class Relevance(NamedTuple):
         """Pairs in any order, repeats dropped. Raises ValueError for an index outside."""
         q, i = (torch.as_tensor(x, dtype=torch.int64).reshape(-1).cpu() for x in (query, item))
         for name, x, size in (("query", q, queries), ("item", i, gallery)):
-            outside = x[(x < 0) | (x >= size)]
-            if len(outside):
-                raise ValueError(
-                    f"a relevant pair names {name} {int(outside[0])}, but there are {size}: count from 0 and give the "
-                    "sizes of both sides"
-                )
+            if len(outside := x[(x < 0) | (x >= size)]):
+                why = f"a relevant pair names {name} {int(outside[0])}, but there are {size}"
+                raise ValueError(f"{why}: count from 0 and give the sizes of both sides")
         key = torch.unique(q * max(gallery, 1) + i)
         absent = torch.zeros(queries, dtype=torch.int64)
         return cls(key // max(gallery, 1), key % max(gallery, 1), queries, gallery, absent)
@@ -80,8 +77,8 @@ class Relevance(NamedTuple):
 
     def within(self, rows: slice) -> tuple[Tensor, Tensor]:
         """The pairs of some queries: (row, counted from the first of `rows`; item)."""
-        low, high = _run(self.query, rows)
-        return self.query[low:high] - rows.start, self.item[low:high]
+        pairs = _run(self.query, rows)
+        return self.query[pairs] - rows.start, self.item[pairs]
 
     def transposed(self) -> Relevance:
         """The other direction; matches that are absent here are unknown there, and are dropped."""
@@ -90,7 +87,7 @@ class Relevance(NamedTuple):
 
 @dataclass(frozen=True)
 class Shortlist:
-    """The `size` nearest items by a cheap score, the first of equal ones, are scored again and rank before all others.
+    """The coarse top `size`, the first of equal items, are re-scored and always rank first.
 
     coarse(rows, columns) -> (r, c), as `PairScores.block`; paired(images, texts) -> (N,), of int64 indices (N,), (N,).
     """
@@ -112,8 +109,8 @@ class Shortlist:
 class PairScores:
     """Scores of images against texts, computed when asked for; larger is nearer.
 
-    block(rows, columns) -> (r, c) Tensor for a slice or an int64 index of images and of texts; shortlist: what rows of
-    images against all texts, and of texts against all images, are made of instead.
+    block(rows, columns) -> (r, c) Tensor for a slice or an int64 index of images and of texts; shortlist: what makes
+    the rows of images against all texts, and of texts against all images, instead.
     """
 
     images: int
@@ -143,28 +140,15 @@ class PairScores:
         traces, of the mean's cosine the unit vectors are computed once: by block they would cost as much as the scores.
         """
         score = CSDScore() if score is None else score
-        if type(score) is MeanScore:
-            block = _product_block(*(F.normalize(z.float().mean, dim=-1) for z in (image, text)))
-        elif type(score) is CSDScore:
-            products = _product_block(image.float().mean, text.float().mean)
-            image_trace, text_trace = image.trace, text.trace
 
-            def block(rows: Index, columns: Index) -> Tensor:
-                return products(rows, columns) - 0.5 * (image_trace[rows].unsqueeze(1) + text_trace[columns])
+        def coarse(rows: Index, columns: Index) -> Tensor:
+            return score.coarse(image.select(rows), text.select(columns))
 
-        else:
+        def paired(i: Tensor, j: Tensor) -> Tensor:
+            return score.paired(image.select(i), text.select(j))
 
-            def block(rows: Index, columns: Index) -> Tensor:
-                return score.pairwise(image.select(rows), text.select(columns))
-
-        shortlist = None
-        if score.shortlist:
-            shortlist = Shortlist(
-                score.shortlist,
-                lambda rows, columns: score.coarse(image.select(rows), text.select(columns)),
-                lambda i, j: score.paired(image.select(i), text.select(j)),
-            )
-        return cls(len(image.mean), len(text.mean), block, shortlist)
+        shortlist = Shortlist(score.shortlist, coarse, paired) if score.shortlist else None
+        return cls(len(image.mean), len(text.mean), _gaussian_block(image, text, score), shortlist)
 
     def image_rows(self, rows: slice) -> Tensor:
         """Some images against all texts."""
@@ -186,79 +170,56 @@ class PairScores:
 
     def subset(self, images: Tensor, texts: Tensor) -> PairScores:
         """Only these images and texts, int64 indices in the order that breaks ties."""
-        block, short = self.block, self.shortlist
-        if short is not None:
-            coarse, paired = short.coarse, short.paired
-            short = Shortlist(
-                short.size,
-                lambda rows, columns: coarse(images[rows], texts[columns]),
-                lambda i, j: paired(images[i], texts[j]),
-            )
-        return PairScores(len(images), len(texts), lambda rows, columns: block(images[rows], texts[columns]), short)
+
+        def within(scores: Callable[[Any, Any], Tensor]) -> Callable[[Any, Any], Tensor]:
+            return lambda i, j: scores(images[i], texts[j])
+
+        short = self.shortlist
+        short = short and Shortlist(short.size, within(short.coarse), within(short.paired))
+        return PairScores(len(images), len(texts), within(self.block), short)
 
 
-def _product_block(image: Tensor, text: Tensor) -> Callable[[Index, Index], Tensor]:
-    """Dot products of some rows of (N, D) with some of (M, D)."""
+def _gaussian_block(image: Gaussian, text: Gaussian, score: Score) -> Callable[[Index, Index], Tensor]:
+    """`PairScores.block` of a score. Of csd the traces, of the mean's cosine the unit vectors are computed once: by
+    block they would cost as much as the scores.
+    """
 
-    def block(rows: Index, columns: Index) -> Tensor:
-        with without_autocast(image.device):
-            return image[rows] @ text[columns].mT
+    def products(a: Tensor, b: Tensor, rows: Index, columns: Index) -> Tensor:
+        with without_autocast(a.device):
+            return a[rows] @ b[columns].mT
 
-    return block
+    def csd(rows: Index, columns: Index) -> Tensor:
+        traces = image_trace[rows].unsqueeze(1) + text_trace[columns]
+        return products(image_mean, text_mean, rows, columns) - 0.5 * traces
+
+    if type(score) is MeanScore:
+        return partial(products, *(F.normalize(z.float().mean, dim=-1) for z in (image, text)))
+    if type(score) is CSDScore:
+        image_mean, text_mean = (z.float().mean for z in (image, text))
+        image_trace, text_trace = image.trace, text.trace
+        return csd
+    return lambda rows, columns: score.pairwise(image.select(rows), text.select(columns))
 
 
 def row_blocks(
-    scores: Rows, queries: int, gallery: int, wanted: Callable[[slice], bool] | None = None
+    scores: Rows, queries: int, gallery: int, wanted: Callable[[slice], bool] = lambda rows: True
 ) -> Iterator[tuple[slice, Tensor]]:
     """The rows of a score matrix, some at a time, float32 or float64.
 
-    scores(rows) -> (len(rows), gallery), BLOCK scores at a time, or ROWS rows; wanted: whether a block of rows is to
-    be scored at all. Raises ValueError for another shape or NaN.
+    scores(rows) -> (len(rows), gallery), BLOCK scores at a time, or ROWS rows; wanted: whether a block of rows is
+    scored at all. ValueError for another shape or NaN.
     """
     step = max(ROWS, BLOCK // max(gallery, 1))
-    for start in range(0, queries, step):
-        rows = slice(start, min(start + step, queries))
-        if wanted is not None and not wanted(rows):
+    for rows in (slice(start, min(start + step, queries)) for start in range(0, queries, step)):
+        if not wanted(rows):
             continue
         block = scores(rows)
         if block.shape != (rows.stop - rows.start, gallery):
-            raise ValueError(
-                f"scores of queries {rows.start} to {rows.stop - 1} have shape {tuple(block.shape)}, wanted "
-                f"({rows.stop - rows.start}, {gallery}): give one row per query and one column per gallery item"
-            )
-        refuse_nan(block, first_query=start)
+            what = f"scores of queries {rows.start} to {rows.stop - 1} have shape {tuple(block.shape)}, wanted"
+            remedy = "give one row per query and one column per gallery item"
+            raise ValueError(f"{what} ({rows.stop - rows.start}, {gallery}): {remedy}")
+        refuse_nan(block, first_query=rows.start)
         yield rows, upcast(block.detach())
-
-
-class MatchRanks:
-    """The rank of every match, from blocks of score rows; several relevances share each block (and each count)."""
-
-    def __init__(self, *relevances: Relevance):
-        shapes = {(r.queries, r.gallery) for r in relevances}
-        if len(shapes) != 1:
-            raise ValueError(f"relevances of shapes {sorted(shapes)}: rank those of one score matrix together")
-        self.relevances = relevances
-        self.queries, self.gallery = shapes.pop()
-        keys = torch.cat([r.query * max(self.gallery, 1) + r.item for r in relevances])
-        pairs, self._places = torch.unique(keys, return_inverse=True)
-        self._query, self._item = pairs // max(self.gallery, 1), pairs % max(self.gallery, 1)
-        self._ranks = torch.zeros(len(pairs), dtype=torch.int64)
-
-    def wants(self, rows: slice) -> bool:
-        """Whether any query of these rows has a match: the other rows need not be scored."""
-        low, high = _run(self._query, rows)
-        return high > low
-
-    def update(self, rows: slice, block: Tensor) -> None:
-        """Take the scores (b, G) of these queries."""
-        low, high = _run(self._query, rows)
-        self._ranks[low:high] = match_ranks(block.cpu(), self._query[low:high] - rows.start, self._item[low:high])
-
-    def rankings(self) -> list[Ranking]:
-        """One `Ranking` for each relevance, once every row was seen."""
-        sizes = [len(r.query) for r in self.relevances]
-        ranks = self._ranks[self._places].split(sizes)
-        return [ranking_of(relevance, rank) for relevance, rank in zip(self.relevances, ranks)]
 
 
 class Nearest:
@@ -275,42 +236,65 @@ class Nearest:
         self.score[rows] = block.gather(1, item.unsqueeze(1)).squeeze(1).double().cpu()
 
 
+def rank_sparse(scores: Rows, *relevances: Relevance, others: Sequence[Any] = ()) -> list[Ranking]:
+    """The ranking of every relevance, from one pass over the rows of scores; rows without a match are not scored.
+
+    others: `Nearest` and the like, updated by the same pass, then with all rows. Relevances share blocks and counts.
+    Memory: a few times the scores of `row_blocks`, and a few words for each query and each relevant pair.
+    """
+    shapes = {(r.queries, r.gallery) for r in relevances}
+    if len(shapes) != 1:
+        raise ValueError(f"relevances of shapes {sorted(shapes)}: rank those of one score matrix together")
+    queries, gallery = shapes.pop()
+    keys = torch.cat([r.query * max(gallery, 1) + r.item for r in relevances])
+    pairs, places = torch.unique(keys, return_inverse=True)
+    query, item = pairs // max(gallery, 1), pairs % max(gallery, 1)
+    ranks = torch.zeros_like(pairs)
+
+    def wanted(rows: slice) -> bool:
+        return bool(others) or len(query[_run(query, rows)]) > 0
+
+    for rows, block in row_blocks(scores, queries, gallery, wanted):
+        own = _run(query, rows)
+        ranks[own] = match_ranks(block.cpu(), query[own] - rows.start, item[own])
+        for one in others:
+            one.update(rows, block)
+    parts = ranks[places].split([len(relevance.query) for relevance in relevances])
+    return [ranking_of(relevance, part) for relevance, part in zip(relevances, parts)]
+
+
+def rank(scores: Rows, relevance: Relevance, *others: Any) -> tuple[Ranking, Nearest]:
+    """Ranks of the matches and first places of one direction, from one pass that `others` share."""
+    nearest = Nearest(relevance.queries)
+    (ranking,) = rank_sparse(scores, relevance, others=[nearest, *others])
+    return ranking, nearest
+
+
 def match_ranks(scores: Tensor, row: Tensor, item: Tensor) -> Tensor:
     """The rank, from 1, of gallery item `item` in row `row` of the scores (b, G), for P pairs sorted by row: (P,).
 
-    One plus the larger scores, plus the equal ones of lower index.
+    One plus the larger scores, plus the equal ones of lower index. Rows with SORT_FROM matches are sorted. For the
+    others, NumPy compares and counts a row per match at memory speed, thirty times PyTorch's speed.
     """
     many = torch.bincount(row, minlength=len(scores)) >= SORT_FROM
-    ranks = torch.empty_like(row)
-    sort = many[row]
-    if sort.any():
-        ranks[sort] = _ranks_by_sorting(scores[many], (many.cumsum(0) - 1)[row[sort]], item[sort])
-    if not sort.all():
-        ranks[~sort] = _ranks_by_counting(scores, row[~sort], item[~sort])
+    ranks, table = torch.empty_like(row), scores.contiguous().numpy()
+    if many.any():
+        order = scores[many].argsort(dim=1, descending=True, stable=True)
+        place = torch.arange(1, scores.shape[1] + 1).expand_as(order)
+        by_item, own = torch.empty_like(order).scatter_(1, order, place), many[row]
+        ranks[own] = by_item[(many.cumsum(0) - 1)[row[own]], item[own]]
+    few = (~many[row]).nonzero().squeeze(1)
+    counts = []
+    for r, m in zip(row[few].tolist(), item[few].tolist()):
+        line = table[r]
+        counts.append(1 + np.count_nonzero(line[:m] >= line[m]) + np.count_nonzero(line[m:] > line[m]))
+    ranks[few] = torch.tensor(counts, dtype=torch.int64)
     return ranks
 
 
-def _run(query: Tensor, rows: slice) -> tuple[int, int]:
-    """Where the pairs of some rows begin and end among pairs sorted by query."""
-    low, high = torch.searchsorted(query, torch.tensor([rows.start, rows.stop])).tolist()
-    return low, high
-
-
-def _ranks_by_sorting(scores: Tensor, row: Tensor, item: Tensor) -> Tensor:
-    """For rows with many matches: the inverse of the order."""
-    order = scores.argsort(dim=1, descending=True, stable=True)
-    place = torch.arange(1, scores.shape[1] + 1).expand_as(order)
-    return torch.empty_like(order).scatter_(1, order, place)[row, item]
-
-
-def _ranks_by_counting(scores: Tensor, row: Tensor, item: Tensor) -> Tensor:
-    """One comparison of a row per match: NumPy compares and counts at memory speed, thirty times PyTorch's speed."""
-    table = scores.contiguous().numpy()
-    ranks = np.empty(len(row), dtype=np.int64)
-    for i, (r, m) in enumerate(zip(row.tolist(), item.tolist())):
-        line = table[r]
-        ranks[i] = 1 + np.count_nonzero(line[:m] >= line[m]) + np.count_nonzero(line[m:] > line[m])
-    return torch.from_numpy(ranks)
+def _run(query: Tensor, rows: slice) -> slice:
+    """The pairs of some rows among pairs sorted by query."""
+    return slice(*torch.searchsorted(query, torch.tensor([rows.start, rows.stop])).tolist())
 
 
 def ranking_of(relevance: Relevance, ranks: Tensor) -> Ranking:
@@ -332,26 +316,11 @@ def ranking_of(relevance: Relevance, ranks: Tensor) -> Ranking:
     return Ranking(first, matches, ap, zeros.index_add(0, query, within) / share)
 
 
-def rank_sparse(scores: Rows, *relevances: Relevance, others: Sequence[Any] = ()) -> list[Ranking]:
-    """The ranking of every relevance, from one pass over the rows of scores; rows without a match are not scored.
-
-    others: `Nearest` and the like, which the same pass updates, then with all rows. Memory: a few times the scores of
-    `row_blocks`, and a few words for each query and each relevant pair.
-    """
-    ranks = MatchRanks(*relevances)
-    for rows, block in row_blocks(scores, ranks.queries, ranks.gallery, None if others else ranks.wants):
-        for one in (ranks, *others):
-            one.update(rows, block)
-    return ranks.rankings()
-
-
 def check_fit(scores: PairScores, relevance: Relevance) -> None:
     """Raise ValueError unless the relevance is of these images and texts."""
     if (relevance.queries, relevance.gallery) != (scores.images, scores.texts):
-        raise ValueError(
-            f"relevance of {relevance.queries} images and {relevance.gallery} texts for scores of {scores.images} and "
-            f"{scores.texts}: images stand in rows, and both must count the same"
-        )
+        given = f"relevance of {relevance.queries} images and {relevance.gallery} texts"
+        raise ValueError(f"{given} for scores of {scores.images} and {scores.texts}: both must count the same")
 
 
 def retrieval(scores: PairScores, relevance: Relevance, ks: Sequence[int] = KS) -> dict[str, float]:

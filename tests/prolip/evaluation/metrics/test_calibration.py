@@ -6,9 +6,9 @@ import torch
 from sklearn.calibration import calibration_curve
 from sklearn.metrics import brier_score_loss
 
-from prolip.evaluation.metrics import blockwise as large
 from prolip.evaluation.metrics import calibration
-from prolip.evaluation.metrics.blockwise import Relevance
+from prolip.evaluation.metrics import streaming as large
+from prolip.evaluation.metrics.streaming import Relevance
 from prolip.scores import CSDScore
 
 

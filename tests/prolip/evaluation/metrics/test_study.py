@@ -6,12 +6,12 @@ import pytest
 import torch
 from embedding import similarity_scores
 
-from prolip.evaluation.metrics import blockwise as large
 from prolip.evaluation.metrics import calibration, study
 from prolip.evaluation.metrics import selective as refusal
-from prolip.evaluation.metrics.blockwise import PairScores, Relevance
+from prolip.evaluation.metrics import streaming as large
 from prolip.evaluation.metrics.calibration import Matches
 from prolip.evaluation.metrics.ranking import both_directions
+from prolip.evaluation.metrics.streaming import PairScores, Relevance
 from prolip.gaussian import Gaussian
 from prolip.scores import CSDScore
 
@@ -30,8 +30,16 @@ def noisy(centres, owner, seed, spread=1.2):
 
 def retrieval_and_study(*arguments):
     """Metrics of both directions and of their study in one table."""
-    i2t, t2i, found = study.study_retrieval(*arguments)
+    pairs, relevance, *others = arguments
+    (i2t,), (t2i,), found = study.study_retrieval(pairs, [relevance], *others)
     return both_directions(i2t, t2i) | found.metrics()
+
+
+def studied(scores, labels, *arguments, **options):
+    """The study of a classification by its matrix of scores."""
+    found = study.study_classification(PairScores.from_matrix(scores), labels, *arguments, **options)
+    assert torch.equal(found.predicted, scores.argmax(1))
+    return found.study
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +61,7 @@ def captions():
 
 def test_a_classification_is_refused_by_score_image_and_pair(classes):
     scores, labels, image, text = classes
-    got = study.study_classification(scores, labels, image, text, Matches(LOGIT), trace).metrics()
+    got = studied(scores, labels, image, text, Matches(LOGIT), trace).metrics()
     chosen = scores.argmax(1)
     uncertainties = {"score": -scores.amax(1), "image": image.trace, "pair": image.trace + text.trace[chosen]}
     want = refusal.selective_metrics(chosen != labels, uncertainties)
@@ -64,7 +72,7 @@ def test_a_classification_is_refused_by_score_image_and_pair(classes):
 
 def test_a_classifications_probabilities_are_checked_both_ways(classes):
     scores, labels, image, text = classes
-    got = study.study_classification(scores, labels, image, text, Matches(LOGIT), trace).metrics()
+    got = studied(scores, labels, image, text, Matches(LOGIT), trace).metrics()
     right = scores.argmax(1) == labels
     softmax = calibration.reliability((8 * scores).softmax(1).amax(1), right)
     assert got["calibration/confidence/ece"] == pytest.approx(softmax.ece, abs=1e-6)
@@ -76,15 +84,15 @@ def test_a_classifications_probabilities_are_checked_both_ways(classes):
 
 def test_blocks_of_scores_change_no_figure_of_a_classification(classes, in_blocks):
     scores, labels, image, text = classes
-    whole = study.study_classification(scores, labels, image, text, Matches(LOGIT), trace).metrics()
+    whole = studied(scores, labels, image, text, Matches(LOGIT), trace).metrics()
     in_blocks(60)
-    got = study.study_classification(scores, labels, image, text, Matches(LOGIT), trace).metrics()
+    got = studied(scores, labels, image, text, Matches(LOGIT), trace).metrics()
     assert got == pytest.approx(whole, abs=1e-6)
 
 
 def test_a_model_without_uncertainty_is_refused_by_its_scores_alone(classes, captions):
     scores, labels, *_ = classes
-    got = study.study_classification(scores, labels, None, None, Matches(CSDScore(8.0)), trace).metrics()
+    got = studied(scores, labels, None, None, Matches(CSDScore(8.0)), trace).metrics()
     assert {key.split("/")[1] for key in got if key.startswith("refusal/")} == {"score"}
     assert "calibration/confidence/ece" in got and "calibration/match/ece" not in got
     pairs, relevance, *_ = captions
@@ -97,7 +105,7 @@ def test_retrieval_is_refused_in_both_directions(captions, in_blocks):
     in_blocks(100)
     pairs, relevance, relevant, image, text = captions
     scores = similarity_scores(image, text)
-    i2t, t2i, found = study.study_retrieval(pairs, relevance, image, text, Matches(LOGIT), trace)
+    (i2t,), (t2i,), found = study.study_retrieval(pairs, [relevance], image, text, Matches(LOGIT), trace)
     for got, want in ((i2t, dense_ranking.rank(scores, relevant)), (t2i, dense_ranking.rank(scores.mT, relevant.mT))):
         for ours, theirs in zip(got, want, strict=True):
             torch.testing.assert_close(ours, theirs, equal_nan=True)
@@ -119,7 +127,7 @@ def test_retrieval_is_refused_in_both_directions(captions, in_blocks):
 def test_what_is_known_of_pairs_is_asked_of_each_query_with_its_first_place(captions, classes):
     pairs, relevance, relevant, image, text = captions
     scores, known = similarity_scores(image, text), torch.rand(20, 60, generator=torch.Generator().manual_seed(0))
-    *_, found = study.study_retrieval(pairs, relevance, None, None, Matches(LOGIT), trace, lambda i, j: known[i, j])
+    *_, found = study.study_retrieval(pairs, [relevance], None, None, Matches(LOGIT), trace, lambda i, j: known[i, j])
     for way, s, u, true in (("i2t", scores, known, relevant), ("t2i", scores.T, known.T, relevant.T)):
         asked, row = true.any(1), torch.arange(len(s))
         wrong = ~true[row, s.argmax(1)]
@@ -128,7 +136,7 @@ def test_what_is_known_of_pairs_is_asked_of_each_query_with_its_first_place(capt
         assert got == pytest.approx(want, abs=1e-6) and set(found.samples[f"refusal/{way}"][1]) == {"score", "pair"}
     scores, labels, *_ = classes
     pair = {"of_pairs": lambda i, j: known[i % 20, j]}
-    found = study.study_classification(scores, labels, None, None, Matches(LOGIT), trace, **pair)
+    found = studied(scores, labels, None, None, Matches(LOGIT), trace, **pair)
     best = scores.argmax(1)
     want = refusal.selective_metrics(best != labels, {"pair": known[torch.arange(90) % 20, best]})
     assert want.items() <= found.metrics().items()
@@ -159,7 +167,7 @@ def test_each_score_is_computed_once_per_direction(captions, in_blocks):
         counted.append(part.numel())
         return part
 
-    study.study_retrieval(PairScores(20, 60, block), relevance, image, text, Matches(LOGIT), trace)
+    study.study_retrieval(PairScores(20, 60, block), [relevance], image, text, Matches(LOGIT), trace)
     assert sum(counted) == 2 * 20 * 60 and max(counted) <= 90
 
 
@@ -170,19 +178,12 @@ def test_a_direction_that_nothing_matches_in_has_no_refusal_figures():
     assert np.isnan(got["i2t/R@1"]) and not any(key.startswith("refusal") for key in got)
 
 
-def test_any_task_with_an_error_per_sample_can_be_studied():
-    rng = np.random.default_rng(0)
-    error, trace = rng.random(30), torch.from_numpy(rng.random(30))
-    got = study.study_errors(error, {"cue": trace}).metrics()
-    assert got == refusal.selective_metrics(error, {"cue": trace})
-
-
 def test_scores_and_labels_must_fit(classes):
     scores, labels, *_ = classes
     with pytest.raises(ValueError, match="relevance of 80 images and 6 texts for scores of 90 and 6"):
-        study.study_classification(scores, labels[:80], None, None, Matches(LOGIT), trace)
+        studied(scores, labels[:80], None, None, Matches(LOGIT), trace)
     with pytest.raises(ValueError, match="names item 6, but there are 6"):
-        study.study_classification(scores, labels + 1, None, None, Matches(LOGIT), trace)
+        studied(scores, labels + 1, None, None, Matches(LOGIT), trace)
 
 
 def test_doubt_enters_the_probabilities_and_no_ranking(classes, captions):
@@ -203,7 +204,7 @@ def test_doubt_enters_the_probabilities_and_no_ranking(classes, captions):
     assert {k: got[k] for k in kept} == pytest.approx({k: bare[k] for k in kept}, nan_ok=True)
     scores, labels, *_ = classes
     doubt, share = torch.rand(90, generator=g), torch.rand(6, generator=g)
-    got = study.study_classification(scores, labels, None, None, Matches(LOGIT, doubt, share), trace).metrics()
+    got = studied(scores, labels, None, None, Matches(LOGIT, doubt, share), trace).metrics()
     best, right = scores.argmax(1), scores.argmax(1) == labels
     sure = (1 - doubt) * (8 * scores).softmax(1).amax(1) + doubt / 6
     assert got["calibration/confidence/ece"] == pytest.approx(calibration.reliability(sure, right).ece, abs=1e-6)
