@@ -83,11 +83,6 @@ def test_training_that_does_not_end_is_followed_by_what_to_type_and_no_page(code
     assert len(typed(code=code)) == 1 and said in capsys.readouterr().err
 
 
-def test_a_training_error_is_the_demos_error(tmp_path, forked):
-    assert forked.script(ROOT / "scripts/demo.py", "--output", tmp_path, "--", "--batch-size", "0") == 2
-    assert "error:" in forked.err and not (tmp_path / "demo").exists()
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
 def test_a_demo_that_is_stopped_says_so_in_a_line_and_goes_on_when_typed_again(sent, tmp_path):

@@ -85,13 +85,10 @@ def test_training_is_that_of_the_papers_appendix(name, monkeypatch):
         assert (optim.wd, backbones, optim.grad_clip_norm) == (0, (slow, slow), 2 / (2 * rows))
         assert (config.augment.erase_prob, config.augment.cutout) == (0.2, 0)
         # of sums over 2 B^2 pairs and over B x D; tests of the method compare these weights with the sums themselves
-        wanted = {
-            "match_samples": 7,
-            "match_start": start,
-            "kl_weight": pytest.approx(kl * dim / 2),
-            "uniformity_weight": uniformity / (2 * rows),
-        }
-        assert {key: getattr(config.objective, key) for key in wanted} == wanted
+        objective = config.objective
+        assert (objective.match_samples, objective.match_start) == (7, start)
+        assert objective.kl_weight == pytest.approx(kl * dim / 2)
+        assert objective.uniformity_weight == uniformity / (2 * rows)
     else:  # PCME++ B.2 and Table B.1
         clip = {"coco-pcme-rerun": 2 / (2 * rows), "coco-vse": 2 / rows, "coco-triplet-sum": 2 / rows}.get(name, 2)
         assert (backbones, optim.grad_clip_norm) == ((0.01, 0.1), clip)
@@ -202,19 +199,9 @@ def words_of(recipe: str, data: str, folder: Path, name: str, *more: object) -> 
     """A recipe's run in five epochs of a step: stages, milestones and averages keep their places in it."""
     begin = ["--config", str(RECIPES / f"{recipe}.yaml"), "--train-data", data, "--val-data", data]
     config = parse(begin)
-    given = {
-        "batch_size": 8,
-        "workers": 0,
-        "train_num_samples": 8,
-        "epochs": 5,
-        "precision": "fp32",
-        "device": "cpu",
-        "warmup": min(1, config.optim.warmup),
-        "log_every_n_steps": 1,
-        "val_frequency": 5,
-        "output": folder,
-        "name": name,
-    }
+    given = {"batch_size": 8, "workers": 0, "train_num_samples": 8, "epochs": 5, "precision": "fp32", "device": "cpu"}
+    given |= {"log_every_n_steps": 1, "val_frequency": 5, "warmup": min(1, config.optim.warmup)}
+    given |= {"output": folder, "name": name}
     if config.optim.swa_epochs:
         given["swa_epochs"] = 2
     if config.optim.text_freeze_epochs:
@@ -296,11 +283,8 @@ def test_adaptation_begins_with_zero_shot_clip_as_in_table_ii(sets, clip, tmp_pa
     name = "iapr-to-flickr-source-free"
     assert "--model\n# ViT-B-32-quickgelu --pretrained openai" in (RECIPES / f"{name}.yaml").read_text()
     assert main(words_of(name, sets["flickr"], tmp_path, name, *clip)) == 0
-    losses = [
-        row["loss"]
-        for row in map(json.loads, (tmp_path / name / "metrics.jsonl").read_text().splitlines())
-        if "loss" in row
-    ]
+    rows = map(json.loads, (tmp_path / name / "metrics.jsonl").read_text().splitlines())
+    losses = [row["loss"] for row in rows if "loss" in row]
     assert len(losses) == 5 and all(map(math.isfinite, losses))
     trained = load_file(tmp_path / name / "model/open_clip_model.safetensors")
     begun = torch.load(clip[3], weights_only=True)

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-import warnings
 from pathlib import Path
 
 import pytest
@@ -217,16 +216,6 @@ def test_a_batch_that_does_not_fit_is_halved_and_the_step_is_held_against_its_ta
         "MFU of the ProLIP step, compiled": ("0.259 of 989.4 TFLOP/s", False),
     }
     assert facts == {"samples_per_second": 2560.0}
-
-
-def test_waits_are_watched_for_the_whole_step_and_told_by_their_place(tmp_path, monkeypatch):
-    modes = []
-    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", modes.append)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    with gpu_runs.waits_noted(kit(tmp_path, rehearse=False)) as found:
-        warnings.warn("called a synchronizing CUDA operation (Triggered internally)", stacklevel=1)
-        warnings.warn("another", stacklevel=1)
-    assert len(found) == 1 and found[0].startswith("test_gpu_bench.py:") and modes == ["warn", "default"]
 
 
 def test_the_plain_loss_that_ppcl_is_held_against_is_openclips():

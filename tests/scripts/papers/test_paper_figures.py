@@ -69,14 +69,6 @@ def test_corners_are_true_pairs_of_the_certain_and_the_uncertain_fifths(result):
     assert all(any(f"csd {d:.3g}" in said for said in words) for x in found for d in x.csd)
 
 
-def test_a_corner_without_pairs_says_so():
-    alike = make_result(traces=[0.1, 0.8, 0.8, 0.8])  # the certain texts are the groups: few, and true of many
-    assert any(len(x.drawings) for x in paper.corners(alike))
-    lonely = make_result(traces=[0.8, 0.4, 0.2, 0.1])
-    lonely.__dict__["text_relation"] = np.zeros_like(lonely.text_relation)
-    assert words_of(paper.pairs(lonely)).count("no such pair") == 4
-
-
 def test_larger_shares_erase_the_cells_of_smaller_ones_and_no_others():
     image = Image.fromarray(np.random.default_rng(0).integers(0, 255, (64, 64, 3), dtype=np.uint8))
     kept = np.ones((64, 64), bool)

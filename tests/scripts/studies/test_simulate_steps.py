@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 
 import numpy as np
 import pytest
@@ -190,14 +189,6 @@ def test_the_same_seed_gives_the_same_steps_and_another_one_others():
     results = [play(cluster, step, training, {}, Noise(seed=seed, steps=4)).steps for seed in (1, 1, 2)]
     assert np.array_equal(results[0], results[1])
     assert not np.array_equal(results[0], results[2])
-
-
-def test_a_ring_of_4096_ranks_takes_seconds():
-    cluster, step, _ = setting(4096, 16, by="ring")
-    start = time.perf_counter()
-    done = exchange(np.zeros(4096), step.pairs.scoring / 4096, ring_links(cluster, step), draws(), 0.1)
-    assert time.perf_counter() - start < 10
-    assert done.end.min() > step.pairs.scoring * 0.99
 
 
 def test_the_command_prints_a_column_for_each_number_of_gpus(capsys):
