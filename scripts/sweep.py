@@ -102,7 +102,7 @@ def flags_of(sweep: dict[str, Any], variant: str) -> list[str]:
 
 
 def made_of(sweep: dict[str, Any], variant: str) -> str:
-    """What a variant's run depends on, as text: its flags and the recipe. It is kept beside the run."""
+    """A variant's flags and recipe as text, which is kept beside the run."""
     recipe = ROOT / sweep["recipe"]
     if not recipe.is_file():
         sys.exit(f"error: no recipe {recipe}: give a config of training.main, e.g. scripts/recipes/emoji-demo.yaml")
@@ -183,9 +183,9 @@ def reckon_again(folder: Path) -> None:
 
 
 def figures_of(folder: Path) -> dict[str, float]:
-    """eval.json, with the run's training seconds and samples per second, means over its log lines, where there are any.
+    """eval.json with the run's training seconds and mean samples per second, if the log has them.
 
-    Raises SystemExit naming the file that is no such thing, such as one cut by a kill.
+    Raises SystemExit naming a file that cannot be read, such as one that a kill cut.
     """
     from prolip.utils.documents import read_json, shown
 
@@ -213,7 +213,7 @@ def figures_of(folder: Path) -> dict[str, float]:
 
 
 def is_figure(value: Any) -> bool:
-    """Whether a value is a number, or stands for one that is not finite."""
+    """Whether a value is a number, or null in place of one that is not finite."""
     return value is None or (isinstance(value, (int, float)) and not isinstance(value, bool))
 
 

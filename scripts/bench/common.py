@@ -1,4 +1,4 @@
-"""What benches share: the memory of a process, and the spread of repeated measurements."""
+"""Helpers of all benches: memory of a process, spread of repeated measurements."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 def held(field: str = "VmHWM", process: int | str = "self") -> int:
-    """Bytes of a process by /proc: VmHWM is its peak since `forget_peak`, VmRSS what it holds now."""
+    """Bytes of a process from /proc: VmHWM is the peak since `forget_peak`, VmRSS the current size."""
     lines = Path(f"/proc/{process}/status").read_text(encoding="utf-8").splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:"))
 

@@ -1,4 +1,4 @@
-"""What a first GPU shows, in at most 15 minutes: tests, kernel, speed, feeding, a killed run, FSDP2, waits.
+"""First checks on a GPU, in at most 15 minutes: tests, kernel, speed, feeding, a killed run, FSDP2, waits.
 
     make gpu                                                   all parts; writes docs/benchmarks/gpu.md
     .venv/bin/python scripts/bench/gpu/gpu.py --only kernel pairs --minutes 4
@@ -77,7 +77,7 @@ print(json.dumps(found))
 
 # --- where it runs ----------------------------------------------------------------------------------------------------
 def output_of(*words: str) -> str | None:
-    """What a program prints, stripped; None where there is none, it fails or takes a minute."""
+    """The stripped output of a program; None if it is missing, fails or takes a minute."""
     try:
         done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL)
     except (OSError, subprocess.TimeoutExpired):
@@ -118,7 +118,7 @@ def probe(rehearse: bool, commit: str | None = None) -> dict[str, str]:
 
 
 def no_gpu(found: Mapping[str, str]) -> str:
-    """One line: what was found, and what to type."""
+    """One line that says what was found and what to type."""
     if "error" in found:
         return f"no GPU: {sys.executable} cannot import torch ({found['error']}): type make gpu, which installs it"
     listed = output_of("nvidia-smi", "--query-gpu=name", "--format=csv,noheader")
@@ -131,7 +131,7 @@ def no_gpu(found: Mapping[str, str]) -> str:
 
 # --- one part ---------------------------------------------------------------------------------------------------------
 def copy_lines(pipe: Any, log: Any) -> None:
-    """What a part writes, to this output and to the log, line by line."""
+    """Copy a part's output to this output and to the log, line by line."""
     for line in pipe:
         for file in (sys.stdout, log):
             file.write(line)
@@ -139,7 +139,7 @@ def copy_lines(pipe: Any, log: Any) -> None:
 
 
 def end_group(process: subprocess.Popen) -> None:
-    """Kill a part and what it has started."""
+    """Kill a part and all processes that it started."""
     try:
         os.killpg(process.pid, signal.SIGKILL)
     except ProcessLookupError:
@@ -148,7 +148,7 @@ def end_group(process: subprocess.Popen) -> None:
 
 
 def read_rows(file: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """(rows, facts) of a part; what it was writing when it was killed is left out."""
+    """(rows, facts) of a part, without the line that a kill cut."""
     rows: list[dict[str, Any]] = []
     facts: dict[str, Any] = {}
     for line in file.read_text(encoding="utf-8").splitlines() if file.exists() else ():
@@ -200,7 +200,7 @@ def run_part(name: str, args: argparse.Namespace, seconds: float, log: Any, more
 
 
 def run_parts(args: argparse.Namespace, where: Mapping[str, str], log: Any) -> dict[str, dict[str, Any]]:
-    """Run the chosen parts, each within its share; a signal to stop ends them, and what is known is returned."""
+    """Run the chosen parts, each within its share of time; after a stop signal, return the results so far."""
     results = earlier(args, where)
     try:
         for number, name in enumerate(args.only):
@@ -239,7 +239,7 @@ def earlier(args: argparse.Namespace, where: Mapping[str, str]) -> dict[str, dic
 
 # --- the page ---------------------------------------------------------------------------------------------------------
 def cell(text: object) -> str:
-    """Text for a cell of a table: on one line, with what Markdown would take for its own escaped."""
+    """Text for a table cell: on one line, with Markdown's characters escaped."""
     return re.sub(r"\s+", " ", str(text)).strip().replace("<", "&lt;").replace("|", "\\|")
 
 
@@ -250,7 +250,7 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]
 
 
 def verdict(row: Mapping[str, Any], rehearse: bool) -> str:
-    """What became of a row's target."""
+    """Whether a row's target was met."""
     if not row.get("target"):
         return ""
     if row.get("met") is None:
@@ -297,7 +297,7 @@ def page_of(args: argparse.Namespace, where: Mapping[str, str], results: Mapping
 
 
 def command_of(args: argparse.Namespace, part: str | None = None) -> str:
-    """What to type for the page, or for one part of it."""
+    """The command for the page, or for one part of it."""
     chosen = [part] if part else args.only if len(args.only) < len(PARTS) else []
     only = ["--only", *chosen] if chosen else []
     minutes = [] if args.minutes == 15 else ["--minutes", f"{args.minutes:g}"]

@@ -1,4 +1,4 @@
-"""What the parts of `gpu.py` share: where rows go, and how figures are held against targets."""
+"""Helpers of the parts of `gpu.py`: they write rows and compare results with targets."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ import torch
 
 
 class WrongResultError(AssertionError):
-    """What was computed is not what it should be."""
+    """A computed result is wrong."""
 
 
 class Kit:
-    """What a part is given, and where its rows go. device: cuda, or cpu in a rehearsal; folder: the part's own."""
+    """A part's arguments, and the file of its rows. device: cuda, or cpu in a rehearsal; folder: the part's own."""
 
     def __init__(self, args: argparse.Namespace):
         self.rehearse, self.seconds, self.step_rate = args.rehearse, args.seconds, args.step_rate
@@ -30,7 +30,7 @@ class Kit:
         self.folder.mkdir(parents=True, exist_ok=True)
 
     def begin(self, what: str) -> None:
-        """Say what comes next."""
+        """Print the next step."""
         print(f"--- {time.strftime('%H:%M:%S')} {what}", flush=True)
 
     def write(self, values: dict[str, Any]) -> None:
@@ -39,13 +39,13 @@ class Kit:
         print("   ", *values.values(), flush=True)
 
     def row(self, what: str, figure: object) -> None:
-        """A figure without a target."""
+        """Record a value without a target."""
         self.write({"what": what, "figure": str(figure)})
 
     def speed(
         self, what: str, value: float, figure: str, least: float | None = None, most: float | None = None
     ) -> None:
-        """A figure with a target of speed, which a rehearsal does not judge."""
+        """Record a value with a target of speed, which a rehearsal does not judge."""
         target = f">= {least:g}" if most is None else f"<= {most:g}"
         met = value >= least if least is not None else value <= (most or 0.0)
         self.write({"what": what, "figure": figure, "target": target, "met": None if self.rehearse else met})

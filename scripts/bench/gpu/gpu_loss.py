@@ -16,7 +16,7 @@ from torch import Tensor
 
 
 def leaves(x: Any) -> list[Tensor]:
-    """What has gradients, of `bench_loss.Inputs`."""
+    """The leaves of `bench_loss.Inputs` that have gradients."""
     return [*x.image, *x.text, x.scale, x.bias]
 
 
@@ -47,7 +47,7 @@ def furthest(got: Sequence[Tensor], exact: Sequence[Tensor]) -> float:
 
 
 def kernel_in_use(kit: Kit) -> None:
-    """Let the kernel run, in a rehearsal on the CPU too, and see that it is what the loss takes."""
+    """Enable the kernel, also in a rehearsal on the CPU, and check that the loss uses it."""
     from prolip.losses import fused, pairs
 
     pairs.FUSED_DEVICES = frozenset({"cuda", kit.device.type})

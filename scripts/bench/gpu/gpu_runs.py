@@ -1,4 +1,4 @@
-"""Parts of `gpu.py`: a run that is killed and resumed, FSDP2 on one rank, and what the host waits for in a step."""
+"""Parts of `gpu.py`: a run that is killed and resumed, FSDP2 on one rank, waits of the host in a step."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def newest(folder: Path) -> int:
 
 
 def killed_in_the_middle(kit: Kit, command: list[str], folder: Path, steps: int, every: int) -> int:
-    """Start a run and kill it behind half of its steps, between two checkpoints; the step of the newest one."""
+    """Start a run, kill it after half of its steps between two checkpoints; return the newest checkpoint's step."""
     process = subprocess.Popen(command, cwd=ROOT)
     end = time.monotonic() + kit.seconds / 2
     try:
@@ -163,7 +163,7 @@ def moved(run: Any, steps: int) -> Iterator[dict[str, Tensor]]:
 
 @contextlib.contextmanager
 def one_rank_mesh() -> Iterator[None]:
-    """Let `shard_model` shard over a mesh of this one rank, which it refuses as of no use."""
+    """Let `shard_model` shard over a mesh of this one rank, which it normally refuses."""
     from training.parallel import sharding
 
     honest, mesh = sharding.shard_model, sharding.init_device_mesh

@@ -93,7 +93,7 @@ class Ledger(TorchDispatchMode):
         weakref.finalize(storage, self.release, key, size)
 
     def release(self, key: int, size: int) -> None:
-        """A storage is gone."""
+        """Count a storage that is freed."""
         self.known.discard(key)
         self.live -= size
 
@@ -157,7 +157,7 @@ class Calls:
         return self.map(name, shared, size)
 
     def count(self, what: str) -> None:
-        """One call more."""
+        """Count one call."""
         if self.on:
             self.found[what] += 1
 

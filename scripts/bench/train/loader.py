@@ -68,7 +68,7 @@ Way = Callable[[bytes, int], Tensor]
 
 
 def picture(width: int, height: int, seed: int) -> bytes:
-    """A JPEG with the traits of a photograph that decoding time depends on: soft shades, edges, and some grain."""
+    """A JPEG with the properties of photographs that affect decoding time: soft shades, edges, and some grain."""
     rng = np.random.default_rng(seed)
     pixels = np.full((height, width, 3), 128, dtype=np.float32)
     for cell in (4, 16, 64):
@@ -175,7 +175,7 @@ def errors(ours: RandomCrop, files: list[bytes], boxes: int) -> tuple[int, float
 
 
 def device_seconds(rows: int, size: int, device: str, turns: int) -> dict[str, float]:
-    """Median seconds per image of what the device does to a batch."""
+    """Median seconds per image of the device's work on a batch."""
     images = torch.randint(0, 256, (rows, 3, size, size), dtype=torch.uint8).to(device)
     medians = {}
     for name, aug_cfg in {"normalise": {}, "jitter, grey, normalise": PAPER}.items():
@@ -224,7 +224,7 @@ def jpegs(folder: Path) -> list[Path]:
 
 
 def all_files(args: argparse.Namespace) -> dict[str, list[bytes]]:
-    """What to call them -> the files."""
+    """Name -> files."""
     if args.images:
         return {str(args.images): [path.read_bytes() for path in jpegs(args.images)]}
     sizes = {size: [int(side) for side in size.split("x")] for size in args.sizes}

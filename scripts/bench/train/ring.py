@@ -1,4 +1,4 @@
-"""What communication costs: PPCL over ranks against SigLIP's exchange and against none, and a step on 1 and on 2 ranks.
+"""Cost of communication: PPCL over ranks against SigLIP's exchange and against none, and a step on 1 and on 2 ranks.
 
     python scripts/bench/train/ring.py                     two processes on this machine's CPU, one thread each
     python scripts/bench/train/ring.py --device cuda --ranks 2 --batch-size 4096
@@ -53,13 +53,13 @@ class Kept:
         self.sent = sent
 
     def wait(self) -> list[Tensor]:
-        """What was to be sent."""
+        """The bytes that were to be sent."""
         return self.sent
 
 
 @contextmanager
 def no_exchange() -> Iterator[None]:
-    """The ring without its messages."""
+    """The ring without messages."""
     honest, exchanges.Transfer = exchanges.Transfer, Kept  # type: ignore[misc]
     try:
         yield
@@ -146,7 +146,7 @@ def pretend_alone() -> Iterator[None]:
 
 
 def seconds(step: Step, device: torch.device) -> float:
-    """Of one call that all ranks begin together; until the device has done it."""
+    """Seconds of one call that all ranks begin together, until the device has finished."""
     dist.barrier()
     start = time.perf_counter()
     step()
@@ -156,7 +156,7 @@ def seconds(step: Step, device: torch.device) -> float:
 
 
 def measure_losses(options: argparse.Namespace, rank: int, device: torch.device) -> dict[str, list[float]]:
-    """Seconds of each loss in each turn; of the slowest rank, for which all wait in the end."""
+    """Seconds of each loss in each turn, of the slowest rank."""
     steps = build_losses(options, rank, device)
     times: dict[str, list[float]] = {name: [] for name in steps}
     for turn in range(options.rounds + 3):

@@ -1,4 +1,4 @@
-"""What a run on thousands of ranks touches, counted on one machine.
+"""Files, bytes and collectives of a run on thousands of ranks, counted on one machine.
 
     python scripts/bench/train/scale.py --old CHECKOUT --write docs/benchmarks/scale.md
 
@@ -198,7 +198,7 @@ STEPS, LATE = 200, "steps until known"
 
 
 def agree(run: Any, args: argparse.Namespace) -> int:
-    """Exchange what is asked between STEPS steps of so many milliseconds; asked again as soon as it was answered."""
+    """Exchange requests between STEPS steps of so many milliseconds; a new request follows each answer."""
     from training.parallel import distributed
 
     real, now, asked, late = getattr(distributed, "time", None), time.monotonic(), 0, 0

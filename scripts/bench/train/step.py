@@ -164,7 +164,7 @@ def make_step(
 
 
 def seconds(step: Step, device: torch.device, clock: Callable[[], float]) -> float:
-    """Of one step, until the device has done it."""
+    """Seconds of one step, until the device has finished."""
     start = clock()
     step()
     if device.type == "cuda":
@@ -175,7 +175,7 @@ def seconds(step: Step, device: torch.device, clock: Callable[[], float]) -> flo
 def measure(
     steps: dict[str, Step], rounds: int, device: torch.device, clock: Callable[[], float] = time.perf_counter
 ) -> dict[str, list[float]]:
-    """Seconds of every step in every turn, behind two turns that are not counted."""
+    """Seconds of every step in every turn, after two turns that are not counted."""
     times: dict[str, list[float]] = {name: [] for name in steps}
     for turn in range(rounds + 2):
         for name, step in steps.items():
@@ -197,7 +197,7 @@ def profiled(steps: dict[str, Step], most: int, device: torch.device) -> None:
 
 
 def tell(times: dict[str, list[float]], batch_size: int) -> None:
-    """The table, then what is said of masked views where they were measured."""
+    """The table, then a line on masked views if they were measured."""
     print("| step | ms | samples/s | step / siglip |\n|---|---:|---:|---:|")
     for name, values in times.items():
         middle = statistics.median(values)

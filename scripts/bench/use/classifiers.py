@@ -1,4 +1,4 @@
-"""What the classifiers of docs/classification.md do on the corpus: one designer's drawings to fit to, another's to ask.
+"""The classifiers of docs/classification.md on the corpus: fitted to one designer's drawings, tested on another's.
 
     python scripts/bench/use/classifiers.py --model local-dir:runs/demo/model
 
@@ -66,7 +66,7 @@ def mean_figures(made: list[str]) -> str:
 
 
 def shots_of(y: np.ndarray, count: int, seed: int) -> np.ndarray:
-    """Rows of so many drawings of each class, or of all that it has."""
+    """Rows of at most so many drawings of each class."""
     random = np.random.default_rng(seed)
     return np.concatenate([random.permutation(np.flatnonzero(y == label))[:count] for label in np.unique(y)])
 

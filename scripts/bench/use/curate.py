@@ -67,7 +67,7 @@ def make_shards(folder: Path, args: argparse.Namespace) -> list[str]:
 
 
 def brightness(tokenize: Callable[..., Tensor], pixels: Tensor, captions: Sequence[str]) -> dict[str, np.ndarray]:
-    """What stands for a model's figures."""
+    """A stand-in for a model's signals."""
     ids = tokenize(list(captions))
     return {"score": pixels.mean((1, 2, 3)).numpy(), "text_tokens": (ids != 0).sum(1).numpy()}
 
@@ -84,7 +84,7 @@ def scorer(urls: Sequence[str], out: Path, args: argparse.Namespace) -> Scorer:
 
 
 def loaded(urls: Sequence[str], out: Path, args: argparse.Namespace) -> int:
-    """Samples that the training loader hands out."""
+    """Samples that the training loader yields."""
     preprocess = scorer(urls, out, args).preprocess
     config = DataConfig(
         train_data="::".join(urls),
@@ -101,7 +101,7 @@ def loaded(urls: Sequence[str], out: Path, args: argparse.Namespace) -> int:
 
 
 def scored(urls: Sequence[str], out: Path, args: argparse.Namespace) -> int:
-    """Samples that have their figures."""
+    """Samples that are scored."""
     made = scorer(urls, out, args)
     for number in range(len(urls)):
         made.score(number)

@@ -1,4 +1,4 @@
-"""How long the explorer takes to start and to answer on a large gallery, and what it holds.
+"""Time of the explorer to start and to answer on a large gallery, and its memory.
 
     python scripts/bench/use/explorer.py --items 1000000 --dim 64
 
@@ -35,7 +35,7 @@ CHUNK = 65_536
 
 
 def parts(items: int, dim: int) -> Iterator[Part]:
-    """Random Gaussians, some at a time."""
+    """Random Gaussians, in blocks."""
     for low in range(0, items, CHUNK):
         rows = min(CHUNK, items - low)
         g = torch.Generator().manual_seed(low)
@@ -50,13 +50,13 @@ def memory(process: int) -> str:
 
 
 def cpu(process: int) -> float:
-    """Seconds of all cores that a process has taken."""
+    """Processor seconds of a process, over all cores."""
     fields = Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def timed(work: Callable[[], object]) -> float:
-    """Seconds that work takes."""
+    """Wall-clock seconds of a call."""
     start = time.perf_counter()
     work()
     return time.perf_counter() - start

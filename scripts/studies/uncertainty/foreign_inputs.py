@@ -1,4 +1,4 @@
-"""Inputs unlike anything that a model of drawings was trained on: what novelty should tell.
+"""Inputs unlike the training data of a model of drawings, which novelty should detect.
 
 Photographs and sentences are those that scikit-image and scikit-learn ship, all else is drawn by a seed.
 """
@@ -85,7 +85,7 @@ KINDS: dict[str, Callable[[Numbers], Iterator[Image.Image]]] = {
 
 
 def texts(own: Sequence[str], seed: int = 0) -> dict[str, list[str]]:
-    """Texts of each kind, by its name; own: those that are no news, whose words `shuffled` mixes."""
+    """Texts of each kind, by name; own: known texts, whose words `shuffled` mixes."""
     numbers = random.Random(seed)
     words = [word for text in own for word in text.split()]
     lengths = [len(text.split()) for text in own]

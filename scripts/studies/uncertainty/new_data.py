@@ -1,4 +1,4 @@
-"""How far numbers of uncertainty hold on designers that training never saw: docs/uncertainty_new_data.md.
+"""How well uncertainty holds on designers that training never saw: docs/uncertainty_new_data.md.
 
     python scripts/studies/uncertainty/new_data.py train --out runs/new-data  # 15 runs of the demo, 8 minutes each
     python scripts/studies/uncertainty/new_data.py fit --out runs/new-data [--old runs/old]   # a minute each
@@ -100,7 +100,7 @@ def asked(model: str) -> list[str]:
 
 
 def drawings_of(model: str, designer: str) -> Corpus:
-    """The drawings that a model is asked about. Emoji are told from all names of training, icons from their own."""
+    """The drawings that a model is tested on. Emoji are compared with all names of training, icons with their own."""
     if model == ICONS:
         return gallery([f"data/icons/{designer}.tar"])
     return gallery([f"data/emoji/{designer}.tar"], trained_on(model)["select"], ["data/emoji/noto.tar"])
@@ -208,7 +208,7 @@ def ask(embedder: Embedder, result: CorpusResult) -> Arrays:
 
 
 def neighbours(result: CorpusResult, embedder: Embedder, own: Evidence | None) -> Arrays:
-    """Whether the nearest other drawing is of another subgroup, and what says beforehand that it is."""
+    """Whether the nearest other drawing is of another subgroup, and the signs that predict it."""
     cosine = result.image.mean @ result.image.mean.T
     cosine.fill_diagonal_(-2)
     near = cosine.max(1)

@@ -1,4 +1,4 @@
-"""Does refusal by risk keep its promise? Random splits of an evaluation on a designer that a model never saw.
+"""Whether refusal by risk keeps its bound, over random splits of an evaluation on an unseen designer.
 
     prolip eval emoji --model local-dir:runs/demo/model --data data/emoji/emojione.tar --output eval
     python scripts/studies/uncertainty/risk.py eval --risk 0.1 0.2 0.3

@@ -64,7 +64,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 # --- columns ---------------------------------------------------------------------------------------------------------
 def of_texts(subject: Subject) -> Row:
-    """What a text's uncertainty has to do with how many drawings it is true of."""
+    """How a text's uncertainty relates to the number of drawings that it is true of."""
     result, u = subject.result, subject.text
     if u is None:
         return {}
@@ -106,7 +106,7 @@ def of_refusal(subject: Subject) -> Row:
 
 
 def beside(subject: Subject, by_cosine: CorpusResult) -> dict[str, Row]:
-    """Rows of what a model has beside its variances: top score, novelty at both ends of the tower, all of it."""
+    """Rows of a model's signs beside its variances: top score, novelty at both ends of the tower, all of it."""
     result, metrics = subject.result, subject.result.metrics
     out: dict[str, Row] = {}
     titles = {
@@ -130,7 +130,7 @@ def beside(subject: Subject, by_cosine: CorpusResult) -> dict[str, Row]:
 
 
 def left_open(result: CorpusResult, level: str) -> np.ndarray:
-    """Nats that each drawing leaves open of the texts of a level: the entropy of the answer."""
+    """Entropy in nats of the answer among the texts of a level, for each drawing."""
     units, rows = result.model_score.units, np.flatnonzero(result.table.text_level == LEVELS.index(level))
     assert units is not None
     nats = units.code_length(result.image.mean @ result.text.select(rows).mean.mT)
@@ -274,7 +274,7 @@ class Table:
 
 
 def subjects(options: argparse.Namespace) -> Iterable[Subject]:
-    """All that are compared, some at a time."""
+    """All compared subjects, a few at a time."""
     for name in ("paper", "ours"):
         for folder in getattr(options, name):
             yield trained({"paper": "the paper's loss", "ours": "likelihood"}[name], Trained(folder))
@@ -317,7 +317,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def gained(by_cosine: CorpusResult, result: CorpusResult) -> list[str]:
-    """What refusing by all changes, in GAINS, with intervals of the same draws."""
+    """Changes by refusing by all signs, in GAINS, with intervals from the same draws."""
     keys = [f"refusal/names_{way}/{{}}/{figure.lower()}" for figure, way in map(str.split, GAINS)]
     first, second = by_cosine.statistics, result.statistics
     if keys[0].format("all") not in second:

@@ -1,4 +1,4 @@
-"""Does curation find wrong captions, and does a model trained on what is kept gain? The table of docs/curation.md.
+"""Whether curation finds wrong captions, and whether training on the kept samples helps: table of docs/curation.md.
 
     python scripts/studies/use/curation.py --out runs/curation --write docs/curation.md
     python scripts/studies/use/curation.py --out runs/curation-icons --corpus icons --write docs/curation.md
@@ -79,7 +79,7 @@ def exchange(folder: Path, shards: str, select: str | None, wrong: float, seed: 
 
 
 def derangement(rows: Sequence[int], generator: random.Random) -> list[int]:
-    """The rows in a random order in which none is where it was (a random cycle)."""
+    """The rows in a random order in which none keeps its place (a random cycle)."""
     order = list(rows)
     generator.shuffle(order)
     following = dict(zip(order, order[1:] + order[:1]))
@@ -110,11 +110,11 @@ class Curation:
 
     @property
     def model(self) -> Path:
-        """The model that scores, and goes on."""
+        """The model that scores and is trained further."""
         return self.folder / f"{study.BACKBONE}-s0" / "model"
 
     def curate(self) -> None:
-        """Make the wrong captions, score them, keep what fits."""
+        """Exchange captions, score the samples, keep those that fit."""
         data, scores = self.folder / "noisy", self.folder / "curated"
         if not data.exists():
             exchange(self.folder, study.DESIGNERS[self.corpus][1], self.select, WRONG)
@@ -130,14 +130,14 @@ class Curation:
 
     @property
     def trainings(self) -> dict[str, Any]:
-        """As a sweep."""
+        """The study as a sweep."""
         start = f"--pretrained {self.model} --method siglip --warmup {max(1, self.steps // 8)} --save-frequency 0"
         flags = f"--max-steps {self.steps} {start} {study.FINE_TUNING} {self.flags}"
         variants = {name: f"--train-data {self.folder / place}" for name, place in VARIANTS.items()}
         return {"recipe": self.recipe, "seeds": self.seeds, "flags": flags, "variants": variants}
 
     def train(self) -> None:
-        """All that is missing."""
+        """Train all missing runs."""
         sweep.train_all(self.backbone, [study.BACKBONE], self.folder, 1)
         self.curate()
         sweep.train_all(self.trainings, list(VARIANTS), self.folder, self.jobs)

@@ -113,7 +113,7 @@ def rows_of(subjects: Sequence[Features], rules: Sequence[str]) -> Iterator[str]
 
 
 def why(features: Features) -> list[float]:
-    """What the likelihoods have to go by, in means over classes, of five labelled images each.
+    """Evidence in the likelihoods, as means over classes with five labelled images each.
 
     The share of log T that the entropy of weights is, for bprw:5 and bprw; the squared distance of prompts' means to
     their middle; the trace of a prompt, and its spread (standard deviation over the mean) in a class; the squared

@@ -1,4 +1,4 @@
-"""Does exact search have the order of brute force on a model's own Gaussians? Every text and every drawing asks.
+"""Whether exact search ranks as brute force does on a model's own Gaussians, for every text and every drawing.
 
     prolip eval emoji --model local-dir:runs/demo/model --data data/icons/lucide.tar --output icons
     python scripts/studies/use/search_recall.py icons

@@ -62,7 +62,7 @@ class Baseline(nn.Module):
 
     @classmethod
     def fit_text(cls, pairs: Pairs) -> Scorer:
-        """What scores the texts of `pairs`."""
+        """The scorer of the texts of `pairs`."""
         raise NotImplementedError
 
     def image(self, mean: Tensor, hidden: Tensor | None = None) -> Tensor:

@@ -53,5 +53,5 @@ def minimise(loss: Callable[[Tensor], Tensor], parameters: Iterable[nn.Parameter
 
 
 def bank_of(means: Tensor, rows: Tensor, most: int = 2048) -> Tensor:
-    """What a sample is compared with: some of the inputs of the pairs, as often as they occur in them, (K, D)."""
+    """Inputs that a sample is compared with: a draw from the pairs by frequency, (K, D)."""
     return upcast(means[rows[torch.randperm(len(rows))[:most].to(rows.device)]])

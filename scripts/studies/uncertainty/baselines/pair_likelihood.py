@@ -1,4 +1,4 @@
-"""One variance per input by the likelihood of the distance of matched pairs: what ours goes beyond, in plain form."""
+"""One variance per input by the likelihood of the distance of matched pairs: the plain form of our method."""
 
 from __future__ import annotations
 
