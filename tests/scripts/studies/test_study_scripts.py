@@ -9,6 +9,7 @@ import pytest
 
 from studies.uncertainty import foreign_inputs, hold_out_texts
 from studies.uncertainty import study as uncertainty_study
+from studies.uncertainty.baselines import heads
 from training.main import main as train
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -69,7 +70,9 @@ def runs(tmp_path_factory):
     return folder
 
 
-def test_the_tables_have_a_row_for_each_uncertainty_and_the_models_own_figures(runs, capsys):
+def test_the_tables_have_a_row_for_each_uncertainty_and_the_models_own_figures(runs, monkeypatch, capsys):
+    monkeypatch.setattr(heads, "STEPS", 4)
+    monkeypatch.setattr(foreign_inputs, "COUNT", 20)
     words = [word for name in ("paper", "ours", "frozen", "held") for word in (f"--{name}", str(runs / name))]
     uncertainty_study.main([*words, "--baselines", "top score", "AsymVLM"])
     printed = capsys.readouterr().out
