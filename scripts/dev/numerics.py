@@ -21,14 +21,13 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 TESTS = [
-    "tests/prolip/test_measures.py",
-    "tests/prolip/test_measures_pairwise.py",
-    "tests/prolip/test_measures_cancellation.py",
-    "tests/prolip/test_match_probability.py",
+    "tests/prolip/measures/test_measures.py",
+    "tests/prolip/measures/test_measures_pairwise.py",
+    "tests/prolip/measures/test_measures_cancellation.py",
+    "tests/prolip/measures/test_match_probability.py",
     "tests/prolip/core/test_gaussian.py",
     "tests/prolip/losses/test_contrastive.py",
     "tests/prolip/losses/test_per_sample.py",
-    "tests/prolip/losses/test_elk.py",
     "tests/prolip/models/test_towers.py",
     "tests/prolip/models/test_model.py",
     "tests/prolip/models/test_released.py",
