@@ -15,7 +15,8 @@ ROOT = Path(__file__).parents[3]
 
 PAGE = (ROOT / "docs" / "scaling.md").read_text()
 BLOCK = re.compile(
-    r"```bash\n((?:prolip plan|python scripts/simulate_steps\.py) [^\n]+)\n```\n\n```text\n(.*?)```", re.DOTALL
+    r"```bash\n((?:prolip plan|python scripts/studies/scaling/simulate_steps\.py) [^\n]+)\n```\n\n```text\n(.*?)```",
+    re.DOTALL,
 )
 EXAMPLES = BLOCK.findall(PAGE)
 NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?(?:e-?\d+)?")

@@ -16,9 +16,10 @@ from prolip.corpora.emoji import corpus as emoji
 from prolip.corpora.emoji.export import write_emoji
 from prolip.corpora.emoji.report.runs import read
 from prolip.embedder import Embedder
+from prolip.evaluation.ranked_pairs import RankedPairs, numbered, recall_of_pairs
 from prolip.gaussian import Gaussian
 from prolip.scores import MeanScore
-from training.evaluate import RankedPairs, numbered, open_validation, recall_of_pairs, training_rows
+from training.evaluate import open_validation, training_rows
 from training.main import parse
 from training.parallel.distributed import World
 from training.state import Evaluated

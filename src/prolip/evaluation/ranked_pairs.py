@@ -1,0 +1,56 @@
+"""Pairs that are ranked to show overfitting: as many of a test set as of the training data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from prolip.evaluation.embed import Features
+from prolip.gaussian import Gaussian
+from prolip.scores import Score
+
+#: Of a test set, at most.
+PAIRS = 256
+
+
+class RankedPairs(NamedTuple):
+    """Images and texts in pairs, (N, D); ids: (N,), pairs of one number have the same text."""
+
+    image: Gaussian
+    text: Gaussian
+    ids: Tensor
+
+
+def pairs_of(features: Features) -> RankedPairs | None:
+    """At most PAIRS random images of a test set, each with its first caption or its class; None where one has none."""
+    chosen = torch.randperm(len(features.keys), generator=torch.Generator().manual_seed(0))[:PAIRS]
+    if features.text is None:
+        return None
+    if features.owners is not None:
+        row = {int(owner): i for i, owner in reversed(list(enumerate(features.owners)))}
+        text = torch.tensor([row[i] for i in chosen.tolist() if i in row])
+        ids = numbered([features.captions[i] for i in text.tolist()])
+    elif features.labels is not None and features.labels.ndim == 1:
+        text = ids = features.labels[chosen]
+    else:
+        return None
+    if len(text) < len(chosen):
+        return None
+    return RankedPairs(features.image.select(chosen.tolist()), features.text.select(text.tolist()), ids)
+
+
+def numbered(texts: Sequence[str]) -> Tensor:
+    """A number for each text, (N,), the same for equal ones."""
+    places = {text: i for i, text in enumerate(dict.fromkeys(texts))}
+    return torch.tensor([places[text] for text in texts])
+
+
+def recall_of_pairs(score: Score, pairs: RankedPairs, count: int) -> float:
+    """R@1 among the first `count` pairs, the mean of both directions; any pair with the same text is right."""
+    image, text, ids = pairs.image.select(slice(count)), pairs.text.select(slice(count)), pairs.ids[:count]
+    scores, right = score.pairwise(image, text), ids[:, None] == ids
+    hits = [right.take_along_dim(scores.argmax(axis, keepdim=True), axis) for axis in (0, 1)]
+    return torch.cat([hit.flatten() for hit in hits]).double().mean().item()
