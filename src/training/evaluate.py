@@ -35,7 +35,7 @@ from prolip.evaluation.datasets.base import WHOLE, Dataset, Sample, Share, finge
 from prolip.evaluation.datasets.registry import has_splits, open_dataset
 from prolip.evaluation.embed import Features
 from prolip.evaluation.metrics.ranking import retrieval_names
-from prolip.evaluation.ranked_pairs import RankedPairs, numbered, pairs_of, recall_of_pairs
+from prolip.evaluation.ranked_pairs import PAIRS, RankedPairs, numbered, pairs_of, recall_of_pairs
 from prolip.evaluation.ranks import TaskLost, evaluate_over_ranks
 from prolip.evaluation.tasks import TASKS
 from prolip.gaussian import concatenate
