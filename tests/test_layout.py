@@ -102,3 +102,8 @@ def test_generic_evaluation_imports_no_suite_and_names_no_method():
 @pytest.mark.parametrize("folder", sorted({path.parent for path in MODULES.values()}), ids=lambda folder: folder.name)
 def test_few_enough_modules_lie_beside_each_other_to_be_looked_through(folder):
     assert len([path for path in folder.glob("*.py") if path.name != "__init__.py"]) <= MOST
+
+
+def test_test_files_have_names_of_their_own():
+    names = [path.name for path in Path(__file__).parent.rglob("test_*.py")]
+    assert {name for name in names if names.count(name) > 1} == set()  # pytest imports them by their names alone
