@@ -37,7 +37,7 @@ MOVED = {
     "prolip.evaluation.loading": "prolip.loading",
     "prolip.evaluation.model": "prolip.embedder",
     "prolip.evaluation.metrics.blockwise": "prolip.evaluation.metrics.streaming",
-    "prolip.evaluation.pairs": "training.evaluate",
+    "prolip.evaluation.pairs": "prolip.evaluation.ranked_pairs",
     "prolip.evaluation.task": "prolip.evaluation.evaluate",
     "prolip.evaluation.zero_shot": "prolip.prompts.templates",
     "prolip.prompts.fitting": "prolip.evaluation.prompts",
