@@ -53,7 +53,7 @@ __all__ = [
     "tokenize",
 ]
 __version__ = "0.1.0"
-sys.meta_path.append(Signpost())  # asked only where no module was found
+sys.meta_path.insert(0, Signpost())  # first: a folder left with old bytecode would be found as a package
 
 if sys.argv[:1] == ["-m"]:  # Python imports this before it runs a module of it as a program
     from prolip.utils.moved import refuse
