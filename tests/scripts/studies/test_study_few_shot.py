@@ -58,18 +58,3 @@ def test_the_table_has_the_figures_of_the_evaluation_and_its_own_differences(run
     for row, found in zip(rows[3:], values[1:]):
         for text, now, before in zip(row[6:], found, values[0]):
             assert text.startswith(f"{now - before:+.1f} [")
-
-
-def test_what_is_there_is_not_made_again(runs, monkeypatch):
-    def refuse(*args, **kwargs):
-        raise AssertionError("made again")
-
-    monkeypatch.setattr(study.sweep, "train", refuse)
-    monkeypatch.setattr(study_few_shot, "write_few_shot", refuse)
-    monkeypatch.setattr(study_few_shot.Embedder, "load", refuse)
-    wanted = study_few_shot.trainings(runs.folder, 0, 2)
-    study.sweep.train_all(wanted, list(wanted["variants"]), runs.folder, 1)
-    study_few_shot.evaluate(runs.folder, 0)
-    (runs.folder / "few-shot/s0/train.tar").rename(runs.folder / "kept.tar")
-    with pytest.raises(AssertionError, match="made again"):  # a draw that was broken off
-        study_few_shot.data(runs.folder, 0)
