@@ -2,7 +2,7 @@ import torch
 
 from prolip.data.loader import DataConfig, build_loader
 from prolip.data.samples import Row
-from prolip.data.synthetic import SyntheticDecoder
+from prolip.data.samples import SyntheticDecoder
 
 
 def decode(index, seed=0):

@@ -14,7 +14,7 @@ from prolip.data.faults import DamagedData, FaultCounter
 from prolip.data.reading.folders import rows_of
 from prolip.data.reading.tar import printable
 from prolip.data.samples import IMAGE_SUFFIXES
-from prolip.data.sets.base import check_files
+from prolip.data.sets import check_files
 from prolip.evaluation.datasets.base import Dataset, Sample, fingerprint, read_images
 from prolip.evaluation.datasets.webdataset import CLASSNAMES, TEMPLATES, check_templates
 from prolip.utils.documents import entries

@@ -23,7 +23,7 @@ from prolip.data.reading.shards import expand_shards
 from prolip.data.reading.stream import local_path
 from prolip.data.reading.tar import printable, read_shard
 from prolip.data.samples import Raw, image_bytes
-from prolip.data.sets.base import check_files
+from prolip.data.sets import check_files
 from prolip.evaluation.datasets.base import Dataset, Kind, Sample, fingerprint, read_images
 from prolip.evaluation.datasets.imagefolder import lines_beside, names_of, open_folder, templates_of
 from prolip.evaluation.datasets.sources import archive_state, file_mark, shard_marks

@@ -1,8 +1,7 @@
 """Data sets by a word and an address, or by a bare path whose kind is recognised, as commands take them.
 
 A new format takes a module here with a function that returns a `Dataset`, and its line in READERS (docs/evaluation.md
-has an example). A set of captioned images is a module and a line of `prolip.data.sets`, and training reads
-it too.
+has an example). A set of captioned images is a function and a line of `prolip.data.sets`, and training reads it too.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from prolip.data.augment.colour import (
     HUE,
     ColourConfig,
     ColourJitter,
-    Plan,
+    ColourPlan,
     draw_plan,
     recolour,
     turn_hue,
@@ -66,7 +66,7 @@ def test_all_24_orders_are_kept():
     orders = torch.tensor(list(itertools.permutations(range(4))))
     images = pictures(1).expand(24, -1, -1, -1)
     factors = torch.tensor([1.4, 0.6, 1.5, 0.2]).expand(24, -1)
-    plan = Plan(factors, orders, torch.ones(24, dtype=torch.bool), torch.zeros(24, dtype=torch.bool))
+    plan = ColourPlan(factors, orders, torch.ones(24, dtype=torch.bool), torch.zeros(24, dtype=torch.bool))
     out = recolour(images, plan)
     torch.testing.assert_close(out, one_by_one(images, plan), rtol=0, atol=2e-5)
     assert len({tuple(image.flatten().tolist()) for image in out}) > 12  # the order does matter here
@@ -79,7 +79,7 @@ def test_batches_of_one_kind_leave_no_group_out(jittered, greyed, place):
     order = [0, 1, 2]
     order.insert(place, HUE)
     flags = [torch.full((3,), flag) for flag in (jittered, greyed)]
-    plan = Plan(torch.tensor([1.2, 0.7, 1.3, -0.1]).expand(3, -1), torch.tensor(order).expand(3, -1), *flags)
+    plan = ColourPlan(torch.tensor([1.2, 0.7, 1.3, -0.1]).expand(3, -1), torch.tensor(order).expand(3, -1), *flags)
     torch.testing.assert_close(recolour(images, plan), one_by_one(images, plan), rtol=0, atol=2e-5)
 
 

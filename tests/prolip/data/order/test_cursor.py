@@ -10,10 +10,10 @@ from tiny_tars import write_shards
 
 from prolip.data.captions import Selector
 from prolip.data.faults import FaultCounter, SampleFault
-from prolip.data.order.cursor import Cursor
-from prolip.data.order.streams import Place, ResampledSource, RowSource, ShardSource
+from prolip.data.order import Cursor
+from prolip.data.order import Place, RowSource, ShardSource
 from prolip.data.reading import tar
-from prolip.data.synthetic import SyntheticSource
+from prolip.data.order import SyntheticSource
 
 SIZES = [5, 1, 7, 4, 2, 6]
 
@@ -33,7 +33,7 @@ def sources(folder):
         "large buffer": ShardSource(urls, shuffle_buffer=100),
         "selected": ShardSource(urls, select, 6),
         "by sample": ShardSource(urls[:2], shuffle_buffer=3, by_sample=True),
-        "resampled": ResampledSource(urls, (1.0, 3.0, 1.0, 1.0, 2.0, 1.0), shuffle_buffer=6),
+        "resampled": ShardSource(urls, shuffle_buffer=6, weights=(1.0, 3.0, 1.0, 1.0, 2.0, 1.0)),
         "rows": RowSource(23, read_row),
         "synthetic": SyntheticSource(23),
     }

@@ -14,8 +14,8 @@ from tiny_tars import members, write_shards, write_tar
 
 from prolip.data.captions import Selector
 from prolip.data.faults import FaultCounter
-from prolip.data.order.cursor import Cursor
-from prolip.data.order.streams import KeptShards, Place, ResampledSource, ShardSource
+from prolip.data.order import Cursor
+from prolip.data.order import KeptShards, Place, ShardSource
 from prolip.data.reading.remote import ReadPolicy
 from prolip.data.reading.tar import ShardReader
 
@@ -43,7 +43,7 @@ def test_kept_shards_give_the_samples_that_reading_each_time_gives(tmp_path, kin
     def source(room: int) -> tuple[Any, Counter]:
         reader, kept = Counted(), KeptShards(room)
         if kind == "resampled":
-            return ResampledSource(urls, (1.0, 2.0, 1.0), select, 4, reader, kept), reader.times
+            return ShardSource(urls, select, 4, False, reader, kept, (1.0, 2.0, 1.0)), reader.times
         return ShardSource(urls, select, 4, kind == "by sample", reader, kept), reader.times
 
     (kept, once), (read, often) = source(1 << 20), source(0)

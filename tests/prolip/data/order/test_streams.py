@@ -9,8 +9,8 @@ from tiny_tars import members, write_shards, write_tar
 
 from prolip.data.captions import Selector
 from prolip.data.faults import FaultCounter, SampleFault, TooManyBadSamples
-from prolip.data.order.cursor import Cursor
-from prolip.data.order.streams import Groups, Place, ResampledSource, RowSource, ShardSource
+from prolip.data.order import Cursor
+from prolip.data.order import Groups, Place, RowSource, ShardSource
 
 
 def read(source, count, stream=0, streams=1, epoch=0, seed=0, faults=None):
@@ -92,7 +92,7 @@ def test_rows_that_cannot_be_read_are_counted_and_passed_over():
 
 def test_resampling_draws_shards_by_their_weights_with_replacement(tmp_path):
     urls = tuple(write_shards(tmp_path, [1, 1, 1]))
-    source = ResampledSource(urls, (1.0, 1.0, 4.0), shuffle_buffer=1)
+    source = ShardSource(urls, shuffle_buffer=1, weights=(1.0, 1.0, 4.0))
     rows = read(source, 1200)
     counts = Counter(key for key, _ in rows)
     for key, share in (("s000", 1 / 6), ("s001", 1 / 6), ("s002", 4 / 6)):
@@ -129,7 +129,7 @@ def test_faults_are_counted_once_over_all_streams(tmp_path, by_sample):
 def test_a_source_without_a_single_sample_stops_instead_of_turning_for_ever(tmp_path):
     urls = tuple(write_shards(tmp_path, [4, 4]))
     select = Selector.parse("group=nothing")
-    for source in (ShardSource(urls, select), ResampledSource(urls, (1.0, 1.0), select)):
+    for source in (ShardSource(urls, select), ShardSource(urls, select, weights=(1.0, 1.0))):
         with pytest.raises(TooManyBadSamples, match="stream 0 of 1 found no sample"):
             read(source, 1)
     (tmp_path / "empty.tar").write_bytes(b"")
