@@ -214,14 +214,14 @@ class Loader:
         if batches >= state.get("num_batches", self.num_batches):
             batches = self.num_batches  # nothing is left of the epoch, for no rank
         elif batches:
-            now, was = self.state_dict(), state["order"]
+            own, order = self.state_dict(), state["order"]
             where = f"the checkpoint is {batches} batches inside epoch {state['epoch']}"
             remedy = "or go on from a checkpoint between epochs, where this may change"
-            if (streams := state["streams"]) != now["streams"]:
+            if (streams := state["streams"]) != own["streams"]:
                 what = f"{where}, whose samples are shared out to {streams} streams (ranks x workers), this run has"
                 fits = f"choose --workers so that ranks x workers is {streams}"
-                raise ValueError(f"{what} {now['streams']}: {fits}, {remedy}")
-            pairs = [(name, was[name], now["order"].get(name)) for name in was]
+                raise ValueError(f"{what} {own['streams']}: {fits}, {remedy}")
+            pairs = [(name, old, own["order"].get(name)) for name, old in order.items()]
             if changed := [f"{name} was {old!r}, is {new!r}" for name, old, new in pairs if old != new]:
                 what = f"{where}, in another order of the data: {'; '.join(changed)}"
                 raise ValueError(f"{what}. Give what it was, {remedy}")
