@@ -119,7 +119,7 @@ def build_shard_source(config: DataConfig, address: str, streams: int) -> tuple[
             refuse_unusable(urls, partial(check_sample, config), config.read_policy)
         if not (size := config.train_num_samples or 0):
             known = None if selector else counted
-            every = count_samples(urls, config.select, sizes=sizes) if known is None else known
+            every = count_samples(urls, config.select) if known is None else known
             size = round(every * (1 - (config.split or 0)))  # only reading shows which samples a split leaves
         if size == 0:
             raise ValueError(f"{len(urls)} shards hold no sample{why_none(urls, config)}")

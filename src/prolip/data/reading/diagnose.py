@@ -37,33 +37,29 @@ def survey(urls: Sequence[str], policy: ReadPolicy | None = None, wanted: str = 
         return f"{url} cannot be read: {error.message if isinstance(error, SampleFault) else error}"
     if not names:
         return f"{url} holds no file; wanted: {wanted}"
-    more = ", ..." if len(names) > NAMED else ""
-    return f"{url} begins with {', '.join(names[:NAMED])}{more}: {why_no_sample(names)}; wanted: {wanted}"
-
-
-def why_no_sample(names: Sequence[str]) -> str:
-    """Why files of these names make no sample of an image with a text."""
     suffixes: dict[str, dict[str, None]] = {}
     for name in names:
         key, suffix = base_plus_ext(name)
         if key is not None and not key.endswith("/") and not name.startswith("__"):
             suffixes.setdefault(key, {})[suffix.lower()] = None
+    why = "its images have no text beside them, of the same key, folder included"
     if not suffixes:
-        return f"{names[0]!r} is not named KEY.SUFFIX"
-    if not any(map(has_image, suffixes.values())):
+        why = f"{names[0]!r} is not named KEY.SUFFIX"
+    elif not any(map(has_image, suffixes.values())):
         every = list(dict.fromkeys(suffix for found in suffixes.values() for suffix in found))
-        return why_no_image(every, os.path.basename(next(iter(suffixes))))
-    return "its images have no text beside them, of the same key, folder included"
+        why = why_no_image(every, os.path.basename(next(iter(suffixes))))
+    more = ", ..." if len(names) > NAMED else ""
+    return f"{url} begins with {', '.join(names[:NAMED])}{more}: {why}; wanted: {wanted}"
 
 
 def refuse_unusable(
     urls: Sequence[str], use: Callable[[Raw], Any], policy: ReadPolicy | None = None, wanted: str = WANTED
 ) -> None:
-    """ValueError where none of the first samples can be used, of shards that are opened one by one until one can.
+    """ValueError where none of the first samples can be used; shards are opened one by one until one can.
 
     use: raises SampleFault for a sample that cannot be used.
     """
-    first: str | None = None
+    first = ""
     for url in urls[:SHARDS]:
         try:
             for raw in islice(read_shard(url, lambda fault: None, policy), SAMPLES):
@@ -76,7 +72,7 @@ def refuse_unusable(
                     first = first or (survey([url], policy, wanted) if lacking else described)
         except ShardFault as fault:
             first = first or f"{url}: {fault}"
-    if first is None and len(urls) <= SHARDS:
+    if not first and len(urls) <= SHARDS:
         first = survey(urls, policy, wanted)
-    if first is not None:
+    if first:
         raise ValueError(f"none of the first samples can be used: {first}")

@@ -37,9 +37,9 @@ def read_rows(
 ) -> ImageRows:
     """The images of a source, one of the kinds ROWS, each with all of its captions and its record.
 
-    columns: of tables; selector: keeps rows by their record; splits: of a published set, joined by '+'; split: the side
-    of a share that is held out by content, for which all images are read; max_bad: the share of a table's rows that may
-    lack their image or caption (None: none, and no flag is offered). FileNotFoundError, ValueError.
+    splits: of a published set, joined by '+'; split: the side of a share that is held out by content, for which all
+    images are read; max_bad: the share of a table's rows that may lack their image or caption (None: none, and no flag
+    is offered). FileNotFoundError, ValueError.
     """
     if source.kind == "images":
         rows = read_folder(local_path(source.address), selector)
@@ -77,8 +77,8 @@ def stated_by_row(row: ImageRow) -> Stated:
 
 
 def stated_by(raw: Raw) -> Stated:
-    """The captions and the class of a shard's sample: the lines of its `.txt`, or the likeliest field of its `.json`;
-    its `.cls`, or a field `label` or `class`. SampleFault for a text, or without one a JSON, that cannot be read.
+    """The captions and the class of a shard's sample: the lines of `.txt`, or the likeliest field of `.json`; `.cls`,
+    or a field `label` or `class`. SampleFault for a text, or without one a JSON, that cannot be read.
     """
     record: dict[str, Any] = {}
     with suppress(SampleFault) if PLAIN in raw else nullcontext():

@@ -9,13 +9,13 @@ import tarfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from webdataset.tariterators import base_plus_ext
 
 from prolip.data.faults import HALF, SKIPPED, UNCHARGED, SampleFault, ShardFault
 from prolip.data.reading.remote import ReadPolicy
-from prolip.data.reading.stream import CheckedStream, Entry, ResumingStream, Stream, open_stream, read_up_to
+from prolip.data.reading.stream import ByteStream, CheckedStream, Entry, Note, ResumingStream, read_up_to
 from prolip.data.samples import Raw, has_image, image_bytes, suffixes_of
 from prolip.data.split import Split
 from prolip.utils.messages import HEAD, appearance
@@ -23,7 +23,6 @@ from prolip.utils.messages import HEAD, appearance
 if TYPE_CHECKING:
     from prolip.data.reading.shard_index import ShardIndex
 
-Note = Callable[[SampleFault], None]
 #: Key of the fault in a sample that is passed over.
 FAULT = "__fault__"
 #: Bytes that tarfile asks its stream for at once.
@@ -36,12 +35,6 @@ GLOBALS = 100
 EXPANSION, EXPANSION_FROM = 100, 2**28
 
 
-class Oversized(NamedTuple):
-    """In place of the bytes of a member that has too many of them."""
-
-    size: int
-
-
 #: First bytes of compressed archives, and their readers, which check checksums.
 COMPRESSIONS: dict[bytes, Callable[[Any], Any]] = {
     b"\x1f\x8b": lambda stream: gzip.GzipFile(fileobj=stream, mode="rb"),
@@ -52,14 +45,12 @@ COMPRESSIONS: dict[bytes, Callable[[Any], Any]] = {
 
 @dataclass
 class Peeked:
-    """A stream whose first bytes can be seen before they are read. given: how many were read; packed: the source of a
-    decompressor, and ReadError where its output grows beyond EXPANSION.
-    """
+    """A stream whose first bytes can be seen before they are read; ReadError where unpacking exceeds EXPANSION."""
 
-    stream: Stream
-    packed: Peeked | None = None
+    stream: ByteStream
+    packed: Peeked | None = None  # the source of a decompressor
     head: bytes = b""
-    given: int = 0
+    given: int = 0  # bytes that were read
 
     def peek(self, count: int) -> bytes:
         """The next `count` bytes, or fewer at the end; they stay."""
@@ -76,10 +67,7 @@ class Peeked:
 
 
 class StrictHeader(tarfile.TarInfo):
-    """A tar header that must be whole, or a block of zeros: tarfile takes any damage for the end of the archive.
-
-    Headers with data of their own are bounded: tarfile holds them whole.
-    """
+    """A tar header that must be whole, or a block of zeros: tarfile takes any damage for the end of the archive."""
 
     @classmethod
     def frombuf(cls, buf: Any, encoding: str, errors: str) -> Any:
@@ -89,7 +77,8 @@ class StrictHeader(tarfile.TarInfo):
             if len(buf) == tarfile.BLOCKSIZE and not any(buf):
                 raise
             raise tarfile.ReadError(f"no header where one should be ({error})") from error
-        if header.size < 0 or (header.type in WITH_DATA and header.size > HEADER_BYTES):
+        # GNU's long names and links, pax headers, Solaris': tarfile holds their data whole
+        if header.size < 0 or (header.type in (b"L", b"K", b"x", b"g", b"X") and header.size > HEADER_BYTES):
             raise tarfile.ReadError(f"a header of {header.size} bytes, at most {HEADER_BYTES} are read")
         return header
 
@@ -100,11 +89,8 @@ class StrictHeader(tarfile.TarInfo):
     _proc_gnusparse_10 = _proc_sparse
 
 
-WITH_DATA = (b"L", b"K", b"x", b"g", b"X")  # GNU's long names and links, pax headers, Solaris'
-
-
 @contextmanager
-def open_archive(stream: Stream) -> Iterator[Any]:
+def open_archive(stream: ByteStream) -> Iterator[Any]:
     """The archive in a stream, a TarFile; ReadError naming the format where it does not begin as one.
 
     It is unpacked here, because tarfile checks no checksum and misses a cut after the archive's last byte.
@@ -128,10 +114,11 @@ def open_archive(stream: Stream) -> Iterator[Any]:
         yield archive
 
 
-def read_members(stream: Stream) -> Iterator[tuple[str, bytes | Oversized | None]]:
-    """Name and bytes of the members of a tar, None for links and devices; an error where it is not whole to its end.
+def read_members(stream: ByteStream) -> Iterator[tuple[str, bytes | int | None]]:
+    """Name and bytes of the members of a tar, the size where that is above SAMPLE_BYTES, None for links and devices.
 
-    Folders are left out, and files whose names begin with `__`, which webdataset keeps for itself.
+    Folders are left out, and files named `__*`, which webdataset keeps for itself. ReadError for a tar that is not
+    whole to its end.
     """
     with open_archive(stream) as archive:
         while (member := archive.next()) is not None:
@@ -141,7 +128,7 @@ def read_members(stream: Stream) -> Iterator[tuple[str, bytes | Oversized | None
             name = printable(member.name.removeprefix("./"))
             if not member.isdir() and not name.startswith("__"):
                 if member.isreg() and member.size > SAMPLE_BYTES:
-                    yield name, Oversized(member.size)
+                    yield name, member.size
                 else:
                     yield name, archive.extractfile(member).read() if member.isreg() else None
             # to the next header, in bounded steps: this one may claim any size
@@ -160,12 +147,12 @@ def printable(name: str) -> str:
     return name.encode("utf-8", "backslashreplace").decode()
 
 
-def grouped(members: Iterator[tuple[str, bytes | Oversized | None]], url: str, note: Note) -> Iterator[Raw]:
+def grouped(members: Iterator[tuple[str, bytes | int | None]], url: str, note: Note) -> Iterator[Raw]:
     """Whole samples: members in a row with one key, as webdataset groups them. Errors of `members` pass through.
 
     Faults given to `note`: "duplicate member", the first one is kept; "oversized member", a sample of more than
-    SAMPLE_BYTES, and "duplicate key", whose key came before in the shard, are passed over; "half sample", the last
-    one of a broken shard; "skipped member", a link, or a file whose name is not key.suffix.
+    SAMPLE_BYTES, and "duplicate key", whose key came before in the shard, are skipped; "half sample", the last one of a
+    broken shard; "skipped member", a link, or a file whose name is not key.suffix.
     """
     seen: set[int] = set()
     held = 0
@@ -193,13 +180,13 @@ def grouped(members: Iterator[tuple[str, bytes | Oversized | None]], url: str, n
                 if is_good():
                     yield sample
                 sample, held = {"__key__": key, "__url__": url}, 0
-            held += (content.size if isinstance(content, Oversized) else len(content)) + tarfile.BLOCKSIZE
+            size, suffix = content if isinstance(content, int) else len(content), suffix.lower()
+            held += size + tarfile.BLOCKSIZE
             if held > SAMPLE_BYTES:
-                whole = f"{key} has {held} bytes in all"
-                what = f"{name} has {content.size} bytes" if isinstance(content, Oversized) else whole
+                what = f"{name} has {size} bytes" if isinstance(content, int) else f"{key} has {held} bytes in all"
                 fault = SampleFault("oversized member", f"{what}, at most {SAMPLE_BYTES} of a sample are read")
                 sample = {"__key__": key, "__url__": url, FAULT: fault}
-            elif (suffix := suffix.lower()) in sample:
+            elif suffix in sample:
                 note(SampleFault("duplicate member", f"{name} is there twice, the first one is kept"))
             else:
                 sample[suffix] = content
@@ -217,7 +204,7 @@ def read_shard(
     on_fault: Note | None = None,
     policy: ReadPolicy | None = None,
     entry: Entry | None = None,
-    stream: CheckedStream | None = None,
+    stream: ResumingStream | None = None,
 ) -> Iterator[Raw]:
     """Raw samples of one shard: `__key__`, `__url__` and the bytes of each member by suffix, as webdataset groups them.
 
@@ -225,13 +212,12 @@ def read_shard(
     first duplicate is raised. stream: to read instead of opening the shard. ShardFault where it cannot be read to its
     end (see `ResumingStream`; "broken shard": cut or damaged), or differs from `entry` of an index.
     """
-    source = stream or open_stream(url, policy, on_fault)
-    if entry is not None and isinstance(source, ResumingStream):
-        source = CheckedStream(source, entry)
+    if stream is None:
+        opened = (url, policy, on_fault)
+        stream = ResumingStream(*opened) if entry is None else CheckedStream(*opened, entry)
     images = 0
     try:
-        members = read_members(source)
-        for sample in grouped(members, url, on_fault or strict_note):
+        for sample in grouped(read_members(stream), url, on_fault or strict_note):
             images += has_image(sample)
             yield sample
     except SampleFault:
@@ -239,7 +225,7 @@ def read_shard(
     except Exception as error:  # tarfile, zlib, lzma and bz2 have their own exceptions
         raise ShardFault("broken shard", f"{type(error).__name__}: {error}") from error
     finally:
-        source.close()
+        stream.close()
     if entry is not None and images != entry.samples:
         raise ShardFault("index mismatch", f"the shard has {images} samples, the index says {entry.samples}")
 
@@ -252,15 +238,12 @@ def strict_note(fault: SampleFault) -> None:
 
 @dataclass(frozen=True)
 class ShardReader:
-    """`read_shard` with a run's settings.
-
-    addresses: canonical addresses, without secrets, -> those to read; split: the side of a held-out share to give.
-    """
+    """`read_shard` with a run's settings."""
 
     policy: ReadPolicy = ReadPolicy()
     index: ShardIndex | None = None
-    addresses: Mapping[str, str] | None = None
-    split: Split | None = None
+    addresses: Mapping[str, str] | None = None  # canonical addresses, without secrets, -> those to read
+    split: Split | None = None  # the side of a held-out share to give
 
     def __call__(self, url: str, on_fault: Note | None = None) -> Iterator[Raw]:
         """Raw samples of one shard; ShardFault as `read_shard`, and where the index lacks it."""
